@@ -1,0 +1,223 @@
+// Causal grouped-query attention over the token stream. Row i attends to keys [first(i), i]:
+//
+//   first(i) = max(key_begin[i], i - window + 1)         key_begin: the start of the document of row i
+//
+//   forward          S = scale Q Kᵀ        P = softmax(S)        O = P V        lse = log Σ exp(S)
+//   backward         P = exp(S - lse)      dV += Pᵀ dO           dP = dO Vᵀ
+//                    dS = P * (dP - rowsum(dO * O))
+//                    dQ = scale dS K       dK += scale dSᵀ Q
+//
+// Everything happens in tiles of kTile queries x kTile keys, so no N x N matrix ever exists. Forward keeps a running
+// maximum m and sum l per row (online softmax): when a tile of keys raises the maximum, what was summed so far is
+// scaled down.
+//
+// A call computes the query rows `rows` of the stream against keys 0 .. rows.end. dK and dV of a tile of keys add up
+// queries from the last tile to the first, heads of a group in order: the same order whatever the chunk.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "device.cuh"
+#include "math.cuh"
+#include "matmul.cuh"
+#include "matrix.cuh"
+
+namespace streambp {
+
+struct AttentionShape {
+  Index heads, kv_heads, head_dim, window;
+  double scale() const { return 1 / std::sqrt(static_cast<double>(head_dim)); }
+};
+
+// Query-key pairs of these rows, if the stream is one document: the work of attention.
+inline double attention_pairs(Rows rows, Index window) {
+  auto pairs_before = [&](Index n) {  // of rows 0 .. n-1
+    const double w = static_cast<double>(window > 0 ? std::min(window, n) : n);
+    return w * (w + 1) / 2 + (static_cast<double>(n) - w) * w;
+  };
+  return pairs_before(rows.end) - pairs_before(rows.begin);
+}
+
+namespace cpu {
+
+// The keys that a row attends to.
+inline Rows keys_of(Index row, Matrix<const std::int32_t> key_begin, Index window) {
+  const Index begin = key_begin(0, row);
+  return {window > 0 ? std::max(begin, row - window + 1) : begin, row + 1};
+}
+
+// A tile of scores between the query rows and the key rows `queries` and `keys` of the stream.
+template <class T>
+struct ScoreTile {
+  Rows queries, keys;
+  Matrix<T> values;
+};
+
+// The part of a row of the tile that the row attends to, as columns of the tile; possibly empty.
+template <class T>
+Rows visible(const ScoreTile<T>& tile, Index i, Matrix<const std::int32_t> key_begin, Index window) {
+  const Rows keys = keys_of(tile.queries.begin + i, key_begin, window);
+  const Index begin = std::clamp(keys.begin - tile.keys.begin, Index{0}, tile.keys.size());
+  return {begin, std::clamp(keys.end - tile.keys.begin, begin, tile.keys.size())};
+}
+
+// Applies f to the numbers a row attends to and writes zero for the others.
+template <class T, class F>
+void replace_row(T* row, Index n, Rows visible, F&& f) {
+  std::fill(row, row + visible.begin, T(0));
+#pragma omp simd
+  for (Index j = visible.begin; j < visible.end; ++j) row[j] = f(j);
+  std::fill(row + visible.end, row + n, T(0));
+}
+
+// P = exp(S - m) on the tile; moves the running maximum and sum, and scales the output summed so far.
+template <class T>
+void online_softmax_row(T* s, Index n, Rows visible, T& maximum, T& sum, T* output, Index head_dim) {
+  T tile_max = maximum;
+#pragma omp simd reduction(max : tile_max)
+  for (Index j = visible.begin; j < visible.end; ++j) tile_max = s[j] > tile_max ? s[j] : tile_max;
+  if (tile_max > maximum) {
+    const T shrink = sum == 0 ? T(0) : exponential(maximum - tile_max);
+    sum *= shrink;
+    for (Index j = 0; j < head_dim; ++j) output[j] *= shrink;
+    maximum = tile_max;
+  }
+  replace_row(s, n, visible, [=](Index j) { return exponential(s[j] - tile_max); });
+  T tile_sum = 0;
+#pragma omp simd reduction(+ : tile_sum)
+  for (Index j = 0; j < n; ++j) tile_sum += s[j];
+  sum += tile_sum;
+}
+
+// One head of one tile of query rows. q and out: the tile's rows and the head's columns; k, v: all rows.
+template <class T>
+void attention_tile(Matrix<T> out, Matrix<T> lse, Input<T> q, Input<T> k, Input<T> v,
+                    Matrix<const std::int32_t> key_begin, Rows queries, const AttentionShape& shape, T* scores) {
+  std::vector<T> maximum(static_cast<std::size_t>(q.rows), -INFINITY), sum(static_cast<std::size_t>(q.rows), T(0));
+  for (Index i = 0; i < out.rows; ++i) std::fill_n(out.row(i), out.cols, T(0));
+  const Index first_key = keys_of(queries.begin, key_begin, shape.window).begin;
+  for (Index tile = first_key / kTile; tile * kTile < queries.end; ++tile) {
+    const Rows keys = {tile * kTile, std::min((tile + 1) * kTile, queries.end)};
+    const ScoreTile<T> s{queries, keys, {scores, q.rows, keys.size()}};
+    gemm<T>(static_cast<T>(shape.scale()), q, Op::as_is, k.slice(keys), Op::transposed, 0, s.values);
+    for (Index i = 0; i < q.rows; ++i) {
+      const auto r = static_cast<std::size_t>(i);
+      online_softmax_row(s.values.row(i), keys.size(), visible(s, i, key_begin, shape.window), maximum[r], sum[r],
+                         out.row(i), out.cols);
+    }
+    gemm<T>(1, s.values, Op::as_is, v.slice(keys), Op::as_is, 1, out);
+  }
+  for (Index i = 0; i < out.rows; ++i) {
+    const auto r = static_cast<std::size_t>(i);
+    for (Index j = 0; j < out.cols; ++j) out(i, j) /= sum[r];
+    lse(i, 0) = maximum[r] + std::log(sum[r]);
+  }
+}
+
+// One head of one tile of query rows: assigns dq, adds to dk and dv.
+template <class T>
+void attention_backward_tile(Matrix<T> dq, Matrix<T> dk, Matrix<T> dv, Input<T> dout, Input<T> q, Input<T> k,
+                             Input<T> v, Input<T> out, Input<T> lse, Matrix<const std::int32_t> key_begin, Rows queries,
+                             const AttentionShape& shape, T* p_data, T* dp_data) {
+  const T scale = static_cast<T>(shape.scale());
+  std::vector<T> delta(static_cast<std::size_t>(q.rows));  // rowsum(dO * O)
+  for (Index i = 0; i < q.rows; ++i) {
+    const T *a = dout.row(i), *b = out.row(i);
+    T sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (Index j = 0; j < q.cols; ++j) sum += a[j] * b[j];
+    delta[static_cast<std::size_t>(i)] = sum;
+  }
+  const Index first_tile = keys_of(queries.begin, key_begin, shape.window).begin / kTile;
+  for (Index tile = first_tile; tile * kTile < queries.end; ++tile) {
+    const Rows keys = {tile * kTile, std::min((tile + 1) * kTile, queries.end)};
+    const ScoreTile<T> p{queries, keys, {p_data, q.rows, keys.size()}};
+    const Matrix<T> dp(dp_data, q.rows, keys.size());
+    gemm<T>(scale, q, Op::as_is, k.slice(keys), Op::transposed, 0, p.values);
+    gemm<T>(1, dout, Op::as_is, v.slice(keys), Op::transposed, 0, dp);
+    for (Index i = 0; i < q.rows; ++i) {
+      const Rows row_visible = visible(p, i, key_begin, shape.window);
+      T *p_row = p.values.row(i), *dp_row = dp.row(i);
+      const T row_lse = lse(i, 0), row_delta = delta[static_cast<std::size_t>(i)];
+      replace_row(p_row, keys.size(), row_visible, [=](Index j) { return exponential(p_row[j] - row_lse); });
+      replace_row(dp_row, keys.size(), row_visible, [=](Index j) { return p_row[j] * (dp_row[j] - row_delta); });
+    }
+    gemm<T>(1, p.values, Op::transposed, dout, Op::as_is, 1, dv.slice(keys));
+    gemm<T>(scale, dp, Op::transposed, q, Op::as_is, 1, dk.slice(keys));
+    gemm<T>(scale, dp, Op::as_is, k.slice(keys), Op::as_is, tile == first_tile ? 0 : 1, dq);
+  }
+}
+
+}  // namespace cpu
+
+// q, out: rows.size() x (heads * head_dim); lse: rows.size() x heads; k, v: the stream x (kv_heads * head_dim).
+template <class Device, class T, class A>
+void attention(Device& dev, Matrix<T> out, Matrix<A> lse, Input<T> q, Input<T> k, Input<T> v,
+               Matrix<const std::int32_t> key_begin, Rows rows, const AttentionShape& shape) {
+  const Index dim = shape.head_dim, group = shape.heads / shape.kv_heads;
+  require_shape("attention", "queries", q, rows.size(), shape.heads * dim);
+  require_shape("attention", "output", out, rows.size(), shape.heads * dim);
+  require_shape("attention", "lse", lse, rows.size(), shape.heads);
+  require(k.cols == shape.kv_heads * dim && v.cols == k.cols && k.rows >= rows.end, "attention: keys are too small");
+  const double pairs = attention_pairs(rows, shape.window) * static_cast<double>(shape.heads);
+  auto op = dev.operation("attention", 4.0 * pairs * static_cast<double>(dim),
+                          sizeof(T) * (2.0 * q.size() + 2.0 * k.cols * rows.end));
+  if constexpr (Device::computes) {
+    const Index first_tile = rows.begin / kTile, tiles = ceil_div(rows.end, kTile) - first_tile;
+#pragma omp parallel
+    {
+      std::vector<T> scores(kTile * kTile);
+#pragma omp for collapse(2) schedule(dynamic)
+      for (Index h = 0; h < shape.heads; ++h) {
+        for (Index t = tiles - 1; t >= 0; --t) {  // the longest work first
+          const Rows queries = {std::max(rows.begin, (first_tile + t) * kTile),
+                                std::min(rows.end, (first_tile + t + 1) * kTile)};
+          const Rows local = {queries.begin - rows.begin, queries.end - rows.begin};
+          const Index kv = h / group * dim;
+          cpu::attention_tile<T>(out.slice(local).columns(h * dim, dim), lse.slice(local).columns(h, 1),
+                                 q.slice(local).columns(h * dim, dim), k.columns(kv, dim), v.columns(kv, dim),
+                                 key_begin, queries, shape, scores.data());
+        }
+      }
+    }
+  }
+}
+
+// Assigns dq; adds to dk and dv of all rows up to rows.end.
+template <class Device, class T, class A>
+void attention_backward(Device& dev, Matrix<T> dq, Matrix<A> dk, Matrix<A> dv, Input<T> dout, Input<T> q, Input<T> k,
+                        Input<T> v, Input<T> out, Input<A> lse, Matrix<const std::int32_t> key_begin, Rows rows,
+                        const AttentionShape& shape) {
+  const Index dim = shape.head_dim, group = shape.heads / shape.kv_heads;
+  require_shape("attention backward", "dout", dout, rows.size(), shape.heads * dim);
+  require_shape("attention backward", "dq", dq, rows.size(), shape.heads * dim);
+  require(dk.cols == k.cols && dv.cols == v.cols && dk.rows >= rows.end, "attention backward: dk or dv is too small");
+  const double pairs = attention_pairs(rows, shape.window) * static_cast<double>(shape.heads);
+  auto op = dev.operation("attention backward", 10.0 * pairs * static_cast<double>(dim),
+                          sizeof(T) * (4.0 * q.size() + 2.0 * k.cols * rows.end) + sizeof(A) * 4.0 * k.cols * rows.end);
+  if constexpr (Device::computes) {
+    const Index first_tile = rows.begin / kTile, tiles = ceil_div(rows.end, kTile) - first_tile;
+#pragma omp parallel
+    {
+      std::vector<T> p(kTile * kTile), dp(kTile * kTile);
+#pragma omp for schedule(dynamic)
+      for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+        for (Index t = tiles - 1; t >= 0; --t) {  // last to first
+          const Rows queries = {std::max(rows.begin, (first_tile + t) * kTile),
+                                std::min(rows.end, (first_tile + t + 1) * kTile)};
+          const Rows local = {queries.begin - rows.begin, queries.end - rows.begin};
+          for (Index h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+            auto head = [&](auto m) { return m.slice(local).columns(h * dim, dim); };
+            auto kv = [&](auto m) { return m.columns(kv_head * dim, dim); };
+            cpu::attention_backward_tile<T>(head(dq), kv(dk), kv(dv), head(dout), head(q), kv(k), kv(v), head(out),
+                                            lse.slice(local).columns(h, 1), key_begin, queries, shape, p.data(),
+                                            dp.data());
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace streambp

@@ -1,0 +1,38 @@
+// The exponential and the sigmoid, in a form that compilers turn into vector instructions.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace streambp {
+
+inline double exponential(double x) { return std::exp(x); }
+
+// exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2, where a polynomial is good to 2 units in the last
+// place. Clamped to the range of normal numbers: no infinity, no zero, and no branch.
+inline float exponential(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  x = x > 88.0f ? 88.0f : x;
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the low bits
+  const float shifted = x * 1.44269504f + shift;
+  const float n = shifted - shift;
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two pieces, the first exact in n * piece
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const std::uint32_t power = (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(shift) + 127u)
+                              << 23;
+  return p * std::bit_cast<float>(power);
+}
+
+template <class T>
+T sigmoid(T x) {
+  return T(1) / (T(1) + exponential(-x));
+}
+
+}  // namespace streambp

@@ -1,0 +1,139 @@
+// Matrix multiplication: a linear layer with weight w (outputs x inputs) and optional bias and residual.
+//
+//   forward          y  = x wᵀ + bias + residual
+//   backward         dx = dy w              (or dx += dy w)
+//                    dw += dyᵀ x
+//                    dbias += Σ_rows dy
+//
+// On the CPU the unit of work is one tile of rows times one block of columns, given to a single-threaded GEMM of the
+// CBLAS library; threads share the units out. Every unit has the same shape whatever the chunk and the number of
+// threads, and so every number has the same bits. dw adds up tiles from the last to the first.
+#pragma once
+
+#include <cblas.h>
+
+#include "device.cuh"
+#include "elementwise.cuh"
+#include "matrix.cuh"
+
+// Present in OpenBLAS. Other CBLAS libraries are told by their own environment variables to use one thread.
+extern "C" void openblas_set_num_threads(int) __attribute__((weak));
+
+namespace streambp {
+
+namespace cpu {
+
+inline const bool kBlasIsSingleThreaded = [] {
+  if (openblas_set_num_threads) openblas_set_num_threads(1);
+  return true;
+}();
+
+enum class Op : int { as_is = CblasNoTrans, transposed = CblasTrans };
+
+// c = alpha op(a) op(b) + beta c
+template <class T>
+void gemm(T alpha, Input<T> a, Op op_a, Input<T> b, Op op_b, T beta, Matrix<T> c) {
+  const Index inner = op_a == Op::as_is ? a.cols : a.rows;
+  const auto m = static_cast<int>(c.rows), n = static_cast<int>(c.cols), k = static_cast<int>(inner);
+  const auto lda = static_cast<int>(a.stride), ldb = static_cast<int>(b.stride), ldc = static_cast<int>(c.stride);
+  const auto ta = static_cast<CBLAS_TRANSPOSE>(op_a), tb = static_cast<CBLAS_TRANSPOSE>(op_b);
+  if constexpr (std::is_same_v<T, float>) {
+    cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, alpha, a.data, lda, b.data, ldb, beta, c.data, ldc);
+  } else {
+    cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, alpha, a.data, lda, b.data, ldb, beta, c.data, ldc);
+  }
+}
+
+// The b-th piece of size `block` of n things.
+inline Rows piece(Index b, Index block, Index n) { return {b * block, std::min(n, (b + 1) * block)}; }
+
+constexpr Index kColumns = 384;        // columns of a unit of work
+constexpr Index kWeightColumns = 768;  // columns of a unit of dw, which has kColumns rows
+
+template <class T>
+void matmul(Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
+  const Index tiles = ceil_div(y.rows, kTile), blocks = ceil_div(y.cols, kColumns);
+#pragma omp parallel for collapse(2) schedule(dynamic)
+  for (Index b = 0; b < blocks; ++b) {
+    for (Index t = 0; t < tiles; ++t) {
+      const Rows rows = piece(t, kTile, y.rows), cols = piece(b, kColumns, y.cols);
+      const Matrix<T> out = y.slice(rows).columns(cols.begin, cols.size());
+      for (Index i = 0; i < out.rows && (bias || residual); ++i) {
+        for (Index j = 0; j < out.cols; ++j) {
+          const T start = residual ? residual(rows.begin + i, cols.begin + j) : T(0);
+          out(i, j) = bias ? start + bias(0, cols.begin + j) : start;
+        }
+      }
+      gemm<T>(1, x.slice(rows), Op::as_is, w.slice(cols), Op::transposed, bias || residual ? 1 : 0, out);
+    }
+  }
+}
+
+template <class T>
+void matmul_backward_input(Matrix<T> dx, Input<T> dy, Input<T> w, bool accumulate) {
+  const Index tiles = ceil_div(dx.rows, kTile), blocks = ceil_div(dx.cols, kColumns);
+#pragma omp parallel for collapse(2) schedule(dynamic)
+  for (Index b = 0; b < blocks; ++b) {
+    for (Index t = 0; t < tiles; ++t) {
+      const Rows rows = piece(t, kTile, dx.rows), cols = piece(b, kColumns, dx.cols);
+      gemm<T>(1, dy.slice(rows), Op::as_is, w.columns(cols.begin, cols.size()), Op::as_is, accumulate ? 1 : 0,
+              dx.slice(rows).columns(cols.begin, cols.size()));
+    }
+  }
+}
+
+template <class T>
+void matmul_backward_weight(Matrix<T> dw, Input<T> dy, Input<T> x) {
+  const Index row_blocks = ceil_div(dw.rows, kColumns), col_blocks = ceil_div(dw.cols, kWeightColumns);
+#pragma omp parallel for collapse(2) schedule(dynamic)
+  for (Index r = 0; r < row_blocks; ++r) {
+    for (Index c = 0; c < col_blocks; ++c) {
+      const Rows rows = piece(r, kColumns, dw.rows), cols = piece(c, kWeightColumns, dw.cols);
+      for (Index t = ceil_div(x.rows, kTile) - 1; t >= 0; --t) {  // last to first
+        const Rows tile = piece(t, kTile, x.rows);
+        gemm<T>(1, dy.slice(tile).columns(rows.begin, rows.size()), Op::transposed,
+                x.slice(tile).columns(cols.begin, cols.size()), Op::as_is, 1,
+                dw.slice(rows).columns(cols.begin, cols.size()));
+      }
+    }
+  }
+}
+
+}  // namespace cpu
+
+// y = x wᵀ + bias + residual
+template <class Device, class T>
+void matmul(Device& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias = {}, Input<T> residual = {}) {
+  require_shape("matmul", "input", x, y.rows, w.cols);
+  require_shape("matmul", "output", y, x.rows, w.rows);
+  if (bias) require_shape("matmul", "bias", bias, 1, y.cols);
+  if (residual) require_shape("matmul", "residual", residual, y.rows, y.cols);
+  auto op =
+      dev.operation("matmul", 2.0 * y.size() * w.cols, sizeof(T) * (x.size() + w.size() + y.size() + residual.size()));
+  if constexpr (Device::computes) cpu::matmul(y, x, w, bias, residual);
+}
+
+// dx = dy w, or dx += dy w
+template <class Device, class T>
+void matmul_backward_input(Device& dev, Matrix<T> dx, Input<T> dy, Input<T> w, bool accumulate = false) {
+  require_shape("matmul backward", "dy", dy, dx.rows, w.rows);
+  require_shape("matmul backward", "dx", dx, dy.rows, w.cols);
+  auto op = dev.operation("matmul dx", 2.0 * dx.size() * w.rows,
+                          sizeof(T) * (dx.size() * (accumulate ? 2 : 1) + w.size() + dy.size()));
+  if constexpr (Device::computes) cpu::matmul_backward_input(dx, dy, w, accumulate);
+}
+
+// dw += dyᵀ x, dbias += Σ dy
+template <class Device, class T, class G>
+void matmul_backward_weight(Device& dev, Matrix<G> dw, Matrix<G> dbias, Matrix<T> dy, Input<T> x) {
+  require_shape("matmul backward", "dw", dw, dy.cols, x.cols);
+  require_shape("matmul backward", "input", x, dy.rows, dw.cols);
+  {
+    auto op = dev.operation("matmul dw", 2.0 * dw.size() * x.rows,
+                            2.0 * sizeof(G) * dw.size() + sizeof(T) * (x.size() + dy.size()));
+    if constexpr (Device::computes) cpu::matmul_backward_weight(dw, dy, x);
+  }
+  if (dbias) add_column_sums(dev, dbias, dy);
+}
+
+}  // namespace streambp

@@ -1,0 +1,86 @@
+// The one data type of the program: a view of a row-major matrix. It owns nothing; devices own memory.
+//
+// A Matrix is sliced by rows (a chunk of the token stream) or by columns (the heads of an attention layer). A vector,
+// such as a bias, is a matrix of one row. Data is null on the Plan device and for parameters that a model does not
+// have.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "error.cuh"
+
+namespace streambp {
+
+using Index = std::int64_t;
+
+// The atom of work along the token stream. Every operation computes rows in tiles that start at multiples of kTile, and
+// every sum over rows runs over tiles from the last to the first. So a result does not depend on how the stream was
+// chunked.
+constexpr Index kTile = 128;
+
+inline Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
+inline Index round_up(Index a, Index b) { return ceil_div(a, b) * b; }
+
+// A half-open range of rows of the token stream.
+struct Rows {
+  Index begin, end;
+  Index size() const { return end - begin; }
+};
+
+template <class T>
+struct Matrix {
+  T* data = nullptr;
+  Index rows = 0, cols = 0;
+  Index stride = 0;  // elements from one row to the next
+
+  Matrix() = default;
+  Matrix(T* data, Index rows, Index cols) : data(data), rows(rows), cols(cols), stride(cols) {}
+  Matrix(T* data, Index rows, Index cols, Index stride) : data(data), rows(rows), cols(cols), stride(stride) {}
+  // A writable matrix may be passed where a read-only one is expected.
+  template <class U>
+  requires(std::is_same_v<const U, T>) Matrix(const Matrix<U>& m)
+      : data(m.data), rows(m.rows), cols(m.cols), stride(m.stride) {}
+
+  bool empty() const { return rows == 0 || cols == 0; }
+  explicit operator bool() const { return !empty(); }
+  Index size() const { return rows * cols; }
+  T* row(Index i) const { return data + i * stride; }
+  T& operator()(Index i, Index j) const { return data[i * stride + j]; }
+
+  Matrix slice(Rows r) const {
+    require(0 <= r.begin && r.begin <= r.end && r.end <= rows, "rows ", r.begin, "..", r.end, " of ", rows);
+    return {data ? row(r.begin) : nullptr, r.size(), cols, stride};
+  }
+  Matrix columns(Index begin, Index count) const {
+    require(0 <= begin && count >= 0 && begin + count <= cols, "columns ", begin, "+", count, " of ", cols);
+    return {data ? data + begin : nullptr, rows, count, stride};
+  }
+  // The same numbers with rows of another width; for example C x (heads * dim) seen as (C * heads) x dim.
+  Matrix reshape(Index new_cols) const {
+    require(stride == cols && size() % new_cols == 0, "cannot reshape ", rows, "x", cols, " to rows of ", new_cols);
+    return {data, size() / new_cols, new_cols};
+  }
+};
+
+// A read-only operand. Its type follows from the other operands, so that a writable matrix may be passed as it is.
+template <class T>
+using Input = std::type_identity_t<Matrix<const T>>;
+
+// Shape checks, in the vocabulary of the operations: require_shape("matmul", "weight", w, out, in).
+template <class T>
+void require_shape(const char* operation, const char* what, const Matrix<T>& m, Index rows, Index cols) {
+  require(m.rows == rows && m.cols == cols, operation, ": ", what, " is ", m.rows, "x", m.cols, ", expected ", rows,
+          "x", cols);
+}
+
+// bfloat16: the upper half of a float32. Storage only; arithmetic happens in float32.
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+// The type in which sums over many terms are kept: float32 at least.
+template <class T>
+using Accumulator = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
+
+}  // namespace streambp

@@ -1,0 +1,35 @@
+// Random numbers that are a function of (seed, stream, index) alone: no state to save, any element on its own, the same
+// on every machine and for every number of threads.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+namespace streambp {
+
+// SplitMix64's finaliser: every input bit changes every output bit with probability one half.
+inline std::uint64_t mix(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+struct Random {
+  std::uint64_t key;
+  explicit Random(std::uint64_t seed, std::uint64_t stream = 0)
+      : key(mix(mix(seed) ^ (stream * 0xd1342543de82ef95u))) {}
+
+  std::uint64_t bits(std::uint64_t index) const { return mix(key ^ mix(index)); }
+  // Uniform in (0, 1).
+  double uniform(std::uint64_t index) const { return (static_cast<double>(bits(index) >> 11) + 0.5) * 0x1p-53; }
+  // Uniform in 0 .. n-1. (The bias, n / 2^64, does not matter here.)
+  std::uint64_t below(std::uint64_t n, std::uint64_t index) const { return bits(index) % n; }
+  // Standard normal, by Box and Muller.
+  double normal(std::uint64_t index) const {
+    const double radius = std::sqrt(-2 * std::log(uniform(2 * index)));
+    return radius * std::cos(6.283185307179586 * uniform(2 * index + 1));
+  }
+};
+
+}  // namespace streambp

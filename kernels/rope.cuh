@@ -1,0 +1,79 @@
+// Rotary positions: every head's vector is seen as dim/2 pairs (x[i], x[i + dim/2]), and each pair turns with the
+// position.
+//
+//   angle(p, i) = p * frequency[i]          frequency[i] = theta^(-2i / dim)
+//
+//   forward          (a, b) -> (a cos - b sin, b cos + a sin)
+//   backward         the turn is orthogonal, so the gradient turns back by the same angle
+//
+// Llama 3 stretches the slow frequencies by `factor`. With wavelength λ = 2π / frequency and the length L it was first
+// trained on:
+//
+//   λ > L / low_freq_factor           frequency / factor
+//   λ < L / high_freq_factor          frequency
+//   between                           s * frequency + (1 - s) * frequency / factor,   s = (L/λ - low) / (high - low)
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "device.cuh"
+#include "matrix.cuh"
+
+namespace streambp {
+
+// Llama 3's stretching of the rotary frequencies. A factor of 1 leaves them alone.
+struct RopeScaling {
+  double factor = 1, low_freq_factor = 1, high_freq_factor = 4, original_length = 8192;
+};
+
+enum class Turn { forward, back };
+
+inline std::vector<double> rope_frequencies(Index dim, double theta, const RopeScaling& s) {
+  std::vector<double> frequencies;
+  for (Index i = 0; i < dim / 2; ++i) {
+    double f = 1 / std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(dim));
+    const double turns = s.original_length * f / 6.283185307179586;  // L / λ
+    if (s.factor != 1) {
+      const double keep = std::clamp((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
+      f = keep * f + (1 - keep) * f / s.factor;
+    }
+    frequencies.push_back(f);
+  }
+  return frequencies;
+}
+
+// Turns x (rows x heads * dim) in place.
+template <class Device, class T>
+void rope(Device& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
+          Turn turn) {
+  const auto half = static_cast<Index>(frequencies.size());
+  require(x.cols % (2 * half) == 0, "rope: rows of ", x.cols, " are not heads of ", 2 * half);
+  require_shape("rope", "positions", positions, 1, x.rows);
+  auto op = dev.operation("rope", 3.0 * x.size(), 2.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes) {
+    const double sign = turn == Turn::forward ? 1 : -1;
+#pragma omp parallel
+    {
+      std::vector<T> cosine(frequencies.size()), sine(frequencies.size());
+#pragma omp for
+      for (Index i = 0; i < x.rows; ++i) {
+        for (std::size_t f = 0; f < frequencies.size(); ++f) {
+          const double angle = positions(0, i) * frequencies[f];
+          cosine[f] = static_cast<T>(std::cos(angle));
+          sine[f] = static_cast<T>(sign * std::sin(angle));
+        }
+        const T *c = cosine.data(), *s = sine.data();
+        for (T* head = x.row(i); head < x.row(i) + x.cols; head += 2 * half) {
+          for (Index j = 0; j < half; ++j) {
+            const T a = head[j], b = head[j + half];
+            head[j] = a * c[j] - b * s[j];
+            head[j + half] = b * c[j] + a * s[j];
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace streambp

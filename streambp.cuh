@@ -1,0 +1,434 @@
+// How a gradient is computed: one walk over the layers of a model and the chunks of its token stream.
+//
+// Full-memory backpropagation, gradient checkpointing and StreamBP are this one walk with two settings:
+//
+//                  chunk           kept between forward and backward
+//   full           whole stream    all activations of every layer
+//   checkpoint     whole stream    the input of every layer
+//   stream         C rows          the input of every layer
+//
+// A row of a layer's output depends on other rows only through their keys and values. So a layer's backward pass can go
+// chunk by chunk, from the last to the first, and recompute for each chunk only that chunk's activations:
+//
+//   recompute K, V of the layer for all rows               (with dK, dV the only things as long as the stream in a
+//   layer) for each chunk, last to first:
+//     recompute the chunk's activations from the saved layer input
+//     go back through MLP, output projection, attention    this adds to dK, dV of all rows up to the chunk's end
+//     dK, dV of the chunk's own rows are now complete      only later rows see them, and those are done
+//     go back through the Q, K, V projections              the gradient of the layer's input replaces that of its
+//     output
+//
+// All modes give the same bits: every operation works in tiles of kTile rows and adds up tiles from the last to the
+// first, and chunks are multiples of the tile, visited from the last to the first.
+//
+// One policy for memory: activations are assigned, gradients of weights and of the residual stream are added to. The
+// running gradient of the residual stream lives where the last layer's output was, and every layer replaces it in
+// place.
+#pragma once
+
+#include <vector>
+
+#include "kernels/activation.cuh"
+#include "kernels/attention.cuh"
+#include "kernels/device.cuh"
+#include "kernels/embedding.cuh"
+#include "kernels/head.cuh"
+#include "kernels/matmul.cuh"
+#include "kernels/norm.cuh"
+#include "kernels/rope.cuh"
+#include "model.cuh"
+
+namespace streambp {
+
+// What stays in memory between the forward and the backward pass of a layer. Without any there is no backward pass.
+enum class Keep { nothing, inputs, activations };
+
+struct Schedule {
+  Keep keep;
+  Index chunk;       // rows of a layer's activations that exist at once, a multiple of kTile
+  Index head_chunk;  // rows of logits that exist at once
+
+  static Schedule full(Index rows) { return {Keep::activations, round_up(rows, kTile), round_up(rows, kTile)}; }
+  static Schedule checkpoint(Index rows) { return {Keep::inputs, round_up(rows, kTile), round_up(rows, kTile)}; }
+  static Schedule stream(Index chunk, Index head_chunk) { return {Keep::inputs, chunk, head_chunk}; }
+};
+
+// The chunks of a stream, first to last.
+inline std::vector<Rows> chunks(Index rows, Index chunk) {
+  require(chunk > 0 && chunk % kTile == 0, "a chunk must be a positive multiple of ", kTile, " rows, not ", chunk);
+  std::vector<Rows> result;
+  for (Index begin = 0; begin < rows; begin += chunk) result.push_back({begin, std::min(rows, begin + chunk)});
+  return result;
+}
+inline std::vector<Rows> last_to_first(std::vector<Rows> chunks) { return {chunks.rbegin(), chunks.rend()}; }
+
+// A batch on the device, each 1 x N.
+struct Stream {
+  Matrix<std::int32_t> tokens, targets, positions, key_begin;
+  Index size() const { return tokens.cols; }
+};
+
+template <class Device>
+Stream allocate_stream(Device& dev, Index rows) {
+  auto numbers = [&] { return dev.template allocate<std::int32_t>(1, rows, Kind::stream); };
+  return {numbers(), numbers(), numbers(), numbers()};
+}
+
+// K and V of a layer, or their gradients: N x kv_width each.
+template <class T>
+struct KeysValues {
+  Matrix<T> k, v;
+};
+
+// Activations of a layer for C rows, in the order in which they come to be; q is the width of all query heads.
+template <class T>
+struct Activations {
+  Matrix<T> attention_input;   // C x hidden    norm(x)
+  Matrix<T> k_projected;       // C x kv        before the norm of heads, where there is one
+  Matrix<T> q_projected;       // C x q         likewise
+  Matrix<T> q;                 // C x q         turned by position
+  Matrix<T> attended;          // C x q
+  Matrix<Accumulator<T>> lse;  // C x heads    log Σ exp of the attention scores
+  Matrix<T> middle;            // C x hidden    x + attention
+  Matrix<T> mlp_input;         // C x hidden    norm(middle)
+  Matrix<T> gate, up;          // C x mlp       gate only where the MLP has one
+  Matrix<T> activated;         // C x mlp       the input of the last projection
+};
+
+// What forward leaves for backward, allocated as two stacks that shrink from the last layer to the first.
+template <class T>
+struct Saved {
+  Matrix<T>
+      output;  // N x hidden    of the last layer; backward turns it into the gradient of each layer's input in turn
+  struct OfLayer {
+    Matrix<T> input;             // N x hidden
+    Activations<T> activations;  // only with Keep::activations
+    KeysValues<T> keys_values;   // likewise
+    Arena::Mark mark;            // releasing it frees this layer's things and those of later layers
+  };
+  std::vector<OfLayer> layers;
+};
+
+template <class Device, class T>
+class Walk {
+ public:
+  using A = Accumulator<T>;
+
+  Walk(Device& dev, const Model<T>& model, const Stream& stream, Schedule schedule)
+      : dev(dev), model(model), c(model.config), stream(stream), schedule(schedule) {
+    if (c.positions == Positions::rope) frequencies = rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling);
+  }
+
+  // The gradient of Σ_t w[t] logp[t] is added to `gradient`, whose tensors are allocated when they are born. Writes
+  // logp.
+  template <class G>
+  void gradient(Tensors<G>& gradient, Matrix<A> w, Matrix<A> logp) {
+    auto scope = dev.scope();
+    Saved<T> saved = forward();
+    head_backward(gradient, saved.output, w, logp);
+    for (Index l = c.layers - 1; l >= 0; --l) {
+      layer_backward(gradient, l, saved.layers[index(l)], saved.output);
+      dev.arena.release(saved.layers[index(l)].mark);
+    }
+    auto born = embedding_table(c, gradient);
+    Sums<G, Tensors<A>> sums(*this, born, Tensors<A>(c), [&](Tensors<A>& t) { return embedding_table(c, t); });
+    embedding_backward(dev, sums->embedding, sums->positions, stream.tokens, stream.positions, saved.output);
+  }
+
+  // The log-probabilities of the targets, without a gradient.
+  void evaluate(Matrix<A> logp) {
+    auto scope = dev.scope();
+    Saved<T> saved = forward();
+    for (Rows rows : chunks(stream.size(), schedule.head_chunk)) {
+      auto chunk_scope = dev.scope();
+      const Matrix<T> head_logits = logits(saved.output.slice(rows));
+      log_probabilities(dev, logp.columns(rows.begin, rows.size()), head_logits, targets(rows));
+    }
+  }
+
+  Saved<T> forward() {
+    Saved<T> saved;
+    saved.output = dev.template allocate<T>(stream.size(), c.hidden, Kind::saved);
+    Matrix<T> x = open_layer(saved);
+    embedding(dev, x, stream.tokens, stream.positions, model.weights.embedding, model.weights.positions);
+    for (Index l = 0; l < c.layers; ++l) {
+      const typename Saved<T>::OfLayer kept = saved.layers.back();
+      const Matrix<T> y = l + 1 < c.layers ? open_layer(saved) : saved.output;
+      auto scope = dev.scope();
+      const KeysValues<T> kv = schedule.keep == Keep::activations ? kept.keys_values : allocate_keys_values<T>();
+      for (Rows rows : chunks(stream.size(), schedule.chunk)) {
+        auto chunk_scope = dev.scope();
+        const auto a = schedule.keep == Keep::activations ? kept.activations : allocate_activations(rows.size());
+        layer_forward(l, y.slice(rows), x.slice(rows), kv, a, rows);
+      }
+      x = y;
+    }
+    return saved;
+  }
+
+  // One layer for the rows of a chunk; keys and values of earlier rows are in kv, those of these rows are put there. y
+  // may be x.
+  void layer_forward(Index l, Matrix<T> y, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+    const Layer<T>& w = layer(l);
+    norm(dev, a.attention_input, x, w.attention_norm, w.attention_norm_bias, c.norm_eps, centered());
+    keys_values(w, kv, a, rows);
+    inner_activations(w, x, kv, a, rows);
+    matmul(dev, y, a.activated, w.down, w.down_bias, a.middle);
+  }
+
+  // The logits of some rows of the last layer's output.
+  Matrix<T> logits(Matrix<T> x) {
+    const Matrix<T> normed = dev.template allocate<T>(x.rows, c.hidden, Kind::chunk);
+    norm(dev, normed, x, model.weights.norm, model.weights.norm_bias, c.norm_eps, centered());
+    return logits_of_normed(normed);
+  }
+
+  template <class U>
+  KeysValues<U> allocate_keys_values() {
+    auto matrix = [&] { return dev.template allocate<U>(stream.size(), c.kv_width(), Kind::keys_values); };
+    return {matrix(), matrix()};
+  }
+
+  Activations<T> allocate_activations(Index rows) {
+    auto matrix = [&](Index cols) { return dev.template allocate<T>(rows, cols, Kind::chunk); };
+    Activations<T> a = allocate_key_value_activations(rows);
+    if (c.qk_norm) a.q_projected = matrix(c.q_width());
+    a.q = matrix(c.q_width());
+    a.attended = matrix(c.q_width());
+    a.lse = dev.template allocate<A>(rows, c.heads, Kind::chunk);
+    a.middle = matrix(c.hidden);
+    a.mlp_input = matrix(c.hidden);
+    if (c.gated()) a.gate = matrix(c.mlp);
+    a.up = matrix(c.mlp);
+    a.activated = matrix(c.mlp);
+    return a;
+  }
+
+ private:
+  static std::size_t index(Index i) { return static_cast<std::size_t>(i); }
+  const Layer<T>& layer(Index l) const { return model.weights.layers[index(l)]; }
+  bool centered() const { return c.norm == Norm::layer; }
+  AttentionShape attention_shape() const { return {c.heads, c.kv_heads, c.head_dim, c.window}; }
+  Matrix<std::int32_t> targets(Rows rows) const { return stream.targets.columns(rows.begin, rows.size()); }
+  Matrix<std::int32_t> positions(Rows rows) const { return stream.positions.columns(rows.begin, rows.size()); }
+
+  // Room for the input of the next layer, and for its activations where they are kept. When nothing is kept, every
+  // layer works in the place of the output.
+  Matrix<T> open_layer(Saved<T>& saved) {
+    typename Saved<T>::OfLayer kept{saved.output, {}, {}, dev.arena.mark()};
+    if (schedule.keep != Keep::nothing) kept.input = dev.template allocate<T>(stream.size(), c.hidden, Kind::saved);
+    if (schedule.keep == Keep::activations) {
+      kept.keys_values = allocate_keys_values<T>();
+      kept.activations = allocate_activations(stream.size());
+    }
+    saved.layers.push_back(kept);
+    return kept.input;
+  }
+
+  Activations<T> allocate_key_value_activations(Index rows) {
+    Activations<T> a;
+    a.attention_input = dev.template allocate<T>(rows, c.hidden, Kind::chunk);
+    if (c.qk_norm) a.k_projected = dev.template allocate<T>(rows, c.kv_width(), Kind::chunk);
+    return a;
+  }
+
+  void norm_heads(Matrix<T> y, Matrix<T> x, Matrix<T> weight) {
+    norm(dev, y.reshape(c.head_dim), x.reshape(c.head_dim), weight, {}, c.norm_eps, false);
+  }
+
+  void turn(Matrix<T> x, Rows rows, Turn direction) {
+    if (c.positions == Positions::rope) rope(dev, x, positions(rows), frequencies, direction);
+  }
+
+  void keys_values(const Layer<T>& w, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+    const Matrix<T> k = kv.k.slice(rows);
+    matmul(dev, c.qk_norm ? a.k_projected : k, a.attention_input, w.k, w.k_bias);
+    if (c.qk_norm) norm_heads(k, a.k_projected, w.k_norm);
+    turn(k, rows, Turn::forward);
+    matmul(dev, kv.v.slice(rows), a.attention_input, w.v, w.v_bias);
+  }
+
+  // From the queries to the input of the last projection.
+  void inner_activations(const Layer<T>& w, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+    matmul(dev, c.qk_norm ? a.q_projected : a.q, a.attention_input, w.q, w.q_bias);
+    if (c.qk_norm) norm_heads(a.q, a.q_projected, w.q_norm);
+    turn(a.q, rows, Turn::forward);
+    attention(dev, a.attended, a.lse, a.q, kv.k, kv.v, stream.key_begin, rows, attention_shape());
+    matmul(dev, a.middle, a.attended, w.o, w.o_bias, x);
+    norm(dev, a.mlp_input, a.middle, w.mlp_norm, w.mlp_norm_bias, c.norm_eps, centered());
+    if (c.gated()) matmul(dev, a.gate, a.mlp_input, w.gate, w.gate_bias);
+    matmul(dev, a.up, a.mlp_input, w.up, w.up_bias);
+    activation(dev, c.mlp_kind, a.activated, a.gate, a.up);
+  }
+
+  // The chunk's activations again, from the layer's input; the keys and values are there already.
+  Activations<T> recompute(const Layer<T>& w, Matrix<T> x, KeysValues<T> kv, Rows rows) {
+    const Activations<T> a = allocate_activations(rows.size());
+    norm(dev, a.attention_input, x, w.attention_norm, w.attention_norm_bias, c.norm_eps, centered());
+    if (c.qk_norm) matmul(dev, a.k_projected, a.attention_input, w.k, w.k_bias);
+    inner_activations(w, x, kv, a, rows);
+    return a;
+  }
+
+  KeysValues<T> recompute_keys_values(const Layer<T>& w, Matrix<T> x) {
+    const KeysValues<T> kv = allocate_keys_values<T>();
+    for (Rows rows : chunks(stream.size(), schedule.chunk)) {
+      auto scope = dev.scope();
+      const Activations<T> a = allocate_key_value_activations(rows.size());
+      norm(dev, a.attention_input, x.slice(rows), w.attention_norm, w.attention_norm_bias, c.norm_eps, centered());
+      keys_values(w, kv, a, rows);
+    }
+    return kv;
+  }
+
+  // dx: the gradient of the layer's output, replaced by the gradient of its input.
+  template <class G>
+  void layer_backward(Tensors<G>& gradient, Index l, const typename Saved<T>::OfLayer& kept, Matrix<T> dx) {
+    auto born = layer_table(c, l, gradient.layers[index(l)]);
+    Sums<G, Layer<A>> sums(*this, born, Layer<A>{}, [&](Layer<A>& t) { return layer_table(c, l, t); });
+    auto scope = dev.scope();
+    const bool all_kept = schedule.keep == Keep::activations;
+    const KeysValues<T> kv = all_kept ? kept.keys_values : recompute_keys_values(layer(l), kept.input);
+    const KeysValues<A> dkv = allocate_keys_values<A>();
+    zero(dev, dkv.k);
+    zero(dev, dkv.v);
+    for (Rows rows : last_to_first(chunks(stream.size(), schedule.chunk))) {
+      auto chunk_scope = dev.scope();
+      const Matrix<T> x = kept.input.slice(rows);
+      const Activations<T> a = all_kept ? kept.activations : recompute(layer(l), x, kv, rows);
+      chunk_backward(layer(l), *sums, a, kv, dkv, x, dx.slice(rows), rows);
+    }
+  }
+
+  void chunk_backward(const Layer<T>& w, Layer<A>& g, const Activations<T>& a, KeysValues<T> kv, KeysValues<A> dkv,
+                      Matrix<T> x, Matrix<T> dx, Rows rows) {
+    auto matrix = [&](Index cols) { return dev.template allocate<T>(rows.size(), cols, Kind::chunk); };
+    const Matrix<T> dnormed = matrix(c.hidden);
+    {  // y = middle + activated downᵀ
+      auto scope = dev.scope();
+      const Matrix<T> dactivated = matrix(c.mlp);
+      linear_backward(dactivated, g.down, g.down_bias, dx, a.activated, w.down);
+      activation_backward(dev, c.mlp_kind, a.gate, a.up, dactivated);  // gate and up are now their gradients
+      linear_backward(dnormed, g.up, g.up_bias, a.up, a.mlp_input, w.up);
+      if (c.gated()) linear_backward(dnormed, g.gate, g.gate_bias, a.gate, a.mlp_input, w.gate, true);
+      norm_backward(dev, dx, g.mlp_norm, g.mlp_norm_bias, dnormed, a.middle, w.mlp_norm, c.norm_eps, centered());
+    }
+    // middle = x + attended oᵀ
+    const Matrix<T> dattended = matrix(c.q_width()), dq = matrix(c.q_width());
+    linear_backward(dattended, g.o, g.o_bias, dx, a.attended, w.o);
+    attention_backward(dev, dq, dkv.k, dkv.v, dattended, a.q, kv.k, kv.v, a.attended, a.lse, stream.key_begin, rows,
+                       attention_shape());
+    const Matrix<T> dk = in_type_of_activations(dkv.k.slice(rows)), dv = in_type_of_activations(dkv.v.slice(rows));
+    turn(dq, rows, Turn::back);
+    turn(dk, rows, Turn::back);
+    if (c.qk_norm) {
+      norm_heads_backward(dq, g.q_norm, a.q_projected, w.q_norm);
+      norm_heads_backward(dk, g.k_norm, a.k_projected, w.k_norm);
+    }
+    linear_backward(dnormed, g.q, g.q_bias, dq, a.attention_input, w.q);
+    linear_backward(dnormed, g.k, g.k_bias, dk, a.attention_input, w.k, true);
+    linear_backward(dnormed, g.v, g.v_bias, dv, a.attention_input, w.v, true);
+    norm_backward(dev, dx, g.attention_norm, g.attention_norm_bias, dnormed, x, w.attention_norm, c.norm_eps,
+                  centered());
+  }
+
+  // The head streams too: logits exist for one chunk only. x becomes its gradient.
+  template <class G>
+  void head_backward(Tensors<G>& gradient, Matrix<T> x, Matrix<A> w, Matrix<A> logp) {
+    auto rows_of = [&](auto& t) {
+      auto rows = head_table(c, t);
+      if (c.tied) rows.push_back(embedding_table(c, t).front());
+      return rows;
+    };
+    auto born = rows_of(gradient);
+    Sums<G, Tensors<A>> sums(*this, born, Tensors<A>(c), rows_of);
+    const auto& weights = model.weights;
+    for (Rows rows : last_to_first(chunks(stream.size(), schedule.head_chunk))) {
+      auto scope = dev.scope();
+      auto columns = [&](Matrix<A> m) { return m.columns(rows.begin, rows.size()); };
+      const Matrix<T> normed = dev.template allocate<T>(rows.size(), c.hidden, Kind::chunk);
+      norm(dev, normed, x.slice(rows), weights.norm, weights.norm_bias, c.norm_eps, centered());
+      const Matrix<T> dlogits = logits_of_normed(normed);
+      log_probabilities(dev, columns(logp), dlogits, targets(rows), columns(w));
+      const Matrix<T> dnormed = dev.template allocate<T>(rows.size(), c.hidden, Kind::chunk);
+      linear_backward(dnormed, c.tied ? sums->embedding : sums->head, {}, dlogits, normed, model.head());
+      norm_backward(dev, x.slice(rows), sums->norm, sums->norm_bias, dnormed, x.slice(rows), weights.norm, c.norm_eps,
+                    centered(), false);
+    }
+  }
+
+  Matrix<T> logits_of_normed(Matrix<T> normed) {
+    const Matrix<T> result = dev.template allocate<T>(normed.rows, c.vocab, Kind::logits);
+    matmul(dev, result, normed, model.head());
+    return result;
+  }
+
+  void linear_backward(Matrix<T> dx, Matrix<A> dw, Matrix<A> dbias, Matrix<T> dy, Matrix<T> x, Matrix<T> w,
+                       bool accumulate = false) {
+    matmul_backward_input(dev, dx, dy, w, accumulate);
+    matmul_backward_weight(dev, dw, dbias, dy, x);
+  }
+
+  void norm_heads_backward(Matrix<T> dx, Matrix<A> dweight, Matrix<T> x, Matrix<T> weight) {
+    const Matrix<T> heads = dx.reshape(c.head_dim);
+    norm_backward(dev, heads, dweight, Matrix<A>{}, heads, x.reshape(c.head_dim), weight, c.norm_eps, false, false);
+  }
+
+  Matrix<T> in_type_of_activations(Matrix<A> m) {
+    if constexpr (std::is_same_v<T, A>) {
+      return m;
+    } else {
+      const auto converted = dev.template allocate<T>(m.rows, m.cols, Kind::chunk);
+      convert(dev, converted, m);
+      return converted;
+    }
+  }
+
+  // The gradient of one section of the table (a layer, the head, the embedding) while chunks add to it. The tensors in
+  // `born` are allocated here if they do not exist yet. Where the gradient is kept in a narrower type than sums need,
+  // the sums live in a section of their own and are added to the gradient at the end.
+  template <class G, class Section>
+  class Sums {
+   public:
+    template <class TableOf>
+    Sums(Walk& walk, Table<G>& born, Section section, TableOf&& table_of)
+        : walk(walk), scope(walk.dev.scope()), born(born), section(std::move(section)), sums(table_of(this->section)) {
+      for (const Entry<G>& e : born) {
+        if (*e.matrix) continue;
+        *e.matrix = walk.dev.template allocate<G>(e.parameter.rows, e.parameter.cols, Kind::gradients, End::top);
+        zero(walk.dev, *e.matrix);
+      }
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        if constexpr (std::is_same_v<G, A>) {
+          *sums[i].matrix = *born[i].matrix;
+        } else {
+          *sums[i].matrix = walk.dev.template allocate<A>(born[i].matrix->rows, born[i].matrix->cols, Kind::sums);
+          zero(walk.dev, *sums[i].matrix);
+        }
+      }
+    }
+    ~Sums() {
+      if constexpr (!std::is_same_v<G, A>) {
+        for (std::size_t i = 0; i < sums.size(); ++i) add(walk.dev, *born[i].matrix, *sums[i].matrix);
+      }
+    }
+    Section* operator->() { return &section; }
+    Section& operator*() { return section; }
+
+   private:
+    Walk& walk;
+    decltype(std::declval<Device&>().scope()) scope;
+    Table<G>& born;
+    Section section;
+    Table<A> sums;
+  };
+
+  Device& dev;
+  const Model<T>& model;
+  const Config& c;
+  const Stream& stream;
+  const Schedule schedule;
+  std::vector<double> frequencies;
+};
+
+}  // namespace streambp

@@ -1,0 +1,119 @@
+// A training step from end to end: what stays in memory between steps, and in which order things happen within one. Run
+// on the Plan device it tells what a step needs; on a device that computes it does the step.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "objectives.cuh"
+#include "optimizer.cuh"
+#include "streambp.cuh"
+
+namespace streambp {
+
+struct StepResult {
+  double loss = 0, gradient_norm = 0;
+};
+
+enum class OptimizerKind { none, adamw, adamw_pure };  // adamw_pure: moments in the type of the weights, no master copy
+
+// T: type of weights and activations; G: of the gradient; M: of the moments.
+template <class Device, class T, class G = T, class M = Accumulator<T>>
+class Trainer {
+ public:
+  using A = Accumulator<T>;
+
+  // Allocates what stays: weights, optimizer, and a stream of `rows` tokens with its weights and log-probabilities.
+  Trainer(Device& dev, const Config& config, Index rows, OptimizerKind kind)
+      : dev(dev), model{config, Tensors<T>(config)}, grad(config), optimizer(config) {
+    allocate(dev, table(config, model.weights), Kind::weights);
+    if (kind != OptimizerKind::none) {
+      optimizer.allocate(dev, config, kind == OptimizerKind::adamw && sizeof(T) < sizeof(float));
+    }
+    stream = allocate_stream(dev, rows);
+    token_weights = dev.template allocate<A>(1, rows, Kind::stream);
+    logp = dev.template allocate<A>(1, rows, Kind::stream);
+  }
+
+  // Adds the gradient of one micro-batch and returns its part of the loss. Null: only the shapes matter, as on Plan.
+  double accumulate(const Batch* batch, Index targets_of_step, const Schedule& schedule) {
+    std::vector<double> w;
+    if (batch) {
+      w = sft_weights(*batch, targets_of_step);
+      load(*batch);
+      std::copy(w.begin(), w.end(), token_weights.data);
+    }
+    Walk<Device, T>(dev, model, view, schedule)
+        .gradient(grad, token_weights.columns(0, view.size()), logp.columns(0, view.size()));
+    return batch ? weighted_sum(w, logp.data) : 0;
+  }
+
+  // One optimizer step over the micro-batches. An infinite or NaN loss or gradient stops the run before the weights
+  // move.
+  StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step) {
+    Index targets = 0;
+    for (const Batch& batch : batches) targets += batch.target_count();
+    StepResult result;
+    for (const Batch& batch : batches) result.loss += accumulate(&batch, targets, schedule);
+    finish(result, s, step);
+    return result;
+  }
+
+  // The same step for the Plan device, which needs no batches to count.
+  void plan_step(Index micro_batches, const Schedule& schedule, OptimizerKind kind) {
+    view = stream;
+    for (Index i = 0; i < micro_batches; ++i) accumulate(nullptr, 0, schedule);
+    StepResult result;
+    if (kind != OptimizerKind::none) finish(result, OptimizerSettings{}, 1);
+    release_gradient();
+  }
+
+  // Mean of -logp over the targets of a batch.
+  double evaluate(const Batch& batch, const Schedule& schedule) {
+    load(batch);
+    Walk<Device, T>(dev, model, view, Schedule{Keep::nothing, schedule.chunk, schedule.head_chunk})
+        .evaluate(logp.columns(0, view.size()));
+    return weighted_sum(sft_weights(batch, batch.target_count()), logp.data);
+  }
+
+  void release_gradient() {
+    dev.arena.release_top();
+    grad = Tensors<G>(model.config);
+  }
+
+  Device& dev;
+  Model<T> model;
+  Tensors<G> grad;  // its tensors exist from the first backward pass of a step to its end
+  Optimizer<T, M> optimizer;
+  Matrix<A> logp;
+
+ private:
+  // A batch may be shorter than the stream that was allocated.
+  void load(const Batch& batch) {
+    validate(model.config, batch);
+    require(0 < batch.size() && batch.size() <= stream.size(), "a batch of ", batch.size(),
+            " tokens does not fit the stream of ", stream.size());
+    auto part = [&](Matrix<std::int32_t> to, const std::vector<std::int32_t>& from) {
+      std::copy(from.begin(), from.end(), to.data);
+      return to.columns(0, batch.size());
+    };
+    view = {part(stream.tokens, batch.tokens), part(stream.targets, batch.targets),
+            part(stream.positions, batch.positions), part(stream.key_begin, batch.key_begin)};
+  }
+
+  void finish(StepResult& result, const OptimizerSettings& s, Index step) {
+    result.gradient_norm = global_norm(dev, model.config, grad);
+    require(std::isfinite(result.loss) && std::isfinite(result.gradient_norm), "step ", step, ": the loss is ",
+            result.loss, " and the gradient norm ", result.gradient_norm,
+            "; the weights were not changed. Try a lower --rate or a longer --warmup");
+    AdamW settings{learning_rate(s, step), s.beta1, s.beta2, s.eps, s.decay, 1, step};
+    if (s.clip > 0 && result.gradient_norm > s.clip) settings.gradient_scale = s.clip / result.gradient_norm;
+    optimizer.update(dev, model, grad, settings);
+    release_gradient();
+  }
+
+  Stream stream, view;
+  Matrix<A> token_weights;
+};
+
+}  // namespace streambp
