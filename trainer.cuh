@@ -68,11 +68,15 @@ class Trainer {
     release_gradient();
   }
 
+  void plan_evaluation(const Schedule& schedule) {
+    view = stream;
+    Walk<Device, T>(dev, model, view, without_gradient(schedule)).evaluate(logp);
+  }
+
   // Mean of -logp over the targets of a batch.
   double evaluate(const Batch& batch, const Schedule& schedule) {
     load(batch);
-    Walk<Device, T>(dev, model, view, Schedule{Keep::nothing, schedule.chunk, schedule.head_chunk})
-        .evaluate(logp.columns(0, view.size()));
+    Walk<Device, T>(dev, model, view, without_gradient(schedule)).evaluate(logp.columns(0, view.size()));
     return weighted_sum(sft_weights(batch, batch.target_count()), logp.data);
   }
 
@@ -88,6 +92,8 @@ class Trainer {
   Matrix<A> logp;
 
  private:
+  static Schedule without_gradient(const Schedule& s) { return {Keep::nothing, s.chunk, s.head_chunk}; }
+
   // A batch may be shorter than the stream that was allocated.
   void load(const Batch& batch) {
     validate(model.config, batch);

@@ -30,8 +30,19 @@ struct AttentionShape {
   double scale() const { return 1 / std::sqrt(static_cast<double>(head_dim)); }
 };
 
-// Query-key pairs of these rows, if the stream is one document: the work of attention.
-inline double attention_pairs(Rows rows, Index window) {
+// The keys that a row attends to.
+inline Rows keys_of(Index row, Matrix<const std::int32_t> key_begin, Index window) {
+  const Index begin = key_begin(0, row);
+  return {window > 0 ? std::max(begin, row - window + 1) : begin, row + 1};
+}
+
+// Query-key pairs of these rows: the work of attention. Without data, as on Plan, the stream counts as one document.
+inline double attention_pairs(Rows rows, Matrix<const std::int32_t> key_begin, Index window) {
+  double pairs = 0;
+  if (key_begin.data) {
+    for (Index i = rows.begin; i < rows.end; ++i) pairs += static_cast<double>(keys_of(i, key_begin, window).size());
+    return pairs;
+  }
   auto pairs_before = [&](Index n) {  // of rows 0 .. n-1
     const double w = static_cast<double>(window > 0 ? std::min(window, n) : n);
     return w * (w + 1) / 2 + (static_cast<double>(n) - w) * w;
@@ -40,12 +51,6 @@ inline double attention_pairs(Rows rows, Index window) {
 }
 
 namespace cpu {
-
-// The keys that a row attends to.
-inline Rows keys_of(Index row, Matrix<const std::int32_t> key_begin, Index window) {
-  const Index begin = key_begin(0, row);
-  return {window > 0 ? std::max(begin, row - window + 1) : begin, row + 1};
-}
 
 // A tile of scores between the query rows and the key rows `queries` and `keys` of the stream.
 template <class T>
@@ -160,7 +165,7 @@ void attention(Device& dev, Matrix<T> out, Matrix<A> lse, Input<T> q, Input<T> k
   require_shape("attention", "output", out, rows.size(), shape.heads * dim);
   require_shape("attention", "lse", lse, rows.size(), shape.heads);
   require(k.cols == shape.kv_heads * dim && v.cols == k.cols && k.rows >= rows.end, "attention: keys are too small");
-  const double pairs = attention_pairs(rows, shape.window) * static_cast<double>(shape.heads);
+  const double pairs = attention_pairs(rows, key_begin, shape.window) * static_cast<double>(shape.heads);
   auto op = dev.operation("attention", 4.0 * pairs * static_cast<double>(dim),
                           sizeof(T) * (2.0 * q.size() + 2.0 * k.cols * rows.end));
   if constexpr (Device::computes) {
@@ -193,7 +198,7 @@ void attention_backward(Device& dev, Matrix<T> dq, Matrix<A> dk, Matrix<A> dv, I
   require_shape("attention backward", "dout", dout, rows.size(), shape.heads * dim);
   require_shape("attention backward", "dq", dq, rows.size(), shape.heads * dim);
   require(dk.cols == k.cols && dv.cols == v.cols && dk.rows >= rows.end, "attention backward: dk or dv is too small");
-  const double pairs = attention_pairs(rows, shape.window) * static_cast<double>(shape.heads);
+  const double pairs = attention_pairs(rows, key_begin, shape.window) * static_cast<double>(shape.heads);
   auto op = dev.operation("attention backward", 10.0 * pairs * static_cast<double>(dim),
                           sizeof(T) * (4.0 * q.size() + 2.0 * k.cols * rows.end) + sizeof(A) * 4.0 * k.cols * rows.end);
   if constexpr (Device::computes) {

@@ -1,0 +1,151 @@
+// streambp bench: how fast a training step runs, against what the machine can do.
+#pragma once
+
+#include "../data/safetensors.cuh"
+#include "options.cuh"
+
+namespace streambp {
+
+class BenchCommand {
+ public:
+  explicit BenchCommand(CLI::App& parent) {
+    CLI::App& app = *parent.add_subcommand(
+        "bench",
+        "Measure the speed of a training step in the three modes.\n\n"
+        "Runs forward, backward and the optimizer's update on random tokens, the modes in turn, and prints the median "
+        "of\n"
+        "several runs with the machine's matrix-multiplication rate, measured in the same run, as the yardstick.\n"
+        "FLOPs are those done, so that the recomputation of checkpoint and stream mode counts as work.\n\n"
+        "  streambp bench                                   GPT-2 124M, one sequence of 1024\n"
+        "  streambp bench --chunk 256 512 1024 --profile    several chunks, and the time of each operation");
+    model.add_to(app, "--model", true);
+    app.add_option("--length", length, "Tokens of the stream, one document")
+        ->check(CLI::Range(1, 1 << 24))
+        ->capture_default_str();
+    app.add_option("--chunk", stream_chunks, "One or more chunks for stream mode")->capture_default_str();
+    app.add_option("--mode", modes, "Only these modes")->check(CLI::IsMember({"full", "checkpoint", "stream"}));
+    app.add_option("--repeat", repeat, "Measured runs of each, after one that is not")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    app.add_option("--json", json_file, "Write the figures to this JSON file as well");
+    app.add_flag("--profile", profile, "Show where the time goes, per operation");
+    app.callback([this] { run(); });
+  }
+
+ private:
+  struct Candidate {
+    std::string label;
+    Schedule schedule;
+    std::size_t peak;
+    std::vector<double> seconds = {};
+    double flops = 0;
+    std::vector<Work> work = {};
+
+    double median() const {
+      std::vector<double> sorted = seconds;
+      std::sort(sorted.begin(), sorted.end());
+      return sorted[sorted.size() / 2];
+    }
+  };
+
+  void run() {
+    for (Index chunk : stream_chunks) check_chunk(chunk);
+    if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
+    const Config config = model.config(length);
+    require(config.positions == Positions::rope || length <= config.max_length, "--length ", length,
+            " is longer than the ", config.max_length, " positions that the model can learn");
+    const StepSettings settings{config, DType::f32, OptimizerKind::adamw, 1};
+    std::vector<Candidate> candidates;
+    std::size_t capacity = 0;
+    auto add = [&](std::string label, Mode mode, Index chunk) {
+      if (!modes.empty() && std::find(modes.begin(), modes.end(), name(mode)) == modes.end()) return;
+      const Schedule schedule = schedule_for(mode, config, length, chunk);
+      candidates.push_back({label, schedule, plan(settings, length, schedule).peak});
+      capacity = std::max(capacity, candidates.back().peak);
+    };
+    add("full", Mode::full, 0);
+    add("checkpoint", Mode::checkpoint, 0);
+    for (Index chunk : stream_chunks) add(format("stream %ld", chunk), Mode::stream, chunk);
+
+    std::printf("%s\nfloat32, %ld tokens, AdamW, %d threads, median of %ld\n\n", describe(config).c_str(), length,
+                omp_get_max_threads(), repeat);
+    std::fflush(stdout);
+    Cpu dev(capacity);
+    Trainer<Cpu, float> trainer(dev, config, length, OptimizerKind::adamw);
+    initialise(trainer.model, 1);
+    Batch batch;
+    std::vector<std::int32_t> tokens;
+    const Random random(1);
+    for (Index i = 0; i < length; ++i) {
+      tokens.push_back(static_cast<std::int32_t>(
+          random.below(static_cast<std::uint64_t>(config.vocab), static_cast<std::uint64_t>(i))));
+    }
+    batch.append(tokens, tokens.front());
+    std::vector<double> rates;
+    Index step = 0;
+    for (Index i = 0; i <= repeat; ++i) {
+      rates.push_back(matmul_rate<float>());
+      for (Candidate& c : candidates) {
+        dev.reset_work();
+        const auto start = std::chrono::steady_clock::now();
+        trainer.step({batch}, c.schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++step);
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        if (i == 0) continue;  // the first run warms up
+        c.seconds.push_back(seconds);
+        c.flops = dev.flops();
+        c.work = dev.work();
+        if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s: %.2f s", c.label.c_str(), seconds);
+      }
+    }
+    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
+    std::sort(rates.begin(), rates.end());
+    print(config, candidates, rates[rates.size() / 2]);
+  }
+
+  void print(const Config& config, const std::vector<Candidate>& candidates, double rate) const {
+    Json json = {{"config", config_to_json(config)}, {"length", length}, {"matmul_rate", rate}};
+    TextTable table({"mode", "seconds", "min", "max", "tokens/s", "GFLOP/s", "of matmul", "memory"});
+    for (const Candidate& c : candidates) {
+      const double seconds = c.median(), flops = c.flops / seconds;
+      const auto [least, most] = std::minmax_element(c.seconds.begin(), c.seconds.end());
+      table.add({c.label, format("%.3f", seconds), format("%.3f", *least), format("%.3f", *most),
+                 human_count(static_cast<double>(length) / seconds), format("%.1f", flops / 1e9),
+                 format("%.2f", flops / rate), human_bytes(c.peak)});
+      json["runs"].push_back({{"mode", c.label},
+                              {"seconds", c.seconds},
+                              {"median", seconds},
+                              {"flops", c.flops},
+                              {"of_matmul", flops / rate},
+                              {"memory", c.peak}});
+    }
+    table.print();
+    std::printf("\nThe machine's own matmul: %.1f GFLOP/s.\n", rate / 1e9);
+    for (const Candidate& c : candidates) {
+      if (profile) print_profile(c);
+    }
+    if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
+  }
+
+  static void print_profile(const Candidate& c) {
+    std::printf("\n%s, its last run:\n", c.label.c_str());
+    std::vector<Work> work = c.work;
+    std::sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.seconds > b.seconds; });
+    double total = 0;
+    for (const Work& w : work) total += w.seconds;
+    TextTable table({"operation", "calls", "seconds", "share", "GFLOP/s", "GB/s"});
+    for (const Work& w : work) {
+      table.add({w.name, std::to_string(w.calls), format("%.3f", w.seconds), format("%.1f%%", 100 * w.seconds / total),
+                 format("%.1f", w.flops / w.seconds / 1e9), format("%.1f", w.bytes / w.seconds / 1e9)});
+    }
+    table.print();
+  }
+
+  ModelOptions model;
+  Index length = 1024, repeat = 5;
+  std::vector<Index> stream_chunks = {256};
+  std::vector<std::string> modes;
+  std::string json_file;
+  bool profile = false;
+};
+
+}  // namespace streambp

@@ -1,0 +1,156 @@
+// streambp plan: what a training step needs, without doing it.
+#pragma once
+
+#include "../data/safetensors.cuh"
+#include "options.cuh"
+
+namespace streambp {
+
+class PlanCommand {
+ public:
+  explicit PlanCommand(CLI::App& parent) {
+    CLI::App& app = *parent.add_subcommand(
+        "plan",
+        "Tell the memory and work of a training step, without doing it.\n\n"
+        "The real training step runs on a device that only counts, so the answer is exact: to the byte for what\n"
+        "this program allocates. Three questions:\n\n"
+        "  streambp plan qwen3-8b --length 100000                 what does a step at this length need?\n"
+        "  streambp plan qwen3-8b --memory 80GiB                  how long can the token stream be?\n"
+        "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?");
+    model.add_to(app, "model", true);
+    const std::string group = "Step";
+    app.add_option("--length", length, "Tokens of a micro-batch's stream")->check(CLI::Range(1, 1 << 27))->group(group);
+    app.add_option("--chunk", chunk, "Rows whose activations exist at once in stream mode")
+        ->capture_default_str()
+        ->group(group);
+    app.add_option("--memory", memory, "Budget, such as 80GiB")->group(group);
+    app.add_option("--dtype", dtype, "Type of weights, activations and gradient: bf16, f32 or f64")
+        ->check(CLI::IsMember({"bf16", "f32", "f64"}))
+        ->capture_default_str()
+        ->group(group);
+    app.add_option("--optimizer", optimizer,
+                   "none; adamw: float32 moments, and master weights where weights are narrower; adamw-bf16: moments "
+                   "in the type of the weights")
+        ->check(CLI::IsMember({"none", "adamw", "adamw-bf16"}))
+        ->capture_default_str()
+        ->group(group);
+    app.add_option("--accumulate", micro_batches,
+                   "Micro-batches a step. With one, the gradient grows in the room that saved layer inputs leave; "
+                   "with more, the whole gradient stays in memory")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str()
+        ->group(group);
+    app.add_option("--sweep", sweep, "Write peak memory against length for the three modes to this JSON file")
+        ->group("Output");
+    app.add_option("--json", json_file, "Write the answer to this JSON file as well")->group("Output");
+    app.callback([this] { run(); });
+  }
+
+ private:
+  void run() {
+    check_chunk(chunk);
+    settings.config = model.config(std::max<Index>(length, 1024));
+    settings.dtype = dtype == "bf16" ? DType::bf16 : dtype == "f64" ? DType::f64 : DType::f32;
+    settings.optimizer = optimizer == "none"    ? OptimizerKind::none
+                         : optimizer == "adamw" ? OptimizerKind::adamw
+                                                : OptimizerKind::adamw_pure;
+    require(settings.optimizer != OptimizerKind::adamw_pure || settings.dtype == DType::bf16,
+            "--optimizer adamw-bf16 is for --dtype bf16");
+    settings.micro_batches = micro_batches;
+    const std::size_t budget = memory.empty() ? 0 : parse_bytes(memory);
+    std::printf("%s\n%s, optimizer %s, %ld micro-batch%s a step\n\n", describe(settings.config).c_str(), dtype.c_str(),
+                optimizer.c_str(), micro_batches, micro_batches == 1 ? "" : "es");
+    result = {{"config", config_to_json(settings.config)},
+              {"dtype", dtype},
+              {"optimizer", optimizer},
+              {"accumulate", micro_batches}};
+    if (budget && length == 0) longest(budget);
+    if (budget && length > 0) chunk_for(budget);
+    if (length > 0 || !budget) usage(length > 0 ? length : default_length());
+    if (!sweep.empty()) write_sweep();
+    if (!json_file.empty()) write_file_atomically(json_file, result.dump(2) + "\n");
+  }
+
+  Index default_length() const {
+    return std::min<Index>(settings.config.max_length > 0 ? settings.config.max_length : 4096, 32768);
+  }
+
+  void usage(Index rows) {
+    std::printf("Peak memory and work of a step on a stream of %ld tokens:\n\n", rows);
+    TextTable table({"", "full", "checkpoint", "stream"});
+    std::array<Usage, 3> usages;
+    for (Mode mode : kModes)
+      usages[static_cast<std::size_t>(mode)] = plan(settings, rows, schedule_for(mode, settings.config, rows, chunk));
+    for (std::size_t kind = 0; kind < usages[0].by_kind.size(); ++kind) {
+      std::vector<std::string> row = {kKindNames[kind]};
+      std::size_t sum = 0;
+      for (const Usage& u : usages) sum += u.by_kind[kind], row.push_back(human_bytes(u.by_kind[kind]));
+      if (sum > 0) table.add(row);
+    }
+    std::vector<std::string> peak = {"peak"}, work = {"FLOPs"};
+    for (Mode mode : kModes) {
+      const Usage& u = usages[static_cast<std::size_t>(mode)];
+      peak.push_back(human_bytes(u.peak));
+      work.push_back(human_count(u.flops));
+      Json kinds;
+      for (std::size_t kind = 0; kind < u.by_kind.size(); ++kind) kinds[kKindNames[kind]] = u.by_kind[kind];
+      result["usage"][name(mode)] = {{"length", rows}, {"peak", u.peak}, {"flops", u.flops}, {"by_kind", kinds}};
+    }
+    table.add(peak);
+    table.add(work);
+    table.print();
+    std::printf("\n(stream: chunks of %ld rows, logits of %ld rows)\n", std::min(chunk, round_up(rows, kTile)),
+                head_chunk_for(settings.config, std::min(chunk, round_up(rows, kTile))));
+  }
+
+  void longest(std::size_t budget) {
+    std::printf("Longest token stream in %s:\n\n", human_bytes(budget).c_str());
+    TextTable table({"mode", "tokens", "peak", "FLOPs"});
+    for (Mode mode : kModes) {
+      const Index rows = longest_for_budget(settings, mode, chunk, budget);
+      result["longest"][name(mode)] = rows;
+      if (rows == 0) {
+        table.add({name(mode), "0", "does not fit", ""});
+        continue;
+      }
+      const Usage u = plan(settings, rows, schedule_for(mode, settings.config, rows, chunk));
+      table.add({name(mode), std::to_string(rows), human_bytes(u.peak), human_count(u.flops)});
+    }
+    table.print();
+    std::printf("\n(stream: chunks of %ld rows)\n", chunk);
+  }
+
+  void chunk_for(std::size_t budget) {
+    const Index found = chunk_for_budget(settings, length, budget);
+    const std::size_t least = plan(settings, length, schedule_for(Mode::stream, settings.config, length, kTile)).peak;
+    require(found > 0, "a step on ", length, " tokens needs at least ", human_bytes(least), ", more than the ",
+            human_bytes(budget),
+            " allowed; give more --memory or a shorter --length (without --length, plan tells the longest)");
+    std::printf("Largest chunk in %s: %ld rows\n\n", human_bytes(budget).c_str(), found);
+    result["chunk"] = chunk = found;
+  }
+
+  void write_sweep() {
+    Json curve = result;
+    for (Mode mode : kModes) {
+      Json points = Json::array();
+      for (Index rows = 1024; rows <= (Index{1} << 18); rows = rows * 5 / 4 / kTile * kTile) {
+        points.push_back(
+            {{"length", rows}, {"peak", plan(settings, rows, schedule_for(mode, settings.config, rows, chunk)).peak}});
+      }
+      curve["curve"][name(mode)] = points;
+    }
+    curve["chunk"] = chunk;
+    curve["name"] = model.model;
+    write_file_atomically(sweep, curve.dump(1) + "\n");
+    std::printf("\nThe curve is in %s; scripts/plot.py draws it.\n", sweep.c_str());
+  }
+
+  ModelOptions model;
+  Index length = 0, chunk = 1024, micro_batches = 1;
+  std::string memory, dtype = "bf16", optimizer = "none", sweep, json_file;
+  StepSettings settings;
+  Json result;
+};
+
+}  // namespace streambp

@@ -1,0 +1,163 @@
+// streambp verify: a proof, on this machine, that StreamBP's gradient is the full-memory gradient.
+#pragma once
+
+#include "../data/checkpoint.cuh"
+#include "../gradient_check.cuh"
+#include "options.cuh"
+
+namespace streambp {
+
+class VerifyCommand {
+ public:
+  explicit VerifyCommand(CLI::App& parent) {
+    CLI::App& app = *parent.add_subcommand(
+        "verify",
+        "Prove that StreamBP's gradient is the full-memory gradient.\n\n"
+        "Computes the gradient of random documents in full, checkpoint and stream mode, and compares every parameter:\n"
+        "bit for bit with full mode, and in size with float64. Exits with 0 only if every bit is equal and the error "
+        "is\n"
+        "within 1e-5 in float32, 1e-10 in float64 (largest difference of a tensor over its largest entry).\n\n"
+        "  streambp verify --family qwen3 --dtype f64 --reference\n"
+        "  streambp verify --model out/run-1/step-000200 --length 2000 --chunk 128 512");
+    model.add_to(app, "--model", true);
+    app.add_option("--length", length, "Tokens of the stream, in documents of unequal length")
+        ->check(CLI::Range(4, 1 << 24))
+        ->capture_default_str();
+    app.add_option("--documents", documents, "Documents in the stream")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_option("--chunk", stream_chunks, "One or more chunks for stream mode")->capture_default_str();
+    app.add_option("--dtype", dtype, "f32 or f64")->check(CLI::IsMember({"f32", "f64"}))->capture_default_str();
+    app.add_option("--seed", seed, "Of weights, where there is no --model directory, and of tokens")
+        ->capture_default_str();
+    app.add_flag("--reference", with_reference,
+                 "Compare with the independent double-precision reference as well: slow, plain, and in memory that "
+                 "grows with length squared");
+    app.add_option("--json", json_file, "Write the table to this JSON file as well");
+    app.callback([this] { dtype == "f32" ? run<float>() : run<double>(); });
+  }
+
+  bool failed() const { return failed_; }
+
+ private:
+  template <class T>
+  void run() {
+    for (Index chunk : stream_chunks) check_chunk(chunk);
+    require(documents * 2 <= length, "--documents ", documents, " of two tokens or more do not fit --length ", length);
+    const Config config = model.config(length);
+    require(config.positions == Positions::rope || length <= config.max_length * documents, "--length ", length, " in ",
+            documents, " documents is longer than the ", config.max_length,
+            " positions that the model has learned; give more --documents");
+    const fs::path weights = fs::is_directory(model.model) ? fs::path(model.model) : fs::path();
+    auto fill = [&](auto& m) {
+      if (weights.empty()) {
+        initialise(m, seed, 0.05);
+      } else {
+        load_model(weights, m);
+      }
+    };
+    const Batch batch = random_batch(config);
+    const double tolerance = sizeof(T) == 4 ? 1e-5 : 1e-10;
+    std::printf("%s%s\n%s, %ld tokens in %ld documents, %ld targets\n\n", describe(config).c_str(),
+                weights.empty() ? ", random weights" : (", weights of " + weights.string()).c_str(), dtype.c_str(),
+                length, documents, batch.target_count());
+    std::fflush(stdout);
+
+    TextTable table({"mode", "chunk", "loss", "memory", "seconds", "largest error", "in", "bits"});
+    Json json = {{"config", config_to_json(config)}, {"dtype", dtype},         {"length", length},
+                 {"documents", documents},           {"tolerance", tolerance}, {"runs", Json::array()}};
+
+    progress("full, float64");
+    const Schedule full = Schedule::full(length);
+    GradientRun truth = run_gradient<double>(config, batch, full, fill);
+    std::string truth_name = "full mode in float64";
+    if (with_reference) {
+      progress("reference");
+      truth_name = "the independent reference in float64";
+      const auto start = std::chrono::steady_clock::now();
+      const reference::Result naive = reference_gradient(config, batch, fill);
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      table.add({"reference", "", format("%.12f", naive.loss), "", format("%.2f", seconds), "", "", ""});
+      truth.gradient = HostGradient(truth.gradient, naive.gradient);
+      truth.loss = naive.loss;
+    }
+
+    std::optional<GradientRun> first;
+    auto verify_mode = [&](Mode mode, Index chunk) {
+      progress(mode == Mode::stream ? format("stream %ld", chunk) : name(mode));
+      const GradientRun run = run_gradient<T>(config, batch, schedule_for(mode, config, length, chunk), fill);
+      const Difference error = run.gradient.difference(truth.gradient);
+      const double loss_error = std::abs(run.loss - truth.loss) / std::abs(truth.loss);
+      const bool equal = !first || (run.gradient == first->gradient && run.loss == first->loss);
+      const bool exact_plan = run.peak == run.planned;
+      if (!(error.relative <= tolerance && loss_error <= tolerance) || !equal || !exact_plan) failed_ = true;
+      table.add({name(mode), mode == Mode::stream ? std::to_string(chunk) : "all", format("%.12f", run.loss),
+                 human_bytes(run.peak) + (exact_plan ? "" : " (planned " + human_bytes(run.planned) + ")"),
+                 format("%.2f", run.seconds), format("%.1e", error.relative), error.tensor,
+                 !first  ? "as full"
+                 : equal ? "all equal"
+                         : "DIFFER"});
+      json["runs"].push_back({{"mode", name(mode)},
+                              {"chunk", mode == Mode::stream ? chunk : length},
+                              {"loss", run.loss},
+                              {"peak", run.peak},
+                              {"planned", run.planned},
+                              {"seconds", run.seconds},
+                              {"error", error.relative},
+                              {"tensor", error.tensor},
+                              {"bits_equal", equal}});
+      if (!first) first = run;
+    };
+    verify_mode(Mode::full, 0);
+    verify_mode(Mode::checkpoint, 0);
+    for (Index chunk : stream_chunks) verify_mode(Mode::stream, chunk);
+    progress("");
+
+    table.print();
+    std::printf("\nErrors are against %s; tolerance %.0e.\n", truth_name.c_str(), tolerance);
+    std::printf(failed_ ? "FAILED: see the table.\n"
+                        : "Verified: every gradient is exact, and every bit the same in all modes.\n");
+    json["reference"] = with_reference;
+    json["verified"] = !failed_;
+    if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
+  }
+
+  // Documents of unequal length with random tokens; the first tokens of each have no target, like a prompt.
+  Batch random_batch(const Config& config) const {
+    const Random random(seed, 77);
+    Batch batch;
+    std::uint64_t index = 0;
+    auto token = [&] {
+      return static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(config.vocab), index++));
+    };
+    Index begin = 0;
+    for (Index i = 0; i < documents; ++i) {
+      // ends at quadratic fractions, so that later documents are longer; but each has two tokens or more
+      const double fraction = static_cast<double>(i + 1) / static_cast<double>(documents);
+      Index end = i + 1 == documents
+                      ? length
+                      : static_cast<Index>(static_cast<double>(length) * (0.5 * fraction + 0.5 * fraction * fraction));
+      if (config.positions == Positions::learned) end = length * (i + 1) / documents;
+      end = std::clamp(end, begin + 2, length - 2 * (documents - 1 - i));
+      std::vector<std::int32_t> document;
+      for (Index t = begin; t < end; ++t) document.push_back(token());
+      batch.append(document, token());
+      for (Index t = begin; t < begin + (end - begin) / 8; ++t) batch.targets[static_cast<std::size_t>(t)] = -1;
+      begin = end;
+    }
+    return batch;
+  }
+
+  static void progress(const std::string& what) {
+    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s", what.c_str());
+  }
+
+  ModelOptions model;
+  Index length = 1000, documents = 3;
+  std::vector<Index> stream_chunks = {128, 256, 512};
+  std::string dtype = "f32", json_file;
+  std::uint64_t seed = 1;
+  bool with_reference = false, failed_ = false;
+};
+
+}  // namespace streambp

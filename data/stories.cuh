@@ -1,0 +1,104 @@
+// The training data that needs no download: little stories, told from a small vocabulary.
+//
+// A story opens with people who leave things in places and own numbers of things, goes on about something else, and
+// ends with questions that only its opening answers. So a model first learns to spell, then grammar, then a little
+// arithmetic, and at last to look far back, which pays only when its context reaches the opening.
+#pragma once
+
+#include <cctype>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../kernels/random.cuh"
+
+namespace streambp {
+
+struct Story {
+  struct Fact {  // Mia hid the green lamp in the barn.
+    std::string person, verb, object, place;
+    bool operator==(const Fact&) const = default;
+  };
+  std::vector<Fact> facts;  // in the order of the opening
+  std::string text;         // opening, middle and end, a line each
+};
+
+namespace storytelling {
+
+using List = std::vector<std::string>;
+
+inline const List kGirls = {"Mia", "Nora", "Lily", "Ada", "Rosa", "Ida"};
+inline const List kBoys = {"Tom", "Ben", "Max", "Sam", "Leo", "Finn"};
+inline const List kVerbs = {"hid", "left", "put", "lost", "dropped", "kept"};
+inline const List kLooks = {"red", "green", "blue", "white", "little", "old", "silver", "pretty"};
+inline const List kObjects = {"lamp", "kite", "drum", "hat", "key", "book", "bell", "ball", "cup", "clock", "spoon", "coat"};
+inline const List kPlaces = {"in the barn",     "under the bridge", "behind the mill",  "by the pond",
+                             "on the roof",     "in the garden",    "under the bed",    "behind the school",
+                             "by the well",     "on the hill",      "in the cave",      "under the stairs",
+                             "behind the shed", "by the gate",      "in the boat",      "on the shelf"};
+inline const List kThings = {"apples", "pears", "nuts", "eggs", "shells", "stones", "roses", "buttons", "cakes", "coins"};
+inline const List kAnimals = {"cat", "dog", "goose", "fox", "goat", "mouse", "pony", "duck"};
+inline const List kTimes = {"One sunny morning", "One windy day", "On a cold night", "Last summer", "Long ago", "After the rain"};
+
+// {A} and {B} are two of the people, {he}, {him} and {his} stand for {A}; {mine} is what {A} put somewhere, {yours} what
+// {B} did. {n} + {m} = {sum}.
+inline const List kMiddles = {
+    "{A} counted {n} {things} and {m} {others}, {sum} in all.",
+    "{A} had {sum} {things} and gave {m} to {B}, so {he} had {n} left.",
+    "{A} found {n} {things} and then {m} more, which made {sum}.",
+    "{A} sang a song about the moon, and {B} danced.",
+    "It began to rain, so {A} and {B} sat down under a big tree.",
+    "{A} was hungry, so {B} gave {him} some bread.",
+    "\"Where is the {yours}?\" asked {A}. \"I will not tell you,\" said {B}.",
+    "{A} thought of the {mine} and smiled.",
+    "{A} looked for the {yours} until {he} was tired.",
+    "A {animal} came down the road and looked at {A}.",
+    "{A} and {B} ran to the river to see the {animal}.",
+    "\"I had a dream about a {animal},\" said {A}, and {B} laughed.",
+    "{A} made soup, and {B} ate two bowls of it.",
+    "The sun was warm, and the wind was soft.",
+    "{A} told {B} a story about a king and his {animal}.",
+    "{A} lost {his} shoe, but {B} soon found it.",
+    "{A} fell asleep in the grass, and {B} was very quiet.",
+};
+inline const List kQuestions = {
+    "Where was the {object}? {Place}, where {A} {verb} it.",
+    "Who {verb} the {object}? {A} did, {place}.",
+    "What was {place}? The {object} that {A} {verb} there.",
+};
+
+// A sequence of choices; the same for the same seed and number.
+class Dice {
+ public:
+  Dice(std::uint64_t seed, std::uint64_t number) : random_(seed, number) {}
+  std::size_t below(std::size_t n) { return random_.below(n, rolls_++); }
+  std::size_t between(std::size_t low, std::size_t high) { return low + below(high - low + 1); }
+  const std::string& one(const List& list) { return list[below(list.size())]; }
+  // Some different entries of a list, in any order.
+  template <class T>
+  std::vector<T> some(std::size_t count, std::vector<T> list) {
+    for (std::size_t i = 0; i < count; ++i) std::swap(list[i], list[between(i, list.size() - 1)]);
+    list.resize(count);
+    return list;
+  }
+
+ private:
+  Random random_;
+  std::uint64_t rolls_ = 0;
+};
+
+using Words = std::map<std::string, std::string>;
+
+// The sentence with words in its {slots}.
+inline std::string fill(std::string sentence, const Words& words) {
+  for (std::size_t open; (open = sentence.find('{')) != std::string::npos;) {
+    const std::size_t close = sentence.find('}', open);
+    sentence.replace(open, close - open + 1, words.at(sentence.substr(open + 1, close - open - 1)));
+  }
+  return sentence;
+}
+
+}  // namespace storytelling

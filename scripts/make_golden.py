@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/<case>.safetensors: what Hugging Face transformers computes for tiny models, in float64."""
+
+import argparse
+import copy
+import json
+import math
+import os
+import zlib
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from safetensors.torch import save
+
+# Named one by one, so that they are loaded before `everything_in_float64` changes what torch.float32 means.
+from transformers import GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+
+MODELS = [GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM]
+FLOAT32 = torch.float32  # the real one, also inside `everything_in_float64`
+
+EXPLANATION = """
+What a file holds, for N tokens and a vocabulary of V:
+
+  __metadata__         config: the model's config.json, as a string
+  weights/<name>       F32  every parameter, named as in a checkpoint; a tied lm_head is not repeated
+  grad/<name>          F64  d loss / d parameter
+  tokens    [N]        I32  a few documents laid end to end: one stream
+  targets   [N]        I32  the token to predict: the next one of the document, or -1 for none
+  positions [N]        I32  of each token in its document
+  key_begin [N]        I32  where in the stream the token's document begins
+  logits    [N, V]     F64
+  logp      [N]        F64  log-probability of the target, 0 where there is none
+  loss      [1]        F64  mean of -logp over all targets of the stream
+
+Each document goes through the model on its own, so a trainer that packs documents into one stream must not
+let them see each other. The last token of a document has no target, nor has its first quarter, its "prompt".
+
+Before a file is written its numbers are checked: norms and rotary positions against a few lines of plain Python,
+the gradient against finite differences of the loss. The table shows the error of the latter, relative; a single
+float32 hidden in the model would raise it to 1e-3 or so. On the same kind of processor the same versions of torch
+and transformers write the same bytes every time.
+
+Needs: pip install torch transformers safetensors      (the files were made with torch 2.15.0, transformers 5.23.0)
+"""
+
+
+# ---- The cases: config.json as the family's published models spell it, and the lengths of the documents ----
+
+
+def gpt2(vocab, hidden, heads, mlp):
+    return {
+        "activation_function": "gelu_new",
+        "architectures": [GPT2LMHeadModel.__name__],
+        "bos_token_id": vocab - 1,
+        "eos_token_id": vocab - 1,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt2",
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_inner": mlp,  # null stands for 4 * n_embd
+        "n_layer": 2,
+        "n_positions": 32,
+        "vocab_size": vocab,
+    }
+
+
+def llama_like(model_class, vocab, hidden, heads, kv_heads, mlp, **more):
+    return {
+        "architectures": [model_class.__name__],
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "max_position_embeddings": 64,
+        "model_type": model_class.config_class.model_type,
+        "num_attention_heads": heads,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-05,
+        "vocab_size": vocab,
+        **more,
+    }
+
+
+# With 32 positions of first training, wavelengths up to 8 stay, from 32 on they are stretched by the whole factor.
+LLAMA3_ROPE = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 32,
+    "rope_type": "llama3",
+}
+# A window that is switched off: Qwen's files carry one.
+NO_WINDOW = {"max_window_layers": 1, "sliding_window": 4, "use_sliding_window": False}
+
+CASES = {
+    "gpt2": (gpt2(vocab=61, hidden=24, heads=3, mlp=None), [23, 2, 17]),
+    "gpt2_odd": (gpt2(vocab=47, hidden=20, heads=2, mlp=50), [2, 29, 13]),
+    "llama2": (
+        llama_like(LlamaForCausalLM, vocab=53, hidden=24, heads=3, kv_heads=3, mlp=40,
+                   rope_scaling=None, rope_theta=10000.0, attention_bias=False, tie_word_embeddings=False),
+        [23, 2, 17],
+    ),
+    "llama3": (
+        llama_like(LlamaForCausalLM, vocab=59, hidden=32, heads=4, kv_heads=2, mlp=36, head_dim=8,
+                   rope_scaling=LLAMA3_ROPE, rope_theta=100.0, attention_bias=False, mlp_bias=False,
+                   tie_word_embeddings=True),
+        [31, 3, 19],
+    ),
+    # In the newer spelling: transformers 5 saves "rope_parameters", earlier ones rope_theta and rope_scaling.
+    "llama_bias": (
+        llama_like(LlamaForCausalLM, vocab=53, hidden=24, heads=2, kv_heads=1, mlp=36, head_dim=14,
+                   rope_parameters={"rope_theta": 200.0, **LLAMA3_ROPE}, attention_bias=True, mlp_bias=True,
+                   tie_word_embeddings=False),
+        [14, 25, 2],
+    ),
+    "mistral": (
+        llama_like(MistralForCausalLM, vocab=53, hidden=24, heads=3, kv_heads=1, mlp=44,
+                   rope_theta=10000.0, sliding_window=5, tie_word_embeddings=False),
+        [23, 2, 17, 5],
+    ),
+    "qwen2": (
+        llama_like(Qwen2ForCausalLM, vocab=67, hidden=24, heads=4, kv_heads=2, mlp=44,
+                   rope_theta=1000.0, tie_word_embeddings=True, **NO_WINDOW),
+        [19, 1, 22],
+    ),
+    "qwen2_untied": (
+        llama_like(Qwen2ForCausalLM, vocab=43, hidden=32, heads=4, kv_heads=1, mlp=34,
+                   rope_theta=1000000.0, tie_word_embeddings=False, **NO_WINDOW),
+        [2, 16, 27],
+    ),
+    "qwen3": (
+        llama_like(Qwen3ForCausalLM, vocab=51, hidden=20, heads=3, kv_heads=1, mlp=48, head_dim=10,
+                   rope_scaling=None, rope_theta=1000.0, attention_bias=False, tie_word_embeddings=False,
+                   max_window_layers=2, sliding_window=None, use_sliding_window=False),
+        [23, 2, 17],
+    ),
+    "qwen3_tied": (
+        llama_like(Qwen3ForCausalLM, vocab=71, hidden=28, heads=4, kv_heads=2, mlp=38, head_dim=8,
+                   rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"}, attention_bias=False,
+                   layer_types=["full_attention", "full_attention"], tie_word_embeddings=True),
+        [20, 11, 2, 15],
+    ),
+}  # fmt: skip
+
+
+# ---- The model, wholly in float64 ----
+
+
+@contextmanager
+def everything_in_float64():
+    """Makes float32 mean float64, for the making and the running of a model.
+
+    A model cast to float64 is not enough: to stay accurate under bfloat16, transformers casts to float32 in the midst
+    of the computation (RMSNorm's input; the angles of the rotary positions and their frequencies, which are computed
+    when the model is made). So, in here, the names by which it asks for float32 give float64.
+    """
+    with (
+        patch.multiple(torch, float32=torch.float64, float=torch.float64),
+        patch.object(torch.Tensor, "float", torch.Tensor.double),
+    ):
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(FLOAT32)
+
+
+def make_model(config, random):
+    """A model of which no parameter is at a special value such as 0 or 1; all of them are float32 numbers."""
+    (model_class,) = [m for m in MODELS if m.__name__ in config["architectures"]]
+    own_config = model_class.config_class.from_dict(copy.deepcopy(config))  # a copy, as transformers rewrites parts
+    model = model_class._from_config(own_config, attn_implementation="sdpa").double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            norm_weight = parameter.ndim == 1 and name.endswith("weight")
+            noise = 0.25 * torch.randn(parameter.shape, generator=random, dtype=torch.double)
+            parameter.copy_((noise + 1 if norm_weight else noise).type(FLOAT32))
+    return model
+
+
+def checkpoint_parameters(model):
+    """The parameters under the names that they have in published checkpoints (GPT-2's lack a prefix)."""
+    return {name.removeprefix("transformer."): parameter for name, parameter in model.named_parameters()}
+
+
+# ---- Tokens and loss ----
+
+
+def make_stream(lengths, vocab, random):
+    """Documents of the given lengths, end to end: tokens, targets, positions, key_begin."""
+    tokens = torch.randint(vocab, [sum(lengths)], generator=random)
+    targets, positions, key_begin = [], [], []
+    for length in lengths:
+        begin = len(targets)
+        document = tokens[begin : begin + length].tolist()
+        prompt = length // 4
+        targets += [-1] * prompt + document[prompt + 1 :] + [-1]
+        positions += range(length)
+        key_begin += [begin] * length
+    stream = {"tokens": tokens, "targets": targets, "positions": positions, "key_begin": key_begin}
+    return {name: torch.as_tensor(values, dtype=torch.int32) for name, values in stream.items()}
+
+
+def forward(model, stream, lengths):
+    """Runs the documents one by one. Returns logits, log-probabilities of the targets and the mean loss."""
+    documents = stream["tokens"].long().split(lengths)
+    logits = torch.cat([model(document[None], use_cache=False).logits[0] for document in documents])
+    targets = stream["targets"].long()
+    has_target = targets >= 0
+    logp = logits.log_softmax(-1).gather(1, targets.clamp(min=0)[:, None])[:, 0] * has_target
+    return logits, logp, -logp.sum() / has_target.sum()
+
+
+# ---- Checks ----
+
+
+def check_norm(model, config):
+    """The final norm against its formula, in Python's own floats, which are float64."""
+    norm = model.transformer.ln_f if "n_embd" in config else model.model.norm
+    x = [math.sin(i) for i in range(len(norm.weight))]
+    if "n_embd" in config:
+        mean = sum(x) / len(x)
+        centred = [v - mean for v in x]
+        scale = 1 / math.sqrt(sum(v * v for v in centred) / len(x) + config["layer_norm_epsilon"])
+        expected = [w * v * scale + b for w, v, b in zip(norm.weight.tolist(), centred, norm.bias.tolist())]
+    else:
+        scale = 1 / math.sqrt(sum(v * v for v in x) / len(x) + config["rms_norm_eps"])
+        expected = [w * v * scale for w, v in zip(norm.weight.tolist(), x)]
+    assert_close("norm", norm(torch.tensor([x]))[0].tolist(), expected)
+
+
+def check_rope(model, config, length):
+    """The cosines and sines of the rotary positions against their formula, in Python's own floats."""
+    rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})}
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    frequencies = [rope["rope_theta"] ** (-2 * i / dim) for i in range(dim // 2)]
+    if rope.get("rope_type") == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        turns = [rope["original_max_position_embeddings"] * f / (2 * math.pi) for f in frequencies]
+        keep = [min(max((t - low) / (high - low), 0), 1) for t in turns]
+        assert keep[0] == 1 and keep[-1] == 0 and any(0 < k < 1 for k in keep), "a regime of llama3's rope is missing"
+        frequencies = [f * (k + (1 - k) / rope["factor"]) for f, k in zip(frequencies, keep)]
+    angles = [[p * f for f in frequencies] * 2 for p in range(length)]
+    cosines, sines = model.model.rotary_emb(torch.ones(1), torch.arange(length)[None])
+    for angle, cosine, sine in zip(angles, cosines[0].tolist(), sines[0].tolist()):
+        assert_close("cosine", cosine, [math.cos(a) for a in angle])
+        assert_close("sine", sine, [math.sin(a) for a in angle])
+
+
+def assert_close(what, values, expected):
+    error = max(abs(v - e) for v, e in zip(values, expected, strict=True))
+    assert error < 1e-14, f"{what}: differs by {error:.1e} from a plain computation"
+
+
+def finite_difference_error(model, loss_of_model, random):
+    """How far, relatively, the loss's slope along a line is from what the gradient says it is.
+
+    The line points uphill in every single parameter, by a random amount: no two errors can cancel.
+    """
+    parameters = list(model.parameters())
+    start = [p.detach().clone() for p in parameters]
+    line = [torch.randn(p.shape, generator=random).abs().copysign(p.grad) for p in parameters]
+    length = math.sqrt(sum((d * d).sum().item() for d in line))
+    slope = sum((d * p.grad).sum().item() for d, p in zip(line, parameters)) / length
+
+    @torch.no_grad()
+    def loss_at(distance):
+        for parameter, origin, d in zip(parameters, start, line):
+            parameter.copy_(origin + distance / length * d)
+        return loss_of_model().item()
+
+    h = 1e-5
+    measured = (loss_at(h) - loss_at(-h)) / (2 * h)
+    return abs(measured - slope) / abs(slope)
+
+
+# ---- A case, and all of them ----
+
+
+def make_case(name, folder):
+    config, lengths = CASES[name]
+    random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    with everything_in_float64():
+        model = make_model(config, random)
+        stream = make_stream(lengths, config["vocab_size"], random)
+        logits, logp, loss = forward(model, stream, lengths)
+        loss.backward()
+        parameters = checkpoint_parameters(model)
+        tensors = {
+            **{f"weights/{n}": p.detach().type(FLOAT32) for n, p in parameters.items()},
+            **{f"grad/{n}": p.grad.contiguous() for n, p in parameters.items()},
+            **stream,
+            "logits": logits.detach(),
+            "logp": logp.detach(),
+            "loss": loss.detach()[None],
+        }
+        check_norm(model, config)
+        if "n_embd" not in config:
+            check_rope(model, config, max(lengths))
+        error = finite_difference_error(model, lambda: forward(model, stream, lengths)[2], random)
+        assert error < 1e-8, f"{name}: the gradient is off the loss's slope by {error:.1e}; is a float32 left inside?"
+
+    # Written under another name first: a file that has its name is complete.
+    file, unfinished = folder / f"{name}.safetensors", folder / f"{name}.unfinished"
+    unfinished.write_bytes(save(tensors, {"config": json.dumps(config)}))
+    os.replace(unfinished, file)
+
+    count = sum(p.numel() for p in parameters.values())
+    size = file.stat().st_size
+    print(f"{name:14}{count:11,}{sum(lengths):8}{loss.item():9.4f}{error:19.1e}{size:12,}", flush=True)
+    return size
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXPLANATION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names, golden = ", ".join(CASES), Path(__file__).parents[1] / "tests" / "golden"
+    parser.add_argument("case", nargs="*", default=list(CASES), help=f"which to make (all if none is named): {names}")
+    parser.add_argument("--out", type=Path, default=golden, help="folder to write to (default: tests/golden)")
+    options = parser.parse_args()
+    for name in options.case:
+        if name not in CASES:
+            parser.error(f"there is no case '{name}'; the cases are {names}")
+
+    torch.set_num_threads(1)  # sums keep their order, so every run gives the same bits
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(f"{'case':14}{'parameters':>11}{'tokens':>8}{'loss':>9}{'finite difference':>19}{'bytes':>12}")
+    total = sum(make_case(name, options.out) for name in options.case)
+    print(f"{'together':14}{total:59,}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+// What the tests share: owned matrices, models of every family in awkward sizes, and packed batches.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "../data/config.cuh"
+#include "../gradient_check.cuh"
+
+namespace streambp {
+
+// A matrix with memory of its own, filled with normal noise.
+template <class T>
+struct Owned {
+  std::shared_ptr<std::vector<T>> storage;
+  Matrix<T> m;
+
+  Owned(Index rows, Index cols, std::uint64_t seed, double spread = 1, double mean = 0)
+      : storage(std::make_shared<std::vector<T>>(static_cast<std::size_t>(rows * cols))),
+        m(storage->data(), rows, cols) {
+    for (std::size_t i = 0; i < storage->size(); ++i)
+      (*storage)[i] = static_cast<T>(mean + spread * Random(seed).normal(i));
+  }
+  operator Matrix<T>() const { return m; }
+};
+
+struct Family {
+  std::string name;
+  Config config;
+};
+inline std::ostream& operator<<(std::ostream& out, const Family& family) { return out << family.name; }
+
+// Every family, with head dimensions that are no powers of two, odd vocabularies and widths, every kind of head
+// sharing.
+inline std::vector<Family> families() {
+  std::vector<Family> all;
+  auto add = [&](std::string name, Config c) { return &all.emplace_back(Family{std::move(name), c}).config; };
+  //                     vocabulary hidden layers heads kv dim mlp length tied
+  add("gpt2", make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 700, true));
+  add("gpt2_odd_heads", make_config("gpt2", 41, 35, 3, 5, 5, 7, 33, 700, true));
+  add("llama2", make_config("llama", 53, 24, 2, 3, 3, 8, 40, 0, false));
+  Config* c = add("llama3", make_config("llama", 259, 40, 2, 6, 2, 10, 56, 0, true));
+  c->rope_theta = 500, c->rope_scaling = {8, 1, 4, 64};
+  c = add("llama_biases", make_config("llama", 31, 20, 2, 4, 1, 6, 28, 0, false));
+  c->qkv_bias = c->output_bias = c->mlp_bias = true;
+  c = add("llama_geglu", make_config("llama", 31, 20, 2, 2, 1, 10, 28, 0, false));
+  c->mlp_kind = Mlp::geglu;
+  c = add("mistral", make_config("mistral", 61, 30, 2, 3, 1, 14, 50, 0, false));
+  c->window = 100;
+  c = add("mistral_tiny_window", make_config("mistral", 61, 24, 2, 2, 2, 6, 50, 0, false));
+  c->window = 3;
+  add("qwen2", make_config("qwen2", 71, 28, 2, 7, 1, 4, 36, 0, true));
+  add("qwen2_untied", make_config("qwen2", 71, 32, 1, 4, 4, 8, 36, 0, false));
+  add("qwen3", make_config("qwen3", 83, 25, 2, 3, 1, 22, 45, 0, true));
+  add("qwen3_untied", make_config("qwen3", 83, 32, 3, 4, 2, 18, 45, 0, false));
+  return all;
+}
+
+// Documents of these lengths, packed; some tokens without a target, as in a prompt.
+inline Batch packed(const Config& c, const std::vector<Index>& lengths, std::uint64_t seed = 5) {
+  Batch batch;
+  std::uint64_t i = 0;
+  auto token = [&] { return static_cast<std::int32_t>(Random(seed).below(static_cast<std::uint64_t>(c.vocab), i++)); };
+  for (Index length : lengths) {
+    std::vector<std::int32_t> document;
+    for (Index t = 0; t < length; ++t) document.push_back(token());
+    const std::size_t begin = batch.targets.size();
+    batch.append(document, length % 2 ? token() : -1);
+    for (std::size_t t = begin; t + 1 < begin + static_cast<std::size_t>(length) / 4; ++t) batch.targets[t] = -1;
+  }
+  return batch;
+}
+
+// Weights with nothing at a special value.
+inline auto random_weights(std::uint64_t seed = 3, double spread = 0.15) {
+  return [=](auto& model) { initialise(model, seed, spread); };
+}
+
+struct PrintFamily {
+  template <class Info>
+  std::string operator()(const Info& info) const {
+    return info.param.name;
+  }
+};
+
+}  // namespace streambp

@@ -1,0 +1,183 @@
+// The walk: every parameter of every family in every mode, against the independent reference and bit for bit between
+// modes.
+#include "support.cuh"
+
+namespace streambp {
+namespace {
+
+// Document ends fall inside tiles and chunks; the last tile is incomplete.
+const std::vector<Index> kDocuments = {5, 290, 1, 130, 60, 37};
+
+class EveryFamily : public testing::TestWithParam<Family> {};
+INSTANTIATE_TEST_SUITE_P(Walk, EveryFamily, testing::ValuesIn(families()), PrintFamily());
+
+std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
+  std::vector<std::pair<std::string, Schedule>> schedules = {{"full", Schedule::full(rows)},
+                                                             {"checkpoint", Schedule::checkpoint(rows)}};
+  for (Index chunk : {128, 256, 384, 1024}) {  // one tile, two, not dividing the stream, longer than it
+    schedules.push_back({"stream " + std::to_string(chunk), Schedule::stream(chunk, 128)});
+  }
+  schedules.push_back({"stream 128, head 256", Schedule::stream(128, 256)});
+  return schedules;
+}
+
+TEST_P(EveryFamily, GradientInFloat64IsTheReferences) {
+  const Config& c = GetParam().config;
+  const Batch batch = packed(c, kDocuments);
+  const reference::Result truth = reference_gradient(c, batch, random_weights());
+  for (const auto& [name, schedule] : all_schedules(batch.size())) {
+    const GradientRun run = run_gradient<double>(c, batch, schedule, random_weights());
+    const Difference error = run.gradient.difference(HostGradient(run.gradient, truth.gradient));
+    EXPECT_LE(error.relative, 1e-10) << name << ": " << error.tensor;
+    EXPECT_NEAR(run.loss, truth.loss, 1e-10 * std::abs(truth.loss)) << name;
+    for (std::size_t t = 0; t < truth.logp.size(); ++t)
+      ASSERT_NEAR(run.logp[t], truth.logp[t], 1e-9) << name << ", token " << t;
+  }
+}
+
+TEST_P(EveryFamily, GradientInFloat32IsTheFloat64GradientToRounding) {
+  const Config& c = GetParam().config;
+  const Batch batch = packed(c, kDocuments);
+  const GradientRun truth = run_gradient<double>(c, batch, Schedule::full(batch.size()), random_weights());
+  for (const auto& [name, schedule] : all_schedules(batch.size())) {
+    const Difference error =
+        run_gradient<float>(c, batch, schedule, random_weights()).gradient.difference(truth.gradient);
+    EXPECT_LE(error.relative, 1e-5) << name << ": " << error.tensor;
+  }
+}
+
+template <class T>
+void expect_equal_bits(const Config& c) {
+  const Batch batch = packed(c, kDocuments);
+  const GradientRun full = run_gradient<T>(c, batch, Schedule::full(batch.size()), random_weights());
+  for (const auto& [name, schedule] : all_schedules(batch.size())) {
+    const GradientRun run = run_gradient<T>(c, batch, schedule, random_weights());
+    EXPECT_TRUE(run.gradient == full.gradient) << name << ": " << run.gradient.difference(full.gradient).tensor;
+    EXPECT_EQ(run.loss, full.loss) << name;
+    EXPECT_EQ(run.logp, full.logp) << name;
+    EXPECT_EQ(run.peak, run.planned) << name << ": the plan and the arena disagree";
+  }
+}
+TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInFloat32) { expect_equal_bits<float>(GetParam().config); }
+TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInFloat64) { expect_equal_bits<double>(GetParam().config); }
+
+// A document's gradient must not depend on its neighbours in the stream.
+TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
+  const Config& c = GetParam().config;
+  const std::vector<Index> lengths = {70, 150, 33};
+  const Batch all = packed(c, lengths);
+  std::map<std::string, std::vector<double>> sum;
+  Index begin = 0;
+  for (Index length : lengths) {
+    auto part = [&](const std::vector<std::int32_t>& v) {
+      return std::vector<std::int32_t>(v.begin() + begin, v.begin() + begin + length);
+    };
+    Batch one{part(all.tokens), part(all.targets), part(all.positions),
+              std::vector<std::int32_t>(static_cast<std::size_t>(length), 0)};
+    begin += length;
+    const GradientRun run = run_gradient<double>(c, one, Schedule::stream(128, 128), random_weights());
+    const double share = static_cast<double>(one.target_count()) / static_cast<double>(all.target_count());
+    for (std::size_t i = 0; i < run.gradient.values.size(); ++i) {
+      auto& total = sum[reference::key(run.gradient.parameters[i])];
+      total.resize(run.gradient.values[i].size());
+      for (std::size_t j = 0; j < total.size(); ++j) total[j] += share * run.gradient.values[i][j];
+    }
+  }
+  const GradientRun together = run_gradient<double>(c, all, Schedule::stream(128, 128), random_weights());
+  const Difference error = together.gradient.difference(HostGradient(together.gradient, sum));
+  EXPECT_LE(error.relative, 1e-12) << error.tensor;
+}
+
+// Micro-batches are normalised by the targets of the whole step, so accumulating them is exact; and it has the same
+// bits in every mode, each in the memory that was planned.
+TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
+  const Config c = families()[3].config;
+  const std::vector<Batch> batches = {packed(c, {100, 7}, 1), packed(c, {200, 31}, 2), packed(c, {5, 6}, 3)};
+  Batch all;
+  Index targets = 0;
+  for (const Batch& b : batches) {
+    const auto shift = static_cast<std::int32_t>(all.size());
+    targets += b.target_count();
+    all.tokens.insert(all.tokens.end(), b.tokens.begin(), b.tokens.end());
+    all.targets.insert(all.targets.end(), b.targets.begin(), b.targets.end());
+    all.positions.insert(all.positions.end(), b.positions.begin(), b.positions.end());
+    for (std::int32_t begin : b.key_begin) all.key_begin.push_back(begin + shift);
+  }
+  const GradientRun truth = run_gradient<double>(c, all, Schedule::full(all.size()), random_weights());
+  std::optional<HostGradient> first;
+  for (Mode mode : kModes) {
+    const Schedule schedule = schedule_for(mode, c, batches[1].size(), 128);
+    const StepSettings settings{c, DType::f64, OptimizerKind::none, static_cast<Index>(batches.size())};
+    const std::size_t planned = plan(settings, batches[1].size(), schedule).peak;
+    Cpu dev(planned);
+    Trainer<Cpu, double> trainer(dev, c, batches[1].size(), OptimizerKind::none);
+    initialise(trainer.model, 3, 0.15);
+    double loss = 0;
+    for (const Batch& b : batches) loss += trainer.accumulate(&b, targets, schedule);
+    const HostGradient gradient(c, trainer.grad);
+    EXPECT_LE(gradient.difference(truth.gradient).relative, 1e-12) << name(mode);
+    EXPECT_NEAR(loss, truth.loss, 1e-12 * truth.loss);
+    EXPECT_EQ(dev.arena.peak(), planned) << name(mode);
+    if (!first) first = gradient;
+    EXPECT_TRUE(gradient == *first) << name(mode);
+  }
+}
+
+// The number of threads does not change a bit either.
+TEST(Walk, AnyNumberOfThreadsGivesTheSameBits) {
+  const Config c = families()[9].config;
+  const Batch batch = packed(c, kDocuments);
+  const int threads = omp_get_max_threads();
+  std::optional<HostGradient> first;
+  for (int n : {1, 2, 3, 7}) {
+    omp_set_num_threads(n);
+    const GradientRun run = run_gradient<float>(c, batch, Schedule::stream(256, 128), random_weights());
+    if (!first) first = run.gradient;
+    EXPECT_TRUE(run.gradient == *first) << n << " threads";
+  }
+  omp_set_num_threads(threads);
+}
+
+// Wide enough that a matrix has several blocks of columns.
+TEST(Walk, WideLayersAgreeToo) {
+  Config c = make_config("qwen3", 1100, 420, 1, 6, 2, 90, 900, 0, false);
+  const Batch batch = packed(c, {300, 90});
+  const reference::Result truth = reference_gradient(c, batch, random_weights(3, 0.05));
+  const GradientRun full = run_gradient<double>(c, batch, Schedule::full(batch.size()), random_weights(3, 0.05));
+  const Difference error = full.gradient.difference(HostGradient(full.gradient, truth.gradient));
+  EXPECT_LE(error.relative, 1e-10) << error.tensor;
+  const GradientRun stream = run_gradient<double>(c, batch, Schedule::stream(128, 128), random_weights(3, 0.05));
+  EXPECT_TRUE(stream.gradient == full.gradient);
+}
+
+TEST(Walk, RefusesChunksThatAreNotWholeTiles) {
+  EXPECT_THROW(chunks(1000, 100), Error);
+  EXPECT_THROW(chunks(1000, 0), Error);
+}
+
+TEST(Walk, RefusesBatchesThatTheModelCannotRead) {
+  const Config c = families()[0].config;
+  Cpu dev(1 << 24);
+  Trainer<Cpu, float> trainer(dev, c, 64, OptimizerKind::none);
+  const Schedule schedule = Schedule::stream(128, 128);
+  auto expect_refused = [&](Batch batch, const char* why) {
+    EXPECT_THROW(trainer.accumulate(&batch, batch.target_count(), schedule), Error) << why;
+  };
+  Batch good = packed(c, {20});
+  Batch bad = good;
+  bad.tokens[3] = static_cast<std::int32_t>(c.vocab);
+  expect_refused(bad, "token beyond the vocabulary");
+  bad = good, bad.tokens[3] = -1;
+  expect_refused(bad, "negative token");
+  bad = good, bad.targets[3] = 1 << 30;
+  expect_refused(bad, "target beyond the vocabulary");
+  bad = good, bad.positions[3] = static_cast<std::int32_t>(c.max_length);
+  expect_refused(bad, "position beyond the table");
+  bad = good, std::fill(bad.targets.begin(), bad.targets.end(), -1);
+  expect_refused(bad, "no targets");
+  expect_refused(packed(c, {65}), "longer than the stream");
+  expect_refused(Batch{}, "empty");
+}
+
+}  // namespace
+}  // namespace streambp

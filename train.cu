@@ -1,0 +1,389 @@
+// The story of a run, top to bottom: parse -> plan -> load -> loop { batch, gradient, step } -> save.
+//
+// With nvcc this file is CUDA; without, it is C++.
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+
+#include "commands/bench_command.cuh"
+#include "commands/options.cuh"
+#include "commands/plan_command.cuh"
+#include "commands/verify_command.cuh"
+#include "data/checkpoint.cuh"
+#include "data/stories.cuh"
+#include "data/text.cuh"
+#include "generate.cuh"
+
+namespace streambp {
+
+class TrainCommand {
+ public:
+  explicit TrainCommand(CLI::App& parent) {
+    app = parent.add_subcommand(
+        "train",
+        "Train a language model from scratch, exactly, in little memory.\n\n"
+        "Without options: a small Llama on stories that the program makes up, in StreamBP mode, in about a minute on\n"
+        "two cores; it samples from the result at the end. With your own text and half a gigabyte:\n\n"
+        "  streambp train --data book.txt --length 4096 --memory 512MiB --steps 2000 --out book\n\n"
+        "A run leaves metrics.jsonl and checkpoints in its output directory. --out DIR --resume continues it with\n"
+        "the same bits as if it had never stopped, in any mode and with any chunk.");
+    model.add_to(*app, "", false);
+
+    group = "Data";
+    option("--data", data, "Plain text to learn, its bytes as tokens (default: stories made by the program)");
+    option("--length", length, "Tokens in a document")->check(CLI::Range(2, 1 << 24));
+    option("--batch", documents, "Documents in a micro-batch, laid end to end in one token stream")
+        ->check(CLI::Range(1, 1 << 20));
+    option("--accumulate", micro_batches, "Micro-batches in a step")->check(CLI::Range(1, 1 << 20));
+    option("--eval-fraction", evaluation_fraction, "Part of the text held out for evaluation")
+        ->check(CLI::Range(0.0, 0.5));
+
+    group = "Memory";
+    option("--mode", mode, "stream, checkpoint or full; the gradient has the same bits in each")
+        ->check(CLI::IsMember({"stream", "checkpoint", "full"}));
+    CLI::Option* chunk_option = option("--chunk", chunk, "Stream mode: rows whose activations exist at once");
+    option("--memory", memory, "Stream mode: budget, such as 512MiB; the largest chunk that fits is used")
+        ->default_str("")
+        ->excludes(chunk_option);
+
+    group = "Learning";
+    option("--steps", optimizer.steps, "Optimizer steps")->check(CLI::Range(1, 1 << 30));
+    option("--rate", optimizer.rate, "Highest learning rate")->check(CLI::NonNegativeNumber);
+    option("--warmup", optimizer.warmup, "Steps in which the rate rises; a cosine to a tenth follows")
+        ->check(CLI::NonNegativeNumber);
+    option("--decay", optimizer.decay, "Weight decay of matrices")->check(CLI::NonNegativeNumber);
+    option("--clip", optimizer.clip, "Largest global norm of a gradient; 0: any")->check(CLI::NonNegativeNumber);
+    option("--seed", seed, "Of initial weights, batches and samples");
+
+    group = "Output";
+    option("--out", out, "Directory for metrics.jsonl and checkpoints")->default_str("out/run-1, run-2, ...");
+    option("--eval-every", evaluation_interval, "Steps between evaluations; 0: only at the end")
+        ->check(CLI::NonNegativeNumber);
+    option("--checkpoint-every", checkpoint_interval, "Steps between checkpoints; 0: only at the end")
+        ->check(CLI::NonNegativeNumber);
+    app->add_flag("--resume", resume, "Continue the run in --out from its newest checkpoint")->group(group);
+    option("--stop-after", stop_after, "Stop after this step, with a checkpoint, as if interrupted; 0: run to the end")
+        ->check(CLI::NonNegativeNumber);
+    option("--sample", sample_length, "Tokens to sample at the end; 0: none")->check(CLI::Range(0, 1 << 20));
+    option("--prompt", prompt, "What the sample continues")->default_str("a line of the held-out text");
+    option("--temperature", temperature, "Of the sample; 0: always the likeliest token")->check(CLI::NonNegativeNumber);
+    app->callback([this] { run(); });
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Trainer = streambp::Trainer<Cpu, float>;
+
+  template <class V>
+  CLI::Option* option(const std::string& name, V& value, const std::string& help) {
+    return app->add_option(name, value, help)->capture_default_str()->group(group);
+  }
+
+  void run() {
+    const fs::path checkpoint = find_checkpoint();
+    if (!checkpoint.empty()) restore_options(checkpoint);
+
+    const Text text(data.empty() ? stories(seed, std::size_t{1} << 21) : read_file(data, std::size_t{1} << 36),
+                    evaluation_fraction, length, data.empty() ? "the program's own stories" : data);
+    const Batch evaluation = text.evaluation_batch(documents, length);
+    const Config config = configuration();
+    const Schedule schedule = choose_schedule(config);
+
+    Cpu dev(capacity(config, schedule));
+    Trainer trainer(dev, config, documents * length, OptimizerKind::adamw);
+    Index step = 0;
+    if (checkpoint.empty()) {
+      initialise(trainer.model, seed);
+    } else {
+      step = load_checkpoint(checkpoint, trainer);
+    }
+    open_output(step);
+    announce(config, schedule, dev, step);
+
+    if (step == 0) evaluate(trainer, evaluation, schedule, step);
+    const Index last = stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps;
+    start = Clock::now(), first_step = step;
+    while (step < last) {
+      ++step;
+      std::vector<Batch> batches;
+      for (Index i = 0; i < micro_batches; ++i) batches.push_back(text.batch(seed, step, i, documents, length));
+      dev.reset_work();
+      const auto step_start = Clock::now();
+      const StepResult result = trainer.step(batches, schedule, optimizer, step);
+      report(step, last, result, dev, std::chrono::duration<double>(Clock::now() - step_start).count());
+      const bool at_end = step == last;
+      if (at_end || (evaluation_interval > 0 && step % evaluation_interval == 0))
+        evaluate(trainer, evaluation, schedule, step);
+      if (at_end || (checkpoint_interval > 0 && step % checkpoint_interval == 0)) save(trainer, step);
+    }
+    if (sample_length > 0) sample(trainer, text);
+  }
+
+  // --- Before the loop ---
+
+  fs::path find_checkpoint() {
+    const fs::path newest = newest_checkpoint(out);
+    if (resume) {
+      require(!out.empty(), "--resume needs --out DIR, the directory of the run to continue");
+      require(!newest.empty(), out, ": no complete checkpoint to resume from; start the run without --resume");
+      return newest;
+    }
+    require(out.empty() || (newest.empty() && !fs::exists(fs::path(out) / "metrics.jsonl")), out,
+            ": holds a run already; continue it with --resume, or give another --out");
+    return {};
+  }
+
+  // The options that decide the bits of a run; mode, chunk and intervals do not.
+  template <class F>
+  void for_each_lasting_option(F&& f) {
+    f("--family", model.family), f("--hidden", model.hidden), f("--layers", model.layers), f("--heads", model.heads);
+    f("--kv-heads", model.kv_heads), f("--head-dim", model.head_dim), f("--mlp", model.mlp),
+        f("--window", model.window);
+    f("--tied", model.tied), f("--data", data), f("--length", length), f("--batch", documents);
+    f("--accumulate", micro_batches), f("--eval-fraction", evaluation_fraction), f("--steps", optimizer.steps);
+    f("--rate", optimizer.rate), f("--warmup", optimizer.warmup), f("--decay", optimizer.decay);
+    f("--clip", optimizer.clip), f("--seed", seed);
+  }
+
+  void restore_options(const fs::path& checkpoint) {
+    const std::string path = (checkpoint / "state.json").string();
+    const Json state = Json::parse(read_file(path), nullptr, false);
+    require(!state.is_discarded() && state.is_object() && state.contains("options") && state.contains("step"), path,
+            ": not the state of a run; is the file complete?");
+    for_each_lasting_option([&](const char* name, auto& value) {
+      require(state["options"].contains(name), path, ": the option ", name, " is missing");
+      std::decay_t<decltype(value)> stored;
+      try {
+        state["options"][name].get_to(stored);
+      } catch (const Json::exception&) {
+        fail(path, ": the option ", name, " has a value of the wrong type");
+      }
+      require(app->count(name) == 0 || value == stored, name, " ", value, ": the run in ", out, " was started with ",
+              stored, "; leave the option out, or start a new run");
+      value = stored;
+    });
+  }
+
+  Config configuration() const {
+    ModelOptions options = model;
+    options.vocab = Text::kVocabulary;
+    return options.config(length);
+  }
+
+  Schedule choose_schedule(const Config& config) {
+    const Index rows = documents * length;
+    const Mode chosen = mode == "full" ? Mode::full : mode == "checkpoint" ? Mode::checkpoint : Mode::stream;
+    require(chosen == Mode::stream || (app->count("--chunk") == 0 && memory.empty()),
+            "--chunk and --memory belong to --mode stream; ", mode, " mode has the whole stream as its chunk");
+    if (!memory.empty()) {
+      const StepSettings settings = step_settings(config);
+      const std::size_t budget = parse_bytes(memory);
+      chunk = chunk_for_budget(settings, rows, budget);
+      require(chunk > 0, "a step needs at least ",
+              human_bytes(plan(settings, rows, schedule_for(chosen, config, rows, kTile)).peak),
+              ", more than --memory ", memory, "; give more, or a smaller --batch, --length or model");
+    }
+    check_chunk(chunk);
+    return schedule_for(chosen, config, rows, chunk);
+  }
+
+  StepSettings step_settings(const Config& config) const {
+    return {config, DType::f32, OptimizerKind::adamw, micro_batches};
+  }
+
+  // What the run will allocate: a step, an evaluation and a sample, each run on the Plan device.
+  std::size_t capacity(const Config& config, const Schedule& schedule) const {
+    Plan dev;
+    streambp::Trainer<Plan, float> trainer(dev, config, documents * length, OptimizerKind::adamw);
+    trainer.plan_step(micro_batches, schedule, OptimizerKind::adamw);
+    trainer.plan_evaluation(schedule);
+    std::vector<float> logits;
+    if (sample_length > 0) Generator<Plan, float>(dev, trainer.model, length).read(nullptr, logits);
+    return dev.arena.peak();
+  }
+
+  Index load_checkpoint(const fs::path& checkpoint, Trainer& trainer) {
+    const Json state = Json::parse(read_file(checkpoint / "state.json"), nullptr, false);
+    load_model(checkpoint, trainer.model);
+    const SafetensorsFile moments(checkpoint / "optimizer.safetensors");
+    read_tensors(moments, "m.", table(trainer.model.config, trainer.optimizer.m));
+    read_tensors(moments, "v.", table(trainer.model.config, trainer.optimizer.v));
+    return Fields(state, (checkpoint / "state.json").string()).get<Index>("step");
+  }
+
+  // A run's directory, and its metrics up to the step it continues from.
+  void open_output(Index step) {
+    for (Index i = 1; out.empty(); ++i) {
+      const fs::path candidate = fs::path("out") / ("run-" + std::to_string(i));
+      if (!fs::exists(candidate)) out = candidate.string();
+    }
+    std::error_code error;
+    fs::create_directories(out, error);
+    require(!error, out, ": cannot create the output directory: ", error.message(), "; give another --out");
+    const fs::path path = fs::path(out) / "metrics.jsonl";
+    std::string kept;
+    if (step > 0 && fs::exists(path)) {
+      std::istringstream lines(read_file(path));
+      for (std::string line; std::getline(lines, line);) {
+        const Json json = Json::parse(line, nullptr, false);
+        if (json.is_object() && json.contains("step") && json["step"].is_number() && json["step"] <= step)
+          kept += line + "\n";
+      }
+    }
+    write_file_atomically(path, kept);
+    metrics.open(path, std::ios::app);
+  }
+
+  void announce(const Config& config, const Schedule& schedule, const Cpu& dev, Index step) {
+    machine_rate = matmul_rate<float>();
+    const std::string chunked = mode == "stream" ? format(", chunks of %ld rows", schedule.chunk) : "";
+    std::printf("model    %s\n", describe(config).c_str());
+    std::printf("data     %s: %ld x %ld tokens x %ld micro-batches a step\n", data.empty() ? "stories" : data.c_str(),
+                documents, length, micro_batches);
+    std::printf("memory   %s, planned: mode %s%s\n", human_bytes(dev.arena.capacity()).c_str(), mode.c_str(),
+                chunked.c_str());
+    std::printf("machine  %d threads, matmul at %.0f GFLOP/s\n", omp_get_max_threads(), machine_rate / 1e9);
+    std::printf("output   %s%s\n\n", out.c_str(), step > 0 ? format(", resumed after step %ld", step).c_str() : "");
+    std::fflush(stdout);
+  }
+
+  // --- In the loop ---
+
+  void write_metrics(const Json& line) {
+    metrics << line.dump() << "\n" << std::flush;
+    require(metrics.good(), out, "/metrics.jsonl: cannot write: ", std::strerror(errno));
+  }
+
+  void report(Index step, Index last, const StepResult& result, const Cpu& dev, double seconds) {
+    const double tokens_per_second = static_cast<double>(micro_batches * documents * length) / seconds;
+    const double utilisation = dev.flops() / seconds / machine_rate;
+    const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
+    const double left = elapsed / static_cast<double>(step - first_step) * static_cast<double>(last - step);
+    write_metrics({{"step", step},
+                   {"loss", result.loss},
+                   {"gradient_norm", result.gradient_norm},
+                   {"rate", learning_rate(optimizer, step)},
+                   {"tokens_per_second", tokens_per_second},
+                   {"utilisation", utilisation},
+                   {"memory", dev.arena.peak()},
+                   {"seconds", seconds}});
+    // A terminal shows every step on one line; a file gets a line now and then.
+    const bool terminal = isatty(STDOUT_FILENO);
+    const Index interval = std::max<Index>(1, (last - first_step) / 20);
+    const bool lasting = step == last || step % interval == 0;
+    if (!terminal && !lasting) return;
+    std::printf("%sstep %*ld/%ld  loss %.4f  norm %.3f  %s tok/s  %2.0f%% of matmul  %s  %ld:%02ld left%s",
+                terminal ? "\r\033[K" : "", static_cast<int>(std::to_string(last).size()), step, last, result.loss,
+                result.gradient_norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
+                human_bytes(dev.arena.peak()).c_str(), static_cast<Index>(left) / 60, static_cast<Index>(left) % 60,
+                lasting ? "\n" : "");
+    std::fflush(stdout);
+  }
+
+  // The loss on held-out text, and how it falls along a document: a model that uses its context does better late than
+  // early.
+  void evaluate(Trainer& trainer, const Batch& batch, const Schedule& schedule, Index step) {
+    if (batch.size() == 0) return;
+    const double loss = trainer.evaluate(batch, schedule);
+    auto part = [&](Index from, Index to) {
+      double sum = 0;
+      Index count = 0;
+      for (Index t = 0; t < batch.size(); ++t) {
+        const Index position = batch.positions[static_cast<std::size_t>(t)];
+        if (from <= position && position < to) sum -= static_cast<double>(trainer.logp(0, t)), ++count;
+      }
+      return sum / static_cast<double>(count);
+    };
+    const double early = part(0, length / 2), late = part(length / 2, length);
+    write_metrics({{"step", step}, {"evaluation_loss", loss}, {"first_half", early}, {"second_half", late}});
+    std::printf("%safter step %ld: held-out loss %.4f (first half of a document %.4f, second half %.4f)\n",
+                isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, loss, early, late);
+    std::fflush(stdout);
+  }
+
+  void save(Trainer& trainer, Index step) {
+    Json state = {{"step", step}};
+    for_each_lasting_option([&](const char* name, auto& value) { state["options"][name] = value; });
+    save_checkpoint(out, trainer.model, trainer.optimizer.m, trainer.optimizer.v, state);
+    if (step == optimizer.steps || step == stop_after) {
+      std::printf("saved    %s\n", (fs::path(out) / checkpoint_name(step)).c_str());
+    }
+  }
+
+  // --- After the loop ---
+
+  void sample(Trainer& trainer, const Text& text) {
+    if (prompt.empty()) prompt = text.prompt();
+    const Index room = length - 1;
+    const std::string begin = prompt.substr(0, static_cast<std::size_t>(room));
+    std::printf("\nA sample, continuing \"%s\":\n\n%s", begin.c_str(), begin.c_str());
+    Generator<Cpu, float> generator(trainer.dev, trainer.model, length);
+    const Random random(seed, 0x5a3b1e);
+    std::vector<float> logits;
+    for (unsigned char byte : begin) {
+      const std::int32_t token = byte;
+      generator.read(&token, logits);
+    }
+    const Index most = std::min(sample_length, length - static_cast<Index>(begin.size()));
+    for (Index i = 0; i < most; ++i) {
+      const std::int32_t token = draw(logits, temperature, random.uniform(static_cast<std::uint64_t>(i)));
+      std::printf("%c", printable(token));
+      std::fflush(stdout);
+      if (i + 1 < most) generator.read(&token, logits);
+    }
+    std::printf("\n");
+  }
+
+  static int printable(std::int32_t token) { return token >= 32 || token == '\n' || token == '\t' ? token : '?'; }
+
+  CLI::App* app;
+  std::string group;
+  ModelOptions model;
+  std::string data, mode = "stream", memory, out, prompt;
+  Index length = 512, documents = 8, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 400;
+  Index evaluation_interval = 100, checkpoint_interval = 0;
+  double evaluation_fraction = 0.05, temperature = 0.5;
+  std::uint64_t seed = 1;
+  bool resume = false;
+  OptimizerSettings optimizer{.rate = 3e-3, .warmup = 20, .steps = 200};
+
+  std::ofstream metrics;
+  double machine_rate = 0;
+  Clock::time_point start;
+  Index first_step = 0;
+};
+
+}  // namespace streambp
+
+int main(int argc, char** argv) {
+  using namespace streambp;
+  CLI::App app{
+      "streambp: exact backpropagation of long sequences in little memory.\n\n"
+      "  streambp train           train a model (without options: a small one, in about a minute)\n"
+      "  streambp verify          prove that the gradient is the full-memory gradient, bit for bit\n"
+      "  streambp plan MODEL      tell the memory and work of a training step at any length\n"
+      "  streambp bench           measure the speed of a training step\n\n"
+      "Each has a --help of its own. Exit codes: 0 done, 1 a verification failed, 2 something to mend."};
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(28);
+  TrainCommand train(app);
+  VerifyCommand verify(app);
+  PlanCommand plan(app);
+  BenchCommand bench(app);
+  try {
+    app.parse(argc, argv);
+    return verify.failed() ? 1 : 0;
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help
+    std::cerr << "streambp: " << e.what() << "\nSee " << (argc > 1 ? "streambp " + std::string(argv[1]) : "streambp")
+              << " --help\n";
+  } catch (const std::bad_alloc&) {
+    std::cerr << "streambp: out of host memory\n";
+  } catch (const std::exception& e) {
+    std::cerr << "streambp: " << e.what() << "\n";
+  }
+  return 2;
+}
