@@ -115,7 +115,8 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
     const bool vector = init == Init::ones || init == Init::zeros;
     if (!present) return;
     table.push_back(
-        {{prefix + (gpt2 ? gpt2_name : name), rows, cols, init, gpt2 && !vector, part, gpt2 ? parts : 1}, &w});
+        {{prefix + (gpt2 ? gpt2_name : name), rows, cols, init, gpt2 && !vector, gpt2 ? part : 0, gpt2 ? parts : 1},
+         &w});
   };
   // clang-format off
   row(true,         w.attention_norm,      "input_layernorm.weight", "ln_1.weight", 1, d, Init::ones);

@@ -80,21 +80,7 @@ class Trainer {
     return weighted_sum(sft_weights(batch, batch.target_count()), logp.data);
   }
 
-  void release_gradient() {
-    dev.arena.release_top();
-    grad = Tensors<G>(model.config);
-  }
-
-  Device& dev;
-  Model<T> model;
-  Tensors<G> grad;  // its tensors exist from the first backward pass of a step to its end
-  Optimizer<T, M> optimizer;
-  Matrix<A> logp;
-
- private:
-  static Schedule without_gradient(const Schedule& s) { return {Keep::nothing, s.chunk, s.head_chunk}; }
-
-  // A batch may be shorter than the stream that was allocated.
+  // Puts a batch on the device; it may be shorter than the stream that was allocated.
   void load(const Batch& batch) {
     validate(model.config, batch);
     require(0 < batch.size() && batch.size() <= stream.size(), "a batch of ", batch.size(),
@@ -107,6 +93,21 @@ class Trainer {
             part(stream.positions, batch.positions), part(stream.key_begin, batch.key_begin)};
   }
 
+  void release_gradient() {
+    dev.arena.release_top();
+    grad = Tensors<G>(model.config);
+  }
+
+  Device& dev;
+  Model<T> model;
+  Tensors<G> grad;  // its tensors exist from the first backward pass of a step to its end
+  Optimizer<T, M> optimizer;
+  Matrix<A> logp;
+  Stream view;  // the part of the stream that the batch fills
+
+ private:
+  static Schedule without_gradient(const Schedule& s) { return {Keep::nothing, s.chunk, s.head_chunk}; }
+
   void finish(StepResult& result, const OptimizerSettings& s, Index step) {
     result.gradient_norm = global_norm(dev, model.config, grad);
     require(std::isfinite(result.loss) && std::isfinite(result.gradient_norm), "step ", step, ": the loss is ",
@@ -118,7 +119,7 @@ class Trainer {
     release_gradient();
   }
 
-  Stream stream, view;
+  Stream stream;
   Matrix<A> token_weights;
 };
 

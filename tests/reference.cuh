@@ -38,24 +38,27 @@ struct Number {
   double value = 0, grad = 0;
 };
 
-// A view of a matrix of numbers. Its rows, its columns and its transpose are views of the same numbers, so going
-// through them needs no backward. A tensor that the model does not have is an array without rows.
+// A view of a matrix of numbers. Its transpose, some of its columns and a row of it repeated are views of the same
+// numbers and need no backward. A tensor that the model does not have is an array without rows.
 struct Array {
   Number* data = nullptr;
   Index rows = 0, cols = 0, row_stride = 0, col_stride = 0;
 
+  Array() = default;
+  Array(Number* data, Index rows, Index cols, Index row_stride, Index col_stride)
+      : data(data), rows(rows), cols(cols), row_stride(row_stride), col_stride(col_stride) {}
+  Array(const Matrix<Number>& m) : Array(m.data, m.rows, m.cols, m.stride, 1) {}
+
   Number& operator()(Index i, Index j) const { return data[i * row_stride + j * col_stride]; }
 };
 
-inline Array view(Matrix<Number> m) { return {m.data, m.rows, m.cols, m.stride, 1}; }
 inline Array transpose(Array a) { return {a.data, a.cols, a.rows, a.col_stride, a.row_stride}; }
-inline Array some_rows(Array a, Index begin, Index count) {
-  return {&a(begin, 0), count, a.cols, a.row_stride, a.col_stride};
+inline Array columns(Array a, Index begin, Index count) {
+  return {&a(0, begin), a.rows, count, a.row_stride, a.col_stride};
 }
-inline Array some_columns(Array a, Index begin, Index count) {
-  return transpose(some_rows(transpose(a), begin, count));
-}
+inline Array repeat(Array row, Index rows) { return {row.data, rows, row.cols, 0, row.col_stride}; }
 
+// Owns the numbers, and knows the way back from the last operation to the first.
 struct Tape {
   std::vector<std::vector<Number>> numbers;
   std::vector<std::function<void()>> steps;
@@ -71,36 +74,34 @@ struct Tape {
 
 // ---- Operations ----
 
-// y = a + b, where a b of one row is added to every row        da += dy        db += dy
+// y = a + b        da += dy        db += dy
 inline Array add(Tape& tape, Array a, Array b) {
   const Array y = tape.zeros(a.rows, a.cols);
-  auto b_at = [=](Index t, Index i) -> Number& { return b(b.rows == 1 ? 0 : t, i); };
   for (Index t = 0; t < y.rows; ++t) {
-    for (Index i = 0; i < y.cols; ++i) y(t, i).value = a(t, i).value + b_at(t, i).value;
+    for (Index i = 0; i < y.cols; ++i) y(t, i).value = a(t, i).value + b(t, i).value;
   }
   tape.on_the_way_back([=] {
     for (Index t = 0; t < y.rows; ++t) {
       for (Index i = 0; i < y.cols; ++i) {
         a(t, i).grad += y(t, i).grad;
-        b_at(t, i).grad += y(t, i).grad;
+        b(t, i).grad += y(t, i).grad;
       }
     }
   });
   return y;
 }
 
-// y = a * b number by number, where a b of one row multiplies every row        da += dy * b        db += dy * a
+// y = a * b number by number        da += dy * b        db += dy * a
 inline Array multiply(Tape& tape, Array a, Array b) {
   const Array y = tape.zeros(a.rows, a.cols);
-  auto b_at = [=](Index t, Index i) -> Number& { return b(b.rows == 1 ? 0 : t, i); };
   for (Index t = 0; t < y.rows; ++t) {
-    for (Index i = 0; i < y.cols; ++i) y(t, i).value = a(t, i).value * b_at(t, i).value;
+    for (Index i = 0; i < y.cols; ++i) y(t, i).value = a(t, i).value * b(t, i).value;
   }
   tape.on_the_way_back([=] {
     for (Index t = 0; t < y.rows; ++t) {
       for (Index i = 0; i < y.cols; ++i) {
-        a(t, i).grad += y(t, i).grad * b_at(t, i).value;
-        b_at(t, i).grad += y(t, i).grad * a(t, i).value;
+        a(t, i).grad += y(t, i).grad * b(t, i).value;
+        b(t, i).grad += y(t, i).grad * a(t, i).value;
       }
     }
   });
@@ -129,7 +130,7 @@ inline Array product(Tape& tape, Array a, Array b) {
 }
 
 // y[t] = table[row[t]]        dtable[row[t]] += dy[t]
-inline Array look_up(Tape& tape, Array table, std::vector<std::int32_t> row) {
+inline Array look_up(Tape& tape, Array table, const std::vector<std::int32_t>& row) {
   const Array y = tape.zeros(static_cast<Index>(row.size()), table.cols);
   for (Index t = 0; t < y.rows; ++t) {
     for (Index i = 0; i < y.cols; ++i) y(t, i).value = table(row[t], i).value;
@@ -183,7 +184,7 @@ inline double rope_frequency(const Config& c, Index i) {
 //   y[i] = a cos α - b sin α        y[i + dim/2] = a sin α + b cos α
 // dx is dy turned by -α:
 //   da += dy[i] cos α + dy[i + dim/2] sin α        db += -dy[i] sin α + dy[i + dim/2] cos α
-inline Array rope(Tape& tape, const Config& c, std::vector<std::int32_t> positions, Array x) {
+inline Array rope(Tape& tape, const Config& c, const std::vector<std::int32_t>& positions, Array x) {
   const Array y = tape.zeros(x.rows, x.cols);
   const Index half = c.head_dim / 2;
   for (Index t = 0; t < x.rows; ++t) {
@@ -222,9 +223,10 @@ inline bool visible(const Config& c, const Batch& batch, Index i, Index j) {
 // ds[i,j] += p[i,j] (dp[i,j] - Σ_k p[i,k] dp[i,k]) / sqrt(dim)
 inline Array attention_softmax(Tape& tape, const Config& c, const Batch& batch, Array s) {
   const Array p = tape.zeros(s.rows, s.cols);
-  const double root = std::sqrt(static_cast<double>(c.head_dim)), hidden = -std::numeric_limits<double>::infinity();
+  const double root = std::sqrt(static_cast<double>(c.head_dim));
+  constexpr double never = -std::numeric_limits<double>::infinity();
   for (Index i = 0; i < s.rows; ++i) {
-    for (Index j = 0; j < s.cols; ++j) p(i, j).value = visible(c, batch, i, j) ? s(i, j).value / root : hidden;
+    for (Index j = 0; j < s.cols; ++j) p(i, j).value = visible(c, batch, i, j) ? s(i, j).value / root : never;
     const double total = log_sum_exp(p, i);
     for (Index j = 0; j < s.cols; ++j) p(i, j).value = std::exp(p(i, j).value - total);
   }
@@ -240,7 +242,7 @@ inline Array attention_softmax(Tape& tape, const Config& c, const Batch& batch, 
 
 // logp[t] = log softmax(logits[t])[target]        dlogits[t,v] += dlogp[t] ([v = target] - softmax(logits[t])[v])
 // A token without a target (-1) has logp 0 and no gradient.
-inline Array log_probability(Tape& tape, Array logits, std::vector<std::int32_t> target) {
+inline Array log_probability(Tape& tape, Array logits, const std::vector<std::int32_t>& target) {
   const Array logp = tape.zeros(logits.rows, 1);
   for (Index t = 0; t < logits.rows; ++t) {
     if (target[t] >= 0) logp(t, 0).value = logits(t, target[t]).value - log_sum_exp(logits, t);
@@ -293,23 +295,112 @@ inline Array activation(Tape& tape, Mlp kind, Array x) {
 // x wᵀ + b
 inline Array linear(Tape& tape, Array x, Array w, Array b = {}) {
   const Array y = product(tape, x, transpose(w));
-  return b.rows ? add(tape, y, b) : y;
+  return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
 }
 
 // x̂ * w + b, with x̂ the standardised x
-inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Array b = {}) {
-  const Array y = multiply(tape, standardise(tape, kind, c.norm_eps, x), w);
-  return b.rows ? add(tape, y, b) : y;
+inline Array norm(Tape& tape, Norm kind, double epsilon, Array x, Array w, Array b = {}) {
+  const Array y = multiply(tape, standardise(tape, kind, epsilon, x), repeat(w, x.rows));
+  return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
 }
 
-// Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b: every head has its rows of the projections q, k, v and its columns of
-// o; a few query heads may share a key/value head. Some models normalise q_h and k_h, some rotate them.
+// Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
+// query heads may share a key/value head. Where the model says so, q_h and k_h are normalised and rotated.
 inline Array attention(Tape& tape, const Config& c, const Batch& batch, const Layer<Number>& w, Array x) {
-  auto project = [&](Matrix<Number> weight, Matrix<Number> bias, Index head) {
-    return some_columns(linear(tape, x, view(weight), view(bias)), head * c.head_dim, c.head_dim);
-  };
-  auto norm_and_rope = [&](Array y, Matrix<Number> norm_weight) {
-    if (c.qk_norm) y = norm(tape, c, Norm::rms, y, view(norm_weight));
+  auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
+  auto norm_and_rope = [&](Array y, Array norm_weight) {
+    if (c.qk_norm) y = norm(tape, Norm::rms, c.norm_eps, y, norm_weight);
     if (c.positions == Positions::rope) y = rope(tape, c, batch.positions, y);
     return y;
   };
+  const Array q = linear(tape, x, w.q, w.q_bias);
+  const Array k = linear(tape, x, w.k, w.k_bias);
+  const Array v = linear(tape, x, w.v, w.v_bias);
+  Array sum = tape.zeros(x.rows, c.hidden);
+  for (Index h = 0; h < c.heads; ++h) {
+    const Index shared = h / (c.heads / c.kv_heads);
+    const Array q_h = norm_and_rope(head(q, h), w.q_norm);
+    const Array k_h = norm_and_rope(head(k, shared), w.k_norm);
+    const Array p = attention_softmax(tape, c, batch, product(tape, q_h, transpose(k_h)));
+    const Array attended = product(tape, p, head(v, shared));
+    sum = add(tape, sum, linear(tape, attended, head(w.o, h)));
+  }
+  return w.o_bias ? add(tape, sum, repeat(w.o_bias, sum.rows)) : sum;
+}
+
+// down(f(gate(x)) * up(x)), without a gate down(f(up(x)))
+inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
+  const Array up = linear(tape, x, w.up, w.up_bias);
+  if (!c.gated()) return linear(tape, activation(tape, c.mlp_kind, up), w.down, w.down_bias);
+  const Array gate = activation(tape, c.mlp_kind, linear(tape, x, w.gate, w.gate_bias));
+  return linear(tape, multiply(tape, gate, up), w.down, w.down_bias);
+}
+
+// h = x + attention(norm(x))        y = h + mlp(norm(h))
+inline Array layer(Tape& tape, const Config& c, const Batch& batch, const Layer<Number>& w, Array x) {
+  const Array x_norm = norm(tape, c.norm, c.norm_eps, x, w.attention_norm, w.attention_norm_bias);
+  const Array h = add(tape, x, attention(tape, c, batch, w, x_norm));
+  const Array h_norm = norm(tape, c.norm, c.norm_eps, h, w.mlp_norm, w.mlp_norm_bias);
+  return add(tape, h, mlp(tape, c, w, h_norm));
+}
+
+// The logits of every token: N x vocab.
+inline Array model(Tape& tape, const Config& c, const Batch& batch, const Tensors<Number>& w) {
+  Array x = look_up(tape, w.embedding, batch.tokens);
+  if (c.positions == Positions::learned) x = add(tape, x, look_up(tape, w.positions, batch.positions));
+  for (const Layer<Number>& layer_weights : w.layers) x = layer(tape, c, batch, layer_weights, x);
+  x = norm(tape, c.norm, c.norm_eps, x, w.norm, w.norm_bias);
+  return linear(tape, x, c.tied ? w.embedding : w.head);
+}
+
+// ---- What the tests call ----
+
+// A copy of the weights that has room for their gradient. The numbers belong to the tape.
+template <class T>
+Tensors<Number> copy(Tape& tape, const Config& c, Tensors<T>& weights) {
+  Tensors<Number> copies(c);
+  const Table<T> from = table(c, weights);
+  const Table<Number> to = table(c, copies);
+  for (std::size_t n = 0; n < to.size(); ++n) {
+    const Matrix<T>& weight = *from[n].matrix;
+    const Array a = tape.zeros(weight.rows, weight.cols);
+    for (Index i = 0; i < a.rows; ++i) {
+      for (Index j = 0; j < a.cols; ++j) a(i, j).value = weight(i, j);
+    }
+    *to[n].matrix = {a.data, a.rows, a.cols};
+  }
+  return copies;
+}
+
+// loss = Σ_t w[t] logp[t] and its gradient; the caller gives w[t] = d loss / d logp[t] for every token.
+template <class T>
+Result gradient(const Config& c, Tensors<T>& weights, const Batch& batch, const std::vector<double>& w) {
+  validate(c, batch);
+  Tape tape;
+  Tensors<Number> copies = copy(tape, c, weights);
+  const Array logits = model(tape, c, batch, copies);
+  const Array logp = log_probability(tape, logits, batch.targets);
+
+  Result result;
+  for (Index t = 0; t < logp.rows; ++t) {
+    logp(t, 0).grad = w.at(t);
+    result.loss += w[t] * logp(t, 0).value;
+    result.logp.push_back(logp(t, 0).value);
+    for (Index v = 0; v < logits.cols; ++v) result.logits.push_back(logits(t, v).value);
+  }
+  tape.backward();
+  for (const auto& [parameter, matrix] : table(c, copies)) {
+    for (Index n = 0; n < matrix->size(); ++n) result.gradient[key(parameter)].push_back(matrix->data[n].grad);
+  }
+  return result;
+}
+
+// SFT, the mean over the targets: w[t] = -1/n where token t has a target, else 0.
+inline std::vector<double> mean_weights(const Batch& batch) {
+  const double n = static_cast<double>(batch.target_count());
+  std::vector<double> w;
+  for (const Index target : batch.targets) w.push_back(target < 0 ? 0 : -1 / n);
+  return w;
+}
+
+}  // namespace streambp::reference

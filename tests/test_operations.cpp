@@ -1,0 +1,493 @@
+// Every operation alone: forward against its formula written out in double, backward against central finite
+// differences, float against double, and the same bits for a row whatever rows it is computed with.
+#include <functional>
+
+#include "../kernels/adamw.cuh"
+#include "../kernels/elementwise.cuh"
+#include "../optimizer.cuh"
+#include "support.cuh"
+
+namespace streambp {
+namespace {
+
+using M = Matrix<double>;
+using Loss = std::function<double()>;
+
+Cpu& device() {
+  static Cpu dev(std::size_t{1} << 28);
+  return dev;
+}
+
+// Σ a * b
+double dot(M a, M b) {
+  double sum = 0;
+  for (Index i = 0; i < a.rows; ++i) {
+    for (Index j = 0; j < a.cols; ++j) sum += a(i, j) * b(i, j);
+  }
+  return sum;
+}
+
+// dx must be the gradient of the loss with respect to x: checked at up to 60 entries spread over x.
+void expect_gradient(const char* what, M x, M dx, const Loss& loss) {
+  const Index stride = std::max<Index>(1, x.size() / 60);
+  double scale = 1e-3;
+  for (Index i = 0; i < dx.size(); ++i) scale = std::max(scale, std::abs(dx.data[i]));
+  for (Index i = 0; i < x.size(); i += stride) {
+    const double h = 1e-5, start = x.data[i];
+    x.data[i] = start + h;
+    const double above = loss();
+    x.data[i] = start - h;
+    const double below = loss();
+    x.data[i] = start;
+    EXPECT_NEAR(dx.data[i], (above - below) / (2 * h), 2e-7 * scale) << what << ", entry " << i;
+  }
+}
+
+void expect_near(M a, const std::function<double(Index, Index)>& truth, double tolerance = 1e-12) {
+  for (Index i = 0; i < a.rows; ++i) {
+    for (Index j = 0; j < a.cols; ++j)
+      ASSERT_NEAR(a(i, j), truth(i, j), tolerance * (1 + std::abs(truth(i, j)))) << i << ", " << j;
+  }
+}
+
+Owned<double> zeros(Index rows, Index cols) { return {rows, cols, 0, 0}; }
+
+Matrix<std::int32_t> integers(std::vector<std::int32_t>& v) { return {v.data(), 1, static_cast<Index>(v.size())}; }
+
+// --- matmul ---
+
+struct Shape {
+  Index rows, inputs, outputs;
+};
+class Matmul : public testing::TestWithParam<Shape> {};
+INSTANTIATE_TEST_SUITE_P(Operations, Matmul,
+                         testing::Values(Shape{1, 1, 1}, Shape{3, 5, 2}, Shape{128, 17, 9}, Shape{129, 8, 385},
+                                         Shape{300, 770, 31}, Shape{257, 33, 800}));
+
+TEST_P(Matmul, IsItsFormulaForwardAndBackward) {
+  const auto [n, in, out] = GetParam();
+  Owned<double> x(n, in, 1), w(out, in, 2), bias(1, out, 3), residual(n, out, 4), y(n, out, 5), dy(n, out, 6);
+  auto formula = [&](bool b, bool r) {
+    return [&, b, r](Index i, Index j) {
+      double sum = (b ? bias.m(0, j) : 0) + (r ? residual.m(i, j) : 0);
+      for (Index k = 0; k < in; ++k) sum += x.m(i, k) * w.m(j, k);
+      return sum;
+    };
+  };
+  matmul(device(), y.m, x.m, w.m);
+  expect_near(y.m, formula(false, false));
+  matmul(device(), y.m, x.m, w.m, bias.m);
+  expect_near(y.m, formula(true, false));
+  matmul(device(), y.m, x.m, w.m, {}, residual.m);
+  expect_near(y.m, formula(false, true));
+  const Loss loss = [&] {
+    matmul(device(), y.m, x.m, w.m, bias.m, residual.m);
+    return dot(y.m, dy.m);
+  };
+  loss();
+  expect_near(y.m, formula(true, true));
+
+  Owned<double> dx(n, in, 7), dw = zeros(out, in), dbias = zeros(1, out);
+  matmul_backward_input(device(), dx.m, dy.m, w.m);
+  matmul_backward_weight(device(), dw.m, dbias.m, dy.m, x.m);
+  expect_gradient("dx", x.m, dx.m, loss);
+  expect_gradient("dw", w.m, dw.m, loss);
+  expect_gradient("dbias", bias.m, dbias.m, loss);
+
+  // gradients of weights are added to, that of the input where asked
+  Owned<double> twice = zeros(n, in), dw2 = zeros(out, in);
+  matmul_backward_input(device(), twice.m, dy.m, w.m);
+  matmul_backward_input(device(), twice.m, dy.m, w.m, true);
+  expect_near(twice.m, [&](Index i, Index j) { return 2 * dx.m(i, j); });
+  for (int i = 0; i < 2; ++i) matmul_backward_weight(device(), dw2.m, M{}, dy.m, x.m);
+  expect_near(dw2.m, [&](Index i, Index j) { return 2 * dw.m(i, j); });
+}
+
+TEST(Operations, ShapesThatDoNotFitAreRefused) {
+  Owned<double> x(4, 5, 1), w(3, 5, 1), y(4, 3, 1), wrong(4, 4, 1);
+  EXPECT_THROW(matmul(device(), wrong.m, x.m, w.m), Error);
+  EXPECT_THROW(matmul(device(), y.m, wrong.m, w.m), Error);
+  EXPECT_THROW(matmul_backward_input(device(), wrong.m, y.m, w.m), Error);
+  EXPECT_THROW(x.m.slice({2, 5}), Error);
+  EXPECT_THROW(x.m.columns(3, 3), Error);
+  EXPECT_THROW(x.m.reshape(3), Error);
+}
+
+// --- norms ---
+
+struct NormCase {
+  bool centered, with_bias;
+  Index rows, cols;
+};
+class NormOperation : public testing::TestWithParam<NormCase> {};
+INSTANTIATE_TEST_SUITE_P(Operations, NormOperation,
+                         testing::Values(NormCase{false, false, 300, 24}, NormCase{true, true, 300, 24},
+                                         NormCase{false, false, 2, 7}, NormCase{true, false, 129, 33},
+                                         NormCase{false, false, 128, 1}));
+
+TEST_P(NormOperation, IsItsFormulaForwardAndBackward) {
+  const auto [centered, with_bias, n, d] = GetParam();
+  const double eps = 1e-5;
+  Owned<double> x(n, d, 1, 1, 0.3), w(1, d, 2, 0.2, 1), b(1, d, 3), y(n, d, 4), dy(n, d, 5);
+  const M bias = with_bias ? b.m : M{};
+  const bool subtract = centered;
+  const Index cols = d;
+  const Loss loss = [&] {
+    norm(device(), y.m, x.m, w.m, bias, eps, subtract);
+    return dot(y.m, dy.m);
+  };
+  loss();
+  expect_near(y.m, [&](Index i, Index j) {
+    double mean = 0, squares = 0;
+    for (Index k = 0; subtract && k < cols; ++k) mean += x.m(i, k) / static_cast<double>(cols);
+    for (Index k = 0; k < cols; ++k) squares += (x.m(i, k) - mean) * (x.m(i, k) - mean) / static_cast<double>(cols);
+    return (x.m(i, j) - mean) / std::sqrt(squares + eps) * w.m(0, j) + (bias ? b.m(0, j) : 0);
+  });
+  Owned<double> dx = zeros(n, d), dw = zeros(1, d), db = zeros(1, d);
+  norm_backward(device(), dx.m, dw.m, bias ? db.m : M{}, dy.m, x.m, w.m, eps, centered);
+  expect_gradient("dx", x.m, dx.m, loss);
+  expect_gradient("dw", w.m, dw.m, loss);
+  if (bias) expect_gradient("db", b.m, db.m, loss);
+
+  // it adds to dx; or replaces it, then also in the place of dy or x
+  Owned<double> added(n, d, 8), before(n, d, 8), scratch = zeros(1, d);
+  norm_backward(device(), added.m, scratch.m, M{}, dy.m, x.m, w.m, eps, centered);
+  expect_near(added.m, [&](Index i, Index j) { return before.m(i, j) + dx.m(i, j); });
+  Owned<double> in_x(n, d, 1, 1, 0.3);
+  norm_backward(device(), dy.m, scratch.m, M{}, dy.m, x.m, w.m, eps, centered, false);
+  expect_near(dy.m, [&](Index i, Index j) { return dx.m(i, j); });
+  Owned<double> fresh_dy(n, d, 5);
+  norm_backward(device(), in_x.m, scratch.m, M{}, fresh_dy.m, in_x.m, w.m, eps, centered, false);
+  expect_near(in_x.m, [&](Index i, Index j) { return dx.m(i, j); });
+}
+
+// --- rope ---
+
+TEST(Operations, RopeTurnsPairsAndTurnsThemBack) {
+  for (const RopeScaling& scaling : {RopeScaling{}, RopeScaling{8, 1, 4, 64}}) {
+    const Index dim = 14, heads = 3, n = 40;
+    const std::vector<double> f = rope_frequencies(dim, 300, scaling);
+    std::vector<std::int32_t> positions;
+    for (int i = 0; i < n; ++i) positions.push_back(i * 7);
+    Owned<double> x(n, heads * dim, 1), original(n, heads * dim, 1), dy(n, heads * dim, 2), y(n, heads * dim, 1);
+    rope(device(), x.m, integers(positions), f, Turn::forward);
+    expect_near(
+        x.m,
+        [&](Index i, Index j) {
+          const Index h = j / dim * dim, k = j % dim, pair = k % (dim / 2);
+          double frequency = std::pow(300.0, -2.0 * static_cast<double>(pair) / dim);
+          const double wavelength = 2 * M_PI / frequency;
+          if (scaling.factor != 1) {
+            if (wavelength > 64) {
+              frequency /= 8;
+            } else if (wavelength >= 16) {
+              const double s = (64 / wavelength - 1) / 3;
+              frequency = (1 - s) * frequency / 8 + s * frequency;
+            }
+          }
+          const double angle = static_cast<double>(i) * 7 * frequency, c = std::cos(angle), s = std::sin(angle);
+          const double a = original.m(i, h + pair), b = original.m(i, h + pair + dim / 2);
+          return k < dim / 2 ? a * c - b * s : b * c + a * s;
+        },
+        1e-11);
+    rope(device(), x.m, integers(positions), f, Turn::back);
+    expect_near(x.m, [&](Index i, Index j) { return original.m(i, j); });
+    Owned<double> dx(n, heads * dim, 2);
+    rope(device(), dx.m, integers(positions), f, Turn::back);
+    expect_gradient("dx", original.m, dx.m, [&] {
+      std::copy_n(original.m.data, original.m.size(), y.m.data);
+      rope(device(), y.m, integers(positions), f, Turn::forward);
+      return dot(y.m, dy.m);
+    });
+  }
+}
+
+// --- activations ---
+
+class ActivationOperation : public testing::TestWithParam<Mlp> {};
+INSTANTIATE_TEST_SUITE_P(Operations, ActivationOperation, testing::Values(Mlp::gelu, Mlp::swiglu, Mlp::geglu));
+
+TEST_P(ActivationOperation, IsItsFormulaForwardAndBackward) {
+  const Mlp kind = GetParam();
+  const Index n = 130, d = 19;
+  Owned<double> g(n, d, 1, 2), up(n, d, 2, 2), y(n, d, 3), dy(n, d, 4);
+  const M gate = kind == Mlp::gelu ? M{} : g.m;
+  const Loss loss = [&] {
+    activation(device(), kind, y.m, gate, up.m);
+    return dot(y.m, dy.m);
+  };
+  loss();
+  expect_near(y.m, [&](Index i, Index j) {
+    const double x = gate ? g.m(i, j) : up.m(i, j);
+    const double a = kind == Mlp::swiglu ? x / (1 + std::exp(-x))
+                                         : 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    return gate ? a * up.m(i, j) : a;
+  });
+  Owned<double> dgate(n, d, 1, 2), dup(n, d, 2, 2);
+  activation_backward(device(), kind, gate ? dgate.m : M{}, dup.m, dy.m);
+  expect_gradient("dup", up.m, dup.m, loss);
+  if (gate) expect_gradient("dgate", g.m, dgate.m, loss);
+}
+
+TEST(Operations, TheFloatExponentialIsGoodToTwoUnitsInTheLastPlace) {
+  for (double x = -87; x < 88; x += 0.00137) {
+    const auto argument = static_cast<float>(x);
+    const double truth = std::exp(static_cast<double>(argument));
+    ASSERT_NEAR(exponential(argument), truth, 2.5e-7 * truth) << x;
+  }
+  EXPECT_GT(exponential(-1e30f), 0.0f);
+  EXPECT_LT(exponential(-1e30f), 1e-37f);
+  EXPECT_TRUE(std::isfinite(exponential(1e30f)));
+  EXPECT_TRUE(std::isnan(exponential(std::nanf(""))));
+}
+
+// --- attention ---
+
+struct AttentionCase {
+  Index heads, kv_heads, dim, window;
+  std::vector<Index> documents;
+};
+void PrintTo(const AttentionCase& p, std::ostream* out) {
+  *out << p.heads << " heads, " << p.kv_heads << " kv heads of " << p.dim << ", window " << p.window;
+}
+class AttentionOperation : public testing::TestWithParam<AttentionCase> {};
+INSTANTIATE_TEST_SUITE_P(Operations, AttentionOperation,
+                         testing::Values(AttentionCase{2, 2, 8, 0, {50}}, AttentionCase{6, 2, 5, 0, {300}},
+                                         AttentionCase{3, 1, 7, 0, {1, 127, 128, 2, 90}},
+                                         AttentionCase{4, 4, 3, 17, {280, 40}}, AttentionCase{2, 1, 6, 1, {140}},
+                                         AttentionCase{2, 1, 4, 150, {400}}));
+
+TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
+  const AttentionCase& p = GetParam();
+  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window};
+  std::vector<std::int32_t> begins;
+  for (Index length : p.documents)
+    begins.insert(begins.end(), static_cast<std::size_t>(length), static_cast<std::int32_t>(begins.size()));
+  const auto n = static_cast<Index>(begins.size());
+  const auto key_begin = integers(begins);
+  const Index q_width = p.heads * p.dim, kv_width = p.kv_heads * p.dim, group = p.heads / p.kv_heads;
+  Owned<double> q(n, q_width, 1), k(n, kv_width, 2), v(n, kv_width, 3), out(n, q_width, 4), lse(n, p.heads, 5),
+      dout(n, q_width, 6);
+  const Rows all = {0, n};
+  const Loss loss = [&] {
+    attention(device(), out.m, lse.m, q.m, k.m, v.m, key_begin, all, shape);
+    return dot(out.m, dout.m);
+  };
+  loss();
+  expect_near(out.m, [&](Index i, Index j) {
+    const Index h = j / p.dim, kv = h / group;
+    double total = 0, sum = 0;
+    for (Index t = begins[static_cast<std::size_t>(i)]; t <= i; ++t) {
+      if (p.window > 0 && t <= i - p.window) continue;
+      double score = 0;
+      for (Index c = 0; c < p.dim; ++c) score += q.m(i, h * p.dim + c) * k.m(t, kv * p.dim + c);
+      const double e = std::exp(score / std::sqrt(static_cast<double>(p.dim)));
+      total += e, sum += e * v.m(t, kv * p.dim + j % p.dim);
+    }
+    return sum / total;
+  });
+  Owned<double> dq(n, q_width, 7), dk = zeros(n, kv_width), dv = zeros(n, kv_width);
+  attention_backward(device(), dq.m, dk.m, dv.m, dout.m, q.m, k.m, v.m, out.m, lse.m, key_begin, all, shape);
+  expect_gradient("dq", q.m, dq.m, loss);
+  expect_gradient("dk", k.m, dk.m, loss);
+  expect_gradient("dv", v.m, dv.m, loss);
+  double pairs = 0;
+  for (Index i = 0; i < n; ++i) {
+    const Index begin = begins[static_cast<std::size_t>(i)];
+    pairs += static_cast<double>(p.window > 0 ? std::min(i - begin + 1, p.window) : i - begin + 1);
+  }
+  EXPECT_EQ(attention_pairs(all, key_begin, p.window), pairs);
+
+  loss();  // out and lse of the unmoved inputs again
+
+  // by chunks: forward first to last, also of odd sizes; backward last to first
+  Owned<double> out2(n, q_width, 8), lse2(n, p.heads, 9), dq2(n, q_width, 7), dk2 = zeros(n, kv_width),
+                                                                              dv2 = zeros(n, kv_width);
+  for (Rows r : chunks(n, 128)) {
+    attention(device(), out2.m.slice(r), lse2.m.slice(r), q.m.slice(r), k.m, v.m, key_begin, r, shape);
+  }
+  for (Rows r : last_to_first(chunks(n, 128))) {
+    attention_backward(device(), dq2.m.slice(r), dk2.m, dv2.m, dout.m.slice(r), q.m.slice(r), k.m, v.m, out2.m.slice(r),
+                       lse2.m.slice(r), key_begin, r, shape);
+  }
+  for (const auto& [one, other] : {std::pair{out, out2}, {lse, lse2}, {dq, dq2}, {dk, dk2}, {dv, dv2}}) {
+    EXPECT_EQ(*one.storage, *other.storage) << "chunks changed bits";
+  }
+  for (Index begin = 0; begin < n; begin += 37) {  // as generation does: rows that start inside a tile
+    const Rows r = {begin, std::min(n, begin + 37)};
+    attention(device(), out2.m.slice(r), lse2.m.slice(r), q.m.slice(r), k.m, v.m, key_begin, r, shape);
+  }
+  expect_near(out2.m, [&](Index i, Index j) { return out.m(i, j); });
+}
+
+TEST(Operations, AttentionPairsInClosedFormAreTheirSum) {
+  for (Index window : {0, 1, 5, 100}) {
+    std::vector<std::int32_t> begins(60, 0);
+    for (const Rows rows : {Rows{0, 60}, Rows{3, 4}, Rows{10, 47}}) {
+      EXPECT_EQ(attention_pairs(rows, {}, window), attention_pairs(rows, integers(begins), window)) << window;
+    }
+  }
+}
+
+// Scores far apart and huge ones must not overflow, and a far-away key must not disturb.
+TEST(Operations, AttentionSurvivesExtremeScores) {
+  const Index n = 200;
+  std::vector<std::int32_t> begins(static_cast<std::size_t>(n), 0);
+  Owned<float> q(n, 4, 1, 300), k(n, 4, 2, 300), v(n, 4, 3), out(n, 4, 4), lse(n, 1, 5), dout(n, 4, 6), dq(n, 4, 7),
+      dk(n, 4, 8, 0), dv(n, 4, 9, 0);
+  const AttentionShape shape{1, 1, 4, 0};
+  attention(device(), out.m, lse.m, q.m, k.m, v.m, integers(begins), {0, n}, shape);
+  attention_backward(device(), dq.m, dk.m, dv.m, dout.m, q.m, k.m, v.m, out.m, lse.m, integers(begins), {0, n}, shape);
+  for (const auto& m : {out, lse, dq, dk, dv}) {
+    for (float x : *m.storage) ASSERT_TRUE(std::isfinite(x));
+  }
+}
+
+// --- head ---
+
+TEST(Operations, HeadGivesLogProbabilitiesAndTheirGradient) {
+  const Index n = 140, vocab = 37;
+  Owned<double> logits(n, vocab, 1, 3), logp(1, n, 2), w(1, n, 3), scratch(n, vocab, 4);
+  std::vector<std::int32_t> targets;
+  for (Index i = 0; i < n; ++i) targets.push_back(i % 5 == 0 ? -1 : static_cast<std::int32_t>(i * 7 % vocab));
+  const Loss loss = [&] {
+    std::copy_n(logits.m.data, logits.m.size(), scratch.m.data);
+    log_probabilities(device(), logp.m, scratch.m, integers(targets));
+    return dot(logp.m, w.m);
+  };
+  loss();
+  expect_near(logp.m, [&](Index, Index i) {
+    const std::int32_t target = targets[static_cast<std::size_t>(i)];
+    double sum = 0;
+    for (Index j = 0; j < vocab; ++j) sum += std::exp(logits.m(i, j));
+    return target < 0 ? 0 : logits.m(i, target) - std::log(sum);
+  });
+  Owned<double> dlogits(n, vocab, 1, 3);
+  log_probabilities(device(), logp.m, dlogits.m, integers(targets), w.m);
+  expect_gradient("dlogits", logits.m, dlogits.m, loss);
+}
+
+TEST(Operations, HeadSurvivesExtremeLogits) {
+  std::vector<std::int32_t> targets = {0, 1, 2};
+  Owned<float> logits(3, 4, 1, 0), logp(1, 3, 2), w(1, 3, 3);
+  const float rows[3][4] = {{1e30f, 0, 0, 0}, {-1e30f, 0, 1e4f, 0}, {-88, -100, -1000, -90}};
+  std::copy_n(&rows[0][0], 12, logits.m.data);
+  log_probabilities(device(), logp.m, logits.m, integers(targets), w.m);
+  for (float x : *logits.storage) EXPECT_TRUE(std::isfinite(x));
+  EXPECT_EQ(logp.m(0, 0), 0);
+  EXPECT_EQ(logp.m(0, 1), -1e4f);
+}
+
+// --- embedding ---
+
+TEST(Operations, EmbeddingLooksUpAndAddsItsGradient) {
+  const Index n = 150, d = 70, vocab = 9;
+  Owned<double> tokens_table(vocab, d, 1), positions_table(n, d, 2), x(n, d, 3), dx(n, d, 4);
+  std::vector<std::int32_t> tokens, positions;
+  for (int i = 0; i < n; ++i) tokens.push_back(i * i % static_cast<int>(vocab)), positions.push_back(i % 60);
+  const Loss loss = [&] {
+    embedding(device(), x.m, integers(tokens), integers(positions), tokens_table.m, positions_table.m);
+    return dot(x.m, dx.m);
+  };
+  loss();
+  expect_near(x.m, [&](Index i, Index j) {
+    return tokens_table.m(tokens[static_cast<std::size_t>(i)], j) +
+           positions_table.m(positions[static_cast<std::size_t>(i)], j);
+  });
+  Owned<double> dtable = zeros(vocab, d), dpositions = zeros(n, d);
+  embedding_backward(device(), dtable.m, dpositions.m, integers(tokens), integers(positions), dx.m);
+  expect_gradient("dtable", tokens_table.m, dtable.m, loss);
+  expect_gradient("dpositions", positions_table.m, dpositions.m, loss);
+}
+
+// --- optimizer ---
+
+TEST(Operations, AdamWIsItsFormula) {
+  const Index n = 5, d = 33;
+  Owned<double> w(n, d, 1), g(n, d, 2), m = zeros(n, d), v = zeros(n, d), start(n, d, 1);
+  AdamW s{0.01, 0.9, 0.95, 1e-8, 0.1, 0.5, 1};
+  std::vector<double> wt(start.storage->begin(), start.storage->end()), mt(wt.size()), vt(wt.size());
+  for (s.step = 1; s.step <= 5; ++s.step) {
+    adamw(device(), w.m, Matrix<float>{}, m.m, v.m, g.m, s);
+    const auto t = static_cast<double>(s.step);
+    for (std::size_t i = 0; i < wt.size(); ++i) {
+      const double gradient = 0.5 * (*g.storage)[i];
+      mt[i] = 0.9 * mt[i] + 0.1 * gradient;
+      vt[i] = 0.95 * vt[i] + 0.05 * gradient * gradient;
+      wt[i] -=
+          0.01 * (mt[i] / (1 - std::pow(0.9, t)) / (std::sqrt(vt[i] / (1 - std::pow(0.95, t))) + 1e-8) + 0.1 * wt[i]);
+    }
+  }
+  expect_near(w.m, [&](Index i, Index j) { return wt[static_cast<std::size_t>(i * d + j)]; });
+}
+
+TEST(Operations, SumsAndConversions) {
+  Owned<double> x(300, 21, 1), sums = zeros(1, 21), y(300, 21, 2), before(300, 21, 2);
+  add_column_sums(device(), sums.m, x.m);
+  expect_near(sums.m, [&](Index, Index j) {
+    double sum = 0;
+    for (Index i = 0; i < 300; ++i) sum += x.m(i, j);
+    return sum;
+  });
+  EXPECT_NEAR(sum_of_squares(device(), x.m), dot(x.m, x.m), 1e-10);
+  add(device(), y.m, x.m);
+  expect_near(y.m, [&](Index i, Index j) { return before.m(i, j) + x.m(i, j); });
+  Owned<float> narrow(300, 21, 3);
+  convert(device(), narrow.m, x.m);
+  EXPECT_EQ(narrow.m(7, 7), static_cast<float>(x.m(7, 7)));
+  zero(device(), y.m);
+  EXPECT_EQ(dot(y.m, y.m), 0);
+}
+
+TEST(Optimizer, LearningRateRisesThenFallsByACosine) {
+  OptimizerSettings s{.rate = 1, .final_rate_fraction = 0.1, .warmup = 10, .steps = 110};
+  EXPECT_DOUBLE_EQ(learning_rate(s, 1), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 10), 1);
+  EXPECT_NEAR(learning_rate(s, 60), 0.55, 1e-12);
+  EXPECT_NEAR(learning_rate(s, 110), 0.1, 1e-12);
+  s.warmup = 200;  // longer than the run
+  EXPECT_DOUBLE_EQ(learning_rate(s, 50), 0.25);
+  s.warmup = 0;
+  EXPECT_GT(learning_rate(s, 1), 0.99);
+}
+
+// --- float against double, and a row alone against a row among others ---
+
+TEST(Operations, ARowHasTheSameBitsWhicheverTilesItIsComputedWith) {
+  const Index n = 400, d = 96;
+  Owned<float> x(n, d, 1), w(200, d, 2), norm_w(1, d, 3), y(n, 200, 4), y2(n, 200, 5), z(n, d, 6), z2(n, d, 7);
+  matmul(device(), y.m, x.m, w.m);
+  norm(device(), z.m, x.m, norm_w.m, {}, 1e-5, false);
+  for (Rows r : chunks(n, 128)) {
+    matmul(device(), y2.m.slice(r), x.m.slice(r), w.m);
+    norm(device(), z2.m.slice(r), x.m.slice(r), norm_w.m, {}, 1e-5, false);
+  }
+  EXPECT_EQ(*y.storage, *y2.storage);
+  EXPECT_EQ(*z.storage, *z2.storage);
+}
+
+// --- arena ---
+
+TEST(ArenaTest, TwoStacksShareOneBlock) {
+  Cpu dev(1024);
+  auto a = dev.allocate<float>(1, 64, Kind::saved);  // 256 bytes
+  {
+    auto scope = dev.scope();
+    auto b = dev.allocate<float>(1, 65, Kind::chunk);  // rounded up to 512
+    EXPECT_EQ(static_cast<void*>(b.data), static_cast<void*>(a.data + 64));
+    auto c = dev.allocate<float>(1, 10, Kind::gradients, End::top);
+    EXPECT_EQ(static_cast<void*>(c.data), static_cast<void*>(a.data + 192));
+    EXPECT_EQ(dev.arena.used(), 1024u);
+    EXPECT_THROW(dev.allocate<float>(1, 1, Kind::chunk), Error);
+  }
+  EXPECT_EQ(dev.arena.used(), 512u);  // a scope leaves the top alone
+  dev.arena.release_top();
+  EXPECT_EQ(dev.arena.used(), 256u);
+  EXPECT_EQ(dev.arena.peak(), 1024u);
+  EXPECT_EQ(dev.arena.peak_by_kind()[static_cast<int>(Kind::chunk)], 512u);
+}
+
+TEST(ArenaTest, RefusesMoreMemoryThanTheMachineHas) { EXPECT_THROW(Cpu(std::size_t{1} << 50), Error); }
+
+}  // namespace
+}  // namespace streambp

@@ -1,0 +1,392 @@
+// Safetensors files: what is written is read back, what is damaged is refused in words, and nothing ever crashes.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <limits>
+
+#include "../data/safetensors.cuh"
+#include "../kernels/random.cuh"
+
+namespace streambp {
+namespace {
+
+namespace fs = std::filesystem;
+using Metadata = std::map<std::string, std::string>;
+
+class Safetensors : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    directory_ = fs::path(testing::TempDir()) / ("streambp-" + std::to_string(getpid()) + "-" + test->name());
+    fs::create_directories(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  fs::path path(const std::string& name = "model.safetensors") const { return directory_ / name; }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(directory_)) names.push_back(entry.path().filename());
+    return names;
+  }
+  void put(const std::string& bytes) const { std::ofstream(path(), std::ios::binary) << bytes; }
+  void put(const std::string& header, const std::string& data) const {
+    const std::uint64_t length = header.size();
+    put(std::string(reinterpret_cast<const char*>(&length), 8) + header + data);
+  }
+
+ private:
+  fs::path directory_;
+};
+
+// The message with which `action` is refused; empty if it is not.
+template <class F>
+std::string refusal(F&& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in \"" << text << "\"";
+}
+
+template <class T>
+std::vector<T> values(const SafetensorsFile& file, const std::string& name) {
+  const Tensor& tensor = file.at(name);
+  std::vector<T> result(static_cast<std::size_t>(tensor.count));
+  read(tensor, result.data());
+  return result;
+}
+
+template <class T>
+void add(SafetensorsWriter& writer, const std::string& name, const std::string& dtype, const std::vector<T>& data) {
+  writer.add(name, dtype, {static_cast<Index>(data.size())}, data.data(), data.size() * sizeof(T));
+}
+
+TEST_F(Safetensors, RoundTrip) {
+  const std::vector<float> f32 = {1.5f, -0.0f, 3e-39f, std::numeric_limits<float>::infinity(), 0.1f, 7};
+  const std::vector<double> f64 = {0.1, -1e300};
+  const std::vector<std::int32_t> i32 = {-5, 2147483647};
+  const std::vector<std::int64_t> i64 = {-5, std::int64_t{1} << 40};
+  const std::vector<std::uint8_t> u8 = {0, 200, 255};
+  {
+    SafetensorsWriter writer(path(), {{"format", "pt"}, {"note", "\"quoted\" \n é"}});
+    add(writer, "bytes", "U8", u8);  // an odd length: what follows is not aligned
+    writer.add("wte.weight", "F32", {2, 3}, f32.data(), 24);
+    add(writer, "double", "F64", f64);
+    add(writer, "int", "I32", i32);
+    add(writer, "long", "I64", i64);
+    writer.add("scalar", "F32", {}, f32.data() + 4, 4);
+    writer.add("empty", "F32", {0, 5}, nullptr, 0);
+    writer.add("produced", "F32", {2}, [&](std::ostream& out) {
+      for (int i = 0; i < 2; ++i) out.write(reinterpret_cast<const char*>(&f32[i]), 4);
+    });
+    EXPECT_TRUE(files().empty());
+    writer.finish();
+    EXPECT_EQ(files(), std::vector<std::string>{"model.safetensors"});
+  }
+  std::uint64_t header_length;
+  const std::string raw = read_file(path());
+  std::memcpy(&header_length, raw.data(), 8);
+  EXPECT_EQ(header_length % 8, 0u);
+  EXPECT_LT(raw.find("\"bytes\""), raw.find("\"wte.weight\""));  // in the order of insertion
+  EXPECT_LT(raw.find("\"long\""), raw.find("\"empty\""));
+
+  const SafetensorsFile file(path());
+  EXPECT_EQ(file.path(), path());
+  EXPECT_EQ(file.metadata(), (Metadata{{"format", "pt"}, {"note", "\"quoted\" \n é"}}));
+  EXPECT_EQ(file.tensors().size(), 8u);
+  EXPECT_EQ(file.at("wte.weight").shape, (std::vector<Index>{2, 3}));
+  const auto reals = values<float>(file, "wte.weight");
+  EXPECT_EQ(std::memcmp(reals.data(), f32.data(), 24), 0);
+  EXPECT_EQ(values<double>(file, "wte.weight"), std::vector<double>(f32.begin(), f32.end()));
+  EXPECT_EQ(values<double>(file, "double"), f64);
+  EXPECT_EQ(values<float>(file, "double")[0], 0.1f);
+  EXPECT_EQ(values<std::int32_t>(file, "int"), i32);
+  EXPECT_EQ(values<Index>(file, "int"), (std::vector<Index>{-5, 2147483647}));
+  EXPECT_EQ(values<Index>(file, "long"), i64);
+  EXPECT_EQ(values<std::uint8_t>(file, "bytes"), u8);
+  EXPECT_EQ(values<float>(file, "scalar"), std::vector<float>{0.1f});
+  EXPECT_TRUE(file.at("scalar").shape.empty());
+  EXPECT_TRUE(values<float>(file, "empty").empty());
+  EXPECT_EQ(values<float>(file, "produced"), (std::vector<float>{1.5f, -0.0f}));
+  EXPECT_EQ(file.find("wpe.weight"), nullptr);
+
+  std::string message = refusal([&] { file.at("wte.wait"); });
+  expect_contains(message, path().string());
+  expect_contains(message, "\"wte.weight\"");
+  message = refusal([&] { values<std::int32_t>(file, "long"); });
+  expect_contains(message, "\"long\": 1099511627776 is out of range");
+  expect_contains(refusal([&] { values<float>(file, "long"); }), "cannot read type I64 as real numbers");
+  expect_contains(refusal([&] { values<Index>(file, "double"); }), "cannot read type F64 as integers");
+
+  const auto survivor = std::make_unique<SafetensorsFile>(file);  // a copy shares the mapping
+  EXPECT_EQ(values<double>(*survivor, "double"), f64);
+}
+
+TEST_F(Safetensors, HalfPrecision) {
+  const std::vector<std::uint16_t> half = {0x0000, 0x8000, 0x3c00, 0xc000, 0x7bff, 0x0400,
+                                           0x03ff, 0x8001, 0x3555, 0x7c00, 0x7e00};
+  const std::vector<std::uint16_t> brain = {0x0000, 0x3f80, 0xc000, 0x7f7f, 0x0001, 0xff80, 0x7fc0};
+  SafetensorsWriter writer(path(), {});
+  add(writer, "half", "F16", half);
+  add(writer, "brain", "BF16", brain);
+  writer.finish();
+  const SafetensorsFile file(path());
+  const double infinity = std::numeric_limits<double>::infinity();
+  const std::vector<double> expected_half = {0,       -0.0,           1,        -2,         65504,
+                                             0x1p-14, 1023 * 0x1p-24, -0x1p-24, 0x1.554p-2, infinity};
+  const std::vector<double> expected_brain = {0, 1, -2, 0x1.fep127, 0x1p-133, -infinity};
+  const auto read_half = values<double>(file, "half"), read_brain = values<double>(file, "brain");
+  for (std::size_t i = 0; i < expected_half.size(); ++i) EXPECT_EQ(read_half[i], expected_half[i]) << i;
+  for (std::size_t i = 0; i < expected_brain.size(); ++i) EXPECT_EQ(read_brain[i], expected_brain[i]) << i;
+  EXPECT_TRUE(std::signbit(read_half[1]));
+  EXPECT_TRUE(std::isnan(read_half.back()) && std::isnan(read_brain.back()));
+  EXPECT_EQ(values<float>(file, "half")[8], 0x1.554p-2f);
+}
+
+TEST_F(Safetensors, WriterRefuses) {
+  const float x[2] = {1, 2};
+  SafetensorsWriter writer(path(), {});
+  writer.add("a", "F32", {2}, x, 8);
+  expect_contains(refusal([&] { writer.add("a", "F32", {2}, x, 8); }), "one already");
+  expect_contains(refusal([&] { writer.add("__metadata__", "F32", {2}, x, 8); }), "one already");
+  expect_contains(refusal([&] { writer.add("b", "F31", {2}, x, 8); }), "F31");
+  expect_contains(refusal([&] { writer.add("b", "F32", {-2}, x, 8); }), "shape [-2]");
+  writer.add("short", "F32", {2}, x, 4);
+  expect_contains(refusal([&] { writer.finish(); }), "tensor \"short\"");
+  EXPECT_TRUE(files().empty());
+}
+
+TEST_F(Safetensors, DamageIsRefusedInWords) {
+  const std::string good = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
+  const std::string data(8, '\1');
+  put("{" + good + "}", data);
+  EXPECT_EQ(refusal([&] { SafetensorsFile{path()}; }), "");
+  put("{" + good + "}   ", data);
+  EXPECT_EQ(refusal([&] { SafetensorsFile{path()}; }), "");
+
+  struct Case {
+    std::string header, part_of_message;
+  };
+  const auto tensor = [](const std::string& dtype, const std::string& shape, const std::string& offsets) {
+    return R"({"a":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
+  };
+  const std::vector<Case> cases = {
+      {"", "header"},
+      {"{", "header"},
+      {"[]", "object"},
+      {"7", "object"},
+      {"{" + good + "} x", "header"},
+      {"{\"\xff\":1}", "header"},
+      {"{" + good + "," + good + "}", "distinct"},
+      {R"({"a":7})", "\"a\""},
+      {R"({"a":{}})", "dtype"},
+      {R"({"a":{"dtype":4,"shape":[2],"data_offsets":[0,8]}})", "string"},
+      {R"({"a":{"dtype":"F32","shape":[2]}})", "data_offsets"},
+      {"{" + good + R"(,"__metadata__":{"x":1}})", "string"},
+      {"{" + good + R"(,"__metadata__":[]})", "object"},
+      {tensor("F32", "[-2]", "[0,8]"), "lists of numbers"},
+      {tensor("F32", "[2.0]", "[0,8]"), "lists of numbers"},
+      {tensor("F32", "[true,2]", "[0,8]"), "lists of numbers"},
+      {tensor("F32", "\"2\"", "[0,8]"), "lists of numbers"},
+      {tensor("F32", "{\"n\":2}", "[0,8]"), "lists of numbers"},
+      {tensor("F32", "[9223372036854775808]", "[0,8]"), "lists of numbers"},
+      {tensor("F32", "[99999999999999999999]", "[0,8]"), "lists of numbers"},
+      {tensor("F32", "[1e999]", "[0,8]"), "header"},
+      {tensor("F32", "[4294967296,4294967296]", "[0,8]"), "no tensor can have the shape"},
+      {tensor("F32", "[4611686018427387905]", "[0,8]"), "no tensor can have the shape"},
+      {tensor("F32", "[2]", "[0]"), "a begin and an end"},
+      {tensor("F32", "[2]", "[0,4,8]"), "a begin and an end"},
+      {tensor("F32", "[2]", "[8,0]"), "a begin and an end"},
+      {tensor("F32", "[2]", "[0,9]"), "truncated"},
+      {tensor("F32", "[2]", "[0,9223372036854775807]"), "truncated"},
+      {tensor("F32", "[3]", "[0,8]"), "takes 12 bytes, not 8"},
+      {tensor("F64", "[2]", "[0,8]"), "takes 16 bytes, not 8"},
+      {tensor("F32", "[1]", "[0,4]"), "belong to no tensor"},
+      {tensor("F32", "[1]", "[4,8]"), "does not begin where"},
+      {"{" + good + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "does not begin where"},
+      {"{" + good + R"(,"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "does not begin where"},
+      {"{\"a\":" + std::string(1'000'000, '['), "header"},
+      {tensor("F32", std::string(100'000, '[') + std::string(100'000, ']'), "[0,8]"), "lists of numbers"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.header.substr(0, 120));
+    put(c.header, data);
+    const std::string message = refusal([&] { SafetensorsFile{path()}; });
+    expect_contains(message, path().string() + ":");
+    expect_contains(message, c.part_of_message);
+  }
+
+  put(tensor("F8_E4M3", "[8]", "[0,8]"), data);  // a type that we do not know is listed, but not read
+  const SafetensorsFile file(path());
+  EXPECT_EQ(file.at("a").dtype, "F8_E4M3");
+  expect_contains(refusal([&] { values<float>(file, "a"); }), "cannot read type F8_E4M3");
+}
+
+TEST_F(Safetensors, NotASafetensorsFile) {
+  const auto expect_refused = [&](const fs::path& path, const std::string& part) {
+    const std::string message = refusal([&] { SafetensorsFile{path}; });
+    expect_contains(message, path.string() + ":");
+    expect_contains(message, part);
+  };
+  expect_refused(path("missing"), "no such file");
+  expect_refused(path(), "no such file");
+  expect_refused(path("."), "directory");
+  expect_refused("/dev/null", "not a regular file");
+  put("");
+  expect_refused(path(), "too few");
+  expect_refused(path() / "below-a-file", "no such file");
+  put("1234567");
+  expect_refused(path(), "too few");
+  put(std::string("\x09\0\0\0\0\0\0\0{}", 10));
+  expect_refused(path(), "claims a header of 9 bytes");
+  put(std::string(100, '\xff'));
+  expect_refused(path(), "claims a header");
+  put("{}", "");
+  EXPECT_TRUE(SafetensorsFile(path()).tensors().empty());
+  expect_contains(refusal([&] { SafetensorsFile(path()).at("a"); }), "no tensor \"a\"");
+}
+
+// A valid file with bytes changed, cut off or inserted is read or refused, and nothing else.
+TEST_F(Safetensors, DamageNeverCrashes) {
+  const std::vector<float> f32 = {1, 2, 3, 4, 5, 6};
+  const std::vector<std::uint16_t> bf16 = {0x3f80, 0x4000, 0x4040};
+  const std::vector<Index> i64 = {1, -2};
+  SafetensorsWriter writer(path(), {{"format", "pt"}});
+  writer.add("weight", "F32", {2, 3}, f32.data(), 24);
+  add(writer, "scale", "BF16", bf16);
+  add(writer, "steps", "I64", i64);
+  writer.finish();
+  const std::string valid = read_file(path());
+  int refused = 0, accepted = 0;
+  const auto open_and_read = [&](const std::string& bytes) {
+    put(bytes);
+    const std::string message = refusal([&] {
+      const SafetensorsFile file(path());
+      for (const auto& [name, tensor] : file.tensors()) {
+        if (tensor.dtype[0] == 'I' || tensor.dtype[0] == 'U') {
+          values<Index>(file, name);
+        } else {
+          values<float>(file, name);
+        }
+      }
+    });
+    (message.empty() ? accepted : refused) += 1;
+    if (!message.empty()) expect_contains(message, path().string() + ":");
+  };
+  for (std::size_t length = 0; length < valid.size(); ++length) open_and_read(valid.substr(0, length));
+  EXPECT_EQ(accepted, 0);
+
+  const std::string telling = "0123456789[]{}\",:-.eFI\\ \xff";
+  const Random random(1);
+  for (std::uint64_t trial = 0, drawn = 0; trial < 6000; ++trial) {
+    std::string bytes = valid;
+    for (std::uint64_t changes = 1 + random.below(4, drawn++); changes > 0; --changes) {
+      const std::size_t at = random.below(bytes.size(), drawn++);
+      const char byte = random.below(2, drawn++) ? telling[random.below(telling.size(), drawn++)]
+                                                 : static_cast<char>(random.below(256, drawn++));
+      switch (random.below(4, drawn++)) {
+        case 0:
+          bytes.erase(at, 1);
+          break;
+        case 1:
+          bytes.insert(at, 1, byte);
+          break;
+        default:
+          bytes[at] = byte;
+      }
+    }
+    open_and_read(bytes);
+  }
+  EXPECT_GT(refused, 3000);
+  EXPECT_GT(accepted, 100);
+}
+
+// ---- Whole files ----
+
+TEST_F(Safetensors, FilesAreReadWhole) {
+  const std::string text("line\nzero \0 end", 15);
+  write_file_atomically(path("note"), "before");
+  write_file_atomically(path("note"), text);
+  EXPECT_EQ(read_file(path("note")), text);
+  EXPECT_EQ(read_file(path("note"), text.size()), text);
+  write_file_atomically(path("empty"), "");
+  EXPECT_EQ(read_file(path("empty")), "");
+  EXPECT_EQ(files().size(), 2u);
+  expect_contains(refusal([&] { read_file(path("note"), 14); }), "has 15 bytes where at most 14");
+  expect_contains(refusal([&] { read_file(path("missing")); }), path("missing").string() + ": no such file");
+  expect_contains(refusal([&] { read_file(path(".")); }), "directory");
+  expect_contains(refusal([&] { read_file("/dev/full"); }), "not a regular file");
+}
+
+TEST_F(Safetensors, WhereNothingCanBeWritten) {
+  write_file_atomically(path("note"), "before");
+  fs::create_symlink("/dev/full", path("full"));
+  fs::create_directory(path("directory"));
+  for (const fs::path& place :
+       {path("note") / "below-a-file", path("missing") / "file", path("full"), path("directory")}) {
+    const std::string message = refusal([&] { write_file_atomically(place, "after"); });
+    expect_contains(message, place.string() + ": ");
+    expect_contains(message, "choose another");
+  }
+  EXPECT_EQ(files().size(), 3u);
+  EXPECT_TRUE(fs::is_symlink(path("full")));
+  EXPECT_TRUE(fs::is_empty(path("directory")));
+}
+
+// As on a full disk: for as long as this lives, no file grows beyond a limit.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  void (*handler_)(int);
+  rlimit before_;
+};
+
+TEST_F(Safetensors, FullDiskLeavesWhatWasThere) {
+  write_file_atomically(path("note"), "before");
+  for (const std::size_t size : {2'000, 200'000}) {  // fails when the stream is closed, fails while it is written
+    const std::string contents(size, 'x');
+    std::string message, message_of_writer;
+    {
+      const FileSizeLimit limit(1'000);
+      message = refusal([&] { write_file_atomically(path("note"), contents); });
+      SafetensorsWriter writer(path(), {});
+      writer.add("x", "U8", {static_cast<Index>(size)}, contents.data(), size);
+      message_of_writer = refusal([&] { writer.finish(); });
+    }
+    expect_contains(message, path("note").string() + ": cannot write: File too large");
+    expect_contains(message_of_writer, path().string() + ": cannot write: File too large");
+    EXPECT_EQ(read_file(path("note")), "before");
+    EXPECT_EQ(files(), std::vector<std::string>{"note"});
+  }
+}
+
+TEST_F(Safetensors, AFailingProducerLeavesNothing) {
+  SafetensorsWriter writer(path(), {});
+  writer.add("x", "F32", {1}, [](std::ostream& out) {
+    out << "ab";
+    fail("out of ideas");
+  });
+  EXPECT_EQ(refusal([&] { writer.finish(); }), "out of ideas");
+  EXPECT_TRUE(files().empty());
+}
+
+}  // namespace
+}  // namespace streambp
