@@ -122,6 +122,7 @@ inline Config read_llama_like(const Fields& f, const std::string& family) {
   if (family == "mistral") c.window = f.json.contains("sliding_window") ? f.get<Index>("sliding_window", 0) : 4096;
   if (family == "qwen2" || family == "qwen3") f.only("use_sliding_window", false);
   f.only<std::string>("hidden_act", "silu");
+  f.only("partial_rotary_factor", 1.0);
   read_rope(f, c);
   return c;
 }

@@ -142,14 +142,14 @@ void read(const Tensor& tensor, T* out) {
     using Stored = decltype(stored);
     if constexpr (std::is_same_v<Stored, T>) {
       if (tensor.bytes > 0) std::memcpy(out, tensor.data, tensor.bytes);
-      return;
-    }
-    for (Index i = 0; i < tensor.count; ++i) {
-      std::memcpy(&stored, tensor.data + i * static_cast<Index>(sizeof stored), sizeof stored);
-      if constexpr (std::is_integral_v<T>) {
-        require(std::in_range<T>(stored), tensor.where, ": ", +stored, " is out of range for its use");
+    } else {
+      for (Index i = 0; i < tensor.count; ++i) {
+        std::memcpy(&stored, tensor.data + i * static_cast<Index>(sizeof stored), sizeof stored);
+        if constexpr (std::is_integral_v<T>) {
+          require(std::in_range<T>(stored), tensor.where, ": ", +stored, " is out of range for its use");
+        }
+        out[i] = static_cast<T>(stored);
       }
-      out[i] = static_cast<T>(stored);
     }
   };
   if constexpr (std::is_floating_point_v<T>) {

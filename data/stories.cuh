@@ -141,7 +141,8 @@ inline Story story(std::uint64_t seed, std::uint64_t number) {
     words.merge(Words{{"A", a.person}, {"mine", a.object}, {"B", b.person}, {"yours", b.object}});
     words.merge(Words{{"he", girl ? "she" : "he"}, {"him", girl ? "her" : "him"}, {"his", girl ? "her" : "his"}});
     words.merge(Words{{"things", passing[0]}, {"others", passing[1]}, {"animal", dice.one(kAnimals)}});
-    middle += (middle.empty() ? "" : " ") + fill(sentence, words);
+    if (!middle.empty()) middle += ' ';
+    middle += fill(sentence, words);
   }
 
   for (const std::string& question : dice.some(questions.size(), questions)) end += question;
@@ -154,7 +155,8 @@ inline Story story(std::uint64_t seed, std::uint64_t number) {
 inline std::string stories(std::uint64_t seed, std::size_t bytes) {
   std::string text;
   for (std::uint64_t number = 0; text.size() < bytes; ++number) {
-    text += (number ? "\n" : "") + story(seed, number).text;
+    if (number > 0) text += '\n';
+    text += story(seed, number).text;
   }
   return text;
 }

@@ -1,0 +1,271 @@
+// The command line as a user runs it: what it prints, leaves behind and returns, and how it answers misuse.
+#include <sys/wait.h>
+
+#include "../data/checkpoint.cuh"
+#include "support.cuh"
+
+namespace streambp {
+namespace {
+
+struct Outcome {
+  int exit_code;
+  std::string output;  // standard output and error together
+};
+
+Outcome run(const std::string& arguments) {
+  const std::string command = std::string(STREAMBP_BINARY) + " " + arguments + " 2>&1";
+  Outcome outcome{-1, ""};
+  FILE* pipe = popen(command.c_str(), "r");
+  char buffer[4096];
+  for (std::size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) outcome.output.append(buffer, n);
+  const int status = pclose(pipe);
+  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return outcome;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// A directory of the test's own.
+class Commands : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    dir = fs::path(testing::TempDir()) / (std::string("streambp_") + info->name() + "_" + std::to_string(getpid()));
+    fs::remove_all(dir);
+    fs::create_directories(dir);
+  }
+  void TearDown() override { fs::remove_all(dir); }
+
+  std::string path(const std::string& name) const { return (dir / name).string(); }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::recursive_directory_iterator(dir))
+      names.push_back(fs::relative(entry.path(), dir).string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  // The command must fail with exit code 2, say `said`, and leave no files but those that were there.
+  void expect_refused(const std::string& arguments, const std::string& said) {
+    const auto before = files();
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments << "\n" << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, said)) << arguments << "\nexpected: " << said << "\nsaid: " << outcome.output;
+    EXPECT_EQ(files(), before) << arguments;
+  }
+
+  fs::path dir;
+};
+
+const std::string kTiny = " --hidden 16 --layers 2 --heads 2 --mlp 32 --length 64 --batch 2 --sample 0 --eval-every 0";
+
+// --- help and misuse ---
+
+TEST_F(Commands, EveryCommandTeaches) {
+  for (const char* command : {"", "train", "verify", "plan", "bench"}) {
+    const Outcome outcome = run(std::string(command) + " --help");
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_TRUE(contains(outcome.output, "streambp " + std::string(*command ? command : "train"))) << outcome.output;
+  }
+}
+
+TEST_F(Commands, MisuseIsAnsweredWithTheRemedyAndExitCode2) {
+  expect_refused("", "--help");
+  expect_refused("fly", "--help");
+  expect_refused("train --wings 2", "--wings");
+  expect_refused("train --length many", "--length");
+  expect_refused("train --length 0", "--length");
+  expect_refused("train --chunk 100" + kTiny, "try 128");
+  expect_refused("train --chunk 256 --memory 1GiB" + kTiny, "--chunk");
+  expect_refused("train --mode full --chunk 256" + kTiny, "--chunk");
+  expect_refused("train --mode sideways", "--mode");
+  expect_refused("train --heads 3 --hidden 16", "--hidden");
+  expect_refused("train --heads 4 --kv-heads 3 --hidden 16", "kv-heads");
+  expect_refused("train --hidden 10 --heads 2", "even");
+  expect_refused("train --window 8", "--window");
+  expect_refused("train --memory 10KiB" + kTiny, "needs at least");
+  expect_refused("train --memory lots" + kTiny, "lots");
+  expect_refused("train --hidden 100000 --layers 200 --heads 8", "MiB");
+  expect_refused("train --resume", "--out");
+  expect_refused("train --resume --out " + path("nothing"), "no complete checkpoint");
+  expect_refused("verify --chunk 64", "64");
+  expect_refused("verify --length 4 --documents 3", "--documents");
+  expect_refused("verify --model nowhere", "nowhere");
+  expect_refused("verify --model gpt2 --hidden 3", "--hidden");
+  expect_refused("plan gpt5", "gpt5");
+  expect_refused("plan qwen3-8b --length 100000 --memory 1GiB", "needs at least");
+  expect_refused("plan qwen3-8b --dtype f32 --optimizer adamw-bf16", "bf16");
+  expect_refused("plan qwen3-8b --json " + path("no/such/dir/file.json"), "no/such/dir");
+  expect_refused("bench --model gpt2 --length 5000", "1024");
+}
+
+TEST_F(Commands, UnusableFilesAreNamed) {
+  write_file_atomically(path("empty.txt"), "");
+  write_file_atomically(path("short.txt"), "a few bytes");
+  write_file_atomically(path("broken.json"), "{\"model_type\": ");
+  fs::create_directories(path("model"));
+  expect_refused("train --data " + path("missing.txt"), "missing.txt");
+  expect_refused("train --data " + dir.string(), "directory");
+  expect_refused("train --data " + path("empty.txt"), "empty.txt");
+  expect_refused("train --data " + path("short.txt"), "short.txt");
+  expect_refused("plan " + path("broken.json"), "broken.json");
+  expect_refused("verify --model " + path("model"), "config.json");
+  expect_refused("train --out " + path("empty.txt") + "/run" + kTiny, "empty.txt");
+  expect_refused("train --out /proc/streambp" + kTiny, "/proc/streambp");
+}
+
+TEST_F(Commands, DamagedCheckpointsAreRefused) {
+  ASSERT_EQ(run("train --steps 2 --out " + path("run") + kTiny).exit_code, 0);
+  const std::string checkpoint = path("run/step-000002");
+  const std::string good = read_file(checkpoint + "/model.safetensors");
+  auto with_model = [&](const std::string& bytes, const std::string& said) {
+    write_file_atomically(checkpoint + "/model.safetensors", bytes);
+    expect_refused("verify --length 200 --model " + checkpoint, said);
+  };
+  with_model(good.substr(0, good.size() / 2), "model.safetensors");
+  with_model(good.substr(0, 5), "model.safetensors");
+  with_model("", "model.safetensors");
+  std::string nan = good;
+  const float bad = std::nanf("");
+  std::memcpy(nan.data() + nan.size() - 4, &bad, 4);
+  with_model(nan, "NaN");
+  write_file_atomically(checkpoint + "/model.safetensors", good);
+  EXPECT_EQ(run("verify --length 200 --model " + checkpoint).exit_code, 0);
+
+  Json config = Json::parse(read_file(checkpoint + "/config.json"));
+  config["hidden_size"] = 18;
+  write_file_atomically(checkpoint + "/config.json", config.dump());
+  expect_refused("verify --length 200 --model " + checkpoint, "shape");
+
+  const std::string state = read_file(checkpoint + "/state.json");
+  for (const std::string& bytes : {std::string("{}"), state.substr(0, 20), std::string("[1]")}) {
+    write_file_atomically(checkpoint + "/state.json", bytes);
+    expect_refused("train --resume --out " + path("run"), "state.json");
+  }
+}
+
+// --- verify ---
+
+TEST_F(Commands, VerifyProvesEveryFamilyAndWritesItsTable) {
+  for (const char* family : {"gpt2", "llama", "mistral", "qwen2", "qwen3"}) {
+    const Outcome outcome = run("verify --length 300 --hidden 32 --layers 2 --dtype f64 --reference --family " +
+                                std::string(family) + " --json " + path("verify.json"));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;
+    const Json json = Json::parse(read_file(path("verify.json")));
+    EXPECT_TRUE(json["verified"].get<bool>());
+    EXPECT_EQ(json["runs"].size(), 5u);
+    for (const Json& r : json["runs"]) {
+      EXPECT_LE(r["error"].get<double>(), 1e-10);
+      EXPECT_TRUE(r["bits_equal"].get<bool>());
+      EXPECT_EQ(r["peak"], r["planned"]);
+    }
+  }
+}
+
+// --- plan and bench ---
+
+TEST_F(Commands, PlanAnswersItsThreeQuestions) {
+  const Outcome longest = run("plan qwen3-8b --accumulate 2 --memory 80GiB --json " + path("longest.json"));
+  EXPECT_EQ(longest.exit_code, 0) << longest.output;
+  EXPECT_GE(Json::parse(read_file(path("longest.json")))["longest"]["stream"], 150000);
+  const Outcome usage = run("plan llama-3.2-1b --length 5000 --optimizer adamw --json " + path("usage.json"));
+  EXPECT_EQ(usage.exit_code, 0) << usage.output;
+  const Json modes = Json::parse(read_file(path("usage.json")))["usage"];
+  EXPECT_LT(modes["stream"]["peak"], modes["checkpoint"]["peak"]);
+  EXPECT_LT(modes["checkpoint"]["peak"], modes["full"]["peak"]);
+  EXPECT_EQ(modes["checkpoint"]["flops"], modes["stream"]["flops"]);
+  const Outcome chunk = run("plan qwen3-8b --length 100000 --memory 70GiB");
+  EXPECT_EQ(chunk.exit_code, 0);
+  EXPECT_TRUE(contains(chunk.output, "Largest chunk")) << chunk.output;
+  EXPECT_EQ(run("plan qwen2.5-7b --sweep " + path("sweep.json")).exit_code, 0);
+  EXPECT_GT(Json::parse(read_file(path("sweep.json")))["curve"]["stream"].size(), 10u);
+}
+
+TEST_F(Commands, BenchPrintsEveryMode) {
+  const Outcome outcome =
+      run("bench --family qwen3 --hidden 32 --layers 1 --length 200 --repeat 1 --chunk 128 256 --profile --json " +
+          path("bench.json"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  for (const char* part : {"full", "checkpoint", "stream 128", "stream 256", "attention backward"})
+    EXPECT_TRUE(contains(outcome.output, part)) << part;
+  EXPECT_EQ(Json::parse(read_file(path("bench.json")))["runs"].size(), 4u);
+}
+
+// --- train ---
+
+std::vector<Json> metrics(const std::string& run_dir) {
+  std::vector<Json> lines;
+  std::istringstream text(read_file(run_dir + "/metrics.jsonl"));
+  for (std::string line; std::getline(text, line);) lines.push_back(Json::parse(line));
+  return lines;
+}
+
+TEST_F(Commands, TrainingLearnsSavesAndSamples) {
+  const Outcome outcome = run(
+      "train --hidden 48 --layers 2 --length 128 --steps 40 --eval-every 20 --checkpoint-every 15 --sample 30 --out " +
+      path("run"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "A sample")) << outcome.output;
+  const auto lines = metrics(path("run"));
+  EXPECT_LT(lines.back()["evaluation_loss"], lines.front()["evaluation_loss"].get<double>() - 1.5);
+  Index steps = 0;
+  for (const Json& line : lines) steps += line.contains("gradient_norm");
+  EXPECT_EQ(steps, 40);
+  EXPECT_EQ(newest_checkpoint(path("run")), fs::path(path("run/step-000040")));
+  EXPECT_TRUE(fs::exists(path("run/step-000015/state.json")));
+  for (const std::string& name : files()) EXPECT_FALSE(contains(name, ".tmp")) << name;
+  expect_refused("train --steps 1 --out " + path("run") + kTiny, "--resume");
+}
+
+// All modes and chunks, and a run that was stopped and resumed in another mode: the same weights and moments, bit for
+// bit.
+TEST_F(Commands, ResumedAndOtherModesEndWithTheSameBits) {
+  const std::string common =
+      "train --steps 7 --accumulate 2 --length 200 --batch 3 --hidden 32 --layers 2 --sample 0 --eval-every 3 --family "
+      "qwen3 ";
+  auto expect_ok = [&](const std::string& arguments) {
+    const Outcome outcome = run(arguments);
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  };
+  expect_ok(common + "--out " + path("whole"));
+  expect_ok(common + "--mode full --out " + path("full"));
+  expect_ok(common + "--chunk 128 --out " + path("small_chunk"));
+  expect_ok(common + "--memory 4MiB --out " + path("budget"));
+  expect_ok(common + "--stop-after 3 --out " + path("resumed"));
+  expect_ok("train --resume --mode checkpoint --stop-after 5 --sample 0 --out " + path("resumed"));
+  expect_ok("train --resume --sample 0 --out " + path("resumed"));
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const std::string truth = read_file(path(std::string("whole/step-000007/") + file));
+    for (const char* other : {"full", "small_chunk", "budget", "resumed"}) {
+      EXPECT_TRUE(read_file(path(std::string(other) + "/step-000007/" + file)) == truth) << other << "/" << file;
+    }
+  }
+  // each step once in the metrics, with the same loss
+  std::vector<Json> whole, resumed;
+  for (const Json& line : metrics(path("whole"))) whole.push_back(line.contains("loss") ? line["loss"] : Json());
+  for (const Json& line : metrics(path("resumed"))) {
+    if (line.contains("loss")) resumed.push_back(line["loss"]);
+  }
+  whole.erase(std::remove(whole.begin(), whole.end(), Json()), whole.end());
+  EXPECT_EQ(whole, resumed);
+  expect_refused("train --resume --rate 1 --out " + path("resumed"), "--rate");
+}
+
+TEST_F(Commands, ARunThatDivergesStopsWithItsWeightsUntouched) {
+  const Outcome outcome = run("train --steps 50 --rate 1e30 --warmup 0 --clip 0 --out " + path("run") + kTiny);
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_TRUE(contains(outcome.output, "--rate")) << outcome.output;
+  EXPECT_TRUE(newest_checkpoint(path("run")).empty());
+}
+
+TEST_F(Commands, AFullDiskIsReported) {
+  fs::create_directories(path("run"));
+  fs::create_symlink("/dev/full", path("run/metrics.jsonl.link"));
+  const Outcome outcome = run("plan gpt2 --json /dev/full");
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "/dev/full")) << outcome.output;
+}
+
+}  // namespace
+}  // namespace streambp

@@ -1,0 +1,177 @@
+// The plan: its bytes are the arena's to the byte, its answers are the largest that fit, and the memory StreamBP
+// promises is there.
+#include "../data/checkpoint.cuh"
+#include "support.cuh"
+
+namespace streambp {
+namespace {
+
+// A whole training step, optimizer included, on the Cpu device in an arena of exactly the planned size.
+template <class T>
+void expect_plan_is_the_arena(const Config& c, Index rows, const Schedule& schedule, OptimizerKind kind,
+                              Index micro_batches, const std::string& what) {
+  const StepSettings settings{c, sizeof(T) == 4 ? DType::f32 : DType::f64, kind, micro_batches};
+  const Usage usage = plan(settings, rows, schedule);
+  Cpu dev(usage.peak);
+  Trainer<Cpu, T> trainer(dev, c, rows, kind);
+  initialise(trainer.model, 1, 0.1);
+  if (kind == OptimizerKind::none) {
+    for (Index i = 0; i < micro_batches; ++i) {
+      const Batch batch = packed(c, {rows}, static_cast<std::uint64_t>(i));
+      trainer.accumulate(&batch, batch.target_count(), schedule);
+    }
+  } else {
+    std::vector<Batch> batches;
+    for (Index i = 0; i < micro_batches; ++i) batches.push_back(packed(c, {rows}, static_cast<std::uint64_t>(i)));
+    trainer.step(batches, schedule, OptimizerSettings{}, 1);
+  }
+  EXPECT_EQ(dev.arena.peak(), usage.peak) << what;
+  EXPECT_EQ(dev.arena.capacity(), usage.peak) << what;
+  EXPECT_EQ(dev.arena.peak_by_kind(), usage.by_kind) << what;
+  EXPECT_EQ(dev.flops(), usage.flops) << what;
+  std::size_t sum = 0;
+  for (std::size_t bytes : usage.by_kind) sum += bytes;
+  EXPECT_EQ(sum, usage.peak) << what;
+}
+
+TEST(Plan, IsTheArenasHighWaterMarkToTheByte) {
+  for (const Family& family : families()) {
+    for (Index rows : {1, 127, 128, 300, 513}) {
+      for (Mode mode : kModes) {
+        for (OptimizerKind kind : {OptimizerKind::none, OptimizerKind::adamw}) {
+          for (Index micro_batches : {1, 2}) {
+            const Schedule schedule = schedule_for(mode, family.config, rows, 256);
+            const std::string what = family.name + ", " + std::to_string(rows) + " rows, " + name(mode) + ", " +
+                                     std::to_string(micro_batches);
+            expect_plan_is_the_arena<float>(family.config, rows, schedule, kind, micro_batches, what);
+            if (rows == 300) expect_plan_is_the_arena<double>(family.config, rows, schedule, kind, micro_batches, what);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, ChunkAndLengthAreTheLargestThatFit) {
+  StepSettings s{known_models().at("qwen3-0.6b"), DType::bf16, OptimizerKind::none, 1};
+  const std::size_t budget = std::size_t{8} << 30;
+  const Index chunk = chunk_for_budget(s, 40000, budget);
+  auto peak = [&](Mode mode, Index rows, Index c) { return plan(s, rows, schedule_for(mode, s.config, rows, c)).peak; };
+  ASSERT_GT(chunk, 0);
+  EXPECT_LE(peak(Mode::stream, 40000, chunk), budget);
+  EXPECT_GT(peak(Mode::stream, 40000, chunk + kTile), budget);
+  for (Mode mode : kModes) {
+    const Index rows = longest_for_budget(s, mode, 1024, budget);
+    EXPECT_LE(peak(mode, rows, 1024), budget);
+    EXPECT_GT(peak(mode, rows + kTile, 1024), budget);
+  }
+  EXPECT_EQ(chunk_for_budget(s, 40000, 1 << 20), 0);
+  EXPECT_EQ(longest_for_budget(s, Mode::full, 1024, 1 << 20), 0);
+}
+
+TEST(Plan, LargestFindsTheEdge) {
+  for (Index edge : {0, 1, 2, 3, 7, 8, 99, 100}) {
+    EXPECT_EQ(largest(100, [&](Index n) { return n <= edge; }), edge);
+  }
+  EXPECT_EQ(largest(100, [](Index) { return true; }), 100);
+}
+
+// The lengths that the project promises in 80 GiB.
+TEST(Plan, LongSequencesFitIn80GiB) {
+  const std::size_t budget = std::size_t{80} << 30;
+  auto longest = [&](const char* model, OptimizerKind kind, Index micro_batches) {
+    return longest_for_budget({known_models().at(model), DType::bf16, kind, micro_batches}, Mode::stream, 1024, budget);
+  };
+  EXPECT_GE(longest("qwen3-8b", OptimizerKind::none, 2), 150000);  // the whole gradient resident
+  EXPECT_GE(longest("qwen3-4b", OptimizerKind::adamw_pure, 1), 260000);
+  EXPECT_GE(longest("qwen3-8b", OptimizerKind::adamw_pure, 1), 90000);
+}
+
+// With one micro-batch the gradient takes the room that saved layer inputs leave, and the peak is less than their sum.
+TEST(Plan, SavedInputsAndGradientShareOneBlock) {
+  const StepSettings one{known_models().at("qwen3-8b"), DType::bf16, OptimizerKind::none, 1};
+  StepSettings two = one;
+  two.micro_batches = 2;
+  const Index rows = 60000;
+  const Schedule schedule = schedule_for(Mode::stream, one.config, rows, 1024);
+  EXPECT_LT(plan(one, rows, schedule).peak + (std::size_t{12} << 30), plan(two, rows, schedule).peak);
+}
+
+// Per token and in bf16: saved layer inputs, the running gradient, K, V, and float32 dK, dV; nothing else grows with
+// the length.
+TEST(Plan, BytesPerTokenAreThoseOfTheDesign) {
+  const Config c = known_models().at("qwen3-8b");
+  const StepSettings s{c, DType::bf16, OptimizerKind::none, 2};
+  auto peak = [&](Index rows) {
+    return static_cast<double>(plan(s, rows, schedule_for(Mode::stream, c, rows, 1024)).peak);
+  };
+  const double per_token = (peak(131072) - peak(65536)) / 65536;
+  const double expected = 2.0 * static_cast<double>(c.layers * c.hidden + c.hidden) +
+                          2.0 * 2 * static_cast<double>(c.kv_width()) + 2.0 * 4 * static_cast<double>(c.kv_width());
+  EXPECT_NEAR(per_token, expected + 6 * 4, 1);  // and six numbers: token, target, position, key_begin, weight, logp
+}
+
+TEST(Plan, ParameterCountsAreThePublishedOnes) {
+  const std::map<std::string, double> published = {
+      {"gpt2", 124.44e6},           {"gpt2-xl", 1557.6e6},     {"llama-3.2-1b", 1235.8e6}, {"llama-3.2-3b", 3212.7e6},
+      {"llama-3.1-8b", 8030.3e6},   {"qwen2.5-0.5b", 494.0e6}, {"qwen2.5-1.5b", 1543.7e6}, {"qwen2.5-3b", 3085.9e6},
+      {"qwen2.5-7b", 7615.6e6},     {"qwen3-0.6b", 596.0e6},   {"qwen3-1.7b", 1720.6e6},   {"qwen3-4b", 4022.5e6},
+      {"qwen3-8b", 8190.7e6},       {"qwen3-14b", 14768.3e6},  {"qwen3-32b", 32762.1e6},   {"llama-2-7b", 6738.4e6},
+      {"mistral-7b-v0.1", 7241.7e6}};
+  for (const auto& [model, count] : published) {
+    EXPECT_NEAR(static_cast<double>(parameter_count(known_models().at(model))), count, 0.1e6) << model;
+  }
+}
+
+// --- configurations ---
+
+TEST(ConfigFile, KnownModelsSurviveTheRoundTrip) {
+  for (const auto& [model, config] : known_models()) {
+    const Config back = config_from_json(config_to_json(config), model);
+    EXPECT_EQ(config_to_json(back), config_to_json(config)) << model;
+    EXPECT_EQ(parameter_count(back), parameter_count(config)) << model;
+  }
+}
+
+Json small_llama() {
+  return {{"model_type", "llama"},    {"vocab_size", 100},        {"hidden_size", 32},       {"num_hidden_layers", 2},
+          {"num_attention_heads", 4}, {"num_key_value_heads", 2}, {"intermediate_size", 64}, {"rms_norm_eps", 1e-5}};
+}
+
+std::string refusal(const Json& json) {
+  try {
+    config_from_json(json, "config.json");
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+TEST(ConfigFile, WhatChangesTheMathematicsIsRefusedByName) {
+  EXPECT_EQ(refusal(small_llama()), "accepted");
+  const std::vector<std::pair<Json, const char*>> patches = {
+      {{{"model_type", "mixtral"}}, "mixtral"},
+      {{{"hidden_act", "gelu"}}, "hidden_act"},
+      {{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}}}, "yarn"},
+      {{{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8}}}}, "low_freq_factor"},
+      {{{"num_key_value_heads", 3}}, "3 key/value heads"},
+      {{{"num_attention_heads", 5}}, "num_attention_heads"},
+      {{{"hidden_size", "wide"}}, "hidden_size"},
+      {{{"hidden_size", -32}}, "positive"},
+      {{{"vocab_size", nullptr}}, "vocab_size"},
+      {{{"head_dim", 7}}, "even"},
+      {{{"num_hidden_layers", 0}}, "positive"},
+      {{{"rms_norm_eps", 0}}, "epsilon"},
+      {{{"model_type", "qwen2"}, {"use_sliding_window", true}}, "use_sliding_window"},
+      {{{"partial_rotary_factor", 0.5}}, "partial_rotary_factor"},
+  };
+  for (const auto& [patch, named] : patches) {
+    Json json = small_llama();
+    json.update(patch);
+    EXPECT_NE(refusal(json).find(named), std::string::npos) << patch << ": " << refusal(json);
+  }
+  EXPECT_NE(refusal(Json::array()).find("object"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace streambp
