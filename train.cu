@@ -305,7 +305,8 @@ class TrainCommand {
   }
 
   void save(Trainer& trainer, Index step) {
-    Json state = {{"step", step}};
+    Json state;
+    state["step"] = step;
     for_each_lasting_option([&](const char* name, auto& value) { state["options"][name] = value; });
     save_checkpoint(out, trainer.model, trainer.optimizer.m, trainer.optimizer.v, state);
     if (step == optimizer.steps || step == stop_after) {

@@ -158,7 +158,7 @@ inline Config read_config(std::filesystem::path path) {
 inline Json config_to_json(const Config& c) {
   if (c.family == "gpt2") {
     return {{"model_type", "gpt2"},
-            {"architectures", {"GPT2LMHeadModel"}},
+            {"architectures", Json::array({"GPT2LMHeadModel"})},
             {"vocab_size", c.vocab},
             {"n_embd", c.hidden},
             {"n_layer", c.layers},
@@ -174,7 +174,7 @@ inline Json config_to_json(const Config& c) {
                                                             {"qwen2", "Qwen2ForCausalLM"},
                                                             {"qwen3", "Qwen3ForCausalLM"}};
   Json json = {{"model_type", c.family},
-               {"architectures", {architectures.at(c.family)}},
+               {"architectures", Json::array({architectures.at(c.family)})},
                {"vocab_size", c.vocab},
                {"hidden_size", c.hidden},
                {"num_hidden_layers", c.layers},

@@ -284,7 +284,9 @@ class SafetensorsWriter {
   using Produce = std::function<void(std::ostream&)>;  // writes the bytes of a tensor
 
   SafetensorsWriter(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata)
-      : path_(path), header_{{"__metadata__", metadata}} {}
+      : path_(path) {
+    header_["__metadata__"] = metadata;
+  }
 
   void add(const std::string& name, const std::string& dtype, const std::vector<Index>& shape, Produce produce) {
     const std::string where = path_.string() + ": tensor \"" + name + "\"";

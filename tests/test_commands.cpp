@@ -169,7 +169,7 @@ TEST_F(Commands, PlanAnswersItsThreeQuestions) {
   const Outcome longest = run("plan qwen3-8b --accumulate 2 --memory 80GiB --json " + path("longest.json"));
   EXPECT_EQ(longest.exit_code, 0) << longest.output;
   EXPECT_GE(Json::parse(read_file(path("longest.json")))["longest"]["stream"], 150000);
-  const Outcome usage = run("plan llama-3.2-1b --length 5000 --optimizer adamw --json " + path("usage.json"));
+  const Outcome usage = run("plan llama-3.2-1b --length 30000 --optimizer adamw --json " + path("usage.json"));
   EXPECT_EQ(usage.exit_code, 0) << usage.output;
   const Json modes = Json::parse(read_file(path("usage.json")))["usage"];
   EXPECT_LT(modes["stream"]["peak"], modes["checkpoint"]["peak"]);

@@ -54,7 +54,7 @@ TEST(Plan, IsTheArenasHighWaterMarkToTheByte) {
 
 TEST(Plan, ChunkAndLengthAreTheLargestThatFit) {
   StepSettings s{known_models().at("qwen3-0.6b"), DType::bf16, OptimizerKind::none, 1};
-  const std::size_t budget = std::size_t{8} << 30;
+  const std::size_t budget = std::size_t{5} << 30;
   const Index chunk = chunk_for_budget(s, 40000, budget);
   auto peak = [&](Mode mode, Index rows, Index c) { return plan(s, rows, schedule_for(mode, s.config, rows, c)).peak; };
   ASSERT_GT(chunk, 0);
@@ -97,15 +97,15 @@ TEST(Plan, SavedInputsAndGradientShareOneBlock) {
   EXPECT_LT(plan(one, rows, schedule).peak + (std::size_t{12} << 30), plan(two, rows, schedule).peak);
 }
 
-// Per token and in bf16: saved layer inputs, the running gradient, K, V, and float32 dK, dV; nothing else grows with
-// the length.
+// Per token and in bf16, for streams so long that layers and not the head set the peak: saved layer inputs, the running
+// gradient, K, V, and float32 dK, dV; nothing else grows with the length.
 TEST(Plan, BytesPerTokenAreThoseOfTheDesign) {
   const Config c = known_models().at("qwen3-8b");
   const StepSettings s{c, DType::bf16, OptimizerKind::none, 2};
   auto peak = [&](Index rows) {
     return static_cast<double>(plan(s, rows, schedule_for(Mode::stream, c, rows, 1024)).peak);
   };
-  const double per_token = (peak(131072) - peak(65536)) / 65536;
+  const double per_token = (peak(1 << 19) - peak(1 << 18)) / (1 << 18);
   const double expected = 2.0 * static_cast<double>(c.layers * c.hidden + c.hidden) +
                           2.0 * 2 * static_cast<double>(c.kv_width()) + 2.0 * 4 * static_cast<double>(c.kv_width());
   EXPECT_NEAR(per_token, expected + 6 * 4, 1);  // and six numbers: token, target, position, key_begin, weight, logp
