@@ -12,8 +12,7 @@
 
 namespace streambp {
 
-// The largest |a - b| of each tensor over its largest |b|, at its worst tensor. The parts of a fused tensor count as
-// one.
+// The largest |a - b| of a tensor over its largest |b|, for the worst tensor. The parts of a fused tensor count as one.
 struct Difference {
   double relative = 0;
   std::string tensor;

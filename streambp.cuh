@@ -10,8 +10,8 @@
 // A row of a layer's output depends on other rows only through their keys and values. So a layer's backward pass can go
 // chunk by chunk, from the last to the first, and recompute for each chunk only that chunk's activations:
 //
-//   recompute K, V of the layer for all rows               (with dK, dV the only things as long as the stream in a
-//   layer) for each chunk, last to first:
+//   recompute K, V of the layer for all rows               with dK, dV the only things of a layer as long as the stream
+//   for each chunk, last to first:
 //     recompute the chunk's activations from the saved layer input
 //     go back through MLP, output projection, attention    this adds to dK, dV of all rows up to the chunk's end
 //     dK, dV of the chunk's own rows are now complete      only later rows see them, and those are done
@@ -21,9 +21,8 @@
 // All modes give the same bits: every operation works in tiles of kTile rows and adds up tiles from the last to the
 // first, and chunks are multiples of the tile, visited from the last to the first.
 //
-// One policy for memory: activations are assigned, gradients of weights and of the residual stream are added to. The
-// running gradient of the residual stream lives where the last layer's output was, and every layer replaces it in
-// place.
+// One policy for memory: activations are assigned; gradients of weights and of the residual stream are added to. The
+// gradient of the residual stream lives where the last layer's output was, and every layer replaces it in place.
 #pragma once
 
 #include <vector>
@@ -37,6 +36,7 @@
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
 #include "model.cuh"
+#include "sums.cuh"
 
 namespace streambp {
 
@@ -88,7 +88,7 @@ struct Activations {
   Matrix<T> q_projected;       // C x q         likewise
   Matrix<T> q;                 // C x q         turned by position
   Matrix<T> attended;          // C x q
-  Matrix<Accumulator<T>> lse;  // C x heads    log Σ exp of the attention scores
+  Matrix<Accumulator<T>> lse;  // C x heads     log Σ exp of the attention scores
   Matrix<T> middle;            // C x hidden    x + attention
   Matrix<T> mlp_input;         // C x hidden    norm(middle)
   Matrix<T> gate, up;          // C x mlp       gate only where the MLP has one
@@ -98,8 +98,7 @@ struct Activations {
 // What forward leaves for backward, allocated as two stacks that shrink from the last layer to the first.
 template <class T>
 struct Saved {
-  Matrix<T>
-      output;  // N x hidden    of the last layer; backward turns it into the gradient of each layer's input in turn
+  Matrix<T> output;  // N x hidden    of the last layer; backward turns it into the gradient of each layer's input
   struct OfLayer {
     Matrix<T> input;             // N x hidden
     Activations<T> activations;  // only with Keep::activations
@@ -119,8 +118,7 @@ class Walk {
     if (c.positions == Positions::rope) frequencies = rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling);
   }
 
-  // The gradient of Σ_t w[t] logp[t] is added to `gradient`, whose tensors are allocated when they are born. Writes
-  // logp.
+  // Adds the gradient of Σ_t w[t] logp[t] to `gradient`, whose tensors are allocated when they are born. Writes logp.
   template <class G>
   void gradient(Tensors<G>& gradient, Matrix<A> w, Matrix<A> logp) {
     auto scope = dev.scope();
@@ -130,8 +128,7 @@ class Walk {
       layer_backward(gradient, l, saved.layers[index(l)], saved.output);
       dev.arena.release(saved.layers[index(l)].mark);
     }
-    auto born = embedding_table(c, gradient);
-    Sums<G, Tensors<A>> sums(*this, born, Tensors<A>(c), [&](Tensors<A>& t) { return embedding_table(c, t); });
+    Sums sums(dev, gradient, Tensors<A>(c), [&](auto& t) { return embedding_table(c, t); });
     embedding_backward(dev, sums->embedding, sums->positions, stream.tokens, stream.positions, saved.output);
   }
 
@@ -166,8 +163,8 @@ class Walk {
     return saved;
   }
 
-  // One layer for the rows of a chunk; keys and values of earlier rows are in kv, those of these rows are put there. y
-  // may be x.
+  // One layer for the rows of a chunk. kv holds the keys and values of earlier rows and takes those of these rows.
+  // y may be x.
   void layer_forward(Index l, Matrix<T> y, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
     const Layer<T>& w = layer(l);
     norm(dev, a.attention_input, x, w.attention_norm, w.attention_norm_bias, c.norm_eps, centered());
@@ -284,8 +281,7 @@ class Walk {
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
   template <class G>
   void layer_backward(Tensors<G>& gradient, Index l, const typename Saved<T>::OfLayer& kept, Matrix<T> dx) {
-    auto born = layer_table(c, l, gradient.layers[index(l)]);
-    Sums<G, Layer<A>> sums(*this, born, Layer<A>{}, [&](Layer<A>& t) { return layer_table(c, l, t); });
+    Sums sums(dev, gradient.layers[index(l)], Layer<A>{}, [&](auto& t) { return layer_table(c, l, t); });
     auto scope = dev.scope();
     const bool all_kept = schedule.keep == Keep::activations;
     const KeysValues<T> kv = all_kept ? kept.keys_values : recompute_keys_values(layer(l), kept.input);
@@ -335,13 +331,11 @@ class Walk {
   // The head streams too: logits exist for one chunk only. x becomes its gradient.
   template <class G>
   void head_backward(Tensors<G>& gradient, Matrix<T> x, Matrix<A> w, Matrix<A> logp) {
-    auto rows_of = [&](auto& t) {
+    Sums sums(dev, gradient, Tensors<A>(c), [&](auto& t) {
       auto rows = head_table(c, t);
       if (c.tied) rows.push_back(embedding_table(c, t).front());
       return rows;
-    };
-    auto born = rows_of(gradient);
-    Sums<G, Tensors<A>> sums(*this, born, Tensors<A>(c), rows_of);
+    });
     const auto& weights = model.weights;
     for (Rows rows : last_to_first(chunks(stream.size(), schedule.head_chunk))) {
       auto scope = dev.scope();
@@ -383,45 +377,6 @@ class Walk {
       return converted;
     }
   }
-
-  // The gradient of one section of the table (a layer, the head, the embedding) while chunks add to it. The tensors in
-  // `born` are allocated here if they do not exist yet. Where the gradient is kept in a narrower type than sums need,
-  // the sums live in a section of their own and are added to the gradient at the end.
-  template <class G, class Section>
-  class Sums {
-   public:
-    template <class TableOf>
-    Sums(Walk& walk, Table<G>& born, Section section, TableOf&& table_of)
-        : walk(walk), scope(walk.dev.scope()), born(born), section(std::move(section)), sums(table_of(this->section)) {
-      for (const Entry<G>& e : born) {
-        if (*e.matrix) continue;
-        *e.matrix = walk.dev.template allocate<G>(e.parameter.rows, e.parameter.cols, Kind::gradients, End::top);
-        zero(walk.dev, *e.matrix);
-      }
-      for (std::size_t i = 0; i < sums.size(); ++i) {
-        if constexpr (std::is_same_v<G, A>) {
-          *sums[i].matrix = *born[i].matrix;
-        } else {
-          *sums[i].matrix = walk.dev.template allocate<A>(born[i].matrix->rows, born[i].matrix->cols, Kind::sums);
-          zero(walk.dev, *sums[i].matrix);
-        }
-      }
-    }
-    ~Sums() {
-      if constexpr (!std::is_same_v<G, A>) {
-        for (std::size_t i = 0; i < sums.size(); ++i) add(walk.dev, *born[i].matrix, *sums[i].matrix);
-      }
-    }
-    Section* operator->() { return &section; }
-    Section& operator*() { return section; }
-
-   private:
-    Walk& walk;
-    decltype(std::declval<Device&>().scope()) scope;
-    Table<G>& born;
-    Section section;
-    Table<A> sums;
-  };
 
   Device& dev;
   const Model<T>& model;

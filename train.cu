@@ -283,8 +283,7 @@ class TrainCommand {
     std::fflush(stdout);
   }
 
-  // The loss on held-out text, and how it falls along a document: a model that uses its context does better late than
-  // early.
+  // The held-out loss, and how it falls along a document: a model that uses its context does better late than early.
   void evaluate(Trainer& trainer, const Batch& batch, const Schedule& schedule, Index step) {
     if (batch.size() == 0) return;
     const double loss = trainer.evaluate(batch, schedule);
@@ -344,12 +343,12 @@ class TrainCommand {
   std::string group;
   ModelOptions model;
   std::string data, mode = "stream", memory, out, prompt;
-  Index length = 512, documents = 8, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 400;
+  Index length = 1024, documents = 4, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 800;
   Index evaluation_interval = 100, checkpoint_interval = 0;
   double evaluation_fraction = 0.05, temperature = 0.5;
   std::uint64_t seed = 1;
   bool resume = false;
-  OptimizerSettings optimizer{.rate = 3e-3, .warmup = 20, .steps = 200};
+  OptimizerSettings optimizer{.rate = 3e-3, .warmup = 20, .steps = 240};
 
   std::ofstream metrics;
   double machine_rate = 0;

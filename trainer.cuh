@@ -48,8 +48,7 @@ class Trainer {
     return batch ? weighted_sum(w, logp.data) : 0;
   }
 
-  // One optimizer step over the micro-batches. An infinite or NaN loss or gradient stops the run before the weights
-  // move.
+  // One optimizer step. An infinite or NaN loss or gradient stops the run before the weights move.
   StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step) {
     Index targets = 0;
     for (const Batch& batch : batches) targets += batch.target_count();

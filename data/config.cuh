@@ -1,5 +1,4 @@
-// A model's configuration: from and to the config.json of a Hugging Face model directory, and well-known models by
-// name.
+// A model's configuration: from and to the config.json of a Hugging Face model directory, and known models by name.
 //
 // A field that changes the mathematics in a way this program does not know is refused by name, never ignored.
 #pragma once

@@ -30,10 +30,9 @@ class Text {
   Batch batch(std::uint64_t seed, Index step, Index micro_batch, Index documents, Index length) const {
     const Random random(seed, mix(static_cast<std::uint64_t>(step)) + static_cast<std::uint64_t>(micro_batch));
     Batch batch;
-    for (Index i = 0; i < documents; ++i) {
-      const std::size_t last = training.size() - static_cast<std::size_t>(length) - 1;
-      append(batch, training, line_start(random.below(last + 1, static_cast<std::uint64_t>(i)), last), length);
-    }
+    const std::size_t starts = training.size() - static_cast<std::size_t>(length);
+    for (Index i = 0; i < documents; ++i)
+      append(batch, training, random.below(starts, static_cast<std::uint64_t>(i)), length);
     return batch;
   }
 
@@ -41,29 +40,33 @@ class Text {
   Batch evaluation_batch(Index documents, Index length) const {
     Batch batch;
     if (evaluation.empty()) return batch;
-    const std::size_t last = evaluation.size() - static_cast<std::size_t>(length) - 1;
+    const std::size_t starts = evaluation.size() - static_cast<std::size_t>(length);
     for (Index i = 0; i < documents; ++i) {
-      append(batch, evaluation, last * static_cast<std::size_t>(i) / static_cast<std::size_t>(documents), length);
+      append(batch, evaluation, starts * static_cast<std::size_t>(i) / static_cast<std::size_t>(documents), length);
     }
     return batch;
   }
 
-  // The beginning of a line of the held-out text (or of the training text, if nothing is held out).
+  // The beginning of a paragraph of the held-out text (or of the training text, if nothing is held out).
   std::string prompt() const {
     const std::string_view from = evaluation.empty() ? training : evaluation;
-    const std::size_t newline = from.find('\n');
-    const std::size_t begin = newline == std::string_view::npos ? 0 : from.find_first_not_of('\n', newline);
-    return std::string(begin == std::string_view::npos ? from.substr(0, 40) : from.substr(begin, 40));
+    return std::string(from.substr(paragraph_start(from, 0, from.size() - 1, from.size()), 40));
   }
 
  private:
-  // Documents start where lines do, if one starts soon enough.
-  std::size_t line_start(std::size_t offset, std::size_t last) const {
-    const std::size_t newline = training.find('\n', offset);
-    return newline != std::string_view::npos && newline + 1 <= last ? newline + 1 : offset;
+  // Documents start where a paragraph does, or else a line, if one starts within `reach` bytes and not after `last`.
+  static std::size_t paragraph_start(std::string_view text, std::size_t offset, std::size_t last, std::size_t reach) {
+    for (const std::string_view separator : {"\n\n", "\n"}) {
+      const std::size_t found = text.substr(0, offset + reach).find(separator, offset);
+      if (found != std::string_view::npos && found + separator.size() <= last) return found + separator.size();
+    }
+    return offset;
   }
 
-  static void append(Batch& batch, std::string_view text, std::size_t begin, Index length) {
+  // Appends the document of `length` tokens that starts at or soon after `offset`.
+  static void append(Batch& batch, std::string_view text, std::size_t offset, Index length) {
+    const auto size = static_cast<std::size_t>(length);
+    const std::size_t begin = paragraph_start(text, offset, text.size() - size - 1, size);
     std::vector<std::int32_t> tokens;
     for (Index i = 0; i <= length; ++i)
       tokens.push_back(static_cast<unsigned char>(text[begin + static_cast<std::size_t>(i)]));

@@ -8,8 +8,7 @@
 //                    dQ = scale dS K       dK += scale dSᵀ Q
 //
 // Everything happens in tiles of kTile queries x kTile keys, so no N x N matrix ever exists. Forward keeps a running
-// maximum m and sum l per row (online softmax): when a tile of keys raises the maximum, what was summed so far is
-// scaled down.
+// maximum and sum per row (online softmax): when a tile of keys raises the maximum, what was summed is scaled down.
 //
 // A call computes the query rows `rows` of the stream against keys 0 .. rows.end. dK and dV of a tile of keys add up
 // queries from the last tile to the first, heads of a group in order: the same order whatever the chunk.

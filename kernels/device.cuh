@@ -50,8 +50,7 @@ class Arena {
  public:
   static constexpr std::size_t kAlignment = 256;
 
-  // With `backed` the block exists; pages are taken from the system when first written. Without, sizes are only
-  // counted.
+  // With `backed` the block exists (its pages come when first written); without, sizes are only counted.
   Arena(std::size_t capacity, bool backed) : capacity_(round_up(capacity)) {
     if (!backed || capacity_ == 0) return;
     require(capacity_ <= available_memory(), "this run needs ", capacity_ >> 20, " MiB and the machine has ",

@@ -1,8 +1,7 @@
 // The one data type of the program: a view of a row-major matrix. It owns nothing; devices own memory.
 //
 // A Matrix is sliced by rows (a chunk of the token stream) or by columns (the heads of an attention layer). A vector,
-// such as a bias, is a matrix of one row. Data is null on the Plan device and for parameters that a model does not
-// have.
+// such as a bias, is a matrix of one row. Data is null on the Plan device; a parameter that a model lacks is empty.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +14,7 @@ namespace streambp {
 using Index = std::int64_t;
 
 // The atom of work along the token stream. Every operation computes rows in tiles that start at multiples of kTile, and
-// every sum over rows runs over tiles from the last to the first. So a result does not depend on how the stream was
-// chunked.
+// every sum over rows runs over tiles from the last to the first. So no result depends on how the stream was chunked.
 constexpr Index kTile = 128;
 
 inline Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }

@@ -1,13 +1,11 @@
-// Rotary positions: every head's vector is seen as dim/2 pairs (x[i], x[i + dim/2]), and each pair turns with the
-// position.
+// Rotary positions: a head's vector is dim/2 pairs (x[i], x[i + dim/2]), and each pair turns with the position.
 //
 //   angle(p, i) = p * frequency[i]          frequency[i] = theta^(-2i / dim)
 //
 //   forward          (a, b) -> (a cos - b sin, b cos + a sin)
 //   backward         the turn is orthogonal, so the gradient turns back by the same angle
 //
-// Llama 3 stretches the slow frequencies by `factor`. With wavelength λ = 2π / frequency and the length L it was first
-// trained on:
+// Llama 3 slows the slow pairs down by `factor`. With λ = 2π / frequency, and L the length it was first trained on:
 //
 //   λ > L / low_freq_factor           frequency / factor
 //   λ < L / high_freq_factor          frequency
@@ -22,7 +20,7 @@
 
 namespace streambp {
 
-// Llama 3's stretching of the rotary frequencies. A factor of 1 leaves them alone.
+// A factor of 1 leaves the frequencies alone.
 struct RopeScaling {
   double factor = 1, low_freq_factor = 1, high_freq_factor = 4, original_length = 8192;
 };

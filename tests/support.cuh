@@ -33,8 +33,7 @@ struct Family {
 };
 inline std::ostream& operator<<(std::ostream& out, const Family& family) { return out << family.name; }
 
-// Every family, with head dimensions that are no powers of two, odd vocabularies and widths, every kind of head
-// sharing.
+// Every family, with odd widths, vocabularies and head dimensions, and every kind of head sharing.
 inline std::vector<Family> families() {
   std::vector<Family> all;
   auto add = [&](std::string name, Config c) { return &all.emplace_back(Family{std::move(name), c}).config; };

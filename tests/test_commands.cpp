@@ -218,8 +218,7 @@ TEST_F(Commands, TrainingLearnsSavesAndSamples) {
   expect_refused("train --steps 1 --out " + path("run") + kTiny, "--resume");
 }
 
-// All modes and chunks, and a run that was stopped and resumed in another mode: the same weights and moments, bit for
-// bit.
+// All modes and chunks, and a run stopped and resumed in other modes: the same weights and moments, bit for bit.
 TEST_F(Commands, ResumedAndOtherModesEndWithTheSameBits) {
   const std::string common =
       "train --steps 7 --accumulate 2 --length 200 --batch 3 --hidden 32 --layers 2 --sample 0 --eval-every 3 --family "

@@ -1,5 +1,4 @@
-// The plan: its bytes are the arena's to the byte, its answers are the largest that fit, and the memory StreamBP
-// promises is there.
+// The plan: its bytes are the arena's to the byte, its answers the largest that fit, its lengths those promised.
 #include "../data/checkpoint.cuh"
 #include "support.cuh"
 

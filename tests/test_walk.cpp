@@ -1,5 +1,4 @@
-// The walk: every parameter of every family in every mode, against the independent reference and bit for bit between
-// modes.
+// The walk: every parameter of every family in every mode, against the reference and bit for bit between modes.
 #include "support.cuh"
 
 namespace streambp {

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Draw what streambp writes.
+
+  streambp plan qwen3-8b --accumulate 2 --sweep sweep.json
+  scripts/plot.py memory sweep.json docs/memory.png --budget 80     peak memory against length, for the three modes
+
+  streambp train --out run
+  scripts/plot.py loss run/metrics.jsonl loss.png                   loss against steps
+
+Needs matplotlib (pip install matplotlib, or apt-get install python3-matplotlib).
+"""
+
+import argparse
+import json
+import os
+import sys
+
+MODES = [
+    ("full", "#b0413e", "full memory: all activations kept"),
+    ("checkpoint", "#d9a441", "gradient checkpointing: layer inputs kept"),
+    ("stream", "#2a6f97", "StreamBP: layer inputs kept, layers in chunks"),
+]
+
+
+def tokens_text(n):
+    return f"{n / 1000:.0f}k" if n >= 1000 else str(int(n))
+
+
+def draw_memory(plt, args):
+    with open(args.input) as file:
+        sweep = json.load(file)
+    fig, ax = plt.subplots(figsize=(8, 4.8))
+    budget = args.budget * 2**30
+    top = 1.5 * budget if budget else None
+    for mode, colour, label in MODES:
+        points = sweep["curve"][mode]
+        lengths = [p["length"] for p in points]
+        peaks = [p["peak"] for p in points]
+        ax.plot(lengths, [p / 2**30 for p in peaks], color=colour, label=label, linewidth=2.2)
+        if not budget:
+            continue
+        # where the curve crosses the budget, between two points of the sweep
+        for (l0, p0), (l1, p1) in zip(zip(lengths, peaks), zip(lengths[1:], peaks[1:])):
+            if p0 <= budget < p1:
+                crossing = l0 + (budget - p0) / (p1 - p0) * (l1 - l0)
+                ax.plot([crossing], [args.budget], "o", color=colour)
+                ax.annotate(tokens_text(crossing), (crossing, args.budget), xytext=(6, -14), textcoords="offset points",
+                            color=colour, fontweight="bold")
+    if budget:
+        ax.axhline(args.budget, color="#888888", linewidth=1, linestyle="--")
+        ax.text(1100, args.budget * 1.02, f"{args.budget:g} GiB", color="#666666", va="bottom")
+        ax.set_ylim(0, top / 2**30)
+    ax.set_xscale("log", base=2)
+    ticks = [1024 * 2**i for i in range(9)]
+    ax.set_xticks(ticks, [f"{t // 1024}k" for t in ticks])
+    ax.set_xlim(ticks[0], ticks[-1])
+    ax.set_xlabel("tokens in the stream (k = 1024)")
+    ax.set_ylabel("peak memory, GiB")
+    ax.set_title(f"{sweep.get('name') or sweep['config']['model_type']}, {sweep['dtype']}, optimizer {sweep['optimizer']}: "
+                 "one gradient, three ways")
+    ax.legend(loc="lower right", frameon=False)
+    return fig
+
+
+def draw_loss(plt, args):
+    with open(args.input) as file:
+        lines = [json.loads(line) for line in file]
+    steps = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    held_out = [(line["step"], line["evaluation_loss"]) for line in lines if "evaluation_loss" in line]
+    fig, ax = plt.subplots(figsize=(8, 4.8))
+    ax.plot(*zip(*steps), color="#2a6f97", linewidth=1.2, label="training")
+    if held_out:
+        ax.plot(*zip(*held_out), "o-", color="#b0413e", label="held out")
+    ax.set_xlabel("step")
+    ax.set_ylabel("loss, nats a token")
+    ax.legend(frameon=False)
+    return fig
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=["memory", "loss"], help="which picture")
+    parser.add_argument("input", help="sweep.json or metrics.jsonl")
+    parser.add_argument("output", help="the picture; its ending (.png, .svg) says the format")
+    parser.add_argument("--budget", type=float, default=0, help="memory: a horizontal line at so many GiB")
+    args = parser.parse_args()
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("plot.py: matplotlib is missing; pip install matplotlib, or apt-get install python3-matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False})
+    try:
+        fig = (draw_memory if args.kind == "memory" else draw_loss)(plt, args)
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"plot.py: {args.input}: {error}; is it what streambp wrote?")
+    fig.tight_layout()
+    stem, ending = os.path.splitext(args.output)
+    temporary = f"{stem}.tmp{ending}"
+    fig.savefig(temporary, dpi=150)
+    os.replace(temporary, args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Installs what building and testing streambp needs. Safe to run again: what is there already is left alone.
+set -euo pipefail
+
+packages=(g++ make cmake libopenblas-dev libcli11-dev nlohmann-json3-dev libgtest-dev)
+
+if ! command -v apt-get > /dev/null; then
+  cat >&2 << EOF
+setup.sh knows Debian and Ubuntu only. On another system, install by its own package manager:
+  a C++20 compiler with OpenMP (g++ 12 or later), make, CMake 3.22 or later,
+  OpenBLAS (or any CBLAS), CLI11, nlohmann-json and GoogleTest, each with its headers.
+EOF
+  exit 2
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f '${Status}' "$package" 2> /dev/null | grep -q "ok installed" || missing+=("$package")
+done
+if [ ${#missing[@]} -eq 0 ]; then
+  echo "setup: everything is installed"
+  exit 0
+fi
+
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  if ! command -v sudo > /dev/null; then
+    echo "setup: run this as root, or install sudo: apt-get install ${missing[*]}" >&2
+    exit 2
+  fi
+  as_root=(sudo)
+fi
+echo "setup: installing ${missing[*]}"
+"${as_root[@]}" apt-get update -qq
+DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
+echo "setup: done"
