@@ -88,7 +88,6 @@ class TrainCommand {
 
     const Text text(data.empty() ? stories(seed, std::size_t{1} << 21) : read_file(data, std::size_t{1} << 36),
                     evaluation_fraction, length, data.empty() ? "the program's own stories" : data);
-    const Batch evaluation = text.evaluation_batch(documents, length);
     const Config config = configuration();
     const Schedule schedule = choose_schedule(config);
 
@@ -103,7 +102,7 @@ class TrainCommand {
     open_output(step);
     announce(config, schedule, dev, step);
 
-    if (step == 0) evaluate(trainer, evaluation, schedule, step);
+    if (step == 0) evaluate(trainer, text, schedule, step);
     const Index last = stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps;
     start = Clock::now(), first_step = step;
     while (step < last) {
@@ -116,7 +115,7 @@ class TrainCommand {
       report(step, last, result, dev, std::chrono::duration<double>(Clock::now() - step_start).count());
       const bool at_end = step == last;
       if (at_end || (evaluation_interval > 0 && step % evaluation_interval == 0))
-        evaluate(trainer, evaluation, schedule, step);
+        evaluate(trainer, text, schedule, step);
       if (at_end || (checkpoint_interval > 0 && step % checkpoint_interval == 0)) save(trainer, step);
     }
     if (sample_length > 0) sample(trainer, text);
@@ -284,22 +283,26 @@ class TrainCommand {
   }
 
   // The held-out loss, and how it falls along a document: a model that uses its context does better late than early.
-  void evaluate(Trainer& trainer, const Batch& batch, const Schedule& schedule, Index step) {
-    if (batch.size() == 0) return;
-    const double loss = trainer.evaluate(batch, schedule);
-    auto part = [&](Index from, Index to) {
-      double sum = 0;
-      Index count = 0;
+  void evaluate(Trainer& trainer, const Text& text, const Schedule& schedule, Index step) {
+    if (evaluation_fraction == 0) return;
+    double loss = 0, halves[2] = {0, 0};
+    Index count = 0, counts[2] = {0, 0};
+    constexpr Index batches = 8;
+    for (Index i = 0; i < batches; ++i) {
+      const Batch batch = text.evaluation_batch(i, batches, documents, length);
+      trainer.evaluate(batch, schedule);
       for (Index t = 0; t < batch.size(); ++t) {
-        const Index position = batch.positions[static_cast<std::size_t>(t)];
-        if (from <= position && position < to) sum -= static_cast<double>(trainer.logp(0, t)), ++count;
+        const double token_loss = -static_cast<double>(trainer.logp(0, t));
+        const int half = batch.positions[static_cast<std::size_t>(t)] >= length / 2;
+        loss += token_loss, ++count;
+        halves[half] += token_loss, ++counts[half];
       }
-      return sum / static_cast<double>(count);
-    };
-    const double early = part(0, length / 2), late = part(length / 2, length);
-    write_metrics({{"step", step}, {"evaluation_loss", loss}, {"first_half", early}, {"second_half", late}});
+    }
+    loss /= static_cast<double>(count);
+    for (int half : {0, 1}) halves[half] /= static_cast<double>(counts[half]);
+    write_metrics({{"step", step}, {"evaluation_loss", loss}, {"first_half", halves[0]}, {"second_half", halves[1]}});
     std::printf("%safter step %ld: held-out loss %.4f (first half of a document %.4f, second half %.4f)\n",
-                isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, loss, early, late);
+                isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, loss, halves[0], halves[1]);
     std::fflush(stdout);
   }
 
@@ -343,12 +346,12 @@ class TrainCommand {
   std::string group;
   ModelOptions model;
   std::string data, mode = "stream", memory, out, prompt;
-  Index length = 1024, documents = 4, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 800;
+  Index length = 768, documents = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
   Index evaluation_interval = 100, checkpoint_interval = 0;
   double evaluation_fraction = 0.05, temperature = 0.5;
   std::uint64_t seed = 1;
   bool resume = false;
-  OptimizerSettings optimizer{.rate = 3e-3, .warmup = 20, .steps = 240};
+  OptimizerSettings optimizer{.rate = 4e-3, .warmup = 20, .steps = 520};
 
   std::ofstream metrics;
   double machine_rate = 0;

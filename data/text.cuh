@@ -36,13 +36,13 @@ class Text {
     return batch;
   }
 
-  // Documents spread evenly over the held-out text; empty if nothing is held out.
-  Batch evaluation_batch(Index documents, Index length) const {
+  // Batch `index` of `count`, whose documents are spread evenly over the held-out text.
+  Batch evaluation_batch(Index index, Index count, Index documents, Index length) const {
     Batch batch;
-    if (evaluation.empty()) return batch;
-    const std::size_t starts = evaluation.size() - static_cast<std::size_t>(length);
+    const Index starts = static_cast<Index>(evaluation.size()) - length;
     for (Index i = 0; i < documents; ++i) {
-      append(batch, evaluation, starts * static_cast<std::size_t>(i) / static_cast<std::size_t>(documents), length);
+      const Index offset = starts * (index * documents + i) / (count * documents);
+      append(batch, evaluation, static_cast<std::size_t>(offset), length);
     }
     return batch;
   }
