@@ -142,7 +142,7 @@ class BenchCommand {
 
   ModelOptions model;
   Index length = 1024, repeat = 5;
-  std::vector<Index> stream_chunks = {256};
+  std::vector<Index> stream_chunks = {512};
   std::vector<std::string> modes;
   std::string json_file;
   bool profile = false;

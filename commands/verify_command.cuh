@@ -18,7 +18,7 @@ class VerifyCommand {
         "is\n"
         "within 1e-5 in float32, 1e-10 in float64 (largest difference of a tensor over its largest entry).\n\n"
         "  streambp verify --family qwen3 --dtype f64 --reference\n"
-        "  streambp verify --model out/run-1/step-000200 --length 2000 --chunk 128 512");
+        "  streambp verify --model out/run-1/step-000200 --length 2000 --chunk 256 1024");
     model.add_to(app, "--model", true);
     app.add_option("--length", length, "Tokens of the stream, in documents of unequal length")
         ->check(CLI::Range(4, 1 << 24))
@@ -153,8 +153,8 @@ class VerifyCommand {
   }
 
   ModelOptions model;
-  Index length = 1000, documents = 3;
-  std::vector<Index> stream_chunks = {128, 256, 512};
+  Index length = 1200, documents = 3;
+  std::vector<Index> stream_chunks = {256, 512, 768};
   std::string dtype = "f32", json_file;
   std::uint64_t seed = 1;
   bool with_reference = false, failed_ = false;

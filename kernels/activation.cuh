@@ -7,6 +7,8 @@
 //   backward         dup = dy * a(gate)    dgate = dy * up * a'(gate)          dup = dy * a'(up)
 #pragma once
 
+#include <utility>
+
 #include "device.cuh"
 #include "math.cuh"
 #include "matrix.cuh"
@@ -33,13 +35,13 @@ template <template <class> class A, class T>
 void activation(Matrix<T> y, Input<T> gate, Input<T> up) {
 #pragma omp parallel for
   for (Index i = 0; i < y.rows; ++i) {
-    const T *g = gate ? gate.row(i) : up.row(i), *u = gate ? up.row(i) : nullptr;
+    const T *x = gate ? gate.row(i) : up.row(i), *u = up.row(i);
     T* out = y.row(i);
 #pragma omp simd
-    for (Index j = 0; j < y.cols; ++j) {
-      const T a = g[j] * sigmoid(A<T>::z(g[j]));
-      out[j] = u ? a * u[j] : a;
-    }
+    for (Index j = 0; j < y.cols; ++j) out[j] = x[j] * sigmoid(A<T>::z(x[j]));
+    if (!gate) continue;
+#pragma omp simd
+    for (Index j = 0; j < y.cols; ++j) out[j] *= u[j];
   }
 }
 
@@ -47,14 +49,22 @@ template <template <class> class A, class T>
 void activation_backward(Matrix<T> gate, Matrix<T> up, Input<T> dy) {
 #pragma omp parallel for
   for (Index i = 0; i < dy.rows; ++i) {
-    T *g = gate ? gate.row(i) : up.row(i), *u = gate ? up.row(i) : nullptr;
+    T *g = gate ? gate.row(i) : up.row(i), *u = up.row(i);
     const T* d = dy.row(i);
+    auto value_and_slope = [](T x) {
+      const T s = sigmoid(A<T>::z(x));
+      return std::pair{x * s, s + x * s * (T(1) - s) * A<T>::slope(x)};
+    };
+    if (gate) {
 #pragma omp simd
-    for (Index j = 0; j < dy.cols; ++j) {
-      const T x = g[j], s = sigmoid(A<T>::z(x));
-      const T slope = s + x * s * (T(1) - s) * A<T>::slope(x);
-      g[j] = d[j] * (u ? u[j] : T(1)) * slope;
-      if (u) u[j] = d[j] * x * s;
+      for (Index j = 0; j < dy.cols; ++j) {
+        const auto [value, slope] = value_and_slope(g[j]);
+        g[j] = d[j] * u[j] * slope;
+        u[j] = d[j] * value;
+      }
+    } else {
+#pragma omp simd
+      for (Index j = 0; j < dy.cols; ++j) u[j] = d[j] * value_and_slope(u[j]).second;
     }
   }
 }

@@ -7,8 +7,9 @@
 //                    dS = P * (dP - rowsum(dO * O))
 //                    dQ = scale dS K       dK += scale dSᵀ Q
 //
-// Everything happens in tiles of kTile queries x kTile keys, so no N x N matrix ever exists. Forward keeps a running
-// maximum and sum per row (online softmax): when a tile of keys raises the maximum, what was summed is scaled down.
+// Everything happens in tiles of kAttentionTile queries x kAttentionTile keys, so no N x N matrix ever exists. Forward
+// keeps a running maximum and sum per row (online softmax): when a tile of keys raises the maximum, what was summed is
+// scaled down.
 //
 // A call computes the query rows `rows` of the stream against keys 0 .. rows.end. dK and dV of a tile of keys add up
 // queries from the last tile to the first, heads of a group in order: the same order whatever the chunk.
@@ -23,6 +24,11 @@
 #include "matrix.cuh"
 
 namespace streambp {
+
+// Smaller than kTile, since half of the tiles on the diagonal is wasted; a divisor of it, so that chunks are whole
+// tiles.
+constexpr Index kAttentionTile = 128;
+static_assert(kTile % kAttentionTile == 0);
 
 struct AttentionShape {
   Index heads, kv_heads, head_dim, window;
@@ -101,8 +107,8 @@ void attention_tile(Matrix<T> out, Matrix<T> lse, Input<T> q, Input<T> k, Input<
   std::vector<T> maximum(static_cast<std::size_t>(q.rows), -INFINITY), sum(static_cast<std::size_t>(q.rows), T(0));
   for (Index i = 0; i < out.rows; ++i) std::fill_n(out.row(i), out.cols, T(0));
   const Index first_key = keys_of(queries.begin, key_begin, shape.window).begin;
-  for (Index tile = first_key / kTile; tile * kTile < queries.end; ++tile) {
-    const Rows keys = {tile * kTile, std::min((tile + 1) * kTile, queries.end)};
+  for (Index tile = first_key / kAttentionTile; tile * kAttentionTile < queries.end; ++tile) {
+    const Rows keys = {tile * kAttentionTile, std::min((tile + 1) * kAttentionTile, queries.end)};
     const ScoreTile<T> s{queries, keys, {scores, q.rows, keys.size()}};
     gemm<T>(static_cast<T>(shape.scale()), q, Op::as_is, k.slice(keys), Op::transposed, 0, s.values);
     for (Index i = 0; i < q.rows; ++i) {
@@ -133,9 +139,9 @@ void attention_backward_tile(Matrix<T> dq, Matrix<T> dk, Matrix<T> dv, Input<T> 
     for (Index j = 0; j < q.cols; ++j) sum += a[j] * b[j];
     delta[static_cast<std::size_t>(i)] = sum;
   }
-  const Index first_tile = keys_of(queries.begin, key_begin, shape.window).begin / kTile;
-  for (Index tile = first_tile; tile * kTile < queries.end; ++tile) {
-    const Rows keys = {tile * kTile, std::min((tile + 1) * kTile, queries.end)};
+  const Index first_tile = keys_of(queries.begin, key_begin, shape.window).begin / kAttentionTile;
+  for (Index tile = first_tile; tile * kAttentionTile < queries.end; ++tile) {
+    const Rows keys = {tile * kAttentionTile, std::min((tile + 1) * kAttentionTile, queries.end)};
     const ScoreTile<T> p{queries, keys, {p_data, q.rows, keys.size()}};
     const Matrix<T> dp(dp_data, q.rows, keys.size());
     gemm<T>(scale, q, Op::as_is, k.slice(keys), Op::transposed, 0, p.values);
@@ -168,15 +174,15 @@ void attention(Device& dev, Matrix<T> out, Matrix<A> lse, Input<T> q, Input<T> k
   auto op = dev.operation("attention", 4.0 * pairs * static_cast<double>(dim),
                           sizeof(T) * (2.0 * q.size() + 2.0 * k.cols * rows.end));
   if constexpr (Device::computes) {
-    const Index first_tile = rows.begin / kTile, tiles = ceil_div(rows.end, kTile) - first_tile;
+    const Index first_tile = rows.begin / kAttentionTile, tiles = ceil_div(rows.end, kAttentionTile) - first_tile;
 #pragma omp parallel
     {
-      std::vector<T> scores(kTile * kTile);
+      std::vector<T> scores(kAttentionTile * kAttentionTile);
 #pragma omp for collapse(2) schedule(dynamic)
       for (Index h = 0; h < shape.heads; ++h) {
         for (Index t = tiles - 1; t >= 0; --t) {  // the longest work first
-          const Rows queries = {std::max(rows.begin, (first_tile + t) * kTile),
-                                std::min(rows.end, (first_tile + t + 1) * kTile)};
+          const Rows queries = {std::max(rows.begin, (first_tile + t) * kAttentionTile),
+                                std::min(rows.end, (first_tile + t + 1) * kAttentionTile)};
           const Rows local = {queries.begin - rows.begin, queries.end - rows.begin};
           const Index kv = h / group * dim;
           cpu::attention_tile<T>(out.slice(local).columns(h * dim, dim), lse.slice(local).columns(h, 1),
@@ -201,15 +207,15 @@ void attention_backward(Device& dev, Matrix<T> dq, Matrix<A> dk, Matrix<A> dv, I
   auto op = dev.operation("attention backward", 10.0 * pairs * static_cast<double>(dim),
                           sizeof(T) * (4.0 * q.size() + 2.0 * k.cols * rows.end) + sizeof(A) * 4.0 * k.cols * rows.end);
   if constexpr (Device::computes) {
-    const Index first_tile = rows.begin / kTile, tiles = ceil_div(rows.end, kTile) - first_tile;
+    const Index first_tile = rows.begin / kAttentionTile, tiles = ceil_div(rows.end, kAttentionTile) - first_tile;
 #pragma omp parallel
     {
-      std::vector<T> p(kTile * kTile), dp(kTile * kTile);
+      std::vector<T> p(kAttentionTile * kAttentionTile), dp(kAttentionTile * kAttentionTile);
 #pragma omp for schedule(dynamic)
       for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
         for (Index t = tiles - 1; t >= 0; --t) {  // last to first
-          const Rows queries = {std::max(rows.begin, (first_tile + t) * kTile),
-                                std::min(rows.end, (first_tile + t + 1) * kTile)};
+          const Rows queries = {std::max(rows.begin, (first_tile + t) * kAttentionTile),
+                                std::min(rows.end, (first_tile + t + 1) * kAttentionTile)};
           const Rows local = {queries.begin - rows.begin, queries.end - rows.begin};
           for (Index h = kv_head * group; h < (kv_head + 1) * group; ++h) {
             auto head = [&](auto m) { return m.slice(local).columns(h * dim, dim); };

@@ -15,7 +15,7 @@ using Index = std::int64_t;
 
 // The atom of work along the token stream. Every operation computes rows in tiles that start at multiples of kTile, and
 // every sum over rows runs over tiles from the last to the first. So no result depends on how the stream was chunked.
-constexpr Index kTile = 128;
+constexpr Index kTile = 256;
 
 inline Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 inline Index round_up(Index a, Index b) { return ceil_div(a, b) * b; }

@@ -38,8 +38,8 @@ inline std::vector<Family> families() {
   std::vector<Family> all;
   auto add = [&](std::string name, Config c) { return &all.emplace_back(Family{std::move(name), c}).config; };
   //                     vocabulary hidden layers heads kv dim mlp length tied
-  add("gpt2", make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 700, true));
-  add("gpt2_odd_heads", make_config("gpt2", 41, 35, 3, 5, 5, 7, 33, 700, true));
+  add("gpt2", make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true));
+  add("gpt2_odd_heads", make_config("gpt2", 41, 35, 3, 5, 5, 7, 33, 800, true));
   add("llama2", make_config("llama", 53, 24, 2, 3, 3, 8, 40, 0, false));
   Config* c = add("llama3", make_config("llama", 259, 40, 2, 6, 2, 10, 56, 0, true));
   c->rope_theta = 500, c->rope_scaling = {8, 1, 4, 64};

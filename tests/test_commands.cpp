@@ -75,7 +75,7 @@ TEST_F(Commands, MisuseIsAnsweredWithTheRemedyAndExitCode2) {
   expect_refused("train --wings 2", "--wings");
   expect_refused("train --length many", "--length");
   expect_refused("train --length 0", "--length");
-  expect_refused("train --chunk 100" + kTiny, "try 128");
+  expect_refused("train --chunk 100" + kTiny, "try 256");
   expect_refused("train --chunk 256 --memory 1GiB" + kTiny, "--chunk");
   expect_refused("train --mode full --chunk 256" + kTiny, "--chunk");
   expect_refused("train --mode sideways", "--mode");
@@ -148,7 +148,7 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
 
 TEST_F(Commands, VerifyProvesEveryFamilyAndWritesItsTable) {
   for (const char* family : {"gpt2", "llama", "mistral", "qwen2", "qwen3"}) {
-    const Outcome outcome = run("verify --length 300 --hidden 32 --layers 2 --dtype f64 --reference --family " +
+    const Outcome outcome = run("verify --length 600 --hidden 32 --layers 2 --dtype f64 --reference --family " +
                                 std::string(family) + " --json " + path("verify.json"));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;
@@ -184,10 +184,10 @@ TEST_F(Commands, PlanAnswersItsThreeQuestions) {
 
 TEST_F(Commands, BenchPrintsEveryMode) {
   const Outcome outcome =
-      run("bench --family qwen3 --hidden 32 --layers 1 --length 200 --repeat 1 --chunk 128 256 --profile --json " +
+      run("bench --family qwen3 --hidden 32 --layers 1 --length 600 --repeat 1 --chunk 256 512 --profile --json " +
           path("bench.json"));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  for (const char* part : {"full", "checkpoint", "stream 128", "stream 256", "attention backward"})
+  for (const char* part : {"full", "checkpoint", "stream 256", "stream 512", "attention backward"})
     EXPECT_TRUE(contains(outcome.output, part)) << part;
   EXPECT_EQ(Json::parse(read_file(path("bench.json")))["runs"].size(), 4u);
 }
@@ -221,7 +221,7 @@ TEST_F(Commands, TrainingLearnsSavesAndSamples) {
 // All modes and chunks, and a run stopped and resumed in other modes: the same weights and moments, bit for bit.
 TEST_F(Commands, ResumedAndOtherModesEndWithTheSameBits) {
   const std::string common =
-      "train --steps 7 --accumulate 2 --length 200 --batch 3 --hidden 32 --layers 2 --sample 0 --eval-every 3 --family "
+      "train --steps 7 --accumulate 2 --length 210 --batch 3 --hidden 32 --layers 2 --sample 0 --eval-every 3 --family "
       "qwen3 ";
   auto expect_ok = [&](const std::string& arguments) {
     const Outcome outcome = run(arguments);
@@ -229,7 +229,7 @@ TEST_F(Commands, ResumedAndOtherModesEndWithTheSameBits) {
   };
   expect_ok(common + "--out " + path("whole"));
   expect_ok(common + "--mode full --out " + path("full"));
-  expect_ok(common + "--chunk 128 --out " + path("small_chunk"));
+  expect_ok(common + "--chunk 256 --out " + path("small_chunk"));
   expect_ok(common + "--memory 4MiB --out " + path("budget"));
   expect_ok(common + "--stop-after 3 --out " + path("resumed"));
   expect_ok("train --resume --mode checkpoint --stop-after 5 --sample 0 --out " + path("resumed"));

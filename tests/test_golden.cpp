@@ -83,7 +83,7 @@ void expect_golden(const std::string& name, double tolerance) {
   const HostGradient truth(golden.config, truth_tensors);
 
   for (Mode mode : kModes) {
-    const Schedule schedule = schedule_for(mode, golden.config, batch.size(), 128);
+    const Schedule schedule = schedule_for(mode, golden.config, batch.size(), kTile);
     const GradientRun run = run_gradient<T>(golden.config, batch, schedule, golden.weights());
     const Difference error = run.gradient.difference(truth);
     EXPECT_LE(error.relative, tolerance) << streambp::name(mode) << ": " << error.tensor;
@@ -98,7 +98,7 @@ void expect_golden(const std::string& name, double tolerance) {
   Trainer<Cpu, T> trainer(dev, golden.config, batch.size(), OptimizerKind::none);
   golden.weights()(trainer.model);
   trainer.load(batch);
-  Walk<Cpu, T> walk(dev, trainer.model, trainer.view, {Keep::nothing, 128, 128});
+  Walk<Cpu, T> walk(dev, trainer.model, trainer.view, {Keep::nothing, kTile, kTile});
   const Matrix<T> computed = walk.logits(walk.forward().output);
   for (std::size_t i = 0; i < logits.size(); ++i) {
     ASSERT_NEAR(static_cast<double>(computed.data[i]), logits[i], tolerance * largest(logits)) << "logit " << i;

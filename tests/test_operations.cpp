@@ -61,7 +61,7 @@ struct Shape {
 };
 class Matmul : public testing::TestWithParam<Shape> {};
 INSTANTIATE_TEST_SUITE_P(Operations, Matmul,
-                         testing::Values(Shape{1, 1, 1}, Shape{3, 5, 2}, Shape{128, 17, 9}, Shape{129, 8, 385},
+                         testing::Values(Shape{1, 1, 1}, Shape{3, 5, 2}, Shape{256, 17, 9}, Shape{257, 8, 385},
                                          Shape{300, 770, 31}, Shape{257, 33, 800}));
 
 TEST_P(Matmul, IsItsFormulaForwardAndBackward) {
@@ -123,7 +123,7 @@ class NormOperation : public testing::TestWithParam<NormCase> {};
 INSTANTIATE_TEST_SUITE_P(Operations, NormOperation,
                          testing::Values(NormCase{false, false, 300, 24}, NormCase{true, true, 300, 24},
                                          NormCase{false, false, 2, 7}, NormCase{true, false, 129, 33},
-                                         NormCase{false, false, 128, 1}));
+                                         NormCase{false, false, 256, 1}));
 
 TEST_P(NormOperation, IsItsFormulaForwardAndBackward) {
   const auto [centered, with_bias, n, d] = GetParam();
@@ -303,10 +303,10 @@ TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
   // by chunks: forward first to last, also of odd sizes; backward last to first
   Owned<double> out2(n, q_width, 8), lse2(n, p.heads, 9), dq2(n, q_width, 7), dk2 = zeros(n, kv_width),
                                                                               dv2 = zeros(n, kv_width);
-  for (Rows r : chunks(n, 128)) {
+  for (Rows r : chunks(n, kTile)) {
     attention(device(), out2.m.slice(r), lse2.m.slice(r), q.m.slice(r), k.m, v.m, key_begin, r, shape);
   }
-  for (Rows r : last_to_first(chunks(n, 128))) {
+  for (Rows r : last_to_first(chunks(n, kTile))) {
     attention_backward(device(), dq2.m.slice(r), dk2.m, dv2.m, dout.m.slice(r), q.m.slice(r), k.m, v.m, out2.m.slice(r),
                        lse2.m.slice(r), key_begin, r, shape);
   }
@@ -454,11 +454,11 @@ TEST(Optimizer, LearningRateRisesThenFallsByACosine) {
 // --- float against double, and a row alone against a row among others ---
 
 TEST(Operations, ARowHasTheSameBitsWhicheverTilesItIsComputedWith) {
-  const Index n = 400, d = 96;
+  const Index n = 700, d = 96;
   Owned<float> x(n, d, 1), w(200, d, 2), norm_w(1, d, 3), y(n, 200, 4), y2(n, 200, 5), z(n, d, 6), z2(n, d, 7);
   matmul(device(), y.m, x.m, w.m);
   norm(device(), z.m, x.m, norm_w.m, {}, 1e-5, false);
-  for (Rows r : chunks(n, 128)) {
+  for (Rows r : chunks(n, kTile)) {
     matmul(device(), y2.m.slice(r), x.m.slice(r), w.m);
     norm(device(), z2.m.slice(r), x.m.slice(r), norm_w.m, {}, 1e-5, false);
   }

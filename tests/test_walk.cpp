@@ -5,7 +5,7 @@ namespace streambp {
 namespace {
 
 // Document ends fall inside tiles and chunks; the last tile is incomplete.
-const std::vector<Index> kDocuments = {5, 290, 1, 130, 60, 37};
+const std::vector<Index> kDocuments = {5, 300, 1, 220, 60, 37};
 
 class EveryFamily : public testing::TestWithParam<Family> {};
 INSTANTIATE_TEST_SUITE_P(Walk, EveryFamily, testing::ValuesIn(families()), PrintFamily());
@@ -13,10 +13,10 @@ INSTANTIATE_TEST_SUITE_P(Walk, EveryFamily, testing::ValuesIn(families()), Print
 std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
   std::vector<std::pair<std::string, Schedule>> schedules = {{"full", Schedule::full(rows)},
                                                              {"checkpoint", Schedule::checkpoint(rows)}};
-  for (Index chunk : {128, 256, 384, 1024}) {  // one tile, two, not dividing the stream, longer than it
-    schedules.push_back({"stream " + std::to_string(chunk), Schedule::stream(chunk, 128)});
+  for (Index tiles : {1, 2, 4}) {  // one tile; two, which do not divide the stream; longer than the stream
+    schedules.push_back({"stream " + std::to_string(tiles * kTile), Schedule::stream(tiles * kTile, kTile)});
   }
-  schedules.push_back({"stream 128, head 256", Schedule::stream(128, 256)});
+  schedules.push_back({"stream by one tile, head by two", Schedule::stream(kTile, 2 * kTile)});
   return schedules;
 }
 
@@ -63,7 +63,7 @@ TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInFloat64) { expect_equal_bi
 // A document's gradient must not depend on its neighbours in the stream.
 TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
   const Config& c = GetParam().config;
-  const std::vector<Index> lengths = {70, 150, 33};
+  const std::vector<Index> lengths = {270, 150, 133};
   const Batch all = packed(c, lengths);
   std::map<std::string, std::vector<double>> sum;
   Index begin = 0;
@@ -74,7 +74,7 @@ TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
     Batch one{part(all.tokens), part(all.targets), part(all.positions),
               std::vector<std::int32_t>(static_cast<std::size_t>(length), 0)};
     begin += length;
-    const GradientRun run = run_gradient<double>(c, one, Schedule::stream(128, 128), random_weights());
+    const GradientRun run = run_gradient<double>(c, one, Schedule::stream(kTile, kTile), random_weights());
     const double share = static_cast<double>(one.target_count()) / static_cast<double>(all.target_count());
     for (std::size_t i = 0; i < run.gradient.values.size(); ++i) {
       auto& total = sum[reference::key(run.gradient.parameters[i])];
@@ -82,7 +82,7 @@ TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
       for (std::size_t j = 0; j < total.size(); ++j) total[j] += share * run.gradient.values[i][j];
     }
   }
-  const GradientRun together = run_gradient<double>(c, all, Schedule::stream(128, 128), random_weights());
+  const GradientRun together = run_gradient<double>(c, all, Schedule::stream(kTile, kTile), random_weights());
   const Difference error = together.gradient.difference(HostGradient(together.gradient, sum));
   EXPECT_LE(error.relative, 1e-12) << error.tensor;
 }
@@ -91,7 +91,7 @@ TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
 // bits in every mode, each in the memory that was planned.
 TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
   const Config c = families()[3].config;
-  const std::vector<Batch> batches = {packed(c, {100, 7}, 1), packed(c, {200, 31}, 2), packed(c, {5, 6}, 3)};
+  const std::vector<Batch> batches = {packed(c, {100, 7}, 1), packed(c, {400, 231}, 2), packed(c, {5, 6}, 3)};
   Batch all;
   Index targets = 0;
   for (const Batch& b : batches) {
@@ -105,7 +105,7 @@ TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
   const GradientRun truth = run_gradient<double>(c, all, Schedule::full(all.size()), random_weights());
   std::optional<HostGradient> first;
   for (Mode mode : kModes) {
-    const Schedule schedule = schedule_for(mode, c, batches[1].size(), 128);
+    const Schedule schedule = schedule_for(mode, c, batches[1].size(), kTile);
     const StepSettings settings{c, DType::f64, OptimizerKind::none, static_cast<Index>(batches.size())};
     const std::size_t planned = plan(settings, batches[1].size(), schedule).peak;
     Cpu dev(planned);
@@ -130,7 +130,7 @@ TEST(Walk, AnyNumberOfThreadsGivesTheSameBits) {
   std::optional<HostGradient> first;
   for (int n : {1, 2, 3, 7}) {
     omp_set_num_threads(n);
-    const GradientRun run = run_gradient<float>(c, batch, Schedule::stream(256, 128), random_weights());
+    const GradientRun run = run_gradient<float>(c, batch, Schedule::stream(2 * kTile, kTile), random_weights());
     if (!first) first = run.gradient;
     EXPECT_TRUE(run.gradient == *first) << n << " threads";
   }
@@ -140,12 +140,12 @@ TEST(Walk, AnyNumberOfThreadsGivesTheSameBits) {
 // Wide enough that a matrix has several blocks of columns.
 TEST(Walk, WideLayersAgreeToo) {
   Config c = make_config("qwen3", 1100, 420, 1, 6, 2, 90, 900, 0, false);
-  const Batch batch = packed(c, {300, 90});
+  const Batch batch = packed(c, {300, 290});
   const reference::Result truth = reference_gradient(c, batch, random_weights(3, 0.05));
   const GradientRun full = run_gradient<double>(c, batch, Schedule::full(batch.size()), random_weights(3, 0.05));
   const Difference error = full.gradient.difference(HostGradient(full.gradient, truth.gradient));
   EXPECT_LE(error.relative, 1e-10) << error.tensor;
-  const GradientRun stream = run_gradient<double>(c, batch, Schedule::stream(128, 128), random_weights(3, 0.05));
+  const GradientRun stream = run_gradient<double>(c, batch, Schedule::stream(kTile, kTile), random_weights(3, 0.05));
   EXPECT_TRUE(stream.gradient == full.gradient);
 }
 
@@ -158,7 +158,7 @@ TEST(Walk, RefusesBatchesThatTheModelCannotRead) {
   const Config c = families()[0].config;
   Cpu dev(1 << 24);
   Trainer<Cpu, float> trainer(dev, c, 64, OptimizerKind::none);
-  const Schedule schedule = Schedule::stream(128, 128);
+  const Schedule schedule = Schedule::stream(kTile, kTile);
   auto expect_refused = [&](Batch batch, const char* why) {
     EXPECT_THROW(trainer.accumulate(&batch, batch.target_count(), schedule), Error) << why;
   };
