@@ -27,9 +27,10 @@ double sum_of_squares(Matrix<T> x) {
   std::vector<double> rows(static_cast<std::size_t>(x.rows));
 #pragma omp parallel for
   for (Index i = 0; i < x.rows; ++i) {
+    const T* row = x.row(i);
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (Index j = 0; j < x.cols; ++j) sum += static_cast<double>(x(i, j)) * static_cast<double>(x(i, j));
+    for (Index j = 0; j < x.cols; ++j) sum += static_cast<double>(row[j]) * static_cast<double>(row[j]);
     rows[static_cast<std::size_t>(i)] = sum;
   }
   double sum = 0;
