@@ -97,7 +97,7 @@ class TrainCommand {
     if (checkpoint.empty()) {
       initialise(trainer.model, seed);
     } else {
-      step = load_checkpoint(checkpoint, trainer);
+      step = load_checkpoint(checkpoint, text, trainer);
     }
     open_output(step);
     announce(config, schedule, dev, step);
@@ -116,7 +116,7 @@ class TrainCommand {
       const bool at_end = step == last;
       if (at_end || (evaluation_interval > 0 && step % evaluation_interval == 0))
         evaluate(trainer, text, schedule, step);
-      if (at_end || (checkpoint_interval > 0 && step % checkpoint_interval == 0)) save(trainer, step);
+      if (at_end || (checkpoint_interval > 0 && step % checkpoint_interval == 0)) save(trainer, text, step);
     }
     if (sample_length > 0) sample(trainer, text);
   }
@@ -204,13 +204,16 @@ class TrainCommand {
     return dev.arena.peak();
   }
 
-  Index load_checkpoint(const fs::path& checkpoint, Trainer& trainer) {
-    const Json state = Json::parse(read_file(checkpoint / "state.json"), nullptr, false);
+  Index load_checkpoint(const fs::path& checkpoint, const Text& text, Trainer& trainer) {
+    const Json json = Json::parse(read_file(checkpoint / "state.json"), nullptr, false);
+    const Fields state(json, (checkpoint / "state.json").string());
+    require(state.get<std::string>("text") == text.fingerprint(), data, ": the text has changed since the run in ", out,
+            " began; bring the old text back, or start a new run");
     load_model(checkpoint, trainer.model);
     const SafetensorsFile moments(checkpoint / "optimizer.safetensors");
     read_tensors(moments, "m.", table(trainer.model.config, trainer.optimizer.m));
     read_tensors(moments, "v.", table(trainer.model.config, trainer.optimizer.v));
-    return Fields(state, (checkpoint / "state.json").string()).get<Index>("step");
+    return state.get<Index>("step");
   }
 
   // A run's directory, and its metrics up to the step it continues from.
@@ -306,9 +309,10 @@ class TrainCommand {
     std::fflush(stdout);
   }
 
-  void save(Trainer& trainer, Index step) {
+  void save(Trainer& trainer, const Text& text, Index step) {
     Json state;
     state["step"] = step;
+    state["text"] = text.fingerprint();
     for_each_lasting_option([&](const char* name, auto& value) { state["options"][name] = value; });
     save_checkpoint(out, trainer.model, trainer.optimizer.m, trainer.optimizer.v, state);
     if (step == optimizer.steps || step == stop_after) {

@@ -1,7 +1,7 @@
 // streambp bench: how fast a training step runs, against what the machine can do.
 #pragma once
 
-#include "../data/safetensors.cuh"
+#include "../data/files.cuh"
 #include "options.cuh"
 
 namespace streambp {

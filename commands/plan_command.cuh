@@ -1,7 +1,7 @@
 // streambp plan: what a training step needs, without doing it.
 #pragma once
 
-#include "../data/safetensors.cuh"
+#include "../data/files.cuh"
 #include "options.cuh"
 
 namespace streambp {
@@ -40,7 +40,9 @@ class PlanCommand {
         ->check(CLI::Range(1, 1000))
         ->capture_default_str()
         ->group(group);
-    app.add_option("--sweep", sweep, "Write peak memory against length for the three modes to this JSON file")
+    app.add_option("--sweep", sweep,
+                   "Write peak memory against length for the three modes to this JSON file, with --memory also the "
+                   "longest stream")
         ->group("Output");
     app.add_option("--json", json_file, "Write the answer to this JSON file as well")->group("Output");
     app.callback([this] { run(); });
@@ -64,6 +66,7 @@ class PlanCommand {
               {"dtype", dtype},
               {"optimizer", optimizer},
               {"accumulate", micro_batches}};
+    if (budget) result["memory"] = budget;
     if (budget && length == 0) longest(budget);
     if (budget && length > 0) chunk_for(budget);
     if (length > 0 || !budget) usage(length > 0 ? length : default_length());

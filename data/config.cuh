@@ -9,7 +9,7 @@
 #include <string>
 
 #include "../model.cuh"
-#include "safetensors.cuh"
+#include "files.cuh"
 
 namespace streambp {
 

@@ -26,6 +26,13 @@ class Text {
   }
   Text(const Text&) = delete;
 
+  // Tells texts apart (FNV-1a), so that a run is not resumed on another one.
+  std::string fingerprint() const {
+    std::uint64_t hash = 0xcbf29ce484222325u;
+    for (const char byte : text) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
+    return std::to_string(hash);
+  }
+
   // Documents for one micro-batch: which ones depends on the seed, the step and the micro-batch alone.
   Batch batch(std::uint64_t seed, Index step, Index micro_batch, Index documents, Index length) const {
     const Random random(seed, mix(static_cast<std::uint64_t>(step)) + static_cast<std::uint64_t>(micro_batch));

@@ -30,8 +30,8 @@ namespace streambp {
 // What memory is used for; `streambp plan` prints the peak by these kinds.
 enum class Kind { weights, gradients, optimizer, stream, saved, keys_values, chunk, logits, sums, count };
 inline constexpr std::array<const char*, static_cast<int>(Kind::count)> kKindNames = {
-    "weights",         "gradients", "optimizer", "token stream",         "saved layer inputs",
-    "keys and values", "chunk",     "logits",    "float32 gradient sums"};
+    "weights",         "gradients",         "optimizer", "token stream",         "saved layer inputs",
+    "keys and values", "chunk activations", "logits",    "float32 gradient sums"};
 using Bytes = std::array<std::size_t, static_cast<int>(Kind::count)>;
 
 enum class End { bottom, top };

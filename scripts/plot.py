@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draw what streambp writes.
 
-  streambp plan qwen3-8b --accumulate 2 --sweep sweep.json
-  scripts/plot.py memory sweep.json docs/memory.png --budget 80     peak memory against length, for the three modes
+  streambp plan qwen3-8b --accumulate 2 --memory 80GiB --sweep sweep.json
+  scripts/plot.py memory sweep.json docs/memory.png                 peak memory against length, for the three modes
 
   streambp train --out run
   scripts/plot.py loss run/metrics.jsonl loss.png                   loss against steps
@@ -22,39 +22,30 @@ MODES = [
 ]
 
 
-def tokens_text(n):
-    return f"{n / 1000:.0f}k" if n >= 1000 else str(int(n))
-
-
 def draw_memory(plt, args):
     with open(args.input) as file:
         sweep = json.load(file)
+    gib = 2**30
     fig, ax = plt.subplots(figsize=(8, 4.8))
-    budget = args.budget * 2**30
-    top = 1.5 * budget if budget else None
     for mode, colour, label in MODES:
         points = sweep["curve"][mode]
-        lengths = [p["length"] for p in points]
-        peaks = [p["peak"] for p in points]
-        ax.plot(lengths, [p / 2**30 for p in peaks], color=colour, label=label, linewidth=2.2)
-        if not budget:
-            continue
-        # where the curve crosses the budget, between two points of the sweep
-        for (l0, p0), (l1, p1) in zip(zip(lengths, peaks), zip(lengths[1:], peaks[1:])):
-            if p0 <= budget < p1:
-                crossing = l0 + (budget - p0) / (p1 - p0) * (l1 - l0)
-                ax.plot([crossing], [args.budget], "o", color=colour)
-                ax.annotate(tokens_text(crossing), (crossing, args.budget), xytext=(6, -14), textcoords="offset points",
-                            color=colour, fontweight="bold")
-    if budget:
-        ax.axhline(args.budget, color="#888888", linewidth=1, linestyle="--")
-        ax.text(1100, args.budget * 1.02, f"{args.budget:g} GiB", color="#666666", va="bottom")
-        ax.set_ylim(0, top / 2**30)
-    ax.set_xscale("log", base=2)
-    ticks = [1024 * 2**i for i in range(9)]
-    ax.set_xticks(ticks, [f"{t // 1024}k" for t in ticks])
-    ax.set_xlim(ticks[0], ticks[-1])
-    ax.set_xlabel("tokens in the stream (k = 1024)")
+        ax.plot([p["length"] for p in points], [p["peak"] / gib for p in points], color=colour, label=label, linewidth=2.2)
+        if "longest" in sweep:
+            longest, budget = sweep["longest"][mode], sweep["memory"] / gib
+            ax.plot([longest], [budget], "o", color=colour)
+            ax.annotate(f"{longest:,}".replace(",", "\u202f"), (longest, budget), xytext=(7, -15), textcoords="offset points",
+                        color=colour, fontweight="bold")
+    if "longest" in sweep:
+        budget = sweep["memory"] / gib
+        ax.axhline(budget, color="#888888", linewidth=1, linestyle="--")
+        ax.text(1050, budget * 1.02, f"{budget:g} GiB", color="#666666", va="bottom")
+        ax.set_ylim(0, 1.4 * budget)
+    ax.set_xscale("log")
+    ticks = [1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000]
+    ax.set_xticks(ticks, [f"{tick // 1000}k" for tick in ticks])
+    ax.set_xticks([], minor=True)
+    ax.set_xlim(1000, 260000)
+    ax.set_xlabel("tokens in the stream")
     ax.set_ylabel("peak memory, GiB")
     ax.set_title(f"{sweep.get('name') or sweep['config']['model_type']}, {sweep['dtype']}, optimizer {sweep['optimizer']}: "
                  "one gradient, three ways")
@@ -82,7 +73,6 @@ def main():
     parser.add_argument("kind", choices=["memory", "loss"], help="which picture")
     parser.add_argument("input", help="sweep.json or metrics.jsonl")
     parser.add_argument("output", help="the picture; its ending (.png, .svg) says the format")
-    parser.add_argument("--budget", type=float, default=0, help="memory: a horizontal line at so many GiB")
     args = parser.parse_args()
     try:
         import matplotlib

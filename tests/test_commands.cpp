@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 
 #include "../data/checkpoint.cuh"
+#include "../data/stories.cuh"
 #include "support.cuh"
 
 namespace streambp {
@@ -249,6 +250,14 @@ TEST_F(Commands, ResumedAndOtherModesEndWithTheSameBits) {
   whole.erase(std::remove(whole.begin(), whole.end(), Json()), whole.end());
   EXPECT_EQ(whole, resumed);
   expect_refused("train --resume --rate 1 --out " + path("resumed"), "--rate");
+}
+
+TEST_F(Commands, ARunIsNotResumedOnAnotherText) {
+  write_file_atomically(path("text.txt"), stories(1, 20000));
+  ASSERT_EQ(
+      run("train --steps 4 --stop-after 2 --data " + path("text.txt") + " --out " + path("run") + kTiny).exit_code, 0);
+  write_file_atomically(path("text.txt"), stories(2, 20000));
+  expect_refused("train --resume --out " + path("run"), "text.txt");
 }
 
 TEST_F(Commands, ARunThatDivergesStopsWithItsWeightsUntouched) {
