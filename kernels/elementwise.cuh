@@ -1,7 +1,7 @@
 // Small things: fill with zeros, add, convert between types, sums over rows, the sum of squares.
 //
-//   add_column_sums    out[j] += Σ_i x[i][j]     a partial sum per tile of rows, added up from the last tile to the
-//   first sum_of_squares     Σ x²                      in double, row by row, whatever the number of threads
+//   add_column_sums    out[j] += Σ_i x[i][j]     one partial sum per tile of rows, added up from the last tile
+//   sum_of_squares     Σ x²                      in double, row by row, whatever the number of threads
 #pragma once
 
 #include <vector>
