@@ -14,6 +14,9 @@ inline const char* name(Mode mode) {
 
 enum class DType { f32, f64, bf16 };
 
+// Far beyond any memory, and short enough to plan in seconds.
+constexpr Index kLongestStream = Index{1} << 24;
+
 struct StepSettings {
   Config config;
   DType dtype = DType::f32;
@@ -84,7 +87,7 @@ inline Index chunk_for_budget(const StepSettings& s, Index rows, std::size_t bud
 // The longest stream whose step fits the budget, or 0; in whole tiles once it is longer than a few of them.
 inline Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, std::size_t budget) {
   auto fits = [&](Index rows) { return plan(s, rows, schedule_for(mode, s.config, rows, chunk)).peak <= budget; };
-  constexpr Index limit = Index{1} << 20;
+  constexpr Index limit = kLongestStream / kTile;
   return kTile * largest(limit, [&](Index tiles) { return fits(tiles * kTile); });
 }
 

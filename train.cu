@@ -89,6 +89,7 @@ class TrainCommand {
     const Text text(data.empty() ? stories(seed, std::size_t{1} << 21) : read_file(data, std::size_t{1} << 36),
                     evaluation_fraction, length, data.empty() ? "the program's own stories" : data);
     const Config config = configuration();
+    check_numbers();
     const Schedule schedule = choose_schedule(config);
 
     Cpu dev(capacity(config, schedule));
@@ -164,6 +165,18 @@ class TrainCommand {
               stored, "; leave the option out, or start a new run");
       value = stored;
     });
+  }
+
+  void check_numbers() const {
+    require(documents <= kLongestStream / length, "--batch ", documents, " documents of --length ", length,
+            " are more than the ", kLongestStream,
+            " tokens that a stream may have; use --accumulate for larger batches");
+    for (const auto& [name, value] : {std::pair{"--rate", optimizer.rate},
+                                      {"--decay", optimizer.decay},
+                                      {"--clip", optimizer.clip},
+                                      {"--temperature", temperature}}) {
+      require(std::isfinite(value), name, " must be a finite number");
+    }
   }
 
   Config configuration() const {
@@ -380,6 +393,7 @@ int main(int argc, char** argv) {
   VerifyCommand verify(app);
   PlanCommand plan(app);
   BenchCommand bench(app);
+  for (CLI::App* command : app.get_subcommands({})) command->group("");  // the text above lists them
   try {
     app.parse(argc, argv);
     return verify.failed() ? 1 : 0;

@@ -87,12 +87,10 @@ struct ModelOptions {
 
   void add_to(CLI::App& app, const std::string& model_option, bool with_vocab) {
     const std::string group = "Model";
-    CLI::Option* by_name = nullptr;
     if (!model_option.empty()) {
       std::string names;
       for (const auto& [known, config] : known_models()) names += (names.empty() ? "" : ", ") + known;
-      by_name =
-          app.add_option(model_option, model, "A config.json, a model directory, or one of: " + names)->group(group);
+      app.add_option(model_option, model, "A config.json, a model directory, or one of: " + names)->group(group);
     }
     sizes = {
         app.add_option("--family", family, "gpt2, llama, mistral, qwen2 or qwen3")
@@ -111,10 +109,7 @@ struct ModelOptions {
         app.add_option("--tied", tied, "Share the head's weight with the embedding: yes, no, or auto (gpt2, qwen: yes)")
             ->check(CLI::IsMember({"auto", "yes", "no"}))};
     if (with_vocab) sizes.push_back(app.add_option("--vocab", vocab, "Vocabulary")->check(CLI::PositiveNumber));
-    for (CLI::Option* option : sizes) {
-      option->group(group)->capture_default_str();
-      if (by_name) option->excludes(by_name);
-    }
+    for (CLI::Option* option : sizes) option->group(group)->capture_default_str();
     for (const char* derived : {"--kv-heads", "--head-dim", "--mlp", "--window"})
       app.get_option(derived)->default_str("");
   }
@@ -126,6 +121,10 @@ struct ModelOptions {
   // max_length: what learned positions must reach.
   Config config(Index max_length) const {
     if (!model.empty()) {
+      for (const CLI::Option* option : sizes) {
+        require(option->count() == 0, option->get_name(), " belongs to a model given by --family and sizes, and \"",
+                model, "\" is given by name; leave out one of them");
+      }
       const auto known = known_models().find(model);
       if (known != known_models().end()) return known->second;
       require(std::filesystem::exists(model), "\"", model,

@@ -19,7 +19,9 @@ class PlanCommand {
         "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?");
     model.add_to(app, "model", true);
     const std::string group = "Step";
-    app.add_option("--length", length, "Tokens of a micro-batch's stream")->check(CLI::Range(1, 1 << 27))->group(group);
+    app.add_option("--length", length, "Tokens of a micro-batch's stream")
+        ->check(CLI::Range(Index{1}, kLongestStream))
+        ->group(group);
     app.add_option("--chunk", chunk, "Rows whose activations exist at once in stream mode")
         ->capture_default_str()
         ->group(group);
