@@ -1,13 +1,15 @@
 // Sampling: the forward pass of the walk, one token at a time, with the keys and values of all layers kept.
 #pragma once
 
-#include <functional>
+#include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "streambp.cuh"
 
 namespace streambp {
 
-// What sampling allocates.
+// Reads a text token by token; what it has read stays as keys and values.
 template <class Device, class T>
 class Generator {
  public:
@@ -22,7 +24,7 @@ class Generator {
     activations = walk.allocate_activations(1);
   }
 
-  // Reads the next token and leaves the logits of the one after it in `logits()`; null on Plan.
+  // Reads the next token (null on Plan) and puts the logits of the one after it into `logits`.
   void read(const std::int32_t* token, std::vector<T>& logits) {
     const Rows row = {length, length + 1};
     require(length < stream.size(), "the text is longer than the ", stream.size(), " tokens it was given room for");

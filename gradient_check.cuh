@@ -1,7 +1,10 @@
 // Gradients side by side: of a mode, of another mode, of the independent reference.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstring>
 #include <map>
 #include <string>
 #include <utility>
@@ -16,11 +19,6 @@ namespace streambp {
 struct Difference {
   double relative = 0;
   std::string tensor;
-
-  void take(double worst, double largest, const std::string& name) {
-    const double error = largest > 0 ? worst / largest : worst;
-    if (!(error <= relative)) relative = error, tensor = name;  // a NaN counts as the worst
-  }
 };
 
 // A copy of a gradient on the host, in double, part by part of the table.
@@ -37,23 +35,35 @@ struct HostGradient {
   }
   HostGradient(const HostGradient& shape, const std::map<std::string, std::vector<double>>& by_key)
       : parameters(shape.parameters) {
-    for (const Parameter& p : parameters) values.push_back(by_key.at(p.name + "#" + std::to_string(p.part)));
+    for (const Parameter& p : parameters) values.push_back(by_key.at(reference::key(p)));
   }
 
-  bool operator==(const HostGradient& other) const { return values == other.values; }
+  // Bit for bit: a NaN equals itself, and -0 is not 0.
+  bool operator==(const HostGradient& other) const {
+    auto equal = [](const std::vector<double>& a, const std::vector<double>& b) {
+      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+    };
+    return std::equal(values.begin(), values.end(), other.values.begin(), other.values.end(), equal);
+  }
 
   Difference difference(const HostGradient& truth) const {
-    std::map<std::string, std::pair<double, double>> tensors;  // worst and largest
+    struct Sizes {
+      double error = 0, largest = 0;
+    };
+    std::map<std::string, Sizes> tensors;
     for (std::size_t i = 0; i < values.size(); ++i) {
-      auto& [worst, largest] = tensors[parameters[i].name];
+      Sizes& sizes = tensors[parameters[i].name];
       for (std::size_t j = 0; j < values[i].size(); ++j) {
-        const double distance = std::abs(values[i][j] - truth.values[i][j]);
-        if (!(distance <= worst)) worst = distance;
-        largest = std::max(largest, std::abs(truth.values[i][j]));
+        const double error = std::abs(values[i][j] - truth.values[i][j]);
+        sizes.error = std::max(sizes.error, std::isfinite(error) ? error : INFINITY);  // a NaN is as wrong as can be
+        sizes.largest = std::max(sizes.largest, std::abs(truth.values[i][j]));
       }
     }
     Difference result;
-    for (const auto& [name, pair] : tensors) result.take(pair.first, pair.second, name);
+    for (const auto& [name, sizes] : tensors) {
+      const double relative = sizes.largest > 0 ? sizes.error / sizes.largest : sizes.error;
+      if (relative > result.relative) result = {relative, name};
+    }
     return result;
   }
 };

@@ -47,7 +47,11 @@ struct Config {
 inline void validate(const Config& c) {
   require(c.vocab > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0 && c.kv_heads > 0 && c.head_dim > 0 && c.mlp > 0,
           "model: vocabulary, hidden, layers, heads, kv-heads, head-dim and mlp must all be positive");
-  require(c.vocab < (Index{1} << 31) && c.layers <= 100000, "model: the vocabulary or the number of layers is absurd");
+  constexpr Index most = Index{1} << 24;  // so that no size of a tensor, and none of BLAS's 32-bit ones, overflows
+  for (Index size : {c.vocab, c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.mlp, c.max_length, c.window}) {
+    require(size <= most, "model: a size of ", size, " is more than the ", most, " that are supported");
+  }
+  require(c.heads <= most / c.head_dim, "model: ", c.heads, " heads of ", c.head_dim, " are too wide");
   require(c.heads % c.kv_heads == 0, "model: ", c.heads, " query heads cannot share ", c.kv_heads,
           " key/value heads evenly; choose kv-heads that divides heads");
   require(c.positions == Positions::learned || c.head_dim % 2 == 0,
@@ -237,7 +241,15 @@ struct Batch {
 
 // Refuses a batch that the model cannot read.
 inline void validate(const Config& c, const Batch& batch) {
-  for (std::size_t i = 0; i < batch.tokens.size(); ++i) {
+  const std::size_t n = batch.tokens.size();
+  require(batch.targets.size() == n && batch.positions.size() == n && batch.key_begin.size() == n, "a batch has ", n,
+          " tokens, but ", batch.targets.size(), " targets, ", batch.positions.size(), " positions and ",
+          batch.key_begin.size(), " key_begins");
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::int32_t begin = batch.key_begin[i], before = i > 0 ? batch.key_begin[i - 1] : 0;
+    require(before <= begin && begin <= static_cast<Index>(i), "key_begin ", begin, " of token ", i,
+            " is not between that of the token before, ", before, ", and the token itself");
+    require(batch.positions[i] >= 0, "position ", batch.positions[i], " of token ", i, " is negative");
     require(0 <= batch.tokens[i] && batch.tokens[i] < c.vocab, "token ", batch.tokens[i], " at position ", i,
             " is outside the model's vocabulary of ", c.vocab);
     require(-1 <= batch.targets[i] && batch.targets[i] < c.vocab, "target ", batch.targets[i], " at position ", i,

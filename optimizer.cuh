@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <optional>
 
 #include "kernels/adamw.cuh"
 #include "kernels/elementwise.cuh"

@@ -84,7 +84,7 @@ inline Index chunk_for_budget(const StepSettings& s, Index rows, std::size_t bud
          });
 }
 
-// The longest stream whose step fits the budget, or 0; in whole tiles once it is longer than a few of them.
+// The longest stream whose step fits the budget, or 0, in whole tiles.
 inline Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, std::size_t budget) {
   auto fits = [&](Index rows) { return plan(s, rows, schedule_for(mode, s.config, rows, chunk)).peak <= budget; };
   constexpr Index limit = kLongestStream / kTile;

@@ -1,7 +1,6 @@
 // The story of a run, top to bottom: parse -> plan -> load -> loop { batch, gradient, step } -> save.
 //
 // With nvcc this file is CUDA; without, it is C++.
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -56,7 +55,7 @@ class TrainCommand {
         ->check(CLI::NonNegativeNumber);
     option("--decay", optimizer.decay, "Weight decay of matrices")->check(CLI::NonNegativeNumber);
     option("--clip", optimizer.clip, "Largest global norm of a gradient; 0: any")->check(CLI::NonNegativeNumber);
-    option("--seed", seed, "Of initial weights, batches and samples");
+    option("--seed", seed, "Of initial weights, batches and samples")->check(CLI::NonNegativeNumber);
 
     group = "Output";
     option("--out", out, "Directory for metrics.jsonl and checkpoints")->default_str("out/run-1, run-2, ...");
@@ -85,11 +84,11 @@ class TrainCommand {
   void run() {
     const fs::path checkpoint = find_checkpoint();
     if (!checkpoint.empty()) restore_options(checkpoint);
+    check_numbers();
 
     const Text text(data.empty() ? stories(seed, std::size_t{1} << 21) : read_file(data, std::size_t{1} << 36),
-                    evaluation_fraction, length, data.empty() ? "the program's own stories" : data);
+                    evaluation_fraction, length, text_name());
     const Config config = configuration();
-    check_numbers();
     const Schedule schedule = choose_schedule(config);
 
     Cpu dev(capacity(config, schedule));
@@ -131,8 +130,9 @@ class TrainCommand {
       require(!newest.empty(), out, ": no complete checkpoint to resume from; start the run without --resume");
       return newest;
     }
-    require(out.empty() || (newest.empty() && !fs::exists(fs::path(out) / "metrics.jsonl")), out,
-            ": holds a run already; continue it with --resume, or give another --out");
+    require(newest.empty(), out, ": holds a run already; continue it with --resume, or give another --out");
+    require(out.empty() || !fs::exists(fs::path(out) / "metrics.jsonl"), out,
+            ": holds a run that left no checkpoint; remove the directory, or give another --out");
     return {};
   }
 
@@ -167,7 +167,13 @@ class TrainCommand {
     });
   }
 
+  std::string text_name() const { return data.empty() ? "the program's own stories" : data; }
+
+  // What the options' own checks do not see, also of options that come from a checkpoint.
   void check_numbers() const {
+    for (Index number : {length, documents, micro_batches, optimizer.steps, model.hidden, model.layers, model.heads}) {
+      require(number > 0, "a size or count of ", number, " makes no run; is ", out, "/step-*/state.json damaged?");
+    }
     require(documents <= kLongestStream / length, "--batch ", documents, " documents of --length ", length,
             " are more than the ", kLongestStream,
             " tokens that a stream may have; use --accumulate for larger batches");
@@ -220,8 +226,8 @@ class TrainCommand {
   Index load_checkpoint(const fs::path& checkpoint, const Text& text, Trainer& trainer) {
     const Json json = Json::parse(read_file(checkpoint / "state.json"), nullptr, false);
     const Fields state(json, (checkpoint / "state.json").string());
-    require(state.get<std::string>("text") == text.fingerprint(), data, ": the text has changed since the run in ", out,
-            " began; bring the old text back, or start a new run");
+    require(state.get<std::string>("text") == text.fingerprint(), text_name(),
+            ": the text has changed since the run in ", out, " began; bring the old text back, or start a new run");
     load_model(checkpoint, trainer.model);
     const SafetensorsFile moments(checkpoint / "optimizer.safetensors");
     read_tensors(moments, "m.", table(trainer.model.config, trainer.optimizer.m));

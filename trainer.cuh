@@ -2,8 +2,7 @@
 // on the Plan device it tells what a step needs; on a device that computes it does the step.
 #pragma once
 
-#include <functional>
-#include <memory>
+#include <cmath>
 
 #include "objectives.cuh"
 #include "optimizer.cuh"
@@ -50,6 +49,7 @@ class Trainer {
 
   // One optimizer step. An infinite or NaN loss or gradient stops the run before the weights move.
   StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step) {
+    release_gradient();  // of a step that was broken off
     Index targets = 0;
     for (const Batch& batch : batches) targets += batch.target_count();
     StepResult result;

@@ -134,8 +134,9 @@ class BenchCommand {
     for (const Work& w : work) total += w.seconds;
     TextTable table({"operation", "calls", "seconds", "share", "GFLOP/s", "GB/s"});
     for (const Work& w : work) {
-      table.add({w.name, std::to_string(w.calls), format("%.3f", w.seconds), format("%.1f%%", 100 * w.seconds / total),
-                 format("%.1f", w.flops / w.seconds / 1e9), format("%.1f", w.bytes / w.seconds / 1e9)});
+      table.add({std::string(w.name), std::to_string(w.calls), format("%.3f", w.seconds),
+                 format("%.1f%%", 100 * w.seconds / total), format("%.1f", w.flops / w.seconds / 1e9),
+                 format("%.1f", w.bytes / w.seconds / 1e9)});
     }
     table.print();
   }

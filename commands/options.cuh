@@ -87,6 +87,7 @@ struct ModelOptions {
 
   void add_to(CLI::App& app, const std::string& model_option, bool with_vocab) {
     const std::string group = "Model";
+    const CLI::Validator size = CLI::Range(1, 1 << 24);
     if (!model_option.empty()) {
       std::string names;
       for (const auto& [known, config] : known_models()) names += (names.empty() ? "" : ", ") + known;
@@ -95,20 +96,19 @@ struct ModelOptions {
     sizes = {
         app.add_option("--family", family, "gpt2, llama, mistral, qwen2 or qwen3")
             ->check(CLI::IsMember({"gpt2", "llama", "mistral", "qwen2", "qwen3"})),
-        app.add_option("--hidden", hidden, "Width of the residual stream")->check(CLI::PositiveNumber),
-        app.add_option("--layers", layers, "Number of layers")->check(CLI::PositiveNumber),
-        app.add_option("--heads", heads, "Query heads")->check(CLI::PositiveNumber),
+        app.add_option("--hidden", hidden, "Width of the residual stream")->check(size),
+        app.add_option("--layers", layers, "Number of layers")->check(size),
+        app.add_option("--heads", heads, "Query heads")->check(size),
         app.add_option("--kv-heads", kv_heads,
                        "Key/value heads, a divisor of --heads (default: half of them; gpt2: all)")
-            ->check(CLI::PositiveNumber),
-        app.add_option("--head-dim", head_dim, "Width of a head (default: hidden / heads)")->check(CLI::PositiveNumber),
-        app.add_option("--mlp", mlp, "Width of the MLP (default: 8/3 of hidden; gpt2: 4 times)")
-            ->check(CLI::PositiveNumber),
+            ->check(size),
+        app.add_option("--head-dim", head_dim, "Width of a head (default: hidden / heads)")->check(size),
+        app.add_option("--mlp", mlp, "Width of the MLP (default: 8/3 of hidden; gpt2: 4 times)")->check(size),
         app.add_option("--window", window, "Sliding attention window (default: mistral 256, others none)")
-            ->check(CLI::NonNegativeNumber),
+            ->check(CLI::Range(0, 1 << 24)),
         app.add_option("--tied", tied, "Share the head's weight with the embedding: yes, no, or auto (gpt2, qwen: yes)")
             ->check(CLI::IsMember({"auto", "yes", "no"}))};
-    if (with_vocab) sizes.push_back(app.add_option("--vocab", vocab, "Vocabulary")->check(CLI::PositiveNumber));
+    if (with_vocab) sizes.push_back(app.add_option("--vocab", vocab, "Vocabulary")->check(size));
     for (CLI::Option* option : sizes) option->group(group)->capture_default_str();
     for (const char* derived : {"--kv-heads", "--head-dim", "--mlp", "--window"})
       app.get_option(derived)->default_str("");
@@ -131,6 +131,9 @@ struct ModelOptions {
               "\" is neither the name of a known model (see --help) nor a config.json or model directory");
       return read_config(model);
     }
+    const auto families = {"gpt2", "llama", "mistral", "qwen2", "qwen3"};
+    require(std::find(families.begin(), families.end(), family) != families.end(), "there is no family \"", family,
+            "\"");
     const bool gpt2 = family == "gpt2", qwen = family == "qwen2" || family == "qwen3";
     require(head_dim > 0 || hidden % heads == 0, "--hidden ", hidden, " is not divisible by --heads ", heads,
             "; choose sizes that divide, or give --head-dim");

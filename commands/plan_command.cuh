@@ -12,8 +12,8 @@ class PlanCommand {
     CLI::App& app = *parent.add_subcommand(
         "plan",
         "Tell the memory and work of a training step, without doing it.\n\n"
-        "The real training step runs on a device that only counts, so the answer is exact: to the byte for what\n"
-        "this program allocates. Three questions:\n\n"
+        "The real training step runs on a device that only counts, so the answer is exact, to the byte of the\n"
+        "one block of memory that a run allocates. Three questions:\n\n"
         "  streambp plan qwen3-8b --length 100000                 what does a step at this length need?\n"
         "  streambp plan qwen3-8b --memory 80GiB                  how long can the token stream be?\n"
         "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?");

@@ -8,9 +8,9 @@
 // A checkpoint is written under a temporary name and renamed when it is complete.
 #pragma once
 
+#include <cmath>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 

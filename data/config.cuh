@@ -1,6 +1,6 @@
 // A model's configuration: from and to the config.json of a Hugging Face model directory, and known models by name.
 //
-// A field that changes the mathematics in a way this program does not know is refused by name, never ignored.
+// A known field with a value that this program cannot follow is refused by name, never ignored.
 #pragma once
 
 #include <filesystem>
@@ -188,7 +188,7 @@ inline Json config_to_json(const Config& c) {
                {"attention_bias", c.family == "qwen2" ? false : c.qkv_bias},
                {"mlp_bias", c.mlp_bias},
                {"tie_word_embeddings", c.tied}};
-  if (c.window > 0) json["sliding_window"] = c.window;
+  if (c.family == "mistral") json["sliding_window"] = c.window > 0 ? Json(c.window) : Json(nullptr);
   if (c.rope_scaling.factor != 1) {
     const RopeScaling& s = c.rope_scaling;
     json["rope_scaling"] = {{"rope_type", "llama3"},

@@ -30,12 +30,13 @@ void adamw(Device& dev, Matrix<T> w, Matrix<float> master, Matrix<M> m, Matrix<M
   auto op = dev.operation("adamw", 14.0 * w.size(),
                           (2.0 * sizeof(T) + 8.0 * (master ? 1 : 0) + 4.0 * sizeof(M) + sizeof(G)) * w.size());
   if constexpr (Device::computes) {
+    static_assert(std::is_same_v<T, M> && std::is_same_v<T, G>, "the CPU computes in one type");
     const auto t = static_cast<double>(settings.step);
     const T beta1 = static_cast<T>(settings.beta1), beta2 = static_cast<T>(settings.beta2);
     const T scale = static_cast<T>(settings.gradient_scale), eps = static_cast<T>(settings.eps);
     const T rate = static_cast<T>(settings.rate / (1 - std::pow(settings.beta1, t)));
     const T v_scale = static_cast<T>(1 / (1 - std::pow(settings.beta2, t)));
-    const T keep = static_cast<T>(1 - settings.rate * settings.decay);
+    const T decay = static_cast<T>(settings.rate * settings.decay);
 #pragma omp parallel for
     for (Index i = 0; i < w.rows; ++i) {
       T *w_row = w.row(i), *m_row = m.row(i), *v_row = v.row(i);
@@ -45,7 +46,7 @@ void adamw(Device& dev, Matrix<T> w, Matrix<float> master, Matrix<M> m, Matrix<M
         const T gradient = g_row[j] * scale;
         m_row[j] = beta1 * m_row[j] + (1 - beta1) * gradient;
         v_row[j] = beta2 * v_row[j] + (1 - beta2) * gradient * gradient;
-        w_row[j] = keep * w_row[j] - rate * m_row[j] / (std::sqrt(v_row[j] * v_scale) + eps);
+        w_row[j] -= rate * m_row[j] / (std::sqrt(v_row[j] * v_scale) + eps) + decay * w_row[j];
       }
     }
   }

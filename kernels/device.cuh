@@ -7,7 +7,7 @@
 // a model at any length, in milliseconds and without touching data.
 //
 // Memory comes from an Arena: one block with a stack at each end, growing towards each other. Scopes give back what was
-// allocated inside them, so nothing is allocated from the system while a step runs.
+// allocated inside them, so no matrix is allocated from the system while a step runs.
 #pragma once
 
 #include <sys/mman.h>
@@ -20,6 +20,7 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "error.cuh"
@@ -118,7 +119,7 @@ class Arena {
 
 // How often an operation ran, what it cost and how long it took.
 struct Work {
-  const char* name;
+  std::string_view name;
   Index calls = 0;
   double flops = 0, bytes = 0, seconds = 0;
 };
@@ -154,7 +155,7 @@ class DeviceBase {
   }
 
  protected:
-  Work& account(const char* name, double flops, double bytes) {
+  Work& account(std::string_view name, double flops, double bytes) {
     auto found = std::find_if(work_.begin(), work_.end(), [&](const Work& w) { return w.name == name; });
     Work& w = found != work_.end() ? *found : work_.emplace_back(Work{name});
     w.calls += 1;

@@ -86,6 +86,10 @@ TEST_F(Commands, MisuseIsAnsweredWithTheRemedyAndExitCode2) {
   expect_refused("train --window 8", "--window");
   expect_refused("train --memory 10KiB" + kTiny, "needs at least");
   expect_refused("train --memory lots" + kTiny, "lots");
+  expect_refused("train --rate nan", "--rate");
+  expect_refused("train --seed -1", "--seed");
+  expect_refused("train --batch 1000000 --length 1000", "--batch");
+  expect_refused("plan --hidden 4000000000", "--hidden");
   expect_refused("train --hidden 100000 --layers 200 --heads 8", "MiB");
   expect_refused("train --resume", "--out");
   expect_refused("train --resume --out " + path("nothing"), "no complete checkpoint");
@@ -139,6 +143,17 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
   expect_refused("verify --length 200 --model " + checkpoint, "shape");
 
   const std::string state = read_file(checkpoint + "/state.json");
+  auto with_option = [&](const char* name, const Json& value) {
+    Json json = Json::parse(state);
+    json["options"][name] = value;
+    return json.dump();
+  };
+  write_file_atomically(checkpoint + "/state.json", with_option("--family", "nope"));
+  expect_refused("train --resume --out " + path("run"), "nope");
+  for (const std::string& bytes : {with_option("--heads", 0), with_option("--length", 0), with_option("--steps", -5)}) {
+    write_file_atomically(checkpoint + "/state.json", bytes);
+    expect_refused("train --resume --out " + path("run"), "state.json");
+  }
   for (const std::string& bytes : {std::string("{}"), state.substr(0, 20), std::string("[1]")}) {
     write_file_atomically(checkpoint + "/state.json", bytes);
     expect_refused("train --resume --out " + path("run"), "state.json");
@@ -260,19 +275,27 @@ TEST_F(Commands, ARunIsNotResumedOnAnotherText) {
   expect_refused("train --resume --out " + path("run"), "text.txt");
 }
 
-TEST_F(Commands, ARunThatDivergesStopsWithItsWeightsUntouched) {
+TEST_F(Commands, ARunThatDivergesStopsAndSaysWhy) {
   const Outcome outcome = run("train --steps 50 --rate 1e30 --warmup 0 --clip 0 --out " + path("run") + kTiny);
   EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_TRUE(contains(outcome.output, "--rate")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "Try a lower --rate")) << outcome.output;
   EXPECT_TRUE(newest_checkpoint(path("run")).empty());
+  expect_refused("train --steps 2 --out " + path("run") + kTiny, "left no checkpoint");
 }
 
-TEST_F(Commands, AFullDiskIsReported) {
-  fs::create_directories(path("run"));
-  fs::create_symlink("/dev/full", path("run/metrics.jsonl.link"));
-  const Outcome outcome = run("plan gpt2 --json /dev/full");
-  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "/dev/full")) << outcome.output;
+// Metrics of steps after the checkpoint that a run continues from are replaced, not repeated.
+TEST_F(Commands, ResumingFromAnEarlierCheckpointRewritesTheMetrics) {
+  ASSERT_EQ(run("train --steps 6 --checkpoint-every 2 --out " + path("run") + kTiny).exit_code, 0);
+  const std::string truth = read_file(path("run/step-000006/model.safetensors"));
+  fs::remove_all(path("run/step-000006"));
+  fs::remove(path("run/step-000004/state.json"));  // an incomplete one is passed over
+  ASSERT_EQ(run("train --resume --sample 0 --out " + path("run")).exit_code, 0);
+  EXPECT_TRUE(read_file(path("run/step-000006/model.safetensors")) == truth);
+  std::vector<Index> steps;
+  for (const Json& line : metrics(path("run"))) {
+    if (line.contains("loss")) steps.push_back(line["step"]);
+  }
+  EXPECT_EQ(steps, (std::vector<Index>{1, 2, 3, 4, 5, 6}));
 }
 
 }  // namespace

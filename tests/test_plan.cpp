@@ -132,6 +132,17 @@ TEST(ConfigFile, KnownModelsSurviveTheRoundTrip) {
   }
 }
 
+TEST(ConfigFile, MistralWithAndWithoutWindow) {
+  Config c = make_config("mistral", 100, 32, 2, 4, 2, 8, 64, 128, false);
+  for (Index window : {0, 7, 4096}) {
+    c.window = window;
+    EXPECT_EQ(config_from_json(config_to_json(c), "config.json").window, window);
+  }
+  Json json = config_to_json(c);
+  json.erase("sliding_window");
+  EXPECT_EQ(config_from_json(json, "config.json").window, 4096);  // what transformers takes when the field is missing
+}
+
 Json small_llama() {
   return {{"model_type", "llama"},    {"vocab_size", 100},        {"hidden_size", 32},       {"num_hidden_layers", 2},
           {"num_attention_heads", 4}, {"num_key_value_heads", 2}, {"intermediate_size", 64}, {"rms_norm_eps", 1e-5}};
@@ -160,6 +171,8 @@ TEST(ConfigFile, WhatChangesTheMathematicsIsRefusedByName) {
       {{{"vocab_size", nullptr}}, "vocab_size"},
       {{{"head_dim", 7}}, "even"},
       {{{"num_hidden_layers", 0}}, "positive"},
+      {{{"hidden_size", 4000000000}, {"head_dim", 64}}, "4000000000"},
+      {{{"intermediate_size", 4611686018427387904}}, "supported"},
       {{{"rms_norm_eps", 0}}, "epsilon"},
       {{{"model_type", "qwen2"}, {"use_sliding_window", true}}, "use_sliding_window"},
       {{{"partial_rotary_factor", 0.5}}, "partial_rotary_factor"},

@@ -174,6 +174,14 @@ TEST(Walk, RefusesBatchesThatTheModelCannotRead) {
   expect_refused(bad, "position beyond the table");
   bad = good, std::fill(bad.targets.begin(), bad.targets.end(), -1);
   expect_refused(bad, "no targets");
+  bad = good, bad.positions[3] = -1;
+  expect_refused(bad, "negative position");
+  bad = good, bad.key_begin[3] = 4;
+  expect_refused(bad, "a token that may not see itself");
+  bad = good, bad.key_begin[3] = 2;
+  expect_refused(bad, "key_begin that falls again");
+  bad = good, bad.targets.pop_back();
+  expect_refused(bad, "a target too few");
   expect_refused(packed(c, {65}), "longer than the stream");
   expect_refused(Batch{}, "empty");
 }

@@ -1,0 +1,241 @@
+// A training step, sampling, the text and the yardstick itself.
+#include "../data/stories.cuh"
+#include "../data/text.cuh"
+#include "../generate.cuh"
+#include "support.cuh"
+
+namespace streambp {
+namespace {
+
+// --- a step ---
+
+// Three steps of two unequal micro-batches, with warm-up and clipping, against the reference's gradient and AdamW written out.
+TEST(Trainer, StepsAreAdamWOnTheReferencesGradient) {
+  const Config c = families()[4].config;  // has biases and norms, which are not decayed
+  const std::vector<Batch> batches = {packed(c, {90, 7}, 1), packed(c, {300, 31}, 2)};
+  const OptimizerSettings s{.rate = 0.01, .warmup = 2, .steps = 5, .decay = 0.3, .clip = 0.05};
+  const StepSettings settings{c, DType::f64, OptimizerKind::adamw, 2};
+  const Schedule schedule = Schedule::stream(kTile, kTile);
+  Cpu dev(plan(settings, batches[1].size(), schedule).peak);
+  Trainer<Cpu, double> trainer(dev, c, batches[1].size(), OptimizerKind::adamw);
+  initialise(trainer.model, 3, 0.15);
+
+  std::vector<Owned<double>> storage;
+  Tensors<double> weights(c);
+  for (auto& e : table(c, weights)) *e.matrix = storage.emplace_back(e.parameter.rows, e.parameter.cols, 0);
+  Model<double> naive{c, weights};
+  initialise(naive, 3, 0.15);
+  std::map<std::string, std::vector<double>> m, v;
+  const double rates[] = {0.005, 0.01, 0.001 + 0.009 * 0.5 * (1 + std::cos(M_PI / 3))};
+
+  for (Index step = 1; step <= 3; ++step) {
+    const StepResult result = trainer.step(batches, schedule, s, step);
+    const double n = static_cast<double>(batches[0].target_count() + batches[1].target_count());
+    std::map<std::string, std::vector<double>> gradient;
+    double loss = 0, squares = 0;
+    for (const Batch& batch : batches) {
+      std::vector<double> w;
+      for (std::int32_t target : batch.targets) w.push_back(target < 0 ? 0 : -1 / n);
+      const reference::Result part = reference::gradient(c, naive.weights, batch, w);
+      loss += part.loss;
+      for (const auto& [key, values] : part.gradient) {
+        auto& sum = gradient[key];
+        sum.resize(values.size());
+        for (std::size_t i = 0; i < values.size(); ++i) sum[i] += values[i];
+      }
+    }
+    for (const auto& [key, values] : gradient) {
+      for (double g : values) squares += g * g;
+    }
+    const double norm = std::sqrt(squares), scale = 0.05 / norm;
+    ASSERT_LT(scale, 1) << "the test must clip";
+    EXPECT_NEAR(result.loss, loss, 1e-9);
+    EXPECT_NEAR(result.gradient_norm, norm, 1e-9);
+    EXPECT_NEAR(learning_rate(s, step), rates[step - 1], 1e-15);
+    for (auto& e : table(c, naive.weights)) {
+      const std::string key = reference::key(e.parameter);
+      m[key].resize(gradient[key].size()), v[key].resize(gradient[key].size());
+      const bool is_vector = e.parameter.rows == 1;
+      for (std::size_t i = 0; i < gradient[key].size(); ++i) {
+        const double g = scale * gradient[key][i];
+        double &mi = m[key][i], &vi = v[key][i], &w = e.matrix->data[i];
+        mi = 0.9 * mi + 0.1 * g;
+        vi = 0.95 * vi + 0.05 * g * g;
+        const auto t = static_cast<double>(step);
+        const double m_hat = mi / (1 - std::pow(0.9, t)), v_hat = vi / (1 - std::pow(0.95, t));
+        w -= rates[step - 1] * (m_hat / (std::sqrt(v_hat) + 1e-8) + (is_vector ? 0 : 0.3) * w);
+      }
+    }
+    const HostGradient now(c, trainer.model.weights);
+    EXPECT_LE(now.difference(HostGradient(c, naive.weights)).relative, 1e-8) << "step " << step;
+  }
+}
+
+TEST(Trainer, ABrokenStepLeavesTheWeightsAndNoGradient) {
+  const Config c = families()[2].config;
+  const Batch batch = packed(c, {60});
+  const Schedule schedule = Schedule::stream(kTile, kTile);
+  const StepSettings settings{c, DType::f32, OptimizerKind::adamw, 1};
+  auto trained = [&](bool broken_first) {
+    Cpu dev(plan(settings, batch.size(), schedule).peak);
+    Trainer<Cpu, float> trainer(dev, c, batch.size(), OptimizerKind::adamw);
+    initialise(trainer.model, 1, 0.1);
+    if (broken_first) {
+      float& weight = trainer.model.weights.norm(0, 0);
+      const float start = std::exchange(weight, INFINITY);
+      EXPECT_THROW(trainer.step({batch}, schedule, OptimizerSettings{.steps = 10}, 1), Error);
+      weight = start;
+    }
+    trainer.step({batch}, schedule, OptimizerSettings{.steps = 10}, 1);
+    return HostGradient(c, trainer.model.weights);
+  };
+  EXPECT_TRUE(trained(true) == trained(false));
+}
+
+TEST(Trainer, EvaluationIsTheTrainingLossWhateverTheChunks) {
+  for (const Family& family : families()) {
+    const Batch batch = packed(family.config, {300, 1, 330});
+    const StepSettings settings{family.config, DType::f64, OptimizerKind::none, 1};
+    const Schedule schedule = Schedule::stream(kTile, kTile);
+    Cpu dev(plan(settings, batch.size(), schedule).peak);
+    Trainer<Cpu, double> trainer(dev, family.config, batch.size(), OptimizerKind::none);
+    initialise(trainer.model, 3, 0.15);
+    const double loss = trainer.accumulate(&batch, batch.target_count(), schedule);
+    trainer.release_gradient();
+    EXPECT_EQ(trainer.evaluate(batch, schedule), loss) << family.name;
+  }
+}
+
+TEST(Trainer, ResidualProjectionsStartSmaller) {
+  const Config c = make_config("llama", 300, 64, 8, 4, 2, 16, 128, 0, false);
+  std::vector<Owned<float>> storage;
+  Model<float> model{c, Tensors<float>(c)};
+  for (auto& e : table(c, model.weights)) *e.matrix = storage.emplace_back(e.parameter.rows, e.parameter.cols, 0);
+  initialise(model, 1);
+  auto deviation = [](Matrix<float> w) {
+    double sum = 0;
+    for (Index i = 0; i < w.size(); ++i) sum += static_cast<double>(w.data[i]) * static_cast<double>(w.data[i]);
+    return std::sqrt(sum / static_cast<double>(w.size()));
+  };
+  EXPECT_NEAR(deviation(model.weights.layers[0].up), 0.02, 0.001);
+  EXPECT_NEAR(deviation(model.weights.layers[0].down), 0.02 / 4, 0.0003);
+  EXPECT_NEAR(deviation(model.weights.layers[7].o), 0.02 / 4, 0.0003);
+  EXPECT_EQ(model.weights.norm(0, 5), 1);
+}
+
+// The FLOPs of a small step, added up by hand.
+TEST(Trainer, WorkIsCountedAsByHand) {
+  const Config c = make_config("llama", 50, 8, 1, 2, 1, 4, 12, 0, false);
+  const Index n = 10;
+  Plan dev;
+  Trainer<Plan, float> trainer(dev, c, n, OptimizerKind::none);
+  trainer.plan_step(1, Schedule::full(n), OptimizerKind::none);
+  std::map<std::string, double> flops;
+  for (const Work& w : dev.work()) flops[std::string(w.name)] = w.flops;
+  // q 8x8, k and v 4x8, o 8x8, gate, up and down 12x8, head 50x8; two FLOPs a weight and token
+  const double weights = 64 + 32 + 32 + 64 + 3 * 96 + 400;
+  EXPECT_EQ(flops["matmul"], 2 * 10 * weights);
+  EXPECT_EQ(flops["matmul dx"], 2 * 10 * weights);
+  EXPECT_EQ(flops["matmul dw"], 2 * 10 * weights);
+  const double pairs = 2 * 10 * 11 / 2;                       // heads times the triangle
+  EXPECT_EQ(flops["attention"], 2 * 2 * 4 * pairs);           // Q Kᵀ and P V
+  EXPECT_EQ(flops["attention backward"], 5 * 2 * 4 * pairs);  // S, dP, dV, dK, dQ
+}
+
+// --- sampling ---
+
+TEST(Generate, TokenByTokenGivesTheLogitsOfTheWholeText) {
+  for (const Family& family : families()) {
+    const Config& c = family.config;
+    const Batch batch = packed(c, {300});
+    Cpu dev(std::size_t{1} << 28);
+    Trainer<Cpu, double> trainer(dev, c, batch.size(), OptimizerKind::none);
+    initialise(trainer.model, 3, 0.15);
+    trainer.load(batch);
+    Walk<Cpu, double> walk(dev, trainer.model, trainer.view, {Keep::nothing, kTile, kTile});
+    const Matrix<double> whole = walk.logits(walk.forward().output);
+    Generator<Cpu, double> generator(dev, trainer.model, batch.size());
+    std::vector<double> logits;
+    for (Index t = 0; t < batch.size(); ++t) {
+      generator.read(&batch.tokens[static_cast<std::size_t>(t)], logits);
+      for (Index j = 0; j < c.vocab; ++j) {
+        ASSERT_NEAR(logits[static_cast<std::size_t>(j)], whole(t, j), 1e-10) << family.name << ", token " << t;
+      }
+    }
+    EXPECT_THROW(generator.read(&batch.tokens[0], logits), Error) << "no room left";
+  }
+}
+
+TEST(Generate, DrawsFromTheDistribution) {
+  const std::vector<double> logits = {std::log(0.2), std::log(0.5), std::log(0.3)};
+  EXPECT_EQ(draw(logits, 0, 0.99), 1);
+  EXPECT_EQ(draw(logits, 1, 0.1), 0);
+  EXPECT_EQ(draw(logits, 1, 0.21), 1);
+  EXPECT_EQ(draw(logits, 1, 0.69), 1);
+  EXPECT_EQ(draw(logits, 1, 0.71), 2);
+  EXPECT_EQ(draw(logits, 1, 0.9999), 2);
+  EXPECT_EQ(draw(logits, 0.01, 0.9), 1);  // cold: nearly always the likeliest
+}
+
+// --- text ---
+
+TEST(TextData, TrainingNeverSeesTheHeldOutPart) {
+  std::string bytes(9000, 'a');
+  bytes += std::string(1000, 'b');
+  for (std::size_t i = 50; i < bytes.size(); i += 97) bytes[i] = '\n';
+  const Text text(bytes, 0.1, 100, "test");
+  std::set<std::int32_t> trained, evaluated;
+  for (Index step = 0; step < 200; ++step) {
+    const Batch batch = text.batch(1, step, 0, 4, 100);
+    EXPECT_EQ(batch.size(), 400);
+    trained.insert(batch.tokens.begin(), batch.tokens.end());
+    trained.insert(batch.targets.begin(), batch.targets.end());
+    for (Index t = 0; t + 1 < 100; ++t)
+      ASSERT_EQ(batch.targets[static_cast<std::size_t>(t)], batch.tokens[static_cast<std::size_t>(t + 1)]);
+  }
+  for (Index i = 0; i < 8; ++i) {
+    const Batch batch = text.evaluation_batch(i, 8, 2, 100);
+    evaluated.insert(batch.tokens.begin(), batch.tokens.end());
+    evaluated.insert(batch.targets.begin(), batch.targets.end());
+  }
+  EXPECT_EQ(trained, (std::set<std::int32_t>{'a', '\n'}));
+  EXPECT_EQ(evaluated, (std::set<std::int32_t>{'b', '\n'}));
+}
+
+TEST(TextData, BatchesDependOnSeedStepAndMicroBatchAlone) {
+  const Text text(stories(1, 50000), 0.1, 200, "test");
+  const Batch batch = text.batch(1, 5, 0, 2, 200);
+  EXPECT_EQ(batch.tokens, text.batch(1, 5, 0, 2, 200).tokens);
+  EXPECT_NE(batch.tokens, text.batch(2, 5, 0, 2, 200).tokens);
+  EXPECT_NE(batch.tokens, text.batch(1, 6, 0, 2, 200).tokens);
+  EXPECT_NE(batch.tokens, text.batch(1, 5, 1, 2, 200).tokens);
+  EXPECT_EQ(batch.key_begin[250], 200);
+  EXPECT_EQ(batch.positions[250], 50);
+}
+
+// --- the yardstick ---
+
+TEST(Yardstick, SeesEveryBitAndEveryNaN) {
+  const Config c = families()[2].config;
+  const Batch batch = packed(c, {50});
+  const GradientRun run = run_gradient<double>(c, batch, Schedule::full(50), random_weights());
+  EXPECT_TRUE(run.gradient == run.gradient);
+  EXPECT_EQ(run.gradient.difference(run.gradient).relative, 0);
+  auto changed = [&](auto&& change) {
+    HostGradient other = run.gradient;
+    change(other.values[5][3]);
+    return other;
+  };
+  EXPECT_FALSE(changed([](double& x) { x = std::nextafter(x, 1e9); }) == run.gradient);
+  EXPECT_FALSE(changed([](double& x) { x = -0.0; }) == changed([](double& x) { x = 0.0; }));
+  const HostGradient nan = changed([](double& x) { x = std::nan(""); });
+  EXPECT_TRUE(nan == nan);
+  EXPECT_EQ(nan.difference(run.gradient).relative, INFINITY);
+  EXPECT_EQ(run.gradient.difference(nan).relative, INFINITY);
+  const Difference moved = changed([](double& x) { x += 1; }).difference(run.gradient);
+  EXPECT_EQ(moved.tensor, run.gradient.parameters[5].name);
+  EXPECT_GT(moved.relative, 0);
+}
+
+}  // namespace
+}  // namespace streambp
