@@ -171,6 +171,8 @@ class TrainCommand {
 
   // What the options' own checks do not see, also of options that come from a checkpoint.
   void check_numbers() const {
+    require(0 <= evaluation_fraction && evaluation_fraction <= 0.5, "--eval-fraction must be between 0 and 0.5");
+    require(optimizer.warmup >= 0, "--warmup must not be negative");
     for (Index number : {length, documents, micro_batches, optimizer.steps, model.hidden, model.layers, model.heads}) {
       require(number > 0, "a size or count of ", number, " makes no run; is ", out, "/step-*/state.json damaged?");
     }
@@ -181,7 +183,7 @@ class TrainCommand {
                                       {"--decay", optimizer.decay},
                                       {"--clip", optimizer.clip},
                                       {"--temperature", temperature}}) {
-      require(std::isfinite(value), name, " must be a finite number");
+      require(std::isfinite(value) && value >= 0, name, " must be a finite number and not negative");
     }
   }
 
@@ -228,11 +230,16 @@ class TrainCommand {
     const Fields state(json, (checkpoint / "state.json").string());
     require(state.get<std::string>("text") == text.fingerprint(), text_name(),
             ": the text has changed since the run in ", out, " began; bring the old text back, or start a new run");
+    require(config_to_json(read_config(checkpoint)) == config_to_json(trainer.model.config),
+            (checkpoint / "config.json").string(), ": is not the model that ", state.file, " describes");
     load_model(checkpoint, trainer.model);
     const SafetensorsFile moments(checkpoint / "optimizer.safetensors");
     read_tensors(moments, "m.", table(trainer.model.config, trainer.optimizer.m));
     read_tensors(moments, "v.", table(trainer.model.config, trainer.optimizer.v));
-    return state.get<Index>("step");
+    const Index step = state.get<Index>("step");
+    require(checkpoint.filename() == checkpoint_name(step) && step <= optimizer.steps, state.file, ": step ", step,
+            " does not belong to this checkpoint; the file is damaged, use an earlier checkpoint");
+    return step;
   }
 
   // A run's directory, and its metrics up to the step it continues from.
@@ -296,7 +303,7 @@ class TrainCommand {
     const Index interval = std::max<Index>(1, (last - first_step) / 20);
     const bool lasting = step == last || step % interval == 0;
     if (!terminal && !lasting) return;
-    std::printf("%sstep %*ld/%ld  loss %.4f  norm %.3f  %s tok/s  %2.0f%% of matmul  %s  %ld:%02ld left%s",
+    std::printf("%s%*ld/%ld  loss %.4f  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s",
                 terminal ? "\r\033[K" : "", static_cast<int>(std::to_string(last).size()), step, last, result.loss,
                 result.gradient_norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
                 human_bytes(dev.arena.peak()).c_str(), static_cast<Index>(left) / 60, static_cast<Index>(left) % 60,
@@ -323,7 +330,7 @@ class TrainCommand {
     loss /= static_cast<double>(count);
     for (int half : {0, 1}) halves[half] /= static_cast<double>(counts[half]);
     write_metrics({{"step", step}, {"evaluation_loss", loss}, {"first_half", halves[0]}, {"second_half", halves[1]}});
-    std::printf("%safter step %ld: held-out loss %.4f (first half of a document %.4f, second half %.4f)\n",
+    std::printf("%safter step %ld: held-out loss %.4f (documents' first half %.4f, second %.4f)\n",
                 isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, loss, halves[0], halves[1]);
     std::fflush(stdout);
   }
@@ -345,7 +352,9 @@ class TrainCommand {
     if (prompt.empty()) prompt = text.prompt();
     const Index room = length - 1;
     const std::string begin = prompt.substr(0, static_cast<std::size_t>(room));
-    std::printf("\nA sample, continuing \"%s\":\n\n%s", begin.c_str(), begin.c_str());
+    std::string shown;
+    for (unsigned char byte : begin) shown += static_cast<char>(printable(byte));
+    std::printf("\nA sample, continuing \"%s\":\n\n%s", shown.c_str(), shown.c_str());
     Generator<Cpu, float> generator(trainer.dev, trainer.model, length);
     const Random random(seed, 0x5a3b1e);
     std::vector<float> logits;
@@ -363,7 +372,10 @@ class TrainCommand {
     std::printf("\n");
   }
 
-  static int printable(std::int32_t token) { return token >= 32 || token == '\n' || token == '\t' ? token : '?'; }
+  // Single bytes make no valid UTF-8, and control characters would command the terminal.
+  static int printable(std::int32_t token) {
+    return (32 <= token && token < 127) || token == '\n' || token == '\t' ? token : '?';
+  }
 
   CLI::App* app;
   std::string group;
@@ -402,6 +414,7 @@ int main(int argc, char** argv) {
   for (CLI::App* command : app.get_subcommands({})) command->group("");  // the text above lists them
   try {
     app.parse(argc, argv);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout)) fail("cannot write to standard output; is the disk full?");
     return verify.failed() ? 1 : 0;
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help

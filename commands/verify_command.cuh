@@ -88,7 +88,7 @@ class VerifyCommand {
       progress(mode == Mode::stream ? format("stream %ld", chunk) : name(mode));
       const GradientRun run = run_gradient<T>(config, batch, schedule_for(mode, config, length, chunk), fill);
       const Difference error = run.gradient.difference(truth.gradient);
-      const double loss_error = std::abs(run.loss - truth.loss) / std::abs(truth.loss);
+      const double loss_error = std::abs(run.loss - truth.loss) / std::max(std::abs(truth.loss), 1e-300);
       const bool equal =
           !first || (run.gradient == first->gradient && run.loss == first->loss && run.logp == first->logp);
       const bool exact_plan = run.peak == run.planned;

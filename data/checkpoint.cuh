@@ -55,15 +55,26 @@ void for_each_stored(const Entry<T>& e, F&& f) {
   }
 }
 
-// Reads every tensor of the table from the file, under prefix + name.
+template <class T>
+void require_finite(const std::string& file, const std::string& prefix, const Table<T>& table) {
+  for (const auto& [parameter, matrix] : table) {
+    for (Index i = 0; i < matrix->size(); ++i) {
+      require(std::isfinite(matrix->data[i]), file, ": tensor \"", prefix, parameter.name,
+              "\" holds a NaN or an infinity; the file is damaged, use another one or an earlier checkpoint");
+    }
+  }
+}
+
+// Reads every tensor of the table from the file, under prefix + name; refuses numbers that are none.
 template <class T>
 void read_tensors(const SafetensorsFile& file, const std::string& prefix, const Table<T>& table) {
+  const std::string where = file.path().string();
   for (const Table<T>& parts : by_stored_tensor(table)) {
     const Parameter& p = parts.front().parameter;
     const auto& tensor = file.at(prefix + p.name);
     auto text = [](const std::vector<std::int64_t>& shape) { return Json(shape).dump(); };
-    require(tensor.shape == stored_shape(p), file.path().string(), ": tensor \"", prefix + p.name, "\" has shape ",
-            text(tensor.shape), ", but the configuration asks for ", text(stored_shape(p)));
+    require(tensor.shape == stored_shape(p), where, ": tensor \"", prefix + p.name, "\" has shape ", text(tensor.shape),
+            ", but the configuration asks for ", text(stored_shape(p)));
     if (parts.size() == 1 && !p.transposed) {
       read(tensor, parts.front().matrix->data);
       continue;
@@ -72,6 +83,7 @@ void read_tensors(const SafetensorsFile& file, const std::string& prefix, const 
     read(tensor, stored.data());
     for (const Entry<T>& e : parts) for_each_stored(e, [&](T& x, std::size_t at) { x = stored[at]; });
   }
+  require_finite(where, prefix, table);
 }
 
 template <class T>
@@ -87,22 +99,10 @@ void write_tensors(SafetensorsWriter& writer, const std::string& prefix, const T
   }
 }
 
-template <class T>
-void require_finite(const Model<T>& model, const std::string& file) {
-  Tensors<T> weights = model.weights;
-  for (const auto& [parameter, matrix] : table(model.config, weights)) {
-    for (Index i = 0; i < matrix->size(); ++i) {
-      require(std::isfinite(matrix->data[i]), file, ": tensor \"", parameter.name, "\" holds a NaN or an infinity");
-    }
-  }
-}
-
 // Fills the weights from DIR/model.safetensors.
 template <class T>
 void load_model(const fs::path& dir, Model<T>& model) {
-  const fs::path path = dir / "model.safetensors";
-  read_tensors(SafetensorsFile(path), "", table(model.config, model.weights));
-  require_finite(model, path.string());
+  read_tensors(SafetensorsFile(dir / "model.safetensors"), "", table(model.config, model.weights));
 }
 
 template <class T>

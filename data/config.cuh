@@ -31,7 +31,7 @@ class Fields {
     const bool fits = std::is_same_v<V, bool>          ? value.is_boolean()
                       : std::is_same_v<V, std::string> ? value.is_string()
                       : std::is_floating_point_v<V>    ? value.is_number()
-                                                       : value.is_number_integer();
+                                                       : value.is_number_integer() && value <= INT64_MAX;
     require(fits, file, ": the field \"", name, "\" has the value ", value.dump(), ", which is of the wrong type");
     return value.get<V>();
   }
@@ -66,6 +66,9 @@ inline void read_rope(const Fields& f, Config& c) {
   if (type == "default") return;
   require(type == "llama3", s.file, ": rotary scaling of type \"", type,
           "\" is not supported; \"llama3\" and \"default\" are");
+  for (const char* positive : {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
+    require(s.get<double>(positive) > 0, s.file, ": the field \"", positive, "\" must be positive");
+  }
   c.rope_scaling = {s.get<double>("factor"), s.get<double>("low_freq_factor"), s.get<double>("high_freq_factor"),
                     s.get<double>("original_max_position_embeddings")};
 }
@@ -78,6 +81,7 @@ inline Config read_gpt2(const Fields& f) {
   c.layers = f.get<Index>("n_layer");
   c.heads = c.kv_heads = f.get<Index>("n_head");
   c.max_length = f.get<Index>("n_positions", 1024);
+  require(c.hidden <= 1 << 24, f.file, ": n_embd ", c.hidden, " is more than is supported");
   c.mlp = f.get<Index>("n_inner", 4 * c.hidden);
   require(c.heads > 0 && c.hidden % c.heads == 0, f.file, ": n_embd ", c.hidden, " is not divisible by n_head ",
           c.heads);

@@ -87,6 +87,7 @@ TEST_F(Commands, MisuseIsAnsweredWithTheRemedyAndExitCode2) {
   expect_refused("train --memory 10KiB" + kTiny, "needs at least");
   expect_refused("train --memory lots" + kTiny, "lots");
   expect_refused("train --rate nan", "--rate");
+  expect_refused("train --eval-fraction nan", "--eval-fraction");
   expect_refused("train --seed -1", "--seed");
   expect_refused("train --batch 1000000 --length 1000", "--batch");
   expect_refused("plan --hidden 4000000000", "--hidden");
@@ -142,7 +143,25 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
   write_file_atomically(checkpoint + "/config.json", config.dump());
   expect_refused("verify --length 200 --model " + checkpoint, "shape");
 
+  config["hidden_size"] = 16;
+  config["rope_theta"] = 5;
+  write_file_atomically(checkpoint + "/config.json", config.dump());
+  expect_refused("train --resume --out " + path("run"), "config.json");
+  config["rope_theta"] = 10000;
+  write_file_atomically(checkpoint + "/config.json", config.dump());
+
+  std::string moments = read_file(checkpoint + "/optimizer.safetensors");
+  std::memcpy(moments.data() + moments.size() - 4, &bad, 4);
+  const std::string good_moments = read_file(checkpoint + "/optimizer.safetensors");
+  write_file_atomically(checkpoint + "/optimizer.safetensors", moments);
+  expect_refused("train --resume --out " + path("run"), "optimizer.safetensors");
+  write_file_atomically(checkpoint + "/optimizer.safetensors", good_moments);
+
   const std::string state = read_file(checkpoint + "/state.json");
+  Json other_step = Json::parse(state);
+  other_step["step"] = 1;
+  write_file_atomically(checkpoint + "/state.json", other_step.dump());
+  expect_refused("train --resume --out " + path("run"), "state.json");
   auto with_option = [&](const char* name, const Json& value) {
     Json json = Json::parse(state);
     json["options"][name] = value;
@@ -150,7 +169,8 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
   };
   write_file_atomically(checkpoint + "/state.json", with_option("--family", "nope"));
   expect_refused("train --resume --out " + path("run"), "nope");
-  for (const std::string& bytes : {with_option("--heads", 0), with_option("--length", 0), with_option("--steps", -5)}) {
+  for (const std::string& bytes : {with_option("--heads", 0), with_option("--length", 0), with_option("--steps", -5),
+                                   with_option("--batch", -1)}) {
     write_file_atomically(checkpoint + "/state.json", bytes);
     expect_refused("train --resume --out " + path("run"), "state.json");
   }
