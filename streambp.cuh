@@ -15,8 +15,7 @@
 //     recompute the chunk's activations from the saved layer input
 //     go back through MLP, output projection, attention    this adds to dK, dV of all rows up to the chunk's end
 //     dK, dV of the chunk's own rows are now complete      only later rows see them, and those are done
-//     go back through the Q, K, V projections              the gradient of the layer's input replaces that of its
-//     output
+//     go back through the Q, K, V projections              the layer's input gradient replaces the output's, in place
 //
 // All modes give the same bits: every operation works in tiles of kTile rows and adds up tiles from the last to the
 // first, and chunks are multiples of the tile, visited from the last to the first.
@@ -167,16 +166,17 @@ class Walk {
   // y may be x.
   void layer_forward(Index l, Matrix<T> y, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
     const Layer<T>& w = layer(l);
-    norm(dev, a.attention_input, x, w.attention_norm, w.attention_norm_bias, c.norm_eps, centered());
+    attention_norm(w, a, x);
     keys_values(w, kv, a, rows);
-    inner_activations(w, x, kv, a, rows);
+    attend(w, x, kv, a, rows);
+    feed_forward(w, a);
     matmul(dev, y, a.activated, w.down, w.down_bias, a.middle);
   }
 
   // The logits of some rows of the last layer's output.
   Matrix<T> logits(Matrix<T> x) {
     const Matrix<T> normed = dev.template allocate<T>(x.rows, c.hidden, Kind::chunk);
-    norm(dev, normed, x, model.weights.norm, model.weights.norm_bias, c.norm_eps, centered());
+    final_norm(normed, x);
     return logits_of_normed(normed);
   }
 
@@ -245,25 +245,34 @@ class Walk {
     matmul(dev, kv.v.slice(rows), a.attention_input, w.v, w.v_bias);
   }
 
-  // From the queries to the input of the last projection.
-  void inner_activations(const Layer<T>& w, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+  void attention_norm(const Layer<T>& w, const Activations<T>& a, Matrix<T> x) {
+    norm(dev, a.attention_input, x, w.attention_norm, w.attention_norm_bias, c.norm_eps, centered());
+  }
+
+  // From the queries to the middle of the layer.
+  void attend(const Layer<T>& w, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
     matmul(dev, c.qk_norm ? a.q_projected : a.q, a.attention_input, w.q, w.q_bias);
     if (c.qk_norm) norm_heads(a.q, a.q_projected, w.q_norm);
     turn(a.q, rows, Turn::forward);
     attention(dev, a.attended, a.lse, a.q, kv.k, kv.v, stream.key_begin, rows, attention_shape());
     matmul(dev, a.middle, a.attended, w.o, w.o_bias, x);
+  }
+
+  // From the middle of the layer to the input of its last projection.
+  void feed_forward(const Layer<T>& w, const Activations<T>& a) {
     norm(dev, a.mlp_input, a.middle, w.mlp_norm, w.mlp_norm_bias, c.norm_eps, centered());
     if (c.gated()) matmul(dev, a.gate, a.mlp_input, w.gate, w.gate_bias);
     matmul(dev, a.up, a.mlp_input, w.up, w.up_bias);
     activation(dev, c.mlp_kind, a.activated, a.gate, a.up);
   }
 
-  // The chunk's activations again, from the layer's input; the keys and values are there already.
+  // Forward again for a chunk, but without the last projection and with the keys and values there already.
   Activations<T> recompute(const Layer<T>& w, Matrix<T> x, KeysValues<T> kv, Rows rows) {
     const Activations<T> a = allocate_activations(rows.size());
-    norm(dev, a.attention_input, x, w.attention_norm, w.attention_norm_bias, c.norm_eps, centered());
+    attention_norm(w, a, x);
     if (c.qk_norm) matmul(dev, a.k_projected, a.attention_input, w.k, w.k_bias);
-    inner_activations(w, x, kv, a, rows);
+    attend(w, x, kv, a, rows);
+    feed_forward(w, a);
     return a;
   }
 
@@ -272,7 +281,7 @@ class Walk {
     for (Rows rows : chunks(stream.size(), schedule.chunk)) {
       auto scope = dev.scope();
       const Activations<T> a = allocate_key_value_activations(rows.size());
-      norm(dev, a.attention_input, x.slice(rows), w.attention_norm, w.attention_norm_bias, c.norm_eps, centered());
+      attention_norm(w, a, x.slice(rows));
       keys_values(w, kv, a, rows);
     }
     return kv;
@@ -336,19 +345,22 @@ class Walk {
       if (c.tied) rows.push_back(embedding_table(c, t).front());
       return rows;
     });
-    const auto& weights = model.weights;
     for (Rows rows : last_to_first(chunks(stream.size(), schedule.head_chunk))) {
       auto scope = dev.scope();
       auto columns = [&](Matrix<A> m) { return m.columns(rows.begin, rows.size()); };
       const Matrix<T> normed = dev.template allocate<T>(rows.size(), c.hidden, Kind::chunk);
-      norm(dev, normed, x.slice(rows), weights.norm, weights.norm_bias, c.norm_eps, centered());
+      final_norm(normed, x.slice(rows));
       const Matrix<T> dlogits = logits_of_normed(normed);
       log_probabilities(dev, columns(logp), dlogits, targets(rows), columns(w));
       const Matrix<T> dnormed = dev.template allocate<T>(rows.size(), c.hidden, Kind::chunk);
       linear_backward(dnormed, c.tied ? sums->embedding : sums->head, {}, dlogits, normed, model.head());
-      norm_backward(dev, x.slice(rows), sums->norm, sums->norm_bias, dnormed, x.slice(rows), weights.norm, c.norm_eps,
-                    centered(), false);
+      norm_backward(dev, x.slice(rows), sums->norm, sums->norm_bias, dnormed, x.slice(rows), model.weights.norm,
+                    c.norm_eps, centered(), false);
     }
+  }
+
+  void final_norm(Matrix<T> y, Matrix<T> x) {
+    norm(dev, y, x, model.weights.norm, model.weights.norm_bias, c.norm_eps, centered());
   }
 
   Matrix<T> logits_of_normed(Matrix<T> normed) {
