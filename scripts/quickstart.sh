@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/setup.sh
-cmake --preset release -DSTREAMBP_TESTS=OFF > /dev/null
+cmake --preset release > /dev/null
 cmake --build --preset release --target streambp -j "$(nproc)"
 printf '\n== The gradient: StreamBP against full memory, bit for bit\n\n'
 build/streambp verify --reference
