@@ -4,7 +4,7 @@
 //   w = w - rate (m̂ / (sqrt(v̂) + eps) + decay w),          m̂ = m / (1 - β₁ᵗ),  v̂ = v / (1 - β₂ᵗ)
 //
 // g is the accumulated gradient times `gradient_scale` (clipping). Where the weights are kept in a narrow type, a
-// float32 master copy takes the update and the weight is its rounding.
+// float32 master copy is to take the update, the weight being its rounding: so far only Plan counts it.
 #pragma once
 
 #include <cmath>
