@@ -29,9 +29,10 @@ class Generator {
     const Rows row = {length, length + 1};
     require(length < stream.size(), "the text is longer than the ", stream.size(), " tokens it was given room for");
     if (token) {
-      stream.tokens(0, length) = *token;
-      stream.positions(0, length) = static_cast<std::int32_t>(length);
-      stream.key_begin(0, length) = 0;
+      const auto position = static_cast<std::int32_t>(length), begin = 0;
+      dev.upload(stream.tokens.columns(length, 1), token);
+      dev.upload(stream.positions.columns(length, 1), &position);
+      dev.upload(stream.key_begin.columns(length, 1), &begin);
     }
     embedding(dev, x, stream.tokens.columns(length, 1), stream.positions.columns(length, 1), model.weights.embedding,
               model.weights.positions);
@@ -40,7 +41,7 @@ class Generator {
     }
     auto logits_scope = dev.scope();
     const Matrix<T> row_logits = walk.logits(x);
-    if (token) logits.assign(row_logits.data, row_logits.data + row_logits.cols);
+    if (token) logits = to_host(dev, row_logits);
     ++length;
   }
 

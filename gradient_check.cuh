@@ -26,11 +26,12 @@ struct HostGradient {
   std::vector<Parameter> parameters;
   std::vector<std::vector<double>> values;
 
-  template <class T>
-  HostGradient(const Config& c, Tensors<T>& gradient) {
+  template <class Device, class T>
+  HostGradient(Device& dev, const Config& c, Tensors<T>& gradient) {
     for (const Entry<T>& e : table(c, gradient)) {
+      const std::vector<T> numbers = to_host(dev, *e.matrix);
       parameters.push_back(e.parameter);
-      values.emplace_back(e.matrix->data, e.matrix->data + e.matrix->size());
+      values.emplace_back(numbers.begin(), numbers.end());
     }
   }
   HostGradient(const HostGradient& shape, const std::map<std::string, std::vector<double>>& by_key)
@@ -75,23 +76,25 @@ struct GradientRun {
   std::vector<double> logp;
 };
 
-// The gradient of one batch in one mode, in memory of its own of the planned size.
-template <class T, class Fill>
-GradientRun run_gradient(const Config& config, const Batch& batch, const Schedule& schedule, Fill&& fill) {
-  const StepSettings settings{config, sizeof(T) == 4 ? DType::f32 : DType::f64, OptimizerKind::none, 1};
+// The gradient of one batch in one mode, on a device with memory of its own of the planned size. fill(dev, model) makes
+// the weights.
+template <class Device, class T, class G = T, class Fill>
+GradientRun run_gradient(const Config& config, const Batch& batch, const Schedule& schedule, Fill&& fill,
+                         auto... device_settings) {
+  StepSettings settings{config, DType::f32, OptimizerKind::none, 1};
+  settings.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
+  settings.wide_gradient = sizeof(G) > sizeof(T);
   const std::size_t planned = plan(settings, batch.size(), schedule).peak;
-  Cpu dev(planned);
-  Trainer<Cpu, T> trainer(dev, config, batch.size(), OptimizerKind::none);
-  fill(trainer.model);
+  Device dev(planned, device_settings...);
+  Trainer<Device, T, G> trainer(dev, config, batch.size(), OptimizerKind::none);
+  fill(dev, trainer.model);
+  dev.synchronize();
   const auto start = std::chrono::steady_clock::now();
   const double loss = trainer.accumulate(&batch, batch.target_count(), schedule);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return {loss,
-          seconds,
-          dev.arena.peak(),
-          planned,
-          HostGradient(config, trainer.grad),
-          {trainer.logp.data, trainer.logp.data + batch.size()}};
+  const auto logp = trainer.log_probabilities();
+  return {
+      loss, seconds, dev.arena.peak(), planned, HostGradient(dev, config, trainer.grad), {logp.begin(), logp.end()}};
 }
 
 // The independent reference's answer for weights that `fill` makes.
@@ -103,7 +106,8 @@ reference::Result reference_gradient(const Config& config, const Batch& batch, F
     storage.emplace_back(static_cast<std::size_t>(e.parameter.rows * e.parameter.cols));
     *e.matrix = {storage.back().data(), e.parameter.rows, e.parameter.cols};
   }
-  fill(m);
+  Cpu host(0);
+  fill(host, m);
   return reference::gradient(config, m.weights, batch, reference::mean_weights(batch));
 }
 

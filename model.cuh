@@ -199,8 +199,8 @@ struct Model {
 
 // Starts the weights. With `spread` every number gets normal noise of that size on top, so that nothing is left at a
 // special value such as one or zero; gradient checks want that.
-template <class T>
-void initialise(Model<T>& model, std::uint64_t seed, double spread = 0) {
+template <class Device, class T>
+void initialise(Device& dev, Model<T>& model, std::uint64_t seed, double spread = 0) {
   std::uint64_t stream = 0;
   for (auto& [parameter, matrix] : table(model.config, model.weights)) {
     const Random random(seed, stream++);
@@ -208,11 +208,14 @@ void initialise(Model<T>& model, std::uint64_t seed, double spread = 0) {
     const double mean = parameter.init == Init::ones ? 1 : 0;
     const double std = parameter.init == Init::normal ? 0.02 : parameter.init == Init::residual ? residual_std : 0;
     const double sigma = std + spread;
-    for (Index i = 0; i < matrix->size(); ++i) {
+    std::vector<T> values(static_cast<std::size_t>(matrix->size()));
+#pragma omp parallel for
+    for (std::size_t i = 0; i < values.size(); ++i) {
       // rounded to float32 in every type, so that a float64 model holds the same numbers as a float32 one
-      const double noise = sigma == 0 ? 0 : sigma * random.normal(static_cast<std::uint64_t>(i));
-      matrix->data[i] = static_cast<T>(static_cast<float>(mean + noise));
+      const double noise = sigma == 0 ? 0 : sigma * random.normal(i);
+      values[i] = static_cast<T>(static_cast<float>(mean + noise));
     }
+    dev.upload(*matrix, values.data());
   }
 }
 

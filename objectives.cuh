@@ -19,7 +19,7 @@ inline std::vector<double> sft_weights(const Batch& batch, Index targets_of_step
 
 // Σ_t w[t] logp[t], in order and in double: the loss where it is linear in the log-probabilities, as in SFT.
 template <class A>
-double weighted_sum(const std::vector<double>& w, const A* logp) {
+double weighted_sum(const std::vector<double>& w, const std::vector<A>& logp) {
   double sum = 0;
   for (std::size_t t = 0; t < w.size(); ++t) sum += w[t] * static_cast<double>(logp[t]);
   return sum;

@@ -52,6 +52,7 @@ struct Optimizer {
     const double decay = settings.decay;
     for (std::size_t i = 0; i < w.size(); ++i) {
       settings.decay = w[i].parameter.vector() ? 0 : decay;
+      settings.parameter = i;
       adamw(dev, *w[i].matrix, *masters[i].matrix, *ms[i].matrix, *vs[i].matrix, *g[i].matrix, settings);
     }
   }
@@ -60,8 +61,16 @@ struct Optimizer {
 // sqrt(Σ g²) over all parameters
 template <class Device, class G>
 double global_norm(Device& dev, const Config& c, Tensors<G>& gradient) {
+  const auto entries = table(c, gradient);
+  auto scope = dev.scope();
+  const auto sums = dev.template allocate<double>(static_cast<Index>(entries.size()), kSquareSums, Kind::sums);
+  Index i = 0;
+  for (const Entry<G>& e : entries) {
+    sum_of_squares(dev, sums.slice({i, i + 1}), *e.matrix);
+    ++i;
+  }
   double sum = 0;
-  for (const Entry<G>& e : table(c, gradient)) sum += sum_of_squares(dev, *e.matrix);
+  for (double part : to_host(dev, sums)) sum += part;
   return std::sqrt(sum);
 }
 

@@ -19,10 +19,25 @@ constexpr Index kLongestStream = Index{1} << 24;
 
 struct StepSettings {
   Config config;
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;  // of weights and activations
   OptimizerKind optimizer = OptimizerKind::adamw;
   Index micro_batches = 1;
+  bool wide_gradient = false;  // float32 where weights are bfloat16
+  Index tile = kTile;          // of the device: what chunks are multiples of
 };
+
+// Calls f.operator()<T, G, M>() with the types of weights, gradient and moments.
+template <class F>
+auto with_types(const StepSettings& s, F&& f) {
+  const bool pure = s.optimizer == OptimizerKind::adamw_pure;
+  if (s.dtype == DType::f32) return f.template operator()<float, float, float>();
+  if (s.dtype == DType::f64) return f.template operator()<double, double, double>();
+  if (s.wide_gradient) {
+    return pure ? f.template operator()<BFloat16, float, BFloat16>() : f.template operator()<BFloat16, float, float>();
+  }
+  return pure ? f.template operator()<BFloat16, BFloat16, BFloat16>()
+              : f.template operator()<BFloat16, BFloat16, float>();
+}
 
 struct Usage {
   std::size_t peak = 0;
@@ -31,37 +46,25 @@ struct Usage {
 };
 
 // Logits take about as much memory as the activations of a chunk, or one tile where the vocabulary is large.
-inline Index head_chunk_for(const Config& c, Index chunk) {
+inline Index head_chunk_for(const Config& c, Index chunk, Index tile) {
   const Index width = 5 * c.hidden + 4 * c.q_width() + (c.gated() ? 4 : 3) * c.mlp;
-  return std::clamp(chunk * width / c.vocab / kTile * kTile, kTile, chunk);
+  return std::min(chunk, std::max(chunk * width / c.vocab / tile * tile, tile));
 }
 
-inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk) {
+inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk, Index tile = kTile) {
   if (mode == Mode::full) return Schedule::full(rows);
   if (mode == Mode::checkpoint) return Schedule::checkpoint(rows);
   chunk = std::min(chunk, round_up(rows, kTile));
-  return Schedule::stream(chunk, head_chunk_for(c, chunk));
-}
-
-template <class T, class M>
-Usage plan_types(const StepSettings& s, Index rows, const Schedule& schedule) {
-  Plan dev;
-  Trainer<Plan, T, T, M> trainer(dev, s.config, rows, s.optimizer);
-  trainer.plan_step(s.micro_batches, schedule, s.optimizer);
-  return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops()};
+  return Schedule::stream(chunk, head_chunk_for(c, chunk, tile));
 }
 
 inline Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
-  switch (s.dtype) {
-    case DType::f32:
-      return plan_types<float, float>(s, rows, schedule);
-    case DType::f64:
-      return plan_types<double, double>(s, rows, schedule);
-    case DType::bf16:
-      return s.optimizer == OptimizerKind::adamw_pure ? plan_types<BFloat16, BFloat16>(s, rows, schedule)
-                                                      : plan_types<BFloat16, float>(s, rows, schedule);
-  }
-  return {};
+  return with_types(s, [&]<class T, class G, class M>() -> Usage {
+    Plan dev;
+    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer);
+    trainer.plan_step(s.micro_batches, schedule, s.optimizer);
+    return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops()};
+  });
 }
 
 // The largest n in 1 .. limit for which fits(n), or 0. fits must be true up to some n and false beyond.
@@ -79,14 +82,16 @@ Index largest(Index limit, F&& fits) {
 
 // The largest chunk whose step fits the budget, or 0.
 inline Index chunk_for_budget(const StepSettings& s, Index rows, std::size_t budget) {
-  return kTile * largest(ceil_div(rows, kTile), [&](Index tiles) {
-           return plan(s, rows, schedule_for(Mode::stream, s.config, rows, tiles * kTile)).peak <= budget;
+  return s.tile * largest(ceil_div(rows, s.tile), [&](Index tiles) {
+           return plan(s, rows, schedule_for(Mode::stream, s.config, rows, tiles * s.tile, s.tile)).peak <= budget;
          });
 }
 
 // The longest stream whose step fits the budget, or 0, in whole tiles.
 inline Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, std::size_t budget) {
-  auto fits = [&](Index rows) { return plan(s, rows, schedule_for(mode, s.config, rows, chunk)).peak <= budget; };
+  auto fits = [&](Index rows) {
+    return plan(s, rows, schedule_for(mode, s.config, rows, chunk, s.tile)).peak <= budget;
+  };
   constexpr Index limit = kLongestStream / kTile;
   return kTile * largest(limit, [&](Index tiles) { return fits(tiles * kTile); });
 }

@@ -61,16 +61,18 @@ inline std::vector<Rows> chunks(Index rows, Index chunk) {
 }
 inline std::vector<Rows> last_to_first(std::vector<Rows> chunks) { return {chunks.rbegin(), chunks.rend()}; }
 
-// A batch on the device, each 1 x N.
+// A batch on the device, each 1 x N; and, on the host, where the document of each token begins.
 struct Stream {
   Matrix<std::int32_t> tokens, targets, positions, key_begin;
+  Matrix<std::int32_t> rows_by_token, rows_by_position;
+  std::vector<std::int32_t> document_begin = {};
   Index size() const { return tokens.cols; }
 };
 
 template <class Device>
 Stream allocate_stream(Device& dev, Index rows) {
   auto numbers = [&] { return dev.template allocate<std::int32_t>(1, rows, Kind::stream); };
-  return {numbers(), numbers(), numbers(), numbers()};
+  return {numbers(), numbers(), numbers(), numbers(), numbers(), numbers()};
 }
 
 // K and V of a layer, or their gradients: N x kv_width each.
@@ -114,6 +116,9 @@ class Walk {
 
   Walk(Device& dev, const Model<T>& model, const Stream& stream, Schedule schedule)
       : dev(dev), model(model), c(model.config), stream(stream), schedule(schedule) {
+    require(schedule.keep == Keep::nothing || schedule.chunk % dev.tile == 0 || schedule.chunk >= stream.size(),
+            "chunks of ", schedule.chunk, " rows are no multiple of the ", dev.tile,
+            " rows whose weight gradients this device adds up at a time");
     if (c.positions == Positions::rope) frequencies = rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling);
   }
 
@@ -128,7 +133,8 @@ class Walk {
       dev.arena.release(saved.layers[index(l)].mark);
     }
     Sums sums(dev, gradient, Tensors<A>(c), [&](auto& t) { return embedding_table(c, t); });
-    embedding_backward(dev, sums->embedding, sums->positions, stream.tokens, stream.positions, saved.output);
+    embedding_backward(dev, sums->embedding, sums->positions, stream.tokens, stream.positions, stream.rows_by_token,
+                       stream.rows_by_position, saved.output);
   }
 
   // The log-probabilities of the targets, without a gradient.
@@ -206,6 +212,7 @@ class Walk {
   const Layer<T>& layer(Index l) const { return model.weights.layers[index(l)]; }
   bool centered() const { return c.norm == Norm::layer; }
   AttentionShape attention_shape() const { return {c.heads, c.kv_heads, c.head_dim, c.window}; }
+  double pairs(Rows rows) const { return attention_pairs(rows, stream.document_begin, c.window); }
   Matrix<std::int32_t> targets(Rows rows) const { return stream.targets.columns(rows.begin, rows.size()); }
   Matrix<std::int32_t> positions(Rows rows) const { return stream.positions.columns(rows.begin, rows.size()); }
 
@@ -254,7 +261,7 @@ class Walk {
     matmul(dev, c.qk_norm ? a.q_projected : a.q, a.attention_input, w.q, w.q_bias);
     if (c.qk_norm) norm_heads(a.q, a.q_projected, w.q_norm);
     turn(a.q, rows, Turn::forward);
-    attention(dev, a.attended, a.lse, a.q, kv.k, kv.v, stream.key_begin, rows, attention_shape());
+    attention(dev, a.attended, a.lse, a.q, kv.k, kv.v, stream.key_begin, rows, attention_shape(), pairs(rows));
     matmul(dev, a.middle, a.attended, w.o, w.o_bias, x);
   }
 
@@ -322,7 +329,7 @@ class Walk {
     const Matrix<T> dattended = matrix(c.q_width()), dq = matrix(c.q_width());
     linear_backward(dattended, g.o, g.o_bias, dx, a.attended, w.o);
     attention_backward(dev, dq, dkv.k, dkv.v, dattended, a.q, kv.k, kv.v, a.attended, a.lse, stream.key_begin, rows,
-                       attention_shape());
+                       attention_shape(), pairs(rows));
     const Matrix<T> dk = in_type_of_activations(dkv.k.slice(rows)), dv = in_type_of_activations(dkv.v.slice(rows));
     turn(dq, rows, Turn::back);
     turn(dk, rows, Turn::back);

@@ -95,7 +95,7 @@ class TrainCommand {
     Trainer trainer(dev, config, documents * length, OptimizerKind::adamw);
     Index step = 0;
     if (checkpoint.empty()) {
-      initialise(trainer.model, seed);
+      initialise(dev, trainer.model, seed);
     } else {
       step = load_checkpoint(checkpoint, text, trainer);
     }
@@ -232,10 +232,11 @@ class TrainCommand {
             ": the text has changed since the run in ", out, " began; bring the old text back, or start a new run");
     require(config_to_json(read_config(checkpoint)) == config_to_json(trainer.model.config),
             (checkpoint / "config.json").string(), ": is not the model that ", state.file, " describes");
-    load_model(checkpoint, trainer.model);
+    load_model(trainer.dev, checkpoint, trainer.model);
     const SafetensorsFile moments(checkpoint / "optimizer.safetensors");
-    read_tensors(moments, "m.", table(trainer.model.config, trainer.optimizer.m));
-    read_tensors(moments, "v.", table(trainer.model.config, trainer.optimizer.v));
+    for_each_optimizer_table(trainer.model.config, trainer.optimizer, [&](const char* prefix, const auto& tensors) {
+      read_tensors(trainer.dev, moments, prefix, tensors);
+    });
     const Index step = state.get<Index>("step");
     require(checkpoint.filename() == checkpoint_name(step) && step <= optimizer.steps, state.file, ": step ", step,
             " does not belong to this checkpoint; the file is damaged, use an earlier checkpoint");
@@ -320,9 +321,10 @@ class TrainCommand {
     for (Index i = 0; i < batches; ++i) {
       const Batch batch = text.evaluation_batch(i, batches, documents, length);
       trainer.evaluate(batch, schedule);
-      for (Index t = 0; t < batch.size(); ++t) {
-        const double token_loss = -static_cast<double>(trainer.logp(0, t));
-        const int half = batch.positions[static_cast<std::size_t>(t)] >= length / 2;
+      const auto logp = trainer.log_probabilities();
+      for (std::size_t t = 0; t < logp.size(); ++t) {
+        const double token_loss = -static_cast<double>(logp[t]);
+        const int half = batch.positions[t] >= length / 2;
         loss += token_loss, ++count;
         halves[half] += token_loss, ++counts[half];
       }
@@ -340,7 +342,7 @@ class TrainCommand {
     state["step"] = step;
     state["text"] = text.fingerprint();
     for_each_lasting_option([&](const char* name, auto& value) { state["options"][name] = value; });
-    save_checkpoint(out, trainer.model, trainer.optimizer.m, trainer.optimizer.v, state);
+    save_checkpoint(trainer.dev, out, trainer.model, trainer.optimizer, state);
     if (step == optimizer.steps || step == stop_after) {
       std::printf("saved    %s\n", (fs::path(out) / checkpoint_name(step)).c_str());
     }

@@ -40,11 +40,11 @@ class Trainer {
     if (batch) {
       w = sft_weights(*batch, targets_of_step);
       load(*batch);
-      std::copy(w.begin(), w.end(), token_weights.data);
+      dev.upload(token_weights.columns(0, batch->size()), std::vector<A>(w.begin(), w.end()).data());
     }
     Walk<Device, T>(dev, model, view, schedule)
         .gradient(grad, token_weights.columns(0, view.size()), logp.columns(0, view.size()));
-    return batch ? weighted_sum(w, logp.data) : 0;
+    return batch ? weighted_sum(w, log_probabilities()) : 0;
   }
 
   // One optimizer step. An infinite or NaN loss or gradient stops the run before the weights move.
@@ -76,7 +76,7 @@ class Trainer {
   double evaluate(const Batch& batch, const Schedule& schedule) {
     load(batch);
     Walk<Device, T>(dev, model, view, without_gradient(schedule)).evaluate(logp.columns(0, view.size()));
-    return weighted_sum(sft_weights(batch, batch.target_count()), logp.data);
+    return weighted_sum(sft_weights(batch, batch.target_count()), log_probabilities());
   }
 
   // Puts a batch on the device; it may be shorter than the stream that was allocated.
@@ -85,12 +85,20 @@ class Trainer {
     require(0 < batch.size() && batch.size() <= stream.size(), "a batch of ", batch.size(),
             " tokens does not fit the stream of ", stream.size());
     auto part = [&](Matrix<std::int32_t> to, const std::vector<std::int32_t>& from) {
-      std::copy(from.begin(), from.end(), to.data);
+      dev.upload(to.columns(0, batch.size()), from.data());
       return to.columns(0, batch.size());
     };
-    view = {part(stream.tokens, batch.tokens), part(stream.targets, batch.targets),
-            part(stream.positions, batch.positions), part(stream.key_begin, batch.key_begin)};
+    view = {part(stream.tokens, batch.tokens),
+            part(stream.targets, batch.targets),
+            part(stream.positions, batch.positions),
+            part(stream.key_begin, batch.key_begin),
+            part(stream.rows_by_token, rows_by_index(batch.tokens)),
+            part(stream.rows_by_position, rows_by_index(batch.positions)),
+            batch.key_begin};
   }
+
+  // Of the batch that was loaded last.
+  std::vector<A> log_probabilities() { return to_host(dev, logp.columns(0, view.size())); }
 
   void release_gradient() {
     dev.arena.release_top();
@@ -101,7 +109,6 @@ class Trainer {
   Model<T> model;
   Tensors<G> grad;  // its tensors exist from the first backward pass of a step to its end
   Optimizer<T, M> optimizer;
-  Matrix<A> logp;
   Stream view;  // the part of the stream that the batch fills
 
  private:
@@ -119,7 +126,7 @@ class Trainer {
   }
 
   Stream stream;
-  Matrix<A> token_weights;
+  Matrix<A> token_weights, logp;
 };
 
 }  // namespace streambp

@@ -167,9 +167,9 @@ inline std::string describe(const Config& c) {
       c.window ? format(", window %ld", c.window).c_str() : "");
 }
 
-inline void check_chunk(Index chunk) {
-  require(chunk > 0 && chunk % kTile == 0, "--chunk ", chunk, " is not a multiple of ", kTile,
-          " rows, the tile in which all work is done; try ", std::max(kTile, round_up(chunk, kTile)));
+inline void check_chunk(Index chunk, Index tile = kTile) {
+  require(chunk > 0 && chunk % tile == 0, "--chunk ", chunk, " is not a multiple of ", tile,
+          " rows, the tile in which all work is done; try ", std::max(tile, round_up(chunk, tile)));
 }
 
 // The time in which a large matrix multiplication runs on all threads: FLOP/s, the best of a few runs of the library's

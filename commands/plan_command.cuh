@@ -22,12 +22,17 @@ class PlanCommand {
     app.add_option("--length", length, "Tokens of a micro-batch's stream")
         ->check(CLI::Range(Index{1}, kLongestStream))
         ->group(group);
-    app.add_option("--chunk", chunk, "Rows whose activations exist at once in stream mode")
-        ->capture_default_str()
+    app.add_option("--chunk", chunk,
+                   "Rows whose activations exist at once in stream mode (default: 2048; not bf16: 1024)")
         ->group(group);
     app.add_option("--memory", memory, "Budget, such as 80GiB")->group(group);
-    app.add_option("--dtype", dtype, "Type of weights, activations and gradient: bf16, f32 or f64")
+    app.add_option("--dtype", dtype, "Type of weights and activations: bf16, f32 or f64")
         ->check(CLI::IsMember({"bf16", "f32", "f64"}))
+        ->capture_default_str()
+        ->group(group);
+    app.add_option("--grad-dtype", gradient,
+                   "Type of the gradient between micro-batches: bf16, or f32, where weights are bf16")
+        ->check(CLI::IsMember({"bf16", "f32"}))
         ->capture_default_str()
         ->group(group);
     app.add_option("--optimizer", optimizer,
@@ -52,9 +57,12 @@ class PlanCommand {
 
  private:
   void run() {
-    check_chunk(chunk);
     settings.config = model.config(std::max<Index>(length, 1024));
     settings.dtype = dtype == "bf16" ? DType::bf16 : dtype == "f64" ? DType::f64 : DType::f32;
+    settings.wide_gradient = gradient == "f32";
+    settings.tile = settings.dtype == DType::bf16 ? kGpuTile : kTile;  // bfloat16 is the GPU's
+    if (chunk == 0) chunk = std::max<Index>(settings.tile, 1024);
+    check_chunk(chunk, settings.tile);
     settings.optimizer = optimizer == "none"    ? OptimizerKind::none
                          : optimizer == "adamw" ? OptimizerKind::adamw
                                                 : OptimizerKind::adamw_pure;
@@ -80,12 +88,15 @@ class PlanCommand {
     return std::min<Index>(settings.config.max_length > 0 ? settings.config.max_length : 4096, 32768);
   }
 
+  Schedule schedule(Mode mode, Index rows) const {
+    return schedule_for(mode, settings.config, rows, chunk, settings.tile);
+  }
+
   void usage(Index rows) {
     std::printf("Peak memory and work of a step on a stream of %ld tokens:\n\n", rows);
     TextTable table({"", "full", "checkpoint", "stream"});
     std::array<Usage, 3> usages;
-    for (Mode mode : kModes)
-      usages[static_cast<std::size_t>(mode)] = plan(settings, rows, schedule_for(mode, settings.config, rows, chunk));
+    for (Mode mode : kModes) usages[static_cast<std::size_t>(mode)] = plan(settings, rows, schedule(mode, rows));
     for (std::size_t kind = 0; kind < usages[0].by_kind.size(); ++kind) {
       std::vector<std::string> row = {kKindNames[kind]};
       std::size_t sum = 0;
@@ -104,8 +115,8 @@ class PlanCommand {
     table.add(peak);
     table.add(work);
     table.print();
-    std::printf("\n(stream: chunks of %ld rows, logits of %ld rows)\n", std::min(chunk, round_up(rows, kTile)),
-                head_chunk_for(settings.config, std::min(chunk, round_up(rows, kTile))));
+    const Schedule stream = schedule(Mode::stream, rows);
+    std::printf("\n(stream: chunks of %ld rows, logits of %ld rows)\n", stream.chunk, stream.head_chunk);
   }
 
   void longest(std::size_t budget) {
@@ -118,7 +129,7 @@ class PlanCommand {
         table.add({name(mode), "0", "does not fit", ""});
         continue;
       }
-      const Usage u = plan(settings, rows, schedule_for(mode, settings.config, rows, chunk));
+      const Usage u = plan(settings, rows, schedule(mode, rows));
       table.add({name(mode), std::to_string(rows), human_bytes(u.peak), human_count(u.flops)});
     }
     table.print();
@@ -140,8 +151,7 @@ class PlanCommand {
     for (Mode mode : kModes) {
       Json points = Json::array();
       for (Index rows = 1024; rows <= (Index{1} << 18); rows = rows * 5 / 4 / kTile * kTile) {
-        points.push_back(
-            {{"length", rows}, {"peak", plan(settings, rows, schedule_for(mode, settings.config, rows, chunk)).peak}});
+        points.push_back({{"length", rows}, {"peak", plan(settings, rows, schedule(mode, rows)).peak}});
       }
       curve["curve"][name(mode)] = points;
     }
@@ -152,8 +162,8 @@ class PlanCommand {
   }
 
   ModelOptions model;
-  Index length = 0, chunk = 1024, micro_batches = 1;
-  std::string memory, dtype = "bf16", optimizer = "none", sweep, json_file;
+  Index length = 0, chunk = 0, micro_batches = 1;
+  std::string memory, dtype = "bf16", gradient = "bf16", optimizer = "none", sweep, json_file;
   StepSettings settings;
   Json result;
 };

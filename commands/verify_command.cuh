@@ -50,11 +50,11 @@ class VerifyCommand {
             documents, " documents is longer than the ", config.max_length,
             " positions that the model has learned; give more --documents");
     const fs::path weights = fs::is_directory(model.model) ? fs::path(model.model) : fs::path();
-    auto fill = [&](auto& m) {
+    auto fill = [&](auto& dev, auto& m) {
       if (weights.empty()) {
-        initialise(m, seed, 0.05);
+        initialise(dev, m, seed, 0.05);
       } else {
-        load_model(weights, m);
+        load_model(dev, weights, m);
       }
     };
     const Batch batch = random_batch(config);
@@ -70,7 +70,7 @@ class VerifyCommand {
 
     progress("full, float64");
     const Schedule full = Schedule::full(length);
-    GradientRun truth = run_gradient<double>(config, batch, full, fill);
+    GradientRun truth = run_gradient<Cpu, double>(config, batch, full, fill);
     std::string truth_name = "full mode in float64";
     if (with_reference) {
       progress("reference");
@@ -86,7 +86,7 @@ class VerifyCommand {
     std::optional<GradientRun> first;
     auto verify_mode = [&](Mode mode, Index chunk) {
       progress(mode == Mode::stream ? format("stream %ld", chunk) : name(mode));
-      const GradientRun run = run_gradient<T>(config, batch, schedule_for(mode, config, length, chunk), fill);
+      const GradientRun run = run_gradient<Cpu, T>(config, batch, schedule_for(mode, config, length, chunk), fill);
       const Difference error = run.gradient.difference(truth.gradient);
       const double loss_error = std::abs(run.loss - truth.loss) / std::max(std::abs(truth.loss), 1e-300);
       const bool equal =

@@ -2,12 +2,14 @@
 //
 //   DIR/config.json, model.safetensors                    a model, as Hugging Face lays it out
 //   OUT/step-000100/                                      a checkpoint: a model directory and
-//       optimizer.safetensors                             the moments, "m." and "v." before each name
+//       optimizer.safetensors                             the moments, "m." and "v." before each name, and "master."
+//                                                         where the weights have a float32 copy
 //       state.json                                        the step and the options of the run
 //
 // A checkpoint is written under a temporary name and renamed when it is complete.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -41,33 +43,22 @@ inline std::vector<std::int64_t> stored_shape(const Parameter& p) {
   return {p.rows, p.cols};
 }
 
-// Calls f(element of the matrix, its index in the stored tensor).
-template <class T, class F>
-void for_each_stored(const Entry<T>& e, F&& f) {
-  const Parameter& p = e.parameter;
+// Calls f(index of an element in its matrix, its index in the stored tensor).
+template <class F>
+void for_each_stored(const Parameter& p, F&& f) {
   for (Index i = 0; i < p.rows; ++i) {
     for (Index j = 0; j < p.cols; ++j) {
       const Index at = p.vector()     ? p.part * p.cols + j
                        : p.transposed ? j * p.rows * p.parts + p.part * p.rows + i
                                       : i * p.cols + j;
-      f((*e.matrix)(i, j), static_cast<std::size_t>(at));
-    }
-  }
-}
-
-template <class T>
-void require_finite(const std::string& file, const std::string& prefix, const Table<T>& table) {
-  for (const auto& [parameter, matrix] : table) {
-    for (Index i = 0; i < matrix->size(); ++i) {
-      require(std::isfinite(matrix->data[i]), file, ": tensor \"", prefix, parameter.name,
-              "\" holds a NaN or an infinity; the file is damaged, use another one or an earlier checkpoint");
+      f(static_cast<std::size_t>(i * p.cols + j), static_cast<std::size_t>(at));
     }
   }
 }
 
 // Reads every tensor of the table from the file, under prefix + name; refuses numbers that are none.
-template <class T>
-void read_tensors(const SafetensorsFile& file, const std::string& prefix, const Table<T>& table) {
+template <class Device, class T>
+void read_tensors(Device& dev, const SafetensorsFile& file, const std::string& prefix, const Table<T>& table) {
   const std::string where = file.path().string();
   for (const Table<T>& parts : by_stored_tensor(table)) {
     const Parameter& p = parts.front().parameter;
@@ -75,41 +66,47 @@ void read_tensors(const SafetensorsFile& file, const std::string& prefix, const 
     auto text = [](const std::vector<std::int64_t>& shape) { return Json(shape).dump(); };
     require(tensor.shape == stored_shape(p), where, ": tensor \"", prefix + p.name, "\" has shape ", text(tensor.shape),
             ", but the configuration asks for ", text(stored_shape(p)));
-    if (parts.size() == 1 && !p.transposed) {
-      read(tensor, parts.front().matrix->data);
-      continue;
-    }
-    std::vector<T> stored(static_cast<std::size_t>(p.rows * p.cols * p.parts));
+    std::vector<T> stored(static_cast<std::size_t>(tensor.count)), values;
     read(tensor, stored.data());
-    for (const Entry<T>& e : parts) for_each_stored(e, [&](T& x, std::size_t at) { x = stored[at]; });
+    require(std::all_of(stored.begin(), stored.end(), [](T x) { return std::isfinite(static_cast<double>(x)); }), where,
+            ": tensor \"", prefix, p.name,
+            "\" holds a NaN or an infinity; the file is damaged, use another one or an earlier checkpoint");
+    for (const Entry<T>& e : parts) {
+      values.resize(static_cast<std::size_t>(e.matrix->size()));
+      for_each_stored(e.parameter, [&](std::size_t i, std::size_t at) { values[i] = stored[at]; });
+      dev.upload(*e.matrix, values.data());
+    }
   }
-  require_finite(where, prefix, table);
 }
 
-template <class T>
-void write_tensors(SafetensorsWriter& writer, const std::string& prefix, const Table<T>& table) {
+template <class Device, class T>
+void write_tensors(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& table) {
+  const char* dtype = std::is_same_v<T, BFloat16> ? "BF16" : sizeof(T) == 4 ? "F32" : "F64";
   for (const Table<T>& parts : by_stored_tensor(table)) {
     const Parameter& p = parts.front().parameter;
-    writer.add(prefix + p.name, sizeof(T) == 4 ? "F32" : "F64", stored_shape(p), [parts](std::ostream& out) {
+    writer.add(prefix + p.name, dtype, stored_shape(p), [&dev, parts](std::ostream& out) {
       const Parameter& p = parts.front().parameter;
       std::vector<T> stored(static_cast<std::size_t>(p.rows * p.cols * p.parts));
-      for (const Entry<T>& e : parts) for_each_stored(e, [&](T& x, std::size_t at) { stored[at] = x; });
+      for (const Entry<T>& e : parts) {
+        const std::vector<T> values = to_host(dev, *e.matrix);
+        for_each_stored(e.parameter, [&](std::size_t i, std::size_t at) { stored[at] = values[i]; });
+      }
       out.write(reinterpret_cast<const char*>(stored.data()), static_cast<std::streamsize>(stored.size() * sizeof(T)));
     });
   }
 }
 
 // Fills the weights from DIR/model.safetensors.
-template <class T>
-void load_model(const fs::path& dir, Model<T>& model) {
-  read_tensors(SafetensorsFile(dir / "model.safetensors"), "", table(model.config, model.weights));
+template <class Device, class T>
+void load_model(Device& dev, const fs::path& dir, Model<T>& model) {
+  read_tensors(dev, SafetensorsFile(dir / "model.safetensors"), "", table(model.config, model.weights));
 }
 
-template <class T>
-void save_model(const fs::path& dir, Model<T>& model) {
+template <class Device, class T>
+void save_model(Device& dev, const fs::path& dir, Model<T>& model) {
   write_file_atomically(dir / "config.json", config_to_json(model.config).dump(2) + "\n");
   SafetensorsWriter writer(dir / "model.safetensors", {{"format", "pt"}});
-  write_tensors(writer, "", table(model.config, model.weights));
+  write_tensors(dev, writer, "", table(model.config, model.weights));
   writer.finish();
 }
 
@@ -133,8 +130,16 @@ inline fs::path newest_checkpoint(const fs::path& out) {
   return newest;
 }
 
-template <class T, class M>
-void save_checkpoint(const fs::path& out, Model<T>& model, Tensors<M>& m, Tensors<M>& v, const Json& state) {
+// The moments, and the float32 copy of the weights where there is one, as tables under their prefixes.
+template <class Moments, class F>
+void for_each_optimizer_table(const Config& c, Moments& optimizer, F&& f) {
+  f("m.", table(c, optimizer.m));
+  f("v.", table(c, optimizer.v));
+  if (optimizer.master.embedding) f("master.", table(c, optimizer.master));
+}
+
+template <class Device, class T, class Moments>
+void save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, Moments& optimizer, const Json& state) {
   const fs::path final_path = out / checkpoint_name(state.at("step").get<Index>()),
                  temporary = final_path.string() + ".tmp";
   std::error_code error;
@@ -142,10 +147,11 @@ void save_checkpoint(const fs::path& out, Model<T>& model, Tensors<M>& m, Tensor
   fs::create_directories(temporary, error);
   require(!error, "cannot create ", temporary.string(), ": ", error.message());
   try {
-    save_model(temporary, model);
+    save_model(dev, temporary, model);
     SafetensorsWriter writer(temporary / "optimizer.safetensors", {});
-    write_tensors(writer, "m.", table(model.config, m));
-    write_tensors(writer, "v.", table(model.config, v));
+    for_each_optimizer_table(model.config, optimizer, [&](const char* prefix, const auto& tensors) {
+      write_tensors(dev, writer, prefix, tensors);
+    });
     writer.finish();
     write_file_atomically(temporary / "state.json", state.dump(2) + "\n");
     fs::remove_all(final_path, error);

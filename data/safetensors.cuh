@@ -61,12 +61,7 @@ inline Index element_count(const std::string& where, const std::vector<Index>& s
   return bytes / 8;
 }
 
-// 16-bit reals as they lie in a file: bfloat16 is the upper half of a float; IEEE half precision has 1 bit of sign, 5
-// of exponent and 10 of fraction.
-struct StoredBFloat16 {
-  std::uint16_t bits;
-  operator float() const { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
-};
+// IEEE half precision as it lies in a file: 1 bit of sign, 5 of exponent and 10 of fraction.
 struct StoredFloat16 {
   std::uint16_t bits;
   operator float() const {
@@ -80,6 +75,7 @@ struct StoredFloat16 {
 // All elements as T: real numbers as real numbers, integers as integers that can hold them.
 template <class T>
 void read(const Tensor& tensor, T* out) {
+  constexpr bool real = std::is_floating_point_v<T> || std::is_same_v<T, BFloat16>;
   const auto convert = [&](auto stored) {
     using Stored = decltype(stored);
     if constexpr (std::is_same_v<Stored, T>) {
@@ -94,17 +90,17 @@ void read(const Tensor& tensor, T* out) {
       }
     }
   };
-  if constexpr (std::is_floating_point_v<T>) {
+  if constexpr (real) {
     if (tensor.dtype == "F32") return convert(float{});
     if (tensor.dtype == "F64") return convert(double{});
     if (tensor.dtype == "F16") return convert(StoredFloat16{});
-    if (tensor.dtype == "BF16") return convert(StoredBFloat16{});
+    if (tensor.dtype == "BF16") return convert(BFloat16{});
   } else {
     if (tensor.dtype == "I32") return convert(std::int32_t{});
     if (tensor.dtype == "I64") return convert(std::int64_t{});
     if (tensor.dtype == "U8") return convert(std::uint8_t{});
   }
-  const char* kind = std::is_floating_point_v<T> ? "real numbers" : "integers";
+  const char* kind = real ? "real numbers" : "integers";
   fail(tensor.where, ": cannot read type ", tensor.dtype, " as ", kind, "; convert the file");
 }
 

@@ -7,32 +7,43 @@
 //   backward         dup = dy * a(gate)    dgate = dy * up * a'(gate)          dup = dy * a'(up)
 #pragma once
 
-#include <utility>
-
 #include "device.cuh"
 #include "math.cuh"
 #include "matrix.cuh"
+#ifdef STREAMBP_CUDA
+#include "packs.cuh"
+#endif
 
 namespace streambp {
 
 enum class Mlp { gelu, swiglu, geglu };
 
-namespace cpu {
+namespace run {
 
 template <class T>
 struct Silu {
-  static T z(T x) { return x; }
-  static T slope(T) { return T(1); }
+  static constexpr T z(T x) { return x; }
+  static constexpr T slope(T) { return T(1); }
 };
 template <class T>
 struct Gelu {
   static constexpr T c = T(1.5957691216057308), k = T(0.044715);
-  static T z(T x) { return c * (x + k * x * x * x); }
-  static T slope(T x) { return c * (T(1) + T(3) * k * x * x); }
+  static constexpr T z(T x) { return c * (x + k * x * x * x); }
+  static constexpr T slope(T x) { return c * (T(1) + T(3) * k * x * x); }
 };
 
 template <template <class> class A, class T>
-void activation(Matrix<T> y, Input<T> gate, Input<T> up) {
+struct ValueAndSlope {
+  T value, slope;
+  constexpr explicit ValueAndSlope(T x) {
+    const T s = sigmoid(A<T>::z(x));
+    value = x * s;
+    slope = s + x * s * (T(1) - s) * A<T>::slope(x);
+  }
+};
+
+template <template <class> class A, class T>
+void activation(Cpu&, Matrix<T> y, Input<T> gate, Input<T> up) {
 #pragma omp parallel for
   for (Index i = 0; i < y.rows; ++i) {
     const T *x = gate ? gate.row(i) : up.row(i), *u = up.row(i);
@@ -46,30 +57,60 @@ void activation(Matrix<T> y, Input<T> gate, Input<T> up) {
 }
 
 template <template <class> class A, class T>
-void activation_backward(Matrix<T> gate, Matrix<T> up, Input<T> dy) {
+void activation_backward(Cpu&, Matrix<T> gate, Matrix<T> up, Input<T> dy) {
 #pragma omp parallel for
   for (Index i = 0; i < dy.rows; ++i) {
     T *g = gate ? gate.row(i) : up.row(i), *u = up.row(i);
     const T* d = dy.row(i);
-    auto value_and_slope = [](T x) {
-      const T s = sigmoid(A<T>::z(x));
-      return std::pair{x * s, s + x * s * (T(1) - s) * A<T>::slope(x)};
-    };
     if (gate) {
 #pragma omp simd
       for (Index j = 0; j < dy.cols; ++j) {
-        const auto [value, slope] = value_and_slope(g[j]);
-        g[j] = d[j] * u[j] * slope;
-        u[j] = d[j] * value;
+        const ValueAndSlope<A, T> a(g[j]);
+        g[j] = d[j] * u[j] * a.slope;
+        u[j] = d[j] * a.value;
       }
     } else {
 #pragma omp simd
-      for (Index j = 0; j < dy.cols; ++j) u[j] = d[j] * value_and_slope(u[j]).second;
+      for (Index j = 0; j < dy.cols; ++j) u[j] = d[j] * ValueAndSlope<A, T>(u[j]).slope;
     }
   }
 }
 
-}  // namespace cpu
+#ifdef STREAMBP_CUDA
+
+template <template <class> class A, class T>
+void activation(Cuda& dev, Matrix<T> y, Input<T> gate, Input<T> up) {
+  const bool gated = static_cast<bool>(gate);
+  auto f = [=] __device__(auto n, Index i, Index j) {
+    auto u = cuda::load<n()>(up.row(i) + j);
+    const auto x = gated ? cuda::load<n()>(gate.row(i) + j) : u;
+    for (int k = 0; k < n(); ++k) u.x[k] = x.x[k] * sigmoid(A<float>::z(x.x[k])) * (gated ? u.x[k] : 1);
+    cuda::store(y.row(i) + j, u);
+  };
+  cuda::for_each_element(dev, f, y, gate, up);
+}
+
+template <template <class> class A, class T>
+void activation_backward(Cuda& dev, Matrix<T> gate, Matrix<T> up, Input<T> dy) {
+  const bool gated = static_cast<bool>(gate);
+  auto f = [=] __device__(auto n, Index i, Index j) {
+    const auto d = cuda::load<n()>(dy.row(i) + j);
+    auto u = cuda::load<n()>(up.row(i) + j);
+    auto g = gated ? cuda::load<n()>(gate.row(i) + j) : u;
+    for (int k = 0; k < n(); ++k) {
+      const ValueAndSlope<A, float> a(g.x[k]);
+      g.x[k] = d.x[k] * u.x[k] * a.slope;
+      u.x[k] = d.x[k] * (gated ? a.value : a.slope);
+    }
+    if (gated) cuda::store(gate.row(i) + j, g);
+    cuda::store(up.row(i) + j, u);
+  };
+  cuda::for_each_element(dev, f, up, gate, dy);
+}
+
+#endif
+
+}  // namespace run
 
 template <class Device, class T>
 void activation(Device& dev, Mlp kind, Matrix<T> y, Input<T> gate, Input<T> up) {
@@ -77,7 +118,7 @@ void activation(Device& dev, Mlp kind, Matrix<T> y, Input<T> gate, Input<T> up) 
   if (gate) require_shape("activation", "gate", gate, y.rows, y.cols);
   auto op = dev.operation("activation", 8.0 * y.size(), sizeof(T) * (y.size() + up.size() + gate.size()));
   if constexpr (Device::computes) {
-    kind == Mlp::swiglu ? cpu::activation<cpu::Silu>(y, gate, up) : cpu::activation<cpu::Gelu>(y, gate, up);
+    kind == Mlp::swiglu ? run::activation<run::Silu>(dev, y, gate, up) : run::activation<run::Gelu>(dev, y, gate, up);
   }
 }
 
@@ -88,8 +129,8 @@ void activation_backward(Device& dev, Mlp kind, Matrix<T> gate, Matrix<T> up, In
   auto op =
       dev.operation("activation backward", 14.0 * dy.size(), sizeof(T) * (dy.size() + 2.0 * (up.size() + gate.size())));
   if constexpr (Device::computes) {
-    kind == Mlp::swiglu ? cpu::activation_backward<cpu::Silu>(gate, up, dy)
-                        : cpu::activation_backward<cpu::Gelu>(gate, up, dy);
+    kind == Mlp::swiglu ? run::activation_backward<run::Silu>(dev, gate, up, dy)
+                        : run::activation_backward<run::Gelu>(dev, gate, up, dy);
   }
 }
 

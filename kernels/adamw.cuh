@@ -3,22 +3,106 @@
 //   m = β₁ m + (1 - β₁) g          v = β₂ v + (1 - β₂) g²
 //   w = w - rate (m̂ / (sqrt(v̂) + eps) + decay w),          m̂ = m / (1 - β₁ᵗ),  v̂ = v / (1 - β₂ᵗ)
 //
-// g is the accumulated gradient times `gradient_scale` (clipping). Where the weights are kept in a narrow type, a
-// float32 master copy is to take the update, the weight being its rounding: so far only Plan counts it.
+// g is the accumulated gradient times `gradient_scale` (clipping). Where the weights are kept in bfloat16, either a
+// float32 master copy takes the updates and the weight is its rounding; or there is none, and then an update, mostly
+// smaller than half a unit in the last place of its weight, is not to be lost: numbers are rounded up or down by chance,
+// in proportion to their distance, so that they are right on average. The chance is a function of the step and the
+// place: a run can be repeated, bit for bit.
 #pragma once
 
 #include <cmath>
 
 #include "device.cuh"
 #include "matrix.cuh"
+#include "random.cuh"
+#ifdef STREAMBP_CUDA
+#include "packs.cuh"
+#endif
 
 namespace streambp {
 
 struct AdamW {
   double rate, beta1, beta2, eps, decay;
   double gradient_scale = 1;
-  Index step = 1;  // t, counted from one
+  Index step = 1;               // t, counted from one
+  std::uint64_t parameter = 0;  // a number of its own for each tensor, for the chances of rounding
 };
+
+// The constants of the formula, in the type of the arithmetic.
+template <class T>
+struct AdamWConstants {
+  T beta1, beta2, scale, eps, rate, v_scale, decay;
+  explicit AdamWConstants(const AdamW& s)
+      : beta1(static_cast<T>(s.beta1)),
+        beta2(static_cast<T>(s.beta2)),
+        scale(static_cast<T>(s.gradient_scale)),
+        eps(static_cast<T>(s.eps)),
+        rate(static_cast<T>(s.rate / (1 - std::pow(s.beta1, static_cast<double>(s.step))))),
+        v_scale(static_cast<T>(1 / (1 - std::pow(s.beta2, static_cast<double>(s.step))))),
+        decay(static_cast<T>(s.rate * s.decay)) {}
+
+  constexpr void update(T& w, T& m, T& v, T g) const {
+    g *= scale;
+    m = beta1 * m + (1 - beta1) * g;
+    v = beta2 * v + (1 - beta2) * g * g;
+    w -= rate * m / (std::sqrt(v * v_scale) + eps) + decay * w;
+  }
+};
+
+namespace run {
+
+template <class T, class G, class M>
+void adamw(Cpu&, Matrix<T> w, Matrix<float>, Matrix<M> m, Matrix<M> v, Matrix<G> g, const AdamW& settings) {
+  static_assert(std::is_same_v<T, M> && std::is_same_v<T, G>, "the CPU computes in one type");
+  const AdamWConstants<T> constants(settings);
+#pragma omp parallel for
+  for (Index i = 0; i < w.rows; ++i) {
+    T *w_row = w.row(i), *m_row = m.row(i), *v_row = v.row(i);
+    const T* g_row = g.row(i);
+#pragma omp simd
+    for (Index j = 0; j < w.cols; ++j) constants.update(w_row[j], m_row[j], v_row[j], g_row[j]);
+  }
+}
+
+#ifdef STREAMBP_CUDA
+
+// Rounds to T: float32 as it is, bfloat16 up with a chance (of 65536) as large as what is cut off.
+template <class T>
+__device__ T round_by_chance(float x, std::uint64_t chance) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const auto bits = std::bit_cast<std::uint32_t>(x) + static_cast<std::uint32_t>(chance & 0xffffu);
+    return BFloat16(std::bit_cast<float>(bits & 0xffff0000u));
+  } else {
+    return x;
+  }
+}
+
+template <class T, class G, class M>
+void adamw(Cuda& dev, Matrix<T> w, Matrix<float> master, Matrix<M> m, Matrix<M> v, Matrix<G> g, const AdamW& settings) {
+  const AdamWConstants<float> constants(settings);
+  const Random random(static_cast<std::uint64_t>(settings.step), settings.parameter);
+  auto f = [=] __device__(auto n, Index i, Index j) {
+    auto weight = master ? cuda::load<n()>(master.row(i) + j) : cuda::load<n()>(w.row(i) + j);
+    auto first = cuda::load<n()>(m.row(i) + j), second = cuda::load<n()>(v.row(i) + j);
+    const auto gradient = cuda::load<n()>(g.row(i) + j);
+    for (int k = 0; k < n(); ++k) {
+      constants.update(weight.x[k], first.x[k], second.x[k], gradient.x[k]);
+      const std::uint64_t chance = random.bits(static_cast<std::uint64_t>(i * w.stride + j + k));
+      first.x[k] = static_cast<float>(round_by_chance<M>(first.x[k], chance));
+      second.x[k] = static_cast<float>(round_by_chance<M>(second.x[k], chance >> 16));
+      if (!master) weight.x[k] = static_cast<float>(round_by_chance<T>(weight.x[k], chance >> 32));
+    }
+    cuda::store(m.row(i) + j, first);
+    cuda::store(v.row(i) + j, second);
+    if (master) cuda::store(master.row(i) + j, weight);
+    cuda::store(w.row(i) + j, weight);
+  };
+  cuda::for_each_element(dev, f, w, master, m, v, g);
+}
+
+#endif
+
+}  // namespace run
 
 // M: the type of the moments; an empty master means that w is its own.
 template <class Device, class T, class G, class M>
@@ -29,27 +113,7 @@ void adamw(Device& dev, Matrix<T> w, Matrix<float> master, Matrix<M> m, Matrix<M
   require_shape("adamw", "second moment", v, w.rows, w.cols);
   auto op = dev.operation("adamw", 14.0 * w.size(),
                           (2.0 * sizeof(T) + 8.0 * (master ? 1 : 0) + 4.0 * sizeof(M) + sizeof(G)) * w.size());
-  if constexpr (Device::computes) {
-    static_assert(std::is_same_v<T, M> && std::is_same_v<T, G>, "the CPU computes in one type");
-    const auto t = static_cast<double>(settings.step);
-    const T beta1 = static_cast<T>(settings.beta1), beta2 = static_cast<T>(settings.beta2);
-    const T scale = static_cast<T>(settings.gradient_scale), eps = static_cast<T>(settings.eps);
-    const T rate = static_cast<T>(settings.rate / (1 - std::pow(settings.beta1, t)));
-    const T v_scale = static_cast<T>(1 / (1 - std::pow(settings.beta2, t)));
-    const T decay = static_cast<T>(settings.rate * settings.decay);
-#pragma omp parallel for
-    for (Index i = 0; i < w.rows; ++i) {
-      T *w_row = w.row(i), *m_row = m.row(i), *v_row = v.row(i);
-      const T* g_row = g.row(i);
-#pragma omp simd
-      for (Index j = 0; j < w.cols; ++j) {
-        const T gradient = g_row[j] * scale;
-        m_row[j] = beta1 * m_row[j] + (1 - beta1) * gradient;
-        v_row[j] = beta2 * v_row[j] + (1 - beta2) * gradient * gradient;
-        w_row[j] -= rate * m_row[j] / (std::sqrt(v_row[j] * v_scale) + eps) + decay * w_row[j];
-      }
-    }
-  }
+  if constexpr (Device::computes) run::adamw(dev, w, master, m, v, g, settings);
 }
 
 }  // namespace streambp

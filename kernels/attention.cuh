@@ -36,16 +36,18 @@ struct AttentionShape {
 };
 
 // The keys that a row attends to.
-inline Rows keys_of(Index row, Matrix<const std::int32_t> key_begin, Index window) {
+constexpr Rows keys_of(Index row, Matrix<const std::int32_t> key_begin, Index window) {
   const Index begin = key_begin(0, row);
-  return {window > 0 ? std::max(begin, row - window + 1) : begin, row + 1};
+  return {window > 0 ? most(begin, row - window + 1) : begin, row + 1};
 }
 
-// Query-key pairs of these rows: the work of attention. Without data, as on Plan, the stream counts as one document.
-inline double attention_pairs(Rows rows, Matrix<const std::int32_t> key_begin, Index window) {
-  double pairs = 0;
-  if (key_begin.data) {
-    for (Index i = rows.begin; i < rows.end; ++i) pairs += static_cast<double>(keys_of(i, key_begin, window).size());
+// Query-key pairs of these rows: the work of attention. Without the documents' beginnings, as on Plan, the stream counts
+// as one document.
+inline double attention_pairs(Rows rows, const std::vector<std::int32_t>& key_begin, Index window) {
+  if (!key_begin.empty()) {
+    const Matrix<const std::int32_t> begins(key_begin.data(), 1, static_cast<Index>(key_begin.size()));
+    double pairs = 0;
+    for (Index i = rows.begin; i < rows.end; ++i) pairs += static_cast<double>(keys_of(i, begins, window).size());
     return pairs;
   }
   auto pairs_before = [&](Index n) {  // of rows 0 .. n-1
@@ -55,7 +57,7 @@ inline double attention_pairs(Rows rows, Matrix<const std::int32_t> key_begin, I
   return pairs_before(rows.end) - pairs_before(rows.begin);
 }
 
-namespace cpu {
+namespace run {
 
 // A tile of scores between the query rows and the key rows `queries` and `keys` of the stream.
 template <class T>
@@ -159,74 +161,84 @@ void attention_backward_tile(Matrix<T> dq, Matrix<T> dk, Matrix<T> dv, Input<T> 
   }
 }
 
-}  // namespace cpu
-
-// q, out: rows.size() x (heads * head_dim); lse: rows.size() x heads; k, v: the stream x (kv_heads * head_dim).
-template <class Device, class T, class A>
-void attention(Device& dev, Matrix<T> out, Matrix<A> lse, Input<T> q, Input<T> k, Input<T> v,
+template <class T>
+void attention(Cpu&, Matrix<T> out, Matrix<T> lse, Input<T> q, Input<T> k, Input<T> v,
                Matrix<const std::int32_t> key_begin, Rows rows, const AttentionShape& shape) {
   const Index dim = shape.head_dim, group = shape.heads / shape.kv_heads;
-  require_shape("attention", "queries", q, rows.size(), shape.heads * dim);
-  require_shape("attention", "output", out, rows.size(), shape.heads * dim);
-  require_shape("attention", "lse", lse, rows.size(), shape.heads);
-  require(k.cols == shape.kv_heads * dim && v.cols == k.cols && k.rows >= rows.end, "attention: keys are too small");
-  const double pairs = attention_pairs(rows, key_begin, shape.window) * static_cast<double>(shape.heads);
-  auto op = dev.operation("attention", 4.0 * pairs * static_cast<double>(dim),
-                          sizeof(T) * (2.0 * q.size() + 2.0 * k.cols * rows.end));
-  if constexpr (Device::computes) {
-    const Index first_tile = rows.begin / kAttentionTile, tiles = ceil_div(rows.end, kAttentionTile) - first_tile;
+  const Index first_tile = rows.begin / kAttentionTile, tiles = ceil_div(rows.end, kAttentionTile) - first_tile;
 #pragma omp parallel
-    {
-      std::vector<T> scores(kAttentionTile * kAttentionTile);
+  {
+    std::vector<T> scores(kAttentionTile * kAttentionTile);
 #pragma omp for collapse(2) schedule(dynamic)
-      for (Index h = 0; h < shape.heads; ++h) {
-        for (Index t = tiles - 1; t >= 0; --t) {  // the longest work first
-          const Rows queries = {std::max(rows.begin, (first_tile + t) * kAttentionTile),
-                                std::min(rows.end, (first_tile + t + 1) * kAttentionTile)};
-          const Rows local = {queries.begin - rows.begin, queries.end - rows.begin};
-          const Index kv = h / group * dim;
-          cpu::attention_tile<T>(out.slice(local).columns(h * dim, dim), lse.slice(local).columns(h, 1),
-                                 q.slice(local).columns(h * dim, dim), k.columns(kv, dim), v.columns(kv, dim),
-                                 key_begin, queries, shape, scores.data());
+    for (Index h = 0; h < shape.heads; ++h) {
+      for (Index t = tiles - 1; t >= 0; --t) {  // the longest work first
+        const Rows queries = {std::max(rows.begin, (first_tile + t) * kAttentionTile),
+                              std::min(rows.end, (first_tile + t + 1) * kAttentionTile)};
+        const Rows local = {queries.begin - rows.begin, queries.end - rows.begin};
+        const Index kv = h / group * dim;
+        attention_tile<T>(out.slice(local).columns(h * dim, dim), lse.slice(local).columns(h, 1),
+                          q.slice(local).columns(h * dim, dim), k.columns(kv, dim), v.columns(kv, dim), key_begin,
+                          queries, shape, scores.data());
+      }
+    }
+  }
+}
+
+template <class T>
+void attention_backward(Cpu&, Matrix<T> dq, Matrix<T> dk, Matrix<T> dv, Input<T> dout, Input<T> q, Input<T> k,
+                        Input<T> v, Input<T> out, Input<T> lse, Matrix<const std::int32_t> key_begin, Rows rows,
+                        const AttentionShape& shape) {
+  const Index dim = shape.head_dim, group = shape.heads / shape.kv_heads;
+  const Index first_tile = rows.begin / kAttentionTile, tiles = ceil_div(rows.end, kAttentionTile) - first_tile;
+#pragma omp parallel
+  {
+    std::vector<T> p(kAttentionTile * kAttentionTile), dp(kAttentionTile * kAttentionTile);
+#pragma omp for schedule(dynamic)
+    for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+      for (Index t = tiles - 1; t >= 0; --t) {  // last to first
+        const Rows queries = {std::max(rows.begin, (first_tile + t) * kAttentionTile),
+                              std::min(rows.end, (first_tile + t + 1) * kAttentionTile)};
+        const Rows local = {queries.begin - rows.begin, queries.end - rows.begin};
+        for (Index h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+          auto head = [&](auto m) { return m.slice(local).columns(h * dim, dim); };
+          auto kv = [&](auto m) { return m.columns(kv_head * dim, dim); };
+          attention_backward_tile<T>(head(dq), kv(dk), kv(dv), head(dout), head(q), kv(k), kv(v), head(out),
+                                     lse.slice(local).columns(h, 1), key_begin, queries, shape, p.data(), dp.data());
         }
       }
     }
   }
 }
 
+}  // namespace run
+
+// q, out: rows.size() x (heads * head_dim); lse: rows.size() x heads; k, v: the stream x (kv_heads * head_dim). pairs:
+// attention_pairs of the rows.
+template <class Device, class T, class A>
+void attention(Device& dev, Matrix<T> out, Matrix<A> lse, Input<T> q, Input<T> k, Input<T> v,
+               Matrix<const std::int32_t> key_begin, Rows rows, const AttentionShape& shape, double pairs) {
+  const Index dim = shape.head_dim;
+  require_shape("attention", "queries", q, rows.size(), shape.heads * dim);
+  require_shape("attention", "output", out, rows.size(), shape.heads * dim);
+  require_shape("attention", "lse", lse, rows.size(), shape.heads);
+  require(k.cols == shape.kv_heads * dim && v.cols == k.cols && k.rows >= rows.end, "attention: keys are too small");
+  auto op = dev.operation("attention", 4.0 * pairs * static_cast<double>(shape.heads * dim),
+                          sizeof(T) * (2.0 * q.size() + 2.0 * k.cols * rows.end));
+  if constexpr (Device::computes) run::attention(dev, out, lse, q, k, v, key_begin, rows, shape);
+}
+
 // Assigns dq; adds to dk and dv of all rows up to rows.end.
 template <class Device, class T, class A>
 void attention_backward(Device& dev, Matrix<T> dq, Matrix<A> dk, Matrix<A> dv, Input<T> dout, Input<T> q, Input<T> k,
                         Input<T> v, Input<T> out, Input<A> lse, Matrix<const std::int32_t> key_begin, Rows rows,
-                        const AttentionShape& shape) {
-  const Index dim = shape.head_dim, group = shape.heads / shape.kv_heads;
-  require_shape("attention backward", "dout", dout, rows.size(), shape.heads * dim);
-  require_shape("attention backward", "dq", dq, rows.size(), shape.heads * dim);
+                        const AttentionShape& shape, double pairs) {
+  require_shape("attention backward", "dout", dout, rows.size(), shape.heads * shape.head_dim);
+  require_shape("attention backward", "dq", dq, rows.size(), shape.heads * shape.head_dim);
   require(dk.cols == k.cols && dv.cols == v.cols && dk.rows >= rows.end, "attention backward: dk or dv is too small");
-  const double pairs = attention_pairs(rows, key_begin, shape.window) * static_cast<double>(shape.heads);
-  auto op = dev.operation("attention backward", 10.0 * pairs * static_cast<double>(dim),
+  auto op = dev.operation("attention backward", 10.0 * pairs * static_cast<double>(shape.heads * shape.head_dim),
                           sizeof(T) * (4.0 * q.size() + 2.0 * k.cols * rows.end) + sizeof(A) * 4.0 * k.cols * rows.end);
   if constexpr (Device::computes) {
-    const Index first_tile = rows.begin / kAttentionTile, tiles = ceil_div(rows.end, kAttentionTile) - first_tile;
-#pragma omp parallel
-    {
-      std::vector<T> p(kAttentionTile * kAttentionTile), dp(kAttentionTile * kAttentionTile);
-#pragma omp for schedule(dynamic)
-      for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-        for (Index t = tiles - 1; t >= 0; --t) {  // last to first
-          const Rows queries = {std::max(rows.begin, (first_tile + t) * kAttentionTile),
-                                std::min(rows.end, (first_tile + t + 1) * kAttentionTile)};
-          const Rows local = {queries.begin - rows.begin, queries.end - rows.begin};
-          for (Index h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-            auto head = [&](auto m) { return m.slice(local).columns(h * dim, dim); };
-            auto kv = [&](auto m) { return m.columns(kv_head * dim, dim); };
-            cpu::attention_backward_tile<T>(head(dq), kv(dk), kv(dv), head(dout), head(q), kv(k), kv(v), head(out),
-                                            lse.slice(local).columns(h, 1), key_begin, queries, shape, p.data(),
-                                            dp.data());
-          }
-        }
-      }
-    }
+    run::attention_backward(dev, dq, dk, dv, dout, q, k, v, out, lse, key_begin, rows, shape);
   }
 }
 

@@ -1,10 +1,10 @@
 // Devices. Every operation takes a device first and does two things with it:
 //
-//   auto op = dev.operation("matmul", flops, bytes);    // count the work (and, on a device that computes, time it)
-//   if constexpr (Device::computes) { ... }             // do the work
+//   auto op = dev.operation("matmul", flops, bytes);           // count the work (and, where it computes, time it)
+//   if constexpr (Device::computes) run::matmul(dev, ...);     // do the work: one overload for Cpu, one for Cuda
 //
-// Cpu computes. Plan only counts: run on it, the very same algorithm yields the exact peak memory and the exact work of
-// a model at any length, in milliseconds and without touching data.
+// Cpu and Cuda compute. Plan only counts: run on it, the very same algorithm yields the exact peak memory and the exact
+// work of a model at any length, in milliseconds and without touching data.
 //
 // Memory comes from an Arena: one block with a stack at each end, growing towards each other. Scopes give back what was
 // allocated inside them, so no matrix is allocated from the system while a step runs.
@@ -47,23 +47,34 @@ inline std::size_t available_memory() {
   return std::size_t{1} << 62;
 }
 
+// A block of the host's memory, whose pages come when first written.
+class HostBlock {
+ public:
+  explicit HostBlock(std::size_t bytes) : bytes(bytes) {
+    if (bytes == 0) return;
+    require(bytes <= available_memory(), "this run needs ", bytes >> 20, " MiB and the machine has ",
+            available_memory() >> 20, " MiB free; use a smaller --chunk, --length or model");
+    void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    require(block != MAP_FAILED, "cannot reserve ", bytes, " bytes of memory: ", std::strerror(errno));
+    madvise(block, bytes, MADV_HUGEPAGE);
+    data = static_cast<std::byte*>(block);
+  }
+  ~HostBlock() {
+    if (data) munmap(data, bytes);
+  }
+  HostBlock(const HostBlock&) = delete;
+
+  const std::size_t bytes;
+  std::byte* data = nullptr;
+};
+
 class Arena {
  public:
   static constexpr std::size_t kAlignment = 256;
+  static std::size_t round_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-  // With `backed` the block exists (its pages come when first written); without, sizes are only counted.
-  Arena(std::size_t capacity, bool backed) : capacity_(round_up(capacity)) {
-    if (!backed || capacity_ == 0) return;
-    require(capacity_ <= available_memory(), "this run needs ", capacity_ >> 20, " MiB and the machine has ",
-            available_memory() >> 20, " MiB free; use a smaller --chunk, --length or model");
-    void* block = mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    require(block != MAP_FAILED, "cannot reserve ", capacity_, " bytes of memory: ", std::strerror(errno));
-    madvise(block, capacity_, MADV_HUGEPAGE);
-    block_ = static_cast<std::byte*>(block);
-  }
-  ~Arena() {
-    if (block_) munmap(block_, capacity_);
-  }
+  // Without a block, sizes are only counted.
+  Arena(std::size_t capacity, std::byte* block) : block_(block), capacity_(round_up(capacity)) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
@@ -102,7 +113,6 @@ class Arena {
     std::size_t bytes;
     Kind kind;
   };
-  static std::size_t round_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
   std::vector<Allocation>& stack(End end) { return end == End::bottom ? bottom_stack_ : top_stack_; }
   void pop(End end, std::size_t count) {
     for (auto& s = stack(end); s.size() > count; s.pop_back()) {
@@ -111,7 +121,7 @@ class Arena {
     }
   }
 
-  std::byte* block_ = nullptr;
+  std::byte* const block_;
   std::size_t capacity_, bottom_ = 0, top_ = 0, peak_ = 0;
   std::vector<Allocation> bottom_stack_, top_stack_;
   Bytes by_kind_{}, peak_by_kind_{};
@@ -127,9 +137,10 @@ struct Work {
 // What all devices share: the arena, scopes, and the account of work.
 class DeviceBase {
  public:
-  DeviceBase(std::size_t capacity, bool backed) : arena(capacity, backed) {}
+  DeviceBase(std::size_t capacity, std::byte* block, Index tile) : arena(capacity, block), tile(tile) {}
 
   Arena arena;
+  const Index tile;  // what chunks must be multiples of: the rows whose weight gradients are added up at a time
 
   template <class T>
   Matrix<T> allocate(Index rows, Index cols, Kind kind, End end = End::bottom) {
@@ -155,10 +166,10 @@ class DeviceBase {
   }
 
  protected:
-  Work& account(std::string_view name, double flops, double bytes) {
+  Work& account(std::string_view name, double flops, double bytes, Index calls = 1) {
     auto found = std::find_if(work_.begin(), work_.end(), [&](const Work& w) { return w.name == name; });
     Work& w = found != work_.end() ? *found : work_.emplace_back(Work{name});
-    w.calls += 1;
+    w.calls += calls;
     w.flops += flops;
     w.bytes += bytes;
     return w;
@@ -173,7 +184,13 @@ class Plan : public DeviceBase {
  public:
   static constexpr bool computes = false;
   static constexpr std::size_t kUnlimited = std::size_t{1} << 62;
-  explicit Plan(std::size_t capacity = kUnlimited) : DeviceBase(capacity, false) {}
+  explicit Plan(std::size_t capacity = kUnlimited) : DeviceBase(capacity, nullptr, kTile) {}
+
+  template <class T>
+  void upload(Matrix<T>, const T*) {}
+  template <class T>
+  void download(T*, Matrix<T>) {}
+  void synchronize() {}
 
   auto operation(const char* name, double flops, double bytes) {
     struct Counted {
@@ -185,10 +202,22 @@ class Plan : public DeviceBase {
 };
 
 // Computes on the host's processors.
-class Cpu : public DeviceBase {
+class Cpu : private HostBlock, public DeviceBase {
  public:
   static constexpr bool computes = true;
-  explicit Cpu(std::size_t capacity) : DeviceBase(capacity, true) {}
+  explicit Cpu(std::size_t capacity)
+      : HostBlock(Arena::round_up(capacity)), DeviceBase(capacity, HostBlock::data, kTile) {}
+
+  // Between memory of the host and the device's; a matrix without gaps.
+  template <class T>
+  void upload(Matrix<T> to, const T* from) {
+    std::copy_n(from, to.size(), to.data);
+  }
+  template <class T>
+  void download(T* to, Matrix<T> from) {
+    std::copy_n(from.data, from.size(), to);
+  }
+  void synchronize() {}
 
   // The work is accounted, with its time, when the returned object dies.
   auto operation(const char* name, double flops, double bytes) {
@@ -206,4 +235,16 @@ class Cpu : public DeviceBase {
   }
 };
 
+// A copy of a matrix on the host.
+template <class Device, class T>
+std::vector<T> to_host(Device& dev, Matrix<T> m) {
+  std::vector<T> values(static_cast<std::size_t>(m.size()));
+  dev.download(values.data(), m);
+  return values;
+}
+
 }  // namespace streambp
+
+#ifdef STREAMBP_CUDA
+#include "cuda.cuh"
+#endif

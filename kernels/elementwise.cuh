@@ -1,52 +1,186 @@
-// Small things: fill with zeros, add, convert between types, sums over rows, the sum of squares.
+// Small things: fill with zeros, add, convert between types, sums over rows, sums of squares.
 //
-//   add_column_sums    out[j] += Σ_i x[i][j]     one partial sum per tile of rows, added up from the last tile
-//   sum_of_squares     Σ x²                      in double, row by row, whatever the number of threads
+//   add_column_sums    out[j] += Σ_i x[i][j]
+//   sum_of_squares     Σ x², in double, as kSquareSums partial sums
+//
+// A sum over rows, such as the gradient of a bias, is made of partial sums of kGroup rows each, which are added up from
+// the last to the first: in the same order whatever the chunk.
 #pragma once
 
 #include <vector>
 
 #include "device.cuh"
 #include "matrix.cuh"
+#ifdef STREAMBP_CUDA
+#include "packs.cuh"
+#endif
 
 namespace streambp {
 
-namespace cpu {
+constexpr Index kSquareSums = 256;
 
-// out[j] += Σ_tiles partial[tile][j], last tile first
+namespace run {
+
+template <class T>
+void zero(Cpu&, Matrix<T> x) {
+#pragma omp parallel for
+  for (Index i = 0; i < x.rows; ++i) std::fill_n(x.row(i), x.cols, T(0));
+}
+
+template <class T, class U>
+void add(Cpu&, Matrix<T> y, Matrix<U> x) {
+#pragma omp parallel for
+  for (Index i = 0; i < x.rows; ++i) {
+    for (Index j = 0; j < x.cols; ++j) y(i, j) += static_cast<T>(x(i, j));
+  }
+}
+
+template <class T, class U>
+void convert(Cpu&, Matrix<T> y, Matrix<U> x) {
+#pragma omp parallel for
+  for (Index i = 0; i < x.rows; ++i) {
+    for (Index j = 0; j < x.cols; ++j) y(i, j) = static_cast<T>(x(i, j));
+  }
+}
+
 template <class G, class T>
-void add_tiles(Matrix<G> out, Matrix<T> partial) {
+void group_sums(Cpu&, Matrix<G> partial, Matrix<T> x) {
+#pragma omp parallel for
+  for (Index g = 0; g < partial.rows; ++g) {
+    G* sum = partial.row(g);
+    std::fill_n(sum, x.cols, G(0));
+    for (Index i = g * kGroup; i < least(x.rows, (g + 1) * kGroup); ++i) {
+      for (Index j = 0; j < x.cols; ++j) sum[j] += x(i, j);
+    }
+  }
+}
+
+// out[j] += Σ_g partial[g][j], last group first
+template <class G>
+void add_groups(Cpu&, Matrix<G> out, Matrix<G> partial) {
 #pragma omp parallel for
   for (Index j = 0; j < out.cols; ++j) {
-    for (Index t = partial.rows - 1; t >= 0; --t) out(0, j) += partial(t, j);
+    for (Index g = partial.rows - 1; g >= 0; --g) out(0, j) += partial(g, j);
   }
 }
 
 template <class T>
-double sum_of_squares(Matrix<T> x) {
-  std::vector<double> rows(static_cast<std::size_t>(x.rows));
+void sum_of_squares(Cpu&, Matrix<double> sums, Matrix<T> x) {
 #pragma omp parallel for
-  for (Index i = 0; i < x.rows; ++i) {
-    const T* row = x.row(i);
+  for (Index part = 0; part < sums.cols; ++part) {
     double sum = 0;
+    for (Index i = part; i < x.rows; i += sums.cols) {
+      const T* row = x.row(i);
 #pragma omp simd reduction(+ : sum)
-    for (Index j = 0; j < x.cols; ++j) sum += static_cast<double>(row[j]) * static_cast<double>(row[j]);
-    rows[static_cast<std::size_t>(i)] = sum;
+      for (Index j = 0; j < x.cols; ++j) sum += static_cast<double>(row[j]) * static_cast<double>(row[j]);
+    }
+    sums(0, part) = sum;
   }
-  double sum = 0;
-  for (double row : rows) sum += row;
-  return sum;
 }
 
-}  // namespace cpu
+#ifdef STREAMBP_CUDA
+
+template <class T>
+void zero(Cuda& dev, Matrix<T> x) {
+  require(x.contiguous(), "zero: the matrix has gaps");
+  STREAMBP_CHECK(cudaMemsetAsync(x.data, 0, static_cast<std::size_t>(x.size()) * sizeof(T), dev.stream));
+}
+
+template <class T, class U>
+void add(Cuda& dev, Matrix<T> y, Matrix<U> x) {
+  auto f = [=] __device__(auto n, Index i, Index j) {
+    auto sum = cuda::load<n()>(y.row(i) + j);
+    const auto term = cuda::load<n()>(x.row(i) + j);
+    for (int k = 0; k < n(); ++k) sum.x[k] += term.x[k];
+    cuda::store(y.row(i) + j, sum);
+  };
+  cuda::for_each_element(dev, f, y, x);
+}
+
+template <class T, class U>
+void convert(Cuda& dev, Matrix<T> y, Matrix<U> x) {
+  auto f = [=] __device__(auto n, Index i, Index j) { cuda::store(y.row(i) + j, cuda::load<n()>(x.row(i) + j)); };
+  cuda::for_each_element(dev, f, y, x);
+}
+
+template <class T>
+void group_sums(Cuda& dev, Matrix<float> partial, Matrix<T> x) {
+  auto f = [=] __device__(auto n, Index g, Index j) {
+    cuda::Floats<n()> sum;
+    for (Index i = g * kGroup; i < least(x.rows, (g + 1) * kGroup); ++i) {
+      const auto term = cuda::load<n()>(x.row(i) + j);
+      for (int k = 0; k < n(); ++k) sum.x[k] += term.x[k];
+    }
+    cuda::store(partial.row(g) + j, sum);
+  };
+  cuda::for_each_pack(dev, partial.rows, partial.cols, f, partial, x);
+}
+
+// A block adds up 32 columns. Each of its warps sums the groups of one tile of rows; the sums of tiles are then added
+// one after the other, so that it does not matter how many tiles come together.
+constexpr int kTilesAtOnce = 16;
+inline __global__ void __launch_bounds__(kTilesAtOnce* cuda::kWarp)
+    add_groups_kernel(Matrix<float> out, Matrix<float> partial) {
+  constexpr Index groups = kTile / kGroup;
+  auto* sums = cuda::shared_memory<float[cuda::kWarp]>();
+  const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp;
+  const Index column = static_cast<Index>(blockIdx.x) * cuda::kWarp + lane, tiles = ceil_div(partial.rows, groups);
+  float total = column < out.cols ? out(0, column) : 0;
+  for (Index last = tiles - 1; last >= 0; last -= kTilesAtOnce) {
+    const Index tile = last - warp;
+    float sum = 0;
+    if (tile >= 0 && column < out.cols) {
+      for (Index g = least(partial.rows, (tile + 1) * groups) - 1; g >= tile * groups; --g) sum += partial(g, column);
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    for (int t = 0; t < kTilesAtOnce && last - t >= 0; ++t) total += sums[t][lane];
+    __syncthreads();
+  }
+  if (warp == 0 && column < out.cols) out(0, column) = total;
+}
+
+inline void add_groups(Cuda& dev, Matrix<float> out, Matrix<float> partial) {
+  constexpr int threads = kTilesAtOnce * cuda::kWarp;
+  cuda::launch(dev, add_groups_kernel, cuda::grid_of(ceil_div(out.cols, cuda::kWarp)), threads, threads * sizeof(float),
+               out, partial);
+}
+
+template <int N, class T>
+__global__ void __launch_bounds__(cuda::kThreads) squares_kernel(Matrix<double> sums, Matrix<T> x) {
+  double sum = 0;
+  for (Index i = 0; i < x.rows; ++i) {
+    const Index step = static_cast<Index>(gridDim.x) * cuda::kThreads * N;
+    for (Index j = (static_cast<Index>(blockIdx.x) * cuda::kThreads + threadIdx.x) * N; j < x.cols; j += step) {
+      const auto values = cuda::load<N>(x.row(i) + j);
+      for (int k = 0; k < N; ++k) sum += static_cast<double>(values.x[k]) * static_cast<double>(values.x[k]);
+    }
+  }
+  auto* warps = cuda::shared_memory<double>();
+  sum = cuda::warp_sum(sum);
+  if (threadIdx.x % cuda::kWarp == 0) warps[threadIdx.x / cuda::kWarp] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int warp = 1; warp < cuda::kThreads / cuda::kWarp; ++warp) sum += warps[warp];
+  sums(0, blockIdx.x) = sum;
+}
+
+template <class T>
+void sum_of_squares(Cuda& dev, Matrix<double> sums, Matrix<T> x) {
+  if (x.contiguous()) x = x.reshape(x.size());
+  const auto kernel = cuda::packable(x) ? squares_kernel<cuda::kPack, T> : squares_kernel<1, T>;
+  const std::size_t shared = cuda::kThreads / cuda::kWarp * sizeof(double);
+  cuda::launch(dev, kernel, cuda::grid_of(sums.cols), cuda::kThreads, shared, sums, x);
+}
+
+#endif
+
+}  // namespace run
 
 template <class Device, class T>
 void zero(Device& dev, Matrix<T> x) {
   auto op = dev.operation("zero", 0, 1.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) {
-#pragma omp parallel for
-    for (Index i = 0; i < x.rows; ++i) std::fill_n(x.row(i), x.cols, T(0));
-  }
+  if constexpr (Device::computes) run::zero(dev, x);
 }
 
 // y += x, in y's type
@@ -54,12 +188,7 @@ template <class Device, class T, class U>
 void add(Device& dev, Matrix<T> y, Matrix<U> x) {
   require_shape("add", "x", x, y.rows, y.cols);
   auto op = dev.operation("add", 1.0 * x.size(), (2.0 * sizeof(T) + sizeof(U)) * x.size());
-  if constexpr (Device::computes) {
-#pragma omp parallel for
-    for (Index i = 0; i < x.rows; ++i) {
-      for (Index j = 0; j < x.cols; ++j) y(i, j) += static_cast<T>(x(i, j));
-    }
-  }
+  if constexpr (Device::computes) run::add(dev, y, x);
 }
 
 // y = x, in y's type
@@ -67,38 +196,27 @@ template <class Device, class T, class U>
 void convert(Device& dev, Matrix<T> y, Matrix<U> x) {
   require_shape("convert", "x", x, y.rows, y.cols);
   auto op = dev.operation("convert", 0, (1.0 * sizeof(T) + sizeof(U)) * x.size());
-  if constexpr (Device::computes) {
-#pragma omp parallel for
-    for (Index i = 0; i < x.rows; ++i) {
-      for (Index j = 0; j < x.cols; ++j) y(i, j) = static_cast<T>(x(i, j));
-    }
-  }
+  if constexpr (Device::computes) run::convert(dev, y, x);
 }
 
 template <class Device, class G, class T>
 void add_column_sums(Device& dev, Matrix<G> out, Matrix<T> x) {
   require_shape("column sums", "output", out, 1, x.cols);
   auto scope = dev.scope();
-  auto partial = dev.template allocate<G>(ceil_div(x.rows, kTile), x.cols, Kind::chunk);
+  auto partial = dev.template allocate<G>(ceil_div(x.rows, kGroup), x.cols, Kind::chunk);
   auto op = dev.operation("bias gradient", 1.0 * x.size(), 1.0 * sizeof(T) * x.size());
   if constexpr (Device::computes) {
-#pragma omp parallel for
-    for (Index t = 0; t < partial.rows; ++t) {
-      G* sum = partial.row(t);
-      std::fill_n(sum, x.cols, G(0));
-      for (Index i = t * kTile; i < std::min(x.rows, (t + 1) * kTile); ++i) {
-        for (Index j = 0; j < x.cols; ++j) sum[j] += x(i, j);
-      }
-    }
-    cpu::add_tiles(out, partial);
+    run::group_sums(dev, partial, x);
+    run::add_groups(dev, out, partial);
   }
 }
 
+// Leaves partial sums, to be added up on the host.
 template <class Device, class T>
-double sum_of_squares(Device& dev, Matrix<T> x) {
+void sum_of_squares(Device& dev, Matrix<double> sums, Matrix<T> x) {
+  require_shape("sum of squares", "sums", sums, 1, kSquareSums);
   auto op = dev.operation("gradient norm", 2.0 * x.size(), 1.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) return cpu::sum_of_squares(x);
-  return 0;
+  if constexpr (Device::computes) run::sum_of_squares(dev, sums, x);
 }
 
 }  // namespace streambp

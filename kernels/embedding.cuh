@@ -3,18 +3,37 @@
 //   forward          x[i] = table[token[i]] + positions[position[i]]      (the second only where positions are learned)
 //   backward         dtable[token[i]] += dx[i]
 //                    dpositions[position[i]] += dx[i]                     rows i from the last to the first
+//
+// The GPU gives each row of the table to other threads, so it wants the rows of the stream in order of their token:
+// by_token, where rows of one token stand from the last to the first.
 #pragma once
+
+#include <numeric>
+#include <vector>
 
 #include "device.cuh"
 #include "matrix.cuh"
+#ifdef STREAMBP_CUDA
+#include "packs.cuh"
+#endif
 
 namespace streambp {
 
-namespace cpu {
+// The rows of a stream, in order of their index (a token or a position), and those of one index from the last down.
+inline std::vector<std::int32_t> rows_by_index(const std::vector<std::int32_t>& indices) {
+  std::vector<std::int32_t> rows(indices.size());
+  std::iota(rows.rbegin(), rows.rend(), 0);
+  std::stable_sort(rows.begin(), rows.end(), [&](std::int32_t a, std::int32_t b) {
+    return indices[static_cast<std::size_t>(a)] < indices[static_cast<std::size_t>(b)];
+  });
+  return rows;
+}
+
+namespace run {
 
 template <class T>
-void embedding(Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std::int32_t> positions, Input<T> table,
-               Input<T> position_table) {
+void embedding(Cpu&, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std::int32_t> positions,
+               Input<T> table, Input<T> position_table) {
 #pragma omp parallel for
   for (Index i = 0; i < x.rows; ++i) {
     const T* token_row = table.row(tokens(0, i));
@@ -25,18 +44,55 @@ void embedding(Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std:
 
 // Threads share out columns, so that each one can add the rows in order.
 template <class T, class G>
-void scatter_add_rows(Matrix<G> table, Matrix<const std::int32_t> indices, Matrix<T> dx) {
+void scatter_add_rows(Cpu&, Matrix<G> table, Matrix<const std::int32_t> indices, Matrix<const std::int32_t> by_index,
+                      Matrix<T> dx) {
   constexpr Index block = 64;
 #pragma omp parallel for
   for (Index b = 0; b < ceil_div(dx.cols, block); ++b) {
-    for (Index i = dx.rows - 1; i >= 0; --i) {
+    for (Index slot = 0; slot < dx.rows; ++slot) {
+      const Index i = by_index(0, slot);
       G* row = table.row(indices(0, i));
       for (Index j = b * block; j < std::min(dx.cols, (b + 1) * block); ++j) row[j] += dx(i, j);
     }
   }
 }
 
-}  // namespace cpu
+#ifdef STREAMBP_CUDA
+
+template <class T>
+void embedding(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std::int32_t> positions,
+               Input<T> table, Input<T> position_table) {
+  auto f = [=] __device__(auto n, Index i, Index j) {
+    auto value = cuda::load<n()>(table.row(tokens(0, i)) + j);
+    if (position_table) {
+      const auto position = cuda::load<n()>(position_table.row(positions(0, i)) + j);
+      for (int k = 0; k < n(); ++k) value.x[k] += position.x[k];
+    }
+    cuda::store(x.row(i) + j, value);
+  };
+  cuda::for_each_pack(dev, x.rows, x.cols, f, x, table, position_table);
+}
+
+// The first slot of an index adds up all of them.
+template <class T, class G>
+void scatter_add_rows(Cuda& dev, Matrix<G> table, Matrix<const std::int32_t> indices,
+                      Matrix<const std::int32_t> by_index, Matrix<T> dx) {
+  auto f = [=] __device__(auto n, Index first, Index j) {
+    const std::int32_t index = indices(0, by_index(0, first));
+    if (first > 0 && indices(0, by_index(0, first - 1)) == index) return;
+    auto sum = cuda::load<n()>(table.row(index) + j);
+    for (Index slot = first; slot < dx.rows && indices(0, by_index(0, slot)) == index; ++slot) {
+      const auto term = cuda::load<n()>(dx.row(by_index(0, slot)) + j);
+      for (int k = 0; k < n(); ++k) sum.x[k] += term.x[k];
+    }
+    cuda::store(table.row(index) + j, sum);
+  };
+  cuda::for_each_pack(dev, dx.rows, dx.cols, f, table, dx);
+}
+
+#endif
+
+}  // namespace run
 
 template <class Device, class T>
 void embedding(Device& dev, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std::int32_t> positions,
@@ -45,18 +101,20 @@ void embedding(Device& dev, Matrix<T> x, Matrix<const std::int32_t> tokens, Matr
   require_shape("embedding", "positions", positions, 1, x.rows);
   require_shape("embedding", "table", table, table.rows, x.cols);
   auto op = dev.operation("embedding", position_table ? x.size() : 0, 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) cpu::embedding(x, tokens, positions, table, position_table);
+  if constexpr (Device::computes) run::embedding(dev, x, tokens, positions, table, position_table);
 }
 
 template <class Device, class T, class G>
 void embedding_backward(Device& dev, Matrix<G> dtable, Matrix<G> dposition_table, Matrix<const std::int32_t> tokens,
-                        Matrix<const std::int32_t> positions, Matrix<T> dx) {
+                        Matrix<const std::int32_t> positions, Matrix<const std::int32_t> by_token,
+                        Matrix<const std::int32_t> by_position, Matrix<T> dx) {
   require_shape("embedding backward", "tokens", tokens, 1, dx.rows);
+  require_shape("embedding backward", "rows by token", by_token, 1, dx.rows);
   require_shape("embedding backward", "dtable", dtable, dtable.rows, dx.cols);
   auto op = dev.operation("embedding dw", dx.size(), (1.0 * sizeof(T) + 2.0 * sizeof(G)) * dx.size());
   if constexpr (Device::computes) {
-    cpu::scatter_add_rows(dtable, tokens, dx);
-    if (dposition_table) cpu::scatter_add_rows(dposition_table, positions, dx);
+    run::scatter_add_rows(dev, dtable, tokens, by_token, dx);
+    if (dposition_table) run::scatter_add_rows(dev, dposition_table, positions, by_position, dx);
   }
 }
 

@@ -11,10 +11,13 @@
 #include "device.cuh"
 #include "math.cuh"
 #include "matrix.cuh"
+#ifdef STREAMBP_CUDA
+#include "packs.cuh"
+#endif
 
 namespace streambp {
 
-namespace cpu {
+namespace run {
 
 // Leaves exp(x - max) in the row and returns {logp of the target, Σ exp(x - max)}.
 template <class T>
@@ -32,7 +35,7 @@ std::pair<T, T> softmax_row(T* x, Index n, std::int32_t target) {
 }
 
 template <class T>
-void log_probabilities(Matrix<T> logp, Matrix<T> logits, Matrix<const std::int32_t> targets, Input<T> w) {
+void log_probabilities(Cpu&, Matrix<T> logp, Matrix<T> logits, Matrix<const std::int32_t> targets, Input<T> w) {
 #pragma omp parallel for schedule(dynamic, 8)
   for (Index i = 0; i < logits.rows; ++i) {
     const std::int32_t target = targets(0, i);
@@ -52,7 +55,81 @@ void log_probabilities(Matrix<T> logp, Matrix<T> logits, Matrix<const std::int32
   }
 }
 
-}  // namespace cpu
+#ifdef STREAMBP_CUDA
+
+// The maximum of some logits and the sum of exp(x - maximum), while more of them come.
+struct Softmax {
+  float maximum = -INFINITY, sum = 0;
+  __device__ void merge(const Softmax& other) {
+    const float larger = other.maximum > maximum ? other.maximum : maximum;
+    if (larger == -INFINITY) return;
+    sum = sum * exponential(maximum - larger) + other.sum * exponential(other.maximum - larger);
+    maximum = larger;
+  }
+};
+
+// A block for each row. The row is read from memory once; the second time it comes from the cache.
+constexpr int kHeadThreads = 1024;
+template <int N, class T>
+__global__ void __launch_bounds__(kHeadThreads)
+    log_probabilities_kernel(Matrix<float> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
+                             Matrix<const float> w) {
+  const Index i = blockIdx.x, first = static_cast<Index>(threadIdx.x) * N, step = Index{kHeadThreads} * N;
+  const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp;
+  T* row = logits.row(i);
+  const std::int32_t target = targets(0, i);
+  if (target < 0) {
+    if (threadIdx.x == 0) logp(0, i) = 0;
+    for (Index j = first; j < logits.cols && w; j += step) cuda::store(row + j, cuda::Floats<N>());
+    return;
+  }
+  Softmax softmax;
+  for (Index j = first; j < logits.cols; j += step) {
+    const auto x = cuda::load<N>(row + j);
+    Softmax pack;
+    for (int k = 0; k < N; ++k) pack.maximum = x.x[k] > pack.maximum ? x.x[k] : pack.maximum;
+    for (int k = 0; k < N; ++k) pack.sum += exponential(x.x[k] - pack.maximum);
+    softmax.merge(pack);
+  }
+  auto merge_lanes = [&] {
+    for (int distance = cuda::kWarp / 2; distance > 0; distance /= 2) {
+      const float maximum = __shfl_xor_sync(0xffffffffu, softmax.maximum, distance);
+      softmax.merge({maximum, __shfl_xor_sync(0xffffffffu, softmax.sum, distance)});
+    }
+  };
+  merge_lanes();
+  auto* warps = cuda::shared_memory<Softmax>();
+  if (lane == 0) warps[warp] = softmax;
+  __syncthreads();
+  softmax = warps[lane];  // kHeadThreads are as many warps as a warp has lanes
+  merge_lanes();
+  const float target_logit = static_cast<float>(row[target]);
+  __syncthreads();  // all have read the target's logit before one overwrites it
+  if (threadIdx.x == 0) logp(0, i) = target_logit - softmax.maximum - std::log(softmax.sum);
+  if (!w) return;
+  const float weight = w(0, i), factor = -weight / softmax.sum;
+  for (Index j = first; j < logits.cols; j += step) {
+    auto x = cuda::load<N>(row + j);
+    for (int k = 0; k < N; ++k) {
+      x.x[k] = factor * exponential(x.x[k] - softmax.maximum) + (j + k == target ? weight : 0);
+    }
+    cuda::store(row + j, x);
+  }
+}
+static_assert(kHeadThreads == cuda::kWarp * cuda::kWarp);
+
+template <class T>
+void log_probabilities(Cuda& dev, Matrix<float> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
+                       Matrix<const float> w) {
+  const auto kernel =
+      cuda::packable(logits) ? log_probabilities_kernel<cuda::kPack, T> : log_probabilities_kernel<1, T>;
+  cuda::launch(dev, kernel, cuda::grid_of(logits.rows), kHeadThreads, cuda::kWarp * sizeof(Softmax), logp, logits,
+               targets, w);
+}
+
+#endif
+
+}  // namespace run
 
 // Writes logp. With weights w the logits become dlogits; without, they are left in pieces.
 template <class Device, class T, class A>
@@ -62,7 +139,7 @@ void log_probabilities(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<con
   require_shape("head", "targets", targets, 1, logits.rows);
   if (w) require_shape("head", "weights", w, 1, logits.rows);
   auto op = dev.operation("softmax", 5.0 * logits.size(), 2.0 * sizeof(T) * logits.size());
-  if constexpr (Device::computes) cpu::log_probabilities(logp, logits, targets, w);
+  if constexpr (Device::computes) run::log_probabilities(dev, logp, logits, targets, w);
 }
 
 }  // namespace streambp

@@ -8,6 +8,10 @@
 // On the CPU the unit of work is one tile of rows times one block of columns, given to a single-threaded GEMM of the
 // CBLAS library; threads share the units out. Every unit has the same shape whatever the chunk and the number of
 // threads, and so every number has the same bits. dw adds up tiles from the last to the first.
+//
+// On the GPU cuBLASLt multiplies. For each shape of weight its algorithm is chosen once, as if for one tile of rows, and
+// used for any number of rows; it may not split a sum among blocks, so that what it computes for a row does not depend
+// on the rows around it. dw adds up tiles (of the device's size) from the last to the first, in float32.
 #pragma once
 
 #include <cblas.h>
@@ -15,6 +19,9 @@
 #include "device.cuh"
 #include "elementwise.cuh"
 #include "matrix.cuh"
+#ifdef STREAMBP_CUDA
+#include "cublas.cuh"
+#endif
 
 // Present in OpenBLAS. Other CBLAS libraries are told by their own environment variables to use one thread.
 extern "C" void openblas_set_num_threads(int) __attribute__((weak));
@@ -50,13 +57,19 @@ inline Rows piece(Index b, Index block, Index n) { return {b * block, std::min(n
 constexpr Index kColumns = 384;        // columns of a unit of work
 constexpr Index kWeightColumns = 768;  // columns of a unit of dw, which has kColumns rows
 
+}  // namespace cpu
+
+namespace run {
+
+using cpu::gemm, cpu::Op, cpu::piece;
+
 template <class T>
-void matmul(Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
-  const Index tiles = ceil_div(y.rows, kTile), blocks = ceil_div(y.cols, kColumns);
+void matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
+  const Index tiles = ceil_div(y.rows, kTile), blocks = ceil_div(y.cols, cpu::kColumns);
 #pragma omp parallel for collapse(2) schedule(dynamic)
   for (Index b = 0; b < blocks; ++b) {
     for (Index t = 0; t < tiles; ++t) {
-      const Rows rows = piece(t, kTile, y.rows), cols = piece(b, kColumns, y.cols);
+      const Rows rows = piece(t, kTile, y.rows), cols = piece(b, cpu::kColumns, y.cols);
       const Matrix<T> out = y.slice(rows).columns(cols.begin, cols.size());
       for (Index i = 0; i < out.rows && (bias || residual); ++i) {
         for (Index j = 0; j < out.cols; ++j) {
@@ -70,12 +83,12 @@ void matmul(Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residua
 }
 
 template <class T>
-void matmul_backward_input(Matrix<T> dx, Input<T> dy, Input<T> w, bool accumulate) {
-  const Index tiles = ceil_div(dx.rows, kTile), blocks = ceil_div(dx.cols, kColumns);
+void matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, bool accumulate) {
+  const Index tiles = ceil_div(dx.rows, kTile), blocks = ceil_div(dx.cols, cpu::kColumns);
 #pragma omp parallel for collapse(2) schedule(dynamic)
   for (Index b = 0; b < blocks; ++b) {
     for (Index t = 0; t < tiles; ++t) {
-      const Rows rows = piece(t, kTile, dx.rows), cols = piece(b, kColumns, dx.cols);
+      const Rows rows = piece(t, kTile, dx.rows), cols = piece(b, cpu::kColumns, dx.cols);
       gemm<T>(1, dy.slice(rows), Op::as_is, w.columns(cols.begin, cols.size()), Op::as_is, accumulate ? 1 : 0,
               dx.slice(rows).columns(cols.begin, cols.size()));
     }
@@ -83,12 +96,12 @@ void matmul_backward_input(Matrix<T> dx, Input<T> dy, Input<T> w, bool accumulat
 }
 
 template <class T>
-void matmul_backward_weight(Matrix<T> dw, Input<T> dy, Input<T> x) {
-  const Index row_blocks = ceil_div(dw.rows, kColumns), col_blocks = ceil_div(dw.cols, kWeightColumns);
+void matmul_backward_weight(Cpu&, Matrix<T> dw, Input<T> dy, Input<T> x) {
+  const Index row_blocks = ceil_div(dw.rows, cpu::kColumns), col_blocks = ceil_div(dw.cols, cpu::kWeightColumns);
 #pragma omp parallel for collapse(2) schedule(dynamic)
   for (Index r = 0; r < row_blocks; ++r) {
     for (Index c = 0; c < col_blocks; ++c) {
-      const Rows rows = piece(r, kColumns, dw.rows), cols = piece(c, kWeightColumns, dw.cols);
+      const Rows rows = piece(r, cpu::kColumns, dw.rows), cols = piece(c, cpu::kWeightColumns, dw.cols);
       for (Index t = ceil_div(x.rows, kTile) - 1; t >= 0; --t) {  // last to first
         const Rows tile = piece(t, kTile, x.rows);
         gemm<T>(1, dy.slice(tile).columns(rows.begin, rows.size()), Op::transposed,
@@ -99,7 +112,32 @@ void matmul_backward_weight(Matrix<T> dw, Input<T> dy, Input<T> x) {
   }
 }
 
-}  // namespace cpu
+#ifdef STREAMBP_CUDA
+
+template <class T>
+void matmul(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
+  const Input<T> start = residual ? residual : y;
+  cuda::Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias.data, start, static_cast<bool>(residual), cuda::Along::result}
+      .compute(dev);
+}
+
+template <class T>
+void matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, bool accumulate) {
+  cuda::Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, dx, accumulate, cuda::Along::result}.compute(dev);
+}
+
+template <class T>
+void matmul_backward_weight(Cuda& dev, Matrix<float> dw, Input<T> dy, Input<T> x) {
+  for (Index t = ceil_div(x.rows, dev.tile) - 1; t >= 0; --t) {  // last to first
+    const Rows tile = piece(t, dev.tile, x.rows);
+    const auto x_tile = x.slice(tile), dy_tile = dy.slice(tile);
+    cuda::Product{dw, CUBLAS_OP_N, x_tile, CUBLAS_OP_T, dy_tile, nullptr, dw, true, cuda::Along::sum}.compute(dev);
+  }
+}
+
+#endif
+
+}  // namespace run
 
 // y = x wᵀ + bias + residual
 template <class Device, class T>
@@ -110,7 +148,7 @@ void matmul(Device& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias = {}
   if (residual) require_shape("matmul", "residual", residual, y.rows, y.cols);
   auto op =
       dev.operation("matmul", 2.0 * y.size() * w.cols, sizeof(T) * (x.size() + w.size() + y.size() + residual.size()));
-  if constexpr (Device::computes) cpu::matmul(y, x, w, bias, residual);
+  if constexpr (Device::computes) run::matmul(dev, y, x, w, bias, residual);
 }
 
 // dx = dy w, or dx += dy w
@@ -120,7 +158,7 @@ void matmul_backward_input(Device& dev, Matrix<T> dx, Input<T> dy, Input<T> w, b
   require_shape("matmul backward", "dx", dx, dy.rows, w.cols);
   auto op = dev.operation("matmul dx", 2.0 * dx.size() * w.rows,
                           sizeof(T) * (dx.size() * (accumulate ? 2 : 1) + w.size() + dy.size()));
-  if constexpr (Device::computes) cpu::matmul_backward_input(dx, dy, w, accumulate);
+  if constexpr (Device::computes) run::matmul_backward_input(dev, dx, dy, w, accumulate);
 }
 
 // dw += dyᵀ x, dbias += Σ dy
@@ -131,7 +169,7 @@ void matmul_backward_weight(Device& dev, Matrix<G> dw, Matrix<G> dbias, Matrix<T
   {
     auto op = dev.operation("matmul dw", 2.0 * dw.size() * x.rows,
                             2.0 * sizeof(G) * dw.size() + sizeof(T) * (x.size() + dy.size()));
-    if constexpr (Device::computes) cpu::matmul_backward_weight(dw, dy, x);
+    if constexpr (Device::computes) run::matmul_backward_weight(dev, dw, dy, x);
   }
   if (dbias) add_column_sums(dev, dbias, dy);
 }

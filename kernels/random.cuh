@@ -8,7 +8,7 @@
 namespace streambp {
 
 // SplitMix64's finaliser: every input bit changes every output bit with probability one half.
-inline std::uint64_t mix(std::uint64_t x) {
+constexpr std::uint64_t mix(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -17,10 +17,10 @@ inline std::uint64_t mix(std::uint64_t x) {
 
 struct Random {
   std::uint64_t key;
-  explicit Random(std::uint64_t seed, std::uint64_t stream = 0)
+  constexpr explicit Random(std::uint64_t seed, std::uint64_t stream = 0)
       : key(mix(mix(seed) ^ (stream * 0xd1342543de82ef95u))) {}
 
-  std::uint64_t bits(std::uint64_t index) const { return mix(key ^ mix(index)); }
+  constexpr std::uint64_t bits(std::uint64_t index) const { return mix(key ^ mix(index)); }
   // Uniform in (0, 1).
   double uniform(std::uint64_t index) const { return (static_cast<double>(bits(index) >> 11) + 0.5) * 0x1p-53; }
   // Uniform in 0 .. n-1. (The bias, n / 2^64, does not matter here.)

@@ -17,6 +17,9 @@
 
 #include "device.cuh"
 #include "matrix.cuh"
+#ifdef STREAMBP_CUDA
+#include "packs.cuh"
+#endif
 
 namespace streambp {
 
@@ -41,6 +44,86 @@ inline std::vector<double> rope_frequencies(Index dim, double theta, const RopeS
   return frequencies;
 }
 
+namespace run {
+
+template <class T>
+void rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies, Turn turn) {
+  const double sign = turn == Turn::forward ? 1 : -1;
+  const auto half = static_cast<Index>(frequencies.size());
+#pragma omp parallel
+  {
+    std::vector<T> cosine(frequencies.size()), sine(frequencies.size());
+#pragma omp for
+    for (Index i = 0; i < x.rows; ++i) {
+      for (std::size_t f = 0; f < frequencies.size(); ++f) {
+        const double angle = positions(0, i) * frequencies[f];
+        cosine[f] = static_cast<T>(std::cos(angle));
+        sine[f] = static_cast<T>(sign * std::sin(angle));
+      }
+      const T *c = cosine.data(), *s = sine.data();
+      for (T* head = x.row(i); head < x.row(i) + x.cols; head += 2 * half) {
+        for (Index j = 0; j < half; ++j) {
+          const T a = head[j], b = head[j + half];
+          head[j] = a * c[j] - b * s[j];
+          head[j + half] = b * c[j] + a * s[j];
+        }
+      }
+    }
+  }
+}
+
+#ifdef STREAMBP_CUDA
+
+constexpr Index kMostPairs = 256;
+struct Frequencies {
+  double values[kMostPairs];
+};
+
+// A block for each row. Its angles are computed once, in double since positions are large, and serve all heads.
+template <int N, class T>
+__global__ void __launch_bounds__(cuda::kThreads)
+    rope_kernel(Matrix<T> x, Matrix<const std::int32_t> positions, Frequencies frequencies, Index half, float sign) {
+  const Index i = blockIdx.x;
+  auto* cosine = cuda::shared_memory<float>();
+  auto* sine = cosine + half;
+  for (Index f = threadIdx.x; f < half; f += cuda::kThreads) {
+    const double angle = positions(0, i) * frequencies.values[f];
+    cosine[f] = static_cast<float>(std::cos(angle));
+    sine[f] = sign * static_cast<float>(std::sin(angle));
+  }
+  __syncthreads();
+  for (Index pair = static_cast<Index>(threadIdx.x) * N; pair < x.cols / 2; pair += cuda::kThreads * N) {
+    const Index head = pair / half, j = pair % half;
+    T* at = x.row(i) + head * 2 * half + j;
+    const auto a = cuda::load<N>(at), b = cuda::load<N>(at + half);
+    const auto c = cuda::load<N>(cosine + j), s = cuda::load<N>(sine + j);
+    cuda::Floats<N> turned_a, turned_b;
+    for (int k = 0; k < N; ++k) {
+      turned_a.x[k] = a.x[k] * c.x[k] - b.x[k] * s.x[k];
+      turned_b.x[k] = b.x[k] * c.x[k] + a.x[k] * s.x[k];
+    }
+    cuda::store(at, turned_a);
+    cuda::store(at + half, turned_b);
+  }
+}
+
+template <class T>
+void rope(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
+          Turn turn) {
+  const auto half = static_cast<Index>(frequencies.size());
+  require(half <= kMostPairs, "rope: heads of ", 2 * half, " are wider than the ", 2 * kMostPairs, " that a GPU turns");
+  Frequencies f{};
+  std::copy(frequencies.begin(), frequencies.end(), f.values);
+  const bool packed = cuda::packable(x) && half % cuda::kPack == 0;
+  const auto kernel = packed ? rope_kernel<cuda::kPack, T> : rope_kernel<1, T>;
+  cuda::launch(dev, kernel, cuda::grid_of(x.rows), cuda::kThreads, 2 * frequencies.size() * sizeof(float), x, positions,
+               f, half, turn == Turn::forward ? 1.0f : -1.0f);
+}
+
+#endif
+
+}  // namespace run
+
 // Turns x (rows x heads * dim) in place.
 template <class Device, class T>
 void rope(Device& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
@@ -49,29 +132,7 @@ void rope(Device& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const 
   require(x.cols % (2 * half) == 0, "rope: rows of ", x.cols, " are not heads of ", 2 * half);
   require_shape("rope", "positions", positions, 1, x.rows);
   auto op = dev.operation("rope", 3.0 * x.size(), 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) {
-    const double sign = turn == Turn::forward ? 1 : -1;
-#pragma omp parallel
-    {
-      std::vector<T> cosine(frequencies.size()), sine(frequencies.size());
-#pragma omp for
-      for (Index i = 0; i < x.rows; ++i) {
-        for (std::size_t f = 0; f < frequencies.size(); ++f) {
-          const double angle = positions(0, i) * frequencies[f];
-          cosine[f] = static_cast<T>(std::cos(angle));
-          sine[f] = static_cast<T>(sign * std::sin(angle));
-        }
-        const T *c = cosine.data(), *s = sine.data();
-        for (T* head = x.row(i); head < x.row(i) + x.cols; head += 2 * half) {
-          for (Index j = 0; j < half; ++j) {
-            const T a = head[j], b = head[j + half];
-            head[j] = a * c[j] - b * s[j];
-            head[j + half] = b * c[j] + a * s[j];
-          }
-        }
-      }
-    }
-  }
+  if constexpr (Device::computes) run::rope(dev, x, positions, frequencies, turn);
 }
 
 }  // namespace streambp

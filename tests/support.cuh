@@ -75,7 +75,7 @@ inline Batch packed(const Config& c, const std::vector<Index>& lengths, std::uin
 
 // Weights with nothing at a special value.
 inline auto random_weights(std::uint64_t seed = 3, double spread = 0.15) {
-  return [=](auto& model) { initialise(model, seed, spread); };
+  return [=](auto& dev, auto& model) { initialise(dev, model, seed, spread); };
 }
 
 struct PrintFamily {

@@ -30,7 +30,7 @@ struct Golden {
     return values;
   }
   auto weights() const {
-    return [this](auto& model) { read_tensors(file, "weights/", table(model.config, model.weights)); };
+    return [this](auto& dev, auto& model) { read_tensors(dev, file, "weights/", table(model.config, model.weights)); };
   }
 
   SafetensorsFile file;
@@ -79,12 +79,13 @@ void expect_golden(const std::string& name, double tolerance) {
   for (auto& e : table(golden.config, truth_tensors)) {
     *e.matrix = storage.emplace_back(e.parameter.rows, e.parameter.cols, 0);
   }
-  read_tensors(golden.file, "grad/", table(golden.config, truth_tensors));
-  const HostGradient truth(golden.config, truth_tensors);
+  Cpu host(0);
+  read_tensors(host, golden.file, "grad/", table(golden.config, truth_tensors));
+  const HostGradient truth(host, golden.config, truth_tensors);
 
   for (Mode mode : kModes) {
     const Schedule schedule = schedule_for(mode, golden.config, batch.size(), kTile);
-    const GradientRun run = run_gradient<T>(golden.config, batch, schedule, golden.weights());
+    const GradientRun run = run_gradient<Cpu, T>(golden.config, batch, schedule, golden.weights());
     const Difference error = run.gradient.difference(truth);
     EXPECT_LE(error.relative, tolerance) << streambp::name(mode) << ": " << error.tensor;
     EXPECT_NEAR(run.loss, loss, tolerance * loss) << streambp::name(mode);
@@ -96,7 +97,7 @@ void expect_golden(const std::string& name, double tolerance) {
   // the logits, from the forward pass alone
   Cpu dev(std::size_t{1} << 26);
   Trainer<Cpu, T> trainer(dev, golden.config, batch.size(), OptimizerKind::none);
-  golden.weights()(trainer.model);
+  golden.weights()(dev, trainer.model);
   trainer.load(batch);
   Walk<Cpu, T> walk(dev, trainer.model, trainer.view, {Keep::nothing, kTile, kTile});
   const Matrix<T> computed = walk.logits(walk.forward().output);
@@ -116,10 +117,11 @@ TEST_P(GoldenCase, SavingAndLoadingLosesNoBit) {
   Cpu dev(std::size_t{1} << 22), dev2(std::size_t{1} << 22);
   Trainer<Cpu, float> saved(dev, golden.config, 1, OptimizerKind::none),
       loaded(dev2, golden.config, 1, OptimizerKind::none);
-  golden.weights()(saved.model);
-  save_model(dir, saved.model);
-  load_model(dir, loaded.model);
-  EXPECT_TRUE(HostGradient(golden.config, saved.model.weights) == HostGradient(golden.config, loaded.model.weights));
+  golden.weights()(dev, saved.model);
+  save_model(dev, dir, saved.model);
+  load_model(dev2, dir, loaded.model);
+  EXPECT_TRUE(HostGradient(dev, golden.config, saved.model.weights) ==
+              HostGradient(dev2, golden.config, loaded.model.weights));
   const SafetensorsFile file(dir / "model.safetensors");
   for (const auto& [name, tensor] : file.tensors()) {
     const Tensor& original = golden.file.at("weights/" + name);

@@ -270,7 +270,7 @@ TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
       dout(n, q_width, 6);
   const Rows all = {0, n};
   const Loss loss = [&] {
-    attention(device(), out.m, lse.m, q.m, k.m, v.m, key_begin, all, shape);
+    attention(device(), out.m, lse.m, q.m, k.m, v.m, key_begin, all, shape, 0);
     return dot(out.m, dout.m);
   };
   loss();
@@ -287,7 +287,7 @@ TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
     return sum / total;
   });
   Owned<double> dq(n, q_width, 7), dk = zeros(n, kv_width), dv = zeros(n, kv_width);
-  attention_backward(device(), dq.m, dk.m, dv.m, dout.m, q.m, k.m, v.m, out.m, lse.m, key_begin, all, shape);
+  attention_backward(device(), dq.m, dk.m, dv.m, dout.m, q.m, k.m, v.m, out.m, lse.m, key_begin, all, shape, 0);
   expect_gradient("dq", q.m, dq.m, loss);
   expect_gradient("dk", k.m, dk.m, loss);
   expect_gradient("dv", v.m, dv.m, loss);
@@ -296,7 +296,7 @@ TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
     const Index begin = begins[static_cast<std::size_t>(i)];
     pairs += static_cast<double>(p.window > 0 ? std::min(i - begin + 1, p.window) : i - begin + 1);
   }
-  EXPECT_EQ(attention_pairs(all, key_begin, p.window), pairs);
+  EXPECT_EQ(attention_pairs(all, begins, p.window), pairs);
 
   loss();  // out and lse of the unmoved inputs again
 
@@ -304,18 +304,18 @@ TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
   Owned<double> out2(n, q_width, 8), lse2(n, p.heads, 9), dq2(n, q_width, 7), dk2 = zeros(n, kv_width),
                                                                               dv2 = zeros(n, kv_width);
   for (Rows r : chunks(n, kTile)) {
-    attention(device(), out2.m.slice(r), lse2.m.slice(r), q.m.slice(r), k.m, v.m, key_begin, r, shape);
+    attention(device(), out2.m.slice(r), lse2.m.slice(r), q.m.slice(r), k.m, v.m, key_begin, r, shape, 0);
   }
   for (Rows r : last_to_first(chunks(n, kTile))) {
     attention_backward(device(), dq2.m.slice(r), dk2.m, dv2.m, dout.m.slice(r), q.m.slice(r), k.m, v.m, out2.m.slice(r),
-                       lse2.m.slice(r), key_begin, r, shape);
+                       lse2.m.slice(r), key_begin, r, shape, 0);
   }
   for (const auto& [one, other] : {std::pair{out, out2}, {lse, lse2}, {dq, dq2}, {dk, dk2}, {dv, dv2}}) {
     EXPECT_EQ(*one.storage, *other.storage) << "chunks changed bits";
   }
   for (Index begin = 0; begin < n; begin += 37) {  // as generation does: rows that start inside a tile
     const Rows r = {begin, std::min(n, begin + 37)};
-    attention(device(), out2.m.slice(r), lse2.m.slice(r), q.m.slice(r), k.m, v.m, key_begin, r, shape);
+    attention(device(), out2.m.slice(r), lse2.m.slice(r), q.m.slice(r), k.m, v.m, key_begin, r, shape, 0);
   }
   expect_near(out2.m, [&](Index i, Index j) { return out.m(i, j); });
 }
@@ -324,7 +324,7 @@ TEST(Operations, AttentionPairsInClosedFormAreTheirSum) {
   for (Index window : {0, 1, 5, 100}) {
     std::vector<std::int32_t> begins(60, 0);
     for (const Rows rows : {Rows{0, 60}, Rows{3, 4}, Rows{10, 47}}) {
-      EXPECT_EQ(attention_pairs(rows, {}, window), attention_pairs(rows, integers(begins), window)) << window;
+      EXPECT_EQ(attention_pairs(rows, {}, window), attention_pairs(rows, begins, window)) << window;
     }
   }
 }
@@ -336,8 +336,9 @@ TEST(Operations, AttentionSurvivesExtremeScores) {
   Owned<float> q(n, 4, 1, 300), k(n, 4, 2, 300), v(n, 4, 3), out(n, 4, 4), lse(n, 1, 5), dout(n, 4, 6), dq(n, 4, 7),
       dk(n, 4, 8, 0), dv(n, 4, 9, 0);
   const AttentionShape shape{1, 1, 4, 0};
-  attention(device(), out.m, lse.m, q.m, k.m, v.m, integers(begins), {0, n}, shape);
-  attention_backward(device(), dq.m, dk.m, dv.m, dout.m, q.m, k.m, v.m, out.m, lse.m, integers(begins), {0, n}, shape);
+  attention(device(), out.m, lse.m, q.m, k.m, v.m, integers(begins), {0, n}, shape, 0);
+  attention_backward(device(), dq.m, dk.m, dv.m, dout.m, q.m, k.m, v.m, out.m, lse.m, integers(begins), {0, n}, shape,
+                     0);
   for (const auto& m : {out, lse, dq, dk, dv}) {
     for (float x : *m.storage) ASSERT_TRUE(std::isfinite(x));
   }
@@ -395,7 +396,9 @@ TEST(Operations, EmbeddingLooksUpAndAddsItsGradient) {
            positions_table.m(positions[static_cast<std::size_t>(i)], j);
   });
   Owned<double> dtable = zeros(vocab, d), dpositions = zeros(n, d);
-  embedding_backward(device(), dtable.m, dpositions.m, integers(tokens), integers(positions), dx.m);
+  std::vector<std::int32_t> by_token = rows_by_index(tokens), by_position = rows_by_index(positions);
+  embedding_backward(device(), dtable.m, dpositions.m, integers(tokens), integers(positions), integers(by_token),
+                     integers(by_position), dx.m);
   expect_gradient("dtable", tokens_table.m, dtable.m, loss);
   expect_gradient("dpositions", positions_table.m, dpositions.m, loss);
 }
@@ -429,7 +432,9 @@ TEST(Operations, SumsAndConversions) {
     for (Index i = 0; i < 300; ++i) sum += x.m(i, j);
     return sum;
   });
-  EXPECT_NEAR(sum_of_squares(device(), x.m), dot(x.m, x.m), 1e-10);
+  Owned<double> squares(1, kSquareSums, 3), one(1, kSquareSums, 4, 0, 1);
+  sum_of_squares(device(), squares.m, x.m);
+  EXPECT_NEAR(dot(squares.m, one.m), dot(x.m, x.m), 1e-10);
   add(device(), y.m, x.m);
   expect_near(y.m, [&](Index i, Index j) { return before.m(i, j) + x.m(i, j); });
   Owned<float> narrow(300, 21, 3);

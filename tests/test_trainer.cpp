@@ -18,13 +18,14 @@ TEST(Trainer, StepsAreAdamWOnTheReferencesGradient) {
   const Schedule schedule = Schedule::stream(kTile, kTile);
   Cpu dev(plan(settings, batches[1].size(), schedule).peak);
   Trainer<Cpu, double> trainer(dev, c, batches[1].size(), OptimizerKind::adamw);
-  initialise(trainer.model, 3, 0.15);
+  initialise(dev, trainer.model, 3, 0.15);
 
   std::vector<Owned<double>> storage;
   Tensors<double> weights(c);
   for (auto& e : table(c, weights)) *e.matrix = storage.emplace_back(e.parameter.rows, e.parameter.cols, 0);
   Model<double> naive{c, weights};
-  initialise(naive, 3, 0.15);
+  Cpu host(0);
+  initialise(host, naive, 3, 0.15);
   std::map<std::string, std::vector<double>> m, v;
   const double rates[] = {0.005, 0.01, 0.001 + 0.009 * 0.5 * (1 + std::cos(M_PI / 3))};
 
@@ -66,8 +67,8 @@ TEST(Trainer, StepsAreAdamWOnTheReferencesGradient) {
         w -= rates[step - 1] * (m_hat / (std::sqrt(v_hat) + 1e-8) + (is_vector ? 0 : 0.3) * w);
       }
     }
-    const HostGradient now(c, trainer.model.weights);
-    EXPECT_LE(now.difference(HostGradient(c, naive.weights)).relative, 1e-8) << "step " << step;
+    const HostGradient now(dev, c, trainer.model.weights);
+    EXPECT_LE(now.difference(HostGradient(host, c, naive.weights)).relative, 1e-8) << "step " << step;
   }
 }
 
@@ -79,7 +80,7 @@ TEST(Trainer, ABrokenStepLeavesTheWeightsAndNoGradient) {
   auto trained = [&](bool broken_first) {
     Cpu dev(plan(settings, batch.size(), schedule).peak);
     Trainer<Cpu, float> trainer(dev, c, batch.size(), OptimizerKind::adamw);
-    initialise(trainer.model, 1, 0.1);
+    initialise(dev, trainer.model, 1, 0.1);
     if (broken_first) {
       float& weight = trainer.model.weights.norm(0, 0);
       const float start = std::exchange(weight, INFINITY);
@@ -87,7 +88,7 @@ TEST(Trainer, ABrokenStepLeavesTheWeightsAndNoGradient) {
       weight = start;
     }
     trainer.step({batch}, schedule, OptimizerSettings{.steps = 10}, 1);
-    return HostGradient(c, trainer.model.weights);
+    return HostGradient(dev, c, trainer.model.weights);
   };
   EXPECT_TRUE(trained(true) == trained(false));
 }
@@ -99,7 +100,7 @@ TEST(Trainer, EvaluationIsTheTrainingLossWhateverTheChunks) {
     const Schedule schedule = Schedule::stream(kTile, kTile);
     Cpu dev(plan(settings, batch.size(), schedule).peak);
     Trainer<Cpu, double> trainer(dev, family.config, batch.size(), OptimizerKind::none);
-    initialise(trainer.model, 3, 0.15);
+    initialise(dev, trainer.model, 3, 0.15);
     const double loss = trainer.accumulate(&batch, batch.target_count(), schedule);
     trainer.release_gradient();
     EXPECT_EQ(trainer.evaluate(batch, schedule), loss) << family.name;
@@ -111,7 +112,8 @@ TEST(Trainer, ResidualProjectionsStartSmaller) {
   std::vector<Owned<float>> storage;
   Model<float> model{c, Tensors<float>(c)};
   for (auto& e : table(c, model.weights)) *e.matrix = storage.emplace_back(e.parameter.rows, e.parameter.cols, 0);
-  initialise(model, 1);
+  Cpu host(0);
+  initialise(host, model, 1);
   auto deviation = [](Matrix<float> w) {
     double sum = 0;
     for (Index i = 0; i < w.size(); ++i) sum += static_cast<double>(w.data[i]) * static_cast<double>(w.data[i]);
@@ -150,7 +152,7 @@ TEST(Generate, TokenByTokenGivesTheLogitsOfTheWholeText) {
     const Batch batch = packed(c, {300});
     Cpu dev(std::size_t{1} << 28);
     Trainer<Cpu, double> trainer(dev, c, batch.size(), OptimizerKind::none);
-    initialise(trainer.model, 3, 0.15);
+    initialise(dev, trainer.model, 3, 0.15);
     trainer.load(batch);
     Walk<Cpu, double> walk(dev, trainer.model, trainer.view, {Keep::nothing, kTile, kTile});
     const Matrix<double> whole = walk.logits(walk.forward().output);
@@ -218,7 +220,7 @@ TEST(TextData, BatchesDependOnSeedStepAndMicroBatchAlone) {
 TEST(Yardstick, SeesEveryBitAndEveryNaN) {
   const Config c = families()[2].config;
   const Batch batch = packed(c, {50});
-  const GradientRun run = run_gradient<double>(c, batch, Schedule::full(50), random_weights());
+  const GradientRun run = run_gradient<Cpu, double>(c, batch, Schedule::full(50), random_weights());
   EXPECT_TRUE(run.gradient == run.gradient);
   EXPECT_EQ(run.gradient.difference(run.gradient).relative, 0);
   auto changed = [&](auto&& change) {

@@ -25,7 +25,7 @@ TEST_P(EveryFamily, GradientInFloat64IsTheReferences) {
   const Batch batch = packed(c, kDocuments);
   const reference::Result truth = reference_gradient(c, batch, random_weights());
   for (const auto& [name, schedule] : all_schedules(batch.size())) {
-    const GradientRun run = run_gradient<double>(c, batch, schedule, random_weights());
+    const GradientRun run = run_gradient<Cpu, double>(c, batch, schedule, random_weights());
     const Difference error = run.gradient.difference(HostGradient(run.gradient, truth.gradient));
     EXPECT_LE(error.relative, 1e-10) << name << ": " << error.tensor;
     EXPECT_NEAR(run.loss, truth.loss, 1e-10 * std::abs(truth.loss)) << name;
@@ -37,10 +37,10 @@ TEST_P(EveryFamily, GradientInFloat64IsTheReferences) {
 TEST_P(EveryFamily, GradientInFloat32IsTheFloat64GradientToRounding) {
   const Config& c = GetParam().config;
   const Batch batch = packed(c, kDocuments);
-  const GradientRun truth = run_gradient<double>(c, batch, Schedule::full(batch.size()), random_weights());
+  const GradientRun truth = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights());
   for (const auto& [name, schedule] : all_schedules(batch.size())) {
     const Difference error =
-        run_gradient<float>(c, batch, schedule, random_weights()).gradient.difference(truth.gradient);
+        run_gradient<Cpu, float>(c, batch, schedule, random_weights()).gradient.difference(truth.gradient);
     EXPECT_LE(error.relative, 1e-5) << name << ": " << error.tensor;
   }
 }
@@ -48,9 +48,9 @@ TEST_P(EveryFamily, GradientInFloat32IsTheFloat64GradientToRounding) {
 template <class T>
 void expect_equal_bits(const Config& c) {
   const Batch batch = packed(c, kDocuments);
-  const GradientRun full = run_gradient<T>(c, batch, Schedule::full(batch.size()), random_weights());
+  const GradientRun full = run_gradient<Cpu, T>(c, batch, Schedule::full(batch.size()), random_weights());
   for (const auto& [name, schedule] : all_schedules(batch.size())) {
-    const GradientRun run = run_gradient<T>(c, batch, schedule, random_weights());
+    const GradientRun run = run_gradient<Cpu, T>(c, batch, schedule, random_weights());
     EXPECT_TRUE(run.gradient == full.gradient) << name << ": " << run.gradient.difference(full.gradient).tensor;
     EXPECT_EQ(run.loss, full.loss) << name;
     EXPECT_EQ(run.logp, full.logp) << name;
@@ -74,7 +74,7 @@ TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
     Batch one{part(all.tokens), part(all.targets), part(all.positions),
               std::vector<std::int32_t>(static_cast<std::size_t>(length), 0)};
     begin += length;
-    const GradientRun run = run_gradient<double>(c, one, Schedule::stream(kTile, kTile), random_weights());
+    const GradientRun run = run_gradient<Cpu, double>(c, one, Schedule::stream(kTile, kTile), random_weights());
     const double share = static_cast<double>(one.target_count()) / static_cast<double>(all.target_count());
     for (std::size_t i = 0; i < run.gradient.values.size(); ++i) {
       auto& total = sum[reference::key(run.gradient.parameters[i])];
@@ -82,7 +82,7 @@ TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
       for (std::size_t j = 0; j < total.size(); ++j) total[j] += share * run.gradient.values[i][j];
     }
   }
-  const GradientRun together = run_gradient<double>(c, all, Schedule::stream(kTile, kTile), random_weights());
+  const GradientRun together = run_gradient<Cpu, double>(c, all, Schedule::stream(kTile, kTile), random_weights());
   const Difference error = together.gradient.difference(HostGradient(together.gradient, sum));
   EXPECT_LE(error.relative, 1e-12) << error.tensor;
 }
@@ -102,7 +102,7 @@ TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
     all.positions.insert(all.positions.end(), b.positions.begin(), b.positions.end());
     for (std::int32_t begin : b.key_begin) all.key_begin.push_back(begin + shift);
   }
-  const GradientRun truth = run_gradient<double>(c, all, Schedule::full(all.size()), random_weights());
+  const GradientRun truth = run_gradient<Cpu, double>(c, all, Schedule::full(all.size()), random_weights());
   std::optional<HostGradient> first;
   for (Mode mode : kModes) {
     const Schedule schedule = schedule_for(mode, c, batches[1].size(), kTile);
@@ -110,10 +110,10 @@ TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
     const std::size_t planned = plan(settings, batches[1].size(), schedule).peak;
     Cpu dev(planned);
     Trainer<Cpu, double> trainer(dev, c, batches[1].size(), OptimizerKind::none);
-    initialise(trainer.model, 3, 0.15);
+    initialise(dev, trainer.model, 3, 0.15);
     double loss = 0;
     for (const Batch& b : batches) loss += trainer.accumulate(&b, targets, schedule);
-    const HostGradient gradient(c, trainer.grad);
+    const HostGradient gradient(dev, c, trainer.grad);
     EXPECT_LE(gradient.difference(truth.gradient).relative, 1e-12) << name(mode);
     EXPECT_NEAR(loss, truth.loss, 1e-12 * truth.loss);
     EXPECT_EQ(dev.arena.peak(), planned) << name(mode);
@@ -130,7 +130,7 @@ TEST(Walk, AnyNumberOfThreadsGivesTheSameBits) {
   std::optional<HostGradient> first;
   for (int n : {1, 2, 3, 7}) {
     omp_set_num_threads(n);
-    const GradientRun run = run_gradient<float>(c, batch, Schedule::stream(2 * kTile, kTile), random_weights());
+    const GradientRun run = run_gradient<Cpu, float>(c, batch, Schedule::stream(2 * kTile, kTile), random_weights());
     if (!first) first = run.gradient;
     EXPECT_TRUE(run.gradient == *first) << n << " threads";
   }
@@ -142,10 +142,11 @@ TEST(Walk, WideLayersAgreeToo) {
   Config c = make_config("qwen3", 1100, 420, 1, 6, 2, 90, 900, 0, false);
   const Batch batch = packed(c, {300, 290});
   const reference::Result truth = reference_gradient(c, batch, random_weights(3, 0.05));
-  const GradientRun full = run_gradient<double>(c, batch, Schedule::full(batch.size()), random_weights(3, 0.05));
+  const GradientRun full = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights(3, 0.05));
   const Difference error = full.gradient.difference(HostGradient(full.gradient, truth.gradient));
   EXPECT_LE(error.relative, 1e-10) << error.tensor;
-  const GradientRun stream = run_gradient<double>(c, batch, Schedule::stream(kTile, kTile), random_weights(3, 0.05));
+  const GradientRun stream =
+      run_gradient<Cpu, double>(c, batch, Schedule::stream(kTile, kTile), random_weights(3, 0.05));
   EXPECT_TRUE(stream.gradient == full.gradient);
 }
 
