@@ -41,6 +41,19 @@ struct Optimizer {
     if (with_master) streambp::allocate(dev, table(c, master), Kind::optimizer);
   }
 
+  // Before the first update: moments of zero, and the copy of the weights.
+  template <class Device>
+  void start(Device& dev, Model<T>& model) {
+    const auto weights = table(model.config, model.weights);
+    const auto ms = table(model.config, m), vs = table(model.config, v);
+    const auto masters = table(model.config, master);
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      if (*ms[i].matrix) zero(dev, *ms[i].matrix);
+      if (*vs[i].matrix) zero(dev, *vs[i].matrix);
+      if (*masters[i].matrix) convert(dev, *masters[i].matrix, *weights[i].matrix);
+    }
+  }
+
   // One update; vectors (norms and biases) are not decayed.
   template <class Device, class G>
   void update(Device& dev, Model<T>& model, Tensors<G>& gradient, AdamW settings) {

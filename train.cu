@@ -95,7 +95,7 @@ class TrainCommand {
     Trainer trainer(dev, config, documents * length, OptimizerKind::adamw);
     Index step = 0;
     if (checkpoint.empty()) {
-      initialise(dev, trainer.model, seed);
+      trainer.initialise(seed);
     } else {
       step = load_checkpoint(checkpoint, text, trainer);
     }

@@ -34,6 +34,12 @@ class Trainer {
     logp = dev.template allocate<A>(1, rows, Kind::stream);
   }
 
+  // Random weights, and an optimizer that has seen nothing.
+  void initialise(std::uint64_t seed, double spread = 0) {
+    streambp::initialise(dev, model, seed, spread);
+    optimizer.start(dev, model);
+  }
+
   // Adds the gradient of one micro-batch and returns its part of the loss. Null: only the shapes matter, as on Plan.
   double accumulate(const Batch* batch, Index targets_of_step, const Schedule& schedule) {
     std::vector<double> w;

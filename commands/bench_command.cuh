@@ -72,7 +72,7 @@ class BenchCommand {
     std::fflush(stdout);
     Cpu dev(capacity);
     Trainer<Cpu, float> trainer(dev, config, length, OptimizerKind::adamw);
-    initialise(dev, trainer.model, 1);
+    trainer.initialise(1);
     Batch batch;
     std::vector<std::int32_t> tokens;
     const Random random(1);

@@ -18,10 +18,15 @@
 #include <cmath>
 #include <vector>
 
+#include "attention_shape.cuh"
 #include "device.cuh"
 #include "math.cuh"
 #include "matmul.cuh"
 #include "matrix.cuh"
+#ifdef STREAMBP_CUDA
+#include "flash.cuh"
+#include "plain_attention.cuh"
+#endif
 
 namespace streambp {
 
@@ -29,33 +34,6 @@ namespace streambp {
 // tiles.
 constexpr Index kAttentionTile = 128;
 static_assert(kTile % kAttentionTile == 0);
-
-struct AttentionShape {
-  Index heads, kv_heads, head_dim, window;
-  double scale() const { return 1 / std::sqrt(static_cast<double>(head_dim)); }
-};
-
-// The keys that a row attends to.
-constexpr Rows keys_of(Index row, Matrix<const std::int32_t> key_begin, Index window) {
-  const Index begin = key_begin(0, row);
-  return {window > 0 ? most(begin, row - window + 1) : begin, row + 1};
-}
-
-// Query-key pairs of these rows: the work of attention. Without the documents' beginnings, as on Plan, the stream counts
-// as one document.
-inline double attention_pairs(Rows rows, const std::vector<std::int32_t>& key_begin, Index window) {
-  if (!key_begin.empty()) {
-    const Matrix<const std::int32_t> begins(key_begin.data(), 1, static_cast<Index>(key_begin.size()));
-    double pairs = 0;
-    for (Index i = rows.begin; i < rows.end; ++i) pairs += static_cast<double>(keys_of(i, begins, window).size());
-    return pairs;
-  }
-  auto pairs_before = [&](Index n) {  // of rows 0 .. n-1
-    const double w = static_cast<double>(window > 0 ? std::min(window, n) : n);
-    return w * (w + 1) / 2 + (static_cast<double>(n) - w) * w;
-  };
-  return pairs_before(rows.end) - pairs_before(rows.begin);
-}
 
 namespace run {
 
@@ -130,17 +108,9 @@ void attention_tile(Matrix<T> out, Matrix<T> lse, Input<T> q, Input<T> k, Input<
 // One head of one tile of query rows: assigns dq, adds to dk and dv.
 template <class T>
 void attention_backward_tile(Matrix<T> dq, Matrix<T> dk, Matrix<T> dv, Input<T> dout, Input<T> q, Input<T> k,
-                             Input<T> v, Input<T> out, Input<T> lse, Matrix<const std::int32_t> key_begin, Rows queries,
-                             const AttentionShape& shape, T* p_data, T* dp_data) {
+                             Input<T> v, Input<T> lse, Input<T> delta, Matrix<const std::int32_t> key_begin,
+                             Rows queries, const AttentionShape& shape, T* p_data, T* dp_data) {
   const T scale = static_cast<T>(shape.scale());
-  std::vector<T> delta(static_cast<std::size_t>(q.rows));  // rowsum(dO * O)
-  for (Index i = 0; i < q.rows; ++i) {
-    const T *a = dout.row(i), *b = out.row(i);
-    T sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (Index j = 0; j < q.cols; ++j) sum += a[j] * b[j];
-    delta[static_cast<std::size_t>(i)] = sum;
-  }
   const Index first_tile = keys_of(queries.begin, key_begin, shape.window).begin / kAttentionTile;
   for (Index tile = first_tile; tile * kAttentionTile < queries.end; ++tile) {
     const Rows keys = {tile * kAttentionTile, std::min((tile + 1) * kAttentionTile, queries.end)};
@@ -151,7 +121,7 @@ void attention_backward_tile(Matrix<T> dq, Matrix<T> dk, Matrix<T> dv, Input<T> 
     for (Index i = 0; i < q.rows; ++i) {
       const Rows row_visible = visible(p, i, key_begin, shape.window);
       T *p_row = p.values.row(i), *dp_row = dp.row(i);
-      const T row_lse = lse(i, 0), row_delta = delta[static_cast<std::size_t>(i)];
+      const T row_lse = lse(i, 0), row_delta = delta(i, 0);
       replace_row(p_row, keys.size(), row_visible, [=](Index j) { return exponential(p_row[j] - row_lse); });
       replace_row(dp_row, keys.size(), row_visible, [=](Index j) { return p_row[j] * (dp_row[j] - row_delta); });
     }
@@ -184,9 +154,25 @@ void attention(Cpu&, Matrix<T> out, Matrix<T> lse, Input<T> q, Input<T> k, Input
   }
 }
 
+// delta = rowsum(dO * O) of each head
+template <class T>
+void attention_delta(Cpu&, Matrix<T> delta, Input<T> dout, Input<T> out) {
+  const Index dim = out.cols / delta.cols;
+#pragma omp parallel for
+  for (Index i = 0; i < delta.rows; ++i) {
+    for (Index h = 0; h < delta.cols; ++h) {
+      const T *a = dout.row(i) + h * dim, *b = out.row(i) + h * dim;
+      T sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (Index j = 0; j < dim; ++j) sum += a[j] * b[j];
+      delta(i, h) = sum;
+    }
+  }
+}
+
 template <class T>
 void attention_backward(Cpu&, Matrix<T> dq, Matrix<T> dk, Matrix<T> dv, Input<T> dout, Input<T> q, Input<T> k,
-                        Input<T> v, Input<T> out, Input<T> lse, Matrix<const std::int32_t> key_begin, Rows rows,
+                        Input<T> v, Input<T> lse, Input<T> delta, Matrix<const std::int32_t> key_begin, Rows rows,
                         const AttentionShape& shape) {
   const Index dim = shape.head_dim, group = shape.heads / shape.kv_heads;
   const Index first_tile = rows.begin / kAttentionTile, tiles = ceil_div(rows.end, kAttentionTile) - first_tile;
@@ -202,8 +188,9 @@ void attention_backward(Cpu&, Matrix<T> dq, Matrix<T> dk, Matrix<T> dv, Input<T>
         for (Index h = kv_head * group; h < (kv_head + 1) * group; ++h) {
           auto head = [&](auto m) { return m.slice(local).columns(h * dim, dim); };
           auto kv = [&](auto m) { return m.columns(kv_head * dim, dim); };
-          attention_backward_tile<T>(head(dq), kv(dk), kv(dv), head(dout), head(q), kv(k), kv(v), head(out),
-                                     lse.slice(local).columns(h, 1), key_begin, queries, shape, p.data(), dp.data());
+          attention_backward_tile<T>(head(dq), kv(dk), kv(dv), head(dout), head(q), kv(k), kv(v),
+                                     lse.slice(local).columns(h, 1), delta.slice(local).columns(h, 1), key_begin,
+                                     queries, shape, p.data(), dp.data());
         }
       }
     }
@@ -235,10 +222,13 @@ void attention_backward(Device& dev, Matrix<T> dq, Matrix<A> dk, Matrix<A> dv, I
   require_shape("attention backward", "dout", dout, rows.size(), shape.heads * shape.head_dim);
   require_shape("attention backward", "dq", dq, rows.size(), shape.heads * shape.head_dim);
   require(dk.cols == k.cols && dv.cols == v.cols && dk.rows >= rows.end, "attention backward: dk or dv is too small");
+  auto scope = dev.scope();
+  const auto delta = dev.template allocate<A>(rows.size(), shape.heads, Kind::chunk);
   auto op = dev.operation("attention backward", 10.0 * pairs * static_cast<double>(shape.heads * shape.head_dim),
                           sizeof(T) * (4.0 * q.size() + 2.0 * k.cols * rows.end) + sizeof(A) * 4.0 * k.cols * rows.end);
   if constexpr (Device::computes) {
-    run::attention_backward(dev, dq, dk, dv, dout, q, k, v, out, lse, key_begin, rows, shape);
+    run::attention_delta(dev, delta, dout, out);
+    run::attention_backward(dev, dq, dk, dv, dout, q, k, v, lse, delta, key_begin, rows, shape);
   }
 }
 

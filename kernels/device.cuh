@@ -73,6 +73,9 @@ class Arena {
   static constexpr std::size_t kAlignment = 256;
   static std::size_t round_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+  // Tests set it: what is allocated in the host's memory starts as NaN, so that reading before writing shows.
+  static inline bool poison = false;
+
   // Without a block, sizes are only counted.
   Arena(std::size_t capacity, std::byte* block) : block_(block), capacity_(round_up(capacity)) {}
   Arena(const Arena&) = delete;
@@ -90,6 +93,7 @@ class Arena {
       peak_ = used();
       peak_by_kind_ = by_kind_;
     }
+    if (poison && block_) std::memset(block_ + offset, 0xff, bytes);
     return block_ ? block_ + offset : nullptr;
   }
 

@@ -119,7 +119,7 @@ void group_sums(Cuda& dev, Matrix<float> partial, Matrix<T> x) {
 // A block adds up 32 columns. Each of its warps sums the groups of one tile of rows; the sums of tiles are then added
 // one after the other, so that it does not matter how many tiles come together.
 constexpr int kTilesAtOnce = 16;
-inline __global__ void __launch_bounds__(kTilesAtOnce* cuda::kWarp)
+static __global__ void __launch_bounds__(kTilesAtOnce* cuda::kWarp)
     add_groups_kernel(Matrix<float> out, Matrix<float> partial) {
   constexpr Index groups = kTile / kGroup;
   auto* sums = cuda::shared_memory<float[cuda::kWarp]>();

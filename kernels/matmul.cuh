@@ -127,10 +127,10 @@ void matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, boo
 }
 
 template <class T>
-void matmul_backward_weight(Cuda& dev, Matrix<float> dw, Input<T> dy, Input<T> x) {
+void matmul_backward_weight(Cuda& dev, Matrix<float> dw, Matrix<T> dy, Input<T> x) {
   for (Index t = ceil_div(x.rows, dev.tile) - 1; t >= 0; --t) {  // last to first
     const Rows tile = piece(t, dev.tile, x.rows);
-    const auto x_tile = x.slice(tile), dy_tile = dy.slice(tile);
+    const Input<T> x_tile = x.slice(tile), dy_tile = dy.slice(tile);
     cuda::Product{dw, CUBLAS_OP_N, x_tile, CUBLAS_OP_T, dy_tile, nullptr, dw, true, cuda::Along::sum}.compute(dev);
   }
 }

@@ -12,6 +12,10 @@
 
 namespace streambp {
 
+#ifndef __CUDACC__
+inline const bool kPoisoned = Arena::poison = true;
+#endif
+
 // A matrix with memory of its own, filled with normal noise.
 template <class T>
 struct Owned {

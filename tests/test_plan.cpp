@@ -13,7 +13,7 @@ void expect_plan_is_the_arena(const Config& c, Index rows, const Schedule& sched
   const Usage usage = plan(settings, rows, schedule);
   Cpu dev(usage.peak);
   Trainer<Cpu, T> trainer(dev, c, rows, kind);
-  initialise(dev, trainer.model, 1, 0.1);
+  trainer.initialise(1, 0.1);
   if (kind == OptimizerKind::none) {
     for (Index i = 0; i < micro_batches; ++i) {
       const Batch batch = packed(c, {rows}, static_cast<std::uint64_t>(i));

@@ -18,7 +18,7 @@ TEST(Trainer, StepsAreAdamWOnTheReferencesGradient) {
   const Schedule schedule = Schedule::stream(kTile, kTile);
   Cpu dev(plan(settings, batches[1].size(), schedule).peak);
   Trainer<Cpu, double> trainer(dev, c, batches[1].size(), OptimizerKind::adamw);
-  initialise(dev, trainer.model, 3, 0.15);
+  trainer.initialise(3, 0.15);
 
   std::vector<Owned<double>> storage;
   Tensors<double> weights(c);
@@ -80,7 +80,7 @@ TEST(Trainer, ABrokenStepLeavesTheWeightsAndNoGradient) {
   auto trained = [&](bool broken_first) {
     Cpu dev(plan(settings, batch.size(), schedule).peak);
     Trainer<Cpu, float> trainer(dev, c, batch.size(), OptimizerKind::adamw);
-    initialise(dev, trainer.model, 1, 0.1);
+    trainer.initialise(1, 0.1);
     if (broken_first) {
       float& weight = trainer.model.weights.norm(0, 0);
       const float start = std::exchange(weight, INFINITY);
@@ -100,7 +100,7 @@ TEST(Trainer, EvaluationIsTheTrainingLossWhateverTheChunks) {
     const Schedule schedule = Schedule::stream(kTile, kTile);
     Cpu dev(plan(settings, batch.size(), schedule).peak);
     Trainer<Cpu, double> trainer(dev, family.config, batch.size(), OptimizerKind::none);
-    initialise(dev, trainer.model, 3, 0.15);
+    trainer.initialise(3, 0.15);
     const double loss = trainer.accumulate(&batch, batch.target_count(), schedule);
     trainer.release_gradient();
     EXPECT_EQ(trainer.evaluate(batch, schedule), loss) << family.name;
@@ -152,7 +152,7 @@ TEST(Generate, TokenByTokenGivesTheLogitsOfTheWholeText) {
     const Batch batch = packed(c, {300});
     Cpu dev(std::size_t{1} << 28);
     Trainer<Cpu, double> trainer(dev, c, batch.size(), OptimizerKind::none);
-    initialise(dev, trainer.model, 3, 0.15);
+    trainer.initialise(3, 0.15);
     trainer.load(batch);
     Walk<Cpu, double> walk(dev, trainer.model, trainer.view, {Keep::nothing, kTile, kTile});
     const Matrix<double> whole = walk.logits(walk.forward().output);

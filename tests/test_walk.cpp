@@ -110,7 +110,7 @@ TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
     const std::size_t planned = plan(settings, batches[1].size(), schedule).peak;
     Cpu dev(planned);
     Trainer<Cpu, double> trainer(dev, c, batches[1].size(), OptimizerKind::none);
-    initialise(dev, trainer.model, 3, 0.15);
+    trainer.initialise(3, 0.15);
     double loss = 0;
     for (const Batch& b : batches) loss += trainer.accumulate(&b, targets, schedule);
     const HostGradient gradient(dev, c, trainer.grad);

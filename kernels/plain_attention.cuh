@@ -1,0 +1,191 @@
+// Attention in float32 on the GPU, for verification: a warp for each row of each head, 32 partners at a time. In turn a
+// lane takes one partner, to compute its score, and some of the head's numbers, to add up what the scores weigh.
+#pragma once
+
+#include "attention_shape.cuh"
+#include "cuda.cuh"
+#include "math.cuh"
+
+namespace streambp::cuda {
+
+constexpr int kPlainWarps = 4, kPlainThreads = kPlainWarps * kWarp, kMostDims = 256;
+
+struct PlainInput {
+  Matrix<const float> q, k, v;
+  Matrix<const std::int32_t> key_begin;
+  Rows rows;
+  AttentionShape shape;
+  float scale;
+};
+
+__device__ inline float dot(const float* a, const float* b, Index n) {
+  float sum = 0;
+  for (Index j = 0; j < n; ++j) sum += a[j] * b[j];
+  return sum;
+}
+
+// The numbers of a head that a lane adds up: lane, lane + 32, ...
+struct HeadSum {
+  float x[kMostDims / kWarp] = {};
+
+  template <class F>
+  __device__ void for_each(Index dim, F&& f) {
+    for (int i = 0; i < kMostDims / kWarp; ++i) {
+      const Index d = threadIdx.x % kWarp + i * kWarp;
+      if (d < dim) f(x[i], d);
+    }
+  }
+};
+
+// Warps of a block have rows next to each other; a head for each blockIdx.y.
+__device__ inline Index row_of_warp() { return static_cast<Index>(blockIdx.x) * kPlainWarps + threadIdx.x / kWarp; }
+
+static __global__ void __launch_bounds__(kPlainThreads)
+    plain_attention_kernel(PlainInput in, Matrix<float> out, Matrix<float> lse) {
+  const Index i = row_of_warp(), h = blockIdx.y, dim = in.shape.head_dim, row = in.rows.begin + i;
+  if (row >= in.rows.end) return;
+  const Index kv = h / (in.shape.heads / in.shape.kv_heads) * dim, lane = threadIdx.x % kWarp;
+  float* p = shared_memory<float[kWarp]>()[threadIdx.x / kWarp];
+  const float* q = in.q.row(i) + h * dim;
+  const Rows keys = keys_of(row, in.key_begin, in.shape.window);
+  HeadSum o;
+  float maximum = -INFINITY, sum = 0;
+  for (Index begin = keys.begin / kWarp * kWarp; begin < keys.end; begin += kWarp) {
+    const Index key = begin + lane;
+    const bool visible = keys.begin <= key && key < keys.end;
+    const float s = visible ? dot(q, in.k.row(key) + kv, dim) * in.scale : -INFINITY;
+    const float now = fmaxf(maximum, warp_max(s)), shrink = maximum == -INFINITY ? 0 : exponential(maximum - now);
+    p[lane] = visible ? exponential(s - now) : 0;
+    sum = sum * shrink + warp_sum(p[lane]);
+    maximum = now;
+    __syncwarp();
+    o.for_each(dim, [&](float& x, Index d) {
+      x *= shrink;
+      for (Index j = most(begin, keys.begin); j < least(begin + kWarp, keys.end); ++j) {
+        x += p[j - begin] * in.v(j, kv + d);
+      }
+    });
+    __syncwarp();
+  }
+  o.for_each(dim, [&](float x, Index d) { out(i, h * dim + d) = x / sum; });
+  if (lane == 0) lse(i, h) = maximum + std::log(sum);
+}
+
+struct PlainGradient {
+  Matrix<const float> dout, lse, delta;
+};
+
+// P and dS of one query and one key.
+struct Score {
+  float p, ds;
+  __device__ Score(const PlainInput& in, const PlainGradient& gradient, Index i, Index h, Index key) {
+    const Index dim = in.shape.head_dim, kv = h / (in.shape.heads / in.shape.kv_heads) * dim;
+    const float s = dot(in.q.row(i) + h * dim, in.k.row(key) + kv, dim) * in.scale;
+    const float dp = dot(gradient.dout.row(i) + h * dim, in.v.row(key) + kv, dim);
+    p = exponential(s - gradient.lse(i, h));
+    ds = p * (dp - gradient.delta(i, h)) * in.scale;
+  }
+  __device__ Score() : p(0), ds(0) {}
+};
+
+static __global__ void __launch_bounds__(kPlainThreads)
+    plain_queries_kernel(PlainInput in, PlainGradient gradient, Matrix<float> dq) {
+  const Index i = row_of_warp(), h = blockIdx.y, dim = in.shape.head_dim, row = in.rows.begin + i;
+  if (row >= in.rows.end) return;
+  const Index kv = h / (in.shape.heads / in.shape.kv_heads) * dim, lane = threadIdx.x % kWarp;
+  Score* scores = shared_memory<Score[kWarp]>()[threadIdx.x / kWarp];
+  const Rows keys = keys_of(row, in.key_begin, in.shape.window);
+  HeadSum sum;
+  for (Index begin = keys.begin / kWarp * kWarp; begin < keys.end; begin += kWarp) {
+    const Index key = begin + lane;
+    scores[lane] = keys.begin <= key && key < keys.end ? Score(in, gradient, i, h, key) : Score();
+    __syncwarp();
+    sum.for_each(dim, [&](float& x, Index d) {
+      for (Index j = most(begin, keys.begin); j < least(begin + kWarp, keys.end); ++j) {
+        x += scores[j - begin].ds * in.k(j, kv + d);
+      }
+    });
+    __syncwarp();
+  }
+  sum.for_each(dim, [&](float x, Index d) { dq(i, h * dim + d) = x; });
+}
+
+// Queries from the last tile of 32 to the first, and for each tile the heads of the group.
+static __global__ void __launch_bounds__(kPlainThreads)
+    plain_keys_kernel(PlainInput in, PlainGradient gradient, Matrix<float> dk, Matrix<float> dv) {
+  const Index key = row_of_warp(), kv_head = blockIdx.y, dim = in.shape.head_dim, lane = threadIdx.x % kWarp;
+  const Index group = in.shape.heads / in.shape.kv_heads, kv = kv_head * dim, first_row = most(key, in.rows.begin);
+  if (key >= in.rows.end) return;
+  Score* scores = shared_memory<Score[kWarp]>()[threadIdx.x / kWarp];
+  HeadSum dk_sum, dv_sum;
+  dk_sum.for_each(dim, [&](float& x, Index d) { x = dk(key, kv + d); });
+  dv_sum.for_each(dim, [&](float& x, Index d) { x = dv(key, kv + d); });
+  for (Index begin = (in.rows.end - 1) / kWarp * kWarp; begin + kWarp > first_row; begin -= kWarp) {
+    const Index row = begin + lane, last = least(begin + kWarp, in.rows.end) - 1;
+    if (keys_of(most(begin, in.rows.begin), in.key_begin, in.shape.window).begin > key) continue;
+    for (Index h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+      const bool sees = first_row <= row && row <= last && keys_of(row, in.key_begin, in.shape.window).begin <= key;
+      scores[lane] = sees ? Score(in, gradient, row - in.rows.begin, h, key) : Score();
+      __syncwarp();
+      auto add_up = [&](HeadSum& sum, Matrix<const float> m, float Score::*weight) {
+        sum.for_each(dim, [&](float& x, Index d) {
+          for (Index j = last; j >= most(begin, first_row); --j) {
+            x += scores[j - begin].*weight * m(j - in.rows.begin, h * dim + d);
+          }
+        });
+      };
+      add_up(dv_sum, gradient.dout, &Score::p);
+      add_up(dk_sum, in.q, &Score::ds);
+      __syncwarp();
+    }
+  }
+  dk_sum.for_each(dim, [&](float x, Index d) { dk(key, kv + d) = x; });
+  dv_sum.for_each(dim, [&](float x, Index d) { dv(key, kv + d) = x; });
+}
+
+// delta = rowsum(dO * O) of each head, in either type
+template <class T>
+__global__ void __launch_bounds__(kPlainThreads)
+    attention_delta_kernel(Matrix<float> delta, Matrix<const T> dout, Matrix<const T> out, Index dim) {
+  const Index i = row_of_warp(), h = blockIdx.y;
+  if (i >= delta.rows) return;
+  float sum = 0;
+  for (Index d = h * dim + threadIdx.x % kWarp; d < (h + 1) * dim; d += kWarp) {
+    sum += static_cast<float>(dout(i, d)) * static_cast<float>(out(i, d));
+  }
+  sum = warp_sum(sum);
+  if (threadIdx.x % kWarp == 0) delta(i, h) = sum;
+}
+
+}  // namespace streambp::cuda
+
+namespace streambp::run {
+
+template <class T>
+void attention_delta(Cuda& dev, Matrix<float> delta, Matrix<const T> dout, Matrix<const T> out) {
+  cuda::launch(dev, cuda::attention_delta_kernel<T>, cuda::grid_of(ceil_div(delta.rows, cuda::kPlainWarps), delta.cols),
+               cuda::kPlainThreads, 0, delta, dout, out, out.cols / delta.cols);
+}
+
+inline void attention(Cuda& dev, Matrix<float> out, Matrix<float> lse, Input<float> q, Input<float> k, Input<float> v,
+                      Matrix<const std::int32_t> key_begin, Rows rows, const AttentionShape& shape) {
+  require(shape.head_dim <= cuda::kMostDims, "attention: heads of ", shape.head_dim, " are wider than the ",
+          cuda::kMostDims, " that a GPU attends with");
+  const cuda::PlainInput in{q, k, v, key_begin, rows, shape, static_cast<float>(shape.scale())};
+  cuda::launch(dev, cuda::plain_attention_kernel, cuda::grid_of(ceil_div(rows.size(), cuda::kPlainWarps), shape.heads),
+               cuda::kPlainThreads, cuda::kPlainThreads * sizeof(float), in, out, lse);
+}
+
+inline void attention_backward(Cuda& dev, Matrix<float> dq, Matrix<float> dk, Matrix<float> dv, Input<float> dout,
+                               Input<float> q, Input<float> k, Input<float> v, Input<float> lse, Input<float> delta,
+                               Matrix<const std::int32_t> key_begin, Rows rows, const AttentionShape& shape) {
+  const cuda::PlainInput in{q, k, v, key_begin, rows, shape, static_cast<float>(shape.scale())};
+  const cuda::PlainGradient gradient{dout, lse, delta};
+  constexpr std::size_t shared = cuda::kPlainThreads * sizeof(cuda::Score);
+  cuda::launch(dev, cuda::plain_queries_kernel, cuda::grid_of(ceil_div(rows.size(), cuda::kPlainWarps), shape.heads),
+               cuda::kPlainThreads, shared, in, gradient, dq);
+  cuda::launch(dev, cuda::plain_keys_kernel, cuda::grid_of(ceil_div(rows.end, cuda::kPlainWarps), shape.kv_heads),
+               cuda::kPlainThreads, shared, in, gradient, dk, dv);
+}
+
+}  // namespace streambp::run

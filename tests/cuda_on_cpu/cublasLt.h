@@ -1,0 +1,281 @@
+// The part of cuBLASLt that the program calls, in plain loops: D = alpha op(A) op(B) + beta C (+ bias).
+//
+// Matrices are stored by columns, as in BLAS. Every sum runs over ascending k in float32, whatever the shapes, so the
+// bits of a number of D depend on its own row of op(A), column of op(B), C and bias alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "cuda_runtime.h"
+
+enum cublasStatus_t {
+  CUBLAS_STATUS_SUCCESS = 0,
+  CUBLAS_STATUS_NOT_INITIALIZED = 1,
+  CUBLAS_STATUS_ALLOC_FAILED = 3,
+  CUBLAS_STATUS_INVALID_VALUE = 7,
+  CUBLAS_STATUS_ARCH_MISMATCH = 8,
+  CUBLAS_STATUS_MAPPING_ERROR = 11,
+  CUBLAS_STATUS_EXECUTION_FAILED = 13,
+  CUBLAS_STATUS_INTERNAL_ERROR = 14,
+  CUBLAS_STATUS_NOT_SUPPORTED = 15,
+  CUBLAS_STATUS_LICENSE_ERROR = 16
+};
+enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
+using cudaDataType = cudaDataType_t;
+enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
+enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
+enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 };
+enum cublasLtReductionScheme_t {
+  CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+  CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
+  CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+  CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
+  CUBLASLT_REDUCTION_SCHEME_MASK = 7
+};
+enum cublasLtMatmulDescAttributes_t {
+  CUBLASLT_MATMUL_DESC_TRANSA = 3,
+  CUBLASLT_MATMUL_DESC_TRANSB = 4,
+  CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+  CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+  CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26
+};
+enum cublasLtMatmulPreferenceAttributes_t {
+  CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+  CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
+};
+
+struct cublasLtContext {};
+struct cublasLtMatmulDescOpaque_t {
+  cublasOperation_t transa = CUBLAS_OP_N, transb = CUBLAS_OP_N;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+  std::int32_t bias_type = -1;  // -1: that of D
+};
+struct cublasLtMatrixLayoutOpaque_t {
+  cudaDataType type;
+  std::uint64_t rows, cols;
+  std::int64_t stride;  // elements from one column to the next
+};
+struct cublasLtMatmulPreferenceOpaque_t {};
+using cublasLtHandle_t = cublasLtContext*;
+using cublasLtMatmulDesc_t = cublasLtMatmulDescOpaque_t*;
+using cublasLtMatrixLayout_t = cublasLtMatrixLayoutOpaque_t*;
+using cublasLtMatmulPreference_t = cublasLtMatmulPreferenceOpaque_t*;
+struct cublasLtMatmulAlgo_t {
+  std::uint64_t data[8];
+};
+struct cublasLtMatmulHeuristicResult_t {
+  cublasLtMatmulAlgo_t algo;
+  std::size_t workspaceSize;
+  cublasStatus_t state;
+  float wavesCount;
+  int reserved[4];
+};
+
+namespace cuda_on_cpu {
+
+struct StatusName {
+  cublasStatus_t status;
+  const char *name, *text;
+};
+inline constexpr StatusName kStatusNames[] = {
+    {CUBLAS_STATUS_SUCCESS, "CUBLAS_STATUS_SUCCESS", "success"},
+    {CUBLAS_STATUS_NOT_INITIALIZED, "CUBLAS_STATUS_NOT_INITIALIZED", "the library was not initialized"},
+    {CUBLAS_STATUS_ALLOC_FAILED, "CUBLAS_STATUS_ALLOC_FAILED", "the resource allocation failed"},
+    {CUBLAS_STATUS_INVALID_VALUE, "CUBLAS_STATUS_INVALID_VALUE", "an unsupported value or parameter was passed"},
+    {CUBLAS_STATUS_ARCH_MISMATCH, "CUBLAS_STATUS_ARCH_MISMATCH", "the device lacks a feature that is required"},
+    {CUBLAS_STATUS_MAPPING_ERROR, "CUBLAS_STATUS_MAPPING_ERROR", "an access to GPU memory space failed"},
+    {CUBLAS_STATUS_EXECUTION_FAILED, "CUBLAS_STATUS_EXECUTION_FAILED", "the GPU program failed to execute"},
+    {CUBLAS_STATUS_INTERNAL_ERROR, "CUBLAS_STATUS_INTERNAL_ERROR", "an internal operation failed"},
+    {CUBLAS_STATUS_NOT_SUPPORTED, "CUBLAS_STATUS_NOT_SUPPORTED", "the functionality requested is not supported"},
+    {CUBLAS_STATUS_LICENSE_ERROR, "CUBLAS_STATUS_LICENSE_ERROR", "the license check failed"}};
+inline constexpr StatusName kUnknownStatus{CUBLAS_STATUS_INTERNAL_ERROR, "unknown", "unknown"};
+inline const StatusName& status_name(cublasStatus_t status) {
+  for (const StatusName& s : kStatusNames) {
+    if (s.status == status) return s;
+  }
+  return kUnknownStatus;
+}
+
+template <class T>
+cublasStatus_t set_attribute(T& field, const void* value, std::size_t bytes) {
+  if (!value || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&field, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class T, class... Fields>
+cublasStatus_t create(T** object, Fields... fields) {
+  if (!object) return CUBLAS_STATUS_INVALID_VALUE;
+  *object = new T{fields...};
+  return CUBLAS_STATUS_SUCCESS;
+}
+template <class T>
+cublasStatus_t destroy(T* object) {
+  delete object;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+inline float number_at(const void* data, int type, std::size_t i) {
+  if (type == CUDA_R_32F) return static_cast<const float*>(data)[i];
+  return low_bf16(static_cast<const std::uint16_t*>(data)[i]);
+}
+inline void put_number(void* data, int type, std::size_t i, float x) {
+  if (type == CUDA_R_32F)
+    static_cast<float*>(data)[i] = x;
+  else
+    static_cast<std::uint16_t*>(data)[i] = static_cast<std::uint16_t>(round_to_bf16(x));
+}
+
+struct Product {
+  std::size_t m, n, k;  // D is m x n, the sums have k terms
+};
+
+inline cublasStatus_t check_product(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                    cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, Product* product = nullptr) {
+  if (!op || !a || !b || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
+  const bool ta = op->transa != CUBLAS_OP_N, tb = op->transb != CUBLAS_OP_N;
+  const Product p{ta ? a->cols : a->rows, tb ? b->rows : b->cols, ta ? a->rows : a->cols};
+  for (const auto* matrix : {a, b, c, d}) {
+    if (matrix->stride < static_cast<std::int64_t>(matrix->rows) || matrix->rows == 0 || matrix->cols == 0)
+      return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if ((tb ? b->cols : b->rows) != p.k || c->rows != p.m || d->rows != p.m || c->cols != p.n || d->cols != p.n)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (op->epilogue == CUBLASLT_EPILOGUE_BIAS && !op->bias) return CUBLAS_STATUS_INVALID_VALUE;
+  // The combinations that the library computes in float32.
+  const bool narrows = a->type == CUDA_R_32F && d->type == CUDA_R_16BF;
+  if (a->type != b->type || c->type != d->type || narrows) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (product) *product = p;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace cuda_on_cpu
+
+inline const char* cublasGetStatusName(cublasStatus_t status) { return cuda_on_cpu::status_name(status).name; }
+inline const char* cublasGetStatusString(cublasStatus_t status) { return cuda_on_cpu::status_name(status).text; }
+
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return cuda_on_cpu::create(handle); }
+inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return cuda_on_cpu::destroy(handle); }
+
+inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* op, cublasComputeType_t compute,
+                                               cudaDataType_t scale) {
+  if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  return cuda_on_cpu::create(op);
+}
+inline const char* cublasLtGetStatusString(cublasStatus_t status) { return cublasGetStatusString(status); }
+inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t op) { return cuda_on_cpu::destroy(op); }
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttributes_t attribute,
+                                                     const void* value, std::size_t bytes) {
+  if (!op) return CUBLAS_STATUS_INVALID_VALUE;
+  if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) return cuda_on_cpu::set_attribute(op->transa, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) return cuda_on_cpu::set_attribute(op->transb, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE) return cuda_on_cpu::set_attribute(op->epilogue, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER) return cuda_on_cpu::set_attribute(op->bias, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE) return cuda_on_cpu::set_attribute(op->bias_type, value, bytes);
+  return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, std::uint64_t rows,
+                                                 std::uint64_t cols, std::int64_t stride) {
+  return cuda_on_cpu::create(layout, type, rows, cols, stride);
+}
+inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t m) { return cuda_on_cpu::destroy(m); }
+
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) { return cuda_on_cpu::create(p); }
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return cuda_on_cpu::destroy(p); }
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                           cublasLtMatmulPreferenceAttributes_t attribute,
+                                                           const void* value, std::size_t bytes) {
+  const std::size_t expected = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4;
+  return preference && value && bytes == expected ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              const cublasLtMatmulAlgo_t* algorithm,
+                                              cublasLtMatmulHeuristicResult_t* result) {
+  if (!handle || !algorithm || !result) return CUBLAS_STATUS_INVALID_VALUE;
+  const cublasStatus_t status = cuda_on_cpu::check_product(op, a, b, c, d);
+  *result = {*algorithm, 0, status, 1, {}};
+  return status;
+}
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
+                                                     cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                     cublasLtMatmulPreference_t preference, int requested,
+                                                     cublasLtMatmulHeuristicResult_t results[], int* returned) {
+  if (!preference || requested <= 0 || !results || !returned) return CUBLAS_STATUS_INVALID_VALUE;
+  const cublasLtMatmulAlgo_t algorithm{};
+  const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, op, a, b, c, d, &algorithm, &results[0]);
+  *returned = status == CUBLAS_STATUS_SUCCESS ? 1 : 0;
+  return status;
+}
+
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const void* alpha_pointer,
+                                     const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                                     cublasLtMatrixLayout_t b_layout, const void* beta_pointer, const void* c,
+                                     cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                                     const cublasLtMatmulAlgo_t*, void*, std::size_t, cudaStream_t) {
+  using namespace cuda_on_cpu;
+  using Four = float __attribute__((vector_size(16)));   // what every processor multiplies at once
+  constexpr std::size_t kFours = 8, kRows = 4 * kFours;  // rows of D computed together, in registers
+
+  Product p{};
+  const cublasStatus_t status = check_product(op, a_layout, b_layout, c_layout, d_layout, &p);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  if (!handle || !alpha_pointer || !a || !b || !beta_pointer || !d) return CUBLAS_STATUS_INVALID_VALUE;
+  const float alpha = *static_cast<const float*>(alpha_pointer), beta = *static_cast<const float*>(beta_pointer);
+  if (beta != 0 && !c) return CUBLAS_STATUS_INVALID_VALUE;
+  const int bias_type = op->bias_type < 0 ? d_layout->type : op->bias_type;
+  const auto stride = [](cublasLtMatrixLayout_t m) { return static_cast<std::size_t>(m->stride); };
+
+  // op(B) as float32, column by column.
+  std::vector<float> b_panel(p.n * p.k);
+  for (std::size_t j = 0; j < p.n; ++j) {
+    for (std::size_t k = 0; k < p.k; ++k) {
+      const std::size_t i = op->transb == CUBLAS_OP_N ? k + j * stride(b_layout) : j + k * stride(b_layout);
+      b_panel[j * p.k + k] = number_at(b, b_layout->type, i);
+    }
+  }
+  std::vector<float> a_panel(kRows * p.k);
+  for (std::size_t first = 0; first < p.m; first += kRows) {
+    const std::size_t rows = std::min(kRows, p.m - first);
+    // These rows of op(A) as float32, column by column. Missing rows stay as they are; their sums are not used.
+    for (std::size_t k = 0; k < p.k; ++k) {
+      for (std::size_t r = 0; r < rows; ++r) {
+        const std::size_t i = first + r;
+        a_panel[k * kRows + r] = number_at(
+            a, a_layout->type, op->transa == CUBLAS_OP_N ? i + k * stride(a_layout) : k + i * stride(a_layout));
+      }
+    }
+    for (std::size_t j = 0; j < p.n; ++j) {
+      Four sums[kFours] = {};
+      for (std::size_t k = 0; k < p.k; ++k) {
+        const float b_kj = b_panel[j * p.k + k];
+#pragma GCC unroll 8
+        for (std::size_t r = 0; r < kFours; ++r) {
+          Four a_rk;
+          std::memcpy(&a_rk, &a_panel[k * kRows + 4 * r], sizeof(Four));
+          sums[r] += a_rk * b_kj;
+        }
+      }
+      for (std::size_t r = 0; r < rows; ++r) {
+        const std::size_t i = first + r;
+        float value = alpha * sums[r / 4][r % 4];
+        if (beta != 0) value += beta * number_at(c, c_layout->type, i + j * stride(c_layout));
+        if (op->epilogue == CUBLASLT_EPILOGUE_BIAS) value += number_at(op->bias, bias_type, i);
+        put_number(d, d_layout->type, i + j * stride(d_layout), value);
+      }
+    }
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,93 @@
+// What the tests of the Cuda device share. They run on a GPU, where there is one, and emulated on the CPU.
+#pragma once
+
+#include "support.cuh"
+
+namespace streambp {
+
+#ifdef CUDA_ON_CPU
+constexpr bool kEmulated = true;
+#else
+constexpr bool kEmulated = false;
+#endif
+
+// Sizes for a GPU, for the emulation, and for the emulation under sanitizers, which is ten times slower still.
+template <class T>
+T sized(T on_gpu, T emulated, T sanitized) {
+#ifdef __SANITIZE_ADDRESS__
+  return sanitized;
+#else
+  static_cast<void>(sanitized);
+  return kEmulated ? emulated : on_gpu;
+#endif
+}
+
+// Skips a test that needs a GPU where there is none, and says so.
+class GpuTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = cuda::unusable();
+    if (!reason.empty()) GTEST_SKIP() << "no GPU: " << reason;
+  }
+};
+
+// Runs f once on a GPU; emulated, once for each order in which threads may run, since a missing barrier shows in some.
+template <class F>
+void in_every_order(F&& f) {
+#ifdef CUDA_ON_CPU
+  for (const auto schedule :
+       {cuda_on_cpu::Schedule::forward, cuda_on_cpu::Schedule::backward, cuda_on_cpu::Schedule::shuffled}) {
+    cuda_on_cpu::schedule = schedule;
+    SCOPED_TRACE("order of threads " + std::to_string(static_cast<int>(schedule)));
+    f();
+  }
+  cuda_on_cpu::schedule = cuda_on_cpu::Schedule::forward;
+#else
+  f();
+#endif
+}
+
+template <class T>
+constexpr double kRounding = std::is_same_v<T, BFloat16> ? 1e-2 : 3e-6;
+
+// The same numbers on the host in double, and on the GPU in T.
+template <class T>
+struct Twin {
+  Owned<double> host;
+  Matrix<T> gpu;
+
+  Twin(Cuda& dev, Index rows, Index cols, std::uint64_t seed, double spread = 1, double mean = 0)
+      : host(rows, cols, seed, spread, mean), gpu(dev.allocate<T>(rows, cols, Kind::chunk)) {
+    for (double& x : *host.storage) x = static_cast<double>(static_cast<T>(static_cast<float>(x)));
+    dev.upload(gpu, std::vector<T>(host.storage->begin(), host.storage->end()).data());
+  }
+};
+
+// max |a - b| / max |b|, with anything that is no number as wrong as can be
+template <class T>
+double error_of(Cuda& dev, const Twin<T>& twin) {
+  double error = 0, largest = 0;
+  const std::vector<T> values = to_host(dev, twin.gpu);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double truth = (*twin.host.storage)[i], difference = std::abs(static_cast<double>(values[i]) - truth);
+    error = std::isfinite(difference) ? std::max(error, difference) : INFINITY;
+    largest = std::max(largest, std::abs(truth));
+  }
+  return largest > 0 ? error / largest : error;
+}
+
+// Integers on both.
+struct TwinIntegers {
+  std::vector<std::int32_t> values;
+  Matrix<const std::int32_t> host, gpu;
+
+  TwinIntegers(Cuda& dev, std::vector<std::int32_t> v)
+      : values(std::move(v)), host(values.data(), 1, static_cast<Index>(values.size())) {
+    const auto matrix = dev.allocate<std::int32_t>(1, host.cols, Kind::stream);
+    dev.upload(matrix, values.data());
+    gpu = matrix;
+  }
+  TwinIntegers(const TwinIntegers&) = delete;
+};
+
+}  // namespace streambp

@@ -1,0 +1,125 @@
+// The walk on the Cuda device: every family in every mode against the CPU's float64, bit for bit between modes and
+// chunks, in the memory that was planned; and training.
+#include "../data/stories.cuh"
+#include "../data/text.cuh"
+#include "gpu.cuh"
+
+namespace streambp {
+namespace {
+
+constexpr Index kTestTile = kTile;  // of the device: so that short streams have several
+
+class GpuWalk : public testing::TestWithParam<Family> {
+ protected:
+  void SetUp() override {
+    const std::string reason = cuda::unusable();
+    if (!reason.empty()) GTEST_SKIP() << "no GPU: " << reason;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Families, GpuWalk, testing::ValuesIn(families()), PrintFamily());
+
+std::vector<std::pair<std::string, Schedule>> schedules(Index rows) {
+  const std::pair<std::string, Schedule> full = {"full", Schedule::full(rows)},
+                                         stream = {"stream", Schedule::stream(kTile, kTile)},
+                                         checkpoint = {"checkpoint", Schedule::checkpoint(rows)},
+                                         wider = {"stream by two tiles", Schedule::stream(2 * kTile, kTile)};
+  if (sized(true, false, false)) return {full, stream, checkpoint, wider};
+  return {full, stream};
+}
+
+template <class T, class G>
+void expect_gradient(const Config& c, double tolerance) {
+  const std::vector<Index> documents =
+      sized<std::vector<Index>>({5, 300, 1, 220, 60, 1037}, {5, 300, 1, 220, 60, 37}, {5, 170, 1, 120});
+  const Batch batch = packed(c, documents);
+  const GradientRun truth = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights());
+  std::optional<GradientRun> first;
+  for (const auto& [name, schedule] : schedules(batch.size())) {
+    const GradientRun run = run_gradient<Cuda, T, G>(c, batch, schedule, random_weights(), kTestTile);
+    const Difference error = run.gradient.difference(truth.gradient);
+    EXPECT_LE(error.relative, tolerance) << name << ": " << error.tensor;
+    EXPECT_NEAR(run.loss, truth.loss, tolerance * truth.loss) << name;
+    EXPECT_EQ(run.peak, run.planned) << name << ": the plan and the arena disagree";
+    if (!first) first = run;
+    EXPECT_TRUE(run.gradient == first->gradient) << name << ": " << run.gradient.difference(first->gradient).tensor;
+    EXPECT_EQ(run.loss, first->loss) << name;
+    EXPECT_EQ(run.logp, first->logp) << name;
+  }
+}
+
+TEST_P(GpuWalk, GradientInFloat32) { expect_gradient<float, float>(GetParam().config, 1e-5); }
+TEST_P(GpuWalk, GradientInBFloat16) { expect_gradient<BFloat16, BFloat16>(GetParam().config, 0.06); }
+
+class GpuTraining : public GpuTest {};
+
+TEST_F(GpuTraining, AWideGradientIsTheNarrowOneBeforeItsRounding) {
+  const Config c = families()[3].config;
+  const Batch batch = packed(c, {200, 100});
+  const Schedule schedule = Schedule::stream(kTile, kTile);
+  const auto narrow = run_gradient<Cuda, BFloat16, BFloat16>(c, batch, schedule, random_weights(), kTestTile);
+  const auto wide = run_gradient<Cuda, BFloat16, float>(c, batch, schedule, random_weights(), kTestTile);
+  for (std::size_t i = 0; i < wide.gradient.values.size(); ++i) {
+    for (std::size_t j = 0; j < wide.gradient.values[i].size(); ++j) {
+      const BFloat16 rounded(static_cast<float>(wide.gradient.values[i][j]));
+      const double other = narrow.gradient.values[i][j];
+      const bool embedding = wide.gradient.parameters[i].name == "model.embed_tokens.weight";  // rounded twice: tied
+      if (embedding) continue;
+      ASSERT_EQ(static_cast<double>(rounded), other) << wide.gradient.parameters[i].name << ", entry " << j;
+    }
+  }
+}
+
+// Losses of a few steps of training.
+template <class Device, class T, class G, class M>
+std::vector<double> losses(OptimizerKind kind, Index steps, auto... device_settings) {
+  const Config c = make_config("llama", 256, 64, 2, 4, 2, 16, 96, 0, false);
+  const Text text(stories(1, 1 << 16), 0.1, 128, "stories");
+  const OptimizerSettings settings{.rate = 5e-3, .warmup = 3, .steps = steps};
+  const Schedule schedule = Schedule::stream(kTile, kTile);
+  StepSettings s{c, DType::f32, kind, 1};
+  s.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : DType::f32;
+  s.wide_gradient = sizeof(G) > sizeof(T);
+  Device dev(plan(s, 256, schedule).peak, device_settings...);
+  Trainer<Device, T, G, M> trainer(dev, c, 256, kind);
+  trainer.initialise(1);
+  std::vector<double> result;
+  for (Index step = 1; step <= steps; ++step) {
+    result.push_back(trainer.step({text.batch(1, step, 0, 2, 128)}, schedule, settings, step).loss);
+  }
+  EXPECT_EQ(dev.arena.peak(), dev.arena.capacity());
+  return result;
+}
+
+TEST_F(GpuTraining, FollowsTheCpusCurve) {
+  const Index steps = sized<Index>(200, 12, 3);
+  const auto cpu = losses<Cpu, float, float, float>(OptimizerKind::adamw, steps);
+  const auto f32 = losses<Cuda, float, float, float>(OptimizerKind::adamw, steps, kTestTile);
+  const auto mixed = losses<Cuda, BFloat16, BFloat16, float>(OptimizerKind::adamw, steps, kTestTile);
+  const auto wide = losses<Cuda, BFloat16, float, float>(OptimizerKind::adamw, steps, kTestTile);
+  const auto pure = losses<Cuda, BFloat16, BFloat16, BFloat16>(OptimizerKind::adamw_pure, steps, kTestTile);
+  EXPECT_LT(cpu.back(), cpu.front() - sized(1.5, 0.5, 0.0));
+  for (std::size_t i = 0; i < std::min<std::size_t>(cpu.size(), 12); ++i) {
+    EXPECT_NEAR(f32[i], cpu[i], 1e-4 * cpu[i]) << "float32, step " << i + 1;
+    EXPECT_NEAR(mixed[i], cpu[i], 2e-2 * cpu[i]) << "bfloat16, step " << i + 1;
+    EXPECT_NEAR(wide[i], cpu[i], 2e-2 * cpu[i]) << "bfloat16 with a float32 gradient, step " << i + 1;
+    EXPECT_NEAR(pure[i], cpu[i], 3e-2 * cpu[i]) << "pure bfloat16, step " << i + 1;
+  }
+  for (const auto& curve : {f32, mixed, wide, pure}) EXPECT_NEAR(curve.back(), cpu.back(), 0.1 * cpu.back());
+}
+
+// A step repeated gives the same bits: nothing depends on which block comes first.
+TEST_F(GpuTraining, RepeatsBitForBit) {
+  const auto run = [] { return losses<Cuda, BFloat16, BFloat16, BFloat16>(OptimizerKind::adamw_pure, 3, kTestTile); };
+  const auto first = run();
+  in_every_order([&] { EXPECT_EQ(run(), first); });
+}
+
+TEST_F(GpuTraining, RefusesChunksThatAreNoTiles) {
+  const Config c = families()[2].config;
+  const Batch batch = packed(c, {600});
+  EXPECT_THROW((run_gradient<Cuda, float>(c, batch, Schedule::stream(kTile, kTile), random_weights(), 2 * kTile)),
+               Error);
+}
+
+}  // namespace
+}  // namespace streambp
