@@ -30,6 +30,7 @@ class TrainCommand {
         "A run leaves metrics.jsonl and checkpoints in its output directory. --out DIR --resume continues it with\n"
         "the same bits as if it had never stopped, in any mode and with any chunk.");
     model.add_to(*app, "", false);
+    device.add_to(*app, {"auto", "f32", "bf16"}, {"adamw", "adamw-bf16"});
 
     group = "Data";
     option("--data", data, "Plain text to learn, its bytes as tokens (default: stories made by the program)");
@@ -43,7 +44,8 @@ class TrainCommand {
     group = "Memory";
     option("--mode", mode, "stream, checkpoint or full; the gradient has the same bits in each")
         ->check(CLI::IsMember({"stream", "checkpoint", "full"}));
-    CLI::Option* chunk_option = option("--chunk", chunk, "Stream mode: rows whose activations exist at once");
+    CLI::Option* chunk_option = option("--chunk", chunk, "Stream mode: rows whose activations exist at once")
+                                    ->default_str("512; on a GPU 2048");
     option("--memory", memory, "Stream mode: budget, such as 512MiB; the largest chunk that fits is used")
         ->default_str("")
         ->excludes(chunk_option);
@@ -74,8 +76,6 @@ class TrainCommand {
 
  private:
   using Clock = std::chrono::steady_clock;
-  using Trainer = streambp::Trainer<Cpu, float>;
-
   template <class V>
   CLI::Option* option(const std::string& name, V& value, const std::string& help) {
     return app->add_option(name, value, help)->capture_default_str()->group(group);
@@ -88,11 +88,19 @@ class TrainCommand {
 
     const Text text(data.empty() ? stories(seed, std::size_t{1} << 21) : read_file(data, std::size_t{1} << 36),
                     evaluation_fraction, length, text_name());
-    const Config config = configuration();
-    const Schedule schedule = choose_schedule(config);
+    settings = device.settings(configuration(), micro_batches);
+    device.dtype = settings.dtype == DType::bf16 ? "bf16" : "f32";  // what "auto" came to belongs to the run
+    const Schedule schedule = choose_schedule();
+    on_device(device.gpu(), settings, [&]<class Device, class T, class G, class M>() {
+      machine_rate = matmul_rate<Device, T>();
+      Device dev(capacity<T, G, M>(schedule));
+      Trainer<Device, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer);
+      train(trainer, text, schedule, checkpoint);
+    });
+  }
 
-    Cpu dev(capacity(config, schedule));
-    Trainer trainer(dev, config, documents * length, OptimizerKind::adamw);
+  template <class Trainer>
+  void train(Trainer& trainer, const Text& text, const Schedule& schedule, const fs::path& checkpoint) {
     Index step = 0;
     if (checkpoint.empty()) {
       trainer.initialise(seed);
@@ -100,7 +108,7 @@ class TrainCommand {
       step = load_checkpoint(checkpoint, text, trainer);
     }
     open_output(step);
-    announce(config, schedule, dev, step);
+    announce(schedule, trainer.dev.arena.capacity(), step);
 
     if (step == 0) evaluate(trainer, text, schedule, step);
     const Index last = stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps;
@@ -109,10 +117,11 @@ class TrainCommand {
       ++step;
       std::vector<Batch> batches;
       for (Index i = 0; i < micro_batches; ++i) batches.push_back(text.batch(seed, step, i, documents, length));
-      dev.reset_work();
+      trainer.dev.reset_work();
       const auto step_start = Clock::now();
       const StepResult result = trainer.step(batches, schedule, optimizer, step);
-      report(step, last, result, dev, std::chrono::duration<double>(Clock::now() - step_start).count());
+      trainer.dev.synchronize();
+      report(step, last, result, trainer.dev, std::chrono::duration<double>(Clock::now() - step_start).count());
       const bool at_end = step == last;
       if (at_end || (evaluation_interval > 0 && step % evaluation_interval == 0))
         evaluate(trainer, text, schedule, step);
@@ -146,6 +155,7 @@ class TrainCommand {
     f("--accumulate", micro_batches), f("--eval-fraction", evaluation_fraction), f("--steps", optimizer.steps);
     f("--rate", optimizer.rate), f("--warmup", optimizer.warmup), f("--decay", optimizer.decay);
     f("--clip", optimizer.clip), f("--seed", seed);
+    f("--dtype", device.dtype), f("--grad-dtype", device.gradient), f("--optimizer", device.optimizer);
   }
 
   void restore_options(const fs::path& checkpoint) {
@@ -193,38 +203,42 @@ class TrainCommand {
     return options.config(length);
   }
 
-  Schedule choose_schedule(const Config& config) {
+  Schedule choose_schedule() {
     const Index rows = documents * length;
     const Mode chosen = mode == "full" ? Mode::full : mode == "checkpoint" ? Mode::checkpoint : Mode::stream;
     require(chosen == Mode::stream || (app->count("--chunk") == 0 && memory.empty()),
             "--chunk and --memory belong to --mode stream; ", mode, " mode has the whole stream as its chunk");
+    if (app->count("--chunk") == 0) chunk = std::max<Index>(settings.tile, 512);
     if (!memory.empty()) {
-      const StepSettings settings = step_settings(config);
       const std::size_t budget = parse_bytes(memory);
       chunk = chunk_for_budget(settings, rows, budget);
       require(chunk > 0, "a step needs at least ",
-              human_bytes(plan(settings, rows, schedule_for(chosen, config, rows, kTile)).peak),
-              ", more than --memory ", memory, "; give more, or a smaller --batch, --length or model");
+              human_bytes(plan(settings, rows, schedule_of(chosen, settings.tile)).peak), ", more than --memory ",
+              memory, "; give more, or a smaller --batch, --length or model");
     }
-    check_chunk(chunk);
-    return schedule_for(chosen, config, rows, chunk);
+    check_chunk(chunk, settings.tile);
+    const Schedule schedule = schedule_of(chosen, chunk);
+    require_room(settings, chosen, rows, chunk, plan(settings, rows, schedule).peak, free_memory(device.gpu()));
+    return schedule;
   }
 
-  StepSettings step_settings(const Config& config) const {
-    return {config, DType::f32, OptimizerKind::adamw, micro_batches};
+  Schedule schedule_of(Mode mode, Index chunk) const {
+    return schedule_for(mode, settings.config, documents * length, chunk, settings.tile);
   }
 
   // What the run will allocate: a step, an evaluation and a sample, each run on the Plan device.
-  std::size_t capacity(const Config& config, const Schedule& schedule) const {
+  template <class T, class G, class M>
+  std::size_t capacity(const Schedule& schedule) const {
     Plan dev;
-    streambp::Trainer<Plan, float> trainer(dev, config, documents * length, OptimizerKind::adamw);
-    trainer.plan_step(micro_batches, schedule, OptimizerKind::adamw);
+    Trainer<Plan, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer);
+    trainer.plan_step(micro_batches, schedule, settings.optimizer);
     trainer.plan_evaluation(schedule);
-    std::vector<float> logits;
-    if (sample_length > 0) Generator<Plan, float>(dev, trainer.model, length).read(nullptr, logits);
+    std::vector<T> logits;
+    if (sample_length > 0) Generator<Plan, T>(dev, trainer.model, length).read(nullptr, logits);
     return dev.arena.peak();
   }
 
+  template <class Trainer>
   Index load_checkpoint(const fs::path& checkpoint, const Text& text, Trainer& trainer) {
     const Json json = Json::parse(read_file(checkpoint / "state.json"), nullptr, false);
     const Fields state(json, (checkpoint / "state.json").string());
@@ -266,15 +280,14 @@ class TrainCommand {
     metrics.open(path, std::ios::app);
   }
 
-  void announce(const Config& config, const Schedule& schedule, const Cpu& dev, Index step) {
-    machine_rate = matmul_rate<float>();
+  void announce(const Schedule& schedule, std::size_t capacity, Index step) const {
     const std::string chunked = mode == "stream" ? format(", chunks of %ld rows", schedule.chunk) : "";
-    std::printf("model    %s\n", describe(config).c_str());
+    std::printf("model    %s\n", describe(settings.config).c_str());
     std::printf("data     %s: %ld x %ld tokens x %ld micro-batches a step\n", data.empty() ? "stories" : data.c_str(),
                 documents, length, micro_batches);
-    std::printf("memory   %s, planned: mode %s%s\n", human_bytes(dev.arena.capacity()).c_str(), mode.c_str(),
-                chunked.c_str());
-    std::printf("machine  %d threads, matmul at %.0f GFLOP/s\n", omp_get_max_threads(), machine_rate / 1e9);
+    std::printf("memory   %s, planned: mode %s%s\n", human_bytes(capacity).c_str(), mode.c_str(), chunked.c_str());
+    std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(device.gpu()).c_str(), name(settings.dtype),
+                machine_rate / 1e9);
     std::printf("output   %s%s\n\n", out.c_str(), step > 0 ? format(", resumed after step %ld", step).c_str() : "");
     std::fflush(stdout);
   }
@@ -286,7 +299,7 @@ class TrainCommand {
     require(metrics.good(), out, "/metrics.jsonl: cannot write: ", std::strerror(errno));
   }
 
-  void report(Index step, Index last, const StepResult& result, const Cpu& dev, double seconds) {
+  void report(Index step, Index last, const StepResult& result, const DeviceBase& dev, double seconds) {
     const double tokens_per_second = static_cast<double>(micro_batches * documents * length) / seconds;
     const double utilisation = dev.flops() / seconds / machine_rate;
     const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
@@ -313,6 +326,7 @@ class TrainCommand {
   }
 
   // The held-out loss, and how it falls along a document: a model that uses its context does better late than early.
+  template <class Trainer>
   void evaluate(Trainer& trainer, const Text& text, const Schedule& schedule, Index step) {
     if (evaluation_fraction == 0) return;
     double loss = 0, halves[2] = {0, 0};
@@ -337,6 +351,7 @@ class TrainCommand {
     std::fflush(stdout);
   }
 
+  template <class Trainer>
   void save(Trainer& trainer, const Text& text, Index step) {
     Json state;
     state["step"] = step;
@@ -350,16 +365,17 @@ class TrainCommand {
 
   // --- After the loop ---
 
-  void sample(Trainer& trainer, const Text& text) {
+  template <class Device, class T, class G, class M>
+  void sample(Trainer<Device, T, G, M>& trainer, const Text& text) {
     if (prompt.empty()) prompt = text.prompt();
     const Index room = length - 1;
     const std::string begin = prompt.substr(0, static_cast<std::size_t>(room));
     std::string shown;
     for (unsigned char byte : begin) shown += static_cast<char>(printable(byte));
     std::printf("\nA sample, continuing \"%s\":\n\n%s", shown.c_str(), shown.c_str());
-    Generator<Cpu, float> generator(trainer.dev, trainer.model, length);
+    Generator<Device, T> generator(trainer.dev, trainer.model, length);
     const Random random(seed, 0x5a3b1e);
-    std::vector<float> logits;
+    std::vector<T> logits;
     for (unsigned char byte : begin) {
       const std::int32_t token = byte;
       generator.read(&token, logits);
@@ -382,6 +398,8 @@ class TrainCommand {
   CLI::App* app;
   std::string group;
   ModelOptions model;
+  DeviceOptions device;
+  StepSettings settings;
   std::string data, mode = "stream", memory, out, prompt;
   Index length = 768, documents = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
   Index evaluation_interval = 100, checkpoint_interval = 0;

@@ -15,14 +15,17 @@ class BenchCommand {
         "Runs forward, backward and the optimizer's update on random tokens, the modes in turn, and prints the median "
         "of\n"
         "several runs with the machine's matrix-multiplication rate, measured in the same run, as the yardstick.\n"
-        "FLOPs are those done, so that the recomputation of checkpoint and stream mode counts as work.\n\n"
+        "FLOPs are those done, so that the recomputation of checkpoint and stream mode counts as work. Modes that do\n"
+        "not fit into the device's memory are left out.\n\n"
         "  streambp bench                                   GPT-2 124M, one sequence of 1024\n"
-        "  streambp bench --chunk 256 512 1024 --profile    several chunks, and the time of each operation");
+        "  streambp bench --chunk 256 512 1024 --profile    several chunks, and the time of each operation\n"
+        "  streambp bench --model qwen3-8b --length 32768 --optimizer none --mode stream    on a GPU, in bf16");
     model.add_to(app, "--model", true);
+    device.add_to(app, {"auto", "f32", "bf16"}, {"none", "adamw", "adamw-bf16"});
     app.add_option("--length", length, "Tokens of the stream, one document")
         ->check(CLI::Range(1, 1 << 24))
         ->capture_default_str();
-    app.add_option("--chunk", stream_chunks, "One or more chunks for stream mode")->capture_default_str();
+    app.add_option("--chunk", stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048)");
     app.add_option("--mode", modes, "Only these modes")->check(CLI::IsMember({"full", "checkpoint", "stream"}));
     app.add_option("--repeat", repeat, "Measured runs of each, after one that is not")
         ->check(CLI::Range(1, 1000))
@@ -49,61 +52,106 @@ class BenchCommand {
   };
 
   void run() {
-    for (Index chunk : stream_chunks) check_chunk(chunk);
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
     const Config config = model.config(length);
     require(config.positions == Positions::rope || length <= config.max_length, "--length ", length,
             " is longer than the ", config.max_length, " positions that the model can learn");
-    const StepSettings settings{config, DType::f32, OptimizerKind::adamw, 1};
+    gpu = device.gpu();
+    settings = device.settings(config, 1);
+    if (stream_chunks.empty()) stream_chunks = {std::max<Index>(settings.tile, 512)};
+    for (Index chunk : stream_chunks) check_chunk(chunk, settings.tile);
+    std::printf("%s\n%s on %s, %ld tokens, optimizer %s, median of %ld\n\n", describe(config).c_str(),
+                name(settings.dtype), device_name(gpu).c_str(), length, device.optimizer.c_str(), repeat);
+    std::fflush(stdout);
+
     std::vector<Candidate> candidates;
-    std::size_t capacity = 0;
+    const std::size_t room = free_memory(gpu);
     auto add = [&](std::string label, Mode mode, Index chunk) {
       if (!modes.empty() && std::find(modes.begin(), modes.end(), name(mode)) == modes.end()) return;
-      const Schedule schedule = schedule_for(mode, config, length, chunk);
-      candidates.push_back({label, schedule, plan(settings, length, schedule).peak});
-      capacity = std::max(capacity, candidates.back().peak);
+      const Schedule schedule = schedule_for(mode, config, length, chunk, settings.tile);
+      const std::size_t peak = plan(settings, length, schedule).peak;
+      if (peak <= room) {
+        candidates.push_back({label, schedule, peak});
+      } else {
+        std::printf("%s needs %s, and %s are free: left out\n", label.c_str(), human_bytes(peak).c_str(),
+                    human_bytes(room).c_str());
+      }
     };
     add("full", Mode::full, 0);
     add("checkpoint", Mode::checkpoint, 0);
     for (Index chunk : stream_chunks) add(format("stream %ld", chunk), Mode::stream, chunk);
+    require(!candidates.empty(), "no mode fits into the memory; give a smaller --length or model");
+    on_device(gpu, settings, [&]<class Device, class T, class G, class M>() { measure<Device, T, G, M>(candidates); });
+  }
 
-    std::printf("%s\nfloat32, %ld tokens, AdamW, %d threads, median of %ld\n\n", describe(config).c_str(), length,
-                omp_get_max_threads(), repeat);
-    std::fflush(stdout);
-    Cpu dev(capacity);
-    Trainer<Cpu, float> trainer(dev, config, length, OptimizerKind::adamw);
+  template <class Device, class T, class G, class M>
+  void measure(std::vector<Candidate>& candidates) {
+    const auto by_peak = [](const Candidate& a, const Candidate& b) { return a.peak < b.peak; };
+    const std::size_t capacity = std::max_element(candidates.begin(), candidates.end(), by_peak)->peak;
+    std::vector<double> rates = {matmul_rate<Device, T>()};
+    const std::size_t free_before = free_memory(gpu);
+    Device dev(capacity);
+    Trainer<Device, T, G, M> trainer(dev, settings.config, length, settings.optimizer);
     trainer.initialise(1);
+    const Batch batch = random_document();
+    Index step = 0;
+    auto run_once = [&](const Schedule& schedule) {
+      dev.reset_work();
+      dev.synchronize();
+      const auto start = std::chrono::steady_clock::now();
+      if (settings.optimizer == OptimizerKind::none) {
+        trainer.release_gradient();
+        trainer.accumulate(&batch, length, schedule);
+      } else {
+        trainer.step({batch}, schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++step);
+      }
+      dev.synchronize();
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    };
+    for (Index i = 0; i <= repeat; ++i) {
+      if (!gpu) rates.push_back(matmul_rate<Device, T>());
+      for (Candidate& c : candidates) {
+        const double seconds = run_once(c.schedule);
+        if (i == 0) continue;  // the first run warms up
+        c.seconds.push_back(seconds);
+        c.flops = dev.flops();
+        c.work = dev.work();
+        if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s: %.3f s", c.label.c_str(), seconds);
+      }
+    }
+    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
+    std::sort(rates.begin(), rates.end());
+    rate = rates[rates.size() / 2];
+    if constexpr (!std::is_same_v<Device, Cpu>) {
+      driver_overhead = free_before - free_memory(gpu) - capacity;
+      dev.profile = profile;  // timing every operation slows a GPU down, so in a run of its own
+      for (Candidate& c : candidates) {
+        if (profile) run_once(c.schedule), c.work = dev.work();
+      }
+    }
+    print(candidates);
+  }
+
+  Batch random_document() const {
     Batch batch;
     std::vector<std::int32_t> tokens;
     const Random random(1);
     for (Index i = 0; i < length; ++i) {
       tokens.push_back(static_cast<std::int32_t>(
-          random.below(static_cast<std::uint64_t>(config.vocab), static_cast<std::uint64_t>(i))));
+          random.below(static_cast<std::uint64_t>(settings.config.vocab), static_cast<std::uint64_t>(i))));
     }
     batch.append(tokens, tokens.front());
-    std::vector<double> rates;
-    Index step = 0;
-    for (Index i = 0; i <= repeat; ++i) {
-      rates.push_back(matmul_rate<float>());
-      for (Candidate& c : candidates) {
-        dev.reset_work();
-        const auto start = std::chrono::steady_clock::now();
-        trainer.step({batch}, c.schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++step);
-        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        if (i == 0) continue;  // the first run warms up
-        c.seconds.push_back(seconds);
-        c.flops = dev.flops();
-        c.work = dev.work();
-        if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s: %.2f s", c.label.c_str(), seconds);
-      }
-    }
-    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
-    std::sort(rates.begin(), rates.end());
-    print(config, candidates, rates[rates.size() / 2]);
+    return batch;
   }
 
-  void print(const Config& config, const std::vector<Candidate>& candidates, double rate) const {
-    Json json = {{"config", config_to_json(config)}, {"length", length}, {"matmul_rate", rate}};
+  void print(const std::vector<Candidate>& candidates) const {
+    Json json = {{"config", config_to_json(settings.config)},
+                 {"device", device_name(gpu)},
+                 {"dtype", name(settings.dtype)},
+                 {"optimizer", device.optimizer},
+                 {"length", length},
+                 {"matmul_rate", rate}};
+    if (gpu) json["driver_overhead"] = driver_overhead;
     TextTable table({"mode", "seconds", "min", "max", "tokens/s", "GFLOP/s", "of matmul", "memory"});
     for (const Candidate& c : candidates) {
       const double seconds = c.median(), flops = c.flops / seconds;
@@ -120,6 +168,7 @@ class BenchCommand {
     }
     table.print();
     std::printf("\nThe machine's own matmul: %.1f GFLOP/s.\n", rate / 1e9);
+    if (gpu) std::printf("The driver counts %s beyond the planned memory.\n", human_bytes(driver_overhead).c_str());
     for (const Candidate& c : candidates) {
       if (profile) print_profile(c);
     }
@@ -142,8 +191,13 @@ class BenchCommand {
   }
 
   ModelOptions model;
+  DeviceOptions device;
+  StepSettings settings;
+  bool gpu = false;
+  double rate = 0;                  // of matrix multiplication
+  std::size_t driver_overhead = 0;  // beyond the planned memory: kernels and libraries
   Index length = 1024, repeat = 5;
-  std::vector<Index> stream_chunks = {512};
+  std::vector<Index> stream_chunks;
   std::vector<std::string> modes;
   std::string json_file;
   bool profile = false;

@@ -16,18 +16,26 @@ class VerifyCommand {
         "Computes the gradient of random documents in full, checkpoint and stream mode, and compares every parameter:\n"
         "bit for bit with full mode, and in size with float64. Exits with 0 only if every bit is equal and the error "
         "is\n"
-        "within 1e-5 in float32, 1e-10 in float64 (largest difference of a tensor over its largest entry).\n\n"
+        "within 1e-5 in float32, 1e-10 in float64, 0.1 in bfloat16 (largest difference of a tensor over its largest\n"
+        "entry). On a GPU the float64 gradient still comes from the CPU.\n\n"
         "  streambp verify --family qwen3 --dtype f64 --reference\n"
         "  streambp verify --model out/run-1/step-000200 --length 2000 --chunk 256 1024");
     model.add_to(app, "--model", true);
+    device.add_to(app, {"auto", "f32", "f64", "bf16"}, {});
     app.add_option("--length", length, "Tokens of the stream, in documents of unequal length")
         ->check(CLI::Range(4, 1 << 24))
         ->capture_default_str();
     app.add_option("--documents", documents, "Documents in the stream")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
-    app.add_option("--chunk", stream_chunks, "One or more chunks for stream mode")->capture_default_str();
-    app.add_option("--dtype", dtype, "f32 or f64")->check(CLI::IsMember({"f32", "f64"}))->capture_default_str();
+    app.add_option("--chunk", stream_chunks,
+                   "One or more chunks for stream mode (default: 256 512 768; on a GPU 2048 4096)");
+    app.add_option("--tile", tile,
+                   "On a GPU: rows whose weight gradients are added up at a time; smaller than 2048 only for tests")
+        ->capture_default_str();
+    app.add_option("--tokens", tokens_file, "Take the tokens from this file (little-endian int32), as one document");
+    app.add_option("--save-gradient", gradient_file,
+                   "Write the gradient of the last stream run to this safetensors file, in float32");
     app.add_option("--seed", seed, "Of weights, where there is no --model directory, and of tokens")
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
@@ -35,15 +43,28 @@ class VerifyCommand {
                  "Compare with the independent double-precision reference as well: slow, plain, and in memory that "
                  "grows with length squared");
     app.add_option("--json", json_file, "Write the table to this JSON file as well");
-    app.callback([this] { dtype == "f32" ? run<float>() : run<double>(); });
+    app.callback([this] {
+      gpu = device.gpu();
+      if (!gpu) return device.dtype == "f64" ? run<Cpu, double>() : run<Cpu, float>();
+#ifdef STREAMBP_CUDA
+      return device.dtype == "f32" ? run<Cuda, float>() : run<Cuda, BFloat16>();
+#endif
+    });
   }
 
   bool failed() const { return failed_; }
 
  private:
-  template <class T>
+  template <class Device, class T>
   void run() {
-    for (Index chunk : stream_chunks) check_chunk(chunk);
+    constexpr bool half = std::is_same_v<T, BFloat16>;
+    const std::string dtype = half ? "bf16" : sizeof(T) == 4 ? "f32" : "f64";
+    if (!gpu) tile = kTile;
+    if (stream_chunks.empty())
+      stream_chunks = gpu ? std::vector<Index>{tile, 2 * tile} : std::vector<Index>{256, 512, 768};
+    for (Index chunk : stream_chunks) check_chunk(chunk, tile);
+    const Batch given = tokens_file.empty() ? Batch() : read_tokens();
+    if (!tokens_file.empty()) length = given.size(), documents = 1;
     require(documents * 2 <= length, "--documents ", documents, " of two tokens or more do not fit --length ", length);
     const Config config = model.config(length);
     require(config.positions == Positions::rope || length <= config.max_length * documents, "--length ", length, " in ",
@@ -56,12 +77,13 @@ class VerifyCommand {
       } else {
         load_model(dev, weights, m);
       }
+      if (half) round_weights(dev, m);
     };
-    const Batch batch = random_batch(config);
-    const double tolerance = sizeof(T) == 4 ? 1e-5 : 1e-10;
-    std::printf("%s%s\n%s, %ld tokens in %ld documents, %ld targets\n\n", describe(config).c_str(),
+    const Batch batch = tokens_file.empty() ? random_batch(config) : given;
+    const double tolerance = half ? 0.1 : sizeof(T) == 4 ? 1e-5 : 1e-10;
+    std::printf("%s%s\n%s on %s, %ld tokens in %ld documents, %ld targets\n\n", describe(config).c_str(),
                 weights.empty() ? ", random weights" : (", weights of " + weights.string()).c_str(), dtype.c_str(),
-                length, documents, batch.target_count());
+                device_name(gpu).c_str(), length, documents, batch.target_count());
     std::fflush(stdout);
 
     TextTable table({"mode", "chunk", "loss", "memory", "seconds", "largest error", "in", "bits"});
@@ -86,7 +108,15 @@ class VerifyCommand {
     std::optional<GradientRun> first;
     auto verify_mode = [&](Mode mode, Index chunk) {
       progress(mode == Mode::stream ? format("stream %ld", chunk) : name(mode));
-      const GradientRun run = run_gradient<Cpu, T>(config, batch, schedule_for(mode, config, length, chunk), fill);
+      const Schedule schedule = schedule_for(mode, config, length, chunk, tile);
+      const GradientRun run = [&] {
+        if constexpr (std::is_same_v<Device, Cpu>) {
+          return run_gradient<Cpu, T>(config, batch, schedule, fill);
+        } else {
+          return run_gradient<Device, T>(config, batch, schedule, fill, tile);
+        }
+      }();
+      if (mode == Mode::stream) last_stream = run.gradient;
       const Difference error = run.gradient.difference(truth.gradient);
       const double loss_error = std::abs(run.loss - truth.loss) / std::max(std::abs(truth.loss), 1e-300);
       const bool equal =
@@ -114,6 +144,7 @@ class VerifyCommand {
     verify_mode(Mode::checkpoint, 0);
     for (Index chunk : stream_chunks) verify_mode(Mode::stream, chunk);
     progress("");
+    if (!gradient_file.empty()) save_gradient(config);
 
     table.print();
     std::printf("\nErrors are against %s; tolerance %.0e.\n", truth_name.c_str(), tolerance);
@@ -122,6 +153,43 @@ class VerifyCommand {
     json["reference"] = with_reference;
     json["verified"] = !failed_;
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
+  }
+
+  // Every number becomes one that bfloat16 can hold, so that all types start from the same weights.
+  template <class Device, class T>
+  static void round_weights(Device& dev, Model<T>& m) {
+    for (auto& e : table(m.config, m.weights)) {
+      std::vector<T> values = to_host(dev, *e.matrix);
+      for (T& x : values) x = static_cast<T>(static_cast<float>(BFloat16(static_cast<float>(x))));
+      dev.upload(*e.matrix, values.data());
+    }
+  }
+
+  Batch read_tokens() const {
+    const std::string bytes = read_file(tokens_file, std::size_t{1} << 26);
+    std::vector<std::int32_t> tokens(bytes.size() / 4);
+    require(tokens.size() >= 2 && bytes.size() % 4 == 0, tokens_file, ": ", bytes.size(),
+            " bytes are not two or more tokens of 4 bytes each");
+    std::memcpy(tokens.data(), bytes.data(), bytes.size());
+    Batch batch;
+    batch.append(tokens);
+    return batch;
+  }
+
+  void save_gradient(const Config& config) const {
+    Tensors<float> tensors(config);
+    Plan size;
+    allocate(size, table(config, tensors), Kind::gradients);
+    Cpu host(size.arena.peak());
+    std::size_t i = 0;
+    for (auto& e : table(config, tensors)) {
+      const std::vector<double>& values = last_stream->values[i++];
+      *e.matrix = host.allocate<float>(e.parameter.rows, e.parameter.cols, Kind::gradients);
+      host.upload(*e.matrix, std::vector<float>(values.begin(), values.end()).data());
+    }
+    SafetensorsWriter writer(gradient_file, {{"format", "pt"}});
+    write_tensors(host, writer, "", table(config, tensors));
+    writer.finish();
   }
 
   // Documents of unequal length with random tokens; the first tokens of each have no target, like a prompt.
@@ -155,9 +223,12 @@ class VerifyCommand {
   }
 
   ModelOptions model;
-  Index length = 1200, documents = 3;
-  std::vector<Index> stream_chunks = {256, 512, 768};
-  std::string dtype = "f32", json_file;
+  DeviceOptions device;
+  bool gpu = false;
+  Index length = 1200, documents = 3, tile = kGpuTile;
+  std::vector<Index> stream_chunks;
+  std::optional<HostGradient> last_stream;
+  std::string tokens_file, gradient_file, json_file;
   std::uint64_t seed = 1;
   bool with_reference = false, failed_ = false;
 };
