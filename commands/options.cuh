@@ -257,11 +257,12 @@ auto on_device(bool gpu, const StepSettings& settings, F&& f) {
 inline void require_room(const StepSettings& s, Mode mode, Index rows, Index chunk, std::size_t wanted,
                          std::size_t room) {
   if (wanted <= room) return;
+  const std::string needs =
+      format("this run needs %s, and %s are free", human_bytes(wanted).c_str(), human_bytes(room).c_str());
   const Index longest = longest_for_budget(s, mode, chunk, room), fitting = chunk_for_budget(s, rows, room);
-  fail("this run needs ", human_bytes(wanted), ", and ", human_bytes(room), " are free. In ", name(mode),
-       " mode there is room for ", longest, " tokens at a time; ",
-       fitting > 0 ? format("for these %ld, --mode stream --chunk %ld or less", rows, fitting)
-                   : "no chunk is small enough for so many");
+  require(longest > 0, needs, "; use a smaller model, or one of the narrower --dtype and --optimizer");
+  fail(needs, ": in ", name(mode), " mode there is room for ", longest, " tokens at a time",
+       fitting > 0 ? format("; for these %ld use --mode stream --chunk %ld or less", rows, fitting) : "");
 }
 
 // Numbers in -1 .. 1, for measuring: with zeros a processor can be faster than it is.
@@ -278,13 +279,10 @@ Matrix<T> noise(Device& dev, Index rows, Index cols, std::uint64_t seed) {
   return m;
 }
 
-// The rate, in FLOP/s, at which the machine multiplies large matrices: on a GPU the median of several products, on a
-// CPU the best of a few runs of the library's own threads and of this program's tiles.
+// Rates, in FLOP/s, of a few products of n x n matrices; on a CPU also by the library's own threads.
 template <class Device, class T>
-double matmul_rate() {
-  constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
-  const Index n = on_cpu ? 1536 : sizeof(T) == 2 ? 8192 : 4096;
-  Device dev(static_cast<std::size_t>(3 * n * n) * sizeof(T) + 4096);
+std::vector<double> matmul_rates(Device& dev, Index n, int repeat) {
+  auto scope = dev.scope();
   const auto x = noise<Device, T>(dev, n, n, 1), w = noise<Device, T>(dev, n, n, 2), y = noise<Device, T>(dev, n, n, 3);
   std::vector<double> rates;
   auto time = [&](auto&& f) {
@@ -294,16 +292,30 @@ double matmul_rate() {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     rates.push_back(2.0 * static_cast<double>(n * n * n) / seconds);
   };
-  for (int i = 0; i < (on_cpu ? 4 : 20); ++i) {
+  for (int i = 0; i < repeat; ++i) {
     time([&] { matmul(dev, y, x, w); });
-    if constexpr (on_cpu) {
+    if constexpr (std::is_same_v<Device, Cpu>) {
       if (openblas_set_num_threads) openblas_set_num_threads(omp_get_max_threads());
       time([&] { cpu::gemm<T>(1, x, cpu::Op::as_is, w, cpu::Op::transposed, 0, y); });
       if (openblas_set_num_threads) openblas_set_num_threads(1);
     }
   }
   std::sort(rates.begin(), rates.end());
-  return on_cpu ? rates.back() : rates[rates.size() / 2];
+  return rates;
+}
+
+// The rate at which the machine multiplies large matrices: the best of a CPU, which others use as well; the median of a
+// GPU, in the largest of a few sizes that takes no more than milliseconds.
+template <class Device, class T>
+double matmul_rate() {
+  constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
+  const Index most = on_cpu ? 1536 : 8192;
+  Device dev(static_cast<std::size_t>(3 * most * most) * sizeof(T) + 4096);
+  if (on_cpu) return matmul_rates<Device, T>(dev, most, 4).back();
+  Index n = 512;
+  auto seconds = [&] { return 2.0 * static_cast<double>(n * n * n) / matmul_rates<Device, T>(dev, n, 2).back(); };
+  while (n < most && seconds() < 2e-3) n *= 2;
+  return matmul_rates<Device, T>(dev, n, 21)[10];
 }
 
 inline std::string device_name(bool gpu) {

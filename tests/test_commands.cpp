@@ -1,62 +1,9 @@
 // The command line as a user runs it: what it prints, leaves behind and returns, and how it answers misuse.
-#include <sys/wait.h>
-
-#include "../data/checkpoint.cuh"
 #include "../data/stories.cuh"
-#include "support.cuh"
+#include "commands.cuh"
 
 namespace streambp {
 namespace {
-
-struct Outcome {
-  int exit_code;
-  std::string output;  // standard output and error together
-};
-
-Outcome run(const std::string& arguments) {
-  const std::string command = std::string(STREAMBP_BINARY) + " " + arguments + " 2>&1";
-  Outcome outcome{-1, ""};
-  FILE* pipe = popen(command.c_str(), "r");
-  char buffer[4096];
-  for (std::size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) outcome.output.append(buffer, n);
-  const int status = pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return outcome;
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-// A directory of the test's own.
-class Commands : public testing::Test {
- protected:
-  void SetUp() override {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    dir = fs::path(testing::TempDir()) / (std::string("streambp_") + info->name() + "_" + std::to_string(getpid()));
-    fs::remove_all(dir);
-    fs::create_directories(dir);
-  }
-  void TearDown() override { fs::remove_all(dir); }
-
-  std::string path(const std::string& name) const { return (dir / name).string(); }
-  std::vector<std::string> files() const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::recursive_directory_iterator(dir))
-      names.push_back(fs::relative(entry.path(), dir).string());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
-  // The command must fail with exit code 2, say `said`, and leave no files but those that were there.
-  void expect_refused(const std::string& arguments, const std::string& said) {
-    const auto before = files();
-    const Outcome outcome = run(arguments);
-    EXPECT_EQ(outcome.exit_code, 2) << arguments << "\n" << outcome.output;
-    EXPECT_TRUE(contains(outcome.output, said)) << arguments << "\nexpected: " << said << "\nsaid: " << outcome.output;
-    EXPECT_EQ(files(), before) << arguments;
-  }
-
-  fs::path dir;
-};
 
 const std::string kTiny = " --hidden 16 --layers 2 --heads 2 --mlp 32 --length 64 --batch 2 --sample 0 --eval-every 0";
 
@@ -64,7 +11,7 @@ const std::string kTiny = " --hidden 16 --layers 2 --heads 2 --mlp 32 --length 6
 
 TEST_F(Commands, EveryCommandTeaches) {
   for (const char* command : {"", "train", "verify", "plan", "bench"}) {
-    const Outcome outcome = run(std::string(command) + " --help");
+    const Outcome outcome = execute(std::string(command) + " --help");
     EXPECT_EQ(outcome.exit_code, 0);
     EXPECT_TRUE(contains(outcome.output, "streambp " + std::string(*command ? command : "train"))) << outcome.output;
   }
@@ -91,7 +38,7 @@ TEST_F(Commands, MisuseIsAnsweredWithTheRemedyAndExitCode2) {
   expect_refused("train --seed -1", "--seed");
   expect_refused("train --batch 1000000 --length 1000", "--batch");
   expect_refused("plan --hidden 4000000000", "--hidden");
-  expect_refused("train --hidden 100000 --layers 200 --heads 8", "MiB");
+  expect_refused("train --hidden 100000 --layers 200 --heads 8", "are free; use a smaller model");
   expect_refused("train --resume", "--out");
   expect_refused("train --resume --out " + path("nothing"), "no complete checkpoint");
   expect_refused("verify --chunk 64", "64");
@@ -121,7 +68,7 @@ TEST_F(Commands, UnusableFilesAreNamed) {
 }
 
 TEST_F(Commands, DamagedCheckpointsAreRefused) {
-  ASSERT_EQ(run("train --steps 2 --out " + path("run") + kTiny).exit_code, 0);
+  ASSERT_EQ(execute("train --steps 2 --out " + path("run") + kTiny).exit_code, 0);
   const std::string checkpoint = path("run/step-000002");
   const std::string good = read_file(checkpoint + "/model.safetensors");
   auto with_model = [&](const std::string& bytes, const std::string& said) {
@@ -136,7 +83,7 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
   std::memcpy(nan.data() + nan.size() - 4, &bad, 4);
   with_model(nan, "NaN");
   write_file_atomically(checkpoint + "/model.safetensors", good);
-  EXPECT_EQ(run("verify --length 200 --model " + checkpoint).exit_code, 0);
+  EXPECT_EQ(execute("verify --length 200 --model " + checkpoint).exit_code, 0);
 
   Json config = Json::parse(read_file(checkpoint + "/config.json"));
   config["hidden_size"] = 18;
@@ -184,8 +131,8 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
 
 TEST_F(Commands, VerifyProvesEveryFamilyAndWritesItsTable) {
   for (const char* family : {"gpt2", "llama", "mistral", "qwen2", "qwen3"}) {
-    const Outcome outcome = run("verify --length 600 --hidden 32 --layers 2 --dtype f64 --reference --family " +
-                                std::string(family) + " --json " + path("verify.json"));
+    const Outcome outcome = execute("verify --length 600 --hidden 32 --layers 2 --dtype f64 --reference --family " +
+                                    std::string(family) + " --json " + path("verify.json"));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;
     const Json json = Json::parse(read_file(path("verify.json")));
@@ -202,26 +149,26 @@ TEST_F(Commands, VerifyProvesEveryFamilyAndWritesItsTable) {
 // --- plan and bench ---
 
 TEST_F(Commands, PlanAnswersItsThreeQuestions) {
-  const Outcome longest = run("plan qwen3-8b --accumulate 2 --memory 80GiB --json " + path("longest.json"));
+  const Outcome longest = execute("plan qwen3-8b --accumulate 2 --memory 80GiB --json " + path("longest.json"));
   EXPECT_EQ(longest.exit_code, 0) << longest.output;
   EXPECT_GE(Json::parse(read_file(path("longest.json")))["longest"]["stream"], 150000);
-  const Outcome usage = run("plan llama-3.2-1b --length 30000 --optimizer adamw --json " + path("usage.json"));
+  const Outcome usage = execute("plan llama-3.2-1b --length 30000 --optimizer adamw --json " + path("usage.json"));
   EXPECT_EQ(usage.exit_code, 0) << usage.output;
   const Json modes = Json::parse(read_file(path("usage.json")))["usage"];
   EXPECT_LT(modes["stream"]["peak"], modes["checkpoint"]["peak"]);
   EXPECT_LT(modes["checkpoint"]["peak"], modes["full"]["peak"]);
   EXPECT_EQ(modes["checkpoint"]["flops"], modes["stream"]["flops"]);
-  const Outcome chunk = run("plan qwen3-8b --length 100000 --memory 70GiB");
+  const Outcome chunk = execute("plan qwen3-8b --length 100000 --memory 70GiB");
   EXPECT_EQ(chunk.exit_code, 0);
   EXPECT_TRUE(contains(chunk.output, "Largest chunk")) << chunk.output;
-  EXPECT_EQ(run("plan qwen2.5-7b --sweep " + path("sweep.json")).exit_code, 0);
+  EXPECT_EQ(execute("plan qwen2.5-7b --sweep " + path("sweep.json")).exit_code, 0);
   EXPECT_GT(Json::parse(read_file(path("sweep.json")))["curve"]["stream"].size(), 10u);
 }
 
 TEST_F(Commands, BenchPrintsEveryMode) {
   const Outcome outcome =
-      run("bench --family qwen3 --hidden 32 --layers 1 --length 600 --repeat 1 --chunk 256 512 --profile --json " +
-          path("bench.json"));
+      execute("bench --family qwen3 --hidden 32 --layers 1 --length 600 --repeat 1 --chunk 256 512 --profile --json " +
+              path("bench.json"));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
   for (const char* part : {"full", "checkpoint", "stream 256", "stream 512", "attention backward"})
     EXPECT_TRUE(contains(outcome.output, part)) << part;
@@ -238,7 +185,7 @@ std::vector<Json> metrics(const std::string& run_dir) {
 }
 
 TEST_F(Commands, TrainingLearnsSavesAndSamples) {
-  const Outcome outcome = run(
+  const Outcome outcome = execute(
       "train --hidden 48 --layers 2 --length 128 --steps 40 --eval-every 20 --checkpoint-every 15 --sample 30 --out " +
       path("run"));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
@@ -260,7 +207,7 @@ TEST_F(Commands, ResumedAndOtherModesEndWithTheSameBits) {
       "train --steps 7 --accumulate 2 --length 210 --batch 3 --hidden 32 --layers 2 --sample 0 --eval-every 3 --family "
       "qwen3 ";
   auto expect_ok = [&](const std::string& arguments) {
-    const Outcome outcome = run(arguments);
+    const Outcome outcome = execute(arguments);
     ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   };
   expect_ok(common + "--out " + path("whole"));
@@ -290,13 +237,14 @@ TEST_F(Commands, ResumedAndOtherModesEndWithTheSameBits) {
 TEST_F(Commands, ARunIsNotResumedOnAnotherText) {
   write_file_atomically(path("text.txt"), stories(1, 20000));
   ASSERT_EQ(
-      run("train --steps 4 --stop-after 2 --data " + path("text.txt") + " --out " + path("run") + kTiny).exit_code, 0);
+      execute("train --steps 4 --stop-after 2 --data " + path("text.txt") + " --out " + path("run") + kTiny).exit_code,
+      0);
   write_file_atomically(path("text.txt"), stories(2, 20000));
   expect_refused("train --resume --out " + path("run"), "text.txt");
 }
 
 TEST_F(Commands, ARunThatDivergesStopsAndSaysWhy) {
-  const Outcome outcome = run("train --steps 50 --rate 1e30 --warmup 0 --clip 0 --out " + path("run") + kTiny);
+  const Outcome outcome = execute("train --steps 50 --rate 1e30 --warmup 0 --clip 0 --out " + path("run") + kTiny);
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_TRUE(contains(outcome.output, "Try a lower --rate")) << outcome.output;
   EXPECT_TRUE(newest_checkpoint(path("run")).empty());
@@ -305,11 +253,11 @@ TEST_F(Commands, ARunThatDivergesStopsAndSaysWhy) {
 
 // Metrics of steps after the checkpoint that a run continues from are replaced, not repeated.
 TEST_F(Commands, ResumingFromAnEarlierCheckpointRewritesTheMetrics) {
-  ASSERT_EQ(run("train --steps 6 --checkpoint-every 2 --out " + path("run") + kTiny).exit_code, 0);
+  ASSERT_EQ(execute("train --steps 6 --checkpoint-every 2 --out " + path("run") + kTiny).exit_code, 0);
   const std::string truth = read_file(path("run/step-000006/model.safetensors"));
   fs::remove_all(path("run/step-000006"));
   fs::remove(path("run/step-000004/state.json"));  // an incomplete one is passed over
-  ASSERT_EQ(run("train --resume --sample 0 --out " + path("run")).exit_code, 0);
+  ASSERT_EQ(execute("train --resume --sample 0 --out " + path("run")).exit_code, 0);
   EXPECT_TRUE(read_file(path("run/step-000006/model.safetensors")) == truth);
   std::vector<Index> steps;
   for (const Json& line : metrics(path("run"))) {

@@ -1,0 +1,60 @@
+// What tests of the command line share: running a program, and a directory of the test's own.
+#pragma once
+
+#include <sys/wait.h>
+
+#include "../data/checkpoint.cuh"
+#include "support.cuh"
+
+namespace streambp {
+struct Outcome {
+  int exit_code;
+  std::string output;  // standard output and error together
+};
+
+inline Outcome execute(const std::string& arguments, const std::string& program = STREAMBP_BINARY) {
+  const std::string command = program + " " + arguments + " 2>&1";
+  Outcome outcome{-1, ""};
+  FILE* pipe = popen(command.c_str(), "r");
+  char buffer[4096];
+  for (std::size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) outcome.output.append(buffer, n);
+  const int status = pclose(pipe);
+  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return outcome;
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// A directory of the test's own.
+class Commands : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    dir = fs::path(testing::TempDir()) / (std::string("streambp_") + info->name() + "_" + std::to_string(getpid()));
+    fs::remove_all(dir);
+    fs::create_directories(dir);
+  }
+  void TearDown() override { fs::remove_all(dir); }
+
+  std::string path(const std::string& name) const { return (dir / name).string(); }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::recursive_directory_iterator(dir))
+      names.push_back(fs::relative(entry.path(), dir).string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  // The command must fail with exit code 2, say `said`, and leave no files but those that were there.
+  void expect_refused(const std::string& arguments, const std::string& said) {
+    const auto before = files();
+    const Outcome outcome = execute(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments << "\n" << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, said)) << arguments << "\nexpected: " << said << "\nsaid: " << outcome.output;
+    EXPECT_EQ(files(), before) << arguments;
+  }
+
+  fs::path dir;
+};
+
+}  // namespace streambp

@@ -1,0 +1,100 @@
+// The commands on the Cuda device: the program itself on a GPU, or a build of it in which GPU code is emulated.
+#include "commands.cuh"
+#include "gpu.cuh"
+
+namespace streambp {
+namespace {
+
+class GpuCommands : public Commands {
+ protected:
+  void SetUp() override {
+    Commands::SetUp();
+    const std::string reason = cuda::unusable();
+    if (!reason.empty()) GTEST_SKIP() << "no GPU: " << reason;
+  }
+  Outcome run_on_gpu(const std::string& arguments) {
+    return execute(arguments + " --device cuda", kEmulated ? STREAMBP_EMULATED : STREAMBP_BINARY);
+  }
+  Json json(const std::string& name) const { return Json::parse(read_file(path(name))); }
+};
+
+const std::string kTinyModel = " --hidden 32 --layers 2 --heads 2 --mlp 64";
+
+TEST_F(GpuCommands, VerifyProvesTheGradient) {
+  for (const char* dtype : {"f32", "bf16"}) {
+    for (const char* family : {"gpt2", "mistral", "qwen3"}) {
+      const Outcome outcome = run_on_gpu(std::string("verify --tile 256 --length ") + sized("3000", "600", "300") +
+                                         " --vocab 60 --family " + family + " --dtype " + dtype + kTinyModel +
+                                         " --json " + path("verify.json"));
+      EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+      EXPECT_TRUE(json("verify.json")["verified"]) << outcome.output;
+      for (const Json& run : json("verify.json")["runs"]) EXPECT_TRUE(run["bits_equal"]);
+      if (sized(false, false, true)) break;  // one family
+    }
+  }
+}
+
+TEST_F(GpuCommands, VerifySavesTheGradientOfGivenTokens) {
+  const std::vector<std::int32_t> tokens = {5, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9};
+  std::ofstream(path("tokens"), std::ios::binary)
+      .write(reinterpret_cast<const char*>(tokens.data()), static_cast<std::streamsize>(tokens.size() * 4));
+  const std::string arguments = "verify --dtype f32 --vocab 10 --tokens " + path("tokens") + kTinyModel;
+  EXPECT_EQ(run_on_gpu(arguments + " --save-gradient " + path("gpu.safetensors")).exit_code, 0);
+  EXPECT_EQ(execute(arguments + " --device cpu --save-gradient " + path("cpu.safetensors")).exit_code, 0);
+  const SafetensorsFile gpu(path("gpu.safetensors")), cpu(path("cpu.safetensors"));
+  ASSERT_EQ(gpu.tensors().size(), cpu.tensors().size());
+  for (const auto& [name, tensor] : cpu.tensors()) {
+    std::vector<float> a(static_cast<std::size_t>(tensor.count)), b(a.size());
+    read(tensor, a.data()), read(gpu.at(name), b.data());
+    for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-5) << name;
+  }
+}
+
+// A run that is stopped and resumed ends with the files of one that is not, in every combination of types.
+TEST_F(GpuCommands, TrainingResumesBitForBit) {
+  for (const std::string types :
+       {"--dtype f32", "--dtype bf16", "--dtype bf16 --grad-dtype f32", "--dtype bf16 --optimizer adamw-bf16"}) {
+    const std::string common =
+        kTinyModel + " --length 64 --batch 2 --accumulate 2 --steps 4 --eval-every 0 " + types + " --sample 0 --out ";
+    const std::string whole = path("whole" + types), parts = path("parts" + types);
+    const Outcome outcome = run_on_gpu("train" + common + "'" + whole + "'");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_EQ(run_on_gpu("train --stop-after 2" + common + "'" + parts + "'").exit_code, 0);
+    EXPECT_EQ(run_on_gpu("train --resume --sample 0 --out '" + parts + "'").exit_code, 0);
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+      EXPECT_TRUE(read_file(whole + "/step-000004/" + file) == read_file(parts + "/step-000004/" + file))
+          << types << ": " << file;
+    }
+    if (sized(false, false, true)) break;
+  }
+}
+
+TEST_F(GpuCommands, TrainsInTheMemoryThatWasPlannedAndSamples) {
+  const Outcome outcome =
+      run_on_gpu("train" + kTinyModel + " --length 64 --batch 2 --steps 2 --sample 5 --out " + path("run"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "bfloat16")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "A sample, continuing")) << outcome.output;
+}
+
+TEST_F(GpuCommands, BenchMeasuresAndProfiles) {
+  for (const char* optimizer : {"none", "adamw", "adamw-bf16"}) {
+    const Outcome outcome = run_on_gpu(std::string("bench --length 300 --vocab 60 --repeat 2 --profile --optimizer ") +
+                                       optimizer + kTinyModel + " --json " + path("bench.json"));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_EQ(json("bench.json")["runs"].size(), 3u);
+    EXPECT_TRUE(contains(outcome.output, "attention backward")) << outcome.output;
+  }
+}
+
+TEST_F(GpuCommands, RefusesWhatDoesNotFitWithWhatWould) {
+  const Outcome outcome = run_on_gpu("train --hidden 100000 --layers 200 --heads 8 --out " + path("run"));
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_TRUE(contains(outcome.output, "are free; use a smaller model")) << outcome.output;
+  const Outcome longer = run_on_gpu("train --hidden 2048 --layers 1 --heads 16 --batch 1 --length 16000000 --data " +
+                                    std::string(STREAMBP_SOURCE) + "/README.md --out " + path("run"));
+  EXPECT_EQ(longer.exit_code, 2) << longer.output;
+}
+
+}  // namespace
+}  // namespace streambp
