@@ -8,7 +8,7 @@
 #include <iostream>
 
 #include "commands/bench_command.cuh"
-#include "commands/options.cuh"
+#include "commands/device_options.cuh"
 #include "commands/plan_command.cuh"
 #include "commands/verify_command.cuh"
 #include "data/checkpoint.cuh"

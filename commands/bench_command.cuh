@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../data/files.cuh"
-#include "options.cuh"
+#include "device_options.cuh"
 
 namespace streambp {
 
@@ -89,6 +89,7 @@ class BenchCommand {
     const auto by_peak = [](const Candidate& a, const Candidate& b) { return a.peak < b.peak; };
     const std::size_t capacity = std::max_element(candidates.begin(), candidates.end(), by_peak)->peak;
     std::vector<double> rates = {matmul_rate<Device, T>()};
+    if (profile) bandwidth = copy_rate<Device>();
     const std::size_t free_before = free_memory(gpu);
     Device dev(capacity);
     Trainer<Device, T, G, M> trainer(dev, settings.config, length, settings.optimizer);
@@ -109,10 +110,11 @@ class BenchCommand {
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     };
     for (Index i = 0; i <= repeat; ++i) {
+      if (i == repeat && candidates.front().seconds.size() == static_cast<std::size_t>(repeat)) break;
       if (!gpu) rates.push_back(matmul_rate<Device, T>());
       for (Candidate& c : candidates) {
         const double seconds = run_once(c.schedule);
-        if (i == 0) continue;  // the first run warms up
+        if (i == 0 && seconds < 10) continue;  // the first run warms up, which long ones hardly notice
         c.seconds.push_back(seconds);
         c.flops = dev.flops();
         c.work = dev.work();
@@ -151,6 +153,7 @@ class BenchCommand {
                  {"optimizer", device.optimizer},
                  {"length", length},
                  {"matmul_rate", rate}};
+    if (profile) json["copy_rate"] = bandwidth;
     if (gpu) json["driver_overhead"] = driver_overhead;
     TextTable table({"mode", "seconds", "min", "max", "tokens/s", "GFLOP/s", "of matmul", "memory"});
     for (const Candidate& c : candidates) {
@@ -165,27 +168,39 @@ class BenchCommand {
                               {"flops", c.flops},
                               {"of_matmul", flops / rate},
                               {"memory", c.peak}});
+      for (const Work& w : c.work) {
+        if (!profile) break;
+        json["runs"].back()["profile"].push_back({{"operation", w.name},
+                                                  {"calls", w.calls},
+                                                  {"seconds", w.seconds},
+                                                  {"flops", w.flops},
+                                                  {"bytes", w.bytes}});
+      }
     }
     table.print();
     std::printf("\nThe machine's own matmul: %.1f GFLOP/s.\n", rate / 1e9);
     if (gpu) std::printf("The driver counts %s beyond the planned memory.\n", human_bytes(driver_overhead).c_str());
+    if (profile) std::printf("A copy in memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);
     for (const Candidate& c : candidates) {
       if (profile) print_profile(c);
     }
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
   }
 
-  static void print_profile(const Candidate& c) {
+  // What an operation takes over what its FLOPs take in matmul, or its bytes in a copy, whichever is longer.
+  double over_floor(const Work& w) const { return w.seconds / std::max(w.flops / rate, w.bytes / bandwidth); }
+
+  void print_profile(const Candidate& c) const {
     std::printf("\n%s, its last run:\n", c.label.c_str());
     std::vector<Work> work = c.work;
     std::sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.seconds > b.seconds; });
     double total = 0;
     for (const Work& w : work) total += w.seconds;
-    TextTable table({"operation", "calls", "seconds", "share", "GFLOP/s", "GB/s"});
+    TextTable table({"operation", "calls", "seconds", "share", "GFLOP/s", "GB/s", "over floor"});
     for (const Work& w : work) {
       table.add({std::string(w.name), std::to_string(w.calls), format("%.3f", w.seconds),
                  format("%.1f%%", 100 * w.seconds / total), format("%.1f", w.flops / w.seconds / 1e9),
-                 format("%.1f", w.bytes / w.seconds / 1e9)});
+                 format("%.1f", w.bytes / w.seconds / 1e9), format("%.2f", over_floor(w))});
     }
     table.print();
   }
@@ -194,7 +209,7 @@ class BenchCommand {
   DeviceOptions device;
   StepSettings settings;
   bool gpu = false;
-  double rate = 0;                  // of matrix multiplication
+  double rate = 0, bandwidth = 0;   // of matrix multiplication and of copies
   std::size_t driver_overhead = 0;  // beyond the planned memory: kernels and libraries
   Index length = 1024, repeat = 5;
   std::vector<Index> stream_chunks;

@@ -3,7 +3,7 @@
 
 #include "../data/checkpoint.cuh"
 #include "../gradient_check.cuh"
-#include "options.cuh"
+#include "device_options.cuh"
 
 namespace streambp {
 

@@ -86,11 +86,16 @@ class Cuda : private cuda::Block, public DeviceBase {
 
   template <class T>
   void upload(Matrix<T> to, const T* from) {
-    copy(to.data, from, to, cudaMemcpyHostToDevice);
+    transfer(to.data, from, to, cudaMemcpyHostToDevice);
   }
   template <class T>
   void download(T* to, Matrix<T> from) {
-    copy(to, from.data, from, cudaMemcpyDeviceToHost);
+    transfer(to, from.data, from, cudaMemcpyDeviceToHost);
+  }
+  template <class T>
+  void copy(Matrix<T> to, Matrix<T> from) {
+    const std::size_t bytes = static_cast<std::size_t>(from.size()) * sizeof(T);
+    STREAMBP_CHECK(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice, stream));
   }
   // Waits for the work that was launched and, when profiling, for its times.
   void synchronize() {
@@ -137,7 +142,7 @@ class Cuda : private cuda::Block, public DeviceBase {
   }
 
   template <class T>
-  void copy(T* to, const T* from, const Matrix<T>& m, cudaMemcpyKind kind) {
+  void transfer(T* to, const T* from, const Matrix<T>& m, cudaMemcpyKind kind) {
     require(m.contiguous(), "a matrix with gaps cannot be copied between host and GPU");
     STREAMBP_CHECK(cudaMemcpyAsync(to, from, static_cast<std::size_t>(m.size()) * sizeof(T), kind, stream));
     STREAMBP_CHECK(cudaStreamSynchronize(stream));

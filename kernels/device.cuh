@@ -221,6 +221,13 @@ class Cpu : private HostBlock, public DeviceBase {
   void download(T* to, Matrix<T> from) {
     std::copy_n(from.data, from.size(), to);
   }
+  template <class T>
+  void copy(Matrix<T> to, Matrix<T> from) {
+#pragma omp parallel for schedule(static)
+    for (Index block = 0; block < ceil_div(from.size(), 1 << 16); ++block) {
+      std::copy_n(from.data + (block << 16), least(1 << 16, from.size() - (block << 16)), to.data + (block << 16));
+    }
+  }
   void synchronize() {}
 
   // The work is accounted, with its time, when the returned object dies.

@@ -12,7 +12,13 @@ struct Outcome {
   std::string output;  // standard output and error together
 };
 
-inline Outcome execute(const std::string& arguments, const std::string& program = STREAMBP_BINARY) {
+// The program, where it was built, or elsewhere if the environment says so.
+inline std::string binary() {
+  const char* elsewhere = std::getenv("STREAMBP_BINARY");
+  return elsewhere ? elsewhere : STREAMBP_BINARY;
+}
+
+inline Outcome execute(const std::string& arguments, const std::string& program = binary()) {
   const std::string command = program + " " + arguments + " 2>&1";
   Outcome outcome{-1, ""};
   FILE* pipe = popen(command.c_str(), "r");

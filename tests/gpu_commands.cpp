@@ -13,7 +13,7 @@ class GpuCommands : public Commands {
     if (!reason.empty()) GTEST_SKIP() << "no GPU: " << reason;
   }
   Outcome run_on_gpu(const std::string& arguments) {
-    return execute(arguments + " --device cuda", kEmulated ? STREAMBP_EMULATED : STREAMBP_BINARY);
+    return execute(arguments + " --device cuda", kEmulated ? STREAMBP_EMULATED : binary());
   }
   Json json(const std::string& name) const { return Json::parse(read_file(path(name))); }
 };
@@ -91,8 +91,7 @@ TEST_F(GpuCommands, RefusesWhatDoesNotFitWithWhatWould) {
   const Outcome outcome = run_on_gpu("train --hidden 100000 --layers 200 --heads 8 --out " + path("run"));
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_TRUE(contains(outcome.output, "are free; use a smaller model")) << outcome.output;
-  const Outcome longer = run_on_gpu("train --hidden 2048 --layers 1 --heads 16 --batch 1 --length 16000000 --data " +
-                                    std::string(STREAMBP_SOURCE) + "/README.md --out " + path("run"));
+  const Outcome longer = run_on_gpu("train --hidden 2048 --layers 1 --heads 16 --batch 1 --length 16000000 --out " + path("run"));
   EXPECT_EQ(longer.exit_code, 2) << longer.output;
 }
 

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Compiles all kernels for several GPUs, without warnings, and prints what ptxas gives each: registers, spilled bytes,
+# stack, static shared memory. Fails where a kernel spills more than a little.
+#   scripts/kernel_resources.sh              for sm_80, sm_90 and the newest that the toolkit knows
+#   scripts/kernel_resources.sh 86 89        for these
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+most_spilled=64 # bytes; a few registers saved outside of the loops do no harm
+
+if ! command -v nvcc > /dev/null; then
+  echo "kernel_resources.sh: nvcc was not found; install the CUDA toolkit (12.4 or later)" >&2
+  exit 2
+fi
+architectures=("$@")
+if [ $# -eq 0 ]; then
+  newest=$(nvcc --list-gpu-arch | sed -n 's/^compute_\([0-9]*\)$/\1/p' | sort -n | tail -1)
+  architectures=(80 90 "$newest")
+fi
+targets=()
+for architecture in "${architectures[@]}"; do
+  case "$architecture" in
+    *[!0-9]* | "") echo "kernel_resources.sh: \"$architecture\" is no architecture; write 80, 90, ..." >&2 && exit 2 ;;
+  esac
+  targets+=(-gencode "arch=compute_$architecture,code=sm_$architecture")
+done
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+if ! nvcc -std=c++20 -O3 --expt-relaxed-constexpr --extended-lambda -Werror=all-warnings -DSTREAMBP_CUDA \
+  -I /usr/include/x86_64-linux-gnu/openblas-pthread -Xcompiler -fopenmp,-Wall,-Wextra,-Werror \
+  "${targets[@]}" -Xptxas -v -c tests/all_kernels.cu -o "$work/all.o" > "$work/log" 2>&1; then
+  cat "$work/log" >&2
+  echo "kernel_resources.sh: the kernels do not compile" >&2
+  exit 1
+fi
+
+c++filt < "$work/log" | awk -v most="$most_spilled" '
+  /Compiling entry function/ {
+    architecture = $0; sub(/.*for \x27/, "", architecture); sub(/\x27.*/, "", architecture)
+    kernel = $0; sub(/.*entry function \x27/, "", kernel); sub(/\x27 for .*/, "", kernel)
+    sub(/^void /, "", kernel); gsub(/streambp::(cuda|run)::/, "", kernel); gsub(/streambp::/, "", kernel)
+    sub(/\(.*lambda.*/, "", kernel); sub(/>\(.*/, ">", kernel); sub(/\([A-Z].*/, "", kernel)
+  }
+  /bytes stack frame/ { stack = $1; spilled = $5 + 0 }
+  /Used [0-9]+ registers/ {
+    registers = $0; sub(/.*Used /, "", registers); sub(/ .*/, "", registers)
+    shared = 0; if (match($0, /[0-9]+ bytes smem/)) shared = substr($0, RSTART, RLENGTH) + 0
+    row[++rows] = sprintf("%-8s %9d %8d %6d %7d  %s", architecture, registers, spilled, stack, shared, kernel)
+    if (spilled > most) bad = bad "\n  " kernel " on " architecture ": " spilled " bytes"
+  }
+  END {
+    if (rows == 0) { print "kernel_resources.sh: ptxas told nothing" > "/dev/stderr"; exit 1 }
+    printf "%-8s %9s %8s %6s %7s  %s\n", "GPU", "registers", "spilled", "stack", "shared", "kernel"
+    for (i = 1; i <= rows; ++i) print row[i] | "sort -k1,1 -k6"
+    close("sort -k1,1 -k6")
+    if (bad) { print "Kernels that spill more than " most " bytes:" bad > "/dev/stderr"; exit 1 }
+    print rows " kernels, none spills more than " most " bytes"
+  }'
