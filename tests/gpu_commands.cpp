@@ -27,8 +27,9 @@ TEST_F(GpuCommands, VerifyProvesTheGradient) {
                                          " --vocab 60 --family " + family + " --dtype " + dtype + kTinyModel +
                                          " --json " + path("verify.json"));
       EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-      EXPECT_TRUE(json("verify.json")["verified"]) << outcome.output;
-      for (const Json& run : json("verify.json")["runs"]) EXPECT_TRUE(run["bits_equal"]);
+      const Json result = json("verify.json");
+      EXPECT_TRUE(result["verified"]) << outcome.output;
+      for (const Json& run : result["runs"]) EXPECT_TRUE(run["bits_equal"]);
       if (sized(false, false, true)) break;  // one family
     }
   }
@@ -91,7 +92,8 @@ TEST_F(GpuCommands, RefusesWhatDoesNotFitWithWhatWould) {
   const Outcome outcome = run_on_gpu("train --hidden 100000 --layers 200 --heads 8 --out " + path("run"));
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_TRUE(contains(outcome.output, "are free; use a smaller model")) << outcome.output;
-  const Outcome longer = run_on_gpu("train --hidden 2048 --layers 1 --heads 16 --batch 1 --length 16000000 --out " + path("run"));
+  const Outcome longer =
+      run_on_gpu("train --hidden 2048 --layers 1 --heads 16 --batch 1 --length 16000000 --out " + path("run"));
   EXPECT_EQ(longer.exit_code, 2) << longer.output;
 }
 
