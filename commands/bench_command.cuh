@@ -125,7 +125,8 @@ class BenchCommand {
     std::sort(rates.begin(), rates.end());
     rate = rates[rates.size() / 2];
     if constexpr (!std::is_same_v<Device, Cpu>) {
-      driver_overhead = free_before - free_memory(gpu) - capacity;
+      const std::size_t free_now = free_memory(gpu) + capacity;  // others may give back or take in the meantime
+      driver_overhead = free_before > free_now ? free_before - free_now : 0;
       dev.profile = profile;  // timing every operation slows a GPU down, so in a run of its own
       for (Candidate& c : candidates) {
         if (profile) run_once(c.schedule), c.work = dev.work();

@@ -146,7 +146,7 @@ double matmul_rate() {
   const Index most = on_cpu ? 1536 : 8192;
   Device dev(static_cast<std::size_t>(3 * most * most) * sizeof(T) + 4096);
   if (on_cpu) return matmul_rates<Device, T>(dev, most, 4).back();
-  Index n = 512;
+  Index n = 256;
   auto seconds = [&] { return 2.0 * static_cast<double>(n * n * n) / matmul_rates<Device, T>(dev, n, 2).back(); };
   while (n < most && seconds() < 2e-3) n *= 2;
   return matmul_rates<Device, T>(dev, n, 21)[10];

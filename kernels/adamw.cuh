@@ -70,6 +70,7 @@ void adamw(Cpu&, Matrix<T> w, Matrix<float>, Matrix<M> m, Matrix<M> v, Matrix<G>
 template <class T>
 __device__ T round_by_chance(float x, std::uint64_t chance) {
   if constexpr (std::is_same_v<T, BFloat16>) {
+    if (!(std::abs(x) < INFINITY)) return BFloat16(x);  // adding to the bits of a NaN could make it a number
     const auto bits = std::bit_cast<std::uint32_t>(x) + static_cast<std::uint32_t>(chance & 0xffffu);
     return BFloat16(std::bit_cast<float>(bits & 0xffff0000u));
   } else {

@@ -58,10 +58,11 @@ struct Product {
   bool add_start;
   Along along;
 
-  // Everything that may have a say in how it is computed; not the number of rows of the stream.
-  std::array<Index, 14> key() const {
+  // Everything that may have a say in how it is computed; the rows of the stream only where they must.
+  std::array<Index, 15> key(Index rows) const {
     const Index other_size = along == Along::result ? a.rows * a.cols : result.cols;
-    return {result.type,
+    return {rows,
+            result.type,
             a.type,
             result.rows,
             other_size,
@@ -77,6 +78,8 @@ struct Product {
             (bias ? 1 : 0) + (add_start ? 2 : 0)};
   }
 
+  Index rows_of_stream() const { return b.cols; }
+
   void describe(Description& description) const {
     STREAMBP_CHECK(cublasLtMatmulDescCreate(&description.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
@@ -90,11 +93,18 @@ struct Product {
     set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, result.type);
   }
 
-  // The library's choice for one tile of rows, among those that leave every sum to one block.
-  cublasLtMatmulAlgo_t choose_algorithm(Cuda& dev, const Description& description) const {
-    const bool sum = along == Along::sum;
-    const Layout la(a, sum ? dev.tile : a.cols), lb(b, dev.tile), lc(start, sum ? start.cols : dev.tile),
-        ld(result, sum ? result.cols : dev.tile);
+  struct Layouts {
+    Layout a, b, start, result;
+    Layouts(const Product& p, Index rows)
+        : a(p.a, p.along == Along::sum ? rows : p.a.cols),
+          b(p.b, rows),
+          start(p.start, p.along == Along::sum ? p.start.cols : rows),
+          result(p.result, p.along == Along::sum ? p.result.cols : rows) {}
+  };
+
+  // The library's choice for so many rows, among those that leave every sum to one block.
+  cublasLtMatmulAlgo_t choose(Cuda& dev, const Description& description, Index rows) const {
+    const Layouts layouts(*this, rows);
     Preference preference;
     STREAMBP_CHECK(cublasLtMatmulPreferenceCreate(&preference.handle));
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -109,22 +119,37 @@ struct Product {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(result));
     cublasLtMatmulHeuristicResult_t choice{};
     int count = 0;
-    STREAMBP_CHECK(
-        cublasLtMatmulAlgoGetHeuristic(dev.blas, description, la, lb, lc, ld, preference, 1, &choice, &count));
+    STREAMBP_CHECK(cublasLtMatmulAlgoGetHeuristic(dev.blas, description, layouts.a, layouts.b, layouts.start,
+                                                  layouts.result, preference, 1, &choice, &count));
     require(count > 0, "cuBLASLt has no algorithm for a product that makes rows of ", result.rows, " numbers");
     return choice.algo;
+  }
+
+  // The choice for one tile of rows, for any number of them; where the library cannot use it, its choice for that number.
+  const cublasLtMatmulAlgo_t& algorithm(Cuda& dev, const Description& description, const Layouts& layouts) const {
+    const auto known = dev.algorithms.find(key(rows_of_stream()));
+    if (known != dev.algorithms.end()) return known->second;
+    auto tile = dev.algorithms.find(key(dev.tile));
+    if (tile == dev.algorithms.end()) {
+      tile = dev.algorithms.emplace(key(dev.tile), choose(dev, description, dev.tile)).first;
+    }
+    cublasLtMatmulHeuristicResult_t check{};
+    const bool usable = cublasLtMatmulAlgoCheck(dev.blas, description, layouts.a, layouts.b, layouts.start,
+                                                layouts.result, &tile->second, &check) == CUBLAS_STATUS_SUCCESS &&
+                        check.workspaceSize == 0;
+    const auto chosen = usable ? tile->second : choose(dev, description, rows_of_stream());
+    return dev.algorithms.emplace(key(rows_of_stream()), chosen).first->second;
   }
 
   void compute(Cuda& dev) const {
     if (result.rows == 0 || result.cols == 0) return;
     Description description;
     describe(description);
-    auto found = dev.algorithms.find(key());
-    if (found == dev.algorithms.end()) found = dev.algorithms.emplace(key(), choose_algorithm(dev, description)).first;
-    const Layout la(a, a.cols), lb(b, b.cols), lc(start, start.cols), ld(result, result.cols);
+    const Layouts layouts(*this, rows_of_stream());
     const float alpha = 1, beta = add_start ? 1 : 0;
-    STREAMBP_CHECK(cublasLtMatmul(dev.blas, description, &alpha, a.data, la, b.data, lb, &beta, start.data, lc,
-                                  const_cast<void*>(result.data), ld, &found->second, nullptr, 0, dev.stream));
+    STREAMBP_CHECK(cublasLtMatmul(dev.blas, description, &alpha, a.data, layouts.a, b.data, layouts.b, &beta,
+                                  start.data, layouts.start, const_cast<void*>(result.data), layouts.result,
+                                  &algorithm(dev, description, layouts), nullptr, 0, dev.stream));
   }
 };
 

@@ -44,10 +44,12 @@ inline std::string name() {
   return properties.name;
 }
 
+// What a run may take. Kernels and libraries are loaded when they are first used, and want some of what is free.
 inline std::size_t free_memory() {
+  constexpr std::size_t reserve = std::size_t{384} << 20;
   std::size_t free = 0, total = 0;
   STREAMBP_CHECK(cudaMemGetInfo(&free, &total));
-  return free;
+  return free > reserve ? free - reserve : 0;
 }
 
 // A block of the GPU's memory.
@@ -127,7 +129,7 @@ class Cuda : private cuda::Block, public DeviceBase {
   cudaStream_t stream = nullptr;
   cublasLtHandle_t blas = nullptr;
   bool profile = false;
-  std::map<std::array<Index, 14>, cublasLtMatmulAlgo_t> algorithms;  // of matrix products, chosen once for each shape
+  std::map<std::array<Index, 15>, cublasLtMatmulAlgo_t> algorithms;  // of matrix products, chosen once for each shape
 
  private:
   struct Span {

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(cuda::kThreads) squares_kernel(Matrix<double> 
 
 template <class T>
 void sum_of_squares(Cuda& dev, Matrix<double> sums, Matrix<T> x) {
-  if (x.contiguous()) x = x.reshape(x.size());
+  if (x && x.contiguous()) x = x.reshape(x.size());
   const auto kernel = cuda::packable(x) ? squares_kernel<cuda::kPack, T> : squares_kernel<1, T>;
   const std::size_t shared = cuda::kThreads / cuda::kWarp * sizeof(double);
   cuda::launch(dev, kernel, cuda::grid_of(sums.cols), cuda::kThreads, shared, sums, x);

@@ -17,20 +17,19 @@
 
 namespace streambp::cuda {
 
-constexpr int kFlashWarps = 4, kFlashThreads = kFlashWarps * kWarp;
 constexpr float kLog2E = 1.44269504f;
 
 // Sizes of tiles for heads of up to DIM numbers: what fits 255 registers a thread and 99 KB of shared memory a block.
 template <int DIM>
 struct Flash {
   static constexpr bool wide = DIM > 128;
-  static constexpr int kM = wide ? 1 : 2;                 // a warp has 16 M queries
-  static constexpr int kQueries = kFlashWarps * 16 * kM;  // a block
-  static constexpr int kForwardKeys = wide ? 32 : 64;     // keys at a time, forward
-  static constexpr int kBackwardKeys = wide ? 16 : 32;    // and backward
-  static constexpr int kKeys = kFlashWarps * 16;          // a block of the kernel that goes over queries,
-  static constexpr int kQueriesAtOnce = wide ? 16 : 64;   // queries at a time in it,
-  static constexpr int kColumns = wide ? DIM / 2 : DIM;   // and columns of dK and dV
+  static constexpr int kM = wide ? 1 : 2;                // a warp has 16 M queries
+  static constexpr int kQueries = kTileWarps * 16 * kM;  // a block
+  static constexpr int kForwardKeys = wide ? 32 : 64;    // keys at a time, forward
+  static constexpr int kBackwardKeys = wide ? 16 : 32;   // and backward
+  static constexpr int kKeys = kTileWarps * 16;          // a block of the kernel that goes over queries,
+  static constexpr int kQueriesAtOnce = wide ? 16 : 64;  // queries at a time in it,
+  static constexpr int kColumns = wide ? DIM / 2 : DIM;  // and columns of dK and dV
 };
 
 // What the kernels read. Matrices of queries have the rows `rows` of the stream, those of keys all of them.
@@ -96,7 +95,7 @@ struct QueryTile {
 __device__ inline float finite(float maximum) { return maximum == -INFINITY ? 0 : maximum; }
 
 template <int DIM>
-__global__ void __launch_bounds__(kFlashThreads)
+__global__ void __launch_bounds__(kTileThreads)
     flash_kernel(FlashInput in, Matrix<BFloat16> out, Matrix<float> lse, int last_tile) {
   using Size = Flash<DIM>;
   constexpr int M = Size::kM, KEYS = Size::kForwardKeys;
@@ -108,8 +107,8 @@ __global__ void __launch_bounds__(kFlashThreads)
   const SharedTile<Size::kQueries, DIM> q{shared_memory<BFloat16>()};
   const SharedTile<KEYS, DIM> k{q.data + q.kSize}, v{k.data + k.kSize};
   const int first_key = tile.first / KEYS * KEYS, end = tile.end < in.rows_end() ? tile.end : in.rows_end();
-  load(q, in.head(in.q, h), tile.begin - in.rows_begin(), in.rows.size(), in.aligned);
-  load(k, keys, first_key, in.rows.end, in.aligned);
+  load(q, in.head(in.q, h), tile.begin - in.rows_begin(), static_cast<int>(in.rows.size()), in.aligned);
+  load(k, keys, first_key, in.rows_end(), in.aligned);
 
   Numbers<M, DIM / 8> o;
   PerRow<M> maximum, sum;
@@ -118,13 +117,13 @@ __global__ void __launch_bounds__(kFlashThreads)
   for (int begin = first_key; begin < end; begin += KEYS) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // k is there, and nobody reads the old v any more
-    load(v, values, begin, in.rows.end, in.aligned);
+    load(v, values, begin, in.rows_end(), in.aligned);
     Numbers<M, KEYS / 8> s;
     s.fill(0);
     multiply_transposed(s, q, warp_row, k);
     ptx::cp_async_wait<0>();
     __syncthreads();  // v is there, and nobody reads the old k any more
-    load(k, keys, begin + KEYS, in.rows.end, in.aligned);
+    load(k, keys, begin + KEYS, in.rows_end(), in.aligned);
 
     tile.hide_invisible(in, s, begin);
     PerRow<M> shrink = maximum;
@@ -143,10 +142,14 @@ __global__ void __launch_bounds__(kFlashThreads)
   ptx::cp_async_wait<0>();
 
   finish_row_sum(sum);
+  PerRow<M> inverse;
+  for (int m = 0; m < M; ++m) {
+    for (int half = 0; half < 2; ++half) inverse.x[m][half] = 1 / sum.x[m][half];
+  }
   o.for_each([&](float& x, int m, int half, int col) {
     const int row = tile.row(m, half), i = row - in.rows_begin();
     if (!in.computes(row)) return;
-    if (col < in.shape.head_dim) out(i, h * in.shape.head_dim + col) = BFloat16(x / sum.x[m][half]);
+    if (col < in.shape.head_dim) out(i, h * in.shape.head_dim + col) = BFloat16(x * inverse.x[m][half]);
     if (col == 0) lse(i, h) = maximum.x[m][half] * in.scale + std::log(sum.x[m][half]);
   });
 }
@@ -159,7 +162,7 @@ struct FlashGradient {
 };
 
 template <int DIM>
-__global__ void __launch_bounds__(kFlashThreads)
+__global__ void __launch_bounds__(kTileThreads)
     flash_queries_kernel(FlashInput in, FlashGradient gradient, Matrix<BFloat16> dq, int last_tile) {
   using Size = Flash<DIM>;
   constexpr int M = Size::kM, KEYS = Size::kBackwardKeys;
@@ -173,9 +176,9 @@ __global__ void __launch_bounds__(kFlashThreads)
       v{k_odd.data + k_odd.kSize};
   const int first = tile.begin - in.rows_begin();
   const int first_key = tile.first / KEYS * KEYS, end = tile.end < in.rows_end() ? tile.end : in.rows_end();
-  load(q, in.head(in.q, h), first, in.rows.size(), in.aligned);
-  load(dout, in.head(gradient.dout, h), first, in.rows.size(), in.aligned);
-  load(k_even, keys, first_key, in.rows.end, in.aligned);
+  load(q, in.head(in.q, h), first, static_cast<int>(in.rows.size()), in.aligned);
+  load(dout, in.head(gradient.dout, h), first, static_cast<int>(in.rows.size()), in.aligned);
+  load(k_even, keys, first_key, in.rows_end(), in.aligned);
 
   PerRow<M> lse, delta;
   for (int m = 0; m < M; ++m) {
@@ -193,8 +196,8 @@ __global__ void __launch_bounds__(kFlashThreads)
     const auto k = even ? k_even : k_odd, next_k = even ? k_odd : k_even;
     ptx::cp_async_wait<0>();
     __syncthreads();  // k is there, and nobody reads the old k and v any more
-    load(v, values, begin, in.rows.end, in.aligned);
-    load(next_k, keys, begin + KEYS, in.rows.end, in.aligned);
+    load(v, values, begin, in.rows_end(), in.aligned);
+    load(next_k, keys, begin + KEYS, in.rows_end(), in.aligned);
     Numbers<M, KEYS / 8> p, dp;
     p.fill(0), dp.fill(0);
     multiply_transposed(p, q, warp_row, k);
@@ -231,7 +234,7 @@ __device__ inline int last_query(const FlashInput& in, int end) {
 }
 
 template <int DIM>
-__global__ void __launch_bounds__(kFlashThreads)
+__global__ void __launch_bounds__(kTileThreads)
     flash_keys_kernel(FlashInput in, FlashGradient gradient, Matrix<float> dk, Matrix<float> dv) {
   using Size = Flash<DIM>;
   constexpr int QUERIES = Size::kQueriesAtOnce, COLS = Size::kColumns, N = QUERIES / 8;
@@ -242,7 +245,7 @@ __global__ void __launch_bounds__(kFlashThreads)
   const int last_row = last_query(in, first_key + Size::kKeys);
   const int first_row = first_key < in.rows_begin() ? in.rows_begin() : first_key;
   if (last_row < first_row) return;
-  const int last_tile = last_row / QUERIES, steps = (last_tile - first_row / QUERIES + 1) * group;
+  const int first_tile = first_row / QUERIES * QUERIES;
   const int warp_row = threadIdx.x / kWarp * 16;
 
   const SharedTile<Size::kKeys, DIM> k{shared_memory<BFloat16>()}, v{k.data + k.kSize};
@@ -251,15 +254,21 @@ __global__ void __launch_bounds__(kFlashThreads)
   auto* lse = reinterpret_cast<float*>(dout.data + dout.kSize);
   float* delta = lse + QUERIES;
   auto* first_keys = reinterpret_cast<int*>(delta + QUERIES);
-  // a step takes a tile of queries of one head
-  auto head_of = [&](int i) { return kv_head * group + i % group; };
-  auto first_query = [&](int i) { return (last_tile - i / group) * QUERIES; };
-  auto load_queries = [&](SharedTile<QUERIES, DIM> to, Matrix<const BFloat16> m, int i) {
-    load(to, in.head(m, head_of(i)), first_query(i) - in.rows_begin(), i < steps ? in.rows.size() : 0, in.aligned);
+  // a step takes a tile of queries, from row `query` of the stream, of one head
+  struct Step {
+    int query, head;
   };
-  load(k, in.head(in.k, kv_head), first_key, in.rows.end, in.aligned);
-  load(v, in.head(in.v, kv_head), first_key, in.rows.end, in.aligned);
-  load_queries(q_even, in.q, 0);
+  Step step{last_row / QUERIES * QUERIES, kv_head * group};
+  auto after = [&](Step s) {
+    return s.head + 1 < (kv_head + 1) * group ? Step{s.query, s.head + 1} : Step{s.query - QUERIES, kv_head * group};
+  };
+  auto load_queries = [&](SharedTile<QUERIES, DIM> to, Matrix<const BFloat16> m, Step s) {
+    const int end = s.query >= first_tile ? in.rows_end() - in.rows_begin() : 0;
+    load(to, in.head(m, s.head), s.query - in.rows_begin(), end, in.aligned);
+  };
+  load(k, in.head(in.k, kv_head), first_key, in.rows_end(), in.aligned);
+  load(v, in.head(in.v, kv_head), first_key, in.rows_end(), in.aligned);
+  load_queries(q_even, in.q, step);
 
   Numbers<1, COLS / 8> dk_sum, dv_sum;
   auto for_each_sum = [&](Numbers<1, COLS / 8>& sum, Matrix<float> global, auto&& f) {
@@ -273,27 +282,35 @@ __global__ void __launch_bounds__(kFlashThreads)
   for_each_sum(dk_sum, dk, take), for_each_sum(dv_sum, dv, take);
 
   const float scale = in.scale * kLog2E;
-  for (int i = 0; i < steps; ++i) {
-    const auto q = i % 2 ? q_odd : q_even, next_q = i % 2 ? q_even : q_odd;
-    const int first = first_query(i);
+  for (bool even = true; step.query >= first_tile; step = after(step), even = !even) {
+    const auto q = even ? q_even : q_odd, next_q = even ? q_odd : q_even;
     ptx::cp_async_wait<0>();
     __syncthreads();  // q is there, and nobody reads the old q and dout any more
-    load_queries(dout, gradient.dout, i);
-    load_queries(next_q, in.q, i + 1);
-    for (int j = threadIdx.x; j < QUERIES; j += kFlashThreads) {
-      const int row = first + j, local = row - in.rows_begin();
-      lse[j] = in.computes(row) ? gradient.lse(local, head_of(i)) * kLog2E : 0;
-      delta[j] = in.computes(row) ? gradient.delta(local, head_of(i)) : 0;
-      first_keys[j] = in.first_key(row);
+    load_queries(dout, gradient.dout, step);
+    load_queries(next_q, in.q, after(step));
+    float row_lse = 0, row_delta = 0;
+    int row_first_key = 0;
+    const int query = step.query + static_cast<int>(threadIdx.x), local = query - in.rows_begin();
+    if (threadIdx.x < QUERIES) {
+      row_first_key = in.first_key(query);
+      if (in.computes(query)) {
+        row_lse = gradient.lse(local, step.head) * kLog2E;
+        row_delta = gradient.delta(local, step.head);
+      }
     }
     Numbers<1, N> p, dp;  // transposed: a row for each key
     p.fill(0), dp.fill(0);
     multiply_transposed(p, k, warp_row, q);
+    if (threadIdx.x < QUERIES) {  // read before the product, which hides how long that takes
+      lse[threadIdx.x] = row_lse;
+      delta[threadIdx.x] = row_delta;
+      first_keys[threadIdx.x] = row_first_key;
+    }
     ptx::cp_async_wait<1>();
     __syncthreads();  // dout, lse, delta and first_keys are there
     p.for_each([&](float& x, int m, int half, int col) {
       const int key = first_key + warp_row + row_of(m, half);
-      const bool visible = first_keys[col] <= key && key <= first + col;
+      const bool visible = first_keys[col] <= key && key <= step.query + col;
       x = visible ? ptx::exp2_approx(x * scale - lse[col]) : 0;
     });
     multiply(dv_sum, LeftOperand<1, QUERIES / 16>(p), dout, first_col);
@@ -345,8 +362,8 @@ inline void attention(Cuda& dev, Matrix<BFloat16> out, Matrix<float> lse, Input<
     using Size = cuda::Flash<dim()>;
     const std::size_t shared = cuda::bytes_of<Size::kQueries, dim()> + 2 * cuda::bytes_of<Size::kForwardKeys, dim()>;
     const Index last = (rows.end - 1) / Size::kQueries, tiles = last - rows.begin / Size::kQueries + 1;
-    cuda::launch(dev, cuda::flash_kernel<dim()>, cuda::grid_of(tiles, shape.heads), cuda::kFlashThreads, shared, in,
-                 out, lse, static_cast<int>(last));
+    cuda::launch(dev, cuda::flash_kernel<dim()>, cuda::grid_of(tiles, shape.heads), cuda::kTileThreads, shared, in, out,
+                 lse, static_cast<int>(last));
   });
 }
 
@@ -366,12 +383,12 @@ inline void attention_backward(Cuda& dev, Matrix<BFloat16> dq, Matrix<float> dk,
   cuda::with_head_dim(shape.head_dim, [&](auto dim) {
     using Size = cuda::Flash<dim()>;
     const Index last = (rows.end - 1) / Size::kQueries, tiles = last - rows.begin / Size::kQueries + 1;
-    cuda::launch(dev, cuda::flash_queries_kernel<dim()>, cuda::grid_of(tiles, shape.heads), cuda::kFlashThreads,
+    cuda::launch(dev, cuda::flash_queries_kernel<dim()>, cuda::grid_of(tiles, shape.heads), cuda::kTileThreads,
                  2 * cuda::bytes_of<Size::kQueries, dim()> + 3 * cuda::bytes_of<Size::kBackwardKeys, dim()>, in,
                  gradient, dq, static_cast<int>(last));
     constexpr Index parts = dim() / Size::kColumns;
     cuda::launch(dev, cuda::flash_keys_kernel<dim()>,
-                 cuda::grid_of(ceil_div(rows.end, Size::kKeys), shape.kv_heads * parts), cuda::kFlashThreads,
+                 cuda::grid_of(ceil_div(rows.end, Size::kKeys), shape.kv_heads * parts), cuda::kTileThreads,
                  2 * cuda::bytes_of<Size::kKeys, dim()> + 3 * cuda::bytes_of<Size::kQueriesAtOnce, dim()> +
                      Size::kQueriesAtOnce * 3 * sizeof(float),
                  in, gradient, dk, dv);

@@ -12,6 +12,13 @@ inline double exponential(double x) { return std::exp(x); }
 // exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2, where a polynomial is good to 2 units in the last
 // place. Clamped to the range of normal numbers: no infinity, no zero, and no branch.
 constexpr float exponential(float x) {
+#ifdef __CUDA_ARCH__  // a GPU raises 2 to a power; what x log2 e loses in rounding is put back
+  x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+  const float t = x * 1.44269504f, lost = fmaf(x, 1.44269504f, -t) + x * 1.92596299e-8f;
+  float y = 0;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(t));
+  return fmaf(y, lost * 0.693147181f, y);
+#endif
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the low bits
@@ -32,6 +39,9 @@ constexpr float exponential(float x) {
 
 template <class T>
 constexpr T sigmoid(T x) {
+#ifdef __CUDA_ARCH__
+  return __fdividef(1, 1 + exponential(-x));
+#endif
   return T(1) / (T(1) + exponential(-x));
 }
 

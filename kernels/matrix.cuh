@@ -92,6 +92,10 @@ struct BFloat16 {
 
   BFloat16() = default;
   constexpr explicit BFloat16(float x) {  // to nearest, ties to even
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return;
+#endif
     const auto b = std::bit_cast<std::uint32_t>(x);
     const bool nan = (b & 0x7fffffffu) > 0x7f800000u;
     bits = static_cast<std::uint16_t>(nan ? (b >> 16) | 0x40u : (b + 0x7fffu + ((b >> 16) & 1u)) >> 16);

@@ -160,7 +160,7 @@ __device__ void block_sums(float (&values)[N], float* scratch) {
 // its columns, and their sums for dweight and dbias to its part of the shared memory.
 constexpr int kRowsAtOnce = 4, kNormThreads = 512;
 template <int N, class T>
-__global__ void __launch_bounds__(kNormThreads)
+__global__ void __launch_bounds__(kNormThreads, 2)
     norm_backward_kernel(Matrix<T> dx, Matrix<float> dweight, Matrix<float> dbias, Matrix<const T> dy,
                          Matrix<const T> x, Matrix<const T> weight, float eps, bool centered, bool accumulate) {
   const Index n = x.cols, first = static_cast<Index>(threadIdx.x) * N, step = static_cast<Index>(blockDim.x) * N;
@@ -243,6 +243,7 @@ void norm_backward(Cuda& dev, Matrix<T> dx, Matrix<float> dweight, Matrix<float>
   const auto kernel = packed ? norm_backward_kernel<cuda::kPack, T> : norm_backward_kernel<1, T>;
   const Index threads = least(kNormThreads, round_up(ceil_div(x.cols, packed ? cuda::kPack : 1), cuda::kWarp));
   const Index shared = (dbias ? 2 : 1) * x.cols + threads / cuda::kWarp * 3 * kRowsAtOnce;
+  require(shared * sizeof(float) <= 99 << 10, "norm backward: rows of ", x.cols, " are too wide for a GPU");
   cuda::launch(dev, kernel, cuda::grid_of(dweight.rows), static_cast<int>(threads),
                static_cast<std::size_t>(shared) * sizeof(float), dx, dweight, dbias, dy, x, weight,
                static_cast<float>(eps), centered, accumulate);

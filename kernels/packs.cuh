@@ -30,6 +30,15 @@ template <int N, class T>
 __device__ void store(T* to, const Floats<N>& from) {
   Memory<N, T> memory;
   for (int k = 0; k < N; ++k) memory.x[k] = static_cast<T>(from.x[k]);
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(memory) == 16 && sizeof(T) == 2) {  // which nvcc would split into four writes
+    const auto words = reinterpret_cast<const std::uint32_t*>(memory.x);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+    return;
+  }
+#endif
   *reinterpret_cast<Memory<N, T>*>(to) = memory;
 }
 

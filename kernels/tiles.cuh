@@ -15,6 +15,9 @@
 
 namespace streambp::cuda {
 
+// A block that works on tiles has four warps.
+constexpr int kTileWarps = 4, kTileThreads = kTileWarps * kWarp;
+
 // Rows are 16 bytes longer than their numbers, so that 8 rows read together lie in different banks.
 template <int ROWS, int COLS>
 struct SharedTile {
@@ -28,17 +31,31 @@ struct SharedTile {
 // Starts to fill the tile with the rows `first`, first + 1, ... of a matrix, by all threads of the block; zeros for rows
 // before 0 or from `end` on, and for columns that the matrix lacks. With `aligned`, rows of the matrix begin at multiples of 16 bytes.
 template <int ROWS, int COLS>
-__device__ void load(SharedTile<ROWS, COLS> tile, Matrix<const BFloat16> m, int first, Index end, bool aligned) {
+__device__ void load(SharedTile<ROWS, COLS> tile, Matrix<const BFloat16> m, int first, int end, bool aligned) {
   constexpr int pieces = COLS / 8;
-  for (int i = threadIdx.x; i < ROWS * pieces; i += blockDim.x) {
-    const int row = i / pieces, col = i % pieces * 8;
-    BFloat16* to = tile.at(row, col);
-    const bool inside = 0 <= first + row && first + row < end && col < m.cols;
-    if (aligned) {
-      ptx::cp_async_16(to, inside ? m.row(first + row) + col : m.data, inside);
-      continue;
+  auto inside = [&](int row, int col) { return 0 <= first + row && first + row < end && col < m.cols; };
+  if (!aligned) {
+    for (int i = threadIdx.x; i < ROWS * COLS; i += kTileThreads) {
+      const int row = i / COLS, col = i % COLS;
+      *tile.at(row, col) = inside(row, col) ? m(first + row, col) : BFloat16(0);
     }
-    for (int k = 0; k < 8; ++k) to[k] = inside && col + k < m.cols ? m(first + row, col + k) : BFloat16(0);
+  } else if constexpr (kTileThreads % pieces == 0) {  // a thread keeps to its columns
+    constexpr int step = kTileThreads / pieces, steps = (ROWS + step - 1) / step;
+    const int begin = threadIdx.x / pieces, col = threadIdx.x % pieces * 8;
+    const BFloat16* from = m.row(first + begin) + col;
+#pragma unroll
+    for (int i = 0; i < steps; ++i, from += step * m.stride) {
+      const int row = begin + i * step;
+      const bool valid = inside(row, col);
+      if (ROWS % step == 0 || row < ROWS) ptx::cp_async_16(tile.at(row, col), valid ? from : m.data, valid);
+    }
+  } else {
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * pieces; i += kTileThreads) {
+      const int row = i / pieces, col = i % pieces * 8;
+      const bool valid = inside(row, col);
+      ptx::cp_async_16(tile.at(row, col), valid ? m.row(first + row) + col : m.data, valid);
+    }
   }
   ptx::cp_async_commit();
 }

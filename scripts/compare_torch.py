@@ -5,23 +5,24 @@
   scripts/compare_torch.py --model qwen3-4b --length 6144 24576 --chunk 2048 4096
   scripts/compare_torch.py --model qwen3-8b --memory-cap 80GiB --only torch-checkpoint torch-chunked stream
 
-PyTorch is transformers' own model class with its own loss and SDPA attention, unless a row says otherwise:
+PyTorch is transformers' own model class with its own loss and SDPA attention. The rows:
 
   torch             nothing else
-  torch-checkpoint  gradient_checkpointing_enable, use_reentrant=False
-  torch-chunked     the same, and head and cross entropy of 1024 rows at a time, each under torch.utils.checkpoint, so
-                    that the logits of the whole sequence never exist
-  full, checkpoint, stream                                          this program's modes, as `streambp bench` measures them
+  torch-checkpoint  gradient_checkpointing_enable with use_reentrant=False
+  torch-chunked     also head and cross entropy for 1024 rows at a time, each under torch.utils.checkpoint, so that the
+                    logits of the whole sequence never exist
+  full, checkpoint, stream                             the modes of this program, as `streambp bench` measures them
 
-All have the same sizes and types, random weights, random tokens, one sequence, no optimizer. Every PyTorch row has a
-process of its own. Memory is that of weights, gradients and activations together, without what the driver takes: on a GPU
-what PyTorch's allocator has given out ("peak") and taken ("reserved"; with expandable segments, unless
-PYTORCH_CUDA_ALLOC_CONF says otherwise), on a CPU PyTorch's weights and by how much its resident memory grew.
+All have the same sizes and types, random weights and tokens, one sequence, no optimizer; each PyTorch row has a process
+of its own. Memory is that of weights, gradient and activations, without what the driver takes. On a GPU it is what
+PyTorch's allocator has given out (peak) and taken (reserved; in expandable segments, unless PYTORCH_CUDA_ALLOC_CONF is
+set). On a CPU it is resident memory: PyTorch's weights, and by how much its process grew from there in the first step,
+buffers of its libraries included.
 
-Gradients are compared on a small model of the same family: the error of a tensor is its largest difference from
+Gradients are compared on a small model of the same family. The error of a tensor is its largest difference from
 PyTorch's gradient in float64 over its largest entry there, for PyTorch and for this program in the same type.
 
-Exit codes: 0 done, 1 a row failed (one that is out of memory has not), 2 something to mend.
+Exit codes: 0 done, 1 a row failed (being out of memory is no failure), 2 something to mend.
 Needs: pip install torch 'transformers>=4.56' safetensors numpy
 """
 
@@ -40,23 +41,26 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
-TORCH = {
-    "torch": "PyTorch",
-    "torch-checkpoint": "PyTorch, checkpointing",
-    "torch-chunked": "PyTorch, checkpointing + chunked loss",
-}
+# Only in the processes made for it: the resident memory of a process begins with what the one that made it had.
+if "--child" in sys.argv:
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import cross_entropy, linear
+    from torch.utils.checkpoint import checkpoint
+    from transformers.integrations import sdpa_attention
+
+TORCH = {"torch": "PyTorch", "torch-checkpoint": "PyTorch, checkpointing",
+         "torch-chunked": "PyTorch, checkpointing + chunked loss"}  # fmt: skip
 MODES = ["full", "checkpoint", "stream"]
-BASELINE = "torch-checkpoint"
 LOSS_ROWS = 1024
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 OUT_OF_MEMORY = {"problem": "out of memory"}
-
-# What a CPU does in seconds.
-TINY = {
-    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 8192, "hidden_size": 256,
-    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 704,
-    "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu",
-    "attention_bias": False, "tie_word_embeddings": True,
+TINY = {  # what a CPU does in seconds
+    "model_type": "qwen3", "vocab_size": 8192, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 704, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    "hidden_act": "silu", "tie_word_embeddings": True,
 }  # fmt: skip
 
 
@@ -68,59 +72,46 @@ class Mistake(Exception):
 
 
 def in_child(do, **job):
-    """The answer of a job. This process never imports torch itself, lest a child begin with its memory."""
+    """The answer to a job."""
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE": "1", **os.environ}
     command = [sys.executable, __file__, "--child", json.dumps({"do": do, **job})]
     child = subprocess.run(command, capture_output=True, text=True, env=environment)
     if child.returncode == -signal.SIGKILL:  # by the system, which does so when memory is out
         return OUT_OF_MEMORY
     if child.returncode:
-        sys.stderr.write(child.stderr)
+        sys.stderr.write(child.stderr if do != "about" else "")
         return {"problem": "failed: " + (child.stderr.strip().splitlines() or ["no message"])[-1]}
     return json.loads(child.stdout.splitlines()[-1])
 
 
 def about(job):
     """What PyTorch there is, and on what it can run."""
-    import numpy, safetensors, torch, transformers  # noqa: F401, E401
-
-    answer = {"torch": torch.__version__, "transformers": transformers.__version__, "cuda": torch.cuda.is_available()}
-    if answer["cuda"]:
-        answer |= {"gpu": torch.cuda.get_device_name(), "memory": torch.cuda.get_device_properties(0).total_memory}
-    return answer
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+    return versions | ({"gpu": gpu.name, "gpu_memory": gpu.total_memory} if gpu else {})
 
 
-def attention_kernels(device, dtype):
+def attention_kernels(job, dtype):
     """On a GPU never the quadratic math kernel. The flash kernel takes no float32, and the efficient one, which does,
     wants keys and values repeated for every query head."""
-    if device == "cpu":
+    if job["device"] == "cpu":
         return contextlib.nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from transformers.integrations import sdpa_attention
-
     if dtype == "f32":
         sdpa_attention.use_gqa_in_sdpa = lambda *_: False
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION])
 
 
 def build(config, dtype, device):
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     no_dropout = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0} if config["model_type"] == "gpt2" else {}
     with torch.device(device):
-        settings = AutoConfig.for_model(**config, **no_dropout)
-        return AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa", dtype=dtype).train()
+        settings = transformers.AutoConfig.for_model(**config, **no_dropout)
+        return transformers.AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa", dtype=dtype).train()
 
 
 def mean_loss(model, tokens, row):
     """Of predicting each token from those before it. No padding mask, so that attention is plainly causal."""
-    import torch
-    from torch.nn.functional import cross_entropy, linear
-    from torch.utils.checkpoint import checkpoint
-
-    inputs = {"input_ids": tokens, "attention_mask": None, "use_cache": False,
-              "position_ids": torch.arange(tokens.shape[1], device=tokens.device)[None]}  # fmt: skip
+    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    inputs = {"input_ids": tokens, "attention_mask": None, "position_ids": positions, "use_cache": False}
     if row != "torch-chunked":
         return model(**inputs, labels=tokens).loss
     hidden, targets = model.base_model(**inputs).last_hidden_state[0, :-1], tokens[0, 1:]
@@ -133,93 +124,78 @@ def mean_loss(model, tokens, row):
     return torch.stack([checkpoint(sum_of_losses, *c, use_reentrant=False) for c in chunks]).sum() / len(targets)
 
 
-class Runner:
-    """A model of a row, and single steps of it."""
-
-    def __init__(self, job):
-        import torch
-
-        self.torch, self.row, self.device, self.vocab = torch, job["row"], job["device"], job["config"]["vocab_size"]
-        torch.manual_seed(1)
-        self.model = build(job["config"], getattr(torch, DTYPES[job["dtype"]]), self.device)
-        if self.row != "torch":
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-    def step(self, length):
-        """Seconds of one forward and backward."""
-        tokens = self.torch.randint(self.vocab, [1, length], device=self.device)
-        self.synchronize()
-        start = time.perf_counter()
-        self.model.zero_grad(set_to_none=True)
-        mean_loss(self.model, tokens, self.row).backward()
-        self.synchronize()
-        return time.perf_counter() - start
-
-    def fits(self, length):
-        print(f"{self.row}: {length} tokens", file=sys.stderr, flush=True)
-        fitted = not ran_out_of_memory(lambda: self.step(length))
-        self.model.zero_grad(set_to_none=True)
-        gc.collect()
-        self.torch.cuda.empty_cache()
-        return fitted
-
-    def synchronize(self):
-        if self.device == "cuda":
-            self.torch.cuda.synchronize()
+def model_of(job):
+    torch.manual_seed(1)
+    model = build(job["config"], getattr(torch, DTYPES[job["dtype"]]), job["device"])
+    if job["row"] != "torch":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
 
 
-def ran_out_of_memory(work):
-    import torch
+def step(model, job, length):
+    """Seconds of one forward and backward."""
+    synchronize = torch.cuda.synchronize if job["device"] == "cuda" else lambda: None
+    tokens = torch.randint(job["config"]["vocab_size"], [1, length], device=job["device"])
+    synchronize()
+    start = time.perf_counter()
+    model.zero_grad(set_to_none=True)
+    mean_loss(model, tokens, job["row"]).backward()
+    synchronize()
+    return time.perf_counter() - start
 
+
+def or_out_of_memory(work):
+    """What `work` returns, or None if the memory did not suffice."""
     try:
-        work()
-        return False
+        return work()
     except (torch.OutOfMemoryError, MemoryError):
-        return True
+        return None
     except RuntimeError as error:  # the CPU's allocator, or a library's own
-        if "can't allocate memory" in str(error) or "ALLOC_FAILED" in str(error):
-            return True
-        raise
+        if "can't allocate memory" not in str(error) and "ALLOC_FAILED" not in str(error):
+            raise
 
 
 def measure(job):
     """Seconds and memory of a row at a length."""
-    import torch
-
-    answer = {}
+    def resident():
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def work():
-        runner = Runner(job)
-        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        runner.step(job["length"])  # warms up
+        model = model_of(job)
+        before = resident()
+        step(model, job, job["length"])  # warms up
+        grown = resident() - before  # later the process also keeps what it has freed
         if job["device"] == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        answer["seconds"] = [runner.step(job["length"]) for _ in range(job["repeat"])]
+        seconds = [step(model, job, job["length"]) for _ in range(job["repeat"])]
         if job["device"] == "cuda":
-            answer["memory"] = torch.cuda.max_memory_allocated()
-            answer["reserved"] = torch.cuda.max_memory_reserved()
+            memory = {"memory": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
         else:
-            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident) * 1024
-            answer["memory"] = grown + sum(p.numel() * p.element_size() for p in runner.model.parameters())
+            memory = {"memory": grown + sum(p.numel() * p.element_size() for p in model.parameters())}
+        return {"seconds": seconds, **memory}
 
-    with attention_kernels(job["device"], job["dtype"]):
-        return OUT_OF_MEMORY if ran_out_of_memory(work) else answer
+    with attention_kernels(job, job["dtype"]):
+        return or_out_of_memory(work) or OUT_OF_MEMORY
 
 
 def longest(job):
-    """The longest sequence, to about 5 %, that runs under the cap: doubled until it does not, then halved in between."""
-    import torch
+    """The longest sequence that runs under the cap, to about 5 %: doubling finds bounds, halving narrows them."""
+    torch.cuda.set_per_process_memory_fraction(job["cap"] / job["gpu_memory"])
 
-    torch.cuda.set_per_process_memory_fraction(job["cap"] / torch.cuda.get_device_properties(0).total_memory)
-    runners = []
-    with attention_kernels(job["device"], job["dtype"]):
-        if ran_out_of_memory(lambda: runners.append(Runner(job))):
-            return {"tokens": 0}
-        fits, good, bad = runners[0].fits, 0, 1024
-        while bad <= job["limit"] and fits(bad):
-            good, bad = bad, 2 * bad
-        bad = min(bad, job["limit"] + 1)
-        while bad - good > max(256, good // 20):
+    def fits(length):
+        fitted = or_out_of_memory(lambda: step(model, job, length)) is not None
+        model.zero_grad(set_to_none=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+        return fitted
+
+    with attention_kernels(job, job["dtype"]):
+        model = or_out_of_memory(lambda: model_of(job))
+        limit = job["config"].get("n_positions", 1 << 22)  # learned positions end somewhere
+        good, bad = 0, min(1024, limit)
+        while model and good < limit and fits(bad):
+            good, bad = bad, min(2 * bad, limit)
+        while model and good < limit and bad - good > max(256, good // 20):
             middle = (good + bad) // 512 * 256
             good, bad = (middle, bad) if fits(middle) else (good, middle)
     return {"tokens": good}
@@ -231,72 +207,74 @@ def longest(job):
 def small_config(config):
     """The same family and width of heads, in three small layers."""
     if config["model_type"] == "gpt2":
-        return config | {"vocab_size": 1000, "n_embd": 256, "n_layer": 3, "n_head": 4, "n_inner": 768, "n_positions": 8192}
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head, "hidden_size": 4 * head}
-    return config | heads | {"vocab_size": 1000, "num_hidden_layers": 3, "intermediate_size": 12 * head}
+        sizes = {"n_embd": 256, "n_layer": 3, "n_head": 4, "n_inner": 768, "n_positions": 8192}
+    else:
+        width = 4 * config["head_dim"]
+        sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": 3,
+                 "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+    return config | sizes | {"vocab_size": 1000}
 
 
 @contextlib.contextmanager
 def everything_in_float64():
-    """Makes float32 mean float64: transformers casts to float32 in norms and rotary positions, whatever the model's type."""
-    import torch
-
+    """Makes float32 mean float64: in norms and rotary positions transformers casts to it whatever the model's type."""
     names = patch.multiple(torch, float32=torch.float64, float=torch.float64)
     with names, patch.object(torch.Tensor, "float", torch.Tensor.double):
         yield
 
 
 def randomise(model):
-    """Weights of which none is special, and all are numbers that bfloat16 has: so every type starts from the same."""
-    import torch
-
+    """Weights of which none is special, and that bfloat16 can hold, so that every type starts from the same."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             centre = 1 if parameter.ndim == 1 and name.endswith("weight") else 0  # that of a norm
-            parameter.normal_(centre, 0.1 if parameter.ndim == 1 else 0.05).copy_(parameter.bfloat16())
+            parameter.normal_(centre, 0.05).copy_(parameter.bfloat16())
+
+
+def published(name):
+    """A parameter's name in published checkpoints: GPT-2's lack a prefix that transformers puts before them."""
+    return name.removeprefix("transformer.")
 
 
 def gradient(model, tokens):
     mean_loss(model, tokens.to(model.device), "torch").backward()
-    return {name.removeprefix("transformer."): p.grad.double().cpu() for name, p in model.named_parameters()}
+    return {published(name): p.grad.double().cpu() for name, p in model.named_parameters()}
 
 
 def streambp_gradient(job, dtype):
-    from safetensors.torch import load_file
-
-    file = Path(job["folder"]) / f"gradient-{dtype}.safetensors"
-    run_streambp(job["streambp"], "verify", "--model", job["folder"], "--tokens", f"{job['folder']}/tokens", "--chunk",
-                 job["chunk"], "--device", job["device"], "--dtype", dtype, "--save-gradient", file, accept=(0, 1))  # fmt: skip
-    return {name.removeprefix("transformer."): g.double() for name, g in load_file(file).items()}
+    folder = Path(job["folder"])
+    file = folder / f"{dtype}.gradient"
+    run_streambp(job["streambp"], "verify", "--model", folder, "--tokens", folder / "tokens", "--chunk", job["chunk"],
+                 "--device", job["device"], "--dtype", dtype, "--save-gradient", file, accept=(0, 1))  # fmt: skip
+    return {name: tensor.double() for name, tensor in load_file(file).items()}
 
 
 def errors(gradient, truth):
-    if missing := set(truth) ^ set(gradient):
-        raise Mistake(f"PyTorch and streambp name different tensors: {', '.join(sorted(missing))}")
-    sizes = sorted(((gradient[n] - t).abs().max() / t.abs().max()).item() for n, t in truth.items())
-    worst = max(truth, key=lambda n: ((gradient[n] - truth[n]).abs().max() / truth[n].abs().max()).item())
-    return {"worst": sizes[-1], "tensor": worst, "median": statistics.median(sizes)}
+    if set(truth) != set(gradient):
+        raise Mistake(f"PyTorch and streambp name different tensors: {sorted(set(truth) ^ set(gradient))}")
+    sizes = {name: ((gradient[name] - t).abs().max() / t.abs().max()).item() for name, t in truth.items()}
+    worst = max(sizes, key=sizes.get)
+    return {"worst": sizes[worst], "worst_tensor": worst, "median": statistics.median(sizes.values())}
 
 
 def agreement(job):
     """The errors of PyTorch and of streambp against PyTorch in float64."""
-    import torch
-
     torch.manual_seed(1)
     config = small_config(job["config"])
     model = build(config, torch.float32, "cpu")
     randomise(model)
-    model.save_pretrained(job["folder"])
     tokens = torch.randint(config["vocab_size"], [1, job["length"]])
-    (Path(job["folder"]) / "tokens").write_bytes(tokens[0].numpy().astype("<i4").tobytes())
+    folder = Path(job["folder"])
+    model.config.save_pretrained(folder)
+    save_file({published(n): p.detach() for n, p in model.named_parameters()}, folder / "model.safetensors")
+    (folder / "tokens").write_bytes(tokens.numpy().astype("<i4").tobytes())
     with everything_in_float64():
         exact = build(config, torch.float64, "cpu")
         exact.load_state_dict(model.state_dict())
         truth = gradient(exact, tokens)
     rows = []
     for dtype in job["dtypes"]:
-        with attention_kernels(job["device"], dtype):
+        with attention_kernels(job, dtype):
             same = build(config, getattr(torch, DTYPES[dtype]), job["device"])
             same.load_state_dict(model.state_dict())
             rows.append({"dtype": dtype, "program": "PyTorch", **errors(gradient(same, tokens), truth)})
@@ -308,85 +286,216 @@ def agreement(job):
 
 
 def run_streambp(program, *arguments, accept=(0,)):
-    """Runs a command and returns what it wrote to --json, if it was asked to."""
     run = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
     if run.returncode not in accept:
-        said = (run.stderr.strip() or run.stdout.strip()).splitlines() or [f"exit code {run.returncode}"]
-        raise Mistake(said[0])
-    return json.loads(Path(arguments[-1]).read_text()) if arguments[-2] == "--json" else None
+        said = run.stderr.strip().splitlines() or [f"{program} ended with exit code {run.returncode}"]
+        raise Mistake(said[0].removeprefix("streambp: "))
+    return run.stdout
 
 
 def check_program(program):
-    if not os.access(program, os.X_OK) or not os.path.isfile(program):
-        raise Mistake(f"there is no program {program}; build it (see README.md), or say where it is: --streambp")
-    for command, options in {"bench": ["--device", "--dtype", "--optimizer"], "verify": ["--tokens", "--save-gradient"]}.items():
-        text = subprocess.run([program, command, "--help"], capture_output=True, text=True).stdout
+    if not (os.path.isfile(program) and os.access(program, os.X_OK)):
+        raise Mistake(f"there is no program {program}; build it (see README.md), or say where it is: --streambp PATH")
+    needed = {"bench": ["--device", "--dtype", "--optimizer TEXT:{none"], "verify": ["--tokens", "--save-gradient"]}
+    for command, options in needed.items():
+        text = run_streambp(program, command, "--help")
         for option in options:
             if option not in text:
+                option = option.replace(" TEXT:{", " ")
                 raise Mistake(f"{program} is too old: its {command} does not know {option}; build it again")
 
 
 def plan(args, folder, model, *more):
-    return run_streambp(args.streambp, "plan", model, "--dtype", args.dtype, "--optimizer", "none", "--accumulate", 1,
-                        *more, "--json", folder / "plan.json")  # fmt: skip
+    run_streambp(args.streambp, "plan", model, "--dtype", args.dtype, "--optimizer", "none", "--accumulate", 1, *more,
+                 "--json", folder / "plan.json")  # fmt: skip
+    return json.loads((folder / "plan.json").read_text())
 
 
-def bench(args, folder, length, modes):
-    """The runs of `streambp bench` by mode; a mode that does not fit is out of memory."""
+def bench(args, folder, length):
+    """The runs of `streambp bench` by mode; a mode that it left out was out of memory."""
+    modes = [m for m in MODES if m in args.only]
     labels = [m for m in modes if m != "stream"] + [f"stream {c}" for c in args.chunk if "stream" in modes]
     try:
-        answer = run_streambp(args.streambp, "bench", "--model", folder / "config.json", "--length", length, "--repeat",
-                              args.repeat, "--optimizer", "none", "--device", args.device, "--dtype", args.dtype, "--chunk",
-                              *args.chunk, "--mode", *modes, "--json", folder / "bench.json")  # fmt: skip
+        run_streambp(args.streambp, "bench", "--model", folder / "config.json", "--length", length, "--mode", *modes,
+                     "--chunk", *args.chunk, "--repeat", args.repeat, "--optimizer", "none", "--device", args.device,
+                     "--dtype", args.dtype, "--json", folder / "bench.json")  # fmt: skip
+        runs = {run["mode"]: run for run in json.loads((folder / "bench.json").read_text())["runs"]}
+        return {m: {k: runs[m][k] for k in ("seconds", "memory")} if m in runs else OUT_OF_MEMORY for m in labels}
     except Mistake as problem:
         said = OUT_OF_MEMORY if "no mode fits" in str(problem) else {"problem": f"failed: {problem}"}
-        return {label: said for label in labels}
-    runs = {r["mode"]: {"seconds": r["seconds"], "memory": r["memory"]} for r in answer["runs"]}
-    return {label: runs.get(label, OUT_OF_MEMORY) for label in labels}
+        return dict.fromkeys(labels, said)
 
 
 # ---- The tables ----
 
 
-def gib(size):
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB" if size is not None else ""
-
-
 def say(label, *cells):
-    print(f"{label:40}" + "".join(f"{cell:>12}" for cell in cells), flush=True)
+    print((f"{label:38}" + "".join(f"{cell:>13}" for cell in cells)).rstrip(), flush=True)
 
 
-def show(entry):
-    if "problem" in entry:
-        return say(entry["row"], entry["problem"])
-    ratio = entry["of_checkpointing"]
-    say(entry["row"], f"{entry['median']:.3f}", f"{entry['tokens_per_second']:.0f}", f"{ratio:.2f}" if ratio else "",
-        gib(entry["memory"]), gib(entry["reserved"]) if "reserved" in entry else "")  # fmt: skip
+def human(size):
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
-def compare(args, folder, config, length, save):
+def torch_rows(args, do, **job):
+    job |= {"device": args.device, "dtype": args.dtype}
+    return {TORCH[row]: in_child(do, row=row, **job) for row in TORCH if row in args.only}
+
+
+def compare(args, folder, config, length):
     """Seconds and memory of all rows at a length."""
     print(f"\nOne forward and backward of {length} tokens:\n")
     say("", "seconds", "tokens/s", "of ckpt.", "peak", "reserved" if args.device == "cuda" else "")
-    table, baseline = [], None
+    answers = torch_rows(args, "measure", config=config, length=length, repeat=args.repeat)
+    if set(MODES) & set(args.only):
+        answers |= {f"streambp {mode}": answer for mode, answer in bench(args, folder, length).items()}
+    seconds = {row: statistics.median(answer["seconds"]) for row, answer in answers.items() if "seconds" in answer}
+    baseline = seconds.get(TORCH["torch-checkpoint"])
+    for row, answer in answers.items():
+        if row not in seconds:
+            say(row, answer["problem"])
+            continue
+        rate, ratio = length / seconds[row], seconds[row] / baseline if baseline else None
+        answer |= {"median": seconds[row], "tokens_per_second": rate, "of_checkpointing": ratio}
+        say(row, f"{seconds[row]:.3f}", f"{rate:.0f}", f"{ratio:.2f}" if baseline else "", human(answer["memory"]),
+            human(answer["reserved"]) if "reserved" in answer else "")  # fmt: skip
+    return [{"row": row, **answer} for row, answer in answers.items()]
 
-    def add(label, answer):
-        nonlocal baseline
-        entry = {"row": label, **answer}
-        if "seconds" in answer:
-            median = statistics.median(answer["seconds"])
-            baseline = median if label == TORCH[BASELINE] else baseline
-            entry |= {"median": median, "tokens_per_second": length / median}
-        table.append(entry)
 
-    for row in [r for r in TORCH if r in args.only]:
-        job = {"row": row, "config": config, "length": length, "repeat": args.repeat}
-        add(TORCH[row], in_child("measure", device=args.device, dtype=args.dtype, **job))
-    if modes := [m for m in MODES if m in args.only]:
-        for mode, answer in bench(args, folder, length, modes).items():
-            add(f"streambp {mode}", answer)
-    for entry in table:
-        if "seconds" in entry:
-            entry["of_checkpointing"] = entry["median"] / baseline if baseline else None
-        show(entry)
-    save("lengths", {"length": length, "rows": table})
+def compare_longest(args, folder, config, cap, gpu_memory):
+    """The longest sequence of every row: PyTorch's by trying, this program's by its plan, which it keeps to."""
+    print(f"\nLongest sequence in {human(cap)}, PyTorch's to 5 %:\n")
+    answers = torch_rows(args, "longest", config=config, cap=cap, gpu_memory=gpu_memory)
+    for chunk in args.chunk:
+        tokens = plan(args, folder, folder / "config.json", "--memory", cap, "--chunk", chunk)["longest"]
+        named = {f"streambp {m}" + (f" {chunk}" if m == "stream" else ""): m for m in MODES if m in args.only}
+        answers |= {row: {"tokens": tokens[mode]} for row, mode in named.items()}
+    for row, answer in answers.items():
+        say(row, answer.get("problem") or f"{answer['tokens']} tokens")
+    return [{"row": row, **answer} for row, answer in answers.items()]
+
+
+def compare_gradients(args, folder, config):
+    """The largest and the median error of the gradient's tensors."""
+    on_gpu = args.device == "cuda"
+    length, chunk = (4500, 2048) if on_gpu else (600, 256)  # three chunks, the last of them cut
+    print(f"\nRelative error of the gradient, {length} tokens through three layers of this family:\n")
+    answer = in_child("agreement", config=config, folder=str(folder), streambp=args.streambp, device=args.device,
+                      dtypes=["f32", "bf16"] if on_gpu else ["f32"], length=length, chunk=chunk)  # fmt: skip
+    if "problem" in answer:
+        say("", answer["problem"])
+        return [answer]
+    say("", "median", "worst", "  in")
+    for row in answer["rows"]:
+        label, tensor = f"{row['program']} {row['dtype']}", f"  {row['worst_tensor']}"
+        say(label, f"{row['median']:.1e}", f"{row['worst']:.1e}", tensor)
+    return answer["rows"]
+
+
+# ---- All of it ----
+
+
+def count(text):
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def options():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streambp", default="build/streambp", help="the program (default: build/streambp)")
+    parser.add_argument("--model", help="a name streambp knows, a config.json, or tiny (default: qwen3-0.6b or tiny)")
+    parser.add_argument("--length", type=count, nargs="+", help="tokens (default: 8192; cpu: 1024)")
+    parser.add_argument("--chunk", type=count, nargs="+", help="of the stream rows (default: 4096; cpu: 256 512)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda, if PyTorch sees a GPU")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="default: bf16 on a GPU, f32 on a CPU")
+    parser.add_argument("--repeat", type=count, default=3, help="measured runs of each, after one more (default: 3)")
+    parser.add_argument("--memory-cap", help="also find the longest sequence in so much, such as 80GiB; needs a GPU")
+    parser.add_argument("--only", nargs="+", choices=[*TORCH, *MODES], default=[*TORCH, *MODES], help="only these rows")
+    parser.add_argument("--skip-agreement", action="store_true", help="leave out the comparison of gradients")
+    parser.add_argument("--json", type=Path, help="write all figures to this file as well")
+    return parser.parse_args()
+
+
+def prepare(args, folder):
+    """Fills in the defaults and finds mistakes before the work. Returns the model's config, the cap, versions."""
+    args.streambp = os.path.abspath(args.streambp)
+    check_program(args.streambp)
+    if args.json and not args.json.absolute().parent.is_dir():
+        raise Mistake(f"--json {args.json}: there is no such folder")
+    versions = in_child("about")
+    if "problem" in versions:
+        needs = "this needs torch, transformers 4.56 or later, safetensors and numpy; install them with pip"
+        raise Mistake(f"{sys.executable}: {versions['problem'].removeprefix('failed: ')}: {needs}")
+    args.device = args.device or ("cuda" if "gpu" in versions else "cpu")
+    on_gpu = args.device == "cuda"
+    if on_gpu and "gpu" not in versions:
+        raise Mistake("--device cuda: PyTorch sees no GPU")
+    args.dtype = args.dtype or ("bf16" if on_gpu else "f32")
+    if args.dtype == "bf16" and not on_gpu:
+        raise Mistake("--dtype bf16 is the GPU's; on a CPU use f32")
+    args.length = args.length or [8192 if on_gpu else 1024]
+    args.chunk = args.chunk or ([4096] if on_gpu else [256, 512])
+    args.model = args.model or ("qwen3-0.6b" if on_gpu else "tiny")
+    (folder / "tiny.json").write_text(json.dumps(TINY))
+    model = folder / "tiny.json" if args.model == "tiny" else args.model
+    planned = [plan(args, folder, model, "--chunk", chunk) for chunk in args.chunk]
+    config = planned[0]["config"]  # as the program understood it
+    if max(args.length) > config.get("n_positions", max(args.length)):
+        raise Mistake(f"--length {max(args.length)}: {args.model} has no more than {config['n_positions']} positions")
+    if args.memory_cap and not on_gpu:
+        raise Mistake("--memory-cap needs a GPU, whose memory PyTorch can be kept from using")
+    cap = plan(args, folder, model, "--memory", args.memory_cap)["memory"] if args.memory_cap else 0
+    if cap > versions.get("gpu_memory", cap):
+        raise Mistake(f"--memory-cap {args.memory_cap} is more than the GPU has: {human(versions['gpu_memory'])}")
+    (folder / "config.json").write_text(json.dumps(config))
+    return config, cap, versions
+
+
+def write(file, result):
+    if file:
+        unfinished = file.with_name(file.name + ".unfinished")
+        unfinished.write_text(json.dumps(result, indent=1) + "\n")
+        os.replace(unfinished, file)
+
+
+def run(args, folder):
+    config, cap, versions = prepare(args, folder)
+    kernels = "flash, efficient or cuDNN kernel" if args.device == "cuda" else "kernel of PyTorch's choice"
+    place = versions.get("gpu") if args.device == "cuda" else f"{os.cpu_count()} threads; peaks are of resident memory"
+    print(f"{args.model}, {args.dtype}, median of {args.repeat}, on {place}")
+    print(f"PyTorch {versions['torch']}, transformers {versions['transformers']}, SDPA attention: {kernels}")
+    result = {"model": args.model, "config": config, "device": args.device, "dtype": args.dtype, "attention": kernels,
+              **versions, "lengths": [], "longest": [], "agreement": []}  # fmt: skip
+    for length in args.length:
+        result["lengths"].append({"length": length, "rows": compare(args, folder, config, length)})
+        write(args.json, result)
+    if cap:
+        result |= {"memory_cap": cap, "longest": compare_longest(args, folder, config, cap, versions["gpu_memory"])}
+        write(args.json, result)
+    if not args.skip_agreement:
+        result["agreement"] = compare_gradients(args, folder, config)
+        write(args.json, result)
+    rows = [*result["longest"], *result["agreement"], *(row for l in result["lengths"] for row in l["rows"])]
+    return 1 if any(row.get("problem", "").startswith("failed") for row in rows) else 0
+
+
+JOBS = {job.__name__: job for job in (about, measure, longest, agreement)}
+
+
+def main():
+    if sys.argv[1:2] == ["--child"]:
+        job = json.loads(sys.argv[2])
+        print("\n" + json.dumps(JOBS[job["do"]](job)))
+        return 0
+    args = options()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return run(args, Path(folder))
+    except (Mistake, OSError) as problem:
+        print(f"compare_torch.py: {problem}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
