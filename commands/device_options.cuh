@@ -143,7 +143,7 @@ std::vector<double> matmul_rates(Device& dev, Index n, int repeat) {
 template <class Device, class T>
 double matmul_rate() {
   constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
-  const Index most = on_cpu ? 1536 : 8192;
+  const Index most = on_cpu ? 1536 : sizeof(T) == 2 ? 8192 : 4096;
   Device dev(static_cast<std::size_t>(3 * most * most) * sizeof(T) + 4096);
   if (on_cpu) return matmul_rates<Device, T>(dev, most, 4).back();
   Index n = 256;

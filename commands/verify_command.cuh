@@ -60,6 +60,7 @@ class VerifyCommand {
     constexpr bool half = std::is_same_v<T, BFloat16>;
     const std::string dtype = half ? "bf16" : sizeof(T) == 4 ? "f32" : "f64";
     if (!gpu) tile = kTile;
+    require(tile > 0 && tile % kTile == 0, "--tile ", tile, " is not a multiple of ", kTile, " rows");
     if (stream_chunks.empty())
       stream_chunks = gpu ? std::vector<Index>{tile, 2 * tile} : std::vector<Index>{256, 512, 768};
     for (Index chunk : stream_chunks) check_chunk(chunk, tile);

@@ -48,7 +48,8 @@ done | awk '$2 == "=>" { print $3 }' | sort -u | while read -r library; do
   esac
 done
 cp scripts/gpu_report.sh scripts/compare_torch.py "$partial/scripts/"
-cp README.md "$partial/" # the tests train on it
+mkdir "$partial/tests"
+cp -r tests/golden "$partial/tests/"
 git rev-parse HEAD > "$partial/commit" 2> /dev/null || echo unknown > "$partial/commit"
 mv "$partial" "$bundle"
 du -sh "$bundle"

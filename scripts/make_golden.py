@@ -276,6 +276,37 @@ def finite_difference_error(model, loss_of_model, random):
     return abs(measured - slope) / abs(slope)
 
 
+# ---- bfloat16 ----
+
+
+def gradient_from(config, weights, stream, lengths, dtype):
+    """Every parameter's gradient, with weights and activations of one type and the loss in float32 at least."""
+    (model_class,) = [m for m in MODELS if m.__name__ in config["architectures"]]
+    own_config = model_class.config_class.from_dict(copy.deepcopy(config))
+    model = model_class._from_config(own_config, attn_implementation="sdpa").to(dtype).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    documents = stream["tokens"].long().split(lengths)
+    logits = torch.cat([model(document[None], use_cache=False).logits[0] for document in documents])
+    targets = stream["targets"].long()
+    torch.nn.functional.cross_entropy(logits.to(torch.promote_types(dtype, FLOAT32)), targets, ignore_index=-1).backward()
+    return {name: parameter.grad.double() for name, parameter in model.named_parameters()}
+
+
+def bfloat16_error(config, weights, stream, lengths):
+    """How far PyTorch's gradient in bfloat16 is from its gradient in float64, from weights that bfloat16 can hold.
+
+    Over all parameters together: the root of the sum of squared differences over that of squares.
+    """
+    weights = {name: weight.detach().bfloat16().double() for name, weight in weights.items()}
+    with everything_in_float64():
+        truth = gradient_from(config, weights, stream, lengths, torch.double)
+    rounded = gradient_from(config, weights, stream, lengths, torch.bfloat16)
+    difference = sum(((rounded[name] - g) ** 2).sum().item() for name, g in truth.items())
+    return math.sqrt(difference / sum((g**2).sum().item() for g in truth.values()))
+
+
 # ---- A case, and all of them ----
 
 
@@ -306,6 +337,11 @@ def make_case(name, folder):
     file, unfinished = folder / f"{name}.safetensors", folder / f"{name}.unfinished"
     unfinished.write_bytes(save(tensors, {"config": json.dumps(config)}))
     os.replace(unfinished, file)
+
+    errors_file = folder / "bfloat16_errors.json"
+    errors = json.loads(errors_file.read_text()) if errors_file.exists() else {}
+    errors[name] = float(f"{bfloat16_error(config, dict(model.named_parameters()), stream, lengths):.3g}")
+    errors_file.write_text(json.dumps(dict(sorted(errors.items())), indent=2) + "\n")
 
     count = sum(p.numel() for p in parameters.values())
     size = file.stat().st_size

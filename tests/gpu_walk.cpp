@@ -2,6 +2,7 @@
 // chunks, in the memory that was planned; and training.
 #include "../data/stories.cuh"
 #include "../data/text.cuh"
+#include "golden.cuh"
 #include "gpu.cuh"
 
 namespace streambp {
@@ -67,6 +68,41 @@ TEST_F(GpuTraining, AWideGradientIsTheNarrowOneBeforeItsRounding) {
       ASSERT_EQ(static_cast<double>(rounded), other) << wide.gradient.parameters[i].name << ", entry " << j;
     }
   }
+}
+
+// From the same weights, ours is no further from float64 than PyTorch's own gradient in bfloat16: on average, since in
+// models as small as these rounding is a matter of luck.
+TEST_F(GpuTraining, BFloat16IsNoWorseThanPyTorchs) {
+  const Json theirs = Json::parse(read_file(golden_folder() / "bfloat16_errors.json"));
+  double log_ratio = 0;
+  for (const auto& [name, error] : theirs.items()) {
+    const Golden golden(name);
+    auto weights = [&](auto& dev, auto& model) {
+      golden.weights()(dev, model);
+      for (auto& e : table(model.config, model.weights)) {
+        auto values = to_host(dev, *e.matrix);
+        using T = typename decltype(values)::value_type;
+        for (T& x : values) x = static_cast<T>(static_cast<float>(BFloat16(static_cast<float>(x))));
+        dev.upload(*e.matrix, values.data());
+      }
+    };
+    const Schedule schedule = Schedule::stream(kTile, kTile);
+    const auto truth = run_gradient<Cpu, double>(golden.config, golden.batch, schedule, weights);
+    const auto ours = run_gradient<Cuda, BFloat16, float>(golden.config, golden.batch, schedule, weights, kTestTile);
+    double difference = 0, squares = 0;
+    for (std::size_t i = 0; i < truth.gradient.values.size(); ++i) {
+      for (std::size_t j = 0; j < truth.gradient.values[i].size(); ++j) {
+        const double b = truth.gradient.values[i][j], a = ours.gradient.values[i][j];
+        difference += (a - b) * (a - b), squares += b * b;
+      }
+    }
+    const double ratio = std::sqrt(difference / squares) / error.get<double>();
+    EXPECT_LE(ratio, 1.5) << name;
+    log_ratio += std::log(ratio) / static_cast<double>(theirs.size());
+  }
+  EXPECT_LE(std::exp(log_ratio), 1);
+  std::printf("error in bfloat16 over PyTorch's, geometric mean of %zu models: %.2f\n", theirs.size(),
+              std::exp(log_ratio));
 }
 
 // Losses of a few steps of training.

@@ -1,42 +1,8 @@
 // Golden data from PyTorch (scripts/make_golden.py): transformers' own classes evaluated in float64.
-#include "../data/checkpoint.cuh"
-#include "support.cuh"
+#include "golden.cuh"
 
 namespace streambp {
 namespace {
-
-const fs::path kGolden = fs::path(STREAMBP_SOURCE) / "tests" / "golden";
-
-std::vector<std::string> golden_cases() {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(kGolden)) {
-    if (entry.path().extension() == ".safetensors") names.push_back(entry.path().stem().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-struct Golden {
-  explicit Golden(const std::string& name)
-      : file(kGolden / (name + ".safetensors")),
-        config(config_from_json(Json::parse(file.metadata().at("config")), name)),
-        batch{numbers<std::int32_t>("tokens"), numbers<std::int32_t>("targets"), numbers<std::int32_t>("positions"),
-              numbers<std::int32_t>("key_begin")} {}
-
-  template <class V>
-  std::vector<V> numbers(const std::string& name) const {
-    std::vector<V> values(static_cast<std::size_t>(file.at(name).count));
-    read(file.at(name), values.data());
-    return values;
-  }
-  auto weights() const {
-    return [this](auto& dev, auto& model) { read_tensors(dev, file, "weights/", table(model.config, model.weights)); };
-  }
-
-  SafetensorsFile file;
-  Config config;
-  Batch batch;
-};
 
 double largest(const std::vector<double>& v) {
   double result = 0;
