@@ -6,7 +6,7 @@
 // n counts the targets of the whole optimizer step, so that accumulating over micro-batches is exact.
 #pragma once
 
-#include "model.cuh"
+#include "stream.cuh"
 
 namespace streambp {
 

@@ -35,6 +35,7 @@
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
 #include "model.cuh"
+#include "stream.cuh"
 #include "sums.cuh"
 
 namespace streambp {
@@ -60,20 +61,6 @@ inline std::vector<Rows> chunks(Index rows, Index chunk) {
   return result;
 }
 inline std::vector<Rows> last_to_first(std::vector<Rows> chunks) { return {chunks.rbegin(), chunks.rend()}; }
-
-// A batch on the device, each 1 x N; and, on the host, where the document of each token begins.
-struct Stream {
-  Matrix<std::int32_t> tokens, targets, positions, key_begin;
-  Matrix<std::int32_t> rows_by_token, rows_by_position;
-  std::vector<std::int32_t> document_begin = {};
-  Index size() const { return tokens.cols; }
-};
-
-template <class Device>
-Stream allocate_stream(Device& dev, Index rows) {
-  auto numbers = [&] { return dev.template allocate<std::int32_t>(1, rows, Kind::stream); };
-  return {numbers(), numbers(), numbers(), numbers(), numbers(), numbers()};
-}
 
 // K and V of a layer, or their gradients: N x kv_width each.
 template <class T>

@@ -52,6 +52,8 @@ struct DeviceOptions {
     s.micro_batches = micro_batches;
     s.wide_gradient = gradient == "f32";
     s.tile = on_gpu ? kGpuTile : kTile;
+    require(!on_gpu || config.head_dim <= 256, "heads of ", config.head_dim,
+            " are wider than the 256 that a GPU attends with; use --device cpu");
     require(s.dtype == DType::bf16 || s.optimizer != OptimizerKind::adamw_pure,
             "--optimizer adamw-bf16 goes with --dtype bf16, on a GPU");
     require(s.dtype == DType::bf16 || gradient != "bf16", "--grad-dtype bf16 goes with --dtype bf16, on a GPU");

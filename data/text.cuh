@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "../model.cuh"
+#include "../stream.cuh"
 
 namespace streambp {
 

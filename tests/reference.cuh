@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "../model.cuh"
+#include "../stream.cuh"
 
 namespace streambp::reference {
 
