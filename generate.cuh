@@ -35,7 +35,7 @@ class Generator {
       dev.upload(stream.key_begin.columns(length, 1), &begin);
     }
     embedding(dev, x, stream.tokens.columns(length, 1), stream.positions.columns(length, 1), model.weights.embedding,
-              model.weights.positions);
+              model.weights.positions, model.config.embedding_scale);
     for (std::size_t l = 0; l < cache.size(); ++l) {
       walk.layer_forward(static_cast<Index>(l), x, x, cache[l], activations, row);
     }

@@ -8,13 +8,18 @@
 //   mistral    rms     rope        swiglu   none                sliding window
 //   qwen2      rms     rope        swiglu   q, k, v             tied head in the small ones
 //   qwen3      rms     rope        swiglu   none                norm on every head's q and k, head_dim is free
+//   gemma3     rms     rope        geglu    none                likewise, with norms of 1 + weight, also on what attention
+//                                                               and MLP add; scaled embedding and scores; most layers
+//                                                               local, with a sliding window and frequencies of their own
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "kernels/activation.cuh"
+#include "kernels/attention_shape.cuh"
 #include "kernels/device.cuh"
+#include "kernels/norm.cuh"
 #include "kernels/random.cuh"
 #include "kernels/rope.cuh"
 
@@ -28,7 +33,8 @@ struct Config {
   Index vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, mlp = 0;
   Index max_length = 0;  // rows of the position table where positions are learned, else what the model was made for
   Norm norm = Norm::rms;
-  double norm_eps = 1e-5;
+  double norm_eps = 1e-5, norm_offset = 0;
+  bool post_norms = false;  // what attention and MLP add to the residual stream is normed too
   Positions positions = Positions::rope;
   double rope_theta = 10000;
   RopeScaling rope_scaling;
@@ -36,11 +42,22 @@ struct Config {
   bool qkv_bias = false, output_bias = false, mlp_bias = false;
   bool qk_norm = false;
   bool tied = false;  // the head's weight is the token embedding
-  Index window = 0;   // a token attends to itself and the window-1 tokens before it; 0: to all before it
+  double embedding_scale = 1;
+  double score_scale = 0;  // of attention; 0: 1 / √head_dim
+  // In local layers a token attends to itself and the window-1 tokens before it. Without a window no layer is local.
+  Index window = 0;
+  std::vector<bool> local;      // is layer l? empty: all are
+  double local_rope_theta = 0;  // of local layers, whose frequencies are not scaled then; 0: as the others
 
   Index q_width() const { return heads * head_dim; }
   Index kv_width() const { return kv_heads * head_dim; }
   bool gated() const { return mlp_kind != Mlp::gelu; }
+  bool is_local(Index layer) const { return window > 0 && (local.empty() || local[static_cast<std::size_t>(layer)]); }
+  NormStyle norm_style() const { return {norm_eps, norm == Norm::layer, norm_offset}; }
+  NormStyle head_norm_style() const { return {norm_eps, false, norm_offset}; }
+  AttentionShape attention(Index layer) const {
+    return {heads, kv_heads, head_dim, is_local(layer) ? window : 0, score_scale};
+  }
 };
 
 // Refuses what no operation could compute, in words a user understands.
@@ -59,10 +76,15 @@ inline void validate(const Config& c) {
   require(c.positions == Positions::rope || c.max_length > 0,
           "model: learned positions need a positive maximum length");
   require(c.window >= 0, "model: the attention window must not be negative");
-  require(c.norm_eps > 0 && c.rope_theta > 0, "model: norm epsilon and rope theta must be positive");
+  require(c.norm_eps > 0 && c.rope_theta > 0 && c.local_rope_theta >= 0,
+          "model: norm epsilon and rope theta must be positive");
+  require(c.embedding_scale > 0 && c.score_scale >= 0, "model: the scales of embedding and attention must be positive");
+  require(c.local.empty() || static_cast<Index>(c.local.size()) == c.layers, "model: ", c.local.size(),
+          " layers are said to be local or not, and there are ", c.layers);
 }
 
-// How a parameter starts: matrices normal (those that write into the residual stream smaller), norms one, biases zero.
+// How a parameter starts: matrices normal (those that write into the residual stream smaller), norms so that they
+// multiply by one, biases zero.
 enum class Init { normal, residual, ones, zeros };
 
 // A row of the table.
@@ -80,9 +102,9 @@ struct Parameter {
 // The tensors of a layer. Matrices are (outputs x inputs): y = x wᵀ + bias. Absent ones stay empty.
 template <class T>
 struct Layer {
-  Matrix<T> attention_norm, attention_norm_bias;
+  Matrix<T> attention_norm, attention_norm_bias, post_attention_norm;
   Matrix<T> q, q_bias, k, k_bias, v, v_bias, q_norm, k_norm, o, o_bias;
-  Matrix<T> mlp_norm, mlp_norm_bias;
+  Matrix<T> mlp_norm, mlp_norm_bias, post_mlp_norm;
   Matrix<T> gate, gate_bias, up, up_bias, down, down_bias;
 };
 
@@ -105,12 +127,15 @@ struct Entry {
 template <class T>
 using Table = std::vector<Entry<T>>;
 
+inline Init norm_init(const Config& c) { return c.norm_offset == 1 ? Init::zeros : Init::ones; }
+
 // The one table of parameters, in three sections. A walk over it is how weights are allocated, initialised, loaded,
 // saved, updated and compared.
 template <class T>
 Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   const bool gpt2 = c.family == "gpt2", layer_norm = c.norm == Norm::layer;
   const Index d = c.hidden, q = c.q_width(), kv = c.kv_width(), m = c.mlp;
+  const Init ones = norm_init(c);
   const std::string prefix = (gpt2 ? "h." : "model.layers.") + std::to_string(l) + ".";
   Table<T> table;
   // present?, tensor, its name in Llama-like files and in GPT-2's, shape, start, part of GPT-2's fused tensor
@@ -123,7 +148,7 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
          &w});
   };
   // clang-format off
-  row(true,         w.attention_norm,      "input_layernorm.weight", "ln_1.weight", 1, d, Init::ones);
+  row(true,         w.attention_norm,      "input_layernorm.weight", "ln_1.weight", 1, d, ones);
   row(layer_norm,   w.attention_norm_bias, "input_layernorm.bias",   "ln_1.bias",   1, d, Init::zeros);
   row(true,         w.q,         "self_attn.q_proj.weight", "attn.c_attn.weight", q,  d, Init::normal, 0, 3);
   row(c.qkv_bias,   w.q_bias,    "self_attn.q_proj.bias",   "attn.c_attn.bias",   1,  q, Init::zeros,  0, 3);
@@ -131,11 +156,13 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   row(c.qkv_bias,   w.k_bias,    "self_attn.k_proj.bias",   "attn.c_attn.bias",   1, kv, Init::zeros,  1, 3);
   row(true,         w.v,         "self_attn.v_proj.weight", "attn.c_attn.weight", kv, d, Init::normal, 2, 3);
   row(c.qkv_bias,   w.v_bias,    "self_attn.v_proj.bias",   "attn.c_attn.bias",   1, kv, Init::zeros,  2, 3);
-  row(c.qk_norm,    w.q_norm,    "self_attn.q_norm.weight", "", 1, c.head_dim, Init::ones);
-  row(c.qk_norm,    w.k_norm,    "self_attn.k_norm.weight", "", 1, c.head_dim, Init::ones);
+  row(c.qk_norm,    w.q_norm,    "self_attn.q_norm.weight", "", 1, c.head_dim, ones);
+  row(c.qk_norm,    w.k_norm,    "self_attn.k_norm.weight", "", 1, c.head_dim, ones);
   row(true,         w.o,         "self_attn.o_proj.weight", "attn.c_proj.weight", d, q, Init::residual);
   row(c.output_bias, w.o_bias,   "self_attn.o_proj.bias",   "attn.c_proj.bias",   1, d, Init::zeros);
-  row(true,         w.mlp_norm,      "post_attention_layernorm.weight", "ln_2.weight", 1, d, Init::ones);
+  row(c.post_norms, w.post_attention_norm, "post_attention_layernorm.weight", "", 1, d, ones);
+  row(true,         w.mlp_norm, c.post_norms ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight",
+                                                                        "ln_2.weight", 1, d, ones);
   row(layer_norm,   w.mlp_norm_bias, "post_attention_layernorm.bias",   "ln_2.bias",   1, d, Init::zeros);
   row(c.gated(),    w.gate,      "mlp.gate_proj.weight", "",                m, d, Init::normal);
   row(c.gated() && c.mlp_bias, w.gate_bias, "mlp.gate_proj.bias", "",       1, m, Init::zeros);
@@ -143,6 +170,7 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   row(c.mlp_bias,   w.up_bias,   "mlp.up_proj.bias",     "mlp.c_fc.bias",   1, m, Init::zeros);
   row(true,         w.down,      "mlp.down_proj.weight", "mlp.c_proj.weight", d, m, Init::residual);
   row(c.mlp_bias,   w.down_bias, "mlp.down_proj.bias",   "mlp.c_proj.bias", 1, d, Init::zeros);
+  row(c.post_norms, w.post_mlp_norm, "post_feedforward_layernorm.weight", "", 1, d, ones);
   // clang-format on
   return table;
 }
@@ -162,7 +190,7 @@ Table<T> embedding_table(const Config& c, Tensors<T>& w) {
 template <class T>
 Table<T> head_table(const Config& c, Tensors<T>& w) {
   const bool gpt2 = c.family == "gpt2";
-  Table<T> table = {{{gpt2 ? "ln_f.weight" : "model.norm.weight", 1, c.hidden, Init::ones}, &w.norm}};
+  Table<T> table = {{{gpt2 ? "ln_f.weight" : "model.norm.weight", 1, c.hidden, norm_init(c)}, &w.norm}};
   if (c.norm == Norm::layer)
     table.push_back({{gpt2 ? "ln_f.bias" : "model.norm.bias", 1, c.hidden, Init::zeros}, &w.norm_bias});
   if (!c.tied) table.push_back({{"lm_head.weight", c.vocab, c.hidden, Init::normal}, &w.head});

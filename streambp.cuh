@@ -35,32 +35,11 @@
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
 #include "model.cuh"
+#include "schedule.cuh"
 #include "stream.cuh"
 #include "sums.cuh"
 
 namespace streambp {
-
-// What stays in memory between the forward and the backward pass of a layer. Without any there is no backward pass.
-enum class Keep { nothing, inputs, activations };
-
-struct Schedule {
-  Keep keep;
-  Index chunk;       // rows of a layer's activations that exist at once, a multiple of kTile
-  Index head_chunk;  // rows of logits that exist at once
-
-  static Schedule full(Index rows) { return {Keep::activations, round_up(rows, kTile), round_up(rows, kTile)}; }
-  static Schedule checkpoint(Index rows) { return {Keep::inputs, round_up(rows, kTile), round_up(rows, kTile)}; }
-  static Schedule stream(Index chunk, Index head_chunk) { return {Keep::inputs, chunk, head_chunk}; }
-};
-
-// The chunks of a stream, first to last.
-inline std::vector<Rows> chunks(Index rows, Index chunk) {
-  require(chunk > 0 && chunk % kTile == 0, "a chunk must be a positive multiple of ", kTile, " rows, not ", chunk);
-  std::vector<Rows> result;
-  for (Index begin = 0; begin < rows; begin += chunk) result.push_back({begin, std::min(rows, begin + chunk)});
-  return result;
-}
-inline std::vector<Rows> last_to_first(std::vector<Rows> chunks) { return {chunks.rbegin(), chunks.rend()}; }
 
 // K and V of a layer, or their gradients: N x kv_width each.
 template <class T>
@@ -76,11 +55,13 @@ struct Activations {
   Matrix<T> q_projected;       // C x q         likewise
   Matrix<T> q;                 // C x q         turned by position
   Matrix<T> attended;          // C x q
+  Matrix<T> attention_output;  // C x hidden    attended oᵀ, only where it is normed
   Matrix<Accumulator<T>> lse;  // C x heads     log Σ exp of the attention scores
   Matrix<T> middle;            // C x hidden    x + attention
   Matrix<T> mlp_input;         // C x hidden    norm(middle)
   Matrix<T> gate, up;          // C x mlp       gate only where the MLP has one
   Matrix<T> activated;         // C x mlp       the input of the last projection
+  Matrix<T> mlp_output;        // C x hidden    its output, only where it is normed
 };
 
 // What forward leaves for backward, allocated as two stacks that shrink from the last layer to the first.
@@ -106,7 +87,9 @@ class Walk {
     require(schedule.keep == Keep::nothing || schedule.chunk % dev.tile == 0 || schedule.chunk >= stream.size(),
             "chunks of ", schedule.chunk, " rows are no multiple of the ", dev.tile,
             " rows whose weight gradients this device adds up at a time");
-    if (c.positions == Positions::rope) frequencies = rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling);
+    if (c.positions == Positions::learned) return;
+    frequencies = local_frequencies = rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling);
+    if (c.local_rope_theta > 0) local_frequencies = rope_frequencies(c.head_dim, c.local_rope_theta, {});
   }
 
   // Adds the gradient of Σ_t w[t] logp[t] to `gradient`, whose tensors are allocated when they are born. Writes logp.
@@ -121,7 +104,7 @@ class Walk {
     }
     Sums sums(dev, gradient, Tensors<A>(c), [&](auto& t) { return embedding_table(c, t); });
     embedding_backward(dev, sums->embedding, sums->positions, stream.tokens, stream.positions, stream.rows_by_token,
-                       stream.rows_by_position, saved.output);
+                       stream.rows_by_position, saved.output, c.embedding_scale);
   }
 
   // The log-probabilities of the targets, without a gradient.
@@ -139,7 +122,8 @@ class Walk {
     Saved<T> saved;
     saved.output = dev.template allocate<T>(stream.size(), c.hidden, Kind::saved);
     Matrix<T> x = open_layer(saved);
-    embedding(dev, x, stream.tokens, stream.positions, model.weights.embedding, model.weights.positions);
+    embedding(dev, x, stream.tokens, stream.positions, model.weights.embedding, model.weights.positions,
+              c.embedding_scale);
     for (Index l = 0; l < c.layers; ++l) {
       const typename Saved<T>::OfLayer kept = saved.layers.back();
       const Matrix<T> y = l + 1 < c.layers ? open_layer(saved) : saved.output;
@@ -160,10 +144,10 @@ class Walk {
   void layer_forward(Index l, Matrix<T> y, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
     const Layer<T>& w = layer(l);
     attention_norm(w, a, x);
-    keys_values(w, kv, a, rows);
-    attend(w, x, kv, a, rows);
+    keys_values(l, kv, a, rows);
+    attend(l, x, kv, a, rows);
     feed_forward(w, a);
-    matmul(dev, y, a.activated, w.down, w.down_bias, a.middle);
+    add_to_residual(y, a.activated, w.down, w.down_bias, a.middle, w.post_mlp_norm, a.mlp_output);
   }
 
   // The logits of some rows of the last layer's output.
@@ -186,6 +170,7 @@ class Walk {
     a.q = matrix(c.q_width());
     a.attended = matrix(c.q_width());
     a.lse = dev.template allocate<A>(rows, c.heads, Kind::chunk);
+    if (c.post_norms) a.attention_output = matrix(c.hidden), a.mlp_output = matrix(c.hidden);
     a.middle = matrix(c.hidden);
     a.mlp_input = matrix(c.hidden);
     if (c.gated()) a.gate = matrix(c.mlp);
@@ -197,9 +182,7 @@ class Walk {
  private:
   static std::size_t index(Index i) { return static_cast<std::size_t>(i); }
   const Layer<T>& layer(Index l) const { return model.weights.layers[index(l)]; }
-  bool centered() const { return c.norm == Norm::layer; }
-  AttentionShape attention_shape() const { return {c.heads, c.kv_heads, c.head_dim, c.window}; }
-  double pairs(Rows rows) const { return attention_pairs(rows, stream.document_begin, c.window); }
+  double pairs(Index l, Rows rows) const { return attention_pairs(rows, stream.document_begin, c.attention(l).window); }
   Matrix<std::int32_t> targets(Rows rows) const { return stream.targets.columns(rows.begin, rows.size()); }
   Matrix<std::int32_t> positions(Rows rows) const { return stream.positions.columns(rows.begin, rows.size()); }
 
@@ -224,59 +207,73 @@ class Walk {
   }
 
   void norm_heads(Matrix<T> y, Matrix<T> x, Matrix<T> weight) {
-    norm(dev, y.reshape(c.head_dim), x.reshape(c.head_dim), weight, {}, c.norm_eps, false);
+    norm(dev, y.reshape(c.head_dim), x.reshape(c.head_dim), weight, {}, c.head_norm_style());
   }
 
-  void turn(Matrix<T> x, Rows rows, Turn direction) {
-    if (c.positions == Positions::rope) rope(dev, x, positions(rows), frequencies, direction);
+  void turn(Index l, Matrix<T> x, Rows rows, Turn direction) {
+    if (c.positions == Positions::learned) return;
+    rope(dev, x, positions(rows), c.is_local(l) ? local_frequencies : frequencies, direction);
   }
 
-  void keys_values(const Layer<T>& w, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+  void keys_values(Index l, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+    const Layer<T>& w = layer(l);
     const Matrix<T> k = kv.k.slice(rows);
     matmul(dev, c.qk_norm ? a.k_projected : k, a.attention_input, w.k, w.k_bias);
     if (c.qk_norm) norm_heads(k, a.k_projected, w.k_norm);
-    turn(k, rows, Turn::forward);
+    turn(l, k, rows, Turn::forward);
     matmul(dev, kv.v.slice(rows), a.attention_input, w.v, w.v_bias);
   }
 
   void attention_norm(const Layer<T>& w, const Activations<T>& a, Matrix<T> x) {
-    norm(dev, a.attention_input, x, w.attention_norm, w.attention_norm_bias, c.norm_eps, centered());
+    norm(dev, a.attention_input, x, w.attention_norm, w.attention_norm_bias, c.norm_style());
   }
 
   // From the queries to the middle of the layer.
-  void attend(const Layer<T>& w, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+  void attend(Index l, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+    const Layer<T>& w = layer(l);
     matmul(dev, c.qk_norm ? a.q_projected : a.q, a.attention_input, w.q, w.q_bias);
     if (c.qk_norm) norm_heads(a.q, a.q_projected, w.q_norm);
-    turn(a.q, rows, Turn::forward);
-    attention(dev, a.attended, a.lse, a.q, kv.k, kv.v, stream.key_begin, rows, attention_shape(), pairs(rows));
-    matmul(dev, a.middle, a.attended, w.o, w.o_bias, x);
+    turn(l, a.q, rows, Turn::forward);
+    attention(dev, a.attended, a.lse, a.q, kv.k, kv.v, stream.key_begin, rows, c.attention(l), pairs(l, rows));
+    add_to_residual(a.middle, a.attended, w.o, w.o_bias, x, w.post_attention_norm, a.attention_output);
   }
 
   // From the middle of the layer to the input of its last projection.
   void feed_forward(const Layer<T>& w, const Activations<T>& a) {
-    norm(dev, a.mlp_input, a.middle, w.mlp_norm, w.mlp_norm_bias, c.norm_eps, centered());
+    norm(dev, a.mlp_input, a.middle, w.mlp_norm, w.mlp_norm_bias, c.norm_style());
     if (c.gated()) matmul(dev, a.gate, a.mlp_input, w.gate, w.gate_bias);
     matmul(dev, a.up, a.mlp_input, w.up, w.up_bias);
     activation(dev, c.mlp_kind, a.activated, a.gate, a.up);
   }
 
-  // Forward again for a chunk, but without the last projection and with the keys and values there already.
-  Activations<T> recompute(const Layer<T>& w, Matrix<T> x, KeysValues<T> kv, Rows rows) {
+  // y = residual + x wᵀ + bias, or y = residual + norm(x wᵀ + bias), then with the norm's input in `projected`
+  void add_to_residual(Matrix<T> y, Matrix<T> x, Matrix<T> w, Matrix<T> bias, Matrix<T> residual, Matrix<T> post_norm,
+                       Matrix<T> projected) {
+    if (!c.post_norms) return matmul(dev, y, x, w, bias, residual);
+    matmul(dev, projected, x, w, bias);
+    norm(dev, y, projected, post_norm, {}, c.norm_style());
+    add(dev, y, residual);
+  }
+
+  // Forward again for a chunk, with the keys and values there already, up to what backward needs.
+  Activations<T> recompute(Index l, Matrix<T> x, KeysValues<T> kv, Rows rows) {
+    const Layer<T>& w = layer(l);
     const Activations<T> a = allocate_activations(rows.size());
     attention_norm(w, a, x);
     if (c.qk_norm) matmul(dev, a.k_projected, a.attention_input, w.k, w.k_bias);
-    attend(w, x, kv, a, rows);
+    attend(l, x, kv, a, rows);
     feed_forward(w, a);
+    if (c.post_norms) matmul(dev, a.mlp_output, a.activated, w.down, w.down_bias);
     return a;
   }
 
-  KeysValues<T> recompute_keys_values(const Layer<T>& w, Matrix<T> x) {
+  KeysValues<T> recompute_keys_values(Index l, Matrix<T> x) {
     const KeysValues<T> kv = allocate_keys_values<T>();
     for (Rows rows : chunks(stream.size(), schedule.chunk)) {
       auto scope = dev.scope();
       const Activations<T> a = allocate_key_value_activations(rows.size());
-      attention_norm(w, a, x.slice(rows));
-      keys_values(w, kv, a, rows);
+      attention_norm(layer(l), a, x.slice(rows));
+      keys_values(l, kv, a, rows);
     }
     return kv;
   }
@@ -287,39 +284,43 @@ class Walk {
     Sums sums(dev, gradient.layers[index(l)], Layer<A>{}, [&](auto& t) { return layer_table(c, l, t); });
     auto scope = dev.scope();
     const bool all_kept = schedule.keep == Keep::activations;
-    const KeysValues<T> kv = all_kept ? kept.keys_values : recompute_keys_values(layer(l), kept.input);
+    const KeysValues<T> kv = all_kept ? kept.keys_values : recompute_keys_values(l, kept.input);
     const KeysValues<A> dkv = allocate_keys_values<A>();
     zero(dev, dkv.k);
     zero(dev, dkv.v);
     for (Rows rows : last_to_first(chunks(stream.size(), schedule.chunk))) {
       auto chunk_scope = dev.scope();
       const Matrix<T> x = kept.input.slice(rows);
-      const Activations<T> a = all_kept ? kept.activations : recompute(layer(l), x, kv, rows);
-      chunk_backward(layer(l), *sums, a, kv, dkv, x, dx.slice(rows), rows);
+      const Activations<T> a = all_kept ? kept.activations : recompute(l, x, kv, rows);
+      chunk_backward(l, *sums, a, kv, dkv, x, dx.slice(rows), rows);
     }
   }
 
-  void chunk_backward(const Layer<T>& w, Layer<A>& g, const Activations<T>& a, KeysValues<T> kv, KeysValues<A> dkv,
-                      Matrix<T> x, Matrix<T> dx, Rows rows) {
+  void chunk_backward(Index l, Layer<A>& g, const Activations<T>& a, KeysValues<T> kv, KeysValues<A> dkv, Matrix<T> x,
+                      Matrix<T> dx, Rows rows) {
+    const Layer<T>& w = layer(l);
     auto matrix = [&](Index cols) { return dev.template allocate<T>(rows.size(), cols, Kind::chunk); };
     const Matrix<T> dnormed = matrix(c.hidden);
     {  // y = middle + activated downᵀ
       auto scope = dev.scope();
-      const Matrix<T> dactivated = matrix(c.mlp);
-      linear_backward(dactivated, g.down, g.down_bias, dx, a.activated, w.down);
+      const Matrix<T> dactivated = matrix(c.mlp),
+                      dprojected = through_post_norm(g.post_mlp_norm, dx, a.mlp_output, w.post_mlp_norm);
+      linear_backward(dactivated, g.down, g.down_bias, dprojected, a.activated, w.down);
       activation_backward(dev, c.mlp_kind, a.gate, a.up, dactivated);  // gate and up are now their gradients
       linear_backward(dnormed, g.up, g.up_bias, a.up, a.mlp_input, w.up);
       if (c.gated()) linear_backward(dnormed, g.gate, g.gate_bias, a.gate, a.mlp_input, w.gate, true);
-      norm_backward(dev, dx, g.mlp_norm, g.mlp_norm_bias, dnormed, a.middle, w.mlp_norm, c.norm_eps, centered());
+      norm_backward(dev, dx, g.mlp_norm, g.mlp_norm_bias, dnormed, a.middle, w.mlp_norm, c.norm_style());
     }
     // middle = x + attended oᵀ
     const Matrix<T> dattended = matrix(c.q_width()), dq = matrix(c.q_width());
-    linear_backward(dattended, g.o, g.o_bias, dx, a.attended, w.o);
+    linear_backward(dattended, g.o, g.o_bias,
+                    through_post_norm(g.post_attention_norm, dx, a.attention_output, w.post_attention_norm), a.attended,
+                    w.o);
     attention_backward(dev, dq, dkv.k, dkv.v, dattended, a.q, kv.k, kv.v, a.attended, a.lse, stream.key_begin, rows,
-                       attention_shape(), pairs(rows));
+                       c.attention(l), pairs(l, rows));
     const Matrix<T> dk = in_type_of_activations(dkv.k.slice(rows)), dv = in_type_of_activations(dkv.v.slice(rows));
-    turn(dq, rows, Turn::back);
-    turn(dk, rows, Turn::back);
+    turn(l, dq, rows, Turn::back);
+    turn(l, dk, rows, Turn::back);
     if (c.qk_norm) {
       norm_heads_backward(dq, g.q_norm, a.q_projected, w.q_norm);
       norm_heads_backward(dk, g.k_norm, a.k_projected, w.k_norm);
@@ -327,8 +328,7 @@ class Walk {
     linear_backward(dnormed, g.q, g.q_bias, dq, a.attention_input, w.q);
     linear_backward(dnormed, g.k, g.k_bias, dk, a.attention_input, w.k, true);
     linear_backward(dnormed, g.v, g.v_bias, dv, a.attention_input, w.v, true);
-    norm_backward(dev, dx, g.attention_norm, g.attention_norm_bias, dnormed, x, w.attention_norm, c.norm_eps,
-                  centered());
+    norm_backward(dev, dx, g.attention_norm, g.attention_norm_bias, dnormed, x, w.attention_norm, c.norm_style());
   }
 
   // The head streams too: logits exist for one chunk only. x becomes its gradient.
@@ -349,12 +349,12 @@ class Walk {
       const Matrix<T> dnormed = dev.template allocate<T>(rows.size(), c.hidden, Kind::chunk);
       linear_backward(dnormed, c.tied ? sums->embedding : sums->head, {}, dlogits, normed, model.head());
       norm_backward(dev, x.slice(rows), sums->norm, sums->norm_bias, dnormed, x.slice(rows), model.weights.norm,
-                    c.norm_eps, centered(), false);
+                    c.norm_style(), false);
     }
   }
 
   void final_norm(Matrix<T> y, Matrix<T> x) {
-    norm(dev, y, x, model.weights.norm, model.weights.norm_bias, c.norm_eps, centered());
+    norm(dev, y, x, model.weights.norm, model.weights.norm_bias, c.norm_style());
   }
 
   Matrix<T> logits_of_normed(Matrix<T> normed) {
@@ -369,9 +369,17 @@ class Walk {
     matmul_backward_weight(dev, dw, dbias, dy, x);
   }
 
+  // The gradient of what a post-norm reads, from that of what it writes; without one they are the same.
+  Matrix<T> through_post_norm(Matrix<A> dweight, Matrix<T> dy, Matrix<T> x, Matrix<T> weight) {
+    if (!c.post_norms) return dy;
+    const Matrix<T> dx = dev.template allocate<T>(dy.rows, dy.cols, Kind::chunk);
+    norm_backward(dev, dx, dweight, Matrix<A>{}, dy, x, weight, c.norm_style(), false);
+    return dx;
+  }
+
   void norm_heads_backward(Matrix<T> dx, Matrix<A> dweight, Matrix<T> x, Matrix<T> weight) {
     const Matrix<T> heads = dx.reshape(c.head_dim);
-    norm_backward(dev, heads, dweight, Matrix<A>{}, heads, x.reshape(c.head_dim), weight, c.norm_eps, false, false);
+    norm_backward(dev, heads, dweight, Matrix<A>{}, heads, x.reshape(c.head_dim), weight, c.head_norm_style(), false);
   }
 
   Matrix<T> in_type_of_activations(Matrix<A> m) {
@@ -389,7 +397,7 @@ class Walk {
   const Config& c;
   const Stream& stream;
   const Schedule schedule;
-  std::vector<double> frequencies;
+  std::vector<double> frequencies, local_frequencies;
 };
 
 }  // namespace streambp

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../data/config.cuh"
+#include "../data/known_models.cuh"
 #include "../plan.cuh"
 
 namespace streambp {
@@ -93,21 +93,22 @@ struct ModelOptions {
       for (const auto& [known, config] : known_models()) names += (names.empty() ? "" : ", ") + known;
       app.add_option(model_option, model, "A config.json, a model directory, or one of: " + names)->group(group);
     }
-    sizes = {
-        app.add_option("--family", family, "gpt2, llama, mistral, qwen2 or qwen3")
-            ->check(CLI::IsMember({"gpt2", "llama", "mistral", "qwen2", "qwen3"})),
-        app.add_option("--hidden", hidden, "Width of the residual stream")->check(size),
-        app.add_option("--layers", layers, "Number of layers")->check(size),
-        app.add_option("--heads", heads, "Query heads")->check(size),
-        app.add_option("--kv-heads", kv_heads,
-                       "Key/value heads, a divisor of --heads (default: half of them; gpt2: all)")
-            ->check(size),
-        app.add_option("--head-dim", head_dim, "Width of a head (default: hidden / heads)")->check(size),
-        app.add_option("--mlp", mlp, "Width of the MLP (default: 8/3 of hidden; gpt2: 4 times)")->check(size),
-        app.add_option("--window", window, "Sliding attention window (default: mistral 256, others none)")
-            ->check(CLI::Range(0, 1 << 24)),
-        app.add_option("--tied", tied, "Share the head's weight with the embedding: yes, no, or auto (gpt2, qwen: yes)")
-            ->check(CLI::IsMember({"auto", "yes", "no"}))};
+    sizes = {app.add_option("--family", family, "gpt2, llama, mistral, qwen2, qwen3 or gemma3")
+                 ->check(CLI::IsMember(family_names())),
+             app.add_option("--hidden", hidden, "Width of the residual stream")->check(size),
+             app.add_option("--layers", layers, "Number of layers")->check(size),
+             app.add_option("--heads", heads, "Query heads")->check(size),
+             app.add_option("--kv-heads", kv_heads,
+                            "Key/value heads, a divisor of --heads (default: half of them; gpt2: all)")
+                 ->check(size),
+             app.add_option("--head-dim", head_dim, "Width of a head (default: hidden / heads)")->check(size),
+             app.add_option("--mlp", mlp, "Width of the MLP (default: 8/3 of hidden; gpt2: 4 times)")->check(size),
+             app.add_option("--window", window,
+                            "Sliding attention window of mistral and of gemma3's local layers (default: 256)")
+                 ->check(CLI::Range(0, 1 << 24)),
+             app.add_option("--tied", tied,
+                            "Share the head's weight with the embedding: yes, no, or auto (gpt2, qwen, gemma3: yes)")
+                 ->check(CLI::IsMember({"auto", "yes", "no"}))};
     if (with_vocab) sizes.push_back(app.add_option("--vocab", vocab, "Vocabulary")->check(size));
     for (CLI::Option* option : sizes) option->group(group)->capture_default_str();
     for (const char* derived : {"--kv-heads", "--head-dim", "--mlp", "--window"})
@@ -131,17 +132,17 @@ struct ModelOptions {
               "\" is neither the name of a known model (see --help) nor a config.json or model directory");
       return read_config(model);
     }
-    const auto families = {"gpt2", "llama", "mistral", "qwen2", "qwen3"};
-    require(std::find(families.begin(), families.end(), family) != families.end(), "there is no family \"", family,
-            "\"");
-    const bool gpt2 = family == "gpt2", qwen = family == "qwen2" || family == "qwen3";
+    require(family_names().contains(family), "there is no family \"", family, "\"");
+    const bool gpt2 = family == "gpt2", gemma = family == "gemma3";
+    const bool tied_by_default = gpt2 || gemma || family == "qwen2" || family == "qwen3";
     require(head_dim > 0 || hidden % heads == 0, "--hidden ", hidden, " is not divisible by --heads ", heads,
             "; choose sizes that divide, or give --head-dim");
     require(!gpt2 || kv_heads == 0 || kv_heads == heads,
             "gpt2 has as many key/value heads as query heads; leave out --kv-heads");
     require(!gpt2 || head_dim == 0 || head_dim * heads == hidden, "gpt2's heads share out --hidden ", hidden,
             " exactly; leave out --head-dim");
-    require(window == 0 || family == "mistral", "--window is for --family mistral; ", family, " has no sliding window");
+    require(window == 0 || family == "mistral" || gemma, "--window is for --family mistral and gemma3; ", family,
+            " has no sliding window");
     const Index half_heads = heads % 2 == 0 ? heads / 2 : heads;
     Config c = make_config(family, vocab, hidden, layers, heads,
                            kv_heads ? kv_heads
@@ -151,8 +152,8 @@ struct ModelOptions {
                            mlp    ? mlp
                            : gpt2 ? 4 * hidden
                                   : round_up(hidden * 8 / 3, 32),
-                           max_length, tied == "yes" || (tied == "auto" && (gpt2 || qwen)));
-    if (family == "mistral") c.window = window ? window : 256;
+                           max_length, tied == "yes" || (tied == "auto" && tied_by_default));
+    if (family == "mistral" || gemma) c.window = window ? window : 256;
     validate(c);
     return c;
   }

@@ -1,11 +1,16 @@
-// A model's configuration: from and to the config.json of a Hugging Face model directory, and known models by name.
+// A model's configuration: from and to the config.json of a Hugging Face model directory.
 //
-// A known field with a value that this program cannot follow is refused by name, never ignored.
+// A field with a value that this program cannot follow is refused by name, and so is a field that it does not know: it
+// might change the mathematics.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "../model.cuh"
@@ -15,14 +20,23 @@ namespace streambp {
 
 using Json = nlohmann::json;
 
-// Reads fields of a JSON object; every error names the file and the field.
+inline Json parse_json_file(const std::filesystem::path& path) {
+  const Json json = Json::parse(read_file(path), nullptr, false);
+  require(!json.is_discarded(), path.string(), ": not valid JSON; is the file complete?");
+  return json;
+}
+
+// Reads fields of a JSON object, and remembers which it was asked for; every error names the file and the field.
 class Fields {
  public:
   Fields(const Json& json, std::string file) : json(json), file(std::move(file)) {
     require(json.is_object(), this->file, ": expected a JSON object");
   }
 
-  bool has(const char* name) const { return json.contains(name) && !json.at(name).is_null(); }
+  bool has(const char* name) const {
+    asked->insert(name);
+    return json.contains(name) && !json.at(name).is_null();
+  }
 
   template <class V>
   V get(const char* name) const {
@@ -39,7 +53,11 @@ class Fields {
   V get(const char* name, V otherwise) const {
     return has(name) ? get<V>(name) : otherwise;
   }
-  Fields object(const char* name) const { return {json.at(name), file + ", \"" + name + "\""}; }
+  Fields object(const char* name) const {
+    asked->insert(name);
+    require(json.contains(name), file, ": the field \"", name, "\" is missing");
+    return {json.at(name), file + ", \"" + name + "\""};
+  }
 
   // Refuses any value but this one.
   template <class V>
@@ -49,28 +67,147 @@ class Fields {
             Json(supported).dump(), " is");
   }
 
+  // Refuses fields that nobody asked for, unless they are null or `harmless` says so.
+  template <class F>
+  void refuse_others(F&& harmless) const {
+    for (const auto& [name, value] : json.items()) {
+      require(value.is_null() || asked->contains(name) || harmless(name), file, ": the field \"", name,
+              "\" is not known here and may change the mathematics, so this model is refused; if you know that it "
+              "changes nothing, remove it from the file");
+    }
+  }
+
   const Json& json;
   const std::string file;
+
+ private:
+  std::shared_ptr<std::set<std::string>> asked = std::make_shared<std::set<std::string>>();
 };
 
-inline void read_rope(const Fields& f, Config& c) {
-  // transformers 5 keeps theta and the scaling in one object, earlier versions in two fields
-  const bool new_style = f.has("rope_parameters");
-  const Fields theta = new_style ? f.object("rope_parameters") : f;
-  c.rope_theta = theta.get<double>("rope_theta", 10000);
-  const char* scaling_name = new_style ? "rope_parameters" : "rope_scaling";
-  if (!f.has(scaling_name)) return;
-  const Fields s = f.object(scaling_name);
+// Fields of a config.json that say nothing about the function that a model computes: where it comes from, how to sample
+// from it, and how it was trained; dropout among the last, since nothing is dropped here.
+inline bool says_nothing_of_the_model(const std::string& name) {
+  static const std::set<std::string> harmless = {"cache_implementation",
+                                                 "do_sample",
+                                                 "dtype",
+                                                 "gradient_checkpointing",
+                                                 "id2label",
+                                                 "initializer_factor",
+                                                 "initializer_range",
+                                                 "is_llama_config",
+                                                 "keys_to_ignore_at_inference",
+                                                 "label2id",
+                                                 "max_length",
+                                                 "max_window_layers",
+                                                 "min_length",
+                                                 "model_type",
+                                                 "n_ctx",
+                                                 "num_logits_to_keep",
+                                                 "output_attentions",
+                                                 "output_hidden_states",
+                                                 "output_past",
+                                                 "predict_special_tokens",
+                                                 "pretraining_tp",
+                                                 "repetition_penalty",
+                                                 "return_dict",
+                                                 "task_specific_params",
+                                                 "temperature",
+                                                 "tokenizer_class",
+                                                 "top_k",
+                                                 "top_p",
+                                                 "torch_dtype",
+                                                 "transformers.js_config",
+                                                 "transformers_version",
+                                                 "unsloth_fixed",
+                                                 "unsloth_version",
+                                                 "use_cache"};
+  auto ends = [&](const char* end) { return name.ends_with(end); };
+  return harmless.contains(name) || name.starts_with("_") || name.starts_with("summary_") || ends("_token_id") ||
+         ends("_pdrop") || ends("_dropout");
+}
+
+// Rotary scaling, of an object that may hold theta as well: "default", "linear" or "llama3".
+inline RopeScaling read_rope_scaling(const Fields& s) {
   s.only("partial_rotary_factor", 1.0);
-  const auto type = s.has("rope_type") ? s.get<std::string>("rope_type") : s.get<std::string>("type", "default");
-  if (type == "default") return;
-  require(type == "llama3", s.file, ": rotary scaling of type \"", type,
-          "\" is not supported; \"llama3\" and \"default\" are");
-  for (const char* positive : {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
-    require(s.get<double>(positive) > 0, s.file, ": the field \"", positive, "\" must be positive");
+  const auto old_name = s.get<std::string>("type", "default");
+  const auto type = s.get<std::string>("rope_type", old_name);
+  RopeScaling scaling;
+  if (type == "linear" || type == "llama3") {
+    scaling = {s.get<double>("factor"), 1, 4, 0};
+    require(scaling.factor > 0, s.file, ": the field \"factor\" must be positive");
+  } else {
+    require(type == "default", s.file, ": rotary scaling of type \"", type,
+            "\" is not supported; \"default\", \"linear\" and \"llama3\" are");
   }
-  c.rope_scaling = {s.get<double>("factor"), s.get<double>("low_freq_factor"), s.get<double>("high_freq_factor"),
-                    s.get<double>("original_max_position_embeddings")};
+  if (type == "llama3") {
+    for (const char* positive : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
+      require(s.get<double>(positive) > 0, s.file, ": the field \"", positive, "\" must be positive");
+    }
+    scaling.low_freq_factor = s.get<double>("low_freq_factor");
+    scaling.high_freq_factor = s.get<double>("high_freq_factor");
+    scaling.original_length = s.get<double>("original_max_position_embeddings");
+    require(scaling.low_freq_factor < scaling.high_freq_factor, s.file,
+            ": low_freq_factor must be less than high_freq_factor");
+  }
+  s.refuse_others([](const std::string& name) { return name == "rope_theta"; });
+  return scaling;
+}
+
+// transformers 5 keeps theta and the scaling in one object (in Gemma one for each kind of layer), earlier versions in
+// fields of their own.
+inline void read_rope(const Fields& f, Config& c) {
+  const double usual_theta = c.family == "gemma3" ? 1e6 : 1e4;
+  c.rope_theta = f.get<double>("rope_theta", usual_theta);
+  if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.object("rope_scaling"));
+  if (c.family == "gemma3") c.local_rope_theta = f.get<double>("rope_local_base_freq", 1e4);
+  if (!f.has("rope_parameters")) return;
+  Fields rope = f.object("rope_parameters");
+  if (rope.has("full_attention")) {
+    require(c.family == "gemma3", rope.file, ": only Gemma has rotary positions for each kind of layer");
+    if (rope.has("sliding_attention")) {
+      const Fields local = rope.object("sliding_attention");
+      c.local_rope_theta = local.get<double>("rope_theta", 1e4);
+      require(read_rope_scaling(local).factor == 1, local.file, ": rotary scaling of local layers is not supported");
+    }
+    rope.refuse_others([](const std::string&) { return false; });
+    const Fields global = rope.object("full_attention");
+    c.rope_theta = global.get<double>("rope_theta", usual_theta);
+    c.rope_scaling = read_rope_scaling(global);
+    return;
+  }
+  c.rope_theta = rope.get<double>("rope_theta", usual_theta);
+  c.rope_scaling = read_rope_scaling(rope);
+}
+
+// Which layers are local: said by name, or by a rule of the family that older files rely on.
+inline void read_windows(const Fields& f, Config& c) {
+  const auto window = f.get<Index>("sliding_window", 0);
+  const bool qwen = c.family == "qwen2" || c.family == "qwen3", gemma = c.family == "gemma3";
+  if (c.family == "llama" || (qwen && !f.get<bool>("use_sliding_window", false))) {
+    require(c.family != "llama" || window == 0, f.file, ": \"sliding_window\" is not supported for llama");
+    f.has("layer_types");
+    return;
+  }
+  c.window = window;
+  if (c.family == "mistral" && !f.json.contains("sliding_window")) c.window = 4096;  // as transformers has it
+  if (gemma) require(c.window > 0, f.file, ": \"sliding_window\" must be positive");
+  const auto old_pattern = f.get<Index>("_sliding_window_pattern", 6);
+  const auto pattern = f.get<Index>("sliding_window_pattern", old_pattern);
+  const auto first_local = f.get<Index>("max_window_layers", 28);
+  require(pattern > 0, f.file, ": \"sliding_window_pattern\" must be positive");
+  if (f.has("layer_types")) {
+    const Json& types = f.json.at("layer_types");
+    require(types.is_array() && static_cast<Index>(types.size()) == c.layers, f.file,
+            ": \"layer_types\" must name a type for each of the ", c.layers, " layers");
+    for (const Json& type : types) {
+      require(type == "full_attention" || type == "sliding_attention", f.file, ": \"layer_types\": ", type.dump(),
+              " is not supported; \"full_attention\" and \"sliding_attention\" are");
+      c.local.push_back(type == "sliding_attention");
+    }
+  } else if (qwen || gemma) {
+    require(c.layers <= 1 << 24, f.file, ": ", c.layers, " layers are more than are supported");
+    for (Index l = 0; l < c.layers; ++l) c.local.push_back(gemma ? (l + 1) % pattern != 0 : l >= first_local);
+  }
 }
 
 inline Config read_gpt2(const Fields& f) {
@@ -95,13 +232,26 @@ inline Config read_gpt2(const Fields& f) {
   f.only<std::string>("activation_function", "gelu_new");
   f.only("scale_attn_weights", true);
   f.only("scale_attn_by_inverse_layer_idx", false);
+  f.only("reorder_and_upcast_attn", false);
   f.only("add_cross_attention", false);
   return c;
+}
+
+inline void read_gemma(const Fields& f, Config& c) {
+  const auto scalar = f.get<double>("query_pre_attn_scalar", 256);
+  require(scalar > 0, f.file, ": \"query_pre_attn_scalar\" must be positive");
+  c.score_scale = 1 / std::sqrt(scalar);
+  c.embedding_scale = std::sqrt(static_cast<double>(c.hidden));
+  c.norm_offset = 1;
+  c.post_norms = true;
+  c.mlp_kind = Mlp::geglu;
+  f.only("use_bidirectional_attention", false);
 }
 
 inline Config read_llama_like(const Fields& f, const std::string& family) {
   Config c;
   c.family = family;
+  const bool gemma = family == "gemma3";
   c.vocab = f.get<Index>("vocab_size");
   c.hidden = f.get<Index>("hidden_size");
   c.layers = f.get<Index>("num_hidden_layers");
@@ -114,33 +264,51 @@ inline Config read_llama_like(const Fields& f, const std::string& family) {
   } else {
     require(c.heads > 0 && c.hidden % c.heads == 0, f.file, ": hidden_size ", c.hidden,
             " is not divisible by num_attention_heads ", c.heads, ", and there is no head_dim");
-    c.head_dim = family == "qwen3" ? 128 : c.hidden / c.heads;
+    c.head_dim = family == "qwen3" ? 128 : gemma ? 256 : c.hidden / c.heads;
   }
   c.norm_eps = f.get<double>("rms_norm_eps", 1e-6);
-  c.tied = f.get<bool>("tie_word_embeddings", false);
-  c.qk_norm = family == "qwen3";
-  c.qkv_bias = family == "qwen2" || f.get<bool>("attention_bias", false);
-  c.output_bias = family != "qwen2" && f.get<bool>("attention_bias", false);
+  c.tied = f.get<bool>("tie_word_embeddings", gemma);
+  c.qk_norm = family == "qwen3" || gemma;
+  const bool bias = f.get<bool>("attention_bias", false);
+  c.qkv_bias = family == "qwen2" || bias;
+  c.output_bias = family != "qwen2" && bias;
   c.mlp_bias = f.get<bool>("mlp_bias", false);
-  if (family == "mistral") c.window = f.json.contains("sliding_window") ? f.get<Index>("sliding_window", 0) : 4096;
-  if (family == "qwen2" || family == "qwen3") f.only("use_sliding_window", false);
-  f.only<std::string>("hidden_act", "silu");
+  if (gemma) read_gemma(f, c);
+  const std::string activation = gemma ? "gelu_pytorch_tanh" : "silu";
+  for (const char* name : {"hidden_act", "hidden_activation"}) f.only(name, activation);
   f.only("partial_rotary_factor", 1.0);
+  f.only("rope_interleaved", false);
+  f.only("use_mrope", false);
+  read_windows(f, c);
   read_rope(f, c);
   return c;
 }
 
+// Each family's model_type and architecture.
+inline const std::map<std::string, std::pair<const char*, const char*>>& family_names() {
+  static const std::map<std::string, std::pair<const char*, const char*>> known = {
+      {"gpt2", {"gpt2", "GPT2LMHeadModel"}},          {"llama", {"llama", "LlamaForCausalLM"}},
+      {"mistral", {"mistral", "MistralForCausalLM"}}, {"qwen2", {"qwen2", "Qwen2ForCausalLM"}},
+      {"qwen3", {"qwen3", "Qwen3ForCausalLM"}},       {"gemma3", {"gemma3_text", "Gemma3ForCausalLM"}}};
+  return known;
+}
+
 inline Config config_from_json(const Json& json, const std::string& file) {
   const Fields f(json, file);
-  const auto family = f.get<std::string>("model_type");
-  Config c;
-  if (family == "gpt2") {
-    c = read_gpt2(f);
-  } else if (family == "llama" || family == "mistral" || family == "qwen2" || family == "qwen3") {
-    c = read_llama_like(f, family);
-  } else {
-    fail(file, ": models of type \"", family, "\" are not supported; gpt2, llama, mistral, qwen2 and qwen3 are");
+  const auto type = f.get<std::string>("model_type");
+  const auto found = std::find_if(family_names().begin(), family_names().end(),
+                                  [&](const auto& family) { return family.second.first == type; });
+  require(found != family_names().end(), file, ": models of type \"", type,
+          "\" are not supported; gpt2, llama, mistral, ", "qwen2, qwen3 and gemma3_text are");
+  const auto& [family, names] = *found;
+  if (f.has("architectures")) {
+    const Json& architectures = json.at("architectures");
+    require(architectures.is_array() && architectures.size() == 1 && architectures[0] == names.second, file,
+            ": the architecture ", architectures.dump(), " is not supported; of ", type, " models [\"", names.second,
+            "\"] is");
   }
+  Config c = family == "gpt2" ? read_gpt2(f) : read_llama_like(f, family);
+  f.refuse_others(says_nothing_of_the_model);
   try {
     validate(c);
   } catch (const Error& e) {
@@ -152,10 +320,7 @@ inline Config config_from_json(const Json& json, const std::string& file) {
 // From a config.json or the directory that holds it.
 inline Config read_config(std::filesystem::path path) {
   if (std::filesystem::is_directory(path)) path /= "config.json";
-  const std::string text = read_file(path);
-  const Json json = Json::parse(text, nullptr, false);
-  require(!json.is_discarded(), path.string(), ": not valid JSON; is the file complete?");
-  return config_from_json(json, path.string());
+  return config_from_json(parse_json_file(path), path.string());
 }
 
 inline Json config_to_json(const Config& c) {
@@ -172,12 +337,10 @@ inline Json config_to_json(const Config& c) {
             {"activation_function", "gelu_new"},
             {"tie_word_embeddings", c.tied}};
   }
-  const std::map<std::string, const char*> architectures = {{"llama", "LlamaForCausalLM"},
-                                                            {"mistral", "MistralForCausalLM"},
-                                                            {"qwen2", "Qwen2ForCausalLM"},
-                                                            {"qwen3", "Qwen3ForCausalLM"}};
-  Json json = {{"model_type", c.family},
-               {"architectures", Json::array({architectures.at(c.family)})},
+  const bool gemma = c.family == "gemma3", qwen = c.family == "qwen2" || c.family == "qwen3";
+  const auto& [type, architecture] = family_names().at(c.family);
+  Json json = {{"model_type", type},
+               {"architectures", Json::array({architecture})},
                {"vocab_size", c.vocab},
                {"hidden_size", c.hidden},
                {"num_hidden_layers", c.layers},
@@ -188,13 +351,21 @@ inline Json config_to_json(const Config& c) {
                {"max_position_embeddings", c.max_length},
                {"rms_norm_eps", c.norm_eps},
                {"rope_theta", c.rope_theta},
-               {"hidden_act", "silu"},
+               {gemma ? "hidden_activation" : "hidden_act", gemma ? "gelu_pytorch_tanh" : "silu"},
                {"attention_bias", c.family == "qwen2" ? false : c.qkv_bias},
-               {"mlp_bias", c.mlp_bias},
                {"tie_word_embeddings", c.tied}};
-  if (c.family == "mistral") json["sliding_window"] = c.window > 0 ? Json(c.window) : Json(nullptr);
-  if (c.rope_scaling.factor != 1) {
-    const RopeScaling& s = c.rope_scaling;
+  if (c.mlp_bias) json["mlp_bias"] = true;
+  if (c.family == "mistral" || c.window > 0) json["sliding_window"] = c.window > 0 ? Json(c.window) : Json(nullptr);
+  if (qwen && c.window > 0) json["use_sliding_window"] = true;
+  for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");
+  if (gemma) {
+    json["query_pre_attn_scalar"] = 1 / (c.score_scale * c.score_scale);
+    json["rope_local_base_freq"] = c.local_rope_theta;
+  }
+  const RopeScaling& s = c.rope_scaling;
+  if (s.factor != 1 && s.original_length == 0) {
+    json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", s.factor}};
+  } else if (s.factor != 1) {
     json["rope_scaling"] = {{"rope_type", "llama3"},
                             {"factor", s.factor},
                             {"low_freq_factor", s.low_freq_factor},
@@ -218,41 +389,14 @@ inline Config make_config(const std::string& family, Index vocab, Index hidden, 
   c.qkv_bias = c.qkv_bias || family == "qwen2";
   c.qk_norm = family == "qwen3";
   if (family == "qwen2" || family == "qwen3") c.norm_eps = 1e-6, c.rope_theta = 1e6;
+  if (family == "gemma3") {
+    c.norm_eps = 1e-6, c.norm_offset = 1, c.post_norms = c.qk_norm = true, c.mlp_kind = Mlp::geglu;
+    c.embedding_scale = std::sqrt(static_cast<double>(hidden)),
+    c.score_scale = 1 / std::sqrt(static_cast<double>(head_dim));
+    c.rope_theta = 1e6, c.local_rope_theta = 1e4, c.window = 512;
+    for (Index l = 0; l < layers; ++l) c.local.push_back((l + 1) % 6 != 0);
+  }
   return c;
-}
-
-inline const std::map<std::string, Config>& known_models() {
-  static const std::map<std::string, Config> models = [] {
-    std::map<std::string, Config> m;
-    auto llama3 = [](Config c, double factor) {
-      c.rope_theta = 500000;
-      c.rope_scaling = {factor, 1, 4, 8192};
-      return c;
-    };
-    auto windowed = [](Config c, Index window) { return c.window = window, c; };
-    //                                       vocabulary hidden layers heads kv  dim  mlp   length  tied
-    m["gpt2"] = make_config("gpt2", 50257, 768, 12, 12, 12, 64, 3072, 1024, true);
-    m["gpt2-medium"] = make_config("gpt2", 50257, 1024, 24, 16, 16, 64, 4096, 1024, true);
-    m["gpt2-large"] = make_config("gpt2", 50257, 1280, 36, 20, 20, 64, 5120, 1024, true);
-    m["gpt2-xl"] = make_config("gpt2", 50257, 1600, 48, 25, 25, 64, 6400, 1024, true);
-    m["llama-2-7b"] = make_config("llama", 32000, 4096, 32, 32, 32, 128, 11008, 4096, false);
-    m["llama-3.1-8b"] = llama3(make_config("llama", 128256, 4096, 32, 32, 8, 128, 14336, 131072, false), 8);
-    m["llama-3.2-1b"] = llama3(make_config("llama", 128256, 2048, 16, 32, 8, 64, 8192, 131072, true), 32);
-    m["llama-3.2-3b"] = llama3(make_config("llama", 128256, 3072, 28, 24, 8, 128, 8192, 131072, true), 32);
-    m["mistral-7b-v0.1"] = windowed(make_config("mistral", 32000, 4096, 32, 32, 8, 128, 14336, 32768, false), 4096);
-    m["qwen2.5-0.5b"] = make_config("qwen2", 151936, 896, 24, 14, 2, 64, 4864, 32768, true);
-    m["qwen2.5-1.5b"] = make_config("qwen2", 151936, 1536, 28, 12, 2, 128, 8960, 131072, true);
-    m["qwen2.5-3b"] = make_config("qwen2", 151936, 2048, 36, 16, 2, 128, 11008, 32768, true);
-    m["qwen2.5-7b"] = make_config("qwen2", 152064, 3584, 28, 28, 4, 128, 18944, 131072, false);
-    m["qwen3-0.6b"] = make_config("qwen3", 151936, 1024, 28, 16, 8, 128, 3072, 40960, true);
-    m["qwen3-1.7b"] = make_config("qwen3", 151936, 2048, 28, 16, 8, 128, 6144, 40960, true);
-    m["qwen3-4b"] = make_config("qwen3", 151936, 2560, 36, 32, 8, 128, 9728, 40960, true);
-    m["qwen3-8b"] = make_config("qwen3", 151936, 4096, 36, 32, 8, 128, 12288, 40960, false);
-    m["qwen3-14b"] = make_config("qwen3", 151936, 5120, 40, 40, 8, 128, 17408, 40960, false);
-    m["qwen3-32b"] = make_config("qwen3", 151936, 5120, 64, 64, 8, 128, 25600, 40960, false);
-    return m;
-  }();
-  return models;
 }
 
 }  // namespace streambp

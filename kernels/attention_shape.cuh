@@ -12,7 +12,8 @@ namespace streambp {
 
 struct AttentionShape {
   Index heads, kv_heads, head_dim, window;
-  double scale() const { return 1 / std::sqrt(static_cast<double>(head_dim)); }
+  double score_scale = 0;  // 0: 1 / √head_dim
+  double scale() const { return score_scale > 0 ? score_scale : 1 / std::sqrt(static_cast<double>(head_dim)); }
 };
 
 // The keys that a row attends to.

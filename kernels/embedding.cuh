@@ -1,8 +1,8 @@
 // Embedding: the first activation of a token, and the gradient on its way back.
 //
-//   forward          x[i] = table[token[i]] + positions[position[i]]      (the second only where positions are learned)
-//   backward         dtable[token[i]] += dx[i]
-//                    dpositions[position[i]] += dx[i]                     rows i from the last to the first
+//   forward          x[i] = scale table[token[i]] + positions[position[i]]      (the second only where positions are learned)
+//   backward         dtable[token[i]] += scale dx[i]                           scale: √hidden in Gemma, else 1
+//                    dpositions[position[i]] += dx[i]                           rows i from the last to the first
 //
 // The GPU gives each row of the table to other threads, so it wants the rows of the stream in order of their token:
 // by_token, where rows of one token stand from the last to the first.
@@ -33,26 +33,26 @@ namespace run {
 
 template <class T>
 void embedding(Cpu&, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std::int32_t> positions,
-               Input<T> table, Input<T> position_table) {
+               Input<T> table, Input<T> position_table, T scale) {
 #pragma omp parallel for
   for (Index i = 0; i < x.rows; ++i) {
     const T* token_row = table.row(tokens(0, i));
     const T* position_row = position_table ? position_table.row(positions(0, i)) : nullptr;
-    for (Index j = 0; j < x.cols; ++j) x(i, j) = position_row ? token_row[j] + position_row[j] : token_row[j];
+    for (Index j = 0; j < x.cols; ++j) x(i, j) = scale * token_row[j] + (position_row ? position_row[j] : T(0));
   }
 }
 
 // Threads share out columns, so that each one can add the rows in order.
 template <class T, class G>
 void scatter_add_rows(Cpu&, Matrix<G> table, Matrix<const std::int32_t> indices, Matrix<const std::int32_t> by_index,
-                      Matrix<T> dx) {
+                      Matrix<T> dx, T scale) {
   constexpr Index block = 64;
 #pragma omp parallel for
   for (Index b = 0; b < ceil_div(dx.cols, block); ++b) {
     for (Index slot = 0; slot < dx.rows; ++slot) {
       const Index i = by_index(0, slot);
       G* row = table.row(indices(0, i));
-      for (Index j = b * block; j < std::min(dx.cols, (b + 1) * block); ++j) row[j] += dx(i, j);
+      for (Index j = b * block; j < std::min(dx.cols, (b + 1) * block); ++j) row[j] += scale * dx(i, j);
     }
   }
 }
@@ -61,9 +61,11 @@ void scatter_add_rows(Cpu&, Matrix<G> table, Matrix<const std::int32_t> indices,
 
 template <class T>
 void embedding(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std::int32_t> positions,
-               Input<T> table, Input<T> position_table) {
+               Input<T> table, Input<T> position_table, T table_scale) {
+  const auto scale = static_cast<float>(table_scale);
   auto f = [=] __device__(auto n, Index i, Index j) {
     auto value = cuda::load<n()>(table.row(tokens(0, i)) + j);
+    for (int k = 0; k < n(); ++k) value.x[k] *= scale;
     if (position_table) {
       const auto position = cuda::load<n()>(position_table.row(positions(0, i)) + j);
       for (int k = 0; k < n(); ++k) value.x[k] += position.x[k];
@@ -76,14 +78,15 @@ void embedding(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix
 // The first slot of an index adds up all of them.
 template <class T, class G>
 void scatter_add_rows(Cuda& dev, Matrix<G> table, Matrix<const std::int32_t> indices,
-                      Matrix<const std::int32_t> by_index, Matrix<T> dx) {
+                      Matrix<const std::int32_t> by_index, Matrix<T> dx, T table_scale) {
+  const auto scale = static_cast<float>(table_scale);
   auto f = [=] __device__(auto n, Index first, Index j) {
     const std::int32_t index = indices(0, by_index(0, first));
     if (first > 0 && indices(0, by_index(0, first - 1)) == index) return;
     auto sum = cuda::load<n()>(table.row(index) + j);
     for (Index slot = first; slot < dx.rows && indices(0, by_index(0, slot)) == index; ++slot) {
       const auto term = cuda::load<n()>(dx.row(by_index(0, slot)) + j);
-      for (int k = 0; k < n(); ++k) sum.x[k] += term.x[k];
+      for (int k = 0; k < n(); ++k) sum.x[k] += scale * term.x[k];
     }
     cuda::store(table.row(index) + j, sum);
   };
@@ -96,25 +99,26 @@ void scatter_add_rows(Cuda& dev, Matrix<G> table, Matrix<const std::int32_t> ind
 
 template <class Device, class T>
 void embedding(Device& dev, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std::int32_t> positions,
-               Input<T> table, Input<T> position_table = {}) {
+               Input<T> table, Input<T> position_table = {}, double scale = 1) {
   require_shape("embedding", "tokens", tokens, 1, x.rows);
   require_shape("embedding", "positions", positions, 1, x.rows);
   require_shape("embedding", "table", table, table.rows, x.cols);
   auto op = dev.operation("embedding", position_table ? x.size() : 0, 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) run::embedding(dev, x, tokens, positions, table, position_table);
+  if constexpr (Device::computes)
+    run::embedding(dev, x, tokens, positions, table, position_table, static_cast<T>(scale));
 }
 
 template <class Device, class T, class G>
 void embedding_backward(Device& dev, Matrix<G> dtable, Matrix<G> dposition_table, Matrix<const std::int32_t> tokens,
                         Matrix<const std::int32_t> positions, Matrix<const std::int32_t> by_token,
-                        Matrix<const std::int32_t> by_position, Matrix<T> dx) {
+                        Matrix<const std::int32_t> by_position, Matrix<T> dx, double scale = 1) {
   require_shape("embedding backward", "tokens", tokens, 1, dx.rows);
   require_shape("embedding backward", "rows by token", by_token, 1, dx.rows);
   require_shape("embedding backward", "dtable", dtable, dtable.rows, dx.cols);
   auto op = dev.operation("embedding dw", dx.size(), (1.0 * sizeof(T) + 2.0 * sizeof(G)) * dx.size());
   if constexpr (Device::computes) {
-    run::scatter_add_rows(dev, dtable, tokens, by_token, dx);
-    if (dposition_table) run::scatter_add_rows(dev, dposition_table, positions, by_position, dx);
+    run::scatter_add_rows(dev, dtable, tokens, by_token, dx, static_cast<T>(scale));
+    if (dposition_table) run::scatter_add_rows(dev, dposition_table, positions, by_position, dx, T(1));
   }
 }
 

@@ -2,8 +2,8 @@
 //
 //   μ = mean(x) for LayerNorm, 0 for RMSNorm        r = 1 / sqrt(mean((x - μ)²) + eps)
 //
-//   forward          x̂ = (x - μ) r          y = x̂ * weight + bias
-//   backward         g = dy * weight
+//   forward          x̂ = (x - μ) r          y = x̂ * (offset + weight) + bias          offset: 1 in Gemma, else 0
+//   backward         g = dy * (offset + weight)
 //                    dx += r (g - x̂ mean(g * x̂) - mean(g))          the last term for LayerNorm only
 //                    dweight += Σ_rows dy * x̂        dbias += Σ_rows dy
 //
@@ -18,6 +18,12 @@
 #include "matrix.cuh"
 
 namespace streambp {
+
+struct NormStyle {
+  double eps;
+  bool centered = false;  // LayerNorm
+  double offset = 0;
+};
 
 namespace run {
 
@@ -40,13 +46,14 @@ Statistics<T> statistics(const T* x, Index n, double eps, bool centered) {
 }
 
 template <class T>
-void norm(Cpu&, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, double eps, bool centered) {
+void norm(Cpu&, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, NormStyle style) {
+  const T offset = static_cast<T>(style.offset);
 #pragma omp parallel for
   for (Index i = 0; i < x.rows; ++i) {
-    const auto [mean, scale] = statistics(x.row(i), x.cols, eps, centered);
+    const auto [mean, scale] = statistics(x.row(i), x.cols, style.eps, style.centered);
 #pragma omp simd
     for (Index j = 0; j < x.cols; ++j) {
-      const T scaled = (x(i, j) - mean) * scale * weight(0, j);
+      const T scaled = (x(i, j) - mean) * scale * (offset + weight(0, j));
       y(i, j) = bias ? scaled + bias(0, j) : scaled;
     }
   }
@@ -54,27 +61,28 @@ void norm(Cpu&, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, double 
 
 // Leaves the group's sums for dweight and dbias in dweight_sum and dbias_sum.
 template <class T, class G>
-void norm_backward_group(Matrix<T> dx, Input<T> dy, Input<T> x, Input<T> weight, double eps, bool centered,
-                         bool accumulate, G* dweight_sum, G* dbias_sum) {
+void norm_backward_group(Matrix<T> dx, Input<T> dy, Input<T> x, Input<T> weight, NormStyle style, bool accumulate,
+                         G* dweight_sum, G* dbias_sum) {
+  const T offset = static_cast<T>(style.offset);
   std::fill_n(dweight_sum, x.cols, G(0));
   if (dbias_sum) std::fill_n(dbias_sum, x.cols, G(0));
   for (Index i = 0; i < x.rows; ++i) {
-    const auto [mean, scale] = statistics(x.row(i), x.cols, eps, centered);
+    const auto [mean, scale] = statistics(x.row(i), x.cols, style.eps, style.centered);
     const T *x_row = x.row(i), *dy_row = dy.row(i), *w = weight.data;
     T* dx_row = dx.row(i);
     double sum_g = 0, sum_gx = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gx)
     for (Index j = 0; j < x.cols; ++j) {
-      const T g = dy_row[j] * w[j], normed = (x_row[j] - mean) * scale;
+      const T g = dy_row[j] * (offset + w[j]), normed = (x_row[j] - mean) * scale;
       sum_g += static_cast<double>(g);
       sum_gx += static_cast<double>(g * normed);
     }
-    const T mean_g = centered ? static_cast<T>(sum_g / static_cast<double>(x.cols)) : T(0);
+    const T mean_g = style.centered ? static_cast<T>(sum_g / static_cast<double>(x.cols)) : T(0);
     const T mean_gx = static_cast<T>(sum_gx / static_cast<double>(x.cols));
 #pragma omp simd
     for (Index j = 0; j < x.cols; ++j) {
       const T dy_j = dy_row[j], normed = (x_row[j] - mean) * scale;
-      const T d = scale * (dy_j * w[j] - normed * mean_gx - mean_g);
+      const T d = scale * (dy_j * (offset + w[j]) - normed * mean_gx - mean_g);
       dweight_sum[j] += dy_j * normed;
       if (dbias_sum) dbias_sum[j] += dy_j;
       dx_row[j] = accumulate ? dx_row[j] + d : d;  // last: dx may be dy or x
@@ -85,12 +93,12 @@ void norm_backward_group(Matrix<T> dx, Input<T> dy, Input<T> x, Input<T> weight,
 // Fills dweight and dbias with a row of sums for each group of rows.
 template <class T, class G>
 void norm_backward(Cpu&, Matrix<T> dx, Matrix<G> dweight, Matrix<G> dbias, Input<T> dy, Input<T> x, Input<T> weight,
-                   double eps, bool centered, bool accumulate) {
+                   NormStyle style, bool accumulate) {
 #pragma omp parallel for
   for (Index g = 0; g < dweight.rows; ++g) {
     const Rows group = {g * kGroup, least(x.rows, (g + 1) * kGroup)};
-    norm_backward_group(dx.slice(group), dy.slice(group), x.slice(group), weight, eps, centered, accumulate,
-                        dweight.row(g), dbias ? dbias.row(g) : nullptr);
+    norm_backward_group(dx.slice(group), dy.slice(group), x.slice(group), weight, style, accumulate, dweight.row(g),
+                        dbias ? dbias.row(g) : nullptr);
   }
 }
 
@@ -115,8 +123,9 @@ __device__ Statistics<float> warp_statistics(const T* x, Index n, float eps, boo
 
 // A warp for each row.
 template <int N, class T>
-__global__ void __launch_bounds__(cuda::kThreads) norm_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const T> weight,
-                                                              Matrix<const T> bias, float eps, bool centered) {
+__global__ void __launch_bounds__(cuda::kThreads)
+    norm_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const T> weight, Matrix<const T> bias, float eps, bool centered,
+                float offset) {
   const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp;
   const Index i = static_cast<Index>(blockIdx.x) * (cuda::kThreads / cuda::kWarp) + warp;
   if (i >= x.rows) return;
@@ -124,7 +133,7 @@ __global__ void __launch_bounds__(cuda::kThreads) norm_kernel(Matrix<T> y, Matri
   for (Index j = lane * N; j < x.cols; j += cuda::kWarp * N) {
     auto value = cuda::load<N>(x.row(i) + j);
     const auto w = cuda::load<N>(weight.data + j);
-    for (int k = 0; k < N; ++k) value.x[k] = (value.x[k] - mean) * scale * w.x[k];
+    for (int k = 0; k < N; ++k) value.x[k] = (value.x[k] - mean) * scale * (offset + w.x[k]);
     if (bias) {
       const auto b = cuda::load<N>(bias.data + j);
       for (int k = 0; k < N; ++k) value.x[k] += b.x[k];
@@ -134,11 +143,11 @@ __global__ void __launch_bounds__(cuda::kThreads) norm_kernel(Matrix<T> y, Matri
 }
 
 template <class T>
-void norm(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, double eps, bool centered) {
+void norm(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, NormStyle style) {
   const auto kernel = cuda::packable(y, x, weight, bias) ? norm_kernel<cuda::kPack, T> : norm_kernel<1, T>;
   const Index blocks = ceil_div(x.rows, cuda::kThreads / cuda::kWarp);
-  cuda::launch(dev, kernel, cuda::grid_of(blocks), cuda::kThreads, 0, y, x, weight, bias, static_cast<float>(eps),
-               centered);
+  cuda::launch(dev, kernel, cuda::grid_of(blocks), cuda::kThreads, 0, y, x, weight, bias, static_cast<float>(style.eps),
+               style.centered, static_cast<float>(style.offset));
 }
 
 // Each number of `values` becomes its sum over the threads of the block. scratch: a number for each of them and warp.
@@ -162,7 +171,8 @@ constexpr int kRowsAtOnce = 4, kNormThreads = 512;
 template <int N, class T>
 __global__ void __launch_bounds__(kNormThreads, 2)
     norm_backward_kernel(Matrix<T> dx, Matrix<float> dweight, Matrix<float> dbias, Matrix<const T> dy,
-                         Matrix<const T> x, Matrix<const T> weight, float eps, bool centered, bool accumulate) {
+                         Matrix<const T> x, Matrix<const T> weight, float eps, bool centered, float offset,
+                         bool accumulate) {
   const Index n = x.cols, first = static_cast<Index>(threadIdx.x) * N, step = static_cast<Index>(blockDim.x) * N;
   float* dweight_sum = cuda::shared_memory<float>();
   float* dbias_sum = dweight_sum + n;
@@ -192,7 +202,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
         if (begin + r >= end) continue;
         const auto value = cuda::load<N>(x.row(begin + r) + j), d = cuda::load<N>(dy.row(begin + r) + j);
         for (int k = 0; k < N; ++k) {
-          const float g = d.x[k] * w.x[k], distance = value.x[k] - mean[r];
+          const float g = d.x[k] * (offset + w.x[k]), distance = value.x[k] - mean[r];
           sums[3 * r] += distance * distance;
           sums[3 * r + 1] += g * distance;
           sums[3 * r + 2] += g;
@@ -217,7 +227,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
         auto result = accumulate ? cuda::load<N>(dx.row(i) + j) : cuda::Floats<N>();
         for (int k = 0; k < N; ++k) {
           const float normed = (value.x[k] - mean[r]) * scale[r];
-          result.x[k] += scale[r] * (d.x[k] * w.x[k] - normed * mean_gx[r] - mean_g[r]);
+          result.x[k] += scale[r] * (d.x[k] * (offset + w.x[k]) - normed * mean_gx[r] - mean_g[r]);
           dw.x[k] += d.x[k] * normed;
           db.x[k] += d.x[k];
         }
@@ -238,7 +248,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
 
 template <class T>
 void norm_backward(Cuda& dev, Matrix<T> dx, Matrix<float> dweight, Matrix<float> dbias, Input<T> dy, Input<T> x,
-                   Input<T> weight, double eps, bool centered, bool accumulate) {
+                   Input<T> weight, NormStyle style, bool accumulate) {
   const bool packed = cuda::packable(dx, dweight, dbias, dy, x, weight);
   const auto kernel = packed ? norm_backward_kernel<cuda::kPack, T> : norm_backward_kernel<1, T>;
   const Index threads = least(kNormThreads, round_up(ceil_div(x.cols, packed ? cuda::kPack : 1), cuda::kWarp));
@@ -246,7 +256,7 @@ void norm_backward(Cuda& dev, Matrix<T> dx, Matrix<float> dweight, Matrix<float>
   require(shared * sizeof(float) <= 99 << 10, "norm backward: rows of ", x.cols, " are too wide for a GPU");
   cuda::launch(dev, kernel, cuda::grid_of(dweight.rows), static_cast<int>(threads),
                static_cast<std::size_t>(shared) * sizeof(float), dx, dweight, dbias, dy, x, weight,
-               static_cast<float>(eps), centered, accumulate);
+               static_cast<float>(style.eps), style.centered, static_cast<float>(style.offset), accumulate);
 }
 
 #endif
@@ -254,17 +264,17 @@ void norm_backward(Cuda& dev, Matrix<T> dx, Matrix<float> dweight, Matrix<float>
 }  // namespace run
 
 template <class Device, class T>
-void norm(Device& dev, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, double eps, bool centered) {
+void norm(Device& dev, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, NormStyle style) {
   require_shape("norm", "input", x, y.rows, y.cols);
   require_shape("norm", "weight", weight, 1, y.cols);
-  auto op = dev.operation("norm", (centered ? 7.0 : 4.0) * x.size(), 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) run::norm(dev, y, x, weight, bias, eps, centered);
+  auto op = dev.operation("norm", (style.centered ? 7.0 : 4.0) * x.size(), 2.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes) run::norm(dev, y, x, weight, bias, style);
 }
 
 // dx += ..., or dx = ... without `accumulate`; then dx may be dy or x.
 template <class Device, class T, class G>
 void norm_backward(Device& dev, Matrix<T> dx, Matrix<G> dweight, Matrix<G> dbias, Input<T> dy, Input<T> x,
-                   Input<T> weight, double eps, bool centered, bool accumulate = true) {
+                   Input<T> weight, NormStyle style, bool accumulate = true) {
   require_shape("norm backward", "dy", dy, x.rows, x.cols);
   require_shape("norm backward", "dx", dx, x.rows, x.cols);
   require_shape("norm backward", "dweight", dweight, 1, x.cols);
@@ -272,10 +282,10 @@ void norm_backward(Device& dev, Matrix<T> dx, Matrix<G> dweight, Matrix<G> dbias
   const Index groups = ceil_div(x.rows, kGroup);
   auto dweight_sums = dev.template allocate<G>(groups, x.cols, Kind::chunk);
   auto dbias_sums = dev.template allocate<G>(dbias ? groups : 0, x.cols, Kind::chunk);
-  auto op = dev.operation("norm backward", (centered ? 17.0 : 13.0) * x.size(),
+  auto op = dev.operation("norm backward", (style.centered ? 17.0 : 13.0) * x.size(),
                           (accumulate ? 4.0 : 3.0) * sizeof(T) * x.size());
   if constexpr (Device::computes) {
-    run::norm_backward(dev, dx, dweight_sums, dbias_sums, dy, x, weight, eps, centered, accumulate);
+    run::norm_backward(dev, dx, dweight_sums, dbias_sums, dy, x, weight, style, accumulate);
     run::add_groups(dev, dweight, dweight_sums);
     if (dbias) run::add_groups(dev, dbias, dbias_sums);
   }

@@ -23,7 +23,7 @@
 
 namespace streambp {
 
-// A factor of 1 leaves the frequencies alone.
+// A factor of 1 leaves the frequencies alone. Without an original length all pairs are slowed down ("linear").
 struct RopeScaling {
   double factor = 1, low_freq_factor = 1, high_freq_factor = 4, original_length = 8192;
 };

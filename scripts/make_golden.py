@@ -15,9 +15,23 @@ import torch
 from safetensors.torch import save
 
 # Named one by one, so that they are loaded before `everything_in_float64` changes what torch.float32 means.
-from transformers import GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
-MODELS = [GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM]
+MODELS = [
+    Gemma3ForCausalLM,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+]
 FLOAT32 = torch.float32  # the real one, also inside `everything_in_float64`
 
 EXPLANATION = """
@@ -67,13 +81,14 @@ def gpt2(vocab, hidden, heads, mlp):
 
 
 def llama_like(model_class, vocab, hidden, heads, kv_heads, mlp, **more):
+    gemma = model_class is Gemma3ForCausalLM
     return {
+        "hidden_activation" if gemma else "hidden_act": "gelu_pytorch_tanh" if gemma else "silu",
         "architectures": [model_class.__name__],
-        "hidden_act": "silu",
         "hidden_size": hidden,
         "intermediate_size": mlp,
         "max_position_embeddings": 64,
-        "model_type": model_class.config_class.model_type,
+        "model_type": "gemma3_text" if gemma else model_class.config_class.model_type,
         "num_attention_heads": heads,
         "num_hidden_layers": 2,
         "num_key_value_heads": kv_heads,
@@ -83,6 +98,7 @@ def llama_like(model_class, vocab, hidden, heads, kv_heads, mlp, **more):
     }
 
 
+LINEAR_ROPE = {"factor": 4.0, "rope_type": "linear"}
 # With 32 positions of first training, wavelengths up to 8 stay, from 32 on they are stretched by the whole factor.
 LLAMA3_ROPE = {
     "factor": 8.0,
@@ -142,6 +158,27 @@ CASES = {
                    layer_types=["full_attention", "full_attention"], tie_word_embeddings=True),
         [20, 11, 2, 15],
     ),
+    "llama_linear": (
+        llama_like(LlamaForCausalLM, vocab=37, hidden=16, heads=2, kv_heads=1, mlp=28, head_dim=8,
+                   rope_scaling={"factor": 2.5, "type": "linear"}, rope_theta=1000.0, tie_word_embeddings=True),
+        [17, 9],
+    ),
+    # As the published files have it, and in the newer spelling with the type of every layer.
+    "gemma3": (
+        llama_like(Gemma3ForCausalLM, vocab=57, hidden=24, heads=3, kv_heads=1, mlp=36, head_dim=10,
+                   attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=False,
+                   query_pre_attn_scalar=7, rope_local_base_freq=100.0, rope_theta=1000.0, rope_scaling=None,
+                   pad_token_id=None, sliding_window=6, sliding_window_pattern=2),
+        [23, 2, 17],
+    ),
+    "gemma3_scaled": (
+        llama_like(Gemma3ForCausalLM, vocab=45, hidden=28, heads=4, kv_heads=2, mlp=32, head_dim=8,
+                   query_pre_attn_scalar=8, pad_token_id=None, sliding_window=4, tie_word_embeddings=False,
+                   layer_types=["full_attention", "sliding_attention"],
+                   rope_parameters={"full_attention": {"rope_theta": 500.0, **LINEAR_ROPE},
+                                    "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}}),
+        [19, 11, 8],
+    ),
 }  # fmt: skip
 
 
@@ -174,7 +211,7 @@ def make_model(config, random):
     model = model_class._from_config(own_config, attn_implementation="sdpa").double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            norm_weight = parameter.ndim == 1 and name.endswith("weight")
+            norm_weight = parameter.ndim == 1 and name.endswith("weight") and model_class is not Gemma3ForCausalLM
             noise = 0.25 * torch.randn(parameter.shape, generator=random, dtype=torch.double)
             parameter.copy_((noise + 1 if norm_weight else noise).type(FLOAT32))
     return model
@@ -227,13 +264,23 @@ def check_norm(model, config):
         expected = [w * v * scale + b for w, v, b in zip(norm.weight.tolist(), centred, norm.bias.tolist())]
     else:
         scale = 1 / math.sqrt(sum(v * v for v in x) / len(x) + config["rms_norm_eps"])
-        expected = [w * v * scale for w, v in zip(norm.weight.tolist(), x)]
+        offset = 1 if config["model_type"] == "gemma3_text" else 0
+        expected = [(offset + w) * v * scale for w, v in zip(norm.weight.tolist(), x)]
     assert_close("norm", norm(torch.tensor([x]))[0].tolist(), expected)
 
 
 def check_rope(model, config, length):
     """The cosines and sines of the rotary positions against their formula, in Python's own floats."""
     rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})}
+    if config["model_type"] == "gemma3_text":
+        local = rope.get("sliding_attention") or {"rope_theta": config["rope_local_base_freq"]}
+        check_turns(model, config, local, length, layer_type=["sliding_attention"])
+        check_turns(model, config, rope.get("full_attention", rope), length, layer_type=["full_attention"])
+    else:
+        check_turns(model, config, rope, length)
+
+
+def check_turns(model, config, rope, length, layer_type=()):
     dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     frequencies = [rope["rope_theta"] ** (-2 * i / dim) for i in range(dim // 2)]
     if rope.get("rope_type") == "llama3":
@@ -242,8 +289,10 @@ def check_rope(model, config, length):
         keep = [min(max((t - low) / (high - low), 0), 1) for t in turns]
         assert keep[0] == 1 and keep[-1] == 0 and any(0 < k < 1 for k in keep), "a regime of llama3's rope is missing"
         frequencies = [f * (k + (1 - k) / rope["factor"]) for f, k in zip(frequencies, keep)]
+    elif "factor" in rope:
+        frequencies = [f / rope["factor"] for f in frequencies]
     angles = [[p * f for f in frequencies] * 2 for p in range(length)]
-    cosines, sines = model.model.rotary_emb(torch.ones(1), torch.arange(length)[None])
+    cosines, sines = model.model.rotary_emb(torch.ones(1), torch.arange(length)[None], *layer_type)
     for angle, cosine, sine in zip(angles, cosines[0].tolist(), sines[0].tolist()):
         assert_close("cosine", cosine, [math.cos(a) for a in angle])
         assert_close("sine", sine, [math.sin(a) for a in angle])

@@ -73,25 +73,25 @@ TYPED_TEST(GpuOperations, Norms) {
   in_every_order([&] {
     for (const auto& [rows, cols] : std::vector<std::array<Index, 2>>{
              {1, 8}, {5, 7}, {300, 24}, {258, 33}, {700, 128}, {17, 1000}, {35, sized<Index>(8192, 4160, 1032)}}) {
-      for (const auto& [centered, with_bias] : std::vector<std::array<bool, 2>>{{false, false}, {true, true}}) {
+      for (const NormStyle style : {NormStyle{1e-5}, NormStyle{1e-5, false, 1}, NormStyle{1e-5, true}}) {
         auto scope = this->gpu->scope();
         const auto x = this->random(rows, cols, 1, 0.3), w = this->random(1, cols, 0.2, 1), b = this->random(1, cols),
                    y = this->random(rows, cols), dy = this->random(rows, cols), dx = this->random(rows, cols);
         const auto dw = this->wide(1, cols), db = this->wide(1, cols);
-        const bool layer = centered, bias = with_bias;
-        this->both([=](auto& dev, auto y, auto x, auto w,
-                       auto b) { norm(dev, y, x, w, bias ? b : decltype(b){}, 1e-5, layer); },
-                   y, x, w, b);
+        const bool bias = style.centered;
+        this->both(
+            [=](auto& dev, auto y, auto x, auto w, auto b) { norm(dev, y, x, w, bias ? b : decltype(b){}, style); }, y,
+            x, w, b);
         this->expect_near("y", y);
         this->both([=](auto& dev, auto dx, auto dw, auto db, auto dy, auto x,
-                       auto w) { norm_backward(dev, dx, dw, bias ? db : decltype(db){}, dy, x, w, 1e-5, layer); },
+                       auto w) { norm_backward(dev, dx, dw, bias ? db : decltype(db){}, dy, x, w, style); },
                    dx, dw, db, dy, x, w);
         this->expect_near("dx", dx);
         this->expect_near("dweight", dw, 3e-5);
         if (bias) this->expect_near("dbias", db, 3e-5);
         // in place, not added
         this->both([=](auto& dev, auto dy, auto dw, auto x,
-                       auto w) { norm_backward(dev, dy, dw, decltype(dw){}, dy, x, w, 1e-5, layer, false); },
+                       auto w) { norm_backward(dev, dy, dw, decltype(dw){}, dy, x, w, style, false); },
                    dy, dw, x, w);
         this->expect_near("dx in the place of dy", dy);
       }
@@ -163,15 +163,15 @@ TYPED_TEST(GpuOperations, Embeddings) {
     const TwinIntegers tokens(*this->gpu, t), positions(*this->gpu, p), by_token(*this->gpu, rows_by_index(t)),
         by_position(*this->gpu, rows_by_index(p));
     const auto table = this->random(vocab, d), position_table = this->random(60, d), x = this->random(n, d);
-    embedding(*this->host, x.host.m, tokens.host, positions.host, table.host.m, position_table.host.m);
-    embedding(*this->gpu, x.gpu, tokens.gpu, positions.gpu, table.gpu, position_table.gpu);
+    embedding(*this->host, x.host.m, tokens.host, positions.host, table.host.m, position_table.host.m, 1.5);
+    embedding(*this->gpu, x.gpu, tokens.gpu, positions.gpu, table.gpu, position_table.gpu, 1.5);
     this->expect_near("x", x);
     const auto dx = this->random(n, d);
     const auto dtable = this->wide(vocab, d), dpositions = this->wide(60, d);
     embedding_backward(*this->host, dtable.host.m, dpositions.host.m, tokens.host, positions.host, by_token.host,
-                       by_position.host, dx.host.m);
+                       by_position.host, dx.host.m, 1.5);
     embedding_backward(*this->gpu, dtable.gpu, dpositions.gpu, tokens.gpu, positions.gpu, by_token.gpu, by_position.gpu,
-                       dx.gpu);
+                       dx.gpu, 1.5);
     this->expect_near("dtable", dtable, 1e-5);
     this->expect_near("dpositions", dpositions, 1e-5);
   }

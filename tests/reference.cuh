@@ -66,6 +66,11 @@ struct Tape {
   Array zeros(Index rows, Index cols) {
     return {numbers.emplace_back(static_cast<std::size_t>(rows * cols)).data(), rows, cols, cols, 1};
   }
+  Array constant(Index rows, Index cols, double value) {
+    const Array one = zeros(1, 1);
+    one.data->value = value;
+    return {one.data, rows, cols, 0, 0};
+  }
   void on_the_way_back(std::function<void()> step) { steps.push_back(step); }
   void backward() {
     for (auto step = steps.rbegin(); step != steps.rend(); ++step) (*step)();
@@ -170,8 +175,11 @@ inline Array standardise(Tape& tape, Norm kind, double epsilon, Array x) {
 
 // The frequency of pair i: f = θ^(-2i/dim). Llama 3 divides the slow ones by a factor, keeps the fast ones and blends
 // in between:        wavelength λ = 2π / f        s = (L/λ - low) / (high - low)        f -> (1 - s) f / factor + s f
-inline double rope_frequency(const Config& c, Index i) {
-  const double f = std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(c.head_dim));
+// Local layers may have a θ of their own and are not slowed down then.
+inline double rope_frequency(const Config& c, bool local, Index i) {
+  const double power = -2.0 * static_cast<double>(i) / static_cast<double>(c.head_dim);
+  if (local && c.local_rope_theta > 0) return std::pow(c.local_rope_theta, power);
+  const double f = std::pow(c.rope_theta, power);
   const RopeScaling& r = c.rope_scaling;
   const double wavelength = 2 * std::numbers::pi / f;
   if (r.factor == 1 || wavelength < r.original_length / r.high_freq_factor) return f;
@@ -184,12 +192,12 @@ inline double rope_frequency(const Config& c, Index i) {
 //   y[i] = a cos α - b sin α        y[i + dim/2] = a sin α + b cos α
 // dx is dy turned by -α:
 //   da += dy[i] cos α + dy[i + dim/2] sin α        db += -dy[i] sin α + dy[i + dim/2] cos α
-inline Array rope(Tape& tape, const Config& c, const std::vector<std::int32_t>& positions, Array x) {
+inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std::int32_t>& positions, Array x) {
   const Array y = tape.zeros(x.rows, x.cols);
   const Index half = c.head_dim / 2;
   for (Index t = 0; t < x.rows; ++t) {
     for (Index i = 0; i < half; ++i) {
-      const double alpha = positions[t] * rope_frequency(c, i);
+      const double alpha = positions[t] * rope_frequency(c, local, i);
       y(t, i).value = x(t, i).value * std::cos(alpha) - x(t, i + half).value * std::sin(alpha);
       y(t, i + half).value = x(t, i).value * std::sin(alpha) + x(t, i + half).value * std::cos(alpha);
     }
@@ -197,7 +205,7 @@ inline Array rope(Tape& tape, const Config& c, const std::vector<std::int32_t>& 
   tape.on_the_way_back([=] {
     for (Index t = 0; t < x.rows; ++t) {
       for (Index i = 0; i < half; ++i) {
-        const double alpha = positions[t] * rope_frequency(c, i);
+        const double alpha = positions[t] * rope_frequency(c, local, i);
         x(t, i).grad += y(t, i).grad * std::cos(alpha) + y(t, i + half).grad * std::sin(alpha);
         x(t, i + half).grad += -y(t, i).grad * std::sin(alpha) + y(t, i + half).grad * std::cos(alpha);
       }
@@ -215,18 +223,18 @@ inline double log_sum_exp(Array x, Index t) {
 }
 
 // May token i see token j? Not the future, not another document, nothing that has left the window.
-inline bool visible(const Config& c, const Batch& batch, Index i, Index j) {
-  return batch.key_begin[i] <= j && j <= i && (c.window == 0 || i - j < c.window);
+inline bool visible(const Config& c, bool local, const Batch& batch, Index i, Index j) {
+  return batch.key_begin[i] <= j && j <= i && (!local || i - j < c.window);
 }
 
-// p[i] = softmax(s[i] / sqrt(dim)) over the visible j, 0 elsewhere
+// p[i] = softmax(s[i] / sqrt(dim)) over the visible j, 0 elsewhere         (1 / sqrt(dim), unless the model says else)
 // ds[i,j] += p[i,j] (dp[i,j] - Σ_k p[i,k] dp[i,k]) / sqrt(dim)
-inline Array attention_softmax(Tape& tape, const Config& c, const Batch& batch, Array s) {
+inline Array attention_softmax(Tape& tape, const Config& c, bool local, const Batch& batch, Array s) {
   const Array p = tape.zeros(s.rows, s.cols);
-  const double root = std::sqrt(static_cast<double>(c.head_dim));
+  const double root = c.score_scale > 0 ? 1 / c.score_scale : std::sqrt(static_cast<double>(c.head_dim));
   constexpr double never = -std::numeric_limits<double>::infinity();
   for (Index i = 0; i < s.rows; ++i) {
-    for (Index j = 0; j < s.cols; ++j) p(i, j).value = visible(c, batch, i, j) ? s(i, j).value / root : never;
+    for (Index j = 0; j < s.cols; ++j) p(i, j).value = visible(c, local, batch, i, j) ? s(i, j).value / root : never;
     const double total = log_sum_exp(p, i);
     for (Index j = 0; j < s.cols; ++j) p(i, j).value = std::exp(p(i, j).value - total);
   }
@@ -298,19 +306,21 @@ inline Array linear(Tape& tape, Array x, Array w, Array b = {}) {
   return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
 }
 
-// x̂ * w + b, with x̂ the standardised x
-inline Array norm(Tape& tape, Norm kind, double epsilon, Array x, Array w, Array b = {}) {
-  const Array y = multiply(tape, standardise(tape, kind, epsilon, x), repeat(w, x.rows));
+// x̂ * w + b, or x̂ * (1 + w), with x̂ the standardised x
+inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Array b = {}) {
+  const Array standard = standardise(tape, kind, c.norm_eps, x);
+  Array y = multiply(tape, standard, repeat(w, x.rows));
+  if (c.norm_offset == 1) y = add(tape, y, standard);
   return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
 }
 
 // Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
 // query heads may share a key/value head. Where the model says so, q_h and k_h are normalised and rotated.
-inline Array attention(Tape& tape, const Config& c, const Batch& batch, const Layer<Number>& w, Array x) {
+inline Array attention(Tape& tape, const Config& c, bool local, const Batch& batch, const Layer<Number>& w, Array x) {
   auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
   auto norm_and_rope = [&](Array y, Array norm_weight) {
-    if (c.qk_norm) y = norm(tape, Norm::rms, c.norm_eps, y, norm_weight);
-    if (c.positions == Positions::rope) y = rope(tape, c, batch.positions, y);
+    if (c.qk_norm) y = norm(tape, c, Norm::rms, y, norm_weight);
+    if (c.positions == Positions::rope) y = rope(tape, c, local, batch.positions, y);
     return y;
   };
   const Array q = linear(tape, x, w.q, w.q_bias);
@@ -321,7 +331,7 @@ inline Array attention(Tape& tape, const Config& c, const Batch& batch, const La
     const Index shared = h / (c.heads / c.kv_heads);
     const Array q_h = norm_and_rope(head(q, h), w.q_norm);
     const Array k_h = norm_and_rope(head(k, shared), w.k_norm);
-    const Array p = attention_softmax(tape, c, batch, product(tape, q_h, transpose(k_h)));
+    const Array p = attention_softmax(tape, c, local, batch, product(tape, q_h, transpose(k_h)));
     const Array attended = product(tape, p, head(v, shared));
     sum = add(tape, sum, linear(tape, attended, head(w.o, h)));
   }
@@ -336,20 +346,28 @@ inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
   return linear(tape, multiply(tape, gate, up), w.down, w.down_bias);
 }
 
-// h = x + attention(norm(x))        y = h + mlp(norm(h))
-inline Array layer(Tape& tape, const Config& c, const Batch& batch, const Layer<Number>& w, Array x) {
-  const Array x_norm = norm(tape, c.norm, c.norm_eps, x, w.attention_norm, w.attention_norm_bias);
-  const Array h = add(tape, x, attention(tape, c, batch, w, x_norm));
-  const Array h_norm = norm(tape, c.norm, c.norm_eps, h, w.mlp_norm, w.mlp_norm_bias);
-  return add(tape, h, mlp(tape, c, w, h_norm));
+// h = x + attention(norm(x))        y = h + mlp(norm(h))        with post-norms: x + norm(attention(...)), h + norm(mlp(...))
+inline Array layer(Tape& tape, const Config& c, bool local, const Batch& batch, const Layer<Number>& w, Array x) {
+  const Array x_norm = norm(tape, c, c.norm, x, w.attention_norm, w.attention_norm_bias);
+  Array attended = attention(tape, c, local, batch, w, x_norm);
+  if (c.post_norms) attended = norm(tape, c, c.norm, attended, w.post_attention_norm);
+  const Array h = add(tape, x, attended);
+  const Array h_norm = norm(tape, c, c.norm, h, w.mlp_norm, w.mlp_norm_bias);
+  Array y = mlp(tape, c, w, h_norm);
+  if (c.post_norms) y = norm(tape, c, c.norm, y, w.post_mlp_norm);
+  return add(tape, h, y);
 }
 
 // The logits of every token: N x vocab.
 inline Array model(Tape& tape, const Config& c, const Batch& batch, const Tensors<Number>& w) {
   Array x = look_up(tape, w.embedding, batch.tokens);
+  if (c.embedding_scale != 1) x = multiply(tape, x, tape.constant(x.rows, x.cols, c.embedding_scale));
   if (c.positions == Positions::learned) x = add(tape, x, look_up(tape, w.positions, batch.positions));
-  for (const Layer<Number>& layer_weights : w.layers) x = layer(tape, c, batch, layer_weights, x);
-  x = norm(tape, c.norm, c.norm_eps, x, w.norm, w.norm_bias);
+  for (std::size_t l = 0; l < w.layers.size(); ++l) {
+    const bool local = c.window > 0 && (c.local.empty() || c.local[l]);
+    x = layer(tape, c, local, batch, w.layers[l], x);
+  }
+  x = norm(tape, c, c.norm, x, w.norm, w.norm_bias);
   return linear(tape, x, c.tied ? w.embedding : w.head);
 }
 

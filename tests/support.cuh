@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "../data/config.cuh"
+#include "../data/known_models.cuh"
 #include "../gradient_check.cuh"
 
 namespace streambp {
@@ -59,6 +59,10 @@ inline std::vector<Family> families() {
   add("qwen2_untied", make_config("qwen2", 71, 32, 1, 4, 4, 8, 36, 0, false));
   add("qwen3", make_config("qwen3", 83, 25, 2, 3, 1, 22, 45, 0, true));
   add("qwen3_untied", make_config("qwen3", 83, 32, 3, 4, 2, 18, 45, 0, false));
+  c = add("gemma3", make_config("gemma3", 89, 26, 3, 4, 2, 10, 44, 0, true));
+  c->window = 20, c->local = {true, false, true}, c->local_rope_theta = 100, c->rope_scaling = {4, 1, 4, 0};
+  c = add("gemma3_untied", make_config("gemma3", 47, 32, 2, 2, 1, 16, 40, 0, false));
+  c->window = 5, c->local = {true, true}, c->score_scale = 0.4;
   return all;
 }
 

@@ -17,7 +17,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, GoldenCase, testing::ValuesIn(golden_cases()),
 TEST(Golden, CoversEveryFamily) {
   std::set<std::string> seen;
   for (const std::string& name : golden_cases()) seen.insert(Golden(name).config.family);
-  EXPECT_EQ(seen, (std::set<std::string>{"gpt2", "llama", "mistral", "qwen2", "qwen3"}));
+  EXPECT_EQ(seen, (std::set<std::string>{"gemma3", "gpt2", "llama", "mistral", "qwen2", "qwen3"}));
 }
 
 // Every tensor of the file is a parameter of the table, and the other way round.

@@ -116,48 +116,48 @@ TEST(Operations, ShapesThatDoNotFitAreRefused) {
 // --- norms ---
 
 struct NormCase {
-  bool centered, with_bias;
+  NormStyle style;
+  bool with_bias;
   Index rows, cols;
 };
 class NormOperation : public testing::TestWithParam<NormCase> {};
 INSTANTIATE_TEST_SUITE_P(Operations, NormOperation,
-                         testing::Values(NormCase{false, false, 300, 24}, NormCase{true, true, 300, 24},
-                                         NormCase{false, false, 2, 7}, NormCase{true, false, 129, 33},
-                                         NormCase{false, false, 256, 1}));
+                         testing::Values(NormCase{{1e-5}, false, 300, 24}, NormCase{{1e-5, true}, true, 300, 24},
+                                         NormCase{{1e-5, false, 1}, false, 2, 7},
+                                         NormCase{{1e-5, true}, false, 129, 33}, NormCase{{1e-5}, false, 256, 1}));
 
 TEST_P(NormOperation, IsItsFormulaForwardAndBackward) {
-  const auto [centered, with_bias, n, d] = GetParam();
-  const double eps = 1e-5;
+  const auto [style, with_bias, n, d] = GetParam();
   Owned<double> x(n, d, 1, 1, 0.3), w(1, d, 2, 0.2, 1), b(1, d, 3), y(n, d, 4), dy(n, d, 5);
   const M bias = with_bias ? b.m : M{};
-  const bool subtract = centered;
   const Index cols = d;
+  const NormStyle s = style;
   const Loss loss = [&] {
-    norm(device(), y.m, x.m, w.m, bias, eps, subtract);
+    norm(device(), y.m, x.m, w.m, bias, s);
     return dot(y.m, dy.m);
   };
   loss();
   expect_near(y.m, [&](Index i, Index j) {
     double mean = 0, squares = 0;
-    for (Index k = 0; subtract && k < cols; ++k) mean += x.m(i, k) / static_cast<double>(cols);
+    for (Index k = 0; s.centered && k < cols; ++k) mean += x.m(i, k) / static_cast<double>(cols);
     for (Index k = 0; k < cols; ++k) squares += (x.m(i, k) - mean) * (x.m(i, k) - mean) / static_cast<double>(cols);
-    return (x.m(i, j) - mean) / std::sqrt(squares + eps) * w.m(0, j) + (bias ? b.m(0, j) : 0);
+    return (x.m(i, j) - mean) / std::sqrt(squares + s.eps) * (s.offset + w.m(0, j)) + (bias ? b.m(0, j) : 0);
   });
   Owned<double> dx = zeros(n, d), dw = zeros(1, d), db = zeros(1, d);
-  norm_backward(device(), dx.m, dw.m, bias ? db.m : M{}, dy.m, x.m, w.m, eps, centered);
+  norm_backward(device(), dx.m, dw.m, bias ? db.m : M{}, dy.m, x.m, w.m, style);
   expect_gradient("dx", x.m, dx.m, loss);
   expect_gradient("dw", w.m, dw.m, loss);
   if (bias) expect_gradient("db", b.m, db.m, loss);
 
   // it adds to dx; or replaces it, then also in the place of dy or x
   Owned<double> added(n, d, 8), before(n, d, 8), scratch = zeros(1, d);
-  norm_backward(device(), added.m, scratch.m, M{}, dy.m, x.m, w.m, eps, centered);
+  norm_backward(device(), added.m, scratch.m, M{}, dy.m, x.m, w.m, style);
   expect_near(added.m, [&](Index i, Index j) { return before.m(i, j) + dx.m(i, j); });
   Owned<double> in_x(n, d, 1, 1, 0.3);
-  norm_backward(device(), dy.m, scratch.m, M{}, dy.m, x.m, w.m, eps, centered, false);
+  norm_backward(device(), dy.m, scratch.m, M{}, dy.m, x.m, w.m, style, false);
   expect_near(dy.m, [&](Index i, Index j) { return dx.m(i, j); });
   Owned<double> fresh_dy(n, d, 5);
-  norm_backward(device(), in_x.m, scratch.m, M{}, fresh_dy.m, in_x.m, w.m, eps, centered, false);
+  norm_backward(device(), in_x.m, scratch.m, M{}, fresh_dy.m, in_x.m, w.m, style, false);
   expect_near(in_x.m, [&](Index i, Index j) { return dx.m(i, j); });
 }
 
@@ -246,6 +246,7 @@ TEST(Operations, TheFloatExponentialIsGoodToTwoUnitsInTheLastPlace) {
 struct AttentionCase {
   Index heads, kv_heads, dim, window;
   std::vector<Index> documents;
+  double score_scale = 0;
 };
 void PrintTo(const AttentionCase& p, std::ostream* out) {
   *out << p.heads << " heads, " << p.kv_heads << " kv heads of " << p.dim << ", window " << p.window;
@@ -254,12 +255,12 @@ class AttentionOperation : public testing::TestWithParam<AttentionCase> {};
 INSTANTIATE_TEST_SUITE_P(Operations, AttentionOperation,
                          testing::Values(AttentionCase{2, 2, 8, 0, {50}}, AttentionCase{6, 2, 5, 0, {300}},
                                          AttentionCase{3, 1, 7, 0, {1, 127, 128, 2, 90}},
-                                         AttentionCase{4, 4, 3, 17, {280, 40}}, AttentionCase{2, 1, 6, 1, {140}},
+                                         AttentionCase{4, 4, 3, 17, {280, 40}, 0.7}, AttentionCase{2, 1, 6, 1, {140}},
                                          AttentionCase{2, 1, 4, 150, {400}}));
 
 TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
   const AttentionCase& p = GetParam();
-  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window};
+  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window, p.score_scale};
   std::vector<std::int32_t> begins;
   for (Index length : p.documents)
     begins.insert(begins.end(), static_cast<std::size_t>(length), static_cast<std::int32_t>(begins.size()));
@@ -281,7 +282,8 @@ TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
       if (p.window > 0 && t <= i - p.window) continue;
       double score = 0;
       for (Index c = 0; c < p.dim; ++c) score += q.m(i, h * p.dim + c) * k.m(t, kv * p.dim + c);
-      const double e = std::exp(score / std::sqrt(static_cast<double>(p.dim)));
+      const double e =
+          std::exp(score * (p.score_scale > 0 ? p.score_scale : 1 / std::sqrt(static_cast<double>(p.dim))));
       total += e, sum += e * v.m(t, kv * p.dim + j % p.dim);
     }
     return sum / total;
@@ -387,18 +389,18 @@ TEST(Operations, EmbeddingLooksUpAndAddsItsGradient) {
   std::vector<std::int32_t> tokens, positions;
   for (int i = 0; i < n; ++i) tokens.push_back(i * i % static_cast<int>(vocab)), positions.push_back(i % 60);
   const Loss loss = [&] {
-    embedding(device(), x.m, integers(tokens), integers(positions), tokens_table.m, positions_table.m);
+    embedding(device(), x.m, integers(tokens), integers(positions), tokens_table.m, positions_table.m, 3.5);
     return dot(x.m, dx.m);
   };
   loss();
   expect_near(x.m, [&](Index i, Index j) {
-    return tokens_table.m(tokens[static_cast<std::size_t>(i)], j) +
+    return 3.5 * tokens_table.m(tokens[static_cast<std::size_t>(i)], j) +
            positions_table.m(positions[static_cast<std::size_t>(i)], j);
   });
   Owned<double> dtable = zeros(vocab, d), dpositions = zeros(n, d);
   std::vector<std::int32_t> by_token = rows_by_index(tokens), by_position = rows_by_index(positions);
   embedding_backward(device(), dtable.m, dpositions.m, integers(tokens), integers(positions), integers(by_token),
-                     integers(by_position), dx.m);
+                     integers(by_position), dx.m, 3.5);
   expect_gradient("dtable", tokens_table.m, dtable.m, loss);
   expect_gradient("dpositions", positions_table.m, dpositions.m, loss);
 }
@@ -462,10 +464,10 @@ TEST(Operations, ARowHasTheSameBitsWhicheverTilesItIsComputedWith) {
   const Index n = 700, d = 96;
   Owned<float> x(n, d, 1), w(200, d, 2), norm_w(1, d, 3), y(n, 200, 4), y2(n, 200, 5), z(n, d, 6), z2(n, d, 7);
   matmul(device(), y.m, x.m, w.m);
-  norm(device(), z.m, x.m, norm_w.m, {}, 1e-5, false);
+  norm(device(), z.m, x.m, norm_w.m, {}, {1e-5});
   for (Rows r : chunks(n, kTile)) {
     matmul(device(), y2.m.slice(r), x.m.slice(r), w.m);
-    norm(device(), z2.m.slice(r), x.m.slice(r), norm_w.m, {}, 1e-5, false);
+    norm(device(), z2.m.slice(r), x.m.slice(r), norm_w.m, {}, {1e-5});
   }
   EXPECT_EQ(*y.storage, *y2.storage);
   EXPECT_EQ(*z.storage, *z2.storage);

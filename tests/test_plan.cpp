@@ -113,11 +113,14 @@ TEST(Plan, BytesPerTokenAreThoseOfTheDesign) {
 
 TEST(Plan, ParameterCountsAreThePublishedOnes) {
   const std::map<std::string, double> published = {
-      {"gpt2", 124.44e6},           {"gpt2-xl", 1557.6e6},     {"llama-3.2-1b", 1235.8e6}, {"llama-3.2-3b", 3212.7e6},
-      {"llama-3.1-8b", 8030.3e6},   {"qwen2.5-0.5b", 494.0e6}, {"qwen2.5-1.5b", 1543.7e6}, {"qwen2.5-3b", 3085.9e6},
-      {"qwen2.5-7b", 7615.6e6},     {"qwen3-0.6b", 596.0e6},   {"qwen3-1.7b", 1720.6e6},   {"qwen3-4b", 4022.5e6},
-      {"qwen3-8b", 8190.7e6},       {"qwen3-14b", 14768.3e6},  {"qwen3-32b", 32762.1e6},   {"llama-2-7b", 6738.4e6},
-      {"mistral-7b-v0.1", 7241.7e6}};
+      {"gpt2", 124.44e6},         {"gpt2-xl", 1557.6e6},         {"llama-3.2-1b", 1235.8e6},
+      {"llama-3.2-3b", 3212.7e6}, {"llama-3.1-8b", 8030.3e6},    {"qwen2.5-0.5b", 494.0e6},
+      {"qwen2.5-1.5b", 1543.7e6}, {"qwen2.5-3b", 3085.9e6},      {"qwen2.5-7b", 7615.6e6},
+      {"qwen3-0.6b", 596.0e6},    {"qwen3-1.7b", 1720.6e6},      {"qwen3-4b", 4022.5e6},
+      {"qwen3-8b", 8190.7e6},     {"qwen3-14b", 14768.3e6},      {"qwen3-32b", 32762.1e6},
+      {"llama-2-7b", 6738.4e6},   {"mistral-7b-v0.1", 7241.7e6}, {"smollm2-135m", 134.5e6},
+      {"smollm2-1.7b", 1711.4e6}, {"tinyllama-1.1b", 1100.0e6},  {"gemma-3-270m", 268.1e6},
+      {"gemma-3-1b", 999.9e6}};
   for (const auto& [model, count] : published) {
     EXPECT_NEAR(static_cast<double>(parameter_count(known_models().at(model))), count, 0.1e6) << model;
   }
@@ -158,6 +161,38 @@ std::string refusal(const Json& json) {
   return "accepted";
 }
 
+TEST(ConfigFile, LocalLayersByNameAndByRule) {
+  Json json = config_to_json(make_config("gemma3", 100, 32, 13, 4, 2, 8, 64, 128, true));
+  json.erase("layer_types");  // every sixth is global
+  std::vector<bool> local(13, true);
+  local[5] = local[11] = false;
+  EXPECT_EQ(config_from_json(json, "config.json").local, local);
+  json["sliding_window_pattern"] = 2;
+  EXPECT_FALSE(config_from_json(json, "config.json").is_local(1));
+  Json qwen = config_to_json(make_config("qwen2", 100, 32, 3, 4, 2, 8, 64, 128, true));
+  qwen.update({{"sliding_window", 64}, {"max_window_layers", 1}});
+  EXPECT_FALSE(config_from_json(qwen, "config.json").is_local(2));  // unless it is switched on
+  qwen["use_sliding_window"] = true;
+  EXPECT_EQ(config_from_json(qwen, "config.json").local, (std::vector<bool>{false, true, true}));
+}
+
+// What published files say besides; none of it changes the function.
+TEST(ConfigFile, FieldsThatSayNothingOfTheModelAreFine) {
+  Json json = small_llama();
+  json.update({{"_name_or_path", "x"},
+               {"bos_token_id", 1},
+               {"eos_token_id", {1, 2}},
+               {"torch_dtype", "bfloat16"},
+               {"attention_dropout", 0.1},
+               {"transformers_version", "4.51.0"},
+               {"use_cache", true},
+               {"pretraining_tp", 1},
+               {"rope_interleaved", false},
+               {"final_logit_softcapping", nullptr},
+               {"initializer_range", 0.02}});
+  EXPECT_EQ(refusal(json), "accepted");
+}
+
 TEST(ConfigFile, WhatChangesTheMathematicsIsRefusedByName) {
   EXPECT_EQ(refusal(small_llama()), "accepted");
   const std::vector<std::pair<Json, const char*>> patches = {
@@ -175,7 +210,17 @@ TEST(ConfigFile, WhatChangesTheMathematicsIsRefusedByName) {
       {{{"hidden_size", 4000000000}, {"head_dim", 64}}, "4000000000"},
       {{{"intermediate_size", 4611686018427387904}}, "supported"},
       {{{"rms_norm_eps", 0}}, "epsilon"},
-      {{{"model_type", "qwen2"}, {"use_sliding_window", true}}, "use_sliding_window"},
+      {{{"layer_types", {"full_attention"}}, {"model_type", "mistral"}}, "each of the 2 layers"},
+      {{{"layer_types", {"full_attention", "linear_attention"}}, {"model_type", "mistral"}}, "linear_attention"},
+      {{{"architectures", {"LlamaForSequenceClassification"}}}, "LlamaForSequenceClassification"},
+      {{{"final_logit_softcapping", 30.0}}, "final_logit_softcapping"},
+      {{{"residual_multiplier", 0.22}}, "residual_multiplier"},
+      {{{"quantization_config", {{"bits", 4}}}}, "quantization_config"},
+      {{{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2}, {"beta_fast", 32}}}}, "beta_fast"},
+      {{{"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}}, "partial_rotary_factor"},
+      {{{"sliding_window", 128}}, "sliding_window"},
+      {{{"model_type", "gemma3"}}, "gemma3"},
+      {{{"model_type", "gemma3_text"}, {"hidden_act", "gelu_pytorch_tanh"}}, "sliding_window"},
       {{{"partial_rotary_factor", 0.5}}, "partial_rotary_factor"},
   };
   for (const auto& [patch, named] : patches) {
