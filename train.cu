@@ -89,6 +89,7 @@ class TrainCommand {
     const Text text(data.empty() ? stories(seed, std::size_t{1} << 21) : read_file(data, std::size_t{1} << 36),
                     evaluation_fraction, length, text_name());
     settings = device.settings(configuration(), micro_batches);
+    layout.emplace(settings.config);
     device.dtype = settings.dtype == DType::bf16 ? "bf16" : "f32";  // what "auto" came to belongs to the run
     const Schedule schedule = choose_schedule();
     on_device(device.gpu(), settings, [&]<class Device, class T, class G, class M>() {
@@ -159,7 +160,7 @@ class TrainCommand {
   }
 
   void restore_options(const fs::path& checkpoint) {
-    const std::string path = (checkpoint / "state.json").string();
+    const std::string path = (checkpoint / "training/state.json").string();
     const Json state = Json::parse(read_file(path), nullptr, false);
     require(!state.is_discarded() && state.is_object() && state.contains("options") && state.contains("step"), path,
             ": not the state of a run; is the file complete?");
@@ -184,7 +185,7 @@ class TrainCommand {
     require(0 <= evaluation_fraction && evaluation_fraction <= 0.5, "--eval-fraction must be between 0 and 0.5");
     require(optimizer.warmup >= 0, "--warmup must not be negative");
     for (Index number : {length, documents, micro_batches, optimizer.steps, model.hidden, model.layers, model.heads}) {
-      require(number > 0, "a size or count of ", number, " makes no run; is ", out, "/step-*/state.json damaged?");
+      require(number > 0, "a size or count of ", number, " makes no run; is ", out, "/step-*/training/state.json damaged?");
     }
     require(documents <= kLongestStream / length, "--batch ", documents, " documents of --length ", length,
             " are more than the ", kLongestStream,
@@ -240,17 +241,13 @@ class TrainCommand {
 
   template <class Trainer>
   Index load_checkpoint(const fs::path& checkpoint, const Text& text, Trainer& trainer) {
-    const Json json = Json::parse(read_file(checkpoint / "state.json"), nullptr, false);
-    const Fields state(json, (checkpoint / "state.json").string());
+    const Json json = parse_json_file(checkpoint / "training/state.json");
+    const Fields state(json, (checkpoint / "training/state.json").string());
     require(state.get<std::string>("text") == text.fingerprint(), text_name(),
             ": the text has changed since the run in ", out, " began; bring the old text back, or start a new run");
     require(config_to_json(read_config(checkpoint)) == config_to_json(trainer.model.config),
             (checkpoint / "config.json").string(), ": is not the model that ", state.file, " describes");
-    load_model(trainer.dev, checkpoint, trainer.model);
-    const SafetensorsFile moments(checkpoint / "optimizer.safetensors");
-    for_each_optimizer_table(trainer.model.config, trainer.optimizer, [&](const char* prefix, const auto& tensors) {
-      read_tensors(trainer.dev, moments, prefix, tensors);
-    });
+    streambp::load_checkpoint(trainer.dev, checkpoint, trainer.model, *layout, trainer.optimizer);
     const Index step = state.get<Index>("step");
     require(checkpoint.filename() == checkpoint_name(step) && step <= optimizer.steps, state.file, ": step ", step,
             " does not belong to this checkpoint; the file is damaged, use an earlier checkpoint");
@@ -357,7 +354,7 @@ class TrainCommand {
     state["step"] = step;
     state["text"] = text.fingerprint();
     for_each_lasting_option([&](const char* name, auto& value) { state["options"][name] = value; });
-    save_checkpoint(trainer.dev, out, trainer.model, trainer.optimizer, state);
+    save_checkpoint(trainer.dev, out, trainer.model, *layout, trainer.optimizer, state);
     if (step == optimizer.steps || step == stop_after) {
       std::printf("saved    %s\n", (fs::path(out) / checkpoint_name(step)).c_str());
     }
@@ -400,6 +397,7 @@ class TrainCommand {
   ModelOptions model;
   DeviceOptions device;
   StepSettings settings;
+  std::optional<ModelLayout> layout;
   std::string data, mode = "stream", memory, out, prompt;
   Index length = 768, documents = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
   Index evaluation_interval = 100, checkpoint_interval = 0;

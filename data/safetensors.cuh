@@ -52,6 +52,10 @@ inline Index dtype_size(const std::string& dtype) {
   return found == sizes.end() ? 0 : found->second;
 }
 
+inline bool is_real(const Tensor& tensor) {
+  return tensor.dtype == "F32" || tensor.dtype == "F64" || tensor.dtype == "F16" || tensor.dtype == "BF16";
+}
+
 inline Index element_count(const std::string& where, const std::vector<Index>& shape) {
   Index bytes = 8;  // as if of the largest type, so that no type's bytes overflow
   for (const Index n : shape) {
@@ -70,19 +74,36 @@ struct StoredFloat16 {
     const std::uint32_t widened = exponent == 31 ? 255 : exponent + 127 - 15;  // 31: infinity and NaN
     return std::bit_cast<float>(sign << 31 | widened << 23 | fraction << 13);
   }
+
+  StoredFloat16() = default;
+  explicit StoredFloat16(float x) {  // to nearest, ties to even; what is too large becomes infinity
+    const auto b = std::bit_cast<std::uint32_t>(x);
+    const std::uint32_t sign = b >> 16 & 0x8000u, magnitude = b & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {
+      bits = static_cast<std::uint16_t>(sign | 0x7e00u);  // NaN
+    } else if (magnitude < 0x38800000u) {  // below 2^-14: added to 1/2, its last 24 bits are multiples of 2^-24
+      const float steps = std::bit_cast<float>(magnitude) + 0.5f;
+      bits = static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(steps) - 0x3f000000u));
+    } else {
+      const std::uint32_t rounded = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13;
+      bits = static_cast<std::uint16_t>(sign | std::min(rounded, 0x7c00u));
+    }
+  }
 };
 
-// All elements as T: real numbers as real numbers, integers as integers that can hold them.
+// Elements [first, first + count) as T: real numbers as real numbers, integers as integers that can hold them.
 template <class T>
-void read(const Tensor& tensor, T* out) {
+void read(const Tensor& tensor, Index first, Index count, T* out) {
+  require(0 <= first && 0 <= count && first + count <= tensor.count, tensor.where, ": has ", tensor.count, " elements");
   constexpr bool real = std::is_floating_point_v<T> || std::is_same_v<T, BFloat16>;
   const auto convert = [&](auto stored) {
     using Stored = decltype(stored);
+    const std::byte* data = tensor.data + first * static_cast<Index>(sizeof stored);
     if constexpr (std::is_same_v<Stored, T>) {
-      if (tensor.bytes > 0) std::memcpy(out, tensor.data, tensor.bytes);
+      if (count > 0) std::memcpy(out, data, static_cast<std::size_t>(count) * sizeof stored);
     } else {
-      for (Index i = 0; i < tensor.count; ++i) {
-        std::memcpy(&stored, tensor.data + i * static_cast<Index>(sizeof stored), sizeof stored);
+      for (Index i = 0; i < count; ++i) {
+        std::memcpy(&stored, data + i * static_cast<Index>(sizeof stored), sizeof stored);
         if constexpr (std::is_integral_v<T>) {
           require(std::in_range<T>(stored), tensor.where, ": ", +stored, " is out of range for its use");
         }
@@ -102,6 +123,19 @@ void read(const Tensor& tensor, T* out) {
   }
   const char* kind = real ? "real numbers" : "integers";
   fail(tensor.where, ": cannot read type ", tensor.dtype, " as ", kind, "; convert the file");
+}
+
+template <class T>
+void read(const Tensor& tensor, T* out) {
+  read(tensor, 0, tensor.count, out);
+}
+
+// Gives the pages of a mapped tensor back to the system; they would be read again if they were needed.
+inline void forget(const Tensor& tensor) {
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(tensor.data) / page * page;
+  const auto end = (reinterpret_cast<std::uintptr_t>(tensor.data) + tensor.bytes) / page * page;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 // A file, mapped into memory and checked. Its tensors live as long as it or a copy of it.

@@ -97,32 +97,32 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
   config["rope_theta"] = 10000;
   write_file_atomically(checkpoint + "/config.json", config.dump());
 
-  std::string moments = read_file(checkpoint + "/optimizer.safetensors");
+  std::string moments = read_file(checkpoint + "/training/optimizer.safetensors");
   std::memcpy(moments.data() + moments.size() - 4, &bad, 4);
-  const std::string good_moments = read_file(checkpoint + "/optimizer.safetensors");
-  write_file_atomically(checkpoint + "/optimizer.safetensors", moments);
+  const std::string good_moments = read_file(checkpoint + "/training/optimizer.safetensors");
+  write_file_atomically(checkpoint + "/training/optimizer.safetensors", moments);
   expect_refused("train --resume --out " + path("run"), "optimizer.safetensors");
-  write_file_atomically(checkpoint + "/optimizer.safetensors", good_moments);
+  write_file_atomically(checkpoint + "/training/optimizer.safetensors", good_moments);
 
-  const std::string state = read_file(checkpoint + "/state.json");
+  const std::string state = read_file(checkpoint + "/training/state.json");
   Json other_step = Json::parse(state);
   other_step["step"] = 1;
-  write_file_atomically(checkpoint + "/state.json", other_step.dump());
+  write_file_atomically(checkpoint + "/training/state.json", other_step.dump());
   expect_refused("train --resume --out " + path("run"), "state.json");
   auto with_option = [&](const char* name, const Json& value) {
     Json json = Json::parse(state);
     json["options"][name] = value;
     return json.dump();
   };
-  write_file_atomically(checkpoint + "/state.json", with_option("--family", "nope"));
+  write_file_atomically(checkpoint + "/training/state.json", with_option("--family", "nope"));
   expect_refused("train --resume --out " + path("run"), "nope");
   for (const std::string& bytes : {with_option("--heads", 0), with_option("--length", 0), with_option("--steps", -5),
                                    with_option("--batch", -1)}) {
-    write_file_atomically(checkpoint + "/state.json", bytes);
+    write_file_atomically(checkpoint + "/training/state.json", bytes);
     expect_refused("train --resume --out " + path("run"), "state.json");
   }
   for (const std::string& bytes : {std::string("{}"), state.substr(0, 20), std::string("[1]")}) {
-    write_file_atomically(checkpoint + "/state.json", bytes);
+    write_file_atomically(checkpoint + "/training/state.json", bytes);
     expect_refused("train --resume --out " + path("run"), "state.json");
   }
 }
@@ -196,7 +196,7 @@ TEST_F(Commands, TrainingLearnsSavesAndSamples) {
   for (const Json& line : lines) steps += line.contains("gradient_norm");
   EXPECT_EQ(steps, 40);
   EXPECT_EQ(newest_checkpoint(path("run")), fs::path(path("run/step-000040")));
-  EXPECT_TRUE(fs::exists(path("run/step-000015/state.json")));
+  EXPECT_TRUE(fs::exists(path("run/step-000015/training/state.json")));
   for (const std::string& name : files()) EXPECT_FALSE(contains(name, ".tmp")) << name;
   expect_refused("train --steps 1 --out " + path("run") + kTiny, "--resume");
 }
@@ -217,7 +217,7 @@ TEST_F(Commands, ResumedAndOtherModesEndWithTheSameBits) {
   expect_ok(common + "--stop-after 3 --out " + path("resumed"));
   expect_ok("train --resume --mode checkpoint --stop-after 5 --sample 0 --out " + path("resumed"));
   expect_ok("train --resume --sample 0 --out " + path("resumed"));
-  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+  for (const char* file : {"model.safetensors", "training/optimizer.safetensors"}) {
     const std::string truth = read_file(path(std::string("whole/step-000007/") + file));
     for (const char* other : {"full", "small_chunk", "budget", "resumed"}) {
       EXPECT_TRUE(read_file(path(std::string(other) + "/step-000007/" + file)) == truth) << other << "/" << file;
@@ -256,7 +256,7 @@ TEST_F(Commands, ResumingFromAnEarlierCheckpointRewritesTheMetrics) {
   ASSERT_EQ(execute("train --steps 6 --checkpoint-every 2 --out " + path("run") + kTiny).exit_code, 0);
   const std::string truth = read_file(path("run/step-000006/model.safetensors"));
   fs::remove_all(path("run/step-000006"));
-  fs::remove(path("run/step-000004/state.json"));  // an incomplete one is passed over
+  fs::remove(path("run/step-000004/training/state.json"));  // an incomplete one is passed over
   ASSERT_EQ(execute("train --resume --sample 0 --out " + path("run")).exit_code, 0);
   EXPECT_TRUE(read_file(path("run/step-000006/model.safetensors")) == truth);
   std::vector<Index> steps;

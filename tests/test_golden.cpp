@@ -84,7 +84,7 @@ TEST_P(GoldenCase, SavingAndLoadingLosesNoBit) {
   Trainer<Cpu, float> saved(dev, golden.config, 1, OptimizerKind::none),
       loaded(dev2, golden.config, 1, OptimizerKind::none);
   golden.weights()(dev, saved.model);
-  save_model(dev, dir, saved.model);
+  save_model(dev, dir, saved.model, ModelLayout(golden.config));
   load_model(dev2, dir, loaded.model);
   EXPECT_TRUE(HostGradient(dev, golden.config, saved.model.weights) ==
               HostGradient(dev2, golden.config, loaded.model.weights));

@@ -1,0 +1,224 @@
+// Model directories: in every type and layout, and what is wrong with them said by name.
+#include "../data/model_directory.cuh"
+#include "commands.cuh"
+
+namespace streambp {
+namespace {
+
+// A model on the host with memory of its own.
+struct Held {
+  Cpu dev{std::size_t{1} << 22};
+  Trainer<Cpu, float> trainer;
+  explicit Held(const Config& c) : trainer(dev, c, 1, OptimizerKind::none) {}
+  Model<float>& model() { return trainer.model; }
+  bool operator==(Held& other) {
+    return HostGradient(dev, model().config, model().weights) ==
+           HostGradient(other.dev, model().config, other.model().weights);
+  }
+};
+
+class ModelDirectories : public Commands {
+ protected:
+  // A model directory with random weights in this type.
+  Config make(const std::string& family, const std::string& dtype, std::size_t shard = kLargestShard) {
+    const bool gpt2 = family == "gpt2";
+    const Config c = make_config(family, 40, 24, 2, 4, gpt2 ? 4 : 2, 6, 36, 64, gpt2);
+    Held held(c);
+    held.trainer.initialise(7, 0.1);
+    ModelLayout layout(c);
+    Tensors<float> none(c);
+    for (const auto& e : table(c, none)) layout.dtypes[e.parameter.name] = dtype;
+    layout.store_as(dtype);
+    save_model(held.dev, dir, held.model(), layout, shard);
+    return c;
+  }
+  std::string refusal(const Config& c) {
+    try {
+      Held held(c);
+      load_model(held.dev, dir, held.model());
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "accepted";
+  }
+  void expect_refusal(const Config& c, const std::string& said) {
+    EXPECT_TRUE(contains(refusal(c), said)) << "expected: " << said << "\nsaid: " << refusal(c);
+  }
+  // Writes model.safetensors again with one more tensor, or with one of them changed.
+  void rewrite(const std::string& name, const std::string& dtype, const std::vector<std::int64_t>& shape,
+               std::vector<float> values) {
+    const fs::path path = dir / "model.safetensors";
+    {
+      const SafetensorsFile file(path);
+      SafetensorsWriter writer(dir / "new.safetensors", {});
+      for (const auto& [other, tensor] : file.tensors()) {
+        if (other != name) writer.add(other, tensor.dtype, tensor.shape, tensor.data, tensor.bytes);
+      }
+      if (!values.empty()) writer.add(name, dtype, shape, values.data(), values.size() * sizeof(float));
+      writer.finish();
+    }
+    fs::rename(dir / "new.safetensors", path);
+  }
+};
+
+TEST_F(ModelDirectories, LosesNoBitInAnyTypeInOneFileOrInShards) {
+  for (const char* family : {"gpt2", "qwen3", "gemma3"}) {
+    for (const char* dtype : {"F32", "BF16", "F16"}) {
+      for (const std::size_t shard : {kLargestShard, std::size_t{3000}}) {
+        fs::remove_all(dir);
+        fs::create_directories(dir / "again");
+        const Config c = make(family, dtype, shard);
+        write_file_atomically(dir / "tokenizer.json", "{\"its\": \"own\"}");
+        EXPECT_EQ(fs::exists(dir / "model.safetensors"), shard == kLargestShard);
+        Held held(c);
+        load_model(held.dev, dir, held.model());
+        save_model(held.dev, dir / "again", held.model(), ModelLayout(dir), shard);
+        std::size_t compared = 0;
+        for (const auto& entry : fs::directory_iterator(dir)) {
+          if (!entry.is_regular_file()) continue;
+          EXPECT_EQ(read_file(entry.path()), read_file(dir / "again" / entry.path().filename())) << entry.path();
+          ++compared;
+        }
+        EXPECT_GE(compared, shard == kLargestShard ? 3u : 6u);
+      }
+    }
+  }
+}
+
+TEST_F(ModelDirectories, WidensAndNarrows) {
+  const Config c = make("llama", "F32");
+  Held held(c), narrow(c);
+  load_model(held.dev, dir, held.model());
+  ModelLayout layout(dir);
+  EXPECT_FALSE(layout.narrows<float>());
+  layout.store_as("BF16");
+  EXPECT_TRUE(layout.narrows<float>());
+  EXPECT_FALSE(layout.narrows<BFloat16>());
+  fs::create_directories(dir / "bf16");
+  save_model(held.dev, dir / "bf16", held.model(), layout);
+  load_model(narrow.dev, dir / "bf16", narrow.model());
+  EXPECT_FALSE(held == narrow);
+  for (float* x = held.model().weights.embedding.data; x < held.model().weights.embedding.data + 40 * 24; ++x) {
+    EXPECT_EQ(float(BFloat16(*x)), narrow.model().weights.embedding.data[x - held.model().weights.embedding.data]);
+  }
+  EXPECT_TRUE(contains(read_file(dir / "bf16/config.json"), "\"torch_dtype\": \"bfloat16\""));
+
+  // what a type cannot hold is not written as infinity
+  held.model().weights.norm(0, 3) = 1e6f;
+  layout.store_as("F16");
+  fs::create_directories(dir / "f16");
+  EXPECT_THROW(save_model(held.dev, dir / "f16", held.model(), layout), Error);
+  EXPECT_FALSE(fs::exists(dir / "f16/model.safetensors"));
+}
+
+TEST_F(ModelDirectories, Float16IsTheProcessorsOwn) {
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto ours = StoredFloat16(std::bit_cast<StoredFloat16>(static_cast<std::uint16_t>(bits)));
+    const auto theirs = std::bit_cast<_Float16>(static_cast<std::uint16_t>(bits));
+    if (theirs != theirs) {
+      EXPECT_NE(static_cast<float>(ours), static_cast<float>(ours));
+      continue;
+    }
+    EXPECT_EQ(static_cast<float>(ours), static_cast<float>(theirs));
+    EXPECT_EQ(StoredFloat16(static_cast<float>(theirs)).bits, bits);
+  }
+  for (std::uint64_t i = 0; i < 2'000'000; ++i) {  // any float32, half of them within float16's range
+    auto bits = static_cast<std::uint32_t>(Random(1).below(std::uint64_t{1} << 32, i));
+    if (i % 2) bits = (bits & 0x807fffffu) | (95 + bits % 50) << 23;
+    const float x = std::bit_cast<float>(bits);
+    if (x != x) continue;
+    ASSERT_EQ(StoredFloat16(x).bits, std::bit_cast<std::uint16_t>(static_cast<_Float16>(x))) << x;
+  }
+}
+
+TEST_F(ModelDirectories, NamesWithGpt2sPrefixStay) {
+  const Config c = make("gpt2", "F32");
+  {
+    const SafetensorsFile file(dir / "model.safetensors");
+    SafetensorsWriter writer(dir / "new.safetensors", {});
+    for (const auto& [name, tensor] : file.tensors()) {
+      writer.add("transformer." + name, tensor.dtype, tensor.shape, tensor.data, tensor.bytes);
+    }
+    const std::vector<float> mask(16);
+    writer.add("transformer.h.0.attn.bias", "F32", {1, 1, 4, 4}, mask.data(), 64);  // may be computed, and is not kept
+    writer.finish();
+  }
+  fs::rename(dir / "new.safetensors", dir / "model.safetensors");
+  Held held(c);
+  load_model(held.dev, dir, held.model());
+  fs::create_directories(dir / "again");
+  save_model(held.dev, dir / "again", held.model(), ModelLayout(dir));
+  const SafetensorsFile before(dir / "model.safetensors"), after(dir / "again/model.safetensors");
+  EXPECT_EQ(before.tensors().size(), after.tensors().size() + 1);
+  for (const auto& [name, tensor] : after.tensors()) {
+    EXPECT_EQ(std::memcmp(tensor.data, before.at(name).data, tensor.bytes), 0) << name;
+  }
+}
+
+TEST_F(ModelDirectories, ATiedHeadMayBeThereIfItIsTheEmbedding) {
+  const Config c = make("gpt2", "F32");
+  std::vector<float> embedding(40 * 24);
+  {
+    const SafetensorsFile file(dir / "model.safetensors");
+    read(file.at("wte.weight"), embedding.data());
+  }
+  rewrite("lm_head.weight", "F32", {40, 24}, embedding);
+  EXPECT_EQ(refusal(c), "accepted");
+  embedding[5] += 1;
+  rewrite("lm_head.weight", "F32", {40, 24}, embedding);
+  expect_refusal(c, "differs from the embedding");
+}
+
+TEST_F(ModelDirectories, WhatDoesNotFitIsRefusedByName) {
+  const Config c = make("llama", "F32");
+  rewrite("model.layers.0.self_attn.q_proj.lora_A", "F32", {2}, {1, 2});
+  expect_refusal(c, "lora_A\" has no place in the model");
+  make("llama", "F32");
+  rewrite("model.norm.weight", "", {}, {});
+  expect_refusal(c, "hold no tensor \"model.norm.weight\"");
+  rewrite("model.norm.weight", "F32", {12}, std::vector<float>(12));
+  expect_refusal(c, "model.norm.weight\" has shape [12]");
+  rewrite("model.norm.weight", "I32", {24}, std::vector<float>(24));
+  expect_refusal(c, "cannot read type I32 as real numbers");
+  std::vector<float> bad(24, 1);
+  for (const float value : {NAN, INFINITY, -INFINITY}) {
+    bad[17] = value;
+    rewrite("model.norm.weight", "F32", {24}, bad);
+    expect_refusal(c, "model.norm.weight\" holds a NaN or an infinity");
+  }
+  fs::remove(dir / "model.safetensors");
+  expect_refusal(c, "holds no model.safetensors");
+}
+
+TEST_F(ModelDirectories, ABadIndexIsRefused) {
+  const Config c = make("llama", "BF16", 4000);
+  EXPECT_EQ(refusal(c), "accepted");
+  const fs::path index = dir / "model.safetensors.index.json";
+  const std::string good = read_file(index);
+  auto with = [&](auto&& change) {
+    Json json = Json::parse(good);
+    change(json);
+    write_file_atomically(index, json.dump());
+  };
+  with([](Json& j) { j["weight_map"]["model.norm.weight"] = "../model.safetensors"; });
+  expect_refusal(c, "not the name of a safetensors file beside it");
+  with([](Json& j) { j["weight_map"]["model.norm.weight"] = "model-00001-of-00099.safetensors"; });
+  expect_refusal(c, "no such file");
+  with([](Json& j) { j["weight_map"]["model.norm.weight"] = j["weight_map"]["model.embed_tokens.weight"]; });
+  expect_refusal(c, "no tensor \"model.norm.weight\"");
+  with([](Json& j) { j["weight_map"].erase("model.norm.weight"); });
+  expect_refusal(c, "is not listed in");
+  with([](Json& j) { j["weight_map"]["model.norm.weight"] = 3; });
+  expect_refusal(c, "3 is not the name of a file");
+  with([](Json& j) { j.erase("weight_map"); });
+  expect_refusal(c, "weight_map");
+  write_file_atomically(index, good.substr(0, good.size() / 2));
+  expect_refusal(c, "not valid JSON");
+  write_file_atomically(index, good);
+  const fs::path shard = dir / Json::parse(good)["weight_map"]["model.norm.weight"].get<std::string>();
+  fs::resize_file(shard, fs::file_size(shard) - 1);
+  expect_refusal(c, shard.filename().string());
+}
+
+}  // namespace
+}  // namespace streambp
