@@ -62,7 +62,7 @@ inline std::vector<Family> families() {
   c = add("gemma3", make_config("gemma3", 89, 26, 3, 4, 2, 10, 44, 0, true));
   c->window = 20, c->local = {true, false, true}, c->local_rope_theta = 100, c->rope_scaling = {4, 1, 4, 0};
   c = add("gemma3_untied", make_config("gemma3", 47, 32, 2, 2, 1, 16, 40, 0, false));
-  c->window = 5, c->local = {true, true}, c->score_scale = 0.4;
+  c->window = 5, c->local = {true, true}, c->score_scale = 0.2;
   return all;
 }
 
