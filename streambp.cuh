@@ -139,7 +139,7 @@ class Walk {
     Saved<T> saved;
     saved.output = dev.template allocate<T>(stream.size(), c.hidden, Kind::saved);
     Matrix<T> x = open_layer(saved);
-    embedding(dev, x, stream.tokens, stream.positions, model.weights.embedding, model.weights.positions);
+    embed(x, {0, stream.size()});
     for (Index l = 0; l < c.layers; ++l) {
       const typename Saved<T>::OfLayer kept = saved.layers.back();
       const Matrix<T> y = l + 1 < c.layers ? open_layer(saved) : saved.output;
@@ -155,13 +155,31 @@ class Walk {
     return saved;
   }
 
+  // The input of the first layer.
+  void embed(Matrix<T> x, Rows rows) {
+    embedding(dev, x, tokens(rows), positions(rows), model.weights.embedding, model.weights.positions);
+  }
+
   // One layer for the rows of a chunk. kv holds the keys and values of earlier rows and takes those of these rows.
   // y may be x.
   void layer_forward(Index l, Matrix<T> y, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+    begin_layer(l, x, kv, a, rows);
+    attend(l, kv, a, rows);
+    finish_layer(l, y, x, a);
+  }
+
+  // Its three parts: up to the keys, values and queries; attention; and what follows.
+  void begin_layer(Index l, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+    attention_norm(layer(l), a, x);
+    keys_values(layer(l), kv, a, rows);
+    queries(layer(l), a, rows);
+  }
+  void attend(Index, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+    attention(dev, a.attended, a.lse, a.q, kv.k, kv.v, stream.key_begin, rows, attention_shape(), pairs(rows));
+  }
+  void finish_layer(Index l, Matrix<T> y, Matrix<T> x, const Activations<T>& a) {
     const Layer<T>& w = layer(l);
-    attention_norm(w, a, x);
-    keys_values(w, kv, a, rows);
-    attend(w, x, kv, a, rows);
+    add_attention(w, x, a);
     feed_forward(w, a);
     matmul(dev, y, a.activated, w.down, w.down_bias, a.middle);
   }
@@ -200,6 +218,7 @@ class Walk {
   bool centered() const { return c.norm == Norm::layer; }
   AttentionShape attention_shape() const { return {c.heads, c.kv_heads, c.head_dim, c.window}; }
   double pairs(Rows rows) const { return attention_pairs(rows, stream.document_begin, c.window); }
+  Matrix<std::int32_t> tokens(Rows rows) const { return stream.tokens.columns(rows.begin, rows.size()); }
   Matrix<std::int32_t> targets(Rows rows) const { return stream.targets.columns(rows.begin, rows.size()); }
   Matrix<std::int32_t> positions(Rows rows) const { return stream.positions.columns(rows.begin, rows.size()); }
 
@@ -243,12 +262,13 @@ class Walk {
     norm(dev, a.attention_input, x, w.attention_norm, w.attention_norm_bias, c.norm_eps, centered());
   }
 
-  // From the queries to the middle of the layer.
-  void attend(const Layer<T>& w, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+  void queries(const Layer<T>& w, const Activations<T>& a, Rows rows) {
     matmul(dev, c.qk_norm ? a.q_projected : a.q, a.attention_input, w.q, w.q_bias);
     if (c.qk_norm) norm_heads(a.q, a.q_projected, w.q_norm);
     turn(a.q, rows, Turn::forward);
-    attention(dev, a.attended, a.lse, a.q, kv.k, kv.v, stream.key_begin, rows, attention_shape(), pairs(rows));
+  }
+
+  void add_attention(const Layer<T>& w, Matrix<T> x, const Activations<T>& a) {
     matmul(dev, a.middle, a.attended, w.o, w.o_bias, x);
   }
 
@@ -261,11 +281,14 @@ class Walk {
   }
 
   // Forward again for a chunk, but without the last projection and with the keys and values there already.
-  Activations<T> recompute(const Layer<T>& w, Matrix<T> x, KeysValues<T> kv, Rows rows) {
+  Activations<T> recompute(Index l, Matrix<T> x, KeysValues<T> kv, Rows rows) {
+    const Layer<T>& w = layer(l);
     const Activations<T> a = allocate_activations(rows.size());
     attention_norm(w, a, x);
     if (c.qk_norm) matmul(dev, a.k_projected, a.attention_input, w.k, w.k_bias);
-    attend(w, x, kv, a, rows);
+    queries(w, a, rows);
+    attend(l, kv, a, rows);
+    add_attention(w, x, a);
     feed_forward(w, a);
     return a;
   }
@@ -294,7 +317,7 @@ class Walk {
     for (Rows rows : last_to_first(chunks(stream.size(), schedule.chunk))) {
       auto chunk_scope = dev.scope();
       const Matrix<T> x = kept.input.slice(rows);
-      const Activations<T> a = all_kept ? kept.activations : recompute(layer(l), x, kv, rows);
+      const Activations<T> a = all_kept ? kept.activations : recompute(l, x, kv, rows);
       chunk_backward(layer(l), *sums, a, kv, dkv, x, dx.slice(rows), rows);
     }
   }

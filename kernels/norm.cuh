@@ -41,7 +41,7 @@ Statistics<T> statistics(const T* x, Index n, double eps, bool centered) {
 
 template <class T>
 void norm(Cpu&, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, double eps, bool centered) {
-#pragma omp parallel for
+#pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) {
     const auto [mean, scale] = statistics(x.row(i), x.cols, eps, centered);
 #pragma omp simd
