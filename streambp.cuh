@@ -26,6 +26,7 @@
 
 #include <vector>
 
+#include "activations.cuh"
 #include "kernels/activation.cuh"
 #include "kernels/attention.cuh"
 #include "kernels/device.cuh"
@@ -40,42 +41,6 @@
 #include "sums.cuh"
 
 namespace streambp {
-
-// K and V of a layer, or their gradients: N x kv_width each.
-template <class T>
-struct KeysValues {
-  Matrix<T> k, v;
-};
-
-// Activations of a layer for C rows, in the order in which they come to be; q is the width of all query heads.
-template <class T>
-struct Activations {
-  Matrix<T> attention_input;   // C x hidden    norm(x)
-  Matrix<T> k_projected;       // C x kv        before the norm of heads, where there is one
-  Matrix<T> q_projected;       // C x q         likewise
-  Matrix<T> q;                 // C x q         turned by position
-  Matrix<T> attended;          // C x q
-  Matrix<T> attention_output;  // C x hidden    attended oᵀ, only where it is normed
-  Matrix<Accumulator<T>> lse;  // C x heads     log Σ exp of the attention scores
-  Matrix<T> middle;            // C x hidden    x + attention
-  Matrix<T> mlp_input;         // C x hidden    norm(middle)
-  Matrix<T> gate, up;          // C x mlp       gate only where the MLP has one
-  Matrix<T> activated;         // C x mlp       the input of the last projection
-  Matrix<T> mlp_output;        // C x hidden    its output, only where it is normed
-};
-
-// What forward leaves for backward, allocated as two stacks that shrink from the last layer to the first.
-template <class T>
-struct Saved {
-  Matrix<T> output;  // N x hidden    of the last layer; backward turns it into the gradient of each layer's input
-  struct OfLayer {
-    Matrix<T> input;             // N x hidden
-    Activations<T> activations;  // only with Keep::activations
-    KeysValues<T> keys_values;   // likewise
-    Arena::Mark mark;            // releasing it frees this layer's things and those of later layers
-  };
-  std::vector<OfLayer> layers;
-};
 
 template <class Device, class T>
 class Walk {
@@ -122,8 +87,7 @@ class Walk {
     Saved<T> saved;
     saved.output = dev.template allocate<T>(stream.size(), c.hidden, Kind::saved);
     Matrix<T> x = open_layer(saved);
-    embedding(dev, x, stream.tokens, stream.positions, model.weights.embedding, model.weights.positions,
-              c.embedding_scale);
+    embed(x, {0, stream.size()});
     for (Index l = 0; l < c.layers; ++l) {
       const typename Saved<T>::OfLayer kept = saved.layers.back();
       const Matrix<T> y = l + 1 < c.layers ? open_layer(saved) : saved.output;
@@ -139,13 +103,32 @@ class Walk {
     return saved;
   }
 
+  // The input of the first layer.
+  void embed(Matrix<T> x, Rows rows) {
+    embedding(dev, x, tokens(rows), positions(rows), model.weights.embedding, model.weights.positions,
+              c.embedding_scale);
+  }
+
   // One layer for the rows of a chunk. kv holds the keys and values of earlier rows and takes those of these rows.
   // y may be x.
   void layer_forward(Index l, Matrix<T> y, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
-    const Layer<T>& w = layer(l);
-    attention_norm(w, a, x);
+    begin_layer(l, x, kv, a, rows);
+    attend(l, kv, a, rows);
+    finish_layer(l, y, x, a);
+  }
+
+  // Its three parts: up to the keys, values and queries; attention; and what follows.
+  void begin_layer(Index l, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+    attention_norm(layer(l), a, x);
     keys_values(l, kv, a, rows);
-    attend(l, x, kv, a, rows);
+    queries(l, a, rows);
+  }
+  void attend(Index l, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+    attention(dev, a.attended, a.lse, a.q, kv.k, kv.v, stream.key_begin, rows, c.attention(l), pairs(l, rows));
+  }
+  void finish_layer(Index l, Matrix<T> y, Matrix<T> x, const Activations<T>& a) {
+    const Layer<T>& w = layer(l);
+    add_attention(w, x, a);
     feed_forward(w, a);
     add_to_residual(y, a.activated, w.down, w.down_bias, a.middle, w.post_mlp_norm, a.mlp_output);
   }
@@ -183,6 +166,7 @@ class Walk {
   static std::size_t index(Index i) { return static_cast<std::size_t>(i); }
   const Layer<T>& layer(Index l) const { return model.weights.layers[index(l)]; }
   double pairs(Index l, Rows rows) const { return attention_pairs(rows, stream.document_begin, c.attention(l).window); }
+  Matrix<std::int32_t> tokens(Rows rows) const { return stream.tokens.columns(rows.begin, rows.size()); }
   Matrix<std::int32_t> targets(Rows rows) const { return stream.targets.columns(rows.begin, rows.size()); }
   Matrix<std::int32_t> positions(Rows rows) const { return stream.positions.columns(rows.begin, rows.size()); }
 
@@ -228,13 +212,14 @@ class Walk {
     norm(dev, a.attention_input, x, w.attention_norm, w.attention_norm_bias, c.norm_style());
   }
 
-  // From the queries to the middle of the layer.
-  void attend(Index l, Matrix<T> x, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
+  void queries(Index l, const Activations<T>& a, Rows rows) {
     const Layer<T>& w = layer(l);
     matmul(dev, c.qk_norm ? a.q_projected : a.q, a.attention_input, w.q, w.q_bias);
     if (c.qk_norm) norm_heads(a.q, a.q_projected, w.q_norm);
     turn(l, a.q, rows, Turn::forward);
-    attention(dev, a.attended, a.lse, a.q, kv.k, kv.v, stream.key_begin, rows, c.attention(l), pairs(l, rows));
+  }
+
+  void add_attention(const Layer<T>& w, Matrix<T> x, const Activations<T>& a) {
     add_to_residual(a.middle, a.attended, w.o, w.o_bias, x, w.post_attention_norm, a.attention_output);
   }
 
@@ -261,7 +246,9 @@ class Walk {
     const Activations<T> a = allocate_activations(rows.size());
     attention_norm(w, a, x);
     if (c.qk_norm) matmul(dev, a.k_projected, a.attention_input, w.k, w.k_bias);
-    attend(l, x, kv, a, rows);
+    queries(l, a, rows);
+    attend(l, kv, a, rows);
+    add_attention(w, x, a);
     feed_forward(w, a);
     if (c.post_norms) matmul(dev, a.mlp_output, a.activated, w.down, w.down_bias);
     return a;

@@ -234,8 +234,7 @@ class TrainCommand {
     Trainer<Plan, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer);
     trainer.plan_step(micro_batches, schedule, settings.optimizer);
     trainer.plan_evaluation(schedule);
-    std::vector<T> logits;
-    if (sample_length > 0) Generator<Plan, T>(dev, trainer.model, length).read(nullptr, logits);
+    if (sample_length > 0) Generator<Plan, T>(dev, trainer.model, 1, length, kTile).plan();
     return dev.arena.peak();
   }
 
@@ -367,23 +366,17 @@ class TrainCommand {
     if (prompt.empty()) prompt = text.prompt();
     const Index room = length - 1;
     const std::string begin = prompt.substr(0, static_cast<std::size_t>(room));
+    Tokens tokens;
     std::string shown;
-    for (unsigned char byte : begin) shown += static_cast<char>(printable(byte));
+    for (unsigned char byte : begin) tokens.push_back(byte), shown += static_cast<char>(printable(byte));
     std::printf("\nA sample, continuing \"%s\":\n\n%s", shown.c_str(), shown.c_str());
-    Generator<Device, T> generator(trainer.dev, trainer.model, length);
-    const Random random(seed, 0x5a3b1e);
-    std::vector<T> logits;
-    for (unsigned char byte : begin) {
-      const std::int32_t token = byte;
-      generator.read(&token, logits);
-    }
-    const Index most = std::min(sample_length, length - static_cast<Index>(begin.size()));
-    for (Index i = 0; i < most; ++i) {
-      const std::int32_t token = draw(logits, temperature, random.uniform(static_cast<std::uint64_t>(i)));
+    Generator<Device, T> generator(trainer.dev, trainer.model, 1, length, kTile);
+    GenerationSettings settings{{.temperature = temperature, .seed = seed}};
+    settings.length = std::min(sample_length, length - static_cast<Index>(begin.size()));
+    generate(generator, {tokens}, settings, [](std::size_t, std::int32_t token) {
       std::printf("%c", printable(token));
       std::fflush(stdout);
-      if (i + 1 < most) generator.read(&token, logits);
-    }
+    });
     std::printf("\n");
   }
 

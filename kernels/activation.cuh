@@ -44,7 +44,7 @@ struct ValueAndSlope {
 
 template <template <class> class A, class T>
 void activation(Cpu&, Matrix<T> y, Input<T> gate, Input<T> up) {
-#pragma omp parallel for
+#pragma omp parallel for if (y.size() > kWorthThreads)
   for (Index i = 0; i < y.rows; ++i) {
     const T *x = gate ? gate.row(i) : up.row(i), *u = up.row(i);
     T* out = y.row(i);

@@ -80,6 +80,33 @@ void online_softmax_row(T* s, Index n, Rows visible, T& maximum, T& sum, T* outp
   sum += tile_sum;
 }
 
+// S = scale Q Kᵀ, and O += P V. A tile with a few queries, such as the one of a text that is being generated, takes as
+// long as reading K and V: as in matmul.cuh by loops of our own.
+constexpr Index kFewQueries = 8;
+
+template <class T>
+void multiply_keys(Matrix<T> s, T scale, Input<T> q, Input<T> k) {
+  if (q.rows > kFewQueries) return gemm<T>(scale, q, Op::as_is, k, Op::transposed, 0, s);
+  cpu::few_rows<kFewQueries, T>(s, q, k);
+  for (Index i = 0; i < s.rows; ++i) {
+    for (Index j = 0; j < s.cols; ++j) s(i, j) *= scale;
+  }
+}
+
+template <class T>
+void add_values(Matrix<T> out, Input<T> p, Input<T> v) {
+  if (p.rows > kFewQueries) return gemm<T>(1, p, Op::as_is, v, Op::as_is, 1, out);
+  const Index ahead = ceil_div(cpu::kOnTheirWay, v.cols) * v.stride;
+  for (Index j = 0; j < v.rows; ++j) {
+    for (Index d = 0; d < v.cols; d += cpu::kLanes) __builtin_prefetch(v.row(j) + d + ahead);
+    for (Index i = 0; i < out.rows; ++i) {
+      const T weight = p(i, j);
+#pragma omp simd
+      for (Index d = 0; d < v.cols; ++d) out(i, d) += weight * v(j, d);
+    }
+  }
+}
+
 // One head of one tile of query rows. q and out: the tile's rows and the head's columns; k, v: all rows.
 template <class T>
 void attention_tile(Matrix<T> out, Matrix<T> lse, Input<T> q, Input<T> k, Input<T> v,
@@ -90,13 +117,13 @@ void attention_tile(Matrix<T> out, Matrix<T> lse, Input<T> q, Input<T> k, Input<
   for (Index tile = first_key / kAttentionTile; tile * kAttentionTile < queries.end; ++tile) {
     const Rows keys = {tile * kAttentionTile, std::min((tile + 1) * kAttentionTile, queries.end)};
     const ScoreTile<T> s{queries, keys, {scores, q.rows, keys.size()}};
-    gemm<T>(static_cast<T>(shape.scale()), q, Op::as_is, k.slice(keys), Op::transposed, 0, s.values);
+    multiply_keys<T>(s.values, static_cast<T>(shape.scale()), q, k.slice(keys));
     for (Index i = 0; i < q.rows; ++i) {
       const auto r = static_cast<std::size_t>(i);
       online_softmax_row(s.values.row(i), keys.size(), visible(s, i, key_begin, shape.window), maximum[r], sum[r],
                          out.row(i), out.cols);
     }
-    gemm<T>(1, s.values, Op::as_is, v.slice(keys), Op::as_is, 1, out);
+    add_values<T>(out, s.values, v.slice(keys));
   }
   for (Index i = 0; i < out.rows; ++i) {
     const auto r = static_cast<std::size_t>(i);

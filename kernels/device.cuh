@@ -37,6 +37,9 @@ using Bytes = std::array<std::size_t, static_cast<int>(Kind::count)>;
 
 enum class End { bottom, top };
 
+// Work on fewer numbers than these is done before another thread has woken up.
+constexpr Index kWorthThreads = Index{1} << 14;
+
 // What the operating system could give to a new program without swapping.
 inline std::size_t available_memory() {
   std::ifstream file("/proc/meminfo");
@@ -194,6 +197,8 @@ class Plan : public DeviceBase {
   void upload(Matrix<T>, const T*) {}
   template <class T>
   void download(T*, Matrix<T>) {}
+  template <class T>
+  void copy(Matrix<T>, Matrix<T>) {}
   void synchronize() {}
 
   auto operation(const char* name, double flops, double bytes) {
@@ -223,7 +228,7 @@ class Cpu : private HostBlock, public DeviceBase {
   }
   template <class T>
   void copy(Matrix<T> to, Matrix<T> from) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (from.size() > kWorthThreads)
     for (Index block = 0; block < ceil_div(from.size(), 1 << 16); ++block) {
       std::copy_n(from.data + (block << 16), least(1 << 16, from.size() - (block << 16)), to.data + (block << 16));
     }

@@ -34,7 +34,7 @@ namespace run {
 template <class T>
 void embedding(Cpu&, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std::int32_t> positions,
                Input<T> table, Input<T> position_table, T scale) {
-#pragma omp parallel for
+#pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) {
     const T* token_row = table.row(tokens(0, i));
     const T* position_row = position_table ? position_table.row(positions(0, i)) : nullptr;

@@ -9,6 +9,9 @@
 // CBLAS library; threads share the units out. Every unit has the same shape whatever the chunk and the number of
 // threads, and so every number has the same bits. dw adds up tiles from the last to the first.
 //
+// Generating text multiplies a few rows at a time, which takes as long as reading w. So where the last tile of a stream
+// has no more than kFewRows rows, y of that tile comes from loops of our own that read w once, at the speed of memory.
+//
 // On the GPU cuBLASLt multiplies. For each shape of weight its algorithm is chosen once, as if for one tile of rows, and
 // used for any number of rows; it may not split a sum among blocks, so that what it computes for a row does not depend
 // on the rows around it. dw adds up tiles (of the device's size) from the last to the first, in float32.
@@ -57,6 +60,57 @@ inline Rows piece(Index b, Index block, Index n) { return {b * block, std::min(n
 constexpr Index kColumns = 384;        // columns of a unit of work
 constexpr Index kWeightColumns = 768;  // columns of a unit of dw, which has kColumns rows
 
+constexpr Index kFewRows = 16;       // of more rows the library's product is as fast
+constexpr Index kLanes = 16;         // parts of a sum that are added up side by side
+constexpr Index kOnTheirWay = 4096;  // numbers that are asked from memory ahead of their use
+
+// y = x wᵀ for ROWS rows of x and COLUMNS rows of w: so few that all sums stay in registers.
+template <Index ROWS, Index COLUMNS, class T>
+void dots(T* y, Index y_stride, const T* x, Index x_stride, const T* w, Index w_stride, Index n) {
+  const Index ahead = ceil_div(kOnTheirWay, n) * w_stride;
+  T sums[COLUMNS][ROWS][kLanes] = {};
+  auto add = [&](Index k, Index lanes) {
+    for (Index j = 0; j < COLUMNS; ++j) {
+      for (Index i = 0; i < ROWS; ++i) {
+#pragma omp simd
+        for (Index lane = 0; lane < lanes; ++lane) {
+          sums[j][i][lane] += x[i * x_stride + k + lane] * w[j * w_stride + k + lane];
+        }
+      }
+    }
+  };
+  Index k = 0;
+  for (; k + kLanes <= n; k += kLanes) {
+    for (Index j = 0; j < COLUMNS; ++j) __builtin_prefetch(w + j * w_stride + k + ahead);
+    add(k, kLanes);
+  }
+  add(k, n - k);
+  for (Index j = 0; j < COLUMNS; ++j) {
+    for (Index i = 0; i < ROWS; ++i) {
+      T* sum = sums[j][i];
+      for (Index half = kLanes / 2; half > 0; half /= 2) {
+        for (Index lane = 0; lane < half; ++lane) sum[lane] += sum[lane + half];
+      }
+      y[i * y_stride + j] = sum[0];
+    }
+  }
+}
+
+// y = x wᵀ for a few rows of x: ROWS of them at a time, while they last. What a row gets does not depend on the others.
+template <Index ROWS, class T>
+void few_rows(Matrix<T> y, Input<T> x, Input<T> w) {
+  constexpr Index columns = ROWS == 8 ? 1 : ROWS == 4 ? 2 : 4;
+  Index i = 0;
+  for (; i + ROWS <= x.rows; i += ROWS) {
+    Index j = 0;
+    for (; j + columns <= w.rows; j += columns) {
+      dots<ROWS, columns>(y.row(i) + j, y.stride, x.row(i), x.stride, w.row(j), w.stride, x.cols);
+    }
+    for (; j < w.rows; ++j) dots<ROWS, 1>(y.row(i) + j, y.stride, x.row(i), x.stride, w.row(j), w.stride, x.cols);
+  }
+  if constexpr (ROWS > 1) few_rows<ROWS / 2, T>(y.slice({i, y.rows}), x.slice({i, x.rows}), w);
+}
+
 }  // namespace cpu
 
 namespace run {
@@ -64,7 +118,31 @@ namespace run {
 using cpu::gemm, cpu::Op, cpu::piece;
 
 template <class T>
+void matmul_few_rows(Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
+  constexpr Index block = 32;  // rows of w that a thread takes at a time
+#pragma omp parallel for schedule(dynamic)
+  for (Index b = 0; b < ceil_div(w.rows, block); ++b) {
+    const Rows cols = piece(b, block, w.rows);
+    T products[cpu::kFewRows * block];
+    const Matrix<T> product(products, y.rows, cols.size());
+    cpu::few_rows<8, T>(product, x, w.slice(cols));
+    for (Index i = 0; i < y.rows; ++i) {
+      for (Index j = cols.begin; j < cols.end; ++j) {
+        const T start = residual ? residual(i, j) : T(0);
+        y(i, j) = (bias ? start + bias(0, j) : start) + product(i, j - cols.begin);
+      }
+    }
+  }
+}
+
+template <class T>
 void matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
+  const Rows last_tile = {y.rows / kTile * kTile, y.rows};
+  if (0 < last_tile.size() && last_tile.size() <= cpu::kFewRows) {
+    matmul_few_rows<T>(y.slice(last_tile), x.slice(last_tile), w, bias,
+                       residual ? residual.slice(last_tile) : residual);
+    y.rows = last_tile.begin;
+  }
   const Index tiles = ceil_div(y.rows, kTile), blocks = ceil_div(y.cols, cpu::kColumns);
 #pragma omp parallel for collapse(2) schedule(dynamic)
   for (Index b = 0; b < blocks; ++b) {

@@ -48,7 +48,7 @@ Statistics<T> statistics(const T* x, Index n, double eps, bool centered) {
 template <class T>
 void norm(Cpu&, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, NormStyle style) {
   const T offset = static_cast<T>(style.offset);
-#pragma omp parallel for
+#pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) {
     const auto [mean, scale] = statistics(x.row(i), x.cols, style.eps, style.centered);
 #pragma omp simd

@@ -50,7 +50,7 @@ template <class T>
 void rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies, Turn turn) {
   const double sign = turn == Turn::forward ? 1 : -1;
   const auto half = static_cast<Index>(frequencies.size());
-#pragma omp parallel
+#pragma omp parallel if (x.size() > kWorthThreads)
   {
     std::vector<T> cosine(frequencies.size()), sine(frequencies.size());
 #pragma omp for

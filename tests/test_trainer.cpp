@@ -1,7 +1,6 @@
-// A training step, sampling, the text and the yardstick itself.
+// A training step, the text and the yardstick itself.
 #include "../data/stories.cuh"
 #include "../data/text.cuh"
-#include "../generate.cuh"
 #include "support.cuh"
 
 namespace streambp {
@@ -142,41 +141,6 @@ TEST(Trainer, WorkIsCountedAsByHand) {
   const double pairs = 2 * 10 * 11 / 2;                       // heads times the triangle
   EXPECT_EQ(flops["attention"], 2 * 2 * 4 * pairs);           // Q Kᵀ and P V
   EXPECT_EQ(flops["attention backward"], 5 * 2 * 4 * pairs);  // S, dP, dV, dK, dQ
-}
-
-// --- sampling ---
-
-TEST(Generate, TokenByTokenGivesTheLogitsOfTheWholeText) {
-  for (const Family& family : families()) {
-    const Config& c = family.config;
-    const Batch batch = packed(c, {300});
-    Cpu dev(std::size_t{1} << 28);
-    Trainer<Cpu, double> trainer(dev, c, batch.size(), OptimizerKind::none);
-    trainer.initialise(3, 0.15);
-    trainer.load(batch);
-    Walk<Cpu, double> walk(dev, trainer.model, trainer.view, {Keep::nothing, kTile, kTile});
-    const Matrix<double> whole = walk.logits(walk.forward().output);
-    Generator<Cpu, double> generator(dev, trainer.model, batch.size());
-    std::vector<double> logits;
-    for (Index t = 0; t < batch.size(); ++t) {
-      generator.read(&batch.tokens[static_cast<std::size_t>(t)], logits);
-      for (Index j = 0; j < c.vocab; ++j) {
-        ASSERT_NEAR(logits[static_cast<std::size_t>(j)], whole(t, j), 1e-10) << family.name << ", token " << t;
-      }
-    }
-    EXPECT_THROW(generator.read(&batch.tokens[0], logits), Error) << "no room left";
-  }
-}
-
-TEST(Generate, DrawsFromTheDistribution) {
-  const std::vector<double> logits = {std::log(0.2), std::log(0.5), std::log(0.3)};
-  EXPECT_EQ(draw(logits, 0, 0.99), 1);
-  EXPECT_EQ(draw(logits, 1, 0.1), 0);
-  EXPECT_EQ(draw(logits, 1, 0.21), 1);
-  EXPECT_EQ(draw(logits, 1, 0.69), 1);
-  EXPECT_EQ(draw(logits, 1, 0.71), 2);
-  EXPECT_EQ(draw(logits, 1, 0.9999), 2);
-  EXPECT_EQ(draw(logits, 0.01, 0.9), 1);  // cold: nearly always the likeliest
 }
 
 // --- text ---
