@@ -164,6 +164,8 @@ class Chat {
   const std::string& name() const { return layout_.name; }
   // What a model writes when its answer is complete.
   const std::string& end() const { return layout_.end; }
+  // What the layout writes and a tokenizer may have as one token.
+  const std::vector<std::string>& tokens() const { return layout_.tokens; }
 
   // The whole conversation, as the template writes it.
   std::vector<Piece> render(Messages messages) const {
