@@ -1,8 +1,8 @@
 // Packing: which documents lie together in a token stream, so that streams of at most `length` tokens are well filled.
 //
 // Best fit, the longest first: each piece of a document goes where it leaves the least room. Pieces of one length are exchanged
-// at random in every epoch, and so is the order of the packs; all of it is a function of (lengths, length, seed, epoch), so pack n of a
-// run is known without any state. How many packs an epoch has depends on the lengths alone.
+// at random in every epoch, and so is the order of the packs; all of it is a function of (pieces, length, seed, epoch), so pack n of a
+// run is known without any state. How many packs an epoch has depends on the pieces' lengths alone.
 #pragma once
 
 #include <map>
@@ -24,20 +24,31 @@ struct PackedPiece {
   Index document, begin, length;
 };
 
+// Documents of these lengths as pieces of at most `longest` tokens.
+inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longest, TooLong too_long) {
+  require(longest > 0, "pieces of ", longest, " tokens hold nothing");
+  std::vector<PackedPiece> pieces;
+  for (std::size_t d = 0; d < lengths.size(); ++d) {
+    require(lengths[d] <= longest || too_long != TooLong::refuse, "document ", d + 1, " has ", lengths[d],
+            " tokens, more than the ", longest,
+            " that are allowed; allow longer ones, or let them be split or truncated");
+    const Index end = too_long == TooLong::truncate ? std::min(lengths[d], longest) : lengths[d];
+    for (Index begin = 0; begin < end; begin += longest) {
+      pieces.push_back({static_cast<Index>(d), begin, std::min(longest, end - begin)});
+    }
+  }
+  return pieces;
+}
+
 class Packing {
  public:
-  Packing(std::span<const Index> lengths, Index length, std::uint64_t seed, TooLong too_long = TooLong::split)
-      : length_(length), seed_(seed) {
-    require(length > 0, "packs of ", length, " tokens hold nothing");
-    for (std::size_t d = 0; d < lengths.size(); ++d) {
-      require(lengths[d] <= length || too_long != TooLong::refuse, "document ", d, " has ", lengths[d],
-              " tokens, more than the ", length,
-              " that are allowed; allow longer ones, or let them be split or truncated");
-      const Index end = too_long == TooLong::truncate ? std::min(lengths[d], length) : lengths[d];
-      for (Index begin = 0; begin < end; begin += length)
-        pieces_.push_back({static_cast<Index>(d), begin, std::min(length, end - begin)});
-    }
+  Packing(std::vector<PackedPiece> pieces, Index length, std::uint64_t seed)
+      : length_(length), seed_(seed), pieces_(std::move(pieces)) {
     require(!pieces_.empty(), "there are no documents to pack");
+    for (const PackedPiece& piece : pieces_) {
+      require(0 < piece.length && piece.length <= length, "a piece of ", piece.length,
+              " tokens does not fit a pack of ", length);
+    }
     arrange(0);
   }
 

@@ -26,6 +26,8 @@ class Text {
   }
   Text(const Text&) = delete;
 
+  bool holds_out() const { return !evaluation.empty(); }
+
   // Tells texts apart (FNV-1a), so that a run is not resumed on another one.
   std::string fingerprint() const {
     std::uint64_t hash = 0xcbf29ce484222325u;

@@ -263,7 +263,7 @@ std::vector<std::vector<Index>> packs_of(Packing& packing, Index from, Index cou
 TEST(Packing, UsesEveryTokenOnceAnEpochAndFillsThePacks) {
   const std::vector<Index> lengths = natural_lengths(20'000);
   constexpr Index length = 2048;
-  Packing packing(lengths, length, 3);
+  Packing packing(cut(lengths, length, TooLong::split), length, 3);
   for (const Index epoch : {0, 1}) {
     std::vector<Index> next(lengths.size(), 0);
     std::vector<std::vector<std::pair<Index, Index>>> spans(lengths.size());
@@ -293,7 +293,7 @@ TEST(Packing, UsesEveryTokenOnceAnEpochAndFillsThePacks) {
 
 // Where a piece goes is where it leaves the least room: {6, 5, 4, 3, 2} in packs of 10 are {6, 4} and {5, 3, 2}.
 TEST(Packing, IsBestFit) {
-  Packing packing(std::vector<Index>{2, 3, 4, 5, 6}, 10, 1);
+  Packing packing(cut(std::vector<Index>{2, 3, 4, 5, 6}, 10, TooLong::split), 10, 1);
   ASSERT_EQ(packing.size(), 2);
   std::set<std::set<Index>> packs;
   for (Index n : {0, 1}) {
@@ -306,7 +306,8 @@ TEST(Packing, IsBestFit) {
 
 TEST(Packing, IsAFunctionOfItsArgumentsSoThatRunsResumeAnywhere) {
   const std::vector<Index> lengths = natural_lengths(1000);
-  Packing packing(lengths, 1000, 3), again(lengths, 1000, 3), other(lengths, 1000, 4);
+  const auto pieces = cut(lengths, 1000, TooLong::split);
+  Packing packing(pieces, 1000, 3), again(pieces, 1000, 3), other(pieces, 1000, 4);
   const Index n = packing.size();
   ASSERT_EQ(other.size(), n);
   const auto all = packs_of(packing, 0, 3 * n);
@@ -319,12 +320,13 @@ TEST(Packing, IsAFunctionOfItsArgumentsSoThatRunsResumeAnywhere) {
 
 TEST(Packing, OfLongDocumentsIsAChoice) {
   const std::vector<Index> lengths = {25, 10, 3};
-  const auto count = [&](TooLong choice) { return Packing(lengths, 10, 1, choice).tokens(); };
+  const auto count = [&](TooLong choice) { return Packing(cut(lengths, 10, choice), 10, 1).tokens(); };
   EXPECT_EQ(count(TooLong::split), 38);
   EXPECT_EQ(count(TooLong::truncate), 23);
-  EXPECT_ERROR(count(TooLong::refuse), "document 0 has 25 tokens, more than the 10");
-  EXPECT_ERROR(Packing(std::vector<Index>{}, 10, 1), "no documents");
-  EXPECT_ERROR(Packing(lengths, 0, 1), "hold nothing");
+  EXPECT_ERROR(count(TooLong::refuse), "document 1 has 25 tokens, more than the 10");
+  EXPECT_ERROR(Packing({}, 10, 1), "no documents");
+  EXPECT_ERROR(cut(lengths, 0, TooLong::split), "hold nothing");
+  EXPECT_ERROR(Packing({{0, 0, 11}}, 10, 1), "does not fit a pack of 10");
 }
 
 // What is learned is predicted exactly once in an epoch, also across the places where long documents are split.
@@ -343,7 +345,7 @@ TEST_F(DataFiles, BatchesPredictWhatIsLearned) {
   }
   writer.finish({});
   const TokenFile file(dir / "t.safetensors");
-  Packing packing(file.lengths(), 300, 1);
+  Packing packing(cut(file.lengths(), 300, TooLong::split), 300, 1);
   Config config = make_config("llama", token, 8, 1, 1, 1, 8, 8, 0, true);
   std::map<std::int32_t, int> predicted;
   Index tokens = 0;

@@ -1,0 +1,200 @@
+// The options of a training run: what they are called, what they start as, and which of them a checkpoint brings back.
+#pragma once
+
+#include <cmath>
+
+#include "../data/checkpoint.cuh"
+#include "../data/tokenised.cuh"
+#include "device_options.cuh"
+
+namespace streambp {
+
+struct TrainOptions {
+  CLI::App* app = nullptr;
+  ModelOptions model;
+  DeviceOptions device;
+  std::vector<std::string> data;
+  std::string mode = "stream", memory, out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
+  DataOptions tokens;
+  Index length = 768, documents = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
+  Index evaluation_interval = 100, checkpoint_interval = 0;
+  double epochs = 1, evaluation_fraction = 0.05, temperature = 0.5;
+  std::uint64_t seed = 1;
+  bool resume = false;
+  OptimizerSettings optimizer{.rate = 4e-3, .warmup = 20, .steps = 520};
+
+  // A model directory to start from; without one, a model is trained from scratch.
+  bool fine_tunes() const { return !model.model.empty(); }
+  bool given(const char* name) const { return app->count(name) > 0; }
+
+  void add_to(CLI::App& parent) {
+    app = &parent;
+    model.add_to(*app, "--model", false);
+    app->get_option("--model")->description(
+        "A model directory to fine-tune; without it a model is trained from scratch");
+    device.add_to(*app, {"auto", "f32", "bf16"}, {"adamw", "adamw-bf16"});
+
+    group = "Data";
+    option("--data", data,
+           "What to learn. For --model: .jsonl with messages, prompt and completion, or text; token files; texts. From "
+           "scratch: a text, its bytes as tokens (default: stories made by the program)");
+    option("--length", length, "Tokens in a document, or with --model in a pack of documents")
+        ->check(CLI::Range(2, 1 << 24))
+        ->default_str("768; with --model what the data wants and the memory allows");
+    option("--batch", documents, "Documents, or packs, in a micro-batch, laid end to end in one token stream")
+        ->check(CLI::Range(1, 1 << 20))
+        ->default_str("2; with --model 1");
+    option("--accumulate", micro_batches, "Micro-batches in a step")->check(CLI::Range(1, 1 << 20));
+    option("--eval-fraction", evaluation_fraction, "Part of the data held out for evaluation")
+        ->check(CLI::Range(0.0, 0.5));
+    option("--chat", tokens.chat, "Layout of conversations, instead of that of the model's template: " + Chat::names());
+    option("--learn", learn, "answers: completions and the assistant's turns; all: every token")
+        ->check(CLI::IsMember({"answers", "all"}));
+    option("--too-long", too_long, "What becomes of documents longer than --length")
+        ->check(CLI::IsMember({"split", "truncate", "refuse"}));
+    app->add_flag("--skip-bad", tokens.skip_bad,
+                  "Leave out lines that cannot be used, instead of stopping at the first")
+        ->group(group);
+
+    group = "Memory";
+    option("--mode", mode, "stream, checkpoint or full; the gradient has the same bits in each")
+        ->check(CLI::IsMember({"stream", "checkpoint", "full"}));
+    CLI::Option* chunk_option = option("--chunk", chunk, "Stream mode: rows whose activations exist at once")
+                                    ->default_str("512; on a GPU 2048");
+    option("--memory", memory, "Stream mode: budget, such as 512MiB; the largest chunk that fits is used")
+        ->default_str("")
+        ->excludes(chunk_option);
+
+    group = "Learning";
+    option("--steps", optimizer.steps, "Optimizer steps")
+        ->check(CLI::Range(1, 1 << 30))
+        ->default_str("520; with --model as --epochs says");
+    option("--epochs", epochs, "With --model: times that all data is learned")->check(CLI::PositiveNumber);
+    option("--rate", optimizer.rate, "Highest learning rate")
+        ->check(CLI::NonNegativeNumber)
+        ->default_str("0.004; with --model 1e-05");
+    option("--warmup", optimizer.warmup, "Steps in which the rate rises; a cosine to a tenth follows")
+        ->check(CLI::NonNegativeNumber)
+        ->default_str("20, and a tenth of the steps at most");
+    option("--decay", optimizer.decay, "Weight decay of matrices")
+        ->check(CLI::NonNegativeNumber)
+        ->default_str("0.1; with --model 0");
+    option("--clip", optimizer.clip, "Largest global norm of a gradient; 0: any")->check(CLI::NonNegativeNumber);
+    option("--seed", seed, "Of initial weights, batches and samples")->check(CLI::NonNegativeNumber);
+
+    group = "Output";
+    option("--out", out, "Directory for metrics.jsonl and checkpoints, each a model directory")
+        ->default_str("out/run-1, run-2, ...");
+    option("--save-dtype", save_dtype, "Type of the weights in model files; same: as they were loaded")
+        ->check(CLI::IsMember({"same", "f32", "bf16", "f16"}));
+    option("--eval-every", evaluation_interval, "Steps between evaluations; 0: only at the end")
+        ->check(CLI::NonNegativeNumber);
+    option("--checkpoint-every", checkpoint_interval, "Steps between checkpoints; 0: only at the end")
+        ->check(CLI::NonNegativeNumber);
+    app->add_flag("--resume", resume, "Continue the run in --out from its newest checkpoint")->group(group);
+    option("--stop-after", stop_after, "Stop after this step, with a checkpoint, as if interrupted; 0: run to the end")
+        ->check(CLI::NonNegativeNumber);
+    option("--sample", sample_length, "From scratch: tokens to sample at the end; 0: none")
+        ->check(CLI::Range(0, 1 << 20));
+    option("--prompt", prompt, "What the sample continues")->default_str("a line of the held-out text");
+    option("--temperature", temperature, "Of the sample; 0: always the likeliest token")->check(CLI::NonNegativeNumber);
+  }
+
+  // The checkpoint to continue from; empty: none.
+  fs::path find_checkpoint() const {
+    const fs::path newest = newest_checkpoint(out);
+    if (resume) {
+      require(!out.empty(), "--resume needs --out DIR, the directory of the run to continue");
+      require(!newest.empty(), out, ": no complete checkpoint to resume from; start the run without --resume");
+      return newest;
+    }
+    require(newest.empty(), out, ": holds a run already; continue it with --resume, or give another --out");
+    require(out.empty() || !fs::exists(fs::path(out) / "metrics.jsonl"), out,
+            ": holds a run that left no checkpoint; remove the directory, or give another --out");
+    return {};
+  }
+
+  // The options that decide the bits of a run; mode, chunk and intervals do not.
+  template <class F>
+  void for_each_lasting(F&& f) {
+    f("--model", model.model), f("--family", model.family), f("--hidden", model.hidden), f("--layers", model.layers);
+    f("--heads", model.heads), f("--kv-heads", model.kv_heads), f("--head-dim", model.head_dim), f("--mlp", model.mlp);
+    f("--window", model.window), f("--tied", model.tied), f("--data", data), f("--length", length);
+    f("--batch", documents), f("--accumulate", micro_batches), f("--eval-fraction", evaluation_fraction);
+    f("--chat", tokens.chat), f("--learn", learn), f("--too-long", too_long), f("--skip-bad", tokens.skip_bad);
+    f("--steps", optimizer.steps), f("--rate", optimizer.rate), f("--warmup", optimizer.warmup);
+    f("--decay", optimizer.decay), f("--clip", optimizer.clip), f("--seed", seed), f("--dtype", device.dtype);
+    f("--grad-dtype", device.gradient), f("--optimizer", device.optimizer), f("--save-dtype", save_dtype);
+  }
+
+  void restore(const fs::path& checkpoint) {
+    const std::string path = (checkpoint / "training/state.json").string();
+    const Json state = Json::parse(read_file(path), nullptr, false);
+    require(!state.is_discarded() && state.is_object() && state.contains("options") && state.contains("step"), path,
+            ": not the state of a run; is the file complete?");
+    for_each_lasting([&](const char* name, auto& value) {
+      require(state["options"].contains(name), path, ": the option ", name, " is missing");
+      std::decay_t<decltype(value)> stored;
+      try {
+        state["options"][name].get_to(stored);
+      } catch (const Json::exception&) {
+        fail(path, ": the option ", name, " has a value of the wrong type");
+      }
+      require(!given(name) || value == stored, name, " ", Json(value).dump(), ": the run in ", out,
+              " was started with ", Json(stored).dump(), "; leave the option out, or start a new run");
+      value = stored;
+    });
+  }
+
+  // What --model changes of the defaults.
+  void adapt_to_fine_tuning() {
+    auto otherwise = [&](const char* name, auto& value, auto to) {
+      if (!given(name)) value = to;
+    };
+    otherwise("--batch", documents, 1);
+    otherwise("--rate", optimizer.rate, 1e-5);
+    otherwise("--decay", optimizer.decay, 0.0);
+    sample_length = 0;
+  }
+
+  // What the options' own checks do not see, also of options that come from a checkpoint.
+  void check() const {
+    require(0 <= evaluation_fraction && evaluation_fraction <= 0.5, "--eval-fraction must be between 0 and 0.5");
+    require(optimizer.warmup >= 0, "--warmup must not be negative");
+    for (Index number : {length, documents, micro_batches, optimizer.steps, model.hidden, model.layers, model.heads}) {
+      require(number > 0, "a size or count of ", number, " makes no run; is ", out,
+              "/step-*/training/state.json damaged?");
+    }
+    require(documents <= kLongestStream / length, "--batch ", documents, " documents of --length ", length,
+            " are more than the ", kLongestStream,
+            " tokens that a stream may have; use --accumulate for larger batches");
+    for (const auto& [name, value] : {std::pair{"--rate", optimizer.rate},
+                                      {"--decay", optimizer.decay},
+                                      {"--clip", optimizer.clip},
+                                      {"--epochs", epochs},
+                                      {"--temperature", temperature}}) {
+      require(std::isfinite(value) && value >= 0, name, " must be a finite number and not negative");
+    }
+    for (const char* name : {"--chat", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype"}) {
+      require(fine_tunes() || !given(name), name, " goes with --model DIR, a model to fine-tune");
+    }
+    for (const char* name : {"--sample", "--prompt", "--temperature"}) {
+      require(!fine_tunes() || !given(name), name,
+              " is for models from scratch; talk to a fine-tuned one with streambp generate");
+    }
+    require(!fine_tunes() || !data.empty(), "--model needs --data FILE, what it is to learn");
+    require(fine_tunes() || data.size() <= 1, "--data: from scratch a model learns one text");
+    require(!fine_tunes() || fs::is_directory(model.model), model.model,
+            ": not a model directory; give one that holds config.json, the weights and tokenizer.json");
+  }
+
+ private:
+  template <class V>
+  CLI::Option* option(const std::string& name, V& value, const std::string& help) {
+    return app->add_option(name, value, help)->capture_default_str()->group(group);
+  }
+
+  std::string group;
+};
+
+}  // namespace streambp
