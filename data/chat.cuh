@@ -146,13 +146,16 @@ class Chat {
   }
 
   Chat(const Layout& layout, const TextTokens& own) : layout_(layout) {
-    const auto fill = [&](std::string& text) {
-      for (const auto& [mark, token] : {std::pair{"{bos}", own.bos}, {"{eos}", own.eos}}) {
-        for (std::size_t at; (at = text.find(mark)) != std::string::npos; text.replace(at, 5, token)) {
-          require(!token.empty(), "the chat layout ", layout.name, " needs the model's ", mark,
-                  ", and its tokenizer_config.json names none; choose another layout with --chat");
-        }
+    const auto replace = [&](std::string& text, const char* mark, const std::string& token, const char* name) {
+      for (std::size_t at = 0; (at = text.find(mark, at)) != std::string::npos; at += token.size()) {
+        require(!token.empty(), "the chat layout ", layout.name, " needs the model's ", name,
+                ", and its tokenizer_config.json has none; choose another layout with --chat");
+        text.replace(at, std::strlen(mark), token);
       }
+    };
+    const auto fill = [&](std::string& text) {
+      replace(text, "{bos}", own.bos, "bos_token");
+      replace(text, "{eos}", own.eos, "eos_token");
     };
     fill(layout_.begin), fill(layout_.end);
     for (Frame* frame : {&layout_.system, &layout_.later_system, &layout_.user, &layout_.assistant}) {

@@ -218,9 +218,15 @@ TEST_F(ModelDirectory, OwnTokensComeFromTheTokenizer) {
   EXPECT_EQ(text_of(Chat::of(dir, "mistral-v1").prompt(messages)), "<b>[INST] x [/INST]");
 }
 
+TEST_F(ModelDirectory, OwnTokensMayBeAnything) {
+  write("tokenizer_config.json", R"({"bos_token": "{bos}{eos}", "eos_token": "{bos}"})");
+  const std::vector<Message> messages = {{"user", "x"}, {"assistant", "y"}};
+  EXPECT_FALSE(text_of(Chat::of(dir, "mistral-v1").render(messages)).empty());
+}
+
 TEST_F(ModelDirectory, WithoutTheTokenThatALayoutNeedsIsRefused) {
   write("tokenizer_config.json", R"({"bos_token": null})");
-  expect_refused("needs the model's {bos}", "llama3");
+  expect_refused("needs the model's bos_token", "llama3");
 }
 
 }  // namespace
