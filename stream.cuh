@@ -19,6 +19,20 @@ struct Batch {
   Index target_count() const {
     return static_cast<Index>(targets.size()) - std::count(targets.begin(), targets.end(), -1);
   }
+  Index document_count() const {
+    Index count = 0;
+    for (std::size_t i = 0; i < key_begin.size(); ++i) count += static_cast<std::size_t>(key_begin[i]) == i;
+    return count;
+  }
+  // Of the document of each token.
+  std::vector<std::int32_t> document_lengths() const {
+    std::vector<std::int32_t> lengths(tokens.size());
+    for (std::size_t end = tokens.size(), i = end; i-- > 0;) {
+      lengths[i] = static_cast<std::int32_t>(end) - key_begin[i];
+      if (static_cast<std::size_t>(key_begin[i]) == i) end = i;
+    }
+    return lengths;
+  }
   // Appends a document; the target of each token is the next one, of the last `last_target`.
   void append(const std::vector<std::int32_t>& document, std::int32_t last_target = -1) {
     const auto begin = static_cast<std::int32_t>(tokens.size());

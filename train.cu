@@ -11,206 +11,179 @@
 #include "commands/device_options.cuh"
 #include "commands/plan_command.cuh"
 #include "commands/tokenize_command.cuh"
+#include "commands/train_options.cuh"
 #include "commands/verify_command.cuh"
-#include "data/checkpoint.cuh"
+#include "data/byte_tokenizer.cuh"
+#include "data/sources.cuh"
 #include "data/stories.cuh"
-#include "data/text.cuh"
 #include "generate.cuh"
 
 namespace streambp {
 
-class TrainCommand {
+class TrainCommand : private TrainOptions {
  public:
   explicit TrainCommand(CLI::App& parent) {
-    app = parent.add_subcommand(
+    CLI::App* command = parent.add_subcommand(
         "train",
-        "Train a language model from scratch, exactly, in little memory.\n\n"
-        "Without options: a small Llama on stories that the program makes up, in StreamBP mode, in about a minute on\n"
-        "two cores; it samples from the result at the end. With your own text and half a gigabyte:\n\n"
+        "Train a language model, exactly, in little memory: fine-tune one, or begin from scratch.\n\n"
+        "A model directory as Hugging Face lays it out, and a file of conversations:\n\n"
+        "  streambp train --model Qwen3-0.6B --data chats.jsonl --out tuned\n\n"
+        "Every checkpoint in --out is a model directory again. Without --model: a small Llama on stories that the\n"
+        "program makes up, in about a minute on two cores; it samples from the result at the end. With your own\n"
+        "text and half a gigabyte:\n\n"
         "  streambp train --data book.txt --length 4096 --memory 512MiB --steps 2000 --out book\n\n"
         "A run leaves metrics.jsonl and checkpoints in its output directory. --out DIR --resume continues it with\n"
         "the same bits as if it had never stopped, in any mode and with any chunk.");
-    model.add_to(*app, "", false);
-    device.add_to(*app, {"auto", "f32", "bf16"}, {"adamw", "adamw-bf16"});
-
-    group = "Data";
-    option("--data", data, "Plain text to learn, its bytes as tokens (default: stories made by the program)");
-    option("--length", length, "Tokens in a document")->check(CLI::Range(2, 1 << 24));
-    option("--batch", documents, "Documents in a micro-batch, laid end to end in one token stream")
-        ->check(CLI::Range(1, 1 << 20));
-    option("--accumulate", micro_batches, "Micro-batches in a step")->check(CLI::Range(1, 1 << 20));
-    option("--eval-fraction", evaluation_fraction, "Part of the text held out for evaluation")
-        ->check(CLI::Range(0.0, 0.5));
-
-    group = "Memory";
-    option("--mode", mode, "stream, checkpoint or full; the gradient has the same bits in each")
-        ->check(CLI::IsMember({"stream", "checkpoint", "full"}));
-    CLI::Option* chunk_option = option("--chunk", chunk, "Stream mode: rows whose activations exist at once")
-                                    ->default_str("512; on a GPU 2048");
-    option("--memory", memory, "Stream mode: budget, such as 512MiB; the largest chunk that fits is used")
-        ->default_str("")
-        ->excludes(chunk_option);
-
-    group = "Learning";
-    option("--steps", optimizer.steps, "Optimizer steps")->check(CLI::Range(1, 1 << 30));
-    option("--rate", optimizer.rate, "Highest learning rate")->check(CLI::NonNegativeNumber);
-    option("--warmup", optimizer.warmup, "Steps in which the rate rises; a cosine to a tenth follows")
-        ->check(CLI::NonNegativeNumber);
-    option("--decay", optimizer.decay, "Weight decay of matrices")->check(CLI::NonNegativeNumber);
-    option("--clip", optimizer.clip, "Largest global norm of a gradient; 0: any")->check(CLI::NonNegativeNumber);
-    option("--seed", seed, "Of initial weights, batches and samples")->check(CLI::NonNegativeNumber);
-
-    group = "Output";
-    option("--out", out, "Directory for metrics.jsonl and checkpoints")->default_str("out/run-1, run-2, ...");
-    option("--eval-every", evaluation_interval, "Steps between evaluations; 0: only at the end")
-        ->check(CLI::NonNegativeNumber);
-    option("--checkpoint-every", checkpoint_interval, "Steps between checkpoints; 0: only at the end")
-        ->check(CLI::NonNegativeNumber);
-    app->add_flag("--resume", resume, "Continue the run in --out from its newest checkpoint")->group(group);
-    option("--stop-after", stop_after, "Stop after this step, with a checkpoint, as if interrupted; 0: run to the end")
-        ->check(CLI::NonNegativeNumber);
-    option("--sample", sample_length, "Tokens to sample at the end; 0: none")->check(CLI::Range(0, 1 << 20));
-    option("--prompt", prompt, "What the sample continues")->default_str("a line of the held-out text");
-    option("--temperature", temperature, "Of the sample; 0: always the likeliest token")->check(CLI::NonNegativeNumber);
-    app->callback([this] { run(); });
+    add_to(*command);
+    command->callback([this] { run(); });
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  template <class V>
-  CLI::Option* option(const std::string& name, V& value, const std::string& help) {
-    return app->add_option(name, value, help)->capture_default_str()->group(group);
-  }
 
   void run() {
     const fs::path checkpoint = find_checkpoint();
-    if (!checkpoint.empty()) restore_options(checkpoint);
-    check_numbers();
+    if (!checkpoint.empty()) {
+      restore(checkpoint);
+    } else if (fine_tunes()) {
+      adapt_to_fine_tuning();
+    }
+    check();
+    if (fine_tunes()) sample_length = 0;
+    name_output();
 
-    const Text text(data.empty() ? stories(seed, std::size_t{1} << 21) : read_file(data, std::size_t{1} << 36),
-                    evaluation_fraction, length, text_name());
-    settings = device.settings(configuration(), micro_batches);
-    layout.emplace(settings.config);
+    const Source source = fine_tunes() ? prepare_documents(checkpoint) : prepare_text();
     device.dtype = settings.dtype == DType::bf16 ? "bf16" : "f32";  // what "auto" came to belongs to the run
     const Schedule schedule = choose_schedule();
     on_device(device.gpu(), settings, [&]<class Device, class T, class G, class M>() {
       machine_rate = matmul_rate<Device, T>();
       Device dev(capacity<T, G, M>(schedule));
       Trainer<Device, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer);
-      train(trainer, text, schedule, checkpoint);
+      train(trainer, source, schedule, checkpoint);
     });
   }
 
   template <class Trainer>
-  void train(Trainer& trainer, const Text& text, const Schedule& schedule, const fs::path& checkpoint) {
+  void train(Trainer& trainer, const Source& source, const Schedule& schedule, const fs::path& checkpoint) {
     Index step = 0;
-    if (checkpoint.empty()) {
-      trainer.initialise(seed);
+    if (!checkpoint.empty()) {
+      step = resume_from(checkpoint, source, trainer);
+    } else if (fine_tunes()) {
+      load_model(trainer.dev, model.model, trainer.model);
+      trainer.optimizer.start(trainer.dev, trainer.model);
     } else {
-      step = load_checkpoint(checkpoint, text, trainer);
+      trainer.initialise(seed);
     }
     open_output(step);
-    announce(schedule, trainer.dev.arena.capacity(), step);
+    announce(source, schedule, trainer.dev.arena.capacity(), step);
 
-    if (step == 0) evaluate(trainer, text, schedule, step);
+    if (step == 0) evaluate(trainer, source, schedule, step);
     const Index last = stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps;
     start = Clock::now(), first_step = step;
     while (step < last) {
       ++step;
       std::vector<Batch> batches;
-      for (Index i = 0; i < micro_batches; ++i) batches.push_back(text.batch(seed, step, i, documents, length));
+      for (Index i = 0; i < micro_batches; ++i) batches.push_back(source.batch(step, i));
       trainer.dev.reset_work();
       const auto step_start = Clock::now();
       const StepResult result = trainer.step(batches, schedule, optimizer, step);
       trainer.dev.synchronize();
-      report(step, last, result, trainer.dev, std::chrono::duration<double>(Clock::now() - step_start).count());
+      report(step, last, batches, result, trainer.dev,
+             std::chrono::duration<double>(Clock::now() - step_start).count());
       const bool at_end = step == last;
       if (at_end || (evaluation_interval > 0 && step % evaluation_interval == 0))
-        evaluate(trainer, text, schedule, step);
-      if (at_end || (checkpoint_interval > 0 && step % checkpoint_interval == 0)) save(trainer, text, step);
+        evaluate(trainer, source, schedule, step);
+      if (at_end || (checkpoint_interval > 0 && step % checkpoint_interval == 0)) save(trainer, source, step);
     }
-    if (sample_length > 0) sample(trainer, text);
+    if (sample_length > 0) sample(trainer);
   }
 
   // --- Before the loop ---
 
-  fs::path find_checkpoint() {
-    const fs::path newest = newest_checkpoint(out);
-    if (resume) {
-      require(!out.empty(), "--resume needs --out DIR, the directory of the run to continue");
-      require(!newest.empty(), out, ": no complete checkpoint to resume from; start the run without --resume");
-      return newest;
-    }
-    require(newest.empty(), out, ": holds a run already; continue it with --resume, or give another --out");
-    require(out.empty() || !fs::exists(fs::path(out) / "metrics.jsonl"), out,
-            ": holds a run that left no checkpoint; remove the directory, or give another --out");
-    return {};
-  }
-
-  // The options that decide the bits of a run; mode, chunk and intervals do not.
-  template <class F>
-  void for_each_lasting_option(F&& f) {
-    f("--family", model.family), f("--hidden", model.hidden), f("--layers", model.layers), f("--heads", model.heads);
-    f("--kv-heads", model.kv_heads), f("--head-dim", model.head_dim), f("--mlp", model.mlp),
-        f("--window", model.window);
-    f("--tied", model.tied), f("--data", data), f("--length", length), f("--batch", documents);
-    f("--accumulate", micro_batches), f("--eval-fraction", evaluation_fraction), f("--steps", optimizer.steps);
-    f("--rate", optimizer.rate), f("--warmup", optimizer.warmup), f("--decay", optimizer.decay);
-    f("--clip", optimizer.clip), f("--seed", seed);
-    f("--dtype", device.dtype), f("--grad-dtype", device.gradient), f("--optimizer", device.optimizer);
-  }
-
-  void restore_options(const fs::path& checkpoint) {
-    const std::string path = (checkpoint / "training/state.json").string();
-    const Json state = Json::parse(read_file(path), nullptr, false);
-    require(!state.is_discarded() && state.is_object() && state.contains("options") && state.contains("step"), path,
-            ": not the state of a run; is the file complete?");
-    for_each_lasting_option([&](const char* name, auto& value) {
-      require(state["options"].contains(name), path, ": the option ", name, " is missing");
-      std::decay_t<decltype(value)> stored;
-      try {
-        state["options"][name].get_to(stored);
-      } catch (const Json::exception&) {
-        fail(path, ": the option ", name, " has a value of the wrong type");
-      }
-      require(app->count(name) == 0 || value == stored, name, " ", value, ": the run in ", out, " was started with ",
-              stored, "; leave the option out, or start a new run");
-      value = stored;
-    });
-  }
-
-  std::string text_name() const { return data.empty() ? "the program's own stories" : data; }
-
-  // What the options' own checks do not see, also of options that come from a checkpoint.
-  void check_numbers() const {
-    require(0 <= evaluation_fraction && evaluation_fraction <= 0.5, "--eval-fraction must be between 0 and 0.5");
-    require(optimizer.warmup >= 0, "--warmup must not be negative");
-    for (Index number : {length, documents, micro_batches, optimizer.steps, model.hidden, model.layers, model.heads}) {
-      require(number > 0, "a size or count of ", number, " makes no run; is ", out, "/step-*/training/state.json damaged?");
-    }
-    require(documents <= kLongestStream / length, "--batch ", documents, " documents of --length ", length,
-            " are more than the ", kLongestStream,
-            " tokens that a stream may have; use --accumulate for larger batches");
-    for (const auto& [name, value] : {std::pair{"--rate", optimizer.rate},
-                                      {"--decay", optimizer.decay},
-                                      {"--clip", optimizer.clip},
-                                      {"--temperature", temperature}}) {
-      require(std::isfinite(value) && value >= 0, name, " must be a finite number and not negative");
+  void name_output() {
+    for (Index i = 1; out.empty(); ++i) {
+      const fs::path candidate = fs::path("out") / ("run-" + std::to_string(i));
+      if (!fs::exists(candidate)) out = candidate.string();
     }
   }
 
-  Config configuration() const {
-    ModelOptions options = model;
-    options.vocab = Text::kVocabulary;
-    return options.config(length);
+  // A model from scratch, which learns the bytes of a text.
+  Source prepare_text() {
+    const std::string name = data.empty() ? "the program's own stories" : data[0];
+    text = std::make_shared<Text>(
+        data.empty() ? stories(seed, std::size_t{1} << 21) : read_file(data[0], std::size_t{1} << 36),
+        evaluation_fraction, length, name);
+    ModelOptions sizes = model;
+    sizes.vocab = Text::kVocabulary;
+    settings = device.settings(sizes.config(length), micro_batches);
+    layout.emplace(settings.config);
+    layout->others = byte_tokenizer_files();
+    return text_source(text, name, seed, documents, length);
   }
+
+  // A model that is there already, which learns documents in its own tokens.
+  Source prepare_documents(const fs::path& checkpoint) {
+    const fs::path from = checkpoint.empty() ? fs::path(model.model) : checkpoint;
+    settings = device.settings(read_config(from), micro_batches);
+    layout.emplace(from);
+    const std::map<std::string, const char*> types = {{"f32", "F32"}, {"bf16", "BF16"}, {"f16", "F16"}};
+    if (save_dtype != "same") layout->store_as(types.at(save_dtype));
+
+    tokens.learn_all = learn == "all";
+    const TokenFile file = tokenised({data.begin(), data.end()}, from, tokens, out);
+    file.require_vocabulary(settings.config.vocab);
+    const std::string name = data.size() == 1 ? data[0] : std::to_string(data.size()) + " files";
+    const std::string description =
+        format("%s: %ld documents of %ld tokens in all, %ld to learn, the longest %ld", name.c_str(), file.documents(),
+               file.token_count(), file.learned_count(), file.longest());
+    if (checkpoint.empty() && !given("--length")) length = length_for(file);
+    const Index limit = settings.config.positions == Positions::learned ? settings.config.max_length : length;
+    const TooLong choice = too_long == "split"      ? TooLong::split
+                           : too_long == "truncate" ? TooLong::truncate
+                                                    : TooLong::refuse;
+    const auto packed = std::make_shared<Documents>(
+        file,
+        DocumentSettings{evaluation_fraction, length, std::min(limit, length), documents, micro_batches, seed, choice});
+    if (checkpoint.empty() && !given("--steps")) {
+      const double steps = std::ceil(epochs * static_cast<double>(packed->steps_per_epoch()));
+      require(steps < 0x1p30, "--epochs ", epochs, " are more steps than make sense");
+      optimizer.steps = std::max<Index>(1, static_cast<Index>(steps));
+    }
+    if (checkpoint.empty() && !given("--warmup")) optimizer.warmup = std::min<Index>(20, optimizer.steps / 10);
+    return document_source(packed, description, file.fingerprint());
+  }
+
+  // Packs as long as the longest document, and a few thousand tokens at least, so that a step is not all overhead; but not
+  // longer than the memory allows, nor than all that there is to learn.
+  Index length_for(const TokenFile& file) const {
+    constexpr Index usual = 4096;
+    const Index all = round_up(file.token_count(), kTile), longest = round_up(file.longest(), kTile),
+                wanted = std::min({std::max(longest, usual), all, kLongestStream / documents});
+    const Mode chosen = mode_named(mode);
+    const Index rows = mode_chunk();
+    const std::size_t room = memory.empty() ? free_memory(device.gpu()) / 100 * 95 : parse_bytes(memory);
+    auto needed = [&](Index n) {
+      return plan(settings, documents * n, schedule_for(chosen, settings.config, documents * n, rows, settings.tile))
+          .peak;
+    };
+    if (needed(wanted) <= room) return wanted;
+    const Index fits = longest_for_budget(settings, chosen, rows, room) / documents / kTile * kTile;
+    require(fits > 0, "training this model needs ", human_bytes(needed(kTile)), " for the shortest documents, and ",
+            human_bytes(room), " are free; use a smaller model, or one of the narrower --dtype and --optimizer");
+    return fits;
+  }
+
+  static Mode mode_named(const std::string& mode) {
+    return mode == "full" ? Mode::full : mode == "checkpoint" ? Mode::checkpoint : Mode::stream;
+  }
+  Index mode_chunk() const { return given("--chunk") ? chunk : std::max<Index>(settings.tile, 512); }
 
   Schedule choose_schedule() {
     const Index rows = documents * length;
-    const Mode chosen = mode == "full" ? Mode::full : mode == "checkpoint" ? Mode::checkpoint : Mode::stream;
-    require(chosen == Mode::stream || (app->count("--chunk") == 0 && memory.empty()),
+    const Mode chosen = mode_named(mode);
+    require(chosen == Mode::stream || (!given("--chunk") && memory.empty()),
             "--chunk and --memory belong to --mode stream; ", mode, " mode has the whole stream as its chunk");
-    if (app->count("--chunk") == 0) chunk = std::max<Index>(settings.tile, 512);
+    chunk = mode_chunk();
     if (!memory.empty()) {
       const std::size_t budget = parse_bytes(memory);
       chunk = chunk_for_budget(settings, rows, budget);
@@ -240,14 +213,14 @@ class TrainCommand {
   }
 
   template <class Trainer>
-  Index load_checkpoint(const fs::path& checkpoint, const Text& text, Trainer& trainer) {
+  Index resume_from(const fs::path& checkpoint, const Source& source, Trainer& trainer) {
     const Json json = parse_json_file(checkpoint / "training/state.json");
     const Fields state(json, (checkpoint / "training/state.json").string());
-    require(state.get<std::string>("text") == text.fingerprint(), text_name(),
-            ": the text has changed since the run in ", out, " began; bring the old text back, or start a new run");
+    require(state.get<std::string>("data") == source.fingerprint, source.description,
+            ": the data has changed since the run in ", out, " began; bring the old data back, or start a new run");
     require(config_to_json(read_config(checkpoint)) == config_to_json(trainer.model.config),
             (checkpoint / "config.json").string(), ": is not the model that ", state.file, " describes");
-    streambp::load_checkpoint(trainer.dev, checkpoint, trainer.model, *layout, trainer.optimizer);
+    load_checkpoint(trainer.dev, checkpoint, trainer.model, *layout, trainer.optimizer);
     const Index step = state.get<Index>("step");
     require(checkpoint.filename() == checkpoint_name(step) && step <= optimizer.steps, state.file, ": step ", step,
             " does not belong to this checkpoint; the file is damaged, use an earlier checkpoint");
@@ -256,10 +229,6 @@ class TrainCommand {
 
   // A run's directory, and its metrics up to the step it continues from.
   void open_output(Index step) {
-    for (Index i = 1; out.empty(); ++i) {
-      const fs::path candidate = fs::path("out") / ("run-" + std::to_string(i));
-      if (!fs::exists(candidate)) out = candidate.string();
-    }
     std::error_code error;
     fs::create_directories(out, error);
     require(!error, out, ": cannot create the output directory: ", error.message(), "; give another --out");
@@ -277,11 +246,12 @@ class TrainCommand {
     metrics.open(path, std::ios::app);
   }
 
-  void announce(const Schedule& schedule, std::size_t capacity, Index step) const {
+  void announce(const Source& source, const Schedule& schedule, std::size_t capacity, Index step) const {
     const std::string chunked = mode == "stream" ? format(", chunks of %ld rows", schedule.chunk) : "";
     std::printf("model    %s\n", describe(settings.config).c_str());
-    std::printf("data     %s: %ld x %ld tokens x %ld micro-batches a step\n", data.empty() ? "stories" : data.c_str(),
-                documents, length, micro_batches);
+    std::printf("data     %s\n", source.description.c_str());
+    std::printf("steps    %ld, of %ld x %ld tokens x %ld micro-batches; rate %g\n", optimizer.steps, documents, length,
+                micro_batches, optimizer.rate);
     std::printf("memory   %s, planned: mode %s%s\n", human_bytes(capacity).c_str(), mode.c_str(), chunked.c_str());
     std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(device.gpu()).c_str(), name(settings.dtype),
                 machine_rate / 1e9);
@@ -296,8 +266,11 @@ class TrainCommand {
     require(metrics.good(), out, "/metrics.jsonl: cannot write: ", std::strerror(errno));
   }
 
-  void report(Index step, Index last, const StepResult& result, const DeviceBase& dev, double seconds) {
-    const double tokens_per_second = static_cast<double>(micro_batches * documents * length) / seconds;
+  void report(Index step, Index last, const std::vector<Batch>& batches, const StepResult& result,
+              const DeviceBase& dev, double seconds) {
+    Index tokens = 0;
+    for (const Batch& batch : batches) tokens += batch.size();
+    const double tokens_per_second = static_cast<double>(tokens) / seconds;
     const double utilisation = dev.flops() / seconds / machine_rate;
     const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
     const double left = elapsed / static_cast<double>(step - first_step) * static_cast<double>(last - step);
@@ -324,36 +297,35 @@ class TrainCommand {
 
   // The held-out loss, and how it falls along a document: a model that uses its context does better late than early.
   template <class Trainer>
-  void evaluate(Trainer& trainer, const Text& text, const Schedule& schedule, Index step) {
-    if (evaluation_fraction == 0) return;
-    double loss = 0, halves[2] = {0, 0};
-    Index count = 0, counts[2] = {0, 0};
-    constexpr Index batches = 8;
-    for (Index i = 0; i < batches; ++i) {
-      const Batch batch = text.evaluation_batch(i, batches, documents, length);
+  void evaluate(Trainer& trainer, const Source& source, const Schedule& schedule, Index step) {
+    double losses[2] = {0, 0};  // in the first and the second half of a document
+    Index counts[2] = {0, 0};
+    for (const Batch& batch : source.evaluation) {
       trainer.evaluate(batch, schedule);
       const auto logp = trainer.log_probabilities();
+      const std::vector<std::int32_t> lengths = batch.document_lengths();
       for (std::size_t t = 0; t < logp.size(); ++t) {
-        const double token_loss = -static_cast<double>(logp[t]);
-        const int half = batch.positions[t] >= length / 2;
-        loss += token_loss, ++count;
-        halves[half] += token_loss, ++counts[half];
+        if (batch.targets[t] < 0) continue;
+        const int half = 2 * batch.positions[t] >= lengths[t];
+        losses[half] -= static_cast<double>(logp[t]);
+        ++counts[half];
       }
     }
-    loss /= static_cast<double>(count);
-    for (int half : {0, 1}) halves[half] /= static_cast<double>(counts[half]);
-    write_metrics({{"step", step}, {"evaluation_loss", loss}, {"first_half", halves[0]}, {"second_half", halves[1]}});
+    if (counts[0] + counts[1] == 0) return;
+    const double loss = (losses[0] + losses[1]) / static_cast<double>(counts[0] + counts[1]);
+    for (int half : {0, 1}) losses[half] /= static_cast<double>(std::max<Index>(1, counts[half]));
+    write_metrics({{"step", step}, {"evaluation_loss", loss}, {"first_half", losses[0]}, {"second_half", losses[1]}});
     std::printf("%safter step %ld: held-out loss %.4f (documents' first half %.4f, second %.4f)\n",
-                isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, loss, halves[0], halves[1]);
+                isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, loss, losses[0], losses[1]);
     std::fflush(stdout);
   }
 
   template <class Trainer>
-  void save(Trainer& trainer, const Text& text, Index step) {
+  void save(Trainer& trainer, const Source& source, Index step) {
     Json state;
     state["step"] = step;
-    state["text"] = text.fingerprint();
-    for_each_lasting_option([&](const char* name, auto& value) { state["options"][name] = value; });
+    state["data"] = source.fingerprint;
+    for_each_lasting([&](const char* name, auto& value) { state["options"][name] = value; });
     save_checkpoint(trainer.dev, out, trainer.model, *layout, trainer.optimizer, state);
     if (step == optimizer.steps || step == stop_after) {
       std::printf("saved    %s\n", (fs::path(out) / checkpoint_name(step)).c_str());
@@ -363,8 +335,8 @@ class TrainCommand {
   // --- After the loop ---
 
   template <class Device, class T, class G, class M>
-  void sample(Trainer<Device, T, G, M>& trainer, const Text& text) {
-    if (prompt.empty()) prompt = text.prompt();
+  void sample(Trainer<Device, T, G, M>& trainer) {
+    if (prompt.empty()) prompt = text->prompt();
     const Index room = length - 1;
     const std::string begin = prompt.substr(0, static_cast<std::size_t>(room));
     Tokens tokens;
@@ -386,20 +358,9 @@ class TrainCommand {
     return (32 <= token && token < 127) || token == '\n' || token == '\t' ? token : '?';
   }
 
-  CLI::App* app;
-  std::string group;
-  ModelOptions model;
-  DeviceOptions device;
   StepSettings settings;
   std::optional<ModelLayout> layout;
-  std::string data, mode = "stream", memory, out, prompt;
-  Index length = 768, documents = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
-  Index evaluation_interval = 100, checkpoint_interval = 0;
-  double evaluation_fraction = 0.05, temperature = 0.5;
-  std::uint64_t seed = 1;
-  bool resume = false;
-  OptimizerSettings optimizer{.rate = 4e-3, .warmup = 20, .steps = 520};
-
+  std::shared_ptr<const Text> text;  // from scratch
   std::ofstream metrics;
   double machine_rate = 0;
   Clock::time_point start;

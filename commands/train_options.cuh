@@ -148,13 +148,14 @@ struct TrainOptions {
 
   // What --model changes of the defaults.
   void adapt_to_fine_tuning() {
+    require(fs::is_directory(model.model), model.model,
+            ": not a model directory; give one that holds config.json, the weights and tokenizer.json");
     auto otherwise = [&](const char* name, auto& value, auto to) {
       if (!given(name)) value = to;
     };
     otherwise("--batch", documents, 1);
     otherwise("--rate", optimizer.rate, 1e-5);
     otherwise("--decay", optimizer.decay, 0.0);
-    sample_length = 0;
   }
 
   // What the options' own checks do not see, also of options that come from a checkpoint.
@@ -184,8 +185,8 @@ struct TrainOptions {
     }
     require(!fine_tunes() || !data.empty(), "--model needs --data FILE, what it is to learn");
     require(fine_tunes() || data.size() <= 1, "--data: from scratch a model learns one text");
-    require(!fine_tunes() || fs::is_directory(model.model), model.model,
-            ": not a model directory; give one that holds config.json, the weights and tokenizer.json");
+    require(!fine_tunes() || !model.sizes_given(), "--model is a model that has its sizes; leave out the options of ",
+            "models from scratch");
   }
 
  private:

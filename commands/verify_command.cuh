@@ -2,6 +2,8 @@
 #pragma once
 
 #include "../data/checkpoint.cuh"
+#include "../data/packing.cuh"
+#include "../data/tokenised.cuh"
 #include "../gradient_check.cuh"
 #include "device_options.cuh"
 
@@ -19,7 +21,7 @@ class VerifyCommand {
         "within 1e-5 in float32, 1e-10 in float64, 0.1 in bfloat16 (largest difference of a tensor over its largest\n"
         "entry). On a GPU the float64 gradient still comes from the CPU.\n\n"
         "  streambp verify --family qwen3 --dtype f64 --reference\n"
-        "  streambp verify --model out/run-1/step-000200 --length 2000 --chunk 256 1024");
+        "  streambp verify --model Qwen3-0.6B --data chats.jsonl --length 2000 --chunk 256 1024");
     model.add_to(app, "--model", true);
     device.add_to(app, {"auto", "f32", "f64", "bf16"}, {});
     app.add_option("--length", length, "Tokens of the stream, in documents of unequal length")
@@ -33,6 +35,9 @@ class VerifyCommand {
     app.add_option("--tile", tile,
                    "On a GPU: rows whose weight gradients are added up at a time; smaller than 2048 only for tests")
         ->capture_default_str();
+    app.add_option("--data", data,
+                   "Take the documents from these files, for a --model directory with a tokenizer; see tokenize");
+    app.add_option("--chat", data_options.chat, "Layout of conversations in --data: " + Chat::names());
     app.add_option("--tokens", tokens_file, "Take the tokens from this file (little-endian int32), as one document");
     app.add_option("--save-gradient", gradient_file,
                    "Write the gradient of the last stream run to this safetensors file, in float32");
@@ -64,10 +69,14 @@ class VerifyCommand {
     if (stream_chunks.empty())
       stream_chunks = gpu ? std::vector<Index>{tile, 2 * tile} : std::vector<Index>{256, 512, 768};
     for (Index chunk : stream_chunks) check_chunk(chunk, tile);
-    const Batch given = tokens_file.empty() ? Batch() : read_tokens();
-    if (!tokens_file.empty()) length = given.size(), documents = 1;
-    require(documents * 2 <= length, "--documents ", documents, " of two tokens or more do not fit --length ", length);
+    require(data.empty() || tokens_file.empty(), "--data and --tokens both say what the tokens are; leave out one");
+    const bool random = data.empty() && tokens_file.empty();
+    Batch batch = tokens_file.empty() ? Batch() : read_tokens();
+    if (!tokens_file.empty()) length = batch.size();
     const Config config = model.config(length);
+    if (!data.empty()) batch = read_data(config);
+    if (random) batch = random_batch(config);
+    length = batch.size(), documents = batch.document_count();
     require(config.positions == Positions::rope || length <= config.max_length * documents, "--length ", length, " in ",
             documents, " documents is longer than the ", config.max_length,
             " positions that the model has learned; give more --documents");
@@ -80,7 +89,6 @@ class VerifyCommand {
       }
       if (half) round_weights(dev, m);
     };
-    const Batch batch = tokens_file.empty() ? random_batch(config) : given;
     const double tolerance = half ? 0.1 : sizeof(T) == 4 ? 1e-5 : 1e-10;
     std::printf("%s%s\n%s on %s, %ld tokens in %ld documents, %ld targets\n\n", describe(config).c_str(),
                 weights.empty() ? ", random weights" : (", weights of " + weights.string()).c_str(), dtype.c_str(),
@@ -177,6 +185,21 @@ class VerifyCommand {
     return batch;
   }
 
+  // Documents in the order of the data, until there are `length` tokens.
+  Batch read_data(const Config& config) {
+    require(fs::is_directory(model.model), "--data goes with --model DIR, a model directory with a tokenizer");
+    const TokenFile file = tokenised({data.begin(), data.end()}, model.model, data_options, cache_directory());
+    file.require_vocabulary(config.vocab);
+    const Index longest = config.positions == Positions::learned ? config.max_length : length;
+    Batch batch;
+    for (Index d = 0; d < file.documents() && batch.size() + 2 <= length; ++d) {
+      append(batch, file, PackedPiece{d, 0, std::min({file.length(d), longest, length - batch.size()})});
+    }
+    require(batch.target_count() > 0, data[0], ": nothing is to be learned in its first ", length,
+            " tokens; give a larger --length");
+    return batch;
+  }
+
   void save_gradient(const Config& config) const {
     Tensors<float> tensors(config);
     Plan size;
@@ -195,6 +218,7 @@ class VerifyCommand {
 
   // Documents of unequal length with random tokens; the first tokens of each have no target, like a prompt.
   Batch random_batch(const Config& config) const {
+    require(documents * 2 <= length, "--documents ", documents, " of two tokens or more do not fit --length ", length);
     const Random random(seed, 77);
     Batch batch;
     std::uint64_t index = 0;
@@ -229,6 +253,8 @@ class VerifyCommand {
   Index length = 1200, documents = 3, tile = kGpuTile;
   std::vector<Index> stream_chunks;
   std::optional<HostGradient> last_stream;
+  std::vector<std::string> data;
+  DataOptions data_options;
   std::string tokens_file, gradient_file, json_file;
   std::uint64_t seed = 1;
   bool with_reference = false, failed_ = false;

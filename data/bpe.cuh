@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../kernels/matrix.cuh"
 #include "fields.cuh"
 #include "unicode.cuh"
 

@@ -140,10 +140,8 @@ inline void append(Batch& batch, const TokenFile& data, const PackedPiece& piece
   for (std::size_t i = begin; i < end; ++i) batch.targets[first + i - begin] = target(i + 1);
 }
 
-inline Batch to_batch(const TokenFile& data, std::span<const PackedPiece> pack) {
-  Batch batch;
+inline void append(Batch& batch, const TokenFile& data, std::span<const PackedPiece> pack) {
   for (const PackedPiece& piece : pack) append(batch, data, piece);
-  return batch;
 }
 
 }  // namespace streambp

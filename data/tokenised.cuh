@@ -186,6 +186,13 @@ inline void write_tokens(const std::vector<std::filesystem::path>& data, const s
                  {"first_skipped", tokenising.first_skipped()}});
 }
 
+// Where tokens lie that no run owns.
+inline std::filesystem::path cache_directory() {
+  const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (cache && *cache) return std::filesystem::path(cache) / "streambp";
+  return (home && *home ? std::filesystem::path(home) / ".cache" : std::filesystem::temp_directory_path()) / "streambp";
+}
+
 // The data as tokens: a token file as it is, anything else from the cache in `cache`, where it comes to lie.
 inline TokenFile tokenised(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                            const DataOptions& options, const std::filesystem::path& cache) {

@@ -350,7 +350,8 @@ TEST_F(DataFiles, BatchesPredictWhatIsLearned) {
   std::map<std::int32_t, int> predicted;
   Index tokens = 0;
   for (Index n = 0; n < packing.size(); ++n) {
-    const Batch batch = to_batch(file, packing.pack(n));
+    Batch batch;
+    append(batch, file, packing.pack(n));
     validate(config, batch);
     tokens += batch.size();
     for (std::size_t i = 0; i < batch.targets.size(); ++i) {
