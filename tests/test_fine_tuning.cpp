@@ -1,0 +1,113 @@
+// streambp train --model: a model directory is fine-tuned into another one.
+#include "commands.cuh"
+
+namespace streambp {
+namespace {
+
+class FineTuning : public Commands {
+ protected:
+  void SetUp() override {
+    Commands::SetUp();
+    // A model of bytes, whose files have a tokenizer, in bfloat16 and float32.
+    const Outcome made =
+        execute("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out " +
+                path("base"));
+    ASSERT_EQ(made.exit_code, 0) << made.output;
+    model = path("base/step-000002");
+    std::string lines;
+    for (int i = 0; i < 40; ++i) {
+      lines += Json{{"prompt", "question " + std::to_string(i)},
+                    {"completion", std::string(static_cast<std::size_t>(i * 7 % 90), 'a') + " answer"}}
+                   .dump() +
+               "\n";
+    }
+    write_file_atomically(path("data.jsonl"), lines);
+  }
+  std::string train(const std::string& arguments) const {
+    return "train --model " + model + " --data " + path("data.jsonl") + " --length 256 --chunk 256 " + arguments;
+  }
+  void expect_ok(const std::string& arguments) {
+    const Outcome outcome = execute(arguments);
+    EXPECT_EQ(outcome.exit_code, 0) << arguments << "\n" << outcome.output;
+  }
+  void expect_equal(const std::string& a, const std::string& b) {
+    EXPECT_TRUE(read_file(path(a)) == read_file(path(b))) << a << " and " << b << " differ";
+  }
+
+  std::string model;
+};
+
+TEST_F(FineTuning, WithoutARateTheModelStaysAsItIs) {
+  expect_ok(train("--rate 0 --steps 1 --out " + path("same")));
+  for (const char* file :
+       {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
+    expect_equal("same/step-000001/" + std::string(file), "base/step-000002/" + std::string(file));
+  }
+  expect_ok(train("--rate 0 --steps 1 --save-dtype bf16 --out " + path("narrow")));
+  const SafetensorsFile narrow(path("narrow/step-000001/model.safetensors"));
+  for (const auto& [name, tensor] : narrow.tensors()) EXPECT_EQ(tensor.dtype, "BF16") << name;
+}
+
+// From files of fewer bits than the run has, too: what rounding took is kept beside the model.
+TEST_F(FineTuning, ResumesBitForBit) {
+  const std::string run = "--steps 6 --rate 1e-2 --accumulate 2 --save-dtype bf16 --out ";
+  expect_ok(train(run + path("straight")));
+  expect_ok(train(run + path("stopped") + " --stop-after 2"));
+  expect_ok("train --resume --stop-after 5 --chunk 512 --out " + path("stopped"));
+  fs::rename(path("base"), path("gone"));  // all that is needed is in the checkpoint
+  expect_ok("train --resume --mode checkpoint --out " + path("stopped"));
+  for (const char* file : {"model.safetensors", "training/optimizer.safetensors", "config.json", "tokenizer.json"}) {
+    expect_equal("straight/step-000006/" + std::string(file), "stopped/step-000006/" + std::string(file));
+  }
+}
+
+TEST_F(FineTuning, LearnsWhatItIsToldTo) {
+  const Outcome outcome = execute(train("--epochs 12 --rate 1e-2 --eval-fraction 0.2 --out " + path("run")));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  std::istringstream metrics(read_file(path("run/metrics.jsonl")));
+  std::vector<double> held_out;
+  for (std::string line; std::getline(metrics, line);) {
+    const Json json = Json::parse(line);
+    if (json.contains("evaluation_loss")) held_out.push_back(json["evaluation_loss"]);
+  }
+  ASSERT_GE(held_out.size(), 2u);
+  EXPECT_LT(held_out.back(), 0.3 * held_out.front());
+}
+
+TEST_F(FineTuning, VerifiesTheGradientOfItsData) {
+  const Outcome outcome =
+      execute("verify --model " + model + " --data " + path("data.jsonl") + " --length 700 --dtype f64");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "700 tokens in")) << outcome.output;
+}
+
+TEST_F(FineTuning, RefusesWhatMakesNoRun) {
+  const std::string out = " --out " + path("refused");
+  expect_refused("train --model " + path("nothing") + " --data x" + out, "not a model directory");
+  expect_refused("train --model " + model + out, "--data");
+  expect_refused("train --model " + model + " --data " + path("nothing.jsonl") + out, "nothing.jsonl");
+  expect_refused(train("--hidden 64" + out), "leave out the options of models from scratch");
+  expect_refused(train("--sample 10" + out), "streambp generate");
+  expect_refused("train --epochs 2" + out, "--model");
+  expect_refused(train("--chat chatml --learn half" + out), "--learn");
+  expect_refused("verify --data " + path("data.jsonl"), "--model DIR");
+  write_file_atomically(path("base/step-000002/model.safetensors"), "nonsense");
+  expect_refused(train(out), "model.safetensors");
+}
+
+TEST_F(FineTuning, DocumentsOutsideTheLengthOrTheVocabularyAreRefused) {
+  const std::string run = "train --model " + model + " --data " + path("data.jsonl") + " --out " + path("run");
+  Outcome outcome = execute(run + " --length 32 --too-long refuse");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_TRUE(contains(outcome.output, "more than the 32 that are allowed")) << outcome.output;
+  Json config = Json::parse(read_file(model + "/config.json"));
+  config["vocab_size"] = 100;
+  write_file_atomically(model + "/config.json", config.dump());
+  outcome = execute(run);
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_TRUE(contains(outcome.output, "outside the model's vocabulary of 100")) << outcome.output;
+}
+
+}  // namespace
+}  // namespace streambp
