@@ -3,10 +3,13 @@
 // A known field with a value that this program cannot follow is refused by name, never ignored.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
+#include <initializer_list>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "../model.cuh"
 #include "files.cuh"
@@ -39,7 +42,10 @@ class Fields {
   V get(const char* name, V otherwise) const {
     return has(name) ? get<V>(name) : otherwise;
   }
-  Fields object(const char* name) const { return {json.at(name), file + ", \"" + name + "\""}; }
+  Fields object(const char* name) const {
+    require(has(name), file, ": the field \"", name, "\" is missing");
+    return {json.at(name), file + ", \"" + name + "\""};
+  }
 
   // Refuses any value but this one.
   template <class V>
@@ -47,6 +53,14 @@ class Fields {
     if (!has(name)) return;
     require(get<V>(name) == supported, file, ": \"", name, "\": ", json.at(name).dump(), " is not supported; only ",
             Json(supported).dump(), " is");
+  }
+
+  // Refuses fields other than these: they may have an effect.
+  void known(std::initializer_list<std::string_view> names) const {
+    for (const auto& [name, value] : json.items()) {
+      require(std::find(names.begin(), names.end(), name) != names.end(), file, ": the field \"", name,
+              "\": ", value.dump(), " is not supported");
+    }
   }
 
   const Json& json;

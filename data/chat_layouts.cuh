@@ -1,0 +1,191 @@
+// Chat layouts: how published models write a conversation as text, as data, and by which template each is recognised.
+//
+//   begin  [system message]  {user.before} content {user.after}  {assistant.before} | lead content end | rest  ...
+//
+// A model is asked where {assistant.before} ends; between the bars stands what it writes itself, so that is what is learned.
+// {bos} and {eos} are the model's own tokens.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace streambp {
+
+// What stands around a message.
+struct Frame {
+  std::string before, after;
+  bool trim = false;  // spaces and line breaks around the content go
+};
+
+// What becomes of a system message before the first turn.
+enum class SystemPlace { own_turn, first_user_turn, last_user_turn, refused };
+// Reasoning in <think> ... </think> leads the newest answers and is left out of earlier ones.
+enum class Reasoning { none, begun_by_model, begun_by_prompt };
+
+struct Layout {
+  std::string name;
+  std::string begin = "";
+  Frame user, assistant;       // assistant.after is the rest
+  std::string lead = "", end;  // what a model writes around its answer
+  Frame system = {};           // the first message; `after` parts it from the user's if it shares that turn
+  Frame later_system = {};     // a system message between turns, where there can be one
+  std::optional<std::string> default_system = {};
+  SystemPlace system_place = SystemPlace::own_turn;
+  bool alternates = false;  // user and assistant must take turns
+  Reasoning reasoning = Reasoning::none;
+  std::vector<std::string> tokens;  // stand for one token each, in a tokenizer that has them
+};
+
+// <|im_start|>role ... <|im_end|>
+inline Layout chatml(const std::string& name, std::optional<std::string> default_system = {},
+                     Reasoning reasoning = Reasoning::none) {
+  const Frame system = {"<|im_start|>system\n", "<|im_end|>\n"};
+  return {.name = name,
+          .user = {"<|im_start|>user\n", "<|im_end|>\n"},
+          .assistant = {"<|im_start|>assistant\n", "\n"},
+          .end = "<|im_end|>",
+          .system = system,
+          .later_system = system,
+          .default_system = std::move(default_system),
+          .reasoning = reasoning,
+          .tokens = {"<|im_start|>", "<|im_end|>", "<think>", "</think>"}};
+}
+
+// Llama 3: a header with the role. Llama 3.1 and later always have a system message, which begins with dates. Today's date
+// there is the one that the templates fall back on where they have no clock, so that the same data is the same tokens every day.
+inline Layout llama3(const std::string& name, bool dates) {
+  const auto header = [](const std::string& role) { return "<|start_header_id|>" + role + "<|end_header_id|>\n\n"; };
+  const std::string end = "<|eot_id|>", today = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";
+  return {.name = name,
+          .begin = "{bos}",
+          .user = {header("user"), end, true},
+          .assistant = {header("assistant"), "", true},
+          .end = end,
+          .system = {header("system") + (dates ? today : ""), end, true},
+          .later_system = {header("system"), end, true},
+          .default_system = dates ? std::optional<std::string>("") : std::nullopt,
+          .tokens = {"{bos}", "<|start_header_id|>", "<|end_header_id|>", end}};
+}
+
+inline Layout gemma(const std::string& name, SystemPlace place) {
+  return {.name = name,
+          .begin = "{bos}",
+          .user = {"<start_of_turn>user\n", "<end_of_turn>\n", true},
+          .assistant = {"<start_of_turn>model\n", "\n", true},
+          .end = "<end_of_turn>",
+          .system = {"", "\n\n"},
+          .system_place = place,
+          .alternates = true,
+          .tokens = {"{bos}", "<start_of_turn>", "<end_of_turn>"}};
+}
+
+// Mistral's [INST], whose spaces differ from version to version.
+inline Layout mistral(const std::string& name, const Frame& user, const std::string& lead, SystemPlace place,
+                      bool trim_answers = false) {
+  return {.name = name,
+          .begin = "{bos}",
+          .user = user,
+          .assistant = {"", "", trim_answers},
+          .lead = lead,
+          .end = "{eos}",
+          .system = {"", "\n\n"},
+          .system_place = place,
+          .alternates = true,
+          .tokens = {"{bos}", "{eos}", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}};
+}
+
+inline Layout mistral_v7() {
+  Layout layout = mistral("mistral-v7", {"[INST] ", "[/INST]"}, " ", SystemPlace::own_turn);
+  layout.system = layout.later_system = {"[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]"};
+  layout.alternates = false;
+  return layout;
+}
+
+inline Layout zephyr() {
+  return {.name = "zephyr",
+          .user = {"<|user|>\n", "{eos}\n"},
+          .assistant = {"<|assistant|>\n", "\n"},
+          .end = "{eos}",
+          .system = {"<|system|>\n", "{eos}\n"},
+          .later_system = {"<|system|>\n", "{eos}\n"},
+          .tokens = {"{eos}", "<|user|>", "<|assistant|>", "<|system|>"}};
+}
+
+inline const std::vector<Layout>& chat_layouts() {
+  using enum SystemPlace;
+  static const std::vector<Layout> layouts = {
+      chatml("chatml"),
+      chatml("qwen1.5", "You are a helpful assistant"),
+      chatml("qwen2", "You are a helpful assistant."),
+      chatml("qwen2.5", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."),
+      chatml("qwen2.5-math", "Please reason step by step, and put your final answer within \\boxed{}."),
+      chatml("qwen3", {}, Reasoning::begun_by_model),
+      chatml("qwen3-thinking-2507", {}, Reasoning::begun_by_prompt),
+      chatml("smollm2", "You are a helpful AI assistant named SmolLM, trained by Hugging Face"),
+      llama3("llama3", false),
+      llama3("llama3.1", true),
+      mistral("mistral-v1", {"[INST] ", " [/INST]"}, "", refused),
+      mistral("mistral-v1-system", {" [INST] ", " [/INST]"}, " ", first_user_turn),
+      mistral("mistral-v3", {"[INST] ", "[/INST]"}, " ", last_user_turn, true),
+      mistral("mistral-v3-tekken", {"[INST]", "[/INST]"}, "", last_user_turn),
+      mistral_v7(),
+      gemma("gemma2", refused),
+      gemma("gemma3", first_user_turn),
+      zephyr(),
+  };
+  return layouts;
+}
+
+// FNV-1a.
+inline std::uint64_t text_hash(std::string_view text) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char byte : text) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
+  return hash;
+}
+
+// The published templates whose rendering is known, by the hash of their text without the white space at its end.
+// scripts/make_chat_golden.py tells the hashes, and that all of a layout render alike.
+struct KnownTemplate {
+  std::uint64_t hash;
+  const char* layout;
+};
+inline constexpr KnownTemplate kKnownTemplates[] = {
+    {0x17fde6ecda9c7c01u, "chatml"},
+    {0x773d13e188afc917u, "chatml"},
+    {0xa41d6bae9b9141bcu, "chatml"},
+    {0x88bf4138d5c826f0u, "chatml"},
+    {0x3751fe8ea48448abu, "chatml"},
+    {0xaf82eb57e8662e59u, "qwen1.5"},
+    {0xc867da37c989d41fu, "qwen1.5"},
+    {0x75e88977b2787cd7u, "qwen2"},
+    {0x16bc91fc7006a16du, "qwen2"},
+    {0x8a87094e0e1e24c5u, "qwen2"},
+    {0xe642ce246d7f2e3du, "qwen2.5"},
+    {0xfbed2ee177a43d8du, "qwen2.5-math"},
+    {0x2bfdb7aa9754484eu, "qwen3"},
+    {0x959a4551391a6549u, "qwen3"},
+    {0x9cdcd79e2ef275aau, "qwen3"},
+    {0xcd0d41a64dfce181u, "qwen3-thinking-2507"},
+    {0x3da2a7a654434111u, "qwen3-thinking-2507"},
+    {0x09b5156a5cf6abfcu, "smollm2"},
+    {0x45ec583d4d25bc3au, "smollm2"},
+    {0x32844fd43eab01d2u, "llama3"},
+    {0x0e60067a5537498eu, "llama3"},
+    {0x368f4c34b8554414u, "llama3.1"},
+    {0xcc0368e1ffb6b958u, "llama3.1"},
+    {0x8c734b90b4f8d84du, "mistral-v1"},
+    {0x46eac0bf5c765c47u, "mistral-v1-system"},
+    {0x2487e6e79d6345cfu, "mistral-v3"},
+    {0x20783e9d94168233u, "mistral-v3-tekken"},
+    {0xe4a9cc594604808au, "mistral-v7"},
+    {0x5c10ee65212d93b3u, "gemma2"},
+    {0xd19b6ff3a49deea5u, "gemma3"},
+    {0xa0156608461ac2dbu, "gemma3"},
+    {0xcd8b49000db02c2cu, "zephyr"},
+    {0x0af6ea9cf9896e56u, "zephyr"},
+};
+
+}  // namespace streambp

@@ -1,0 +1,159 @@
+// Training examples, one JSON object a line:
+//
+//   {"messages": [{"role": "user", "content": "..."}, ...]}     a conversation
+//   {"prompt": "...", "completion": "..."}                      text, rendered already; or both are lists of messages
+//   {"text": "..."}                                             text
+//
+// Other members are left alone, except those that would change what a model reads: such a line is refused, not half understood.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <set>
+
+#include "chat.cuh"
+
+namespace streambp {
+
+// The lines of a file that may be larger than memory, without their ends and without a byte order mark.
+class Lines {
+ public:
+  static constexpr std::size_t kLongest = std::size_t{1} << 28;
+
+  explicit Lines(const std::filesystem::path& path, std::size_t longest = kLongest) : path_(path), longest_(longest) {
+    bytes_ = regular_file_size(path);
+    file_.reset(std::fopen(path.c_str(), "rb"));
+    require(file_ != nullptr, path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");
+    block_.resize(1 << 20);
+  }
+
+  bool next(std::string& line) {
+    line.clear();
+    ++number_;
+    bool any = false;
+    for (bool complete = false; !complete;) {
+      if (at_ == end_ && !fill()) {
+        if (!any) return false;
+        break;
+      }
+      any = true;
+      const char* begin = block_.data() + at_;
+      const auto* found = static_cast<const char*>(std::memchr(begin, '\n', end_ - at_));
+      complete = found != nullptr;
+      const std::size_t n = complete ? static_cast<std::size_t>(found - begin) : end_ - at_;
+      require(line.size() + n <= longest_, where(), "a line of more than ", longest_,
+              " bytes; is it one example a line?");
+      line.append(begin, n);
+      at_ += n + complete;
+    }
+    if (number_ == 1 && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);
+    if (line.ends_with('\r')) line.pop_back();
+    return true;
+  }
+
+  // "file:17: ", the line last read.
+  std::string where() const { return path_.string() + ":" + std::to_string(number_) + ": "; }
+  // Of the file that have been read.
+  double fraction() const { return bytes_ == 0 ? 1 : static_cast<double>(read_) / static_cast<double>(bytes_); }
+
+ private:
+  bool fill() {
+    at_ = 0;
+    end_ = std::fread(block_.data(), 1, block_.size(), file_.get());
+    read_ += end_;
+    require(!std::ferror(file_.get()), path_.string(), ": cannot read: ", std::strerror(errno));
+    return end_ > 0;
+  }
+
+  struct Close {
+    void operator()(FILE* file) const { std::fclose(file); }
+  };
+  std::filesystem::path path_;
+  std::size_t longest_, bytes_ = 0, read_ = 0, at_ = 0, end_ = 0;
+  std::unique_ptr<FILE, Close> file_;
+  std::string block_;
+  std::size_t number_ = 0;
+};
+
+struct Example {
+  enum Kind { conversation, completion, text } kind;
+  std::vector<Message> messages = {};
+  std::size_t first = 0;  // answers from this message on are to be learned
+  std::string prompt = "", written = "";
+};
+
+// Shallow JSON in which no name stands twice in an object; the parser itself keeps but the last.
+inline Json parse_line(std::string_view line) {
+  constexpr int deepest = 32;
+  std::vector<std::set<std::string>> names(deepest + 2);
+  const auto look = [&](int depth, Json::parse_event_t event, const Json& value) {
+    require_data(depth <= deepest, "JSON nested deeper than ", deepest);
+    const auto level = static_cast<std::size_t>(depth) + 1;
+    if (event == Json::parse_event_t::object_start) names[level].clear();
+    if (event == Json::parse_event_t::key) {
+      const std::string& name = value.get_ref<const std::string&>();
+      require_data(names[level - 1].insert(name).second, "\"", name.substr(0, 100), "\" stands twice in an object");
+    }
+    return true;
+  };
+  try {
+    Json json = Json::parse(line, look);
+    require_data(json.is_object(), "not a JSON object, {...}");
+    return json;
+  } catch (const Json::exception& error) {
+    std::string what = error.what();  // "[json.exception...] parse error at line 1, column 9: ...; last read: ..."
+    what = what.substr(0, what.find("; last read"));
+    if (const std::size_t at = what.find("column"); at != std::string::npos) what = what.substr(at);
+    throw BadData("not valid JSON: " + what.substr(0, 200));
+  }
+}
+
+// What would change the text that a model reads, and is not written by any layout here.
+inline void refuse_members(const Json& object, const std::string& where, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const bool there = object.contains(name) && !object[name].is_null() && !object[name].empty();
+    require_data(!there, where, "\"", name, "\" is not supported; remove it, or render the text yourself");
+  }
+}
+
+inline std::vector<Message> parse_messages(const Json& list, const char* name) {
+  require_data(list.is_array(), "\"", name, "\" is not a list of messages");
+  std::vector<Message> messages;
+  for (const Json& entry : list) {
+    const std::string where = "\"" + std::string(name) + "\", message " + std::to_string(messages.size() + 1) + ": ";
+    require_data(entry.is_object(), where, "not an object with role and content");
+    refuse_members(entry, where,
+                   {"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "weight", "train"});
+    for (const char* key : {"role", "content"}) {
+      require_data(entry.contains(key), where, "no \"", key, "\"");
+      require_data(entry[key].is_string(), where, "\"", key, "\" is not a text");
+    }
+    messages.push_back({entry["role"].get<std::string>(), entry["content"].get<std::string>()});
+  }
+  return messages;
+}
+
+inline Example parse_example(std::string_view line) {
+  const Json json = parse_line(line);
+  const auto has = [&](const char* name) { return json.contains(name) && !json[name].is_null(); };
+  if (has("messages") || (has("prompt") && json["prompt"].is_array())) refuse_members(json, "", {"tools", "functions"});
+  if (has("messages")) return {.kind = Example::conversation, .messages = parse_messages(json["messages"], "messages")};
+  if (has("completion")) {
+    require_data(has("prompt"), "a \"completion\" without a \"prompt\"");
+    const Json &prompt = json["prompt"], &completion = json["completion"];
+    if (prompt.is_array()) {
+      Example example{.kind = Example::conversation, .messages = parse_messages(prompt, "prompt")};
+      example.first = example.messages.size();
+      for (Message& message : parse_messages(completion, "completion")) example.messages.push_back(std::move(message));
+      return example;
+    }
+    require_data(prompt.is_string() && completion.is_string(),
+                 "\"prompt\" and \"completion\" must both be text, or both lists of messages");
+    return {.kind = Example::completion, .prompt = prompt.get<std::string>(), .written = completion.get<std::string>()};
+  }
+  require_data(has("text"), "neither \"messages\" nor \"prompt\" and \"completion\" nor \"text\"");
+  require_data(json["text"].is_string(), "\"text\" is not a text");
+  return {.kind = Example::text, .written = json["text"].get<std::string>()};
+}
+
+}  // namespace streambp

@@ -1,0 +1,233 @@
+// Chat layouts against what transformers makes of the templates as published (scripts/make_chat_golden.py).
+#include "../data/chat.cuh"
+#include "golden.cuh"
+
+namespace streambp {
+namespace {
+
+const TextTokens kOwn = {"<s>", "</s>"};
+
+Chat chat_of(const std::string& name) {
+  for (const Layout& layout : chat_layouts()) {
+    if (layout.name == name) return Chat(layout, kOwn);
+  }
+  throw std::logic_error(name);
+}
+
+const Json& golden_chat() {
+  static const Json json = Json::parse(read_file(golden_folder() / "chat.json"));
+  return json;
+}
+
+std::vector<std::vector<Message>> conversations() {
+  std::vector<std::vector<Message>> all;
+  for (const Json& conversation : golden_chat().at("conversations")) {
+    auto& messages = all.emplace_back();
+    for (const Json& m : conversation) messages.push_back({m.at("role"), m.at("content")});
+  }
+  return all;
+}
+
+std::string text_of(const std::vector<Piece>& pieces) {
+  std::string text;
+  for (const Piece& piece : pieces) text += piece.text;
+  return text;
+}
+std::string learned_of(const std::vector<Piece>& pieces) {
+  std::string text;
+  for (const Piece& piece : pieces) text += piece.learn ? piece.text : "";
+  return text;
+}
+
+// The text, or null for a conversation that is refused.
+template <class Render>
+Json rendered(const Render& render) {
+  try {
+    return text_of(render());
+  } catch (const BadData&) {
+    return nullptr;
+  }
+}
+
+class Layouts : public testing::TestWithParam<std::string> {
+ protected:
+  const Chat chat = chat_of(GetParam());
+  const Json& golden = golden_chat().at("layouts").at(GetParam());
+};
+
+TEST_P(Layouts, WriteConversationsAsTheTemplatesDo) {
+  const auto all = conversations();
+  ASSERT_EQ(all.size(), golden.at("whole").size());
+  for (std::size_t c = 0; c < all.size(); ++c) {
+    EXPECT_EQ(rendered([&] { return chat.render(all[c]); }), golden["whole"][c]) << "conversation " << c;
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < all[c].size(); ++i) {
+      if (all[c][i].role != "user") continue;
+      const std::span<const Message> before(all[c].data(), i + 1);
+      EXPECT_EQ(rendered([&] { return chat.prompt(before); }), golden["prompts"][c].at(next++)) << c << ", " << i;
+    }
+  }
+}
+
+// Every answer is learned once, with the token that ends it.
+TEST_P(Layouts, LearnEveryAnswerToItsEnd) {
+  for (const auto& messages : conversations()) {
+    if (rendered([&] { return chat.render(messages); }).is_null()) continue;
+    std::size_t answers = 0, learned = 0;
+    for (const Message& message : messages) answers += message.role == "assistant";
+    for (const auto& lesson : chat.lessons(messages)) {
+      for (std::size_t p = 0; p < lesson.size(); ++p) {
+        const bool end = lesson[p].learn && lesson[p].markup && lesson[p].text == chat.end();
+        learned += end;
+        if (lesson[p].learn && (p + 1 == lesson.size() || !lesson[p + 1].learn)) {
+          EXPECT_TRUE(end) << lesson[p].text;
+        }
+      }
+    }
+    EXPECT_EQ(learned, answers) << text_of(chat.render(messages));
+  }
+}
+
+// In conversations that take turns, each answer's text stands after its prompt.
+TEST_P(Layouts, LessonsBeginWithTheirPrompts) {
+  std::vector<Message> messages = {{"user", "One?"},     {"assistant", "1"}, {"user", "Two?"},
+                                   {"assistant", " 2 "}, {"user", "Three?"}, {"assistant", "3"}};
+  if (GetParam() != "gemma2" && GetParam() != "mistral-v1") messages.insert(messages.begin(), {"system", "Briefly."});
+  std::vector<std::string> texts;
+  std::string learned;
+  for (const auto& lesson : chat.lessons(messages)) texts.push_back(text_of(lesson)), learned += learned_of(lesson);
+  std::string expected;
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].role != "assistant") continue;
+    const std::string prompt = text_of(chat.prompt(std::span(messages).first(i)));
+    const auto found = std::find_if(texts.begin(), texts.end(), [&](auto& text) { return text.starts_with(prompt); });
+    ASSERT_NE(found, texts.end()) << prompt;
+    const std::size_t end = found->find(chat.end(), prompt.size());
+    expected += found->substr(prompt.size(), end + chat.end().size() - prompt.size());
+  }
+  EXPECT_EQ(learned, expected);
+}
+
+TEST_P(Layouts, AreRecognisedByTheirTemplates) {
+  std::vector<std::string> hashes;
+  for (const KnownTemplate& known : kKnownTemplates) {
+    char hex[17];
+    std::snprintf(hex, sizeof hex, "%016lx", static_cast<unsigned long>(known.hash));
+    if (known.layout == GetParam()) hashes.push_back(hex);
+  }
+  EXPECT_EQ(Json(hashes), golden.at("templates"));
+}
+
+std::vector<std::string> layout_names() {
+  std::vector<std::string> names;
+  for (const Layout& layout : chat_layouts()) names.push_back(layout.name);
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(layout_names()), [](const auto& info) {
+  std::string name = info.param;
+  for (char& c : name) c = std::isalnum(c) ? c : '_';
+  return name;
+});
+
+TEST(Chat, GoldenDataCoversEveryLayout) { EXPECT_EQ(golden_chat().at("layouts").size(), chat_layouts().size()); }
+
+TEST(Chat, LearnsFromTheMessageThatItIsTold) {
+  const std::vector<Message> messages = {{"user", "One?"}, {"assistant", "1"}, {"user", "Two?"}, {"assistant", "2"}};
+  EXPECT_EQ(learned_of(chat_of("chatml").lessons(messages, 3).at(0)), "2<|im_end|>");
+  const auto qwen3 = chat_of("qwen3").lessons(messages, 2);
+  ASSERT_EQ(qwen3.size(), 1u);
+  EXPECT_EQ(learned_of(qwen3[0]), "<think>\n\n</think>\n\n2<|im_end|>");
+}
+
+TEST(Chat, TokensOfTheLayoutAreMarkupAndThoseInContentAreNot) {
+  const std::vector<Message> messages = {{"user", "<|im_end|>"}, {"assistant", "<|im_start|>"}};
+  std::vector<std::string> markup, content;
+  for (const Piece& piece : chat_of("chatml").render(messages)) (piece.markup ? markup : content).push_back(piece.text);
+  EXPECT_EQ(content, (std::vector<std::string>{"<|im_end|>", "<|im_start|>"}));
+  EXPECT_EQ(markup, (std::vector<std::string>{"<|im_start|>", "user\n", "<|im_end|>", "\n", "<|im_start|>",
+                                              "assistant\n", "<|im_end|>", "\n"}));
+}
+
+TEST(Chat, RefusesWhatNoLayoutHasAPlaceFor) {
+  const Chat chat = chat_of("chatml");
+  EXPECT_THROW(chat.render({}), BadData);
+  const std::vector<Message> tool = {{"user", "x"}, {"tool", "y"}};
+  EXPECT_THROW(chat.render(tool), BadData);
+}
+
+class ModelDirectory : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir = fs::path(testing::TempDir()) / ("chat_" + std::to_string(getpid()));
+    fs::remove_all(dir);
+    fs::create_directories(dir);
+  }
+  void TearDown() override { fs::remove_all(dir); }
+  void write(const std::string& name, const std::string& text) { write_file_atomically(dir / name, text); }
+  std::string refusal(const std::string& forced = "") {
+    try {
+      return "taken for " + Chat::of(dir, forced).name();
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }
+  void expect_refused(const std::string& said, const std::string& forced = "") {
+    EXPECT_NE(refusal(forced).find(said), std::string::npos) << refusal(forced);
+  }
+  fs::path dir;
+};
+
+TEST_F(ModelDirectory, WithoutATemplateNamesTheWaysOut) {
+  expect_refused("no chat template; name a layout with --chat");
+  write("tokenizer_config.json", R"({"chat_template": null})");
+  expect_refused("no chat template");
+  EXPECT_EQ(Chat::of(dir, "chatml").name(), "chatml");
+}
+
+TEST_F(ModelDirectory, WithAnUnknownTemplateIsRefused) {
+  write("chat_template.jinja", "{{ messages }}");
+  expect_refused("chat_template.jinja: the chat template is none of those that are known");
+  expect_refused("qwen3");  // the list of layouts
+  expect_refused("there is no such layout", "nonsense");
+}
+
+// The text of a template that hashes to a known value is not ours to keep, so the search for it is tested by errors.
+TEST_F(ModelDirectory, FindsTheTemplateWhereverItMayBe) {
+  write("chat_template.json", R"({"chat_template": "x"})");
+  expect_refused("chat_template.json: the chat template is none");
+  fs::remove(dir / "chat_template.json");
+  write("tokenizer_config.json",
+        R"({"chat_template": [{"name": "tool_use", "template": "y"}, {"name": "default", "template": "x"}]})");
+  expect_refused("tokenizer_config.json: the chat template is none");
+  write("tokenizer_config.json", R"({"chat_template": [{"name": "tool_use", "template": "y"}, 3]})");
+  expect_refused("none of the chat templates is named \"default\"");
+  write("tokenizer_config.json", R"({"chat_template": 3})");
+  expect_refused("neither text nor a list");
+  write("tokenizer_config.json", "[");
+  expect_refused("is not a JSON object");
+}
+
+TEST_F(ModelDirectory, OwnTokensComeFromTheTokenizer) {
+  write("special_tokens_map.json", R"({"bos_token": "<b0>", "eos_token": "<e0>"})");
+  write("tokenizer_config.json", R"({"bos_token": {"content": "<b>"}})");
+  const TextTokens own = read_text_tokens(dir);
+  EXPECT_EQ(own.bos, "<b>");
+  EXPECT_EQ(own.eos, "<e0>");
+  EXPECT_EQ(Chat::of(dir, "zephyr").end(), "<e0>");
+  const std::vector<Message> messages = {{"user", "x"}};
+  EXPECT_EQ(text_of(Chat::of(dir, "mistral-v1").prompt(messages)), "<b>[INST] x [/INST]");
+}
+
+TEST_F(ModelDirectory, OwnTokensMayBeAnything) {
+  write("tokenizer_config.json", R"({"bos_token": "{bos}{eos}", "eos_token": "{bos}"})");
+  const std::vector<Message> messages = {{"user", "x"}, {"assistant", "y"}};
+  EXPECT_FALSE(text_of(Chat::of(dir, "mistral-v1").render(messages)).empty());
+}
+
+TEST_F(ModelDirectory, WithoutTheTokenThatALayoutNeedsIsRefused) {
+  write("tokenizer_config.json", R"({"bos_token": null})");
+  expect_refused("needs the model's bos_token", "llama3");
+}
+
+}  // namespace
+}  // namespace streambp

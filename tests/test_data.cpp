@@ -1,0 +1,372 @@
+// Training data: lines and examples from hostile files, files of tokens, and packing.
+#include <cmath>
+
+#include "../data/jsonl.cuh"
+#include "../data/packing.cuh"
+#include "commands.cuh"
+
+namespace streambp {
+namespace {
+
+template <class Action>
+std::string error_of(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+#define EXPECT_ERROR(action, said) EXPECT_TRUE(contains(error_of([&] { action; }), said)) << error_of([&] { action; })
+
+class DataFiles : public Commands {
+ protected:
+  fs::path write(const std::string& name, const std::string& text) {
+    write_file_atomically(dir / name, text);
+    return dir / name;
+  }
+  std::vector<std::string> lines(const std::string& text, std::size_t longest = Lines::kLongest) {
+    Lines file(write("lines", text), longest);
+    std::vector<std::string> all;
+    for (std::string line; file.next(line);) all.push_back(line);
+    return all;
+  }
+};
+
+using Strings = std::vector<std::string>;
+
+TEST_F(DataFiles, LinesEndInEveryWay) {
+  EXPECT_EQ(lines(""), Strings{});
+  EXPECT_EQ(lines("a\nb\n"), (Strings{"a", "b"}));
+  EXPECT_EQ(lines("a\r\n\r\nb"), (Strings{"a", "", "b"}));
+  EXPECT_EQ(lines("\xef\xbb\xbf"), (Strings{""}));
+  EXPECT_EQ(lines("\xef\xbb\xbfx\n\xef\xbb\xbfy"), (Strings{"x", "\xef\xbb\xbfy"}));
+  EXPECT_EQ(lines(std::string("a\0b\n", 4)), (Strings{std::string("a\0b", 3)}));
+  const std::string wide(3'000'000, 'x');  // longer than what is read at a time
+  EXPECT_EQ(lines(wide + "\n" + wide), (Strings{wide, wide}));
+}
+
+TEST_F(DataFiles, LinesThatNeverEndAreRefusedWithTheirNumber) {
+  EXPECT_EQ(lines("a\n12345", 5).size(), 2u);
+  EXPECT_ERROR(lines("a\n123456", 5), "lines:2: a line of more than 5 bytes");
+}
+
+TEST_F(DataFiles, LinesNameWhatIsNoFile) {
+  EXPECT_ERROR(Lines(dir / "missing"), "no such file");
+  EXPECT_ERROR(Lines{dir}, "is a directory");
+}
+
+TEST(Examples, AreUnderstood) {
+  const Example chat =
+      parse_example(R"({"messages": [{"role": "user", "content": "a", "id": 3}], "prompt": "ignored"})");
+  EXPECT_EQ(chat.kind, Example::conversation);
+  ASSERT_EQ(chat.messages.size(), 1u);
+  EXPECT_EQ(chat.messages[0].content, "a");
+  const Example parts = parse_example(
+      R"({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]})");
+  EXPECT_EQ(parts.first, 1u);
+  EXPECT_EQ(parts.messages.size(), 2u);
+  const Example completion = parse_example(R"({"prompt": "a", "completion": "b"})");
+  EXPECT_EQ(completion.kind, Example::completion);
+  EXPECT_EQ(completion.prompt + completion.written, "ab");
+  EXPECT_EQ(parse_example(R"({"text": "\u00e4\ud83c\udf0d"})").written, "ä🌍");
+  EXPECT_EQ(parse_example(R"({"text": "x", "tools": [1], "messages": null})").kind, Example::text);
+}
+
+TEST(Examples, ThatAreNotUnderstoodAreRefusedInWords) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"", "not valid JSON"},
+      {"{\"text\": ", "not valid JSON: column 10"},
+      {"[1]", "not a JSON object"},
+      {"3", "not a JSON object"},
+      {"{}", "neither \"messages\""},
+      {R"({"text": NaN})", "not valid JSON"},
+      {R"({"text": 3})", "\"text\" is not a text"},
+      {R"({"text": 1e999})", "not valid JSON"},
+      {R"({"text": "a)", "not valid JSON"},
+      {"{\"text\": \"\xff\"}", "not valid JSON: column 11: syntax error while parsing value - invalid string"},
+      {"{\"text\": \"\xed\xa0\x80\"}", "not valid JSON"},  // a surrogate in UTF-8
+      {R"({"text": "\ud800"})", "not valid JSON"},
+      {R"({"text": "a", "text": "b"})", "\"text\" stands twice"},
+      {R"({"messages": [{"role": "user", "role": "user", "content": ""}]})", "\"role\" stands twice"},
+      {R"({"completion": "b"})", "without a \"prompt\""},
+      {R"({"prompt": "a"})", "neither \"messages\""},
+      {R"({"prompt": "a", "completion": 3})", "must both be text"},
+      {R"({"prompt": [], "completion": "b"})", "\"completion\" is not a list of messages"},
+      {R"({"prompt": "a", "completion": []})", "must both be text"},
+      {R"({"messages": "a"})", "not a list of messages"},
+      {R"({"messages": ["a"]})", "message 1: not an object"},
+      {R"({"messages": [{"content": "a"}]})", "message 1: no \"role\""},
+      {R"({"messages": [{"role": "user"}]})", "message 1: no \"content\""},
+      {R"({"messages": [{"role": "user", "content": null}]})", "\"content\" is not a text"},
+      {R"({"messages": [{"role": "user", "content": [{"text": "a"}]}]})", "\"content\" is not a text"},
+      {R"({"messages": [{"role": 3, "content": "a"}]})", "\"role\" is not a text"},
+      {R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]})",
+       "\"tool_calls\" is not supported"},
+      {R"({"messages": [], "tools": [{}]})", "\"tools\" is not supported"},
+      {R"({"messages": [{"role": "assistant", "content": "", "weight": 0}]})", "\"weight\" is not supported"},
+  };
+  for (const auto& [line, said] : cases) {
+    try {
+      parse_example(line);
+      ADD_FAILURE() << line;
+    } catch (const BadData& error) {
+      EXPECT_TRUE(contains(error.what(), said)) << line << "\n" << error.what();
+      EXPECT_LT(std::string(error.what()).size(), 400u);
+    }
+  }
+}
+
+TEST(Examples, NestedBeyondReasonAreRefusedAndNotFollowed) {
+  for (const char* open : {"[", "{\"a\":"}) {
+    std::string line = "{\"text\": ";
+    for (int i = 0; i < 100'000; ++i) line += open;
+    EXPECT_ERROR(parse_example(line), "nested deeper than");
+  }
+}
+
+TEST_F(DataFiles, TokensComeBackAsTheyWereWritten) {
+  const std::vector<Document> documents = {{{1, 2, 3}, {0, 1, 1}}, {{INT32_MAX}, {0}}, {{0, 7}, {1, 1}}};
+  TokenWriter writer(dir / "t.safetensors");
+  EXPECT_EQ(files(), Strings{});  // nothing lies about while it is made
+  for (const Document& document : documents) writer.add(document);
+  writer.finish({{"made_from", "a test"}});
+  EXPECT_EQ(files(), Strings{"t.safetensors"});
+  const TokenFile file(dir / "t.safetensors");
+  ASSERT_EQ(file.documents(), 3);
+  EXPECT_EQ(file.token_count(), 6);
+  EXPECT_EQ(file.learned_count(), 3);  // what comes first in a document cannot be predicted
+  EXPECT_EQ(file.longest(), 3);
+  EXPECT_EQ(file.lengths(), (std::vector<Index>{3, 1, 2}));
+  EXPECT_EQ(file.metadata().at("made_from"), "a test");
+  for (Index i = 0; i < 3; ++i) {
+    const auto tokens = file.tokens(i);
+    const auto learn = file.learn(i);
+    EXPECT_EQ(std::vector(tokens.begin(), tokens.end()), documents[static_cast<std::size_t>(i)].tokens);
+    EXPECT_EQ(std::vector(learn.begin(), learn.end()), documents[static_cast<std::size_t>(i)].learn);
+  }
+  EXPECT_ERROR(file.require_vocabulary(8), "token 3 is 2147483647, outside the model's vocabulary of 8");
+}
+
+TEST_F(DataFiles, FingerprintsTellDataApart) {
+  const auto fingerprint = [&](const std::vector<Document>& documents) {
+    TokenWriter writer(dir / "t.safetensors");
+    for (const Document& document : documents) writer.add(document);
+    writer.finish({});
+    return TokenFile(dir / "t.safetensors").fingerprint();
+  };
+  std::set<std::string> all;
+  const std::vector<std::vector<Document>> cases = {
+      {{{1, 2, 3, 4}, {0, 1, 1, 1}}},       {{{1, 2, 3, 4}, {0, 0, 1, 1}}},       {{{1, 2, 4, 3}, {0, 1, 1, 1}}},
+      {{{1, 2}, {0, 1}}, {{3, 4}, {1, 1}}}, {{{3, 4}, {1, 1}}, {{1, 2}, {0, 1}}}, {{{1, 2}, {0, 1}}}};
+  for (const auto& documents : cases) {
+    all.insert(fingerprint(documents));
+    EXPECT_EQ(all.count(fingerprint(documents)), 1u);
+  }
+  EXPECT_EQ(all.size(), cases.size());
+}
+
+TEST_F(DataFiles, DamagedTokenFilesAreRefused) {
+  const auto file = [&](std::vector<Index> ends, std::vector<std::int32_t> tokens, std::vector<std::uint8_t> learn) {
+    SafetensorsWriter writer(dir / "t.safetensors", {});
+    writer.add("ends", "I64", {static_cast<Index>(ends.size())}, ends.data(), ends.size() * 8);
+    writer.add("tokens", "I32", {static_cast<Index>(tokens.size())}, tokens.data(), tokens.size() * 4);
+    writer.add("learn", "U8", {static_cast<Index>(learn.size())}, learn.data(), learn.size());
+    writer.finish();
+    TokenFile(dir / "t.safetensors").require_vocabulary(10);
+  };
+  EXPECT_EQ(error_of([&] { file({1, 3}, {0, 1, 9}, {0, 1, 1}); }), "no error");
+  EXPECT_ERROR(file({1, 1, 3}, {0, 1, 9}, {0, 1, 1}), "document 1 ends at token 1 but begins at 1");
+  EXPECT_ERROR(file({2, 1, 3}, {0, 1, 9}, {0, 1, 1}), "document 1 ends at token 1 but begins at 2");
+  EXPECT_ERROR(file({-1, 3}, {0, 1, 9}, {0, 1, 1}), "document 0 ends at token -1");
+  EXPECT_ERROR(file({2}, {0, 1, 9}, {0, 1, 1}), "documents end after 2 tokens");
+  EXPECT_ERROR(file({INT64_MAX}, {0, 1, 9}, {0, 1, 1}), "documents end after 9223372036854775807 tokens");
+  EXPECT_ERROR(file({3}, {0, 1, 9}, {0, 1}), "2 marks of what to learn");
+  EXPECT_ERROR(file({3}, {0, 1, 10}, {0, 1, 1}), "token 2 is 10, outside");
+  EXPECT_ERROR(file({3}, {0, -1, 9}, {0, 1, 1}), "token 1 is -1, outside");
+  EXPECT_ERROR(file({3}, {0, 1, 9}, {0, 2, 1}), "\"learn\" of token 1 is 2");
+  SafetensorsWriter shapes(dir / "s.safetensors", {});
+  const Index end = 1;
+  const std::int32_t token = 0;
+  const std::uint8_t learn = 0;
+  shapes.add("ends", "I64", {1}, &end, 8);
+  shapes.add("tokens", "I32", {1, 1}, &token, 4);
+  shapes.add("learn", "U8", {1}, &learn, 1);
+  shapes.finish();
+  EXPECT_ERROR(TokenFile(dir / "s.safetensors"), "tensor \"tokens\": a list of I32 is expected");
+  SafetensorsWriter skewed(dir / "a.safetensors", {});
+  skewed.add("learn", "U8", {1}, &learn, 1);
+  skewed.add("ends", "I64", {1}, &end, 8);
+  skewed.add("tokens", "I32", {1}, &token, 4);
+  skewed.finish();
+  EXPECT_ERROR(TokenFile(dir / "a.safetensors"), "does not lie at a multiple");
+}
+
+template <class T>
+std::string bin(std::int32_t magic, std::int32_t version, std::int32_t count, const std::vector<T>& tokens) {
+  std::vector<std::int32_t> header(256);
+  header[0] = magic, header[1] = version, header[2] = count;
+  return std::string(reinterpret_cast<const char*>(header.data()), 1024) +
+         std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(T));
+}
+
+TEST_F(DataFiles, LlmCFilesBecomeDocuments) {
+  const auto documents = [&](const std::string& bytes) {
+    TokenWriter writer(dir / "t.safetensors");
+    add_bin_file(write("x.bin", bytes), writer);
+    writer.finish({});
+    const TokenFile file(dir / "t.safetensors");
+    EXPECT_EQ(file.learned_count(), file.token_count() - file.documents());
+    std::vector<std::vector<std::int32_t>> all;
+    for (Index i = 0; i < file.documents(); ++i) all.emplace_back(file.tokens(i).begin(), file.tokens(i).end());
+    return all;
+  };
+  using Lists = std::vector<std::vector<std::int32_t>>;
+  const std::vector<std::uint16_t> gpt2 = {5, 50256, 6, 7, 50256, 65535};
+  EXPECT_EQ(documents(bin(20240520, 1, 6, gpt2)), (Lists{{5}, {50256, 6, 7}, {50256, 65535}}));
+  const std::vector<std::uint32_t> llama3 = {128000, 1, 2, 128000, 3};
+  EXPECT_EQ(documents(bin(20240801, 7, 5, llama3)), (Lists{{128000, 1, 2}, {128000, 3}}));
+  EXPECT_EQ(documents(bin<std::uint32_t>(20240801, 7, 2, {8, 9})), (Lists{{8, 9}}));
+}
+
+TEST_F(DataFiles, DamagedLlmCFilesAreRefused) {
+  TokenWriter writer(dir / "t.safetensors");
+  const auto add = [&](const std::string& bytes) { add_bin_file(write("x.bin", bytes), writer); };
+  EXPECT_ERROR(add(""), "0 bytes are too few");
+  EXPECT_ERROR(add(bin<std::uint16_t>(20240520, 7, 0, {})), "magic number 20240520 and version 7");
+  EXPECT_ERROR(add(bin<std::uint16_t>(20240520, 1, 3, {1, 2})), "claims 3 tokens, and has room for 2");
+  EXPECT_ERROR(add(bin<std::uint16_t>(20240520, 1, -1, {1, 2})), "claims -1 tokens");
+  EXPECT_ERROR(add(bin<std::uint16_t>(20240520, 1, 2, {1, 2}) + "x"), "claims 2 tokens");
+  EXPECT_ERROR(add(bin<std::uint32_t>(20240801, 7, 1, {0x80000000u})), "in no vocabulary");
+}
+
+// --- Packing ---
+
+// Lengths as they are in nature: many short ones, few long ones.
+std::vector<Index> natural_lengths(std::size_t n) {
+  std::vector<Index> lengths(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    lengths[i] = 2 + static_cast<Index>(std::exp(5.5 + 1.1 * Random(8).normal(i)));
+  }
+  return lengths;
+}
+
+std::vector<std::vector<Index>> packs_of(Packing& packing, Index from, Index count) {
+  std::vector<std::vector<Index>> all;
+  for (Index n = from; n < from + count; ++n) {
+    auto& pack = all.emplace_back();
+    for (const PackedPiece& p : packing.pack(n)) pack.insert(pack.end(), {p.document, p.begin, p.length});
+  }
+  return all;
+}
+
+TEST(Packing, UsesEveryTokenOnceAnEpochAndFillsThePacks) {
+  const std::vector<Index> lengths = natural_lengths(20'000);
+  constexpr Index length = 2048;
+  Packing packing(lengths, length, 3);
+  for (const Index epoch : {0, 1}) {
+    std::vector<Index> next(lengths.size(), 0);
+    std::vector<std::vector<std::pair<Index, Index>>> spans(lengths.size());
+    for (Index n = 0; n < packing.size(); ++n) {
+      Index sum = 0;
+      for (const PackedPiece& piece : packing.pack(epoch * packing.size() + n)) {
+        sum += piece.length;
+        spans[static_cast<std::size_t>(piece.document)].push_back({piece.begin, piece.length});
+      }
+      ASSERT_LE(sum, length);
+      ASSERT_GT(sum, 0);
+    }
+    for (std::size_t d = 0; d < lengths.size(); ++d) {
+      std::sort(spans[d].begin(), spans[d].end());
+      Index end = 0;
+      for (const auto& [begin, n] : spans[d]) {
+        ASSERT_EQ(begin, end);
+        end += n;
+      }
+      ASSERT_EQ(end, lengths[d]);
+    }
+  }
+  const double fill = static_cast<double>(packing.tokens()) / static_cast<double>(packing.size() * length);
+  EXPECT_GE(fill, 0.98);
+  RecordProperty("fill", std::to_string(fill));
+}
+
+// Where a piece goes is where it leaves the least room: {6, 5, 4, 3, 2} in packs of 10 are {6, 4} and {5, 3, 2}.
+TEST(Packing, IsBestFit) {
+  Packing packing(std::vector<Index>{2, 3, 4, 5, 6}, 10, 1);
+  ASSERT_EQ(packing.size(), 2);
+  std::set<std::set<Index>> packs;
+  for (Index n : {0, 1}) {
+    std::set<Index> lengths;
+    for (const PackedPiece& piece : packing.pack(n)) lengths.insert(piece.length);
+    packs.insert(lengths);
+  }
+  EXPECT_EQ(packs, (std::set<std::set<Index>>{{6, 4}, {5, 3, 2}}));
+}
+
+TEST(Packing, IsAFunctionOfItsArgumentsSoThatRunsResumeAnywhere) {
+  const std::vector<Index> lengths = natural_lengths(1000);
+  Packing packing(lengths, 1000, 3), again(lengths, 1000, 3), other(lengths, 1000, 4);
+  const Index n = packing.size();
+  ASSERT_EQ(other.size(), n);
+  const auto all = packs_of(packing, 0, 3 * n);
+  const auto late = packs_of(again, n + n / 2, n);  // begins in the middle of the second epoch
+  EXPECT_TRUE(std::equal(late.begin(), late.end(), all.begin() + n + n / 2));
+  EXPECT_EQ(packs_of(packing, 0, n), std::vector(all.begin(), all.begin() + n));  // and back
+  EXPECT_NE(packs_of(other, 0, n), packs_of(packing, 0, n));
+  EXPECT_NE(packs_of(packing, 0, n), packs_of(packing, n, n));
+}
+
+TEST(Packing, OfLongDocumentsIsAChoice) {
+  const std::vector<Index> lengths = {25, 10, 3};
+  const auto count = [&](TooLong choice) { return Packing(lengths, 10, 1, choice).tokens(); };
+  EXPECT_EQ(count(TooLong::split), 38);
+  EXPECT_EQ(count(TooLong::truncate), 23);
+  EXPECT_ERROR(count(TooLong::refuse), "document 0 has 25 tokens, more than the 10");
+  EXPECT_ERROR(Packing(std::vector<Index>{}, 10, 1), "no documents");
+  EXPECT_ERROR(Packing(lengths, 0, 1), "hold nothing");
+}
+
+// What is learned is predicted exactly once in an epoch, also across the places where long documents are split.
+TEST_F(DataFiles, BatchesPredictWhatIsLearned) {
+  TokenWriter writer(dir / "t.safetensors");
+  std::map<std::int32_t, int> expected;  // tokens are all different
+  std::int32_t token = 0;
+  for (const Index length : natural_lengths(200)) {
+    Document document;
+    for (Index i = 0; i < length; ++i, ++token) {
+      const bool learn = i > 0 && Random(2).below(3, static_cast<std::uint64_t>(token)) > 0;
+      document.add({&token, 1}, learn);
+      if (learn) ++expected[token];
+    }
+    writer.add(document);
+  }
+  writer.finish({});
+  const TokenFile file(dir / "t.safetensors");
+  Packing packing(file.lengths(), 300, 1);
+  Config config = make_config("llama", token, 8, 1, 1, 1, 8, 8, 0, true);
+  std::map<std::int32_t, int> predicted;
+  Index tokens = 0;
+  for (Index n = 0; n < packing.size(); ++n) {
+    const Batch batch = to_batch(file, packing.pack(n));
+    validate(config, batch);
+    tokens += batch.size();
+    for (std::size_t i = 0; i < batch.targets.size(); ++i) {
+      if (batch.targets[i] < 0) continue;
+      EXPECT_EQ(batch.targets[i], batch.tokens[i] + 1);
+      ++predicted[batch.targets[i]];
+    }
+    Index at = 0;
+    for (const PackedPiece& piece : packing.pack(n)) {
+      for (Index i = 0; i < piece.length; ++i, ++at) {
+        ASSERT_EQ(batch.positions[static_cast<std::size_t>(at)], i);
+        ASSERT_EQ(batch.key_begin[static_cast<std::size_t>(at)], at - i);
+      }
+    }
+  }
+  EXPECT_EQ(tokens, file.token_count());
+  EXPECT_EQ(predicted, expected);
+}
+
+}  // namespace
+}  // namespace streambp
