@@ -10,6 +10,7 @@
 #include "commands/bench_command.cuh"
 #include "commands/device_options.cuh"
 #include "commands/plan_command.cuh"
+#include "commands/tokenize_command.cuh"
 #include "commands/verify_command.cuh"
 #include "data/checkpoint.cuh"
 #include "data/stories.cuh"
@@ -416,7 +417,8 @@ int main(int argc, char** argv) {
       "  streambp train           train a model (without options: a small one, in about a minute)\n"
       "  streambp verify          prove that the gradient is the full-memory gradient, bit for bit\n"
       "  streambp plan MODEL      tell the memory and work of a training step at any length\n"
-      "  streambp bench           measure the speed of a training step\n\n"
+      "  streambp bench           measure the speed of a training step\n"
+      "  streambp tokenize        turn data into the tokens that a model is trained on\n\n"
       "Each has a --help of its own. Exit codes: 0 done, 1 a verification failed, 2 something to mend."};
   app.require_subcommand(1);
   app.get_formatter()->column_width(28);
@@ -424,6 +426,7 @@ int main(int argc, char** argv) {
   VerifyCommand verify(app);
   PlanCommand plan(app);
   BenchCommand bench(app);
+  TokenizeCommand tokenize(app);
   for (CLI::App* command : app.get_subcommands({})) command->group("");  // the text above lists them
   try {
     app.parse(argc, argv);

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Renders conversations by the chat templates of published models, with transformers, into tests/golden/chat.json.
+"""Renders conversations by the chat templates of published models, with transformers, into tests/golden/chat.json; and
+tokenises them, with small tokenizers of the kinds that such models have, into tests/golden/chat_tokens.json.
 
     python3 scripts/make_chat_golden.py TEMPLATES_DIR
 
@@ -13,7 +14,7 @@ import json
 import pathlib
 import sys
 
-from tokenizers import Tokenizer, models
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 S, U, A = "system", "user", "assistant"
@@ -58,7 +59,97 @@ def after_users(conversation):
     return [i + 1 for i, message in enumerate(conversation) if message["role"] == U]
 
 
+TEXT = ["How far is the moon? About 384 000 km. Answer briefly. One? Two? Three? 1 2 3 user assistant system model\n\n",
+        "<|user|>\n <|assistant|>\n [INST] more and around [/INST] \u00fc e\u0301 end here I am, you are, don't."]
+
+
+def byte_level(special):
+    """As in GPT-2, Llama 3 and Qwen: bytes, split by a pattern."""
+    tokenizer = Tokenizer(models.BPE())
+    pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(TEXT * 3, trainers.BpeTrainer(vocab_size=360, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in ("<think>", "</think>")])  # words to it, as in Qwen3
+    return tokenizer
+
+
+def sentencepiece(special, legacy):
+    """As in Llama 2 and Mistral: characters, a space in front of a text (in files of old, of each text between special tokens)."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    if legacy:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                           decoders.Strip(" ", 1, 0)])
+    lines = [word for text in TEXT for word in text.replace(" ", " \u2581").split(" ")]
+    trainer = trainers.BpeTrainer(vocab_size=430, special_tokens=["<unk>"] + [f"<0x{b:02X}>" for b in range(256)],
+                                  show_progress=False)
+    normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Sequence([]), pre_tokenizers.Sequence([])
+    tokenizer.train_from_iterator(lines * 3, trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] == "<unk>"]
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def special(*names):
+    return [AddedToken(name, special=True, normalized=False) for name in names]
+
+
+TOKENIZERS = {
+    "byte_level": (lambda: byte_level(special("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>",
+                                              "<|end_header_id|>", "<|eot_id|>")),
+                   ["chatml", "qwen3", "llama3.1"]),
+    "legacy": (lambda: sentencepiece(special("<s>", "</s>"), True), ["mistral-v1", "mistral-v1-system", "zephyr"]),
+    "metaspace": (lambda: sentencepiece(special("<s>", "</s>", "[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>"), False),
+                  ["mistral-v3", "mistral-v3-tekken", "gemma3", "zephyr"]),
+}
+
+
+def crosses(tokenizer, text, borders):
+    """Whether a token lies across one of these places."""
+    spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    return any(begin < border < end for begin, end in spans for border in borders)
+
+
+def tokenise(directory, conversations, render):
+    result = {}
+    for name, (make, layouts) in TOKENIZERS.items():
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=make(), bos_token="<s>", eos_token="</s>")
+        result[name] = {"tokenizer": json.loads(tokenizer.backend_tokenizer.to_str()), "layouts": {}}
+        for layout in layouts:
+            template = sorted(directory.glob(f"{layout}--*.jinja"))[0].read_text().rstrip()
+            cases = []
+            for c in [0, 1, 2, 3, 4, 5, 6, 11, 13]:
+                text = render(template, conversations[c], False)
+                if text is None:
+                    continue
+                ids = tokenizer.apply_chat_template(conversations[c], chat_template=template, tokenize=True,
+                                                    date_string="26 Jul 2024", return_dict=False)
+                assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+                # where answers begin, a prompt ends, and a token across would be one that no model is asked after
+                borders = [len(prompt) for i, m in enumerate(conversations[c]) if m["role"] == A
+                           for prompt in [render(template, conversations[c][:i], True)] if text.startswith(prompt)]
+                if not crosses(tokenizer, text, borders):
+                    cases.append({"conversation": c, "ids": ids})
+            result[name]["layouts"][layout] = cases
+            print(f"{name}, {layout}: {len(cases)} conversations")
+    return result
+
+
 def main():
+    directory = pathlib.Path(sys.argv[1])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), bos_token="<s>", eos_token="</s>")
     conversations = [[{"role": role, "content": content} for role, content in c] for c in CONVERSATIONS]
 
@@ -71,7 +162,7 @@ def main():
             return None
 
     layouts = {}
-    for path in sorted(pathlib.Path(sys.argv[1]).glob("*--*.jinja")):
+    for path in sorted(directory.glob("*--*.jinja")):
         template = path.read_text().rstrip()
         rendered = {"whole": [render(template, c, False) for c in conversations],
                     "prompts": [[render(template, c[:i], True) for i in after_users(c)] for c in conversations]}
@@ -86,6 +177,9 @@ def main():
     result.write_text(json.dumps({"conversations": conversations, "layouts": layouts}, indent=0, ensure_ascii=True))
     print(f"{result}: {len(layouts)} layouts, {sum(len(e['templates']) for e in layouts.values())} templates, "
           f"{len(conversations)} conversations, {result.stat().st_size} bytes")
+    tokens = result.with_name("chat_tokens.json")
+    tokens.write_text(json.dumps(tokenise(directory, conversations, render), separators=(",", ":"), ensure_ascii=True))
+    print(f"{tokens}: {tokens.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

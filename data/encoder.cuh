@@ -1,0 +1,137 @@
+// From examples to tokens, and which of them are learned.
+//
+// Special tokens are tokens where a chat layout writes them, and in text that is rendered already; in a message they are mere text.
+// What stands between two special tokens is tokenised in one go, layout and messages together, as it will be when the model is used;
+// but never across the place where an answer begins, for there a prompt ends.
+#pragma once
+
+#include <map>
+#include <optional>
+
+#include "chat.cuh"
+#include "jsonl.cuh"
+#include "token_file.cuh"
+#include "tokenizer.cuh"
+
+namespace streambp {
+
+using Tokens = std::vector<std::int32_t>;
+
+// The token by which a model ends a text: that of the tokenizer's configuration, else of the model's.
+inline std::int32_t read_end_token(const std::filesystem::path& model, const Tokenizer& tokenizer) {
+  const std::string eos = read_text_tokens(model).eos;
+  if (!eos.empty()) {
+    const auto id = tokenizer.find(eos);
+    require(id.has_value(), (model / "tokenizer_config.json").string(), ": the eos_token \"", eos,
+            "\" is none of the tokenizer's; mend it");
+    return *id;
+  }
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const Json json = read_model_json(model / name);
+    if (!json.is_object() || !json.contains("eos_token_id")) continue;
+    const Json& value = json["eos_token_id"];
+    const Json& id = value.is_array() && !value.empty() ? value[0] : value;
+    if (id.is_null()) continue;
+    require(id.is_number_unsigned() && id < tokenizer.size(), (model / name).string(), ": \"eos_token_id\" is ",
+            value.dump(), ", which is no token of the tokenizer; mend it");
+    return id.get<std::int32_t>();
+  }
+  fail(model.string(), ": no token that ends a text; name one as \"eos_token\" in tokenizer_config.json");
+}
+
+class Encoder {
+ public:
+  // Without a chat layout `chat` is empty, and `no_chat` says why.
+  Encoder(const Tokenizer& tokenizer, const std::filesystem::path& model, std::optional<Chat> chat, std::string no_chat,
+          bool learn_all)
+      : tokenizer_(tokenizer),
+        end_(tokenizer.suffix()),
+        chat_(std::move(chat)),
+        no_chat_(std::move(no_chat)),
+        learn_all_(learn_all) {
+    if (end_.empty()) end_ = {read_end_token(model, tokenizer)};
+    if (!chat_) return;
+    for (const std::string& text : chat_->tokens()) {
+      const auto id = tokenizer.find(text);
+      if (!id || tokenizer.encode(text, true) != Tokens{*id}) continue;  // mere text to this tokenizer
+      special_[text] = *id;
+      const Tokens after = tokenizer.encode(text + "a", true);
+      fresh_after_special_ = Tokens(after.begin() + 1, after.end()) != tokenizer.encode_plain("a", true);
+    }
+  }
+
+  std::vector<Document> encode(const Example& example) const {
+    std::vector<Document> documents;
+    if (example.kind == Example::conversation) {
+      require(chat_.has_value(), no_chat_);
+      if (learn_all_) {
+        documents.push_back(encode_pieces(chat_->render(example.messages)));
+      } else {
+        for (const auto& lesson : chat_->lessons(example.messages, example.first))
+          documents.push_back(encode_pieces(lesson));
+      }
+      require_data(!documents.empty(), "no answer of the assistant to learn from");
+    } else {
+      documents.push_back(text(example.prompt, example.written, example.kind == Example::text));
+    }
+    for (Document& document : documents) {
+      if (learn_all_) std::fill(document.learn.begin(), document.learn.end(), 1);
+      if (!document.learn.empty()) document.learn[0] = 0;
+      require_data(document.learned() > 0, "nothing to learn from");
+    }
+    return documents;
+  }
+
+  // A rendered conversation, or the beginning of one.
+  Document encode_pieces(const std::vector<Piece>& pieces) const {
+    Document document;
+    std::string text;
+    bool learn = false, fresh = true;
+    const auto flush = [&] {
+      if (!text.empty()) document.add(tokenizer_.encode_plain(text, !fresh), learn), fresh = false;
+      text.clear();
+    };
+    for (const Piece& piece : pieces) {
+      const auto special = piece.markup ? special_.find(piece.text) : special_.end();
+      if (piece.learn != learn) flush(), learn = piece.learn;
+      if (special == special_.end()) {
+        text += piece.text;
+      } else {
+        flush();
+        document.add({&special->second, 1}, learn);
+        fresh = fresh_after_special_;
+      }
+    }
+    flush();
+    return document;
+  }
+
+ private:
+  // Begins as the tokenizer begins a text and ends as the model ends one, also if that is written already.
+  Document text(const std::string& prompt, const std::string& written, bool learn_prompt) const {
+    const Tokens begin = tokenizer_.encode(prompt), rest = tokenizer_.encode(written, !prompt.empty());
+    const Tokens& prefix = tokenizer_.prefix();
+    Document document;
+    const Tokens& first = prompt.empty() ? rest : begin;
+    if (!std::equal(prefix.begin(), prefix.end(), first.begin(), first.begin() + shorter(prefix, first))) {
+      document.add(prefix, learn_prompt);
+    }
+    document.add(begin, learn_prompt);
+    document.add(rest, true);
+    if (!std::equal(end_.begin(), end_.end(), rest.end() - shorter(end_, rest), rest.end())) document.add(end_, true);
+    return document;
+  }
+  static std::ptrdiff_t shorter(const Tokens& a, const Tokens& b) {
+    return static_cast<std::ptrdiff_t>(std::min(a.size(), b.size()));
+  }
+
+  const Tokenizer& tokenizer_;
+  Tokens end_;
+  std::optional<Chat> chat_;
+  std::string no_chat_;
+  bool learn_all_;
+  std::map<std::string, std::int32_t> special_;  // tokens of the layout that are tokens of the tokenizer
+  bool fresh_after_special_ = false;             // text after one is tokenised like the beginning of a text
+};
+
+}  // namespace streambp

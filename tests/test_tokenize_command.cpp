@@ -1,0 +1,72 @@
+// streambp tokenize, as people call it.
+#include "../data/token_file.cuh"
+#include "chat_models.cuh"
+
+namespace streambp {
+namespace {
+
+class TokenizeCommandTest : public Commands {
+ protected:
+  void SetUp() override {
+    Commands::SetUp();
+    make_tokenizer_directory(dir / "model", "byte_level");
+    write_file_atomically(dir / "chats.jsonl",
+                          R"({"messages": [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "1"}]}
+{"messages": [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2\u001b[2J"}]}
+)");
+    write_file_atomically(dir / "bad.jsonl", "{\"text\": \"One\"}\nnonsense\n");
+  }
+  std::string arguments(const std::string& data, const std::string& more = "") const {
+    return "tokenize --model " + path("model") + " --data " + data + " --out " + path("out.safetensors") + " " + more;
+  }
+};
+
+TEST_F(TokenizeCommandTest, ShowsWhatIsLearned) {
+  const Outcome outcome = execute(arguments(path("chats.jsonl"), "--chat chatml --show 2"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n⟦1<|im_end|>⟧\n"))
+      << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "⟦2?[2J<|im_end|>⟧")) << outcome.output;  // no command for the terminal
+  EXPECT_TRUE(contains(outcome.output, "2 documents, ")) << outcome.output;
+  const TokenFile file(path("out.safetensors"));
+  EXPECT_EQ(file.documents(), 2);
+  EXPECT_TRUE(contains(outcome.output, std::to_string(file.token_count()) + " tokens, " +
+                                           std::to_string(file.learned_count()) + " of them learned"));
+}
+
+TEST_F(TokenizeCommandTest, TakesSeveralFilesAndItsOwnOutput) {
+  ASSERT_EQ(execute(arguments(path("chats.jsonl"), "--chat zephyr --learn all")).exit_code, 0);
+  const TokenFile first(path("out.safetensors"));
+  EXPECT_EQ(first.learned_count(), first.token_count() - 2);
+  const std::string again = "tokenize --model " + path("model") + " --data " + path("out.safetensors") + " " +
+                            path("chats.jsonl") + " --chat chatml --out " + path("both.safetensors");
+  const Outcome outcome = execute(again);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_EQ(TokenFile(path("both.safetensors")).documents(), 4);
+}
+
+TEST_F(TokenizeCommandTest, CountsWhatItSkips) {
+  expect_refused(arguments(path("bad.jsonl")), "bad.jsonl:2: not valid JSON");
+  const Outcome outcome = execute(arguments(path("bad.jsonl"), "--skip-bad"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "skipped 1 of the data, the first: ")) << outcome.output;
+}
+
+TEST_F(TokenizeCommandTest, RefusesMisuse) {
+  expect_refused("tokenize", "--model is required");
+  expect_refused(arguments(path("chats.jsonl")), "has no chat template; name a layout with --chat");
+  expect_refused(arguments(path("chats.jsonl"), "--chat nonsense"), "there is no such layout; choose one of chatml");
+  expect_refused(arguments(path("missing.jsonl")), "no such file");
+  expect_refused(arguments(path("chats.jsonl"), "--learn nothing"), "--learn");
+  expect_refused("tokenize --model " + path("model") + " --data " + path("chats.jsonl") + " --out x.json",
+                 "name it so");
+  expect_refused("tokenize --model " + path("model") + " --chat chatml --data " + path("chats.jsonl") + " --out " +
+                     path("no/such/place.safetensors"),
+                 "cannot write");
+  expect_refused(
+      "tokenize --model " + path("nowhere") + " --data " + path("chats.jsonl") + " --out " + path("x.safetensors"),
+      "no such file");
+}
+
+}  // namespace
+}  // namespace streambp
