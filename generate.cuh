@@ -47,14 +47,16 @@ class Generator {
   }
 
   const Index room;
+  Index steps = 0;  // calls of read
   Index slots() const { return static_cast<Index>(texts.size()); }
 
-  // What a slot has read.
+  // The tokens that a slot has read.
   const Tokens& text(Index slot) const { return texts[index(slot)]; }
 
   // Each slot, named once at most, reads its tokens after those it has read. Returns the logits that follow the last of
   // each: a row of the vocabulary's size for each reading.
   std::vector<T> read(const std::vector<Reading>& readings) {
+    ++steps;
     auto scope = dev.scope();
     const Matrix<T> last = dev.template allocate<T>(static_cast<Index>(readings.size()), c.hidden, Kind::chunk);
     std::vector<Piece> pieces;
@@ -86,9 +88,9 @@ class Generator {
     for (Index other = 0; other < slots(); ++other) {
       if (shared(other, text) > longest) best = other, longest = shared(other, text);
     }
+    auto copy = [&](Matrix<T> m) { dev.copy(rows_of(m, slot, {0, longest}), rows_of(m, best, {0, longest})); };
     for (const KeysValues<T>& kv : cache) {
-      if (best == slot || longest == 0) break;
-      for (const Matrix<T>& m : {kv.k, kv.v}) dev.copy(rows_of(m, slot, {0, longest}), rows_of(m, best, {0, longest}));
+      if (best != slot && longest > 0) copy(kv.k), copy(kv.v);
     }
     texts[index(slot)].assign(text.begin(), text.begin() + longest);
     return longest;
@@ -203,19 +205,29 @@ class Generator {
   std::vector<Tokens> texts;
 };
 
+// What weights and a generator take together.
+template <class T>
+std::size_t generation_memory(const Config& c, Index slots, Index room, Index chunk) {
+  Plan dev;
+  Model<T> model{c, Tensors<T>(c)};
+  allocate(dev, table(c, model.weights), Kind::weights);
+  Generator<Plan, T>(dev, model, slots, room, chunk).plan();
+  return dev.arena.peak();
+}
+
 struct GenerationSettings {
   Sampling sampling;
   Index length = 1;               // tokens at most
   std::set<std::int32_t> stop{};  // tokens that end a text
 };
 
-enum class Ending { stop, length, room };
+enum class Ending { none, stop, length, room };
 
 // What followed a prompt, with the token that ended it, if one did.
 struct Continuation {
   Tokens tokens;
   double logp = 0;  // of all of them, at temperature 1
-  Ending end = Ending::length;
+  Ending end = Ending::none;
 };
 
 // A text that is growing: its number among the prompts, its slot, and what is to be read next.
@@ -250,8 +262,8 @@ std::vector<Draw> draw_rows(std::span<const T> logits, const std::vector<Active>
 }
 
 // Continues the prompts, as many at once as the generator has slots: when a text ends, another one takes its slot. Calls
-// on_token(number of the prompt, token) for every token but those that stop a text. What a text becomes depends on its
-// number and the seed, not on the texts beside it.
+// on_token(number of the prompt, its continuation) after every token. What a text becomes depends on its number and the
+// seed, not on the texts beside it.
 template <class Device, class T, class F>
 std::vector<Continuation> generate(Generator<Device, T>& generator, const std::vector<Tokens>& prompts,
                                    const GenerationSettings& s, F&& on_token) {
@@ -278,15 +290,16 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
       const std::int32_t token = draws[i].token;
       text.tokens.push_back(token);
       text.logp += draws[i].logp;
-      const bool stops = s.stop.count(token) > 0;
-      const bool full = static_cast<Index>(lengths[i]) == generator.room;
-      if (!stops) on_token(active[i].number, token);
-      if (stops || full || static_cast<Index>(text.tokens.size()) == s.length) {
-        text.end = stops ? Ending::stop : full ? Ending::room : Ending::length;
-        free.push_back(active[i].slot);
-      } else {
+      text.end = s.stop.count(token) > 0                              ? Ending::stop
+                 : static_cast<Index>(text.tokens.size()) == s.length ? Ending::length
+                 : static_cast<Index>(lengths[i]) == generator.room   ? Ending::room
+                                                                      : Ending::none;
+      if (text.end == Ending::none) {
         going_on.push_back({active[i].number, active[i].slot, {token}});
+      } else {
+        free.push_back(active[i].slot);
       }
+      on_token(active[i].number, text);
     }
     active = std::move(going_on);
   }

@@ -9,6 +9,8 @@
 
 #include "commands/bench_command.cuh"
 #include "commands/device_options.cuh"
+#include "commands/eval_command.cuh"
+#include "commands/generate_command.cuh"
 #include "commands/plan_command.cuh"
 #include "commands/tokenize_command.cuh"
 #include "commands/train_options.cuh"
@@ -346,8 +348,8 @@ class TrainCommand : private TrainOptions {
     Generator<Device, T> generator(trainer.dev, trainer.model, 1, length, kTile);
     GenerationSettings settings{{.temperature = temperature, .seed = seed}};
     settings.length = std::min(sample_length, length - static_cast<Index>(begin.size()));
-    generate(generator, {tokens}, settings, [](std::size_t, std::int32_t token) {
-      std::printf("%c", printable(token));
+    generate(generator, {tokens}, settings, [](std::size_t, const Continuation& text) {
+      std::printf("%c", printable(text.tokens.back()));
       std::fflush(stdout);
     });
     std::printf("\n");
@@ -377,7 +379,9 @@ int main(int argc, char** argv) {
       "  streambp verify          prove that the gradient is the full-memory gradient, bit for bit\n"
       "  streambp plan MODEL      tell the memory and work of a training step at any length\n"
       "  streambp bench           measure the speed of a training step\n"
-      "  streambp tokenize        turn data into the tokens that a model is trained on\n\n"
+      "  streambp tokenize        turn data into the tokens that a model is trained on\n"
+      "  streambp eval            measure a model's loss on documents, and by position in them\n"
+      "  streambp generate        let a model continue prompts, or talk with it\n\n"
       "Each has a --help of its own. Exit codes: 0 done, 1 a verification failed, 2 something to mend."};
   app.require_subcommand(1);
   app.get_formatter()->column_width(28);
@@ -386,6 +390,8 @@ int main(int argc, char** argv) {
   PlanCommand plan(app);
   BenchCommand bench(app);
   TokenizeCommand tokenize(app);
+  EvalCommand eval(app);
+  GenerateCommand generate(app);
   for (CLI::App* command : app.get_subcommands({})) command->group("");  // the text above lists them
   try {
     app.parse(argc, argv);

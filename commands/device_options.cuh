@@ -175,6 +175,39 @@ double copy_rate() {
   return best;
 }
 
+// Bytes a second at which all of a large memory can be read; on a GPU those of a copy. The best of a few.
+template <class Device>
+double read_rate() {
+  if constexpr (std::is_same_v<Device, Cpu>) {
+    constexpr Index n = Index{1} << 27, block = Index{1} << 16, streams = 8, lanes = 16;
+    Cpu dev(n * sizeof(float));
+    const auto m = dev.allocate<float>(n / block, block, Kind::chunk);
+    for (Index i = 0; i < m.size(); ++i) m.data[i] = 1;
+    double best = 0, sum = 0;
+    for (int i = 0; i < 6; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+#pragma omp parallel for reduction(+ : sum)
+      for (Index row = 0; row < m.rows; ++row) {
+        float sums[streams][lanes] = {};  // a processor reads several places at once faster than one after the other
+        for (Index j = 0; j < block / streams; j += lanes) {
+          for (Index stream = 0; stream < streams; ++stream) {
+            const float* from = m.row(row) + stream * (block / streams) + j;
+#pragma omp simd
+            for (Index lane = 0; lane < lanes; ++lane) sums[stream][lane] += from[lane];
+          }
+        }
+        for (const auto& stream : sums) sum += static_cast<double>(stream[0]);
+      }
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      best = std::max(best, static_cast<double>(n) * sizeof(float) / seconds);
+    }
+    require(sum > 0, "memory does not hold what was written");
+    return best;
+  } else {
+    return copy_rate<Device>();
+  }
+}
+
 inline std::string device_name(bool gpu) {
 #ifdef STREAMBP_CUDA
   if (gpu) return cuda::name();

@@ -1,4 +1,5 @@
 // The commands on the Cuda device: the program itself on a GPU, or a build of it in which GPU code is emulated.
+#include "byte_model.cuh"
 #include "commands.cuh"
 #include "gpu.cuh"
 
@@ -86,6 +87,38 @@ TEST_F(GpuCommands, BenchMeasuresAndProfiles) {
     EXPECT_EQ(json("bench.json")["runs"].size(), 3u);
     EXPECT_TRUE(contains(outcome.output, "attention backward")) << outcome.output;
     if (sized(false, false, true)) break;
+  }
+}
+
+// What the GPU writes in float32 is what the CPU writes, and eval agrees with it on how likely a text is.
+TEST_F(GpuCommands, GeneratesAndEvaluatesAsTheCpuDoes) {
+  save_random_model(path("model"), make_config("qwen3", 259, 32, 2, 4, 2, 8, 64, 300, false), 1, [](auto&) {});
+  write_file_atomically(path("model/tokenizer.json"), byte_tokenizer({"<|im_start|>", "<|im_end|>"}).dump());
+  write_file_atomically(path("model/tokenizer_config.json"), "{\"eos_token\": \"<|im_end|>\"}");
+  write_file_atomically(path("text.txt"), "A text to be read.");
+  const std::string model = " --model " + path("model"), generate = "generate" + model +
+                                                                    " --chat chatml --prompt Hello you " +
+                                                                    " --samples 2 --length 8 --seed 3 --json ";
+  const std::string eval = "eval" + model + " --data " + path("text.txt") + " --json ";
+  for (const char* dtype : {"f32", "bf16"}) {
+    const std::string type = std::string(" --dtype ") + dtype;
+    for (const std::string& command : {generate, eval}) {
+      const Outcome outcome = run_on_gpu(command + path("gpu.json") + type);
+      ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+      ASSERT_EQ(execute(command + path("cpu.json") + " --device cpu").exit_code, 0);
+      const Json gpu = json("gpu.json"), cpu = json("cpu.json");
+      if (command == eval) {
+        EXPECT_NEAR(gpu["total"]["loss"].get<double>(), cpu["total"]["loss"].get<double>(),
+                    dtype == std::string("f32") ? 1e-4 : 0.1);
+      } else {
+        ASSERT_EQ(gpu["texts"].size(), 4u);
+        for (std::size_t i = 0; i < 4; ++i)
+          EXPECT_EQ(gpu["texts"][i]["prompt_tokens"], cpu["texts"][i]["prompt_tokens"]);
+        if (dtype == std::string("f32")) {
+          for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(gpu["texts"][i]["tokens"], cpu["texts"][i]["tokens"]);
+        }
+      }
+    }
   }
 }
 

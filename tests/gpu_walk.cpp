@@ -2,6 +2,7 @@
 // chunks, in the memory that was planned; and training.
 #include "../data/stories.cuh"
 #include "../data/text.cuh"
+#include "../generate.cuh"
 #include "golden.cuh"
 #include "gpu.cuh"
 
@@ -142,6 +143,49 @@ TEST_F(GpuTraining, FollowsTheCpusCurve) {
   }
   for (const auto& curve : {f32, mixed, wide, pure}) EXPECT_NEAR(curve.back(), cpu.back(), 0.1 * cpu.back());
 }
+
+// Texts that grow side by side, on the GPU and on the CPU in float64: the logits after each step, from the same tokens.
+template <class T>
+void expect_generation(const Config& c, double tolerance) {
+  const std::vector<Index> lengths = sized<std::vector<Index>>({700, 5, 190}, {150, 5, 40}, {40, 5, 17});
+  constexpr Index room = 720, chunk = 96;
+  auto run = [&]<class Device, class U>(Device& dev, Model<U>& model) {
+    allocate(dev, table(c, model.weights), Kind::weights);
+    initialise(dev, model, 3, 0.15);
+    Generator<Device, U> generator(dev, model, 3, room, chunk);
+    std::vector<double> all;
+    std::vector<Tokens> next;
+    for (Index length : lengths) next.push_back(packed(c, {length}).tokens);
+    for (int step = 0; step < 3; ++step) {
+      std::vector<typename Generator<Device, U>::Reading> readings;
+      for (Index slot = 0; slot < 3; ++slot) readings.push_back({slot, next[index(slot)]});
+      const auto logits = generator.read(readings);
+      for (U x : logits) all.push_back(static_cast<double>(x));
+      for (Index slot = 0; slot < 3; ++slot)
+        next[index(slot)] = {static_cast<std::int32_t>((7 * step + slot) % c.vocab)};
+    }
+    return all;
+  };
+  Plan plan;
+  Model<T> planned{c, Tensors<T>(c)}, model = planned;
+  allocate(plan, table(c, planned.weights), Kind::weights);
+  Generator<Plan, T>(plan, planned, 3, room, chunk).plan();
+  Cuda gpu(plan.arena.peak(), kTestTile);
+  const std::vector<double> ours = run(gpu, model);
+  EXPECT_EQ(gpu.arena.peak(), plan.arena.peak());
+  Cpu cpu(std::size_t{1} << 28);
+  Model<double> exact{c, Tensors<double>(c)};
+  const std::vector<double> truth = run(cpu, exact);
+  double difference = 0, largest = 0;
+  for (std::size_t i = 0; i < truth.size(); ++i) {
+    difference = std::max(difference, std::isfinite(ours[i]) ? std::abs(ours[i] - truth[i]) : INFINITY);
+    largest = std::max(largest, std::abs(truth[i]));
+  }
+  EXPECT_LE(difference, tolerance * largest);
+}
+
+TEST_P(GpuWalk, GenerationInFloat32) { expect_generation<float>(GetParam().config, 1e-5); }
+TEST_P(GpuWalk, GenerationInBFloat16) { expect_generation<BFloat16>(GetParam().config, 0.06); }
 
 // A step repeated gives the same bits: nothing depends on which block comes first.
 TEST_F(GpuTraining, RepeatsBitForBit) {

@@ -10,7 +10,7 @@ const std::string kTiny = " --hidden 16 --layers 2 --heads 2 --mlp 32 --length 6
 // --- help and misuse ---
 
 TEST_F(Commands, EveryCommandTeaches) {
-  for (const char* command : {"", "train", "verify", "plan", "bench"}) {
+  for (const char* command : {"", "train", "verify", "plan", "bench", "eval", "generate"}) {
     const Outcome outcome = execute(std::string(command) + " --help");
     EXPECT_EQ(outcome.exit_code, 0);
     EXPECT_TRUE(contains(outcome.output, "streambp " + std::string(*command ? command : "train"))) << outcome.output;

@@ -53,6 +53,8 @@ double error(std::span<const T> logits, Matrix<T> truth, Index row) {
   return difference / largest;
 }
 
+const auto kQuietly = [](std::size_t, const Continuation&) {};
+
 class EveryFamily : public testing::TestWithParam<Family> {};
 INSTANTIATE_TEST_SUITE_P(Generate, EveryFamily, testing::ValuesIn(families()), PrintFamily());
 
@@ -111,16 +113,16 @@ TEST_P(EveryFamily, ContinuesATextAsIfItWereAlone) {
   for (Index slots : {1, 2, 6}) {
     Generator<Cpu, double> generator(subject.dev, subject.model, slots, 100, 32);
     std::vector<Tokens> told(prompts.size()), tokens;
-    const auto texts =
-        generate(generator, prompts, settings, [&](std::size_t i, std::int32_t token) { told[i].push_back(token); });
+    const auto texts = generate(generator, prompts, settings, [&](std::size_t i, const Continuation& text) {
+      EXPECT_TRUE(told[i].size() < 30 && text.tokens.size() == told[i].size() + 1);
+      told[i] = text.tokens;
+    });
     for (std::size_t i = 0; i < texts.size(); ++i) {
       tokens.push_back(texts[i].tokens);
-      const bool stopped = texts[i].end == Ending::stop;
-      EXPECT_EQ(stopped, settings.stop.count(texts[i].tokens.back()) > 0);
+      const bool stopped = settings.stop.count(texts[i].tokens.back()) > 0;
+      EXPECT_EQ(texts[i].end, stopped ? Ending::stop : Ending::length);
       EXPECT_TRUE(stopped || texts[i].tokens.size() == 30u);
-      Tokens shown = texts[i].tokens;
-      if (stopped) shown.pop_back();
-      EXPECT_EQ(told[i], shown);
+      EXPECT_EQ(told[i], texts[i].tokens);
     }
     results.push_back(tokens);
     EXPECT_EQ(results.front(), results.back()) << slots << " slots";
@@ -134,7 +136,7 @@ TEST(Generate, SumsTheLogarithmsOfProbabilities) {
   Generator<Cpu, double> generator(subject.dev, subject.model, 1, 60, 32);
   const Tokens prompt = random_tokens(c, 10, 1);
   const GenerationSettings settings{{.temperature = 0.5, .top_k = 5}, 20, {}};
-  const Continuation text = generate(generator, {prompt}, settings, [](std::size_t, std::int32_t) {}).front();
+  const Continuation text = generate(generator, {prompt}, settings, kQuietly).front();
   Tokens whole = prompt;
   whole.insert(whole.end(), text.tokens.begin(), text.tokens.end());
   const Matrix<double> logits = subject.logits(whole);
@@ -174,7 +176,7 @@ TEST(Generate, StopsWhereThereIsNoRoom) {
   const Config c = families()[3].config;
   Subject<float> subject(c);
   Generator<Cpu, float> generator(subject.dev, subject.model, 2, 12, 16);
-  const auto text = generate(generator, {random_tokens(c, 10, 1)}, {{}, 100, {}}, [](std::size_t, std::int32_t) {});
+  const auto text = generate(generator, {random_tokens(c, 10, 1)}, {{}, 100, {}}, kQuietly);
   EXPECT_EQ(text.front().end, Ending::room);
   EXPECT_EQ(text.front().tokens.size(), 3u) << "two that are read, and one that follows the last";
   const Tokens longer = random_tokens(c, 13, 1), outside = {0, static_cast<std::int32_t>(c.vocab)};
@@ -193,7 +195,7 @@ TEST(Generate, NamesALogitThatIsNoNumber) {
   subject.model.weights.norm(0, 0) = std::nanf("");
   Generator<Cpu, float> generator(subject.dev, subject.model, 1, 12, 16);
   try {
-    generate(generator, {{1, 2}}, {{}, 3, {}}, [](std::size_t, std::int32_t) {});
+    generate(generator, {{1, 2}}, {{}, 3, {}}, kQuietly);
     FAIL();
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("text 1: the logit of token 0 after position 2 is nan"), std::string::npos)
@@ -216,7 +218,7 @@ TEST(Generate, ThePlanIsTheArenasHighWaterMark) {
       Generator<Cpu, float> generator(dev, model, slots, room, chunk);
       std::vector<Tokens> prompts(index(2 * slots), random_tokens(c, room - 3, 1));
       for (Tokens& prompt : prompts) prompt[0] = static_cast<std::int32_t>(&prompt - prompts.data());
-      generate(generator, prompts, {{}, 2, {}}, [](std::size_t, std::int32_t) {});
+      generate(generator, prompts, {{}, 2, {}}, kQuietly);
       EXPECT_LE(dev.arena.peak(), plan.arena.peak());
       std::vector<Generator<Cpu, float>::Reading> readings;
       const Tokens longest = random_tokens(c, room, 2);

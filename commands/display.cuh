@@ -1,0 +1,113 @@
+// Generated texts on their way to the user: bytes become valid UTF-8, and nothing commands the terminal.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "../data/tokenizer.cuh"
+#include "../generate.cuh"
+
+namespace streambp {
+
+// Valid UTF-8 without control characters, but for line breaks and tabs.
+inline std::string without_controls(std::string_view text) {
+  std::string kept;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (byte == 0xc2 && 0x80 <= next && next < 0xa0) {  // U+0080 .. U+009F
+      ++i;
+    } else if ((byte >= 32 && byte != 127) || byte == '\n' || byte == '\t') {
+      kept += text[i];
+    }
+  }
+  return kept;
+}
+
+inline void show(std::string_view text, bool raw) {
+  static const bool terminal = isatty(STDOUT_FILENO);
+  const std::string shown = terminal && !raw ? without_controls(text) : std::string(text);
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+  std::fflush(stdout);
+}
+
+// What is worth saying about a text that was cut short.
+inline std::string note(const Continuation& text, Index room) {
+  if (text.end == Ending::length)
+    return "[stopped after " + std::to_string(text.tokens.size()) + " tokens; --length allows more]";
+  if (text.end == Ending::room) return "[stopped: the context of " + std::to_string(room) + " tokens is full]";
+  return "";
+}
+
+// A text as it grows after what it goes on from, without the token that ends it; raw: with all special tokens.
+class GrowingText {
+ public:
+  GrowingText(const Tokenizer& tokenizer, bool raw, const Tokens& before) : decoder(tokenizer, !raw), raw(raw) {
+    for (const std::int32_t token : before) decoder.add(token);
+  }
+
+  // Takes the newest token, and returns what can be shown of it.
+  std::string add(const Continuation& text) {
+    std::string more;
+    if (raw || text.end != Ending::stop) more = decoder.add(text.tokens.back());
+    if (text.end != Ending::none) more += decoder.finish();
+    all += more;
+    return more;
+  }
+  const std::string& text() const { return all; }
+
+ private:
+  StreamingDecoder decoder;
+  bool raw;
+  std::string all;
+};
+
+// Texts that grow side by side, shown in order, each under its heading. The first that is not complete is shown as it
+// grows, the others when it is their turn.
+class Display {
+ public:
+  Display(Index room, bool raw) : room(room), raw(raw) {}
+
+  void open(const std::string& heading, GrowingText text) { texts.push_back({heading, std::move(text)}); }
+
+  void add(std::size_t number, const Continuation& text) {
+    Entry& entry = texts[number];
+    entry.text.add(text);
+    entry.ended = text.end != Ending::none;
+    if (text.end == Ending::room) entry.note = note(text, room);
+    while (front < texts.size() && show_front()) ++front;
+  }
+  const std::string& text(std::size_t number) const { return texts[number].text.text(); }
+
+ private:
+  struct Entry {
+    std::string heading;
+    GrowingText text;
+    std::size_t shown = 0;
+    std::string note = "";
+    bool ended = false;
+  };
+
+  // Shows what is new of the first text that is not complete. Is it complete now?
+  bool show_front() {
+    Entry& entry = texts[front];
+    if (entry.shown == 0 && !opened) show(entry.heading, raw), opened = true;
+    show(std::string_view(entry.text.text()).substr(entry.shown), raw);
+    entry.shown = entry.text.text().size();
+    if (!entry.ended) return false;
+    show("\n", raw);
+    if (!entry.note.empty()) std::fprintf(stderr, "%s\n", entry.note.c_str());
+    opened = false;
+    return true;
+  }
+
+  Index room;
+  bool raw, opened = false;
+  std::vector<Entry> texts;
+  std::size_t front = 0;
+};
+
+}  // namespace streambp

@@ -1,0 +1,198 @@
+// streambp eval: how well a model predicts documents, and whether what came long before helps it.
+#pragma once
+
+#include "../data/checkpoint.cuh"
+#include "../data/packing.cuh"
+#include "../data/tokenised.cuh"
+#include "device_options.cuh"
+
+namespace streambp {
+
+class EvalCommand {
+ public:
+  explicit EvalCommand(CLI::App& parent) {
+    CLI::App& app = *parent.add_subcommand(
+        "eval",
+        "Measure a model's loss and perplexity on documents.\n\n"
+        "  streambp eval --model qwen3-0.6b/ --data held-out.jsonl books.txt\n\n"
+        "Documents are read at their full length, or in pieces of --length tokens where they are longer. Besides each\n"
+        "file's figures there are those by position in the document: a model that uses its context does better late\n"
+        "than early. Data files are those of streambp tokenize; what is not learned there is not counted here.");
+    app.add_option("--model", model, "The model's directory: config.json, weights, tokenizer.json")->required();
+    app.add_option("--data", data, "One or more data files")->required();
+    app.add_option("--chat", options.chat, "Chat layout, instead of that of the model's template: " + Chat::names());
+    app.add_flag("--skip-bad", options.skip_bad, "Leave out lines that cannot be used");
+    app.add_option("--length", length,
+                   "Tokens of a stream, and so of a document, at most (default: what the model and the memory allow)")
+        ->check(CLI::Range(Index{2}, kLongestStream));
+    app.add_option("--json", json_file, "Write the figures to this JSON file as well");
+    device.add_to(app, {"auto", "f32", "bf16"}, {});
+    device.optimizer = "none";
+    app.callback([this] { run(); });
+  }
+
+ private:
+  // The loss of some predictions.
+  struct Loss {
+    double sum = 0;
+    Index count = 0;
+    void add(double loss) { sum += loss, ++count; }
+    double mean() const { return count > 0 ? sum / static_cast<double>(count) : 0; }
+    std::vector<std::string> cells() const {
+      if (count == 0) return {"0", "", ""};
+      return {std::to_string(count), format("%.4f", mean()), format("%.4g", std::exp(mean()))};
+    }
+    Json json() const {
+      if (count == 0) return {{"targets", 0}};
+      return {{"targets", count}, {"loss", mean()}, {"perplexity", std::exp(mean())}};
+    }
+  };
+  struct File {
+    std::string path;
+    TokenFile tokens;
+    Loss loss = {};
+  };
+
+  static constexpr Index kFirstBucket = 128;  // positions; every other bucket is as wide as all before it
+
+  void run() {
+    config = read_config(model);
+    require(fs::is_directory(model), "--model ", model, ": is no directory; name the one that holds config.json");
+    settings = device.settings(config, 1);
+    std::vector<File> files;
+    for (const std::string& path : data) {
+      files.push_back({path, read_tokens(path)});
+      files.back().tokens.require_vocabulary(config.vocab);
+    }
+    choose_length(files);
+    on_device(device.gpu(), settings, [&]<class Device, class T, class G, class M>() { measure<Device, T>(files); });
+    print(files);
+  }
+
+  // A file of tokens as it is; of other data what it makes, in a file without a name.
+  TokenFile read_tokens(const fs::path& path) const {
+    if (path.extension() == ".safetensors") return TokenFile(path);
+    const fs::path made = fs::temp_directory_path() / ("streambp-" + std::to_string(std::random_device()()));
+    struct Removed {
+      const fs::path& path;
+      ~Removed() {
+        std::error_code error;
+        fs::remove(path, error);
+      }
+    } removed{made};
+    write_tokens({path}, model, options, made);
+    return TokenFile(made);
+  }
+
+  Schedule schedule(Index rows) const {
+    return schedule_for(Mode::stream, config, rows, std::max<Index>(settings.tile, 512), settings.tile);
+  }
+
+  std::size_t memory(Index rows) const {
+    return with_types(settings, [&]<class T, class G, class M>() {
+      Plan dev;
+      Trainer<Plan, T, G, M>(dev, config, rows, OptimizerKind::none).plan_evaluation(schedule(rows));
+      return dev.arena.peak();
+    });
+  }
+
+  void choose_length(const std::vector<File>& files) {
+    const std::size_t free = free_memory(device.gpu());
+    const Index limit = config.max_length > 0 ? config.max_length : kLongestStream;
+    require(length <= limit || config.positions == Positions::rope, "--length ", length, " is longer than the ", limit,
+            " positions that the model has learned");
+    Index wanted = length;
+    if (length == 0) {
+      wanted = 2048;  // so that short documents share a stream
+      for (const File& file : files) wanted = std::max(wanted, file.tokens.longest());
+      wanted = std::min(wanted, limit);
+    }
+    const Index fitting = memory(wanted) <= free ? wanted : largest(wanted, [&](Index n) { return memory(n) <= free; });
+    require(fitting >= 2 && (length == 0 || fitting == wanted), "a stream of ", wanted, " tokens needs ",
+            human_bytes(memory(wanted)), ", and ", human_bytes(free), " are free: there is room for ", fitting,
+            " tokens; give a smaller --length or model");
+    length = fitting;
+  }
+
+  template <class Device, class T>
+  void measure(std::vector<File>& files) {
+    Device dev(memory(length));
+    Trainer<Device, T> trainer(dev, config, length, OptimizerKind::none);
+    load_model(dev, model, trainer.model);
+    for (File& file : files) {
+      Packing packing(file.tokens.lengths(), length, 1);
+      for (Index i = 0; i < packing.size(); ++i) {
+        progress(file.path, i, packing.size());
+        const Batch batch = to_batch(file.tokens, packing.pack(i));
+        if (batch.target_count() == 0) continue;
+        trainer.evaluate(batch, schedule(length));
+        count(file, batch, trainer.log_probabilities());
+      }
+    }
+    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
+  }
+
+  template <class A>
+  void count(File& file, const Batch& batch, const std::vector<A>& logp) {
+    for (std::size_t t = 0; t < batch.targets.size(); ++t) {
+      if (batch.targets[t] < 0) continue;
+      const auto loss = -static_cast<double>(logp[t]);
+      require(std::isfinite(loss), file.path, ": the loss of token ", batch.targets[t], " at position ",
+              batch.positions[t] + 1, " is ", loss, "; are the weights damaged, or too large for this --dtype?");
+      std::size_t bucket = 0;
+      for (Index end = kFirstBucket; batch.positions[t] >= end; end *= 2) ++bucket;
+      if (bucket >= buckets.size()) buckets.resize(bucket + 1);
+      file.loss.add(loss), total.add(loss), buckets[bucket].add(loss);
+    }
+  }
+
+  static void progress(const std::string& path, Index done, Index all) {
+    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s: %ld of %ld", path.c_str(), done, all);
+  }
+
+  void print(const std::vector<File>& files) const {
+    Json json = {{"model", model}, {"length", length}, {"dtype", name(settings.dtype)}};
+    auto row = [](std::vector<std::string> begin, const Loss& loss) {
+      for (std::string& cell : loss.cells()) begin.push_back(std::move(cell));
+      return begin;
+    };
+    TextTable by_file({"data", "documents", "targets", "loss", "perplexity"});
+    Index documents = 0;
+    for (const File& file : files) {
+      by_file.add(row({file.path, std::to_string(file.tokens.documents())}, file.loss));
+      json["files"].push_back(file.loss.json());
+      json["files"].back()["path"] = file.path;
+      json["files"].back()["documents"] = file.tokens.documents();
+      documents += file.tokens.documents();
+    }
+    if (files.size() > 1) by_file.add(row({"total", std::to_string(documents)}, total));
+    json["total"] = total.json();
+    TextTable by_position({"position", "targets", "loss", "perplexity"});
+    for (std::size_t i = 0; i < buckets.size(); ++i) {
+      const Index end = kFirstBucket << i, begin = i == 0 ? 0 : end / 2;
+      by_position.add(row({format("%ld-%ld", begin, end - 1)}, buckets[i]));
+      json["positions"].push_back(buckets[i].json());
+      json["positions"].back()["begin"] = begin;
+      json["positions"].back()["end"] = end;
+    }
+    std::printf("%s\n%s on %s, streams of up to %ld tokens\n\n", describe(config).c_str(), name(settings.dtype),
+                device_name(device.gpu()).c_str(), length);
+    by_file.print();
+    std::printf("\n");
+    by_position.print();
+    if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
+  }
+
+  std::string model, json_file;
+  std::vector<std::string> data;
+  DataOptions options;
+  DeviceOptions device;
+  Index length = 0;
+
+  Config config;
+  StepSettings settings;
+  Loss total;
+  std::vector<Loss> buckets;  // by position: 0 .. 127, 128 .. 255, 256 .. 511, ...
+};
+
+}  // namespace streambp

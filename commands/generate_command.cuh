@@ -1,0 +1,368 @@
+// streambp generate: text from a model, for prompts or in conversation.
+#pragma once
+
+#include <iostream>
+#include <optional>
+
+#include "../data/checkpoint.cuh"
+#include "../data/encoder.cuh"
+#include "../data/generation_config.cuh"
+#include "device_options.cuh"
+#include "display.cuh"
+
+namespace streambp {
+
+class GenerateCommand {
+ public:
+  explicit GenerateCommand(CLI::App& parent) {
+    CLI::App& app = *parent.add_subcommand(
+        "generate",
+        "Let a model continue prompts, or talk with it.\n\n"
+        "  streambp generate --model qwen3-0.6b/                         a conversation\n"
+        "  streambp generate --model gpt2/ --prompt \"Once upon a time\" --samples 3\n"
+        "  streambp generate --model qwen3-0.6b/ --chat --prompts questions.txt --json answers.json\n\n"
+        "Without prompts it converses on a terminal, in the layout of the model's chat template, and elsewhere takes "
+        "its\n"
+        "standard input as the prompt. /reset begins a conversation anew, /quit or Ctrl-D ends it. How tokens are "
+        "drawn\n"
+        "comes from the model's generation_config.json, where it has one. Same seed, same texts.");
+    app.add_option("--model", model, "The model's directory: config.json, weights, tokenizer.json")->required();
+    device.add_to(app, {"auto", "f32", "bf16"}, {});
+    device.optimizer = "none";
+
+    std::string group = "Prompts";
+    auto option = [&](const char* name, auto& value, const std::string& help) {
+      return app.add_option(name, value, help)->group(group);
+    };
+    option("--prompt", prompts, "One or more texts to continue");
+    option("--prompts", prompt_file,
+           "A file of prompts, one a line; .jsonl: an object a line, with \"prompt\" or \"messages\"");
+    chat_option =
+        option("--chat", layout, "Prompts are a user's messages; with a name, in this layout: " + Chat::names())
+            ->expected(0, 1);
+    option("--system", system, "The system message of conversations; implies --chat");
+    option("--samples", samples, "Texts for each prompt")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+
+    group = "Drawing";
+    option("--length", length, "Tokens of a text at most")->check(CLI::Range(1, 1 << 24))->capture_default_str();
+    temperature_option = option("--temperature", sampling.temperature, "0: always the likeliest token");
+    top_k_option = option("--top-k", sampling.top_k, "Draw from the k likeliest tokens; 0: from all");
+    top_p_option = option("--top-p", sampling.top_p, "Draw from the likeliest tokens that make up this share");
+    option("--seed", sampling.seed, "Of the random numbers")->check(CLI::NonNegativeNumber)->capture_default_str();
+
+    group = "Output";
+    option("--json", json_file, "Write prompts, texts, tokens and their log-probabilities to this file");
+    app.add_flag("--raw", raw, "Show special tokens, and control characters as they are")->group(group);
+    app.add_flag("--stats", stats, "Tell how near to the memory's bandwidth the speed is")->group(group);
+    app.callback([this] { run(); });
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Prompt {
+    std::string text;
+    Tokens tokens;
+  };
+
+  void run() {
+    config = read_config(model);
+    require(fs::is_directory(model), "--model ", model, ": is no directory; name the one that holds config.json");
+    require(fs::exists(fs::path(model) / "tokenizer.json"), model,
+            ": holds no tokenizer.json, so its text cannot be read or written; put the model's own there");
+    settle_sampling();
+    tokenizer.emplace(fs::path(model));
+    const bool converses = prompts.empty() && prompt_file.empty() && isatty(STDIN_FILENO);
+    if (chat_option->count() > 0 || !system.empty() || (converses && !read_template(model).text.empty())) open_chat();
+    step = device.settings(config, 1);
+    chunk = device.gpu() ? kGpuTile : 512;
+    if (converses) {
+      require(json_file.empty() && samples == 1, "--json and --samples go with prompts, not with a conversation");
+      return on_device(device.gpu(), step, [&]<class Device, class T, class G, class M>() { converse<Device, T>(); });
+    }
+    const std::vector<Prompt> asked = gather_prompts();
+    on_device(device.gpu(), step, [&]<class Device, class T, class G, class M>() { answer<Device, T>(asked); });
+  }
+
+  // --- What is asked for ---
+
+  void settle_sampling() {
+    const GenerationDefaults defaults = read_generation_defaults(model);
+    if (temperature_option->count() == 0) sampling.temperature = defaults.sampling.temperature;
+    if (top_k_option->count() == 0) sampling.top_k = defaults.sampling.top_k;
+    if (top_p_option->count() == 0) sampling.top_p = defaults.sampling.top_p;
+    validate(sampling);
+    stop = defaults.stop;
+  }
+
+  void open_chat() {
+    if (chat) return;
+    chat.emplace(Chat::of(model, layout));
+    encoder.emplace(*tokenizer, model, *chat, "", false);
+    if (const auto end = tokenizer->find(chat->end())) stop.insert(*end);
+  }
+
+  Prompt conversation(std::vector<Message> messages) {
+    open_chat();
+    if (!system.empty() && messages.front().role != "system") messages.insert(messages.begin(), {"system", system});
+    return {messages.back().content, encoder->encode_pieces(chat->prompt(messages)).tokens};
+  }
+
+  Prompt prompt(const std::string& text) {
+    if (chat) return conversation({{"user", text}});
+    const Tokens &prefix = tokenizer->prefix(), rest = tokenizer->encode(text);
+    const bool begun = rest.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), rest.begin());
+    Tokens tokens = begun ? Tokens() : prefix;
+    tokens.insert(tokens.end(), rest.begin(), rest.end());
+    return {text, tokens};
+  }
+
+  std::vector<Prompt> gather_prompts() {
+    std::vector<Prompt> all;
+    auto add = [&](Prompt p, const std::string& where) {
+      check(p.tokens, where);
+      all.push_back(std::move(p));
+    };
+    for (const std::string& text : prompts) add(prompt(text), "--prompt \"" + text.substr(0, 40) + "\"");
+    if (!prompt_file.empty()) {
+      const std::string extension = fs::path(prompt_file).extension().string();
+      const bool json = extension == ".jsonl" || extension == ".ndjson" || extension == ".json";
+      Lines lines(prompt_file);
+      for (std::string line; lines.next(line);) {
+        if (line.find_first_not_of(" \t") == std::string::npos) continue;
+        try {
+          add(json ? parse_prompt(line) : prompt(line), lines.where() + "the prompt");
+        } catch (const BadData& error) {
+          fail(lines.where(), error.what());
+        }
+      }
+      require(!all.empty(), prompt_file, ": holds no prompt; write one a line");
+    }
+    if (all.empty()) {
+      const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
+      add(prompt(text), "standard input");
+    }
+    return all;
+  }
+
+  Prompt parse_prompt(const std::string& line) {
+    const Json json = parse_line(line);
+    for (const char* name : {"messages", "prompt"}) {
+      if (!json.contains(name)) continue;
+      if (json[name].is_array() && !json[name].empty()) return conversation(parse_messages(json[name], name));
+      require_data(name == std::string("prompt") && json[name].is_string(), "\"", name, "\" is not a ",
+                   name == std::string("prompt") ? "text" : "list of messages");
+      return prompt(json[name].get<std::string>());
+    }
+    throw BadData("neither \"prompt\" nor \"messages\"");
+  }
+
+  // How long a text can get.
+  Index limit() const { return config.max_length > 0 ? config.max_length : kLongestStream; }
+
+  void check(const Tokens& tokens, const std::string& where) const {
+    require(!tokens.empty(), where, ": is empty, and the model has no token that begins a text; give it a word or two");
+    require(static_cast<Index>(tokens.size()) <= limit(), where, ": has ", tokens.size(),
+            " tokens, and the model reads ", limit(), " at most; shorten it");
+    for (std::int32_t token : tokens) {
+      require(0 <= token && token < config.vocab, where, ": token ", token, " (\"", tokenizer->decode({&token, 1}),
+              "\") is outside the model's vocabulary of ", config.vocab, "; is ", model,
+              "/tokenizer.json this model's?");
+    }
+  }
+
+  // --- Prompts ---
+
+  template <class Device, class T>
+  void answer(const std::vector<Prompt>& asked) {
+    std::vector<Tokens> tokens;
+    std::vector<std::string> headings;
+    Index longest = 0;
+    for (const Prompt& p : asked) {
+      longest = std::max(longest, static_cast<Index>(p.tokens.size()));
+      for (Index sample = 1; sample <= samples; ++sample) {
+        tokens.push_back(p.tokens);
+        const std::string number = samples > 1 ? format(" (%ld)", sample) : "";
+        headings.push_back(asked.size() * index(samples) == 1 ? "" : "--- " + p.text + number + "\n");
+      }
+    }
+    const Index room = std::min(longest + length, limit());
+    const Index slots = fitting_slots<T>(static_cast<Index>(tokens.size()), room);
+    with_generator<Device, T>(slots, room, [&](auto& generator) {
+      Display display(room, raw);
+      for (std::size_t i = 0; i < tokens.size(); ++i) {
+        display.open(headings[i], GrowingText(*tokenizer, raw, chat ? Tokens() : tokens[i]));
+      }
+      Stopwatch watch;
+      const auto texts = generate(generator, tokens, settings(), [&](std::size_t number, const Continuation& text) {
+        watch.drawn(generator.steps);
+        display.add(number, text);
+      });
+      watch.stop(generator.steps);
+      report<Device>(watch);
+      if (!json_file.empty()) write_json(asked, texts, display);
+    });
+  }
+
+  GenerationSettings settings() const { return {sampling, length, stop}; }
+
+  // As many texts at once as there is room for.
+  template <class T>
+  Index fitting_slots(Index texts, Index room) const {
+    constexpr Index most = 16;  // of more rows a step gains little on a CPU
+    const std::size_t free = free_memory(device.gpu());
+    auto fits = [&](Index slots, Index room) { return generation_memory<T>(config, slots, room, chunk) <= free; };
+    const Index slots = largest(std::min(texts, most), [&](Index n) { return fits(n, room); });
+    if (slots > 0) return slots;
+    const Index longest = largest(room, [&](Index n) { return fits(1, n); });
+    const std::string needs =
+        format("a text of %ld tokens needs %s, and %s are free", room,
+               human_bytes(generation_memory<T>(config, 1, room, chunk)).c_str(), human_bytes(free).c_str());
+    require(longest > 0, needs, "; use a smaller model, or on a GPU --dtype bf16");
+    fail(needs, ": there is room for ", longest, " tokens; give a shorter prompt or --length");
+  }
+
+  template <class Device, class T, class F>
+  void with_generator(Index slots, Index room, F&& f) {
+    Device dev(generation_memory<T>(config, slots, room, chunk));
+    Model<T> weights{config, Tensors<T>(config)};
+    allocate(dev, table(config, weights.weights), Kind::weights);
+    load_model(dev, model, weights);
+    Generator<Device, T> generator(dev, weights, slots, room, chunk);
+    f(generator);
+  }
+
+  void write_json(const std::vector<Prompt>& asked, const std::vector<Continuation>& texts,
+                  const Display& display) const {
+    const char* endings[] = {"", "stop", "length", "context"};
+    Json json = {{"model", model},          {"temperature", sampling.temperature},
+                 {"top_k", sampling.top_k}, {"top_p", sampling.top_p},
+                 {"seed", sampling.seed},   {"texts", Json::array()}};
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      const Prompt& p = asked[i / index(samples)];
+      json["texts"].push_back({{"prompt", p.text},
+                               {"prompt_tokens", p.tokens},
+                               {"text", display.text(i)},
+                               {"tokens", texts[i].tokens},
+                               {"logp", texts[i].logp},
+                               {"end", endings[static_cast<int>(texts[i].end)]}});
+    }
+    write_file_atomically(json_file, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  }
+
+  // --- Conversation ---
+
+  template <class Device, class T>
+  void converse() {
+    constexpr Index least = 64, most = 32768;  // of a conversation
+    const std::size_t free = free_memory(device.gpu());
+    const Index wanted = config.max_length > 0 ? std::min(config.max_length, most) : most;
+    const Index room = largest(wanted, [&](Index n) { return generation_memory<T>(config, 1, n, chunk) <= free; });
+    if (room < std::min(least, wanted)) fitting_slots<T>(1, std::min(least, wanted));  // tells what is missing
+    with_generator<Device, T>(1, room, [&](auto& generator) {
+      std::printf("%s%s, context of %ld tokens. /reset begins anew, /quit or Ctrl-D ends.\n", model.c_str(),
+                  chat ? (", chat layout " + chat->name()).c_str() : ": no chat template, so each line is continued",
+                  room);
+      std::vector<Message> messages;
+      for (std::string line; show("\n> ", raw), std::getline(std::cin, line);) {
+        if (line == "/quit") return;
+        if (line == "/reset") messages.clear();
+        if (line.empty() || line == "/reset") continue;
+        messages.push_back({"user", line});
+        if (const std::optional<std::string> reply = turn(generator, messages)) {
+          messages.push_back({"assistant", *reply});
+        } else {
+          messages.pop_back();
+        }
+        if (!chat) messages.clear();
+      }
+      std::printf("\n");
+    });
+  }
+
+  // The model's answer to the last message, or nothing if it cannot be asked.
+  template <class Device, class T>
+  std::optional<std::string> turn(Generator<Device, T>& generator, const std::vector<Message>& messages) {
+    Tokens tokens;
+    try {
+      tokens = (chat ? conversation(messages) : prompt(messages.back().content)).tokens;
+      check(tokens, "the line");
+    } catch (const Error& error) {
+      std::printf("[%s]\n", error.what());
+      return {};
+    }
+    if (static_cast<Index>(tokens.size()) > generator.room) {
+      std::printf("[%zu tokens do not fit the context of %ld; /reset begins anew]\n", tokens.size(), generator.room);
+      return {};
+    }
+    GrowingText text(*tokenizer, raw, chat ? Tokens() : tokens);
+    Stopwatch watch;
+    const auto reply = generate(generator, {tokens}, settings(), [&](std::size_t, const Continuation& more) {
+      watch.drawn(generator.steps);
+      show(text.add(more), raw);
+    });
+    watch.stop(generator.steps);
+    const std::string said = note(reply.front(), generator.room);
+    std::printf("\n%s%s", said.c_str(), said.empty() ? "" : "\n");
+    if (stats) report<Device>(watch);
+    return text.text();
+  }
+
+  // --- Speed ---
+
+  struct Stopwatch {
+    Clock::time_point start = Clock::now(), first, end;
+    Index tokens = 0, first_step = 0, steps = 0;  // steps after the first drawn token
+    void drawn(Index step) {
+      if (tokens++ == 0) first = Clock::now(), first_step = step;
+    }
+    void stop(Index step) { end = Clock::now(), steps = step - first_step; }
+    static double seconds(Clock::time_point a, Clock::time_point b) {
+      return std::chrono::duration<double>(b - a).count();
+    }
+  };
+
+  template <class Device>
+  void report(const Stopwatch& watch) const {
+    const double all = watch.seconds(watch.start, watch.end), after = watch.seconds(watch.first, watch.end);
+    std::string line = format("[%ld tokens in %.2f s, the first after %.2f s", watch.tokens, all,
+                              watch.seconds(watch.start, watch.first));
+    if (watch.tokens > 1 && watch.steps > 0) {
+      line += format("; then %.1f tokens/s", static_cast<double>(watch.tokens - 1) / after);
+      if (stats) {
+        const double bytes = bytes_of_step(), rate = read_rate<Device>();
+        const double step_seconds = after / static_cast<double>(watch.steps);
+        line += format("; a step %.2f ms, %.2f of the %.2f ms in which %s of weights are read at %.1f GB/s",
+                       1e3 * step_seconds, bytes / rate / step_seconds, 1e3 * bytes / rate,
+                       human_bytes(static_cast<std::size_t>(bytes)).c_str(), rate / 1e9);
+      }
+    }
+    std::fflush(stdout);
+    std::fprintf(stderr, "%s]\n", line.c_str());
+  }
+
+  // Weights that a step reads: all, but of embeddings that are no head only a few rows.
+  double bytes_of_step() const {
+    Index numbers = parameter_count(config);
+    if (!config.tied) numbers -= config.vocab * config.hidden;
+    if (config.positions == Positions::learned) numbers -= config.max_length * config.hidden;
+    return static_cast<double>(numbers) * (step.dtype == DType::bf16 ? 2 : 4);
+  }
+
+  std::string model, prompt_file, layout, system, json_file;
+  std::vector<std::string> prompts;
+  DeviceOptions device;
+  Sampling sampling;
+  Index length = 256, samples = 1, chunk = 512;
+  bool raw = false, stats = false;
+  CLI::Option *chat_option, *temperature_option, *top_k_option, *top_p_option;
+
+  Config config;
+  StepSettings step;
+  std::optional<Tokenizer> tokenizer;
+  std::optional<Chat> chat;
+  std::optional<Encoder> encoder;
+  std::set<std::int32_t> stop;
+};
+
+}  // namespace streambp
