@@ -120,10 +120,11 @@ class EvalCommand {
     Trainer<Device, T> trainer(dev, config, length, OptimizerKind::none);
     load_model(dev, model, trainer.model);
     for (File& file : files) {
-      Packing packing(file.tokens.lengths(), length, 1);
+      Packing packing(cut(file.tokens.lengths(), length, TooLong::split), length, 1);
       for (Index i = 0; i < packing.size(); ++i) {
         progress(file.path, i, packing.size());
-        const Batch batch = to_batch(file.tokens, packing.pack(i));
+        Batch batch;
+        append(batch, file.tokens, packing.pack(i));
         if (batch.target_count() == 0) continue;
         trainer.evaluate(batch, schedule(length));
         count(file, batch, trainer.log_probabilities());
