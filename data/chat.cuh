@@ -1,7 +1,8 @@
 // Conversations as a model reads them: messages, written in the chat layout of its template.
 //
-// Templates are programs in a language of their own. They are not run: the published ones are recognised by a hash of their text,
-// and what they do is written down in chat_layouts.cuh. So a template that is not known is refused, never guessed at.
+// Templates are programs in a language of their own. They are not run: the published ones are recognised by a hash of
+// their text, and what they do is written down in chat_layouts.cuh. So a template that is not known is refused, never
+// guessed at.
 #pragma once
 
 #include <algorithm>
@@ -187,8 +188,9 @@ class Chat {
     return out.pieces;
   }
 
-  // What to train on, so that every answer from message `first` on is learned just where the model would give it. As a rule that is
-  // the whole conversation; but some layouts write what is past otherwise than when it was new, and then it is one text an answer.
+  // What to train on, so that every answer from message `first` on is learned just where the model would give it. As a
+  // rule that is the whole conversation; but some layouts write what is past otherwise than when it was new, and then
+  // it is one text an answer.
   std::vector<std::vector<Piece>> lessons(Messages messages, std::size_t first = 0) const {
     check(messages);
     std::vector<std::vector<Piece>> lessons;

@@ -2,8 +2,8 @@
 //
 //   begin  [system message]  {user.before} content {user.after}  {assistant.before} | lead content end | rest  ...
 //
-// A model is asked where {assistant.before} ends; between the bars stands what it writes itself, so that is what is learned.
-// {bos} and {eos} are the model's own tokens.
+// A model is asked where {assistant.before} ends; between the bars stands what it writes itself, so that is what is
+// learned. {bos} and {eos} are the model's own tokens.
 #pragma once
 
 #include <cstdint>
@@ -54,8 +54,9 @@ inline Layout chatml(const std::string& name, std::optional<std::string> default
           .tokens = {"<|im_start|>", "<|im_end|>", "<think>", "</think>"}};
 }
 
-// Llama 3: a header with the role. Llama 3.1 and later always have a system message, which begins with dates. Today's date
-// there is the one that the templates fall back on where they have no clock, so that the same data is the same tokens every day.
+// Llama 3: a header with the role. Llama 3.1 and later always have a system message, which begins with dates. Today's
+// date there is the one that the templates fall back on where they have no clock, so that the same data is the same
+// tokens every day.
 inline Layout llama3(const std::string& name, bool dates) {
   const auto header = [](const std::string& role) { return "<|start_header_id|>" + role + "<|end_header_id|>\n\n"; };
   const std::string end = "<|eot_id|>", today = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";

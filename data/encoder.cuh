@@ -1,8 +1,8 @@
 // From examples to tokens, and which of them are learned.
 //
-// Special tokens are tokens where a chat layout writes them, and in text that is rendered already; in a message they are mere text.
-// What stands between two special tokens is tokenised in one go, layout and messages together, as it will be when the model is used;
-// but never across the place where an answer begins, for there a prompt ends.
+// Special tokens are tokens where a chat layout writes them, and in text that is rendered already; in a message they
+// are mere text. What stands between two special tokens is tokenised in one go, layout and messages together, as it
+// will be when the model is used; but never across the place where an answer begins, for there a prompt ends.
 #pragma once
 
 #include <map>

@@ -4,7 +4,8 @@
 //   {"prompt": "...", "completion": "..."}                      text, rendered already; or both are lists of messages
 //   {"text": "..."}                                             text
 //
-// Other members are left alone, except those that would change what a model reads: such a line is refused, not half understood.
+// Other members are left alone, except those that would change what a model reads: such a line is refused, not half
+// understood.
 #pragma once
 
 #include <cstdio>

@@ -1,8 +1,9 @@
 // Packing: which documents lie together in a token stream, so that streams of at most `length` tokens are well filled.
 //
-// Best fit, the longest first: each piece of a document goes where it leaves the least room. Pieces of one length are exchanged
-// at random in every epoch, and so is the order of the packs; all of it is a function of (pieces, length, seed, epoch), so pack n of a
-// run is known without any state. How many packs an epoch has depends on the pieces' lengths alone.
+// Best fit, the longest first: each piece of a document goes where it leaves the least room. Pieces of one length are
+// exchanged at random in every epoch, and so is the order of the packs; all of it is a function of (pieces, length,
+// seed, epoch), so pack n of a run is known without any state. How many packs an epoch has depends on their lengths
+// alone.
 #pragma once
 
 #include <map>
@@ -129,7 +130,8 @@ class Packing {
   std::vector<Index> order_;         // in which packs are used
 };
 
-// Appends a piece of a document to a batch, as a document of its own. What is learned is predicted, also after the piece's last token.
+// Appends a piece of a document to a batch, as a document of its own. What is learned is predicted, also after the
+// piece's last token.
 inline void append(Batch& batch, const TokenFile& data, const PackedPiece& piece) {
   const auto tokens = data.tokens(piece.document);
   const auto learn = data.learn(piece.document);

@@ -198,8 +198,8 @@ class TokenWriter {
   std::vector<std::uint32_t> block_;
 };
 
-// llm.c's files of tokens: 256 int32 (magic, version, count, ...), then the tokens. A document begins with the token that ends a
-// text, in GPT-2's vocabulary, or begins it, in Llama 3's. Everything in it is learned.
+// llm.c's files of tokens: 256 int32 (magic, version, count, ...), then the tokens. A document begins with the token
+// that ends a text, in GPT-2's vocabulary, or begins it, in Llama 3's. Everything in it is learned.
 inline void add_bin_file(const std::filesystem::path& path, TokenWriter& writer) {
   const std::size_t size = regular_file_size(path);
   std::ifstream file(path, std::ios::binary);

@@ -1,7 +1,7 @@
 // From data files to a file of tokens: JSONL, plain text, llm.c's .bin and token files, in the order given.
 //
-// Lines are tokenised on all cores, in blocks, and keep their order. What was made once is found again by a key of the files, the
-// tokenizer and the options.
+// Lines are tokenised on all cores, in blocks, and keep their order. What was made once is found again by a key of the
+// files, the tokenizer and the options.
 #pragma once
 
 #include <unistd.h>

@@ -5,8 +5,8 @@ tokenises them, with small tokenizers of the kinds that such models have, into t
     python3 scripts/make_chat_golden.py TEMPLATES_DIR
 
 TEMPLATES_DIR holds the templates as published, named LAYOUT--ANYTHING.jinja, LAYOUT being the name that
-data/chat_layouts.cuh gives to what they render. The templates are not kept here: only their hashes and what becomes of our own
-conversations. All templates of a layout must render alike.
+data/chat_layouts.cuh gives to what they render. The templates are not kept here: only their hashes and what becomes of
+our own conversations. All templates of a layout must render alike.
 
 Needs transformers (and with it tokenizers and jinja2); tests/test_chat.cpp reads the result without Python.
 """
@@ -26,14 +26,17 @@ CONVERSATIONS = [
     [(U, "One?"), (A, "1"), (U, "Two?"), (A, "2")],
     [(S, "Answer briefly."), (U, "One?"), (A, "1"), (U, "Two?")],
     [(S, "  Spaced. \n"), (U, "\n around \n\n"), (A, "  \tand here\n "), (U, " more "), (A, "\n\nend\n")],
-    [(S, "\u3000wide\u2028"), (U, "\u00a0narrow\u1680"), (A, "\x1cseparated\u2009"), (U, "\u200bnot space\u200b"), (A, "\ufeffx")],
+    [(S, "\u3000wide\u2028"), (U, "\u00a0narrow\u1680"), (A, "\x1cseparated\u2009"),
+     (U, "\u200bnot space\u200b"), (A, "\ufeffx")],
     [(S, ""), (U, ""), (A, "")],
     [(U, " \n"), (A, " \n")],
-    [(S, "<|im_end|>\n"), (U, "</s><|eot_id|>[/INST] <end_of_turn>"), (A, "<s>[INST] <|im_start|>user\n{{ bos_token }}")],
+    [(S, "<|im_end|>\n"), (U, "</s><|eot_id|>[/INST] <end_of_turn>"),
+     (A, "<s>[INST] <|im_start|>user\n{{ bos_token }}")],
     [(U, "Grüße, 世界 🌍"), (A, "नमस्ते \U0001f469\u200d\U0001f680 e\u0301")],
     # reasoning, as it stands in an answer
     [(U, "One?"), (A, "<think>\nEasy.\n</think>\n\n1")],
-    [(U, "One?"), (A, "<think>\nEasy.\n</think>\n\n1"), (U, "Two?"), (A, "<think>\n\nHarder.\nMuch.\n\n</think>\n\n\n2\n")],
+    [(U, "One?"), (A, "<think>\nEasy.\n</think>\n\n1"),
+     (U, "Two?"), (A, "<think>\n\nHarder.\nMuch.\n\n</think>\n\n\n2\n")],
     [(U, "One?"), (A, "<think></think>1"), (U, "Two?"), (A, "Hm.</think>2</think>3")],
     [(U, "One?"), (A, "<think>never ends"), (U, "Two?"), (A, "a<think>b<think>c</think>\n")],
     [(U, "One?"), (A, "1"), (U, "<tool_response>5</tool_response>"), (A, "<think>\nSo 5.\n</think>\n\nFive.")],
@@ -66,19 +69,23 @@ TEXT = ["How far is the moon? About 384 000 km. Answer briefly. One? Two? Three?
 def byte_level(special):
     """As in GPT-2, Llama 3 and Qwen: bytes, split by a pattern."""
     tokenizer = Tokenizer(models.BPE())
-    pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+               r"\s*[\r\n]+|\s+(?!\S)|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        [pre_tokenizers.Split(Regex(pattern), "isolated"),
+         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(TEXT * 3, trainers.BpeTrainer(vocab_size=360, initial_alphabet=alphabet, show_progress=False))
+    trainer = trainers.BpeTrainer(vocab_size=360, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(TEXT * 3, trainer)
     tokenizer.add_special_tokens(special)
-    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in ("<think>", "</think>")])  # words to it, as in Qwen3
+    thinking = [AddedToken(name, normalized=False) for name in ("<think>", "</think>")]  # not special, as in Qwen3
+    tokenizer.add_tokens(thinking)
     return tokenizer
 
 
 def sentencepiece(special, legacy):
-    """As in Llama 2 and Mistral: characters, a space in front of a text (in files of old, of each text between special tokens)."""
+    """As in Llama 2 and Mistral: characters; a space in front of a text, or, of old, of all between special tokens."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     if legacy:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
@@ -112,7 +119,8 @@ TOKENIZERS = {
                                               "<|end_header_id|>", "<|eot_id|>")),
                    ["chatml", "qwen3", "llama3.1"]),
     "legacy": (lambda: sentencepiece(special("<s>", "</s>"), True), ["mistral-v1", "mistral-v1-system", "zephyr"]),
-    "metaspace": (lambda: sentencepiece(special("<s>", "</s>", "[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>"), False),
+    "metaspace": (lambda: sentencepiece(special("<s>", "</s>", "[INST]", "[/INST]", "<start_of_turn>",
+                                                "<end_of_turn>"), False),
                   ["mistral-v3", "mistral-v3-tekken", "gemma3", "zephyr"]),
 }
 
@@ -171,7 +179,8 @@ def main():
         for key, texts in rendered.items():
             for have, want, conversation in zip(texts, entry[key], CONVERSATIONS):
                 if have != want:
-                    sys.exit(f"{path.name}: {key}: differs from others of its layout:\n{conversation}\n{have!r}\n{want!r}")
+                    sys.exit(f"{path.name}: {key}: differs from others of its layout:\n"
+                             f"{conversation}\n{have!r}\n{want!r}")
 
     result = pathlib.Path(__file__).parent.parent / "tests/golden/chat.json"
     result.write_text(json.dumps({"conversations": conversations, "layouts": layouts}, indent=0, ensure_ascii=True))

@@ -1,5 +1,5 @@
-// Model directories for tests of data: small tokenizers of three kinds (scripts/make_chat_golden.py), and what transformers makes of
-// conversations with them.
+// Model directories for tests of data: small tokenizers of three kinds (scripts/make_chat_golden.py), and what
+// transformers makes of conversations with them.
 #pragma once
 
 #include "commands.cuh"

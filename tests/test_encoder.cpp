@@ -1,6 +1,5 @@
-// From examples to tokens: against transformers, and what is learned; files of data to files of tokens, and their cache.
-#include <thread>
-
+// From examples to tokens: against transformers, and what is learned; files of data to files of tokens, and their
+// cache.
 #include "../data/tokenised.cuh"
 #include "chat_models.cuh"
 
@@ -121,6 +120,28 @@ TEST_F(Encoding, TextEndsAsTheModelEndsOneAndOnlyOnce) {
   const Document whole =
       encoder("", true).encode({.kind = Example::completion, .prompt = "One? ", .written = ""}).at(0);
   EXPECT_EQ(whole.learned(), static_cast<Index>(whole.tokens.size()) - 1);
+}
+
+// A post-processor's tokens lead a text once, and never a conversation: there the layout says how it begins.
+TEST_F(Encoding, TextBeginsAsTheTokenizerBeginsOne) {
+  make_tokenizer_directory(dir / "model", "byte_level");
+  Json json = Json::parse(read_file(dir / "model/tokenizer.json"));
+  const Json id = Tokenizer(dir / "model").find("<s>").value();
+  json["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single", {{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
+      {"pair", Json::array()},
+      {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {id}}, {"tokens", {"<s>"}}}}}}};
+  write("model/tokenizer.json", json.dump());
+  tokens_.emplace(dir / "model");
+  for (const char* written : {"One?", "<s>One?"}) {
+    EXPECT_EQ(text(encoder().encode({.kind = Example::text, .written = written}).at(0).tokens), "<s>One?</s>");
+  }
+  const Document pair = encoder().encode({.kind = Example::completion, .prompt = "<s>One? ", .written = "Two."}).at(0);
+  EXPECT_EQ(text(pair.tokens), "<s>One? Two.</s>");
+  const Example chat = {.kind = Example::conversation, .messages = {{"user", "One?"}, {"assistant", "1"}}};
+  EXPECT_EQ(count(encoder("chatml").encode(chat).at(0), "<s>"), 0);
+  EXPECT_EQ(count(encoder("llama3").encode(chat).at(0), "<s>"), 1);
 }
 
 TEST_F(Encoding, WithNothingToLearnIsRefused) {
