@@ -18,7 +18,7 @@ class EvalCommand {
         "Documents are read at their full length, or in pieces of --length tokens where they are longer. Besides each\n"
         "file's figures there are those by position in the document: a model that uses its context does better late\n"
         "than early. Data files are those of streambp tokenize; what is not learned there is not counted here.");
-    app.add_option("--model", model, "The model's directory: config.json, weights, tokenizer.json")->required();
+    app.add_option("--model", model, "A model directory, or that of a run")->required();
     app.add_option("--data", data, "One or more data files")->required();
     app.add_option("--chat", options.chat, "Chat layout, instead of that of the model's template: " + Chat::names());
     app.add_flag("--skip-bad", options.skip_bad, "Leave out lines that cannot be used");
@@ -56,8 +56,8 @@ class EvalCommand {
   static constexpr Index kFirstBucket = 128;  // positions; every other bucket is as wide as all before it
 
   void run() {
+    model = model_directory(model);
     config = read_config(model);
-    require(fs::is_directory(model), "--model ", model, ": is no directory; name the one that holds config.json");
     settings = device.settings(config, 1);
     std::vector<File> files;
     for (const std::string& path : data) {

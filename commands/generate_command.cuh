@@ -26,7 +26,7 @@ class GenerateCommand {
         "standard input as the prompt. /reset begins a conversation anew, /quit or Ctrl-D ends it. How tokens are "
         "drawn\n"
         "comes from the model's generation_config.json, where it has one. Same seed, same texts.");
-    app.add_option("--model", model, "The model's directory: config.json, weights, tokenizer.json")->required();
+    app.add_option("--model", model, "A model directory, or that of a run")->required();
     device.add_to(app, {"auto", "f32", "bf16"}, {});
     device.optimizer = "none";
 
@@ -66,8 +66,8 @@ class GenerateCommand {
   };
 
   void run() {
+    model = model_directory(model);
     config = read_config(model);
-    require(fs::is_directory(model), "--model ", model, ": is no directory; name the one that holds config.json");
     require(fs::exists(fs::path(model) / "tokenizer.json"), model,
             ": holds no tokenizer.json, so its text cannot be read or written; put the model's own there");
     settle_sampling();

@@ -1,6 +1,7 @@
 // streambp tokenize: data as the tokens that a model is trained on, ahead of training and to look at.
 #pragma once
 
+#include "../data/checkpoint.cuh"
 #include "../data/tokenised.cuh"
 #include "options.cuh"
 
@@ -41,6 +42,7 @@ class TokenizeCommand {
     require(std::filesystem::path(out).extension() == ".safetensors", "--out ", out,
             ": a token file is a safetensors file; name it so");
     options.learn_all = learn == "all";
+    model = model_directory(model);
     const auto start = std::chrono::steady_clock::now();
     write_tokens({data.begin(), data.end()}, model, options, out);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -148,8 +148,7 @@ struct TrainOptions {
 
   // What --model changes of the defaults.
   void adapt_to_fine_tuning() {
-    require(fs::is_directory(model.model), model.model,
-            ": not a model directory; give one that holds config.json, the weights and tokenizer.json");
+    model.model = model_directory(model.model);
     auto otherwise = [&](const char* name, auto& value, auto to) {
       if (!given(name)) value = to;
     };

@@ -70,6 +70,7 @@ class VerifyCommand {
       stream_chunks = gpu ? std::vector<Index>{tile, 2 * tile} : std::vector<Index>{256, 512, 768};
     for (Index chunk : stream_chunks) check_chunk(chunk, tile);
     require(data.empty() || tokens_file.empty(), "--data and --tokens both say what the tokens are; leave out one");
+    if (fs::is_directory(model.model)) model.model = model_directory(model.model);
     const bool random = data.empty() && tokens_file.empty();
     Batch batch = tokens_file.empty() ? Batch() : read_tokens();
     if (!tokens_file.empty()) length = batch.size();

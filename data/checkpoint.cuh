@@ -35,6 +35,14 @@ inline fs::path newest_checkpoint(const fs::path& out) {
   return newest;
 }
 
+// Where a model lies that a user named: a model directory, or a run's, of which it is the newest.
+inline std::string model_directory(const std::string& name) {
+  require(fs::is_directory(name), name,
+          ": is no model directory; name the one that holds config.json, the weights and tokenizer.json");
+  const fs::path newest = newest_checkpoint(name);
+  return newest.empty() || fs::exists(fs::path(name) / "config.json") ? name : newest.string();
+}
+
 // The optimizer's tensors as tables under their prefixes: moments, and the weights where the model's files hold fewer of
 // their bits.
 template <class T, class Moments, class F>

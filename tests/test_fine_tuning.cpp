@@ -84,7 +84,7 @@ TEST_F(FineTuning, VerifiesTheGradientOfItsData) {
 
 TEST_F(FineTuning, RefusesWhatMakesNoRun) {
   const std::string out = " --out " + path("refused");
-  expect_refused("train --model " + path("nothing") + " --data x" + out, "not a model directory");
+  expect_refused("train --model " + path("nothing") + " --data x" + out, "is no model directory");
   expect_refused("train --model " + model + out, "--data");
   expect_refused("train --model " + model + " --data " + path("nothing.jsonl") + out, "nothing.jsonl");
   expect_refused(train("--hidden 64" + out), "leave out the options of models from scratch");

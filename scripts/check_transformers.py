@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Checks that models go in and out of streambp unharmed, against Hugging Face transformers.
+
+For every family a tiny model with random weights is saved by transformers, in one float32 file and in bfloat16 shards.
+streambp reads it and writes it back untouched (a run with a learning rate of 0): every tensor must have the same bits. Then
+it fine-tunes it: transformers must load the result with no tensor missing or left over, and both must find the same loss
+of the same text.
+
+Needs: pip install torch transformers safetensors tokenizers"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+SIZES = dict(vocab_size=400, hidden_size=64, intermediate_size=112, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=0, pad_token_id=None)  # fmt: skip
+LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=64)  # fmt: skip
+MODELS = {
+    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=400, n_embd=64, n_layer=3, n_head=4, n_positions=512,
+                                         bos_token_id=None, eos_token_id=0)),
+    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
+    "llama3": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=LLAMA3)),
+    "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=48)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=True)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=24)),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, head_dim=32, query_pre_attn_scalar=20, sliding_window=32,
+                                                  sliding_window_pattern=2)),
+}  # fmt: skip
+
+
+def make_tokenizer(text):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<end>"],
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)  # fmt: skip
+    tokenizer.train_from_iterator([text], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+
+
+def tensors_of(directory):
+    tensors = {}
+    for file in directory.glob("model*.safetensors"):
+        with safe_open(file, "pt") as f:
+            tensors |= {name: f.get_tensor(name) for name in f.keys()}
+    return tensors
+
+
+def check(name, dtype, folder, binary, data, documents):
+    def run(*arguments):
+        done = subprocess.run([binary, *map(str, arguments)], capture_output=True, text=True)
+        assert done.returncode == 0, f"{name}: streambp {arguments[0]}: {done.stdout}{done.stderr}"
+
+    def tune(out, rate):
+        run("train", "--model", base, "--data", data, "--steps", 3, "--rate", rate, "--eval-fraction", 0, "--device",
+            "cpu", "--out", out)  # fmt: skip
+        return out / "step-000003"
+
+    base = folder / "base"
+    model_class, config = MODELS[name]
+    torch.manual_seed(1)
+    model_class(config).to(dtype).save_pretrained(base, max_shard_size="100KB" if dtype == torch.bfloat16 else "5GB")
+    tokenizer = make_tokenizer("\n".join(documents))
+    tokenizer.save_pretrained(base)
+
+    before, after = tensors_of(base), tensors_of(tune(folder / "untouched", 0))
+    assert before.keys() == after.keys(), f"{name}: other tensors: {before.keys() ^ after.keys()}"
+    for tensor in before:
+        same = before[tensor].dtype == after[tensor].dtype and torch.equal(before[tensor], after[tensor])
+        assert same, f"{name}: {tensor} has changed"
+
+    tuned = tune(folder / "tuned", 1e-3)
+    model, loading = AutoModelForCausalLM.from_pretrained(tuned, output_loading_info=True, dtype=torch.float32)
+    assert not any(loading.values()), f"{name}: {loading}"
+    run("eval", "--model", tuned, "--data", data, "--dtype", "f32", "--device", "cpu", "--json", folder / "eval.json")
+    ours = json.loads((folder / "eval.json").read_text())["total"]
+    loss, count = 0.0, 0
+    with torch.no_grad():
+        for document in documents:
+            ids = torch.tensor(tokenizer(document).input_ids + [0])
+            logp = model(ids[None]).logits[0, :-1].log_softmax(-1)
+            loss -= logp.gather(1, ids[1:, None]).sum().item()
+            count += len(ids) - 1
+    error = abs(ours["loss"] - loss / count) / (loss / count)
+    assert ours["targets"] == count, f"{name}: {ours['targets']} targets, not {count}"
+    assert error < 1e-5, f"{name}: loss {ours['loss']}, in transformers {loss / count}"
+    print(f"{name:9}{str(dtype):16}{len(before):8}{loss / count:10.4f}{error:12.1e}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    root = Path(__file__).resolve().parents[1]
+    parser.add_argument("--streambp", type=Path, default=root / "build" / "streambp", help="the program")
+    options = parser.parse_args()
+    documents = [p for p in (root / "README.md").read_text().split("\n\n") if 100 < len(p) < 600]
+    print(f"{'model':9}{'type':16}{'tensors':>8}{'loss':>10}{'difference':>12}")
+    for name in MODELS:
+        for dtype in (torch.float32, torch.bfloat16):
+            with tempfile.TemporaryDirectory() as folder:
+                data = Path(folder) / "data.jsonl"
+                data.write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+                check(name, dtype, Path(folder), options.streambp, data, documents)
+    print("All models go in and out unharmed.")
+
+
+if __name__ == "__main__":
+    main()
