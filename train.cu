@@ -139,13 +139,11 @@ class TrainCommand : private TrainOptions {
         format("%s: %ld documents of %ld tokens in all, %ld to learn, the longest %ld", name.c_str(), file.documents(),
                file.token_count(), file.learned_count(), file.longest());
     if (checkpoint.empty() && !given("--length")) length = length_for(file);
-    const Index limit = settings.config.positions == Positions::learned ? settings.config.max_length : length;
     const TooLong choice = too_long == "split"      ? TooLong::split
                            : too_long == "truncate" ? TooLong::truncate
                                                     : TooLong::refuse;
     const auto packed = std::make_shared<Documents>(
-        file,
-        DocumentSettings{evaluation_fraction, length, std::min(limit, length), documents, micro_batches, seed, choice});
+        file, DocumentSettings{evaluation_fraction, length, longest_piece(), documents, micro_batches, seed, choice});
     if (checkpoint.empty() && !given("--steps")) {
       const double steps = std::ceil(epochs * static_cast<double>(packed->steps_per_epoch()));
       require(steps < 0x1p30, "--epochs ", epochs, " are more steps than make sense");
@@ -173,6 +171,12 @@ class TrainCommand : private TrainOptions {
     require(fits > 0, "training this model needs ", human_bytes(needed(kTile)), " for the shortest documents, and ",
             human_bytes(room), " are free; use a smaller model, or one of the narrower --dtype and --optimizer");
     return fits;
+  }
+
+  // Documents that are longer are cut.
+  Index longest_piece() const {
+    const Config& c = settings.config;
+    return c.positions == Positions::learned ? std::min(length, c.max_length) : length;
   }
 
   static Mode mode_named(const std::string& mode) {
@@ -257,6 +261,10 @@ class TrainCommand : private TrainOptions {
     std::printf("memory   %s, planned: mode %s%s\n", human_bytes(capacity).c_str(), mode.c_str(), chunked.c_str());
     std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(device.gpu()).c_str(), name(settings.dtype),
                 machine_rate / 1e9);
+    if (fine_tunes() && settings.config.max_length > 0 && longest_piece() > settings.config.max_length) {
+      std::printf("note     documents may be longer than the %ld tokens that the model was made for\n",
+                  settings.config.max_length);
+    }
     std::printf("output   %s%s\n\n", out.c_str(), step > 0 ? format(", resumed after step %ld", step).c_str() : "");
     std::fflush(stdout);
   }
