@@ -18,6 +18,23 @@ namespace streambp {
 
 using Json = nlohmann::json;
 
+// The JSON in a file of that name. Its values may be recursed into: none lies in more than 100 others.
+inline Json parse_json(const std::string& text, const std::string& file) {
+  int depth = 0, deepest = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted && c == '\\') ++i;
+    if (c == '"') quoted = !quoted;
+    if (!quoted && (c == '[' || c == '{')) deepest = std::max(deepest, ++depth);
+    if (!quoted && (c == ']' || c == '}')) --depth;
+  }
+  require(deepest <= 100, file, ": its values are nested more deeply than is supported");
+  Json json = Json::parse(text, nullptr, false);
+  require(!json.is_discarded(), file, ": not valid JSON; is the file complete?");
+  return json;
+}
+
 // Reads fields of a JSON object; every error names the file and the field.
 class Fields {
  public:
@@ -168,10 +185,7 @@ inline Config config_from_json(const Json& json, const std::string& file) {
 // From a config.json or the directory that holds it.
 inline Config read_config(std::filesystem::path path) {
   if (std::filesystem::is_directory(path)) path /= "config.json";
-  const std::string text = read_file(path);
-  const Json json = Json::parse(text, nullptr, false);
-  require(!json.is_discarded(), path.string(), ": not valid JSON; is the file complete?");
-  return config_from_json(json, path.string());
+  return config_from_json(parse_json(read_file(path), path.string()), path.string());
 }
 
 inline Json config_to_json(const Config& c) {

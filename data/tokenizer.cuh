@@ -27,7 +27,8 @@ namespace streambp {
 class Tokenizer {
  public:
   // From a tokenizer.json, or the directory that holds it.
-  explicit Tokenizer(const std::filesystem::path& path) : Tokenizer(parse(file_in(path)), file_in(path).string()) {}
+  explicit Tokenizer(const std::filesystem::path& path)
+      : Tokenizer(Fields(parse_json(read_file(file_in(path)), file_in(path).string()), file_in(path).string())) {}
 
   // One more than the largest id.
   Index size() const { return static_cast<Index>(texts_.size()); }
@@ -65,7 +66,6 @@ class Tokenizer {
  private:
   friend class StreamingDecoder;
 
-  Tokenizer(const Json& json, const std::string& name) : Tokenizer(Fields(json, name)) {}
   explicit Tokenizer(const Fields& f)
       : normalizer_(f),
         pretokenizer_(f, normalizer_),
@@ -85,11 +85,6 @@ class Tokenizer {
 
   static std::filesystem::path file_in(const std::filesystem::path& path) {
     return std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
-  }
-  static Json parse(const std::filesystem::path& path) {
-    Json json = Json::parse(read_file(path), nullptr, false);
-    require(!json.is_discarded(), path.string(), ": not valid JSON; is the file complete?");
-    return json;
   }
 
   bool has(Index id) const { return id >= 0 && id < size() && present_[static_cast<std::size_t>(id)]; }
