@@ -16,11 +16,23 @@ namespace streambp {
 
 using Json = nlohmann::json;
 
-inline Json parse_json_file(const std::filesystem::path& path) {
-  const Json json = Json::parse(read_file(path), nullptr, false);
-  require(!json.is_discarded(), path.string(), ": not valid JSON; is the file complete?");
+// The JSON in a file of that name. Its values may be recursed into: none lies in more than 100 others.
+inline Json parse_json(const std::string& text, const std::string& file) {
+  int depth = 0, deepest = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted && c == '\\') ++i;
+    if (c == '"') quoted = !quoted;
+    if (!quoted && (c == '[' || c == '{')) deepest = std::max(deepest, ++depth);
+    if (!quoted && (c == ']' || c == '}')) --depth;
+  }
+  require(deepest <= 100, file, ": its values are nested more deeply than is supported");
+  Json json = Json::parse(text, nullptr, false);
+  require(!json.is_discarded(), file, ": not valid JSON; is the file complete?");
   return json;
 }
+inline Json parse_json_file(const std::filesystem::path& path) { return parse_json(read_file(path), path.string()); }
 
 // Reads fields of a JSON object, and remembers which it was asked for; every error names the file and the field.
 class Fields {
@@ -38,10 +50,12 @@ class Fields {
   V get(const char* name) const {
     require(has(name), file, ": the field \"", name, "\" is missing");
     const Json& value = json.at(name);
-    const bool fits = std::is_same_v<V, bool>          ? value.is_boolean()
-                      : std::is_same_v<V, std::string> ? value.is_string()
-                      : std::is_floating_point_v<V>    ? value.is_number()
-                                                       : value.is_number_integer() && value <= INT64_MAX;
+    const bool fits =
+        std::is_same_v<V, bool>          ? value.is_boolean()
+        : std::is_same_v<V, std::string> ? value.is_string()
+        : std::is_floating_point_v<V>
+            ? value.is_number()
+            : value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX);
     require(fits, file, ": the field \"", name, "\" has the value ", value.dump(), ", which is of the wrong type");
     return value.get<V>();
   }

@@ -16,19 +16,18 @@ namespace streambp {
 // A list of steps: one for a component, several for a "Sequence" of components, none for null. `read` adds what one
 // component is.
 template <class Read>
-void for_each_component(const Fields& parent, const char* name, const char* parts, Read&& read, int depth = 0) {
+void for_each_component(const Fields& parent, const char* name, const char* parts, Read&& read) {
   if (!parent.has(name)) return;
   const Fields f = parent.object(name);
   const auto type = f.get<std::string>("type");
   if (type != "Sequence") return read(type, f);
   f.known({"type", parts});
-  require(depth < 16, f.file, ": sequences within sequences, more deeply than is supported");
   require(f.has(parts) && f.json.at(parts).is_array(), f.file, ": the field \"", parts, "\" is not a list");
   for (std::size_t i = 0; i < f.json.at(parts).size(); ++i) {
     const Json holder = {{"part", f.json.at(parts)[i]}};
     const Fields in_list(holder, f.file + ", number " + std::to_string(i + 1));
     require(in_list.has("part"), in_list.file, ": is null");
-    for_each_component(in_list, "part", parts, read, depth + 1);
+    for_each_component(in_list, "part", parts, read);
   }
 }
 

@@ -27,7 +27,8 @@ namespace streambp {
 class Tokenizer {
  public:
   // From a tokenizer.json, or the directory that holds it.
-  explicit Tokenizer(const std::filesystem::path& path) : Tokenizer(parse(file_in(path)), file_in(path).string()) {}
+  explicit Tokenizer(const std::filesystem::path& path)
+      : Tokenizer(Fields(parse_json(read_file(file_in(path)), file_in(path).string()), file_in(path).string())) {}
 
   // One more than the largest id.
   Index size() const { return static_cast<Index>(texts_.size()); }
@@ -65,7 +66,6 @@ class Tokenizer {
  private:
   friend class StreamingDecoder;
 
-  Tokenizer(const Json& json, const std::string& name) : Tokenizer(Fields(json, name)) {}
   explicit Tokenizer(const Fields& f)
       : normalizer_(f),
         pretokenizer_(f, normalizer_),
@@ -86,13 +86,8 @@ class Tokenizer {
   static std::filesystem::path file_in(const std::filesystem::path& path) {
     return std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
   }
-  static Json parse(const std::filesystem::path& path) {
-    Json json = Json::parse(read_file(path), nullptr, false);
-    require(!json.is_discarded(), path.string(), ": not valid JSON; is the file complete?");
-    return json;
-  }
 
-  bool has(std::int32_t id) const { return id >= 0 && id < size() && present_[static_cast<std::size_t>(id)]; }
+  bool has(Index id) const { return id >= 0 && id < size() && present_[static_cast<std::size_t>(id)]; }
   bool shown(std::int32_t id, bool skip_special) const {
     return has(id) && !(skip_special && special_texts_.count(texts_[static_cast<std::size_t>(id)]) > 0);
   }
@@ -177,8 +172,8 @@ class Tokenizer {
     require(token.has("ids") && token.json.at("ids").is_array(), token.file, ": the field \"ids\" is not a list");
     std::vector<std::int32_t> ids;
     for (const Json& id : token.json.at("ids")) {
-      require(id.is_number_integer() && id >= 0 && id < size(), token.file, ": ", id.dump(), " is the id of no token");
-      ids.push_back(id);
+      require(id.is_number_integer() && has(id.get<Index>()), token.file, ": ", id.dump(), " is the id of no token");
+      ids.push_back(id.get<std::int32_t>());
     }
     return ids;
   }
