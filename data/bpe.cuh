@@ -194,8 +194,8 @@ class Bpe {
   void read_vocabulary(const Fields& vocabulary) {
     for (const auto& [text, id] : vocabulary.json.items()) {
       require(id.is_number_integer(), vocabulary.file, ": the id of \"", text, "\" is not a whole number");
-      require(id >= 0 && id <= kLargestId, vocabulary.file, ": the id of \"", text, "\" is ", id.dump(),
-              ", which is not from 0 to ", kLargestId);
+      require(id.get<Index>() >= 0 && id.get<Index>() <= kLargestId, vocabulary.file, ": the id of \"", text, "\" is ",
+              id.dump(), ", which is not from 0 to ", kLargestId);
       const auto i = id.get<std::size_t>();
       if (i >= texts_.size()) texts_.resize(i + 1), present_.resize(i + 1);
       require(!present_[i], vocabulary.file, ": \"", texts_[i], "\" and \"", text, "\" have the same id ", i);

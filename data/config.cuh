@@ -31,10 +31,12 @@ class Fields {
   V get(const char* name) const {
     require(has(name), file, ": the field \"", name, "\" is missing");
     const Json& value = json.at(name);
-    const bool fits = std::is_same_v<V, bool>          ? value.is_boolean()
-                      : std::is_same_v<V, std::string> ? value.is_string()
-                      : std::is_floating_point_v<V>    ? value.is_number()
-                                                       : value.is_number_integer() && value <= INT64_MAX;
+    const bool fits =
+        std::is_same_v<V, bool>          ? value.is_boolean()
+        : std::is_same_v<V, std::string> ? value.is_string()
+        : std::is_floating_point_v<V>
+            ? value.is_number()
+            : value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX);
     require(fits, file, ": the field \"", name, "\" has the value ", value.dump(), ", which is of the wrong type");
     return value.get<V>();
   }

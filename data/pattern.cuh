@@ -220,6 +220,7 @@ class Pattern {
     require(found >= 0, text_, " fails on a text of ", text.size(), " bytes: ", message(found));
     begin = pcre2_get_ovector_pointer(matcher.data)[0];
     end = pcre2_get_ovector_pointer(matcher.data)[1];
+    require(end > begin, text_, " is not supported: it matches nothing at all, too");
     return true;
   }
 

@@ -92,7 +92,7 @@ class Tokenizer {
     return json;
   }
 
-  bool has(std::int32_t id) const { return id >= 0 && id < size() && present_[static_cast<std::size_t>(id)]; }
+  bool has(Index id) const { return id >= 0 && id < size() && present_[static_cast<std::size_t>(id)]; }
   bool shown(std::int32_t id, bool skip_special) const {
     return has(id) && !(skip_special && special_texts_.count(texts_[static_cast<std::size_t>(id)]) > 0);
   }
@@ -177,8 +177,8 @@ class Tokenizer {
     require(token.has("ids") && token.json.at("ids").is_array(), token.file, ": the field \"ids\" is not a list");
     std::vector<std::int32_t> ids;
     for (const Json& id : token.json.at("ids")) {
-      require(id.is_number_integer() && id >= 0 && id < size(), token.file, ": ", id.dump(), " is the id of no token");
-      ids.push_back(id);
+      require(id.is_number_integer() && has(id.get<Index>()), token.file, ": ", id.dump(), " is the id of no token");
+      ids.push_back(id.get<std::int32_t>());
     }
     return ids;
   }
