@@ -121,7 +121,7 @@ inline std::vector<Message> parse_messages(const Json& list, const char* name) {
   require_data(list.is_array(), "\"", name, "\" is not a list of messages");
   std::vector<Message> messages;
   for (const Json& entry : list) {
-    const std::string where = "\"" + std::string(name) + "\", message " + std::to_string(messages.size() + 1) + ": ";
+    const std::string where = std::string(name) + ", message " + std::to_string(messages.size() + 1) + ": ";
     require_data(entry.is_object(), where, "not an object with role and content");
     refuse_members(entry, where,
                    {"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "weight", "train"});
