@@ -64,8 +64,7 @@ class Fields {
     return has(name) ? get<V>(name) : otherwise;
   }
   Fields object(const char* name) const {
-    asked->insert(name);
-    require(json.contains(name), file, ": the field \"", name, "\" is missing");
+    require(has(name), file, ": the field \"", name, "\" is missing");
     return {json.at(name), file + ", \"" + name + "\""};
   }
 
