@@ -65,7 +65,7 @@ TEST_F(TokenizeCommandTest, RefusesMisuse) {
                  "cannot write");
   expect_refused(
       "tokenize --model " + path("nowhere") + " --data " + path("chats.jsonl") + " --out " + path("x.safetensors"),
-      "no such file");
+      "is no model directory");
 }
 
 }  // namespace
