@@ -135,6 +135,11 @@ class TrainCommand : private TrainOptions {
     const TokenFile file = tokenised({data.begin(), data.end()}, from, tokens, out);
     file.require_vocabulary(settings.config.vocab);
     const std::string name = data.size() == 1 ? data[0] : std::to_string(data.size()) + " files";
+    const auto about = file.metadata();
+    if (about.contains("skipped") && about.contains("first_skipped") && about.at("skipped") != "0") {
+      std::printf("skipped  %s of the data, the first: %s\n", about.at("skipped").c_str(),
+                  about.at("first_skipped").c_str());
+    }
     const std::string description =
         format("%s: %ld documents of %ld tokens in all, %ld to learn, the longest %ld", name.c_str(), file.documents(),
                file.token_count(), file.learned_count(), file.longest());

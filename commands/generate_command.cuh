@@ -53,7 +53,9 @@ class GenerateCommand {
     group = "Output";
     option("--json", json_file, "Write prompts, texts, tokens and their log-probabilities to this file");
     app.add_flag("--raw", raw, "Show special tokens, and control characters as they are")->group(group);
-    app.add_flag("--stats", stats, "Tell how near to the memory's bandwidth the speed is")->group(group);
+    app.add_flag("--stats", stats,
+                 "Tell how fast weights were read, and how near to the memory's bandwidth the speed is")
+        ->group(group);
     app.callback([this] { run(); });
   }
 
@@ -227,7 +229,12 @@ class GenerateCommand {
     Device dev(generation_memory<T>(config, slots, room, chunk));
     Model<T> weights{config, Tensors<T>(config)};
     allocate(dev, table(config, weights.weights), Kind::weights);
-    load_model(dev, model, weights);
+    const auto start = std::chrono::steady_clock::now();
+    const std::size_t bytes = load_model(dev, model, weights);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (stats)
+      std::fprintf(stderr, "[%s of weights read at %.1f GB/s]\n", human_bytes(bytes).c_str(),
+                   static_cast<double>(bytes) / seconds * 1e-9);
     Generator<Device, T> generator(dev, weights, slots, room, chunk);
     f(generator);
   }

@@ -142,13 +142,16 @@ struct ModelLayout {
   }
 };
 
-// Fills the weights from the files of a model directory.
+// Fills the weights from the files of a model directory. Returns how many bytes they have there.
 template <class Device, class T>
-void load_model(Device& dev, const fs::path& dir, Model<T>& model) {
+std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
   const ModelFiles files(dir);
   const auto parameters = table(model.config, model.weights);
   files.check_all_used(parameters, model.config);
   read_tensors(dev, files, "", parameters);
+  std::size_t bytes = 0;
+  for (const auto& parts : by_stored_tensor(parameters)) bytes += files.at(parts.front().parameter.name).bytes;
+  return bytes;
 }
 
 // Writes a model into an existing directory, in shards where it is larger than `shard` bytes.
