@@ -3,22 +3,13 @@
 #pragma once
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "bpe.cuh"
 
 namespace streambp {
 
-// Bytes that are visible in Latin-1 stand for themselves; the others, in order, are the characters from 256 on.
-inline std::string visible_byte(int byte) {
-  auto visible = [](int b) { return (33 <= b && b <= 126) || (161 <= b && b <= 172) || (174 <= b && b <= 255); };
-  int character = byte;
-  if (!visible(byte)) {
-    character = 256;
-    for (int b = 0; b < byte; ++b) character += !visible(b);
-  }
-  if (character < 128) return {static_cast<char>(character)};
-  return {static_cast<char>(0xc0 | character >> 6), static_cast<char>(0x80 | (character & 63))};
-}
+inline std::string visible_byte(int byte) { return to_utf8(byte_characters()[static_cast<std::size_t>(byte)]); }
 
 inline std::map<std::string, std::string> byte_tokenizer_files() {
   using Json = nlohmann::ordered_json;
