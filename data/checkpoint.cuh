@@ -66,7 +66,12 @@ void save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, const Mo
   fs::create_directories(training, error);
   require(!error, "cannot create ", training.string(), ": ", error.message());
   try {
-    save_model(dev, temporary, model, layout);
+    if (optimizer.master.embedding && layout.holds_float32()) {
+      Model<float> master{model.config, optimizer.master};
+      save_model(dev, temporary, master, layout);
+    } else {
+      save_model(dev, temporary, model, layout);
+    }
     SafetensorsWriter writer(training / "optimizer.safetensors", {});
     for_each_optimizer_table(model, optimizer, layout.narrows<T>(), [&](const char* prefix, const auto& tensors) {
       write_tensors(dev, writer, prefix, tensors);

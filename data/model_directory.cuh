@@ -133,6 +133,8 @@ struct ModelLayout {
     config = json.dump(2) + "\n";
   }
 
+  // Are the files, as they were loaded, in float32?
+  bool holds_float32() const { return !dtypes.empty() && !narrows<float>(); }
   // Would writing numbers of type T lose bits?
   template <class T>
   bool narrows() const {
