@@ -1,6 +1,8 @@
 // The story of a run, top to bottom: parse -> plan -> load -> loop { batch, gradient, step } -> save.
 //
 // With nvcc this file is CUDA; without, it is C++.
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -51,6 +53,7 @@ class TrainCommand : private TrainOptions {
       adapt_to_fine_tuning();
     }
     check();
+    if (given("--chunk")) check_chunk(chunk, device.gpu() ? kGpuTile : kTile);
     if (fine_tunes()) sample_length = 0;
     name_output();
 
@@ -71,7 +74,7 @@ class TrainCommand : private TrainOptions {
     if (!checkpoint.empty()) {
       step = resume_from(checkpoint, source, trainer);
     } else if (fine_tunes()) {
-      load_model(trainer.dev, model.model, trainer.model);
+      load_model(trainer.dev, model_directory(model.model), trainer.model);
       trainer.optimizer.start(trainer.dev, trainer.model);
     } else {
       trainer.initialise(seed);
@@ -81,6 +84,7 @@ class TrainCommand : private TrainOptions {
 
     if (step == 0) evaluate(trainer, source, schedule, step);
     const Index last = stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps;
+    if (step >= last) std::printf("nothing to do: the run is at step %ld of %ld\n", step, optimizer.steps);
     start = Clock::now(), first_step = step;
     while (step < last) {
       ++step;
@@ -125,11 +129,12 @@ class TrainCommand : private TrainOptions {
 
   // A model that is there already, which learns documents in its own tokens.
   Source prepare_documents(const fs::path& checkpoint) {
-    const fs::path from = checkpoint.empty() ? fs::path(model.model) : checkpoint;
+    const fs::path from = checkpoint.empty() ? fs::path(model_directory(model.model)) : checkpoint;
     settings = device.settings(read_config(from), micro_batches);
     layout.emplace(from);
     const std::map<std::string, const char*> types = {{"f32", "F32"}, {"bf16", "BF16"}, {"f16", "F16"}};
     if (save_dtype != "same") layout->store_as(types.at(save_dtype));
+    layout->require_writable();
 
     tokens.learn_all = learn == "all";
     const TokenFile file = tokenised({data.begin(), data.end()}, from, tokens, out);
@@ -155,7 +160,11 @@ class TrainCommand : private TrainOptions {
       optimizer.steps = std::max<Index>(1, static_cast<Index>(steps));
     }
     if (checkpoint.empty() && !given("--warmup")) optimizer.warmup = std::min<Index>(20, optimizer.steps / 10);
-    return document_source(packed, description, file.fingerprint());
+    longest_document = file.longest();
+    std::string notes =
+        packed->left_out == 0 ? "" : format("; %ld with nothing to learn in --length", packed->left_out);
+    if (packed->evaluation.empty()) notes += "; none is held out";
+    return document_source(packed, description + notes, file.fingerprint());
   }
 
   // Packs as long as the longest document, and a few thousand tokens at least, so that a step is not all overhead; but not
@@ -163,7 +172,8 @@ class TrainCommand : private TrainOptions {
   Index length_for(const TokenFile& file) const {
     constexpr Index usual = 4096;
     const Index all = round_up(file.token_count(), kTile), longest = round_up(file.longest(), kTile),
-                wanted = std::min({std::max(longest, usual), all, kLongestStream / documents});
+                limit = settings.config.max_length > 0 ? settings.config.max_length : kLongestStream,
+                wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / documents});
     const Mode chosen = mode_named(mode);
     const Index rows = mode_chunk();
     const std::size_t room = memory.empty() ? free_memory(device.gpu()) / 100 * 95 : parse_bytes(memory);
@@ -174,7 +184,8 @@ class TrainCommand : private TrainOptions {
     if (needed(wanted) <= room) return wanted;
     const Index fits = longest_for_budget(settings, chosen, rows, room) / documents / kTile * kTile;
     require(fits > 0, "training this model needs ", human_bytes(needed(kTile)), " for the shortest documents, and ",
-            human_bytes(room), " are free; use a smaller model, or one of the narrower --dtype and --optimizer");
+            human_bytes(room), memory.empty() ? " are free" : " are what --memory allows",
+            "; use a smaller model, or one of the narrower --dtype and --optimizer");
     return fits;
   }
 
@@ -253,6 +264,9 @@ class TrainCommand : private TrainOptions {
           kept += line + "\n";
       }
     }
+    lock = ::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    require(lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) == 0, out,
+            ": another run is writing here; give another --out, or wait for it");
     write_file_atomically(path, kept);
     metrics.open(path, std::ios::app);
   }
@@ -266,8 +280,9 @@ class TrainCommand : private TrainOptions {
     std::printf("memory   %s, planned: mode %s%s\n", human_bytes(capacity).c_str(), mode.c_str(), chunked.c_str());
     std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(device.gpu()).c_str(), name(settings.dtype),
                 machine_rate / 1e9);
-    if (fine_tunes() && settings.config.max_length > 0 && longest_piece() > settings.config.max_length) {
-      std::printf("note     documents may be longer than the %ld tokens that the model was made for\n",
+    if (fine_tunes() && settings.config.max_length > 0 &&
+        std::min(longest_piece(), longest_document) > settings.config.max_length) {
+      std::printf("note     there are documents longer than the %ld tokens that the model was made for\n",
                   settings.config.max_length);
     }
     std::printf("output   %s%s\n\n", out.c_str(), step > 0 ? format(", resumed after step %ld", step).c_str() : "");
@@ -328,6 +343,8 @@ class TrainCommand : private TrainOptions {
     }
     if (counts[0] + counts[1] == 0) return;
     const double loss = (losses[0] + losses[1]) / static_cast<double>(counts[0] + counts[1]);
+    require(std::isfinite(loss), "after step ", step, " the held-out loss is ", loss,
+            "; the weights are ruined and were not saved. Try a lower --rate or a longer --warmup");
     for (int half : {0, 1}) losses[half] /= static_cast<double>(std::max<Index>(1, counts[half]));
     write_metrics({{"step", step}, {"evaluation_loss", loss}, {"first_half", losses[0]}, {"second_half", losses[1]}});
     std::printf("%safter step %ld: held-out loss %.4f (documents' first half %.4f, second %.4f)\n",
@@ -376,6 +393,8 @@ class TrainCommand : private TrainOptions {
   StepSettings settings;
   std::optional<ModelLayout> layout;
   std::shared_ptr<const Text> text;  // from scratch
+  Index longest_document = 0;
+  int lock = -1;  // on the output directory, until the program ends
   std::ofstream metrics;
   double machine_rate = 0;
   Clock::time_point start;
@@ -417,7 +436,7 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     std::cerr << "streambp: out of host memory\n";
   } catch (const std::exception& e) {
-    std::cerr << "streambp: " << e.what() << "\n";
+    std::cerr << "streambp: " << without_controls(e.what()) << "\n";
   }
   return 2;
 }

@@ -66,6 +66,7 @@ class EvalCommand {
     }
     choose_length(files);
     on_device(device.gpu(), settings, [&]<class Device, class T, class G, class M>() { measure<Device, T>(files); });
+    require(total.count > 0, data[0], ": nothing to count; no document has a token to be predicted");
     print(files);
   }
 

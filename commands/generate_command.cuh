@@ -45,9 +45,12 @@ class GenerateCommand {
 
     group = "Drawing";
     option("--length", length, "Tokens of a text at most")->check(CLI::Range(1, 1 << 24))->capture_default_str();
-    temperature_option = option("--temperature", sampling.temperature, "0: always the likeliest token");
-    top_k_option = option("--top-k", sampling.top_k, "Draw from the k likeliest tokens; 0: from all");
-    top_p_option = option("--top-p", sampling.top_p, "Draw from the likeliest tokens that make up this share");
+    temperature_option = option("--temperature", sampling.temperature, "0: always the likeliest token")
+                             ->default_str("that of generation_config.json, else 0.8");
+    top_k_option = option("--top-k", sampling.top_k, "Draw from the k likeliest tokens; 0: from all")
+                       ->default_str("likewise, else 0");
+    top_p_option = option("--top-p", sampling.top_p, "Draw from the likeliest tokens that make up this share")
+                       ->default_str("likewise, else 0.95");
     option("--seed", sampling.seed, "Of the random numbers")->check(CLI::NonNegativeNumber)->capture_default_str();
 
     group = "Output";

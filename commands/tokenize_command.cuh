@@ -3,6 +3,7 @@
 
 #include "../data/checkpoint.cuh"
 #include "../data/tokenised.cuh"
+#include "display.cuh"
 #include "options.cuh"
 
 namespace streambp {
@@ -71,19 +72,11 @@ class TokenizeCommand {
     std::printf("--- document %ld, %ld tokens ---\n", i + 1, file.length(i));
     for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
       while (end < tokens.size() && learn[end] == learn[begin]) ++end;
-      const std::string text = printable(tokenizer.decode(tokens.subspan(begin, end - begin)));
+      const std::string text = without_controls(tokenizer.decode(tokens.subspan(begin, end - begin)));
       const char* marks[] = {terminal ? "\033[30;42m" : "⟦", terminal ? "\033[0m" : "⟧"};
       std::printf("%s%s%s", learn[begin] ? marks[0] : "", text.c_str(), learn[begin] ? marks[1] : "");
     }
     std::printf("\n");
-  }
-
-  // Control characters would command the terminal.
-  static std::string printable(std::string text) {
-    for (char& c : text) {
-      if (static_cast<unsigned char>(c) < 32 && c != '\n' && c != '\t') c = '?';
-    }
-    return text;
   }
 
   std::string model, out, learn = "answers";

@@ -44,7 +44,7 @@ struct TrainOptions {
     option("--batch", documents, "Documents, or packs, in a micro-batch, laid end to end in one token stream")
         ->check(CLI::Range(1, 1 << 20))
         ->default_str("2; with --model 1");
-    option("--accumulate", micro_batches, "Micro-batches in a step")->check(CLI::Range(1, 1 << 20));
+    option("--accumulate", micro_batches, "Micro-batches in a step")->check(CLI::Range(1, 1 << 12));
     option("--eval-fraction", evaluation_fraction, "Part of the data held out for evaluation")
         ->check(CLI::Range(0.0, 0.5));
     option("--chat", tokens.chat, "Layout of conversations, instead of that of the model's template: " + Chat::names());
@@ -75,7 +75,7 @@ struct TrainOptions {
         ->default_str("0.004; with --model 1e-05");
     option("--warmup", optimizer.warmup, "Steps in which the rate rises; a cosine to a tenth follows")
         ->check(CLI::NonNegativeNumber)
-        ->default_str("20, and a tenth of the steps at most");
+        ->default_str("20; with --model a tenth of the steps at most");
     option("--decay", optimizer.decay, "Weight decay of matrices")
         ->check(CLI::NonNegativeNumber)
         ->default_str("0.1; with --model 0");
@@ -135,6 +135,9 @@ struct TrainOptions {
     for_each_lasting([&](const char* name, auto& value) {
       require(state["options"].contains(name), path, ": the option ", name, " is missing");
       std::decay_t<decltype(value)> stored;
+      constexpr bool integer = std::is_integral_v<decltype(stored)> && !std::is_same_v<decltype(stored), bool>;
+      require(!integer || state["options"][name].is_number_integer(), path, ": the option ", name,
+              " has a value of the wrong type");
       try {
         state["options"][name].get_to(stored);
       } catch (const Json::exception&) {
@@ -148,7 +151,6 @@ struct TrainOptions {
 
   // What --model changes of the defaults.
   void adapt_to_fine_tuning() {
-    model.model = model_directory(model.model);
     auto otherwise = [&](const char* name, auto& value, auto to) {
       if (!given(name)) value = to;
     };
@@ -174,6 +176,24 @@ struct TrainOptions {
                                       {"--epochs", epochs},
                                       {"--temperature", temperature}}) {
       require(std::isfinite(value) && value >= 0, name, " must be a finite number and not negative");
+    }
+    auto one_of = [](const char* name, const std::string& value, std::initializer_list<const char*> choices) {
+      require(std::find(choices.begin(), choices.end(), value) != choices.end(), name, " cannot be \"", value, "\"");
+    };
+    one_of("--learn", learn, {"answers", "all"});
+    one_of("--too-long", too_long, {"split", "truncate", "refuse"});
+    one_of("--save-dtype", save_dtype, {"same", "f32", "bf16", "f16"});
+    one_of("--dtype", device.dtype, {"auto", "f32", "bf16"});
+    one_of("--grad-dtype", device.gradient, {"auto", "f32", "bf16"});
+    one_of("--optimizer", device.optimizer, {"adamw", "adamw-bf16"});
+    require(!given("--epochs") || (!given("--steps") && !resume),
+            "--epochs says how many steps there are; leave out --steps, and --resume has the steps of its run");
+    const bool all_tokens = std::all_of(data.begin(), data.end(), [](const std::string& name) {
+      return fs::path(name).extension() == ".safetensors" || fs::path(name).extension() == ".bin";
+    });
+    for (const char* name : {"--chat", "--learn", "--skip-bad"}) {
+      require(!given(name) || !all_tokens || !fine_tunes() || data.empty(), name,
+              " is for texts, and these data are tokens already");
     }
     for (const char* name : {"--chat", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype"}) {
       require(fine_tunes() || !given(name), name, " goes with --model DIR, a model to fine-tune");

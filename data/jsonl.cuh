@@ -137,6 +137,8 @@ inline std::vector<Message> parse_messages(const Json& list, const char* name) {
 inline Example parse_example(std::string_view line) {
   const Json json = parse_line(line);
   const auto has = [&](const char* name) { return json.contains(name) && !json[name].is_null(); };
+  require_data(has("messages") + has("completion") + has("text") <= 1,
+               "more than one of \"messages\", \"completion\" and \"text\"");
   if (has("messages") || (has("prompt") && json["prompt"].is_array())) refuse_members(json, "", {"tools", "functions"});
   if (has("messages")) return {.kind = Example::conversation, .messages = parse_messages(json["messages"], "messages")};
   if (has("completion")) {

@@ -133,6 +133,13 @@ struct ModelLayout {
     config = json.dump(2) + "\n";
   }
 
+  // Refuses types in which nothing is written, before a run has begun.
+  void require_writable() const {
+    for (const auto& [name, type] : dtypes) {
+      require(type == "F32" || type == "F16" || type == "BF16", "the weights \"", name, "\" are in ", type,
+              ", and float32, float16 and bfloat16 are written; choose one with --save-dtype");
+    }
+  }
   // Are the files, as they were loaded, in float32?
   bool holds_float32() const { return !dtypes.empty() && !narrows<float>(); }
   // Would writing numbers of type T lose bits?

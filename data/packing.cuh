@@ -32,7 +32,7 @@ inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longes
   for (std::size_t d = 0; d < lengths.size(); ++d) {
     require(lengths[d] <= longest || too_long != TooLong::refuse, "document ", d + 1, " has ", lengths[d],
             " tokens, more than the ", longest,
-            " that are allowed; allow longer ones, or let them be split or truncated");
+            " that --length allows; give a larger one, or let them be cut by --too-long split or truncate");
     const Index end = too_long == TooLong::truncate ? std::min(lengths[d], longest) : lengths[d];
     for (Index begin = 0; begin < end; begin += longest) {
       pieces.push_back({static_cast<Index>(d), begin, std::min(longest, end - begin)});

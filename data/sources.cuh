@@ -44,6 +44,10 @@ class Documents {
  public:
   Documents(TokenFile file, const DocumentSettings& s) : file(std::move(file)), s(s) {
     const auto pieces = pieces_with_targets();
+    left_out = this->file.documents();
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      left_out -= i == 0 || pieces[i].document != pieces[i - 1].document;
+    }
     auto held_out = [&](const PackedPiece& piece) {
       return Random(s.seed, 0xe7a1).uniform(static_cast<std::uint64_t>(piece.document)) < s.evaluation_fraction;
     };
@@ -65,6 +69,7 @@ class Documents {
   }
 
   std::vector<Batch> evaluation;
+  Index left_out;  // documents without anything to learn, after cutting
 
  private:
   std::vector<PackedPiece> pieces_with_targets() const {
@@ -75,7 +80,7 @@ class Documents {
       return std::none_of(learn.begin() + piece.begin + 1, learn.begin() + std::max(end, piece.begin + 1),
                           [](std::uint8_t mark) { return mark; });
     });
-    require(!pieces.empty(), file.path(), ": there is nothing to learn: no document has a token to be predicted");
+    require(!pieces.empty(), "there is nothing to learn: no document has a token to be predicted within --length");
     return pieces;
   }
 

@@ -121,10 +121,12 @@ void write_numbers(std::ostream& out, const std::string& where, const std::vecto
       stored[i] = values[i];
     } else {
       stored[i] = static_cast<Stored>(static_cast<float>(values[i]));
-      finite &= std::isfinite(static_cast<float>(stored[i]));
     }
+    finite &= std::isfinite(static_cast<float>(stored[i]));
   }
-  require(finite, where, ": holds a number that the type of the file cannot; write a wider one");
+  require(finite, where,
+          ": holds a number that is none, or that the type of the file cannot hold; nothing was written. "
+          "Try a lower --rate, or a wider --save-dtype");
   out.write(reinterpret_cast<const char*>(stored.data()), static_cast<std::streamsize>(stored.size() * sizeof(Stored)));
 }
 

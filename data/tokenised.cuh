@@ -26,7 +26,8 @@ class Tokenising {
       : model_(model), options_(options), writer_(writer) {}
 
   void add(const std::filesystem::path& path) {
-    const std::string extension = path.extension().string();
+    std::string extension = path.extension().string();
+    for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     if (extension == ".bin") {
       add_bin_file(path, writer_);
     } else if (extension == ".safetensors") {
@@ -178,7 +179,9 @@ inline void write_tokens(const std::vector<std::filesystem::path>& data, const s
   TokenWriter writer(out);
   Tokenising tokenising(model, options, writer);
   for (const auto& path : data) tokenising.add(path);
-  require(writer.documents() > 0, from, ": no documents in there; give data, one example a line");
+  require(writer.documents() > 0, from, ": no documents in there",
+          tokenising.skipped() > 0 ? "; all was skipped, the first: " + tokenising.first_skipped()
+                                   : "; give data, one example a line");
   writer.finish({{"format", "streambp tokens"},
                  {"made_from", from},
                  {"key", key},
@@ -202,9 +205,12 @@ inline TokenFile tokenised(const std::vector<std::filesystem::path>& data, const
   std::snprintf(name, sizeof name, "tokens-%016lx.safetensors", static_cast<unsigned long>(text_hash(key)));
   const auto path = cache / name;
   if (std::filesystem::exists(path)) {
-    TokenFile file(path);
-    const auto made = file.metadata().find("key");
-    if (made != file.metadata().end() && made->second == key) return file;
+    try {
+      TokenFile file(path);
+      const auto made = file.metadata().find("key");
+      if (made != file.metadata().end() && made->second == key) return file;
+    } catch (const Error&) {  // damaged; it is made again
+    }
   }
   std::error_code error;
   std::filesystem::create_directories(cache, error);
