@@ -97,7 +97,7 @@ DEEPSEEK = [r"\p{N}{1,3}", r"[一-龥\u3040-ゟ゠-ヿ]+".replace(r"\u3040", "\u
             r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
 
 
-def byte_level(pre_tokenizer, normalizer=None, size=700, **model):
+def byte_level(pre_tokenizer, normalizer=None, size=600, **model):
     tokenizer = Tokenizer(models.BPE(**model))
     if normalizer:
         tokenizer.normalizer = normalizer
@@ -108,7 +108,7 @@ def byte_level(pre_tokenizer, normalizer=None, size=700, **model):
     return tokenizer
 
 
-def fallback(normalizer=None, pre_tokenizer=None, decoder=None, train=None, size=800, **model):
+def fallback(normalizer=None, pre_tokenizer=None, decoder=None, train=None, size=650, **model):
     """Characters, with tokens <0x00> to <0xFF> for those that the vocabulary has not."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True, **model))
     if normalizer:
