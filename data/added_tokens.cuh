@@ -32,8 +32,8 @@ class AddedTokens {
     return std::adjacent_find(tokens_.begin(), tokens_.end(), same) == tokens_.end();
   }
 
-  // Calls f(token, begin, end) for every token in the text, with nullptr for what lies between. Special tokens are passed
-  // over if they are `plain` text.
+  // Calls f(token, begin, end) for every token in the text, with nullptr for what lies between. With `plain`, special
+  // tokens are passed over.
   template <class F>
   void for_each(std::string_view text, bool plain, F&& f) const {
     std::size_t done = 0;
@@ -75,9 +75,9 @@ class AddedTokens {
 
   // Letters, marks, digits, connecting punctuation and joiners; and letters in circles and squares.
   static bool is_word(std::string_view character) {
-    static const Pattern word = Pattern::expression(
-        "added_tokens",
-        R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189}])");
+    static const Pattern word =
+        Pattern::expression("added_tokens", R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\x{24B6}-\x{24E9})"
+                                            R"(\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189}])");
     bool found = false;
     word.for_each(character, [&](std::size_t, std::size_t, bool match) { found = match; });
     return found;

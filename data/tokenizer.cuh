@@ -33,8 +33,8 @@ class Tokenizer {
   // One more than the largest id.
   Index size() const { return static_cast<Index>(texts_.size()); }
 
-  // The tokens of a text, without those that belong before and after it. A text that `continues` goes on where an earlier
-  // one ended: nothing is put before its beginning.
+  // The tokens of a text, without those that belong before and after it. A text that `continues` goes on where an
+  // earlier one ended: nothing is put before its beginning.
   std::vector<std::int32_t> encode(std::string_view text, bool continues = false) const {
     return encode(text, continues, false);
   }

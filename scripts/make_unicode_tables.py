@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes data/unicode_tables.cuh: what tokenizers need of the Unicode Character Database, as the `tokenizers` library knows it.
+"""Writes data/unicode_tables.cuh: what tokenizers need of Unicode's database, as the `tokenizers` library knows it.
 
 A model was trained on what the library made of its text, so the library decides. Its normaliser is of an earlier
 version of Unicode than its regular expressions, and those are later than PCRE2's. So this takes the database of Python

@@ -1,6 +1,6 @@
-// Tokenizers: what the `tokenizers` library makes of texts in many scripts is what this one makes of them (the cases are
-// written by scripts/make_tokenizer_golden.py), long words are merged as the definition says, and what a tokenizer.json
-// must not say is refused in words.
+// Tokenizers: what the `tokenizers` library makes of texts in many scripts is what this one makes of them (the cases
+// are written by scripts/make_tokenizer_golden.py), long words are merged as the definition says, and what a
+// tokenizer.json must not say is refused in words.
 #include <gtest/gtest.h>
 
 #include <algorithm>
