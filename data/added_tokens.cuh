@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -26,14 +27,13 @@ class AddedTokens {
   // After the last token; false if two have the same text.
   bool finish() {
     std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
-    begins_.assign(256, false);
     for (const AddedToken& token : tokens_) begins_[static_cast<unsigned char>(token.text[0])] = true;
     const auto same = [](const AddedToken& a, const AddedToken& b) { return a.text == b.text; };
     return std::adjacent_find(tokens_.begin(), tokens_.end(), same) == tokens_.end();
   }
 
-  // Calls f(token, begin, end) for every token in the text, with nullptr for what lies between. Special tokens are passed
-  // over if they are `plain` text.
+  // Calls f(token, begin, end) for every token in the text, with nullptr for what lies between. With `plain`, special
+  // tokens are passed over.
   template <class F>
   void for_each(std::string_view text, bool plain, F&& f) const {
     std::size_t done = 0;
@@ -47,7 +47,7 @@ class AddedTokens {
       at = end;
       if (token->special && plain) continue;
       if (token->single_word && (ends_with_word(text.substr(0, begin)) || begins_with_word(text.substr(end)))) continue;
-      if (token->strips_left) begin = std::max(begin - trailing_space(text.substr(0, begin)), done);
+      if (token->strips_left) begin = done < begin ? begin - trailing_space(text.substr(done, begin - done)) : done;
       if (token->strips_right) end += leading_space(text.substr(end));
       if (done < begin) f(nullptr, done, begin);
       f(token, begin, end);
@@ -73,9 +73,11 @@ class AddedTokens {
     return found;
   }
 
+  // Letters, marks, digits, connecting punctuation and joiners; and letters in circles and squares.
   static bool is_word(std::string_view character) {
     static const Pattern word =
-        Pattern::expression("added_tokens", R"([\p{Alphabetic}\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}])");
+        Pattern::expression("added_tokens", R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\x{24B6}-\x{24E9})"
+                                            R"(\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189}])");
     bool found = false;
     word.for_each(character, [&](std::size_t, std::size_t, bool match) { found = match; });
     return found;
@@ -88,7 +90,7 @@ class AddedTokens {
   }
 
   std::vector<AddedToken> tokens_;
-  std::vector<bool> begins_;
+  std::array<bool, 256> begins_{};
 };
 
 }  // namespace streambp

@@ -1,12 +1,12 @@
-// Byte pair encoding: a word is taken apart into symbols, its bytes or its characters, and of all neighbours that may be
-// merged the pair of the lowest rank is (the leftmost of equals), until none may.
+// Byte pair encoding: a word is taken apart into symbols, its bytes or its characters, and of all neighbours that may
+// be merged the pair of the lowest rank is (the leftmost of equals), until none may.
 //
-// Four tables make it fast, none of which changes a result:
+// Three tables make it fast, and a heap, none of which changes a result:
 //   initial  the token of each symbol
-//   pairs    (left token, right token) -> rank and merged token. A pair of symbols that no merge ever brings together is
-//            not in it, so a word can be cut between them, and its parts merged apart.
+//   pairs    (left token, right token) -> rank and merged token. A pair of symbols that no merge ever brings together
+//            is not in it, so a word can be cut between them, and its parts merged apart.
 //   words    all texts that merge into one token, so that most words are looked up and not merged at all
-//   ranks    of long words are kept in a heap: n log n steps for n symbols, whatever the word
+//   the heap holds the candidates of long words: n log n steps for n symbols, whatever the word
 #pragma once
 
 #include <array>
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "../kernels/matrix.cuh"
+#include "bpe_tables.cuh"
 #include "fields.cuh"
 #include "unicode.cuh"
 
@@ -58,85 +59,6 @@ inline std::optional<std::string> bytes_of(std::string_view text) {
   if (!all_bytes) return {};
   return bytes;
 }
-
-// Open addressing: tables that are filled once and then only read.
-class PairTable {
- public:
-  static constexpr std::uint32_t kNever = ~std::uint32_t{0};
-  struct Entry {
-    std::int32_t left = -1, right = -1;
-    std::uint32_t rank = kNever;
-    std::int32_t merged = -1;
-  };
-
-  explicit PairTable(std::size_t count = 0) {
-    while ((std::size_t{1} << bits_) < 2 * count) ++bits_;
-    entries_.resize(std::size_t{1} << bits_);
-  }
-  // The pair's own entry, or an empty one if it has none.
-  const Entry& at(std::int32_t left, std::int32_t right) const { return entries_[slot(left, right)]; }
-  Entry& at(std::int32_t left, std::int32_t right) { return entries_[slot(left, right)]; }
-
- private:
-  std::size_t slot(std::int32_t left, std::int32_t right) const {
-    const auto key = static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
-    std::size_t i = (key ^ key >> 29) * 0x9E3779B97F4A7C15u >> (64 - bits_);
-    while (entries_[i].left >= 0 && (entries_[i].left != left || entries_[i].right != right)) {
-      i = (i + 1) & (entries_.size() - 1);
-    }
-    return i;
-  }
-
-  int bits_ = 1;
-  std::vector<Entry> entries_;
-};
-
-class WordTable {
- public:
-  explicit WordTable(std::size_t count = 0) {
-    while ((std::size_t{1} << bits_) < 2 * count) ++bits_;
-    entries_.resize(std::size_t{1} << bits_);
-  }
-  void add(std::string_view word, std::int32_t id) {
-    Entry& entry = entries_[slot(word)];
-    entry = {static_cast<std::uint32_t>(text_.size()), static_cast<std::uint32_t>(word.size()), id};
-    text_ += word;
-    longest_ = std::max(longest_, word.size());
-  }
-  // The word's token, or -1.
-  std::int32_t find(std::string_view word) const {
-    return word.empty() || word.size() > longest_ ? -1 : entries_[slot(word)].id;
-  }
-
- private:
-  struct Entry {
-    std::uint32_t begin = 0, size = 0;
-    std::int32_t id = -1;
-  };
-
-  std::size_t slot(std::string_view word) const {
-    std::size_t i = hash(word) >> (64 - bits_);
-    while (entries_[i].id >= 0 && std::string_view(text_).substr(entries_[i].begin, entries_[i].size) != word) {
-      i = (i + 1) & (entries_.size() - 1);
-    }
-    return i;
-  }
-  static std::uint64_t hash(std::string_view word) {
-    std::uint64_t hash = word.size() * 0x9E3779B97F4A7C15u;
-    for (std::size_t i = 0; i < word.size(); i += 8) {
-      std::uint64_t part = 0;
-      std::memcpy(&part, word.data() + i, std::min<std::size_t>(8, word.size() - i));
-      hash = (hash ^ part) * 0xFF51AFD7ED558CCDu;
-      hash ^= hash >> 32;
-    }
-    return hash * 0x9E3779B97F4A7C15u;
-  }
-
-  int bits_ = 1;
-  std::size_t longest_ = 0;
-  std::vector<Entry> entries_;
-  std::string text_;
-};
 
 class Bpe {
  public:
@@ -310,8 +232,8 @@ class Bpe {
     words_ = std::move(words);
   }
 
-  // Symbols that the vocabulary lacks become tokens of their bytes if all of those exist, else the unknown token (one for
-  // several, if so wished), or else nothing.
+  // Symbols that the vocabulary lacks become tokens of their bytes if all of those exist, else the unknown token (one
+  // for several, if so wished), or else nothing.
   void take_apart(std::string_view word, std::vector<std::int32_t>& symbols, bool complain = true) const {
     symbols.clear();
     bool unknown = false;  // one is due; it comes before the next known symbol, but after bytes
@@ -418,7 +340,7 @@ class Bpe {
       const std::size_t left = top.left;
       const std::int32_t right = next[left];
       if (symbols[left] < 0 || right >= count) continue;
-      // A merged text only ever grows, so a pair that gives another token than the candidate's is not its pair any more.
+      // A merged text only ever grows, so a pair that gives another token than the candidate's is another pair.
       if (pairs_.at(symbols[left], symbols[right]).merged != top.merged) continue;
       symbols[left] = top.merged;
       symbols[right] = -1;

@@ -1,7 +1,7 @@
-// From tokens back to text, as the field "decoder" of a tokenizer.json says: step by step the tokens' texts become others.
+// From tokens back to text, as the field "decoder" of a tokenizer.json says: step by step their texts become others.
 //
-// Text may be wanted before the last token is known. So a step is a function with a memory: it is given the next tokens,
-// and leaves in their place what is certain of its result so far; with `last` that is everything.
+// Text may be wanted before the last token is known. So a step is a function with a memory: it is given the next
+// tokens, and leaves in their place what is certain of its result so far; with `last` that is everything.
 #pragma once
 
 #include <functional>
@@ -91,8 +91,8 @@ class Detokenizer {
     };
   }
 
-  // Tokens "<0x41>" are bytes. A row of them is their text if it is UTF-8, and otherwise U+FFFD for each byte: so all of
-  // it has to be known.
+  // Tokens "<0x41>" are bytes. A row of them is their text if it is UTF-8, and otherwise U+FFFD for each byte: so all
+  // of it has to be known.
   static Step byte_fallback() {
     return [bytes = std::string()](Tokens& tokens, bool last) mutable {
       Tokens out;

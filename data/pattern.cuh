@@ -54,10 +54,23 @@ class Translation {
   }
 
   void group() {
+    if (begins("(?i:")) check_folding();
     for (const std::string_view opening : {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:"}) {
       if (begins(opening)) return copy(opening.size());
     }
     refuse("the group ", rest_.substr(0, 4));
+  }
+
+  // Without regard to case Oniguruma takes some characters for two: U+00DF for "ss", U+FB01 for "fi".
+  void check_folding() const {
+    const std::string_view inside = rest_.substr(4, rest_.find(')') - 4);
+    std::string lower;
+    for (const char c : inside) lower += static_cast<char>(c >= 'A' && c <= 'Z' ? c + 'a' - 'A' : c);
+    if (bytes_below(inside, 0x80) < inside.size()) refuse("characters beyond ASCII without regard to case");
+    if (inside.find('(') != std::string_view::npos) refuse("a group in a group without regard to case");
+    for (const char* pair : {"ss", "st", "ff", "fi", "fl"}) {
+      if (lower.find(pair) != std::string::npos) refuse(pair, " without regard to case");
+    }
   }
 
   void interval() {
@@ -104,19 +117,23 @@ class Translation {
       take(end + 1);
       return add(c == 'P', property(name));
     }
+    if (c == 'x') {
+      if (!begins("{")) refuse("\\x other than \\x{code}");
+      result += "\\x";
+      return copy(rest_.find('}') + 1);
+    }
     const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-    if (letter && std::string_view("rntfx").find(c) == std::string_view::npos) refuse("\\", c);
+    if (letter && std::string_view("rntf").find(c) == std::string_view::npos) refuse("\\", c);
     (result += '\\') += c;
   }
 
-  // With the characters that are new since PCRE2's version of Unicode. Longer names than of categories are of scripts.
-  static std::string property(const std::string& name) {
-    const bool script = name.size() > 2 && name != "Alphabetic";
-    std::string characters = (script ? "\\p{sc:" : "\\p{") + name + "}";
-    for (const auto& later : unicode::kLater) {
-      if (later.kind == name) characters += later.ranges;
+  // With the characters that are new since PCRE2's version of Unicode.
+  std::string property(const std::string& name) const {
+    for (const auto& [kind, ranges] : unicode::kLater) {
+      if (kind != name) continue;
+      return (name.size() > 2 ? "\\p{sc:" : "\\p{") + name + "}" + std::string(ranges);
     }
-    return characters;
+    refuse("\\p{", name, "}");
   }
 
   const std::string& where_;

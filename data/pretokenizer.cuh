@@ -179,6 +179,7 @@ class PreTokenizer {
       fail(f.file, ": a pre_tokenizer of type \"", type,
            "\" is not supported; ByteLevel, Split, Digits, Metaspace and Sequence are");
     }
+    require(steps_.size() < 64, f.file, ": more steps than are supported");
     steps_.push_back(std::move(step));
   }
 

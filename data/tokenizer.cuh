@@ -33,8 +33,8 @@ class Tokenizer {
   // One more than the largest id.
   Index size() const { return static_cast<Index>(texts_.size()); }
 
-  // The tokens of a text, without those that belong before and after it. A text that `continues` goes on where an earlier
-  // one ended: nothing is put before its beginning.
+  // The tokens of a text, without those that belong before and after it. A text that `continues` goes on where an
+  // earlier one ended: nothing is put before its beginning.
   std::vector<std::int32_t> encode(std::string_view text, bool continues = false) const {
     return encode(text, continues, false);
   }
@@ -105,11 +105,11 @@ class Tokenizer {
       const std::string where = token.file + ", \"" + content + "\"";
       const Index id = token.get<Index>("id");
       // The library goes by the vocabulary, and numbers what is not in it itself.
-      const Index expected = model_.find(content).value_or(static_cast<std::int32_t>(next));
+      const auto known = model_.find(content);
+      const Index expected = known ? *known : next++;
       require(id == expected, where, ": has the id ", id, " where the vocabulary says ", expected);
       require(id <= Bpe::kLargestId, where, ": the id is larger than ", Bpe::kLargestId);
       require(added_ids_.emplace(content, static_cast<std::int32_t>(id)).second, where, ": is there twice");
-      if (id >= next) next = id + 1;
       add(token, where, content, static_cast<std::int32_t>(id));
     }
     for (AddedTokens* tokens : {&raw_tokens_, &normalized_tokens_}) {

@@ -97,7 +97,13 @@ DEEPSEEK = [r"\p{N}{1,3}", r"[一-龥\u3040-ゟ゠-ヿ]+".replace(r"\u3040", "\u
             r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
 
 
-def byte_level(pre_tokenizer, normalizer=None, size=700, **model):
+def frequent(count):
+    """The sentences without their rarer characters. (The trainer's own limit leaves the choice between equals to chance.)"""
+    kept = sorted(set(SENTENCES), key=lambda c: (-SENTENCES.count(c), c))[:count]
+    return "".join(c for c in SENTENCES if c in kept)
+
+
+def byte_level(pre_tokenizer, normalizer=None, size=600, **model):
     tokenizer = Tokenizer(models.BPE(**model))
     if normalizer:
         tokenizer.normalizer = normalizer
@@ -108,7 +114,7 @@ def byte_level(pre_tokenizer, normalizer=None, size=700, **model):
     return tokenizer
 
 
-def fallback(normalizer=None, pre_tokenizer=None, decoder=None, train=None, size=800, **model):
+def fallback(normalizer=None, pre_tokenizer=None, decoder=None, train=None, size=650, **model):
     """Characters, with tokens <0x00> to <0xFF> for those that the vocabulary has not."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True, **model))
     if normalizer:
@@ -116,9 +122,9 @@ def fallback(normalizer=None, pre_tokenizer=None, decoder=None, train=None, size
     if train:
         tokenizer.pre_tokenizer = train
     trainer = trainers.BpeTrainer(
-        vocab_size=size, limit_alphabet=150, show_progress=False,
+        vocab_size=size, show_progress=False,
         special_tokens=["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)])
-    tokenizer.train_from_iterator([SENTENCES], trainer)
+    tokenizer.train_from_iterator([frequent(150)], trainer)
     settings = json.loads(tokenizer.to_str())
     settings["added_tokens"] = [t for t in settings["added_tokens"] if not t["content"].startswith("<0x")]
     tokenizer = Tokenizer.from_str(json.dumps(settings))
@@ -197,12 +203,12 @@ def layouts():
     unknown.pre_tokenizer = sequence(pre_tokenizers, pre_tokenizers.Metaspace(), split(r"[aeiou]+", "contiguous"), split(r"[.,;!?]", "merged_with_previous"),
                                      split(r"[A-Z]", "merged_with_next"), pre_tokenizers.Digits(individual_digits=False))
     unknown.decoder = decoders.Metaspace()
-    unknown.train_from_iterator([SENTENCES], trainers.BpeTrainer(vocab_size=300, limit_alphabet=80, special_tokens=["<unk>"], show_progress=False))
+    unknown.train_from_iterator([frequent(80)], trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False))
     yield "unknown", add_every_kind(unknown), {"old_metaspace": True}
 
     # No unknown token, so what is not in the vocabulary vanishes; no decoder.
     bare = Tokenizer(models.BPE())
-    bare.train_from_iterator([SENTENCES], trainers.BpeTrainer(vocab_size=200, limit_alphabet=90, show_progress=False))
+    bare.train_from_iterator([frequent(90)], trainers.BpeTrainer(vocab_size=200, show_progress=False))
     yield "bare", bare, {}
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes data/unicode_tables.cuh: what tokenizers need of the Unicode Character Database, as the `tokenizers` library knows it.
+"""Writes data/unicode_tables.cuh: what tokenizers need of Unicode's database, as the `tokenizers` library knows it.
 
 A model was trained on what the library made of its text, so the library decides. Its normaliser is of an earlier
 version of Unicode than its regular expressions, and those are later than PCRE2's. So this takes the database of Python
@@ -122,6 +122,19 @@ def rows(items, width=120):
     return "\n".join(lines + [line])
 
 
+def literal(ranges):
+    """A string of ranges, in lines."""
+    lines, line = [], ""
+    for first, last in ranges:
+        part = f"\\x{{{first:X}}}" if first == last else f"\\x{{{first:X}}}-\\x{{{last:X}}}"
+        if len(line + part) > 100:
+            lines.append(line)
+            line = ""
+        line += part
+    lines.append(line)
+    return "".join(f'\n   R"({line})"' for line in lines) if line else '""'
+
+
 def main():
     assert unicodedata.unidata_version.startswith("14."), "needs a Python whose Unicode database is of version 14"
     decompositions = []
@@ -134,7 +147,9 @@ def main():
     check(decompositions, classes)
     combining = [(first, last, classes[first]) for k in sorted(set(classes.values()))
                  for first, last in ranges([c for c in classes if classes[c] == k])]
-    kinds = ["Lu", "Ll", "Lm", "Lo", "L", "M", "Nd", "N", "P", "S", "Han"]
+    categories = "L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp Cc Cf Co"
+    scripts = "Arabic Cyrillic Devanagari Greek Han Hangul Hebrew Hiragana Katakana Latin Thai"
+    kinds = [*categories.split(), *scripts.split()]
     OUT.write_text(f"""\
 // Tables of Unicode, as the tokenizers library knows it: written by scripts/make_unicode_tables.py, which says how.
 // clang-format off
@@ -162,17 +177,15 @@ inline constexpr CombiningRange kCombining[] = {{
 {rows(f"{{{first:#x},{last:#x},{k}}}" for first, last, k in sorted(combining))}
 }};
 
-// Characters of a general category or script that came after version 14 of Unicode, as ranges in a regular expression.
+// The properties that a regular expression may name: general categories and scripts, each with the characters
+// that came after version 14 of Unicode, as ranges in a regular expression.
 struct Later {{
   std::string_view kind, ranges;
 }};
 
 inline constexpr Later kLater[] = {{
 """ + "".join(
-        f'  {{"{kind}",\n'
-        + "\n".join(f'   R"({line.strip().replace(", ", "").rstrip(",")})"' for line in rows(
-            (f"\\x{{{a:X}}}" if a == b else f"\\x{{{a:X}}}-\\x{{{b:X}}}" for a, b in later(kind)), 105).split("\n"))
-        + "},\n"
+        f'  {{"{kind}",{literal(later(kind))}}},\n'
         for kind in kinds) + """\
 };
 

@@ -1,6 +1,6 @@
-// Tokenizers: what the `tokenizers` library makes of texts in many scripts is what this one makes of them (the cases are
-// written by scripts/make_tokenizer_golden.py), long words are merged as the definition says, and what a tokenizer.json
-// must not say is refused in words.
+// Tokenizers: what the `tokenizers` library makes of texts in many scripts is what this one makes of them (the cases
+// are written by scripts/make_tokenizer_golden.py), long words are merged as the definition says, and what a
+// tokenizer.json must not say is refused in words.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -375,6 +375,7 @@ TEST_F(Refusal, OfComponentsByName) {
   Json nested = bytes;
   for (int i = 0; i < 60; ++i) nested = {{"type", "Sequence"}, {"pretokenizers", {nested}}};
   expect_refused(with("pre_tokenizer", nested), "more deeply");
+  expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", Json(100, digits)}}), "more steps");
   EXPECT_EQ(refusal(with("truncation", {{"max_length", 5}}).dump()), "");  // no part of the tokens of a text
   EXPECT_EQ(refusal(with("padding", {{"strategy", "BatchLongest"}}).dump()), "");
 }
@@ -414,11 +415,12 @@ TEST_F(Refusal, OfMetaspaceAndSplitAndStrip) {
 // Where Oniguruma's language and PCRE2's differ, or where there is nothing to split at.
 TEST_F(Refusal, OfRegularExpressions) {
   for (const std::string expression :
-       {"[a[b]]",   "[a&&b]", "[[:alpha:]]", "[]a]",          "[a",     "a{2}+",      "a{1,2}?",
-        "a{,2}",    "{",      "(?i)a",       "(?<n>a)",       "(?#x)a", "(*F)a",      "\\w",
-        "\\bx",     "\\Kx",   "\\h",         "\\A",           "\\1",    "\\",         "[\\S]",
-        "[\\P{L}]", "\\pL",   "\\p{^L}",     "\\p{Nonsense}", "(a",     "a)",         "*",
-        "a*",       "",       "x|",          "(?=a)",         "\\C",    "\\x{110000}"}) {
+       {"[a[b]]",   "[a&&b]",  "[[:alpha:]]", "[]a]",          "[a",          "a{2}+",       "a{1,2}?",
+        "a{,2}",    "{",       "(?i)a",       "(?<n>a)",       "(?#x)a",      "(*F)a",       "\\w",
+        "\\bx",     "\\Kx",    "\\h",         "\\A",           "\\1",         "\\",          "[\\S]",
+        "[\\P{L}]", "\\pL",    "\\p{^L}",     "\\p{Nonsense}", "(a",          "a)",          "*",
+        "a*",       "",        "x|",          "(?=a)",         "\\C",         "\\x{110000}", "\\xE9",
+        "\\x{41",   "\\p{Cn}", "\\p{C}",      "\\p{Runic}",    "(?i:\u00df)", "(?i:SS)",     "(?i:a|(b))"}) {
     Json json = definition("qwen2");
     json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = expression;
     expect_refused(json, "the regular expression " + expression);

@@ -1,0 +1,94 @@
+// The two large tables of byte pair encoding: of pairs of tokens, and of words. They are filled once and then only
+// read. Both are open addressing, at most half full, so that most look-ups touch one place in memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace streambp {
+
+// (left, right) -> rank and merged token
+class PairTable {
+ public:
+  static constexpr std::uint32_t kNever = ~std::uint32_t{0};
+  struct Entry {
+    std::int32_t left = -1, right = -1;
+    std::uint32_t rank = kNever;
+    std::int32_t merged = -1;
+  };
+
+  explicit PairTable(std::size_t count = 0) {
+    while ((std::size_t{1} << bits_) < 2 * count) ++bits_;
+    entries_.resize(std::size_t{1} << bits_);
+  }
+  // The pair's own entry, or an empty one if it has none.
+  const Entry& at(std::int32_t left, std::int32_t right) const { return entries_[slot(left, right)]; }
+  Entry& at(std::int32_t left, std::int32_t right) { return entries_[slot(left, right)]; }
+
+ private:
+  std::size_t slot(std::int32_t left, std::int32_t right) const {
+    const auto key = static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
+    std::size_t i = (key ^ key >> 29) * 0x9E3779B97F4A7C15u >> (64 - bits_);
+    while (entries_[i].left >= 0 && (entries_[i].left != left || entries_[i].right != right)) {
+      i = (i + 1) & (entries_.size() - 1);
+    }
+    return i;
+  }
+
+  int bits_ = 1;
+  std::vector<Entry> entries_;
+};
+
+// Text -> token
+class WordTable {
+ public:
+  explicit WordTable(std::size_t count = 0) {
+    while ((std::size_t{1} << bits_) < 2 * count) ++bits_;
+    entries_.resize(std::size_t{1} << bits_);
+  }
+  void add(std::string_view word, std::int32_t id) {
+    Entry& entry = entries_[slot(word)];
+    entry = {static_cast<std::uint32_t>(text_.size()), static_cast<std::uint32_t>(word.size()), id};
+    text_ += word;
+    longest_ = std::max(longest_, word.size());
+  }
+  // The word's token, or -1.
+  std::int32_t find(std::string_view word) const {
+    return word.empty() || word.size() > longest_ ? -1 : entries_[slot(word)].id;
+  }
+
+ private:
+  struct Entry {
+    std::uint32_t begin = 0, size = 0;
+    std::int32_t id = -1;
+  };
+
+  std::size_t slot(std::string_view word) const {
+    std::size_t i = hash(word) >> (64 - bits_);
+    while (entries_[i].id >= 0 && std::string_view(text_).substr(entries_[i].begin, entries_[i].size) != word) {
+      i = (i + 1) & (entries_.size() - 1);
+    }
+    return i;
+  }
+  static std::uint64_t hash(std::string_view word) {
+    std::uint64_t hash = word.size() * 0x9E3779B97F4A7C15u;
+    for (std::size_t i = 0; i < word.size(); i += 8) {
+      std::uint64_t part = 0;
+      std::memcpy(&part, word.data() + i, std::min<std::size_t>(8, word.size() - i));
+      hash = (hash ^ part) * 0xFF51AFD7ED558CCDu;
+      hash ^= hash >> 32;
+    }
+    return hash * 0x9E3779B97F4A7C15u;
+  }
+
+  int bits_ = 1;
+  std::size_t longest_ = 0;
+  std::vector<Entry> entries_;
+  std::string text_;
+};
+
+}  // namespace streambp
