@@ -410,6 +410,36 @@ TEST_F(Refusal, OfMetaspaceAndSplitAndStrip) {
   expect_refused(json, "not one character");
   json["decoder"] = {{"type", "Strip"}, {"content", " "}, {"start", -1}, {"stop", 0}};
   expect_refused(json, "negative");
+  json["decoder"] = {{"type", "Metaspace"}, {"replacement", ""}};
+  expect_refused(json, "not one character");
+}
+
+// Few words in a file that make a word as long as the memory allows, or longer.
+TEST_F(Refusal, OfTextsThatGrowWithoutEnd) {
+  const Json doubling = {{"type", "Replace"}, {"pattern", {{"String", "e"}}}, {"content", "ee"}};
+  const auto repeated = [](const char* name, std::size_t times, const std::vector<Json>& steps) {
+    Json list = Json::array();
+    for (std::size_t i = 0; i < times * steps.size(); ++i) list.push_back(steps[i % steps.size()]);
+    return Json{{"type", "Sequence"}, {name, list}};
+  };
+  const auto with = [&](const char* field, const Json& component) {
+    Json json = definition("mistral");
+    json["pre_tokenizer"] = nullptr;
+    json[field] = component;
+    return json;
+  };
+  EXPECT_EQ(refusal(with("normalizer", repeated("normalizers", 12, {doubling})).dump()), "");
+  expect_refused(with("normalizer", repeated("normalizers", 13, {doubling})), "8192 times as long");
+  expect_refused(with("decoder", repeated("decoders", 50, {doubling})), "8192 times as long");
+  const Json shrinking = {{"type", "Replace"}, {"pattern", {{"Regex", "[a-z]{4,}"}}}, {"content", "abcd"}};
+  EXPECT_EQ(refusal(with("normalizer", repeated("normalizers", 50, {shrinking})).dump()), "");
+  const Json split = {{"type", "Split"}, {"pattern", {{"Regex", "."}}}, {"behavior", "Isolated"}};
+  const auto space = [](const char* text) { return Json{{"type", "Metaspace"}, {"replacement", text}}; };
+  const auto prefixes = [&](std::size_t n) {
+    return repeated("pretokenizers", n, {split, space("x"), split, space("y")});
+  };
+  EXPECT_EQ(refusal(with("pre_tokenizer", prefixes(4)).dump()), "");
+  expect_refused(with("pre_tokenizer", prefixes(10)), "more steps than are supported");
 }
 
 // Where Oniguruma's language and PCRE2's differ, or where there is nothing to split at.
@@ -434,6 +464,14 @@ TEST_F(Refusal, OfExpressionsThatTakeForever) {
   ASSERT_EQ(refusal(json.dump()), "");
   const Tokenizer tokenizer(directory_);
   EXPECT_THROW(tokenizer.encode(std::string(60, 'a')), Error);
+  // nor may it take its time again and again
+  json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:a|a)+b|a";
+  ASSERT_EQ(refusal(json.dump()), "");
+  const Tokenizer slow(directory_);
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += std::string(18, 'a') + "c";
+  EXPECT_THROW(slow.encode(text), Error);
+  EXPECT_EQ(slow.decode(slow.encode(text.substr(0, 19))), text.substr(0, 19));
 }
 
 TEST_F(Refusal, OfModels) {
@@ -454,6 +492,7 @@ TEST_F(Refusal, OfModels) {
   expect_refused(with("vocab", {{"a", 0.5}}), "is not a whole number");
   expect_refused(with("vocab", {{"a", -1}}), "not from 0 to");
   expect_refused(with("vocab", {{"a", 1 << 30}}), "not from 0 to");
+  expect_refused(with("vocab", {{"a", 0}, {"b", 65569}}), "not from 0 to 65568, as ids of 2 tokens");
   expect_refused(with("vocab", {{"a", 18446744073709551615u}}), "not from 0 to");
   expect_refused(with("vocab", {{"a", 3}, {"b", 3}}), "have the same id 3");
   expect_refused(with("merges", "a b"), "expected a list");
