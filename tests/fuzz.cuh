@@ -44,7 +44,11 @@ struct Heap {
   }
   static void release(void* block) {
     live -= malloc_usable_size(block);
+// What is freed here was given out above; the compiler sees but the operators between.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
     std::free(block);
+#pragma GCC diagnostic pop
   }
 };
 
