@@ -389,7 +389,7 @@ TEST_F(Fuzz, Expressions) {
   };
   for (const fs::path& path : golden_tokenizers()) search(Json::parse(read_file(path)));
   for (const char* other :
-       {"(?:a|aa)+b|a", "[^\\s\\d]{2,}(?=x)|(?<!a)\\S+", "(?>a*)b|(?i:x)+?", "\\x09|\\p{Han}|\\P{L}"}) {
+       {"(?:a|aa)+b|a", "[^\\s\\d]{2,}(?=x)|(?<!a)\\S+", "(?>a*)b|(?i:x)+?", "\\x{9}|\\p{Han}|\\P{L}"}) {
     add(other);
   }
   fuzz(seeds, [&](const Files& files) {
