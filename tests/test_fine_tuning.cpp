@@ -100,7 +100,7 @@ TEST_F(FineTuning, DocumentsOutsideTheLengthOrTheVocabularyAreRefused) {
   const std::string run = "train --model " + model + " --data " + path("data.jsonl") + " --out " + path("run");
   Outcome outcome = execute(run + " --length 32 --too-long refuse");
   EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_TRUE(contains(outcome.output, "more than the 32 that are allowed")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "more than the 32 that --length allows")) << outcome.output;
   Json config = Json::parse(read_file(model + "/config.json"));
   config["vocab_size"] = 100;
   write_file_atomically(model + "/config.json", config.dump());

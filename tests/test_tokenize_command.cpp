@@ -26,7 +26,7 @@ TEST_F(TokenizeCommandTest, ShowsWhatIsLearned) {
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n⟦1<|im_end|>⟧\n"))
       << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "⟦2?[2J<|im_end|>⟧")) << outcome.output;  // no command for the terminal
+  EXPECT_TRUE(contains(outcome.output, "⟦2[2J<|im_end|>⟧")) << outcome.output;  // no command for the terminal
   EXPECT_TRUE(contains(outcome.output, "2 documents, ")) << outcome.output;
   const TokenFile file(path("out.safetensors"));
   EXPECT_EQ(file.documents(), 2);
