@@ -60,12 +60,17 @@ struct Config {
   }
 };
 
+// No model is near that deep; and what holds a row for each layer stays small, whatever a file says.
+constexpr Index kMostLayers = 1 << 12;
+
 // Refuses what no operation could compute, in words a user understands.
 inline void validate(const Config& c) {
   require(c.vocab > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0 && c.kv_heads > 0 && c.head_dim > 0 && c.mlp > 0,
           "model: vocabulary, hidden, layers, heads, kv-heads, head-dim and mlp must all be positive");
   constexpr Index most = Index{1} << 24;  // so that no size of a tensor, and none of BLAS's 32-bit ones, overflows
-  for (Index size : {c.vocab, c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.mlp, c.max_length, c.window}) {
+  require(c.layers <= kMostLayers, "model: ", c.layers, " layers are more than the ", kMostLayers,
+          " that are supported");
+  for (Index size : {c.vocab, c.hidden, c.heads, c.kv_heads, c.head_dim, c.mlp, c.max_length, c.window}) {
     require(size <= most, "model: a size of ", size, " is more than the ", most, " that are supported");
   }
   require(c.heads <= most / c.head_dim, "model: ", c.heads, " heads of ", c.head_dim, " are too wide");

@@ -136,7 +136,7 @@ inline void read_windows(const Fields& f, Config& c) {
       c.local.push_back(type == "sliding_attention");
     }
   } else if (qwen || gemma) {
-    require(c.layers <= 1 << 24, f.file, ": ", c.layers, " layers are more than are supported");
+    require(c.layers <= kMostLayers, f.file, ": ", c.layers, " layers are more than are supported");
     for (Index l = 0; l < c.layers; ++l) c.local.push_back(gemma ? (l + 1) % pattern != 0 : l >= first_local);
   }
 }
@@ -149,7 +149,7 @@ inline Config read_gpt2(const Fields& f) {
   c.layers = f.get<Index>("n_layer");
   c.heads = c.kv_heads = f.get<Index>("n_head");
   c.max_length = f.get<Index>("n_positions", 1024);
-  require(c.hidden <= 1 << 24, f.file, ": n_embd ", c.hidden, " is more than is supported");
+  require(c.hidden > 0 && c.hidden <= 1 << 24, f.file, ": n_embd ", c.hidden, " is not supported");
   c.mlp = f.get<Index>("n_inner", 4 * c.hidden);
   require(c.heads > 0 && c.hidden % c.heads == 0, f.file, ": n_embd ", c.hidden, " is not divisible by n_head ",
           c.heads);

@@ -207,6 +207,8 @@ TEST(ConfigFile, WhatChangesTheMathematicsIsRefusedByName) {
       {{{"vocab_size", nullptr}}, "vocab_size"},
       {{{"head_dim", 7}}, "even"},
       {{{"num_hidden_layers", 0}}, "positive"},
+      {{{"num_hidden_layers", 4097}}, "4097 layers"},
+      {{{"model_type", "gpt2"}, {"n_embd", -4611686018427387904}, {"n_layer", 2}, {"n_head", 2}}, "n_embd"},
       {{{"hidden_size", 4000000000}, {"head_dim", 64}}, "4000000000"},
       {{{"intermediate_size", 4611686018427387904}}, "supported"},
       {{{"rms_norm_eps", 0}}, "epsilon"},
