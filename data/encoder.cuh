@@ -32,8 +32,9 @@ inline std::int32_t read_end_token(const std::filesystem::path& model, const Tok
     const Json& value = json["eos_token_id"];
     const Json& id = value.is_array() && !value.empty() ? value[0] : value;
     if (id.is_null()) continue;
-    require(id.is_number_unsigned() && id < tokenizer.size(), (model / name).string(), ": \"eos_token_id\" is ",
-            value.dump(), ", which is no token of the tokenizer; mend it");
+    const bool is_token = id.is_number_unsigned() && std::cmp_less(id.get<std::uint64_t>(), tokenizer.size());
+    require(is_token, (model / name).string(), ": \"eos_token_id\" is ", value.dump(),
+            ", which is no token of the tokenizer; mend it");
     return id.get<std::int32_t>();
   }
   fail(model.string(), ": no token that ends a text; name one as \"eos_token\" in tokenizer_config.json");

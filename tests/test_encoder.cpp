@@ -177,7 +177,7 @@ TEST_F(Encoding, TheEndTokenIsFoundOrMissed) {
   write("model/generation_config.json",
         "{\"eos_token_id\": [" + std::to_string(tokens_->find("<s>").value()) + ", 3]}");
   EXPECT_EQ(end(), "<s>");
-  for (const char* wrong : {"-1", "1000000000", "1e3", "\"</s>\"", "[true]"}) {
+  for (const char* wrong : {"-1", "1000000000", "9223372036854775809", "1e3", "\"</s>\"", "[true]"}) {
     write("model/generation_config.json", std::string("{\"eos_token_id\": ") + wrong + "}");
     EXPECT_THROW(end(), Error) << wrong;
   }
