@@ -129,8 +129,8 @@ struct TrainOptions {
 
   void restore(const fs::path& checkpoint) {
     const std::string path = (checkpoint / "training/state.json").string();
-    const Json state = Json::parse(read_file(path), nullptr, false);
-    require(!state.is_discarded() && state.is_object() && state.contains("options") && state.contains("step"), path,
+    const Json state = parse_json_file(path);
+    require(state.is_object() && state.contains("options") && state.contains("step"), path,
             ": not the state of a run; is the file complete?");
     for_each_lasting([&](const char* name, auto& value) {
       require(state["options"].contains(name), path, ": the option ", name, " is missing");

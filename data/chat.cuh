@@ -14,11 +14,9 @@
 #include <vector>
 
 #include "chat_layouts.cuh"
-#include "files.cuh"
+#include "fields.cuh"
 
 namespace streambp {
-
-using Json = nlohmann::json;
 
 // An error in one document of the data, which can be left out while the others are used.
 struct BadData : Error {
@@ -51,7 +49,7 @@ struct TextTokens {
 // A small JSON file of a model directory; null if there is none.
 inline Json read_model_json(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) return nullptr;
-  Json json = Json::parse(read_file(path), nullptr, false);
+  Json json = parse_json_file(path);
   require(json.is_object(), path.string(), ": is not a JSON object; is the file complete?");
   return json;
 }

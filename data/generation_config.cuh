@@ -34,8 +34,7 @@ inline GenerationDefaults read_generation_defaults(const std::filesystem::path& 
   for (const char* name : {"config.json", "generation_config.json"}) {  // the latter counts
     const std::filesystem::path path = model / name;
     if (!std::filesystem::exists(path)) continue;
-    const Json json = Json::parse(read_file(path), nullptr, false);
-    require(!json.is_discarded(), path.string(), ": not valid JSON; is the file complete?");
+    const Json json = parse_json_file(path);
     const Fields f(json, path.string());
     const std::set<std::int32_t> stop = read_stop_tokens(f);
     if (!stop.empty()) defaults.stop = stop;

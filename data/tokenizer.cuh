@@ -19,7 +19,7 @@
 #include "added_tokens.cuh"
 #include "bpe.cuh"
 #include "detokenizer.cuh"
-#include "files.cuh"
+#include "fields.cuh"
 #include "pretokenizer.cuh"
 
 namespace streambp {
@@ -28,7 +28,7 @@ class Tokenizer {
  public:
   // From a tokenizer.json, or the directory that holds it.
   explicit Tokenizer(const std::filesystem::path& path)
-      : Tokenizer(Fields(parse_json(read_file(file_in(path)), file_in(path).string()), file_in(path).string())) {}
+      : Tokenizer(Fields(parse_json_file(file_in(path)), file_in(path).string())) {}
 
   // One more than the largest id.
   Index size() const { return static_cast<Index>(texts_.size()); }
