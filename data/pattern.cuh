@@ -150,19 +150,20 @@ class Pattern {
                      pcre2_code_free};
     require(pattern.code_ != nullptr, pattern.text_, " cannot be used: ", message(error));
     pcre2_jit_compile(pattern.code_.get(), PCRE2_JIT_COMPLETE);  // without it, matching is only slower
-    std::uint32_t shortest = 0;
-    pcre2_pattern_info(pattern.code_.get(), PCRE2_INFO_MINLENGTH, &shortest);
-    require(shortest > 0, pattern.text_, " is not supported: it matches nothing at all, too");
+    pcre2_pattern_info(pattern.code_.get(), PCRE2_INFO_MINLENGTH, &pattern.shortest_);
+    require(pattern.shortest_ > 0, pattern.text_, " is not supported: it matches nothing at all, too");
     return pattern;
   }
 
+  // Of what it matches, at least so many bytes.
+  std::size_t shortest() const { return code_ ? shortest_ : text_.size(); }
   bool one_character() const { return !code_ && first_character(text_).bytes == text_.size(); }
 
   // Calls f(begin, end, match) for every match in valid UTF-8, and for every part between two: all of the text.
   template <class F>
   void for_each(std::string_view text, F&& f) const {
-    std::size_t done = 0;
-    for (std::size_t begin, end = 0; find(text, begin, end); done = end) {
+    std::size_t done = 0, effort = kMostEffort + 64 * text.size();
+    for (std::size_t begin, end = 0; find(text, begin, end, effort); done = end) {
       if (begin > done) f(done, begin, false);
       f(begin, end, true);
     }
@@ -188,34 +189,42 @@ class Pattern {
     pcre2_jit_stack* stack = nullptr;
   };
 
-  static std::string message(int error) {
-    char text[200];
-    pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(text), sizeof text);
-    return text;
-  }
-
-  // The first match that begins at `end` or later.
-  bool find(std::string_view text, std::size_t& begin, std::size_t& end) const {
-    if (!code_) {
-      begin = text.find(text_, end);
-      end = begin + text_.size();
-      return begin != std::string_view::npos;
-    }
-    thread_local Matcher matcher;
+  int match(Matcher& matcher, std::string_view text, std::size_t begin, std::size_t steps) const {
     const auto match = [&](std::uint32_t options) {
-      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), end,
+      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), begin,
                          PCRE2_NO_UTF_CHECK | options, matcher.data, matcher.context);
     };
-    // Enough for what goes back over a long text once, little enough for a hostile expression to come to an end.
-    pcre2_set_match_limit(matcher.context,
-                          static_cast<std::uint32_t>(std::min<std::size_t>(10'000'000 + 8 * text.size(), UINT32_MAX)));
+    pcre2_set_match_limit(matcher.context, static_cast<std::uint32_t>(steps));
     int found = match(0);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT && !matcher.stack) {
       matcher.stack = pcre2_jit_stack_create(1 << 16, 1 << 26, nullptr);
       if (matcher.stack) pcre2_jit_stack_assign(matcher.context, nullptr, matcher.stack);
       found = match(0);
     }
-    if (found == PCRE2_ERROR_JIT_STACKLIMIT) found = match(PCRE2_NO_JIT);
+    return found == PCRE2_ERROR_JIT_STACKLIMIT ? match(PCRE2_NO_JIT) : found;
+  }
+
+  static std::string message(int error) {
+    char text[200];
+    pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(text), sizeof text);
+    return text;
+  }
+
+  // The first match that begins at `end` or later. Matching goes back and tries again, which a hostile expression makes
+  // never end; so it is stopped after some steps, at first few, and steps beyond those few are taken from `effort`, which
+  // is enough for what goes back over a long text once.
+  bool find(std::string_view text, std::size_t& begin, std::size_t& end, std::size_t& effort) const {
+    if (!code_) {
+      begin = text.find(text_, end);
+      end = begin + text_.size();
+      return begin != std::string_view::npos;
+    }
+    thread_local Matcher matcher;
+    int found = match(matcher, text, end, kFewSteps);
+    for (std::size_t steps = kFewSteps; found == PCRE2_ERROR_MATCHLIMIT && effort > 0; effort -= steps) {
+      steps = std::min({8 * steps, effort, std::size_t{UINT32_MAX}});
+      found = match(matcher, text, end, steps);
+    }
     if (found == PCRE2_ERROR_NOMATCH) return false;
     require(found >= 0, text_, " fails on a text of ", text.size(), " bytes: ", message(found));
     begin = pcre2_get_ovector_pointer(matcher.data)[0];
@@ -224,7 +233,10 @@ class Pattern {
     return true;
   }
 
+  static constexpr std::size_t kFewSteps = 10'000, kMostEffort = 10'000'000;
+
   std::string text_;  // the plain text, or for messages
+  std::uint32_t shortest_ = 0;
   std::shared_ptr<pcre2_code> code_;
 };
 

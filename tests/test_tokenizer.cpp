@@ -432,6 +432,14 @@ TEST_F(Refusal, OfExpressionsThatTakeForever) {
   ASSERT_EQ(refusal(json.dump()), "");
   const Tokenizer tokenizer(directory_);
   EXPECT_THROW(tokenizer.encode(std::string(60, 'a')), Error);
+  // nor may it take its time again and again
+  json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:a|a)+b|a";
+  ASSERT_EQ(refusal(json.dump()), "");
+  const Tokenizer slow(directory_);
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += std::string(18, 'a') + "c";
+  EXPECT_THROW(slow.encode(text), Error);
+  EXPECT_EQ(slow.decode(slow.encode(text.substr(0, 19))), text.substr(0, 19));
 }
 
 TEST_F(Refusal, OfModels) {
