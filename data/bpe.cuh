@@ -193,10 +193,13 @@ class Bpe {
 
  private:
   void read_vocabulary(const Fields& vocabulary) {
+    // Every id takes memory, so few tokens must not leave many ids unused.
+    const Index largest = std::min(kLargestId, 65'536 + 16 * static_cast<Index>(vocabulary.json.size()));
     for (const auto& [text, id] : vocabulary.json.items()) {
       require(id.is_number_integer(), vocabulary.file, ": the id of \"", text, "\" is not a whole number");
-      require(id.get<Index>() >= 0 && id.get<Index>() <= kLargestId, vocabulary.file, ": the id of \"", text, "\" is ",
-              id.dump(), ", which is not from 0 to ", kLargestId);
+      require(id.get<Index>() >= 0 && id.get<Index>() <= largest, vocabulary.file, ": the id of \"", text, "\" is ",
+              id.dump(), ", which is not from 0 to ", largest, ", as ids of ", vocabulary.json.size(),
+              " tokens must be");
       const auto i = id.get<std::size_t>();
       if (i >= texts_.size()) texts_.resize(i + 1), present_.resize(i + 1);
       require(!present_[i], vocabulary.file, ": \"", texts_[i], "\" and \"", text, "\" have the same id ", i);

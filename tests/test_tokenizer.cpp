@@ -460,6 +460,7 @@ TEST_F(Refusal, OfModels) {
   expect_refused(with("vocab", {{"a", 0.5}}), "is not a whole number");
   expect_refused(with("vocab", {{"a", -1}}), "not from 0 to");
   expect_refused(with("vocab", {{"a", 1 << 30}}), "not from 0 to");
+  expect_refused(with("vocab", {{"a", 0}, {"b", 65569}}), "not from 0 to 65568, as ids of 2 tokens");
   expect_refused(with("vocab", {{"a", 18446744073709551615u}}), "not from 0 to");
   expect_refused(with("vocab", {{"a", 3}, {"b", 3}}), "have the same id 3");
   expect_refused(with("merges", "a b"), "expected a list");
