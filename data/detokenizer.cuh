@@ -48,9 +48,8 @@ class Detokenizer {
       f.known({"type"});
       add_step(byte_fallback());
     } else if (type == "Replace") {
-      f.known({"type", "pattern", "content"});
-      add_step([pattern = read_pattern(f), content = f.get<std::string>("content")](Tokens& tokens, bool) {
-        for (std::string& token : tokens) token = replaced(pattern, token, content);
+      add_step([replacement = Replacement(f, growth_)](Tokens& tokens, bool) {
+        for (std::string& token : tokens) token = replacement(token);
       });
     } else if (type == "Metaspace") {
       read_metaspace(f);
@@ -135,10 +134,9 @@ class Detokenizer {
     f.known({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
     const bool prefix =
         f.get<std::string>("prepend_scheme", "always") != "never" && f.get<bool>("add_prefix_space", true);
-    add_step(
-        [pattern = Pattern::literal(f.get<std::string>("replacement")), begun = !prefix](Tokens& tokens, bool) mutable {
-          for (std::string& token : tokens) token = replaced(pattern, token, std::exchange(begun, true) ? " " : "");
-        });
+    add_step([pattern = Pattern::literal(read_space(f)), begun = !prefix](Tokens& tokens, bool) mutable {
+      for (std::string& token : tokens) token = replaced(pattern, token, std::exchange(begun, true) ? " " : "");
+    });
   }
 
   // Takes up to `start` times the content from the beginning of a token, and up to `stop` times from its end.
@@ -171,6 +169,7 @@ class Detokenizer {
 
   std::vector<Step> steps_;
   bool fused_ = false;
+  double growth_ = 1;
 };
 
 }  // namespace streambp

@@ -50,6 +50,30 @@ inline std::string replaced(const Pattern& pattern, std::string_view text, const
   return out;
 }
 
+// {"type": "Replace", "pattern": ..., "content": "text"}
+struct Replacement {
+  Pattern pattern;
+  std::string content;
+
+  // `growth` is how many times as long the replacements so far may make a text: a few that feed each other could make a
+  // word fill the memory.
+  Replacement(const Fields& f, double& growth)
+      : pattern(read_pattern(f)), content((f.known({"type", "pattern", "content"}), f.get<std::string>("content"))) {
+    growth *= std::max(1.0, static_cast<double>(content.size()) / static_cast<double>(pattern.shortest()));
+    require(growth <= 4096, f.file, ": this replacement, with those before it, may make a text ", growth,
+            " times as long, which is more than is supported");
+  }
+  std::string operator()(std::string_view text) const { return replaced(pattern, text, content); }
+};
+
+// The one character that stands for a space.
+inline std::string read_space(const Fields& f) {
+  const auto space = f.get<std::string>("replacement");
+  require(!space.empty() && first_character(space).bytes == space.size(), f.file, ": replacement \"", space,
+          "\" is not one character");
+  return space;
+}
+
 class Normalizer {
  public:
   explicit Normalizer(const Fields& file) {
@@ -87,12 +111,10 @@ class Normalizer {
       };
     }
     if (type == "Replace") {
-      f.known({"type", "pattern", "content"});
-      const Pattern pattern = read_pattern(f);
-      const auto content = f.get<std::string>("content");
-      moves_beginning_ = moves_beginning_ || !pattern.one_character() || content.empty();
-      return [pattern, content](std::string_view text, bool, std::string& buffer) -> std::string_view {
-        return buffer = replaced(pattern, text, content);
+      const Replacement replacement(f, growth_);
+      moves_beginning_ = moves_beginning_ || !replacement.pattern.one_character() || replacement.content.empty();
+      return [replacement](std::string_view text, bool, std::string& buffer) -> std::string_view {
+        return buffer = replacement(text);
       };
     }
     if (type == "Strip") {
@@ -111,6 +133,7 @@ class Normalizer {
 
   std::vector<Step> steps_;
   bool moves_beginning_ = false;
+  double growth_ = 1;
 };
 
 class PreTokenizer {
@@ -118,6 +141,8 @@ class PreTokenizer {
   explicit PreTokenizer(const Fields& file, const Normalizer& normalizer) {
     for_each_component(file, "pre_tokenizer", "pretokenizers", [&](const std::string& type, const Fields& f) {
       require(!byte_level_, f.file, ": after ByteLevel no other pre_tokenizer is supported");
+      // Two that split words and put something before each can double a text.
+      require(steps_.size() < 16, f.file, ": more steps than are supported");
       read(type, f, normalizer);
     });
   }
@@ -184,9 +209,7 @@ class PreTokenizer {
 
   static void read_metaspace(const Fields& f, Step& step) {
     f.known({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
-    step.space = f.get<std::string>("replacement");
-    require(!step.space.empty() && first_character(step.space).bytes == step.space.size(), f.file, ": replacement \"",
-            step.space, "\" is not one character");
+    step.space = read_space(f);
     step.replaces_spaces = true;
     const auto scheme = f.get<std::string>("prepend_scheme", "always");
     require(scheme == "always" || scheme == "first" || scheme == "never", f.file, ": prepend_scheme \"", scheme,

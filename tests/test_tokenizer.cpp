@@ -409,6 +409,36 @@ TEST_F(Refusal, OfMetaspaceAndSplitAndStrip) {
   expect_refused(json, "not one character");
   json["decoder"] = {{"type", "Strip"}, {"content", " "}, {"start", -1}, {"stop", 0}};
   expect_refused(json, "negative");
+  json["decoder"] = {{"type", "Metaspace"}, {"replacement", ""}};
+  expect_refused(json, "not one character");
+}
+
+// Few words in a file that make a word as long as the memory allows, or longer.
+TEST_F(Refusal, OfTextsThatGrowWithoutEnd) {
+  const Json doubling = {{"type", "Replace"}, {"pattern", {{"String", "e"}}}, {"content", "ee"}};
+  const auto repeated = [](const char* name, std::size_t times, const std::vector<Json>& steps) {
+    Json list = Json::array();
+    for (std::size_t i = 0; i < times * steps.size(); ++i) list.push_back(steps[i % steps.size()]);
+    return Json{{"type", "Sequence"}, {name, list}};
+  };
+  const auto with = [&](const char* field, const Json& component) {
+    Json json = definition("mistral");
+    json["pre_tokenizer"] = nullptr;
+    json[field] = component;
+    return json;
+  };
+  EXPECT_EQ(refusal(with("normalizer", repeated("normalizers", 12, {doubling})).dump()), "");
+  expect_refused(with("normalizer", repeated("normalizers", 13, {doubling})), "8192 times as long");
+  expect_refused(with("decoder", repeated("decoders", 50, {doubling})), "8192 times as long");
+  const Json shrinking = {{"type", "Replace"}, {"pattern", {{"Regex", "[a-z]{4,}"}}}, {"content", "abcd"}};
+  EXPECT_EQ(refusal(with("normalizer", repeated("normalizers", 50, {shrinking})).dump()), "");
+  const Json split = {{"type", "Split"}, {"pattern", {{"Regex", "."}}}, {"behavior", "Isolated"}};
+  const auto space = [](const char* text) { return Json{{"type", "Metaspace"}, {"replacement", text}}; };
+  const auto prefixes = [&](std::size_t n) {
+    return repeated("pretokenizers", n, {split, space("x"), split, space("y")});
+  };
+  EXPECT_EQ(refusal(with("pre_tokenizer", prefixes(4)).dump()), "");
+  expect_refused(with("pre_tokenizer", prefixes(10)), "more steps than are supported");
 }
 
 // Where Oniguruma's language and PCRE2's differ, or where there is nothing to split at.
