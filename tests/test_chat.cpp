@@ -203,8 +203,12 @@ TEST_F(ModelDirectory, FindsTheTemplateWhereverItMayBe) {
   expect_refused("none of the chat templates is named \"default\"");
   write("tokenizer_config.json", R"({"chat_template": 3})");
   expect_refused("neither text nor a list");
-  write("tokenizer_config.json", "[");
+  write("tokenizer_config.json", "[]");
   expect_refused("is not a JSON object");
+  write("tokenizer_config.json", "[");
+  expect_refused("not valid JSON");
+  write("tokenizer_config.json", "{\"chat_template\": " + std::string(100'000, '[') + std::string(100'000, ']') + "}");
+  expect_refused("nested more deeply");
 }
 
 TEST_F(ModelDirectory, OwnTokensComeFromTheTokenizer) {
