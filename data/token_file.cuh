@@ -219,9 +219,10 @@ inline void add_bin_file(const std::filesystem::path& path, TokenWriter& writer)
     if (!document.tokens.empty()) document.learn[0] = 0, writer.add(document);
     document = {};
   };
-  std::vector<char> block(width << 20);
+  const std::size_t most = std::min(room, std::size_t{1} << 20);  // at once
+  std::vector<char> block(width * most);
   for (std::size_t left = room; left > 0;) {
-    const std::size_t n = std::min(left, std::size_t{1} << 20);
+    const std::size_t n = std::min(left, most);
     require(static_cast<bool>(file.read(block.data(), static_cast<std::streamsize>(n * width))), path.string(),
             ": cannot read: ", std::strerror(errno));
     for (std::size_t i = 0; i < n; ++i) {
