@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "plan.cuh"
-#include "tests/reference.cuh"
+#include "tests/reference_objectives.cuh"
 
 namespace streambp {
 
@@ -74,32 +74,40 @@ struct GradientRun {
   std::size_t peak, planned;
   HostGradient gradient;
   std::vector<double> logp;
+  std::map<std::string, double> others;  // what the objective measures besides the loss
 };
 
 // The gradient of one batch in one mode, on a device with memory of its own of the planned size. fill(dev, model) makes
 // the weights.
 template <class Device, class T, class G = T, class Fill>
 GradientRun run_gradient(const Config& config, const Batch& batch, const Schedule& schedule, Fill&& fill,
-                         auto... device_settings) {
+                         const Objective& objective = {}, auto... device_settings) {
   StepSettings settings{config, DType::f32, OptimizerKind::none, 1};
   settings.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
   settings.wide_gradient = sizeof(G) > sizeof(T);
+  settings.objective = objective;
   const std::size_t planned = plan(settings, batch.size(), schedule).peak;
   Device dev(planned, device_settings...);
-  Trainer<Device, T, G> trainer(dev, config, batch.size(), OptimizerKind::none);
+  Trainer<Device, T, G> trainer(dev, config, batch.size(), OptimizerKind::none, objective);
   fill(dev, trainer.model);
   dev.synchronize();
   const auto start = std::chrono::steady_clock::now();
-  const double loss = trainer.accumulate(&batch, batch.target_count(), schedule);
+  const Measures measures = trainer.accumulate(&batch, Counts(batch), schedule);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const auto logp = trainer.log_probabilities();
-  return {
-      loss, seconds, dev.arena.peak(), planned, HostGradient(dev, config, trainer.grad), {logp.begin(), logp.end()}};
+  return {measures.loss,
+          seconds,
+          dev.arena.peak(),
+          planned,
+          HostGradient(dev, config, trainer.grad),
+          {logp.begin(), logp.end()},
+          measures.others};
 }
 
 // The independent reference's answer for weights that `fill` makes.
 template <class Fill>
-reference::Result reference_gradient(const Config& config, const Batch& batch, Fill&& fill) {
+reference::Result reference_gradient(const Config& config, const Batch& batch, Fill&& fill,
+                                     const Objective& objective = {}) {
   Model<double> m{config, Tensors<double>(config)};
   std::vector<std::vector<double>> storage;
   for (auto& e : table(config, m.weights)) {
@@ -108,7 +116,7 @@ reference::Result reference_gradient(const Config& config, const Batch& batch, F
   }
   Cpu host(0);
   fill(host, m);
-  return reference::gradient(config, m.weights, batch, reference::mean_weights(batch));
+  return reference::gradient(config, m.weights, batch, reference::loss_of(objective, batch));
 }
 
 }  // namespace streambp

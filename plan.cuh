@@ -23,6 +23,7 @@ struct StepSettings {
   OptimizerKind optimizer = OptimizerKind::adamw;
   Index micro_batches = 1;
   bool wide_gradient = false;  // float32 where weights are bfloat16
+  Objective objective = {};
   Index tile = kTile;          // of the device: what chunks are multiples of
 };
 
@@ -61,7 +62,7 @@ inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk
 inline Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
   return with_types(s, [&]<class T, class G, class M>() -> Usage {
     Plan dev;
-    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer);
+    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective);
     trainer.plan_step(s.micro_batches, schedule, s.optimizer);
     return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops()};
   });

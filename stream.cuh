@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "model.cuh"
@@ -14,15 +15,25 @@ struct Batch {
   std::vector<std::int32_t> targets;    // the token to predict after each token, or -1 for none
   std::vector<std::int32_t> positions;  // of each token in its document
   std::vector<std::int32_t> key_begin;  // the first token that each token may attend to: its document's first
+  // What an objective may need besides, of each token; empty: not known.
+  std::vector<double> reference = {};   // log-probability of its target under the model that training started from
+  std::vector<double> old = {};         // the same under the model that sampled it
+  std::vector<double> advantages = {};  // of its document
 
   Index size() const { return static_cast<Index>(tokens.size()); }
   Index target_count() const {
     return static_cast<Index>(targets.size()) - std::count(targets.begin(), targets.end(), -1);
   }
-  Index document_count() const {
-    Index count = 0;
-    for (std::size_t i = 0; i < key_begin.size(); ++i) count += static_cast<std::size_t>(key_begin[i]) == i;
-    return count;
+  Index target_count(Rows rows) const {
+    return rows.size() - std::count(targets.begin() + rows.begin, targets.begin() + rows.end, -1);
+  }
+  std::vector<Rows> documents() const {
+    std::vector<Rows> result;
+    for (Index i = 0; i < size(); ++i) {
+      if (key_begin[static_cast<std::size_t>(i)] == i) result.push_back({i, i});
+      result.back().end = i + 1;
+    }
+    return result;
   }
   // Of the document of each token.
   std::vector<std::int32_t> document_lengths() const {
@@ -51,6 +62,11 @@ inline void validate(const Config& c, const Batch& batch) {
   require(batch.targets.size() == n && batch.positions.size() == n && batch.key_begin.size() == n, "a batch has ", n,
           " tokens, but ", batch.targets.size(), " targets, ", batch.positions.size(), " positions and ",
           batch.key_begin.size(), " key_begins");
+  for (const auto* numbers : {&batch.reference, &batch.old, &batch.advantages}) {
+    require(numbers->empty() || numbers->size() == n, "a batch has ", n, " tokens, but ", numbers->size(),
+            " log-probabilities or advantages");
+    for (double x : *numbers) require(std::isfinite(x), "a log-probability or advantage of a batch is ", x);
+  }
   for (std::size_t i = 0; i < n; ++i) {
     const std::int32_t begin = batch.key_begin[i], before = i > 0 ? batch.key_begin[i - 1] : 0;
     require(before <= begin && begin <= static_cast<Index>(i), "key_begin ", begin, " of token ", i,

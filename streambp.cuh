@@ -24,6 +24,7 @@
 // gradient of the residual stream lives where the last layer's output was, and every layer replaces it in place.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "activations.cuh"
@@ -57,11 +58,15 @@ class Walk {
     if (c.local_rope_theta > 0) local_frequencies = rope_frequencies(c.head_dim, c.local_rope_theta, {});
   }
 
-  // Adds the gradient of Σ_t w[t] logp[t] to `gradient`, whose tensors are allocated when they are born. Writes logp.
+  // Adds the gradient of the loss to `gradient`, whose tensors are allocated when they are born: w[t] is d loss / d
+  // logp[t]. Writes logp. Where weights follow from the log-probabilities of other tokens, `weigh` is called when all of
+  // them are there; then the head computes its logits twice.
   template <class G>
-  void gradient(Tensors<G>& gradient, Matrix<A> w, Matrix<A> logp) {
+  void gradient(Tensors<G>& gradient, const TokenWeights<A>& w, Matrix<A> logp,
+                const std::function<void()>& weigh = {}) {
     auto scope = dev.scope();
     Saved<T> saved = forward();
+    if (weigh) head_forward(saved.output, logp), weigh();
     head_backward(gradient, saved.output, w, logp);
     for (Index l = c.layers - 1; l >= 0; --l) {
       layer_backward(gradient, l, saved.layers[index(l)], saved.output);
@@ -75,12 +80,7 @@ class Walk {
   // The log-probabilities of the targets, without a gradient.
   void evaluate(Matrix<A> logp) {
     auto scope = dev.scope();
-    Saved<T> saved = forward();
-    for (Rows rows : chunks(stream.size(), schedule.head_chunk)) {
-      auto chunk_scope = dev.scope();
-      const Matrix<T> head_logits = logits(saved.output.slice(rows));
-      log_probabilities(dev, logp.columns(rows.begin, rows.size()), head_logits, targets(rows));
-    }
+    head_forward(forward().output, logp);
   }
 
   Saved<T> forward() {
@@ -318,9 +318,17 @@ class Walk {
     norm_backward(dev, dx, g.attention_norm, g.attention_norm_bias, dnormed, x, w.attention_norm, c.norm_style());
   }
 
-  // The head streams too: logits exist for one chunk only. x becomes its gradient.
+  // The head streams too: logits exist for one chunk only.
+  void head_forward(Matrix<T> x, Matrix<A> logp) {
+    for (Rows rows : chunks(stream.size(), schedule.head_chunk)) {
+      auto scope = dev.scope();
+      log_probabilities(dev, logp.columns(rows.begin, rows.size()), logits(x.slice(rows)), targets(rows));
+    }
+  }
+
+  // x becomes its gradient.
   template <class G>
-  void head_backward(Tensors<G>& gradient, Matrix<T> x, Matrix<A> w, Matrix<A> logp) {
+  void head_backward(Tensors<G>& gradient, Matrix<T> x, const TokenWeights<A>& w, Matrix<A> logp) {
     Sums sums(dev, gradient, Tensors<A>(c), [&](auto& t) {
       auto rows = head_table(c, t);
       if (c.tied) rows.push_back(embedding_table(c, t).front());
@@ -328,11 +336,10 @@ class Walk {
     });
     for (Rows rows : last_to_first(chunks(stream.size(), schedule.head_chunk))) {
       auto scope = dev.scope();
-      auto columns = [&](Matrix<A> m) { return m.columns(rows.begin, rows.size()); };
       const Matrix<T> normed = dev.template allocate<T>(rows.size(), c.hidden, Kind::chunk);
       final_norm(normed, x.slice(rows));
       const Matrix<T> dlogits = logits_of_normed(normed);
-      log_probabilities(dev, columns(logp), dlogits, targets(rows), columns(w));
+      log_probabilities(dev, logp.columns(rows.begin, rows.size()), dlogits, targets(rows), w.columns(rows));
       const Matrix<T> dnormed = dev.template allocate<T>(rows.size(), c.hidden, Kind::chunk);
       linear_backward(dnormed, c.tied ? sums->embedding : sums->head, {}, dlogits, normed, model.head());
       norm_backward(dev, x.slice(rows), sums->norm, sums->norm_bias, dnormed, x.slice(rows), model.weights.norm,

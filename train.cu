@@ -305,7 +305,7 @@ class TrainCommand : private TrainOptions {
     const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
     const double left = elapsed / static_cast<double>(step - first_step) * static_cast<double>(last - step);
     write_metrics({{"step", step},
-                   {"loss", result.loss},
+                   {"loss", result.measures.loss},
                    {"gradient_norm", result.gradient_norm},
                    {"rate", learning_rate(optimizer, step)},
                    {"tokens_per_second", tokens_per_second},
@@ -318,7 +318,7 @@ class TrainCommand : private TrainOptions {
     const bool lasting = step == last || step % interval == 0;
     if (!terminal && !lasting) return;
     std::printf("%s%*ld/%ld  loss %.4f  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s",
-                terminal ? "\r\033[K" : "", static_cast<int>(std::to_string(last).size()), step, last, result.loss,
+                terminal ? "\r\033[K" : "", static_cast<int>(std::to_string(last).size()), step, last, result.measures.loss,
                 result.gradient_norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
                 human_bytes(dev.arena.peak()).c_str(), static_cast<Index>(left) / 60, static_cast<Index>(left) % 60,
                 lasting ? "\n" : "");
@@ -331,8 +331,7 @@ class TrainCommand : private TrainOptions {
     double losses[2] = {0, 0};  // in the first and the second half of a document
     Index counts[2] = {0, 0};
     for (const Batch& batch : source.evaluation) {
-      trainer.evaluate(batch, schedule);
-      const auto logp = trainer.log_probabilities();
+      const auto logp = trainer.evaluate(batch, schedule);
       const std::vector<std::int32_t> lengths = batch.document_lengths();
       for (std::size_t t = 0; t < logp.size(); ++t) {
         if (batch.targets[t] < 0) continue;

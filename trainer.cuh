@@ -11,7 +11,8 @@
 namespace streambp {
 
 struct StepResult {
-  double loss = 0, gradient_norm = 0;
+  Measures measures;
+  double gradient_norm = 0;
 };
 
 enum class OptimizerKind { none, adamw, adamw_pure };  // adamw_pure: moments in the type of the weights, no master copy
@@ -22,16 +23,22 @@ class Trainer {
  public:
   using A = Accumulator<T>;
 
-  // Allocates what stays: weights, optimizer, and a stream of `rows` tokens with its weights and log-probabilities.
-  Trainer(Device& dev, const Config& config, Index rows, OptimizerKind kind)
-      : dev(dev), model{config, Tensors<T>(config)}, grad(config), optimizer(config) {
+  // Allocates what stays: weights, optimizer, and a stream of `rows` tokens with what the objective needs of each.
+  Trainer(Device& dev, const Config& config, Index rows, OptimizerKind kind, const Objective& objective = {})
+      : dev(dev), objective(objective), model{config, Tensors<T>(config)}, grad(config), optimizer(config) {
     allocate(dev, table(config, model.weights), Kind::weights);
     if (kind != OptimizerKind::none) {
       optimizer.allocate(dev, config, kind == OptimizerKind::adamw && sizeof(T) < sizeof(float));
     }
     stream = allocate_stream(dev, rows);
-    token_weights = dev.template allocate<A>(1, rows, Kind::stream);
-    logp = dev.template allocate<A>(1, rows, Kind::stream);
+    auto numbers = [&] { return dev.template allocate<A>(1, rows, Kind::stream); };
+    logp = numbers();
+    if (objective.kind == ObjectiveKind::grpo) {
+      advantage = numbers(), old = numbers();
+      if (objective.kl > 0) kl = numbers(), reference = numbers();
+    } else {
+      fixed = numbers();
+    }
   }
 
   // Random weights, and an optimizer that has seen nothing.
@@ -41,25 +48,32 @@ class Trainer {
   }
 
   // Adds the gradient of one micro-batch and returns its part of the loss. Null: only the shapes matter, as on Plan.
-  double accumulate(const Batch* batch, Index targets_of_step, const Schedule& schedule) {
-    std::vector<double> w;
+  Measures accumulate(const Batch* batch, const Counts& of_step, const Schedule& schedule) {
+    TokenWeights<A> w;
     if (batch) {
-      w = sft_weights(*batch, targets_of_step);
       load(*batch);
-      dev.upload(token_weights.columns(0, batch->size()), std::vector<A>(w.begin(), w.end()).data());
+      w = load_weights(*batch, of_step);
+    } else {
+      w = TokenWeights<A>{fixed, advantage, old, kl, reference}.columns({0, view.size()});
     }
-    Walk<Device, T>(dev, model, view, schedule)
-        .gradient(grad, token_weights.columns(0, view.size()), logp.columns(0, view.size()));
-    return batch ? weighted_sum(w, log_probabilities()) : 0;
+    std::function<void()> weigh;
+    if (objective.kind == ObjectiveKind::dpo) {
+      weigh = [&] {
+        std::vector<double> pairs;
+        if (batch) measure_pairs(objective, *batch, of_step, log_probabilities(), pairs), put(fixed, pairs);
+      };
+    }
+    Walk<Device, T>(dev, model, view, schedule).gradient(grad, w, logp.columns(0, view.size()), weigh);
+    return batch ? measure(objective, *batch, of_step, log_probabilities()) : Measures{};
   }
 
   // One optimizer step. An infinite or NaN loss or gradient stops the run before the weights move.
   StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step) {
     release_gradient();  // of a step that was broken off
-    Index targets = 0;
-    for (const Batch& batch : batches) targets += batch.target_count();
+    Counts counts;
+    for (const Batch& batch : batches) counts += Counts(batch);
     StepResult result;
-    for (const Batch& batch : batches) result.loss += accumulate(&batch, targets, schedule);
+    for (const Batch& batch : batches) result.measures += accumulate(&batch, counts, schedule);
     finish(result, s, step);
     return result;
   }
@@ -67,7 +81,7 @@ class Trainer {
   // The same step for the Plan device, which needs no batches to count.
   void plan_step(Index micro_batches, const Schedule& schedule, OptimizerKind kind) {
     view = stream;
-    for (Index i = 0; i < micro_batches; ++i) accumulate(nullptr, 0, schedule);
+    for (Index i = 0; i < micro_batches; ++i) accumulate(nullptr, {}, schedule);
     StepResult result;
     if (kind != OptimizerKind::none) finish(result, OptimizerSettings{}, 1);
     release_gradient();
@@ -78,11 +92,11 @@ class Trainer {
     Walk<Device, T>(dev, model, view, without_gradient(schedule)).evaluate(logp);
   }
 
-  // Mean of -logp over the targets of a batch.
-  double evaluate(const Batch& batch, const Schedule& schedule) {
+  // The log-probabilities of a batch's targets.
+  std::vector<A> evaluate(const Batch& batch, const Schedule& schedule) {
     load(batch);
     Walk<Device, T>(dev, model, view, without_gradient(schedule)).evaluate(logp.columns(0, view.size()));
-    return weighted_sum(sft_weights(batch, batch.target_count()), log_probabilities());
+    return log_probabilities();
   }
 
   // Puts a batch on the device; it may be shorter than the stream that was allocated.
@@ -112,18 +126,49 @@ class Trainer {
   }
 
   Device& dev;
+  const Objective objective;
   Model<T> model;
   Tensors<G> grad;  // its tensors exist from the first backward pass of a step to its end
   Optimizer<T, M> optimizer;
   Stream view;  // the part of the stream that the batch fills
 
  private:
+  // Numbers of the tokens of the batch, in their place on the device.
+  Matrix<A> put(Matrix<A> to, const std::vector<double>& numbers) {
+    const Matrix<A> part = to.columns(0, view.size());
+    dev.upload(part, std::vector<A>(numbers.begin(), numbers.end()).data());
+    return part;
+  }
+
+  // The weights of the batch's tokens, or what they follow from.
+  TokenWeights<A> load_weights(const Batch& batch, const Counts& of_step) {
+    validate(objective, batch);
+    if (objective.kind == ObjectiveKind::dpo) return {.fixed = fixed.columns(0, view.size())};
+    std::vector<double> n = shares(objective, batch, of_step);
+    auto times = [&](auto&& factor) {
+      std::vector<double> product = n;
+      for (std::size_t t = 0; t < n.size(); ++t) product[t] *= factor(t);
+      return product;
+    };
+    if (objective.kind == ObjectiveKind::sft) return {.fixed = put(fixed, times([](std::size_t) { return -1; }))};
+    TokenWeights<A> w{.advantage = put(advantage, times([&](std::size_t t) { return batch.advantages[t]; })),
+                      .lowest = static_cast<A>(1 - objective.clip_low),
+                      .highest = static_cast<A>(1 + objective.clip_high)};
+    if (!batch.old.empty()) w.old = put(old, batch.old);
+    if (objective.kl > 0) {
+      w.kl = put(kl, times([&](std::size_t) { return objective.kl; }));
+      w.reference = put(reference, batch.reference);
+    }
+    return w;
+  }
+
   static Schedule without_gradient(const Schedule& s) { return {Keep::nothing, s.chunk, s.head_chunk}; }
 
   void finish(StepResult& result, const OptimizerSettings& s, Index step) {
     result.gradient_norm = global_norm(dev, model.config, grad);
-    require(std::isfinite(result.loss) && std::isfinite(result.gradient_norm), "step ", step, ": the loss is ",
-            result.loss, " and the gradient norm ", result.gradient_norm,
+    const double loss = result.measures.loss;
+    require(std::isfinite(loss) && std::isfinite(result.gradient_norm), "step ", step, ": the loss is ", loss,
+            " and the gradient norm ", result.gradient_norm,
             "; the weights were not changed. Try a lower --rate or a longer --warmup");
     AdamW settings{learning_rate(s, step), s.beta1, s.beta2, s.eps, s.decay, 1, step};
     if (s.clip > 0 && result.gradient_norm > s.clip) settings.gradient_scale = s.clip / result.gradient_norm;
@@ -132,7 +177,7 @@ class Trainer {
   }
 
   Stream stream;
-  Matrix<A> token_weights, logp;
+  Matrix<A> logp, fixed, advantage, old, kl, reference;  // of each token
 };
 
 }  // namespace streambp

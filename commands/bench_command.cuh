@@ -102,7 +102,7 @@ class BenchCommand {
       const auto start = std::chrono::steady_clock::now();
       if (settings.optimizer == OptimizerKind::none) {
         trainer.release_gradient();
-        trainer.accumulate(&batch, length, schedule);
+        trainer.accumulate(&batch, Counts(batch), schedule);
       } else {
         trainer.step({batch}, schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++step);
       }

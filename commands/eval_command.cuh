@@ -127,8 +127,7 @@ class EvalCommand {
         Batch batch;
         append(batch, file.tokens, packing.pack(i));
         if (batch.target_count() == 0) continue;
-        trainer.evaluate(batch, schedule(length));
-        count(file, batch, trainer.log_probabilities());
+        count(file, batch, trainer.evaluate(batch, schedule(length)));
       }
     }
     if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");

@@ -77,7 +77,7 @@ class VerifyCommand {
     const Config config = model.config(length);
     if (!data.empty()) batch = read_data(config);
     if (random) batch = random_batch(config);
-    length = batch.size(), documents = batch.document_count();
+    length = batch.size(), documents = static_cast<Index>(batch.documents().size());
     require(config.positions == Positions::rope || length <= config.max_length * documents, "--length ", length, " in ",
             documents, " documents is longer than the ", config.max_length,
             " positions that the model has learned; give more --documents");

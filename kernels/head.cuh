@@ -3,7 +3,8 @@
 //   forward          logp[t] = logits[t][target] - log Σ_v exp(logits[t][v])
 //   backward         dlogits[t] = w[t] (onehot(target) - softmax(logits[t])),      w[t] = d loss / d logp[t]
 //
-// The gradient takes the place of the logits. A row without a target (-1) has logp 0 and gradient 0.
+// The gradient takes the place of the logits. A row without a target (-1) has logp 0 and gradient 0. A weight is known
+// beforehand, or follows from the token's own log-probability (TokenWeights), so that one pass over the logits is enough.
 #pragma once
 
 #include <cmath>
@@ -16,6 +17,31 @@
 #endif
 
 namespace streambp {
+
+// The weights of a chunk's tokens: fixed[t], or the slope of the clipped ratio of policy optimisation,
+//
+//   l(logp) = -min(r a[t], clip(r, lowest, highest) a[t]) + k[t] (e^δ - δ - 1),     r = e^(logp - old[t]),  δ = reference[t] - logp
+//   l'      = -r a[t], or 0 where the clipped term is the smaller,  +  k[t] (1 - e^δ)
+//
+// Without `old` the policy is the one that sampled, and r = 1. Without `kl`, k = 0. Each matrix is 1 x rows, or empty.
+template <class A>
+struct TokenWeights {
+  Matrix<const A> fixed = {}, advantage = {}, old = {}, kl = {}, reference = {};
+  A lowest = 1, highest = 1;  // of the ratio
+
+  constexpr explicit operator bool() const { return fixed || advantage; }
+  constexpr A operator()(Index t, A logp) const {
+    if (fixed) return fixed(0, t);
+    const A a = advantage(0, t), ratio = old ? std::exp(logp - old(0, t)) : A(1);
+    const bool clipped = old && (a > 0 ? ratio > highest : ratio < lowest);
+    const A slope = clipped ? A(0) : -ratio * a;
+    return kl ? slope - kl(0, t) * std::expm1(reference(0, t) - logp) : slope;
+  }
+  TokenWeights columns(Rows rows) const {
+    auto part = [&](Matrix<const A> m) { return m ? m.columns(rows.begin, rows.size()) : m; };
+    return {part(fixed), part(advantage), part(old), part(kl), part(reference), lowest, highest};
+  }
+};
 
 namespace run {
 
@@ -35,7 +61,7 @@ std::pair<T, T> softmax_row(T* x, Index n, std::int32_t target) {
 }
 
 template <class T>
-void log_probabilities(Cpu&, Matrix<T> logp, Matrix<T> logits, Matrix<const std::int32_t> targets, Input<T> w) {
+void log_probabilities(Cpu&, Matrix<T> logp, Matrix<T> logits, Matrix<const std::int32_t> targets, TokenWeights<T> w) {
 #pragma omp parallel for schedule(dynamic, 8)
   for (Index i = 0; i < logits.rows; ++i) {
     const std::int32_t target = targets(0, i);
@@ -48,10 +74,10 @@ void log_probabilities(Cpu&, Matrix<T> logp, Matrix<T> logits, Matrix<const std:
     const auto [row_logp, sum] = softmax_row(row, logits.cols, target);
     logp(0, i) = row_logp;
     if (!w) continue;
-    const T factor = -w(0, i) / sum;
+    const T weight = w(i, row_logp), factor = -weight / sum;
 #pragma omp simd
     for (Index j = 0; j < logits.cols; ++j) row[j] *= factor;
-    row[target] += w(0, i);
+    row[target] += weight;
   }
 }
 
@@ -73,7 +99,7 @@ constexpr int kHeadThreads = 1024;
 template <int N, class T>
 __global__ void __launch_bounds__(kHeadThreads)
     log_probabilities_kernel(Matrix<float> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                             Matrix<const float> w) {
+                             TokenWeights<float> w) {
   const Index i = blockIdx.x, first = static_cast<Index>(threadIdx.x) * N, step = Index{kHeadThreads} * N;
   const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp;
   T* row = logits.row(i);
@@ -105,9 +131,10 @@ __global__ void __launch_bounds__(kHeadThreads)
   merge_lanes();
   const float target_logit = static_cast<float>(row[target]);
   __syncthreads();  // all have read the target's logit before one overwrites it
-  if (threadIdx.x == 0) logp(0, i) = target_logit - softmax.maximum - std::log(softmax.sum);
+  const float row_logp = target_logit - softmax.maximum - std::log(softmax.sum);
+  if (threadIdx.x == 0) logp(0, i) = row_logp;
   if (!w) return;
-  const float weight = w(0, i), factor = -weight / softmax.sum;
+  const float weight = w(i, row_logp), factor = -weight / softmax.sum;
   for (Index j = first; j < logits.cols; j += step) {
     auto x = cuda::load<N>(row + j);
     for (int k = 0; k < N; ++k) {
@@ -120,7 +147,7 @@ static_assert(kHeadThreads == cuda::kWarp * cuda::kWarp);
 
 template <class T>
 void log_probabilities(Cuda& dev, Matrix<float> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                       Matrix<const float> w) {
+                       TokenWeights<float> w) {
   const auto kernel =
       cuda::packable(logits) ? log_probabilities_kernel<cuda::kPack, T> : log_probabilities_kernel<1, T>;
   cuda::launch(dev, kernel, cuda::grid_of(logits.rows), kHeadThreads, cuda::kWarp * sizeof(Softmax), logp, logits,
@@ -134,10 +161,11 @@ void log_probabilities(Cuda& dev, Matrix<float> logp, Matrix<T> logits, Matrix<c
 // Writes logp. With weights w the logits become dlogits; without, they are left in pieces.
 template <class Device, class T, class A>
 void log_probabilities(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                       Input<A> w = {}) {
+                       std::type_identity_t<TokenWeights<A>> w = {}) {
   require_shape("head", "log-probabilities", logp, 1, logits.rows);
   require_shape("head", "targets", targets, 1, logits.rows);
-  if (w) require_shape("head", "weights", w, 1, logits.rows);
+  for (const auto& m : {w.fixed, w.advantage, w.old, w.kl, w.reference})
+    if (m) require_shape("head", "weights", m, 1, logits.rows);
   auto op = dev.operation("softmax", 5.0 * logits.size(), 2.0 * sizeof(T) * logits.size());
   if constexpr (Device::computes) run::log_probabilities(dev, logp, logits, targets, w);
 }

@@ -146,8 +146,8 @@ TYPED_TEST(GpuOperations, LogProbabilities) {
       const TwinIntegers targets(*this->gpu, t);
       const auto logits = this->random(n, vocab, 3);
       const auto logp = this->wide(1, n), w = this->wide(1, n);
-      log_probabilities(*this->host, logp.host.m, logits.host.m, targets.host, w.host.m);
-      log_probabilities(*this->gpu, logp.gpu, logits.gpu, targets.gpu, w.gpu);
+      log_probabilities(*this->host, logp.host.m, logits.host.m, targets.host, {w.host.m});
+      log_probabilities(*this->gpu, logp.gpu, logits.gpu, targets.gpu, {w.gpu});
       this->expect_near("logp", logp, 1e-5);
       this->expect_near("dlogits", logits);
     }

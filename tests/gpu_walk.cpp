@@ -37,7 +37,7 @@ void expect_gradient(const Config& c, double tolerance) {
   const GradientRun truth = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights());
   std::optional<GradientRun> first;
   for (const auto& [name, schedule] : schedules(batch.size())) {
-    const GradientRun run = run_gradient<Cuda, T, G>(c, batch, schedule, random_weights(), kTestTile);
+    const GradientRun run = run_gradient<Cuda, T, G>(c, batch, schedule, random_weights(), {}, kTestTile);
     const Difference error = run.gradient.difference(truth.gradient);
     EXPECT_LE(error.relative, tolerance) << name << ": " << error.tensor;
     EXPECT_NEAR(run.loss, truth.loss, tolerance * truth.loss) << name;
@@ -58,8 +58,8 @@ TEST_F(GpuTraining, AWideGradientIsTheNarrowOneBeforeItsRounding) {
   const Config c = families()[3].config;
   const Batch batch = packed(c, {200, 100});
   const Schedule schedule = Schedule::stream(kTile, kTile);
-  const auto narrow = run_gradient<Cuda, BFloat16, BFloat16>(c, batch, schedule, random_weights(), kTestTile);
-  const auto wide = run_gradient<Cuda, BFloat16, float>(c, batch, schedule, random_weights(), kTestTile);
+  const auto narrow = run_gradient<Cuda, BFloat16, BFloat16>(c, batch, schedule, random_weights(), {}, kTestTile);
+  const auto wide = run_gradient<Cuda, BFloat16, float>(c, batch, schedule, random_weights(), {}, kTestTile);
   for (std::size_t i = 0; i < wide.gradient.values.size(); ++i) {
     for (std::size_t j = 0; j < wide.gradient.values[i].size(); ++j) {
       const BFloat16 rounded(static_cast<float>(wide.gradient.values[i][j]));
@@ -89,7 +89,8 @@ TEST_F(GpuTraining, BFloat16IsNoWorseThanPyTorchs) {
     };
     const Schedule schedule = Schedule::stream(kTile, kTile);
     const auto truth = run_gradient<Cpu, double>(golden.config, golden.batch, schedule, weights);
-    const auto ours = run_gradient<Cuda, BFloat16, float>(golden.config, golden.batch, schedule, weights, kTestTile);
+    const auto ours =
+        run_gradient<Cuda, BFloat16, float>(golden.config, golden.batch, schedule, weights, {}, kTestTile);
     double difference = 0, squares = 0;
     for (std::size_t i = 0; i < truth.gradient.values.size(); ++i) {
       for (std::size_t j = 0; j < truth.gradient.values[i].size(); ++j) {
@@ -121,7 +122,7 @@ std::vector<double> losses(OptimizerKind kind, Index steps, auto... device_setti
   trainer.initialise(1);
   std::vector<double> result;
   for (Index step = 1; step <= steps; ++step) {
-    result.push_back(trainer.step({text.batch(1, step, 0, 2, 128)}, schedule, settings, step).loss);
+    result.push_back(trainer.step({text.batch(1, step, 0, 2, 128)}, schedule, settings, step).measures.loss);
   }
   EXPECT_EQ(dev.arena.peak(), dev.arena.capacity());
   return result;

@@ -14,6 +14,7 @@
 #include <limits>
 #include <map>
 #include <numbers>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -390,9 +391,23 @@ Tensors<Number> copy(Tape& tape, const Config& c, Tensors<T>& weights) {
   return copies;
 }
 
-// loss = Σ_t w[t] logp[t] and its gradient; the caller gives w[t] = d loss / d logp[t] for every token.
+// A loss, and its slopes w[t] = d loss / d logp[t]; and how it follows from the log-probabilities of the targets.
+struct Loss {
+  double value;
+  std::vector<double> w;
+};
+using LossOf = std::function<Loss(const std::vector<double>& logp)>;
+
+// loss = Σ_t w[t] logp[t]
+inline LossOf linear(const std::vector<double>& w) {
+  return [=](const std::vector<double>& logp) {
+    return Loss{std::inner_product(w.begin(), w.end(), logp.begin(), 0.0), w};
+  };
+}
+
+// The loss and its gradient.
 template <class T>
-Result gradient(const Config& c, Tensors<T>& weights, const Batch& batch, const std::vector<double>& w) {
+Result gradient(const Config& c, Tensors<T>& weights, const Batch& batch, const LossOf& loss_of) {
   validate(c, batch);
   Tape tape;
   Tensors<Number> copies = copy(tape, c, weights);
@@ -401,24 +416,17 @@ Result gradient(const Config& c, Tensors<T>& weights, const Batch& batch, const 
 
   Result result;
   for (Index t = 0; t < logp.rows; ++t) {
-    logp(t, 0).grad = w.at(t);
-    result.loss += w[t] * logp(t, 0).value;
     result.logp.push_back(logp(t, 0).value);
     for (Index v = 0; v < logits.cols; ++v) result.logits.push_back(logits(t, v).value);
   }
+  const Loss loss = loss_of(result.logp);
+  result.loss = loss.value;
+  for (Index t = 0; t < logp.rows; ++t) logp(t, 0).grad = loss.w.at(t);
   tape.backward();
   for (const auto& [parameter, matrix] : table(c, copies)) {
     for (Index n = 0; n < matrix->size(); ++n) result.gradient[key(parameter)].push_back(matrix->data[n].grad);
   }
   return result;
-}
-
-// SFT, the mean over the targets: w[t] = -1/n where token t has a target, else 0.
-inline std::vector<double> mean_weights(const Batch& batch) {
-  const double n = static_cast<double>(batch.target_count());
-  std::vector<double> w;
-  for (const Index target : batch.targets) w.push_back(target < 0 ? 0 : -1 / n);
-  return w;
 }
 
 }  // namespace streambp::reference

@@ -366,7 +366,7 @@ TEST(Operations, HeadGivesLogProbabilitiesAndTheirGradient) {
     return target < 0 ? 0 : logits.m(i, target) - std::log(sum);
   });
   Owned<double> dlogits(n, vocab, 1, 3);
-  log_probabilities(device(), logp.m, dlogits.m, integers(targets), w.m);
+  log_probabilities(device(), logp.m, dlogits.m, integers(targets), {w.m});
   expect_gradient("dlogits", logits.m, dlogits.m, loss);
 }
 
@@ -375,7 +375,7 @@ TEST(Operations, HeadSurvivesExtremeLogits) {
   Owned<float> logits(3, 4, 1, 0), logp(1, 3, 2), w(1, 3, 3);
   const float rows[3][4] = {{1e30f, 0, 0, 0}, {-1e30f, 0, 1e4f, 0}, {-88, -100, -1000, -90}};
   std::copy_n(&rows[0][0], 12, logits.m.data);
-  log_probabilities(device(), logp.m, logits.m, integers(targets), w.m);
+  log_probabilities(device(), logp.m, logits.m, integers(targets), {w.m});
   for (float x : *logits.storage) EXPECT_TRUE(std::isfinite(x));
   EXPECT_EQ(logp.m(0, 0), 0);
   EXPECT_EQ(logp.m(0, 1), -1e4f);

@@ -17,7 +17,7 @@ void expect_plan_is_the_arena(const Config& c, Index rows, const Schedule& sched
   if (kind == OptimizerKind::none) {
     for (Index i = 0; i < micro_batches; ++i) {
       const Batch batch = packed(c, {rows}, static_cast<std::uint64_t>(i));
-      trainer.accumulate(&batch, batch.target_count(), schedule);
+      trainer.accumulate(&batch, Counts(batch), schedule);
     }
   } else {
     std::vector<Batch> batches;

@@ -36,7 +36,7 @@ TEST(Trainer, StepsAreAdamWOnTheReferencesGradient) {
     for (const Batch& batch : batches) {
       std::vector<double> w;
       for (std::int32_t target : batch.targets) w.push_back(target < 0 ? 0 : -1 / n);
-      const reference::Result part = reference::gradient(c, naive.weights, batch, w);
+      const reference::Result part = reference::gradient(c, naive.weights, batch, reference::linear(w));
       loss += part.loss;
       for (const auto& [key, values] : part.gradient) {
         auto& sum = gradient[key];
@@ -49,7 +49,7 @@ TEST(Trainer, StepsAreAdamWOnTheReferencesGradient) {
     }
     const double norm = std::sqrt(squares), scale = 0.05 / norm;
     ASSERT_LT(scale, 1) << "the test must clip";
-    EXPECT_NEAR(result.loss, loss, 1e-9);
+    EXPECT_NEAR(result.measures.loss, loss, 1e-9);
     EXPECT_NEAR(result.gradient_norm, norm, 1e-9);
     EXPECT_NEAR(learning_rate(s, step), rates[step - 1], 1e-15);
     for (auto& e : table(c, naive.weights)) {
@@ -100,9 +100,9 @@ TEST(Trainer, EvaluationIsTheTrainingLossWhateverTheChunks) {
     Cpu dev(plan(settings, batch.size(), schedule).peak);
     Trainer<Cpu, double> trainer(dev, family.config, batch.size(), OptimizerKind::none);
     trainer.initialise(3, 0.15);
-    const double loss = trainer.accumulate(&batch, batch.target_count(), schedule);
+    const double loss = trainer.accumulate(&batch, Counts(batch), schedule).loss;
     trainer.release_gradient();
-    EXPECT_EQ(trainer.evaluate(batch, schedule), loss) << family.name;
+    EXPECT_EQ(measure({}, batch, Counts(batch), trainer.evaluate(batch, schedule)).loss, loss) << family.name;
   }
 }
 

@@ -93,10 +93,10 @@ TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
   const Config c = families()[3].config;
   const std::vector<Batch> batches = {packed(c, {100, 7}, 1), packed(c, {400, 231}, 2), packed(c, {5, 6}, 3)};
   Batch all;
-  Index targets = 0;
+  Counts counts;
   for (const Batch& b : batches) {
     const auto shift = static_cast<std::int32_t>(all.size());
-    targets += b.target_count();
+    counts += Counts(b);
     all.tokens.insert(all.tokens.end(), b.tokens.begin(), b.tokens.end());
     all.targets.insert(all.targets.end(), b.targets.begin(), b.targets.end());
     all.positions.insert(all.positions.end(), b.positions.begin(), b.positions.end());
@@ -112,7 +112,7 @@ TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
     Trainer<Cpu, double> trainer(dev, c, batches[1].size(), OptimizerKind::none);
     trainer.initialise(3, 0.15);
     double loss = 0;
-    for (const Batch& b : batches) loss += trainer.accumulate(&b, targets, schedule);
+    for (const Batch& b : batches) loss += trainer.accumulate(&b, counts, schedule).loss;
     const HostGradient gradient(dev, c, trainer.grad);
     EXPECT_LE(gradient.difference(truth.gradient).relative, 1e-12) << name(mode);
     EXPECT_NEAR(loss, truth.loss, 1e-12 * truth.loss);
@@ -161,7 +161,7 @@ TEST(Walk, RefusesBatchesThatTheModelCannotRead) {
   Trainer<Cpu, float> trainer(dev, c, 64, OptimizerKind::none);
   const Schedule schedule = Schedule::stream(kTile, kTile);
   auto expect_refused = [&](Batch batch, const char* why) {
-    EXPECT_THROW(trainer.accumulate(&batch, batch.target_count(), schedule), Error) << why;
+    EXPECT_THROW(trainer.accumulate(&batch, Counts(batch), schedule), Error) << why;
   };
   Batch good = packed(c, {20});
   Batch bad = good;

@@ -1,0 +1,239 @@
+// The objectives: their gradients against the naive reference, in all modes, and what they refuse.
+#include "support.cuh"
+
+namespace streambp {
+namespace {
+
+struct Case {
+  std::string name;
+  Objective objective;
+  bool on_policy = false;  // no older policy
+};
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+
+std::vector<Case> cases() {
+  using enum ObjectiveKind;
+  return {
+      {"sft", {.kind = sft}},
+      {"sft_documents", {.kind = sft, .mean = Mean::documents}},
+      {"dpo", {.kind = dpo}},
+      {"dpo_smoothed", {.kind = dpo, .beta = 0.7, .label_smoothing = 0.2}},
+      {"dpo_ipo", {.kind = dpo, .preference = Preference::ipo, .beta = 0.3}},
+      {"dpo_simpo", {.kind = dpo, .preference = Preference::simpo, .beta = 2, .margin = 0.8}},
+      {"grpo", {.kind = grpo, .mean = Mean::documents}},
+      {"grpo_on_policy", {.kind = grpo, .mean = Mean::documents, .kl = 0.1}, true},
+      {"grpo_kl", {.kind = grpo, .mean = Mean::documents, .clip_high = 0.3, .kl = 0.2}},
+      {"bnpo", {.kind = grpo, .mean = Mean::tokens, .kl = 0.05}},
+      {"dr_grpo", {.kind = grpo, .mean = Mean::length, .length = 400}},
+  };
+}
+
+// Gives a batch what objectives need, near the log-probabilities that the model has, so that ratios are on all sides of
+// their limits, but not so near to a limit that the reference's slope would reach across it. Every fourth document is as
+// good as its group.
+Batch complete(Batch batch, const std::vector<double>& logp) {
+  constexpr double distances[] = {-0.5, -0.25, -0.1, 0.02, 0.13, 0.3};
+  batch.reference = batch.old = batch.advantages = std::vector<double>(logp.size());
+  std::size_t document = 0;
+  for (Rows rows : batch.documents()) {
+    const double advantage = document++ % 4 == 3 ? 0 : Random(8).normal(document);
+    for (auto t = static_cast<std::size_t>(rows.begin); t < static_cast<std::size_t>(rows.end); ++t) {
+      if (batch.targets[t] < 0) continue;
+      batch.reference[t] = logp[t] + 0.3 * Random(6).normal(t);
+      batch.old[t] = logp[t] + distances[Random(7).below(6, t)];
+      batch.advantages[t] = advantage;
+    }
+  }
+  return batch;
+}
+
+Batch for_case(const Case& p, Batch batch) {
+  if (p.on_policy) batch.old.clear();
+  return batch;
+}
+
+// Documents of unequal length that end inside tiles and chunks, each with something to learn.
+const std::vector<Index> kDocuments = {5, 300, 3, 220, 60, 37, 130, 9};
+
+struct Setting {
+  Config config;
+  Batch batch;
+};
+Setting setting(const char* family) {
+  for (const Family& f : families()) {
+    if (f.name != family) continue;
+    const Batch batch = packed(f.config, kDocuments);
+    const Schedule schedule = Schedule::stream(kTile, kTile);
+    return {f.config, complete(batch, run_gradient<Cpu, double>(f.config, batch, schedule, random_weights()).logp)};
+  }
+  throw std::logic_error(family);
+}
+
+class EveryObjective : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Objectives, EveryObjective, testing::ValuesIn(cases()), PrintFamily());
+
+std::vector<Schedule> schedules(Index rows) {
+  return {Schedule::full(rows), Schedule::checkpoint(rows), Schedule::stream(kTile, kTile),
+          Schedule::stream(2 * kTile, 3 * kTile), Schedule::stream(4 * kTile, kTile)};
+}
+
+TEST_P(EveryObjective, GradientIsTheReferencesInAllModesBitForBit) {
+  for (const char* family : {"gpt2", "qwen3_untied"}) {
+    const auto [c, all] = setting(family);
+    const Batch batch = for_case(GetParam(), all);
+    const Objective& objective = GetParam().objective;
+    const reference::Result truth = reference_gradient(c, batch, random_weights(), objective);
+    std::optional<GradientRun> first, narrow;
+    for (const Schedule& schedule : schedules(batch.size())) {
+      const GradientRun run = run_gradient<Cpu, double>(c, batch, schedule, random_weights(), objective);
+      const Difference error = run.gradient.difference(HostGradient(run.gradient, truth.gradient));
+      EXPECT_LE(error.relative, 1e-10) << family << ": " << error.tensor;
+      EXPECT_NEAR(run.loss, truth.loss, 1e-10 * std::abs(truth.loss));
+      EXPECT_EQ(run.peak, run.planned);
+      if (!first) first = run;
+      EXPECT_TRUE(run.gradient == first->gradient && run.loss == first->loss && run.logp == first->logp);
+      EXPECT_EQ(run.others, first->others);
+
+      const GradientRun single = run_gradient<Cpu, float>(c, batch, schedule, random_weights(), objective);
+      EXPECT_LE(single.gradient.difference(run.gradient).relative, 1e-5) << family;
+      if (!narrow) narrow = single;
+      EXPECT_TRUE(single.gradient == narrow->gradient && single.loss == narrow->loss) << family;
+    }
+  }
+}
+
+// A step's loss is that of all its documents, however they are spread over micro-batches.
+TEST_P(EveryObjective, AccumulationIsTheStepAtOnce) {
+  const auto [c, all] = setting("llama3");
+  const Batch batch = for_case(GetParam(), all);
+  const Objective& objective = GetParam().objective;
+  const Schedule schedule = Schedule::stream(kTile, kTile);
+  const GradientRun truth = run_gradient<Cpu, double>(c, batch, schedule, random_weights(), objective);
+  StepSettings settings{c, DType::f64, OptimizerKind::none, 4};
+  settings.objective = objective;
+  Cpu dev(plan(settings, batch.size(), schedule).peak);
+  Trainer<Cpu, double> trainer(dev, c, batch.size(), OptimizerKind::none, objective);
+  trainer.initialise(3, 0.15);
+  Measures sum;
+  const std::vector<Rows> documents = batch.documents();
+  for (std::size_t i = 0; i < documents.size(); i += 2) {
+    const Rows rows = {documents[i].begin, documents[i + 1].end};
+    auto part = [&](auto numbers) {
+      if (!numbers.empty()) numbers = {numbers.begin() + rows.begin, numbers.begin() + rows.end};
+      return numbers;
+    };
+    Batch some{part(batch.tokens),    part(batch.targets), part(batch.positions), part(batch.key_begin),
+               part(batch.reference), part(batch.old),     part(batch.advantages)};
+    for (std::int32_t& begin : some.key_begin) begin -= static_cast<std::int32_t>(rows.begin);
+    sum += trainer.accumulate(&some, Counts(batch), schedule);
+  }
+  EXPECT_LE(HostGradient(dev, c, trainer.grad).difference(truth.gradient).relative, 1e-11);
+  EXPECT_NEAR(sum.loss, truth.loss, 1e-12);
+  ASSERT_EQ(sum.others.size(), truth.others.size());
+  for (const auto& [name, value] : truth.others) EXPECT_NEAR(sum.others[name], value, 1e-12) << name;
+}
+
+// A few vectors of N numbers are all that an objective needs besides.
+TEST_P(EveryObjective, TakesTheMemoryOfSupervisedTraining) {
+  const Config c = known_models().at("qwen3-0.6b");
+  const Index n = 8192;
+  StepSettings settings{c, DType::bf16, OptimizerKind::adamw, 2};
+  const Schedule schedule = schedule_for(Mode::stream, c, n, 2048);
+  const std::size_t supervised = plan(settings, n, schedule).peak;
+  settings.objective = GetParam().objective;
+  EXPECT_LE(plan(settings, n, schedule).peak, supervised + 3 * n * sizeof(float));
+}
+
+// The logits of a token are computed once, but where its weight depends on other tokens.
+TEST_P(EveryObjective, ComputesLogitsNoMoreOftenThanItMust) {
+  const Config c = families()[2].config;
+  auto softmaxes = [&](const Objective& objective) {
+    Plan dev;
+    Trainer<Plan, float> trainer(dev, c, 1000, OptimizerKind::none, objective);
+    trainer.plan_step(1, Schedule::stream(kTile, kTile), OptimizerKind::none);
+    for (const Work& work : dev.work()) {
+      if (std::string(work.name) == "softmax") return work.flops;
+    }
+    return 0.0;
+  };
+  const int passes = GetParam().objective.kind == ObjectiveKind::dpo ? 2 : 1;
+  EXPECT_EQ(softmaxes(GetParam().objective), passes * softmaxes({}));
+}
+
+TEST_P(EveryObjective, TheGradientOfEqualRewardsIsZero) {
+  if (GetParam().objective.kind != ObjectiveKind::grpo) GTEST_SKIP() << "has no rewards";
+  auto [c, batch] = setting("llama2");
+  std::fill(batch.advantages.begin(), batch.advantages.end(), 0.0);
+  Objective objective = GetParam().objective;
+  objective.kl = 0;
+  const GradientRun run =
+      run_gradient<Cpu, float>(c, batch, Schedule::stream(kTile, kTile), random_weights(), objective);
+  EXPECT_EQ(run.loss, 0);
+  for (const auto& values : run.gradient.values) {
+    for (double x : values) ASSERT_EQ(x, 0);
+  }
+}
+
+TEST(Objective, DpoPrefersWhatWasChosen) {
+  const Batch batch = setting("llama2").batch;
+  const std::vector<Rows> documents = batch.documents();
+  std::vector<double> logp = batch.reference, w;
+  const Objective o{.kind = ObjectiveKind::dpo};
+  Measures m = measure_pairs(o, batch, Counts(batch), logp, w);
+  EXPECT_NEAR(m.loss, std::log(2), 1e-12) << "as the starting model";
+  EXPECT_EQ(m.others["accuracy"], 0);
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    for (auto t = static_cast<std::size_t>(documents[i].begin); t < static_cast<std::size_t>(documents[i].end); ++t) {
+      if (batch.targets[t] < 0) continue;
+      EXPECT_EQ(w[t] < 0, i % 2 == 0) << "a chosen token is to become likelier";
+      logp[t] += i % 2 == 0 ? 0.1 : -0.1;
+    }
+  }
+  m = measure_pairs(o, batch, Counts(batch), logp, w);
+  EXPECT_LT(m.loss, std::log(2));
+  EXPECT_EQ(m.others["accuracy"], 1);
+  EXPECT_GT(m.others["reward_chosen"], 0);
+  EXPECT_LT(m.others["reward_rejected"], 0);
+}
+
+// Far from the starting model, too, a loss is a number.
+TEST(Objective, DpoSurvivesExtremeScores) {
+  Batch batch = setting("llama2").batch;
+  for (double far : {-1e6, 1e6}) {
+    std::vector<double> logp(batch.targets.size()), w;
+    for (std::size_t t = 0; t < logp.size(); ++t)
+      logp[t] = batch.targets[t] < 0 ? 0 : batch.reference[t] + far * (t % 2);
+    for (double smoothing : {0.0, 0.1}) {
+      const Objective o{.kind = ObjectiveKind::dpo, .label_smoothing = smoothing};
+      EXPECT_TRUE(std::isfinite(measure_pairs(o, batch, Counts(batch), logp, w).loss));
+      for (double x : w) EXPECT_TRUE(std::isfinite(x));
+    }
+  }
+}
+
+TEST(Objective, RefusesBatchesWithoutWhatItNeeds) {
+  const Batch good = setting("llama2").batch;
+  const Objective dpo{.kind = ObjectiveKind::dpo}, grpo{.kind = ObjectiveKind::grpo, .kl = 0.1};
+  validate(dpo, good);
+  validate(grpo, good);
+  auto refused = [&](const Objective& o, auto&& change) {
+    Batch bad = good;
+    change(bad);
+    EXPECT_THROW(validate(o, bad), Error);
+  };
+  refused(dpo, [](Batch& b) { b.reference.clear(); });
+  refused(grpo, [](Batch& b) { b.reference.clear(); });
+  refused(grpo, [](Batch& b) { b.advantages.clear(); });
+  refused(dpo, [](Batch& b) { b.append({1, 2, 3}, 4); });
+  for (const Objective& o : {dpo, grpo}) {
+    refused(o, [](Batch& b) { std::fill_n(b.targets.begin(), 5, -1); });  // the first document: an empty completion
+  }
+  Batch bad = good;
+  bad.reference[7] = NAN;
+  EXPECT_THROW(validate(families()[2].config, bad), Error);
+  bad = good, bad.old.pop_back();
+  EXPECT_THROW(validate(families()[2].config, bad), Error);
+}
+
+}  // namespace
+}  // namespace streambp
