@@ -104,6 +104,25 @@ GradientRun run_gradient(const Config& config, const Batch& batch, const Schedul
           measures.others};
 }
 
+// Gives the documents of a batch what objectives need besides tokens: log-probabilities not far from those that the model
+// has, so that ratios lie on both sides of usual limits, but none so near to one that rounding would decide; and
+// advantages, of which every fourth is zero.
+inline Batch with_objective_data(Batch batch, const std::vector<double>& logp) {
+  constexpr double distances[] = {-0.5, -0.4, -0.1, 0.02, 0.1, 0.4};
+  batch.reference = batch.old = batch.advantages = std::vector<double>(logp.size());
+  std::uint64_t document = 0;
+  for (Rows rows : batch.documents()) {
+    const double advantage = document++ % 4 == 3 ? 0 : Random(8).normal(document);
+    for (auto t = static_cast<std::size_t>(rows.begin); t < static_cast<std::size_t>(rows.end); ++t) {
+      if (batch.targets[t] < 0) continue;
+      batch.reference[t] = logp[t] + 0.3 * Random(6).normal(t);
+      batch.old[t] = logp[t] + distances[Random(7).below(6, t)];
+      batch.advantages[t] = advantage;
+    }
+  }
+  return batch;
+}
+
 // The independent reference's answer for weights that `fill` makes.
 template <class Fill>
 reference::Result reference_gradient(const Config& config, const Batch& batch, Fill&& fill,

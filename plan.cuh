@@ -24,6 +24,7 @@ struct StepSettings {
   Index micro_batches = 1;
   bool wide_gradient = false;  // float32 where weights are bfloat16
   Objective objective = {};
+  Index documents = 1;  // in a micro-batch, of equal length
   Index tile = kTile;          // of the device: what chunks are multiples of
 };
 
@@ -63,7 +64,7 @@ inline Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
   return with_types(s, [&]<class T, class G, class M>() -> Usage {
     Plan dev;
     Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective);
-    trainer.plan_step(s.micro_batches, schedule, s.optimizer);
+    trainer.plan_step(s.micro_batches, schedule, s.optimizer, s.documents);
     return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops()};
   });
 }

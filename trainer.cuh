@@ -78,9 +78,13 @@ class Trainer {
     return result;
   }
 
-  // The same step for the Plan device, which needs no batches to count.
-  void plan_step(Index micro_batches, const Schedule& schedule, OptimizerKind kind) {
+  // The same step for the Plan device, which needs no batches to count; in each this many documents of equal length.
+  void plan_step(Index micro_batches, const Schedule& schedule, OptimizerKind kind, Index documents = 1) {
     view = stream;
+    const Index length = ceil_div(stream.size(), documents);
+    for (Index t = 0; t < stream.size() && documents > 1; ++t) {
+      view.document_begin.push_back(static_cast<std::int32_t>(t / length * length));
+    }
     for (Index i = 0; i < micro_batches; ++i) accumulate(nullptr, {}, schedule);
     StepResult result;
     if (kind != OptimizerKind::none) finish(result, OptimizerSettings{}, 1);

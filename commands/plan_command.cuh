@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../data/files.cuh"
-#include "options.cuh"
+#include "objective_options.cuh"
 
 namespace streambp {
 
@@ -16,7 +16,9 @@ class PlanCommand {
         "one block of memory that a run allocates. Three questions:\n\n"
         "  streambp plan qwen3-8b --length 100000                 what does a step at this length need?\n"
         "  streambp plan qwen3-8b --memory 80GiB                  how long can the token stream be?\n"
-        "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?");
+        "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?\n\n"
+        "With --objective dpo the stream holds a pair of documents, with grpo the completions of a group; then the\n"
+        "answers name the length of one of them as well.");
     model.add_to(app, "model", true);
     const std::string group = "Step";
     app.add_option("--length", length, "Tokens of a micro-batch's stream")
@@ -47,6 +49,11 @@ class PlanCommand {
         ->check(CLI::Range(1, 1000))
         ->capture_default_str()
         ->group(group);
+    objectives.add_to(app);
+    app.add_option("--group", group_size, "Objective grpo: completions of a prompt; all of them stand in one stream")
+        ->check(CLI::Range(1, 1 << 16))
+        ->capture_default_str()
+        ->group("Objective");
     app.add_option("--sweep", sweep,
                    "Write peak memory against length for the three modes to this JSON file, with --memory also the "
                    "longest stream")
@@ -69,11 +76,17 @@ class PlanCommand {
     require(settings.optimizer != OptimizerKind::adamw_pure || settings.dtype == DType::bf16,
             "--optimizer adamw-bf16 is for --dtype bf16");
     settings.micro_batches = micro_batches;
+    settings.objective = objectives.settings(std::max<Index>(length, 1));
+    require(objectives.app->count("--group") == 0 || objectives.objective == "grpo", "--group is for --objective grpo");
+    documents = objectives.objective == "dpo" ? 2 : objectives.objective == "grpo" ? group_size : 1;
     const std::size_t budget = memory.empty() ? 0 : parse_bytes(memory);
-    std::printf("%s\n%s, optimizer %s, %ld micro-batch%s a step\n\n", describe(settings.config).c_str(), dtype.c_str(),
-                optimizer.c_str(), micro_batches, micro_batches == 1 ? "" : "es");
+    std::printf("%s\n%s, optimizer %s, %ld micro-batch%s a step, objective %s\n\n", describe(settings.config).c_str(),
+                dtype.c_str(), optimizer.c_str(), micro_batches, micro_batches == 1 ? "" : "es",
+                objectives.objective.c_str());
     result = {{"config", config_to_json(settings.config)},
               {"dtype", dtype},
+              {"objective", objectives.objective},
+              {"documents", documents},
               {"optimizer", optimizer},
               {"accumulate", micro_batches}};
     if (budget) result["memory"] = budget;
@@ -82,6 +95,17 @@ class PlanCommand {
     if (length > 0 || !budget) usage(length > 0 ? length : default_length());
     if (!sweep.empty()) write_sweep();
     if (!json_file.empty()) write_file_atomically(json_file, result.dump(2) + "\n");
+  }
+
+  // The work depends on how many documents share the stream; the memory does not.
+  Usage usage_in(Mode mode, Index rows) const {
+    StepSettings s = settings;
+    s.documents = documents;
+    return plan(s, rows, schedule(mode, rows));
+  }
+
+  std::string shared_out(Index rows) const {
+    return documents > 1 ? format(", %ld documents of %ld", documents, rows / documents) : "";
   }
 
   Index default_length() const {
@@ -93,10 +117,10 @@ class PlanCommand {
   }
 
   void usage(Index rows) {
-    std::printf("Peak memory and work of a step on a stream of %ld tokens:\n\n", rows);
+    std::printf("Peak memory and work of a step on a stream of %ld tokens%s:\n\n", rows, shared_out(rows).c_str());
     TextTable table({"", "full", "checkpoint", "stream"});
     std::array<Usage, 3> usages;
-    for (Mode mode : kModes) usages[static_cast<std::size_t>(mode)] = plan(settings, rows, schedule(mode, rows));
+    for (Mode mode : kModes) usages[static_cast<std::size_t>(mode)] = usage_in(mode, rows);
     for (std::size_t kind = 0; kind < usages[0].by_kind.size(); ++kind) {
       std::vector<std::string> row = {kKindNames[kind]};
       std::size_t sum = 0;
@@ -121,16 +145,17 @@ class PlanCommand {
 
   void longest(std::size_t budget) {
     std::printf("Longest token stream in %s:\n\n", human_bytes(budget).c_str());
-    TextTable table({"mode", "tokens", "peak", "FLOPs"});
+    TextTable table({"mode", "tokens", "peak", "FLOPs", documents > 1 ? "of each document" : ""});
     for (Mode mode : kModes) {
       const Index rows = longest_for_budget(settings, mode, chunk, budget);
       result["longest"][name(mode)] = rows;
       if (rows == 0) {
-        table.add({name(mode), "0", "does not fit", ""});
+        table.add({name(mode), "0", "does not fit", "", ""});
         continue;
       }
-      const Usage u = plan(settings, rows, schedule(mode, rows));
-      table.add({name(mode), std::to_string(rows), human_bytes(u.peak), human_count(u.flops)});
+      const Usage u = usage_in(mode, rows);
+      table.add({name(mode), std::to_string(rows), human_bytes(u.peak), human_count(u.flops),
+                 documents > 1 ? std::to_string(rows / documents) : ""});
     }
     table.print();
     std::printf("\n(stream: chunks of %ld rows)\n", chunk);
@@ -162,7 +187,8 @@ class PlanCommand {
   }
 
   ModelOptions model;
-  Index length = 0, chunk = 0, micro_batches = 1;
+  ObjectiveOptions objectives;
+  Index length = 0, chunk = 0, micro_batches = 1, group_size = 8, documents = 1;
   std::string memory, dtype = "bf16", gradient = "bf16", optimizer = "none", sweep, json_file;
   StepSettings settings;
   Json result;

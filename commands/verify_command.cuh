@@ -6,6 +6,7 @@
 #include "../data/tokenised.cuh"
 #include "../gradient_check.cuh"
 #include "device_options.cuh"
+#include "objective_options.cuh"
 
 namespace streambp {
 
@@ -21,15 +22,17 @@ class VerifyCommand {
         "within 1e-5 in float32, 1e-10 in float64, 0.1 in bfloat16 (largest difference of a tensor over its largest\n"
         "entry). On a GPU the float64 gradient still comes from the CPU.\n\n"
         "  streambp verify --family qwen3 --dtype f64 --reference\n"
+        "  streambp verify --objective dpo --reference\n"
         "  streambp verify --model Qwen3-0.6B --data chats.jsonl --length 2000 --chunk 256 1024");
     model.add_to(app, "--model", true);
     device.add_to(app, {"auto", "f32", "f64", "bf16"}, {});
+    objectives.add_to(app);
     app.add_option("--length", length, "Tokens of the stream, in documents of unequal length")
         ->check(CLI::Range(4, 1 << 24))
         ->capture_default_str();
     app.add_option("--documents", documents, "Documents in the stream")
         ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
+        ->default_str("3; for pairs 4");
     app.add_option("--chunk", stream_chunks,
                    "One or more chunks for stream mode (default: 256 512 768; on a GPU 2048 4096)");
     app.add_option("--tile", tile,
@@ -69,6 +72,8 @@ class VerifyCommand {
     if (stream_chunks.empty())
       stream_chunks = gpu ? std::vector<Index>{tile, 2 * tile} : std::vector<Index>{256, 512, 768};
     for (Index chunk : stream_chunks) check_chunk(chunk, tile);
+    const Objective objective = objectives.settings(length);
+    if (objective.kind == ObjectiveKind::dpo && objectives.app->count("--documents") == 0) documents = 4;
     require(data.empty() || tokens_file.empty(), "--data and --tokens both say what the tokens are; leave out one");
     if (fs::is_directory(model.model)) model.model = model_directory(model.model);
     const bool random = data.empty() && tokens_file.empty();
@@ -78,6 +83,9 @@ class VerifyCommand {
     if (!data.empty()) batch = read_data(config);
     if (random) batch = random_batch(config);
     length = batch.size(), documents = static_cast<Index>(batch.documents().size());
+    require(objective.kind != ObjectiveKind::dpo || documents % 2 == 0,
+            "the documents of --objective dpo are pairs, and ", "there are ", documents,
+            "; give an even number of --documents");
     require(config.positions == Positions::rope || length <= config.max_length * documents, "--length ", length, " in ",
             documents, " documents is longer than the ", config.max_length,
             " positions that the model has learned; give more --documents");
@@ -91,24 +99,32 @@ class VerifyCommand {
       if (half) round_weights(dev, m);
     };
     const double tolerance = half ? 0.1 : sizeof(T) == 4 ? 1e-5 : 1e-10;
-    std::printf("%s%s\n%s on %s, %ld tokens in %ld documents, %ld targets\n\n", describe(config).c_str(),
+    std::printf("%s%s\n%s on %s, %ld tokens in %ld documents, %ld targets, objective %s\n\n", describe(config).c_str(),
                 weights.empty() ? ", random weights" : (", weights of " + weights.string()).c_str(), dtype.c_str(),
-                device_name(gpu).c_str(), length, documents, batch.target_count());
+                device_name(gpu).c_str(), length, documents, batch.target_count(), objectives.objective.c_str());
     std::fflush(stdout);
 
     TextTable table({"mode", "chunk", "loss", "memory", "seconds", "largest error", "in", "bits"});
-    Json json = {{"config", config_to_json(config)}, {"dtype", dtype},         {"length", length},
-                 {"documents", documents},           {"tolerance", tolerance}, {"runs", Json::array()}};
+    Json json = {{"config", config_to_json(config)},
+                 {"dtype", dtype},
+                 {"objective", objectives.objective},
+                 {"length", length},
+                 {"documents", documents},
+                 {"tolerance", tolerance},
+                 {"runs", Json::array()}};
 
     progress("full, float64");
     const Schedule full = Schedule::full(length);
-    GradientRun truth = run_gradient<Cpu, double>(config, batch, full, fill);
+    if (objective.kind != ObjectiveKind::sft) {
+      batch = with_objective_data(batch, run_gradient<Cpu, double>(config, batch, full, fill).logp);
+    }
+    GradientRun truth = run_gradient<Cpu, double>(config, batch, full, fill, objective);
     std::string truth_name = "full mode in float64";
     if (with_reference) {
       progress("reference");
       truth_name = "the independent reference in float64";
       const auto start = std::chrono::steady_clock::now();
-      const reference::Result naive = reference_gradient(config, batch, fill);
+      const reference::Result naive = reference_gradient(config, batch, fill, objective);
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       table.add({"reference", "", format("%.12f", naive.loss), "", format("%.2f", seconds), "", "", ""});
       truth.gradient = HostGradient(truth.gradient, naive.gradient);
@@ -121,9 +137,9 @@ class VerifyCommand {
       const Schedule schedule = schedule_for(mode, config, length, chunk, tile);
       const GradientRun run = [&] {
         if constexpr (std::is_same_v<Device, Cpu>) {
-          return run_gradient<Cpu, T>(config, batch, schedule, fill);
+          return run_gradient<Cpu, T>(config, batch, schedule, fill, objective);
         } else {
-          return run_gradient<Device, T>(config, batch, schedule, fill, tile);
+          return run_gradient<Device, T>(config, batch, schedule, fill, objective, tile);
         }
       }();
       if (mode == Mode::stream) last_stream = run.gradient;
@@ -250,6 +266,7 @@ class VerifyCommand {
 
   ModelOptions model;
   DeviceOptions device;
+  ObjectiveOptions objectives;
   bool gpu = false;
   Index length = 1200, documents = 3, tile = kGpuTile;
   std::vector<Index> stream_chunks;

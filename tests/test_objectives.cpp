@@ -28,25 +28,6 @@ std::vector<Case> cases() {
   };
 }
 
-// Gives a batch what objectives need, near the log-probabilities that the model has, so that ratios are on all sides of
-// their limits, but not so near to a limit that the reference's slope would reach across it. Every fourth document is as
-// good as its group.
-Batch complete(Batch batch, const std::vector<double>& logp) {
-  constexpr double distances[] = {-0.5, -0.25, -0.1, 0.02, 0.13, 0.3};
-  batch.reference = batch.old = batch.advantages = std::vector<double>(logp.size());
-  std::size_t document = 0;
-  for (Rows rows : batch.documents()) {
-    const double advantage = document++ % 4 == 3 ? 0 : Random(8).normal(document);
-    for (auto t = static_cast<std::size_t>(rows.begin); t < static_cast<std::size_t>(rows.end); ++t) {
-      if (batch.targets[t] < 0) continue;
-      batch.reference[t] = logp[t] + 0.3 * Random(6).normal(t);
-      batch.old[t] = logp[t] + distances[Random(7).below(6, t)];
-      batch.advantages[t] = advantage;
-    }
-  }
-  return batch;
-}
-
 Batch for_case(const Case& p, Batch batch) {
   if (p.on_policy) batch.old.clear();
   return batch;
