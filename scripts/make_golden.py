@@ -56,6 +56,8 @@ the gradient against finite differences of the loss. The table shows the error o
 float32 hidden in the model would raise it to 1e-3 or so. On the same kind of processor the same versions of torch
 and transformers write the same bytes every time.
 
+This loss is that of SFT; make_objective_golden.py makes the like for other objectives.
+
 Needs: pip install torch transformers safetensors      (the files were made with torch 2.15.0, transformers 5.23.0)
 """
 
@@ -359,6 +361,18 @@ def bfloat16_error(config, weights, stream, lengths):
 # ---- A case, and all of them ----
 
 
+def write_safetensors(file, tensors, metadata):
+    """The same content is the same bytes: the metadata, which `save` puts in any order, come in the order given."""
+    content = save(tensors, metadata)
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:begin]) | {"__metadata__": metadata}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the tensors stay aligned
+    # Written under another name first: a file that has its name is complete.
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_bytes(len(header).to_bytes(8, "little") + header + content[begin:])
+    os.replace(unfinished, file)
+
+
 def make_case(name, folder):
     config, lengths = CASES[name]
     random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -382,10 +396,8 @@ def make_case(name, folder):
         error = finite_difference_error(model, lambda: forward(model, stream, lengths)[2], random)
         assert error < 1e-8, f"{name}: the gradient is off the loss's slope by {error:.1e}; is a float32 left inside?"
 
-    # Written under another name first: a file that has its name is complete.
-    file, unfinished = folder / f"{name}.safetensors", folder / f"{name}.unfinished"
-    unfinished.write_bytes(save(tensors, {"config": json.dumps(config)}))
-    os.replace(unfinished, file)
+    file = folder / f"{name}.safetensors"
+    write_safetensors(file, tensors, {"config": json.dumps(config)})
 
     errors_file = folder / "bfloat16_errors.json"
     errors = json.loads(errors_file.read_text()) if errors_file.exists() else {}
