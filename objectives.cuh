@@ -85,6 +85,13 @@ inline void validate(const Objective& o, const Batch& batch) {
   require(!o.has_reference() || !batch.reference.empty(), "the starting model's log-probabilities are missing");
 }
 
+template <class F>
+void for_each_target(const Batch& batch, Rows rows, F&& f) {
+  for (auto t = static_cast<std::size_t>(rows.begin); t < static_cast<std::size_t>(rows.end); ++t) {
+    if (batch.targets[t] >= 0) f(t);
+  }
+}
+
 // n[t] of every token.
 inline std::vector<double> shares(const Objective& o, const Batch& batch, const Counts& step) {
   require(step.targets > 0, "there is nothing to learn: no token of this step has a target");
@@ -94,9 +101,7 @@ inline std::vector<double> shares(const Objective& o, const Batch& batch, const 
     const double share = o.mean == Mean::tokens      ? 1 / static_cast<double>(step.targets)
                          : o.mean == Mean::documents ? 1 / documents / static_cast<double>(batch.target_count(rows))
                                                      : 1 / documents / static_cast<double>(o.length);
-    for (Index t = rows.begin; t < rows.end; ++t) {
-      if (batch.targets[static_cast<std::size_t>(t)] >= 0) n[static_cast<std::size_t>(t)] = share;
-    }
+    for_each_target(batch, rows, [&](std::size_t t) { n[t] = share; });
   }
   return n;
 }
@@ -104,24 +109,32 @@ inline std::vector<double> shares(const Objective& o, const Batch& batch, const 
 // log σ(x), also where σ(x) is no number any more.
 inline double log_sigmoid(double x) { return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x)); }
 
-// The pairs of a batch: their part of the step's loss, and into `w` the weights of their tokens.
+// The pairs of a batch: their part of the step's loss, and into `w` the weights of their tokens. Rewards are as TRL
+// defines them: β times the score, of which ipo's is the sum.
 template <class A>
 Measures measure_pairs(const Objective& o, const Batch& batch, const Counts& step, const std::vector<A>& logp,
                        std::vector<double>& w) {
   const std::vector<Rows> documents = batch.documents();
   const double pairs = static_cast<double>(step.documents) / 2;
-  auto score = [&](Rows rows) {
-    double sum = 0;
-    for (auto t = static_cast<std::size_t>(rows.begin); t < static_cast<std::size_t>(rows.end); ++t) {
-      if (batch.targets[t] >= 0) sum += static_cast<double>(logp[t]) - (o.has_reference() ? batch.reference[t] : 0);
-    }
-    return o.averages() ? sum / static_cast<double>(batch.target_count(rows)) : sum;
+  struct Side {
+    Rows rows;
+    double sum = 0, terms = 1;
+    double score() const { return sum / terms; }
   };
+  auto side = [&](Rows rows) {
+    Side s{rows};
+    if (o.averages()) s.terms = static_cast<double>(batch.target_count(rows));
+    for_each_target(batch, rows, [&](std::size_t t) {
+      s.sum += static_cast<double>(logp[t]) - (o.has_reference() ? batch.reference[t] : 0);
+    });
+    return s;
+  };
+  auto reward = [&](const Side& s) { return o.beta * (o.preference == Preference::ipo ? s.sum : s.score()); };
   Measures sum;
   w.assign(logp.size(), 0);
   for (std::size_t i = 0; i < documents.size(); i += 2) {
-    const double chosen = o.beta * score(documents[i]), rejected = o.beta * score(documents[i + 1]);
-    double x = chosen - rejected, loss = 0, slope = 0;
+    const Side chosen = side(documents[i]), rejected = side(documents[i + 1]);
+    double x = o.beta * (chosen.score() - rejected.score()), loss = 0, slope = 0;
     if (o.preference == Preference::ipo) {
       loss = std::pow((x - 0.5) / o.beta, 2);
       slope = 2 * (x - 0.5) / o.beta / o.beta;
@@ -130,18 +143,14 @@ Measures measure_pairs(const Objective& o, const Batch& batch, const Counts& ste
       loss = -(1 - o.label_smoothing) * log_sigmoid(x) - o.label_smoothing * log_sigmoid(-x);
       slope = -(1 - o.label_smoothing) * std::exp(log_sigmoid(-x)) + o.label_smoothing * std::exp(log_sigmoid(x));
     }
+    const double dscore = o.beta * slope / pairs;
+    for_each_target(batch, chosen.rows, [&](std::size_t t) { w[t] = dscore / chosen.terms; });
+    for_each_target(batch, rejected.rows, [&](std::size_t t) { w[t] = -dscore / rejected.terms; });
     sum += {loss / pairs,
-            {{"reward_chosen", chosen / pairs},
-             {"reward_rejected", rejected / pairs},
-             {"accuracy", (chosen > rejected) / pairs},
-             {"margin", (chosen - rejected) / pairs}}};
-    for (std::size_t side : {i, i + 1}) {
-      const Rows rows = documents[side];
-      const double sign = side == i ? 1 : -1, scale = o.averages() ? static_cast<double>(batch.target_count(rows)) : 1;
-      for (auto t = static_cast<std::size_t>(rows.begin); t < static_cast<std::size_t>(rows.end); ++t) {
-        if (batch.targets[t] >= 0) w[t] = sign * o.beta * slope / scale / pairs;
-      }
-    }
+            {{"reward_chosen", reward(chosen) / pairs},
+             {"reward_rejected", reward(rejected) / pairs},
+             {"accuracy", (reward(chosen) > reward(rejected)) / pairs},
+             {"margin", (reward(chosen) - reward(rejected)) / pairs}}};
   }
   return sum;
 }
@@ -161,8 +170,7 @@ Measures measure(const Objective& o, const Batch& batch, const Counts& step, con
   }
   double kl = 0, clipped = 0;
   const auto targets = static_cast<double>(step.targets);
-  for (std::size_t t = 0; t < n.size(); ++t) {
-    if (batch.targets[t] < 0) continue;
+  for_each_target(batch, {0, batch.size()}, [&](std::size_t t) {
     const double a = batch.advantages[t], now = static_cast<double>(logp[t]),
                  ratio = batch.old.empty() ? 1 : std::exp(now - batch.old[t]),
                  nearest = std::min(std::max(ratio, 1 - o.clip_low), 1 + o.clip_high);
@@ -173,7 +181,7 @@ Measures measure(const Objective& o, const Batch& batch, const Counts& step, con
       sum.loss += n[t] * o.kl * k3;
       kl += k3;
     }
-  }
+  });
   sum.others = {{"clip_fraction", clipped / targets}};
   if (o.kl > 0) sum.others["kl"] = kl / targets;
   return sum;
