@@ -149,7 +149,7 @@ Measures measure_pairs(const Objective& o, const Batch& batch, const Counts& ste
     sum += {loss / pairs,
             {{"reward_chosen", reward(chosen) / pairs},
              {"reward_rejected", reward(rejected) / pairs},
-             {"accuracy", (reward(chosen) > reward(rejected)) / pairs},
+             {"accuracy", ((reward(chosen) > reward(rejected)) + (reward(chosen) >= reward(rejected))) / 2.0 / pairs},
              {"margin", (reward(chosen) - reward(rejected)) / pairs}}};
   }
   return sum;

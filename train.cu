@@ -12,12 +12,14 @@
 #include "commands/bench_command.cuh"
 #include "commands/device_options.cuh"
 #include "commands/eval_command.cuh"
+#include "commands/examples_command.cuh"
 #include "commands/generate_command.cuh"
 #include "commands/plan_command.cuh"
 #include "commands/tokenize_command.cuh"
 #include "commands/train_options.cuh"
 #include "commands/verify_command.cuh"
 #include "data/byte_tokenizer.cuh"
+#include "data/reference.cuh"
 #include "data/sources.cuh"
 #include "data/stories.cuh"
 #include "generate.cuh"
@@ -57,13 +59,15 @@ class TrainCommand : private TrainOptions {
     if (fine_tunes()) sample_length = 0;
     name_output();
 
-    const Source source = fine_tunes() ? prepare_documents(checkpoint) : prepare_text();
+    Source source = fine_tunes() ? prepare_documents(checkpoint) : prepare_text();
     device.dtype = settings.dtype == DType::bf16 ? "bf16" : "f32";  // what "auto" came to belongs to the run
     const Schedule schedule = choose_schedule();
     on_device(device.gpu(), settings, [&]<class Device, class T, class G, class M>() {
       machine_rate = matmul_rate<Device, T>();
       Device dev(capacity<T, G, M>(schedule));
-      Trainer<Device, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer);
+      Trainer<Device, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer,
+                                       settings.objective);
+      if (settings.objective.has_reference()) attach_reference(trainer, source, schedule, checkpoint);
       train(trainer, source, schedule, checkpoint);
     });
   }
@@ -137,8 +141,13 @@ class TrainCommand : private TrainOptions {
     layout->require_writable();
 
     tokens.learn_all = learn == "all";
-    const TokenFile file = tokenised({data.begin(), data.end()}, from, tokens, out);
+    const TokenFile& file = token_file.emplace(tokenised({data.begin(), data.end()}, from, tokens, out));
     file.require_vocabulary(settings.config.vocab);
+    settings.objective = objectives.settings(length);
+    const bool pairs = settings.objective.kind == ObjectiveKind::dpo;
+    require(!pairs || file.preferences(), file.path(), ": no preferences; --objective dpo learns from lines such as ",
+            R"({"prompt": "...", "chosen": "...", "rejected": "..."})");
+    require(pairs || !file.preferences(), file.path(), ": preferences, which --objective dpo learns from");
     const std::string name = data.size() == 1 ? data[0] : std::to_string(data.size()) + " files";
     const auto about = file.metadata();
     if (about.contains("skipped") && about.contains("first_skipped") && about.at("skipped") != "0") {
@@ -146,13 +155,15 @@ class TrainCommand : private TrainOptions {
                   about.at("first_skipped").c_str());
     }
     const std::string description =
-        format("%s: %ld documents of %ld tokens in all, %ld to learn, the longest %ld", name.c_str(), file.documents(),
-               file.token_count(), file.learned_count(), file.longest());
+        format("%s: %ld %s of %ld tokens in all, %ld to learn, the longest %ld", name.c_str(),
+               file.documents() / file.together(), pairs ? "pairs" : "documents", file.token_count(),
+               file.learned_count(), file.longest_together());
     if (checkpoint.empty() && !given("--length")) length = length_for(file);
+    settings.objective = objectives.settings(length);
     const TooLong choice = too_long == "split"      ? TooLong::split
                            : too_long == "truncate" ? TooLong::truncate
                                                     : TooLong::refuse;
-    const auto packed = std::make_shared<Documents>(
+    packed = std::make_shared<Documents>(
         file, DocumentSettings{evaluation_fraction, length, longest_piece(), documents, micro_batches, seed, choice});
     if (checkpoint.empty() && !given("--steps")) {
       const double steps = std::ceil(epochs * static_cast<double>(packed->steps_per_epoch()));
@@ -171,8 +182,8 @@ class TrainCommand : private TrainOptions {
   // longer than the memory allows, nor than all that there is to learn.
   Index length_for(const TokenFile& file) const {
     constexpr Index usual = 4096;
-    const Index all = round_up(file.token_count(), kTile), longest = round_up(file.longest(), kTile),
-                limit = settings.config.max_length > 0 ? settings.config.max_length : kLongestStream,
+    const Index all = round_up(file.token_count(), kTile), longest = round_up(file.longest_together(), kTile),
+                limit = settings.config.max_length > 0 ? file.together() * settings.config.max_length : kLongestStream,
                 wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / documents});
     const Mode chosen = mode_named(mode);
     const Index rows = mode_chunk();
@@ -227,11 +238,44 @@ class TrainCommand : private TrainOptions {
   template <class T, class G, class M>
   std::size_t capacity(const Schedule& schedule) const {
     Plan dev;
-    Trainer<Plan, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer);
+    Trainer<Plan, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer, settings.objective);
     trainer.plan_step(micro_batches, schedule, settings.optimizer);
     trainer.plan_evaluation(schedule);
     if (sample_length > 0) Generator<Plan, T>(dev, trainer.model, 1, length, kTile).plan();
     return dev.arena.peak();
+  }
+
+  // What the starting model gives the tokens of the data: found where an earlier run left it, or computed now.
+  template <class Trainer>
+  void attach_reference(Trainer& trainer, Source& source, const Schedule& schedule, const fs::path& checkpoint) {
+    const TokenFile& file = *token_file;
+    const std::vector<fs::path> places = {fs::absolute(data[0]).parent_path(), out};
+    const Index longest = std::min(length, longest_piece());
+    const auto key_of = [&] {
+      return reference_key(file, model_directory(model.model), name(settings.dtype), longest);
+    };
+    reference = checkpoint.empty() ? key_of() : read_state(checkpoint).get<std::string>("reference");
+    auto logp = find_reference(places, reference, file);
+    if (!logp) {
+      require(reference == key_of(), model.model, ": is not the model any more that the run in ", out,
+              " started from, whose log-probabilities are needed; bring it back, or ", reference_name(reference));
+      load_model(trainer.dev, model_directory(model.model), trainer.model);
+      logp = compute_reference(
+          file, longest, documents * length, [&](const Batch& batch) { return trainer.evaluate(batch, schedule); },
+          [](double part) {
+            if (!isatty(STDOUT_FILENO)) return;
+            std::printf(part < 1 ? "\r\033[Kthe starting model reads the data: %.0f%%" : "\r\033[K", 100 * part);
+            std::fflush(stdout);
+          });
+      save_reference(places, reference, *logp);
+    }
+    packed->attach(*logp);
+    source.evaluation = packed->evaluation;
+  }
+
+  static Fields read_state(const fs::path& checkpoint) {
+    const fs::path path = checkpoint / "training/state.json";
+    return Fields(parse_json_file(path), path.string());
   }
 
   template <class Trainer>
@@ -304,34 +348,51 @@ class TrainCommand : private TrainOptions {
     const double utilisation = dev.flops() / seconds / machine_rate;
     const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
     const double left = elapsed / static_cast<double>(step - first_step) * static_cast<double>(last - step);
-    write_metrics({{"step", step},
-                   {"loss", result.measures.loss},
-                   {"gradient_norm", result.gradient_norm},
-                   {"rate", learning_rate(optimizer, step)},
-                   {"tokens_per_second", tokens_per_second},
-                   {"utilisation", utilisation},
-                   {"memory", dev.arena.peak()},
-                   {"seconds", seconds}});
+    Json line = {{"step", step},
+                 {"loss", result.measures.loss},
+                 {"gradient_norm", result.gradient_norm},
+                 {"rate", learning_rate(optimizer, step)},
+                 {"tokens_per_second", tokens_per_second},
+                 {"utilisation", utilisation},
+                 {"memory", dev.arena.peak()},
+                 {"seconds", seconds}};
+    for (const auto& [measure, value] : result.measures.others) line[measure] = value;
+    write_metrics(line);
     // A terminal shows every step on one line; a file gets a line now and then.
     const bool terminal = isatty(STDOUT_FILENO);
     const Index interval = std::max<Index>(1, (last - first_step) / 20);
     const bool lasting = step == last || step % interval == 0;
     if (!terminal && !lasting) return;
-    std::printf("%s%*ld/%ld  loss %.4f  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s",
-                terminal ? "\r\033[K" : "", static_cast<int>(std::to_string(last).size()), step, last, result.measures.loss,
-                result.gradient_norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
-                human_bytes(dev.arena.peak()).c_str(), static_cast<Index>(left) / 60, static_cast<Index>(left) % 60,
-                lasting ? "\n" : "");
+    std::printf("%s%*ld/%ld  loss %.4f%s  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s",
+                terminal ? "\r\033[K" : "", static_cast<int>(std::to_string(last).size()), step, last,
+                result.measures.loss, shown(result.measures).c_str(), result.gradient_norm,
+                human_count(tokens_per_second).c_str(), 100 * utilisation, human_bytes(dev.arena.peak()).c_str(),
+                static_cast<Index>(left) / 60, static_cast<Index>(left) % 60, lasting ? "\n" : "");
     std::fflush(stdout);
   }
 
-  // The held-out loss, and how it falls along a document: a model that uses its context does better late than early.
+  static std::string shown(const Measures& measures) {
+    std::string text;
+    for (const char* name : {"accuracy", "margin", "kl", "clip_fraction"}) {
+      const auto found = measures.others.find(name);
+      if (found != measures.others.end()) text += format("  %s %.3f", name, found->second);
+    }
+    return text;
+  }
+
+  // The held-out loss; and of SFT how it falls along a document: a model that uses its context does better late than
+  // early.
   template <class Trainer>
   void evaluate(Trainer& trainer, const Source& source, const Schedule& schedule, Index step) {
+    Counts all;
+    for (const Batch& batch : source.evaluation) all += Counts(batch);
+    if (all.targets == 0) return;
+    Measures sum;
     double losses[2] = {0, 0};  // in the first and the second half of a document
     Index counts[2] = {0, 0};
     for (const Batch& batch : source.evaluation) {
       const auto logp = trainer.evaluate(batch, schedule);
+      sum += measure(settings.objective, batch, all, logp);
       const std::vector<std::int32_t> lengths = batch.document_lengths();
       for (std::size_t t = 0; t < logp.size(); ++t) {
         if (batch.targets[t] < 0) continue;
@@ -340,14 +401,19 @@ class TrainCommand : private TrainOptions {
         ++counts[half];
       }
     }
-    if (counts[0] + counts[1] == 0) return;
-    const double loss = (losses[0] + losses[1]) / static_cast<double>(counts[0] + counts[1]);
-    require(std::isfinite(loss), "after step ", step, " the held-out loss is ", loss,
+    require(std::isfinite(sum.loss), "after step ", step, " the held-out loss is ", sum.loss,
             "; the weights are ruined and were not saved. Try a lower --rate or a longer --warmup");
-    for (int half : {0, 1}) losses[half] /= static_cast<double>(std::max<Index>(1, counts[half]));
-    write_metrics({{"step", step}, {"evaluation_loss", loss}, {"first_half", losses[0]}, {"second_half", losses[1]}});
-    std::printf("%safter step %ld: held-out loss %.4f (documents' first half %.4f, second %.4f)\n",
-                isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, loss, losses[0], losses[1]);
+    Json line = {{"step", step}, {"evaluation_loss", sum.loss}};
+    std::string details = shown(sum);
+    if (settings.objective.kind == ObjectiveKind::sft) {
+      for (int half : {0, 1}) losses[half] /= static_cast<double>(std::max<Index>(1, counts[half]));
+      line["first_half"] = losses[0], line["second_half"] = losses[1];
+      details = format(" (documents' first half %.4f, second %.4f)", losses[0], losses[1]);
+    }
+    for (const auto& [measure, value] : sum.others) line["evaluation_" + measure] = value;
+    write_metrics(line);
+    std::printf("%safter step %ld: held-out loss %.4f%s\n", isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, sum.loss,
+                details.c_str());
     std::fflush(stdout);
   }
 
@@ -356,6 +422,7 @@ class TrainCommand : private TrainOptions {
     Json state;
     state["step"] = step;
     state["data"] = source.fingerprint;
+    if (!reference.empty()) state["reference"] = reference;
     for_each_lasting([&](const char* name, auto& value) { state["options"][name] = value; });
     save_checkpoint(trainer.dev, out, trainer.model, *layout, trainer.optimizer, state);
     if (step == optimizer.steps || step == stop_after) {
@@ -392,6 +459,9 @@ class TrainCommand : private TrainOptions {
   StepSettings settings;
   std::optional<ModelLayout> layout;
   std::shared_ptr<const Text> text;  // from scratch
+  std::optional<TokenFile> token_file;
+  std::shared_ptr<Documents> packed;
+  std::string reference;  // the key of what the starting model gives the data, where the objective needs it
   Index longest_document = 0;
   int lock = -1;  // on the output directory, until the program ends
   std::ofstream metrics;
@@ -412,7 +482,8 @@ int main(int argc, char** argv) {
       "  streambp bench           measure the speed of a training step\n"
       "  streambp tokenize        turn data into the tokens that a model is trained on\n"
       "  streambp eval            measure a model's loss on documents, and by position in them\n"
-      "  streambp generate        let a model continue prompts, or talk with it\n\n"
+      "  streambp generate        let a model continue prompts, or talk with it\n"
+      "  streambp examples        write example data, to try things out with\n\n"
       "Each has a --help of its own. Exit codes: 0 done, 1 a verification failed, 2 something to mend."};
   app.require_subcommand(1);
   app.get_formatter()->column_width(28);
@@ -423,6 +494,7 @@ int main(int argc, char** argv) {
   TokenizeCommand tokenize(app);
   EvalCommand eval(app);
   GenerateCommand generate(app);
+  ExamplesCommand examples(app);
   for (CLI::App* command : app.get_subcommands({})) command->group("");  // the text above lists them
   try {
     app.parse(argc, argv);

@@ -6,6 +6,7 @@
 #include "../data/checkpoint.cuh"
 #include "../data/tokenised.cuh"
 #include "device_options.cuh"
+#include "objective_options.cuh"
 
 namespace streambp {
 
@@ -13,6 +14,7 @@ struct TrainOptions {
   CLI::App* app = nullptr;
   ModelOptions model;
   DeviceOptions device;
+  ObjectiveOptions objectives;
   std::vector<std::string> data;
   std::string mode = "stream", memory, out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
   DataOptions tokens;
@@ -33,6 +35,7 @@ struct TrainOptions {
     app->get_option("--model")->description(
         "A model directory to fine-tune; without it a model is trained from scratch");
     device.add_to(*app, {"auto", "f32", "bf16"}, {"adamw", "adamw-bf16"});
+    objectives.add_to(*app);
 
     group = "Data";
     option("--data", data,
@@ -72,7 +75,7 @@ struct TrainOptions {
     option("--epochs", epochs, "With --model: times that all data is learned")->check(CLI::PositiveNumber);
     option("--rate", optimizer.rate, "Highest learning rate")
         ->check(CLI::NonNegativeNumber)
-        ->default_str("0.004; with --model 1e-05");
+        ->default_str("0.004; with --model 1e-05, for dpo 1e-06");
     option("--warmup", optimizer.warmup, "Steps in which the rate rises; a cosine to a tenth follows")
         ->check(CLI::NonNegativeNumber)
         ->default_str("20; with --model a tenth of the steps at most");
@@ -124,6 +127,8 @@ struct TrainOptions {
     f("--chat", tokens.chat), f("--learn", learn), f("--too-long", too_long), f("--skip-bad", tokens.skip_bad);
     f("--steps", optimizer.steps), f("--rate", optimizer.rate), f("--warmup", optimizer.warmup);
     f("--decay", optimizer.decay), f("--clip", optimizer.clip), f("--seed", seed), f("--dtype", device.dtype);
+    f("--objective", objectives.objective), f("--mean", objectives.mean), f("--preference", objectives.preference);
+    f("--beta", objectives.beta), f("--label-smoothing", objectives.label_smoothing), f("--margin", objectives.margin);
     f("--grad-dtype", device.gradient), f("--optimizer", device.optimizer), f("--save-dtype", save_dtype);
   }
 
@@ -155,7 +160,7 @@ struct TrainOptions {
       if (!given(name)) value = to;
     };
     otherwise("--batch", documents, 1);
-    otherwise("--rate", optimizer.rate, 1e-5);
+    otherwise("--rate", optimizer.rate, objectives.objective == "sft" ? 1e-5 : 1e-6);
     otherwise("--decay", optimizer.decay, 0.0);
   }
 
@@ -181,6 +186,10 @@ struct TrainOptions {
       require(std::find(choices.begin(), choices.end(), value) != choices.end(), name, " cannot be \"", value, "\"");
     };
     one_of("--learn", learn, {"answers", "all"});
+    one_of("--objective", objectives.objective, {"sft", "dpo"});
+    one_of("--mean", objectives.mean, {"", "tokens", "documents", "length"});
+    one_of("--preference", objectives.preference, {"sigmoid", "ipo", "simpo"});
+    objectives.check();
     one_of("--too-long", too_long, {"split", "truncate", "refuse"});
     one_of("--save-dtype", save_dtype, {"same", "f32", "bf16", "f16"});
     one_of("--dtype", device.dtype, {"auto", "f32", "bf16"});
@@ -195,7 +204,8 @@ struct TrainOptions {
       require(!given(name) || !all_tokens || !fine_tunes() || data.empty(), name,
               " is for texts, and these data are tokens already");
     }
-    for (const char* name : {"--chat", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype"}) {
+    for (const char* name :
+         {"--chat", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype", "--objective"}) {
       require(fine_tunes() || !given(name), name, " goes with --model DIR, a model to fine-tune");
     }
     for (const char* name : {"--sample", "--prompt", "--temperature"}) {

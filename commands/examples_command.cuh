@@ -1,0 +1,50 @@
+// streambp examples: data to try things out with.
+#pragma once
+
+#include "../data/examples.cuh"
+#include "../data/files.cuh"
+#include "options.cuh"
+
+namespace streambp {
+
+class ExamplesCommand {
+ public:
+  explicit ExamplesCommand(CLI::App& parent) {
+    CLI::App& app = *parent.add_subcommand(
+        "examples",
+        "Write example data, to see its form and to try training with it.\n\n"
+        "  streambp examples preferences --out preferences.jsonl   two answers each, of which the courteous is "
+        "preferred\n"
+        "  streambp examples arithmetic --out sums.jsonl           sums of two numbers\n"
+        "  streambp examples stories --out stories.txt             what a model learns that is trained from scratch");
+    app.add_option("what", what, "preferences, arithmetic or stories")
+        ->check(CLI::IsMember({"preferences", "arithmetic", "stories"}))
+        ->required();
+    app.add_option("--count", count, "How many")->check(CLI::Range(1, 1 << 24))->capture_default_str();
+    app.add_option("--seed", seed, "Another seed, other examples")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    app.add_option("--out", out, "The file to write")->required();
+    app.callback([this] { run(); });
+  }
+
+ private:
+  void run() const {
+    write_file_atomically(out, [&](std::ostream& file) {
+      for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(count); ++i) {
+        if (what == "stories") {
+          file << (i > 0 ? "\n" : "") << story(seed, i).text;
+        } else {
+          file << (what == "preferences" ? preference_example(seed, i) : arithmetic_example(seed, i)).dump() << "\n";
+        }
+      }
+    });
+    std::printf("%s: %ld examples of %s\n", out.c_str(), count, what.c_str());
+  }
+
+  std::string what, out;
+  Index count = 2000;
+  std::uint64_t seed = 1;
+};
+
+}  // namespace streambp

@@ -1,0 +1,44 @@
+// Example data that the program makes up, as JSON lines in the forms that training reads: to see what they look like,
+// and to watch an objective at work without a download.
+//
+//   preferences   {"prompt", "chosen", "rejected"}     a question about somebody's things; two answers say the same, and
+//                                                      the courteous one is preferred
+//   arithmetic    {"prompt", "completion", "answer"}   a sum of two numbers
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "stories.cuh"
+
+namespace streambp {
+
+namespace storytelling {
+
+inline const List kCourteous = {"Thank you for asking!", "I am glad to help.", "It is kind of you to ask.",
+                                "Please take good care of it.", "With pleasure!"};
+inline const List kCurt = {"Do not ask again.", "Now go away.", "Why should I tell you?", "That is not your business.",
+                           "Leave me alone!"};
+
+}  // namespace storytelling
+
+// The example of that number; the same for the same seed and number.
+inline nlohmann::ordered_json preference_example(std::uint64_t seed, std::uint64_t number) {
+  using namespace storytelling;
+  Dice dice(seed, number);
+  const std::string who = dice.one(dice.between(0, 1) ? kGirls : kBoys),
+                    what = dice.one(kLooks) + " " + dice.one(kObjects), verb = dice.one(kVerbs);
+  std::string where = dice.one(kPlaces);
+  const std::string prompt = who + " " + verb + " the " + what + " " + where + ". Where was the " + what + "? ";
+  where[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(where[0])));
+  const std::string answer = where + ", where " + who + " " + verb + " it. ";
+  return {{"prompt", prompt}, {"chosen", answer + dice.one(kCourteous)}, {"rejected", answer + dice.one(kCurt)}};
+}
+
+inline nlohmann::ordered_json arithmetic_example(std::uint64_t seed, std::uint64_t number) {
+  storytelling::Dice dice(seed, number);
+  const std::size_t a = dice.between(0, 99), b = dice.between(0, 99);
+  const std::string sum = std::to_string(a + b);
+  return {{"prompt", std::to_string(a) + " + " + std::to_string(b) + " = "}, {"completion", sum}, {"answer", sum}};
+}
+
+}  // namespace streambp
