@@ -254,7 +254,9 @@ class TrainCommand : private TrainOptions {
     const auto key_of = [&] {
       return reference_key(file, model_directory(model.model), name(settings.dtype), longest);
     };
-    reference = checkpoint.empty() ? key_of() : read_state(checkpoint).get<std::string>("reference");
+    const fs::path state = checkpoint / "training/state.json";
+    reference =
+        checkpoint.empty() ? key_of() : Fields(parse_json_file(state), state.string()).get<std::string>("reference");
     auto logp = find_reference(places, reference, file);
     if (!logp) {
       require(reference == key_of(), model.model, ": is not the model any more that the run in ", out,
@@ -271,11 +273,6 @@ class TrainCommand : private TrainOptions {
     }
     packed->attach(*logp);
     source.evaluation = packed->evaluation;
-  }
-
-  static Fields read_state(const fs::path& checkpoint) {
-    const fs::path path = checkpoint / "training/state.json";
-    return Fields(parse_json_file(path), path.string());
   }
 
   template <class Trainer>

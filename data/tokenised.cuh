@@ -166,23 +166,33 @@ class Tokenising {
   bool shown_ = false;
 };
 
-// What the tokens depend on. Of a data file: its size, its time, and what is at its beginning and end.
+// Tells files apart by their size, their time, and what is at their beginning and end.
+inline Json file_key(const std::filesystem::path& path) {
+  constexpr std::size_t sample = 1 << 16;
+  const std::size_t size = regular_file_size(path);
+  std::ifstream file(path, std::ios::binary);
+  std::string ends(std::min(size, 2 * sample), '\0');
+  const std::size_t half = ends.size() / 2;
+  file.read(ends.data(), static_cast<std::streamsize>(half));
+  file.seekg(static_cast<std::streamoff>(size - (ends.size() - half)));
+  file.read(ends.data() + half, static_cast<std::streamsize>(ends.size() - half));
+  require(file.good(), path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");
+  const auto time = std::filesystem::last_write_time(path).time_since_epoch().count();
+  return {path.extension().string(), size, time, text_hash(ends)};
+}
+
+// The name of a file that was made from what the key says, such as tokens-0123456789abcdef.safetensors.
+inline std::string named_by_hash(const std::string& what, const std::string& key) {
+  char hash[20];
+  std::snprintf(hash, sizeof hash, "%016lx", static_cast<unsigned long>(text_hash(key)));
+  return what + "-" + hash + ".safetensors";
+}
+
+// What the tokens depend on.
 inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                             const DataOptions& options) {
   Json key = {{"version", 2}, {"chat", options.chat}, {"learn_all", options.learn_all}, {"skip_bad", options.skip_bad}};
-  for (const auto& path : data) {
-    constexpr std::size_t sample = 1 << 16;
-    const std::size_t size = regular_file_size(path);
-    std::ifstream file(path, std::ios::binary);
-    std::string ends(std::min(size, 2 * sample), '\0');
-    const std::size_t half = ends.size() / 2;
-    file.read(ends.data(), static_cast<std::streamsize>(half));
-    file.seekg(static_cast<std::streamoff>(size - (ends.size() - half)));
-    file.read(ends.data() + half, static_cast<std::streamsize>(ends.size() - half));
-    require(file.good(), path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");
-    const auto time = std::filesystem::last_write_time(path).time_since_epoch().count();
-    key["files"].push_back({path.extension().string(), size, time, text_hash(ends)});
-  }
+  for (const auto& path : data) key["files"].push_back(file_key(path));
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
                            "chat_template.json", "generation_config.json", "config.json"}) {
     const auto path = model / name;
@@ -223,9 +233,7 @@ inline TokenFile tokenised(const std::vector<std::filesystem::path>& data, const
                            const DataOptions& options, const std::filesystem::path& cache) {
   if (data.size() == 1 && data[0].extension() == ".safetensors") return TokenFile(data[0]);
   const std::string key = data_key(data, model, options);
-  char name[40];
-  std::snprintf(name, sizeof name, "tokens-%016lx.safetensors", static_cast<unsigned long>(text_hash(key)));
-  const auto path = cache / name;
+  const auto path = cache / named_by_hash("tokens", key);
   if (std::filesystem::exists(path)) {
     try {
       TokenFile file(path);

@@ -74,6 +74,99 @@ TEST_F(FineTuning, LearnsWhatItIsToldTo) {
   EXPECT_LT(held_out.back(), 0.3 * held_out.front());
 }
 
+// --- DPO ---
+
+class Preferring : public FineTuning {
+ protected:
+  void SetUp() override {
+    FineTuning::SetUp();
+    fs::create_directory(path("data"));
+    expect_ok("examples preferences --count 60 --out " + path("data/pairs.jsonl"));
+  }
+  std::string prefer(const std::string& arguments) const {
+    return "train --objective dpo --model " + model + " --data " + path("data/pairs.jsonl") + " " + arguments;
+  }
+  std::vector<fs::path> references() const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(path("data"))) {
+      if (entry.path().filename().string().starts_with("reference-")) found.push_back(entry.path());
+    }
+    return found;
+  }
+  std::vector<double> metric(const std::string& run, const char* name) const {
+    std::istringstream lines(read_file(path(run + "/metrics.jsonl")));
+    std::vector<double> values;
+    for (std::string line; std::getline(lines, line);) {
+      const Json json = Json::parse(line);
+      if (json.contains(name)) values.push_back(json[name]);
+    }
+    return values;
+  }
+};
+
+TEST_F(Preferring, LearnsToPreferWhatWasChosen) {
+  for (const char* preference : {"sigmoid", "ipo", "simpo"}) {
+    const std::string run = preference;
+    expect_ok(prefer("--steps 30 --rate 3e-3 --length 600 --eval-fraction 0.3 --out " + path(run) + " --preference " +
+                     preference));
+    const auto accuracy = metric(run, "evaluation_accuracy"), margin = metric(run, "evaluation_margin");
+    ASSERT_GE(accuracy.size(), 2u);
+    EXPECT_GT(accuracy.back(), 0.9) << preference;
+    EXPECT_GT(margin.back(), margin.front()) << preference;
+  }
+  EXPECT_NEAR(metric("sigmoid", "evaluation_loss").front(), std::log(2), 1e-5) << "as the starting model";
+  EXPECT_EQ(references().size(), 1u) << "one for sigmoid and ipo, none for simpo";
+}
+
+TEST_F(Preferring, ResumesBitForBitAndReusesTheReference) {
+  const std::string run = "--steps 6 --rate 1e-2 --length 300 --accumulate 2 --out ";
+  expect_ok(prefer(run + path("straight")));
+  ASSERT_EQ(references().size(), 1u);
+  const fs::path reference = references()[0];
+  const auto made = fs::last_write_time(reference);
+  expect_ok(prefer(run + path("stopped") + " --stop-after 2"));
+  EXPECT_EQ(fs::last_write_time(reference), made) << "it was computed again";
+  expect_ok("train --resume --stop-after 3 --mode full --out " + path("stopped"));
+  write_file_atomically(reference, "damaged");
+  expect_ok("train --resume --stop-after 4 --mode checkpoint --out " + path("stopped"));
+  EXPECT_EQ(references().size(), 1u);
+  fs::rename(model, path("gone"));  // what it gave the data is known
+  expect_ok("train --resume --stop-after 5 --out " + path("stopped"));
+  fs::remove(reference);
+  expect_refused("train --resume --out " + path("stopped"), "no model directory");
+  fs::rename(path("gone"), model);
+  expect_ok("train --resume --out " + path("stopped"));
+  for (const char* file : {"model.safetensors", "training/optimizer.safetensors"}) {
+    expect_equal("straight/step-000006/" + std::string(file), "stopped/step-000006/" + std::string(file));
+  }
+}
+
+TEST_F(Preferring, RefusesWhatDoesNotBelongTogether) {
+  const std::string out = " --out " + path("refused");
+  expect_refused("train --model " + model + " --data " + path("data/pairs.jsonl") + out, "--objective dpo");
+  expect_refused(train("--objective dpo" + out), "\"chosen\"");
+  expect_refused("train --objective dpo" + out, "--model");
+  expect_refused(prefer("--mean documents" + out), "--mean");
+  expect_refused(prefer("--margin 1" + out), "--margin");
+  expect_refused(prefer("--preference ipo --label-smoothing 0.1" + out), "--label-smoothing");
+  expect_refused(prefer("--beta 0" + out), "--beta");
+  expect_refused(prefer("--beta nan" + out), "--beta");
+  expect_refused(prefer("--objective grpo" + out), "--objective");
+  expect_refused(train("--beta 1" + out), "--beta");
+  expect_refused(prefer("--length 100" + out), "--too-long truncate");
+}
+
+TEST_F(Preferring, AnotherStartingModelIsNotTakenForTheOneOfTheRun) {
+  expect_ok(prefer("--steps 3 --stop-after 1 --length 300 --out " + path("run")));
+  fs::remove(references()[0]);
+  expect_ok(
+      "train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --seed 9 --out " +
+      path("other"));
+  fs::remove_all(model);
+  fs::rename(path("other/step-000002"), model);
+  expect_refused("train --resume --out " + path("run"), "not the model any more");
+}
+
 TEST_F(FineTuning, VerifiesTheGradientOfItsData) {
   const Outcome outcome =
       execute("verify --model " + model + " --data " + path("data.jsonl") + " --length 700 --dtype f64");
