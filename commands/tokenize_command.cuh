@@ -19,6 +19,7 @@ class TokenizeCommand {
         "  {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, {\"role\": \"assistant\", \"content\": "
         "\"...\"}]}\n"
         "  {\"prompt\": \"...\", \"completion\": \"...\"}   or   {\"text\": \"...\"}\n"
+        "  {\"prompt\": \"...\", \"chosen\": \"...\", \"rejected\": \"...\"}   a preference; then all of the data are\n"
         "llm.c's .bin, token files (.safetensors), and any other file as one text. Learned are answers, completions "
         "and\n"
         "texts. Conversations are written in the layout of the model's own chat template; where a layout writes "
@@ -33,7 +34,7 @@ class TokenizeCommand {
         ->capture_default_str();
     app.add_flag("--skip-bad", options.skip_bad,
                  "Leave out lines that cannot be used, instead of stopping at the first");
-    app.add_option("--show", show, "Print the first documents, with what is learned marked")
+    app.add_option("--show", show, "Print the first documents, or pairs, with what is learned marked")
         ->check(CLI::NonNegativeNumber);
     app.callback([this] { run(); });
   }
@@ -51,11 +52,13 @@ class TokenizeCommand {
     const TokenFile file(out);
     const Tokenizer tokenizer{std::filesystem::path(model)};
     file.require_vocabulary(tokenizer.size());
-    for (Index i = 0; i < std::min(show, file.documents()); ++i) print(tokenizer, file, i);
+    const Index units = file.documents() / file.together();
+    for (Index i = 0; i < std::min(show, units) * file.together(); ++i) print(tokenizer, file, i);
     const auto tokens = static_cast<double>(file.token_count()), learned = static_cast<double>(file.learned_count());
-    std::printf("%s: %ld documents, %ld tokens, %ld of them learned (%.1f%%), the longest document %ld tokens\n",
-                out.c_str(), file.documents(), file.token_count(), file.learned_count(), 100 * learned / tokens,
-                file.longest());
+    const char* unit = file.preferences() ? "pair" : "document";
+    std::printf("%s: %ld %ss, %ld tokens, %ld of them learned (%.1f%%), the longest %s %ld tokens\n", out.c_str(),
+                units, unit, file.token_count(), file.learned_count(), 100 * learned / tokens, unit,
+                file.longest_together());
     std::printf("%s tokens/s on %d threads\n", human_count(tokens / seconds).c_str(), omp_get_max_threads());
     const std::string skipped = file.metadata().at("skipped");
     if (skipped != "0") {
@@ -69,7 +72,11 @@ class TokenizeCommand {
     const bool terminal = isatty(STDOUT_FILENO);
     const auto tokens = file.tokens(i);
     const auto learn = file.learn(i);
-    std::printf("--- document %ld, %ld tokens ---\n", i + 1, file.length(i));
+    if (file.preferences()) {
+      std::printf("--- pair %ld, %s, %ld tokens ---\n", i / 2 + 1, i % 2 ? "rejected" : "chosen", file.length(i));
+    } else {
+      std::printf("--- document %ld, %ld tokens ---\n", i + 1, file.length(i));
+    }
     for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
       while (end < tokens.size() && learn[end] == learn[begin]) ++end;
       const std::string text = without_controls(tokenizer.decode(tokens.subspan(begin, end - begin)));

@@ -32,6 +32,7 @@ void require_data(bool condition, const Parts&... parts) {
 
 struct Message {
   std::string role, content;
+  bool operator==(const Message&) const = default;
 };
 
 // A stretch of a rendered conversation.

@@ -61,7 +61,10 @@ class Encoder {
     }
   }
 
+  // One document, or several where the layout writes what is past otherwise than when it was new; of a preference two,
+  // the chosen one first.
   std::vector<Document> encode(const Example& example) const {
+    if (example.kind == Example::preference) return encode_preference(example);
     std::vector<Document> documents;
     if (example.kind == Example::conversation) {
       require(chat_.has_value(), no_chat_);
@@ -108,6 +111,26 @@ class Encoder {
   }
 
  private:
+  // The two part where their answers begin, and not before.
+  std::vector<Document> encode_preference(const Example& example) const {
+    require(!learn_all_, "--learn all is not for preferences: what is preferred are answers; leave it out");
+    std::vector<Document> pair;
+    for (const Example& side : example.sides) {
+      std::vector<Document> documents = encode(side);
+      require_data(documents.size() == 1, "after the prompt come ", documents.size(),
+                   " answers, and the chat layout writes what is past otherwise than when it was new; give one answer");
+      pair.push_back(std::move(documents[0]));
+    }
+    const auto prompt = [](const Document& d) {
+      return Tokens(d.tokens.begin(), d.tokens.begin() + (std::ranges::find(d.learn, 1) - d.learn.begin()));
+    };
+    require_data(pair[0].tokens != pair[1].tokens,
+                 "nothing to prefer: \"chosen\" and \"rejected\" are the same to the model");
+    require_data(prompt(pair[0]) == prompt(pair[1]),
+                 "the prompt is empty, and so nothing comes before the first token, to predict it from");
+    return pair;
+  }
+
   // Begins as the tokenizer begins a text and ends as the model ends one, also if that is written already.
   Document text(const std::string& prompt, const std::string& written, bool learn_prompt) const {
     const Tokens begin = tokenizer_.encode(prompt), rest = tokenizer_.encode(written, !prompt.empty());

@@ -3,6 +3,8 @@
 //   {"messages": [{"role": "user", "content": "..."}, ...]}     a conversation
 //   {"prompt": "...", "completion": "..."}                      text, rendered already; or both are lists of messages
 //   {"text": "..."}                                             text
+//   {"prompt": "...", "chosen": "...", "rejected": "..."}       a preference between two completions, in either form;
+//                                                               without a prompt they are whole conversations
 //
 // Other members are left alone, except those that would change what a model reads: such a line is refused, not half
 // understood.
@@ -77,10 +79,11 @@ class Lines {
 };
 
 struct Example {
-  enum Kind { conversation, completion, text } kind;
+  enum Kind { conversation, completion, text, preference } kind;
   std::vector<Message> messages = {};
   std::size_t first = 0;  // answers from this message on are to be learned
   std::string prompt = "", written = "";
+  std::vector<Example> sides = {};  // of a preference: chosen and rejected, each a conversation or a completion
 };
 
 // Shallow JSON in which no name stands twice in an object; the parser itself keeps but the last.
@@ -134,27 +137,61 @@ inline std::vector<Message> parse_messages(const Json& list, const char* name) {
   return messages;
 }
 
+inline Example parse_completion(const Json& prompt, const Json& completion, const char* name) {
+  if (prompt.is_array()) {
+    Example example{.kind = Example::conversation, .messages = parse_messages(prompt, "prompt")};
+    example.first = example.messages.size();
+    for (Message& message : parse_messages(completion, name)) example.messages.push_back(std::move(message));
+    return example;
+  }
+  require_data(prompt.is_string() && completion.is_string(), "\"prompt\" and \"", name,
+               "\" must both be text, or both lists of messages");
+  return {.kind = Example::completion, .prompt = prompt.get<std::string>(), .written = completion.get<std::string>()};
+}
+
+// Of two conversations the prompt is all that both begin with, also where the line ends it before: in that there is
+// nothing to prefer.
+inline Example parse_preference(const Json& prompt, const Json& chosen, const Json& rejected) {
+  Example example{.kind = Example::preference};
+  const char* names[] = {"chosen", "rejected"};
+  example.sides = {parse_completion(prompt, chosen, names[0]), parse_completion(prompt, rejected, names[1])};
+  const auto &a = example.sides[0].messages, &b = example.sides[1].messages;
+  require_data(a != b || example.sides[0].written != example.sides[1].written,
+               "nothing to prefer: \"chosen\" and \"rejected\" are the same");
+  const auto common = static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+  for (const std::size_t i : {0, 1}) {
+    Example& side = example.sides[i];
+    const bool conversation = side.kind == Example::conversation;
+    require_data(!conversation || common < side.messages.size(), "\"", names[i],
+                 "\" has no message besides those that both begin with");
+    require_data(!conversation || side.messages[common].role == "assistant", "\"", names[i],
+                 "\" parts from the other at message ", common + 1, ", which is not the assistant's");
+    require_data(!(conversation ? side.messages[common].content : side.written).empty(), "\"", names[i],
+                 "\" is an empty answer");
+    side.first = common;
+  }
+  return example;
+}
+
 inline Example parse_example(std::string_view line) {
   const Json json = parse_line(line);
   const auto has = [&](const char* name) { return json.contains(name) && !json[name].is_null(); };
-  require_data(has("messages") + has("completion") + has("text") <= 1,
-               "more than one of \"messages\", \"completion\" and \"text\"");
-  if (has("messages") || (has("prompt") && json["prompt"].is_array())) refuse_members(json, "", {"tools", "functions"});
+  const auto has_list = [&](const char* name) { return has(name) && json[name].is_array(); };
+  const bool preference = has("chosen") || has("rejected");
+  require_data(has("messages") + has("completion") + has("text") + preference <= 1,
+               "more than one of \"messages\", \"completion\", \"text\" and \"chosen\"");
+  if (has("messages") || has_list("prompt") || has_list("chosen")) refuse_members(json, "", {"tools", "functions"});
   if (has("messages")) return {.kind = Example::conversation, .messages = parse_messages(json["messages"], "messages")};
   if (has("completion")) {
     require_data(has("prompt"), "a \"completion\" without a \"prompt\"");
-    const Json &prompt = json["prompt"], &completion = json["completion"];
-    if (prompt.is_array()) {
-      Example example{.kind = Example::conversation, .messages = parse_messages(prompt, "prompt")};
-      example.first = example.messages.size();
-      for (Message& message : parse_messages(completion, "completion")) example.messages.push_back(std::move(message));
-      return example;
-    }
-    require_data(prompt.is_string() && completion.is_string(),
-                 "\"prompt\" and \"completion\" must both be text, or both lists of messages");
-    return {.kind = Example::completion, .prompt = prompt.get<std::string>(), .written = completion.get<std::string>()};
+    return parse_completion(json["prompt"], json["completion"], "completion");
   }
-  require_data(has("text"), "neither \"messages\" nor \"prompt\" and \"completion\" nor \"text\"");
+  if (preference) {
+    for (const char* name : {"chosen", "rejected"}) require_data(has(name), "a preference without \"", name, "\"");
+    return parse_preference(has("prompt") ? json["prompt"] : Json::array(), json["chosen"], json["rejected"]);
+  }
+  require_data(has("text"),
+               "neither \"messages\" nor \"prompt\" and \"completion\" nor \"text\" nor \"chosen\" and \"rejected\"");
   require_data(json["text"].is_string(), "\"text\" is not a text");
   return {.kind = Example::text, .written = json["text"].get<std::string>()};
 }

@@ -4,6 +4,9 @@
 //   "tokens"   I32 [N]
 //   "learn"    U8  [N]           1: this token is to be predicted from those before it
 //
+// Where the metadata say "kind": "preferences", documents 2i and 2i + 1 are a pair: two answers to one prompt, the
+// chosen one first.
+//
 // And how it is written: document by document, with only `ends` in memory; and how llm.c's files of tokens become one.
 #pragma once
 
@@ -30,10 +33,25 @@ class TokenFile {
     require(end == token_count() && tokens_.size() == learn_.size(), this->path(), ": documents end after ", end,
             " tokens, and there are ", tokens_.size(), " tokens and ", learn_.size(), " marks of what to learn",
             kRemedy);
+    const auto kind = metadata().find("kind");
+    if (kind == metadata().end() || kind->second == "documents") return;
+    require(kind->second == "preferences", this->path(), ": the data are \"", kind->second,
+            "\", neither documents nor preferences", kRemedy);
+    preferences_ = true;
+    require(documents() % 2 == 0, this->path(), ": preferences are pairs of documents, and there are ", documents(),
+            kRemedy);
+    for (Index i = 0; i < documents(); ++i) {
+      const auto marks = learn(i).subspan(1);
+      require(std::any_of(marks.begin(), marks.end(), [](auto mark) { return mark; }), this->path(), ": the ",
+              i % 2 ? "rejected" : "chosen", " document of pair ", i / 2 + 1, " has nothing to learn", kRemedy);
+    }
   }
 
   std::string path() const { return file_.path().string(); }
   const std::map<std::string, std::string>& metadata() const { return file_.metadata(); }
+  bool preferences() const { return preferences_; }
+  // Documents that belong together: the two of a pair, or each by itself.
+  Index together() const { return preferences_ ? 2 : 1; }
   Index documents() const { return static_cast<Index>(ends_.size()); }
   Index token_count() const { return static_cast<Index>(tokens_.size()); }
   Index begin(Index i) const { return i == 0 ? 0 : ends_[static_cast<std::size_t>(i - 1)]; }
@@ -49,6 +67,14 @@ class TokenFile {
   Index longest() const {
     const auto all = lengths();
     return all.empty() ? 0 : *std::max_element(all.begin(), all.end());
+  }
+  // The most tokens that belong together, and so need room in one pack.
+  Index longest_together() const {
+    Index most = 0;
+    for (Index i = 0; i < documents(); i += together()) {
+      most = std::max(most, ends_[static_cast<std::size_t>(i + together() - 1)] - begin(i));
+    }
+    return most;
   }
   // Tokens that are predicted: a document's first has nothing before it.
   Index learned_count() const {
@@ -79,7 +105,7 @@ class TokenFile {
 
   // Tells data apart, so that a run is not resumed on other data.
   std::string fingerprint() const {
-    std::uint64_t hash = mix(static_cast<std::uint64_t>(documents()));
+    std::uint64_t hash = mix(static_cast<std::uint64_t>(documents())) + preferences_;
 #pragma omp parallel for reduction(^ : hash)
     for (Index i = 0; i < documents(); ++i) {
       std::uint64_t document = mix(static_cast<std::uint64_t>(i));
@@ -116,6 +142,7 @@ class TokenFile {
   std::span<const Index> ends_;
   std::span<const std::int32_t> tokens_;
   std::span<const std::uint8_t> learn_;
+  bool preferences_ = false;
 };
 
 // A document while it is made.

@@ -1,4 +1,5 @@
-// From data files to a file of tokens: JSONL, plain text, llm.c's .bin and token files, in the order given.
+// From data files to a file of tokens: JSONL, plain text, llm.c's .bin and token files, in the order given. All of it is
+// documents, or all of it is preferences.
 //
 // Lines are tokenised on all cores, in blocks, and keep their order. What was made once is found again by a key of the
 // files, the tokenizer and the options.
@@ -29,10 +30,12 @@ class Tokenising {
     std::string extension = path.extension().string();
     for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     if (extension == ".bin") {
+      require_kind(false, path.string() + ": ");
       add_bin_file(path, writer_);
     } else if (extension == ".safetensors") {
       const TokenFile file(path);
       file.require_vocabulary(INT32_MAX);
+      require_kind(file.preferences(), path.string() + ": ");
       for (Index i = 0; i < file.documents(); ++i) writer_.add(file.tokens(i), file.learn(i));
     } else if (extension == ".jsonl" || extension == ".ndjson" || extension == ".json") {
       add_lines(path);
@@ -42,6 +45,7 @@ class Tokenising {
     if (shown_) std::printf("\r\033[K"), std::fflush(stdout);
   }
 
+  bool preferences() const { return preferences_.value_or(false); }
   Index skipped() const { return skipped_; }
   const std::string& first_skipped() const { return first_skipped_; }
 
@@ -65,7 +69,16 @@ class Tokenising {
     return *encoder_;
   }
 
+  // What comes first says what all is to be. Which of the two is out of place nobody knows, so that none is skipped.
+  void require_kind(bool preferences, const std::string& where) {
+    if (!preferences_) preferences_ = preferences;
+    require(preferences == *preferences_, where,
+            preferences ? "a preference among documents" : "a document among preferences",
+            "; a data set is all of one kind");
+  }
+
   void add_text(const std::filesystem::path& path) {
+    require_kind(false, path.string() + ": ");
     std::string text = read_file(path, std::size_t{1} << 36);
     if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
     try {
@@ -78,6 +91,7 @@ class Tokenising {
 
   struct Line {
     std::string text, where;
+    bool preference = false;
     std::vector<Document> documents = {};
     std::string error = {};
   };
@@ -94,7 +108,11 @@ class Tokenising {
       }
       encode(encoder, block);
       for (const Line& line : block) {
-        if (!line.error.empty()) bad(line.where + line.error);
+        if (!line.error.empty()) {
+          bad(line.where + line.error);
+          continue;
+        }
+        require_kind(line.preference, line.where);
         for (const Document& document : line.documents) writer_.add(document);
       }
       progress(path, lines.fraction());
@@ -106,7 +124,9 @@ class Tokenising {
 #pragma omp parallel for schedule(dynamic)
     for (std::size_t i = 0; i < block.size(); ++i) {
       try {
-        block[i].documents = encoder.encode(parse_example(block[i].text));
+        const Example example = parse_example(block[i].text);
+        block[i].preference = example.kind == Example::preference;
+        block[i].documents = encoder.encode(example);
       } catch (const BadData& error) {
         block[i].error = error.what();
       } catch (...) {
@@ -139,6 +159,7 @@ class Tokenising {
   TokenWriter& writer_;
   std::optional<Tokenizer> tokenizer_;
   std::optional<Encoder> encoder_;
+  std::optional<bool> preferences_;  // the data; empty: not known yet
   Index skipped_ = 0;
   std::string first_skipped_;
   Clock::time_point start_ = Clock::now(), last_shown_ = start_;
@@ -148,7 +169,7 @@ class Tokenising {
 // What the tokens depend on. Of a data file: its size, its time, and what is at its beginning and end.
 inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                             const DataOptions& options) {
-  Json key = {{"version", 1}, {"chat", options.chat}, {"learn_all", options.learn_all}, {"skip_bad", options.skip_bad}};
+  Json key = {{"version", 2}, {"chat", options.chat}, {"learn_all", options.learn_all}, {"skip_bad", options.skip_bad}};
   for (const auto& path : data) {
     constexpr std::size_t sample = 1 << 16;
     const std::size_t size = regular_file_size(path);
@@ -183,6 +204,7 @@ inline void write_tokens(const std::vector<std::filesystem::path>& data, const s
           tokenising.skipped() > 0 ? "; all was skipped, the first: " + tokenising.first_skipped()
                                    : "; give data, one example a line");
   writer.finish({{"format", "streambp tokens"},
+                 {"kind", tokenising.preferences() ? "preferences" : "documents"},
                  {"made_from", from},
                  {"key", key},
                  {"skipped", std::to_string(tokenising.skipped())},

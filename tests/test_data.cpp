@@ -73,6 +73,39 @@ TEST(Examples, AreUnderstood) {
   EXPECT_EQ(parse_example(R"({"text": "x", "tools": [1], "messages": null})").kind, Example::text);
 }
 
+TEST(Examples, OfPreferencesHaveTwoSides) {
+  const Example texts = parse_example(R"({"prompt": "a", "chosen": "b", "rejected": "c", "score": 1})");
+  EXPECT_EQ(texts.kind, Example::preference);
+  ASSERT_EQ(texts.sides.size(), 2u);
+  for (const Example& side : texts.sides) {
+    EXPECT_EQ(side.kind, Example::completion);
+    EXPECT_EQ(side.prompt, "a");
+  }
+  EXPECT_EQ(texts.sides[0].written + texts.sides[1].written, "bc");
+  // with the prompt apart, in both, or some of each
+  const std::string ask = R"({"role": "user", "content": "a"})", say = R"({"role": "assistant", "content": "b"})",
+                    more = R"({"role": "user", "content": "c"})", good = R"({"role": "assistant", "content": "d"})",
+                    bad = R"({"role": "assistant", "content": "e"})";
+  const auto lists = [](const std::string& prompt, const std::string& chosen, const std::string& rejected) {
+    return parse_example("{\"chosen\": [" + chosen + "], \"rejected\": [" + rejected + "], \"prompt\": " + prompt +
+                         "}");
+  };
+  const std::string before = ask + "," + say + "," + more + ",";
+  for (const Example& example :
+       {lists("[" + ask + "," + say + "," + more + "]", good, bad), lists("null", before + good, before + bad),
+        lists("[" + ask + "]", say + "," + more + "," + good, say + "," + more + "," + bad)}) {
+    EXPECT_EQ(example.kind, Example::preference);
+    ASSERT_EQ(example.sides.size(), 2u);
+    for (const Example& side : example.sides) {
+      EXPECT_EQ(side.kind, Example::conversation);
+      EXPECT_EQ(side.first, 3u);
+      ASSERT_EQ(side.messages.size(), 4u);
+      EXPECT_EQ(side.messages[2].content, "c");
+    }
+    EXPECT_EQ(example.sides[0].messages[3].content + example.sides[1].messages[3].content, "de");
+  }
+}
+
 TEST(Examples, ThatAreNotUnderstoodAreRefusedInWords) {
   const std::pair<std::string, std::string> cases[] = {
       {"", "not valid JSON"},
@@ -105,6 +138,29 @@ TEST(Examples, ThatAreNotUnderstoodAreRefusedInWords) {
        "\"tool_calls\" is not supported"},
       {R"({"messages": [], "tools": [{}]})", "\"tools\" is not supported"},
       {R"({"messages": [{"role": "assistant", "content": "", "weight": 0}]})", "\"weight\" is not supported"},
+      {R"({"text": "a", "completion": "b"})", "more than one of"},
+      {R"({"messages": [], "chosen": [], "rejected": []})", "more than one of"},
+      {R"({"prompt": "a", "completion": "b", "rejected": "c"})", "more than one of"},
+      {R"({"prompt": "a", "chosen": "b"})", "a preference without \"rejected\""},
+      {R"({"prompt": "a", "chosen": null, "rejected": "c"})", "a preference without \"chosen\""},
+      {R"({"prompt": "a", "chosen": "b", "rejected": "b"})", "nothing to prefer"},
+      {R"({"prompt": "a", "chosen": "", "rejected": "b"})", "\"chosen\" is an empty answer"},
+      {R"({"prompt": "a", "chosen": "b", "rejected": ""})", "\"rejected\" is an empty answer"},
+      {R"({"prompt": "a", "chosen": "b", "rejected": 3})", "\"prompt\" and \"rejected\" must both be text"},
+      {R"({"prompt": "a", "chosen": [], "rejected": []})", "\"prompt\" and \"chosen\" must both be text"},
+      {R"({"prompt": [], "chosen": "b", "rejected": "c"})", "\"chosen\" is not a list of messages"},
+      {R"({"chosen": "b", "rejected": "c"})", "\"chosen\" is not a list of messages"},
+      {R"({"prompt": [], "chosen": [{"role": "assistant", "content": "a"}], "rejected": []})",
+       "\"rejected\" has no message besides those that both begin with"},
+      {R"({"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "a"}]})",
+       "nothing to prefer"},
+      {R"({"chosen": [{"role": "assistant", "content": "a"}], "rejected": [{"role": "user", "content": "b"}]})",
+       "\"rejected\" parts from the other at message 1, which is not the assistant's"},
+      {R"({"chosen": [{"role": "assistant", "content": "a"}], "rejected": [{"role": "assistant", "content": ""}]})",
+       "\"rejected\" is an empty answer"},
+      {R"({"chosen": [{"role": "assistant", "content": "a"}], "rejected": [{"role": "assistant"}]})",
+       "rejected, message 1: no \"content\""},
+      {R"({"chosen": [], "rejected": [], "tools": [1]})", "\"tools\" is not supported"},
   };
   for (const auto& [line, said] : cases) {
     try {
@@ -164,6 +220,30 @@ TEST_F(DataFiles, FingerprintsTellDataApart) {
     EXPECT_EQ(all.count(fingerprint(documents)), 1u);
   }
   EXPECT_EQ(all.size(), cases.size());
+}
+
+TEST_F(DataFiles, PreferencesAreDocumentsInPairs) {
+  const auto file = [&](const std::vector<Document>& documents, const std::string& kind) {
+    TokenWriter writer(dir / "t.safetensors");
+    for (const Document& document : documents) writer.add(document);
+    writer.finish({{"kind", kind}});
+    return TokenFile(dir / "t.safetensors");
+  };
+  const Document a{{1, 2, 3}, {0, 1, 1}}, b{{1, 4}, {0, 1}}, c{{1, 2, 3, 4}, {0, 0, 0, 1}}, none{{5, 6}, {1, 0}};
+  const TokenFile pairs = file({a, b, b, c}, "preferences"), documents = file({a, b, b, c}, "documents");
+  EXPECT_TRUE(pairs.preferences());
+  EXPECT_EQ(pairs.together(), 2);
+  EXPECT_EQ(pairs.documents(), 4);
+  EXPECT_EQ(pairs.longest(), 4);
+  EXPECT_EQ(pairs.longest_together(), 6);
+  EXPECT_FALSE(documents.preferences());
+  EXPECT_EQ(documents.longest_together(), 4);
+  EXPECT_NE(documents.fingerprint(), pairs.fingerprint());
+  EXPECT_EQ(file({none, a, b}, "documents").documents(), 3);
+  EXPECT_ERROR(file({a, b, c}, "preferences"), "pairs of documents, and there are 3");
+  EXPECT_ERROR(file({a, b, c, none}, "preferences"), "the rejected document of pair 2 has nothing to learn");
+  EXPECT_ERROR(file({none, b}, "preferences"), "the chosen document of pair 1 has nothing to learn");
+  EXPECT_ERROR(file({a, b}, "rewards"), "the data are \"rewards\", neither documents nor preferences");
 }
 
 TEST_F(DataFiles, DamagedTokenFilesAreRefused) {

@@ -95,6 +95,92 @@ TEST_F(Encoding, LearnsAnswersOnly) {
   EXPECT_EQ(all[0].learned(), static_cast<Index>(all[0].tokens.size()) - 1);
 }
 
+// A preference is two documents that begin alike and part where the model would begin to write.
+TEST_F(Encoding, OfPreferencesPartsAtTheAnswer) {
+  model("byte_level");
+  const Message system = {"system", "Brief!"}, one = {"user", "One?"}, first = {"assistant", "1"},
+                two = {"user", "Two?"};
+  const auto preference = [](std::vector<Message> prompt, const std::string& chosen, const std::string& rejected) {
+    Example example{.kind = Example::preference};
+    for (const std::string& answer : {chosen, rejected}) {
+      example.sides.push_back({.kind = Example::conversation, .messages = prompt, .first = prompt.size()});
+      example.sides.back().messages.push_back({"assistant", answer});
+    }
+    return example;
+  };
+  const std::vector<Message> prompt = {system, one, first, two};
+  const std::pair<const char*, std::vector<std::string>> cases[] = {
+      {"chatml", {"2<|im_end|>", " 3<|im_end|>"}},
+      {"llama3", {"2<|eot_id|>", "3<|eot_id|>"}},
+      {"mistral-v3", {" 2</s>", " 3</s>"}},
+      {"qwen3", {"<think>\n\n</think>\n\n2<|im_end|>", "<think>\n\n</think>\n\n 3<|im_end|>"}},
+      {"qwen3-thinking-2507", {"\n</think>\n\n2<|im_end|>", "\n</think>\n\n 3<|im_end|>"}}};
+  for (const auto& [layout, answers] : cases) {
+    const Encoder encoder = this->encoder(layout);
+    const auto pair = encoder.encode(preference(prompt, "2", " 3"));
+    ASSERT_EQ(pair.size(), 2u) << layout;
+    const Tokens before = encoder.encode_pieces(Chat::of(dir / "model", layout).prompt(prompt)).tokens;
+    for (const std::size_t side : {0, 1}) {
+      const Document& document = pair[side];
+      EXPECT_EQ(learned(document), answers[side]) << layout;
+      ASSERT_LT(before.size(), document.tokens.size()) << layout;
+      EXPECT_TRUE(std::equal(before.begin(), before.end(), document.tokens.begin())) << layout;
+      EXPECT_EQ(std::ranges::find(document.learn, 1) - document.learn.begin(), static_cast<Index>(before.size()))
+          << layout;
+    }
+  }
+  EXPECT_EQ(learned(encoder("qwen3").encode(preference(prompt, "<think>\nhm\n</think>\n\n2", "3")).at(0)),
+            "<think>\nhm\n</think>\n\n2<|im_end|>");
+
+  // as completions are encoded
+  const Example texts = parse_example(R"({"prompt": "One? ", "chosen": "Two.", "rejected": "Three.</s>"})");
+  const auto pair = encoder().encode(texts);
+  ASSERT_EQ(pair.size(), 2u);
+  for (const std::size_t side : {0, 1}) {
+    const Document alone = encoder().encode(texts.sides[side]).at(0);
+    EXPECT_EQ(pair[side].tokens, alone.tokens);
+    EXPECT_EQ(pair[side].learn, alone.learn);
+  }
+  EXPECT_EQ(text(pair[0].tokens), "One? Two.</s>");
+  EXPECT_EQ(learned(pair[1]), "Three.</s>");
+}
+
+TEST_F(Encoding, OfPreferencesThatAreNoneIsRefused) {
+  model("byte_level");
+  const auto refused = [&](const Encoder& encoder, const std::string& line, const char* said) {
+    try {
+      encoder.encode(parse_example(line));
+      ADD_FAILURE() << line;
+    } catch (const BadData& error) {
+      EXPECT_TRUE(contains(error.what(), said)) << line << "\n" << error.what();
+    }
+  };
+  refused(encoder(), R"({"prompt": "a", "chosen": "b", "rejected": "b</s>"})", "nothing to prefer");
+  refused(encoder(), R"({"prompt": "", "chosen": "b", "rejected": "c"})", "the prompt is empty");
+  const std::string spaces = R"({"prompt": [{"role": "user", "content": "a"}], )"
+                             R"("chosen": [{"role": "assistant", "content": "b"}], )"
+                             R"("rejected": [{"role": "assistant", "content": "b "}]})";
+  refused(encoder("llama3"), spaces, "nothing to prefer");  // which trims
+  EXPECT_EQ(encoder("chatml").encode(parse_example(spaces)).size(), 2u);
+  const std::string longer =
+      R"({"prompt": [{"role": "user", "content": "a"}], "chosen": [{"role": "assistant", "content": "b"}], )"
+      R"("rejected": [{"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}, )"
+      R"({"role": "assistant", "content": "e"}]})";
+  refused(encoder("qwen3"), longer, "after the prompt come 2 answers");
+  EXPECT_EQ(learned(encoder("chatml").encode(parse_example(longer)).at(1)), "c<|im_end|>e<|im_end|>");
+  // and this is not the line's fault
+  for (const std::string& line : {spaces, std::string(R"({"prompt": "a", "chosen": "b", "rejected": "c"})")}) {
+    try {
+      encoder("chatml", true).encode(parse_example(line));
+      ADD_FAILURE() << line;
+    } catch (const BadData& error) {
+      ADD_FAILURE() << error.what();
+    } catch (const Error& error) {
+      EXPECT_TRUE(contains(error.what(), "--learn all")) << error.what();
+    }
+  }
+}
+
 TEST_F(Encoding, SpecialTokensInMessagesAreText) {
   model("byte_level");
   const Example example = {
@@ -234,6 +320,44 @@ TEST_F(Encoding, BadLinesStopItOrAreCounted) {
   const fs::path chat = write("c.jsonl", R"({"messages": [{"role": "user", "content": "a"}]})");
   EXPECT_TRUE(contains(refusal({chat}, {.skip_bad = true}), "has no chat template"))
       << refusal({chat}, {.skip_bad = true});
+}
+
+TEST_F(Encoding, OfFilesIsOfDocumentsOrOfPreferences) {
+  model("byte_level");
+  const std::string pair = R"({"prompt": "a", "chosen": "b", "rejected": "c"})", document = R"({"text": "a"})";
+  const fs::path pairs = write("p.jsonl", pair + "\n" + pair + "\n"), documents = write("d.jsonl", document + "\n"),
+                 book = write("b.txt", "A book");
+  const TokenFile made = tokenise({pairs});
+  EXPECT_TRUE(made.preferences());
+  EXPECT_EQ(made.metadata().at("kind"), "preferences");
+  ASSERT_EQ(made.documents(), 4);
+  EXPECT_EQ(text(made.tokens(2)), "ab</s>");
+  EXPECT_EQ(text(made.tokens(3)), "ac</s>");
+  EXPECT_FALSE(tokenise({documents, book}).preferences());
+  fs::copy(made.path(), dir / "made.safetensors");
+  const TokenFile again = tokenise({dir / "made.safetensors", pairs});
+  EXPECT_TRUE(again.preferences());
+  EXPECT_EQ(again.documents(), 8);
+  // mixed, also where bad lines are skipped
+  const DataOptions skip{.skip_bad = true};
+  const auto expect_mixed = [&](const std::vector<fs::path>& data, const std::string& said) {
+    EXPECT_TRUE(contains(refusal(data, skip), said + "; a data set is all of one kind")) << refusal(data, skip);
+  };
+  expect_mixed({pairs, documents}, "d.jsonl:1: a document among preferences");
+  expect_mixed({documents, pairs}, "p.jsonl:1: a preference among documents");
+  expect_mixed({write("m.jsonl", pair + "\nnonsense\n\n" + document)}, "m.jsonl:4: a document among preferences");
+  expect_mixed({pairs, book}, "b.txt: a document among preferences");
+  expect_mixed({book, dir / "made.safetensors"}, "made.safetensors: a preference among documents");
+  expect_mixed({pairs, write("x.bin", "")}, "x.bin: a document among preferences");
+  // bad pairs are bad lines
+  const fs::path bad = write("bad.jsonl", R"({"prompt": "a", "chosen": "b", "rejected": "b"})"
+                                          "\n" +
+                                              pair);
+  EXPECT_TRUE(contains(refusal({bad}), "bad.jsonl:1: nothing to prefer")) << refusal({bad});
+  const TokenFile rest = tokenise({bad}, skip);
+  EXPECT_EQ(rest.documents(), 2);
+  EXPECT_EQ(rest.metadata().at("skipped"), "1");
+  EXPECT_TRUE(contains(refusal({pairs}, {.learn_all = true}), "--learn all is not for preferences"));
 }
 
 TEST_F(Encoding, OfFilesThatCannotBeReadIsRefused) {

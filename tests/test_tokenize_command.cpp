@@ -45,6 +45,35 @@ TEST_F(TokenizeCommandTest, TakesSeveralFilesAndItsOwnOutput) {
   EXPECT_EQ(TokenFile(path("both.safetensors")).documents(), 4);
 }
 
+TEST_F(TokenizeCommandTest, ShowsPairs) {
+  write_file_atomically(dir / "pairs.jsonl",
+                        R"({"prompt": [{"role": "user", "content": "One?"}],
+                            "chosen": [{"role": "assistant", "content": "1"}],
+                            "rejected": [{"role": "assistant", "content": "eleven"}]})");
+  std::string line = read_file(dir / "pairs.jsonl");
+  std::erase(line, '\n');
+  write_file_atomically(dir / "pairs.jsonl", line + "\n" + line + "\n");
+  const Outcome outcome = execute(arguments(path("pairs.jsonl"), "--chat chatml --show 1"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  const TokenFile file(path("out.safetensors"));
+  ASSERT_TRUE(file.preferences());
+  const auto shown = [&](const std::string& side, Index length, const std::string& answer) {
+    return "--- pair 1, " + side + ", " + std::to_string(length) +
+           " tokens ---\n<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n⟦" + answer + "<|im_end|>⟧\n";
+  };
+  const std::string both = shown("chosen", file.length(0), "1") + "\n" + shown("rejected", file.length(1), "eleven");
+  EXPECT_TRUE(contains(outcome.output, both)) << outcome.output << "\nexpected: " << both;
+  EXPECT_FALSE(contains(outcome.output, "pair 2")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, ": 2 pairs, " + std::to_string(file.token_count()) + " tokens, "))
+      << outcome.output;
+  EXPECT_TRUE(
+      contains(outcome.output, "the longest pair " + std::to_string(file.length(0) + file.length(1)) + " tokens"))
+      << outcome.output;
+  expect_refused(arguments(path("pairs.jsonl"), "--chat chatml --learn all"), "--learn all is not for preferences");
+  expect_refused(arguments(path("pairs.jsonl") + " " + path("chats.jsonl"), "--chat chatml"),
+                 "chats.jsonl:1: a document among preferences");
+}
+
 TEST_F(TokenizeCommandTest, CountsWhatItSkips) {
   expect_refused(arguments(path("bad.jsonl")), "bad.jsonl:2: not valid JSON");
   const Outcome outcome = execute(arguments(path("bad.jsonl"), "--skip-bad"));
