@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "model.cuh"
@@ -14,6 +15,8 @@ struct Batch {
   std::vector<std::int32_t> targets;    // the token to predict after each token, or -1 for none
   std::vector<std::int32_t> positions;  // of each token in its document
   std::vector<std::int32_t> key_begin;  // the first token that each token may attend to: its document's first
+  // Of each token: what the starting model gave its target (log-probability); empty: not known.
+  std::vector<double> reference = {};
 
   Index size() const { return static_cast<Index>(tokens.size()); }
   Index target_count() const {
@@ -51,6 +54,11 @@ inline void validate(const Config& c, const Batch& batch) {
   require(batch.targets.size() == n && batch.positions.size() == n && batch.key_begin.size() == n, "a batch has ", n,
           " tokens, but ", batch.targets.size(), " targets, ", batch.positions.size(), " positions and ",
           batch.key_begin.size(), " key_begins");
+  require(batch.reference.empty() || batch.reference.size() == n, "a batch has ", n, " tokens, but ",
+          batch.reference.size(), " reference log-probabilities");
+  for (const double logp : batch.reference) {
+    require(std::isfinite(logp) && logp <= 0, "a reference log-probability of a batch is ", logp);
+  }
   for (std::size_t i = 0; i < n; ++i) {
     const std::int32_t begin = batch.key_begin[i], before = i > 0 ? batch.key_begin[i - 1] : 0;
     require(before <= begin && begin <= static_cast<Index>(i), "key_begin ", begin, " of token ", i,

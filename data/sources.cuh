@@ -1,5 +1,5 @@
 // What a run learns from, as the training loop sees it: micro-batches, and some that are held out. Either bytes of a text,
-// or documents of tokens, packed.
+// or documents of tokens, packed. Of preferences, documents 2i and 2i + 1 of a batch are a pair, the chosen one first.
 #pragma once
 
 #include <functional>
@@ -43,19 +43,29 @@ struct DocumentSettings {
 class Documents {
  public:
   Documents(TokenFile file, const DocumentSettings& s) : file(std::move(file)), s(s) {
+    const Index together = this->file.together();
+    const auto unit = [&](const PackedPiece& piece) { return piece.document / together; };
     const auto pieces = pieces_with_targets();
-    left_out = this->file.documents();
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
-      left_out -= i == 0 || pieces[i].document != pieces[i - 1].document;
-    }
-    auto held_out = [&](const PackedPiece& piece) {
-      return Random(s.seed, 0xe7a1).uniform(static_cast<std::uint64_t>(piece.document)) < s.evaluation_fraction;
+    left_out = this->file.documents() / together;
+    for (std::size_t i = 0; i < pieces.size(); ++i) left_out -= i == 0 || unit(pieces[i]) != unit(pieces[i - 1]);
+    auto is_held_out = [&](const PackedPiece& piece) {
+      return Random(s.seed, 0xe7a1).uniform(static_cast<std::uint64_t>(unit(piece))) < s.evaluation_fraction;
     };
     std::vector<PackedPiece> training, evaluation;
-    for (const PackedPiece& piece : pieces) (held_out(piece) ? evaluation : training).push_back(piece);
+    for (const PackedPiece& piece : pieces) (is_held_out(piece) ? evaluation : training).push_back(piece);
     if (training.empty()) std::swap(training, evaluation);
-    packing.emplace(training, s.length, s.seed);
-    if (!evaluation.empty()) evaluate(Packing(evaluation, s.length, s.seed));
+    packing.emplace(training, s.length, s.seed, together);
+    if (!evaluation.empty()) held_out.emplace(evaluation, s.length, s.seed, together);
+    evaluate();
+  }
+
+  // What the starting model gave the target of each token of the file, as a log-probability. From now on batches carry
+  // it, those held out as well.
+  void attach(std::span<const float> reference) {
+    require(std::cmp_equal(reference.size(), file.token_count()), file.path(), ": has ", file.token_count(),
+            " tokens, and there are log-probabilities of ", reference.size());
+    this->reference.assign(reference.begin(), reference.end());
+    evaluate();
   }
 
   Index steps_per_epoch() const { return ceil_div(packing->size(), s.packs * s.micro_batches); }
@@ -64,36 +74,54 @@ class Documents {
   Batch batch(Index step, Index micro_batch) {
     const Index first = ((step - 1) * s.micro_batches + micro_batch) * s.packs;
     Batch batch;
-    for (Index n = first; n < first + s.packs; ++n) append(batch, file, packing->pack(n));
+    for (Index n = first; n < first + s.packs; ++n) append(batch, file, packing->pack(n), reference);
     return batch;
   }
 
   std::vector<Batch> evaluation;
-  Index left_out;  // documents without anything to learn, after cutting
+  Index left_out;  // documents in which cutting left nothing to learn; or pairs, also those that it made the same
 
  private:
   std::vector<PackedPiece> pieces_with_targets() const {
-    std::vector<PackedPiece> pieces = cut(file.lengths(), s.longest, s.too_long);
-    std::erase_if(pieces, [&](const PackedPiece& piece) {
-      const auto learn = file.learn(piece.document);
-      const auto end = std::min<Index>(piece.begin + piece.length + 1, file.length(piece.document));
-      return std::none_of(learn.begin() + piece.begin + 1, learn.begin() + std::max(end, piece.begin + 1),
-                          [](std::uint8_t mark) { return mark; });
-    });
+    const std::vector<PackedPiece> all = file.preferences() ? cut_pairs(file.lengths(), s.length, s.longest, s.too_long)
+                                                            : cut(file.lengths(), s.longest, s.too_long);
+    std::vector<PackedPiece> pieces;
+    for (auto unit = all.begin(); unit != all.end(); unit += file.together()) {
+      const auto next = unit + file.together();
+      const bool differ = !file.preferences() || !std::ranges::equal(seen(unit[0]), seen(unit[1]));
+      if (differ && std::all_of(unit, next, [&](auto& piece) { return has_target(piece); })) {
+        pieces.insert(pieces.end(), unit, next);
+      }
+    }
     require(!pieces.empty(), "there is nothing to learn: no document has a token to be predicted within --length");
     return pieces;
   }
 
-  void evaluate(Packing packs) {
-    for (Index n = 0; n < std::min(packs.size(), kEvaluationBatches * s.packs); ++n) {
+  // Of its document, what comes from here on is neither read nor predicted.
+  Index reach(const PackedPiece& piece) const {
+    return std::min(piece.begin + piece.length + 1, file.length(piece.document));
+  }
+  std::span<const std::int32_t> seen(const PackedPiece& piece) const {
+    return file.tokens(piece.document).first(static_cast<std::size_t>(reach(piece)));
+  }
+  bool has_target(const PackedPiece& piece) const {
+    const auto learn = file.learn(piece.document);
+    return std::any_of(learn.begin() + piece.begin + 1, learn.begin() + std::max(reach(piece), piece.begin + 1),
+                       [](std::uint8_t mark) { return mark; });
+  }
+
+  void evaluate() {
+    evaluation.clear();
+    for (Index n = 0; held_out && n < std::min(held_out->size(), kEvaluationBatches * s.packs); ++n) {
       if (n % s.packs == 0) evaluation.emplace_back();
-      append(evaluation.back(), file, packs.pack(n));
+      append(evaluation.back(), file, held_out->pack(n), reference);
     }
   }
 
   TokenFile file;
   DocumentSettings s;
-  std::optional<Packing> packing;
+  std::optional<Packing> packing, held_out;
+  std::vector<float> reference;  // empty: not known
 };
 
 inline Source document_source(std::shared_ptr<Documents> documents, const std::string& description,

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "../data/jsonl.cuh"
-#include "../data/packing.cuh"
+#include "../data/sources.cuh"
 #include "commands.cuh"
 
 namespace streambp {
@@ -407,6 +407,208 @@ TEST(Packing, OfLongDocumentsIsAChoice) {
   EXPECT_ERROR(Packing({}, 10, 1), "no documents");
   EXPECT_ERROR(cut(lengths, 0, TooLong::split), "hold nothing");
   EXPECT_ERROR(Packing({{0, 0, 11}}, 10, 1), "does not fit a pack of 10");
+}
+
+TEST(Packing, KeepsPairsTogetherInTheirOrder) {
+  const std::vector<Index> lengths = natural_lengths(4000);
+  constexpr Index length = 2048;
+  const auto pieces = cut_pairs(lengths, length, length, TooLong::truncate);
+  ASSERT_EQ(pieces.size(), lengths.size());
+  Packing packing(pieces, length, 3, 2), again(pieces, length, 3, 2);
+  const Index n = packing.size();
+  for (const Index epoch : {0, 1}) {
+    std::set<Index> seen;
+    for (Index i = 0; i < n; ++i) {
+      const auto pack = packing.pack(epoch * n + i);
+      ASSERT_EQ(pack.size() % 2, 0u);
+      Index sum = 0;
+      for (std::size_t p = 0; p < pack.size(); p += 2) {
+        ASSERT_EQ(pack[p].document % 2, 0);
+        ASSERT_EQ(pack[p + 1].document, pack[p].document + 1);
+        ASSERT_TRUE(seen.insert(pack[p].document).second);
+        sum += pack[p].length + pack[p + 1].length;
+      }
+      ASSERT_LE(sum, length);
+    }
+    ASSERT_EQ(2 * seen.size(), lengths.size());
+  }
+  const auto all = packs_of(packing, 0, 2 * n), late = packs_of(again, n + n / 2, n / 2);
+  EXPECT_TRUE(std::equal(late.begin(), late.end(), all.begin() + n + n / 2));
+  EXPECT_GE(static_cast<double>(packing.tokens()) / static_cast<double>(n * length), 0.95);
+}
+
+TEST(Packing, OfLongPairsCutsTheLongerSide) {
+  using Lengths = std::vector<Index>;
+  const auto cut_to = [](const Lengths& pair, Index length, Index longest, TooLong choice = TooLong::truncate) {
+    Lengths lengths;
+    for (const PackedPiece& piece : cut_pairs(pair, length, longest, choice)) {
+      EXPECT_EQ(piece.document, static_cast<Index>(lengths.size()));
+      EXPECT_EQ(piece.begin, 0);
+      lengths.push_back(piece.length);
+    }
+    return lengths;
+  };
+  EXPECT_EQ(cut_to({6, 4}, 10, 10, TooLong::refuse), (Lengths{6, 4}));
+  EXPECT_EQ(cut_to({6, 4}, 10, 10, TooLong::split), (Lengths{6, 4}));
+  EXPECT_EQ(cut_to({20, 4}, 10, 10), (Lengths{6, 4}));
+  EXPECT_EQ(cut_to({4, 20}, 10, 10), (Lengths{4, 6}));
+  EXPECT_EQ(cut_to({6, 5}, 10, 10), (Lengths{5, 5}));
+  EXPECT_EQ(cut_to({20, 30}, 11, 11), (Lengths{5, 5}));
+  EXPECT_EQ(cut_to({20, 4}, 20, 8), (Lengths{8, 4}));
+  EXPECT_EQ(cut_to({20, 30}, 20, 8), (Lengths{8, 8}));
+  for (const TooLong choice : {TooLong::refuse, TooLong::split}) {
+    EXPECT_ERROR(cut_to({1, 1, 6, 5}, 10, 10, choice), "pair 2 has 11 tokens, 6 chosen and 5 rejected");
+    EXPECT_ERROR(cut_to({9, 5}, 20, 8, choice), "20 in all and 8 in each; give a larger --length");
+  }
+  EXPECT_ERROR(Packing({{0, 0, 6}, {1, 0, 5}}, 10, 1, 2), "a piece of 11 tokens does not fit a pack of 10");
+}
+
+// Pairs of a prompt and two answers, their tokens all different but for the prompts; and what each token's target was
+// given, which tells it.
+class Preferences : public DataFiles {
+ protected:
+  void make(const std::vector<std::array<Index, 3>>& lengths) {
+    TokenWriter writer(dir / "t.safetensors");
+    std::int32_t token = 0;
+    for (const auto& [prompt, chosen, rejected] : lengths) {
+      Document begin;
+      for (Index i = 0; i < prompt; ++i, ++token) begin.add({&token, 1}, false);
+      for (const Index answer : {chosen, rejected}) {
+        Document document = begin;
+        for (Index i = 0; i < answer; ++i, ++token) document.add({&token, 1}, true);
+        writer.add(document);
+      }
+    }
+    writer.finish({{"kind", "preferences"}});
+    file.emplace(dir / "t.safetensors");
+    config = make_config("llama", token, 8, 1, 1, 1, 8, 8, 0, true);
+  }
+  static float given(std::int32_t token) { return -0.5f - static_cast<float>(token); }
+  std::vector<float> reference() const {
+    std::vector<float> reference;
+    for (Index d = 0; d < file->documents(); ++d) {
+      const auto tokens = file->tokens(d);
+      for (std::size_t i = 0; i < tokens.size(); ++i) {
+        reference.push_back(i + 1 < tokens.size() ? given(tokens[i + 1]) : NAN);
+      }
+    }
+    return reference;
+  }
+  Documents documents(Index length, TooLong too_long, double evaluation_fraction = 0) const {
+    return Documents(*file, {.evaluation_fraction = evaluation_fraction,
+                             .length = length,
+                             .longest = length,
+                             .packs = 2,
+                             .micro_batches = 3,
+                             .seed = 5,
+                             .too_long = too_long});
+  }
+  // The pairs of a batch, each by its first tokens and how often it is there; looks at all of it meanwhile.
+  void look(const Batch& batch, bool attached, std::map<std::int32_t, int>& pairs) const {
+    validate(config, batch);
+    std::vector<std::size_t> begin;
+    for (std::size_t i = 0; i < batch.tokens.size(); ++i) {
+      if (batch.positions[i] == 0) begin.push_back(i);
+    }
+    ASSERT_EQ(begin.size() % 2, 0u);
+    begin.push_back(batch.tokens.size());
+    for (std::size_t d = 0; d + 1 < begin.size(); d += 2) {
+      ASSERT_EQ(batch.tokens[begin[d]], batch.tokens[begin[d + 1]]);  // one prompt
+      std::int32_t last[2] = {-1, -1};
+      for (const std::size_t side : {0, 1}) {
+        for (std::size_t i = begin[d + side]; i < begin[d + side + 1]; ++i) {
+          last[side] = std::max(last[side], batch.targets[i]);
+        }
+        ASSERT_GE(last[side], 0);
+      }
+      ASSERT_LT(last[0], last[1]);  // the chosen one came first
+      ++pairs[batch.tokens[begin[d]]];
+    }
+    ASSERT_EQ(batch.reference.size(), attached ? batch.tokens.size() : 0u);
+    for (std::size_t i = 0; i < batch.reference.size(); ++i) {
+      ASSERT_EQ(batch.reference[i], batch.targets[i] < 0 ? 0 : static_cast<double>(given(batch.targets[i])));
+    }
+  }
+
+  std::optional<TokenFile> file;
+  Config config;
+};
+
+TEST_F(Preferences, ComeOnceAnEpochOrAreHeldOut) {
+  std::vector<std::array<Index, 3>> lengths;
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    const auto length = [&](std::uint64_t use) { return 1 + static_cast<Index>(Random(i).below(30, use)); };
+    lengths.push_back({length(0), length(1), length(2)});
+  }
+  make(lengths);
+  for (const bool attached : {false, true}) {
+    Documents all = documents(120, TooLong::split, 0.08);  // none is too long
+    EXPECT_EQ(all.left_out, 0);
+    if (attached) all.attach(reference());
+    std::map<std::int32_t, int> learned, held_out;
+    for (const Batch& batch : all.evaluation) look(batch, attached, held_out);
+    EXPECT_GT(held_out.size(), 10u);
+    for (Index step = 1; step <= all.steps_per_epoch(); ++step) {
+      for (Index i = 0; i < 3; ++i) look(all.batch(step, i), attached, learned);
+    }
+    for (const auto& [pair, times] : held_out) EXPECT_FALSE(learned.contains(pair)) << times;
+    EXPECT_EQ(learned.size() + held_out.size(), lengths.size());
+    // the last step goes on into the next epoch
+    Index twice = 0;
+    for (const auto& [pair, times] : learned) EXPECT_LE(times, 2), twice += times == 2;
+    EXPECT_LT(twice, static_cast<Index>(learned.size()) / 4);
+    // as a run sees it that begins there
+    Documents resumed = documents(120, TooLong::split, 0.08);
+    if (attached) resumed.attach(reference());
+    for (const Index step : {9, 2}) {
+      const Batch before = all.batch(step, 1), after = resumed.batch(step, 1);
+      EXPECT_EQ(before.tokens, after.tokens);
+      EXPECT_EQ(before.targets, after.targets);
+      EXPECT_EQ(before.reference, after.reference);
+    }
+  }
+}
+
+TEST_F(Preferences, ThatAreTooLongAreCutOrLeftOut) {
+  make({{4, 3, 20}, {4, 3, 3}, {10, 5, 8}, {4, 30, 30}, {9, 1, 30}, {30, 4, 4}});
+  EXPECT_ERROR(documents(20, TooLong::split), "pair 1 has 31 tokens, 7 chosen and 24 rejected");
+  EXPECT_ERROR(documents(5, TooLong::truncate), "nothing to learn");
+  Documents cut = documents(20, TooLong::truncate);
+  EXPECT_EQ(cut.left_out, 1);  // the last, whose prompt leaves no room
+  EXPECT_TRUE(cut.evaluation.empty());
+  cut.attach(reference());
+  std::map<std::int32_t, int> pairs;
+  for (Index i = 0; i < 3; ++i) look(cut.batch(1, i), true, pairs);
+  EXPECT_EQ(pairs.size(), 5u);
+  EXPECT_ERROR(cut.attach(std::vector<float>(7)), "there are log-probabilities of 7");
+}
+
+// Answers that differ only in what was cut.
+TEST_F(Preferences, ThatCuttingMakesTheSameAreLeftOut) {
+  TokenWriter writer(dir / "t.safetensors");
+  for (const std::int32_t last : {8, 9}) writer.add(Document{{1, 2, 3, 4, 5, last}, {0, 1, 1, 1, 1, 1}});
+  for (const std::int32_t only : {8, 9}) writer.add(Document{{1, only}, {0, 1}});
+  writer.finish({{"kind", "preferences"}});
+  file.emplace(dir / "t.safetensors");
+  EXPECT_EQ(documents(12, TooLong::refuse).left_out, 0);
+  EXPECT_EQ(documents(10, TooLong::truncate).left_out, 0);  // the sixth tokens are targets
+  EXPECT_EQ(documents(8, TooLong::truncate).left_out, 1);
+}
+
+TEST_F(Preferences, BatchesHaveAReferenceForAllTokensOrNone) {
+  make({{2, 2, 2}});
+  Documents pair = documents(8, TooLong::refuse);
+  pair.attach(reference());
+  const Batch good = pair.batch(1, 0);
+  EXPECT_EQ(error_of([&] { validate(config, good); }), "no error");
+  for (const double wrong : {0.1, -std::numeric_limits<double>::infinity(), std::nan("")}) {
+    Batch bad = good;
+    bad.reference[1] = wrong;
+    EXPECT_ERROR(validate(config, bad), "a reference log-probability of a batch is ");
+  }
+  Batch bad = good;
+  bad.reference.pop_back();
+  EXPECT_ERROR(validate(config, bad), "reference log-probabilities");
 }
 
 // What is learned is predicted exactly once in an epoch, also across the places where long documents are split.

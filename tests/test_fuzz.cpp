@@ -416,7 +416,13 @@ const char* const kLines[] = {
     R"( {"role": "user", "content": "<tool_response>x</tool_response>"}, {"role": "assistant", "content": "b"}]})",
     R"({"prompt": [{"role": "user", "content": "1+1?"}], "completion": [{"role": "assistant", "content": "2"}]})",
     R"({"prompt": "<s>[INST] Say [/INST]", "completion": " it</s>", "tools": null})",
-    R"({"text": "Once upon a time \ud83d\ude00"})"};
+    R"({"text": "Once upon a time \ud83d\ude00"})",
+    R"({"prompt": "Say", "chosen": " it", "rejected": " nothing</s>"})",
+    R"({"prompt": [{"role": "user", "content": "1+1?"}], "chosen": [{"role": "assistant", "content": "2"}],)"
+    R"( "rejected": [{"role": "assistant", "content": "<think>\nhm\n</think>\n\n3"}]})",
+    R"({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user",)"
+    R"( "content": "c"}, {"role": "assistant", "content": "d"}], "rejected": [{"role": "user", "content": "a"},)"
+    R"( {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "e"}]})"};
 
 TEST_F(Fuzz, Examples) {
   make_tokenizer_directory(dir / "model", "metaspace");
@@ -427,7 +433,7 @@ TEST_F(Fuzz, Examples) {
   }
   std::vector<Files> seeds;
   for (const char* line : kLines)
-    seeds.push_back({{"data.jsonl", line}, {"layout", {static_cast<char>(seeds.size())}}});
+    seeds.push_back({{"data.jsonl", line}, {"layout", {static_cast<char>(2 * seeds.size())}}});
   seeds.push_back(
       {{"data.jsonl", std::string("\xef\xbb\xbf") + kLines[0] + "\r\n\n" + kLines[4] + "\n"}, {"layout", "x"}});
   fuzz(seeds, [&](const Files& files) {
@@ -436,7 +442,12 @@ TEST_F(Fuzz, Examples) {
     Lines lines((*folder)(files) / "data.jsonl", 10'000);
     for (std::string line; lines.next(line);) {
       if (line.empty()) continue;
-      for (const Document& document : encoder.encode(parse_example(line))) {
+      const Example example = parse_example(line);
+      const std::vector<Document> documents = encoder.encode(example);
+      ensure(
+          example.kind != Example::preference || (documents.size() == 2 && documents[0].tokens != documents[1].tokens),
+          "a preference is between two");
+      for (const Document& document : documents) {
         ensure(document.tokens.size() == document.learn.size() && document.learned() > 0, "something is to be learned");
         for (const std::int32_t token : document.tokens) ensure(token >= 0 && token < tokenizer.size(), "tokens exist");
       }
@@ -446,7 +457,7 @@ TEST_F(Fuzz, Examples) {
 
 TEST_F(Fuzz, TokenFile) {
   std::vector<Files> seeds;
-  for (const std::size_t documents : {1, 3, 6}) {
+  for (const std::size_t documents : {1, 3, 4, 6}) {
     seeds.push_back({{"tokens.safetensors", written([&](const fs::path& path) {
                         TokenWriter writer(path);
                         for (std::size_t i = 0; i < documents; ++i) {
@@ -454,7 +465,8 @@ TEST_F(Fuzz, TokenFile) {
                           document.add(std::vector<std::int32_t>(3 * i + 2, static_cast<std::int32_t>(i)), true);
                           writer.add(document);
                         }
-                        writer.finish({{"format", "streambp tokens"}, {"key", "{}"}});
+                        const char* kind = documents % 2 ? "documents" : "preferences";
+                        writer.finish({{"format", "streambp tokens"}, {"kind", kind}, {"key", "{}"}});
                       })}});
   }
   fuzz(seeds, [&](const Files& files) {
@@ -470,8 +482,12 @@ TEST_F(Fuzz, TokenFile) {
                                .packs = 2,
                                .micro_batches = 2,
                                .seed = 1,
-                               .too_long = TooLong::split});
-    for (Index step = 1; step < 4; ++step) documents.batch(step, 1);
+                               .too_long = file.preferences() ? TooLong::truncate : TooLong::split});
+    for (Index step = 1; step < 4; ++step) {
+      const Batch batch = documents.batch(step, 1);
+      const Index begun = std::count(batch.positions.begin(), batch.positions.end(), 0);
+      ensure(begun % file.together() == 0, "pairs stay together");
+    }
   });
 }
 
