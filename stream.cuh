@@ -62,10 +62,11 @@ inline void validate(const Config& c, const Batch& batch) {
   require(batch.targets.size() == n && batch.positions.size() == n && batch.key_begin.size() == n, "a batch has ", n,
           " tokens, but ", batch.targets.size(), " targets, ", batch.positions.size(), " positions and ",
           batch.key_begin.size(), " key_begins");
-  for (const auto* numbers : {&batch.reference, &batch.old, &batch.advantages}) {
-    require(numbers->empty() || numbers->size() == n, "a batch has ", n, " tokens, but ", numbers->size(),
-            " log-probabilities or advantages");
-    for (double x : *numbers) require(std::isfinite(x), "a log-probability or advantage of a batch is ", x);
+  for (const auto& [what, numbers] : {std::pair{"reference log-probabilities", &batch.reference},
+                                      {"old log-probabilities", &batch.old},
+                                      {"advantages", &batch.advantages}}) {
+    require(numbers->empty() || numbers->size() == n, "a batch has ", n, " tokens, but ", numbers->size(), " ", what);
+    for (double x : *numbers) require(std::isfinite(x), "one of the ", what, " of a batch is ", x);
   }
   for (std::size_t i = 0; i < n; ++i) {
     const std::int32_t begin = batch.key_begin[i], before = i > 0 ? batch.key_begin[i - 1] : 0;

@@ -39,8 +39,8 @@ struct TrainOptions {
 
     group = "Data";
     option("--data", data,
-           "What to learn. For --model: .jsonl with messages, prompt and completion, or text; token files; texts. From "
-           "scratch: a text, its bytes as tokens (default: stories made by the program)");
+           "What to learn. For --model: .jsonl with messages, prompt and completion, or text, and for dpo prompt, chosen "
+           "and rejected; token files; texts. From scratch: a text, its bytes as tokens (default: stories made by the program)");
     option("--length", length, "Tokens in a document, or with --model in a pack of documents")
         ->check(CLI::Range(2, 1 << 24))
         ->default_str("768; with --model what the data wants and the memory allows");
@@ -53,7 +53,7 @@ struct TrainOptions {
     option("--chat", tokens.chat, "Layout of conversations, instead of that of the model's template: " + Chat::names());
     option("--learn", learn, "answers: completions and the assistant's turns; all: every token")
         ->check(CLI::IsMember({"answers", "all"}));
-    option("--too-long", too_long, "What becomes of documents longer than --length")
+    option("--too-long", too_long, "What becomes of documents longer than --length; pairs are not split, but refused")
         ->check(CLI::IsMember({"split", "truncate", "refuse"}));
     app->add_flag("--skip-bad", tokens.skip_bad,
                   "Leave out lines that cannot be used, instead of stopping at the first")

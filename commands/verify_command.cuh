@@ -39,7 +39,8 @@ class VerifyCommand {
                    "On a GPU: rows whose weight gradients are added up at a time; smaller than 2048 only for tests")
         ->capture_default_str();
     app.add_option("--data", data,
-                   "Take the documents from these files, for a --model directory with a tokenizer; see tokenize");
+                   "Take the documents, or of dpo the pairs, from these files, for a --model directory with a tokenizer; "
+                   "see tokenize");
     app.add_option("--chat", data_options.chat, "Layout of conversations in --data: " + Chat::names());
     app.add_option("--tokens", tokens_file, "Take the tokens from this file (little-endian int32), as one document");
     app.add_option("--save-gradient", gradient_file,
@@ -208,9 +209,14 @@ class VerifyCommand {
     const TokenFile file = tokenised({data.begin(), data.end()}, model.model, data_options, cache_directory());
     file.require_vocabulary(config.vocab);
     const Index longest = config.positions == Positions::learned ? config.max_length : length;
+    const bool pairs = objectives.objective == "dpo";
+    require(pairs == file.preferences(), file.path(), pairs ? ": no preferences, which" : ": preferences, which only",
+            " --objective dpo learns from");
     Batch batch;
     for (Index d = 0; d < file.documents() && batch.size() + 2 <= length; ++d) {
-      append(batch, file, PackedPiece{d, 0, std::min({file.length(d), longest, length - batch.size()})});
+      const Index room = pairs ? length / 2 : length - batch.size();  // of a pair both sides are to have some
+      if (pairs && d % 2 == 0 && batch.size() > 0 && batch.size() + file.length(d) + file.length(d + 1) > length) break;
+      append(batch, file, PackedPiece{d, 0, std::min({file.length(d), longest, room})});
     }
     require(batch.target_count() > 0, data[0], ": nothing is to be learned in its first ", length,
             " tokens; give a larger --length");

@@ -143,17 +143,32 @@ TEST_F(Preferring, ResumesBitForBitAndReusesTheReference) {
 
 TEST_F(Preferring, RefusesWhatDoesNotBelongTogether) {
   const std::string out = " --out " + path("refused");
-  expect_refused("train --model " + model + " --data " + path("data/pairs.jsonl") + out, "--objective dpo");
-  expect_refused(train("--objective dpo" + out), "\"chosen\"");
+  for (const auto& [arguments, said] :
+       {std::pair{"train --model " + model + " --data " + path("data/pairs.jsonl"), "--objective dpo"},
+        {train("--objective dpo"), "\"chosen\""},
+        {"eval --model " + model + " --data " + path("data/pairs.jsonl"), "preferences"},
+        {"verify --model " + model + " --data " + path("data/pairs.jsonl"), "--objective dpo"},
+        {"verify --objective dpo --model " + model + " --data " + path("data.jsonl"), "no preferences"}}) {
+    const Outcome outcome = execute(arguments + (arguments[0] == 't' ? " --out " + path("run") : ""));
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_TRUE(contains(outcome.output, said)) << outcome.output;
+  }
   expect_refused("train --objective dpo" + out, "--model");
   expect_refused(prefer("--mean documents" + out), "--mean");
   expect_refused(prefer("--margin 1" + out), "--margin");
   expect_refused(prefer("--preference ipo --label-smoothing 0.1" + out), "--label-smoothing");
   expect_refused(prefer("--beta 0" + out), "--beta");
-  expect_refused(prefer("--beta nan" + out), "--beta");
+  expect_refused(prefer("--beta nan" + out), "finite");
   expect_refused(prefer("--objective grpo" + out), "--objective");
   expect_refused(train("--beta 1" + out), "--beta");
   expect_refused(prefer("--length 100" + out), "--too-long truncate");
+}
+
+TEST_F(Preferring, VerifiesTheGradientOfItsPairs) {
+  const Outcome outcome = execute("verify --objective dpo --model " + model + " --data " + path("data/pairs.jsonl") +
+                                  " --length 700 --dtype f64");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;
 }
 
 TEST_F(Preferring, AnotherStartingModelIsNotTakenForTheOneOfTheRun) {
