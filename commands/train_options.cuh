@@ -38,9 +38,11 @@ struct TrainOptions {
     objectives.add_to(*app);
 
     group = "Data";
-    option("--data", data,
-           "What to learn. For --model: .jsonl with messages, prompt and completion, or text, and for dpo prompt, chosen "
-           "and rejected; token files; texts. From scratch: a text, its bytes as tokens (default: stories made by the program)");
+    option(
+        "--data", data,
+        "What to learn. For --model: .jsonl with messages, prompt and completion, or text, and for dpo prompt, chosen "
+        "and rejected; token files; texts. From scratch: a text, its bytes as tokens (default: stories made by the "
+        "program)");
     option("--length", length, "Tokens in a document, or with --model in a pack of documents")
         ->check(CLI::Range(2, 1 << 24))
         ->default_str("768; with --model what the data wants and the memory allows");

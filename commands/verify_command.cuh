@@ -38,9 +38,10 @@ class VerifyCommand {
     app.add_option("--tile", tile,
                    "On a GPU: rows whose weight gradients are added up at a time; smaller than 2048 only for tests")
         ->capture_default_str();
-    app.add_option("--data", data,
-                   "Take the documents, or of dpo the pairs, from these files, for a --model directory with a tokenizer; "
-                   "see tokenize");
+    app.add_option(
+        "--data", data,
+        "Take the documents, or of dpo the pairs, from these files, for a --model directory with a tokenizer; "
+        "see tokenize");
     app.add_option("--chat", data_options.chat, "Layout of conversations in --data: " + Chat::names());
     app.add_option("--tokens", tokens_file, "Take the tokens from this file (little-endian int32), as one document");
     app.add_option("--save-gradient", gradient_file,

@@ -146,6 +146,7 @@ TEST_F(Preferring, RefusesWhatDoesNotBelongTogether) {
   for (const auto& [arguments, said] :
        {std::pair{"train --model " + model + " --data " + path("data/pairs.jsonl"), "--objective dpo"},
         {train("--objective dpo"), "\"chosen\""},
+        {prefer("--length 100"), "--too-long truncate"},
         {"eval --model " + model + " --data " + path("data/pairs.jsonl"), "preferences"},
         {"verify --model " + model + " --data " + path("data/pairs.jsonl"), "--objective dpo"},
         {"verify --objective dpo --model " + model + " --data " + path("data.jsonl"), "no preferences"}}) {
@@ -161,7 +162,6 @@ TEST_F(Preferring, RefusesWhatDoesNotBelongTogether) {
   expect_refused(prefer("--beta nan" + out), "finite");
   expect_refused(prefer("--objective grpo" + out), "--objective");
   expect_refused(train("--beta 1" + out), "--beta");
-  expect_refused(prefer("--length 100" + out), "--too-long truncate");
 }
 
 TEST_F(Preferring, VerifiesTheGradientOfItsPairs) {
