@@ -30,17 +30,21 @@ std::vector<std::pair<std::string, Schedule>> schedules(Index rows) {
 }
 
 template <class T, class G>
-void expect_gradient(const Config& c, double tolerance) {
+void expect_gradient(const Config& c, double tolerance, const Objective& objective = {}) {
   const std::vector<Index> documents =
       sized<std::vector<Index>>({5, 300, 1, 220, 60, 1037}, {5, 300, 1, 220, 60, 37}, {5, 170, 1, 120});
-  const Batch batch = packed(c, documents);
-  const GradientRun truth = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights());
+  Batch batch = packed(c, documents);
+  const Schedule whole = Schedule::full(batch.size());
+  if (objective.kind != ObjectiveKind::sft) {
+    batch = with_objective_data(batch, run_gradient<Cpu, double>(c, batch, whole, random_weights()).logp);
+  }
+  const GradientRun truth = run_gradient<Cpu, double>(c, batch, whole, random_weights(), objective);
   std::optional<GradientRun> first;
   for (const auto& [name, schedule] : schedules(batch.size())) {
-    const GradientRun run = run_gradient<Cuda, T, G>(c, batch, schedule, random_weights(), {}, kTestTile);
+    const GradientRun run = run_gradient<Cuda, T, G>(c, batch, schedule, random_weights(), objective, kTestTile);
     const Difference error = run.gradient.difference(truth.gradient);
     EXPECT_LE(error.relative, tolerance) << name << ": " << error.tensor;
-    EXPECT_NEAR(run.loss, truth.loss, tolerance * truth.loss) << name;
+    EXPECT_NEAR(run.loss, truth.loss, tolerance * std::max(1.0, truth.loss)) << name;
     EXPECT_EQ(run.peak, run.planned) << name << ": the plan and the arena disagree";
     if (!first) first = run;
     EXPECT_TRUE(run.gradient == first->gradient) << name << ": " << run.gradient.difference(first->gradient).tensor;
@@ -53,6 +57,14 @@ TEST_P(GpuWalk, GradientInFloat32) { expect_gradient<float, float>(GetParam().co
 TEST_P(GpuWalk, GradientInBFloat16) { expect_gradient<BFloat16, BFloat16>(GetParam().config, 0.06); }
 
 class GpuTraining : public GpuTest {};
+
+TEST_F(GpuTraining, EveryObjectiveHasItsGradient) {
+  const Config c = make_config("qwen3", 83, 24, 1, 2, 1, 16, 40, 0, true);
+  expect_gradient<float, float>(c, 1e-5, {.kind = ObjectiveKind::dpo});
+  expect_gradient<float, float>(c, 1e-5, {.kind = ObjectiveKind::grpo, .mean = Mean::documents, .kl = 0.1});
+  expect_gradient<BFloat16, BFloat16>(c, 0.06, {.kind = ObjectiveKind::dpo});
+  expect_gradient<BFloat16, BFloat16>(c, 0.06, {.kind = ObjectiveKind::grpo, .mean = Mean::tokens, .kl = 0.1});
+}
 
 TEST_F(GpuTraining, AWideGradientIsTheNarrowOneBeforeItsRounding) {
   const Config c = families()[3].config;
