@@ -14,6 +14,7 @@
 #include "commands/eval_command.cuh"
 #include "commands/examples_command.cuh"
 #include "commands/generate_command.cuh"
+#include "commands/groups.cuh"
 #include "commands/plan_command.cuh"
 #include "commands/tokenize_command.cuh"
 #include "commands/train_options.cuh"
@@ -59,7 +60,9 @@ class TrainCommand : private TrainOptions {
     if (fine_tunes()) sample_length = 0;
     name_output();
 
-    Source source = fine_tunes() ? prepare_documents(checkpoint) : prepare_text();
+    Source source = rounds()       ? prepare_prompts(checkpoint)
+                    : fine_tunes() ? prepare_documents(checkpoint)
+                                   : prepare_text();
     device.dtype = settings.dtype == DType::bf16 ? "bf16" : "f32";  // what "auto" came to belongs to the run
     const Schedule schedule = choose_schedule();
     on_device(device.gpu(), settings, [&]<class Device, class T, class G, class M>() {
@@ -67,7 +70,7 @@ class TrainCommand : private TrainOptions {
       Device dev(capacity<T, G, M>(schedule));
       Trainer<Device, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer,
                                        settings.objective);
-      if (settings.objective.has_reference()) attach_reference(trainer, source, schedule, checkpoint);
+      if (settings.objective.has_reference() && !rounds()) attach_reference(trainer, source, schedule, checkpoint);
       train(trainer, source, schedule, checkpoint);
     });
   }
@@ -93,12 +96,13 @@ class TrainCommand : private TrainOptions {
     while (step < last) {
       ++step;
       std::vector<Batch> batches;
-      for (Index i = 0; i < micro_batches; ++i) batches.push_back(source.batch(step, i));
+      for (Index i = 0; i < micro_batches && !rounds(); ++i) batches.push_back(source.batch(step, i));
       trainer.dev.reset_work();
       const auto step_start = Clock::now();
-      const StepResult result = trainer.step(batches, schedule, optimizer, step);
+      const StepResult result = rounds() ? sampled->step(trainer, schedule, length, optimizer, step)
+                                         : trainer.step(batches, schedule, optimizer, step);
       trainer.dev.synchronize();
-      report(step, last, batches, result, trainer.dev,
+      report(step, last, rounds() ? sampled->batches : batches, result, trainer.dev,
              std::chrono::duration<double>(Clock::now() - step_start).count());
       const bool at_end = step == last;
       if (at_end || (evaluation_interval > 0 && step % evaluation_interval == 0))
@@ -178,6 +182,36 @@ class TrainCommand : private TrainOptions {
     return document_source(packed, description + notes, file.fingerprint());
   }
 
+  bool rounds() const { return objectives.objective == "grpo"; }
+
+  // A model that is there already, which is rewarded for what it makes of prompts.
+  Source prepare_prompts(const fs::path& checkpoint) {
+    const fs::path start = model_directory(model.model), from = checkpoint.empty() ? start : checkpoint;
+    layout.emplace(from);
+    const Config config = read_config(from);
+    sampled = std::make_unique<Groups>(groups, data, from, tokens.chat, start, evaluation_fraction, seed);
+    const Index longest = sampled->longest(), all = sampled->completions() * longest;
+    require(config.positions == Positions::rope || longest <= config.max_length, "the longest prompt and --completion ",
+            groups.completion, " have ", longest, " tokens, more than the ", config.max_length,
+            " positions that the model has learned");
+    if (checkpoint.empty() && !given("--length")) length = std::min(all, std::max<Index>(longest, 4096));
+    require(length >= longest, "--length ", length, ": the longest prompt and its completion have ", longest,
+            " tokens");
+    settings = device.settings(config, length < all ? 2 : 1);  // two: any number of them
+    settings.objective = objectives.settings(groups.completion);
+    if (checkpoint.empty() && !given("--steps")) {
+      optimizer.steps =
+          std::max<Index>(1, static_cast<Index>(epochs * static_cast<double>(sampled->steps_per_epoch())));
+      optimizer.steps = round_up(optimizer.steps, groups.inner);
+    }
+    if (checkpoint.empty() && !given("--warmup")) optimizer.warmup = std::min<Index>(20, optimizer.steps / 10);
+    return {format("%ld prompts, %ld with %ld completions each in a round", sampled->prompts(), groups.prompts,
+                   groups.size),
+            sampled->fingerprint,
+            {},
+            {}};
+  }
+
   // Packs as long as the longest document, and a few thousand tokens at least, so that a step is not all overhead; but not
   // longer than the memory allows, nor than all that there is to learn.
   Index length_for(const TokenFile& file) const {
@@ -234,13 +268,25 @@ class TrainCommand : private TrainOptions {
     return schedule_for(mode, settings.config, documents * length, chunk, settings.tile);
   }
 
-  // What the run will allocate: a step, an evaluation and a sample, each run on the Plan device.
+  // What the run will allocate: a step, an evaluation and a sample, each run on the Plan device. As many completions of a
+  // round grow at once as fit where the step has its room.
   template <class T, class G, class M>
-  std::size_t capacity(const Schedule& schedule) const {
+  std::size_t capacity(const Schedule& schedule) {
+    if (rounds()) {
+      const std::size_t room = planned<T, G, M>(schedule, 0);
+      sampled->slots = std::max<Index>(
+          1, largest(sampled->completions(), [&](Index slots) { return planned<T, G, M>(schedule, slots) <= room; }));
+    }
+    return planned<T, G, M>(schedule, rounds() ? sampled->slots : 0);
+  }
+
+  template <class T, class G, class M>
+  std::size_t planned(const Schedule& schedule, Index slots) const {
     Plan dev;
     Trainer<Plan, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer, settings.objective);
-    trainer.plan_step(micro_batches, schedule, settings.optimizer);
+    trainer.plan_step(settings.micro_batches, schedule, settings.optimizer);
     trainer.plan_evaluation(schedule);
+    if (slots > 0) Generator<Plan, T>(dev, trainer.model, slots, sampled->longest(), kTile).plan();
     if (sample_length > 0) Generator<Plan, T>(dev, trainer.model, 1, length, kTile).plan();
     return dev.arena.peak();
   }
@@ -370,7 +416,7 @@ class TrainCommand : private TrainOptions {
 
   static std::string shown(const Measures& measures) {
     std::string text;
-    for (const char* name : {"accuracy", "margin", "kl", "clip_fraction"}) {
+    for (const char* name : {"accuracy", "margin", "reward", "length", "kl", "clip_fraction"}) {
       const auto found = measures.others.find(name);
       if (found != measures.others.end()) text += format("  %s %.3f", name, found->second);
     }
@@ -381,6 +427,7 @@ class TrainCommand : private TrainOptions {
   // early.
   template <class Trainer>
   void evaluate(Trainer& trainer, const Source& source, const Schedule& schedule, Index step) {
+    if (rounds()) return evaluate_rewards(trainer, step);
     Counts all;
     for (const Batch& batch : source.evaluation) all += Counts(batch);
     if (all.targets == 0) return;
@@ -411,6 +458,15 @@ class TrainCommand : private TrainOptions {
     write_metrics(line);
     std::printf("%safter step %ld: held-out loss %.4f%s\n", isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, sum.loss,
                 details.c_str());
+    std::fflush(stdout);
+  }
+
+  template <class Trainer>
+  void evaluate_rewards(Trainer& trainer, Index step) {
+    const double reward = sampled->evaluate(trainer);
+    if (std::isnan(reward)) return;
+    write_metrics({{"step", step}, {"evaluation_reward", reward}});
+    std::printf("%safter step %ld: held-out reward %.3f\n", isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, reward);
     std::fflush(stdout);
   }
 
@@ -458,6 +514,7 @@ class TrainCommand : private TrainOptions {
   std::shared_ptr<const Text> text;  // from scratch
   std::optional<TokenFile> token_file;
   std::shared_ptr<Documents> packed;
+  std::unique_ptr<Groups> sampled;
   std::string reference;  // the key of what the starting model gives the data, where the objective needs it
   Index longest_document = 0;
   int lock = -1;  // on the output directory, until the program ends

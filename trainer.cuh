@@ -67,13 +67,18 @@ class Trainer {
     return batch ? measure(objective, *batch, of_step, log_probabilities()) : Measures{};
   }
 
-  // One optimizer step. An infinite or NaN loss or gradient stops the run before the weights move.
-  StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step) {
+  // One optimizer step. An infinite or NaN loss or gradient stops the run before the weights move. after(i, logp) hears
+  // the log-probabilities of each batch.
+  StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
+                  const std::function<void(std::size_t, const std::vector<A>&)>& after = {}) {
     release_gradient();  // of a step that was broken off
     Counts counts;
     for (const Batch& batch : batches) counts += Counts(batch);
     StepResult result;
-    for (const Batch& batch : batches) result.measures += accumulate(&batch, counts, schedule);
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      result.measures += accumulate(&batches[i], counts, schedule);
+      if (after) after(i, log_probabilities());
+    }
     finish(result, s, step);
     return result;
   }

@@ -5,8 +5,7 @@
 #include <optional>
 
 #include "../data/checkpoint.cuh"
-#include "../data/encoder.cuh"
-#include "../data/generation_config.cuh"
+#include "../data/prompts.cuh"
 #include "device_options.cuh"
 #include "display.cuh"
 
@@ -65,20 +64,17 @@ class GenerateCommand {
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct Prompt {
-    std::string text;
-    Tokens tokens;
-  };
-
   void run() {
     model = model_directory(model);
     config = read_config(model);
     require(fs::exists(fs::path(model) / "tokenizer.json"), model,
             ": holds no tokenizer.json, so its text cannot be read or written; put the model's own there");
     settle_sampling();
-    tokenizer.emplace(fs::path(model));
+    prompter.emplace(model, layout, system);
     const bool converses = prompts.empty() && prompt_file.empty() && isatty(STDIN_FILENO);
-    if (chat_option->count() > 0 || !system.empty() || (converses && !read_template(model).text.empty())) open_chat();
+    if (chat_option->count() > 0 || !system.empty() || (converses && !read_template(model).text.empty())) {
+      prompter->open_chat();
+    }
     step = device.settings(config, 1);
     chunk = device.gpu() ? kGpuTile : 512;
     if (converses) {
@@ -97,29 +93,6 @@ class GenerateCommand {
     if (top_k_option->count() == 0) sampling.top_k = defaults.sampling.top_k;
     if (top_p_option->count() == 0) sampling.top_p = defaults.sampling.top_p;
     validate(sampling);
-    stop = defaults.stop;
-  }
-
-  void open_chat() {
-    if (chat) return;
-    chat.emplace(Chat::of(model, layout));
-    encoder.emplace(*tokenizer, model, *chat, "", false);
-    if (const auto end = tokenizer->find(chat->end())) stop.insert(*end);
-  }
-
-  Prompt conversation(std::vector<Message> messages) {
-    open_chat();
-    if (!system.empty() && messages.front().role != "system") messages.insert(messages.begin(), {"system", system});
-    return {messages.back().content, encoder->encode_pieces(chat->prompt(messages)).tokens};
-  }
-
-  Prompt prompt(const std::string& text) {
-    if (chat) return conversation({{"user", text}});
-    const Tokens &prefix = tokenizer->prefix(), rest = tokenizer->encode(text);
-    const bool begun = rest.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), rest.begin());
-    Tokens tokens = begun ? Tokens() : prefix;
-    tokens.insert(tokens.end(), rest.begin(), rest.end());
-    return {text, tokens};
   }
 
   std::vector<Prompt> gather_prompts() {
@@ -128,7 +101,7 @@ class GenerateCommand {
       check(p.tokens, where);
       all.push_back(std::move(p));
     };
-    for (const std::string& text : prompts) add(prompt(text), "--prompt \"" + text.substr(0, 40) + "\"");
+    for (const std::string& text : prompts) add(prompter->text(text), "--prompt \"" + text.substr(0, 40) + "\"");
     if (!prompt_file.empty()) {
       const std::string extension = fs::path(prompt_file).extension().string();
       const bool json = extension == ".jsonl" || extension == ".ndjson" || extension == ".json";
@@ -136,7 +109,7 @@ class GenerateCommand {
       for (std::string line; lines.next(line);) {
         if (line.find_first_not_of(" \t") == std::string::npos) continue;
         try {
-          add(json ? parse_prompt(line) : prompt(line), lines.where() + "the prompt");
+          add(json ? prompter->line(line) : prompter->text(line), lines.where() + "the prompt");
         } catch (const BadData& error) {
           fail(lines.where(), error.what());
         }
@@ -145,21 +118,9 @@ class GenerateCommand {
     }
     if (all.empty()) {
       const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
-      add(prompt(text), "standard input");
+      add(prompter->text(text), "standard input");
     }
     return all;
-  }
-
-  Prompt parse_prompt(const std::string& line) {
-    const Json json = parse_line(line);
-    for (const char* name : {"messages", "prompt"}) {
-      if (!json.contains(name)) continue;
-      if (json[name].is_array() && !json[name].empty()) return conversation(parse_messages(json[name], name));
-      require_data(name == std::string("prompt") && json[name].is_string(), "\"", name, "\" is not a ",
-                   name == std::string("prompt") ? "text" : "list of messages");
-      return prompt(json[name].get<std::string>());
-    }
-    throw BadData("neither \"prompt\" nor \"messages\"");
   }
 
   // How long a text can get.
@@ -170,9 +131,9 @@ class GenerateCommand {
     require(static_cast<Index>(tokens.size()) <= limit(), where, ": has ", tokens.size(),
             " tokens, and the model reads ", limit(), " at most; shorten it");
     for (std::int32_t token : tokens) {
-      require(0 <= token && token < config.vocab, where, ": token ", token, " (\"", tokenizer->decode({&token, 1}),
-              "\") is outside the model's vocabulary of ", config.vocab, "; is ", model,
-              "/tokenizer.json this model's?");
+      require(0 <= token && token < config.vocab, where, ": token ", token, " (\"",
+              prompter->tokenizer.decode({&token, 1}), "\") is outside the model's vocabulary of ", config.vocab,
+              "; is ", model, "/tokenizer.json this model's?");
     }
   }
 
@@ -196,7 +157,7 @@ class GenerateCommand {
     with_generator<Device, T>(slots, room, [&](auto& generator) {
       Display display(room, raw);
       for (std::size_t i = 0; i < tokens.size(); ++i) {
-        display.open(headings[i], GrowingText(*tokenizer, raw, chat ? Tokens() : tokens[i]));
+        display.open(headings[i], GrowingText(prompter->tokenizer, raw, prompter->chat ? Tokens() : tokens[i]));
       }
       Stopwatch watch;
       const auto texts = generate(generator, tokens, settings(), [&](std::size_t number, const Continuation& text) {
@@ -209,7 +170,7 @@ class GenerateCommand {
     });
   }
 
-  GenerationSettings settings() const { return {sampling, length, stop}; }
+  GenerationSettings settings() const { return {sampling, length, prompter->stop}; }
 
   // As many texts at once as there is room for.
   template <class T>
@@ -271,7 +232,8 @@ class GenerateCommand {
     if (room < std::min(least, wanted)) fitting_slots<T>(1, std::min(least, wanted));  // tells what is missing
     with_generator<Device, T>(1, room, [&](auto& generator) {
       std::printf("%s%s, context of %ld tokens. /reset begins anew, /quit or Ctrl-D ends.\n", model.c_str(),
-                  chat ? (", chat layout " + chat->name()).c_str() : ": no chat template, so each line is continued",
+                  prompter->chat ? (", chat layout " + prompter->chat->name()).c_str()
+                                 : ": no chat template, so each line is continued",
                   room);
       std::vector<Message> messages;
       for (std::string line; show("\n> ", raw), std::getline(std::cin, line);) {
@@ -284,7 +246,7 @@ class GenerateCommand {
         } else {
           messages.pop_back();
         }
-        if (!chat) messages.clear();
+        if (!prompter->chat) messages.clear();
       }
       std::printf("\n");
     });
@@ -295,7 +257,7 @@ class GenerateCommand {
   std::optional<std::string> turn(Generator<Device, T>& generator, const std::vector<Message>& messages) {
     Tokens tokens;
     try {
-      tokens = (chat ? conversation(messages) : prompt(messages.back().content)).tokens;
+      tokens = (prompter->chat ? prompter->conversation(messages) : prompter->text(messages.back().content)).tokens;
       check(tokens, "the line");
     } catch (const Error& error) {
       std::printf("[%s]\n", error.what());
@@ -305,7 +267,7 @@ class GenerateCommand {
       std::printf("[%zu tokens do not fit the context of %ld; /reset begins anew]\n", tokens.size(), generator.room);
       return {};
     }
-    GrowingText text(*tokenizer, raw, chat ? Tokens() : tokens);
+    GrowingText text(prompter->tokenizer, raw, prompter->chat ? Tokens() : tokens);
     Stopwatch watch;
     const auto reply = generate(generator, {tokens}, settings(), [&](std::size_t, const Continuation& more) {
       watch.drawn(generator.steps);
@@ -369,10 +331,7 @@ class GenerateCommand {
 
   Config config;
   StepSettings step;
-  std::optional<Tokenizer> tokenizer;
-  std::optional<Chat> chat;
-  std::optional<Encoder> encoder;
-  std::set<std::int32_t> stop;
+  std::optional<Prompter> prompter;
 };
 
 }  // namespace streambp

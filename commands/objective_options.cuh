@@ -18,8 +18,8 @@ struct ObjectiveOptions {
         ->check(CLI::IsMember({"sft", "dpo", "grpo"}));
     option(
         "--mean", mean,
-        "sft, grpo: over all tokens (BNPO), over documents of each one's tokens (GRPO), or over documents of --length "
-        "tokens (Dr. GRPO)")
+        "sft, grpo: over all tokens (BNPO), over documents of each one's tokens (GRPO), or over documents of a fixed "
+        "length (Dr. GRPO, with rewards less their mean, but not scaled)")
         ->check(CLI::IsMember({"tokens", "documents", "length"}))
         ->default_str("sft: tokens, grpo: documents");
     option("--preference", preference, "dpo: sigmoid; ipo; or simpo, which needs no starting model")

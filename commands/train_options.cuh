@@ -6,6 +6,7 @@
 #include "../data/checkpoint.cuh"
 #include "../data/tokenised.cuh"
 #include "device_options.cuh"
+#include "group_options.cuh"
 #include "objective_options.cuh"
 
 namespace streambp {
@@ -15,6 +16,7 @@ struct TrainOptions {
   ModelOptions model;
   DeviceOptions device;
   ObjectiveOptions objectives;
+  GroupOptions groups;
   std::vector<std::string> data;
   std::string mode = "stream", memory, out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
   DataOptions tokens;
@@ -36,12 +38,14 @@ struct TrainOptions {
         "A model directory to fine-tune; without it a model is trained from scratch");
     device.add_to(*app, {"auto", "f32", "bf16"}, {"adamw", "adamw-bf16"});
     objectives.add_to(*app);
+    groups.add_to(*app);
 
     group = "Data";
     option(
         "--data", data,
         "What to learn. For --model: .jsonl with messages, prompt and completion, or text, and for dpo prompt, chosen "
-        "and rejected; token files; texts. From scratch: a text, its bytes as tokens (default: stories made by the "
+        "and rejected, for grpo prompt or messages; token files; texts. From scratch: a text, its bytes as tokens "
+        "(default: stories made by the "
         "program)");
     option("--length", length, "Tokens in a document, or with --model in a pack of documents")
         ->check(CLI::Range(2, 1 << 24))
@@ -77,7 +81,7 @@ struct TrainOptions {
     option("--epochs", epochs, "With --model: times that all data is learned")->check(CLI::PositiveNumber);
     option("--rate", optimizer.rate, "Highest learning rate")
         ->check(CLI::NonNegativeNumber)
-        ->default_str("0.004; with --model 1e-05, for dpo 1e-06");
+        ->default_str("0.004; with --model 1e-05, for dpo and grpo 1e-06");
     option("--warmup", optimizer.warmup, "Steps in which the rate rises; a cosine to a tenth follows")
         ->check(CLI::NonNegativeNumber)
         ->default_str("20; with --model a tenth of the steps at most");
@@ -131,6 +135,8 @@ struct TrainOptions {
     f("--decay", optimizer.decay), f("--clip", optimizer.clip), f("--seed", seed), f("--dtype", device.dtype);
     f("--objective", objectives.objective), f("--mean", objectives.mean), f("--preference", objectives.preference);
     f("--beta", objectives.beta), f("--label-smoothing", objectives.label_smoothing), f("--margin", objectives.margin);
+    f("--clip-low", objectives.clip_low), f("--clip-high", objectives.clip_high), f("--kl", objectives.kl);
+    groups.for_each_lasting(f);
     f("--grad-dtype", device.gradient), f("--optimizer", device.optimizer), f("--save-dtype", save_dtype);
   }
 
@@ -188,10 +194,11 @@ struct TrainOptions {
       require(std::find(choices.begin(), choices.end(), value) != choices.end(), name, " cannot be \"", value, "\"");
     };
     one_of("--learn", learn, {"answers", "all"});
-    one_of("--objective", objectives.objective, {"sft", "dpo"});
+    one_of("--objective", objectives.objective, {"sft", "dpo", "grpo"});
     one_of("--mean", objectives.mean, {"", "tokens", "documents", "length"});
     one_of("--preference", objectives.preference, {"sigmoid", "ipo", "simpo"});
     objectives.check();
+    check_groups();
     one_of("--too-long", too_long, {"split", "truncate", "refuse"});
     one_of("--save-dtype", save_dtype, {"same", "f32", "bf16", "f16"});
     one_of("--dtype", device.dtype, {"auto", "f32", "bf16"});
@@ -218,6 +225,25 @@ struct TrainOptions {
     require(fine_tunes() || data.size() <= 1, "--data: from scratch a model learns one text");
     require(!fine_tunes() || !model.sizes_given(), "--model is a model that has its sizes; leave out the options of ",
             "models from scratch");
+  }
+
+  // A round begins from the weights alone, so that checkpoints lie between rounds.
+  void check_groups() const {
+    if (objectives.objective != "grpo") {
+      require(!groups.any_given(), "the options of groups go with --objective grpo");
+      return;
+    }
+    groups.check();
+    for (const char* name : {"--accumulate", "--batch", "--learn", "--too-long", "--skip-bad"}) {
+      require(!given(name), name, " is not for --objective grpo, whose rounds decide");
+    }
+    for (const auto& [name, steps] : {std::pair{"--steps", optimizer.steps},
+                                      {"--stop-after", stop_after},
+                                      {"--checkpoint-every", checkpoint_interval}}) {
+      require(steps % groups.inner == 0 || (name == std::string("--steps") && !given(name) && !resume), name, " ",
+              steps, " is not a multiple of the ", groups.inner,
+              " --inner steps of a round; a run can only stop between rounds");
+    }
   }
 
  private:

@@ -102,13 +102,9 @@ class Packing {
     return length;
   }
 
-  // A permutation of 0 .. n-1 that depends on the seed, the epoch and its use.
+  // An order that depends on the seed, the epoch and its use.
   std::vector<Index> shuffled(std::size_t n, std::uint64_t use) const {
-    std::vector<Index> order(n);
-    std::iota(order.begin(), order.end(), Index{0});
-    const Random random(seed_, mix(static_cast<std::uint64_t>(epoch_)) + use);
-    for (std::size_t i = n; i > 1; --i) std::swap(order[i - 1], order[random.below(i, i)]);
-    return order;
+    return streambp::shuffled(n, Random(seed_, mix(static_cast<std::uint64_t>(epoch_)) + use));
   }
 
   void arrange(Index epoch) {

@@ -193,7 +193,7 @@ class RewardProgram {
 
   void receive() {
     char block[1 << 16];
-    const ssize_t n = read(output_.file, block, sizeof block);
+    const ssize_t n = ::read(output_.file, block, sizeof block);
     if (n > 0) read_.append(block, static_cast<std::size_t>(n));
     output_ended_ = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
   }

@@ -4,6 +4,9 @@
 
 #include <cmath>
 #include <cstdint>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 namespace streambp {
 
@@ -31,5 +34,13 @@ struct Random {
     return radius * std::cos(6.283185307179586 * uniform(2 * index + 1));
   }
 };
+
+// 0 .. n-1 in an order by chance.
+inline std::vector<std::int64_t> shuffled(std::size_t n, const Random& random) {
+  std::vector<std::int64_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  for (std::size_t i = n; i > 1; --i) std::swap(order[i - 1], order[random.below(i, i)]);
+  return order;
+}
 
 }  // namespace streambp

@@ -213,7 +213,7 @@ TEST_F(GpuTraining, RepeatsBitForBit) {
 TEST_F(GpuTraining, RefusesChunksThatAreNoTiles) {
   const Config c = families()[2].config;
   const Batch batch = packed(c, {600});
-  EXPECT_THROW((run_gradient<Cuda, float>(c, batch, Schedule::stream(kTile, kTile), random_weights(), 2 * kTile)),
+  EXPECT_THROW((run_gradient<Cuda, float>(c, batch, Schedule::stream(kTile, kTile), random_weights(), {}, 2 * kTile)),
                Error);
 }
 
