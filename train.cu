@@ -184,9 +184,32 @@ class TrainCommand : private TrainOptions {
 
   bool rounds() const { return objectives.objective == "grpo"; }
 
+  // Where the model lies whose distance --kl keeps small: the one that the run began from, and no other.
+  fs::path starting_model(const fs::path& checkpoint) {
+    if (checkpoint.empty()) {
+      const fs::path start = fs::absolute(model_directory(model.model));
+      if (objectives.kl > 0) reference = Json{{"path", start.string()}, {"model", model_key(start)}}.dump();
+      return start;
+    }
+    if (objectives.kl == 0) return {};
+    reference = reference_of(checkpoint);
+    const Json begun = parse_json(reference, (checkpoint / "training/state.json").string());
+    const Fields fields(begun, (checkpoint / "training/state.json").string());
+    const fs::path start = fields.get<std::string>("path");
+    require(fs::is_directory(start) && model_key(start) == begun.at("model"), start.string(),
+            ": is not the model any more that the run in ", out, " began from, which --kl needs; bring it back");
+    return start;
+  }
+
+  static std::string reference_of(const fs::path& checkpoint) {
+    const fs::path path = checkpoint / "training/state.json";
+    const Json state = parse_json_file(path);
+    return Fields(state, path.string()).get<std::string>("reference");
+  }
+
   // A model that is there already, which is rewarded for what it makes of prompts.
   Source prepare_prompts(const fs::path& checkpoint) {
-    const fs::path start = model_directory(model.model), from = checkpoint.empty() ? start : checkpoint;
+    const fs::path start = starting_model(checkpoint), from = checkpoint.empty() ? start : checkpoint;
     layout.emplace(from);
     const Config config = read_config(from);
     sampled = std::make_unique<Groups>(groups, data, from, tokens.chat, start, evaluation_fraction, seed);
@@ -300,9 +323,7 @@ class TrainCommand : private TrainOptions {
     const auto key_of = [&] {
       return reference_key(file, model_directory(model.model), name(settings.dtype), longest);
     };
-    const fs::path state = checkpoint / "training/state.json";
-    reference =
-        checkpoint.empty() ? key_of() : Fields(parse_json_file(state), state.string()).get<std::string>("reference");
+    reference = checkpoint.empty() ? key_of() : reference_of(checkpoint);
     auto logp = find_reference(places, reference, file);
     if (!logp) {
       require(reference == key_of(), model.model, ": is not the model any more that the run in ", out,
@@ -515,7 +536,7 @@ class TrainCommand : private TrainOptions {
   std::optional<TokenFile> token_file;
   std::shared_ptr<Documents> packed;
   std::unique_ptr<Groups> sampled;
-  std::string reference;  // the key of what the starting model gives the data, where the objective needs it
+  std::string reference;  // where the objective needs the starting model: what tells it and its answers apart
   Index longest_document = 0;
   int lock = -1;  // on the output directory, until the program ends
   std::ofstream metrics;

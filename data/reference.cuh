@@ -10,21 +10,27 @@
 
 namespace streambp {
 
-// What the numbers depend on. `longest`: documents are read up to here, as they are in training.
-inline std::string reference_key(const TokenFile& file, const std::filesystem::path& model, const std::string& dtype,
-                                 Index longest) {
-  Json key = {{"version", 1},
-              {"tokens", file.fingerprint()},
-              {"dtype", dtype},
-              {"longest", std::min(longest, file.longest())},
-              {"model", Json::array()}};
+// Tells the weights of model directories apart.
+inline Json model_key(const std::filesystem::path& model) {
   std::vector<std::filesystem::path> parts;
   for (const auto& entry : std::filesystem::directory_iterator(model)) {
     const auto& path = entry.path();
     if (path.extension() == ".safetensors" || path.filename() == "config.json") parts.push_back(path);
   }
   std::sort(parts.begin(), parts.end());
-  for (const auto& path : parts) key["model"].push_back(file_key(path));
+  Json key = Json::array();
+  for (const auto& path : parts) key.push_back(file_key(path));
+  return key;
+}
+
+// What the numbers depend on. `longest`: documents are read up to here, as they are in training.
+inline std::string reference_key(const TokenFile& file, const std::filesystem::path& model, const std::string& dtype,
+                                 Index longest) {
+  const Json key = {{"version", 1},
+                    {"tokens", file.fingerprint()},
+                    {"dtype", dtype},
+                    {"longest", std::min(longest, file.longest())},
+                    {"model", model_key(model)}};
   return key.dump();
 }
 
