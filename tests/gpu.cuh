@@ -11,12 +11,6 @@ constexpr bool kEmulated = true;
 constexpr bool kEmulated = false;
 #endif
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
 // Sizes for a GPU, for the emulation (and compute-sanitizer), and for the emulation under AddressSanitizer, which is ten
 // times slower still.
 template <class T>
