@@ -68,11 +68,12 @@ class Groups {
   std::vector<Batch> batches;  // of the round
 
  private:
-  // Prompt n of the run, counted through all epochs.
-  const Prompt& prompt(Index n) const {
-    const auto count = training_.size(), at = index(n) % count;
-    const std::vector<Index> order = shuffled(count, Random(seed_, mix(index(n) / count)));
-    return training_[index(order[at])];
+  // Prompt n of the run, counted through all epochs, each of which has an order of its own.
+  const Prompt& prompt(Index n) {
+    const Index epoch = n / prompts();
+    if (epoch != epoch_) order_ = shuffled(training_.size(), Random(seed_, mix(static_cast<std::uint64_t>(epoch))));
+    epoch_ = epoch;
+    return training_[index(order_[index(n % prompts())])];
   }
 
   template <class Device, class T, class G, class M>
@@ -150,7 +151,8 @@ class Groups {
   Prompter prompter_;
   Rewarder rewarder_;
   std::vector<Prompt> training_, held_out_;
-  Index longest_ = 0;
+  std::vector<Index> order_;  // of the prompts in the epoch
+  Index longest_ = 0, epoch_ = -1;
   std::vector<std::vector<double>> olds_;  // log-probabilities of each batch before the round's first step
   std::map<std::string, double> round_;
 };

@@ -35,10 +35,10 @@ inline nlohmann::ordered_json preference_example(std::uint64_t seed, std::uint64
 }
 
 inline nlohmann::ordered_json arithmetic_example(std::uint64_t seed, std::uint64_t number) {
-  // Steps of a length that has no common factor with 100 * 100 come to every pair of numbers once.
+  // Steps of a length that has no common factor with 50 * 50 come to every pair of numbers once.
   const std::uint64_t step = 10 * Random(seed).below(999, 0) + 1237,
-                      pair = (Random(seed).bits(1) % 10000 + number * step) % 10000;
-  const std::uint64_t a = pair / 100, b = pair % 100;
+                      pair = (Random(seed).bits(1) % 2500 + number * step) % 2500;
+  const std::uint64_t a = pair / 50, b = pair % 50;
   const std::string sum = std::to_string(a + b);
   return {{"prompt", std::to_string(a) + " + " + std::to_string(b) + " = "}, {"completion", sum}, {"answer", sum}};
 }
