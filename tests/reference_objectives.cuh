@@ -1,5 +1,5 @@
-// The objectives, naively: each loss is its formula in long double and nothing else. Their slopes are differences of the
-// loss itself, so they share no derivation with the program.
+// The objectives, naively: each loss is its formula and nothing else. It is computed with dual numbers, which carry their
+// slope along, so the slopes of a loss share no derivation with the program.
 #pragma once
 
 #include "../objectives.cuh"
@@ -7,21 +7,38 @@
 
 namespace streambp::reference {
 
-using Real = long double;
-using Plain = std::function<Real(const std::vector<Real>& logp)>;
+// A number and its derivative with respect to one log-probability.
+struct Real {
+  double value = 0, slope = 0;
+  Real(double value = 0, double slope = 0) : value(value), slope(slope) {}
+};
+inline Real operator+(Real a, Real b) { return {a.value + b.value, a.slope + b.slope}; }
+inline Real operator-(Real a, Real b) { return {a.value - b.value, a.slope - b.slope}; }
+inline Real operator-(Real a) { return {-a.value, -a.slope}; }
+inline Real operator*(Real a, Real b) { return {a.value * b.value, a.slope * b.value + a.value * b.slope}; }
+inline Real operator/(Real a, Real b) {
+  return {a.value / b.value, (a.slope * b.value - a.value * b.slope) / (b.value * b.value)};
+}
+inline Real exp(Real a) { return {std::exp(a.value), std::exp(a.value) * a.slope}; }
+inline Real log(Real a) { return {std::log(a.value), a.slope / a.value}; }
+inline bool operator<(Real a, Real b) { return a.value < b.value; }
 
 // The mean over all targets, or over documents of the mean, or of the sum over a fixed length, of what a token costs.
 inline Real mean_of(const Objective& o, const Batch& batch, const std::function<Real(std::size_t)>& cost) {
-  Real total = 0, targets = 0, documents = 0;
+  Real total;
+  double targets = 0, documents = 0;
   for (Rows rows : batch.documents()) {
-    Real sum = 0, count = 0;
+    Real sum;
+    double count = 0;
     for (Index t = rows.begin; t < rows.end; ++t) {
       if (batch.targets[static_cast<std::size_t>(t)] < 0) continue;
-      sum += cost(static_cast<std::size_t>(t));
+      sum = sum + cost(static_cast<std::size_t>(t));
       count += 1;
     }
     if (count == 0) continue;
-    total += o.mean == Mean::tokens ? sum : o.mean == Mean::documents ? sum / count : sum / static_cast<Real>(o.length);
+    if (o.mean == Mean::documents) sum = sum / count;
+    if (o.mean == Mean::length) sum = sum / static_cast<double>(o.length);
+    total = total + sum;
     targets += count;
     documents += 1;
   }
@@ -31,64 +48,57 @@ inline Real mean_of(const Objective& o, const Batch& batch, const std::function<
 inline Real pairs_loss(const Objective& o, const Batch& batch, const std::vector<Real>& logp) {
   const std::vector<Rows> documents = batch.documents();
   const auto score = [&](Rows rows) {
-    Real sum = 0, count = 0;
+    Real sum;
+    double count = 0;
     for (auto t = static_cast<std::size_t>(rows.begin); t < static_cast<std::size_t>(rows.end); ++t) {
       if (batch.targets[t] < 0) continue;
-      sum += logp[t];
-      if (o.preference != Preference::simpo) sum -= static_cast<Real>(batch.reference[t]);
+      sum = sum + logp[t];
+      if (o.preference != Preference::simpo) sum = sum - batch.reference[t];
       count += 1;
     }
     return o.preference == Preference::sigmoid ? sum : sum / count;
   };
-  const Real beta = static_cast<Real>(o.beta), smoothing = static_cast<Real>(o.label_smoothing);
-  Real total = 0;
+  const Real beta = o.beta, smoothing = o.label_smoothing, one = 1;
+  Real total;
   for (std::size_t i = 0; i < documents.size(); i += 2) {
     const Real h = score(documents[i]) - score(documents[i + 1]);
     if (o.preference == Preference::ipo) {
-      total += (h - 1 / (2 * beta)) * (h - 1 / (2 * beta));
+      const Real distance = h - one / (2 * beta);
+      total = total + distance * distance;
     } else {
-      const Real x = beta * h - (o.preference == Preference::simpo ? static_cast<Real>(o.margin) : 0);
-      total += (1 - smoothing) * std::log(1 + std::exp(-x)) + smoothing * std::log(1 + std::exp(x));
+      const Real x = beta * h - (o.preference == Preference::simpo ? o.margin : 0.0);
+      total = total + (one - smoothing) * log(one + exp(-x)) + smoothing * log(one + exp(x));
     }
   }
-  return total / static_cast<Real>(documents.size() / 2);
+  return total / static_cast<double>(documents.size() / 2);
 }
 
 inline Real plain_loss(const Objective& o, const Batch& batch, const std::vector<Real>& logp) {
   if (o.kind == ObjectiveKind::dpo) return pairs_loss(o, batch, logp);
   return mean_of(o, batch, [&](std::size_t t) -> Real {
     if (o.kind == ObjectiveKind::sft) return -logp[t];
-    // Where there is no older policy the present one takes its place, as a constant.
-    const Real advantage = static_cast<Real>(batch.advantages[t]), low = 1 - static_cast<Real>(o.clip_low),
-               high = 1 + static_cast<Real>(o.clip_high), ratio = std::exp(logp[t] - static_cast<Real>(batch.old[t])),
-               clipped = ratio < low    ? low
-                         : ratio > high ? high
-                                        : ratio;
-    Real cost = -std::min(ratio * advantage, clipped * advantage);
+    const Real low = 1 - o.clip_low, high = 1 + o.clip_high, ratio = exp(logp[t] - batch.old[t]);
+    const Real clipped = ratio < low ? low : high < ratio ? high : ratio;
+    Real cost = -std::min(ratio * batch.advantages[t], clipped * batch.advantages[t]);
     if (o.kl > 0) {
-      const Real delta = static_cast<Real>(batch.reference[t]) - logp[t];
-      cost += static_cast<Real>(o.kl) * (std::exp(delta) - delta - 1);
+      const Real delta = Real(batch.reference[t]) - logp[t];
+      cost = cost + o.kl * (exp(delta) - delta - 1);
     }
     return cost;
   });
 }
 
-// Slopes by five points each: the error is of the fourth order in their distance.
+// Where there is no older policy the present one takes its place, as a constant.
 inline LossOf loss_of(const Objective& o, const Batch& batch) {
   return [=](const std::vector<double>& logp) {
     Batch complete = batch;
     if (complete.old.empty()) complete.old = logp;
     std::vector<Real> x(logp.begin(), logp.end());
-    Loss loss{static_cast<double>(plain_loss(o, complete, x)), std::vector<double>(logp.size())};
+    Loss loss{plain_loss(o, complete, x).value, std::vector<double>(logp.size())};
     for (std::size_t t = 0; t < x.size(); ++t) {
-      if (batch.targets[t] < 0) continue;
-      constexpr Real h = 1e-4L;
-      const auto at = [&](Real shift) {
-        x[t] = static_cast<Real>(logp[t]) + shift;
-        return plain_loss(o, complete, x);
-      };
-      loss.w[t] = static_cast<double>((8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h));
-      x[t] = static_cast<Real>(logp[t]);
+      x[t].slope = 1;
+      if (batch.targets[t] >= 0) loss.w[t] = plain_loss(o, complete, x).slope;
+      x[t].slope = 0;
     }
     return loss;
   };
