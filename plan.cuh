@@ -25,7 +25,7 @@ struct StepSettings {
   bool wide_gradient = false;  // float32 where weights are bfloat16
   Objective objective = {};
   Index documents = 1;  // in a micro-batch, of equal length
-  Index tile = kTile;          // of the device: what chunks are multiples of
+  Index tile = kTile;   // of the device: what chunks are multiples of
 };
 
 // Calls f.operator()<T, G, M>() with the types of weights, gradient and moments.
