@@ -135,15 +135,29 @@ class TrainCommand : private TrainOptions {
     return text_source(text, name, seed, documents, length);
   }
 
-  // A model that is there already, which learns documents in its own tokens.
-  Source prepare_documents(const fs::path& checkpoint) {
-    const fs::path from = checkpoint.empty() ? fs::path(model_directory(model.model)) : checkpoint;
-    settings = device.settings(read_config(from), micro_batches);
+  // How the model's files are laid out, and so will be those of its successors.
+  void settle_layout(const fs::path& from) {
     layout.emplace(from);
     const std::map<std::string, const char*> types = {{"f32", "F32"}, {"bf16", "BF16"}, {"f16", "F16"}};
     if (save_dtype != "same") layout->store_as(types.at(save_dtype));
     layout->require_writable();
+  }
 
+  // How long to learn, where nobody says.
+  void settle_steps(Index of_an_epoch) {
+    if (!given("--steps")) {
+      const double steps = std::ceil(epochs * static_cast<double>(of_an_epoch));
+      require(steps < 0x1p30, "--epochs ", epochs, " are more steps than make sense");
+      optimizer.steps = round_up(std::max<Index>(1, static_cast<Index>(steps)), rounds() ? groups.inner : 1);
+    }
+    if (!given("--warmup")) optimizer.warmup = std::min<Index>(20, optimizer.steps / 10);
+  }
+
+  // A model that is there already, which learns documents in its own tokens.
+  Source prepare_documents(const fs::path& checkpoint) {
+    const fs::path from = checkpoint.empty() ? fs::path(model_directory(model.model)) : checkpoint;
+    settings = device.settings(read_config(from), micro_batches);
+    settle_layout(from);
     tokens.learn_all = learn == "all";
     const TokenFile& file = token_file.emplace(tokenised({data.begin(), data.end()}, from, tokens, out));
     file.require_vocabulary(settings.config.vocab);
@@ -169,12 +183,7 @@ class TrainCommand : private TrainOptions {
                                                     : TooLong::refuse;
     packed = std::make_shared<Documents>(
         file, DocumentSettings{evaluation_fraction, length, longest_piece(), documents, micro_batches, seed, choice});
-    if (checkpoint.empty() && !given("--steps")) {
-      const double steps = std::ceil(epochs * static_cast<double>(packed->steps_per_epoch()));
-      require(steps < 0x1p30, "--epochs ", epochs, " are more steps than make sense");
-      optimizer.steps = std::max<Index>(1, static_cast<Index>(steps));
-    }
-    if (checkpoint.empty() && !given("--warmup")) optimizer.warmup = std::min<Index>(20, optimizer.steps / 10);
+    if (checkpoint.empty()) settle_steps(packed->steps_per_epoch());
     longest_document = file.longest();
     std::string notes =
         packed->left_out == 0 ? "" : format("; %ld with nothing to learn in --length", packed->left_out);
@@ -210,7 +219,7 @@ class TrainCommand : private TrainOptions {
   // A model that is there already, which is rewarded for what it makes of prompts.
   Source prepare_prompts(const fs::path& checkpoint) {
     const fs::path start = starting_model(checkpoint), from = checkpoint.empty() ? start : checkpoint;
-    layout.emplace(from);
+    settle_layout(from);
     const Config config = read_config(from);
     sampled = std::make_unique<Groups>(groups, data, from, tokens.chat, start, evaluation_fraction, seed);
     const Index longest = sampled->longest(), all = sampled->completions() * longest;
@@ -222,12 +231,7 @@ class TrainCommand : private TrainOptions {
             " tokens");
     settings = device.settings(config, length < all ? 2 : 1);  // two: any number of them
     settings.objective = objectives.settings(groups.completion);
-    if (checkpoint.empty() && !given("--steps")) {
-      optimizer.steps =
-          std::max<Index>(1, static_cast<Index>(epochs * static_cast<double>(sampled->steps_per_epoch())));
-      optimizer.steps = round_up(optimizer.steps, groups.inner);
-    }
-    if (checkpoint.empty() && !given("--warmup")) optimizer.warmup = std::min<Index>(20, optimizer.steps / 10);
+    if (checkpoint.empty()) settle_steps(sampled->steps_per_epoch());
     return {format("%ld prompts, %ld with %ld completions each in a round", sampled->prompts(), groups.prompts,
                    groups.size),
             sampled->fingerprint,

@@ -99,6 +99,16 @@ TEST_F(Grpo, ResumesBitForBit) {
   EXPECT_EQ(metric("straight", "clip_fraction")[2], 0) << "and again in the next round";
 }
 
+TEST_F(Grpo, EveryPromptHasItsTurnInAnEpoch) {
+  expect_ok(
+      "train --objective grpo --model " + path("base") + " --data " + path("sums.jsonl") +
+      " --completion 2 --prompts 9 --group 2 --reward exact --inner 2 --eval-fraction 0 --save-dtype bf16 --out " +
+      path("run"));  // 40 prompts: 5 rounds
+  EXPECT_EQ(metric("run", "reward").size(), 10u);
+  const SafetensorsFile narrow(path("run/step-000010/model.safetensors"));
+  for (const auto& [name, tensor] : narrow.tensors()) EXPECT_EQ(tensor.dtype, "BF16") << name;
+}
+
 TEST_F(Grpo, EqualRewardsChangeNothing) {
   expect_ok(run("run", "--reward-cmd 'while read -r line; do echo 3; done' --rate 1e-2 --steps 2"));
   EXPECT_TRUE(read_file(path("run/step-000002/model.safetensors")) ==
