@@ -164,8 +164,10 @@ void log_probabilities(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<con
                        std::type_identity_t<TokenWeights<A>> w = {}) {
   require_shape("head", "log-probabilities", logp, 1, logits.rows);
   require_shape("head", "targets", targets, 1, logits.rows);
-  for (const auto& m : {w.fixed, w.advantage, w.old, w.kl, w.reference})
-    if (m) require_shape("head", "weights", m, 1, logits.rows);
+  const Matrix<const A> parts[] = {w.fixed, w.advantage, w.old, w.kl, w.reference};
+  for (const auto& part : parts) {
+    if (part) require_shape("head", "weights", part, 1, logits.rows);
+  }
   auto op = dev.operation("softmax", 5.0 * logits.size(), 2.0 * sizeof(T) * logits.size());
   if constexpr (Device::computes) run::log_probabilities(dev, logp, logits, targets, w);
 }
