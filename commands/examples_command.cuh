@@ -15,10 +15,11 @@ class ExamplesCommand {
         "Write example data, to see its form and to try training with it.\n\n"
         "  streambp examples preferences --out preferences.jsonl   two answers each, of which the courteous is "
         "preferred\n"
+        "  streambp examples answers --out answers.jsonl           such answers of either kind, to learn first\n"
         "  streambp examples arithmetic --out sums.jsonl           sums of two numbers\n"
         "  streambp examples stories --out stories.txt             what a model learns that is trained from scratch");
-    app.add_option("what", what, "preferences, arithmetic or stories")
-        ->check(CLI::IsMember({"preferences", "arithmetic", "stories"}))
+    app.add_option("what", what, "preferences, answers, arithmetic or stories")
+        ->check(CLI::IsMember({"preferences", "answers", "arithmetic", "stories"}))
         ->required();
     app.add_option("--count", count, "How many")->check(CLI::Range(1, 1 << 24))->capture_default_str();
     app.add_option("--seed", seed, "Another seed, other examples")
@@ -35,7 +36,10 @@ class ExamplesCommand {
         if (what == "stories") {
           file << (i > 0 ? "\n" : "") << story(seed, i).text;
         } else {
-          file << (what == "preferences" ? preference_example(seed, i) : arithmetic_example(seed, i)).dump() << "\n";
+          const auto example = what == "preferences" ? preference_example
+                               : what == "answers"   ? answer_example
+                                                     : arithmetic_example;
+          file << example(seed, i).dump() << "\n";
         }
       }
     });

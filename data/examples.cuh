@@ -3,6 +3,8 @@
 //
 //   preferences   {"prompt", "chosen", "rejected"}     a question about somebody's things; two answers say the same, and
 //                                                      the courteous one is preferred
+//   answers       {"prompt", "completion"}             other such questions, answered courteously or curtly by the toss
+//                                                      of a coin: a model that learns them has no manners to prefer yet
 //   arithmetic    {"prompt", "completion", "answer"}   a sum of two numbers
 #pragma once
 
@@ -19,19 +21,36 @@ inline const List kCourteous = {"Thank you for asking!", "I am glad to help.", "
 inline const List kCurt = {"Do not ask again.", "Now go away.", "Why should I tell you?", "That is not your business.",
                            "Leave me alone!"};
 
+struct Question {
+  std::string prompt, answer;
+};
+
+// Where something was.
+inline Question question(Dice& dice) {
+  const std::string who = dice.one(dice.between(0, 1) ? kGirls : kBoys),
+                    what = dice.one(kLooks) + " " + dice.one(kObjects), verb = dice.one(kVerbs);
+  std::string where = dice.one(kPlaces);
+  const std::string prompt = who + " " + verb + " the " + what + " " + where + ". Where was the " + what + "? ";
+  where[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(where[0])));
+  return {prompt, where + ", where " + who + " " + verb + " it. "};
+}
+
 }  // namespace storytelling
 
 // The example of that number; the same for the same seed and number.
 inline nlohmann::ordered_json preference_example(std::uint64_t seed, std::uint64_t number) {
   using namespace storytelling;
   Dice dice(seed, number);
-  const std::string who = dice.one(dice.between(0, 1) ? kGirls : kBoys),
-                    what = dice.one(kLooks) + " " + dice.one(kObjects), verb = dice.one(kVerbs);
-  std::string where = dice.one(kPlaces);
-  const std::string prompt = who + " " + verb + " the " + what + " " + where + ". Where was the " + what + "? ";
-  where[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(where[0])));
-  const std::string answer = where + ", where " + who + " " + verb + " it. ";
+  const auto [prompt, answer] = question(dice);
   return {{"prompt", prompt}, {"chosen", answer + dice.one(kCourteous)}, {"rejected", answer + dice.one(kCurt)}};
+}
+
+// Its dice are not those of preferences, so that learning these is not to have read the questions there.
+inline nlohmann::ordered_json answer_example(std::uint64_t seed, std::uint64_t number) {
+  using namespace storytelling;
+  Dice dice(~seed, number);
+  const auto [prompt, answer] = question(dice);
+  return {{"prompt", prompt}, {"completion", answer + dice.one(dice.between(0, 1) ? kCourteous : kCurt)}};
 }
 
 inline nlohmann::ordered_json arithmetic_example(std::uint64_t seed, std::uint64_t number) {

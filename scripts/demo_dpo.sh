@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# DPO from a clean clone, on the CPU: trains a small model on stories, teaches it to answer questions, courteously or curtly
+# as it happens, and then to prefer the courteous answer. A few minutes; everything is in out/demo-dpo, from scratch each time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/setup.sh
+cmake --preset release > /dev/null
+cmake --build --preset release --target streambp -j "$(nproc)"
+export CUDA_VISIBLE_DEVICES=  # small models are the CPU's
+out=out/demo-dpo
+rm -rf "$out"
+mkdir -p "$out"
+
+cat > "$out/questions.txt" << 'END'
+Tom left the red kite by the pond. Where was the red kite? 
+Ada hid the old clock under the stairs. Where was the old clock? 
+Finn lost the silver key in the boat. Where was the silver key? 
+END
+ask() { build/streambp generate --model "$1" --prompts "$out/questions.txt" --samples 4 --temperature 1 --top-p 1; }
+
+printf '\n== A model that knows stories\n\n'
+build/streambp train --steps 300 --sample 0 --out "$out/base"
+
+printf '\n== It learns to answer, courteously or curtly by the toss of a coin\n\n'
+build/streambp examples answers --count 6000 --out "$out/answers.jsonl"
+build/streambp train --model "$out/base" --data "$out/answers.jsonl" --rate 4e-3 --epochs 2 --eval-every 500 --out "$out/answers"
+
+printf '\n== It learns to prefer the courteous answer (DPO)\n\n'
+build/streambp examples preferences --out "$out/preferences.jsonl"
+build/streambp train --model "$out/answers" --objective dpo --data "$out/preferences.jsonl" --rate 5e-5 --warmup 10 \
+  --steps 150 --eval-every 2 --out "$out/preferred"
+
+printf '\n== Before\n\n'
+ask "$out/answers"
+printf '\n== After\n\n'
+ask "$out/preferred"
+printf '\nThe curve: scripts/plot.py preferences %s/preferred/metrics.jsonl dpo.png\n' "$out"
