@@ -28,11 +28,11 @@ build/streambp train --model "$out/base" --data "$out/answers.jsonl" --rate 4e-3
 
 printf '\n== It learns to prefer the courteous answer (DPO)\n\n'
 build/streambp examples preferences --out "$out/preferences.jsonl"
-build/streambp train --model "$out/answers" --objective dpo --data "$out/preferences.jsonl" --rate 5e-5 --warmup 10 \
-  --steps 150 --eval-every 2 --out "$out/preferred"
+build/streambp train --model "$out/answers" --objective dpo --data "$out/preferences.jsonl" --length 768 --steps 100 \
+  --rate 1.2e-4 --warmup 40 --eval-every 1 --out "$out/preferred"
 
-printf '\n== Before\n\n'
+printf '\n== Before: answers drawn at temperature 1\n\n'
 ask "$out/answers"
-printf '\n== After\n\n'
+printf '\n== After: the same draws\n\n'
 ask "$out/preferred"
 printf '\nThe curve: scripts/plot.py preferences %s/preferred/metrics.jsonl dpo.png\n' "$out"

@@ -7,6 +7,9 @@
   streambp train --out run
   scripts/plot.py loss run/metrics.jsonl loss.png                   loss against steps
 
+  streambp train --model base --objective dpo --data preferences.jsonl --eval-every 2 --out run
+  scripts/plot.py preferences run/metrics.jsonl preferences.png     accuracy and margin of held-out pairs against steps
+
 Needs matplotlib (pip install matplotlib, or apt-get install python3-matplotlib).
 """
 
@@ -68,9 +71,40 @@ def draw_loss(plt, args):
     return fig
 
 
+def draw_preferences(plt, args):
+    with open(args.input) as file:
+        lines = [json.loads(line) for line in file]
+    fig, axes = plt.subplots(2, 1, figsize=(7.4, 4.6), sharex=True, height_ratios=[2, 3])
+    panels = [
+        ("accuracy", "accuracy", "pairs of which the chosen has the higher reward"),
+        ("margin", "margin", "by how much the reward of the chosen is higher, in the mean"),
+    ]
+    for ax, (name, label, title) in zip(axes, panels):
+        training = [(line["step"], line[name]) for line in lines if name in line]
+        held_out = [(line["step"], line["evaluation_" + name]) for line in lines if "evaluation_" + name in line]
+        if not held_out:
+            raise ValueError(f"no evaluation_{name}")
+        ax.plot(*zip(*training), ".", color="#2a6f97", alpha=0.35, markeredgewidth=0, clip_on=False,
+                label="each step's own pairs")
+        ax.plot(*zip(*held_out), color="#b0413e", linewidth=2.2, label="held out")
+        ax.set_ylabel(label)
+        ax.set_title(title, loc="left", fontsize=10.5)
+    axes[0].axhline(0.5, color="#888888", linewidth=1, linestyle="--")
+    axes[0].set_ylim(-0.04, 1.06)
+    axes[0].set_yticks([0, 0.5, 1])
+    axes[0].legend(loc="lower right", frameon=False)
+    axes[1].set_xlabel("step")
+    axes[1].set_xlim(0, held_out[-1][0])
+    axes[1].set_ylim(bottom=min(0, axes[1].get_ylim()[0]))
+    return fig
+
+
+DRAWINGS = {"memory": draw_memory, "loss": draw_loss, "preferences": draw_preferences}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["memory", "loss"], help="which picture")
+    parser.add_argument("kind", choices=DRAWINGS, help="which picture")
     parser.add_argument("input", help="sweep.json or metrics.jsonl")
     parser.add_argument("output", help="the picture; its ending (.png, .svg) says the format")
     args = parser.parse_args()
@@ -83,7 +117,7 @@ def main():
 
     plt.rcParams.update({"font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False})
     try:
-        fig = (draw_memory if args.kind == "memory" else draw_loss)(plt, args)
+        fig = DRAWINGS[args.kind](plt, args)
     except (OSError, ValueError, KeyError) as error:
         sys.exit(f"plot.py: {args.input}: {error}; is it what streambp wrote?")
     fig.tight_layout()
