@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <regex>
+#include <cstdio>
 #include <set>
 
 #include "../data/jsonl.cuh"
@@ -20,18 +20,18 @@ bool among(const storytelling::List& list, const std::string& text) {
 
 // What a completion says after the right answer to its question: whose thing was where.
 std::string phrase(const std::string& prompt, const std::string& completion) {
-  static const std::regex question(R"((\w+) (\w+) the (\w+ \w+) (\w+ the \w+)\. Where was the (\w+ \w+)\? )"),
-      answer(R"((\w+ the \w+), where (\w+) (\w+) it\. (.+))");
-  std::smatch q, a;
-  EXPECT_TRUE(std::regex_match(prompt, q, question)) << prompt;
-  EXPECT_TRUE(std::regex_match(completion, a, answer)) << completion;
-  if (q.empty() || a.empty()) return "";
-  EXPECT_EQ(q[3], q[5]) << prompt;
-  std::string place = q[4];
-  place[0] = static_cast<char>(std::toupper(place[0]));
-  EXPECT_EQ(a[1].str() + " " + a[2].str() + " " + a[3].str(), place + " " + q[1].str() + " " + q[2].str())
-      << completion;
-  return a[4];
+  // Mia hid the little book on the shelf. Where was the little book? On the shelf, where Mia hid it. With pleasure!
+  char who[40], verb[40], look[40], thing[40], place[40], same_look[40], same_thing[40];
+  EXPECT_EQ(std::sscanf(prompt.c_str(), "%39s %39s the %39s %39s %39[^.]. Where was the %39s %39[^?]? ", who, verb,
+                        look, thing, place, same_look, same_thing),
+            7)
+      << prompt;
+  EXPECT_STREQ(look, same_look);
+  EXPECT_STREQ(thing, same_thing);
+  place[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(place[0])));
+  const std::string answer = std::string(place) + ", where " + who + " " + verb + " it. ";
+  EXPECT_TRUE(completion.starts_with(answer)) << prompt << completion;
+  return completion.substr(std::min(answer.size(), completion.size()));
 }
 
 TEST(Examples, TheChosenAnswerIsCourteousTheRejectedCurtAndBothAreRight) {
@@ -57,14 +57,13 @@ TEST(Examples, AnswersAreRightAndOfEitherKind) {
 }
 
 TEST(Examples, SumsAreRight) {
-  static const std::regex sum(R"((\d+) \+ (\d+) = )");
   for (std::uint64_t i = 0; i < kCount; ++i) {
     const auto line = arithmetic_example(3, i);
     const Example example = parse_example(line.dump());
     ASSERT_EQ(example.kind, Example::completion);
-    std::smatch terms;
-    ASSERT_TRUE(std::regex_match(example.prompt, terms, sum)) << example.prompt;
-    EXPECT_EQ(example.written, std::to_string(std::stoi(terms[1]) + std::stoi(terms[2]))) << example.prompt;
+    int a = -1, b = -1;
+    ASSERT_EQ(std::sscanf(example.prompt.c_str(), "%d + %d = ", &a, &b), 2) << example.prompt;
+    EXPECT_EQ(example.written, std::to_string(a + b)) << example.prompt;
     EXPECT_EQ(line["answer"], example.written);
   }
 }
