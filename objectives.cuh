@@ -52,6 +52,7 @@ struct Counts {
 
   Counts() = default;
   explicit Counts(const Batch& batch) : targets(batch.target_count()) {
+    require_shape(batch);
     for (Rows rows : batch.documents()) documents += batch.target_count(rows) > 0;
   }
   Counts& operator+=(const Counts& more) {

@@ -30,7 +30,7 @@ struct Batch {
   std::vector<Rows> documents() const {
     std::vector<Rows> result;
     for (Index i = 0; i < size(); ++i) {
-      if (key_begin[static_cast<std::size_t>(i)] == i) result.push_back({i, i});
+      if (i == 0 || key_begin[static_cast<std::size_t>(i)] == i) result.push_back({i, i});
       result.back().end = i + 1;
     }
     return result;
@@ -56,8 +56,8 @@ struct Batch {
   }
 };
 
-// Refuses a batch that the model cannot read.
-inline void validate(const Config& c, const Batch& batch) {
+// Refuses a batch whose parts are not of one length.
+inline void require_shape(const Batch& batch) {
   const std::size_t n = batch.tokens.size();
   require(batch.targets.size() == n && batch.positions.size() == n && batch.key_begin.size() == n, "a batch has ", n,
           " tokens, but ", batch.targets.size(), " targets, ", batch.positions.size(), " positions and ",
@@ -68,6 +68,12 @@ inline void validate(const Config& c, const Batch& batch) {
     require(numbers->empty() || numbers->size() == n, "a batch has ", n, " tokens, but ", numbers->size(), " ", what);
     for (double x : *numbers) require(std::isfinite(x), "one of the ", what, " of a batch is ", x);
   }
+}
+
+// Refuses a batch that the model cannot read.
+inline void validate(const Config& c, const Batch& batch) {
+  require_shape(batch);
+  const std::size_t n = batch.tokens.size();
   for (std::size_t i = 0; i < n; ++i) {
     const std::int32_t begin = batch.key_begin[i], before = i > 0 ? batch.key_begin[i - 1] : 0;
     require(before <= begin && begin <= static_cast<Index>(i), "key_begin ", begin, " of token ", i,
