@@ -40,6 +40,7 @@ struct Objective {
   // GRPO
   double clip_low = 0.2, clip_high = 0.2, kl = 0;
 
+  bool scales_rewards() const { return mean != Mean::length; }  // but takes them less their group's mean alone
   bool averages() const { return preference != Preference::sigmoid; }
   bool has_reference() const {
     return (kind == ObjectiveKind::dpo && preference != Preference::simpo) || (kind == ObjectiveKind::grpo && kl > 0);

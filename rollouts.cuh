@@ -1,10 +1,7 @@
-// GRPO's groups: completions that the model sampled for a prompt, how much better than its group each was, and the batches
-// that they make.
+// GRPO's groups: completions that the model sampled for a prompt, and the batches that they make.
 #pragma once
 
-#include <cmath>
-#include <numeric>
-
+#include "advantages.cuh"
 #include "generate.cuh"
 
 namespace streambp {
@@ -15,23 +12,6 @@ struct Rollout {
   Index begin;  // of the completion
   double advantage;
 };
-
-// Rewards of groups of `size`, one after the other, as advantages: less the group's mean and, if scaled, in units of its
-// deviation. Where all of a group are equal nothing is to be learned, and all advantages are zero.
-inline std::vector<double> advantages(const std::vector<double>& rewards, Index size, bool scaled) {
-  std::vector<double> result(rewards.size());
-  for (std::size_t begin = 0; begin < rewards.size(); begin += index(size)) {
-    const std::span<const double> group(rewards.data() + begin, index(size));
-    const double mean = std::accumulate(group.begin(), group.end(), 0.0) / static_cast<double>(size);
-    double squares = 0;
-    for (double reward : group) squares += (reward - mean) * (reward - mean);
-    const double deviation = std::sqrt(squares / static_cast<double>(std::max<Index>(1, size - 1)));
-    if (*std::max_element(group.begin(), group.end()) == *std::min_element(group.begin(), group.end())) continue;
-    for (std::size_t i = 0; i < group.size(); ++i)
-      result[begin + i] = (group[i] - mean) / (scaled ? deviation + 1e-4 : 1);
-  }
-  return result;
-}
 
 // A document of which the completion is learned. Its last token only is predicted, never read.
 inline void append(Batch& batch, const Rollout& rollout) {

@@ -70,7 +70,7 @@ class TrainCommand : private TrainOptions {
       Device dev(capacity<T, G, M>(schedule));
       Trainer<Device, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer,
                                        settings.objective);
-      if (settings.objective.has_reference() && !rounds()) attach_reference(trainer, source, schedule, checkpoint);
+      if (needs_reference()) attach_reference(trainer, source, schedule, checkpoint);
       train(trainer, source, schedule, checkpoint);
     });
   }
@@ -161,11 +161,7 @@ class TrainCommand : private TrainOptions {
     tokens.learn_all = learn == "all";
     const TokenFile& file = token_file.emplace(tokenised({data.begin(), data.end()}, from, tokens, out));
     file.require_vocabulary(settings.config.vocab);
-    settings.objective = objectives.settings(length);
-    const bool pairs = settings.objective.kind == ObjectiveKind::dpo;
-    require(!pairs || file.preferences(), file.path(), ": no preferences; --objective dpo learns from lines such as ",
-            R"({"prompt": "...", "chosen": "...", "rejected": "..."})");
-    require(pairs || !file.preferences(), file.path(), ": preferences, which --objective dpo learns from");
+    objectives.require_kind(file);
     const std::string name = data.size() == 1 ? data[0] : std::to_string(data.size()) + " files";
     const auto about = file.metadata();
     if (about.contains("skipped") && about.contains("first_skipped") && about.at("skipped") != "0") {
@@ -173,8 +169,8 @@ class TrainCommand : private TrainOptions {
                   about.at("first_skipped").c_str());
     }
     const std::string description =
-        format("%s: %ld %s of %ld tokens in all, %ld to learn, the longest %ld", name.c_str(),
-               file.documents() / file.together(), pairs ? "pairs" : "documents", file.token_count(),
+        format("%s: %ld %ss of %ld tokens in all, %ld to learn, the longest %ld", name.c_str(),
+               file.documents() / file.together(), kDataUnits[static_cast<int>(file.kind())], file.token_count(),
                file.learned_count(), file.longest_together());
     if (checkpoint.empty() && !given("--length")) length = length_for(file);
     settings.objective = objectives.settings(length);
@@ -182,7 +178,8 @@ class TrainCommand : private TrainOptions {
                            : too_long == "truncate" ? TooLong::truncate
                                                     : TooLong::refuse;
     packed = std::make_shared<Documents>(
-        file, DocumentSettings{evaluation_fraction, length, longest_piece(), documents, micro_batches, seed, choice});
+        file, DocumentSettings{evaluation_fraction, length, longest_piece(), documents, micro_batches, seed, choice,
+                               settings.objective.scales_rewards()});
     if (checkpoint.empty()) settle_steps(packed->steps_per_epoch());
     longest_document = file.longest();
     std::string notes =
@@ -191,7 +188,12 @@ class TrainCommand : private TrainOptions {
     return document_source(packed, description + notes, file.fingerprint());
   }
 
-  bool rounds() const { return objectives.objective == "grpo"; }
+  // Completions of which nothing else is said were sampled by the starting model.
+  bool needs_reference() const {
+    if (rounds()) return false;
+    const bool sampled_by_it = token_file && token_file->groups() && token_file->old().empty();
+    return settings.objective.has_reference() || sampled_by_it;
+  }
 
   // Where the model lies whose distance --kl keeps small: the one that the run began from, and no other.
   fs::path starting_model(const fs::path& checkpoint) {
@@ -361,26 +363,32 @@ class TrainCommand : private TrainOptions {
     return step;
   }
 
-  // A run's directory, and its metrics up to the step it continues from.
+  // A run's directory, and what it told up to the step it continues from.
   void open_output(Index step) {
     std::error_code error;
     fs::create_directories(out, error);
     require(!error, out, ": cannot create the output directory: ", error.message(), "; give another --out");
-    const fs::path path = fs::path(out) / "metrics.jsonl";
-    std::string kept;
-    if (step > 0 && fs::exists(path)) {
-      std::istringstream lines(read_file(path));
-      for (std::string line; std::getline(lines, line);) {
-        const Json json = Json::parse(line, nullptr, false);
-        if (json.is_object() && json.contains("step") && json["step"].is_number() && json["step"] <= step)
-          kept += line + "\n";
-      }
-    }
     lock = ::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     require(lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) == 0, out,
             ": another run is writing here; give another --out, or wait for it");
-    write_file_atomically(path, kept);
-    metrics.open(path, std::ios::app);
+    metrics.open(keep_until(step, "metrics.jsonl"), std::ios::app);
+    if (rounds()) sampled->record_in(keep_until(step, "completions.jsonl"));
+  }
+
+  // A file of a line a step, or several, of which those after `step` are forgotten.
+  fs::path keep_until(Index step, const char* name) const {
+    const fs::path path = fs::path(out) / name;
+    const bool resumed = step > 0 && fs::exists(path);
+    write_file_atomically(path, [&](std::ostream& kept) {
+      std::optional<Lines> lines;
+      if (resumed) lines.emplace(path);
+      for (std::string line; lines && lines->next(line);) {
+        const Json json = Json::parse(line, nullptr, false);
+        if (json.is_object() && json.contains("step") && json["step"].is_number() && json["step"] <= step)
+          kept << line << "\n";
+      }
+    });
+    return path;
   }
 
   void announce(const Source& source, const Schedule& schedule, std::size_t capacity, Index step) const {

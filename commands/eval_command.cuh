@@ -63,8 +63,9 @@ class EvalCommand {
     for (const std::string& path : data) {
       files.push_back({path, read_tokens(path)});
       files.back().tokens.require_vocabulary(config.vocab);
-      require(!files.back().tokens.preferences(), path,
-              ": preferences, whose loss says little; train --objective dpo evaluates those it holds out");
+      require(files.back().tokens.kind() == DataKind::documents, path, ": ",
+              kDataKinds[static_cast<int>(files.back().tokens.kind())],
+              ", whose loss says little; train --objective dpo or grpo evaluates those it holds out");
     }
     choose_length(files);
     on_device(device.gpu(), settings, [&]<class Device, class T, class G, class M>() { measure<Device, T>(files); });

@@ -16,10 +16,11 @@ class ExamplesCommand {
         "  streambp examples preferences --out preferences.jsonl   two answers each, of which the courteous is "
         "preferred\n"
         "  streambp examples answers --out answers.jsonl           such answers of either kind, to learn first\n"
+        "  streambp examples groups --out groups.jsonl             several such answers each, the courteous rewarded\n"
         "  streambp examples arithmetic --out sums.jsonl           sums of two numbers\n"
         "  streambp examples stories --out stories.txt             what a model learns that is trained from scratch");
-    app.add_option("what", what, "preferences, answers, arithmetic or stories")
-        ->check(CLI::IsMember({"preferences", "answers", "arithmetic", "stories"}))
+    app.add_option("what", what, "preferences, answers, groups, arithmetic or stories")
+        ->check(CLI::IsMember({"preferences", "answers", "groups", "arithmetic", "stories"}))
         ->required();
     app.add_option("--count", count, "How many")->check(CLI::Range(1, 1 << 24))->capture_default_str();
     app.add_option("--seed", seed, "Another seed, other examples")
@@ -38,6 +39,7 @@ class ExamplesCommand {
         } else {
           const auto example = what == "preferences" ? preference_example
                                : what == "answers"   ? answer_example
+                               : what == "groups"    ? group_example
                                                      : arithmetic_example;
           file << example(seed, i).dump() << "\n";
         }

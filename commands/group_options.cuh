@@ -1,4 +1,5 @@
-// The options of on-line GRPO: what is sampled, and who rewards it.
+// The options of on-line GRPO: what is sampled, and who rewards it. Without a reward it is off-line, and learns from
+// completions that the data bring along.
 #pragma once
 
 #include "../data/prompts.cuh"
@@ -27,6 +28,7 @@ struct GroupOptions {
     option("--reward-seconds", seconds, "How long it may take for a round")->check(CLI::PositiveNumber);
   }
 
+  bool online() const { return !reward.empty() || !program.empty(); }
   bool any_given() const {
     return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return app->count(name) > 0; });
   }
@@ -39,8 +41,9 @@ struct GroupOptions {
   }
 
   void check() const {
-    require(reward.empty() != program.empty(),
-            "--objective grpo needs --reward exact, or --reward-cmd CMD: one of them");
+    require(reward.empty() || program.empty(), "--reward and --reward-cmd both reward; give one of them");
+    require(online() || !any_given(),
+            "the options of groups are for completions that the program samples, with --reward or --reward-cmd");
     require(prompts > 0 && size > 1 && completion > 0 && inner > 0, "the sizes of a round are damaged");
     require(reward.empty() || reward == "exact", "--reward cannot be \"", reward, "\"");
   }

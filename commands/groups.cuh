@@ -40,13 +40,13 @@ class Groups {
     const bool begins = begins_round(step);
     if (begins) sample(trainer, schedule, rows, (step - 1) / options_.inner);
     double surprise = 0;
+    std::vector<std::vector<double>> logps(batches.size());
     StepResult result = trainer.step(batches, schedule, optimizer, step, [&](std::size_t i, const auto& logp) {
-      if (begins && options_.inner > 1) olds_[i].assign(logp.begin(), logp.end());
+      logps[i].assign(logp.begin(), logp.end());
       for (auto x : logp) surprise -= static_cast<double>(x);
     });
-    if (begins && options_.inner > 1) {
-      for (std::size_t i = 0; i < batches.size(); ++i) batches[i].old = olds_[i];
-    }
+    if (begins) record(step, logps);
+    for (std::size_t i = 0; i < batches.size() && begins && options_.inner > 1; ++i) batches[i].old = logps[i];
     Counts counts;
     for (const Batch& batch : batches) counts += Counts(batch);
     result.measures.others["entropy"] = surprise / static_cast<double>(counts.targets);
@@ -60,14 +60,26 @@ class Groups {
     constexpr std::size_t most = 256;
     std::vector<const Prompt*> asked;
     for (std::size_t i = 0; i < std::min(most, held_out_.size()); ++i) asked.push_back(&held_out_[i]);
-    if (asked.empty()) return NAN;
-    const std::vector<double> rewards = reward(asked, complete(trainer, asked, {.temperature = 0}));
-    return std::accumulate(rewards.begin(), rewards.end(), 0.0) / static_cast<double>(rewards.size());
+    return asked.empty() ? NAN : mean_reward(complete(trainer, asked, {.temperature = 0}));
+  }
+
+  // From now on every group is written down, as a line that off-line training reads.
+  void record_in(const fs::path& path) {
+    record_path_ = path;
+    record_.open(path, std::ios::app);
   }
 
   std::vector<Batch> batches;  // of the round
 
  private:
+  struct Sample {
+    const Prompt* prompt;
+    Tokens tokens;
+    bool stopped;
+    std::string text = "";
+    double reward = 0;
+  };
+
   // Prompt n of the run, counted through all epochs, each of which has an order of its own.
   const Prompt& prompt(Index n) {
     const Index epoch = n / prompts();
@@ -76,43 +88,46 @@ class Groups {
     return training_[index(order_[index(n % prompts())])];
   }
 
+  // Completions of all these prompts, rewarded.
   template <class Device, class T, class G, class M>
-  std::vector<Continuation> complete(Trainer<Device, T, G, M>& trainer, const std::vector<const Prompt*>& asked,
-                                     const Sampling& sampling) {
-    std::vector<Tokens> texts;
-    for (const Prompt* prompt : asked) texts.push_back(prompt->tokens);
+  std::vector<Sample> complete(Trainer<Device, T, G, M>& trainer, const std::vector<const Prompt*>& asked,
+                               const Sampling& sampling) {
+    std::vector<Tokens> begun;
+    for (const Prompt* prompt : asked) begun.push_back(prompt->tokens);
     Generator<Device, T> generator(trainer.dev, trainer.model, slots, longest(), kTile);
-    return generate(generator, texts, {sampling, options_.completion, prompter_.stop},
-                    [](std::size_t, const Continuation&) {});
-  }
-
-  std::vector<double> reward(const std::vector<const Prompt*>& asked, const std::vector<Continuation>& completions) {
+    const auto completed = generate(generator, begun, {sampling, options_.completion, prompter_.stop},
+                                    [](std::size_t, const Continuation&) {});
+    std::vector<Sample> samples;
     std::vector<std::string> texts;
-    for (const Continuation& completion : completions) {
-      const bool stopped = completion.end == Ending::stop;
-      texts.push_back(prompter_.tokenizer.decode({completion.tokens.data(), completion.tokens.size() - stopped}));
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      const bool stopped = completed[i].end == Ending::stop;
+      texts.push_back(prompter_.tokenizer.decode({completed[i].tokens.data(), completed[i].tokens.size() - stopped}));
+      samples.push_back({asked[i], completed[i].tokens, stopped, texts[i]});
     }
-    return rewarder_.rewards(asked, texts);
+    const std::vector<double> rewards = rewarder_.rewards(asked, texts);
+    for (std::size_t i = 0; i < samples.size(); ++i) samples[i].reward = rewards[i];
+    return samples;
   }
 
   template <class Device, class T, class G, class M>
   void sample(Trainer<Device, T, G, M>& trainer, const Schedule& schedule, Index rows, Index round) {
     std::vector<const Prompt*> asked;
     for (Index i = 0; i < completions(); ++i) asked.push_back(&prompt(round * options_.prompts + i / options_.size));
-    const auto completed =
-        complete(trainer, asked, {.seed = mix(seed_ ^ mix(static_cast<std::uint64_t>(round) + 0x9290))});
-    const std::vector<double> rewards = reward(asked, completed);
-    const std::vector<double> worth = advantages(rewards, options_.size, trainer.objective.mean != Mean::length);
+    samples_ = complete(trainer, asked, {.seed = mix(seed_ ^ mix(static_cast<std::uint64_t>(round) + 0x9290))});
     std::vector<Rollout> rollouts;
-    for (std::size_t i = 0; i < asked.size(); ++i) {
-      Rollout rollout{asked[i]->tokens, static_cast<Index>(asked[i]->tokens.size()), worth[i]};
-      rollout.tokens.insert(rollout.tokens.end(), completed[i].tokens.begin(), completed[i].tokens.end());
-      rollouts.push_back(std::move(rollout));
+    for (auto group = samples_.begin(); group != samples_.end(); group += options_.size) {
+      std::vector<double> rewards;
+      for (Index i = 0; i < options_.size; ++i) rewards.push_back(group[i].reward);
+      const std::vector<double> better = advantages(rewards, trainer.objective.scales_rewards());
+      for (Index i = 0; i < options_.size; ++i) {
+        Rollout rollout{group[i].prompt->tokens, static_cast<Index>(group[i].prompt->tokens.size()), better[index(i)]};
+        rollout.tokens.insert(rollout.tokens.end(), group[i].tokens.begin(), group[i].tokens.end());
+        rollouts.push_back(std::move(rollout));
+      }
     }
     batches = batches_of(rollouts, rows);
-    olds_.assign(batches.size(), {});
     if (trainer.objective.kl > 0) read_by_start(trainer, schedule);
-    describe(rewards, worth, completed);
+    describe(rollouts);
   }
 
   // What the starting model thinks of the round. It takes the place of the present one meanwhile.
@@ -127,22 +142,50 @@ class Groups {
     present.restore();
   }
 
-  void describe(const std::vector<double>& rewards, const std::vector<double>& worth,
-                const std::vector<Continuation>& completed) {
-    const auto n = static_cast<double>(rewards.size());
-    const double mean = std::accumulate(rewards.begin(), rewards.end(), 0.0) / n;
-    double squares = 0, tokens = 0, stopped = 0;
-    for (double reward : rewards) squares += (reward - mean) * (reward - mean);
-    for (const Continuation& c : completed) {
-      tokens += static_cast<double>(c.tokens.size());
-      stopped += c.end == Ending::stop;
+  static double mean_reward(const std::vector<Sample>& samples) {
+    double sum = 0;
+    for (const Sample& s : samples) sum += s.reward;
+    return sum / static_cast<double>(samples.size());
+  }
+
+  void describe(const std::vector<Rollout>& rollouts) {
+    const auto n = static_cast<double>(samples_.size());
+    const double mean = mean_reward(samples_);
+    double squares = 0, tokens = 0, stopped = 0, idle = 0;
+    for (const Sample& s : samples_) {
+      squares += (s.reward - mean) * (s.reward - mean);
+      tokens += static_cast<double>(s.tokens.size());
+      stopped += s.stopped;
     }
-    const auto idle = static_cast<double>(std::count(worth.begin(), worth.end(), 0.0));
+    for (const Rollout& rollout : rollouts) idle += rollout.advantage == 0;
     round_ = {{"reward", mean},
               {"reward_deviation", std::sqrt(squares / n)},
               {"length", tokens / n},
               {"stopped", stopped / n},
               {"without_advantage", idle / n}};
+  }
+
+  // The groups of the round, with the log-probabilities that its first step found, of each batch.
+  void record(Index step, const std::vector<std::vector<double>>& logps) {
+    std::vector<std::vector<double>> olds;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      for (const Rows rows : batches[i].documents()) {
+        olds.emplace_back();
+        for_each_target(batches[i], rows, [&](std::size_t t) { olds.back().push_back(logps[i][t]); });
+      }
+    }
+    for (std::size_t i = 0; i < samples_.size(); i += index(options_.size)) {
+      const Json& line = samples_[i].prompt->line;
+      Json group = {{"step", step}, {"prompt", line[line.contains("messages") ? "messages" : "prompt"]}};
+      for (std::size_t j = i; j < i + index(options_.size); ++j) {
+        group["texts"].push_back(samples_[j].text);
+        group["completions"].push_back(samples_[j].tokens);
+        group["rewards"].push_back(samples_[j].reward);
+        group["old_logps"].push_back(olds[j]);
+      }
+      record_ << group.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+    }
+    require((record_ << std::flush).good(), record_path_.string(), ": cannot write: ", std::strerror(errno));
   }
 
   const GroupOptions options_;
@@ -153,8 +196,10 @@ class Groups {
   std::vector<Prompt> training_, held_out_;
   std::vector<Index> order_;  // of the prompts in the epoch
   Index longest_ = 0, epoch_ = -1;
-  std::vector<std::vector<double>> olds_;  // log-probabilities of each batch before the round's first step
+  std::vector<Sample> samples_;  // of the round, group by group
   std::map<std::string, double> round_;
+  std::ofstream record_;
+  fs::path record_path_;
 };
 
 }  // namespace streambp

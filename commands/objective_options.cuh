@@ -1,6 +1,7 @@
 // The options that say what is minimised, for all commands that compute a gradient or plan one.
 #pragma once
 
+#include "../data/token_file.cuh"
 #include "../objectives.cuh"
 #include "options.cuh"
 
@@ -46,6 +47,22 @@ struct ObjectiveOptions {
     for (const char* name : {"--clip-low", "--clip-high", "--kl"}) belongs(name, grpo, "--objective grpo");
     for (double x : {beta, label_smoothing, margin, clip_low, clip_high, kl}) {
       require(std::isfinite(x), "the settings of --objective must be finite numbers");
+    }
+  }
+
+  // Each objective learns from data of a kind of its own.
+  void require_kind(const TokenFile& file) const {
+    const bool dpo = objective == "dpo", grpo = objective == "grpo";
+    if (dpo != file.preferences()) {
+      fail(file.path(), dpo ? ": no preferences; --objective dpo learns from lines such as "
+                              R"({"prompt": "...", "chosen": "...", "rejected": "..."})"
+                            : ": preferences, which --objective dpo learns from");
+    }
+    if (grpo != file.groups()) {
+      fail(file.path(), grpo ? ": no groups of completions; --objective grpo learns from lines such as "
+                               R"({"prompt": "...", "completions": ["...", "..."], "rewards": [1, 0]}, )"
+                               "or with --reward or --reward-cmd from completions of its own"
+                             : ": groups of completions, which --objective grpo learns from");
     }
   }
 

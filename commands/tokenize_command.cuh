@@ -20,6 +20,7 @@ class TokenizeCommand {
         "\"...\"}]}\n"
         "  {\"prompt\": \"...\", \"completion\": \"...\"}   or   {\"text\": \"...\"}\n"
         "  {\"prompt\": \"...\", \"chosen\": \"...\", \"rejected\": \"...\"}   a preference; then all of the data are\n"
+        "  {\"prompt\": \"...\", \"completions\": [\"...\", ...], \"rewards\": [1, ...]}   a group; all of them, too\n"
         "llm.c's .bin, token files (.safetensors), and any other file as one text. Learned are answers, completions "
         "and\n"
         "texts. Conversations are written in the layout of the model's own chat template; where a layout writes "
@@ -55,7 +56,7 @@ class TokenizeCommand {
     const Index units = file.documents() / file.together();
     for (Index i = 0; i < std::min(show, units) * file.together(); ++i) print(tokenizer, file, i);
     const auto tokens = static_cast<double>(file.token_count()), learned = static_cast<double>(file.learned_count());
-    const char* unit = file.preferences() ? "pair" : "document";
+    const char* unit = kDataUnits[static_cast<int>(file.kind())];
     std::printf("%s: %ld %ss, %ld tokens, %ld of them learned (%.1f%%), the longest %s %ld tokens\n", out.c_str(),
                 units, unit, file.token_count(), file.learned_count(), 100 * learned / tokens, unit,
                 file.longest_together());
@@ -72,11 +73,11 @@ class TokenizeCommand {
     const bool terminal = isatty(STDOUT_FILENO);
     const auto tokens = file.tokens(i);
     const auto learn = file.learn(i);
-    if (file.preferences()) {
-      std::printf("--- pair %ld, %s, %ld tokens ---\n", i / 2 + 1, i % 2 ? "rejected" : "chosen", file.length(i));
-    } else {
-      std::printf("--- document %ld, %ld tokens ---\n", i + 1, file.length(i));
-    }
+    const std::string what = file.preferences() ? format(", %s", i % 2 ? "rejected" : "chosen")
+                             : file.groups()    ? format(", advantage %.3f", file.advantage(i).scaled)
+                                                : "";
+    std::printf("--- %s %ld%s, %ld tokens ---\n", kDataUnits[static_cast<int>(file.kind())], i / file.together() + 1,
+                what.c_str(), file.length(i));
     for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
       while (end < tokens.size() && learn[end] == learn[begin]) ++end;
       const std::string text = without_controls(tokenizer.decode(tokens.subspan(begin, end - begin)));

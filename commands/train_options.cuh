@@ -27,6 +27,9 @@ struct TrainOptions {
   bool resume = false;
   OptimizerSettings optimizer{.rate = 4e-3, .warmup = 20, .steps = 520};
 
+  // On-line GRPO, in rounds of sampling and learning.
+  bool rounds() const { return objectives.objective == "grpo" && groups.online(); }
+
   // A model directory to start from; without one, a model is trained from scratch.
   bool fine_tunes() const { return !model.model.empty(); }
   bool given(const char* name) const { return app->count(name) > 0; }
@@ -44,9 +47,8 @@ struct TrainOptions {
     option(
         "--data", data,
         "What to learn. For --model: .jsonl with messages, prompt and completion, or text, and for dpo prompt, chosen "
-        "and rejected, for grpo prompt or messages; token files; texts. From scratch: a text, its bytes as tokens "
-        "(default: stories made by the "
-        "program)");
+        "and rejected, for grpo prompt, completions and rewards, or only prompts; token files; texts. From scratch: a "
+        "text, its bytes as tokens (default: stories made by the program)");
     option("--length", length, "Tokens in a document, or with --model in a pack of documents")
         ->check(CLI::Range(2, 1 << 24))
         ->default_str("768; with --model what the data wants and the memory allows");
@@ -59,7 +61,8 @@ struct TrainOptions {
     option("--chat", tokens.chat, "Layout of conversations, instead of that of the model's template: " + Chat::names());
     option("--learn", learn, "answers: completions and the assistant's turns; all: every token")
         ->check(CLI::IsMember({"answers", "all"}));
-    option("--too-long", too_long, "What becomes of documents longer than --length; pairs are not split, but refused")
+    option("--too-long", too_long,
+           "What becomes of documents longer than --length; answers that are compared are not split, but refused")
         ->check(CLI::IsMember({"split", "truncate", "refuse"}));
     app->add_flag("--skip-bad", tokens.skip_bad,
                   "Leave out lines that cannot be used, instead of stopping at the first")
@@ -234,8 +237,9 @@ struct TrainOptions {
       return;
     }
     groups.check();
+    if (!rounds()) return;
     for (const char* name : {"--accumulate", "--batch", "--learn", "--too-long", "--skip-bad"}) {
-      require(!given(name), name, " is not for --objective grpo, whose rounds decide");
+      require(!given(name), name, " is not for --reward and --reward-cmd, whose rounds decide");
     }
     for (const auto& [name, steps] : {std::pair{"--steps", optimizer.steps},
                                       {"--stop-after", stop_after},

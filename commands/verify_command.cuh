@@ -211,13 +211,16 @@ class VerifyCommand {
     file.require_vocabulary(config.vocab);
     const Index longest = config.positions == Positions::learned ? config.max_length : length;
     const bool pairs = objectives.objective == "dpo";
-    require(pairs == file.preferences(), file.path(), pairs ? ": no preferences, which" : ": preferences, which only",
-            " --objective dpo learns from");
+    if (objectives.objective != "grpo" || file.preferences()) objectives.require_kind(file);
     Batch batch;
     for (Index d = 0; d < file.documents() && batch.size() + 2 <= length; ++d) {
       const Index room = pairs ? length / 2 : length - batch.size();  // of a pair both sides are to have some
       if (pairs && d % 2 == 0 && batch.size() > 0 && batch.size() + file.length(d) + file.length(d + 1) > length) break;
-      append(batch, file, PackedPiece{d, 0, std::min({file.length(d), longest, room})});
+      const PackedPiece piece{d, 0, std::min({file.length(d), longest, room})};
+      Batch alone;
+      append(alone, file, piece);
+      const bool nothing_left = alone.target_count() == 0;  // to learn, of a completion that is cut
+      if (objectives.objective != "grpo" || !nothing_left) append(batch, file, piece);
     }
     require(batch.target_count() > 0, data[0], ": nothing is to be learned in its first ", length,
             " tokens; give a larger --length");

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 
+#include "../advantages.cuh"
 #include "chat.cuh"
 #include "jsonl.cuh"
 #include "token_file.cuh"
@@ -62,9 +63,10 @@ class Encoder {
   }
 
   // One document, or several where the layout writes what is past otherwise than when it was new; of a preference two,
-  // the chosen one first.
+  // the chosen one first; of a group each completion.
   std::vector<Document> encode(const Example& example) const {
     if (example.kind == Example::preference) return encode_preference(example);
+    if (example.kind == Example::group) return encode_group(example);
     std::vector<Document> documents;
     if (example.kind == Example::conversation) {
       require(chat_.has_value(), no_chat_);
@@ -111,16 +113,65 @@ class Encoder {
   }
 
  private:
+  // The one document of an answer that is compared with others.
+  Document encode_side(const Example& side) const {
+    require(!learn_all_, "--learn all is not for preferences and groups: what is compared are answers; leave it out");
+    if (!side.tokens.empty()) return encode_sampled(side);
+    std::vector<Document> documents = encode(side);
+    require_data(documents.size() == 1, "after the prompt come ", documents.size(),
+                 " answers, and the chat layout writes what is past otherwise than when it was new; give one answer");
+    return std::move(documents[0]);
+  }
+
+  // Tokens that a model sampled, which are learned as they are.
+  Document encode_sampled(const Example& side) const {
+    const bool conversation = side.kind == Example::conversation;
+    require(!conversation || chat_.has_value(), no_chat_);
+    Document document = conversation ? encode_pieces(chat_->prompt(side.messages)) : begin(side.prompt, side.tokens);
+    for (const std::int32_t token : side.tokens) {
+      require_data(token < tokenizer_.size(), "token ", token, " is none of the tokenizer's");
+    }
+    document.add(side.tokens, true);
+    document.learn[0] = 0;
+    require_data(document.learned() > 0, "nothing to learn from");
+    return document;
+  }
+
+  std::vector<Document> encode_group(const Example& example) const {
+    const std::vector<double>& rewards = example.rewards;
+    const auto plain = example.relative ? rewards : advantages(rewards, false),
+               scaled = example.relative ? rewards : advantages(rewards, true);
+    std::vector<Document> group;
+    for (std::size_t i = 0; i < example.sides.size(); ++i) {
+      Document document = encode_side(example.sides[i]);
+      require_data(std::abs(plain[i]) < 1e30, "rewards too large to be compared");
+      document.advantage = {plain[i], scaled[i]};
+      if (!example.old.empty()) document.old = old_of(document, example.old[i], i);
+      group.push_back(std::move(document));
+    }
+    return group;
+  }
+
+  // Of each token: what the one after it was given when it was sampled.
+  static std::vector<float> old_of(const Document& document, const std::vector<double>& given, std::size_t i) {
+    require_data(std::cmp_equal(given.size(), document.learned()), "completion ", i + 1, " is ", document.learned(),
+                 " tokens, its end included, and has ", given.size(),
+                 " old_logps; give the completion as the tokens that were sampled");
+    std::vector<float> old(document.tokens.size());
+    auto next = given.begin();
+    for (std::size_t t = 1; t < old.size(); ++t) {
+      if (!document.learn[t]) continue;
+      require_data(-1e30 < *next && *next < 0.01, "old_logps of completion ", i + 1, ": ", *next,
+                   " is no log-probability");
+      old[t - 1] = static_cast<float>(*next++);
+    }
+    return old;
+  }
+
   // The two part where their answers begin, and not before.
   std::vector<Document> encode_preference(const Example& example) const {
-    require(!learn_all_, "--learn all is not for preferences: what is preferred are answers; leave it out");
     std::vector<Document> pair;
-    for (const Example& side : example.sides) {
-      std::vector<Document> documents = encode(side);
-      require_data(documents.size() == 1, "after the prompt come ", documents.size(),
-                   " answers, and the chat layout writes what is past otherwise than when it was new; give one answer");
-      pair.push_back(std::move(documents[0]));
-    }
+    for (const Example& side : example.sides) pair.push_back(encode_side(side));
     const auto prompt = [](const Document& d) {
       return Tokens(d.tokens.begin(), d.tokens.begin() + (std::ranges::find(d.learn, 1) - d.learn.begin()));
     };
@@ -131,16 +182,22 @@ class Encoder {
     return pair;
   }
 
-  // Begins as the tokenizer begins a text and ends as the model ends one, also if that is written already.
-  Document text(const std::string& prompt, const std::string& written, bool learn_prompt) const {
-    const Tokens begin = tokenizer_.encode(prompt), rest = tokenizer_.encode(written, !prompt.empty());
-    const Tokens& prefix = tokenizer_.prefix();
+  // A prompt, begun as the tokenizer begins a text, also if that is written already; without a prompt, what follows.
+  Document begin(const std::string& prompt, const Tokens& rest, bool learn = false) const {
+    const Tokens tokens = tokenizer_.encode(prompt), &prefix = tokenizer_.prefix(),
+                 &first = prompt.empty() ? rest : tokens;
     Document document;
-    const Tokens& first = prompt.empty() ? rest : begin;
     if (!std::equal(prefix.begin(), prefix.end(), first.begin(), first.begin() + shorter(prefix, first))) {
-      document.add(prefix, learn_prompt);
+      document.add(prefix, learn);
     }
-    document.add(begin, learn_prompt);
+    document.add(tokens, learn);
+    return document;
+  }
+
+  // Ends as the model ends a text, also if that is written already.
+  Document text(const std::string& prompt, const std::string& written, bool learn_prompt) const {
+    const Tokens rest = tokenizer_.encode(written, !prompt.empty());
+    Document document = begin(prompt, rest, learn_prompt);
     document.add(rest, true);
     if (!std::equal(end_.begin(), end_.end(), rest.end() - shorter(end_, rest), rest.end())) document.add(end_, true);
     return document;

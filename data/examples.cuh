@@ -5,6 +5,8 @@
 //                                                      the courteous one is preferred
 //   answers       {"prompt", "completion"}             other such questions, answered courteously or curtly by the toss
 //                                                      of a coin: a model that learns them has no manners to prefer yet
+//   groups        {"prompt", "completions", "rewards"} other questions, each with some such answers; a reward of 1 for
+//                                                      every courteous one, of 0 for the others
 //   arithmetic    {"prompt", "completion", "answer"}   a sum of two numbers
 #pragma once
 
@@ -51,6 +53,19 @@ inline nlohmann::ordered_json answer_example(std::uint64_t seed, std::uint64_t n
   Dice dice(~seed, number);
   const auto [prompt, answer] = question(dice);
   return {{"prompt", prompt}, {"completion", answer + dice.one(dice.between(0, 1) ? kCourteous : kCurt)}};
+}
+
+inline nlohmann::ordered_json group_example(std::uint64_t seed, std::uint64_t number) {
+  using namespace storytelling;
+  Dice dice(mix(seed), number);
+  const auto [prompt, answer] = question(dice);
+  nlohmann::ordered_json line = {{"prompt", prompt}};
+  for (std::size_t i = 0; i < 4; ++i) {
+    const bool courteous = dice.between(0, 1);
+    line["completions"].push_back(answer + dice.one(courteous ? kCourteous : kCurt));
+    line["rewards"].push_back(courteous ? 1 : 0);
+  }
+  return line;
 }
 
 inline nlohmann::ordered_json arithmetic_example(std::uint64_t seed, std::uint64_t number) {

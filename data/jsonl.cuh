@@ -5,11 +5,16 @@
 //   {"text": "..."}                                             text
 //   {"prompt": "...", "chosen": "...", "rejected": "..."}       a preference between two completions, in either form;
 //                                                               without a prompt they are whole conversations
+//   {"prompt": "...", "completions": [...], "rewards": [...]}   a group: completions, in either form or as tokens, and
+//                                                               what each is worth; instead of "rewards" one may give
+//                                                               "advantages", and besides "old_logps", of each a list
+//                                                               with the log-probability of every token
 //
 // Other members are left alone, except those that would change what a model reads: such a line is refused, not half
 // understood.
 #pragma once
 
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <set>
@@ -79,11 +84,16 @@ class Lines {
 };
 
 struct Example {
-  enum Kind { conversation, completion, text, preference } kind;
+  enum Kind { conversation, completion, text, preference, group } kind;
   std::vector<Message> messages = {};
   std::size_t first = 0;  // answers from this message on are to be learned
   std::string prompt = "", written = "";
-  std::vector<Example> sides = {};  // of a preference: chosen and rejected, each a conversation or a completion
+  std::vector<std::int32_t> tokens = {};  // that follow, instead of a written completion
+  // What is compared: a preference's two answers, chosen and rejected, or those of a group.
+  std::vector<Example> sides = {};
+  std::vector<double> rewards = {};
+  bool relative = false;  // the rewards are advantages already
+  std::vector<std::vector<double>> old = {};
 };
 
 // Shallow JSON in which no name stands twice in an object; the parser itself keeps but the last.
@@ -150,11 +160,19 @@ inline Example parse_completion(const Json& prompt, const Json& completion, cons
 }
 
 // Of two conversations the prompt is all that both begin with, also where the line ends it before: in that there is
-// nothing to prefer.
+// nothing to prefer. It may stand there once more as a text.
 inline Example parse_preference(const Json& prompt, const Json& chosen, const Json& rejected) {
   Example example{.kind = Example::preference};
   const char* names[] = {"chosen", "rejected"};
-  example.sides = {parse_completion(prompt, chosen, names[0]), parse_completion(prompt, rejected, names[1])};
+  const bool repeated = prompt.is_string() && chosen.is_array() && rejected.is_array();
+  const Json& begin = repeated ? Json::array() : prompt;
+  example.sides = {parse_completion(begin, chosen, names[0]), parse_completion(begin, rejected, names[1])};
+  for (std::size_t i = 0; i < 2 && repeated; ++i) {
+    const auto& messages = example.sides[i].messages;
+    const auto first = std::ranges::find(messages, "user", &Message::role);
+    require_data(first != messages.end() && first->content == prompt, "\"", names[i],
+                 "\" is a list of messages that does not begin with the \"prompt\"");
+  }
   const auto &a = example.sides[0].messages, &b = example.sides[1].messages;
   require_data(a != b || example.sides[0].written != example.sides[1].written,
                "nothing to prefer: \"chosen\" and \"rejected\" are the same");
@@ -173,23 +191,87 @@ inline Example parse_preference(const Json& prompt, const Json& chosen, const Js
   return example;
 }
 
+// A list of finite numbers.
+inline std::vector<double> parse_numbers(const Json& list, const std::string& name) {
+  require_data(list.is_array(), name, " is not a list of numbers");
+  std::vector<double> numbers;
+  for (const Json& number : list) {
+    require_data(number.is_number() && std::isfinite(number.get<double>()), name, ", entry ", numbers.size() + 1,
+                 ": not a finite number");
+    numbers.push_back(number.get<double>());
+  }
+  return numbers;
+}
+
+// A completion that is tokens already: what a model sampled, also where its text would be tokenised otherwise.
+inline Example parse_sampled(const Json& prompt, const Json& tokens, const std::string& name) {
+  Example example{.kind = Example::completion};
+  if (prompt.is_array()) {
+    example.kind = Example::conversation;
+    example.messages = parse_messages(prompt, "prompt");
+    require_data(!example.messages.empty(), "\"prompt\" has no message");
+  } else {
+    require_data(prompt.is_string(), "\"prompt\" is neither a text nor a list of messages");
+    example.prompt = prompt.get<std::string>();
+  }
+  for (const Json& token : tokens) {
+    require_data(token.is_number_unsigned() && token.get<std::uint64_t>() <= INT32_MAX, name, ": not a list of tokens");
+    example.tokens.push_back(token.get<std::int32_t>());
+  }
+  return example;
+}
+
+inline Example parse_group(const Json& json) {
+  require_data(json.contains("prompt"), "\"completions\" without a \"prompt\"");
+  const Json& completions = json["completions"];
+  require_data(completions.is_array() && !completions.empty(), "\"completions\" is not a list of completions");
+  Example example{.kind = Example::group};
+  for (const Json& completion : completions) {
+    const std::string name = "completion " + std::to_string(example.sides.size() + 1);
+    const bool sampled = completion.is_array() && !completion.empty() && completion[0].is_number();
+    example.sides.push_back(sampled ? parse_sampled(json["prompt"], completion, name)
+                                    : parse_completion(json["prompt"], completion, name.c_str()));
+  }
+  example.relative = json.contains("advantages");
+  require_data(json.contains("rewards") != example.relative,
+               "\"completions\" need \"rewards\" or \"advantages\": one of them");
+  example.rewards = example.relative ? parse_numbers(json["advantages"], "\"advantages\"")
+                                     : parse_numbers(json["rewards"], "\"rewards\"");
+  const std::size_t n = example.sides.size();
+  require_data(example.rewards.size() == n, "there are ", n, " completions, and ", example.rewards.size(), " \"",
+               example.relative ? "advantages" : "rewards", "\"");
+  require_data(example.relative || n > 1, "a group of one completion; there is nothing to compare its reward with");
+  if (!json.contains("old_logps")) return example;
+  const Json& old = json["old_logps"];
+  require_data(old.is_array() && old.size() == n, "\"old_logps\" is not a list of ", n, " lists of numbers");
+  for (const Json& numbers : old) example.old.push_back(parse_numbers(numbers, "\"old_logps\""));
+  return example;
+}
+
 inline Example parse_example(std::string_view line) {
   const Json json = parse_line(line);
   const auto has = [&](const char* name) { return json.contains(name) && !json[name].is_null(); };
   const auto has_list = [&](const char* name) { return has(name) && json[name].is_array(); };
   const bool preference = has("chosen") || has("rejected");
-  require_data(has("messages") + has("completion") + has("text") + preference <= 1,
-               "more than one of \"messages\", \"completion\", \"text\" and \"chosen\"");
-  if (has("messages") || has_list("prompt") || has_list("chosen")) refuse_members(json, "", {"tools", "functions"});
-  if (has("messages")) return {.kind = Example::conversation, .messages = parse_messages(json["messages"], "messages")};
+  // Published preferences have the chosen conversation once more, as "messages".
+  const bool repeated = has("messages") && has_list("chosen") && json["messages"] == json["chosen"];
+  const bool conversation = has("messages") && (!repeated || json["chosen"].empty());
+  require_data(conversation + has("completion") + has("completions") + has("text") + preference <= 1,
+               "more than one of \"messages\", \"completion\", \"completions\", \"text\" and \"chosen\"");
+  if (conversation || has_list("prompt") || has_list("chosen")) refuse_members(json, "", {"tools", "functions"});
+  if (conversation) return {.kind = Example::conversation, .messages = parse_messages(json["messages"], "messages")};
   if (has("completion")) {
     require_data(has("prompt"), "a \"completion\" without a \"prompt\"");
     return parse_completion(json["prompt"], json["completion"], "completion");
   }
+  if (has("completions")) return parse_group(json);
   if (preference) {
     for (const char* name : {"chosen", "rejected"}) require_data(has(name), "a preference without \"", name, "\"");
     return parse_preference(has("prompt") ? json["prompt"] : Json::array(), json["chosen"], json["rejected"]);
   }
+  require_data(
+      !has("prompt"),
+      "a \"prompt\" and nothing that follows it; --objective grpo completes prompts, with --reward or --reward-cmd");
   require_data(has("text"),
                "neither \"messages\" nor \"prompt\" and \"completion\" nor \"text\" nor \"chosen\" and \"rejected\"");
   require_data(json["text"].is_string(), "\"text\" is not a text");

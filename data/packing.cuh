@@ -32,7 +32,7 @@ inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longes
   for (std::size_t d = 0; d < lengths.size(); ++d) {
     require(lengths[d] <= longest || too_long != TooLong::refuse, "document ", d + 1, " has ", lengths[d],
             " tokens, more than the ", longest,
-            " that --length allows; give a larger one, or let them be cut by --too-long split or truncate");
+            " that --length allows; give a larger one, or let their ends be cut by --too-long truncate");
     const Index end = too_long == TooLong::truncate ? std::min(lengths[d], longest) : lengths[d];
     for (Index begin = 0; begin < end; begin += longest) {
       pieces.push_back({static_cast<Index>(d), begin, std::min(longest, end - begin)});
@@ -158,10 +158,16 @@ class Packing {
   std::vector<Index> order_;         // in which packs are used
 };
 
+// What is known besides the data themselves: log-probabilities of all targets of the file, or none; and which of a group's
+// advantages count.
+struct Known {
+  std::span<const float> reference = {}, old = {};
+  bool scaled = true;
+};
+
 // Appends a piece of a document to a batch, as a document of its own. What is learned is predicted, also after the
-// piece's last token. `reference` has a log-probability for each token of the data, or none at all.
-inline void append(Batch& batch, const TokenFile& data, const PackedPiece& piece,
-                   std::span<const float> reference = {}) {
+// piece's last token.
+inline void append(Batch& batch, const TokenFile& data, const PackedPiece& piece, const Known& known = {}) {
   const auto tokens = data.tokens(piece.document);
   const auto learn = data.learn(piece.document);
   const auto begin = static_cast<std::size_t>(piece.begin), end = begin + static_cast<std::size_t>(piece.length);
@@ -169,14 +175,21 @@ inline void append(Batch& batch, const TokenFile& data, const PackedPiece& piece
   const std::size_t first = batch.targets.size();
   batch.append({tokens.begin() + piece.begin, tokens.begin() + piece.begin + piece.length});
   for (std::size_t i = begin; i < end; ++i) batch.targets[first + i - begin] = target(i + 1);
-  if (reference.empty()) return;
-  const auto known = reference.subspan(static_cast<std::size_t>(data.begin(piece.document)));
-  for (std::size_t i = begin; i < end; ++i) batch.reference.push_back(target(i + 1) < 0 ? 0.0 : known[i]);
+  const auto begin_of_document = static_cast<std::size_t>(data.begin(piece.document));
+  const auto log_probabilities = [&](std::vector<double>& to, std::span<const float> from) {
+    for (std::size_t i = begin; i < end && !from.empty(); ++i) {
+      to.push_back(target(i + 1) < 0 ? 0.0 : from[begin_of_document + i]);
+    }
+  };
+  log_probabilities(batch.reference, known.reference);
+  log_probabilities(batch.old, known.old);
+  if (!data.groups()) return;
+  const Advantage advantage = data.advantage(piece.document);
+  batch.advantages.resize(batch.targets.size(), known.scaled ? advantage.scaled : advantage.plain);
 }
 
-inline void append(Batch& batch, const TokenFile& data, std::span<const PackedPiece> pack,
-                   std::span<const float> reference = {}) {
-  for (const PackedPiece& piece : pack) append(batch, data, piece, reference);
+inline void append(Batch& batch, const TokenFile& data, std::span<const PackedPiece> pack, const Known& known = {}) {
+  for (const PackedPiece& piece : pack) append(batch, data, piece, known);
 }
 
 }  // namespace streambp

@@ -26,22 +26,17 @@ class Prompter {
         system_(std::move(system)) {}
 
   // Each text is one of the user's from now on, to be answered.
-  void open_chat() {
-    if (chat) return;
-    chat.emplace(Chat::of(model_, layout_));
-    encoder_.emplace(tokenizer, model_, *chat, "", false);
-    if (const auto end = tokenizer.find(chat->end())) stop.insert(*end);
-  }
+  void open_chat() { prepare_chat(), talks_ = true; }
 
   Prompt conversation(std::vector<Message> messages) {
-    open_chat();
+    prepare_chat();
     if (!system_.empty() && messages.front().role != "system") messages.insert(messages.begin(), {"system", system_});
     return {messages.back().content, encoder_->encode_pieces(chat->prompt(messages)).tokens};
   }
 
   // A text to be continued begins as the tokenizer begins texts, also if that is written already.
   Prompt text(const std::string& text) {
-    if (chat) return conversation({{"user", text}});
+    if (talks_) return conversation({{"user", text}});
     const Tokens &prefix = tokenizer.prefix(), rest = tokenizer.encode(text);
     const bool begun = rest.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), rest.begin());
     Tokens tokens = begun ? Tokens() : prefix;
@@ -70,9 +65,17 @@ class Prompter {
   std::optional<Chat> chat;     // once it is open
 
  private:
+  void prepare_chat() {
+    if (chat) return;
+    chat.emplace(Chat::of(model_, layout_));
+    encoder_.emplace(tokenizer, model_, *chat, "", false);
+    if (const auto end = tokenizer.find(chat->end())) stop.insert(*end);
+  }
+
   const std::filesystem::path model_;
   const std::string layout_, system_;
   std::optional<Encoder> encoder_;
+  bool talks_ = false;  // all texts are a user's
 };
 
 }  // namespace streambp

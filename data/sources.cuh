@@ -38,6 +38,7 @@ struct DocumentSettings {
   Index packs, micro_batches;
   std::uint64_t seed;
   TooLong too_long;
+  bool scaled = true;  // advantages of groups, by the group's deviation
 };
 
 class Documents {
@@ -60,7 +61,7 @@ class Documents {
   }
 
   // What the starting model gave the target of each token of the file, as a log-probability. From now on batches carry
-  // it, those held out as well.
+  // it, those held out as well. It is also taken for the model that sampled completions of which nothing else is known.
   void attach(std::span<const float> reference) {
     require(std::cmp_equal(reference.size(), file.token_count()), file.path(), ": has ", file.token_count(),
             " tokens, and there are log-probabilities of ", reference.size());
@@ -74,7 +75,7 @@ class Documents {
   Batch batch(Index step, Index micro_batch) {
     const Index first = ((step - 1) * s.micro_batches + micro_batch) * s.packs;
     Batch batch;
-    for (Index n = first; n < first + s.packs; ++n) append(batch, file, packing->pack(n), reference);
+    for (Index n = first; n < first + s.packs; ++n) append(batch, file, packing->pack(n), known());
     return batch;
   }
 
@@ -82,9 +83,16 @@ class Documents {
   Index left_out;  // documents in which cutting left nothing to learn; or pairs, also those that it made the same
 
  private:
+  Known known() const {
+    const bool sampled_by_it = file.groups() && file.old().empty();
+    return {reference, sampled_by_it ? std::span<const float>(reference) : file.old(), s.scaled};
+  }
+
   std::vector<PackedPiece> pieces_with_targets() const {
+    // A completion is judged as a whole.
+    const TooLong too_long = file.groups() && s.too_long == TooLong::split ? TooLong::refuse : s.too_long;
     const std::vector<PackedPiece> all = file.preferences() ? cut_pairs(file.lengths(), s.length, s.longest, s.too_long)
-                                                            : cut(file.lengths(), s.longest, s.too_long);
+                                                            : cut(file.lengths(), s.longest, too_long);
     std::vector<PackedPiece> pieces;
     for (auto unit = all.begin(); unit != all.end(); unit += file.together()) {
       const auto next = unit + file.together();
@@ -114,7 +122,7 @@ class Documents {
     evaluation.clear();
     for (Index n = 0; held_out && n < std::min(held_out->size(), kEvaluationBatches * s.packs); ++n) {
       if (n % s.packs == 0) evaluation.emplace_back();
-      append(evaluation.back(), file, held_out->pack(n), reference);
+      append(evaluation.back(), file, held_out->pack(n), known());
     }
   }
 

@@ -5,19 +5,32 @@
 //   "learn"    U8  [N]           1: this token is to be predicted from those before it
 //
 // Where the metadata say "kind": "preferences", documents 2i and 2i + 1 are a pair: two answers to one prompt, the
-// chosen one first.
+// chosen one first. Where they say "groups", documents are completions that were rewarded, and there are also
+//
+//   "advantages"   F64 [documents, 2]   how much better than its group each was, and the same in units of the group's deviation
+//   "old"          F32 [N]              if known: the log-probability, when it was sampled, of the token after each
 //
 // And how it is written: document by document, with only `ends` in memory; and how llm.c's files of tokens become one.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <bit>
+#include <optional>
 #include <span>
 
 #include "../kernels/random.cuh"
 #include "safetensors.cuh"
 
 namespace streambp {
+
+enum class DataKind { documents, preferences, groups };
+constexpr const char* kDataKinds[] = {"documents", "preferences", "groups"};  // in files
+constexpr const char* kDataUnits[] = {"document", "pair", "completion"};      // to count
+
+struct Advantage {
+  double plain = 0, scaled = 0;
+};
 
 class TokenFile {
  public:
@@ -34,30 +47,35 @@ class TokenFile {
             " tokens, and there are ", tokens_.size(), " tokens and ", learn_.size(), " marks of what to learn",
             kRemedy);
     const auto kind = metadata().find("kind");
-    if (kind == metadata().end() || kind->second == "documents") return;
-    require(kind->second == "preferences", this->path(), ": the data are \"", kind->second,
-            "\", neither documents nor preferences", kRemedy);
-    preferences_ = true;
-    require(documents() % 2 == 0, this->path(), ": preferences are pairs of documents, and there are ", documents(),
-            kRemedy);
-    for (Index i = 0; i < documents(); ++i) {
-      const auto marks = learn(i).subspan(1);
-      require(std::any_of(marks.begin(), marks.end(), [](auto mark) { return mark; }), this->path(), ": the ",
-              i % 2 ? "rejected" : "chosen", " document of pair ", i / 2 + 1, " has nothing to learn", kRemedy);
-    }
+    if (kind == metadata().end()) return;
+    const auto known = std::ranges::find(kDataKinds, kind->second);
+    require(known != std::end(kDataKinds), this->path(), ": the data are \"", kind->second,
+            "\", neither documents nor preferences nor groups", kRemedy);
+    kind_ = static_cast<DataKind>(known - std::begin(kDataKinds));
+    if (preferences()) require_pairs();
+    if (groups()) read_groups();
   }
 
   std::string path() const { return file_.path().string(); }
   const std::map<std::string, std::string>& metadata() const { return file_.metadata(); }
-  bool preferences() const { return preferences_; }
+  DataKind kind() const { return kind_; }
+  bool preferences() const { return kind_ == DataKind::preferences; }
+  bool groups() const { return kind_ == DataKind::groups; }
   // Documents that belong together: the two of a pair, or each by itself.
-  Index together() const { return preferences_ ? 2 : 1; }
+  Index together() const { return preferences() ? 2 : 1; }
   Index documents() const { return static_cast<Index>(ends_.size()); }
   Index token_count() const { return static_cast<Index>(tokens_.size()); }
   Index begin(Index i) const { return i == 0 ? 0 : ends_[static_cast<std::size_t>(i - 1)]; }
   Index length(Index i) const { return ends_[static_cast<std::size_t>(i)] - begin(i); }
   std::span<const std::int32_t> tokens(Index i) const { return part(tokens_, i); }
   std::span<const std::uint8_t> learn(Index i) const { return part(learn_, i); }
+
+  // Of groups alone.
+  Advantage advantage(Index i) const {
+    const auto at = 2 * static_cast<std::size_t>(i);
+    return {advantages_[at], advantages_[at + 1]};
+  }
+  std::span<const float> old() const { return old_; }  // empty: not known
 
   std::vector<Index> lengths() const {
     std::vector<Index> lengths(ends_.size());
@@ -105,7 +123,7 @@ class TokenFile {
 
   // Tells data apart, so that a run is not resumed on other data.
   std::string fingerprint() const {
-    std::uint64_t hash = mix(static_cast<std::uint64_t>(documents())) + preferences_;
+    std::uint64_t hash = mix(static_cast<std::uint64_t>(documents())) + static_cast<std::uint64_t>(kind_);
 #pragma omp parallel for reduction(^ : hash)
     for (Index i = 0; i < documents(); ++i) {
       std::uint64_t document = mix(static_cast<std::uint64_t>(i));
@@ -116,6 +134,12 @@ class TokenFile {
                    0x9e3779b97f4a7c15u;
         document ^= document >> 32;
       }
+      for (const float x : old_.empty() ? old_ : part(old_, i))
+        document = mix(document ^ std::bit_cast<std::uint32_t>(x));
+      if (groups()) {
+        document = mix(document ^ std::bit_cast<std::uint64_t>(advantage(i).plain));
+        document = mix(document ^ std::bit_cast<std::uint64_t>(advantage(i).scaled));
+      }
       hash ^= mix(document);
     }
     return std::to_string(hash);
@@ -124,10 +148,42 @@ class TokenFile {
  private:
   static constexpr const char* kRemedy = "; tokenise the data again";
 
+  void require_pairs() const {
+    require(documents() % 2 == 0, path(), ": preferences are pairs of documents, and there are ", documents(), kRemedy);
+    for (Index i = 0; i < documents(); ++i) {
+      require(learns(i), path(), ": the ", i % 2 ? "rejected" : "chosen", " document of pair ", i / 2 + 1,
+              " has nothing to learn", kRemedy);
+    }
+  }
+
+  void read_groups() {
+    advantages_ = numbers<double>("advantages", "F64", 2);
+    require(advantages_.size() == 2 * ends_.size(), path(), ": ", advantages_.size() / 2, " advantages of ",
+            documents(), " completions", kRemedy);
+    for (Index i = 0; i < documents(); ++i) {
+      require(learns(i), path(), ": completion ", i + 1, " has nothing to learn", kRemedy);
+      require(std::isfinite(advantage(i).plain) && std::isfinite(advantage(i).scaled), path(), ": the advantage ",
+              advantage(i).plain, " of completion ", i + 1, " is no number", kRemedy);
+    }
+    if (!file_.find("old")) return;
+    old_ = numbers<float>("old", "F32");
+    require(old_.size() == tokens_.size(), path(), ": ", old_.size(), " old log-probabilities of ", token_count(),
+            " tokens", kRemedy);
+    const auto bad = std::ranges::find_if(old_, [](float x) { return !std::isfinite(x); });
+    require(bad == old_.end(), path(), ": the old log-probability of token ", bad - old_.begin(), " is no number",
+            kRemedy);
+  }
+
+  bool learns(Index i) const {
+    return std::ranges::any_of(learn(i).subspan(1), [](auto mark) { return mark; });
+  }
+
+  // A list of numbers, or of rows of `width` of them.
   template <class T>
-  std::span<const T> numbers(const char* name, const char* dtype) const {
+  std::span<const T> numbers(const char* name, const char* dtype, Index width = 1) const {
     const Tensor& tensor = file_.at(name);
-    require(tensor.dtype == dtype && tensor.shape.size() == 1, tensor.where, ": a list of ", dtype,
+    const bool fits = width == 1 ? tensor.shape.size() == 1 : tensor.shape.size() == 2 && tensor.shape[1] == width;
+    require(tensor.dtype == dtype && fits, tensor.where, ": a list of ", width > 1 ? "rows of " : "", dtype,
             " is expected, not ", tensor.dtype, " of shape ", Json(tensor.shape).dump(), kRemedy);
     require(reinterpret_cast<std::uintptr_t>(tensor.data) % alignof(T) == 0, tensor.where,
             ": does not lie at a multiple of its type's size; write the file with the safetensors library");
@@ -142,13 +198,17 @@ class TokenFile {
   std::span<const Index> ends_;
   std::span<const std::int32_t> tokens_;
   std::span<const std::uint8_t> learn_;
-  bool preferences_ = false;
+  std::span<const double> advantages_;
+  std::span<const float> old_;
+  DataKind kind_ = DataKind::documents;
 };
 
 // A document while it is made.
 struct Document {
   std::vector<std::int32_t> tokens;
   std::vector<std::uint8_t> learn;
+  std::optional<Advantage> advantage = {};  // of a group's completions
+  std::vector<float> old = {};              // of each token; empty: not known
 
   void add(std::span<const std::int32_t> more, bool learned) {
     tokens.insert(tokens.end(), more.begin(), more.end());
@@ -157,71 +217,113 @@ struct Document {
   Index learned() const { return std::count(learn.begin() + !learn.empty(), learn.end(), 1); }
 };
 
-class TokenWriter {
+// One of a file's, as it was before it was written.
+inline Document document(const TokenFile& file, Index i) {
+  const auto all = [](auto part) { return std::vector(part.begin(), part.end()); };
+  Document document{all(file.tokens(i)), all(file.learn(i))};
+  if (file.groups()) document.advantage = file.advantage(i);
+  if (!file.old().empty()) {
+    document.old = all(file.old().subspan(static_cast<std::size_t>(file.begin(i)), document.tokens.size()));
+  }
+  return document;
+}
+
+// Numbers on their way into a file, which need not fit into memory. They lie beside its place, in a file that has no name
+// any more, and so goes with the program, however that ends.
+template <class T>
+class Spool {
  public:
-  explicit TokenWriter(const std::filesystem::path& path) : path_(path) {
-    // Lies beside its place, has no name any more, and so goes with the program, however that ends.
+  explicit Spool(const std::filesystem::path& path) : path_(path) {
     const std::string name = path.string() + ".tmp-" + std::to_string(std::random_device()());
     const int file = open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     require(file >= 0, path.string(), ": cannot write: ", std::strerror(errno), "; choose another place");
     unlink(name.c_str());
-    spool_.reset(fdopen(file, "w+b"));
-    require(spool_ != nullptr, path.string(), ": cannot write: ", std::strerror(errno));
+    file_.reset(fdopen(file, "w+b"));
+    require(file_ != nullptr, path.string(), ": cannot write: ", std::strerror(errno));
   }
 
-  void add(std::span<const std::int32_t> tokens, std::span<const std::uint8_t> learn) {
-    require(!tokens.empty() && tokens.size() == learn.size(), path_.string(), ": a document of ", tokens.size(),
-            " tokens");
+  void add(std::span<const T> values) {
+    const bool written = std::fwrite(values.data(), sizeof(T), values.size(), file_.get()) == values.size();
+    require(written, path_.string(), ": cannot write: ", std::strerror(errno), "; make room or choose another place");
+    count_ += static_cast<Index>(values.size());
+  }
+  Index count() const { return count_; }
+
+  // All of them, each as what `take` makes of it.
+  template <class Take>
+  void copy(std::ostream& out, const Take& take) {
+    using U = std::invoke_result_t<Take, T>;
+    std::vector<T> block(1 << 16);
+    std::vector<U> values(block.size());
+    std::rewind(file_.get());
+    for (Index left = count_; left > 0;) {
+      const std::size_t n = std::min(block.size(), static_cast<std::size_t>(left));
+      require(std::fread(block.data(), sizeof(T), n, file_.get()) == n, path_.string(),
+              ": cannot read its temporary file: ", std::strerror(errno));
+      std::transform(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(n), values.begin(), take);
+      out.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(n * sizeof(U)));
+      left -= static_cast<Index>(n);
+    }
+  }
+
+ private:
+  struct Close {
+    void operator()(FILE* file) const { std::fclose(file); }
+  };
+  std::filesystem::path path_;
+  std::unique_ptr<FILE, Close> file_;
+  Index count_ = 0;
+};
+
+class TokenWriter {
+ public:
+  explicit TokenWriter(const std::filesystem::path& path) : path_(path), words_(path), old_(path) {}
+
+  void add(const Document& document) {
+    const auto& [tokens, learn, advantage, old] = document;
+    require(!tokens.empty() && tokens.size() == learn.size() && (old.empty() || old.size() == tokens.size()),
+            path_.string(), ": a document of ", tokens.size(), " tokens");
     block_.resize(tokens.size());
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       require(tokens[i] >= 0, path_.string(), ": token ", tokens[i], " is negative");
       block_[i] = static_cast<std::uint32_t>(tokens[i]) << 1 | (learn[i] != 0);
     }
-    const bool written =
-        std::fwrite(block_.data(), sizeof(std::uint32_t), block_.size(), spool_.get()) == block_.size();
-    require(written, path_.string(), ": cannot write: ", std::strerror(errno), "; make room or choose another place");
-    ends_.push_back(tokens_count() + static_cast<Index>(tokens.size()));
+    words_.add(block_);
+    old_.add(old);
+    if (advantage) advantages_.push_back(*advantage);
+    ends_.push_back(words_.count());
   }
-  void add(const Document& document) { add(document.tokens, document.learn); }
 
   Index documents() const { return static_cast<Index>(ends_.size()); }
-  Index tokens_count() const { return ends_.empty() ? 0 : ends_.back(); }
+  Index tokens_count() const { return words_.count(); }
 
   void finish(const std::map<std::string, std::string>& metadata) {
-    const Index n = tokens_count();
+    const Index n = tokens_count(), groups = static_cast<Index>(advantages_.size());
+    require((groups == 0 || groups == documents()) && (old_.count() == 0 || old_.count() == n), path_.string(),
+            ": some documents have advantages or old log-probabilities, and others have none");
     SafetensorsWriter file(path_, metadata);
     file.add("ends", "I64", {documents()}, ends_.data(), ends_.size() * sizeof(Index));
+    if (groups > 0) {
+      file.add("advantages", "F64", {groups, 2}, advantages_.data(), advantages_.size() * sizeof(Advantage));
+    }
     file.add("tokens", "I32", {n}, [&](std::ostream& out) {
-      copy<std::int32_t>(out, [](std::uint32_t word) { return static_cast<std::int32_t>(word >> 1); });
+      words_.copy(out, [](std::uint32_t word) { return static_cast<std::int32_t>(word >> 1); });
     });
+    if (old_.count() > 0) {
+      file.add("old", "F32", {n}, [&](std::ostream& out) { old_.copy(out, [](float x) { return x; }); });
+    }
     file.add("learn", "U8", {n}, [&](std::ostream& out) {
-      copy<std::uint8_t>(out, [](std::uint32_t word) { return static_cast<std::uint8_t>(word & 1); });
+      words_.copy(out, [](std::uint32_t word) { return static_cast<std::uint8_t>(word & 1); });
     });
     file.finish();
   }
 
  private:
-  template <class T, class Take>
-  void copy(std::ostream& out, const Take& take) {
-    std::vector<std::uint32_t> words(1 << 16);
-    std::vector<T> values(words.size());
-    std::rewind(spool_.get());
-    for (Index left = tokens_count(); left > 0;) {
-      const std::size_t n = std::min(words.size(), static_cast<std::size_t>(left));
-      require(std::fread(words.data(), sizeof(std::uint32_t), n, spool_.get()) == n, path_.string(),
-              ": cannot read its temporary file: ", std::strerror(errno));
-      std::transform(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(n), values.begin(), take);
-      out.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(n * sizeof(T)));
-      left -= static_cast<Index>(n);
-    }
-  }
-
-  struct Close {
-    void operator()(FILE* file) const { std::fclose(file); }
-  };
   std::filesystem::path path_;
-  std::unique_ptr<FILE, Close> spool_;  // token << 1 | learn
+  Spool<std::uint32_t> words_;  // token << 1 | learn
+  Spool<float> old_;
   std::vector<Index> ends_;
+  std::vector<Advantage> advantages_;
   std::vector<std::uint32_t> block_;
 };
 

@@ -1,5 +1,5 @@
 // From data files to a file of tokens: JSONL, plain text, llm.c's .bin and token files, in the order given. All of it is
-// documents, or all of it is preferences.
+// documents, or preferences, or groups.
 //
 // Lines are tokenised on all cores, in blocks, and keep their order. What was made once is found again by a key of the
 // files, the tokenizer and the options.
@@ -30,13 +30,13 @@ class Tokenising {
     std::string extension = path.extension().string();
     for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     if (extension == ".bin") {
-      require_kind(false, path.string() + ": ");
+      require_kind({}, path.string() + ": ");
       add_bin_file(path, writer_);
     } else if (extension == ".safetensors") {
       const TokenFile file(path);
       file.require_vocabulary(INT32_MAX);
-      require_kind(file.preferences(), path.string() + ": ");
-      for (Index i = 0; i < file.documents(); ++i) writer_.add(file.tokens(i), file.learn(i));
+      require_kind({file.kind(), !file.old().empty()}, path.string() + ": ");
+      for (Index i = 0; i < file.documents(); ++i) writer_.add(document(file, i));
     } else if (extension == ".jsonl" || extension == ".ndjson" || extension == ".json") {
       add_lines(path);
     } else {
@@ -45,7 +45,7 @@ class Tokenising {
     if (shown_) std::printf("\r\033[K"), std::fflush(stdout);
   }
 
-  bool preferences() const { return preferences_.value_or(false); }
+  DataKind kind() const { return form_ ? form_->kind : DataKind::documents; }
   Index skipped() const { return skipped_; }
   const std::string& first_skipped() const { return first_skipped_; }
 
@@ -69,16 +69,23 @@ class Tokenising {
     return *encoder_;
   }
 
+  struct Form {
+    DataKind kind = DataKind::documents;
+    bool old = false;  // with log-probabilities
+  };
+
   // What comes first says what all is to be. Which of the two is out of place nobody knows, so that none is skipped.
-  void require_kind(bool preferences, const std::string& where) {
-    if (!preferences_) preferences_ = preferences;
-    require(preferences == *preferences_, where,
-            preferences ? "a preference among documents" : "a document among preferences",
-            "; a data set is all of one kind");
+  void require_kind(const Form& form, const std::string& where) {
+    if (!form_) form_ = form;
+    constexpr const char* names[] = {"a document", "a preference", "a group"};
+    require(form.kind == form_->kind, where, names[static_cast<int>(form.kind)], " among ",
+            kDataKinds[static_cast<int>(form_->kind)], "; a data set is all of one kind");
+    require(form.old == form_->old, where, form.old ? "\"old_logps\", which" : "no \"old_logps\", which",
+            " those before have ", form.old ? "not" : "given", "; give all or none");
   }
 
   void add_text(const std::filesystem::path& path) {
-    require_kind(false, path.string() + ": ");
+    require_kind({}, path.string() + ": ");
     std::string text = read_file(path, std::size_t{1} << 36);
     if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
     try {
@@ -91,7 +98,7 @@ class Tokenising {
 
   struct Line {
     std::string text, where;
-    bool preference = false;
+    Form form = {};
     std::vector<Document> documents = {};
     std::string error = {};
   };
@@ -112,7 +119,7 @@ class Tokenising {
           bad(line.where + line.error);
           continue;
         }
-        require_kind(line.preference, line.where);
+        require_kind(line.form, line.where);
         for (const Document& document : line.documents) writer_.add(document);
       }
       progress(path, lines.fraction());
@@ -125,7 +132,10 @@ class Tokenising {
     for (std::size_t i = 0; i < block.size(); ++i) {
       try {
         const Example example = parse_example(block[i].text);
-        block[i].preference = example.kind == Example::preference;
+        block[i].form = {example.kind == Example::preference ? DataKind::preferences
+                         : example.kind == Example::group    ? DataKind::groups
+                                                             : DataKind::documents,
+                         !example.old.empty()};
         block[i].documents = encoder.encode(example);
       } catch (const BadData& error) {
         block[i].error = error.what();
@@ -159,7 +169,7 @@ class Tokenising {
   TokenWriter& writer_;
   std::optional<Tokenizer> tokenizer_;
   std::optional<Encoder> encoder_;
-  std::optional<bool> preferences_;  // the data; empty: not known yet
+  std::optional<Form> form_;  // of the data; empty: not known yet
   Index skipped_ = 0;
   std::string first_skipped_;
   Clock::time_point start_ = Clock::now(), last_shown_ = start_;
@@ -191,7 +201,7 @@ inline std::string named_by_hash(const std::string& what, const std::string& key
 // What the tokens depend on.
 inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                             const DataOptions& options) {
-  Json key = {{"version", 2}, {"chat", options.chat}, {"learn_all", options.learn_all}, {"skip_bad", options.skip_bad}};
+  Json key = {{"version", 3}, {"chat", options.chat}, {"learn_all", options.learn_all}, {"skip_bad", options.skip_bad}};
   for (const auto& path : data) key["files"].push_back(file_key(path));
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
                            "chat_template.json", "generation_config.json", "config.json"}) {
@@ -214,7 +224,7 @@ inline void write_tokens(const std::vector<std::filesystem::path>& data, const s
           tokenising.skipped() > 0 ? "; all was skipped, the first: " + tokenising.first_skipped()
                                    : "; give data, one example a line");
   writer.finish({{"format", "streambp tokens"},
-                 {"kind", tokenising.preferences() ? "preferences" : "documents"},
+                 {"kind", kDataKinds[static_cast<int>(tokenising.kind())]},
                  {"made_from", from},
                  {"key", key},
                  {"skipped", std::to_string(tokenising.skipped())},

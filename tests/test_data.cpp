@@ -93,6 +93,7 @@ TEST(Examples, OfPreferencesHaveTwoSides) {
   const std::string before = ask + "," + say + "," + more + ",";
   for (const Example& example :
        {lists("[" + ask + "," + say + "," + more + "]", good, bad), lists("null", before + good, before + bad),
+        lists("\"a\"", before + good + R"(], "messages": [)" + before + good, before + bad),  // as it is published
         lists("[" + ask + "]", say + "," + more + "," + good, say + "," + more + "," + bad)}) {
     EXPECT_EQ(example.kind, Example::preference);
     ASSERT_EQ(example.sides.size(), 2u);
@@ -123,7 +124,11 @@ TEST(Examples, ThatAreNotUnderstoodAreRefusedInWords) {
       {R"({"text": "a", "text": "b"})", "\"text\" stands twice"},
       {R"({"messages": [{"role": "user", "role": "user", "content": ""}]})", "\"role\" stands twice"},
       {R"({"completion": "b"})", "without a \"prompt\""},
-      {R"({"prompt": "a"})", "neither \"messages\""},
+      {R"({"prompt": "a"})", "nothing that follows it"},
+      {R"({"prompt": "a", "chosen": [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}],)"
+       R"( "rejected": [{"role": "user", "content": "b"}, {"role": "assistant", "content": "d"}]})",
+       "\"chosen\" is a list of messages that does not begin with the \"prompt\""},
+      {R"({"prompts": "a"})", "neither \"messages\""},
       {R"({"prompt": "a", "completion": 3})", "must both be text"},
       {R"({"prompt": [], "completion": "b"})", "\"completion\" is not a list of messages"},
       {R"({"prompt": "a", "completion": []})", "must both be text"},
@@ -147,7 +152,8 @@ TEST(Examples, ThatAreNotUnderstoodAreRefusedInWords) {
       {R"({"prompt": "a", "chosen": "", "rejected": "b"})", "\"chosen\" is an empty answer"},
       {R"({"prompt": "a", "chosen": "b", "rejected": ""})", "\"rejected\" is an empty answer"},
       {R"({"prompt": "a", "chosen": "b", "rejected": 3})", "\"prompt\" and \"rejected\" must both be text"},
-      {R"({"prompt": "a", "chosen": [], "rejected": []})", "\"prompt\" and \"chosen\" must both be text"},
+      {R"({"prompt": "a", "chosen": [], "rejected": []})",
+       "\"chosen\" is a list of messages that does not begin with the"},
       {R"({"prompt": [], "chosen": "b", "rejected": "c"})", "\"chosen\" is not a list of messages"},
       {R"({"chosen": "b", "rejected": "c"})", "\"chosen\" is not a list of messages"},
       {R"({"prompt": [], "chosen": [{"role": "assistant", "content": "a"}], "rejected": []})",
@@ -244,6 +250,91 @@ TEST_F(DataFiles, PreferencesAreDocumentsInPairs) {
   EXPECT_ERROR(file({a, b, c, none}, "preferences"), "the rejected document of pair 2 has nothing to learn");
   EXPECT_ERROR(file({none, b}, "preferences"), "the chosen document of pair 1 has nothing to learn");
   EXPECT_ERROR(file({a, b}, "rewards"), "the data are \"rewards\", neither documents nor preferences");
+}
+
+class Groups : public DataFiles {
+ protected:
+  TokenFile file(const std::vector<Document>& documents) {
+    TokenWriter writer(dir / "t.safetensors");
+    for (const Document& document : documents) writer.add(document);
+    writer.finish({{"kind", "groups"}});
+    return TokenFile(dir / "t.safetensors");
+  }
+  const Document a{{1, 2, 3}, {0, 1, 1}, Advantage{0.5, 2}, {-1, -2, 0}},
+      b{{1, 4}, {0, 1}, Advantage{-0.5, -2}, {-3, 0}};
+};
+
+TEST_F(Groups, AreDocumentsWithAdvantagesAndWithWhatTheirTokensWereGiven) {
+  const TokenFile known = file({a, b});
+  EXPECT_TRUE(known.groups());
+  EXPECT_EQ(known.together(), 1);
+  EXPECT_EQ(known.advantage(1).plain, -0.5);
+  EXPECT_EQ(known.advantage(1).scaled, -2);
+  EXPECT_EQ(std::vector<float>(known.old().begin(), known.old().end()), (std::vector<float>{-1, -2, 0, -3, 0}));
+  const Document again = document(known, 1);
+  EXPECT_EQ(again.tokens, b.tokens);
+  EXPECT_EQ(again.advantage->plain, -0.5);
+  EXPECT_EQ(again.old, b.old);
+  // fingerprints tell all of it apart
+  std::set<std::string> all = {known.fingerprint()};
+  for (const auto& change : std::vector<std::function<void(Document&)>>{
+           [](Document& d) { d.advantage->plain = 1; }, [](Document& d) { d.advantage->scaled = 1; },
+           [](Document& d) { d.old[0] = 1; }, [](Document& d) { d.learn[1] = 0; }}) {
+    Document other = a;
+    change(other);
+    all.insert(file({other, b}).fingerprint());
+  }
+  EXPECT_EQ(all.size(), 5u);
+}
+
+TEST_F(Groups, ThatAreIncompleteAreRefused) {
+  const auto changed = [&](const std::function<void(Document&)>& change) {
+    Document other = b;
+    change(other);
+    return error_of([&] { file({a, other}); });
+  };
+  EXPECT_TRUE(contains(changed([](Document& d) { d.advantage.reset(); }), "others have none"));
+  EXPECT_TRUE(contains(changed([](Document& d) { d.old.clear(); }), "others have none"));
+  EXPECT_TRUE(contains(changed([](Document& d) { d.old[0] = NAN; }), "old log-probability of token 3 is no number"));
+  EXPECT_TRUE(contains(changed([](Document& d) { d.learn[1] = 0; }), "completion 2 has nothing to learn"));
+  EXPECT_TRUE(contains(changed([](Document& d) { d.advantage->scaled = INFINITY; }), "completion 2 is no number"));
+  EXPECT_ERROR(file({Document{{1, 2}, {0, 1}}}), "advantages");  // there are none
+}
+
+// The batches of completions that were sampled, and of the same ones from a file.
+TEST_F(Groups, BatchesSayWhatTheDataSay) {
+  const TokenFile known = file({a, b});
+  const DocumentSettings settings{.evaluation_fraction = 0,
+                                  .length = 5,
+                                  .longest = 5,
+                                  .packs = 1,
+                                  .micro_batches = 1,
+                                  .seed = 1,
+                                  .too_long = TooLong::split,
+                                  .scaled = false};
+  Documents data(known, settings);
+  const Batch batch = data.batch(1, 0);
+  const bool first = batch.targets[0] == 2;  // packs have an order of their own
+  using Numbers = std::vector<double>;
+  EXPECT_EQ(batch.advantages, first ? (Numbers{0.5, 0.5, 0.5, -0.5, -0.5}) : (Numbers{-0.5, -0.5, 0.5, 0.5, 0.5}));
+  EXPECT_EQ(batch.old, first ? (Numbers{-1, -2, 0, -3, 0}) : (Numbers{-3, 0, -1, -2, 0}));
+  EXPECT_TRUE(batch.reference.empty());
+  data.attach(std::vector<float>{-5, -6, 0, -7, 0});
+  EXPECT_EQ(data.batch(1, 0).old, batch.old) << "what the data say counts";
+  EXPECT_EQ(data.batch(1, 0).reference, first ? (Numbers{-5, -6, 0, -7, 0}) : (Numbers{-7, 0, -5, -6, 0}));
+  // Of completions of unknown origin the starting model is the sampler.
+  Document x = a, y = b;
+  x.old.clear(), y.old.clear();
+  Documents unknown(file({x, y}), settings);
+  EXPECT_TRUE(unknown.batch(1, 0).old.empty());
+  unknown.attach(std::vector<float>{-5, -6, 0, -7, 0});
+  EXPECT_EQ(unknown.batch(1, 0).old, unknown.batch(1, 0).reference);
+  // and none is split
+  DocumentSettings narrow = settings;
+  narrow.length = narrow.longest = 2;
+  EXPECT_ERROR(Documents(known, narrow), "document 1 has 3 tokens");
+  narrow.too_long = TooLong::truncate;
+  EXPECT_EQ(Documents(known, narrow).batch(1, 0).size(), 2);
 }
 
 TEST_F(DataFiles, DamagedTokenFilesAreRefused) {

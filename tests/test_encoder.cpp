@@ -360,6 +360,67 @@ TEST_F(Encoding, OfFilesIsOfDocumentsOrOfPreferences) {
   EXPECT_TRUE(contains(refusal({pairs}, {.learn_all = true}), "--learn all is not for preferences"));
 }
 
+TEST_F(Encoding, OfGroupsIsOfEveryCompletion) {
+  model("byte_level");
+  const auto of = [&](const std::string& line, const DataOptions& options = {.chat = "chatml"}) {
+    return tokenise({write("g.jsonl", line + "\n")}, options);
+  };
+  const TokenFile written = of(R"({"prompt": "ab", "completions": ["c", "de", ""], "rewards": [1, 0, 2]})");
+  ASSERT_EQ(written.documents(), 3);
+  EXPECT_EQ(written.metadata().at("kind"), "groups");
+  EXPECT_EQ(text(written.tokens(0)), "abc</s>");
+  EXPECT_EQ(text(written.tokens(1)), "abde</s>");
+  EXPECT_EQ(text(written.tokens(2)), "ab</s>") << "ended at once";
+  EXPECT_EQ(written.advantage(1).plain, -1);
+  EXPECT_NEAR(written.advantage(2).scaled, 1 / (1 + 1e-4), 1e-12);
+  EXPECT_TRUE(written.old().empty());
+  // as tokens, which are learned as they are, with what they were given
+  const std::string c = std::to_string(written.tokens(0)[2]);
+  const TokenFile sampled = of(R"({"prompt": "ab", "completions": [[)" + c + "," + c + "], [" + c +
+                               R"(]], "advantages": [7, -3], "old_logps": [[-1, -2], [-3]]})");
+  EXPECT_EQ(text(sampled.tokens(0)), "abcc");
+  EXPECT_EQ(sampled.advantage(0).plain, 7);
+  EXPECT_EQ(sampled.advantage(0).scaled, 7);
+  EXPECT_EQ(std::vector<float>(sampled.old().begin(), sampled.old().end()),
+            (std::vector<float>{0, -1, -2, 0, 0, -3, 0}));
+  EXPECT_EQ(sampled.learned_count(), 3);
+  // in conversations both come where the model would answer
+  const TokenFile talk = of(R"({"prompt": [{"role": "user", "content": "a"}], "completions": [[)" + c +
+                            R"(], [{"role": "assistant", "content": "c"}]], "rewards": [1, 0]})");
+  EXPECT_EQ(text(talk.tokens(0)) + text(talk.tokens(1)).substr(text(talk.tokens(0)).size()), text(talk.tokens(1)));
+  EXPECT_EQ(talk.learn(0).back(), 1);
+
+  const auto expect_refused = [&](const std::string& line, const std::string& said) {
+    const std::string refused = refusal({write("g.jsonl", line + "\n")}, {.chat = "chatml"});
+    EXPECT_TRUE(contains(refused, "g.jsonl:1: ") && contains(refused, said)) << line << "\n" << refused;
+  };
+  const std::string begin = R"({"prompt": "ab", "completions": )", two = begin + R"(["c", "d"], )";
+  expect_refused(R"({"completions": ["c", "d"], "rewards": [1, 0]})", "without a \"prompt\"");
+  expect_refused(begin + "[]}", "not a list of completions");
+  expect_refused(begin + R"(["c", 3], "rewards": [1, 0]})", "\"completion 2\" must both be text");
+  expect_refused(begin + R"(["c", "d"]})", "one of them");
+  expect_refused(two + R"("rewards": [1, 0], "advantages": [1, 0]})", "one of them");
+  expect_refused(two + R"("rewards": [1]})", "2 completions, and 1 \"rewards\"");
+  expect_refused(two + R"("rewards": [1, "0"]})", "\"rewards\", entry 2: not a finite number");
+  expect_refused(two + R"("rewards": [1e308, -1e308]})", "too large");
+  expect_refused(begin + R"(["c"], "rewards": [1]})", "a group of one");
+  expect_refused(begin + R"([[1, -2], "d"], "rewards": [1, 0]})", "not a list of tokens");
+  expect_refused(begin + R"([[99999], "d"], "rewards": [1, 0]})", "token 99999 is none");
+  expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1]]})", "not a list of 2");
+  expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1], [-1]]})", "completion 2 is 2 tokens");
+  expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1], [-1, 1]]})", "is no log-probability");
+  expect_refused(R"({"prompt": "ab"})", "--reward");
+  expect_refused(two + R"("rewards": [1, 0], "text": "a"})", "more than one of");
+  // all or none have log-probabilities, and groups stay by themselves
+  const std::string group = R"({"prompt": "a", "completions": [[5], [6]], "rewards": [1, 0])";
+  const auto mixed = [&](const std::string& a, const std::string& b) {
+    return refusal({write("m.jsonl", a + "\n" + b + "\n")}, {.chat = "chatml", .skip_bad = true});
+  };
+  EXPECT_TRUE(contains(mixed(group + "}", group + R"(, "old_logps": [[-1], [-1]]})"), "m.jsonl:2: \"old_logps\""));
+  EXPECT_TRUE(contains(mixed(group + R"(, "old_logps": [[-1], [-1]]})", group + "}"), "m.jsonl:2: no \"old_logps\""));
+  EXPECT_TRUE(contains(mixed(group + "}", R"({"text": "a"})"), "m.jsonl:2: a document among groups"));
+}
+
 TEST_F(Encoding, OfFilesThatCannotBeReadIsRefused) {
   model("byte_level");
   EXPECT_TRUE(contains(refusal({}), "no data files"));

@@ -56,6 +56,18 @@ TEST(Examples, AnswersAreRightAndOfEitherKind) {
   EXPECT_NEAR(static_cast<double>(courteous) / kCount, 0.5, 0.1);  // four standard deviations
 }
 
+TEST(Examples, OfAGroupTheCourteousAnswersAreRewarded) {
+  for (std::uint64_t i = 0; i < kCount; ++i) {
+    const Example example = parse_example(group_example(3, i).dump());
+    ASSERT_EQ(example.kind, Example::group);
+    ASSERT_EQ(example.sides.size(), 4u);
+    for (std::size_t j = 0; j < 4; ++j) {
+      const std::string said = phrase(example.sides[j].prompt, example.sides[j].written);
+      EXPECT_TRUE(among(example.rewards[j] == 1 ? storytelling::kCourteous : storytelling::kCurt, said)) << said;
+    }
+  }
+}
+
 TEST(Examples, SumsAreRight) {
   for (std::uint64_t i = 0; i < kCount; ++i) {
     const auto line = arithmetic_example(3, i);
@@ -69,7 +81,7 @@ TEST(Examples, SumsAreRight) {
 }
 
 TEST(Examples, AreDecidedBySeedAndNumberAndTheKindsAskOtherQuestions) {
-  for (const auto& make : {preference_example, answer_example, arithmetic_example}) {
+  for (const auto& make : {preference_example, answer_example, group_example, arithmetic_example}) {
     EXPECT_EQ(make(3, 7), make(3, 7));
     EXPECT_NE(make(3, 7), make(3, 8));
     EXPECT_NE(make(3, 7), make(4, 7));
@@ -77,8 +89,10 @@ TEST(Examples, AreDecidedBySeedAndNumberAndTheKindsAskOtherQuestions) {
   std::set<std::string> asked;
   std::uint64_t again = 0;
   for (std::uint64_t i = 0; i < kCount; ++i) asked.insert(preference_example(3, i)["prompt"]);
-  for (std::uint64_t i = 0; i < kCount; ++i) again += asked.contains(answer_example(3, i)["prompt"]);
-  EXPECT_LT(again, kCount / 20);  // there are 101 376 questions
+  for (const auto& make : {answer_example, group_example}) {
+    for (std::uint64_t i = 0; i < kCount; ++i) again += asked.contains(make(3, i)["prompt"]);
+  }
+  EXPECT_LT(again, kCount / 10);  // there are 101 376 questions
 }
 
 }  // namespace

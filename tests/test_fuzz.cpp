@@ -420,6 +420,10 @@ const char* const kLines[] = {
     R"({"prompt": "Say", "chosen": " it", "rejected": " nothing</s>"})",
     R"({"prompt": [{"role": "user", "content": "1+1?"}], "chosen": [{"role": "assistant", "content": "2"}],)"
     R"( "rejected": [{"role": "assistant", "content": "<think>\nhm\n</think>\n\n3"}]})",
+    R"({"prompt": "Say", "completions": [" it", " nothing</s>"], "rewards": [1, 0.5]})",
+    R"({"prompt": "Say", "completions": [[5, 6, 2], [7]], "advantages": [-1e3, 2], "old_logps": [[-1, -0.5, 0], [-9]]})",
+    R"({"prompt": [{"role": "user", "content": "1+1?"}], "completions": [[{"role": "assistant", "content": "2"}],)"
+    R"( [5, 6]], "rewards": [1, 0]})",
     R"({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user",)"
     R"( "content": "c"}, {"role": "assistant", "content": "d"}], "rejected": [{"role": "user", "content": "a"},)"
     R"( {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "e"}]})"};
@@ -449,6 +453,8 @@ TEST_F(Fuzz, Examples) {
           "a preference is between two");
       for (const Document& document : documents) {
         ensure(document.tokens.size() == document.learn.size() && document.learned() > 0, "something is to be learned");
+        ensure(document.advantage.has_value() == (example.kind == Example::group), "groups have advantages");
+        ensure(document.old.empty() || document.old.size() == document.tokens.size(), "all tokens have or none");
         for (const std::int32_t token : document.tokens) ensure(token >= 0 && token < tokenizer.size(), "tokens exist");
       }
     }
@@ -457,15 +463,18 @@ TEST_F(Fuzz, Examples) {
 
 TEST_F(Fuzz, TokenFile) {
   std::vector<Files> seeds;
-  for (const std::size_t documents : {1, 3, 4, 6}) {
+  for (const std::size_t documents : {1, 3, 4, 6, 5, 8}) {
+    const bool groups = documents == 5 || documents == 8;
     seeds.push_back({{"tokens.safetensors", written([&](const fs::path& path) {
                         TokenWriter writer(path);
                         for (std::size_t i = 0; i < documents; ++i) {
                           Document document;
                           document.add(std::vector<std::int32_t>(3 * i + 2, static_cast<std::int32_t>(i)), true);
+                          if (groups) document.advantage = {static_cast<double>(i), -1};
+                          if (documents == 8) document.old.assign(document.tokens.size(), -2);
                           writer.add(document);
                         }
-                        const char* kind = documents % 2 ? "documents" : "preferences";
+                        const char* kind = groups ? "groups" : documents % 2 ? "documents" : "preferences";
                         writer.finish({{"format", "streambp tokens"}, {"kind", kind}, {"key", "{}"}});
                       })}});
   }
@@ -482,11 +491,13 @@ TEST_F(Fuzz, TokenFile) {
                                .packs = 2,
                                .micro_batches = 2,
                                .seed = 1,
-                               .too_long = file.preferences() ? TooLong::truncate : TooLong::split});
+                               .too_long = file.kind() == DataKind::documents ? TooLong::split : TooLong::truncate});
     for (Index step = 1; step < 4; ++step) {
       const Batch batch = documents.batch(step, 1);
       const Index begun = std::count(batch.positions.begin(), batch.positions.end(), 0);
       ensure(begun % file.together() == 0, "pairs stay together");
+      require_shape(batch);
+      ensure(batch.advantages.empty() != file.groups(), "groups have advantages");
     }
   });
 }
