@@ -17,7 +17,7 @@ class ExamplesCommand {
         "preferred\n"
         "  streambp examples answers --out answers.jsonl           such answers of either kind, to learn first\n"
         "  streambp examples groups --out groups.jsonl             several such answers each, the courteous rewarded\n"
-        "  streambp examples arithmetic --out sums.jsonl           sums of two numbers\n"
+        "  streambp examples arithmetic --out sums.jsonl           sums, with and without what is to be carried\n"
         "  streambp examples stories --out stories.txt             what a model learns that is trained from scratch");
     app.add_option("what", what, "preferences, answers, groups, arithmetic or stories")
         ->check(CLI::IsMember({"preferences", "answers", "groups", "arithmetic", "stories"}))

@@ -7,7 +7,8 @@
 //                                                      of a coin: a model that learns them has no manners to prefer yet
 //   groups        {"prompt", "completions", "rewards"} other questions, each with some such answers; a reward of 1 for
 //                                                      every courteous one, of 0 for the others
-//   arithmetic    {"prompt", "completion", "answer"}   a sum of two numbers
+//   arithmetic    {"prompt", "completion", "answer"}   a sum of two numbers in which one is carried; the completion is what
+//                                                      a pupil wrote who forgets that by the toss of a coin
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -68,13 +69,21 @@ inline nlohmann::ordered_json group_example(std::uint64_t seed, std::uint64_t nu
   return line;
 }
 
+// Every such sum once, before any comes again.
 inline nlohmann::ordered_json arithmetic_example(std::uint64_t seed, std::uint64_t number) {
-  // Steps of a length that has no common factor with 50 * 50 come to every pair of numbers once.
-  const std::uint64_t step = 10 * Random(seed).below(999, 0) + 1237,
-                      pair = (Random(seed).bits(1) % 2500 + number * step) % 2500;
-  const std::uint64_t a = pair / 50, b = pair % 50;
-  const std::string sum = std::to_string(a + b);
-  return {{"prompt", std::to_string(a) + " + " + std::to_string(b) + " = "}, {"completion", sum}, {"answer", sum}};
+  constexpr std::uint64_t sums = 9 * 9 * 45;  // two numbers of two digits; the units come to ten at least
+  const Random random(seed);
+  const std::uint64_t step = 15 * random.below(200, 0) + 1;  // has no factor in common with their number
+  std::uint64_t at = (random.below(sums, 1) + number % sums * step) % sums;
+  const std::uint64_t a_tens = 1 + at / 45 / 9, b_tens = 1 + at / 45 % 9;
+  at %= 45;
+  std::uint64_t a_units = 1;  // goes with as many others
+  for (; at >= a_units; ++a_units) at -= a_units;
+  const std::uint64_t b_units = 9 - at, sum = 10 * (a_tens + b_tens) + a_units + b_units;
+  const bool forgets = storytelling::Dice(seed, number).between(0, 1);
+  return {{"prompt", std::to_string(10 * a_tens + a_units) + " + " + std::to_string(10 * b_tens + b_units) + " = "},
+          {"completion", std::to_string(forgets ? sum - 10 : sum)},
+          {"answer", std::to_string(sum)}};
 }
 
 }  // namespace streambp

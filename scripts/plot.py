@@ -10,6 +10,9 @@
   streambp train --model base --objective dpo --data preferences.jsonl --eval-every 2 --out run
   scripts/plot.py preferences run/metrics.jsonl preferences.png     accuracy and margin of held-out pairs against steps
 
+  streambp train --model base --objective grpo --data prompts.jsonl --reward exact --eval-every 10 --out run
+  scripts/plot.py rewards run/metrics.jsonl rewards.png             reward and entropy against steps
+
 Needs matplotlib (pip install matplotlib, or apt-get install python3-matplotlib).
 """
 
@@ -99,7 +102,34 @@ def draw_preferences(plt, args):
     return fig
 
 
-DRAWINGS = {"memory": draw_memory, "loss": draw_loss, "preferences": draw_preferences}
+def draw_rewards(plt, args):
+    with open(args.input) as file:
+        lines = [json.loads(line) for line in file]
+
+    def curve(name):
+        points = [(line["step"], line[name]) for line in lines if name in line]
+        if not points:
+            raise ValueError(f"no {name}")
+        return points
+
+    fig, axes = plt.subplots(2, 1, figsize=(7.4, 4.6), sharex=True, height_ratios=[3, 2])
+    axes[0].plot(*zip(*curve("reward")), ".", color="#2a6f97", alpha=0.6, markeredgewidth=0, clip_on=False,
+                 label="sampled, each round's own completions")
+    axes[0].plot(*zip(*curve("evaluation_reward")), "o-", color="#b0413e", linewidth=2.2, markersize=4, clip_on=False,
+                 label="held out, likeliest completions")
+    axes[0].set_ylabel("reward")
+    axes[0].set_title("mean reward", loc="left", fontsize=10.5)
+    axes[0].legend(loc="lower right", frameon=False)
+    axes[1].plot(*zip(*curve("entropy")), color="#2a6f97", linewidth=1.6)
+    axes[1].set_ylabel("nats a token")
+    axes[1].set_title("entropy of what is sampled", loc="left", fontsize=10.5)
+    axes[1].set_ylim(bottom=0)
+    axes[1].set_xlabel("step")
+    axes[1].set_xlim(0, curve("reward")[-1][0])
+    return fig
+
+
+DRAWINGS = {"memory": draw_memory, "loss": draw_loss, "preferences": draw_preferences, "rewards": draw_rewards}
 
 
 def main():
