@@ -162,6 +162,7 @@ class TrainCommand : private TrainOptions {
     const TokenFile& file = token_file.emplace(tokenised({data.begin(), data.end()}, from, tokens, out));
     file.require_vocabulary(settings.config.vocab);
     objectives.require_kind(file);
+    settings.objective = objectives.settings(file.most_learned());
     const std::string name = data.size() == 1 ? data[0] : std::to_string(data.size()) + " files";
     const auto about = file.metadata();
     if (about.contains("skipped") && about.contains("first_skipped") && about.at("skipped") != "0") {
@@ -173,7 +174,6 @@ class TrainCommand : private TrainOptions {
                file.documents() / file.together(), kDataUnits[static_cast<int>(file.kind())], file.token_count(),
                file.learned_count(), file.longest_together());
     if (checkpoint.empty() && !given("--length")) length = length_for(file);
-    settings.objective = objectives.settings(length);
     const TooLong choice = too_long == "split"      ? TooLong::split
                            : too_long == "truncate" ? TooLong::truncate
                                                     : TooLong::refuse;

@@ -17,10 +17,9 @@ struct ObjectiveOptions {
     option("--objective", objective,
            "sft: learn the data; dpo: prefer the chosen of two; grpo: do what is rewarded within a group")
         ->check(CLI::IsMember({"sft", "dpo", "grpo"}));
-    option(
-        "--mean", mean,
-        "sft, grpo: over all tokens (BNPO), over documents of each one's tokens (GRPO), or over documents of a fixed "
-        "length (Dr. GRPO, with rewards less their mean, but not scaled)")
+    option("--mean", mean,
+           "sft, grpo: over all tokens (BNPO), over documents of each one's tokens (GRPO), or over documents of one "
+           "length, --completion or that of the longest (Dr. GRPO, with rewards less their mean, but not scaled)")
         ->check(CLI::IsMember({"tokens", "documents", "length"}))
         ->default_str("sft: tokens, grpo: documents");
     option("--preference", preference, "dpo: sigmoid; ipo; or simpo, which needs no starting model")

@@ -52,7 +52,8 @@ class TokenizeCommand {
 
     const TokenFile file(out);
     const Tokenizer tokenizer{std::filesystem::path(model)};
-    file.require_vocabulary(tokenizer.size());
+    file.require_vocabulary(file.groups() ? INT32_MAX
+                                          : tokenizer.size());  // a model may sample tokens that have no text
     const Index units = file.documents() / file.together();
     for (Index i = 0; i < std::min(show, units) * file.together(); ++i) print(tokenizer, file, i);
     const auto tokens = static_cast<double>(file.token_count()), learned = static_cast<double>(file.learned_count());

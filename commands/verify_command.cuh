@@ -41,7 +41,7 @@ class VerifyCommand {
     app.add_option(
         "--data", data,
         "Take the documents, or of dpo the pairs, from these files, for a --model directory with a tokenizer; "
-        "see tokenize");
+        "see tokenize. What dpo and grpo need besides tokens is made up");
     app.add_option("--chat", data_options.chat, "Layout of conversations in --data: " + Chat::names());
     app.add_option("--tokens", tokens_file, "Take the tokens from this file (little-endian int32), as one document");
     app.add_option("--save-gradient", gradient_file,

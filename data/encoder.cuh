@@ -18,6 +18,13 @@ namespace streambp {
 
 using Tokens = std::vector<std::int32_t>;
 
+// A prompt's tokens begin as the tokenizer begins a text, unless that is written already: what is to come before them.
+inline Tokens missing_prefix(const Tokenizer& tokenizer, const Tokens& tokens) {
+  const Tokens& prefix = tokenizer.prefix();
+  const bool begun = tokens.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), tokens.begin());
+  return begun ? Tokens() : prefix;
+}
+
 // The token by which a model ends a text: that of the tokenizer's configuration, else of the model's.
 inline std::int32_t read_end_token(const std::filesystem::path& model, const Tokenizer& tokenizer) {
   const std::string eos = read_text_tokens(model).eos;
@@ -113,9 +120,13 @@ class Encoder {
   }
 
  private:
+  static constexpr const char* kNoPrompt =
+      "the prompt is empty, and so nothing comes before the first token, to predict it from";
+
   // The one document of an answer that is compared with others.
   Document encode_side(const Example& side) const {
     require(!learn_all_, "--learn all is not for preferences and groups: what is compared are answers; leave it out");
+    require_data(side.kind == Example::conversation || !side.prompt.empty() || !tokenizer_.prefix().empty(), kNoPrompt);
     if (!side.tokens.empty()) return encode_sampled(side);
     std::vector<Document> documents = encode(side);
     require_data(documents.size() == 1, "after the prompt come ", documents.size(),
@@ -128,9 +139,6 @@ class Encoder {
     const bool conversation = side.kind == Example::conversation;
     require(!conversation || chat_.has_value(), no_chat_);
     Document document = conversation ? encode_pieces(chat_->prompt(side.messages)) : begin(side.prompt, side.tokens);
-    for (const std::int32_t token : side.tokens) {
-      require_data(token < tokenizer_.size(), "token ", token, " is none of the tokenizer's");
-    }
     document.add(side.tokens, true);
     document.learn[0] = 0;
     require_data(document.learned() > 0, "nothing to learn from");
@@ -144,7 +152,8 @@ class Encoder {
     std::vector<Document> group;
     for (std::size_t i = 0; i < example.sides.size(); ++i) {
       Document document = encode_side(example.sides[i]);
-      require_data(std::abs(plain[i]) < 1e30, "rewards too large to be compared");
+      require_data(is_advantage({plain[i], scaled[i]}), "the reward of completion ", i + 1,
+                   " is too large to be compared");
       document.advantage = {plain[i], scaled[i]};
       if (!example.old.empty()) document.old = old_of(document, example.old[i], i);
       group.push_back(std::move(document));
@@ -161,8 +170,8 @@ class Encoder {
     auto next = given.begin();
     for (std::size_t t = 1; t < old.size(); ++t) {
       if (!document.learn[t]) continue;
-      require_data(-1e30 < *next && *next < 0.01, "old_logps of completion ", i + 1, ": ", *next,
-                   " is no log-probability");
+      require_data(is_log_probability(*next), "old_logps of completion ", i + 1, ": ", *next,
+                   " is no log-probability of what was sampled");
       old[t - 1] = static_cast<float>(*next++);
     }
     return old;
@@ -177,19 +186,15 @@ class Encoder {
     };
     require_data(pair[0].tokens != pair[1].tokens,
                  "nothing to prefer: \"chosen\" and \"rejected\" are the same to the model");
-    require_data(prompt(pair[0]) == prompt(pair[1]),
-                 "the prompt is empty, and so nothing comes before the first token, to predict it from");
+    require_data(prompt(pair[0]) == prompt(pair[1]), kNoPrompt);
     return pair;
   }
 
-  // A prompt, begun as the tokenizer begins a text, also if that is written already; without a prompt, what follows.
+  // A prompt as a text begins; without a prompt, `rest` may have begun it.
   Document begin(const std::string& prompt, const Tokens& rest, bool learn = false) const {
-    const Tokens tokens = tokenizer_.encode(prompt), &prefix = tokenizer_.prefix(),
-                 &first = prompt.empty() ? rest : tokens;
+    const Tokens tokens = tokenizer_.encode(prompt);
     Document document;
-    if (!std::equal(prefix.begin(), prefix.end(), first.begin(), first.begin() + shorter(prefix, first))) {
-      document.add(prefix, learn);
-    }
+    document.add(missing_prefix(tokenizer_, prompt.empty() ? rest : tokens), learn);
     document.add(tokens, learn);
     return document;
   }

@@ -191,6 +191,9 @@ inline Example parse_preference(const Json& prompt, const Json& chosen, const Js
   return example;
 }
 
+// Tables have null where there is nothing.
+inline bool has_member(const Json& json, const char* name) { return json.contains(name) && !json[name].is_null(); }
+
 // A list of finite numbers.
 inline std::vector<double> parse_numbers(const Json& list, const std::string& name) {
   require_data(list.is_array(), name, " is not a list of numbers");
@@ -222,18 +225,19 @@ inline Example parse_sampled(const Json& prompt, const Json& tokens, const std::
 }
 
 inline Example parse_group(const Json& json) {
-  require_data(json.contains("prompt"), "\"completions\" without a \"prompt\"");
+  require_data(has_member(json, "prompt"), "\"completions\" without a \"prompt\"");
   const Json& completions = json["completions"];
   require_data(completions.is_array() && !completions.empty(), "\"completions\" is not a list of completions");
   Example example{.kind = Example::group};
   for (const Json& completion : completions) {
     const std::string name = "completion " + std::to_string(example.sides.size() + 1);
-    const bool sampled = completion.is_array() && !completion.empty() && completion[0].is_number();
+    require_data(!completion.is_array() || !completion.empty(), name, ": an empty list");
+    const bool sampled = completion.is_array() && completion[0].is_number();
     example.sides.push_back(sampled ? parse_sampled(json["prompt"], completion, name)
                                     : parse_completion(json["prompt"], completion, name.c_str()));
   }
-  example.relative = json.contains("advantages");
-  require_data(json.contains("rewards") != example.relative,
+  example.relative = has_member(json, "advantages");
+  require_data(has_member(json, "rewards") != example.relative,
                "\"completions\" need \"rewards\" or \"advantages\": one of them");
   example.rewards = example.relative ? parse_numbers(json["advantages"], "\"advantages\"")
                                      : parse_numbers(json["rewards"], "\"rewards\"");
@@ -241,7 +245,7 @@ inline Example parse_group(const Json& json) {
   require_data(example.rewards.size() == n, "there are ", n, " completions, and ", example.rewards.size(), " \"",
                example.relative ? "advantages" : "rewards", "\"");
   require_data(example.relative || n > 1, "a group of one completion; there is nothing to compare its reward with");
-  if (!json.contains("old_logps")) return example;
+  if (!has_member(json, "old_logps")) return example;
   const Json& old = json["old_logps"];
   require_data(old.is_array() && old.size() == n, "\"old_logps\" is not a list of ", n, " lists of numbers");
   for (const Json& numbers : old) example.old.push_back(parse_numbers(numbers, "\"old_logps\""));
@@ -250,7 +254,7 @@ inline Example parse_group(const Json& json) {
 
 inline Example parse_example(std::string_view line) {
   const Json json = parse_line(line);
-  const auto has = [&](const char* name) { return json.contains(name) && !json[name].is_null(); };
+  const auto has = [&](const char* name) { return has_member(json, name); };
   const auto has_list = [&](const char* name) { return has(name) && json[name].is_array(); };
   const bool preference = has("chosen") || has("rejected");
   // Published preferences have the chosen conversation once more, as "messages".
@@ -269,9 +273,9 @@ inline Example parse_example(std::string_view line) {
     for (const char* name : {"chosen", "rejected"}) require_data(has(name), "a preference without \"", name, "\"");
     return parse_preference(has("prompt") ? json["prompt"] : Json::array(), json["chosen"], json["rejected"]);
   }
-  require_data(
-      !has("prompt"),
-      "a \"prompt\" and nothing that follows it; --objective grpo completes prompts, with --reward or --reward-cmd");
+  require_data(!has("prompt"),
+               "a \"prompt\" and nothing that follows it; train --objective grpo completes prompts, with --reward or "
+               "--reward-cmd");
   require_data(has("text"),
                "neither \"messages\" nor \"prompt\" and \"completion\" nor \"text\" nor \"chosen\" and \"rejected\"");
   require_data(json["text"].is_string(), "\"text\" is not a text");

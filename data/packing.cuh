@@ -26,11 +26,12 @@ struct PackedPiece {
 };
 
 // Documents of these lengths as pieces of at most `longest` tokens.
-inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longest, TooLong too_long) {
+inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longest, TooLong too_long,
+                                    const char* unit = "document") {
   require(longest > 0, "pieces of ", longest, " tokens hold nothing");
   std::vector<PackedPiece> pieces;
   for (std::size_t d = 0; d < lengths.size(); ++d) {
-    require(lengths[d] <= longest || too_long != TooLong::refuse, "document ", d + 1, " has ", lengths[d],
+    require(lengths[d] <= longest || too_long != TooLong::refuse, unit, " ", d + 1, " has ", lengths[d],
             " tokens, more than the ", longest,
             " that --length allows; give a larger one, or let their ends be cut by --too-long truncate");
     const Index end = too_long == TooLong::truncate ? std::min(lengths[d], longest) : lengths[d];

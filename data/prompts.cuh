@@ -37,9 +37,8 @@ class Prompter {
   // A text to be continued begins as the tokenizer begins texts, also if that is written already.
   Prompt text(const std::string& text) {
     if (talks_) return conversation({{"user", text}});
-    const Tokens &prefix = tokenizer.prefix(), rest = tokenizer.encode(text);
-    const bool begun = rest.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), rest.begin());
-    Tokens tokens = begun ? Tokens() : prefix;
+    const Tokens rest = tokenizer.encode(text);
+    Tokens tokens = missing_prefix(tokenizer, rest);
     tokens.insert(tokens.end(), rest.begin(), rest.end());
     return {text, tokens};
   }

@@ -50,7 +50,7 @@ class Documents {
     left_out = this->file.documents() / together;
     for (std::size_t i = 0; i < pieces.size(); ++i) left_out -= i == 0 || unit(pieces[i]) != unit(pieces[i - 1]);
     auto is_held_out = [&](const PackedPiece& piece) {
-      return Random(s.seed, 0xe7a1).uniform(static_cast<std::uint64_t>(unit(piece))) < s.evaluation_fraction;
+      return Random(s.seed, 0xe7a1).uniform(lot(piece.document)) < s.evaluation_fraction;
     };
     std::vector<PackedPiece> training, evaluation;
     for (const PackedPiece& piece : pieces) (is_held_out(piece) ? evaluation : training).push_back(piece);
@@ -88,11 +88,23 @@ class Documents {
     return {reference, sampled_by_it ? std::span<const float>(reference) : file.old(), s.scaled};
   }
 
+  // A number that documents share which are held out together: the two of a pair, and all completions of a prompt.
+  std::uint64_t lot(Index document) const {
+    if (!file.groups()) return static_cast<std::uint64_t>(document / file.together());
+    const auto learn = file.learn(document);
+    std::uint64_t hash = 0;
+    for (std::size_t t = 0; t == 0 || !learn[t]; ++t) {
+      hash = mix(hash ^ static_cast<std::uint64_t>(file.tokens(document)[t]));
+    }
+    return hash;
+  }
+
   std::vector<PackedPiece> pieces_with_targets() const {
     // A completion is judged as a whole.
     const TooLong too_long = file.groups() && s.too_long == TooLong::split ? TooLong::refuse : s.too_long;
-    const std::vector<PackedPiece> all = file.preferences() ? cut_pairs(file.lengths(), s.length, s.longest, s.too_long)
-                                                            : cut(file.lengths(), s.longest, too_long);
+    const std::vector<PackedPiece> all =
+        file.preferences() ? cut_pairs(file.lengths(), s.length, s.longest, s.too_long)
+                           : cut(file.lengths(), s.longest, too_long, kDataUnits[static_cast<int>(file.kind())]);
     std::vector<PackedPiece> pieces;
     for (auto unit = all.begin(); unit != all.end(); unit += file.together()) {
       const auto next = unit + file.together();

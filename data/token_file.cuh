@@ -32,6 +32,10 @@ struct Advantage {
   double plain = 0, scaled = 0;
 };
 
+// What a model can be trained with: numbers whose exponentials and products have room in a float32.
+inline bool is_advantage(const Advantage& a) { return std::abs(a.plain) < 1e30 && std::abs(a.scaled) < 1e30; }
+inline bool is_log_probability(double x) { return -80 < x && x < 0.01; }
+
 class TokenFile {
  public:
   explicit TokenFile(const std::filesystem::path& path) : file_(path) {
@@ -105,6 +109,15 @@ class TokenFile {
     return count;
   }
 
+  // The most that is learned of one document.
+  Index most_learned() const {
+    Index most = 0;
+    for (Index i = 0; i < documents(); ++i) {
+      most = std::max<Index>(most, std::ranges::count(learn(i).subspan(1), std::uint8_t{1}));
+    }
+    return most;
+  }
+
   // Looks at every value once; the file may come from elsewhere, and its vocabulary be another model's.
   void require_vocabulary(Index vocab) const {
     constexpr Index none = INT64_MAX;
@@ -162,15 +175,15 @@ class TokenFile {
             documents(), " completions", kRemedy);
     for (Index i = 0; i < documents(); ++i) {
       require(learns(i), path(), ": completion ", i + 1, " has nothing to learn", kRemedy);
-      require(std::isfinite(advantage(i).plain) && std::isfinite(advantage(i).scaled), path(), ": the advantage ",
-              advantage(i).plain, " of completion ", i + 1, " is no number", kRemedy);
+      require(is_advantage(advantage(i)), path(), ": the advantages of completion ", i + 1, ", ", advantage(i).plain,
+              " and ", advantage(i).scaled, ", cannot be", kRemedy);
     }
     if (!file_.find("old")) return;
     old_ = numbers<float>("old", "F32");
     require(old_.size() == tokens_.size(), path(), ": ", old_.size(), " old log-probabilities of ", token_count(),
             " tokens", kRemedy);
-    const auto bad = std::ranges::find_if(old_, [](float x) { return !std::isfinite(x); });
-    require(bad == old_.end(), path(), ": the old log-probability of token ", bad - old_.begin(), " is no number",
+    const auto bad = std::ranges::find_if_not(old_, is_log_probability);
+    require(bad == old_.end(), path(), ": the old log-probability of token ", bad - old_.begin(), " cannot be",
             kRemedy);
   }
 

@@ -279,7 +279,7 @@ TEST_F(Groups, AreDocumentsWithAdvantagesAndWithWhatTheirTokensWereGiven) {
   std::set<std::string> all = {known.fingerprint()};
   for (const auto& change : std::vector<std::function<void(Document&)>>{
            [](Document& d) { d.advantage->plain = 1; }, [](Document& d) { d.advantage->scaled = 1; },
-           [](Document& d) { d.old[0] = 1; }, [](Document& d) { d.learn[1] = 0; }}) {
+           [](Document& d) { d.old[0] = -3; }, [](Document& d) { d.learn[1] = 0; }}) {
     Document other = a;
     change(other);
     all.insert(file({other, b}).fingerprint());
@@ -295,9 +295,10 @@ TEST_F(Groups, ThatAreIncompleteAreRefused) {
   };
   EXPECT_TRUE(contains(changed([](Document& d) { d.advantage.reset(); }), "others have none"));
   EXPECT_TRUE(contains(changed([](Document& d) { d.old.clear(); }), "others have none"));
-  EXPECT_TRUE(contains(changed([](Document& d) { d.old[0] = NAN; }), "old log-probability of token 3 is no number"));
+  EXPECT_TRUE(contains(changed([](Document& d) { d.old[0] = NAN; }), "old log-probability of token 3 cannot be"));
   EXPECT_TRUE(contains(changed([](Document& d) { d.learn[1] = 0; }), "completion 2 has nothing to learn"));
-  EXPECT_TRUE(contains(changed([](Document& d) { d.advantage->scaled = INFINITY; }), "completion 2 is no number"));
+  EXPECT_TRUE(contains(changed([](Document& d) { d.advantage->scaled = INFINITY; }),
+                       "advantages of completion 2, -0.5 and inf, cannot be"));
   EXPECT_ERROR(file({Document{{1, 2}, {0, 1}}}), "advantages");  // there are none
 }
 
@@ -329,10 +330,33 @@ TEST_F(Groups, BatchesSayWhatTheDataSay) {
   EXPECT_TRUE(unknown.batch(1, 0).old.empty());
   unknown.attach(std::vector<float>{-5, -6, 0, -7, 0});
   EXPECT_EQ(unknown.batch(1, 0).old, unknown.batch(1, 0).reference);
+  // Groups are held out as wholes: those of one prompt, which follow each other
+  std::vector<Document> many;
+  for (std::int32_t prompt = 0; prompt < 40; ++prompt) {
+    for (std::int32_t answer = 0; answer < 3; ++answer) {
+      many.push_back({{prompt, 100 + prompt, answer}, {0, 0, 1}, Advantage{1, 1}});
+    }
+  }
+  DocumentSettings apart = settings;
+  apart.evaluation_fraction = 0.3;
+  apart.length = apart.longest = 9;
+  Documents split(file(many), apart);
+  std::map<std::int32_t, int> held_out, trained;
+  const auto count = [](const Batch& b, std::map<std::int32_t, int>& times) {
+    for (const std::int32_t token : b.tokens) times[token] += token >= 100;
+  };
+  for (const Batch& b : split.evaluation) count(b, held_out);
+  for (Index step = 1; step <= split.steps_per_epoch(); ++step) count(split.batch(step, 0), trained);
+  std::erase_if(held_out, [](const auto& x) { return x.second == 0; });
+  std::erase_if(trained, [](const auto& x) { return x.second == 0; });
+  EXPECT_GT(held_out.size(), 4u);
+  EXPECT_LT(held_out.size(), 8 * 3 + 1);  // of eight batches
+  for (const auto& [prompt, times] : held_out) EXPECT_FALSE(trained.contains(prompt)) << prompt;
+  for (const auto& [prompt, times] : trained) EXPECT_EQ(times, 3) << prompt;
   // and none is split
   DocumentSettings narrow = settings;
   narrow.length = narrow.longest = 2;
-  EXPECT_ERROR(Documents(known, narrow), "document 1 has 3 tokens");
+  EXPECT_ERROR(Documents(known, narrow), "completion 1 has 3 tokens");
   narrow.too_long = TooLong::truncate;
   EXPECT_EQ(Documents(known, narrow).batch(1, 0).size(), 2);
 }

@@ -384,6 +384,10 @@ TEST_F(Encoding, OfGroupsIsOfEveryCompletion) {
   EXPECT_EQ(std::vector<float>(sampled.old().begin(), sampled.old().end()),
             (std::vector<float>{0, -1, -2, 0, 0, -3, 0}));
   EXPECT_EQ(sampled.learned_count(), 3);
+  // also where the tokenizer knows no such token, but the model may; and null is nothing
+  const TokenFile padded = of(R"({"prompt": "ab", "completions": [[99999]], "advantages": [1], "rewards": null,)"
+                              R"( "old_logps": null, "text": null})");
+  EXPECT_EQ(padded.tokens(0).back(), 99999);
   // in conversations both come where the model would answer
   const TokenFile talk = of(R"({"prompt": [{"role": "user", "content": "a"}], "completions": [[)" + c +
                             R"(], [{"role": "assistant", "content": "c"}]], "rewards": [1, 0]})");
@@ -405,7 +409,11 @@ TEST_F(Encoding, OfGroupsIsOfEveryCompletion) {
   expect_refused(two + R"("rewards": [1e308, -1e308]})", "too large");
   expect_refused(begin + R"(["c"], "rewards": [1]})", "a group of one");
   expect_refused(begin + R"([[1, -2], "d"], "rewards": [1, 0]})", "not a list of tokens");
-  expect_refused(begin + R"([[99999], "d"], "rewards": [1, 0]})", "token 99999 is none");
+  expect_refused(begin + R"([[], "d"], "rewards": [1, 0]})", "completion 1: an empty list");
+  expect_refused(R"({"prompt": "", "completions": ["c", "d"], "rewards": [1, 0]})", "the prompt is empty");
+  expect_refused(R"({"prompt": "", "completions": [[5], [6]], "rewards": [1, 0]})", "the prompt is empty");
+  expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1], [-1, -9999]]})",
+                 "old_logps of completion 2: -9999");
   expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1]]})", "not a list of 2");
   expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1], [-1]]})", "completion 2 is 2 tokens");
   expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1], [-1, 1]]})", "is no log-probability");
