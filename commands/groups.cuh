@@ -105,7 +105,11 @@ class Groups {
       samples.push_back({asked[i], completed[i].tokens, stopped, texts[i]});
     }
     const std::vector<double> rewards = rewarder_.rewards(asked, texts);
-    for (std::size_t i = 0; i < samples.size(); ++i) samples[i].reward = rewards[i];
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      require(is_advantage({rewards[i], rewards[i]}), "a reward of ", rewards[i],
+              " is too large to be compared; give smaller ones");
+      samples[i].reward = rewards[i];
+    }
     return samples;
   }
 

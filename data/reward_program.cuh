@@ -230,7 +230,7 @@ class RewardProgram {
     line.remove_suffix(line.size() - (line.find_last_not_of(blanks) + 1));
     if (line.starts_with('+') && !line.starts_with("+-")) line.remove_prefix(1);
     const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), reward);
-    return error == std::errc() && end == line.data() + line.size() && std::abs(reward) < 1e30;
+    return error == std::errc() && end == line.data() + line.size() && std::isfinite(reward);
   }
 
   [[noreturn]] void fail_ended() {
