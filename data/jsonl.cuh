@@ -218,7 +218,7 @@ inline Example parse_sampled(const Json& prompt, const Json& tokens, const std::
     example.prompt = prompt.get<std::string>();
   }
   for (const Json& token : tokens) {
-    require_data(token.is_number_unsigned() && token.get<std::uint64_t>() <= INT32_MAX, name, ": not a list of tokens");
+    require_data(token.is_number_unsigned() && token.get<std::uint64_t>() < INT32_MAX, name, ": not a list of tokens");
     example.tokens.push_back(token.get<std::int32_t>());
   }
   return example;

@@ -410,6 +410,7 @@ TEST_F(Encoding, OfGroupsIsOfEveryCompletion) {
   expect_refused(begin + R"(["c"], "rewards": [1]})", "a group of one");
   expect_refused(begin + R"([[1, -2], "d"], "rewards": [1, 0]})", "not a list of tokens");
   expect_refused(begin + R"([[], "d"], "rewards": [1, 0]})", "completion 1: an empty list");
+  expect_refused(begin + R"([[2147483647], "d"], "rewards": [1, 0]})", "completion 1: not a list of tokens");
   expect_refused(R"({"prompt": "", "completions": ["c", "d"], "rewards": [1, 0]})", "the prompt is empty");
   expect_refused(R"({"prompt": "", "completions": [[5], [6]], "rewards": [1, 0]})", "the prompt is empty");
   expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1], [-1, -9999]]})",
