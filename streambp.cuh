@@ -27,19 +27,19 @@
 #include <functional>
 #include <vector>
 
-#include "activations.cuh"
 #include "kernels/activation.cuh"
 #include "kernels/attention.cuh"
-#include "kernels/device.cuh"
+#include "kernels/base/device.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/head.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
-#include "model.cuh"
-#include "schedule.cuh"
-#include "stream.cuh"
-#include "sums.cuh"
+#include "memory/schedule.cuh"
+#include "memory/sums.cuh"
+#include "model/activations.cuh"
+#include "model/parameters.cuh"
+#include "model/stream.cuh"
 
 namespace streambp {
 

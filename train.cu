@@ -14,16 +14,16 @@
 #include "commands/eval_command.cuh"
 #include "commands/examples_command.cuh"
 #include "commands/generate_command.cuh"
-#include "commands/groups.cuh"
 #include "commands/plan_command.cuh"
 #include "commands/tokenize_command.cuh"
 #include "commands/train_options.cuh"
 #include "commands/verify_command.cuh"
-#include "data/byte_tokenizer.cuh"
-#include "data/reference.cuh"
-#include "data/sources.cuh"
-#include "data/stories.cuh"
-#include "generate.cuh"
+#include "data/documents/sources.cuh"
+#include "data/documents/stories.cuh"
+#include "data/tokenizer/byte_tokenizer.cuh"
+#include "model/generate.cuh"
+#include "training/grpo/groups.cuh"
+#include "training/reference_logps.cuh"
 
 namespace streambp {
 

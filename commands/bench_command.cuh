@@ -1,8 +1,8 @@
 // streambp bench: how fast a training step runs, against what the machine can do.
 #pragma once
 
-#include "../data/files.cuh"
-#include "device_options.cuh"
+#include "commands/device_options.cuh"
+#include "data/files/files.cuh"
 
 namespace streambp {
 

@@ -3,7 +3,7 @@
 
 #include <chrono>
 
-#include "options.cuh"
+#include "commands/options.cuh"
 
 namespace streambp {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "../data/tokenizer.cuh"
-#include "../generate.cuh"
+#include "data/tokenizer/tokenizer.cuh"
+#include "model/generate.cuh"
 
 namespace streambp {
 

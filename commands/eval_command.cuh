@@ -1,10 +1,10 @@
 // streambp eval: how well a model predicts documents, and whether what came long before helps it.
 #pragma once
 
-#include "../data/checkpoint.cuh"
-#include "../data/packing.cuh"
-#include "../data/tokenised.cuh"
-#include "device_options.cuh"
+#include "commands/device_options.cuh"
+#include "data/documents/packing.cuh"
+#include "data/documents/tokenised.cuh"
+#include "data/files/checkpoint.cuh"
 
 namespace streambp {
 

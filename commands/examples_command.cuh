@@ -1,9 +1,9 @@
 // streambp examples: data to try things out with.
 #pragma once
 
-#include "../data/examples.cuh"
-#include "../data/files.cuh"
-#include "options.cuh"
+#include "commands/options.cuh"
+#include "data/documents/examples.cuh"
+#include "data/files/files.cuh"
 
 namespace streambp {
 

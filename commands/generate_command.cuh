@@ -4,10 +4,10 @@
 #include <iostream>
 #include <optional>
 
-#include "../data/checkpoint.cuh"
-#include "../data/prompts.cuh"
-#include "device_options.cuh"
-#include "display.cuh"
+#include "commands/device_options.cuh"
+#include "commands/display.cuh"
+#include "data/files/checkpoint.cuh"
+#include "training/grpo/prompts.cuh"
 
 namespace streambp {
 

@@ -1,9 +1,9 @@
 // The options that say what is minimised, for all commands that compute a gradient or plan one.
 #pragma once
 
-#include "../data/token_file.cuh"
-#include "../objectives.cuh"
-#include "options.cuh"
+#include "commands/options.cuh"
+#include "data/documents/token_file.cuh"
+#include "training/objectives.cuh"
 
 namespace streambp {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "../data/known_models.cuh"
-#include "../plan.cuh"
+#include "data/files/known_models.cuh"
+#include "training/plan.cuh"
 
 namespace streambp {
 

@@ -1,8 +1,8 @@
 // streambp plan: what a training step needs, without doing it.
 #pragma once
 
-#include "../data/files.cuh"
-#include "objective_options.cuh"
+#include "commands/objective_options.cuh"
+#include "data/files/files.cuh"
 
 namespace streambp {
 

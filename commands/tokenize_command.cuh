@@ -1,10 +1,10 @@
 // streambp tokenize: data as the tokens that a model is trained on, ahead of training and to look at.
 #pragma once
 
-#include "../data/checkpoint.cuh"
-#include "../data/tokenised.cuh"
-#include "display.cuh"
-#include "options.cuh"
+#include "commands/display.cuh"
+#include "commands/options.cuh"
+#include "data/documents/tokenised.cuh"
+#include "data/files/checkpoint.cuh"
 
 namespace streambp {
 

@@ -3,11 +3,11 @@
 
 #include <cmath>
 
-#include "../data/checkpoint.cuh"
-#include "../data/tokenised.cuh"
-#include "device_options.cuh"
-#include "group_options.cuh"
-#include "objective_options.cuh"
+#include "commands/device_options.cuh"
+#include "commands/grpo_options.cuh"
+#include "commands/objective_options.cuh"
+#include "data/documents/tokenised.cuh"
+#include "data/files/checkpoint.cuh"
 
 namespace streambp {
 

@@ -1,12 +1,12 @@
 // streambp verify: a proof, on this machine, that StreamBP's gradient is the full-memory gradient.
 #pragma once
 
-#include "../data/checkpoint.cuh"
-#include "../data/packing.cuh"
-#include "../data/tokenised.cuh"
-#include "../gradient_check.cuh"
-#include "device_options.cuh"
-#include "objective_options.cuh"
+#include "commands/device_options.cuh"
+#include "commands/objective_options.cuh"
+#include "data/documents/packing.cuh"
+#include "data/documents/tokenised.cuh"
+#include "data/files/checkpoint.cuh"
+#include "training/verify/gradient_check.cuh"
 
 namespace streambp {
 

@@ -7,11 +7,11 @@
 //   backward         dup = dy * a(gate)    dgate = dy * up * a'(gate)          dup = dy * a'(up)
 #pragma once
 
-#include "device.cuh"
-#include "math.cuh"
-#include "matrix.cuh"
+#include "kernels/base/device.cuh"
+#include "kernels/base/math.cuh"
+#include "kernels/base/matrix.cuh"
 #ifdef STREAMBP_CUDA
-#include "packs.cuh"
+#include "kernels/base/packs.cuh"
 #endif
 
 namespace streambp {

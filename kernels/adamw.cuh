@@ -12,11 +12,11 @@
 
 #include <cmath>
 
-#include "device.cuh"
-#include "matrix.cuh"
-#include "random.cuh"
+#include "kernels/base/device.cuh"
+#include "kernels/base/matrix.cuh"
+#include "kernels/base/random.cuh"
 #ifdef STREAMBP_CUDA
-#include "packs.cuh"
+#include "kernels/base/packs.cuh"
 #endif
 
 namespace streambp {

@@ -18,14 +18,14 @@
 #include <cmath>
 #include <vector>
 
-#include "attention_shape.cuh"
-#include "device.cuh"
-#include "math.cuh"
-#include "matmul.cuh"
-#include "matrix.cuh"
+#include "kernels/attention_shape.cuh"
+#include "kernels/base/device.cuh"
+#include "kernels/base/math.cuh"
+#include "kernels/base/matrix.cuh"
+#include "kernels/matmul.cuh"
 #ifdef STREAMBP_CUDA
-#include "flash.cuh"
-#include "plain_attention.cuh"
+#include "kernels/flash.cuh"
+#include "kernels/plain_attention.cuh"
 #endif
 
 namespace streambp {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "matrix.cuh"
+#include "kernels/base/matrix.cuh"
 
 namespace streambp {
 

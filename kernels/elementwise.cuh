@@ -9,10 +9,10 @@
 
 #include <vector>
 
-#include "device.cuh"
-#include "matrix.cuh"
+#include "kernels/base/device.cuh"
+#include "kernels/base/matrix.cuh"
 #ifdef STREAMBP_CUDA
-#include "packs.cuh"
+#include "kernels/base/packs.cuh"
 #endif
 
 namespace streambp {

@@ -12,8 +12,8 @@
 // Copies from global memory run while tensor cores work: one tile ahead for the operand that is needed first.
 #pragma once
 
-#include "attention_shape.cuh"
-#include "tiles.cuh"
+#include "kernels/attention_shape.cuh"
+#include "kernels/base/tiles.cuh"
 
 namespace streambp::cuda {
 

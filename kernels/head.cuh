@@ -9,11 +9,11 @@
 
 #include <cmath>
 
-#include "device.cuh"
-#include "math.cuh"
-#include "matrix.cuh"
+#include "kernels/base/device.cuh"
+#include "kernels/base/math.cuh"
+#include "kernels/base/matrix.cuh"
 #ifdef STREAMBP_CUDA
-#include "packs.cuh"
+#include "kernels/base/packs.cuh"
 #endif
 
 namespace streambp {

@@ -19,11 +19,11 @@
 
 #include <cblas.h>
 
-#include "device.cuh"
-#include "elementwise.cuh"
-#include "matrix.cuh"
+#include "kernels/base/device.cuh"
+#include "kernels/base/matrix.cuh"
+#include "kernels/elementwise.cuh"
 #ifdef STREAMBP_CUDA
-#include "cublas.cuh"
+#include "kernels/base/cublas.cuh"
 #endif
 
 // Present in OpenBLAS. Other CBLAS libraries are told by their own environment variables to use one thread.

@@ -13,9 +13,9 @@
 
 #include <cmath>
 
-#include "device.cuh"
-#include "elementwise.cuh"
-#include "matrix.cuh"
+#include "kernels/base/device.cuh"
+#include "kernels/base/matrix.cuh"
+#include "kernels/elementwise.cuh"
 
 namespace streambp {
 

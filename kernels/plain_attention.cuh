@@ -2,9 +2,9 @@
 // lane takes one partner, to compute its score, and some of the head's numbers, to add up what the scores weigh.
 #pragma once
 
-#include "attention_shape.cuh"
-#include "cuda.cuh"
-#include "math.cuh"
+#include "kernels/attention_shape.cuh"
+#include "kernels/base/cuda.cuh"
+#include "kernels/base/math.cuh"
 
 namespace streambp::cuda {
 

@@ -15,10 +15,10 @@
 #include <cmath>
 #include <vector>
 
-#include "device.cuh"
-#include "matrix.cuh"
+#include "kernels/base/device.cuh"
+#include "kernels/base/matrix.cuh"
 #ifdef STREAMBP_CUDA
-#include "packs.cuh"
+#include "kernels/base/packs.cuh"
 #endif
 
 namespace streambp {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes data/unicode_tables.cuh: what tokenizers need of Unicode's database, as the `tokenizers` library knows it.
+"""Writes data/tokenizer/unicode_tables.cuh: what tokenizers need of Unicode's database, as the `tokenizers` library knows it.
 
 A model was trained on what the library made of its text, so the library decides. Its normaliser is of an earlier
 version of Unicode than its regular expressions, and those are later than PCRE2's. So this takes the database of Python
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-OUT = Path(__file__).resolve().parent.parent / "data" / "unicode_tables.cuh"
+OUT = Path(__file__).resolve().parent.parent / "data" / "tokenizer" / "unicode_tables.cuh"
 CODES = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 NFC, NFD = normalizers.NFC(), normalizers.NFD()
 

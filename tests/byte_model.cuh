@@ -1,8 +1,8 @@
 // Small model directories for tests of commands: random weights, and a tokenizer whose tokens are bytes.
 #pragma once
 
-#include "../data/byte_tokenizer.cuh"
-#include "../data/checkpoint.cuh"
+#include "data/files/checkpoint.cuh"
+#include "data/tokenizer/byte_tokenizer.cuh"
 
 namespace streambp {
 

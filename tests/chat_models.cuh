@@ -2,8 +2,8 @@
 // transformers makes of conversations with them.
 #pragma once
 
-#include "commands.cuh"
-#include "golden.cuh"
+#include "tests/commands.cuh"
+#include "tests/golden.cuh"
 
 namespace streambp {
 

@@ -3,8 +3,8 @@
 
 #include <sys/wait.h>
 
-#include "../data/checkpoint.cuh"
-#include "support.cuh"
+#include "data/files/checkpoint.cuh"
+#include "tests/support.cuh"
 
 namespace streambp {
 struct Outcome {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "../kernels/random.cuh"
+#include "kernels/base/random.cuh"
 
 namespace streambp {
 

@@ -24,9 +24,9 @@
 #include <functional>
 #include <thread>
 
-#include "../kernels/error.cuh"
-#include "../kernels/matrix.cuh"
-#include "damage.cuh"
+#include "kernels/base/error.cuh"
+#include "kernels/base/matrix.cuh"
+#include "tests/damage.cuh"
 
 namespace streambp {
 

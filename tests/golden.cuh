@@ -1,8 +1,8 @@
 // Golden data from PyTorch, made by scripts/make_golden.py: models, batches and their gradients in float64.
 #pragma once
 
-#include "../data/checkpoint.cuh"
-#include "support.cuh"
+#include "data/files/checkpoint.cuh"
+#include "tests/support.cuh"
 
 namespace streambp {
 

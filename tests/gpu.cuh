@@ -1,7 +1,7 @@
 // What the tests of the Cuda device share. They run on a GPU, where there is one, and emulated on the CPU.
 #pragma once
 
-#include "support.cuh"
+#include "tests/support.cuh"
 
 namespace streambp {
 

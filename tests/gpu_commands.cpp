@@ -1,7 +1,7 @@
 // The commands on the Cuda device: the program itself on a GPU, or a build of it in which GPU code is emulated.
-#include "byte_model.cuh"
-#include "commands.cuh"
-#include "gpu.cuh"
+#include "tests/byte_model.cuh"
+#include "tests/commands.cuh"
+#include "tests/gpu.cuh"
 
 namespace streambp {
 namespace {

@@ -1,7 +1,7 @@
 // Every operation of the Cuda device against the CPU's in float64, in float32 and bfloat16, over awkward shapes.
-#include "../kernels/adamw.cuh"
-#include "../optimizer.cuh"
-#include "gpu.cuh"
+#include "kernels/adamw.cuh"
+#include "tests/gpu.cuh"
+#include "training/optimizer.cuh"
 
 namespace streambp {
 namespace {

@@ -1,10 +1,10 @@
 // The walk on the Cuda device: every family in every mode against the CPU's float64, bit for bit between modes and
 // chunks, in the memory that was planned; and training.
-#include "../data/stories.cuh"
-#include "../data/text.cuh"
-#include "../generate.cuh"
-#include "golden.cuh"
-#include "gpu.cuh"
+#include "data/documents/stories.cuh"
+#include "data/documents/text.cuh"
+#include "model/generate.cuh"
+#include "tests/golden.cuh"
+#include "tests/gpu.cuh"
 
 namespace streambp {
 namespace {

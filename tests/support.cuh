@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "../data/known_models.cuh"
-#include "../gradient_check.cuh"
+#include "data/files/known_models.cuh"
+#include "training/verify/gradient_check.cuh"
 
 namespace streambp {
 

@@ -1,6 +1,6 @@
 // Chat layouts against what transformers makes of the templates as published (scripts/make_chat_golden.py).
-#include "../data/chat.cuh"
-#include "golden.cuh"
+#include "data/documents/chat.cuh"
+#include "tests/golden.cuh"
 
 namespace streambp {
 namespace {

@@ -1,6 +1,6 @@
 // The command line as a user runs it: what it prints, leaves behind and returns, and how it answers misuse.
-#include "../data/stories.cuh"
-#include "commands.cuh"
+#include "data/documents/stories.cuh"
+#include "tests/commands.cuh"
 
 namespace streambp {
 namespace {

@@ -1,9 +1,9 @@
 // Training data: lines and examples from hostile files, files of tokens, and packing.
 #include <cmath>
 
-#include "../data/jsonl.cuh"
-#include "../data/sources.cuh"
-#include "commands.cuh"
+#include "data/documents/jsonl.cuh"
+#include "data/documents/sources.cuh"
+#include "tests/commands.cuh"
 
 namespace streambp {
 namespace {

@@ -1,7 +1,7 @@
 // From examples to tokens: against transformers, and what is learned; files of data to files of tokens, and their
 // cache.
-#include "../data/tokenised.cuh"
-#include "chat_models.cuh"
+#include "data/documents/tokenised.cuh"
+#include "tests/chat_models.cuh"
 
 namespace streambp {
 namespace {

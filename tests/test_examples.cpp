@@ -1,13 +1,13 @@
 // The example data, read by someone who knows only its form: every answer follows from its question, and every line is
 // one that training reads.
-#include "../data/examples.cuh"
+#include "data/documents/examples.cuh"
 
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <set>
 
-#include "../data/jsonl.cuh"
+#include "data/documents/jsonl.cuh"
 
 namespace streambp {
 namespace {

@@ -1,5 +1,5 @@
 // streambp train --model: a model directory is fine-tuned into another one.
-#include "commands.cuh"
+#include "tests/commands.cuh"
 
 namespace streambp {
 namespace {

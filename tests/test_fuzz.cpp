@@ -2,13 +2,13 @@
 //
 //   STREAMBP_FUZZ_CASES   how many cases each test runs; the first of a million are what runs by default
 //   STREAMBP_FUZZ_FIRST   the number of the first
-#include "fuzz.cuh"
+#include "tests/fuzz.cuh"
 
-#include "../data/generation_config.cuh"
-#include "../data/sources.cuh"
-#include "../data/tokenised.cuh"
-#include "byte_model.cuh"
-#include "chat_models.cuh"
+#include "data/documents/sources.cuh"
+#include "data/documents/tokenised.cuh"
+#include "data/files/generation_config.cuh"
+#include "tests/byte_model.cuh"
+#include "tests/chat_models.cuh"
 
 void* operator new(std::size_t bytes) {
   if (void* block = streambp::Heap::allocate(bytes)) return block;

@@ -1,8 +1,8 @@
 // Generation: its logits are those of the walk over whole texts, whatever is read together; and tokens are drawn from
 // the distribution that the settings describe.
-#include "../data/checkpoint.cuh"
-#include "../generate.cuh"
-#include "support.cuh"
+#include "data/files/checkpoint.cuh"
+#include "model/generate.cuh"
+#include "tests/support.cuh"
 
 namespace streambp {
 namespace {

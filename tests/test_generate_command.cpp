@@ -1,9 +1,9 @@
 // streambp generate as a user runs it, on a tiny model that the test makes.
 #include <pty.h>
 
-#include "../commands/display.cuh"
-#include "byte_model.cuh"
-#include "commands.cuh"
+#include "commands/display.cuh"
+#include "tests/byte_model.cuh"
+#include "tests/commands.cuh"
 
 namespace streambp {
 namespace {

@@ -1,6 +1,6 @@
 // On-line GRPO: advantages, batches of completions, and runs of train --objective grpo.
-#include "../rollouts.cuh"
-#include "commands.cuh"
+#include "tests/commands.cuh"
+#include "training/grpo/rollouts.cuh"
 
 namespace streambp {
 namespace {

@@ -1,6 +1,6 @@
 // Model directories: in every type and layout, and what is wrong with them said by name.
-#include "../data/model_directory.cuh"
-#include "commands.cuh"
+#include "data/files/model_directory.cuh"
+#include "tests/commands.cuh"
 
 namespace streambp {
 namespace {

@@ -1,5 +1,5 @@
 // The objectives: their gradients against the naive reference, in all modes, and what they refuse.
-#include "golden.cuh"
+#include "tests/golden.cuh"
 
 namespace streambp {
 namespace {

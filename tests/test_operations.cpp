@@ -2,10 +2,10 @@
 // differences, float against double, and the same bits for a row whatever rows it is computed with.
 #include <functional>
 
-#include "../kernels/adamw.cuh"
-#include "../kernels/elementwise.cuh"
-#include "../optimizer.cuh"
-#include "support.cuh"
+#include "kernels/adamw.cuh"
+#include "kernels/elementwise.cuh"
+#include "tests/support.cuh"
+#include "training/optimizer.cuh"
 
 namespace streambp {
 namespace {

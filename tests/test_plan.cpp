@@ -1,6 +1,6 @@
 // The plan: its bytes are the arena's to the byte, its answers the largest that fit, its lengths those promised.
-#include "../data/checkpoint.cuh"
-#include "support.cuh"
+#include "data/files/checkpoint.cuh"
+#include "tests/support.cuh"
 
 namespace streambp {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "../data/reward_program.cuh"
+#include "training/grpo/reward_program.cuh"
 
 namespace streambp {
 namespace {

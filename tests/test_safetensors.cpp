@@ -7,8 +7,8 @@
 #include <fstream>
 #include <limits>
 
-#include "../data/safetensors.cuh"
-#include "../kernels/random.cuh"
+#include "data/files/safetensors.cuh"
+#include "kernels/base/random.cuh"
 
 namespace streambp {
 namespace {

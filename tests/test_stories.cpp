@@ -4,7 +4,7 @@
 #include <set>
 #include <tuple>
 
-#include "../data/stories.cuh"
+#include "data/documents/stories.cuh"
 
 namespace streambp {
 namespace {

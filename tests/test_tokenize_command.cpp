@@ -1,6 +1,6 @@
 // streambp tokenize, as people call it.
-#include "../data/token_file.cuh"
-#include "chat_models.cuh"
+#include "data/documents/token_file.cuh"
+#include "tests/chat_models.cuh"
 
 namespace streambp {
 namespace {

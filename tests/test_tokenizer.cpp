@@ -7,8 +7,8 @@
 #include <fstream>
 #include <thread>
 
-#include "../data/tokenizer.cuh"
-#include "../kernels/random.cuh"
+#include "data/tokenizer/tokenizer.cuh"
+#include "kernels/base/random.cuh"
 
 namespace streambp {
 namespace {

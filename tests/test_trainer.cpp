@@ -1,7 +1,7 @@
 // A training step, the text and the yardstick itself.
-#include "../data/stories.cuh"
-#include "../data/text.cuh"
-#include "support.cuh"
+#include "data/documents/stories.cuh"
+#include "data/documents/text.cuh"
+#include "tests/support.cuh"
 
 namespace streambp {
 namespace {

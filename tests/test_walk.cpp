@@ -1,5 +1,5 @@
 // The walk: every parameter of every family in every mode, against the reference and bit for bit between modes.
-#include "support.cuh"
+#include "tests/support.cuh"
 
 namespace streambp {
 namespace {

@@ -1,0 +1,196 @@
+// Packing: which documents lie together in a token stream, so that streams of at most `length` tokens are well filled.
+//
+// Best fit, the longest first: each piece of a document goes where it leaves the least room. Pieces of one length are
+// exchanged at random in every epoch, and so is the order of the packs; all of it is a function of (pieces, length,
+// seed, epoch), so pack n of a run is known without any state. How many packs an epoch has depends on their lengths
+// alone. The two documents of a preference stay together, side by side, and are packed as if they were one piece.
+#pragma once
+
+#include <map>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "data/documents/token_file.cuh"
+#include "kernels/base/random.cuh"
+#include "model/stream.cuh"
+
+namespace streambp {
+
+// What becomes of a document that is longer than a pack.
+enum class TooLong { split, truncate, refuse };
+
+// Tokens begin .. begin + length of a document.
+struct PackedPiece {
+  Index document, begin, length;
+};
+
+// Documents of these lengths as pieces of at most `longest` tokens.
+inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longest, TooLong too_long,
+                                    const char* unit = "document") {
+  require(longest > 0, "pieces of ", longest, " tokens hold nothing");
+  std::vector<PackedPiece> pieces;
+  for (std::size_t d = 0; d < lengths.size(); ++d) {
+    require(lengths[d] <= longest || too_long != TooLong::refuse, unit, " ", d + 1, " has ", lengths[d],
+            " tokens, more than the ", longest,
+            " that --length allows; give a larger one, or let their ends be cut by --too-long truncate");
+    const Index end = too_long == TooLong::truncate ? std::min(lengths[d], longest) : lengths[d];
+    for (Index begin = 0; begin < end; begin += longest) {
+      pieces.push_back({static_cast<Index>(d), begin, std::min(longest, end - begin)});
+    }
+  }
+  return pieces;
+}
+
+// Pairs, documents 2i and 2i + 1, as a piece each of at most `longest` tokens, and of at most `length` in both. What is cut
+// is the end of the longer one, or of both to the same length. A pair is judged as a whole, and so never split: for pairs
+// that is to refuse.
+inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index length, Index longest,
+                                          TooLong too_long) {
+  require(longest > 0, "pieces of ", longest, " tokens hold nothing");
+  std::vector<PackedPiece> pieces;
+  for (std::size_t d = 0; d + 1 < lengths.size(); d += 2) {
+    const Index chosen = std::min(lengths[d], longest), rejected = std::min(lengths[d + 1], longest);
+    const PackedPiece pair[] = {
+        {static_cast<Index>(d), 0, std::min(chosen, std::max(length / 2, length - rejected))},
+        {static_cast<Index>(d) + 1, 0, std::min(rejected, std::max(length / 2, length - chosen))}};
+    const bool whole = pair[0].length == lengths[d] && pair[1].length == lengths[d + 1];
+    require(whole || too_long == TooLong::truncate, "pair ", d / 2 + 1, " has ", lengths[d] + lengths[d + 1],
+            " tokens, ", lengths[d], " chosen and ", lengths[d + 1], " rejected; --length and the model allow ", length,
+            " in all and ", longest,
+            " in each; give a larger --length, or let their ends be cut by --too-long truncate");
+    pieces.insert(pieces.end(), std::begin(pair), std::end(pair));
+  }
+  return pieces;
+}
+
+class Packing {
+ public:
+  // Of the pieces, each `together` that follow each other go into the same pack, in their order.
+  Packing(std::vector<PackedPiece> pieces, Index length, std::uint64_t seed, Index together = 1)
+      : length_(length), together_(together), seed_(seed), pieces_(std::move(pieces)) {
+    require(!pieces_.empty(), "there are no documents to pack");
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const Index all = length_of(static_cast<Index>(i) / together);
+      require(0 < pieces_[i].length && all <= length, "a piece of ", all, " tokens does not fit a pack of ", length);
+    }
+    arrange(0);
+  }
+
+  // Packs of an epoch.
+  Index size() const { return static_cast<Index>(begin_.size()) - 1; }
+  Index tokens() const {
+    return std::accumulate(pieces_.begin(), pieces_.end(), Index{0}, [](Index n, auto& p) { return n + p.length; });
+  }
+
+  // Pack n of the run, counted through all epochs.
+  std::span<const PackedPiece> pack(Index n) {
+    if (n / size() != epoch_) arrange(n / size());
+    const Index at = order_[static_cast<std::size_t>(n % size())];
+    const auto begin = static_cast<std::size_t>(begin_[static_cast<std::size_t>(at)]);
+    const auto end = static_cast<std::size_t>(begin_[static_cast<std::size_t>(at) + 1]);
+    return std::span<const PackedPiece>(packed_).subspan(begin, end - begin);
+  }
+
+ private:
+  // What is packed as one, counted from 0.
+  std::span<const PackedPiece> unit(Index i) const {
+    return std::span(pieces_).subspan(static_cast<std::size_t>(i * together_), static_cast<std::size_t>(together_));
+  }
+  Index length_of(Index unit) const {
+    Index length = 0;
+    for (const PackedPiece& piece : this->unit(unit)) length += piece.length;
+    return length;
+  }
+
+  // An order that depends on the seed, the epoch and its use.
+  std::vector<Index> shuffled(std::size_t n, std::uint64_t use) const {
+    return streambp::shuffled(n, Random(seed_, mix(static_cast<std::uint64_t>(epoch_)) + use));
+  }
+
+  void arrange(Index epoch) {
+    epoch_ = epoch;
+    std::vector<Index> order = shuffled(pieces_.size() / static_cast<std::size_t>(together_), 1);
+    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return length_of(a) > length_of(b); });
+    const std::vector<Index> pack_of = best_fit(order);
+
+    // The pieces of each pack, side by side.
+    begin_.assign(static_cast<std::size_t>(packs_) + 1, 0);
+    for (const Index pack : pack_of) begin_[static_cast<std::size_t>(pack) + 1] += together_;
+    std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
+    packed_.resize(pieces_.size());
+    std::vector<Index> next(begin_.begin(), begin_.end() - 1);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      Index& place = next[static_cast<std::size_t>(pack_of[i])];
+      for (const PackedPiece& piece : unit(order[i])) packed_[static_cast<std::size_t>(place++)] = piece;
+    }
+    order_ = shuffled(static_cast<std::size_t>(packs_), 2);
+  }
+
+  // The pack of each unit, in this order.
+  std::vector<Index> best_fit(const std::vector<Index>& order) {
+    std::map<Index, std::vector<Index>> packs_with_room;
+    std::vector<Index> pack_of(order.size());
+    packs_ = 0;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const Index need = length_of(order[i]);
+      const auto found = packs_with_room.lower_bound(need);
+      Index room = length_;
+      if (found == packs_with_room.end()) {
+        pack_of[i] = packs_++;
+      } else {
+        room = found->first;
+        pack_of[i] = found->second.back();
+        found->second.pop_back();
+        if (found->second.empty()) packs_with_room.erase(found);
+      }
+      if (room > need) packs_with_room[room - need].push_back(pack_of[i]);
+    }
+    return pack_of;
+  }
+
+  Index length_, together_;
+  std::uint64_t seed_;
+  std::vector<PackedPiece> pieces_;  // of all documents
+  // The current epoch.
+  Index epoch_ = 0, packs_ = 0;
+  std::vector<PackedPiece> packed_;  // pack by pack
+  std::vector<Index> begin_;         // of each pack in there, and the end
+  std::vector<Index> order_;         // in which packs are used
+};
+
+// What is known besides the data themselves: log-probabilities of all targets of the file, or none; and which of a group's
+// advantages count.
+struct Known {
+  std::span<const float> reference = {}, old = {};
+  bool scaled = true;
+};
+
+// Appends a piece of a document to a batch, as a document of its own. What is learned is predicted, also after the
+// piece's last token.
+inline void append(Batch& batch, const TokenFile& data, const PackedPiece& piece, const Known& known = {}) {
+  const auto tokens = data.tokens(piece.document);
+  const auto learn = data.learn(piece.document);
+  const auto begin = static_cast<std::size_t>(piece.begin), end = begin + static_cast<std::size_t>(piece.length);
+  const auto target = [&](std::size_t i) { return i < tokens.size() && learn[i] ? tokens[i] : -1; };
+  const std::size_t first = batch.targets.size();
+  batch.append({tokens.begin() + piece.begin, tokens.begin() + piece.begin + piece.length});
+  for (std::size_t i = begin; i < end; ++i) batch.targets[first + i - begin] = target(i + 1);
+  const auto begin_of_document = static_cast<std::size_t>(data.begin(piece.document));
+  const auto log_probabilities = [&](std::vector<double>& to, std::span<const float> from) {
+    for (std::size_t i = begin; i < end && !from.empty(); ++i) {
+      to.push_back(target(i + 1) < 0 ? 0.0 : from[begin_of_document + i]);
+    }
+  };
+  log_probabilities(batch.reference, known.reference);
+  log_probabilities(batch.old, known.old);
+  if (!data.groups()) return;
+  const Advantage advantage = data.advantage(piece.document);
+  batch.advantages.resize(batch.targets.size(), known.scaled ? advantage.scaled : advantage.plain);
+}
+
+inline void append(Batch& batch, const TokenFile& data, std::span<const PackedPiece> pack, const Known& known = {}) {
+  for (const PackedPiece& piece : pack) append(batch, data, piece, known);
+}
+
+}  // namespace streambp

@@ -1,0 +1,262 @@
+// From data files to a file of tokens: JSONL, plain text, llm.c's .bin and token files, in the order given. All of it is
+// documents, or preferences, or groups.
+//
+// Lines are tokenised on all cores, in blocks, and keep their order. What was made once is found again by a key of the
+// files, the tokenizer and the options.
+#pragma once
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+
+#include "data/tokenizer/encoder.cuh"
+
+namespace streambp {
+
+struct DataOptions {
+  std::string chat = "";   // a layout's name; empty: that of the model's template
+  bool learn_all = false;  // every token, not only answers and completions
+  bool skip_bad = false;   // leave out lines that cannot be used
+};
+
+class Tokenising {
+ public:
+  Tokenising(const std::filesystem::path& model, const DataOptions& options, TokenWriter& writer)
+      : model_(model), options_(options), writer_(writer) {}
+
+  void add(const std::filesystem::path& path) {
+    std::string extension = path.extension().string();
+    for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (extension == ".bin") {
+      require_kind({}, path.string() + ": ");
+      add_bin_file(path, writer_);
+    } else if (extension == ".safetensors") {
+      const TokenFile file(path);
+      file.require_vocabulary(INT32_MAX);
+      require_kind({file.kind(), !file.old().empty()}, path.string() + ": ");
+      for (Index i = 0; i < file.documents(); ++i) writer_.add(document(file, i));
+    } else if (extension == ".jsonl" || extension == ".ndjson" || extension == ".json") {
+      add_lines(path);
+    } else {
+      add_text(path);
+    }
+    if (shown_) std::printf("\r\033[K"), std::fflush(stdout);
+  }
+
+  DataKind kind() const { return form_ ? form_->kind : DataKind::documents; }
+  Index skipped() const { return skipped_; }
+  const std::string& first_skipped() const { return first_skipped_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Data that is tokens already needs no tokenizer.
+  const Encoder& encoder() {
+    if (!encoder_) {
+      tokenizer_.emplace(model_);
+      std::optional<Chat> chat;
+      std::string no_chat;
+      try {
+        chat = Chat::of(model_, options_.chat);
+      } catch (const Error& error) {
+        if (!options_.chat.empty()) throw;
+        no_chat = error.what();
+      }
+      encoder_.emplace(*tokenizer_, model_, std::move(chat), no_chat, options_.learn_all);
+    }
+    return *encoder_;
+  }
+
+  struct Form {
+    DataKind kind = DataKind::documents;
+    bool old = false;  // with log-probabilities
+  };
+
+  // What comes first says what all is to be. Which of the two is out of place nobody knows, so that none is skipped.
+  void require_kind(const Form& form, const std::string& where) {
+    if (!form_) form_ = form;
+    constexpr const char* names[] = {"a document", "a preference", "a group"};
+    require(form.kind == form_->kind, where, names[static_cast<int>(form.kind)], " among ",
+            kDataKinds[static_cast<int>(form_->kind)], "; a data set is all of one kind");
+    require(form.old == form_->old, where, form.old ? "\"old_logps\", which" : "no \"old_logps\", which",
+            " those before have ", form.old ? "not" : "given", "; give all or none");
+  }
+
+  void add_text(const std::filesystem::path& path) {
+    require_kind({}, path.string() + ": ");
+    std::string text = read_file(path, std::size_t{1} << 36);
+    if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
+    try {
+      require_data(is_utf8(text), "is not UTF-8; convert it, with iconv say");
+      for (const Document& d : encoder().encode({.kind = Example::text, .written = std::move(text)})) writer_.add(d);
+    } catch (const BadData& error) {
+      bad(path.string() + ": " + error.what());
+    }
+  }
+
+  struct Line {
+    std::string text, where;
+    Form form = {};
+    std::vector<Document> documents = {};
+    std::string error = {};
+  };
+
+  void add_lines(const std::filesystem::path& path) {
+    const Encoder& encoder = this->encoder();
+    Lines lines(path);
+    for (bool more = true; more;) {
+      std::vector<Line> block;
+      std::size_t bytes = 0;
+      for (std::string line; bytes < (std::size_t{1} << 22) && (more = lines.next(line)); bytes += line.size() + 1) {
+        if (line.find_first_not_of(" \t") == std::string::npos) continue;
+        block.push_back({std::move(line), lines.where()});
+      }
+      encode(encoder, block);
+      for (const Line& line : block) {
+        if (!line.error.empty()) {
+          bad(line.where + line.error);
+          continue;
+        }
+        require_kind(line.form, line.where);
+        for (const Document& document : line.documents) writer_.add(document);
+      }
+      progress(path, lines.fraction());
+    }
+  }
+
+  static void encode(const Encoder& encoder, std::vector<Line>& block) {
+    std::exception_ptr failure;  // of the program or the model, not of a line
+#pragma omp parallel for schedule(dynamic)
+    for (std::size_t i = 0; i < block.size(); ++i) {
+      try {
+        const Example example = parse_example(block[i].text);
+        block[i].form = {example.kind == Example::preference ? DataKind::preferences
+                         : example.kind == Example::group    ? DataKind::groups
+                                                             : DataKind::documents,
+                         !example.old.empty()};
+        block[i].documents = encoder.encode(example);
+      } catch (const BadData& error) {
+        block[i].error = error.what();
+      } catch (...) {
+#pragma omp critical(streambp_tokenising)
+        failure = std::current_exception();
+      }
+    }
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  void bad(const std::string& what) {
+    require(options_.skip_bad, what, "; mend it, or leave such lines out with --skip-bad");
+    if (skipped_++ == 0) first_skipped_ = what;
+  }
+
+  void progress(const std::filesystem::path& path, double fraction) {
+    static const bool terminal = isatty(STDOUT_FILENO);
+    if (!terminal || Clock::now() - last_shown_ < std::chrono::milliseconds(200)) return;
+    last_shown_ = Clock::now();
+    shown_ = true;
+    const double seconds = std::chrono::duration<double>(last_shown_ - start_).count();
+    const auto tokens = static_cast<double>(writer_.tokens_count());
+    std::printf("\r\033[Ktokenising %s: %.0f%%, %.1fM tokens, %.2fM tokens/s", path.filename().c_str(), 100 * fraction,
+                tokens / 1e6, tokens / 1e6 / seconds);
+    std::fflush(stdout);
+  }
+
+  std::filesystem::path model_;
+  DataOptions options_;
+  TokenWriter& writer_;
+  std::optional<Tokenizer> tokenizer_;
+  std::optional<Encoder> encoder_;
+  std::optional<Form> form_;  // of the data; empty: not known yet
+  Index skipped_ = 0;
+  std::string first_skipped_;
+  Clock::time_point start_ = Clock::now(), last_shown_ = start_;
+  bool shown_ = false;
+};
+
+// Tells files apart by their size, their time, and what is at their beginning and end.
+inline Json file_key(const std::filesystem::path& path) {
+  constexpr std::size_t sample = 1 << 16;
+  const std::size_t size = regular_file_size(path);
+  std::ifstream file(path, std::ios::binary);
+  std::string ends(std::min(size, 2 * sample), '\0');
+  const std::size_t half = ends.size() / 2;
+  file.read(ends.data(), static_cast<std::streamsize>(half));
+  file.seekg(static_cast<std::streamoff>(size - (ends.size() - half)));
+  file.read(ends.data() + half, static_cast<std::streamsize>(ends.size() - half));
+  require(file.good(), path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");
+  const auto time = std::filesystem::last_write_time(path).time_since_epoch().count();
+  return {path.extension().string(), size, time, text_hash(ends)};
+}
+
+// The name of a file that was made from what the key says, such as tokens-0123456789abcdef.safetensors.
+inline std::string named_by_hash(const std::string& what, const std::string& key) {
+  char hash[20];
+  std::snprintf(hash, sizeof hash, "%016lx", static_cast<unsigned long>(text_hash(key)));
+  return what + "-" + hash + ".safetensors";
+}
+
+// What the tokens depend on.
+inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
+                            const DataOptions& options) {
+  Json key = {{"version", 3}, {"chat", options.chat}, {"learn_all", options.learn_all}, {"skip_bad", options.skip_bad}};
+  for (const auto& path : data) key["files"].push_back(file_key(path));
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+                           "chat_template.json", "generation_config.json", "config.json"}) {
+    const auto path = model / name;
+    if (std::filesystem::exists(path)) key["model"][name] = text_hash(read_file(path));
+  }
+  return key.dump();
+}
+
+inline void write_tokens(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
+                         const DataOptions& options, const std::filesystem::path& out) {
+  require(!data.empty(), "no data files; give at least one with --data");
+  const std::string key = data_key(data, model, options);
+  std::string from;
+  for (const auto& path : data) from += (from.empty() ? "" : ", ") + path.filename().string();
+  TokenWriter writer(out);
+  Tokenising tokenising(model, options, writer);
+  for (const auto& path : data) tokenising.add(path);
+  require(writer.documents() > 0, from, ": no documents in there",
+          tokenising.skipped() > 0 ? "; all was skipped, the first: " + tokenising.first_skipped()
+                                   : "; give data, one example a line");
+  writer.finish({{"format", "streambp tokens"},
+                 {"kind", kDataKinds[static_cast<int>(tokenising.kind())]},
+                 {"made_from", from},
+                 {"key", key},
+                 {"skipped", std::to_string(tokenising.skipped())},
+                 {"first_skipped", tokenising.first_skipped()}});
+}
+
+// Where tokens lie that no run owns.
+inline std::filesystem::path cache_directory() {
+  const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (cache && *cache) return std::filesystem::path(cache) / "streambp";
+  return (home && *home ? std::filesystem::path(home) / ".cache" : std::filesystem::temp_directory_path()) / "streambp";
+}
+
+// The data as tokens: a token file as it is, anything else from the cache in `cache`, where it comes to lie.
+inline TokenFile tokenised(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
+                           const DataOptions& options, const std::filesystem::path& cache) {
+  if (data.size() == 1 && data[0].extension() == ".safetensors") return TokenFile(data[0]);
+  const std::string key = data_key(data, model, options);
+  const auto path = cache / named_by_hash("tokens", key);
+  if (std::filesystem::exists(path)) {
+    try {
+      TokenFile file(path);
+      const auto made = file.metadata().find("key");
+      if (made != file.metadata().end() && made->second == key) return file;
+    } catch (const Error&) {  // damaged; it is made again
+    }
+  }
+  std::error_code error;
+  std::filesystem::create_directories(cache, error);
+  require(!error, cache.string(), ": cannot create the directory: ", error.message(), "; choose another place");
+  write_tokens(data, model, options, path);
+  return TokenFile(path);
+}
+
+}  // namespace streambp

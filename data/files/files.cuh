@@ -1,0 +1,73 @@
+// Whole files: read with errors that name them, written so that a file appears complete or not at all.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "kernels/base/error.cuh"
+
+namespace streambp {
+
+inline std::size_t regular_file_size(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  require(status.type() != std::filesystem::file_type::not_found, path.string(), ": no such file; check the path");
+  require(!is_directory(status), path.string(), ": is a directory, not a file; name a file in it");
+  require(is_regular_file(status), path.string(), ": is not a regular file that can be read; check the path");
+  return std::filesystem::file_size(path);
+}
+
+inline std::string read_file(const std::filesystem::path& path, std::size_t limit = std::size_t{1} << 30) {
+  const std::size_t size = regular_file_size(path);
+  require(size <= limit, path.string(), ": has ", size, " bytes where at most ", limit,
+          " make sense; is it the right file?");
+  std::string contents(size, '\0');
+  std::ifstream file(path, std::ios::binary);
+  require(file && file.read(contents.data(), static_cast<std::streamsize>(contents.size())), path.string(),
+          ": cannot read: ", std::strerror(errno), "; check its permissions");
+  return contents;
+}
+
+// The file holds what `produce` writes to the stream, or, should anything go wrong, what it held before.
+inline void write_file_atomically(const std::filesystem::path& path,
+                                  const std::function<void(std::ostream&)>& produce) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  require(!exists(status) || is_regular_file(status), path.string(), ": exists and is not a file; choose another name");
+  const std::string temporary = path.string() + ".tmp-" + std::to_string(std::random_device()());
+  try {
+    std::ofstream out;
+    out.exceptions(std::ios::badbit | std::ios::failbit);
+    out.open(temporary, std::ios::binary);
+    produce(out);
+    out.close();
+    const int file = open(temporary.c_str(), O_WRONLY | O_CLOEXEC);
+    const bool on_disk = file >= 0 && fsync(file) == 0;
+    if (file >= 0) close(file);
+    if (!on_disk) throw std::system_error(errno, std::generic_category());
+    std::filesystem::rename(temporary, path);
+  } catch (const std::system_error&) {  // of the stream, too, whose own words would not name the cause
+    const int cause = errno;
+    std::filesystem::remove(temporary, error);
+    fail(path.string(), ": cannot write: ", std::strerror(cause), "; make room or choose another place");
+  } catch (...) {
+    std::filesystem::remove(temporary, error);
+    throw;
+  }
+}
+
+inline void write_file_atomically(const std::filesystem::path& path, std::string_view contents) {
+  write_file_atomically(path, [&](std::ostream& out) { out << contents; });
+}
+
+}  // namespace streambp

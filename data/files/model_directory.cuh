@@ -1,0 +1,207 @@
+// A model directory, as Hugging Face lays it out:
+//
+//   config.json                        the architecture
+//   model.safetensors                  the weights; or, in shards,
+//   model-00001-of-00002.safetensors, ..., and model.safetensors.index.json, which says where each tensor is
+//   tokenizer.json, ...                what belongs to the model and passes through here untouched
+//
+// A model is written back as it was read: the same names and types, its own config.json, its own tokenizer.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "data/files/config.cuh"
+#include "data/files/tensors.cuh"
+
+namespace streambp {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kLargestShard = 5'000'000'000;
+
+// The tensors of a model directory, whichever file they are in.
+class ModelFiles {
+ public:
+  explicit ModelFiles(const fs::path& dir) : dir(dir) {
+    const fs::path index = dir / "model.safetensors.index.json", single = dir / "model.safetensors";
+    if (!fs::exists(single) && fs::exists(index)) {
+      open_shards(index);
+    } else {
+      require(fs::exists(single) || !fs::is_directory(dir), dir.string(),
+              ": holds no model.safetensors and no model.safetensors.index.json; weights in other formats must be "
+              "converted to safetensors");
+      files.emplace_back(single);
+      for (const auto& [name, tensor] : files.back().tensors()) tensors[name] = &tensor;
+    }
+    // GPT-2's names stand with or without this prefix
+    if (tensors.contains("transformer.wte.weight")) prefix_ = "transformer.";
+  }
+
+  const Tensor& at(const std::string& name) const {
+    auto found = tensors.find(prefix_ + name);
+    if (found == tensors.end()) found = tensors.find(name);  // the head stands outside the prefix
+    require(found != tensors.end(), dir.string(), ": its files hold no tensor \"", prefix_, name, "\" among their ",
+            tensors.size(), "; are they those of the model that config.json describes?");
+    return *found->second;
+  }
+  const std::string& prefix() const { return prefix_; }
+
+  // Refuses tensors that the model has no use for, but for those that can be computed from others.
+  template <class T>
+  void check_all_used(const Table<T>& table, const Config& c) const {
+    std::set<const Tensor*> used;
+    for (const Entry<T>& e : table) used.insert(&at(e.parameter.name));
+    for (const auto& [name, tensor] : tensors) {
+      const bool mask = c.family == "gpt2" && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
+      if (used.contains(tensor) || mask || name.ends_with("rotary_emb.inv_freq")) continue;
+      require(name == "lm_head.weight" && c.tied, tensor->where,
+              " has no place in the model that config.json describes, so the model would not be the same without it");
+      const Tensor& embedding = *at_embedding(c);
+      require(tensor->dtype == embedding.dtype && tensor->shape == embedding.shape &&
+                  std::memcmp(tensor->data, embedding.data, tensor->bytes) == 0,
+              tensor->where, " differs from the embedding, but config.json says that they are tied");
+      forget(*tensor), forget(embedding);
+    }
+  }
+
+ private:
+  void open_shards(const fs::path& index) {
+    const Json json = parse_json_file(index);
+    require(json.is_object() && json.contains("weight_map") && json["weight_map"].is_object(), index.string(),
+            ": has no \"weight_map\"; is the file complete?");
+    std::map<std::string, std::size_t> shard_of;
+    for (const auto& [name, value] : json["weight_map"].items()) {
+      require(value.is_string(), index.string(), ": \"", name, "\": ", value.dump(), " is not the name of a file");
+      const auto shard = value.get<std::string>();
+      require(fs::path(shard).filename() == shard && shard.ends_with(".safetensors"), index.string(), ": \"", shard,
+              "\" is not the name of a safetensors file beside it");
+      const auto [found, is_new] = shard_of.try_emplace(shard, files.size());
+      if (is_new) files.emplace_back(dir / shard);
+      tensors[name] = &files[found->second].at(name);
+    }
+    for (const SafetensorsFile& file : files) {
+      for (const auto& [name, tensor] : file.tensors()) {
+        require(tensors.contains(name) && tensors[name] == &tensor, tensor.where, " is not listed in ", index.string());
+      }
+    }
+  }
+
+  const Tensor* at_embedding(const Config& c) const {
+    Tensors<float> none(c);
+    return &at(embedding_table(c, none).front().parameter.name);
+  }
+
+  fs::path dir;
+  std::vector<SafetensorsFile> files;
+  std::map<std::string, const Tensor*> tensors;
+  std::string prefix_;
+};
+
+// How a model lies in its directory, so that it can be written back alike.
+struct ModelLayout {
+  std::string config;                         // the text of config.json
+  std::map<std::string, std::string> others;  // small files that belong to the model, by name
+  std::string prefix;                         // of the tensors' names
+  std::map<std::string, std::string> dtypes;  // by the parameter's name
+
+  // Of a model that was made here.
+  explicit ModelLayout(const Config& c) : config(config_to_json(c).dump(2) + "\n") {}
+
+  explicit ModelLayout(const fs::path& dir) : config(read_file(dir / "config.json")) {
+    for (const char* name :
+         {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json",
+          "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"}) {
+      if (fs::exists(dir / name)) others[name] = read_file(dir / name);
+    }
+    const Config c = read_config(dir);
+    const ModelFiles files(dir);
+    prefix = files.prefix();
+    Tensors<float> none(c);
+    for (const auto& e : table(c, none)) dtypes[e.parameter.name] = files.at(e.parameter.name).dtype;
+  }
+
+  // Changes the type in which tensors are written.
+  void store_as(const std::string& dtype) {
+    const std::map<std::string, const char*> names = {{"F32", "float32"}, {"F16", "float16"}, {"BF16", "bfloat16"}};
+    for (auto& [name, type] : dtypes) type = dtype;
+    auto json = nlohmann::ordered_json::parse(config);
+    json[json.contains("dtype") ? "dtype" : "torch_dtype"] = names.at(dtype);
+    config = json.dump(2) + "\n";
+  }
+
+  // Refuses types in which nothing is written, before a run has begun.
+  void require_writable() const {
+    for (const auto& [name, type] : dtypes) {
+      require(type == "F32" || type == "F16" || type == "BF16", "the weights \"", name, "\" are in ", type,
+              ", and float32, float16 and bfloat16 are written; choose one with --save-dtype");
+    }
+  }
+  // Are the files, as they were loaded, in float32?
+  bool holds_float32() const { return !dtypes.empty() && !narrows<float>(); }
+  // Would writing numbers of type T lose bits?
+  template <class T>
+  bool narrows() const {
+    return std::any_of(dtypes.begin(), dtypes.end(), [](const auto& entry) {
+      return dtype_size(entry.second) < static_cast<Index>(sizeof(T)) || (sizeof(T) == 2 && entry.second == "F16");
+    });
+  }
+};
+
+// Fills the weights from the files of a model directory. Returns how many bytes they have there.
+template <class Device, class T>
+std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
+  const ModelFiles files(dir);
+  const auto parameters = table(model.config, model.weights);
+  files.check_all_used(parameters, model.config);
+  read_tensors(dev, files, "", parameters);
+  std::size_t bytes = 0;
+  for (const auto& parts : by_stored_tensor(parameters)) bytes += files.at(parts.front().parameter.name).bytes;
+  return bytes;
+}
+
+// Writes a model into an existing directory, in shards where it is larger than `shard` bytes.
+template <class Device, class T>
+void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLayout& layout,
+                std::size_t shard = kLargestShard) {
+  struct Stored {
+    Table<T> parts;
+    std::string name, dtype;
+    std::size_t bytes;
+  };
+  std::vector<std::vector<Stored>> shards;
+  std::size_t total = 0, filled = 0;
+  for (const Table<T>& parts : by_stored_tensor(table(model.config, model.weights))) {
+    const std::string& name = parts.front().parameter.name;
+    const auto dtype = layout.dtypes.find(name);
+    Stored stored{parts, name, dtype == layout.dtypes.end() ? dtype_name<T>() : dtype->second, 0};
+    const auto shape = stored_shape(parts.front().parameter);
+    stored.bytes = static_cast<std::size_t>(element_count(name, shape) * dtype_size(stored.dtype));
+    if (shards.empty() || filled + stored.bytes > shard) shards.emplace_back(), filled = 0;
+    filled += stored.bytes, total += stored.bytes;
+    shards.back().push_back(std::move(stored));
+  }
+  Json weight_map = Json::object();
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    char name[64] = "model.safetensors";
+    if (shards.size() > 1) std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
+    SafetensorsWriter writer(dir / name, {{"format", "pt"}});
+    for (const Stored& stored : shards[i]) {
+      const std::string prefix = stored.name == "lm_head.weight" ? "" : layout.prefix;
+      write_tensor(dev, writer, prefix, stored.parts, stored.dtype);
+      weight_map[prefix + stored.name] = name;
+    }
+    writer.finish();
+  }
+  if (shards.size() > 1) {
+    const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+    write_file_atomically(dir / "model.safetensors.index.json", index.dump(2) + "\n");
+  }
+  for (const auto& [name, contents] : layout.others) write_file_atomically(dir / name, contents);
+  write_file_atomically(dir / "config.json", layout.config);
+}
+
+}  // namespace streambp

@@ -1,0 +1,172 @@
+// The table of parameters and the tensors of files: in which shape and order numbers lie there, and the way in and out.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "data/files/safetensors.cuh"
+#include "model/parameters.cuh"
+
+namespace streambp {
+
+// The entries of the table that make up one tensor of the file: one, or the parts of a fused tensor.
+template <class T>
+std::vector<Table<T>> by_stored_tensor(const Table<T>& table) {
+  std::vector<Table<T>> groups;
+  std::map<std::string, std::size_t> position;
+  for (const Entry<T>& e : table) {
+    const auto [found, is_new] = position.try_emplace(e.parameter.name, groups.size());
+    if (is_new) groups.emplace_back();
+    groups[found->second].push_back(e);
+  }
+  return groups;
+}
+
+inline std::vector<std::int64_t> stored_shape(const Parameter& p) {
+  if (p.vector()) return {p.cols * p.parts};
+  if (p.transposed) return {p.cols, p.rows * p.parts};
+  return {p.rows, p.cols};
+}
+
+// Where an element of the parameter's matrix lies in the stored tensor.
+inline Index stored_at(const Parameter& p, Index i, Index j) {
+  if (p.vector()) return p.part * p.cols + j;
+  return p.transposed ? j * p.rows * p.parts + p.part * p.rows + i : i * p.cols + j;
+}
+
+// Without branches, so that it costs next to nothing: a number that is none has the largest exponent.
+template <class T>
+bool all_finite(const T* x, Index n) {
+  using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
+  const Bits infinity = std::bit_cast<Bits>(static_cast<T>(std::numeric_limits<float>::infinity()));
+  Bits largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (Index i = 0; i < n; ++i) {
+    const auto exponent = static_cast<Bits>(std::bit_cast<Bits>(x[i]) & infinity);
+    largest = exponent > largest ? exponent : largest;
+  }
+  return largest < infinity;
+}
+
+// Fills a matrix on the device, in blocks of about a megabyte: produce(rows, out) writes some rows of it, in several
+// threads at once. Returns whether all calls did.
+template <class Device, class T, class F>
+bool fill(Device& dev, Matrix<T> matrix, F&& produce) {
+  const Index rows = std::clamp<Index>((1 << 20) / static_cast<Index>(sizeof(T)) / matrix.cols, 1, matrix.rows);
+  const bool in_place = std::is_same_v<Device, Cpu>;
+  const Index blocks = ceil_div(matrix.rows, rows), at_once = in_place ? blocks : std::min<Index>(blocks, 32);
+  std::vector<T> staging(in_place ? 0 : static_cast<std::size_t>(at_once * rows * matrix.cols));
+  bool good = true;
+  for (Index first = 0; first < blocks; first += at_once) {
+    const Rows part = {first * rows, std::min(matrix.rows, (first + at_once) * rows)};
+    T* out = in_place ? matrix.data : staging.data();
+#pragma omp parallel for reduction(&& : good) schedule(dynamic)
+    for (Index begin = part.begin; begin < part.end; begin += rows) {
+      good = produce(Rows{begin, std::min(part.end, begin + rows)}, out + (begin - part.begin) * matrix.cols) && good;
+    }
+    if (!in_place) dev.upload(matrix.slice(part), staging.data());
+  }
+  return good;
+}
+
+// Reads every tensor of the table from `files` (a SafetensorsFile or a ModelFiles), under prefix + name; refuses
+// numbers that are none.
+template <class Device, class Files, class T>
+void read_tensors(Device& dev, const Files& files, const std::string& prefix, const Table<T>& table) {
+  for (const Table<T>& parts : by_stored_tensor(table)) {
+    const Tensor& tensor = files.at(prefix + parts.front().parameter.name);
+    const auto shape = stored_shape(parts.front().parameter);
+    require(tensor.shape == shape, tensor.where, " has shape ", Json(tensor.shape).dump(),
+            ", but the configuration asks for ", Json(shape).dump());
+    require(is_real(tensor), tensor.where, ": cannot read type ", tensor.dtype, " as real numbers; convert the file");
+    for (const Entry<T>& e : parts) {
+      const Parameter& p = e.parameter;
+      const bool finite = fill(dev, *e.matrix, [&](Rows rows, T* out) {
+        const Index count = rows.size() * p.cols;
+        if (!p.transposed) {
+          read(tensor, stored_at(p, rows.begin, 0), count, out);
+        } else {
+          std::vector<T> column(static_cast<std::size_t>(rows.size()));
+          for (Index j = 0; j < p.cols; ++j) {
+            read(tensor, stored_at(p, rows.begin, j), rows.size(), column.data());
+            for (Index i = 0; i < rows.size(); ++i) out[i * p.cols + j] = column[static_cast<std::size_t>(i)];
+          }
+        }
+        return all_finite(out, count);
+      });
+      require(finite, tensor.where,
+              " holds a NaN or an infinity; the file is damaged, use another one or an earlier checkpoint");
+    }
+    forget(tensor);
+  }
+}
+
+template <class T>
+const char* dtype_name() {
+  return std::is_same_v<T, BFloat16> ? "BF16" : sizeof(T) == 4 ? "F32" : "F64";
+}
+
+// Writes numbers in the stored type; refuses those that it cannot hold.
+template <class Stored, class T>
+void write_numbers(std::ostream& out, const std::string& where, const std::vector<T>& values) {
+  std::vector<Stored> stored(values.size());
+  bool finite = true;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if constexpr (std::is_same_v<Stored, T>) {
+      stored[i] = values[i];
+    } else {
+      stored[i] = static_cast<Stored>(static_cast<float>(values[i]));
+    }
+    finite &= std::isfinite(static_cast<float>(stored[i]));
+  }
+  require(finite, where,
+          ": holds a number that is none, or that the type of the file cannot hold; nothing was written. "
+          "Try a lower --rate, or a wider --save-dtype");
+  out.write(reinterpret_cast<const char*>(stored.data()), static_cast<std::streamsize>(stored.size() * sizeof(Stored)));
+}
+
+// The numbers of a stored tensor, in its order.
+template <class Device, class T>
+std::vector<T> gather(Device& dev, const Table<T>& parts) {
+  const Parameter& first = parts.front().parameter;
+  std::vector<T> stored(static_cast<std::size_t>(first.rows * first.cols * first.parts));
+  for (const auto& [p, matrix] : parts) {
+    const std::vector<T> values = to_host(dev, *matrix);
+    for (Index i = 0; i < p.rows; ++i) {
+      for (Index j = 0; j < p.cols; ++j) {
+        stored[static_cast<std::size_t>(stored_at(p, i, j))] = values[static_cast<std::size_t>(i * p.cols + j)];
+      }
+    }
+  }
+  return stored;
+}
+
+// Writes the tensor that these parameters make up, in the given type or else in that of the table.
+template <class Device, class T>
+void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& parts,
+                  std::string dtype = "") {
+  const std::string name = prefix + parts.front().parameter.name;
+  if (dtype.empty()) dtype = dtype_name<T>();
+  writer.add(name, dtype, stored_shape(parts.front().parameter), [=, &dev](std::ostream& out) {
+    const std::vector<T> values = parts.size() == 1 && !parts.front().parameter.transposed
+                                      ? to_host(dev, *parts.front().matrix)
+                                      : gather(dev, parts);
+    if (dtype == dtype_name<T>()) return write_numbers<T>(out, name, values);
+    if (dtype == "F32") return write_numbers<float>(out, name, values);
+    if (dtype == "BF16") return write_numbers<BFloat16>(out, name, values);
+    if (dtype == "F16") return write_numbers<StoredFloat16>(out, name, values);
+    fail(name, ": ", dtype, " is not a type in which weights can be written");
+  });
+}
+
+template <class Device, class T>
+void write_tensors(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& table) {
+  for (const Table<T>& parts : by_stored_tensor(table)) write_tensor(dev, writer, prefix, parts);
+}
+
+}  // namespace streambp

@@ -1,0 +1,175 @@
+// From tokens back to text, as the field "decoder" of a tokenizer.json says: step by step their texts become others.
+//
+// Text may be wanted before the last token is known. So a step is a function with a memory: it is given the next
+// tokens, and leaves in their place what is certain of its result so far; with `last` that is everything.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "data/tokenizer/bpe.cuh"
+#include "data/tokenizer/pretokenizer.cuh"
+
+namespace streambp {
+
+class Detokenizer {
+ public:
+  explicit Detokenizer(const Fields& file) {
+    if (!file.has("decoder")) {  // then the library puts a space between tokens
+      steps_.push_back(first_differs("", " "));
+    }
+    for_each_component(file, "decoder", "decoders", [&](const std::string& type, const Fields& f) { read(type, f); });
+  }
+
+  // The text that is certain now that these tokens, too, are known.
+  std::string add(std::vector<std::string> tokens, bool last) {
+    for (const Step& step : steps_) step(tokens, last);
+    std::string text;
+    for (const std::string& token : tokens) text += token;
+    return text;
+  }
+
+ private:
+  using Tokens = std::vector<std::string>;
+  using Step = std::function<void(Tokens&, bool last)>;
+
+  void read(const std::string& type, const Fields& f) {
+    if (type == "ByteLevel") {
+      f.known({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // which have no effect on decoding
+      add_step(byte_level());
+      fused_ = true;
+    } else if (type == "Fuse") {
+      f.known({"type"});
+      fused_ = true;
+    } else if (type == "ByteFallback") {
+      f.known({"type"});
+      add_step(byte_fallback());
+    } else if (type == "Replace") {
+      add_step([replacement = Replacement(f, growth_)](Tokens& tokens, bool) {
+        for (std::string& token : tokens) token = replacement(token);
+      });
+    } else if (type == "Metaspace") {
+      read_metaspace(f);
+    } else if (type == "Strip") {
+      read_strip(f);
+    } else {
+      fail(f.file, ": a decoder of type \"", type,
+           "\" is not supported; ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace and Sequence are");
+    }
+  }
+
+  // After Fuse and ByteLevel all is one token, which comes in pieces; most steps have to wait until it is whole.
+  void add_step(Step step) {
+    if (fused_) {
+      steps_.push_back([whole = std::string()](Tokens& tokens, bool last) mutable {
+        for (const std::string& piece : tokens) whole += piece;
+        tokens.clear();
+        if (last) tokens.push_back(whole);
+      });
+    }
+    steps_.push_back(std::move(step));
+  }
+
+  // Puts one text before the first token, another before all others.
+  static Step first_differs(const std::string& first, const std::string& others) {
+    return [first, others, begun = false](Tokens& tokens, bool) mutable {
+      for (std::string& token : tokens) token = (std::exchange(begun, true) ? others : first) + token;
+    };
+  }
+
+  static Step byte_level() {
+    return [pending = std::string()](Tokens& tokens, bool last) mutable {
+      for (const std::string& token : tokens) pending += bytes_of(token).value_or(token);
+      std::string text;
+      const std::size_t left = append_repaired(text, pending, last);
+      pending.erase(0, pending.size() - left);
+      tokens = {text};
+    };
+  }
+
+  // Tokens "<0x41>" are bytes. A row of them is their text if it is UTF-8, and otherwise U+FFFD for each byte: so all
+  // of it has to be known.
+  static Step byte_fallback() {
+    return [bytes = std::string()](Tokens& tokens, bool last) mutable {
+      Tokens out;
+      const auto flush = [&] {
+        if (is_utf8(bytes)) {
+          out.push_back(bytes);
+        } else {
+          for (std::size_t i = 0; i < bytes.size(); ++i) out.push_back("\uFFFD");
+        }
+        bytes.clear();
+      };
+      for (std::string& token : tokens) {
+        if (const int byte = byte_value(token); byte >= 0) {
+          bytes += static_cast<char>(byte);
+        } else {
+          if (!bytes.empty()) flush();
+          out.push_back(std::move(token));
+        }
+      }
+      if (last && !bytes.empty()) flush();
+      tokens = std::move(out);
+    };
+  }
+
+  // The byte that "<0x41>" is, or -1. The library reads "+A", too, as a number.
+  static int byte_value(std::string_view token) {
+    if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return -1;
+    const auto digit = [](char c) {
+      return c >= '0' && c <= '9'   ? c - '0'
+             : c >= 'a' && c <= 'f' ? c - 'a' + 10
+             : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                    : -1;
+    };
+    const int high = token[3] == '+' ? 0 : digit(token[3]), low = digit(token[4]);
+    return high < 0 || low < 0 ? -1 : 16 * high + low;
+  }
+
+  // The replacement becomes a space, and in the first token nothing if encoding may have put it there.
+  void read_metaspace(const Fields& f) {
+    f.known({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
+    const bool prefix =
+        f.get<std::string>("prepend_scheme", "always") != "never" && f.get<bool>("add_prefix_space", true);
+    add_step([pattern = Pattern::literal(read_space(f)), begun = !prefix](Tokens& tokens, bool) mutable {
+      for (std::string& token : tokens) token = replaced(pattern, token, std::exchange(begun, true) ? " " : "");
+    });
+  }
+
+  // Takes up to `start` times the content from the beginning of a token, and up to `stop` times from its end.
+  void read_strip(const Fields& f) {
+    f.known({"type", "content", "start", "stop"});
+    const auto content = f.get<std::string>("content");
+    const auto start = f.get<Index>("start"), stop = f.get<Index>("stop");
+    require(!content.empty() && first_character(content).bytes == content.size(), f.file, ": content \"", content,
+            "\" is not one character");
+    require(start >= 0 && stop >= 0, f.file, ": start and stop must not be negative");
+    if (!fused_ || stop > 0) {
+      return add_step([=](Tokens& tokens, bool) {
+        for (std::string& token : tokens) {
+          std::string_view rest = token;
+          for (Index i = 0; i < stop && rest.ends_with(content); ++i) rest.remove_suffix(content.size());
+          for (Index i = 0; i < start && rest.starts_with(content); ++i) rest.remove_prefix(content.size());
+          token = std::string(rest);
+        }
+      });
+    }
+    steps_.push_back([=, left = start](Tokens& tokens, bool) mutable {
+      for (std::string& piece : tokens) {
+        std::string_view rest = piece;
+        for (; left > 0 && rest.starts_with(content); --left) rest.remove_prefix(content.size());
+        if (!rest.empty()) left = 0;
+        piece = std::string(rest);
+      }
+    });
+  }
+
+  std::vector<Step> steps_;
+  bool fused_ = false;
+  double growth_ = 1;
+};
+
+}  // namespace streambp

@@ -1,0 +1,260 @@
+// Regular expressions as tokenizer.json files hold them: in the language of Oniguruma, matched by PCRE2.
+//
+// The two agree on what the published tokenizers use, and differ elsewhere. So an expression is read here first: where
+// the same text would mean something else to PCRE2 it is translated, or else refused by name.
+#pragma once
+
+#ifndef PCRE2_CODE_UNIT_WIDTH
+#define PCRE2_CODE_UNIT_WIDTH 8
+#endif
+#include <pcre2.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "data/tokenizer/unicode.cuh"
+#include "kernels/base/error.cuh"
+
+namespace streambp {
+
+// From Oniguruma's language to PCRE2's.
+class Translation {
+ public:
+  Translation(const std::string& where, std::string_view source) : where_(where), source_(source), rest_(source) {
+    while (!rest_.empty()) piece();
+  }
+
+  std::string result;
+
+ private:
+  // Characters of \s; PCRE2 counts U+180E among them.
+  static constexpr std::string_view kSpaces =
+      R"(\x09-\x0D\x20\x85\xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
+
+  template <class... Parts>
+  [[noreturn]] void refuse(const Parts&... parts) const {
+    fail(where_, ": the regular expression ", source_, " is not supported: ", parts...);
+  }
+  bool begins(std::string_view text) const { return rest_.substr(0, text.size()) == text; }
+  std::string_view take(std::size_t count) {
+    const std::string_view taken = rest_.substr(0, count);
+    rest_.remove_prefix(taken.size());
+    return taken;
+  }
+  void copy(std::size_t count) { result += take(count); }
+
+  void piece() {
+    if (begins("\\")) return escape(false);
+    if (begins("[")) return char_class();
+    if (begins("(?")) return group();
+    if (begins("(*")) refuse("(*");
+    if (begins("{")) return interval();
+    copy(1);
+  }
+
+  void group() {
+    if (begins("(?i:")) check_folding();
+    for (const std::string_view opening : {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:"}) {
+      if (begins(opening)) return copy(opening.size());
+    }
+    refuse("the group ", rest_.substr(0, 4));
+  }
+
+  // Without regard to case Oniguruma takes some characters for two: U+00DF for "ss", U+FB01 for "fi".
+  void check_folding() const {
+    const std::string_view inside = rest_.substr(4, rest_.find(')') - 4);
+    std::string lower;
+    for (const char c : inside) lower += static_cast<char>(c >= 'A' && c <= 'Z' ? c + 'a' - 'A' : c);
+    if (bytes_below(inside, 0x80) < inside.size()) refuse("characters beyond ASCII without regard to case");
+    if (inside.find('(') != std::string_view::npos) refuse("a group in a group without regard to case");
+    for (const char* pair : {"ss", "st", "ff", "fi", "fl"}) {
+      if (lower.find(pair) != std::string::npos) refuse(pair, " without regard to case");
+    }
+  }
+
+  void interval() {
+    const std::size_t end = rest_.find('}');
+    const std::string_view inside = rest_.substr(1, end == std::string_view::npos ? end : end - 1);
+    const bool plain = end != std::string_view::npos && !inside.empty() && inside[0] != ',' &&
+                       inside.find_first_not_of("0123456789,") == std::string_view::npos;
+    if (!plain) refuse("a { that begins no count");
+    copy(end + 1);
+    if (begins("+") || begins("?")) refuse("{", inside, "} followed by ", rest_[0]);
+  }
+
+  void char_class() {
+    const bool negated = begins("[^");
+    copy(negated ? 2 : 1);
+    if (begins("]")) refuse("a class that is empty or begins with ]");
+    while (!begins("]")) {
+      if (rest_.empty()) refuse("a class without an end");
+      if (begins("[")) refuse("a [ within a class; write \\[");
+      if (begins("&&")) refuse("&& within a class");
+      if (begins("\\")) {
+        escape(true);
+      } else {
+        copy(1);
+      }
+    }
+    copy(1);
+  }
+
+  void escape(bool in_class) {
+    take(1);
+    if (rest_.empty()) refuse("a \\ at the end");
+    const char c = take(1)[0];
+    const auto add = [&](bool negated, const std::string& characters) {
+      if (in_class && negated) refuse("\\", c, " within a class");
+      result += in_class ? characters : (negated ? "[^" : "[") + characters + "]";
+    };
+    if (c == 's' || c == 'S') return add(c == 'S', std::string(kSpaces));
+    if (c == 'd' || c == 'D') return add(c == 'D', property("Nd"));
+    if (c == 'p' || c == 'P') {
+      const std::size_t end = rest_.find('}');
+      if (!begins("{") || end == std::string_view::npos || begins("{^")) refuse("a property other than \\p{Name}");
+      const std::string name(rest_.substr(1, end - 1));
+      take(end + 1);
+      return add(c == 'P', property(name));
+    }
+    if (c == 'x') {
+      if (!begins("{")) refuse("\\x other than \\x{code}");
+      result += "\\x";
+      return copy(rest_.find('}') + 1);
+    }
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    if (letter && std::string_view("rntf").find(c) == std::string_view::npos) refuse("\\", c);
+    (result += '\\') += c;
+  }
+
+  // With the characters that are new since PCRE2's version of Unicode.
+  std::string property(const std::string& name) const {
+    for (const auto& [kind, ranges] : unicode::kLater) {
+      if (kind != name) continue;
+      return (name.size() > 2 ? "\\p{sc:" : "\\p{") + name + "}" + std::string(ranges);
+    }
+    refuse("\\p{", name, "}");
+  }
+
+  const std::string& where_;
+  std::string_view source_, rest_;
+};
+
+// Finds an expression, or a plain text, again and again. Matches are never empty.
+class Pattern {
+ public:
+  // A plain text.
+  static Pattern literal(std::string text) {
+    Pattern pattern;
+    pattern.text_ = std::move(text);
+    return pattern;
+  }
+
+  // An expression in Oniguruma's language; `where` is for messages.
+  static Pattern expression(const std::string& where, std::string_view source) {
+    Pattern pattern;
+    pattern.text_ = where + ": the regular expression " + std::string(source);
+    const std::string translated = Translation(where, source).result;
+    const std::shared_ptr<pcre2_compile_context> context(pcre2_compile_context_create(nullptr),
+                                                         pcre2_compile_context_free);
+    require(context != nullptr, "out of memory");
+    pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
+    int error = 0;
+    std::size_t offset = 0;
+    pattern.code_ = {pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+                                   PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset,
+                                   context.get()),
+                     pcre2_code_free};
+    require(pattern.code_ != nullptr, pattern.text_, " cannot be used: ", message(error));
+    pcre2_jit_compile(pattern.code_.get(), PCRE2_JIT_COMPLETE);  // without it, matching is only slower
+    pcre2_pattern_info(pattern.code_.get(), PCRE2_INFO_MINLENGTH, &pattern.shortest_);
+    require(pattern.shortest_ > 0, pattern.text_, " is not supported: it matches nothing at all, too");
+    return pattern;
+  }
+
+  // Of what it matches, at least so many bytes.
+  std::size_t shortest() const { return code_ ? shortest_ : text_.size(); }
+  bool one_character() const { return !code_ && first_character(text_).bytes == text_.size(); }
+
+  // Calls f(begin, end, match) for every match in valid UTF-8, and for every part between two: all of the text.
+  template <class F>
+  void for_each(std::string_view text, F&& f) const {
+    std::size_t done = 0, effort = kMostEffort + 64 * text.size();
+    for (std::size_t begin, end = 0; find(text, begin, end, effort); done = end) {
+      if (begin > done) f(done, begin, false);
+      f(begin, end, true);
+    }
+    if (done < text.size()) f(done, text.size(), false);
+  }
+
+ private:
+  // What one thread needs to match. Long texts may need a larger stack than it has.
+  struct Matcher {
+    Matcher() {
+      require(data != nullptr && context != nullptr, "out of memory");
+      pcre2_set_heap_limit(context, UINT32_MAX);
+    }
+    ~Matcher() {
+      pcre2_match_data_free(data);
+      pcre2_match_context_free(context);
+      if (stack) pcre2_jit_stack_free(stack);
+    }
+    Matcher(const Matcher&) = delete;
+
+    pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+    pcre2_match_context* context = pcre2_match_context_create(nullptr);
+    pcre2_jit_stack* stack = nullptr;
+  };
+
+  int match(Matcher& matcher, std::string_view text, std::size_t begin, std::size_t steps) const {
+    const auto match = [&](std::uint32_t options) {
+      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), begin,
+                         PCRE2_NO_UTF_CHECK | options, matcher.data, matcher.context);
+    };
+    pcre2_set_match_limit(matcher.context, static_cast<std::uint32_t>(steps));
+    int found = match(0);
+    if (found == PCRE2_ERROR_JIT_STACKLIMIT && !matcher.stack) {
+      matcher.stack = pcre2_jit_stack_create(1 << 16, 1 << 26, nullptr);
+      if (matcher.stack) pcre2_jit_stack_assign(matcher.context, nullptr, matcher.stack);
+      found = match(0);
+    }
+    return found == PCRE2_ERROR_JIT_STACKLIMIT ? match(PCRE2_NO_JIT) : found;
+  }
+
+  static std::string message(int error) {
+    char text[200];
+    pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(text), sizeof text);
+    return text;
+  }
+
+  // The first match that begins at `end` or later. Matching goes back and tries again, which a hostile expression makes
+  // never end; so it is stopped after some steps, at first few, and steps beyond those few are taken from `effort`, which
+  // is enough for what goes back over a long text once.
+  bool find(std::string_view text, std::size_t& begin, std::size_t& end, std::size_t& effort) const {
+    if (!code_) {
+      begin = text.find(text_, end);
+      end = begin + text_.size();
+      return begin != std::string_view::npos;
+    }
+    thread_local Matcher matcher;
+    int found = match(matcher, text, end, kFewSteps);
+    for (std::size_t steps = kFewSteps; found == PCRE2_ERROR_MATCHLIMIT && effort > 0; effort -= steps) {
+      steps = std::min({8 * steps, effort, std::size_t{UINT32_MAX}});
+      found = match(matcher, text, end, steps);
+    }
+    if (found == PCRE2_ERROR_NOMATCH) return false;
+    require(found >= 0, text_, " fails on a text of ", text.size(), " bytes: ", message(found));
+    begin = pcre2_get_ovector_pointer(matcher.data)[0];
+    end = pcre2_get_ovector_pointer(matcher.data)[1];
+    require(end > begin, text_, " is not supported: it matches nothing at all, too");
+    return true;
+  }
+
+  static constexpr std::size_t kFewSteps = 10'000, kMostEffort = 10'000'000;
+
+  std::string text_;  // the plain text, or for messages
+  std::uint32_t shortest_ = 0;
+  std::shared_ptr<pcre2_code> code_;
+};
+
+}  // namespace streambp

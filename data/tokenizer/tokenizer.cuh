@@ -1,0 +1,231 @@
+// Text to tokens and back, as a Hugging Face tokenizer.json says, and as the `tokenizers` library does it:
+//
+//   added tokens are taken out of the text, what lies between is normalised, more added tokens are taken out of that,
+//   the rest is taken apart into words (pretokenizer.cuh), and each word into tokens (bpe.cuh)
+//
+// A component or a field with an effect that is not supported is refused by name, never ignored.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "data/files/fields.cuh"
+#include "data/tokenizer/added_tokens.cuh"
+#include "data/tokenizer/bpe.cuh"
+#include "data/tokenizer/detokenizer.cuh"
+#include "data/tokenizer/pretokenizer.cuh"
+
+namespace streambp {
+
+class Tokenizer {
+ public:
+  // From a tokenizer.json, or the directory that holds it.
+  explicit Tokenizer(const std::filesystem::path& path)
+      : Tokenizer(Fields(parse_json_file(file_in(path)), file_in(path).string())) {}
+
+  // One more than the largest id.
+  Index size() const { return static_cast<Index>(texts_.size()); }
+
+  // The tokens of a text, without those that belong before and after it. A text that `continues` goes on where an
+  // earlier one ended: nothing is put before its beginning.
+  std::vector<std::int32_t> encode(std::string_view text, bool continues = false) const {
+    return encode(text, continues, false);
+  }
+  // The same, but special tokens in the text are mere text: what a user writes must not forge a turn.
+  std::vector<std::int32_t> encode_plain(std::string_view text, bool continues = false) const {
+    return encode(text, continues, true);
+  }
+
+  // What belongs before a text (such as a token for its beginning) and after it; possibly nothing.
+  const std::vector<std::int32_t>& prefix() const { return prefix_; }
+  const std::vector<std::int32_t>& suffix() const { return suffix_; }
+
+  // The text of tokens; ids that no token has are skipped.
+  std::string decode(std::span<const std::int32_t> tokens, bool skip_special = false) const {
+    std::vector<std::string> texts;
+    for (const std::int32_t token : tokens) {
+      if (shown(token, skip_special)) texts.push_back(texts_[static_cast<std::size_t>(token)]);
+    }
+    return Detokenizer(detokenizer_).add(std::move(texts), true);
+  }
+
+  // The id of a token by its text.
+  std::optional<std::int32_t> find(std::string_view token) const {
+    const auto found = added_ids_.find(std::string(token));
+    return found == added_ids_.end() ? model_.find(std::string(token)) : found->second;
+  }
+  bool special(std::int32_t id) const { return has(id) && special_[static_cast<std::size_t>(id)]; }
+
+ private:
+  friend class StreamingDecoder;
+
+  explicit Tokenizer(const Fields& f)
+      : normalizer_(f),
+        pretokenizer_(f, normalizer_),
+        model_(f.object("model"), pretokenizer_.byte_level()),
+        detokenizer_(f) {
+    // Truncation and padding are no part of what a text's tokens are: lengths are for the one who packs documents.
+    f.known({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
+             "decoder", "model"});
+    f.only<std::string>("version", "1.0");
+    texts_ = model_.texts();
+    present_ = model_.present();
+    special_.resize(texts_.size());
+    read_added_tokens(f);
+    for_each_component(f, "post_processor", "processors",
+                       [&](const std::string& type, const Fields& processor) { read_processor(type, processor); });
+  }
+
+  static std::filesystem::path file_in(const std::filesystem::path& path) {
+    return std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
+  }
+
+  bool has(Index id) const { return id >= 0 && id < size() && present_[static_cast<std::size_t>(id)]; }
+  bool shown(std::int32_t id, bool skip_special) const {
+    return has(id) && !(skip_special && special_texts_.count(texts_[static_cast<std::size_t>(id)]) > 0);
+  }
+
+  void read_added_tokens(const Fields& f) {
+    if (!f.has("added_tokens")) return;
+    const Json& list = f.json.at("added_tokens");
+    require(list.is_array(), f.file, ": the field \"added_tokens\" is not a list");
+    Index next = static_cast<Index>(model_.count());
+    for (const Json& entry : list) {
+      const Fields token(entry, f.file + ", \"added_tokens\"");
+      token.known({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+      const auto content = token.get<std::string>("content");
+      if (content.empty()) continue;  // as the library does
+      const std::string where = token.file + ", \"" + content + "\"";
+      const Index id = token.get<Index>("id");
+      // The library goes by the vocabulary, and numbers what is not in it itself.
+      const auto known = model_.find(content);
+      const Index expected = known ? *known : next++;
+      require(id == expected, where, ": has the id ", id, " where the vocabulary says ", expected);
+      require(id <= Bpe::kLargestId, where, ": the id is larger than ", Bpe::kLargestId);
+      require(added_ids_.emplace(content, static_cast<std::int32_t>(id)).second, where, ": is there twice");
+      add(token, where, content, static_cast<std::int32_t>(id));
+    }
+    for (AddedTokens* tokens : {&raw_tokens_, &normalized_tokens_}) {
+      require(tokens->finish(), f.file, ", \"added_tokens\": two have the same text once they are normalised");
+    }
+  }
+
+  void add(const Fields& f, const std::string& where, const std::string& content, std::int32_t id) {
+    const auto at = static_cast<std::size_t>(id);
+    if (at >= texts_.size()) texts_.resize(at + 1), present_.resize(at + 1), special_.resize(at + 1);
+    present_[at] = true;
+    special_[at] = f.get<bool>("special");
+    if (special_[at]) special_texts_.insert(content);
+    const bool normalized = f.get<bool>("normalized");
+    std::string buffer;
+    texts_[at] = normalized ? normalizer_.apply(content, false, buffer) : content;
+    require(!texts_[at].empty(), where, ": nothing is left of it once it is normalised");
+    (normalized ? normalized_tokens_ : raw_tokens_)
+        .add({id, texts_[at], f.get<bool>("special"), f.get<bool>("single_word"), f.get<bool>("lstrip"),
+              f.get<bool>("rstrip")});
+  }
+
+  void read_processor(const std::string& type, const Fields& f) {
+    if (type == "ByteLevel") {  // which is about offsets only
+      f.known({"type", "add_prefix_space", "trim_offsets", "use_regex"});
+    } else if (type == "TemplateProcessing") {
+      f.known({"type", "single", "pair", "special_tokens"});
+      read_template(f);
+    } else {
+      fail(f.file, ": a post_processor of type \"", type,
+           "\" is not supported; ByteLevel, TemplateProcessing and Sequence are");
+    }
+  }
+
+  // A list of {"SpecialToken": {"id": text, "type_id": 0}} with one {"Sequence": {"id": "A", "type_id": 0}} in it.
+  void read_template(const Fields& f) {
+    require(f.has("single") && f.json.at("single").is_array(), f.file, ": the field \"single\" is not a list");
+    std::vector<std::int32_t> before, after;
+    int texts = 0;
+    for (const Json& entry : f.json.at("single")) {
+      const Fields piece(entry, f.file + ", \"single\"");
+      piece.known({"SpecialToken", "Sequence"});
+      if (piece.has("Sequence")) {
+        const Fields sequence = piece.object("Sequence");
+        require(sequence.get<std::string>("id") == "A" && piece.json.size() == 1 && ++texts == 1, sequence.file,
+                ": expected one sequence, \"A\"");
+        continue;
+      }
+      const auto ids = template_ids(f, piece.object("SpecialToken").get<std::string>("id"));
+      auto& place = texts == 0 ? before : after;
+      place.insert(place.end(), ids.begin(), ids.end());
+    }
+    require(texts == 1, f.file, ": \"single\" has no place for the text");
+    prefix_.insert(prefix_.begin(), before.begin(), before.end());
+    suffix_.insert(suffix_.end(), after.begin(), after.end());
+  }
+
+  std::vector<std::int32_t> template_ids(const Fields& f, const std::string& name) const {
+    const Fields token = f.object("special_tokens").object(name.c_str());
+    require(token.has("ids") && token.json.at("ids").is_array(), token.file, ": the field \"ids\" is not a list");
+    std::vector<std::int32_t> ids;
+    for (const Json& id : token.json.at("ids")) {
+      require(id.is_number_integer() && has(id.get<Index>()), token.file, ": ", id.dump(), " is the id of no token");
+      ids.push_back(id.get<std::int32_t>());
+    }
+    return ids;
+  }
+
+  std::vector<std::int32_t> encode(std::string_view bytes, bool continues, bool plain) const {
+    std::string repaired;
+    if (!is_utf8(bytes)) append_repaired(repaired, bytes, true), bytes = repaired;
+    std::vector<std::int32_t> tokens;
+    Bpe::Scratch scratch;
+    std::string buffer;
+    raw_tokens_.for_each(bytes, plain, [&](const AddedToken* raw, std::size_t begin, std::size_t end) {
+      if (raw) return tokens.push_back(raw->id);
+      const bool first = begin == 0;
+      const std::string_view text = normalizer_.apply(bytes.substr(begin, end - begin), first && continues, buffer);
+      normalized_tokens_.for_each(text, plain, [&](const AddedToken* token, std::size_t from, std::size_t to) {
+        if (token) return tokens.push_back(token->id);
+        pretokenizer_.for_each_word(text.substr(from, to - from), {first && from == 0, continues},
+                                    [&](std::string_view word) { model_.encode(word, scratch, tokens); });
+      });
+    });
+    return tokens;
+  }
+
+  Normalizer normalizer_;
+  PreTokenizer pretokenizer_;
+  Bpe model_;
+  Detokenizer detokenizer_;
+  AddedTokens raw_tokens_, normalized_tokens_;  // found in the text as it is, and as it is normalised
+  std::unordered_map<std::string, std::int32_t> added_ids_;
+  std::unordered_set<std::string> special_texts_;
+  std::vector<std::string> texts_;  // by id, as they are decoded
+  std::vector<bool> present_, special_;
+  std::vector<std::int32_t> prefix_, suffix_;
+};
+
+// Decodes token by token. What `add` and at last `finish` return is, put together, what `decode` returns for all of the
+// tokens; and each is whole characters that no later token changes.
+class StreamingDecoder {
+ public:
+  explicit StreamingDecoder(const Tokenizer& tokenizer, bool skip_special = false)
+      : tokenizer_(tokenizer), skip_special_(skip_special), detokenizer_(tokenizer.detokenizer_) {}
+
+  std::string add(std::int32_t token) {
+    if (!tokenizer_.shown(token, skip_special_)) return "";
+    return detokenizer_.add({tokenizer_.texts_[static_cast<std::size_t>(token)]}, false);
+  }
+  std::string finish() { return detokenizer_.add({}, true); }
+
+ private:
+  const Tokenizer& tokenizer_;
+  const bool skip_special_;
+  Detokenizer detokenizer_;
+};
+
+}  // namespace streambp

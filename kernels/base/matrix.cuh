@@ -1,0 +1,110 @@
+// The one data type of the program: a view of a row-major matrix. It owns nothing; devices own memory.
+//
+// A Matrix is sliced by rows (a chunk of the token stream) or by columns (the heads of an attention layer). A vector,
+// such as a bias, is a matrix of one row. Data is null on the Plan device; a parameter that a model lacks is empty.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/base/error.cuh"
+
+namespace streambp {
+
+using Index = std::int64_t;
+
+// The atom of work along the token stream. Every operation computes rows in tiles that start at multiples of kTile, and
+// every sum over rows runs over tiles from the last to the first. So no result depends on how the stream was chunked.
+constexpr Index kTile = 256;
+
+// The GPU adds up weight gradients by larger tiles: reading and writing one of them takes as long as multiplying some
+// 700 rows (on an H200), so it should happen seldom. 2048 rows of an 8B model's activations take 0.4 GB.
+constexpr Index kGpuTile = 2048;
+
+// Sums over rows within a tile: first within groups of this many rows, then over the groups, last to first.
+constexpr Index kGroup = 16;
+static_assert(kTile % kGroup == 0);
+
+// What is constexpr here also runs in CUDA kernels.
+constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
+constexpr Index round_up(Index a, Index b) { return ceil_div(a, b) * b; }
+constexpr Index least(Index a, Index b) { return a < b ? a : b; }
+constexpr Index most(Index a, Index b) { return a < b ? b : a; }
+
+// A half-open range of rows of the token stream.
+struct Rows {
+  Index begin, end;
+  constexpr Index size() const { return end - begin; }
+};
+
+template <class T>
+struct Matrix {
+  T* data = nullptr;
+  Index rows = 0, cols = 0;
+  Index stride = 0;  // elements from one row to the next
+
+  Matrix() = default;
+  constexpr Matrix(T* data, Index rows, Index cols) : data(data), rows(rows), cols(cols), stride(cols) {}
+  constexpr Matrix(T* data, Index rows, Index cols, Index stride)
+      : data(data), rows(rows), cols(cols), stride(stride) {}
+  // A writable matrix may be passed where a read-only one is expected.
+  template <class U>
+  requires(std::is_same_v<const U, T>) constexpr Matrix(const Matrix<U>& m)
+      : data(m.data), rows(m.rows), cols(m.cols), stride(m.stride) {}
+
+  constexpr bool empty() const { return rows == 0 || cols == 0; }
+  constexpr explicit operator bool() const { return !empty(); }
+  constexpr Index size() const { return rows * cols; }
+  constexpr bool contiguous() const { return stride == cols || rows == 1; }
+  constexpr T* row(Index i) const { return data + i * stride; }
+  constexpr T& operator()(Index i, Index j) const { return data[i * stride + j]; }
+
+  Matrix slice(Rows r) const {
+    require(0 <= r.begin && r.begin <= r.end && r.end <= rows, "rows ", r.begin, "..", r.end, " of ", rows);
+    return {data ? row(r.begin) : nullptr, r.size(), cols, stride};
+  }
+  Matrix columns(Index begin, Index count) const {
+    require(0 <= begin && count >= 0 && begin + count <= cols, "columns ", begin, "+", count, " of ", cols);
+    return {data ? data + begin : nullptr, rows, count, stride};
+  }
+  // The same numbers with rows of another width; for example C x (heads * dim) seen as (C * heads) x dim.
+  Matrix reshape(Index new_cols) const {
+    require(contiguous() && size() % new_cols == 0, "cannot reshape ", rows, "x", cols, " to rows of ", new_cols);
+    return {data, size() / new_cols, new_cols};
+  }
+};
+
+// A read-only operand. Its type follows from the other operands, so that a writable matrix may be passed as it is.
+template <class T>
+using Input = std::type_identity_t<Matrix<const T>>;
+
+// Shape checks, in the vocabulary of the operations: require_shape("matmul", "weight", w, out, in).
+template <class T>
+void require_shape(const char* operation, const char* what, const Matrix<T>& m, Index rows, Index cols) {
+  require(m.rows == rows && m.cols == cols, operation, ": ", what, " is ", m.rows, "x", m.cols, ", expected ", rows,
+          "x", cols);
+}
+
+// bfloat16: the upper half of a float32. Storage only; arithmetic happens in float32.
+struct BFloat16 {
+  std::uint16_t bits;
+
+  BFloat16() = default;
+  constexpr explicit BFloat16(float x) {  // to nearest, ties to even
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return;
+#endif
+    const auto b = std::bit_cast<std::uint32_t>(x);
+    const bool nan = (b & 0x7fffffffu) > 0x7f800000u;
+    bits = static_cast<std::uint16_t>(nan ? (b >> 16) | 0x40u : (b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+  }
+  constexpr operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+};
+
+// The type in which sums over many terms are kept: float32 at least.
+template <class T>
+using Accumulator = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
+
+}  // namespace streambp

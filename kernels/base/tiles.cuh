@@ -1,0 +1,196 @@
+// Tiles of numbers, and the words that attention is written in: load, multiply, row_max, row_sum.
+//
+//   SharedTile<ROWS, COLS>    bfloat16 in shared memory, for all warps of the block
+//   Numbers<M, N>             float32, 16 M rows x 8 N columns, spread over the registers of a warp
+//   LeftOperand<M, K>         bfloat16, 16 M rows x 16 K columns, likewise: what multiplies from the left
+//   PerRow<M>                 float32, one number for each of the 16 M rows
+//
+// Tensor cores multiply 16 x 16 by 16 x 8. They want the numbers of a tile spread over a warp so that lane l has rows
+// l / 4 and l / 4 + 8 of every 16, and of these the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. The left operand of
+// a product has the same layout as the result of another one: a result goes on as an operand without moving.
+#pragma once
+
+#include "kernels/base/matrix.cuh"
+#include "kernels/base/ptx.cuh"
+
+namespace streambp::cuda {
+
+// A block that works on tiles has four warps.
+constexpr int kTileWarps = 4, kTileThreads = kTileWarps * kWarp;
+
+// Rows are 16 bytes longer than their numbers, so that 8 rows read together lie in different banks.
+template <int ROWS, int COLS>
+struct SharedTile {
+  static constexpr int kStride = COLS + 8, kSize = ROWS * kStride;
+  static_assert(ROWS % 16 == 0 && COLS % 16 == 0);
+  BFloat16* data;
+
+  __device__ BFloat16* at(int row, int col) const { return data + row * kStride + col; }
+};
+
+// Starts to fill the tile with the rows `first`, first + 1, ... of a matrix, by all threads of the block; zeros for rows
+// before 0 or from `end` on, and for columns that the matrix lacks. With `aligned`, rows of the matrix begin at multiples of 16 bytes.
+template <int ROWS, int COLS>
+__device__ void load(SharedTile<ROWS, COLS> tile, Matrix<const BFloat16> m, int first, int end, bool aligned) {
+  constexpr int pieces = COLS / 8;
+  auto inside = [&](int row, int col) { return 0 <= first + row && first + row < end && col < m.cols; };
+  if (!aligned) {
+    for (int i = threadIdx.x; i < ROWS * COLS; i += kTileThreads) {
+      const int row = i / COLS, col = i % COLS;
+      *tile.at(row, col) = inside(row, col) ? m(first + row, col) : BFloat16(0);
+    }
+  } else if constexpr (kTileThreads % pieces == 0) {  // a thread keeps to its columns
+    constexpr int step = kTileThreads / pieces, steps = (ROWS + step - 1) / step;
+    const int begin = threadIdx.x / pieces, col = threadIdx.x % pieces * 8;
+    const BFloat16* from = m.row(first + begin) + col;
+#pragma unroll
+    for (int i = 0; i < steps; ++i, from += step * m.stride) {
+      const int row = begin + i * step;
+      const bool valid = inside(row, col);
+      if (ROWS % step == 0 || row < ROWS) ptx::cp_async_16(tile.at(row, col), valid ? from : m.data, valid);
+    }
+  } else {
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * pieces; i += kTileThreads) {
+      const int row = i / pieces, col = i % pieces * 8;
+      const bool valid = inside(row, col);
+      ptx::cp_async_16(tile.at(row, col), valid ? m.row(first + row) + col : m.data, valid);
+    }
+  }
+  ptx::cp_async_commit();
+}
+
+template <int M, int N>
+struct Numbers {
+  float x[M][N][4];
+
+  __device__ void fill(float value) {
+#pragma unroll
+    for (int i = 0; i < M * N * 4; ++i) (&x[0][0][0])[i] = value;
+  }
+
+  // Calls f(number, m, half, col): its row is that of PerRow's x[m][half], its column counts from the tile's first.
+  template <class F>
+  __device__ void for_each(F&& f) {
+    const int col = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) f(x[m][n][k], m, k / 2, n * 8 + col + k % 2);
+      }
+    }
+  }
+};
+
+template <int M>
+struct PerRow {
+  float x[M][2];
+
+  __device__ void fill(float value) {
+#pragma unroll
+    for (int i = 0; i < M * 2; ++i) (&x[0][0])[i] = value;
+  }
+};
+
+// The row, counted from the warp's first, that x[m][half] belongs to.
+__device__ inline int row_of(int m, int half) { return m * 16 + half * 8 + static_cast<int>(threadIdx.x) % kWarp / 4; }
+
+// The four lanes of a row share what they have.
+template <class F>
+__device__ float over_row(float x, F&& f) {
+  x = f(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return f(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+// The largest of each row and of what was there.
+template <int M, int N>
+__device__ void row_max(PerRow<M>& result, Numbers<M, N>& numbers) {
+  numbers.for_each([&](float x, int m, int half, int) { result.x[m][half] = fmaxf(result.x[m][half], x); });
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (float& x : result.x[m]) x = over_row(x, [](float a, float b) { return fmaxf(a, b); });
+  }
+}
+
+// Adds the lane's own part of each row's sum; the lanes add up at the very end.
+template <int M, int N>
+__device__ void add_row_sum(PerRow<M>& result, Numbers<M, N>& numbers) {
+  numbers.for_each([&](float x, int m, int half, int) { result.x[m][half] += x; });
+}
+template <int M>
+__device__ void finish_row_sum(PerRow<M>& result) {
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (float& x : result.x[m]) x = over_row(x, [](float a, float b) { return a + b; });
+  }
+}
+
+template <int M, int K>
+struct LeftOperand {
+  std::uint32_t x[M][K][4];
+
+  // Rounded to bfloat16.
+  __device__ explicit LeftOperand(const Numbers<M, 2 * K>& numbers) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const float(&left)[4] = numbers.x[m][2 * k], (&right)[4] = numbers.x[m][2 * k + 1];
+        x[m][k][0] = ptx::pack_bf16(left[0], left[1]);
+        x[m][k][1] = ptx::pack_bf16(left[2], left[3]);
+        x[m][k][2] = ptx::pack_bf16(right[0], right[1]);
+        x[m][k][3] = ptx::pack_bf16(right[2], right[3]);
+      }
+    }
+  }
+};
+
+// result += a bᵀ, where a is the rows of a shared tile from `row` on. The rows of b are the columns of the result.
+template <int M, int N, int A_ROWS, int B_ROWS, int COLS>
+__device__ void multiply_transposed(Numbers<M, N>& result, SharedTile<A_ROWS, COLS> a, int row,
+                                    SharedTile<B_ROWS, COLS> b) {
+  static_assert(B_ROWS == 8 * N && N % 2 == 0);
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int k = 0; k < COLS; k += 16) {
+    std::uint32_t left[M][4];
+#pragma unroll
+    for (int m = 0; m < M; ++m) ptx::ldmatrix_x4(left[m], a.at(row + m * 16 + lane % 16, k + lane / 16 * 8));
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+      std::uint32_t r[4];
+      ptx::ldmatrix_x4(r, b.at(n * 8 + lane % 8 + lane / 16 * 8, k + lane / 8 % 2 * 8));
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        ptx::mma_m16n8k16(result.x[m][n], left[m], {r[0], r[1]});
+        ptx::mma_m16n8k16(result.x[m][n + 1], left[m], {r[2], r[3]});
+      }
+    }
+  }
+}
+
+// result += a b, where b is the columns of a shared tile from `col` on.
+template <int M, int N, int K, int ROWS, int COLS>
+__device__ void multiply(Numbers<M, N>& result, const LeftOperand<M, K>& a, SharedTile<ROWS, COLS> b, int col = 0) {
+  static_assert(ROWS == 16 * K && N % 2 == 0);
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+      std::uint32_t r[4];
+      ptx::ldmatrix_x4_trans(r, b.at(k * 16 + lane % 16, col + n * 8 + lane / 16 * 8));
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        ptx::mma_m16n8k16(result.x[m][n], a.x[m][k], {r[0], r[1]});
+        ptx::mma_m16n8k16(result.x[m][n + 1], a.x[m][k], {r[2], r[3]});
+      }
+    }
+  }
+}
+
+}  // namespace streambp::cuda

@@ -1,0 +1,33 @@
+// The two settings of the walk: how many rows go through a layer at a time, and what is kept of them.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/base/matrix.cuh"
+
+namespace streambp {
+
+// What stays in memory between the forward and the backward pass of a layer. Without any there is no backward pass.
+enum class Keep { nothing, inputs, activations };
+
+struct Schedule {
+  Keep keep;
+  Index chunk;       // rows of a layer's activations that exist at once, a multiple of kTile
+  Index head_chunk;  // rows of logits that exist at once
+
+  static Schedule full(Index rows) { return {Keep::activations, round_up(rows, kTile), round_up(rows, kTile)}; }
+  static Schedule checkpoint(Index rows) { return {Keep::inputs, round_up(rows, kTile), round_up(rows, kTile)}; }
+  static Schedule stream(Index chunk, Index head_chunk) { return {Keep::inputs, chunk, head_chunk}; }
+};
+
+// The chunks of a stream, first to last.
+inline std::vector<Rows> chunks(Index rows, Index chunk) {
+  require(chunk > 0 && chunk % kTile == 0, "a chunk must be a positive multiple of ", kTile, " rows, not ", chunk);
+  std::vector<Rows> result;
+  for (Index begin = 0; begin < rows; begin += chunk) result.push_back({begin, std::min(rows, begin + chunk)});
+  return result;
+}
+inline std::vector<Rows> last_to_first(std::vector<Rows> chunks) { return {chunks.rbegin(), chunks.rend()}; }
+
+}  // namespace streambp

@@ -1,0 +1,148 @@
+// How the next token is drawn from the logits of a row:
+//
+//   p = softmax(logits / temperature)          temperature 0 takes the likeliest token
+//   top-k      of these the k likeliest; 0: all
+//   top-p      of these the fewest likeliest whose share of what is left reaches top-p
+//
+// Where tokens are equally likely, the one with the smaller number comes first. What is kept is found by halving, not by
+// sorting, and is drawn from in the order of the tokens' numbers, so that a rounding error moves no more than an edge.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "kernels/base/error.cuh"
+#include "kernels/base/math.cuh"
+#include "kernels/base/matrix.cuh"
+#include "kernels/base/random.cuh"
+
+namespace streambp {
+
+struct Sampling {
+  double temperature = 1, top_p = 1;
+  Index top_k = 0;
+  std::uint64_t seed = 1;
+};
+
+inline void validate(const Sampling& s) {
+  require(std::isfinite(s.temperature) && s.temperature >= 0, "a temperature must be 0 or more, not ", s.temperature);
+  require(s.top_p > 0 && s.top_p <= 1, "top-p must be more than 0 and at most 1, not ", s.top_p);
+  require(s.top_k >= 0, "top-k must be 0 (all tokens) or more, not ", s.top_k);
+}
+
+// A drawn token and the logarithm of its probability at temperature 1, whatever was left out in drawing it.
+struct Draw {
+  std::int32_t token;
+  double logp;
+};
+
+// A token and how likely it is, as a multiple of the likeliest.
+struct Candidate {
+  float weight;
+  std::int32_t token;
+  // Does it come before the other one?
+  bool operator<(const Candidate& other) const {
+    return weight != other.weight ? weight > other.weight : token < other.token;
+  }
+};
+
+inline double total(std::span<const Candidate> candidates) {
+  double sum = 0;
+  for (const Candidate& c : candidates) sum += static_cast<double>(c.weight);
+  return sum;
+}
+
+// The k likeliest of weight `least` or more, in one pass that puts aside fewer than 2k at a time.
+inline std::vector<Candidate> likeliest(std::span<const float> weights, std::size_t k, float least) {
+  std::vector<Candidate> found;
+  auto shrink = [&] {
+    std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(k - 1), found.end());
+    found.resize(k);
+    least = std::nextafter(found.back().weight, 2.0f);  // a later one of the same weight would come after it
+  };
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] < least) continue;
+    found.push_back({weights[i], static_cast<std::int32_t>(i)});
+    if (found.size() == 2 * k) shrink();
+  }
+  if (found.size() > k) shrink();
+  return found;
+}
+
+// Leaves the fewest likeliest whose weights sum up to `wanted`.
+inline void keep_nucleus(std::vector<Candidate>& candidates, double wanted) {
+  std::size_t inside = 0, outside = candidates.size();  // those before `inside` are kept, those from `outside` on not
+  while (outside - inside > 1) {
+    const std::size_t middle = inside + (outside - inside) / 2;
+    const auto at = [&](std::size_t i) { return candidates.begin() + static_cast<std::ptrdiff_t>(i); };
+    std::nth_element(at(inside), at(middle), at(outside));
+    const double half = total({at(inside), at(middle)});
+    if (half >= wanted) {
+      outside = middle;
+    } else {
+      wanted -= half, inside = middle;
+    }
+  }
+  candidates.resize(outside);
+}
+
+// The last token, in order of likelihood, that top-k and top-p leave. `sum` becomes the sum of those that are left.
+inline Candidate last_candidate(std::span<const float> weights, const Sampling& s, double& sum) {
+  const auto n = static_cast<double>(weights.size());
+  // Tokens less likely than (1 - top_p) / n have together less than 1 - top_p, and so none is needed to reach top_p.
+  const double needless = s.top_k == 0 ? (1 - s.top_p) * sum / n : 0;
+  const std::size_t k = s.top_k > 0 ? static_cast<std::size_t>(s.top_k) : weights.size();
+  std::vector<Candidate> left = likeliest(weights, std::min(k, weights.size()), static_cast<float>(needless));
+  if (s.top_p < 1) keep_nucleus(left, s.top_p * (s.top_k > 0 ? total(left) : sum));
+  sum = total(left);
+  return *std::max_element(left.begin(), left.end());
+}
+
+// The weights exp((x - maximum) / temperature) of a row, and in `sum` their sum.
+template <class T>
+std::vector<float> softmax_weights(std::span<const T> logits, float maximum, double temperature, double& sum) {
+  std::vector<float> weights(logits.size());
+  const auto sharpness = static_cast<float>(1 / std::max(temperature, 1e-30));
+  const auto n = static_cast<Index>(logits.size());
+  const T* x = logits.data();
+  float* w = weights.data();
+  double weight_sum = 0;
+#pragma omp simd reduction(+ : weight_sum)
+  for (Index j = 0; j < n; ++j) {
+    w[j] = exponential((static_cast<float>(x[j]) - maximum) * sharpness);
+    weight_sum += static_cast<double>(w[j]);
+  }
+  sum = weight_sum;
+  return weights;
+}
+
+// Draws with a number from (0, 1). Logits must be finite.
+template <class T>
+Draw draw(std::span<const T> logits, const Sampling& s, double uniform) {
+  const auto largest = std::max_element(logits.begin(), logits.end());
+  const auto maximum = static_cast<float>(*largest);
+  double sum = 0;
+  std::vector<float> weights = softmax_weights(logits, maximum, 1, sum);
+  auto drawn = [&](std::size_t token) {
+    return Draw{static_cast<std::int32_t>(token),
+                static_cast<double>(logits[token]) - static_cast<double>(maximum) - std::log(sum)};
+  };
+  if (s.temperature == 0) return drawn(static_cast<std::size_t>(largest - logits.begin()));
+
+  double left = sum;
+  if (s.temperature != 1) weights = softmax_weights(logits, maximum, s.temperature, left);
+  Candidate last{0, 0};
+  if (s.top_k > 0 || s.top_p < 1) last = last_candidate(weights, s, left);
+  left *= uniform;
+  auto token = static_cast<std::size_t>(largest - logits.begin());  // should rounding leave none
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] < last.weight || last < Candidate{weights[i], static_cast<std::int32_t>(i)}) continue;
+    token = i;
+    if ((left -= static_cast<double>(weights[i])) <= 0) break;
+  }
+  return drawn(token);
+}
+
+}  // namespace streambp

@@ -1,0 +1,209 @@
+// On-line GRPO as the training loop sees it. In a round the model completes some prompts several times each; its
+// completions are rewarded, and for one or several optimizer steps it learns from how each compares with its group.
+#pragma once
+
+#include "commands/grpo_options.cuh"
+#include "data/files/checkpoint.cuh"
+#include "training/grpo/rollouts.cuh"
+#include "training/trainer.cuh"
+
+namespace streambp {
+
+class Groups {
+ public:
+  // `start`: the model whose distance --kl keeps small.
+  Groups(const GroupOptions& options, const std::vector<std::string>& files, const fs::path& model,
+         const std::string& layout, const fs::path& start, double held_out, std::uint64_t seed)
+      : options_(options), start_(start), seed_(seed), prompter_(model, layout), rewarder_(options) {
+    std::uint64_t hash = 0;
+    for (Prompt& prompt : read_prompts(files, prompter_, !options.reward.empty())) {
+      const auto number = static_cast<std::uint64_t>(training_.size() + held_out_.size());
+      hash ^= mix(number ^ text_hash(prompt.line.dump(-1, ' ', false, Json::error_handler_t::replace)));
+      longest_ = std::max(longest_, static_cast<Index>(prompt.tokens.size()));
+      (Random(seed, 0xe7a1).uniform(number) < held_out ? held_out_ : training_).push_back(std::move(prompt));
+    }
+    if (training_.empty()) std::swap(training_, held_out_);
+    fingerprint = std::to_string(hash);
+  }
+
+  std::string fingerprint;  // of the prompts
+  Index slots = 1;          // completions that grow at once
+  Index prompts() const { return static_cast<Index>(training_.size()); }
+  Index completions() const { return options_.prompts * options_.size; }  // of a round
+  Index longest() const { return longest_ + options_.completion; }        // prompt and completion
+  Index steps_per_epoch() const { return ceil_div(prompts(), options_.prompts) * options_.inner; }
+  bool begins_round(Index step) const { return (step - 1) % options_.inner == 0; }
+
+  template <class Device, class T, class G, class M>
+  StepResult step(Trainer<Device, T, G, M>& trainer, const Schedule& schedule, Index rows,
+                  const OptimizerSettings& optimizer, Index step) {
+    const bool begins = begins_round(step);
+    if (begins) sample(trainer, schedule, rows, (step - 1) / options_.inner);
+    double surprise = 0;
+    std::vector<std::vector<double>> logps(batches.size());
+    StepResult result = trainer.step(batches, schedule, optimizer, step, [&](std::size_t i, const auto& logp) {
+      logps[i].assign(logp.begin(), logp.end());
+      for (auto x : logp) surprise -= static_cast<double>(x);
+    });
+    if (begins) record(step, logps);
+    for (std::size_t i = 0; i < batches.size() && begins && options_.inner > 1; ++i) batches[i].old = logps[i];
+    Counts counts;
+    for (const Batch& batch : batches) counts += Counts(batch);
+    result.measures.others["entropy"] = surprise / static_cast<double>(counts.targets);
+    for (const auto& [name, value] : round_) result.measures.others[name] = value;
+    return result;
+  }
+
+  // The mean reward of the likeliest completions of prompts that training never sees; none: NaN.
+  template <class Device, class T, class G, class M>
+  double evaluate(Trainer<Device, T, G, M>& trainer) {
+    constexpr std::size_t most = 256;
+    std::vector<const Prompt*> asked;
+    for (std::size_t i = 0; i < std::min(most, held_out_.size()); ++i) asked.push_back(&held_out_[i]);
+    return asked.empty() ? NAN : mean_reward(complete(trainer, asked, {.temperature = 0}));
+  }
+
+  // From now on every group is written down, as a line that off-line training reads.
+  void record_in(const fs::path& path) {
+    record_path_ = path;
+    record_.open(path, std::ios::app);
+  }
+
+  std::vector<Batch> batches;  // of the round
+
+ private:
+  struct Sample {
+    const Prompt* prompt;
+    Tokens tokens;
+    bool stopped;
+    std::string text = "";
+    double reward = 0;
+  };
+
+  // Prompt n of the run, counted through all epochs, each of which has an order of its own.
+  const Prompt& prompt(Index n) {
+    const Index epoch = n / prompts();
+    if (epoch != epoch_) order_ = shuffled(training_.size(), Random(seed_, mix(static_cast<std::uint64_t>(epoch))));
+    epoch_ = epoch;
+    return training_[index(order_[index(n % prompts())])];
+  }
+
+  // Completions of all these prompts, rewarded.
+  template <class Device, class T, class G, class M>
+  std::vector<Sample> complete(Trainer<Device, T, G, M>& trainer, const std::vector<const Prompt*>& asked,
+                               const Sampling& sampling) {
+    std::vector<Tokens> begun;
+    for (const Prompt* prompt : asked) begun.push_back(prompt->tokens);
+    Generator<Device, T> generator(trainer.dev, trainer.model, slots, longest(), kTile);
+    const auto completed = generate(generator, begun, {sampling, options_.completion, prompter_.stop},
+                                    [](std::size_t, const Continuation&) {});
+    std::vector<Sample> samples;
+    std::vector<std::string> texts;
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      const bool stopped = completed[i].end == Ending::stop;
+      texts.push_back(prompter_.tokenizer.decode({completed[i].tokens.data(), completed[i].tokens.size() - stopped}));
+      samples.push_back({asked[i], completed[i].tokens, stopped, texts[i]});
+    }
+    const std::vector<double> rewards = rewarder_.rewards(asked, texts);
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      require(is_advantage({rewards[i], rewards[i]}), "a reward of ", rewards[i],
+              " is too large to be compared; give smaller ones");
+      samples[i].reward = rewards[i];
+    }
+    return samples;
+  }
+
+  template <class Device, class T, class G, class M>
+  void sample(Trainer<Device, T, G, M>& trainer, const Schedule& schedule, Index rows, Index round) {
+    std::vector<const Prompt*> asked;
+    for (Index i = 0; i < completions(); ++i) asked.push_back(&prompt(round * options_.prompts + i / options_.size));
+    samples_ = complete(trainer, asked, {.seed = mix(seed_ ^ mix(static_cast<std::uint64_t>(round) + 0x9290))});
+    std::vector<Rollout> rollouts;
+    for (auto group = samples_.begin(); group != samples_.end(); group += options_.size) {
+      std::vector<double> rewards;
+      for (Index i = 0; i < options_.size; ++i) rewards.push_back(group[i].reward);
+      const std::vector<double> better = advantages(rewards, trainer.objective.scales_rewards());
+      for (Index i = 0; i < options_.size; ++i) {
+        Rollout rollout{group[i].prompt->tokens, static_cast<Index>(group[i].prompt->tokens.size()), better[index(i)]};
+        rollout.tokens.insert(rollout.tokens.end(), group[i].tokens.begin(), group[i].tokens.end());
+        rollouts.push_back(std::move(rollout));
+      }
+    }
+    batches = batches_of(rollouts, rows);
+    if (trainer.objective.kl > 0) read_by_start(trainer, schedule);
+    describe(rollouts);
+  }
+
+  // What the starting model thinks of the round. It takes the place of the present one meanwhile.
+  template <class Device, class T, class G, class M>
+  void read_by_start(Trainer<Device, T, G, M>& trainer, const Schedule& schedule) {
+    PutAside<Device, T> present(trainer.dev, trainer.model);
+    load_model(trainer.dev, start_, trainer.model);
+    for (Batch& batch : batches) {
+      const auto logp = trainer.evaluate(batch, schedule);
+      batch.reference.assign(logp.begin(), logp.end());
+    }
+    present.restore();
+  }
+
+  static double mean_reward(const std::vector<Sample>& samples) {
+    double sum = 0;
+    for (const Sample& s : samples) sum += s.reward;
+    return sum / static_cast<double>(samples.size());
+  }
+
+  void describe(const std::vector<Rollout>& rollouts) {
+    const auto n = static_cast<double>(samples_.size());
+    const double mean = mean_reward(samples_);
+    double squares = 0, tokens = 0, stopped = 0, idle = 0;
+    for (const Sample& s : samples_) {
+      squares += (s.reward - mean) * (s.reward - mean);
+      tokens += static_cast<double>(s.tokens.size());
+      stopped += s.stopped;
+    }
+    for (const Rollout& rollout : rollouts) idle += rollout.advantage == 0;
+    round_ = {{"reward", mean},
+              {"reward_deviation", std::sqrt(squares / n)},
+              {"length", tokens / n},
+              {"stopped", stopped / n},
+              {"without_advantage", idle / n}};
+  }
+
+  // The groups of the round, with the log-probabilities that its first step found, of each batch.
+  void record(Index step, const std::vector<std::vector<double>>& logps) {
+    std::vector<std::vector<double>> olds;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      for (const Rows rows : batches[i].documents()) {
+        olds.emplace_back();
+        for_each_target(batches[i], rows, [&](std::size_t t) { olds.back().push_back(logps[i][t]); });
+      }
+    }
+    for (std::size_t i = 0; i < samples_.size(); i += index(options_.size)) {
+      const Json& line = samples_[i].prompt->line;
+      Json group = {{"step", step}, {"prompt", line[line.contains("messages") ? "messages" : "prompt"]}};
+      for (std::size_t j = i; j < i + index(options_.size); ++j) {
+        group["texts"].push_back(samples_[j].text);
+        group["completions"].push_back(samples_[j].tokens);
+        group["rewards"].push_back(samples_[j].reward);
+        group["old_logps"].push_back(olds[j]);
+      }
+      record_ << group.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+    }
+    require((record_ << std::flush).good(), record_path_.string(), ": cannot write: ", std::strerror(errno));
+  }
+
+  const GroupOptions options_;
+  const fs::path start_;
+  const std::uint64_t seed_;
+  Prompter prompter_;
+  Rewarder rewarder_;
+  std::vector<Prompt> training_, held_out_;
+  std::vector<Index> order_;  // of the prompts in the epoch
+  Index longest_ = 0, epoch_ = -1;
+  std::vector<Sample> samples_;  // of the round, group by group
+  std::map<std::string, double> round_;
+  std::ofstream record_;
+  fs::path record_path_;
+};
+
+}  // namespace streambp

@@ -1,0 +1,278 @@
+// A user's program that rewards completions. It is started once, by the shell, and asked again and again: for every line
+// of JSON on its standard input,
+//
+//   {"completion": "...", "prompt": "...", other fields of the data}
+//
+// it writes a line with one finite number to its standard output, in the same order. Its standard error is ours. All
+// requests of a call are written before their answers must come, so it may answer line by line or many at a time; but it
+// cannot know how many will come, and must flush what it answers: print(reward, flush=True), fflush(stdout). It should
+// end when its input does. What it then leaves running in its process group, which is one of its own, is killed.
+#pragma once
+
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "data/files/fields.cuh"
+
+namespace streambp {
+
+struct Descriptor {
+  int file = -1;
+
+  Descriptor() = default;
+  Descriptor(const Descriptor&) = delete;
+  ~Descriptor() { reset(); }
+  void reset() {
+    if (file >= 0) close(std::exchange(file, -1));
+  }
+};
+
+// write(), without the SIGPIPE that the writing thread gets when nobody reads any more. A socket could do without the
+// signal, but a program that opens /dev/stdin could not open a socket.
+inline ssize_t write_without_signal(int file, std::string_view bytes) {
+  sigset_t pipe, pending, before;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &pipe, &before);
+  sigpending(&pending);
+  const ssize_t written = write(file, bytes.data(), bytes.size());
+  const int error = errno;
+  const timespec at_once{};
+  if (written < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE)) sigtimedwait(&pipe, nullptr, &at_once);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  errno = error;
+  return written;
+}
+
+class RewardProgram {
+ public:
+  static constexpr std::size_t kLongest = 1000;  // bytes of an answer, without the line's end
+
+  // All answers to one call, and to the first one also what the program does before, may take so many seconds.
+  RewardProgram(std::string command, double seconds)
+      : command_(std::move(command)), name_("reward program " + shown(command_, 200) + ": "), seconds_(seconds) {
+    require(seconds > 0, name_, "its time must be more than 0 s, and is ", seconds);
+    start();
+  }
+  RewardProgram(const RewardProgram&) = delete;
+  ~RewardProgram() { stop(kMoment); }
+
+  // One number a request. After an Error the program is killed, and every further call throws the same.
+  std::vector<double> rewards(const std::vector<Json>& requests) {
+    require(failure_.empty(), failure_);
+    try {
+      return ask(requests);
+    } catch (const std::exception& error) {
+      failure_ = error.what();
+      stop(0);
+      throw;
+    }
+  }
+
+ private:
+  static constexpr double kMoment = 1;  // seconds, for a program that has nothing left to do to end
+
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+  // Text from elsewhere, for a message: not too long, and nothing in it that a terminal would obey.
+  static std::string shown(std::string_view text, std::size_t longest = 60) {
+    std::string quoted = "\"";
+    for (const unsigned char c : text.substr(0, longest)) {
+      char code[5];
+      std::snprintf(code, sizeof code, c == '\n' ? "\\n" : c < ' ' || c > '~' ? "\\x%02x" : "%c", c);
+      quoted += code;
+    }
+    return quoted + (text.size() > longest ? "...\"" : "\"");
+  }
+
+  // posix_spawn: safe beside other threads, and does not copy the page tables of a process with much memory.
+  void start() {
+    Descriptor questions, answers;  // the program's ends; the first takes the lowest number, so that dup2 spares both
+    make_pipe(questions, input_);
+    make_pipe(output_, answers);
+    for (const int ours : {input_.file, output_.file}) fcntl(ours, F_SETFL, fcntl(ours, F_GETFL) | O_NONBLOCK);
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_adddup2(&files, questions.file, STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&files, answers.file, STDOUT_FILENO);
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);  // to a new group, which is killed as one
+    char shell[] = "sh", command_follows[] = "-c", no_options[] = "--";
+    char* arguments[] = {shell, command_follows, no_options, command_.data(), nullptr};
+    const int error = posix_spawn(&process_, "/bin/sh", &files, &attributes, arguments, environ);
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&files);
+    if (error != 0) process_ = 0;
+    require(error == 0, name_, "cannot start /bin/sh: ", std::strerror(error));
+  }
+
+  void make_pipe(Descriptor& reading, Descriptor& writing) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) fail(name_, "cannot make a pipe: ", std::strerror(errno));
+    reading.file = ends[0], writing.file = ends[1];
+  }
+
+  // Closes its input, and kills the group if `moment` seconds later it has not ended. It is killed before it is reaped,
+  // since only until then nobody else can have its number. It may take a while to die, and one of another user may not.
+  void stop(double moment) {
+    input_.reset();
+    if (process_ > 0) {
+      ended_within(moment);
+      kill(-process_, SIGKILL);
+      if (ended_within(5)) waitpid(process_, nullptr, WNOHANG);
+      process_ = 0;
+    }
+    output_.reset();
+  }
+
+  // Whether it has ended; then `end_` says how.
+  bool ended_within(double seconds) {
+    for (const double until = now() + seconds;;) {
+      end_ = {};
+      const bool ours = waitid(P_PID, static_cast<id_t>(process_), &end_, WEXITED | WNOHANG | WNOWAIT) == 0;
+      if (!ours || end_.si_pid != 0) return true;  // not ours: where SIGCHLD is ignored, nobody need reap
+      if (now() >= until) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+
+  std::vector<double> ask(const std::vector<Json>& requests) {
+    std::string questions;
+    for (const Json& request : requests)
+      questions += request.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+    std::string_view unsent = questions;
+    asked_ = requests.size();
+    answers_.clear();
+    receive();
+    require(read_.empty(), name_, "wrote ", shown(read_), " without being asked; ", kProtocol);
+
+    bool heard = true;
+    for (double deadline = now() + seconds_; !unsent.empty() || answers_.size() < asked_;) {
+      if (output_ended_) fail_ended();
+      const double left = deadline - now();
+      if (left <= 0) fail_late(heard);
+      // Its output stays open while anything that it started lives: what says nothing after its end will not.
+      const bool ended = ended_within(0);
+      pollfd ends[] = {{output_.file, POLLIN, 0}, {unsent.empty() || !heard ? -1 : input_.file, POLLOUT, 0}};
+      const int ready = poll(ends, 2, static_cast<int>(std::ceil(std::min(left, kMoment / 4) * 1000)));
+      if (ready == 0 && ended) fail_ended();
+      if (ready <= 0) continue;
+      if (ends[0].revents != 0) receive();
+      take_answers();
+      if (answers_.size() == asked_ && !unsent.empty())
+        fail(name_, "answered its last request, number ", asked_, ", before it read it; ", kProtocol);
+      if (ends[1].revents != 0 && !send(unsent)) {
+        heard = false;  // an answer or the end that is on its way would say more
+        deadline = std::min(deadline, now() + kMoment);
+      }
+    }
+    receive();
+    take_answers();
+    return answers_;
+  }
+
+  // False if nobody reads it any more.
+  bool send(std::string_view& unsent) {
+    const ssize_t n = write_without_signal(input_.file, unsent);
+    if (n > 0) unsent.remove_prefix(static_cast<std::size_t>(n));
+    return n >= 0 || errno == EAGAIN || errno == EINTR;
+  }
+
+  void receive() {
+    char block[1 << 16];
+    const ssize_t n = ::read(output_.file, block, sizeof block);
+    if (n > 0) read_.append(block, static_cast<std::size_t>(n));
+    output_ended_ = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+  }
+
+  // Whole lines of what was read become answers.
+  void take_answers() {
+    std::size_t at = 0;
+    while (answers_.size() < asked_) {
+      const std::size_t end = std::min(read_.find('\n', at), read_.size());
+      const std::string_view line = std::string_view(read_).substr(at, end - at);
+      if (line.size() > kLongest)
+        fail(name_, request(), " is answered with a line of more than ", kLongest, " bytes, ", shown(line), "; ",
+             kProtocol);
+      if (end == read_.size()) break;
+      double reward;
+      if (!parse(line, reward))
+        fail(name_, request(), " is answered with ", shown(line), ", which is not a finite number; ", kProtocol);
+      answers_.push_back(reward);
+      at = end + 1;
+    }
+    read_.erase(0, at);
+    if (answers_.size() == asked_ && !read_.empty())
+      fail(name_, "wrote ", shown(read_), " after the answer to its last request, number ", asked_, "; ", kProtocol);
+  }
+
+  // The one whose answer is missing.
+  std::string request() const {
+    return "request " + std::to_string(answers_.size() + 1) + " of " + std::to_string(asked_);
+  }
+
+  static bool parse(std::string_view line, double& reward) {
+    constexpr const char* blanks = " \t\r";
+    line.remove_prefix(std::min(line.find_first_not_of(blanks), line.size()));
+    line.remove_suffix(line.size() - (line.find_last_not_of(blanks) + 1));
+    if (line.starts_with('+') && !line.starts_with("+-")) line.remove_prefix(1);
+    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), reward);
+    return error == std::errc() && end == line.data() + line.size() && std::isfinite(reward);
+  }
+
+  [[noreturn]] void fail_ended() {
+    if (!ended_within(kMoment))
+      fail(name_, "closed its standard output before it answered ", request(), rest(), "; ", kProtocol);
+    const int status = end_.si_status;
+    std::string how, remedy = "; look at what it wrote to standard error, or give it a line of JSON by hand";
+    if (end_.si_code == CLD_EXITED) {
+      how = " with exit status " + std::to_string(status);
+      if (status > 128) how += " (128 + " + signal_name(status - 128) + ")";
+      if (status == 126)
+        remedy = "; that is what the shell says of a file that it may not execute: check its permissions";
+      if (status == 127) remedy = "; that is what the shell says of a program that it does not find: check the command";
+    } else if (end_.si_code == CLD_KILLED || end_.si_code == CLD_DUMPED) {
+      how = " by " + signal_name(status);
+    }
+    fail(name_, "ended", how, " before it answered ", request(), rest(), remedy);
+  }
+
+  [[noreturn]] void fail_late(bool heard) {
+    if (!heard) fail(name_, "closed its standard input before it answered ", request(), rest(), "; ", kProtocol);
+    fail(name_, "did not answer ", request(), " in the ", seconds_, " s that one call may take", rest(),
+         "; does it flush its output after every answer? Or allow it more time");
+  }
+
+  static std::string signal_name(int number) { return "signal " + std::to_string(number) + ", " + strsignal(number); }
+
+  // What is no line yet.
+  std::string rest() const { return read_.empty() ? "" : ", with " + shown(read_) + " begun"; }
+
+  static constexpr const char* kProtocol =
+      "it must write one number a line for every line that it reads, and all else to standard error";
+
+  std::string command_, name_, failure_;
+  double seconds_;
+  Descriptor input_, output_;  // of the program, our ends
+  pid_t process_ = 0;
+  siginfo_t end_ = {};
+  std::size_t asked_ = 0;  // requests of this call
+  std::vector<double> answers_;
+  std::string read_;  // from it, and not an answer yet
+  bool output_ended_ = false;
+};
+
+}  // namespace streambp

@@ -1,0 +1,192 @@
+// What is minimised. Every objective is a function of the log-probabilities of the target tokens, so all that the walk
+// needs to know of it is a weight per token, w[t] = d loss / d logp[t].
+//
+//   SFT    loss = -Σ_t n[t] logp[t]                                  w[t] = -n[t]
+//
+//   DPO    documents are pairs, one chosen and one rejected; s is a document's score, its margin x = β (s_chosen - s_rejected)
+//          loss = mean over pairs of f(x)                            w[t] = ± β f'(x) ds/dlogp[t] / pairs
+//            sigmoid   s = Σ_t logp[t] - reference[t]                f = -(1-ε) log σ(x) - ε log σ(-x)
+//            ipo       s = the mean of the same over t               f = ((x - 1/2) / β)²
+//            simpo     s = the mean of logp[t]; x is less `margin`   f as sigmoid
+//
+//   GRPO   loss = Σ_t n[t] (-min(r A, clip(r, 1 - low, 1 + high) A) + kl (e^δ - δ - 1)),   as in kernels/head.cuh
+//          A: how much better than its group a document did; r: how much likelier a token is than when it was sampled
+//
+// n[t] makes a mean of a sum: over all targets of the optimizer step (1 / targets), over its documents of each one's mean
+// (1 / documents / targets of the document), or over documents of a given length (1 / documents / length). It counts the
+// whole step, so that accumulating over micro-batches is exact.
+#pragma once
+
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "kernels/head.cuh"
+#include "model/stream.cuh"
+
+namespace streambp {
+
+enum class ObjectiveKind { sft, dpo, grpo };
+enum class Mean { tokens, documents, length };
+enum class Preference { sigmoid, ipo, simpo };
+
+struct Objective {
+  ObjectiveKind kind = ObjectiveKind::sft;
+  Mean mean = Mean::tokens;
+  Index length = 0;  // for Mean::length
+  // DPO
+  Preference preference = Preference::sigmoid;
+  double beta = 0.1, label_smoothing = 0, margin = 0.5;
+  // GRPO
+  double clip_low = 0.2, clip_high = 0.2, kl = 0;
+
+  bool scales_rewards() const { return mean != Mean::length; }  // but takes them less their group's mean alone
+  bool averages() const { return preference != Preference::sigmoid; }
+  bool has_reference() const {
+    return (kind == ObjectiveKind::dpo && preference != Preference::simpo) || (kind == ObjectiveKind::grpo && kl > 0);
+  }
+};
+
+// What an optimizer step consists of.
+struct Counts {
+  Index targets = 0, documents = 0;  // the latter with targets
+
+  Counts() = default;
+  explicit Counts(const Batch& batch) : targets(batch.target_count()) {
+    require_shape(batch);
+    for (Rows rows : batch.documents()) documents += batch.target_count(rows) > 0;
+  }
+  Counts& operator+=(const Counts& more) {
+    targets += more.targets, documents += more.documents;
+    return *this;
+  }
+};
+
+// The loss of a batch as its part of the step's, and what else one wants to see: means over the step, also in parts.
+struct Measures {
+  double loss = 0;
+  std::map<std::string, double> others = {};
+
+  Measures& operator+=(const Measures& more) {
+    loss += more.loss;
+    for (const auto& [name, value] : more.others) others[name] += value;
+    return *this;
+  }
+};
+
+// Refuses a batch that lacks what the objective needs.
+inline void validate(const Objective& o, const Batch& batch) {
+  if (o.kind == ObjectiveKind::sft) return;
+  const std::vector<Rows> documents = batch.documents();
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    require(batch.target_count(documents[i]) > 0, "document ", i + 1, " of a batch has an empty completion");
+  }
+  require(o.kind != ObjectiveKind::dpo || documents.size() % 2 == 0,
+          "documents are pairs, a chosen and a rejected one, ", "and a batch has ", documents.size());
+  require(o.kind != ObjectiveKind::grpo || !batch.advantages.empty(), "documents without advantages");
+  require(!o.has_reference() || !batch.reference.empty(), "the starting model's log-probabilities are missing");
+}
+
+template <class F>
+void for_each_target(const Batch& batch, Rows rows, F&& f) {
+  for (auto t = static_cast<std::size_t>(rows.begin); t < static_cast<std::size_t>(rows.end); ++t) {
+    if (batch.targets[t] >= 0) f(t);
+  }
+}
+
+// n[t] of every token.
+inline std::vector<double> shares(const Objective& o, const Batch& batch, const Counts& step) {
+  require(step.targets > 0, "there is nothing to learn: no token of this step has a target");
+  const auto documents = static_cast<double>(step.documents);
+  std::vector<double> n(batch.targets.size());
+  for (Rows rows : batch.documents()) {
+    const double share = o.mean == Mean::tokens      ? 1 / static_cast<double>(step.targets)
+                         : o.mean == Mean::documents ? 1 / documents / static_cast<double>(batch.target_count(rows))
+                                                     : 1 / documents / static_cast<double>(o.length);
+    for_each_target(batch, rows, [&](std::size_t t) { n[t] = share; });
+  }
+  return n;
+}
+
+// log σ(x), also where σ(x) is no number any more.
+inline double log_sigmoid(double x) { return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x)); }
+
+// The pairs of a batch: their part of the step's loss, and into `w` the weights of their tokens. Rewards are as TRL
+// defines them: β times the score, of which ipo's is the sum.
+template <class A>
+Measures measure_pairs(const Objective& o, const Batch& batch, const Counts& step, const std::vector<A>& logp,
+                       std::vector<double>& w) {
+  const std::vector<Rows> documents = batch.documents();
+  const double pairs = static_cast<double>(step.documents) / 2;
+  struct Side {
+    Rows rows;
+    double sum = 0, terms = 1;
+    double score() const { return sum / terms; }
+  };
+  auto side = [&](Rows rows) {
+    Side s{rows};
+    if (o.averages()) s.terms = static_cast<double>(batch.target_count(rows));
+    for_each_target(batch, rows, [&](std::size_t t) {
+      s.sum += static_cast<double>(logp[t]) - (o.has_reference() ? batch.reference[t] : 0);
+    });
+    return s;
+  };
+  auto reward = [&](const Side& s) { return o.beta * (o.preference == Preference::ipo ? s.sum : s.score()); };
+  Measures sum;
+  w.assign(logp.size(), 0);
+  for (std::size_t i = 0; i < documents.size(); i += 2) {
+    const Side chosen = side(documents[i]), rejected = side(documents[i + 1]);
+    double x = o.beta * (chosen.score() - rejected.score()), loss = 0, slope = 0;
+    if (o.preference == Preference::ipo) {
+      loss = std::pow((x - 0.5) / o.beta, 2);
+      slope = 2 * (x - 0.5) / o.beta / o.beta;
+    } else {
+      if (o.preference == Preference::simpo) x -= o.margin;
+      loss = -(1 - o.label_smoothing) * log_sigmoid(x) - o.label_smoothing * log_sigmoid(-x);
+      slope = -(1 - o.label_smoothing) * std::exp(log_sigmoid(-x)) + o.label_smoothing * std::exp(log_sigmoid(x));
+    }
+    const double dscore = o.beta * slope / pairs;
+    for_each_target(batch, chosen.rows, [&](std::size_t t) { w[t] = dscore / chosen.terms; });
+    for_each_target(batch, rejected.rows, [&](std::size_t t) { w[t] = -dscore / rejected.terms; });
+    sum += {loss / pairs,
+            {{"reward_chosen", reward(chosen) / pairs},
+             {"reward_rejected", reward(rejected) / pairs},
+             {"accuracy", ((reward(chosen) > reward(rejected)) + (reward(chosen) >= reward(rejected))) / 2.0 / pairs},
+             {"margin", (reward(chosen) - reward(rejected)) / pairs}}};
+  }
+  return sum;
+}
+
+// A batch's part of the step's loss, from its log-probabilities, in order and in double.
+template <class A>
+Measures measure(const Objective& o, const Batch& batch, const Counts& step, const std::vector<A>& logp) {
+  if (o.kind == ObjectiveKind::dpo) {
+    std::vector<double> w;
+    return measure_pairs(o, batch, step, logp, w);
+  }
+  const std::vector<double> n = shares(o, batch, step);
+  Measures sum;
+  if (o.kind == ObjectiveKind::sft) {
+    for (std::size_t t = 0; t < n.size(); ++t) sum.loss -= n[t] * static_cast<double>(logp[t]);
+    return sum;
+  }
+  double kl = 0, clipped = 0;
+  const auto targets = static_cast<double>(step.targets);
+  for_each_target(batch, {0, batch.size()}, [&](std::size_t t) {
+    const double a = batch.advantages[t], now = static_cast<double>(logp[t]),
+                 ratio = batch.old.empty() ? 1 : std::exp(now - batch.old[t]),
+                 nearest = std::min(std::max(ratio, 1 - o.clip_low), 1 + o.clip_high);
+    sum.loss -= n[t] * std::min(ratio * a, nearest * a);
+    clipped += nearest * a < ratio * a;
+    if (o.kl > 0) {
+      const double delta = batch.reference[t] - now, k3 = std::expm1(delta) - delta;
+      sum.loss += n[t] * o.kl * k3;
+      kl += k3;
+    }
+  });
+  sum.others = {{"clip_fraction", clipped / targets}};
+  if (o.kl > 0) sum.others["kl"] = kl / targets;
+  return sum;
+}
+
+}  // namespace streambp

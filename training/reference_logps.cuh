@@ -1,0 +1,94 @@
+// What the model that training starts from gives the target of every token, as log-probabilities: computed by one forward
+// pass before training begins, kept in a file beside the data, and found again by a key of model and data. So training
+// holds one model, not two.
+//
+//   "logp"   F32 [N]   of each token of the token file: of the token that follows it; 0 where that is not learned
+#pragma once
+
+#include "data/documents/packing.cuh"
+#include "data/documents/tokenised.cuh"
+
+namespace streambp {
+
+// Tells the weights of model directories apart.
+inline Json model_key(const std::filesystem::path& model) {
+  std::vector<std::filesystem::path> parts;
+  for (const auto& entry : std::filesystem::directory_iterator(model)) {
+    const auto& path = entry.path();
+    if (path.extension() == ".safetensors" || path.filename() == "config.json") parts.push_back(path);
+  }
+  std::sort(parts.begin(), parts.end());
+  Json key = Json::array();
+  for (const auto& path : parts) key.push_back(file_key(path));
+  return key;
+}
+
+// What the numbers depend on. `longest`: documents are read up to here, as they are in training.
+inline std::string reference_key(const TokenFile& file, const std::filesystem::path& model, const std::string& dtype,
+                                 Index longest) {
+  const Json key = {{"version", 1},
+                    {"tokens", file.fingerprint()},
+                    {"dtype", dtype},
+                    {"longest", std::min(longest, file.longest())},
+                    {"model", model_key(model)}};
+  return key.dump();
+}
+
+inline std::string reference_name(const std::string& key) { return named_by_hash("reference", key); }
+
+// From the first of these places that has it.
+inline std::optional<std::vector<float>> find_reference(const std::vector<std::filesystem::path>& places,
+                                                        const std::string& key, const TokenFile& data) {
+  for (const auto& place : places) {
+    if (!std::filesystem::exists(place / reference_name(key))) continue;
+    try {
+      const SafetensorsFile file(place / reference_name(key));
+      const auto made = file.metadata().find("key");
+      if (made == file.metadata().end() || made->second != key || file.at("logp").count != data.token_count()) continue;
+      std::vector<float> logp(static_cast<std::size_t>(data.token_count()));
+      read(file.at("logp"), logp.data());
+      return logp;
+    } catch (const Error&) {  // damaged; it is made again
+    }
+  }
+  return {};
+}
+
+// Into the first of these places that can be written to.
+inline void save_reference(const std::vector<std::filesystem::path>& places, const std::string& key,
+                           const std::vector<float>& logp) {
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    try {
+      std::filesystem::create_directories(places[i]);
+      SafetensorsWriter writer(places[i] / reference_name(key), {{"format", "streambp reference"}, {"key", key}});
+      writer.add("logp", "F32", {static_cast<Index>(logp.size())}, logp.data(), logp.size() * sizeof(float));
+      return writer.finish();
+    } catch (const std::exception&) {
+      if (i + 1 == places.size()) throw;
+    }
+  }
+}
+
+// logp_of(batch) gives the log-probabilities of a batch of at most `rows` tokens; done(part) hears how far it is.
+template <class LogpOf, class Done>
+std::vector<float> compute_reference(const TokenFile& file, Index longest, Index rows, LogpOf&& logp_of, Done&& done) {
+  require(longest <= rows, "documents of ", longest, " tokens do not fit a stream of ", rows);
+  std::vector<float> logp(static_cast<std::size_t>(file.token_count()));
+  auto length = [&](Index d) { return std::min(file.length(d), longest); };
+  for (Index first = 0, next = 0; first < file.documents(); first = next) {
+    Batch batch;
+    for (; next < file.documents() && batch.size() + length(next) <= rows; ++next) {
+      append(batch, file, PackedPiece{next, 0, length(next)});
+    }
+    const auto values = logp_of(batch);
+    auto value = values.begin();
+    for (Index d = first; d < next; ++d) {
+      std::copy_n(value, length(d), logp.begin() + file.begin(d));
+      value += length(d);
+    }
+    done(static_cast<double>(next) / static_cast<double>(file.documents()));
+  }
+  return logp;
+}
+
+}  // namespace streambp

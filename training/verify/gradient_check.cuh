@@ -1,0 +1,141 @@
+// Gradients side by side: of a mode, of another mode, of the independent reference.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "training/plan.cuh"
+#include "training/verify/oracle_objectives.cuh"
+
+namespace streambp {
+
+// The largest |a - b| of a tensor over its largest |b|, for the worst tensor. The parts of a fused tensor count as one.
+struct Difference {
+  double relative = 0;
+  std::string tensor;
+};
+
+// A copy of a gradient on the host, in double, part by part of the table.
+struct HostGradient {
+  std::vector<Parameter> parameters;
+  std::vector<std::vector<double>> values;
+
+  template <class Device, class T>
+  HostGradient(Device& dev, const Config& c, Tensors<T>& gradient) {
+    for (const Entry<T>& e : table(c, gradient)) {
+      const std::vector<T> numbers = to_host(dev, *e.matrix);
+      parameters.push_back(e.parameter);
+      values.emplace_back(numbers.begin(), numbers.end());
+    }
+  }
+  HostGradient(const HostGradient& shape, const std::map<std::string, std::vector<double>>& by_key)
+      : parameters(shape.parameters) {
+    for (const Parameter& p : parameters) values.push_back(by_key.at(reference::key(p)));
+  }
+
+  // Bit for bit: a NaN equals itself, and -0 is not 0.
+  bool operator==(const HostGradient& other) const {
+    auto equal = [](const std::vector<double>& a, const std::vector<double>& b) {
+      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+    };
+    return std::equal(values.begin(), values.end(), other.values.begin(), other.values.end(), equal);
+  }
+
+  Difference difference(const HostGradient& truth) const {
+    struct Sizes {
+      double error = 0, largest = 0;
+    };
+    std::map<std::string, Sizes> tensors;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      Sizes& sizes = tensors[parameters[i].name];
+      for (std::size_t j = 0; j < values[i].size(); ++j) {
+        const double error = std::abs(values[i][j] - truth.values[i][j]);
+        sizes.error = std::max(sizes.error, std::isfinite(error) ? error : INFINITY);  // a NaN is as wrong as can be
+        sizes.largest = std::max(sizes.largest, std::abs(truth.values[i][j]));
+      }
+    }
+    Difference result;
+    for (const auto& [name, sizes] : tensors) {
+      const double relative = sizes.largest > 0 ? sizes.error / sizes.largest : sizes.error;
+      if (relative > result.relative) result = {relative, name};
+    }
+    return result;
+  }
+};
+
+struct GradientRun {
+  double loss, seconds;
+  std::size_t peak, planned;
+  HostGradient gradient;
+  std::vector<double> logp;
+  std::map<std::string, double> others;  // what the objective measures besides the loss
+};
+
+// The gradient of one batch in one mode, on a device with memory of its own of the planned size. fill(dev, model) makes
+// the weights.
+template <class Device, class T, class G = T, class Fill>
+GradientRun run_gradient(const Config& config, const Batch& batch, const Schedule& schedule, Fill&& fill,
+                         const Objective& objective = {}, auto... device_settings) {
+  StepSettings settings{config, DType::f32, OptimizerKind::none, 1};
+  settings.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
+  settings.wide_gradient = sizeof(G) > sizeof(T);
+  settings.objective = objective;
+  const std::size_t planned = plan(settings, batch.size(), schedule).peak;
+  Device dev(planned, device_settings...);
+  Trainer<Device, T, G> trainer(dev, config, batch.size(), OptimizerKind::none, objective);
+  fill(dev, trainer.model);
+  dev.synchronize();
+  const auto start = std::chrono::steady_clock::now();
+  const Measures measures = trainer.accumulate(&batch, Counts(batch), schedule);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const auto logp = trainer.log_probabilities();
+  return {measures.loss,
+          seconds,
+          dev.arena.peak(),
+          planned,
+          HostGradient(dev, config, trainer.grad),
+          {logp.begin(), logp.end()},
+          measures.others};
+}
+
+// Gives the documents of a batch what objectives need besides tokens: log-probabilities not far from those that the model
+// has, so that ratios lie on both sides of usual limits, but none so near to one that rounding would decide; and
+// advantages, of which every fourth is zero.
+inline Batch with_objective_data(Batch batch, const std::vector<double>& logp) {
+  constexpr double distances[] = {-0.5, -0.4, -0.1, 0.02, 0.1, 0.4};
+  batch.reference = batch.old = batch.advantages = std::vector<double>(logp.size());
+  std::uint64_t document = 0;
+  for (Rows rows : batch.documents()) {
+    const double advantage = document++ % 4 == 3 ? 0 : Random(8).normal(document);
+    for (auto t = static_cast<std::size_t>(rows.begin); t < static_cast<std::size_t>(rows.end); ++t) {
+      if (batch.targets[t] < 0) continue;
+      batch.reference[t] = logp[t] + 0.3 * Random(6).normal(t);
+      batch.old[t] = logp[t] + distances[Random(7).below(6, t)];
+      batch.advantages[t] = advantage;
+    }
+  }
+  return batch;
+}
+
+// The independent reference's answer for weights that `fill` makes.
+template <class Fill>
+reference::Result reference_gradient(const Config& config, const Batch& batch, Fill&& fill,
+                                     const Objective& objective = {}) {
+  Model<double> m{config, Tensors<double>(config)};
+  std::vector<std::vector<double>> storage;
+  for (auto& e : table(config, m.weights)) {
+    storage.emplace_back(static_cast<std::size_t>(e.parameter.rows * e.parameter.cols));
+    *e.matrix = {storage.back().data(), e.parameter.rows, e.parameter.cols};
+  }
+  Cpu host(0);
+  fill(host, m);
+  return reference::gradient(config, m.weights, batch, reference::loss_of(objective, batch));
+}
+
+}  // namespace streambp

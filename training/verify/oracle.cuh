@@ -1,0 +1,432 @@
+// A slow, naive and independent reference: log-probabilities and the gradient of every parameter, in double precision.
+//
+// It is the yardstick of the tests, so it shares no arithmetic with the program: plain loops, one head at a time, every
+// intermediate result kept, the N x N attention probabilities and the logits of the whole stream included.
+//
+// Every operation is one function: its formula, the loops that compute it, and the loops that go back through it. On
+// the way forward the latter are put on a tape; played from its end, the tape is the backward pass. There is one rule:
+// an operation adds to the gradients of what it read, given the gradient of what it returned. dy means d loss / d y.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <numbers>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "model/stream.cuh"
+
+namespace streambp::reference {
+
+struct Result {
+  double loss = 0;                                      // Σ_t w[t] logp[t]
+  std::vector<double> logp;                             // N; 0 where there is no target
+  std::vector<double> logits;                           // N x vocab
+  std::map<std::string, std::vector<double>> gradient;  // by key(parameter); each laid out as its tensor is
+};
+
+// GPT-2's q, k and v share one name, so the part belongs to the key.
+inline std::string key(const Parameter& p) { return p.name + "#" + std::to_string(p.part); }
+
+// ---- Arrays and the tape ----
+
+// A number of the computation, and d loss / d number.
+struct Number {
+  double value = 0, grad = 0;
+};
+
+// A view of a matrix of numbers. Its transpose, some of its columns and a row of it repeated are views of the same
+// numbers and need no backward. A tensor that the model does not have is an array without rows.
+struct Array {
+  Number* data = nullptr;
+  Index rows = 0, cols = 0, row_stride = 0, col_stride = 0;
+
+  Array() = default;
+  Array(Number* data, Index rows, Index cols, Index row_stride, Index col_stride)
+      : data(data), rows(rows), cols(cols), row_stride(row_stride), col_stride(col_stride) {}
+  Array(const Matrix<Number>& m) : Array(m.data, m.rows, m.cols, m.stride, 1) {}
+
+  Number& operator()(Index i, Index j) const { return data[i * row_stride + j * col_stride]; }
+};
+
+inline Array transpose(Array a) { return {a.data, a.cols, a.rows, a.col_stride, a.row_stride}; }
+inline Array columns(Array a, Index begin, Index count) {
+  return {&a(0, begin), a.rows, count, a.row_stride, a.col_stride};
+}
+inline Array repeat(Array row, Index rows) { return {row.data, rows, row.cols, 0, row.col_stride}; }
+
+// Owns the numbers, and knows the way back from the last operation to the first.
+struct Tape {
+  std::vector<std::vector<Number>> numbers;
+  std::vector<std::function<void()>> steps;
+
+  Array zeros(Index rows, Index cols) {
+    return {numbers.emplace_back(static_cast<std::size_t>(rows * cols)).data(), rows, cols, cols, 1};
+  }
+  Array constant(Index rows, Index cols, double value) {
+    const Array one = zeros(1, 1);
+    one.data->value = value;
+    return {one.data, rows, cols, 0, 0};
+  }
+  void on_the_way_back(std::function<void()> step) { steps.push_back(step); }
+  void backward() {
+    for (auto step = steps.rbegin(); step != steps.rend(); ++step) (*step)();
+  }
+};
+
+// ---- Operations ----
+
+// y = a + b        da += dy        db += dy
+inline Array add(Tape& tape, Array a, Array b) {
+  const Array y = tape.zeros(a.rows, a.cols);
+  for (Index t = 0; t < y.rows; ++t) {
+    for (Index i = 0; i < y.cols; ++i) y(t, i).value = a(t, i).value + b(t, i).value;
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < y.rows; ++t) {
+      for (Index i = 0; i < y.cols; ++i) {
+        a(t, i).grad += y(t, i).grad;
+        b(t, i).grad += y(t, i).grad;
+      }
+    }
+  });
+  return y;
+}
+
+// y = a * b number by number        da += dy * b        db += dy * a
+inline Array multiply(Tape& tape, Array a, Array b) {
+  const Array y = tape.zeros(a.rows, a.cols);
+  for (Index t = 0; t < y.rows; ++t) {
+    for (Index i = 0; i < y.cols; ++i) y(t, i).value = a(t, i).value * b(t, i).value;
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < y.rows; ++t) {
+      for (Index i = 0; i < y.cols; ++i) {
+        a(t, i).grad += y(t, i).grad * b(t, i).value;
+        b(t, i).grad += y(t, i).grad * a(t, i).value;
+      }
+    }
+  });
+  return y;
+}
+
+// y = a b, the matrix product: y[i,j] = Σ_k a[i,k] b[k,j]        da += dy bᵀ        db += aᵀ dy
+inline Array product(Tape& tape, Array a, Array b) {
+  const Array y = tape.zeros(a.rows, b.cols);
+  for (Index i = 0; i < y.rows; ++i) {
+    for (Index j = 0; j < y.cols; ++j) {
+      for (Index k = 0; k < a.cols; ++k) y(i, j).value += a(i, k).value * b(k, j).value;
+    }
+  }
+  tape.on_the_way_back([=] {
+    for (Index i = 0; i < y.rows; ++i) {
+      for (Index j = 0; j < y.cols; ++j) {
+        for (Index k = 0; k < a.cols; ++k) {
+          a(i, k).grad += y(i, j).grad * b(k, j).value;
+          b(k, j).grad += y(i, j).grad * a(i, k).value;
+        }
+      }
+    }
+  });
+  return y;
+}
+
+// y[t] = table[row[t]]        dtable[row[t]] += dy[t]
+inline Array look_up(Tape& tape, Array table, const std::vector<std::int32_t>& row) {
+  const Array y = tape.zeros(static_cast<Index>(row.size()), table.cols);
+  for (Index t = 0; t < y.rows; ++t) {
+    for (Index i = 0; i < y.cols; ++i) y(t, i).value = table(row[t], i).value;
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < y.rows; ++t) {
+      for (Index i = 0; i < y.cols; ++i) table(row[t], i).grad += y(t, i).grad;
+    }
+  });
+  return y;
+}
+
+// For each row: y = (x - μ) / σ with σ = sqrt(mean((x - μ)²) + ε). LayerNorm: μ = mean(x). RMSNorm: μ = 0.
+// dx += (dy - mean(dy) - y mean(dy * y)) / σ, without mean(dy) in RMSNorm
+inline Array standardise(Tape& tape, Norm kind, double epsilon, Array x) {
+  const Array y = tape.zeros(x.rows, x.cols), sigma = tape.zeros(x.rows, 1);
+  const double n = static_cast<double>(x.cols);
+  for (Index t = 0; t < x.rows; ++t) {
+    double mu = 0, variance = 0;
+    for (Index i = 0; i < x.cols; ++i) mu += kind == Norm::layer ? x(t, i).value / n : 0;
+    for (Index i = 0; i < x.cols; ++i) variance += std::pow(x(t, i).value - mu, 2) / n;
+    sigma(t, 0).value = std::sqrt(variance + epsilon);
+    for (Index i = 0; i < x.cols; ++i) y(t, i).value = (x(t, i).value - mu) / sigma(t, 0).value;
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < x.rows; ++t) {
+      double mean_dy = 0, mean_dy_y = 0;
+      for (Index i = 0; i < x.cols; ++i) mean_dy += kind == Norm::layer ? y(t, i).grad / n : 0;
+      for (Index i = 0; i < x.cols; ++i) mean_dy_y += y(t, i).grad * y(t, i).value / n;
+      for (Index i = 0; i < x.cols; ++i) {
+        x(t, i).grad += (y(t, i).grad - mean_dy - y(t, i).value * mean_dy_y) / sigma(t, 0).value;
+      }
+    }
+  });
+  return y;
+}
+
+// The frequency of pair i: f = θ^(-2i/dim). Llama 3 divides the slow ones by a factor, keeps the fast ones and blends
+// in between:        wavelength λ = 2π / f        s = (L/λ - low) / (high - low)        f -> (1 - s) f / factor + s f
+// Local layers may have a θ of their own and are not slowed down then.
+inline double rope_frequency(const Config& c, bool local, Index i) {
+  const double power = -2.0 * static_cast<double>(i) / static_cast<double>(c.head_dim);
+  if (local && c.local_rope_theta > 0) return std::pow(c.local_rope_theta, power);
+  const double f = std::pow(c.rope_theta, power);
+  const RopeScaling& r = c.rope_scaling;
+  const double wavelength = 2 * std::numbers::pi / f;
+  if (r.factor == 1 || wavelength < r.original_length / r.high_freq_factor) return f;
+  if (wavelength > r.original_length / r.low_freq_factor) return f / r.factor;
+  const double s = (r.original_length / wavelength - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
+  return (1 - s) * f / r.factor + s * f;
+}
+
+// Turns the pairs (a, b) = (x[i], x[i + dim/2]) by the angle α = position * frequency of the pair:
+//   y[i] = a cos α - b sin α        y[i + dim/2] = a sin α + b cos α
+// dx is dy turned by -α:
+//   da += dy[i] cos α + dy[i + dim/2] sin α        db += -dy[i] sin α + dy[i + dim/2] cos α
+inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std::int32_t>& positions, Array x) {
+  const Array y = tape.zeros(x.rows, x.cols);
+  const Index half = c.head_dim / 2;
+  for (Index t = 0; t < x.rows; ++t) {
+    for (Index i = 0; i < half; ++i) {
+      const double alpha = positions[t] * rope_frequency(c, local, i);
+      y(t, i).value = x(t, i).value * std::cos(alpha) - x(t, i + half).value * std::sin(alpha);
+      y(t, i + half).value = x(t, i).value * std::sin(alpha) + x(t, i + half).value * std::cos(alpha);
+    }
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < x.rows; ++t) {
+      for (Index i = 0; i < half; ++i) {
+        const double alpha = positions[t] * rope_frequency(c, local, i);
+        x(t, i).grad += y(t, i).grad * std::cos(alpha) + y(t, i + half).grad * std::sin(alpha);
+        x(t, i + half).grad += -y(t, i).grad * std::sin(alpha) + y(t, i + half).grad * std::cos(alpha);
+      }
+    }
+  });
+  return y;
+}
+
+// log Σ_j exp x[t,j], with the largest taken out so that nothing overflows
+inline double log_sum_exp(Array x, Index t) {
+  double largest = x(t, 0).value, sum = 0;
+  for (Index j = 0; j < x.cols; ++j) largest = std::max(largest, x(t, j).value);
+  for (Index j = 0; j < x.cols; ++j) sum += std::exp(x(t, j).value - largest);
+  return largest + std::log(sum);
+}
+
+// May token i see token j? Not the future, not another document, nothing that has left the window.
+inline bool visible(const Config& c, bool local, const Batch& batch, Index i, Index j) {
+  return batch.key_begin[i] <= j && j <= i && (!local || i - j < c.window);
+}
+
+// p[i] = softmax(s[i] / sqrt(dim)) over the visible j, 0 elsewhere         (1 / sqrt(dim), unless the model says else)
+// ds[i,j] += p[i,j] (dp[i,j] - Σ_k p[i,k] dp[i,k]) / sqrt(dim)
+inline Array attention_softmax(Tape& tape, const Config& c, bool local, const Batch& batch, Array s) {
+  const Array p = tape.zeros(s.rows, s.cols);
+  const double root = c.score_scale > 0 ? 1 / c.score_scale : std::sqrt(static_cast<double>(c.head_dim));
+  constexpr double never = -std::numeric_limits<double>::infinity();
+  for (Index i = 0; i < s.rows; ++i) {
+    for (Index j = 0; j < s.cols; ++j) p(i, j).value = visible(c, local, batch, i, j) ? s(i, j).value / root : never;
+    const double total = log_sum_exp(p, i);
+    for (Index j = 0; j < s.cols; ++j) p(i, j).value = std::exp(p(i, j).value - total);
+  }
+  tape.on_the_way_back([=] {
+    for (Index i = 0; i < s.rows; ++i) {
+      double sum = 0;
+      for (Index k = 0; k < s.cols; ++k) sum += p(i, k).value * p(i, k).grad;
+      for (Index j = 0; j < s.cols; ++j) s(i, j).grad += p(i, j).value * (p(i, j).grad - sum) / root;
+    }
+  });
+  return p;
+}
+
+// logp[t] = log softmax(logits[t])[target]        dlogits[t,v] += dlogp[t] ([v = target] - softmax(logits[t])[v])
+// A token without a target (-1) has logp 0 and no gradient.
+inline Array log_probability(Tape& tape, Array logits, const std::vector<std::int32_t>& target) {
+  const Array logp = tape.zeros(logits.rows, 1);
+  for (Index t = 0; t < logits.rows; ++t) {
+    if (target[t] >= 0) logp(t, 0).value = logits(t, target[t]).value - log_sum_exp(logits, t);
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < logits.rows; ++t) {
+      if (target[t] < 0) continue;
+      const double total = log_sum_exp(logits, t);
+      for (Index v = 0; v < logits.cols; ++v) {
+        const double softmax = std::exp(logits(t, v).value - total);
+        logits(t, v).grad += logp(t, 0).grad * ((v == target[t] ? 1 : 0) - softmax);
+      }
+    }
+  });
+  return logp;
+}
+
+// SiLU: f(x) = x σ(x)        GELU: f(x) = x/2 (1 + tanh u) with u = sqrt(2/π) (x + 0.044715 x³)
+inline double f(Mlp kind, double x) {
+  if (kind == Mlp::swiglu) return x / (1 + std::exp(-x));
+  const double u = std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+  return x / 2 * (1 + std::tanh(u));
+}
+
+// SiLU: f'(x) = σ + x σ (1 - σ)        GELU: f'(x) = (1 + tanh u) / 2 + x/2 (1 - tanh² u) du/dx
+inline double f_slope(Mlp kind, double x) {
+  const double sigma = 1 / (1 + std::exp(-x));
+  if (kind == Mlp::swiglu) return sigma + x * sigma * (1 - sigma);
+  const double u = std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+  const double du = std::sqrt(2 / std::numbers::pi) * (1 + 3 * 0.044715 * x * x);
+  return (1 + std::tanh(u)) / 2 + x / 2 * (1 - std::pow(std::tanh(u), 2)) * du;
+}
+
+// y = f(x) number by number        dx += dy f'(x)
+inline Array activation(Tape& tape, Mlp kind, Array x) {
+  const Array y = tape.zeros(x.rows, x.cols);
+  for (Index t = 0; t < x.rows; ++t) {
+    for (Index i = 0; i < x.cols; ++i) y(t, i).value = f(kind, x(t, i).value);
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < x.rows; ++t) {
+      for (Index i = 0; i < x.cols; ++i) x(t, i).grad += y(t, i).grad * f_slope(kind, x(t, i).value);
+    }
+  });
+  return y;
+}
+
+// ---- The model: made of operations alone, so its backward follows by itself ----
+
+// x wᵀ + b
+inline Array linear(Tape& tape, Array x, Array w, Array b = {}) {
+  const Array y = product(tape, x, transpose(w));
+  return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
+}
+
+// x̂ * w + b, or x̂ * (1 + w), with x̂ the standardised x
+inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Array b = {}) {
+  const Array standard = standardise(tape, kind, c.norm_eps, x);
+  Array y = multiply(tape, standard, repeat(w, x.rows));
+  if (c.norm_offset == 1) y = add(tape, y, standard);
+  return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
+}
+
+// Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
+// query heads may share a key/value head. Where the model says so, q_h and k_h are normalised and rotated.
+inline Array attention(Tape& tape, const Config& c, bool local, const Batch& batch, const Layer<Number>& w, Array x) {
+  auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
+  auto norm_and_rope = [&](Array y, Array norm_weight) {
+    if (c.qk_norm) y = norm(tape, c, Norm::rms, y, norm_weight);
+    if (c.positions == Positions::rope) y = rope(tape, c, local, batch.positions, y);
+    return y;
+  };
+  const Array q = linear(tape, x, w.q, w.q_bias);
+  const Array k = linear(tape, x, w.k, w.k_bias);
+  const Array v = linear(tape, x, w.v, w.v_bias);
+  Array sum = tape.zeros(x.rows, c.hidden);
+  for (Index h = 0; h < c.heads; ++h) {
+    const Index shared = h / (c.heads / c.kv_heads);
+    const Array q_h = norm_and_rope(head(q, h), w.q_norm);
+    const Array k_h = norm_and_rope(head(k, shared), w.k_norm);
+    const Array p = attention_softmax(tape, c, local, batch, product(tape, q_h, transpose(k_h)));
+    const Array attended = product(tape, p, head(v, shared));
+    sum = add(tape, sum, linear(tape, attended, head(w.o, h)));
+  }
+  return w.o_bias ? add(tape, sum, repeat(w.o_bias, sum.rows)) : sum;
+}
+
+// down(f(gate(x)) * up(x)), without a gate down(f(up(x)))
+inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
+  const Array up = linear(tape, x, w.up, w.up_bias);
+  if (!c.gated()) return linear(tape, activation(tape, c.mlp_kind, up), w.down, w.down_bias);
+  const Array gate = activation(tape, c.mlp_kind, linear(tape, x, w.gate, w.gate_bias));
+  return linear(tape, multiply(tape, gate, up), w.down, w.down_bias);
+}
+
+// h = x + attention(norm(x))        y = h + mlp(norm(h))        with post-norms: x + norm(attention(...)), h + norm(mlp(...))
+inline Array layer(Tape& tape, const Config& c, bool local, const Batch& batch, const Layer<Number>& w, Array x) {
+  const Array x_norm = norm(tape, c, c.norm, x, w.attention_norm, w.attention_norm_bias);
+  Array attended = attention(tape, c, local, batch, w, x_norm);
+  if (c.post_norms) attended = norm(tape, c, c.norm, attended, w.post_attention_norm);
+  const Array h = add(tape, x, attended);
+  const Array h_norm = norm(tape, c, c.norm, h, w.mlp_norm, w.mlp_norm_bias);
+  Array y = mlp(tape, c, w, h_norm);
+  if (c.post_norms) y = norm(tape, c, c.norm, y, w.post_mlp_norm);
+  return add(tape, h, y);
+}
+
+// The logits of every token: N x vocab.
+inline Array model(Tape& tape, const Config& c, const Batch& batch, const Tensors<Number>& w) {
+  Array x = look_up(tape, w.embedding, batch.tokens);
+  if (c.embedding_scale != 1) x = multiply(tape, x, tape.constant(x.rows, x.cols, c.embedding_scale));
+  if (c.positions == Positions::learned) x = add(tape, x, look_up(tape, w.positions, batch.positions));
+  for (std::size_t l = 0; l < w.layers.size(); ++l) {
+    const bool local = c.window > 0 && (c.local.empty() || c.local[l]);
+    x = layer(tape, c, local, batch, w.layers[l], x);
+  }
+  x = norm(tape, c, c.norm, x, w.norm, w.norm_bias);
+  return linear(tape, x, c.tied ? w.embedding : w.head);
+}
+
+// ---- What the tests call ----
+
+// A copy of the weights that has room for their gradient. The numbers belong to the tape.
+template <class T>
+Tensors<Number> copy(Tape& tape, const Config& c, Tensors<T>& weights) {
+  Tensors<Number> copies(c);
+  const Table<T> from = table(c, weights);
+  const Table<Number> to = table(c, copies);
+  for (std::size_t n = 0; n < to.size(); ++n) {
+    const Matrix<T>& weight = *from[n].matrix;
+    const Array a = tape.zeros(weight.rows, weight.cols);
+    for (Index i = 0; i < a.rows; ++i) {
+      for (Index j = 0; j < a.cols; ++j) a(i, j).value = weight(i, j);
+    }
+    *to[n].matrix = {a.data, a.rows, a.cols};
+  }
+  return copies;
+}
+
+// A loss, and its slopes w[t] = d loss / d logp[t]; and how it follows from the log-probabilities of the targets.
+struct Loss {
+  double value;
+  std::vector<double> w;
+};
+using LossOf = std::function<Loss(const std::vector<double>& logp)>;
+
+// loss = Σ_t w[t] logp[t]
+inline LossOf linear(const std::vector<double>& w) {
+  return [=](const std::vector<double>& logp) {
+    return Loss{std::inner_product(w.begin(), w.end(), logp.begin(), 0.0), w};
+  };
+}
+
+// The loss and its gradient.
+template <class T>
+Result gradient(const Config& c, Tensors<T>& weights, const Batch& batch, const LossOf& loss_of) {
+  validate(c, batch);
+  Tape tape;
+  Tensors<Number> copies = copy(tape, c, weights);
+  const Array logits = model(tape, c, batch, copies);
+  const Array logp = log_probability(tape, logits, batch.targets);
+
+  Result result;
+  for (Index t = 0; t < logp.rows; ++t) {
+    result.logp.push_back(logp(t, 0).value);
+    for (Index v = 0; v < logits.cols; ++v) result.logits.push_back(logits(t, v).value);
+  }
+  const Loss loss = loss_of(result.logp);
+  result.loss = loss.value;
+  for (Index t = 0; t < logp.rows; ++t) logp(t, 0).grad = loss.w.at(t);
+  tape.backward();
+  for (const auto& [parameter, matrix] : table(c, copies)) {
+    for (Index n = 0; n < matrix->size(); ++n) result.gradient[key(parameter)].push_back(matrix->data[n].grad);
+  }
+  return result;
+}
+
+}  // namespace streambp::reference
