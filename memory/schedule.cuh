@@ -8,7 +8,7 @@
 
 namespace streambp {
 
-// What stays in memory between the forward and the backward pass of a layer. Without any there is no backward pass.
+// What stays in memory between the forward and the backward pass. `nothing` allows no backward pass.
 enum class Keep { nothing, inputs, activations };
 
 struct Schedule {

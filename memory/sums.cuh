@@ -1,4 +1,5 @@
-// The gradient of one section of the table (a layer, the head, the embedding) while chunks of rows add to it.
+// Gradient sums: the gradient of one section of the parameter table (a layer, the head, the embedding) while chunks of
+// rows add to it.
 #pragma once
 
 #include <utility>
@@ -8,9 +9,9 @@
 
 namespace streambp {
 
-// The section's gradient tensors are allocated here, as zeros, if they do not exist yet. Sums want float32 at least:
-// where the gradient is kept in a narrower type, they live in a section of their own for the time being and are added
-// to the gradient at the end; otherwise they are the gradient itself.
+// The section's gradient tensors are allocated and zeroed on first use. Sums are kept in float32 at least: if the gradient
+// has a narrower type, chunks add to float32 sums, and finish() adds these to the gradient. Otherwise the sums are the
+// gradient.
 template <class Device, class Gradient, class Section, class TableOf>
 class Sums {
  public:
@@ -21,21 +22,23 @@ class Sums {
         section(std::move(section)),
         sums(table_of(this->section)) {
     for (std::size_t i = 0; i < sums.size(); ++i) {
-      auto& born = *this->gradient[i].matrix;
-      if (!born) born = zeros<G>(this->gradient[i].parameter, Kind::gradients, End::top);
+      auto& total = *this->gradient[i].matrix;
+      if (!total) total = zeros<G>(this->gradient[i].parameter, Kind::gradients, End::top);
       if constexpr (std::is_same_v<G, A>) {
-        *sums[i].matrix = born;
+        *sums[i].matrix = total;
       } else {
         *sums[i].matrix = zeros<A>(sums[i].parameter, Kind::sums, End::bottom);
       }
     }
   }
-  ~Sums() {
+  Sums(const Sums&) = delete;
+
+  // The section is complete for this micro-batch.
+  void finish() {
     if constexpr (!std::is_same_v<G, A>) {
       for (std::size_t i = 0; i < sums.size(); ++i) add(dev, *gradient[i].matrix, *sums[i].matrix);
     }
   }
-  Sums(const Sums&) = delete;
 
   Section* operator->() { return &section; }
   Section& operator*() { return section; }
@@ -43,7 +46,7 @@ class Sums {
  private:
   template <class T>
   Matrix<T> zeros(const Parameter& p, Kind kind, End end) {
-    const auto matrix = dev.template allocate<T>(p.rows, p.cols, kind, end);
+    const auto matrix = allocate<T>(dev, p.rows, p.cols, kind, end);
     zero(dev, matrix);
     return matrix;
   }

@@ -1,9 +1,8 @@
-// Generating text: the forward pass of the walk, with the keys and values of what was read kept.
+// Generating tokens with a key/value cache.
 //
-// Several texts grow at once, each in a slot. The keys and values of all slots are one stream of documents laid end to
-// end, with room to grow: slot s owns its rows [s * room, (s + 1) * room). A step reads some tokens of each slot: one
-// where a text goes on, many where it begins. Their rows stand together in one chunk, so that every projection is one
-// product of matrices; only attention takes the slots one by one, each with its own keys and values.
+// Several sequences grow at once, each in a slot. Slot s owns rows [s * room, (s + 1) * room) of the cache of every layer.
+// A step reads some tokens of each slot: one for a sequence that goes on, many for a prompt. Their rows form one chunk, so
+// every projection is one matrix product; only attention runs slot by slot, each over its own part of the cache.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +10,9 @@
 #include <span>
 #include <vector>
 
+#include "memory/weights.cuh"
+#include "model.cuh"
 #include "model/sampling.cuh"
-#include "streambp.cuh"
 
 namespace streambp {
 
@@ -23,27 +23,29 @@ inline std::size_t index(Index i) { return static_cast<std::size_t>(i); }
 template <class Device, class T>
 class Generator {
  public:
-  // What a slot reads next: one token or more.
+  // The tokens that a slot reads next, one or more.
   struct Reading {
     Index slot;
     std::span<const std::int32_t> tokens;
   };
 
-  // Room for `slots` texts of up to `room` tokens each, read up to `chunk` tokens at a time.
+  // `slots` sequences of up to `room` tokens each, read at most `chunk` tokens at a time.
   Generator(Device& dev, const Model<T>& model, Index slots, Index room, Index chunk)
       : room(room),
         dev(dev),
         c(model.config),
         chunk(std::min(chunk, slots * room)),
+        frequencies(c),
+        weights(model),
         scope(dev.scope()),
-        stream(allocate_step()),
-        walk(dev, model, stream, Schedule{Keep::nothing, kTile, kTile}),
+        tokens(allocate<std::int32_t>(dev, 1, this->chunk, Kind::stream)),
+        positions(allocate<std::int32_t>(dev, 1, this->chunk, Kind::stream)),
+        key_begin(allocate<std::int32_t>(dev, 1, room, Kind::stream)),
         texts(static_cast<std::size_t>(slots)) {
-    require(c.positions == Positions::rope || room <= c.max_length, "a text of ", room, " tokens is longer than the ",
-            c.max_length, " positions that the model has learned");
-    auto matrix = [&] { return dev.template allocate<T>(slots * room, c.kv_width(), Kind::keys_values); };
-    for (Index l = 0; l < c.layers; ++l) cache.push_back({matrix(), matrix()});
-    dev.upload(stream.key_begin, std::vector<std::int32_t>(static_cast<std::size_t>(room)).data());
+    require(c.positions == Positions::rope || room <= c.max_length, "a sequence of ", room,
+            " tokens is longer than the ", c.max_length, " positions of the model");
+    for (Index l = 0; l < c.layers; ++l) cache.push_back(allocate_keys_values<T>(dev, c, slots * room));
+    dev.upload(key_begin, std::vector<std::int32_t>(static_cast<std::size_t>(room)).data());
   }
 
   const Index room;
@@ -53,12 +55,12 @@ class Generator {
   // The tokens that a slot has read.
   const Tokens& text(Index slot) const { return texts[index(slot)]; }
 
-  // Each slot, named once at most, reads its tokens after those it has read. Returns the logits that follow the last of
-  // each: a row of the vocabulary's size for each reading.
+  // Appends tokens to slots; each slot may occur once. Returns the logits after the last token of each reading, a row of
+  // the vocabulary's size each.
   std::vector<T> read(const std::vector<Reading>& readings) {
     ++steps;
     auto scope = dev.scope();
-    const Matrix<T> last = dev.template allocate<T>(static_cast<Index>(readings.size()), c.hidden, Kind::chunk);
+    const Matrix<T> last = allocate<T>(dev, static_cast<Index>(readings.size()), c.hidden, Kind::chunk);
     std::vector<Piece> pieces;
     Index filled = 0;
     auto read_pieces = [&] {
@@ -78,12 +80,12 @@ class Generator {
       }
     }
     if (filled > 0) read_pieces();
-    return to_host(dev, walk.logits(last));
+    return to_host(dev, Head<Device, T>(dev, c, weights.take_norm(), weights.take_head()).logits(last));
   }
 
-  // Leaves in the slot the longest beginning of `text` that any slot has read, and returns its length: the rest is to be
-  // read. The last token always is, since what follows it is wanted.
-  Index recall(Index slot, std::span<const std::int32_t> text) {
+  // Fills a slot with the longest cached prefix of `text` in any slot and returns its length; the caller reads the rest. The
+  // last token is never reused, since its logits are needed.
+  Index reuse_prefix(Index slot, std::span<const std::int32_t> text) {
     Index best = slot, longest = shared(slot, text);
     for (Index other = 0; other < slots(); ++other) {
       if (shared(other, text) > longest) best = other, longest = shared(other, text);
@@ -96,7 +98,7 @@ class Generator {
     return longest;
   }
 
-  // A step as large as any, for the Plan device.
+  // The largest possible step, for the Plan device.
   void plan() {
     const Tokens tokens(index(std::min(room, ceil_div(chunk, slots()))));
     std::vector<Reading> readings;
@@ -105,8 +107,8 @@ class Generator {
   }
 
  private:
-  // Tokens of one slot that are read in one chunk, from its row `begin` on; the last row goes to row `reading` of the
-  // step's result, unless there is more to come (-1).
+  // Tokens of one slot that are read in one chunk, starting at row `begin` of the chunk. The hidden state of the last row
+  // goes to row `reading` of the step's result; -1: the reading continues in the next chunk.
   struct Piece {
     Index slot;
     std::span<const std::int32_t> tokens;
@@ -115,21 +117,10 @@ class Generator {
     Rows rows() const { return {begin, begin + size()}; }
   };
 
-  // The stream that the walk sees: the tokens of a step, and for attention a document that begins at row 0.
-  Stream allocate_step() {
-    auto numbers = [&](Index n) { return dev.template allocate<std::int32_t>(1, n, Kind::stream); };
-    return {.tokens = numbers(chunk),
-            .targets = {},
-            .positions = numbers(chunk),
-            .key_begin = numbers(room),
-            .rows_by_token = {},
-            .rows_by_position = {}};
-  }
-
   void check(Index slot, std::span<const std::int32_t> tokens) const {
-    require(!tokens.empty(), "there is no token to read");
-    require(static_cast<Index>(text(slot).size() + tokens.size()) <= room, "the text is longer than the ", room,
-            " tokens it was given room for");
+    require(!tokens.empty(), "no token to read");
+    require(static_cast<Index>(text(slot).size() + tokens.size()) <= room, "the sequence is longer than its ", room,
+            " tokens of cache");
     for (std::int32_t token : tokens) {
       require(0 <= token && token < c.vocab, "token ", token, " is outside the model's vocabulary of ", c.vocab);
     }
@@ -147,18 +138,20 @@ class Generator {
   }
 
   void read_chunk(const std::vector<Piece>& pieces, Index count, Matrix<T> last) {
-    const Rows all = {0, count};
-    upload(pieces, all);
+    upload(pieces, count);
     auto scope = dev.scope();
-    const Matrix<T> x = dev.template allocate<T>(count, c.hidden, Kind::chunk);
-    const Activations<T> a = walk.allocate_activations(count);
-    auto matrix = [&] { return dev.template allocate<T>(count, c.kv_width(), Kind::chunk); };
+    const auto x = allocate<T>(dev, count, c.hidden, Kind::chunk);
+    const Activations<T> a = allocate_activations<T>(dev, c, count);
+    auto matrix = [&] { return allocate<T>(dev, count, c.kv_width(), Kind::chunk); };
     const KeysValues<T> kv = {matrix(), matrix()};
-    walk.embed(x, all);
+    embedding(dev, x, {tokens.columns(0, count), positions.columns(0, count), {}, {}}, weights.take_embedding(),
+              c.embedding_scale);
     for (Index l = 0; l < c.layers; ++l) {
-      walk.begin_layer(l, x, kv, a, all);
-      for (const Piece& piece : pieces) attend(l, piece, kv, a);
-      walk.finish_layer(l, x, x, a);
+      const auto& leased = weights.take(l);
+      TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased);
+      layer.project(a, kv, x, positions.columns(0, count));
+      for (const Piece& piece : pieces) attend(layer, piece, cache[index(l)], kv, a);
+      layer.finish(x, a, x);
     }
     for (const Piece& piece : pieces) {
       Tokens& text = texts[index(piece.slot)];
@@ -168,23 +161,23 @@ class Generator {
     }
   }
 
-  void upload(const std::vector<Piece>& pieces, Rows all) {
-    Tokens tokens, positions;
+  void upload(const std::vector<Piece>& pieces, Index count) {
+    Tokens read, places;
     for (const Piece& piece : pieces) {
-      tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
+      read.insert(read.end(), piece.tokens.begin(), piece.tokens.end());
       for (Index i = 0; i < piece.size(); ++i) {
-        positions.push_back(static_cast<std::int32_t>(text(piece.slot).size()) + static_cast<std::int32_t>(i));
+        places.push_back(static_cast<std::int32_t>(text(piece.slot).size()) + static_cast<std::int32_t>(i));
       }
     }
-    dev.upload(stream.tokens.columns(0, all.end), tokens.data());
-    dev.upload(stream.positions.columns(0, all.end), positions.data());
+    dev.upload(tokens.columns(0, count), read.data());
+    dev.upload(positions.columns(0, count), places.data());
   }
 
-  // Puts the keys and values of a piece behind those of its slot, and attends to all of them.
-  void attend(Index l, const Piece& piece, KeysValues<T> kv, const Activations<T>& a) {
+  // Appends the K and V of a piece to the cache of its slot, and attends to the whole slot.
+  void attend(TransformerLayer<Device, T>& layer, const Piece& piece, const KeysValues<T>& all, const KeysValues<T>& kv,
+              const Activations<T>& a) {
     const auto length = static_cast<Index>(text(piece.slot).size());
     const Rows rows = {length, length + piece.size()};
-    const KeysValues<T>& all = cache[index(l)];
     dev.copy(rows_of(all.k, piece.slot, rows), kv.k.slice(piece.rows()));
     dev.copy(rows_of(all.v, piece.slot, rows), kv.v.slice(piece.rows()));
     Activations<T> part;
@@ -192,20 +185,23 @@ class Generator {
     part.attended = a.attended.slice(piece.rows());
     part.lse = a.lse.slice(piece.rows());
     const Rows slot = {0, room};
-    walk.attend(l, {rows_of(all.k, piece.slot, slot), rows_of(all.v, piece.slot, slot)}, part, rows);
+    const KeysValues<T> of_slot = {rows_of(all.k, piece.slot, slot), rows_of(all.v, piece.slot, slot)};
+    layer.attend(part, of_slot, {rows, {}, {key_begin, {}}});
   }
 
   Device& dev;
   const Config& c;
   const Index chunk;
+  const Frequencies frequencies;
+  const ResidentWeights<T> weights;
   decltype(std::declval<Device&>().scope()) scope;
-  Stream stream;
-  Walk<Device, T> walk;
-  std::vector<KeysValues<T>> cache;  // of each layer
+  const Matrix<std::int32_t> tokens, positions;  // of the chunk
+  const Matrix<std::int32_t> key_begin;          // zeros: every slot is one document
+  std::vector<KeysValues<T>> cache;              // of each layer
   std::vector<Tokens> texts;
 };
 
-// What weights and a generator take together.
+// The memory of the weights and a generator.
 template <class T>
 std::size_t generation_memory(const Config& c, Index slots, Index room, Index chunk) {
   Plan dev;
@@ -217,20 +213,20 @@ std::size_t generation_memory(const Config& c, Index slots, Index room, Index ch
 
 struct GenerationSettings {
   Sampling sampling;
-  Index length = 1;               // tokens at most
-  std::set<std::int32_t> stop{};  // tokens that end a text
+  Index length = 1;               // maximum number of tokens
+  std::set<std::int32_t> stop{};  // tokens that end a sequence
 };
 
 enum class Ending { none, stop, length, room };
 
-// What followed a prompt, with the token that ended it, if one did.
+// The completion of a prompt, with its stop token if it has one.
 struct Continuation {
   Tokens tokens;
-  double logp = 0;  // of all of them, at temperature 1
+  double logp = 0;  // sum over the tokens, at temperature 1
   Ending end = Ending::none;
 };
 
-// A text that is growing: its number among the prompts, its slot, and what is to be read next.
+// A sequence that is growing: its number among the prompts, its slot, and the tokens to read next.
 struct Active {
   std::size_t number;
   Index slot;
@@ -242,11 +238,11 @@ void require_finite(std::span<const T> logits, std::size_t text, std::size_t pos
   const auto bad =
       std::find_if(logits.begin(), logits.end(), [](T x) { return !std::isfinite(static_cast<float>(x)); });
   if (bad == logits.end()) return;
-  fail("text ", text + 1, ": the logit of token ", bad - logits.begin(), " after position ", position, " is ",
+  fail("prompt ", text + 1, ": the logit of token ", bad - logits.begin(), " after position ", position, " is ",
        static_cast<float>(*bad), "; are the weights damaged, or too large for this --dtype?");
 }
 
-// A draw from each row of logits, by its text's own random numbers: one for each position.
+// Draws from each row of logits. The random number depends on the seed, the prompt's number and the position only.
 template <class T>
 std::vector<Draw> draw_rows(std::span<const T> logits, const std::vector<Active>& active,
                             const std::vector<std::size_t>& positions, const Sampling& s) {
@@ -261,9 +257,9 @@ std::vector<Draw> draw_rows(std::span<const T> logits, const std::vector<Active>
   return draws;
 }
 
-// Continues the prompts, as many at once as the generator has slots: when a text ends, another one takes its slot. Calls
-// on_token(number of the prompt, its continuation) after every token. What a text becomes depends on its number and the
-// seed, not on the texts beside it.
+// Completes the prompts, as many at once as the generator has slots; when a sequence ends, the next prompt takes its slot.
+// Calls on_token(number of the prompt, its continuation) after every token. A completion depends on the prompt's number
+// and the seed, not on the sequences beside it.
 template <class Device, class T, class F>
 std::vector<Continuation> generate(Generator<Device, T>& generator, const std::vector<Tokens>& prompts,
                                    const GenerationSettings& s, F&& on_token) {
@@ -272,8 +268,9 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
   std::vector<Index> free;
   for (Index slot = generator.slots() - 1; slot >= 0; --slot) free.push_back(slot);
   for (std::size_t next = 0; next < prompts.size() || !active.empty();) {
-    if (next < prompts.size() && !free.empty()) {  // one at a time, so that the next one finds what it shares with it
-      const Index known = generator.recall(free.back(), prompts[next]);
+    if (next < prompts.size() &&
+        !free.empty()) {  // one at a time, so that the next one finds a shared prefix in the cache
+      const Index known = generator.reuse_prefix(free.back(), prompts[next]);
       active.push_back({next, free.back(), {prompts[next].begin() + known, prompts[next].end()}});
       free.pop_back();
       ++next;
@@ -284,7 +281,7 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
     std::vector<std::size_t> lengths;
     for (const Active& a : active) lengths.push_back(generator.text(a.slot).size());
     const std::vector<Draw> draws = draw_rows<T>(logits, active, lengths, s.sampling);
-    std::vector<Active> going_on;
+    std::vector<Active> still_active;
     for (std::size_t i = 0; i < active.size(); ++i) {
       Continuation& text = texts[active[i].number];
       const std::int32_t token = draws[i].token;
@@ -295,13 +292,13 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
                  : static_cast<Index>(lengths[i]) == generator.room   ? Ending::room
                                                                       : Ending::none;
       if (text.end == Ending::none) {
-        going_on.push_back({active[i].number, active[i].slot, {token}});
+        still_active.push_back({active[i].number, active[i].slot, {token}});
       } else {
         free.push_back(active[i].slot);
       }
       on_token(active[i].number, text);
     }
-    active = std::move(going_on);
+    active = std::move(still_active);
   }
   return texts;
 }

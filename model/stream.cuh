@@ -2,23 +2,21 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
-#include "model/parameters.cuh"
+#include "kernels/attention_shape.cuh"
+#include "kernels/base/device.cuh"
+#include "kernels/embedding.cuh"
+#include "model/config.cuh"
 
 namespace streambp {
 
-// A batch of documents laid end to end: one token stream. There is no batch dimension.
-struct Batch {
+// Documents laid end to end, on the host: one token stream. There is no batch dimension.
+struct TokenBatch {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;    // the token to predict after each token, or -1 for none
   std::vector<std::int32_t> positions;  // of each token in its document
   std::vector<std::int32_t> key_begin;  // the first token that each token may attend to: its document's first
-  // What an objective may need besides, of each token; empty: not known.
-  std::vector<double> reference = {};   // log-probability of its target under the model that training started from
-  std::vector<double> old = {};         // the same under the model that sampled it
-  std::vector<double> advantages = {};  // of its document
 
   Index size() const { return static_cast<Index>(tokens.size()); }
   Index target_count() const {
@@ -35,7 +33,7 @@ struct Batch {
     }
     return result;
   }
-  // Of the document of each token.
+  // For each token, the length of its document.
   std::vector<std::int32_t> document_lengths() const {
     std::vector<std::int32_t> lengths(tokens.size());
     for (std::size_t end = tokens.size(), i = end; i-- > 0;) {
@@ -44,7 +42,7 @@ struct Batch {
     }
     return lengths;
   }
-  // Appends a document; the target of each token is the next one, of the last `last_target`.
+  // Appends a document. The target of each token is the next token; that of the last one is `last_target`.
   void append(const std::vector<std::int32_t>& document, std::int32_t last_target = -1) {
     const auto begin = static_cast<std::int32_t>(tokens.size());
     for (std::size_t i = 0; i < document.size(); ++i) {
@@ -56,22 +54,16 @@ struct Batch {
   }
 };
 
-// Refuses a batch whose parts are not of one length.
-inline void require_shape(const Batch& batch) {
+// Refuses a batch with parts of different lengths.
+inline void require_shape(const TokenBatch& batch) {
   const std::size_t n = batch.tokens.size();
   require(batch.targets.size() == n && batch.positions.size() == n && batch.key_begin.size() == n, "a batch has ", n,
           " tokens, but ", batch.targets.size(), " targets, ", batch.positions.size(), " positions and ",
           batch.key_begin.size(), " key_begins");
-  for (const auto& [what, numbers] : {std::pair{"reference log-probabilities", &batch.reference},
-                                      {"old log-probabilities", &batch.old},
-                                      {"advantages", &batch.advantages}}) {
-    require(numbers->empty() || numbers->size() == n, "a batch has ", n, " tokens, but ", numbers->size(), " ", what);
-    for (double x : *numbers) require(std::isfinite(x), "one of the ", what, " of a batch is ", x);
-  }
 }
 
 // Refuses a batch that the model cannot read.
-inline void validate(const Config& c, const Batch& batch) {
+inline void validate(const Config& c, const TokenBatch& batch) {
   require_shape(batch);
   const std::size_t n = batch.tokens.size();
   for (std::size_t i = 0; i < n; ++i) {
@@ -88,17 +80,29 @@ inline void validate(const Config& c, const Batch& batch) {
   }
 }
 
-// A batch on the device, each 1 x N; and, on the host, where the document of each token begins.
+// Some rows of a stream, as a layer sees them.
+struct StreamRows {
+  Rows rows;
+  Matrix<const std::int32_t> positions;  // of these rows
+  DocumentMask mask;                     // of the whole stream
+};
+
+// A batch on the device, each 1 x N.
 struct Stream {
   Matrix<std::int32_t> tokens, targets, positions, key_begin;
   Matrix<std::int32_t> rows_by_token, rows_by_position;
-  std::vector<std::int32_t> document_begin = {};
+  std::vector<std::int32_t> key_begin_on_host = {};
+
   Index size() const { return tokens.cols; }
+  StreamRows at(Rows rows) const {
+    return {rows, positions.columns(rows.begin, rows.size()), {key_begin, key_begin_on_host}};
+  }
+  EmbeddingIndex embedding_index() const { return {tokens, positions, rows_by_token, rows_by_position}; }
 };
 
 template <class Device>
 Stream allocate_stream(Device& dev, Index rows) {
-  auto numbers = [&] { return dev.template allocate<std::int32_t>(1, rows, Kind::stream); };
+  auto numbers = [&] { return allocate<std::int32_t>(dev, 1, rows, Kind::stream); };
   return {numbers(), numbers(), numbers(), numbers(), numbers(), numbers()};
 }
 

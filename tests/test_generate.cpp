@@ -37,7 +37,7 @@ struct Subject {
     dev.upload(stream.positions, batch.positions.data());
     dev.upload(stream.key_begin, batch.key_begin.data());
     Walk<Cpu, T> walk(dev, model, stream, {Keep::nothing, kTile, kTile});
-    return walk.logits(walk.forward().output);
+    return Head<Cpu, T>(dev, model.config, model.weights.norm, model.head()).logits(walk.forward());
   }
 };
 
@@ -154,10 +154,10 @@ TEST(Generate, RecallsWhatAnySlotHasRead) {
   Subject<double> subject(c);
   Generator<Cpu, double> generator(subject.dev, subject.model, 3, 50, 16);
   const Tokens text = random_tokens(c, 40, 1);
-  EXPECT_EQ(generator.recall(0, text), 0);
+  EXPECT_EQ(generator.reuse_prefix(0, text), 0);
   generator.read({{0, text}});
-  EXPECT_EQ(generator.recall(0, text), 39) << "the last token is read again";
-  EXPECT_EQ(generator.recall(1, text), 39) << "from another slot";
+  EXPECT_EQ(generator.reuse_prefix(0, text), 39) << "the last token is read again";
+  EXPECT_EQ(generator.reuse_prefix(1, text), 39) << "from another slot";
   EXPECT_EQ(generator.text(1), Tokens(text.begin(), text.begin() + 39));
 
   Tokens other(text.begin(), text.begin() + 20);  // a text that leaves the first one's path
@@ -165,11 +165,11 @@ TEST(Generate, RecallsWhatAnySlotHasRead) {
   other.push_back(text[3]);
   const Matrix<double> truth = subject.logits(other);
   for (auto [slot, known] : {std::pair<Index, Index>{0, 20}, {2, 21}}) {  // slot 2 finds all but the last in slot 0
-    EXPECT_EQ(generator.recall(slot, other), known);
+    EXPECT_EQ(generator.reuse_prefix(slot, other), known);
     const auto logits = generator.read({{slot, std::span(other).subspan(index(known))}});
     EXPECT_LE(error<double>(logits, truth, 21), 1e-10);
   }
-  EXPECT_EQ(generator.recall(0, Tokens{}), 0);
+  EXPECT_EQ(generator.reuse_prefix(0, Tokens{}), 0);
 }
 
 TEST(Generate, StopsWhereThereIsNoRoom) {
@@ -223,7 +223,7 @@ TEST(Generate, ThePlanIsTheArenasHighWaterMark) {
       std::vector<Generator<Cpu, float>::Reading> readings;
       const Tokens longest = random_tokens(c, room, 2);
       for (Index slot = 0; slot < slots; ++slot) {
-        generator.recall(slot, Tokens{});
+        generator.reuse_prefix(slot, Tokens{});
         readings.push_back({slot, longest});
       }
       generator.read(readings);

@@ -24,7 +24,7 @@ class Generation : public Commands {
 
   void save(const Config& c, std::uint64_t seed = 1, bool damaged = false) {
     save_random_model(path("model"), c, seed, [&](Model<float>& m) {
-      if (damaged) m.weights.head(5, 3) = m.weights.norm(0, 3) = 3e38f;
+      if (damaged) m.weights.head.weight(5, 3) = m.weights.norm.weight(0, 3) = 3e38f;
     });
   }
   void write(const std::string& name, const Json& json) { write_file_atomically(path("model/" + name), json.dump()); }

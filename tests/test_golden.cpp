@@ -66,7 +66,8 @@ void expect_golden(const std::string& name, double tolerance) {
   golden.weights()(dev, trainer.model);
   trainer.load(batch);
   Walk<Cpu, T> walk(dev, trainer.model, trainer.view, {Keep::nothing, kTile, kTile});
-  const Matrix<T> computed = walk.logits(walk.forward().output);
+  const Matrix<T> computed =
+      Head<Cpu, T>(dev, golden.config, trainer.model.weights.norm, trainer.model.head()).logits(walk.forward());
   for (std::size_t i = 0; i < logits.size(); ++i) {
     ASSERT_NEAR(static_cast<double>(computed.data[i]), logits[i], tolerance * largest(logits)) << "logit " << i;
   }

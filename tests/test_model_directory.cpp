@@ -98,8 +98,10 @@ TEST_F(ModelDirectories, WidensAndNarrows) {
   save_model(held.dev, dir / "bf16", held.model(), layout);
   load_model(narrow.dev, dir / "bf16", narrow.model());
   EXPECT_FALSE(held == narrow);
-  for (float* x = held.model().weights.embedding.data; x < held.model().weights.embedding.data + 40 * 24; ++x) {
-    EXPECT_EQ(float(BFloat16(*x)), narrow.model().weights.embedding.data[x - held.model().weights.embedding.data]);
+  for (float* x = held.model().weights.embedding.tokens.data; x < held.model().weights.embedding.tokens.data + 40 * 24;
+       ++x) {
+    EXPECT_EQ(float(BFloat16(*x)),
+              narrow.model().weights.embedding.tokens.data[x - held.model().weights.embedding.tokens.data]);
   }
   EXPECT_TRUE(contains(read_file(dir / "bf16/config.json"), "\"torch_dtype\": \"bfloat16\""));
 

@@ -21,8 +21,8 @@
 #include <map>
 #include <string>
 
+#include "data/batch.cuh"
 #include "kernels/head.cuh"
-#include "model/stream.cuh"
 
 namespace streambp {
 

@@ -1,4 +1,4 @@
-// How a gradient moves the weights: AdamW, its learning-rate schedule, and clipping by the global norm.
+// From a gradient to new weights: AdamW, the learning-rate schedule, and clipping by the global norm.
 #pragma once
 
 #include <cmath>
@@ -13,10 +13,10 @@ struct OptimizerSettings {
   double rate = 3e-4, final_rate_fraction = 0.1;
   Index warmup = 0, steps = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1;
-  double clip = 1;  // largest global norm of a gradient; 0: no limit
+  double clip = 1;  // largest global gradient norm; 0: no limit
 };
 
-// Linear from zero over the warm-up, then half a cosine down to the final fraction. Steps count from one.
+// Linear warm-up from zero, then a cosine down to the final fraction. Steps count from one.
 inline double learning_rate(const OptimizerSettings& s, Index step) {
   const auto t = static_cast<double>(step), warmup = static_cast<double>(s.warmup),
              total = static_cast<double>(s.steps);
@@ -26,7 +26,7 @@ inline double learning_rate(const OptimizerSettings& s, Index step) {
   return s.rate * (s.final_rate_fraction + (1 - s.final_rate_fraction) * cosine);
 }
 
-// M: the type of the moments. With `master`, a float32 copy of the weights takes the updates.
+// M: the type of the moments. With `master`, updates go to a float32 copy of the weights.
 template <class T, class M>
 struct Optimizer {
   Tensors<M> m, v;
@@ -41,7 +41,7 @@ struct Optimizer {
     if (with_master) streambp::allocate(dev, table(c, master), Kind::optimizer);
   }
 
-  // Before the first update: moments of zero, and the copy of the weights.
+  // Before the first update: zero the moments, copy the weights to the master weights.
   template <class Device>
   void start(Device& dev, Model<T>& model) {
     const auto weights = table(model.config, model.weights);
@@ -54,7 +54,7 @@ struct Optimizer {
     }
   }
 
-  // One update; vectors (norms and biases) are not decayed.
+  // One update. Weight decay applies to matrices only, not to norms and biases.
   template <class Device, class G>
   void update(Device& dev, Model<T>& model, Tensors<G>& gradient, AdamW settings) {
     const Config& c = model.config;
@@ -66,7 +66,7 @@ struct Optimizer {
     for (std::size_t i = 0; i < w.size(); ++i) {
       settings.decay = w[i].parameter.vector() ? 0 : decay;
       settings.parameter = i;
-      adamw(dev, *w[i].matrix, *masters[i].matrix, *ms[i].matrix, *vs[i].matrix, *g[i].matrix, settings);
+      adamw(dev, *w[i].matrix, *g[i].matrix, AdamWState<M>{*masters[i].matrix, *ms[i].matrix, *vs[i].matrix}, settings);
     }
   }
 };
@@ -76,7 +76,7 @@ template <class Device, class G>
 double global_norm(Device& dev, const Config& c, Tensors<G>& gradient) {
   const auto entries = table(c, gradient);
   auto scope = dev.scope();
-  const auto sums = dev.template allocate<double>(static_cast<Index>(entries.size()), kSquareSums, Kind::sums);
+  const auto sums = allocate<double>(dev, static_cast<Index>(entries.size()), kSquareSums, Kind::sums);
   Index i = 0;
   for (const Entry<G>& e : entries) {
     sum_of_squares(dev, sums.slice({i, i + 1}), *e.matrix);

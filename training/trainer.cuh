@@ -1,9 +1,10 @@
-// A training step from end to end: what stays in memory between steps, and in which order things happen within one. Run
-// on the Plan device it tells what a step needs; on a device that computes it does the step.
+// A training step from end to end: what stays in memory between steps, and what happens within one. On the Plan device
+// it counts what a step needs; on a device that computes it does the step.
 #pragma once
 
 #include <cmath>
 
+#include "data/batch.cuh"
 #include "streambp.cuh"
 #include "training/objectives.cuh"
 #include "training/optimizer.cuh"
@@ -15,15 +16,19 @@ struct StepResult {
   double gradient_norm = 0;
 };
 
-enum class OptimizerKind { none, adamw, adamw_pure };  // adamw_pure: moments in the type of the weights, no master copy
+enum class OptimizerKind {
+  none,
+  adamw,
+  adamw_pure
+};  // adamw_pure: moments in the type of the weights, no master weights
 
-// T: type of weights and activations; G: of the gradient; M: of the moments.
+// T: the type of weights and activations; G: of the gradient; M: of the moments.
 template <class Device, class T, class G = T, class M = Accumulator<T>>
 class Trainer {
  public:
   using A = Accumulator<T>;
 
-  // Allocates what stays: weights, optimizer, and a stream of `rows` tokens with what the objective needs of each.
+  // Allocates weights, optimizer state, and a stream of `rows` tokens with the objective's data per token.
   Trainer(Device& dev, const Config& config, Index rows, OptimizerKind kind, const Objective& objective = {})
       : dev(dev), objective(objective), model{config, Tensors<T>(config)}, grad(config), optimizer(config) {
     allocate(dev, table(config, model.weights), Kind::weights);
@@ -31,7 +36,7 @@ class Trainer {
       optimizer.allocate(dev, config, kind == OptimizerKind::adamw && sizeof(T) < sizeof(float));
     }
     stream = allocate_stream(dev, rows);
-    auto numbers = [&] { return dev.template allocate<A>(1, rows, Kind::stream); };
+    auto numbers = [&] { return allocate<A>(dev, 1, rows, Kind::stream); };
     logp = numbers();
     if (objective.kind == ObjectiveKind::grpo) {
       advantage = numbers(), old = numbers();
@@ -41,13 +46,14 @@ class Trainer {
     }
   }
 
-  // Random weights, and an optimizer that has seen nothing.
+  // Random weights and a fresh optimizer.
   void initialise(std::uint64_t seed, double spread = 0) {
     streambp::initialise(dev, model, seed, spread);
     optimizer.start(dev, model);
   }
 
-  // Adds the gradient of one micro-batch and returns its part of the loss. Null: only the shapes matter, as on Plan.
+  // Adds the gradient of one micro-batch and returns its part of the loss. A null batch is for Plan, where only the
+  // shapes matter.
   Measures accumulate(const Batch* batch, const Counts& of_step, const Schedule& schedule) {
     TokenWeights<A> w;
     if (batch) {
@@ -67,11 +73,11 @@ class Trainer {
     return batch ? measure(objective, *batch, of_step, log_probabilities()) : Measures{};
   }
 
-  // One optimizer step. An infinite or NaN loss or gradient stops the run before the weights move. after(i, logp) hears
-  // the log-probabilities of each batch.
+  // One optimizer step. Throws before the weights change if the loss or the gradient is not finite. Calls after(i, logp)
+  // with the log-probs of each micro-batch.
   StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
                   const std::function<void(std::size_t, const std::vector<A>&)>& after = {}) {
-    release_gradient();  // of a step that was broken off
+    release_gradient();  // of a step that failed
     Counts counts;
     for (const Batch& batch : batches) counts += Counts(batch);
     StepResult result;
@@ -83,12 +89,12 @@ class Trainer {
     return result;
   }
 
-  // The same step for the Plan device, which needs no batches to count; in each this many documents of equal length.
+  // The same step on the Plan device, without data: micro-batches of this many documents of equal length.
   void plan_step(Index micro_batches, const Schedule& schedule, OptimizerKind kind, Index documents = 1) {
     view = stream;
     const Index length = ceil_div(stream.size(), documents);
     for (Index t = 0; t < stream.size() && documents > 1; ++t) {
-      view.document_begin.push_back(static_cast<std::int32_t>(t / length * length));
+      view.key_begin_on_host.push_back(static_cast<std::int32_t>(t / length * length));
     }
     for (Index i = 0; i < micro_batches; ++i) accumulate(nullptr, {}, schedule);
     StepResult result;
@@ -98,17 +104,17 @@ class Trainer {
 
   void plan_evaluation(const Schedule& schedule) {
     view = stream;
-    Walk<Device, T>(dev, model, view, without_gradient(schedule)).evaluate(logp);
+    Walk<Device, T>(dev, model, view, schedule).evaluate(logp);
   }
 
-  // The log-probabilities of a batch's targets.
+  // The log-probs of a batch's targets.
   std::vector<A> evaluate(const Batch& batch, const Schedule& schedule) {
     load(batch);
-    Walk<Device, T>(dev, model, view, without_gradient(schedule)).evaluate(logp.columns(0, view.size()));
+    Walk<Device, T>(dev, model, view, schedule).evaluate(logp.columns(0, view.size()));
     return log_probabilities();
   }
 
-  // Puts a batch on the device; it may be shorter than the stream that was allocated.
+  // Uploads a batch; it may be shorter than the allocated stream.
   void load(const Batch& batch) {
     validate(model.config, batch);
     require(0 < batch.size() && batch.size() <= stream.size(), "a batch of ", batch.size(),
@@ -126,7 +132,7 @@ class Trainer {
             batch.key_begin};
   }
 
-  // Of the batch that was loaded last.
+  // Log-probs of the batch that was loaded last.
   std::vector<A> log_probabilities() { return to_host(dev, logp.columns(0, view.size())); }
 
   void release_gradient() {
@@ -137,19 +143,19 @@ class Trainer {
   Device& dev;
   const Objective objective;
   Model<T> model;
-  Tensors<G> grad;  // its tensors exist from the first backward pass of a step to its end
+  Tensors<G> grad;  // allocated from the first backward pass of a step until its end
   Optimizer<T, M> optimizer;
   Stream view;  // the part of the stream that the batch fills
 
  private:
-  // Numbers of the tokens of the batch, in their place on the device.
+  // Uploads a number per token of the batch.
   Matrix<A> put(Matrix<A> to, const std::vector<double>& numbers) {
     const Matrix<A> part = to.columns(0, view.size());
     dev.upload(part, std::vector<A>(numbers.begin(), numbers.end()).data());
     return part;
   }
 
-  // The weights of the batch's tokens, or what they follow from.
+  // The weights of the batch's tokens, or the data that they are computed from.
   TokenWeights<A> load_weights(const Batch& batch, const Counts& of_step) {
     validate(objective, batch);
     if (objective.kind == ObjectiveKind::dpo) return {.fixed = fixed.columns(0, view.size())};
@@ -171,8 +177,6 @@ class Trainer {
     return w;
   }
 
-  static Schedule without_gradient(const Schedule& s) { return {Keep::nothing, s.chunk, s.head_chunk}; }
-
   void finish(StepResult& result, const OptimizerSettings& s, Index step) {
     result.gradient_norm = global_norm(dev, model.config, grad);
     const double loss = result.measures.loss;
@@ -186,7 +190,7 @@ class Trainer {
   }
 
   Stream stream;
-  Matrix<A> logp, fixed, advantage, old, kl, reference;  // of each token
+  Matrix<A> logp, fixed, advantage, old, kl, reference;  // per token
 };
 
 }  // namespace streambp

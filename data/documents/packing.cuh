@@ -11,9 +11,9 @@
 #include <span>
 #include <vector>
 
+#include "data/batch.cuh"
 #include "data/documents/token_file.cuh"
 #include "kernels/base/random.cuh"
-#include "model/stream.cuh"
 
 namespace streambp {
 

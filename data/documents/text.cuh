@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "model/stream.cuh"
+#include "data/batch.cuh"
 
 namespace streambp {
 

@@ -49,7 +49,7 @@ template <class T, class Moments, class F>
 void for_each_optimizer_table(Model<T>& model, Moments& optimizer, bool narrowed, F&& f) {
   f("m.", table(model.config, optimizer.m));
   f("v.", table(model.config, optimizer.v));
-  if (optimizer.master.embedding) {
+  if (optimizer.master.embedding.tokens) {
     f("master.", table(model.config, optimizer.master));
   } else if (narrowed) {
     f("master.", table(model.config, model.weights));
@@ -66,7 +66,7 @@ void save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, const Mo
   fs::create_directories(training, error);
   require(!error, "cannot create ", training.string(), ": ", error.message());
   try {
-    if (optimizer.master.embedding && layout.holds_float32()) {
+    if (optimizer.master.embedding.tokens && layout.holds_float32()) {
       Model<float> master{model.config, optimizer.master};
       save_model(dev, temporary, master, layout);
     } else {

@@ -224,13 +224,13 @@ inline double log_sum_exp(Array x, Index t) {
 }
 
 // May token i see token j? Not the future, not another document, nothing that has left the window.
-inline bool visible(const Config& c, bool local, const Batch& batch, Index i, Index j) {
+inline bool visible(const Config& c, bool local, const TokenBatch& batch, Index i, Index j) {
   return batch.key_begin[i] <= j && j <= i && (!local || i - j < c.window);
 }
 
 // p[i] = softmax(s[i] / sqrt(dim)) over the visible j, 0 elsewhere         (1 / sqrt(dim), unless the model says else)
 // ds[i,j] += p[i,j] (dp[i,j] - Σ_k p[i,k] dp[i,k]) / sqrt(dim)
-inline Array attention_softmax(Tape& tape, const Config& c, bool local, const Batch& batch, Array s) {
+inline Array attention_softmax(Tape& tape, const Config& c, bool local, const TokenBatch& batch, Array s) {
   const Array p = tape.zeros(s.rows, s.cols);
   const double root = c.score_scale > 0 ? 1 / c.score_scale : std::sqrt(static_cast<double>(c.head_dim));
   constexpr double never = -std::numeric_limits<double>::infinity();
@@ -317,59 +317,60 @@ inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Arra
 
 // Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
 // query heads may share a key/value head. Where the model says so, q_h and k_h are normalised and rotated.
-inline Array attention(Tape& tape, const Config& c, bool local, const Batch& batch, const Layer<Number>& w, Array x) {
+inline Array attention(Tape& tape, const Config& c, bool local, const TokenBatch& batch, const Layer<Number>& w,
+                       Array x) {
   auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
   auto norm_and_rope = [&](Array y, Array norm_weight) {
     if (c.qk_norm) y = norm(tape, c, Norm::rms, y, norm_weight);
     if (c.positions == Positions::rope) y = rope(tape, c, local, batch.positions, y);
     return y;
   };
-  const Array q = linear(tape, x, w.q, w.q_bias);
-  const Array k = linear(tape, x, w.k, w.k_bias);
-  const Array v = linear(tape, x, w.v, w.v_bias);
+  const Array q = linear(tape, x, w.q.weight, w.q.bias);
+  const Array k = linear(tape, x, w.k.weight, w.k.bias);
+  const Array v = linear(tape, x, w.v.weight, w.v.bias);
   Array sum = tape.zeros(x.rows, c.hidden);
   for (Index h = 0; h < c.heads; ++h) {
     const Index shared = h / (c.heads / c.kv_heads);
-    const Array q_h = norm_and_rope(head(q, h), w.q_norm);
-    const Array k_h = norm_and_rope(head(k, shared), w.k_norm);
+    const Array q_h = norm_and_rope(head(q, h), w.q_norm.weight);
+    const Array k_h = norm_and_rope(head(k, shared), w.k_norm.weight);
     const Array p = attention_softmax(tape, c, local, batch, product(tape, q_h, transpose(k_h)));
     const Array attended = product(tape, p, head(v, shared));
-    sum = add(tape, sum, linear(tape, attended, head(w.o, h)));
+    sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));
   }
-  return w.o_bias ? add(tape, sum, repeat(w.o_bias, sum.rows)) : sum;
+  return w.o.bias ? add(tape, sum, repeat(w.o.bias, sum.rows)) : sum;
 }
 
 // down(f(gate(x)) * up(x)), without a gate down(f(up(x)))
 inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
-  const Array up = linear(tape, x, w.up, w.up_bias);
-  if (!c.gated()) return linear(tape, activation(tape, c.mlp_kind, up), w.down, w.down_bias);
-  const Array gate = activation(tape, c.mlp_kind, linear(tape, x, w.gate, w.gate_bias));
-  return linear(tape, multiply(tape, gate, up), w.down, w.down_bias);
+  const Array up = linear(tape, x, w.up.weight, w.up.bias);
+  if (!c.gated()) return linear(tape, activation(tape, c.mlp_kind, up), w.down.weight, w.down.bias);
+  const Array gate = activation(tape, c.mlp_kind, linear(tape, x, w.gate.weight, w.gate.bias));
+  return linear(tape, multiply(tape, gate, up), w.down.weight, w.down.bias);
 }
 
 // h = x + attention(norm(x))        y = h + mlp(norm(h))        with post-norms: x + norm(attention(...)), h + norm(mlp(...))
-inline Array layer(Tape& tape, const Config& c, bool local, const Batch& batch, const Layer<Number>& w, Array x) {
-  const Array x_norm = norm(tape, c, c.norm, x, w.attention_norm, w.attention_norm_bias);
+inline Array layer(Tape& tape, const Config& c, bool local, const TokenBatch& batch, const Layer<Number>& w, Array x) {
+  const Array x_norm = norm(tape, c, c.norm, x, w.attention_norm.weight, w.attention_norm.bias);
   Array attended = attention(tape, c, local, batch, w, x_norm);
-  if (c.post_norms) attended = norm(tape, c, c.norm, attended, w.post_attention_norm);
+  if (c.post_norms) attended = norm(tape, c, c.norm, attended, w.post_attention_norm.weight);
   const Array h = add(tape, x, attended);
-  const Array h_norm = norm(tape, c, c.norm, h, w.mlp_norm, w.mlp_norm_bias);
+  const Array h_norm = norm(tape, c, c.norm, h, w.mlp_norm.weight, w.mlp_norm.bias);
   Array y = mlp(tape, c, w, h_norm);
-  if (c.post_norms) y = norm(tape, c, c.norm, y, w.post_mlp_norm);
+  if (c.post_norms) y = norm(tape, c, c.norm, y, w.post_mlp_norm.weight);
   return add(tape, h, y);
 }
 
 // The logits of every token: N x vocab.
-inline Array model(Tape& tape, const Config& c, const Batch& batch, const Tensors<Number>& w) {
-  Array x = look_up(tape, w.embedding, batch.tokens);
+inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const Tensors<Number>& w) {
+  Array x = look_up(tape, w.embedding.tokens, batch.tokens);
   if (c.embedding_scale != 1) x = multiply(tape, x, tape.constant(x.rows, x.cols, c.embedding_scale));
-  if (c.positions == Positions::learned) x = add(tape, x, look_up(tape, w.positions, batch.positions));
+  if (c.positions == Positions::learned) x = add(tape, x, look_up(tape, w.embedding.positions, batch.positions));
   for (std::size_t l = 0; l < w.layers.size(); ++l) {
     const bool local = c.window > 0 && (c.local.empty() || c.local[l]);
     x = layer(tape, c, local, batch, w.layers[l], x);
   }
-  x = norm(tape, c, c.norm, x, w.norm, w.norm_bias);
-  return linear(tape, x, c.tied ? w.embedding : w.head);
+  x = norm(tape, c, c.norm, x, w.norm.weight, w.norm.bias);
+  return linear(tape, x, c.tied ? w.embedding.tokens : w.head.weight);
 }
 
 // ---- What the tests call ----
@@ -407,7 +408,7 @@ inline LossOf linear(const std::vector<double>& w) {
 
 // The loss and its gradient.
 template <class T>
-Result gradient(const Config& c, Tensors<T>& weights, const Batch& batch, const LossOf& loss_of) {
+Result gradient(const Config& c, Tensors<T>& weights, const TokenBatch& batch, const LossOf& loss_of) {
   validate(c, batch);
   Tape tape;
   Tensors<Number> copies = copy(tape, c, weights);

@@ -1,0 +1,30 @@
+// A token batch with what the objectives need besides.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "model/stream.cuh"
+
+namespace streambp {
+
+// Per-token data of the objectives. Empty: not needed or not known yet.
+struct Batch : TokenBatch {
+  std::vector<double> reference = {};   // log-prob of the target under the reference model
+  std::vector<double> old = {};         // log-prob of the target under the policy that sampled it
+  std::vector<double> advantages = {};  // of the token's document
+};
+
+// Refuses a batch with parts of different lengths, or with numbers that are not finite.
+inline void require_shape(const Batch& batch) {
+  require_shape(static_cast<const TokenBatch&>(batch));
+  const std::size_t n = batch.tokens.size();
+  for (const auto& [what, numbers] : {std::pair{"reference log-probs", &batch.reference},
+                                      {"old log-probs", &batch.old},
+                                      {"advantages", &batch.advantages}}) {
+    require(numbers->empty() || numbers->size() == n, "a batch has ", n, " tokens, but ", numbers->size(), " ", what);
+    for (double x : *numbers) require(std::isfinite(x), "one of the ", what, " of a batch is ", x);
+  }
+}
+
+}  // namespace streambp

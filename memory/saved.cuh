@@ -1,0 +1,64 @@
+// What forward keeps for backward: the input of every layer, and in full mode all its activations. It is a stack: forward
+// opens the layers in order, backward closes them from the last to the first.
+#pragma once
+
+#include <vector>
+
+#include "memory/schedule.cuh"
+#include "model/activations.cuh"
+
+namespace streambp {
+
+// Everything stays in the device's memory.
+template <class Device, class T>
+class ResidentSaved {
+ public:
+  ResidentSaved(Device& dev, const Config& config, Index rows, Keep keep)
+      : dev_(dev),
+        config_(config),
+        rows_(rows),
+        keep_(keep),
+        output_(allocate<T>(dev, rows, config.hidden, Kind::saved)) {}
+
+  // Makes room for what is kept of the next layer, and returns the matrix for its input. If nothing is kept, all layers
+  // work in place, on the matrix of the output.
+  Matrix<T> open() {
+    Saved saved{dev_.arena.mark(), output_, {}, {}};
+    if (keep_ != Keep::nothing) saved.input = allocate<T>(dev_, rows_, config_.hidden, Kind::saved);
+    if (keep_ == Keep::activations) {
+      saved.keys_values = allocate_keys_values<T>(dev_, config_, rows_);
+      saved.activations = allocate_activations<T>(dev_, config_, rows_);
+    }
+    layers_.push_back(saved);
+    return saved.input;
+  }
+  // Frees the last open layer.
+  void close() {
+    dev_.arena.release(layers_.back().mark);
+    layers_.pop_back();
+  }
+
+  bool has_activations() const { return keep_ == Keep::activations; }
+  Matrix<T> output() const { return output_; }  // of the last layer
+  Matrix<T> input(Index layer) const { return at(layer).input; }
+  const KeysValues<T>& keys_values(Index layer) const { return at(layer).keys_values; }
+  const Activations<T>& activations(Index layer) const { return at(layer).activations; }
+
+ private:
+  struct Saved {
+    Arena::Mark mark;
+    Matrix<T> input;             // N x hidden
+    KeysValues<T> keys_values;   // only with Keep::activations
+    Activations<T> activations;  // only with Keep::activations
+  };
+  const Saved& at(Index layer) const { return layers_[static_cast<std::size_t>(layer)]; }
+
+  Device& dev_;
+  const Config& config_;
+  const Index rows_;
+  const Keep keep_;
+  const Matrix<T> output_;
+  std::vector<Saved> layers_;
+};
+
+}  // namespace streambp

@@ -1,0 +1,87 @@
+// The configuration of a model. Model families differ in fields of Config, not in code paths:
+//
+//              norm    positions   MLP      biases              also
+//   gpt2       layer   learned     gelu     all                 tied head, fused and transposed weights in its files
+//   llama      rms     rope        swiglu   none (optional)     Llama 3 scales the RoPE frequencies
+//   mistral    rms     rope        swiglu   none                sliding window
+//   qwen2      rms     rope        swiglu   q, k, v             tied head in the small ones
+//   qwen3      rms     rope        swiglu   none                RMSNorm on q and k of each head, any head_dim
+//   gemma3     rms     rope        geglu    none                as qwen3, with norms of 1 + weight, also on the outputs of
+//                                                               attention and MLP; scaled embedding and scores; most layers
+//                                                               are local: a sliding window and their own RoPE theta
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/activation.cuh"
+#include "kernels/attention_shape.cuh"
+#include "kernels/norm.cuh"
+#include "kernels/rope.cuh"
+
+namespace streambp {
+
+enum class Norm { rms, layer };
+enum class Positions { learned, rope };
+
+struct Config {
+  std::string family = "llama";
+  Index vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, mlp = 0;
+  Index max_length = 0;  // rows of a learned position table, or else the context length of pretraining
+  Norm norm = Norm::rms;
+  double norm_eps = 1e-5, norm_offset = 0;
+  bool post_norms = false;  // the outputs of attention and MLP are normed before they are added
+  Positions positions = Positions::rope;
+  double rope_theta = 10000;
+  RopeScaling rope_scaling;
+  Mlp mlp_kind = Mlp::swiglu;
+  bool qkv_bias = false, output_bias = false, mlp_bias = false;
+  bool qk_norm = false;
+  bool tied = false;  // the head's weight is the token embedding
+  double embedding_scale = 1;
+  double score_scale = 0;  // of attention; 0: 1 / √head_dim
+  // In local layers a token attends to itself and the window-1 tokens before it. 0: no layer is local.
+  Index window = 0;
+  std::vector<bool> local;      // is layer l? empty: all are
+  double local_rope_theta = 0;  // RoPE theta of local layers, without scaling; 0: the same as in other layers
+
+  Index q_width() const { return heads * head_dim; }
+  Index kv_width() const { return kv_heads * head_dim; }
+  bool gated() const { return mlp_kind != Mlp::gelu; }
+  bool is_local(Index layer) const { return window > 0 && (local.empty() || local[static_cast<std::size_t>(layer)]); }
+  NormStyle norm_style() const { return {norm_eps, norm == Norm::layer, norm_offset}; }
+  NormStyle head_norm_style() const { return {norm_eps, false, norm_offset}; }
+  AttentionShape attention(Index layer) const {
+    return {heads, kv_heads, head_dim, is_local(layer) ? window : 0, score_scale};
+  }
+};
+
+// An upper bound on what a config file can make us allocate per layer; no real model comes near it.
+constexpr Index kMostLayers = 1 << 12;
+
+// Refuses sizes that no operation can compute, in words a user understands.
+inline void validate(const Config& c) {
+  require(c.vocab > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0 && c.kv_heads > 0 && c.head_dim > 0 && c.mlp > 0,
+          "model: vocabulary, hidden, layers, heads, kv-heads, head-dim and mlp must all be positive");
+  constexpr Index most = Index{1} << 24;  // so that no size of a tensor, and none of BLAS's 32-bit ones, overflows
+  require(c.layers <= kMostLayers, "model: ", c.layers, " layers are more than the ", kMostLayers,
+          " that are supported");
+  for (Index size : {c.vocab, c.hidden, c.heads, c.kv_heads, c.head_dim, c.mlp, c.max_length, c.window}) {
+    require(size <= most, "model: a size of ", size, " is more than the ", most, " that are supported");
+  }
+  require(c.heads <= most / c.head_dim, "model: ", c.heads, " heads of ", c.head_dim, " are too wide");
+  require(c.heads % c.kv_heads == 0, "model: ", c.heads, " query heads cannot share ", c.kv_heads,
+          " key/value heads evenly; choose kv-heads that divides heads");
+  require(c.positions == Positions::learned || c.head_dim % 2 == 0,
+          "model: RoPE rotates pairs of numbers, so head-dim must be even, not ", c.head_dim);
+  require(c.positions == Positions::rope || c.max_length > 0,
+          "model: learned positions need a positive maximum length");
+  require(c.window >= 0, "model: the attention window must not be negative");
+  require(c.norm_eps > 0 && c.rope_theta > 0 && c.local_rope_theta >= 0,
+          "model: norm epsilon and rope theta must be positive");
+  require(c.embedding_scale > 0 && c.score_scale >= 0, "model: the scales of embedding and attention must be positive");
+  require(c.local.empty() || static_cast<Index>(c.local.size()) == c.layers, "model: ", c.local.size(),
+          " layers are marked local or global, but the model has ", c.layers);
+}
+
+}  // namespace streambp
