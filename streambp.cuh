@@ -73,8 +73,9 @@ class Walk {
       dev.arena.release(saved.layers[index(l)].mark);
     }
     Sums sums(dev, gradient, Tensors<A>(c), [&](auto& t) { return embedding_table(c, t); });
-    embedding_backward(dev, sums->embedding, sums->positions, stream.tokens, stream.positions, stream.rows_by_token,
-                       stream.rows_by_position, saved.output, c.embedding_scale);
+    embedding_backward(dev, EmbeddingTables<A>{sums->embedding, sums->positions},
+                       {stream.tokens, stream.positions, stream.rows_by_token, stream.rows_by_position}, saved.output,
+                       c.embedding_scale);
   }
 
   // The log-probabilities of the targets, without a gradient.
@@ -105,7 +106,7 @@ class Walk {
 
   // The input of the first layer.
   void embed(Matrix<T> x, Rows rows) {
-    embedding(dev, x, tokens(rows), positions(rows), model.weights.embedding, model.weights.positions,
+    embedding(dev, x, {tokens(rows), positions(rows)}, {model.weights.embedding, model.weights.positions},
               c.embedding_scale);
   }
 
@@ -124,7 +125,7 @@ class Walk {
     queries(l, a, rows);
   }
   void attend(Index l, KeysValues<T> kv, const Activations<T>& a, Rows rows) {
-    attention(dev, a.attended, a.lse, a.q, kv.k, kv.v, stream.key_begin, rows, c.attention(l), pairs(l, rows));
+    attention(dev, AttentionOutput<T>{a.attended, a.lse}, {a.q, kv.k, kv.v}, span(l, rows));
   }
   void finish_layer(Index l, Matrix<T> y, Matrix<T> x, const Activations<T>& a) {
     const Layer<T>& w = layer(l);
@@ -165,7 +166,9 @@ class Walk {
  private:
   static std::size_t index(Index i) { return static_cast<std::size_t>(i); }
   const Layer<T>& layer(Index l) const { return model.weights.layers[index(l)]; }
-  double pairs(Index l, Rows rows) const { return attention_pairs(rows, stream.document_begin, c.attention(l).window); }
+  AttentionSpan span(Index l, Rows rows) const {
+    return {{stream.key_begin, stream.document_begin}, rows, c.attention(l)};
+  }
   Matrix<std::int32_t> tokens(Rows rows) const { return stream.tokens.columns(rows.begin, rows.size()); }
   Matrix<std::int32_t> targets(Rows rows) const { return stream.targets.columns(rows.begin, rows.size()); }
   Matrix<std::int32_t> positions(Rows rows) const { return stream.positions.columns(rows.begin, rows.size()); }
@@ -191,10 +194,10 @@ class Walk {
   }
 
   void norm_heads(Matrix<T> y, Matrix<T> x, Matrix<T> weight) {
-    norm(dev, y.reshape(c.head_dim), x.reshape(c.head_dim), weight, {}, c.head_norm_style());
+    norm(dev, y.reshape(c.head_dim), {x.reshape(c.head_dim), {weight, {}}, c.head_norm_style()});
   }
 
-  void turn(Index l, Matrix<T> x, Rows rows, Turn direction) {
+  void turn(Index l, Matrix<T> x, Rows rows, Direction direction) {
     if (c.positions == Positions::learned) return;
     rope(dev, x, positions(rows), c.is_local(l) ? local_frequencies : frequencies, direction);
   }
@@ -204,19 +207,19 @@ class Walk {
     const Matrix<T> k = kv.k.slice(rows);
     matmul(dev, c.qk_norm ? a.k_projected : k, a.attention_input, w.k, w.k_bias);
     if (c.qk_norm) norm_heads(k, a.k_projected, w.k_norm);
-    turn(l, k, rows, Turn::forward);
+    turn(l, k, rows, Direction::forward);
     matmul(dev, kv.v.slice(rows), a.attention_input, w.v, w.v_bias);
   }
 
   void attention_norm(const Layer<T>& w, const Activations<T>& a, Matrix<T> x) {
-    norm(dev, a.attention_input, x, w.attention_norm, w.attention_norm_bias, c.norm_style());
+    norm(dev, a.attention_input, {x, {w.attention_norm, w.attention_norm_bias}, c.norm_style()});
   }
 
   void queries(Index l, const Activations<T>& a, Rows rows) {
     const Layer<T>& w = layer(l);
     matmul(dev, c.qk_norm ? a.q_projected : a.q, a.attention_input, w.q, w.q_bias);
     if (c.qk_norm) norm_heads(a.q, a.q_projected, w.q_norm);
-    turn(l, a.q, rows, Turn::forward);
+    turn(l, a.q, rows, Direction::forward);
   }
 
   void add_attention(const Layer<T>& w, Matrix<T> x, const Activations<T>& a) {
@@ -225,7 +228,7 @@ class Walk {
 
   // From the middle of the layer to the input of its last projection.
   void feed_forward(const Layer<T>& w, const Activations<T>& a) {
-    norm(dev, a.mlp_input, a.middle, w.mlp_norm, w.mlp_norm_bias, c.norm_style());
+    norm(dev, a.mlp_input, {a.middle, {w.mlp_norm, w.mlp_norm_bias}, c.norm_style()});
     if (c.gated()) matmul(dev, a.gate, a.mlp_input, w.gate, w.gate_bias);
     matmul(dev, a.up, a.mlp_input, w.up, w.up_bias);
     activation(dev, c.mlp_kind, a.activated, a.gate, a.up);
@@ -236,7 +239,7 @@ class Walk {
                        Matrix<T> projected) {
     if (!c.post_norms) return matmul(dev, y, x, w, bias, residual);
     matmul(dev, projected, x, w, bias);
-    norm(dev, y, projected, post_norm, {}, c.norm_style());
+    norm(dev, y, {projected, {post_norm, {}}, c.norm_style()});
     add(dev, y, residual);
   }
 
@@ -293,29 +296,31 @@ class Walk {
       const Matrix<T> dactivated = matrix(c.mlp),
                       dprojected = through_post_norm(g.post_mlp_norm, dx, a.mlp_output, w.post_mlp_norm);
       linear_backward(dactivated, g.down, g.down_bias, dprojected, a.activated, w.down);
-      activation_backward(dev, c.mlp_kind, a.gate, a.up, dactivated);  // gate and up are now their gradients
-      linear_backward(dnormed, g.up, g.up_bias, a.up, a.mlp_input, w.up);
-      if (c.gated()) linear_backward(dnormed, g.gate, g.gate_bias, a.gate, a.mlp_input, w.gate, true);
-      norm_backward(dev, dx, g.mlp_norm, g.mlp_norm_bias, dnormed, a.middle, w.mlp_norm, c.norm_style());
+      const auto [dgate, dup] = activation_backward(dev, c.mlp_kind, a.gate, a.up, dactivated);
+      linear_backward(dnormed, g.up, g.up_bias, dup, a.mlp_input, w.up);
+      if (c.gated()) linear_backward(dnormed, g.gate, g.gate_bias, dgate, a.mlp_input, w.gate, Update::add);
+      norm_backward(dev, dx, NormWeights<A>{g.mlp_norm, g.mlp_norm_bias}, dnormed,
+                    {a.middle, {w.mlp_norm, {}}, c.norm_style()}, Update::add);
     }
     // middle = x + attended oᵀ
     const Matrix<T> dattended = matrix(c.q_width()), dq = matrix(c.q_width());
     linear_backward(dattended, g.o, g.o_bias,
                     through_post_norm(g.post_attention_norm, dx, a.attention_output, w.post_attention_norm), a.attended,
                     w.o);
-    attention_backward(dev, dq, dkv.k, dkv.v, dattended, a.q, kv.k, kv.v, a.attended, a.lse, stream.key_begin, rows,
-                       c.attention(l), pairs(l, rows));
+    attention_backward(dev, AttentionGradient<T>{dq, dkv.k, dkv.v}, dattended, {a.q, kv.k, kv.v}, {a.attended, a.lse},
+                       span(l, rows));
     const Matrix<T> dk = in_type_of_activations(dkv.k.slice(rows)), dv = in_type_of_activations(dkv.v.slice(rows));
-    turn(l, dq, rows, Turn::back);
-    turn(l, dk, rows, Turn::back);
+    turn(l, dq, rows, Direction::backward);
+    turn(l, dk, rows, Direction::backward);
     if (c.qk_norm) {
       norm_heads_backward(dq, g.q_norm, a.q_projected, w.q_norm);
       norm_heads_backward(dk, g.k_norm, a.k_projected, w.k_norm);
     }
     linear_backward(dnormed, g.q, g.q_bias, dq, a.attention_input, w.q);
-    linear_backward(dnormed, g.k, g.k_bias, dk, a.attention_input, w.k, true);
-    linear_backward(dnormed, g.v, g.v_bias, dv, a.attention_input, w.v, true);
-    norm_backward(dev, dx, g.attention_norm, g.attention_norm_bias, dnormed, x, w.attention_norm, c.norm_style());
+    linear_backward(dnormed, g.k, g.k_bias, dk, a.attention_input, w.k, Update::add);
+    linear_backward(dnormed, g.v, g.v_bias, dv, a.attention_input, w.v, Update::add);
+    norm_backward(dev, dx, NormWeights<A>{g.attention_norm, g.attention_norm_bias}, dnormed,
+                  {x, {w.attention_norm, {}}, c.norm_style()}, Update::add);
   }
 
   // The head streams too: logits exist for one chunk only.
@@ -338,17 +343,17 @@ class Walk {
       auto scope = dev.scope();
       const Matrix<T> normed = dev.template allocate<T>(rows.size(), c.hidden, Kind::chunk);
       final_norm(normed, x.slice(rows));
-      const Matrix<T> dlogits = logits_of_normed(normed);
-      log_probabilities(dev, logp.columns(rows.begin, rows.size()), dlogits, targets(rows), w.columns(rows));
+      const Matrix<T> dlogits = log_probabilities_backward(dev, logp.columns(rows.begin, rows.size()),
+                                                           logits_of_normed(normed), targets(rows), w.columns(rows));
       const Matrix<T> dnormed = dev.template allocate<T>(rows.size(), c.hidden, Kind::chunk);
       linear_backward(dnormed, c.tied ? sums->embedding : sums->head, {}, dlogits, normed, model.head());
-      norm_backward(dev, x.slice(rows), sums->norm, sums->norm_bias, dnormed, x.slice(rows), model.weights.norm,
-                    c.norm_style(), false);
+      norm_backward(dev, x.slice(rows), NormWeights<A>{sums->norm, sums->norm_bias}, dnormed,
+                    {x.slice(rows), {model.weights.norm, {}}, c.norm_style()}, Update::assign);
     }
   }
 
   void final_norm(Matrix<T> y, Matrix<T> x) {
-    norm(dev, y, x, model.weights.norm, model.weights.norm_bias, c.norm_style());
+    norm(dev, y, {x, {model.weights.norm, model.weights.norm_bias}, c.norm_style()});
   }
 
   Matrix<T> logits_of_normed(Matrix<T> normed) {
@@ -358,8 +363,8 @@ class Walk {
   }
 
   void linear_backward(Matrix<T> dx, Matrix<A> dw, Matrix<A> dbias, Matrix<T> dy, Matrix<T> x, Matrix<T> w,
-                       bool accumulate = false) {
-    matmul_backward_input(dev, dx, dy, w, accumulate);
+                       Update update = Update::assign) {
+    matmul_backward_input(dev, dx, dy, w, update);
     matmul_backward_weight(dev, dw, dbias, dy, x);
   }
 
@@ -367,13 +372,14 @@ class Walk {
   Matrix<T> through_post_norm(Matrix<A> dweight, Matrix<T> dy, Matrix<T> x, Matrix<T> weight) {
     if (!c.post_norms) return dy;
     const Matrix<T> dx = dev.template allocate<T>(dy.rows, dy.cols, Kind::chunk);
-    norm_backward(dev, dx, dweight, Matrix<A>{}, dy, x, weight, c.norm_style(), false);
+    norm_backward(dev, dx, NormWeights<A>{dweight, {}}, dy, {x, {weight, {}}, c.norm_style()}, Update::assign);
     return dx;
   }
 
   void norm_heads_backward(Matrix<T> dx, Matrix<A> dweight, Matrix<T> x, Matrix<T> weight) {
     const Matrix<T> heads = dx.reshape(c.head_dim);
-    norm_backward(dev, heads, dweight, Matrix<A>{}, heads, x.reshape(c.head_dim), weight, c.head_norm_style(), false);
+    norm_backward(dev, heads, NormWeights<A>{dweight, {}}, heads,
+                  {x.reshape(c.head_dim), {weight, {}}, c.head_norm_style()}, Update::assign);
   }
 
   Matrix<T> in_type_of_activations(Matrix<A> m) {

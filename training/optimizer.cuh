@@ -66,7 +66,7 @@ struct Optimizer {
     for (std::size_t i = 0; i < w.size(); ++i) {
       settings.decay = w[i].parameter.vector() ? 0 : decay;
       settings.parameter = i;
-      adamw(dev, *w[i].matrix, *masters[i].matrix, *ms[i].matrix, *vs[i].matrix, *g[i].matrix, settings);
+      adamw(dev, *w[i].matrix, *g[i].matrix, AdamWState<M>{*masters[i].matrix, *ms[i].matrix, *vs[i].matrix}, settings);
     }
   }
 };
