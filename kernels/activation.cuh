@@ -18,6 +18,11 @@ namespace streambp {
 
 enum class Mlp { gelu, swiglu, geglu };
 
+template <class T>
+struct MlpGradient {
+  Matrix<T> dgate, dup;
+};
+
 namespace run {
 
 template <class T>
@@ -122,9 +127,9 @@ void activation(Device& dev, Mlp kind, Matrix<T> y, Input<T> gate, Input<T> up) 
   }
 }
 
-// The gradients take the places of gate and up.
+// The gradients reuse the memory of gate and up.
 template <class Device, class T>
-void activation_backward(Device& dev, Mlp kind, Matrix<T> gate, Matrix<T> up, Input<T> dy) {
+MlpGradient<T> activation_backward(Device& dev, Mlp kind, Matrix<T> gate, Matrix<T> up, Input<T> dy) {
   require_shape("activation backward", "dy", dy, up.rows, up.cols);
   auto op =
       dev.operation("activation backward", 14.0 * dy.size(), sizeof(T) * (dy.size() + 2.0 * (up.size() + gate.size())));
@@ -132,6 +137,7 @@ void activation_backward(Device& dev, Mlp kind, Matrix<T> gate, Matrix<T> up, In
     kind == Mlp::swiglu ? run::activation_backward<run::Silu>(dev, gate, up, dy)
                         : run::activation_backward<run::Gelu>(dev, gate, up, dy);
   }
+  return {gate, up};
 }
 
 }  // namespace streambp

@@ -49,6 +49,13 @@ struct AdamWConstants {
   }
 };
 
+// The moments of a weight and, where it is kept in bfloat16, its float32 master copy; without one it is empty.
+template <class M>
+struct AdamWState {
+  Matrix<float> master;
+  Matrix<M> m, v;
+};
+
 namespace run {
 
 template <class T, class G, class M>
@@ -107,8 +114,8 @@ void adamw(Cuda& dev, Matrix<T> w, Matrix<float> master, Matrix<M> m, Matrix<M> 
 
 // M: the type of the moments; an empty master means that w is its own.
 template <class Device, class T, class G, class M>
-void adamw(Device& dev, Matrix<T> w, Matrix<float> master, Matrix<M> m, Matrix<M> v, Matrix<G> g,
-           const AdamW& settings) {
+void adamw(Device& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const AdamW& settings) {
+  const auto& [master, m, v] = state;
   require_shape("adamw", "gradient", g, w.rows, w.cols);
   require_shape("adamw", "first moment", m, w.rows, w.cols);
   require_shape("adamw", "second moment", v, w.rows, w.cols);

@@ -30,6 +30,21 @@
 
 namespace streambp {
 
+template <class T>
+struct AttentionInput {
+  Matrix<const T> q, k, v;
+};
+template <class T>
+struct AttentionOutput {
+  Matrix<T> attended;
+  Matrix<Accumulator<T>> lse;
+};
+template <class T>
+struct AttentionGradient {
+  Matrix<T> dq;
+  Matrix<Accumulator<T>> dk, dv;
+};
+
 // Smaller than kTile, since half of the tiles on the diagonal is wasted; a divisor of it, so that chunks are whole
 // tiles.
 constexpr Index kAttentionTile = 128;
@@ -226,36 +241,43 @@ void attention_backward(Cpu&, Matrix<T> dq, Matrix<T> dk, Matrix<T> dv, Input<T>
 
 }  // namespace run
 
-// q, out: rows.size() x (heads * head_dim); lse: rows.size() x heads; k, v: the stream x (kv_heads * head_dim). pairs:
-// attention_pairs of the rows.
-template <class Device, class T, class A>
-void attention(Device& dev, Matrix<T> out, Matrix<A> lse, Input<T> q, Input<T> k, Input<T> v,
-               Matrix<const std::int32_t> key_begin, Rows rows, const AttentionShape& shape, double pairs) {
+// q, attended: rows.size() x (heads * head_dim); lse: rows.size() x heads; k, v: the stream x (kv_heads * head_dim).
+template <class Device, class T>
+void attention(Device& dev, const AttentionOutput<T>& output, const std::type_identity_t<AttentionInput<T>>& input,
+               const AttentionSpan& span) {
+  const auto& [q, k, v] = input;
+  const auto& [out, lse] = output;
+  const auto& [mask, rows, shape] = span;
   const Index dim = shape.head_dim;
   require_shape("attention", "queries", q, rows.size(), shape.heads * dim);
   require_shape("attention", "output", out, rows.size(), shape.heads * dim);
   require_shape("attention", "lse", lse, rows.size(), shape.heads);
   require(k.cols == shape.kv_heads * dim && v.cols == k.cols && k.rows >= rows.end, "attention: keys are too small");
-  auto op = dev.operation("attention", 4.0 * pairs * static_cast<double>(shape.heads * dim),
+  auto op = dev.operation("attention", 4.0 * attention_pairs(span) * static_cast<double>(shape.heads * dim),
                           sizeof(T) * (2.0 * q.size() + 2.0 * k.cols * rows.end));
-  if constexpr (Device::computes) run::attention(dev, out, lse, q, k, v, key_begin, rows, shape);
+  if constexpr (Device::computes) run::attention(dev, out, lse, q, k, v, mask.key_begin, rows, shape);
 }
 
 // Assigns dq; adds to dk and dv of all rows up to rows.end.
-template <class Device, class T, class A>
-void attention_backward(Device& dev, Matrix<T> dq, Matrix<A> dk, Matrix<A> dv, Input<T> dout, Input<T> q, Input<T> k,
-                        Input<T> v, Input<T> out, Input<A> lse, Matrix<const std::int32_t> key_begin, Rows rows,
-                        const AttentionShape& shape, double pairs) {
+template <class Device, class T>
+void attention_backward(Device& dev, const AttentionGradient<T>& gradient, Input<T> dout,
+                        const std::type_identity_t<AttentionInput<T>>& input,
+                        const std::type_identity_t<AttentionOutput<T>>& output, const AttentionSpan& span) {
+  const auto& [q, k, v] = input;
+  const auto& [dq, dk, dv] = gradient;
+  const auto& [mask, rows, shape] = span;
+  using A = Accumulator<T>;
   require_shape("attention backward", "dout", dout, rows.size(), shape.heads * shape.head_dim);
   require_shape("attention backward", "dq", dq, rows.size(), shape.heads * shape.head_dim);
   require(dk.cols == k.cols && dv.cols == v.cols && dk.rows >= rows.end, "attention backward: dk or dv is too small");
   auto scope = dev.scope();
-  const auto delta = dev.template allocate<A>(rows.size(), shape.heads, Kind::chunk);
-  auto op = dev.operation("attention backward", 10.0 * pairs * static_cast<double>(shape.heads * shape.head_dim),
+  const auto delta = allocate<A>(dev, rows.size(), shape.heads, Kind::chunk);
+  auto op = dev.operation("attention backward",
+                          10.0 * attention_pairs(span) * static_cast<double>(shape.heads * shape.head_dim),
                           sizeof(T) * (4.0 * q.size() + 2.0 * k.cols * rows.end) + sizeof(A) * 4.0 * k.cols * rows.end);
   if constexpr (Device::computes) {
-    run::attention_delta(dev, delta, dout, out);
-    run::attention_backward(dev, dq, dk, dv, dout, q, k, v, lse, delta, key_begin, rows, shape);
+    run::attention_delta<T>(dev, delta, dout, output.attended);
+    run::attention_backward(dev, dq, dk, dv, dout, q, k, v, output.lse, delta, mask.key_begin, rows, shape);
   }
 }
 

@@ -29,6 +29,17 @@ inline std::vector<std::int32_t> rows_by_index(const std::vector<std::int32_t>& 
   return rows;
 }
 
+// For each row of the stream its token and its position; and, for the backward pass, the rows sorted by each of them.
+struct EmbeddingIndex {
+  Matrix<const std::int32_t> tokens, positions, by_token = {}, by_position = {};
+};
+
+// The positions are empty in a model with RoPE.
+template <class T>
+struct EmbeddingTables {
+  Matrix<T> tokens, positions;
+};
+
 namespace run {
 
 template <class T>
@@ -98,27 +109,27 @@ void scatter_add_rows(Cuda& dev, Matrix<G> table, Matrix<const std::int32_t> ind
 }  // namespace run
 
 template <class Device, class T>
-void embedding(Device& dev, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std::int32_t> positions,
-               Input<T> table, Input<T> position_table = {}, double scale = 1) {
-  require_shape("embedding", "tokens", tokens, 1, x.rows);
-  require_shape("embedding", "positions", positions, 1, x.rows);
-  require_shape("embedding", "table", table, table.rows, x.cols);
-  auto op = dev.operation("embedding", position_table ? x.size() : 0, 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes)
-    run::embedding(dev, x, tokens, positions, table, position_table, static_cast<T>(scale));
+void embedding(Device& dev, Matrix<T> x, const EmbeddingIndex& index,
+               const std::type_identity_t<EmbeddingTables<T>>& tables, double scale) {
+  require_shape("embedding", "tokens", index.tokens, 1, x.rows);
+  require_shape("embedding", "positions", index.positions, 1, x.rows);
+  require_shape("embedding", "table", tables.tokens, tables.tokens.rows, x.cols);
+  auto op = dev.operation("embedding", tables.positions ? x.size() : 0, 2.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes) {
+    run::embedding<T>(dev, x, index.tokens, index.positions, tables.tokens, tables.positions, static_cast<T>(scale));
+  }
 }
 
 template <class Device, class T, class G>
-void embedding_backward(Device& dev, Matrix<G> dtable, Matrix<G> dposition_table, Matrix<const std::int32_t> tokens,
-                        Matrix<const std::int32_t> positions, Matrix<const std::int32_t> by_token,
-                        Matrix<const std::int32_t> by_position, Matrix<T> dx, double scale = 1) {
-  require_shape("embedding backward", "tokens", tokens, 1, dx.rows);
-  require_shape("embedding backward", "rows by token", by_token, 1, dx.rows);
-  require_shape("embedding backward", "dtable", dtable, dtable.rows, dx.cols);
+void embedding_backward(Device& dev, const EmbeddingTables<G>& dtables, const EmbeddingIndex& index, Matrix<T> dx,
+                        double scale) {
+  require_shape("embedding backward", "tokens", index.tokens, 1, dx.rows);
+  require_shape("embedding backward", "rows by token", index.by_token, 1, dx.rows);
+  require_shape("embedding backward", "dtable", dtables.tokens, dtables.tokens.rows, dx.cols);
   auto op = dev.operation("embedding dw", dx.size(), (1.0 * sizeof(T) + 2.0 * sizeof(G)) * dx.size());
   if constexpr (Device::computes) {
-    run::scatter_add_rows(dev, dtable, tokens, by_token, dx, static_cast<T>(scale));
-    if (dposition_table) run::scatter_add_rows(dev, dposition_table, positions, by_position, dx, T(1));
+    run::scatter_add_rows(dev, dtables.tokens, index.tokens, index.by_token, dx, static_cast<T>(scale));
+    if (dtables.positions) run::scatter_add_rows(dev, dtables.positions, index.positions, index.by_position, dx, T(1));
   }
 }
 

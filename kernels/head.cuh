@@ -12,36 +12,12 @@
 #include "kernels/base/device.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
+#include "kernels/token_weights.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
 #endif
 
 namespace streambp {
-
-// The weights of a chunk's tokens: fixed[t], or the slope of the clipped ratio of policy optimisation,
-//
-//   l(logp) = -min(r a[t], clip(r, lowest, highest) a[t]) + k[t] (e^δ - δ - 1),     r = e^(logp - old[t]),  δ = reference[t] - logp
-//   l'      = -r a[t], or 0 where the clipped term is the smaller,  +  k[t] (1 - e^δ)
-//
-// Without `old` the policy is the one that sampled, and r = 1. Without `kl`, k = 0. Each matrix is 1 x rows, or empty.
-template <class A>
-struct TokenWeights {
-  Matrix<const A> fixed = {}, advantage = {}, old = {}, kl = {}, reference = {};
-  A lowest = 1, highest = 1;  // of the ratio
-
-  constexpr explicit operator bool() const { return fixed || advantage; }
-  constexpr A operator()(Index t, A logp) const {
-    if (fixed) return fixed(0, t);
-    const A a = advantage(0, t), ratio = old ? std::exp(logp - old(0, t)) : A(1);
-    const bool clipped = old && (a > 0 ? ratio > highest : ratio < lowest);
-    const A slope = clipped ? A(0) : -ratio * a;
-    return kl ? slope - kl(0, t) * std::expm1(reference(0, t) - logp) : slope;
-  }
-  TokenWeights columns(Rows rows) const {
-    auto part = [&](Matrix<const A> m) { return m ? m.columns(rows.begin, rows.size()) : m; };
-    return {part(fixed), part(advantage), part(old), part(kl), part(reference), lowest, highest};
-  }
-};
 
 namespace run {
 
@@ -158,18 +134,29 @@ void log_probabilities(Cuda& dev, Matrix<float> logp, Matrix<T> logits, Matrix<c
 
 }  // namespace run
 
-// Writes logp. With weights w the logits become dlogits; without, they are left in pieces.
-template <class Device, class T, class A>
-void log_probabilities(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                       std::type_identity_t<TokenWeights<A>> w = {}) {
+template <class T, class A>
+void require_head_shapes(Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets) {
   require_shape("head", "log-probabilities", logp, 1, logits.rows);
   require_shape("head", "targets", targets, 1, logits.rows);
-  const Matrix<const A> parts[] = {w.fixed, w.advantage, w.old, w.kl, w.reference};
-  for (const auto& part : parts) {
-    if (part) require_shape("head", "weights", part, 1, logits.rows);
-  }
+}
+
+// Writes logp; the logits are overwritten.
+template <class Device, class T, class A>
+void log_probabilities(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets) {
+  require_head_shapes(logp, logits, targets);
+  auto op = dev.operation("softmax", 5.0 * logits.size(), 2.0 * sizeof(T) * logits.size());
+  if constexpr (Device::computes) run::log_probabilities(dev, logp, logits, targets, {});
+}
+
+// Writes logp, and returns dlogits, in the memory of the logits.
+template <class Device, class T, class A>
+Matrix<T> log_probabilities_backward(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
+                                     const std::type_identity_t<TokenWeights<A>>& w) {
+  require_head_shapes(logp, logits, targets);
+  require_shape(w, logits.rows);
   auto op = dev.operation("softmax", 5.0 * logits.size(), 2.0 * sizeof(T) * logits.size());
   if constexpr (Device::computes) run::log_probabilities(dev, logp, logits, targets, w);
+  return logits;
 }
 
 }  // namespace streambp

@@ -161,14 +161,14 @@ void matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> r
 }
 
 template <class T>
-void matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, bool accumulate) {
+void matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
   const Index tiles = ceil_div(dx.rows, kTile), blocks = ceil_div(dx.cols, cpu::kColumns);
 #pragma omp parallel for collapse(2) schedule(dynamic)
   for (Index b = 0; b < blocks; ++b) {
     for (Index t = 0; t < tiles; ++t) {
       const Rows rows = piece(t, kTile, dx.rows), cols = piece(b, cpu::kColumns, dx.cols);
-      gemm<T>(1, dy.slice(rows), Op::as_is, w.columns(cols.begin, cols.size()), Op::as_is, accumulate ? 1 : 0,
-              dx.slice(rows).columns(cols.begin, cols.size()));
+      gemm<T>(1, dy.slice(rows), Op::as_is, w.columns(cols.begin, cols.size()), Op::as_is,
+              update == Update::add ? 1 : 0, dx.slice(rows).columns(cols.begin, cols.size()));
     }
   }
 }
@@ -200,8 +200,9 @@ void matmul(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input
 }
 
 template <class T>
-void matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, bool accumulate) {
-  cuda::Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, dx, accumulate, cuda::Along::result}.compute(dev);
+void matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
+  cuda::Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, dx, update == Update::add, cuda::Along::result}.compute(
+      dev);
 }
 
 template <class T>
@@ -231,12 +232,12 @@ void matmul(Device& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias = {}
 
 // dx = dy w, or dx += dy w
 template <class Device, class T>
-void matmul_backward_input(Device& dev, Matrix<T> dx, Input<T> dy, Input<T> w, bool accumulate = false) {
+void matmul_backward_input(Device& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
   require_shape("matmul backward", "dy", dy, dx.rows, w.rows);
   require_shape("matmul backward", "dx", dx, dy.rows, w.cols);
   auto op = dev.operation("matmul dx", 2.0 * dx.size() * w.rows,
-                          sizeof(T) * (dx.size() * (accumulate ? 2 : 1) + w.size() + dy.size()));
-  if constexpr (Device::computes) run::matmul_backward_input(dev, dx, dy, w, accumulate);
+                          sizeof(T) * (dx.size() * (update == Update::add ? 2 : 1) + w.size() + dy.size()));
+  if constexpr (Device::computes) run::matmul_backward_input(dev, dx, dy, w, update);
 }
 
 // dw += dyᵀ x, dbias += Σ dy

@@ -25,6 +25,19 @@ struct NormStyle {
   double offset = 0;
 };
 
+// The bias is empty for RMSNorm.
+template <class T>
+struct NormWeights {
+  Matrix<T> weight, bias;
+};
+
+template <class T>
+struct NormInput {
+  Matrix<const T> x;
+  NormWeights<T> weights;
+  NormStyle style;
+};
+
 namespace run {
 
 template <class T>
@@ -264,17 +277,20 @@ void norm_backward(Cuda& dev, Matrix<T> dx, Matrix<float> dweight, Matrix<float>
 }  // namespace run
 
 template <class Device, class T>
-void norm(Device& dev, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, NormStyle style) {
+void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T>>& input) {
+  const auto& [x, weights, style] = input;
   require_shape("norm", "input", x, y.rows, y.cols);
-  require_shape("norm", "weight", weight, 1, y.cols);
+  require_shape("norm", "weight", weights.weight, 1, y.cols);
   auto op = dev.operation("norm", (style.centered ? 7.0 : 4.0) * x.size(), 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) run::norm(dev, y, x, weight, bias, style);
+  if constexpr (Device::computes) run::norm<T>(dev, y, x, weights.weight, weights.bias, style);
 }
 
-// dx += ..., or dx = ... without `accumulate`; then dx may be dy or x.
+// With Update::assign, dx may be dy or x.
 template <class Device, class T, class G>
-void norm_backward(Device& dev, Matrix<T> dx, Matrix<G> dweight, Matrix<G> dbias, Input<T> dy, Input<T> x,
-                   Input<T> weight, NormStyle style, bool accumulate = true) {
+void norm_backward(Device& dev, Matrix<T> dx, const NormWeights<G>& dweights, Input<T> dy,
+                   const std::type_identity_t<NormInput<T>>& input, Update update) {
+  const auto& [x, weights, style] = input;
+  const auto& [dweight, dbias] = dweights;
   require_shape("norm backward", "dy", dy, x.rows, x.cols);
   require_shape("norm backward", "dx", dx, x.rows, x.cols);
   require_shape("norm backward", "dweight", dweight, 1, x.cols);
@@ -283,9 +299,9 @@ void norm_backward(Device& dev, Matrix<T> dx, Matrix<G> dweight, Matrix<G> dbias
   auto dweight_sums = dev.template allocate<G>(groups, x.cols, Kind::chunk);
   auto dbias_sums = dev.template allocate<G>(dbias ? groups : 0, x.cols, Kind::chunk);
   auto op = dev.operation("norm backward", (style.centered ? 17.0 : 13.0) * x.size(),
-                          (accumulate ? 4.0 : 3.0) * sizeof(T) * x.size());
+                          (update == Update::add ? 4.0 : 3.0) * sizeof(T) * x.size());
   if constexpr (Device::computes) {
-    run::norm_backward(dev, dx, dweight_sums, dbias_sums, dy, x, weight, style, accumulate);
+    run::norm_backward<T>(dev, dx, dweight_sums, dbias_sums, dy, x, weights.weight, style, update == Update::add);
     run::add_groups(dev, dweight, dweight_sums);
     if (dbias) run::add_groups(dev, dbias, dbias_sums);
   }

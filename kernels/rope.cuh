@@ -28,7 +28,7 @@ struct RopeScaling {
   double factor = 1, low_freq_factor = 1, high_freq_factor = 4, original_length = 8192;
 };
 
-enum class Turn { forward, back };
+enum class Direction { forward, backward };
 
 inline std::vector<double> rope_frequencies(Index dim, double theta, const RopeScaling& s) {
   std::vector<double> frequencies;
@@ -47,8 +47,9 @@ inline std::vector<double> rope_frequencies(Index dim, double theta, const RopeS
 namespace run {
 
 template <class T>
-void rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies, Turn turn) {
-  const double sign = turn == Turn::forward ? 1 : -1;
+void rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
+          Direction direction) {
+  const double sign = direction == Direction::forward ? 1 : -1;
   const auto half = static_cast<Index>(frequencies.size());
 #pragma omp parallel if (x.size() > kWorthThreads)
   {
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(cuda::kThreads)
 
 template <class T>
 void rope(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
-          Turn turn) {
+          Direction direction) {
   const auto half = static_cast<Index>(frequencies.size());
   require(half <= kMostPairs, "rope: heads of ", 2 * half, " are wider than the ", 2 * kMostPairs, " that a GPU turns");
   Frequencies f{};
@@ -117,7 +118,7 @@ void rope(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const st
   const bool packed = cuda::packable(x) && half % cuda::kPack == 0;
   const auto kernel = packed ? rope_kernel<cuda::kPack, T> : rope_kernel<1, T>;
   cuda::launch(dev, kernel, cuda::grid_of(x.rows), cuda::kThreads, 2 * frequencies.size() * sizeof(float), x, positions,
-               f, half, turn == Turn::forward ? 1.0f : -1.0f);
+               f, half, direction == Direction::forward ? 1.0f : -1.0f);
 }
 
 #endif
@@ -127,12 +128,12 @@ void rope(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const st
 // Turns x (rows x heads * dim) in place.
 template <class Device, class T>
 void rope(Device& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
-          Turn turn) {
+          Direction direction) {
   const auto half = static_cast<Index>(frequencies.size());
   require(x.cols % (2 * half) == 0, "rope: rows of ", x.cols, " are not heads of ", 2 * half);
   require_shape("rope", "positions", positions, 1, x.rows);
   auto op = dev.operation("rope", 3.0 * x.size(), 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) run::rope(dev, x, positions, frequencies, turn);
+  if constexpr (Device::computes) run::rope(dev, x, positions, frequencies, direction);
 }
 
 }  // namespace streambp

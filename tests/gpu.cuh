@@ -54,7 +54,7 @@ struct Twin {
   Matrix<T> gpu;
 
   Twin(Cuda& dev, Index rows, Index cols, std::uint64_t seed, double spread = 1, double mean = 0)
-      : host(rows, cols, seed, spread, mean), gpu(dev.allocate<T>(rows, cols, Kind::chunk)) {
+      : host(rows, cols, seed, spread, mean), gpu(allocate<T>(dev, rows, cols, Kind::chunk)) {
     for (double& x : *host.storage) x = static_cast<double>(static_cast<T>(static_cast<float>(x)));
     dev.upload(gpu, std::vector<T>(host.storage->begin(), host.storage->end()).data());
   }
@@ -80,7 +80,7 @@ struct TwinIntegers {
 
   TwinIntegers(Cuda& dev, std::vector<std::int32_t> v)
       : values(std::move(v)), host(values.data(), 1, static_cast<Index>(values.size())) {
-    const auto matrix = dev.allocate<std::int32_t>(1, host.cols, Kind::stream);
+    const auto matrix = allocate<std::int32_t>(dev, 1, host.cols, Kind::stream);
     dev.upload(matrix, values.data());
     gpu = matrix;
   }

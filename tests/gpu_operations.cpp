@@ -57,9 +57,11 @@ TYPED_TEST(GpuOperations, MatrixProducts) {
     this->both([](auto& dev, auto y, auto x, auto w, auto b, auto r) { matmul(dev, y, x, w, b, r); }, y, x, w, bias,
                residual);
     this->expect_near("y with bias and residual", y);
-    this->both([](auto& dev, auto dx, auto dy, auto w) { matmul_backward_input(dev, dx, dy, w, true); }, dx, dy, w);
+    this->both([](auto& dev, auto dx, auto dy, auto w) { matmul_backward_input(dev, dx, dy, w, Update::add); }, dx, dy,
+               w);
     this->expect_near("dx, added", dx);
-    this->both([](auto& dev, auto dx, auto dy, auto w) { matmul_backward_input(dev, dx, dy, w); }, dx, dy, w);
+    this->both([](auto& dev, auto dx, auto dy, auto w) { matmul_backward_input(dev, dx, dy, w, Update::assign); }, dx,
+               dy, w);
     this->expect_near("dx", dx);
     const auto dw = this->wide(out, in), db = this->wide(1, out);
     this->both([](auto& dev, auto dw, auto db, auto dy, auto x) { matmul_backward_weight(dev, dw, db, dy, x); }, dw, db,
@@ -73,26 +75,33 @@ TYPED_TEST(GpuOperations, Norms) {
   in_every_order([&] {
     for (const auto& [rows, cols] : std::vector<std::array<Index, 2>>{
              {1, 8}, {5, 7}, {300, 24}, {258, 33}, {700, 128}, {17, 1000}, {35, sized<Index>(8192, 4160, 1032)}}) {
-      for (const NormStyle style : {NormStyle{1e-5}, NormStyle{1e-5, false, 1}, NormStyle{1e-5, true}}) {
+      for (const NormStyle style :
+           {NormStyle{.eps = 1e-5}, NormStyle{.eps = 1e-5, .offset = 1}, NormStyle{.eps = 1e-5, .centered = true}}) {
         auto scope = this->gpu->scope();
         const auto x = this->random(rows, cols, 1, 0.3), w = this->random(1, cols, 0.2, 1), b = this->random(1, cols),
                    y = this->random(rows, cols), dy = this->random(rows, cols), dx = this->random(rows, cols);
         const auto dw = this->wide(1, cols), db = this->wide(1, cols);
         const bool bias = style.centered;
         this->both(
-            [=](auto& dev, auto y, auto x, auto w, auto b) { norm(dev, y, x, w, bias ? b : decltype(b){}, style); }, y,
-            x, w, b);
+            [=](auto& dev, auto y, auto x, auto w, auto b) {
+              norm(dev, y, {x, {w, bias ? b : decltype(b){}}, style});
+            },
+            y, x, w, b);
         this->expect_near("y", y);
-        this->both([=](auto& dev, auto dx, auto dw, auto db, auto dy, auto x,
-                       auto w) { norm_backward(dev, dx, dw, bias ? db : decltype(db){}, dy, x, w, style); },
-                   dx, dw, db, dy, x, w);
+        this->both(
+            [=](auto& dev, auto dx, auto dw, auto db, auto dy, auto x, auto w) {
+              norm_backward(dev, dx, NormWeights{dw, bias ? db : decltype(db){}}, dy, {x, {w, {}}, style}, Update::add);
+            },
+            dx, dw, db, dy, x, w);
         this->expect_near("dx", dx);
         this->expect_near("dweight", dw, 3e-5);
         if (bias) this->expect_near("dbias", db, 3e-5);
         // in place, not added
-        this->both([=](auto& dev, auto dy, auto dw, auto x,
-                       auto w) { norm_backward(dev, dy, dw, decltype(dw){}, dy, x, w, style, false); },
-                   dy, dw, x, w);
+        this->both(
+            [=](auto& dev, auto dy, auto dw, auto x, auto w) {
+              norm_backward(dev, dy, NormWeights{dw, decltype(dw){}}, dy, {x, {w, {}}, style}, Update::assign);
+            },
+            dy, dw, x, w);
         this->expect_near("dx in the place of dy", dy);
       }
     }
@@ -108,12 +117,12 @@ TYPED_TEST(GpuOperations, RotaryPositions) {
     const TwinIntegers positions(*this->gpu, p);
     const auto x = this->random(n, heads * dim);
     const auto f = rope_frequencies(dim, 10000, {});
-    rope(*this->host, x.host.m, positions.host, f, Turn::forward);
-    rope(*this->gpu, x.gpu, positions.gpu, f, Turn::forward);
+    rope(*this->host, x.host.m, positions.host, f, Direction::forward);
+    rope(*this->gpu, x.gpu, positions.gpu, f, Direction::forward);
     this->expect_near("forward", x);
-    rope(*this->host, x.host.m, positions.host, f, Turn::back);
-    rope(*this->gpu, x.gpu, positions.gpu, f, Turn::back);
-    this->expect_near("back", x);
+    rope(*this->host, x.host.m, positions.host, f, Direction::backward);
+    rope(*this->gpu, x.gpu, positions.gpu, f, Direction::backward);
+    this->expect_near("backward", x);
   }
 }
 
@@ -146,8 +155,8 @@ TYPED_TEST(GpuOperations, LogProbabilities) {
       const TwinIntegers targets(*this->gpu, t);
       const auto logits = this->random(n, vocab, 3);
       const auto logp = this->wide(1, n), w = this->wide(1, n);
-      log_probabilities(*this->host, logp.host.m, logits.host.m, targets.host, {w.host.m});
-      log_probabilities(*this->gpu, logp.gpu, logits.gpu, targets.gpu, {w.gpu});
+      log_probabilities_backward(*this->host, logp.host.m, logits.host.m, targets.host, {w.host.m});
+      log_probabilities_backward(*this->gpu, logp.gpu, logits.gpu, targets.gpu, {w.gpu});
       this->expect_near("logp", logp, 1e-5);
       this->expect_near("dlogits", logits);
     }
@@ -163,15 +172,15 @@ TYPED_TEST(GpuOperations, Embeddings) {
     const TwinIntegers tokens(*this->gpu, t), positions(*this->gpu, p), by_token(*this->gpu, rows_by_index(t)),
         by_position(*this->gpu, rows_by_index(p));
     const auto table = this->random(vocab, d), position_table = this->random(60, d), x = this->random(n, d);
-    embedding(*this->host, x.host.m, tokens.host, positions.host, table.host.m, position_table.host.m, 1.5);
-    embedding(*this->gpu, x.gpu, tokens.gpu, positions.gpu, table.gpu, position_table.gpu, 1.5);
+    const EmbeddingIndex on_host{tokens.host, positions.host, by_token.host, by_position.host};
+    const EmbeddingIndex on_gpu{tokens.gpu, positions.gpu, by_token.gpu, by_position.gpu};
+    embedding(*this->host, x.host.m, on_host, {table.host.m, position_table.host.m}, 1.5);
+    embedding(*this->gpu, x.gpu, on_gpu, {table.gpu, position_table.gpu}, 1.5);
     this->expect_near("x", x);
     const auto dx = this->random(n, d);
     const auto dtable = this->wide(vocab, d), dpositions = this->wide(60, d);
-    embedding_backward(*this->host, dtable.host.m, dpositions.host.m, tokens.host, positions.host, by_token.host,
-                       by_position.host, dx.host.m, 1.5);
-    embedding_backward(*this->gpu, dtable.gpu, dpositions.gpu, tokens.gpu, positions.gpu, by_token.gpu, by_position.gpu,
-                       dx.gpu, 1.5);
+    embedding_backward(*this->host, EmbeddingTables<double>{dtable.host.m, dpositions.host.m}, on_host, dx.host.m, 1.5);
+    embedding_backward(*this->gpu, EmbeddingTables<float>{dtable.gpu, dpositions.gpu}, on_gpu, dx.gpu, 1.5);
     this->expect_near("dtable", dtable, 1e-5);
     this->expect_near("dpositions", dpositions, 1e-5);
   }
@@ -190,7 +199,7 @@ TYPED_TEST(GpuOperations, SumsAndConversions) {
       this->both([](auto& dev, auto y, auto x) { convert(dev, y, x); }, y, floats);
       this->expect_near("convert", y);
       auto squares = [&](auto& dev, auto m) {
-        const auto parts = dev.template allocate<double>(1, kSquareSums, Kind::sums);
+        const auto parts = allocate<double>(dev, 1, kSquareSums, Kind::sums);
         sum_of_squares(dev, parts, m);
         double sum = 0;
         for (double part : to_host(dev, parts)) sum += part;
@@ -227,12 +236,12 @@ void expect_attention(Cpu& host, Cuda& gpu, const AttentionCase& p) {
   const Twin<T> out(gpu, n, q_width, 4), dq(gpu, n, q_width, 7);
   const Twin<float> lse(gpu, n, p.heads, 5), dk(gpu, n, kv_width, 8), dv(gpu, n, kv_width, 9);
   auto forward = [&](auto& dev, auto out, auto lse, auto q, auto k, auto v, auto begins, Rows r) {
-    attention(dev, out.slice(r), lse.slice(r), q.slice(r), k, v, begins, r, shape, 0);
+    attention(dev, AttentionOutput{out.slice(r), lse.slice(r)}, {q.slice(r), k, v}, {{begins}, r, shape});
   };
   auto backward = [&](auto& dev, auto dq, auto dk, auto dv, auto dout, auto q, auto k, auto v, auto out, auto lse,
                       auto begins, Rows r) {
-    attention_backward(dev, dq.slice(r), dk, dv, dout.slice(r), q.slice(r), k, v, out.slice(r), lse.slice(r), begins, r,
-                       shape, 0);
+    attention_backward(dev, AttentionGradient{dq.slice(r), dk, dv}, dout.slice(r), {q.slice(r), k, v},
+                       {out.slice(r), lse.slice(r)}, {{begins}, r, shape});
   };
   const Rows all = {0, n};
   auto forward_on_gpu = [&](const Twin<T>& out, const Twin<float>& lse, Rows r) {
@@ -294,9 +303,11 @@ TYPED_TEST(GpuOperations, AttentionSurvivesExtremeScores) {
              out = this->random(n, 16), dout = this->random(n, 16), dq = this->random(n, 16);
   const auto lse = this->wide(n, 1), dk = this->wide(n, 16), dv = this->wide(n, 16);
   const AttentionShape shape{1, 1, 16, 0};
-  attention(*this->gpu, out.gpu, lse.gpu, q.gpu, k.gpu, v.gpu, begins.gpu, {0, n}, shape, 0);
-  attention_backward(*this->gpu, dq.gpu, dk.gpu, dv.gpu, dout.gpu, q.gpu, k.gpu, v.gpu, out.gpu, lse.gpu, begins.gpu,
-                     {0, n}, shape, 0);
+  const AttentionSpan span{{begins.gpu}, {0, n}, shape};
+  const AttentionOutput<TypeParam> output{out.gpu, lse.gpu};
+  attention(*this->gpu, output, {q.gpu, k.gpu, v.gpu}, span);
+  attention_backward(*this->gpu, AttentionGradient<TypeParam>{dq.gpu, dk.gpu, dv.gpu}, dout.gpu, {q.gpu, k.gpu, v.gpu},
+                     output, span);
   auto expect_finite = [&](auto m) {
     for (auto x : to_host(*this->gpu, m)) ASSERT_TRUE(std::isfinite(static_cast<float>(x)));
   };
@@ -317,8 +328,8 @@ void expect_adamw(Cuda& gpu, bool with_master, double tolerance) {
   gpu.upload(master.gpu, std::vector<float>(w.host.storage->begin(), w.host.storage->end()).data());
   AdamW s{0.01, 0.9, 0.95, 1e-8, 0.1, 0.5, 1};
   for (s.step = 1; s.step <= 20; ++s.step) {
-    adamw(host, w.host.m, Matrix<float>{}, m.host.m, v.host.m, g.host.m, s);
-    adamw(gpu, w.gpu, with_master ? master.gpu : Matrix<float>{}, m.gpu, v.gpu, g.gpu, s);
+    adamw(host, w.host.m, g.host.m, AdamWState<double>{{}, m.host.m, v.host.m}, s);
+    adamw(gpu, w.gpu, g.gpu, AdamWState<M>{with_master ? master.gpu : Matrix<float>{}, m.gpu, v.gpu}, s);
   }
   EXPECT_LE(error_of(gpu, w), tolerance) << "w";
   EXPECT_LE(error_of(gpu, m), tolerance) << "m";
@@ -344,14 +355,14 @@ TEST_F(GpuAdamW, IsTheCpusInEveryCombinationOfTypes) {
 }
 
 // Updates far smaller than a bfloat16's last place must add up on average, and repeat bit for bit.
-TEST_F(GpuAdamW, RoundingByChanceIsRightOnAverage) {
+TEST_F(GpuAdamW, StochasticRoundingIsRightOnAverage) {
   Cuda gpu(1 << 24, kTile);
   const Index n = 64, d = 256;
   auto run = [&] {
     auto scope = gpu.scope();
     const Twin<BFloat16> w(gpu, n, d, 1, 0, 1), g(gpu, n, d, 2, 0, 1), m(gpu, n, d, 3, 0, 1), v(gpu, n, d, 4, 0, 1);
     AdamW s{1e-4, 0.9, 0.9, 0, 0, 1, 100000};  // every update is 1e-4, the last place of 1 is 8e-3 (and 4e-3 below it)
-    for (int i = 0; i < 20; ++i, ++s.step) adamw(gpu, w.gpu, Matrix<float>{}, m.gpu, v.gpu, g.gpu, s);
+    for (int i = 0; i < 20; ++i, ++s.step) adamw(gpu, w.gpu, g.gpu, AdamWState<BFloat16>{{}, m.gpu, v.gpu}, s);
     return to_host(gpu, w.gpu);
   };
   const auto w = run();
@@ -377,7 +388,7 @@ TEST_F(GpuDevice, RefusesMoreMemoryThanTheGpuHas) {
 TEST_F(GpuDevice, ProfilesOperationsThatItRan) {
   Cuda dev(1 << 20);
   dev.profile = true;
-  const auto m = dev.allocate<float>(10, 10, Kind::chunk);
+  const auto m = allocate<float>(dev, 10, 10, Kind::chunk);
   zero(dev, m);
   zero(dev, m);
   dev.synchronize();

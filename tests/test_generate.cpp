@@ -192,7 +192,7 @@ TEST(Generate, StopsWhereThereIsNoRoom) {
 TEST(Generate, NamesALogitThatIsNoNumber) {
   const Config c = families()[3].config;
   Subject<float> subject(c);
-  subject.model.weights.norm(0, 0) = std::nanf("");
+  subject.model.weights.norm.weight(0, 0) = std::nanf("");
   Generator<Cpu, float> generator(subject.dev, subject.model, 1, 12, 16);
   try {
     generate(generator, {{1, 2}}, {{}, 3, {}}, kQuietly);

@@ -88,7 +88,7 @@ TEST_P(Matmul, IsItsFormulaForwardAndBackward) {
   expect_near(y.m, formula(true, true));
 
   Owned<double> dx(n, in, 7), dw = zeros(out, in), dbias = zeros(1, out);
-  matmul_backward_input(device(), dx.m, dy.m, w.m);
+  matmul_backward_input(device(), dx.m, dy.m, w.m, Update::assign);
   matmul_backward_weight(device(), dw.m, dbias.m, dy.m, x.m);
   expect_gradient("dx", x.m, dx.m, loss);
   expect_gradient("dw", w.m, dw.m, loss);
@@ -96,8 +96,8 @@ TEST_P(Matmul, IsItsFormulaForwardAndBackward) {
 
   // gradients of weights are added to, that of the input where asked
   Owned<double> twice = zeros(n, in), dw2 = zeros(out, in);
-  matmul_backward_input(device(), twice.m, dy.m, w.m);
-  matmul_backward_input(device(), twice.m, dy.m, w.m, true);
+  matmul_backward_input(device(), twice.m, dy.m, w.m, Update::assign);
+  matmul_backward_input(device(), twice.m, dy.m, w.m, Update::add);
   expect_near(twice.m, [&](Index i, Index j) { return 2 * dx.m(i, j); });
   for (int i = 0; i < 2; ++i) matmul_backward_weight(device(), dw2.m, M{}, dy.m, x.m);
   expect_near(dw2.m, [&](Index i, Index j) { return 2 * dw.m(i, j); });
@@ -107,7 +107,7 @@ TEST(Operations, ShapesThatDoNotFitAreRefused) {
   Owned<double> x(4, 5, 1), w(3, 5, 1), y(4, 3, 1), wrong(4, 4, 1);
   EXPECT_THROW(matmul(device(), wrong.m, x.m, w.m), Error);
   EXPECT_THROW(matmul(device(), y.m, wrong.m, w.m), Error);
-  EXPECT_THROW(matmul_backward_input(device(), wrong.m, y.m, w.m), Error);
+  EXPECT_THROW(matmul_backward_input(device(), wrong.m, y.m, w.m, Update::assign), Error);
   EXPECT_THROW(x.m.slice({2, 5}), Error);
   EXPECT_THROW(x.m.columns(3, 3), Error);
   EXPECT_THROW(x.m.reshape(3), Error);
@@ -122,9 +122,11 @@ struct NormCase {
 };
 class NormOperation : public testing::TestWithParam<NormCase> {};
 INSTANTIATE_TEST_SUITE_P(Operations, NormOperation,
-                         testing::Values(NormCase{{1e-5}, false, 300, 24}, NormCase{{1e-5, true}, true, 300, 24},
-                                         NormCase{{1e-5, false, 1}, false, 2, 7},
-                                         NormCase{{1e-5, true}, false, 129, 33}, NormCase{{1e-5}, false, 256, 1}));
+                         testing::Values(NormCase{{.eps = 1e-5}, false, 300, 24},
+                                         NormCase{{.eps = 1e-5, .centered = true}, true, 300, 24},
+                                         NormCase{{.eps = 1e-5, .offset = 1}, false, 2, 7},
+                                         NormCase{{.eps = 1e-5, .centered = true}, false, 129, 33},
+                                         NormCase{{.eps = 1e-5}, false, 256, 1}));
 
 TEST_P(NormOperation, IsItsFormulaForwardAndBackward) {
   const auto [style, with_bias, n, d] = GetParam();
@@ -133,7 +135,7 @@ TEST_P(NormOperation, IsItsFormulaForwardAndBackward) {
   const Index cols = d;
   const NormStyle s = style;
   const Loss loss = [&] {
-    norm(device(), y.m, x.m, w.m, bias, s);
+    norm(device(), y.m, {x.m, {w.m, bias}, s});
     return dot(y.m, dy.m);
   };
   loss();
@@ -144,20 +146,22 @@ TEST_P(NormOperation, IsItsFormulaForwardAndBackward) {
     return (x.m(i, j) - mean) / std::sqrt(squares + s.eps) * (s.offset + w.m(0, j)) + (bias ? b.m(0, j) : 0);
   });
   Owned<double> dx = zeros(n, d), dw = zeros(1, d), db = zeros(1, d);
-  norm_backward(device(), dx.m, dw.m, bias ? db.m : M{}, dy.m, x.m, w.m, style);
+  const NormInput<double> input{x.m, {w.m, bias}, style};
+  norm_backward(device(), dx.m, NormWeights<double>{dw.m, bias ? db.m : M{}}, dy.m, input, Update::add);
   expect_gradient("dx", x.m, dx.m, loss);
   expect_gradient("dw", w.m, dw.m, loss);
   if (bias) expect_gradient("db", b.m, db.m, loss);
 
   // it adds to dx; or replaces it, then also in the place of dy or x
   Owned<double> added(n, d, 8), before(n, d, 8), scratch = zeros(1, d);
-  norm_backward(device(), added.m, scratch.m, M{}, dy.m, x.m, w.m, style);
+  const NormWeights<double> ignored{scratch.m, {}};
+  norm_backward(device(), added.m, ignored, dy.m, input, Update::add);
   expect_near(added.m, [&](Index i, Index j) { return before.m(i, j) + dx.m(i, j); });
   Owned<double> in_x(n, d, 1, 1, 0.3);
-  norm_backward(device(), dy.m, scratch.m, M{}, dy.m, x.m, w.m, style, false);
+  norm_backward(device(), dy.m, ignored, dy.m, input, Update::assign);
   expect_near(dy.m, [&](Index i, Index j) { return dx.m(i, j); });
   Owned<double> fresh_dy(n, d, 5);
-  norm_backward(device(), in_x.m, scratch.m, M{}, fresh_dy.m, in_x.m, w.m, style, false);
+  norm_backward(device(), in_x.m, ignored, fresh_dy.m, {in_x.m, {w.m, {}}, style}, Update::assign);
   expect_near(in_x.m, [&](Index i, Index j) { return dx.m(i, j); });
 }
 
@@ -170,7 +174,7 @@ TEST(Operations, RopeTurnsPairsAndTurnsThemBack) {
     std::vector<std::int32_t> positions;
     for (int i = 0; i < n; ++i) positions.push_back(i * 7);
     Owned<double> x(n, heads * dim, 1), original(n, heads * dim, 1), dy(n, heads * dim, 2), y(n, heads * dim, 1);
-    rope(device(), x.m, integers(positions), f, Turn::forward);
+    rope(device(), x.m, integers(positions), f, Direction::forward);
     expect_near(
         x.m,
         [&](Index i, Index j) {
@@ -190,13 +194,13 @@ TEST(Operations, RopeTurnsPairsAndTurnsThemBack) {
           return k < dim / 2 ? a * c - b * s : b * c + a * s;
         },
         1e-11);
-    rope(device(), x.m, integers(positions), f, Turn::back);
+    rope(device(), x.m, integers(positions), f, Direction::backward);
     expect_near(x.m, [&](Index i, Index j) { return original.m(i, j); });
     Owned<double> dx(n, heads * dim, 2);
-    rope(device(), dx.m, integers(positions), f, Turn::back);
+    rope(device(), dx.m, integers(positions), f, Direction::backward);
     expect_gradient("dx", original.m, dx.m, [&] {
       std::copy_n(original.m.data, original.m.size(), y.m.data);
-      rope(device(), y.m, integers(positions), f, Turn::forward);
+      rope(device(), y.m, integers(positions), f, Direction::forward);
       return dot(y.m, dy.m);
     });
   }
@@ -223,10 +227,10 @@ TEST_P(ActivationOperation, IsItsFormulaForwardAndBackward) {
                                          : 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     return gate ? a * up.m(i, j) : a;
   });
-  Owned<double> dgate(n, d, 1, 2), dup(n, d, 2, 2);
-  activation_backward(device(), kind, gate ? dgate.m : M{}, dup.m, dy.m);
-  expect_gradient("dup", up.m, dup.m, loss);
-  if (gate) expect_gradient("dgate", g.m, dgate.m, loss);
+  const Owned<double> gate_copy(n, d, 1, 2), up_copy(n, d, 2, 2);
+  const auto [dgate, dup] = activation_backward(device(), kind, gate ? gate_copy.m : M{}, up_copy.m, dy.m);
+  expect_gradient("dup", up.m, dup, loss);
+  if (gate) expect_gradient("dgate", g.m, dgate, loss);
 }
 
 TEST(Operations, TheFloatExponentialIsGoodToTwoUnitsInTheLastPlace) {
@@ -269,9 +273,12 @@ TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
   const Index q_width = p.heads * p.dim, kv_width = p.kv_heads * p.dim, group = p.heads / p.kv_heads;
   Owned<double> q(n, q_width, 1), k(n, kv_width, 2), v(n, kv_width, 3), out(n, q_width, 4), lse(n, p.heads, 5),
       dout(n, q_width, 6);
+  const AttentionInput<double> input{q.m, k.m, v.m};
+  const AttentionOutput<double> output{out.m, lse.m};
+  auto span = [&](Rows rows) { return AttentionSpan{{key_begin, begins}, rows, shape}; };
   const Rows all = {0, n};
   const Loss loss = [&] {
-    attention(device(), out.m, lse.m, q.m, k.m, v.m, key_begin, all, shape, 0);
+    attention(device(), output, input, span(all));
     return dot(out.m, dout.m);
   };
   loss();
@@ -289,7 +296,7 @@ TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
     return sum / total;
   });
   Owned<double> dq(n, q_width, 7), dk = zeros(n, kv_width), dv = zeros(n, kv_width);
-  attention_backward(device(), dq.m, dk.m, dv.m, dout.m, q.m, k.m, v.m, out.m, lse.m, key_begin, all, shape, 0);
+  attention_backward(device(), AttentionGradient<double>{dq.m, dk.m, dv.m}, dout.m, input, output, span(all));
   expect_gradient("dq", q.m, dq.m, loss);
   expect_gradient("dk", k.m, dk.m, loss);
   expect_gradient("dv", v.m, dv.m, loss);
@@ -298,26 +305,26 @@ TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
     const Index begin = begins[static_cast<std::size_t>(i)];
     pairs += static_cast<double>(p.window > 0 ? std::min(i - begin + 1, p.window) : i - begin + 1);
   }
-  EXPECT_EQ(attention_pairs(all, begins, p.window), pairs);
+  EXPECT_EQ(attention_pairs(span(all)), pairs);
 
   loss();  // out and lse of the unmoved inputs again
 
   // by chunks: forward first to last, also of odd sizes; backward last to first
   Owned<double> out2(n, q_width, 8), lse2(n, p.heads, 9), dq2(n, q_width, 7), dk2 = zeros(n, kv_width),
                                                                               dv2 = zeros(n, kv_width);
-  for (Rows r : chunks(n, kTile)) {
-    attention(device(), out2.m.slice(r), lse2.m.slice(r), q.m.slice(r), k.m, v.m, key_begin, r, shape, 0);
-  }
+  auto input_of = [&](Rows r) { return AttentionInput<double>{q.m.slice(r), k.m, v.m}; };
+  auto output_of = [&](Rows r) { return AttentionOutput<double>{out2.m.slice(r), lse2.m.slice(r)}; };
+  for (Rows r : chunks(n, kTile)) attention(device(), output_of(r), input_of(r), span(r));
   for (Rows r : last_to_first(chunks(n, kTile))) {
-    attention_backward(device(), dq2.m.slice(r), dk2.m, dv2.m, dout.m.slice(r), q.m.slice(r), k.m, v.m, out2.m.slice(r),
-                       lse2.m.slice(r), key_begin, r, shape, 0);
+    attention_backward(device(), AttentionGradient<double>{dq2.m.slice(r), dk2.m, dv2.m}, dout.m.slice(r), input_of(r),
+                       output_of(r), span(r));
   }
   for (const auto& [one, other] : {std::pair{out, out2}, {lse, lse2}, {dq, dq2}, {dk, dk2}, {dv, dv2}}) {
     EXPECT_EQ(*one.storage, *other.storage) << "chunks changed bits";
   }
   for (Index begin = 0; begin < n; begin += 37) {  // as generation does: rows that start inside a tile
     const Rows r = {begin, std::min(n, begin + 37)};
-    attention(device(), out2.m.slice(r), lse2.m.slice(r), q.m.slice(r), k.m, v.m, key_begin, r, shape, 0);
+    attention(device(), output_of(r), input_of(r), span(r));
   }
   expect_near(out2.m, [&](Index i, Index j) { return out.m(i, j); });
 }
@@ -326,7 +333,8 @@ TEST(Operations, AttentionPairsInClosedFormAreTheirSum) {
   for (Index window : {0, 1, 5, 100}) {
     std::vector<std::int32_t> begins(60, 0);
     for (const Rows rows : {Rows{0, 60}, Rows{3, 4}, Rows{10, 47}}) {
-      EXPECT_EQ(attention_pairs(rows, {}, window), attention_pairs(rows, begins, window)) << window;
+      const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = 1, .window = window};
+      EXPECT_EQ(attention_pairs({{}, rows, shape}), attention_pairs({{{}, begins}, rows, shape})) << window;
     }
   }
 }
@@ -338,9 +346,10 @@ TEST(Operations, AttentionSurvivesExtremeScores) {
   Owned<float> q(n, 4, 1, 300), k(n, 4, 2, 300), v(n, 4, 3), out(n, 4, 4), lse(n, 1, 5), dout(n, 4, 6), dq(n, 4, 7),
       dk(n, 4, 8, 0), dv(n, 4, 9, 0);
   const AttentionShape shape{1, 1, 4, 0};
-  attention(device(), out.m, lse.m, q.m, k.m, v.m, integers(begins), {0, n}, shape, 0);
-  attention_backward(device(), dq.m, dk.m, dv.m, dout.m, q.m, k.m, v.m, out.m, lse.m, integers(begins), {0, n}, shape,
-                     0);
+  const AttentionOutput<float> output{out.m, lse.m};
+  const AttentionSpan span{{integers(begins)}, {0, n}, shape};
+  attention(device(), output, {q.m, k.m, v.m}, span);
+  attention_backward(device(), AttentionGradient<float>{dq.m, dk.m, dv.m}, dout.m, {q.m, k.m, v.m}, output, span);
   for (const auto& m : {out, lse, dq, dk, dv}) {
     for (float x : *m.storage) ASSERT_TRUE(std::isfinite(x));
   }
@@ -366,7 +375,7 @@ TEST(Operations, HeadGivesLogProbabilitiesAndTheirGradient) {
     return target < 0 ? 0 : logits.m(i, target) - std::log(sum);
   });
   Owned<double> dlogits(n, vocab, 1, 3);
-  log_probabilities(device(), logp.m, dlogits.m, integers(targets), {w.m});
+  log_probabilities_backward(device(), logp.m, dlogits.m, integers(targets), {w.m});
   expect_gradient("dlogits", logits.m, dlogits.m, loss);
 }
 
@@ -375,7 +384,7 @@ TEST(Operations, HeadSurvivesExtremeLogits) {
   Owned<float> logits(3, 4, 1, 0), logp(1, 3, 2), w(1, 3, 3);
   const float rows[3][4] = {{1e30f, 0, 0, 0}, {-1e30f, 0, 1e4f, 0}, {-88, -100, -1000, -90}};
   std::copy_n(&rows[0][0], 12, logits.m.data);
-  log_probabilities(device(), logp.m, logits.m, integers(targets), {w.m});
+  log_probabilities_backward(device(), logp.m, logits.m, integers(targets), {w.m});
   for (float x : *logits.storage) EXPECT_TRUE(std::isfinite(x));
   EXPECT_EQ(logp.m(0, 0), 0);
   EXPECT_EQ(logp.m(0, 1), -1e4f);
@@ -388,8 +397,10 @@ TEST(Operations, EmbeddingLooksUpAndAddsItsGradient) {
   Owned<double> tokens_table(vocab, d, 1), positions_table(n, d, 2), x(n, d, 3), dx(n, d, 4);
   std::vector<std::int32_t> tokens, positions;
   for (int i = 0; i < n; ++i) tokens.push_back(i * i % static_cast<int>(vocab)), positions.push_back(i % 60);
+  std::vector<std::int32_t> by_token = rows_by_index(tokens), by_position = rows_by_index(positions);
+  const EmbeddingIndex index{integers(tokens), integers(positions), integers(by_token), integers(by_position)};
   const Loss loss = [&] {
-    embedding(device(), x.m, integers(tokens), integers(positions), tokens_table.m, positions_table.m, 3.5);
+    embedding(device(), x.m, index, {tokens_table.m, positions_table.m}, 3.5);
     return dot(x.m, dx.m);
   };
   loss();
@@ -398,9 +409,7 @@ TEST(Operations, EmbeddingLooksUpAndAddsItsGradient) {
            positions_table.m(positions[static_cast<std::size_t>(i)], j);
   });
   Owned<double> dtable = zeros(vocab, d), dpositions = zeros(n, d);
-  std::vector<std::int32_t> by_token = rows_by_index(tokens), by_position = rows_by_index(positions);
-  embedding_backward(device(), dtable.m, dpositions.m, integers(tokens), integers(positions), integers(by_token),
-                     integers(by_position), dx.m, 3.5);
+  embedding_backward(device(), EmbeddingTables<double>{dtable.m, dpositions.m}, index, dx.m, 3.5);
   expect_gradient("dtable", tokens_table.m, dtable.m, loss);
   expect_gradient("dpositions", positions_table.m, dpositions.m, loss);
 }
@@ -413,7 +422,7 @@ TEST(Operations, AdamWIsItsFormula) {
   AdamW s{0.01, 0.9, 0.95, 1e-8, 0.1, 0.5, 1};
   std::vector<double> wt(start.storage->begin(), start.storage->end()), mt(wt.size()), vt(wt.size());
   for (s.step = 1; s.step <= 5; ++s.step) {
-    adamw(device(), w.m, Matrix<float>{}, m.m, v.m, g.m, s);
+    adamw(device(), w.m, g.m, AdamWState<double>{{}, m.m, v.m}, s);
     const auto t = static_cast<double>(s.step);
     for (std::size_t i = 0; i < wt.size(); ++i) {
       const double gradient = 0.5 * (*g.storage)[i];
@@ -464,10 +473,10 @@ TEST(Operations, ARowHasTheSameBitsWhicheverTilesItIsComputedWith) {
   const Index n = 700, d = 96;
   Owned<float> x(n, d, 1), w(200, d, 2), norm_w(1, d, 3), y(n, 200, 4), y2(n, 200, 5), z(n, d, 6), z2(n, d, 7);
   matmul(device(), y.m, x.m, w.m);
-  norm(device(), z.m, x.m, norm_w.m, {}, {1e-5});
+  norm(device(), z.m, {x.m, {norm_w.m, {}}, {1e-5}});
   for (Rows r : chunks(n, kTile)) {
     matmul(device(), y2.m.slice(r), x.m.slice(r), w.m);
-    norm(device(), z2.m.slice(r), x.m.slice(r), norm_w.m, {}, {1e-5});
+    norm(device(), z2.m.slice(r), {x.m.slice(r), {norm_w.m, {}}, {1e-5}});
   }
   EXPECT_EQ(*y.storage, *y2.storage);
   EXPECT_EQ(*z.storage, *z2.storage);
@@ -477,15 +486,15 @@ TEST(Operations, ARowHasTheSameBitsWhicheverTilesItIsComputedWith) {
 
 TEST(ArenaTest, TwoStacksShareOneBlock) {
   Cpu dev(1024);
-  auto a = dev.allocate<float>(1, 64, Kind::saved);  // 256 bytes
+  auto a = allocate<float>(dev, 1, 64, Kind::saved);  // 256 bytes
   {
     auto scope = dev.scope();
-    auto b = dev.allocate<float>(1, 65, Kind::chunk);  // rounded up to 512
+    auto b = allocate<float>(dev, 1, 65, Kind::chunk);  // rounded up to 512
     EXPECT_EQ(static_cast<void*>(b.data), static_cast<void*>(a.data + 64));
-    auto c = dev.allocate<float>(1, 10, Kind::gradients, End::top);
+    auto c = allocate<float>(dev, 1, 10, Kind::gradients, End::top);
     EXPECT_EQ(static_cast<void*>(c.data), static_cast<void*>(a.data + 192));
     EXPECT_EQ(dev.arena.used(), 1024u);
-    EXPECT_THROW(dev.allocate<float>(1, 1, Kind::chunk), Error);
+    EXPECT_THROW(allocate<float>(dev, 1, 1, Kind::chunk), Error);
   }
   EXPECT_EQ(dev.arena.used(), 512u);  // a scope leaves the top alone
   dev.arena.release_top();

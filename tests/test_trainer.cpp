@@ -81,7 +81,7 @@ TEST(Trainer, ABrokenStepLeavesTheWeightsAndNoGradient) {
     Trainer<Cpu, float> trainer(dev, c, batch.size(), OptimizerKind::adamw);
     trainer.initialise(1, 0.1);
     if (broken_first) {
-      float& weight = trainer.model.weights.norm(0, 0);
+      float& weight = trainer.model.weights.norm.weight(0, 0);
       const float start = std::exchange(weight, INFINITY);
       EXPECT_THROW(trainer.step({batch}, schedule, OptimizerSettings{.steps = 10}, 1), Error);
       weight = start;
@@ -118,10 +118,10 @@ TEST(Trainer, ResidualProjectionsStartSmaller) {
     for (Index i = 0; i < w.size(); ++i) sum += static_cast<double>(w.data[i]) * static_cast<double>(w.data[i]);
     return std::sqrt(sum / static_cast<double>(w.size()));
   };
-  EXPECT_NEAR(deviation(model.weights.layers[0].up), 0.02, 0.001);
-  EXPECT_NEAR(deviation(model.weights.layers[0].down), 0.02 / 4, 0.0003);
-  EXPECT_NEAR(deviation(model.weights.layers[7].o), 0.02 / 4, 0.0003);
-  EXPECT_EQ(model.weights.norm(0, 5), 1);
+  EXPECT_NEAR(deviation(model.weights.layers[0].up.weight), 0.02, 0.001);
+  EXPECT_NEAR(deviation(model.weights.layers[0].down.weight), 0.02 / 4, 0.0003);
+  EXPECT_NEAR(deviation(model.weights.layers[7].o.weight), 0.02 / 4, 0.0003);
+  EXPECT_EQ(model.weights.norm.weight(0, 5), 1);
 }
 
 // The FLOPs of a small step, added up by hand.

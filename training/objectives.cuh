@@ -22,7 +22,7 @@
 #include <string>
 
 #include "data/batch.cuh"
-#include "kernels/head.cuh"
+#include "kernels/token_weights.cuh"
 
 namespace streambp {
 
@@ -173,11 +173,10 @@ Measures measure(const Objective& o, const Batch& batch, const Counts& step, con
   double kl = 0, clipped = 0;
   const auto targets = static_cast<double>(step.targets);
   for_each_target(batch, {0, batch.size()}, [&](std::size_t t) {
-    const double a = batch.advantages[t], now = static_cast<double>(logp[t]),
-                 ratio = batch.old.empty() ? 1 : std::exp(now - batch.old[t]),
-                 nearest = std::min(std::max(ratio, 1 - o.clip_low), 1 + o.clip_high);
-    sum.loss -= n[t] * std::min(ratio * a, nearest * a);
-    clipped += nearest * a < ratio * a;
+    const double now = static_cast<double>(logp[t]), ratio = batch.old.empty() ? 1 : std::exp(now - batch.old[t]);
+    const ClippedRatio<double> policy(ratio, batch.advantages[t], 1 - o.clip_low, 1 + o.clip_high);
+    sum.loss += n[t] * policy.value;
+    clipped += policy.clipped;
     if (o.kl > 0) {
       const double delta = batch.reference[t] - now, k3 = std::expm1(delta) - delta;
       sum.loss += n[t] * o.kl * k3;

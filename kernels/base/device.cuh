@@ -186,6 +186,12 @@ class DeviceBase {
   std::vector<Work> work_;
 };
 
+// A matrix in the device's memory; its contents are undefined.
+template <class T>
+Matrix<T> allocate(DeviceBase& dev, Index rows, Index cols, Kind kind, End end = End::bottom) {
+  return dev.allocate<T>(rows, cols, kind, end);
+}
+
 // Counts, and does nothing else.
 class Plan : public DeviceBase {
  public:

@@ -32,6 +32,9 @@ constexpr Index round_up(Index a, Index b) { return ceil_div(a, b) * b; }
 constexpr Index least(Index a, Index b) { return a < b ? a : b; }
 constexpr Index most(Index a, Index b) { return a < b ? b : a; }
 
+// How an operation leaves its result: y = ..., or y += ...
+enum class Update { assign, add };
+
 // A half-open range of rows of the token stream.
 struct Rows {
   Index begin, end;
