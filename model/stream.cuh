@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "kernels/attention_shape.cuh"
@@ -42,15 +43,23 @@ struct TokenBatch {
     }
     return lengths;
   }
-  // Appends a document. The target of each token is the next token; that of the last one is `last_target`.
-  void append(const std::vector<std::int32_t>& document, std::int32_t last_target = -1) {
+  // Appends these rows of a document, as a document. The target of a row is the document's next token, if there is one
+  // and `learned` marks it (empty: marks all). Tokens are shifted to targets here and nowhere else.
+  void append(std::span<const std::int32_t> document, Rows rows, std::span<const std::uint8_t> learned = {}) {
     const auto begin = static_cast<std::int32_t>(tokens.size());
-    for (std::size_t i = 0; i < document.size(); ++i) {
+    for (auto i = static_cast<std::size_t>(rows.begin); i < static_cast<std::size_t>(rows.end); ++i) {
+      const bool has_target = i + 1 < document.size() && (learned.empty() || learned[i + 1]);
       tokens.push_back(document[i]);
-      targets.push_back(i + 1 < document.size() ? document[i + 1] : last_target);
-      positions.push_back(static_cast<std::int32_t>(i));
+      targets.push_back(has_target ? document[i + 1] : -1);
+      positions.push_back(static_cast<std::int32_t>(i) - static_cast<std::int32_t>(rows.begin));
       key_begin.push_back(begin);
     }
+  }
+  // Appends a document. Its last token may have a target too.
+  void append(std::vector<std::int32_t> document, std::int32_t last_target = -1) {
+    const Rows rows = {0, static_cast<Index>(document.size())};
+    if (last_target >= 0) document.push_back(last_target);
+    append(document, rows);
   }
 };
 

@@ -140,13 +140,6 @@ inline const std::vector<Layout>& chat_layouts() {
   return layouts;
 }
 
-// FNV-1a.
-inline std::uint64_t text_hash(std::string_view text) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const char byte : text) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
-  return hash;
-}
-
 // The published templates whose rendering is known, by the hash of their text without the white space at its end.
 // scripts/make_chat_golden.py tells the hashes, and that all of a layout render alike.
 struct KnownTemplate {

@@ -26,7 +26,7 @@ namespace streambp {
 // The lines of a file that may be larger than memory, without their ends and without a byte order mark.
 class Lines {
  public:
-  static constexpr std::size_t kLongest = std::size_t{1} << 28;
+  static constexpr std::size_t kLongest = std::size_t{1} << 26;
 
   explicit Lines(const std::filesystem::path& path, std::size_t longest = kLongest) : path_(path), longest_(longest) {
     bytes_ = regular_file_size(path);
@@ -96,29 +96,15 @@ struct Example {
   std::vector<std::vector<double>> old = {};
 };
 
-// Shallow JSON in which no name stands twice in an object; the parser itself keeps but the last.
+constexpr JsonLimits kLineLimits = {.values = 2'000'000, .depth = 32};
+
 inline Json parse_line(std::string_view line) {
-  constexpr int deepest = 32;
-  std::vector<std::set<std::string>> names(deepest + 2);
-  const auto look = [&](int depth, Json::parse_event_t event, const Json& value) {
-    require_data(depth <= deepest, "JSON nested deeper than ", deepest);
-    const auto level = static_cast<std::size_t>(depth) + 1;
-    if (event == Json::parse_event_t::object_start) names[level].clear();
-    if (event == Json::parse_event_t::key) {
-      const std::string& name = value.get_ref<const std::string&>();
-      require_data(names[level - 1].insert(name).second, "\"", name.substr(0, 100), "\" stands twice in an object");
-    }
-    return true;
-  };
   try {
-    Json json = Json::parse(line, look);
+    Json json = parse_json(line, kLineLimits);
     require_data(json.is_object(), "not a JSON object, {...}");
     return json;
-  } catch (const Json::exception& error) {
-    std::string what = error.what();  // "[json.exception...] parse error at line 1, column 9: ...; last read: ..."
-    what = what.substr(0, what.find("; last read"));
-    if (const std::size_t at = what.find("column"); at != std::string::npos) what = what.substr(at);
-    throw BadData("not valid JSON: " + what.substr(0, 200));
+  } catch (const BadJson& error) {
+    throw BadData(error.what());
   }
 }
 

@@ -166,24 +166,18 @@ struct Known {
   bool scaled = true;
 };
 
-// Appends a piece of a document to a batch, as a document of its own. What is learned is predicted, also after the
-// piece's last token.
+// Appends a piece of a document to a batch, as a document. The target of its last token is the document's next one.
 inline void append(Batch& batch, const TokenFile& data, const PackedPiece& piece, const Known& known = {}) {
-  const auto tokens = data.tokens(piece.document);
-  const auto learn = data.learn(piece.document);
-  const auto begin = static_cast<std::size_t>(piece.begin), end = begin + static_cast<std::size_t>(piece.length);
-  const auto target = [&](std::size_t i) { return i < tokens.size() && learn[i] ? tokens[i] : -1; };
+  const Rows rows = {piece.begin, piece.begin + piece.length};
   const std::size_t first = batch.targets.size();
-  batch.append({tokens.begin() + piece.begin, tokens.begin() + piece.begin + piece.length});
-  for (std::size_t i = begin; i < end; ++i) batch.targets[first + i - begin] = target(i + 1);
-  const auto begin_of_document = static_cast<std::size_t>(data.begin(piece.document));
-  const auto log_probabilities = [&](std::vector<double>& to, std::span<const float> from) {
-    for (std::size_t i = begin; i < end && !from.empty(); ++i) {
-      to.push_back(target(i + 1) < 0 ? 0.0 : from[begin_of_document + i]);
-    }
+  batch.append(data.tokens(piece.document), rows, data.learn(piece.document));
+  const auto log_probs = [&](std::vector<double>& to, std::span<const float> of_all_tokens) {
+    if (of_all_tokens.empty()) return;
+    const float* from = of_all_tokens.data() + data.begin(piece.document) + rows.begin;
+    for (std::size_t i = first; i < batch.targets.size(); ++i) to.push_back(batch.targets[i] < 0 ? 0.0 : from[i - first]);
   };
-  log_probabilities(batch.reference, known.reference);
-  log_probabilities(batch.old, known.old);
+  log_probs(batch.reference, known.reference);
+  log_probs(batch.old, known.old);
   if (!data.groups()) return;
   const Advantage advantage = data.advantage(piece.document);
   batch.advantages.resize(batch.targets.size(), known.scaled ? advantage.scaled : advantage.plain);

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "data/batch.cuh"
+#include "data/files/text_hash.cuh"
 
 namespace streambp {
 
@@ -28,12 +29,8 @@ class Text {
 
   bool holds_out() const { return !evaluation.empty(); }
 
-  // Tells texts apart (FNV-1a), so that a run is not resumed on another one.
-  std::string fingerprint() const {
-    std::uint64_t hash = 0xcbf29ce484222325u;
-    for (const char byte : text) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
-    return std::to_string(hash);
-  }
+  // Identifies the text, so that a run is not resumed on another one.
+  std::string fingerprint() const { return std::to_string(text_hash(text)); }
 
   // Documents for one micro-batch: which ones depends on the seed, the step and the micro-batch alone.
   Batch batch(std::uint64_t seed, Index step, Index micro_batch, Index documents, Index length) const {
@@ -76,12 +73,10 @@ class Text {
   static void append(Batch& batch, std::string_view text, std::size_t offset, Index length) {
     const auto size = static_cast<std::size_t>(length);
     const std::size_t begin = paragraph_start(text, offset, text.size() - size - 1, size);
+    const std::string_view bytes = text.substr(begin, size + 1);
     std::vector<std::int32_t> tokens;
-    for (Index i = 0; i <= length; ++i)
-      tokens.push_back(static_cast<unsigned char>(text[begin + static_cast<std::size_t>(i)]));
-    const std::int32_t last_target = tokens.back();
-    tokens.pop_back();
-    batch.append(tokens, last_target);
+    for (const char byte : bytes) tokens.push_back(static_cast<unsigned char>(byte));
+    batch.append(tokens, {0, length});
   }
 
   std::string text;

@@ -1,40 +1,22 @@
-// The fields of a JSON object that comes from elsewhere: asked for by name and type, and none passed over in silence.
+// The fields of a JSON object from an untrusted file: read by name and type. Unknown fields are errors, not ignored.
 #pragma once
 
 #include <algorithm>
 #include <filesystem>
 #include <initializer_list>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <string_view>
 
 #include "data/files/files.cuh"
+#include "data/files/json.cuh"
 
 namespace streambp {
 
-using Json = nlohmann::json;
-
-// The JSON in a file of that name. Its values may be recursed into: none lies in more than 100 others.
-inline Json parse_json(const std::string& text, const std::string& file) {
-  int depth = 0, deepest = 0;
-  bool quoted = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted && c == '\\') ++i;
-    if (c == '"') quoted = !quoted;
-    if (!quoted && (c == '[' || c == '{')) deepest = std::max(deepest, ++depth);
-    if (!quoted && (c == ']' || c == '}')) --depth;
-  }
-  require(deepest <= 100, file, ": its values are nested more deeply than is supported");
-  Json json = Json::parse(text, nullptr, false);
-  require(!json.is_discarded(), file, ": not valid JSON; is the file complete?");
-  return json;
-}
 inline Json parse_json_file(const std::filesystem::path& path) { return parse_json(read_file(path), path.string()); }
 
-// Reads fields of a JSON object, and remembers which it was asked for; every error names the file and the field.
+// Reads fields of a JSON object and remembers which were asked for. Every error names the file and the field.
 class Fields {
  public:
   Fields(const Json& json, std::string file) : json(json), file(std::move(file)) {
@@ -56,7 +38,7 @@ class Fields {
         : std::is_floating_point_v<V>
             ? value.is_number()
             : value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX);
-    require(fits, file, ": the field \"", name, "\" has the value ", value.dump(), ", which is of the wrong type");
+    if (!fits) fail(file, ": the field \"", name, "\" has the value ", shown(value), ", which is of the wrong type");
     return value.get<V>();
   }
   template <class V>
@@ -71,26 +53,25 @@ class Fields {
   // Refuses any value but this one.
   template <class V>
   void only(const char* name, V supported) const {
-    if (!has(name)) return;
-    require(get<V>(name) == supported, file, ": \"", name, "\": ", json.at(name).dump(), " is not supported; only ",
-            Json(supported).dump(), " is");
+    if (!has(name) || get<V>(name) == supported) return;
+    fail(file, ": \"", name, "\": ", shown(json.at(name)), " is not supported; only ", Json(supported).dump(), " is");
   }
 
-  // Refuses fields that nobody asked for, unless they are null or `harmless` says so.
+  // Refuses fields that were never asked for, unless they are null or `harmless`.
   template <class F>
   void refuse_others(F&& harmless) const {
     for (const auto& [name, value] : json.items()) {
-      require(value.is_null() || asked->contains(name) || harmless(name), file, ": the field \"", name,
-              "\" is not known here and may change the mathematics, so this model is refused; if you know that it "
-              "changes nothing, remove it from the file");
+      if (value.is_null() || asked->contains(name) || harmless(name)) continue;
+      fail(file, ": the field ", quote(name),
+           " is unknown and may change what the model computes; if you know that it does not, remove it");
     }
   }
 
-  // Refuses fields other than these: they may have an effect.
+  // Refuses all other fields, since they may have an effect.
   void known(std::initializer_list<std::string_view> names) const {
     for (const auto& [name, value] : json.items()) {
-      require(std::find(names.begin(), names.end(), name) != names.end(), file, ": the field \"", name,
-              "\": ", value.dump(), " is not supported");
+      if (std::ranges::find(names, name) != names.end()) continue;
+      fail(file, ": the field ", quote(name), ": ", shown(value), " is not supported");
     }
   }
 

@@ -5,8 +5,8 @@
 //                      "__metadata__": {"any": "text"}}
 //   the rest    the tensors, back to back; offsets count from here
 //
-// A file comes from elsewhere, so every claim of its header is checked before its data is touched. A file of ours
-// appears whole or not at all: it grows beside its place under another name and is renamed once it is on the disk.
+// Reading checks every claim of the header before it touches the data. Writing is atomic: to a temporary file, which is
+// renamed once it is on disk.
 #pragma once
 
 #include <fcntl.h>
@@ -21,7 +21,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -29,11 +28,10 @@
 #include <vector>
 
 #include "data/files/files.cuh"
+#include "data/files/json.cuh"
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {
-
-using Json = nlohmann::json;
 
 struct Tensor {
   std::string where;  // "file: tensor "name"", for messages
@@ -44,7 +42,7 @@ struct Tensor {
   std::size_t bytes;
 };
 
-// Bytes of an element; 0 if the type is none of those that we read.
+// Bytes of an element; 0 for types that cannot be read.
 inline Index dtype_size(const std::string& dtype) {
   static const std::map<std::string, Index> sizes = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2},
                                                      {"I64", 8}, {"I32", 4}, {"U8", 1}};
@@ -59,13 +57,13 @@ inline bool is_real(const Tensor& tensor) {
 inline Index element_count(const std::string& where, const std::vector<Index>& shape) {
   Index bytes = 8;  // as if of the largest type, so that no type's bytes overflow
   for (const Index n : shape) {
-    require(n >= 0 && !__builtin_mul_overflow(bytes, n, &bytes), where, ": no tensor can have the shape ",
-            Json(shape).dump(), "; is the file damaged?");
+    require(n >= 0 && !__builtin_mul_overflow(bytes, n, &bytes), where, ": no tensor can have the shape ", shown(shape),
+            "; is the file damaged?");
   }
   return bytes / 8;
 }
 
-// IEEE half precision as it lies in a file: 1 bit of sign, 5 of exponent and 10 of fraction.
+// IEEE half precision: 1 sign bit, 5 exponent bits, 10 fraction bits.
 struct StoredFloat16 {
   std::uint16_t bits;
   operator float() const {
@@ -76,7 +74,7 @@ struct StoredFloat16 {
   }
 
   StoredFloat16() = default;
-  explicit StoredFloat16(float x) {  // to nearest, ties to even; what is too large becomes infinity
+  explicit StoredFloat16(float x) {  // to nearest, ties to even; overflow gives infinity
     const auto b = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t sign = b >> 16 & 0x8000u, magnitude = b & 0x7fffffffu;
     if (magnitude > 0x7f800000u) {
@@ -91,7 +89,7 @@ struct StoredFloat16 {
   }
 };
 
-// Elements [first, first + count) as T: real numbers as real numbers, integers as integers that can hold them.
+// Elements [first, first + count) as T. Real types read as real types, integers as integers that can hold them.
 template <class T>
 void read(const Tensor& tensor, Index first, Index count, T* out) {
   require(0 <= first && 0 <= count && first + count <= tensor.count, tensor.where, ": has ", tensor.count, " elements");
@@ -105,7 +103,7 @@ void read(const Tensor& tensor, Index first, Index count, T* out) {
       for (Index i = 0; i < count; ++i) {
         std::memcpy(&stored, data + i * static_cast<Index>(sizeof stored), sizeof stored);
         if constexpr (std::is_integral_v<T>) {
-          require(std::in_range<T>(stored), tensor.where, ": ", +stored, " is out of range for its use");
+          require(std::in_range<T>(stored), tensor.where, ": ", +stored, " is out of range");
         }
         out[i] = static_cast<T>(stored);
       }
@@ -130,7 +128,7 @@ void read(const Tensor& tensor, T* out) {
   read(tensor, 0, tensor.count, out);
 }
 
-// Gives the pages of a mapped tensor back to the system; they would be read again if they were needed.
+// Returns the pages of a mapped tensor to the system. Later reads load them again.
 inline void forget(const Tensor& tensor) {
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<std::uintptr_t>(tensor.data) / page * page;
@@ -138,7 +136,7 @@ inline void forget(const Tensor& tensor) {
   if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
-// A file, mapped into memory and checked. Its tensors live as long as it or a copy of it.
+// A file, mapped into memory and checked. Its tensors live as long as the object or a copy of it.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path) : path_(path) {
@@ -167,14 +165,14 @@ class SafetensorsFile {
     std::string near;
     auto neighbour = tensors_.lower_bound(name);
     if (neighbour != tensors_.begin()) --neighbour;
-    for (int i = 0; i < 3 && neighbour != tensors_.end(); ++i) near += " \"" + neighbour++->first + "\"";
-    fail(path_.string(), ": no tensor \"", name, "\" among its ", tensors_.size(),
-         near.empty() ? "" : "; near it:", near, "; is it a file of this model?");
+    for (int i = 0; i < 3 && neighbour != tensors_.end(); ++i) near += " " + quote(neighbour++->first);
+    fail(path_.string(), ": no tensor ", quote(name), " among its ", tensors_.size(),
+         near.empty() ? "" : "; similar names:", near, "; is it a file of this model?");
   }
 
  private:
   static constexpr std::uint64_t kLongestHeader = 100'000'000;  // as in the reference implementation
-  static constexpr const char* kRemedy = "; the file is damaged or not a safetensors file, get it again";
+  static constexpr const char* kRemedy = "; the file is damaged or not a safetensors file; get it again";
 
   void map(std::size_t size) {
     const int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
@@ -186,37 +184,39 @@ class SafetensorsFile {
     mapping_ = {static_cast<std::byte*>(block), [size](std::byte* mapped) { munmap(mapped, size); }};
   }
 
+  // The header nests three deep: tensors, their fields, lists of sizes.
+  static constexpr JsonLimits kHeaderLimits = {.values = 1'000'000, .depth = 3};
+
   void parse(std::string_view text) {
     std::string where = path_.string() + ": header";
     try {
-      std::size_t names = 0;  // of two equal ones the parser keeps but the last
-      const Json header = Json::parse(text, [&](int depth, Json::parse_event_t event, const Json&) {
-        names += depth == 1 && event == Json::parse_event_t::key;
-        return true;
-      });
-      require(header.is_object() && names == header.size(), where, " is not an object of distinct names", kRemedy);
+      const Json header = parse_json(text, kHeaderLimits);
+      require(header.is_object(), where, ": is not a JSON object", kRemedy);
       for (const auto& [name, entry] : header.items()) {
-        where = path_.string() + ": tensor \"" + name + "\"";
+        where = path_.string() + ": tensor " + quote(name);
         if (name == "__metadata__") {
           metadata_ = entry.get<std::map<std::string, std::string>>();
         } else {
           tensors_[name] = describe(where, entry);
         }
       }
-    } catch (const Json::exception& error) {
+    } catch (const BadJson& error) {
       fail(where, ": ", error.what(), kRemedy);
+    } catch (const Json::exception& error) {  // a field is missing or has the wrong type
+      fail(where, ": ", excerpt(error.what()), kRemedy);
     }
   }
 
   Tensor describe(const std::string& where, const Json& entry) const {
     const std::string dtype = entry.at("dtype");
+    require(dtype.size() <= 32, where, ": ", quote(dtype), " is not a type", kRemedy);
     const std::vector<Index> shape = sizes(where, entry.at("shape")), span = sizes(where, entry.at("data_offsets"));
     require(span.size() == 2 && span[0] <= span[1], where, ": data_offsets are not a begin and an end", kRemedy);
     require(span[1] <= data_bytes_, where, ": ends at byte ", span[1], " of ", data_bytes_, ", so the file is ",
             "truncated; get it again");
     const Index count = element_count(where, shape), bytes = span[1] - span[0], size = dtype_size(dtype);
-    require(size == 0 || bytes == count * size, where, ": ", dtype, " of shape ", Json(shape).dump(), " takes ",
-            count * size, " bytes, not ", bytes, kRemedy);
+    require(size == 0 || bytes == count * size, where, ": ", dtype, " of shape ", shown(shape), " takes ", count * size,
+            " bytes, not ", bytes, kRemedy);
     return {where, dtype, shape, count, data_ + span[0], static_cast<std::size_t>(bytes)};
   }
 
@@ -225,18 +225,18 @@ class SafetensorsFile {
       return n.is_number_unsigned() && std::in_range<Index>(n.get<std::uint64_t>());
     };
     require(list.is_array() && std::all_of(list.begin(), list.end(), is_size), where,
-            ": shape and data_offsets must be ", "lists of numbers from 0 to 2^63-1", kRemedy);
+            ": shape and data_offsets must be lists of numbers from 0 to 2^63-1", kRemedy);
     return list;
   }
 
-  // The tensors cover the data: none overlaps another and nothing lies between them.
+  // The tensors cover the data without gaps or overlaps.
   void check_layout() const {
     std::vector<std::tuple<const std::byte*, std::size_t, const Tensor*>> spans;
     for (const auto& [name, tensor] : tensors_) spans.emplace_back(tensor.data, tensor.bytes, &tensor);
     std::sort(spans.begin(), spans.end());
     const std::byte* end = data_;
     for (const auto& [begin, bytes, tensor] : spans) {
-      require(begin == end, tensor->where, ": does not begin where the tensor before it ends", kRemedy);
+      require(begin == end, tensor->where, ": does not begin where the previous tensor ends", kRemedy);
       end += bytes;
     }
     require(end == data_ + data_bytes_, path_.string(), ": has bytes that belong to no tensor", kRemedy);
@@ -250,7 +250,7 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// Collects descriptions of tensors, and writes them all when it finishes. Data must stay where it is until then.
+// Collects descriptions of tensors; finish() writes the file. The data must stay valid until then.
 class SafetensorsWriter {
  public:
   using Produce = std::function<void(std::ostream&)>;  // writes the bytes of a tensor
@@ -261,9 +261,9 @@ class SafetensorsWriter {
   }
 
   void add(const std::string& name, const std::string& dtype, const std::vector<Index>& shape, Produce produce) {
-    const std::string where = path_.string() + ": tensor \"" + name + "\"";
+    const std::string where = path_.string() + ": tensor " + quote(name);
     require(dtype_size(dtype) > 0, where, ": ", dtype, " is not a type that can be written");
-    require(!header_.contains(name), where, ": there is one already");
+    require(!header_.contains(name), where, ": is a duplicate");
     const Index begin = end_;
     end_ += element_count(where, shape) * dtype_size(dtype);
     header_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {begin, end_}}};
@@ -285,8 +285,8 @@ class SafetensorsWriter {
       const Index data = out.tellp();
       for (const Part& part : parts_) {
         part.produce(out);
-        require(out.tellp() - data == part.end, part.where, ": ", out.tellp() - data, " bytes of data where it should ",
-                "end after ", part.end);
+        require(out.tellp() - data == part.end, part.where, ": ", out.tellp() - data,
+                " bytes of data, but it should end after ", part.end);
       }
     });
   }

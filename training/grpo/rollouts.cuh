@@ -13,11 +13,11 @@ struct Rollout {
   double advantage;
 };
 
-// A document of which the completion is learned. Its last token only is predicted, never read.
+// A document whose completion is learned. Its last token is a target only.
 inline void append(Batch& batch, const Rollout& rollout) {
-  const std::size_t first = batch.targets.size();
-  batch.append({rollout.tokens.begin(), rollout.tokens.end() - 1}, rollout.tokens.back());
-  std::fill_n(batch.targets.begin() + static_cast<std::ptrdiff_t>(first), rollout.begin - 1, -1);
+  std::vector<std::uint8_t> learned(rollout.tokens.size(), 1);
+  std::fill_n(learned.begin(), rollout.begin, 0);
+  batch.append(rollout.tokens, {0, static_cast<Index>(rollout.tokens.size()) - 1}, learned);
   batch.advantages.resize(batch.targets.size(), rollout.advantage);
 }
 
