@@ -3,6 +3,7 @@
 
 #include "commands/objective_options.cuh"
 #include "data/files/files.cuh"
+#include "training/timeline.cuh"
 
 namespace streambp {
 
@@ -58,6 +59,9 @@ class PlanCommand {
                    "Write peak memory against length for the three modes to this JSON file, with --memory also the "
                    "longest stream")
         ->group("Output");
+    app.add_option("--timeline", timeline_file,
+                   "Write memory by kind through one step in the three modes to this JSON file")
+        ->group("Output");
     app.add_option("--json", json_file, "Write the answer to this JSON file as well")->group("Output");
     app.callback([this] { run(); });
   }
@@ -83,6 +87,7 @@ class PlanCommand {
     std::printf("%s\n%s, optimizer %s, %ld micro-batch%s a step, objective %s\n\n", describe(settings.config).c_str(),
                 dtype.c_str(), optimizer.c_str(), micro_batches, micro_batches == 1 ? "" : "es",
                 objectives.objective.c_str());
+    if (!timeline_file.empty()) require_writable(timeline_file);
     result = {{"config", config_to_json(settings.config)},
               {"dtype", dtype},
               {"objective", objectives.objective},
@@ -94,6 +99,7 @@ class PlanCommand {
     if (budget && length > 0) chunk_for(budget);
     if (length > 0 || !budget) usage(length > 0 ? length : default_length());
     if (!sweep.empty()) write_sweep();
+    if (!timeline_file.empty()) write_timeline(length > 0 ? length : default_length());
     if (!json_file.empty()) write_file_atomically(json_file, result.dump(2) + "\n");
   }
 
@@ -186,10 +192,22 @@ class PlanCommand {
     std::printf("\nThe curve is in %s; scripts/plot.py draws it.\n", sweep.c_str());
   }
 
+  void write_timeline(Index rows) {
+    constexpr std::size_t parts = 1000;  // more than a picture shows
+    Json file = result;
+    file.update({{"length", rows}, {"chunk", chunk}, {"name", model.model}, {"kinds", kKindNames}});
+    for (Mode mode : kModes) {
+      const Timeline line = timeline(settings, rows, schedule(mode, rows), parts);
+      file["timeline"][name(mode)] = {{"flops", line.flops}, {"bytes", line.parts}};
+    }
+    write_file_atomically(timeline_file, file.dump() + "\n");
+    std::printf("\nThe timeline is in %s; scripts/plot.py draws it.\n", timeline_file.c_str());
+  }
+
   ModelOptions model;
   ObjectiveOptions objectives;
   Index length = 0, chunk = 0, micro_batches = 1, group_size = 8, documents = 1;
-  std::string memory, dtype = "bf16", gradient = "bf16", optimizer = "none", sweep, json_file;
+  std::string memory, dtype = "bf16", gradient = "bf16", optimizer = "none", sweep, timeline_file, json_file;
   StepSettings settings;
   Json result;
 };

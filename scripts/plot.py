@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """Draw what streambp writes.
 
+  streambp plan qwen3-8b --length 100000 --memory 80GiB --optimizer adamw-bf16 --timeline timeline.json
+  scripts/plot.py timeline timeline.json docs/timeline.png          memory through one step, in the three modes
+
   streambp plan qwen3-8b --accumulate 2 --memory 80GiB --sweep sweep.json
-  scripts/plot.py memory sweep.json docs/memory.png                 peak memory against length, for the three modes
+  scripts/plot.py memory sweep.json docs/memory.png                 peak memory against length, in the three modes
 
   streambp train --out run
-  scripts/plot.py loss run/metrics.jsonl loss.png                   loss against steps
+  scripts/plot.py loss run/metrics.jsonl loss.png                   loss
 
   streambp train --model base --objective dpo --data preferences.jsonl --eval-every 2 --out run
-  scripts/plot.py preferences run/metrics.jsonl preferences.png     accuracy and margin of held-out pairs against steps
+  scripts/plot.py preferences run/metrics.jsonl preferences.png     accuracy and margin of held-out pairs
 
   streambp train --model base --objective grpo --data prompts.jsonl --reward exact --eval-every 10 --out run
-  scripts/plot.py rewards run/metrics.jsonl rewards.png             reward and entropy against steps
+  scripts/plot.py rewards run/metrics.jsonl rewards.png             reward and entropy
 
-Needs matplotlib (pip install matplotlib, or apt-get install python3-matplotlib).
+Needs matplotlib 3.7 or later (pip install matplotlib).
 """
 
 import argparse
@@ -59,6 +62,54 @@ def draw_memory(plt, args):
     return fig
 
 
+KINDS = {  # from the bottom up; all other kinds are drawn on top as "other"
+    "weights": ("weights", "#c9ced6"),
+    "optimizer": ("optimizer state", "#a9b1bd"),
+    "saved layer inputs": ("saved layer inputs", "#2a6f97"),
+    "gradients": ("gradient", "#7a8594"),
+    "keys and values": ("keys, values and their gradients", "#61a5c2"),
+    "chunk activations": ("activations", "#b0413e"),
+    "logits": ("logits", "#d9a441"),
+}
+
+
+def draw_timeline(plt, args):
+    with open(args.input) as file:
+        plan = json.load(file)
+    gib, peta = 2**30, 1e15
+    lines = {mode: [[b / gib for b in moment] for moment in line["bytes"]] for mode, line in plan["timeline"].items()}
+    peaks = {mode: max(map(sum, line)) for mode, line in lines.items()}
+    ceiling = min(1.1 * peaks["full"], 1.4 * peaks["checkpoint"])  # full memory may leave the picture
+    fig, axes = plt.subplots(1, 3, figsize=(10.4, 4.6), sharex=True, sharey=True, layout="constrained")
+    for ax, (mode, _, label) in zip(axes, MODES):
+        columns = dict(zip(plan["kinds"], zip(*lines[mode])))
+        stack = [columns.pop(kind) for kind in KINDS]
+        stack.append([sum(moment) for moment in zip(*columns.values())])
+        flops = plan["timeline"][mode]["flops"] / peta
+        work = [flops * i / (len(lines[mode]) - 1) for i in range(len(lines[mode]))]
+        ax.stackplot(work, *stack, labels=[name for name, _ in KINDS.values()] + ["other"], linewidth=0,
+                     colors=[colour for _, colour in KINDS.values()] + ["#dddddd"])
+        name, _, what = label.partition(": ")
+        ax.set_title(name, loc="left", fontsize=12, fontweight="bold", pad=20)
+        ax.text(0, 1.02, what, transform=ax.transAxes, color="#555555")
+        highest = work[[sum(moment) for moment in lines[mode]].index(peaks[mode])]
+        outside = peaks[mode] > ceiling
+        ax.annotate(f"{peaks[mode]:.1f} GiB" + (" \u2191" if outside else ""), (highest, min(peaks[mode], ceiling)),
+                    xytext=(6, -16 if outside else 5), textcoords="offset points", fontweight="bold",
+                    color="white" if outside else "black")
+        if "memory" in plan:
+            ax.axhline(plan["memory"] / gib, color="#333333", linewidth=1, linestyle="--")
+        ax.set_xlabel("work done, PFLOP")
+    axes[0].set_ylim(0, ceiling)
+    axes[0].set_xlim(0, 1.02 * max(line["flops"] for line in plan["timeline"].values()) / peta)
+    axes[0].set_ylabel("memory, GiB")
+    if "memory" in plan:
+        axes[2].annotate(f"budget {plan['memory'] / gib:g} GiB", (1, plan["memory"] / gib), xycoords=("axes fraction", "data"),
+                         xytext=(0, 3), textcoords="offset points", ha="right", color="#333333")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncol=4, frameon=False)
+    return fig
+
+
 def draw_loss(plt, args):
     with open(args.input) as file:
         lines = [json.loads(line) for line in file]
@@ -69,7 +120,7 @@ def draw_loss(plt, args):
     if held_out:
         ax.plot(*zip(*held_out), "o-", color="#b0413e", label="held out")
     ax.set_xlabel("step")
-    ax.set_ylabel("loss, nats a token")
+    ax.set_ylabel("loss, nats per token")
     ax.legend(frameon=False)
     return fig
 
@@ -79,8 +130,8 @@ def draw_preferences(plt, args):
         lines = [json.loads(line) for line in file]
     fig, axes = plt.subplots(2, 1, figsize=(7.4, 4.6), sharex=True, height_ratios=[2, 3])
     panels = [
-        ("accuracy", "accuracy", "pairs of which the chosen has the higher reward"),
-        ("margin", "margin", "by how much the reward of the chosen is higher, in the mean"),
+        ("accuracy", "accuracy", "fraction of pairs whose chosen completion has the higher reward"),
+        ("margin", "margin", "mean reward of chosen minus rejected completions"),
     ]
     for ax, (name, label, title) in zip(axes, panels):
         training = [(line["step"], line[name]) for line in lines if name in line]
@@ -88,7 +139,7 @@ def draw_preferences(plt, args):
         if not held_out:
             raise ValueError(f"no evaluation_{name}")
         ax.plot(*zip(*training), ".", color="#2a6f97", alpha=0.35, markeredgewidth=0, clip_on=False,
-                label="each step's own pairs")
+                label="training batches")
         ax.plot(*zip(*held_out), color="#b0413e", linewidth=2.2, label="held out")
         ax.set_ylabel(label)
         ax.set_title(title, loc="left", fontsize=10.5)
@@ -114,29 +165,29 @@ def draw_rewards(plt, args):
 
     fig, axes = plt.subplots(2, 1, figsize=(7.4, 4.6), sharex=True, height_ratios=[3, 2])
     axes[0].plot(*zip(*curve("reward")), ".", color="#2a6f97", alpha=0.6, markeredgewidth=0, clip_on=False,
-                 label="sampled, each round's own completions")
+                 label="sampled completions of each round")
     axes[0].plot(*zip(*curve("evaluation_reward")), "o-", color="#b0413e", linewidth=2.2, markersize=4, clip_on=False,
-                 label="held out, likeliest completions")
+                 label="held out, greedy decoding")
     axes[0].set_ylabel("reward")
     axes[0].set_title("mean reward", loc="left", fontsize=10.5)
     axes[0].legend(loc="lower right", frameon=False)
     axes[1].plot(*zip(*curve("entropy")), color="#2a6f97", linewidth=1.6)
-    axes[1].set_ylabel("nats a token")
-    axes[1].set_title("entropy of what is sampled", loc="left", fontsize=10.5)
+    axes[1].set_ylabel("nats per token")
+    axes[1].set_title("entropy of the sampled tokens", loc="left", fontsize=10.5)
     axes[1].set_ylim(bottom=0)
     axes[1].set_xlabel("step")
     axes[1].set_xlim(0, curve("reward")[-1][0])
     return fig
 
 
-DRAWINGS = {"memory": draw_memory, "loss": draw_loss, "preferences": draw_preferences, "rewards": draw_rewards}
+DRAWINGS = {"timeline": draw_timeline, "memory": draw_memory, "loss": draw_loss, "preferences": draw_preferences, "rewards": draw_rewards}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=DRAWINGS, help="which picture")
-    parser.add_argument("input", help="sweep.json or metrics.jsonl")
-    parser.add_argument("output", help="the picture; its ending (.png, .svg) says the format")
+    parser.add_argument("kind", choices=DRAWINGS, help="what to draw")
+    parser.add_argument("input", help="timeline.json, sweep.json or metrics.jsonl")
+    parser.add_argument("output", help="the picture; its extension (.png, .svg) sets the format")
     args = parser.parse_args()
     try:
         import matplotlib
@@ -149,8 +200,9 @@ def main():
     try:
         fig = DRAWINGS[args.kind](plt, args)
     except (OSError, ValueError, KeyError) as error:
-        sys.exit(f"plot.py: {args.input}: {error}; is it what streambp wrote?")
-    fig.tight_layout()
+        sys.exit(f"plot.py: {args.input}: {error}; did streambp write this file?")
+    if fig.get_layout_engine() is None:
+        fig.tight_layout()
     stem, ending = os.path.splitext(args.output)
     temporary = f"{stem}.tmp{ending}"
     fig.savefig(temporary, dpi=150)

@@ -38,6 +38,15 @@ inline std::string read_file(const std::filesystem::path& path, std::size_t limi
   return contents;
 }
 
+// Refuses a path that a file cannot be written to, before the work whose result goes there.
+inline void require_writable(const std::filesystem::path& path) {
+  const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : ".";
+  require(!is_directory(path), path.string(), ": is a directory, not a file; name a file in it");
+  require(is_directory(directory), path.string(), ": there is no directory ", directory.string(), "; create it first");
+  require(access(directory.c_str(), W_OK) == 0, path.string(), ": cannot write to ", directory.string(), ": ",
+          std::strerror(errno), "; choose another place");
+}
+
 // The file holds what `produce` writes to the stream, or, should anything go wrong, what it held before.
 inline void write_file_atomically(const std::filesystem::path& path,
                                   const std::function<void(std::ostream&)>& produce) {

@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -79,6 +80,9 @@ class Arena {
   // Tests set it: what is allocated in the host's memory starts as NaN, so that reading before writing shows.
   static inline bool poison = false;
 
+  // Called after every allocation and release: a timeline of memory listens here.
+  std::function<void()> on_change;
+
   // Without a block, sizes are only counted.
   Arena(std::size_t capacity, std::byte* block) : block_(block), capacity_(round_up(capacity)) {}
   Arena(const Arena&) = delete;
@@ -97,6 +101,7 @@ class Arena {
       peak_by_kind_ = by_kind_;
     }
     if (poison && block_) std::memset(block_ + offset, 0xff, bytes);
+    if (on_change) on_change();
     return block_ ? block_ + offset : nullptr;
   }
 
@@ -109,6 +114,7 @@ class Arena {
   std::size_t capacity() const { return capacity_; }
   std::size_t used() const { return bottom_ + top_; }
   std::size_t peak() const { return peak_; }
+  const Bytes& by_kind() const { return by_kind_; }
   const Bytes& peak_by_kind() const { return peak_by_kind_; }
   void reset_peak() {
     peak_ = used();
@@ -122,10 +128,12 @@ class Arena {
   };
   std::vector<Allocation>& stack(End end) { return end == End::bottom ? bottom_stack_ : top_stack_; }
   void pop(End end, std::size_t count) {
+    if (stack(end).size() <= count) return;
     for (auto& s = stack(end); s.size() > count; s.pop_back()) {
       (end == End::bottom ? bottom_ : top_) -= s.back().bytes;
       by_kind_[static_cast<int>(s.back().kind)] -= s.back().bytes;
     }
+    if (on_change) on_change();
   }
 
   std::byte* const block_;

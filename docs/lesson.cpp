@@ -1,0 +1,348 @@
+// StreamBP in one file: exact backpropagation through a transformer, in little memory.
+//
+//   g++ -std=c++20 -O2 docs/lesson.cpp -o lesson && ./lesson
+//
+// Backpropagation through a layer needs the layer's activations. full_memory() keeps those of all layers. streambp()
+// keeps only the input of each layer and recomputes the rest, one chunk of rows (tokens) at a time. That works because
+// rows meet in one place only: a row attends to the keys and values, K and V, of earlier rows and of itself. So
+//
+//   - K, V and their gradients dK, dV exist for all rows, but for one layer at a time;
+//   - all other activations exist for one layer and one chunk at a time;
+//   - backward visits the chunks from the LAST to the FIRST. Only later rows attend to a row, and they are done, so the
+//     dK and dV of a chunk are complete when backward leaves the attention of that chunk.
+//
+// Nothing is approximated. Both functions sum over rows from the last row to the first, so their gradients agree in
+// every bit. To keep the loops short, attention has one head, norms have no weights, and positions are not encoded.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+// --- Matrices that count the memory they take ---
+
+struct Rows {
+  int begin, end;
+  int size() const { return end - begin; }
+};
+
+struct View {
+  double* data;
+  int rows, cols;
+  int size() const { return rows * cols; }
+  double* operator[](int row) const { return data + row * cols; }
+  View operator[](Rows r) const { return {data + r.begin * cols, r.size(), cols}; }
+};
+
+struct Matrix : View {
+  static inline long live = 0, peak = 0;  // numbers in memory
+  std::unique_ptr<double[]> memory;
+  Matrix(int rows, int cols) : View{new double[rows * cols](), rows, cols}, memory(data) {
+    peak = std::max(peak, live += size());
+  }
+  Matrix(Matrix&&) = default;
+  ~Matrix() { live -= memory ? size() : 0; }
+};
+
+// --- Operations on rows. All of them ADD to their result; a new matrix is zero ---
+
+void add(View y, View x) {
+  for (int i = 0; i < x.size(); ++i) y.data[i] += x.data[i];
+}
+
+void linear(View y, View x, View w) {  // y = x wᵀ
+  for (int r = 0; r < x.rows; ++r)
+    for (int o = 0; o < w.rows; ++o)
+      for (int i = 0; i < w.cols; ++i) y[r][o] += x[r][i] * w[o][i];
+}
+
+void linear_backward(View dx, View dw, View dy, View x, View w) {  // dx = dy w, dw = dyᵀ x
+  for (int r = x.rows - 1; r >= 0; --r)                            // last row first: the order of the sum in dw
+    for (int o = 0; o < w.rows; ++o)
+      for (int i = 0; i < w.cols; ++i) {
+        dx[r][i] += dy[r][o] * w[o][i];
+        dw[o][i] += dy[r][o] * x[r][i];
+      }
+}
+
+double dot(const double* a, const double* b, int n) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+void norm(View y, View x) {  // RMSNorm: y = x / rms(x)
+  for (int r = 0; r < x.rows; ++r) {
+    const double rms = std::sqrt(dot(x[r], x[r], x.cols) / x.cols + 1e-6);
+    for (int i = 0; i < x.cols; ++i) y[r][i] += x[r][i] / rms;
+  }
+}
+
+void norm_backward(View dx, View dy, View x) {  // dx = (dy - x mean(dy x) / rms²) / rms
+  for (int r = 0; r < x.rows; ++r) {
+    const double rms = std::sqrt(dot(x[r], x[r], x.cols) / x.cols + 1e-6), mean = dot(dy[r], x[r], x.cols) / x.cols;
+    for (int i = 0; i < x.cols; ++i) dx[r][i] += (dy[r][i] - x[r][i] * mean / (rms * rms)) / rms;
+  }
+}
+
+void activation(View y, View x) {  // y = max(0, x)²
+  for (int i = 0; i < x.size(); ++i) y.data[i] += std::pow(std::max(0.0, x.data[i]), 2);
+}
+
+void activation_backward(View dx, View dy, View x) {
+  for (int i = 0; i < x.size(); ++i) dx.data[i] += dy.data[i] * 2 * std::max(0.0, x.data[i]);
+}
+
+void softmax(double* x, int n) {
+  const double max = *std::max_element(x, x + n);
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - max);
+  for (int i = 0; i < n; ++i) x[i] /= sum;
+}
+
+// --- Causal attention. `rows` are the rows of q; K and V have all rows, and row r attends to rows 0 ... r ---
+
+struct KeysValues {
+  Matrix k, v;
+};
+
+Matrix attention_weights(const double* q, View k, int count) {  // p = softmax(q Kᵀ / √d) for the first `count` keys
+  Matrix p(1, count);
+  for (int j = 0; j < count; ++j) p.data[j] = dot(q, k[j], k.cols) / std::sqrt(k.cols);
+  softmax(p.data, count);
+  return p;
+}
+
+void attention(View y, View q, const KeysValues& kv, Rows rows) {  // y = p V
+  for (int r = 0; r < q.rows; ++r) {
+    const Matrix p = attention_weights(q[r], kv.k, rows.begin + r + 1);
+    for (int j = 0; j < p.cols; ++j)
+      for (int i = 0; i < y.cols; ++i) y[r][i] += p.data[j] * kv.v[j][i];
+  }
+}
+
+void attention_backward(View dq, const KeysValues& dkv, View dy, View q, View y, const KeysValues& kv, Rows rows) {
+  for (int r = q.rows - 1; r >= 0; --r) {
+    const Matrix p = attention_weights(q[r], kv.k, rows.begin + r + 1);
+    for (int j = 0; j < p.cols; ++j) {  // ds = p (dp - dy yᵀ) with dp = dy Vᵀ
+      const double dp = dot(dy[r], kv.v[j], y.cols), ds = p.data[j] * (dp - dot(dy[r], y[r], y.cols));
+      for (int i = 0; i < q.cols; ++i) {
+        dq[r][i] += ds * kv.k[j][i] / std::sqrt(q.cols);
+        dkv.k[j][i] += ds * q[r][i] / std::sqrt(q.cols);  // adds to this row and to all earlier rows
+        dkv.v[j][i] += p.data[j] * dy[r][i];
+      }
+    }
+  }
+}
+
+// --- The model ---
+
+constexpr int kTokens = 512, kVocab = 128, kHidden = 32, kHead = 8, kMlp = 128, kLayers = 6;
+
+struct Layer {
+  Matrix q{kHead, kHidden}, k{kHead, kHidden}, v{kHead, kHidden}, o{kHidden, kHead};
+  Matrix up{kMlp, kHidden}, down{kHidden, kMlp};
+};
+
+struct Model {
+  Matrix embedding{kVocab, kHidden};  // of the tokens, and of the logits
+  std::vector<Layer> layers = std::vector<Layer>(kLayers);
+};
+
+struct Gradient : Model {
+  double loss = 0;
+};
+
+struct Activations {  // of one layer, for some rows
+  int rows;
+  Matrix normed{rows, kHidden}, q{rows, kHead}, attended{rows, kHead}, middle{rows, kHidden};
+  Matrix mlp_input{rows, kHidden}, up{rows, kMlp}, activated{rows, kMlp};
+};
+
+KeysValues keys_values() { return {{kTokens, kHead}, {kTokens, kHead}}; }
+
+void add_keys_values(const KeysValues& kv, View x, const Layer& w, Rows rows) {
+  Matrix normed(rows.size(), kHidden);
+  norm(normed, x[rows]);
+  linear(kv.k[rows], normed, w.k);
+  linear(kv.v[rows], normed, w.v);
+}
+
+Activations layer_forward(View x, const KeysValues& kv, const Layer& w, Rows rows) {
+  Activations a{rows.size()};
+  norm(a.normed, x[rows]);
+  linear(a.q, a.normed, w.q);
+  attention(a.attended, a.q, kv, rows);
+  add(a.middle, x[rows]);  // middle = x + attention
+  linear(a.middle, a.attended, w.o);
+  norm(a.mlp_input, a.middle);
+  linear(a.up, a.mlp_input, w.up);
+  activation(a.activated, a.up);
+  return a;
+}
+
+void layer_output(View y, const Activations& a, const Layer& w) {  // y = middle + MLP
+  add(y, a.middle);
+  linear(y, a.activated, w.down);
+}
+
+// Turns dx from the gradient of the layer's output into the gradient of its input, in place. The residual connections
+// make that an addition: attention and MLP add their part to what flows past them.
+void layer_backward(View dx, const Layer& g, const KeysValues& dkv, View x, const Activations& a, const KeysValues& kv,
+                    const Layer& w, Rows rows) {
+  Matrix dactivated(a.rows, kMlp), dup(a.rows, kMlp), dmlp_input(a.rows, kHidden);
+  linear_backward(dactivated, g.down, dx[rows], a.activated, w.down);
+  activation_backward(dup, dactivated, a.up);
+  linear_backward(dmlp_input, g.up, dup, a.mlp_input, w.up);
+  norm_backward(dx[rows], dmlp_input, a.middle);
+
+  Matrix dattended(a.rows, kHead), dq(a.rows, kHead), dnormed(a.rows, kHidden);
+  linear_backward(dattended, g.o, dx[rows], a.attended, w.o);
+  attention_backward(dq, dkv, dattended, a.q, a.attended, kv, rows);
+  linear_backward(dnormed, g.q, dq, a.normed, w.q);
+  linear_backward(dnormed, g.k, dkv.k[rows], a.normed, w.k);  // dK and dV of these rows are complete now
+  linear_backward(dnormed, g.v, dkv.v[rows], a.normed, w.v);
+  norm_backward(dx[rows], dnormed, x[rows]);
+}
+
+using Tokens = std::vector<int>;  // kTokens + 1 of them: each token predicts the next
+
+Matrix embed(const Model& m, const Tokens& tokens) {
+  Matrix x(kTokens, kHidden);
+  for (int t = 0; t < kTokens; ++t) std::copy_n(m.embedding[tokens[t]], kHidden, x[t]);
+  return x;
+}
+
+void embed_backward(const Gradient& g, View dx, const Tokens& tokens) {
+  for (int t = kTokens - 1; t >= 0; --t)
+    for (int i = 0; i < kHidden; ++i) g.embedding[tokens[t]][i] += dx[t][i];
+}
+
+void head(View dx, Gradient& g, View x, const Model& m, const Tokens& tokens, Rows rows) {  // mean cross-entropy
+  Matrix normed(rows.size(), kHidden), dnormed(rows.size(), kHidden), logits(rows.size(), kVocab);
+  norm(normed, x[rows]);
+  linear(logits, normed, m.embedding);
+  for (int r = rows.size() - 1; r >= 0; --r) {
+    const int target = tokens[rows.begin + r + 1];
+    softmax(logits[r], kVocab);
+    g.loss -= std::log(logits[r][target]) / kTokens;
+    logits[r][target] -= 1;
+    std::transform(logits[r], logits[r] + kVocab, logits[r], [](double p) { return p / kTokens; });
+  }
+  const View dlogits = logits;  // (softmax(logits) - onehot(target)) / n, in the same memory
+  linear_backward(dnormed, g.embedding, dlogits, normed, m.embedding);
+  norm_backward(dx[rows], dnormed, x[rows]);
+}
+
+// --- Two ways to one gradient ---
+
+void full_memory(Gradient& g, const Model& m, const Tokens& tokens) {
+  const Rows all{0, kTokens};
+  std::vector<Matrix> x;  // the input of each layer, and the output of the last
+  std::vector<KeysValues> kv;
+  std::vector<Activations> a;
+  x.push_back(embed(m, tokens));
+  for (int l = 0; l < kLayers; ++l) {
+    kv.push_back(keys_values());
+    add_keys_values(kv[l], x[l], m.layers[l], all);
+    a.push_back(layer_forward(x[l], kv[l], m.layers[l], all));
+    x.emplace_back(kTokens, kHidden);
+    layer_output(x[l + 1], a[l], m.layers[l]);
+  }
+  Matrix dx(kTokens, kHidden);
+  head(dx, g, x[kLayers], m, tokens, all);
+  for (int l = kLayers - 1; l >= 0; --l) {
+    const KeysValues dkv = keys_values();
+    layer_backward(dx, g.layers[l], dkv, x[l], a[l], kv[l], m.layers[l], all);
+  }
+  embed_backward(g, dx, tokens);
+}
+
+// With one chunk as long as the stream this is gradient checkpointing.
+void streambp(Gradient& g, const Model& m, const Tokens& tokens, int chunk) {
+  std::vector<Rows> chunks;
+  for (int begin = 0; begin < kTokens; begin += chunk) chunks.push_back({begin, std::min(begin + chunk, kTokens)});
+  const std::vector<Rows> last_to_first(chunks.rbegin(), chunks.rend());
+  std::vector<Matrix> x;
+  x.push_back(embed(m, tokens));
+  for (int l = 0; l < kLayers; ++l) {
+    const KeysValues kv = keys_values();
+    x.emplace_back(kTokens, kHidden);
+    for (Rows rows : chunks) {
+      add_keys_values(kv, x[l], m.layers[l], rows);
+      layer_output(x[l + 1][rows], layer_forward(x[l], kv, m.layers[l], rows), m.layers[l]);
+    }
+  }
+  Matrix dx(kTokens, kHidden);
+  for (Rows rows : last_to_first) head(dx, g, x[kLayers], m, tokens, rows);
+  for (int l = kLayers - 1; l >= 0; --l) {
+    const KeysValues kv = keys_values(), dkv = keys_values();
+    for (Rows rows : chunks) add_keys_values(kv, x[l], m.layers[l], rows);
+    for (Rows rows : last_to_first) {
+      const Activations a = layer_forward(x[l], kv, m.layers[l], rows);
+      layer_backward(dx, g.layers[l], dkv, x[l], a, kv, m.layers[l], rows);
+    }
+  }
+  embed_backward(g, dx, tokens);
+}
+
+// --- The proof ---
+
+std::vector<View> tensors(const Model& m) {
+  std::vector<View> all = {m.embedding};
+  for (const Layer& l : m.layers) all.insert(all.end(), {l.q, l.k, l.v, l.o, l.up, l.down});
+  return all;
+}
+
+bool same_bits(const Gradient& a, const Gradient& b) {
+  const auto same = [](View x, View y) { return std::memcmp(x.data, y.data, sizeof(double) * x.size()) == 0; };
+  const std::vector<View> x = tensors(a), y = tensors(b);
+  return std::equal(x.begin(), x.end(), y.begin(), same) && a.loss == b.loss;
+}
+
+// Moves the weights along the gradient: the loss must change at the rate |gradient|². Returns the relative error.
+double finite_difference_error(const Gradient& g, const Model& m, const Tokens& tokens) {
+  const std::vector<View> w = tensors(m), dw = tensors(g);
+  double rate = 0;
+  for (View d : dw) rate += dot(d.data, d.data, d.size());
+  auto loss_after = [&](double step) {
+    for (std::size_t i = 0; i < w.size(); ++i)
+      for (int j = 0; j < w[i].size(); ++j) w[i].data[j] += step * dw[i].data[j];
+    Gradient there;
+    full_memory(there, m, tokens);
+    return there.loss;
+  };
+  const double step = 1e-5, ahead = loss_after(step), behind = loss_after(-2 * step);
+  return std::abs((ahead - behind) / (2 * step) / rate - 1);
+}
+
+int main() {
+  std::mt19937 random(1);
+  std::normal_distribution<double> normal(0, 0.2);
+  Model model;
+  for (View w : tensors(model)) std::generate_n(w.data, w.size(), [&] { return normal(random); });
+  Tokens tokens(kTokens + 1);
+  std::generate(tokens.begin(), tokens.end(), [&] { return random() % kVocab; });
+
+  auto peak_of = [](auto&& compute) {  // numbers in memory besides weights and gradients
+    const long before = Matrix::peak = Matrix::live;
+    compute();
+    return Matrix::peak - before;
+  };
+  Gradient full;
+  std::printf("%d tokens, %d layers\n\n                      peak memory   gradient\n", kTokens, kLayers);
+  std::printf("full memory     %9ld numbers\n", peak_of([&] { full_memory(full, model, tokens); }));
+  bool good = true;
+  for (int chunk : {kTokens, 64, 10, 1}) {
+    Gradient g;
+    const long peak = peak_of([&] { streambp(g, model, tokens, chunk); });
+    const bool equal = same_bits(g, full);
+    std::printf("chunks of %4d  %10ld numbers   %s\n", chunk, peak, equal ? "equal" : "DIFFERENT");
+    good = good && equal;
+  }
+  const double error = finite_difference_error(full, model, tokens);
+  std::printf("\nloss %.12f; finite difference against |gradient|^2: relative error %.1e\n", full.loss, error);
+  return good && error < 1e-6 ? 0 : 1;
+}

@@ -1,0 +1,53 @@
+// Memory by kind through a step, recorded from the step itself on the Plan device. `plan --timeline` writes it and
+// scripts/plot.py draws it.
+#pragma once
+
+#include <numeric>
+#include <vector>
+
+#include "training/plan.cuh"
+
+namespace streambp {
+
+inline std::size_t total(const Bytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), std::size_t{0}); }
+
+// Cuts the work of a step (its FLOPs) into equal parts and keeps the highest moment of each.
+class Timeline {
+ public:
+  Timeline(std::size_t parts, double flops) : parts(parts), flops(flops) {}
+
+  // From now on the device holds `bytes`, when it has done `flops_so_far`. Until now it held what the last call said.
+  void record(double flops_so_far, const Bytes& bytes) {
+    const double last = static_cast<double>(parts.size() - 1);
+    const auto now = static_cast<std::size_t>(std::min(last, flops_so_far / flops * static_cast<double>(parts.size())));
+    for (; part < now; ++part) keep(part, held);
+    keep(now, held);
+    keep(now, held = bytes);
+  }
+
+  std::vector<Bytes> parts;
+  const double flops;
+
+ private:
+  void keep(std::size_t i, const Bytes& bytes) {
+    if (total(bytes) > total(parts[i])) parts[i] = bytes;
+  }
+
+  std::size_t part = 0;
+  Bytes held{};
+};
+
+inline Timeline timeline(const StepSettings& settings, Index rows, const Schedule& schedule, std::size_t parts) {
+  StepSettings s = settings;
+  s.micro_batches = std::min<Index>(s.micro_batches, 2);  // the second shows what all later ones do
+  Timeline result(parts, plan(s, rows, schedule).flops);
+  with_types(s, [&]<class T, class G, class M>() {
+    Plan dev;
+    dev.arena.on_change = [&] { result.record(dev.flops(), dev.arena.by_kind()); };
+    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective);
+    trainer.plan_step(s.micro_batches, schedule, s.optimizer, s.documents);
+  });
+  return result;
+}
+
+}  // namespace streambp
