@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
-# From a clean clone to a trained sample: sets up, builds, proves the gradient exact, trains for about a minute, samples.
+# From a fresh clone to a trained sample: install what is missing, build, verify the gradient, train for a few minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+section() { printf '\n== %s\n\n' "$1"; }
+
+section "Setup"
 scripts/setup.sh
 cmake --preset release > /dev/null
+
+if command -v nvcc > /dev/null; then minutes="about 3 minutes"; else minutes="about a minute"; fi
+section "Compiling: $minutes on two cores, once"
 cmake --build --preset release --target streambp -j "$(nproc)"
-printf '\n== The gradient: StreamBP against full memory, bit for bit\n\n'
+section "The gradient: StreamBP against full-memory backpropagation, bit for bit"
 build/streambp verify --reference
-printf '\n== Training\n\n'
+section "Training"
 build/streambp train

@@ -12,12 +12,18 @@
 
 namespace streambp {
 
-// Under AddressSanitizer all is ten times slower, and large sizes show it no more than small ones.
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
+
+// The size of a test. Under AddressSanitizer code runs ten times slower, and small sizes take the same paths.
+template <class T>
+T sized(T full, T sanitized) {
+  return kSanitized ? sanitized : full;
+}
+using Lengths = std::vector<Index>;
 
 #ifndef __CUDACC__
 inline const bool kPoisoned = Arena::poison = true;

@@ -55,13 +55,13 @@ double error(std::span<const T> logits, Matrix<T> truth, Index row) {
 
 const auto kQuietly = [](std::size_t, const Continuation&) {};
 
-class EveryFamily : public testing::TestWithParam<Family> {};
-INSTANTIATE_TEST_SUITE_P(Generate, EveryFamily, testing::ValuesIn(families()), PrintFamily());
+class EveryGenerator : public testing::TestWithParam<Family> {};
+INSTANTIATE_TEST_SUITE_P(Generate, EveryGenerator, testing::ValuesIn(families()), PrintFamily());
 
 // Texts of unequal length grow side by side, some by one token and some by many, in chunks that cut them anywhere.
 template <class T>
 void expect_logits_of_whole_texts(const Config& c, double tolerance) {
-  const std::vector<Index> lengths = {300, 7, 131, 270};
+  const Lengths lengths = sized<Lengths>({300, 7, 131, 270}, {90, 7, 31, 70});
   Subject<T> subject(c);
   std::vector<Tokens> texts;
   std::vector<Matrix<T>> truths;
@@ -94,15 +94,15 @@ void expect_logits_of_whole_texts(const Config& c, double tolerance) {
   }
 }
 
-TEST_P(EveryFamily, GivesTheLogitsOfWholeTextsInFloat64) {
+TEST_P(EveryGenerator, GivesTheLogitsOfWholeTextsInFloat64) {
   expect_logits_of_whole_texts<double>(GetParam().config, 1e-10);
 }
-TEST_P(EveryFamily, GivesTheLogitsOfWholeTextsInFloat32) {
+TEST_P(EveryGenerator, GivesTheLogitsOfWholeTextsInFloat32) {
   expect_logits_of_whole_texts<float>(GetParam().config, 1e-5);
 }
 
 // What a text becomes does not depend on the texts beside it, nor on how many of them there is room for.
-TEST_P(EveryFamily, ContinuesATextAsIfItWereAlone) {
+TEST_P(EveryGenerator, ContinuesATextAsIfItWereAlone) {
   const Config& c = GetParam().config;
   Subject<double> subject(c);
   std::vector<Tokens> prompts;

@@ -4,7 +4,7 @@
 namespace streambp {
 namespace {
 
-double largest(const std::vector<double>& v) {
+double max_abs(const std::vector<double>& v) {
   double result = 0;
   for (double x : v) result = std::max(result, std::abs(x));
   return result;
@@ -56,7 +56,7 @@ void expect_golden(const std::string& name, double tolerance) {
     EXPECT_LE(error.relative, tolerance) << streambp::name(mode) << ": " << error.tensor;
     EXPECT_NEAR(run.loss, loss, tolerance * loss) << streambp::name(mode);
     for (std::size_t t = 0; t < logp.size(); ++t) {
-      EXPECT_NEAR(run.logp[t], logp[t], tolerance * largest(logp)) << streambp::name(mode) << ", token " << t;
+      EXPECT_NEAR(run.logp[t], logp[t], tolerance * max_abs(logp)) << streambp::name(mode) << ", token " << t;
     }
   }
 
@@ -69,7 +69,7 @@ void expect_golden(const std::string& name, double tolerance) {
   const Matrix<T> computed =
       Head<Cpu, T>(dev, golden.config, trainer.model.weights.norm, trainer.model.head()).logits(walk.forward());
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    ASSERT_NEAR(static_cast<double>(computed.data[i]), logits[i], tolerance * largest(logits)) << "logit " << i;
+    ASSERT_NEAR(static_cast<double>(computed.data[i]), logits[i], tolerance * max_abs(logits)) << "logit " << i;
   }
 }
 

@@ -5,7 +5,7 @@ namespace streambp {
 namespace {
 
 // Document ends fall inside tiles and chunks; the last tile is incomplete.
-const std::vector<Index> kDocuments = {5, 300, 1, 220, 60, 37};
+const Lengths kDocuments = sized<Lengths>({5, 300, 1, 220, 60, 37}, {5, 270, 1, 60});
 
 class EveryFamily : public testing::TestWithParam<Family> {};
 INSTANTIATE_TEST_SUITE_P(Walk, EveryFamily, testing::ValuesIn(families()), PrintFamily());
@@ -13,7 +13,8 @@ INSTANTIATE_TEST_SUITE_P(Walk, EveryFamily, testing::ValuesIn(families()), Print
 std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
   std::vector<std::pair<std::string, Schedule>> schedules = {{"full", Schedule::full(rows)},
                                                              {"checkpoint", Schedule::checkpoint(rows)}};
-  for (Index tiles : {1, 2, 4}) {  // one tile; two, which do not divide the stream; longer than the stream
+  // one tile; two, which do not divide the stream; longer than the stream
+  for (Index tiles : sized<Lengths>({1, 2, 4}, {1})) {
     schedules.push_back({"stream " + std::to_string(tiles * kTile), Schedule::stream(tiles * kTile, kTile)});
   }
   schedules.push_back({"stream by one tile, head by two", Schedule::stream(kTile, 2 * kTile)});
@@ -63,7 +64,7 @@ TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInFloat64) { expect_equal_bi
 // A document's gradient must not depend on its neighbours in the stream.
 TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
   const Config& c = GetParam().config;
-  const std::vector<Index> lengths = {270, 150, 133};
+  const Lengths lengths = sized<Lengths>({270, 150, 133}, {260, 30, 13});
   const Batch all = packed(c, lengths);
   std::map<std::string, std::vector<double>> sum;
   Index begin = 0;
@@ -140,7 +141,7 @@ TEST(Walk, AnyNumberOfThreadsGivesTheSameBits) {
 // Wide enough that a matrix has several blocks of columns.
 TEST(Walk, WideLayersAgreeToo) {
   Config c = make_config("qwen3", 1100, 420, 1, 6, 2, 90, 900, 0, false);
-  const Batch batch = packed(c, kSanitized ? std::vector<Index>{30, 29} : std::vector<Index>{300, 290});
+  const Batch batch = packed(c, sized<Lengths>({300, 290}, {30, 29}));
   const reference::Result truth = reference_gradient(c, batch, random_weights(3, 0.05));
   const GradientRun full = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights(3, 0.05));
   const Difference error = full.gradient.difference(HostGradient(full.gradient, truth.gradient));
