@@ -15,6 +15,7 @@
 
 #include "data/documents/chat_layouts.cuh"
 #include "data/files/fields.cuh"
+#include "data/files/text_hash.cuh"
 
 namespace streambp {
 

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "data/files/text_hash.cuh"
 #include "data/tokenizer/encoder.cuh"
 
 namespace streambp {
