@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "training/plan.cuh"
+#include "training/trainer.cuh"
 #include "training/verify/oracle_objectives.cuh"
 
 namespace streambp {
@@ -33,6 +34,11 @@ struct HostGradient {
       parameters.push_back(e.parameter);
       values.emplace_back(numbers.begin(), numbers.end());
     }
+  }
+  // From the values of each part, in the table's order.
+  HostGradient(const Config& c, std::vector<std::vector<double>> parts) : values(std::move(parts)) {
+    Tensors<double> none(c);
+    for (const Entry<double>& e : table(c, none)) parameters.push_back(e.parameter);
   }
   HostGradient(const HostGradient& shape, const std::map<std::string, std::vector<double>>& by_key)
       : parameters(shape.parameters) {
