@@ -280,20 +280,20 @@ TEST_F(Preferences, ThatCuttingMakesEqualAreLeftOut) {
   EXPECT_EQ(documents(8, TooLong::truncate).left_out, 1);
 }
 
-TEST_F(Preferences, BatchesHaveAReferenceForAllTokensOrNone) {
+TEST_F(Preferences, BatchesHaveReferenceLogProbsForAllTokensOrNone) {
   make({{2, 2, 2}});
   Documents pair = documents(8, TooLong::refuse);
   pair.attach(reference());
   const Batch good = pair.batch(1, 0);
-  EXPECT_EQ(error_of([&] { validate(config, good); }), "no error");
+  EXPECT_EQ(error_of([&] { require_shape(good); }), "no error");
   for (const double wrong : {-std::numeric_limits<double>::infinity(), std::nan("")}) {
     Batch bad = good;
     bad.reference[1] = wrong;
-    EXPECT_ERROR(validate(config, bad), "reference log-probabilities of a batch is ");
+    EXPECT_ERROR(require_shape(bad), "reference log-probs of a batch is ");
   }
   Batch bad = good;
   bad.reference.pop_back();
-  EXPECT_ERROR(validate(config, bad), "reference log-probabilities");
+  EXPECT_ERROR(require_shape(bad), "reference log-probs");
 }
 
 // Each learned token is a target exactly once per epoch, even where long documents are split.
