@@ -93,9 +93,8 @@ inline void compose(Codes& text) {
   auto out = text.begin();
   for (auto begin = text.begin(); begin != text.end();) {
     const auto end = std::find_if(begin, text.end(), is_barrier);
-    const utf8proc_ssize_t count =
-        utf8proc_normalize_utf32(std::to_address(begin), end - begin,
-                                 static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+    const utf8proc_ssize_t count = utf8proc_normalize_utf32(
+        std::to_address(begin), end - begin, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
     require(count >= 0, "utf8proc: ", utf8proc_errmsg(count));
     out = std::copy(begin, begin + count, out);
     begin = end;
@@ -116,8 +115,8 @@ inline void append_lowercase(std::string& out, char32_t c) {
 
 inline bool is_mark(char32_t c) {
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
-  const bool mark = category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC ||
-                    category == UTF8PROC_CATEGORY_ME;
+  const bool mark =
+      category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC || category == UTF8PROC_CATEGORY_ME;
   return (mark && !is_unknown(c)) || c == 0x1CF2 || c == 0x1CF3;  // which are letters since Unicode 12
 }
 

@@ -28,7 +28,7 @@ class PreTokenizer {
 
   // Where a piece of the text lies.
   struct Place {
-    bool first;  // at the start of the text,
+    bool first;       // at the start of the text,
     TextStart start;  // which starts like this
   };
 
@@ -82,8 +82,7 @@ class PreTokenizer {
   }
 
   static Pattern gpt2_words(const Fields& f) {
-    return Pattern::expression(f.file,
-                               R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)");
+    return Pattern::expression(f.file, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)");
   }
 
   static void read_metaspace(const Fields& f, Step& step) {

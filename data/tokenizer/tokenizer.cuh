@@ -192,8 +192,8 @@ class Tokenizer {
     raw_tokens_.for_each(bytes, special, [&](const AddedToken* raw, std::size_t begin, std::size_t end) {
       if (raw) return tokens.push_back(raw->id);
       const bool first = begin == 0;
-      const std::string_view text = normalizer_.apply(bytes.substr(begin, end - begin),
-                                                      first ? start : TextStart::beginning, buffer);
+      const std::string_view text =
+          normalizer_.apply(bytes.substr(begin, end - begin), first ? start : TextStart::beginning, buffer);
       normalized_tokens_.for_each(text, special, [&](const AddedToken* token, std::size_t from, std::size_t to) {
         if (token) return tokens.push_back(token->id);
         pretokenizer_.for_each_word(text.substr(from, to - from), {first && from == 0, start},
