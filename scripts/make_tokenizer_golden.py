@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/tokenizers: what the `tokenizers` library makes of texts.
+"""Writes tests/golden/tokenizers: the results of the `tokenizers` library.
 
-Each layout is a small vocabulary, trained here on a few sentences in many scripts, in the form of a family of published
-tokenizers:
+Each layout is a small vocabulary in the form of a family of published tokenizers, trained here on a few sentences in
+many scripts:
 
-  texts.json               {"texts": [hex of the bytes], "pieces": [hex]: what random texts are made of}
+  texts.json               {"texts": [hex of the bytes], "pieces": [hex]: the parts of random texts}
   LAYOUT.tokenizer.json    the tokenizer
-  LAYOUT.json              what it gives:
+  LAYOUT.json              its results:
     prefix, suffix, size
-    texts    [[ids, ids with special tokens as mere text, decoded, decoded without special tokens]] for every text.
-             null: ids are as those before, decoded is the text, decoded without special tokens is as with them.
-    random   [hash]: of ids and decoded texts, all four, of 200 random texts from each of the seeds 0, 1, ...; drawn by
-             the generator that the tests have, too
+    texts    [[ids, ids with special tokens as ordinary text, decoded, decoded without special tokens]] for every text.
+             null: the same ids, the text itself, the same decoded text.
+    random   [hash]: ids and decoded texts, all four, of 200 random texts from each of the seeds 0, 1, ...; the tests
+             draw the same texts
+  normalizers.json         {normalizer: [hash]}: of every character between marks, one hash per block of BLOCK
 
-Needs: pip install tokenizers      (the files were made with tokenizers 0.23.3)
+Needs: pip install tokenizers==0.23.3
 """
 
 import json
@@ -98,7 +99,7 @@ DEEPSEEK = [r"\p{N}{1,3}", r"[一-龥\u3040-ゟ゠-ヿ]+".replace(r"\u3040", "\u
 
 
 def frequent(count):
-    """The sentences without their rarer characters. (The trainer's own limit leaves the choice between equals to chance.)"""
+    """The sentences without rare characters. (The trainer's limit_alphabet breaks ties at random.)"""
     kept = sorted(set(SENTENCES), key=lambda c: (-SENTENCES.count(c), c))[:count]
     return "".join(c for c in SENTENCES if c in kept)
 
@@ -115,7 +116,7 @@ def byte_level(pre_tokenizer, normalizer=None, size=600, **model):
 
 
 def fallback(normalizer=None, pre_tokenizer=None, decoder=None, train=None, size=650, **model):
-    """Characters, with tokens <0x00> to <0xFF> for those that the vocabulary has not."""
+    """Characters, with tokens <0x00> to <0xFF> for those outside the vocabulary."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True, **model))
     if normalizer:
         tokenizer.normalizer = normalizer
@@ -197,7 +198,7 @@ def layouts():
                      sequence(decoders, UNDERSCORE, decoders.ByteFallback(), decoders.Fuse()), train=pre_tokenizers.Split("▁", "merged_with_next"))
     yield "gemma", add_every_kind(gemma), {}
 
-    # No byte tokens, several unknown ones in a row; old names of fields; what is added is matched after Strip and a Replace.
+    # No byte tokens, several unknown tokens in a row, old names of fields, added tokens after Strip and Replace.
     unknown = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=False))
     unknown.normalizer = sequence(normalizers, normalizers.Strip(), normalizers.Replace(Regex(r"\s{2,}|\p{Han}"), " "), normalizers.NFC())
     unknown.pre_tokenizer = sequence(pre_tokenizers, pre_tokenizers.Metaspace(), split(r"[aeiou]+", "contiguous"), split(r"[.,;!?]", "merged_with_previous"),
@@ -206,7 +207,15 @@ def layouts():
     unknown.train_from_iterator([frequent(80)], trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False))
     yield "unknown", add_every_kind(unknown), {"old_metaspace": True}
 
-    # No unknown token, so what is not in the vocabulary vanishes; no decoder.
+    # Every normalizer that changes letters. Added tokens are matched in the changed text.
+    compatible = sequence(normalizers, normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(" ", "▁"))
+    yield "nfkc", add_every_kind(fallback(compatible, decoder=sequence(decoders, UNDERSCORE, decoders.ByteFallback(), decoders.Fuse()),
+                                          train=pre_tokenizers.Split("▁", "merged_with_next"), size=500)), {}
+
+    uncased = sequence(normalizers, normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.Strip(left=False))
+    yield "uncased", add_every_kind(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), uncased, size=400)), {}
+
+    # No unknown token, so characters outside the vocabulary vanish; no decoder.
     bare = Tokenizer(models.BPE())
     bare.train_from_iterator([frequent(90)], trainers.BpeTrainer(vocab_size=200, show_progress=False))
     yield "bare", bare, {}
@@ -232,7 +241,7 @@ def mix(x):
 
 
 class Draw:
-    """The random numbers of kernels/random.cuh, one after the other."""
+    """The random numbers of kernels/base/random.cuh in order."""
 
     def __init__(self, seed):
         self.key, self.index = mix(mix(seed)), -1
@@ -243,7 +252,7 @@ class Draw:
 
 
 def random_text(draw):
-    """A row of pieces, or of bytes, or of code points."""
+    """A sequence of pieces, of bytes, or of code points."""
     kind, count = draw.below(4), draw.below(24)
     if kind < 2:
         return b"".join(PIECES[draw.below(len(PIECES))] for _ in range(count))
@@ -273,8 +282,24 @@ def results(tokenizer, data):
     return text, ids, plain, tokenizer.decode(ids, skip_special_tokens=False), tokenizer.decode(ids, skip_special_tokens=True)
 
 
+BLOCK = 0x2000
+
+
+def normalizer_hashes(normalizer):
+    hashes = []
+    for begin in [*range(0, 0x20000, BLOCK), 0x2F000]:
+        digest = Hash()
+        for code in range(begin, begin + BLOCK):
+            if not 0xD800 <= code < 0xE000:
+                digest.add(normalizer.normalize_str("\u0301" + chr(code) + "\u0334" + chr(code) + "\u0301").encode() + b"\xff")
+        hashes.append(str(digest.value))
+    return hashes
+
+
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
+    kinds = [normalizers.NFC(), normalizers.NFD(), normalizers.NFKC(), normalizers.NFKD(), normalizers.Lowercase(), normalizers.StripAccents()]
+    save("normalizers", {type(kind).__name__: normalizer_hashes(kind) for kind in kinds})
     texts = [text.encode("utf-8", "surrogatepass") for text in [*AWKWARD, SENTENCES]] + INVALID
     save("texts", {"texts": [text.hex() for text in texts], "pieces": [piece.hex() for piece in PIECES]})
     for name, tokenizer, options in layouts():

@@ -1,5 +1,5 @@
-// Tokens that a tokenizer.json adds to its model's vocabulary, such as "<|im_start|>": they are found in a text before
-// all else, the leftmost first and of those the longest.
+// Tokens that a tokenizer.json adds to the vocabulary of its model, such as "<|im_start|>". They are cut out of a text
+// first: the leftmost, and of those the longest.
 #pragma once
 
 #include <algorithm>
@@ -15,16 +15,19 @@ namespace streambp {
 
 struct AddedToken {
   std::int32_t id;
-  std::string text;                // as it is found
-  bool special, single_word;       // the latter: not next to a character of a word
-  bool strips_left, strips_right;  // takes the white space beside it along
+  std::string text;                // matched in the input
+  bool special, single_word;       // single_word: not next to a word character
+  bool strips_left, strips_right;  // includes the white space on this side
 };
+
+// plain: special tokens in a text are ordinary text
+enum class SpecialTokens { parsed, plain };
 
 class AddedTokens {
  public:
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }
 
-  // After the last token; false if two have the same text.
+  // Call after the last add. Returns false if two tokens have the same text.
   bool finish() {
     std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
     for (const AddedToken& token : tokens_) begins_[static_cast<unsigned char>(token.text[0])] = true;
@@ -32,10 +35,9 @@ class AddedTokens {
     return std::adjacent_find(tokens_.begin(), tokens_.end(), same) == tokens_.end();
   }
 
-  // Calls f(token, begin, end) for every token in the text, with nullptr for what lies between. With `plain`, special
-  // tokens are passed over.
+  // Calls f(token, begin, end) for every token in the text, and with nullptr for the text between tokens.
   template <class F>
-  void for_each(std::string_view text, bool plain, F&& f) const {
+  void for_each(std::string_view text, SpecialTokens special, F&& f) const {
     std::size_t done = 0;
     for (std::size_t at = 0; !tokens_.empty() && at < text.size();) {
       const AddedToken* token = begins_[static_cast<unsigned char>(text[at])] ? longest(text.substr(at)) : nullptr;
@@ -45,7 +47,7 @@ class AddedTokens {
       }
       std::size_t begin = at, end = at + token->text.size();
       at = end;
-      if (token->special && plain) continue;
+      if (token->special && special == SpecialTokens::plain) continue;
       if (token->single_word && (ends_with_word(text.substr(0, begin)) || begins_with_word(text.substr(end)))) continue;
       if (token->strips_left) begin = done < begin ? begin - trailing_space(text.substr(done, begin - done)) : done;
       if (token->strips_right) end += leading_space(text.substr(end));
@@ -57,7 +59,7 @@ class AddedTokens {
   }
 
  private:
-  // The longest token that the text begins with: the texts are sorted, and each byte narrows them down.
+  // The longest token at the start of the text. The tokens are sorted; each byte narrows the range.
   const AddedToken* longest(std::string_view text) const {
     const AddedToken* found = nullptr;
     auto first = tokens_.begin(), last = tokens_.end();
@@ -73,13 +75,13 @@ class AddedTokens {
     return found;
   }
 
-  // Letters, marks, digits, connecting punctuation and joiners; and letters in circles and squares.
+  // Letters, marks, digits, connecting punctuation, joiners, and letters in circles and squares.
   static bool is_word(std::string_view character) {
     static const Pattern word =
         Pattern::expression("added_tokens", R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\x{24B6}-\x{24E9})"
                                             R"(\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189}])");
     bool found = false;
-    word.for_each(character, [&](std::size_t, std::size_t, bool match) { found = match; });
+    word.for_each(character, [&](std::size_t, std::size_t, Span span) { found = span == Span::match; });
     return found;
   }
   static bool begins_with_word(std::string_view text) {

@@ -1,14 +1,15 @@
-// Byte pair encoding: a word is taken apart into symbols, its bytes or its characters, and of all neighbours that may
-// be merged the pair of the lowest rank is (the leftmost of equals), until none may.
+// Byte pair encoding: splits a word into symbols (bytes or characters), then merges the neighbours with the lowest rank
+// (the leftmost of equals) until no pair can be merged.
 //
-// Three tables make it fast, and a heap, none of which changes a result:
+// Three tables and a heap make it fast without changing a result:
 //   initial  the token of each symbol
-//   pairs    (left token, right token) -> rank and merged token. A pair of symbols that no merge ever brings together
-//            is not in it, so a word can be cut between them, and its parts merged apart.
-//   words    all texts that merge into one token, so that most words are looked up and not merged at all
-//   the heap holds the candidates of long words: n log n steps for n symbols, whatever the word
+//   pairs    (left token, right token) -> rank and merged token. Two symbols that no merge ever joins are not in it:
+//            the word is cut between them and its parts are merged separately.
+//   words    every text that merges into one token, so most words need only a lookup
+//   heap     the candidates of long words: O(n log n) for n symbols
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -17,55 +18,24 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "data/files/fields.cuh"
 #include "data/tokenizer/bpe_tables.cuh"
-#include "data/tokenizer/unicode.cuh"
+#include "data/tokenizer/byte_characters.cuh"
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {
-
-// Byte-level tokenizers write each byte as a character that can be seen: those that can be stand for themselves, the
-// others for U+0100 and up, in order.
-inline const std::array<char32_t, 256>& byte_characters() {
-  static const std::array<char32_t, 256> characters = [] {
-    std::array<char32_t, 256> all;
-    char32_t next = 0x100;
-    for (char32_t b = 0; b < 256; ++b) {
-      const bool visible = (b >= '!' && b <= '~') || (b >= 0xA1 && b != 0xAD);
-      all[b] = visible ? b : next++;
-    }
-    return all;
-  }();
-  return characters;
-}
-
-// The bytes that a text of such characters stands for; none if it has others.
-inline std::optional<std::string> bytes_of(std::string_view text) {
-  static const std::array<int, 0x144> byte_of = [] {
-    std::array<int, 0x144> all;
-    all.fill(-1);
-    for (int b = 0; b < 256; ++b) all[byte_characters()[static_cast<std::size_t>(b)]] = b;
-    return all;
-  }();
-  std::string bytes;
-  bool all_bytes = true;
-  for_each_character(text, [&](char32_t c) {
-    const int byte = c < byte_of.size() ? byte_of[c] : -1;
-    all_bytes = all_bytes && byte >= 0;
-    bytes += static_cast<char>(byte);
-  });
-  if (!all_bytes) return {};
-  return bytes;
-}
 
 class Bpe {
  public:
   static constexpr Index kLargestId = (1 << 24) - 1;
 
-  // From the field "model"; `bytes`: words come as bytes, and the vocabulary's texts are of byte characters.
-  Bpe(const Fields& f, bool bytes) : bytes_(bytes), where_(f.file) {
+  enum class Symbols { characters, bytes };  // bytes: the vocabulary is written in byte characters
+
+  // Reads the field "model".
+  Bpe(const Fields& f, Symbols symbols) : bytes_(symbols == Symbols::bytes), where_(f.file) {
     f.only<std::string>("type", "BPE");
     f.only("dropout", 0.0);
     f.only<std::string>("continuing_subword_prefix", "");
@@ -84,7 +54,7 @@ class Bpe {
     find_words(f.get<bool>("ignore_merges", false));
   }
 
-  // By id: their texts, and whether they are there at all.
+  // By id; not every id has a token.
   const std::vector<std::string>& texts() const { return texts_; }
   const std::vector<bool>& present() const { return present_; }
   std::size_t count() const { return ids_.size(); }
@@ -94,34 +64,31 @@ class Bpe {
     return found->second;
   }
 
-  // Buffers that are used again for every word.
+  // Buffers, reused for every word.
   struct Scratch {
     std::vector<std::int32_t> symbols;
-    std::vector<std::size_t> ends;
-    std::vector<PairTable::Entry> merges;
+    std::vector<PairTable::Entry> merges;  // of each symbol with the next
     std::vector<std::int32_t> previous, next;
   };
 
-  // Appends the word's tokens.
+  // Appends the tokens of a word.
   void encode(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& out) const {
     const std::int32_t whole = words_.find(word);
-    if (whole >= 0) {
-      out.push_back(whole);
-    } else {
-      take_apart(word, scratch.symbols);
-      merge_parts(scratch, out);
+    if (whole >= 0) return out.push_back(whole);
+    if (!split(word, scratch.symbols)) {
+      fail(where_, ": the text needs the unknown token \"", *unknown_text_, "\", which the vocabulary does not have");
     }
+    merge_parts(scratch, out);
   }
 
  private:
   void read_vocabulary(const Fields& vocabulary) {
-    // Every id takes memory, so few tokens must not leave many ids unused.
+    // Every id takes memory, so a small vocabulary must not have a huge id.
     const Index largest = std::min(kLargestId, 65'536 + 16 * static_cast<Index>(vocabulary.json.size()));
     for (const auto& [text, id] : vocabulary.json.items()) {
-      require(id.is_number_integer(), vocabulary.file, ": the id of \"", text, "\" is not a whole number");
+      require(id.is_number_integer(), vocabulary.file, ": the id of \"", text, "\" is not an integer");
       require(id.get<Index>() >= 0 && id.get<Index>() <= largest, vocabulary.file, ": the id of \"", text, "\" is ",
-              id.dump(), ", which is not from 0 to ", largest, ", as ids of ", vocabulary.json.size(),
-              " tokens must be");
+              id.dump(), "; a vocabulary of ", vocabulary.json.size(), " tokens needs ids from 0 to ", largest);
       const auto i = id.get<std::size_t>();
       if (i >= texts_.size()) texts_.resize(i + 1), present_.resize(i + 1);
       require(!present_[i], vocabulary.file, ": \"", texts_[i], "\" and \"", text, "\" have the same id ", i);
@@ -131,7 +98,7 @@ class Bpe {
     }
   }
 
-  // What a symbol is when it stands in a text: a byte, or a character's code point.
+  // Calls f with every byte or code point.
   template <class F>
   void for_each_symbol(std::string_view text, F&& f) const {
     if (bytes_) {
@@ -164,31 +131,33 @@ class Bpe {
     require(f.has("merges") && f.json.at("merges").is_array(), where, ": expected a list");
     std::vector<PairTable::Entry> merges;
     std::vector<std::pair<std::int32_t, std::int32_t>> neighbours;
-    bool only_characters = true;  // no merge has a part that stands for bytes, or for what is unknown
     for (const Json& merge : f.json.at("merges")) {
-      const auto [left, right] = parts(where + ", number " + std::to_string(merges.size()), merge);
+      const std::size_t rank = merges.size();
+      const auto [left, right] = parts(where + ", number " + std::to_string(rank), merge);
       const auto token = [&](const std::string& text) {
         const auto id = find(text);
-        require(id.has_value(), where, ": number ", merges.size(), " needs the token \"", text,
+        require(id.has_value(), where, ": number ", rank, " needs the token \"", text,
                 "\", which the vocabulary does not have");
         return *id;
       };
-      const std::int32_t a = token(left), b = token(right);
-      merges.push_back({a, b, static_cast<std::uint32_t>(merges.size()), token(left + right)});
-      for (const std::int32_t id : {a, b}) {
-        const bool is_byte =
-            byte_fallback_ && std::find(byte_tokens_.begin(), byte_tokens_.end(), id) != byte_tokens_.end();
-        only_characters = only_characters && id != unknown_ && !is_byte;
-      }
-      if (!left.empty() && !right.empty()) {
-        neighbours.emplace_back(token_of(left.substr(last_character(left))), token_of(right));
-      }
+      merges.push_back({token(left), token(right), static_cast<std::uint32_t>(rank), token(left + right)});
+      if (left.empty() || right.empty()) continue;
+      neighbours.emplace_back(token_of(left.substr(last_character(left))), token_of(right));
     }
-    cuts_ = only_characters;
+    fill_pairs(merges, neighbours);
+  }
+
+  // A merge joins the last symbol of its left part with the first of its right part: `neighbours`. They get an entry
+  // even if they cannot be merged themselves.
+  void fill_pairs(const std::vector<PairTable::Entry>& merges,
+                  std::vector<std::pair<std::int32_t, std::int32_t>>& neighbours) {
+    // Byte tokens and the unknown token are not spelled in their symbols, so nothing is known about their neighbours.
+    cuts_ = std::none_of(merges.begin(), merges.end(),
+                         [&](const auto& merge) { return is_opaque(merge.left) || is_opaque(merge.right); });
     std::sort(neighbours.begin(), neighbours.end());
     neighbours.erase(std::unique(neighbours.begin(), neighbours.end()), neighbours.end());
     pairs_ = PairTable(merges.size() + neighbours.size());
-    for (const auto& merge : merges) pairs_.at(merge.left, merge.right) = merge;  // of two equal ones the last counts
+    for (const auto& merge : merges) pairs_.at(merge.left, merge.right) = merge;  // the last of two equal merges counts
     for (const auto& [left, right] : neighbours) {
       if (left < 0 || right < 0) continue;
       PairTable::Entry& entry = pairs_.at(left, right);
@@ -196,27 +165,32 @@ class Bpe {
     }
   }
 
-  // The token of the first character as a symbol, or -1.
+  bool is_opaque(std::int32_t id) const {
+    return id == unknown_ ||
+           (byte_fallback_ && std::find(byte_tokens_.begin(), byte_tokens_.end(), id) != byte_tokens_.end());
+  }
+
+  // The token of the first character, or -1.
   std::int32_t token_of(std::string_view text) const {
     return find(std::string(text.substr(0, first_character(text).bytes))).value_or(-1);
   }
 
-  // Old files write "a b", later ones ["a", "b"].
+  // "a b" in older files, ["a", "b"] in newer ones.
   static std::pair<std::string, std::string> parts(const std::string& where, const Json& merge) {
     if (merge.is_array()) {
       require(merge.size() == 2 && merge[0].is_string() && merge[1].is_string(), where, ": ", merge.dump(),
-              " is not a pair of texts");
+              " is not a pair of strings");
       return {merge[0], merge[1]};
     }
-    require(merge.is_string(), where, ": ", merge.dump(), " is not a pair of texts");
+    require(merge.is_string(), where, ": ", merge.dump(), " is not a pair of strings");
     const auto& text = merge.get_ref<const std::string&>();
     const std::size_t space = text.find(' ');
     require(space != std::string::npos && text.find(' ', space + 1) == std::string::npos, where, ": \"", text,
-            "\" is not two texts with a space between");
+            "\" is not two strings with a space between them");
     return {text.substr(0, space), text.substr(space + 1)};
   }
 
-  // A text is its own token if merging gives that, or if merging is not asked for where there is such a token.
+  // With ignore_merges all tokens of the vocabulary are words, otherwise those whose text merges into them.
   void find_words(bool ignore_merges) {
     WordTable words(ids_.size());
     Scratch scratch;
@@ -226,7 +200,7 @@ class Bpe {
       if (!word || word->empty()) continue;
       if (!ignore_merges) {
         tokens.clear();
-        take_apart(*word, scratch.symbols, false);
+        split(*word, scratch.symbols);
         merge_parts(scratch, tokens);
         if (tokens.size() != 1 || tokens[0] != id) continue;
       }
@@ -235,25 +209,27 @@ class Bpe {
     words_ = std::move(words);
   }
 
-  // Symbols that the vocabulary lacks become tokens of their bytes if all of those exist, else the unknown token (one
-  // for several, if so wished), or else nothing.
-  void take_apart(std::string_view word, std::vector<std::int32_t>& symbols, bool complain = true) const {
+  // A symbol that the vocabulary lacks becomes the tokens of its bytes if all of them exist; else the unknown token (one
+  // for a run with fuse_unk), if the file names one; else nothing. Returns false if the unknown token is not in the
+  // vocabulary.
+  bool split(std::string_view word, std::vector<std::int32_t>& symbols) const {
     symbols.clear();
-    bool unknown = false;  // one is due; it comes before the next known symbol, but after bytes
+    bool complete = true;
+    bool pending = false;  // an unknown token, which comes before the next known symbol, but after bytes
     for_each_symbol(word, [&](char32_t symbol) {
       const std::int32_t id = symbol < initial_.size() ? initial_[symbol] : -1;
       if (id >= 0) {
-        if (unknown) symbols.push_back(unknown_);
-        unknown = false;
+        if (pending) symbols.push_back(unknown_);
+        pending = false;
         symbols.push_back(id);
       } else if (!add_bytes(bytes_ ? byte_characters()[symbol] : symbol, symbols) && unknown_text_) {
-        require(unknown_ >= 0 || !complain, where_, ": the text needs the token for what is unknown, \"",
-                *unknown_text_, "\", which the vocabulary does not have");
-        if (unknown && !fuse_unknown_) symbols.push_back(unknown_);
-        unknown = true;
+        complete = unknown_ >= 0;
+        if (pending && !fuse_unknown_) symbols.push_back(unknown_);
+        pending = true;
       }
     });
-    if (unknown) symbols.push_back(unknown_);
+    if (pending) symbols.push_back(unknown_);
+    return complete;
   }
 
   bool add_bytes(char32_t symbol, std::vector<std::int32_t>& symbols) const {
@@ -268,7 +244,7 @@ class Bpe {
     return true;
   }
 
-  // Merges each part between two cuts for itself.
+  // Cuts the word between symbols that no merge joins, and merges each part.
   void merge_parts(Scratch& scratch, std::vector<std::int32_t>& out) const {
     const auto& symbols = scratch.symbols;
     scratch.merges.clear();
@@ -287,7 +263,7 @@ class Bpe {
     }
   }
 
-  // Merges symbols [begin, end), whose neighbours' entries are in `merges`.
+  // Merges symbols [begin, end). `merges` has the entries of their pairs.
   void merge(Scratch& scratch, std::size_t begin, std::size_t end, std::vector<std::int32_t>& out) const {
     if (end - begin > 48) return merge_long(scratch, begin, end, out);
     auto& merges = scratch.merges;
@@ -309,29 +285,23 @@ class Bpe {
     out.insert(out.end(), symbols, symbols + count);
   }
 
+  struct Candidate {
+    std::uint32_t rank, left;
+    std::int32_t merged;
+    bool operator<(const Candidate& other) const {  // the heap returns the largest first
+      return rank != other.rank ? rank > other.rank : left > other.left;
+    }
+  };
+
+  // The same with a heap. Merged symbols form a linked list.
   void merge_long(Scratch& scratch, std::size_t begin, std::size_t end, std::vector<std::int32_t>& out) const {
-    struct Candidate {
-      std::uint32_t rank, left;
-      std::int32_t merged;
-      bool operator<(const Candidate& other) const {  // the heap gives the largest first
-        return rank != other.rank ? rank > other.rank : left > other.left;
-      }
-    };
     require(end - begin < std::numeric_limits<std::int32_t>::max(), where_, ": a word of ", end - begin,
             " symbols is more than is supported; split the text");
     std::int32_t* symbols = scratch.symbols.data() + begin;
     const auto count = static_cast<std::int32_t>(end - begin);
     auto& previous = scratch.previous;
     auto& next = scratch.next;
-    previous.resize(end - begin), next.resize(end - begin);
-    std::vector<Candidate> candidates;
-    for (std::int32_t i = 0; i < count; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      previous[at] = i - 1, next[at] = i + 1;
-      if (i + 1 == count || scratch.merges[at].rank == PairTable::kNever) continue;
-      candidates.push_back({scratch.merges[at].rank, static_cast<std::uint32_t>(i), scratch.merges[at].merged});
-    }
-    std::priority_queue<Candidate> queue({}, std::move(candidates));
+    std::priority_queue<Candidate> queue({}, first_candidates(scratch, count));
     const auto consider = [&](std::int32_t left, std::int32_t right) {
       if (left < 0 || right >= count) return;
       const PairTable::Entry& pair = pairs_.at(symbols[left], symbols[right]);
@@ -343,7 +313,7 @@ class Bpe {
       const std::size_t left = top.left;
       const std::int32_t right = next[left];
       if (symbols[left] < 0 || right >= count) continue;
-      // A merged text only ever grows, so a pair that gives another token than the candidate's is another pair.
+      // Symbols only grow, so a pair that merges into another token than the candidate's is another pair.
       if (pairs_.at(symbols[left], symbols[right]).merged != top.merged) continue;
       symbols[left] = top.merged;
       symbols[right] = -1;
@@ -353,6 +323,20 @@ class Bpe {
       consider(static_cast<std::int32_t>(left), next[left]);
     }
     for (std::int32_t i = 0; i < count; i = next[static_cast<std::size_t>(i)]) out.push_back(symbols[i]);
+  }
+
+  // Links `count` symbols and returns the pairs of them that can be merged.
+  static std::vector<Candidate> first_candidates(Scratch& scratch, std::int32_t count) {
+    scratch.previous.resize(static_cast<std::size_t>(count));
+    scratch.next.resize(static_cast<std::size_t>(count));
+    std::vector<Candidate> candidates;
+    for (std::int32_t i = 0; i < count; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      scratch.previous[at] = i - 1, scratch.next[at] = i + 1;
+      if (i + 1 == count || scratch.merges[at].rank == PairTable::kNever) continue;
+      candidates.push_back({scratch.merges[at].rank, static_cast<std::uint32_t>(i), scratch.merges[at].merged});
+    }
+    return candidates;
   }
 
   bool bytes_, fuse_unknown_, byte_fallback_, cuts_ = false;

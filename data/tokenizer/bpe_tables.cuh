@@ -1,5 +1,5 @@
-// The two large tables of byte pair encoding: of pairs of tokens, and of words. They are filled once and then only
-// read. Both are open addressing, at most half full, so that most look-ups touch one place in memory.
+// The two large tables of byte pair encoding: pairs of tokens, and words. They are filled once, then only read. Both use
+// open addressing and are at most half full, so most lookups touch one place in memory.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class PairTable {
     while ((std::size_t{1} << bits_) < 2 * count) ++bits_;
     entries_.resize(std::size_t{1} << bits_);
   }
-  // The pair's own entry, or an empty one if it has none.
+  // The entry of the pair, or an empty one.
   const Entry& at(std::int32_t left, std::int32_t right) const { return entries_[slot(left, right)]; }
   Entry& at(std::int32_t left, std::int32_t right) { return entries_[slot(left, right)]; }
 
@@ -56,7 +56,7 @@ class WordTable {
     text_ += word;
     longest_ = std::max(longest_, word.size());
   }
-  // The word's token, or -1.
+  // The token of the word, or -1.
   std::int32_t find(std::string_view word) const {
     return word.empty() || word.size() > longest_ ? -1 : entries_[slot(word)].id;
   }

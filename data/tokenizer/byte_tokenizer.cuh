@@ -1,11 +1,13 @@
-// The tokenizer of models that read bytes, in the files that other programs know: a vocabulary of 255 bytes without merges,
-// each written as a visible character (GPT-2's way), and in the place of byte 0 the token that ends a text.
+// The files of a tokenizer for byte-level models: no merges, one token per byte, written as visible characters as in
+// GPT-2. Id 0 is the end-of-text token instead of byte 0.
 #pragma once
 
 #include <map>
 #include <string>
 
-#include "data/tokenizer/bpe.cuh"
+#include <nlohmann/json.hpp>
+
+#include "data/tokenizer/byte_characters.cuh"
 
 namespace streambp {
 

@@ -1,7 +1,7 @@
-// From tokens back to text, as the field "decoder" of a tokenizer.json says: step by step their texts become others.
+// The field "decoder" of a tokenizer.json: from tokens to text, step by step.
 //
-// Text may be wanted before the last token is known. So a step is a function with a memory: it is given the next
-// tokens, and leaves in their place what is certain of its result so far; with `last` that is everything.
+// Generation shows text before the last token is known. So a step is a function with state: it replaces the next tokens
+// with the part of its result that no later token can change. At the closed end that is everything.
 #pragma once
 
 #include <functional>
@@ -10,23 +10,21 @@
 #include <utility>
 #include <vector>
 
-#include "data/tokenizer/bpe.cuh"
-#include "data/tokenizer/pretokenizer.cuh"
+#include "data/tokenizer/byte_characters.cuh"
+#include "data/tokenizer/components.cuh"
 
 namespace streambp {
 
 class Detokenizer {
  public:
   explicit Detokenizer(const Fields& file) {
-    if (!file.has("decoder")) {  // then the library puts a space between tokens
-      steps_.push_back(first_differs("", " "));
-    }
+    if (!file.has("decoder")) steps_.push_back(joined_by_spaces());
     for_each_component(file, "decoder", "decoders", [&](const std::string& type, const Fields& f) { read(type, f); });
   }
 
-  // The text that is certain now that these tokens, too, are known.
-  std::string add(std::vector<std::string> tokens, bool last) {
-    for (const Step& step : steps_) step(tokens, last);
+  // The text that these tokens complete.
+  std::string add(std::vector<std::string> tokens, TextEnd end) {
+    for (const Step& step : steps_) step(tokens, end);
     std::string text;
     for (const std::string& token : tokens) text += token;
     return text;
@@ -34,11 +32,11 @@ class Detokenizer {
 
  private:
   using Tokens = std::vector<std::string>;
-  using Step = std::function<void(Tokens&, bool last)>;
+  using Step = std::function<void(Tokens&, TextEnd)>;
 
   void read(const std::string& type, const Fields& f) {
     if (type == "ByteLevel") {
-      f.known({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // which have no effect on decoding
+      f.known({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // no effect on decoding
       add_step(byte_level());
       fused_ = true;
     } else if (type == "Fuse") {
@@ -48,7 +46,7 @@ class Detokenizer {
       f.known({"type"});
       add_step(byte_fallback());
     } else if (type == "Replace") {
-      add_step([replacement = Replacement(f, growth_)](Tokens& tokens, bool) {
+      add_step([replacement = Replacement(f, growth_)](Tokens& tokens, TextEnd) {
         for (std::string& token : tokens) token = replacement(token);
       });
     } else if (type == "Metaspace") {
@@ -61,39 +59,39 @@ class Detokenizer {
     }
   }
 
-  // After Fuse and ByteLevel all is one token, which comes in pieces; most steps have to wait until it is whole.
+  // After Fuse and ByteLevel there is one token, which arrives in pieces. Most steps have to wait for all of it.
   void add_step(Step step) {
     if (fused_) {
-      steps_.push_back([whole = std::string()](Tokens& tokens, bool last) mutable {
+      steps_.push_back([whole = std::string()](Tokens& tokens, TextEnd end) mutable {
         for (const std::string& piece : tokens) whole += piece;
         tokens.clear();
-        if (last) tokens.push_back(whole);
+        if (end == TextEnd::closed) tokens.push_back(whole);
       });
     }
     steps_.push_back(std::move(step));
   }
 
-  // Puts one text before the first token, another before all others.
-  static Step first_differs(const std::string& first, const std::string& others) {
-    return [first, others, begun = false](Tokens& tokens, bool) mutable {
-      for (std::string& token : tokens) token = (std::exchange(begun, true) ? others : first) + token;
+  // The library's default.
+  static Step joined_by_spaces() {
+    return [begun = false](Tokens& tokens, TextEnd) mutable {
+      for (std::string& token : tokens) token = (std::exchange(begun, true) ? " " : "") + token;
     };
   }
 
   static Step byte_level() {
-    return [pending = std::string()](Tokens& tokens, bool last) mutable {
+    return [pending = std::string()](Tokens& tokens, TextEnd end) mutable {
       for (const std::string& token : tokens) pending += bytes_of(token).value_or(token);
       std::string text;
-      const std::size_t left = append_repaired(text, pending, last);
+      const std::size_t left = append_repaired(text, pending, end);
       pending.erase(0, pending.size() - left);
       tokens = {text};
     };
   }
 
-  // Tokens "<0x41>" are bytes. A row of them is their text if it is UTF-8, and otherwise U+FFFD for each byte: so all
-  // of it has to be known.
+  // Tokens such as "<0x41>" are bytes. A run of them becomes text if it is UTF-8, otherwise one U+FFFD per byte, so the
+  // step waits for the end of the run.
   static Step byte_fallback() {
-    return [bytes = std::string()](Tokens& tokens, bool last) mutable {
+    return [bytes = std::string()](Tokens& tokens, TextEnd end) mutable {
       Tokens out;
       const auto flush = [&] {
         if (is_utf8(bytes)) {
@@ -111,12 +109,12 @@ class Detokenizer {
           out.push_back(std::move(token));
         }
       }
-      if (last && !bytes.empty()) flush();
+      if (end == TextEnd::closed && !bytes.empty()) flush();
       tokens = std::move(out);
     };
   }
 
-  // The byte that "<0x41>" is, or -1. The library reads "+A", too, as a number.
+  // The value of "<0x41>", or -1. Like the library, accepts a + as the first digit.
   static int byte_value(std::string_view token) {
     if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return -1;
     const auto digit = [](char c) {
@@ -129,17 +127,17 @@ class Detokenizer {
     return high < 0 || low < 0 ? -1 : 16 * high + low;
   }
 
-  // The replacement becomes a space, and in the first token nothing if encoding may have put it there.
+  // The replacement becomes a space; in the first token, where encoding can have added it, it vanishes.
   void read_metaspace(const Fields& f) {
     f.known({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
     const bool prefix =
         f.get<std::string>("prepend_scheme", "always") != "never" && f.get<bool>("add_prefix_space", true);
-    add_step([pattern = Pattern::literal(read_space(f)), begun = !prefix](Tokens& tokens, bool) mutable {
+    add_step([pattern = Pattern::literal(read_space(f)), begun = !prefix](Tokens& tokens, TextEnd) mutable {
       for (std::string& token : tokens) token = replaced(pattern, token, std::exchange(begun, true) ? " " : "");
     });
   }
 
-  // Takes up to `start` times the content from the beginning of a token, and up to `stop` times from its end.
+  // Removes the content up to `start` times from the beginning of a token and up to `stop` times from its end.
   void read_strip(const Fields& f) {
     f.known({"type", "content", "start", "stop"});
     const auto content = f.get<std::string>("content");
@@ -148,7 +146,7 @@ class Detokenizer {
             "\" is not one character");
     require(start >= 0 && stop >= 0, f.file, ": start and stop must not be negative");
     if (!fused_ || stop > 0) {
-      return add_step([=](Tokens& tokens, bool) {
+      return add_step([=](Tokens& tokens, TextEnd) {
         for (std::string& token : tokens) {
           std::string_view rest = token;
           for (Index i = 0; i < stop && rest.ends_with(content); ++i) rest.remove_suffix(content.size());
@@ -157,7 +155,7 @@ class Detokenizer {
         }
       });
     }
-    steps_.push_back([=, left = start](Tokens& tokens, bool) mutable {
+    steps_.push_back([=, left = start](Tokens& tokens, TextEnd) mutable {
       for (std::string& piece : tokens) {
         std::string_view rest = piece;
         for (; left > 0 && rest.starts_with(content); --left) rest.remove_prefix(content.size());
@@ -169,7 +167,7 @@ class Detokenizer {
 
   std::vector<Step> steps_;
   bool fused_ = false;
-  double growth_ = 1;
+  Growth growth_;
 };
 
 }  // namespace streambp

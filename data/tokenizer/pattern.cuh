@@ -1,7 +1,7 @@
-// Regular expressions as tokenizer.json files hold them: in the language of Oniguruma, matched by PCRE2.
+// The regular expressions of tokenizer.json files: Oniguruma's syntax, matched by PCRE2.
 //
-// The two agree on what the published tokenizers use, and differ elsewhere. So an expression is read here first: where
-// the same text would mean something else to PCRE2 it is translated, or else refused by name.
+// The two agree on what published tokenizers use and differ elsewhere. An expression that PCRE2 reads differently is
+// translated, or refused with the reason.
 #pragma once
 
 #ifndef PCRE2_CODE_UNIT_WIDTH
@@ -13,12 +13,13 @@
 #include <string>
 #include <string_view>
 
-#include "data/tokenizer/unicode.cuh"
+#include "data/tokenizer/unicode_versions.cuh"
+#include "data/tokenizer/utf8.cuh"
 #include "kernels/base/error.cuh"
 
 namespace streambp {
 
-// From Oniguruma's language to PCRE2's.
+// From Oniguruma's syntax to PCRE2's.
 class Translation {
  public:
   Translation(const std::string& where, std::string_view source) : where_(where), source_(source), rest_(source) {
@@ -28,7 +29,7 @@ class Translation {
   std::string result;
 
  private:
-  // Characters of \s; PCRE2 counts U+180E among them.
+  // \s of Oniguruma; PCRE2 adds U+180E.
   static constexpr std::string_view kSpaces =
       R"(\x09-\x0D\x20\x85\xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 
@@ -61,15 +62,15 @@ class Translation {
     refuse("the group ", rest_.substr(0, 4));
   }
 
-  // Without regard to case Oniguruma takes some characters for two: U+00DF for "ss", U+FB01 for "fi".
+  // Ignoring case, Oniguruma matches some characters with two letters: U+00DF with "ss", U+FB01 with "fi".
   void check_folding() const {
     const std::string_view inside = rest_.substr(4, rest_.find(')') - 4);
     std::string lower;
     for (const char c : inside) lower += static_cast<char>(c >= 'A' && c <= 'Z' ? c + 'a' - 'A' : c);
-    if (bytes_below(inside, 0x80) < inside.size()) refuse("characters beyond ASCII without regard to case");
-    if (inside.find('(') != std::string_view::npos) refuse("a group in a group without regard to case");
+    if (bytes_below(inside, 0x80) < inside.size()) refuse("characters beyond ASCII inside (?i:");
+    if (inside.find('(') != std::string_view::npos) refuse("a group inside (?i:");
     for (const char* pair : {"ss", "st", "ff", "fi", "fl"}) {
-      if (lower.find(pair) != std::string::npos) refuse(pair, " without regard to case");
+      if (lower.find(pair) != std::string::npos) refuse(pair, " inside (?i:");
     }
   }
 
@@ -78,7 +79,7 @@ class Translation {
     const std::string_view inside = rest_.substr(1, end == std::string_view::npos ? end : end - 1);
     const bool plain = end != std::string_view::npos && !inside.empty() && inside[0] != ',' &&
                        inside.find_first_not_of("0123456789,") == std::string_view::npos;
-    if (!plain) refuse("a { that begins no count");
+    if (!plain) refuse("a { that starts no repetition");
     copy(end + 1);
     if (begins("+") || begins("?")) refuse("{", inside, "} followed by ", rest_[0]);
   }
@@ -86,11 +87,11 @@ class Translation {
   void char_class() {
     const bool negated = begins("[^");
     copy(negated ? 2 : 1);
-    if (begins("]")) refuse("a class that is empty or begins with ]");
+    if (begins("]")) refuse("a character class that is empty or starts with ]");
     while (!begins("]")) {
-      if (rest_.empty()) refuse("a class without an end");
-      if (begins("[")) refuse("a [ within a class; write \\[");
-      if (begins("&&")) refuse("&& within a class");
+      if (rest_.empty()) refuse("a character class without ]");
+      if (begins("[")) refuse("a [ inside a character class; write \\[");
+      if (begins("&&")) refuse("&& inside a character class");
       if (begins("\\")) {
         escape(true);
       } else {
@@ -105,7 +106,7 @@ class Translation {
     if (rest_.empty()) refuse("a \\ at the end");
     const char c = take(1)[0];
     const auto add = [&](bool negated, const std::string& characters) {
-      if (in_class && negated) refuse("\\", c, " within a class");
+      if (in_class && negated) refuse("\\", c, " inside a character class");
       result += in_class ? characters : (negated ? "[^" : "[") + characters + "]";
     };
     if (c == 's' || c == 'S') return add(c == 'S', std::string(kSpaces));
@@ -127,30 +128,36 @@ class Translation {
     (result += '\\') += c;
   }
 
-  // With the characters that are new since PCRE2's version of Unicode.
+  // Adds the characters that are newer than PCRE2's version of Unicode.
   std::string property(const std::string& name) const {
+    std::string later;
+    bool known = false;
     for (const auto& [kind, ranges] : unicode::kLater) {
-      if (kind != name) continue;
-      return (name.size() > 2 ? "\\p{sc:" : "\\p{") + name + "}" + std::string(ranges);
+      if (kind != name && !(name.size() == 1 && name != "C" && kind.size() == 2 && kind[0] == name[0])) continue;
+      known = true;
+      later += ranges;
     }
-    refuse("\\p{", name, "}");
+    if (!known) refuse("\\p{", name, "}");
+    return (name.size() > 2 ? "\\p{sc:" : "\\p{") + name + "}" + later;
   }
 
   const std::string& where_;
   std::string_view source_, rest_;
 };
 
-// Finds an expression, or a plain text, again and again. Matches are never empty.
+enum class Span { match, gap };
+
+// Finds all matches of an expression or a plain string. Matches are never empty.
 class Pattern {
  public:
-  // A plain text.
+  // A plain string.
   static Pattern literal(std::string text) {
     Pattern pattern;
     pattern.text_ = std::move(text);
     return pattern;
   }
 
-  // An expression in Oniguruma's language; `where` is for messages.
+  // An expression in Oniguruma's syntax. `where` is for messages.
   static Pattern expression(const std::string& where, std::string_view source) {
     Pattern pattern;
     pattern.text_ = where + ": the regular expression " + std::string(source);
@@ -168,27 +175,27 @@ class Pattern {
     require(pattern.code_ != nullptr, pattern.text_, " cannot be used: ", message(error));
     pcre2_jit_compile(pattern.code_.get(), PCRE2_JIT_COMPLETE);  // without it, matching is only slower
     pcre2_pattern_info(pattern.code_.get(), PCRE2_INFO_MINLENGTH, &pattern.shortest_);
-    require(pattern.shortest_ > 0, pattern.text_, " is not supported: it matches nothing at all, too");
+    require(pattern.shortest_ > 0, pattern.text_, " is not supported: it can match the empty string");
     return pattern;
   }
 
-  // Of what it matches, at least so many bytes.
+  // The fewest bytes of a match.
   std::size_t shortest() const { return code_ ? shortest_ : text_.size(); }
   bool one_character() const { return !code_ && first_character(text_).bytes == text_.size(); }
 
-  // Calls f(begin, end, match) for every match in valid UTF-8, and for every part between two: all of the text.
+  // Calls f(begin, end, span) for every match and every gap between matches, in order. The text is valid UTF-8.
   template <class F>
   void for_each(std::string_view text, F&& f) const {
     std::size_t done = 0, effort = kMostEffort + 64 * text.size();
     for (std::size_t begin, end = 0; find(text, begin, end, effort); done = end) {
-      if (begin > done) f(done, begin, false);
-      f(begin, end, true);
+      if (begin > done) f(done, begin, Span::gap);
+      f(begin, end, Span::match);
     }
-    if (done < text.size()) f(done, text.size(), false);
+    if (done < text.size()) f(done, text.size(), Span::gap);
   }
 
  private:
-  // What one thread needs to match. Long texts may need a larger stack than it has.
+  // The state of one thread. Long texts can need a larger stack than the thread's.
   struct Matcher {
     Matcher() {
       require(data != nullptr && context != nullptr, "out of memory");
@@ -227,9 +234,8 @@ class Pattern {
     return text;
   }
 
-  // The first match that begins at `end` or later. Matching goes back and tries again, which a hostile expression makes
-  // never end; so it is stopped after some steps, at first few, and steps beyond those few are taken from `effort`, which
-  // is enough for what goes back over a long text once.
+  // Finds the first match at `end` or later. Backtracking can take exponential time, so the number of steps is limited:
+  // a few are free, the others are taken from `effort`, which suffices to backtrack over a long text once.
   bool find(std::string_view text, std::size_t& begin, std::size_t& end, std::size_t& effort) const {
     if (!code_) {
       begin = text.find(text_, end);
@@ -246,13 +252,13 @@ class Pattern {
     require(found >= 0, text_, " fails on a text of ", text.size(), " bytes: ", message(found));
     begin = pcre2_get_ovector_pointer(matcher.data)[0];
     end = pcre2_get_ovector_pointer(matcher.data)[1];
-    require(end > begin, text_, " is not supported: it matches nothing at all, too");
+    require(end > begin, text_, " is not supported: it can match the empty string");
     return true;
   }
 
   static constexpr std::size_t kFewSteps = 10'000, kMostEffort = 10'000'000;
 
-  std::string text_;  // the plain text, or for messages
+  std::string text_;  // the plain string, or the name of the expression in messages
   std::uint32_t shortest_ = 0;
   std::shared_ptr<pcre2_code> code_;
 };

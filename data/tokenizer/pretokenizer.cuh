@@ -1,158 +1,35 @@
-// What happens to a text before its words become tokens, as the fields "normalizer" and "pre_tokenizer" of a
-// tokenizer.json say: first it is changed, then it is taken apart into words, step by step.
+// The field "pre_tokenizer" of a tokenizer.json: splits a normalized text into words, step by step.
 #pragma once
 
-#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "data/files/fields.cuh"
-#include "data/tokenizer/pattern.cuh"
+#include "data/tokenizer/components.cuh"
+#include "data/tokenizer/normalizer.cuh"
 
 namespace streambp {
-
-// A list of steps: one for a component, several for a "Sequence" of components, none for null. `read` adds what one
-// component is.
-template <class Read>
-void for_each_component(const Fields& parent, const char* name, const char* parts, Read&& read) {
-  if (!parent.has(name)) return;
-  const Fields f = parent.object(name);
-  const auto type = f.get<std::string>("type");
-  if (type != "Sequence") return read(type, f);
-  f.known({"type", parts});
-  require(f.has(parts) && f.json.at(parts).is_array(), f.file, ": the field \"", parts, "\" is not a list");
-  for (std::size_t i = 0; i < f.json.at(parts).size(); ++i) {
-    const Json holder = {{"part", f.json.at(parts)[i]}};
-    const Fields in_list(holder, f.file + ", number " + std::to_string(i + 1));
-    require(in_list.has("part"), in_list.file, ": is null");
-    for_each_component(in_list, "part", parts, read);
-  }
-}
-
-// {"String": "text"} or {"Regex": "expression"}
-inline Pattern read_pattern(const Fields& f) {
-  const Fields pattern = f.object("pattern");
-  pattern.known({"String", "Regex"});
-  require(pattern.json.size() == 1, pattern.file, ": expected \"String\" or \"Regex\"");
-  if (pattern.has("Regex")) return Pattern::expression(f.file, pattern.get<std::string>("Regex"));
-  const auto text = pattern.get<std::string>("String");
-  require(!text.empty(), pattern.file, ": an empty text is not supported");
-  return Pattern::literal(text);
-}
-
-inline std::string replaced(const Pattern& pattern, std::string_view text, const std::string& content) {
-  std::string out;
-  pattern.for_each(text, [&](std::size_t begin, std::size_t end, bool match) {
-    out += match ? content : text.substr(begin, end - begin);
-  });
-  return out;
-}
-
-// {"type": "Replace", "pattern": ..., "content": "text"}
-struct Replacement {
-  Pattern pattern;
-  std::string content;
-
-  // `growth` is how many times as long the replacements so far may make a text: a few that feed each other could make a
-  // word fill the memory.
-  Replacement(const Fields& f, double& growth)
-      : pattern(read_pattern(f)), content((f.known({"type", "pattern", "content"}), f.get<std::string>("content"))) {
-    growth *= std::max(1.0, static_cast<double>(content.size()) / static_cast<double>(pattern.shortest()));
-    require(growth <= 4096, f.file, ": this replacement, with those before it, may make a text ", growth,
-            " times as long, which is more than is supported");
-  }
-  std::string operator()(std::string_view text) const { return replaced(pattern, text, content); }
-};
-
-// The one character that stands for a space.
-inline std::string read_space(const Fields& f) {
-  const auto space = f.get<std::string>("replacement");
-  require(!space.empty() && first_character(space).bytes == space.size(), f.file, ": replacement \"", space,
-          "\" is not one character");
-  return space;
-}
-
-class Normalizer {
- public:
-  explicit Normalizer(const Fields& file) {
-    for_each_component(file, "normalizer", "normalizers",
-                       [&](const std::string& type, const Fields& f) { steps_.push_back(read(type, f)); });
-  }
-
-  // True if the first character may vanish.
-  bool moves_beginning() const { return moves_beginning_; }
-
-  // The changed text, which is `text` itself or in `buffer`. Nothing is put before one that `continues`.
-  std::string_view apply(std::string_view text, bool continues, std::string& buffer) const {
-    for (const Step& step : steps_) {
-      if (!text.empty()) text = step(text, continues, buffer);
-    }
-    return text;
-  }
-
- private:
-  // A step returns its argument, or a view of the buffer, in which its argument may lie.
-  using Step = std::function<std::string_view(std::string_view, bool, std::string&)>;
-
-  Step read(const std::string& type, const Fields& f) {
-    if (type == "NFC" || type == "NFD") {
-      f.known({"type"});
-      return
-          [form = type == "NFC" ? NormalForm::nfc : NormalForm::nfd](std::string_view text, bool, std::string& buffer) {
-            return surely_normal(form, text) ? text : buffer = normalised(form, text);
-          };
-    }
-    if (type == "Prepend") {
-      f.known({"type", "prepend"});
-      return [prefix = f.get<std::string>("prepend")](std::string_view text, bool continues, std::string& buffer) {
-        return continues ? text : buffer = prefix + std::string(text);
-      };
-    }
-    if (type == "Replace") {
-      const Replacement replacement(f, growth_);
-      moves_beginning_ = moves_beginning_ || !replacement.pattern.one_character() || replacement.content.empty();
-      return [replacement](std::string_view text, bool, std::string& buffer) -> std::string_view {
-        return buffer = replacement(text);
-      };
-    }
-    if (type == "Strip") {
-      f.known({"type", "strip_left", "strip_right"});
-      const bool left = f.get<bool>("strip_left"), right = f.get<bool>("strip_right");
-      moves_beginning_ = moves_beginning_ || left;
-      return [left, right](std::string_view text, bool, std::string&) {
-        if (left) text.remove_prefix(leading_space(text));
-        if (right) text.remove_suffix(trailing_space(text));
-        return text;
-      };
-    }
-    fail(f.file, ": a normalizer of type \"", type,
-         "\" is not supported; NFC, NFD, Prepend, Replace, Strip and Sequence are");
-  }
-
-  std::vector<Step> steps_;
-  bool moves_beginning_ = false;
-  double growth_ = 1;
-};
 
 class PreTokenizer {
  public:
   explicit PreTokenizer(const Fields& file, const Normalizer& normalizer) {
     for_each_component(file, "pre_tokenizer", "pretokenizers", [&](const std::string& type, const Fields& f) {
       require(!byte_level_, f.file, ": after ByteLevel no other pre_tokenizer is supported");
-      // Two that split words and put something before each can double a text.
+      // Each step that splits words and puts a character before each can double the text.
       require(steps_.size() < 16, f.file, ": more steps than are supported");
       read(type, f, normalizer);
     });
   }
 
-  // True if words are to be taken as bytes.
+  // True if the model reads the bytes of a word, not its characters.
   bool byte_level() const { return byte_level_; }
 
-  // Where a text stands: at the beginning of the whole, and if so, whether that goes on from elsewhere.
+  // Where a piece of the text lies.
   struct Place {
-    bool first, continues;
+    bool first;       // at the start of the text,
+    TextStart start;  // which starts like this
   };
 
   // Calls f(word) for every word of the text.
@@ -165,11 +42,11 @@ class PreTokenizer {
   enum class Prefix { never, first, always };
   enum class Delimiter { isolated, removed, merged_with_previous, merged_with_next, contiguous };
   struct Step {
-    Prefix prefix = Prefix::never;  // put `space` before a text that does not begin with it
+    Prefix prefix = Prefix::never;  // put `space` before a text that does not start with it
     std::string space = " ";
-    bool replaces_spaces = false;  // by `space`
-    std::vector<Pattern> pattern;  // one to split at, or none
-    bool inverted = false;         // split at what lies between the matches
+    bool replaces_spaces = false;    // with `space`
+    std::optional<Pattern> pattern;  // of the delimiters
+    Span delimiters = Span::match;   // or the gaps between matches
     Delimiter delimiter = Delimiter::isolated;
   };
   struct Part {
@@ -179,33 +56,33 @@ class PreTokenizer {
   void read(const std::string& type, const Fields& f, const Normalizer& normalizer) {
     Step step;
     if (type == "ByteLevel") {
-      f.known({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // offsets are of no interest here
+      f.known({"type", "add_prefix_space", "trim_offsets", "use_regex"});  // trim_offsets does not change tokens
       byte_level_ = true;
       if (f.get<bool>("add_prefix_space")) step.prefix = Prefix::always;
-      if (f.get<bool>("use_regex", true)) {
-        step.pattern = {Pattern::expression(
-            f.file, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)")};
-      }
+      if (f.get<bool>("use_regex", true)) step.pattern = gpt2_words(f);
     } else if (type == "Split") {
       f.known({"type", "pattern", "behavior", "invert"});
-      step.pattern = {read_pattern(f)};
-      step.inverted = f.get<bool>("invert", false);
+      step.pattern = read_pattern(f);
+      if (f.get<bool>("invert", false)) step.delimiters = Span::gap;
       step.delimiter = delimiter(f);
     } else if (type == "Digits") {
       f.known({"type", "individual_digits"});
-      // with the numbers of Unicode 17, which only this component of the library knows
-      step.pattern = {Pattern::expression(f.file, R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])")};
+      // This component of the library knows the numbers of Unicode 17.
+      step.pattern = Pattern::expression(f.file, R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])");
       step.delimiter = f.get<bool>("individual_digits") ? Delimiter::isolated : Delimiter::contiguous;
     } else if (type == "Metaspace") {
       read_metaspace(f, step);
       require(step.prefix != Prefix::first || !normalizer.moves_beginning(), f.file,
-              ": prepend_scheme \"first\" is not supported after a normalizer that may change where the text begins");
+              ": prepend_scheme \"first\" is not supported after a normalizer that can remove the first character");
     } else {
       fail(f.file, ": a pre_tokenizer of type \"", type,
            "\" is not supported; ByteLevel, Split, Digits, Metaspace and Sequence are");
     }
-    require(steps_.size() < 64, f.file, ": more steps than are supported");
     steps_.push_back(std::move(step));
+  }
+
+  static Pattern gpt2_words(const Fields& f) {
+    return Pattern::expression(f.file, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)");
   }
 
   static void read_metaspace(const Fields& f, Step& step) {
@@ -216,13 +93,13 @@ class PreTokenizer {
     require(scheme == "always" || scheme == "first" || scheme == "never", f.file, ": prepend_scheme \"", scheme,
             "\" is not supported; always, first and never are");
     step.prefix = scheme == "always" ? Prefix::always : scheme == "first" ? Prefix::first : Prefix::never;
-    if (!f.get<bool>("add_prefix_space", true)) {  // the older way to say it
+    if (!f.get<bool>("add_prefix_space", true)) {  // in older files
       require(!f.has("prepend_scheme") || scheme == "never", f.file,
               ": add_prefix_space false contradicts prepend_scheme \"", scheme, "\"");
       step.prefix = Prefix::never;
     }
     if (f.get<bool>("split", true)) {
-      step.pattern = {Pattern::literal(step.space)};
+      step.pattern = Pattern::literal(step.space);
       step.delimiter = Delimiter::merged_with_next;
     }
   }
@@ -249,29 +126,30 @@ class PreTokenizer {
       text = buffer = replaced(space, text, step.space);
     }
     const bool wanted = step.prefix == Prefix::always || (step.prefix == Prefix::first && place.first);
-    if (wanted && !(place.first && place.continues) && text.substr(0, step.space.size()) != step.space) {
+    const bool continues = place.first && place.start == TextStart::continuation;
+    if (wanted && !continues && text.substr(0, step.space.size()) != step.space) {
       text = buffer = step.space + std::string(text);
     }
-    if (step.pattern.empty()) return run(index + 1, text, place, f);
+    if (!step.pattern) return run(index + 1, text, place, f);
     split(step, text, [&](std::size_t begin, std::size_t end) {
-      run(index + 1, text.substr(begin, end - begin), {place.first && begin == 0, place.continues}, f);
+      run(index + 1, text.substr(begin, end - begin), {place.first && begin == 0, place.start}, f);
     });
   }
 
   template <class F>
   static void split(const Step& step, std::string_view text, F&& f) {
-    const Pattern& pattern = step.pattern.front();
     if (step.delimiter == Delimiter::isolated || step.delimiter == Delimiter::removed) {
-      pattern.for_each(text, [&](std::size_t begin, std::size_t end, bool match) {
-        if (step.delimiter == Delimiter::isolated || match == step.inverted) f(begin, end);
+      step.pattern->for_each(text, [&](std::size_t begin, std::size_t end, Span span) {
+        if (step.delimiter == Delimiter::isolated || span != step.delimiters) f(begin, end);
       });
       return;
     }
-    // A delimiter joins the text before it, but not another delimiter; or the text after it; or other delimiters.
+    // A delimiter is merged with the text before it, but not with another delimiter; or with the text after it; or with
+    // other delimiters.
     std::vector<Part> parts;
-    bool previous = false;  // was the last part a delimiter?
-    pattern.for_each(text, [&](std::size_t begin, std::size_t end, bool match) {
-      const bool delimits = match != step.inverted;
+    bool previous = false;  // is the last part a delimiter?
+    step.pattern->for_each(text, [&](std::size_t begin, std::size_t end, Span span) {
+      const bool delimits = span == step.delimiters;
       const bool joins = step.delimiter == Delimiter::contiguous             ? delimits == previous
                          : step.delimiter == Delimiter::merged_with_previous ? delimits && !previous
                                                                              : !delimits && previous;

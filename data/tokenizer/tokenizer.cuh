@@ -1,9 +1,12 @@
-// Text to tokens and back, as a Hugging Face tokenizer.json says, and as the `tokenizers` library does it:
+// Text to tokens and back by a Hugging Face tokenizer.json, with the results of the `tokenizers` library:
 //
-//   added tokens are taken out of the text, what lies between is normalised, more added tokens are taken out of that,
-//   the rest is taken apart into words (pretokenizer.cuh), and each word into tokens (bpe.cuh)
+//   1. cut out added tokens (added_tokens.cuh)
+//   2. normalize the text between them (normalizer.cuh)
+//   3. cut out the added tokens that are matched in normalized text
+//   4. split the rest into words (pretokenizer.cuh)
+//   5. merge each word into tokens (bpe.cuh)
 //
-// A component or a field with an effect that is not supported is refused by name, never ignored.
+// An unsupported component or field is refused by name, never ignored.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +17,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "data/files/fields.cuh"
@@ -24,39 +28,40 @@
 
 namespace streambp {
 
+enum class Skip { none, special };  // tokens that decoding leaves out
+
 class Tokenizer {
  public:
-  // From a tokenizer.json, or the directory that holds it.
+  // Reads a tokenizer.json, or the one in a directory.
   explicit Tokenizer(const std::filesystem::path& path)
       : Tokenizer(Fields(parse_json_file(file_in(path)), file_in(path).string())) {}
 
-  // One more than the largest id.
+  // The largest id + 1.
   Index size() const { return static_cast<Index>(texts_.size()); }
 
-  // The tokens of a text, without those that belong before and after it. A text that `continues` goes on where an
-  // earlier one ended: nothing is put before its beginning.
-  std::vector<std::int32_t> encode(std::string_view text, bool continues = false) const {
-    return encode(text, continues, false);
+  // The tokens of a text, without prefix() and suffix().
+  std::vector<std::int32_t> encode(std::string_view text, TextStart start = TextStart::beginning) const {
+    return encode(text, start, SpecialTokens::parsed);
   }
-  // The same, but special tokens in the text are mere text: what a user writes must not forge a turn.
-  std::vector<std::int32_t> encode_plain(std::string_view text, bool continues = false) const {
-    return encode(text, continues, true);
+  // The same, but special tokens in the text are ordinary text, so a user's message cannot fake a chat turn.
+  std::vector<std::int32_t> encode_plain(std::string_view text, TextStart start = TextStart::beginning) const {
+    return encode(text, start, SpecialTokens::plain);
   }
 
-  // What belongs before a text (such as a token for its beginning) and after it; possibly nothing.
+  // The post-processor's tokens before a text, such as BOS, and after it; can be empty.
   const std::vector<std::int32_t>& prefix() const { return prefix_; }
   const std::vector<std::int32_t>& suffix() const { return suffix_; }
 
-  // The text of tokens; ids that no token has are skipped.
-  std::string decode(std::span<const std::int32_t> tokens, bool skip_special = false) const {
+  // The text of tokens. Skips ids without a token.
+  std::string decode(std::span<const std::int32_t> tokens, Skip skip = Skip::none) const {
     std::vector<std::string> texts;
     for (const std::int32_t token : tokens) {
-      if (shown(token, skip_special)) texts.push_back(texts_[static_cast<std::size_t>(token)]);
+      if (shown(token, skip)) texts.push_back(texts_[static_cast<std::size_t>(token)]);
     }
-    return Detokenizer(detokenizer_).add(std::move(texts), true);
+    return Detokenizer(detokenizer_).add(std::move(texts), TextEnd::closed);
   }
 
-  // The id of a token by its text.
+  // The id of the token with this text.
   std::optional<std::int32_t> find(std::string_view token) const {
     const auto found = added_ids_.find(std::string(token));
     return found == added_ids_.end() ? model_.find(std::string(token)) : found->second;
@@ -69,9 +74,9 @@ class Tokenizer {
   explicit Tokenizer(const Fields& f)
       : normalizer_(f),
         pretokenizer_(f, normalizer_),
-        model_(f.object("model"), pretokenizer_.byte_level()),
+        model_(f.object("model"), pretokenizer_.byte_level() ? Bpe::Symbols::bytes : Bpe::Symbols::characters),
         detokenizer_(f) {
-    // Truncation and padding are no part of what a text's tokens are: lengths are for the one who packs documents.
+    // Truncation and padding do not apply: packing decides on lengths.
     f.known({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
              "decoder", "model"});
     f.only<std::string>("version", "1.0");
@@ -88,8 +93,8 @@ class Tokenizer {
   }
 
   bool has(Index id) const { return id >= 0 && id < size() && present_[static_cast<std::size_t>(id)]; }
-  bool shown(std::int32_t id, bool skip_special) const {
-    return has(id) && !(skip_special && special_texts_.count(texts_[static_cast<std::size_t>(id)]) > 0);
+  bool shown(std::int32_t id, Skip skip) const {
+    return has(id) && !(skip == Skip::special && special_texts_.count(texts_[static_cast<std::size_t>(id)]) > 0);
   }
 
   void read_added_tokens(const Fields& f) {
@@ -101,19 +106,19 @@ class Tokenizer {
       const Fields token(entry, f.file + ", \"added_tokens\"");
       token.known({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
       const auto content = token.get<std::string>("content");
-      if (content.empty()) continue;  // as the library does
+      if (content.empty()) continue;  // like the library
       const std::string where = token.file + ", \"" + content + "\"";
       const Index id = token.get<Index>("id");
-      // The library goes by the vocabulary, and numbers what is not in it itself.
+      // The library takes the id from the vocabulary, and numbers other added tokens itself.
       const auto known = model_.find(content);
       const Index expected = known ? *known : next++;
-      require(id == expected, where, ": has the id ", id, " where the vocabulary says ", expected);
+      require(id == expected, where, ": has the id ", id, "; the vocabulary implies ", expected);
       require(id <= Bpe::kLargestId, where, ": the id is larger than ", Bpe::kLargestId);
-      require(added_ids_.emplace(content, static_cast<std::int32_t>(id)).second, where, ": is there twice");
+      require(added_ids_.emplace(content, static_cast<std::int32_t>(id)).second, where, ": is listed twice");
       add(token, where, content, static_cast<std::int32_t>(id));
     }
     for (AddedTokens* tokens : {&raw_tokens_, &normalized_tokens_}) {
-      require(tokens->finish(), f.file, ", \"added_tokens\": two have the same text once they are normalised");
+      require(tokens->finish(), f.file, ", \"added_tokens\": two have the same normalized text");
     }
   }
 
@@ -125,15 +130,15 @@ class Tokenizer {
     if (special_[at]) special_texts_.insert(content);
     const bool normalized = f.get<bool>("normalized");
     std::string buffer;
-    texts_[at] = normalized ? normalizer_.apply(content, false, buffer) : content;
-    require(!texts_[at].empty(), where, ": nothing is left of it once it is normalised");
+    texts_[at] = normalized ? normalizer_.apply(content, TextStart::beginning, buffer) : content;
+    require(!texts_[at].empty(), where, ": its normalized text is empty");
     (normalized ? normalized_tokens_ : raw_tokens_)
         .add({id, texts_[at], f.get<bool>("special"), f.get<bool>("single_word"), f.get<bool>("lstrip"),
               f.get<bool>("rstrip")});
   }
 
   void read_processor(const std::string& type, const Fields& f) {
-    if (type == "ByteLevel") {  // which is about offsets only
+    if (type == "ByteLevel") {  // changes only offsets
       f.known({"type", "add_prefix_space", "trim_offsets", "use_regex"});
     } else if (type == "TemplateProcessing") {
       f.known({"type", "single", "pair", "special_tokens"});
@@ -144,7 +149,7 @@ class Tokenizer {
     }
   }
 
-  // A list of {"SpecialToken": {"id": text, "type_id": 0}} with one {"Sequence": {"id": "A", "type_id": 0}} in it.
+  // "single" is a list of {"SpecialToken": {"id": text, "type_id": 0}} around one {"Sequence": {"id": "A", "type_id": 0}}.
   void read_template(const Fields& f) {
     require(f.has("single") && f.json.at("single").is_array(), f.file, ": the field \"single\" is not a list");
     std::vector<std::int32_t> before, after;
@@ -172,25 +177,26 @@ class Tokenizer {
     require(token.has("ids") && token.json.at("ids").is_array(), token.file, ": the field \"ids\" is not a list");
     std::vector<std::int32_t> ids;
     for (const Json& id : token.json.at("ids")) {
-      require(id.is_number_integer() && has(id.get<Index>()), token.file, ": ", id.dump(), " is the id of no token");
+      require(id.is_number_integer() && has(id.get<Index>()), token.file, ": ", id.dump(), " is not the id of a token");
       ids.push_back(id.get<std::int32_t>());
     }
     return ids;
   }
 
-  std::vector<std::int32_t> encode(std::string_view bytes, bool continues, bool plain) const {
+  std::vector<std::int32_t> encode(std::string_view bytes, TextStart start, SpecialTokens special) const {
     std::string repaired;
-    if (!is_utf8(bytes)) append_repaired(repaired, bytes, true), bytes = repaired;
+    if (!is_utf8(bytes)) append_repaired(repaired, bytes), bytes = repaired;
     std::vector<std::int32_t> tokens;
     Bpe::Scratch scratch;
     std::string buffer;
-    raw_tokens_.for_each(bytes, plain, [&](const AddedToken* raw, std::size_t begin, std::size_t end) {
+    raw_tokens_.for_each(bytes, special, [&](const AddedToken* raw, std::size_t begin, std::size_t end) {
       if (raw) return tokens.push_back(raw->id);
       const bool first = begin == 0;
-      const std::string_view text = normalizer_.apply(bytes.substr(begin, end - begin), first && continues, buffer);
-      normalized_tokens_.for_each(text, plain, [&](const AddedToken* token, std::size_t from, std::size_t to) {
+      const std::string_view text =
+          normalizer_.apply(bytes.substr(begin, end - begin), first ? start : TextStart::beginning, buffer);
+      normalized_tokens_.for_each(text, special, [&](const AddedToken* token, std::size_t from, std::size_t to) {
         if (token) return tokens.push_back(token->id);
-        pretokenizer_.for_each_word(text.substr(from, to - from), {first && from == 0, continues},
+        pretokenizer_.for_each_word(text.substr(from, to - from), {first && from == 0, start},
                                     [&](std::string_view word) { model_.encode(word, scratch, tokens); });
       });
     });
@@ -201,30 +207,30 @@ class Tokenizer {
   PreTokenizer pretokenizer_;
   Bpe model_;
   Detokenizer detokenizer_;
-  AddedTokens raw_tokens_, normalized_tokens_;  // found in the text as it is, and as it is normalised
+  AddedTokens raw_tokens_, normalized_tokens_;  // matched in the text and in the normalized text
   std::unordered_map<std::string, std::int32_t> added_ids_;
   std::unordered_set<std::string> special_texts_;
-  std::vector<std::string> texts_;  // by id, as they are decoded
+  std::vector<std::string> texts_;  // by id, for decoding
   std::vector<bool> present_, special_;
   std::vector<std::int32_t> prefix_, suffix_;
 };
 
-// Decodes token by token. What `add` and at last `finish` return is, put together, what `decode` returns for all of the
-// tokens; and each is whole characters that no later token changes.
+// Decodes token by token. The results of all `add` and of `finish` together equal that of `decode`. Each is whole
+// characters that no later token changes.
 class StreamingDecoder {
  public:
-  explicit StreamingDecoder(const Tokenizer& tokenizer, bool skip_special = false)
-      : tokenizer_(tokenizer), skip_special_(skip_special), detokenizer_(tokenizer.detokenizer_) {}
+  explicit StreamingDecoder(const Tokenizer& tokenizer, Skip skip = Skip::none)
+      : tokenizer_(tokenizer), skip_(skip), detokenizer_(tokenizer.detokenizer_) {}
 
   std::string add(std::int32_t token) {
-    if (!tokenizer_.shown(token, skip_special_)) return "";
-    return detokenizer_.add({tokenizer_.texts_[static_cast<std::size_t>(token)]}, false);
+    if (!tokenizer_.shown(token, skip_)) return "";
+    return detokenizer_.add({tokenizer_.texts_[static_cast<std::size_t>(token)]}, TextEnd::open);
   }
-  std::string finish() { return detokenizer_.add({}, true); }
+  std::string finish() { return detokenizer_.add({}, TextEnd::closed); }
 
  private:
   const Tokenizer& tokenizer_;
-  const bool skip_special_;
+  const Skip skip_;
   Detokenizer detokenizer_;
 };
 

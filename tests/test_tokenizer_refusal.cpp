@@ -1,0 +1,312 @@
+// A tokenizer.json that is damaged, hostile or not supported is refused, with its name and the reason.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "data/tokenizer/tokenizer.cuh"
+#include "kernels/base/random.cuh"
+
+namespace streambp {
+namespace {
+
+namespace fs = std::filesystem;
+
+Json definition(const std::string& layout) {
+  return parse_json_file(fs::path(STREAMBP_SOURCE) / "tests/golden/tokenizers" / (layout + ".tokenizer.json"));
+}
+
+class TokenizerRefusal : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    directory_ = fs::path(testing::TempDir()) / ("streambp-" + std::to_string(getpid()) + "-" + test->name());
+    fs::create_directories(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  // The error message, or "" if the file is accepted.
+  std::string refusal(const std::string& contents) const {
+    std::ofstream(directory_ / "tokenizer.json", std::ios::binary) << contents;
+    try {
+      const Tokenizer tokenizer(directory_);
+      tokenizer.decode(tokenizer.encode("some text, \u4e2d and \xFF more"));
+    } catch (const Error& error) {
+      const std::string message = error.what();
+      EXPECT_NE(message.find((directory_ / "tokenizer.json").string()), std::string::npos) << message;
+      return message;
+    }
+    return "";
+  }
+  void expect_refused(const Json& json, const std::string& part) const {
+    const std::string message = refusal(json.dump());
+    EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" is not in \"" << message << "\"";
+  }
+
+  fs::path directory_;
+};
+
+TEST_F(TokenizerRefusal, OfComponentsByName) {
+  const auto with = [](const char* field, const Json& component) {
+    Json json = definition("gpt2");
+    json[field] = component;
+    return json;
+  };
+  for (const char* type : {"BertNormalizer", "Nmt", "Precompiled", "ByteLevel", "Later"}) {
+    expect_refused(with("normalizer", {{"type", type}}),
+                   std::string("a normalizer of type \"") + type + "\" is not supported");
+  }
+  for (const char* type : {"BertPreTokenizer", "CharDelimiterSplit", "Whitespace", "WhitespaceSplit", "Punctuation",
+                           "UnicodeScripts", "FixedLength"}) {
+    const Json step = {{"type", type}};
+    expect_refused(with("pre_tokenizer", step),
+                   std::string("a pre_tokenizer of type \"") + type + "\" is not supported");
+    expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {step}}}), type);
+  }
+  for (const char* type : {"BPEDecoder", "WordPiece", "CTC"}) {
+    expect_refused(with("decoder", {{"type", type}}),
+                   std::string("a decoder of type \"") + type + "\" is not supported");
+  }
+  for (const char* type : {"BertProcessing", "RobertaProcessing"}) {
+    expect_refused(with("post_processor", {{"type", type}}),
+                   std::string("a post_processor of type \"") + type + "\" is not supported");
+  }
+  for (const char* field : {"normalizer", "pre_tokenizer", "decoder", "post_processor"}) {
+    expect_refused(with(field, {{"no_type", 1}}), "the field \"type\" is missing");
+    expect_refused(with(field, 5), "expected a JSON object");
+    expect_refused(with(field, {{"type", 5}}), "of the wrong type");
+  }
+  expect_refused(with("normalizer", {{"type", "NFC"}, {"new_option", true}}), "\"new_option\": true is not supported");
+  expect_refused(with("pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", "yes"}}), "of the wrong type");
+  expect_refused(with("pre_tokenizer", {{"type", "ByteLevel"}}), "\"add_prefix_space\" is missing");
+  expect_refused(with("added_things", 1), "\"added_things\": 1 is not supported");
+  expect_refused(with("version", "2.0"), "only \"1.0\" is");
+  const Json digits = {{"type", "Digits"}, {"individual_digits", true}}, bytes = definition("gpt2")["pre_tokenizer"];
+  expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {bytes, digits}}}), "after ByteLevel");
+  expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", 3}}), "is not a list");
+  expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {nullptr}}}), "number 1");
+  Json nested = bytes;
+  for (int i = 0; i < 60; ++i) nested = {{"type", "Sequence"}, {"pretokenizers", {nested}}};
+  expect_refused(with("pre_tokenizer", nested), "more deeply");
+  expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", Json(100, digits)}}), "more steps");
+  EXPECT_EQ(refusal(with("truncation", {{"max_length", 5}}).dump()), "");  // without effect on tokens
+  EXPECT_EQ(refusal(with("padding", {{"strategy", "BatchLongest"}}).dump()), "");
+}
+
+TEST_F(TokenizerRefusal, OfMetaspaceAndSplitAndStrip) {
+  const auto with = [](const Json& normalizer, const Json& step) {
+    Json json = definition("mistral");
+    json["normalizer"] = normalizer, json["pre_tokenizer"] = step;
+    return json;
+  };
+  const auto metaspace = [](const Json& fields) {
+    Json step = {{"type", "Metaspace"}, {"replacement", "▁"}};
+    step.update(fields);
+    return step;
+  };
+  expect_refused(with(nullptr, metaspace({{"prepend_scheme", "last"}})), "prepend_scheme \"last\"");
+  expect_refused(with(nullptr, metaspace({{"prepend_scheme", "first"}, {"add_prefix_space", false}})), "contradicts");
+  expect_refused(with(nullptr, metaspace({{"replacement", "ab"}})), "not one character");
+  expect_refused(with(nullptr, metaspace({{"replacement", ""}})), "not one character");
+  EXPECT_EQ(refusal(with(nullptr, metaspace({{"add_prefix_space", false}})).dump()), "");
+  const Json strip = {{"type", "Strip"}, {"strip_left", true}, {"strip_right", false}};
+  expect_refused(with(strip, metaspace({{"prepend_scheme", "first"}})), "can remove the first character");
+  expect_refused(with({{"type", "StripAccents"}}, metaspace({{"prepend_scheme", "first"}})), "can remove the first");
+  EXPECT_EQ(refusal(with({{"type", "Lowercase"}}, metaspace({{"prepend_scheme", "first"}})).dump()), "");
+  const auto split = [&](const Json& pattern, const char* behavior) {
+    return with(nullptr, {{"type", "Split"}, {"pattern", pattern}, {"behavior", behavior}, {"invert", false}});
+  };
+  expect_refused(split({{"String", ""}}, "Isolated"), "an empty string");
+  expect_refused(split({{"String", "a"}, {"Regex", "b"}}, "Isolated"), "expected \"String\" or \"Regex\"");
+  expect_refused(split({{"Glob", "*"}}, "Isolated"), "\"Glob\"");
+  expect_refused(split({{"String", "a"}}, "Shuffled"), "behavior \"Shuffled\"");
+  Json json = definition("mistral");
+  json["decoder"] = {{"type", "Strip"}, {"content", "ab"}, {"start", 1}, {"stop", 0}};
+  expect_refused(json, "not one character");
+  json["decoder"] = {{"type", "Strip"}, {"content", " "}, {"start", -1}, {"stop", 0}};
+  expect_refused(json, "negative");
+  json["decoder"] = {{"type", "Metaspace"}, {"replacement", ""}};
+  expect_refused(json, "not one character");
+}
+
+// A few replacements that make a text fill the memory.
+TEST_F(TokenizerRefusal, OfExponentialGrowth) {
+  const Json doubling = {{"type", "Replace"}, {"pattern", {{"String", "e"}}}, {"content", "ee"}};
+  const auto repeated = [](const char* name, std::size_t times, const std::vector<Json>& steps) {
+    Json list = Json::array();
+    for (std::size_t i = 0; i < times * steps.size(); ++i) list.push_back(steps[i % steps.size()]);
+    return Json{{"type", "Sequence"}, {name, list}};
+  };
+  const auto with = [&](const char* field, const Json& component) {
+    Json json = definition("mistral");
+    json["pre_tokenizer"] = nullptr;
+    json[field] = component;
+    return json;
+  };
+  EXPECT_EQ(refusal(with("normalizer", repeated("normalizers", 12, {doubling})).dump()), "");
+  expect_refused(with("normalizer", repeated("normalizers", 13, {doubling})), "8192 times as long");
+  expect_refused(with("decoder", repeated("decoders", 50, {doubling})), "8192 times as long");
+  const Json nfkc = {{"type", "NFKC"}},
+             ligature = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "\uFDFA"}};
+  EXPECT_EQ(refusal(with("normalizer", repeated("normalizers", 2, {nfkc})).dump()), "");
+  expect_refused(with("normalizer", repeated("normalizers", 4, {ligature, nfkc})), "times as long");
+  const Json shrinking = {{"type", "Replace"}, {"pattern", {{"Regex", "[a-z]{4,}"}}}, {"content", "abcd"}};
+  EXPECT_EQ(refusal(with("normalizer", repeated("normalizers", 50, {shrinking})).dump()), "");
+  const Json split = {{"type", "Split"}, {"pattern", {{"Regex", "."}}}, {"behavior", "Isolated"}};
+  const auto space = [](const char* text) { return Json{{"type", "Metaspace"}, {"replacement", text}}; };
+  const auto prefixes = [&](std::size_t n) {
+    return repeated("pretokenizers", n, {split, space("x"), split, space("y")});
+  };
+  EXPECT_EQ(refusal(with("pre_tokenizer", prefixes(4)).dump()), "");
+  expect_refused(with("pre_tokenizer", prefixes(10)), "more steps than are supported");
+}
+
+// Where the syntax of Oniguruma and PCRE2 differs, or an empty match is possible.
+TEST_F(TokenizerRefusal, OfRegularExpressions) {
+  for (const std::string expression :
+       {"[a[b]]",   "[a&&b]",  "[[:alpha:]]", "[]a]",          "[a",          "a{2}+",       "a{1,2}?",
+        "a{,2}",    "{",       "(?i)a",       "(?<n>a)",       "(?#x)a",      "(*F)a",       "\\w",
+        "\\bx",     "\\Kx",    "\\h",         "\\A",           "\\1",         "\\",          "[\\S]",
+        "[\\P{L}]", "\\pL",    "\\p{^L}",     "\\p{Nonsense}", "(a",          "a)",          "*",
+        "a*",       "",        "x|",          "(?=a)",         "\\C",         "\\x{110000}", "\\xE9",
+        "\\x{41",   "\\p{Cn}", "\\p{C}",      "\\p{Runic}",    "(?i:\u00df)", "(?i:SS)",     "(?i:a|(b))"}) {
+    Json json = definition("qwen2");
+    json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = expression;
+    expect_refused(json, "the regular expression " + expression);
+  }
+}
+
+// A hostile expression ends with an error.
+TEST_F(TokenizerRefusal, OfExpressionsThatTakeForever) {
+  Json json = definition("qwen2");
+  json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:(?:a|b|[a-c])+)+[0-9]";
+  ASSERT_EQ(refusal(json.dump()), "");
+  const Tokenizer tokenizer(directory_);
+  EXPECT_THROW(tokenizer.encode(std::string(60, 'a')), Error);
+  // The steps of many slow matches are limited together.
+  json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:a|a)+b|a";
+  ASSERT_EQ(refusal(json.dump()), "");
+  const Tokenizer slow(directory_);
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += std::string(18, 'a') + "c";
+  EXPECT_THROW(slow.encode(text), Error);
+  EXPECT_EQ(slow.decode(slow.encode(text.substr(0, 19))), text.substr(0, 19));
+}
+
+TEST_F(TokenizerRefusal, OfModels) {
+  const auto with = [](const char* field, const Json& value) {
+    Json json = definition("gpt2");
+    json["model"][field] = value;
+    return json;
+  };
+  expect_refused(with("type", "Unigram"), "only \"BPE\" is");
+  expect_refused(with("dropout", 0.1), "only 0.0 is");
+  expect_refused(with("continuing_subword_prefix", "##"), "continuing_subword_prefix");
+  expect_refused(with("end_of_word_suffix", "</w>"), "end_of_word_suffix");
+  expect_refused(with("fuse_unk", 1), "of the wrong type");
+  expect_refused(with("byte_fallback", "no"), "of the wrong type");
+  expect_refused(with("vocab", {1, 2}), "expected a JSON object");
+  expect_refused(with("vocab", nullptr), "\"vocab\" is missing");
+  expect_refused(with("vocab", {{"a", "0"}}), "is not an integer");
+  expect_refused(with("vocab", {{"a", 0.5}}), "is not an integer");
+  expect_refused(with("vocab", {{"a", -1}}), "needs ids from 0 to");
+  expect_refused(with("vocab", {{"a", 1 << 30}}), "needs ids from 0 to");
+  expect_refused(with("vocab", {{"a", 0}, {"b", 65569}}), "a vocabulary of 2 tokens needs ids from 0 to 65568");
+  expect_refused(with("vocab", {{"a", 18446744073709551615u}}), "needs ids from 0 to");
+  expect_refused(with("vocab", {{"a", 3}, {"b", 3}}), "have the same id 3");
+  expect_refused(with("merges", "a b"), "expected a list");
+  expect_refused(with("merges", nullptr), "expected a list");
+  expect_refused(with("merges", {"a"}), "is not two strings");
+  expect_refused(with("merges", {"a b c"}), "is not two strings");
+  expect_refused(with("merges", Json::array({Json::array({"a", "b", "c"})})), "is not a pair");
+  expect_refused(with("merges", Json::array({Json::array({"a", 5})})), "is not a pair");
+  expect_refused(with("merges", {5}), "is not a pair");
+  expect_refused(with("merges", Json::array({Json::array({"nonsense ", "b"})})), "needs the token \"nonsense \"");
+  expect_refused(with("merges", Json::array({Json::array({"q", "\u0120"})})), "needs the token \"q\u0120\"");
+  EXPECT_EQ(refusal(with("dropout", 0).dump()), "");
+  EXPECT_EQ(refusal(with("continuing_subword_prefix", "").dump()), "");
+  Json json = definition("unknown");
+  json["model"]["unk_token"] = "<nothing>";
+  expect_refused(json, "the text needs the unknown token \"<nothing>\"");
+}
+
+TEST_F(TokenizerRefusal, OfAddedTokensAndTemplates) {
+  const Json whole = definition("llama3");
+  const std::size_t size = whole["model"]["vocab"].size();
+  const auto added = [&](const char* field, const Json& value) {
+    Json json = whole;
+    json["added_tokens"][0][field] = value;
+    return json;
+  };
+  expect_refused(added("id", size + 1), "the vocabulary implies " + std::to_string(size));
+  expect_refused(added("id", -1), "the vocabulary implies");
+  expect_refused(added("id", 18446744073709551615u), "of the wrong type");
+  expect_refused(added("content", 7), "of the wrong type");
+  expect_refused(added("content", "<|im_end|>"), "is listed twice");
+  expect_refused(added("special", nullptr), "\"special\" is missing");
+  expect_refused(added("lstrip", 1), "of the wrong type");
+  expect_refused(added("new_flag", 1), "\"new_flag\"");
+  Json json = whole;
+  json["added_tokens"] = 7;
+  expect_refused(json, "is not a list");
+  json["added_tokens"] = {7};
+  expect_refused(json, "expected a JSON object");
+  json = definition("qwen2");
+  json["added_tokens"][0]["content"] = "caf\u00e9", json["added_tokens"][0]["normalized"] = true;
+  expect_refused(json, "the same normalized text");
+  json = definition("unknown");
+  json["added_tokens"].back()["normalized"] = true;  // white space, which Strip removes
+  expect_refused(json, "its normalized text is empty");
+
+  const auto post = [&](const char* field, const Json& value) {
+    Json changed = whole;
+    changed["post_processor"]["processors"][1][field] = value;
+    return changed;
+  };
+  const Json sequence = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}},
+             second = {{"Sequence", {{"id", "B"}, {"type_id", 0}}}};
+  const Json special = {{"SpecialToken", {{"id", "<|im_start|>"}, {"type_id", 0}}}};
+  expect_refused(post("single", 5), "is not a list");
+  expect_refused(post("single", Json::array({special})), "no place for the text");
+  expect_refused(post("single", {sequence, sequence}), "expected one sequence");
+  expect_refused(post("single", {sequence, second}), "expected one sequence");
+  expect_refused(post("single", {sequence, {{"Other", 1}}}), "\"Other\"");
+  expect_refused(post("special_tokens", Json::object()), "\"<|im_start|>\" is missing");
+  expect_refused(post("special_tokens", {{"<|im_start|>", {{"ids", {99999}}}}}), "99999 is not the id of a token");
+  expect_refused(post("special_tokens", {{"<|im_start|>", {{"ids", {-1}}}}}), "-1 is not the id of a token");
+  expect_refused(post("special_tokens", {{"<|im_start|>", {{"ids", 5}}}}), "is not a list");
+}
+
+TEST_F(TokenizerRefusal, OfDamagedFiles) {
+  const std::string whole = definition("llama2").dump();
+  ASSERT_EQ(refusal(whole), "");
+  for (std::size_t size = 0; size < whole.size(); size += 1 + whole.size() / 50) {
+    EXPECT_NE(refusal(whole.substr(0, size)).find("not valid JSON"), std::string::npos) << size;
+  }
+  EXPECT_NE(refusal("[]").find("expected a JSON object"), std::string::npos);
+  EXPECT_NE(refusal("{}").find("\"model\" is missing"), std::string::npos);
+  EXPECT_NE(refusal(std::string(100000, '[')).find("more deeply"), std::string::npos);
+  std::string deep;
+  for (int i = 0; i < 20000; ++i) deep += R"({"type":"Sequence","normalizers":[)";
+  deep += "null";
+  for (int i = 0; i < 20000; ++i) deep += "]}";
+  EXPECT_NE(refusal("{\"normalizer\":" + deep + "}").find("more deeply"), std::string::npos);
+  fs::remove(directory_ / "tokenizer.json");
+  try {
+    Tokenizer{directory_};
+    FAIL() << "accepted a directory without a tokenizer.json";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("no such file"), std::string::npos) << error.what();
+  }
+  // Random bytes change: an error or success, but no crash.
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    std::string changed = whole;
+    for (std::uint64_t k = 0; k < 3; ++k) {
+      changed[Random(i).below(changed.size(), 2 * k)] = static_cast<char>(Random(i).below(128, 2 * k + 1));
+    }
+    refusal(changed);
+  }
+}
+
+}  // namespace
+}  // namespace streambp
