@@ -73,6 +73,8 @@ class Engine {
 
   virtual DeviceBase& device() = 0;
   virtual void synchronize() = 0;
+  // What makes bits doubtful, such as a GPU library that changed its algorithm.
+  virtual std::vector<std::string> warnings() = 0;
   virtual void time_operations(bool on) = 0;  // a GPU times them on request; a CPU always does
 };
 

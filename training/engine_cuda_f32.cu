@@ -1,6 +1,7 @@
 #include "training/engine_instances.cuh"
 #include "training/engine_on.cuh"
 #include "training/microbenchmarks.cuh"
+#include "training/verify/product_check.cuh"
 
 namespace streambp::gpu {
 
@@ -10,6 +11,7 @@ std::string name() { return cuda::name(); }
 double copy_rate() { return streambp::copy_rate<Cuda>(); }
 
 std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, std::size_t capacity) {
+  cuda::check_products<float>(s.config, s.tile);
   return std::make_unique<EngineOn<Cuda, float, float, float>>(s, rows, capacity, s.tile);
 }
 double f32_matmul_rate() { return streambp::matmul_rate<Cuda, float>(); }

@@ -87,6 +87,10 @@ class EngineOn : public Engine {
 
   DeviceBase& device() override { return dev; }
   void synchronize() override { dev.synchronize(); }
+  std::vector<std::string> warnings() override {
+    if constexpr (requires { dev.algorithm_changes; }) return dev.algorithm_changes;
+    return {};
+  }
   void time_operations([[maybe_unused]] bool on) override {
     if constexpr (requires { dev.profile; }) dev.profile = on;
   }

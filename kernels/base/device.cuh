@@ -77,8 +77,8 @@ class Arena {
   static constexpr std::size_t kAlignment = 256;
   static std::size_t round_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-  // Tests set it: what is allocated in the host's memory starts as NaN, so that reading before writing shows.
-  static inline bool poison = false;
+  // Tests set it to fill what is allocated with NaN, so that reading before writing shows.
+  static inline void (*poison)(void* data, std::size_t bytes) = nullptr;
 
   // Called after every allocation and release: a timeline of memory listens here.
   std::function<void()> on_change;
@@ -100,7 +100,7 @@ class Arena {
       peak_ = used();
       peak_by_kind_ = by_kind_;
     }
-    if (poison && block_) std::memset(block_ + offset, 0xff, bytes);
+    if (poison && block_) poison(block_ + offset, bytes);
     if (on_change) on_change();
     return block_ ? block_ + offset : nullptr;
   }
@@ -171,6 +171,9 @@ class DeviceBase {
     };
     return Scope{arena, arena.mark()};
   }
+
+  // Matrix products of a GPU that could not use the algorithm of one tile: bits may depend on the chunk.
+  std::vector<std::string> algorithm_changes;
 
   const std::vector<Work>& work() const { return work_; }
   void reset_work() { work_.clear(); }
