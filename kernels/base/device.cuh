@@ -18,13 +18,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "kernels/base/error.cuh"
+#include "kernels/base/host_memory.cuh"
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {
@@ -40,16 +40,6 @@ enum class End { bottom, top };
 
 // Work on fewer numbers than these is done before another thread has woken up.
 constexpr Index kWorthThreads = Index{1} << 14;
-
-// What the operating system could give to a new program without swapping.
-inline std::size_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  std::size_t kib = 0;
-  for (std::string word; file >> word;) {
-    if (word == "MemAvailable:" && file >> kib) return kib << 10;
-  }
-  return std::size_t{1} << 62;
-}
 
 // A block of the host's memory, whose pages come when first written.
 class HostBlock {
