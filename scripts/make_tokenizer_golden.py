@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/tokenizers: what the `tokenizers` library makes of texts.
+"""Writes tests/golden/tokenizers: texts, encoded and decoded by the `tokenizers` library.
 
-Each layout is a small vocabulary, trained here on a few sentences in many scripts, in the form of a family of published
-tokenizers:
+Each layout is a small vocabulary in the form of a family of published tokenizers, trained here on a few sentences in many
+scripts:
 
-  texts.json               {"texts": [hex of the bytes], "pieces": [hex]: what random texts are made of}
+  texts.json               {"texts": [hex of the bytes], "pieces": [hex], the parts of random texts}
   LAYOUT.tokenizer.json    the tokenizer
-  LAYOUT.json              what it gives:
+  LAYOUT.json              its output:
     prefix, suffix, size
-    texts    [[ids, ids with special tokens as mere text, decoded, decoded without special tokens]] for every text.
-             null: ids are as those before, decoded is the text, decoded without special tokens is as with them.
-    random   [hash]: of ids and decoded texts, all four, of 200 random texts from each of the seeds 0, 1, ...; drawn by
-             the generator that the tests have, too
+    texts    [[ids, ids with special tokens as plain text, decoded, decoded without special tokens]] for every text.
+             null means: the same ids, the text itself, the same as with special tokens.
+    random   [hash]: for each of the seeds 0, 1, ..., of these four outputs for 200 random texts. The tests draw the
+             same texts with the same generator.
 
 Needs: pip install tokenizers      (the files were made with tokenizers 0.23.3)
 """
@@ -98,7 +98,7 @@ DEEPSEEK = [r"\p{N}{1,3}", r"[一-龥\u3040-ゟ゠-ヿ]+".replace(r"\u3040", "\u
 
 
 def frequent(count):
-    """The sentences without their rarer characters. (The trainer's own limit leaves the choice between equals to chance.)"""
+    """The sentences without their rarest characters. (The trainer's own limit breaks ties at random.)"""
     kept = sorted(set(SENTENCES), key=lambda c: (-SENTENCES.count(c), c))[:count]
     return "".join(c for c in SENTENCES if c in kept)
 
@@ -115,7 +115,7 @@ def byte_level(pre_tokenizer, normalizer=None, size=600, **model):
 
 
 def fallback(normalizer=None, pre_tokenizer=None, decoder=None, train=None, size=650, **model):
-    """Characters, with tokens <0x00> to <0xFF> for those that the vocabulary has not."""
+    """Characters, with tokens <0x00> to <0xFF> for those outside the vocabulary."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True, **model))
     if normalizer:
         tokenizer.normalizer = normalizer
@@ -197,7 +197,7 @@ def layouts():
                      sequence(decoders, UNDERSCORE, decoders.ByteFallback(), decoders.Fuse()), train=pre_tokenizers.Split("▁", "merged_with_next"))
     yield "gemma", add_every_kind(gemma), {}
 
-    # No byte tokens, several unknown ones in a row; old names of fields; what is added is matched after Strip and a Replace.
+    # No byte tokens, unknown tokens in a row, old field names, and added tokens matched after Strip and a Replace.
     unknown = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=False))
     unknown.normalizer = sequence(normalizers, normalizers.Strip(), normalizers.Replace(Regex(r"\s{2,}|\p{Han}"), " "), normalizers.NFC())
     unknown.pre_tokenizer = sequence(pre_tokenizers, pre_tokenizers.Metaspace(), split(r"[aeiou]+", "contiguous"), split(r"[.,;!?]", "merged_with_previous"),
@@ -206,7 +206,7 @@ def layouts():
     unknown.train_from_iterator([frequent(80)], trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False))
     yield "unknown", add_every_kind(unknown), {"old_metaspace": True}
 
-    # No unknown token, so what is not in the vocabulary vanishes; no decoder.
+    # No unknown token, so characters outside the vocabulary vanish; no decoder.
     bare = Tokenizer(models.BPE())
     bare.train_from_iterator([frequent(90)], trainers.BpeTrainer(vocab_size=200, show_progress=False))
     yield "bare", bare, {}
@@ -232,7 +232,7 @@ def mix(x):
 
 
 class Draw:
-    """The random numbers of kernels/random.cuh, one after the other."""
+    """The random numbers of kernels/base/random.cuh, in sequence."""
 
     def __init__(self, seed):
         self.key, self.index = mix(mix(seed)), -1
@@ -243,7 +243,7 @@ class Draw:
 
 
 def random_text(draw):
-    """A row of pieces, or of bytes, or of code points."""
+    """Random pieces, bytes or code points."""
     kind, count = draw.below(4), draw.below(24)
     if kind < 2:
         return b"".join(PIECES[draw.below(len(PIECES))] for _ in range(count))
