@@ -9,25 +9,20 @@
 #include <cstdio>
 #include <iostream>
 
-#include "commands/bench_command.cuh"
-#include "commands/device_options.cuh"
-#include "commands/eval_command.cuh"
-#include "commands/examples_command.cuh"
-#include "commands/generate_command.cuh"
-#include "commands/plan_command.cuh"
-#include "commands/tokenize_command.cuh"
+#include "commands/command.cuh"
+#include "commands/display.cuh"
 #include "commands/train_options.cuh"
-#include "commands/verify_command.cuh"
 #include "data/documents/sources.cuh"
 #include "data/documents/stories.cuh"
 #include "data/tokenizer/byte_tokenizer.cuh"
 #include "model/generate.cuh"
 #include "training/grpo/groups.cuh"
+#include "training/plan.cuh"
 #include "training/reference_logps.cuh"
 
 namespace streambp {
 
-class TrainCommand : private TrainOptions {
+class TrainCommand : public Command, private TrainOptions {
  public:
   explicit TrainCommand(CLI::App& parent) {
     CLI::App* command = parent.add_subcommand(
@@ -56,7 +51,7 @@ class TrainCommand : private TrainOptions {
       adapt_to_fine_tuning();
     }
     check();
-    if (given("--chunk")) check_chunk(chunk, device.gpu() ? kGpuTile : kTile);
+    if (given("--chunk")) check_chunk(chunk, tile_of(device.kind()));
     if (fine_tunes()) sample_length = 0;
     name_output();
 
@@ -65,31 +60,25 @@ class TrainCommand : private TrainOptions {
                                    : prepare_text();
     device.dtype = settings.dtype == DType::bf16 ? "bf16" : "f32";  // what "auto" came to belongs to the run
     const Schedule schedule = choose_schedule();
-    on_device(device.gpu(), settings, [&]<class Device, class T, class G, class M>() {
-      machine_rate = matmul_rate<Device, T>();
-      Device dev(capacity<T, G, M>(schedule));
-      Trainer<Device, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer,
-                                       settings.objective);
-      if (needs_reference()) attach_reference(trainer, source, schedule, checkpoint);
-      train(trainer, source, schedule, checkpoint);
-    });
+    machine_rate = matmul_rate(settings.device, settings.dtype);
+    const auto engine = make_engine(settings, documents * length, capacity(schedule));
+    if (needs_reference()) attach_reference(*engine, source, schedule, checkpoint);
+    train(*engine, source, schedule, checkpoint);
   }
 
-  template <class Trainer>
-  void train(Trainer& trainer, const Source& source, const Schedule& schedule, const fs::path& checkpoint) {
+  void train(Engine& engine, const Source& source, const Schedule& schedule, const fs::path& checkpoint) {
     Index step = 0;
     if (!checkpoint.empty()) {
-      step = resume_from(checkpoint, source, trainer);
+      step = resume_from(checkpoint, source, engine);
     } else if (fine_tunes()) {
-      load_model(trainer.dev, model_directory(model.model), trainer.model);
-      trainer.optimizer.start(trainer.dev, trainer.model);
+      engine.load(model_directory(model.model));
     } else {
-      trainer.initialise(seed);
+      engine.initialise(seed);
     }
     open_output(step);
-    announce(source, schedule, trainer.dev.arena.capacity(), step);
+    announce(source, schedule, engine.device().arena.capacity(), step);
 
-    if (step == 0) evaluate(trainer, source, schedule, step);
+    if (step == 0) evaluate(engine, source, schedule, step);
     const Index last = stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps;
     if (step >= last) std::printf("nothing to do: the run is at step %ld of %ld\n", step, optimizer.steps);
     start = Clock::now(), first_step = step;
@@ -97,19 +86,19 @@ class TrainCommand : private TrainOptions {
       ++step;
       std::vector<Batch> batches;
       for (Index i = 0; i < micro_batches && !rounds(); ++i) batches.push_back(source.batch(step, i));
-      trainer.dev.reset_work();
+      engine.device().reset_work();
       const auto step_start = Clock::now();
-      const StepResult result = rounds() ? sampled->step(trainer, schedule, length, optimizer, step)
-                                         : trainer.step(batches, schedule, optimizer, step);
-      trainer.dev.synchronize();
-      report(step, last, rounds() ? sampled->batches : batches, result, trainer.dev,
+      const StepResult result = rounds() ? sampled->step(engine, settings.objective, schedule, length, optimizer, step)
+                                         : engine.step(batches, schedule, optimizer, step);
+      engine.synchronize();
+      report(step, last, rounds() ? sampled->batches : batches, result, engine.device(),
              std::chrono::duration<double>(Clock::now() - step_start).count());
       const bool at_end = step == last;
       if (at_end || (evaluation_interval > 0 && step % evaluation_interval == 0))
-        evaluate(trainer, source, schedule, step);
-      if (at_end || (checkpoint_interval > 0 && step % checkpoint_interval == 0)) save(trainer, source, step);
+        evaluate(engine, source, schedule, step);
+      if (at_end || (checkpoint_interval > 0 && step % checkpoint_interval == 0)) save(engine, source, step);
     }
-    if (sample_length > 0) sample(trainer);
+    if (sample_length > 0) sample(engine);
   }
 
   // --- Before the loop ---
@@ -250,7 +239,7 @@ class TrainCommand : private TrainOptions {
                 wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / documents});
     const Mode chosen = mode_named(mode);
     const Index rows = mode_chunk();
-    const std::size_t room = memory.empty() ? free_memory(device.gpu()) / 100 * 95 : parse_bytes(memory);
+    const std::size_t room = memory.empty() ? free_memory(settings.device) / 100 * 95 : parse_bytes(memory);
     auto needed = [&](Index n) {
       return plan(settings, documents * n, schedule_for(chosen, settings.config, documents * n, rows, settings.tile))
           .peak;
@@ -272,7 +261,7 @@ class TrainCommand : private TrainOptions {
   static Mode mode_named(const std::string& mode) {
     return mode == "full" ? Mode::full : mode == "checkpoint" ? Mode::checkpoint : Mode::stream;
   }
-  Index mode_chunk() const { return given("--chunk") ? chunk : std::max<Index>(settings.tile, 512); }
+  Index mode_chunk() const { return given("--chunk") ? chunk : default_chunk(settings.tile); }
 
   Schedule choose_schedule() {
     const Index rows = documents * length;
@@ -289,7 +278,7 @@ class TrainCommand : private TrainOptions {
     }
     check_chunk(chunk, settings.tile);
     const Schedule schedule = schedule_of(chosen, chunk);
-    require_room(settings, chosen, rows, chunk, plan(settings, rows, schedule).peak, free_memory(device.gpu()));
+    require_room(settings, chosen, rows, chunk, plan(settings, rows, schedule).peak, free_memory(settings.device));
     return schedule;
   }
 
@@ -299,30 +288,22 @@ class TrainCommand : private TrainOptions {
 
   // What the run will allocate: a step, an evaluation and a sample, each run on the Plan device. As many completions of a
   // round grow at once as fit where the step has its room.
-  template <class T, class G, class M>
   std::size_t capacity(const Schedule& schedule) {
     if (rounds()) {
-      const std::size_t room = planned<T, G, M>(schedule, 0);
+      const std::size_t room = planned(schedule, 0);
       sampled->slots = std::max<Index>(
-          1, largest(sampled->completions(), [&](Index slots) { return planned<T, G, M>(schedule, slots) <= room; }));
+          1, largest(sampled->completions(), [&](Index slots) { return planned(schedule, slots) <= room; }));
     }
-    return planned<T, G, M>(schedule, rounds() ? sampled->slots : 0);
+    return planned(schedule, rounds() ? sampled->slots : 0);
   }
 
-  template <class T, class G, class M>
   std::size_t planned(const Schedule& schedule, Index slots) const {
-    Plan dev;
-    Trainer<Plan, T, G, M> trainer(dev, settings.config, documents * length, settings.optimizer, settings.objective);
-    trainer.plan_step(settings.micro_batches, schedule, settings.optimizer);
-    trainer.plan_evaluation(schedule);
-    if (slots > 0) Generator<Plan, T>(dev, trainer.model, slots, sampled->longest(), kTile).plan();
-    if (sample_length > 0) Generator<Plan, T>(dev, trainer.model, 1, length, kTile).plan();
-    return dev.arena.peak();
+    const GenerationShape sample = sample_length > 0 ? GenerationShape{1, length} : GenerationShape{};
+    return plan_run(settings, documents * length, schedule, slots > 0 ? GenerationShape{slots, sampled->longest()} : sample);
   }
 
   // What the starting model gives the tokens of the data: found where an earlier run left it, or computed now.
-  template <class Trainer>
-  void attach_reference(Trainer& trainer, Source& source, const Schedule& schedule, const fs::path& checkpoint) {
+  void attach_reference(Engine& engine, Source& source, const Schedule& schedule, const fs::path& checkpoint) {
     const TokenFile& file = *token_file;
     const std::vector<fs::path> places = {fs::absolute(data[0]).parent_path(), out};
     const Index longest = std::min(length, longest_piece());
@@ -334,9 +315,9 @@ class TrainCommand : private TrainOptions {
     if (!logp) {
       require(reference == key_of(), model.model, ": is not the model any more that the run in ", out,
               " started from, whose log-probabilities are needed; bring it back, or ", reference_name(reference));
-      load_model(trainer.dev, model_directory(model.model), trainer.model);
+      engine.load(model_directory(model.model));
       logp = compute_reference(
-          file, longest, documents * length, [&](const Batch& batch) { return trainer.evaluate(batch, schedule); },
+          file, longest, documents * length, [&](const Batch& batch) { return engine.evaluate(batch, schedule); },
           [](double part) {
             if (!isatty(STDOUT_FILENO)) return;
             std::printf(part < 1 ? "\r\033[Kthe starting model reads the data: %.0f%%" : "\r\033[K", 100 * part);
@@ -348,15 +329,14 @@ class TrainCommand : private TrainOptions {
     source.evaluation = packed->evaluation;
   }
 
-  template <class Trainer>
-  Index resume_from(const fs::path& checkpoint, const Source& source, Trainer& trainer) {
+  Index resume_from(const fs::path& checkpoint, const Source& source, Engine& engine) {
     const Json json = parse_json_file(checkpoint / "training/state.json");
     const Fields state(json, (checkpoint / "training/state.json").string());
     require(state.get<std::string>("data") == source.fingerprint, source.description,
             ": the data has changed since the run in ", out, " began; bring the old data back, or start a new run");
-    require(config_to_json(read_config(checkpoint)) == config_to_json(trainer.model.config),
+    require(config_to_json(read_config(checkpoint)) == config_to_json(settings.config),
             (checkpoint / "config.json").string(), ": is not the model that ", state.file, " describes");
-    load_checkpoint(trainer.dev, checkpoint, trainer.model, *layout, trainer.optimizer);
+    engine.restore(checkpoint, *layout);
     const Index step = state.get<Index>("step");
     require(checkpoint.filename() == checkpoint_name(step) && step <= optimizer.steps, state.file, ": step ", step,
             " does not belong to this checkpoint; the file is damaged, use an earlier checkpoint");
@@ -398,7 +378,7 @@ class TrainCommand : private TrainOptions {
     std::printf("steps    %ld, of %ld x %ld tokens x %ld micro-batches; rate %g\n", optimizer.steps, documents, length,
                 micro_batches, optimizer.rate);
     std::printf("memory   %s, planned: mode %s%s\n", human_bytes(capacity).c_str(), mode.c_str(), chunked.c_str());
-    std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(device.gpu()).c_str(), name(settings.dtype),
+    std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(settings.device).c_str(), name(settings.dtype),
                 machine_rate / 1e9);
     if (fine_tunes() && settings.config.max_length > 0 &&
         std::min(longest_piece(), longest_document) > settings.config.max_length) {
@@ -458,9 +438,8 @@ class TrainCommand : private TrainOptions {
 
   // The held-out loss; and of SFT how it falls along a document: a model that uses its context does better late than
   // early.
-  template <class Trainer>
-  void evaluate(Trainer& trainer, const Source& source, const Schedule& schedule, Index step) {
-    if (rounds()) return evaluate_rewards(trainer, step);
+  void evaluate(Engine& engine, const Source& source, const Schedule& schedule, Index step) {
+    if (rounds()) return evaluate_rewards(engine, step);
     Counts all;
     for (const Batch& batch : source.evaluation) all += Counts(batch);
     if (all.targets == 0) return;
@@ -468,7 +447,7 @@ class TrainCommand : private TrainOptions {
     double losses[2] = {0, 0};  // in the first and the second half of a document
     Index counts[2] = {0, 0};
     for (const Batch& batch : source.evaluation) {
-      const auto logp = trainer.evaluate(batch, schedule);
+      const auto logp = engine.evaluate(batch, schedule);
       sum += measure(settings.objective, batch, all, logp);
       const std::vector<std::int32_t> lengths = batch.document_lengths();
       for (std::size_t t = 0; t < logp.size(); ++t) {
@@ -494,23 +473,21 @@ class TrainCommand : private TrainOptions {
     std::fflush(stdout);
   }
 
-  template <class Trainer>
-  void evaluate_rewards(Trainer& trainer, Index step) {
-    const double reward = sampled->evaluate(trainer);
+  void evaluate_rewards(Engine& engine, Index step) {
+    const double reward = sampled->evaluate(engine);
     if (std::isnan(reward)) return;
     write_metrics({{"step", step}, {"evaluation_reward", reward}});
     std::printf("%safter step %ld: held-out reward %.3f\n", isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, reward);
     std::fflush(stdout);
   }
 
-  template <class Trainer>
-  void save(Trainer& trainer, const Source& source, Index step) {
+  void save(Engine& engine, const Source& source, Index step) {
     Json state;
     state["step"] = step;
     state["data"] = source.fingerprint;
     if (!reference.empty()) state["reference"] = reference;
     for_each_lasting([&](const char* name, auto& value) { state["options"][name] = value; });
-    save_checkpoint(trainer.dev, out, trainer.model, *layout, trainer.optimizer, state);
+    engine.save(out, *layout, state);
     if (step == optimizer.steps || step == stop_after) {
       std::printf("saved    %s\n", (fs::path(out) / checkpoint_name(step)).c_str());
     }
@@ -518,8 +495,7 @@ class TrainCommand : private TrainOptions {
 
   // --- After the loop ---
 
-  template <class Device, class T, class G, class M>
-  void sample(Trainer<Device, T, G, M>& trainer) {
+  void sample(Engine& engine) {
     if (prompt.empty()) prompt = text->prompt();
     const Index room = length - 1;
     const std::string begin = prompt.substr(0, static_cast<std::size_t>(room));
@@ -527,10 +503,9 @@ class TrainCommand : private TrainOptions {
     std::string shown;
     for (unsigned char byte : begin) tokens.push_back(byte), shown += static_cast<char>(printable(byte));
     std::printf("\nA sample, continuing \"%s\":\n\n%s", shown.c_str(), shown.c_str());
-    Generator<Device, T> generator(trainer.dev, trainer.model, 1, length, kTile);
     GenerationSettings settings{{.temperature = temperature, .seed = seed}};
     settings.length = std::min(sample_length, length - static_cast<Index>(begin.size()));
-    generate(generator, {tokens}, settings, [](std::size_t, const Continuation& text) {
+    engine.generator(1, length, kTile)->generate({tokens}, settings, [](std::size_t, const Continuation& text) {
       std::printf("%c", printable(text.tokens.back()));
       std::fflush(stdout);
     });
@@ -574,19 +549,19 @@ int main(int argc, char** argv) {
       "Each has a --help of its own. Exit codes: 0 done, 1 a verification failed, 2 something to mend."};
   app.require_subcommand(1);
   app.get_formatter()->column_width(28);
-  TrainCommand train(app);
-  VerifyCommand verify(app);
-  PlanCommand plan(app);
-  BenchCommand bench(app);
-  TokenizeCommand tokenize(app);
-  EvalCommand eval(app);
-  GenerateCommand generate(app);
-  ExamplesCommand examples(app);
+  std::vector<std::unique_ptr<Command>> commands;
+  commands.push_back(std::make_unique<TrainCommand>(app));
+  for (const auto make : {verify_command, plan_command, bench_command, tokenize_command, eval_command,
+                          generate_command, examples_command}) {
+    commands.push_back(make(app));
+  }
   for (CLI::App* command : app.get_subcommands({})) command->group("");  // the text above lists them
   try {
     app.parse(argc, argv);
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) fail("cannot write to standard output; is the disk full?");
-    return verify.failed() ? 1 : 0;
+    int exit_code = 0;
+    for (const auto& command : commands) exit_code = std::max(exit_code, command->exit_code);
+    return exit_code;
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help
     std::cerr << "streambp: " << e.what() << "\nSee " << (argc > 1 ? "streambp " + std::string(argv[1]) : "streambp")

@@ -53,12 +53,12 @@ struct ObjectiveOptions {
   void require_kind(const TokenFile& file) const {
     const bool dpo = objective == "dpo", grpo = objective == "grpo";
     if (dpo != file.preferences()) {
-      fail(file.path(), dpo ? ": no preferences; --objective dpo learns from lines such as "
+      fail(file.name(), dpo ? ": no preferences; --objective dpo learns from lines such as "
                               R"({"prompt": "...", "chosen": "...", "rejected": "..."})"
                             : ": preferences, which --objective dpo learns from");
     }
     if (grpo != file.groups()) {
-      fail(file.path(), grpo ? ": no groups of completions; --objective grpo learns from lines such as "
+      fail(file.name(), grpo ? ": no groups of completions; --objective grpo learns from lines such as "
                                R"({"prompt": "...", "completions": ["...", "..."], "rewards": [1, 0]}, )"
                                "or with --reward or --reward-cmd from completions of its own"
                              : ": groups of completions, which --objective grpo learns from");

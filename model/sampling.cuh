@@ -1,11 +1,11 @@
-// How the next token is drawn from the logits of a row:
+// Sampling the next token from a row of logits:
 //
-//   p = softmax(logits / temperature)          temperature 0 takes the likeliest token
-//   top-k      of these the k likeliest; 0: all
-//   top-p      of these the fewest likeliest whose share of what is left reaches top-p
+//   p = softmax(logits / temperature)          temperature 0: greedy decoding
+//   top-k      keep the k most likely tokens; 0: all
+//   top-p      of these keep the smallest set of most likely tokens with a total probability of at least top-p
 //
-// Where tokens are equally likely, the one with the smaller number comes first. What is kept is found by halving, not by
-// sorting, and is drawn from in the order of the tokens' numbers, so that a rounding error moves no more than an edge.
+// Ties go to the smaller token number. The kept set is found by selection, not by sorting. The draw walks through tokens
+// in the order of their numbers, so a rounding error can only move the border between two neighbours.
 #pragma once
 
 #include <algorithm>
@@ -27,22 +27,22 @@ struct Sampling {
 };
 
 inline void validate(const Sampling& s) {
-  require(std::isfinite(s.temperature) && s.temperature >= 0, "a temperature must be 0 or more, not ", s.temperature);
+  require(std::isfinite(s.temperature) && s.temperature >= 0, "the temperature must be 0 or more, not ", s.temperature);
   require(s.top_p > 0 && s.top_p <= 1, "top-p must be more than 0 and at most 1, not ", s.top_p);
   require(s.top_k >= 0, "top-k must be 0 (all tokens) or more, not ", s.top_k);
 }
 
-// A drawn token and the logarithm of its probability at temperature 1, whatever was left out in drawing it.
+// A sampled token and its log-prob at temperature 1, before top-k and top-p.
 struct Draw {
   std::int32_t token;
   double logp;
 };
 
-// A token and how likely it is, as a multiple of the likeliest.
+// A token and its probability relative to the most likely token.
 struct Candidate {
   float weight;
   std::int32_t token;
-  // Does it come before the other one?
+  // More likely tokens come first.
   bool operator<(const Candidate& other) const {
     return weight != other.weight ? weight > other.weight : token < other.token;
   }
@@ -54,13 +54,13 @@ inline double total(std::span<const Candidate> candidates) {
   return sum;
 }
 
-// The k likeliest of weight `least` or more, in one pass that puts aside fewer than 2k at a time.
-inline std::vector<Candidate> likeliest(std::span<const float> weights, std::size_t k, float least) {
+// The k most likely tokens with a weight of at least `least`, in one pass that holds fewer than 2k candidates.
+inline std::vector<Candidate> most_likely(std::span<const float> weights, std::size_t k, float least) {
   std::vector<Candidate> found;
   auto shrink = [&] {
     std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(k - 1), found.end());
     found.resize(k);
-    least = std::nextafter(found.back().weight, 2.0f);  // a later one of the same weight would come after it
+    least = std::nextafter(found.back().weight, 2.0f);  // on a tie the later token loses
   };
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (weights[i] < least) continue;
@@ -71,9 +71,9 @@ inline std::vector<Candidate> likeliest(std::span<const float> weights, std::siz
   return found;
 }
 
-// Leaves the fewest likeliest whose weights sum up to `wanted`.
+// Keeps the smallest set of most likely candidates with a total weight of at least `wanted`.
 inline void keep_nucleus(std::vector<Candidate>& candidates, double wanted) {
-  std::size_t inside = 0, outside = candidates.size();  // those before `inside` are kept, those from `outside` on not
+  std::size_t inside = 0, outside = candidates.size();  // [0, inside) is kept, [outside, end) is not
   while (outside - inside > 1) {
     const std::size_t middle = inside + (outside - inside) / 2;
     const auto at = [&](std::size_t i) { return candidates.begin() + static_cast<std::ptrdiff_t>(i); };
@@ -88,19 +88,19 @@ inline void keep_nucleus(std::vector<Candidate>& candidates, double wanted) {
   candidates.resize(outside);
 }
 
-// The last token, in order of likelihood, that top-k and top-p leave. `sum` becomes the sum of those that are left.
+// The least likely token that top-k and top-p keep. `sum` becomes the total weight of the kept tokens.
 inline Candidate last_candidate(std::span<const float> weights, const Sampling& s, double& sum) {
   const auto n = static_cast<double>(weights.size());
-  // Tokens less likely than (1 - top_p) / n have together less than 1 - top_p, and so none is needed to reach top_p.
+  // Tokens with a probability below (1 - top_p) / n add up to less than 1 - top_p, so top_p is reached without them.
   const double needless = s.top_k == 0 ? (1 - s.top_p) * sum / n : 0;
   const std::size_t k = s.top_k > 0 ? static_cast<std::size_t>(s.top_k) : weights.size();
-  std::vector<Candidate> left = likeliest(weights, std::min(k, weights.size()), static_cast<float>(needless));
+  std::vector<Candidate> left = most_likely(weights, std::min(k, weights.size()), static_cast<float>(needless));
   if (s.top_p < 1) keep_nucleus(left, s.top_p * (s.top_k > 0 ? total(left) : sum));
   sum = total(left);
   return *std::max_element(left.begin(), left.end());
 }
 
-// The weights exp((x - maximum) / temperature) of a row, and in `sum` their sum.
+// The weights exp((x - maximum) / temperature) of a row; their sum goes to `sum`.
 template <class T>
 std::vector<float> softmax_weights(std::span<const T> logits, float maximum, double temperature, double& sum) {
   std::vector<float> weights(logits.size());
@@ -118,7 +118,7 @@ std::vector<float> softmax_weights(std::span<const T> logits, float maximum, dou
   return weights;
 }
 
-// Draws with a number from (0, 1). Logits must be finite.
+// Samples with a uniform random number from (0, 1). Logits must be finite.
 template <class T>
 Draw draw(std::span<const T> logits, const Sampling& s, double uniform) {
   const auto largest = std::max_element(logits.begin(), logits.end());
@@ -136,7 +136,7 @@ Draw draw(std::span<const T> logits, const Sampling& s, double uniform) {
   Candidate last{0, 0};
   if (s.top_k > 0 || s.top_p < 1) last = last_candidate(weights, s, left);
   left *= uniform;
-  auto token = static_cast<std::size_t>(largest - logits.begin());  // should rounding leave none
+  auto token = static_cast<std::size_t>(largest - logits.begin());  // in case rounding leaves no token
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (weights[i] < last.weight || last < Candidate{weights[i], static_cast<std::int32_t>(i)}) continue;
     token = i;

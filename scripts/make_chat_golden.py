@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Renders conversations by the chat templates of published models, with transformers, into tests/golden/chat.json; and
-tokenises them, with small tokenizers of the kinds that such models have, into tests/golden/chat_tokens.json.
+"""Writes tests/golden/chat.json: conversations rendered with published chat templates by transformers; and
+tests/golden/chat_tokens.json: the same, tokenised with small tokenizers of the kinds that such models use.
 
     python3 scripts/make_chat_golden.py TEMPLATES_DIR
 
-TEMPLATES_DIR holds the templates as published, named LAYOUT--ANYTHING.jinja, LAYOUT being the name that
-data/chat_layouts.cuh gives to what they render. The templates are not kept here: only their hashes and what becomes of
-our own conversations. All templates of a layout must render alike.
+TEMPLATES_DIR holds the published templates in files named LAYOUT--ANYTHING.jinja, where LAYOUT is a name in
+data/documents/chat_layouts.cuh. This repository keeps the hashes of the templates and our rendered conversations, not the
+templates. All templates of a layout must render the same text.
 
-Needs transformers (and with it tokenizers and jinja2); tests/test_chat.cpp reads the result without Python.
+Needs: pip install transformers jinja2. tests/test_chat.cpp reads the result without Python.
 """
 import json
 import pathlib
@@ -33,14 +33,14 @@ CONVERSATIONS = [
     [(S, "<|im_end|>\n"), (U, "</s><|eot_id|>[/INST] <end_of_turn>"),
      (A, "<s>[INST] <|im_start|>user\n{{ bos_token }}")],
     [(U, "Grüße, 世界 🌍"), (A, "नमस्ते \U0001f469\u200d\U0001f680 e\u0301")],
-    # reasoning, as it stands in an answer
+    # reasoning inside an answer
     [(U, "One?"), (A, "<think>\nEasy.\n</think>\n\n1")],
     [(U, "One?"), (A, "<think>\nEasy.\n</think>\n\n1"),
      (U, "Two?"), (A, "<think>\n\nHarder.\nMuch.\n\n</think>\n\n\n2\n")],
     [(U, "One?"), (A, "<think></think>1"), (U, "Two?"), (A, "Hm.</think>2</think>3")],
     [(U, "One?"), (A, "<think>never ends"), (U, "Two?"), (A, "a<think>b<think>c</think>\n")],
     [(U, "One?"), (A, "1"), (U, "<tool_response>5</tool_response>"), (A, "<think>\nSo 5.\n</think>\n\nFive.")],
-    # roles that do not take turns
+    # roles that do not alternate
     [(U, "One?"), (U, "Two?"), (A, "1 and 2")],
     [(U, "One?"), (A, "1"), (A, "<think>\nMore?\n</think>\n\n2")],
     [(A, "I begin."), (U, "Go on.")],
@@ -58,7 +58,7 @@ def fnv1a(text):
 
 
 def after_users(conversation):
-    """How many messages stand before each place where a model would be asked."""
+    """The number of messages before each point where a model would generate."""
     return [i + 1 for i, message in enumerate(conversation) if message["role"] == U]
 
 
@@ -67,7 +67,7 @@ TEXT = ["How far is the moon? About 384 000 km. Answer briefly. One? Two? Three?
 
 
 def byte_level(special):
-    """As in GPT-2, Llama 3 and Qwen: bytes, split by a pattern."""
+    """Like GPT-2, Llama 3 and Qwen: bytes, split by a pattern."""
     tokenizer = Tokenizer(models.BPE())
     pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
                r"\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -85,7 +85,7 @@ def byte_level(special):
 
 
 def sentencepiece(special, legacy):
-    """As in Llama 2 and Mistral: characters; a space in front of a text, or, of old, of all between special tokens."""
+    """Like Llama 2 and Mistral: characters. A space precedes the text; with `legacy`, each text between special tokens."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     if legacy:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
@@ -126,7 +126,7 @@ TOKENIZERS = {
 
 
 def crosses(tokenizer, text, borders):
-    """Whether a token lies across one of these places."""
+    """Does a token span one of these offsets?"""
     spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     return any(begin < border < end for begin, end in spans for border in borders)
 
@@ -146,7 +146,7 @@ def tokenise(directory, conversations, render):
                 ids = tokenizer.apply_chat_template(conversations[c], chat_template=template, tokenize=True,
                                                     date_string="26 Jul 2024", return_dict=False)
                 assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
-                # where answers begin, a prompt ends, and a token across would be one that no model is asked after
+                # An answer begins where its prompt ends; no prompt can end inside a token.
                 borders = [len(prompt) for i, m in enumerate(conversations[c]) if m["role"] == A
                            for prompt in [render(template, conversations[c][:i], True)] if text.startswith(prompt)]
                 if not crosses(tokenizer, text, borders):
@@ -165,8 +165,8 @@ def main():
         try:
             return tokenizer.apply_chat_template(
                 messages, chat_template=template, tokenize=False, add_generation_prompt=open_end,
-                date_string="26 Jul 2024")  # the date that templates fall back on where no clock is asked
-        except Exception:  # a template's own raise_exception
+                date_string="26 Jul 2024")  # the default date of templates without a clock
+        except Exception:  # raise_exception in a template
             return None
 
     layouts = {}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/<case>.safetensors: what Hugging Face transformers computes for tiny models, in float64."""
+"""Writes tests/golden/<case>.safetensors: losses and gradients of tiny models by transformers, in float64."""
 
 import argparse
 import copy
@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import save
 
-# Named one by one, so that they are loaded before `everything_in_float64` changes what torch.float32 means.
+# Imported by name: they must be loaded before `everything_in_float64` changes the meaning of torch.float32.
 from transformers import (
     Gemma3ForCausalLM,
     GPT2LMHeadModel,
@@ -32,37 +32,37 @@ MODELS = [
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
 ]
-FLOAT32 = torch.float32  # the real one, also inside `everything_in_float64`
+FLOAT32 = torch.float32  # stays float32 inside `everything_in_float64`
 
 EXPLANATION = """
-What a file holds, for N tokens and a vocabulary of V:
+Contents of a file, for N tokens and a vocabulary of V:
 
   __metadata__         config: the model's config.json, as a string
   weights/<name>       F32  every parameter, named as in a checkpoint; a tied lm_head is not repeated
   grad/<name>          F64  d loss / d parameter
-  tokens    [N]        I32  a few documents laid end to end: one stream
-  targets   [N]        I32  the token to predict: the next one of the document, or -1 for none
+  tokens    [N]        I32  one stream: a few documents laid end to end
+  targets   [N]        I32  the next token of the document, or -1: no loss here
   positions [N]        I32  of each token in its document
-  key_begin [N]        I32  where in the stream the token's document begins
+  key_begin [N]        I32  the index in the stream of the document's first token
   logits    [N, V]     F64
-  logp      [N]        F64  log-probability of the target, 0 where there is none
+  logp      [N]        F64  log-prob of the target, 0 where targets is -1
   loss      [1]        F64  mean of -logp over all targets of the stream
 
-Each document goes through the model on its own, so a trainer that packs documents into one stream must not
-let them see each other. The last token of a document has no target, nor has its first quarter, its "prompt".
+Each document goes through the model alone, so a trainer that packs documents must not let them attend to each other.
+The last token of a document has no target, and neither has its first quarter, the "prompt".
 
-Before a file is written its numbers are checked: norms and rotary positions against a few lines of plain Python,
-the gradient against finite differences of the loss. The table shows the error of the latter, relative; a single
-float32 hidden in the model would raise it to 1e-3 or so. On the same kind of processor the same versions of torch
-and transformers write the same bytes every time.
+The script checks its numbers before it writes a file: norms and RoPE against a few lines of plain Python, the gradient
+against finite differences of the loss. The table shows the relative error of the finite differences; one float32 hidden
+in the model would raise it to about 1e-3. The same versions of torch and transformers write the same bytes on the same
+kind of processor.
 
-This loss is that of SFT; make_objective_golden.py makes the like for other objectives.
+The loss is that of SFT; make_objective_golden.py covers the other objectives.
 
 Needs: pip install torch transformers safetensors      (the files were made with torch 2.15.0, transformers 5.23.0)
 """
 
 
-# ---- The cases: config.json as the family's published models spell it, and the lengths of the documents ----
+# ---- Cases: a config.json in the form of published models, and the lengths of the documents ----
 
 
 def gpt2(vocab, hidden, heads, mlp):
@@ -75,7 +75,7 @@ def gpt2(vocab, hidden, heads, mlp):
         "model_type": "gpt2",
         "n_embd": hidden,
         "n_head": heads,
-        "n_inner": mlp,  # null stands for 4 * n_embd
+        "n_inner": mlp,  # null means 4 * n_embd
         "n_layer": 2,
         "n_positions": 32,
         "vocab_size": vocab,
@@ -101,7 +101,7 @@ def llama_like(model_class, vocab, hidden, heads, kv_heads, mlp, **more):
 
 
 LINEAR_ROPE = {"factor": 4.0, "rope_type": "linear"}
-# With 32 positions of first training, wavelengths up to 8 stay, from 32 on they are stretched by the whole factor.
+# With 32 original positions, wavelengths up to 8 are kept, and those from 32 on are stretched by the full factor.
 LLAMA3_ROPE = {
     "factor": 8.0,
     "high_freq_factor": 4.0,
@@ -109,7 +109,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
     "rope_type": "llama3",
 }
-# A window that is switched off: Qwen's files carry one.
+# Qwen's files contain a window that is switched off.
 NO_WINDOW = {"max_window_layers": 1, "sliding_window": 4, "use_sliding_window": False}
 
 CASES = {
@@ -126,7 +126,7 @@ CASES = {
                    tie_word_embeddings=True),
         [31, 3, 19],
     ),
-    # In the newer spelling: transformers 5 saves "rope_parameters", earlier ones rope_theta and rope_scaling.
+    # The newer form: transformers 5 saves "rope_parameters", earlier ones rope_theta and rope_scaling.
     "llama_bias": (
         llama_like(LlamaForCausalLM, vocab=53, hidden=24, heads=2, kv_heads=1, mlp=36, head_dim=14,
                    rope_parameters={"rope_theta": 200.0, **LLAMA3_ROPE}, attention_bias=True, mlp_bias=True,
@@ -165,7 +165,7 @@ CASES = {
                    rope_scaling={"factor": 2.5, "type": "linear"}, rope_theta=1000.0, tie_word_embeddings=True),
         [17, 9],
     ),
-    # As the published files have it, and in the newer spelling with the type of every layer.
+    # The form of the published files, and the newer form with the type of every layer.
     "gemma3": (
         llama_like(Gemma3ForCausalLM, vocab=57, hidden=24, heads=3, kv_heads=1, mlp=36, head_dim=10,
                    attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=False,
@@ -184,16 +184,16 @@ CASES = {
 }  # fmt: skip
 
 
-# ---- The model, wholly in float64 ----
+# ---- The model, entirely in float64 ----
 
 
 @contextmanager
 def everything_in_float64():
-    """Makes float32 mean float64, for the making and the running of a model.
+    """Replaces float32 by float64 while a model is built and run.
 
-    A model cast to float64 is not enough: to stay accurate under bfloat16, transformers casts to float32 in the midst
-    of the computation (RMSNorm's input; the angles of the rotary positions and their frequencies, which are computed
-    when the model is made). So, in here, the names by which it asks for float32 give float64.
+    Casting the model is not enough: to stay accurate in bfloat16, transformers casts to float32 inside the computation
+    (RMSNorm's input, RoPE's angles, and RoPE's frequencies when it builds the model). In this context, every name that
+    transformers uses for float32 means float64.
     """
     with (
         patch.multiple(torch, float32=torch.float64, float=torch.float64),
@@ -207,9 +207,9 @@ def everything_in_float64():
 
 
 def make_model(config, random):
-    """A model of which no parameter is at a special value such as 0 or 1; all of them are float32 numbers."""
+    """A model with no parameter at a special value such as 0 or 1. All parameters are float32 numbers."""
     (model_class,) = [m for m in MODELS if m.__name__ in config["architectures"]]
-    own_config = model_class.config_class.from_dict(copy.deepcopy(config))  # a copy, as transformers rewrites parts
+    own_config = model_class.config_class.from_dict(copy.deepcopy(config))  # a copy: transformers changes it
     model = model_class._from_config(own_config, attn_implementation="sdpa").double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -220,7 +220,7 @@ def make_model(config, random):
 
 
 def checkpoint_parameters(model):
-    """The parameters under the names that they have in published checkpoints (GPT-2's lack a prefix)."""
+    """The parameters by their names in published checkpoints (GPT-2's have no prefix)."""
     return {name.removeprefix("transformer."): parameter for name, parameter in model.named_parameters()}
 
 
@@ -228,7 +228,7 @@ def checkpoint_parameters(model):
 
 
 def make_stream(lengths, vocab, random):
-    """Documents of the given lengths, end to end: tokens, targets, positions, key_begin."""
+    """Random documents of these lengths, laid end to end: tokens, targets, positions, key_begin."""
     tokens = torch.randint(vocab, [sum(lengths)], generator=random)
     targets, positions, key_begin = [], [], []
     for length in lengths:
@@ -243,7 +243,7 @@ def make_stream(lengths, vocab, random):
 
 
 def forward(model, stream, lengths):
-    """Runs the documents one by one. Returns logits, log-probabilities of the targets and the mean loss."""
+    """Runs the documents one by one. Returns logits, log-probs of the targets and the mean loss."""
     documents = stream["tokens"].long().split(lengths)
     logits = torch.cat([model(document[None], use_cache=False).logits[0] for document in documents])
     targets = stream["targets"].long()
@@ -256,7 +256,7 @@ def forward(model, stream, lengths):
 
 
 def check_norm(model, config):
-    """The final norm against its formula, in Python's own floats, which are float64."""
+    """Compares the final norm with its formula in plain Python floats (float64)."""
     norm = model.transformer.ln_f if "n_embd" in config else model.model.norm
     x = [math.sin(i) for i in range(len(norm.weight))]
     if "n_embd" in config:
@@ -272,7 +272,7 @@ def check_norm(model, config):
 
 
 def check_rope(model, config, length):
-    """The cosines and sines of the rotary positions against their formula, in Python's own floats."""
+    """Compares RoPE's cosines and sines with their formula in plain Python floats."""
     rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})}
     if config["model_type"] == "gemma3_text":
         local = rope.get("sliding_attention") or {"rope_theta": config["rope_local_base_freq"]}
@@ -306,9 +306,9 @@ def assert_close(what, values, expected):
 
 
 def finite_difference_error(model, loss_of_model, random):
-    """How far, relatively, the loss's slope along a line is from what the gradient says it is.
+    """The relative error of the gradient against the slope of the loss along a line.
 
-    The line points uphill in every single parameter, by a random amount: no two errors can cancel.
+    The line points uphill in every parameter, by a random amount, so errors cannot cancel.
     """
     parameters = list(model.parameters())
     start = [p.detach().clone() for p in parameters]
@@ -331,7 +331,7 @@ def finite_difference_error(model, loss_of_model, random):
 
 
 def gradient_from(config, weights, stream, lengths, dtype):
-    """Every parameter's gradient, with weights and activations of one type and the loss in float32 at least."""
+    """The gradient with weights and activations in `dtype` and the loss in float32 or wider."""
     (model_class,) = [m for m in MODELS if m.__name__ in config["architectures"]]
     own_config = model_class.config_class.from_dict(copy.deepcopy(config))
     model = model_class._from_config(own_config, attn_implementation="sdpa").to(dtype).eval()
@@ -346,9 +346,9 @@ def gradient_from(config, weights, stream, lengths, dtype):
 
 
 def bfloat16_error(config, weights, stream, lengths):
-    """How far PyTorch's gradient in bfloat16 is from its gradient in float64, from weights that bfloat16 can hold.
+    """The distance of PyTorch's bfloat16 gradient from its float64 gradient, for weights that bfloat16 can represent.
 
-    Over all parameters together: the root of the sum of squared differences over that of squares.
+    |rounded - truth| / |truth|, with norms over all parameters together.
     """
     weights = {name: weight.detach().bfloat16().double() for name, weight in weights.items()}
     with everything_in_float64():
@@ -358,16 +358,16 @@ def bfloat16_error(config, weights, stream, lengths):
     return math.sqrt(difference / sum((g**2).sum().item() for g in truth.values()))
 
 
-# ---- A case, and all of them ----
+# ---- Writing the cases ----
 
 
 def write_safetensors(file, tensors, metadata):
-    """The same content is the same bytes: the metadata, which `save` puts in any order, come in the order given."""
+    """Writes deterministically: `save` orders metadata arbitrarily, this keeps the given order."""
     content = save(tensors, metadata)
     begin = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(json.loads(content[8:begin]) | {"__metadata__": metadata}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # the tensors stay aligned
-    # Written under another name first: a file that has its name is complete.
+    # Written under another name first, so a file with the final name is complete.
     unfinished = file.with_suffix(".unfinished")
     unfinished.write_bytes(len(header).to_bytes(8, "little") + header + content[begin:])
     os.replace(unfinished, file)
@@ -394,7 +394,7 @@ def make_case(name, folder):
         if "n_embd" not in config:
             check_rope(model, config, max(lengths))
         error = finite_difference_error(model, lambda: forward(model, stream, lengths)[2], random)
-        assert error < 1e-8, f"{name}: the gradient is off the loss's slope by {error:.1e}; is a float32 left inside?"
+        assert error < 1e-8, f"{name}: the gradient differs from the slope of the loss by {error:.1e}; is a float32 left in the model?"
 
     file = folder / f"{name}.safetensors"
     write_safetensors(file, tensors, {"config": json.dumps(config)})
@@ -415,18 +415,18 @@ def main():
         description=__doc__, epilog=EXPLANATION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names, golden = ", ".join(CASES), Path(__file__).parents[1] / "tests" / "golden"
-    parser.add_argument("case", nargs="*", default=list(CASES), help=f"which to make (all if none is named): {names}")
+    parser.add_argument("case", nargs="*", default=list(CASES), help=f"cases to write (default: all): {names}")
     parser.add_argument("--out", type=Path, default=golden, help="folder to write to (default: tests/golden)")
     options = parser.parse_args()
     for name in options.case:
         if name not in CASES:
-            parser.error(f"there is no case '{name}'; the cases are {names}")
+            parser.error(f"unknown case '{name}'; choose from {names}")
 
-    torch.set_num_threads(1)  # sums keep their order, so every run gives the same bits
+    torch.set_num_threads(1)  # fixes the order of sums: every run gives the same bits
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"{'case':14}{'parameters':>11}{'tokens':>8}{'loss':>9}{'finite difference':>19}{'bytes':>12}")
     total = sum(make_case(name, options.out) for name in options.case)
-    print(f"{'together':14}{total:59,}")
+    print(f"{'total':14}{total:59,}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden_objectives/<model>.safetensors: training objectives, their losses and gradients, in float64."""
+"""Writes tests/golden_objectives/<model>.safetensors: losses and gradients of training objectives, in float64."""
 
 import argparse
 import copy
@@ -28,60 +28,61 @@ from torch.nn.functional import logsigmoid
 from transformers import Qwen3ForCausalLM
 
 EXPLANATION = """
-What a file holds: one tiny model, and cases, each of which is an objective with its settings, a stream of N tokens
-and what must come out.
+A file holds one tiny model and several cases. A case is an objective with its settings, a stream of N tokens, and the
+expected results.
 
   __metadata__               config: the model's config.json, as a string
                              cases: {"<case>": {"objective": "sft" | "dpo" | "grpo", other settings}, ...}, as a string
   weights/<name>        F32  every parameter, named as in a checkpoint; a tied lm_head is not repeated
 
-  <case>/tokens    [N]  I32  documents laid end to end, each of them a prompt and a completion
-  <case>/targets   [N]  I32  the next token where that belongs to the completion, else -1
+  <case>/tokens    [N]  I32  documents laid end to end, each a prompt and a completion
+  <case>/targets   [N]  I32  the next token if it belongs to the completion, else -1
   <case>/positions [N]  I32  of each token in its document
-  <case>/key_begin [N]  I32  where in the stream the token's document begins
-  <case>/reference [N]  F64  log-probability of the target under the model that training starts from,
-  <case>/old       [N]  F64  and under the policy that wrote the completions; 0 where there is no target
+  <case>/key_begin [N]  I32  the index in the stream of the document's first token
+  <case>/reference [N]  F64  log-prob of the target under the reference model,
+  <case>/old       [N]  F64  and under the policy that sampled the completions; 0 where there is no target
   <case>/advantage [N]  F64  the same for every token of a document
-  <case>/logp      [N]  F64  log-probability of the target, 0 where there is none
+  <case>/logp      [N]  F64  log-prob of the target, 0 where there is no target
   <case>/loss      [1]  F64
   <case>/token_weights [N] F64    d loss / d logp
   <case>/grad/<name>    F64       d loss / d parameter
   <case>/metrics/<metric> [1] F64
 
-A case has reference, old and advantage only where its loss has them. The losses, in which i = logp - reference:
+A case has reference, old and advantage only if its loss uses them. The losses, with i = logp - reference:
 
-  sft    The mean of -logp over all targets; or, "mean": "documents", over each document's targets, then over documents.
+  sft    The mean of -logp over all targets; with "mean": "documents", over each document's targets and then over
+         documents.
   dpo    Documents 2k and 2k + 1 are the chosen and the rejected completion of one prompt. Each has a score, and d is
          the chosen one's minus the other's. The loss is the mean over pairs of, by "loss":
            sigmoid  -(1 - label_smoothing) log sigmoid(beta d) - label_smoothing log sigmoid(-beta d), score = sum of i
            ipo      (d - 1 / (2 beta))^2,                                                   score = mean of i
            simpo    -log sigmoid(beta d - margin),                                          score = mean of logp
          A document's reward is beta times the sum of i, for simpo times the mean of logp. Metrics: rewards_chosen and
-         rewards_rejected, the means; margin, of the first over the second; accuracy, the part of pairs in which the
-         chosen one has more.
+         rewards_rejected, the means; margin, their difference; accuracy, the fraction of pairs in which the chosen
+         document has the higher reward.
   grpo   With r = exp(logp - old), A the advantage and c = r kept within 1 - clip_low and 1 + clip_high, a token's
          loss is
            -min(r A, c A) + kl (exp(-i) + i - 1)
-         Where there is no old, the policy itself has just written the completions: old is logp, taken as constant. By
+         Without old, the completions come from the current policy: old is logp as a constant. Depending on
          "normalise", the loss is the mean over documents of the mean over their targets (grpo), the mean over all
          targets (bnpo), or the sum over all targets divided by documents * max_length (dr_grpo). Metrics:
-         clip_fraction, the part of targets with A > 0 and r above the range, or A < 0 and r below it; where kl is not 0
-         also kl, the mean of what it multiplies.
+         clip_fraction, the fraction of targets with A > 0 and r above the range, or A < 0 and r below it; if kl is
+         not 0 also kl, the mean of exp(-i) + i - 1.
 
-These are the losses of TRL 1.16.0: of SFTTrainer, DPOTrainer, for simpo of CPOTrainer with cpo_alpha = 0, and of
-GRPOTrainer. Only two are not: the mean over documents, and sigmoid with smoothed labels, which is DPOTrainer's up to
-0.28 and CPOTrainer's still; since 0.29 DPOTrainer does not smooth there.
+These are the losses of TRL 1.16.0: SFTTrainer, DPOTrainer, GRPOTrainer, and for simpo CPOTrainer with cpo_alpha = 0.
+There are two exceptions: the mean over documents, and sigmoid with smoothed labels, which DPOTrainer had up to 0.28 and
+CPOTrainer still has; DPOTrainer does not smooth there since 0.29.
 
-Checked before a file is written: token_weights against the derivatives as worked out on paper, in plain Python; the
-gradient against finite differences of the loss; that pairs of both outcomes are there, and tokens below, within and
-above the range of r for both signs of A, none of them near a bound. On the same kind of processor the same versions of
-torch and transformers write the same bytes every time.
+The script checks before it writes a file: token_weights against the derivatives worked out by hand, in plain Python; the
+gradient against finite differences of the loss; that there are pairs of both outcomes, and tokens below, within and
+above the range of r for both signs of A, none of them near a bound. The same versions of torch and transformers write
+the same bytes on the same kind of processor.
 
 Needs: pip install torch transformers safetensors      (the files were made with torch 2.15.0, transformers 5.23.0)
 """
 
 
-# ---- The models; the cases, each with what its loss is given besides logp; the lengths of their documents ----
+# ---- Models; cases, with the inputs of each loss besides logp; lengths of documents ----
 
 MODELS = {
     "qwen3": llama_like(Qwen3ForCausalLM, vocab=31, hidden=12, heads=2, kv_heads=1, mlp=20, head_dim=8,
@@ -108,22 +109,22 @@ CASES = {
     "on_policy": ({**GRPO, "normalise": "bnpo", "kl": 0}, ["advantage"]),
 }
 
-# For each prompt its length and those of its completions.
+# For each prompt: its length and the lengths of its completions.
 LENGTHS = {
     "sft": [(3, [8]), (1, [1]), (5, [12])],
     "dpo": [(3, [5, 8]), (4, [7, 2]), (1, [1, 6]), (5, [9, 3])],
     "grpo": [(3, [9, 6, 7]), (4, [3, 16, 1])],
 }
-REWARDS = [[1.0, 0.0, 0.3], [0.5, 0.5, 0.5]]  # of grpo's completions
-NOISE = 0.3  # of the log-probabilities under other models, around those under this one
-MARGIN = 0.01  # from where the loss or a metric has a kink or a jump
+REWARDS = [[1.0, 0.0, 0.3], [0.5, 0.5, 0.5]]  # of the completions for grpo
+NOISE = 0.3  # standard deviation of other models' log-probs around this model's
+MARGIN = 0.01  # distance from kinks and jumps of losses and metrics
 
 
-# ---- What the loss is a function of: values by token, or by document for its targets only ----
+# ---- Inputs of the losses ----
 
 
 def make_stream(prompts, vocab, random):
-    """Prompts, each with every one of its completions: the stream, and the lengths of its documents."""
+    """The stream of all prompts with each of their completions, and the lengths of its documents."""
     tokens, targets, positions, key_begin, lengths = [], [], [], [], []
     for length, completions in prompts:
         prompt = torch.randint(vocab, [length], generator=random).tolist()
@@ -139,7 +140,7 @@ def make_stream(prompts, vocab, random):
 
 
 def make_given(names, stream, lengths, logp, random):
-    """What else the loss is given: log-probabilities under other models, near those under this one; advantages."""
+    """The inputs besides logp: log-probs of other models, close to this model's, and advantages."""
     given = {}
     for name in names:
         if name == "advantage":
@@ -152,17 +153,17 @@ def make_given(names, stream, lengths, logp, random):
 
 
 def advantages(rewards):
-    """By how many standard deviations the rewards for completions of one prompt are above their mean."""
+    """The rewards of one prompt's completions, minus their mean, in standard deviations."""
     mean, deviation = statistics.fmean(rewards), statistics.stdev(rewards)
     return [(reward - mean) / (deviation + 1e-4) for reward in rewards]
 
 
 def at_targets(values, stream, lengths):
-    """One tensor a document: the values of those of its tokens that have a target."""
+    """One tensor per document: the values of the tokens that have a target."""
     return [v[t >= 0] for v, t in zip(values.split(lengths), stream["targets"].split(lengths))]
 
 
-# ---- Objectives: each gives the loss and the metrics ----
+# ---- Objectives: each returns the loss and the metrics ----
 
 
 def sft(settings, logp):
@@ -224,7 +225,7 @@ OBJECTIVES = {"sft": sft, "dpo": dpo, "grpo": grpo}
 
 
 def tells_apart(settings, logp, advantage=None, old=None, reference=None):
-    """Whether a case has examples of all that its objective distinguishes, and none of them is near the border."""
+    """Does the case contain every branch of its objective, with no value near a border between branches?"""
     if settings["objective"] == "dpo":
         reward = document_rewards(settings, logp, reference)
         leads = reward[0::2] - reward[1::2]
@@ -241,7 +242,7 @@ def tells_apart(settings, logp, advantage=None, old=None, reference=None):
 
 
 def plain_weights(settings, stream, lengths, given, logp):
-    """d loss / d logp of every token, as worked out on paper, in Python's own floats."""
+    """d loss / d logp of every token, from the derivatives worked out by hand, in plain Python floats."""
     given = {name: values.tolist() for name, values in given.items()}
     logp, targets = logp.tolist(), stream["targets"].tolist()
     reference, old, advantage = (given.get(name) for name in ("reference", "old", "advantage"))
@@ -286,14 +287,14 @@ def plain_weights(settings, stream, lengths, given, logp):
     return weights
 
 
-# ---- A case, a model with all of them, and all models ----
+# ---- Writing the files ----
 
 
 def make_case(model, model_name, config, name):
     settings, given_names = CASES[name]
     random = torch.Generator().manual_seed(zlib.crc32(f"{model_name}/{name}".encode()))
-    model = copy.deepcopy(model)  # its own, as the check moves the parameters
-    while True:  # until a draw has in it what it is for
+    model = copy.deepcopy(model)  # a copy: the check moves the parameters
+    while True:  # until a draw covers the objective
         stream, lengths = make_stream(LENGTHS[settings["objective"]], config["vocab_size"], random)
         _, logp, _ = forward(model, stream, lengths)
         given = make_given(given_names, stream, lengths, logp.detach(), random)
@@ -352,18 +353,18 @@ def main():
         description=__doc__, epilog=EXPLANATION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names, golden = ", ".join(MODELS), Path(__file__).parents[1] / "tests" / "golden_objectives"
-    parser.add_argument("model", nargs="*", default=list(MODELS), help=f"for which (for all if none is named): {names}")
+    parser.add_argument("model", nargs="*", default=list(MODELS), help=f"models to write (default: all): {names}")
     parser.add_argument("--out", type=Path, default=golden, help=f"folder to write to (default: tests/{golden.name})")
     options = parser.parse_args()
     for name in options.model:
         if name not in MODELS:
-            parser.error(f"there is no model '{name}'; the models are {names}")
+            parser.error(f"unknown model '{name}'; choose from {names}")
 
-    torch.set_num_threads(1)  # sums keep their order, so every run gives the same bits
+    torch.set_num_threads(1)  # fixes the order of sums: every run gives the same bits
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"{'model':9}{'case':15}{'tokens':>6}{'loss':>11}{'finite difference':>19}{'bytes':>11}")
     total = sum(make_file(name, options.out) for name in options.model)
-    print(f"{'together':9}{total:62,}")
+    print(f"{'total':9}{total:62,}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Installs what building and testing streambp needs. Safe to run again: what is there already is left alone.
+# Installs the packages that building and testing streambp needs, on Debian and Ubuntu. Skips what is installed already.
 set -euo pipefail
 
 packages=(g++ make cmake libopenblas-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libgtest-dev)
 
 if ! command -v apt-get > /dev/null; then
   cat >&2 << EOF
-setup.sh knows Debian and Ubuntu only. On another system, install by its own package manager:
+setup.sh supports Debian and Ubuntu. On another system, install these with its package manager:
   a C++20 compiler with OpenMP (g++ 12 or later), make, CMake 3.22 or later,
-  OpenBLAS (or any CBLAS), CLI11, nlohmann-json, PCRE2, utf8proc and GoogleTest, each with its headers.
+  OpenBLAS (or any CBLAS), CLI11, nlohmann-json, PCRE2, utf8proc and GoogleTest, with their headers.
 EOF
   exit 2
 fi

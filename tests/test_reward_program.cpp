@@ -1,4 +1,4 @@
-// Programs that reward completions: in good order, lazy, and broken in every way that can be thought of.
+// Reward programs: correct, slow, and broken in every way we could think of.
 #include <dirent.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ bool soon(const Condition& condition) {
   return condition();
 }
 
-// Whether there is such a process, and not merely one that nobody has reaped yet.
+// Does the process exist, and not only as a zombie?
 bool runs(pid_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
   std::string stat;
@@ -37,7 +37,7 @@ bool runs(pid_t process) {
   return end != std::string::npos && stat[end + 2] != 'Z';
 }
 
-// Whatever a program does, it leaves no descriptor, no child, and no SIGPIPE behind.
+// Whatever a program does, no descriptor, child or SIGPIPE is left.
 class RewardPrograms : public testing::Test {
  protected:
   void SetUp() override {
@@ -61,7 +61,7 @@ class RewardPrograms : public testing::Test {
     std::filesystem::remove_all(dir);
   }
 
-  // What such a program does wrong when it is asked once, or "" if nothing.
+  // The error of one call, or "".
   std::string error(const std::string& command, const Requests& requests = {0}, double seconds = kAmple) {
     RewardProgram program(command, seconds);
     try {
@@ -213,24 +213,22 @@ TEST_F(RewardPrograms, MayEndAfterTheLastAnswer) {
 
 TEST_F(RewardPrograms, ThatCannotBeStartedAreNamed) {
   EXPECT_WRONG(
-      "ended with exit status 127 before it answered request 1 of 1; that is what the shell says of a program "
-      "that it does not find",
+      "ended with exit status 127 before it answered request 1 of 1; the shell does not find the program: check",
       "no-such-program 2> /dev/null");
   EXPECT_WRONG(
-      "ended with exit status 126 before it answered request 1 of 1; that is what the shell says of a file "
-      "that it may not execute",
+      "ended with exit status 126 before it answered request 1 of 1; the shell may not execute the file: check",
       "/ 2> /dev/null");
 }
 
 TEST_F(RewardPrograms, ThatEndEarlyAreRefused) {
   const std::string two = "read -r a; read -r b; printf '1\\n2\\n'; ";
   const Requests three = {1, 2, 3};
-  EXPECT_WRONG("ended with exit status 0 before it answered request 3 of 3; look", two, three);
-  EXPECT_WRONG("ended with exit status 7 before it answered request 3 of 3; look", two + "exit 7", three);
+  EXPECT_WRONG("ended with exit status 0 before it answered request 3 of 3; see", two, three);
+  EXPECT_WRONG("ended with exit status 7 before it answered request 3 of 3; see", two + "exit 7", three);
   EXPECT_WRONG("ended by signal 9, Killed before it answered request 3 of 3", two + "kill -KILL $$", three);
   EXPECT_WRONG("ended by signal 11, Seg", "ulimit -c 0; kill -SEGV $$");
   EXPECT_WRONG("exit status 143 (128 + signal 15, Terminated) before", "sh -c 'kill -TERM $$' 2> /dev/null; exit $?");
-  EXPECT_WRONG("request 1 of 1, with \"0.5\" begun", "read -r a; printf 0.5");
+  EXPECT_WRONG("request 1 of 1, after an incomplete line \"0.5\"", "read -r a; printf 0.5");
 }
 
 TEST_F(RewardPrograms, ThatEndWithoutReadingDoNotEndUs) {
@@ -311,7 +309,7 @@ TEST_F(RewardPrograms, ThatWriteLinesWithoutEndAreRefused) {
 }
 
 TEST_F(RewardPrograms, ThatWriteTooManyLinesAreRefused) {
-  const std::string said = "after the answer to its last request, number 2; it must write one number";
+  const std::string said = "after the answer to its last request, number 2; it must write one line";
   EXPECT_WRONG("wrote \"3\\n\" " + said, "read -r a; read -r b; printf '1\\n2\\n3\\n'; cat", {1, 2});
   EXPECT_WRONG("wrote \"\\n\" " + said, "read -r a; read -r b; printf '1\\n2\\n\\n'; cat", {1, 2});
   EXPECT_WRONG("wrote \"abc\" " + said, "read -r a; read -r b; printf '1\\n2\\nabc'; cat", {1, 2});
@@ -351,7 +349,7 @@ TEST_F(RewardPrograms, ThatWriteUnaskedAreRefused) {
 // --- Programs that hang, and what they started ---
 
 TEST_F(RewardPrograms, ThatHangAreKilled) {
-  EXPECT_WRONG("did not answer request 1 of 1 in the 0.2 s that one call may take; does it flush", "exec sleep 1000",
+  EXPECT_WRONG("did not answer request 1 of 1 in the 0.2 s that one call may take; flush its output", "exec sleep 1000",
                {0}, 0.2);
   EXPECT_WRONG("did not answer request 1 of 1 in the 0.2 s", "kill -STOP $$", {0}, 0.2);
   EXPECT_WRONG("did not answer request 1 of 1 in the 0.1 s", "trap '' TERM HUP INT; while :; do sleep 0.01; done",
@@ -359,7 +357,8 @@ TEST_F(RewardPrograms, ThatHangAreKilled) {
 }
 
 TEST_F(RewardPrograms, ThatDoNotAnswerAllAreKilled) {
-  for (const auto& [third, begun] : {std::pair("", "; does"), std::pair("3", ", with \"3\" begun; does")}) {
+  for (const auto& [third, begun] :
+       {std::pair("", "; flush"), std::pair("3", ", after an incomplete line \"3\"; flush")}) {
     const std::string command = std::string("read -r a; read -r b; printf '1\\n2\\n") + third + "'; cat > /dev/null";
     std::string what;
     for (double seconds = 0.1; seconds < kAmple; seconds *= 2) {  // until it is enough for two answers
@@ -417,6 +416,35 @@ TEST_F(RewardPrograms, ThatDoNotEndWithTheirInputAreKilled) {
     EXPECT_TRUE(runs(process));
   }
   EXPECT_FALSE(runs(process));
+}
+
+// A trainer that is killed cannot kill its reward program: the guard does.
+TEST_F(RewardPrograms, EndWithAKilledTrainer) {
+  const pid_t trainer = fork();
+  if (trainer == 0) {
+    RewardProgram program("trap '' TERM HUP INT; sleep 1000 & echo $! > " + path("made") + "; echo $$ >> " +
+                              path("made") + "; mv " + path("made") + " " + path("numbers") + "; sleep 1000",
+                          kAmple);
+    for (;;) pause();
+  }
+  ASSERT_TRUE(soon([&] { return exists("numbers"); }));
+  std::ifstream numbers(dir / "numbers");
+  pid_t child = 0, shell = 0;
+  numbers >> child >> shell;
+  EXPECT_TRUE(runs(child) && runs(shell));
+  kill(trainer, SIGKILL);
+  waitpid(trainer, nullptr, 0);
+  EXPECT_TRUE(soon([&] { return !runs(child) && !runs(shell); }));
+}
+
+TEST_F(RewardPrograms, DoNotInheritIgnoredSignals) {
+  const auto before = signal(SIGXFSZ, SIG_IGN);
+  EXPECT_EQ(RewardProgram("read -r a; sed -n 's/SigIgn:[[:space:]]*//p' /proc/self/status | tr -d '\\n' | "
+                          "grep -c '[1-9a-f]......$'; cat",
+                          kAmple)
+                .rewards({0}),
+            Numbers{0});
+  signal(SIGXFSZ, before);
 }
 
 // --- Beside each other ---

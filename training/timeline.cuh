@@ -37,17 +37,6 @@ class Timeline {
   Bytes held{};
 };
 
-inline Timeline timeline(const StepSettings& settings, Index rows, const Schedule& schedule, std::size_t parts) {
-  StepSettings s = settings;
-  s.micro_batches = std::min<Index>(s.micro_batches, 2);  // the second shows what all later ones do
-  Timeline result(parts, plan(s, rows, schedule).flops);
-  with_types(s, [&]<class T, class G, class M>() {
-    Plan dev;
-    dev.arena.on_change = [&] { result.record(dev.flops(), dev.arena.by_kind()); };
-    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective);
-    trainer.plan_step(s.micro_batches, schedule, s.optimizer, s.documents);
-  });
-  return result;
-}
+Timeline timeline(const StepSettings& settings, Index rows, const Schedule& schedule, std::size_t parts);
 
 }  // namespace streambp

@@ -16,12 +16,6 @@ struct StepResult {
   double gradient_norm = 0;
 };
 
-enum class OptimizerKind {
-  none,
-  adamw,
-  adamw_pure
-};  // adamw_pure: moments in the type of the weights, no master weights
-
 // T: the type of weights and activations; G: of the gradient; M: of the moments.
 template <class Device, class T, class G = T, class M = Accumulator<T>>
 class Trainer {

@@ -1,25 +1,24 @@
-// Conversations as a model reads them: messages, written in the chat layout of its template.
+// Conversations as text: messages, rendered in the layout of the model's chat template.
 //
-// Templates are programs in a language of their own. They are not run: the published ones are recognised by a hash of
-// their text, and what they do is written down in chat_layouts.cuh. So a template that is not known is refused, never
-// guessed at.
+// Templates are Jinja programs. They are not run: a hash of its text identifies a published template, and
+// chat_layouts.cuh holds its layout as data. An unknown template is an error, not a guess.
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "data/documents/chat_layouts.cuh"
-#include "data/files/fields.cuh"
 #include "data/files/text_hash.cuh"
+#include "data/files/tokenizer_config.cuh"
 
 namespace streambp {
 
-// An error in one document of the data, which can be left out while the others are used.
+// An error in one example. With --skip-bad the run goes on without it.
 struct BadData : Error {
   using Error::Error;
 };
@@ -36,69 +35,14 @@ struct Message {
   bool operator==(const Message&) const = default;
 };
 
-// A stretch of a rendered conversation.
+// A part of a rendered conversation.
 struct Piece {
   std::string text;
-  bool learn;   // written by the model: the assistant's answer with the token that ends it
-  bool markup;  // written by the layout, where special tokens are tokens; in content they are mere text
+  bool learn;   // the loss covers it: the assistant's answer and the token that ends it
+  bool markup;  // comes from the layout: special tokens in it are tokens; in content they are plain text
 };
 
-// The model's own tokens for the beginning and end of a text, "" where it has none.
-struct TextTokens {
-  std::string bos, eos;
-};
-
-// A small JSON file of a model directory; null if there is none.
-inline Json read_model_json(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) return nullptr;
-  Json json = parse_json_file(path);
-  require(json.is_object(), path.string(), ": is not a JSON object; is the file complete?");
-  return json;
-}
-
-inline TextTokens read_text_tokens(const std::filesystem::path& model) {
-  TextTokens tokens;
-  for (const char* name : {"special_tokens_map.json", "tokenizer_config.json"}) {  // the latter counts
-    const Json json = read_model_json(model / name);
-    const auto take = [&](const char* key, std::string& token) {
-      if (!json.is_object() || !json.contains(key)) return;
-      const Json& value = json[key];
-      const Json& text = value.is_object() && value.contains("content") ? value["content"] : value;
-      if (text.is_string()) token = text.get<std::string>();
-    };
-    take("bos_token", tokens.bos);
-    take("eos_token", tokens.eos);
-  }
-  return tokens;
-}
-
-// The text of a model's chat template, and where it was; empty if it has none.
-struct Template {
-  std::string text, file;
-};
-inline Template read_template(const std::filesystem::path& model) {
-  const std::filesystem::path jinja = model / "chat_template.jinja";
-  if (std::filesystem::exists(jinja)) return {read_file(jinja), jinja.string()};
-  for (const char* name : {"chat_template.json", "tokenizer_config.json"}) {
-    const Json json = read_model_json(model / name);
-    if (!json.is_object() || !json.contains("chat_template") || json["chat_template"].is_null()) continue;
-    const std::string file = (model / name).string();
-    const Json& value = json["chat_template"];
-    if (value.is_string()) return {value.get<std::string>(), file};
-    require(value.is_array(), file, ": \"chat_template\" is neither text nor a list of named templates");
-    for (const Json& entry : value) {
-      const auto is = [&](const char* key) {
-        return entry.is_object() && entry.contains(key) && entry[key].is_string();
-      };
-      if (is("name") && is("template") && entry["name"] == "default")
-        return {entry["template"].get<std::string>(), file};
-    }
-    fail(file, ": none of the chat templates is named \"default\"; choose a layout with --chat");
-  }
-  return {};
-}
-
-// White space as templates see it when they trim: that of Unicode, of which these are the characters.
+// Jinja's trim removes Unicode white space.
 inline std::string_view trimmed(std::string_view text) {
   static constexpr std::string_view spaces[] = {
       "\t",     "\n",     "\v",     "\f",     "\r",     "\x1c",   "\x1d",   "\x1e",   "\x1f",   " ",
@@ -124,19 +68,17 @@ class Chat {
  public:
   using Messages = std::span<const Message>;
 
-  // The layout of a model's template, or the one of this name.
+  // The layout of the model's template, or the layout named `forced`.
   static Chat of(const std::filesystem::path& model, const std::string& forced = "") {
     if (!forced.empty()) return Chat(named(forced), model);
     const Template found = read_template(model);
     const char* remedy =
-        "; name a layout with --chat, or give data that is rendered already: {\"text\"} or "
+        "; name a layout with --chat, or use data that is rendered already: {\"text\"} or "
         "{\"prompt\", \"completion\"}";
     require(!found.text.empty(), model.string(), ": the model has no chat template", remedy);
     const std::uint64_t hash = text_hash(found.text.substr(0, found.text.find_last_not_of(" \t\r\n\f\v") + 1));
-    const auto known = std::find_if(std::begin(kKnownTemplates), std::end(kKnownTemplates),
-                                    [&](const KnownTemplate& t) { return t.hash == hash; });
-    require(known != std::end(kKnownTemplates), found.file, ": the chat template is none of those that are known",
-            remedy, ". Layouts: ", names());
+    const auto known = std::ranges::find(kKnownTemplates, hash, &KnownTemplate::hash);
+    require(known != std::end(kKnownTemplates), found.file, ": unknown chat template", remedy, ". Layouts: ", names());
     return Chat(named(known->layout), model);
   }
 
@@ -149,8 +91,8 @@ class Chat {
   Chat(const Layout& layout, const TextTokens& own) : layout_(layout) {
     const auto replace = [&](std::string& text, const char* mark, const std::string& token, const char* name) {
       for (std::size_t at = 0; (at = text.find(mark, at)) != std::string::npos; at += token.size()) {
-        require(!token.empty(), "the chat layout ", layout.name, " needs the model's ", name,
-                ", and its tokenizer_config.json has none; choose another layout with --chat");
+        require(!token.empty(), "the chat layout ", layout.name, " needs a ", name,
+                ", but the model's tokenizer_config.json has none; choose another layout with --chat");
         text.replace(at, std::strlen(mark), token);
       }
     };
@@ -166,9 +108,9 @@ class Chat {
   }
 
   const std::string& name() const { return layout_.name; }
-  // What a model writes when its answer is complete.
+  // What a model generates at the end of an answer.
   const std::string& end() const { return layout_.end; }
-  // What the layout writes and a tokenizer may have as one token.
+  // Texts of the layout that are single tokens in the tokenizers made for it.
   const std::vector<std::string>& tokens() const { return layout_.tokens; }
 
   // The whole conversation, as the template writes it.
@@ -179,7 +121,7 @@ class Chat {
     return out.pieces;
   }
 
-  // The conversation up to where the model is to answer.
+  // The conversation and the generation prompt: the model's answer follows.
   std::vector<Piece> prompt(Messages messages) const {
     check(messages);
     Writer out{layout_.tokens};
@@ -188,13 +130,13 @@ class Chat {
     return out.pieces;
   }
 
-  // What to train on, so that every answer from message `first` on is learned just where the model would give it. As a
-  // rule that is the whole conversation; but some layouts write what is past otherwise than when it was new, and then
-  // it is one text an answer.
+  // The sequences to train on, so that each answer from message `first` on appears exactly as the model would generate
+  // it. Usually that is one sequence. Some layouts rewrite earlier turns (Qwen3 drops their reasoning): then there is one
+  // sequence per answer.
   std::vector<std::vector<Piece>> lessons(Messages messages, std::size_t first = 0) const {
     check(messages);
     std::vector<std::vector<Piece>> lessons;
-    if (!rewrites_the_past(messages)) {
+    if (!rewrites_earlier_turns(messages)) {
       Writer out{layout_.tokens};
       write(messages, out, first);
       lessons.push_back(std::move(out.pieces));
@@ -205,14 +147,14 @@ class Chat {
       Writer out{layout_.tokens};
       write(messages.first(i), out, i);
       out.markup(layout_.assistant.before);
-      answer(messages.first(i + 1), i, out, true);
+      answer(messages.first(i + 1), i, i, out);
       lessons.push_back(std::move(out.pieces));
     }
     return lessons;
   }
 
  private:
-  // Collects pieces; in markup every token is a piece of its own.
+  // Collects pieces. In markup, each token is one piece.
   struct Writer {
     const std::vector<std::string>& tokens;
     std::vector<Piece> pieces = {};
@@ -222,7 +164,7 @@ class Chat {
     }
     void content(std::string_view text, bool learn = false) { add(text, learn, false); }
     void markup(std::string_view text, bool learn = false) {
-      std::size_t begin = 0;  // of the text since the last token
+      std::size_t begin = 0;  // of the text after the last token
       for (std::size_t at = 0; at < text.size();) {
         const std::string_view rest = text.substr(at);
         const auto token = std::find_if(tokens.begin(), tokens.end(), [&](auto& t) { return rest.starts_with(t); });
@@ -249,33 +191,33 @@ class Chat {
     for (const Layout& layout : chat_layouts()) {
       if (layout.name == name) return layout;
     }
-    fail("--chat ", name, ": there is no such layout; choose one of ", names());
+    fail("--chat ", excerpt(name), ": no such layout; choose one of ", names());
   }
 
-  bool rewrites_the_past(Messages messages) const {
+  bool rewrites_earlier_turns(Messages messages) const {
     const bool moving_system = layout_.system_place == SystemPlace::last_user_turn && messages[0].role == "system";
     return moving_system || layout_.reasoning != Reasoning::none;
   }
 
   void check(Messages messages) const {
-    require_data(!messages.empty(), "a conversation without messages");
+    require_data(!messages.empty(), "the conversation has no messages");
     const bool system = messages[0].role == "system";
     require_data(!system || layout_.system_place != SystemPlace::refused, "the chat layout ", layout_.name,
-                 " has no place for a system message");
+                 " has no system message");
     for (std::size_t i = 0; i < messages.size(); ++i) {
       const std::string& role = messages[i].role;
       const bool known = role == "system" || role == "user" || role == "assistant";
-      require_data(known, "message ", i + 1, ": the role \"", role, "\" is none of system, user and assistant");
+      require_data(known, "message ", i + 1, ": the role ", quote(role), " is not system, user or assistant");
       require_data(role != "system" || i == 0 || !layout_.later_system.before.empty(), "message ", i + 1,
                    ": in the chat layout ", layout_.name, " a system message must come first");
       const bool users = (i - system) % 2 == 0;
       require_data(!layout_.alternates || (system && i == 0) || role == (users ? "user" : "assistant"), "message ",
                    i + 1, ": in the chat layout ", layout_.name,
-                   " user and assistant must take turns, beginning with the user");
+                   " user and assistant must alternate, starting with the user");
     }
   }
 
-  // Answers before message `first` are not learned.
+  // The loss covers answers from message `first` on.
   void write(Messages messages, Writer& out, std::size_t first = 0) const {
     out.markup(layout_.begin);
     const bool given = !messages.empty() && messages[0].role == "system";
@@ -286,7 +228,7 @@ class Chat {
       const Message& message = messages[i];
       if (message.role == "assistant") {
         out.markup(layout_.assistant.before);
-        answer(messages, i, out, i >= first);
+        answer(messages, i, first, out);
       } else if (message.role == "system") {
         out.turn(layout_.later_system, message.content);
       } else {
@@ -311,9 +253,10 @@ class Chat {
     if (layout_.reasoning == Reasoning::begun_by_prompt) out.markup("<think>\n");
   }
 
-  // What the model writes after the prompt, and what then follows.
-  void answer(Messages messages, std::size_t i, Writer& out, bool learn) const {
+  // What the model generates after the prompt, and the layout's text after it.
+  void answer(Messages messages, std::size_t i, std::size_t first, Writer& out) const {
     const std::string& content = messages[i].content;
+    const bool learn = i >= first;
     out.markup(layout_.lead, learn);
     if (layout_.reasoning == Reasoning::none) {
       out.content(layout_.assistant.trim ? trimmed(content) : content, learn);
@@ -324,7 +267,7 @@ class Chat {
     out.markup(layout_.assistant.after);
   }
 
-  // Qwen3: reasoning stays in answers to the last question, and an answer without any gets an empty block.
+  // Qwen3: reasoning stays in answers to the last question. Without reasoning, the last answer gets an empty block.
   void reasoned(Messages messages, std::size_t i, Writer& out, bool learn) const {
     const std::string_view content = messages[i].content, open = "<think>", close = "</think>";
     std::string_view reasoning = "", answer = content;
@@ -343,7 +286,7 @@ class Chat {
     out.content(answer, learn);
   }
 
-  // The last message of the user that does not report the result of a tool.
+  // The last user message that is not the result of a tool.
   static std::size_t last_question(Messages messages) {
     for (std::size_t i = messages.size(); i-- > 0;) {
       const std::string& text = messages[i].content;

@@ -1,42 +1,41 @@
-// Chat layouts: how published models write a conversation as text, as data, and by which template each is recognised.
+// Chat layouts as data: how published models render a conversation, and the hashes of the templates that do so.
 //
-//   begin  [system message]  {user.before} content {user.after}  {assistant.before} | lead content end | rest  ...
+//   begin  [system message]  {user.before} content {user.after}  {assistant.before} | lead content end | {assistant.after} ...
 //
-// A model is asked where {assistant.before} ends; between the bars stands what it writes itself, so that is what is
-// learned. {bos} and {eos} are the model's own tokens.
+// A prompt ends with {assistant.before}. The model generates the part between the bars, and the loss covers only that
+// part. {bos} and {eos} stand for the model's tokens.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace streambp {
 
-// What stands around a message.
+// The text around a message.
 struct Frame {
   std::string before, after;
-  bool trim = false;  // spaces and line breaks around the content go
+  bool trim = false;  // remove white space around the content
 };
 
-// What becomes of a system message before the first turn.
+// Where a system message at the start goes.
 enum class SystemPlace { own_turn, first_user_turn, last_user_turn, refused };
-// Reasoning in <think> ... </think> leads the newest answers and is left out of earlier ones.
+// Answers to the last question begin with <think> ... </think>. Earlier answers lose it.
 enum class Reasoning { none, begun_by_model, begun_by_prompt };
 
 struct Layout {
   std::string name;
   std::string begin = "";
-  Frame user, assistant;       // assistant.after is the rest
-  std::string lead = "", end;  // what a model writes around its answer
-  Frame system = {};           // the first message; `after` parts it from the user's if it shares that turn
-  Frame later_system = {};     // a system message between turns, where there can be one
+  Frame user, assistant;
+  std::string lead = "", end;  // what a model generates around its answer
+  Frame system = {};           // the first message; in a user turn, `after` separates it from the user's text
+  Frame later_system = {};     // a system message between turns; empty: not allowed
   std::optional<std::string> default_system = {};
   SystemPlace system_place = SystemPlace::own_turn;
-  bool alternates = false;  // user and assistant must take turns
+  bool alternates = false;  // user and assistant must alternate
   Reasoning reasoning = Reasoning::none;
-  std::vector<std::string> tokens;  // stand for one token each, in a tokenizer that has them
+  std::vector<std::string> tokens;  // one token each, in a tokenizer that has them
 };
 
 // <|im_start|>role ... <|im_end|>
@@ -54,10 +53,11 @@ inline Layout chatml(const std::string& name, std::optional<std::string> default
           .tokens = {"<|im_start|>", "<|im_end|>", "<think>", "</think>"}};
 }
 
-// Llama 3: a header with the role. Llama 3.1 and later always have a system message, which begins with dates. Today's
-// date there is the one that the templates fall back on where they have no clock, so that the same data is the same
-// tokens every day.
-inline Layout llama3(const std::string& name, bool dates) {
+// Llama 3: a header with the role. From Llama 3.1 on there is always a system message, which begins with dates. "Today" is
+// the templates' fixed fallback, so that the same data gives the same tokens every day.
+enum class SystemDates { none, fixed };
+inline Layout llama3(const std::string& name, SystemDates system_dates) {
+  const bool dates = system_dates == SystemDates::fixed;
   const auto header = [](const std::string& role) { return "<|start_header_id|>" + role + "<|end_header_id|>\n\n"; };
   const std::string end = "<|eot_id|>", today = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";
   return {.name = name,
@@ -83,19 +83,24 @@ inline Layout gemma(const std::string& name, SystemPlace place) {
           .tokens = {"{bos}", "<start_of_turn>", "<end_of_turn>"}};
 }
 
-// Mistral's [INST], whose spaces differ from version to version.
-inline Layout mistral(const std::string& name, const Frame& user, const std::string& lead, SystemPlace place,
-                      bool trim_answers = false) {
+// Mistral's [INST]. Spaces differ between versions.
+inline Layout mistral(const std::string& name, const Frame& user, const std::string& lead, SystemPlace place) {
   return {.name = name,
           .begin = "{bos}",
           .user = user,
-          .assistant = {"", "", trim_answers},
+          .assistant = {"", ""},
           .lead = lead,
           .end = "{eos}",
           .system = {"", "\n\n"},
           .system_place = place,
           .alternates = true,
           .tokens = {"{bos}", "{eos}", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}};
+}
+
+inline Layout mistral_v3() {
+  Layout layout = mistral("mistral-v3", {"[INST] ", "[/INST]"}, " ", SystemPlace::last_user_turn);
+  layout.assistant.trim = true;
+  return layout;
 }
 
 inline Layout mistral_v7() {
@@ -126,11 +131,11 @@ inline const std::vector<Layout>& chat_layouts() {
       chatml("qwen3", {}, Reasoning::begun_by_model),
       chatml("qwen3-thinking-2507", {}, Reasoning::begun_by_prompt),
       chatml("smollm2", "You are a helpful AI assistant named SmolLM, trained by Hugging Face"),
-      llama3("llama3", false),
-      llama3("llama3.1", true),
+      llama3("llama3", SystemDates::none),
+      llama3("llama3.1", SystemDates::fixed),
       mistral("mistral-v1", {"[INST] ", " [/INST]"}, "", refused),
       mistral("mistral-v1-system", {" [INST] ", " [/INST]"}, " ", first_user_turn),
-      mistral("mistral-v3", {"[INST] ", "[/INST]"}, " ", last_user_turn, true),
+      mistral_v3(),
       mistral("mistral-v3-tekken", {"[INST]", "[/INST]"}, "", last_user_turn),
       mistral_v7(),
       gemma("gemma2", refused),
@@ -140,8 +145,8 @@ inline const std::vector<Layout>& chat_layouts() {
   return layouts;
 }
 
-// The published templates whose rendering is known, by the hash of their text without the white space at its end.
-// scripts/make_chat_golden.py tells the hashes, and that all of a layout render alike.
+// Published templates, by the hash of their text without trailing white space. scripts/make_chat_golden.py computes the
+// hashes, and checks that all templates of a layout render alike.
 struct KnownTemplate {
   std::uint64_t hash;
   const char* layout;

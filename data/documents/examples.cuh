@@ -1,14 +1,14 @@
-// Example data that the program makes up, as JSON lines in the forms that training reads: to see what they look like,
-// and to watch an objective at work without a download.
+// Generated example data: JSON lines in the formats that training reads. They show the formats, and demonstrate the
+// objectives without a download.
 //
-//   preferences   {"prompt", "chosen", "rejected"}     a question about somebody's things; two answers say the same, and
-//                                                      the courteous one is preferred
-//   answers       {"prompt", "completion"}             other such questions, answered courteously or curtly by the toss
-//                                                      of a coin: a model that learns them has no manners to prefer yet
-//   groups        {"prompt", "completions", "rewards"} other questions, each with some such answers; a reward of 1 for
-//                                                      every courteous one, of 0 for the others
-//   arithmetic    {"prompt", "completion", "answer"}   a sum of two numbers in which one is carried; the completion is what
-//                                                      a pupil wrote who forgets that by the toss of a coin
+//   preferences   {"prompt", "chosen", "rejected"}     a question, and two answers that are both right; the polite one is
+//                                                      preferred to the rude one
+//   answers       {"prompt", "completion"}             other questions; half of the answers are polite, half rude: data
+//                                                      for the reference model, which has no preference yet
+//   groups        {"prompt", "completions", "rewards"} other questions with four answers each; polite answers have a
+//                                                      reward of 1, rude ones of 0
+//   arithmetic    {"prompt", "completion", "answer"}   a two-digit sum with a carry; half of the completions forget the
+//                                                      carry
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -19,16 +19,16 @@ namespace streambp {
 
 namespace storytelling {
 
-inline const List kCourteous = {"Thank you for asking!", "I am glad to help.", "It is kind of you to ask.",
-                                "Please take good care of it.", "With pleasure!"};
-inline const List kCurt = {"Do not ask again.", "Now go away.", "Why should I tell you?", "That is not your business.",
+inline const List kPolite = {"Thank you for asking!", "I am glad to help.", "It is kind of you to ask.",
+                             "Please take good care of it.", "With pleasure!"};
+inline const List kRude = {"Do not ask again.", "Now go away.", "Why should I tell you?", "That is not your business.",
                            "Leave me alone!"};
 
 struct Question {
   std::string prompt, answer;
 };
 
-// Where something was.
+// "Where was the ...?"
 inline Question question(Dice& dice) {
   const std::string who = dice.one(dice.between(0, 1) ? kGirls : kBoys),
                     what = dice.one(kLooks) + " " + dice.one(kObjects), verb = dice.one(kVerbs);
@@ -40,20 +40,20 @@ inline Question question(Dice& dice) {
 
 }  // namespace storytelling
 
-// The example of that number; the same for the same seed and number.
+// Each example is a function of the seed and the number.
 inline nlohmann::ordered_json preference_example(std::uint64_t seed, std::uint64_t number) {
   using namespace storytelling;
   Dice dice(seed, number);
   const auto [prompt, answer] = question(dice);
-  return {{"prompt", prompt}, {"chosen", answer + dice.one(kCourteous)}, {"rejected", answer + dice.one(kCurt)}};
+  return {{"prompt", prompt}, {"chosen", answer + dice.one(kPolite)}, {"rejected", answer + dice.one(kRude)}};
 }
 
-// Its dice are not those of preferences, so that learning these is not to have read the questions there.
+// ~seed: other questions than those of the preferences.
 inline nlohmann::ordered_json answer_example(std::uint64_t seed, std::uint64_t number) {
   using namespace storytelling;
   Dice dice(~seed, number);
   const auto [prompt, answer] = question(dice);
-  return {{"prompt", prompt}, {"completion", answer + dice.one(dice.between(0, 1) ? kCourteous : kCurt)}};
+  return {{"prompt", prompt}, {"completion", answer + dice.one(dice.between(0, 1) ? kPolite : kRude)}};
 }
 
 inline nlohmann::ordered_json group_example(std::uint64_t seed, std::uint64_t number) {
@@ -62,22 +62,22 @@ inline nlohmann::ordered_json group_example(std::uint64_t seed, std::uint64_t nu
   const auto [prompt, answer] = question(dice);
   nlohmann::ordered_json line = {{"prompt", prompt}};
   for (std::size_t i = 0; i < 4; ++i) {
-    const bool courteous = dice.between(0, 1);
-    line["completions"].push_back(answer + dice.one(courteous ? kCourteous : kCurt));
-    line["rewards"].push_back(courteous ? 1 : 0);
+    const bool polite = dice.between(0, 1);
+    line["completions"].push_back(answer + dice.one(polite ? kPolite : kRude));
+    line["rewards"].push_back(polite ? 1 : 0);
   }
   return line;
 }
 
-// Every such sum once, before any comes again.
+// Each sum once before any repeats.
 inline nlohmann::ordered_json arithmetic_example(std::uint64_t seed, std::uint64_t number) {
-  constexpr std::uint64_t sums = 9 * 9 * 45;  // two numbers of two digits; the units come to ten at least
+  constexpr std::uint64_t sums = 9 * 9 * 45;  // of two two-digit numbers with units that add up to at least ten
   const Random random(seed);
-  const std::uint64_t step = 15 * random.below(200, 0) + 1;  // has no factor in common with their number
+  const std::uint64_t step = 15 * random.below(200, 0) + 1;  // coprime to `sums`
   std::uint64_t at = (random.below(sums, 1) + number % sums * step) % sums;
   const std::uint64_t a_tens = 1 + at / 45 / 9, b_tens = 1 + at / 45 % 9;
   at %= 45;
-  std::uint64_t a_units = 1;  // goes with as many others
+  std::uint64_t a_units = 1;  // for which `a_units` other units give a carry
   for (; at >= a_units; ++a_units) at -= a_units;
   const std::uint64_t b_units = 9 - at, sum = 10 * (a_tens + b_tens) + a_units + b_units;
   const bool forgets = storytelling::Dice(seed, number).between(0, 1);

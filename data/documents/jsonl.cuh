@@ -1,99 +1,35 @@
-// Training examples, one JSON object a line:
+// Training examples, one JSON object per line:
 //
 //   {"messages": [{"role": "user", "content": "..."}, ...]}     a conversation
-//   {"prompt": "...", "completion": "..."}                      text, rendered already; or both are lists of messages
+//   {"prompt": "...", "completion": "..."}                      rendered text; or both are lists of messages
 //   {"text": "..."}                                             text
 //   {"prompt": "...", "chosen": "...", "rejected": "..."}       a preference between two completions, in either form;
-//                                                               without a prompt they are whole conversations
-//   {"prompt": "...", "completions": [...], "rewards": [...]}   a group: completions, in either form or as tokens, and
-//                                                               what each is worth; instead of "rewards" one may give
-//                                                               "advantages", and besides "old_logps", of each a list
-//                                                               with the log-probability of every token
+//                                                               without a prompt, both are whole conversations
+//   {"prompt": "...", "completions": [...], "rewards": [...]}   a GRPO group: completions, in either form or as token
+//                                                               ids, and their rewards; or "advantages" instead of
+//                                                               "rewards"; optionally "old_logps": for each completion
+//                                                               the log-probs of its tokens when they were sampled
 //
-// Other members are left alone, except those that would change what a model reads: such a line is refused, not half
-// understood.
+// Other members are ignored, unless they would change what the model reads: then the line is refused.
 #pragma once
 
 #include <cmath>
-#include <cstdio>
-#include <memory>
-#include <set>
 
 #include "data/documents/chat.cuh"
+#include "data/files/lines.cuh"
 
 namespace streambp {
-
-// The lines of a file that may be larger than memory, without their ends and without a byte order mark.
-class Lines {
- public:
-  static constexpr std::size_t kLongest = std::size_t{1} << 26;
-
-  explicit Lines(const std::filesystem::path& path, std::size_t longest = kLongest) : path_(path), longest_(longest) {
-    bytes_ = regular_file_size(path);
-    file_.reset(std::fopen(path.c_str(), "rb"));
-    require(file_ != nullptr, path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");
-    block_.resize(1 << 20);
-  }
-
-  bool next(std::string& line) {
-    line.clear();
-    ++number_;
-    bool any = false;
-    for (bool complete = false; !complete;) {
-      if (at_ == end_ && !fill()) {
-        if (!any) return false;
-        break;
-      }
-      any = true;
-      const char* begin = block_.data() + at_;
-      const auto* found = static_cast<const char*>(std::memchr(begin, '\n', end_ - at_));
-      complete = found != nullptr;
-      const std::size_t n = complete ? static_cast<std::size_t>(found - begin) : end_ - at_;
-      require(line.size() + n <= longest_, where(), "a line of more than ", longest_,
-              " bytes; is it one example a line?");
-      line.append(begin, n);
-      at_ += n + complete;
-    }
-    if (number_ == 1 && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);
-    if (line.ends_with('\r')) line.pop_back();
-    return true;
-  }
-
-  // "file:17: ", the line last read.
-  std::string where() const { return path_.string() + ":" + std::to_string(number_) + ": "; }
-  // Of the file that have been read.
-  double fraction() const { return bytes_ == 0 ? 1 : static_cast<double>(read_) / static_cast<double>(bytes_); }
-
- private:
-  bool fill() {
-    at_ = 0;
-    end_ = std::fread(block_.data(), 1, block_.size(), file_.get());
-    read_ += end_;
-    require(!std::ferror(file_.get()), path_.string(), ": cannot read: ", std::strerror(errno));
-    return end_ > 0;
-  }
-
-  struct Close {
-    void operator()(FILE* file) const { std::fclose(file); }
-  };
-  std::filesystem::path path_;
-  std::size_t longest_, bytes_ = 0, read_ = 0, at_ = 0, end_ = 0;
-  std::unique_ptr<FILE, Close> file_;
-  std::string block_;
-  std::size_t number_ = 0;
-};
 
 struct Example {
   enum Kind { conversation, completion, text, preference, group } kind;
   std::vector<Message> messages = {};
-  std::size_t first = 0;  // answers from this message on are to be learned
+  std::size_t first = 0;  // the loss covers answers from this message on
   std::string prompt = "", written = "";
-  std::vector<std::int32_t> tokens = {};  // that follow, instead of a written completion
-  // What is compared: a preference's two answers, chosen and rejected, or those of a group.
-  std::vector<Example> sides = {};
-  std::vector<double> rewards = {};
-  bool relative = false;  // the rewards are advantages already
-  std::vector<std::vector<double>> old = {};
+  std::vector<std::int32_t> tokens = {};      // a completion that is given as tokens, not as text
+  std::vector<Example> sides = {};            // chosen and rejected; or the completions of a group
+  std::vector<double> rewards = {};           // of the completions
+  bool relative = false;                      // the rewards are advantages already
+  std::vector<std::vector<double>> old = {};  // log-probs when sampled, of each completion; empty: unknown
 };
 
 constexpr JsonLimits kLineLimits = {.values = 2'000'000, .depth = 32};
@@ -108,11 +44,11 @@ inline Json parse_line(std::string_view line) {
   }
 }
 
-// What would change the text that a model reads, and is not written by any layout here.
+// Refuses members that would change the text that the model reads, and that no layout renders.
 inline void refuse_members(const Json& object, const std::string& where, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     const bool there = object.contains(name) && !object[name].is_null() && !object[name].empty();
-    require_data(!there, where, "\"", name, "\" is not supported; remove it, or render the text yourself");
+    require_data(!there, where, "\"", name, "\" is not supported; remove it, or use rendered text");
   }
 }
 
@@ -126,7 +62,7 @@ inline std::vector<Message> parse_messages(const Json& list, const char* name) {
                    {"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "weight", "train"});
     for (const char* key : {"role", "content"}) {
       require_data(entry.contains(key), where, "no \"", key, "\"");
-      require_data(entry[key].is_string(), where, "\"", key, "\" is not a text");
+      require_data(entry[key].is_string(), where, "\"", key, "\" is not a string");
     }
     messages.push_back({entry["role"].get<std::string>(), entry["content"].get<std::string>()});
   }
@@ -141,12 +77,12 @@ inline Example parse_completion(const Json& prompt, const Json& completion, cons
     return example;
   }
   require_data(prompt.is_string() && completion.is_string(), "\"prompt\" and \"", name,
-               "\" must both be text, or both lists of messages");
+               "\" must both be text, or both be lists of messages");
   return {.kind = Example::completion, .prompt = prompt.get<std::string>(), .written = completion.get<std::string>()};
 }
 
-// Of two conversations the prompt is all that both begin with, also where the line ends it before: in that there is
-// nothing to prefer. It may stand there once more as a text.
+// The prompt of two conversations is their common prefix, even if it is longer than the "prompt" of the line. The line
+// may repeat the first question as a string.
 inline Example parse_preference(const Json& prompt, const Json& chosen, const Json& rejected) {
   Example example{.kind = Example::preference};
   const char* names[] = {"chosen", "rejected"};
@@ -157,19 +93,19 @@ inline Example parse_preference(const Json& prompt, const Json& chosen, const Js
     const auto& messages = example.sides[i].messages;
     const auto first = std::ranges::find(messages, "user", &Message::role);
     require_data(first != messages.end() && first->content == prompt, "\"", names[i],
-                 "\" is a list of messages that does not begin with the \"prompt\"");
+                 "\" is a list of messages that does not start with the \"prompt\"");
   }
   const auto &a = example.sides[0].messages, &b = example.sides[1].messages;
   require_data(a != b || example.sides[0].written != example.sides[1].written,
-               "nothing to prefer: \"chosen\" and \"rejected\" are the same");
+               "nothing to prefer: \"chosen\" and \"rejected\" are equal");
   const auto common = static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
   for (const std::size_t i : {0, 1}) {
     Example& side = example.sides[i];
     const bool conversation = side.kind == Example::conversation;
     require_data(!conversation || common < side.messages.size(), "\"", names[i],
-                 "\" has no message besides those that both begin with");
+                 "\" has no answer of its own: all its messages are in the common prefix");
     require_data(!conversation || side.messages[common].role == "assistant", "\"", names[i],
-                 "\" parts from the other at message ", common + 1, ", which is not the assistant's");
+                 "\" differs from the other at message ", common + 1, ", which is not the assistant's");
     require_data(!(conversation ? side.messages[common].content : side.written).empty(), "\"", names[i],
                  "\" is an empty answer");
     side.first = common;
@@ -177,7 +113,7 @@ inline Example parse_preference(const Json& prompt, const Json& chosen, const Js
   return example;
 }
 
-// Tables have null where there is nothing.
+// Exported tables have null for missing members.
 inline bool has_member(const Json& json, const char* name) { return json.contains(name) && !json[name].is_null(); }
 
 // A list of finite numbers.
@@ -192,7 +128,7 @@ inline std::vector<double> parse_numbers(const Json& list, const std::string& na
   return numbers;
 }
 
-// A completion that is tokens already: what a model sampled, also where its text would be tokenised otherwise.
+// A completion as the token ids that a model sampled, even if the tokenizer would split their text differently.
 inline Example parse_sampled(const Json& prompt, const Json& tokens, const std::string& name) {
   Example example{.kind = Example::completion};
   if (prompt.is_array()) {
@@ -200,7 +136,7 @@ inline Example parse_sampled(const Json& prompt, const Json& tokens, const std::
     example.messages = parse_messages(prompt, "prompt");
     require_data(!example.messages.empty(), "\"prompt\" has no message");
   } else {
-    require_data(prompt.is_string(), "\"prompt\" is neither a text nor a list of messages");
+    require_data(prompt.is_string(), "\"prompt\" is neither a string nor a list of messages");
     example.prompt = prompt.get<std::string>();
   }
   for (const Json& token : tokens) {
@@ -224,13 +160,13 @@ inline Example parse_group(const Json& json) {
   }
   example.relative = has_member(json, "advantages");
   require_data(has_member(json, "rewards") != example.relative,
-               "\"completions\" need \"rewards\" or \"advantages\": one of them");
+               "\"completions\" need either \"rewards\" or \"advantages\"");
   example.rewards = example.relative ? parse_numbers(json["advantages"], "\"advantages\"")
                                      : parse_numbers(json["rewards"], "\"rewards\"");
   const std::size_t n = example.sides.size();
-  require_data(example.rewards.size() == n, "there are ", n, " completions, and ", example.rewards.size(), " \"",
+  require_data(example.rewards.size() == n, "there are ", n, " completions, but ", example.rewards.size(), " \"",
                example.relative ? "advantages" : "rewards", "\"");
-  require_data(example.relative || n > 1, "a group of one completion; there is nothing to compare its reward with");
+  require_data(example.relative || n > 1, "a group of one completion: its reward cannot be compared");
   if (!has_member(json, "old_logps")) return example;
   const Json& old = json["old_logps"];
   require_data(old.is_array() && old.size() == n, "\"old_logps\" is not a list of ", n, " lists of numbers");
@@ -243,7 +179,7 @@ inline Example parse_example(std::string_view line) {
   const auto has = [&](const char* name) { return has_member(json, name); };
   const auto has_list = [&](const char* name) { return has(name) && json[name].is_array(); };
   const bool preference = has("chosen") || has("rejected");
-  // Published preferences have the chosen conversation once more, as "messages".
+  // Published preference data often repeats the chosen conversation as "messages".
   const bool repeated = has("messages") && has_list("chosen") && json["messages"] == json["chosen"];
   const bool conversation = has("messages") && (!repeated || json["chosen"].empty());
   require_data(conversation + has("completion") + has("completions") + has("text") + preference <= 1,
@@ -260,11 +196,11 @@ inline Example parse_example(std::string_view line) {
     return parse_preference(has("prompt") ? json["prompt"] : Json::array(), json["chosen"], json["rejected"]);
   }
   require_data(!has("prompt"),
-               "a \"prompt\" and nothing that follows it; train --objective grpo completes prompts, with --reward or "
+               "a \"prompt\" without a completion; to sample completions, use train --objective grpo with --reward or "
                "--reward-cmd");
   require_data(has("text"),
-               "neither \"messages\" nor \"prompt\" and \"completion\" nor \"text\" nor \"chosen\" and \"rejected\"");
-  require_data(json["text"].is_string(), "\"text\" is not a text");
+               "none of \"messages\", \"prompt\" and \"completion\", \"text\", \"chosen\" and \"rejected\"");
+  require_data(json["text"].is_string(), "\"text\" is not a string");
   return {.kind = Example::text, .written = json["text"].get<std::string>()};
 }
 

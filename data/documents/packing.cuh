@@ -1,9 +1,9 @@
-// Packing: which documents lie together in a token stream, so that streams of at most `length` tokens are well filled.
+// Packing: which documents share a token stream, so that streams of at most `length` tokens are well filled.
 //
-// Best fit, the longest first: each piece of a document goes where it leaves the least room. Pieces of one length are
-// exchanged at random in every epoch, and so is the order of the packs; all of it is a function of (pieces, length,
-// seed, epoch), so pack n of a run is known without any state. How many packs an epoch has depends on their lengths
-// alone. The two documents of a preference stay together, side by side, and are packed as if they were one piece.
+// Best-fit decreasing: longest first, each piece of a document goes into the pack where it leaves the least room. Every
+// epoch shuffles pieces of equal length, and the order of the packs. Packs are a function of (pieces, length, seed,
+// epoch), so a resumed run needs no state; the number of packs depends on the lengths only. The two documents of a
+// preference are packed as one unit.
 #pragma once
 
 #include <map>
@@ -17,7 +17,7 @@
 
 namespace streambp {
 
-// What becomes of a document that is longer than a pack.
+// What to do with a document that is longer than a pack.
 enum class TooLong { split, truncate, refuse };
 
 // Tokens begin .. begin + length of a document.
@@ -25,15 +25,14 @@ struct PackedPiece {
   Index document, begin, length;
 };
 
-// Documents of these lengths as pieces of at most `longest` tokens.
+// Cuts documents of these lengths into pieces of at most `longest` tokens.
 inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longest, TooLong too_long,
                                     const char* unit = "document") {
-  require(longest > 0, "pieces of ", longest, " tokens hold nothing");
+  require(longest > 0, "cannot cut documents into pieces of ", longest, " tokens");
   std::vector<PackedPiece> pieces;
   for (std::size_t d = 0; d < lengths.size(); ++d) {
     require(lengths[d] <= longest || too_long != TooLong::refuse, unit, " ", d + 1, " has ", lengths[d],
-            " tokens, more than the ", longest,
-            " that --length allows; give a larger one, or let their ends be cut by --too-long truncate");
+            " tokens, more than the ", longest, " that --length allows; use a larger --length, or --too-long truncate");
     const Index end = too_long == TooLong::truncate ? std::min(lengths[d], longest) : lengths[d];
     for (Index begin = 0; begin < end; begin += longest) {
       pieces.push_back({static_cast<Index>(d), begin, std::min(longest, end - begin)});
@@ -42,12 +41,11 @@ inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longes
   return pieces;
 }
 
-// Pairs, documents 2i and 2i + 1, as a piece each of at most `longest` tokens, and of at most `length` in both. What is cut
-// is the end of the longer one, or of both to the same length. A pair is judged as a whole, and so never split: for pairs
-// that is to refuse.
+// Cuts pairs, documents 2i and 2i + 1, to at most `longest` tokens per document and `length` per pair. The longer document
+// loses its end, or both are cut to the same length. A pair is compared as a whole, so TooLong::split refuses it.
 inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index length, Index longest,
                                           TooLong too_long) {
-  require(longest > 0, "pieces of ", longest, " tokens hold nothing");
+  require(longest > 0, "cannot cut documents into pieces of ", longest, " tokens");
   std::vector<PackedPiece> pieces;
   for (std::size_t d = 0; d + 1 < lengths.size(); d += 2) {
     const Index chosen = std::min(lengths[d], longest), rejected = std::min(lengths[d + 1], longest);
@@ -57,8 +55,7 @@ inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index 
     const bool whole = pair[0].length == lengths[d] && pair[1].length == lengths[d + 1];
     require(whole || too_long == TooLong::truncate, "pair ", d / 2 + 1, " has ", lengths[d] + lengths[d + 1],
             " tokens, ", lengths[d], " chosen and ", lengths[d + 1], " rejected; --length and the model allow ", length,
-            " in all and ", longest,
-            " in each; give a larger --length, or let their ends be cut by --too-long truncate");
+            " in all and ", longest, " in each; use a larger --length, or --too-long truncate");
     pieces.insert(pieces.end(), std::begin(pair), std::end(pair));
   }
   return pieces;
@@ -66,7 +63,7 @@ inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index 
 
 class Packing {
  public:
-  // Of the pieces, each `together` that follow each other go into the same pack, in their order.
+  // Each `together` consecutive pieces are a unit: they go into the same pack, in this order.
   Packing(std::vector<PackedPiece> pieces, Index length, std::uint64_t seed, Index together = 1)
       : length_(length), together_(together), seed_(seed), pieces_(std::move(pieces)) {
     require(!pieces_.empty(), "there are no documents to pack");
@@ -77,13 +74,13 @@ class Packing {
     arrange(0);
   }
 
-  // Packs of an epoch.
+  // The number of packs in an epoch.
   Index size() const { return static_cast<Index>(begin_.size()) - 1; }
   Index tokens() const {
     return std::accumulate(pieces_.begin(), pieces_.end(), Index{0}, [](Index n, auto& p) { return n + p.length; });
   }
 
-  // Pack n of the run, counted through all epochs.
+  // Pack n of the run, counted over all epochs.
   std::span<const PackedPiece> pack(Index n) {
     if (n / size() != epoch_) arrange(n / size());
     const Index at = order_[static_cast<std::size_t>(n % size())];
@@ -93,7 +90,7 @@ class Packing {
   }
 
  private:
-  // What is packed as one, counted from 0.
+  // Pieces of unit i.
   std::span<const PackedPiece> unit(Index i) const {
     return std::span(pieces_).subspan(static_cast<std::size_t>(i * together_), static_cast<std::size_t>(together_));
   }
@@ -103,7 +100,7 @@ class Packing {
     return length;
   }
 
-  // An order that depends on the seed, the epoch and its use.
+  // A random order, different for each seed, epoch and use.
   std::vector<Index> shuffled(std::size_t n, std::uint64_t use) const {
     return streambp::shuffled(n, Random(seed_, mix(static_cast<std::uint64_t>(epoch_)) + use));
   }
@@ -127,7 +124,7 @@ class Packing {
     order_ = shuffled(static_cast<std::size_t>(packs_), 2);
   }
 
-  // The pack of each unit, in this order.
+  // The pack of each unit. Units are placed in this order.
   std::vector<Index> best_fit(const std::vector<Index>& order) {
     std::map<Index, std::vector<Index>> packs_with_room;
     std::vector<Index> pack_of(order.size());
@@ -159,11 +156,10 @@ class Packing {
   std::vector<Index> order_;         // in which packs are used
 };
 
-// What is known besides the data themselves: log-probabilities of all targets of the file, or none; and which of a group's
-// advantages count.
+// What an objective needs besides tokens. Log-probs are of all targets of the file; empty: unknown.
 struct Known {
   std::span<const float> reference = {}, old = {};
-  bool scaled = true;
+  bool scaled = true;  // advantages divided by the standard deviation of their group
 };
 
 // Appends a piece of a document to a batch, as a document. The target of its last token is the document's next one.
@@ -174,7 +170,8 @@ inline void append(Batch& batch, const TokenFile& data, const PackedPiece& piece
   const auto log_probs = [&](std::vector<double>& to, std::span<const float> of_all_tokens) {
     if (of_all_tokens.empty()) return;
     const float* from = of_all_tokens.data() + data.begin(piece.document) + rows.begin;
-    for (std::size_t i = first; i < batch.targets.size(); ++i) to.push_back(batch.targets[i] < 0 ? 0.0 : from[i - first]);
+    for (std::size_t i = first; i < batch.targets.size(); ++i)
+      to.push_back(batch.targets[i] < 0 ? 0.0 : from[i - first]);
   };
   log_probs(batch.reference, known.reference);
   log_probs(batch.old, known.old);

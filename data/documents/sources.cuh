@@ -1,5 +1,5 @@
-// What a run learns from, as the training loop sees it: micro-batches, and some that are held out. Either bytes of a text,
-// or documents of tokens, packed. Of preferences, documents 2i and 2i + 1 of a batch are a pair, the chosen one first.
+// The training loop's view of the data: micro-batches for training, and held-out ones for evaluation. They hold bytes of a
+// text, or packed documents. For preferences, documents 2i and 2i + 1 of a batch are a pair, the chosen one first.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ struct Source {
 
 constexpr Index kEvaluationBatches = 8;
 
-// Documents of `length` bytes, `documents` of them in a micro-batch.
+// Micro-batches of `documents` documents of `length` bytes.
 inline Source text_source(std::shared_ptr<const Text> text, const std::string& name, std::uint64_t seed,
                           Index documents, Index length) {
   Source source{name, text->fingerprint(), {}, {}};
@@ -38,7 +38,7 @@ struct DocumentSettings {
   Index packs, micro_batches;
   std::uint64_t seed;
   TooLong too_long;
-  bool scaled = true;  // advantages of groups, by the group's deviation
+  bool scaled = true;  // divide advantages by the standard deviation of their group
 };
 
 class Documents {
@@ -60,18 +60,18 @@ class Documents {
     evaluate();
   }
 
-  // What the starting model gave the target of each token of the file, as a log-probability. From now on batches carry
-  // it, those held out as well. It is also taken for the model that sampled completions of which nothing else is known.
+  // Adds the reference model's log-prob of each token's target to all batches, held-out ones included. For completions
+  // without old log-probs, the reference model counts as the model that sampled them.
   void attach(std::span<const float> reference) {
-    require(std::cmp_equal(reference.size(), file.token_count()), file.path(), ": has ", file.token_count(),
-            " tokens, and there are log-probabilities of ", reference.size());
+    require(std::cmp_equal(reference.size(), file.token_count()), file.name(), ": has ", file.token_count(),
+            " tokens, but there are ", reference.size(), " reference log-probs");
     this->reference.assign(reference.begin(), reference.end());
     evaluate();
   }
 
   Index steps_per_epoch() const { return ceil_div(packing->size(), s.packs * s.micro_batches); }
 
-  // Steps count from one. A step takes the packs after those of the step before it.
+  // Steps count from one. Each step takes the next packs.
   Batch batch(Index step, Index micro_batch) {
     const Index first = ((step - 1) * s.micro_batches + micro_batch) * s.packs;
     Batch batch;
@@ -80,7 +80,7 @@ class Documents {
   }
 
   std::vector<Batch> evaluation;
-  Index left_out;  // documents in which cutting left nothing to learn; or pairs, also those that it made the same
+  Index left_out;  // documents or pairs without a target after cutting, and pairs that cutting made equal
 
  private:
   Known known() const {
@@ -88,7 +88,7 @@ class Documents {
     return {reference, sampled_by_it ? std::span<const float>(reference) : file.old(), s.scaled};
   }
 
-  // A number that documents share which are held out together: the two of a pair, and all completions of a prompt.
+  // Documents with the same number are held out together: the two of a pair, and all completions of a prompt.
   std::uint64_t lot(Index document) const {
     if (!file.groups()) return static_cast<std::uint64_t>(document / file.together());
     const auto learn = file.learn(document);
@@ -100,7 +100,7 @@ class Documents {
   }
 
   std::vector<PackedPiece> pieces_with_targets() const {
-    // A completion is judged as a whole.
+    // A reward is for the whole completion, so groups are never split.
     const TooLong too_long = file.groups() && s.too_long == TooLong::split ? TooLong::refuse : s.too_long;
     const std::vector<PackedPiece> all =
         file.preferences() ? cut_pairs(file.lengths(), s.length, s.longest, s.too_long)
@@ -113,11 +113,11 @@ class Documents {
         pieces.insert(pieces.end(), unit, next);
       }
     }
-    require(!pieces.empty(), "there is nothing to learn: no document has a token to be predicted within --length");
+    require(!pieces.empty(), "no document has a target within --length; use a larger --length");
     return pieces;
   }
 
-  // Of its document, what comes from here on is neither read nor predicted.
+  // The end of the tokens that the piece reads or predicts.
   Index reach(const PackedPiece& piece) const {
     return std::min(piece.begin + piece.length + 1, file.length(piece.document));
   }
@@ -141,7 +141,7 @@ class Documents {
   TokenFile file;
   DocumentSettings s;
   std::optional<Packing> packing, held_out;
-  std::vector<float> reference;  // empty: not known
+  std::vector<float> reference;  // empty: unknown
 };
 
 inline Source document_source(std::shared_ptr<Documents> documents, const std::string& description,

@@ -1,8 +1,8 @@
-// The training data that needs no download: little stories, told from a small vocabulary.
+// Training data without a download: short stories from a small vocabulary.
 //
-// A story opens with people who leave things in places and own numbers of things, goes on about something else, and
-// ends with questions that only its opening answers. So a model first learns to spell, then grammar, then a little
-// arithmetic, and at last to look far back, which pays only when its context reaches the opening.
+// The opening says who left what where, and who owns how many things. The middle is about something else. The end asks
+// questions that only the opening answers. So a model learns spelling, then grammar, then some arithmetic, and finally to
+// look far back, which needs a context that reaches the opening.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct Story {
     std::string person, verb, object, place;
   };
   std::vector<Fact> facts;  // in the order of the opening
-  std::string text;         // opening, middle and end, a line each
+  std::string text;         // opening, middle and end, one line each
 };
 
 namespace storytelling {
@@ -43,8 +43,8 @@ inline const List kThings = {"apples", "pears", "nuts", "eggs", "shells", "stone
 inline const List kAnimals = {"cat", "dog", "goose", "fox", "goat", "pony"};
 inline const List kTimes = {"One sunny morning", "One windy day", "On a cold night", "Last summer", "Long ago"};
 
-// {A} and {B} are two of the people, {he}, {him} and {his} stand for {A}; {mine} is what {A} put somewhere, {yours}
-// what {B} did. {n} + {m} = {sum}.
+// {A} and {B} are two of the people; {he}, {him} and {his} refer to {A}; {mine} is the object of {A}, {yours} that of
+// {B}. {n} + {m} = {sum}.
 inline const List kMiddles = {
     "{A} counted {n} {things} and {m} {others}, {sum} in all.",
     "{A} had {sum} {things} and gave {m} to {B}, so {he} had {n} left.",
@@ -70,13 +70,13 @@ inline const List kQuestions = {
     "What was {place}? The {object} that {A} {verb} there.",
 };
 
-// A sequence of choices; the same for the same seed and number.
+// Random choices: a function of the seed and the number.
 class Dice {
  public:
   Dice(std::uint64_t seed, std::uint64_t number) : random_(seed, number) {}
   std::size_t between(std::size_t low, std::size_t high) { return low + random_.below(high - low + 1, rolls_++); }
   const std::string& one(const List& list) { return list[between(0, list.size() - 1)]; }
-  // Some different entries of a list, in any order.
+  // `count` different entries of a list, in random order.
   template <class T>
   std::vector<T> some(std::size_t count, std::vector<T> list) {
     for (std::size_t i = 0; i < count; ++i) std::swap(list[i], list[between(i, list.size() - 1)]);
@@ -91,7 +91,7 @@ class Dice {
 
 using Words = std::map<std::string, std::string>;
 
-// The sentence with words in its {slots}.
+// Replaces the {slots} of a sentence.
 inline std::string fill(std::string sentence, const Words& words) {
   for (std::size_t open; (open = sentence.find('{')) != std::string::npos;) {
     const std::size_t close = sentence.find('}', open);
@@ -102,7 +102,7 @@ inline std::string fill(std::string sentence, const Words& words) {
 
 }  // namespace storytelling
 
-// Story `number` of the endless book `seed`.
+// Story number `number` of this seed.
 inline Story story(std::uint64_t seed, std::uint64_t number) {
   using namespace storytelling;
   Dice dice(seed, number);
@@ -115,7 +115,7 @@ inline Story story(std::uint64_t seed, std::uint64_t number) {
   people.insert(people.end(), kBoys.begin(), kBoys.end());
   people = dice.some(count, people);
   const List objects = dice.some(count, kObjects), places = dice.some(count, kPlaces);
-  const List things = dice.some(kThings.size(), kThings);  // people own the first
+  const List things = dice.some(kThings.size(), kThings);  // the people own things[0]
   Words owned = sum();
   owned.merge(Words{{"A", people[0]}, {"B", people[1]}, {"things", things[0]}});
 
@@ -151,7 +151,7 @@ inline Story story(std::uint64_t seed, std::uint64_t number) {
   return story;
 }
 
-// At least so many bytes of stories, with a blank line between them. Of two lengths the shorter begins the longer.
+// At least this many bytes of stories, separated by blank lines. A shorter text is a prefix of a longer one.
 inline std::string stories(std::uint64_t seed, std::size_t bytes) {
   std::string text;
   for (std::uint64_t number = 0; text.size() < bytes; ++number) {

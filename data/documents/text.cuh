@@ -1,4 +1,4 @@
-// Plain text as training data: every byte is a token. The last part of the text is held out for evaluation.
+// Plain text as training data: every byte is a token. The end of the text is held out for evaluation.
 #pragma once
 
 #include <string>
@@ -20,10 +20,10 @@ class Text {
     evaluation = all.substr(all.size() - held_out);
     const auto needed = static_cast<std::size_t>(length) + 1;
     require(training.size() >= needed, name, ": ", training.size(), " bytes to train on, but a document of --length ",
-            length, " needs ", needed, "; give more text or a smaller --length");
+            length, " needs ", needed, "; use more text or a smaller --length");
     require(held_out == 0 || evaluation.size() >= needed, name, ": ", held_out,
             " bytes held out for evaluation, but a document of --length ", length, " needs ", needed,
-            "; give more text, a smaller --length, or --eval-fraction 0");
+            "; use more text, a smaller --length, or --eval-fraction 0");
   }
   Text(const Text&) = delete;
 
@@ -32,7 +32,7 @@ class Text {
   // Identifies the text, so that a run is not resumed on another one.
   std::string fingerprint() const { return std::to_string(text_hash(text)); }
 
-  // Documents for one micro-batch: which ones depends on the seed, the step and the micro-batch alone.
+  // One micro-batch: a function of the seed, the step and the micro-batch.
   Batch batch(std::uint64_t seed, Index step, Index micro_batch, Index documents, Index length) const {
     const Random random(seed, mix(static_cast<std::uint64_t>(step)) + static_cast<std::uint64_t>(micro_batch));
     Batch batch;
@@ -42,7 +42,7 @@ class Text {
     return batch;
   }
 
-  // Batch `index` of `count`, whose documents are spread evenly over the held-out text.
+  // Batch `index` of `count`. Their documents are spread evenly over the held-out text.
   Batch evaluation_batch(Index index, Index count, Index documents, Index length) const {
     Batch batch;
     const Index starts = static_cast<Index>(evaluation.size()) - length;
@@ -53,14 +53,14 @@ class Text {
     return batch;
   }
 
-  // The beginning of a paragraph of the held-out text (or of the training text, if nothing is held out).
+  // The first words of a paragraph of the held-out text, or of the training text if nothing is held out.
   std::string prompt() const {
     const std::string_view from = evaluation.empty() ? training : evaluation;
     return std::string(from.substr(paragraph_start(from, 0, from.size() - 1, from.size()), 40));
   }
 
  private:
-  // Documents start where a paragraph does, or else a line, if one starts within `reach` bytes and not after `last`.
+  // The start of a paragraph, or else of a line, within `reach` bytes and not after `last`; or else `offset`.
   static std::size_t paragraph_start(std::string_view text, std::size_t offset, std::size_t last, std::size_t reach) {
     for (const std::string_view separator : {"\n\n", "\n"}) {
       const std::size_t found = text.substr(0, offset + reach).find(separator, offset);
@@ -69,7 +69,7 @@ class Text {
     return offset;
   }
 
-  // Appends the document of `length` tokens that starts at or soon after `offset`.
+  // Appends a document of `length` tokens that starts at or soon after `offset`.
   static void append(Batch& batch, std::string_view text, std::size_t offset, Index length) {
     const auto size = static_cast<std::size_t>(length);
     const std::size_t begin = paragraph_start(text, offset, text.size() - size - 1, size);

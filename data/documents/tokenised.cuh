@@ -1,8 +1,8 @@
-// From data files to a file of tokens: JSONL, plain text, llm.c's .bin and token files, in the order given. All of it is
-// documents, or preferences, or groups.
+// Tokenises data files (JSONL, plain text, llm.c's .bin, token files) into one token file, in the order given. All of it
+// must be documents, or all preferences, or all groups.
 //
-// Lines are tokenised on all cores, in blocks, and keep their order. What was made once is found again by a key of the
-// files, the tokenizer and the options.
+// Blocks of lines are tokenised on all cores and keep their order. The result is cached under a key of the files, the
+// tokenizer and the options.
 #pragma once
 
 #include <unistd.h>
@@ -11,15 +11,16 @@
 #include <cstdio>
 #include <exception>
 
+#include "data/documents/llmc_file.cuh"
 #include "data/files/text_hash.cuh"
 #include "data/tokenizer/encoder.cuh"
 
 namespace streambp {
 
 struct DataOptions {
-  std::string chat = "";   // a layout's name; empty: that of the model's template
-  bool learn_all = false;  // every token, not only answers and completions
-  bool skip_bad = false;   // leave out lines that cannot be used
+  std::string chat = "";   // a layout's name; empty: the layout of the model's template
+  bool learn_all = false;  // the loss covers every token, not only answers and completions
+  bool skip_bad = false;   // skip lines that cannot be used
 };
 
 class Tokenising {
@@ -53,7 +54,7 @@ class Tokenising {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Data that is tokens already needs no tokenizer.
+  // Loaded on first use: data that is tokens already needs no tokenizer.
   const Encoder& encoder() {
     if (!encoder_) {
       tokenizer_.emplace(model_);
@@ -72,17 +73,17 @@ class Tokenising {
 
   struct Form {
     DataKind kind = DataKind::documents;
-    bool old = false;  // with log-probabilities
+    bool old = false;  // with old log-probs
   };
 
-  // What comes first says what all is to be. Which of the two is out of place nobody knows, so that none is skipped.
+  // The first example sets the form. Another form is an error even with --skip-bad: either of the two could be the wrong one.
   void require_kind(const Form& form, const std::string& where) {
     if (!form_) form_ = form;
     constexpr const char* names[] = {"a document", "a preference", "a group"};
     require(form.kind == form_->kind, where, names[static_cast<int>(form.kind)], " among ",
-            kDataKinds[static_cast<int>(form_->kind)], "; a data set is all of one kind");
-    require(form.old == form_->old, where, form.old ? "\"old_logps\", which" : "no \"old_logps\", which",
-            " those before have ", form.old ? "not" : "given", "; give all or none");
+            kDataKinds[static_cast<int>(form_->kind)], "; all data must be of one kind");
+    require(form.old == form_->old, where, form.old ? "has" : "lacks",
+            " \"old_logps\", unlike the examples before it; ", "give them for all or for none");
   }
 
   void add_text(const std::filesystem::path& path) {
@@ -90,7 +91,7 @@ class Tokenising {
     std::string text = read_file(path, std::size_t{1} << 36);
     if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
     try {
-      require_data(is_utf8(text), "is not UTF-8; convert it, with iconv say");
+      require_data(is_utf8(text), "is not UTF-8; convert it, for example with iconv");
       for (const Document& d : encoder().encode({.kind = Example::text, .written = std::move(text)})) writer_.add(d);
     } catch (const BadData& error) {
       bad(path.string() + ": " + error.what());
@@ -128,7 +129,7 @@ class Tokenising {
   }
 
   static void encode(const Encoder& encoder, std::vector<Line>& block) {
-    std::exception_ptr failure;  // of the program or the model, not of a line
+    std::exception_ptr failure;  // any error that is not in the data
 #pragma omp parallel for schedule(dynamic)
     for (std::size_t i = 0; i < block.size(); ++i) {
       try {
@@ -149,7 +150,7 @@ class Tokenising {
   }
 
   void bad(const std::string& what) {
-    require(options_.skip_bad, what, "; mend it, or leave such lines out with --skip-bad");
+    require(options_.skip_bad, what, "; fix it, or skip such examples with --skip-bad");
     if (skipped_++ == 0) first_skipped_ = what;
   }
 
@@ -170,14 +171,14 @@ class Tokenising {
   TokenWriter& writer_;
   std::optional<Tokenizer> tokenizer_;
   std::optional<Encoder> encoder_;
-  std::optional<Form> form_;  // of the data; empty: not known yet
+  std::optional<Form> form_;  // empty until the first example
   Index skipped_ = 0;
   std::string first_skipped_;
   Clock::time_point start_ = Clock::now(), last_shown_ = start_;
   bool shown_ = false;
 };
 
-// Tells files apart by their size, their time, and what is at their beginning and end.
+// Identifies a file by its size, its time of modification, and its first and last 64 KiB.
 inline Json file_key(const std::filesystem::path& path) {
   constexpr std::size_t sample = 1 << 16;
   const std::size_t size = regular_file_size(path);
@@ -192,14 +193,14 @@ inline Json file_key(const std::filesystem::path& path) {
   return {path.extension().string(), size, time, text_hash(ends)};
 }
 
-// The name of a file that was made from what the key says, such as tokens-0123456789abcdef.safetensors.
+// The name of a cached file with this key, such as tokens-0123456789abcdef.safetensors.
 inline std::string named_by_hash(const std::string& what, const std::string& key) {
   char hash[20];
   std::snprintf(hash, sizeof hash, "%016lx", static_cast<unsigned long>(text_hash(key)));
   return what + "-" + hash + ".safetensors";
 }
 
-// What the tokens depend on.
+// Everything that the tokens depend on.
 inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                             const DataOptions& options) {
   Json key = {{"version", 3}, {"chat", options.chat}, {"learn_all", options.learn_all}, {"skip_bad", options.skip_bad}};
@@ -212,18 +213,24 @@ inline std::string data_key(const std::vector<std::filesystem::path>& data, cons
   return key.dump();
 }
 
+// "a.jsonl, b.txt"
+inline std::string listed(const std::vector<std::filesystem::path>& data) {
+  std::string all;
+  for (const auto& path : data) all += (all.empty() ? "" : ", ") + path.string();
+  return all;
+}
+
 inline void write_tokens(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                          const DataOptions& options, const std::filesystem::path& out) {
   require(!data.empty(), "no data files; give at least one with --data");
   const std::string key = data_key(data, model, options);
-  std::string from;
-  for (const auto& path : data) from += (from.empty() ? "" : ", ") + path.filename().string();
+  const std::string from = listed(data);
   TokenWriter writer(out);
   Tokenising tokenising(model, options, writer);
   for (const auto& path : data) tokenising.add(path);
-  require(writer.documents() > 0, from, ": no documents in there",
-          tokenising.skipped() > 0 ? "; all was skipped, the first: " + tokenising.first_skipped()
-                                   : "; give data, one example a line");
+  require(writer.documents() > 0, from, ": no documents found; ",
+          tokenising.skipped() > 0 ? "all examples were skipped, the first: " + tokenising.first_skipped()
+                                   : "the files are empty");
   writer.finish({{"format", "streambp tokens"},
                  {"kind", kDataKinds[static_cast<int>(tokenising.kind())]},
                  {"made_from", from},
@@ -232,14 +239,14 @@ inline void write_tokens(const std::vector<std::filesystem::path>& data, const s
                  {"first_skipped", tokenising.first_skipped()}});
 }
 
-// Where tokens lie that no run owns.
+// The cache of tokens that several runs share.
 inline std::filesystem::path cache_directory() {
   const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
   if (cache && *cache) return std::filesystem::path(cache) / "streambp";
   return (home && *home ? std::filesystem::path(home) / ".cache" : std::filesystem::temp_directory_path()) / "streambp";
 }
 
-// The data as tokens: a token file as it is, anything else from the cache in `cache`, where it comes to lie.
+// The data as tokens: a token file as it is, other data from the directory `cache`, where they are tokenised if needed.
 inline TokenFile tokenised(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                            const DataOptions& options, const std::filesystem::path& cache) {
   if (data.size() == 1 && data[0].extension() == ".safetensors") return TokenFile(data[0]);
@@ -247,17 +254,17 @@ inline TokenFile tokenised(const std::vector<std::filesystem::path>& data, const
   const auto path = cache / named_by_hash("tokens", key);
   if (std::filesystem::exists(path)) {
     try {
-      TokenFile file(path);
+      TokenFile file(path, listed(data));
       const auto made = file.metadata().find("key");
       if (made != file.metadata().end() && made->second == key) return file;
-    } catch (const Error&) {  // damaged; it is made again
+    } catch (const Error&) {  // damaged: tokenise again
     }
   }
   std::error_code error;
   std::filesystem::create_directories(cache, error);
   require(!error, cache.string(), ": cannot create the directory: ", error.message(), "; choose another place");
   write_tokens(data, model, options, path);
-  return TokenFile(path);
+  return TokenFile(path, listed(data));
 }
 
 }  // namespace streambp

@@ -1,15 +1,19 @@
-// Checkpoints of a training run. Each is a model directory of its own, with what training needs beside it:
+// Checkpoints of a training run. Each one is a model directory, plus what training needs:
 //
 //   OUT/step-000100/config.json, model.safetensors, ...   the model
-//   OUT/step-000100/training/optimizer.safetensors        the moments, "m." and "v." before each name, and "master." where
-//                                                         the weights have more bits than the model's files
+//   OUT/step-000100/training/optimizer.safetensors        Adam's moments, "m." and "v." before each name, and "master."
+//                                                         where the model's files hold fewer bits than the weights
 //   OUT/step-000100/training/state.json                   the step and the options of the run
 //
-// A checkpoint is written under a temporary name and renamed when it is complete.
+// A checkpoint is written under a temporary name and renamed when it is complete and on the disk. state.json is written
+// last: a directory without it is not a complete checkpoint.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "data/files/model_directory.cuh"
 
@@ -20,31 +24,45 @@ inline std::string checkpoint_name(Index step) {
   return "step-" + std::string(digits.size() < 6 ? 6 - digits.size() : 0, '0') + digits;
 }
 
-// The newest complete checkpoint in a run's directory, or an empty path.
-inline fs::path newest_checkpoint(const fs::path& out) {
-  fs::path newest;
-  Index newest_step = -1;
-  if (!fs::is_directory(out)) return newest;
-  for (const auto& entry : fs::directory_iterator(out)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with("step-") || name.find_first_not_of("0123456789", 5) != std::string::npos) continue;
-    if (name.size() > 20 || name.size() == 5 || !fs::exists(entry.path() / "training/state.json")) continue;
-    const Index step = std::stoll(name.substr(5));
-    if (step > newest_step) newest_step = step, newest = entry.path();
-  }
-  return newest;
+// The step in a checkpoint's name; none: not such a name.
+inline std::optional<Index> checkpoint_step(const std::string& name) {
+  const bool digits = name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos;
+  if (!digits || name.size() == 5 || name.size() > 20) return std::nullopt;
+  return std::stoll(name.substr(5));
 }
 
-// Where a model lies that a user named: a model directory, or a run's, of which it is the newest.
+inline bool is_complete_checkpoint(const fs::path& path) { return fs::exists(path / "training/state.json"); }
+
+// The complete checkpoints in a run's directory, oldest first.
+inline std::vector<fs::path> complete_checkpoints(const fs::path& out) {
+  std::vector<std::pair<Index, fs::path>> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(out, error)) {
+    const auto step = checkpoint_step(entry.path().filename().string());
+    if (step && is_complete_checkpoint(entry.path())) found.emplace_back(*step, entry.path());
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<fs::path> paths;
+  for (const auto& [step, path] : found) paths.push_back(path);
+  return paths;
+}
+
+// The newest complete checkpoint in a run's directory, or an empty path.
+inline fs::path newest_checkpoint(const fs::path& out) {
+  const std::vector<fs::path> all = complete_checkpoints(out);
+  return all.empty() ? fs::path() : all.back();
+}
+
+// The model directory that a user means: `name` itself, or the newest checkpoint if `name` is the directory of a run.
 inline std::string model_directory(const std::string& name) {
   require(fs::is_directory(name), name,
-          ": is no model directory; name the one that holds config.json, the weights and tokenizer.json");
+          ": is not a model directory; name one with config.json, the weights and tokenizer.json");
   const fs::path newest = newest_checkpoint(name);
   return newest.empty() || fs::exists(fs::path(name) / "config.json") ? name : newest.string();
 }
 
-// The optimizer's tensors as tables under their prefixes: moments, and the weights where the model's files hold fewer of
-// their bits.
+// Calls f(prefix, table) for the tensors of the optimizer: moments, and the float32 weights if the model's files hold
+// fewer bits.
 template <class T, class Moments, class F>
 void for_each_optimizer_table(Model<T>& model, Moments& optimizer, bool narrowed, F&& f) {
   f("m.", table(model.config, optimizer.m));
@@ -57,34 +75,75 @@ void for_each_optimizer_table(Model<T>& model, Moments& optimizer, bool narrowed
 }
 
 template <class Device, class T, class Moments>
-void save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, const ModelLayout& layout, Moments& optimizer,
-                     const Json& state) {
+void write_checkpoint(Device& dev, const fs::path& directory, Model<T>& model, const ModelLayout& layout,
+                      Moments& optimizer, const Json& state) {
+  const fs::path training = directory / "training";
+  if (optimizer.master.embedding.tokens && layout.holds_float32()) {
+    Model<float> master{model.config, optimizer.master};
+    save_model(dev, directory, master, layout);
+  } else {
+    save_model(dev, directory, model, layout);
+  }
+  SafetensorsWriter writer(training / "optimizer.safetensors", {});
+  for_each_optimizer_table(model, optimizer, layout.narrows<T>(), [&](const char* prefix, const auto& tensors) {
+    write_tensors(dev, writer, prefix, tensors);
+  });
+  writer.finish();
+  write_file_atomically(training / "state.json", state.dump(2) + "\n");
+  flush_to_disk(directory);
+}
+
+// Renames what stands in the way of a new checkpoint: nothing that a user may want is deleted.
+inline fs::path set_aside(const fs::path& path) {
+  fs::path aside = path.string() + ".replaced";
+  for (int i = 2; fs::exists(fs::symlink_status(aside)); ++i) aside = path.string() + ".replaced-" + std::to_string(i);
+  rename_durably(path, aside);
+  return aside;
+}
+
+// Saves the checkpoint that state["step"] names. Returns the new name of what was in its place, or an empty path.
+template <class Device, class T, class Moments>
+fs::path save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, const ModelLayout& layout,
+                         Moments& optimizer, const Json& state) {
   const fs::path final_path = out / checkpoint_name(state.at("step").get<Index>()),
-                 temporary = final_path.string() + ".tmp", training = temporary / "training";
+                 temporary = final_path.string() + ".tmp";
   std::error_code error;
   fs::remove_all(temporary, error);
-  fs::create_directories(training, error);
-  require(!error, "cannot create ", training.string(), ": ", error.message());
+  fs::create_directories(temporary / "training", error);
+  require(!error, temporary.string(), ": cannot create the directory: ", error.message(), "; make room in ",
+          out.string(), " or check its permissions");
   try {
-    if (optimizer.master.embedding.tokens && layout.holds_float32()) {
-      Model<float> master{model.config, optimizer.master};
-      save_model(dev, temporary, master, layout);
-    } else {
-      save_model(dev, temporary, model, layout);
-    }
-    SafetensorsWriter writer(training / "optimizer.safetensors", {});
-    for_each_optimizer_table(model, optimizer, layout.narrows<T>(), [&](const char* prefix, const auto& tensors) {
-      write_tensors(dev, writer, prefix, tensors);
-    });
-    writer.finish();
-    write_file_atomically(training / "state.json", state.dump(2) + "\n");
-    fs::remove_all(final_path, error);
-    fs::rename(temporary, final_path, error);
-    require(!error, "cannot rename ", temporary.string(), " to ", final_path.string(), ": ", error.message());
+    write_checkpoint(dev, temporary, model, layout, optimizer, state);
+    const fs::path aside = fs::exists(fs::symlink_status(final_path)) ? set_aside(final_path) : fs::path();
+    rename_durably(temporary, final_path);
+    return aside;
+  } catch (const fs::filesystem_error& failure) {
+    fs::remove_all(temporary, error);
+    fail(final_path.string(), ": cannot save the checkpoint: ", failure.code().message());
   } catch (...) {
     fs::remove_all(temporary, error);
     throw;
   }
+}
+
+// Renames first, so that no half of a checkpoint keeps its name.
+inline void remove_checkpoint(const fs::path& path) {
+  const fs::path doomed = path.string() + ".old.tmp";
+  std::error_code error;
+  fs::remove_all(doomed, error);
+  fs::rename(path, doomed, error);
+  if (!error) fs::remove_all(doomed, error);
+}
+
+// v is an average of squares, and AdamW takes its root: a negative number would turn into a NaN some steps later.
+inline void require_not_negative(const Tensor& tensor) {
+  const Index size = dtype_size(tensor.dtype);
+  bool good = is_real(tensor);
+#pragma omp parallel for reduction(&& : good)
+  for (Index i = 1; i <= tensor.count; ++i)  // numbers are little-endian: the last byte has the sign
+    good = good && (tensor.data[i * size - 1] & std::byte{0x80}) == std::byte{0};
+  require(good, tensor.where,
+          ": Adam's second moment holds a negative number; the file is damaged, use an earlier checkpoint");
 }
 
 template <class Device, class T, class Moments>
@@ -92,6 +151,8 @@ void load_checkpoint(Device& dev, const fs::path& checkpoint, Model<T>& model, c
                      Moments& optimizer) {
   load_model(dev, checkpoint, model);
   const SafetensorsFile file(checkpoint / "training/optimizer.safetensors");
+  for (const auto& [name, tensor] : file.tensors())
+    if (name.starts_with("v.")) require_not_negative(tensor);
   for_each_optimizer_table(model, optimizer, layout.narrows<T>(),
                            [&](const char* prefix, const auto& tensors) { read_tensors(dev, file, prefix, tensors); });
 }

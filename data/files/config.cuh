@@ -1,7 +1,6 @@
-// A model's configuration: from and to the config.json of a Hugging Face model directory.
+// Reads and writes the config.json of a Hugging Face model directory.
 //
-// A field with a value that this program cannot follow is refused by name, and so is a field that it does not know: it
-// might change the mathematics.
+// Unsupported values and unknown fields are errors: they might change what the model computes.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +14,9 @@
 
 namespace streambp {
 
-// Fields of a config.json that say nothing about the function that a model computes: where it comes from, how to sample
-// from it, and how it was trained; dropout among the last, since nothing is dropped here.
-inline bool says_nothing_of_the_model(const std::string& name) {
+// Fields that do not affect what the model computes: its origin, sampling, and training, including dropout, which
+// streambp does not use.
+inline bool is_harmless(const std::string& name) {
   static const std::set<std::string> harmless = {"cache_implementation",
                                                  "do_sample",
                                                  "dtype",
@@ -57,7 +56,7 @@ inline bool says_nothing_of_the_model(const std::string& name) {
          ends("_pdrop") || ends("_dropout");
 }
 
-// Rotary scaling, of an object that may hold theta as well: "default", "linear" or "llama3".
+// RoPE scaling: "default", "linear" or "llama3". The object may also hold theta.
 inline RopeScaling read_rope_scaling(const Fields& s) {
   s.only("partial_rotary_factor", 1.0);
   const auto old_name = s.get<std::string>("type", "default");
@@ -67,8 +66,8 @@ inline RopeScaling read_rope_scaling(const Fields& s) {
     scaling = {s.get<double>("factor"), 1, 4, 0};
     require(scaling.factor > 0, s.file, ": the field \"factor\" must be positive");
   } else {
-    require(type == "default", s.file, ": rotary scaling of type \"", type,
-            "\" is not supported; \"default\", \"linear\" and \"llama3\" are");
+    require(type == "default", s.file, ": RoPE scaling of type ", quote(type),
+            " is not supported; \"default\", \"linear\" and \"llama3\" are");
   }
   if (type == "llama3") {
     for (const char* positive : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
@@ -84,8 +83,8 @@ inline RopeScaling read_rope_scaling(const Fields& s) {
   return scaling;
 }
 
-// transformers 5 keeps theta and the scaling in one object (in Gemma one for each kind of layer), earlier versions in
-// fields of their own.
+// transformers 5 keeps theta and the scaling in one object (Gemma: one for each layer type); earlier versions have separate
+// fields.
 inline void read_rope(const Fields& f, Config& c) {
   const double usual_theta = c.family == "gemma3" ? 1e6 : 1e4;
   c.rope_theta = f.get<double>("rope_theta", usual_theta);
@@ -94,11 +93,11 @@ inline void read_rope(const Fields& f, Config& c) {
   if (!f.has("rope_parameters")) return;
   Fields rope = f.object("rope_parameters");
   if (rope.has("full_attention")) {
-    require(c.family == "gemma3", rope.file, ": only Gemma has rotary positions for each kind of layer");
+    require(c.family == "gemma3", rope.file, ": only Gemma has RoPE parameters for each layer type");
     if (rope.has("sliding_attention")) {
       const Fields local = rope.object("sliding_attention");
       c.local_rope_theta = local.get<double>("rope_theta", 1e4);
-      require(read_rope_scaling(local).factor == 1, local.file, ": rotary scaling of local layers is not supported");
+      require(read_rope_scaling(local).factor == 1, local.file, ": RoPE scaling of local layers is not supported");
     }
     rope.refuse_others([](const std::string&) { return false; });
     const Fields global = rope.object("full_attention");
@@ -110,7 +109,7 @@ inline void read_rope(const Fields& f, Config& c) {
   c.rope_scaling = read_rope_scaling(rope);
 }
 
-// Which layers are local: said by name, or by a rule of the family that older files rely on.
+// Which layers are local: "layer_types" says so, or in older files a rule of the family.
 inline void read_windows(const Fields& f, Config& c) {
   const auto window = f.get<Index>("sliding_window", 0);
   const bool qwen = c.family == "qwen2" || c.family == "qwen3", gemma = c.family == "gemma3";
@@ -131,7 +130,7 @@ inline void read_windows(const Fields& f, Config& c) {
     require(types.is_array() && static_cast<Index>(types.size()) == c.layers, f.file,
             ": \"layer_types\" must name a type for each of the ", c.layers, " layers");
     for (const Json& type : types) {
-      require(type == "full_attention" || type == "sliding_attention", f.file, ": \"layer_types\": ", type.dump(),
+      require(type == "full_attention" || type == "sliding_attention", f.file, ": \"layer_types\": ", shown(type),
               " is not supported; \"full_attention\" and \"sliding_attention\" are");
       c.local.push_back(type == "sliding_attention");
     }
@@ -189,7 +188,8 @@ inline Config read_llama_like(const Fields& f, const std::string& family) {
   c.heads = f.get<Index>("num_attention_heads");
   c.kv_heads = f.get<Index>("num_key_value_heads", c.heads);
   c.mlp = f.get<Index>("intermediate_size");
-  c.max_length = f.get<Index>("max_position_embeddings", 0);
+  c.max_length = f.get<Index>("max_position_embeddings", 0);  // 0: unknown
+  require(c.max_length >= 0, f.file, ": \"max_position_embeddings\" is ", c.max_length, ", but must not be negative");
   if (f.has("head_dim")) {
     c.head_dim = f.get<Index>("head_dim");
   } else {
@@ -229,17 +229,17 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   const auto type = f.get<std::string>("model_type");
   const auto found = std::find_if(family_names().begin(), family_names().end(),
                                   [&](const auto& family) { return family.second.first == type; });
-  require(found != family_names().end(), file, ": models of type \"", type,
-          "\" are not supported; gpt2, llama, mistral, ", "qwen2, qwen3 and gemma3_text are");
+  require(found != family_names().end(), file, ": models of type ", quote(type),
+          " are not supported; gpt2, llama, mistral, qwen2, qwen3 and gemma3_text are");
   const auto& [family, names] = *found;
   if (f.has("architectures")) {
     const Json& architectures = json.at("architectures");
     require(architectures.is_array() && architectures.size() == 1 && architectures[0] == names.second, file,
-            ": the architecture ", architectures.dump(), " is not supported; of ", type, " models [\"", names.second,
-            "\"] is");
+            ": the architecture ", shown(architectures), " is not supported; ", type, " models must have [\"",
+            names.second, "\"]");
   }
   Config c = family == "gpt2" ? read_gpt2(f) : read_llama_like(f, family);
-  f.refuse_others(says_nothing_of_the_model);
+  f.refuse_others(is_harmless);
   try {
     validate(c);
   } catch (const Error& e) {
@@ -248,7 +248,7 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   return c;
 }
 
-// From a config.json or the directory that holds it.
+// Reads a config.json, or the one in a directory.
 inline Config read_config(std::filesystem::path path) {
   if (std::filesystem::is_directory(path)) path /= "config.json";
   return config_from_json(parse_json_file(path), path.string());

@@ -1,4 +1,4 @@
-// Whole files: read with errors that name them, written so that a file appears complete or not at all.
+// Whole files: read with errors that name them; written atomically, so that a file is either complete or as it was.
 #pragma once
 
 #include <fcntl.h>
@@ -24,13 +24,15 @@ inline std::size_t regular_file_size(const std::filesystem::path& path) {
   require(status.type() != std::filesystem::file_type::not_found, path.string(), ": no such file; check the path");
   require(!is_directory(status), path.string(), ": is a directory, not a file; name a file in it");
   require(is_regular_file(status), path.string(), ": is not a regular file that can be read; check the path");
-  return std::filesystem::file_size(path);
+  const auto size = std::filesystem::file_size(path, error);
+  require(!error, path.string(), ": cannot read its size: ", error.message());
+  return size;
 }
 
 inline std::string read_file(const std::filesystem::path& path, std::size_t limit = std::size_t{1} << 30) {
   const std::size_t size = regular_file_size(path);
-  require(size <= limit, path.string(), ": has ", size, " bytes where at most ", limit,
-          " make sense; is it the right file?");
+  require(size <= limit, path.string(), ": has ", size, " bytes, more than the ", limit,
+          " that are read; is it the right file?");
   std::string contents(size, '\0');
   std::ifstream file(path, std::ios::binary);
   require(file && file.read(contents.data(), static_cast<std::streamsize>(contents.size())), path.string(),
@@ -47,7 +49,26 @@ inline void require_writable(const std::filesystem::path& path) {
           std::strerror(errno), "; choose another place");
 }
 
-// The file holds what `produce` writes to the stream, or, should anything go wrong, what it held before.
+// Waits until a file's contents, or a directory's entries, are on the disk.
+inline bool flush_to_disk(const std::filesystem::path& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool flushed = fsync(file) == 0;
+  const int error = errno;
+  close(file);
+  errno = error;
+  return flushed;
+}
+
+// Renames a file or directory, and makes the new name survive a power failure. Some file systems cannot flush a
+// directory; there the rename is as durable as they make it.
+inline void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to) {
+  std::filesystem::rename(from, to);
+  const std::filesystem::path parent = to.parent_path();
+  flush_to_disk(parent.empty() ? "." : parent);
+}
+
+// Calls produce(stream). If anything fails, the file keeps its old contents.
 inline void write_file_atomically(const std::filesystem::path& path,
                                   const std::function<void(std::ostream&)>& produce) {
   std::error_code error;
@@ -60,12 +81,9 @@ inline void write_file_atomically(const std::filesystem::path& path,
     out.open(temporary, std::ios::binary);
     produce(out);
     out.close();
-    const int file = open(temporary.c_str(), O_WRONLY | O_CLOEXEC);
-    const bool on_disk = file >= 0 && fsync(file) == 0;
-    if (file >= 0) close(file);
-    if (!on_disk) throw std::system_error(errno, std::generic_category());
-    std::filesystem::rename(temporary, path);
-  } catch (const std::system_error&) {  // of the stream, too, whose own words would not name the cause
+    if (!flush_to_disk(temporary)) throw std::system_error(errno, std::generic_category());
+    rename_durably(temporary, path);
+  } catch (const std::system_error&) {  // also from the stream, whose own message does not name the cause
     const int cause = errno;
     std::filesystem::remove(temporary, error);
     fail(path.string(), ": cannot write: ", std::strerror(cause), "; make room or choose another place");

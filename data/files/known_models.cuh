@@ -1,4 +1,4 @@
-// Published models by name.
+// Configurations of published models, by name.
 #pragma once
 
 #include <map>

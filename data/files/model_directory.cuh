@@ -1,11 +1,11 @@
-// A model directory, as Hugging Face lays it out:
+// A Hugging Face model directory:
 //
 //   config.json                        the architecture
 //   model.safetensors                  the weights; or, in shards,
-//   model-00001-of-00002.safetensors, ..., and model.safetensors.index.json, which says where each tensor is
-//   tokenizer.json, ...                what belongs to the model and passes through here untouched
+//   model-00001-of-00002.safetensors, ..., and model.safetensors.index.json, which lists the shard of each tensor
+//   tokenizer.json, ...                copied without changes
 //
-// A model is written back as it was read: the same names and types, its own config.json, its own tokenizer.
+// A model is saved as it was loaded: the same tensor names and types, config.json and tokenizer.
 #pragma once
 
 #include <filesystem>
@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kLargestShard = 5'000'000'000;
 
-// The tensors of a model directory, whichever file they are in.
+// The tensors of a model directory, in one file or in shards.
 class ModelFiles {
  public:
   explicit ModelFiles(const fs::path& dir) : dir(dir) {
@@ -32,25 +32,24 @@ class ModelFiles {
       open_shards(index);
     } else {
       require(fs::exists(single) || !fs::is_directory(dir), dir.string(),
-              ": holds no model.safetensors and no model.safetensors.index.json; weights in other formats must be "
-              "converted to safetensors");
+              ": has neither model.safetensors nor model.safetensors.index.json; convert other formats to safetensors");
       files.emplace_back(single);
       for (const auto& [name, tensor] : files.back().tensors()) tensors[name] = &tensor;
     }
-    // GPT-2's names stand with or without this prefix
+    // Published GPT-2 models have names with or without this prefix.
     if (tensors.contains("transformer.wte.weight")) prefix_ = "transformer.";
   }
 
   const Tensor& at(const std::string& name) const {
     auto found = tensors.find(prefix_ + name);
-    if (found == tensors.end()) found = tensors.find(name);  // the head stands outside the prefix
-    require(found != tensors.end(), dir.string(), ": its files hold no tensor \"", prefix_, name, "\" among their ",
-            tensors.size(), "; are they those of the model that config.json describes?");
+    if (found == tensors.end()) found = tensors.find(name);  // the head has no prefix
+    require(found != tensors.end(), dir.string(), ": no tensor ", quote(prefix_ + name), " among the ", tensors.size(),
+            " of its files; do they belong to this config.json?");
     return *found->second;
   }
   const std::string& prefix() const { return prefix_; }
 
-  // Refuses tensors that the model has no use for, but for those that can be computed from others.
+  // Refuses tensors that the model does not use, except those that can be computed from others.
   template <class T>
   void check_all_used(const Table<T>& table, const Config& c) const {
     std::set<const Tensor*> used;
@@ -59,7 +58,7 @@ class ModelFiles {
       const bool mask = c.family == "gpt2" && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
       if (used.contains(tensor) || mask || name.ends_with("rotary_emb.inv_freq")) continue;
       require(name == "lm_head.weight" && c.tied, tensor->where,
-              " has no place in the model that config.json describes, so the model would not be the same without it");
+              " is not used by the model of config.json, so results would differ without it");
       const Tensor& embedding = *at_embedding(c);
       require(tensor->dtype == embedding.dtype && tensor->shape == embedding.shape &&
                   std::memcmp(tensor->data, embedding.data, tensor->bytes) == 0,
@@ -75,10 +74,10 @@ class ModelFiles {
             ": has no \"weight_map\"; is the file complete?");
     std::map<std::string, std::size_t> shard_of;
     for (const auto& [name, value] : json["weight_map"].items()) {
-      require(value.is_string(), index.string(), ": \"", name, "\": ", value.dump(), " is not the name of a file");
+      if (!value.is_string()) fail(index.string(), ": ", quote(name), ": ", shown(value), " is not the name of a file");
       const auto shard = value.get<std::string>();
-      require(fs::path(shard).filename() == shard && shard.ends_with(".safetensors"), index.string(), ": \"", shard,
-              "\" is not the name of a safetensors file beside it");
+      require(fs::path(shard).filename() == shard && shard.ends_with(".safetensors"), index.string(), ": ",
+              quote(shard), " is not the name of a safetensors file beside it");
       const auto [found, is_new] = shard_of.try_emplace(shard, files.size());
       if (is_new) files.emplace_back(dir / shard);
       tensors[name] = &files[found->second].at(name);
@@ -101,14 +100,14 @@ class ModelFiles {
   std::string prefix_;
 };
 
-// How a model lies in its directory, so that it can be written back alike.
+// Everything besides the weights that saving needs to write a model as it was loaded.
 struct ModelLayout {
   std::string config;                         // the text of config.json
-  std::map<std::string, std::string> others;  // small files that belong to the model, by name
+  std::map<std::string, std::string> others;  // contents of the other small files, by name
   std::string prefix;                         // of the tensors' names
-  std::map<std::string, std::string> dtypes;  // by the parameter's name
+  std::map<std::string, std::string> dtypes;  // by parameter name
 
-  // Of a model that was made here.
+  // For a new model.
   explicit ModelLayout(const Config& c) : config(config_to_json(c).dump(2) + "\n") {}
 
   explicit ModelLayout(const fs::path& dir) : config(read_file(dir / "config.json")) {
@@ -124,7 +123,7 @@ struct ModelLayout {
     for (const auto& e : table(c, none)) dtypes[e.parameter.name] = files.at(e.parameter.name).dtype;
   }
 
-  // Changes the type in which tensors are written.
+  // Changes the type of the saved tensors.
   void store_as(const std::string& dtype) {
     const std::map<std::string, const char*> names = {{"F32", "float32"}, {"F16", "float16"}, {"BF16", "bfloat16"}};
     for (auto& [name, type] : dtypes) type = dtype;
@@ -133,16 +132,16 @@ struct ModelLayout {
     config = json.dump(2) + "\n";
   }
 
-  // Refuses types in which nothing is written, before a run has begun.
+  // Refuses types that cannot be saved, before a run starts.
   void require_writable() const {
     for (const auto& [name, type] : dtypes) {
-      require(type == "F32" || type == "F16" || type == "BF16", "the weights \"", name, "\" are in ", type,
-              ", and float32, float16 and bfloat16 are written; choose one with --save-dtype");
+      require(type == "F32" || type == "F16" || type == "BF16", "the weights ", quote(name), " have the type ", type,
+              ", which cannot be saved; choose float32, float16 or bfloat16 with --save-dtype");
     }
   }
-  // Are the files, as they were loaded, in float32?
+  // Were all tensors loaded from float32?
   bool holds_float32() const { return !dtypes.empty() && !narrows<float>(); }
-  // Would writing numbers of type T lose bits?
+  // Does saving values of type T lose bits?
   template <class T>
   bool narrows() const {
     return std::any_of(dtypes.begin(), dtypes.end(), [](const auto& entry) {
@@ -151,7 +150,7 @@ struct ModelLayout {
   }
 };
 
-// Fills the weights from the files of a model directory. Returns how many bytes they have there.
+// Loads the weights of a model directory. Returns their size in the files.
 template <class Device, class T>
 std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
   const ModelFiles files(dir);
@@ -163,7 +162,7 @@ std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
   return bytes;
 }
 
-// Writes a model into an existing directory, in shards where it is larger than `shard` bytes.
+// Saves a model to an existing directory, in shards of at most `shard` bytes.
 template <class Device, class T>
 void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLayout& layout,
                 std::size_t shard = kLargestShard) {

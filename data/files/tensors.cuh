@@ -1,4 +1,4 @@
-// The table of parameters and the tensors of files: in which shape and order numbers lie there, and the way in and out.
+// Reads and writes the parameters of a table as tensors of a file, with the shapes and the order of Hugging Face.
 #pragma once
 
 #include <bit>
@@ -13,7 +13,7 @@
 
 namespace streambp {
 
-// The entries of the table that make up one tensor of the file: one, or the parts of a fused tensor.
+// Groups the entries of the table by stored tensor: one entry, or the parts of a fused tensor.
 template <class T>
 std::vector<Table<T>> by_stored_tensor(const Table<T>& table) {
   std::vector<Table<T>> groups;
@@ -32,13 +32,13 @@ inline std::vector<std::int64_t> stored_shape(const Parameter& p) {
   return {p.rows, p.cols};
 }
 
-// Where an element of the parameter's matrix lies in the stored tensor.
+// The index in the stored tensor of element (i, j) of the parameter's matrix.
 inline Index stored_at(const Parameter& p, Index i, Index j) {
   if (p.vector()) return p.part * p.cols + j;
   return p.transposed ? j * p.rows * p.parts + p.part * p.rows + i : i * p.cols + j;
 }
 
-// Without branches, so that it costs next to nothing: a number that is none has the largest exponent.
+// NaN and infinity have the largest exponent. Without branches, so that the loop vectorises.
 template <class T>
 bool all_finite(const T* x, Index n) {
   using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,
@@ -53,8 +53,8 @@ bool all_finite(const T* x, Index n) {
   return largest < infinity;
 }
 
-// Fills a matrix on the device, in blocks of about a megabyte: produce(rows, out) writes some rows of it, in several
-// threads at once. Returns whether all calls did.
+// Fills a matrix on the device in blocks of about a megabyte. produce(rows, out) writes some rows and returns whether they
+// are valid; several threads call it at once. Returns whether all rows are valid.
 template <class Device, class T, class F>
 bool fill(Device& dev, Matrix<T> matrix, F&& produce) {
   const Index rows = std::clamp<Index>((1 << 20) / static_cast<Index>(sizeof(T)) / matrix.cols, 1, matrix.rows);
@@ -74,15 +74,15 @@ bool fill(Device& dev, Matrix<T> matrix, F&& produce) {
   return good;
 }
 
-// Reads every tensor of the table from `files` (a SafetensorsFile or a ModelFiles), under prefix + name; refuses
-// numbers that are none.
+// Reads every tensor of the table from `files` (a SafetensorsFile or a ModelFiles), under prefix + name. NaN and infinity
+// are errors.
 template <class Device, class Files, class T>
 void read_tensors(Device& dev, const Files& files, const std::string& prefix, const Table<T>& table) {
   for (const Table<T>& parts : by_stored_tensor(table)) {
     const Tensor& tensor = files.at(prefix + parts.front().parameter.name);
     const auto shape = stored_shape(parts.front().parameter);
-    require(tensor.shape == shape, tensor.where, " has shape ", Json(tensor.shape).dump(),
-            ", but the configuration asks for ", Json(shape).dump());
+    require(tensor.shape == shape, tensor.where, " has shape ", shown(tensor.shape), ", but the configuration needs ",
+            shown(shape));
     require(is_real(tensor), tensor.where, ": cannot read type ", tensor.dtype, " as real numbers; convert the file");
     for (const Entry<T>& e : parts) {
       const Parameter& p = e.parameter;
@@ -111,7 +111,7 @@ const char* dtype_name() {
   return std::is_same_v<T, BFloat16> ? "BF16" : sizeof(T) == 4 ? "F32" : "F64";
 }
 
-// Writes numbers in the stored type; refuses those that it cannot hold.
+// Writes values in the stored type. Values outside its range are errors.
 template <class Stored, class T>
 void write_numbers(std::ostream& out, const std::string& where, const std::vector<T>& values) {
   std::vector<Stored> stored(values.size());
@@ -125,12 +125,12 @@ void write_numbers(std::ostream& out, const std::string& where, const std::vecto
     finite &= std::isfinite(static_cast<float>(stored[i]));
   }
   require(finite, where,
-          ": holds a number that is none, or that the type of the file cannot hold; nothing was written. "
+          ": holds a NaN, an infinity, or a value out of range for the type of the file; nothing was written. "
           "Try a lower --rate, or a wider --save-dtype");
   out.write(reinterpret_cast<const char*>(stored.data()), static_cast<std::streamsize>(stored.size() * sizeof(Stored)));
 }
 
-// The numbers of a stored tensor, in its order.
+// The values of a stored tensor, in its order.
 template <class Device, class T>
 std::vector<T> gather(Device& dev, const Table<T>& parts) {
   const Parameter& first = parts.front().parameter;
@@ -146,7 +146,7 @@ std::vector<T> gather(Device& dev, const Table<T>& parts) {
   return stored;
 }
 
-// Writes the tensor that these parameters make up, in the given type or else in that of the table.
+// Writes the tensor that consists of these parameters, in the given type or else in the type of the table.
 template <class Device, class T>
 void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& parts,
                   std::string dtype = "") {
@@ -160,7 +160,7 @@ void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& pre
     if (dtype == "F32") return write_numbers<float>(out, name, values);
     if (dtype == "BF16") return write_numbers<BFloat16>(out, name, values);
     if (dtype == "F16") return write_numbers<StoredFloat16>(out, name, values);
-    fail(name, ": ", dtype, " is not a type in which weights can be written");
+    fail(name, ": ", dtype, " is not supported for saving weights");
   });
 }
 

@@ -11,6 +11,7 @@
 #include "data/documents/chat.cuh"
 #include "data/documents/jsonl.cuh"
 #include "data/documents/token_file.cuh"
+#include "data/files/generation_config.cuh"
 #include "data/tokenizer/tokenizer.cuh"
 #include "training/grpo/advantages.cuh"
 
@@ -25,27 +26,19 @@ inline Tokens missing_prefix(const Tokenizer& tokenizer, const Tokens& tokens) {
   return begun ? Tokens() : prefix;
 }
 
-// The token by which a model ends a text: that of the tokenizer's configuration, else of the model's.
+// The token that ends a sequence: eos_token of tokenizer_config.json, or else the first eos_token_id.
 inline std::int32_t read_end_token(const std::filesystem::path& model, const Tokenizer& tokenizer) {
-  const std::string eos = read_text_tokens(model).eos;
-  if (!eos.empty()) {
-    const auto id = tokenizer.find(eos);
-    require(id.has_value(), (model / "tokenizer_config.json").string(), ": the eos_token \"", eos,
-            "\" is none of the tokenizer's; mend it");
+  const std::string text = read_text_tokens(model).eos;
+  if (!text.empty()) {
+    const auto id = tokenizer.find(text);
+    if (!id) fail((model / "tokenizer_config.json").string(), ": the tokenizer has no eos_token ", quote(text));
     return *id;
   }
-  for (const char* name : {"generation_config.json", "config.json"}) {
-    const Json json = read_model_json(model / name);
-    if (!json.is_object() || !json.contains("eos_token_id")) continue;
-    const Json& value = json["eos_token_id"];
-    const Json& id = value.is_array() && !value.empty() ? value[0] : value;
-    if (id.is_null()) continue;
-    const bool is_token = id.is_number_unsigned() && std::cmp_less(id.get<std::uint64_t>(), tokenizer.size());
-    require(is_token, (model / name).string(), ": \"eos_token_id\" is ", value.dump(),
-            ", which is no token of the tokenizer; mend it");
-    return id.get<std::int32_t>();
-  }
-  fail(model.string(), ": no token that ends a text; name one as \"eos_token\" in tokenizer_config.json");
+  const EosTokens eos = read_eos_tokens(model);
+  require(!eos.ids.empty(), model.string(), ": no token ends a sequence; name \"eos_token\" in tokenizer_config.json");
+  require(eos.ids[0] < tokenizer.size(), eos.file, ": \"eos_token_id\" is ", eos.ids[0],
+          ", but the tokenizer has only ", tokenizer.size(), " tokens");
+  return eos.ids[0];
 }
 
 class Encoder {

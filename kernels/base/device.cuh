@@ -18,13 +18,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "kernels/base/error.cuh"
+#include "kernels/base/host_memory.cuh"
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {
@@ -40,16 +40,6 @@ enum class End { bottom, top };
 
 // Work on fewer numbers than these is done before another thread has woken up.
 constexpr Index kWorthThreads = Index{1} << 14;
-
-// What the operating system could give to a new program without swapping.
-inline std::size_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  std::size_t kib = 0;
-  for (std::string word; file >> word;) {
-    if (word == "MemAvailable:" && file >> kib) return kib << 10;
-  }
-  return std::size_t{1} << 62;
-}
 
 // A block of the host's memory, whose pages come when first written.
 class HostBlock {
@@ -77,8 +67,8 @@ class Arena {
   static constexpr std::size_t kAlignment = 256;
   static std::size_t round_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-  // Tests set it: what is allocated in the host's memory starts as NaN, so that reading before writing shows.
-  static inline bool poison = false;
+  // Tests set it to fill what is allocated with NaN, so that reading before writing shows.
+  static inline void (*poison)(void* data, std::size_t bytes) = nullptr;
 
   // Called after every allocation and release: a timeline of memory listens here.
   std::function<void()> on_change;
@@ -100,7 +90,7 @@ class Arena {
       peak_ = used();
       peak_by_kind_ = by_kind_;
     }
-    if (poison && block_) std::memset(block_ + offset, 0xff, bytes);
+    if (poison && block_) poison(block_ + offset, bytes);
     if (on_change) on_change();
     return block_ ? block_ + offset : nullptr;
   }
@@ -171,6 +161,9 @@ class DeviceBase {
     };
     return Scope{arena, arena.mark()};
   }
+
+  // Matrix products of a GPU that could not use the algorithm of one tile: bits may depend on the chunk.
+  std::vector<std::string> algorithm_changes;
 
   const std::vector<Work>& work() const { return work_; }
   void reset_work() { work_.clear(); }

@@ -5,7 +5,7 @@
 #include "commands/grpo_options.cuh"
 #include "data/files/checkpoint.cuh"
 #include "training/grpo/rollouts.cuh"
-#include "training/trainer.cuh"
+#include "training/engine.cuh"
 
 namespace streambp {
 
@@ -34,16 +34,15 @@ class Groups {
   Index steps_per_epoch() const { return ceil_div(prompts(), options_.prompts) * options_.inner; }
   bool begins_round(Index step) const { return (step - 1) % options_.inner == 0; }
 
-  template <class Device, class T, class G, class M>
-  StepResult step(Trainer<Device, T, G, M>& trainer, const Schedule& schedule, Index rows,
+  StepResult step(Engine& engine, const Objective& objective, const Schedule& schedule, Index rows,
                   const OptimizerSettings& optimizer, Index step) {
     const bool begins = begins_round(step);
-    if (begins) sample(trainer, schedule, rows, (step - 1) / options_.inner);
+    if (begins) sample(engine, objective, schedule, rows, (step - 1) / options_.inner);
     double surprise = 0;
     std::vector<std::vector<double>> logps(batches.size());
-    StepResult result = trainer.step(batches, schedule, optimizer, step, [&](std::size_t i, const auto& logp) {
-      logps[i].assign(logp.begin(), logp.end());
-      for (auto x : logp) surprise -= static_cast<double>(x);
+    StepResult result = engine.step(batches, schedule, optimizer, step, [&](std::size_t i, const std::vector<double>& logp) {
+      logps[i] = logp;
+      for (double x : logp) surprise -= x;
     });
     if (begins) record(step, logps);
     for (std::size_t i = 0; i < batches.size() && begins && options_.inner > 1; ++i) batches[i].old = logps[i];
@@ -55,12 +54,11 @@ class Groups {
   }
 
   // The mean reward of the likeliest completions of prompts that training never sees; none: NaN.
-  template <class Device, class T, class G, class M>
-  double evaluate(Trainer<Device, T, G, M>& trainer) {
+  double evaluate(Engine& engine) {
     constexpr std::size_t most = 256;
     std::vector<const Prompt*> asked;
     for (std::size_t i = 0; i < std::min(most, held_out_.size()); ++i) asked.push_back(&held_out_[i]);
-    return asked.empty() ? NAN : mean_reward(complete(trainer, asked, {.temperature = 0}));
+    return asked.empty() ? NAN : mean_reward(complete(engine, asked, {.temperature = 0}));
   }
 
   // From now on every group is written down, as a line that off-line training reads.
@@ -89,14 +87,13 @@ class Groups {
   }
 
   // Completions of all these prompts, rewarded.
-  template <class Device, class T, class G, class M>
-  std::vector<Sample> complete(Trainer<Device, T, G, M>& trainer, const std::vector<const Prompt*>& asked,
+  std::vector<Sample> complete(Engine& engine, const std::vector<const Prompt*>& asked,
                                const Sampling& sampling) {
     std::vector<Tokens> begun;
     for (const Prompt* prompt : asked) begun.push_back(prompt->tokens);
-    Generator<Device, T> generator(trainer.dev, trainer.model, slots, longest(), kTile);
-    const auto completed = generate(generator, begun, {sampling, options_.completion, prompter_.stop},
-                                    [](std::size_t, const Continuation&) {});
+    const auto completed = engine.generator(slots, longest(), kTile)
+                               ->generate(begun, {sampling, options_.completion, prompter_.stop},
+                                          [](std::size_t, const Continuation&) {});
     std::vector<Sample> samples;
     std::vector<std::string> texts;
     for (std::size_t i = 0; i < asked.size(); ++i) {
@@ -113,16 +110,15 @@ class Groups {
     return samples;
   }
 
-  template <class Device, class T, class G, class M>
-  void sample(Trainer<Device, T, G, M>& trainer, const Schedule& schedule, Index rows, Index round) {
+  void sample(Engine& engine, const Objective& objective, const Schedule& schedule, Index rows, Index round) {
     std::vector<const Prompt*> asked;
     for (Index i = 0; i < completions(); ++i) asked.push_back(&prompt(round * options_.prompts + i / options_.size));
-    samples_ = complete(trainer, asked, {.seed = mix(seed_ ^ mix(static_cast<std::uint64_t>(round) + 0x9290))});
+    samples_ = complete(engine, asked, {.seed = mix(seed_ ^ mix(static_cast<std::uint64_t>(round) + 0x9290))});
     std::vector<Rollout> rollouts;
     for (auto group = samples_.begin(); group != samples_.end(); group += options_.size) {
       std::vector<double> rewards;
       for (Index i = 0; i < options_.size; ++i) rewards.push_back(group[i].reward);
-      const std::vector<double> better = advantages(rewards, trainer.objective.scales_rewards());
+      const std::vector<double> better = advantages(rewards, objective.scales_rewards());
       for (Index i = 0; i < options_.size; ++i) {
         Rollout rollout{group[i].prompt->tokens, static_cast<Index>(group[i].prompt->tokens.size()), better[index(i)]};
         rollout.tokens.insert(rollout.tokens.end(), group[i].tokens.begin(), group[i].tokens.end());
@@ -130,20 +126,15 @@ class Groups {
       }
     }
     batches = batches_of(rollouts, rows);
-    if (trainer.objective.kl > 0) read_by_start(trainer, schedule);
+    if (objective.kl > 0) read_by_start(engine, schedule);
     describe(rollouts);
   }
 
   // What the starting model thinks of the round. It takes the place of the present one meanwhile.
-  template <class Device, class T, class G, class M>
-  void read_by_start(Trainer<Device, T, G, M>& trainer, const Schedule& schedule) {
-    PutAside<Device, T> present(trainer.dev, trainer.model);
-    load_model(trainer.dev, start_, trainer.model);
-    for (Batch& batch : batches) {
-      const auto logp = trainer.evaluate(batch, schedule);
-      batch.reference.assign(logp.begin(), logp.end());
-    }
-    present.restore();
+  void read_by_start(Engine& engine, const Schedule& schedule) {
+    engine.with_weights_of(start_, [&] {
+      for (Batch& batch : batches) batch.reference = engine.evaluate(batch, schedule);
+    });
   }
 
   static double mean_reward(const std::vector<Sample>& samples) {

@@ -1,12 +1,13 @@
-// A user's program that rewards completions. It is started once, by the shell, and asked again and again: for every line
-// of JSON on its standard input,
+// A user's program that rewards completions (--reward-cmd). The shell starts it once. For every line of JSON on its
+// standard input,
 //
 //   {"completion": "...", "prompt": "...", other fields of the data}
 //
-// it writes a line with one finite number to its standard output, in the same order. Its standard error is ours. All
-// requests of a call are written before their answers must come, so it may answer line by line or many at a time; but it
-// cannot know how many will come, and must flush what it answers: print(reward, flush=True), fflush(stdout). It should
-// end when its input does. What it then leaves running in its process group, which is one of its own, is killed.
+// it writes a line with one finite number to its standard output, in the same order. Standard error is shared with ours.
+// All requests of a call are written before the answers are read, so it may answer line by line or in batches; it does
+// not know how many requests will come, so it must flush its answers: print(reward, flush=True), fflush(stdout). It
+// should exit at the end of its input. It runs in a process group of its own; whatever is left of the group is killed
+// when the run ends, even if the run itself is killed.
 #pragma once
 
 #include <poll.h>
@@ -37,8 +38,8 @@ struct Descriptor {
   }
 };
 
-// write(), without the SIGPIPE that the writing thread gets when nobody reads any more. A socket could do without the
-// signal, but a program that opens /dev/stdin could not open a socket.
+// write(), without the SIGPIPE that a thread gets for writing to a pipe with no reader. A socket would need no such
+// trick, but a program cannot open /dev/stdin if it is a socket.
 inline ssize_t write_without_signal(int file, std::string_view bytes) {
   sigset_t pipe, pending, before;
   sigemptyset(&pipe);
@@ -56,18 +57,18 @@ inline ssize_t write_without_signal(int file, std::string_view bytes) {
 
 class RewardProgram {
  public:
-  static constexpr std::size_t kLongest = 1000;  // bytes of an answer, without the line's end
+  static constexpr std::size_t kLongest = 1000;  // bytes of an answer, without the newline
 
-  // All answers to one call, and to the first one also what the program does before, may take so many seconds.
+  // `seconds`: the time limit of one call; the first call includes the program's start-up.
   RewardProgram(std::string command, double seconds)
       : command_(std::move(command)), name_("reward program " + shown(command_, 200) + ": "), seconds_(seconds) {
-    require(seconds > 0, name_, "its time must be more than 0 s, and is ", seconds);
+    require(seconds > 0, name_, "the time limit must be more than 0 s, not ", seconds);
     start();
   }
   RewardProgram(const RewardProgram&) = delete;
   ~RewardProgram() { stop(kMoment); }
 
-  // One number a request. After an Error the program is killed, and every further call throws the same.
+  // One number for each request. After an Error the program is killed, and every further call throws the same Error.
   std::vector<double> rewards(const std::vector<Json>& requests) {
     require(failure_.empty(), failure_);
     try {
@@ -80,13 +81,13 @@ class RewardProgram {
   }
 
  private:
-  static constexpr double kMoment = 1;  // seconds, for a program that has nothing left to do to end
+  static constexpr double kMoment = 1;  // seconds that a program has to exit when its work is done
 
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
-  // Text from elsewhere, for a message: not too long, and nothing in it that a terminal would obey.
+  // Quotes foreign text for a message: bounded, and without terminal control characters.
   static std::string shown(std::string_view text, std::size_t longest = 60) {
     std::string quoted = "\"";
     for (const unsigned char c : text.substr(0, longest)) {
@@ -97,26 +98,49 @@ class RewardProgram {
     return quoted + (text.size() > longest ? "...\"" : "\"");
   }
 
-  // posix_spawn: safe beside other threads, and does not copy the page tables of a process with much memory.
   void start() {
-    Descriptor questions, answers;  // the program's ends; the first takes the lowest number, so that dup2 spares both
+    Descriptor questions, answers;  // the program's ends
     make_pipe(questions, input_);
     make_pipe(output_, answers);
     for (const int ours : {input_.file, output_.file}) fcntl(ours, F_SETFL, fcntl(ours, F_GETFL) | O_NONBLOCK);
+    process_ = spawn({"sh", "-c", "--", command_}, questions.file, answers.file);
+    start_guard();
+  }
+
+  // A shell that waits for the end of a pipe that only this process has open for writing, and then kills the program's
+  // group: so the group ends with us, however we end. (PR_SET_PDEATHSIG would reach the program's first process only,
+  // and fires when a thread ends.)
+  void start_guard() {
+    Descriptor waiting;
+    make_pipe(waiting, lifeline_);
+    guard_ = spawn({"sh", "-c", "read -r line; kill -KILL -\"$1\"", "streambp-guard", std::to_string(process_)},
+                   waiting.file, STDERR_FILENO);
+  }
+
+  // Starts /bin/sh in a new process group. posix_spawn is safe beside other threads, and does not copy the page tables of
+  // a process with much memory.
+  pid_t spawn(std::vector<std::string> arguments, int input, int output) {
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_adddup2(&files, questions.file, STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&files, answers.file, STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&files, input, STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&files, output, STDOUT_FILENO);
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);  // to a new group, which is killed as one
-    char shell[] = "sh", command_follows[] = "-c", no_options[] = "--";
-    char* arguments[] = {shell, command_follows, no_options, command_.data(), nullptr};
-    const int error = posix_spawn(&process_, "/bin/sh", &files, &attributes, arguments, environ);
+    sigset_t defaults;  // we may ignore these signals; that is not for the program to inherit
+    sigemptyset(&defaults);
+    sigaddset(&defaults, SIGXFSZ);
+    posix_spawnattr_setsigdefault(&attributes, &defaults);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    pid_t process = 0;
+    const int error = posix_spawn(&process, "/bin/sh", &files, &attributes, pointers.data(), environ);
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
-    if (error != 0) process_ = 0;
+    if (error != 0) stop(0);
     require(error == 0, name_, "cannot start /bin/sh: ", std::strerror(error));
+    return process;
   }
 
   void make_pipe(Descriptor& reading, Descriptor& writing) {
@@ -125,25 +149,32 @@ class RewardProgram {
     reading.file = ends[0], writing.file = ends[1];
   }
 
-  // Closes its input, and kills the group if `moment` seconds later it has not ended. It is killed before it is reaped,
-  // since only until then nobody else can have its number. It may take a while to die, and one of another user may not.
-  void stop(double moment) {
+  // Closes the program's input and, `seconds` later, kills its group. Until the program is reaped nobody else can have
+  // its process id, so the guard goes first and the kill comes before the reaping. A program of another user may survive.
+  void stop(double seconds) {
     input_.reset();
     if (process_ > 0) {
-      ended_within(moment);
+      ended_within(seconds);
+      if (guard_ > 0) {
+        kill(guard_, SIGKILL);
+        while (waitpid(guard_, nullptr, 0) < 0 && errno == EINTR) {
+        }
+        guard_ = 0;
+      }
       kill(-process_, SIGKILL);
       if (ended_within(5)) waitpid(process_, nullptr, WNOHANG);
       process_ = 0;
     }
+    lifeline_.reset();
     output_.reset();
   }
 
-  // Whether it has ended; then `end_` says how.
+  // Waits for the program to end; `end_` says how it did.
   bool ended_within(double seconds) {
     for (const double until = now() + seconds;;) {
       end_ = {};
       const bool ours = waitid(P_PID, static_cast<id_t>(process_), &end_, WEXITED | WNOHANG | WNOWAIT) == 0;
-      if (!ours || end_.si_pid != 0) return true;  // not ours: where SIGCHLD is ignored, nobody need reap
+      if (!ours || end_.si_pid != 0) return true;  // not ours: where SIGCHLD is ignored, the kernel reaps
       if (now() >= until) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
@@ -164,7 +195,7 @@ class RewardProgram {
       if (output_ended_) fail_ended();
       const double left = deadline - now();
       if (left <= 0) fail_late(heard);
-      // Its output stays open while anything that it started lives: what says nothing after its end will not.
+      // Its children may keep its output open; once it has ended, silence means that no answer will come.
       const bool ended = ended_within(0);
       pollfd ends[] = {{output_.file, POLLIN, 0}, {unsent.empty() || !heard ? -1 : input_.file, POLLOUT, 0}};
       const int ready = poll(ends, 2, static_cast<int>(std::ceil(std::min(left, kMoment / 4) * 1000)));
@@ -175,7 +206,7 @@ class RewardProgram {
       if (answers_.size() == asked_ && !unsent.empty())
         fail(name_, "answered its last request, number ", asked_, ", before it read it; ", kProtocol);
       if (ends[1].revents != 0 && !send(unsent)) {
-        heard = false;  // an answer or the end that is on its way would say more
+        heard = false;  // an answer, or its exit status, may still be on its way
         deadline = std::min(deadline, now() + kMoment);
       }
     }
@@ -184,7 +215,7 @@ class RewardProgram {
     return answers_;
   }
 
-  // False if nobody reads it any more.
+  // False if the program has closed its input.
   bool send(std::string_view& unsent) {
     const ssize_t n = write_without_signal(input_.file, unsent);
     if (n > 0) unsent.remove_prefix(static_cast<std::size_t>(n));
@@ -198,7 +229,7 @@ class RewardProgram {
     output_ended_ = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
   }
 
-  // Whole lines of what was read become answers.
+  // Parses the complete lines that were read.
   void take_answers() {
     std::size_t at = 0;
     while (answers_.size() < asked_) {
@@ -219,7 +250,7 @@ class RewardProgram {
       fail(name_, "wrote ", shown(read_), " after the answer to its last request, number ", asked_, "; ", kProtocol);
   }
 
-  // The one whose answer is missing.
+  // The request that waits for its answer.
   std::string request() const {
     return "request " + std::to_string(answers_.size() + 1) + " of " + std::to_string(asked_);
   }
@@ -237,13 +268,12 @@ class RewardProgram {
     if (!ended_within(kMoment))
       fail(name_, "closed its standard output before it answered ", request(), rest(), "; ", kProtocol);
     const int status = end_.si_status;
-    std::string how, remedy = "; look at what it wrote to standard error, or give it a line of JSON by hand";
+    std::string how, remedy = "; see what it wrote to standard error, or try it by hand with a line of JSON";
     if (end_.si_code == CLD_EXITED) {
       how = " with exit status " + std::to_string(status);
       if (status > 128) how += " (128 + " + signal_name(status - 128) + ")";
-      if (status == 126)
-        remedy = "; that is what the shell says of a file that it may not execute: check its permissions";
-      if (status == 127) remedy = "; that is what the shell says of a program that it does not find: check the command";
+      if (status == 126) remedy = "; the shell may not execute the file: check its permissions";
+      if (status == 127) remedy = "; the shell does not find the program: check the command";
     } else if (end_.si_code == CLD_KILLED || end_.si_code == CLD_DUMPED) {
       how = " by " + signal_name(status);
     }
@@ -253,25 +283,26 @@ class RewardProgram {
   [[noreturn]] void fail_late(bool heard) {
     if (!heard) fail(name_, "closed its standard input before it answered ", request(), rest(), "; ", kProtocol);
     fail(name_, "did not answer ", request(), " in the ", seconds_, " s that one call may take", rest(),
-         "; does it flush its output after every answer? Or allow it more time");
+         "; flush its output after every answer, or raise --reward-seconds");
   }
 
   static std::string signal_name(int number) { return "signal " + std::to_string(number) + ", " + strsignal(number); }
 
-  // What is no line yet.
-  std::string rest() const { return read_.empty() ? "" : ", with " + shown(read_) + " begun"; }
+  // An incomplete line.
+  std::string rest() const { return read_.empty() ? "" : ", after an incomplete line " + shown(read_); }
 
   static constexpr const char* kProtocol =
-      "it must write one number a line for every line that it reads, and all else to standard error";
+      "it must write one line with a number for every line that it reads, and everything else to standard error";
 
   std::string command_, name_, failure_;
   double seconds_;
-  Descriptor input_, output_;  // of the program, our ends
-  pid_t process_ = 0;
+  Descriptor input_, output_;  // our ends of the program's standard input and output
+  Descriptor lifeline_;        // to the guard
+  pid_t process_ = 0, guard_ = 0;
   siginfo_t end_ = {};
   std::size_t asked_ = 0;  // requests of this call
   std::vector<double> answers_;
-  std::string read_;  // from it, and not an answer yet
+  std::string read_;  // from it, not parsed yet
   bool output_ended_ = false;
 };
 

@@ -33,38 +33,4 @@ inline std::vector<Batch> batches_of(const std::vector<Rollout>& rollouts, Index
   return batches;
 }
 
-// Keeps a model's weights in a file without a name while the device holds others in their place.
-template <class Device, class T>
-class PutAside {
- public:
-  PutAside(Device& dev, Model<T>& model) : dev_(dev), model_(model), file_(std::tmpfile()) {
-    require(file_ != nullptr, "cannot make a temporary file for the weights: ", std::strerror(errno),
-            "; set TMPDIR to a directory with room");
-    for (auto& e : table(model_.config, model_.weights)) {
-      const std::vector<T> numbers = to_host(dev_, *e.matrix);
-      require(std::fwrite(numbers.data(), sizeof(T), numbers.size(), file_) == numbers.size(),
-              "cannot write the weights to a temporary file: ", std::strerror(errno));
-    }
-  }
-  // Brings them back.
-  void restore() {
-    std::rewind(file_);
-    for (auto& e : table(model_.config, model_.weights)) {
-      std::vector<T> numbers(static_cast<std::size_t>(e.matrix->size()));
-      require(std::fread(numbers.data(), sizeof(T), numbers.size(), file_) == numbers.size(),
-              "cannot read the weights back from their temporary file: ", std::strerror(errno));
-      dev_.upload(*e.matrix, numbers.data());
-    }
-  }
-  ~PutAside() {
-    if (file_) std::fclose(file_);
-  }
-  PutAside(const PutAside&) = delete;
-
- private:
-  Device& dev_;
-  Model<T>& model_;
-  FILE* file_;
-};
-
 }  // namespace streambp

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "training/plan.cuh"
+#include "training/trainer.cuh"
 #include "training/verify/oracle_objectives.cuh"
 
 namespace streambp {
@@ -33,6 +34,11 @@ struct HostGradient {
       parameters.push_back(e.parameter);
       values.emplace_back(numbers.begin(), numbers.end());
     }
+  }
+  // From the values of each part, in the table's order.
+  HostGradient(const Config& c, std::vector<std::vector<double>> parts) : values(std::move(parts)) {
+    Tensors<double> none(c);
+    for (const Entry<double>& e : table(c, none)) parameters.push_back(e.parameter);
   }
   HostGradient(const HostGradient& shape, const std::map<std::string, std::vector<double>>& by_key)
       : parameters(shape.parameters) {
@@ -74,7 +80,8 @@ struct GradientRun {
   std::size_t peak, planned;
   HostGradient gradient;
   std::vector<double> logp;
-  std::map<std::string, double> others;  // what the objective measures besides the loss
+  std::map<std::string, double> others;             // what the objective measures besides the loss
+  std::vector<std::string> algorithm_changes = {};  // of matrix products on a GPU: bits may depend on the chunk
 };
 
 // The gradient of one batch in one mode, on a device with memory of its own of the planned size. fill(dev, model) makes
@@ -101,7 +108,8 @@ GradientRun run_gradient(const Config& config, const Batch& batch, const Schedul
           planned,
           HostGradient(dev, config, trainer.grad),
           {logp.begin(), logp.end()},
-          measures.others};
+          measures.others,
+          dev.algorithm_changes};
 }
 
 // Gives the documents of a batch what objectives need besides tokens: log-probabilities not far from those that the model

@@ -1,13 +1,14 @@
 // streambp plan: what a training step needs, without doing it.
-#pragma once
-
+#include "commands/command.cuh"
 #include "commands/objective_options.cuh"
 #include "data/files/files.cuh"
+#include "training/plan.cuh"
 #include "training/timeline.cuh"
 
 namespace streambp {
+namespace {
 
-class PlanCommand {
+class PlanCommand : public Command {
  public:
   explicit PlanCommand(CLI::App& parent) {
     CLI::App& app = *parent.add_subcommand(
@@ -26,7 +27,7 @@ class PlanCommand {
         ->check(CLI::Range(Index{1}, kLongestStream))
         ->group(group);
     app.add_option("--chunk", chunk,
-                   "Rows whose activations exist at once in stream mode (default: 2048; not bf16: 1024)")
+                   "Rows whose activations exist at once in stream mode (default: 2048 for bf16, else 512)")
         ->group(group);
     app.add_option("--memory", memory, "Budget, such as 80GiB")->group(group);
     app.add_option("--dtype", dtype, "Type of weights and activations: bf16, f32 or f64")
@@ -72,11 +73,9 @@ class PlanCommand {
     settings.dtype = dtype == "bf16" ? DType::bf16 : dtype == "f64" ? DType::f64 : DType::f32;
     settings.wide_gradient = gradient == "f32";
     settings.tile = settings.dtype == DType::bf16 ? kGpuTile : kTile;  // bfloat16 is the GPU's
-    if (chunk == 0) chunk = std::max<Index>(settings.tile, 1024);
+    if (chunk == 0) chunk = default_chunk(settings.tile);
     check_chunk(chunk, settings.tile);
-    settings.optimizer = optimizer == "none"    ? OptimizerKind::none
-                         : optimizer == "adamw" ? OptimizerKind::adamw
-                                                : OptimizerKind::adamw_pure;
+    settings.optimizer = optimizer_named(optimizer);
     require(settings.optimizer != OptimizerKind::adamw_pure || settings.dtype == DType::bf16,
             "--optimizer adamw-bf16 is for --dtype bf16");
     settings.micro_batches = micro_batches;
@@ -211,5 +210,9 @@ class PlanCommand {
   StepSettings settings;
   Json result;
 };
+
+}  // namespace
+
+std::unique_ptr<Command> plan_command(CLI::App& app) { return std::make_unique<PlanCommand>(app); }
 
 }  // namespace streambp

@@ -1,16 +1,17 @@
 // streambp verify: a proof, on this machine, that StreamBP's gradient is the full-memory gradient.
-#pragma once
-
+#include "commands/command.cuh"
 #include "commands/device_options.cuh"
 #include "commands/objective_options.cuh"
 #include "data/documents/packing.cuh"
 #include "data/documents/tokenised.cuh"
 #include "data/files/checkpoint.cuh"
+#include "training/plan.cuh"
 #include "training/verify/gradient_check.cuh"
 
 namespace streambp {
+namespace {
 
-class VerifyCommand {
+class VerifyCommand : public Command {
  public:
   explicit VerifyCommand(CLI::App& parent) {
     CLI::App& app = *parent.add_subcommand(
@@ -53,27 +54,22 @@ class VerifyCommand {
                  "Compare with the independent double-precision reference as well: slow, plain, and in memory that "
                  "grows with length squared");
     app.add_option("--json", json_file, "Write the table to this JSON file as well");
-    app.callback([this] {
-      gpu = device.gpu();
-      if (!gpu) return device.dtype == "f64" ? run<Cpu, double>() : run<Cpu, float>();
-#ifdef STREAMBP_CUDA
-      return device.dtype == "f32" ? run<Cuda, float>() : run<Cuda, BFloat16>();
-#endif
-    });
+    app.callback([this] { run(); });
   }
 
-  bool failed() const { return failed_; }
-
  private:
-  template <class Device, class T>
   void run() {
-    constexpr bool half = std::is_same_v<T, BFloat16>;
-    const std::string dtype = half ? "bf16" : sizeof(T) == 4 ? "f32" : "f64";
+    StepSettings settings;
+    settings.device = device.kind();
+    const bool gpu = settings.device == DeviceKind::cuda, half = gpu && device.dtype != "f32";
+    settings.dtype = half ? DType::bf16 : device.dtype == "f64" ? DType::f64 : DType::f32;
+    const std::string dtype = half ? "bf16" : device.dtype == "f64" ? "f64" : "f32";
     if (!gpu) tile = kTile;
     require(tile > 0 && tile % kTile == 0, "--tile ", tile, " is not a multiple of ", kTile, " rows");
     if (stream_chunks.empty())
       stream_chunks = gpu ? std::vector<Index>{tile, 2 * tile} : std::vector<Index>{256, 512, 768};
     for (Index chunk : stream_chunks) check_chunk(chunk, tile);
+    settings.tile = tile;
     const Objective objective = objectives.settings(length);
     if (objective.kind == ObjectiveKind::dpo && objectives.app->count("--documents") == 0) documents = 4;
     require(data.empty() || tokens_file.empty(), "--data and --tokens both say what the tokens are; leave out one");
@@ -92,18 +88,21 @@ class VerifyCommand {
             documents, " documents is longer than the ", config.max_length,
             " positions that the model has learned; give more --documents");
     const fs::path weights = fs::is_directory(model.model) ? fs::path(model.model) : fs::path();
-    auto fill = [&](auto& dev, auto& m) {
+    settings.config = config, settings.objective = objective, settings.optimizer = OptimizerKind::none;
+    auto fill = [&](Engine& engine) {
       if (weights.empty()) {
-        initialise(dev, m, seed, 0.05);
+        engine.initialise(seed, 0.05);
       } else {
-        load_model(dev, weights, m);
+        engine.load(weights);
       }
-      if (half) round_weights(dev, m);
+      if (half) engine.round_weights();
     };
-    const double tolerance = half ? 0.1 : sizeof(T) == 4 ? 1e-5 : 1e-10;
+    StepSettings on_cpu = settings;
+    on_cpu.device = DeviceKind::cpu, on_cpu.dtype = DType::f64, on_cpu.tile = kTile;
+    const double tolerance = half ? 0.1 : dtype == "f32" ? 1e-5 : 1e-10;
     std::printf("%s%s\n%s on %s, %ld tokens in %ld documents, %ld targets, objective %s\n\n", describe(config).c_str(),
                 weights.empty() ? ", random weights" : (", weights of " + weights.string()).c_str(), dtype.c_str(),
-                device_name(gpu).c_str(), length, documents, batch.target_count(), objectives.objective.c_str());
+                device_name(settings.device).c_str(), length, documents, batch.target_count(), objectives.objective.c_str());
     std::fflush(stdout);
 
     TextTable table({"mode", "chunk", "loss", "memory", "seconds", "largest error", "in", "bits"});
@@ -118,15 +117,17 @@ class VerifyCommand {
     progress("full, float64");
     const Schedule full = Schedule::full(length);
     if (objective.kind != ObjectiveKind::sft) {
-      batch = with_objective_data(batch, run_gradient<Cpu, double>(config, batch, full, fill).logp);
+      StepSettings sft = on_cpu;
+      sft.objective = {};
+      batch = with_objective_data(batch, run_gradient(sft, batch, full, fill).logp);
     }
-    GradientRun truth = run_gradient<Cpu, double>(config, batch, full, fill, objective);
+    GradientRun truth = run_gradient(on_cpu, batch, full, fill);
     std::string truth_name = "full mode in float64";
     if (with_reference) {
       progress("reference");
       truth_name = "the independent reference in float64";
       const auto start = std::chrono::steady_clock::now();
-      const reference::Result naive = reference_gradient(config, batch, fill, objective);
+      const reference::Result naive = reference_gradient(config, batch, weights_of(on_cpu, fill), objective);
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       table.add({"reference", "", format("%.12f", naive.loss), "", format("%.2f", seconds), "", "", ""});
       truth.gradient = HostGradient(truth.gradient, naive.gradient);
@@ -137,20 +138,14 @@ class VerifyCommand {
     auto verify_mode = [&](Mode mode, Index chunk) {
       progress(mode == Mode::stream ? format("stream %ld", chunk) : name(mode));
       const Schedule schedule = schedule_for(mode, config, length, chunk, tile);
-      const GradientRun run = [&] {
-        if constexpr (std::is_same_v<Device, Cpu>) {
-          return run_gradient<Cpu, T>(config, batch, schedule, fill, objective);
-        } else {
-          return run_gradient<Device, T>(config, batch, schedule, fill, objective, tile);
-        }
-      }();
+      const GradientRun run = run_gradient(settings, batch, schedule, fill);
       if (mode == Mode::stream) last_stream = run.gradient;
       const Difference error = run.gradient.difference(truth.gradient);
       const double loss_error = std::abs(run.loss - truth.loss) / std::max(std::abs(truth.loss), 1e-300);
       const bool equal =
           !first || (run.gradient == first->gradient && run.loss == first->loss && run.logp == first->logp);
       const bool exact_plan = run.peak == run.planned;
-      if (!(error.relative <= tolerance && loss_error <= tolerance) || !equal || !exact_plan) failed_ = true;
+      if (!(error.relative <= tolerance && loss_error <= tolerance) || !equal || !exact_plan) exit_code = 1;
       table.add({name(mode), mode == Mode::stream ? std::to_string(chunk) : "all", format("%.12f", run.loss),
                  human_bytes(run.peak) + (exact_plan ? "" : " (planned " + human_bytes(run.planned) + ")"),
                  format("%.2f", run.seconds), format("%.1e", error.relative), error.tensor,
@@ -176,21 +171,42 @@ class VerifyCommand {
 
     table.print();
     std::printf("\nErrors are against %s; tolerance %.0e.\n", truth_name.c_str(), tolerance);
-    std::printf(failed_ ? "FAILED: see the table.\n"
+    std::printf(exit_code != 0 ? "FAILED: see the table.\n"
                         : "Verified: every gradient is within the tolerance, and every bit the same in all modes.\n");
     json["reference"] = with_reference;
-    json["verified"] = !failed_;
+    json["verified"] = exit_code == 0;
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
   }
 
-  // Every number becomes one that bfloat16 can hold, so that all types start from the same weights.
-  template <class Device, class T>
-  static void round_weights(Device& dev, Model<T>& m) {
-    for (auto& e : table(m.config, m.weights)) {
-      std::vector<T> values = to_host(dev, *e.matrix);
-      for (T& x : values) x = static_cast<T>(static_cast<float>(BFloat16(static_cast<float>(x))));
-      dev.upload(*e.matrix, values.data());
-    }
+  // The gradient of one batch in one mode, on a device with memory of the planned size. fill(engine) makes the weights.
+  static GradientRun run_gradient(const StepSettings& settings, const Batch& batch, const Schedule& schedule,
+                                  const std::function<void(Engine&)>& fill) {
+    const std::size_t planned = plan(settings, batch.size(), schedule).peak;
+    const auto engine = make_engine(settings, batch.size(), planned);
+    fill(*engine);
+    engine->synchronize();
+    const auto start = std::chrono::steady_clock::now();
+    const Measures measures = engine->accumulate(batch, Counts(batch), schedule);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return {measures.loss,
+            seconds,
+            engine->device().arena.peak(),
+            planned,
+            HostGradient(settings.config, engine->gradient()),
+            engine->log_probabilities(),
+            measures.others};
+  }
+
+  // Fills a model with the weights that fill(engine) makes.
+  static std::function<void(Cpu&, Model<double>&)> weights_of(const StepSettings& settings,
+                                                              const std::function<void(Engine&)>& fill) {
+    return [=](Cpu& host, Model<double>& m) {
+      const auto engine = make_engine(settings, 0, plan_generation(settings, {}));
+      fill(*engine);
+      const HostTensors values = engine->weights();
+      std::size_t i = 0;
+      for (auto& e : table(m.config, m.weights)) host.upload(*e.matrix, values[i++].data());
+    };
   }
 
   Batch read_tokens() const {
@@ -277,15 +293,18 @@ class VerifyCommand {
   ModelOptions model;
   DeviceOptions device;
   ObjectiveOptions objectives;
-  bool gpu = false;
-  Index length = 1200, documents = 3, tile = kGpuTile;
+    Index length = 1200, documents = 3, tile = kGpuTile;
   std::vector<Index> stream_chunks;
   std::optional<HostGradient> last_stream;
   std::vector<std::string> data;
   DataOptions data_options;
   std::string tokens_file, gradient_file, json_file;
   std::uint64_t seed = 1;
-  bool with_reference = false, failed_ = false;
+  bool with_reference = false;
 };
+
+}  // namespace
+
+std::unique_ptr<Command> verify_command(CLI::App& app) { return std::make_unique<VerifyCommand>(app); }
 
 }  // namespace streambp

@@ -1,13 +1,13 @@
 // streambp examples: data to try things out with.
-#pragma once
-
+#include "commands/command.cuh"
 #include "commands/options.cuh"
 #include "data/documents/examples.cuh"
 #include "data/files/files.cuh"
 
 namespace streambp {
+namespace {
 
-class ExamplesCommand {
+class ExamplesCommand : public Command {
  public:
   explicit ExamplesCommand(CLI::App& parent) {
     CLI::App& app = *parent.add_subcommand(
@@ -52,5 +52,9 @@ class ExamplesCommand {
   Index count = 2000;
   std::uint64_t seed = 1;
 };
+
+}  // namespace
+
+std::unique_ptr<Command> examples_command(CLI::App& app) { return std::make_unique<ExamplesCommand>(app); }
 
 }  // namespace streambp

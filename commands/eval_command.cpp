@@ -1,14 +1,14 @@
 // streambp eval: how well a model predicts documents, and whether what came long before helps it.
-#pragma once
-
+#include "commands/command.cuh"
 #include "commands/device_options.cuh"
 #include "data/documents/packing.cuh"
 #include "data/documents/tokenised.cuh"
 #include "data/files/checkpoint.cuh"
 
 namespace streambp {
+namespace {
 
-class EvalCommand {
+class EvalCommand : public Command {
  public:
   explicit EvalCommand(CLI::App& parent) {
     CLI::App& app = *parent.add_subcommand(
@@ -68,7 +68,7 @@ class EvalCommand {
               ", whose loss says little; train --objective dpo or grpo evaluates those it holds out");
     }
     choose_length(files);
-    on_device(device.gpu(), settings, [&]<class Device, class T, class G, class M>() { measure<Device, T>(files); });
+    measure(files);
     require(total.count > 0, data[0], ": nothing to count; no document has a token to be predicted");
     print(files);
   }
@@ -89,19 +89,15 @@ class EvalCommand {
   }
 
   Schedule schedule(Index rows) const {
-    return schedule_for(Mode::stream, config, rows, std::max<Index>(settings.tile, 512), settings.tile);
+    return schedule_for(Mode::stream, config, rows, default_chunk(settings.tile), settings.tile);
   }
 
   std::size_t memory(Index rows) const {
-    return with_types(settings, [&]<class T, class G, class M>() {
-      Plan dev;
-      Trainer<Plan, T, G, M>(dev, config, rows, OptimizerKind::none).plan_evaluation(schedule(rows));
-      return dev.arena.peak();
-    });
+    return plan_evaluation(settings, rows, schedule(rows));
   }
 
   void choose_length(const std::vector<File>& files) {
-    const std::size_t free = free_memory(device.gpu());
+    const std::size_t free = free_memory(settings.device);
     const Index limit = config.max_length > 0 ? config.max_length : kLongestStream;
     require(length <= limit || config.positions == Positions::rope, "--length ", length, " is longer than the ", limit,
             " positions that the model has learned");
@@ -118,11 +114,9 @@ class EvalCommand {
     length = fitting;
   }
 
-  template <class Device, class T>
   void measure(std::vector<File>& files) {
-    Device dev(memory(length));
-    Trainer<Device, T> trainer(dev, config, length, OptimizerKind::none);
-    load_model(dev, model, trainer.model);
+    const auto engine = make_engine(settings, length, memory(length));
+    engine->load(model);
     for (File& file : files) {
       Packing packing(cut(file.tokens.lengths(), length, TooLong::split), length, 1);
       for (Index i = 0; i < packing.size(); ++i) {
@@ -130,17 +124,16 @@ class EvalCommand {
         Batch batch;
         append(batch, file.tokens, packing.pack(i));
         if (batch.target_count() == 0) continue;
-        count(file, batch, trainer.evaluate(batch, schedule(length)));
+        count(file, batch, engine->evaluate(batch, schedule(length)));
       }
     }
     if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
   }
 
-  template <class A>
-  void count(File& file, const Batch& batch, const std::vector<A>& logp) {
+  void count(File& file, const Batch& batch, const std::vector<double>& logp) {
     for (std::size_t t = 0; t < batch.targets.size(); ++t) {
       if (batch.targets[t] < 0) continue;
-      const auto loss = -static_cast<double>(logp[t]);
+      const double loss = -logp[t];
       require(std::isfinite(loss), file.path, ": the loss of token ", batch.targets[t], " at position ",
               batch.positions[t] + 1, " is ", loss, "; are the weights damaged, or too large for this --dtype?");
       std::size_t bucket = 0;
@@ -180,7 +173,7 @@ class EvalCommand {
       json["positions"].back()["end"] = end;
     }
     std::printf("%s\n%s on %s, streams of up to %ld tokens\n\n", describe(config).c_str(), name(settings.dtype),
-                device_name(device.gpu()).c_str(), length);
+                device_name(settings.device).c_str(), length);
     by_file.print();
     std::printf("\n");
     by_position.print();
@@ -198,5 +191,9 @@ class EvalCommand {
   Loss total;
   std::vector<Loss> buckets;  // by position: 0 .. 127, 128 .. 255, 256 .. 511, ...
 };
+
+}  // namespace
+
+std::unique_ptr<Command> eval_command(CLI::App& app) { return std::make_unique<EvalCommand>(app); }
 
 }  // namespace streambp

@@ -1,17 +1,17 @@
 // streambp generate: text from a model, for prompts or in conversation.
-#pragma once
-
 #include <iostream>
 #include <optional>
 
+#include "commands/command.cuh"
 #include "commands/device_options.cuh"
 #include "commands/display.cuh"
 #include "data/files/checkpoint.cuh"
 #include "training/grpo/prompts.cuh"
 
 namespace streambp {
+namespace {
 
-class GenerateCommand {
+class GenerateCommand : public Command {
  public:
   explicit GenerateCommand(CLI::App& parent) {
     CLI::App& app = *parent.add_subcommand(
@@ -76,13 +76,12 @@ class GenerateCommand {
       prompter->open_chat();
     }
     step = device.settings(config, 1);
-    chunk = device.gpu() ? kGpuTile : 512;
+    chunk = default_chunk(step.tile);
     if (converses) {
       require(json_file.empty() && samples == 1, "--json and --samples go with prompts, not with a conversation");
-      return on_device(device.gpu(), step, [&]<class Device, class T, class G, class M>() { converse<Device, T>(); });
+      return converse();
     }
-    const std::vector<Prompt> asked = gather_prompts();
-    on_device(device.gpu(), step, [&]<class Device, class T, class G, class M>() { answer<Device, T>(asked); });
+    answer(gather_prompts());
   }
 
   // --- What is asked for ---
@@ -139,7 +138,6 @@ class GenerateCommand {
 
   // --- Prompts ---
 
-  template <class Device, class T>
   void answer(const std::vector<Prompt>& asked) {
     std::vector<Tokens> tokens;
     std::vector<std::string> headings;
@@ -153,54 +151,52 @@ class GenerateCommand {
       }
     }
     const Index room = std::min(longest + length, limit());
-    const Index slots = fitting_slots<T>(static_cast<Index>(tokens.size()), room);
-    with_generator<Device, T>(slots, room, [&](auto& generator) {
+    const Index slots = fitting_slots(static_cast<Index>(tokens.size()), room);
+    with_generator(slots, room, [&](TextGenerator& generator) {
       Display display(room, raw);
       for (std::size_t i = 0; i < tokens.size(); ++i) {
         display.open(headings[i], GrowingText(prompter->tokenizer, raw, prompter->chat ? Tokens() : tokens[i]));
       }
       Stopwatch watch;
-      const auto texts = generate(generator, tokens, settings(), [&](std::size_t number, const Continuation& text) {
-        watch.drawn(generator.steps);
+      const auto texts = generator.generate(tokens, settings(), [&](std::size_t number, const Continuation& text) {
+        watch.drawn(generator.steps());
         display.add(number, text);
       });
-      watch.stop(generator.steps);
-      report<Device>(watch);
+      watch.stop(generator.steps());
+      report(watch);
       if (!json_file.empty()) write_json(asked, texts, display);
     });
   }
 
   GenerationSettings settings() const { return {sampling, length, prompter->stop}; }
 
+  std::size_t memory(Index slots, Index room) const { return plan_generation(step, {slots, room, chunk}); }
+
   // As many texts at once as there is room for.
-  template <class T>
   Index fitting_slots(Index texts, Index room) const {
     constexpr Index most = 16;  // of more rows a step gains little on a CPU
-    const std::size_t free = free_memory(device.gpu());
-    auto fits = [&](Index slots, Index room) { return generation_memory<T>(config, slots, room, chunk) <= free; };
+    const std::size_t free = free_memory(step.device);
+    auto fits = [&](Index slots, Index room) { return memory(slots, room) <= free; };
     const Index slots = largest(std::min(texts, most), [&](Index n) { return fits(n, room); });
     if (slots > 0) return slots;
     const Index longest = largest(room, [&](Index n) { return fits(1, n); });
     const std::string needs =
         format("a text of %ld tokens needs %s, and %s are free", room,
-               human_bytes(generation_memory<T>(config, 1, room, chunk)).c_str(), human_bytes(free).c_str());
+               human_bytes(memory(1, room)).c_str(), human_bytes(free).c_str());
     require(longest > 0, needs, "; use a smaller model, or on a GPU --dtype bf16");
     fail(needs, ": there is room for ", longest, " tokens; give a shorter prompt or --length");
   }
 
-  template <class Device, class T, class F>
+  template <class F>
   void with_generator(Index slots, Index room, F&& f) {
-    Device dev(generation_memory<T>(config, slots, room, chunk));
-    Model<T> weights{config, Tensors<T>(config)};
-    allocate(dev, table(config, weights.weights), Kind::weights);
+    const auto engine = make_engine(step, 0, memory(slots, room));
     const auto start = std::chrono::steady_clock::now();
-    const std::size_t bytes = load_model(dev, model, weights);
+    const std::size_t bytes = engine->load(model);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (stats)
       std::fprintf(stderr, "[%s of weights read at %.1f GB/s]\n", human_bytes(bytes).c_str(),
                    static_cast<double>(bytes) / seconds * 1e-9);
-    Generator<Device, T> generator(dev, weights, slots, room, chunk);
-    f(generator);
+    f(*engine->generator(slots, room, chunk));
   }
 
   void write_json(const std::vector<Prompt>& asked, const std::vector<Continuation>& texts,
@@ -223,14 +219,13 @@ class GenerateCommand {
 
   // --- Conversation ---
 
-  template <class Device, class T>
   void converse() {
     constexpr Index least = 64, most = 32768;  // of a conversation
-    const std::size_t free = free_memory(device.gpu());
+    const std::size_t free = free_memory(step.device);
     const Index wanted = config.max_length > 0 ? std::min(config.max_length, most) : most;
-    const Index room = largest(wanted, [&](Index n) { return generation_memory<T>(config, 1, n, chunk) <= free; });
-    if (room < std::min(least, wanted)) fitting_slots<T>(1, std::min(least, wanted));  // tells what is missing
-    with_generator<Device, T>(1, room, [&](auto& generator) {
+    const Index room = largest(wanted, [&](Index n) { return memory(1, n) <= free; });
+    if (room < std::min(least, wanted)) fitting_slots(1, std::min(least, wanted));  // tells what is missing
+    with_generator(1, room, [&](TextGenerator& generator) {
       std::printf("%s%s, context of %ld tokens. /reset begins anew, /quit or Ctrl-D ends.\n", model.c_str(),
                   prompter->chat ? (", chat layout " + prompter->chat->name()).c_str()
                                  : ": no chat template, so each line is continued",
@@ -253,8 +248,7 @@ class GenerateCommand {
   }
 
   // The model's answer to the last message, or nothing if it cannot be asked.
-  template <class Device, class T>
-  std::optional<std::string> turn(Generator<Device, T>& generator, const std::vector<Message>& messages) {
+  std::optional<std::string> turn(TextGenerator& generator, const std::vector<Message>& messages) {
     Tokens tokens;
     try {
       tokens = (prompter->chat ? prompter->conversation(messages) : prompter->text(messages.back().content)).tokens;
@@ -263,20 +257,20 @@ class GenerateCommand {
       std::printf("[%s]\n", error.what());
       return {};
     }
-    if (static_cast<Index>(tokens.size()) > generator.room) {
-      std::printf("[%zu tokens do not fit the context of %ld; /reset begins anew]\n", tokens.size(), generator.room);
+    if (static_cast<Index>(tokens.size()) > generator.room()) {
+      std::printf("[%zu tokens do not fit the context of %ld; /reset begins anew]\n", tokens.size(), generator.room());
       return {};
     }
     GrowingText text(prompter->tokenizer, raw, prompter->chat ? Tokens() : tokens);
     Stopwatch watch;
-    const auto reply = generate(generator, {tokens}, settings(), [&](std::size_t, const Continuation& more) {
-      watch.drawn(generator.steps);
+    const auto reply = generator.generate({tokens}, settings(), [&](std::size_t, const Continuation& more) {
+      watch.drawn(generator.steps());
       show(text.add(more), raw);
     });
-    watch.stop(generator.steps);
-    const std::string said = note(reply.front(), generator.room);
+    watch.stop(generator.steps());
+    const std::string said = note(reply.front(), generator.room());
     std::printf("\n%s%s", said.c_str(), said.empty() ? "" : "\n");
-    if (stats) report<Device>(watch);
+    if (stats) report(watch);
     return text.text();
   }
 
@@ -294,7 +288,6 @@ class GenerateCommand {
     }
   };
 
-  template <class Device>
   void report(const Stopwatch& watch) const {
     const double all = watch.seconds(watch.start, watch.end), after = watch.seconds(watch.first, watch.end);
     std::string line = format("[%ld tokens in %.2f s, the first after %.2f s", watch.tokens, all,
@@ -302,7 +295,7 @@ class GenerateCommand {
     if (watch.tokens > 1 && watch.steps > 0) {
       line += format("; then %.1f tokens/s", static_cast<double>(watch.tokens - 1) / after);
       if (stats) {
-        const double bytes = bytes_of_step(), rate = read_rate<Device>();
+        const double bytes = bytes_of_step(), rate = read_rate(step.device);
         const double step_seconds = after / static_cast<double>(watch.steps);
         line += format("; a step %.2f ms, %.2f of the %.2f ms in which %s of weights are read at %.1f GB/s",
                        1e3 * step_seconds, bytes / rate / step_seconds, 1e3 * bytes / rate,
@@ -333,5 +326,9 @@ class GenerateCommand {
   StepSettings step;
   std::optional<Prompter> prompter;
 };
+
+}  // namespace
+
+std::unique_ptr<Command> generate_command(CLI::App& app) { return std::make_unique<GenerateCommand>(app); }
 
 }  // namespace streambp

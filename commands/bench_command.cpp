@@ -1,12 +1,12 @@
 // streambp bench: how fast a training step runs, against what the machine can do.
-#pragma once
-
+#include "commands/command.cuh"
 #include "commands/device_options.cuh"
 #include "data/files/files.cuh"
 
 namespace streambp {
+namespace {
 
-class BenchCommand {
+class BenchCommand : public Command {
  public:
   explicit BenchCommand(CLI::App& parent) {
     CLI::App& app = *parent.add_subcommand(
@@ -56,16 +56,16 @@ class BenchCommand {
     const Config config = model.config(length);
     require(config.positions == Positions::rope || length <= config.max_length, "--length ", length,
             " is longer than the ", config.max_length, " positions that the model can learn");
-    gpu = device.gpu();
+    gpu = device.kind() == DeviceKind::cuda;
     settings = device.settings(config, 1);
-    if (stream_chunks.empty()) stream_chunks = {std::max<Index>(settings.tile, 512)};
+    if (stream_chunks.empty()) stream_chunks = {default_chunk(settings.tile)};
     for (Index chunk : stream_chunks) check_chunk(chunk, settings.tile);
     std::printf("%s\n%s on %s, %ld tokens, optimizer %s, median of %ld\n\n", describe(config).c_str(),
-                name(settings.dtype), device_name(gpu).c_str(), length, device.optimizer.c_str(), repeat);
+                name(settings.dtype), device_name(settings.device).c_str(), length, device.optimizer.c_str(), repeat);
     std::fflush(stdout);
 
     std::vector<Candidate> candidates;
-    const std::size_t room = free_memory(gpu);
+    const std::size_t room = free_memory(settings.device);
     auto add = [&](std::string label, Mode mode, Index chunk) {
       if (!modes.empty() && std::find(modes.begin(), modes.end(), name(mode)) == modes.end()) return;
       const Schedule schedule = schedule_for(mode, config, length, chunk, settings.tile);
@@ -81,55 +81,53 @@ class BenchCommand {
     add("checkpoint", Mode::checkpoint, 0);
     for (Index chunk : stream_chunks) add(format("stream %ld", chunk), Mode::stream, chunk);
     require(!candidates.empty(), "no mode fits into the memory; give a smaller --length or model");
-    on_device(gpu, settings, [&]<class Device, class T, class G, class M>() { measure<Device, T, G, M>(candidates); });
+    measure(candidates);
   }
 
-  template <class Device, class T, class G, class M>
   void measure(std::vector<Candidate>& candidates) {
     const auto by_peak = [](const Candidate& a, const Candidate& b) { return a.peak < b.peak; };
     const std::size_t capacity = std::max_element(candidates.begin(), candidates.end(), by_peak)->peak;
-    std::vector<double> rates = {matmul_rate<Device, T>()};
-    if (profile) bandwidth = copy_rate<Device>();
-    const std::size_t free_before = free_memory(gpu);
-    Device dev(capacity);
-    Trainer<Device, T, G, M> trainer(dev, settings.config, length, settings.optimizer);
-    trainer.initialise(1);
+    std::vector<double> rates = {matmul_rate(settings.device, settings.dtype)};
+    if (profile) bandwidth = copy_rate(settings.device);
+    const std::size_t free_before = free_memory(settings.device);
+    const auto engine = make_engine(settings, length, capacity);
+    engine->initialise(1);
     const Batch batch = random_document();
     Index step = 0;
     auto run_once = [&](const Schedule& schedule) {
-      dev.reset_work();
-      dev.synchronize();
+      engine->device().reset_work();
+      engine->synchronize();
       const auto start = std::chrono::steady_clock::now();
       if (settings.optimizer == OptimizerKind::none) {
-        trainer.release_gradient();
-        trainer.accumulate(&batch, Counts(batch), schedule);
+        engine->release_gradient();
+        engine->accumulate(batch, Counts(batch), schedule);
       } else {
-        trainer.step({batch}, schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++step);
+        engine->step({batch}, schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++step);
       }
-      dev.synchronize();
+      engine->synchronize();
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     };
     for (Index i = 0; i <= repeat; ++i) {
       if (i == repeat && candidates.front().seconds.size() == static_cast<std::size_t>(repeat)) break;
-      if (!gpu) rates.push_back(matmul_rate<Device, T>());
+      if (!gpu) rates.push_back(matmul_rate(settings.device, settings.dtype));
       for (Candidate& c : candidates) {
         const double seconds = run_once(c.schedule);
         if (i == 0 && seconds < 10) continue;  // the first run warms up, which long ones hardly notice
         c.seconds.push_back(seconds);
-        c.flops = dev.flops();
-        c.work = dev.work();
+        c.flops = engine->device().flops();
+        c.work = engine->device().work();
         if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s: %.3f s", c.label.c_str(), seconds);
       }
     }
     if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
     std::sort(rates.begin(), rates.end());
     rate = rates[rates.size() / 2];
-    if constexpr (!std::is_same_v<Device, Cpu>) {
-      const std::size_t free_now = free_memory(gpu) + capacity;  // others may give back or take in the meantime
+    if (gpu) {
+      const std::size_t free_now = free_memory(settings.device) + capacity;  // others may give back or take in the meantime
       driver_overhead = free_before > free_now ? free_before - free_now : 0;
-      dev.profile = profile;  // timing every operation slows a GPU down, so in a run of its own
+      engine->time_operations(profile);  // timing every operation slows a GPU down, so in a run of its own
       for (Candidate& c : candidates) {
-        if (profile) run_once(c.schedule), c.work = dev.work();
+        if (profile) run_once(c.schedule), c.work = engine->device().work();
       }
     }
     print(candidates);
@@ -149,7 +147,7 @@ class BenchCommand {
 
   void print(const std::vector<Candidate>& candidates) const {
     Json json = {{"config", config_to_json(settings.config)},
-                 {"device", device_name(gpu)},
+                 {"device", device_name(settings.device)},
                  {"dtype", name(settings.dtype)},
                  {"optimizer", device.optimizer},
                  {"length", length},
@@ -218,5 +216,9 @@ class BenchCommand {
   std::string json_file;
   bool profile = false;
 };
+
+}  // namespace
+
+std::unique_ptr<Command> bench_command(CLI::App& app) { return std::make_unique<BenchCommand>(app); }
 
 }  // namespace streambp

@@ -1,14 +1,14 @@
 // streambp tokenize: data as the tokens that a model is trained on, ahead of training and to look at.
-#pragma once
-
+#include "commands/command.cuh"
 #include "commands/display.cuh"
 #include "commands/options.cuh"
 #include "data/documents/tokenised.cuh"
 #include "data/files/checkpoint.cuh"
 
 namespace streambp {
+namespace {
 
-class TokenizeCommand {
+class TokenizeCommand : public Command {
  public:
   explicit TokenizeCommand(CLI::App& parent) {
     CLI::App& app = *parent.add_subcommand(
@@ -93,5 +93,9 @@ class TokenizeCommand {
   DataOptions options;
   Index show = 0;
 };
+
+}  // namespace
+
+std::unique_ptr<Command> tokenize_command(CLI::App& app) { return std::make_unique<TokenizeCommand>(app); }
 
 }  // namespace streambp

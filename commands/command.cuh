@@ -1,0 +1,23 @@
+// The commands of the program. Each has a file of its own, adds its options to the parser, and runs when it is parsed.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+namespace streambp {
+
+struct Command {
+  virtual ~Command() = default;
+  int exit_code = 0;  // of the program, once the command has run
+};
+
+std::unique_ptr<Command> train_command(CLI::App& app);
+std::unique_ptr<Command> verify_command(CLI::App& app);
+std::unique_ptr<Command> plan_command(CLI::App& app);
+std::unique_ptr<Command> bench_command(CLI::App& app);
+std::unique_ptr<Command> tokenize_command(CLI::App& app);
+std::unique_ptr<Command> eval_command(CLI::App& app);
+std::unique_ptr<Command> generate_command(CLI::App& app);
+std::unique_ptr<Command> examples_command(CLI::App& app);
+
+}  // namespace streambp

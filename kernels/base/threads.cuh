@@ -1,0 +1,61 @@
+// OpenMP's threads on a machine that others use too: no more than the process may run at once, and no long spinning.
+#pragma once
+
+#include <omp.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <optional>
+
+#include "kernels/base/control_groups.cuh"
+
+namespace streambp {
+
+// Turns of the loop in which a thread waits for others before it sleeps. libgomp's default of 300,000 lasts milliseconds:
+// while another process has a core, threads burn their time waiting for one that cannot run.
+inline constexpr const char* kSpinCount = "2000";
+
+// CPUs that control groups allow to be busy at once, such as 1.5; none: no quota.
+inline std::optional<double> cpu_quota(const std::filesystem::path& root = "/") {
+  const ControlGroups groups = control_groups("cpu", root);
+  std::optional<double> quota;
+  for (const std::filesystem::path& group : groups.directories) {
+    double time = -1, period = 0;
+    if (groups.version == 2) {
+      std::ifstream file(group / "cpu.max");  // "150000 100000", or "max 100000"
+      if (!(file >> time >> period)) continue;
+    } else {
+      time = number_in(group / "cpu.cfs_quota_us").value_or(-1);
+      period = number_in(group / "cpu.cfs_period_us").value_or(0);
+    }
+    if (time > 0 && period > 0) quota = std::min(quota.value_or(INFINITY), time / period);
+  }
+  return quota;
+}
+
+// Threads for a quota: rounded, since with a thread too many all of them wait for the one that is throttled.
+inline int threads_for(std::optional<double> quota, int at_most) {
+  if (!quota || *quota >= at_most) return at_most;
+  return std::max(1, static_cast<int>(std::lround(*quota)));
+}
+
+// libgomp itself keeps to the CPU affinity. OMP_NUM_THREADS overrides both.
+inline void respect_cpu_quota() {
+  if (!std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(threads_for(cpu_quota(), omp_get_max_threads()));
+}
+
+// libgomp reads GOMP_SPINCOUNT when it is loaded, before main; so the program sets it and starts itself once more. Does
+// nothing where the user has chosen how threads wait, and where /proc is missing.
+inline void limit_spinning(char** argv) {
+  for (const char* chosen : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
+    if (std::getenv(chosen)) return;
+  char program[4096];
+  const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+  if (length <= 0) return;
+  program[length] = '\0';
+  setenv("GOMP_SPINCOUNT", kSpinCount, 1);
+  execv(program, argv);
+}
+
+}  // namespace streambp

@@ -1,0 +1,68 @@
+// README.md and docs/*.md against the program: links, paths, options and the sizes of the heart.
+#include <regex>
+#include <set>
+
+#include "data/files/files.cuh"
+#include "tests/commands.cuh"
+
+namespace streambp {
+namespace {
+
+const fs::path kRoot = STREAMBP_SOURCE;
+
+std::vector<fs::path> documents() {
+  std::vector<fs::path> files = {kRoot / "README.md"};
+  for (const auto& entry : fs::directory_iterator(kRoot / "docs")) {
+    if (entry.path().extension() == ".md") files.push_back(entry.path());
+  }
+  return files;
+}
+
+std::vector<std::smatch> matches(const std::string& text, const std::string& pattern) {
+  const std::regex regex(pattern);
+  return {std::sregex_iterator(text.begin(), text.end(), regex), std::sregex_iterator()};
+}
+
+TEST(Docs, EveryLinkAndPathLeadsToAFile) {
+  for (const fs::path& document : documents()) {
+    const std::string text = read_file(document);
+    for (const std::smatch& link : matches(text, R"(\]\(([^)#:]+)\))")) {
+      EXPECT_TRUE(fs::exists(document.parent_path() / link[1].str())) << document << ": " << link[1];
+    }
+    for (const std::smatch& path :
+         matches(text, R"([ `]((?:scripts|tests|kernels|training|model|memory|data|commands)/)"
+                       R"([a-z_/]+\.(?:cuh|cpp|cu|h|py|sh)))")) {
+      EXPECT_TRUE(fs::exists(kRoot / path[1].str())) << document << ": " << path[1];
+    }
+  }
+}
+
+TEST(Docs, EveryOptionIsOneOfTheCommands) {
+  std::map<std::string, std::string> help;
+  for (const fs::path& document : documents()) {
+    const std::string text = read_file(document);
+    for (const std::smatch& line :
+         matches(text, R"(streambp (train|verify|plan|bench|eval|generate|tokenize|examples)\b([^`\n#]*))")) {
+      const std::string command = line[1], arguments = line[2];
+      if (!help.contains(command)) help[command] = execute(command + " --help").output;
+      for (const std::smatch& option : matches(arguments, R"(--[a-z0-9-]+)")) {
+        EXPECT_FALSE(matches(help[command], option.str() + "[^a-z0-9-]").empty())
+            << document << ": " << command << " " << option.str();
+      }
+    }
+  }
+}
+
+TEST(Docs, TheReadmeKnowsTheSizeOfTheHeart) {
+  const std::string text = read_file(kRoot / "README.md");
+  const auto rows = matches(text, R"(\]\(([a-z/_]+\.[a-z]+)\) \| ([0-9]+) \|)");
+  EXPECT_GE(rows.size(), 3u);
+  for (const std::smatch& row : rows) {
+    const std::string file = read_file(kRoot / row[1].str());
+    const double lines = static_cast<double>(std::count(file.begin(), file.end(), '\n'));
+    EXPECT_NEAR(lines, std::stod(row[2]), 0.05 * lines) << row[1];
+  }
+}
+
+}  // namespace
+}  // namespace streambp

@@ -1,0 +1,197 @@
+// Limits of the machine: control groups, CPU quotas, standard descriptors and signals.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include "commands/process.cuh"
+#include "data/files/files.cuh"
+#include "kernels/base/host_memory.cuh"
+#include "training/interruption.cuh"
+
+namespace streambp {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+// A root directory with /proc and /sys/fs/cgroup as the test writes them.
+class MachineLimits : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    root = std::filesystem::path(testing::TempDir()) /
+           (std::string("streambp_") + info->name() + "_" + std::to_string(getpid()));
+    std::filesystem::remove_all(root);
+    write("proc/meminfo", "MemTotal: 16777216 kB\nMemFree: 1024 kB\nMemAvailable:    8388608 kB\nBuffers: 3 kB\n");
+  }
+  void TearDown() override { std::filesystem::remove_all(root); }
+
+  void write(const std::string& name, const std::string& contents) {
+    std::filesystem::create_directories((root / name).parent_path());
+    write_file_atomically(root / name, contents);
+  }
+  void write_bytes(const std::string& name, std::size_t bytes) { write(name, std::to_string(bytes) + "\n"); }
+
+  std::filesystem::path root;
+};
+
+TEST_F(MachineLimits, MemoryWithoutGroupsIsWhatTheMachineHas) {
+  EXPECT_EQ(available_memory(root), 8192 * kMiB);
+  EXPECT_GT(available_memory(), 0u);
+  std::filesystem::remove_all(root / "proc");
+  EXPECT_EQ(available_memory(root), std::size_t{1} << 62);
+}
+
+TEST_F(MachineLimits, MemoryOfVersion2) {
+  write("proc/self/cgroup", "0::/jobs/mine\n");
+  write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n");
+  write("sys/fs/cgroup/jobs/memory.max", "max\n");
+  write("sys/fs/cgroup/jobs/mine/memory.max", "max\n");
+  EXPECT_EQ(available_memory(root), 8192 * kMiB);
+
+  write_bytes("sys/fs/cgroup/jobs/mine/memory.max", 300 * kMiB);
+  EXPECT_EQ(available_memory(root), 300 * kMiB);
+  write_bytes("sys/fs/cgroup/jobs/mine/memory.current", 200 * kMiB);
+  EXPECT_EQ(available_memory(root), 100 * kMiB);
+  // page cache and free slabs are given back; shared memory is not
+  write("sys/fs/cgroup/jobs/mine/memory.stat",
+        "anon 1\nfile 104857600\nshmem 4194304\ninactive_file 62914560\n"
+        "active_file 31457280\nslab_reclaimable 1048576\nslab 5242880\n");
+  EXPECT_EQ(available_memory(root), 191 * kMiB);
+  write_bytes("sys/fs/cgroup/jobs/mine/memory.high", 250 * kMiB);
+  EXPECT_EQ(available_memory(root), 141 * kMiB);
+  // a limit of an outer group applies too
+  write_bytes("sys/fs/cgroup/jobs/memory.max", 1000 * kMiB);
+  write_bytes("sys/fs/cgroup/jobs/memory.current", 950 * kMiB);
+  EXPECT_EQ(available_memory(root), 50 * kMiB);
+  write_bytes("sys/fs/cgroup/jobs/memory.current", 1001 * kMiB);
+  EXPECT_EQ(available_memory(root), 0u);
+}
+
+TEST_F(MachineLimits, MemoryOfVersion1) {
+  write("proc/self/cgroup", "9:name=systemd:/\n4:memory:/jobs/mine\n3:cpu,cpuacct:/\n0::/\n");
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  write("sys/fs/cgroup/memory/jobs/mine/memory.limit_in_bytes", "314572800\n");
+  write("sys/fs/cgroup/memory/jobs/mine/memory.usage_in_bytes", "209715200\n");
+  write("sys/fs/cgroup/memory/jobs/mine/memory.stat",
+        "inactive_file 1\ntotal_inactive_file 52428800\n"
+        "total_active_file 10485760\nhierarchical_memory_limit 314572800\n");
+  EXPECT_EQ(available_memory(root), 160 * kMiB);
+}
+
+// Without a cgroup namespace, a container sees the host's path and only its own group's files.
+TEST_F(MachineLimits, MemoryInAContainer) {
+  write("proc/self/cgroup", "4:memory:/docker/0123abcd\n");
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "314572800\n");
+  EXPECT_EQ(available_memory(root), 300 * kMiB);
+  write("proc/self/cgroup", "0::/../../outside\n");
+  write("sys/fs/cgroup/cgroup.controllers", "memory\n");
+  write("sys/fs/cgroup/memory.max", "104857600\n");
+  EXPECT_EQ(available_memory(root), 100 * kMiB);
+}
+
+TEST_F(MachineLimits, DamagedGroupFilesLimitNothing) {
+  write("sys/fs/cgroup/cgroup.controllers", "memory\n");
+  write("sys/fs/cgroup/jobs/memory.max", "plenty\n");
+  for (const char* groups : {"", "nonsense\n", "::\n", "0:\n", "0::/jobs\n", "4:memory:\n"}) {
+    write("proc/self/cgroup", groups);
+    EXPECT_EQ(available_memory(root), 8192 * kMiB) << groups;
+    EXPECT_FALSE(cpu_quota(root)) << groups;
+  }
+}
+
+TEST_F(MachineLimits, CpuQuotas) {
+  EXPECT_FALSE(cpu_quota(root));
+  write("proc/self/cgroup", "0::/jobs/mine\n");
+  write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n");
+  write("sys/fs/cgroup/jobs/mine/cpu.max", "max 100000\n");
+  EXPECT_FALSE(cpu_quota(root));
+  write("sys/fs/cgroup/jobs/cpu.max", "400000 100000\n");
+  EXPECT_EQ(cpu_quota(root), 4);
+  write("sys/fs/cgroup/jobs/mine/cpu.max", "150000 100000\n");
+  EXPECT_EQ(cpu_quota(root), 1.5);
+
+  write("proc/self/cgroup", "2:cpu,cpuacct:/batch\n0::/jobs/mine\n");
+  write("sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_quota_us", "-1\n");
+  write("sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_period_us", "100000\n");
+  EXPECT_FALSE(cpu_quota(root));
+  write("sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_quota_us", "50000\n");
+  EXPECT_EQ(cpu_quota(root), 0.5);
+}
+
+TEST_F(MachineLimits, ThreadsForAQuota) {
+  EXPECT_EQ(threads_for(std::nullopt, 8), 8);
+  EXPECT_EQ(threads_for(16, 8), 8);
+  EXPECT_EQ(threads_for(4, 8), 4);
+  EXPECT_EQ(threads_for(1.5, 8), 2);
+  EXPECT_EQ(threads_for(1.2, 8), 1);
+  EXPECT_EQ(threads_for(0.1, 8), 1);
+}
+
+// What a child process does and exits with; 128 + n: killed by signal n.
+template <class F>
+int exit_code_of(F&& f) {
+  const pid_t child = fork();
+  if (child == 0) _exit(f());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+TEST_F(MachineLimits, ClosedStandardDescriptorsAreOpened) {
+  EXPECT_EQ(exit_code_of([&] {
+              for (int file : {0, 1, 2}) close(file);
+              open_standard_descriptors();
+              const int next = open((root / "proc/meminfo").c_str(), O_RDONLY);
+              return next > 2 && ::write(1, "x", 1) == 1 ? 0 : 1;
+            }),
+            0);
+  EXPECT_EQ(exit_code_of([&] {  // open ones stay as they are
+              const int file = open((root / "proc/meminfo").c_str(), O_RDONLY);
+              dup2(file, 0), close(1);
+              open_standard_descriptors();
+              char c;
+              return read(0, &c, 1) == 1 && c == 'M' ? 0 : 1;
+            }),
+            0);
+}
+
+TEST_F(MachineLimits, TheFirstSignalIsNotedAndTheSecondEnds) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    auto raised = [&](int times) {
+      return exit_code_of([&] {
+        close(2);
+        Interruption interruption;
+        if (Interruption::signal() != 0) return 1;
+        for (int i = 0; i < times; ++i) raise(signal);
+        return Interruption::signal() == signal ? 42 : 2;
+      });
+    };
+    EXPECT_EQ(raised(1), 42);
+    EXPECT_EQ(raised(2), 128 + signal);
+  }
+  EXPECT_EQ(exit_code_of([] {  // another one ends it too
+              close(2);
+              Interruption interruption;
+              raise(SIGINT), raise(SIGTERM);
+              return 0;
+            }),
+            128 + SIGTERM);
+}
+
+TEST_F(MachineLimits, IgnoredSignalsStayIgnored) {
+  EXPECT_EQ(exit_code_of([] {
+              ::signal(SIGHUP, SIG_IGN);  // nohup
+              Interruption interruption;
+              raise(SIGHUP);
+              return Interruption::signal();
+            }),
+            0);
+  EXPECT_EQ(exit_code_of([] {  // and afterwards signals do what they did before
+              { Interruption interruption; }
+              raise(SIGTERM);
+              return 0;
+            }),
+            128 + SIGTERM);
+}
+
+}  // namespace
+}  // namespace streambp

@@ -1,0 +1,400 @@
+// Packing, and the batches that training and evaluation take from token files.
+#include <cmath>
+#include <set>
+
+#include "tests/data_files.cuh"
+
+namespace streambp {
+namespace {
+
+// Realistic lengths: log-normal.
+std::vector<Index> natural_lengths(std::size_t n) {
+  std::vector<Index> lengths(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    lengths[i] = 2 + static_cast<Index>(std::exp(5.5 + 1.1 * Random(8).normal(i)));
+  }
+  return lengths;
+}
+
+std::vector<std::vector<Index>> packs_of(Packing& packing, Index from, Index count) {
+  std::vector<std::vector<Index>> all;
+  for (Index n = from; n < from + count; ++n) {
+    auto& pack = all.emplace_back();
+    for (const PackedPiece& p : packing.pack(n)) pack.insert(pack.end(), {p.document, p.begin, p.length});
+  }
+  return all;
+}
+
+TEST(Packing, UsesEveryTokenOncePerEpochAndFillsThePacks) {
+  const std::vector<Index> lengths = natural_lengths(20'000);
+  constexpr Index length = 2048;
+  Packing packing(cut(lengths, length, TooLong::split), length, 3);
+  for (const Index epoch : {0, 1}) {
+    std::vector<Index> next(lengths.size(), 0);
+    std::vector<std::vector<std::pair<Index, Index>>> spans(lengths.size());
+    for (Index n = 0; n < packing.size(); ++n) {
+      Index sum = 0;
+      for (const PackedPiece& piece : packing.pack(epoch * packing.size() + n)) {
+        sum += piece.length;
+        spans[static_cast<std::size_t>(piece.document)].push_back({piece.begin, piece.length});
+      }
+      ASSERT_LE(sum, length);
+      ASSERT_GT(sum, 0);
+    }
+    for (std::size_t d = 0; d < lengths.size(); ++d) {
+      std::sort(spans[d].begin(), spans[d].end());
+      Index end = 0;
+      for (const auto& [begin, n] : spans[d]) {
+        ASSERT_EQ(begin, end);
+        end += n;
+      }
+      ASSERT_EQ(end, lengths[d]);
+    }
+  }
+  const double fill = static_cast<double>(packing.tokens()) / static_cast<double>(packing.size() * length);
+  EXPECT_GE(fill, 0.98);
+  RecordProperty("fill", std::to_string(fill));
+}
+
+// {6, 5, 4, 3, 2} in packs of 10 become {6, 4} and {5, 3, 2}.
+TEST(Packing, IsBestFit) {
+  Packing packing(cut(std::vector<Index>{2, 3, 4, 5, 6}, 10, TooLong::split), 10, 1);
+  ASSERT_EQ(packing.size(), 2);
+  std::set<std::set<Index>> packs;
+  for (Index n : {0, 1}) {
+    std::set<Index> lengths;
+    for (const PackedPiece& piece : packing.pack(n)) lengths.insert(piece.length);
+    packs.insert(lengths);
+  }
+  EXPECT_EQ(packs, (std::set<std::set<Index>>{{6, 4}, {5, 3, 2}}));
+}
+
+TEST(Packing, IsAFunctionOfItsArguments) {
+  const std::vector<Index> lengths = natural_lengths(1000);
+  const auto pieces = cut(lengths, 1000, TooLong::split);
+  Packing packing(pieces, 1000, 3), again(pieces, 1000, 3), other(pieces, 1000, 4);
+  const Index n = packing.size();
+  ASSERT_EQ(other.size(), n);
+  const auto all = packs_of(packing, 0, 3 * n);
+  const auto late = packs_of(again, n + n / 2, n);  // starts in the middle of the second epoch
+  EXPECT_TRUE(std::equal(late.begin(), late.end(), all.begin() + n + n / 2));
+  EXPECT_EQ(packs_of(packing, 0, n), std::vector(all.begin(), all.begin() + n));  // and back
+  EXPECT_NE(packs_of(other, 0, n), packs_of(packing, 0, n));
+  EXPECT_NE(packs_of(packing, 0, n), packs_of(packing, n, n));
+}
+
+TEST(Packing, SplitsTruncatesOrRefusesLongDocuments) {
+  const std::vector<Index> lengths = {25, 10, 3};
+  const auto count = [&](TooLong choice) { return Packing(cut(lengths, 10, choice), 10, 1).tokens(); };
+  EXPECT_EQ(count(TooLong::split), 38);
+  EXPECT_EQ(count(TooLong::truncate), 23);
+  EXPECT_ERROR(count(TooLong::refuse), "document 1 has 25 tokens, more than the 10");
+  EXPECT_ERROR(Packing({}, 10, 1), "no documents");
+  EXPECT_ERROR(cut(lengths, 0, TooLong::split), "into pieces of 0 tokens");
+  EXPECT_ERROR(Packing({{0, 0, 11}}, 10, 1), "does not fit a pack of 10");
+}
+
+TEST(Packing, KeepsPairsTogetherInTheirOrder) {
+  const std::vector<Index> lengths = natural_lengths(4000);
+  constexpr Index length = 2048;
+  const auto pieces = cut_pairs(lengths, length, length, TooLong::truncate);
+  ASSERT_EQ(pieces.size(), lengths.size());
+  Packing packing(pieces, length, 3, 2), again(pieces, length, 3, 2);
+  const Index n = packing.size();
+  for (const Index epoch : {0, 1}) {
+    std::set<Index> seen;
+    for (Index i = 0; i < n; ++i) {
+      const auto pack = packing.pack(epoch * n + i);
+      ASSERT_EQ(pack.size() % 2, 0u);
+      Index sum = 0;
+      for (std::size_t p = 0; p < pack.size(); p += 2) {
+        ASSERT_EQ(pack[p].document % 2, 0);
+        ASSERT_EQ(pack[p + 1].document, pack[p].document + 1);
+        ASSERT_TRUE(seen.insert(pack[p].document).second);
+        sum += pack[p].length + pack[p + 1].length;
+      }
+      ASSERT_LE(sum, length);
+    }
+    ASSERT_EQ(2 * seen.size(), lengths.size());
+  }
+  const auto all = packs_of(packing, 0, 2 * n), late = packs_of(again, n + n / 2, n / 2);
+  EXPECT_TRUE(std::equal(late.begin(), late.end(), all.begin() + n + n / 2));
+  EXPECT_GE(static_cast<double>(packing.tokens()) / static_cast<double>(n * length), 0.95);
+}
+
+TEST(Packing, OfLongPairsCutsTheLongerSide) {
+  using Lengths = std::vector<Index>;
+  const auto cut_to = [](const Lengths& pair, Index length, Index longest, TooLong choice = TooLong::truncate) {
+    Lengths lengths;
+    for (const PackedPiece& piece : cut_pairs(pair, length, longest, choice)) {
+      EXPECT_EQ(piece.document, static_cast<Index>(lengths.size()));
+      EXPECT_EQ(piece.begin, 0);
+      lengths.push_back(piece.length);
+    }
+    return lengths;
+  };
+  EXPECT_EQ(cut_to({6, 4}, 10, 10, TooLong::refuse), (Lengths{6, 4}));
+  EXPECT_EQ(cut_to({6, 4}, 10, 10, TooLong::split), (Lengths{6, 4}));
+  EXPECT_EQ(cut_to({20, 4}, 10, 10), (Lengths{6, 4}));
+  EXPECT_EQ(cut_to({4, 20}, 10, 10), (Lengths{4, 6}));
+  EXPECT_EQ(cut_to({6, 5}, 10, 10), (Lengths{5, 5}));
+  EXPECT_EQ(cut_to({20, 30}, 11, 11), (Lengths{5, 5}));
+  EXPECT_EQ(cut_to({20, 4}, 20, 8), (Lengths{8, 4}));
+  EXPECT_EQ(cut_to({20, 30}, 20, 8), (Lengths{8, 8}));
+  for (const TooLong choice : {TooLong::refuse, TooLong::split}) {
+    EXPECT_ERROR(cut_to({1, 1, 6, 5}, 10, 10, choice), "pair 2 has 11 tokens, 6 chosen and 5 rejected");
+    EXPECT_ERROR(cut_to({9, 5}, 20, 8, choice), "20 in all and 8 in each; use a larger --length");
+  }
+  EXPECT_ERROR(Packing({{0, 0, 6}, {1, 0, 5}}, 10, 1, 2), "a piece of 11 tokens does not fit a pack of 10");
+}
+
+// Pairs of a prompt and two answers. All tokens differ except those of the shared prompts, and the reference log-prob of a
+// target is a function of it.
+class Preferences : public DataFiles {
+ protected:
+  void make(const std::vector<std::array<Index, 3>>& lengths) {
+    TokenWriter writer(dir / "t.safetensors");
+    std::int32_t token = 0;
+    for (const auto& [prompt, chosen, rejected] : lengths) {
+      Document begin;
+      for (Index i = 0; i < prompt; ++i, ++token) begin.add({&token, 1}, false);
+      for (const Index answer : {chosen, rejected}) {
+        Document document = begin;
+        for (Index i = 0; i < answer; ++i, ++token) document.add({&token, 1}, true);
+        writer.add(document);
+      }
+    }
+    writer.finish({{"kind", "preferences"}});
+    file.emplace(dir / "t.safetensors");
+    config = make_config("llama", token, 8, 1, 1, 1, 8, 8, 0, true);
+  }
+  static float given(std::int32_t token) { return -0.5f - static_cast<float>(token); }
+  std::vector<float> reference() const {
+    std::vector<float> reference;
+    for (Index d = 0; d < file->documents(); ++d) {
+      const auto tokens = file->tokens(d);
+      for (std::size_t i = 0; i < tokens.size(); ++i) {
+        reference.push_back(i + 1 < tokens.size() ? given(tokens[i + 1]) : NAN);
+      }
+    }
+    return reference;
+  }
+  Documents documents(Index length, TooLong too_long, double evaluation_fraction = 0) const {
+    return Documents(*file, {.evaluation_fraction = evaluation_fraction,
+                             .length = length,
+                             .longest = length,
+                             .packs = 2,
+                             .micro_batches = 3,
+                             .seed = 5,
+                             .too_long = too_long});
+  }
+  // Checks a batch, and counts its pairs by their first token.
+  void look(const Batch& batch, bool attached, std::map<std::int32_t, int>& pairs) const {
+    validate(config, batch);
+    std::vector<std::size_t> begin;
+    for (std::size_t i = 0; i < batch.tokens.size(); ++i) {
+      if (batch.positions[i] == 0) begin.push_back(i);
+    }
+    ASSERT_EQ(begin.size() % 2, 0u);
+    begin.push_back(batch.tokens.size());
+    for (std::size_t d = 0; d + 1 < begin.size(); d += 2) {
+      ASSERT_EQ(batch.tokens[begin[d]], batch.tokens[begin[d + 1]]);  // one prompt
+      std::int32_t last[2] = {-1, -1};
+      for (const std::size_t side : {0, 1}) {
+        for (std::size_t i = begin[d + side]; i < begin[d + side + 1]; ++i) {
+          last[side] = std::max(last[side], batch.targets[i]);
+        }
+        ASSERT_GE(last[side], 0);
+      }
+      ASSERT_LT(last[0], last[1]);  // the chosen one came first
+      ++pairs[batch.tokens[begin[d]]];
+    }
+    ASSERT_EQ(batch.reference.size(), attached ? batch.tokens.size() : 0u);
+    for (std::size_t i = 0; i < batch.reference.size(); ++i) {
+      ASSERT_EQ(batch.reference[i], batch.targets[i] < 0 ? 0 : static_cast<double>(given(batch.targets[i])));
+    }
+  }
+
+  std::optional<TokenFile> file;
+  Config config;
+};
+
+TEST_F(Preferences, ComeOncePerEpochOrAreHeldOut) {
+  std::vector<std::array<Index, 3>> lengths;
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    const auto length = [&](std::uint64_t use) { return 1 + static_cast<Index>(Random(i).below(30, use)); };
+    lengths.push_back({length(0), length(1), length(2)});
+  }
+  make(lengths);
+  for (const bool attached : {false, true}) {
+    Documents all = documents(120, TooLong::split, 0.08);  // none is too long
+    EXPECT_EQ(all.left_out, 0);
+    if (attached) all.attach(reference());
+    std::map<std::int32_t, int> learned, held_out;
+    for (const Batch& batch : all.evaluation) look(batch, attached, held_out);
+    EXPECT_GT(held_out.size(), 10u);
+    for (Index step = 1; step <= all.steps_per_epoch(); ++step) {
+      for (Index i = 0; i < 3; ++i) look(all.batch(step, i), attached, learned);
+    }
+    for (const auto& [pair, times] : held_out) EXPECT_FALSE(learned.contains(pair)) << times;
+    EXPECT_EQ(learned.size() + held_out.size(), lengths.size());
+    // the last step continues in the next epoch
+    Index twice = 0;
+    for (const auto& [pair, times] : learned) EXPECT_LE(times, 2), twice += times == 2;
+    EXPECT_LT(twice, static_cast<Index>(learned.size()) / 4);
+    // a resumed run sees the same
+    Documents resumed = documents(120, TooLong::split, 0.08);
+    if (attached) resumed.attach(reference());
+    for (const Index step : {9, 2}) {
+      const Batch before = all.batch(step, 1), after = resumed.batch(step, 1);
+      EXPECT_EQ(before.tokens, after.tokens);
+      EXPECT_EQ(before.targets, after.targets);
+      EXPECT_EQ(before.reference, after.reference);
+    }
+  }
+}
+
+TEST_F(Preferences, ThatAreTooLongAreCutOrLeftOut) {
+  make({{4, 3, 20}, {4, 3, 3}, {10, 5, 8}, {4, 30, 30}, {9, 1, 30}, {30, 4, 4}});
+  EXPECT_ERROR(documents(20, TooLong::split), "pair 1 has 31 tokens, 7 chosen and 24 rejected");
+  EXPECT_ERROR(documents(5, TooLong::truncate), "no document has a target");
+  Documents cut = documents(20, TooLong::truncate);
+  EXPECT_EQ(cut.left_out, 1);  // the last: its prompt leaves no room
+  EXPECT_TRUE(cut.evaluation.empty());
+  cut.attach(reference());
+  std::map<std::int32_t, int> pairs;
+  for (Index i = 0; i < 3; ++i) look(cut.batch(1, i), true, pairs);
+  EXPECT_EQ(pairs.size(), 5u);
+  EXPECT_ERROR(cut.attach(std::vector<float>(7)), "there are 7 reference log-probs");
+}
+
+// Answers that differ only after the cut.
+TEST_F(Preferences, ThatCuttingMakesEqualAreLeftOut) {
+  TokenWriter writer(dir / "t.safetensors");
+  for (const std::int32_t last : {8, 9}) writer.add(Document{{1, 2, 3, 4, 5, last}, {0, 1, 1, 1, 1, 1}});
+  for (const std::int32_t only : {8, 9}) writer.add(Document{{1, only}, {0, 1}});
+  writer.finish({{"kind", "preferences"}});
+  file.emplace(dir / "t.safetensors");
+  EXPECT_EQ(documents(12, TooLong::refuse).left_out, 0);
+  EXPECT_EQ(documents(10, TooLong::truncate).left_out, 0);  // the sixth tokens are targets
+  EXPECT_EQ(documents(8, TooLong::truncate).left_out, 1);
+}
+
+TEST_F(Preferences, BatchesHaveReferenceLogProbsForAllTokensOrNone) {
+  make({{2, 2, 2}});
+  Documents pair = documents(8, TooLong::refuse);
+  pair.attach(reference());
+  const Batch good = pair.batch(1, 0);
+  EXPECT_EQ(error_of([&] { require_shape(good); }), "no error");
+  for (const double wrong : {-std::numeric_limits<double>::infinity(), std::nan("")}) {
+    Batch bad = good;
+    bad.reference[1] = wrong;
+    EXPECT_ERROR(require_shape(bad), "reference log-probs of a batch is ");
+  }
+  Batch bad = good;
+  bad.reference.pop_back();
+  EXPECT_ERROR(require_shape(bad), "reference log-probs");
+}
+
+// Each learned token is a target exactly once per epoch, even where long documents are split.
+TEST_F(DataFiles, BatchesHaveEachTargetOnce) {
+  TokenWriter writer(dir / "t.safetensors");
+  std::map<std::int32_t, int> expected;  // tokens are all different
+  std::int32_t token = 0;
+  for (const Index length : natural_lengths(200)) {
+    Document document;
+    for (Index i = 0; i < length; ++i, ++token) {
+      const bool learn = i > 0 && Random(2).below(3, static_cast<std::uint64_t>(token)) > 0;
+      document.add({&token, 1}, learn);
+      if (learn) ++expected[token];
+    }
+    writer.add(document);
+  }
+  writer.finish({});
+  const TokenFile file(dir / "t.safetensors");
+  Packing packing(cut(file.lengths(), 300, TooLong::split), 300, 1);
+  Config config = make_config("llama", token, 8, 1, 1, 1, 8, 8, 0, true);
+  std::map<std::int32_t, int> predicted;
+  Index tokens = 0;
+  for (Index n = 0; n < packing.size(); ++n) {
+    Batch batch;
+    append(batch, file, packing.pack(n));
+    validate(config, batch);
+    tokens += batch.size();
+    for (std::size_t i = 0; i < batch.targets.size(); ++i) {
+      if (batch.targets[i] < 0) continue;
+      EXPECT_EQ(batch.targets[i], batch.tokens[i] + 1);
+      ++predicted[batch.targets[i]];
+    }
+    Index at = 0;
+    for (const PackedPiece& piece : packing.pack(n)) {
+      for (Index i = 0; i < piece.length; ++i, ++at) {
+        ASSERT_EQ(batch.positions[static_cast<std::size_t>(at)], i);
+        ASSERT_EQ(batch.key_begin[static_cast<std::size_t>(at)], at - i);
+      }
+    }
+  }
+  EXPECT_EQ(tokens, file.token_count());
+  EXPECT_EQ(predicted, expected);
+}
+
+TEST_F(GroupFiles, GiveBatchesTheirAdvantagesAndOldLogProbs) {
+  const TokenFile known = file({a, b});
+  const DocumentSettings settings{.evaluation_fraction = 0,
+                                  .length = 5,
+                                  .longest = 5,
+                                  .packs = 1,
+                                  .micro_batches = 1,
+                                  .seed = 1,
+                                  .too_long = TooLong::split,
+                                  .scaled = false};
+  Documents data(known, settings);
+  const Batch batch = data.batch(1, 0);
+  const bool first = batch.targets[0] == 2;  // packs are shuffled
+  using Numbers = std::vector<double>;
+  EXPECT_EQ(batch.advantages, first ? (Numbers{0.5, 0.5, 0.5, -0.5, -0.5}) : (Numbers{-0.5, -0.5, 0.5, 0.5, 0.5}));
+  EXPECT_EQ(batch.old, first ? (Numbers{-1, -2, 0, -3, 0}) : (Numbers{-3, 0, -1, -2, 0}));
+  EXPECT_TRUE(batch.reference.empty());
+  data.attach(std::vector<float>{-5, -6, 0, -7, 0});
+  EXPECT_EQ(data.batch(1, 0).old, batch.old) << "log-probs in the data take precedence";
+  EXPECT_EQ(data.batch(1, 0).reference, first ? (Numbers{-5, -6, 0, -7, 0}) : (Numbers{-7, 0, -5, -6, 0}));
+  // Without old log-probs, the reference model counts as the sampler.
+  Document x = a, y = b;
+  x.old.clear(), y.old.clear();
+  Documents unknown(file({x, y}), settings);
+  EXPECT_TRUE(unknown.batch(1, 0).old.empty());
+  unknown.attach(std::vector<float>{-5, -6, 0, -7, 0});
+  EXPECT_EQ(unknown.batch(1, 0).old, unknown.batch(1, 0).reference);
+  // Groups are held out as a whole.
+  std::vector<Document> many;
+  for (std::int32_t prompt = 0; prompt < 40; ++prompt) {
+    for (std::int32_t answer = 0; answer < 3; ++answer) {
+      many.push_back({{prompt, 100 + prompt, answer}, {0, 0, 1}, Advantage{1, 1}});
+    }
+  }
+  DocumentSettings apart = settings;
+  apart.evaluation_fraction = 0.3;
+  apart.length = apart.longest = 9;
+  Documents split(file(many), apart);
+  std::map<std::int32_t, int> held_out, trained;
+  const auto count = [](const Batch& b, std::map<std::int32_t, int>& times) {
+    for (const std::int32_t token : b.tokens) times[token] += token >= 100;
+  };
+  for (const Batch& b : split.evaluation) count(b, held_out);
+  for (Index step = 1; step <= split.steps_per_epoch(); ++step) count(split.batch(step, 0), trained);
+  std::erase_if(held_out, [](const auto& x) { return x.second == 0; });
+  std::erase_if(trained, [](const auto& x) { return x.second == 0; });
+  EXPECT_GT(held_out.size(), 4u);
+  EXPECT_LT(held_out.size(), 8 * 3 + 1);  // of eight batches
+  for (const auto& [prompt, times] : held_out) EXPECT_FALSE(trained.contains(prompt)) << prompt;
+  for (const auto& [prompt, times] : trained) EXPECT_EQ(times, 3) << prompt;
+  // No completion is split.
+  DocumentSettings narrow = settings;
+  narrow.length = narrow.longest = 2;
+  EXPECT_ERROR(Documents(known, narrow), "completion 1 has 3 tokens");
+  narrow.too_long = TooLong::truncate;
+  EXPECT_EQ(Documents(known, narrow).batch(1, 0).size(), 2);
+}
+
+}  // namespace
+}  // namespace streambp

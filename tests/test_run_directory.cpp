@@ -1,0 +1,298 @@
+// The output directory of a run: who may write there, what a killed run leaves, and which checkpoints stay.
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <set>
+
+#include "tests/support.cuh"
+#include "training/run_directory.cuh"
+#include "training/trainer.cuh"
+
+namespace {
+std::set<std::string>* flushed_paths = nullptr;
+}
+
+// Hears of all calls in this program.
+extern "C" int fsync(int file) {
+  char path[4096];
+  const ssize_t n = readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof path);
+  if (flushed_paths && n > 0) flushed_paths->insert(std::filesystem::path(std::string(path, n)).filename());
+  return static_cast<int>(syscall(SYS_fsync, file));
+}
+
+namespace streambp {
+namespace {
+
+using Begin = RunDirectory::Begin;
+using Keep = RunDirectory::Keep;
+
+class RunDirectories : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    dir = fs::path(testing::TempDir()) / (std::string("streambp_") + info->name() + "_" + std::to_string(getpid()));
+    fs::remove_all(dir);
+    fs::create_directories(dir);
+  }
+  void TearDown() override { fs::remove_all(dir); }
+
+  std::string out() const { return (dir / "run").string(); }
+  void add(const std::string& name, const std::string& contents = "") const {
+    fs::create_directories((dir / "run" / name).parent_path());
+    write_file_atomically(dir / "run" / name, contents);
+  }
+  std::set<std::string> names(const fs::path& of) const {
+    std::set<std::string> all;
+    for (const auto& entry : fs::directory_iterator(of)) all.insert(entry.path().filename());
+    return all;
+  }
+  std::set<std::string> names() const { return names(dir / "run"); }
+
+  template <class F>
+  static void expect_refused(F&& f, const std::string& said) {
+    try {
+      f();
+      ADD_FAILURE() << "not refused: " << said;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(said), std::string::npos) << error.what();
+    }
+  }
+  void expect_refused(Begin begin, const std::string& said) const {
+    expect_refused([&] { RunDirectory(out(), begin); }, said);
+  }
+
+  fs::path dir;
+};
+
+// A model small enough to be saved often.
+struct SmallRun {
+  Config config = make_config("llama", 11, 8, 1, 2, 1, 4, 12, 0, false);
+  Cpu dev{std::size_t{1} << 20};
+  Trainer<Cpu, float> trainer{dev, config, 8, OptimizerKind::adamw};
+  ModelLayout layout{config};
+
+  SmallRun() { trainer.initialise(1); }
+  Json state(Index step) const { return {{"step", step}, {"options", Json::object()}}; }
+};
+
+TEST_F(RunDirectories, AreClaimedByOneRunEach) {
+  constexpr int runs = 8;
+  fs::current_path(dir);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  for (int i = 0; i < runs; ++i) {
+    if (fork() != 0) continue;
+    close(ends[1]);
+    char c;
+    [[maybe_unused]] const ssize_t started = read(ends[0], &c, 1);
+    try {
+      RunDirectory run("", Begin::fresh);
+      run.open(0, {});
+      run.write_metrics({{"pid", getpid()}});
+      _exit(0);
+    } catch (...) {
+      _exit(1);
+    }
+  }
+  close(ends[0]), close(ends[1]);  // all start now
+  int failed = 0;
+  for (int i = 0, status; i < runs; ++i) wait(&status), failed += status != 0;
+  fs::current_path("/");
+  EXPECT_EQ(failed, 0);
+  EXPECT_EQ(names(dir / "out").size(), static_cast<std::size_t>(runs));
+  for (int i = 1; i <= runs; ++i) {
+    const std::string lines = read_file(dir / "out" / ("run-" + std::to_string(i)) / "metrics.jsonl");
+    EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 1);
+  }
+}
+
+TEST_F(RunDirectories, AreLocked) {
+  RunDirectory first(out(), Begin::fresh);
+  first.open(0, {});
+  expect_refused(Begin::resume, "another run is writing here");
+  expect_refused(Begin::fresh, "another run is writing here");
+}
+
+TEST_F(RunDirectories, OfRefusedRunsDisappear) {
+  { RunDirectory run(out(), Begin::fresh); }
+  EXPECT_FALSE(fs::exists(out()));
+  {
+    RunDirectory run(out(), Begin::fresh);
+    run.create();
+    EXPECT_TRUE(fs::exists(out()));
+  }
+  EXPECT_FALSE(fs::exists(out()));
+  fs::create_directories(out());
+  {
+    RunDirectory run(out(), Begin::fresh);
+    run.create();
+  }
+  EXPECT_TRUE(fs::exists(out())) << "the user made it";
+}
+
+TEST_F(RunDirectories, ThatCannotBeAreRefusedAtOnce) {
+  write_file_atomically(dir / "run", "");
+  expect_refused(Begin::fresh, "is not a directory");
+  expect_refused([] { RunDirectory("", Begin::resume); }, "--resume needs --out");
+  expect_refused([&] { RunDirectory((dir / "run/below").string(), Begin::fresh).create(); }, "below");
+}
+
+// --- Where a run continues ---
+
+TEST_F(RunDirectories, SayWhatToDoWithWhatIsThere) {
+  expect_refused(Begin::resume, "start the run without --resume");
+  fs::create_directories(out());
+  expect_refused(Begin::resume, "start the run without --resume");
+  EXPECT_NO_THROW(RunDirectory(out(), Begin::fresh));
+  add("metrics.jsonl");  // of an older version: its options are lost
+  expect_refused(Begin::resume, "remove " + out());
+  expect_refused(Begin::fresh, "remove " + out());
+  add("step-000010/training/state.json", "{}");
+  expect_refused(Begin::fresh, "continue it with --resume");
+  EXPECT_EQ(RunDirectory(out(), Begin::resume).checkpoint(), fs::path(out()) / "step-000010");
+}
+
+// A run that was killed before its first checkpoint is started again with its options; nothing sends the user in a circle.
+TEST_F(RunDirectories, WithoutACheckpointResumeFromTheBeginning) {
+  {
+    RunDirectory run(out(), Begin::fresh);
+    run.open(0, {{"--seed", 7}});
+    run.write_metrics({{"step", 1}});
+  }
+  expect_refused(Begin::fresh, "--resume");
+  RunDirectory run(out(), Begin::resume);
+  EXPECT_TRUE(run.checkpoint().empty());
+  EXPECT_EQ(parse_json_file(run.state_file())["options"]["--seed"], 7);
+  run.open(0, {{"--seed", 7}});
+  EXPECT_EQ(read_file(dir / "run/metrics.jsonl"), "");
+}
+
+TEST_F(RunDirectories, KeepMetricsUpToTheStep) {
+  add("step-000002/training/state.json", "{}");
+  add("metrics.jsonl", "{\"step\":1}\n{\"step\":2}\nnot json\n{\"step\":3}\n[]\n{\"step\":\"1\"}\n{\"step\":4");
+  RunDirectory run(out(), Begin::resume);
+  run.open(2, {});
+  run.write_metrics({{"step", 3}, {"loss", 1}});
+  EXPECT_EQ(read_file(dir / "run/metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"loss\":1,\"step\":3}\n");
+  EXPECT_FALSE(fs::exists(dir / "run/run.json"));
+}
+
+TEST_F(RunDirectories, AreCleanedOfUnfinishedFiles) {
+  for (const char* stale : {"step-000004.tmp/model.safetensors", "step-000003.old.tmp/config.json",
+                            "metrics.jsonl.tmp-123", "run.json.tmp-9"})
+    add(stale);
+  const std::set<std::string> others = {"notes.tmp", "step-x.tmp",  "a.tmp-",
+                                        "a.tmp-1b",  "step-000005", "step-1.tmp.txt"};
+  for (const std::string& name : others) add(name);
+  add("mine.tmp/file"), add("step-000002/training/state.json", "{}");
+  { RunDirectory looks(out(), Begin::resume); }
+  EXPECT_TRUE(fs::exists(dir / "run/step-000004.tmp")) << "nothing is removed before the run starts";
+  RunDirectory run(out(), Begin::resume);
+  run.open(2, {});
+  std::set<std::string> expected = others;
+  expected.insert({"mine.tmp", "step-000002", "metrics.jsonl"});
+  EXPECT_EQ(names(), expected);
+}
+
+// --- Checkpoints ---
+
+TEST_F(RunDirectories, KeepTheNewestTwoAutomaticCheckpointsAndAllOthers) {
+  SmallRun small;
+  {
+    RunDirectory run(out(), Begin::fresh);
+    run.open(0, {});
+    for (const Index step : {1, 2, 4}) run.save(small.trainer, small.layout, small.state(step), Keep::newest_two);
+    run.save(small.trainer, small.layout, small.state(3), Keep::always);
+  }
+  RunDirectory run(out(), Begin::resume);
+  EXPECT_EQ(run.checkpoint(), fs::path(out()) / "step-000004");
+  run.open(4, {});
+  run.save(small.trainer, small.layout, small.state(5), Keep::newest_two);
+  EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json", "step-000003", "step-000004", "step-000005"}));
+  EXPECT_NE(run.last_checkpoint().find("step-000005"), std::string::npos);
+}
+
+// What stands in the way of a checkpoint is kept under another name.
+TEST_F(RunDirectories, NeverDeleteWhatIsInTheWay) {
+  SmallRun small;
+  add("step-000001/training/state.json", "{}");
+  add("step-000002/model.safetensors", "somebody's work");
+  add("step-000002.replaced", "taken");
+  RunDirectory run(out(), Begin::resume);
+  run.open(1, {});
+  testing::internal::CaptureStdout();
+  run.save(small.trainer, small.layout, small.state(2), Keep::always);
+  EXPECT_NE(testing::internal::GetCapturedStdout().find("step-000002.replaced-2"), std::string::npos);
+  EXPECT_EQ(read_file(dir / "run/step-000002.replaced-2/model.safetensors"), "somebody's work");
+  EXPECT_TRUE(is_complete_checkpoint(dir / "run/step-000002"));
+}
+
+TEST_F(RunDirectories, AreOnTheDiskBeforeASaveReturns) {
+  SmallRun small;
+  RunDirectory run(out(), Begin::fresh);
+  std::set<std::string> flushed;
+  flushed_paths = &flushed;
+  run.open(0, {});
+  run.save(small.trainer, small.layout, small.state(1), Keep::always);
+  flushed_paths = nullptr;
+  EXPECT_TRUE(flushed.contains("run")) << "the directory whose entry the rename changed";
+  EXPECT_TRUE(flushed.contains("step-000001.tmp"));
+  EXPECT_TRUE(flushed.contains("training"));
+}
+
+// ulimit -f ends a program by SIGXFSZ unless that is ignored; then the write fails and is cleaned up.
+TEST_F(RunDirectories, HoldNoHalfCheckpointWhenFilesAreTooLarge) {
+  const pid_t child = fork();
+  if (child == 0) {
+    SmallRun small;
+    RunDirectory run(out(), Begin::fresh);
+    run.open(0, {});
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit = {1024, 1024};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      run.save(small.trainer, small.layout, small.state(1), Keep::always);
+      _exit(1);
+    } catch (const Error& error) {
+      _exit(std::string(error.what()).find("File too large") != std::string::npos ? 0 : 2);
+    }
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json"}));
+}
+
+TEST_F(RunDirectories, RefuseANegativeSecondMoment) {
+  SmallRun small;
+  RunDirectory run(out(), Begin::fresh);
+  run.open(0, {});
+  const fs::path saved = run.save(small.trainer, small.layout, small.state(1), Keep::always);
+  EXPECT_NO_THROW(load_checkpoint(small.dev, saved, small.trainer.model, small.layout, small.trainer.optimizer));
+  small.trainer.optimizer.m.norm(0, 3) = -1e-3f;  // a first moment may be negative
+  const fs::path good = run.save(small.trainer, small.layout, small.state(2), Keep::always);
+  EXPECT_NO_THROW(load_checkpoint(small.dev, good, small.trainer.model, small.layout, small.trainer.optimizer));
+  small.trainer.optimizer.v.norm(0, 3) = -1e-30f;
+  const fs::path bad = run.save(small.trainer, small.layout, small.state(3), Keep::always);
+  expect_refused([&] { load_checkpoint(small.dev, bad, small.trainer.model, small.layout, small.trainer.optimizer); },
+                 "negative number");
+}
+
+TEST(CheckpointTimers, CountStepsOrMinutes) {
+  const CheckpointTimer never(0, 0), often(5, 0);
+  EXPECT_FALSE(never.due(100, 1e9));
+  EXPECT_TRUE(often.due(10, 0) && !often.due(11, 1e9));
+  CheckpointTimer timer(CheckpointTimer::kByTime, 1000);
+  EXPECT_FALSE(timer.due(1, 1599));
+  EXPECT_TRUE(timer.due(2, 1600));
+  timer.saved(1600, 1610);
+  EXPECT_FALSE(timer.due(3, 2209));
+  EXPECT_TRUE(timer.due(4, 2210));
+  timer.saved(3000, 3100);  // a slow disk: saving takes a twentieth of the time at most
+  EXPECT_FALSE(timer.due(5, 5099));
+  EXPECT_TRUE(timer.due(6, 5100));
+}
+
+}  // namespace
+}  // namespace streambp

@@ -1,0 +1,36 @@
+#include "training/engine.cuh"
+
+#include <omp.h>
+
+#include "training/engine_instances.cuh"
+
+namespace streambp {
+
+std::unique_ptr<Engine> make_engine(const StepSettings& s, Index rows, std::size_t capacity) {
+  if (s.device == DeviceKind::cuda) {
+    require(s.dtype != DType::f64, "float64 is computed on the CPU only; use --device cpu");
+    return (s.dtype == DType::f32 ? gpu::make_f32_engine : gpu::make_bf16_engine)(s, rows, capacity);
+  }
+  require(s.dtype != DType::bf16, "the CPU computes in float32; bfloat16 needs a GPU");
+  return (s.dtype == DType::f32 ? make_cpu_f32_engine : make_cpu_f64_engine)(s, rows, capacity);
+}
+
+std::string why_no_gpu() { return gpu::why_unusable(); }
+
+std::size_t free_memory(DeviceKind device) {
+  return device == DeviceKind::cuda ? gpu::free_memory() : available_memory();
+}
+
+std::string device_name(DeviceKind device) {
+  return device == DeviceKind::cuda ? gpu::name() : std::to_string(omp_get_max_threads()) + " threads";
+}
+
+double matmul_rate(DeviceKind device, DType dtype) {
+  if (device == DeviceKind::cpu) return cpu_matmul_rate();
+  return dtype == DType::bf16 ? gpu::bf16_matmul_rate() : gpu::f32_matmul_rate();
+}
+
+double copy_rate(DeviceKind device) { return device == DeviceKind::cuda ? gpu::copy_rate() : cpu_copy_rate(); }
+double read_rate(DeviceKind device) { return device == DeviceKind::cuda ? gpu::copy_rate() : cpu_read_rate(); }
+
+}  // namespace streambp

@@ -1,0 +1,98 @@
+// A model on a device, ready to train, evaluate and generate. Commands work with this interface, so they know neither the
+// device nor the types of its numbers, and only the engines behind it need nvcc.
+//
+//   engine_on.cuh            the engine, for any device and types, from Trainer and Generator
+//   engine_cpu_f32.cpp ...   its instances, one translation unit each
+//   engine.cpp               picks the instance
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+
+#include "data/files/model_directory.cuh"
+#include "model/generate.cuh"
+#include "training/settings.cuh"
+#include "training/trainer.cuh"
+
+namespace streambp {
+
+// Continues prompts, with what it has read kept in a prefix cache. It lives no longer than its engine.
+class TextGenerator {
+ public:
+  using OnToken = std::function<void(std::size_t prompt, const Continuation&)>;
+
+  virtual ~TextGenerator() = default;
+  virtual std::vector<Continuation> generate(const std::vector<Tokens>& prompts, const GenerationSettings& settings,
+                                             const OnToken& on_token) = 0;
+  virtual Index room() const = 0;   // tokens of a sequence at most
+  virtual Index steps() const = 0;  // forward passes so far
+};
+
+// The numbers of every tensor, in the order of the table.
+using HostTensors = std::vector<std::vector<double>>;
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // --- Weights ---
+
+  // Random weights, and an optimizer that has seen nothing.
+  virtual void initialise(std::uint64_t seed, double spread = 0) = 0;
+  // The weights of a model directory, and an optimizer that has seen nothing. Returns the bytes read.
+  virtual std::size_t load(const fs::path& model) = 0;
+  virtual void save(const fs::path& out, const ModelLayout& layout, const Json& state) = 0;
+  virtual void restore(const fs::path& checkpoint, const ModelLayout& layout) = 0;
+  // Calls f while the weights are those of another model.
+  virtual void with_weights_of(const fs::path& model, const std::function<void()>& f) = 0;
+  // Rounds every weight to bfloat16, so that all types start from the same weights.
+  virtual void round_weights() = 0;
+  virtual HostTensors weights() = 0;
+
+  // --- Training ---
+
+  // Hears the log-probs of batch i of a step.
+  using OnLogps = std::function<void(std::size_t i, const std::vector<double>& logps)>;
+
+  virtual StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s,
+                          Index step, const OnLogps& on_logps = {}) = 0;
+  // Adds the gradient of one micro-batch. Its log-probs and the gradient can be read afterwards.
+  virtual Measures accumulate(const Batch& batch, const Counts& of_step, const Schedule& schedule) = 0;
+  virtual std::vector<double> log_probabilities() = 0;
+  virtual HostTensors gradient() = 0;
+  virtual void release_gradient() = 0;
+  // The log-probs of a batch's targets.
+  virtual std::vector<double> evaluate(const Batch& batch, const Schedule& schedule) = 0;
+
+  // --- Generation ---
+
+  virtual std::unique_ptr<TextGenerator> generator(Index slots, Index room, Index chunk) = 0;
+
+  // --- The device ---
+
+  virtual DeviceBase& device() = 0;
+  virtual void synchronize() = 0;
+  // What makes bits doubtful, such as a GPU library that changed its algorithm.
+  virtual std::vector<std::string> warnings() = 0;
+  virtual void time_operations(bool on) = 0;  // a GPU times them on request; a CPU always does
+};
+
+// An engine with a stream of `rows` tokens, in one block of `capacity` bytes.
+std::unique_ptr<Engine> make_engine(const StepSettings& settings, Index rows, std::size_t capacity);
+
+// --- The devices of this machine ---
+
+// Why no GPU can be used; empty if one can.
+std::string why_no_gpu();
+// What a run may allocate.
+std::size_t free_memory(DeviceKind device);
+std::string device_name(DeviceKind device);
+// FLOP/s of large matrix products.
+double matmul_rate(DeviceKind device, DType dtype);
+// Bytes read and written per second by a copy within the device's memory.
+double copy_rate(DeviceKind device);
+// Bytes per second at which a large memory can be read; on a GPU those of a copy.
+double read_rate(DeviceKind device);
+
+}  // namespace streambp

@@ -1,0 +1,15 @@
+#include "training/engine_instances.cuh"
+#include "training/engine_on.cuh"
+#include "training/microbenchmarks.cuh"
+
+namespace streambp {
+
+std::unique_ptr<Engine> make_cpu_f32_engine(const StepSettings& s, Index rows, std::size_t capacity) {
+  return std::make_unique<EngineOn<Cpu, float, float, float>>(s, rows, capacity);
+}
+
+double cpu_matmul_rate() { return matmul_rate<Cpu, float>(); }
+double cpu_copy_rate() { return copy_rate<Cpu>(); }
+double cpu_read_rate() { return read_rate<Cpu>(); }
+
+}  // namespace streambp

@@ -1,0 +1,10 @@
+#include "training/engine_instances.cuh"
+#include "training/engine_on.cuh"
+
+namespace streambp {
+
+std::unique_ptr<Engine> make_cpu_f64_engine(const StepSettings& s, Index rows, std::size_t capacity) {
+  return std::make_unique<EngineOn<Cpu, double, double, double>>(s, rows, capacity);
+}
+
+}  // namespace streambp

@@ -1,0 +1,18 @@
+#include "training/engine_instances.cuh"
+#include "training/engine_on.cuh"
+#include "training/microbenchmarks.cuh"
+#include "training/verify/product_check.cuh"
+
+namespace streambp::gpu {
+
+std::unique_ptr<Engine> make_bf16_engine(const StepSettings& s, Index rows, std::size_t capacity) {
+  cuda::check_products<BFloat16>(s.config, s.tile);
+  return with_types(s, [&]<class T, class G, class M>() -> std::unique_ptr<Engine> {
+    if constexpr (std::is_same_v<T, BFloat16>)
+      return std::make_unique<EngineOn<Cuda, T, G, M>>(s, rows, capacity, s.tile);
+    fail("this engine computes in bfloat16");
+  });
+}
+double bf16_matmul_rate() { return streambp::matmul_rate<Cuda, BFloat16>(); }
+
+}  // namespace streambp::gpu

@@ -1,0 +1,19 @@
+#include "training/engine_instances.cuh"
+#include "training/engine_on.cuh"
+#include "training/microbenchmarks.cuh"
+#include "training/verify/product_check.cuh"
+
+namespace streambp::gpu {
+
+std::string why_unusable() { return cuda::unusable(); }
+std::size_t free_memory() { return cuda::free_memory(); }
+std::string name() { return cuda::name(); }
+double copy_rate() { return streambp::copy_rate<Cuda>(); }
+
+std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, std::size_t capacity) {
+  cuda::check_products<float>(s.config, s.tile);
+  return std::make_unique<EngineOn<Cuda, float, float, float>>(s, rows, capacity, s.tile);
+}
+double f32_matmul_rate() { return streambp::matmul_rate<Cuda, float>(); }
+
+}  // namespace streambp::gpu

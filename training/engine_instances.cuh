@@ -1,0 +1,26 @@
+// The instances of the engine. Every one is compiled in the file that is named after it.
+#pragma once
+
+#include "training/engine.cuh"
+
+namespace streambp {
+
+std::unique_ptr<Engine> make_cpu_f32_engine(const StepSettings& s, Index rows, std::size_t capacity);
+std::unique_ptr<Engine> make_cpu_f64_engine(const StepSettings& s, Index rows, std::size_t capacity);
+double cpu_matmul_rate();
+double cpu_copy_rate();
+double cpu_read_rate();
+
+// In a build without a CUDA compiler these are those of no_cuda.cpp.
+namespace gpu {
+std::string why_unusable();
+std::size_t free_memory();
+std::string name();
+double copy_rate();
+std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, std::size_t capacity);
+std::unique_ptr<Engine> make_bf16_engine(const StepSettings& s, Index rows, std::size_t capacity);
+double f32_matmul_rate();
+double bf16_matmul_rate();
+}  // namespace gpu
+
+}  // namespace streambp

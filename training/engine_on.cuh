@@ -1,0 +1,117 @@
+// The engine on a device, with given types: Trainer and Generator behind the interface of engine.cuh. Every instance
+// compiles all operations of its type, so each has a translation unit of its own.
+#pragma once
+
+#include "data/files/checkpoint.cuh"
+#include "memory/offloaded_weights.cuh"
+#include "training/engine.cuh"
+
+namespace streambp {
+
+template <class Device, class T>
+class GeneratorOn : public TextGenerator {
+ public:
+  GeneratorOn(Device& dev, const Model<T>& model, Index slots, Index room, Index chunk)
+      : generator_(dev, model, slots, room, chunk) {}
+
+  std::vector<Continuation> generate(const std::vector<Tokens>& prompts, const GenerationSettings& settings,
+                                     const OnToken& on_token) override {
+    return streambp::generate(generator_, prompts, settings, on_token);
+  }
+  Index room() const override { return generator_.room; }
+  Index steps() const override { return generator_.steps; }
+
+ private:
+  Generator<Device, T> generator_;
+};
+
+// T: type of weights and activations; G: of the gradient; M: of the moments.
+template <class Device, class T, class G, class M>
+class EngineOn : public Engine {
+ public:
+  template <class... DeviceSettings>
+  EngineOn(const StepSettings& s, Index rows, std::size_t capacity, DeviceSettings... device_settings)
+      : dev(capacity, device_settings...), trainer(dev, s.config, rows, s.optimizer, s.objective) {}
+
+  void initialise(std::uint64_t seed, double spread) override { trainer.initialise(seed, spread); }
+  std::size_t load(const fs::path& model) override {
+    const std::size_t bytes = load_model(dev, model, trainer.model);
+    trainer.optimizer.start(dev, trainer.model);
+    return bytes;
+  }
+  void save(const fs::path& out, const ModelLayout& layout, const Json& state) override {
+    save_checkpoint(dev, out, trainer.model, layout, trainer.optimizer, state);
+  }
+  void restore(const fs::path& checkpoint, const ModelLayout& layout) override {
+    load_checkpoint(dev, checkpoint, trainer.model, layout, trainer.optimizer);
+  }
+  void with_weights_of(const fs::path& model, const std::function<void()>& f) override {
+    OffloadedWeights<Device, T> present(dev, trainer.model);
+    load_model(dev, model, trainer.model);
+    f();
+    present.restore();
+  }
+  void round_weights() override {
+    for (auto& e : table(trainer.model.config, trainer.model.weights)) {
+      std::vector<T> values = to_host(dev, *e.matrix);
+      for (T& x : values) x = static_cast<T>(static_cast<float>(BFloat16(static_cast<float>(x))));
+      dev.upload(*e.matrix, values.data());
+    }
+  }
+  HostTensors weights() override { return on_host(trainer.model.weights); }
+
+  StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
+                  const OnLogps& on_logps) override {
+    if (!on_logps) return trainer.step(batches, schedule, s, step);
+    return trainer.step(batches, schedule, s, step, [&](std::size_t i, const auto& logps) {
+      on_logps(i, {logps.begin(), logps.end()});
+    });
+  }
+  Measures accumulate(const Batch& batch, const Counts& of_step, const Schedule& schedule) override {
+    return trainer.accumulate(&batch, of_step, schedule);
+  }
+  std::vector<double> log_probabilities() override { return in_double(trainer.log_probabilities()); }
+  HostTensors gradient() override { return on_host(trainer.grad); }
+  void release_gradient() override { trainer.release_gradient(); }
+  std::vector<double> evaluate(const Batch& batch, const Schedule& schedule) override {
+    return in_double(trainer.evaluate(batch, schedule));
+  }
+
+  std::unique_ptr<TextGenerator> generator(Index slots, Index room, Index chunk) override {
+    if constexpr (std::is_same_v<T, double>) {
+      fail("float64 verifies gradients; it does not generate");
+    } else {
+      return std::make_unique<GeneratorOn<Device, T>>(dev, trainer.model, slots, room, chunk);
+    }
+  }
+
+  DeviceBase& device() override { return dev; }
+  void synchronize() override { dev.synchronize(); }
+  std::vector<std::string> warnings() override {
+    if constexpr (requires { dev.algorithm_changes; }) return dev.algorithm_changes;
+    return {};
+  }
+  void time_operations([[maybe_unused]] bool on) override {
+    if constexpr (requires { dev.profile; }) dev.profile = on;
+  }
+
+ private:
+  template <class A>
+  static std::vector<double> in_double(const std::vector<A>& values) {
+    return {values.begin(), values.end()};
+  }
+  template <class U>
+  HostTensors on_host(Tensors<U>& tensors) {
+    HostTensors result;
+    for (const Entry<U>& e : table(trainer.model.config, tensors)) {
+      const std::vector<U> numbers = to_host(dev, *e.matrix);
+      result.emplace_back(numbers.begin(), numbers.end());
+    }
+    return result;
+  }
+
+  Device dev;
+  Trainer<Device, T, G, M> trainer;
+};
+
+}  // namespace streambp

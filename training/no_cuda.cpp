@@ -1,0 +1,20 @@
+// The place of the GPU's engines in a build without a CUDA compiler.
+#include "training/engine_instances.cuh"
+
+namespace streambp::gpu {
+
+std::string why_unusable() { return "this program was built without a CUDA compiler"; }
+
+namespace {
+[[noreturn]] void refuse() { fail("no GPU can be used: ", why_unusable()); }
+}  // namespace
+
+std::size_t free_memory() { refuse(); }
+std::string name() { refuse(); }
+double copy_rate() { refuse(); }
+std::unique_ptr<Engine> make_f32_engine(const StepSettings&, Index, std::size_t) { refuse(); }
+std::unique_ptr<Engine> make_bf16_engine(const StepSettings&, Index, std::size_t) { refuse(); }
+double f32_matmul_rate() { refuse(); }
+double bf16_matmul_rate() { refuse(); }
+
+}  // namespace streambp::gpu

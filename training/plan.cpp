@@ -1,0 +1,84 @@
+#include "training/plan.cuh"
+
+#include "model/generate.cuh"
+#include "training/trainer.cuh"
+
+namespace streambp {
+
+namespace {
+
+Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Index micro_batches) {
+  return with_types(s, [&]<class T, class G, class M>() -> Usage {
+    Plan dev;
+    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective);
+    trainer.plan_step(micro_batches, schedule, s.optimizer, s.documents);
+    return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops()};
+  });
+}
+
+// From the second micro-batch on, each is like the one before it: the gradient is there already.
+Index distinct(Index micro_batches) { return std::min<Index>(micro_batches, 2); }
+
+std::size_t peak(const StepSettings& s, Index rows, const Schedule& schedule) {
+  return plan_step(s, rows, schedule, distinct(s.micro_batches)).peak;
+}
+
+template <class T>
+void plan(Plan& dev, const Model<T>& model, const GenerationShape& g) {
+  if (g.slots > 0) Generator<Plan, T>(dev, model, g.slots, g.room, g.chunk).plan();
+}
+
+}  // namespace
+
+Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
+  Usage usage = plan_step(s, rows, schedule, distinct(s.micro_batches));
+  if (s.micro_batches > 2) {
+    const double micro_batch = usage.flops - plan_step(s, rows, schedule, 1).flops;
+    usage.flops += static_cast<double>(s.micro_batches - 2) * micro_batch;
+  }
+  return usage;
+}
+
+std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation) {
+  return with_types(s, [&]<class T, class G, class M>() {
+    Plan dev;
+    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective);
+    trainer.plan_step(distinct(s.micro_batches), schedule, s.optimizer);
+    trainer.plan_evaluation(schedule);
+    plan(dev, trainer.model, generation);
+    return dev.arena.peak();
+  });
+}
+
+std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& schedule) {
+  return with_types(s, [&]<class T, class G, class M>() {
+    Plan dev;
+    Trainer<Plan, T, G, M>(dev, s.config, rows, OptimizerKind::none).plan_evaluation(schedule);
+    return dev.arena.peak();
+  });
+}
+
+std::size_t plan_generation(const StepSettings& s, const GenerationShape& generation) {
+  return with_types(s, [&]<class T, class G, class M>() {
+    Plan dev;
+    Trainer<Plan, T, G, M> trainer(dev, s.config, 0, OptimizerKind::none);
+    plan(dev, trainer.model, generation);
+    return dev.arena.peak();
+  });
+}
+
+Index chunk_for_budget(const StepSettings& s, Index rows, std::size_t budget) {
+  return s.tile * largest(ceil_div(rows, s.tile), [&](Index tiles) {
+           return peak(s, rows, schedule_for(Mode::stream, s.config, rows, tiles * s.tile, s.tile)) <= budget;
+         });
+}
+
+Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, std::size_t budget) {
+  constexpr Index limit = kLongestStream / kTile;
+  return kTile * largest(limit, [&](Index tiles) {
+           const Index rows = tiles * kTile;
+           return peak(s, rows, schedule_for(mode, s.config, rows, chunk, s.tile)) <= budget;
+         });
+}
+
+}  // namespace streambp

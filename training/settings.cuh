@@ -1,0 +1,81 @@
+// The settings of a training step, and the names that the command line gives them.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "memory/schedule.cuh"
+#include "training/objectives.cuh"
+#include "training/optimizer.cuh"
+
+namespace streambp {
+
+enum class Mode { full, checkpoint, stream };
+inline constexpr std::array<Mode, 3> kModes = {Mode::full, Mode::checkpoint, Mode::stream};
+inline const char* name(Mode mode) {
+  return mode == Mode::full ? "full" : mode == Mode::checkpoint ? "checkpoint" : "stream";
+}
+inline Mode mode_named(const std::string& mode) {
+  return mode == "full" ? Mode::full : mode == "checkpoint" ? Mode::checkpoint : Mode::stream;
+}
+
+enum class DType { f32, f64, bf16 };
+inline const char* name(DType type) {
+  return type == DType::f32 ? "float32" : type == DType::f64 ? "float64" : "bfloat16";
+}
+
+inline OptimizerKind optimizer_named(const std::string& optimizer) {
+  return optimizer == "none"    ? OptimizerKind::none
+         : optimizer == "adamw" ? OptimizerKind::adamw
+                                : OptimizerKind::adamw_pure;
+}
+
+enum class DeviceKind { cpu, cuda };
+
+// Far beyond any memory, and short enough to plan in seconds.
+constexpr Index kLongestStream = Index{1} << 24;
+
+struct StepSettings {
+  Config config;
+  DType dtype = DType::f32;  // of weights and activations
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  Index micro_batches = 1;
+  bool wide_gradient = false;  // float32 where weights are bfloat16
+  Objective objective = {};
+  Index documents = 1;  // in a micro-batch, of equal length
+  Index tile = kTile;   // of the device: chunks are multiples of it
+  DeviceKind device = DeviceKind::cpu;
+};
+
+// Calls f.operator()<T, G, M>() with the types of weights, gradient and moments.
+template <class F>
+auto with_types(const StepSettings& s, F&& f) {
+  const bool pure = s.optimizer == OptimizerKind::adamw_pure;
+  if (s.dtype == DType::f32) return f.template operator()<float, float, float>();
+  if (s.dtype == DType::f64) return f.template operator()<double, double, double>();
+  if (s.wide_gradient) {
+    return pure ? f.template operator()<BFloat16, float, BFloat16>() : f.template operator()<BFloat16, float, float>();
+  }
+  return pure ? f.template operator()<BFloat16, BFloat16, BFloat16>()
+              : f.template operator()<BFloat16, BFloat16, float>();
+}
+
+inline Index tile_of(DeviceKind device) { return device == DeviceKind::cuda ? kGpuTile : kTile; }
+
+// The chunk of stream mode, where nobody gives one.
+inline Index default_chunk(Index tile) { return std::max<Index>(tile, 512); }
+
+// Logits take about as much memory as the activations of a chunk, or one tile where the vocabulary is large.
+inline Index head_chunk_for(const Config& c, Index chunk, Index tile) {
+  const Index width = 5 * c.hidden + 4 * c.q_width() + (c.gated() ? 4 : 3) * c.mlp;
+  return std::min(chunk, std::max(chunk * width / c.vocab / tile * tile, tile));
+}
+
+inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk, Index tile = kTile) {
+  if (mode == Mode::full) return Schedule::full(rows);
+  if (mode == Mode::checkpoint) return Schedule::checkpoint(rows);
+  chunk = std::min(chunk, round_up(rows, kTile));
+  return Schedule::stream(chunk, head_chunk_for(c, chunk, tile));
+}
+
+}  // namespace streambp
