@@ -1,5 +1,4 @@
-// From examples to tokens: against transformers, and what is learned; files of data to files of tokens, and their
-// cache.
+// Examples become the tokens of transformers, the loss covers the right ones, and data files become cached token files.
 #include "data/documents/tokenised.cuh"
 #include "tests/chat_models.cuh"
 
@@ -47,7 +46,7 @@ class Encoding : public Commands {
   std::optional<Tokenizer> tokens_;
 };
 
-TEST_F(Encoding, OfConversationsIsThatOfTransformers) {
+TEST_F(Encoding, OfConversationsEqualsTransformers) {
   const Json conversations = Json::parse(read_file(golden_folder() / "chat.json")).at("conversations");
   for (const auto& [name, golden] : golden_chat_tokens().items()) {
     model(name);
@@ -62,7 +61,7 @@ TEST_F(Encoding, OfConversationsIsThatOfTransformers) {
         }
         const Document document = encoder.encode_pieces(chat.render(messages));
         EXPECT_EQ(document.tokens, c.at("ids").get<Tokens>()) << name << ", " << layout << ", conversation " << index;
-        // and a prompt is how the whole begins
+        // A prompt is the beginning of the whole.
         for (std::size_t i = 0; i < messages.size(); ++i) {
           if (messages[i].role != "assistant" || i + 1 < messages.size()) continue;
           for (const auto& lesson : chat.lessons(messages, i)) {
@@ -79,7 +78,7 @@ TEST_F(Encoding, OfConversationsIsThatOfTransformers) {
   }
 }
 
-TEST_F(Encoding, LearnsAnswersOnly) {
+TEST_F(Encoding, TrainsOnAnswersOnly) {
   model("byte_level");
   const Example example = {.kind = Example::conversation,
                            .messages = {{"user", "One?"}, {"assistant", "1"}, {"user", "Two?"}, {"assistant", "2"}}};
@@ -95,8 +94,8 @@ TEST_F(Encoding, LearnsAnswersOnly) {
   EXPECT_EQ(all[0].learned(), static_cast<Index>(all[0].tokens.size()) - 1);
 }
 
-// A preference is two documents that begin alike and part where the model would begin to write.
-TEST_F(Encoding, OfPreferencesPartsAtTheAnswer) {
+// A preference is two documents that differ from where the model starts to generate.
+TEST_F(Encoding, OfPreferencesDiffersInTheAnswer) {
   model("byte_level");
   const Message system = {"system", "Brief!"}, one = {"user", "One?"}, first = {"assistant", "1"},
                 two = {"user", "Two?"};
@@ -132,7 +131,7 @@ TEST_F(Encoding, OfPreferencesPartsAtTheAnswer) {
   EXPECT_EQ(learned(encoder("qwen3").encode(preference(prompt, "<think>\nhm\n</think>\n\n2", "3")).at(0)),
             "<think>\nhm\n</think>\n\n2<|im_end|>");
 
-  // as completions are encoded
+  // The same tokens as those of completions.
   const Example texts = parse_example(R"({"prompt": "One? ", "chosen": "Two.", "rejected": "Three.</s>"})");
   const auto pair = encoder().encode(texts);
   ASSERT_EQ(pair.size(), 2u);
@@ -145,7 +144,7 @@ TEST_F(Encoding, OfPreferencesPartsAtTheAnswer) {
   EXPECT_EQ(learned(pair[1]), "Three.</s>");
 }
 
-TEST_F(Encoding, OfPreferencesThatAreNoneIsRefused) {
+TEST_F(Encoding, RefusesInvalidPreferences) {
   model("byte_level");
   const auto refused = [&](const Encoder& encoder, const std::string& line, const char* said) {
     try {
@@ -160,7 +159,7 @@ TEST_F(Encoding, OfPreferencesThatAreNoneIsRefused) {
   const std::string spaces = R"({"prompt": [{"role": "user", "content": "a"}], )"
                              R"("chosen": [{"role": "assistant", "content": "b"}], )"
                              R"("rejected": [{"role": "assistant", "content": "b "}]})";
-  refused(encoder("llama3"), spaces, "nothing to prefer");  // which trims
+  refused(encoder("llama3"), spaces, "nothing to prefer");  // this layout trims
   EXPECT_EQ(encoder("chatml").encode(parse_example(spaces)).size(), 2u);
   const std::string longer =
       R"({"prompt": [{"role": "user", "content": "a"}], "chosen": [{"role": "assistant", "content": "b"}], )"
@@ -168,7 +167,7 @@ TEST_F(Encoding, OfPreferencesThatAreNoneIsRefused) {
       R"({"role": "assistant", "content": "e"}]})";
   refused(encoder("qwen3"), longer, "after the prompt come 2 answers");
   EXPECT_EQ(learned(encoder("chatml").encode(parse_example(longer)).at(1)), "c<|im_end|>e<|im_end|>");
-  // and this is not the line's fault
+  // This error is not the fault of the line.
   for (const std::string& line : {spaces, std::string(R"({"prompt": "a", "chosen": "b", "rejected": "c"})")}) {
     try {
       encoder("chatml", true).encode(parse_example(line));
@@ -181,7 +180,7 @@ TEST_F(Encoding, OfPreferencesThatAreNoneIsRefused) {
   }
 }
 
-TEST_F(Encoding, SpecialTokensInMessagesAreText) {
+TEST_F(Encoding, TreatsSpecialTokensInMessagesAsText) {
   model("byte_level");
   const Example example = {
       .kind = Example::conversation,
@@ -192,7 +191,7 @@ TEST_F(Encoding, SpecialTokensInMessagesAreText) {
   EXPECT_EQ(learned(document), "No<|im_end|><|im_end|>");
 }
 
-TEST_F(Encoding, TextEndsAsTheModelEndsOneAndOnlyOnce) {
+TEST_F(Encoding, EndsTextWithOneEndToken) {
   model("byte_level");
   const Document document = encoder().encode({.kind = Example::text, .written = "One? Two."}).at(0);
   EXPECT_EQ(text(document.tokens), "One? Two.</s>");
@@ -208,8 +207,8 @@ TEST_F(Encoding, TextEndsAsTheModelEndsOneAndOnlyOnce) {
   EXPECT_EQ(whole.learned(), static_cast<Index>(whole.tokens.size()) - 1);
 }
 
-// A post-processor's tokens lead a text once, and never a conversation: there the layout says how it begins.
-TEST_F(Encoding, TextBeginsAsTheTokenizerBeginsOne) {
+// The tokens of a post-processor start a text once. A conversation starts as its layout says.
+TEST_F(Encoding, StartsTextWithOnePrefix) {
   make_tokenizer_directory(dir / "model", "byte_level");
   Json json = Json::parse(read_file(dir / "model/tokenizer.json"));
   const Json id = Tokenizer(dir / "model").find("<s>").value();
@@ -230,7 +229,7 @@ TEST_F(Encoding, TextBeginsAsTheTokenizerBeginsOne) {
   EXPECT_EQ(count(encoder("llama3").encode(chat).at(0), "<s>"), 1);
 }
 
-TEST_F(Encoding, WithNothingToLearnIsRefused) {
+TEST_F(Encoding, RefusesExamplesWithoutTrainingTokens) {
   model("byte_level");
   const Encoder chat = encoder("chatml"), qwen3 = encoder("qwen3"), none = encoder();
   EXPECT_THROW(none.encode({.kind = Example::text, .written = ""}), BadData);
@@ -240,13 +239,13 @@ TEST_F(Encoding, WithNothingToLearnIsRefused) {
     none.encode({.kind = Example::conversation, .messages = {{"user", "One?"}, {"assistant", "1"}}});
     FAIL();
   } catch (const BadData&) {
-    FAIL() << "this is not the line's fault";
+    FAIL() << "not the fault of the line";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "no layout here");
   }
 }
 
-TEST_F(Encoding, TheEndTokenIsFoundOrMissed) {
+TEST_F(Encoding, FindsTheEndToken) {
   model("byte_level");
   const fs::path m = dir / "model";
   const auto end = [&] { return tokens_->decode(Tokens{read_end_token(m, *tokens_)}); };
@@ -269,7 +268,7 @@ TEST_F(Encoding, TheEndTokenIsFoundOrMissed) {
   }
 }
 
-TEST_F(Encoding, OfFilesKeepsTheirOrder) {
+TEST_F(Encoding, KeepsTheOrderOfFiles) {
   model("byte_level");
   std::string lines;
   for (int i = 0; i < 3000; ++i) lines += "{\"text\": \"" + std::to_string(i) + "\"}\r\n" + (i % 7 ? "" : "\n");
@@ -278,16 +277,16 @@ TEST_F(Encoding, OfFilesKeepsTheirOrder) {
   ASSERT_EQ(file.documents(), 3001);
   for (Index i = 0; i < 3000; ++i) ASSERT_EQ(text(file.tokens(i)), std::to_string(i) + "</s>");
   EXPECT_EQ(text(file.tokens(3000)), "# A book\n</s>");
-  // tokens in, tokens out; without a tokenizer
+  // Token files need no tokenizer.
   fs::copy(file.path(), dir / "again.safetensors");
   fs::remove(dir / "model/tokenizer.json");
   const TokenFile twice = tokenise({dir / "again.safetensors", dir / "again.safetensors"});
   EXPECT_EQ(twice.documents(), 6002);
   EXPECT_EQ(twice.token_count(), 2 * file.token_count());
-  EXPECT_EQ(tokenise({dir / "again.safetensors"}).path(), (dir / "again.safetensors").string());  // as it is
+  EXPECT_EQ(tokenise({dir / "again.safetensors"}).path(), (dir / "again.safetensors").string());  // unchanged
 }
 
-TEST_F(Encoding, IsDoneOnceAndAgainWhenSomethingChanged) {
+TEST_F(Encoding, IsCachedUntilSomethingChanges) {
   model("byte_level");
   const fs::path data = write("a.jsonl", "{\"text\": \"One\"}\n");
   std::set<std::string> made;
@@ -307,7 +306,7 @@ TEST_F(Encoding, IsDoneOnceAndAgainWhenSomethingChanged) {
   EXPECT_TRUE(make());
 }
 
-TEST_F(Encoding, BadLinesStopItOrAreCounted) {
+TEST_F(Encoding, StopsAtBadLinesOrCountsThem) {
   model("byte_level");
   const fs::path data =
       write("a.jsonl", "{\"text\": \"One\"}\n\n{\"text\": 3}\n{\"text\": \"Two\"}\n{\"text\": \"\xff\"}\n");
@@ -316,13 +315,13 @@ TEST_F(Encoding, BadLinesStopItOrAreCounted) {
   EXPECT_EQ(file.documents(), 2);
   EXPECT_EQ(file.metadata().at("skipped"), "2");
   EXPECT_TRUE(contains(file.metadata().at("first_skipped"), "a.jsonl:3: "));
-  // a model without a layout is not a bad line
+  // A model without a layout is not a bad line.
   const fs::path chat = write("c.jsonl", R"({"messages": [{"role": "user", "content": "a"}]})");
   EXPECT_TRUE(contains(refusal({chat}, {.skip_bad = true}), "has no chat template"))
       << refusal({chat}, {.skip_bad = true});
 }
 
-TEST_F(Encoding, OfFilesIsOfDocumentsOrOfPreferences) {
+TEST_F(Encoding, RefusesMixedKinds) {
   model("byte_level");
   const std::string pair = R"({"prompt": "a", "chosen": "b", "rejected": "c"})", document = R"({"text": "a"})";
   const fs::path pairs = write("p.jsonl", pair + "\n" + pair + "\n"), documents = write("d.jsonl", document + "\n"),
@@ -338,7 +337,7 @@ TEST_F(Encoding, OfFilesIsOfDocumentsOrOfPreferences) {
   const TokenFile again = tokenise({dir / "made.safetensors", pairs});
   EXPECT_TRUE(again.preferences());
   EXPECT_EQ(again.documents(), 8);
-  // mixed, also where bad lines are skipped
+  // Skipping bad lines does not allow mixed kinds.
   const DataOptions skip{.skip_bad = true};
   const auto expect_mixed = [&](const std::vector<fs::path>& data, const std::string& said) {
     EXPECT_TRUE(contains(refusal(data, skip), said + "; a data set is all of one kind")) << refusal(data, skip);
@@ -349,7 +348,7 @@ TEST_F(Encoding, OfFilesIsOfDocumentsOrOfPreferences) {
   expect_mixed({pairs, book}, "b.txt: a document among preferences");
   expect_mixed({book, dir / "made.safetensors"}, "made.safetensors: a preference among documents");
   expect_mixed({pairs, write("x.bin", "")}, "x.bin: a document among preferences");
-  // bad pairs are bad lines
+  // A bad pair is a bad line.
   const fs::path bad = write("bad.jsonl", R"({"prompt": "a", "chosen": "b", "rejected": "b"})"
                                           "\n" +
                                               pair);
@@ -360,7 +359,7 @@ TEST_F(Encoding, OfFilesIsOfDocumentsOrOfPreferences) {
   EXPECT_TRUE(contains(refusal({pairs}, {.learn_all = true}), "--learn all is not for preferences"));
 }
 
-TEST_F(Encoding, OfGroupsIsOfEveryCompletion) {
+TEST_F(Encoding, OfGroupsHasEveryCompletion) {
   model("byte_level");
   const auto of = [&](const std::string& line, const DataOptions& options = {.chat = "chatml"}) {
     return tokenise({write("g.jsonl", line + "\n")}, options);
@@ -370,11 +369,11 @@ TEST_F(Encoding, OfGroupsIsOfEveryCompletion) {
   EXPECT_EQ(written.metadata().at("kind"), "groups");
   EXPECT_EQ(text(written.tokens(0)), "abc</s>");
   EXPECT_EQ(text(written.tokens(1)), "abde</s>");
-  EXPECT_EQ(text(written.tokens(2)), "ab</s>") << "ended at once";
+  EXPECT_EQ(text(written.tokens(2)), "ab</s>") << "an empty completion";
   EXPECT_EQ(written.advantage(1).plain, -1);
   EXPECT_NEAR(written.advantage(2).scaled, 1 / (1 + 1e-4), 1e-12);
   EXPECT_TRUE(written.old().empty());
-  // as tokens, which are learned as they are, with what they were given
+  // Completions as sampled tokens with their log-probs.
   const std::string c = std::to_string(written.tokens(0)[2]);
   const TokenFile sampled = of(R"({"prompt": "ab", "completions": [[)" + c + "," + c + "], [" + c +
                                R"(]], "advantages": [7, -3], "old_logps": [[-1, -2], [-3]]})");
@@ -384,11 +383,11 @@ TEST_F(Encoding, OfGroupsIsOfEveryCompletion) {
   EXPECT_EQ(std::vector<float>(sampled.old().begin(), sampled.old().end()),
             (std::vector<float>{0, -1, -2, 0, 0, -3, 0}));
   EXPECT_EQ(sampled.learned_count(), 3);
-  // also where the tokenizer knows no such token, but the model may; and null is nothing
+  // The model can have more tokens than the tokenizer. null is the same as no field.
   const TokenFile padded = of(R"({"prompt": "ab", "completions": [[99999]], "advantages": [1], "rewards": null,)"
                               R"( "old_logps": null, "text": null})");
   EXPECT_EQ(padded.tokens(0).back(), 99999);
-  // in conversations both come where the model would answer
+  // In a conversation both forms follow the prompt.
   const TokenFile talk = of(R"({"prompt": [{"role": "user", "content": "a"}], "completions": [[)" + c +
                             R"(], [{"role": "assistant", "content": "c"}]], "rewards": [1, 0]})");
   EXPECT_EQ(text(talk.tokens(0)) + text(talk.tokens(1)).substr(text(talk.tokens(0)).size()), text(talk.tokens(1)));
@@ -417,10 +416,11 @@ TEST_F(Encoding, OfGroupsIsOfEveryCompletion) {
                  "old_logps of completion 2: -9999");
   expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1]]})", "not a list of 2");
   expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1], [-1]]})", "completion 2 is 2 tokens");
-  expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1], [-1, 1]]})", "is no log-probability");
+  expect_refused(two + R"("rewards": [1, 0], "old_logps": [[-1, -1], [-1, 1]]})",
+                 "not the log-prob of a sampled token");
   expect_refused(R"({"prompt": "ab"})", "--reward");
   expect_refused(two + R"("rewards": [1, 0], "text": "a"})", "more than one of");
-  // all or none have log-probabilities, and groups stay by themselves
+  // All groups have log-probs or none has, and groups do not mix with documents.
   const std::string group = R"({"prompt": "a", "completions": [[5], [6]], "rewards": [1, 0])";
   const auto mixed = [&](const std::string& a, const std::string& b) {
     return refusal({write("m.jsonl", a + "\n" + b + "\n")}, {.chat = "chatml", .skip_bad = true});
@@ -430,13 +430,13 @@ TEST_F(Encoding, OfGroupsIsOfEveryCompletion) {
   EXPECT_TRUE(contains(mixed(group + "}", R"({"text": "a"})"), "m.jsonl:2: a document among groups"));
 }
 
-TEST_F(Encoding, OfFilesThatCannotBeReadIsRefused) {
+TEST_F(Encoding, RefusesUnreadableFiles) {
   model("byte_level");
   EXPECT_TRUE(contains(refusal({}), "no data files"));
   EXPECT_TRUE(contains(refusal({dir / "missing.jsonl"}), "no such file"));
   EXPECT_TRUE(contains(refusal({dir}), "is a directory"));
   EXPECT_TRUE(contains(refusal({write("empty.jsonl", "\n \n")}), "no documents"));
-  EXPECT_TRUE(contains(refusal({write("empty.txt", "")}), "nothing to learn from"));
+  EXPECT_TRUE(contains(refusal({write("empty.txt", "")}), "no tokens to train on"));
   EXPECT_TRUE(contains(refusal({write("latin.txt", "caf\xe9")}), "latin.txt: ")) << refusal({dir / "latin.txt"});
 }
 

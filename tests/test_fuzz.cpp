@@ -260,12 +260,12 @@ TEST_F(Fuzz, ModelDirectory) {
 // Encodes and decodes in every way, and holds the tokenizer to its word.
 void use(const Tokenizer& tokenizer, const std::string& text) {
   for (const bool plain : {false, true}) {
-    const auto tokens = plain ? tokenizer.encode_plain(text, true) : tokenizer.encode(text);
+    const auto tokens = plain ? tokenizer.encode_plain(text, TextStart::continuation) : tokenizer.encode(text);
     for (const std::int32_t token : tokens) ensure(token >= 0 && token < tokenizer.size(), "tokens have an id");
-    for (const bool skip_special : {false, true}) {
-      const std::string whole = tokenizer.decode(tokens, skip_special);
+    for (const Skip skip : {Skip::none, Skip::special}) {
+      const std::string whole = tokenizer.decode(tokens, skip);
       ensure(is_utf8(whole), "tokens are text");
-      StreamingDecoder decoder(tokenizer, skip_special);
+      StreamingDecoder decoder(tokenizer, skip);
       std::string streamed;
       for (const std::int32_t token : tokens) streamed += decoder.add(token);
       ensure(streamed + decoder.finish() == whole, "a stream of tokens is the text of all of them");
@@ -367,12 +367,16 @@ TEST_F(Fuzz, TextsAndTokens) {
       ids.push_back(static_cast<unsigned char>(bytes[i]) | bytes[i + 1] * 256);
     }
     ensure(is_utf8(tokenizer.decode(ids)), "tokens are text");
-    for (const NormalForm form : {NormalForm::nfc, NormalForm::nfd}) {
-      std::string repaired;
-      append_repaired(repaired, text, true);
-      const std::string normal = normalised(form, repaired);
-      ensure(normalised(form, normal) == normal, "what is normal stays as it is");
+    std::string repaired;
+    append_repaired(repaired, text);
+    for (const NormalForm form : {NormalForm::nfc, NormalForm::nfd, NormalForm::nfkc, NormalForm::nfkd}) {
+      const std::string normal = normalized(form, repaired);
+      ensure(normalized(form, normal) == normal, "a normal form is stable");
+      ensure(!surely_normal(form, repaired) || normal == repaired, "a normal text stays");
+      ensure(static_cast<double>(normal.size()) <= longest_expansion(form) * static_cast<double>(repaired.size()),
+             "growth is bounded");
     }
+    ensure(is_utf8(lowercase(repaired)) && is_utf8(without_marks(repaired)), "results are text");
   });
 }
 
@@ -395,10 +399,10 @@ TEST_F(Fuzz, Expressions) {
   fuzz(seeds, [&](const Files& files) {
     require(files.size() == 2, "a file is missing");
     std::string text;
-    append_repaired(text, files.at("text"), true);
+    append_repaired(text, files.at("text"));
     const Pattern pattern = Pattern::expression("expression", files.at("expression"));
     std::size_t done = 0;
-    pattern.for_each(text, [&](std::size_t begin, std::size_t end, bool) {
+    pattern.for_each(text, [&](std::size_t begin, std::size_t end, Span) {
       ensure(begin == done && end > begin && is_utf8(std::string_view(text).substr(begin, end - begin)),
              "parts are text and follow each other");
       done = end;

@@ -1,4 +1,4 @@
-// streambp tokenize, as people call it.
+// The command tokenize.
 #include "data/documents/token_file.cuh"
 #include "tests/chat_models.cuh"
 
@@ -21,12 +21,12 @@ class TokenizeCommandTest : public Commands {
   }
 };
 
-TEST_F(TokenizeCommandTest, ShowsWhatIsLearned) {
+TEST_F(TokenizeCommandTest, ShowsTheTokensUnderTheLoss) {
   const Outcome outcome = execute(arguments(path("chats.jsonl"), "--chat chatml --show 2"));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n⟦1<|im_end|>⟧\n"))
       << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "⟦2[2J<|im_end|>⟧")) << outcome.output;  // no command for the terminal
+  EXPECT_TRUE(contains(outcome.output, "⟦2[2J<|im_end|>⟧")) << outcome.output;  // no escape sequence
   EXPECT_TRUE(contains(outcome.output, "2 documents, ")) << outcome.output;
   const TokenFile file(path("out.safetensors"));
   EXPECT_EQ(file.documents(), 2);
@@ -34,7 +34,7 @@ TEST_F(TokenizeCommandTest, ShowsWhatIsLearned) {
                                            std::to_string(file.learned_count()) + " of them learned"));
 }
 
-TEST_F(TokenizeCommandTest, TakesSeveralFilesAndItsOwnOutput) {
+TEST_F(TokenizeCommandTest, ReadsSeveralFilesAndItsOwnOutput) {
   ASSERT_EQ(execute(arguments(path("chats.jsonl"), "--chat zephyr --learn all")).exit_code, 0);
   const TokenFile first(path("out.safetensors"));
   EXPECT_EQ(first.learned_count(), first.token_count() - 2);

@@ -1,23 +1,17 @@
 // Tokenizers give the results of the `tokenizers` library for texts in many scripts (scripts/make_tokenizer_golden.py
 // writes the cases), and merge long words by definition.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <map>
 #include <thread>
 
-#include "data/tokenizer/tokenizer.cuh"
+#include "data/files/text_hash.cuh"
 #include "kernels/base/random.cuh"
+#include "tests/tokenizers.cuh"
 
 namespace streambp {
 namespace {
 
-namespace fs = std::filesystem;
 using Ids = std::vector<std::int32_t>;
-
-fs::path golden(const std::string& name) { return fs::path(STREAMBP_SOURCE) / "tests/golden/tokenizers" / name; }
-Json read_json(const fs::path& path) { return Json::parse(read_file(path)); }
-Json definition(const std::string& layout) { return read_json(golden(layout + ".tokenizer.json")); }
 
 std::vector<std::string> from_hex(const Json& list) {
   std::vector<std::string> all;
@@ -49,20 +43,12 @@ std::string repaired(const std::string& bytes) {
   return text;
 }
 
-// FNV-1a
-struct Hash {
-  std::uint64_t value = 0xcbf29ce484222325u;
-  void add(std::string_view bytes) {
-    for (const char byte : bytes) value = (value ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
-  }
-};
-
 class Layout : public testing::TestWithParam<const char*> {
  protected:
   const std::string name = GetParam();
-  const Tokenizer tokenizer{golden(name + ".tokenizer.json")};
-  const Json cases = read_json(golden(name + ".json"));
-  const Json texts = read_json(golden("texts.json"));
+  const Tokenizer tokenizer{golden_tokenizer(name + ".tokenizer.json")};
+  const Json cases = parse_json_file(golden_tokenizer(name + ".json"));
+  const Json texts = parse_json_file(golden_tokenizer("texts.json"));
 };
 
 TEST_P(Layout, EncodesLikeTheLibrary) {
@@ -113,8 +99,8 @@ struct Draw {
 TEST_P(Layout, EncodesRandomTextsLikeTheLibrary) {
   const std::vector<std::string> pieces = from_hex(texts["pieces"]);
   for (std::size_t seed = 0; seed < cases["random"].size(); ++seed) {
-    Hash hash;
-    const auto add = [&](std::string_view bytes) { hash.add(bytes); };
+    std::string results;
+    const auto add = [&](std::string_view bytes) { results += bytes; };
     const auto add_ids = [&](const Ids& ids) {
       add({reinterpret_cast<const char*>(ids.data()), 4 * ids.size()});
       add("\xFF\xFF\xFF\xFF");
@@ -131,7 +117,7 @@ TEST_P(Layout, EncodesRandomTextsLikeTheLibrary) {
         add(decoded), add("\xFF");
       }
     }
-    EXPECT_EQ(std::to_string(hash.value), cases["random"][seed].get<std::string>()) << "seed " << seed;
+    EXPECT_EQ(std::to_string(text_hash(results)), cases["random"][seed].get<std::string>()) << "seed " << seed;
   }
 }
 
@@ -171,18 +157,19 @@ class EveryCharacter : public testing::TestWithParam<const char*> {};
 
 TEST_P(EveryCharacter, IsNormalizedLikeTheLibrary) {
   constexpr char32_t kBlock = 0x2000;
-  const Json hashes = read_json(golden("normalizers.json"))[GetParam()];
+  const Json hashes = parse_json_file(golden_tokenizer("normalizers.json"))[GetParam()];
   const Normalizer tested = normalizer(GetParam());
   for (std::size_t block = 0; block < hashes.size(); ++block) {
     const char32_t begin = block + 1 == hashes.size() ? 0x2F000 : static_cast<char32_t>(block) * kBlock;
-    Hash hash;
+    std::string results;
     for (char32_t code = begin; code < begin + kBlock; ++code) {
       if (code >= 0xD800 && code < 0xE000) continue;
       const std::string c = to_utf8(code);
-      hash.add(normalized(tested, "\u0301" + c + "\u0334" + c + "\u0301"));
-      hash.add("\xFF");
+      results += normalized(tested, "\u0301" + c + "\u0334" + c + "\u0301");
+      results += "\xFF";
     }
-    EXPECT_EQ(std::to_string(hash.value), hashes[block].get<std::string>()) << "U+" << std::hex << unsigned(begin);
+    EXPECT_EQ(std::to_string(text_hash(results)), hashes[block].get<std::string>())
+        << "U+" << std::hex << unsigned(begin);
   }
 }
 
@@ -238,8 +225,10 @@ Ids merged_by_definition(const Json& model, const std::vector<std::string>& symb
 }
 
 TEST(LongWords, MergeByDefinition) {
-  const Tokenizer bytes(golden("gpt2_prefix_space.tokenizer.json")), characters(golden("gemma.tokenizer.json"));
-  Json byte_model = definition("gpt2_prefix_space")["model"], character_model = definition("gemma")["model"];
+  const Tokenizer bytes(golden_tokenizer("gpt2_prefix_space.tokenizer.json")),
+      characters(golden_tokenizer("gemma.tokenizer.json"));
+  Json byte_model = tokenizer_definition("gpt2_prefix_space")["model"],
+       character_model = tokenizer_definition("gemma")["model"];
   for (Json& merge : byte_model["merges"]) {
     const std::string text = merge;
     merge = {text.substr(0, text.find(' ')), text.substr(text.find(' ') + 1)};
@@ -274,7 +263,7 @@ TEST(LongTexts, OfManyShapes) {
   std::string letters;
   for (std::size_t i = 0; i < size; ++i) letters += static_cast<char>('a' + Random(1).below(26, i));
   for (const std::string layout : {"gpt2", "llama3", "qwen2", "o200k", "deepseek", "llama2", "mistral", "gemma"}) {
-    const Tokenizer tokenizer(golden(layout + ".tokenizer.json"));
+    const Tokenizer tokenizer(golden_tokenizer(layout + ".tokenizer.json"));
     for (const std::string& text :
          {repeat("a"), repeat(" "), repeat("\n"), repeat("7"), repeat("!"), repeat(" a"), repeat("a1"), repeat("\n "),
           repeat(" \t"), repeat("😀"), repeat("e\u0301"), repeat("'s"), repeat("\u0301\u0323"), repeat(" ") + "x",
@@ -292,8 +281,8 @@ TEST(LongTexts, OfManyShapes) {
 }
 
 TEST(Threads, ShareATokenizer) {
-  const Tokenizer tokenizer(golden("llama3.tokenizer.json"));
-  const std::vector<std::string> texts = from_hex(read_json(golden("texts.json"))["texts"]);
+  const Tokenizer tokenizer(golden_tokenizer("llama3.tokenizer.json"));
+  const std::vector<std::string> texts = from_hex(parse_json_file(golden_tokenizer("texts.json"))["texts"]);
   const auto encode_all = [&] {
     std::vector<Ids> all;
     for (const std::string& text : texts) all.push_back(tokenizer.encode(text));
@@ -310,8 +299,8 @@ TEST(Threads, ShareATokenizer) {
 // --- What the library does not have ---
 
 TEST(Tokens, AreFoundByTheirText) {
-  const Tokenizer tokenizer(golden("llama3.tokenizer.json"));
-  const Json json = definition("llama3");
+  const Tokenizer tokenizer(golden_tokenizer("llama3.tokenizer.json"));
+  const Json json = tokenizer_definition("llama3");
   for (const Json& token : json["added_tokens"]) {
     EXPECT_EQ(tokenizer.find(token["content"].get<std::string>()), token["id"].get<std::int32_t>());
     EXPECT_EQ(tokenizer.special(token["id"]), token["special"].get<bool>());
@@ -326,7 +315,7 @@ TEST(Tokens, AreFoundByTheirText) {
 // A continuation gets no space before it, but text after a special token in it does.
 TEST(Continuation, GetsNoSpaceBefore) {
   for (const std::string layout : {"gpt2_prefix_space", "llama2", "mistral"}) {
-    const Tokenizer tokenizer(golden(layout + ".tokenizer.json"));
+    const Tokenizer tokenizer(golden_tokenizer(layout + ".tokenizer.json"));
     const Ids whole = tokenizer.encode("x y");
     const Ids rest = tokenizer.encode(" y", TextStart::continuation);
     ASSERT_GE(whole.size(), rest.size()) << layout;
@@ -336,9 +325,9 @@ TEST(Continuation, GetsNoSpaceBefore) {
         << layout;
     EXPECT_EQ(tokenizer.encode("", TextStart::continuation), Ids()) << layout;
   }
-  const Tokenizer tokenizer(golden("llama2.tokenizer.json"));
+  const Tokenizer tokenizer(golden_tokenizer("llama2.tokenizer.json"));
   EXPECT_EQ(tokenizer.encode("<s>x", TextStart::continuation), tokenizer.encode("<s>x"));
-  const Tokenizer plain(golden("gpt2.tokenizer.json"));
+  const Tokenizer plain(golden_tokenizer("gpt2.tokenizer.json"));
   EXPECT_EQ(plain.encode("x y", TextStart::continuation), plain.encode("x y"));
 }
 

@@ -1,20 +1,15 @@
 // A tokenizer.json that is damaged, hostile or not supported is refused, with its name and the reason.
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <fstream>
 
-#include "data/tokenizer/tokenizer.cuh"
 #include "kernels/base/random.cuh"
+#include "tests/tokenizers.cuh"
 
 namespace streambp {
 namespace {
 
 namespace fs = std::filesystem;
-
-Json definition(const std::string& layout) {
-  return parse_json_file(fs::path(STREAMBP_SOURCE) / "tests/golden/tokenizers" / (layout + ".tokenizer.json"));
-}
 
 class TokenizerRefusal : public testing::Test {
  protected:
@@ -48,7 +43,7 @@ class TokenizerRefusal : public testing::Test {
 
 TEST_F(TokenizerRefusal, OfComponentsByName) {
   const auto with = [](const char* field, const Json& component) {
-    Json json = definition("gpt2");
+    Json json = tokenizer_definition("gpt2");
     json[field] = component;
     return json;
   };
@@ -81,7 +76,8 @@ TEST_F(TokenizerRefusal, OfComponentsByName) {
   expect_refused(with("pre_tokenizer", {{"type", "ByteLevel"}}), "\"add_prefix_space\" is missing");
   expect_refused(with("added_things", 1), "\"added_things\": 1 is not supported");
   expect_refused(with("version", "2.0"), "only \"1.0\" is");
-  const Json digits = {{"type", "Digits"}, {"individual_digits", true}}, bytes = definition("gpt2")["pre_tokenizer"];
+  const Json digits = {{"type", "Digits"}, {"individual_digits", true}},
+             bytes = tokenizer_definition("gpt2")["pre_tokenizer"];
   expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {bytes, digits}}}), "after ByteLevel");
   expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", 3}}), "is not a list");
   expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {nullptr}}}), "number 1");
@@ -95,7 +91,7 @@ TEST_F(TokenizerRefusal, OfComponentsByName) {
 
 TEST_F(TokenizerRefusal, OfMetaspaceAndSplitAndStrip) {
   const auto with = [](const Json& normalizer, const Json& step) {
-    Json json = definition("mistral");
+    Json json = tokenizer_definition("mistral");
     json["normalizer"] = normalizer, json["pre_tokenizer"] = step;
     return json;
   };
@@ -120,7 +116,7 @@ TEST_F(TokenizerRefusal, OfMetaspaceAndSplitAndStrip) {
   expect_refused(split({{"String", "a"}, {"Regex", "b"}}, "Isolated"), "expected \"String\" or \"Regex\"");
   expect_refused(split({{"Glob", "*"}}, "Isolated"), "\"Glob\"");
   expect_refused(split({{"String", "a"}}, "Shuffled"), "behavior \"Shuffled\"");
-  Json json = definition("mistral");
+  Json json = tokenizer_definition("mistral");
   json["decoder"] = {{"type", "Strip"}, {"content", "ab"}, {"start", 1}, {"stop", 0}};
   expect_refused(json, "not one character");
   json["decoder"] = {{"type", "Strip"}, {"content", " "}, {"start", -1}, {"stop", 0}};
@@ -138,7 +134,7 @@ TEST_F(TokenizerRefusal, OfExponentialGrowth) {
     return Json{{"type", "Sequence"}, {name, list}};
   };
   const auto with = [&](const char* field, const Json& component) {
-    Json json = definition("mistral");
+    Json json = tokenizer_definition("mistral");
     json["pre_tokenizer"] = nullptr;
     json[field] = component;
     return json;
@@ -170,7 +166,7 @@ TEST_F(TokenizerRefusal, OfRegularExpressions) {
         "[\\P{L}]", "\\pL",    "\\p{^L}",     "\\p{Nonsense}", "(a",          "a)",          "*",
         "a*",       "",        "x|",          "(?=a)",         "\\C",         "\\x{110000}", "\\xE9",
         "\\x{41",   "\\p{Cn}", "\\p{C}",      "\\p{Runic}",    "(?i:\u00df)", "(?i:SS)",     "(?i:a|(b))"}) {
-    Json json = definition("qwen2");
+    Json json = tokenizer_definition("qwen2");
     json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = expression;
     expect_refused(json, "the regular expression " + expression);
   }
@@ -178,7 +174,7 @@ TEST_F(TokenizerRefusal, OfRegularExpressions) {
 
 // A hostile expression ends with an error.
 TEST_F(TokenizerRefusal, OfExpressionsThatTakeForever) {
-  Json json = definition("qwen2");
+  Json json = tokenizer_definition("qwen2");
   json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:(?:a|b|[a-c])+)+[0-9]";
   ASSERT_EQ(refusal(json.dump()), "");
   const Tokenizer tokenizer(directory_);
@@ -195,7 +191,7 @@ TEST_F(TokenizerRefusal, OfExpressionsThatTakeForever) {
 
 TEST_F(TokenizerRefusal, OfModels) {
   const auto with = [](const char* field, const Json& value) {
-    Json json = definition("gpt2");
+    Json json = tokenizer_definition("gpt2");
     json["model"][field] = value;
     return json;
   };
@@ -225,13 +221,13 @@ TEST_F(TokenizerRefusal, OfModels) {
   expect_refused(with("merges", Json::array({Json::array({"q", "\u0120"})})), "needs the token \"q\u0120\"");
   EXPECT_EQ(refusal(with("dropout", 0).dump()), "");
   EXPECT_EQ(refusal(with("continuing_subword_prefix", "").dump()), "");
-  Json json = definition("unknown");
+  Json json = tokenizer_definition("unknown");
   json["model"]["unk_token"] = "<nothing>";
   expect_refused(json, "the text needs the unknown token \"<nothing>\"");
 }
 
 TEST_F(TokenizerRefusal, OfAddedTokensAndTemplates) {
-  const Json whole = definition("llama3");
+  const Json whole = tokenizer_definition("llama3");
   const std::size_t size = whole["model"]["vocab"].size();
   const auto added = [&](const char* field, const Json& value) {
     Json json = whole;
@@ -251,10 +247,10 @@ TEST_F(TokenizerRefusal, OfAddedTokensAndTemplates) {
   expect_refused(json, "is not a list");
   json["added_tokens"] = {7};
   expect_refused(json, "expected a JSON object");
-  json = definition("qwen2");
+  json = tokenizer_definition("qwen2");
   json["added_tokens"][0]["content"] = "caf\u00e9", json["added_tokens"][0]["normalized"] = true;
   expect_refused(json, "the same normalized text");
-  json = definition("unknown");
+  json = tokenizer_definition("unknown");
   json["added_tokens"].back()["normalized"] = true;  // white space, which Strip removes
   expect_refused(json, "its normalized text is empty");
 
@@ -278,7 +274,7 @@ TEST_F(TokenizerRefusal, OfAddedTokensAndTemplates) {
 }
 
 TEST_F(TokenizerRefusal, OfDamagedFiles) {
-  const std::string whole = definition("llama2").dump();
+  const std::string whole = tokenizer_definition("llama2").dump();
   ASSERT_EQ(refusal(whole), "");
   for (std::size_t size = 0; size < whole.size(); size += 1 + whole.size() / 50) {
     EXPECT_NE(refusal(whole.substr(0, size)).find("not valid JSON"), std::string::npos) << size;

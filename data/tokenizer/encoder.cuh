@@ -1,8 +1,8 @@
-// From examples to tokens, and which of them are learned.
+// From examples to tokens, each with a flag: does the loss cover it?
 //
-// Special tokens are tokens where a chat layout writes them, and in text that is rendered already; in a message they
-// are mere text. What stands between two special tokens is tokenised in one go, layout and messages together, as it
-// will be when the model is used; but never across the place where an answer begins, for there a prompt ends.
+// Special tokens are recognized where a chat layout writes them and in rendered text. In a message they are ordinary
+// text. The text between two special tokens is encoded in one go, layout and messages together, as at inference, but
+// split where an answer starts, because a prompt ends there.
 #pragma once
 
 #include <map>
@@ -19,7 +19,7 @@ namespace streambp {
 
 using Tokens = std::vector<std::int32_t>;
 
-// A prompt's tokens begin as the tokenizer begins a text, unless that is written already: what is to come before them.
+// The tokenizer's prefix (such as BOS), or nothing if the tokens already start with it.
 inline Tokens missing_prefix(const Tokenizer& tokenizer, const Tokens& tokens) {
   const Tokens& prefix = tokenizer.prefix();
   const bool begun = tokens.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), tokens.begin());
@@ -43,7 +43,7 @@ inline std::int32_t read_end_token(const std::filesystem::path& model, const Tok
 
 class Encoder {
  public:
-  // Without a chat layout `chat` is empty, and `no_chat` says why.
+  // `no_chat` is the error message for conversations when there is no chat layout.
   Encoder(const Tokenizer& tokenizer, const std::filesystem::path& model, std::optional<Chat> chat, std::string no_chat,
           bool learn_all)
       : tokenizer_(tokenizer),
@@ -55,15 +55,18 @@ class Encoder {
     if (!chat_) return;
     for (const std::string& text : chat_->tokens()) {
       const auto id = tokenizer.find(text);
-      if (!id || tokenizer.encode(text, true) != Tokens{*id}) continue;  // mere text to this tokenizer
+      if (!id || tokenizer.encode(text, TextStart::continuation) != Tokens{*id})
+        continue;  // ordinary text to this tokenizer
       special_[text] = *id;
-      const Tokens after = tokenizer.encode(text + "a", true);
-      fresh_after_special_ = Tokens(after.begin() + 1, after.end()) != tokenizer.encode_plain("a", true);
+      const Tokens after = tokenizer.encode(text + "a", TextStart::continuation);
+      const Tokens continued = tokenizer.encode_plain("a", TextStart::continuation);
+      const bool continues = Tokens(after.begin() + 1, after.end()) == continued;
+      after_special_ = continues ? TextStart::continuation : TextStart::beginning;
     }
   }
 
-  // One document, or several where the layout writes what is past otherwise than when it was new; of a preference two,
-  // the chosen one first; of a group each completion.
+  // Returns one document; several if the layout renders earlier answers differently; for a preference the chosen and
+  // the rejected one; for a group all completions.
   std::vector<Document> encode(const Example& example) const {
     if (example.kind == Example::preference) return encode_preference(example);
     if (example.kind == Example::group) return encode_group(example);
@@ -76,25 +79,26 @@ class Encoder {
         for (const auto& lesson : chat_->lessons(example.messages, example.first))
           documents.push_back(encode_pieces(lesson));
       }
-      require_data(!documents.empty(), "no answer of the assistant to learn from");
+      require_data(!documents.empty(), "no answer of the assistant to train on");
     } else {
       documents.push_back(text(example.prompt, example.written, example.kind == Example::text));
     }
     for (Document& document : documents) {
       if (learn_all_) std::fill(document.learn.begin(), document.learn.end(), 1);
       if (!document.learn.empty()) document.learn[0] = 0;
-      require_data(document.learned() > 0, "nothing to learn from");
+      require_data(document.learned() > 0, "no tokens to train on");
     }
     return documents;
   }
 
-  // A rendered conversation, or the beginning of one.
+  // Encodes a rendered conversation, or the beginning of one.
   Document encode_pieces(const std::vector<Piece>& pieces) const {
     Document document;
     std::string text;
-    bool learn = false, fresh = true;
+    bool learn = false;
+    auto start = TextStart::beginning;
     const auto flush = [&] {
-      if (!text.empty()) document.add(tokenizer_.encode_plain(text, !fresh), learn), fresh = false;
+      if (!text.empty()) document.add(tokenizer_.encode_plain(text, start), learn), start = TextStart::continuation;
       text.clear();
     };
     for (const Piece& piece : pieces) {
@@ -105,7 +109,7 @@ class Encoder {
       } else {
         flush();
         document.add({&special->second, 1}, learn);
-        fresh = fresh_after_special_;
+        start = after_special_;
       }
     }
     flush();
@@ -113,28 +117,27 @@ class Encoder {
   }
 
  private:
-  static constexpr const char* kNoPrompt =
-      "the prompt is empty, and so nothing comes before the first token, to predict it from";
+  static constexpr const char* kNoPrompt = "the prompt is empty, so there is no token to predict the first one from";
 
-  // The one document of an answer that is compared with others.
+  // Encodes one answer of a preference or group.
   Document encode_side(const Example& side) const {
-    require(!learn_all_, "--learn all is not for preferences and groups: what is compared are answers; leave it out");
+    require(!learn_all_, "--learn all is not for preferences and groups, which compare answers; remove it");
     require_data(side.kind == Example::conversation || !side.prompt.empty() || !tokenizer_.prefix().empty(), kNoPrompt);
     if (!side.tokens.empty()) return encode_sampled(side);
     std::vector<Document> documents = encode(side);
     require_data(documents.size() == 1, "after the prompt come ", documents.size(),
-                 " answers, and the chat layout writes what is past otherwise than when it was new; give one answer");
+                 " answers, and the chat layout renders earlier answers differently; give one answer");
     return std::move(documents[0]);
   }
 
-  // Tokens that a model sampled, which are learned as they are.
+  // Sampled tokens are used unchanged.
   Document encode_sampled(const Example& side) const {
     const bool conversation = side.kind == Example::conversation;
     require(!conversation || chat_.has_value(), no_chat_);
     Document document = conversation ? encode_pieces(chat_->prompt(side.messages)) : begin(side.prompt, side.tokens);
     document.add(side.tokens, true);
     document.learn[0] = 0;
-    require_data(document.learned() > 0, "nothing to learn from");
+    require_data(document.learned() > 0, "no tokens to train on");
     return document;
   }
 
@@ -145,8 +148,7 @@ class Encoder {
     std::vector<Document> group;
     for (std::size_t i = 0; i < example.sides.size(); ++i) {
       Document document = encode_side(example.sides[i]);
-      require_data(is_advantage({plain[i], scaled[i]}), "the reward of completion ", i + 1,
-                   " is too large to be compared");
+      require_data(is_advantage({plain[i], scaled[i]}), "the reward of completion ", i + 1, " is too large");
       document.advantage = {plain[i], scaled[i]};
       if (!example.old.empty()) document.old = old_of(document, example.old[i], i);
       group.push_back(std::move(document));
@@ -154,23 +156,23 @@ class Encoder {
     return group;
   }
 
-  // Of each token: what the one after it was given when it was sampled.
+  // old[t] is the log-prob of token t + 1 when it was sampled.
   static std::vector<float> old_of(const Document& document, const std::vector<double>& given, std::size_t i) {
     require_data(std::cmp_equal(given.size(), document.learned()), "completion ", i + 1, " is ", document.learned(),
-                 " tokens, its end included, and has ", given.size(),
-                 " old_logps; give the completion as the tokens that were sampled");
+                 " tokens with its end, and has ", given.size(),
+                 " old_logps; give the completion as the sampled tokens");
     std::vector<float> old(document.tokens.size());
     auto next = given.begin();
     for (std::size_t t = 1; t < old.size(); ++t) {
       if (!document.learn[t]) continue;
       require_data(is_log_probability(*next), "old_logps of completion ", i + 1, ": ", *next,
-                   " is no log-probability of what was sampled");
+                   " is not the log-prob of a sampled token");
       old[t - 1] = static_cast<float>(*next++);
     }
     return old;
   }
 
-  // The two part where their answers begin, and not before.
+  // Both documents start with the same prompt and differ in the answer.
   std::vector<Document> encode_preference(const Example& example) const {
     std::vector<Document> pair;
     for (const Example& side : example.sides) pair.push_back(encode_side(side));
@@ -178,12 +180,12 @@ class Encoder {
       return Tokens(d.tokens.begin(), d.tokens.begin() + (std::ranges::find(d.learn, 1) - d.learn.begin()));
     };
     require_data(pair[0].tokens != pair[1].tokens,
-                 "nothing to prefer: \"chosen\" and \"rejected\" are the same to the model");
+                 "nothing to prefer: \"chosen\" and \"rejected\" are the same tokens");
     require_data(prompt(pair[0]) == prompt(pair[1]), kNoPrompt);
     return pair;
   }
 
-  // A prompt as a text begins; without a prompt, `rest` may have begun it.
+  // A prompt with the tokenizer's prefix. `rest` follows and can start with the prefix if the prompt is empty.
   Document begin(const std::string& prompt, const Tokens& rest, bool learn = false) const {
     const Tokens tokens = tokenizer_.encode(prompt);
     Document document;
@@ -192,9 +194,9 @@ class Encoder {
     return document;
   }
 
-  // Ends as the model ends a text, also if that is written already.
+  // Adds the end-of-text token unless the text ends with it.
   Document text(const std::string& prompt, const std::string& written, bool learn_prompt) const {
-    const Tokens rest = tokenizer_.encode(written, !prompt.empty());
+    const Tokens rest = tokenizer_.encode(written, prompt.empty() ? TextStart::beginning : TextStart::continuation);
     Document document = begin(prompt, rest, learn_prompt);
     document.add(rest, true);
     if (!std::equal(end_.begin(), end_.end(), rest.end() - shorter(end_, rest), rest.end())) document.add(end_, true);
@@ -209,8 +211,8 @@ class Encoder {
   std::optional<Chat> chat_;
   std::string no_chat_;
   bool learn_all_;
-  std::map<std::string, std::int32_t> special_;  // tokens of the layout that are tokens of the tokenizer
-  bool fresh_after_special_ = false;             // text after one is tokenised like the beginning of a text
+  std::map<std::string, std::int32_t> special_;        // the layout's special tokens that the tokenizer has
+  TextStart after_special_ = TextStart::continuation;  // how the tokenizer encodes text after one
 };
 
 }  // namespace streambp
