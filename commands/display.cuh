@@ -45,7 +45,8 @@ inline std::string note(const Continuation& text, Index room) {
 // A text as it grows after what it goes on from, without the token that ends it; raw: with all special tokens.
 class GrowingText {
  public:
-  GrowingText(const Tokenizer& tokenizer, bool raw, const Tokens& before) : decoder(tokenizer, !raw), raw(raw) {
+  GrowingText(const Tokenizer& tokenizer, bool raw, const Tokens& before)
+      : decoder(tokenizer, raw ? Skip::none : Skip::special), raw(raw) {
     for (const std::int32_t token : before) decoder.add(token);
   }
 
