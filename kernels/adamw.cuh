@@ -4,10 +4,10 @@
 //   w = w - rate (m̂ / (sqrt(v̂) + eps) + decay w),          m̂ = m / (1 - β₁ᵗ),  v̂ = v / (1 - β₂ᵗ)
 //
 // g is the accumulated gradient times `gradient_scale` (clipping). For bfloat16 weights there are two ways: either a
-// float32 master copy takes the updates, and the weight is its rounded value; or there is no master copy, and stochastic
-// rounding keeps updates that are smaller than half an ulp of their weight: rounding up or down at random, with
-// probabilities that make the expected value exact. The random bits depend on the step and the element only, so a run is
-// reproducible bit for bit.
+// float32 master copy takes the updates, and the weight is its rounded value; or there is no master copy, and
+// stochastic rounding keeps updates that are smaller than half an ulp of their weight: rounding up or down at random,
+// with probabilities that make the expected value exact. The random bits depend on the step and the element only, so a
+// run is reproducible bit for bit.
 #pragma once
 
 #include <cmath>

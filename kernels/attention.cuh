@@ -7,11 +7,12 @@
 //                    dS = P * (dP - rowsum(dO * O))
 //                    dQ = scale dS K       dK += scale dSᵀ Q
 //
-// Computed in tiles of kAttentionTile queries x kAttentionTile keys, so no N x N matrix exists. The forward pass keeps a
-// running maximum and sum per row (online softmax): when a tile of keys raises the maximum, the sums so far are rescaled.
+// Computed in tiles of kAttentionTile queries x kAttentionTile keys, so no N x N matrix exists. The forward pass keeps
+// a running maximum and sum per row (online softmax): when a tile of keys raises the maximum, the sums so far are
+// rescaled.
 //
-// A call computes the query rows span.rows of the stream against keys 0 .. span.rows.end. dK and dV of a tile of keys add
-// queries from the last tile to the first, and the heads of a group in order: the same order for any chunk.
+// A call computes the query rows span.rows of the stream against keys 0 .. span.rows.end. dK and dV of a tile of keys
+// add queries from the last tile to the first, and the heads of a group in order: the same order for any chunk.
 #pragma once
 
 #include <cmath>
@@ -29,7 +30,8 @@
 
 namespace streambp {
 
-// Smaller than kTile, because half of the tiles on the diagonal is wasted. A divisor of it, so that chunks are whole tiles.
+// Smaller than kTile, because half of the tiles on the diagonal is wasted. A divisor of it, so that chunks are whole
+// tiles.
 constexpr Index kAttentionTile = 128;
 static_assert(kTile % kAttentionTile == 0);
 
@@ -126,8 +128,8 @@ void online_softmax_row(T* s, Index n, Rows visible, RunningSoftmax<T>& running,
   sum += tile_sum;
 }
 
-// S = scale Q Kᵀ, and O += P V. With few queries, as in generation, a tile is bound by reading K and V, so loops of our own
-// read them once, as in matmul.cuh.
+// S = scale Q Kᵀ, and O += P V. With few queries, as in generation, the time goes into reading K and V; few_rows and
+// a loop like it read them once.
 constexpr Index kFewQueries = 8;
 
 template <class T>

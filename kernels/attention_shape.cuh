@@ -18,8 +18,8 @@ struct AttentionShape {
   constexpr Index group() const { return heads / kv_heads; }  // query heads that share a key/value head
 };
 
-// The first token that each token of the stream may attend to. on_host: the same numbers in host memory, to count FLOPs.
-// It may be empty (as on Plan); then the stream counts as one document.
+// The first token that each token of the stream may attend to. on_host: the same numbers in host memory, to count
+// FLOPs. It may be empty (as on Plan); then the stream counts as one document.
 struct DocumentMask {
   Matrix<const std::int32_t> key_begin;
   std::span<const std::int32_t> on_host = {};

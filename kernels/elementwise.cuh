@@ -3,8 +3,8 @@
 //   add_column_sums    out[j] += Σ_i x[i][j]
 //   sum_of_squares     Σ x², in float64, as kSquareSums partial sums
 //
-// A sum over rows, such as the gradient of a bias, adds partial sums over kGroup rows each, from last to first: the order
-// does not depend on the chunk.
+// A sum over rows, such as the gradient of a bias, adds partial sums over kGroup rows each, from last to first: the
+// order does not depend on the chunk.
 #pragma once
 
 #include <vector>

@@ -1,11 +1,11 @@
 // Embedding:
 //
-//   forward          x[i] = scale tokens[token[i]] + positions[position[i]]        (second term: learned positions only)
+//   forward          x[i] = scale tokens[token[i]] + positions[position[i]]       (second term: learned positions only)
 //   backward         dtokens[token[i]] += scale dx[i]                              scale: √hidden in Gemma, else 1
 //                    dpositions[position[i]] += dx[i]                              rows i from last to first
 //
 // In the backward pass a row of a table adds up all rows of the stream that use it. rows_by_index sorts the rows of the
-// stream so that these stand side by side, from last to first.
+// stream so that these are adjacent, from last to first.
 #pragma once
 
 #include <numeric>

@@ -1,7 +1,7 @@
 // Attention in bfloat16 on tensor cores, tile by tile; see attention.cuh for the formulas, and flash/ for the kernels.
 //
-// The scores of a tile never leave the registers: the result of one product has the layout of the left operand of the next
-// one. Copies from global memory overlap with tensor cores: one tile ahead for the operand that is needed first.
+// The scores of a tile never leave the registers: the result of one product has the layout of the left operand of the
+// next one. Copies from global memory overlap with tensor cores: one tile ahead for the operand that is needed first.
 #pragma once
 
 #include "kernels/flash/backward.cuh"

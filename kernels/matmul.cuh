@@ -6,13 +6,13 @@
 //                    dbias += Σ_rows dy
 //
 // CPU: the unit of work is one tile of rows times one block of columns, computed by a single-threaded GEMM of the CBLAS
-// library; threads share the units. Units have the same shape for any chunk and any number of threads, so every result has
-// the same bits. dw adds tiles from last to first. Generation multiplies a few rows at a time, which is bound by reading w:
-// a last tile of at most kFewRows rows goes through cpu::few_rows.
+// library; threads share the units. Units have the same shape for any chunk and any number of threads, so every result
+// has the same bits. dw adds tiles from last to first. Generation multiplies a few rows at a time, which is bound by
+// reading w: a last tile of at most kFewRows rows goes through cpu::few_rows.
 //
-// GPU: cuBLASLt. Its algorithm is chosen once per shape of weight, for one tile of rows, and used for any number of rows.
-// It may not split a sum among blocks, so the result for a row does not depend on the rows around it. dw adds tiles (of the
-// device's size) from last to first, in float32.
+// GPU: cuBLASLt. Its algorithm is chosen once per shape of weight, for one tile of rows, and used for any number of
+// rows. It may not split a sum among blocks, so the result for a row does not depend on the rows around it. dw adds
+// tiles (of the device's size) from last to first, in float32.
 #pragma once
 
 #include "kernels/base/device.cuh"

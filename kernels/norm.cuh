@@ -210,8 +210,8 @@ __device__ void block_sums(float (&values)[N], float* scratch) {
 
 constexpr int kRowsAtOnce = 4, kNormThreads = 512;
 
-// The backward pass of kRowsAtOnce rows, from `begin` on, by all threads of a block: several rows at once, to have enough
-// loads in flight. A thread handles the same columns of every row: first, first + step, ...
+// The backward pass of kRowsAtOnce rows, from `begin` on, by all threads of a block: several rows at once, to have
+// enough loads in flight. A thread handles the same columns of every row: first, first + step, ...
 template <int N, class T>
 struct NormBackwardRows {
   static constexpr int R = kRowsAtOnce;

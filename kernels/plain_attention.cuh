@@ -1,5 +1,5 @@
-// Attention in float32 on the GPU, for verification: one warp per row and head. It goes over keys (or queries) in tiles of
-// 32: each lane computes the score of one of them, and then sums some of the head's columns over all 32.
+// Attention in float32 on the GPU, for verification: one warp per row and head. It goes over keys (or queries) in tiles
+// of 32: each lane computes the score of one of them, and then sums some of the head's columns over all 32.
 #pragma once
 
 #include "kernels/attention_shape.cuh"

@@ -1,7 +1,7 @@
 // Memory: one block with a stack at each end, growing towards each other.
 //
-// Scopes release what was allocated inside them, so a step allocates no memory from the system. Without a block, an Arena
-// only counts: this is how `streambp plan` knows the peak.
+// Scopes release what was allocated inside them, so a step allocates no memory from the system. Without a block, an
+// Arena only counts: this is how `streambp plan` knows the peak.
 #pragma once
 
 #include <sys/mman.h>

@@ -3,8 +3,8 @@
 //   auto op = dev.operation("norm", flops, bytes);                     // account the work (and its time)
 //   if constexpr (Device::computes) compute_norm(dev, ...);            // do the work: overloads for Cpu and Cuda
 //
-// Cpu and Cuda compute. Plan only accounts: run on it, the same algorithm yields the exact peak memory and the exact work
-// of a model at any length, in milliseconds and without data.
+// Cpu and Cuda compute. Plan only accounts: run on it, the same algorithm yields the exact peak memory and the exact
+// work of a model at any length, in milliseconds and without data.
 #pragma once
 
 #include <algorithm>

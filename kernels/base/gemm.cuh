@@ -71,8 +71,8 @@ void dots(Matrix<T> y, Input<T> x, Input<T> w) {
   }
 }
 
-// y = x wᵀ for a few rows of x, ROWS at a time, and the rest in smaller steps. A row's result does not depend on the other
-// rows.
+// y = x wᵀ for a few rows of x, ROWS at a time, and the rest in smaller steps. A row's result does not depend on the
+// other rows.
 template <Index ROWS, class T>
 void few_rows(Matrix<T> y, Input<T> x, Input<T> w) {
   constexpr Index columns = ROWS == 8 ? 1 : ROWS == 4 ? 2 : 4;

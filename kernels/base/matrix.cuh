@@ -19,8 +19,8 @@ using Index = std::int64_t;
 // every sum over rows goes over tiles from last to first. So results do not depend on the chunk.
 constexpr Index kTile = 256;
 
-// The GPU sums weight gradients over larger tiles: reading and writing a gradient takes as long as multiplying about 700
-// rows (on an H200). 2048 rows of an 8B model's activations take 0.4 GB.
+// The GPU sums weight gradients over larger tiles: reading and writing a gradient takes as long as multiplying about
+// 700 rows (on an H200). 2048 rows of an 8B model's activations take 0.4 GB.
 constexpr Index kGpuTile = 2048;
 
 // A sum over the rows of a tile goes first over groups of this many rows, then over the groups, last to first.

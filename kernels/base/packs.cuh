@@ -1,5 +1,6 @@
 // Elementwise kernels with vectorised access: a thread loads and stores packs of 8 neighbouring elements (16 bytes of
-// bfloat16), or single elements where a matrix is not aligned for packs. Arithmetic is in float32 for any type in memory.
+// bfloat16), or single elements where a matrix is not aligned for packs. Arithmetic is in float32 for any type in
+// memory.
 #pragma once
 
 #include "kernels/base/cuda.cuh"

@@ -1,5 +1,5 @@
-// Tiles of matrices in shared memory and in registers, and their operations: load, multiply, row_max, row_sum. Attention is
-// written in them.
+// Tiles of matrices in shared memory and in registers, and their operations: load, multiply, row_max, row_sum.
+// Attention is written in them.
 //
 //   SharedTile<ROWS, COLS>    bfloat16 in shared memory, for all warps of the block
 //   Numbers<M, N>             float32, 16 M rows x 8 N columns, in the registers of a warp
@@ -7,8 +7,8 @@
 //   PerRow<M>                 float32, one value for each of the 16 M rows
 //
 // Tensor cores multiply 16 x 16 by 16 x 8. A fragment is spread over the warp: lane l holds rows l / 4 and l / 4 + 8 of
-// every 16, and of these the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. The left operand of a product has the layout
-// that results have, so a result becomes an operand without any data movement.
+// every 16, and of these the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. The left operand of a product has the
+// layout that results have, so a result becomes an operand without any data movement.
 #pragma once
 
 #include "kernels/base/matrix.cuh"
@@ -29,8 +29,8 @@ struct SharedTile {
   __device__ BFloat16* at(int row, int col) const { return data + row * kStride + col; }
 };
 
-// Starts copying rows first, first + 1, ... of a matrix into the tile, with all threads of the block. Rows outside 0 .. end
-// and columns that the matrix lacks are zero. `aligned`: the rows of the matrix start at multiples of 16 bytes.
+// Starts copying rows first, first + 1, ... of a matrix into the tile, with all threads of the block. Rows outside 0 ..
+// end and columns that the matrix lacks are zero. `aligned`: the rows of the matrix start at multiples of 16 bytes.
 template <int ROWS, int COLS>
 __device__ void load(SharedTile<ROWS, COLS> tile, Matrix<const BFloat16> m, int first, int end, bool aligned) {
   constexpr int pieces = COLS / 8;
@@ -70,7 +70,8 @@ struct Numbers {
     for (int i = 0; i < M * N * 4; ++i) (&x[0][0][0])[i] = value;
   }
 
-  // Calls f(number, m, half, col). m and half give the row, as in PerRow's x[m][half]; col counts from the tile's first.
+  // Calls f(number, m, half, col). m and half give the row, as in PerRow's x[m][half]; col counts from the tile's
+  // first.
   template <class F>
   __device__ void for_each(F&& f) {
     const int col = threadIdx.x % 4 * 2;

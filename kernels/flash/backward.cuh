@@ -1,11 +1,11 @@
 // Flash attention, backward, in two kernels:
 //
 //   queries     dQ: a block of queries goes over the keys that they see, first to last, as in the forward pass
-//   keys        dK, dV: a block has 64 keys of one key/value head, and goes over the queries that see them, last to first,
-//               and for each tile of queries over the heads of the group
+//   keys        dK, dV: a block has 64 keys of one key/value head and goes over the queries that see them, last to
+//               first, and for each tile of queries over the heads of the group
 //
-// P is recomputed from the row's lse. Sums stay in registers. Both kernels compute S and dP, so these are computed twice.
-// In return every sum has one owner and one order: no atomics, and the same bits each time and for any chunk.
+// P is recomputed from the row's lse. Sums stay in registers. Both kernels compute S and dP, so these are computed
+// twice. In return every sum has one owner and one order: no atomics, and the same bits each time and for any chunk.
 #pragma once
 
 #include "kernels/flash/tiles.cuh"

@@ -1,4 +1,5 @@
-// Flash attention, forward: a block has 64 or 128 queries of one head and goes over the keys that they see, first to last.
+// Flash attention, forward: a block has 64 or 128 queries of one head and goes over the keys that they see, first to
+// last.
 #pragma once
 
 #include "kernels/flash/tiles.cuh"
@@ -8,8 +9,8 @@ namespace streambp::cuda {
 // A row that has seen no key yet has a maximum of -infinity; -infinity - -infinity would be NaN.
 __device__ inline float finite(float maximum) { return maximum == -INFINITY ? 0 : maximum; }
 
-// One step of the online softmax: P = exp2((S - maximum) scale) in s. Updates maximum and sum, and rescales the output so
-// far.
+// One step of the online softmax: P = exp2((S - maximum) scale) in s. Updates maximum and sum, and rescales the output
+// so far.
 template <int M, int N, int D>
 __device__ void online_softmax(Numbers<M, N>& s, PerRow<M>& maximum, PerRow<M>& sum, Numbers<M, D>& o, float scale) {
   PerRow<M> shrink = maximum;
