@@ -25,8 +25,15 @@ T sized(T full, T sanitized) {
 }
 using Lengths = std::vector<Index>;
 
+// Memory starts as NaN, on the emulated GPU as well.
 #ifndef __CUDACC__
-inline const bool kPoisoned = Arena::poison = true;
+inline void poison(void* data, std::size_t bytes) {
+#ifdef CUDA_ON_CPU
+  if (cuda_on_cpu::device_memory.holds(data, bytes)) return static_cast<void>(cudaMemsetAsync(data, 0xff, bytes));
+#endif
+  std::memset(data, 0xff, bytes);
+}
+inline const bool kPoisoned = (Arena::poison = poison) != nullptr;
 #endif
 
 // A matrix with memory of its own, filled with normal noise.

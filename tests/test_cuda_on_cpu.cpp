@@ -87,15 +87,32 @@ TEST(CudaOnCpu, SchedulesAreOrdersOfBlocksWarpsAndLanes) {
 
 TEST(CudaOnCpu, LaunchesThatDoNotFitAreRefused) {
   const auto nothing = [] { FAIL(); };
-  EXPECT_EQ(launch(1, 32, (227 << 10) + 1, nothing), cudaErrorInvalidValue);
-  EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidValue);
-  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
-  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   EXPECT_EQ(launch(1, 1025, 0, nothing), cudaErrorInvalidConfiguration);
   EXPECT_EQ(launch({1, 65536}, 32, 0, nothing), cudaErrorInvalidConfiguration);
   EXPECT_EQ(launch(0, 32, 0, nothing), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidConfiguration);
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch(1, 1024, 227 << 10, [] {}), cudaSuccess);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+// Without another choice the emulated GPU is the one with the least shared memory.
+TEST(CudaOnCpu, SharedMemoryIsThatOfTheArchitecture) {
+  ASSERT_EQ(cuda_on_cpu::gpu.shared_bytes, 99u << 10);
+  for (const cuda_on_cpu::Gpu& gpu : {cuda_on_cpu::kGeForce, cuda_on_cpu::kA100, cuda_on_cpu::kHopper}) {
+    cuda_on_cpu::gpu = gpu;
+    const auto limit = static_cast<int>(gpu.shared_bytes);
+    EXPECT_EQ(launch(1, 32, gpu.shared_bytes, [] {}), cudaSuccess);
+    EXPECT_EQ(launch(1, 32, gpu.shared_bytes + 1, [] { FAIL(); }), cudaErrorInvalidValue);
+    EXPECT_EQ(cudaFuncSetAttribute(count_visits, cudaFuncAttributeMaxDynamicSharedMemorySize, limit), cudaSuccess);
+    EXPECT_EQ(cudaFuncSetAttribute(count_visits, cudaFuncAttributeMaxDynamicSharedMemorySize, limit + 1),
+              cudaErrorInvalidValue);
+    cudaDeviceProp properties;
+    EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
+    EXPECT_EQ(properties.sharedMemPerBlockOptin, gpu.shared_bytes);
+    EXPECT_EQ(properties.major, gpu.major);
+  }
+  cuda_on_cpu::gpu = cuda_on_cpu::kGeForce;
+  cudaGetLastError();
 }
 
 // ---- Barriers ---------------------------------------------------------------------------------------------------
@@ -428,7 +445,7 @@ TEST(CudaOnCpuDeathTest, AddressSanitizerSeesTheEndsOfMemory) {
   EXPECT_DEATH(launch(1, 32, 100, [] { shared<char>()[threadIdx.x + 69] = 1; }), "heap-buffer-overflow");
   char* data = nullptr;
   ASSERT_EQ(cudaMalloc(&data, 100), cudaSuccess);
-  EXPECT_DEATH(launch(1, 101, 0, [&] { data[threadIdx.x] = 1; }), "heap-buffer-overflow");
+  EXPECT_DEATH(launch(1, 101, 0, [&] { data[threadIdx.x] = 1; }), "use-after-poison");
   EXPECT_EQ(cudaFree(data), cudaSuccess);
   EXPECT_DEATH(launch(1, 2, 0,
                       [] {
@@ -443,25 +460,27 @@ TEST(CudaOnCpuDeathTest, AddressSanitizerSeesTheEndsOfMemory) {
 // ---- The runtime ------------------------------------------------------------------------------------------------
 
 TEST(CudaOnCpu, DeviceMemoryIsExactAndLimited) {
-  cuda_on_cpu::free_memory = 1000;
+  cuda_on_cpu::device_memory.free = 1000;
   float *a = nullptr, *b = nullptr;
   std::size_t free = 0, total = 0;
   ASSERT_EQ(cudaMalloc(&a, 900), cudaSuccess);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a) % 256, 0u);
-  EXPECT_TRUE(std::isnan(a[224]));
   EXPECT_EQ(cudaMalloc(&b, 101), cudaErrorMemoryAllocation);
   EXPECT_STREQ(cudaGetErrorName(cudaGetLastError()), "cudaErrorMemoryAllocation");
   EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
   EXPECT_EQ(free, 100u);
   EXPECT_EQ(total, 1000u);
 
-  std::vector<float> host(256, 2.0f);
+  std::vector<float> host(256, 2.0f), fresh(225);
+  EXPECT_EQ(cudaMemcpy(fresh.data(), a, 900, cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_TRUE(std::isnan(fresh[0]) && std::isnan(fresh[224]));
   EXPECT_EQ(cudaMemcpy(a, host.data(), 900, cudaMemcpyHostToDevice), cudaSuccess);
   EXPECT_EQ(cudaMemsetAsync(a + 1, 0, 8), cudaSuccess);
   EXPECT_EQ(cudaMemcpy(host.data(), a, 900, cudaMemcpyDeviceToHost), cudaSuccess);
   EXPECT_EQ(host[0] + host[1] + host[2] + host[3], 4);
   EXPECT_EQ(cudaMemset2DAsync(a, 20, 0, 4, 3), cudaSuccess);
-  EXPECT_EQ(a[0] + a[5] + a[10] + a[15], 2);
+  EXPECT_EQ(cudaMemcpy(host.data(), a, 900, cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(host[0] + host[5] + host[10] + host[15], 2);
   EXPECT_EQ(cudaMemcpy2DAsync(host.data(), 8, a + 4, 20, 8, 2, cudaMemcpyDeviceToHost), cudaSuccess);
   EXPECT_EQ(std::vector<float>(host.begin(), host.begin() + 4), (std::vector<float>{2, 0, 2, 0}));
 
@@ -470,8 +489,44 @@ TEST(CudaOnCpu, DeviceMemoryIsExactAndLimited) {
   EXPECT_EQ(cudaMemsetAsync(host.data(), 0, 4), cudaErrorInvalidValue);
   EXPECT_EQ(cudaFree(host.data()), cudaErrorInvalidValue);
   EXPECT_EQ(cudaFree(a), cudaSuccess);
-  EXPECT_EQ(cuda_on_cpu::free_memory, 1000u);
-  cuda_on_cpu::free_memory = std::size_t{1} << 30;
+  EXPECT_EQ(cuda_on_cpu::device_memory.free, 1000u);
+  cuda_on_cpu::device_memory.free = std::size_t{1} << 30;
+  cudaGetLastError();
+}
+
+// Small blocks and those in huge pages alike.
+TEST(CudaOnCpuDeathTest, TheHostMayNotTouchDeviceMemory) {
+  for (const std::size_t count : {64, 100, 1 << 20}) {
+    float* data = nullptr;
+    ASSERT_EQ(cudaMalloc(&data, count * sizeof(float)), cudaSuccess);
+    launch(1, 32, 0, [&] { data[threadIdx.x] = data[count - 1 - threadIdx.x] = 1; });
+    EXPECT_DEATH(data[count - 1] = 2, "the host touched device memory outside of kernels");
+    EXPECT_DEATH(std::exit(data[0] == 1), "the host touched device memory outside of kernels");
+    EXPECT_THROW(launch(1, 1, 0, [] { throw std::logic_error("stops"); }), std::logic_error);
+    EXPECT_DEATH(data[0] = 2, "the host touched device memory outside of kernels");
+    EXPECT_EQ(cudaFree(data), cudaSuccess);
+  }
+}
+
+TEST(CudaOnCpuDeathTest, DeviceMemoryEndsAtAPageThatNobodyMayTouch) {
+  char* data = nullptr;
+  ASSERT_EQ(cudaMalloc(&data, 512), cudaSuccess);
+  EXPECT_DEATH(launch(1, 2, 0, [&] { data[511 + threadIdx.x] = 1; }), "beyond the end of a block of device memory");
+  EXPECT_EQ(cudaFree(data), cudaSuccess);
+}
+
+TEST(CudaOnCpu, OperationsFailOnRequestAndStayFailed) {
+  float *data = nullptr, number = 0;
+  ASSERT_EQ(cudaMalloc(&data, 4), cudaSuccess);
+  cuda_on_cpu::operations_before_failure = 2;
+  EXPECT_EQ(cudaMemsetAsync(data, 0, 4), cudaSuccess);
+  EXPECT_EQ(launch(1, 1, 0, [] {}), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(&number, data, 4, cudaMemcpyDeviceToHost), cudaErrorIllegalAddress);
+  EXPECT_EQ(launch(1, 1, 0, [] { FAIL(); }), cudaErrorIllegalAddress);
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaErrorIllegalAddress);
+  cuda_on_cpu::operations_before_failure = -1;
+  EXPECT_EQ(launch(1, 1, 0, [] {}), cudaSuccess);
+  EXPECT_EQ(cudaFree(data), cudaSuccess);
   cudaGetLastError();
 }
 
@@ -491,11 +546,7 @@ TEST(CudaOnCpu, StreamsEventsAndProperties) {
   cudaDeviceProp properties;
   EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
   EXPECT_STREQ(properties.name, "CUDA on CPU");
-  EXPECT_EQ(properties.sharedMemPerBlockOptin, 227u << 10);
   EXPECT_EQ(cudaGetDeviceProperties(&properties, 1), cudaErrorInvalidDevice);
-  EXPECT_EQ(cudaFuncSetAttribute(block_sum, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10), cudaSuccess);
-  EXPECT_EQ(cudaFuncSetAttribute(block_sum, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10),
-            cudaErrorInvalidValue);
   float* pinned = nullptr;
   EXPECT_EQ(cudaHostAlloc(&pinned, 64, cudaHostAllocDefault), cudaSuccess);
   EXPECT_EQ(cudaFreeHost(pinned), cudaSuccess);
@@ -612,6 +663,27 @@ TEST(CudaOnCpu, CublasLtBitsDoNotDependOnTheShape) {
       EXPECT_EQ(one(0, 0), whole(i, j));
     }
   }
+}
+
+TEST(CudaOnCpu, CublasLtRejectsAlgorithmsAndReordersSumsOnRequest) {
+  Columns a(CUDA_R_32F, 8, 50, 1), b(CUDA_R_32F, 50, 6, 2), up(CUDA_R_32F, 8, 6, 3), down(CUDA_R_32F, 8, 6, 3);
+  Multiplication multiply(false, false);
+  cublasLtMatmulHeuristicResult_t check;
+  const cublasLtMatmulAlgo_t algorithm{};
+  auto checked = [&] {
+    return cublasLtMatmulAlgoCheck(multiply.handle, multiply.op, a.layout, b.layout, up.layout, up.layout, &algorithm,
+                                   &check);
+  };
+  EXPECT_EQ(checked(), CUBLAS_STATUS_SUCCESS);
+  cuda_on_cpu::rejects = [](const cuda_on_cpu::Product& p) { return p.n == 6; };
+  EXPECT_EQ(checked(), CUBLAS_STATUS_NOT_SUPPORTED);
+  cuda_on_cpu::rejects = nullptr;
+  EXPECT_EQ(multiply(1, a, b, 0, up, up), CUBLAS_STATUS_SUCCESS);
+  cuda_on_cpu::descends = [](const cuda_on_cpu::Product& p) { return p.k == 50; };
+  EXPECT_EQ(multiply(1, a, b, 0, down, down), CUBLAS_STATUS_SUCCESS);
+  cuda_on_cpu::descends = nullptr;
+  EXPECT_NE(up.storage, down.storage);
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_NEAR(up(i, 3), down(i, 3), 1e-4);
 }
 
 TEST(CudaOnCpu, CublasLtRefusesWhatDoesNotFit) {

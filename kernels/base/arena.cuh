@@ -64,8 +64,8 @@ class Arena {
   static constexpr std::size_t kAlignment = 256;
   static std::size_t round_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-  // For tests: host memory is filled with NaN when it is allocated, so that a read before the first write shows.
-  static inline bool poison = false;
+  // Tests set it to fill what is allocated with NaN, so that reading before writing shows.
+  static inline void (*poison)(void* data, std::size_t bytes) = nullptr;
 
   // Called after every allocation and release: a timeline of memory listens here.
   std::function<void()> on_change;
@@ -87,7 +87,7 @@ class Arena {
       peak_ = used();
       peak_by_kind_ = by_kind_;
     }
-    if (poison && block_) std::memset(block_ + offset, 0xff, bytes);
+    if (poison && block_) poison(block_ + offset, bytes);
     if (on_change) on_change();
     return block_ ? block_ + offset : nullptr;
   }

@@ -1,4 +1,4 @@
-// One product of matrices by cuBLASLt, in an algorithm that does not depend on how many rows of the stream it has.
+// Matrix products by cuBLASLt, with an algorithm that does not depend on how many rows of the stream they have.
 #pragma once
 
 #include "kernels/base/cuda.cuh"
@@ -25,7 +25,7 @@ struct Operand {
   }
 };
 
-// A handle of the library that is destroyed with its scope.
+// A handle of the library, destroyed with its scope.
 template <class Handle, auto destroy>
 struct Owner {
   Handle handle = nullptr;
@@ -46,7 +46,15 @@ struct Layout : Owner<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> {
 // Which of the product's dimensions runs along the stream.
 enum class Along { result, sum };
 
-// result = op(a) op(b) + bias + (start, if it is to be added to), in the library's column order
+// What an algorithm may do. By default every sum stays in one block, so a row's bits do not depend on other rows: no
+// split-K, no workspace. `bench` compares with the library's free choice.
+struct Limits {
+  std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
+  std::size_t workspace = 0;
+};
+constexpr Limits kFreeChoice{CUBLASLT_REDUCTION_SCHEME_MASK, std::size_t{32} << 20};
+
+// result = op(a) op(b) + bias + (start, if add_start), in the library's column order
 struct Product {
   Operand result;
   cublasOperation_t op_a;
@@ -58,7 +66,7 @@ struct Product {
   bool add_start;
   Along along;
 
-  // Everything that may have a say in how it is computed; the rows of the stream only where they must.
+  // Everything that may influence the choice of an algorithm. `rows`: of the stream.
   std::array<Index, 15> key(Index rows) const {
     const Index other_size = along == Along::result ? a.rows * a.cols : result.cols;
     return {rows,
@@ -102,8 +110,9 @@ struct Product {
           result(p.result, p.along == Along::sum ? p.result.cols : rows) {}
   };
 
-  // The library's choice for so many rows, among those that leave every sum to one block.
-  cublasLtMatmulAlgo_t choose(Cuda& dev, const Description& description, Index rows) const {
+  // The library's first choice for so many rows.
+  cublasLtMatmulHeuristicResult_t choose(Cuda& dev, const Description& description, Index rows,
+                                         const Limits& limits = {}) const {
     const Layouts layouts(*this, rows);
     Preference preference;
     STREAMBP_CHECK(cublasLtMatmulPreferenceCreate(&preference.handle));
@@ -111,8 +120,8 @@ struct Product {
       STREAMBP_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
     };
     auto alignment = [](const Operand& m) { return static_cast<std::uint32_t>(m.alignment()); };
-    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::size_t{0});
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, limits.reductions);
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, limits.workspace);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(a));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(b));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(start));
@@ -121,24 +130,30 @@ struct Product {
     int count = 0;
     STREAMBP_CHECK(cublasLtMatmulAlgoGetHeuristic(dev.blas, description, layouts.a, layouts.b, layouts.start,
                                                   layouts.result, preference, 1, &choice, &count));
-    require(count > 0, "cuBLASLt has no algorithm for a product that makes rows of ", result.rows, " numbers");
-    return choice.algo;
+    require(count > 0, "cuBLASLt has no algorithm for ", to_string(rows));
+    return choice;
   }
 
-  // The choice for one tile of rows, for any number of them; where the library cannot use it, its choice for that number.
+  // The choice for one tile of rows, whatever their number. Where the library rejects it, its choice for that number:
+  // the device records that.
   const cublasLtMatmulAlgo_t& algorithm(Cuda& dev, const Description& description, const Layouts& layouts) const {
-    const auto known = dev.algorithms.find(key(rows_of_stream()));
+    const Index rows = rows_of_stream();
+    const auto known = dev.algorithms.find(key(rows));
     if (known != dev.algorithms.end()) return known->second;
     auto tile = dev.algorithms.find(key(dev.tile));
     if (tile == dev.algorithms.end()) {
-      tile = dev.algorithms.emplace(key(dev.tile), choose(dev, description, dev.tile)).first;
+      tile = dev.algorithms.emplace(key(dev.tile), choose(dev, description, dev.tile).algo).first;
     }
     cublasLtMatmulHeuristicResult_t check{};
-    const bool usable = cublasLtMatmulAlgoCheck(dev.blas, description, layouts.a, layouts.b, layouts.start,
-                                                layouts.result, &tile->second, &check) == CUBLAS_STATUS_SUCCESS &&
-                        check.workspaceSize == 0;
-    const auto chosen = usable ? tile->second : choose(dev, description, rows_of_stream());
-    return dev.algorithms.emplace(key(rows_of_stream()), chosen).first->second;
+    const cublasStatus_t status = cublasLtMatmulAlgoCheck(dev.blas, description, layouts.a, layouts.b, layouts.start,
+                                                          layouts.result, &tile->second, &check);
+    if (status == CUBLAS_STATUS_SUCCESS && check.workspaceSize == 0) {
+      return dev.algorithms.emplace(key(rows), tile->second).first->second;
+    }
+    dev.report_algorithm_change("cuBLASLt rejects the algorithm of one tile (" + std::to_string(dev.tile) +
+                                " rows) for " + to_string(rows) + ": " + cublasLtGetStatusString(status) +
+                                "; with another one, bits may depend on the chunk");
+    return dev.algorithms.emplace(key(rows), choose(dev, description, rows).algo).first->second;
   }
 
   void compute(Cuda& dev) const {
@@ -146,10 +161,24 @@ struct Product {
     Description description;
     describe(description);
     const Layouts layouts(*this, rows_of_stream());
+    multiply(dev, description, layouts, algorithm(dev, description, layouts), {});
+  }
+
+  void multiply(Cuda& dev, const Description& description, const Layouts& layouts,
+                const cublasLtMatmulAlgo_t& algorithm, Matrix<std::byte> workspace) const {
     const float alpha = 1, beta = add_start ? 1 : 0;
     STREAMBP_CHECK(cublasLtMatmul(dev.blas, description, &alpha, a.data, layouts.a, b.data, layouts.b, &beta,
-                                  start.data, layouts.start, const_cast<void*>(result.data), layouts.result,
-                                  &algorithm(dev, description, layouts), nullptr, 0, dev.stream));
+                                  start.data, layouts.start, const_cast<void*>(result.data), layouts.result, &algorithm,
+                                  workspace.data, static_cast<std::size_t>(workspace.size()), dev.stream));
+  }
+
+  // "the product of 300 rows of 64 numbers to 48 (bfloat16)"
+  std::string to_string(Index rows) const {
+    const Index inputs = along == Along::sum ? result.rows : op_a == CUBLAS_OP_T ? a.rows : a.cols;
+    const Index outputs = along == Along::sum ? result.cols : result.rows;
+    return std::string(along == Along::sum ? "the weight gradient of " : "the product of ") + std::to_string(rows) +
+           " rows of " + std::to_string(inputs) + " numbers to " + std::to_string(outputs) +
+           (a.type == CUDA_R_16BF ? " (bfloat16)" : " (float32)");
   }
 };
 

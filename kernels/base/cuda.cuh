@@ -1,12 +1,13 @@
-// The GPU: one block of its memory, one stream of work, and how kernels are launched.
+// The GPU: one block of its memory, one stream of work, and the launch of kernels.
 //
-// Kernels are plain functions, launched by launch(dev, kernel, grid, threads, shared bytes, arguments...), so that their
-// sources also compile with g++ under a stand-in for cuda_runtime.h in which every thread is a fiber (tests/cuda_on_cpu).
+// Kernels are plain functions, started by launch(dev, kernel, grid, threads, shared bytes, arguments...). So their
+// sources also compile with g++, with a cuda_runtime.h that emulates every thread by a fiber (tests/cuda_on_cpu).
 #pragma once
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
+#include <cstdio>
 #include <map>
 #include <tuple>
 
@@ -25,17 +26,39 @@ inline void check(cublasStatus_t status, const char* call, const char* file, int
 }
 #define STREAMBP_CHECK(call) ::streambp::cuda::check(call, #call, __FILE__, __LINE__)
 
+// A driver runs programs that were built with its own major version of CUDA or an older one.
+struct MinimumDriver {
+  int cuda, driver;  // release 12 needs r525
+};
+constexpr MinimumDriver kMinimumDrivers[] = {{13, 580}, {12, 525}};
+
+// Why a program built with this CUDA toolkit cannot run on this driver, or nothing if it can. Versions as CUDA writes
+// them: 12040 is 12.4. The driver's is the newest CUDA that it supports, or 0 where there is no driver.
+inline std::string driver_problem(int driver, int toolkit) {
+  if (driver == 0) return "no NVIDIA driver is loaded";
+  if (driver / 1000 >= toolkit / 1000) return {};
+  auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
+  std::string needed = "a newer driver";
+  for (const MinimumDriver& m : kMinimumDrivers) {
+    if (m.cuda == toolkit / 1000) needed = "driver r" + std::to_string(m.driver) + " or newer";
+  }
+  const std::string remedy = driver / 1000 >= 12 ? ", or build with CUDA " + std::to_string(driver / 1000) : "";
+  return "the NVIDIA driver supports CUDA " + version(driver) + ", and this program was built with CUDA " +
+         version(toolkit) + ", which needs " + needed + "; update the driver" + remedy;
+}
+
 // Why no GPU can be used, or nothing if one can.
 inline std::string unusable() {
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess) return cudaGetErrorString(error);
+  int driver = 0, count = 0;
+  if (const cudaError_t error = cudaDriverGetVersion(&driver)) return cudaGetErrorString(error);
+  if (std::string problem = driver_problem(driver, CUDART_VERSION); !problem.empty()) return problem;
+  if (const cudaError_t error = cudaGetDeviceCount(&count)) return cudaGetErrorString(error);
   if (count == 0) return "the driver lists no GPU";
   cudaDeviceProp properties;
   STREAMBP_CHECK(cudaGetDeviceProperties(&properties, 0));
   if (properties.major >= 8) return {};
   return std::string(properties.name) + " has compute capability " + std::to_string(properties.major) + "." +
-         std::to_string(properties.minor) + ", and 8.0 is the least that can be used";
+         std::to_string(properties.minor) + ", and 8.0 is the minimum";
 }
 
 inline std::string name() {
@@ -44,7 +67,7 @@ inline std::string name() {
   return properties.name;
 }
 
-// What a run may take. Kernels and libraries are loaded when they are first used, and want some of what is free.
+// What a run may take: free memory less a reserve for kernels and libraries, which CUDA loads on first use.
 inline std::size_t free_memory() {
   constexpr std::size_t reserve = std::size_t{384} << 20;
   std::size_t free = 0, total = 0;
@@ -81,55 +104,59 @@ class Cuda : private cuda::Block, public DeviceBase {
     STREAMBP_CHECK(cublasLtCreate(&blas));
   }
   ~Cuda() {
-    for (const Span& s : spans) cudaEventDestroy(s.start), cudaEventDestroy(s.stop);
+    forget_spans();
     cublasLtDestroy(blas);
     cudaStreamDestroy(stream);
   }
 
   template <class T>
   void upload(Matrix<T> to, const T* from) {
-    transfer(to.data, from, to, cudaMemcpyHostToDevice);
+    transfer(to.data, to.stride, from, to.cols, to, cudaMemcpyHostToDevice);
   }
   template <class T>
   void download(T* to, Matrix<T> from) {
-    transfer(to, from.data, from, cudaMemcpyDeviceToHost);
+    transfer(to, from.cols, from.data, from.stride, from, cudaMemcpyDeviceToHost);
   }
   template <class T>
   void copy(Matrix<T> to, Matrix<T> from) {
     const std::size_t bytes = static_cast<std::size_t>(from.size()) * sizeof(T);
     STREAMBP_CHECK(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice, stream));
   }
-  // Waits for the work that was launched and, when profiling, for its times.
+  // Waits for the work that was launched and, when profiling, reads its times.
   void synchronize() {
     STREAMBP_CHECK(cudaStreamSynchronize(stream));
     for (const Span& s : spans) {
       float milliseconds = 0;
       STREAMBP_CHECK(cudaEventElapsedTime(&milliseconds, s.start, s.stop));
       account(s.name, 0, 0, 0).seconds += milliseconds * 1e-3;
-      STREAMBP_CHECK(cudaEventDestroy(s.start));
-      STREAMBP_CHECK(cudaEventDestroy(s.stop));
     }
-    spans.clear();
+    forget_spans();
   }
 
-  // Counts the work, which goes on while the host goes on; with `profile` also times it.
+  // Counts the work, which runs while the host goes on. With `profile`, two events time it.
   auto operation(const char* name, double flops, double bytes) {
     account(name, flops, bytes);
     struct Timer {
-      Cuda& dev;
-      const char* name;
-      cudaEvent_t start;
+      cudaStream_t stream;
+      cudaEvent_t stop;
       ~Timer() {
-        if (start) dev.spans.push_back({name, start, dev.record()});
+        if (stop) cudaEventRecord(stop, stream);  // a failure shows in synchronize()
       }
     };
-    return Timer{*this, name, profile ? record() : nullptr};
+    return Timer{stream, profile ? start_span(name) : nullptr};
+  }
+
+  // A product that could not use the algorithm of one tile: its bits may depend on the chunk. `verify` fails then.
+  void report_algorithm_change(std::string what) {
+    std::fprintf(stderr, "streambp: warning: %s\n", what.c_str());
+    algorithm_changes.push_back(std::move(what));
   }
 
   cudaStream_t stream = nullptr;
   cublasLtHandle_t blas = nullptr;
   bool profile = false;
-  std::map<std::array<Index, 15>, cublasLtMatmulAlgo_t> algorithms;  // of matrix products, chosen once for each shape
+  std::map<std::array<Index, 15>, cublasLtMatmulAlgo_t> algorithms;  // of matrix products, chosen once per shape
+  std::vector<std::string> algorithm_changes;
 
  private:
   struct Span {
@@ -137,16 +164,31 @@ class Cuda : private cuda::Block, public DeviceBase {
     cudaEvent_t start, stop;
   };
 
-  cudaEvent_t record() {
-    cudaEvent_t event = nullptr;
-    if (cudaEventCreate(&event) != cudaSuccess || cudaEventRecord(event, stream) != cudaSuccess) return nullptr;
-    return event;
+  // Starts to time an operation and returns the event that is to end it.
+  cudaEvent_t start_span(const char* name) {
+    Span& s = spans.emplace_back(Span{name, nullptr, nullptr});
+    STREAMBP_CHECK(cudaEventCreate(&s.start));
+    STREAMBP_CHECK(cudaEventCreate(&s.stop));
+    STREAMBP_CHECK(cudaEventRecord(s.start, stream));
+    return s.stop;
+  }
+  void forget_spans() {
+    for (const Span& s : spans) {
+      if (s.start) cudaEventDestroy(s.start);
+      if (s.stop) cudaEventDestroy(s.stop);
+    }
+    spans.clear();
   }
 
   template <class T>
-  void transfer(T* to, const T* from, const Matrix<T>& m, cudaMemcpyKind kind) {
-    require(m.contiguous(), "a matrix with gaps cannot be copied between host and GPU");
-    STREAMBP_CHECK(cudaMemcpyAsync(to, from, static_cast<std::size_t>(m.size()) * sizeof(T), kind, stream));
+  void transfer(T* to, Index to_stride, const T* from, Index from_stride, const Matrix<T>& m, cudaMemcpyKind kind) {
+    auto bytes = [](Index count) { return static_cast<std::size_t>(count) * sizeof(T); };
+    if (m.contiguous()) {
+      STREAMBP_CHECK(cudaMemcpyAsync(to, from, bytes(m.size()), kind, stream));
+    } else {
+      STREAMBP_CHECK(cudaMemcpy2DAsync(to, bytes(to_stride), from, bytes(from_stride), bytes(m.cols),
+                                       static_cast<std::size_t>(m.rows), kind, stream));
+    }
     STREAMBP_CHECK(cudaStreamSynchronize(stream));
   }
 
@@ -155,16 +197,16 @@ class Cuda : private cuda::Block, public DeviceBase {
 
 namespace cuda {
 
-// Runs kernel(arguments...) on a grid of blocks, after the work launched before it.
+// Runs kernel(arguments...) on a grid of blocks, after all work launched before it.
 template <class... Parameters, class... Arguments>
 void launch(Cuda& dev, void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared,
             Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
   std::tuple<Parameters...> values(arguments...);
-#ifdef __CUDACC__
-  if (shared > (48u << 10)) {
+  if (shared > (48u << 10)) {  // more than every kernel may have
     STREAMBP_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   }
+#ifdef __CUDACC__
   std::apply(
       [&](auto&... value) {
         void* pointers[] = {&value...};
@@ -181,7 +223,7 @@ void launch(Cuda& dev, void (*kernel)(Parameters...), dim3 grid, int threads, st
 
 inline dim3 grid_of(Index x, Index y = 1) { return {static_cast<unsigned>(x), static_cast<unsigned>(y)}; }
 
-// --- What kernels are written with ---
+// --- Helpers for kernels ---
 
 constexpr int kWarp = 32;
 

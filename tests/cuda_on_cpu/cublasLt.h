@@ -1,12 +1,13 @@
 // The part of cuBLASLt that the program calls, in plain loops: D = alpha op(A) op(B) + beta C (+ bias).
 //
 // Matrices are stored by columns, as in BLAS. Every sum runs over ascending k in float32, whatever the shapes, so the
-// bits of a number of D depend on its own row of op(A), column of op(B), C and bias alone.
+// bits of a number of D depend on its own row of op(A), column of op(B), C and bias alone. Tests can take that away.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -138,6 +139,9 @@ struct Product {
   std::size_t m, n, k;  // D is m x n, the sums have k terms
 };
 
+// For tests: a library that cannot use an algorithm for some products, or adds up some of them in another order.
+inline std::function<bool(const Product&)> rejects, descends;
+
 inline cublasStatus_t check_product(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, Product* product = nullptr) {
   if (!op || !a || !b || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
@@ -198,25 +202,28 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
   return preference && value && bytes == expected ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
+                                                     cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                     cublasLtMatmulPreference_t preference, int requested,
+                                                     cublasLtMatmulHeuristicResult_t results[], int* returned) {
+  if (!handle || !preference || requested <= 0 || !results || !returned) return CUBLAS_STATUS_INVALID_VALUE;
+  const cublasStatus_t status = cuda_on_cpu::check_product(op, a, b, c, d);
+  results[0] = {{}, 0, status, 1, {}};
+  *returned = status == CUBLAS_STATUS_SUCCESS ? 1 : 0;
+  return status;
+}
 inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               const cublasLtMatmulAlgo_t* algorithm,
                                               cublasLtMatmulHeuristicResult_t* result) {
   if (!handle || !algorithm || !result) return CUBLAS_STATUS_INVALID_VALUE;
-  const cublasStatus_t status = cuda_on_cpu::check_product(op, a, b, c, d);
+  cuda_on_cpu::Product p{};
+  cublasStatus_t status = cuda_on_cpu::check_product(op, a, b, c, d, &p);
+  if (status == CUBLAS_STATUS_SUCCESS && cuda_on_cpu::rejects && cuda_on_cpu::rejects(p))
+    status = CUBLAS_STATUS_NOT_SUPPORTED;
   *result = {*algorithm, 0, status, 1, {}};
-  return status;
-}
-inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
-                                                     cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                                     cublasLtMatmulPreference_t preference, int requested,
-                                                     cublasLtMatmulHeuristicResult_t results[], int* returned) {
-  if (!preference || requested <= 0 || !results || !returned) return CUBLAS_STATUS_INVALID_VALUE;
-  const cublasLtMatmulAlgo_t algorithm{};
-  const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, op, a, b, c, d, &algorithm, &results[0]);
-  *returned = status == CUBLAS_STATUS_SUCCESS ? 1 : 0;
   return status;
 }
 
@@ -237,6 +244,9 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   if (beta != 0 && !c) return CUBLAS_STATUS_INVALID_VALUE;
   const int bias_type = op->bias_type < 0 ? d_layout->type : op->bias_type;
   const auto stride = [](cublasLtMatrixLayout_t m) { return static_cast<std::size_t>(m->stride); };
+  const bool descending = descends && descends(p);
+  if (next_operation() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
+  const DeviceMemory::Access access;
 
   // op(B) as float32, column by column.
   std::vector<float> b_panel(p.n * p.k);
@@ -259,7 +269,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     }
     for (std::size_t j = 0; j < p.n; ++j) {
       Four sums[kFours] = {};
-      for (std::size_t k = 0; k < p.k; ++k) {
+      for (std::size_t step = 0; step < p.k; ++step) {
+        const std::size_t k = descending ? p.k - 1 - step : step;
         const float b_kj = b_panel[j * p.k + k];
 #pragma GCC unroll 8
         for (std::size_t r = 0; r < kFours; ++r) {
