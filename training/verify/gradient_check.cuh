@@ -74,7 +74,8 @@ struct GradientRun {
   std::size_t peak, planned;
   HostGradient gradient;
   std::vector<double> logp;
-  std::map<std::string, double> others;  // what the objective measures besides the loss
+  std::map<std::string, double> others;             // what the objective measures besides the loss
+  std::vector<std::string> algorithm_changes = {};  // of matrix products on a GPU: bits may depend on the chunk
 };
 
 // The gradient of one batch in one mode, on a device with memory of its own of the planned size. fill(dev, model) makes
@@ -101,7 +102,11 @@ GradientRun run_gradient(const Config& config, const Batch& batch, const Schedul
           planned,
           HostGradient(dev, config, trainer.grad),
           {logp.begin(), logp.end()},
-          measures.others};
+          measures.others,
+          [&]() -> std::vector<std::string> {
+            if constexpr (requires { dev.algorithm_changes; }) return dev.algorithm_changes;
+            return {};
+          }()};
 }
 
 // Gives the documents of a batch what objectives need besides tokens: log-probabilities not far from those that the model

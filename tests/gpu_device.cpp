@@ -1,0 +1,137 @@
+// The Cuda device itself: drivers, errors, and the algorithms of matrix products.
+#include <filesystem>
+
+#include "kernels/matmul.cuh"
+#include "tests/gpu.cuh"
+#include "training/verify/product_check.cuh"
+
+namespace streambp {
+namespace {
+
+class GpuDevice : public GpuTest {};
+
+template <class F>
+std::string error_of_call(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(GpuDriver, MustBeNewEnoughForTheToolkit) {
+  EXPECT_EQ(cuda::driver_problem(13000, 13000), "");
+  EXPECT_EQ(cuda::driver_problem(13010, 13000), "");
+  EXPECT_EQ(cuda::driver_problem(13000, 12040), "");
+  EXPECT_EQ(cuda::driver_problem(12000, 12080), "");  // minor versions are compatible
+  EXPECT_EQ(cuda::driver_problem(0, 13000), "no NVIDIA driver is loaded");
+  EXPECT_EQ(
+      cuda::driver_problem(12040, 13000),
+      "the NVIDIA driver supports CUDA 12.4, and this program was built with CUDA 13.0, which needs driver r580 or "
+      "newer; update the driver, or build with CUDA 12");
+  EXPECT_EQ(
+      cuda::driver_problem(11080, 12080),
+      "the NVIDIA driver supports CUDA 11.8, and this program was built with CUDA 12.8, which needs driver r525 or "
+      "newer; update the driver");
+}
+
+// What stays of a row's bits for any number of rows around it, in every shape of a model.
+TEST_F(GpuDevice, ProductsOfRowsAloneAreThoseInsideAChunk) {
+  const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
+  EXPECT_NO_THROW(cuda::check_products<float>(c, kTile));
+  EXPECT_NO_THROW(cuda::check_products<BFloat16>(c, kTile));
+}
+
+// The first error of a run is the one that it reports, also when a scope ends while an operation is timed.
+TEST_F(GpuDevice, CountsAndTimesOperations) {
+  Cuda dev(std::size_t{1} << 20, kTile);
+  const auto x = dev.allocate<float>(8, 8, Kind::chunk), y = dev.allocate<float>(8, 8, Kind::chunk);
+  dev.profile = true;
+  zero(dev, x), zero(dev, y), add(dev, y, x);
+  dev.synchronize();
+  double seconds = 0;
+  for (const Work& w : dev.work()) seconds += w.seconds;
+  EXPECT_GT(seconds, 0);
+  EXPECT_TRUE(dev.algorithm_changes.empty());
+}
+
+#ifdef CUDA_ON_CPU
+
+TEST(GpuDriver, IsCheckedFirst) {
+  cuda_on_cpu::driver_version = 12040;
+  EXPECT_NE(cuda::unusable().find("needs driver r580"), std::string::npos);
+  EXPECT_NE(error_of_call([] { Cuda dev(1024); }).find("update the driver"), std::string::npos);
+  cuda_on_cpu::driver_version = 0;
+  EXPECT_EQ(cuda::unusable(), "no NVIDIA driver is loaded");
+  cuda_on_cpu::driver_version = 13000;
+  EXPECT_EQ(cuda::unusable(), "");
+}
+
+// Whatever fails first, that error reaches the caller, and nothing terminates on the way.
+TEST_F(GpuDevice, TheFirstErrorIsReported) {
+  const Config c = make_config("qwen3", 83, 24, 2, 2, 1, 16, 40, 0, true);
+  const Batch batch = packed(c, {100});
+  for (const int operations : {0, 1, 40, 80, 120, 160, 200, 240, 280, 320, 360, 400}) {
+    SCOPED_TRACE(std::to_string(operations) + " operations before the failure");
+    auto weights = [&](auto& dev, auto& model) {
+      random_weights()(dev, model);
+      cuda_on_cpu::operations_before_failure = operations;
+      if constexpr (requires { dev.profile; }) dev.profile = operations % 80 == 0;
+    };
+    const std::string error = error_of_call([&] {
+      run_gradient<Cuda, BFloat16>(c, batch, Schedule::stream(kTile, kTile), weights, {}, kTile);
+      cuda_on_cpu::operations_before_failure = -1;
+    });
+    const bool finished = cuda_on_cpu::operations_before_failure < 0;
+    cuda_on_cpu::operations_before_failure = -1;
+    if (finished) {
+      EXPECT_GE(operations, 160);
+      return;
+    }
+    const bool named = error.find("illegal memory access") != std::string::npos ||
+                       error.find("failed to execute") != std::string::npos;
+    EXPECT_TRUE(named) << error;
+  }
+}
+
+TEST_F(GpuDevice, ReportsEveryChangeOfAlgorithm) {
+  Cuda dev(std::size_t{1} << 22, kTile);
+  const auto x = dev.allocate<float>(300, 40, Kind::chunk), w = dev.allocate<float>(24, 40, Kind::chunk),
+             y = dev.allocate<float>(300, 24, Kind::chunk);
+  zero(dev, x), zero(dev, w);
+  cuda_on_cpu::rejects = [](const cuda_on_cpu::Product& p) { return p.n == 300; };
+  matmul(dev, y.slice({0, 256}), x.slice({0, 256}), w);
+  EXPECT_TRUE(dev.algorithm_changes.empty());
+  for (int again = 0; again < 2; ++again) matmul(dev, y, x, w);
+  cuda_on_cpu::rejects = nullptr;
+  ASSERT_EQ(dev.algorithm_changes.size(), 1u);
+  EXPECT_NE(dev.algorithm_changes[0].find("the product of 300 rows of 40 numbers to 24 (float32)"), std::string::npos)
+      << dev.algorithm_changes[0];
+}
+
+TEST_F(GpuDevice, AChangeOfAlgorithmReachesVerify) {
+  const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
+  cuda_on_cpu::rejects = [](const cuda_on_cpu::Product& p) { return p.n == 300; };
+  const GradientRun run =
+      run_gradient<Cuda, float>(c, packed(c, {300}), Schedule::stream(2 * kTile, kTile), random_weights(), {}, kTile);
+  cuda_on_cpu::rejects = nullptr;
+  EXPECT_FALSE(run.algorithm_changes.empty());
+}
+
+// A library whose sums depend on the number of rows is found before the run, and the error names the product.
+TEST_F(GpuDevice, RefusesALibraryWhoseBitsDependOnTheRows) {
+  const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
+  for (const std::size_t rows : {255, 256, 512}) {
+    cuda_on_cpu::descends = [=](const cuda_on_cpu::Product& p) { return p.n == rows && p.k == 100; };
+    const std::string error = error_of_call([&] { cuda::check_products<float>(c, kTile); });
+    cuda_on_cpu::descends = nullptr;
+    EXPECT_NE(error.find("rows of 100 numbers to 36 (float32) has other bits inside a chunk of 512"), std::string::npos)
+        << error;
+  }
+}
+
+#endif
+
+}  // namespace
+}  // namespace streambp

@@ -1,0 +1,139 @@
+// Does a row of a matrix product get the same bits alone and inside a chunk? That is up to cuBLASLt, so every GPU run
+// checks it once per shape before it starts: one tile of rows, and the first few of them, against the same rows inside
+// a chunk of two tiles. It takes a few milliseconds.
+#pragma once
+
+#include "model/parameters.cuh"
+
+#ifdef STREAMBP_CUDA
+#include <algorithm>
+#include <set>
+
+#include "kernels/base/cublas.cuh"
+#include "kernels/base/packs.cuh"
+
+namespace streambp::cuda {
+
+// A linear layer, and in which ways the model uses it.
+struct LinearShape {
+  Index inputs, outputs;
+  bool bias = false, residual = false, adds = false;  // adds: to the gradient of its input
+  auto operator<=>(const LinearShape&) const = default;
+};
+
+inline std::vector<LinearShape> linear_shapes(const Config& c) {
+  const Index q = c.q_width(), kv = c.kv_width();
+  const std::set<LinearShape> shapes = {{.inputs = c.hidden, .outputs = q, .bias = c.qkv_bias, .adds = true},
+                                        {.inputs = c.hidden, .outputs = kv, .bias = c.qkv_bias, .adds = true},
+                                        {.inputs = q, .outputs = c.hidden, .bias = c.output_bias, .residual = true},
+                                        {.inputs = c.hidden, .outputs = c.mlp, .bias = c.mlp_bias, .adds = true},
+                                        {.inputs = c.mlp, .outputs = c.hidden, .bias = c.mlp_bias, .residual = true},
+                                        {.inputs = c.hidden, .outputs = c.vocab}};
+  return {shapes.begin(), shapes.end()};
+}
+
+template <class T>
+bool equal_bits(Cuda& dev, Matrix<std::int32_t> flag, Matrix<const T> a, Matrix<const T> b) {
+  using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
+  std::int32_t differs = 0;
+  dev.upload(flag, &differs);
+  auto f = [=] __device__(auto n, Index i, Index j) {
+    const auto x = reinterpret_cast<const Bits*>(a.row(i) + j), y = reinterpret_cast<const Bits*>(b.row(i) + j);
+    for (int k = 0; k < n(); ++k) {
+      if (x[k] != y[k]) flag(0, 0) = 1;
+    }
+  };
+  for_each_pack(dev, a.rows, a.cols, f, a, b);
+  dev.download(&differs, flag);
+  return differs == 0;
+}
+
+template <class T>
+class ProductCheck {
+ public:
+  ProductCheck(const LinearShape& shape, Index tile) : shape(shape), dev(bytes(shape, tile), tile) {
+    w = noise(shape.outputs, shape.inputs, 1);
+    bias = noise(1, shape.outputs, 2);
+    flag = allocate<std::int32_t>(1, 1);
+  }
+
+  static std::size_t bytes(const LinearShape& s, Index tile) {
+    const Index numbers =
+        s.inputs * s.outputs + s.outputs + 5 * tile * most(s.inputs, s.outputs) + 2 * tile * least(s.inputs, s.outputs);
+    return static_cast<std::size_t>(numbers) * sizeof(T) + (std::size_t{1} << 16);
+  }
+
+  // Throws an Error that names the product, if a row's bits depend on the rows around it.
+  void run() {
+    auto forward = [&](const void* bias, bool residual) {
+      check(shape.inputs, shape.outputs, [=, this](Matrix<T> y, Matrix<T> start, Matrix<T> x) {
+        return Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias, start, residual, Along::result};
+      });
+    };
+    auto backward = [&](bool add) {
+      check(shape.outputs, shape.inputs, [=, this](Matrix<T> dx, Matrix<T> start, Matrix<T> dy) {
+        return Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, start, add, Along::result};
+      });
+    };
+    forward(shape.bias ? bias.data : nullptr, shape.residual);
+    backward(false);
+    if (shape.adds) backward(true);
+  }
+
+ private:
+  template <class Number>
+  Matrix<Number> allocate(Index rows, Index cols) {
+    return dev.template allocate<Number>(rows, cols, Kind::chunk);
+  }
+
+  // A short random pattern, repeated: its length is prime, so rows differ.
+  Matrix<T> noise(Index rows, Index cols, std::uint64_t seed) {
+    constexpr Index kPattern = 65521;
+    const Matrix<T> m = allocate<T>(rows, cols);
+    std::vector<T> pattern(static_cast<std::size_t>(least(kPattern, m.size())));
+    for (std::size_t i = 0; i < pattern.size(); ++i) {
+      pattern[i] = static_cast<T>(static_cast<float>(2 * Random(seed).uniform(i) - 1));
+    }
+    Index done = static_cast<Index>(pattern.size());
+    dev.upload(Matrix<T>(m.data, 1, done), pattern.data());
+    for (Index count; done < m.size(); done += count) {
+      count = least(done, m.size() - done);
+      dev.copy(Matrix<T>(m.data + done, 1, count), Matrix<T>(m.data, 1, count));
+    }
+    return m;
+  }
+
+  // Computes product(result, start, operand) for a chunk of two tiles, and for parts of its second tile alone.
+  template <class F>
+  void check(Index inputs, Index outputs, F&& product) {
+    auto scope = dev.scope();
+    const Matrix<T> x = noise(2 * dev.tile, inputs, 3), start = noise(2 * dev.tile, outputs, 4),
+                    chunk = allocate<T>(2 * dev.tile, outputs), alone = allocate<T>(dev.tile, outputs);
+    product(chunk, start, x).compute(dev);
+    for (Index count : {dev.tile, kTile, kTile - 1}) {
+      const Rows part = {dev.tile, dev.tile + count};
+      const Product alone_product = product(alone.slice({0, count}), start.slice(part), x.slice(part));
+      alone_product.compute(dev);
+      require(equal_bits<T>(dev, flag, alone.slice({0, count}), chunk.slice(part)),
+              "cuBLASLt: ", alone_product.to_string(count), " has other bits inside a chunk of ", 2 * dev.tile,
+              " rows, so gradients would depend on the chunk; use another version of cuBLASLt");
+    }
+  }
+
+  const LinearShape shape;
+  Cuda dev;
+  Matrix<T> w, bias;
+  Matrix<std::int32_t> flag;
+};
+
+// Checks the model's products before a run takes the GPU's memory. A shape without room for two tiles is left out: the
+// run has no room for them either.
+template <class T>
+void check_products(const Config& config, Index tile) {
+  for (const LinearShape& shape : linear_shapes(config)) {
+    if (ProductCheck<T>::bytes(shape, tile) <= free_memory()) ProductCheck<T>(shape, tile).run();
+  }
+}
+
+}  // namespace streambp::cuda
+#endif
