@@ -4,7 +4,6 @@
 #include <chrono>
 
 #include "commands/options.cuh"
-#include "training/verify/product_check.cuh"
 
 namespace streambp {
 
@@ -81,10 +80,7 @@ auto on_device(bool gpu, const StepSettings& settings, F&& f) {
 #ifdef STREAMBP_CUDA
   if (gpu) {
     return with_types(settings, [&]<class T, class G, class M>() {
-      if constexpr (!std::is_same_v<T, double>) {
-        cuda::check_products<T>(settings.config, settings.tile);
-        return f.template operator()<Cuda, T, G, M>();
-      }
+      if constexpr (!std::is_same_v<T, double>) return f.template operator()<Cuda, T, G, M>();
       fail("float64 is the CPU's");
     });
   }

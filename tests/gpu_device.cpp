@@ -1,9 +1,7 @@
 // The Cuda device itself: drivers, errors, and the algorithms of matrix products.
-#include <filesystem>
-
 #include "kernels/matmul.cuh"
 #include "tests/gpu.cuh"
-#include "training/verify/product_check.cuh"
+#include "training/product_benchmark.cuh"
 
 namespace streambp {
 namespace {
@@ -43,7 +41,19 @@ TEST_F(GpuDevice, ProductsOfRowsAloneAreThoseInsideAChunk) {
   EXPECT_NO_THROW(cuda::check_products<BFloat16>(c, kTile));
 }
 
-// The first error of a run is the one that it reports, also when a scope ends while an operation is timed.
+TEST_F(GpuDevice, ProductsAreTimedBesideTheFreeChoice) {
+  const Config c = make_config("qwen3", 83, 24, 2, 2, 1, 16, 40, 0, true);
+  const auto timings = cuda::time_products<BFloat16>(c, 300, kTile);
+  ASSERT_EQ(timings.size(), 3 * cuda::linear_shapes(c).size());
+  for (const cuda::ProductTiming& t : timings) {
+    EXPECT_GT(t.ours.rate, 0) << t.name;
+    EXPECT_GT(t.ours.waves, 0) << t.name;
+    EXPECT_GT(t.free_choice.rate, 0) << t.name;
+    EXPECT_GT(t.free_choice.waves, 0) << t.name;
+  }
+  EXPECT_EQ(timings[0].name.find("forward: the product of 300 rows"), 0u) << timings[0].name;
+}
+
 TEST_F(GpuDevice, CountsAndTimesOperations) {
   Cuda dev(std::size_t{1} << 20, kTile);
   const auto x = dev.allocate<float>(8, 8, Kind::chunk), y = dev.allocate<float>(8, 8, Kind::chunk);

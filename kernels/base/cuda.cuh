@@ -156,7 +156,6 @@ class Cuda : private cuda::Block, public DeviceBase {
   cublasLtHandle_t blas = nullptr;
   bool profile = false;
   std::map<std::array<Index, 15>, cublasLtMatmulAlgo_t> algorithms;  // of matrix products, chosen once per shape
-  std::vector<std::string> algorithm_changes;
 
  private:
   struct Span {

@@ -50,6 +50,9 @@ class DeviceBase {
     return Scope{arena, arena.mark()};
   }
 
+  // Matrix products of a GPU that could not use the algorithm of one tile: bits may depend on the chunk.
+  std::vector<std::string> algorithm_changes;
+
   const std::vector<Work>& work() const { return work_; }
   void reset_work() { work_.clear(); }
   double flops() const {

@@ -103,10 +103,7 @@ GradientRun run_gradient(const Config& config, const Batch& batch, const Schedul
           HostGradient(dev, config, trainer.grad),
           {logp.begin(), logp.end()},
           measures.others,
-          [&]() -> std::vector<std::string> {
-            if constexpr (requires { dev.algorithm_changes; }) return dev.algorithm_changes;
-            return {};
-          }()};
+          dev.algorithm_changes};
 }
 
 // Gives the documents of a batch what objectives need besides tokens: log-probabilities not far from those that the model

@@ -17,7 +17,7 @@ namespace streambp::cuda {
 // A linear layer, and in which ways the model uses it.
 struct LinearShape {
   Index inputs, outputs;
-  bool bias = false, residual = false, adds = false;  // adds: to the gradient of its input
+  bool bias = false, residual = false, adds = false;  // adds: its backward pass adds to dx
   auto operator<=>(const LinearShape&) const = default;
 };
 
@@ -30,6 +30,24 @@ inline std::vector<LinearShape> linear_shapes(const Config& c) {
                                         {.inputs = c.mlp, .outputs = c.hidden, .bias = c.mlp_bias, .residual = true},
                                         {.inputs = c.hidden, .outputs = c.vocab}};
   return {shapes.begin(), shapes.end()};
+}
+
+// Numbers in -1 .. 1 without the host's time for large matrices: a random pattern, repeated. Its length is prime, so
+// rows differ.
+template <class T>
+Matrix<T> repeated_noise(Cuda& dev, Index rows, Index cols, std::uint64_t seed) {
+  const Matrix<T> m = dev.template allocate<T>(rows, cols, Kind::chunk);
+  std::vector<T> pattern(static_cast<std::size_t>(least(65521, m.size())));
+  for (std::size_t i = 0; i < pattern.size(); ++i) {
+    pattern[i] = static_cast<T>(static_cast<float>(2 * Random(seed).uniform(i) - 1));
+  }
+  Index done = static_cast<Index>(pattern.size());
+  dev.upload(Matrix<T>(m.data, 1, done), pattern.data());
+  for (Index count; done < m.size(); done += count) {
+    count = least(done, m.size() - done);
+    dev.copy(Matrix<T>(m.data + done, 1, count), Matrix<T>(m.data, 1, count));
+  }
+  return m;
 }
 
 template <class T>
@@ -54,7 +72,7 @@ class ProductCheck {
   ProductCheck(const LinearShape& shape, Index tile) : shape(shape), dev(bytes(shape, tile), tile) {
     w = noise(shape.outputs, shape.inputs, 1);
     bias = noise(1, shape.outputs, 2);
-    flag = allocate<std::int32_t>(1, 1);
+    flag = dev.template allocate<std::int32_t>(1, 1, Kind::chunk);
   }
 
   static std::size_t bytes(const LinearShape& s, Index tile) {
@@ -81,34 +99,15 @@ class ProductCheck {
   }
 
  private:
-  template <class Number>
-  Matrix<Number> allocate(Index rows, Index cols) {
-    return dev.template allocate<Number>(rows, cols, Kind::chunk);
-  }
-
-  // A short random pattern, repeated: its length is prime, so rows differ.
-  Matrix<T> noise(Index rows, Index cols, std::uint64_t seed) {
-    constexpr Index kPattern = 65521;
-    const Matrix<T> m = allocate<T>(rows, cols);
-    std::vector<T> pattern(static_cast<std::size_t>(least(kPattern, m.size())));
-    for (std::size_t i = 0; i < pattern.size(); ++i) {
-      pattern[i] = static_cast<T>(static_cast<float>(2 * Random(seed).uniform(i) - 1));
-    }
-    Index done = static_cast<Index>(pattern.size());
-    dev.upload(Matrix<T>(m.data, 1, done), pattern.data());
-    for (Index count; done < m.size(); done += count) {
-      count = least(done, m.size() - done);
-      dev.copy(Matrix<T>(m.data + done, 1, count), Matrix<T>(m.data, 1, count));
-    }
-    return m;
-  }
+  Matrix<T> noise(Index rows, Index cols, std::uint64_t seed) { return repeated_noise<T>(dev, rows, cols, seed); }
 
   // Computes product(result, start, operand) for a chunk of two tiles, and for parts of its second tile alone.
   template <class F>
   void check(Index inputs, Index outputs, F&& product) {
     auto scope = dev.scope();
     const Matrix<T> x = noise(2 * dev.tile, inputs, 3), start = noise(2 * dev.tile, outputs, 4),
-                    chunk = allocate<T>(2 * dev.tile, outputs), alone = allocate<T>(dev.tile, outputs);
+                    chunk = dev.template allocate<T>(2 * dev.tile, outputs, Kind::chunk),
+                    alone = dev.template allocate<T>(dev.tile, outputs, Kind::chunk);
     product(chunk, start, x).compute(dev);
     for (Index count : {dev.tile, kTile, kTile - 1}) {
       const Rows part = {dev.tile, dev.tile + count};

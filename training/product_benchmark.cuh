@@ -1,0 +1,105 @@
+// How fast cuBLASLt multiplies the shapes of a model: with the algorithm of one tile, which keeps bits independent of
+// the chunk, and with the library's free choice and 32 MiB of workspace. The free choice is the honest yardstick.
+#pragma once
+
+#include "training/verify/product_check.cuh"
+
+#ifdef STREAMBP_CUDA
+#include <chrono>
+
+namespace streambp::cuda {
+
+struct ProductSpeed {
+  double rate = 0;   // FLOP/s
+  double waves = 0;  // of blocks on the GPU: just above a whole number, the last wave leaves most of it idle
+};
+struct ProductTiming {
+  std::string name;
+  ProductSpeed ours, free_choice;
+};
+
+class ProductBenchmark {
+ public:
+  explicit ProductBenchmark(Cuda& dev) : dev(dev) {
+    workspace = dev.template allocate<std::byte>(1, static_cast<Index>(kFreeChoice.workspace), Kind::chunk);
+  }
+
+  ProductTiming time(const Product& p) {
+    const Index rows = p.rows_of_stream();
+    Description description;
+    p.describe(description);
+    const Product::Layouts layouts(p, rows);
+    const cublasLtMatmulAlgo_t ours = p.algorithm(dev, description, layouts);
+    cublasLtMatmulHeuristicResult_t check{};
+    STREAMBP_CHECK(cublasLtMatmulAlgoCheck(dev.blas, description, layouts.a, layouts.b, layouts.start, layouts.result,
+                                           &ours, &check));
+    const cublasLtMatmulHeuristicResult_t choice = p.choose(dev, description, rows, kFreeChoice);
+    const double flops = 2.0 * static_cast<double>(p.result.rows) * static_cast<double>(p.result.cols) *
+                         static_cast<double>(p.along == Along::sum ? rows : p.a.rows * p.a.cols / p.result.rows);
+    auto speed = [&](const cublasLtMatmulAlgo_t& algorithm, float waves, Matrix<std::byte> space) {
+      return ProductSpeed{flops / seconds([&] { p.multiply(dev, description, layouts, algorithm, space); }), waves};
+    };
+    return {p.to_string(rows), speed(ours, check.wavesCount, {}), speed(choice.algo, choice.wavesCount, workspace)};
+  }
+
+ private:
+  // Of one call: the best of three series, after one that warms up.
+  template <class F>
+  double seconds(F&& f) {
+    constexpr int kCalls = 8;
+    double best = INFINITY;
+    for (int series = 0; series < 4; ++series) {
+      dev.synchronize();
+      const auto start = std::chrono::steady_clock::now();
+      for (int i = 0; i < kCalls; ++i) f();
+      dev.synchronize();
+      const double total = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      if (series > 0) best = std::min(best, total / kCalls);
+    }
+    return best;
+  }
+
+  Cuda& dev;
+  Matrix<std::byte> workspace;
+};
+
+// The three products of every linear layer of the model for `rows` rows; the weight gradient for one tile. Shapes for
+// which the GPU has no room are left out.
+template <class T>
+std::vector<ProductTiming> time_products(const Config& config, Index rows, Index tile) {
+  std::vector<ProductTiming> timings;
+  for (const LinearShape& s : linear_shapes(config)) {
+    const auto size = static_cast<std::size_t>(s.inputs * s.outputs) * (sizeof(T) + sizeof(float)) +
+                      static_cast<std::size_t>(rows * (s.inputs + s.outputs)) * sizeof(T) + kFreeChoice.workspace +
+                      (std::size_t{1} << 16);
+    if (size > free_memory()) continue;
+    Cuda dev(size, tile);
+    ProductBenchmark benchmark(dev);
+    const Matrix<T> w = repeated_noise<T>(dev, s.outputs, s.inputs, 1), x = repeated_noise<T>(dev, rows, s.inputs, 2),
+                    y = repeated_noise<T>(dev, rows, s.outputs, 3);
+    const Matrix<float> dw = dev.template allocate<float>(s.outputs, s.inputs, Kind::chunk);
+    const Rows last = {(rows - 1) / tile * tile, rows};
+    auto add = [&](const char* name, const Product& p) {
+      timings.push_back(benchmark.time(p));
+      timings.back().name = name + std::string(": ") + timings.back().name;
+    };
+    add("forward", {y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, nullptr, y, false, Along::result});
+    add("dx", {x, CUBLAS_OP_N, w, CUBLAS_OP_N, y, nullptr, x, false, Along::result});
+    add("dw", {dw, CUBLAS_OP_N, x.slice(last), CUBLAS_OP_T, y.slice(last), nullptr, dw, false, Along::sum});
+  }
+  return timings;
+}
+
+// The rate of one large square product: what "of matmul" compares with.
+template <class T>
+ProductTiming time_large_product() {
+  constexpr Index n = sizeof(T) == 2 ? 8192 : 4096;
+  Cuda dev(static_cast<std::size_t>(3 * n * n) * sizeof(T) + kFreeChoice.workspace + (std::size_t{1} << 16));
+  ProductBenchmark benchmark(dev);
+  const Matrix<T> w = repeated_noise<T>(dev, n, n, 1), x = repeated_noise<T>(dev, n, n, 2),
+                  y = repeated_noise<T>(dev, n, n, 3);
+  return benchmark.time(Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, nullptr, y, false, Along::result});
+}
+
+}  // namespace streambp::cuda
+#endif
