@@ -52,6 +52,7 @@ TEST_F(GpuDevice, ProductsAreTimedBesideTheFreeChoice) {
     EXPECT_GT(t.free_choice.waves, 0) << t.name;
   }
   EXPECT_EQ(timings[0].name.find("forward: the product of 300 rows"), 0u) << timings[0].name;
+  EXPECT_GT(cuda::time_large_product<BFloat16>().free_choice.rate, 0);
 }
 
 TEST_F(GpuDevice, CountsAndTimesOperations) {
@@ -66,7 +67,51 @@ TEST_F(GpuDevice, CountsAndTimesOperations) {
   EXPECT_TRUE(dev.algorithm_changes.empty());
 }
 
+// Logits have aligned rows, and a head of any width computes what it computes without a gap between rows.
+template <class T>
+void expect_same_bits_with_aligned_logits() {
+  constexpr Index rows = 300, inputs = 40, vocab = 67;
+  Cuda dev(std::size_t{1} << 22, kTile);
+  const Twin<T> x(dev, rows, inputs, 1), w(dev, vocab, inputs, 2);
+  std::vector<std::int32_t> targets;
+  for (Index i = 0; i < rows; ++i) targets.push_back(static_cast<std::int32_t>(i * 7 % (vocab + 1) - 1));
+  const TwinIntegers gpu_targets(dev, targets);
+  const Twin<float> weights(dev, 1, rows, 3);
+  auto head = [&](Matrix<T> logits) {
+    const Matrix<T> dx = allocate<T>(dev, rows, inputs, Kind::chunk);
+    const Matrix<float> logp = allocate<float>(dev, 1, rows, Kind::chunk),
+                        dw = allocate<float>(dev, vocab, inputs, Kind::chunk);
+    zero(dev, dw);
+    matmul(dev, logits, x.gpu, w.gpu);
+    const std::vector<T> forward = to_host(dev, logits);
+    run::log_probabilities(dev, logp, logits, gpu_targets.gpu, TokenWeights<float>{.fixed = weights.gpu});
+    run::matmul_backward_input(dev, dx, Input<T>(logits), Input<T>(w.gpu), {});
+    matmul_backward_weight(dev, dw, {}, logits, x.gpu);
+    std::vector<float> all = to_host(dev, logp);
+    for (const auto& part : {forward, to_host(dev, logits), to_host(dev, dx)}) {
+      for (T number : part) all.push_back(static_cast<float>(number));
+    }
+    for (float number : to_host(dev, dw)) all.push_back(number);
+    return all;
+  };
+  const Matrix<T> aligned = allocate_aligned<T>(dev, rows, vocab, Kind::logits);
+  EXPECT_EQ(aligned.stride * static_cast<Index>(sizeof(T)) % 128, 0);
+  EXPECT_EQ(head(aligned), head(allocate<T>(dev, rows, vocab, Kind::logits)));
+}
+TEST_F(GpuDevice, AlignedLogitsKeepTheirBits) {
+  expect_same_bits_with_aligned_logits<float>();
+  expect_same_bits_with_aligned_logits<BFloat16>();
+}
+
 #ifdef CUDA_ON_CPU
+
+// An odd vocabulary, as GPT-2's, leaves no operand of a product with rows that tensor cores cannot read.
+TEST_F(GpuDevice, EveryOperandOfAProductIsAligned) {
+  const Config c = make_config("gpt2", 67, 32, 2, 2, 2, 16, 64, 800, true);
+  cuda_on_cpu::misaligned_products = 0;
+  run_gradient<Cuda, BFloat16>(c, packed(c, {300}), Schedule::stream(kTile, kTile), random_weights(), {}, kTile);
+  EXPECT_EQ(cuda_on_cpu::misaligned_products, 0u);
+}
 
 TEST(GpuDriver, IsCheckedFirst) {
   cuda_on_cpu::driver_version = 12040;

@@ -142,6 +142,14 @@ struct Product {
 // For tests: a library that cannot use an algorithm for some products, or adds up some of them in another order.
 inline std::function<bool(const Product&)> rejects, descends;
 
+// Products so far with an operand whose columns do not all start at multiples of 16 bytes: too slow for a real library.
+inline std::size_t misaligned_products = 0;
+inline bool misaligned(const void* data, cublasLtMatrixLayout_t m) {
+  const std::size_t bytes = m->type == CUDA_R_32F ? 4 : 2;
+  return reinterpret_cast<std::uintptr_t>(data) % 16 != 0 ||
+         (m->cols > 1 && static_cast<std::size_t>(m->stride) * bytes % 16 != 0);
+}
+
 inline cublasStatus_t check_product(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, Product* product = nullptr) {
   if (!op || !a || !b || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
@@ -245,6 +253,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   const int bias_type = op->bias_type < 0 ? d_layout->type : op->bias_type;
   const auto stride = [](cublasLtMatrixLayout_t m) { return static_cast<std::size_t>(m->stride); };
   const bool descending = descends && descends(p);
+  if (misaligned(a, a_layout) || misaligned(b, b_layout) || misaligned(d, d_layout)) ++misaligned_products;
   if (next_operation() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   const DeviceMemory::Access access;
 
