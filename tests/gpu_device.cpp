@@ -6,7 +6,7 @@
 namespace streambp {
 namespace {
 
-class GpuDevice : public GpuTest {};
+class CudaDevice : public GpuTest {};
 
 template <class F>
 std::string error_of_call(F&& f) {
@@ -35,13 +35,13 @@ TEST(GpuDriver, MustBeNewEnoughForTheToolkit) {
 }
 
 // What stays of a row's bits for any number of rows around it, in every shape of a model.
-TEST_F(GpuDevice, ProductsOfRowsAloneAreThoseInsideAChunk) {
+TEST_F(CudaDevice, ProductsOfRowsAloneAreThoseInsideAChunk) {
   const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
   EXPECT_NO_THROW(cuda::check_products<float>(c, kTile));
   EXPECT_NO_THROW(cuda::check_products<BFloat16>(c, kTile));
 }
 
-TEST_F(GpuDevice, ProductsAreTimedBesideTheFreeChoice) {
+TEST_F(CudaDevice, ProductsAreTimedBesideTheFreeChoice) {
   const Config c = make_config("qwen3", 83, 24, 2, 2, 1, 16, 40, 0, true);
   const auto timings = cuda::time_products<BFloat16>(c, 300, kTile);
   ASSERT_EQ(timings.size(), 3 * cuda::linear_shapes(c).size());
@@ -55,7 +55,7 @@ TEST_F(GpuDevice, ProductsAreTimedBesideTheFreeChoice) {
   EXPECT_GT(cuda::time_large_product<BFloat16>().free_choice.rate, 0);
 }
 
-TEST_F(GpuDevice, CountsAndTimesOperations) {
+TEST_F(CudaDevice, CountsAndTimesOperations) {
   Cuda dev(std::size_t{1} << 20, kTile);
   const auto x = dev.allocate<float>(8, 8, Kind::chunk), y = dev.allocate<float>(8, 8, Kind::chunk);
   dev.profile = true;
@@ -98,7 +98,7 @@ void expect_same_bits_with_aligned_logits() {
   EXPECT_EQ(aligned.stride * static_cast<Index>(sizeof(T)) % 128, 0);
   EXPECT_EQ(head(aligned), head(allocate<T>(dev, rows, vocab, Kind::logits)));
 }
-TEST_F(GpuDevice, AlignedLogitsKeepTheirBits) {
+TEST_F(CudaDevice, AlignedLogitsKeepTheirBits) {
   expect_same_bits_with_aligned_logits<float>();
   expect_same_bits_with_aligned_logits<BFloat16>();
 }
@@ -106,7 +106,7 @@ TEST_F(GpuDevice, AlignedLogitsKeepTheirBits) {
 #ifdef CUDA_ON_CPU
 
 // An odd vocabulary, as GPT-2's, leaves no operand of a product with rows that tensor cores cannot read.
-TEST_F(GpuDevice, EveryOperandOfAProductIsAligned) {
+TEST_F(CudaDevice, EveryOperandOfAProductIsAligned) {
   const Config c = make_config("gpt2", 67, 32, 2, 2, 2, 16, 64, 800, true);
   cuda_on_cpu::misaligned_products = 0;
   run_gradient<Cuda, BFloat16>(c, packed(c, {300}), Schedule::stream(kTile, kTile), random_weights(), {}, kTile);
@@ -124,7 +124,7 @@ TEST(GpuDriver, IsCheckedFirst) {
 }
 
 // Whatever fails first, that error reaches the caller, and nothing terminates on the way.
-TEST_F(GpuDevice, TheFirstErrorIsReported) {
+TEST_F(CudaDevice, TheFirstErrorIsReported) {
   const Config c = make_config("qwen3", 83, 24, 2, 2, 1, 16, 40, 0, true);
   const Batch batch = packed(c, {100});
   for (const int operations : {0, 1, 40, 80, 120, 160, 200, 240, 280, 320, 360, 400}) {
@@ -150,7 +150,7 @@ TEST_F(GpuDevice, TheFirstErrorIsReported) {
   }
 }
 
-TEST_F(GpuDevice, ReportsEveryChangeOfAlgorithm) {
+TEST_F(CudaDevice, ReportsEveryChangeOfAlgorithm) {
   Cuda dev(std::size_t{1} << 22, kTile);
   const auto x = dev.allocate<float>(300, 40, Kind::chunk), w = dev.allocate<float>(24, 40, Kind::chunk),
              y = dev.allocate<float>(300, 24, Kind::chunk);
@@ -165,7 +165,7 @@ TEST_F(GpuDevice, ReportsEveryChangeOfAlgorithm) {
       << dev.algorithm_changes[0];
 }
 
-TEST_F(GpuDevice, AChangeOfAlgorithmReachesVerify) {
+TEST_F(CudaDevice, AChangeOfAlgorithmReachesVerify) {
   const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
   cuda_on_cpu::rejects = [](const cuda_on_cpu::Product& p) { return p.n == 300; };
   const GradientRun run =
@@ -175,7 +175,7 @@ TEST_F(GpuDevice, AChangeOfAlgorithmReachesVerify) {
 }
 
 // A library whose sums depend on the number of rows is found before the run, and the error names the product.
-TEST_F(GpuDevice, RefusesALibraryWhoseBitsDependOnTheRows) {
+TEST_F(CudaDevice, RefusesALibraryWhoseBitsDependOnTheRows) {
   const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
   for (const std::size_t rows : {255, 256, 512}) {
     cuda_on_cpu::descends = [=](const cuda_on_cpu::Product& p) { return p.n == rows && p.k == 100; };
