@@ -1,5 +1,5 @@
-// CUDA on CPU, before it is trusted with kernels: barriers, warps, fragments and copies mean what they mean in CUDA,
-// in every order of the threads, and what is wrong is found.
+// The emulation of CUDA itself: barriers, warps, fragments and copies do what CUDA specifies, in every order of threads,
+// and errors are found.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ T* shared() {
   return static_cast<T*>(cuda_on_cpu::shared_memory());
 }
 
-// What launch throws, if it does.
+// The message that launch throws, or "none".
 template <class F>
 std::string complaint(dim3 grid, dim3 block, std::size_t shared_bytes, F&& body) {
   try {
@@ -77,10 +77,10 @@ TEST(CudaOnCpu, SchedulesAreOrdersOfBlocksWarpsAndLanes) {
     EXPECT_EQ(orders[1][i], 191 - i);
   }
   EXPECT_NE(orders[2], orders[3]);
-  int whole_warps = 0;  // steps of a shuffled order that stay in the warp
+  int whole_warps = 0;  // steps of a shuffled order within a warp
   for (std::size_t i = 1; i < 192; ++i) whole_warps += orders[2][i] / 32 == orders[2][i - 1] / 32;
   EXPECT_LT(whole_warps, 130);
-  std::vector<std::vector<unsigned>> blocks(3);  // every block is shuffled in its own way
+  std::vector<std::vector<unsigned>> blocks(3);  // every block is shuffled differently
   for (const unsigned i : orders[2]) blocks[i / 64].push_back(i % 64);
   EXPECT_NE(blocks[0], blocks[1]);
 }
@@ -95,7 +95,7 @@ TEST(CudaOnCpu, LaunchesThatDoNotFitAreRefused) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-// Without another choice the emulated GPU is the one with the least shared memory.
+// The default GPU is the one with the least shared memory.
 TEST(CudaOnCpu, SharedMemoryIsThatOfTheArchitecture) {
   ASSERT_EQ(cuda_on_cpu::gpu.shared_bytes, 99u << 10);
   for (const cuda_on_cpu::Gpu& gpu : {cuda_on_cpu::kGeForce, cuda_on_cpu::kA100, cuda_on_cpu::kHopper}) {
@@ -117,7 +117,7 @@ TEST(CudaOnCpu, SharedMemoryIsThatOfTheArchitecture) {
 
 // ---- Barriers ---------------------------------------------------------------------------------------------------
 
-// Sums `in` over the block by halving; the barriers are left out on request.
+// Sums `in` over the block by halving, with or without barriers.
 __global__ void block_sum(const int* in, int* out, bool with_barriers) {
   int* sums = shared<int>();
   const unsigned i = threadIdx.x;
@@ -152,8 +152,8 @@ TEST(CudaOnCpu, AMissingBarrierShowsInSomeSchedule) {
   });
   EXPECT_GT(wrong, 0);
 
-  // Two directions of haste: a value that is read before it is written, and one that is overwritten before it is
-  // read. Each goes unnoticed in one of the plain orders and shows in the other.
+  // A value read before it is written, and one overwritten before it is read. Each shows in one of the two plain orders
+  // and not in the other.
   const auto neighbour = [](bool early_write) {
     std::vector<int> got(64);
     launch(1, 64, 64 * sizeof(int), [&] {
@@ -161,7 +161,7 @@ TEST(CudaOnCpu, AMissingBarrierShowsInSomeSchedule) {
       const unsigned i = threadIdx.x;
       values[i] = 1;
       if (early_write) __syncthreads();
-      got[i] = values[(i + 63) % 64];  // written by the thread before this one
+      got[i] = values[(i + 63) % 64];  // written by the previous thread
       if (early_write) values[i] = 2;
     });
     return static_cast<int>(std::count(got.begin(), got.end(), 1));
@@ -428,7 +428,7 @@ TEST(CudaOnCpu, FreshSharedMemoryIsNan) {
   });
 }
 
-// As deep as asked, with something in every frame.
+// Recurses, with data in every frame.
 int deep(int depth) {
   volatile char frame[512];
   frame[depth % 512] = 1;
@@ -494,7 +494,7 @@ TEST(CudaOnCpu, DeviceMemoryIsExactAndLimited) {
   cudaGetLastError();
 }
 
-// Small blocks and those in huge pages alike.
+// In small pages and in huge pages.
 TEST(CudaOnCpuDeathTest, TheHostMayNotTouchDeviceMemory) {
   for (const std::size_t count : {64, 100, 1 << 20}) {
     float* data = nullptr;
@@ -555,7 +555,7 @@ TEST(CudaOnCpu, StreamsEventsAndProperties) {
 
 // ---- cuBLASLt ---------------------------------------------------------------------------------------------------
 
-// A matrix stored by columns, with a gap after every column that nobody may touch.
+// A matrix stored by columns, with a gap after every column that must stay untouched.
 struct Columns {
   cudaDataType type;
   std::size_t rows, cols, stride;
