@@ -57,7 +57,7 @@ TEST_F(CudaDevice, ProductsAreTimedBesideTheFreeChoice) {
 
 TEST_F(CudaDevice, CountsAndTimesOperations) {
   Cuda dev(std::size_t{1} << 20, kTile);
-  const auto x = dev.allocate<float>(8, 8, Kind::chunk), y = dev.allocate<float>(8, 8, Kind::chunk);
+  const auto x = allocate<float>(dev, 8, 8, Kind::chunk), y = allocate<float>(dev, 8, 8, Kind::chunk);
   dev.profile = true;
   zero(dev, x), zero(dev, y), add(dev, y, x);
   dev.synchronize();
@@ -67,31 +67,42 @@ TEST_F(CudaDevice, CountsAndTimesOperations) {
   EXPECT_TRUE(dev.algorithm_changes.empty());
 }
 
-// Logits have aligned rows, and a head of any width computes what it computes without a gap between rows.
-template <class T>
-void expect_same_bits_with_aligned_logits() {
+template <class Device, class T>
+Matrix<T> random_matrix(Device& dev, Index rows, Index cols, std::uint64_t seed) {
+  const Matrix<T> m = allocate<T>(dev, rows, cols, Kind::chunk);
+  std::vector<T> values;
+  for (Index i = 0; i < m.size(); ++i) {
+    values.push_back(static_cast<T>(static_cast<float>(Random(seed).normal(static_cast<std::uint64_t>(i)))));
+  }
+  dev.upload(m, values.data());
+  return m;
+}
+
+// All that the head computes, with logits in rows that are aligned and in rows without gaps.
+template <class Device, class T>
+void expect_same_bits_with_aligned_logits(Device&& dev) {
+  using A = Accumulator<T>;
   constexpr Index rows = 300, inputs = 40, vocab = 67;
-  Cuda dev(std::size_t{1} << 22, kTile);
-  const Twin<T> x(dev, rows, inputs, 1), w(dev, vocab, inputs, 2);
-  std::vector<std::int32_t> targets;
-  for (Index i = 0; i < rows; ++i) targets.push_back(static_cast<std::int32_t>(i * 7 % (vocab + 1) - 1));
-  const TwinIntegers gpu_targets(dev, targets);
-  const Twin<float> weights(dev, 1, rows, 3);
+  const auto x = random_matrix<Device, T>(dev, rows, inputs, 1), w = random_matrix<Device, T>(dev, vocab, inputs, 2);
+  const Matrix<A> weights = random_matrix<Device, A>(dev, 1, rows, 3);
+  const auto targets = allocate<std::int32_t>(dev, 1, rows, Kind::stream);
+  std::vector<std::int32_t> values;
+  for (Index i = 0; i < rows; ++i) values.push_back(static_cast<std::int32_t>(i * 7 % (vocab + 1) - 1));
+  dev.upload(targets, values.data());
   auto head = [&](Matrix<T> logits) {
-    const Matrix<T> dx = allocate<T>(dev, rows, inputs, Kind::chunk);
-    const Matrix<float> logp = allocate<float>(dev, 1, rows, Kind::chunk),
-                        dw = allocate<float>(dev, vocab, inputs, Kind::chunk);
+    const auto dx = allocate<T>(dev, rows, inputs, Kind::chunk);
+    const auto logp = allocate<A>(dev, 1, rows, Kind::chunk), dw = allocate<A>(dev, vocab, inputs, Kind::chunk);
+    std::vector<double> all;
+    auto collect = [&](auto m) {
+      for (auto number : to_host(dev, m)) all.push_back(static_cast<double>(number));
+    };
     zero(dev, dw);
-    matmul(dev, logits, x.gpu, w.gpu);
-    const std::vector<T> forward = to_host(dev, logits);
-    run::log_probabilities(dev, logp, logits, gpu_targets.gpu, TokenWeights<float>{.fixed = weights.gpu});
-    run::matmul_backward_input(dev, dx, Input<T>(logits), Input<T>(w.gpu), {});
-    matmul_backward_weight(dev, dw, {}, logits, x.gpu);
-    std::vector<float> all = to_host(dev, logp);
-    for (const auto& part : {forward, to_host(dev, logits), to_host(dev, dx)}) {
-      for (T number : part) all.push_back(static_cast<float>(number));
-    }
-    for (float number : to_host(dev, dw)) all.push_back(number);
+    matmul(dev, logits, x, w);
+    collect(logits);
+    const Matrix<T> dlogits = log_probabilities_backward(dev, logp, logits, targets, TokenWeights<A>{.fixed = weights});
+    matmul_backward_input(dev, dx, dlogits, w, Update::assign);
+    matmul_backward_weight(dev, dw, Matrix<A>{}, dlogits, x);
+    collect(logp), collect(dlogits), collect(dx), collect(dw);
     return all;
   };
   const Matrix<T> aligned = allocate_aligned<T>(dev, rows, vocab, Kind::logits);
@@ -99,8 +110,11 @@ void expect_same_bits_with_aligned_logits() {
   EXPECT_EQ(head(aligned), head(allocate<T>(dev, rows, vocab, Kind::logits)));
 }
 TEST_F(CudaDevice, AlignedLogitsKeepTheirBits) {
-  expect_same_bits_with_aligned_logits<float>();
-  expect_same_bits_with_aligned_logits<BFloat16>();
+  constexpr std::size_t room = std::size_t{1} << 22;
+  expect_same_bits_with_aligned_logits<Cuda, float>(Cuda(room, kTile));
+  expect_same_bits_with_aligned_logits<Cuda, BFloat16>(Cuda(room, kTile));
+  expect_same_bits_with_aligned_logits<Cpu, float>(Cpu(room));
+  expect_same_bits_with_aligned_logits<Cpu, double>(Cpu(room));
 }
 
 #ifdef CUDA_ON_CPU
@@ -152,8 +166,8 @@ TEST_F(CudaDevice, TheFirstErrorIsReported) {
 
 TEST_F(CudaDevice, ReportsEveryChangeOfAlgorithm) {
   Cuda dev(std::size_t{1} << 22, kTile);
-  const auto x = dev.allocate<float>(300, 40, Kind::chunk), w = dev.allocate<float>(24, 40, Kind::chunk),
-             y = dev.allocate<float>(300, 24, Kind::chunk);
+  const auto x = allocate<float>(dev, 300, 40, Kind::chunk), w = allocate<float>(dev, 24, 40, Kind::chunk),
+             y = allocate<float>(dev, 300, 24, Kind::chunk);
   zero(dev, x), zero(dev, w);
   cuda_on_cpu::rejects = [](const cuda_on_cpu::Product& p) { return p.n == 300; };
   matmul(dev, y.slice({0, 256}), x.slice({0, 256}), w);

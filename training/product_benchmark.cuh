@@ -21,7 +21,7 @@ struct ProductTiming {
 class ProductBenchmark {
  public:
   explicit ProductBenchmark(Cuda& dev) : dev(dev) {
-    workspace = dev.template allocate<std::byte>(1, static_cast<Index>(kFreeChoice.workspace), Kind::chunk);
+    workspace = allocate<std::byte>(dev, 1, static_cast<Index>(kFreeChoice.workspace), Kind::chunk);
   }
 
   ProductTiming time(const Product& p) {
@@ -75,7 +75,7 @@ std::vector<ProductTiming> time_products(const Config& config, Index rows, Index
     ProductBenchmark benchmark(dev);
     const Matrix<T> w = repeated_noise<T>(dev, s.outputs, s.inputs, 1), x = repeated_noise<T>(dev, rows, s.inputs, 2),
                     y = repeated_noise<T>(dev, rows, s.outputs, 3);
-    const Matrix<float> dw = dev.template allocate<float>(s.outputs, s.inputs, Kind::chunk);
+    const Matrix<float> dw = allocate<float>(dev, s.outputs, s.inputs, Kind::chunk);
     const Rows last = {(rows - 1) / tile * tile, rows};
     auto add = [&](const char* name, const Product& p) {
       timings.push_back(benchmark.time(p));
