@@ -267,7 +267,7 @@ class Head {
     return y;
   }
   Matrix<T> logits_of_normed(Matrix<T> y) {
-    const auto logits = allocate<T>(dev, y.rows, c.vocab, Kind::logits);
+    const auto logits = allocate_aligned<T>(dev, y.rows, c.vocab, Kind::logits);
     linear(dev, logits, y, w);
     return logits;
   }

@@ -3,11 +3,11 @@
 //   m = β₁ m + (1 - β₁) g          v = β₂ v + (1 - β₂) g²
 //   w = w - rate (m̂ / (sqrt(v̂) + eps) + decay w),          m̂ = m / (1 - β₁ᵗ),  v̂ = v / (1 - β₂ᵗ)
 //
-// g is the accumulated gradient times `gradient_scale` (clipping). Where the weights are kept in bfloat16, either a
-// float32 master copy takes the updates and the weight is its rounding; or there is none, and then an update, mostly
-// smaller than half a unit in the last place of its weight, is not to be lost: numbers are rounded up or down by chance,
-// in proportion to their distance, so that they are right on average. The chance is a function of the step and the
-// place: a run can be repeated, bit for bit.
+// g is the accumulated gradient times `gradient_scale` (clipping). For bfloat16 weights there are two ways: either a
+// float32 master copy takes the updates, and the weight is its rounded value; or there is no master copy, and
+// stochastic rounding keeps updates that are smaller than half an ulp of their weight: rounding up or down at random,
+// with probabilities that make the expected value exact. The random bits depend on the step and the element only, so a
+// run is reproducible bit for bit.
 #pragma once
 
 #include <cmath>
@@ -24,9 +24,27 @@ namespace streambp {
 struct AdamW {
   double rate, beta1, beta2, eps, decay;
   double gradient_scale = 1;
-  Index step = 1;               // t, counted from one
-  std::uint64_t parameter = 0;  // a number of its own for each tensor, for the chances of rounding
+  Index step = 1;               // t, counted from 1
+  std::uint64_t parameter = 0;  // index of the tensor; seeds its stochastic rounding
 };
+
+// M: type of the moments. The master copy is empty where the weight itself takes the updates.
+template <class M>
+struct AdamWState {
+  Matrix<float> master;
+  Matrix<M> m, v;
+};
+
+template <class Device, class T, class G, class M>
+void adamw(Device& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const AdamW& settings) {
+  require_shape("adamw", "gradient", g, w.rows, w.cols);
+  require_shape("adamw", "first moment", state.m, w.rows, w.cols);
+  require_shape("adamw", "second moment", state.v, w.rows, w.cols);
+  if (state.master) require_shape("adamw", "master copy", state.master, w.rows, w.cols);
+  auto op = dev.operation("adamw", 14.0 * w.size(),
+                          (2.0 * sizeof(T) + 8.0 * (state.master ? 1 : 0) + 4.0 * sizeof(M) + sizeof(G)) * w.size());
+  if constexpr (Device::computes) compute_adamw(dev, w, g, state, settings);
+}
 
 // The constants of the formula, in the type of the arithmetic.
 template <class T>
@@ -49,44 +67,46 @@ struct AdamWConstants {
   }
 };
 
-// The moments of a weight and, where it is kept in bfloat16, its float32 master copy; without one it is empty.
-template <class M>
-struct AdamWState {
-  Matrix<float> master;
-  Matrix<M> m, v;
-};
-
-namespace run {
+// --- CPU ---
 
 template <class T, class G, class M>
-void adamw(Cpu&, Matrix<T> w, Matrix<float>, Matrix<M> m, Matrix<M> v, Matrix<G> g, const AdamW& settings) {
+void compute_adamw(Cpu&, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const AdamW& settings) {
   static_assert(std::is_same_v<T, M> && std::is_same_v<T, G>, "the CPU computes in one type");
   const AdamWConstants<T> constants(settings);
 #pragma omp parallel for
   for (Index i = 0; i < w.rows; ++i) {
-    T *w_row = w.row(i), *m_row = m.row(i), *v_row = v.row(i);
+    T *w_row = w.row(i), *m_row = state.m.row(i), *v_row = state.v.row(i);
     const T* g_row = g.row(i);
 #pragma omp simd
     for (Index j = 0; j < w.cols; ++j) constants.update(w_row[j], m_row[j], v_row[j], g_row[j]);
   }
 }
 
+// --- CUDA ---
+
 #ifdef STREAMBP_CUDA
 
-// Rounds to T: float32 as it is, bfloat16 up with a chance (of 65536) as large as what is cut off.
+namespace cuda {
+
+// Rounds to T. float32: unchanged. bfloat16: adding 16 random bits rounds up with the probability (of 65536) that the
+// bits to cut off stand for.
 template <class T>
-__device__ T round_by_chance(float x, std::uint64_t chance) {
+__device__ T stochastic_round(float x, std::uint64_t random_bits) {
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (!(std::abs(x) < INFINITY)) return BFloat16(x);  // adding to the bits of a NaN could make it a number
-    const auto bits = std::bit_cast<std::uint32_t>(x) + static_cast<std::uint32_t>(chance & 0xffffu);
+    const auto bits = std::bit_cast<std::uint32_t>(x) + static_cast<std::uint32_t>(random_bits & 0xffffu);
     return BFloat16(std::bit_cast<float>(bits & 0xffff0000u));
   } else {
     return x;
   }
 }
 
+}  // namespace cuda
+
 template <class T, class G, class M>
-void adamw(Cuda& dev, Matrix<T> w, Matrix<float> master, Matrix<M> m, Matrix<M> v, Matrix<G> g, const AdamW& settings) {
+void compute_adamw(Cuda& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const AdamW& settings) {
+  const Matrix<float> master = state.master;
+  const Matrix<M> m = state.m, v = state.v;
   const AdamWConstants<float> constants(settings);
   const Random random(static_cast<std::uint64_t>(settings.step), settings.parameter);
   auto f = [=] __device__(auto n, Index i, Index j) {
@@ -95,10 +115,10 @@ void adamw(Cuda& dev, Matrix<T> w, Matrix<float> master, Matrix<M> m, Matrix<M> 
     const auto gradient = cuda::load<n()>(g.row(i) + j);
     for (int k = 0; k < n(); ++k) {
       constants.update(weight.x[k], first.x[k], second.x[k], gradient.x[k]);
-      const std::uint64_t chance = random.bits(static_cast<std::uint64_t>(i * w.stride + j + k));
-      first.x[k] = static_cast<float>(round_by_chance<M>(first.x[k], chance));
-      second.x[k] = static_cast<float>(round_by_chance<M>(second.x[k], chance >> 16));
-      if (!master) weight.x[k] = static_cast<float>(round_by_chance<T>(weight.x[k], chance >> 32));
+      const std::uint64_t bits = random.bits(static_cast<std::uint64_t>(i * w.stride + j + k));
+      first.x[k] = static_cast<float>(cuda::stochastic_round<M>(first.x[k], bits));
+      second.x[k] = static_cast<float>(cuda::stochastic_round<M>(second.x[k], bits >> 16));
+      if (!master) weight.x[k] = static_cast<float>(cuda::stochastic_round<T>(weight.x[k], bits >> 32));
     }
     cuda::store(m.row(i) + j, first);
     cuda::store(v.row(i) + j, second);
@@ -109,19 +129,5 @@ void adamw(Cuda& dev, Matrix<T> w, Matrix<float> master, Matrix<M> m, Matrix<M> 
 }
 
 #endif
-
-}  // namespace run
-
-// M: the type of the moments; an empty master means that w is its own.
-template <class Device, class T, class G, class M>
-void adamw(Device& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const AdamW& settings) {
-  const auto& [master, m, v] = state;
-  require_shape("adamw", "gradient", g, w.rows, w.cols);
-  require_shape("adamw", "first moment", m, w.rows, w.cols);
-  require_shape("adamw", "second moment", v, w.rows, w.cols);
-  auto op = dev.operation("adamw", 14.0 * w.size(),
-                          (2.0 * sizeof(T) + 8.0 * (master ? 1 : 0) + 4.0 * sizeof(M) + sizeof(G)) * w.size());
-  if constexpr (Device::computes) run::adamw(dev, w, master, m, v, g, settings);
-}
 
 }  // namespace streambp

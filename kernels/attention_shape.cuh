@@ -1,4 +1,4 @@
-// Who attends to whom: row i to the keys [first(i), i],
+// The operands of attention, and which row attends to which keys: row i to keys [first(i), i],
 //
 //   first(i) = max(key_begin[i], i - window + 1)         key_begin: the start of the document of row i
 #pragma once
@@ -11,23 +11,52 @@
 namespace streambp {
 
 struct AttentionShape {
-  Index heads, kv_heads, head_dim, window;
+  Index heads, kv_heads, head_dim;
+  Index window;            // 0: no window
   double score_scale = 0;  // 0: 1 / √head_dim
   double scale() const { return score_scale > 0 ? score_scale : 1 / std::sqrt(static_cast<double>(head_dim)); }
+  constexpr Index group() const { return heads / kv_heads; }  // query heads that share a key/value head
 };
 
-// The first token that each token of the stream may attend to: on the device and, to count work, on the host. Without
-// the latter, as on Plan, the stream counts as one document.
+// The first token that each token of the stream may attend to. on_host: the same numbers in host memory, to count
+// FLOPs. It may be empty (as on Plan); then the stream counts as one document.
 struct DocumentMask {
   Matrix<const std::int32_t> key_begin;
   std::span<const std::int32_t> on_host = {};
 };
 
-// Which rows attend, and to which keys.
+// Query rows of the stream, and the keys that they attend to.
 struct AttentionSpan {
   DocumentMask mask;
   Rows rows;
   AttentionShape shape;
+};
+
+// q: a row for each of span.rows, of width heads * head_dim. k, v: a row for each token of the stream, of width
+// kv_heads * head_dim.
+template <class T>
+struct AttentionInput {
+  Matrix<const T> q, k, v;
+};
+
+// attended: as q. lse: log Σ exp(score), of width heads.
+template <class T>
+struct AttentionOutput {
+  Matrix<T> attended;
+  Matrix<Accumulator<T>> lse;
+};
+
+template <class T>
+struct AttentionGradient {
+  Matrix<T> dq;
+  Matrix<Accumulator<T>> dk, dv;
+};
+
+// What the backward pass reads besides the input. delta: rowsum(dout * attended) of each head.
+template <class T>
+struct AttentionUpstream {
+  Matrix<const T> dout;
+  Matrix<const Accumulator<T>> lse, delta;
 };
 
 // The keys that a row attends to.
@@ -36,23 +65,23 @@ constexpr Rows keys_of(Index row, Matrix<const std::int32_t> key_begin, Index wi
   return {window > 0 ? most(begin, row - window + 1) : begin, row + 1};
 }
 
-// Query-key pairs of these rows: the work of attention. Without the documents' beginnings, as on Plan, the stream counts
-// as one document.
+// Query-key pairs of the span: the work of attention.
 inline double attention_pairs(const AttentionSpan& span) {
-  const Rows rows = span.rows;
   const Index window = span.shape.window;
-  if (!span.mask.on_host.empty()) {
-    const auto key_begin = span.mask.on_host;
-    const Matrix<const std::int32_t> begins(key_begin.data(), 1, static_cast<Index>(key_begin.size()));
+  const auto on_host = span.mask.on_host;
+  if (!on_host.empty()) {
+    const Matrix<const std::int32_t> key_begin(on_host.data(), 1, static_cast<Index>(on_host.size()));
     double pairs = 0;
-    for (Index i = rows.begin; i < rows.end; ++i) pairs += static_cast<double>(keys_of(i, begins, window).size());
+    for (Index i = span.rows.begin; i < span.rows.end; ++i) {
+      pairs += static_cast<double>(keys_of(i, key_begin, window).size());
+    }
     return pairs;
   }
   auto pairs_before = [&](Index n) {  // of rows 0 .. n-1
     const double w = static_cast<double>(window > 0 ? std::min(window, n) : n);
     return w * (w + 1) / 2 + (static_cast<double>(n) - w) * w;
   };
-  return pairs_before(rows.end) - pairs_before(rows.begin);
+  return pairs_before(span.rows.end) - pairs_before(span.rows.begin);
 }
 
 }  // namespace streambp

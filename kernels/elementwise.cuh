@@ -1,10 +1,10 @@
-// Small things: fill with zeros, add, convert between types, sums over rows, sums of squares.
+// Small operations: zero, add, convert between types, column sums, sums of squares.
 //
 //   add_column_sums    out[j] += Σ_i x[i][j]
-//   sum_of_squares     Σ x², in double, as kSquareSums partial sums
+//   sum_of_squares     Σ x², in float64, as kSquareSums partial sums
 //
-// A sum over rows, such as the gradient of a bias, is made of partial sums of kGroup rows each, which are added up from
-// the last to the first: in the same order whatever the chunk.
+// A sum over rows, such as the gradient of a bias, adds partial sums over kGroup rows each, from last to first: the
+// order does not depend on the chunk.
 #pragma once
 
 #include <vector>
@@ -19,16 +19,60 @@ namespace streambp {
 
 constexpr Index kSquareSums = 256;
 
-namespace run {
+// x = 0
+template <class Device, class T>
+void zero(Device& dev, Matrix<T> x) {
+  auto op = dev.operation("zero", 0, 1.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes) compute_zero(dev, x);
+}
+
+// y += x, in the type of y
+template <class Device, class T, class U>
+void add(Device& dev, Matrix<T> y, Matrix<U> x) {
+  require_shape("add", "x", x, y.rows, y.cols);
+  auto op = dev.operation("add", 1.0 * x.size(), (2.0 * sizeof(T) + sizeof(U)) * x.size());
+  if constexpr (Device::computes) compute_add(dev, y, x);
+}
+
+// y = x, in the type of y
+template <class Device, class T, class U>
+void convert(Device& dev, Matrix<T> y, Matrix<U> x) {
+  require_shape("convert", "x", x, y.rows, y.cols);
+  auto op = dev.operation("convert", 0, (1.0 * sizeof(T) + sizeof(U)) * x.size());
+  if constexpr (Device::computes) compute_convert(dev, y, x);
+}
+
+// out += the sum over the rows of x
+template <class Device, class G, class T>
+void add_column_sums(Device& dev, Matrix<G> out, Matrix<T> x) {
+  require_shape("column sums", "output", out, 1, x.cols);
+  auto scope = dev.scope();
+  auto partial = allocate<G>(dev, ceil_div(x.rows, kGroup), x.cols, Kind::chunk);
+  auto op = dev.operation("bias gradient", 1.0 * x.size(), 1.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes) {
+    group_sums(dev, partial, x);
+    add_groups(dev, out, partial);
+  }
+}
+
+// Writes partial sums, for the host to add.
+template <class Device, class T>
+void sum_of_squares(Device& dev, Matrix<double> sums, Matrix<T> x) {
+  require_shape("sum of squares", "sums", sums, 1, kSquareSums);
+  auto op = dev.operation("gradient norm", 2.0 * x.size(), 1.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes) compute_sum_of_squares(dev, sums, x);
+}
+
+// --- CPU ---
 
 template <class T>
-void zero(Cpu&, Matrix<T> x) {
+void compute_zero(Cpu&, Matrix<T> x) {
 #pragma omp parallel for
   for (Index i = 0; i < x.rows; ++i) std::fill_n(x.row(i), x.cols, T(0));
 }
 
 template <class T, class U>
-void add(Cpu&, Matrix<T> y, Matrix<U> x) {
+void compute_add(Cpu&, Matrix<T> y, Matrix<U> x) {
 #pragma omp parallel for
   for (Index i = 0; i < x.rows; ++i) {
     for (Index j = 0; j < x.cols; ++j) y(i, j) += static_cast<T>(x(i, j));
@@ -36,7 +80,7 @@ void add(Cpu&, Matrix<T> y, Matrix<U> x) {
 }
 
 template <class T, class U>
-void convert(Cpu&, Matrix<T> y, Matrix<U> x) {
+void compute_convert(Cpu&, Matrix<T> y, Matrix<U> x) {
 #pragma omp parallel for
   for (Index i = 0; i < x.rows; ++i) {
     for (Index j = 0; j < x.cols; ++j) y(i, j) = static_cast<T>(x(i, j));
@@ -65,7 +109,7 @@ void add_groups(Cpu&, Matrix<G> out, Matrix<G> partial) {
 }
 
 template <class T>
-void sum_of_squares(Cpu&, Matrix<double> sums, Matrix<T> x) {
+void compute_sum_of_squares(Cpu&, Matrix<double> sums, Matrix<T> x) {
 #pragma omp parallel for
   for (Index part = 0; part < sums.cols; ++part) {
     double sum = 0;
@@ -78,16 +122,18 @@ void sum_of_squares(Cpu&, Matrix<double> sums, Matrix<T> x) {
   }
 }
 
+// --- CUDA ---
+
 #ifdef STREAMBP_CUDA
 
 template <class T>
-void zero(Cuda& dev, Matrix<T> x) {
-  require(x.contiguous(), "zero: the matrix has gaps");
+void compute_zero(Cuda& dev, Matrix<T> x) {
+  require(x.contiguous(), "zero: the matrix is not contiguous");
   STREAMBP_CHECK(cudaMemsetAsync(x.data, 0, static_cast<std::size_t>(x.size()) * sizeof(T), dev.stream));
 }
 
 template <class T, class U>
-void add(Cuda& dev, Matrix<T> y, Matrix<U> x) {
+void compute_add(Cuda& dev, Matrix<T> y, Matrix<U> x) {
   auto f = [=] __device__(auto n, Index i, Index j) {
     auto sum = cuda::load<n()>(y.row(i) + j);
     const auto term = cuda::load<n()>(x.row(i) + j);
@@ -98,7 +144,7 @@ void add(Cuda& dev, Matrix<T> y, Matrix<U> x) {
 }
 
 template <class T, class U>
-void convert(Cuda& dev, Matrix<T> y, Matrix<U> x) {
+void compute_convert(Cuda& dev, Matrix<T> y, Matrix<U> x) {
   auto f = [=] __device__(auto n, Index i, Index j) { cuda::store(y.row(i) + j, cuda::load<n()>(x.row(i) + j)); };
   cuda::for_each_element(dev, f, y, x);
 }
@@ -116,15 +162,17 @@ void group_sums(Cuda& dev, Matrix<float> partial, Matrix<T> x) {
   cuda::for_each_pack(dev, partial.rows, partial.cols, f, partial, x);
 }
 
-// A block adds up 32 columns. Each of its warps sums the groups of one tile of rows; the sums of tiles are then added
-// one after the other, so that it does not matter how many tiles come together.
+namespace cuda {
+
+// A block sums 32 columns. Each of its warps sums the groups of one tile of rows. Then the sums of tiles are added one
+// after the other, so the number of tiles in a call does not matter.
 constexpr int kTilesAtOnce = 16;
-static __global__ void __launch_bounds__(kTilesAtOnce* cuda::kWarp)
+static __global__ void __launch_bounds__(kTilesAtOnce* kWarp)
     add_groups_kernel(Matrix<float> out, Matrix<float> partial) {
   constexpr Index groups = kTile / kGroup;
-  auto* sums = cuda::shared_memory<float[cuda::kWarp]>();
-  const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp;
-  const Index column = static_cast<Index>(blockIdx.x) * cuda::kWarp + lane, tiles = ceil_div(partial.rows, groups);
+  auto* sums = shared_memory<float[kWarp]>();
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const Index column = static_cast<Index>(blockIdx.x) * kWarp + lane, tiles = ceil_div(partial.rows, groups);
   float total = column < out.cols ? out(0, column) : 0;
   for (Index last = tiles - 1; last >= 0; last -= kTilesAtOnce) {
     const Index tile = last - warp;
@@ -140,83 +188,41 @@ static __global__ void __launch_bounds__(kTilesAtOnce* cuda::kWarp)
   if (warp == 0 && column < out.cols) out(0, column) = total;
 }
 
-inline void add_groups(Cuda& dev, Matrix<float> out, Matrix<float> partial) {
-  constexpr int threads = kTilesAtOnce * cuda::kWarp;
-  cuda::launch(dev, add_groups_kernel, cuda::grid_of(ceil_div(out.cols, cuda::kWarp)), threads, threads * sizeof(float),
-               out, partial);
-}
-
 template <int N, class T>
-__global__ void __launch_bounds__(cuda::kThreads) squares_kernel(Matrix<double> sums, Matrix<T> x) {
+__global__ void __launch_bounds__(kThreads) squares_kernel(Matrix<double> sums, Matrix<T> x) {
   double sum = 0;
   for (Index i = 0; i < x.rows; ++i) {
-    const Index step = static_cast<Index>(gridDim.x) * cuda::kThreads * N;
-    for (Index j = (static_cast<Index>(blockIdx.x) * cuda::kThreads + threadIdx.x) * N; j < x.cols; j += step) {
-      const auto values = cuda::load<N>(x.row(i) + j);
+    const Index step = static_cast<Index>(gridDim.x) * kThreads * N;
+    for (Index j = (static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x) * N; j < x.cols; j += step) {
+      const auto values = load<N>(x.row(i) + j);
       for (int k = 0; k < N; ++k) sum += static_cast<double>(values.x[k]) * static_cast<double>(values.x[k]);
     }
   }
-  auto* warps = cuda::shared_memory<double>();
-  sum = cuda::warp_sum(sum);
-  if (threadIdx.x % cuda::kWarp == 0) warps[threadIdx.x / cuda::kWarp] = sum;
+  auto* warps = shared_memory<double>();
+  sum = warp_sum(sum);
+  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = sum;
   __syncthreads();
   if (threadIdx.x > 0) return;
-  for (int warp = 1; warp < cuda::kThreads / cuda::kWarp; ++warp) sum += warps[warp];
+  for (int warp = 1; warp < kThreads / kWarp; ++warp) sum += warps[warp];
   sums(0, blockIdx.x) = sum;
 }
 
+}  // namespace cuda
+
+inline void add_groups(Cuda& dev, Matrix<float> out, Matrix<float> partial) {
+  constexpr int threads = cuda::kTilesAtOnce * cuda::kWarp;
+  cuda::launch(dev, cuda::add_groups_kernel, cuda::grid_of(ceil_div(out.cols, cuda::kWarp)), threads,
+               threads * sizeof(float), out, partial);
+}
+
 template <class T>
-void sum_of_squares(Cuda& dev, Matrix<double> sums, Matrix<T> x) {
+void compute_sum_of_squares(Cuda& dev, Matrix<double> sums, Matrix<T> x) {
   if (x && x.contiguous()) x = x.reshape(x.size());
-  const auto kernel = cuda::packable(x) ? squares_kernel<cuda::kPack, T> : squares_kernel<1, T>;
+  const auto kernel = cuda::packable(x) ? cuda::squares_kernel<cuda::kPack, T> : cuda::squares_kernel<1, T>;
   const std::size_t shared = cuda::kThreads / cuda::kWarp * sizeof(double);
   cuda::launch(dev, kernel, cuda::grid_of(sums.cols), cuda::kThreads, shared, sums, x);
 }
 
 #endif
-
-}  // namespace run
-
-template <class Device, class T>
-void zero(Device& dev, Matrix<T> x) {
-  auto op = dev.operation("zero", 0, 1.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) run::zero(dev, x);
-}
-
-// y += x, in y's type
-template <class Device, class T, class U>
-void add(Device& dev, Matrix<T> y, Matrix<U> x) {
-  require_shape("add", "x", x, y.rows, y.cols);
-  auto op = dev.operation("add", 1.0 * x.size(), (2.0 * sizeof(T) + sizeof(U)) * x.size());
-  if constexpr (Device::computes) run::add(dev, y, x);
-}
-
-// y = x, in y's type
-template <class Device, class T, class U>
-void convert(Device& dev, Matrix<T> y, Matrix<U> x) {
-  require_shape("convert", "x", x, y.rows, y.cols);
-  auto op = dev.operation("convert", 0, (1.0 * sizeof(T) + sizeof(U)) * x.size());
-  if constexpr (Device::computes) run::convert(dev, y, x);
-}
-
-template <class Device, class G, class T>
-void add_column_sums(Device& dev, Matrix<G> out, Matrix<T> x) {
-  require_shape("column sums", "output", out, 1, x.cols);
-  auto scope = dev.scope();
-  auto partial = dev.template allocate<G>(ceil_div(x.rows, kGroup), x.cols, Kind::chunk);
-  auto op = dev.operation("bias gradient", 1.0 * x.size(), 1.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) {
-    run::group_sums(dev, partial, x);
-    run::add_groups(dev, out, partial);
-  }
-}
-
-// Leaves partial sums, to be added up on the host.
-template <class Device, class T>
-void sum_of_squares(Device& dev, Matrix<double> sums, Matrix<T> x) {
-  require_shape("sum of squares", "sums", sums, 1, kSquareSums);
-  auto op = dev.operation("gradient norm", 2.0 * x.size(), 1.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) run::sum_of_squares(dev, sums, x);
-}
 
 }  // namespace streambp

@@ -1,11 +1,11 @@
-// Embedding: the first activation of a token, and the gradient on its way back.
+// Embedding:
 //
-//   forward          x[i] = scale table[token[i]] + positions[position[i]]      (the second only where positions are learned)
-//   backward         dtable[token[i]] += scale dx[i]                           scale: √hidden in Gemma, else 1
-//                    dpositions[position[i]] += dx[i]                           rows i from the last to the first
+//   forward          x[i] = scale tokens[token[i]] + positions[position[i]]       (second term: learned positions only)
+//   backward         dtokens[token[i]] += scale dx[i]                              scale: √hidden in Gemma, else 1
+//                    dpositions[position[i]] += dx[i]                              rows i from last to first
 //
-// The GPU gives each row of the table to other threads, so it wants the rows of the stream in order of their token:
-// by_token, where rows of one token stand from the last to the first.
+// In the backward pass a row of a table adds up all rows of the stream that use it. rows_by_index sorts the rows of the
+// stream so that these are adjacent, from last to first.
 #pragma once
 
 #include <numeric>
@@ -19,7 +19,42 @@
 
 namespace streambp {
 
-// The rows of a stream, in order of their index (a token or a position), and those of one index from the last down.
+// The token and the position of each row; by_token and by_position are their rows_by_index, for the backward pass.
+struct EmbeddingIndex {
+  Matrix<const std::int32_t> tokens, positions;
+  Matrix<const std::int32_t> by_token = {}, by_position = {};
+};
+
+// With RoPE the table of positions is empty.
+template <class T>
+struct EmbeddingTables {
+  Matrix<T> tokens, positions;
+};
+
+template <class Device, class T>
+void embedding(Device& dev, Matrix<T> x, const EmbeddingIndex& index,
+               const std::type_identity_t<EmbeddingTables<T>>& tables, double scale) {
+  require_shape("embedding", "tokens", index.tokens, 1, x.rows);
+  require_shape("embedding", "positions", index.positions, 1, x.rows);
+  require_shape("embedding", "table", tables.tokens, tables.tokens.rows, x.cols);
+  auto op = dev.operation("embedding", tables.positions ? x.size() : 0, 2.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes) compute_embedding(dev, x, index, tables, static_cast<T>(scale));
+}
+
+template <class Device, class T, class G>
+void embedding_backward(Device& dev, const EmbeddingTables<G>& dtables, const EmbeddingIndex& index, Matrix<T> dx,
+                        double scale) {
+  require_shape("embedding backward", "tokens", index.tokens, 1, dx.rows);
+  require_shape("embedding backward", "rows by token", index.by_token, 1, dx.rows);
+  require_shape("embedding backward", "dtable", dtables.tokens, dtables.tokens.rows, dx.cols);
+  auto op = dev.operation("embedding dw", dx.size(), (1.0 * sizeof(T) + 2.0 * sizeof(G)) * dx.size());
+  if constexpr (Device::computes) {
+    scatter_add_rows(dev, dtables.tokens, index.tokens, index.by_token, dx, static_cast<T>(scale));
+    if (dtables.positions) scatter_add_rows(dev, dtables.positions, index.positions, index.by_position, dx, T(1));
+  }
+}
+
+// The rows of a stream sorted by their index (a token or a position); rows of one index from last to first.
 inline std::vector<std::int32_t> rows_by_index(const std::vector<std::int32_t>& indices) {
   std::vector<std::int32_t> rows(indices.size());
   std::iota(rows.rbegin(), rows.rend(), 0);
@@ -29,31 +64,19 @@ inline std::vector<std::int32_t> rows_by_index(const std::vector<std::int32_t>& 
   return rows;
 }
 
-// For each row of the stream its token and its position; and, for the backward pass, the rows sorted by each of them.
-struct EmbeddingIndex {
-  Matrix<const std::int32_t> tokens, positions, by_token = {}, by_position = {};
-};
-
-// The positions are empty in a model with RoPE.
-template <class T>
-struct EmbeddingTables {
-  Matrix<T> tokens, positions;
-};
-
-namespace run {
+// --- CPU ---
 
 template <class T>
-void embedding(Cpu&, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std::int32_t> positions,
-               Input<T> table, Input<T> position_table, T scale) {
+void compute_embedding(Cpu&, Matrix<T> x, const EmbeddingIndex& index, const EmbeddingTables<T>& tables, T scale) {
 #pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) {
-    const T* token_row = table.row(tokens(0, i));
-    const T* position_row = position_table ? position_table.row(positions(0, i)) : nullptr;
-    for (Index j = 0; j < x.cols; ++j) x(i, j) = scale * token_row[j] + (position_row ? position_row[j] : T(0));
+    const T* token = tables.tokens.row(index.tokens(0, i));
+    const T* position = tables.positions ? tables.positions.row(index.positions(0, i)) : nullptr;
+    for (Index j = 0; j < x.cols; ++j) x(i, j) = scale * token[j] + (position ? position[j] : T(0));
   }
 }
 
-// Threads share out columns, so that each one can add the rows in order.
+// Threads share the columns, so each one adds the rows in order.
 template <class T, class G>
 void scatter_add_rows(Cpu&, Matrix<G> table, Matrix<const std::int32_t> indices, Matrix<const std::int32_t> by_index,
                       Matrix<T> dx, T scale) {
@@ -68,14 +91,18 @@ void scatter_add_rows(Cpu&, Matrix<G> table, Matrix<const std::int32_t> indices,
   }
 }
 
+// --- CUDA ---
+
 #ifdef STREAMBP_CUDA
 
 template <class T>
-void embedding(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix<const std::int32_t> positions,
-               Input<T> table, Input<T> position_table, T table_scale) {
+void compute_embedding(Cuda& dev, Matrix<T> x, const EmbeddingIndex& index, const EmbeddingTables<T>& tables,
+                       T table_scale) {
+  const Matrix<const std::int32_t> tokens = index.tokens, positions = index.positions;
+  const Matrix<T> token_table = tables.tokens, position_table = tables.positions;
   const auto scale = static_cast<float>(table_scale);
   auto f = [=] __device__(auto n, Index i, Index j) {
-    auto value = cuda::load<n()>(table.row(tokens(0, i)) + j);
+    auto value = cuda::load<n()>(token_table.row(tokens(0, i)) + j);
     for (int k = 0; k < n(); ++k) value.x[k] *= scale;
     if (position_table) {
       const auto position = cuda::load<n()>(position_table.row(positions(0, i)) + j);
@@ -83,10 +110,10 @@ void embedding(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> tokens, Matrix
     }
     cuda::store(x.row(i) + j, value);
   };
-  cuda::for_each_pack(dev, x.rows, x.cols, f, x, table, position_table);
+  cuda::for_each_pack(dev, x.rows, x.cols, f, x, token_table, position_table);
 }
 
-// The first slot of an index adds up all of them.
+// The thread of the first slot of an index adds up all slots of that index.
 template <class T, class G>
 void scatter_add_rows(Cuda& dev, Matrix<G> table, Matrix<const std::int32_t> indices,
                       Matrix<const std::int32_t> by_index, Matrix<T> dx, T table_scale) {
@@ -105,32 +132,5 @@ void scatter_add_rows(Cuda& dev, Matrix<G> table, Matrix<const std::int32_t> ind
 }
 
 #endif
-
-}  // namespace run
-
-template <class Device, class T>
-void embedding(Device& dev, Matrix<T> x, const EmbeddingIndex& index,
-               const std::type_identity_t<EmbeddingTables<T>>& tables, double scale) {
-  require_shape("embedding", "tokens", index.tokens, 1, x.rows);
-  require_shape("embedding", "positions", index.positions, 1, x.rows);
-  require_shape("embedding", "table", tables.tokens, tables.tokens.rows, x.cols);
-  auto op = dev.operation("embedding", tables.positions ? x.size() : 0, 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) {
-    run::embedding<T>(dev, x, index.tokens, index.positions, tables.tokens, tables.positions, static_cast<T>(scale));
-  }
-}
-
-template <class Device, class T, class G>
-void embedding_backward(Device& dev, const EmbeddingTables<G>& dtables, const EmbeddingIndex& index, Matrix<T> dx,
-                        double scale) {
-  require_shape("embedding backward", "tokens", index.tokens, 1, dx.rows);
-  require_shape("embedding backward", "rows by token", index.by_token, 1, dx.rows);
-  require_shape("embedding backward", "dtable", dtables.tokens, dtables.tokens.rows, dx.cols);
-  auto op = dev.operation("embedding dw", dx.size(), (1.0 * sizeof(T) + 2.0 * sizeof(G)) * dx.size());
-  if constexpr (Device::computes) {
-    run::scatter_add_rows(dev, dtables.tokens, index.tokens, index.by_token, dx, static_cast<T>(scale));
-    if (dtables.positions) run::scatter_add_rows(dev, dtables.positions, index.positions, index.by_position, dx, T(1));
-  }
-}
 
 }  // namespace streambp

@@ -1,10 +1,9 @@
-// The end of the language model: from a chunk of logits to log-probabilities of the targets and back.
+// The end of the language model: log-probs of the targets from a chunk of logits, and back.
 //
 //   forward          logp[t] = logits[t][target] - log Σ_v exp(logits[t][v])
 //   backward         dlogits[t] = w[t] (onehot(target) - softmax(logits[t])),      w[t] = d loss / d logp[t]
 //
-// The gradient takes the place of the logits. A row without a target (-1) has logp 0 and gradient 0. A weight is known
-// beforehand, or follows from the token's own log-probability (TokenWeights), so that one pass over the logits is enough.
+// A row without a target (-1) has logp 0 and gradient 0.
 #pragma once
 
 #include <cmath>
@@ -19,9 +18,36 @@
 
 namespace streambp {
 
-namespace run {
+// Writes logp. Destroys the logits.
+template <class Device, class T, class A>
+void log_probabilities(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets) {
+  log_probabilities_and_gradient(dev, logp, logits, targets, TokenWeights<A>{});
+}
 
-// Leaves exp(x - max) in the row and returns {logp of the target, Σ exp(x - max)}.
+// Writes logp. The gradient overwrites the logits, and is returned under its new name.
+template <class Device, class T, class A>
+Matrix<T> log_probabilities_backward(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
+                                     const std::type_identity_t<TokenWeights<A>>& w) {
+  require_shape(w, logits.rows);
+  log_probabilities_and_gradient(dev, logp, logits, targets, w);
+  return logits;
+}
+
+// Writes logp and, with weights, the gradient.
+template <class Device, class T, class A>
+void log_probabilities_and_gradient(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
+                                    const TokenWeights<A>& w) {
+  require_shape("head", "log-probs", logp, 1, logits.rows);
+  require_shape("head", "targets", targets, 1, logits.rows);
+  auto op = dev.operation("softmax", 5.0 * logits.size(), 2.0 * sizeof(T) * logits.size());
+  if constexpr (Device::computes) compute_log_probabilities(dev, logp, logits, targets, w);
+}
+
+// --- CPU ---
+
+namespace cpu {
+
+// Replaces the row by exp(x - max) and returns {logp of the target, Σ exp(x - max)}.
 template <class T>
 std::pair<T, T> softmax_row(T* x, Index n, std::int32_t target) {
   T maximum = x[0], sum = 0;
@@ -36,8 +62,11 @@ std::pair<T, T> softmax_row(T* x, Index n, std::int32_t target) {
   return {shifted_target - std::log(sum), sum};
 }
 
+}  // namespace cpu
+
 template <class T>
-void log_probabilities(Cpu&, Matrix<T> logp, Matrix<T> logits, Matrix<const std::int32_t> targets, TokenWeights<T> w) {
+void compute_log_probabilities(Cpu&, Matrix<T> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
+                               const TokenWeights<T>& w) {
 #pragma omp parallel for schedule(dynamic, 8)
   for (Index i = 0; i < logits.rows; ++i) {
     const std::int32_t target = targets(0, i);
@@ -47,7 +76,7 @@ void log_probabilities(Cpu&, Matrix<T> logp, Matrix<T> logits, Matrix<const std:
       if (w) std::fill_n(row, logits.cols, T(0));
       continue;
     }
-    const auto [row_logp, sum] = softmax_row(row, logits.cols, target);
+    const auto [row_logp, sum] = cpu::softmax_row(row, logits.cols, target);
     logp(0, i) = row_logp;
     if (!w) continue;
     const T weight = w(i, row_logp), factor = -weight / sum;
@@ -57,9 +86,13 @@ void log_probabilities(Cpu&, Matrix<T> logp, Matrix<T> logits, Matrix<const std:
   }
 }
 
+// --- CUDA ---
+
 #ifdef STREAMBP_CUDA
 
-// The maximum of some logits and the sum of exp(x - maximum), while more of them come.
+namespace cuda {
+
+// Online softmax: the maximum of the logits seen so far, and their Σ exp(x - maximum).
 struct Softmax {
   float maximum = -INFINITY, sum = 0;
   __device__ void merge(const Softmax& other) {
@@ -70,93 +103,70 @@ struct Softmax {
   }
 };
 
-// A block for each row. The row is read from memory once; the second time it comes from the cache.
+// All lanes get the softmax of the warp.
+__device__ inline void merge_lanes(Softmax& softmax) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    const float maximum = __shfl_xor_sync(0xffffffffu, softmax.maximum, distance);
+    softmax.merge({maximum, __shfl_xor_sync(0xffffffffu, softmax.sum, distance)});
+  }
+}
+
+// One block per row. The first pass reads the row from memory, the second one from the cache.
 constexpr int kHeadThreads = 1024;
+static_assert(kHeadThreads == kWarp * kWarp);
 template <int N, class T>
 __global__ void __launch_bounds__(kHeadThreads)
     log_probabilities_kernel(Matrix<float> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
                              TokenWeights<float> w) {
   const Index i = blockIdx.x, first = static_cast<Index>(threadIdx.x) * N, step = Index{kHeadThreads} * N;
-  const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   T* row = logits.row(i);
   const std::int32_t target = targets(0, i);
   if (target < 0) {
     if (threadIdx.x == 0) logp(0, i) = 0;
-    for (Index j = first; j < logits.cols && w; j += step) cuda::store(row + j, cuda::Floats<N>());
+    for (Index j = first; j < logits.cols && w; j += step) store(row + j, Floats<N>());
     return;
   }
   Softmax softmax;
   for (Index j = first; j < logits.cols; j += step) {
-    const auto x = cuda::load<N>(row + j);
+    const auto x = load<N>(row + j);
     Softmax pack;
     for (int k = 0; k < N; ++k) pack.maximum = x.x[k] > pack.maximum ? x.x[k] : pack.maximum;
     for (int k = 0; k < N; ++k) pack.sum += exponential(x.x[k] - pack.maximum);
     softmax.merge(pack);
   }
-  auto merge_lanes = [&] {
-    for (int distance = cuda::kWarp / 2; distance > 0; distance /= 2) {
-      const float maximum = __shfl_xor_sync(0xffffffffu, softmax.maximum, distance);
-      softmax.merge({maximum, __shfl_xor_sync(0xffffffffu, softmax.sum, distance)});
-    }
-  };
-  merge_lanes();
-  auto* warps = cuda::shared_memory<Softmax>();
+  merge_lanes(softmax);
+  auto* warps = shared_memory<Softmax>();
   if (lane == 0) warps[warp] = softmax;
   __syncthreads();
-  softmax = warps[lane];  // kHeadThreads are as many warps as a warp has lanes
-  merge_lanes();
+  softmax = warps[lane];  // a block has as many warps as a warp has lanes
+  merge_lanes(softmax);
   const float target_logit = static_cast<float>(row[target]);
-  __syncthreads();  // all have read the target's logit before one overwrites it
+  __syncthreads();  // all threads have read the target's logit; now it may be overwritten
   const float row_logp = target_logit - softmax.maximum - std::log(softmax.sum);
   if (threadIdx.x == 0) logp(0, i) = row_logp;
   if (!w) return;
   const float weight = w(i, row_logp), factor = -weight / softmax.sum;
   for (Index j = first; j < logits.cols; j += step) {
-    auto x = cuda::load<N>(row + j);
+    auto x = load<N>(row + j);
     for (int k = 0; k < N; ++k) {
       x.x[k] = factor * exponential(x.x[k] - softmax.maximum) + (j + k == target ? weight : 0);
     }
-    cuda::store(row + j, x);
+    store(row + j, x);
   }
 }
-static_assert(kHeadThreads == cuda::kWarp * cuda::kWarp);
+
+}  // namespace cuda
 
 template <class T>
-void log_probabilities(Cuda& dev, Matrix<float> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                       TokenWeights<float> w) {
+void compute_log_probabilities(Cuda& dev, Matrix<float> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
+                               const TokenWeights<float>& w) {
   const auto kernel =
-      cuda::packable(logits) ? log_probabilities_kernel<cuda::kPack, T> : log_probabilities_kernel<1, T>;
-  cuda::launch(dev, kernel, cuda::grid_of(logits.rows), kHeadThreads, cuda::kWarp * sizeof(Softmax), logp, logits,
-               targets, w);
+      cuda::packable(logits) ? cuda::log_probabilities_kernel<cuda::kPack, T> : cuda::log_probabilities_kernel<1, T>;
+  cuda::launch(dev, kernel, cuda::grid_of(logits.rows), cuda::kHeadThreads, cuda::kWarp * sizeof(cuda::Softmax), logp,
+               logits, targets, w);
 }
 
 #endif
-
-}  // namespace run
-
-template <class T, class A>
-void require_head_shapes(Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets) {
-  require_shape("head", "log-probabilities", logp, 1, logits.rows);
-  require_shape("head", "targets", targets, 1, logits.rows);
-}
-
-// Writes logp; the logits are overwritten.
-template <class Device, class T, class A>
-void log_probabilities(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets) {
-  require_head_shapes(logp, logits, targets);
-  auto op = dev.operation("softmax", 5.0 * logits.size(), 2.0 * sizeof(T) * logits.size());
-  if constexpr (Device::computes) run::log_probabilities(dev, logp, logits, targets, {});
-}
-
-// Writes logp, and returns dlogits, in the memory of the logits.
-template <class Device, class T, class A>
-Matrix<T> log_probabilities_backward(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                                     const std::type_identity_t<TokenWeights<A>>& w) {
-  require_head_shapes(logp, logits, targets);
-  require_shape(w, logits.rows);
-  auto op = dev.operation("softmax", 5.0 * logits.size(), 2.0 * sizeof(T) * logits.size());
-  if constexpr (Device::computes) run::log_probabilities(dev, logp, logits, targets, w);
-  return logits;
-}
 
 }  // namespace streambp

@@ -5,117 +5,70 @@
 //                    dw += dyᵀ x
 //                    dbias += Σ_rows dy
 //
-// On the CPU the unit of work is one tile of rows times one block of columns, given to a single-threaded GEMM of the
-// CBLAS library; threads share the units out. Every unit has the same shape whatever the chunk and the number of
-// threads, and so every number has the same bits. dw adds up tiles from the last to the first.
+// CPU: the unit of work is one tile of rows times one block of columns, computed by a single-threaded GEMM of the CBLAS
+// library; threads share the units. Units have the same shape for any chunk and any number of threads, so every result
+// has the same bits. dw adds tiles from last to first. Generation multiplies a few rows at a time, which is bound by
+// reading w: a last tile of at most kFewRows rows goes through cpu::few_rows.
 //
-// Generating text multiplies a few rows at a time, which takes as long as reading w. So where the last tile of a stream
-// has no more than kFewRows rows, y of that tile comes from loops of our own that read w once, at the speed of memory.
-//
-// On the GPU cuBLASLt multiplies. For each shape of weight its algorithm is chosen once, as if for one tile of rows, and
-// used for any number of rows; it may not split a sum among blocks, so that what it computes for a row does not depend
-// on the rows around it. dw adds up tiles (of the device's size) from the last to the first, in float32.
+// GPU: cuBLASLt. Its algorithm is chosen once per shape of weight, for one tile of rows, and used for any number of
+// rows. It may not split a sum among blocks, so the result for a row does not depend on the rows around it. dw adds
+// tiles (of the device's size) from last to first, in float32.
 #pragma once
 
-#include <cblas.h>
-
 #include "kernels/base/device.cuh"
+#include "kernels/base/gemm.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/elementwise.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/cublas.cuh"
 #endif
 
-// Present in OpenBLAS. Other CBLAS libraries are told by their own environment variables to use one thread.
-extern "C" void openblas_set_num_threads(int) __attribute__((weak));
-
 namespace streambp {
+
+// y = x wᵀ + bias + residual
+template <class Device, class T>
+void matmul(Device& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias = {}, Input<T> residual = {}) {
+  require_shape("matmul", "input", x, y.rows, w.cols);
+  require_shape("matmul", "output", y, x.rows, w.rows);
+  if (bias) require_shape("matmul", "bias", bias, 1, y.cols);
+  if (residual) require_shape("matmul", "residual", residual, y.rows, y.cols);
+  auto op =
+      dev.operation("matmul", 2.0 * y.size() * w.cols, sizeof(T) * (x.size() + w.size() + y.size() + residual.size()));
+  if constexpr (Device::computes) compute_matmul(dev, y, x, w, bias, residual);
+}
+
+// dx = dy w, or dx += dy w
+template <class Device, class T>
+void matmul_backward_input(Device& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
+  require_shape("matmul backward", "dy", dy, dx.rows, w.rows);
+  require_shape("matmul backward", "dx", dx, dy.rows, w.cols);
+  auto op = dev.operation("matmul dx", 2.0 * dx.size() * w.rows,
+                          sizeof(T) * (dx.size() * (update == Update::add ? 2 : 1) + w.size() + dy.size()));
+  if constexpr (Device::computes) compute_matmul_backward_input(dev, dx, dy, w, update);
+}
+
+// dw += dyᵀ x, dbias += Σ dy
+template <class Device, class T, class G>
+void matmul_backward_weight(Device& dev, Matrix<G> dw, Matrix<G> dbias, Matrix<T> dy, Input<T> x) {
+  require_shape("matmul backward", "dw", dw, dy.cols, x.cols);
+  require_shape("matmul backward", "input", x, dy.rows, dw.cols);
+  {
+    auto op = dev.operation("matmul dw", 2.0 * dw.size() * x.rows,
+                            2.0 * sizeof(G) * dw.size() + sizeof(T) * (x.size() + dy.size()));
+    if constexpr (Device::computes) compute_matmul_backward_weight(dev, dw, dy, x);
+  }
+  if (dbias) add_column_sums(dev, dbias, dy);
+}
+
+// --- CPU ---
 
 namespace cpu {
 
-inline const bool kBlasIsSingleThreaded = [] {
-  if (openblas_set_num_threads) openblas_set_num_threads(1);
-  return true;
-}();
-
-enum class Op : int { as_is = CblasNoTrans, transposed = CblasTrans };
-
-// c = alpha op(a) op(b) + beta c
-template <class T>
-void gemm(T alpha, Input<T> a, Op op_a, Input<T> b, Op op_b, T beta, Matrix<T> c) {
-  const Index inner = op_a == Op::as_is ? a.cols : a.rows;
-  const auto m = static_cast<int>(c.rows), n = static_cast<int>(c.cols), k = static_cast<int>(inner);
-  const auto lda = static_cast<int>(a.stride), ldb = static_cast<int>(b.stride), ldc = static_cast<int>(c.stride);
-  const auto ta = static_cast<CBLAS_TRANSPOSE>(op_a), tb = static_cast<CBLAS_TRANSPOSE>(op_b);
-  if constexpr (std::is_same_v<T, float>) {
-    cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, alpha, a.data, lda, b.data, ldb, beta, c.data, ldc);
-  } else {
-    cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, alpha, a.data, lda, b.data, ldb, beta, c.data, ldc);
-  }
-}
-
-// The b-th piece of size `block` of n things.
-inline Rows piece(Index b, Index block, Index n) { return {b * block, std::min(n, (b + 1) * block)}; }
-
 constexpr Index kColumns = 384;        // columns of a unit of work
 constexpr Index kWeightColumns = 768;  // columns of a unit of dw, which has kColumns rows
-
-constexpr Index kFewRows = 16;       // of more rows the library's product is as fast
-constexpr Index kLanes = 16;         // parts of a sum that are added up side by side
-constexpr Index kOnTheirWay = 4096;  // numbers that are asked from memory ahead of their use
-
-// y = x wᵀ for ROWS rows of x and COLUMNS rows of w: so few that all sums stay in registers.
-template <Index ROWS, Index COLUMNS, class T>
-void dots(T* y, Index y_stride, const T* x, Index x_stride, const T* w, Index w_stride, Index n) {
-  const Index ahead = ceil_div(kOnTheirWay, n) * w_stride;
-  T sums[COLUMNS][ROWS][kLanes] = {};
-  auto add = [&](Index k, Index lanes) {
-    for (Index j = 0; j < COLUMNS; ++j) {
-      for (Index i = 0; i < ROWS; ++i) {
-#pragma omp simd
-        for (Index lane = 0; lane < lanes; ++lane) {
-          sums[j][i][lane] += x[i * x_stride + k + lane] * w[j * w_stride + k + lane];
-        }
-      }
-    }
-  };
-  Index k = 0;
-  for (; k + kLanes <= n; k += kLanes) {
-    for (Index j = 0; j < COLUMNS; ++j) __builtin_prefetch(w + j * w_stride + k + ahead);
-    add(k, kLanes);
-  }
-  add(k, n - k);
-  for (Index j = 0; j < COLUMNS; ++j) {
-    for (Index i = 0; i < ROWS; ++i) {
-      T* sum = sums[j][i];
-      for (Index half = kLanes / 2; half > 0; half /= 2) {
-        for (Index lane = 0; lane < half; ++lane) sum[lane] += sum[lane + half];
-      }
-      y[i * y_stride + j] = sum[0];
-    }
-  }
-}
-
-// y = x wᵀ for a few rows of x: ROWS of them at a time, while they last. What a row gets does not depend on the others.
-template <Index ROWS, class T>
-void few_rows(Matrix<T> y, Input<T> x, Input<T> w) {
-  constexpr Index columns = ROWS == 8 ? 1 : ROWS == 4 ? 2 : 4;
-  Index i = 0;
-  for (; i + ROWS <= x.rows; i += ROWS) {
-    Index j = 0;
-    for (; j + columns <= w.rows; j += columns) {
-      dots<ROWS, columns>(y.row(i) + j, y.stride, x.row(i), x.stride, w.row(j), w.stride, x.cols);
-    }
-    for (; j < w.rows; ++j) dots<ROWS, 1>(y.row(i) + j, y.stride, x.row(i), x.stride, w.row(j), w.stride, x.cols);
-  }
-  if constexpr (ROWS > 1) few_rows<ROWS / 2, T>(y.slice({i, y.rows}), x.slice({i, x.rows}), w);
-}
+constexpr Index kFewRows = 16;         // with more rows the library's product is as fast
 
 }  // namespace cpu
-
-namespace run {
-
-using cpu::gemm, cpu::Op, cpu::piece;
 
 template <class T>
 void matmul_few_rows(Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
@@ -136,7 +89,7 @@ void matmul_few_rows(Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T
 }
 
 template <class T>
-void matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
+void compute_matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
   const Rows last_tile = {y.rows / kTile * kTile, y.rows};
   if (0 < last_tile.size() && last_tile.size() <= cpu::kFewRows) {
     matmul_few_rows<T>(y.slice(last_tile), x.slice(last_tile), w, bias,
@@ -155,26 +108,26 @@ void matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> r
           out(i, j) = bias ? start + bias(0, cols.begin + j) : start;
         }
       }
-      gemm<T>(1, x.slice(rows), Op::as_is, w.slice(cols), Op::transposed, bias || residual ? 1 : 0, out);
+      cpu::gemm<T>(1, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed, bias || residual ? 1 : 0, out);
     }
   }
 }
 
 template <class T>
-void matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
+void compute_matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
   const Index tiles = ceil_div(dx.rows, kTile), blocks = ceil_div(dx.cols, cpu::kColumns);
 #pragma omp parallel for collapse(2) schedule(dynamic)
   for (Index b = 0; b < blocks; ++b) {
     for (Index t = 0; t < tiles; ++t) {
       const Rows rows = piece(t, kTile, dx.rows), cols = piece(b, cpu::kColumns, dx.cols);
-      gemm<T>(1, dy.slice(rows), Op::as_is, w.columns(cols.begin, cols.size()), Op::as_is,
-              update == Update::add ? 1 : 0, dx.slice(rows).columns(cols.begin, cols.size()));
+      cpu::gemm<T>(1, dy.slice(rows), cpu::Op::as_is, w.columns(cols.begin, cols.size()), cpu::Op::as_is,
+                   update == Update::add ? 1 : 0, dx.slice(rows).columns(cols.begin, cols.size()));
     }
   }
 }
 
 template <class T>
-void matmul_backward_weight(Cpu&, Matrix<T> dw, Input<T> dy, Input<T> x) {
+void compute_matmul_backward_weight(Cpu&, Matrix<T> dw, Input<T> dy, Input<T> x) {
   const Index row_blocks = ceil_div(dw.rows, cpu::kColumns), col_blocks = ceil_div(dw.cols, cpu::kWeightColumns);
 #pragma omp parallel for collapse(2) schedule(dynamic)
   for (Index r = 0; r < row_blocks; ++r) {
@@ -182,31 +135,33 @@ void matmul_backward_weight(Cpu&, Matrix<T> dw, Input<T> dy, Input<T> x) {
       const Rows rows = piece(r, cpu::kColumns, dw.rows), cols = piece(c, cpu::kWeightColumns, dw.cols);
       for (Index t = ceil_div(x.rows, kTile) - 1; t >= 0; --t) {  // last to first
         const Rows tile = piece(t, kTile, x.rows);
-        gemm<T>(1, dy.slice(tile).columns(rows.begin, rows.size()), Op::transposed,
-                x.slice(tile).columns(cols.begin, cols.size()), Op::as_is, 1,
-                dw.slice(rows).columns(cols.begin, cols.size()));
+        cpu::gemm<T>(1, dy.slice(tile).columns(rows.begin, rows.size()), cpu::Op::transposed,
+                     x.slice(tile).columns(cols.begin, cols.size()), cpu::Op::as_is, 1,
+                     dw.slice(rows).columns(cols.begin, cols.size()));
       }
     }
   }
 }
 
+// --- CUDA ---
+
 #ifdef STREAMBP_CUDA
 
 template <class T>
-void matmul(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
+void compute_matmul(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
   const Input<T> start = residual ? residual : y;
   cuda::Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias.data, start, static_cast<bool>(residual), cuda::Along::result}
       .compute(dev);
 }
 
 template <class T>
-void matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
+void compute_matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
   cuda::Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, dx, update == Update::add, cuda::Along::result}.compute(
       dev);
 }
 
 template <class T>
-void matmul_backward_weight(Cuda& dev, Matrix<float> dw, Matrix<T> dy, Input<T> x) {
+void compute_matmul_backward_weight(Cuda& dev, Matrix<float> dw, Matrix<T> dy, Input<T> x) {
   for (Index t = ceil_div(x.rows, dev.tile) - 1; t >= 0; --t) {  // last to first
     const Rows tile = piece(t, dev.tile, x.rows);
     const Input<T> x_tile = x.slice(tile), dy_tile = dy.slice(tile);
@@ -215,42 +170,5 @@ void matmul_backward_weight(Cuda& dev, Matrix<float> dw, Matrix<T> dy, Input<T> 
 }
 
 #endif
-
-}  // namespace run
-
-// y = x wᵀ + bias + residual
-template <class Device, class T>
-void matmul(Device& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias = {}, Input<T> residual = {}) {
-  require_shape("matmul", "input", x, y.rows, w.cols);
-  require_shape("matmul", "output", y, x.rows, w.rows);
-  if (bias) require_shape("matmul", "bias", bias, 1, y.cols);
-  if (residual) require_shape("matmul", "residual", residual, y.rows, y.cols);
-  auto op =
-      dev.operation("matmul", 2.0 * y.size() * w.cols, sizeof(T) * (x.size() + w.size() + y.size() + residual.size()));
-  if constexpr (Device::computes) run::matmul(dev, y, x, w, bias, residual);
-}
-
-// dx = dy w, or dx += dy w
-template <class Device, class T>
-void matmul_backward_input(Device& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
-  require_shape("matmul backward", "dy", dy, dx.rows, w.rows);
-  require_shape("matmul backward", "dx", dx, dy.rows, w.cols);
-  auto op = dev.operation("matmul dx", 2.0 * dx.size() * w.rows,
-                          sizeof(T) * (dx.size() * (update == Update::add ? 2 : 1) + w.size() + dy.size()));
-  if constexpr (Device::computes) run::matmul_backward_input(dev, dx, dy, w, update);
-}
-
-// dw += dyᵀ x, dbias += Σ dy
-template <class Device, class T, class G>
-void matmul_backward_weight(Device& dev, Matrix<G> dw, Matrix<G> dbias, Matrix<T> dy, Input<T> x) {
-  require_shape("matmul backward", "dw", dw, dy.cols, x.cols);
-  require_shape("matmul backward", "input", x, dy.rows, dw.cols);
-  {
-    auto op = dev.operation("matmul dw", 2.0 * dw.size() * x.rows,
-                            2.0 * sizeof(G) * dw.size() + sizeof(T) * (x.size() + dy.size()));
-    if constexpr (Device::computes) run::matmul_backward_weight(dev, dw, dy, x);
-  }
-  if (dbias) add_column_sums(dev, dbias, dy);
-}
 
 }  // namespace streambp

@@ -1,14 +1,14 @@
-// RMSNorm and LayerNorm, over the rows of a matrix. A norm per head is the same thing on a reshaped view.
+// RMSNorm and LayerNorm over the rows of a matrix. A norm per head works on a reshaped view.
 //
 //   μ = mean(x) for LayerNorm, 0 for RMSNorm        r = 1 / sqrt(mean((x - μ)²) + eps)
 //
 //   forward          x̂ = (x - μ) r          y = x̂ * (offset + weight) + bias          offset: 1 in Gemma, else 0
 //   backward         g = dy * (offset + weight)
-//                    dx += r (g - x̂ mean(g * x̂) - mean(g))          the last term for LayerNorm only
+//                    dx = r (g - x̂ mean(g * x̂) - mean(g))          the last term for LayerNorm only
 //                    dweight += Σ_rows dy * x̂        dbias += Σ_rows dy
 //
-// The statistics are computed again in the backward pass: cheaper than keeping them. dx is added to because x is the
-// residual stream, whose gradient is already there; a norm of heads starts from zero.
+// The backward pass recomputes the statistics, which is cheaper than storing them. It adds dx where x is the residual
+// stream, and assigns it elsewhere.
 #pragma once
 
 #include <cmath>
@@ -38,50 +38,68 @@ struct NormInput {
   NormStyle style;
 };
 
-namespace run {
+template <class Device, class T>
+void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T>>& in) {
+  require_shape("norm", "input", in.x, y.rows, y.cols);
+  require_shape("norm", "weight", in.weights.weight, 1, y.cols);
+  auto op = dev.operation("norm", (in.style.centered ? 7.0 : 4.0) * y.size(), 2.0 * sizeof(T) * y.size());
+  if constexpr (Device::computes) compute_norm(dev, y, in);
+}
+
+// With Update::assign, dx may be the memory of dy or of x.
+template <class Device, class T, class G>
+void norm_backward(Device& dev, Matrix<T> dx, const NormWeights<G>& dweights, Input<T> dy,
+                   const std::type_identity_t<NormInput<T>>& in, Update update) {
+  const Index rows = in.x.rows, cols = in.x.cols, groups = ceil_div(rows, kGroup);
+  require_shape("norm backward", "dy", dy, rows, cols);
+  require_shape("norm backward", "dx", dx, rows, cols);
+  require_shape("norm backward", "dweight", dweights.weight, 1, cols);
+  auto scope = dev.scope();
+  NormWeights<G> group_sums;  // a row for each group of rows
+  group_sums.weight = allocate<G>(dev, groups, cols, Kind::chunk);
+  group_sums.bias = allocate<G>(dev, dweights.bias ? groups : 0, cols, Kind::chunk);
+  auto op = dev.operation("norm backward", (in.style.centered ? 17.0 : 13.0) * in.x.size(),
+                          (update == Update::add ? 4.0 : 3.0) * sizeof(T) * in.x.size());
+  if constexpr (Device::computes) {
+    compute_norm_backward(dev, dx, group_sums, dy, in, update);
+    add_groups(dev, dweights.weight, group_sums.weight);
+    if (dweights.bias) add_groups(dev, dweights.bias, group_sums.bias);
+  }
+}
+
+// --- CPU ---
 
 template <class T>
-struct Statistics {
+struct NormStatistics {
   T mean, scale;
 };
 
+namespace cpu {
+
 template <class T>
-Statistics<T> statistics(const T* x, Index n, double eps, bool centered) {
+NormStatistics<T> norm_statistics(const T* x, Index n, const NormStyle& style) {
   double mean = 0, squares = 0;
-  if (centered) {
+  if (style.centered) {
 #pragma omp simd reduction(+ : mean)
     for (Index j = 0; j < n; ++j) mean += static_cast<double>(x[j]);
     mean /= static_cast<double>(n);
   }
 #pragma omp simd reduction(+ : squares)
   for (Index j = 0; j < n; ++j) squares += (static_cast<double>(x[j]) - mean) * (static_cast<double>(x[j]) - mean);
-  return {static_cast<T>(mean), static_cast<T>(1 / std::sqrt(squares / static_cast<double>(n) + eps))};
+  return {static_cast<T>(mean), static_cast<T>(1 / std::sqrt(squares / static_cast<double>(n) + style.eps))};
 }
 
-template <class T>
-void norm(Cpu&, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, NormStyle style) {
-  const T offset = static_cast<T>(style.offset);
-#pragma omp parallel for if (x.size() > kWorthThreads)
-  for (Index i = 0; i < x.rows; ++i) {
-    const auto [mean, scale] = statistics(x.row(i), x.cols, style.eps, style.centered);
-#pragma omp simd
-    for (Index j = 0; j < x.cols; ++j) {
-      const T scaled = (x(i, j) - mean) * scale * (offset + weight(0, j));
-      y(i, j) = bias ? scaled + bias(0, j) : scaled;
-    }
-  }
-}
-
-// Leaves the group's sums for dweight and dbias in dweight_sum and dbias_sum.
+// The backward pass of a group of rows. Writes its part of dweight and dbias to a row of sums; dbias_sum may be null.
 template <class T, class G>
-void norm_backward_group(Matrix<T> dx, Input<T> dy, Input<T> x, Input<T> weight, NormStyle style, bool accumulate,
-                         G* dweight_sum, G* dbias_sum) {
-  const T offset = static_cast<T>(style.offset);
+void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy, const NormInput<T>& in,
+                         Update update) {
+  const T offset = static_cast<T>(in.style.offset);
+  const Matrix<const T> x = in.x;
   std::fill_n(dweight_sum, x.cols, G(0));
   if (dbias_sum) std::fill_n(dbias_sum, x.cols, G(0));
   for (Index i = 0; i < x.rows; ++i) {
-    const auto [mean, scale] = statistics(x.row(i), x.cols, style.eps, style.centered);
-    const T *x_row = x.row(i), *dy_row = dy.row(i), *w = weight.data;
+    const auto [mean, scale] = norm_statistics(x.row(i), x.cols, in.style);
+    const T *x_row = x.row(i), *dy_row = dy.row(i), *w = in.weights.weight.data;
     T* dx_row = dx.row(i);
     double sum_g = 0, sum_gx = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gx)
@@ -90,7 +108,7 @@ void norm_backward_group(Matrix<T> dx, Input<T> dy, Input<T> x, Input<T> weight,
       sum_g += static_cast<double>(g);
       sum_gx += static_cast<double>(g * normed);
     }
-    const T mean_g = style.centered ? static_cast<T>(sum_g / static_cast<double>(x.cols)) : T(0);
+    const T mean_g = in.style.centered ? static_cast<T>(sum_g / static_cast<double>(x.cols)) : T(0);
     const T mean_gx = static_cast<T>(sum_gx / static_cast<double>(x.cols));
 #pragma omp simd
     for (Index j = 0; j < x.cols; ++j) {
@@ -98,76 +116,88 @@ void norm_backward_group(Matrix<T> dx, Input<T> dy, Input<T> x, Input<T> weight,
       const T d = scale * (dy_j * (offset + w[j]) - normed * mean_gx - mean_g);
       dweight_sum[j] += dy_j * normed;
       if (dbias_sum) dbias_sum[j] += dy_j;
-      dx_row[j] = accumulate ? dx_row[j] + d : d;  // last: dx may be dy or x
+      dx_row[j] = update == Update::add ? dx_row[j] + d : d;  // last: dx may be dy or x
     }
   }
 }
 
-// Fills dweight and dbias with a row of sums for each group of rows.
-template <class T, class G>
-void norm_backward(Cpu&, Matrix<T> dx, Matrix<G> dweight, Matrix<G> dbias, Input<T> dy, Input<T> x, Input<T> weight,
-                   NormStyle style, bool accumulate) {
-#pragma omp parallel for
-  for (Index g = 0; g < dweight.rows; ++g) {
-    const Rows group = {g * kGroup, least(x.rows, (g + 1) * kGroup)};
-    norm_backward_group(dx.slice(group), dy.slice(group), x.slice(group), weight, style, accumulate, dweight.row(g),
-                        dbias ? dbias.row(g) : nullptr);
+}  // namespace cpu
+
+template <class T>
+void compute_norm(Cpu&, Matrix<T> y, const NormInput<T>& in) {
+  const T offset = static_cast<T>(in.style.offset);
+  const Matrix<const T> x = in.x, weight = in.weights.weight, bias = in.weights.bias;
+#pragma omp parallel for if (x.size() > kWorthThreads)
+  for (Index i = 0; i < x.rows; ++i) {
+    const auto [mean, scale] = cpu::norm_statistics(x.row(i), x.cols, in.style);
+#pragma omp simd
+    for (Index j = 0; j < x.cols; ++j) {
+      const T scaled = (x(i, j) - mean) * scale * (offset + weight(0, j));
+      y(i, j) = bias ? scaled + bias(0, j) : scaled;
+    }
   }
 }
+
+template <class T, class G>
+void compute_norm_backward(Cpu&, Matrix<T> dx, const NormWeights<G>& group_sums, Input<T> dy, const NormInput<T>& in,
+                           Update update) {
+#pragma omp parallel for
+  for (Index g = 0; g < group_sums.weight.rows; ++g) {
+    const Rows rows = piece(g, kGroup, in.x.rows);
+    cpu::norm_backward_group<T>(dx.slice(rows), group_sums.weight.row(g),
+                                group_sums.bias ? group_sums.bias.row(g) : nullptr, dy.slice(rows),
+                                {in.x.slice(rows), in.weights, in.style}, update);
+  }
+}
+
+// --- CUDA ---
 
 #ifdef STREAMBP_CUDA
 
-// The mean and the scale of a row, computed by a warp.
+namespace cuda {
+
+// Computed by a warp.
 template <int N, class T>
-__device__ Statistics<float> warp_statistics(const T* x, Index n, float eps, bool centered) {
-  const int lane = threadIdx.x % cuda::kWarp;
+__device__ NormStatistics<float> norm_statistics(const T* x, Index n, float eps, bool centered) {
+  const int lane = threadIdx.x % kWarp;
   float mean = 0, squares = 0;
-  for (Index j = lane * N; j < n && centered; j += cuda::kWarp * N) {
-    const auto value = cuda::load<N>(x + j);
+  for (Index j = lane * N; j < n && centered; j += kWarp * N) {
+    const auto value = load<N>(x + j);
     for (int k = 0; k < N; ++k) mean += value.x[k];
   }
-  if (centered) mean = cuda::warp_sum(mean) / static_cast<float>(n);
-  for (Index j = lane * N; j < n; j += cuda::kWarp * N) {
-    const auto value = cuda::load<N>(x + j);
+  if (centered) mean = warp_sum(mean) / static_cast<float>(n);
+  for (Index j = lane * N; j < n; j += kWarp * N) {
+    const auto value = load<N>(x + j);
     for (int k = 0; k < N; ++k) squares += (value.x[k] - mean) * (value.x[k] - mean);
   }
-  return {mean, 1 / std::sqrt(cuda::warp_sum(squares) / static_cast<float>(n) + eps)};
+  return {mean, 1 / std::sqrt(warp_sum(squares) / static_cast<float>(n) + eps)};
 }
 
-// A warp for each row.
+// One warp per row.
 template <int N, class T>
-__global__ void __launch_bounds__(cuda::kThreads)
-    norm_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const T> weight, Matrix<const T> bias, float eps, bool centered,
-                float offset) {
-  const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp;
-  const Index i = static_cast<Index>(blockIdx.x) * (cuda::kThreads / cuda::kWarp) + warp;
-  if (i >= x.rows) return;
-  const auto [mean, scale] = warp_statistics<N>(x.row(i), x.cols, eps, centered);
-  for (Index j = lane * N; j < x.cols; j += cuda::kWarp * N) {
-    auto value = cuda::load<N>(x.row(i) + j);
-    const auto w = cuda::load<N>(weight.data + j);
+__global__ void __launch_bounds__(kThreads) norm_kernel(Matrix<T> y, NormInput<T> in) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const Index i = static_cast<Index>(blockIdx.x) * (kThreads / kWarp) + warp, n = in.x.cols;
+  const float offset = static_cast<float>(in.style.offset);
+  if (i >= in.x.rows) return;
+  const auto [mean, scale] = norm_statistics<N>(in.x.row(i), n, static_cast<float>(in.style.eps), in.style.centered);
+  for (Index j = lane * N; j < n; j += kWarp * N) {
+    auto value = load<N>(in.x.row(i) + j);
+    const auto w = load<N>(in.weights.weight.data + j);
     for (int k = 0; k < N; ++k) value.x[k] = (value.x[k] - mean) * scale * (offset + w.x[k]);
-    if (bias) {
-      const auto b = cuda::load<N>(bias.data + j);
+    if (in.weights.bias) {
+      const auto b = load<N>(in.weights.bias.data + j);
       for (int k = 0; k < N; ++k) value.x[k] += b.x[k];
     }
-    cuda::store(y.row(i) + j, value);
+    store(y.row(i) + j, value);
   }
 }
 
-template <class T>
-void norm(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> weight, Input<T> bias, NormStyle style) {
-  const auto kernel = cuda::packable(y, x, weight, bias) ? norm_kernel<cuda::kPack, T> : norm_kernel<1, T>;
-  const Index blocks = ceil_div(x.rows, cuda::kThreads / cuda::kWarp);
-  cuda::launch(dev, kernel, cuda::grid_of(blocks), cuda::kThreads, 0, y, x, weight, bias, static_cast<float>(style.eps),
-               style.centered, static_cast<float>(style.offset));
-}
-
-// Each number of `values` becomes its sum over the threads of the block. scratch: a number for each of them and warp.
+// Replaces each value by its sum over the threads of the block. scratch: N floats for each warp.
 template <int N>
 __device__ void block_sums(float (&values)[N], float* scratch) {
-  const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp, warps = blockDim.x / cuda::kWarp;
-  for (float& value : values) value = cuda::warp_sum(value);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  for (float& value : values) value = warp_sum(value);
   if (warps == 1) return;
   for (int k = 0; k < N && lane == 0; ++k) scratch[warp * N + k] = values[k];
   __syncthreads();
@@ -178,42 +208,40 @@ __device__ void block_sums(float (&values)[N], float* scratch) {
   __syncthreads();
 }
 
-// A block for each group of rows, kRowsAtOnce of them at a time so that enough reads are under way; a thread keeps to
-// its columns, and their sums for dweight and dbias to its part of the shared memory.
 constexpr int kRowsAtOnce = 4, kNormThreads = 512;
+
+// The backward pass of kRowsAtOnce rows, from `begin` on, by all threads of a block: several rows at once, to have
+// enough loads in flight. A thread handles the same columns of every row: first, first + step, ...
 template <int N, class T>
-__global__ void __launch_bounds__(kNormThreads, 2)
-    norm_backward_kernel(Matrix<T> dx, Matrix<float> dweight, Matrix<float> dbias, Matrix<const T> dy,
-                         Matrix<const T> x, Matrix<const T> weight, float eps, bool centered, float offset,
-                         bool accumulate) {
-  const Index n = x.cols, first = static_cast<Index>(threadIdx.x) * N, step = static_cast<Index>(blockDim.x) * N;
-  float* dweight_sum = cuda::shared_memory<float>();
-  float* dbias_sum = dweight_sum + n;
-  float* scratch = dweight_sum + (dbias ? 2 : 1) * n;
-  for (Index j = first; j < n; j += step) {
-    cuda::store(dweight_sum + j, cuda::Floats<N>());
-    if (dbias) cuda::store(dbias_sum + j, cuda::Floats<N>());
-  }
-  const Index group = blockIdx.x, end = least(x.rows, (group + 1) * kGroup);
-  for (Index begin = group * kGroup; begin < end; begin += kRowsAtOnce) {
-    float mean[kRowsAtOnce] = {};
-    if (centered) {
-      for (Index j = first; j < n; j += step) {
-        for (int r = 0; r < kRowsAtOnce; ++r) {
-          if (begin + r >= end) continue;
-          const auto value = cuda::load<N>(x.row(begin + r) + j);
-          for (int k = 0; k < N; ++k) mean[r] += value.x[k];
-        }
-      }
-      block_sums(mean, scratch);
-      for (float& m : mean) m /= static_cast<float>(n);
-    }
-    float sums[3 * kRowsAtOnce] = {};  // of each row: Σ (x - μ)², Σ g (x - μ), Σ g
-    for (Index j = first; j < n; j += step) {
-      const auto w = cuda::load<N>(weight.data + j);
-      for (int r = 0; r < kRowsAtOnce; ++r) {
+struct NormBackwardRows {
+  static constexpr int R = kRowsAtOnce;
+  const NormInput<T>& in;
+  Matrix<const T> dy;
+  Index begin, end, first, step;
+  float offset;
+  float mean[R] = {}, scale[R] = {}, mean_gx[R] = {}, mean_g[R] = {};  // of each row
+
+  __device__ void compute_mean(float* scratch) {
+    for (Index j = first; j < in.x.cols; j += step) {
+      for (int r = 0; r < R; ++r) {
         if (begin + r >= end) continue;
-        const auto value = cuda::load<N>(x.row(begin + r) + j), d = cuda::load<N>(dy.row(begin + r) + j);
+        const auto value = load<N>(in.x.row(begin + r) + j);
+        for (int k = 0; k < N; ++k) mean[r] += value.x[k];
+      }
+    }
+    block_sums(mean, scratch);
+    for (float& m : mean) m /= static_cast<float>(in.x.cols);
+  }
+
+  __device__ void compute_statistics(float* scratch) {
+    const float n = static_cast<float>(in.x.cols), eps = static_cast<float>(in.style.eps);
+    if (in.style.centered) compute_mean(scratch);
+    float sums[3 * R] = {};  // of each row: Σ (x - μ)², Σ g (x - μ), Σ g
+    for (Index j = first; j < in.x.cols; j += step) {
+      const auto w = load<N>(in.weights.weight.data + j);
+      for (int r = 0; r < R; ++r) {
+        if (begin + r >= end) continue;
+        const auto value = load<N>(in.x.row(begin + r) + j), d = load<N>(dy.row(begin + r) + j);
         for (int k = 0; k < N; ++k) {
           const float g = d.x[k] * (offset + w.x[k]), distance = value.x[k] - mean[r];
           sums[3 * r] += distance * distance;
@@ -223,88 +251,90 @@ __global__ void __launch_bounds__(kNormThreads, 2)
       }
     }
     block_sums(sums, scratch);
-    float scale[kRowsAtOnce], mean_gx[kRowsAtOnce], mean_g[kRowsAtOnce];
-    for (int r = 0; r < kRowsAtOnce; ++r) {
-      scale[r] = 1 / std::sqrt(sums[3 * r] / static_cast<float>(n) + eps);
-      mean_gx[r] = sums[3 * r + 1] * scale[r] / static_cast<float>(n);
-      mean_g[r] = centered ? sums[3 * r + 2] / static_cast<float>(n) : 0;
+    for (int r = 0; r < R; ++r) {
+      scale[r] = 1 / std::sqrt(sums[3 * r] / n + eps);
+      mean_gx[r] = sums[3 * r + 1] * scale[r] / n;
+      mean_g[r] = in.style.centered ? sums[3 * r + 2] / n : 0;
     }
-    for (Index j = first; j < n; j += step) {
-      const auto w = cuda::load<N>(weight.data + j);
-      auto dw = cuda::load<N>(dweight_sum + j);
-      cuda::Floats<N> db;
-      for (int r = 0; r < kRowsAtOnce; ++r) {
+  }
+
+  // Writes dx, and adds to the sums for dweight and dbias. The latter may be null.
+  __device__ void write(Matrix<T> dx, Update update, float* dweight_sum, float* dbias_sum) const {
+    for (Index j = first; j < in.x.cols; j += step) {
+      const auto w = load<N>(in.weights.weight.data + j);
+      auto dw = load<N>(dweight_sum + j);
+      Floats<N> db;
+      for (int r = 0; r < R; ++r) {
         const Index i = begin + r;
         if (i >= end) continue;
-        const auto value = cuda::load<N>(x.row(i) + j), d = cuda::load<N>(dy.row(i) + j);
-        auto result = accumulate ? cuda::load<N>(dx.row(i) + j) : cuda::Floats<N>();
+        const auto value = load<N>(in.x.row(i) + j), d = load<N>(dy.row(i) + j);
+        auto result = update == Update::add ? load<N>(dx.row(i) + j) : Floats<N>();
         for (int k = 0; k < N; ++k) {
           const float normed = (value.x[k] - mean[r]) * scale[r];
           result.x[k] += scale[r] * (d.x[k] * (offset + w.x[k]) - normed * mean_gx[r] - mean_g[r]);
           dw.x[k] += d.x[k] * normed;
           db.x[k] += d.x[k];
         }
-        cuda::store(dx.row(i) + j, result);  // last: dx may be dy or x
+        store(dx.row(i) + j, result);  // last: dx may be dy or x
       }
-      cuda::store(dweight_sum + j, dw);
-      if (!dbias) continue;
-      const auto sum = cuda::load<N>(dbias_sum + j);
+      store(dweight_sum + j, dw);
+      if (!dbias_sum) continue;
+      const auto sum = load<N>(dbias_sum + j);
       for (int k = 0; k < N; ++k) db.x[k] += sum.x[k];
-      cuda::store(dbias_sum + j, db);
+      store(dbias_sum + j, db);
     }
   }
+};
+
+// One block per group of rows. The group's sums for dweight and dbias are in shared memory.
+template <int N, class T>
+__global__ void __launch_bounds__(kNormThreads, 2)
+    norm_backward_kernel(Matrix<T> dx, NormWeights<float> group_sums, Matrix<const T> dy, NormInput<T> in,
+                         Update update) {
+  const Index n = in.x.cols, first = static_cast<Index>(threadIdx.x) * N, step = static_cast<Index>(blockDim.x) * N;
+  const bool with_bias = static_cast<bool>(group_sums.bias);
+  float* dweight_sum = shared_memory<float>();
+  float* dbias_sum = with_bias ? dweight_sum + n : nullptr;
+  float* scratch = dweight_sum + (with_bias ? 2 : 1) * n;
   for (Index j = first; j < n; j += step) {
-    cuda::store(dweight.row(group) + j, cuda::load<N>(dweight_sum + j));
-    if (dbias) cuda::store(dbias.row(group) + j, cuda::load<N>(dbias_sum + j));
+    store(dweight_sum + j, Floats<N>());
+    if (with_bias) store(dbias_sum + j, Floats<N>());
   }
+  const Rows group = piece(blockIdx.x, kGroup, in.x.rows);
+  for (Index begin = group.begin; begin < group.end; begin += kRowsAtOnce) {
+    NormBackwardRows<N, T> rows{in, dy, begin, group.end, first, step, static_cast<float>(in.style.offset)};
+    rows.compute_statistics(scratch);
+    rows.write(dx, update, dweight_sum, dbias_sum);
+  }
+  for (Index j = first; j < n; j += step) {
+    store(group_sums.weight.row(blockIdx.x) + j, load<N>(dweight_sum + j));
+    if (with_bias) store(group_sums.bias.row(blockIdx.x) + j, load<N>(dbias_sum + j));
+  }
+}
+
+}  // namespace cuda
+
+template <class T>
+void compute_norm(Cuda& dev, Matrix<T> y, const NormInput<T>& in) {
+  const bool packed = cuda::packable(y, in.x, in.weights.weight, in.weights.bias);
+  const auto kernel = packed ? cuda::norm_kernel<cuda::kPack, T> : cuda::norm_kernel<1, T>;
+  const Index blocks = ceil_div(y.rows, cuda::kThreads / cuda::kWarp);
+  cuda::launch(dev, kernel, cuda::grid_of(blocks), cuda::kThreads, 0, y, in);
 }
 
 template <class T>
-void norm_backward(Cuda& dev, Matrix<T> dx, Matrix<float> dweight, Matrix<float> dbias, Input<T> dy, Input<T> x,
-                   Input<T> weight, NormStyle style, bool accumulate) {
-  const bool packed = cuda::packable(dx, dweight, dbias, dy, x, weight);
-  const auto kernel = packed ? norm_backward_kernel<cuda::kPack, T> : norm_backward_kernel<1, T>;
-  const Index threads = least(kNormThreads, round_up(ceil_div(x.cols, packed ? cuda::kPack : 1), cuda::kWarp));
-  const Index shared = (dbias ? 2 : 1) * x.cols + threads / cuda::kWarp * 3 * kRowsAtOnce;
-  require(shared * sizeof(float) <= 99 << 10, "norm backward: rows of ", x.cols, " are too wide for a GPU");
-  cuda::launch(dev, kernel, cuda::grid_of(dweight.rows), static_cast<int>(threads),
-               static_cast<std::size_t>(shared) * sizeof(float), dx, dweight, dbias, dy, x, weight,
-               static_cast<float>(style.eps), style.centered, static_cast<float>(style.offset), accumulate);
+void compute_norm_backward(Cuda& dev, Matrix<T> dx, const NormWeights<float>& group_sums, Input<T> dy,
+                           const NormInput<T>& in, Update update) {
+  const Index cols = in.x.cols;
+  const bool packed = cuda::packable(dx, group_sums.weight, group_sums.bias, dy, in.x, in.weights.weight);
+  const auto kernel = packed ? cuda::norm_backward_kernel<cuda::kPack, T> : cuda::norm_backward_kernel<1, T>;
+  const Index threads = least(cuda::kNormThreads, round_up(ceil_div(cols, packed ? cuda::kPack : 1), cuda::kWarp));
+  const Index shared = (group_sums.bias ? 2 : 1) * cols + threads / cuda::kWarp * 3 * cuda::kRowsAtOnce;
+  require(shared * sizeof(float) <= 99 << 10, "norm backward: rows of ", cols, " are too wide for a GPU");
+  cuda::launch(dev, kernel, cuda::grid_of(group_sums.weight.rows), static_cast<int>(threads),
+               static_cast<std::size_t>(shared) * sizeof(float), dx, group_sums, dy, in, update);
 }
 
 #endif
-
-}  // namespace run
-
-template <class Device, class T>
-void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T>>& input) {
-  const auto& [x, weights, style] = input;
-  require_shape("norm", "input", x, y.rows, y.cols);
-  require_shape("norm", "weight", weights.weight, 1, y.cols);
-  auto op = dev.operation("norm", (style.centered ? 7.0 : 4.0) * x.size(), 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) run::norm<T>(dev, y, x, weights.weight, weights.bias, style);
-}
-
-// With Update::assign, dx may be dy or x.
-template <class Device, class T, class G>
-void norm_backward(Device& dev, Matrix<T> dx, const NormWeights<G>& dweights, Input<T> dy,
-                   const std::type_identity_t<NormInput<T>>& input, Update update) {
-  const auto& [x, weights, style] = input;
-  const auto& [dweight, dbias] = dweights;
-  require_shape("norm backward", "dy", dy, x.rows, x.cols);
-  require_shape("norm backward", "dx", dx, x.rows, x.cols);
-  require_shape("norm backward", "dweight", dweight, 1, x.cols);
-  auto scope = dev.scope();
-  const Index groups = ceil_div(x.rows, kGroup);
-  auto dweight_sums = dev.template allocate<G>(groups, x.cols, Kind::chunk);
-  auto dbias_sums = dev.template allocate<G>(dbias ? groups : 0, x.cols, Kind::chunk);
-  auto op = dev.operation("norm backward", (style.centered ? 17.0 : 13.0) * x.size(),
-                          (update == Update::add ? 4.0 : 3.0) * sizeof(T) * x.size());
-  if constexpr (Device::computes) {
-    run::norm_backward<T>(dev, dx, dweight_sums, dbias_sums, dy, x, weights.weight, style, update == Update::add);
-    run::add_groups(dev, dweight, dweight_sums);
-    if (dbias) run::add_groups(dev, dbias, dbias_sums);
-  }
-}
 
 }  // namespace streambp

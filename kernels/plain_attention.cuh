@@ -1,12 +1,14 @@
-// Attention in float32 on the GPU, for verification: a warp for each row of each head, 32 partners at a time. In turn a
-// lane takes one partner, to compute its score, and some of the head's numbers, to add up what the scores weigh.
+// Attention in float32 on the GPU, for verification: one warp per row and head. It goes over keys (or queries) in tiles
+// of 32: each lane computes the score of one of them, and then sums some of the head's columns over all 32.
 #pragma once
 
 #include "kernels/attention_shape.cuh"
 #include "kernels/base/cuda.cuh"
 #include "kernels/base/math.cuh"
 
-namespace streambp::cuda {
+namespace streambp {
+
+namespace cuda {
 
 constexpr int kPlainWarps = 4, kPlainThreads = kPlainWarps * kWarp, kMostDims = 256;
 
@@ -24,7 +26,7 @@ __device__ inline float dot(const float* a, const float* b, Index n) {
   return sum;
 }
 
-// The numbers of a head that a lane adds up: lane, lane + 32, ...
+// The columns of a head that a lane sums: lane, lane + 32, ...
 struct HeadSum {
   float x[kMostDims / kWarp] = {};
 
@@ -37,14 +39,14 @@ struct HeadSum {
   }
 };
 
-// Warps of a block have rows next to each other; a head for each blockIdx.y.
+// The warps of a block have consecutive rows. blockIdx.y is the head.
 __device__ inline Index row_of_warp() { return static_cast<Index>(blockIdx.x) * kPlainWarps + threadIdx.x / kWarp; }
 
 static __global__ void __launch_bounds__(kPlainThreads)
     plain_attention_kernel(PlainInput in, Matrix<float> out, Matrix<float> lse) {
   const Index i = row_of_warp(), h = blockIdx.y, dim = in.shape.head_dim, row = in.rows.begin + i;
   if (row >= in.rows.end) return;
-  const Index kv = h / (in.shape.heads / in.shape.kv_heads) * dim, lane = threadIdx.x % kWarp;
+  const Index kv = h / in.shape.group() * dim, lane = threadIdx.x % kWarp;
   float* p = shared_memory<float[kWarp]>()[threadIdx.x / kWarp];
   const float* q = in.q.row(i) + h * dim;
   const Rows keys = keys_of(row, in.key_begin, in.shape.window);
@@ -71,34 +73,30 @@ static __global__ void __launch_bounds__(kPlainThreads)
   if (lane == 0) lse(i, h) = maximum + std::log(sum);
 }
 
-struct PlainGradient {
-  Matrix<const float> dout, lse, delta;
-};
-
 // P and dS of one query and one key.
 struct Score {
   float p, ds;
-  __device__ Score(const PlainInput& in, const PlainGradient& gradient, Index i, Index h, Index key) {
-    const Index dim = in.shape.head_dim, kv = h / (in.shape.heads / in.shape.kv_heads) * dim;
+  __device__ Score(const PlainInput& in, const AttentionUpstream<float>& upstream, Index i, Index h, Index key) {
+    const Index dim = in.shape.head_dim, kv = h / in.shape.group() * dim;
     const float s = dot(in.q.row(i) + h * dim, in.k.row(key) + kv, dim) * in.scale;
-    const float dp = dot(gradient.dout.row(i) + h * dim, in.v.row(key) + kv, dim);
-    p = exponential(s - gradient.lse(i, h));
-    ds = p * (dp - gradient.delta(i, h)) * in.scale;
+    const float dp = dot(upstream.dout.row(i) + h * dim, in.v.row(key) + kv, dim);
+    p = exponential(s - upstream.lse(i, h));
+    ds = p * (dp - upstream.delta(i, h)) * in.scale;
   }
   __device__ Score() : p(0), ds(0) {}
 };
 
 static __global__ void __launch_bounds__(kPlainThreads)
-    plain_queries_kernel(PlainInput in, PlainGradient gradient, Matrix<float> dq) {
+    plain_queries_kernel(PlainInput in, AttentionUpstream<float> upstream, Matrix<float> dq) {
   const Index i = row_of_warp(), h = blockIdx.y, dim = in.shape.head_dim, row = in.rows.begin + i;
   if (row >= in.rows.end) return;
-  const Index kv = h / (in.shape.heads / in.shape.kv_heads) * dim, lane = threadIdx.x % kWarp;
+  const Index kv = h / in.shape.group() * dim, lane = threadIdx.x % kWarp;
   Score* scores = shared_memory<Score[kWarp]>()[threadIdx.x / kWarp];
   const Rows keys = keys_of(row, in.key_begin, in.shape.window);
   HeadSum sum;
   for (Index begin = keys.begin / kWarp * kWarp; begin < keys.end; begin += kWarp) {
     const Index key = begin + lane;
-    scores[lane] = keys.begin <= key && key < keys.end ? Score(in, gradient, i, h, key) : Score();
+    scores[lane] = keys.begin <= key && key < keys.end ? Score(in, upstream, i, h, key) : Score();
     __syncwarp();
     sum.for_each(dim, [&](float& x, Index d) {
       for (Index j = most(begin, keys.begin); j < least(begin + kWarp, keys.end); ++j) {
@@ -110,11 +108,11 @@ static __global__ void __launch_bounds__(kPlainThreads)
   sum.for_each(dim, [&](float x, Index d) { dq(i, h * dim + d) = x; });
 }
 
-// Queries from the last tile of 32 to the first, and for each tile the heads of the group.
+// Queries in tiles of 32, from last to first, and for each tile the heads of the group.
 static __global__ void __launch_bounds__(kPlainThreads)
-    plain_keys_kernel(PlainInput in, PlainGradient gradient, Matrix<float> dk, Matrix<float> dv) {
+    plain_keys_kernel(PlainInput in, AttentionUpstream<float> upstream, Matrix<float> dk, Matrix<float> dv) {
   const Index key = row_of_warp(), kv_head = blockIdx.y, dim = in.shape.head_dim, lane = threadIdx.x % kWarp;
-  const Index group = in.shape.heads / in.shape.kv_heads, kv = kv_head * dim, first_row = most(key, in.rows.begin);
+  const Index group = in.shape.group(), kv = kv_head * dim, first_row = most(key, in.rows.begin);
   if (key >= in.rows.end) return;
   Score* scores = shared_memory<Score[kWarp]>()[threadIdx.x / kWarp];
   HeadSum dk_sum, dv_sum;
@@ -125,7 +123,7 @@ static __global__ void __launch_bounds__(kPlainThreads)
     if (keys_of(most(begin, in.rows.begin), in.key_begin, in.shape.window).begin > key) continue;
     for (Index h = kv_head * group; h < (kv_head + 1) * group; ++h) {
       const bool sees = first_row <= row && row <= last && keys_of(row, in.key_begin, in.shape.window).begin <= key;
-      scores[lane] = sees ? Score(in, gradient, row - in.rows.begin, h, key) : Score();
+      scores[lane] = sees ? Score(in, upstream, row - in.rows.begin, h, key) : Score();
       __syncwarp();
       auto add_up = [&](HeadSum& sum, Matrix<const float> m, float Score::*weight) {
         sum.for_each(dim, [&](float& x, Index d) {
@@ -134,7 +132,7 @@ static __global__ void __launch_bounds__(kPlainThreads)
           }
         });
       };
-      add_up(dv_sum, gradient.dout, &Score::p);
+      add_up(dv_sum, upstream.dout, &Score::p);
       add_up(dk_sum, in.q, &Score::ds);
       __syncwarp();
     }
@@ -143,7 +141,7 @@ static __global__ void __launch_bounds__(kPlainThreads)
   dv_sum.for_each(dim, [&](float x, Index d) { dv(key, kv + d) = x; });
 }
 
-// delta = rowsum(dO * O) of each head, in either type
+// delta = rowsum(dO * O) of each head, for float32 and bfloat16
 template <class T>
 __global__ void __launch_bounds__(kPlainThreads)
     attention_delta_kernel(Matrix<float> delta, Matrix<const T> dout, Matrix<const T> out, Index dim) {
@@ -157,35 +155,38 @@ __global__ void __launch_bounds__(kPlainThreads)
   if (threadIdx.x % kWarp == 0) delta(i, h) = sum;
 }
 
-}  // namespace streambp::cuda
+inline PlainInput plain_input(const AttentionInput<float>& in, const AttentionSpan& span) {
+  require(span.shape.head_dim <= kMostDims, "attention: heads of ", span.shape.head_dim, " are wider than the ",
+          kMostDims, " supported on a GPU");
+  return {in.q, in.k, in.v, span.mask.key_begin, span.rows, span.shape, static_cast<float>(span.shape.scale())};
+}
 
-namespace streambp::run {
+inline dim3 plain_grid(Index rows, Index heads) { return grid_of(ceil_div(rows, kPlainWarps), heads); }
+
+}  // namespace cuda
 
 template <class T>
-void attention_delta(Cuda& dev, Matrix<float> delta, Matrix<const T> dout, Matrix<const T> out) {
-  cuda::launch(dev, cuda::attention_delta_kernel<T>, cuda::grid_of(ceil_div(delta.rows, cuda::kPlainWarps), delta.cols),
-               cuda::kPlainThreads, 0, delta, dout, out, out.cols / delta.cols);
+void compute_attention_delta(Cuda& dev, Matrix<float> delta, Input<T> dout, Input<T> out) {
+  cuda::launch(dev, cuda::attention_delta_kernel<T>, cuda::plain_grid(delta.rows, delta.cols), cuda::kPlainThreads, 0,
+               delta, dout, out, out.cols / delta.cols);
 }
 
-inline void attention(Cuda& dev, Matrix<float> out, Matrix<float> lse, Input<float> q, Input<float> k, Input<float> v,
-                      Matrix<const std::int32_t> key_begin, Rows rows, const AttentionShape& shape) {
-  require(shape.head_dim <= cuda::kMostDims, "attention: heads of ", shape.head_dim, " are wider than the ",
-          cuda::kMostDims, " that a GPU attends with");
-  const cuda::PlainInput in{q, k, v, key_begin, rows, shape, static_cast<float>(shape.scale())};
-  cuda::launch(dev, cuda::plain_attention_kernel, cuda::grid_of(ceil_div(rows.size(), cuda::kPlainWarps), shape.heads),
-               cuda::kPlainThreads, cuda::kPlainThreads * sizeof(float), in, out, lse);
+inline void compute_attention(Cuda& dev, const AttentionOutput<float>& out, const AttentionInput<float>& in,
+                              const AttentionSpan& span) {
+  cuda::launch(dev, cuda::plain_attention_kernel, cuda::plain_grid(span.rows.size(), span.shape.heads),
+               cuda::kPlainThreads, cuda::kPlainThreads * sizeof(float), cuda::plain_input(in, span), out.attended,
+               out.lse);
 }
 
-inline void attention_backward(Cuda& dev, Matrix<float> dq, Matrix<float> dk, Matrix<float> dv, Input<float> dout,
-                               Input<float> q, Input<float> k, Input<float> v, Input<float> lse, Input<float> delta,
-                               Matrix<const std::int32_t> key_begin, Rows rows, const AttentionShape& shape) {
-  const cuda::PlainInput in{q, k, v, key_begin, rows, shape, static_cast<float>(shape.scale())};
-  const cuda::PlainGradient gradient{dout, lse, delta};
+inline void compute_attention_backward(Cuda& dev, const AttentionGradient<float>& gradient,
+                                       const AttentionUpstream<float>& upstream, const AttentionInput<float>& in,
+                                       const AttentionSpan& span) {
+  const cuda::PlainInput input = cuda::plain_input(in, span);
   constexpr std::size_t shared = cuda::kPlainThreads * sizeof(cuda::Score);
-  cuda::launch(dev, cuda::plain_queries_kernel, cuda::grid_of(ceil_div(rows.size(), cuda::kPlainWarps), shape.heads),
-               cuda::kPlainThreads, shared, in, gradient, dq);
-  cuda::launch(dev, cuda::plain_keys_kernel, cuda::grid_of(ceil_div(rows.end, cuda::kPlainWarps), shape.kv_heads),
-               cuda::kPlainThreads, shared, in, gradient, dk, dv);
+  cuda::launch(dev, cuda::plain_queries_kernel, cuda::plain_grid(span.rows.size(), span.shape.heads),
+               cuda::kPlainThreads, shared, input, upstream, gradient.dq);
+  cuda::launch(dev, cuda::plain_keys_kernel, cuda::plain_grid(span.rows.end, span.shape.kv_heads), cuda::kPlainThreads,
+               shared, input, upstream, gradient.dk, gradient.dv);
 }
 
-}  // namespace streambp::run
+}  // namespace streambp

@@ -1,11 +1,12 @@
-// Rotary positions: a head's vector is dim/2 pairs (x[i], x[i + dim/2]), and each pair turns with the position.
+// Rotary position embedding (RoPE): a head's vector is dim/2 pairs (x[i], x[i + dim/2]), each rotated by an angle that
+// grows with the position:
 //
 //   angle(p, i) = p * frequency[i]          frequency[i] = theta^(-2i / dim)
 //
 //   forward          (a, b) -> (a cos - b sin, b cos + a sin)
-//   backward         the turn is orthogonal, so the gradient turns back by the same angle
+//   backward         a rotation is orthogonal, so the gradient is rotated by the negative angle
 //
-// Llama 3 slows the slow pairs down by `factor`. With λ = 2π / frequency, and L the length it was first trained on:
+// Llama 3 divides low frequencies by `factor`. With λ = 2π / frequency, and L the context length of pretraining:
 //
 //   λ > L / low_freq_factor           frequency / factor
 //   λ < L / high_freq_factor          frequency
@@ -23,20 +24,32 @@
 
 namespace streambp {
 
-// A factor of 1 leaves the frequencies alone. Without an original length all pairs are slowed down ("linear").
+// A factor of 1 does not scale. With original_length = 0, all frequencies are divided ("linear" scaling).
 struct RopeScaling {
   double factor = 1, low_freq_factor = 1, high_freq_factor = 4, original_length = 8192;
 };
 
 enum class Direction { forward, backward };
 
+// Rotates x (rows x heads * dim) in place.
+template <class Device, class T>
+void rope(Device& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
+          Direction direction) {
+  const auto half = static_cast<Index>(frequencies.size());
+  require(x.cols % (2 * half) == 0, "rope: rows of ", x.cols, " cannot be split into heads of ", 2 * half);
+  require_shape("rope", "positions", positions, 1, x.rows);
+  auto op = dev.operation("rope", 3.0 * x.size(), 2.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes) compute_rope(dev, x, positions, frequencies, direction);
+}
+
 inline std::vector<double> rope_frequencies(Index dim, double theta, const RopeScaling& s) {
   std::vector<double> frequencies;
   for (Index i = 0; i < dim / 2; ++i) {
     double f = 1 / std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(dim));
-    const double turns = s.original_length * f / 6.283185307179586;  // L / λ
+    const double rotations = s.original_length * f / 6.283185307179586;  // L / λ
     if (s.factor != 1) {
-      const double keep = std::clamp((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
+      const double keep =
+          std::clamp((rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
       f = keep * f + (1 - keep) * f / s.factor;
     }
     frequencies.push_back(f);
@@ -44,11 +57,11 @@ inline std::vector<double> rope_frequencies(Index dim, double theta, const RopeS
   return frequencies;
 }
 
-namespace run {
+// --- CPU ---
 
 template <class T>
-void rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
-          Direction direction) {
+void compute_rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
+                  Direction direction) {
   const double sign = direction == Direction::forward ? 1 : -1;
   const auto half = static_cast<Index>(frequencies.size());
 #pragma omp parallel if (x.size() > kWorthThreads)
@@ -73,67 +86,61 @@ void rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const std::ve
   }
 }
 
+// --- CUDA ---
+
 #ifdef STREAMBP_CUDA
+
+namespace cuda {
 
 constexpr Index kMostPairs = 256;
 struct Frequencies {
   double values[kMostPairs];
 };
 
-// A block for each row. Its angles are computed once, in double since positions are large, and serve all heads.
+// One block per row. It computes the row's angles once for all heads, in float64 because positions are large.
 template <int N, class T>
-__global__ void __launch_bounds__(cuda::kThreads)
+__global__ void __launch_bounds__(kThreads)
     rope_kernel(Matrix<T> x, Matrix<const std::int32_t> positions, Frequencies frequencies, Index half, float sign) {
   const Index i = blockIdx.x;
-  auto* cosine = cuda::shared_memory<float>();
+  auto* cosine = shared_memory<float>();
   auto* sine = cosine + half;
-  for (Index f = threadIdx.x; f < half; f += cuda::kThreads) {
+  for (Index f = threadIdx.x; f < half; f += kThreads) {
     const double angle = positions(0, i) * frequencies.values[f];
     cosine[f] = static_cast<float>(std::cos(angle));
     sine[f] = sign * static_cast<float>(std::sin(angle));
   }
   __syncthreads();
-  for (Index pair = static_cast<Index>(threadIdx.x) * N; pair < x.cols / 2; pair += cuda::kThreads * N) {
+  for (Index pair = static_cast<Index>(threadIdx.x) * N; pair < x.cols / 2; pair += kThreads * N) {
     const Index head = pair / half, j = pair % half;
     T* at = x.row(i) + head * 2 * half + j;
-    const auto a = cuda::load<N>(at), b = cuda::load<N>(at + half);
-    const auto c = cuda::load<N>(cosine + j), s = cuda::load<N>(sine + j);
-    cuda::Floats<N> turned_a, turned_b;
+    const auto a = load<N>(at), b = load<N>(at + half);
+    const auto c = load<N>(cosine + j), s = load<N>(sine + j);
+    Floats<N> rotated_a, rotated_b;
     for (int k = 0; k < N; ++k) {
-      turned_a.x[k] = a.x[k] * c.x[k] - b.x[k] * s.x[k];
-      turned_b.x[k] = b.x[k] * c.x[k] + a.x[k] * s.x[k];
+      rotated_a.x[k] = a.x[k] * c.x[k] - b.x[k] * s.x[k];
+      rotated_b.x[k] = b.x[k] * c.x[k] + a.x[k] * s.x[k];
     }
-    cuda::store(at, turned_a);
-    cuda::store(at + half, turned_b);
+    store(at, rotated_a);
+    store(at + half, rotated_b);
   }
 }
 
+}  // namespace cuda
+
 template <class T>
-void rope(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
-          Direction direction) {
+void compute_rope(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
+                  Direction direction) {
   const auto half = static_cast<Index>(frequencies.size());
-  require(half <= kMostPairs, "rope: heads of ", 2 * half, " are wider than the ", 2 * kMostPairs, " that a GPU turns");
-  Frequencies f{};
+  require(half <= cuda::kMostPairs, "rope: heads of ", 2 * half, " are wider than the ", 2 * cuda::kMostPairs,
+          " supported on a GPU");
+  cuda::Frequencies f{};
   std::copy(frequencies.begin(), frequencies.end(), f.values);
   const bool packed = cuda::packable(x) && half % cuda::kPack == 0;
-  const auto kernel = packed ? rope_kernel<cuda::kPack, T> : rope_kernel<1, T>;
+  const auto kernel = packed ? cuda::rope_kernel<cuda::kPack, T> : cuda::rope_kernel<1, T>;
   cuda::launch(dev, kernel, cuda::grid_of(x.rows), cuda::kThreads, 2 * frequencies.size() * sizeof(float), x, positions,
                f, half, direction == Direction::forward ? 1.0f : -1.0f);
 }
 
 #endif
-
-}  // namespace run
-
-// Turns x (rows x heads * dim) in place.
-template <class Device, class T>
-void rope(Device& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
-          Direction direction) {
-  const auto half = static_cast<Index>(frequencies.size());
-  require(x.cols % (2 * half) == 0, "rope: rows of ", x.cols, " are not heads of ", 2 * half);
-  require_shape("rope", "positions", positions, 1, x.rows);
-  auto op = dev.operation("rope", 3.0 * x.size(), 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) run::rope(dev, x, positions, frequencies, direction);
-}
 
 }  // namespace streambp

@@ -1,48 +1,69 @@
 #!/usr/bin/env bash
-# Packs the program, its GPU tests, the scripts that measure it and the shared libraries that they need into one folder,
-# which runs on a GPU machine where nothing can be installed.
-#   scripts/bundle.sh DIR                        DIR must not exist
-#   scripts/bundle.sh DIR --without-cublas       leaves out cuBLASLt (500 MB), for machines that have CUDA's libraries
-#   scripts/bundle.sh DIR --archive              packs the folder into DIR.tar.xz as well
-#   scripts/bundle.sh DIR --architectures "80;90"
+# Packs the program, its GPU tests, the measuring scripts and the shared libraries they need into one folder. It runs on
+# a GPU machine without installing anything.
+#   scripts/bundle.sh DIR                            DIR must not exist
+#   scripts/bundle.sh DIR --without-cublas           leaves out cuBLASLt (500 MB), for machines that have CUDA's libraries
+#   scripts/bundle.sh DIR --archive                  packs the folder into DIR.tar.xz as well
+#   scripts/bundle.sh DIR --architectures "80;90"    default: compute capability 8.0, 9.0, 10.0 and 12.0, if nvcc has them
+#   scripts/bundle.sh DIR --toolkit /usr/local/cuda-12.8    builds with this CUDA toolkit: CUDA 13 needs driver r580 or
+#                                                    newer, CUDA 12 runs on r525 (default: the one of nvcc in PATH)
 # On the machine: DIR/scripts/gpu_report.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 usage() {
-  sed -n '2,8s/^# //p' "$0" >&2
+  sed -n '2,10s/^# //p' "$0" >&2
   exit 2
 }
-bundle="" with_cublas=1 archive=0 architectures="80;90"
+bundle="" with_cublas=1 archive=0 architectures="" toolkit=""
 while [ $# -gt 0 ]; do
   case "$1" in
     --without-cublas) with_cublas=0 ;;
     --archive) archive=1 ;;
     --architectures) [ $# -gt 1 ] || usage && architectures=$2 && shift ;;
+    --toolkit) [ $# -gt 1 ] || usage && toolkit=$2 && shift ;;
     -*) echo "bundle.sh: there is no option $1" >&2 && usage ;;
     *) [ -z "$bundle" ] || usage && bundle=$1 ;;
   esac
   shift
 done
 [ -n "$bundle" ] || usage
-[ ! -e "$bundle" ] || { echo "bundle.sh: $bundle is there already; remove it, or give another name" >&2 && exit 2; }
-command -v nvcc > /dev/null || { echo "bundle.sh: nvcc was not found; install the CUDA toolkit" >&2 && exit 2; }
+[ ! -e "$bundle" ] || { echo "bundle.sh: $bundle exists already; remove it, or give another name" >&2 && exit 2; }
+nvcc=${toolkit:+$toolkit/bin/}nvcc
+if ! nvcc=$(command -v "$nvcc"); then
+  echo "bundle.sh: ${toolkit:+$toolkit/bin/}nvcc was not found; install a CUDA toolkit (12.4 or later), or name one: --toolkit DIR" >&2
+  exit 2
+fi
 
-programs=(streambp gpu_operations gpu_walk gpu_commands)
-cmake -S . -B build-bundle -DCMAKE_BUILD_TYPE=Release -DSTREAMBP_CUDA=ON -DSTREAMBP_NATIVE=OFF -DSTREAMBP_TESTS=ON \
+# A cubin runs on later minor versions of its compute capability. GPUs without one compile the PTX of 9.0 at first use.
+if [ -z "$architectures" ]; then
+  known=$("$nvcc" --list-gpu-arch)
+  for architecture in 80-real 90 100-real 120-real; do
+    if grep -qx "compute_${architecture%-real}" <<< "$known"; then
+      architectures=${architectures:+$architectures;}$architecture
+    fi
+  done
+fi
+version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+echo "CUDA $version, compute capabilities $architectures"
+
+programs=(streambp test_gpu)
+build=build-bundle-$version
+cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DSTREAMBP_CUDA=ON -DSTREAMBP_NATIVE=OFF -DSTREAMBP_TESTS=ON \
+  -DCMAKE_CUDA_COMPILER="$nvcc" ${toolkit:+-DCUDAToolkit_ROOT="$toolkit"} \
   -DCMAKE_CUDA_ARCHITECTURES="$architectures" > /dev/null
-cmake --build build-bundle -j "$(nproc)" --target "${programs[@]}"
+cmake --build "$build" -j "$(nproc)" --target "${programs[@]}"
 
-# Built under another name and renamed when complete.
+# Build under another name; rename when complete.
 partial=$bundle.partial
 rm -rf "$partial"
 mkdir -p "$partial/bin" "$partial/lib" "$partial/scripts"
 for program in "${programs[@]}"; do
-  cp "build-bundle/$program" "$partial/bin/"
-  ldd "build-bundle/$program"
+  cp "$build/$program" "$partial/bin/"
+  ldd "$build/$program"
 done | awk '$2 == "=>" { print $3 }' | sort -u | while read -r library; do
   case "$(basename "$library")" in
-    libc.so.* | libm.so.* | libdl.so.* | librt.so.* | libpthread.so.* | ld-linux*) ;; # the machine's own
+    libc.so.* | libm.so.* | libdl.so.* | librt.so.* | libpthread.so.* | ld-linux*) ;; # the machine has its own
     libcublasLt.so.*) [ $with_cublas -eq 0 ] || cp -L "$library" "$partial/lib/" ;;
     *) cp -L "$library" "$partial/lib/" ;;
   esac
@@ -51,6 +72,7 @@ cp scripts/gpu_report.sh scripts/compare_torch.py "$partial/scripts/"
 mkdir "$partial/tests"
 cp -r tests/golden "$partial/tests/"
 git rev-parse HEAD > "$partial/commit" 2> /dev/null || echo unknown > "$partial/commit"
+echo "$version" > "$partial/cuda"
 mv "$partial" "$bundle"
 du -sh "$bundle"
 if [ $archive -eq 1 ]; then

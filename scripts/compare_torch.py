@@ -1,28 +1,27 @@
 #!/usr/bin/env python3
-"""Beside PyTorch: seconds and memory of one forward and backward pass, the longest sequence, the error of the gradient.
+"""Compares with PyTorch: time and memory of one forward and backward pass, the longest sequence, the gradient's error.
 
   scripts/compare_torch.py                                          on a GPU Qwen3-0.6B at 8192, else a tiny model
   scripts/compare_torch.py --model qwen3-4b --length 6144 24576 --chunk 2048 4096
   scripts/compare_torch.py --model qwen3-8b --memory-cap 80GiB --only torch-checkpoint torch-chunked stream
 
-PyTorch is transformers' own model class with its own loss and SDPA attention. The rows:
+PyTorch runs the model class of transformers with its loss and SDPA attention. The rows:
 
-  torch             nothing else
+  torch             as it is
   torch-checkpoint  gradient_checkpointing_enable with use_reentrant=False
   torch-chunked     also head and cross entropy for 1024 rows at a time, each under torch.utils.checkpoint, so that the
-                    logits of the whole sequence never exist
+                    logits of the whole sequence are never in memory
   full, checkpoint, stream                             the modes of this program, as `streambp bench` measures them
 
-All have the same sizes and types, random weights and tokens, one sequence, no optimizer; each PyTorch row has a process
-of its own. Memory is that of weights, gradient and activations, without what the driver takes. On a GPU it is what
-PyTorch's allocator has given out (peak) and taken (reserved; in expandable segments, unless PYTORCH_CUDA_ALLOC_CONF is
-set). On a CPU it is resident memory: PyTorch's weights, and by how much its process grew from there in the first step,
-buffers of its libraries included.
+All rows have the same sizes and types, random weights and tokens, one sequence, no optimizer. Each PyTorch row runs in
+a separate process. Memory counts weights, gradient and activations, not the driver. On a GPU it is what PyTorch's
+allocator handed out (peak) and holds (reserved; with expandable segments, unless PYTORCH_CUDA_ALLOC_CONF is set). On a
+CPU it is resident memory: PyTorch's weights plus the growth of its process in the first step, library buffers included.
 
-Gradients are compared on a small model of the same family. The error of a tensor is its largest difference from
-PyTorch's gradient in float64 over its largest entry there, for PyTorch and for this program in the same type.
+Gradients are compared on a small model of the same family, for PyTorch and this program in the same type. The error of
+a tensor is its largest difference from PyTorch's float64 gradient, over the largest entry of that gradient.
 
-Exit codes: 0 done, 1 a row failed (being out of memory is no failure), 2 something to mend.
+Exit codes: 0 success, 1 a row failed (out of memory is not a failure), 2 wrong usage.
 Needs: pip install torch 'transformers>=4.56' safetensors numpy
 """
 
@@ -41,7 +40,7 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
-# Only in the processes made for it: the resident memory of a process begins with what the one that made it had.
+# Only in child processes: a child starts with the resident memory of its parent.
 if "--child" in sys.argv:
     import torch
     import transformers
@@ -57,7 +56,7 @@ MODES = ["full", "checkpoint", "stream"]
 LOSS_ROWS = 1024
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 OUT_OF_MEMORY = {"problem": "out of memory"}
-TINY = {  # what a CPU does in seconds
+TINY = {  # takes seconds on a CPU
     "model_type": "qwen3", "vocab_size": 8192, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 704, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
     "hidden_act": "silu", "tie_word_embeddings": True,
@@ -65,10 +64,10 @@ TINY = {  # what a CPU does in seconds
 
 
 class Mistake(Exception):
-    """Something that the user can mend."""
+    """An error that the user can fix."""
 
 
-# ---- PyTorch, in processes of its own: a job is a dictionary, and so is its answer ----
+# ---- PyTorch in child processes: a job is a dictionary, and so is its answer ----
 
 
 def in_child(do, **job):
@@ -76,7 +75,7 @@ def in_child(do, **job):
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE": "1", **os.environ}
     command = [sys.executable, __file__, "--child", json.dumps({"do": do, **job})]
     child = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if child.returncode == -signal.SIGKILL:  # by the system, which does so when memory is out
+    if child.returncode == -signal.SIGKILL:  # the system kills it when memory runs out
         return OUT_OF_MEMORY
     if child.returncode:
         sys.stderr.write(child.stderr if do != "about" else "")
@@ -85,15 +84,15 @@ def in_child(do, **job):
 
 
 def about(job):
-    """What PyTorch there is, and on what it can run."""
+    """Versions, and the GPU that PyTorch sees."""
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     return versions | ({"gpu": gpu.name, "gpu_memory": gpu.total_memory} if gpu else {})
 
 
 def attention_kernels(job, dtype):
-    """On a GPU never the quadratic math kernel. The flash kernel takes no float32, and the efficient one, which does,
-    wants keys and values repeated for every query head."""
+    """On a GPU, all kernels but the quadratic math kernel. The flash kernel has no float32; the efficient kernel has, and
+    needs keys and values repeated for every query head."""
     if job["device"] == "cpu":
         return contextlib.nullcontext()
     if dtype == "f32":
@@ -109,7 +108,7 @@ def build(config, dtype, device):
 
 
 def mean_loss(model, tokens, row):
-    """Of predicting each token from those before it. No padding mask, so that attention is plainly causal."""
+    """The loss of next-token prediction. Without a padding mask, attention is plainly causal."""
     positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
     inputs = {"input_ids": tokens, "attention_mask": None, "position_ids": positions, "use_cache": False}
     if row != "torch-chunked":
@@ -295,14 +294,14 @@ def run_streambp(program, *arguments, accept=(0,)):
 
 def check_program(program):
     if not (os.path.isfile(program) and os.access(program, os.X_OK)):
-        raise Mistake(f"there is no program {program}; build it (see README.md), or say where it is: --streambp PATH")
+        raise Mistake(f"there is no program {program}; build it (see README.md), or pass its path: --streambp PATH")
     needed = {"bench": ["--device", "--dtype", "--optimizer TEXT:{none"], "verify": ["--tokens", "--save-gradient"]}
     for command, options in needed.items():
         text = run_streambp(program, command, "--help")
         for option in options:
             if option not in text:
                 option = option.replace(" TEXT:{", " ")
-                raise Mistake(f"{program} is too old: its {command} does not know {option}; build it again")
+                raise Mistake(f"{program} is too old: its {command} has no {option}; rebuild it")
 
 
 def plan(args, folder, model, *more):
@@ -363,7 +362,7 @@ def compare(args, folder, config, length):
 
 
 def compare_longest(args, folder, config, cap, gpu_memory):
-    """The longest sequence of every row: PyTorch's by trying, this program's by its plan, which it keeps to."""
+    """The longest sequence of every row: PyTorch's by trial, this program's by its plan, which is exact."""
     print(f"\nLongest sequence in {human(cap)}, PyTorch's to 5 %:\n")
     answers = torch_rows(args, "longest", config=config, cap=cap, gpu_memory=gpu_memory)
     for chunk in args.chunk:
@@ -418,11 +417,11 @@ def options():
 
 
 def prepare(args, folder):
-    """Fills in the defaults and finds mistakes before the work. Returns the model's config, the cap, versions."""
+    """Fills in defaults and checks the options. Returns the model's config, the memory cap, and versions."""
     args.streambp = os.path.abspath(args.streambp)
     check_program(args.streambp)
     if args.json and not args.json.absolute().parent.is_dir():
-        raise Mistake(f"--json {args.json}: there is no such folder")
+        raise Mistake(f"--json {args.json}: the folder does not exist")
     versions = in_child("about")
     if "problem" in versions:
         needs = "this needs torch, transformers 4.56 or later, safetensors and numpy; install them with pip"
@@ -433,7 +432,7 @@ def prepare(args, folder):
         raise Mistake("--device cuda: PyTorch sees no GPU")
     args.dtype = args.dtype or ("bf16" if on_gpu else "f32")
     if args.dtype == "bf16" and not on_gpu:
-        raise Mistake("--dtype bf16 is the GPU's; on a CPU use f32")
+        raise Mistake("--dtype bf16 needs a GPU; on a CPU use f32")
     args.length = args.length or [8192 if on_gpu else 1024]
     args.chunk = args.chunk or ([4096] if on_gpu else [256, 512])
     args.model = args.model or ("qwen3-0.6b" if on_gpu else "tiny")
@@ -442,9 +441,9 @@ def prepare(args, folder):
     planned = [plan(args, folder, model, "--chunk", chunk) for chunk in args.chunk]
     config = planned[0]["config"]  # as the program understood it
     if max(args.length) > config.get("n_positions", max(args.length)):
-        raise Mistake(f"--length {max(args.length)}: {args.model} has no more than {config['n_positions']} positions")
+        raise Mistake(f"--length {max(args.length)}: {args.model} has at most {config['n_positions']} positions")
     if args.memory_cap and not on_gpu:
-        raise Mistake("--memory-cap needs a GPU, whose memory PyTorch can be kept from using")
+        raise Mistake("--memory-cap needs a GPU: PyTorch can limit only the memory of a GPU")
     cap = plan(args, folder, model, "--memory", args.memory_cap)["memory"] if args.memory_cap else 0
     if cap > versions.get("gpu_memory", cap):
         raise Mistake(f"--memory-cap {args.memory_cap} is more than the GPU has: {human(versions['gpu_memory'])}")

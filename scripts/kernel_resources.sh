@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Compiles all kernels for several GPUs, without warnings, and prints what ptxas gives each: registers, spilled bytes,
-# stack, static shared memory. Fails where a kernel spills more than a little.
-#   scripts/kernel_resources.sh              for sm_80, sm_90 and the newest that the toolkit knows
+# Compiles all kernels for several GPUs, with warnings as errors, and prints what ptxas gives each kernel: registers,
+# spilled bytes, stack, static shared memory. Fails if a kernel spills more than a few registers.
+#   scripts/kernel_resources.sh              for sm_80, sm_90 and the newest architecture of the toolkit
 #   scripts/kernel_resources.sh 86 89        for these
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-most_spilled=64 # bytes; a few registers saved outside of the loops do no harm
+most_spilled=64 # bytes; a few registers spilled outside of loops cost nothing
 
 if ! command -v nvcc > /dev/null; then
   echo "kernel_resources.sh: nvcc was not found; install the CUDA toolkit (12.4 or later)" >&2
@@ -20,7 +20,7 @@ fi
 targets=()
 for architecture in "${architectures[@]}"; do
   case "$architecture" in
-    *[!0-9]* | "") echo "kernel_resources.sh: \"$architecture\" is no architecture; write 80, 90, ..." >&2 && exit 2 ;;
+    *[!0-9]* | "") echo "kernel_resources.sh: \"$architecture\" is not an architecture; write 80, 90, ..." >&2 && exit 2 ;;
   esac
   targets+=(-gencode "arch=compute_$architecture,code=sm_$architecture")
 done
@@ -50,7 +50,7 @@ c++filt < "$work/log" | awk -v most="$most_spilled" '
     if (spilled > most) bad = bad "\n  " kernel " on " architecture ": " spilled " bytes"
   }
   END {
-    if (rows == 0) { print "kernel_resources.sh: ptxas told nothing" > "/dev/stderr"; exit 1 }
+    if (rows == 0) { print "kernel_resources.sh: ptxas printed nothing" > "/dev/stderr"; exit 1 }
     printf "%-8s %9s %8s %6s %7s  %s\n", "GPU", "registers", "spilled", "stack", "shared", "kernel"
     for (i = 1; i <= rows; ++i) print row[i] | "sort -k1,1 -k6"
     close("sort -k1,1 -k6")

@@ -1,5 +1,5 @@
-// Every kernel of the program, once: a training step in each combination of types. Compiled by
-// scripts/kernel_resources.sh, never run.
+// Instantiates every kernel: a training step in each combination of types. scripts/kernel_resources.sh compiles it;
+// nothing runs it.
 #include "training/plan.cuh"
 
 namespace streambp {

@@ -1,4 +1,4 @@
-// What the tests of the Cuda device share. They run on a GPU, where there is one, and emulated on the CPU.
+// Shared by the tests of the Cuda device, which run on a GPU and emulated on the CPU.
 #pragma once
 
 #include "tests/support.cuh"
@@ -11,15 +11,15 @@ constexpr bool kEmulated = true;
 constexpr bool kEmulated = false;
 #endif
 
-// Sizes for a GPU, for the emulation (and compute-sanitizer), and for the emulation under AddressSanitizer, which is ten
-// times slower still.
+// Sizes for a GPU, for the emulation (and compute-sanitizer), and for the ten times slower emulation under
+// AddressSanitizer.
 template <class T>
 T sized(T on_gpu, T emulated, T sanitized) {
   if (kSanitized) return sanitized;
   return kEmulated || std::getenv("STREAMBP_SMALL_TESTS") ? emulated : on_gpu;
 }
 
-// Skips a test that needs a GPU where there is none, and says so.
+// Skips a test visibly where there is no GPU.
 class GpuTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -28,7 +28,7 @@ class GpuTest : public testing::Test {
   }
 };
 
-// Runs f once on a GPU; emulated, once for each order in which threads may run, since a missing barrier shows in some.
+// Runs f once on a GPU; emulated, once per order of threads, since a missing barrier shows in some order.
 template <class F>
 void in_every_order(F&& f) {
 #ifdef CUDA_ON_CPU
@@ -47,7 +47,7 @@ void in_every_order(F&& f) {
 template <class T>
 constexpr double kRounding = std::is_same_v<T, BFloat16> ? 1e-2 : 3e-6;
 
-// The same numbers on the host in double, and on the GPU in T.
+// The same numbers in double on the host and in T on the GPU.
 template <class T>
 struct Twin {
   Owned<double> host;
@@ -60,7 +60,7 @@ struct Twin {
   }
 };
 
-// max |a - b| / max |b|, with anything that is no number as wrong as can be
+// max |a - b| / max |b|; infinite if any value is not finite
 template <class T>
 double error_of(Cuda& dev, const Twin<T>& twin) {
   double error = 0, largest = 0;

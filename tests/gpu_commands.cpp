@@ -1,4 +1,4 @@
-// The commands on the Cuda device: the program itself on a GPU, or a build of it in which GPU code is emulated.
+// The commands on the Cuda device: the program on a GPU, or a build with emulated GPU code.
 #include "tests/byte_model.cuh"
 #include "tests/commands.cuh"
 #include "tests/gpu.cuh"
@@ -52,7 +52,7 @@ TEST_F(GpuCommands, VerifySavesTheGradientOfGivenTokens) {
   }
 }
 
-// A run that is stopped and resumed ends with the files of one that is not, in every combination of types.
+// Stopping and resuming a run changes no byte of its files, in every combination of types.
 TEST_F(GpuCommands, TrainingResumesBitForBit) {
   for (const std::string types :
        {"--dtype f32", "--dtype bf16", "--dtype bf16 --grad-dtype f32", "--dtype bf16 --optimizer adamw-bf16"}) {
@@ -90,7 +90,7 @@ TEST_F(GpuCommands, BenchMeasuresAndProfiles) {
   }
 }
 
-// In bfloat16, from files in float32: these take the master weights. Resumed, the run ends with the same bits.
+// In bfloat16, from float32 files: the saved model is the master weights. Resuming changes no bit.
 TEST_F(GpuCommands, FineTunesAModelDirectory) {
   save_random_model(path("model"), make_config("gemma3", 256, 32, 2, 4, 2, 8, 64, 300, true), 1, [](auto&) {});
   for (const auto& [name, contents] : byte_tokenizer_files()) write_file_atomically(path("model/" + name), contents);
@@ -113,7 +113,7 @@ TEST_F(GpuCommands, FineTunesAModelDirectory) {
   }
 }
 
-// What the GPU writes in float32 is what the CPU writes, and eval agrees with it on how likely a text is.
+// In float32 the GPU generates what the CPU generates, and eval finds the same loss.
 TEST_F(GpuCommands, GeneratesAndEvaluatesAsTheCpuDoes) {
   save_random_model(path("model"), make_config("qwen3", 259, 32, 2, 4, 2, 8, 64, 300, false), 1, [](auto&) {});
   write_file_atomically(path("model/tokenizer.json"), byte_tokenizer({"<|im_start|>", "<|im_end|>"}).dump());

@@ -6,7 +6,7 @@
 namespace streambp {
 namespace {
 
-class GpuDevice : public GpuTest {};
+class CudaDevice : public GpuTest {};
 
 template <class F>
 std::string error_of_call(F&& f) {
@@ -35,13 +35,13 @@ TEST(GpuDriver, MustBeNewEnoughForTheToolkit) {
 }
 
 // What stays of a row's bits for any number of rows around it, in every shape of a model.
-TEST_F(GpuDevice, ProductsOfRowsAloneAreThoseInsideAChunk) {
+TEST_F(CudaDevice, ProductsOfRowsAloneAreThoseInsideAChunk) {
   const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
   EXPECT_NO_THROW(cuda::check_products<float>(c, kTile));
   EXPECT_NO_THROW(cuda::check_products<BFloat16>(c, kTile));
 }
 
-TEST_F(GpuDevice, ProductsAreTimedBesideTheFreeChoice) {
+TEST_F(CudaDevice, ProductsAreTimedBesideTheFreeChoice) {
   const Config c = make_config("qwen3", 83, 24, 2, 2, 1, 16, 40, 0, true);
   const auto timings = cuda::time_products<BFloat16>(c, 300, kTile);
   ASSERT_EQ(timings.size(), 3 * cuda::linear_shapes(c).size());
@@ -52,11 +52,12 @@ TEST_F(GpuDevice, ProductsAreTimedBesideTheFreeChoice) {
     EXPECT_GT(t.free_choice.waves, 0) << t.name;
   }
   EXPECT_EQ(timings[0].name.find("forward: the product of 300 rows"), 0u) << timings[0].name;
+  EXPECT_GT(cuda::time_large_product<BFloat16>().free_choice.rate, 0);
 }
 
-TEST_F(GpuDevice, CountsAndTimesOperations) {
+TEST_F(CudaDevice, CountsAndTimesOperations) {
   Cuda dev(std::size_t{1} << 20, kTile);
-  const auto x = dev.allocate<float>(8, 8, Kind::chunk), y = dev.allocate<float>(8, 8, Kind::chunk);
+  const auto x = allocate<float>(dev, 8, 8, Kind::chunk), y = allocate<float>(dev, 8, 8, Kind::chunk);
   dev.profile = true;
   zero(dev, x), zero(dev, y), add(dev, y, x);
   dev.synchronize();
@@ -66,7 +67,65 @@ TEST_F(GpuDevice, CountsAndTimesOperations) {
   EXPECT_TRUE(dev.algorithm_changes.empty());
 }
 
+template <class Device, class T>
+Matrix<T> random_matrix(Device& dev, Index rows, Index cols, std::uint64_t seed) {
+  const Matrix<T> m = allocate<T>(dev, rows, cols, Kind::chunk);
+  std::vector<T> values;
+  for (Index i = 0; i < m.size(); ++i) {
+    values.push_back(static_cast<T>(static_cast<float>(Random(seed).normal(static_cast<std::uint64_t>(i)))));
+  }
+  dev.upload(m, values.data());
+  return m;
+}
+
+// All that the head computes, with logits in rows that are aligned and in rows without gaps.
+template <class Device, class T>
+void expect_same_bits_with_aligned_logits(Device&& dev) {
+  using A = Accumulator<T>;
+  constexpr Index rows = 300, inputs = 40, vocab = 67;
+  const auto x = random_matrix<Device, T>(dev, rows, inputs, 1), w = random_matrix<Device, T>(dev, vocab, inputs, 2);
+  const Matrix<A> weights = random_matrix<Device, A>(dev, 1, rows, 3);
+  const auto targets = allocate<std::int32_t>(dev, 1, rows, Kind::stream);
+  std::vector<std::int32_t> values;
+  for (Index i = 0; i < rows; ++i) values.push_back(static_cast<std::int32_t>(i * 7 % (vocab + 1) - 1));
+  dev.upload(targets, values.data());
+  auto head = [&](Matrix<T> logits) {
+    const auto dx = allocate<T>(dev, rows, inputs, Kind::chunk);
+    const auto logp = allocate<A>(dev, 1, rows, Kind::chunk), dw = allocate<A>(dev, vocab, inputs, Kind::chunk);
+    std::vector<double> all;
+    auto collect = [&](auto m) {
+      for (auto number : to_host(dev, m)) all.push_back(static_cast<double>(number));
+    };
+    zero(dev, dw);
+    matmul(dev, logits, x, w);
+    collect(logits);
+    const Matrix<T> dlogits = log_probabilities_backward(dev, logp, logits, targets, TokenWeights<A>{.fixed = weights});
+    matmul_backward_input(dev, dx, dlogits, w, Update::assign);
+    matmul_backward_weight(dev, dw, Matrix<A>{}, dlogits, x);
+    collect(logp), collect(dlogits), collect(dx), collect(dw);
+    return all;
+  };
+  const Matrix<T> aligned = allocate_aligned<T>(dev, rows, vocab, Kind::logits);
+  EXPECT_EQ(aligned.stride * static_cast<Index>(sizeof(T)) % 128, 0);
+  EXPECT_EQ(head(aligned), head(allocate<T>(dev, rows, vocab, Kind::logits)));
+}
+TEST_F(CudaDevice, AlignedLogitsKeepTheirBits) {
+  constexpr std::size_t room = std::size_t{1} << 22;
+  expect_same_bits_with_aligned_logits<Cuda, float>(Cuda(room, kTile));
+  expect_same_bits_with_aligned_logits<Cuda, BFloat16>(Cuda(room, kTile));
+  expect_same_bits_with_aligned_logits<Cpu, float>(Cpu(room));
+  expect_same_bits_with_aligned_logits<Cpu, double>(Cpu(room));
+}
+
 #ifdef CUDA_ON_CPU
+
+// An odd vocabulary, as GPT-2's, leaves no operand of a product with rows that tensor cores cannot read.
+TEST_F(CudaDevice, EveryOperandOfAProductIsAligned) {
+  const Config c = make_config("gpt2", 67, 32, 2, 2, 2, 16, 64, 800, true);
+  cuda_on_cpu::misaligned_products = 0;
+  run_gradient<Cuda, BFloat16>(c, packed(c, {300}), Schedule::stream(kTile, kTile), random_weights(), {}, kTile);
+  EXPECT_EQ(cuda_on_cpu::misaligned_products, 0u);
+}
 
 TEST(GpuDriver, IsCheckedFirst) {
   cuda_on_cpu::driver_version = 12040;
@@ -79,7 +138,7 @@ TEST(GpuDriver, IsCheckedFirst) {
 }
 
 // Whatever fails first, that error reaches the caller, and nothing terminates on the way.
-TEST_F(GpuDevice, TheFirstErrorIsReported) {
+TEST_F(CudaDevice, TheFirstErrorIsReported) {
   const Config c = make_config("qwen3", 83, 24, 2, 2, 1, 16, 40, 0, true);
   const Batch batch = packed(c, {100});
   for (const int operations : {0, 1, 40, 80, 120, 160, 200, 240, 280, 320, 360, 400}) {
@@ -105,10 +164,10 @@ TEST_F(GpuDevice, TheFirstErrorIsReported) {
   }
 }
 
-TEST_F(GpuDevice, ReportsEveryChangeOfAlgorithm) {
+TEST_F(CudaDevice, ReportsEveryChangeOfAlgorithm) {
   Cuda dev(std::size_t{1} << 22, kTile);
-  const auto x = dev.allocate<float>(300, 40, Kind::chunk), w = dev.allocate<float>(24, 40, Kind::chunk),
-             y = dev.allocate<float>(300, 24, Kind::chunk);
+  const auto x = allocate<float>(dev, 300, 40, Kind::chunk), w = allocate<float>(dev, 24, 40, Kind::chunk),
+             y = allocate<float>(dev, 300, 24, Kind::chunk);
   zero(dev, x), zero(dev, w);
   cuda_on_cpu::rejects = [](const cuda_on_cpu::Product& p) { return p.n == 300; };
   matmul(dev, y.slice({0, 256}), x.slice({0, 256}), w);
@@ -120,7 +179,7 @@ TEST_F(GpuDevice, ReportsEveryChangeOfAlgorithm) {
       << dev.algorithm_changes[0];
 }
 
-TEST_F(GpuDevice, AChangeOfAlgorithmReachesVerify) {
+TEST_F(CudaDevice, AChangeOfAlgorithmReachesVerify) {
   const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
   cuda_on_cpu::rejects = [](const cuda_on_cpu::Product& p) { return p.n == 300; };
   const GradientRun run =
@@ -130,7 +189,7 @@ TEST_F(GpuDevice, AChangeOfAlgorithmReachesVerify) {
 }
 
 // A library whose sums depend on the number of rows is found before the run, and the error names the product.
-TEST_F(GpuDevice, RefusesALibraryWhoseBitsDependOnTheRows) {
+TEST_F(CudaDevice, RefusesALibraryWhoseBitsDependOnTheRows) {
   const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
   for (const std::size_t rows : {255, 256, 512}) {
     cuda_on_cpu::descends = [=](const cuda_on_cpu::Product& p) { return p.n == rows && p.k == 100; };

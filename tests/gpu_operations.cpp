@@ -1,4 +1,4 @@
-// Every operation of the Cuda device against the CPU's in float64, in float32 and bfloat16, over awkward shapes.
+// Each operation of the Cuda device, in float32 and bfloat16, against the CPU in float64, for awkward shapes.
 #include "kernels/adamw.cuh"
 #include "tests/gpu.cuh"
 #include "training/optimizer.cuh"
@@ -23,7 +23,7 @@ class GpuOperations : public GpuTest {
   void expect_near(const char* what, const Twin<U>& twin, double tolerance = kRounding<T>) {
     EXPECT_LE(error_of(*gpu, twin), tolerance) << what;
   }
-  // Calls f(device, the matrices on it) on both.
+  // Calls f(device, its matrices...) on both devices.
   template <class F, class... Twins>
   void both(F&& f, const Twins&... twins) {
     f(*host, twins.host.m...);
@@ -66,7 +66,7 @@ TYPED_TEST(GpuOperations, MatrixProducts) {
     const auto dw = this->wide(out, in), db = this->wide(1, out);
     this->both([](auto& dev, auto dw, auto db, auto dy, auto x) { matmul_backward_weight(dev, dw, db, dy, x); }, dw, db,
                dy, x);
-    this->expect_near("dw", dw, 1e-5);  // sums are in float32 whatever the type
+    this->expect_near("dw", dw, 1e-5);  // sums are in float32 for any type
     this->expect_near("db", db, 1e-5);
   }
 }
@@ -96,7 +96,7 @@ TYPED_TEST(GpuOperations, Norms) {
         this->expect_near("dx", dx);
         this->expect_near("dweight", dw, 3e-5);
         if (bias) this->expect_near("dbias", db, 3e-5);
-        // in place, not added
+        // in place
         this->both(
             [=](auto& dev, auto dy, auto dw, auto x, auto w) {
               norm_backward(dev, dy, NormWeights{dw, decltype(dw){}}, dy, {x, {w, {}}, style}, Update::assign);
@@ -113,7 +113,7 @@ TYPED_TEST(GpuOperations, RotaryPositions) {
     auto scope = this->gpu->scope();
     const Index n = 37, heads = 3;
     std::vector<std::int32_t> p;
-    for (int i = 0; i < n; ++i) p.push_back(i * i * 700);  // up to a million, where float32 has no sense of an angle
+    for (int i = 0; i < n; ++i) p.push_back(i * i * 700);  // up to a million: too large for angles in float32
     const TwinIntegers positions(*this->gpu, p);
     const auto x = this->random(n, heads * dim);
     const auto f = rope_frequencies(dim, 10000, {});
@@ -272,7 +272,7 @@ void expect_attention(Cpu& host, Cuda& gpu, const AttentionCase& p) {
   expect_equal(out.gpu, out2.gpu, "out"), expect_equal(lse.gpu, lse2.gpu, "lse"), expect_equal(dq.gpu, dq2.gpu, "dq");
   expect_equal(dk.gpu, dk2.gpu, "dk"), expect_equal(dv.gpu, dv2.gpu, "dv");
 
-  // as generation does: rows that start inside a tile
+  // as in generation: rows that start inside a tile
   for (Rows r : {Rows{0, 1}, Rows{n / 2, n / 2 + 1}, Rows{n - 1, n}}) forward_on_gpu(out2, lse2, r);
   expect_equal(out.gpu, out2.gpu, "a row alone");
 }
@@ -338,14 +338,15 @@ void expect_adamw(Cuda& gpu, bool with_master, double tolerance) {
   const auto rounded = to_host(gpu, w.gpu);
   const auto exact = to_host(gpu, master.gpu);
   for (std::size_t i = 0; i < exact.size(); ++i) {
-    ASSERT_EQ(static_cast<float>(rounded[i]), static_cast<float>(T(exact[i]))) << "the weight is the copy's rounding";
+    ASSERT_EQ(static_cast<float>(rounded[i]), static_cast<float>(T(exact[i])))
+        << "the weight must be the rounded master copy";
     ASSERT_NEAR(exact[i], (*w.host.storage)[i], 2e-5);
   }
 }
 
 class GpuAdamW : public GpuTest {};
 
-TEST_F(GpuAdamW, IsTheCpusInEveryCombinationOfTypes) {
+TEST_F(GpuAdamW, MatchesTheCpuInEveryCombinationOfTypes) {
   Cuda gpu(1 << 22, kTile);
   expect_adamw<float, float, float>(gpu, false, 1e-5);
   expect_adamw<BFloat16, BFloat16, float>(gpu, true, 1e-2);
@@ -354,14 +355,14 @@ TEST_F(GpuAdamW, IsTheCpusInEveryCombinationOfTypes) {
   expect_adamw<BFloat16, float, BFloat16>(gpu, false, 5e-2);
 }
 
-// Updates far smaller than a bfloat16's last place must add up on average, and repeat bit for bit.
+// Updates far below an ulp of bfloat16 must add up on average, and be reproducible bit for bit.
 TEST_F(GpuAdamW, StochasticRoundingIsRightOnAverage) {
   Cuda gpu(1 << 24, kTile);
   const Index n = 64, d = 256;
   auto run = [&] {
     auto scope = gpu.scope();
     const Twin<BFloat16> w(gpu, n, d, 1, 0, 1), g(gpu, n, d, 2, 0, 1), m(gpu, n, d, 3, 0, 1), v(gpu, n, d, 4, 0, 1);
-    AdamW s{1e-4, 0.9, 0.9, 0, 0, 1, 100000};  // every update is 1e-4, the last place of 1 is 8e-3 (and 4e-3 below it)
+    AdamW s{1e-4, 0.9, 0.9, 0, 0, 1, 100000};  // every update is 1e-4; an ulp of 1 is 8e-3, and 4e-3 below 1
     for (int i = 0; i < 20; ++i, ++s.step) adamw(gpu, w.gpu, g.gpu, AdamWState<BFloat16>{{}, m.gpu, v.gpu}, s);
     return to_host(gpu, w.gpu);
   };
@@ -379,13 +380,13 @@ class GpuDevice : public GpuTest {};
 TEST_F(GpuDevice, RefusesMoreMemoryThanTheGpuHas) {
   try {
     Cuda dev(std::size_t{1} << 50);
-    FAIL() << "it did not refuse";
+    FAIL() << "not refused";
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("MiB of GPU memory"), std::string::npos) << e.what();
   }
 }
 
-TEST_F(GpuDevice, ProfilesOperationsThatItRan) {
+TEST_F(GpuDevice, ProfilesOperations) {
   Cuda dev(1 << 20);
   dev.profile = true;
   const auto m = allocate<float>(dev, 10, 10, Kind::chunk);

@@ -1,5 +1,5 @@
-// The walk on the Cuda device: every family in every mode against the CPU's float64, bit for bit between modes and
-// chunks, in the memory that was planned; and training.
+// The walk on the Cuda device: every family in every mode against the CPU's float64, with equal bits in all modes and
+// chunks, within the planned memory. And training.
 #include "data/documents/stories.cuh"
 #include "data/documents/text.cuh"
 #include "model/generate.cuh"
@@ -9,7 +9,7 @@
 namespace streambp {
 namespace {
 
-constexpr Index kTestTile = kTile;  // of the device: so that short streams have several
+constexpr Index kTestTile = kTile;  // of the device: short streams have several
 
 class GpuWalk : public testing::TestWithParam<Family> {
  protected:
@@ -83,8 +83,8 @@ TEST_F(GpuTraining, AWideGradientIsTheNarrowOneBeforeItsRounding) {
   }
 }
 
-// From the same weights, ours is no further from float64 than PyTorch's own gradient in bfloat16: on average, since in
-// models as small as these rounding is a matter of luck.
+// With the same weights, our bfloat16 gradient is as close to float64 as PyTorch's. On average: rounding varies a lot
+// in models this small.
 TEST_F(GpuTraining, BFloat16IsNoWorseThanPyTorchs) {
   const Json theirs = Json::parse(read_file(golden_folder() / "bfloat16_errors.json"));
   double log_ratio = 0;
@@ -157,10 +157,10 @@ TEST_F(GpuTraining, FollowsTheCpusCurve) {
   for (const auto& curve : {f32, mixed, wide, pure}) EXPECT_NEAR(curve.back(), cpu.back(), 0.1 * cpu.back());
 }
 
-// Texts that grow side by side, on the GPU and on the CPU in float64: the logits after each step, from the same tokens.
+// Several sequences decode together: the logits after each step, on the GPU and in float64 on the CPU.
 template <class T>
 void expect_generation(const Config& c, double tolerance) {
-  constexpr Index room = 720, chunk = 96;  // fewer than the tokens, so that a chunk is full once, as planned
+  constexpr Index room = 720, chunk = 96;  // fewer than the tokens: one chunk is full, as planned
   const std::vector<Index> lengths = sized<std::vector<Index>>({700, 5, 190}, {150, 5, 40}, {90, 5, 17});
   auto run = [&]<class Device, class U>(Device& dev, Model<U>& model) {
     allocate(dev, table(c, model.weights), Kind::weights);
@@ -200,7 +200,7 @@ void expect_generation(const Config& c, double tolerance) {
 TEST_P(GpuWalk, GenerationInFloat32) { expect_generation<float>(GetParam().config, 1e-5); }
 TEST_P(GpuWalk, GenerationInBFloat16) { expect_generation<BFloat16>(GetParam().config, 0.06); }
 
-// A step repeated gives the same bits: nothing depends on which block comes first.
+// A repeated step gives the same bits: nothing depends on the order of blocks.
 TEST_F(GpuTraining, RepeatsBitForBit) {
   const Index steps = sized<Index>(3, 3, 1);
   const auto run = [=] {

@@ -1,5 +1,5 @@
-// Every operation alone: forward against its formula written out in double, backward against central finite
-// differences, float against double, and the same bits for a row whatever rows it is computed with.
+// Each operation: forward against its formula in float64, backward against central finite differences, and a row's bits
+// against those of the same row among others.
 #include <functional>
 
 #include "kernels/adamw.cuh"
@@ -27,7 +27,7 @@ double dot(M a, M b) {
   return sum;
 }
 
-// dx must be the gradient of the loss with respect to x: checked at up to 60 entries spread over x.
+// dx must be the gradient of the loss with respect to x. Checks up to 60 entries, spread over x.
 void expect_gradient(const char* what, M x, M dx, const Loss& loss) {
   const Index stride = std::max<Index>(1, x.size() / 60);
   double scale = 1e-3;
@@ -94,7 +94,7 @@ TEST_P(Matmul, IsItsFormulaForwardAndBackward) {
   expect_gradient("dw", w.m, dw.m, loss);
   expect_gradient("dbias", bias.m, dbias.m, loss);
 
-  // gradients of weights are added to, that of the input where asked
+  // weight gradients always add; the input's adds with Update::add
   Owned<double> twice = zeros(n, in), dw2 = zeros(out, in);
   matmul_backward_input(device(), twice.m, dy.m, w.m, Update::assign);
   matmul_backward_input(device(), twice.m, dy.m, w.m, Update::add);
@@ -103,7 +103,7 @@ TEST_P(Matmul, IsItsFormulaForwardAndBackward) {
   expect_near(dw2.m, [&](Index i, Index j) { return 2 * dw.m(i, j); });
 }
 
-TEST(Operations, ShapesThatDoNotFitAreRefused) {
+TEST(Operations, RefuseShapesThatDoNotMatch) {
   Owned<double> x(4, 5, 1), w(3, 5, 1), y(4, 3, 1), wrong(4, 4, 1);
   EXPECT_THROW(matmul(device(), wrong.m, x.m, w.m), Error);
   EXPECT_THROW(matmul(device(), y.m, wrong.m, w.m), Error);
@@ -152,7 +152,7 @@ TEST_P(NormOperation, IsItsFormulaForwardAndBackward) {
   expect_gradient("dw", w.m, dw.m, loss);
   if (bias) expect_gradient("db", b.m, db.m, loss);
 
-  // it adds to dx; or replaces it, then also in the place of dy or x
+  // Update::add adds to dx; Update::assign also works in place of dy or x
   Owned<double> added(n, d, 8), before(n, d, 8), scratch = zeros(1, d);
   const NormWeights<double> ignored{scratch.m, {}};
   norm_backward(device(), added.m, ignored, dy.m, input, Update::add);
@@ -167,7 +167,7 @@ TEST_P(NormOperation, IsItsFormulaForwardAndBackward) {
 
 // --- rope ---
 
-TEST(Operations, RopeTurnsPairsAndTurnsThemBack) {
+TEST(Operations, RopeRotatesPairsAndBack) {
   for (const RopeScaling& scaling : {RopeScaling{}, RopeScaling{8, 1, 4, 64}}) {
     const Index dim = 14, heads = 3, n = 40;
     const std::vector<double> f = rope_frequencies(dim, 300, scaling);
@@ -233,7 +233,7 @@ TEST_P(ActivationOperation, IsItsFormulaForwardAndBackward) {
   if (gate) expect_gradient("dgate", g.m, dgate, loss);
 }
 
-TEST(Operations, TheFloatExponentialIsGoodToTwoUnitsInTheLastPlace) {
+TEST(Operations, TheFloatExponentialIsWithinTwoUlp) {
   for (double x = -87; x < 88; x += 0.00137) {
     const auto argument = static_cast<float>(x);
     const double truth = std::exp(static_cast<double>(argument));
@@ -307,9 +307,9 @@ TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
   }
   EXPECT_EQ(attention_pairs(span(all)), pairs);
 
-  loss();  // out and lse of the unmoved inputs again
+  loss();  // recompute out and lse: expect_gradient moved the inputs
 
-  // by chunks: forward first to last, also of odd sizes; backward last to first
+  // by chunks: forward first to last, backward last to first
   Owned<double> out2(n, q_width, 8), lse2(n, p.heads, 9), dq2(n, q_width, 7), dk2 = zeros(n, kv_width),
                                                                               dv2 = zeros(n, kv_width);
   auto input_of = [&](Rows r) { return AttentionInput<double>{q.m.slice(r), k.m, v.m}; };
@@ -322,14 +322,14 @@ TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
   for (const auto& [one, other] : {std::pair{out, out2}, {lse, lse2}, {dq, dq2}, {dk, dk2}, {dv, dv2}}) {
     EXPECT_EQ(*one.storage, *other.storage) << "chunks changed bits";
   }
-  for (Index begin = 0; begin < n; begin += 37) {  // as generation does: rows that start inside a tile
+  for (Index begin = 0; begin < n; begin += 37) {  // as in generation: rows that start inside a tile
     const Rows r = {begin, std::min(n, begin + 37)};
     attention(device(), output_of(r), input_of(r), span(r));
   }
   expect_near(out2.m, [&](Index i, Index j) { return out.m(i, j); });
 }
 
-TEST(Operations, AttentionPairsInClosedFormAreTheirSum) {
+TEST(Operations, AttentionPairsMatchTheirClosedForm) {
   for (Index window : {0, 1, 5, 100}) {
     std::vector<std::int32_t> begins(60, 0);
     for (const Rows rows : {Rows{0, 60}, Rows{3, 4}, Rows{10, 47}}) {
@@ -339,7 +339,7 @@ TEST(Operations, AttentionPairsInClosedFormAreTheirSum) {
   }
 }
 
-// Scores far apart and huge ones must not overflow, and a far-away key must not disturb.
+// Huge and widely spread scores must not overflow.
 TEST(Operations, AttentionSurvivesExtremeScores) {
   const Index n = 200;
   std::vector<std::int32_t> begins(static_cast<std::size_t>(n), 0);
@@ -357,7 +357,7 @@ TEST(Operations, AttentionSurvivesExtremeScores) {
 
 // --- head ---
 
-TEST(Operations, HeadGivesLogProbabilitiesAndTheirGradient) {
+TEST(Operations, HeadComputesLogProbsAndTheirGradient) {
   const Index n = 140, vocab = 37;
   Owned<double> logits(n, vocab, 1, 3), logp(1, n, 2), w(1, n, 3), scratch(n, vocab, 4);
   std::vector<std::int32_t> targets;
@@ -390,9 +390,32 @@ TEST(Operations, HeadSurvivesExtremeLogits) {
   EXPECT_EQ(logp.m(0, 1), -1e4f);
 }
 
+// The weights of a policy objective against finite differences of its loss, for clipped and unclipped ratios.
+TEST(Operations, PolicyWeightsAreTheSlopeOfTheClippedLoss) {
+  const double lowest = 0.8, highest = 1.3, h = 1e-6;
+  Owned<double> advantage(1, 40, 1), old(1, 40, 2), kl(1, 40, 3), reference(1, 40, 4), logp(1, 40, 5);
+  const TokenWeights<double> w{{}, advantage.m, old.m, kl.m, reference.m, lowest, highest};
+  int clipped = 0;
+  for (Index t = 0; t < 40; ++t) {
+    auto loss = [&](double logp) {
+      const double ratio = std::exp(logp - old.m(0, t)), a = advantage.m(0, t), delta = reference.m(0, t) - logp;
+      return -std::min(ratio * a, std::clamp(ratio, lowest, highest) * a) + kl.m(0, t) * (std::exp(delta) - delta - 1);
+    };
+    const double x = logp.m(0, t), ratio = std::exp(x - old.m(0, t));
+    EXPECT_NEAR(w(t, x), (loss(x + h) - loss(x - h)) / (2 * h), 1e-6 * (1 + std::abs(w(t, x)))) << t;
+    const ClippedRatio<double> policy(ratio, advantage.m(0, t), lowest, highest);
+    EXPECT_NEAR(policy.value, loss(x) - kl.m(0, t) * (std::exp(reference.m(0, t) - x) - (reference.m(0, t) - x) - 1),
+                1e-12 * (1 + ratio));
+    clipped += policy.clipped;
+  }
+  EXPECT_GT(clipped, 5);
+  EXPECT_LT(clipped, 35);
+  EXPECT_FALSE(ClippedRatio<double>(9, 0, lowest, highest).clipped);  // no advantage, nothing to clip
+}
+
 // --- embedding ---
 
-TEST(Operations, EmbeddingLooksUpAndAddsItsGradient) {
+TEST(Operations, EmbeddingAndItsGradient) {
   const Index n = 150, d = 70, vocab = 9;
   Owned<double> tokens_table(vocab, d, 1), positions_table(n, d, 2), x(n, d, 3), dx(n, d, 4);
   std::vector<std::int32_t> tokens, positions;
@@ -467,9 +490,9 @@ TEST(Optimizer, LearningRateRisesThenFallsByACosine) {
   EXPECT_GT(learning_rate(s, 1), 0.99);
 }
 
-// --- float against double, and a row alone against a row among others ---
+// --- a row alone against a row among others ---
 
-TEST(Operations, ARowHasTheSameBitsWhicheverTilesItIsComputedWith) {
+TEST(Operations, ARowHasTheSameBitsForAnyChunk) {
   const Index n = 700, d = 96;
   Owned<float> x(n, d, 1), w(200, d, 2), norm_w(1, d, 3), y(n, 200, 4), y2(n, 200, 5), z(n, d, 6), z2(n, d, 7);
   matmul(device(), y.m, x.m, w.m);

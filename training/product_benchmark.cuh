@@ -21,7 +21,7 @@ struct ProductTiming {
 class ProductBenchmark {
  public:
   explicit ProductBenchmark(Cuda& dev) : dev(dev) {
-    workspace = dev.template allocate<std::byte>(1, static_cast<Index>(kFreeChoice.workspace), Kind::chunk);
+    workspace = allocate<std::byte>(dev, 1, static_cast<Index>(kFreeChoice.workspace), Kind::chunk);
   }
 
   ProductTiming time(const Product& p) {
@@ -43,20 +43,18 @@ class ProductBenchmark {
   }
 
  private:
-  // Of one call: the best of three series, after one that warms up.
+  // Of one call: the best of three series, after a call that warms up.
   template <class F>
   double seconds(F&& f) {
-    constexpr int kCalls = 8;
-    double best = INFINITY;
-    for (int series = 0; series < 4; ++series) {
+    auto series = [&](int calls) {
       dev.synchronize();
       const auto start = std::chrono::steady_clock::now();
-      for (int i = 0; i < kCalls; ++i) f();
+      for (int i = 0; i < calls; ++i) f();
       dev.synchronize();
-      const double total = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      if (series > 0) best = std::min(best, total / kCalls);
-    }
-    return best;
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / calls;
+    };
+    const int calls = static_cast<int>(std::clamp(5e-3 / series(1), 1.0, 20.0));
+    return std::min({series(calls), series(calls), series(calls)});
   }
 
   Cuda& dev;
@@ -77,7 +75,7 @@ std::vector<ProductTiming> time_products(const Config& config, Index rows, Index
     ProductBenchmark benchmark(dev);
     const Matrix<T> w = repeated_noise<T>(dev, s.outputs, s.inputs, 1), x = repeated_noise<T>(dev, rows, s.inputs, 2),
                     y = repeated_noise<T>(dev, rows, s.outputs, 3);
-    const Matrix<float> dw = dev.template allocate<float>(s.outputs, s.inputs, Kind::chunk);
+    const Matrix<float> dw = allocate<float>(dev, s.outputs, s.inputs, Kind::chunk);
     const Rows last = {(rows - 1) / tile * tile, rows};
     auto add = [&](const char* name, const Product& p) {
       timings.push_back(benchmark.time(p));
@@ -90,15 +88,18 @@ std::vector<ProductTiming> time_products(const Config& config, Index rows, Index
   return timings;
 }
 
-// The rate of one large square product: what "of matmul" compares with.
+// Square products, as large as they can be in a few milliseconds: what "of matmul" compares with.
 template <class T>
 ProductTiming time_large_product() {
-  constexpr Index n = sizeof(T) == 2 ? 8192 : 4096;
-  Cuda dev(static_cast<std::size_t>(3 * n * n) * sizeof(T) + kFreeChoice.workspace + (std::size_t{1} << 16));
-  ProductBenchmark benchmark(dev);
-  const Matrix<T> w = repeated_noise<T>(dev, n, n, 1), x = repeated_noise<T>(dev, n, n, 2),
-                  y = repeated_noise<T>(dev, n, n, 3);
-  return benchmark.time(Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, nullptr, y, false, Along::result});
+  constexpr Index most = sizeof(T) == 2 ? 8192 : 4096;
+  for (Index n = 128;; n *= 2) {
+    Cuda dev(static_cast<std::size_t>(3 * n * n) * sizeof(T) + kFreeChoice.workspace + (std::size_t{1} << 16));
+    const Matrix<T> w = repeated_noise<T>(dev, n, n, 1), x = repeated_noise<T>(dev, n, n, 2),
+                    y = repeated_noise<T>(dev, n, n, 3);
+    const ProductTiming timing =
+        ProductBenchmark(dev).time({y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, nullptr, y, false, Along::result});
+    if (n == most || 2.0 * static_cast<double>(n * n * n) / timing.ours.rate > 1e-3) return timing;
+  }
 }
 
 }  // namespace streambp::cuda

@@ -122,7 +122,7 @@ class Cuda : private cuda::Block, public DeviceBase {
     const std::size_t bytes = static_cast<std::size_t>(from.size()) * sizeof(T);
     STREAMBP_CHECK(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice, stream));
   }
-  // Waits for the work that was launched and, when profiling, reads its times.
+  // Waits for all launched work; with `profile`, reads its times.
   void synchronize() {
     STREAMBP_CHECK(cudaStreamSynchronize(stream));
     for (const Span& s : spans) {
@@ -146,7 +146,7 @@ class Cuda : private cuda::Block, public DeviceBase {
     return Timer{stream, profile ? start_span(name) : nullptr};
   }
 
-  // A product that could not use the algorithm of one tile: its bits may depend on the chunk. `verify` fails then.
+  // Records a product that cannot use the algorithm of one tile. Its bits may depend on the chunk, so `verify` fails.
   void report_algorithm_change(std::string what) {
     std::fprintf(stderr, "streambp: warning: %s\n", what.c_str());
     algorithm_changes.push_back(std::move(what));
@@ -163,7 +163,7 @@ class Cuda : private cuda::Block, public DeviceBase {
     cudaEvent_t start, stop;
   };
 
-  // Starts to time an operation and returns the event that is to end it.
+  // Starts to time an operation; returns the event that ends it.
   cudaEvent_t start_span(const char* name) {
     Span& s = spans.emplace_back(Span{name, nullptr, nullptr});
     STREAMBP_CHECK(cudaEventCreate(&s.start));
@@ -202,7 +202,7 @@ void launch(Cuda& dev, void (*kernel)(Parameters...), dim3 grid, int threads, st
             Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
   std::tuple<Parameters...> values(arguments...);
-  if (shared > (48u << 10)) {  // more than every kernel may have
+  if (shared > (48u << 10)) {  // more needs permission
     STREAMBP_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   }
 #ifdef __CUDACC__
@@ -237,7 +237,7 @@ __device__ T* shared_memory() {
 #endif
 }
 
-// Every lane gets the sum (or maximum) of all 32, in the same bits: x + y is y + x.
+// Every lane gets the sum (or maximum) of all 32 lanes, with the same bits: x + y == y + x.
 template <class T>
 __device__ T warp_sum(T x) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);

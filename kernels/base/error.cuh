@@ -14,7 +14,7 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// fail("file.json: expected ", 3, " layers") throws an Error with the pieces put together.
+// fail("file.json: expected ", 3, " layers") throws an Error with the concatenated parts as its message.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream message;

@@ -1,4 +1,4 @@
-// The exponential and the sigmoid, in a form that compilers turn into vector instructions and that GPUs run too.
+// Exponential and sigmoid, in a form that compilers vectorise and that GPUs run too.
 #pragma once
 
 #include <bit>
@@ -9,10 +9,10 @@ namespace streambp {
 
 inline double exponential(double x) { return std::exp(x); }
 
-// exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2, where a polynomial is good to 2 units in the last
-// place. Clamped to the range of normal numbers: no infinity, no zero, and no branch.
+// exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2, and a polynomial for exp(r): accurate to 2 ulp.
+// Clamped to the range of normal numbers: no infinity, no zero, no branch.
 constexpr float exponential(float x) {
-#ifdef __CUDA_ARCH__  // a GPU raises 2 to a power; what x log2 e loses in rounding is put back
+#ifdef __CUDA_ARCH__  // the hardware computes 2^t; `lost` compensates the rounding of t = x log2 e
   x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
   const float t = x * 1.44269504f, lost = fmaf(x, 1.44269504f, -t) + x * 1.92596299e-8f;
   float y = 0;

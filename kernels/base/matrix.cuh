@@ -1,7 +1,8 @@
-// The one data type of the program: a view of a row-major matrix. It owns nothing; devices own memory.
+// A view of a row-major matrix, the one data type of the program. It owns nothing; devices own memory.
 //
 // A Matrix is sliced by rows (a chunk of the token stream) or by columns (the heads of an attention layer). A vector,
-// such as a bias, is a matrix of one row. Data is null on the Plan device; a parameter that a model lacks is empty.
+// such as a bias, is a matrix of one row. Data is null on the Plan device. A parameter that a model lacks is an empty
+// matrix.
 #pragma once
 
 #include <bit>
@@ -14,19 +15,19 @@ namespace streambp {
 
 using Index = std::int64_t;
 
-// The atom of work along the token stream. Every operation computes rows in tiles that start at multiples of kTile, and
-// every sum over rows runs over tiles from the last to the first. So no result depends on how the stream was chunked.
+// The unit of work along the token stream. Every operation computes rows in tiles that start at multiples of kTile, and
+// every sum over rows goes over tiles from last to first. So results do not depend on the chunk.
 constexpr Index kTile = 256;
 
-// The GPU adds up weight gradients by larger tiles: reading and writing one of them takes as long as multiplying some
-// 700 rows (on an H200), so it should happen seldom. 2048 rows of an 8B model's activations take 0.4 GB.
+// The GPU sums weight gradients over larger tiles: reading and writing a gradient takes as long as multiplying about
+// 700 rows (on an H200). 2048 rows of an 8B model's activations take 0.4 GB.
 constexpr Index kGpuTile = 2048;
 
-// Sums over rows within a tile: first within groups of this many rows, then over the groups, last to first.
+// A sum over the rows of a tile goes first over groups of this many rows, then over the groups, last to first.
 constexpr Index kGroup = 16;
 static_assert(kTile % kGroup == 0);
 
-// What is constexpr here also runs in CUDA kernels.
+// constexpr functions also run in CUDA kernels. There, std::min and std::max cannot take a constant by reference.
 constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 constexpr Index round_up(Index a, Index b) { return ceil_div(a, b) * b; }
 constexpr Index least(Index a, Index b) { return a < b ? a : b; }
@@ -41,6 +42,9 @@ struct Rows {
   constexpr Index size() const { return end - begin; }
 };
 
+// The i-th block of `size` out of n elements; the last block may be smaller.
+constexpr Rows piece(Index i, Index size, Index n) { return {i * size, least(n, (i + 1) * size)}; }
+
 template <class T>
 struct Matrix {
   T* data = nullptr;
@@ -51,7 +55,7 @@ struct Matrix {
   constexpr Matrix(T* data, Index rows, Index cols) : data(data), rows(rows), cols(cols), stride(cols) {}
   constexpr Matrix(T* data, Index rows, Index cols, Index stride)
       : data(data), rows(rows), cols(cols), stride(stride) {}
-  // A writable matrix may be passed where a read-only one is expected.
+  // Matrix<T> converts to Matrix<const T>.
   template <class U>
   requires(std::is_same_v<const U, T>) constexpr Matrix(const Matrix<U>& m)
       : data(m.data), rows(m.rows), cols(m.cols), stride(m.stride) {}
@@ -71,30 +75,30 @@ struct Matrix {
     require(0 <= begin && count >= 0 && begin + count <= cols, "columns ", begin, "+", count, " of ", cols);
     return {data ? data + begin : nullptr, rows, count, stride};
   }
-  // The same numbers with rows of another width; for example C x (heads * dim) seen as (C * heads) x dim.
+  // The same elements with another row width: C x (heads * dim) becomes (C * heads) x dim.
   Matrix reshape(Index new_cols) const {
     require(contiguous() && size() % new_cols == 0, "cannot reshape ", rows, "x", cols, " to rows of ", new_cols);
     return {data, size() / new_cols, new_cols};
   }
 };
 
-// A read-only operand. Its type follows from the other operands, so that a writable matrix may be passed as it is.
+// A read-only operand. T is deduced from the other operands, so callers can pass a writable matrix.
 template <class T>
 using Input = std::type_identity_t<Matrix<const T>>;
 
-// Shape checks, in the vocabulary of the operations: require_shape("matmul", "weight", w, out, in).
+// require_shape("matmul", "weight", w, out, in)
 template <class T>
 void require_shape(const char* operation, const char* what, const Matrix<T>& m, Index rows, Index cols) {
   require(m.rows == rows && m.cols == cols, operation, ": ", what, " is ", m.rows, "x", m.cols, ", expected ", rows,
           "x", cols);
 }
 
-// bfloat16: the upper half of a float32. Storage only; arithmetic happens in float32.
+// bfloat16: the upper half of a float32. For storage only; arithmetic is in float32.
 struct BFloat16 {
   std::uint16_t bits;
 
   BFloat16() = default;
-  constexpr explicit BFloat16(float x) {  // to nearest, ties to even
+  constexpr explicit BFloat16(float x) {  // round to nearest, ties to even
 #ifdef __CUDA_ARCH__
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return;
@@ -106,7 +110,7 @@ struct BFloat16 {
   constexpr operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 };
 
-// The type in which sums over many terms are kept: float32 at least.
+// The type of sums over many terms: at least float32.
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
 

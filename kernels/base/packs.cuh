@@ -1,5 +1,6 @@
-// Element-wise work on the GPU, in packs: a thread reads and writes 8 neighbouring numbers at once (16 bytes of
-// bfloat16), or single ones where a matrix is too odd for that. Arithmetic is in float32 whatever the type in memory.
+// Elementwise kernels with vectorised access: a thread loads and stores packs of 8 neighbouring elements (16 bytes of
+// bfloat16), or single elements where a matrix is not aligned for packs. Arithmetic is in float32 for any type in
+// memory.
 #pragma once
 
 #include "kernels/base/cuda.cuh"
@@ -31,7 +32,7 @@ __device__ void store(T* to, const Floats<N>& from) {
   Memory<N, T> memory;
   for (int k = 0; k < N; ++k) memory.x[k] = static_cast<T>(from.x[k]);
 #ifdef __CUDA_ARCH__
-  if constexpr (sizeof(memory) == 16 && sizeof(T) == 2) {  // which nvcc would split into four writes
+  if constexpr (sizeof(memory) == 16 && sizeof(T) == 2) {  // nvcc would split this into four stores
     const auto words = reinterpret_cast<const std::uint32_t*>(memory.x);
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]),
                  "r"(words[1]), "r"(words[2]), "r"(words[3])
@@ -42,7 +43,7 @@ __device__ void store(T* to, const Floats<N>& from) {
   *reinterpret_cast<Memory<N, T>*>(to) = memory;
 }
 
-// Can all rows of these matrices be read in packs?
+// Can packs cover all rows of these matrices?
 template <class... T>
 bool packable(const Matrix<T>&... m) {
   auto one = [](const auto& m) {
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) packs_kernel(Index rows, Index cols,
   }
 }
 
-// Calls f(N, i, j) for the numbers j .. j + N of every row i, with a pack of N = 8 where these matrices allow it, else 1.
+// Calls f(N, i, j) for columns j .. j + N of every row i: with N = 8 where packs cover these matrices, else with N = 1.
 template <class F, class... T>
 void for_each_pack(Cuda& dev, Index rows, Index cols, F f, const Matrix<T>&... m) {
   const Index blocks_of_rows = std::min<Index>(rows, 65535);
@@ -76,7 +77,7 @@ void for_each_pack(Cuda& dev, Index rows, Index cols, F f, const Matrix<T>&... m
   }
 }
 
-// The same where all matrices have one shape, or are empty: as one long row where they have no gaps.
+// The same for matrices of one shape (or empty ones): as one long row if all are contiguous.
 template <class F, class U, class... T>
 void for_each_element(Cuda& dev, F f, Matrix<U> first, Matrix<T>... m) {
   auto flatten = [](auto& x) {

@@ -1,4 +1,4 @@
-// The instructions that CUDA C++ has no words for. tests/cuda_on_cpu gives them their meaning in plain C++.
+// PTX instructions without a CUDA C++ equivalent. tests/cuda_on_cpu implements them in plain C++.
 #pragma once
 
 #include "kernels/base/cuda.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const std::uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four 8 x 8 matrices from shared memory: lane l gives the address of row l % 8 of matrix l / 8 and gets, of each
+// Four 8 x 8 matrices from shared memory: lane l passes the address of row l % 8 of matrix l / 8 and gets, of each
 // matrix, the numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; transposed, those of column l / 4.
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -31,14 +31,14 @@ __device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&r)[4], const v
                : "memory");
 }
 
-// Starts a copy of 16 bytes from global to shared memory, or of zeros; it is done when the thread has waited for it.
+// Starts to copy 16 bytes from global to shared memory, or to write zeros. The bytes are there after a wait.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                    static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
                "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0)
                : "memory");
 }
-// Ends a group of copies; waits until no more than N groups are under way.
+// Ends a group of copies; waits until at most N groups are unfinished.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
@@ -51,7 +51,7 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// Two numbers as a pair of bfloat16, rounded to nearest.
+// Rounds two numbers to nearest and packs them as a pair of bfloat16.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   std::uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

@@ -1,5 +1,5 @@
-// Random numbers that are a function of (seed, stream, index) alone: no state to save, any element on its own, the same
-// on every machine and for every number of threads.
+// Counter-based random numbers: a function of (seed, stream, index) only. There is no state to save, any element can be
+// computed alone, and the values are the same on every machine and for any number of threads.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace streambp {
 
-// SplitMix64's finaliser: every input bit changes every output bit with probability one half.
+// SplitMix64's finaliser: flipping an input bit flips every output bit with probability 1/2.
 constexpr std::uint64_t mix(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -26,16 +26,16 @@ struct Random {
   constexpr std::uint64_t bits(std::uint64_t index) const { return mix(key ^ mix(index)); }
   // Uniform in (0, 1).
   double uniform(std::uint64_t index) const { return (static_cast<double>(bits(index) >> 11) + 0.5) * 0x1p-53; }
-  // Uniform in 0 .. n-1. (The bias, n / 2^64, does not matter here.)
+  // Uniform in 0 .. n-1, with a negligible bias of n / 2^64.
   std::uint64_t below(std::uint64_t n, std::uint64_t index) const { return bits(index) % n; }
-  // Standard normal, by Box and Muller.
+  // Standard normal (Box-Muller).
   double normal(std::uint64_t index) const {
     const double radius = std::sqrt(-2 * std::log(uniform(2 * index)));
     return radius * std::cos(6.283185307179586 * uniform(2 * index + 1));
   }
 };
 
-// 0 .. n-1 in an order by chance.
+// A random permutation of 0 .. n-1.
 inline std::vector<std::int64_t> shuffled(std::size_t n, const Random& random) {
   std::vector<std::int64_t> order(n);
   std::iota(order.begin(), order.end(), 0);

@@ -1,13 +1,14 @@
-// Tiles of numbers, and the words that attention is written in: load, multiply, row_max, row_sum.
+// Tiles of matrices in shared memory and in registers, and their operations: load, multiply, row_max, row_sum.
+// Attention is written in them.
 //
 //   SharedTile<ROWS, COLS>    bfloat16 in shared memory, for all warps of the block
-//   Numbers<M, N>             float32, 16 M rows x 8 N columns, spread over the registers of a warp
-//   LeftOperand<M, K>         bfloat16, 16 M rows x 16 K columns, likewise: what multiplies from the left
-//   PerRow<M>                 float32, one number for each of the 16 M rows
+//   Numbers<M, N>             float32, 16 M rows x 8 N columns, in the registers of a warp
+//   LeftOperand<M, K>         bfloat16, 16 M rows x 16 K columns, in registers too: the left operand of a product
+//   PerRow<M>                 float32, one value for each of the 16 M rows
 //
-// Tensor cores multiply 16 x 16 by 16 x 8. They want the numbers of a tile spread over a warp so that lane l has rows
-// l / 4 and l / 4 + 8 of every 16, and of these the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. The left operand of
-// a product has the same layout as the result of another one: a result goes on as an operand without moving.
+// Tensor cores multiply 16 x 16 by 16 x 8. A fragment is spread over the warp: lane l holds rows l / 4 and l / 4 + 8 of
+// every 16, and of these the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. The left operand of a product has the
+// layout that results have, so a result becomes an operand without any data movement.
 #pragma once
 
 #include "kernels/base/matrix.cuh"
@@ -18,7 +19,7 @@ namespace streambp::cuda {
 // A block that works on tiles has four warps.
 constexpr int kTileWarps = 4, kTileThreads = kTileWarps * kWarp;
 
-// Rows are 16 bytes longer than their numbers, so that 8 rows read together lie in different banks.
+// Rows are padded by 16 bytes, so that the 8 rows of an ldmatrix lie in different banks.
 template <int ROWS, int COLS>
 struct SharedTile {
   static constexpr int kStride = COLS + 8, kSize = ROWS * kStride;
@@ -28,8 +29,8 @@ struct SharedTile {
   __device__ BFloat16* at(int row, int col) const { return data + row * kStride + col; }
 };
 
-// Starts to fill the tile with the rows `first`, first + 1, ... of a matrix, by all threads of the block; zeros for rows
-// before 0 or from `end` on, and for columns that the matrix lacks. With `aligned`, rows of the matrix begin at multiples of 16 bytes.
+// Starts copying rows first, first + 1, ... of a matrix into the tile, with all threads of the block. Rows outside 0 ..
+// end and columns that the matrix lacks are zero. `aligned`: the rows of the matrix start at multiples of 16 bytes.
 template <int ROWS, int COLS>
 __device__ void load(SharedTile<ROWS, COLS> tile, Matrix<const BFloat16> m, int first, int end, bool aligned) {
   constexpr int pieces = COLS / 8;
@@ -39,7 +40,7 @@ __device__ void load(SharedTile<ROWS, COLS> tile, Matrix<const BFloat16> m, int 
       const int row = i / COLS, col = i % COLS;
       *tile.at(row, col) = inside(row, col) ? m(first + row, col) : BFloat16(0);
     }
-  } else if constexpr (kTileThreads % pieces == 0) {  // a thread keeps to its columns
+  } else if constexpr (kTileThreads % pieces == 0) {  // every thread copies the same columns of all its rows
     constexpr int step = kTileThreads / pieces, steps = (ROWS + step - 1) / step;
     const int begin = threadIdx.x / pieces, col = threadIdx.x % pieces * 8;
     const BFloat16* from = m.row(first + begin) + col;
@@ -69,7 +70,8 @@ struct Numbers {
     for (int i = 0; i < M * N * 4; ++i) (&x[0][0][0])[i] = value;
   }
 
-  // Calls f(number, m, half, col): its row is that of PerRow's x[m][half], its column counts from the tile's first.
+  // Calls f(number, m, half, col). m and half give the row, as in PerRow's x[m][half]; col counts from the tile's
+  // first.
   template <class F>
   __device__ void for_each(F&& f) {
     const int col = threadIdx.x % 4 * 2;
@@ -94,17 +96,17 @@ struct PerRow {
   }
 };
 
-// The row, counted from the warp's first, that x[m][half] belongs to.
+// The row of x[m][half], counted from the warp's first.
 __device__ inline int row_of(int m, int half) { return m * 16 + half * 8 + static_cast<int>(threadIdx.x) % kWarp / 4; }
 
-// The four lanes of a row share what they have.
+// Reduces over the four lanes that share a row; all of them get the result.
 template <class F>
 __device__ float over_row(float x, F&& f) {
   x = f(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return f(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// The largest of each row and of what was there.
+// result = max(result, the maximum of each row)
 template <int M, int N>
 __device__ void row_max(PerRow<M>& result, Numbers<M, N>& numbers) {
   numbers.for_each([&](float x, int m, int half, int) { result.x[m][half] = fmaxf(result.x[m][half], x); });
@@ -115,7 +117,7 @@ __device__ void row_max(PerRow<M>& result, Numbers<M, N>& numbers) {
   }
 }
 
-// Adds the lane's own part of each row's sum; the lanes add up at the very end.
+// Adds each lane's part of the row sums. finish_row_sum then adds the lanes, once at the end.
 template <int M, int N>
 __device__ void add_row_sum(PerRow<M>& result, Numbers<M, N>& numbers) {
   numbers.for_each([&](float x, int m, int half, int) { result.x[m][half] += x; });
@@ -133,7 +135,7 @@ template <int M, int K>
 struct LeftOperand {
   std::uint32_t x[M][K][4];
 
-  // Rounded to bfloat16.
+  // Rounds to bfloat16.
   __device__ explicit LeftOperand(const Numbers<M, 2 * K>& numbers) {
 #pragma unroll
     for (int m = 0; m < M; ++m) {
@@ -149,7 +151,7 @@ struct LeftOperand {
   }
 };
 
-// result += a bᵀ, where a is the rows of a shared tile from `row` on. The rows of b are the columns of the result.
+// result += a bᵀ, with the rows of a from `row` on. The rows of b become the columns of the result.
 template <int M, int N, int A_ROWS, int B_ROWS, int COLS>
 __device__ void multiply_transposed(Numbers<M, N>& result, SharedTile<A_ROWS, COLS> a, int row,
                                     SharedTile<B_ROWS, COLS> b) {
@@ -173,7 +175,7 @@ __device__ void multiply_transposed(Numbers<M, N>& result, SharedTile<A_ROWS, CO
   }
 }
 
-// result += a b, where b is the columns of a shared tile from `col` on.
+// result += a b, with the columns of b from `col` on.
 template <int M, int N, int K, int ROWS, int COLS>
 __device__ void multiply(Numbers<M, N>& result, const LeftOperand<M, K>& a, SharedTile<ROWS, COLS> b, int col = 0) {
   static_assert(ROWS == 16 * K && N % 2 == 0);

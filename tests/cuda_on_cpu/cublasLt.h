@@ -1,7 +1,7 @@
-// The part of cuBLASLt that the program calls, in plain loops: D = alpha op(A) op(B) + beta C (+ bias).
+// The part of cuBLASLt that the program calls, as plain loops: D = alpha op(A) op(B) + beta C (+ bias).
 //
 // Matrices are stored by columns, as in BLAS. Every sum runs over ascending k in float32, whatever the shapes, so the
-// bits of a number of D depend on its own row of op(A), column of op(B), C and bias alone. Tests can take that away.
+// bits of an entry of D depend only on its row of op(A), its column of op(B), C and bias. Tests can break that.
 #pragma once
 
 #include <cstddef>
@@ -57,7 +57,7 @@ struct cublasLtMatmulDescOpaque_t {
   cublasOperation_t transa = CUBLAS_OP_N, transb = CUBLAS_OP_N;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
-  std::int32_t bias_type = -1;  // -1: that of D
+  std::int32_t bias_type = -1;  // -1: the type of D
 };
 struct cublasLtMatrixLayoutOpaque_t {
   cudaDataType type;
@@ -139,8 +139,16 @@ struct Product {
   std::size_t m, n, k;  // D is m x n, the sums have k terms
 };
 
-// For tests: a library that cannot use an algorithm for some products, or adds up some of them in another order.
+// Test hooks: products for which the library rejects an algorithm, or sums over descending k.
 inline std::function<bool(const Product&)> rejects, descends;
+
+// Counts products with a column that does not start at a multiple of 16 bytes. Tensor cores cannot read those directly.
+inline std::size_t misaligned_products = 0;
+inline bool misaligned(const void* data, cublasLtMatrixLayout_t m) {
+  const std::size_t bytes = m->type == CUDA_R_32F ? 4 : 2;
+  return reinterpret_cast<std::uintptr_t>(data) % 16 != 0 ||
+         (m->cols > 1 && static_cast<std::size_t>(m->stride) * bytes % 16 != 0);
+}
 
 inline cublasStatus_t check_product(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, Product* product = nullptr) {
@@ -233,7 +241,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                                      cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
                                      const cublasLtMatmulAlgo_t*, void*, std::size_t, cudaStream_t) {
   using namespace cuda_on_cpu;
-  using Four = float __attribute__((vector_size(16)));   // what every processor multiplies at once
+  using Four = float __attribute__((vector_size(16)));   // a vector that every processor has
   constexpr std::size_t kFours = 8, kRows = 4 * kFours;  // rows of D computed together, in registers
 
   Product p{};
@@ -245,6 +253,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   const int bias_type = op->bias_type < 0 ? d_layout->type : op->bias_type;
   const auto stride = [](cublasLtMatrixLayout_t m) { return static_cast<std::size_t>(m->stride); };
   const bool descending = descends && descends(p);
+  if (misaligned(a, a_layout) || misaligned(b, b_layout) || misaligned(d, d_layout)) ++misaligned_products;
   if (next_operation() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   const DeviceMemory::Access access;
 
@@ -259,7 +268,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   std::vector<float> a_panel(kRows * p.k);
   for (std::size_t first = 0; first < p.m; first += kRows) {
     const std::size_t rows = std::min(kRows, p.m - first);
-    // These rows of op(A) as float32, column by column. Missing rows stay as they are; their sums are not used.
+    // These rows of op(A) as float32, column by column. The sums of rows beyond the last are not used.
     for (std::size_t k = 0; k < p.k; ++k) {
       for (std::size_t r = 0; r < rows; ++r) {
         const std::size_t i = first + r;

@@ -1,10 +1,15 @@
 // CUDA on CPU: this folder's <cuda_runtime.h> lets g++ compile CUDA kernels as they are and run them on the host.
 //
-// Every CUDA thread is a fiber. It runs until it waits, at a barrier or in an operation of the whole warp, and then
-// another one goes on; `schedule` says which. So a kernel's indexing, synchronisation and arithmetic can be tested
-// without a GPU, under sanitizers, and in several orders of its threads: one of them shows a barrier that is missing.
-// Memory that a kernel must not rely on (fresh shared or device memory, the target of an unfinished copy) holds 0xff
-// bytes, which read as NaN. Nothing here says anything about the speed of a kernel or about the real hardware.
+// Every CUDA thread is a fiber. It runs until it waits at a barrier or in an operation of its warp; then `schedule`
+// picks the next fiber. This tests a kernel's indexing, synchronization and arithmetic without a GPU, under sanitizers,
+// and in several orders of threads, which expose missing barriers. Memory that a kernel must not rely on (fresh shared
+// or device memory, the target of an unfinished copy) holds 0xff bytes, which read as NaN. The host cannot touch device
+// memory. The emulation tells nothing about speed or the real hardware.
+//
+//   language.h         qualifiers, built-in types and variables
+//   emulated_gpu.h     architecture, driver, errors, memory
+//   multiprocessor.h   the scheduler of fibers, and launch
+//   warp.h             shuffles, votes, inline assembly
 #pragma once
 
 #include <chrono>
@@ -19,7 +24,7 @@
 #define CUDA_ON_CPU 1
 #define CUDART_VERSION 13000
 
-// ---- The runtime API: device memory is the host's and everything is done when its call returns ------------------
+// ---- The runtime API: every call has finished its work when it returns -----------------------------------------
 
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost = 0,

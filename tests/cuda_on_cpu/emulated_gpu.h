@@ -1,4 +1,4 @@
-// The emulated GPU: what it is, how it fails, and its memory, which the host may not touch.
+// The emulated GPU: its architecture and driver, its errors, and its memory, which the host cannot touch.
 #pragma once
 
 #include <signal.h>
@@ -17,14 +17,14 @@
 
 namespace cuda_on_cpu {
 
-// Compute capability, and the shared memory that a block can have. The default has the least of all supported GPUs.
+// Compute capability, and the most shared memory of a block. The default has the least of all supported GPUs.
 struct Gpu {
   int major, minor;
   std::size_t shared_bytes;
 };
 inline constexpr Gpu kGeForce{8, 6, 99 << 10}, kA100{8, 0, 163 << 10}, kHopper{9, 0, 227 << 10};
 inline Gpu gpu = kGeForce;
-inline int driver_version = 13000;  // the newest CUDA that the driver knows; 0: there is no driver
+inline int driver_version = 13000;  // the newest CUDA that the driver supports; 0: no driver
 
 // ---- Errors -----------------------------------------------------------------------------------------------------
 
@@ -34,8 +34,8 @@ inline cudaError_t answer(cudaError_t error) {
   return error;
 }
 
-// Lets an operation on the device fail after this many good ones (launches, copies, events, synchronisation), and with
-// it all that follow, like a GPU that lost its context. Negative: none fails.
+// Operations (launches, copies, events, synchronization) that succeed before one fails. All later ones fail too, as on
+// a GPU with a lost context. Negative: none fails.
 inline int operations_before_failure = -1;
 inline cudaError_t next_operation() {
   if (operations_before_failure == 0) return answer(cudaErrorIllegalAddress);
@@ -45,16 +45,16 @@ inline cudaError_t next_operation() {
 
 // ---- Memory -----------------------------------------------------------------------------------------------------
 
-// Blocks end at a page that nobody may touch. Their own pages are open only during kernels, copies and products.
+// A guard page follows every block. Its own pages are accessible only during kernels, copies and matrix products.
 class DeviceMemory {
  public:
   std::size_t free = std::size_t{1} << 30;  // what cudaMalloc can still give
 
-  // Fresh memory holds 0xff bytes, which read as NaN. Null if there is no room.
+  // Fills the memory with 0xff bytes, which read as NaN. Returns null if there is no room.
   void* allocate(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     if (bytes > free) return nullptr;
-    // Large blocks get huge pages, which are fast to open and close.
+    // Large blocks get huge pages: their protection changes fast.
     const std::size_t unit = bytes < kHugePage ? page() : kHugePage, pages = (bytes + unit - 1) / unit * unit;
     const std::size_t mapped = pages + unit + page();
     void* mapping = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -106,7 +106,7 @@ class DeviceMemory {
     return sum;
   }
 
-  // While one of these lives, the memory is open.
+  // Makes the memory accessible for its lifetime.
   class Access {
    public:
     Access();
@@ -117,9 +117,9 @@ class DeviceMemory {
  private:
   static constexpr std::size_t kHugePage = std::size_t{2} << 20;
   struct Block {
-    char* mapping;  // all that mmap gave
+    char* mapping;  // what mmap returned
     std::size_t mapped;
-    char* pages;  // the whole pages that the block lies in; it ends within 256 bytes of their end
+    char* pages;  // the pages of the block, which ends within 256 bytes of their end
     std::size_t page_bytes, bytes;
   };
 
@@ -132,7 +132,7 @@ class DeviceMemory {
     for (const auto& [data, block] : blocks_) mprotect(block.pages, block.page_bytes, protection);
   }
 
-  // Says what went wrong where the memory, or the page after it, is touched; other faults are not ours.
+  // Explains a fault in this memory or in a guard page, and ends the program.
   static void explain_faults() {
     static const bool installed = [] {
       struct sigaction action {};
@@ -171,7 +171,7 @@ inline void DeviceMemory::explain(int, siginfo_t* info, void*) {
     signal(SIGABRT, SIG_DFL);
     abort();
   }
-  sigaction(SIGSEGV, &earlier_, nullptr);  // the instruction faults once more
+  sigaction(SIGSEGV, &earlier_, nullptr);  // not ours: the instruction faults again, for the earlier handler
 }
 
 }  // namespace cuda_on_cpu

@@ -1,7 +1,7 @@
-// Fibers: functions with stacks of their own that hand one processor from one to the other.
+// Fibers: functions with separate stacks that switch to each other explicitly.
 //
-// A switch saves what a function call keeps, the callee-saved registers, and moves the stack pointer; it costs a few
-// nanoseconds. AddressSanitizer is told about every switch, so that it knows which stack it is looking at.
+// A switch saves the callee-saved registers and moves the stack pointer, which takes a few nanoseconds. It also tells
+// AddressSanitizer the new stack.
 #pragma once
 
 #include <sys/mman.h>
@@ -12,7 +12,7 @@
 #include <new>
 
 #if !defined(__x86_64__) && !defined(CUDA_ON_CPU_UCONTEXT)
-#define CUDA_ON_CPU_UCONTEXT  // the portable way: it also saves signal masks, with a system call
+#define CUDA_ON_CPU_UCONTEXT  // portable, but a switch makes a system call to save signal masks
 #endif
 #ifdef CUDA_ON_CPU_UCONTEXT
 #include <ucontext.h>
@@ -22,8 +22,8 @@
 #endif
 
 #ifndef CUDA_ON_CPU_UCONTEXT
-// Leaves the running stack's pointer in *from and goes on with the stack `to`. Every translation unit brings the code
-// along and the linker keeps one copy, as of an inline function.
+// Saves the stack pointer in *from and continues on the stack `to`. Every translation unit contains the code, and the
+// linker keeps one copy, like an inline function.
 extern "C" void cuda_on_cpu_switch_stacks(void** from, void* to);
 asm(R"(
   .ifndef cuda_on_cpu_switch_stacks  # units that the linker optimises together meet in one file
@@ -54,10 +54,10 @@ cuda_on_cpu_switch_stacks:
 
 namespace cuda_on_cpu {
 
-// A Fiber that was never started stands for the stack of the OS thread that first switches away from it.
+// A Fiber that was not started stands for the stack of the OS thread that switches away from it.
 class Fiber {
  public:
-  using Entry = Fiber& (*)();  // runs to its end and names the fiber that goes on
+  using Entry = Fiber& (*)();  // runs to its end and returns the next fiber
 #ifdef __SANITIZE_ADDRESS__
   static constexpr std::size_t kStack = 256 << 10;
 #else
@@ -71,8 +71,8 @@ class Fiber {
     if (mapping_) munmap(mapping_, page() + kStack);
   }
 
-  // The next switch to this fiber calls entry(). `number` spreads the hot ends of the stacks over the processor's
-  // cache, whose sets would otherwise all want the same few lines of every stack.
+  // The next switch to this fiber calls entry(). `number` shifts the start of the stack, so that the hot ends of all
+  // stacks do not compete for the same cache sets.
   void start(Entry entry, int number) {
     if (!mapping_) allocate();
     entry_ = entry;
@@ -84,7 +84,7 @@ class Fiber {
     makecontext(&context_, &Fiber::begin, 0);
 #else
     auto* frame =
-        reinterpret_cast<std::uintptr_t*>(top) - 8;  // six registers, begin(), and where begin() never returns
+        reinterpret_cast<std::uintptr_t*>(top) - 8;  // six registers, begin(), and a return address that is never used
     for (int i = 0; i < 8; ++i) frame[i] = 0;
     frame[6] = reinterpret_cast<std::uintptr_t>(&Fiber::begin);
     stack_pointer_ = frame;
@@ -94,7 +94,7 @@ class Fiber {
     size_ = kStack;
   }
 
-  // Goes on with `next` until something switches back to this fiber; never, if this is its `last` switch.
+  // Continues with `next` until another fiber switches back here; after the `last` switch none does.
   void switch_to(Fiber& next, bool last = false) {
     left_ = this, entered_ = &next;
 #ifdef __SANITIZE_ADDRESS__
@@ -116,7 +116,7 @@ class Fiber {
     return size;
   }
 
-  // Below the stack lies a page that nobody may touch: an overflow stops the program rather than spoil a neighbour.
+  // A guard page below the stack: an overflow ends the program instead of corrupting another stack.
   void allocate() {
     void* block = mmap(nullptr, page() + kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (block == MAP_FAILED) throw std::bad_alloc();
@@ -130,7 +130,7 @@ class Fiber {
 #endif
   }
 
-  // Not instrumented, because this frame never returns and would leave its marks on the stack for the next start.
+  // Not instrumented: this frame never returns, and its red zones would remain on the stack.
   [[gnu::no_sanitize_address]] static void begin() {
     arrive();
     Fiber& me = *entered_;
@@ -145,7 +145,7 @@ class Fiber {
 #endif
   Entry entry_ = nullptr;
   void* mapping_ = nullptr;
-  void* fake_stack_ = nullptr;  // these three for AddressSanitizer
+  void* fake_stack_ = nullptr;  // these three are for AddressSanitizer
   const void* bottom_ = nullptr;
   std::size_t size_ = 0;
 };

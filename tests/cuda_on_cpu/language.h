@@ -1,4 +1,4 @@
-// CUDA's words as g++ reads them: qualifiers, built-in types and variables, error codes.
+// CUDA's language extensions for g++: qualifiers, built-in types and variables, error codes.
 #pragma once
 
 #define __global__
@@ -38,7 +38,7 @@ constexpr float4 make_float4(float x, float y, float z, float w) { return {x, y,
 constexpr uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 constexpr float2 make_float2(float x, float y) { return {x, y}; }
 
-// Those of the running fiber.
+// Of the running fiber.
 inline constinit thread_local uint3 threadIdx{}, blockIdx{};
 inline constinit thread_local dim3 blockDim, gridDim;
 inline constexpr int warpSize = 32;

@@ -25,8 +25,8 @@ namespace cuda_on_cpu {
 
 inline constexpr int kMaxThreads = 1024;
 
-// The order in which blocks are visited, and in which the threads of a block that can run are picked: always the first
-// of them, so it runs as far ahead of the others as barriers let it. Every block is shuffled in its own way.
+// The order of blocks, and of the threads of a block. The first thread that can run always runs next, as far ahead of
+// the others as barriers allow. Every block is shuffled differently.
 enum class Schedule { forward, backward, shuffled };
 inline Schedule schedule = Schedule::forward;
 inline unsigned shuffle_seed = 1;
@@ -38,20 +38,20 @@ inline void put_in_order(std::vector<int>& order, std::size_t count, std::size_t
   if (schedule == Schedule::backward) std::reverse(order.begin(), order.end());
   if (schedule != Schedule::shuffled) return;
   std::minstd_rand random(static_cast<unsigned>(shuffle_seed * 7919 + seed * 104729 + 1));
-  for (int i = 0; i < 4; ++i) random();  // neighbouring seeds begin alike
+  for (int i = 0; i < 4; ++i) random();  // similar seeds start with similar numbers
   std::shuffle(order.begin(), order.end(), random);
 }
 
-// What threads can wait for together. The last lane of a warp to come completes the work for all; operands[lane] is
-// what a lane brought, on its own stack, which also takes its result.
+// What threads wait for together. The last lane to arrive does the work for its warp. operands[lane] points to the
+// operand on that lane's stack, which also receives the result.
 struct Meeting {
   const char* name;
   void (*complete)(void* const* operands, int lanes) = nullptr;
-  bool whole_warp = false;  // needs all 32 lanes; otherwise the lanes that exist are enough
+  bool whole_warp = false;  // needs all 32 lanes; otherwise the existing lanes are enough
 };
 inline constexpr Meeting kBarrier{"__syncthreads"};
 
-// Runs the blocks of a launch one after the other. Every OS thread has one of its own.
+// Runs the blocks of a launch one after the other. Every OS thread has its own.
 class Multiprocessor {
  public:
   static constexpr int kWarp = 32;
@@ -89,7 +89,7 @@ class Multiprocessor {
     }
   }
 
-  // The calling lane waits until all lanes of its warp have come.
+  // The calling lane waits for all lanes of its warp.
   void meet(const Meeting& meeting, void* operand) {
     Thread& me = *running_;
     Warp& warp = warps_[static_cast<std::size_t>(me.number / kWarp)];
@@ -109,7 +109,7 @@ class Multiprocessor {
     pause();
   }
 
-  // The calling thread waits until all threads of its block have come or have returned.
+  // The calling thread waits until all threads of its block have arrived or returned.
   void barrier() {
     running_->waits_for = &kBarrier;
     ++at_barrier_;
@@ -125,7 +125,7 @@ class Multiprocessor {
       fail("thread ", running_->number, ": ", operation, " outside of shared memory");
   }
 
-  // Says where and what to stderr, and throws it.
+  // Throws an error that names block and cause, and prints it.
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... parts) const {
     std::ostringstream message;
@@ -141,11 +141,11 @@ class Multiprocessor {
 
  private:
   struct Warp {
-    const Meeting* meeting = nullptr;  // what its lanes are gathering for, once one has come
+    const Meeting* meeting = nullptr;  // what the lanes that arrived are waiting for
     int arrived = 0;
     void* operands[kWarp] = {};
   };
-  struct Cancelled {};  // unwinds the stacks of the fibers that an error left waiting
+  struct Cancelled {};  // unwinds the stacks of fibers that still wait after an error
 
   void run_block(std::size_t block) {
     std::memset(shared_, 0xff, shared_bytes_);
@@ -184,7 +184,7 @@ class Multiprocessor {
 
   static Fiber& thread_main();
 
-  // One thread from its beginning to its end; names the fiber that goes on.
+  // Runs one thread to its end and returns the next fiber.
   Fiber& run_thread() {
     Thread& me = *running_;
     threadIdx = me.index;
@@ -205,12 +205,12 @@ class Multiprocessor {
     return running_ ? running_->fiber : host_;
   }
 
-  // Lets the first ready thread run; returns when the caller is ready and its turn has come.
+  // Switches to the first ready thread; returns when the caller is picked again.
   void pause() {
     Thread& me = *running_;
     running_ = take_ready();
     if (running_ != &me) {
-      me.fiber.switch_to(running_ ? running_->fiber : host_);  // the host if nothing can run: then we are stuck
+      me.fiber.switch_to(running_ ? running_->fiber : host_);  // to the host if nothing can run: a deadlock
       threadIdx = me.index;
     }
     if (cancelling_) throw Cancelled{};
@@ -272,7 +272,7 @@ class Multiprocessor {
   bool cancelling_ = false;
 };
 
-inline constinit thread_local Multiprocessor* running_on = nullptr;  // null outside of kernels
+inline constinit thread_local Multiprocessor* running_on = nullptr;  // null outside kernels
 
 inline Fiber& Multiprocessor::thread_main() { return running_on->run_thread(); }
 
@@ -283,8 +283,8 @@ inline Multiprocessor& here() {
 
 inline void* shared_memory() { return here().shared_memory(); }
 
-// Calls body() once for every thread of every block. What a thread throws is thrown from here, and so is a
-// std::logic_error for a kernel that can never end.
+// Calls body() for every thread of every block. Rethrows what a thread throws, and throws std::logic_error for a kernel
+// that cannot end.
 template <class F>
 cudaError_t launch(dim3 grid, dim3 block, std::size_t shared_bytes, F&& body) {
   const std::size_t threads = std::size_t{block.x} * block.y * block.z;

@@ -1,4 +1,4 @@
-// What the threads of a warp do together: shuffles and votes, and what the kernels' inline assembly means.
+// Operations of a warp (shuffles and votes), and the meaning of the kernels' inline assembly.
 #pragma once
 
 #include <bit>
@@ -66,8 +66,8 @@ inline unsigned voted(const Meeting& meeting, unsigned mask, int predicate) {
 inline void __syncthreads() { cuda_on_cpu::here().barrier(); }
 inline void __syncwarp(unsigned mask = 0xffffffff) { cuda_on_cpu::meet_all(cuda_on_cpu::kSyncWarp, mask, nullptr); }
 
-// The lanes of a warp exchange values within sections of `width` lanes. A lane whose source lies outside keeps its
-// own value; what comes from a lane that does not exist is NaN.
+// The lanes of a warp exchange values within sections of `width` lanes. A lane with a source outside its section keeps
+// its value; a lane that does not exist sends NaN.
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = warpSize) {
   const int begin = cuda_on_cpu::lane() & ~(width - 1);
@@ -99,7 +99,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return cuda_on_cpu::voted(cuda_on_cpu::kBallot, mask, predicate);
 }
 
-// ---- What the kernels' inline assembly means --------------------------------------------------------------------
+// ---- The meaning of the kernels' inline assembly ----------------------------------------------------------------
 
 namespace cuda_on_cpu {
 
@@ -122,7 +122,7 @@ struct MmaOperand {
 //   of B: column g, rows 2t, 2t + 1 (b[0]) and 2t + 8, 2t + 9 (b[1]);
 //   of D: row g (d[0], d[1]) and row g + 8 (d[2], d[3]), columns 2t, 2t + 1.
 inline void multiply_fragments(void* const* operands, int) {
-  using Four = float __attribute__((vector_size(16)));  // what every processor multiplies at once
+  using Four = float __attribute__((vector_size(16)));  // a vector that every processor has
   float a[16][16];
   Four b[16][2], d[16][2];
   for (int lane = 0; lane < 32; ++lane) {
@@ -158,8 +158,8 @@ struct LdmatrixOperand {
   const void* row;
 };
 
-// Lane l brings the address of row l % 8 of matrix l / 8. It takes from matrix m, as r[m], row l / 4, columns
-// 2 (l % 4) and the next; or, transposed, that of the rows and columns exchanged.
+// Lane l passes the address of row l % 8 of matrix l / 8. As r[m] it receives row l / 4, columns 2 (l % 4) and
+// 2 (l % 4) + 1 of matrix m; transposed, with rows and columns exchanged.
 template <bool kTransposed>
 void load_matrices(void* const* operands, int) {
   std::uint16_t rows[32][8];
@@ -184,7 +184,7 @@ inline void load_matrix(const Meeting& meeting, std::uint32_t* r, const void* ro
   m.meet(meeting, &operand);
 }
 
-// Makes the thread's copies, all but those of its latest `recent` groups.
+// Completes the thread's copies, except those of its latest `recent` groups.
 inline void finish_copies(int recent) {
   Multiprocessor::Thread& me = here().running();
   const auto end = std::find_if(me.copies.begin(), me.copies.end(),
@@ -213,8 +213,8 @@ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], const void* row) {
   cuda_on_cpu::load_matrix(cuda_on_cpu::kLdmatrixTrans, r, row);
 }
 
-// The hardware copies at any time between here and the wait. We spoil the target now, for those who still read what
-// was there, and bring the data with the wait, for those who read too early.
+// The hardware copies at any time between here and the wait. Overwriting the target now exposes readers of the old
+// contents; copying at the wait exposes readers that do not wait.
 inline void cp_async_16(void* shared, const void* global, bool valid) {
   cuda_on_cpu::Multiprocessor& m = cuda_on_cpu::here();
   m.check_shared("cp_async_16", shared);

@@ -36,7 +36,7 @@ inline std::vector<LinearShape> linear_shapes(const Config& c) {
 // rows differ.
 template <class T>
 Matrix<T> repeated_noise(Cuda& dev, Index rows, Index cols, std::uint64_t seed) {
-  const Matrix<T> m = dev.template allocate<T>(rows, cols, Kind::chunk);
+  const Matrix<T> m = allocate<T>(dev, rows, cols, Kind::chunk);
   std::vector<T> pattern(static_cast<std::size_t>(least(65521, m.size())));
   for (std::size_t i = 0; i < pattern.size(); ++i) {
     pattern[i] = static_cast<T>(static_cast<float>(2 * Random(seed).uniform(i) - 1));
@@ -72,7 +72,7 @@ class ProductCheck {
   ProductCheck(const LinearShape& shape, Index tile) : shape(shape), dev(bytes(shape, tile), tile) {
     w = noise(shape.outputs, shape.inputs, 1);
     bias = noise(1, shape.outputs, 2);
-    flag = dev.template allocate<std::int32_t>(1, 1, Kind::chunk);
+    flag = allocate<std::int32_t>(dev, 1, 1, Kind::chunk);
   }
 
   static std::size_t bytes(const LinearShape& s, Index tile) {
@@ -106,8 +106,8 @@ class ProductCheck {
   void check(Index inputs, Index outputs, F&& product) {
     auto scope = dev.scope();
     const Matrix<T> x = noise(2 * dev.tile, inputs, 3), start = noise(2 * dev.tile, outputs, 4),
-                    chunk = dev.template allocate<T>(2 * dev.tile, outputs, Kind::chunk),
-                    alone = dev.template allocate<T>(dev.tile, outputs, Kind::chunk);
+                    chunk = allocate<T>(dev, 2 * dev.tile, outputs, Kind::chunk),
+                    alone = allocate<T>(dev, dev.tile, outputs, Kind::chunk);
     product(chunk, start, x).compute(dev);
     for (Index count : {dev.tile, kTile, kTile - 1}) {
       const Rows part = {dev.tile, dev.tile + count};

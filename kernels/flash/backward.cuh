@@ -1,0 +1,226 @@
+// Flash attention, backward, in two kernels:
+//
+//   queries     dQ: a block of queries goes over the keys that they see, first to last, as in the forward pass
+//   keys        dK, dV: a block has 64 keys of one key/value head and goes over the queries that see them, last to
+//               first, and for each tile of queries over the heads of the group
+//
+// P is recomputed from the row's lse. Sums stay in registers. Both kernels compute S and dP, so these are computed
+// twice. In return every sum has one owner and one order: no atomics, and the same bits each time and for any chunk.
+#pragma once
+
+#include "kernels/flash/tiles.cuh"
+
+namespace streambp::cuda {
+
+// --- dQ, over the keys of a tile of queries ---
+
+template <int DIM>
+struct FlashQueriesMemory {
+  SharedTile<Flash<DIM>::kQueries, DIM> q, dout;
+  SharedTile<Flash<DIM>::kBackwardKeys, DIM> k_even, k_odd, v;
+
+  static constexpr std::size_t kBytes = sizeof(BFloat16) * (2 * decltype(q)::kSize + 3 * decltype(v)::kSize);
+  __device__ explicit FlashQueriesMemory(BFloat16* memory)
+      : q{memory},
+        dout{q.data + q.kSize},
+        k_even{dout.data + dout.kSize},
+        k_odd{k_even.data + k_even.kSize},
+        v{k_odd.data + k_odd.kSize} {}
+};
+
+template <int DIM>
+__global__ void __launch_bounds__(kTileThreads)
+    flash_queries_kernel(FlashInput in, AttentionUpstream<BFloat16> upstream, Matrix<BFloat16> dq, int last_tile) {
+  using Size = Flash<DIM>;
+  constexpr int M = Size::kM, KEYS = Size::kBackwardKeys;
+  const int h = blockIdx.y;
+  const QueryTile<M> tile(in, last_tile - static_cast<int>(blockIdx.x), Size::kQueries);  // the longest first
+  const int warp_row = threadIdx.x / kWarp * 16 * M;
+  const auto keys = in.head(in.k, in.kv_head(h)), values = in.head(in.v, in.kv_head(h));
+
+  const auto [q, dout, k_even, k_odd, v] = FlashQueriesMemory<DIM>(shared_memory<BFloat16>());
+  const int first = tile.begin - in.rows_begin();
+  const int first_key = tile.first / KEYS * KEYS, end = tile.end < in.rows_end() ? tile.end : in.rows_end();
+  load(q, in.head(in.q, h), first, static_cast<int>(in.rows.size()), in.aligned);
+  load(dout, in.head(upstream.dout, h), first, static_cast<int>(in.rows.size()), in.aligned);
+  load(k_even, keys, first_key, in.rows_end(), in.aligned);
+
+  PerRow<M> lse, delta;
+  for (int m = 0; m < M; ++m) {
+    for (int half = 0; half < 2; ++half) {
+      const int row = tile.row(m, half), i = row - in.rows_begin();
+      lse.x[m][half] = in.computes(row) ? upstream.lse(i, h) * kLog2E : 0;
+      delta.x[m][half] = in.computes(row) ? upstream.delta(i, h) : 0;
+    }
+  }
+  Numbers<M, DIM / 8> sum;
+  sum.fill(0);
+  const float scale = in.scale * kLog2E;
+  bool even = true;
+  for (int begin = first_key; begin < end; begin += KEYS, even = !even) {
+    const auto k = even ? k_even : k_odd, next_k = even ? k_odd : k_even;
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // k has arrived; all warps are done with the old k and v
+    load(v, values, begin, in.rows_end(), in.aligned);
+    load(next_k, keys, begin + KEYS, in.rows_end(), in.aligned);
+    Numbers<M, KEYS / 8> p, dp;
+    p.fill(0), dp.fill(0);
+    multiply_transposed(p, q, warp_row, k);
+    tile.hide_invisible(in, p, begin);
+    p.for_each([&](float& x, int m, int half, int) { x = ptx::exp2_approx(x * scale - lse.x[m][half]); });
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // v has arrived
+    multiply_transposed(dp, dout, warp_row, v);
+    for (int m = 0; m < M; ++m) {
+      for (int n = 0; n < KEYS / 8; ++n) {
+        for (int i = 0; i < 4; ++i) p.x[m][n][i] *= (dp.x[m][n][i] - delta.x[m][i / 2]) * in.scale;
+      }
+    }
+    multiply(sum, LeftOperand<M, KEYS / 16>(p), k);
+  }
+  ptx::cp_async_wait<0>();
+  sum.for_each([&](float& x, int m, int half, int col) {
+    const int row = tile.row(m, half);
+    if (!in.computes(row) || col >= in.shape.head_dim) return;
+    dq(row - in.rows_begin(), h * in.shape.head_dim + col) = BFloat16(x);
+  });
+}
+
+// --- dK and dV, over the queries of a tile of keys ---
+
+// The last computed row that sees a key before `end`: a binary search, because first keys never decrease.
+__device__ inline int last_query(const FlashInput& in, int end) {
+  int sees = in.rows_begin() - 1, beyond = in.rows_end();
+  while (beyond - sees > 1) {
+    const int middle = sees + (beyond - sees) / 2;
+    (in.first_key(middle) < end ? sees : beyond) = middle;
+  }
+  return sees;
+}
+
+// What a step needs of a query besides q and dout.
+struct QueryScalars {
+  float lse = 0, delta = 0;
+  int first_key = 0;
+
+  __device__ void read(const FlashInput& in, const AttentionUpstream<BFloat16>& upstream, int query, int head) {
+    first_key = in.first_key(query);
+    if (!in.computes(query)) return;
+    lse = upstream.lse(query - in.rows_begin(), head) * kLog2E;
+    delta = upstream.delta(query - in.rows_begin(), head);
+  }
+};
+
+template <int DIM>
+struct FlashKeysMemory {
+  static constexpr int kRows = Flash<DIM>::kQueriesAtOnce;
+  SharedTile<Flash<DIM>::kKeys, DIM> k, v;
+  SharedTile<kRows, DIM> q_even, q_odd, dout;
+  float *lse, *delta;  // of each query
+  int* first_keys;
+
+  static constexpr std::size_t kBytes =
+      sizeof(BFloat16) * (2 * decltype(k)::kSize + 3 * decltype(dout)::kSize) + kRows * 3 * sizeof(float);
+  __device__ explicit FlashKeysMemory(BFloat16* memory)
+      : k{memory},
+        v{k.data + k.kSize},
+        q_even{v.data + v.kSize},
+        q_odd{q_even.data + q_even.kSize},
+        dout{q_odd.data + q_odd.kSize},
+        lse(reinterpret_cast<float*>(dout.data + dout.kSize)),
+        delta(lse + kRows),
+        first_keys(reinterpret_cast<int*>(delta + kRows)) {}
+
+  __device__ void write(int i, const QueryScalars& query) const {
+    lse[i] = query.lse;
+    delta[i] = query.delta;
+    first_keys[i] = query.first_key;
+  }
+};
+
+// A step takes a tile of queries, from row `query` of the stream, of one head of the group.
+template <int QUERIES>
+struct FlashStep {
+  int query, head;
+
+  // Tiles from last to first, and for each tile the heads in order.
+  __device__ FlashStep next(int kv_head, int group) const {
+    return head + 1 < (kv_head + 1) * group ? FlashStep{query, head + 1} : FlashStep{query - QUERIES, kv_head * group};
+  }
+};
+
+template <int DIM>
+__global__ void __launch_bounds__(kTileThreads)
+    flash_keys_kernel(FlashInput in, AttentionUpstream<BFloat16> upstream, Matrix<float> dk, Matrix<float> dv) {
+  using Size = Flash<DIM>;
+  constexpr int QUERIES = Size::kQueriesAtOnce, COLS = Size::kColumns, N = QUERIES / 8;
+  const int dim = static_cast<int>(in.shape.head_dim), group = in.group();
+  const int kv_head = blockIdx.y / (DIM / COLS);
+  const int first_col = blockIdx.y % (DIM / COLS) * COLS;
+  const int first_key = static_cast<int>(blockIdx.x) * Size::kKeys;
+  const int last_row = last_query(in, first_key + Size::kKeys);
+  const int first_row = first_key < in.rows_begin() ? in.rows_begin() : first_key;
+  if (last_row < first_row) return;
+  const int first_tile = first_row / QUERIES * QUERIES;
+  const int thread = static_cast<int>(threadIdx.x), warp_row = thread / kWarp * 16;
+
+  using Step = FlashStep<QUERIES>;
+  const FlashKeysMemory<DIM> memory(shared_memory<BFloat16>());
+  const auto &k = memory.k, &v = memory.v;
+  const auto& dout = memory.dout;
+  auto load_queries = [&](SharedTile<QUERIES, DIM> to, Matrix<const BFloat16> m, Step s) {
+    const int end = s.query >= first_tile ? in.rows_end() - in.rows_begin() : 0;
+    load(to, in.head(m, s.head), s.query - in.rows_begin(), end, in.aligned);
+  };
+  load(k, in.head(in.k, kv_head), first_key, in.rows_end(), in.aligned);
+  load(v, in.head(in.v, kv_head), first_key, in.rows_end(), in.aligned);
+  Step step{last_row / QUERIES * QUERIES, kv_head * group};
+  load_queries(memory.q_even, in.q, step);
+
+  Numbers<1, COLS / 8> dk_sum, dv_sum;
+  auto for_each_sum = [&](Numbers<1, COLS / 8>& sum, Matrix<float> global, auto&& f) {
+    sum.for_each([&](float& x, int m, int half, int col) {
+      const int key = first_key + warp_row + row_of(m, half);
+      if (key < in.rows_end() && first_col + col < dim) f(x, global(key, kv_head * dim + first_col + col));
+    });
+  };
+  dk_sum.fill(0), dv_sum.fill(0);
+  auto read = [](float& x, float& stored) { x = stored; };
+  for_each_sum(dk_sum, dk, read), for_each_sum(dv_sum, dv, read);
+
+  const float scale = in.scale * kLog2E;
+  for (bool even = true; step.query >= first_tile; step = step.next(kv_head, group), even = !even) {
+    const auto q = even ? memory.q_even : memory.q_odd, next_q = even ? memory.q_odd : memory.q_even;
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // q has arrived; all warps are done with the old q and dout
+    load_queries(dout, upstream.dout, step);
+    load_queries(next_q, in.q, step.next(kv_head, group));
+    QueryScalars query;
+    if (thread < QUERIES) query.read(in, upstream, step.query + thread, step.head);
+    Numbers<1, N> p, dp;  // transposed: one row per key
+    p.fill(0), dp.fill(0);
+    multiply_transposed(p, k, warp_row, q);
+    if (thread < QUERIES) memory.write(thread, query);  // loaded before the product, which hides the latency
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // dout, lse, delta and first_keys have arrived
+    p.for_each([&](float& x, int m, int half, int col) {
+      const int key = first_key + warp_row + row_of(m, half);
+      const bool visible = memory.first_keys[col] <= key && key <= step.query + col;
+      x = visible ? ptx::exp2_approx(x * scale - memory.lse[col]) : 0;
+    });
+    multiply(dv_sum, LeftOperand<1, QUERIES / 16>(p), dout, first_col);
+    multiply_transposed(dp, v, warp_row, dout);
+    for (int n = 0; n < N; ++n) {
+      for (int j = 0; j < 4; ++j) {
+        const int col = n * 8 + threadIdx.x % 4 * 2 + j % 2;
+        p.x[0][n][j] *= (dp.x[0][n][j] - memory.delta[col]) * in.scale;
+      }
+    }
+    multiply(dk_sum, LeftOperand<1, QUERIES / 16>(p), q, first_col);
+  }
+  ptx::cp_async_wait<0>();
+  auto write = [](float& x, float& stored) { stored = x; };
+  for_each_sum(dk_sum, dk, write), for_each_sum(dv_sum, dv, write);
+}
+
+}  // namespace streambp::cuda

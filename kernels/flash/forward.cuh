@@ -1,0 +1,88 @@
+// Flash attention, forward: a block has 64 or 128 queries of one head and goes over the keys that they see, first to
+// last.
+#pragma once
+
+#include "kernels/flash/tiles.cuh"
+
+namespace streambp::cuda {
+
+// A row that has seen no key yet has a maximum of -infinity; -infinity - -infinity would be NaN.
+__device__ inline float finite(float maximum) { return maximum == -INFINITY ? 0 : maximum; }
+
+// One step of the online softmax: P = exp2((S - maximum) scale) in s. Updates maximum and sum, and rescales the output
+// so far.
+template <int M, int N, int D>
+__device__ void online_softmax(Numbers<M, N>& s, PerRow<M>& maximum, PerRow<M>& sum, Numbers<M, D>& o, float scale) {
+  PerRow<M> shrink = maximum;
+  row_max(maximum, s);
+  for (int m = 0; m < M; ++m) {
+    for (int half = 0; half < 2; ++half) {
+      shrink.x[m][half] = ptx::exp2_approx((shrink.x[m][half] - finite(maximum.x[m][half])) * scale);
+      sum.x[m][half] *= shrink.x[m][half];
+    }
+  }
+  s.for_each([&](float& x, int m, int half, int) { x = ptx::exp2_approx((x - finite(maximum.x[m][half])) * scale); });
+  add_row_sum(sum, s);
+  o.for_each([&](float& x, int m, int half, int) { x *= shrink.x[m][half]; });
+}
+
+// A block's shared memory.
+template <int DIM>
+struct FlashMemory {
+  SharedTile<Flash<DIM>::kQueries, DIM> q;
+  SharedTile<Flash<DIM>::kForwardKeys, DIM> k, v;
+
+  static constexpr std::size_t kBytes = sizeof(BFloat16) * (decltype(q)::kSize + 2 * decltype(k)::kSize);
+  __device__ explicit FlashMemory(BFloat16* memory) : q{memory}, k{q.data + q.kSize}, v{k.data + k.kSize} {}
+};
+
+template <int DIM>
+__global__ void __launch_bounds__(kTileThreads)
+    flash_kernel(FlashInput in, Matrix<BFloat16> out, Matrix<float> lse, int last_tile) {
+  using Size = Flash<DIM>;
+  constexpr int M = Size::kM, KEYS = Size::kForwardKeys;
+  const int h = blockIdx.y;
+  const QueryTile<M> tile(in, last_tile - static_cast<int>(blockIdx.x), Size::kQueries);  // the longest first
+  const int warp_row = threadIdx.x / kWarp * 16 * M;
+  const auto keys = in.head(in.k, in.kv_head(h)), values = in.head(in.v, in.kv_head(h));
+
+  const auto [q, k, v] = FlashMemory<DIM>(shared_memory<BFloat16>());
+  const int first_key = tile.first / KEYS * KEYS, end = tile.end < in.rows_end() ? tile.end : in.rows_end();
+  load(q, in.head(in.q, h), tile.begin - in.rows_begin(), static_cast<int>(in.rows.size()), in.aligned);
+  load(k, keys, first_key, in.rows_end(), in.aligned);
+
+  Numbers<M, DIM / 8> o;
+  PerRow<M> maximum, sum;
+  o.fill(0), maximum.fill(-INFINITY), sum.fill(0);
+  const float scale = in.scale * kLog2E;
+  for (int begin = first_key; begin < end; begin += KEYS) {
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // k has arrived; all warps are done with the old v
+    load(v, values, begin, in.rows_end(), in.aligned);
+    Numbers<M, KEYS / 8> s;
+    s.fill(0);
+    multiply_transposed(s, q, warp_row, k);
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // v has arrived; all warps are done with the old k
+    load(k, keys, begin + KEYS, in.rows_end(), in.aligned);
+
+    tile.hide_invisible(in, s, begin);
+    online_softmax(s, maximum, sum, o, scale);
+    multiply(o, LeftOperand<M, KEYS / 16>(s), v);
+  }
+  ptx::cp_async_wait<0>();
+
+  finish_row_sum(sum);
+  PerRow<M> inverse;
+  for (int m = 0; m < M; ++m) {
+    for (int half = 0; half < 2; ++half) inverse.x[m][half] = 1 / sum.x[m][half];
+  }
+  o.for_each([&](float& x, int m, int half, int col) {
+    const int row = tile.row(m, half), i = row - in.rows_begin();
+    if (!in.computes(row)) return;
+    if (col < in.shape.head_dim) out(i, h * in.shape.head_dim + col) = BFloat16(x * inverse.x[m][half]);
+    if (col == 0) lse(i, h) = maximum.x[m][half] * in.scale + std::log(sum.x[m][half]);
+  });
+}
+
+}  // namespace streambp::cuda

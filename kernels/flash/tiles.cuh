@@ -1,0 +1,84 @@
+// What the flash attention kernels share: tile sizes, their input, and the mask.
+#pragma once
+
+#include "kernels/attention_shape.cuh"
+#include "kernels/base/tiles.cuh"
+
+namespace streambp::cuda {
+
+constexpr float kLog2E = 1.44269504f;
+
+// Tile sizes for heads of up to DIM columns. They fit 255 registers per thread and 99 KB of shared memory per block.
+template <int DIM>
+struct Flash {
+  static constexpr bool wide = DIM > 128;
+  // forward, and backward for dQ: a block of queries goes over keys
+  static constexpr int kM = wide ? 1 : 2;                // 16 M queries per warp
+  static constexpr int kQueries = kTileWarps * 16 * kM;  // queries per block
+  static constexpr int kForwardKeys = wide ? 32 : 64;    // keys per step, forward
+  static constexpr int kBackwardKeys = wide ? 16 : 32;   // keys per step, backward
+  // backward for dK, dV: a block of keys goes over queries
+  static constexpr int kKeys = kTileWarps * 16;          // keys per block
+  static constexpr int kQueriesAtOnce = wide ? 16 : 64;  // queries per step
+  static constexpr int kColumns = wide ? DIM / 2 : DIM;  // columns of dK and dV per block
+};
+
+// What all kernels read. q has the rows `rows` of the stream; k and v have all rows.
+struct FlashInput {
+  Matrix<const BFloat16> q, k, v;
+  Matrix<const std::int32_t> key_begin;
+  Rows rows;
+  AttentionShape shape;
+  float scale;
+  bool aligned;  // rows start at multiples of 16 bytes
+
+  __device__ Matrix<const BFloat16> head(Matrix<const BFloat16> m, Index h) const {
+    return {m.data + h * shape.head_dim, m.rows, shape.head_dim, m.stride};
+  }
+  __device__ int group() const { return static_cast<int>(shape.group()); }
+  __device__ int kv_head(int h) const { return h / group(); }
+  __device__ bool computes(int row) const { return rows.begin <= row && row < rows.end; }
+  // The first key that a row of the stream attends to. A row that is not computed attends to no key.
+  __device__ int first_key(int row) const {
+    return computes(row) ? static_cast<int>(keys_of(row, key_begin, shape.window).begin) : row + 1;
+  }
+  __device__ int rows_begin() const { return static_cast<int>(rows.begin); }
+  __device__ int rows_end() const { return static_cast<int>(rows.end); }
+};
+
+// A block's tile of queries, rows begin .. end of the stream, and the keys that they see.
+template <int M>
+struct QueryTile {
+  int begin, end;
+  int first, last;  // the first key that any of them sees; the first key from which all of them see
+
+  __device__ QueryTile(const FlashInput& in, int tile, int size) : begin(tile * size), end(begin + size) {
+    first = in.first_key(begin < in.rows_begin() ? in.rows_begin() : begin);
+    last = in.first_key((end < in.rows_end() ? end : in.rows_end()) - 1);
+  }
+  __device__ int row(int m, int half) const {
+    return begin + static_cast<int>(threadIdx.x) / kWarp * 16 * M + row_of(m, half);
+  }
+  // Does every row of the tile see the keys key .. key + count?
+  __device__ bool all_visible(const FlashInput& in, int key, int count) const {
+    const bool whole = in.rows_begin() <= begin && end <= in.rows_end();
+    return whole && last <= key && key + count <= begin + 1;
+  }
+  // Sets scores of invisible keys to -infinity. The tile's columns are keys from `key` on.
+  template <int N>
+  __device__ void hide_invisible(const FlashInput& in, Numbers<M, N>& scores, int key) const {
+    if (all_visible(in, key, 8 * N)) return;
+    int first_key[M][2];
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) first_key[m][half] = in.first_key(row(m, half)) - key;
+    }
+    scores.for_each([&](float& x, int m, int half, int col) {
+      const bool visible = first_key[m][half] <= col && col <= row(m, half) - key;
+      x = visible ? x : -INFINITY;
+    });
+  }
+};
+
+}  // namespace streambp::cuda

@@ -1,0 +1,252 @@
+// The emulation of CUDA itself: fragments, asynchronous copies, device memory and the runtime.
+#include "tests/emulation.cuh"
+
+namespace streambp::emulation {
+namespace {
+
+// ---- Fragments --------------------------------------------------------------------------------------------------
+
+// A row-major matrix of bf16 numbers: small integers, whose products sum exactly, or any numbers.
+std::vector<std::uint16_t> random_bf16(std::size_t count, unsigned seed, bool integers) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<std::uint16_t> m(count);
+  for (auto& x : m) {
+    const float number = integers ? static_cast<float>(static_cast<int>(random() % 17) - 8) : normal(random);
+    x = static_cast<std::uint16_t>(ptx::pack_bf16(number, 0));
+  }
+  return m;
+}
+
+// The warp's A (16 x 16), B (16 x 8 stored as n x k or as k x n) and D (16 x 8) in shared memory and back, loaded as
+// tensor-core kernels load them.
+__global__ void multiply_tile(const std::uint16_t* a, const std::uint16_t* b, bool b_is_k_by_n, float* d) {
+  auto* a_tile = shared<std::uint16_t>();
+  auto* b_tile = a_tile + 16 * 16;  // 16 columns n, for a whole ldmatrix
+  for (unsigned i = threadIdx.x; i < 256; i += 32) a_tile[i] = a[i], b_tile[i] = b[i];
+  __syncwarp();
+  const unsigned lane = threadIdx.x, r = lane % 8, group = lane / 8;
+  std::uint32_t a_fragment[4], b_fragment[4];
+  // Matrices 0, 1: the upper and lower rows; 2, 3: the same of the right columns.
+  ptx::ldmatrix_x4(a_fragment, a_tile + (r + group % 2 * 8) * 16 + group / 2 * 8);
+  // Matrices 0, 1: the first and last k of the first eight columns; 2, 3: of the next eight columns.
+  if (b_is_k_by_n)
+    ptx::ldmatrix_x4_trans(b_fragment, b_tile + (r + group % 2 * 8) * 16 + group / 2 * 8);
+  else
+    ptx::ldmatrix_x4(b_fragment, b_tile + (r + group / 2 * 8) * 16 + group % 2 * 8);
+  for (unsigned half = 0; half < 2; ++half) {
+    float sums[4];
+    for (unsigned i = 0; i < 4; ++i) sums[i] = d[(lane / 4 + i / 2 * 8) * 16 + half * 8 + lane % 4 * 2 + i % 2];
+    ptx::mma_m16n8k16(sums, a_fragment, {b_fragment[2 * half], b_fragment[2 * half + 1]});
+    for (unsigned i = 0; i < 4; ++i) d[(lane / 4 + i / 2 * 8) * 16 + half * 8 + lane % 4 * 2 + i % 2] = sums[i];
+  }
+}
+
+TEST(CudaOnCpu, FragmentsMultiplyAsMatrices) {
+  for_all_schedules([] {
+    for (const bool b_is_k_by_n : {false, true}) {
+      for (const bool integers : {true, false}) {
+        const auto a = random_bf16(256, 1, integers), b = random_bf16(256, 2, integers);
+        std::vector<float> d(256), expected(256);
+        for (std::size_t i = 0; i < 256; ++i) d[i] = expected[i] = static_cast<float>(i % 7);
+        launch(1, 32, 1024, [&] { multiply_tile(a.data(), b.data(), b_is_k_by_n, d.data()); });
+        for (std::size_t i = 0; i < 16; ++i) {
+          for (std::size_t j = 0; j < 16; ++j) {
+            for (std::size_t k = 0; k < 16; ++k) {
+              const float b_kj = cuda_on_cpu::low_bf16(b[b_is_k_by_n ? k * 16 + j : j * 16 + k]);
+              expected[i * 16 + j] += cuda_on_cpu::low_bf16(a[i * 16 + k]) * b_kj;
+            }
+          }
+        }
+        EXPECT_EQ(d, expected);
+      }
+    }
+  });
+}
+
+TEST(CudaOnCpu, LdmatrixWantsAlignedRowsOfSharedMemory) {
+  std::uint32_t outside[4];
+  std::uint32_t r[4];
+  EXPECT_TRUE(has(complaint(1, 32, 1024, [&] { ptx::ldmatrix_x4(r, shared<char>() + 8); }), "aligned"));
+  EXPECT_TRUE(has(complaint(1, 32, 1024, [&] { ptx::ldmatrix_x4(r, shared<char>() + 1024); }), "outside"));
+  EXPECT_TRUE(has(complaint(1, 32, 1024, [&] { ptx::ldmatrix_x4_trans(r, outside); }), "ldmatrix_x4_trans"));
+}
+
+TEST(CudaOnCpu, Bf16RoundsToNearestEven) {
+  const auto rounded = [](float x) { return cuda_on_cpu::low_bf16(ptx::pack_bf16(x, 0)); };
+  EXPECT_EQ(ptx::pack_bf16(1.0f, -2.0f), 0xc0003f80u);
+  EXPECT_EQ(rounded(1.0f + 1.0f / 256), 1.0f);               // a tie, to even
+  EXPECT_EQ(rounded(1.0f + 3.0f / 256), 1.0f + 4.0f / 256);  // a tie, to even
+  EXPECT_EQ(rounded(1.0f + 1.01f / 256), 1.0f + 2.0f / 256);
+  EXPECT_EQ(rounded(-INFINITY), -INFINITY);
+  EXPECT_EQ(rounded(3.4e38f), INFINITY);
+  EXPECT_TRUE(std::isnan(rounded(std::bit_cast<float>(0xffffffffu))));
+  EXPECT_EQ(ptx::exp2_approx(-3), 0.125f);
+  EXPECT_EQ(ptx::log2_approx(8), 3);
+}
+
+// ---- Copies -----------------------------------------------------------------------------------------------------
+
+TEST(CudaOnCpu, AsyncCopiesArriveWithTheWaitForTheirGroup) {
+  alignas(16) const float source[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  launch(1, 1, 48, [&] {
+    float* target = shared<float>();
+    for (int i = 0; i < 12; ++i) target[i] = -1;
+    ptx::cp_async_16(target, source, true);
+    ptx::cp_async_commit();
+    ptx::cp_async_16(target + 4, nullptr, false);
+    ptx::cp_async_commit();
+    ptx::cp_async_16(target + 8, source + 8, true);
+    EXPECT_TRUE(std::isnan(target[0]));  // neither old nor new before the wait
+    ptx::cp_async_wait<1>();
+    EXPECT_EQ(target[3], 3);
+    EXPECT_TRUE(std::isnan(target[4]));
+    ptx::cp_async_wait<0>();
+    EXPECT_EQ(target[4], 0);
+    EXPECT_TRUE(std::isnan(target[8]));  // not committed yet
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    EXPECT_EQ(target[11], 11);
+    ptx::cp_async_commit();  // an empty group may stay
+  });
+  EXPECT_TRUE(has(complaint(1, 1, 48, [&] { ptx::cp_async_16(shared<float>(), source, true); }), "waited for"));
+  EXPECT_TRUE(has(complaint(1, 1, 48, [&] { ptx::cp_async_16(shared<float>(), source + 1, true); }), "aligned"));
+  EXPECT_TRUE(has(complaint(1, 1, 48, [&] { ptx::cp_async_16(shared<float>() + 1, source, true); }), "aligned"));
+  EXPECT_TRUE(has(complaint(1, 1, 40, [&] { ptx::cp_async_16(shared<float>() + 8, source, true); }), "outside"));
+}
+
+TEST(CudaOnCpu, FreshSharedMemoryIsNan) {
+  launch(3, 1, 64, [] {
+    for (int i = 0; i < 16; ++i) EXPECT_TRUE(std::isnan(shared<float>()[i]));
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(shared<float>()) % 1024, 0u);
+    shared<float>()[3] = 1;
+  });
+}
+
+// Recurses, with data in every frame.
+int deep(int depth) {
+  volatile char frame[512];
+  frame[depth % 512] = 1;
+  return depth == 0 ? 0 : deep(depth - 1) + frame[depth % 512];
+}
+
+TEST(CudaOnCpuDeathTest, AStackThatOverflowsStopsTheProgram) {
+  launch(1, 64, 0, [] { EXPECT_EQ(deep(50), 50); });
+  EXPECT_DEATH(launch(1, 64, 0, [] { EXPECT_EQ(deep(1000), 1000); }), "");
+}
+
+#ifdef __SANITIZE_ADDRESS__
+TEST(CudaOnCpuDeathTest, AddressSanitizerSeesTheEndsOfMemory) {
+  EXPECT_DEATH(launch(1, 32, 100, [] { shared<char>()[threadIdx.x + 69] = 1; }), "heap-buffer-overflow");
+  char* data = nullptr;
+  ASSERT_EQ(cudaMalloc(&data, 100), cudaSuccess);
+  EXPECT_DEATH(launch(1, 101, 0, [&] { data[threadIdx.x] = 1; }), "use-after-poison");
+  EXPECT_EQ(cudaFree(data), cudaSuccess);
+  EXPECT_DEATH(launch(1, 2, 0,
+                      [] {
+                        [[maybe_unused]] volatile char local[4];
+                        __syncthreads();
+                        local[threadIdx.x + 3] = 1;
+                      }),
+               "stack-buffer-overflow|out of bounds");
+}
+#endif
+
+// ---- The runtime ------------------------------------------------------------------------------------------------
+
+TEST(CudaOnCpu, DeviceMemoryIsExactAndLimited) {
+  cuda_on_cpu::device_memory.free = 1000;
+  float *a = nullptr, *b = nullptr;
+  std::size_t free = 0, total = 0;
+  ASSERT_EQ(cudaMalloc(&a, 900), cudaSuccess);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a) % 256, 0u);
+  EXPECT_EQ(cudaMalloc(&b, 101), cudaErrorMemoryAllocation);
+  EXPECT_STREQ(cudaGetErrorName(cudaGetLastError()), "cudaErrorMemoryAllocation");
+  EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  EXPECT_EQ(free, 100u);
+  EXPECT_EQ(total, 1000u);
+
+  std::vector<float> host(256, 2.0f), fresh(225);
+  EXPECT_EQ(cudaMemcpy(fresh.data(), a, 900, cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_TRUE(std::isnan(fresh[0]) && std::isnan(fresh[224]));
+  EXPECT_EQ(cudaMemcpy(a, host.data(), 900, cudaMemcpyHostToDevice), cudaSuccess);
+  EXPECT_EQ(cudaMemsetAsync(a + 1, 0, 8), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(host.data(), a, 900, cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(host[0] + host[1] + host[2] + host[3], 4);
+  EXPECT_EQ(cudaMemset2DAsync(a, 20, 0, 4, 3), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(host.data(), a, 900, cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(host[0] + host[5] + host[10] + host[15], 2);
+  EXPECT_EQ(cudaMemcpy2DAsync(host.data(), 8, a + 4, 20, 8, 2, cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(std::vector<float>(host.begin(), host.begin() + 4), (std::vector<float>{2, 0, 2, 0}));
+
+  EXPECT_EQ(cudaMemcpy(host.data(), a, 900, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy(a, host.data(), 901, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemsetAsync(host.data(), 0, 4), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaFree(host.data()), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaFree(a), cudaSuccess);
+  EXPECT_EQ(cuda_on_cpu::device_memory.free, 1000u);
+  cuda_on_cpu::device_memory.free = std::size_t{1} << 30;
+  cudaGetLastError();
+}
+
+// In small pages and in huge pages.
+TEST(CudaOnCpuDeathTest, TheHostMayNotTouchDeviceMemory) {
+  for (const std::size_t count : {64, 100, 1 << 20}) {
+    float* data = nullptr;
+    ASSERT_EQ(cudaMalloc(&data, count * sizeof(float)), cudaSuccess);
+    launch(1, 32, 0, [&] { data[threadIdx.x] = data[count - 1 - threadIdx.x] = 1; });
+    EXPECT_DEATH(data[count - 1] = 2, "the host touched device memory outside of kernels");
+    EXPECT_DEATH(std::exit(data[0] == 1), "the host touched device memory outside of kernels");
+    EXPECT_THROW(launch(1, 1, 0, [] { throw std::logic_error("stops"); }), std::logic_error);
+    EXPECT_DEATH(data[0] = 2, "the host touched device memory outside of kernels");
+    EXPECT_EQ(cudaFree(data), cudaSuccess);
+  }
+}
+
+TEST(CudaOnCpuDeathTest, DeviceMemoryEndsAtAPageThatNobodyMayTouch) {
+  char* data = nullptr;
+  ASSERT_EQ(cudaMalloc(&data, 512), cudaSuccess);
+  EXPECT_DEATH(launch(1, 2, 0, [&] { data[511 + threadIdx.x] = 1; }), "beyond the end of a block of device memory");
+  EXPECT_EQ(cudaFree(data), cudaSuccess);
+}
+
+TEST(CudaOnCpu, OperationsFailOnRequestAndStayFailed) {
+  float *data = nullptr, number = 0;
+  ASSERT_EQ(cudaMalloc(&data, 4), cudaSuccess);
+  cuda_on_cpu::operations_before_failure = 2;
+  EXPECT_EQ(cudaMemsetAsync(data, 0, 4), cudaSuccess);
+  EXPECT_EQ(launch(1, 1, 0, [] {}), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(&number, data, 4, cudaMemcpyDeviceToHost), cudaErrorIllegalAddress);
+  EXPECT_EQ(launch(1, 1, 0, [] { FAIL(); }), cudaErrorIllegalAddress);
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaErrorIllegalAddress);
+  cuda_on_cpu::operations_before_failure = -1;
+  EXPECT_EQ(launch(1, 1, 0, [] {}), cudaSuccess);
+  EXPECT_EQ(cudaFree(data), cudaSuccess);
+  cudaGetLastError();
+}
+
+TEST(CudaOnCpu, StreamsEventsAndProperties) {
+  cudaStream_t stream = nullptr;
+  cudaEvent_t start = nullptr, stop = nullptr;
+  float milliseconds = -1;
+  EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  EXPECT_EQ(cudaEventCreate(&start), cudaSuccess);
+  EXPECT_EQ(cudaEventCreateWithFlags(&stop, cudaEventDefault), cudaSuccess);
+  EXPECT_EQ(cudaEventRecord(start, stream), cudaSuccess);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, start, stop), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaEventRecord(stop, stream), cudaSuccess);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, start, stop), cudaSuccess);
+  EXPECT_GE(milliseconds, 0);
+  cudaEventDestroy(start), cudaEventDestroy(stop), cudaStreamDestroy(stream);
+  cudaDeviceProp properties;
+  EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
+  EXPECT_STREQ(properties.name, "CUDA on CPU");
+  EXPECT_EQ(cudaGetDeviceProperties(&properties, 1), cudaErrorInvalidDevice);
+  float* pinned = nullptr;
+  EXPECT_EQ(cudaHostAlloc(&pinned, 64, cudaHostAllocDefault), cudaSuccess);
+  EXPECT_EQ(cudaFreeHost(pinned), cudaSuccess);
+  cudaGetLastError();
+}
+
+}  // namespace
+}  // namespace streambp::emulation

@@ -1,0 +1,272 @@
+// The emulation of CUDA itself: threads, barriers and warps do what CUDA specifies, in every order of threads, and errors
+// are found.
+#include "tests/emulation.cuh"
+
+namespace streambp::emulation {
+namespace {
+
+// ---- The language -----------------------------------------------------------------------------------------------
+
+static_assert(alignof(int4) == 16 && alignof(uint4) == 16 && alignof(float4) == 16 && alignof(float2) == 8);
+static_assert(sizeof(uint3) == 12 && sizeof(dim3) == 12);
+
+__global__ void __launch_bounds__(1024) count_visits(__grid_constant__ const int width, int* visits) {
+  const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  ++visits[block * static_cast<unsigned>(width) + thread];
+}
+
+TEST(CudaOnCpu, EveryThreadOfEveryBlockRunsOnce) {
+  for_all_schedules([] {
+    std::vector<int> visits(2 * 3 * 5 * 7 * 4 * 2);
+    EXPECT_EQ(launch({2, 3, 5}, {7, 4, 2}, 0, [&] { count_visits(7 * 4 * 2, visits.data()); }), cudaSuccess);
+    for (const int n : visits) EXPECT_EQ(n, 1);
+  });
+}
+
+TEST(CudaOnCpu, SchedulesAreOrdersOfBlocksWarpsAndLanes) {
+  std::vector<std::vector<unsigned>> orders;
+  for_all_schedules([&] {
+    std::vector<unsigned> order;
+    launch(3, 64, 0, [&] { order.push_back(blockIdx.x * 64 + threadIdx.x); });
+    orders.push_back(order);
+  });
+  for (unsigned i = 0; i < 192; ++i) {
+    EXPECT_EQ(orders[0][i], i);
+    EXPECT_EQ(orders[1][i], 191 - i);
+  }
+  EXPECT_NE(orders[2], orders[3]);
+  int whole_warps = 0;  // steps of a shuffled order within a warp
+  for (std::size_t i = 1; i < 192; ++i) whole_warps += orders[2][i] / 32 == orders[2][i - 1] / 32;
+  EXPECT_LT(whole_warps, 130);
+  std::vector<std::vector<unsigned>> blocks(3);  // every block is shuffled differently
+  for (const unsigned i : orders[2]) blocks[i / 64].push_back(i % 64);
+  EXPECT_NE(blocks[0], blocks[1]);
+}
+
+TEST(CudaOnCpu, LaunchesThatDoNotFitAreRefused) {
+  const auto nothing = [] { FAIL(); };
+  EXPECT_EQ(launch(1, 1025, 0, nothing), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch({1, 65536}, 32, 0, nothing), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(0, 32, 0, nothing), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+// The default GPU is the one with the least shared memory.
+TEST(CudaOnCpu, SharedMemoryIsThatOfTheArchitecture) {
+  ASSERT_EQ(cuda_on_cpu::gpu.shared_bytes, 99u << 10);
+  for (const cuda_on_cpu::Gpu& gpu : {cuda_on_cpu::kGeForce, cuda_on_cpu::kA100, cuda_on_cpu::kHopper}) {
+    cuda_on_cpu::gpu = gpu;
+    const auto limit = static_cast<int>(gpu.shared_bytes);
+    EXPECT_EQ(launch(1, 32, gpu.shared_bytes, [] {}), cudaSuccess);
+    EXPECT_EQ(launch(1, 32, gpu.shared_bytes + 1, [] { FAIL(); }), cudaErrorInvalidValue);
+    EXPECT_EQ(cudaFuncSetAttribute(count_visits, cudaFuncAttributeMaxDynamicSharedMemorySize, limit), cudaSuccess);
+    EXPECT_EQ(cudaFuncSetAttribute(count_visits, cudaFuncAttributeMaxDynamicSharedMemorySize, limit + 1),
+              cudaErrorInvalidValue);
+    cudaDeviceProp properties;
+    EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
+    EXPECT_EQ(properties.sharedMemPerBlockOptin, gpu.shared_bytes);
+    EXPECT_EQ(properties.major, gpu.major);
+  }
+  cuda_on_cpu::gpu = cuda_on_cpu::kGeForce;
+  cudaGetLastError();
+}
+
+// ---- Barriers ---------------------------------------------------------------------------------------------------
+
+// Sums `in` over the block by halving, with or without barriers.
+__global__ void block_sum(const int* in, int* out, bool with_barriers) {
+  int* sums = shared<int>();
+  const unsigned i = threadIdx.x;
+  sums[i] = in[i];
+  for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
+    if (with_barriers) __syncthreads();
+    if (i < half) sums[i] += sums[i + half];
+  }
+  if (i == 0) *out = sums[0];
+}
+
+TEST(CudaOnCpu, BarriersOrderTheThreads) {
+  std::vector<int> in(1024);
+  for (int i = 0; i < 1024; ++i) in[static_cast<std::size_t>(i)] = i * i;
+  for_all_schedules([&] {
+    for (const unsigned threads : {2u, 64u, 1024u}) {
+      int out = 0, expected = 0;
+      for (unsigned i = 0; i < threads; ++i) expected += in[i];
+      launch(2, threads, threads * sizeof(int), [&] { block_sum(in.data(), &out, true); });
+      EXPECT_EQ(out, expected);
+    }
+  });
+}
+
+TEST(CudaOnCpu, AMissingBarrierShowsInSomeSchedule) {
+  const std::vector<int> in(64, 1);
+  int wrong = 0;
+  for_all_schedules([&] {
+    int out = 0;
+    launch(1, 64, 64 * sizeof(int), [&] { block_sum(in.data(), &out, false); });
+    wrong += out != 64;
+  });
+  EXPECT_GT(wrong, 0);
+
+  // A value read before it is written, and one overwritten before it is read. Each shows in one of the two plain orders
+  // and not in the other.
+  const auto neighbour = [](bool early_write) {
+    std::vector<int> got(64);
+    launch(1, 64, 64 * sizeof(int), [&] {
+      int* values = shared<int>();
+      const unsigned i = threadIdx.x;
+      values[i] = 1;
+      if (early_write) __syncthreads();
+      got[i] = values[(i + 63) % 64];  // written by the previous thread
+      if (early_write) values[i] = 2;
+    });
+    return static_cast<int>(std::count(got.begin(), got.end(), 1));
+  };
+  EXPECT_EQ(neighbour(false), 63);
+  EXPECT_EQ(neighbour(true), 1);
+  cuda_on_cpu::schedule = Schedule::backward;
+  EXPECT_EQ(neighbour(false), 1);
+  EXPECT_EQ(neighbour(true), 63);
+  cuda_on_cpu::schedule = Schedule::forward;
+}
+
+TEST(CudaOnCpu, ThreadsThatReturnedCountAsArrived) {
+  for_all_schedules([] {
+    int sum = 0;
+    launch(1, 100, sizeof(int), [&] {
+      if (threadIdx.x == 0) *shared<int>() = 0;
+      __syncthreads();
+      if (threadIdx.x % 3 == 0) return;
+      ++*shared<int>();
+      __syncthreads();
+      if (threadIdx.x == 1) sum = *shared<int>();
+    });
+    EXPECT_EQ(sum, 66);
+  });
+}
+
+TEST(CudaOnCpu, ThreadsThatCanNeverGoOnAreReported) {
+  for_all_schedules([] {
+    std::string what = complaint({2, 1}, 64, 0, [] {
+      if (blockIdx.x == 1 && threadIdx.x >= 40)
+        __syncthreads();
+      else if (blockIdx.x == 1)
+        __shfl_sync(kAllLanes, 1, 0);
+    });
+    EXPECT_TRUE(has(what, "block (1, 0, 0)")) << what;
+    EXPECT_TRUE(has(what, "threads 0..31: returned, 32..39: __shfl_sync, 40..63: __syncthreads")) << what;
+
+    what = complaint(1, 32, 0, [] {
+      if (threadIdx.x < 7)
+        __shfl_xor_sync(kAllLanes, 1.0f, 1);
+      else
+        __syncwarp();
+    });
+    EXPECT_TRUE(has(what, "__shfl_xor_sync") && has(what, "__syncwarp")) << what;
+    EXPECT_TRUE(has(complaint(1, 32, 0, [] { __any_sync(0xffff, 1); }), "another mask"));
+
+    int sum = 0;  // and the next kernel runs
+    launch(1, 64, 0, [&] { __syncthreads(), ++sum; });
+    EXPECT_EQ(sum, 64);
+  });
+}
+
+TEST(CudaOnCpu, ExceptionsReachTheCallerAndStacksAreUnwound) {
+  int alive = 0;
+  struct Counted {
+    int& count;
+    explicit Counted(int& n) : count(n) { ++count; }
+    ~Counted() { --count; }
+  };
+  for_all_schedules([&] {
+    EXPECT_THROW(launch(3, 96, 0,
+                        [&] {
+                          const Counted counted(alive);
+                          __syncthreads();
+                          if (blockIdx.x == 1 && threadIdx.x == 33) throw std::out_of_range("thread 33");
+                          __syncthreads();
+                        }),
+                 std::out_of_range);
+    EXPECT_EQ(alive, 0);
+  });
+  EXPECT_THROW(launch(1, 1, 0, [] { launch(1, 1, 0, [] {}); }), std::logic_error);
+  EXPECT_THROW(__syncthreads(), std::logic_error);
+}
+
+TEST(CudaOnCpu, SeveralOsThreadsMayLaunch) {
+  std::vector<int> in(256, 3), out(4);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] { launch(20, 256, 1024, [&] { block_sum(in.data(), &out[t], true); }); });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(out, std::vector<int>(4, 768));
+}
+
+// ---- Warps ------------------------------------------------------------------------------------------------------
+
+TEST(CudaOnCpu, ShufflesAndVotes) {
+  for_all_schedules([] {
+    launch(2, {16, 8}, 0, [] {
+      const int lane = static_cast<int>(threadIdx.y * 16 + threadIdx.x) % 32;
+      const int warp = static_cast<int>(threadIdx.y) / 2;
+      const double wide = 1e100 * lane;
+      EXPECT_EQ(__shfl_sync(kAllLanes, lane + 100 * warp, 5), 5 + 100 * warp);
+      EXPECT_EQ(__shfl_sync(kAllLanes, wide, lane + 1), 1e100 * ((lane + 1) % 32));
+      EXPECT_EQ(__shfl_sync(kAllLanes, lane, 2, 8), lane / 8 * 8 + 2);
+      EXPECT_EQ(__shfl_up_sync(kAllLanes, lane, 3), lane < 3 ? lane : lane - 3);
+      EXPECT_EQ(__shfl_up_sync(kAllLanes, lane, 1, 4), lane % 4 == 0 ? lane : lane - 1);
+      EXPECT_EQ(__shfl_down_sync(kAllLanes, lane, 16), lane < 16 ? lane + 16 : lane);
+      EXPECT_EQ(__shfl_down_sync(kAllLanes, lane, 2, 4), lane % 4 < 2 ? lane + 2 : lane);
+      float sum = static_cast<float>(lane);
+      for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(kAllLanes, sum, bits);
+      EXPECT_EQ(sum, 496);
+      EXPECT_EQ(__ballot_sync(kAllLanes, lane % 2), 0xaaaaaaaau);
+      EXPECT_EQ(__any_sync(kAllLanes, lane == 7), 1);
+      EXPECT_EQ(__any_sync(kAllLanes, 0), 0);
+      EXPECT_EQ(__all_sync(kAllLanes, lane != 7), 0);
+      EXPECT_EQ(__all_sync(kAllLanes, -1), 1);
+    });
+  });
+}
+
+TEST(CudaOnCpu, TheLastWarpMayBeSmall) {
+  for_all_schedules([] {
+    launch(1, 40, 0, [] {
+      const int thread = static_cast<int>(threadIdx.x);
+      EXPECT_EQ(__ballot_sync(kAllLanes, 1), thread < 32 ? kAllLanes : 0xffu);
+      EXPECT_EQ(__shfl_xor_sync(kAllLanes, thread, 3), thread ^ 3);
+      const float beyond = __shfl_down_sync(kAllLanes, 1.0f, 4);
+      EXPECT_EQ(std::isnan(beyond), thread >= 36);  // lanes that do not exist
+    });
+    EXPECT_TRUE(has(complaint(1, 40, 0,
+                              [] {
+                                float d[4];
+                                ptx::mma_m16n8k16(d, {0, 0, 0, 0}, {0, 0});
+                              }),
+                    "8 lanes"));
+  });
+}
+
+TEST(CudaOnCpu, SyncwarpOrdersLanes) {
+  const auto neighbours = [](bool with_sync) {
+    int right = 0;
+    launch(1, 64, 64 * sizeof(int), [&] {
+      int* values = shared<int>();
+      values[threadIdx.x] = static_cast<int>(threadIdx.x);
+      if (with_sync) __syncwarp();
+      right += values[threadIdx.x ^ 1] == static_cast<int>(threadIdx.x ^ 1);
+    });
+    return right;
+  };
+  for_all_schedules([&] {
+    EXPECT_EQ(neighbours(true), 64);
+    EXPECT_EQ(neighbours(false), 32);
+  });
+}
+
+}  // namespace
+}  // namespace streambp::emulation
