@@ -1,5 +1,6 @@
 // Chat layouts against the published templates, rendered by transformers (scripts/make_chat_golden.py).
 #include "data/documents/chat.cuh"
+#include "data/files/generation_config.cuh"
 #include "tests/golden.cuh"
 
 namespace streambp {
@@ -231,6 +232,24 @@ TEST_F(ModelDirectory, MayHaveBosAndEosThatLookLikePlaceholders) {
 TEST_F(ModelDirectory, WithoutTheBosOfALayoutIsRefused) {
   write("tokenizer_config.json", R"({"bos_token": null})");
   expect_refused("needs a bos_token", "llama3");
+}
+
+// One rule for training, which ends sequences with the first of them, and for generation, which stops at all of them.
+TEST_F(ModelDirectory, HasEosTokensInOneOfTwoFiles) {
+  using Ids = std::vector<std::int32_t>;
+  EXPECT_EQ(read_eos_tokens(dir).ids, Ids{});
+  write("config.json", R"({"eos_token_id": 7})");
+  EXPECT_EQ(read_eos_tokens(dir).ids, Ids{7});
+  write("generation_config.json", R"({"eos_token_id": null})");
+  EXPECT_EQ(read_eos_tokens(dir).ids, Ids{7});
+  write("generation_config.json", R"({"eos_token_id": [5, 3]})");
+  EXPECT_EQ(read_eos_tokens(dir).ids, (Ids{5, 3})) << "in the order of the file";
+  EXPECT_EQ(read_generation_defaults(dir).stop, (std::set<std::int32_t>{3, 5}));
+  for (const char* wrong : {"-1", "2147483648", "9223372036854775809", "1e3", "\"</s>\"", "[true]", "[3, null]"}) {
+    write("generation_config.json", std::string("{\"eos_token_id\": ") + wrong + "}");
+    EXPECT_THROW(read_eos_tokens(dir), Error) << wrong;
+    EXPECT_THROW(read_generation_defaults(dir), Error) << wrong;
+  }
 }
 
 }  // namespace

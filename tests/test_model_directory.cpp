@@ -192,6 +192,38 @@ TEST_F(ModelDirectories, WithWrongTensorsAreRefused) {
   expect_refusal(c, "has neither model.safetensors nor");
 }
 
+TEST_F(ModelDirectories, WithANegativeContextLengthAreRefused) {
+  Json json = config_to_json(make_config("llama", 40, 24, 2, 4, 2, 6, 36, 64, false));
+  const auto error = [&](Index length) {
+    json["max_position_embeddings"] = length;
+    try {
+      return std::to_string(config_from_json(json, "config.json").max_length);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+  };
+  EXPECT_EQ(error(64), "64");
+  EXPECT_EQ(error(0), "0");  // unknown
+  EXPECT_EQ(error(-1), "config.json: \"max_position_embeddings\" is -1, but must not be negative");
+}
+
+TEST_F(ModelDirectories, WithHugeFieldsAreRefusedBriefly) {
+  const std::string wide(1'000'000, 'w');
+  for (const Json& patch : {Json{{"model_type", wide}}, Json{{wide, 1}}, Json{{"hidden_size", wide}},
+                            Json{{"hidden_act", wide}}, Json{{"architectures", {wide}}}}) {
+    Json json = config_to_json(make_config("llama", 40, 24, 2, 4, 2, 6, 36, 64, false));
+    json.update(patch);
+    std::string said;
+    try {
+      config_from_json(json, "config.json");
+    } catch (const Error& e) {
+      said = e.what();
+    }
+    EXPECT_TRUE(contains(said, "www...")) << said.substr(0, 1000);
+    EXPECT_LT(said.size(), 500u);
+  }
+}
+
 TEST_F(ModelDirectories, WithABadIndexAreRefused) {
   const Config c = make("llama", "BF16", 4000);
   EXPECT_EQ(refusal(c), "accepted");
