@@ -15,9 +15,11 @@ class EvalCommand : public Command {
         "eval",
         "Measure a model's loss and perplexity on documents.\n\n"
         "  streambp eval --model qwen3-0.6b/ --data held-out.jsonl books.txt\n\n"
-        "Documents are read at their full length, or in pieces of --length tokens where they are longer. Besides each\n"
-        "file's figures there are those by position in the document: a model that uses its context does better late\n"
-        "than early. Data files are those of streambp tokenize; what is not learned there is not counted here.");
+        "Documents longer than --length are read in pieces that do not see each other: their loss is not that of one\n"
+        "forward pass, and eval says so. The second table is by context, the tokens before a target in its document "
+        "or\n"
+        "piece: a model that uses its context does better with more. Data files are those of streambp tokenize; the\n"
+        "loss covers the same tokens as in training.");
     app.add_option("--model", model, "A model directory, or that of a run")->required();
     app.add_option("--data", data, "One or more data files")->required();
     app.add_option("--chat", options.chat, "Chat layout, instead of that of the model's template: " + Chat::names());
@@ -51,9 +53,14 @@ class EvalCommand : public Command {
     std::string path;
     TokenFile tokens;
     Loss loss = {};
+
+    // Documents that do not fit a stream.
+    Index split(Index length) const {
+      return std::ranges::count_if(tokens.lengths(), [&](Index n) { return n > length; });
+    }
   };
 
-  static constexpr Index kFirstBucket = 128;  // positions; every other bucket is as wide as all before it
+  static constexpr Index kFirstBucket = 128;  // tokens of context; every other bucket is as wide as all before it
 
   void run() {
     model = model_directory(model);
@@ -85,7 +92,7 @@ class EvalCommand : public Command {
       }
     } removed{made};
     write_tokens({path}, model, options, made);
-    return TokenFile(made);
+    return TokenFile(made, path);
   }
 
   Schedule schedule(Index rows) const {
@@ -154,17 +161,19 @@ class EvalCommand : public Command {
       return begin;
     };
     TextTable by_file({"data", "documents", "targets", "loss", "perplexity"});
-    Index documents = 0;
+    Index documents = 0, split = 0;
     for (const File& file : files) {
       by_file.add(row({file.path, std::to_string(file.tokens.documents())}, file.loss));
       json["files"].push_back(file.loss.json());
       json["files"].back()["path"] = file.path;
       json["files"].back()["documents"] = file.tokens.documents();
+      json["files"].back()["split"] = file.split(length);
       documents += file.tokens.documents();
+      split += file.split(length);
     }
     if (files.size() > 1) by_file.add(row({"total", std::to_string(documents)}, total));
     json["total"] = total.json();
-    TextTable by_position({"position", "targets", "loss", "perplexity"});
+    TextTable by_position({"context", "targets", "loss", "perplexity"});
     for (std::size_t i = 0; i < buckets.size(); ++i) {
       const Index end = kFirstBucket << i, begin = i == 0 ? 0 : end / 2;
       by_position.add(row({format("%ld-%ld", begin, end - 1)}, buckets[i]));
@@ -175,6 +184,12 @@ class EvalCommand : public Command {
     std::printf("%s\n%s on %s, streams of up to %ld tokens\n\n", describe(config).c_str(), name(settings.dtype),
                 device_name(settings.device).c_str(), length);
     by_file.print();
+    if (split > 0) {
+      std::printf(
+          "%ld of %ld documents are longer than %ld tokens. They were read in pieces that do not see each other, so\n"
+          "their loss is higher than that of one forward pass%s.\n",
+          split, documents, length, config.positions == Positions::rope ? "; a larger --length reads them whole" : "");
+    }
     std::printf("\n");
     by_position.print();
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
@@ -189,7 +204,7 @@ class EvalCommand : public Command {
   Config config;
   StepSettings settings;
   Loss total;
-  std::vector<Loss> buckets;  // by position: 0 .. 127, 128 .. 255, 256 .. 511, ...
+  std::vector<Loss> buckets;  // by context: 0 .. 127, 128 .. 255, 256 .. 511, ...
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Small model directories for tests of commands: random weights, and a tokenizer whose tokens are bytes.
+// Small model directories for tests of commands: random weights and a byte tokenizer.
 #pragma once
 
 #include "data/files/checkpoint.cuh"
@@ -6,7 +6,7 @@
 
 namespace streambp {
 
-// Bytes as tokens 0 .. 255, and special tokens after them.
+// Tokens 0 .. 255 are bytes, followed by the special tokens.
 inline Json byte_tokenizer(const std::vector<std::string>& special) {
   Json vocabulary = Json::object(), added = Json::array();
   for (int byte = 0; byte < 256; ++byte) vocabulary[visible_byte(byte)] = byte;
@@ -30,7 +30,7 @@ inline Json byte_tokenizer(const std::vector<std::string>& special) {
           {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", Json::array()}}}};
 }
 
-// `change` may change the weights before they are written.
+// `change` may change the weights before they are saved.
 template <class F>
 void save_random_model(const fs::path& dir, const Config& c, std::uint64_t seed, F&& change) {
   Cpu dev(std::size_t{1} << 24);

@@ -1,5 +1,5 @@
-// Model directories for tests of data: small tokenizers of three kinds (scripts/make_chat_golden.py), and what
-// transformers makes of conversations with them.
+// Model directories for tests of data: small tokenizers of three types, and conversations tokenised by transformers
+// (scripts/make_chat_golden.py).
 #pragma once
 
 #include "tests/commands.cuh"
@@ -12,7 +12,7 @@ inline const Json& golden_chat_tokens() {
   return json;
 }
 
-// A directory with the tokenizer "byte_level", "legacy" or "metaspace", all of which have <s> and </s>.
+// Creates a directory with the tokenizer "byte_level", "legacy" or "metaspace". All have <s> and </s>.
 inline void make_tokenizer_directory(const fs::path& dir, const std::string& tokenizer) {
   fs::create_directories(dir);
   write_file_atomically(dir / "tokenizer.json", golden_chat_tokens().at(tokenizer).at("tokenizer").dump());

@@ -1,8 +1,7 @@
-// Damaged files for tests of parsers: bytes and JSON values of valid ones changed at random, all of it a function of a
-// number.
+// Damages valid files at random for tests of parsers, as a function of a number.
 //
-// Most damage keeps to the format, so that it gets past the first check: JSON is parsed, changed and written again, and
-// the header of a safetensors file keeps its true length.
+// Most damage keeps the format, so that it passes the first check: JSON is parsed, changed and written again, and the
+// header of a safetensors file keeps its correct length.
 #pragma once
 
 #include <array>
@@ -17,7 +16,7 @@
 
 namespace streambp {
 
-using Files = std::map<std::string, std::string>;  // contents by name; the name's end says what kind of file it is
+using Files = std::map<std::string, std::string>;  // contents by name; the extension tells the type
 
 class Dice {
  public:
@@ -56,7 +55,7 @@ class Damage {
  private:
   using Json = nlohmann::json;
 
-  // The file of this name in a seed, if that has it.
+  // The file of this name in a random seed, if it has one.
   const std::string& elsewhere(const std::string& name, const std::string& otherwise) {
     const Files& files = dice_.pick(seeds_);
     const auto found = files.find(name);
@@ -88,7 +87,7 @@ class Damage {
       case 5:
         bytes.insert(dice_.below(bytes.size()), std::string(bytes, at, n));
         break;
-      case 6: {  // the beginning of this, the end of another
+      case 6: {  // the start of this file, the end of another
         const std::string& other = elsewhere(name, bytes);
         bytes = bytes.substr(0, at) + other.substr(dice_.below(other.size() + 1));
         break;
@@ -102,7 +101,7 @@ class Damage {
     }
   }
 
-  // Overwrites an integer as files hold them, of one to eight bytes.
+  // Overwrites a binary integer of one to eight bytes.
   void change_integer(std::string& bytes, std::size_t at) {
     const std::size_t width = std::min(std::size_t{1} << dice_.below(4), bytes.size() - at);
     std::uint64_t value = 0;
@@ -111,7 +110,7 @@ class Damage {
     std::memcpy(bytes.data() + at, &value, width);
   }
 
-  // Replaces a number that is written in digits.
+  // Replaces a decimal number.
   void change_digits(std::string& bytes, std::size_t at) {
     constexpr const char* digits = "0123456789";
     const std::size_t begin = bytes.find_first_of(digits, at);
@@ -122,7 +121,7 @@ class Damage {
 
   // --- JSON ---
 
-  // Where JSON lies in the file: in one of its lines, behind eight bytes of length, or everywhere.
+  // Where the file holds JSON: in one of its lines, after eight bytes of length, or everywhere.
   std::pair<std::size_t, std::size_t> json_in(const std::string& name, const std::string& contents) {
     std::size_t begin = 0, size = contents.size();
     if (name.ends_with(".safetensors")) {
@@ -146,7 +145,7 @@ class Damage {
     return json;
   }
 
-  // Puts other JSON in its place.
+  // Replaces the JSON of a file.
   void replace_json(const std::string& name, std::string& contents, std::string json) {
     const auto [begin, size] = json_in(name, contents);
     if (name.ends_with(".safetensors")) {
@@ -162,14 +161,14 @@ class Damage {
     if (!json) return false;
     const std::optional<Json> other = parse(name, elsewhere(name, contents));
     change(*json, other ? *other : *json);
-    // A name marked so stands twice in its object, or it is empty.
+    // Removing the mark makes a duplicate key.
     std::string text = json->dump(-1, ' ', false, Json::error_handler_t::replace);
     for (std::size_t at; (at = text.find("@again@")) != std::string::npos;) text.erase(at, 7);
     replace_json(name, contents, text);
     return true;
   }
 
-  // A value somewhere in there; a few on top are chosen as often as many at the bottom.
+  // A random value, at a random depth.
   Json& any(Json& root) {
     Json* value = &root;
     while (value->is_structured() && !value->empty() && !dice_.one_in(5)) {
@@ -258,7 +257,7 @@ class Damage {
     }
   }
 
-  // A value in a very deep nest.
+  // Nests a value very deeply.
   void nest(Files& files) {
     auto& [name, contents] = *std::next(files.begin(), static_cast<std::ptrdiff_t>(dice_.below(files.size())));
     std::optional<Json> json = parse(name, contents);
@@ -327,7 +326,7 @@ class Damage {
       "",      "a",      " ", std::string(1, '\0'), "\u2581", "\U0010ffff", ".", "/", "(a|aa)+", "[^a]*a", "<0xFF>",
       "{bos}", "\u0301", ".."};
 
-  // What of those numbers is JSON, and texts.
+  // kTexts, and the kNumbers that are JSON.
   static const std::vector<Json>& values() {
     static const std::vector<Json> all = [] {
       std::vector<Json> list(std::begin(kTexts), std::end(kTexts));

@@ -1,11 +1,11 @@
-// Fuzzing: a parser is given damaged files by the million, and may throw an Error and do nothing else: not another
-// exception, nor die, nor take for ever, nor take more memory than its input can be worth.
+// Fuzzing: a parser reads damaged files by the million. It may throw an Error; another exception, a crash, a hang, or
+// too much memory is a failure.
 //
-// A case is a number, from which the seed and the damage follow. So one that fails can be run alone:
+// A case is a number that determines the seed and the damage. To run a failing case alone:
 //   STREAMBP_FUZZ_FIRST=number STREAMBP_FUZZ_CASES=1 build-sanitize/test_fuzz --gtest_filter=...
 //
-// Cases run one after another in a child process, which tells its parent by shared memory where it is. So whatever
-// happens to it, the parent knows the case.
+// Cases run one after another in a child process. It reports the current case to its parent through shared memory, so
+// that the parent knows which case failed even after a crash.
 #pragma once
 
 #include <malloc.h>
@@ -30,11 +30,11 @@
 
 namespace streambp {
 
-// What the operators new and delete have given out; the program that fuzzes defines them by these.
+// Memory from operator new. The fuzzing program defines the operators with these functions.
 struct Heap {
   static inline std::size_t live = 0, peak = 0, most = SIZE_MAX;
 
-  // Nothing, if it would be too much.
+  // Returns null beyond the limit.
   static void* allocate(std::size_t bytes) {
     void* block = live + bytes > most ? nullptr : std::malloc(bytes);
     if (!block) return nullptr;
@@ -44,7 +44,7 @@ struct Heap {
   }
   static void release(void* block) {
     live -= malloc_usable_size(block);
-// What is freed here was given out above; the compiler sees but the operators between.
+// The compiler sees operator new paired with free, and does not see that allocate() uses malloc.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
     std::free(block);
@@ -60,20 +60,20 @@ struct FuzzTarget {
 
 struct FuzzLimits {
   std::size_t bytes = std::size_t{64} << 20;  // of memory in a case
-  double seconds = 60;                        // without any progress
+  double seconds = 60;                        // without progress
 };
 
 struct FuzzReport {
-  Index cases = 0, accepted = 0;  // the latter without any error
+  Index cases = 0, accepted = 0;  // accepted: without an error
   double seconds = 0, slowest = 0;
   Index slowest_case = 0, largest_case = 0;
-  std::size_t largest = 0, resident = 0;  // memory: of a case, and of the process
-  std::string failure;                    // empty: none
+  std::size_t largest = 0, resident = 0;  // memory of a case, and of the process
+  std::string failure;                    // empty: no failure
 };
 
-// A parser's promise about what it has accepted.
+// Checks a promise of the parser about accepted input.
 inline void ensure(bool condition, const char* promise) {
-  if (!condition) throw std::logic_error(std::string("accepted, but not so: ") + promise);
+  if (!condition) throw std::logic_error(std::string("accepted, but false: ") + promise);
 }
 
 class Fuzzer {
@@ -95,7 +95,7 @@ class Fuzzer {
     require(child >= 0, "cannot start a process");
     if (child == 0) {
       work(first, first + count);
-      _exit(0);  // nothing of the parent's is taken down
+      _exit(0);  // without the parent's exit handlers
     }
     FuzzReport report;
     report.failure = watch(child, report);
@@ -121,7 +121,7 @@ class Fuzzer {
     char failure[1000] = "";
   };
 
-  // Processor time, so that other programs on the machine do not matter.
+  // Processor time, so that other programs do not matter.
   static double now() {
     timespec time;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -143,7 +143,7 @@ class Fuzzer {
       } catch (const std::exception& error) {
         std::snprintf(p.failure, sizeof p.failure, "%s", error.what());
       } catch (...) {
-        std::snprintf(p.failure, sizeof p.failure, "throws what is no exception");
+        std::snprintf(p.failure, sizeof p.failure, "throws something other than a std::exception");
       }
       Heap::most = SIZE_MAX;
       if (p.failure[0]) _exit(1);
@@ -154,7 +154,7 @@ class Fuzzer {
     }
   }
 
-  // Waits for the child; what became of it, if it did not end well.
+  // Waits for the child. Returns how it failed, or nothing.
   std::string watch(pid_t child, FuzzReport& report) const {
     using Clock = std::chrono::steady_clock;
     Index at = -1;
@@ -182,7 +182,7 @@ class Fuzzer {
   Progress* progress_;
 };
 
-// The directory of a case, where parsers want one.
+// A directory for the files of a case.
 class CaseFolder {
  public:
   explicit CaseFolder(std::filesystem::path path) : path_(std::move(path)) {
@@ -191,7 +191,7 @@ class CaseFolder {
   ~CaseFolder() { std::filesystem::remove_all(path_); }
   CaseFolder(const CaseFolder&) = delete;
 
-  // Holds these files now and no others.
+  // Replaces the directory's contents.
   const std::filesystem::path& operator()(const Files& files) const {
     for (const auto& entry : std::filesystem::directory_iterator(path_)) {
       if (!files.contains(entry.path().filename())) std::filesystem::remove(entry.path());

@@ -6,7 +6,7 @@
 
 namespace streambp {
 
-// In the sources, or elsewhere if the environment says so.
+// In the source tree, or in $STREAMBP_SOURCE.
 inline fs::path golden_folder() {
   const char* elsewhere = std::getenv("STREAMBP_SOURCE");
   return fs::path(elsewhere ? elsewhere : STREAMBP_SOURCE) / "tests" / "golden";

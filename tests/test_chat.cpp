@@ -1,5 +1,6 @@
-// Chat layouts against what transformers makes of the templates as published (scripts/make_chat_golden.py).
+// Chat layouts against the published templates, rendered by transformers (scripts/make_chat_golden.py).
 #include "data/documents/chat.cuh"
+#include "data/files/generation_config.cuh"
 #include "tests/golden.cuh"
 
 namespace streambp {
@@ -39,7 +40,7 @@ std::string learned_of(const std::vector<Piece>& pieces) {
   return text;
 }
 
-// The text, or null for a conversation that is refused.
+// The text, or null if the conversation is refused.
 template <class Render>
 Json rendered(const Render& render) {
   try {
@@ -69,7 +70,7 @@ TEST_P(Layouts, WriteConversationsAsTheTemplatesDo) {
   }
 }
 
-// Every answer is learned once, with the token that ends it.
+// The loss covers every answer once, with the token that ends it.
 TEST_P(Layouts, LearnEveryAnswerToItsEnd) {
   for (const auto& messages : conversations()) {
     if (rendered([&] { return chat.render(messages); }).is_null()) continue;
@@ -88,8 +89,8 @@ TEST_P(Layouts, LearnEveryAnswerToItsEnd) {
   }
 }
 
-// In conversations that take turns, each answer's text stands after its prompt.
-TEST_P(Layouts, LessonsBeginWithTheirPrompts) {
+// Each answer follows its prompt exactly.
+TEST_P(Layouts, TrainingSequencesStartWithTheirPrompts) {
   std::vector<Message> messages = {{"user", "One?"},     {"assistant", "1"}, {"user", "Two?"},
                                    {"assistant", " 2 "}, {"user", "Three?"}, {"assistant", "3"}};
   if (GetParam() != "gemma2" && GetParam() != "mistral-v1") messages.insert(messages.begin(), {"system", "Briefly."});
@@ -131,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(layout_names()), [](con
 
 TEST(Chat, GoldenDataCoversEveryLayout) { EXPECT_EQ(golden_chat().at("layouts").size(), chat_layouts().size()); }
 
-TEST(Chat, LearnsFromTheMessageThatItIsTold) {
+TEST(Chat, LearnsFromTheGivenMessageOn) {
   const std::vector<Message> messages = {{"user", "One?"}, {"assistant", "1"}, {"user", "Two?"}, {"assistant", "2"}};
   EXPECT_EQ(learned_of(chat_of("chatml").lessons(messages, 3).at(0)), "2<|im_end|>");
   const auto qwen3 = chat_of("qwen3").lessons(messages, 2);
@@ -139,7 +140,7 @@ TEST(Chat, LearnsFromTheMessageThatItIsTold) {
   EXPECT_EQ(learned_of(qwen3[0]), "<think>\n\n</think>\n\n2<|im_end|>");
 }
 
-TEST(Chat, TokensOfTheLayoutAreMarkupAndThoseInContentAreNot) {
+TEST(Chat, OnlyTokensOfTheLayoutAreMarkup) {
   const std::vector<Message> messages = {{"user", "<|im_end|>"}, {"assistant", "<|im_start|>"}};
   std::vector<std::string> markup, content;
   for (const Piece& piece : chat_of("chatml").render(messages)) (piece.markup ? markup : content).push_back(piece.text);
@@ -148,7 +149,7 @@ TEST(Chat, TokensOfTheLayoutAreMarkupAndThoseInContentAreNot) {
                                               "assistant\n", "<|im_end|>", "\n"}));
 }
 
-TEST(Chat, RefusesWhatNoLayoutHasAPlaceFor) {
+TEST(Chat, RefusesUnknownRoles) {
   const Chat chat = chat_of("chatml");
   EXPECT_THROW(chat.render({}), BadData);
   const std::vector<Message> tool = {{"user", "x"}, {"tool", "y"}};
@@ -166,7 +167,7 @@ class ModelDirectory : public testing::Test {
   void write(const std::string& name, const std::string& text) { write_file_atomically(dir / name, text); }
   std::string refusal(const std::string& forced = "") {
     try {
-      return "taken for " + Chat::of(dir, forced).name();
+      return "recognised as " + Chat::of(dir, forced).name();
     } catch (const Error& error) {
       return error.what();
     }
@@ -177,7 +178,7 @@ class ModelDirectory : public testing::Test {
   fs::path dir;
 };
 
-TEST_F(ModelDirectory, WithoutATemplateNamesTheWaysOut) {
+TEST_F(ModelDirectory, WithoutATemplateNamesTheRemedies) {
   expect_refused("no chat template; name a layout with --chat");
   write("tokenizer_config.json", R"({"chat_template": null})");
   expect_refused("no chat template");
@@ -186,23 +187,23 @@ TEST_F(ModelDirectory, WithoutATemplateNamesTheWaysOut) {
 
 TEST_F(ModelDirectory, WithAnUnknownTemplateIsRefused) {
   write("chat_template.jinja", "{{ messages }}");
-  expect_refused("chat_template.jinja: the chat template is none of those that are known");
+  expect_refused("chat_template.jinja: unknown chat template");
   expect_refused("qwen3");  // the list of layouts
-  expect_refused("there is no such layout", "nonsense");
+  expect_refused("no such layout", "nonsense");
 }
 
-// The text of a template that hashes to a known value is not ours to keep, so the search for it is tested by errors.
-TEST_F(ModelDirectory, FindsTheTemplateWhereverItMayBe) {
+// Published templates are not part of the repository, so errors show which template was found.
+TEST_F(ModelDirectory, FindsTheTemplateInEveryFile) {
   write("chat_template.json", R"({"chat_template": "x"})");
-  expect_refused("chat_template.json: the chat template is none");
+  expect_refused("chat_template.json: unknown chat template");
   fs::remove(dir / "chat_template.json");
   write("tokenizer_config.json",
         R"({"chat_template": [{"name": "tool_use", "template": "y"}, {"name": "default", "template": "x"}]})");
-  expect_refused("tokenizer_config.json: the chat template is none");
+  expect_refused("tokenizer_config.json: unknown chat template");
   write("tokenizer_config.json", R"({"chat_template": [{"name": "tool_use", "template": "y"}, 3]})");
-  expect_refused("none of the chat templates is named \"default\"");
+  expect_refused("no chat template is named \"default\"");
   write("tokenizer_config.json", R"({"chat_template": 3})");
-  expect_refused("neither text nor a list");
+  expect_refused("must be a string or a list");
   write("tokenizer_config.json", "[]");
   expect_refused("is not a JSON object");
   write("tokenizer_config.json", "[");
@@ -211,7 +212,7 @@ TEST_F(ModelDirectory, FindsTheTemplateWhereverItMayBe) {
   expect_refused("nested more deeply");
 }
 
-TEST_F(ModelDirectory, OwnTokensComeFromTheTokenizer) {
+TEST_F(ModelDirectory, GivesLayoutsItsBosAndEos) {
   write("special_tokens_map.json", R"({"bos_token": "<b0>", "eos_token": "<e0>"})");
   write("tokenizer_config.json", R"({"bos_token": {"content": "<b>"}})");
   const TextTokens own = read_text_tokens(dir);
@@ -222,15 +223,33 @@ TEST_F(ModelDirectory, OwnTokensComeFromTheTokenizer) {
   EXPECT_EQ(text_of(Chat::of(dir, "mistral-v1").prompt(messages)), "<b>[INST] x [/INST]");
 }
 
-TEST_F(ModelDirectory, OwnTokensMayBeAnything) {
+TEST_F(ModelDirectory, MayHaveBosAndEosThatLookLikePlaceholders) {
   write("tokenizer_config.json", R"({"bos_token": "{bos}{eos}", "eos_token": "{bos}"})");
   const std::vector<Message> messages = {{"user", "x"}, {"assistant", "y"}};
   EXPECT_FALSE(text_of(Chat::of(dir, "mistral-v1").render(messages)).empty());
 }
 
-TEST_F(ModelDirectory, WithoutTheTokenThatALayoutNeedsIsRefused) {
+TEST_F(ModelDirectory, WithoutTheBosOfALayoutIsRefused) {
   write("tokenizer_config.json", R"({"bos_token": null})");
-  expect_refused("needs the model's bos_token", "llama3");
+  expect_refused("needs a bos_token", "llama3");
+}
+
+// One rule for training, which ends sequences with the first of them, and for generation, which stops at all of them.
+TEST_F(ModelDirectory, HasEosTokensInOneOfTwoFiles) {
+  using Ids = std::vector<std::int32_t>;
+  EXPECT_EQ(read_eos_tokens(dir).ids, Ids{});
+  write("config.json", R"({"eos_token_id": 7})");
+  EXPECT_EQ(read_eos_tokens(dir).ids, Ids{7});
+  write("generation_config.json", R"({"eos_token_id": null})");
+  EXPECT_EQ(read_eos_tokens(dir).ids, Ids{7});
+  write("generation_config.json", R"({"eos_token_id": [5, 3]})");
+  EXPECT_EQ(read_eos_tokens(dir).ids, (Ids{5, 3})) << "in the order of the file";
+  EXPECT_EQ(read_generation_defaults(dir).stop, (std::set<std::int32_t>{3, 5}));
+  for (const char* wrong : {"-1", "2147483648", "9223372036854775809", "1e3", "\"</s>\"", "[true]", "[3, null]"}) {
+    write("generation_config.json", std::string("{\"eos_token_id\": ") + wrong + "}");
+    EXPECT_THROW(read_eos_tokens(dir), Error) << wrong;
+    EXPECT_THROW(read_generation_defaults(dir), Error) << wrong;
+  }
 }
 
 }  // namespace

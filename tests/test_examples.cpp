@@ -1,5 +1,4 @@
-// The example data, read by someone who knows only its form: every answer follows from its question, and every line is
-// one that training reads.
+// The example data: every answer follows from its question, and training can read every line.
 #include "data/documents/examples.cuh"
 
 #include <gtest/gtest.h>
@@ -18,7 +17,7 @@ bool among(const storytelling::List& list, const std::string& text) {
   return std::find(list.begin(), list.end(), text) != list.end();
 }
 
-// What a completion says after the right answer to its question: whose thing was where.
+// Checks that a completion answers its question, and returns the rest of it.
 std::string phrase(const std::string& prompt, const std::string& completion) {
   // Mia hid the little book on the shelf. Where was the little book? On the shelf, where Mia hid it. With pleasure!
   char who[40], verb[40], look[40], thing[40], place[40], same_look[40], same_thing[40];
@@ -34,41 +33,41 @@ std::string phrase(const std::string& prompt, const std::string& completion) {
   return completion.substr(std::min(answer.size(), completion.size()));
 }
 
-TEST(Examples, TheChosenAnswerIsCourteousTheRejectedCurtAndBothAreRight) {
+TEST(Examples, PreferPoliteToRudeAnswersAndBothAreRight) {
   for (std::uint64_t i = 0; i < kCount; ++i) {
     const Example example = parse_example(preference_example(3, i).dump());
     ASSERT_EQ(example.kind, Example::preference);
     const Example &chosen = example.sides[0], &rejected = example.sides[1];
-    EXPECT_TRUE(among(storytelling::kCourteous, phrase(chosen.prompt, chosen.written))) << chosen.written;
-    EXPECT_TRUE(among(storytelling::kCurt, phrase(rejected.prompt, rejected.written))) << rejected.written;
+    EXPECT_TRUE(among(storytelling::kPolite, phrase(chosen.prompt, chosen.written))) << chosen.written;
+    EXPECT_TRUE(among(storytelling::kRude, phrase(rejected.prompt, rejected.written))) << rejected.written;
   }
 }
 
-TEST(Examples, AnswersAreRightAndOfEitherKind) {
-  std::uint64_t courteous = 0;
+TEST(Examples, AnswersAreRightAndPoliteOrRude) {
+  std::uint64_t polite = 0;
   for (std::uint64_t i = 0; i < kCount; ++i) {
     const Example example = parse_example(answer_example(3, i).dump());
     ASSERT_EQ(example.kind, Example::completion);
     const std::string said = phrase(example.prompt, example.written);
-    EXPECT_NE(among(storytelling::kCourteous, said), among(storytelling::kCurt, said)) << said;
-    courteous += among(storytelling::kCourteous, said);
+    EXPECT_NE(among(storytelling::kPolite, said), among(storytelling::kRude, said)) << said;
+    polite += among(storytelling::kPolite, said);
   }
-  EXPECT_NEAR(static_cast<double>(courteous) / kCount, 0.5, 0.1);  // four standard deviations
+  EXPECT_NEAR(static_cast<double>(polite) / kCount, 0.5, 0.1);  // four standard deviations
 }
 
-TEST(Examples, OfAGroupTheCourteousAnswersAreRewarded) {
+TEST(Examples, RewardThePoliteAnswersOfAGroup) {
   for (std::uint64_t i = 0; i < kCount; ++i) {
     const Example example = parse_example(group_example(3, i).dump());
     ASSERT_EQ(example.kind, Example::group);
     ASSERT_EQ(example.sides.size(), 4u);
     for (std::size_t j = 0; j < 4; ++j) {
       const std::string said = phrase(example.sides[j].prompt, example.sides[j].written);
-      EXPECT_TRUE(among(example.rewards[j] == 1 ? storytelling::kCourteous : storytelling::kCurt, said)) << said;
+      EXPECT_TRUE(among(example.rewards[j] == 1 ? storytelling::kPolite : storytelling::kRude, said)) << said;
     }
   }
 }
 
-TEST(Examples, AnswersToSumsAreRightAndCompletionsForgetToCarryByChance) {
+TEST(Examples, HalfOfTheSumsForgetTheCarry) {
   std::set<std::string> asked;
   std::uint64_t right = 0;
   for (std::uint64_t i = 0; i < 3645; ++i) {
@@ -84,11 +83,11 @@ TEST(Examples, AnswersToSumsAreRightAndCompletionsForgetToCarryByChance) {
     right += example.written == line["answer"];
     asked.insert(example.prompt);
   }
-  EXPECT_EQ(asked.size(), 3645u) << "every one once";
+  EXPECT_EQ(asked.size(), 3645u) << "each sum once";
   EXPECT_NEAR(static_cast<double>(right) / 3645, 0.5, 0.04);  // five standard deviations
 }
 
-TEST(Examples, AreDecidedBySeedAndNumberAndTheKindsAskOtherQuestions) {
+TEST(Examples, DependOnSeedAndNumberAndTheirKindsDiffer) {
   for (const auto& make : {preference_example, answer_example, group_example, arithmetic_example}) {
     EXPECT_EQ(make(3, 7), make(3, 7));
     EXPECT_NE(make(3, 7), make(3, 8));

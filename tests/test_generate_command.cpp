@@ -192,6 +192,8 @@ TEST_F(Generation, EvalIsTheLossOfTheWalkByFileAndByPosition) {
   ASSERT_EQ(result["files"].size(), 2u);
   EXPECT_EQ(result["files"][0]["targets"], 501) << "with the token that ends the text";
   EXPECT_EQ(result["files"][1]["targets"], 6 + 4);
+  EXPECT_EQ(result["files"][0]["split"], 1) << "502 tokens do not fit";
+  EXPECT_EQ(result["files"][1]["split"], 0);
   EXPECT_EQ(result["total"]["targets"], 511);
   ASSERT_EQ(result["positions"].size(), 3u);
   const Index targets[] = {128 + 128 + 10, 128 + 74, 44};  // of pieces of 300 and 202 tokens, the last without a target
@@ -219,8 +221,10 @@ TEST_F(Generation, EvalIsTheLossOfTheWalkByFileAndByPosition) {
 
   EXPECT_EQ(eval(both + " --length 100")["positions"].size(), 1u);
   const Outcome outcome = execute("eval" + model + " " + both);
-  for (const char* part : {"long.txt", "total", "perplexity", "256-511"})
+  for (const char* part : {"long.txt", "total", "perplexity", "256-511", "1 of 3 documents are longer than 300 tokens"})
     EXPECT_TRUE(contains(outcome.output, part)) << part;
+  EXPECT_EQ(eval(both + " --length 502")["files"][0]["split"], 0);
+  EXPECT_FALSE(contains(execute("eval" + model + " " + both + " --length 502").output, "documents are longer"));
   expect_refused("eval" + model, "--data");
   expect_refused("eval" + model + " --data " + path("nowhere.txt"), "nowhere.txt");
   expect_refused("eval" + model + " --data " + path("long.txt") + " --length 1", "--length");

@@ -1,4 +1,4 @@
-// Model directories: in every type and layout, and what is wrong with them said by name.
+// Model directories: every type and layout round-trips, and errors name the file and the tensor.
 #include "data/files/model_directory.cuh"
 #include "tests/commands.cuh"
 
@@ -61,7 +61,7 @@ class ModelDirectories : public Commands {
   }
 };
 
-TEST_F(ModelDirectories, LosesNoBitInAnyTypeInOneFileOrInShards) {
+TEST_F(ModelDirectories, RoundTripInEveryTypeInOneFileOrInShards) {
   for (const char* family : {"gpt2", "qwen3", "gemma3"}) {
     for (const char* dtype : {"F32", "BF16", "F16"}) {
       for (const std::size_t shard : {kLargestShard, std::size_t{3000}}) {
@@ -157,7 +157,7 @@ TEST_F(ModelDirectories, NamesWithGpt2sPrefixStay) {
   }
 }
 
-TEST_F(ModelDirectories, ATiedHeadMayBeThereIfItIsTheEmbedding) {
+TEST_F(ModelDirectories, MayHoldATiedHeadThatEqualsTheEmbedding) {
   const Config c = make("gpt2", "F32");
   std::vector<float> embedding(40 * 24);
   {
@@ -171,13 +171,13 @@ TEST_F(ModelDirectories, ATiedHeadMayBeThereIfItIsTheEmbedding) {
   expect_refusal(c, "differs from the embedding");
 }
 
-TEST_F(ModelDirectories, WhatDoesNotFitIsRefusedByName) {
+TEST_F(ModelDirectories, WithWrongTensorsAreRefused) {
   const Config c = make("llama", "F32");
   rewrite("model.layers.0.self_attn.q_proj.lora_A", "F32", {2}, {1, 2});
-  expect_refusal(c, "lora_A\" has no place in the model");
+  expect_refusal(c, "lora_A\" is not used by the model");
   make("llama", "F32");
   rewrite("model.norm.weight", "", {}, {});
-  expect_refusal(c, "hold no tensor \"model.norm.weight\"");
+  expect_refusal(c, "no tensor \"model.norm.weight\" among the");
   rewrite("model.norm.weight", "F32", {12}, std::vector<float>(12));
   expect_refusal(c, "model.norm.weight\" has shape [12]");
   rewrite("model.norm.weight", "I32", {24}, std::vector<float>(24));
@@ -189,10 +189,42 @@ TEST_F(ModelDirectories, WhatDoesNotFitIsRefusedByName) {
     expect_refusal(c, "model.norm.weight\" holds a NaN or an infinity");
   }
   fs::remove(dir / "model.safetensors");
-  expect_refusal(c, "holds no model.safetensors");
+  expect_refusal(c, "has neither model.safetensors nor");
 }
 
-TEST_F(ModelDirectories, ABadIndexIsRefused) {
+TEST_F(ModelDirectories, WithANegativeContextLengthAreRefused) {
+  Json json = config_to_json(make_config("llama", 40, 24, 2, 4, 2, 6, 36, 64, false));
+  const auto error = [&](Index length) {
+    json["max_position_embeddings"] = length;
+    try {
+      return std::to_string(config_from_json(json, "config.json").max_length);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+  };
+  EXPECT_EQ(error(64), "64");
+  EXPECT_EQ(error(0), "0");  // unknown
+  EXPECT_EQ(error(-1), "config.json: \"max_position_embeddings\" is -1, but must not be negative");
+}
+
+TEST_F(ModelDirectories, WithHugeFieldsAreRefusedBriefly) {
+  const std::string wide(1'000'000, 'w');
+  for (const Json& patch : {Json{{"model_type", wide}}, Json{{wide, 1}}, Json{{"hidden_size", wide}},
+                            Json{{"hidden_act", wide}}, Json{{"architectures", {wide}}}}) {
+    Json json = config_to_json(make_config("llama", 40, 24, 2, 4, 2, 6, 36, 64, false));
+    json.update(patch);
+    std::string said;
+    try {
+      config_from_json(json, "config.json");
+    } catch (const Error& e) {
+      said = e.what();
+    }
+    EXPECT_TRUE(contains(said, "www...")) << said.substr(0, 1000);
+    EXPECT_LT(said.size(), 500u);
+  }
+}
+
+TEST_F(ModelDirectories, WithABadIndexAreRefused) {
   const Config c = make("llama", "BF16", 4000);
   EXPECT_EQ(refusal(c), "accepted");
   const fs::path index = dir / "model.safetensors.index.json";

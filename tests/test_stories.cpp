@@ -1,4 +1,4 @@
-// The stories, read by someone who knows only their grammar: sums are right, and every answer follows from its opening.
+// The stories: a reader that knows only their grammar checks the sums, and every answer against the opening.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -13,7 +13,7 @@ using Words = std::vector<std::string>;
 
 bool in_word(char c) { return std::isalnum(static_cast<unsigned char>(c)); }
 
-// Takes every match of a pattern out of the text and returns what stood in the gaps, of which each, "_", is a word.
+// Removes every match of a pattern from the text and returns the words in its gaps, "_".
 std::vector<Words> take_all(std::string& text, const std::string& pattern) {
   std::vector<Words> found;
   std::string rest;

@@ -131,8 +131,8 @@ class Chat {
   }
 
   // The sequences to train on, so that each answer from message `first` on appears exactly as the model would generate
-  // it. Usually that is one sequence. Some layouts rewrite earlier turns (Qwen3 drops their reasoning): then there is one
-  // sequence per answer.
+  // it. Usually that is one sequence. Some layouts rewrite earlier turns (Qwen3 drops their reasoning): then there is
+  // one sequence per answer.
   std::vector<std::vector<Piece>> lessons(Messages messages, std::size_t first = 0) const {
     check(messages);
     std::vector<std::vector<Piece>> lessons;

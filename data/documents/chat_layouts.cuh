@@ -1,6 +1,8 @@
 // Chat layouts as data: how published models render a conversation, and the hashes of the templates that do so.
 //
-//   begin  [system message]  {user.before} content {user.after}  {assistant.before} | lead content end | {assistant.after} ...
+//   begin  [system message]
+//   {user.before} content {user.after}
+//   {assistant.before} | lead content end | {assistant.after}  ...
 //
 // A prompt ends with {assistant.before}. The model generates the part between the bars, and the loss covers only that
 // part. {bos} and {eos} stand for the model's tokens.
@@ -53,8 +55,8 @@ inline Layout chatml(const std::string& name, std::optional<std::string> default
           .tokens = {"<|im_start|>", "<|im_end|>", "<think>", "</think>"}};
 }
 
-// Llama 3: a header with the role. From Llama 3.1 on there is always a system message, which begins with dates. "Today" is
-// the templates' fixed fallback, so that the same data gives the same tokens every day.
+// Llama 3: a header with the role. From Llama 3.1 on there is always a system message, which begins with dates. "Today"
+// is the templates' fixed fallback, so that the same data gives the same tokens every day.
 enum class SystemDates { none, fixed };
 inline Layout llama3(const std::string& name, SystemDates system_dates) {
   const bool dates = system_dates == SystemDates::fixed;

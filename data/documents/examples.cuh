@@ -1,8 +1,8 @@
 // Generated example data: JSON lines in the formats that training reads. They show the formats, and demonstrate the
 // objectives without a download.
 //
-//   preferences   {"prompt", "chosen", "rejected"}     a question, and two answers that are both right; the polite one is
-//                                                      preferred to the rude one
+//   preferences   {"prompt", "chosen", "rejected"}     a question, and two answers that are both right; the polite one
+//                                                      is preferred to the rude one
 //   answers       {"prompt", "completion"}             other questions; half of the answers are polite, half rude: data
 //                                                      for the reference model, which has no preference yet
 //   groups        {"prompt", "completions", "rewards"} other questions with four answers each; polite answers have a

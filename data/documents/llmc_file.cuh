@@ -1,5 +1,5 @@
-// llm.c's token files: 256 int32 (magic, version, count, ...), then the tokens. Each document starts with GPT-2's token for
-// the end of a text, or with Llama 3's for its beginning. The loss covers all other tokens.
+// llm.c's token files: 256 int32 (magic, version, count, ...), then the tokens. Each document starts with GPT-2's token
+// for the end of a text, or with Llama 3's for its beginning. The loss covers all other tokens.
 #pragma once
 
 #include <array>

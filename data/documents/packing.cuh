@@ -41,8 +41,9 @@ inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longes
   return pieces;
 }
 
-// Cuts pairs, documents 2i and 2i + 1, to at most `longest` tokens per document and `length` per pair. The longer document
-// loses its end, or both are cut to the same length. A pair is compared as a whole, so TooLong::split refuses it.
+// Cuts pairs, documents 2i and 2i + 1, to at most `longest` tokens per document and `length` per pair. The longer
+// document loses its end, or both are cut to the same length. A pair is compared as a whole, so TooLong::split refuses
+// it.
 inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index length, Index longest,
                                           TooLong too_long) {
   require(longest > 0, "cannot cut documents into pieces of ", longest, " tokens");

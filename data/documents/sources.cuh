@@ -1,5 +1,5 @@
-// The training loop's view of the data: micro-batches for training, and held-out ones for evaluation. They hold bytes of a
-// text, or packed documents. For preferences, documents 2i and 2i + 1 of a batch are a pair, the chosen one first.
+// The training loop's view of the data: micro-batches for training, and held-out ones for evaluation. They hold bytes
+// of a text, or packed documents. For preferences, documents 2i and 2i + 1 of a batch are a pair, the chosen one first.
 #pragma once
 
 #include <functional>

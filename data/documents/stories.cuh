@@ -1,8 +1,8 @@
 // Training data without a download: short stories from a small vocabulary.
 //
 // The opening says who left what where, and who owns how many things. The middle is about something else. The end asks
-// questions that only the opening answers. So a model learns spelling, then grammar, then some arithmetic, and finally to
-// look far back, which needs a context that reaches the opening.
+// questions that only the opening answers. So a model learns spelling, then grammar, then some arithmetic, and finally
+// to look far back, which needs a context that reaches the opening.
 #pragma once
 
 #include <algorithm>
@@ -100,23 +100,39 @@ inline std::string fill(std::string sentence, const Words& words) {
   return sentence;
 }
 
+// {n} + {m} = {sum}
+inline Words sum(Dice& dice) {
+  const std::size_t n = dice.between(2, 12), m = dice.between(2, 12);
+  return {{"n", std::to_string(n)}, {"m", std::to_string(m)}, {"sum", std::to_string(n + m)}};
+}
+
+// A sentence of the middle about two of the people, and about things that they do not own.
+inline std::string passing_sentence(Dice& dice, const std::string& sentence, const std::vector<Story::Fact>& facts,
+                                    const List& passing_things) {
+  const auto pair = dice.some(2, facts);
+  const auto &a = pair[0], &b = pair[1];
+  const auto passing = dice.some(2, passing_things);
+  const bool girl = std::find(kGirls.begin(), kGirls.end(), a.person) != kGirls.end();
+  Words words = sum(dice);
+  words.merge(Words{{"A", a.person}, {"mine", a.object}, {"B", b.person}, {"yours", b.object}});
+  words.merge(Words{{"he", girl ? "she" : "he"}, {"him", girl ? "her" : "him"}, {"his", girl ? "her" : "his"}});
+  words.merge(Words{{"things", passing[0]}, {"others", passing[1]}, {"animal", dice.one(kAnimals)}});
+  return fill(sentence, words);
+}
+
 }  // namespace storytelling
 
 // Story number `number` of this seed.
 inline Story story(std::uint64_t seed, std::uint64_t number) {
   using namespace storytelling;
   Dice dice(seed, number);
-  const auto sum = [&] {
-    const std::size_t n = dice.between(2, 12), m = dice.between(2, 12);
-    return Words{{"n", std::to_string(n)}, {"m", std::to_string(m)}, {"sum", std::to_string(n + m)}};
-  };
   const std::size_t count = dice.between(2, 3);
   List people = kGirls;
   people.insert(people.end(), kBoys.begin(), kBoys.end());
   people = dice.some(count, people);
   const List objects = dice.some(count, kObjects), places = dice.some(count, kPlaces);
   const List things = dice.some(kThings.size(), kThings);  // the people own things[0]
-  Words owned = sum();
+  Words owned = sum(dice);
   owned.merge(Words{{"A", people[0]}, {"B", people[1]}, {"things", things[0]}});
 
   Story story;
@@ -133,16 +149,8 @@ inline Story story(std::uint64_t seed, std::uint64_t number) {
   opening += fill("{A} had {n} {things}, and {B} had {m}.", owned);
 
   for (const std::string& sentence : dice.some(dice.between(4, 8), kMiddles)) {
-    const auto pair = dice.some(2, story.facts);
-    const auto &a = pair[0], &b = pair[1];
-    const auto passing = dice.some(2, List(things.begin() + 1, things.end()));
-    const bool girl = std::find(kGirls.begin(), kGirls.end(), a.person) != kGirls.end();
-    Words words = sum();
-    words.merge(Words{{"A", a.person}, {"mine", a.object}, {"B", b.person}, {"yours", b.object}});
-    words.merge(Words{{"he", girl ? "she" : "he"}, {"him", girl ? "her" : "him"}, {"his", girl ? "her" : "his"}});
-    words.merge(Words{{"things", passing[0]}, {"others", passing[1]}, {"animal", dice.one(kAnimals)}});
     if (!middle.empty()) middle += ' ';
-    middle += fill(sentence, words);
+    middle += passing_sentence(dice, sentence, story.facts, {things.begin() + 1, things.end()});
   }
 
   for (const std::string& question : dice.some(questions.size(), questions)) end += question;

@@ -4,10 +4,10 @@
 //   "tokens"   I32 [N]
 //   "learn"    U8  [N]           1: the loss covers this token
 //
-// If the metadata has "kind": "preferences", documents 2i and 2i + 1 are a pair: two answers to one prompt, the chosen one
-// first. If it has "kind": "groups", documents are completions with rewards, and there are also
+// If the metadata has "kind": "preferences", documents 2i and 2i + 1 are a pair: two answers to one prompt, the chosen
+// one first. If it has "kind": "groups", documents are completions with rewards, and there are also
 //
-//   "advantages"   F64 [documents, 2]   reward minus the mean of the group, and the same divided by the group's standard deviation
+//   "advantages"   F64 [documents, 2]   reward minus the group's mean, and that divided by its standard deviation
 //   "old"          F32 [N]              optional: the log-prob of the next token when it was sampled
 #pragma once
 

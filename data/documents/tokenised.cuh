@@ -1,5 +1,5 @@
-// Tokenises data files (JSONL, plain text, llm.c's .bin, token files) into one token file, in the order given. All of it
-// must be documents, or all preferences, or all groups.
+// Tokenises data files (JSONL, plain text, llm.c's .bin, token files) into one token file, in the order given. All of
+// it must be documents, or all preferences, or all groups.
 //
 // Blocks of lines are tokenised on all cores and keep their order. The result is cached under a key of the files, the
 // tokenizer and the options.
@@ -76,7 +76,7 @@ class Tokenising {
     bool old = false;  // with old log-probs
   };
 
-  // The first example sets the form. Another form is an error even with --skip-bad: either of the two could be the wrong one.
+  // The first example sets the form. Another form is an error even with --skip-bad: either could be the wrong one.
   void require_kind(const Form& form, const std::string& where) {
     if (!form_) form_ = form;
     constexpr const char* names[] = {"a document", "a preference", "a group"};

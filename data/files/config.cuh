@@ -83,8 +83,8 @@ inline RopeScaling read_rope_scaling(const Fields& s) {
   return scaling;
 }
 
-// transformers 5 keeps theta and the scaling in one object (Gemma: one for each layer type); earlier versions have separate
-// fields.
+// transformers 5 keeps theta and the scaling in one object (Gemma: one for each layer type); earlier versions have
+// separate fields.
 inline void read_rope(const Fields& f, Config& c) {
   const double usual_theta = c.family == "gemma3" ? 1e6 : 1e4;
   c.rope_theta = f.get<double>("rope_theta", usual_theta);
@@ -254,20 +254,31 @@ inline Config read_config(std::filesystem::path path) {
   return config_from_json(parse_json_file(path), path.string());
 }
 
+inline Json gpt2_to_json(const Config& c) {
+  return {{"model_type", "gpt2"},
+          {"architectures", Json::array({"GPT2LMHeadModel"})},
+          {"vocab_size", c.vocab},
+          {"n_embd", c.hidden},
+          {"n_layer", c.layers},
+          {"n_head", c.heads},
+          {"n_positions", c.max_length},
+          {"n_inner", c.mlp},
+          {"layer_norm_epsilon", c.norm_eps},
+          {"activation_function", "gelu_new"},
+          {"tie_word_embeddings", c.tied}};
+}
+
+inline Json rope_scaling_to_json(const RopeScaling& s) {
+  if (s.original_length == 0) return {{"rope_type", "linear"}, {"factor", s.factor}};
+  return {{"rope_type", "llama3"},
+          {"factor", s.factor},
+          {"low_freq_factor", s.low_freq_factor},
+          {"high_freq_factor", s.high_freq_factor},
+          {"original_max_position_embeddings", s.original_length}};
+}
+
 inline Json config_to_json(const Config& c) {
-  if (c.family == "gpt2") {
-    return {{"model_type", "gpt2"},
-            {"architectures", Json::array({"GPT2LMHeadModel"})},
-            {"vocab_size", c.vocab},
-            {"n_embd", c.hidden},
-            {"n_layer", c.layers},
-            {"n_head", c.heads},
-            {"n_positions", c.max_length},
-            {"n_inner", c.mlp},
-            {"layer_norm_epsilon", c.norm_eps},
-            {"activation_function", "gelu_new"},
-            {"tie_word_embeddings", c.tied}};
-  }
+  if (c.family == "gpt2") return gpt2_to_json(c);
   const bool gemma = c.family == "gemma3", qwen = c.family == "qwen2" || c.family == "qwen3";
   const auto& [type, architecture] = family_names().at(c.family);
   Json json = {{"model_type", type},
@@ -293,16 +304,7 @@ inline Json config_to_json(const Config& c) {
     json["query_pre_attn_scalar"] = 1 / (c.score_scale * c.score_scale);
     json["rope_local_base_freq"] = c.local_rope_theta;
   }
-  const RopeScaling& s = c.rope_scaling;
-  if (s.factor != 1 && s.original_length == 0) {
-    json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", s.factor}};
-  } else if (s.factor != 1) {
-    json["rope_scaling"] = {{"rope_type", "llama3"},
-                            {"factor", s.factor},
-                            {"low_freq_factor", s.low_freq_factor},
-                            {"high_freq_factor", s.high_freq_factor},
-                            {"original_max_position_embeddings", s.original_length}};
-  }
+  if (c.rope_scaling.factor != 1) json["rope_scaling"] = rope_scaling_to_json(c.rope_scaling);
   return json;
 }
 

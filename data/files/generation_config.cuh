@@ -1,6 +1,5 @@
-// DIR/generation_config.json: the sampling settings that a model's authors recommend, and the tokens that end a sequence.
-//
-// Read are temperature, top_k, top_p, do_sample (false: greedy decoding) and eos_token_id.
+// DIR/generation_config.json: the sampling settings that a model's authors recommend, and the tokens that end a
+// sequence. Read are temperature, top_k, top_p, do_sample (false: greedy decoding) and eos_token_id.
 #pragma once
 
 #include <filesystem>

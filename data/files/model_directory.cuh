@@ -162,34 +162,45 @@ std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
   return bytes;
 }
 
+// A tensor of a saved model: the parameters that it consists of, and its type in the file.
+template <class T>
+struct StoredTensor {
+  Table<T> parts;
+  std::string name, dtype;
+};
+
+// Distributes a model's tensors, in their order, over shards of at most `limit` bytes.
+template <class T>
+std::vector<std::vector<StoredTensor<T>>> into_shards(Model<T>& model, const ModelLayout& layout, std::size_t limit) {
+  std::vector<std::vector<StoredTensor<T>>> shards;
+  std::size_t filled = 0;
+  for (const Table<T>& parts : by_stored_tensor(table(model.config, model.weights))) {
+    const std::string& name = parts.front().parameter.name;
+    const auto dtype = layout.dtypes.find(name);
+    StoredTensor<T> stored{parts, name, dtype == layout.dtypes.end() ? dtype_name<T>() : dtype->second};
+    const auto shape = stored_shape(parts.front().parameter);
+    const auto bytes = static_cast<std::size_t>(element_count(name, shape) * dtype_size(stored.dtype));
+    if (shards.empty() || filled + bytes > limit) shards.emplace_back(), filled = 0;
+    filled += bytes;
+    shards.back().push_back(std::move(stored));
+  }
+  return shards;
+}
+
 // Saves a model to an existing directory, in shards of at most `shard` bytes.
 template <class Device, class T>
 void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLayout& layout,
                 std::size_t shard = kLargestShard) {
-  struct Stored {
-    Table<T> parts;
-    std::string name, dtype;
-    std::size_t bytes;
-  };
-  std::vector<std::vector<Stored>> shards;
-  std::size_t total = 0, filled = 0;
-  for (const Table<T>& parts : by_stored_tensor(table(model.config, model.weights))) {
-    const std::string& name = parts.front().parameter.name;
-    const auto dtype = layout.dtypes.find(name);
-    Stored stored{parts, name, dtype == layout.dtypes.end() ? dtype_name<T>() : dtype->second, 0};
-    const auto shape = stored_shape(parts.front().parameter);
-    stored.bytes = static_cast<std::size_t>(element_count(name, shape) * dtype_size(stored.dtype));
-    if (shards.empty() || filled + stored.bytes > shard) shards.emplace_back(), filled = 0;
-    filled += stored.bytes, total += stored.bytes;
-    shards.back().push_back(std::move(stored));
-  }
+  const auto shards = into_shards(model, layout, shard);
+  Index total = 0;
   Json weight_map = Json::object();
   for (std::size_t i = 0; i < shards.size(); ++i) {
     char name[64] = "model.safetensors";
     if (shards.size() > 1) std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
     SafetensorsWriter writer(dir / name, {{"format", "pt"}});
-    for (const Stored& stored : shards[i]) {
+    for (const StoredTensor<T>& stored : shards[i]) {
       const std::string prefix = stored.name == "lm_head.weight" ? "" : layout.prefix;
+      total += element_count(stored.name, stored_shape(stored.parts.front().parameter)) * dtype_size(stored.dtype);
       write_tensor(dev, writer, prefix, stored.parts, stored.dtype);
       weight_map[prefix + stored.name] = name;
     }

@@ -53,8 +53,8 @@ bool all_finite(const T* x, Index n) {
   return largest < infinity;
 }
 
-// Fills a matrix on the device in blocks of about a megabyte. produce(rows, out) writes some rows and returns whether they
-// are valid; several threads call it at once. Returns whether all rows are valid.
+// Fills a matrix on the device in blocks of about a megabyte. produce(rows, out) writes some rows and returns whether
+// they are valid; several threads call it at once. Returns whether all rows are valid.
 template <class Device, class T, class F>
 bool fill(Device& dev, Matrix<T> matrix, F&& produce) {
   const Index rows = std::clamp<Index>((1 << 20) / static_cast<Index>(sizeof(T)) / matrix.cols, 1, matrix.rows);
@@ -74,8 +74,8 @@ bool fill(Device& dev, Matrix<T> matrix, F&& produce) {
   return good;
 }
 
-// Reads every tensor of the table from `files` (a SafetensorsFile or a ModelFiles), under prefix + name. NaN and infinity
-// are errors.
+// Reads every tensor of the table from `files` (a SafetensorsFile or a ModelFiles), under prefix + name. NaN and
+// infinity are errors.
 template <class Device, class Files, class T>
 void read_tensors(Device& dev, const Files& files, const std::string& prefix, const Table<T>& table) {
   for (const Table<T>& parts : by_stored_tensor(table)) {

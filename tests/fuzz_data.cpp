@@ -1,0 +1,160 @@
+// Fuzz tests of training data: JSON lines, token files, chat templates and generation settings.
+#include "data/documents/sources.cuh"
+#include "data/documents/tokenised.cuh"
+#include "data/files/generation_config.cuh"
+#include "tests/chat_models.cuh"
+#include "tests/fuzz_fixture.cuh"
+
+namespace streambp {
+namespace {
+
+const char* const kLines[] = {
+    R"({"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi <s>!\n"},)"
+    R"( {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello."}], "id": 7})",
+    R"({"messages": [{"role": "user", "content": "é\u0000"}, {"role": "assistant", "content": "a", "tool_calls": []},)"
+    R"( {"role": "user", "content": "<tool_response>x</tool_response>"}, {"role": "assistant", "content": "b"}]})",
+    R"({"prompt": [{"role": "user", "content": "1+1?"}], "completion": [{"role": "assistant", "content": "2"}]})",
+    R"({"prompt": "<s>[INST] Say [/INST]", "completion": " it</s>", "tools": null})",
+    R"({"text": "Once upon a time \ud83d\ude00"})",
+    R"({"prompt": "Say", "chosen": " it", "rejected": " nothing</s>"})",
+    R"({"prompt": [{"role": "user", "content": "1+1?"}], "chosen": [{"role": "assistant", "content": "2"}],)"
+    R"( "rejected": [{"role": "assistant", "content": "<think>\nhm\n</think>\n\n3"}]})",
+    R"({"prompt": "Say", "completions": [" it", " nothing</s>"], "rewards": [1, 0.5]})",
+    R"({"prompt": "Say", "completions": [[5, 6, 2], [7]], "advantages": [-1e3, 2], "old_logps": [[-1, -0.5, 0], [-9]]})",
+    R"({"prompt": [{"role": "user", "content": "1+1?"}], "completions": [[{"role": "assistant", "content": "2"}],)"
+    R"( [5, 6]], "rewards": [1, 0]})",
+    R"({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user",)"
+    R"( "content": "c"}, {"role": "assistant", "content": "d"}], "rejected": [{"role": "user", "content": "a"},)"
+    R"( {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "e"}]})"};
+
+TEST_F(Fuzz, Examples) {
+  make_tokenizer_directory(dir / "model", "metaspace");
+  const Tokenizer tokenizer(dir / "model");
+  std::vector<Encoder> encoders;
+  for (const Layout& layout : chat_layouts()) {
+    encoders.emplace_back(tokenizer, dir / "model", Chat::of(dir / "model", layout.name), "", encoders.size() % 4 == 0);
+  }
+  std::vector<Files> seeds;
+  for (const char* line : kLines)
+    seeds.push_back({{"data.jsonl", line}, {"layout", {static_cast<char>(2 * seeds.size())}}});
+  seeds.push_back(
+      {{"data.jsonl", std::string("\xef\xbb\xbf") + kLines[0] + "\r\n\n" + kLines[4] + "\n"}, {"layout", "x"}});
+  fuzz(seeds, [&](const Files& files) {
+    require(files.size() == 2, "a file is missing");
+    const Encoder& encoder = encoders[text_hash(files.at("layout")) % encoders.size()];
+    Lines lines((*folder)(files) / "data.jsonl", 10'000);
+    for (std::string line; lines.next(line);) {
+      if (line.empty()) continue;
+      const Example example = parse_example(line);
+      const std::vector<Document> documents = encoder.encode(example);
+      ensure(
+          example.kind != Example::preference || (documents.size() == 2 && documents[0].tokens != documents[1].tokens),
+          "a preference has two different sides");
+      for (const Document& document : documents) {
+        ensure(document.tokens.size() == document.learn.size() && document.learned() > 0, "there is a token to learn");
+        ensure(document.advantage.has_value() == (example.kind == Example::group), "groups have advantages");
+        ensure(document.old.empty() || document.old.size() == document.tokens.size(),
+               "old log-probs are for all tokens or none");
+        const Index limit = example.kind == Example::group ? INT32_MAX : tokenizer.size();
+        for (const std::int32_t token : document.tokens) ensure(token >= 0 && token < limit, "tokens exist");
+      }
+    }
+  });
+}
+
+TEST_F(Fuzz, TokenFile) {
+  std::vector<Files> seeds;
+  for (const std::size_t documents : {1, 3, 4, 6, 5, 8}) {
+    const bool groups = documents == 5 || documents == 8;
+    seeds.push_back({{"tokens.safetensors", written([&](const fs::path& path) {
+                        TokenWriter writer(path);
+                        for (std::size_t i = 0; i < documents; ++i) {
+                          Document document;
+                          document.add(std::vector<std::int32_t>(3 * i + 2, static_cast<std::int32_t>(i)), true);
+                          if (groups) document.advantage = {static_cast<double>(i), -1};
+                          if (documents == 8) document.old.assign(document.tokens.size(), -2);
+                          writer.add(document);
+                        }
+                        const char* kind = groups ? "groups" : documents % 2 ? "documents" : "preferences";
+                        writer.finish({{"format", "streambp tokens"}, {"kind", kind}, {"key", "{}"}});
+                      })}});
+  }
+  fuzz(seeds, [&](const Files& files) {
+    const TokenFile file((*folder)(files) / "tokens.safetensors");
+    Index tokens = 0;
+    for (const Index length : file.lengths()) ensure(length > 0, "documents hold tokens"), tokens += length;
+    ensure(tokens == file.token_count() && file.longest() <= tokens, "documents cover the tokens");
+    file.fingerprint(), file.learned_count();
+    file.require_vocabulary(100);
+    Documents documents(file, {.evaluation_fraction = 0.3,
+                               .length = 8,
+                               .longest = 5,
+                               .packs = 2,
+                               .micro_batches = 2,
+                               .seed = 1,
+                               .too_long = file.kind() == DataKind::documents ? TooLong::split : TooLong::truncate});
+    for (Index step = 1; step < 4; ++step) {
+      const Batch batch = documents.batch(step, 1);
+      const Index begun = std::count(batch.positions.begin(), batch.positions.end(), 0);
+      ensure(begun % file.together() == 0, "pairs stay together");
+      require_shape(batch);
+      ensure(batch.advantages.empty() != file.groups(), "groups have advantages");
+    }
+  });
+}
+
+TEST_F(Fuzz, BinFile) {
+  std::vector<Files> seeds;
+  for (const std::size_t width : {2, 4}) {
+    std::array<std::int32_t, 256> header{};
+    header[0] = width == 2 ? 20240520 : 20240801, header[1] = width == 2 ? 1 : 7, header[2] = 9;
+    std::string bytes(reinterpret_cast<const char*>(header.data()), sizeof header);
+    for (const std::int32_t token : {50256, 1, 2, 128000, 3, 4, 50256, 5, 6}) {
+      bytes.append(reinterpret_cast<const char*>(&token), width);
+    }
+    seeds.push_back({{"tokens.bin", bytes}});
+  }
+  fuzz(seeds, [&](const Files& files) {
+    TokenWriter writer(dir / "written");
+    add_bin_file((*folder)(files) / "tokens.bin", writer);
+    ensure(writer.tokens_count() <= 2000 && writer.documents() <= writer.tokens_count(),
+           "there are no more tokens than in the file");
+  });
+}
+
+TEST_F(Fuzz, ChatAndGeneration) {
+  make_tokenizer_directory(dir / "model", "byte_level");
+  const Tokenizer tokenizer(dir / "model");
+  std::vector<Files> seeds = {
+      {{"tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": null})"},
+       {"config.json", R"({"model_type": "llama", "eos_token_id": [2, 1]})"},
+       {"generation_config.json", R"({"do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 20})"}},
+      {{"tokenizer_config.json",
+        R"({"chat_template": [{"name": "default", "template": "{{ x }}"}], "bos_token": "{bos}"})"},
+       {"special_tokens_map.json", R"({"bos_token": "<s>", "eos_token": "</s>"})"}},
+      {{"chat_template.jinja", "{% for m in messages %}"}, {"generation_config.json", R"({"eos_token_id": 2})"}},
+      {{"chat_template.json", R"({"chat_template": "{{ messages }}"})"},
+       {"config.json", R"({"eos_token_id": 1})"},
+       {"generation_config.json", R"({"do_sample": false, "eos_token_id": null})"}}};
+  fuzz(seeds, [&](const Files& files) {
+    const fs::path path = (*folder)(files);
+    read_template(path);
+    bool known = true;
+    try {
+      const auto layouts = chat_layouts();
+      const Chat chat = Chat::of(path, layouts[text_hash(files.begin()->second) % layouts.size()].name);
+      const Message messages[] = {{"user", "a{eos}"}, {"assistant", "b"}};
+      ensure(!chat.render(messages).empty() && !chat.lessons(messages).empty(), "a conversation has text");
+      Chat::of(path);  // an unknown template
+    } catch (const Error&) {
+      known = false;
+    }
+    ensure(!known, "the template is unknown");
+    const std::int32_t end = read_end_token(path, tokenizer);
+    ensure(end >= 0 && end < tokenizer.size(), "the end is a token");
+    for (const std::int32_t stop : read_generation_defaults(path).stop) ensure(stop >= 0, "ids are not negative");
+  });
+}
+
+}  // namespace
+}  // namespace streambp
