@@ -273,6 +273,21 @@ TEST_F(TokenizerRefusal, OfAddedTokensAndTemplates) {
   expect_refused(post("special_tokens", {{"<|im_start|>", {{"ids", 5}}}}), "is not a list");
 }
 
+TEST_F(TokenizerRefusal, IsBrief) {
+  const std::string endless(100'000, 'x');
+  Json vocabulary = tokenizer_definition("gpt2"), merge = vocabulary, pattern = tokenizer_definition("qwen2");
+  vocabulary["model"]["vocab"][endless] = -1;
+  merge["model"]["merges"] = {endless};
+  pattern["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = endless + "(";
+  Json type = vocabulary;
+  type["normalizer"] = {{"type", endless}};
+  for (const Json& json : {vocabulary, merge, pattern, type}) {
+    const std::string message = refusal(json.dump());
+    EXPECT_NE(message.find("xxx"), std::string::npos) << message;
+    EXPECT_LT(message.size(), 1000u);
+  }
+}
+
 TEST_F(TokenizerRefusal, OfDamagedFiles) {
   const std::string whole = tokenizer_definition("llama2").dump();
   ASSERT_EQ(refusal(whole), "");
