@@ -13,6 +13,6 @@ if command -v nvcc > /dev/null; then minutes="about 3 minutes"; else minutes="ab
 section "Compiling: $minutes on two cores, once"
 cmake --build --preset release --target streambp -j "$(nproc)"
 section "The gradient: StreamBP against full-memory backpropagation, bit for bit"
-build/streambp verify --reference
+build/streambp verify --oracle
 section "Training"
 build/streambp train

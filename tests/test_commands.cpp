@@ -131,7 +131,7 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
 
 TEST_F(Commands, VerifyProvesEveryFamilyAndWritesItsTable) {
   for (const char* family : {"gpt2", "llama", "mistral", "qwen2", "qwen3"}) {
-    const Outcome outcome = execute("verify --length 600 --hidden 32 --layers 2 --dtype f64 --reference --family " +
+    const Outcome outcome = execute("verify --length 600 --hidden 32 --layers 2 --dtype f64 --oracle --family " +
                                     std::string(family) + " --json " + path("verify.json"));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;

@@ -64,7 +64,7 @@ TEST_P(EveryObjective, GradientIsTheReferencesInAllModesBitForBit) {
   const auto [c, all] = setting("llama3");
   const Batch batch = for_case(GetParam(), all);
   const Objective& objective = GetParam().objective;
-  const reference::Result truth = reference_gradient(c, batch, random_weights(), objective);
+  const oracle::Result truth = oracle_gradient(c, batch, random_weights(), objective);
   std::optional<GradientRun> first, narrow;
   for (const Schedule& schedule : schedules(batch.size())) {
     const GradientRun run = run_gradient<Cpu, double>(c, batch, schedule, random_weights(), objective);

@@ -36,7 +36,7 @@ TEST(Trainer, StepsAreAdamWOnTheReferencesGradient) {
     for (const Batch& batch : batches) {
       std::vector<double> w;
       for (std::int32_t target : batch.targets) w.push_back(target < 0 ? 0 : -1 / n);
-      const reference::Result part = reference::gradient(c, naive.weights, batch, reference::linear(w));
+      const oracle::Result part = oracle::gradient(c, naive.weights, batch, oracle::linear(w));
       loss += part.loss;
       for (const auto& [key, values] : part.gradient) {
         auto& sum = gradient[key];
@@ -53,7 +53,7 @@ TEST(Trainer, StepsAreAdamWOnTheReferencesGradient) {
     EXPECT_NEAR(result.gradient_norm, norm, 1e-9);
     EXPECT_NEAR(learning_rate(s, step), rates[step - 1], 1e-15);
     for (auto& e : table(c, naive.weights)) {
-      const std::string key = reference::key(e.parameter);
+      const std::string key = oracle::key(e.parameter);
       m[key].resize(gradient[key].size()), v[key].resize(gradient[key].size());
       const bool is_vector = e.parameter.rows == 1;
       for (std::size_t i = 0; i < gradient[key].size(); ++i) {

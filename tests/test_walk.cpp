@@ -24,7 +24,7 @@ std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
 TEST_P(EveryFamily, GradientInFloat64IsTheReferences) {
   const Config& c = GetParam().config;
   const Batch batch = packed(c, kDocuments);
-  const reference::Result truth = reference_gradient(c, batch, random_weights());
+  const oracle::Result truth = oracle_gradient(c, batch, random_weights());
   for (const auto& [name, schedule] : all_schedules(batch.size())) {
     const GradientRun run = run_gradient<Cpu, double>(c, batch, schedule, random_weights());
     const Difference error = run.gradient.difference(HostGradient(run.gradient, truth.gradient));
@@ -78,7 +78,7 @@ TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
     const GradientRun run = run_gradient<Cpu, double>(c, one, Schedule::stream(kTile, kTile), random_weights());
     const double share = static_cast<double>(one.target_count()) / static_cast<double>(all.target_count());
     for (std::size_t i = 0; i < run.gradient.values.size(); ++i) {
-      auto& total = sum[reference::key(run.gradient.parameters[i])];
+      auto& total = sum[oracle::key(run.gradient.parameters[i])];
       total.resize(run.gradient.values[i].size());
       for (std::size_t j = 0; j < total.size(); ++j) total[j] += share * run.gradient.values[i][j];
     }
@@ -142,7 +142,7 @@ TEST(Walk, AnyNumberOfThreadsGivesTheSameBits) {
 TEST(Walk, WideLayersAgreeToo) {
   Config c = make_config("qwen3", 1100, 420, 1, 6, 2, 90, 900, 0, false);
   const Batch batch = packed(c, sized<Lengths>({300, 290}, {9, 8}));
-  const reference::Result truth = reference_gradient(c, batch, random_weights(3, 0.05));
+  const oracle::Result truth = oracle_gradient(c, batch, random_weights(3, 0.05));
   const GradientRun full = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights(3, 0.05));
   const Difference error = full.gradient.difference(HostGradient(full.gradient, truth.gradient));
   EXPECT_LE(error.relative, 1e-10) << error.tensor;

@@ -1,4 +1,4 @@
-// Gradients side by side: of a mode, of another mode, of the independent reference.
+// Compares gradients: of one mode with another, and with the oracle.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace streambp {
 
-// The largest |a - b| of a tensor over its largest |b|, for the worst tensor. The parts of a fused tensor count as one.
+// The largest |a - b| of a tensor over its largest |b|, for the worst tensor. Parts of a fused tensor count as one.
 struct Difference {
   double relative = 0;
   std::string tensor;
@@ -42,7 +42,7 @@ struct HostGradient {
   }
   HostGradient(const HostGradient& shape, const std::map<std::string, std::vector<double>>& by_key)
       : parameters(shape.parameters) {
-    for (const Parameter& p : parameters) values.push_back(by_key.at(reference::key(p)));
+    for (const Parameter& p : parameters) values.push_back(by_key.at(oracle::key(p)));
   }
 
   // Bit for bit: a NaN equals itself, and -0 is not 0.
@@ -62,7 +62,7 @@ struct HostGradient {
       Sizes& sizes = tensors[parameters[i].name];
       for (std::size_t j = 0; j < values[i].size(); ++j) {
         const double error = std::abs(values[i][j] - truth.values[i][j]);
-        sizes.error = std::max(sizes.error, std::isfinite(error) ? error : INFINITY);  // a NaN is as wrong as can be
+        sizes.error = std::max(sizes.error, std::isfinite(error) ? error : INFINITY);  // a NaN is an infinite error
         sizes.largest = std::max(sizes.largest, std::abs(truth.values[i][j]));
       }
     }
@@ -80,12 +80,11 @@ struct GradientRun {
   std::size_t peak, planned;
   HostGradient gradient;
   std::vector<double> logp;
-  std::map<std::string, double> others;             // what the objective measures besides the loss
-  std::vector<std::string> algorithm_changes = {};  // of matrix products on a GPU: bits may depend on the chunk
+  std::map<std::string, double> others;    // measures of the objective besides the loss
+  std::vector<std::string> warnings = {};  // what makes bits doubtful
 };
 
-// The gradient of one batch in one mode, on a device with memory of its own of the planned size. fill(dev, model) makes
-// the weights.
+// The gradient of one batch in one mode, on a device with exactly the planned memory. fill(dev, model) sets the weights.
 template <class Device, class T, class G = T, class Fill>
 GradientRun run_gradient(const Config& config, const Batch& batch, const Schedule& schedule, Fill&& fill,
                          const Objective& objective = {}, auto... device_settings) {
@@ -112,9 +111,8 @@ GradientRun run_gradient(const Config& config, const Batch& batch, const Schedul
           dev.algorithm_changes};
 }
 
-// Gives the documents of a batch what objectives need besides tokens: log-probabilities not far from those that the model
-// has, so that ratios lie on both sides of usual limits, but none so near to one that rounding would decide; and
-// advantages, of which every fourth is zero.
+// Adds random data for DPO and GRPO. Log-probs are near the model's own, so that policy ratios fall on both sides of the
+// usual clipping limits, but never so near a limit that rounding decides. Every fourth advantage is zero.
 inline Batch with_objective_data(Batch batch, const std::vector<double>& logp) {
   constexpr double distances[] = {-0.5, -0.4, -0.1, 0.02, 0.1, 0.4};
   batch.reference = batch.old = batch.advantages = std::vector<double>(logp.size());
@@ -131,10 +129,9 @@ inline Batch with_objective_data(Batch batch, const std::vector<double>& logp) {
   return batch;
 }
 
-// The independent reference's answer for weights that `fill` makes.
+// The oracle's gradient, for the weights that fill(host, model) writes.
 template <class Fill>
-reference::Result reference_gradient(const Config& config, const Batch& batch, Fill&& fill,
-                                     const Objective& objective = {}) {
+oracle::Result oracle_gradient(const Config& config, const Batch& batch, Fill&& fill, const Objective& objective = {}) {
   Model<double> m{config, Tensors<double>(config)};
   std::vector<std::vector<double>> storage;
   for (auto& e : table(config, m.weights)) {
@@ -143,7 +140,7 @@ reference::Result reference_gradient(const Config& config, const Batch& batch, F
   }
   Cpu host(0);
   fill(host, m);
-  return reference::gradient(config, m.weights, batch, reference::loss_of(objective, batch));
+  return oracle::gradient(config, m.weights, batch, oracle::loss_of(objective, batch));
 }
 
 }  // namespace streambp

@@ -1,11 +1,11 @@
-// A slow, naive and independent reference: log-probabilities and the gradient of every parameter, in double precision.
+// The oracle: a slow, naive and independent implementation of log-probs and gradients, in double precision.
 //
-// It is the yardstick of the tests, so it shares no arithmetic with the program: plain loops, one head at a time, every
-// intermediate result kept, the N x N attention probabilities and the logits of the whole stream included.
+// Tests and `verify` measure against it, so it shares no arithmetic with the program: plain loops, one head at a time,
+// and every intermediate result kept, including the N x N attention probabilities and the logits of the whole stream.
 //
-// Every operation is one function: its formula, the loops that compute it, and the loops that go back through it. On
-// the way forward the latter are put on a tape; played from its end, the tape is the backward pass. There is one rule:
-// an operation adds to the gradients of what it read, given the gradient of what it returned. dy means d loss / d y.
+// Every operation is one function: its formula, the forward loops, and the backward loops. Forward records the backward
+// loops on a tape; the tape runs in reverse. The one rule: backward adds to the gradients of the operation's inputs,
+// given the gradient of its output. dy means d loss / d y.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 #include "model/stream.cuh"
 
-namespace streambp::reference {
+namespace streambp::oracle {
 
 struct Result {
   double loss = 0;                                      // Σ_t w[t] logp[t]
@@ -29,7 +29,7 @@ struct Result {
   std::map<std::string, std::vector<double>> gradient;  // by key(parameter); each laid out as its tensor is
 };
 
-// GPT-2's q, k and v share one name, so the part belongs to the key.
+// GPT-2's q, k and v share one name, so the key includes the part.
 inline std::string key(const Parameter& p) { return p.name + "#" + std::to_string(p.part); }
 
 // ---- Arrays and the tape ----
@@ -39,8 +39,8 @@ struct Number {
   double value = 0, grad = 0;
 };
 
-// A view of a matrix of numbers. Its transpose, some of its columns and a row of it repeated are views of the same
-// numbers and need no backward. A tensor that the model does not have is an array without rows.
+// A view of a matrix of numbers. A transpose, a range of columns and a repeated row are views of the same numbers and need
+// no backward. A tensor that the model lacks is an array without rows.
 struct Array {
   Number* data = nullptr;
   Index rows = 0, cols = 0, row_stride = 0, col_stride = 0;
@@ -59,7 +59,7 @@ inline Array columns(Array a, Index begin, Index count) {
 }
 inline Array repeat(Array row, Index rows) { return {row.data, rows, row.cols, 0, row.col_stride}; }
 
-// Owns the numbers, and knows the way back from the last operation to the first.
+// Owns the numbers, and runs backward from the last operation to the first.
 struct Tape {
   std::vector<std::vector<Number>> numbers;
   std::vector<std::function<void()>> steps;
@@ -176,7 +176,7 @@ inline Array standardise(Tape& tape, Norm kind, double epsilon, Array x) {
 
 // The frequency of pair i: f = θ^(-2i/dim). Llama 3 divides the slow ones by a factor, keeps the fast ones and blends
 // in between:        wavelength λ = 2π / f        s = (L/λ - low) / (high - low)        f -> (1 - s) f / factor + s f
-// Local layers may have a θ of their own and are not slowed down then.
+// Local layers with their own θ are not scaled.
 inline double rope_frequency(const Config& c, bool local, Index i) {
   const double power = -2.0 * static_cast<double>(i) / static_cast<double>(c.head_dim);
   if (local && c.local_rope_theta > 0) return std::pow(c.local_rope_theta, power);
@@ -189,9 +189,9 @@ inline double rope_frequency(const Config& c, bool local, Index i) {
   return (1 - s) * f / r.factor + s * f;
 }
 
-// Turns the pairs (a, b) = (x[i], x[i + dim/2]) by the angle α = position * frequency of the pair:
+// Rotates the pairs (a, b) = (x[i], x[i + dim/2]) by the angle α = position * frequency of the pair:
 //   y[i] = a cos α - b sin α        y[i + dim/2] = a sin α + b cos α
-// dx is dy turned by -α:
+// dx is dy rotated by -α:
 //   da += dy[i] cos α + dy[i + dim/2] sin α        db += -dy[i] sin α + dy[i + dim/2] cos α
 inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std::int32_t>& positions, Array x) {
   const Array y = tape.zeros(x.rows, x.cols);
@@ -215,7 +215,7 @@ inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std
   return y;
 }
 
-// log Σ_j exp x[t,j], with the largest taken out so that nothing overflows
+// log Σ_j exp x[t,j], less the largest x to avoid overflow
 inline double log_sum_exp(Array x, Index t) {
   double largest = x(t, 0).value, sum = 0;
   for (Index j = 0; j < x.cols; ++j) largest = std::max(largest, x(t, j).value);
@@ -223,12 +223,12 @@ inline double log_sum_exp(Array x, Index t) {
   return largest + std::log(sum);
 }
 
-// May token i see token j? Not the future, not another document, nothing that has left the window.
+// Does token i attend to token j? Not to the future, other documents, or tokens outside the window.
 inline bool visible(const Config& c, bool local, const TokenBatch& batch, Index i, Index j) {
   return batch.key_begin[i] <= j && j <= i && (!local || i - j < c.window);
 }
 
-// p[i] = softmax(s[i] / sqrt(dim)) over the visible j, 0 elsewhere         (1 / sqrt(dim), unless the model says else)
+// p[i] = softmax(s[i] / sqrt(dim)) over the visible j, else 0         (some models replace 1 / sqrt(dim))
 // ds[i,j] += p[i,j] (dp[i,j] - Σ_k p[i,k] dp[i,k]) / sqrt(dim)
 inline Array attention_softmax(Tape& tape, const Config& c, bool local, const TokenBatch& batch, Array s) {
   const Array p = tape.zeros(s.rows, s.cols);
@@ -299,7 +299,7 @@ inline Array activation(Tape& tape, Mlp kind, Array x) {
   return y;
 }
 
-// ---- The model: made of operations alone, so its backward follows by itself ----
+// ---- The model is composed of operations, so its backward needs no code ----
 
 // x wᵀ + b
 inline Array linear(Tape& tape, Array x, Array w, Array b = {}) {
@@ -307,7 +307,7 @@ inline Array linear(Tape& tape, Array x, Array w, Array b = {}) {
   return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
 }
 
-// x̂ * w + b, or x̂ * (1 + w), with x̂ the standardised x
+// x̂ * w + b, or x̂ * (1 + w), where x̂ is the standardised x
 inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Array b = {}) {
   const Array standard = standardise(tape, kind, c.norm_eps, x);
   Array y = multiply(tape, standard, repeat(w, x.rows));
@@ -316,7 +316,7 @@ inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Arra
 }
 
 // Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
-// query heads may share a key/value head. Where the model says so, q_h and k_h are normalised and rotated.
+// query heads may share a key/value head. Depending on the model, q_h and k_h are normed and rotated.
 inline Array attention(Tape& tape, const Config& c, bool local, const TokenBatch& batch, const Layer<Number>& w,
                        Array x) {
   auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
@@ -373,9 +373,9 @@ inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const T
   return linear(tape, x, c.tied ? w.embedding.tokens : w.head.weight);
 }
 
-// ---- What the tests call ----
+// ---- The interface ----
 
-// A copy of the weights that has room for their gradient. The numbers belong to the tape.
+// A copy of the weights with room for their gradient, on the tape.
 template <class T>
 Tensors<Number> copy(Tape& tape, const Config& c, Tensors<T>& weights) {
   Tensors<Number> copies(c);
@@ -392,7 +392,7 @@ Tensors<Number> copy(Tape& tape, const Config& c, Tensors<T>& weights) {
   return copies;
 }
 
-// A loss, and its slopes w[t] = d loss / d logp[t]; and how it follows from the log-probabilities of the targets.
+// A loss with its slopes w[t] = d loss / d logp[t], as a function of the log-probs of the targets.
 struct Loss {
   double value;
   std::vector<double> w;
@@ -430,4 +430,4 @@ Result gradient(const Config& c, Tensors<T>& weights, const TokenBatch& batch, c
   return result;
 }
 
-}  // namespace streambp::reference
+}  // namespace streambp::oracle

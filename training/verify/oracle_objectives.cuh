@@ -1,11 +1,11 @@
-// The objectives, naively: each loss is its formula and nothing else. It is computed with dual numbers, which carry their
-// slope along, so the slopes of a loss share no derivation with the program.
+// The oracle for objectives: each loss is its formula and nothing else, computed with dual numbers. They carry derivatives
+// along, so no derivation is shared with the program.
 #pragma once
 
 #include "training/objectives.cuh"
 #include "training/verify/oracle.cuh"
 
-namespace streambp::reference {
+namespace streambp::oracle {
 
 // A number and its derivative with respect to one log-probability.
 struct Real {
@@ -23,7 +23,7 @@ inline Real exp(Real a) { return {std::exp(a.value), std::exp(a.value) * a.slope
 inline Real log(Real a) { return {std::log(a.value), a.slope / a.value}; }
 inline bool operator<(Real a, Real b) { return a.value < b.value; }
 
-// The mean over all targets, or over documents of the mean, or of the sum over a fixed length, of what a token costs.
+// The mean of a cost per token: over all targets, or over documents of their means, or of their sums over a fixed length.
 inline Real mean_of(const Objective& o, const Batch& batch, const std::function<Real(std::size_t)>& cost) {
   Real total;
   double targets = 0, documents = 0;
@@ -104,4 +104,4 @@ inline LossOf loss_of(const Objective& o, const Batch& batch) {
   };
 }
 
-}  // namespace streambp::reference
+}  // namespace streambp::oracle

@@ -1,0 +1,134 @@
+// What `streambp verify` verifies on: a model, and a batch of random documents, of the user's data or of given tokens.
+#pragma once
+
+#include "commands/objective_options.cuh"
+#include "data/documents/packing.cuh"
+#include "data/documents/tokenised.cuh"
+
+namespace streambp {
+
+class VerifyInput {
+ public:
+  ModelOptions model;
+  ObjectiveOptions objectives;
+  std::uint64_t seed = 1;
+
+  void add_to(CLI::App& app) {
+    model.add_to(app, "--model", true);
+    objectives.add_to(app);
+    app.add_option("--length", length_, "Tokens of the stream, in documents of unequal length")
+        ->check(CLI::Range(4, 1 << 24))
+        ->capture_default_str();
+    app.add_option("--documents", documents_, "Documents in the stream")
+        ->check(CLI::Range(1, 1 << 20))
+        ->default_str("3; for pairs 4");
+    app.add_option(
+        "--data", data_,
+        "Use documents (dpo: pairs) from these files; needs a --model directory with a tokenizer. Log-probs, "
+        "rewards and advantages are random");
+    app.add_option("--chat", data_options_.chat, "Chat layout of --data: " + Chat::names());
+    app.add_option("--tokens", tokens_file_, "Use the tokens in this file (little-endian int32) as one document");
+    app.add_option("--seed", seed, "Seed of random weights and tokens")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+  }
+
+  // Reads or draws the batch, and checks it against the model.
+  void prepare() {
+    require(data_.empty() || tokens_file_.empty(), "--data and --tokens both give the tokens; leave out one");
+    objective = objectives.settings(length_);
+    if (objective.kind == ObjectiveKind::dpo && objectives.app->count("--documents") == 0) documents_ = 4;
+    if (fs::is_directory(model.model)) model.model = model_directory(model.model);
+    if (!tokens_file_.empty()) {
+      batch = tokens_of_file();
+      length_ = batch.size();
+    }
+    config = model.config(length_);
+    if (!data_.empty()) batch = documents_of_data();
+    if (batch.size() == 0) batch = random_documents();
+    const auto documents = static_cast<Index>(batch.documents().size());
+    require(objective.kind != ObjectiveKind::dpo || documents % 2 == 0,
+            "--objective dpo needs pairs of documents, not ", documents, "; give an even number of --documents");
+    require(config.positions == Positions::rope || batch.size() <= config.max_length * documents, "--length ",
+            batch.size(), " in ", documents, " documents is longer than the ", config.max_length,
+            " positions of the model; give more --documents");
+    if (fs::is_directory(model.model)) weights = model.model;
+  }
+
+  Config config;
+  Objective objective;
+  Batch batch;
+  fs::path weights;  // a model directory; empty: random weights
+
+ private:
+  Batch tokens_of_file() const {
+    const std::string bytes = read_file(tokens_file_, std::size_t{1} << 26);
+    std::vector<std::int32_t> tokens(bytes.size() / 4);
+    require(tokens.size() >= 2 && bytes.size() % 4 == 0, tokens_file_, ": ", bytes.size(),
+            " bytes are not two or more tokens of 4 bytes each");
+    std::memcpy(tokens.data(), bytes.data(), bytes.size());
+    Batch result;
+    result.append(tokens);
+    return result;
+  }
+
+  // Documents in the order of the data, up to `length` tokens.
+  Batch documents_of_data() {
+    require(fs::is_directory(model.model), "--data goes with --model DIR, a model directory with a tokenizer");
+    const TokenFile file = tokenised({data_.begin(), data_.end()}, model.model, data_options_, cache_directory());
+    file.require_vocabulary(config.vocab);
+    const Index longest = config.positions == Positions::learned ? config.max_length : length_;
+    const bool pairs = objective.kind == ObjectiveKind::dpo, grpo = objective.kind == ObjectiveKind::grpo;
+    if (!grpo || file.preferences()) objectives.require_kind(file);
+    Batch result;
+    for (Index d = 0; d < file.documents() && result.size() + 2 <= length_; ++d) {
+      const Index left = length_ - result.size(), room = pairs ? length_ / 2 : left;  // half for each side of a pair
+      if (pairs && d % 2 == 0 && result.size() > 0 && file.length(d) + file.length(d + 1) > left) break;
+      const PackedPiece piece{d, 0, std::min({file.length(d), longest, room})};
+      Batch document;
+      append(document, file, piece);
+      if (!grpo || document.target_count() > 0) append(result, file, piece);
+    }
+    require(result.target_count() > 0, data_[0], ": its first ", length_,
+            " tokens have no targets; give a larger --length");
+    return result;
+  }
+
+  // Documents of unequal length with random tokens. The first eighth of each has no targets, like a prompt.
+  Batch random_documents() const {
+    require(documents_ * 2 <= length_, "--documents ", documents_, " of two tokens or more do not fit --length ",
+            length_);
+    const Random random(seed, 77);
+    Batch result;
+    std::uint64_t drawn = 0;
+    auto token = [&] {
+      return static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(config.vocab), drawn++));
+    };
+    Index begin = 0;
+    for (Index i = 0; i < documents_; ++i) {
+      const Index end = end_of_document(i, begin);
+      std::vector<std::int32_t> document;
+      for (Index t = begin; t < end; ++t) document.push_back(token());
+      result.append(document, token());
+      for (Index t = begin; t < begin + (end - begin) / 8; ++t) result.targets[static_cast<std::size_t>(t)] = -1;
+      begin = end;
+    }
+    return result;
+  }
+
+  // Later documents are longer (ends are a quadratic function), unless positions limit them. Each has two tokens or more.
+  Index end_of_document(Index i, Index begin) const {
+    const double fraction = static_cast<double>(i + 1) / static_cast<double>(documents_);
+    const double quadratic = 0.5 * fraction + 0.5 * fraction * fraction;
+    Index end = i + 1 == documents_ ? length_ : static_cast<Index>(static_cast<double>(length_) * quadratic);
+    if (config.positions == Positions::learned) end = length_ * (i + 1) / documents_;
+    return std::clamp(end, begin + 2, length_ - 2 * (documents_ - 1 - i));
+  }
+
+  Index length_ = 1200, documents_ = 3;
+  std::vector<std::string> data_;
+  DataOptions data_options_;
+  std::string tokens_file_;
+};
+
+}  // namespace streambp
