@@ -59,11 +59,13 @@ def inert(code):
 
 
 def unknown():
-    """Marks, and characters with a decomposition or a combining class, that the library's normal forms do not know."""
+    """What the library's normal forms do not know: marks, characters with a decomposition or a combining class, and all
+    that is newer than Unicode 14, for later versions of utf8proc."""
     marks = set(matches(r"\p{M}")) - {c for c in CODES if normalizers.StripAccents().normalize_str(chr(c)) == ""}
     changed = {c for c in CODES
                if any(decomposed(text) != NFKD.normalize_str(text) for text in (chr(c), chr(c) + "\u0334", "\u0301" + chr(c) + "\u0334"))}
-    found = marks | changed
+    new = {c for c in matches(r"[\p{L}\p{M}\p{N}\p{S}]") if unicodedata.category(chr(c)) == "Cn"}
+    found = marks | changed | new
     assert all(map(inert, found))
     return ranges(sorted(found))
 
@@ -126,7 +128,7 @@ struct Later {{
 inline constexpr Later kLater[] = {{
 {"".join(f'  {{"{kind}",{literal(later(kind))}}},{chr(10)}' for kind in CATEGORIES + SCRIPTS)}}};
 
-// Marks and composed characters that are newer than the library's normal forms, which leave them as they are.
+// Characters newer than the library's normal forms, which leave them as they are: those that other versions change.
 struct Range {{
   char32_t first, last;
 }};

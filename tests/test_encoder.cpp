@@ -130,8 +130,10 @@ TEST_F(Encoding, OfPreferencesDiffersInTheAnswer) {
   }
   EXPECT_EQ(learned(encoder("qwen3").encode(preference(prompt, "<think>\nhm\n</think>\n\n2", "3")).at(0)),
             "<think>\nhm\n</think>\n\n2<|im_end|>");
+}
 
-  // The same tokens as those of completions.
+TEST_F(Encoding, OfPreferencesEqualsThatOfCompletions) {
+  model("byte_level");
   const Example texts = parse_example(R"({"prompt": "One? ", "chosen": "Two.", "rejected": "Three.</s>"})");
   const auto pair = encoder().encode(texts);
   ASSERT_EQ(pair.size(), 2u);
@@ -392,7 +394,10 @@ TEST_F(Encoding, OfGroupsHasEveryCompletion) {
                             R"(], [{"role": "assistant", "content": "c"}]], "rewards": [1, 0]})");
   EXPECT_EQ(text(talk.tokens(0)) + text(talk.tokens(1)).substr(text(talk.tokens(0)).size()), text(talk.tokens(1)));
   EXPECT_EQ(talk.learn(0).back(), 1);
+}
 
+TEST_F(Encoding, RefusesInvalidGroups) {
+  model("byte_level");
   const auto expect_refused = [&](const std::string& line, const std::string& said) {
     const std::string refused = refusal({write("g.jsonl", line + "\n")}, {.chat = "chatml"});
     EXPECT_TRUE(contains(refused, "g.jsonl:1: ") && contains(refused, said)) << line << "\n" << refused;
@@ -420,7 +425,11 @@ TEST_F(Encoding, OfGroupsHasEveryCompletion) {
                  "not the log-prob of a sampled token");
   expect_refused(R"({"prompt": "ab"})", "--reward");
   expect_refused(two + R"("rewards": [1, 0], "text": "a"})", "more than one of");
-  // All groups have log-probs or none has, and groups do not mix with documents.
+}
+
+// All groups have log-probs or none has, and groups do not mix with documents.
+TEST_F(Encoding, RefusesMixedGroups) {
+  model("byte_level");
   const std::string group = R"({"prompt": "a", "completions": [[5], [6]], "rewards": [1, 0])";
   const auto mixed = [&](const std::string& a, const std::string& b) {
     return refusal({write("m.jsonl", a + "\n" + b + "\n")}, {.chat = "chatml", .skip_bad = true});

@@ -41,52 +41,60 @@ class TokenizerRefusal : public testing::Test {
   fs::path directory_;
 };
 
+// GPT-2's tokenizer with another component.
+Json gpt2_with(const char* field, const Json& component) {
+  Json json = tokenizer_definition("gpt2");
+  json[field] = component;
+  return json;
+}
+
 TEST_F(TokenizerRefusal, OfComponentsByName) {
-  const auto with = [](const char* field, const Json& component) {
-    Json json = tokenizer_definition("gpt2");
-    json[field] = component;
-    return json;
-  };
   for (const char* type : {"BertNormalizer", "Nmt", "Precompiled", "ByteLevel", "Later"}) {
-    expect_refused(with("normalizer", {{"type", type}}),
+    expect_refused(gpt2_with("normalizer", {{"type", type}}),
                    std::string("a normalizer of type \"") + type + "\" is not supported");
   }
   for (const char* type : {"BertPreTokenizer", "CharDelimiterSplit", "Whitespace", "WhitespaceSplit", "Punctuation",
                            "UnicodeScripts", "FixedLength"}) {
     const Json step = {{"type", type}};
-    expect_refused(with("pre_tokenizer", step),
+    expect_refused(gpt2_with("pre_tokenizer", step),
                    std::string("a pre_tokenizer of type \"") + type + "\" is not supported");
-    expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {step}}}), type);
+    expect_refused(gpt2_with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {step}}}), type);
   }
   for (const char* type : {"BPEDecoder", "WordPiece", "CTC"}) {
-    expect_refused(with("decoder", {{"type", type}}),
+    expect_refused(gpt2_with("decoder", {{"type", type}}),
                    std::string("a decoder of type \"") + type + "\" is not supported");
   }
   for (const char* type : {"BertProcessing", "RobertaProcessing"}) {
-    expect_refused(with("post_processor", {{"type", type}}),
+    expect_refused(gpt2_with("post_processor", {{"type", type}}),
                    std::string("a post_processor of type \"") + type + "\" is not supported");
   }
+}
+
+TEST_F(TokenizerRefusal, OfFieldsByName) {
   for (const char* field : {"normalizer", "pre_tokenizer", "decoder", "post_processor"}) {
-    expect_refused(with(field, {{"no_type", 1}}), "the field \"type\" is missing");
-    expect_refused(with(field, 5), "expected a JSON object");
-    expect_refused(with(field, {{"type", 5}}), "of the wrong type");
+    expect_refused(gpt2_with(field, {{"no_type", 1}}), "the field \"type\" is missing");
+    expect_refused(gpt2_with(field, 5), "expected a JSON object");
+    expect_refused(gpt2_with(field, {{"type", 5}}), "of the wrong type");
   }
-  expect_refused(with("normalizer", {{"type", "NFC"}, {"new_option", true}}), "\"new_option\": true is not supported");
-  expect_refused(with("pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", "yes"}}), "of the wrong type");
-  expect_refused(with("pre_tokenizer", {{"type", "ByteLevel"}}), "\"add_prefix_space\" is missing");
-  expect_refused(with("added_things", 1), "\"added_things\": 1 is not supported");
-  expect_refused(with("version", "2.0"), "only \"1.0\" is");
+  expect_refused(gpt2_with("normalizer", {{"type", "NFC"}, {"new_option", true}}),
+                 "\"new_option\": true is not supported");
+  expect_refused(gpt2_with("pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", "yes"}}), "of the wrong type");
+  expect_refused(gpt2_with("pre_tokenizer", {{"type", "ByteLevel"}}), "\"add_prefix_space\" is missing");
+  expect_refused(gpt2_with("added_things", 1), "\"added_things\": 1 is not supported");
+  expect_refused(gpt2_with("version", "2.0"), "only \"1.0\" is");
   const Json digits = {{"type", "Digits"}, {"individual_digits", true}},
              bytes = tokenizer_definition("gpt2")["pre_tokenizer"];
-  expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {bytes, digits}}}), "after ByteLevel");
-  expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", 3}}), "is not a list");
-  expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {nullptr}}}), "number 1");
+  expect_refused(gpt2_with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {bytes, digits}}}),
+                 "after ByteLevel");
+  expect_refused(gpt2_with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", 3}}), "is not a list");
+  expect_refused(gpt2_with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {nullptr}}}), "number 1");
   Json nested = bytes;
   for (int i = 0; i < 60; ++i) nested = {{"type", "Sequence"}, {"pretokenizers", {nested}}};
-  expect_refused(with("pre_tokenizer", nested), "more deeply");
-  expect_refused(with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", Json(100, digits)}}), "more steps");
-  EXPECT_EQ(refusal(with("truncation", {{"max_length", 5}}).dump()), "");  // without effect on tokens
-  EXPECT_EQ(refusal(with("padding", {{"strategy", "BatchLongest"}}).dump()), "");
+  expect_refused(gpt2_with("pre_tokenizer", nested), "more deeply");
+  expect_refused(gpt2_with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", Json(100, digits)}}),
+                 "more steps");
+  EXPECT_EQ(refusal(gpt2_with("truncation", {{"max_length", 5}}).dump()), "");  // without effect on tokens
+  EXPECT_EQ(refusal(gpt2_with("padding", {{"strategy", "BatchLongest"}}).dump()), "");
 }
 
 TEST_F(TokenizerRefusal, OfMetaspaceAndSplitAndStrip) {
@@ -226,7 +234,7 @@ TEST_F(TokenizerRefusal, OfModels) {
   expect_refused(json, "the text needs the unknown token \"<nothing>\"");
 }
 
-TEST_F(TokenizerRefusal, OfAddedTokensAndTemplates) {
+TEST_F(TokenizerRefusal, OfAddedTokens) {
   const Json whole = tokenizer_definition("llama3");
   const std::size_t size = whole["model"]["vocab"].size();
   const auto added = [&](const char* field, const Json& value) {
@@ -253,9 +261,11 @@ TEST_F(TokenizerRefusal, OfAddedTokensAndTemplates) {
   json = tokenizer_definition("unknown");
   json["added_tokens"].back()["normalized"] = true;  // white space, which Strip removes
   expect_refused(json, "its normalized text is empty");
+}
 
+TEST_F(TokenizerRefusal, OfTemplates) {
   const auto post = [&](const char* field, const Json& value) {
-    Json changed = whole;
+    Json changed = tokenizer_definition("llama3");
     changed["post_processor"]["processors"][1][field] = value;
     return changed;
   };
@@ -271,6 +281,21 @@ TEST_F(TokenizerRefusal, OfAddedTokensAndTemplates) {
   expect_refused(post("special_tokens", {{"<|im_start|>", {{"ids", {99999}}}}}), "99999 is not the id of a token");
   expect_refused(post("special_tokens", {{"<|im_start|>", {{"ids", {-1}}}}}), "-1 is not the id of a token");
   expect_refused(post("special_tokens", {{"<|im_start|>", {{"ids", 5}}}}), "is not a list");
+}
+
+TEST_F(TokenizerRefusal, IsBrief) {
+  const std::string endless(100'000, 'x');
+  Json vocabulary = tokenizer_definition("gpt2"), merge = vocabulary, pattern = tokenizer_definition("qwen2");
+  vocabulary["model"]["vocab"][endless] = -1;
+  merge["model"]["merges"] = {endless};
+  pattern["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = endless + "(";
+  Json type = vocabulary;
+  type["normalizer"] = {{"type", endless}};
+  for (const Json& json : {vocabulary, merge, pattern, type}) {
+    const std::string message = refusal(json.dump());
+    EXPECT_NE(message.find("xxx"), std::string::npos) << message;
+    EXPECT_LT(message.size(), 1000u);
+  }
 }
 
 TEST_F(TokenizerRefusal, OfDamagedFiles) {

@@ -76,7 +76,8 @@ class Bpe {
     const std::int32_t whole = words_.find(word);
     if (whole >= 0) return out.push_back(whole);
     if (!split(word, scratch.symbols)) {
-      fail(where_, ": the text needs the unknown token \"", *unknown_text_, "\", which the vocabulary does not have");
+      fail(where_, ": the text needs the unknown token ", quote(*unknown_text_),
+           ", which the vocabulary does not have");
     }
     merge_parts(scratch, out);
   }
@@ -86,12 +87,14 @@ class Bpe {
     // Every id takes memory, so a small vocabulary must not have a huge id.
     const Index largest = std::min(kLargestId, 65'536 + 16 * static_cast<Index>(vocabulary.json.size()));
     for (const auto& [text, id] : vocabulary.json.items()) {
-      require(id.is_number_integer(), vocabulary.file, ": the id of \"", text, "\" is not an integer");
-      require(id.get<Index>() >= 0 && id.get<Index>() <= largest, vocabulary.file, ": the id of \"", text, "\" is ",
-              id.dump(), "; a vocabulary of ", vocabulary.json.size(), " tokens needs ids from 0 to ", largest);
+      if (!id.is_number_integer()) fail(vocabulary.file, ": the id of ", quote(text), " is not an integer");
+      if (id.get<Index>() < 0 || id.get<Index>() > largest) {
+        fail(vocabulary.file, ": the id of ", quote(text), " is ", id.dump(), "; a vocabulary of ",
+             vocabulary.json.size(), " tokens needs ids from 0 to ", largest);
+      }
       const auto i = id.get<std::size_t>();
       if (i >= texts_.size()) texts_.resize(i + 1), present_.resize(i + 1);
-      require(!present_[i], vocabulary.file, ": \"", texts_[i], "\" and \"", text, "\" have the same id ", i);
+      if (present_[i]) fail(vocabulary.file, ": ", quote(texts_[i]), " and ", quote(text), " have the same id ", i);
       texts_[i] = text;
       present_[i] = true;
       ids_[text] = static_cast<std::int32_t>(i);
@@ -133,11 +136,11 @@ class Bpe {
     std::vector<std::pair<std::int32_t, std::int32_t>> neighbours;
     for (const Json& merge : f.json.at("merges")) {
       const std::size_t rank = merges.size();
-      const auto [left, right] = parts(where + ", number " + std::to_string(rank), merge);
+      const auto [left, right] = parts(where, merge);
       const auto token = [&](const std::string& text) {
         const auto id = find(text);
-        require(id.has_value(), where, ": number ", rank, " needs the token \"", text,
-                "\", which the vocabulary does not have");
+        if (!id)
+          fail(where, ": number ", rank, " needs the token ", quote(text), ", which the vocabulary does not have");
         return *id;
       };
       merges.push_back({token(left), token(right), static_cast<std::uint32_t>(rank), token(left + right)});
@@ -177,16 +180,15 @@ class Bpe {
 
   // "a b" in older files, ["a", "b"] in newer ones.
   static std::pair<std::string, std::string> parts(const std::string& where, const Json& merge) {
-    if (merge.is_array()) {
-      require(merge.size() == 2 && merge[0].is_string() && merge[1].is_string(), where, ": ", merge.dump(),
-              " is not a pair of strings");
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
       return {merge[0], merge[1]};
     }
-    require(merge.is_string(), where, ": ", merge.dump(), " is not a pair of strings");
+    if (!merge.is_string()) fail(where, ": ", shown(merge), " is not a pair of strings");
     const auto& text = merge.get_ref<const std::string&>();
     const std::size_t space = text.find(' ');
-    require(space != std::string::npos && text.find(' ', space + 1) == std::string::npos, where, ": \"", text,
-            "\" is not two strings with a space between them");
+    if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
+      fail(where, ": ", quote(text), " is not two strings with a space between them");
+    }
     return {text.substr(0, space), text.substr(space + 1)};
   }
 

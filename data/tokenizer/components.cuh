@@ -41,8 +41,8 @@ inline Pattern read_pattern(const Fields& f) {
 // The character that stands for a space.
 inline std::string read_space(const Fields& f) {
   const auto space = f.get<std::string>("replacement");
-  require(!space.empty() && first_character(space).bytes == space.size(), f.file, ": replacement \"", space,
-          "\" is not one character");
+  require(!space.empty() && first_character(space).bytes == space.size(), f.file, ": replacement ", quote(space),
+          " is not one character");
   return space;
 }
 

@@ -54,8 +54,8 @@ class Detokenizer {
     } else if (type == "Strip") {
       read_strip(f);
     } else {
-      fail(f.file, ": a decoder of type \"", type,
-           "\" is not supported; ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace and Sequence are");
+      fail(f.file, ": a decoder of type ", quote(type),
+           " is not supported; ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace and Sequence are");
     }
   }
 
@@ -142,8 +142,8 @@ class Detokenizer {
     f.known({"type", "content", "start", "stop"});
     const auto content = f.get<std::string>("content");
     const auto start = f.get<Index>("start"), stop = f.get<Index>("stop");
-    require(!content.empty() && first_character(content).bytes == content.size(), f.file, ": content \"", content,
-            "\" is not one character");
+    require(!content.empty() && first_character(content).bytes == content.size(), f.file, ": content ", quote(content),
+            " is not one character");
     require(start >= 0 && stop >= 0, f.file, ": start and stop must not be negative");
     if (!fused_ || stop > 0) {
       return add_step([=](Tokens& tokens, TextEnd) {

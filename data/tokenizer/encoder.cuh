@@ -55,8 +55,8 @@ class Encoder {
     if (!chat_) return;
     for (const std::string& text : chat_->tokens()) {
       const auto id = tokenizer.find(text);
-      if (!id || tokenizer.encode(text, TextStart::continuation) != Tokens{*id})
-        continue;  // ordinary text to this tokenizer
+      // Ordinary text to this tokenizer?
+      if (!id || tokenizer.encode(text, TextStart::continuation) != Tokens{*id}) continue;
       special_[text] = *id;
       const Tokens after = tokenizer.encode(text + "a", TextStart::continuation);
       const Tokens continued = tokenizer.encode_plain("a", TextStart::continuation);

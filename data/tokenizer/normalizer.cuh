@@ -53,8 +53,8 @@ class Normalizer {
     if (type == "Prepend") return read_prepend(f);
     if (type == "Replace") return read_replace(f);
     if (type == "Strip") return read_strip(f);
-    fail(f.file, ": a normalizer of type \"", type,
-         "\" is not supported; NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Prepend, Replace, Strip and Sequence "
+    fail(f.file, ": a normalizer of type ", quote(type),
+         " is not supported; NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Prepend, Replace, Strip and Sequence "
          "are");
   }
 

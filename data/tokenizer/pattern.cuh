@@ -35,7 +35,7 @@ class Translation {
 
   template <class... Parts>
   [[noreturn]] void refuse(const Parts&... parts) const {
-    fail(where_, ": the regular expression ", source_, " is not supported: ", parts...);
+    fail(where_, ": the regular expression ", excerpt(source_), " is not supported: ", parts...);
   }
   bool begins(std::string_view text) const { return rest_.substr(0, text.size()) == text; }
   std::string_view take(std::size_t count) {
@@ -160,7 +160,7 @@ class Pattern {
   // An expression in Oniguruma's syntax. `where` is for messages.
   static Pattern expression(const std::string& where, std::string_view source) {
     Pattern pattern;
-    pattern.text_ = where + ": the regular expression " + std::string(source);
+    pattern.text_ = where + ": the regular expression " + excerpt(source);
     const std::string translated = Translation(where, source).result;
     const std::shared_ptr<pcre2_compile_context> context(pcre2_compile_context_create(nullptr),
                                                          pcre2_compile_context_free);

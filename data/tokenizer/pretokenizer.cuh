@@ -75,8 +75,8 @@ class PreTokenizer {
       require(step.prefix != Prefix::first || !normalizer.moves_beginning(), f.file,
               ": prepend_scheme \"first\" is not supported after a normalizer that can remove the first character");
     } else {
-      fail(f.file, ": a pre_tokenizer of type \"", type,
-           "\" is not supported; ByteLevel, Split, Digits, Metaspace and Sequence are");
+      fail(f.file, ": a pre_tokenizer of type ", quote(type),
+           " is not supported; ByteLevel, Split, Digits, Metaspace and Sequence are");
     }
     steps_.push_back(std::move(step));
   }
@@ -90,8 +90,8 @@ class PreTokenizer {
     step.space = read_space(f);
     step.replaces_spaces = true;
     const auto scheme = f.get<std::string>("prepend_scheme", "always");
-    require(scheme == "always" || scheme == "first" || scheme == "never", f.file, ": prepend_scheme \"", scheme,
-            "\" is not supported; always, first and never are");
+    require(scheme == "always" || scheme == "first" || scheme == "never", f.file, ": prepend_scheme ", quote(scheme),
+            " is not supported; always, first and never are");
     step.prefix = scheme == "always" ? Prefix::always : scheme == "first" ? Prefix::first : Prefix::never;
     if (!f.get<bool>("add_prefix_space", true)) {  // in older files
       require(!f.has("prepend_scheme") || scheme == "never", f.file,
@@ -111,8 +111,8 @@ class PreTokenizer {
     if (name == "MergedWithPrevious") return Delimiter::merged_with_previous;
     if (name == "MergedWithNext") return Delimiter::merged_with_next;
     if (name == "Contiguous") return Delimiter::contiguous;
-    fail(f.file, ": behavior \"", name,
-         "\" is not supported; Isolated, Removed, MergedWithPrevious, MergedWithNext and Contiguous are");
+    fail(f.file, ": behavior ", quote(name),
+         " is not supported; Isolated, Removed, MergedWithPrevious, MergedWithNext and Contiguous are");
   }
 
   template <class F>

@@ -56,7 +56,7 @@ class Tokenizer {
   std::string decode(std::span<const std::int32_t> tokens, Skip skip = Skip::none) const {
     std::vector<std::string> texts;
     for (const std::int32_t token : tokens) {
-      if (shown(token, skip)) texts.push_back(texts_[static_cast<std::size_t>(token)]);
+      if (visible(token, skip)) texts.push_back(texts_[static_cast<std::size_t>(token)]);
     }
     return Detokenizer(detokenizer_).add(std::move(texts), TextEnd::closed);
   }
@@ -93,7 +93,7 @@ class Tokenizer {
   }
 
   bool has(Index id) const { return id >= 0 && id < size() && present_[static_cast<std::size_t>(id)]; }
-  bool shown(std::int32_t id, Skip skip) const {
+  bool visible(std::int32_t id, Skip skip) const {
     return has(id) && !(skip == Skip::special && special_texts_.count(texts_[static_cast<std::size_t>(id)]) > 0);
   }
 
@@ -107,7 +107,7 @@ class Tokenizer {
       token.known({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
       const auto content = token.get<std::string>("content");
       if (content.empty()) continue;  // like the library
-      const std::string where = token.file + ", \"" + content + "\"";
+      const std::string where = token.file + ", " + quote(content);
       const Index id = token.get<Index>("id");
       // The library takes the id from the vocabulary, and numbers other added tokens itself.
       const auto known = model_.find(content);
@@ -144,8 +144,8 @@ class Tokenizer {
       f.known({"type", "single", "pair", "special_tokens"});
       read_template(f);
     } else {
-      fail(f.file, ": a post_processor of type \"", type,
-           "\" is not supported; ByteLevel, TemplateProcessing and Sequence are");
+      fail(f.file, ": a post_processor of type ", quote(type),
+           " is not supported; ByteLevel, TemplateProcessing and Sequence are");
     }
   }
 
@@ -177,7 +177,7 @@ class Tokenizer {
     require(token.has("ids") && token.json.at("ids").is_array(), token.file, ": the field \"ids\" is not a list");
     std::vector<std::int32_t> ids;
     for (const Json& id : token.json.at("ids")) {
-      require(id.is_number_integer() && has(id.get<Index>()), token.file, ": ", id.dump(), " is not the id of a token");
+      require(id.is_number_integer() && has(id.get<Index>()), token.file, ": ", shown(id), " is not the id of a token");
       ids.push_back(id.get<std::int32_t>());
     }
     return ids;
@@ -223,7 +223,7 @@ class StreamingDecoder {
       : tokenizer_(tokenizer), skip_(skip), detokenizer_(tokenizer.detokenizer_) {}
 
   std::string add(std::int32_t token) {
-    if (!tokenizer_.shown(token, skip_)) return "";
+    if (!tokenizer_.visible(token, skip_)) return "";
     return detokenizer_.add({tokenizer_.texts_[static_cast<std::size_t>(token)]}, TextEnd::open);
   }
   std::string finish() { return detokenizer_.add({}, TextEnd::closed); }
