@@ -1,6 +1,6 @@
 // Every kernel of the program, once: a training step in each combination of types. Compiled by
 // scripts/kernel_resources.sh, never run.
-#include "training/plan.cuh"
+#include "training/trainer.cuh"
 
 namespace streambp {
 
