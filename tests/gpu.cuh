@@ -29,8 +29,10 @@ class GpuTest : public testing::Test {
 };
 
 // Runs f once on a GPU; emulated, once per order of threads, since a missing barrier shows in some order.
+// Sanitizers look for wrong addresses, which do not depend on the order.
 template <class F>
 void in_every_order(F&& f) {
+  if (kSanitized) return f();
 #ifdef CUDA_ON_CPU
   for (const auto schedule :
        {cuda_on_cpu::Schedule::forward, cuda_on_cpu::Schedule::backward, cuda_on_cpu::Schedule::shuffled}) {
