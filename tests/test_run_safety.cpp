@@ -118,6 +118,36 @@ TEST_F(RunSafety, TheLastGoodWeightsAreSavedWhenTheLossIsNoNumber) {
   }
 }
 
+// The weights are fine when a reward program fails: they are saved.
+TEST_F(RunSafety, AFailingRewardProgramLeavesACheckpoint) {
+  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
+  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n");
+  const Outcome outcome = execute(
+      "train --model " + path("base") + " --data " + path("prompts.jsonl") +
+      " --objective grpo --prompts 1 --group 4 " + "--completion 4 --steps 5 --eval-fraction 0 --out " + path("run") +
+      " --reward-cmd 'n=0; while read -r line; do n=$((n+1)); [ $n -gt 8 ] && exit 3; echo $n; done'");
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "exit status 3")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "the last checkpoint is " + path("run/step-000002"))) << outcome.output;
+  EXPECT_TRUE(is_complete_checkpoint(path("run/step-000002")));
+}
+
+// The error comes while the reference model's weights are on the device; the trained ones are saved.
+TEST_F(RunSafety, AMissingReferenceModelLeavesTheTrainedWeights) {
+  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
+  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n");
+  const std::string common = "train --model " + path("base") + " --data " + path("prompts.jsonl") +
+                             " --objective grpo --kl 0.1 --prompts 1 --group 4 --completion 4 --steps 5 --rate 1e-2 "
+                             "--warmup 0 --eval-fraction 0 --reward-cmd 'n=0; while read -r line; do n=$((n+1)); ";
+  const Outcome whole = execute(common + "echo $n; done' --stop-after 1 --out " + path("whole"));
+  ASSERT_EQ(whole.exit_code, 0) << whole.output;
+  const Outcome outcome = execute(common + "[ $n -eq 5 ] && rm " + path("base/step-000001/model.safetensors") +
+                                  "; echo $n; done' --out " + path("run"));
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  ASSERT_EQ(newest_checkpoint(path("run")), fs::path(path("run/step-000001"))) << outcome.output;
+  EXPECT_TRUE(same_model("whole", "run"));
+}
+
 TEST_F(RunSafety, ClosedDescriptorsDoNotBecomeFilesOfTheRun) {
   for (const char* closed : {"<&- >&-", "<&- >&- 2>&-", ">&-"}) {
     const Outcome outcome = shell(binary() + " train" + kSmall + "--steps 3 --out " + path("run") + " " + closed);

@@ -47,8 +47,13 @@ class EngineOn : public Engine {
   }
   void with_weights_of(const fs::path& model, const std::function<void()>& f) override {
     OffloadedWeights<Device, T> present(dev, trainer.model);
-    load_model(dev, model, trainer.model);
-    f();
+    try {
+      load_model(dev, model, trainer.model);
+      f();
+    } catch (...) {  // the weights may still be saved
+      present.restore();
+      throw;
+    }
     present.restore();
   }
   void round_weights() override {
