@@ -39,16 +39,21 @@ class EngineOn : public Engine {
     trainer.optimizer.start(dev, trainer.model);
     return bytes;
   }
-  void save(const fs::path& out, const ModelLayout& layout, const Json& state) override {
-    save_checkpoint(dev, out, trainer.model, layout, trainer.optimizer, state);
+  fs::path save(const fs::path& out, const ModelLayout& layout, const Json& state) override {
+    return save_checkpoint(dev, out, trainer.model, layout, trainer.optimizer, state);
   }
   void restore(const fs::path& checkpoint, const ModelLayout& layout) override {
     load_checkpoint(dev, checkpoint, trainer.model, layout, trainer.optimizer);
   }
   void with_weights_of(const fs::path& model, const std::function<void()>& f) override {
     OffloadedWeights<Device, T> present(dev, trainer.model);
-    load_model(dev, model, trainer.model);
-    f();
+    try {
+      load_model(dev, model, trainer.model);
+      f();
+    } catch (...) {  // the weights may still be saved
+      present.restore();
+      throw;
+    }
     present.restore();
   }
   void round_weights() override {

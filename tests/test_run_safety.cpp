@@ -1,0 +1,197 @@
+// Runs on a machine that is shared and imperfect: signals, kills, full disks, closed descriptors, other runs.
+#include <signal.h>
+
+#include <chrono>
+#include <thread>
+
+#include "kernels/base/threads.cuh"
+#include "tests/commands.cuh"
+
+namespace streambp {
+namespace {
+
+const std::string kSmall =
+    " --hidden 16 --layers 2 --heads 2 --mlp 32 --length 64 --batch 2 --sample 0 --eval-every 0 ";
+
+class RunSafety : public Commands {
+ protected:
+  static Outcome shell(const std::string& command) { return execute("-c '" + command + "'", "/bin/sh"); }
+
+  // Starts `train` in the background; its output goes to a file.
+  pid_t start(const std::string& arguments, const std::string& log = "log") {
+    const std::string command = "exec " + binary() + " train " + arguments + " > " + path(log) + " 2>&1";
+    const pid_t child = fork();
+    if (child == 0) {
+      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      _exit(127);
+    }
+    return child;
+  }
+  static int exit_code(pid_t child) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+
+  // Steps that the run has reported.
+  Index steps(const std::string& run) const {
+    if (!fs::exists(path(run + "/metrics.jsonl"))) return 0;
+    std::istringstream lines(read_file(path(run + "/metrics.jsonl")));
+    Index last = 0;
+    for (std::string line; std::getline(lines, line);) {
+      const Json json = Json::parse(line, nullptr, false);
+      if (json.is_object() && json.contains("loss")) last = json["step"];
+    }
+    return last;
+  }
+  bool reaches(const std::string& run, Index step) const {
+    for (int i = 0; i < 6000 && steps(run) < step; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return steps(run) >= step;
+  }
+  bool same_model(const std::string& a, const std::string& b) const {
+    return read_file(newest_checkpoint(path(a)) / "model.safetensors") ==
+           read_file(newest_checkpoint(path(b)) / "model.safetensors");
+  }
+};
+
+TEST_F(RunSafety, ASignalSavesACheckpointAndTheRunContinuesWithTheSameBits) {
+  const std::string run = kSmall + "--steps 400 --out ";
+  ASSERT_EQ(execute("train" + run + path("whole")).exit_code, 0);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    const std::string name = "run" + std::to_string(signal), out = path(name);
+    const pid_t child = start(run + out);
+    ASSERT_TRUE(reaches(name, 2));
+    kill(child, signal);
+    EXPECT_EQ(exit_code(child), 128 + signal);
+    const fs::path saved = newest_checkpoint(out);
+    const std::string log = read_file(path("log"));
+    ASSERT_FALSE(saved.empty()) << log;
+    EXPECT_TRUE(contains(log, saved.string())) << log;
+    EXPECT_TRUE(contains(log, "--out " + out + " --resume")) << log;
+    EXPECT_EQ(steps(name), checkpoint_step(saved.filename().string()));
+    ASSERT_EQ(execute("train --resume --sample 0 --eval-every 0 --out " + out).exit_code, 0);
+    EXPECT_TRUE(same_model("whole", name));
+  }
+}
+
+TEST_F(RunSafety, ARunThatNohupStartedIgnoresTheHangup) {
+  const std::string command =
+      "trap \"\" HUP; exec " + binary() + " train" + kSmall + "--steps 200 --out " + path("run") + " > /dev/null 2>&1";
+  const pid_t child = fork();
+  if (child == 0) {
+    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    _exit(127);
+  }
+  ASSERT_TRUE(reaches("run", 2));
+  kill(child, SIGHUP);
+  EXPECT_EQ(exit_code(child), 0);
+  EXPECT_EQ(steps("run"), 200);
+}
+
+// No message sends the user in a circle.
+TEST_F(RunSafety, ARunThatWasKilledBeforeItsFirstCheckpointStartsAgain) {
+  const std::string run = kSmall + "--seed 5 --rate 0.002 --steps 300 --out ";
+  ASSERT_EQ(execute("train" + run + path("whole")).exit_code, 0);
+  const pid_t child = start(run + path("run"));
+  ASSERT_TRUE(reaches("run", 2));
+  kill(child, SIGKILL);
+  EXPECT_EQ(exit_code(child), -SIGKILL);
+  ASSERT_TRUE(newest_checkpoint(path("run")).empty());
+  expect_refused("train" + run + path("run"), "--resume");
+  expect_refused("train --resume --seed 6 --out " + path("run"), "--seed");
+  const Outcome again = execute("train --resume --sample 0 --eval-every 0 --out " + path("run"));
+  ASSERT_EQ(again.exit_code, 0) << again.output;
+  EXPECT_TRUE(same_model("whole", "run"));
+}
+
+TEST_F(RunSafety, TheLastGoodWeightsAreSavedWhenTheLossIsNoNumber) {
+  // Weights of 1e19 give a finite loss, and a gradient that float32 cannot hold.
+  const Outcome outcome =
+      execute("train" + kSmall + "--steps 50 --rate 1e13 --warmup 2 --clip 0 --family gpt2 --out " + path("run"));
+  EXPECT_EQ(outcome.exit_code, 2);
+  const fs::path saved = newest_checkpoint(path("run"));
+  if (saved.empty()) {
+    EXPECT_TRUE(contains(outcome.output, "there is no checkpoint yet")) << outcome.output;
+  } else {
+    EXPECT_TRUE(contains(outcome.output, "the last checkpoint is " + saved.string())) << outcome.output;
+    EXPECT_EQ(steps("run"), checkpoint_step(saved.filename().string()));
+  }
+}
+
+// The weights are fine when a reward program fails: they are saved.
+TEST_F(RunSafety, AFailingRewardProgramLeavesACheckpoint) {
+  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
+  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n");
+  const Outcome outcome = execute(
+      "train --model " + path("base") + " --data " + path("prompts.jsonl") +
+      " --objective grpo --prompts 1 --group 4 " + "--completion 4 --steps 5 --eval-fraction 0 --out " + path("run") +
+      " --reward-cmd 'n=0; while read -r line; do n=$((n+1)); [ $n -gt 8 ] && exit 3; echo $n; done'");
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "exit status 3")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "the last checkpoint is " + path("run/step-000002"))) << outcome.output;
+  EXPECT_TRUE(is_complete_checkpoint(path("run/step-000002")));
+}
+
+// The error comes while the reference model's weights are on the device; the trained ones are saved.
+TEST_F(RunSafety, AMissingReferenceModelLeavesTheTrainedWeights) {
+  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
+  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n");
+  const std::string common = "train --model " + path("base") + " --data " + path("prompts.jsonl") +
+                             " --objective grpo --kl 0.1 --prompts 1 --group 4 --completion 4 --steps 5 --rate 1e-2 "
+                             "--warmup 0 --eval-fraction 0 --reward-cmd 'n=0; while read -r line; do n=$((n+1)); ";
+  const Outcome whole = execute(common + "echo $n; done' --stop-after 1 --out " + path("whole"));
+  ASSERT_EQ(whole.exit_code, 0) << whole.output;
+  const Outcome outcome = execute(common + "[ $n -eq 5 ] && rm " + path("base/step-000001/model.safetensors") +
+                                  "; echo $n; done' --out " + path("run"));
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  ASSERT_EQ(newest_checkpoint(path("run")), fs::path(path("run/step-000001"))) << outcome.output;
+  EXPECT_TRUE(same_model("whole", "run"));
+}
+
+TEST_F(RunSafety, ClosedDescriptorsDoNotBecomeFilesOfTheRun) {
+  for (const char* closed : {"<&- >&-", "<&- >&- 2>&-", ">&-"}) {
+    const Outcome outcome = shell(binary() + " train" + kSmall + "--steps 3 --out " + path("run") + " " + closed);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    std::istringstream lines(read_file(path("run/metrics.jsonl")));
+    for (std::string line; std::getline(lines, line);) EXPECT_TRUE(Json::accept(line)) << closed << ": " << line;
+    EXPECT_EQ(steps("run"), 3);
+    fs::remove_all(path("run"));
+  }
+}
+
+TEST_F(RunSafety, RunsWithoutANameFindOneEach) {
+  const std::string train = binary() + " train" + kSmall + "--steps 1 > /dev/null";
+  const Outcome outcome = shell("cd " + dir.string() + " && for i in 1 2 3; do " + train + " & done; wait");
+  EXPECT_EQ(outcome.output, "");
+  for (const char* name : {"out/run-1", "out/run-2", "out/run-3"})
+    EXPECT_FALSE(newest_checkpoint(path(name)).empty()) << name;
+}
+
+TEST_F(RunSafety, AFileSizeLimitIsAnErrorAndLeavesNoTemporaryFile) {
+  const Outcome outcome =
+      shell("ulimit -f 16; " + binary() + " train" + kSmall + "--steps 1 --out " + path("run") + " 2>&1");
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "File too large")) << outcome.output;
+  for (const std::string& name : files()) EXPECT_FALSE(contains(name, ".tmp")) << name;
+}
+
+// libgomp shows what it has read from the environment.
+TEST_F(RunSafety, ThreadsSpinBrieflyUnlessTheUserSaysOtherwise) {
+  auto spins = [](const std::string& environment, const std::string& expected) {
+    const Outcome outcome = shell("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose " + environment +
+                                  " " + binary() + " --help 2>&1");
+    const std::size_t last = outcome.output.rfind("GOMP_SPINCOUNT");
+    ASSERT_NE(last, std::string::npos);
+    EXPECT_TRUE(outcome.output.substr(last).starts_with(expected)) << outcome.output.substr(last, 80);
+  };
+  spins("", std::string("GOMP_SPINCOUNT = ") + "\x27" + kSpinCount);
+  spins("GOMP_SPINCOUNT=77",
+        "GOMP_SPINCOUNT = \x27"
+        "77\x27");
+  spins("OMP_WAIT_POLICY=passive",
+        "GOMP_SPINCOUNT = \x27"
+        "0\x27");
+}
+
+}  // namespace
+}  // namespace streambp
