@@ -73,6 +73,9 @@ struct SmallRun {
   ModelLayout layout{config};
 
   SmallRun() { trainer.initialise(1); }
+  fs::path save(const fs::path& out, const ModelLayout& files, const Json& state) {
+    return save_checkpoint(dev, out, trainer.model, files, trainer.optimizer, state);
+  }
   Json state(Index step) const { return {{"step", step}, {"options", Json::object()}}; }
 };
 
@@ -85,7 +88,7 @@ TEST_F(RunDirectories, AreClaimedByOneRunEach) {
     if (fork() != 0) continue;
     close(ends[1]);
     char c;
-    [[maybe_unused]] const ssize_t started = read(ends[0], &c, 1);
+    [[maybe_unused]] const ssize_t started = ::read(ends[0], &c, 1);
     try {
       RunDirectory run("", Begin::fresh);
       run.open(0, {});
@@ -202,13 +205,13 @@ TEST_F(RunDirectories, KeepTheNewestTwoAutomaticCheckpointsAndAllOthers) {
   {
     RunDirectory run(out(), Begin::fresh);
     run.open(0, {});
-    for (const Index step : {1, 2, 4}) run.save(small.trainer, small.layout, small.state(step), Keep::newest_two);
-    run.save(small.trainer, small.layout, small.state(3), Keep::always);
+    for (const Index step : {1, 2, 4}) run.save(small, small.layout, small.state(step), Keep::newest_two);
+    run.save(small, small.layout, small.state(3), Keep::always);
   }
   RunDirectory run(out(), Begin::resume);
   EXPECT_EQ(run.checkpoint(), fs::path(out()) / "step-000004");
   run.open(4, {});
-  run.save(small.trainer, small.layout, small.state(5), Keep::newest_two);
+  run.save(small, small.layout, small.state(5), Keep::newest_two);
   EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json", "step-000003", "step-000004", "step-000005"}));
   EXPECT_NE(run.last_checkpoint().find("step-000005"), std::string::npos);
 }
@@ -222,7 +225,7 @@ TEST_F(RunDirectories, NeverDeleteWhatIsInTheWay) {
   RunDirectory run(out(), Begin::resume);
   run.open(1, {});
   testing::internal::CaptureStdout();
-  run.save(small.trainer, small.layout, small.state(2), Keep::always);
+  run.save(small, small.layout, small.state(2), Keep::always);
   EXPECT_NE(testing::internal::GetCapturedStdout().find("step-000002.replaced-2"), std::string::npos);
   EXPECT_EQ(read_file(dir / "run/step-000002.replaced-2/model.safetensors"), "somebody's work");
   EXPECT_TRUE(is_complete_checkpoint(dir / "run/step-000002"));
@@ -234,7 +237,7 @@ TEST_F(RunDirectories, AreOnTheDiskBeforeASaveReturns) {
   std::set<std::string> flushed;
   flushed_paths = &flushed;
   run.open(0, {});
-  run.save(small.trainer, small.layout, small.state(1), Keep::always);
+  run.save(small, small.layout, small.state(1), Keep::always);
   flushed_paths = nullptr;
   EXPECT_TRUE(flushed.contains("run")) << "the directory whose entry the rename changed";
   EXPECT_TRUE(flushed.contains("step-000001.tmp"));
@@ -252,7 +255,7 @@ TEST_F(RunDirectories, HoldNoHalfCheckpointWhenFilesAreTooLarge) {
     const rlimit limit = {1024, 1024};
     setrlimit(RLIMIT_FSIZE, &limit);
     try {
-      run.save(small.trainer, small.layout, small.state(1), Keep::always);
+      run.save(small, small.layout, small.state(1), Keep::always);
       _exit(1);
     } catch (const Error& error) {
       _exit(std::string(error.what()).find("File too large") != std::string::npos ? 0 : 2);
@@ -268,13 +271,13 @@ TEST_F(RunDirectories, RefuseANegativeSecondMoment) {
   SmallRun small;
   RunDirectory run(out(), Begin::fresh);
   run.open(0, {});
-  const fs::path saved = run.save(small.trainer, small.layout, small.state(1), Keep::always);
+  const fs::path saved = run.save(small, small.layout, small.state(1), Keep::always);
   EXPECT_NO_THROW(load_checkpoint(small.dev, saved, small.trainer.model, small.layout, small.trainer.optimizer));
-  small.trainer.optimizer.m.norm(0, 3) = -1e-3f;  // a first moment may be negative
-  const fs::path good = run.save(small.trainer, small.layout, small.state(2), Keep::always);
+  small.trainer.optimizer.m.norm.weight(0, 3) = -1e-3f;  // a first moment may be negative
+  const fs::path good = run.save(small, small.layout, small.state(2), Keep::always);
   EXPECT_NO_THROW(load_checkpoint(small.dev, good, small.trainer.model, small.layout, small.trainer.optimizer));
-  small.trainer.optimizer.v.norm(0, 3) = -1e-30f;
-  const fs::path bad = run.save(small.trainer, small.layout, small.state(3), Keep::always);
+  small.trainer.optimizer.v.norm.weight(0, 3) = -1e-30f;
+  const fs::path bad = run.save(small, small.layout, small.state(3), Keep::always);
   expect_refused([&] { load_checkpoint(small.dev, bad, small.trainer.model, small.layout, small.trainer.optimizer); },
                  "negative number");
 }

@@ -42,7 +42,8 @@ class Engine {
   virtual void initialise(std::uint64_t seed, double spread = 0) = 0;
   // The weights of a model directory, and an optimizer that has seen nothing. Returns the bytes read.
   virtual std::size_t load(const fs::path& model) = 0;
-  virtual void save(const fs::path& out, const ModelLayout& layout, const Json& state) = 0;
+  // See save_checkpoint.
+  virtual fs::path save(const fs::path& out, const ModelLayout& layout, const Json& state) = 0;
   virtual void restore(const fs::path& checkpoint, const ModelLayout& layout) = 0;
   // Calls f while the weights are those of another model.
   virtual void with_weights_of(const fs::path& model, const std::function<void()>& f) = 0;

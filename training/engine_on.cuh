@@ -39,8 +39,8 @@ class EngineOn : public Engine {
     trainer.optimizer.start(dev, trainer.model);
     return bytes;
   }
-  void save(const fs::path& out, const ModelLayout& layout, const Json& state) override {
-    save_checkpoint(dev, out, trainer.model, layout, trainer.optimizer, state);
+  fs::path save(const fs::path& out, const ModelLayout& layout, const Json& state) override {
+    return save_checkpoint(dev, out, trainer.model, layout, trainer.optimizer, state);
   }
   void restore(const fs::path& checkpoint, const ModelLayout& layout) override {
     load_checkpoint(dev, checkpoint, trainer.model, layout, trainer.optimizer);

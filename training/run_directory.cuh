@@ -62,9 +62,10 @@ class RunDirectory {
   }
   RunDirectory(const RunDirectory&) = delete;
 
-  // A run that was refused leaves no empty directory behind.
+  // A run that was refused leaves no empty directories behind.
   ~RunDirectory() {
-    if (created_ && !opened_) rmdir(path_.c_str());
+    for (auto directory = created_.rbegin(); directory != created_.rend() && !opened_; ++directory)
+      rmdir(directory->c_str());
     if (lock_ >= 0) close(lock_);
   }
 
@@ -81,14 +82,12 @@ class RunDirectory {
     if (lock_ >= 0) return;
     std::error_code error;
     if (path_.empty()) {
-      fs::create_directories("out", error);
-      for (Index i = 1; !error && !created_; ++i) {
-        path_ = fs::path("out") / ("run-" + std::to_string(i));
-        created_ = fs::create_directory(path_, error);
-        if (error == std::errc::file_exists) error.clear();
-      }
+      make("out", error);
+      bool mine = false;
+      for (Index i = 1; !error && !mine; ++i)
+        mine = make(path_ = fs::path("out") / ("run-" + std::to_string(i)), error);
     } else {
-      created_ = fs::create_directories(path_, error);
+      make(path_, error);
     }
     require(!error, path_.string(), ": cannot create the output directory: ", error.message(), "; give another --out");
     lock();
@@ -126,12 +125,12 @@ class RunDirectory {
     return path;
   }
 
-  // Saves what `trainer` holds as checkpoint state["step"]; returns its path.
-  template <class Trainer>
-  fs::path save(Trainer& trainer, const ModelLayout& layout, Json state, Keep keep) {
+  // Saves the engine's weights and optimizer as checkpoint state["step"]; returns its path.
+  template <class Engine>
+  fs::path save(Engine& engine, const ModelLayout& layout, Json state, Keep keep) {
     if (keep == Keep::newest_two) state["automatic"] = true;
     const fs::path saved = path_ / checkpoint_name(state.at("step").get<Index>());
-    const fs::path aside = save_checkpoint(trainer.dev, path_, trainer.model, layout, trainer.optimizer, state);
+    const fs::path aside = engine.save(path_, layout, state);
     if (!aside.empty()) {
       std::printf("note     %s was not a complete checkpoint of this run; it is now %s\n", saved.c_str(),
                   aside.c_str());
@@ -152,6 +151,16 @@ class RunDirectory {
     require(lock_ >= 0, path_.string(), ": cannot open the directory: ", std::strerror(errno), "; give another --out");
     require(flock(lock_, LOCK_EX | LOCK_NB) == 0, path_.string(),
             ": another run is writing here; give another --out, or wait for it");
+  }
+
+  // mkdir -p. Returns whether this process made the last directory, and remembers all that it made.
+  bool make(const fs::path& path, std::error_code& error) {
+    if (!path.parent_path().empty() && !fs::exists(path.parent_path())) make(path.parent_path(), error);
+    if (error || path.filename().empty()) return false;
+    const bool mine = mkdir(path.c_str(), 0777) == 0;
+    if (mine) created_.push_back(path);
+    if (!mine && (errno != EEXIST || !fs::is_directory(path))) error.assign(errno, std::generic_category());
+    return mine;
   }
 
   void check_fresh() const {
@@ -203,7 +212,8 @@ class RunDirectory {
   }
 
   fs::path path_, checkpoint_;
-  bool resumes_, created_ = false, opened_ = false;
+  bool resumes_, opened_ = false;
+  std::vector<fs::path> created_;
   int lock_ = -1;
   std::ofstream metrics_;
 };

@@ -26,12 +26,11 @@ inline ControlGroups control_groups(const std::string& controller, const std::fi
   auto walk = [&](const fs::path& top, const std::string& path, int version) {
     if (!fs::is_directory(top, ignored)) return;
     groups.version = version;
-    for (fs::path inside = fs::path(path).relative_path();; inside = inside.parent_path()) {
-      const fs::path directory = inside.empty() ? top : top / inside;
-      if (path.find("..") == std::string::npos && fs::is_directory(directory, ignored))
-        groups.directories.push_back(directory);
-      if (inside.empty()) break;
-    }
+    const bool outside = path.find("..") != std::string::npos;
+    for (fs::path inside = outside ? "" : fs::path(path).relative_path(); !inside.empty();
+         inside = inside.parent_path())
+      if (fs::is_directory(top / inside, ignored)) groups.directories.push_back(top / inside);
+    groups.directories.push_back(top);
   };
   // Lines are "number:controllers:path"; version 2 has the number 0 and no controllers.
   std::ifstream file(root / "proc/self/cgroup");
