@@ -1,8 +1,6 @@
 // The story of a run, top to bottom: parse -> plan -> load -> loop { batch, gradient, step } -> save.
 //
 // With nvcc this file is CUDA; without, it is C++.
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -11,14 +9,17 @@
 
 #include "commands/command.cuh"
 #include "commands/display.cuh"
+#include "commands/process.cuh"
 #include "commands/train_options.cuh"
 #include "data/documents/sources.cuh"
 #include "data/documents/stories.cuh"
 #include "data/tokenizer/byte_tokenizer.cuh"
 #include "model/generate.cuh"
 #include "training/grpo/groups.cuh"
+#include "training/interruption.cuh"
 #include "training/plan.cuh"
 #include "training/reference_logps.cuh"
+#include "training/run_directory.cuh"
 
 namespace streambp {
 
@@ -44,16 +45,18 @@ class TrainCommand : public Command, private TrainOptions {
   using Clock = std::chrono::steady_clock;
 
   void run() {
-    const fs::path checkpoint = find_checkpoint();
-    if (!checkpoint.empty()) {
-      restore(checkpoint);
+    directory.emplace(out, resume ? RunDirectory::Begin::resume : RunDirectory::Begin::fresh);
+    const fs::path checkpoint = directory->checkpoint();
+    if (resume) {
+      restore(directory->state_file());
     } else if (fine_tunes()) {
       adapt_to_fine_tuning();
     }
     check();
     if (given("--chunk")) check_chunk(chunk, tile_of(device.kind()));
     if (fine_tunes()) sample_length = 0;
-    name_output();
+    directory->create();
+    out = directory->path();
 
     Source source = rounds()       ? prepare_prompts(checkpoint)
                     : fine_tunes() ? prepare_documents(checkpoint)
@@ -75,40 +78,87 @@ class TrainCommand : public Command, private TrainOptions {
     } else {
       engine.initialise(seed);
     }
-    open_output(step);
+    directory->open(step, options());
+    if (rounds()) sampled->record_in(directory->keep_until(step, "completions.jsonl"));
     announce(source, schedule, engine.device().arena.capacity(), step);
 
     if (step == 0) evaluate(engine, source, schedule, step);
     const Index last = stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps;
     if (step >= last) std::printf("nothing to do: the run is at step %ld of %ld\n", step, optimizer.steps);
     start = Clock::now(), first_step = step;
+    if (learn_until(last, step, engine, source, schedule) && sample_length > 0) sample(engine);
+  }
+
+  // Returns false if a signal ended the run early.
+  bool learn_until(Index last, Index step, Engine& engine, const Source& source, const Schedule& schedule) {
+    const Interruption interruption;
+    CheckpointTimer timer(checkpoint_interval, seconds());
     while (step < last) {
       ++step;
       std::vector<Batch> batches;
       for (Index i = 0; i < micro_batches && !rounds(); ++i) batches.push_back(source.batch(step, i));
       engine.device().reset_work();
       const auto step_start = Clock::now();
-      const StepResult result = rounds() ? sampled->step(engine, settings.objective, schedule, length, optimizer, step)
-                                         : engine.step(batches, schedule, optimizer, step);
+      const StepResult result = rescuing(engine, source, schedule, step - 1, [&] {
+        return rounds() ? sampled->step(engine, settings.objective, schedule, length, optimizer, step)
+                        : engine.step(batches, schedule, optimizer, step);
+      });
       engine.synchronize();
       report(step, last, rounds() ? sampled->batches : batches, result, engine.device(),
              std::chrono::duration<double>(Clock::now() - step_start).count());
-      const bool at_end = step == last;
-      if (at_end || (evaluation_interval > 0 && step % evaluation_interval == 0))
+      const bool at_end = step == last, interrupted = Interruption::signal() != 0 && can_resume_after(step);
+      if (!interrupted && (at_end || (evaluation_interval > 0 && step % evaluation_interval == 0)))
         evaluate(engine, source, schedule, step);
-      if (at_end || (checkpoint_interval > 0 && step % checkpoint_interval == 0)) save(engine, source, step);
+      const bool due = can_resume_after(step) && timer.due(step, seconds());
+      if (at_end || interrupted || due) {
+        const bool asked_for = at_end || (due && !timer.by_time());
+        const double begun = seconds();
+        save(engine, source, step, asked_for ? RunDirectory::Keep::always : RunDirectory::Keep::newest_two);
+        timer.saved(begun, seconds());
+      }
+      if (interrupted) return stopped(step, at_end);
     }
-    if (sample_length > 0) sample(engine);
+    return true;
+  }
+
+  bool stopped(Index step, bool at_end) {
+    exit_code = 128 + Interruption::signal();
+    std::printf("stopped  after step %ld by a signal; the checkpoint is %s\n", step, directory->checkpoint().c_str());
+    if (!at_end) std::printf("         continue with streambp train --out %s --resume\n", out.c_str());
+    return false;
+  }
+
+  static double seconds() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+
+  // On-line GRPO samples at the beginning of a round, so a run can only resume between rounds.
+  bool can_resume_after(Index step) const { return !rounds() || step % groups.inner == 0; }
+
+  // Calls `step`. If it fails, it has left the weights as they were after step `done`: saves them.
+  template <class F>
+  StepResult rescuing(Engine& engine, const Source& source, const Schedule& schedule, Index done, F&& step) {
+    try {
+      return step();
+    } catch (const Error& error) {
+      rescue(engine, source, schedule, done);
+      fail(error.what(), "; ", directory->last_checkpoint());
+    }
+  }
+
+  void rescue(Engine& engine, const Source& source, const Schedule& schedule, Index done) {
+    if (done <= first_step || !can_resume_after(done) || directory->checkpoint().filename() == checkpoint_name(done))
+      return;
+    try {
+      engine.release_gradient();
+      if (!rounds()) {  // what they made of the last batch tells whether it is the weights that are at fault
+        for (const double logp : engine.evaluate(source.batch(done, 0), schedule))
+          if (!std::isfinite(logp)) return;
+      }
+      save(engine, source, done, RunDirectory::Keep::always);
+    } catch (const std::exception&) {  // the disk is full, or the device is lost: the first error says more
+    }
   }
 
   // --- Before the loop ---
-
-  void name_output() {
-    for (Index i = 1; out.empty(); ++i) {
-      const fs::path candidate = fs::path("out") / ("run-" + std::to_string(i));
-      if (!fs::exists(candidate)) out = candidate.string();
-    }
-  }
 
   // A model from scratch, which learns the bytes of a text.
   Source prepare_text() {
@@ -162,14 +212,14 @@ class TrainCommand : public Command, private TrainOptions {
         format("%s: %ld %ss of %ld tokens in all, %ld to learn, the longest %ld", name.c_str(),
                file.documents() / file.together(), kDataUnits[static_cast<int>(file.kind())], file.token_count(),
                file.learned_count(), file.longest_together());
-    if (checkpoint.empty() && !given("--length")) length = length_for(file);
+    if (!resume && !given("--length")) length = length_for(file);
     const TooLong choice = too_long == "split"      ? TooLong::split
                            : too_long == "truncate" ? TooLong::truncate
                                                     : TooLong::refuse;
     packed = std::make_shared<Documents>(
         file, DocumentSettings{evaluation_fraction, length, longest_piece(), documents, micro_batches, seed, choice,
                                settings.objective.scales_rewards()});
-    if (checkpoint.empty()) settle_steps(packed->steps_per_epoch());
+    if (!resume) settle_steps(packed->steps_per_epoch());
     longest_document = file.longest();
     std::string notes =
         packed->left_out == 0 ? "" : format("; %ld with nothing to learn in --length", packed->left_out);
@@ -217,12 +267,12 @@ class TrainCommand : public Command, private TrainOptions {
     require(config.positions == Positions::rope || longest <= config.max_length, "the longest prompt and --completion ",
             groups.completion, " have ", longest, " tokens, more than the ", config.max_length,
             " positions that the model has learned");
-    if (checkpoint.empty() && !given("--length")) length = std::min(all, std::max<Index>(longest, 4096));
+    if (!resume && !given("--length")) length = std::min(all, std::max<Index>(longest, 4096));
     require(length >= longest, "--length ", length, ": the longest prompt and its completion have ", longest,
             " tokens");
     settings = device.settings(config, length < all ? 2 : 1);  // two: any number of them
     settings.objective = objectives.settings(groups.completion);
-    if (checkpoint.empty()) settle_steps(sampled->steps_per_epoch());
+    if (!resume) settle_steps(sampled->steps_per_epoch());
     return {format("%ld prompts, %ld with %ld completions each in a round", sampled->prompts(), groups.prompts,
                    groups.size),
             sampled->fingerprint,
@@ -299,7 +349,8 @@ class TrainCommand : public Command, private TrainOptions {
 
   std::size_t planned(const Schedule& schedule, Index slots) const {
     const GenerationShape sample = sample_length > 0 ? GenerationShape{1, length} : GenerationShape{};
-    return plan_run(settings, documents * length, schedule, slots > 0 ? GenerationShape{slots, sampled->longest()} : sample);
+    return plan_run(settings, documents * length, schedule,
+                    slots > 0 ? GenerationShape{slots, sampled->longest()} : sample);
   }
 
   // What the starting model gives the tokens of the data: found where an earlier run left it, or computed now.
@@ -343,34 +394,6 @@ class TrainCommand : public Command, private TrainOptions {
     return step;
   }
 
-  // A run's directory, and what it told up to the step it continues from.
-  void open_output(Index step) {
-    std::error_code error;
-    fs::create_directories(out, error);
-    require(!error, out, ": cannot create the output directory: ", error.message(), "; give another --out");
-    lock = ::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    require(lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) == 0, out,
-            ": another run is writing here; give another --out, or wait for it");
-    metrics.open(keep_until(step, "metrics.jsonl"), std::ios::app);
-    if (rounds()) sampled->record_in(keep_until(step, "completions.jsonl"));
-  }
-
-  // A file of a line a step, or several, of which those after `step` are forgotten.
-  fs::path keep_until(Index step, const char* name) const {
-    const fs::path path = fs::path(out) / name;
-    const bool resumed = step > 0 && fs::exists(path);
-    write_file_atomically(path, [&](std::ostream& kept) {
-      std::optional<Lines> lines;
-      if (resumed) lines.emplace(path);
-      for (std::string line; lines && lines->next(line);) {
-        const Json json = Json::parse(line, nullptr, false);
-        if (json.is_object() && json.contains("step") && json["step"].is_number() && json["step"] <= step)
-          kept << line << "\n";
-      }
-    });
-    return path;
-  }
-
   void announce(const Source& source, const Schedule& schedule, std::size_t capacity, Index step) const {
     const std::string chunked = mode == "stream" ? format(", chunks of %ld rows", schedule.chunk) : "";
     std::printf("model    %s\n", describe(settings.config).c_str());
@@ -391,11 +414,6 @@ class TrainCommand : public Command, private TrainOptions {
 
   // --- In the loop ---
 
-  void write_metrics(const Json& line) {
-    metrics << line.dump() << "\n" << std::flush;
-    require(metrics.good(), out, "/metrics.jsonl: cannot write: ", std::strerror(errno));
-  }
-
   void report(Index step, Index last, const std::vector<Batch>& batches, const StepResult& result,
               const DeviceBase& dev, double seconds) {
     Index tokens = 0;
@@ -413,7 +431,7 @@ class TrainCommand : public Command, private TrainOptions {
                  {"memory", dev.arena.peak()},
                  {"seconds", seconds}};
     for (const auto& [measure, value] : result.measures.others) line[measure] = value;
-    write_metrics(line);
+    directory->write_metrics(line);
     // A terminal shows every step on one line; a file gets a line now and then.
     const bool terminal = isatty(STDOUT_FILENO);
     const Index interval = std::max<Index>(1, (last - first_step) / 20);
@@ -458,7 +476,8 @@ class TrainCommand : public Command, private TrainOptions {
       }
     }
     require(std::isfinite(sum.loss), "after step ", step, " the held-out loss is ", sum.loss,
-            "; the weights are ruined and were not saved. Try a lower --rate or a longer --warmup");
+            "; the weights are ruined and were not saved. Try a lower --rate or a longer --warmup; ",
+            directory->last_checkpoint());
     Json line = {{"step", step}, {"evaluation_loss", sum.loss}};
     std::string details = shown(sum);
     if (settings.objective.kind == ObjectiveKind::sft) {
@@ -467,7 +486,7 @@ class TrainCommand : public Command, private TrainOptions {
       details = format(" (documents' first half %.4f, second %.4f)", losses[0], losses[1]);
     }
     for (const auto& [measure, value] : sum.others) line["evaluation_" + measure] = value;
-    write_metrics(line);
+    directory->write_metrics(line);
     std::printf("%safter step %ld: held-out loss %.4f%s\n", isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, sum.loss,
                 details.c_str());
     std::fflush(stdout);
@@ -476,21 +495,26 @@ class TrainCommand : public Command, private TrainOptions {
   void evaluate_rewards(Engine& engine, Index step) {
     const double reward = sampled->evaluate(engine);
     if (std::isnan(reward)) return;
-    write_metrics({{"step", step}, {"evaluation_reward", reward}});
+    directory->write_metrics({{"step", step}, {"evaluation_reward", reward}});
     std::printf("%safter step %ld: held-out reward %.3f\n", isatty(STDOUT_FILENO) ? "\r\033[K" : "", step, reward);
     std::fflush(stdout);
   }
 
-  void save(Engine& engine, const Source& source, Index step) {
+  // What --resume restores.
+  Json options() {
+    Json all;
+    for_each_lasting([&](const char* name, auto& value) { all[name] = value; });
+    return all;
+  }
+
+  void save(Engine& engine, const Source& source, Index step, RunDirectory::Keep keep) {
     Json state;
     state["step"] = step;
     state["data"] = source.fingerprint;
     if (!reference.empty()) state["reference"] = reference;
-    for_each_lasting([&](const char* name, auto& value) { state["options"][name] = value; });
-    engine.save(out, *layout, state);
-    if (step == optimizer.steps || step == stop_after) {
-      std::printf("saved    %s\n", (fs::path(out) / checkpoint_name(step)).c_str());
-    }
+    state["options"] = options();
+    const fs::path saved = directory->save(engine, *layout, state, keep);
+    if (step == optimizer.steps || step == stop_after) std::printf("saved    %s\n", saved.c_str());
   }
 
   // --- After the loop ---
@@ -525,8 +549,7 @@ class TrainCommand : public Command, private TrainOptions {
   std::unique_ptr<Groups> sampled;
   std::string reference;  // where the objective needs the starting model: what tells it and its answers apart
   Index longest_document = 0;
-  int lock = -1;  // on the output directory, until the program ends
-  std::ofstream metrics;
+  std::optional<RunDirectory> directory;
   double machine_rate = 0;
   Clock::time_point start;
   Index first_step = 0;
@@ -536,6 +559,7 @@ class TrainCommand : public Command, private TrainOptions {
 
 int main(int argc, char** argv) {
   using namespace streambp;
+  set_up_process(argv);
   CLI::App app{
       "streambp: exact backpropagation of long sequences in little memory.\n\n"
       "  streambp train           train a model (without options: a small one, in about a minute)\n"
@@ -551,8 +575,8 @@ int main(int argc, char** argv) {
   app.get_formatter()->column_width(28);
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(std::make_unique<TrainCommand>(app));
-  for (const auto make : {verify_command, plan_command, bench_command, tokenize_command, eval_command,
-                          generate_command, examples_command}) {
+  for (const auto make : {verify_command, plan_command, bench_command, tokenize_command, eval_command, generate_command,
+                          examples_command}) {
     commands.push_back(make(app));
   }
   for (CLI::App* command : app.get_subcommands({})) command->group("");  // the text above lists them

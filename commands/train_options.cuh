@@ -7,7 +7,7 @@
 #include "commands/grpo_options.cuh"
 #include "commands/objective_options.cuh"
 #include "data/documents/tokenised.cuh"
-#include "data/files/checkpoint.cuh"
+#include "training/run_directory.cuh"
 
 namespace streambp {
 
@@ -21,7 +21,7 @@ struct TrainOptions {
   std::string mode = "stream", memory, out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
   DataOptions tokens;
   Index length = 768, documents = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
-  Index evaluation_interval = 100, checkpoint_interval = 0;
+  Index evaluation_interval = 100, checkpoint_interval = CheckpointTimer::kByTime;
   double epochs = 1, evaluation_fraction = 0.05, temperature = 0.5;
   std::uint64_t seed = 1;
   bool resume = false;
@@ -101,29 +101,19 @@ struct TrainOptions {
         ->check(CLI::IsMember({"same", "f32", "bf16", "f16"}));
     option("--eval-every", evaluation_interval, "Steps between evaluations; 0: only at the end")
         ->check(CLI::NonNegativeNumber);
-    option("--checkpoint-every", checkpoint_interval, "Steps between checkpoints; 0: only at the end")
-        ->check(CLI::NonNegativeNumber);
-    app->add_flag("--resume", resume, "Continue the run in --out from its newest checkpoint")->group(group);
+    option("--checkpoint-every", checkpoint_interval,
+           "Steps between checkpoints, all of which stay; 0: only at the end")
+        ->check(CLI::NonNegativeNumber)
+        ->default_str("about every 10 minutes; the newest two stay");
+    app->add_flag("--resume", resume,
+                  "Continue the run in --out from its newest checkpoint, or from the beginning if it has none")
+        ->group(group);
     option("--stop-after", stop_after, "Stop after this step, with a checkpoint, as if interrupted; 0: run to the end")
         ->check(CLI::NonNegativeNumber);
     option("--sample", sample_length, "From scratch: tokens to sample at the end; 0: none")
         ->check(CLI::Range(0, 1 << 20));
     option("--prompt", prompt, "What the sample continues")->default_str("a line of the held-out text");
     option("--temperature", temperature, "Of the sample; 0: always the likeliest token")->check(CLI::NonNegativeNumber);
-  }
-
-  // The checkpoint to continue from; empty: none.
-  fs::path find_checkpoint() const {
-    const fs::path newest = newest_checkpoint(out);
-    if (resume) {
-      require(!out.empty(), "--resume needs --out DIR, the directory of the run to continue");
-      require(!newest.empty(), out, ": no complete checkpoint to resume from; start the run without --resume");
-      return newest;
-    }
-    require(newest.empty(), out, ": holds a run already; continue it with --resume, or give another --out");
-    require(out.empty() || !fs::exists(fs::path(out) / "metrics.jsonl"), out,
-            ": holds a run that left no checkpoint; remove the directory, or give another --out");
-    return {};
   }
 
   // The options that decide the bits of a run; mode, chunk and intervals do not.
@@ -143,10 +133,10 @@ struct TrainOptions {
     f("--grad-dtype", device.gradient), f("--optimizer", device.optimizer), f("--save-dtype", save_dtype);
   }
 
-  void restore(const fs::path& checkpoint) {
-    const std::string path = (checkpoint / "training/state.json").string();
+  // From the state.json of a checkpoint, or the run.json of a run without one.
+  void restore(const std::string& path) {
     const Json state = parse_json_file(path);
-    require(state.is_object() && state.contains("options") && state.contains("step"), path,
+    require(state.is_object() && state.contains("options") && state["options"].is_object(), path,
             ": not the state of a run; is the file complete?");
     for_each_lasting([&](const char* name, auto& value) {
       require(state["options"].contains(name), path, ": the option ", name, " is missing");
@@ -243,7 +233,7 @@ struct TrainOptions {
     }
     for (const auto& [name, steps] : {std::pair{"--steps", optimizer.steps},
                                       {"--stop-after", stop_after},
-                                      {"--checkpoint-every", checkpoint_interval}}) {
+                                      {"--checkpoint-every", std::max<Index>(0, checkpoint_interval)}}) {
       require(steps % groups.inner == 0 || (name == std::string("--steps") && !given(name) && !resume), name, " ",
               steps, " is not a multiple of the ", groups.inner,
               " --inner steps of a round; a run can only stop between rounds");
