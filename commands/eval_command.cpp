@@ -4,31 +4,33 @@
 #include "data/documents/packing.cuh"
 #include "data/documents/tokenised.cuh"
 #include "data/files/checkpoint.cuh"
+#include "training/plan.cuh"
 
 namespace streambp {
 namespace {
 
+constexpr const char* kDescription =
+    "Measure a model's loss and perplexity on documents.\n\n"
+    "  streambp eval --model qwen3-0.6b/ --data held-out.jsonl books.txt\n\n"
+    "Prints the loss of each file, and the loss by position in the document: a model that uses its context predicts\n"
+    "better late in a document than early. Data files are those of streambp tokenize; only tokens that training would\n"
+    "learn count.";
+
 class EvalCommand : public Command {
  public:
-  explicit EvalCommand(CLI::App& parent) {
-    CLI::App& app = *parent.add_subcommand(
-        "eval",
-        "Measure a model's loss and perplexity on documents.\n\n"
-        "  streambp eval --model qwen3-0.6b/ --data held-out.jsonl books.txt\n\n"
-        "Documents are read at their full length, or in pieces of --length tokens where they are longer. Besides each\n"
-        "file's figures there are those by position in the document: a model that uses its context does better late\n"
-        "than early. Data files are those of streambp tokenize; what is not learned there is not counted here.");
-    app.add_option("--model", model, "A model directory, or that of a run")->required();
-    app.add_option("--data", data, "One or more data files")->required();
-    app.add_option("--chat", options.chat, "Chat layout, instead of that of the model's template: " + Chat::names());
-    app.add_flag("--skip-bad", options.skip_bad, "Leave out lines that cannot be used");
-    app.add_option("--length", length,
-                   "Tokens of a stream, and so of a document, at most (default: what the model and the memory allow)")
-        ->check(CLI::Range(Index{2}, kLongestStream));
-    app.add_option("--json", json_file, "Write the figures to this JSON file as well");
-    device.add_to(app, {"auto", "f32", "bf16"}, {});
+  explicit EvalCommand(CLI::App& app) : options(app, "eval", kDescription, [this] { run(); }) {
+    options.add("--model", {&model, "A model directory, or that of a run"});
+    options.add("--data", {&data, "One or more data files"});
+    options.require("--model"), options.require("--data");
+    options.add("--chat",
+                {&data_options.chat, "Chat layout, instead of that of the model's template: " + Chat::names()});
+    options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines"});
+    options.add("--length", {&length, "Maximum tokens of a stream (default: chosen by model and memory)",
+                             checks::between(2, kLongestStream), Lasts::no, "none"});
+    options.add("--json",
+                {&json_file, "Write the figures to this JSON file, too", checks::writable_file(), Lasts::no, "none"});
+    device.add_to(options, {"auto", "f32", "bf16"}, {});
     device.optimizer = "none";
-    app.callback([this] { run(); });
   }
 
  private:
@@ -84,7 +86,7 @@ class EvalCommand : public Command {
         fs::remove(path, error);
       }
     } removed{made};
-    write_tokens({path}, model, options, made);
+    write_tokens({path}, model, data_options, made);
     return TokenFile(made);
   }
 
@@ -92,9 +94,7 @@ class EvalCommand : public Command {
     return schedule_for(Mode::stream, config, rows, default_chunk(settings.tile), settings.tile);
   }
 
-  std::size_t memory(Index rows) const {
-    return plan_evaluation(settings, rows, schedule(rows));
-  }
+  std::size_t memory(Index rows) const { return plan_evaluation(settings, rows, schedule(rows)); }
 
   void choose_length(const std::vector<File>& files) {
     const std::size_t free = free_memory(settings.device);
@@ -180,9 +180,10 @@ class EvalCommand : public Command {
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
   }
 
+  OptionTable options;
   std::string model, json_file;
   std::vector<std::string> data;
-  DataOptions options;
+  DataOptions data_options;
   DeviceOptions device;
   Index length = 0;
 
