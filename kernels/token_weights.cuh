@@ -52,7 +52,8 @@ struct TokenWeights {
 
 template <class A>
 void require_shape(const TokenWeights<A>& w, Index rows) {
-  for (const auto& m : {w.fixed, w.advantage, w.old, w.kl, w.reference}) {
+  const Matrix<const A> all[] = {w.fixed, w.advantage, w.old, w.kl, w.reference};
+  for (const auto& m : all) {
     if (m) require_shape("head", "token weights", m, 1, rows);
   }
 }
