@@ -1,38 +1,36 @@
-// streambp bench: how fast a training step runs, against what the machine can do.
+// streambp bench: the speed of a training step, against the machine's matmul rate.
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
+#include "data/files/config.cuh"
 #include "data/files/files.cuh"
+#include "training/plan.cuh"
 
 namespace streambp {
 namespace {
 
+constexpr const char* kDescription =
+    "Measure the speed of a training step in the three modes.\n\n"
+    "Runs forward, backward and the optimizer on random tokens, mode after mode, and prints the median of several "
+    "runs.\n"
+    "The yardstick is the machine's matmul rate, measured in the same run. FLOPs are those executed, so recomputation\n"
+    "in checkpoint and stream mode counts as work. Modes that do not fit into memory are left out.\n\n"
+    "  streambp bench                                   GPT-2 124M, one sequence of 1024\n"
+    "  streambp bench --chunk 256 512 1024 --profile    several chunks, and the time of each operation\n"
+    "  streambp bench --model qwen3-8b --length 32768 --optimizer none --mode stream    on a GPU, in bf16";
+
 class BenchCommand : public Command {
  public:
-  explicit BenchCommand(CLI::App& parent) {
-    CLI::App& app = *parent.add_subcommand(
-        "bench",
-        "Measure the speed of a training step in the three modes.\n\n"
-        "Runs forward, backward and the optimizer's update on random tokens, the modes in turn, and prints the median "
-        "of\n"
-        "several runs with the machine's matrix-multiplication rate, measured in the same run, as the yardstick.\n"
-        "FLOPs are those done, so that the recomputation of checkpoint and stream mode counts as work. Modes that do\n"
-        "not fit into the device's memory are left out.\n\n"
-        "  streambp bench                                   GPT-2 124M, one sequence of 1024\n"
-        "  streambp bench --chunk 256 512 1024 --profile    several chunks, and the time of each operation\n"
-        "  streambp bench --model qwen3-8b --length 32768 --optimizer none --mode stream    on a GPU, in bf16");
-    model.add_to(app, "--model", true);
-    device.add_to(app, {"auto", "f32", "bf16"}, {"none", "adamw", "adamw-bf16"});
-    app.add_option("--length", length, "Tokens of the stream, one document")
-        ->check(CLI::Range(1, 1 << 24))
-        ->capture_default_str();
-    app.add_option("--chunk", stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048)");
-    app.add_option("--mode", modes, "Only these modes")->check(CLI::IsMember({"full", "checkpoint", "stream"}));
-    app.add_option("--repeat", repeat, "Measured runs of each, after one that is not")
-        ->check(CLI::Range(1, 1000))
-        ->capture_default_str();
-    app.add_option("--json", json_file, "Write the figures to this JSON file as well");
-    app.add_flag("--profile", profile, "Show where the time goes, per operation");
-    app.callback([this] { run(); });
+  explicit BenchCommand(CLI::App& app) : options(app, "bench", kDescription, [this] { run(); }) {
+    model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
+    device.add_to(options, {"auto", "f32", "bf16"}, {"none", "adamw", "adamw-bf16"});
+    options.section("Measurement");
+    options.add("--length", {&length, "Tokens of the stream, one document", checks::between(1, 1 << 24)});
+    options.add("--chunk", {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048)"});
+    options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
+    options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
+    options.add("--json",
+                {&json_file, "Write the figures to this JSON file, too", checks::writable_file(), Lasts::no, "none"});
+    options.add("--profile", {&profile, "Show the time of each operation"});
   }
 
  private:
@@ -55,7 +53,7 @@ class BenchCommand : public Command {
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
     const Config config = model.config(length);
     require(config.positions == Positions::rope || length <= config.max_length, "--length ", length,
-            " is longer than the ", config.max_length, " positions that the model can learn");
+            " is longer than the ", config.max_length, " positions of the model");
     gpu = device.kind() == DeviceKind::cuda;
     settings = device.settings(config, 1);
     if (stream_chunks.empty()) stream_chunks = {default_chunk(settings.tile)};
@@ -73,14 +71,14 @@ class BenchCommand : public Command {
       if (peak <= room) {
         candidates.push_back({label, schedule, peak});
       } else {
-        std::printf("%s needs %s, and %s are free: left out\n", label.c_str(), human_bytes(peak).c_str(),
+        std::printf("%s needs %s, and %s are free: skipped\n", label.c_str(), human_bytes(peak).c_str(),
                     human_bytes(room).c_str());
       }
     };
     add("full", Mode::full, 0);
     add("checkpoint", Mode::checkpoint, 0);
     for (Index chunk : stream_chunks) add(format("stream %ld", chunk), Mode::stream, chunk);
-    require(!candidates.empty(), "no mode fits into the memory; give a smaller --length or model");
+    require(!candidates.empty(), "no mode fits into memory; give a smaller --length or model");
     measure(candidates);
   }
 
@@ -112,7 +110,7 @@ class BenchCommand : public Command {
       if (!gpu) rates.push_back(matmul_rate(settings.device, settings.dtype));
       for (Candidate& c : candidates) {
         const double seconds = run_once(c.schedule);
-        if (i == 0 && seconds < 10) continue;  // the first run warms up, which long ones hardly notice
+        if (i == 0 && seconds < 10) continue;  // a warm-up, which long runs do not need
         c.seconds.push_back(seconds);
         c.flops = engine->device().flops();
         c.work = engine->device().work();
@@ -123,9 +121,10 @@ class BenchCommand : public Command {
     std::sort(rates.begin(), rates.end());
     rate = rates[rates.size() / 2];
     if (gpu) {
-      const std::size_t free_now = free_memory(settings.device) + capacity;  // others may give back or take in the meantime
+      const std::size_t free_now =
+          free_memory(settings.device) + capacity;  // other processes may allocate or free meanwhile
       driver_overhead = free_before > free_now ? free_before - free_now : 0;
-      engine->time_operations(profile);  // timing every operation slows a GPU down, so in a run of its own
+      engine->time_operations(profile);  // timing every operation slows a GPU, so this is a separate run
       for (Candidate& c : candidates) {
         if (profile) run_once(c.schedule), c.work = engine->device().work();
       }
@@ -186,7 +185,7 @@ class BenchCommand : public Command {
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
   }
 
-  // What an operation takes over what its FLOPs take in matmul, or its bytes in a copy, whichever is longer.
+  // Time of an operation over the time of its FLOPs at the matmul rate or of its bytes at the copy rate, the longer one.
   double over_floor(const Work& w) const { return w.seconds / std::max(w.flops / rate, w.bytes / bandwidth); }
 
   void print_profile(const Candidate& c) const {
@@ -204,11 +203,12 @@ class BenchCommand : public Command {
     table.print();
   }
 
+  OptionTable options;
   ModelOptions model;
   DeviceOptions device;
   StepSettings settings;
   bool gpu = false;
-  double rate = 0, bandwidth = 0;   // of matrix multiplication and of copies
+  double rate = 0, bandwidth = 0;   // of matmul and of copies
   std::size_t driver_overhead = 0;  // beyond the planned memory: kernels and libraries
   Index length = 1024, repeat = 5;
   std::vector<Index> stream_chunks;

@@ -1,40 +1,43 @@
-// streambp eval: how well a model predicts documents, and whether what came long before helps it.
+// streambp eval: the loss of a model on documents, by file and by position.
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
 #include "data/documents/packing.cuh"
 #include "data/documents/tokenised.cuh"
 #include "data/files/checkpoint.cuh"
+#include "training/plan.cuh"
 
 namespace streambp {
 namespace {
 
+constexpr const char* kDescription =
+    "Measure a model's loss and perplexity on documents.\n\n"
+    "  streambp eval --model qwen3-0.6b/ --data held-out.jsonl books.txt\n\n"
+    "Documents longer than --length are read in pieces that do not see each other: their loss is not that of one\n"
+    "forward pass, and eval says so. The second table is by context, the tokens before a target in its document or\n"
+    "piece: a model that uses its context does better with more. Data files are those of streambp tokenize; the loss\n"
+    "covers the same tokens as in training.";
+
 class EvalCommand : public Command {
  public:
-  explicit EvalCommand(CLI::App& parent) {
-    CLI::App& app = *parent.add_subcommand(
-        "eval",
-        "Measure a model's loss and perplexity on documents.\n\n"
-        "  streambp eval --model qwen3-0.6b/ --data held-out.jsonl books.txt\n\n"
-        "Documents longer than --length are read in pieces that do not see each other: their loss is not that of one\n"
-        "forward pass, and eval says so. The second table is by context, the tokens before a target in its document "
-        "or\n"
-        "piece: a model that uses its context does better with more. Data files are those of streambp tokenize; the\n"
-        "loss covers the same tokens as in training.");
-    app.add_option("--model", model, "A model directory, or that of a run")->required();
-    app.add_option("--data", data, "One or more data files")->required();
-    app.add_option("--chat", options.chat, "Chat layout, instead of that of the model's template: " + Chat::names());
-    app.add_flag("--skip-bad", options.skip_bad, "Leave out lines that cannot be used");
-    app.add_option("--length", length,
-                   "Tokens of a stream, and so of a document, at most (default: what the model and the memory allow)")
-        ->check(CLI::Range(Index{2}, kLongestStream));
-    app.add_option("--json", json_file, "Write the figures to this JSON file as well");
-    device.add_to(app, {"auto", "f32", "bf16"}, {});
+  explicit EvalCommand(CLI::App& app) : options(app, "eval", kDescription, [this] { run(); }) {
+    options.add("--model", {&model, "A model directory, or that of a run"});
+    options.add("--data", {&data, "One or more data files"});
+    options.require("--model"), options.require("--data");
+    options.add("--chat",
+                {&data_options.chat, "Chat layout, instead of that of the model's template: " + Chat::names()});
+    options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines"});
+    options.add(
+        "--length",
+        {&length, "Maximum tokens of a stream, and so of a piece of a document (default: chosen by model and memory)",
+         checks::between(2, kLongestStream), Lasts::no, "none"});
+    options.add("--json",
+                {&json_file, "Write the figures to this JSON file, too", checks::writable_file(), Lasts::no, "none"});
+    device.add_to(options, {"auto", "f32", "bf16"}, {});
     device.optimizer = "none";
-    app.callback([this] { run(); });
   }
 
  private:
-  // The loss of some predictions.
+  // The mean loss of some targets.
   struct Loss {
     double sum = 0;
     Index count = 0;
@@ -72,15 +75,15 @@ class EvalCommand : public Command {
       files.back().tokens.require_vocabulary(config.vocab);
       require(files.back().tokens.kind() == DataKind::documents, path, ": ",
               kDataKinds[static_cast<int>(files.back().tokens.kind())],
-              ", whose loss says little; train --objective dpo or grpo evaluates those it holds out");
+              ", which eval does not measure; train --objective dpo or grpo evaluates held-out ones");
     }
     choose_length(files);
     measure(files);
-    require(total.count > 0, data[0], ": nothing to count; no document has a token to be predicted");
+    require(total.count > 0, data[0], ": no targets; no document has a token in the loss");
     print(files);
   }
 
-  // A file of tokens as it is; of other data what it makes, in a file without a name.
+  // A token file as it is; other data through a temporary token file.
   TokenFile read_tokens(const fs::path& path) const {
     if (path.extension() == ".safetensors") return TokenFile(path);
     const fs::path made = fs::temp_directory_path() / ("streambp-" + std::to_string(std::random_device()()));
@@ -91,7 +94,7 @@ class EvalCommand : public Command {
         fs::remove(path, error);
       }
     } removed{made};
-    write_tokens({path}, model, options, made);
+    write_tokens({path}, model, data_options, made);
     return TokenFile(made, path);
   }
 
@@ -99,9 +102,7 @@ class EvalCommand : public Command {
     return schedule_for(Mode::stream, config, rows, default_chunk(settings.tile), settings.tile);
   }
 
-  std::size_t memory(Index rows) const {
-    return plan_evaluation(settings, rows, schedule(rows));
-  }
+  std::size_t memory(Index rows) const { return plan_evaluation(settings, rows, schedule(rows)); }
 
   void choose_length(const std::vector<File>& files) {
     const std::size_t free = free_memory(settings.device);
@@ -110,7 +111,7 @@ class EvalCommand : public Command {
             " positions that the model has learned");
     Index wanted = length;
     if (length == 0) {
-      wanted = 2048;  // so that short documents share a stream
+      wanted = 2048;  // short documents share a stream
       for (const File& file : files) wanted = std::max(wanted, file.tokens.longest());
       wanted = std::min(wanted, limit);
     }
@@ -142,7 +143,7 @@ class EvalCommand : public Command {
       if (batch.targets[t] < 0) continue;
       const double loss = -logp[t];
       require(std::isfinite(loss), file.path, ": the loss of token ", batch.targets[t], " at position ",
-              batch.positions[t] + 1, " is ", loss, "; are the weights damaged, or too large for this --dtype?");
+              batch.positions[t] + 1, " is ", loss, "; are the weights damaged, or out of range for this --dtype?");
       std::size_t bucket = 0;
       for (Index end = kFirstBucket; batch.positions[t] >= end; end *= 2) ++bucket;
       if (bucket >= buckets.size()) buckets.resize(bucket + 1);
@@ -195,9 +196,10 @@ class EvalCommand : public Command {
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
   }
 
+  OptionTable options;
   std::string model, json_file;
   std::vector<std::string> data;
-  DataOptions options;
+  DataOptions data_options;
   DeviceOptions device;
   Index length = 0;
 
