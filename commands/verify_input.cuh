@@ -5,7 +5,7 @@
 #include "commands/objective_options.cuh"
 #include "data/documents/packing.cuh"
 #include "data/documents/tokenised.cuh"
-#include "data/files/model_directory.cuh"
+#include "data/files/checkpoint.cuh"
 
 namespace streambp {
 
