@@ -1,38 +1,36 @@
 // streambp bench: how fast a training step runs, against what the machine can do.
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
+#include "data/files/config.cuh"
 #include "data/files/files.cuh"
+#include "training/plan.cuh"
 
 namespace streambp {
 namespace {
 
+constexpr const char* kDescription =
+    "Measure the speed of a training step in the three modes.\n\n"
+    "Runs forward, backward and the optimizer on random tokens, mode after mode, and prints the median of several "
+    "runs.\n"
+    "The yardstick is the machine's matmul rate, measured in the same run. FLOPs are those executed, so recomputation\n"
+    "in checkpoint and stream mode counts as work. Modes that do not fit into memory are left out.\n\n"
+    "  streambp bench                                   GPT-2 124M, one sequence of 1024\n"
+    "  streambp bench --chunk 256 512 1024 --profile    several chunks, and the time of each operation\n"
+    "  streambp bench --model qwen3-8b --length 32768 --optimizer none --mode stream    on a GPU, in bf16";
+
 class BenchCommand : public Command {
  public:
-  explicit BenchCommand(CLI::App& parent) {
-    CLI::App& app = *parent.add_subcommand(
-        "bench",
-        "Measure the speed of a training step in the three modes.\n\n"
-        "Runs forward, backward and the optimizer's update on random tokens, the modes in turn, and prints the median "
-        "of\n"
-        "several runs with the machine's matrix-multiplication rate, measured in the same run, as the yardstick.\n"
-        "FLOPs are those done, so that the recomputation of checkpoint and stream mode counts as work. Modes that do\n"
-        "not fit into the device's memory are left out.\n\n"
-        "  streambp bench                                   GPT-2 124M, one sequence of 1024\n"
-        "  streambp bench --chunk 256 512 1024 --profile    several chunks, and the time of each operation\n"
-        "  streambp bench --model qwen3-8b --length 32768 --optimizer none --mode stream    on a GPU, in bf16");
-    model.add_to(app, "--model", true);
-    device.add_to(app, {"auto", "f32", "bf16"}, {"none", "adamw", "adamw-bf16"});
-    app.add_option("--length", length, "Tokens of the stream, one document")
-        ->check(CLI::Range(1, 1 << 24))
-        ->capture_default_str();
-    app.add_option("--chunk", stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048)");
-    app.add_option("--mode", modes, "Only these modes")->check(CLI::IsMember({"full", "checkpoint", "stream"}));
-    app.add_option("--repeat", repeat, "Measured runs of each, after one that is not")
-        ->check(CLI::Range(1, 1000))
-        ->capture_default_str();
-    app.add_option("--json", json_file, "Write the figures to this JSON file as well");
-    app.add_flag("--profile", profile, "Show where the time goes, per operation");
-    app.callback([this] { run(); });
+  explicit BenchCommand(CLI::App& app) : options(app, "bench", kDescription, [this] { run(); }) {
+    model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
+    device.add_to(options, {"auto", "f32", "bf16"}, {"none", "adamw", "adamw-bf16"});
+    options.section("Measurement");
+    options.add("--length", {&length, "Tokens of the stream, one document", checks::between(1, 1 << 24)});
+    options.add("--chunk", {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048)"});
+    options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
+    options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
+    options.add("--json",
+                {&json_file, "Write the figures to this JSON file, too", checks::writable_file(), Lasts::no, "none"});
+    options.add("--profile", {&profile, "Show the time of each operation"});
   }
 
  private:
@@ -123,7 +121,8 @@ class BenchCommand : public Command {
     std::sort(rates.begin(), rates.end());
     rate = rates[rates.size() / 2];
     if (gpu) {
-      const std::size_t free_now = free_memory(settings.device) + capacity;  // others may give back or take in the meantime
+      const std::size_t free_now =
+          free_memory(settings.device) + capacity;  // others may give back or take in the meantime
       driver_overhead = free_before > free_now ? free_before - free_now : 0;
       engine->time_operations(profile);  // timing every operation slows a GPU down, so in a run of its own
       for (Candidate& c : candidates) {
@@ -204,6 +203,7 @@ class BenchCommand : public Command {
     table.print();
   }
 
+  OptionTable options;
   ModelOptions model;
   DeviceOptions device;
   StepSettings settings;

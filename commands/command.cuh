@@ -1,8 +1,11 @@
 // The commands of the program. Each has a file of its own, adds its options to the parser, and runs when it is parsed.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
+
+namespace CLI {
+class App;
+}
 
 namespace streambp {
 
@@ -19,5 +22,8 @@ std::unique_ptr<Command> tokenize_command(CLI::App& app);
 std::unique_ptr<Command> eval_command(CLI::App& app);
 std::unique_ptr<Command> generate_command(CLI::App& app);
 std::unique_ptr<Command> examples_command(CLI::App& app);
+
+// Parses the command line and runs its command. Returns the exit code.
+int run_program(int argc, char** argv);
 
 }  // namespace streambp

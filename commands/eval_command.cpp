@@ -4,33 +4,34 @@
 #include "data/documents/packing.cuh"
 #include "data/documents/tokenised.cuh"
 #include "data/files/checkpoint.cuh"
+#include "training/plan.cuh"
 
 namespace streambp {
 namespace {
 
+constexpr const char* kDescription =
+    "Measure a model's loss and perplexity on documents.\n\n"
+    "  streambp eval --model qwen3-0.6b/ --data held-out.jsonl books.txt\n\n"
+    "Documents longer than --length are read in pieces that do not see each other: their loss is not that of one\n"
+    "forward pass, and eval says so. The second table is by context, the tokens before a target in its document or\n"
+    "piece: a model that uses its context does better with more. Data files are those of streambp tokenize; the loss\n"
+    "covers the same tokens as in training.";
+
 class EvalCommand : public Command {
  public:
-  explicit EvalCommand(CLI::App& parent) {
-    CLI::App& app = *parent.add_subcommand(
-        "eval",
-        "Measure a model's loss and perplexity on documents.\n\n"
-        "  streambp eval --model qwen3-0.6b/ --data held-out.jsonl books.txt\n\n"
-        "Documents longer than --length are read in pieces that do not see each other: their loss is not that of one\n"
-        "forward pass, and eval says so. The second table is by context, the tokens before a target in its document "
-        "or\n"
-        "piece: a model that uses its context does better with more. Data files are those of streambp tokenize; the\n"
-        "loss covers the same tokens as in training.");
-    app.add_option("--model", model, "A model directory, or that of a run")->required();
-    app.add_option("--data", data, "One or more data files")->required();
-    app.add_option("--chat", options.chat, "Chat layout, instead of that of the model's template: " + Chat::names());
-    app.add_flag("--skip-bad", options.skip_bad, "Leave out lines that cannot be used");
-    app.add_option("--length", length,
-                   "Tokens of a stream, and so of a document, at most (default: what the model and the memory allow)")
-        ->check(CLI::Range(Index{2}, kLongestStream));
-    app.add_option("--json", json_file, "Write the figures to this JSON file as well");
-    device.add_to(app, {"auto", "f32", "bf16"}, {});
+  explicit EvalCommand(CLI::App& app) : options(app, "eval", kDescription, [this] { run(); }) {
+    options.add("--model", {&model, "A model directory, or that of a run"});
+    options.add("--data", {&data, "One or more data files"});
+    options.require("--model"), options.require("--data");
+    options.add("--chat",
+                {&data_options.chat, "Chat layout, instead of that of the model's template: " + Chat::names()});
+    options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines"});
+    options.add("--length", {&length, "Maximum tokens of a stream (default: chosen by model and memory)",
+                             checks::between(2, kLongestStream), Lasts::no, "none"});
+    options.add("--json",
+                {&json_file, "Write the figures to this JSON file, too", checks::writable_file(), Lasts::no, "none"});
+    device.add_to(options, {"auto", "f32", "bf16"}, {});
     device.optimizer = "none";
-    app.callback([this] { run(); });
   }
 
  private:
@@ -91,7 +92,7 @@ class EvalCommand : public Command {
         fs::remove(path, error);
       }
     } removed{made};
-    write_tokens({path}, model, options, made);
+    write_tokens({path}, model, data_options, made);
     return TokenFile(made, path);
   }
 
@@ -99,9 +100,7 @@ class EvalCommand : public Command {
     return schedule_for(Mode::stream, config, rows, default_chunk(settings.tile), settings.tile);
   }
 
-  std::size_t memory(Index rows) const {
-    return plan_evaluation(settings, rows, schedule(rows));
-  }
+  std::size_t memory(Index rows) const { return plan_evaluation(settings, rows, schedule(rows)); }
 
   void choose_length(const std::vector<File>& files) {
     const std::size_t free = free_memory(settings.device);
@@ -195,9 +194,10 @@ class EvalCommand : public Command {
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
   }
 
+  OptionTable options;
   std::string model, json_file;
   std::vector<std::string> data;
-  DataOptions options;
+  DataOptions data_options;
   DeviceOptions device;
   Index length = 0;
 

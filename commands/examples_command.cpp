@@ -1,33 +1,29 @@
 // streambp examples: data to try things out with.
 #include "commands/command.cuh"
-#include "commands/options.cuh"
+#include "commands/option_table.cuh"
 #include "data/documents/examples.cuh"
 #include "data/files/files.cuh"
 
 namespace streambp {
 namespace {
 
+constexpr const char* kDescription =
+    "Write example data, to see its format and to try training with it.\n\n"
+    "  streambp examples preferences --out preferences.jsonl   pairs of answers; the polite one is chosen\n"
+    "  streambp examples answers --out answers.jsonl           such answers of both kinds, for SFT\n"
+    "  streambp examples groups --out groups.jsonl             groups of such answers, with rewards\n"
+    "  streambp examples arithmetic --out sums.jsonl           sums with their answers, with and without carrying\n"
+    "  streambp examples stories --out stories.txt             a text to train on from scratch";
+
 class ExamplesCommand : public Command {
  public:
-  explicit ExamplesCommand(CLI::App& parent) {
-    CLI::App& app = *parent.add_subcommand(
-        "examples",
-        "Write example data, to see its form and to try training with it.\n\n"
-        "  streambp examples preferences --out preferences.jsonl   two answers each, of which the courteous is "
-        "preferred\n"
-        "  streambp examples answers --out answers.jsonl           such answers of either kind, to learn first\n"
-        "  streambp examples groups --out groups.jsonl             several such answers each, the courteous rewarded\n"
-        "  streambp examples arithmetic --out sums.jsonl           sums, with and without what is to be carried\n"
-        "  streambp examples stories --out stories.txt             what a model learns that is trained from scratch");
-    app.add_option("what", what, "preferences, answers, groups, arithmetic or stories")
-        ->check(CLI::IsMember({"preferences", "answers", "groups", "arithmetic", "stories"}))
-        ->required();
-    app.add_option("--count", count, "How many")->check(CLI::Range(1, 1 << 24))->capture_default_str();
-    app.add_option("--seed", seed, "Another seed, other examples")
-        ->check(CLI::NonNegativeNumber)
-        ->capture_default_str();
-    app.add_option("--out", out, "The file to write")->required();
-    app.callback([this] { run(); });
+  explicit ExamplesCommand(CLI::App& app) : options(app, "examples", kDescription, [this] { run(); }) {
+    options.add("what", {&what, "preferences, answers, groups, arithmetic or stories",
+                         checks::one_of({"preferences", "answers", "groups", "arithmetic", "stories"})});
+    options.add("--count", {&count, "Number of examples", checks::between(1, 1 << 24)});
+    options.add("--seed", {&seed, "Random seed"});
+    options.add("--out", {&out, "The file to write"});
+    options.require("what"), options.require("--out");
   }
 
  private:
@@ -48,6 +44,7 @@ class ExamplesCommand : public Command {
     std::printf("%s: %ld examples of %s\n", out.c_str(), count, what.c_str());
   }
 
+  OptionTable options;
   std::string what, out;
   Index count = 2000;
   std::uint64_t seed = 1;

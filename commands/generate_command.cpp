@@ -7,58 +7,59 @@
 #include "commands/display.cuh"
 #include "data/files/checkpoint.cuh"
 #include "training/grpo/prompts.cuh"
+#include "training/plan.cuh"
 
 namespace streambp {
 namespace {
 
+constexpr const char* kDescription =
+    "Continue prompts, or chat.\n\n"
+    "  streambp generate --model qwen3-0.6b/                         a conversation\n"
+    "  streambp generate --model gpt2/ --prompt \"Once upon a time\" --samples 3\n"
+    "  streambp generate --model qwen3-0.6b/ --chat --prompts questions.txt --json answers.json\n\n"
+    "Without prompts it chats on a terminal, in the layout of the model's chat template; elsewhere standard input is\n"
+    "the prompt. /reset starts a new conversation, /quit or Ctrl-D ends it. Sampling defaults come from the model's\n"
+    "generation_config.json. The same seed gives the same text.";
+
 class GenerateCommand : public Command {
  public:
-  explicit GenerateCommand(CLI::App& parent) {
-    CLI::App& app = *parent.add_subcommand(
-        "generate",
-        "Let a model continue prompts, or talk with it.\n\n"
-        "  streambp generate --model qwen3-0.6b/                         a conversation\n"
-        "  streambp generate --model gpt2/ --prompt \"Once upon a time\" --samples 3\n"
-        "  streambp generate --model qwen3-0.6b/ --chat --prompts questions.txt --json answers.json\n\n"
-        "Without prompts it converses on a terminal, in the layout of the model's chat template, and elsewhere takes "
-        "its\n"
-        "standard input as the prompt. /reset begins a conversation anew, /quit or Ctrl-D ends it. How tokens are "
-        "drawn\n"
-        "comes from the model's generation_config.json, where it has one. Same seed, same texts.");
-    app.add_option("--model", model, "A model directory, or that of a run")->required();
-    device.add_to(app, {"auto", "f32", "bf16"}, {});
+  explicit GenerateCommand(CLI::App& app) : options(app, "generate", kDescription, [this] { run(); }) {
+    options.add("--model", {&model, "A model directory, or that of a run"});
+    options.require("--model");
+    device.add_to(options, {"auto", "f32", "bf16"}, {});
     device.optimizer = "none";
 
-    std::string group = "Prompts";
-    auto option = [&](const char* name, auto& value, const std::string& help) {
-      return app.add_option(name, value, help)->group(group);
-    };
-    option("--prompt", prompts, "One or more texts to continue");
-    option("--prompts", prompt_file,
-           "A file of prompts, one a line; .jsonl: an object a line, with \"prompt\" or \"messages\"");
-    chat_option =
-        option("--chat", layout, "Prompts are a user's messages; with a name, in this layout: " + Chat::names())
-            ->expected(0, 1);
-    option("--system", system, "The system message of conversations; implies --chat");
-    option("--samples", samples, "Texts for each prompt")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+    options.section("Prompts");
+    options.add("--prompt", {&prompts, "One or more prompts"});
+    options.add("--prompts", {&prompt_file,
+                              "A file of prompts, one a line; .jsonl: an object a line, with \"prompt\" or "
+                              "\"messages\""});
+    options.add_with_optional_value(
+        "--chat", {&layout, "Prompts are user messages; with a name, in this chat layout: " + Chat::names()});
+    options.add("--system", {&system, "System message of conversations; implies --chat"});
+    options.add("--samples", {&samples, "Completions of each prompt", checks::between(1, 1 << 20)});
 
-    group = "Drawing";
-    option("--length", length, "Tokens of a text at most")->check(CLI::Range(1, 1 << 24))->capture_default_str();
-    temperature_option = option("--temperature", sampling.temperature, "0: always the likeliest token")
-                             ->default_str("that of generation_config.json, else 0.8");
-    top_k_option = option("--top-k", sampling.top_k, "Draw from the k likeliest tokens; 0: from all")
-                       ->default_str("likewise, else 0");
-    top_p_option = option("--top-p", sampling.top_p, "Draw from the likeliest tokens that make up this share")
-                       ->default_str("likewise, else 0.95");
-    option("--seed", sampling.seed, "Of the random numbers")->check(CLI::NonNegativeNumber)->capture_default_str();
+    options.section("Sampling");
+    options.add("--length", {&length, "Maximum tokens of a completion", checks::between(1, 1 << 24)});
+    options.add("--temperature", {&sampling.temperature, "0: greedy decoding", checks::not_negative(), Lasts::no,
+                                  "that of generation_config.json, else 0.8"});
+    options.add("--top-k", {&sampling.top_k,
+                            "Sample from the k most likely tokens; 0: from all",
+                            {},
+                            Lasts::no,
+                            "that of generation_config.json, else 0"});
+    options.add("--top-p", {&sampling.top_p,
+                            "Sample from the smallest set of tokens with this total probability",
+                            {},
+                            Lasts::no,
+                            "that of generation_config.json, else 0.95"});
+    options.add("--seed", {&sampling.seed, "Random seed"});
 
-    group = "Output";
-    option("--json", json_file, "Write prompts, texts, tokens and their log-probabilities to this file");
-    app.add_flag("--raw", raw, "Show special tokens, and control characters as they are")->group(group);
-    app.add_flag("--stats", stats,
-                 "Tell how fast weights were read, and how near to the memory's bandwidth the speed is")
-        ->group(group);
-    app.callback([this] { run(); });
+    options.section("Output");
+    options.add("--json", {&json_file, "Write prompts, completions, tokens and log-probs to this file",
+                           checks::writable_file(), Lasts::no, "none"});
+    options.add("--raw", {&raw, "Show special tokens and control characters"});
+    options.add("--stats", {&stats, "Show how fast weights were read, and the speed against memory bandwidth"});
   }
 
  private:
@@ -72,7 +73,7 @@ class GenerateCommand : public Command {
     settle_sampling();
     prompter.emplace(model, layout, system);
     const bool converses = prompts.empty() && prompt_file.empty() && isatty(STDIN_FILENO);
-    if (chat_option->count() > 0 || !system.empty() || (converses && !read_template(model).text.empty())) {
+    if (options.given("--chat") || !system.empty() || (converses && !read_template(model).text.empty())) {
       prompter->open_chat();
     }
     step = device.settings(config, 1);
@@ -88,9 +89,9 @@ class GenerateCommand : public Command {
 
   void settle_sampling() {
     const GenerationDefaults defaults = read_generation_defaults(model);
-    if (temperature_option->count() == 0) sampling.temperature = defaults.sampling.temperature;
-    if (top_k_option->count() == 0) sampling.top_k = defaults.sampling.top_k;
-    if (top_p_option->count() == 0) sampling.top_p = defaults.sampling.top_p;
+    if (!options.given("--temperature")) sampling.temperature = defaults.sampling.temperature;
+    if (!options.given("--top-k")) sampling.top_k = defaults.sampling.top_k;
+    if (!options.given("--top-p")) sampling.top_p = defaults.sampling.top_p;
     validate(sampling);
   }
 
@@ -180,9 +181,8 @@ class GenerateCommand : public Command {
     const Index slots = largest(std::min(texts, most), [&](Index n) { return fits(n, room); });
     if (slots > 0) return slots;
     const Index longest = largest(room, [&](Index n) { return fits(1, n); });
-    const std::string needs =
-        format("a text of %ld tokens needs %s, and %s are free", room,
-               human_bytes(memory(1, room)).c_str(), human_bytes(free).c_str());
+    const std::string needs = format("a text of %ld tokens needs %s, and %s are free", room,
+                                     human_bytes(memory(1, room)).c_str(), human_bytes(free).c_str());
     require(longest > 0, needs, "; use a smaller model, or on a GPU --dtype bf16");
     fail(needs, ": there is room for ", longest, " tokens; give a shorter prompt or --length");
   }
@@ -314,13 +314,13 @@ class GenerateCommand : public Command {
     return static_cast<double>(numbers) * (step.dtype == DType::bf16 ? 2 : 4);
   }
 
+  OptionTable options;
   std::string model, prompt_file, layout, system, json_file;
   std::vector<std::string> prompts;
   DeviceOptions device;
   Sampling sampling;
   Index length = 256, samples = 1, chunk = 512;
   bool raw = false, stats = false;
-  CLI::Option *chat_option, *temperature_option, *top_k_option, *top_p_option;
 
   Config config;
   StepSettings step;

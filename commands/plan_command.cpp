@@ -1,6 +1,8 @@
 // streambp plan: what a training step needs, without doing it.
 #include "commands/command.cuh"
+#include "commands/model_options.cuh"
 #include "commands/objective_options.cuh"
+#include "data/files/config.cuh"
 #include "data/files/files.cuh"
 #include "training/plan.cuh"
 #include "training/timeline.cuh"
@@ -8,63 +10,58 @@
 namespace streambp {
 namespace {
 
+constexpr const char* kDescription =
+    "Show the memory and work of a training step, without doing it.\n\n"
+    "The real training step runs on a device that only counts, so the answer is exact: the size in bytes of the one\n"
+    "block of memory that a run allocates. Three questions:\n\n"
+    "  streambp plan qwen3-8b --length 100000                 what does a step at this length need?\n"
+    "  streambp plan qwen3-8b --memory 80GiB                  how long can the token stream be?\n"
+    "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?\n\n"
+    "With --objective dpo the stream holds a pair of documents, with grpo the completions of a group; the answers "
+    "then\n"
+    "include the length of one document.";
+
 class PlanCommand : public Command {
  public:
-  explicit PlanCommand(CLI::App& parent) {
-    CLI::App& app = *parent.add_subcommand(
-        "plan",
-        "Tell the memory and work of a training step, without doing it.\n\n"
-        "The real training step runs on a device that only counts, so the answer is exact, to the byte of the\n"
-        "one block of memory that a run allocates. Three questions:\n\n"
-        "  streambp plan qwen3-8b --length 100000                 what does a step at this length need?\n"
-        "  streambp plan qwen3-8b --memory 80GiB                  how long can the token stream be?\n"
-        "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?\n\n"
-        "With --objective dpo the stream holds a pair of documents, with grpo the completions of a group; then the\n"
-        "answers name the length of one of them as well.");
-    model.add_to(app, "model", true);
-    const std::string group = "Step";
-    app.add_option("--length", length, "Tokens of a micro-batch's stream")
-        ->check(CLI::Range(Index{1}, kLongestStream))
-        ->group(group);
-    app.add_option("--chunk", chunk,
-                   "Rows whose activations exist at once in stream mode (default: 2048 for bf16, else 512)")
-        ->group(group);
-    app.add_option("--memory", memory, "Budget, such as 80GiB")->group(group);
-    app.add_option("--dtype", dtype, "Type of weights and activations: bf16, f32 or f64")
-        ->check(CLI::IsMember({"bf16", "f32", "f64"}))
-        ->capture_default_str()
-        ->group(group);
-    app.add_option("--grad-dtype", gradient,
-                   "Type of the gradient between micro-batches: bf16, or f32, where weights are bf16")
-        ->check(CLI::IsMember({"bf16", "f32"}))
-        ->capture_default_str()
-        ->group(group);
-    app.add_option("--optimizer", optimizer,
-                   "none; adamw: float32 moments, and master weights where weights are narrower; adamw-bf16: moments "
-                   "in the type of the weights")
-        ->check(CLI::IsMember({"none", "adamw", "adamw-bf16"}))
-        ->capture_default_str()
-        ->group(group);
-    app.add_option("--accumulate", micro_batches,
-                   "Micro-batches a step. With one, the gradient grows in the room that saved layer inputs leave; "
-                   "with more, the whole gradient stays in memory")
-        ->check(CLI::Range(1, 1000))
-        ->capture_default_str()
-        ->group(group);
-    objectives.add_to(app);
-    app.add_option("--group", group_size, "Objective grpo: completions of a prompt; all of them stand in one stream")
-        ->check(CLI::Range(1, 1 << 16))
-        ->capture_default_str()
-        ->group("Objective");
-    app.add_option("--sweep", sweep,
-                   "Write peak memory against length for the three modes to this JSON file, with --memory also the "
-                   "longest stream")
-        ->group("Output");
-    app.add_option("--timeline", timeline_file,
-                   "Write memory by kind through one step in the three modes to this JSON file")
-        ->group("Output");
-    app.add_option("--json", json_file, "Write the answer to this JSON file as well")->group("Output");
-    app.callback([this] { run(); });
+  explicit PlanCommand(CLI::App& app) : options(app, "plan", kDescription, [this] { run(); }) {
+    model.add_to(options, "model", ModelOptions::Vocabulary::an_option);
+    options.section("Step");
+    options.add("--length",
+                {&length, "Tokens of a micro-batch's stream", checks::between(1, kLongestStream), Lasts::no, "none"});
+    options.add("--chunk", {&chunk,
+                            "Stream mode: rows whose activations exist at once (default: 2048 for bf16, else "
+                            "512)",
+                            {},
+                            Lasts::no,
+                            "none"});
+    options.add("--memory", {&memory, "Budget, such as 80GiB", checks::memory(), Lasts::no, "none"});
+    options.add("--dtype",
+                {&dtype, "Type of weights and activations: bf16, f32 or f64", checks::one_of({"bf16", "f32", "f64"})});
+    options.add("--grad-dtype", {&gradient, "Type of the accumulated gradient for bf16 weights: bf16 or f32",
+                                 checks::one_of({"bf16", "f32"})});
+    options.add("--optimizer",
+                {&optimizer,
+                 "none; adamw: float32 moments, and float32 master weights for bf16 weights; adamw-bf16: bf16 moments, "
+                 "no master weights",
+                 checks::one_of({"none", "adamw", "adamw-bf16"})});
+    options.add("--accumulate",
+                {&micro_batches,
+                 "Micro-batches per step. With one, the gradient reuses the memory of saved layer inputs; with more, "
+                 "the whole gradient stays in memory",
+                 checks::between(1, 1 << 12)});
+    objectives.add_to(options);
+    options.add("--group",
+                {&group_size, "grpo: completions of a prompt, all in one stream", checks::between(1, 1 << 16)});
+    options.section("Output");
+    options.add("--sweep", {&sweep,
+                            "Write peak memory against length for the three modes to this JSON file, with --memory "
+                            "also the longest stream",
+                            checks::writable_file(), Lasts::no, "none"});
+    options.add("--timeline",
+                {&timeline_file, "Write memory by kind through one step, in the three modes, to this JSON file",
+                 checks::writable_file(), Lasts::no, "none"});
+    options.add("--json",
+                {&json_file, "Write the answer to this JSON file, too", checks::writable_file(), Lasts::no, "none"});
   }
 
  private:
@@ -80,13 +77,12 @@ class PlanCommand : public Command {
             "--optimizer adamw-bf16 is for --dtype bf16");
     settings.micro_batches = micro_batches;
     settings.objective = objectives.settings(std::max<Index>(length, 1));
-    require(objectives.app->count("--group") == 0 || objectives.objective == "grpo", "--group is for --objective grpo");
+    require(!options.given("--group") || objectives.objective == "grpo", "--group is for --objective grpo");
     documents = objectives.objective == "dpo" ? 2 : objectives.objective == "grpo" ? group_size : 1;
     const std::size_t budget = memory.empty() ? 0 : parse_bytes(memory);
     std::printf("%s\n%s, optimizer %s, %ld micro-batch%s a step, objective %s\n\n", describe(settings.config).c_str(),
                 dtype.c_str(), optimizer.c_str(), micro_batches, micro_batches == 1 ? "" : "es",
                 objectives.objective.c_str());
-    if (!timeline_file.empty()) require_writable(timeline_file);
     result = {{"config", config_to_json(settings.config)},
               {"dtype", dtype},
               {"objective", objectives.objective},
@@ -203,6 +199,7 @@ class PlanCommand : public Command {
     std::printf("\nThe timeline is in %s; scripts/plot.py draws it.\n", timeline_file.c_str());
   }
 
+  OptionTable options;
   ModelOptions model;
   ObjectiveOptions objectives;
   Index length = 0, chunk = 0, micro_batches = 1, group_size = 8, documents = 1;

@@ -1,53 +1,50 @@
 // streambp tokenize: data as the tokens that a model is trained on, ahead of training and to look at.
+#include <omp.h>
 #include "commands/command.cuh"
 #include "commands/display.cuh"
-#include "commands/options.cuh"
+#include "commands/option_table.cuh"
+#include "commands/text.cuh"
 #include "data/documents/tokenised.cuh"
 #include "data/files/checkpoint.cuh"
 
 namespace streambp {
 namespace {
 
+constexpr const char* kDescription =
+    "Turn data into the tokens that a model is trained on.\n\n"
+    "  streambp tokenize --model qwen3-0.6b/ --data chats.jsonl --out chats.safetensors --show 3\n\n"
+    "Data files: .jsonl with one object a line,\n"
+    "  {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, {\"role\": \"assistant\", \"content\": \"...\"}]}\n"
+    "  {\"prompt\": \"...\", \"completion\": \"...\"}   or   {\"text\": \"...\"}\n"
+    "  {\"prompt\": \"...\", \"chosen\": \"...\", \"rejected\": \"...\"}              preferences\n"
+    "  {\"prompt\": \"...\", \"completions\": [\"...\", ...], \"rewards\": [1, ...]}  groups\n"
+    "llm.c's .bin, token files (.safetensors), and any other file as one text. All data must be of one kind. The loss\n"
+    "covers answers, completions and texts. Conversations use the layout of the model's chat template. Where that\n"
+    "layout drops parts of earlier answers, such as reasoning, a conversation becomes one document per answer.";
+
 class TokenizeCommand : public Command {
  public:
-  explicit TokenizeCommand(CLI::App& parent) {
-    CLI::App& app = *parent.add_subcommand(
-        "tokenize",
-        "Turn data into the tokens that a model is trained on.\n\n"
-        "  streambp tokenize --model qwen3-0.6b/ --data chats.jsonl --out chats.safetensors --show 3\n\n"
-        "Data files: .jsonl with one object a line,\n"
-        "  {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, {\"role\": \"assistant\", \"content\": "
-        "\"...\"}]}\n"
-        "  {\"prompt\": \"...\", \"completion\": \"...\"}   or   {\"text\": \"...\"}\n"
-        "  {\"prompt\": \"...\", \"chosen\": \"...\", \"rejected\": \"...\"}   a preference; then all of the data are\n"
-        "  {\"prompt\": \"...\", \"completions\": [\"...\", ...], \"rewards\": [1, ...]}   a group; all of them, too\n"
-        "llm.c's .bin, token files (.safetensors), and any other file as one text. Learned are answers, completions "
-        "and\n"
-        "texts. Conversations are written in the layout of the model's own chat template; where a layout writes "
-        "earlier\n"
-        "answers otherwise than new ones (reasoning, say, left out), a conversation becomes one document an answer.");
-    app.add_option("--model", model, "The model's directory, with its tokenizer.json")->required();
-    app.add_option("--data", data, "One or more data files")->required();
-    app.add_option("--out", out, "The token file to write (.safetensors)")->required();
-    app.add_option("--chat", options.chat, "Chat layout, instead of that of the model's template: " + Chat::names());
-    app.add_option("--learn", learn, "answers: what the model is to write; all: every token")
-        ->check(CLI::IsMember({"answers", "all"}))
-        ->capture_default_str();
-    app.add_flag("--skip-bad", options.skip_bad,
-                 "Leave out lines that cannot be used, instead of stopping at the first");
-    app.add_option("--show", show, "Print the first documents, or pairs, with what is learned marked")
-        ->check(CLI::NonNegativeNumber);
-    app.callback([this] { run(); });
+  explicit TokenizeCommand(CLI::App& app) : options(app, "tokenize", kDescription, [this] { run(); }) {
+    options.add("--model", {&model, "The model's directory, with its tokenizer.json"});
+    options.add("--data", {&data, "One or more data files"});
+    options.add("--out", {&out, "The token file to write (.safetensors)"});
+    for (const char* flag : {"--model", "--data", "--out"}) options.require(flag);
+    options.add("--chat",
+                {&data_options.chat, "Chat layout, instead of that of the model's template: " + Chat::names()});
+    options.add("--learn", {&learn, "Tokens in the loss: answers, or all", checks::one_of({"answers", "all"})});
+    options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines instead of stopping at the first"});
+    options.add("--show",
+                {&shown, "Print the first documents, with the tokens in the loss marked", checks::between(0, 1 << 30)});
   }
 
  private:
   void run() {
     require(std::filesystem::path(out).extension() == ".safetensors", "--out ", out,
             ": a token file is a safetensors file; name it so");
-    options.learn_all = learn == "all";
+    data_options.learn_all = learn == "all";
     model = model_directory(model);
     const auto start = std::chrono::steady_clock::now();
-    write_tokens({data.begin(), data.end()}, model, options, out);
+    write_tokens({data.begin(), data.end()}, model, data_options, out);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
     const TokenFile file(out);
@@ -55,7 +52,7 @@ class TokenizeCommand : public Command {
     file.require_vocabulary(file.groups() ? INT32_MAX
                                           : tokenizer.size());  // a model may sample tokens that have no text
     const Index units = file.documents() / file.together();
-    for (Index i = 0; i < std::min(show, units) * file.together(); ++i) print(tokenizer, file, i);
+    for (Index i = 0; i < std::min(shown, units) * file.together(); ++i) print(tokenizer, file, i);
     const auto tokens = static_cast<double>(file.token_count()), learned = static_cast<double>(file.learned_count());
     const char* unit = kDataUnits[static_cast<int>(file.kind())];
     std::printf("%s: %ld %ss, %ld tokens, %ld of them learned (%.1f%%), the longest %s %ld tokens\n", out.c_str(),
@@ -88,10 +85,11 @@ class TokenizeCommand : public Command {
     std::printf("\n");
   }
 
+  OptionTable options;
   std::string model, out, learn = "answers";
   std::vector<std::string> data;
-  DataOptions options;
-  Index show = 0;
+  DataOptions data_options;
+  Index shown = 0;
 };
 
 }  // namespace

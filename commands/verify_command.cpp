@@ -19,40 +19,38 @@ constexpr double kExact = 1e-10;
 
 double rounding_limit(DType dtype) { return dtype == DType::f64 ? kExact : dtype == DType::f32 ? 1e-3 : 0.3; }
 
+constexpr const char* kDescription =
+    "Prove that StreamBP's gradient is the full-memory gradient.\n\n"
+    "Computes the gradient of a batch in full, checkpoint and stream mode. Every parameter must have the same bits in\n"
+    "all modes. With --oracle, the float64 gradient must agree with an independent double-precision implementation to\n"
+    "1e-10. The table also shows the rounding error: the largest distance of a tensor from float64, over the tensor's\n"
+    "largest entry. Exits with 0 if everything holds, else with 1.\n\n"
+    "  streambp verify --family qwen3 --dtype f64 --oracle\n"
+    "  streambp verify --objective dpo --oracle\n"
+    "  streambp verify --model Qwen3-0.6B --data chats.jsonl --length 2000 --chunk 256 1024";
+
 class VerifyCommand : public Command {
  public:
-  explicit VerifyCommand(CLI::App& parent) {
-    CLI::App& app = *parent.add_subcommand(
-        "verify",
-        "Prove that StreamBP's gradient is the full-memory gradient.\n\n"
-        "Computes the gradient of a batch in full, checkpoint and stream mode. Every parameter must have the same "
-        "bits\n"
-        "in all modes. With --oracle, the float64 gradient must agree with an independent double-precision\n"
-        "implementation to 1e-10. The table also shows the rounding error: the largest distance of a tensor from\n"
-        "float64, over the tensor's largest entry. Exits with 0 if everything holds, else with 1.\n\n"
-        "  streambp verify --family qwen3 --dtype f64 --oracle\n"
-        "  streambp verify --objective dpo --oracle\n"
-        "  streambp verify --model Qwen3-0.6B --data chats.jsonl --length 2000 --chunk 256 1024");
-    input_.add_to(app);
-    device_.add_to(app, {"auto", "f32", "f64", "bf16"}, {});
-    app.add_option("--chunk", chunks_, "One or more chunks for stream mode (default: 256 512 768; on a GPU 2048 4096)");
-    tile_option_ =
-        app.add_option("--tile", tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests")
-            ->capture_default_str();
-    app.add_option("--save-gradient", gradient_file_,
-                   "Write the gradient of the last stream run to this safetensors file, in float32");
-    app.add_flag("--oracle", with_oracle_,
-                 "Compare with the independent oracle: slow, plain loops, memory quadratic in the length");
-    app.add_option("--json", json_file_, "Write the results to this JSON file");
-    app.callback([this] { run(); });
+  explicit VerifyCommand(CLI::App& app) : options_(app, "verify", kDescription, [this] { run(); }) {
+    input_.add_to(options_);
+    device_.add_to(options_, {"auto", "f32", "f64", "bf16"}, {});
+    options_.add("--chunk",
+                 {&chunks_, "One or more chunks for stream mode (default: 256 512 768; on a GPU 2048 4096)"});
+    options_.add("--tile", {&tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests"});
+    options_.section("Output");
+    options_.add("--save-gradient",
+                 {&gradient_file_, "Write the gradient of the last stream run to this safetensors file, in float32",
+                  checks::writable_file(), Lasts::no, "none"});
+    options_.add(
+        "--oracle",
+        {&with_oracle_, "Compare with the independent oracle: slow, plain loops, memory quadratic in the length"});
+    options_.add("--json",
+                 {&json_file_, "Write the results to this JSON file", checks::writable_file(), Lasts::no, "none"});
   }
 
  private:
   void run() {
     settle_device();
-    for (const std::string& file : {json_file_, gradient_file_}) {
-      if (!file.empty()) require_writable(file);
-    }
     input_.prepare();
     settings_.config = input_.config, settings_.objective = input_.objective, settings_.optimizer = OptimizerKind::none;
     in_float64_ = settings_;
@@ -73,7 +71,7 @@ class VerifyCommand : public Command {
     settings_.device = device_.kind();
     const bool gpu = settings_.device == DeviceKind::cuda;
     settings_.dtype = device_.dtype == "f64" ? DType::f64 : gpu && device_.dtype != "f32" ? DType::bf16 : DType::f32;
-    require(gpu || tile_option_->count() == 0, "--tile is for GPUs; on a CPU the tile is always ", kTile, " rows");
+    require(gpu || !options_.given("--tile"), "--tile is for GPUs; on a CPU the tile is always ", kTile, " rows");
     settings_.tile = gpu ? tile_ : kTile;
     require(settings_.tile > 0 && settings_.tile % kTile == 0, "--tile ", tile_, " is not a multiple of ", kTile,
             " rows");
@@ -238,10 +236,10 @@ class VerifyCommand : public Command {
     if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s", what.c_str());
   }
 
+  OptionTable options_;
   VerifyInput input_;
   DeviceOptions device_;
   Index tile_ = kGpuTile;
-  CLI::Option* tile_option_ = nullptr;
   std::vector<Index> chunks_;
   std::string gradient_file_, json_file_;
   bool with_oracle_ = false;

@@ -1,6 +1,7 @@
 // What `streambp verify` verifies on: a model, and a batch of random documents, of the user's data or of given tokens.
 #pragma once
 
+#include "commands/model_options.cuh"
 #include "commands/objective_options.cuh"
 #include "data/documents/packing.cuh"
 #include "data/documents/tokenised.cuh"
@@ -14,31 +15,28 @@ class VerifyInput {
   ObjectiveOptions objectives;
   std::uint64_t seed = 1;
 
-  void add_to(CLI::App& app) {
-    model.add_to(app, "--model", true);
-    objectives.add_to(app);
-    app.add_option("--length", length_, "Tokens of the stream, in documents of unequal length")
-        ->check(CLI::Range(4, 1 << 24))
-        ->capture_default_str();
-    app.add_option("--documents", documents_, "Documents in the stream")
-        ->check(CLI::Range(1, 1 << 20))
-        ->default_str("3; for pairs 4");
-    app.add_option(
-        "--data", data_,
-        "Use documents (dpo: pairs) from these files; needs a --model directory with a tokenizer. Log-probs, "
-        "rewards and advantages are random");
-    app.add_option("--chat", data_options_.chat, "Chat layout of --data: " + Chat::names());
-    app.add_option("--tokens", tokens_file_, "Use the tokens in this file (little-endian int32) as one document");
-    app.add_option("--seed", seed, "Seed of random weights and tokens")
-        ->check(CLI::NonNegativeNumber)
-        ->capture_default_str();
+  void add_to(OptionTable& options) {
+    options_ = &options;
+    model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
+    objectives.add_to(options);
+    options.section("Stream");
+    options.add("--length",
+                {&length_, "Tokens of the stream, in documents of unequal length", checks::between(4, 1 << 24)});
+    options.add("--documents",
+                {&documents_, "Documents in the stream", checks::between(1, 1 << 20), Lasts::no, "3; for pairs 4"});
+    options.add("--data", {&data_,
+                           "Use documents (dpo: pairs) from these files; needs a --model directory with a tokenizer. "
+                           "Log-probs, rewards and advantages are random"});
+    options.add("--chat", {&data_options_.chat, "Chat layout of --data: " + Chat::names()});
+    options.add("--tokens", {&tokens_file_, "Use the tokens in this file (little-endian int32) as one document"});
+    options.add("--seed", {&seed, "Seed of random weights and tokens"});
   }
 
   // Reads or draws the batch, and checks it against the model.
   void prepare() {
     require(data_.empty() || tokens_file_.empty(), "--data and --tokens both give the tokens; leave out one");
     objective = objectives.settings(length_);
-    if (objective.kind == ObjectiveKind::dpo && objectives.app->count("--documents") == 0) documents_ = 4;
+    if (objective.kind == ObjectiveKind::dpo && !options_->given("--documents")) documents_ = 4;
     if (fs::is_directory(model.model)) model.model = model_directory(model.model);
     if (!tokens_file_.empty()) {
       batch = tokens_of_file();
@@ -126,6 +124,7 @@ class VerifyInput {
     return std::clamp(end, begin + 2, length_ - 2 * (documents_ - 1 - i));
   }
 
+  OptionTable* options_ = nullptr;
   Index length_ = 1200, documents_ = 3;
   std::vector<std::string> data_;
   DataOptions data_options_;

@@ -7,14 +7,14 @@ namespace {
 
 TEST(Advantages, AreRewardsInUnitsOfTheGroupsDeviation) {
   const std::vector<double> rewards = {1, 0, 0, 2};
-  const auto scaled = advantages(rewards, true), plain = advantages(rewards, false);
+  const auto scaled = advantages(rewards, Scaled::yes), plain = advantages(rewards, Scaled::no);
   const double mean = 0.75, deviation = std::sqrt((0.0625 + 2 * 0.5625 + 1.5625) / 3);
   EXPECT_NEAR(plain[0], 0.25, 1e-15);
   EXPECT_NEAR(scaled[3], (2 - mean) / (deviation + 1e-4), 1e-12);
-  for (double a : advantages(std::vector<double>(4, 5.0), true)) EXPECT_EQ(a, 0) << "all as good as each other";
-  for (double a : advantages(std::vector<double>(6, 0.1), true)) EXPECT_EQ(a, 0) << "whose mean is rounded";
-  for (double a : advantages(std::vector<double>{3}, true)) EXPECT_EQ(a, 0) << "nothing to compare with";
-  EXPECT_EQ(advantages(std::vector<double>{-1, 1, -1, 1}, false), (std::vector<double>{-1, 1, -1, 1}));
+  for (double a : advantages(std::vector<double>(4, 5.0), Scaled::yes)) EXPECT_EQ(a, 0) << "all as good as each other";
+  for (double a : advantages(std::vector<double>(6, 0.1), Scaled::yes)) EXPECT_EQ(a, 0) << "whose mean is rounded";
+  for (double a : advantages(std::vector<double>{3}, Scaled::yes)) EXPECT_EQ(a, 0) << "nothing to compare with";
+  EXPECT_EQ(advantages(std::vector<double>{-1, 1, -1, 1}, Scaled::no), (std::vector<double>{-1, 1, -1, 1}));
 }
 
 TEST(Rollouts, AreDocumentsOfWhichTheCompletionIsLearned) {

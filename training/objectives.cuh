@@ -39,8 +39,8 @@ struct Objective {
   double beta = 0.1, label_smoothing = 0, margin = 0.5;
   // GRPO
   double clip_low = 0.2, clip_high = 0.2, kl = 0;
+  bool scale_rewards = true;  // divide advantages by the standard deviation of their group
 
-  bool scales_rewards() const { return mean != Mean::length; }  // but takes them less their group's mean alone
   bool averages() const { return preference != Preference::sigmoid; }
   bool has_reference() const {
     return (kind == ObjectiveKind::dpo && preference != Preference::simpo) || (kind == ObjectiveKind::grpo && kl > 0);

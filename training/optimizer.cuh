@@ -9,7 +9,11 @@
 
 namespace streambp {
 
-enum class OptimizerKind { none, adamw, adamw_pure };  // adamw_pure: moments in the type of the weights, no master weights
+enum class OptimizerKind {
+  none,
+  adamw,
+  adamw_pure
+};  // adamw_pure: moments in the type of the weights, no master weights
 
 struct OptimizerSettings {
   double rate = 3e-4, final_rate_fraction = 0.1;

@@ -143,8 +143,8 @@ class Encoder {
 
   std::vector<Document> encode_group(const Example& example) const {
     const std::vector<double>& rewards = example.rewards;
-    const auto plain = example.relative ? rewards : advantages(rewards, false),
-               scaled = example.relative ? rewards : advantages(rewards, true);
+    const auto plain = example.relative ? rewards : advantages(rewards, Scaled::no),
+               scaled = example.relative ? rewards : advantages(rewards, Scaled::yes);
     std::vector<Document> group;
     for (std::size_t i = 0; i < example.sides.size(); ++i) {
       Document document = encode_side(example.sides[i]);

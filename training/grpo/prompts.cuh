@@ -1,4 +1,4 @@
-// What a model is to continue, as tokens: a text, or a conversation in the layout of the model's chat template.
+// Prompts as tokens: a text to continue, or a conversation in the layout of the model's chat template.
 #pragma once
 
 #include <optional>
@@ -12,12 +12,12 @@ namespace streambp {
 struct Prompt {
   std::string text;
   Tokens tokens;
-  Json line = {};  // what it came from, if from JSON
+  Json line = {};  // its line of JSONL, if it has one
 };
 
 class Prompter {
  public:
-  // layout: that of conversations; empty: that of the model's template.
+  // layout: of conversations; empty: that of the model's template.
   Prompter(const std::filesystem::path& model, std::string layout, std::string system = "")
       : tokenizer(model),
         stop(read_generation_defaults(model).stop),
@@ -25,7 +25,7 @@ class Prompter {
         layout_(std::move(layout)),
         system_(std::move(system)) {}
 
-  // Each text is one of the user's from now on, to be answered.
+  // From now on each text is a user's message.
   void open_chat() { prepare_chat(), talks_ = true; }
 
   Prompt conversation(std::vector<Message> messages) {
@@ -34,7 +34,7 @@ class Prompter {
     return {messages.back().content, encoder_->encode_pieces(chat->prompt(messages)).tokens};
   }
 
-  // A text to be continued begins as the tokenizer begins texts, also if that is written already.
+  // Adds the tokens with which the tokenizer begins a text, such as BOS, unless the text begins with them.
   Prompt text(const std::string& text) {
     if (talks_) return conversation({{"user", text}});
     const Tokens rest = tokenizer.encode(text);
@@ -60,8 +60,8 @@ class Prompter {
   }
 
   const Tokenizer tokenizer;
-  std::set<std::int32_t> stop;  // tokens that end a text
-  std::optional<Chat> chat;     // once it is open
+  std::set<std::int32_t> stop;  // tokens that end a sequence
+  std::optional<Chat> chat;     // after the first conversation
 
  private:
   void prepare_chat() {
@@ -74,7 +74,7 @@ class Prompter {
   const std::filesystem::path model_;
   const std::string layout_, system_;
   std::optional<Encoder> encoder_;
-  bool talks_ = false;  // all texts are a user's
+  bool talks_ = false;  // texts are a user's messages
 };
 
 }  // namespace streambp

@@ -1,4 +1,4 @@
-// GRPO's groups: completions that the model sampled for a prompt, and the batches that they make.
+// Sampled completions as training batches.
 #pragma once
 
 #include "model/generate.cuh"
@@ -6,10 +6,10 @@
 
 namespace streambp {
 
-// A prompt and what followed it.
+// A prompt and its completion.
 struct Rollout {
   Tokens tokens;
-  Index begin;  // of the completion
+  Index begin;  // where the completion begins
   double advantage;
 };
 
@@ -21,12 +21,12 @@ inline void append(Batch& batch, const Rollout& rollout) {
   batch.advantages.resize(batch.targets.size(), rollout.advantage);
 }
 
-// All of them in streams of at most `rows` tokens, in their order.
+// Packs rollouts in order into streams of at most `rows` tokens.
 inline std::vector<Batch> batches_of(const std::vector<Rollout>& rollouts, Index rows) {
   std::vector<Batch> batches;
   for (const Rollout& rollout : rollouts) {
     const auto length = static_cast<Index>(rollout.tokens.size()) - 1;
-    require(length <= rows, "a completion with its prompt of ", length, " tokens does not fit a stream of ", rows);
+    require(length <= rows, "a completion with its prompt of ", length, " tokens does not fit into a stream of ", rows);
     if (batches.empty() || batches.back().size() + length > rows) batches.emplace_back();
     append(batches.back(), rollout);
   }

@@ -1,59 +1,77 @@
-// On-line GRPO as the training loop sees it. In a round the model completes some prompts several times each; its
-// completions are rewarded, and for one or several optimizer steps it learns from how each compares with its group.
+// On-line GRPO. In a round the model samples a group of completions for each of some prompts; the completions are rewarded,
+// and for one or more optimizer steps the model learns from how each compares with its group.
 #pragma once
 
-#include "commands/grpo_options.cuh"
+#include <cmath>
+#include <fstream>
+#include <map>
+
+#include "data/documents/text.cuh"
 #include "data/files/checkpoint.cuh"
-#include "training/grpo/rollouts.cuh"
 #include "training/engine.cuh"
+#include "training/grpo/rewards.cuh"
+#include "training/grpo/rollouts.cuh"
 
 namespace streambp {
 
-class Groups {
+class OnlineGrpo {
  public:
-  // `start`: the model whose distance --kl keeps small.
-  Groups(const GroupOptions& options, const std::vector<std::string>& files, const fs::path& model,
-         const std::string& layout, const fs::path& start, double held_out, std::uint64_t seed)
-      : options_(options), start_(start), seed_(seed), prompter_(model, layout), rewarder_(options) {
+  struct Data {
+    std::vector<std::string> files;  // of prompts
+    std::string chat_layout;         // of conversations; empty: that of the model's template
+    double held_out = 0;             // fraction of the prompts
+    std::uint64_t seed = 1;
+  };
+
+  // model: whose tokenizer reads the prompts. reference: the model that --kl compares with.
+  OnlineGrpo(const GrpoSettings& settings, const Data& data, const fs::path& model, const fs::path& reference)
+      : settings_(settings),
+        reference_(reference),
+        seed_(data.seed),
+        prompter_(model, data.chat_layout),
+        rewarder_(settings) {
     std::uint64_t hash = 0;
-    for (Prompt& prompt : read_prompts(files, prompter_, !options.reward.empty())) {
+    for (Prompt& prompt : read_prompts(data.files, prompter_, settings)) {
       const auto number = static_cast<std::uint64_t>(training_.size() + held_out_.size());
       hash ^= mix(number ^ text_hash(prompt.line.dump(-1, ' ', false, Json::error_handler_t::replace)));
       longest_ = std::max(longest_, static_cast<Index>(prompt.tokens.size()));
-      (Random(seed, 0xe7a1).uniform(number) < held_out ? held_out_ : training_).push_back(std::move(prompt));
+      (Random(data.seed, 0xe7a1).uniform(number) < data.held_out ? held_out_ : training_).push_back(std::move(prompt));
     }
     if (training_.empty()) std::swap(training_, held_out_);
     fingerprint = std::to_string(hash);
   }
 
-  std::string fingerprint;  // of the prompts
-  Index slots = 1;          // completions that grow at once
+  std::string fingerprint;     // of the prompts
+  Index parallel = 1;          // completions sampled side by side
+  std::vector<Batch> batches;  // of the round
+
   Index prompts() const { return static_cast<Index>(training_.size()); }
-  Index completions() const { return options_.prompts * options_.size; }  // of a round
-  Index longest() const { return longest_ + options_.completion; }        // prompt and completion
-  Index steps_per_epoch() const { return ceil_div(prompts(), options_.prompts) * options_.inner; }
-  bool begins_round(Index step) const { return (step - 1) % options_.inner == 0; }
+  Index completions() const { return settings_.completions(); }      // of a round
+  Index longest() const { return longest_ + settings_.completion; }  // prompt and completion
+  Index steps_per_epoch() const { return ceil_div(prompts(), settings_.prompts) * settings_.inner; }
+  bool begins_round(Index step) const { return (step - 1) % settings_.inner == 0; }
 
   StepResult step(Engine& engine, const Objective& objective, const Schedule& schedule, Index rows,
                   const OptimizerSettings& optimizer, Index step) {
     const bool begins = begins_round(step);
-    if (begins) sample(engine, objective, schedule, rows, (step - 1) / options_.inner);
-    double surprise = 0;
+    if (begins) sample(engine, objective, schedule, rows, (step - 1) / settings_.inner);
+    double entropy = 0;
     std::vector<std::vector<double>> logps(batches.size());
-    StepResult result = engine.step(batches, schedule, optimizer, step, [&](std::size_t i, const std::vector<double>& logp) {
-      logps[i] = logp;
-      for (double x : logp) surprise -= x;
-    });
+    StepResult result =
+        engine.step(batches, schedule, optimizer, step, [&](std::size_t i, const std::vector<double>& logp) {
+          logps[i] = logp;
+          for (double x : logp) entropy -= x;
+        });
     if (begins) record(step, logps);
-    for (std::size_t i = 0; i < batches.size() && begins && options_.inner > 1; ++i) batches[i].old = logps[i];
+    for (std::size_t i = 0; i < batches.size() && begins && settings_.inner > 1; ++i) batches[i].old = logps[i];
     Counts counts;
     for (const Batch& batch : batches) counts += Counts(batch);
-    result.measures.others["entropy"] = surprise / static_cast<double>(counts.targets);
+    result.measures.others["entropy"] = entropy / static_cast<double>(counts.targets);
     for (const auto& [name, value] : round_) result.measures.others[name] = value;
     return result;
   }
 
-  // The mean reward of the likeliest completions of prompts that training never sees; none: NaN.
+  // The mean reward of greedy completions of held-out prompts; NaN if there are no such prompts.
   double evaluate(Engine& engine) {
     constexpr std::size_t most = 256;
     std::vector<const Prompt*> asked;
@@ -61,13 +79,11 @@ class Groups {
     return asked.empty() ? NAN : mean_reward(complete(engine, asked, {.temperature = 0}));
   }
 
-  // From now on every group is written down, as a line that off-line training reads.
+  // Writes every group from now on to a file that off-line training reads.
   void record_in(const fs::path& path) {
     record_path_ = path;
     record_.open(path, std::ios::app);
   }
-
-  std::vector<Batch> batches;  // of the round
 
  private:
   struct Sample {
@@ -78,7 +94,7 @@ class Groups {
     double reward = 0;
   };
 
-  // Prompt n of the run, counted through all epochs, each of which has an order of its own.
+  // Prompt n of the run, counted through all epochs. Every epoch has its own order.
   const Prompt& prompt(Index n) {
     const Index epoch = n / prompts();
     if (epoch != epoch_) order_ = shuffled(training_.size(), Random(seed_, mix(static_cast<std::uint64_t>(epoch))));
@@ -86,13 +102,12 @@ class Groups {
     return training_[index(order_[index(n % prompts())])];
   }
 
-  // Completions of all these prompts, rewarded.
-  std::vector<Sample> complete(Engine& engine, const std::vector<const Prompt*>& asked,
-                               const Sampling& sampling) {
+  // Samples and rewards one completion for each of these prompts.
+  std::vector<Sample> complete(Engine& engine, const std::vector<const Prompt*>& asked, const Sampling& sampling) {
     std::vector<Tokens> begun;
     for (const Prompt* prompt : asked) begun.push_back(prompt->tokens);
-    const auto completed = engine.generator(slots, longest(), kTile)
-                               ->generate(begun, {sampling, options_.completion, prompter_.stop},
+    const auto completed = engine.generator(parallel, longest(), kTile)
+                               ->generate(begun, {sampling, settings_.completion, prompter_.stop},
                                           [](std::size_t, const Continuation&) {});
     std::vector<Sample> samples;
     std::vector<std::string> texts;
@@ -104,7 +119,7 @@ class Groups {
     const std::vector<double> rewards = rewarder_.rewards(asked, texts);
     for (std::size_t i = 0; i < samples.size(); ++i) {
       require(is_advantage({rewards[i], rewards[i]}), "a reward of ", rewards[i],
-              " is too large to be compared; give smaller ones");
+              " is too large to compare; give smaller ones");
       samples[i].reward = rewards[i];
     }
     return samples;
@@ -112,27 +127,27 @@ class Groups {
 
   void sample(Engine& engine, const Objective& objective, const Schedule& schedule, Index rows, Index round) {
     std::vector<const Prompt*> asked;
-    for (Index i = 0; i < completions(); ++i) asked.push_back(&prompt(round * options_.prompts + i / options_.size));
+    for (Index i = 0; i < completions(); ++i) asked.push_back(&prompt(round * settings_.prompts + i / settings_.group));
     samples_ = complete(engine, asked, {.seed = mix(seed_ ^ mix(static_cast<std::uint64_t>(round) + 0x9290))});
     std::vector<Rollout> rollouts;
-    for (auto group = samples_.begin(); group != samples_.end(); group += options_.size) {
+    for (auto group = samples_.begin(); group != samples_.end(); group += settings_.group) {
       std::vector<double> rewards;
-      for (Index i = 0; i < options_.size; ++i) rewards.push_back(group[i].reward);
-      const std::vector<double> better = advantages(rewards, objective.scales_rewards());
-      for (Index i = 0; i < options_.size; ++i) {
+      for (Index i = 0; i < settings_.group; ++i) rewards.push_back(group[i].reward);
+      const std::vector<double> better = advantages(rewards, objective.scale_rewards ? Scaled::yes : Scaled::no);
+      for (Index i = 0; i < settings_.group; ++i) {
         Rollout rollout{group[i].prompt->tokens, static_cast<Index>(group[i].prompt->tokens.size()), better[index(i)]};
         rollout.tokens.insert(rollout.tokens.end(), group[i].tokens.begin(), group[i].tokens.end());
         rollouts.push_back(std::move(rollout));
       }
     }
     batches = batches_of(rollouts, rows);
-    if (objective.kl > 0) read_by_start(engine, schedule);
+    if (objective.kl > 0) compute_reference_logps(engine, schedule);
     describe(rollouts);
   }
 
-  // What the starting model thinks of the round. It takes the place of the present one meanwhile.
-  void read_by_start(Engine& engine, const Schedule& schedule) {
-    engine.with_weights_of(start_, [&] {
+  // Reference log-probs of the round. The reference model replaces the trained one meanwhile.
+  void compute_reference_logps(Engine& engine, const Schedule& schedule) {
+    engine.with_weights_of(reference_, [&] {
       for (Batch& batch : batches) batch.reference = engine.evaluate(batch, schedule);
     });
   }
@@ -160,7 +175,7 @@ class Groups {
               {"without_advantage", idle / n}};
   }
 
-  // The groups of the round, with the log-probabilities that its first step found, of each batch.
+  // Writes the groups of the round, with the log-probs that its first step computed.
   void record(Index step, const std::vector<std::vector<double>>& logps) {
     std::vector<std::vector<double>> olds;
     for (std::size_t i = 0; i < batches.size(); ++i) {
@@ -169,10 +184,10 @@ class Groups {
         for_each_target(batches[i], rows, [&](std::size_t t) { olds.back().push_back(logps[i][t]); });
       }
     }
-    for (std::size_t i = 0; i < samples_.size(); i += index(options_.size)) {
+    for (std::size_t i = 0; i < samples_.size(); i += index(settings_.group)) {
       const Json& line = samples_[i].prompt->line;
       Json group = {{"step", step}, {"prompt", line[line.contains("messages") ? "messages" : "prompt"]}};
-      for (std::size_t j = i; j < i + index(options_.size); ++j) {
+      for (std::size_t j = i; j < i + index(settings_.group); ++j) {
         group["texts"].push_back(samples_[j].text);
         group["completions"].push_back(samples_[j].tokens);
         group["rewards"].push_back(samples_[j].reward);
@@ -183,8 +198,8 @@ class Groups {
     require((record_ << std::flush).good(), record_path_.string(), ": cannot write: ", std::strerror(errno));
   }
 
-  const GroupOptions options_;
-  const fs::path start_;
+  const GrpoSettings settings_;
+  const fs::path reference_;
   const std::uint64_t seed_;
   Prompter prompter_;
   Rewarder rewarder_;

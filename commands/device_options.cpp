@@ -1,0 +1,64 @@
+#include "commands/device_options.cuh"
+
+#include "training/plan.cuh"
+
+namespace streambp {
+
+void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>& types,
+                           const std::vector<std::string>& optimizers, Lasts lasts) {
+  options.section("Device");
+  options.add("--device", {&device, "cuda: the first GPU; auto: a GPU if one can be used",
+                           checks::one_of({"auto", "cpu", "cuda"})});
+  options.add("--dtype",
+              {&dtype, "Type of weights and activations; auto: bf16 on a GPU, else f32", checks::one_of(types), lasts});
+  if (optimizers.empty()) return;
+  options.add("--grad-dtype", {&gradient, "Type of the accumulated gradient for bf16 weights; auto: bf16",
+                               checks::one_of({"auto", "f32", "bf16"}), lasts});
+  options.add("--optimizer",
+              {&optimizer,
+               "adamw: float32 moments and master weights; adamw-bf16: bf16 moments, no master weights, stochastic "
+               "rounding",
+               checks::one_of(optimizers), lasts});
+}
+
+DeviceKind DeviceOptions::kind() const {
+  if (device == "cpu" || dtype == "f64") {
+    require(device != "cuda", "--dtype f64 runs on the CPU only; on a GPU use f32 or bf16");
+    require(dtype != "bf16", "--dtype bf16 needs a GPU; on the CPU use f32");
+    return DeviceKind::cpu;
+  }
+  const std::string reason = why_no_gpu();
+  require(reason.empty() || device == "auto", "--device cuda: no GPU can be used: ", reason, "; use --device cpu");
+  require(reason.empty() || dtype != "bf16", "--dtype bf16 needs a GPU, and no GPU can be used: ", reason,
+          "; use --dtype f32");
+  return reason.empty() ? DeviceKind::cuda : DeviceKind::cpu;
+}
+
+StepSettings DeviceOptions::settings(const Config& config, Index micro_batches) const {
+  StepSettings s{config};
+  s.device = kind();
+  const bool on_gpu = s.device == DeviceKind::cuda;
+  s.dtype = dtype == "f64" ? DType::f64 : on_gpu && dtype != "f32" ? DType::bf16 : DType::f32;
+  s.optimizer = optimizer_named(optimizer);
+  s.micro_batches = micro_batches;
+  s.wide_gradient = gradient == "f32";
+  s.tile = tile_of(s.device);
+  require(!on_gpu || config.head_dim <= 256, "heads of width ", config.head_dim,
+          " are wider than the 256 that GPU attention supports; use --device cpu");
+  require(s.dtype == DType::bf16 || s.optimizer != OptimizerKind::adamw_pure,
+          "--optimizer adamw-bf16 needs --dtype bf16, on a GPU");
+  require(s.dtype == DType::bf16 || gradient != "bf16", "--grad-dtype bf16 needs --dtype bf16, on a GPU");
+  return s;
+}
+
+void require_room(const StepSettings& s, Mode mode, Index rows, Index chunk, std::size_t wanted, std::size_t room) {
+  if (wanted <= room) return;
+  const std::string needs =
+      format("this run needs %s, and %s are free", human_bytes(wanted).c_str(), human_bytes(room).c_str());
+  const Index longest = longest_for_budget(s, mode, chunk, room), fitting = chunk_for_budget(s, rows, room);
+  require(longest > 0, needs, "; use a smaller model, or a narrower --dtype or --optimizer");
+  fail(needs, ": in ", name(mode), " mode there is room for ", longest, " tokens at a time",
+       fitting > 0 ? format("; for these %ld use --mode stream --chunk %ld or less", rows, fitting) : "");
+}
+
+}  // namespace streambp

@@ -1,0 +1,91 @@
+#include "commands/model_options.cuh"
+
+#include "data/files/known_models.cuh"
+
+namespace streambp {
+
+void ModelOptions::add_to(OptionTable& options, const std::string& model_option, Vocabulary vocabulary, Lasts lasts) {
+  options_ = &options;
+  options.section("Model");
+  if (!model_option.empty()) {
+    std::string names;
+    for (const auto& [known, config] : known_models()) names += (names.empty() ? "" : ", ") + known;
+    options.add(model_option, {&model, "A config.json, a model directory, or one of: " + names});
+  }
+  const Check size = checks::between(1, 1 << 24);
+  auto add = [&](const char* flag, Target value, const char* help, const Check& check, const char* shown = "") {
+    size_flags_.push_back(flag);
+    options.add(flag, {value, help, check, lasts, shown});
+  };
+  std::vector<std::string> families;
+  for (const auto& [name, architecture] : family_names()) families.push_back(name);
+  add("--family", &family, "gpt2, llama, mistral, qwen2, qwen3 or gemma3", checks::one_of(families));
+  add("--hidden", &hidden, "Width of the residual stream", size);
+  add("--layers", &layers, "Number of layers", size);
+  add("--heads", &heads, "Query heads", size);
+  add("--kv-heads", &kv_heads, "Key/value heads, a divisor of --heads (default: half of --heads; gpt2: all)", size,
+      "none");
+  add("--head-dim", &head_dim, "Width of a head (default: hidden / heads)", size, "none");
+  add("--mlp", &mlp, "Width of the MLP (default: 8/3 of hidden; gpt2: 4 times)", size, "none");
+  add("--window", &window, "Sliding attention window of mistral and of gemma3's local layers (default: 256)",
+      checks::between(0, 1 << 24), "none");
+  add("--tied", &tied, "Tie the head to the embedding: yes, no, or auto (gpt2, qwen, gemma3: yes)",
+      checks::one_of({"auto", "yes", "no"}));
+  if (vocabulary == Vocabulary::an_option) add("--vocab", &vocab, "Vocabulary size", size);
+}
+
+Config ModelOptions::named() const {
+  for (const std::string& flag : size_flags_) {
+    require(!options_->given(flag), flag, " describes a new model by family and sizes, and \"", model,
+            "\" has its sizes; leave out one of them");
+  }
+  const auto known = known_models().find(model);
+  if (known != known_models().end()) return known->second;
+  require(std::filesystem::exists(model), quote(model),
+          " is neither the name of a known model (see --help) nor a config.json or model directory");
+  return read_config(model);
+}
+
+Config ModelOptions::config(Index max_length) const {
+  if (!model.empty()) return named();
+  require(family_names().contains(family), "there is no family ", quote(family));
+  const bool gpt2 = family == "gpt2", gemma = family == "gemma3";
+  const bool tied_by_default = gpt2 || gemma || family == "qwen2" || family == "qwen3";
+  require(head_dim > 0 || hidden % heads == 0, "--hidden ", hidden, " is not divisible by --heads ", heads,
+          "; choose sizes that divide, or give --head-dim");
+  require(!gpt2 || kv_heads == 0 || kv_heads == heads,
+          "gpt2 has as many key/value heads as query heads; leave out --kv-heads");
+  require(!gpt2 || head_dim == 0 || head_dim * heads == hidden, "the heads of gpt2 divide --hidden ", hidden,
+          " evenly; leave out --head-dim");
+  require(window == 0 || family == "mistral" || gemma, "--window is for --family mistral and gemma3; ", family,
+          " has no sliding window");
+  const Index half_heads = heads % 2 == 0 ? heads / 2 : heads;
+  Config c = make_config(family, vocab, hidden, layers, heads,
+                         kv_heads ? kv_heads
+                         : gpt2   ? heads
+                                  : half_heads,
+                         head_dim ? head_dim : hidden / heads,
+                         mlp    ? mlp
+                         : gpt2 ? 4 * hidden
+                                : round_up(hidden * 8 / 3, 32),
+                         max_length, tied == "yes" || (tied == "auto" && tied_by_default));
+  if (family == "mistral" || gemma) c.window = window ? window : 256;
+  validate(c);
+  return c;
+}
+
+std::string describe(const Config& c) {
+  return format(
+      "%s, %s parameters: %ld layers of width %ld, %ld query and %ld key/value heads of %ld, MLP %ld, vocabulary "
+      "%ld%s%s",
+      c.family.c_str(), human_count(static_cast<double>(parameter_count(c))).c_str(), c.layers, c.hidden, c.heads,
+      c.kv_heads, c.head_dim, c.mlp, c.vocab, c.tied ? " (tied)" : "",
+      c.window ? format(", window %ld", c.window).c_str() : "");
+}
+
+void check_chunk(Index chunk, Index tile) {
+  require(chunk > 0 && chunk % tile == 0, "--chunk ", chunk, " is not a multiple of ", tile,
+          " rows, the tile of all work; try ", std::max(tile, round_up(chunk, tile)));
+}
+
+}  // namespace streambp

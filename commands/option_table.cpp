@@ -1,0 +1,213 @@
+#include "commands/option_table.cuh"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
+
+#include "commands/text.cuh"
+#include "data/files/files.cuh"
+
+namespace streambp {
+
+namespace {
+
+std::optional<double> number(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return {};
+  return value;
+}
+
+template <class Integer>
+std::string whole(const std::string& text) {
+  Integer value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size()) return "";
+  const bool unsigned_only = std::is_unsigned_v<Integer>;
+  return quote(text) + " is not a whole number from " + (unsigned_only ? "0" : "-2^63") + " to " +
+         (unsigned_only ? "2^64 - 1" : "2^63 - 1");
+}
+
+template <class V>
+constexpr bool is_list = false;
+template <class V>
+constexpr bool is_list<std::vector<V>> = true;
+
+// The check of the type itself, before the row's own.
+Check check_of_type(const Target& target) {
+  return std::visit(
+      [](auto* value) -> Check {
+        using V = std::decay_t<decltype(*value)>;
+        if constexpr (std::is_same_v<V, Index> || std::is_same_v<V, std::vector<Index>>) return whole<Index>;
+        if constexpr (std::is_same_v<V, std::uint64_t>) return whole<std::uint64_t>;
+        if constexpr (std::is_same_v<V, double>) {
+          return [](const std::string& text) { return number(text) ? "" : quote(text) + " is not a number"; };
+        }
+        return {};
+      },
+      target);
+}
+
+std::string join(const std::vector<std::string>& parts) {
+  std::string all;
+  for (const std::string& part : parts) all += (all.empty() ? "" : ", ") + part;
+  return all;
+}
+
+Json to_json(const Target& target) {
+  return std::visit([](auto* value) { return Json(*value); }, target);
+}
+
+std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
+// What is wrong with a value of the option, from wherever it came.
+std::string wrong(const Row& row, const Json& value) {
+  if (value.is_array()) {
+    for (const Json& element : value) {
+      if (const std::string error = wrong(row, element); !error.empty()) return error;
+    }
+    return "";
+  }
+  if (value.is_boolean()) return "";
+  for (const Check& check : {check_of_type(row.value), row.check}) {
+    if (!check) continue;
+    if (const std::string error = check(text_of(value)); !error.empty()) return error;
+  }
+  return "";
+}
+
+}  // namespace
+
+namespace checks {
+
+Check one_of(std::vector<std::string> choices) {
+  return [=](const std::string& text) {
+    const bool known = std::find(choices.begin(), choices.end(), text) != choices.end();
+    return known ? "" : quote(text) + " is not one of " + join(choices);
+  };
+}
+
+Check between(double least, double most) {
+  return [=](const std::string& text) {
+    const auto value = number(text);
+    return value && least <= *value && *value <= most
+               ? ""
+               : format("%s is not between %.12g and %.12g", text.c_str(), least, most);
+  };
+}
+
+Check positive() {
+  return [](const std::string& text) {
+    const auto value = number(text);
+    return value && std::isfinite(*value) && *value > 0 ? "" : text + " is not a finite number above 0";
+  };
+}
+
+Check not_negative() {
+  return [](const std::string& text) {
+    const auto value = number(text);
+    return value && std::isfinite(*value) && *value >= 0 ? "" : text + " is not a finite number from 0 on";
+  };
+}
+
+namespace {
+
+// What f(text) throws is what is wrong.
+Check accepted_by(std::function<void(const std::string&)> f) {
+  return [=](const std::string& text) -> std::string {
+    try {
+      f(text);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+}
+
+}  // namespace
+
+Check memory() { return accepted_by(parse_bytes); }
+Check writable_file() { return accepted_by(require_writable); }
+
+}  // namespace checks
+
+OptionTable::OptionTable(CLI::App& program, const std::string& command, const std::string& description,
+                         std::function<void()> run)
+    : app_(program.add_subcommand(command, description)) {
+  app_->callback(std::move(run));
+}
+
+void OptionTable::add(const std::string& flag, Row row) { add(flag, std::move(row), false); }
+void OptionTable::add_with_optional_value(const std::string& flag, Row row) { add(flag, std::move(row), true); }
+
+void OptionTable::add(const std::string& flag, Row row, bool value_is_optional) {
+  CLI::Option* option = std::visit(
+      [&](auto* value) {
+        using V = std::decay_t<decltype(*value)>;
+        if constexpr (std::is_same_v<V, bool>) {
+          return app_->add_flag(flag, *value, row.help);
+        } else {
+          return app_->add_option(flag, *value, row.help);
+        }
+      },
+      row.value);
+  if (!section_.empty()) option->group(section_);
+  if (value_is_optional) option->expected(0, 1);
+  const bool is_flag = std::holds_alternative<bool*>(row.value);
+  if (!is_flag) option->capture_default_str();
+  if (!row.shown_default.empty()) option->default_str(row.shown_default == "none" ? "" : row.shown_default);
+  for (const Check& check : {check_of_type(row.value), row.check}) {
+    if (check && !is_flag) option->check(CLI::Validator([=](std::string& text) { return check(text); }, ""));
+  }
+  const Json initial = to_json(row.value);
+  entries_.push_back({flag, std::move(row), initial});
+}
+
+void OptionTable::require(const std::string& flag) { app_->get_option(flag)->required(); }
+void OptionTable::exclude(const std::string& flag, const std::string& other) {
+  app_->get_option(flag)->excludes(app_->get_option(other));
+}
+
+bool OptionTable::given(const std::string& flag) const { return app_->count(flag) > 0; }
+bool OptionTable::any_given(const std::vector<std::string>& flags) const {
+  return std::any_of(flags.begin(), flags.end(), [&](const std::string& flag) { return given(flag); });
+}
+
+Json OptionTable::lasting() const {
+  Json options = Json::object();
+  for (const Entry& e : entries_) {
+    if (e.row.lasts != Lasts::no) options[e.flag] = to_json(e.row.value);
+  }
+  return options;
+}
+
+void OptionTable::restore(const Json& options, const std::string& file, const std::string& run) {
+  streambp::require(options.is_object(), file, ": \"options\" is not an object; is the file complete?");
+  const bool one_of_these_given = any_given(together_);
+  for (const Entry& e : entries_) {
+    if (e.row.lasts == Lasts::no) continue;
+    const bool is_together = std::find(together_.begin(), together_.end(), e.flag) != together_.end();
+    if (e.row.lasts == Lasts::kept && (given(e.flag) || !options.contains(e.flag))) continue;
+    if (is_together && one_of_these_given) continue;
+    streambp::require(options.contains(e.flag), file, ": the option ", e.flag, " is missing");
+    const Json& stored = options[e.flag];
+    const Json here = to_json(e.row.value);
+    const bool alike =
+        (stored.is_number() && here.is_number() && (stored.is_number_integer() || !here.is_number_integer())) ||
+        stored.type() == here.type();
+    streambp::require(alike, file, ": the option ", e.flag, " has a value of the wrong type");
+    // A default may be a special value that the command line does not take, such as an empty text.
+    const std::string error = stored == e.initial ? "" : wrong(e.row, stored);
+    streambp::require(error.empty(), file, ": the option ", e.flag, ": ", error, "; is the file damaged?");
+    // "auto" agrees with whatever it came to.
+    streambp::require(!given(e.flag) || here == stored || here == "auto", e.flag, " ", here.dump(), ": the run in ",
+                      run, " was started with ", stored.dump(), "; leave the option out, or start a new run");
+    try {
+      std::visit([&](auto* value) { stored.get_to(*value); }, e.row.value);
+    } catch (const Json::exception&) {
+      fail(file, ": the option ", e.flag, " has a value of the wrong type");
+    }
+  }
+}
+
+}  // namespace streambp

@@ -1,0 +1,89 @@
+// The command line of the program: its commands, --version, and how errors become messages and exit codes.
+#include <cblas.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "commands/command.cuh"
+#include "commands/display.cuh"
+#include "commands/version.cuh"
+#include "training/engine.cuh"
+
+namespace streambp {
+
+namespace {
+
+constexpr const char* kDescription =
+    "streambp: exact backpropagation of long sequences in little memory.\n\n"
+    "  streambp train           train a model (without options: a small one, in about a minute)\n"
+    "  streambp verify          prove that the gradient is the full-memory gradient, bit for bit\n"
+    "  streambp plan MODEL      show the memory and work of a training step at any length\n"
+    "  streambp bench           measure the speed of a training step\n"
+    "  streambp tokenize        turn data into tokens\n"
+    "  streambp eval            measure a model's loss on documents, by file and by position\n"
+    "  streambp generate        continue prompts, or chat\n"
+    "  streambp examples        write example data\n\n"
+    "Every command has its own --help. Exit codes: 0 done, 1 a verification failed, 2 an error; 128 + N: ended by\n"
+    "signal N.";
+
+std::string version() {
+  const std::string no_gpu = why_no_gpu();
+  std::string text = std::string("streambp ") + kVersion + ", commit " + kCommit + "\n";
+  text += "CPU      " + device_name(DeviceKind::cpu) + "\n";
+  text += "GPU      " + (no_gpu.empty() ? device_name(DeviceKind::cuda) : "none: " + no_gpu) + "\n";
+  text += "BLAS     ";
+#ifdef OPENBLAS_VERSION
+  text += openblas_get_config();
+#else
+  text += "a CBLAS library";
+#endif
+  return text;
+}
+
+// What was printed must have reached its destination.
+void flush_output() {
+  std::cout.flush();
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) || !std::cout)
+    fail("cannot write to standard output; is the disk full?");
+}
+
+int parse(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() != 0) throw;
+    app.exit(e);  // --help or --version
+  }
+  flush_output();
+  return 0;
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv) {
+  CLI::App app{kDescription};
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(28);
+  app.set_version_flag("--version", version);
+  std::vector<std::unique_ptr<Command>> commands;
+  for (const auto make : {train_command, verify_command, plan_command, bench_command, tokenize_command, eval_command,
+                          generate_command, examples_command}) {
+    commands.push_back(make(app));
+  }
+  for (CLI::App* command : app.get_subcommands({})) command->group("");  // the description lists them
+  try {
+    int exit_code = parse(app, argc, argv);
+    for (const auto& command : commands) exit_code = std::max(exit_code, command->exit_code);
+    return exit_code;
+  } catch (const CLI::ParseError& e) {
+    std::cerr << "streambp: " << without_controls(e.what()) << "\nSee "
+              << (argc > 1 ? "streambp " + without_controls(excerpt(argv[1])) : "streambp") << " --help\n";
+  } catch (const std::bad_alloc&) {
+    std::cerr << "streambp: out of host memory\n";
+  } catch (const std::exception& e) {
+    std::cerr << "streambp: " << without_controls(e.what()) << "\n";
+  }
+  return 2;
+}
+
+}  // namespace streambp

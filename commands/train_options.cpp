@@ -1,0 +1,204 @@
+#include "commands/train_options.cuh"
+
+namespace streambp {
+
+namespace {
+
+constexpr const char* kDescription =
+    "Train a language model with exact gradients in little memory: fine-tune a model, or train one from scratch.\n\n"
+    "Fine-tuning takes a model directory in Hugging Face's layout and a file of conversations:\n\n"
+    "  streambp train --model Qwen3-0.6B --data chats.jsonl --out tuned\n\n"
+    "Every checkpoint in --out is a model directory, too. Without --model, a small Llama learns stories that the\n"
+    "program makes up, in about a minute on two cores, and prints a sample. With your own text and half a gigabyte:\n\n"
+    "  streambp train --data book.txt --length 4096 --memory 512MiB --steps 2000 --out book\n\n"
+    "A run writes metrics.jsonl and checkpoints to its output directory. --out DIR --resume continues it with the "
+    "same\n"
+    "bits as if it had never stopped, in any mode and with any chunk. Ctrl-C finishes the step and saves a checkpoint.";
+
+// A shortcut for rows: a whole number from `least` to `most`.
+Row whole(Index& value, const char* help, double least, double most, Lasts lasts, const char* shown = "") {
+  return {&value, help, checks::between(least, most), lasts, shown};
+}
+
+}  // namespace
+
+TrainOptions::TrainOptions(CLI::App& program, std::function<void()> run)
+    : table(program, "train", kDescription, std::move(run)) {
+  model.add_to(table, "", ModelOptions::Vocabulary::fixed, Lasts::fixed);
+  table.add(
+      "--model",
+      {&model.model, "A model directory to fine-tune; without it a model is trained from scratch", {}, Lasts::fixed});
+  device.add_to(table, {"auto", "f32", "bf16"}, {"adamw", "adamw-bf16"}, Lasts::fixed);
+  objectives.add_to(table, Lasts::fixed);
+  grpo.add_to(table);
+  add_data_options();
+  add_memory_options();
+  add_optimizer_options();
+  add_output_options();
+}
+
+void TrainOptions::add_data_options() {
+  table.section("Data");
+  table.add(
+      "--data",
+      {&data,
+       "Training data. With --model: .jsonl with messages, prompt and completion, or text; for dpo prompt, chosen "
+       "and rejected; for grpo prompt, completions and rewards, or prompts only; token files; texts. From "
+       "scratch: one text, whose bytes are the tokens (default: stories that the program makes up)",
+       {},
+       Lasts::fixed});
+  table.add("--length", whole(length, "Tokens of a document, or with --model of a pack of documents", 2, 1 << 24,
+                              Lasts::fixed, "768; with --model chosen by data and memory"));
+  table.add("--batch", whole(batch, "Documents, or packs, in a micro-batch, laid end to end in one token stream", 1,
+                             1 << 20, Lasts::fixed, "2; with --model 1"));
+  table.add("--accumulate", whole(micro_batches, "Micro-batches per step", 1, 1 << 12, Lasts::fixed));
+  table.add("--eval-fraction",
+            {&evaluation_fraction, "Held-out fraction of the data", checks::between(0, 0.5), Lasts::fixed});
+  table.add("--chat",
+            {&tokens.chat, "Chat layout, instead of that of the model's template: " + Chat::names(), {}, Lasts::fixed});
+  table.add("--learn", {&learn, "Tokens in the loss: answers (completions and the assistant's messages) or all",
+                        checks::one_of({"answers", "all"}), Lasts::fixed});
+  table.add("--too-long",
+            {&too_long, "What happens to documents longer than --length; pairs and groups are never split, but refused",
+             checks::one_of({"split", "truncate", "refuse"}), Lasts::fixed});
+  table.add("--skip-bad", {&tokens.skip_bad, "Skip unusable lines instead of stopping at the first", {}, Lasts::fixed});
+}
+
+void TrainOptions::add_memory_options() {
+  table.section("Memory");
+  table.add("--mode", {&mode, "stream, checkpoint or full; the gradient has the same bits in each",
+                       checks::one_of({"stream", "checkpoint", "full"}), Lasts::kept});
+  table.add("--chunk", whole(chunk, "Stream mode: rows whose activations exist at once", 1, 1 << 24, Lasts::kept,
+                             "512; on a GPU 2048"));
+  table.add("--memory", {&memory, "Stream mode: memory budget, such as 512MiB; sets the largest chunk that fits",
+                         checks::memory(), Lasts::kept, "none"});
+  table.exclude("--memory", "--chunk");
+  table.keep_together({"--mode", "--chunk", "--memory"});
+}
+
+void TrainOptions::add_optimizer_options() {
+  table.section("Optimization");
+  table.add("--steps",
+            whole(optimizer.steps, "Optimizer steps", 1, 1 << 30, Lasts::fixed, "520; with --model given by --epochs"));
+  table.add("--epochs", {&epochs, "With --model: passes over the data", checks::positive()});
+  table.add("--rate", {&optimizer.rate, "Peak learning rate", checks::not_negative(), Lasts::fixed,
+                       "0.004; with --model 1e-05, for dpo and grpo 1e-06"});
+  table.add("--warmup", whole(optimizer.warmup, "Steps of linear warm-up; a cosine to a tenth of the rate follows", 0,
+                              1 << 30, Lasts::fixed, "20; with --model a tenth of the steps at most"));
+  table.add("--decay", {&optimizer.decay, "Weight decay of matrices", checks::not_negative(), Lasts::fixed,
+                        "0.1; with --model 0"});
+  table.add("--clip",
+            {&optimizer.clip, "Largest global gradient norm; 0: no limit", checks::not_negative(), Lasts::fixed});
+  table.add("--seed", {&seed, "Seed of initial weights, batches and samples", {}, Lasts::fixed});
+}
+
+void TrainOptions::add_output_options() {
+  table.section("Output");
+  table.add("--out", {&out,
+                      "Directory for metrics.jsonl and checkpoints, each a model directory",
+                      {},
+                      Lasts::no,
+                      "out/run-1, run-2, ..."});
+  table.add("--save-dtype", {&save_dtype, "Type of saved weights; same: as loaded",
+                             checks::one_of({"same", "f32", "bf16", "f16"}), Lasts::fixed});
+  table.add("--eval-every",
+            whole(evaluation_interval, "Steps between evaluations; 0: only at the end", 0, 1 << 30, Lasts::kept));
+  table.add("--checkpoint-every",
+            whole(checkpoint_interval, "Steps between checkpoints; 0: only at the end", 0, 1 << 30, Lasts::kept,
+                  "about every 10 minutes, of which the newest two are kept"));
+  table.add("--resume", {&resume, "Continue the run in --out from its newest checkpoint"});
+  table.add("--stop-after", whole(stop_after, "Stop after this step, with a checkpoint, as if interrupted; 0: never", 0,
+                                  1 << 30, Lasts::no));
+  table.add("--sample",
+            whole(sample_length, "From scratch: tokens to sample at the end; 0: none", 0, 1 << 20, Lasts::kept));
+  table.add("--prompt", {&prompt, "Prompt of the sample", {}, Lasts::kept, "a line of the held-out text"});
+  table.add("--temperature",
+            {&temperature, "Temperature of the sample; 0: greedy", checks::not_negative(), Lasts::kept});
+}
+
+void TrainOptions::settle(const std::filesystem::path& state_file) {
+  resumed = !state_file.empty();
+  if (resumed) {
+    restore(state_file);
+  } else if (fine_tunes()) {
+    auto otherwise = [&](const char* flag, auto& value, auto to) {
+      if (!given(flag)) value = to;
+    };
+    otherwise("--batch", batch, 1);
+    otherwise("--rate", optimizer.rate, objectives.objective == "sft" ? 1e-5 : 1e-6);
+    otherwise("--decay", optimizer.decay, 0.0);
+  }
+  check();
+  if (fine_tunes()) sample_length = 0;
+  tokens.learn_all = learn == "all";
+}
+
+void TrainOptions::restore(const std::filesystem::path& state_file) {
+  const Json state = parse_json_file(state_file);
+  require(state.is_object() && state.contains("options"), state_file.string(),
+          ": not the state of a run; is the file complete?");
+  table.restore(state["options"], state_file.string(), out);
+}
+
+void TrainOptions::check() const {
+  require(batch <= kLongestStream / length, "--batch ", batch, " documents of --length ", length, " are more than the ",
+          kLongestStream, " tokens that a stream may have; use --accumulate for larger batches");
+  objectives.check();
+  check_memory();
+  check_data();
+  check_grpo();
+  require(!given("--epochs") || (!given("--steps") && !resume),
+          "--epochs sets the number of steps; leave out --steps. A resumed run keeps its steps");
+}
+
+void TrainOptions::check_memory() const {
+  if (given("--chunk")) check_chunk(chunk, tile_of(device.kind()));
+  require(mode == "stream" || (!given("--chunk") && memory.empty()),
+          "--chunk and --memory belong to --mode stream; in ", mode, " mode the chunk is the whole stream");
+}
+
+void TrainOptions::check_data() const {
+  const bool all_tokens = std::all_of(data.begin(), data.end(), [](const std::string& name) {
+    return std::filesystem::path(name).extension() == ".safetensors" ||
+           std::filesystem::path(name).extension() == ".bin";
+  });
+  for (const char* flag : {"--chat", "--learn", "--skip-bad"}) {
+    require(!given(flag) || !all_tokens || !fine_tunes() || data.empty(), flag,
+            " is for text, and these data are tokens already");
+  }
+  for (const char* flag :
+       {"--chat", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype", "--objective"}) {
+    require(fine_tunes() || !given(flag), flag, " needs --model DIR, a model to fine-tune");
+  }
+  for (const char* flag : {"--sample", "--prompt", "--temperature"}) {
+    require(!fine_tunes() || !given(flag), flag,
+            " is for models from scratch; sample from a fine-tuned one with streambp generate");
+  }
+  require(!fine_tunes() || !data.empty(), "--model needs --data FILE to train on");
+  require(fine_tunes() || data.size() <= 1, "--data: from scratch a model trains on one text");
+  require(!fine_tunes() || !model.sizes_given(), "--model has its sizes; leave out the options of ",
+          "models from scratch");
+  for (const std::string& path : data) regular_file_size(path);
+}
+
+// A round begins with sampling, so checkpoints lie between rounds.
+void TrainOptions::check_grpo() const {
+  if (objectives.objective != "grpo") {
+    require(!grpo.any_given(), "options such as --group and --reward need --objective grpo");
+    return;
+  }
+  grpo.check();
+  if (!online_grpo()) return;
+  for (const char* flag : {"--accumulate", "--batch", "--learn", "--too-long", "--skip-bad"}) {
+    require(!given(flag), flag, " has no meaning with --reward or --reward-cmd, where a round is a batch");
+  }
+  for (const auto& [flag, steps] : {std::pair{"--steps", optimizer.steps},
+                                    {"--stop-after", stop_after},
+                                    {"--checkpoint-every", std::max<Index>(0, checkpoint_interval)}}) {
+    const bool settled_later = flag == std::string("--steps") && !given(flag) && !resumed;
+    require(settled_later || steps % grpo.inner == 0, flag, " ", steps, " is not a multiple of the ", grpo.inner,
+            " --inner steps of a round; a run stops between rounds only");
+  }
+}
+
+}  // namespace streambp

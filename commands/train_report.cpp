@@ -1,0 +1,97 @@
+#include "commands/train_report.cuh"
+
+#include <unistd.h>
+
+namespace streambp {
+
+namespace {
+
+// The measures that the console shows; metrics.jsonl has all.
+std::string shown(const Measures& measures) {
+  std::string text;
+  for (const char* name : {"accuracy", "margin", "reward", "length", "kl", "clip_fraction"}) {
+    const auto found = measures.others.find(name);
+    if (found != measures.others.end()) text += format("  %s %.3f", name, found->second);
+  }
+  return text;
+}
+
+// Returns to the beginning of the line on a terminal, where a step's line may stand.
+const char* fresh_line() { return isatty(STDOUT_FILENO) ? "\r\033[K" : ""; }
+
+}  // namespace
+
+void TrainReport::begin(const TrainTask& task) const {
+  const TrainOptions& o = options_;
+  const StepSettings& s = task.settings;
+  const std::string chunked = o.mode == "stream" ? format(", chunks of %ld rows", task.schedule.chunk) : "";
+  std::printf("model    %s\n", describe(s.config).c_str());
+  std::printf("data     %s\n", task.source.description.c_str());
+  std::printf("steps    %ld, of %ld x %ld tokens x %ld micro-batches; rate %g\n", o.optimizer.steps, o.batch, o.length,
+              o.micro_batches, o.optimizer.rate);
+  std::printf("memory   %s, planned: mode %s%s\n", human_bytes(task.memory).c_str(), o.mode.c_str(), chunked.c_str());
+  std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(s.device).c_str(), name(s.dtype),
+              machine_rate_ / 1e9);
+  for (const std::string& note : task.notes) std::printf("note     %s\n", note.c_str());
+  std::printf("output   %s%s\n\n", directory_.path().c_str(),
+              first_step_ > 0 ? format(", resumed after step %ld", first_step_).c_str() : "");
+  std::fflush(stdout);
+}
+
+void TrainReport::step(Index step, const std::vector<Batch>& batches, const StepResult& result,
+                       const DeviceBase& device, double seconds) {
+  Index tokens = 0;
+  for (const Batch& batch : batches) tokens += batch.size();
+  const double tokens_per_second = static_cast<double>(tokens) / seconds,
+               utilisation = device.flops() / seconds / machine_rate_;
+  Json line = {{"step", step},
+               {"loss", result.measures.loss},
+               {"gradient_norm", result.gradient_norm},
+               {"rate", learning_rate(options_.optimizer, step)},
+               {"tokens_per_second", tokens_per_second},
+               {"utilisation", utilisation},
+               {"memory", device.arena.peak()},
+               {"seconds", seconds}};
+  for (const auto& [measure, value] : result.measures.others) line[measure] = value;
+  directory_.write_metrics(line);
+
+  // A terminal shows every step on one line; a file gets about twenty lines.
+  const Index last = options_.last_step(), interval = std::max<Index>(1, (last - first_step_) / 20);
+  const bool terminal = isatty(STDOUT_FILENO), lasting = step == last || step % interval == 0;
+  if (!terminal && !lasting) return;
+  const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
+  const auto left =
+      static_cast<Index>(elapsed / static_cast<double>(step - first_step_) * static_cast<double>(last - step));
+  std::printf("%s%*ld/%ld  loss %.4f%s  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s", fresh_line(),
+              static_cast<int>(std::to_string(last).size()), step, last, result.measures.loss,
+              shown(result.measures).c_str(), result.gradient_norm, human_count(tokens_per_second).c_str(),
+              100 * utilisation, human_bytes(device.arena.peak()).c_str(), left / 60, left % 60, lasting ? "\n" : "");
+  std::fflush(stdout);
+}
+
+void TrainReport::evaluation(Index step, const Evaluation& e, ObjectiveKind objective) {
+  if (e.empty) return;
+  const double loss = e.measures.loss;
+  require(std::isfinite(loss), "after step ", step, " the held-out loss is ", loss,
+          "; the weights are ruined and were not saved. Try a lower --rate or a longer --warmup; ",
+          directory_.last_checkpoint());
+  Json line = {{"step", step}, {"evaluation_loss", loss}};
+  std::string details = shown(e.measures);
+  if (objective == ObjectiveKind::sft) {
+    line["first_half"] = e.first_half, line["second_half"] = e.second_half;
+    details = format(" (first half of documents %.4f, second %.4f)", e.first_half, e.second_half);
+  }
+  for (const auto& [measure, value] : e.measures.others) line["evaluation_" + measure] = value;
+  directory_.write_metrics(line);
+  std::printf("%safter step %ld: held-out loss %.4f%s\n", fresh_line(), step, loss, details.c_str());
+  std::fflush(stdout);
+}
+
+void TrainReport::reward(Index step, double reward) {
+  if (std::isnan(reward)) return;
+  directory_.write_metrics({{"step", step}, {"evaluation_reward", reward}});
+  std::printf("%safter step %ld: held-out reward %.3f\n", fresh_line(), step, reward);
+  std::fflush(stdout);
+}
+
+}  // namespace streambp

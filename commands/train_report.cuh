@@ -1,0 +1,35 @@
+// What a training run tells: on the console, and in metrics.jsonl.
+#pragma once
+
+#include <chrono>
+
+#include "commands/train_task.cuh"
+#include "training/evaluation.cuh"
+
+namespace streambp {
+
+class TrainReport {
+ public:
+  // machine_rate: FLOP/s of large matrix products, the yardstick of utilisation.
+  TrainReport(RunDirectory& directory, const TrainOptions& options, Index first_step, double machine_rate)
+      : directory_(directory), options_(options), first_step_(first_step), machine_rate_(machine_rate) {}
+
+  // Before the first step.
+  void begin(const TrainTask& task) const;
+
+  void step(Index step, const std::vector<Batch>& batches, const StepResult& result, const DeviceBase& device,
+            double seconds);
+  void evaluation(Index step, const Evaluation& evaluation, ObjectiveKind objective);
+  void reward(Index step, double reward);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  RunDirectory& directory_;
+  const TrainOptions& options_;
+  const Index first_step_;
+  const double machine_rate_;
+  Clock::time_point start_ = Clock::now();
+};
+
+}  // namespace streambp

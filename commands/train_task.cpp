@@ -1,0 +1,298 @@
+#include "commands/train_task.cuh"
+
+#include <unistd.h>
+
+#include <set>
+
+#include "data/documents/stories.cuh"
+#include "data/tokenizer/byte_tokenizer.cuh"
+#include "training/reference_logps.cuh"
+
+namespace streambp {
+
+namespace {
+
+// Removes the files that a refused run has added to its directory.
+class NewFiles {
+ public:
+  explicit NewFiles(const fs::path& directory) : directory_(directory), before_(files()) {}
+  ~NewFiles() {
+    if (kept_) return;
+    std::error_code error;
+    for (const fs::path& path : files()) {
+      if (!before_.contains(path)) fs::remove(path, error);
+    }
+  }
+  NewFiles(const NewFiles&) = delete;
+  void keep() { kept_ = true; }
+
+ private:
+  std::set<fs::path> files() const {
+    std::set<fs::path> found;
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(directory_, error)) {
+      if (entry.is_regular_file()) found.insert(entry.path());
+    }
+    return found;
+  }
+
+  const fs::path directory_;
+  const std::set<fs::path> before_;
+  bool kept_ = false;
+};
+
+class Preparation {
+ public:
+  Preparation(TrainOptions& options, RunDirectory& directory)
+      : o(options), directory(directory), checkpoint(directory.checkpoint()) {}
+
+  TrainTask run() {
+    if (!o.fine_tunes()) {
+      prepare_text();
+      choose_schedule();
+    } else if (o.online_grpo()) {
+      prepare_prompts();
+      choose_schedule();
+    } else {
+      directory.create();  // the tokens are kept there
+      NewFiles tokens(directory.path());
+      prepare_documents();
+      choose_schedule();
+      tokens.keep();
+    }
+    o.device.dtype = task.settings.dtype == DType::bf16 ? "bf16" : "f32";  // the type that "auto" chose lasts
+    return std::move(task);
+  }
+
+ private:
+  // Where the weights and their files come from.
+  fs::path start() const { return checkpoint.empty() ? fs::path(model_directory(o.model.model)) : checkpoint; }
+
+  // From scratch: bytes of a text.
+  void prepare_text() {
+    const std::string name = o.data.empty() ? "the program's own stories" : o.data[0];
+    task.text = std::make_shared<Text>(
+        o.data.empty() ? stories(o.seed, std::size_t{1} << 21) : read_file(o.data[0], std::size_t{1} << 36),
+        o.evaluation_fraction, o.length, name);
+    ModelOptions sizes = o.model;
+    sizes.vocab = Text::kVocabulary;
+    task.settings = o.device.settings(sizes.config(o.length), o.micro_batches);
+    task.layout.emplace(task.settings.config);
+    task.layout->others = byte_tokenizer_files();
+    task.source = text_source(task.text, name, o.seed, o.batch, o.length);
+  }
+
+  // Fine-tuning: documents in the model's tokens.
+  void prepare_documents() {
+    task.settings = o.device.settings(read_config(start()), o.micro_batches);
+    settle_layout();
+    const std::string name = o.data.size() == 1 ? o.data[0] : std::to_string(o.data.size()) + " files";
+    const TokenFile& file =
+        task.token_file.emplace(tokenised({o.data.begin(), o.data.end()}, start(), o.tokens, directory.path()));
+    file.require_vocabulary(task.settings.config.vocab);
+    o.objectives.require_kind(file);
+    task.settings.objective = o.objectives.settings(file.most_learned());
+    note_skipped_lines(file);
+    if (!o.resumed && !o.given("--length")) o.length = length_for(file);
+    task.documents = std::make_shared<Documents>(
+        file, DocumentSettings{o.evaluation_fraction, o.length, longest_piece(), o.batch, o.micro_batches, o.seed,
+                               too_long(), task.settings.objective.scale_rewards});
+    if (!o.resumed) settle_steps(task.documents->steps_per_epoch());
+    task.source = document_source(task.documents, description(file, name), file.fingerprint());
+    const Index trained_for = task.settings.config.max_length;
+    if (trained_for > 0 && std::min(longest_piece(), file.longest()) > trained_for)
+      task.notes.push_back(format("some documents are longer than the model's context of %ld tokens", trained_for));
+  }
+
+  std::string description(const TokenFile& file, const std::string& name) const {
+    std::string text = format("%s: %ld %ss of %ld tokens in all, %ld in the loss, the longest %ld", name.c_str(),
+                              file.documents() / file.together(), kDataUnits[static_cast<int>(file.kind())],
+                              file.token_count(), file.learned_count(), file.longest_together());
+    if (task.documents->left_out > 0) text += format("; %ld have no targets within --length", task.documents->left_out);
+    if (task.documents->evaluation.empty()) text += "; none is held out";
+    return text;
+  }
+
+  void note_skipped_lines(const TokenFile& file) {
+    const auto about = file.metadata();
+    if (!about.contains("skipped") || !about.contains("first_skipped") || about.at("skipped") == "0") return;
+    task.notes.push_back("skipped " + about.at("skipped") + " of the data, the first: " + about.at("first_skipped"));
+  }
+
+  // On-line GRPO: prompts, whose completions the model samples.
+  void prepare_prompts() {
+    const fs::path reference = reference_model();
+    settle_layout();
+    const Config config = read_config(start());
+    task.grpo = std::make_unique<OnlineGrpo>(
+        o.grpo, OnlineGrpo::Data{o.data, o.tokens.chat, o.evaluation_fraction, o.seed}, start(), reference);
+    const Index longest = task.grpo->longest(), all = task.grpo->completions() * longest;
+    require(config.positions == Positions::rope || longest <= config.max_length, "the longest prompt and --completion ",
+            o.grpo.completion, " have ", longest, " tokens, more than the ", config.max_length,
+            " positions of the model");
+    if (!o.resumed && !o.given("--length")) o.length = std::min(all, std::max<Index>(longest, 4096));
+    require(o.length >= longest, "--length ", o.length, ": the longest prompt and its completion have ", longest,
+            " tokens");
+    task.settings = o.device.settings(config, o.length < all ? 2 : 1);  // two stand for any larger number
+    task.settings.objective = o.objectives.settings(o.grpo.completion);
+    if (!o.resumed) settle_steps(task.grpo->steps_per_epoch());
+    task.source.description = format("%ld prompts, %ld with %ld completions each in a round", task.grpo->prompts(),
+                                     o.grpo.prompts, o.grpo.group);
+    task.source.fingerprint = task.grpo->fingerprint;
+  }
+
+  // The model of --kl: the one that the run began with.
+  fs::path reference_model() {
+    if (!o.resumed || checkpoint.empty()) {
+      const fs::path model = fs::absolute(model_directory(o.model.model));
+      if (o.objectives.kl > 0) task.reference = Json{{"path", model.string()}, {"model", model_key(model)}}.dump();
+      return model;
+    }
+    if (o.objectives.kl == 0) return {};
+    const std::string state = (checkpoint / "training/state.json").string();
+    task.reference = stored_reference();
+    const Json stored = parse_json(task.reference, state);
+    const fs::path model = Fields(stored, state).get<std::string>("path");
+    require(fs::is_directory(model) && model_key(model) == stored.at("model"), model.string(),
+            ": is not the model any more that the run in ", o.out, " began with, which --kl needs; restore it");
+    return model;
+  }
+
+  std::string stored_reference() const {
+    const fs::path path = checkpoint / "training/state.json";
+    const Json state = parse_json_file(path);
+    return Fields(state, path.string()).get<std::string>("reference");
+  }
+
+  // Checkpoints are written as the model was read.
+  void settle_layout() {
+    task.layout.emplace(start());
+    const std::map<std::string, const char*> types = {{"f32", "F32"}, {"bf16", "BF16"}, {"f16", "F16"}};
+    if (o.save_dtype != "same") task.layout->store_as(types.at(o.save_dtype));
+    task.layout->require_writable();
+  }
+
+  void settle_steps(Index of_an_epoch) {
+    if (!o.given("--steps")) {
+      const double steps = std::ceil(o.epochs * static_cast<double>(of_an_epoch));
+      require(steps < 0x1p30, "--epochs ", o.epochs, " makes more than 2^30 steps; give less");
+      o.optimizer.steps = round_up(std::max<Index>(1, static_cast<Index>(steps)), o.online_grpo() ? o.grpo.inner : 1);
+    }
+    if (!o.given("--warmup")) o.optimizer.warmup = std::min<Index>(20, o.optimizer.steps / 10);
+  }
+
+  TooLong too_long() const {
+    return o.too_long == "split" ? TooLong::split : o.too_long == "truncate" ? TooLong::truncate : TooLong::refuse;
+  }
+
+  // Documents are cut at this length.
+  Index longest_piece() const {
+    const Config& c = task.settings.config;
+    return c.positions == Positions::learned ? std::min(o.length, c.max_length) : o.length;
+  }
+
+  Index chunk() const {
+    const bool chosen = o.given("--chunk") || (o.resumed && o.chunk % task.settings.tile == 0);
+    return chosen ? o.chunk : default_chunk(task.settings.tile);
+  }
+
+  // The length of a pack: that of the longest document, and a few thousand tokens at least, so that a step has little
+  // overhead; but no more than memory allows or the data fill.
+  Index length_for(const TokenFile& file) const {
+    constexpr Index usual = 4096;
+    const StepSettings& s = task.settings;
+    const Index all = round_up(file.token_count(), kTile), longest = round_up(file.longest_together(), kTile),
+                limit = s.config.max_length > 0 ? file.together() * s.config.max_length : kLongestStream,
+                wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / o.batch});
+    const Mode mode = mode_named(o.mode);
+    const std::size_t room = o.memory.empty() ? free_memory(s.device) / 100 * 95 : parse_bytes(o.memory);
+    auto needed = [&](Index n) {
+      return plan(s, o.batch * n, schedule_for(mode, s.config, o.batch * n, chunk(), s.tile)).peak;
+    };
+    if (needed(wanted) <= room) return wanted;
+    const Index fits = longest_for_budget(s, mode, chunk(), room) / o.batch / kTile * kTile;
+    require(fits > 0, "training this model needs ", human_bytes(needed(kTile)), " for the shortest documents, and ",
+            human_bytes(room), o.memory.empty() ? " are free" : " are what --memory allows",
+            "; use a smaller model, or a narrower --dtype or --optimizer");
+    return fits;
+  }
+
+  void choose_schedule() {
+    const StepSettings& s = task.settings;
+    const Index rows = o.rows();
+    const Mode mode = mode_named(o.mode);
+    o.chunk = chunk();
+    if (!o.memory.empty()) {
+      const std::size_t budget = parse_bytes(o.memory);
+      o.chunk = chunk_for_budget(s, rows, budget);
+      require(o.chunk > 0, "a step needs at least ",
+              human_bytes(plan(s, rows, schedule_for(mode, s.config, rows, s.tile, s.tile)).peak),
+              ", more than --memory ", o.memory, "; give more, or a smaller --batch, --length or model");
+    }
+    check_chunk(o.chunk, s.tile);
+    task.schedule = schedule_for(mode, s.config, rows, o.chunk, s.tile);
+    require_room(s, mode, rows, o.chunk, plan(s, rows, task.schedule).peak, free_memory(s.device));
+    plan_memory();
+  }
+
+  // A step, an evaluation and a sample. On-line GRPO samples as many completions at once as fit into a step's memory.
+  void plan_memory() {
+    auto planned = [&](const GenerationShape& g) { return plan_run(task.settings, o.rows(), task.schedule, g); };
+    if (!task.grpo) {
+      task.memory = planned(o.sample_length > 0 ? GenerationShape{1, o.length} : GenerationShape{});
+      return;
+    }
+    const std::size_t room = planned({});
+    const Index longest = task.grpo->longest();
+    task.grpo->parallel = std::max<Index>(1, largest(task.grpo->completions(), [&](Index slots) {
+                                            return planned({slots, longest}) <= room;
+                                          }));
+    task.memory = planned({task.grpo->parallel, longest});
+  }
+
+  TrainOptions& o;
+  RunDirectory& directory;
+  const fs::path checkpoint;
+  TrainTask task;
+};
+
+}  // namespace
+
+TrainTask prepare(TrainOptions& options, RunDirectory& directory) { return Preparation(options, directory).run(); }
+
+void attach_reference_logps(Engine& engine, TrainTask& task, const TrainOptions& options,
+                            const RunDirectory& directory) {
+  const TokenFile& file = *task.token_file;
+  const std::vector<fs::path> places = {fs::absolute(options.data[0]).parent_path(), directory.path()};
+  const Config& c = task.settings.config;
+  const Index longest = c.positions == Positions::learned ? std::min(options.length, c.max_length) : options.length;
+  const auto key = [&] {
+    return reference_key(file, model_directory(options.model.model), name(task.settings.dtype), longest);
+  };
+  if (directory.checkpoint().empty()) {
+    task.reference = key();
+  } else {
+    const fs::path path = directory.checkpoint() / "training/state.json";
+    const Json state = parse_json_file(path);
+    task.reference = Fields(state, path.string()).get<std::string>("reference");
+  }
+  auto logps = find_reference(places, task.reference, file);
+  if (!logps) {
+    require(task.reference == key(), options.model.model, ": is not the model any more that the run in ", options.out,
+            " started from; its reference log-probs are needed: restore the model, or ",
+            reference_name(task.reference));
+    engine.load(model_directory(options.model.model));
+    logps = compute_reference(
+        file, longest, options.rows(), [&](const Batch& batch) { return engine.evaluate(batch, task.schedule); },
+        [](double part) {
+          if (!isatty(STDOUT_FILENO)) return;
+          std::printf(part < 1 ? "\r\033[Kreference log-probs: %.0f%%" : "\r\033[K", 100 * part);
+          std::fflush(stdout);
+        });
+    save_reference(places, task.reference, *logps);
+  }
+  task.documents->attach(*logps);
+  task.source.evaluation = task.documents->evaluation;
+}
+
+}  // namespace streambp

@@ -1,0 +1,42 @@
+// The held-out loss, and for SFT how it falls along a document: a model that uses its context predicts better late in a
+// document than early.
+#pragma once
+
+#include <cmath>
+
+#include "training/engine.cuh"
+
+namespace streambp {
+
+struct Evaluation {
+  Measures measures;
+  double first_half = 0, second_half = 0;  // mean loss in these halves of documents
+  bool empty = true;                       // nothing is held out
+};
+
+inline Evaluation evaluate(Engine& engine, const Objective& objective, const std::vector<Batch>& batches,
+                           const Schedule& schedule) {
+  Counts all;
+  for (const Batch& batch : batches) all += Counts(batch);
+  Evaluation result;
+  if (all.targets == 0) return result;
+  result.empty = false;
+  double losses[2] = {0, 0};
+  Index counts[2] = {0, 0};
+  for (const Batch& batch : batches) {
+    const std::vector<double> logp = engine.evaluate(batch, schedule);
+    result.measures += measure(objective, batch, all, logp);
+    const std::vector<std::int32_t> lengths = batch.document_lengths();
+    for (std::size_t t = 0; t < logp.size(); ++t) {
+      if (batch.targets[t] < 0) continue;
+      const int half = 2 * batch.positions[t] >= lengths[t];
+      losses[half] -= logp[t];
+      ++counts[half];
+    }
+  }
+  result.first_half = losses[0] / static_cast<double>(std::max<Index>(1, counts[0]));
+  result.second_half = losses[1] / static_cast<double>(std::max<Index>(1, counts[1]));
+  return result;
+}
+
+}  // namespace streambp

@@ -1,0 +1,22 @@
+// The settings of on-line GRPO.
+#pragma once
+
+#include <string>
+
+#include "kernels/base/matrix.cuh"
+
+namespace streambp {
+
+struct GrpoSettings {
+  Index prompts = 4, group = 8;           // of a round: prompts, and completions of each
+  Index completion = 64;                  // tokens of a completion at most
+  Index inner = 1;                        // optimizer steps per round
+  std::string reward = "", program = "";  // "exact", or a shell command
+  double seconds = 60;                    // the program may take for a round
+
+  // On-line GRPO samples completions itself; off-line GRPO trains on groups from the data.
+  bool online() const { return !reward.empty() || !program.empty(); }
+  Index completions() const { return prompts * group; }
+};
+
+}  // namespace streambp
