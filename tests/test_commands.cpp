@@ -52,6 +52,40 @@ TEST_F(Commands, MisuseIsAnsweredWithTheRemedyAndExitCode2) {
   expect_refused("bench --model gpt2 --length 5000", "1024");
 }
 
+TEST_F(Commands, ValuesOutOfRangeAreRefused) {
+  expect_refused("train --seed 18446744073709551616" + kTiny, "--seed");  // 2^64
+  expect_refused("train --memory ''" + kTiny, "--memory");
+  expect_refused("train --rate inf" + kTiny, "--rate");
+  expect_refused("train --eval-every -1" + kTiny, "--eval-every");
+  expect_refused("verify --device cpu --tile 100", "--tile");
+  expect_refused("plan qwen3-8b --accumulate 5000", "--accumulate");
+}
+
+// Before the work, not after it.
+TEST_F(Commands, OutputsThatCannotBeWrittenAreRefusedFirst) {
+  write_file_atomically(path("file"), "");
+  for (const char* command : {"plan qwen3-8b", "verify --length 100000000", "bench --length 10000000"}) {
+    const Outcome outcome = execute(std::string(command) + " --json " + path("nowhere/x.json"));
+    EXPECT_EQ(outcome.exit_code, 2) << command;
+  }
+  expect_refused("verify --json " + path("nowhere/x.json"), "nowhere");
+  expect_refused("bench --json " + dir.string(), "directory");
+  expect_refused("train --out " + path("file") + kTiny, "file: exists and is not a directory");
+}
+
+TEST_F(Commands, HelpThatCannotBeWrittenIsAnError) {
+  for (const char* arguments : {"--help", "train --help", "--version"}) {
+    EXPECT_EQ(execute(std::string(arguments) + " > /dev/full").exit_code, 2) << arguments;
+  }
+}
+
+TEST_F(Commands, VersionNamesCommitDevicesAndLibrary) {
+  const Outcome outcome = execute("--version");
+  EXPECT_EQ(outcome.exit_code, 0);
+  for (const char* part : {"streambp ", "commit ", "CPU ", "threads", "GPU ", "BLAS "})
+    EXPECT_TRUE(contains(outcome.output, part)) << outcome.output;
+}
+
 TEST_F(Commands, UnusableFilesAreNamed) {
   write_file_atomically(path("empty.txt"), "");
   write_file_atomically(path("short.txt"), "a few bytes");
@@ -116,8 +150,10 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
   };
   write_file_atomically(checkpoint + "/training/state.json", with_option("--family", "nope"));
   expect_refused("train --resume --out " + path("run"), "nope");
-  for (const std::string& bytes : {with_option("--heads", 0), with_option("--length", 0), with_option("--steps", -5),
-                                   with_option("--batch", -1)}) {
+  for (const std::string& bytes :
+       {with_option("--heads", 0), with_option("--length", 0), with_option("--steps", -5), with_option("--batch", -1),
+        with_option("--eval-fraction", 0.9), with_option("--eval-every", -7), with_option("--mode", "sideways"),
+        with_option("--clip", "much"), with_option("--memory", "lots")}) {
     write_file_atomically(checkpoint + "/training/state.json", bytes);
     expect_refused("train --resume --out " + path("run"), "state.json");
   }
@@ -232,6 +268,34 @@ TEST_F(Commands, ResumedAndOtherModesEndWithTheSameBits) {
   whole.erase(std::remove(whole.begin(), whole.end(), Json()), whole.end());
   EXPECT_EQ(whole, resumed);
   expect_refused("train --resume --rate 1 --out " + path("resumed"), "--rate");
+}
+
+TEST_F(Commands, ResumingKeepsTheOptionsOfTheRun) {
+  const std::string common = "train --steps 6 --hidden 16 --layers 2 --heads 2 --mlp 32 --length 64 --batch 2 ";
+  ASSERT_EQ(execute(common +
+                    "--sample 0 --eval-every 2 --checkpoint-every 3 --memory 4MiB --dtype auto --stop-after 2 "
+                    "--out " +
+                    path("run"))
+                .exit_code,
+            0);
+  const Outcome resumed = execute("train --resume --dtype auto --stop-after 5 --out " + path("run"));
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.output;
+  EXPECT_FALSE(contains(resumed.output, "A sample")) << resumed.output;
+  EXPECT_TRUE(fs::exists(path("run/step-000003")));
+  std::vector<Index> evaluated;
+  for (const Json& line : metrics(path("run"))) {
+    if (line.contains("evaluation_loss")) evaluated.push_back(line["step"]);
+  }
+  EXPECT_EQ(evaluated, (std::vector<Index>{0, 2, 4, 5}));
+  auto option = [&](const std::string& checkpoint, const char* name) {
+    return Json::parse(read_file(path("run/" + checkpoint + "/training/state.json")))["options"][name];
+  };
+  EXPECT_EQ(option("step-000005", "--memory"), "4MiB");
+  // Another --mode or --chunk takes the place of all three.
+  EXPECT_EQ(execute("train --resume --chunk 256 --eval-every 0 --out " + path("run")).exit_code, 0);
+  EXPECT_EQ(option("step-000006", "--memory"), "");
+  EXPECT_EQ(option("step-000006", "--eval-every"), 0);
+  EXPECT_EQ(option("step-000006", "--checkpoint-every"), 3);
 }
 
 TEST_F(Commands, ARunIsNotResumedOnAnotherText) {

@@ -204,6 +204,27 @@ TEST_F(FineTuning, RefusesWhatMakesNoRun) {
   expect_refused(train(out), "model.safetensors");
 }
 
+TEST_F(FineTuning, ARefusedRunLeavesNothingBehind) {
+  write_file_atomically(path("empty.jsonl"), "");
+  write_file_atomically(path("bad.jsonl"), "{\"prompt\": \"a\"\n");
+  const std::string on = "train --model " + model + " --data ", out = " --out " + path("deep/refused");
+  expect_refused(train("--memory lots" + out), "lots");
+  expect_refused("train --model " + model + " --data " + path("data.jsonl") + " --length 256 --memory 10KiB" + out,
+                 "needs at least");
+  expect_refused(train("--mode full" + out), "--chunk");
+  expect_refused(train("--mode sideways" + out), "--mode");
+  expect_refused(train("--objective dpo" + out), "\"chosen\"");
+  expect_refused(train("--objective grpo" + out), "\"rewards\"");
+  expect_refused(train("--epochs 1e300" + out), "--epochs");
+  expect_refused(train("--chat nothing" + out), "nothing");
+  expect_refused(train("--too-long refuse --length 32" + out), "--length");
+  expect_refused(train("--batch 4000000" + out), "--batch");
+  expect_refused(on + path("empty.jsonl") + out, "empty.jsonl");
+  expect_refused(on + path("bad.jsonl") + out, "bad.jsonl:1");
+  fs::create_directory(path("mine"));
+  expect_refused(train("--objective dpo --out " + path("mine")), "\"chosen\"");
+}
+
 TEST_F(FineTuning, DocumentsOutsideTheLengthOrTheVocabularyAreRefused) {
   const std::string run = "train --model " + model + " --data " + path("data.jsonl") + " --out " + path("run");
   Outcome outcome = execute(run + " --length 32 --too-long refuse");

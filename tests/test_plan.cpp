@@ -52,6 +52,20 @@ TEST(Plan, IsTheArenasHighWaterMarkToTheByte) {
   }
 }
 
+// The second micro-batch is like all later ones, so a thousand take no longer to plan.
+TEST(Plan, ManyMicroBatchesNeedWhatTwoNeed) {
+  StepSettings s{known_models().at("gpt2"), DType::f32, OptimizerKind::adamw, 1};
+  const Schedule schedule = schedule_for(Mode::stream, s.config, 1000, 256);
+  auto with = [&](Index micro_batches) {
+    s.micro_batches = micro_batches;
+    return plan(s, 1000, schedule);
+  };
+  const Usage one = with(1), two = with(2), three = with(3), many = with(Index{1} << 40);
+  EXPECT_EQ(three.peak, two.peak);
+  EXPECT_EQ(many.by_kind, two.by_kind);
+  EXPECT_NEAR(three.flops, two.flops + (two.flops - one.flops), 1e-9 * two.flops);
+}
+
 TEST(Plan, ChunkAndLengthAreTheLargestThatFit) {
   StepSettings s{known_models().at("qwen3-0.6b"), DType::bf16, OptimizerKind::none, 1};
   const std::size_t budget = std::size_t{5} << 30;
