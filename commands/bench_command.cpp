@@ -1,4 +1,4 @@
-// streambp bench: how fast a training step runs, against what the machine can do.
+// streambp bench: the speed of a training step, against the machine's matmul rate.
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
 #include "data/files/config.cuh"
@@ -53,7 +53,7 @@ class BenchCommand : public Command {
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
     const Config config = model.config(length);
     require(config.positions == Positions::rope || length <= config.max_length, "--length ", length,
-            " is longer than the ", config.max_length, " positions that the model can learn");
+            " is longer than the ", config.max_length, " positions of the model");
     gpu = device.kind() == DeviceKind::cuda;
     settings = device.settings(config, 1);
     if (stream_chunks.empty()) stream_chunks = {default_chunk(settings.tile)};
@@ -71,14 +71,14 @@ class BenchCommand : public Command {
       if (peak <= room) {
         candidates.push_back({label, schedule, peak});
       } else {
-        std::printf("%s needs %s, and %s are free: left out\n", label.c_str(), human_bytes(peak).c_str(),
+        std::printf("%s needs %s, and %s are free: skipped\n", label.c_str(), human_bytes(peak).c_str(),
                     human_bytes(room).c_str());
       }
     };
     add("full", Mode::full, 0);
     add("checkpoint", Mode::checkpoint, 0);
     for (Index chunk : stream_chunks) add(format("stream %ld", chunk), Mode::stream, chunk);
-    require(!candidates.empty(), "no mode fits into the memory; give a smaller --length or model");
+    require(!candidates.empty(), "no mode fits into memory; give a smaller --length or model");
     measure(candidates);
   }
 
@@ -110,7 +110,7 @@ class BenchCommand : public Command {
       if (!gpu) rates.push_back(matmul_rate(settings.device, settings.dtype));
       for (Candidate& c : candidates) {
         const double seconds = run_once(c.schedule);
-        if (i == 0 && seconds < 10) continue;  // the first run warms up, which long ones hardly notice
+        if (i == 0 && seconds < 10) continue;  // a warm-up, which long runs do not need
         c.seconds.push_back(seconds);
         c.flops = engine->device().flops();
         c.work = engine->device().work();
@@ -122,9 +122,9 @@ class BenchCommand : public Command {
     rate = rates[rates.size() / 2];
     if (gpu) {
       const std::size_t free_now =
-          free_memory(settings.device) + capacity;  // others may give back or take in the meantime
+          free_memory(settings.device) + capacity;  // other processes may allocate or free meanwhile
       driver_overhead = free_before > free_now ? free_before - free_now : 0;
-      engine->time_operations(profile);  // timing every operation slows a GPU down, so in a run of its own
+      engine->time_operations(profile);  // timing every operation slows a GPU, so this is a separate run
       for (Candidate& c : candidates) {
         if (profile) run_once(c.schedule), c.work = engine->device().work();
       }
@@ -185,7 +185,7 @@ class BenchCommand : public Command {
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
   }
 
-  // What an operation takes over what its FLOPs take in matmul, or its bytes in a copy, whichever is longer.
+  // Time of an operation over the time of its FLOPs at the matmul rate or of its bytes at the copy rate, the longer one.
   double over_floor(const Work& w) const { return w.seconds / std::max(w.flops / rate, w.bytes / bandwidth); }
 
   void print_profile(const Candidate& c) const {
@@ -208,7 +208,7 @@ class BenchCommand : public Command {
   DeviceOptions device;
   StepSettings settings;
   bool gpu = false;
-  double rate = 0, bandwidth = 0;   // of matrix multiplication and of copies
+  double rate = 0, bandwidth = 0;   // of matmul and of copies
   std::size_t driver_overhead = 0;  // beyond the planned memory: kernels and libraries
   Index length = 1024, repeat = 5;
   std::vector<Index> stream_chunks;

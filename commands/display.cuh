@@ -1,4 +1,4 @@
-// Generated texts on their way to the user: bytes become valid UTF-8, and nothing commands the terminal.
+// Printing generated text: valid UTF-8, and on a terminal without control characters.
 #pragma once
 
 #include <unistd.h>
@@ -12,7 +12,7 @@
 
 namespace streambp {
 
-// Valid UTF-8 without control characters, but for line breaks and tabs.
+// Drops control characters except line breaks and tabs.
 inline std::string without_controls(std::string_view text) {
   std::string kept;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -34,7 +34,7 @@ inline void show(std::string_view text, bool raw) {
   std::fflush(stdout);
 }
 
-// What is worth saying about a text that was cut short.
+// A note for the user about a completion that was cut short.
 inline std::string note(const Continuation& text, Index room) {
   if (text.end == Ending::length)
     return "[stopped after " + std::to_string(text.tokens.size()) + " tokens; --length allows more]";
@@ -42,7 +42,7 @@ inline std::string note(const Continuation& text, Index room) {
   return "";
 }
 
-// A text as it grows after what it goes on from, without the token that ends it; raw: with all special tokens.
+// The text of a growing completion, without its stop token; raw: with all special tokens. `before`: the tokens before it.
 class GrowingText {
  public:
   GrowingText(const Tokenizer& tokenizer, bool raw, const Tokens& before)
@@ -50,7 +50,7 @@ class GrowingText {
     for (const std::int32_t token : before) decoder.add(token);
   }
 
-  // Takes the newest token, and returns what can be shown of it.
+  // Decodes the newest token. Returns the text that is complete, which may be empty within a character.
   std::string add(const Continuation& text) {
     std::string more;
     if (raw || text.end != Ending::stop) more = decoder.add(text.tokens.back());
@@ -66,8 +66,8 @@ class GrowingText {
   std::string all;
 };
 
-// Texts that grow side by side, shown in order, each under its heading. The first that is not complete is shown as it
-// grows, the others when it is their turn.
+// Prints completions that grow side by side in order, each under its heading: the first unfinished one as it grows, the
+// others after it.
 class Display {
  public:
   Display(Index room, bool raw) : room(room), raw(raw) {}
@@ -92,7 +92,7 @@ class Display {
     bool ended = false;
   };
 
-  // Shows what is new of the first text that is not complete. Is it complete now?
+  // Prints the new part of the first unfinished completion. Returns whether it is finished now.
   bool show_front() {
     Entry& entry = texts[front];
     if (entry.shown == 0 && !opened) show(entry.heading, raw), opened = true;

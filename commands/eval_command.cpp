@@ -1,4 +1,4 @@
-// streambp eval: how well a model predicts documents, and whether what came long before helps it.
+// streambp eval: the loss of a model on documents, by file and by position.
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
 #include "data/documents/packing.cuh"
@@ -35,7 +35,7 @@ class EvalCommand : public Command {
   }
 
  private:
-  // The loss of some predictions.
+  // The mean loss of some targets.
   struct Loss {
     double sum = 0;
     Index count = 0;
@@ -73,15 +73,15 @@ class EvalCommand : public Command {
       files.back().tokens.require_vocabulary(config.vocab);
       require(files.back().tokens.kind() == DataKind::documents, path, ": ",
               kDataKinds[static_cast<int>(files.back().tokens.kind())],
-              ", whose loss says little; train --objective dpo or grpo evaluates those it holds out");
+              ", which eval does not measure; train --objective dpo or grpo evaluates held-out ones");
     }
     choose_length(files);
     measure(files);
-    require(total.count > 0, data[0], ": nothing to count; no document has a token to be predicted");
+    require(total.count > 0, data[0], ": no targets; no document has a token in the loss");
     print(files);
   }
 
-  // A file of tokens as it is; of other data what it makes, in a file without a name.
+  // A token file as it is; other data through a temporary token file.
   TokenFile read_tokens(const fs::path& path) const {
     if (path.extension() == ".safetensors") return TokenFile(path);
     const fs::path made = fs::temp_directory_path() / ("streambp-" + std::to_string(std::random_device()()));
@@ -109,7 +109,7 @@ class EvalCommand : public Command {
             " positions that the model has learned");
     Index wanted = length;
     if (length == 0) {
-      wanted = 2048;  // so that short documents share a stream
+      wanted = 2048;  // short documents share a stream
       for (const File& file : files) wanted = std::max(wanted, file.tokens.longest());
       wanted = std::min(wanted, limit);
     }
@@ -141,7 +141,7 @@ class EvalCommand : public Command {
       if (batch.targets[t] < 0) continue;
       const double loss = -logp[t];
       require(std::isfinite(loss), file.path, ": the loss of token ", batch.targets[t], " at position ",
-              batch.positions[t] + 1, " is ", loss, "; are the weights damaged, or too large for this --dtype?");
+              batch.positions[t] + 1, " is ", loss, "; are the weights damaged, or out of range for this --dtype?");
       std::size_t bucket = 0;
       for (Index end = kFirstBucket; batch.positions[t] >= end; end *= 2) ++bucket;
       if (bucket >= buckets.size()) buckets.resize(bucket + 1);

@@ -1,4 +1,4 @@
-// streambp examples: data to try things out with.
+// streambp examples: data to try training with.
 #include "commands/command.cuh"
 #include "commands/option_table.cuh"
 #include "data/documents/examples.cuh"

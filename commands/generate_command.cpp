@@ -1,4 +1,4 @@
-// streambp generate: text from a model, for prompts or in conversation.
+// streambp generate: completions of prompts, or a chat.
 #include <iostream>
 #include <optional>
 
@@ -69,7 +69,7 @@ class GenerateCommand : public Command {
     model = model_directory(model);
     config = read_config(model);
     require(fs::exists(fs::path(model) / "tokenizer.json"), model,
-            ": holds no tokenizer.json, so its text cannot be read or written; put the model's own there");
+            ": has no tokenizer.json, so text cannot become tokens; copy the model's tokenizer.json there");
     settle_sampling();
     prompter.emplace(model, layout, system);
     const bool converses = prompts.empty() && prompt_file.empty() && isatty(STDIN_FILENO);
@@ -79,13 +79,13 @@ class GenerateCommand : public Command {
     step = device.settings(config, 1);
     chunk = default_chunk(step.tile);
     if (converses) {
-      require(json_file.empty() && samples == 1, "--json and --samples go with prompts, not with a conversation");
+      require(json_file.empty() && samples == 1, "--json and --samples need prompts; a chat has none");
       return converse();
     }
     answer(gather_prompts());
   }
 
-  // --- What is asked for ---
+  // --- Sampling and prompts ---
 
   void settle_sampling() {
     const GenerationDefaults defaults = read_generation_defaults(model);
@@ -114,7 +114,7 @@ class GenerateCommand : public Command {
           fail(lines.where(), error.what());
         }
       }
-      require(!all.empty(), prompt_file, ": holds no prompt; write one a line");
+      require(!all.empty(), prompt_file, ": has no prompts; write one per line");
     }
     if (all.empty()) {
       const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
@@ -123,13 +123,13 @@ class GenerateCommand : public Command {
     return all;
   }
 
-  // How long a text can get.
+  // The longest sequence.
   Index limit() const { return config.max_length > 0 ? config.max_length : kLongestStream; }
 
   void check(const Tokens& tokens, const std::string& where) const {
-    require(!tokens.empty(), where, ": is empty, and the model has no token that begins a text; give it a word or two");
+    require(!tokens.empty(), where, ": is empty, and the model has no BOS token; write a word or two");
     require(static_cast<Index>(tokens.size()) <= limit(), where, ": has ", tokens.size(),
-            " tokens, and the model reads ", limit(), " at most; shorten it");
+            " tokens, more than the model's context of ", limit(), "; shorten it");
     for (std::int32_t token : tokens) {
       require(0 <= token && token < config.vocab, where, ": token ", token, " (\"",
               prompter->tokenizer.decode({&token, 1}), "\") is outside the model's vocabulary of ", config.vocab,
@@ -137,7 +137,7 @@ class GenerateCommand : public Command {
     }
   }
 
-  // --- Prompts ---
+  // --- Completions ---
 
   void answer(const std::vector<Prompt>& asked) {
     std::vector<Tokens> tokens;
@@ -173,15 +173,15 @@ class GenerateCommand : public Command {
 
   std::size_t memory(Index slots, Index room) const { return plan_generation(step, {slots, room, chunk}); }
 
-  // As many texts at once as there is room for.
+  // As many sequences side by side as fit into memory.
   Index fitting_slots(Index texts, Index room) const {
-    constexpr Index most = 16;  // of more rows a step gains little on a CPU
+    constexpr Index most = 16;  // a CPU gains little from more
     const std::size_t free = free_memory(step.device);
     auto fits = [&](Index slots, Index room) { return memory(slots, room) <= free; };
     const Index slots = largest(std::min(texts, most), [&](Index n) { return fits(n, room); });
     if (slots > 0) return slots;
     const Index longest = largest(room, [&](Index n) { return fits(1, n); });
-    const std::string needs = format("a text of %ld tokens needs %s, and %s are free", room,
+    const std::string needs = format("a sequence of %ld tokens needs %s, and %s are free", room,
                                      human_bytes(memory(1, room)).c_str(), human_bytes(free).c_str());
     require(longest > 0, needs, "; use a smaller model, or on a GPU --dtype bf16");
     fail(needs, ": there is room for ", longest, " tokens; give a shorter prompt or --length");
@@ -217,18 +217,19 @@ class GenerateCommand : public Command {
     write_file_atomically(json_file, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   }
 
-  // --- Conversation ---
+  // --- Chat ---
 
   void converse() {
-    constexpr Index least = 64, most = 32768;  // of a conversation
+    constexpr Index least = 64, most = 32768;  // tokens of context
     const std::size_t free = free_memory(step.device);
     const Index wanted = config.max_length > 0 ? std::min(config.max_length, most) : most;
     const Index room = largest(wanted, [&](Index n) { return memory(1, n) <= free; });
-    if (room < std::min(least, wanted)) fitting_slots(1, std::min(least, wanted));  // tells what is missing
+    if (room < std::min(least, wanted)) fitting_slots(1, std::min(least, wanted));  // reports the shortage
     with_generator(1, room, [&](TextGenerator& generator) {
-      std::printf("%s%s, context of %ld tokens. /reset begins anew, /quit or Ctrl-D ends.\n", model.c_str(),
+      std::printf("%s%s, context of %ld tokens. /reset starts a new conversation, /quit or Ctrl-D ends.\n",
+                  model.c_str(),
                   prompter->chat ? (", chat layout " + prompter->chat->name()).c_str()
-                                 : ": no chat template, so each line is continued",
+                                 : ": no chat template, so each line is a prompt",
                   room);
       std::vector<Message> messages;
       for (std::string line; show("\n> ", raw), std::getline(std::cin, line);) {
@@ -247,7 +248,7 @@ class GenerateCommand : public Command {
     });
   }
 
-  // The model's answer to the last message, or nothing if it cannot be asked.
+  // The model's answer to the last message; nothing if the message is unusable.
   std::optional<std::string> turn(TextGenerator& generator, const std::vector<Message>& messages) {
     Tokens tokens;
     try {
@@ -258,7 +259,8 @@ class GenerateCommand : public Command {
       return {};
     }
     if (static_cast<Index>(tokens.size()) > generator.room()) {
-      std::printf("[%zu tokens do not fit the context of %ld; /reset begins anew]\n", tokens.size(), generator.room());
+      std::printf("[%zu tokens exceed the context of %ld; /reset starts a new conversation]\n", tokens.size(),
+                  generator.room());
       return {};
     }
     GrowingText text(prompter->tokenizer, raw, prompter->chat ? Tokens() : tokens);
@@ -278,7 +280,7 @@ class GenerateCommand : public Command {
 
   struct Stopwatch {
     Clock::time_point start = Clock::now(), first, end;
-    Index tokens = 0, first_step = 0, steps = 0;  // steps after the first drawn token
+    Index tokens = 0, first_step = 0, steps = 0;  // steps after the first sampled token
     void drawn(Index step) {
       if (tokens++ == 0) first = Clock::now(), first_step = step;
     }
@@ -306,7 +308,7 @@ class GenerateCommand : public Command {
     std::fprintf(stderr, "%s]\n", line.c_str());
   }
 
-  // Weights that a step reads: all, but of embeddings that are no head only a few rows.
+  // Bytes of weights that a step reads: all but embeddings that are not the head, of which it reads a few rows.
   double bytes_of_step() const {
     Index numbers = parameter_count(config);
     if (!config.tied) numbers -= config.vocab * config.hidden;

@@ -1,4 +1,4 @@
-// streambp plan: what a training step needs, without doing it.
+// streambp plan: memory and work of a training step, without doing it.
 #include "commands/command.cuh"
 #include "commands/model_options.cuh"
 #include "commands/objective_options.cuh"
@@ -69,7 +69,7 @@ class PlanCommand : public Command {
     settings.config = model.config(std::max<Index>(length, 1024));
     settings.dtype = dtype == "bf16" ? DType::bf16 : dtype == "f64" ? DType::f64 : DType::f32;
     settings.wide_gradient = gradient == "f32";
-    settings.tile = settings.dtype == DType::bf16 ? kGpuTile : kTile;  // bfloat16 is the GPU's
+    settings.tile = settings.dtype == DType::bf16 ? kGpuTile : kTile;  // bfloat16 runs on GPUs
     if (chunk == 0) chunk = default_chunk(settings.tile);
     check_chunk(chunk, settings.tile);
     settings.optimizer = optimizer_named(optimizer);
@@ -98,7 +98,7 @@ class PlanCommand : public Command {
     if (!json_file.empty()) write_file_atomically(json_file, result.dump(2) + "\n");
   }
 
-  // The work depends on how many documents share the stream; the memory does not.
+  // Work depends on the number of documents in the stream; memory does not.
   Usage usage_in(Mode mode, Index rows) const {
     StepSettings s = settings;
     s.documents = documents;

@@ -1,4 +1,4 @@
-// streambp tokenize: data as the tokens that a model is trained on, ahead of training and to look at.
+// streambp tokenize: data as tokens, ahead of training or to inspect.
 #include <omp.h>
 #include "commands/command.cuh"
 #include "commands/display.cuh"
@@ -40,7 +40,7 @@ class TokenizeCommand : public Command {
  private:
   void run() {
     require(std::filesystem::path(out).extension() == ".safetensors", "--out ", out,
-            ": a token file is a safetensors file; name it so");
+            ": a token file is a safetensors file; name it .safetensors");
     data_options.learn_all = learn == "all";
     model = model_directory(model);
     const auto start = std::chrono::steady_clock::now();
@@ -49,13 +49,12 @@ class TokenizeCommand : public Command {
 
     const TokenFile file(out);
     const Tokenizer tokenizer{std::filesystem::path(model)};
-    file.require_vocabulary(file.groups() ? INT32_MAX
-                                          : tokenizer.size());  // a model may sample tokens that have no text
+    file.require_vocabulary(file.groups() ? INT32_MAX : tokenizer.size());  // sampled tokens may have no text
     const Index units = file.documents() / file.together();
     for (Index i = 0; i < std::min(shown, units) * file.together(); ++i) print(tokenizer, file, i);
     const auto tokens = static_cast<double>(file.token_count()), learned = static_cast<double>(file.learned_count());
     const char* unit = kDataUnits[static_cast<int>(file.kind())];
-    std::printf("%s: %ld %ss, %ld tokens, %ld of them learned (%.1f%%), the longest %s %ld tokens\n", out.c_str(),
+    std::printf("%s: %ld %ss, %ld tokens, %ld of them in the loss (%.1f%%), the longest %s %ld tokens\n", out.c_str(),
                 units, unit, file.token_count(), file.learned_count(), 100 * learned / tokens, unit,
                 file.longest_together());
     std::printf("%s tokens/s on %d threads\n", human_count(tokens / seconds).c_str(), omp_get_max_threads());
@@ -66,7 +65,7 @@ class TokenizeCommand : public Command {
     }
   }
 
-  // What is learned stands on a bright ground on a terminal, and between ⟦ ⟧ elsewhere.
+  // Tokens in the loss are highlighted on a terminal, and between ⟦ ⟧ elsewhere.
   static void print(const Tokenizer& tokenizer, const TokenFile& file, Index i) {
     const bool terminal = isatty(STDOUT_FILENO);
     const auto tokens = file.tokens(i);

@@ -31,7 +31,7 @@ TEST_F(TokenizeCommandTest, ShowsTheTokensUnderTheLoss) {
   const TokenFile file(path("out.safetensors"));
   EXPECT_EQ(file.documents(), 2);
   EXPECT_TRUE(contains(outcome.output, std::to_string(file.token_count()) + " tokens, " +
-                                           std::to_string(file.learned_count()) + " of them learned"));
+                                           std::to_string(file.learned_count()) + " of them in the loss"));
 }
 
 TEST_F(TokenizeCommandTest, ReadsSeveralFilesAndItsOwnOutput) {

@@ -11,7 +11,7 @@
 
 namespace streambp {
 
-// Numbers in -1 .. 1, for measuring: with zeros a processor can be faster than it is.
+// Random numbers in -1 .. 1. With zeros a processor can be faster than on real data.
 template <class Device, class T>
 Matrix<T> noise(Device& dev, Index rows, Index cols, std::uint64_t seed) {
   const auto m = dev.template allocate<T>(rows, cols, Kind::chunk);
@@ -25,7 +25,7 @@ Matrix<T> noise(Device& dev, Index rows, Index cols, std::uint64_t seed) {
   return m;
 }
 
-// Rates, in FLOP/s, of a few products of n x n matrices; on a CPU also by the library's own threads.
+// Sorted rates, in FLOP/s, of a few products of n x n matrices; on a CPU also with the library's own threads.
 template <class Device, class T>
 std::vector<double> matmul_rates(Device& dev, Index n, int repeat) {
   auto scope = dev.scope();
@@ -50,8 +50,8 @@ std::vector<double> matmul_rates(Device& dev, Index n, int repeat) {
   return rates;
 }
 
-// The rate at which the machine multiplies large matrices: the best of a CPU, which others use as well; the median of a
-// GPU, in the largest of a few sizes that takes no more than milliseconds.
+// The machine's matmul rate: the best measurement on a CPU, which other processes share; the median on a GPU, for the
+// largest size that takes milliseconds.
 template <class Device, class T>
 double matmul_rate() {
   constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
@@ -64,8 +64,7 @@ double matmul_rate() {
   return matmul_rates<Device, T>(dev, n, 21)[10];
 }
 
-// Bytes read and written a second by a copy within the device's memory, of matrices larger than any cache; the best of a
-// few.
+// Bytes read and written per second by a copy within device memory, larger than any cache. The best of a few runs.
 template <class Device>
 double copy_rate() {
   constexpr Index n = Index{1} << 26;
@@ -85,7 +84,7 @@ double copy_rate() {
   return best;
 }
 
-// Bytes a second at which all of a large memory can be read; on a GPU those of a copy. The best of a few.
+// Bytes per second at which a large block of memory can be read; on a GPU, those of a copy. The best of a few runs.
 template <class Device>
 double read_rate() {
   if constexpr (std::is_same_v<Device, Cpu>) {
@@ -98,7 +97,7 @@ double read_rate() {
       const auto start = std::chrono::steady_clock::now();
 #pragma omp parallel for reduction(+ : sum)
       for (Index row = 0; row < m.rows; ++row) {
-        float sums[streams][lanes] = {};  // a processor reads several places at once faster than one after the other
+        float sums[streams][lanes] = {};  // several read streams are faster than one
         for (Index j = 0; j < block / streams; j += lanes) {
           for (Index stream = 0; stream < streams; ++stream) {
             const float* from = m.row(row) + stream * (block / streams) + j;

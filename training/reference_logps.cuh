@@ -1,8 +1,8 @@
-// What the model that training starts from gives the target of every token, as log-probabilities: computed by one forward
-// pass before training begins, kept in a file beside the data, and found again by a key of model and data. So training
-// holds one model, not two.
+// Reference log-probs: what the reference model gives the target of every token. They are computed once, by one forward
+// pass before training, and cached in a file beside the data under a key of model and data. So training holds one model,
+// not two.
 //
-//   "logp"   F32 [N]   of each token of the token file: of the token that follows it; 0 where that is not learned
+//   "logp"   F32 [N]   for each token of the token file, the log-prob of the next token; 0 where that has no loss
 #pragma once
 
 #include "data/documents/packing.cuh"
@@ -10,7 +10,7 @@
 
 namespace streambp {
 
-// Tells the weights of model directories apart.
+// Identifies the weights of a model directory.
 inline Json model_key(const std::filesystem::path& model) {
   std::vector<std::filesystem::path> parts;
   for (const auto& entry : std::filesystem::directory_iterator(model)) {
@@ -23,7 +23,7 @@ inline Json model_key(const std::filesystem::path& model) {
   return key;
 }
 
-// What the numbers depend on. `longest`: documents are read up to here, as they are in training.
+// Identifies reference log-probs. `longest`: documents are truncated to this length, as in training.
 inline std::string reference_key(const TokenFile& file, const std::filesystem::path& model, const std::string& dtype,
                                  Index longest) {
   const Json key = {{"version", 1},
@@ -36,7 +36,7 @@ inline std::string reference_key(const TokenFile& file, const std::filesystem::p
 
 inline std::string reference_name(const std::string& key) { return named_by_hash("reference", key); }
 
-// From the first of these places that has it.
+// Reads the cache from the first of these places that has it.
 inline std::optional<std::vector<float>> find_reference(const std::vector<std::filesystem::path>& places,
                                                         const std::string& key, const TokenFile& data) {
   for (const auto& place : places) {
@@ -48,13 +48,13 @@ inline std::optional<std::vector<float>> find_reference(const std::vector<std::f
       std::vector<float> logp(static_cast<std::size_t>(data.token_count()));
       read(file.at("logp"), logp.data());
       return logp;
-    } catch (const Error&) {  // damaged; it is made again
+    } catch (const Error&) {  // damaged: computed again
     }
   }
   return {};
 }
 
-// Into the first of these places that can be written to.
+// Writes the cache to the first of these places that is writable.
 inline void save_reference(const std::vector<std::filesystem::path>& places, const std::string& key,
                            const std::vector<float>& logp) {
   for (std::size_t i = 0; i < places.size(); ++i) {
@@ -69,7 +69,7 @@ inline void save_reference(const std::vector<std::filesystem::path>& places, con
   }
 }
 
-// logp_of(batch) gives the log-probabilities of a batch of at most `rows` tokens; done(part) hears how far it is.
+// logp_of(batch) returns the log-probs of a batch of at most `rows` tokens; done(fraction) reports progress.
 template <class LogpOf, class Done>
 std::vector<float> compute_reference(const TokenFile& file, Index longest, Index rows, LogpOf&& logp_of, Done&& done) {
   require(longest <= rows, "documents of ", longest, " tokens do not fit a stream of ", rows);
