@@ -9,7 +9,7 @@
 namespace streambp {
 namespace {
 
-constexpr const char* kDescription =
+constexpr const char* kEvalDescription =
     "Measure a model's loss and perplexity on documents.\n\n"
     "  streambp eval --model qwen3-0.6b/ --data held-out.jsonl books.txt\n\n"
     "Documents longer than --length are read in pieces that do not see each other: their loss is not that of one\n"
@@ -19,7 +19,7 @@ constexpr const char* kDescription =
 
 class EvalCommand : public Command {
  public:
-  explicit EvalCommand(CLI::App& app) : options(app, "eval", kDescription, [this] { run(); }) {
+  explicit EvalCommand(CLI::App& app) : options(app, "eval", kEvalDescription, [this] { run(); }) {
     options.add("--model", {&model, "A model directory, or that of a run"});
     options.add("--data", {&data, "One or more data files"});
     options.require("--model"), options.require("--data");
