@@ -8,7 +8,7 @@
 namespace streambp {
 namespace {
 
-constexpr const char* kDescription =
+constexpr const char* kBenchDescription =
     "Measure the speed of a training step in the three modes.\n\n"
     "Runs forward, backward and the optimizer on random tokens, mode after mode, and prints the median of several "
     "runs.\n"
@@ -20,7 +20,7 @@ constexpr const char* kDescription =
 
 class BenchCommand : public Command {
  public:
-  explicit BenchCommand(CLI::App& app) : options(app, "bench", kDescription, [this] { run(); }) {
+  explicit BenchCommand(CLI::App& app) : options(app, "bench", kBenchDescription, [this] { run(); }) {
     model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
     device.add_to(options, {"auto", "f32", "bf16"}, {"none", "adamw", "adamw-bf16"});
     options.section("Measurement");

@@ -9,7 +9,7 @@
 namespace streambp {
 namespace {
 
-constexpr const char* kDescription =
+constexpr const char* kEvalDescription =
     "Measure a model's loss and perplexity on documents.\n\n"
     "  streambp eval --model qwen3-0.6b/ --data held-out.jsonl books.txt\n\n"
     "Documents longer than --length are read in pieces that do not see each other: their loss is not that of one\n"
@@ -19,17 +19,15 @@ constexpr const char* kDescription =
 
 class EvalCommand : public Command {
  public:
-  explicit EvalCommand(CLI::App& app) : options(app, "eval", kDescription, [this] { run(); }) {
+  explicit EvalCommand(CLI::App& app) : options(app, "eval", kEvalDescription, [this] { run(); }) {
     options.add("--model", {&model, "A model directory, or that of a run"});
     options.add("--data", {&data, "One or more data files"});
     options.require("--model"), options.require("--data");
     options.add("--chat",
                 {&data_options.chat, "Chat layout, instead of that of the model's template: " + Chat::names()});
     options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines"});
-    options.add(
-        "--length",
-        {&length, "Maximum tokens of a stream, and so of a piece of a document (default: chosen by model and memory)",
-         checks::between(2, kLongestStream), Lasts::no, "none"});
+    options.add("--length", {&length, "Maximum tokens of a stream (default: chosen by model and memory)",
+                             checks::between(2, kLongestStream), Lasts::no, "none"});
     options.add("--json",
                 {&json_file, "Write the figures to this JSON file, too", checks::writable_file(), Lasts::no, "none"});
     device.add_to(options, {"auto", "f32", "bf16"}, {});

@@ -7,7 +7,7 @@
 namespace streambp {
 namespace {
 
-constexpr const char* kDescription =
+constexpr const char* kExamplesDescription =
     "Write example data, to see its format and to try training with it.\n\n"
     "  streambp examples preferences --out preferences.jsonl   pairs of answers; the polite one is chosen\n"
     "  streambp examples answers --out answers.jsonl           such answers of both kinds, for SFT\n"
@@ -17,7 +17,7 @@ constexpr const char* kDescription =
 
 class ExamplesCommand : public Command {
  public:
-  explicit ExamplesCommand(CLI::App& app) : options(app, "examples", kDescription, [this] { run(); }) {
+  explicit ExamplesCommand(CLI::App& app) : options(app, "examples", kExamplesDescription, [this] { run(); }) {
     options.add("what", {&what, "preferences, answers, groups, arithmetic or stories",
                          checks::one_of({"preferences", "answers", "groups", "arithmetic", "stories"})});
     options.add("--count", {&count, "Number of examples", checks::between(1, 1 << 24)});

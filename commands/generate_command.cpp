@@ -12,7 +12,7 @@
 namespace streambp {
 namespace {
 
-constexpr const char* kDescription =
+constexpr const char* kGenerateDescription =
     "Continue prompts, or chat.\n\n"
     "  streambp generate --model qwen3-0.6b/                         a conversation\n"
     "  streambp generate --model gpt2/ --prompt \"Once upon a time\" --samples 3\n"
@@ -23,7 +23,7 @@ constexpr const char* kDescription =
 
 class GenerateCommand : public Command {
  public:
-  explicit GenerateCommand(CLI::App& app) : options(app, "generate", kDescription, [this] { run(); }) {
+  explicit GenerateCommand(CLI::App& app) : options(app, "generate", kGenerateDescription, [this] { run(); }) {
     options.add("--model", {&model, "A model directory, or that of a run"});
     options.require("--model");
     device.add_to(options, {"auto", "f32", "bf16"}, {});

@@ -10,7 +10,7 @@
 namespace streambp {
 namespace {
 
-constexpr const char* kDescription =
+constexpr const char* kPlanDescription =
     "Show the memory and work of a training step, without doing it.\n\n"
     "The real training step runs on a device that only counts, so the answer is exact: the size in bytes of the one\n"
     "block of memory that a run allocates. Three questions:\n\n"
@@ -23,7 +23,7 @@ constexpr const char* kDescription =
 
 class PlanCommand : public Command {
  public:
-  explicit PlanCommand(CLI::App& app) : options(app, "plan", kDescription, [this] { run(); }) {
+  explicit PlanCommand(CLI::App& app) : options(app, "plan", kPlanDescription, [this] { run(); }) {
     model.add_to(options, "model", ModelOptions::Vocabulary::an_option);
     options.section("Step");
     options.add("--length",

@@ -13,7 +13,7 @@ namespace streambp {
 
 namespace {
 
-constexpr const char* kDescription =
+constexpr const char* kProgramDescription =
     "streambp: exact backpropagation of long sequences in little memory.\n\n"
     "  streambp train           train a model (without options: a small one, in about a minute)\n"
     "  streambp verify          prove that the gradient is the full-memory gradient, bit for bit\n"
@@ -61,7 +61,7 @@ int parse(CLI::App& app, int argc, char** argv) {
 }  // namespace
 
 int run_program(int argc, char** argv) {
-  CLI::App app{kDescription};
+  CLI::App app{kProgramDescription};
   app.require_subcommand(1);
   app.get_formatter()->column_width(28);
   app.set_version_flag("--version", version);

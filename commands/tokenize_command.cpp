@@ -10,7 +10,7 @@
 namespace streambp {
 namespace {
 
-constexpr const char* kDescription =
+constexpr const char* kTokenizeDescription =
     "Turn data into the tokens that a model is trained on.\n\n"
     "  streambp tokenize --model qwen3-0.6b/ --data chats.jsonl --out chats.safetensors --show 3\n\n"
     "Data files: .jsonl with one object a line,\n"
@@ -24,7 +24,7 @@ constexpr const char* kDescription =
 
 class TokenizeCommand : public Command {
  public:
-  explicit TokenizeCommand(CLI::App& app) : options(app, "tokenize", kDescription, [this] { run(); }) {
+  explicit TokenizeCommand(CLI::App& app) : options(app, "tokenize", kTokenizeDescription, [this] { run(); }) {
     options.add("--model", {&model, "The model's directory, with its tokenizer.json"});
     options.add("--data", {&data, "One or more data files"});
     options.add("--out", {&out, "The token file to write (.safetensors)"});

@@ -4,7 +4,7 @@ namespace streambp {
 
 namespace {
 
-constexpr const char* kDescription =
+constexpr const char* kTrainDescription =
     "Train a language model with exact gradients in little memory: fine-tune a model, or train one from scratch.\n\n"
     "Fine-tuning takes a model directory in Hugging Face's layout and a file of conversations:\n\n"
     "  streambp train --model Qwen3-0.6B --data chats.jsonl --out tuned\n\n"
@@ -23,7 +23,7 @@ Row whole(Index& value, const char* help, double least, double most, Lasts lasts
 }  // namespace
 
 TrainOptions::TrainOptions(CLI::App& program, std::function<void()> run)
-    : table(program, "train", kDescription, std::move(run)) {
+    : table(program, "train", kTrainDescription, std::move(run)) {
   model.add_to(table, "", ModelOptions::Vocabulary::fixed, Lasts::fixed);
   table.add(
       "--model",

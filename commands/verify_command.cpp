@@ -19,7 +19,7 @@ constexpr double kExact = 1e-10;
 
 double rounding_limit(DType dtype) { return dtype == DType::f64 ? kExact : dtype == DType::f32 ? 1e-3 : 0.3; }
 
-constexpr const char* kDescription =
+constexpr const char* kVerifyDescription =
     "Prove that StreamBP's gradient is the full-memory gradient.\n\n"
     "Computes the gradient of a batch in full, checkpoint and stream mode. Every parameter must have the same bits in\n"
     "all modes. With --oracle, the float64 gradient must agree with an independent double-precision implementation to\n"
@@ -31,7 +31,7 @@ constexpr const char* kDescription =
 
 class VerifyCommand : public Command {
  public:
-  explicit VerifyCommand(CLI::App& app) : options_(app, "verify", kDescription, [this] { run(); }) {
+  explicit VerifyCommand(CLI::App& app) : options_(app, "verify", kVerifyDescription, [this] { run(); }) {
     input_.add_to(options_);
     device_.add_to(options_, {"auto", "f32", "f64", "bf16"}, {});
     options_.add("--chunk",
