@@ -14,7 +14,7 @@ namespace streambp {
 // Random numbers in -1 .. 1. With zeros a processor can be faster than on real data.
 template <class Device, class T>
 Matrix<T> noise(Device& dev, Index rows, Index cols, std::uint64_t seed) {
-  const auto m = dev.template allocate<T>(rows, cols, Kind::chunk);
+  const auto m = allocate<T>(dev, rows, cols, Kind::chunk);
   std::vector<T> values(static_cast<std::size_t>(m.size()));
   const Random random(seed);
 #pragma omp parallel for
@@ -69,8 +69,7 @@ template <class Device>
 double copy_rate() {
   constexpr Index n = Index{1} << 26;
   Device dev(2 * n * sizeof(float));
-  const auto from = dev.template allocate<float>(1, n, Kind::chunk),
-             to = dev.template allocate<float>(1, n, Kind::chunk);
+  const auto from = allocate<float>(dev, 1, n, Kind::chunk), to = allocate<float>(dev, 1, n, Kind::chunk);
   zero(dev, from);
   double best = 0;
   for (int i = 0; i < 6; ++i) {
@@ -90,7 +89,7 @@ double read_rate() {
   if constexpr (std::is_same_v<Device, Cpu>) {
     constexpr Index n = Index{1} << 27, block = Index{1} << 16, streams = 8, lanes = 16;
     Cpu dev(n * sizeof(float));
-    const auto m = dev.allocate<float>(n / block, block, Kind::chunk);
+    const auto m = allocate<float>(dev, n / block, block, Kind::chunk);
     for (Index i = 0; i < m.size(); ++i) m.data[i] = 1;
     double best = 0, sum = 0;
     for (int i = 0; i < 6; ++i) {

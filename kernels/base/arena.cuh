@@ -10,12 +10,12 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "kernels/base/error.cuh"
+#include "kernels/base/host_memory.cuh"
 
 namespace streambp {
 
@@ -28,23 +28,13 @@ using Bytes = std::array<std::size_t, static_cast<int>(Kind::count)>;
 
 enum class End { bottom, top };
 
-// Memory that a new program can use without swapping.
-inline std::size_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  std::size_t kib = 0;
-  for (std::string word; file >> word;) {
-    if (word == "MemAvailable:" && file >> kib) return kib << 10;
-  }
-  return std::size_t{1} << 62;
-}
-
 // A block of host memory. The system provides its pages on first write.
 class HostBlock {
  public:
   explicit HostBlock(std::size_t bytes) : bytes(bytes) {
     if (bytes == 0) return;
-    require(bytes <= available_memory(), "this run needs ", bytes >> 20, " MiB and the machine has ",
-            available_memory() >> 20, " MiB free; use a smaller --chunk, --length or model");
+    require(bytes <= available_memory(), "this run needs ", bytes >> 20, " MiB and only ", available_memory() >> 20,
+            " MiB are free; use a smaller --chunk, --length or model");
     void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     require(block != MAP_FAILED, "cannot reserve ", bytes, " bytes of memory: ", std::strerror(errno));
     madvise(block, bytes, MADV_HUGEPAGE);

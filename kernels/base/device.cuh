@@ -35,11 +35,6 @@ class DeviceBase {
   Arena arena;
   const Index tile;  // rows over which weight gradients are summed at a time; chunks are multiples of it
 
-  template <class T>
-  Matrix<T> allocate(Index rows, Index cols, Kind kind, End end = End::bottom) {
-    return {static_cast<T*>(arena.allocate(static_cast<std::size_t>(rows * cols) * sizeof(T), kind, end)), rows, cols};
-  }
-
   // Releases what was allocated at the bottom of the arena since this call, at the end of the returned object's scope.
   auto scope() {
     struct Scope {
@@ -78,7 +73,8 @@ class DeviceBase {
 // A matrix in the device's memory; its contents are undefined.
 template <class T>
 Matrix<T> allocate(DeviceBase& dev, Index rows, Index cols, Kind kind, End end = End::bottom) {
-  return dev.allocate<T>(rows, cols, kind, end);
+  const auto bytes = static_cast<std::size_t>(rows * cols) * sizeof(T);
+  return {static_cast<T*>(dev.arena.allocate(bytes, kind, end)), rows, cols};
 }
 
 // The same with rows that start at multiples of 128 bytes, whatever their width. Tensor cores want rows that start at
