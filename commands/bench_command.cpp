@@ -87,6 +87,7 @@ class BenchCommand : public Command {
     const std::size_t capacity = std::max_element(candidates.begin(), candidates.end(), by_peak)->peak;
     std::vector<double> rates = {matmul_rate(settings.device, settings.dtype)};
     if (profile) bandwidth = copy_rate(settings.device);
+    if (gpu && profile) products = time_products(settings, std::min(length, stream_chunks.front()));
     const std::size_t free_before = free_memory(settings.device);
     const auto engine = make_engine(settings, length, capacity);
     engine->initialise(1);
@@ -182,6 +183,7 @@ class BenchCommand : public Command {
     for (const Candidate& c : candidates) {
       if (profile) print_profile(c);
     }
+    if (!products.empty()) print_products(json);
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
   }
 
@@ -203,13 +205,31 @@ class BenchCommand : public Command {
     table.print();
   }
 
+  // Our algorithms may not split sums. What that costs shows beside the library's free choice.
+  void print_products(Json& json) const {
+    std::printf("\nMatrix products by cuBLASLt, beside its free choice of algorithm with 32 MiB of workspace:\n");
+    TextTable table({"product", "GFLOP/s", "waves", "free choice", "waves", "ratio"});
+    for (const ProductTiming& p : products) {
+      table.add({p.name, format("%.1f", p.ours.rate / 1e9), format("%.2f", p.ours.waves),
+                 format("%.1f", p.free_choice.rate / 1e9), format("%.2f", p.free_choice.waves),
+                 format("%.2f", p.ours.rate / p.free_choice.rate)});
+      json["products"].push_back({{"product", p.name},
+                                  {"rate", p.ours.rate},
+                                  {"waves", p.ours.waves},
+                                  {"free_rate", p.free_choice.rate},
+                                  {"free_waves", p.free_choice.waves}});
+    }
+    table.print();
+  }
+
   OptionTable options;
   ModelOptions model;
   DeviceOptions device;
   StepSettings settings;
   bool gpu = false;
-  double rate = 0, bandwidth = 0;   // of matmul and of copies
-  std::size_t driver_overhead = 0;  // beyond the planned memory: kernels and libraries
+  double rate = 0, bandwidth = 0;       // of matmul and of copies
+  std::vector<ProductTiming> products;  // on a GPU
+  std::size_t driver_overhead = 0;      // beyond the planned memory: kernels and libraries
   Index length = 1024, repeat = 5;
   std::vector<Index> stream_chunks;
   std::vector<std::string> modes;

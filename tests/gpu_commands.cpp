@@ -86,6 +86,7 @@ TEST_F(GpuCommands, BenchMeasuresAndProfiles) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
     EXPECT_EQ(json("bench.json")["runs"].size(), 3u);
     EXPECT_TRUE(contains(outcome.output, "attention backward")) << outcome.output;
+    EXPECT_EQ(json("bench.json")["products"][0]["product"].get<std::string>().find("forward: "), 0u) << outcome.output;
     if (sized(false, false, true)) break;
   }
 }

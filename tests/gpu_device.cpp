@@ -45,7 +45,7 @@ TEST_F(CudaDevice, ProductsAreTimedBesideTheFreeChoice) {
   const Config c = make_config("qwen3", 83, 24, 2, 2, 1, 16, 40, 0, true);
   const auto timings = cuda::time_products<BFloat16>(c, 300, kTile);
   ASSERT_EQ(timings.size(), 3 * cuda::linear_shapes(c).size());
-  for (const cuda::ProductTiming& t : timings) {
+  for (const ProductTiming& t : timings) {
     EXPECT_GT(t.ours.rate, 0) << t.name;
     EXPECT_GT(t.ours.waves, 0) << t.name;
     EXPECT_GT(t.free_choice.rate, 0) << t.name;

@@ -30,6 +30,10 @@ double matmul_rate(DeviceKind device, DType dtype) {
   return dtype == DType::bf16 ? gpu::bf16_matmul_rate() : gpu::f32_matmul_rate();
 }
 
+std::vector<ProductTiming> time_products(const StepSettings& s, Index rows) {
+  return (s.dtype == DType::bf16 ? gpu::time_bf16_products : gpu::time_f32_products)(s.config, rows, s.tile);
+}
+
 double copy_rate(DeviceKind device) { return device == DeviceKind::cuda ? gpu::copy_rate() : cpu_copy_rate(); }
 double read_rate(DeviceKind device) { return device == DeviceKind::cuda ? gpu::copy_rate() : cpu_read_rate(); }
 

@@ -12,6 +12,7 @@
 
 #include "data/files/model_directory.cuh"
 #include "model/generate.cuh"
+#include "training/product_timing.cuh"
 #include "training/settings.cuh"
 #include "training/trainer.cuh"
 
@@ -89,8 +90,10 @@ std::string why_no_gpu();
 // What a run may allocate.
 std::size_t free_memory(DeviceKind device);
 std::string device_name(DeviceKind device);
-// FLOP/s of large matrix products.
+// FLOP/s of large matrix products; on a GPU with the library's free choice of algorithm.
 double matmul_rate(DeviceKind device, DType dtype);
+// On a GPU: the speed of the model's matrix products for so many rows.
+std::vector<ProductTiming> time_products(const StepSettings& settings, Index rows);
 // Bytes read and written per second by a copy within the device's memory.
 double copy_rate(DeviceKind device);
 // Bytes per second at which a large memory can be read; on a GPU those of a copy.

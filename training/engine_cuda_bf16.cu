@@ -1,6 +1,6 @@
 #include "training/engine_instances.cuh"
 #include "training/engine_on.cuh"
-#include "training/microbenchmarks.cuh"
+#include "training/product_benchmark.cuh"
 #include "training/verify/product_check.cuh"
 
 namespace streambp::gpu {
@@ -13,6 +13,9 @@ std::unique_ptr<Engine> make_bf16_engine(const StepSettings& s, Index rows, std:
     fail("this engine computes in bfloat16");
   });
 }
-double bf16_matmul_rate() { return streambp::matmul_rate<Cuda, BFloat16>(); }
+double bf16_matmul_rate() { return cuda::time_large_product<BFloat16>().best(); }
+std::vector<ProductTiming> time_bf16_products(const Config& config, Index rows, Index tile) {
+  return cuda::time_products<BFloat16>(config, rows, tile);
+}
 
 }  // namespace streambp::gpu

@@ -1,6 +1,7 @@
 #include "training/engine_instances.cuh"
 #include "training/engine_on.cuh"
 #include "training/microbenchmarks.cuh"
+#include "training/product_benchmark.cuh"
 #include "training/verify/product_check.cuh"
 
 namespace streambp::gpu {
@@ -14,6 +15,9 @@ std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, std::
   cuda::check_products<float>(s.config, s.tile);
   return std::make_unique<EngineOn<Cuda, float, float, float>>(s, rows, capacity, s.tile);
 }
-double f32_matmul_rate() { return streambp::matmul_rate<Cuda, float>(); }
+double f32_matmul_rate() { return cuda::time_large_product<float>().best(); }
+std::vector<ProductTiming> time_f32_products(const Config& config, Index rows, Index tile) {
+  return cuda::time_products<float>(config, rows, tile);
+}
 
 }  // namespace streambp::gpu

@@ -21,6 +21,8 @@ std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, std::
 std::unique_ptr<Engine> make_bf16_engine(const StepSettings& s, Index rows, std::size_t capacity);
 double f32_matmul_rate();
 double bf16_matmul_rate();
+std::vector<ProductTiming> time_f32_products(const Config& config, Index rows, Index tile);
+std::vector<ProductTiming> time_bf16_products(const Config& config, Index rows, Index tile);
 }  // namespace gpu
 
 }  // namespace streambp

@@ -16,5 +16,7 @@ std::unique_ptr<Engine> make_f32_engine(const StepSettings&, Index, std::size_t)
 std::unique_ptr<Engine> make_bf16_engine(const StepSettings&, Index, std::size_t) { refuse(); }
 double f32_matmul_rate() { refuse(); }
 double bf16_matmul_rate() { refuse(); }
+std::vector<ProductTiming> time_f32_products(const Config&, Index, Index) { refuse(); }
+std::vector<ProductTiming> time_bf16_products(const Config&, Index, Index) { refuse(); }
 
 }  // namespace streambp::gpu

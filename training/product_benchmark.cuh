@@ -2,21 +2,13 @@
 // the chunk, and with the library's free choice and 32 MiB of workspace. The free choice is the honest yardstick.
 #pragma once
 
+#include "training/product_timing.cuh"
 #include "training/verify/product_check.cuh"
 
 #ifdef STREAMBP_CUDA
 #include <chrono>
 
 namespace streambp::cuda {
-
-struct ProductSpeed {
-  double rate = 0;   // FLOP/s
-  double waves = 0;  // of blocks on the GPU: just above a whole number, the last wave leaves most of it idle
-};
-struct ProductTiming {
-  std::string name;
-  ProductSpeed ours, free_choice;
-};
 
 class ProductBenchmark {
  public:
@@ -68,13 +60,13 @@ std::vector<ProductTiming> time_products(const Config& config, Index rows, Index
   std::vector<ProductTiming> timings;
   for (const LinearShape& s : linear_shapes(config)) {
     const auto size = static_cast<std::size_t>(s.inputs * s.outputs) * (sizeof(T) + sizeof(float)) +
-                      static_cast<std::size_t>(rows * (s.inputs + s.outputs)) * sizeof(T) + kFreeChoice.workspace +
-                      (std::size_t{1} << 16);
+                      static_cast<std::size_t>(rows * (s.inputs + aligned_width<T>(s.outputs))) * sizeof(T) +
+                      kFreeChoice.workspace + (std::size_t{1} << 16);
     if (size > free_memory()) continue;
     Cuda dev(size, tile);
     ProductBenchmark benchmark(dev);
     const Matrix<T> w = repeated_noise<T>(dev, s.outputs, s.inputs, 1), x = repeated_noise<T>(dev, rows, s.inputs, 2),
-                    y = repeated_noise<T>(dev, rows, s.outputs, 3);
+                    y = output_noise<T>(dev, s, rows, 3);
     const Matrix<float> dw = allocate<float>(dev, s.outputs, s.inputs, Kind::chunk);
     const Rows last = {(rows - 1) / tile * tile, rows};
     auto add = [&](const char* name, const Product& p) {

@@ -81,8 +81,12 @@ Matrix<T> allocate(DeviceBase& dev, Index rows, Index cols, Kind kind, End end =
 // multiples of 16 bytes, and logits as wide as GPT-2's vocabulary of 50257 would not: their rows are 50304 numbers apart
 // in bfloat16. No operation sees the numbers between its rows, so no bit of a result changes.
 template <class T>
+constexpr Index aligned_width(Index cols) {
+  return round_up(cols, 128 / static_cast<Index>(sizeof(T)));
+}
+template <class T>
 Matrix<T> allocate_aligned(DeviceBase& dev, Index rows, Index cols, Kind kind) {
-  return allocate<T>(dev, rows, round_up(cols, 128 / static_cast<Index>(sizeof(T))), kind).columns(0, cols);
+  return allocate<T>(dev, rows, aligned_width<T>(cols), kind).columns(0, cols);
 }
 
 // Accounts memory and work; computes nothing.

@@ -17,7 +17,9 @@ namespace streambp::cuda {
 // A linear layer, and in which ways the model uses it.
 struct LinearShape {
   Index inputs, outputs;
-  bool bias = false, residual = false, adds = false;  // adds: its backward pass adds to dx
+  bool bias = false, residual = false;
+  bool adds = false;    // its backward pass adds to dx
+  bool logits = false;  // its outputs are logits, in aligned rows
   auto operator<=>(const LinearShape&) const = default;
 };
 
@@ -28,7 +30,7 @@ inline std::vector<LinearShape> linear_shapes(const Config& c) {
                                         {.inputs = q, .outputs = c.hidden, .bias = c.output_bias, .residual = true},
                                         {.inputs = c.hidden, .outputs = c.mlp, .bias = c.mlp_bias, .adds = true},
                                         {.inputs = c.mlp, .outputs = c.hidden, .bias = c.mlp_bias, .residual = true},
-                                        {.inputs = c.hidden, .outputs = c.vocab}};
+                                        {.inputs = c.hidden, .outputs = c.vocab, .logits = true}};
   return {shapes.begin(), shapes.end()};
 }
 
@@ -51,6 +53,12 @@ Matrix<T> repeated_noise(Cuda& dev, Index rows, Index cols, std::uint64_t seed) 
 }
 
 template <class T>
+Matrix<T> output_noise(Cuda& dev, const LinearShape& s, Index rows, std::uint64_t seed) {
+  const Index width = s.logits ? aligned_width<T>(s.outputs) : s.outputs;
+  return repeated_noise<T>(dev, rows, width, seed).columns(0, s.outputs);
+}
+
+template <class T>
 bool equal_bits(Cuda& dev, Matrix<std::int32_t> flag, Matrix<const T> a, Matrix<const T> b) {
   using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
   std::int32_t differs = 0;
@@ -70,26 +78,27 @@ template <class T>
 class ProductCheck {
  public:
   ProductCheck(const LinearShape& shape, Index tile) : shape(shape), dev(bytes(shape, tile), tile) {
-    w = noise(shape.outputs, shape.inputs, 1);
-    bias = noise(1, shape.outputs, 2);
+    w = repeated_noise<T>(dev, shape.outputs, shape.inputs, 1);
+    bias = repeated_noise<T>(dev, 1, shape.outputs, 2);
     flag = allocate<std::int32_t>(dev, 1, 1, Kind::chunk);
   }
 
   static std::size_t bytes(const LinearShape& s, Index tile) {
+    const Index outputs = aligned_width<T>(s.outputs);
     const Index numbers =
-        s.inputs * s.outputs + s.outputs + 5 * tile * most(s.inputs, s.outputs) + 2 * tile * least(s.inputs, s.outputs);
+        (s.inputs + 1) * outputs + 5 * tile * most(s.inputs, outputs) + 2 * tile * least(s.inputs, outputs);
     return static_cast<std::size_t>(numbers) * sizeof(T) + (std::size_t{1} << 16);
   }
 
   // Throws an Error that names the product, if a row's bits depend on the rows around it.
   void run() {
     auto forward = [&](const void* bias, bool residual) {
-      check(shape.inputs, shape.outputs, [=, this](Matrix<T> y, Matrix<T> start, Matrix<T> x) {
+      check(&ProductCheck::input, &ProductCheck::output, [=, this](Matrix<T> y, Matrix<T> start, Matrix<T> x) {
         return Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias, start, residual, Along::result};
       });
     };
     auto backward = [&](bool add) {
-      check(shape.outputs, shape.inputs, [=, this](Matrix<T> dx, Matrix<T> start, Matrix<T> dy) {
+      check(&ProductCheck::output, &ProductCheck::input, [=, this](Matrix<T> dx, Matrix<T> start, Matrix<T> dy) {
         return Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, start, add, Along::result};
       });
     };
@@ -99,15 +108,16 @@ class ProductCheck {
   }
 
  private:
-  Matrix<T> noise(Index rows, Index cols, std::uint64_t seed) { return repeated_noise<T>(dev, rows, cols, seed); }
+  using MakeNoise = Matrix<T> (ProductCheck::*)(Index rows, std::uint64_t seed);
+  Matrix<T> input(Index rows, std::uint64_t seed) { return repeated_noise<T>(dev, rows, shape.inputs, seed); }
+  Matrix<T> output(Index rows, std::uint64_t seed) { return output_noise<T>(dev, shape, rows, seed); }
 
   // Computes product(result, start, operand) for a chunk of two tiles, and for parts of its second tile alone.
   template <class F>
-  void check(Index inputs, Index outputs, F&& product) {
+  void check(MakeNoise operand, MakeNoise result, F&& product) {
     auto scope = dev.scope();
-    const Matrix<T> x = noise(2 * dev.tile, inputs, 3), start = noise(2 * dev.tile, outputs, 4),
-                    chunk = allocate<T>(dev, 2 * dev.tile, outputs, Kind::chunk),
-                    alone = allocate<T>(dev, dev.tile, outputs, Kind::chunk);
+    const Matrix<T> x = (this->*operand)(2 * dev.tile, 3), start = (this->*result)(2 * dev.tile, 4),
+                    chunk = (this->*result)(2 * dev.tile, 5), alone = (this->*result)(dev.tile, 6);
     product(chunk, start, x).compute(dev);
     for (Index count : {dev.tile, kTile, kTile - 1}) {
       const Rows part = {dev.tile, dev.tile + count};

@@ -1,0 +1,20 @@
+// How fast a GPU computes one matrix product, with our algorithm and with the library's free choice.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace streambp {
+
+struct ProductSpeed {
+  double rate = 0;   // FLOP/s
+  double waves = 0;  // of blocks on the GPU: just above a whole number, the last wave leaves most of it idle
+};
+struct ProductTiming {
+  std::string name;
+  ProductSpeed ours, free_choice;
+  double best() const { return std::max(ours.rate, free_choice.rate); }
+};
+
+}  // namespace streambp
