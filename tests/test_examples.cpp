@@ -33,23 +33,23 @@ std::string phrase(const std::string& prompt, const std::string& completion) {
   return completion.substr(std::min(answer.size(), completion.size()));
 }
 
-TEST(Examples, PreferPoliteToRudeAnswersAndBothAreRight) {
+TEST(Examples, PreferPoliteToCurtAnswersAndBothAreRight) {
   for (std::uint64_t i = 0; i < kCount; ++i) {
     const Example example = parse_example(preference_example(3, i).dump());
     ASSERT_EQ(example.kind, Example::preference);
     const Example &chosen = example.sides[0], &rejected = example.sides[1];
     EXPECT_TRUE(among(storytelling::kPolite, phrase(chosen.prompt, chosen.written))) << chosen.written;
-    EXPECT_TRUE(among(storytelling::kRude, phrase(rejected.prompt, rejected.written))) << rejected.written;
+    EXPECT_TRUE(among(storytelling::kCurt, phrase(rejected.prompt, rejected.written))) << rejected.written;
   }
 }
 
-TEST(Examples, AnswersAreRightAndPoliteOrRude) {
+TEST(Examples, AnswersAreRightAndPoliteOrCurt) {
   std::uint64_t polite = 0;
   for (std::uint64_t i = 0; i < kCount; ++i) {
     const Example example = parse_example(answer_example(3, i).dump());
     ASSERT_EQ(example.kind, Example::completion);
     const std::string said = phrase(example.prompt, example.written);
-    EXPECT_NE(among(storytelling::kPolite, said), among(storytelling::kRude, said)) << said;
+    EXPECT_NE(among(storytelling::kPolite, said), among(storytelling::kCurt, said)) << said;
     polite += among(storytelling::kPolite, said);
   }
   EXPECT_NEAR(static_cast<double>(polite) / kCount, 0.5, 0.1);  // four standard deviations
@@ -62,7 +62,7 @@ TEST(Examples, RewardThePoliteAnswersOfAGroup) {
     ASSERT_EQ(example.sides.size(), 4u);
     for (std::size_t j = 0; j < 4; ++j) {
       const std::string said = phrase(example.sides[j].prompt, example.sides[j].written);
-      EXPECT_TRUE(among(example.rewards[j] == 1 ? storytelling::kPolite : storytelling::kRude, said)) << said;
+      EXPECT_TRUE(among(example.rewards[j] == 1 ? storytelling::kPolite : storytelling::kCurt, said)) << said;
     }
   }
 }

@@ -133,7 +133,7 @@ TEST_F(Preferring, ResumesBitForBitAndReusesTheReference) {
   fs::rename(model, path("gone"));  // what it gave the data is known
   expect_ok("train --resume --stop-after 5 --out " + path("stopped"));
   fs::remove(reference);
-  expect_refused("train --resume --out " + path("stopped"), "no model directory");
+  expect_refused("train --resume --out " + path("stopped"), "not a model directory");
   fs::rename(path("gone"), model);
   expect_ok("train --resume --out " + path("stopped"));
   for (const char* file : {"model.safetensors", "training/optimizer.safetensors"}) {
@@ -192,7 +192,7 @@ TEST_F(FineTuning, VerifiesTheGradientOfItsData) {
 
 TEST_F(FineTuning, RefusesWhatMakesNoRun) {
   const std::string out = " --out " + path("refused");
-  expect_refused("train --model " + path("nothing") + " --data x" + out, "is no model directory");
+  expect_refused("train --model " + path("nothing") + " --data x" + out, "is not a model directory");
   expect_refused("train --model " + model + out, "--data");
   expect_refused("train --model " + model + " --data " + path("nothing.jsonl") + out, "nothing.jsonl");
   expect_refused(train("--hidden 64" + out), "leave out the options of models from scratch");

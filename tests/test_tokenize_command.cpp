@@ -84,7 +84,7 @@ TEST_F(TokenizeCommandTest, CountsWhatItSkips) {
 TEST_F(TokenizeCommandTest, RefusesMisuse) {
   expect_refused("tokenize", "--model is required");
   expect_refused(arguments(path("chats.jsonl")), "has no chat template; name a layout with --chat");
-  expect_refused(arguments(path("chats.jsonl"), "--chat nonsense"), "there is no such layout; choose one of chatml");
+  expect_refused(arguments(path("chats.jsonl"), "--chat nonsense"), "no such layout; choose one of chatml");
   expect_refused(arguments(path("missing.jsonl")), "no such file");
   expect_refused(arguments(path("chats.jsonl"), "--learn nothing"), "--learn");
   expect_refused("tokenize --model " + path("model") + " --data " + path("chats.jsonl") + " --out x.json",
@@ -94,7 +94,7 @@ TEST_F(TokenizeCommandTest, RefusesMisuse) {
                  "cannot write");
   expect_refused(
       "tokenize --model " + path("nowhere") + " --data " + path("chats.jsonl") + " --out " + path("x.safetensors"),
-      "is no model directory");
+      "is not a model directory");
 }
 
 }  // namespace

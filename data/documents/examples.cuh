@@ -2,11 +2,11 @@
 // objectives without a download.
 //
 //   preferences   {"prompt", "chosen", "rejected"}     a question, and two answers that are both right; the polite one
-//                                                      is preferred to the rude one
-//   answers       {"prompt", "completion"}             other questions; half of the answers are polite, half rude: data
+//                                                      is preferred to the curt one
+//   answers       {"prompt", "completion"}             other questions; half of the answers are polite, half curt: data
 //                                                      for the reference model, which has no preference yet
 //   groups        {"prompt", "completions", "rewards"} other questions with four answers each; polite answers have a
-//                                                      reward of 1, rude ones of 0
+//                                                      reward of 1, curt ones of 0
 //   arithmetic    {"prompt", "completion", "answer"}   a two-digit sum with a carry; half of the completions forget the
 //                                                      carry
 #pragma once
@@ -21,7 +21,7 @@ namespace storytelling {
 
 inline const List kPolite = {"Thank you for asking!", "I am glad to help.", "It is kind of you to ask.",
                              "Please take good care of it.", "With pleasure!"};
-inline const List kRude = {"Do not ask again.", "Now go away.", "Why should I tell you?", "That is not your business.",
+inline const List kCurt = {"Do not ask again.", "Now go away.", "Why should I tell you?", "That is not your business.",
                            "Leave me alone!"};
 
 struct Question {
@@ -45,7 +45,7 @@ inline nlohmann::ordered_json preference_example(std::uint64_t seed, std::uint64
   using namespace storytelling;
   Dice dice(seed, number);
   const auto [prompt, answer] = question(dice);
-  return {{"prompt", prompt}, {"chosen", answer + dice.one(kPolite)}, {"rejected", answer + dice.one(kRude)}};
+  return {{"prompt", prompt}, {"chosen", answer + dice.one(kPolite)}, {"rejected", answer + dice.one(kCurt)}};
 }
 
 // ~seed: other questions than those of the preferences.
@@ -53,7 +53,7 @@ inline nlohmann::ordered_json answer_example(std::uint64_t seed, std::uint64_t n
   using namespace storytelling;
   Dice dice(~seed, number);
   const auto [prompt, answer] = question(dice);
-  return {{"prompt", prompt}, {"completion", answer + dice.one(dice.between(0, 1) ? kPolite : kRude)}};
+  return {{"prompt", prompt}, {"completion", answer + dice.one(dice.between(0, 1) ? kPolite : kCurt)}};
 }
 
 inline nlohmann::ordered_json group_example(std::uint64_t seed, std::uint64_t number) {
@@ -63,7 +63,7 @@ inline nlohmann::ordered_json group_example(std::uint64_t seed, std::uint64_t nu
   nlohmann::ordered_json line = {{"prompt", prompt}};
   for (std::size_t i = 0; i < 4; ++i) {
     const bool polite = dice.between(0, 1);
-    line["completions"].push_back(answer + dice.one(polite ? kPolite : kRude));
+    line["completions"].push_back(answer + dice.one(polite ? kPolite : kCurt));
     line["rewards"].push_back(polite ? 1 : 0);
   }
   return line;
