@@ -312,7 +312,7 @@ TEST_F(Encoding, StopsAtBadLinesOrCountsThem) {
   model("byte_level");
   const fs::path data =
       write("a.jsonl", "{\"text\": \"One\"}\n\n{\"text\": 3}\n{\"text\": \"Two\"}\n{\"text\": \"\xff\"}\n");
-  EXPECT_TRUE(contains(refusal({data}), "a.jsonl:3: \"text\" is not a text; mend it")) << refusal({data});
+  EXPECT_TRUE(contains(refusal({data}), "a.jsonl:3: \"text\" is not a string; fix it")) << refusal({data});
   const TokenFile file = tokenise({data}, {.skip_bad = true});
   EXPECT_EQ(file.documents(), 2);
   EXPECT_EQ(file.metadata().at("skipped"), "2");
@@ -342,7 +342,7 @@ TEST_F(Encoding, RefusesMixedKinds) {
   // Skipping bad lines does not allow mixed kinds.
   const DataOptions skip{.skip_bad = true};
   const auto expect_mixed = [&](const std::vector<fs::path>& data, const std::string& said) {
-    EXPECT_TRUE(contains(refusal(data, skip), said + "; a data set is all of one kind")) << refusal(data, skip);
+    EXPECT_TRUE(contains(refusal(data, skip), said + "; all data must be of one kind")) << refusal(data, skip);
   };
   expect_mixed({pairs, documents}, "d.jsonl:1: a document among preferences");
   expect_mixed({documents, pairs}, "p.jsonl:1: a preference among documents");
@@ -406,9 +406,9 @@ TEST_F(Encoding, RefusesInvalidGroups) {
   expect_refused(R"({"completions": ["c", "d"], "rewards": [1, 0]})", "without a \"prompt\"");
   expect_refused(begin + "[]}", "not a list of completions");
   expect_refused(begin + R"(["c", 3], "rewards": [1, 0]})", "\"completion 2\" must both be text");
-  expect_refused(begin + R"(["c", "d"]})", "one of them");
-  expect_refused(two + R"("rewards": [1, 0], "advantages": [1, 0]})", "one of them");
-  expect_refused(two + R"("rewards": [1]})", "2 completions, and 1 \"rewards\"");
+  expect_refused(begin + R"(["c", "d"]})", "need either \"rewards\" or \"advantages\"");
+  expect_refused(two + R"("rewards": [1, 0], "advantages": [1, 0]})", "need either \"rewards\" or \"advantages\"");
+  expect_refused(two + R"("rewards": [1]})", "2 completions, but 1 \"rewards\"");
   expect_refused(two + R"("rewards": [1, "0"]})", "\"rewards\", entry 2: not a finite number");
   expect_refused(two + R"("rewards": [1e308, -1e308]})", "too large");
   expect_refused(begin + R"(["c"], "rewards": [1]})", "a group of one");
@@ -434,8 +434,9 @@ TEST_F(Encoding, RefusesMixedGroups) {
   const auto mixed = [&](const std::string& a, const std::string& b) {
     return refusal({write("m.jsonl", a + "\n" + b + "\n")}, {.chat = "chatml", .skip_bad = true});
   };
-  EXPECT_TRUE(contains(mixed(group + "}", group + R"(, "old_logps": [[-1], [-1]]})"), "m.jsonl:2: \"old_logps\""));
-  EXPECT_TRUE(contains(mixed(group + R"(, "old_logps": [[-1], [-1]]})", group + "}"), "m.jsonl:2: no \"old_logps\""));
+  EXPECT_TRUE(contains(mixed(group + "}", group + R"(, "old_logps": [[-1], [-1]]})"), "m.jsonl:2: has \"old_logps\""));
+  EXPECT_TRUE(
+      contains(mixed(group + R"(, "old_logps": [[-1], [-1]]})", group + "}"), "m.jsonl:2: lacks \"old_logps\""));
   EXPECT_TRUE(contains(mixed(group + "}", R"({"text": "a"})"), "m.jsonl:2: a document among groups"));
 }
 
