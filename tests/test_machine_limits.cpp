@@ -149,7 +149,7 @@ TEST_F(MachineLimits, ClosedStandardDescriptorsAreOpened) {
               dup2(file, 0), close(1);
               open_standard_descriptors();
               char c;
-              return read(0, &c, 1) == 1 && c == 'M' ? 0 : 1;
+              return ::read(0, &c, 1) == 1 && c == 'M' ? 0 : 1;
             }),
             0);
 }
