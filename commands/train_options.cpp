@@ -104,9 +104,10 @@ void TrainOptions::add_output_options() {
   table.add("--eval-every",
             whole(evaluation_interval, "Steps between evaluations; 0: only at the end", 0, 1 << 30, Lasts::kept));
   table.add("--checkpoint-every",
-            whole(checkpoint_interval, "Steps between checkpoints; 0: only at the end", 0, 1 << 30, Lasts::kept,
-                  "about every 10 minutes, of which the newest two are kept"));
-  table.add("--resume", {&resume, "Continue the run in --out from its newest checkpoint"});
+            whole(checkpoint_interval, "Steps between checkpoints, all of which stay; 0: only at the end", 0, 1 << 30,
+                  Lasts::kept, "about every 10 minutes; the newest two stay"));
+  table.add("--resume",
+            {&resume, "Continue the run in --out from its newest checkpoint, or from the beginning if it has none"});
   table.add("--stop-after", whole(stop_after, "Stop after this step, with a checkpoint, as if interrupted; 0: never", 0,
                                   1 << 30, Lasts::no));
   table.add("--sample",
@@ -158,6 +159,7 @@ void TrainOptions::check_memory() const {
 }
 
 void TrainOptions::check_data() const {
+  if (fine_tunes() && !resumed) model_directory(model.model);
   const bool all_tokens = std::all_of(data.begin(), data.end(), [](const std::string& name) {
     return std::filesystem::path(name).extension() == ".safetensors" ||
            std::filesystem::path(name).extension() == ".bin";

@@ -7,6 +7,7 @@
 #include "commands/grpo_options.cuh"
 #include "commands/objective_options.cuh"
 #include "data/documents/tokenised.cuh"
+#include "training/run_directory.cuh"
 
 namespace streambp {
 
@@ -22,7 +23,7 @@ struct TrainOptions {
   std::vector<std::string> data;
   std::string mode = "stream", memory, out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
   Index length = 768, batch = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
-  Index evaluation_interval = 100, checkpoint_interval = -1;
+  Index evaluation_interval = 100, checkpoint_interval = CheckpointTimer::kByTime;
   double epochs = 1, evaluation_fraction = 0.05, temperature = 0.5;
   std::uint64_t seed = 1;
   bool resume = false, resumed = false;
