@@ -92,13 +92,15 @@ class ProductCheck {
 
   // Throws an Error that names the product, if a row's bits depend on the rows around it.
   void run() {
+    auto input = [&](Index rows, std::uint64_t seed) { return repeated_noise<T>(dev, rows, shape.inputs, seed); };
+    auto output = [&](Index rows, std::uint64_t seed) { return output_noise<T>(dev, shape, rows, seed); };
     auto forward = [&](const void* bias, bool residual) {
-      check(&ProductCheck::input, &ProductCheck::output, [=, this](Matrix<T> y, Matrix<T> start, Matrix<T> x) {
+      check(input, output, [=, this](Matrix<T> y, Matrix<T> start, Matrix<T> x) {
         return Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias, start, residual, Along::result};
       });
     };
     auto backward = [&](bool add) {
-      check(&ProductCheck::output, &ProductCheck::input, [=, this](Matrix<T> dx, Matrix<T> start, Matrix<T> dy) {
+      check(output, input, [=, this](Matrix<T> dx, Matrix<T> start, Matrix<T> dy) {
         return Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, start, add, Along::result};
       });
     };
@@ -108,16 +110,13 @@ class ProductCheck {
   }
 
  private:
-  using MakeNoise = Matrix<T> (ProductCheck::*)(Index rows, std::uint64_t seed);
-  Matrix<T> input(Index rows, std::uint64_t seed) { return repeated_noise<T>(dev, rows, shape.inputs, seed); }
-  Matrix<T> output(Index rows, std::uint64_t seed) { return output_noise<T>(dev, shape, rows, seed); }
-
   // Computes product(result, start, operand) for a chunk of two tiles, and for parts of its second tile alone.
-  template <class F>
-  void check(MakeNoise operand, MakeNoise result, F&& product) {
+  // operand(rows, seed) and result(rows, seed) allocate noise of their shapes.
+  template <class Operand, class Result, class F>
+  void check(Operand&& operand, Result&& result, F&& product) {
     auto scope = dev.scope();
-    const Matrix<T> x = (this->*operand)(2 * dev.tile, 3), start = (this->*result)(2 * dev.tile, 4),
-                    chunk = (this->*result)(2 * dev.tile, 5), alone = (this->*result)(dev.tile, 6);
+    const Matrix<T> x = operand(2 * dev.tile, 3), start = result(2 * dev.tile, 4), chunk = result(2 * dev.tile, 5),
+                    alone = result(dev.tile, 6);
     product(chunk, start, x).compute(dev);
     for (Index count : {dev.tile, kTile, kTile - 1}) {
       const Rows part = {dev.tile, dev.tile + count};
