@@ -88,7 +88,7 @@ TEST_F(TokenizeCommandTest, RefusesMisuse) {
   expect_refused(arguments(path("missing.jsonl")), "no such file");
   expect_refused(arguments(path("chats.jsonl"), "--learn nothing"), "--learn");
   expect_refused("tokenize --model " + path("model") + " --data " + path("chats.jsonl") + " --out x.json",
-                 "name it so");
+                 "name it .safetensors");
   expect_refused("tokenize --model " + path("model") + " --chat chatml --data " + path("chats.jsonl") + " --out " +
                      path("no/such/place.safetensors"),
                  "cannot write");
