@@ -1,4 +1,5 @@
 // The output directory of a run: who may write there, what a killed run leaves, and which checkpoints stay.
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -24,8 +25,8 @@ extern "C" int fsync(int file) {
 namespace streambp {
 namespace {
 
-using Begin = RunDirectory::Begin;
-using Keep = RunDirectory::Keep;
+using RunBegin = RunDirectory::Begin;
+using RunKeep = RunDirectory::Keep;
 
 class RunDirectories : public testing::Test {
  protected:
@@ -58,7 +59,7 @@ class RunDirectories : public testing::Test {
       EXPECT_NE(std::string(error.what()).find(said), std::string::npos) << error.what();
     }
   }
-  void expect_refused(Begin begin, const std::string& said) const {
+  void expect_refused(RunBegin begin, const std::string& said) const {
     expect_refused([&] { RunDirectory(out(), begin); }, said);
   }
 
@@ -90,7 +91,7 @@ TEST_F(RunDirectories, AreClaimedByOneRunEach) {
     char c;
     [[maybe_unused]] const ssize_t started = ::read(ends[0], &c, 1);
     try {
-      RunDirectory run("", Begin::fresh);
+      RunDirectory run("", RunBegin::fresh);
       run.open(0, {});
       run.write_metrics({{"pid", getpid()}});
       _exit(0);
@@ -111,24 +112,24 @@ TEST_F(RunDirectories, AreClaimedByOneRunEach) {
 }
 
 TEST_F(RunDirectories, AreLocked) {
-  RunDirectory first(out(), Begin::fresh);
+  RunDirectory first(out(), RunBegin::fresh);
   first.open(0, {});
-  expect_refused(Begin::resume, "another run is writing here");
-  expect_refused(Begin::fresh, "another run is writing here");
+  expect_refused(RunBegin::resume, "another run is writing here");
+  expect_refused(RunBegin::fresh, "another run is writing here");
 }
 
 TEST_F(RunDirectories, OfRefusedRunsDisappear) {
-  { RunDirectory run(out(), Begin::fresh); }
+  { RunDirectory run(out(), RunBegin::fresh); }
   EXPECT_FALSE(fs::exists(out()));
   {
-    RunDirectory run(out(), Begin::fresh);
+    RunDirectory run(out(), RunBegin::fresh);
     run.create();
     EXPECT_TRUE(fs::exists(out()));
   }
   EXPECT_FALSE(fs::exists(out()));
   fs::create_directories(out());
   {
-    RunDirectory run(out(), Begin::fresh);
+    RunDirectory run(out(), RunBegin::fresh);
     run.create();
   }
   EXPECT_TRUE(fs::exists(out())) << "the user made it";
@@ -136,35 +137,35 @@ TEST_F(RunDirectories, OfRefusedRunsDisappear) {
 
 TEST_F(RunDirectories, ThatCannotBeAreRefusedAtOnce) {
   write_file_atomically(dir / "run", "");
-  expect_refused(Begin::fresh, "is not a directory");
-  expect_refused([] { RunDirectory("", Begin::resume); }, "--resume needs --out");
-  expect_refused([&] { RunDirectory((dir / "run/below").string(), Begin::fresh).create(); }, "below");
+  expect_refused(RunBegin::fresh, "is not a directory");
+  expect_refused([] { RunDirectory("", RunBegin::resume); }, "--resume needs --out");
+  expect_refused([&] { RunDirectory((dir / "run/below").string(), RunBegin::fresh).create(); }, "below");
 }
 
 // --- Where a run continues ---
 
 TEST_F(RunDirectories, SayWhatToDoWithWhatIsThere) {
-  expect_refused(Begin::resume, "start the run without --resume");
+  expect_refused(RunBegin::resume, "start the run without --resume");
   fs::create_directories(out());
-  expect_refused(Begin::resume, "start the run without --resume");
-  EXPECT_NO_THROW(RunDirectory(out(), Begin::fresh));
+  expect_refused(RunBegin::resume, "start the run without --resume");
+  EXPECT_NO_THROW(RunDirectory(out(), RunBegin::fresh));
   add("metrics.jsonl");  // of an older version: its options are lost
-  expect_refused(Begin::resume, "remove " + out());
-  expect_refused(Begin::fresh, "remove " + out());
+  expect_refused(RunBegin::resume, "remove " + out());
+  expect_refused(RunBegin::fresh, "remove " + out());
   add("step-000010/training/state.json", "{}");
-  expect_refused(Begin::fresh, "continue it with --resume");
-  EXPECT_EQ(RunDirectory(out(), Begin::resume).checkpoint(), fs::path(out()) / "step-000010");
+  expect_refused(RunBegin::fresh, "continue it with --resume");
+  EXPECT_EQ(RunDirectory(out(), RunBegin::resume).checkpoint(), fs::path(out()) / "step-000010");
 }
 
 // A run that was killed before its first checkpoint is started again with its options; nothing sends the user in a circle.
 TEST_F(RunDirectories, WithoutACheckpointResumeFromTheBeginning) {
   {
-    RunDirectory run(out(), Begin::fresh);
+    RunDirectory run(out(), RunBegin::fresh);
     run.open(0, {{"--seed", 7}});
     run.write_metrics({{"step", 1}});
   }
-  expect_refused(Begin::fresh, "--resume");
-  RunDirectory run(out(), Begin::resume);
+  expect_refused(RunBegin::fresh, "--resume");
+  RunDirectory run(out(), RunBegin::resume);
   EXPECT_TRUE(run.checkpoint().empty());
   EXPECT_EQ(parse_json_file(run.state_file())["options"]["--seed"], 7);
   run.open(0, {{"--seed", 7}});
@@ -174,7 +175,7 @@ TEST_F(RunDirectories, WithoutACheckpointResumeFromTheBeginning) {
 TEST_F(RunDirectories, KeepMetricsUpToTheStep) {
   add("step-000002/training/state.json", "{}");
   add("metrics.jsonl", "{\"step\":1}\n{\"step\":2}\nnot json\n{\"step\":3}\n[]\n{\"step\":\"1\"}\n{\"step\":4");
-  RunDirectory run(out(), Begin::resume);
+  RunDirectory run(out(), RunBegin::resume);
   run.open(2, {});
   run.write_metrics({{"step", 3}, {"loss", 1}});
   EXPECT_EQ(read_file(dir / "run/metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"loss\":1,\"step\":3}\n");
@@ -189,9 +190,9 @@ TEST_F(RunDirectories, AreCleanedOfUnfinishedFiles) {
                                         "a.tmp-1b",  "step-000005", "step-1.tmp.txt"};
   for (const std::string& name : others) add(name);
   add("mine.tmp/file"), add("step-000002/training/state.json", "{}");
-  { RunDirectory looks(out(), Begin::resume); }
+  { RunDirectory looks(out(), RunBegin::resume); }
   EXPECT_TRUE(fs::exists(dir / "run/step-000004.tmp")) << "nothing is removed before the run starts";
-  RunDirectory run(out(), Begin::resume);
+  RunDirectory run(out(), RunBegin::resume);
   run.open(2, {});
   std::set<std::string> expected = others;
   expected.insert({"mine.tmp", "step-000002", "metrics.jsonl"});
@@ -203,15 +204,15 @@ TEST_F(RunDirectories, AreCleanedOfUnfinishedFiles) {
 TEST_F(RunDirectories, KeepTheNewestTwoAutomaticCheckpointsAndAllOthers) {
   SmallRun small;
   {
-    RunDirectory run(out(), Begin::fresh);
+    RunDirectory run(out(), RunBegin::fresh);
     run.open(0, {});
-    for (const Index step : {1, 2, 4}) run.save(small, small.layout, small.state(step), Keep::newest_two);
-    run.save(small, small.layout, small.state(3), Keep::always);
+    for (const Index step : {1, 2, 4}) run.save(small, small.layout, small.state(step), RunKeep::newest_two);
+    run.save(small, small.layout, small.state(3), RunKeep::always);
   }
-  RunDirectory run(out(), Begin::resume);
+  RunDirectory run(out(), RunBegin::resume);
   EXPECT_EQ(run.checkpoint(), fs::path(out()) / "step-000004");
   run.open(4, {});
-  run.save(small, small.layout, small.state(5), Keep::newest_two);
+  run.save(small, small.layout, small.state(5), RunKeep::newest_two);
   EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json", "step-000003", "step-000004", "step-000005"}));
   EXPECT_NE(run.last_checkpoint().find("step-000005"), std::string::npos);
 }
@@ -222,10 +223,10 @@ TEST_F(RunDirectories, NeverDeleteWhatIsInTheWay) {
   add("step-000001/training/state.json", "{}");
   add("step-000002/model.safetensors", "somebody's work");
   add("step-000002.replaced", "taken");
-  RunDirectory run(out(), Begin::resume);
+  RunDirectory run(out(), RunBegin::resume);
   run.open(1, {});
   testing::internal::CaptureStdout();
-  run.save(small, small.layout, small.state(2), Keep::always);
+  run.save(small, small.layout, small.state(2), RunKeep::always);
   EXPECT_NE(testing::internal::GetCapturedStdout().find("step-000002.replaced-2"), std::string::npos);
   EXPECT_EQ(read_file(dir / "run/step-000002.replaced-2/model.safetensors"), "somebody's work");
   EXPECT_TRUE(is_complete_checkpoint(dir / "run/step-000002"));
@@ -233,51 +234,44 @@ TEST_F(RunDirectories, NeverDeleteWhatIsInTheWay) {
 
 TEST_F(RunDirectories, AreOnTheDiskBeforeASaveReturns) {
   SmallRun small;
-  RunDirectory run(out(), Begin::fresh);
+  RunDirectory run(out(), RunBegin::fresh);
   std::set<std::string> flushed;
   flushed_paths = &flushed;
   run.open(0, {});
-  run.save(small, small.layout, small.state(1), Keep::always);
+  run.save(small, small.layout, small.state(1), RunKeep::always);
   flushed_paths = nullptr;
   EXPECT_TRUE(flushed.contains("run")) << "the directory whose entry the rename changed";
   EXPECT_TRUE(flushed.contains("step-000001.tmp"));
   EXPECT_TRUE(flushed.contains("training"));
 }
 
-// ulimit -f ends a program by SIGXFSZ unless that is ignored; then the write fails and is cleaned up.
+// ulimit -f ends a program by SIGXFSZ, unless it ignores the signal; then the write fails and is cleaned up.
 TEST_F(RunDirectories, HoldNoHalfCheckpointWhenFilesAreTooLarge) {
-  const pid_t child = fork();
-  if (child == 0) {
-    SmallRun small;
-    RunDirectory run(out(), Begin::fresh);
-    run.open(0, {});
-    ::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit = {1024, 1024};
-    setrlimit(RLIMIT_FSIZE, &limit);
-    try {
-      run.save(small, small.layout, small.state(1), Keep::always);
-      _exit(1);
-    } catch (const Error& error) {
-      _exit(std::string(error.what()).find("File too large") != std::string::npos ? 0 : 2);
-    }
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
+  SmallRun small;
+  RunDirectory run(out(), RunBegin::fresh);
+  run.open(0, {});
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small_files = {1024, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small_files);
+  expect_refused([&] { run.save(small, small.layout, small.state(1), RunKeep::always); }, "File too large");
+  setrlimit(RLIMIT_FSIZE, &before);
+  ::signal(SIGXFSZ, handler);
   EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json"}));
 }
 
 TEST_F(RunDirectories, RefuseANegativeSecondMoment) {
   SmallRun small;
-  RunDirectory run(out(), Begin::fresh);
+  RunDirectory run(out(), RunBegin::fresh);
   run.open(0, {});
-  const fs::path saved = run.save(small, small.layout, small.state(1), Keep::always);
+  const fs::path saved = run.save(small, small.layout, small.state(1), RunKeep::always);
   EXPECT_NO_THROW(load_checkpoint(small.dev, saved, small.trainer.model, small.layout, small.trainer.optimizer));
   small.trainer.optimizer.m.norm.weight(0, 3) = -1e-3f;  // a first moment may be negative
-  const fs::path good = run.save(small, small.layout, small.state(2), Keep::always);
+  const fs::path good = run.save(small, small.layout, small.state(2), RunKeep::always);
   EXPECT_NO_THROW(load_checkpoint(small.dev, good, small.trainer.model, small.layout, small.trainer.optimizer));
   small.trainer.optimizer.v.norm.weight(0, 3) = -1e-30f;
-  const fs::path bad = run.save(small, small.layout, small.state(3), Keep::always);
+  const fs::path bad = run.save(small, small.layout, small.state(3), RunKeep::always);
   expect_refused([&] { load_checkpoint(small.dev, bad, small.trainer.model, small.layout, small.trainer.optimizer); },
                  "negative number");
 }

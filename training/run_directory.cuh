@@ -66,7 +66,6 @@ class RunDirectory {
   ~RunDirectory() {
     for (auto directory = created_.rbegin(); directory != created_.rend() && !opened_; ++directory)
       rmdir(directory->c_str());
-    if (lock_ >= 0) close(lock_);
   }
 
   const fs::path& path() const { return path_; }
@@ -79,7 +78,7 @@ class RunDirectory {
   // Creates the directory. Several runs that look for a free out/run-N at the same time find different ones: mkdir
   // succeeds for one of them.
   void create() {
-    if (lock_ >= 0) return;
+    if (lock_.file >= 0) return;
     std::error_code error;
     if (path_.empty()) {
       make("out", error);
@@ -147,9 +146,10 @@ class RunDirectory {
 
  private:
   void lock() {
-    lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    require(lock_ >= 0, path_.string(), ": cannot open the directory: ", std::strerror(errno), "; give another --out");
-    require(flock(lock_, LOCK_EX | LOCK_NB) == 0, path_.string(),
+    lock_.file = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    require(lock_.file >= 0, path_.string(), ": cannot open the directory: ", std::strerror(errno),
+            "; give another --out");
+    require(flock(lock_.file, LOCK_EX | LOCK_NB) == 0, path_.string(),
             ": another run is writing here; give another --out, or wait for it");
   }
 
@@ -214,7 +214,7 @@ class RunDirectory {
   fs::path path_, checkpoint_;
   bool resumes_, opened_ = false;
   std::vector<fs::path> created_;
-  int lock_ = -1;
+  Descriptor lock_;
   std::ofstream metrics_;
 };
 

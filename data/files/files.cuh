@@ -13,10 +13,23 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "kernels/base/error.cuh"
 
 namespace streambp {
+
+// Owns a file descriptor.
+struct Descriptor {
+  int file = -1;
+
+  Descriptor() = default;
+  Descriptor(const Descriptor&) = delete;
+  ~Descriptor() { reset(); }
+  void reset() {
+    if (file >= 0) close(std::exchange(file, -1));
+  }
+};
 
 inline std::size_t regular_file_size(const std::filesystem::path& path) {
   std::error_code error;

@@ -27,17 +27,6 @@
 
 namespace streambp {
 
-struct Descriptor {
-  int file = -1;
-
-  Descriptor() = default;
-  Descriptor(const Descriptor&) = delete;
-  ~Descriptor() { reset(); }
-  void reset() {
-    if (file >= 0) close(std::exchange(file, -1));
-  }
-};
-
 // write(), without the SIGPIPE that a thread gets for writing to a pipe with no reader. A socket would need no such
 // trick, but a program cannot open /dev/stdin if it is a socket.
 inline ssize_t write_without_signal(int file, std::string_view bytes) {
