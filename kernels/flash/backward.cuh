@@ -98,19 +98,6 @@ __device__ inline int last_query(const FlashInput& in, int end) {
   return sees;
 }
 
-// What a step needs of a query besides q and dout.
-struct QueryScalars {
-  float lse = 0, delta = 0;
-  int first_key = 0;
-
-  __device__ void read(const FlashInput& in, const AttentionUpstream<BFloat16>& upstream, int query, int head) {
-    first_key = in.first_key(query);
-    if (!in.computes(query)) return;
-    lse = upstream.lse(query - in.rows_begin(), head) * kLog2E;
-    delta = upstream.delta(query - in.rows_begin(), head);
-  }
-};
-
 template <int DIM>
 struct FlashKeysMemory {
   static constexpr int kRows = Flash<DIM>::kQueriesAtOnce;
@@ -130,12 +117,6 @@ struct FlashKeysMemory {
         lse(reinterpret_cast<float*>(dout.data + dout.kSize)),
         delta(lse + kRows),
         first_keys(reinterpret_cast<int*>(delta + kRows)) {}
-
-  __device__ void write(int i, const QueryScalars& query) const {
-    lse[i] = query.lse;
-    delta[i] = query.delta;
-    first_keys[i] = query.first_key;
-  }
 };
 
 // A step takes a tile of queries, from row `query` of the stream, of one head of the group.
@@ -162,7 +143,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const int first_row = first_key < in.rows_begin() ? in.rows_begin() : first_key;
   if (last_row < first_row) return;
   const int first_tile = first_row / QUERIES * QUERIES;
-  const int thread = static_cast<int>(threadIdx.x), warp_row = thread / kWarp * 16;
+  const int warp_row = threadIdx.x / kWarp * 16;
 
   using Step = FlashStep<QUERIES>;
   const FlashKeysMemory<DIM> memory(shared_memory<BFloat16>());
@@ -195,12 +176,24 @@ __global__ void __launch_bounds__(kTileThreads)
     __syncthreads();  // q has arrived; all warps are done with the old q and dout
     load_queries(dout, upstream.dout, step);
     load_queries(next_q, in.q, step.next(kv_head, group));
-    QueryScalars query;
-    if (thread < QUERIES) query.read(in, upstream, step.query + thread, step.head);
+    float row_lse = 0, row_delta = 0;
+    int row_first_key = 0;
+    const int query = step.query + static_cast<int>(threadIdx.x), local = query - in.rows_begin();
+    if (threadIdx.x < QUERIES) {
+      row_first_key = in.first_key(query);
+      if (in.computes(query)) {
+        row_lse = upstream.lse(local, step.head) * kLog2E;
+        row_delta = upstream.delta(local, step.head);
+      }
+    }
     Numbers<1, N> p, dp;  // transposed: one row per key
     p.fill(0), dp.fill(0);
     multiply_transposed(p, k, warp_row, q);
-    if (thread < QUERIES) memory.write(thread, query);  // loaded before the product, which hides the latency
+    if (threadIdx.x < QUERIES) {  // loaded before the product, which hides the latency
+      memory.lse[threadIdx.x] = row_lse;
+      memory.delta[threadIdx.x] = row_delta;
+      memory.first_keys[threadIdx.x] = row_first_key;
+    }
     ptx::cp_async_wait<1>();
     __syncthreads();  // dout, lse, delta and first_keys have arrived
     p.for_each([&](float& x, int m, int half, int col) {
