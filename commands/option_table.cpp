@@ -154,12 +154,12 @@ void OptionTable::add(const std::string& flag, Row row, bool value_is_optional) 
   if (!section_.empty()) option->group(section_);
   if (value_is_optional) option->expected(0, 1);
   const bool is_flag = std::holds_alternative<bool*>(row.value);
-  if (!is_flag) option->capture_default_str();
+  const Json initial = to_json(row.value);
+  if (!is_flag && !(initial.is_array() && initial.empty())) option->capture_default_str();
   if (!row.shown_default.empty()) option->default_str(row.shown_default == "none" ? "" : row.shown_default);
   for (const Check& check : {check_of_type(row.value), row.check}) {
     if (check && !is_flag) option->check(CLI::Validator([=](std::string& text) { return check(text); }, ""));
   }
-  const Json initial = to_json(row.value);
   entries_.push_back({flag, std::move(row), initial});
 }
 
