@@ -208,7 +208,7 @@ TEST_F(FineTuning, ARefusedRunLeavesNothingBehind) {
   write_file_atomically(path("empty.jsonl"), "");
   write_file_atomically(path("bad.jsonl"), "{\"prompt\": \"a\"\n");
   const std::string on = "train --model " + model + " --data ", out = " --out " + path("deep/refused");
-  expect_refused(train("--memory lots" + out), "lots");
+  expect_refused(on + path("data.jsonl") + " --memory lots" + out, "lots");
   expect_refused("train --model " + model + " --data " + path("data.jsonl") + " --length 256 --memory 10KiB" + out,
                  "needs at least");
   expect_refused(train("--mode full" + out), "--chunk");
@@ -217,7 +217,7 @@ TEST_F(FineTuning, ARefusedRunLeavesNothingBehind) {
   expect_refused(train("--objective grpo" + out), "\"rewards\"");
   expect_refused(train("--epochs 1e300" + out), "--epochs");
   expect_refused(train("--chat nothing" + out), "nothing");
-  expect_refused(train("--too-long refuse --length 32" + out), "--length");
+  expect_refused(on + path("data.jsonl") + " --too-long refuse --length 32" + out, "that --length allows");
   expect_refused(train("--batch 4000000" + out), "--batch");
   expect_refused(on + path("empty.jsonl") + out, "empty.jsonl");
   expect_refused(on + path("bad.jsonl") + out, "bad.jsonl:1");
