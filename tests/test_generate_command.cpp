@@ -113,7 +113,7 @@ TEST_F(Generation, StopsAtTheTokensThatEndATextAndWhereTheContextIsFull) {
     EXPECT_EQ(full["end"], "context");
     EXPECT_EQ(full["tokens"].size(), 11u);
   }
-  expect_generate_refused("--prompt " + std::string(301, 'a'), "has 301 tokens, and the model reads 300 at most");
+  expect_generate_refused("--prompt " + std::string(301, 'a'), "has 301 tokens, more than the model's context of 300");
 }
 
 TEST_F(Generation, RefusesWhatCannotBeWithTheRemedy) {
@@ -127,7 +127,7 @@ TEST_F(Generation, RefusesWhatCannotBeWithTheRemedy) {
   expect_generate_refused("--prompts " + path("nowhere"), "nowhere");
   expect_generate_refused("--prompt a --json " + path("no/such/file.json"), "no/such");
   write_file_atomically(path("empty.txt"), "\n\n");
-  expect_generate_refused("--prompts " + path("empty.txt"), "holds no prompt");
+  expect_generate_refused("--prompts " + path("empty.txt"), "has no prompts");
   write_file_atomically(path("bad.jsonl"), "{\"prompt\": \"a\"}\n{\"prompt\": 3}\n");
   expect_generate_refused("--prompts " + path("bad.jsonl"), "bad.jsonl:2: ");
   write_file_atomically(path("bad.jsonl"), "{\"prompt\": ");
@@ -153,7 +153,7 @@ TEST_F(Generation, RefusesWhatCannotBeWithTheRemedy) {
   EXPECT_EQ(execute("generate" + model + " --prompt a --length 2").exit_code, 0);
   expect_generate_refused("--prompt 'a<y>'", "token 259 (\"<y>\") is outside the model's vocabulary of 259");
   save(make_config("llama", kVocabulary, 32, 2, 4, 2, 8, 64, 300, false), 1, true);
-  expect_generate_refused("--prompt a", "text 1: the logit of token");
+  expect_generate_refused("--prompt a", "prompt 1: the logit of token");
   fs::remove(path("model/tokenizer.json"));
   expect_generate_refused("--prompt a", "tokenizer.json");
   fs::remove(path("model/model.safetensors"));
