@@ -198,7 +198,7 @@ TEST(Generate, NamesALogitThatIsNoNumber) {
     generate(generator, {{1, 2}}, {{}, 3, {}}, kQuietly);
     FAIL();
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("text 1: the logit of token 0 after position 2 is nan"), std::string::npos)
+    EXPECT_NE(std::string(e.what()).find("prompt 1: the logit of token 0 after position 2 is nan"), std::string::npos)
         << e.what();
   }
 }

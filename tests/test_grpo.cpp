@@ -212,7 +212,7 @@ TEST_F(Grpo, RewardsThatCannotBeHadStopTheRun) {
                                       {"read -r line; echo maybe", "maybe"},
                                       {"cat > /dev/null; sleep 100", "did not answer"},
                                       {"while read -r line; do echo nan; done", "nan"},
-                                      {"while read -r line; do echo -1e200; done", "too large to be compared"}}) {
+                                      {"while read -r line; do echo -1e200; done", "too large to compare"}}) {
     const Outcome outcome =
         execute(run("run", "--steps 2 --reward-seconds 1 --reward-cmd '" + std::string(program) + "'"));
     EXPECT_EQ(outcome.exit_code, 2) << outcome.output;

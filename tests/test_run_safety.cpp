@@ -22,6 +22,7 @@ class RunSafety : public Commands {
     const std::string command = "exec " + binary() + " train " + arguments + " > " + path(log) + " 2>&1";
     const pid_t child = fork();
     if (child == 0) {
+      for (const int ignored : {SIGINT, SIGTERM, SIGHUP}) signal(ignored, SIG_DFL);  // as in a background shell
       execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
       _exit(127);
     }
