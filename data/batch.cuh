@@ -27,4 +27,10 @@ inline void require_shape(const Batch& batch) {
   }
 }
 
+// Refuses a batch that the model cannot read.
+inline void validate(const Config& c, const Batch& batch) {
+  require_shape(batch);
+  validate(c, static_cast<const TokenBatch&>(batch));
+}
+
 }  // namespace streambp

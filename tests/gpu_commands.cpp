@@ -152,7 +152,7 @@ TEST_F(GpuCommands, RefusesWhatDoesNotFitWithWhatWould) {
   EXPECT_TRUE(contains(outcome.output, "are free; use a smaller model")) << outcome.output;
   const Outcome wide = run_on_gpu("train --hidden 1024 --heads 2 --out " + path("run"));
   EXPECT_EQ(wide.exit_code, 2);
-  EXPECT_TRUE(contains(wide.output, "heads of 512 are wider than the 256")) << wide.output;
+  EXPECT_TRUE(contains(wide.output, "heads of width 512 are wider than the 256")) << wide.output;
   const Outcome longer =
       run_on_gpu("train --hidden 2048 --layers 1 --heads 16 --batch 1 --length 16000000 --out " + path("run"));
   EXPECT_EQ(longer.exit_code, 2) << longer.output;

@@ -346,7 +346,7 @@ TEST_F(Safetensors, FilesAreReadWhole) {
   write_file_atomically(path("empty"), "");
   EXPECT_EQ(read_file(path("empty")), "");
   EXPECT_EQ(files().size(), 2u);
-  expect_contains(refusal([&] { read_file(path("note"), 14); }), "has 15 bytes where at most 14");
+  expect_contains(refusal([&] { read_file(path("note"), 14); }), "has 15 bytes, more than the 14");
   expect_contains(refusal([&] { read_file(path("missing")); }), path("missing").string() + ": no such file");
   expect_contains(refusal([&] { read_file(path(".")); }), "directory");
   expect_contains(refusal([&] { read_file("/dev/full"); }), "not a regular file");
