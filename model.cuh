@@ -111,7 +111,7 @@ class TransformerLayer {
   // --- Forward ---
 
   void attention_norm(const Activations<T>& a, Matrix<T> x) {
-    norm(dev, a.attention_input, NormInput<T>{x, w.attention_norm, c.norm_style()});
+    norm(dev, a.attention_input, {x, w.attention_norm, c.norm_style()});
   }
 
   void keys_values(const Activations<T>& a, const KeysValues<T>& kv, Matrix<const std::int32_t> positions) {
@@ -128,7 +128,7 @@ class TransformerLayer {
   }
 
   void norm_heads(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights) {
-    norm(dev, y.reshape(c.head_dim), NormInput<T>{x.reshape(c.head_dim), weights, c.head_norm_style()});
+    norm(dev, y.reshape(c.head_dim), {x.reshape(c.head_dim), weights, c.head_norm_style()});
   }
 
   void apply_rope(Matrix<T> x, Matrix<const std::int32_t> positions, Direction direction) {
@@ -142,7 +142,7 @@ class TransformerLayer {
 
   // activated = act(gate(norm(middle))) * up(norm(middle))
   void feed_forward(const Activations<T>& a) {
-    norm(dev, a.mlp_input, NormInput<T>{a.middle, w.mlp_norm, c.norm_style()});
+    norm(dev, a.mlp_input, {a.middle, w.mlp_norm, c.norm_style()});
     if (c.gated()) linear(dev, a.gate, a.mlp_input, w.gate);
     linear(dev, a.up, a.mlp_input, w.up);
     activation(dev, c.mlp_kind, a.activated, a.gate, a.up);
@@ -153,7 +153,7 @@ class TransformerLayer {
                           const NormWeights<T>& post_norm, Matrix<T> projected) {
     if (!c.post_norms) return linear(dev, y, x, weights, residual);
     linear(dev, projected, x, weights);
-    norm(dev, y, NormInput<T>{projected, post_norm, c.norm_style()});
+    norm(dev, y, {projected, post_norm, c.norm_style()});
     add(dev, y, residual);
   }
 
@@ -169,7 +169,7 @@ class TransformerLayer {
     const auto [dgate, dup] = activation_backward(dev, c.mlp_kind, a.gate, a.up, dactivated);
     linear_backward(dev, dnormed, g.up, dup, {a.mlp_input, w.up}, Update::assign);
     if (c.gated()) linear_backward(dev, dnormed, g.gate, dgate, {a.mlp_input, w.gate}, Update::add);
-    norm_backward(dev, dx, g.mlp_norm, dnormed, NormInput<T>{a.middle, w.mlp_norm, c.norm_style()}, Update::add);
+    norm_backward(dev, dx, g.mlp_norm, dnormed, {a.middle, w.mlp_norm, c.norm_style()}, Update::add);
   }
 
   // middle = x + attended oᵀ
@@ -192,22 +192,20 @@ class TransformerLayer {
     linear_backward(dev, dnormed, g.q, dq, {a.attention_input, w.q}, Update::assign);
     linear_backward(dev, dnormed, g.k, dk, {a.attention_input, w.k}, Update::add);
     linear_backward(dev, dnormed, g.v, dv, {a.attention_input, w.v}, Update::add);
-    norm_backward(dev, dx, g.attention_norm, dnormed, NormInput<T>{chunk.x, w.attention_norm, c.norm_style()},
-                  Update::add);
+    norm_backward(dev, dx, g.attention_norm, dnormed, {chunk.x, w.attention_norm, c.norm_style()}, Update::add);
   }
 
   // The gradient of a post-norm's input. Without post-norms it is dy.
   Matrix<T> backward_post_norm(const NormWeights<A>& g, Matrix<T> dy, Matrix<T> x, const NormWeights<T>& weights) {
     if (!c.post_norms) return dy;
     const auto dx = matrix(dy.rows, dy.cols);
-    norm_backward(dev, dx, g, dy, NormInput<T>{x, weights, c.norm_style()}, Update::assign);
+    norm_backward(dev, dx, g, dy, {x, weights, c.norm_style()}, Update::assign);
     return dx;
   }
 
   void norm_heads_backward(Matrix<T> dx, const NormWeights<A>& g, Matrix<T> x, const NormWeights<T>& weights) {
     const Matrix<T> heads = dx.reshape(c.head_dim);
-    norm_backward(dev, heads, g, heads, NormInput<T>{x.reshape(c.head_dim), weights, c.head_norm_style()},
-                  Update::assign);
+    norm_backward(dev, heads, g, heads, {x.reshape(c.head_dim), weights, c.head_norm_style()}, Update::assign);
   }
 
   Matrix<T> in_type_of_activations(Matrix<A> m) {
@@ -257,13 +255,13 @@ class Head {
     const auto dy = allocate<T>(dev, x.rows, c.hidden, Kind::chunk);
     linear_backward(dev, dy, g, dlogits, {y, w}, Update::assign);
     const Matrix<T> dx = x;  // the same memory
-    norm_backward(dev, dx, gnorm, dy, NormInput<T>{x, norm_weights, c.norm_style()}, Update::assign);
+    norm_backward(dev, dx, gnorm, dy, {x, norm_weights, c.norm_style()}, Update::assign);
   }
 
  private:
   Matrix<T> normed(Matrix<T> x) {
     const auto y = allocate<T>(dev, x.rows, c.hidden, Kind::chunk);
-    norm(dev, y, NormInput<T>{x, norm_weights, c.norm_style()});
+    norm(dev, y, {x, norm_weights, c.norm_style()});
     return y;
   }
   Matrix<T> logits_of_normed(Matrix<T> y) {

@@ -1,20 +1,20 @@
-// What is minimised. Every objective is a function of the log-probabilities of the target tokens, so all that the walk
-// needs to know of it is a weight per token, w[t] = d loss / d logp[t].
+// Objectives. Each is a function of the log-probs of the target tokens, so the backward pass needs only one weight per
+// token, w[t] = d loss / d logp[t].
 //
 //   SFT    loss = -Σ_t n[t] logp[t]                                  w[t] = -n[t]
 //
-//   DPO    documents are pairs, one chosen and one rejected; s is a document's score, its margin x = β (s_chosen - s_rejected)
+//   DPO    documents come in pairs, chosen and rejected, with scores s and x = β (s_chosen - s_rejected)
 //          loss = mean over pairs of f(x)                            w[t] = ± β f'(x) ds/dlogp[t] / pairs
 //            sigmoid   s = Σ_t logp[t] - reference[t]                f = -(1-ε) log σ(x) - ε log σ(-x)
-//            ipo       s = the mean of the same over t               f = ((x - 1/2) / β)²
-//            simpo     s = the mean of logp[t]; x is less `margin`   f as sigmoid
+//            ipo       s = mean_t logp[t] - reference[t]             f = ((x - 1/2) / β)²
+//            simpo     s = mean_t logp[t]                            f as sigmoid, of x - margin
 //
-//   GRPO   loss = Σ_t n[t] (-min(r A, clip(r, 1 - low, 1 + high) A) + kl (e^δ - δ - 1)),   as in kernels/head.cuh
-//          A: how much better than its group a document did; r: how much likelier a token is than when it was sampled
+//   GRPO   loss = Σ_t n[t] (-min(r A, clip(r, 1 - low, 1 + high) A) + kl (e^δ - δ - 1)),   as in kernels/token_weights.cuh
+//          A: the advantage of the document over its group; r: the policy ratio e^(logp - old)
 //
-// n[t] makes a mean of a sum: over all targets of the optimizer step (1 / targets), over its documents of each one's mean
-// (1 / documents / targets of the document), or over documents of a given length (1 / documents / length). It counts the
-// whole step, so that accumulating over micro-batches is exact.
+// n[t] turns the sum into a mean: over all targets of the optimizer step (1 / targets), over documents of their means
+// (1 / documents / targets of the document), or over documents of a fixed length (1 / documents / length). It counts the
+// whole step, so accumulating micro-batches is exact.
 #pragma once
 
 #include <cmath>
@@ -47,9 +47,9 @@ struct Objective {
   }
 };
 
-// What an optimizer step consists of.
+// The size of an optimizer step.
 struct Counts {
-  Index targets = 0, documents = 0;  // the latter with targets
+  Index targets = 0, documents = 0;  // documents with at least one target
 
   Counts() = default;
   explicit Counts(const Batch& batch) : targets(batch.target_count()) {
@@ -62,7 +62,7 @@ struct Counts {
   }
 };
 
-// The loss of a batch as its part of the step's, and what else one wants to see: means over the step, also in parts.
+// A batch's part of the step's loss, and its part of other means over the step.
 struct Measures {
   double loss = 0;
   std::map<std::string, double> others = {};
@@ -74,7 +74,7 @@ struct Measures {
   }
 };
 
-// Refuses a batch that lacks what the objective needs.
+// Refuses a batch without the data that the objective needs.
 inline void validate(const Objective& o, const Batch& batch) {
   if (o.kind == ObjectiveKind::sft) return;
   const std::vector<Rows> documents = batch.documents();
@@ -82,9 +82,9 @@ inline void validate(const Objective& o, const Batch& batch) {
     require(batch.target_count(documents[i]) > 0, "document ", i + 1, " of a batch has an empty completion");
   }
   require(o.kind != ObjectiveKind::dpo || documents.size() % 2 == 0,
-          "documents are pairs, a chosen and a rejected one, ", "and a batch has ", documents.size());
-  require(o.kind != ObjectiveKind::grpo || !batch.advantages.empty(), "documents without advantages");
-  require(!o.has_reference() || !batch.reference.empty(), "the starting model's log-probabilities are missing");
+          "documents come in pairs, chosen and rejected, but a batch has ", documents.size());
+  require(o.kind != ObjectiveKind::grpo || !batch.advantages.empty(), "the advantages are missing");
+  require(!o.has_reference() || !batch.reference.empty(), "the reference log-probs are missing");
 }
 
 template <class F>
@@ -96,7 +96,7 @@ void for_each_target(const Batch& batch, Rows rows, F&& f) {
 
 // n[t] of every token.
 inline std::vector<double> shares(const Objective& o, const Batch& batch, const Counts& step) {
-  require(step.targets > 0, "there is nothing to learn: no token of this step has a target");
+  require(step.targets > 0, "no token of this step has a target");
   const auto documents = static_cast<double>(step.documents);
   std::vector<double> n(batch.targets.size());
   for (Rows rows : batch.documents()) {
@@ -108,11 +108,11 @@ inline std::vector<double> shares(const Objective& o, const Batch& batch, const 
   return n;
 }
 
-// log σ(x), also where σ(x) is no number any more.
+// log σ(x), also where σ(x) underflows.
 inline double log_sigmoid(double x) { return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x)); }
 
-// The pairs of a batch: their part of the step's loss, and into `w` the weights of their tokens. Rewards are as TRL
-// defines them: β times the score, of which ipo's is the sum.
+// The pairs of a batch: returns their part of the step's loss, and writes the weights of their tokens to `w`. Rewards are
+// defined as in TRL: β times the score (for ipo, the sum instead of the mean).
 template <class A>
 Measures measure_pairs(const Objective& o, const Batch& batch, const Counts& step, const std::vector<A>& logp,
                        std::vector<double>& w) {
@@ -157,7 +157,7 @@ Measures measure_pairs(const Objective& o, const Batch& batch, const Counts& ste
   return sum;
 }
 
-// A batch's part of the step's loss, from its log-probabilities, in order and in double.
+// A batch's part of the step's loss, from its log-probs, summed in order and in double.
 template <class A>
 Measures measure(const Objective& o, const Batch& batch, const Counts& step, const std::vector<A>& logp) {
   if (o.kind == ObjectiveKind::dpo) {

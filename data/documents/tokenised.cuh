@@ -11,9 +11,9 @@
 #include <cstdio>
 #include <exception>
 
+#include "data/documents/encoder.cuh"
 #include "data/documents/llmc_file.cuh"
 #include "data/files/text_hash.cuh"
-#include "data/tokenizer/encoder.cuh"
 
 namespace streambp {
 

@@ -4,8 +4,8 @@
 #include <optional>
 #include <set>
 
+#include "data/documents/encoder.cuh"
 #include "data/files/generation_config.cuh"
-#include "data/tokenizer/encoder.cuh"
 
 namespace streambp {
 

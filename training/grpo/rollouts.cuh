@@ -1,8 +1,8 @@
 // Sampled completions as training batches.
 #pragma once
 
+#include "data/documents/advantages.cuh"
 #include "model/generate.cuh"
-#include "training/grpo/advantages.cuh"
 
 namespace streambp {
 

@@ -8,12 +8,12 @@
 #include <map>
 #include <optional>
 
+#include "data/documents/advantages.cuh"
 #include "data/documents/chat.cuh"
 #include "data/documents/jsonl.cuh"
 #include "data/documents/token_file.cuh"
 #include "data/files/generation_config.cuh"
 #include "data/tokenizer/tokenizer.cuh"
-#include "training/grpo/advantages.cuh"
 
 namespace streambp {
 
