@@ -182,6 +182,19 @@ TEST_F(Commands, VerifyProvesEveryFamilyAndWritesItsTable) {
   }
 }
 
+// With equal tokens, attention's gradient vanishes in exact arithmetic: all that float32 has of it is rounding.
+TEST_F(Commands, VerifyReportsRoundingAndFailsOnlyBeyondIt) {
+  const std::vector<std::int32_t> tokens(300, 3);
+  write_file_atomically(path("tokens"), std::string(reinterpret_cast<const char*>(tokens.data()), 4 * tokens.size()));
+  for (const char* dtype : {"f32", "f64"}) {
+    const Outcome outcome =
+        execute("verify --oracle --device cpu --family qwen3 --hidden 32 --layers 2 --vocab 16 --chunk 256 --dtype " +
+                std::string(dtype) + " --tokens " + path("tokens"));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;
+  }
+}
+
 // --- plan and bench ---
 
 TEST_F(Commands, PlanAnswersItsThreeQuestions) {
