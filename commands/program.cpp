@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kProgramDescription =
     "streambp: exact backpropagation of long sequences in little memory.\n\n"
-    "  streambp train           train a model (without options: a small one, in about a minute)\n"
+    "  streambp train           train a model (without options: a small one, in two minutes)\n"
     "  streambp verify          prove that the gradient is the full-memory gradient, bit for bit\n"
     "  streambp plan MODEL      show the memory and work of a training step at any length\n"
     "  streambp bench           measure the speed of a training step\n"

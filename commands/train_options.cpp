@@ -9,7 +9,7 @@ constexpr const char* kTrainDescription =
     "Fine-tuning takes a model directory in Hugging Face's layout and a file of conversations:\n\n"
     "  streambp train --model Qwen3-0.6B --data chats.jsonl --out tuned\n\n"
     "Every checkpoint in --out is a model directory, too. Without --model, a small Llama learns stories that the\n"
-    "program makes up, in about a minute on two cores, and prints a sample. With your own text and half a gigabyte:\n\n"
+    "program makes up, in two minutes on two cores, and prints a sample. With your own text and half a gigabyte:\n\n"
     "  streambp train --data book.txt --length 4096 --memory 512MiB --steps 2000 --out book\n\n"
     "A run writes metrics.jsonl and checkpoints to its output directory. --out DIR --resume continues it with the "
     "same\n"

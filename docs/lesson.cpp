@@ -28,7 +28,7 @@ struct Rows {
   int size() const { return end - begin; }
 };
 
-struct View {
+struct View {  // of rows that a Matrix owns; a const View is writable, too
   double* data;
   int rows, cols;
   int size() const { return rows * cols; }
@@ -132,7 +132,7 @@ struct Activations {  // of one layer, for some rows
   Matrix mlp_input{n, kHidden}, up{n, kMlp}, activated{n, kMlp};
 };
 
-// --- Causal attention: row r of the stream attends to rows 0 ... r ---
+// --- Causal attention: row r of the stream attends to rows 0 ... r. Backward recomputes p, as FlashAttention does ---
 
 Matrix attention_weights(const double* q, View k, int count) {  // p = softmax(q Kᵀ / √d) over the first `count` keys
   Matrix p(1, count);

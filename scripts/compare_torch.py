@@ -295,12 +295,11 @@ def run_streambp(program, *arguments, accept=(0,)):
 def check_program(program):
     if not (os.path.isfile(program) and os.access(program, os.X_OK)):
         raise Mistake(f"there is no program {program}; build it (see README.md), or pass its path: --streambp PATH")
-    needed = {"bench": ["--device", "--dtype", "--optimizer TEXT:{none"], "verify": ["--tokens", "--save-gradient"]}
+    needed = {"bench": ["--device", "--dtype", "--optimizer none"], "verify": ["--tokens", "--save-gradient"]}
     for command, options in needed.items():
         text = run_streambp(program, command, "--help")
         for option in options:
             if option not in text:
-                option = option.replace(" TEXT:{", " ")
                 raise Mistake(f"{program} is too old: its {command} has no {option}; rebuild it")
 
 

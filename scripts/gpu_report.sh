@@ -4,7 +4,7 @@
 #   scripts/gpu_report.sh [OUT]        writes OUT/report.md and OUT/report.json (default: gpu-report)
 # Run it in a folder made by scripts/bundle.sh, or in a checkout built with CUDA.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 2
 
 case "${1:-gpu-report}" in
   -*) sed -n '2,5s/^# //p' "$0" >&2 && exit 2 ;;

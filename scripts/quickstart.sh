@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained sample: install what is missing, build, verify the gradient, train for a few minutes.
+# From a fresh clone to a trained sample: install what is missing, build, verify the gradient, train for two minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
