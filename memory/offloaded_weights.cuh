@@ -1,4 +1,5 @@
-// Weight offload: a model's weights wait in an unnamed temporary file while the device holds others in their place.
+// Weight offload: keeps a model's weights in an unnamed temporary file while their memory on the device holds other
+// weights.
 #pragma once
 
 #include <cerrno>

@@ -1,5 +1,5 @@
-// llm.c's token files: 256 int32 (magic, version, count, ...), then the tokens. Each document starts with GPT-2's token
-// for the end of a text, or with Llama 3's for its beginning. The loss covers all other tokens.
+// llm.c's token files: 256 int32 (magic, version, count, ...), then the tokens. Each document starts with GPT-2's
+// end-of-text token or Llama 3's begin-of-text token. The loss covers all other tokens.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 namespace streambp {
 
 struct LlmcHeader {
-  std::size_t width, tokens;  // bytes of a token; how many there are
+  std::size_t width, tokens;  // bytes per token; number of tokens
   std::int32_t first;         // the token that starts each document
 };
 

@@ -12,8 +12,8 @@
 
 namespace streambp {
 
-// Collects values for a file at `path` without holding them in memory: in a temporary file in the same directory,
-// already unlinked, so that it disappears with the process.
+// Collects values for a file at `path` without holding them in memory. They go to a temporary file in the same
+// directory, which is already unlinked, so it disappears with the process.
 template <class T>
 class Spool {
  public:

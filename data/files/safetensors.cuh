@@ -5,8 +5,8 @@
 //                      "__metadata__": {"any": "text"}}
 //   the rest    the tensors, back to back; offsets count from here
 //
-// Reading checks every claim of the header before it touches the data. Writing is atomic: to a temporary file, which is
-// renamed once it is on disk.
+// Reading validates the whole header before it touches the data. Writing is atomic: it goes to a temporary file, which
+// is renamed once it is on disk.
 #pragma once
 
 #include <fcntl.h>
@@ -55,7 +55,7 @@ inline bool is_real(const Tensor& tensor) {
 }
 
 inline Index element_count(const std::string& where, const std::vector<Index>& shape) {
-  Index bytes = 8;  // as if of the largest type, so that no type's bytes overflow
+  Index bytes = 8;  // the size of the largest type, so that the byte count of no type overflows
   for (const Index n : shape) {
     require(n >= 0 && !__builtin_mul_overflow(bytes, n, &bytes), where, ": no tensor can have the shape ", shown(shape),
             "; is the file damaged?");
@@ -89,7 +89,7 @@ struct StoredFloat16 {
   }
 };
 
-// Elements [first, first + count) as T. Real types read as real types, integers as integers that can hold them.
+// Elements [first, first + count) as T. Real types convert to real types, integers to integer types that can hold them.
 template <class T>
 void read(const Tensor& tensor, Index first, Index count, T* out) {
   require(0 <= first && 0 <= count && first + count <= tensor.count, tensor.where, ": has ", tensor.count, " elements");
