@@ -15,8 +15,8 @@ template <class Device, class T>
 class OffloadedWeights {
  public:
   OffloadedWeights(Device& dev, Model<T>& model) : dev_(dev), model_(model), file_(std::tmpfile()) {
-    require(file_ != nullptr, "cannot make a temporary file for the weights: ", std::strerror(errno),
-            "; set TMPDIR to a directory with room");
+    require(file_ != nullptr, "cannot create a temporary file for the weights: ", std::strerror(errno),
+            "; set TMPDIR to a directory with enough space");
     for (auto& e : table(model_.config, model_.weights)) {
       const std::vector<T> numbers = to_host(dev_, *e.matrix);
       require(std::fwrite(numbers.data(), sizeof(T), numbers.size(), file_) == numbers.size(),

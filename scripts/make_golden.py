@@ -109,7 +109,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
     "rope_type": "llama3",
 }
-# Qwen's files contain a window that is switched off.
+# Qwen's files contain a window that is disabled.
 NO_WINDOW = {"max_window_layers": 1, "sliding_window": 4, "use_sliding_window": False}
 
 CASES = {

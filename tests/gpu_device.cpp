@@ -195,7 +195,8 @@ TEST_F(CudaDevice, RefusesALibraryWhoseBitsDependOnTheRows) {
     cuda_on_cpu::descends = [=](const cuda_on_cpu::Product& p) { return p.n == rows && p.k == 100; };
     const std::string error = error_of_call([&] { cuda::check_products<float>(c, kTile); });
     cuda_on_cpu::descends = nullptr;
-    EXPECT_NE(error.find("rows of 100 numbers to 36 (float32) has other bits inside a chunk of 512"), std::string::npos)
+    EXPECT_NE(error.find("rows of 100 numbers to 36 (float32) has different bits inside a chunk of 512"),
+              std::string::npos)
         << error;
   }
 }

@@ -179,7 +179,7 @@ TEST_F(Preferring, AnotherStartingModelIsNotTakenForTheOneOfTheRun) {
       path("other"));
   fs::remove_all(model);
   fs::rename(path("other/step-000002"), model);
-  expect_refused("train --resume --out " + path("run"), "not the model any more");
+  expect_refused("train --resume --out " + path("run"), "no longer the model");
 }
 
 TEST_F(FineTuning, VerifiesTheGradientOfItsData) {

@@ -178,7 +178,7 @@ TEST_F(Grpo, ResumesBitForBit) {
   expect_ok(run("stopped", options + "--stop-after 2 --mode full"));
   expect_ok("train --resume --stop-after 4 --mode checkpoint --out " + path("stopped"));
   fs::rename(path("base"), path("gone"));
-  expect_refused("train --resume --out " + path("stopped"), "not the model any more");
+  expect_refused("train --resume --out " + path("stopped"), "no longer the model");
   fs::rename(path("gone"), path("base"));
   expect_ok("train --resume --chunk 512 --out " + path("stopped"));
   expect_equal_models("straight/step-000006", "stopped/step-000006");

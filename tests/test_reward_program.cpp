@@ -212,12 +212,10 @@ TEST_F(RewardPrograms, MayEndAfterTheLastAnswer) {
 // --- Programs that break off ---
 
 TEST_F(RewardPrograms, ThatCannotBeStartedAreNamed) {
-  EXPECT_WRONG(
-      "ended with exit status 127 before it answered request 1 of 1; the shell does not find the program: check",
-      "no-such-program 2> /dev/null");
-  EXPECT_WRONG(
-      "ended with exit status 126 before it answered request 1 of 1; the shell may not execute the file: check",
-      "/ 2> /dev/null");
+  EXPECT_WRONG("ended with exit status 127 before it answered request 1 of 1; the shell cannot find the program: check",
+               "no-such-program 2> /dev/null");
+  EXPECT_WRONG("ended with exit status 126 before it answered request 1 of 1; the shell cannot execute the file: check",
+               "/ 2> /dev/null");
 }
 
 TEST_F(RewardPrograms, ThatEndEarlyAreRefused) {

@@ -106,7 +106,7 @@ class RunDirectory {
   void write_metrics(const Json& line) {
     metrics_ << line.dump() << "\n" << std::flush;
     require(metrics_.good(), (path_ / "metrics.jsonl").string(), ": cannot write: ", std::strerror(errno),
-            "; make room, then continue with --resume");
+            "; free some space, then continue with --resume");
   }
 
   // Removes the lines for steps after `step` from a file.

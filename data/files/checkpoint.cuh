@@ -110,7 +110,7 @@ fs::path save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, cons
   std::error_code error;
   fs::remove_all(temporary, error);
   fs::create_directories(temporary / "training", error);
-  require(!error, temporary.string(), ": cannot create the directory: ", error.message(), "; make room in ",
+  require(!error, temporary.string(), ": cannot create the directory: ", error.message(), "; free some space in ",
           out.string(), " or check its permissions");
   try {
     write_checkpoint(dev, temporary, model, layout, optimizer, state);

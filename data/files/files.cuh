@@ -98,7 +98,7 @@ inline void write_file_atomically(const std::filesystem::path& path,
   } catch (const std::system_error&) {  // may come from the stream, and then its message does not name the cause
     const int cause = errno;
     std::filesystem::remove(temporary, error);
-    fail(path.string(), ": cannot write: ", std::strerror(cause), "; make room or choose another place");
+    fail(path.string(), ": cannot write: ", std::strerror(cause), "; free some space or choose another place");
   } catch (...) {
     std::filesystem::remove(temporary, error);
     throw;

@@ -172,7 +172,7 @@ class SafetensorsFile {
 
  private:
   static constexpr std::uint64_t kLongestHeader = 100'000'000;  // as in the reference implementation
-  static constexpr const char* kRemedy = "; the file is damaged or not a safetensors file; get it again";
+  static constexpr const char* kRemedy = "; the file is damaged or not a safetensors file; download it again";
 
   void map(std::size_t size) {
     const int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
@@ -213,7 +213,7 @@ class SafetensorsFile {
     const std::vector<Index> shape = sizes(where, entry.at("shape")), span = sizes(where, entry.at("data_offsets"));
     require(span.size() == 2 && span[0] <= span[1], where, ": data_offsets are not a begin and an end", kRemedy);
     require(span[1] <= data_bytes_, where, ": ends at byte ", span[1], " of ", data_bytes_, ", so the file is ",
-            "truncated; get it again");
+            "truncated; download it again");
     const Index count = element_count(where, shape), bytes = span[1] - span[0], size = dtype_size(dtype);
     require(size == 0 || bytes == count * size, where, ": ", dtype, " of shape ", shown(shape), " takes ", count * size,
             " bytes, not ", bytes, kRemedy);

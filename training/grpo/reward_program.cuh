@@ -134,7 +134,7 @@ class RewardProgram {
 
   void make_pipe(Descriptor& reading, Descriptor& writing) {
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) fail(name_, "cannot make a pipe: ", std::strerror(errno));
+    if (pipe2(ends, O_CLOEXEC) != 0) fail(name_, "cannot create a pipe: ", std::strerror(errno));
     reading.file = ends[0], writing.file = ends[1];
   }
 
@@ -261,8 +261,8 @@ class RewardProgram {
     if (end_.si_code == CLD_EXITED) {
       how = " with exit status " + std::to_string(status);
       if (status > 128) how += " (128 + " + signal_name(status - 128) + ")";
-      if (status == 126) remedy = "; the shell may not execute the file: check its permissions";
-      if (status == 127) remedy = "; the shell does not find the program: check the command";
+      if (status == 126) remedy = "; the shell cannot execute the file: check its permissions";
+      if (status == 127) remedy = "; the shell cannot find the program: check the command";
     } else if (end_.si_code == CLD_KILLED || end_.si_code == CLD_DUMPED) {
       how = " by " + signal_name(status);
     }

@@ -123,7 +123,7 @@ class ProductCheck {
       const Product alone_product = product(alone.slice({0, count}), start.slice(part), x.slice(part));
       alone_product.compute(dev);
       require(equal_bits<T>(dev, flag, alone.slice({0, count}), chunk.slice(part)),
-              "cuBLASLt: ", alone_product.to_string(count), " has other bits inside a chunk of ", 2 * dev.tile,
+              "cuBLASLt: ", alone_product.to_string(count), " has different bits inside a chunk of ", 2 * dev.tile,
               " rows, so gradients would depend on the chunk; use another version of cuBLASLt");
     }
   }
