@@ -18,9 +18,8 @@ constexpr const char* kGenerateDescription =
     "  streambp generate --model gpt2/ --prompt \"Once upon a time\" --samples 3\n"
     "  streambp generate --model qwen3-0.6b/ --chat --prompts questions.txt --json answers.json\n\n"
     "Without prompts, it chats on a terminal, in the layout of the model's chat template; otherwise one prompt is\n"
-    "read from standard input. /reset starts a new conversation, /quit or Ctrl-D ends it. Sampling defaults come from "
-    "the\n"
-    "model's generation_config.json. The same seed gives the same text.";
+    "read from standard input. /reset starts a new conversation, /quit or Ctrl-D ends it. Sampling defaults come\n"
+    "from the model's generation_config.json. The same seed gives the same text.";
 
 class GenerateCommand : public Command {
  public:

@@ -409,7 +409,7 @@ def options():
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda, if PyTorch sees a GPU")
     parser.add_argument("--dtype", choices=list(DTYPES), help="default: bf16 on a GPU, f32 on a CPU")
     parser.add_argument("--repeat", type=count, default=3, help="measured runs per row, after a warm-up (default: 3)")
-    parser.add_argument("--memory-cap", help="also find the longest sequence in this memory, such as 80GiB; needs a GPU")
+    parser.add_argument("--memory-cap", help="also find the longest sequence in this memory, such as 80GiB; GPU only")
     parser.add_argument("--only", nargs="+", choices=[*TORCH, *MODES], default=[*TORCH, *MODES], help="only these rows")
     parser.add_argument("--skip-agreement", action="store_true", help="skip the comparison of gradients")
     parser.add_argument("--json", type=Path, help="also write all results to this file")

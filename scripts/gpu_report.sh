@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes a report on correctness and speed on a GPU, in nine minutes: tests, the same tests under compute-sanitizer, memory
-# against the plan, the speed of models and of single operations, and a comparison with PyTorch.
+# Writes a report on correctness and speed on a GPU, in nine minutes: tests, the same tests under compute-sanitizer,
+# memory against the plan, the speed of models and of single operations, and a comparison with PyTorch.
 #   scripts/gpu_report.sh [OUT]        writes OUT/report.md and OUT/report.json (default: gpu-report)
 # Run it in a folder made by scripts/bundle.sh, or in a checkout built with CUDA.
 set -uo pipefail
