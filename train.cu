@@ -1,8 +1,8 @@
 // A training run from top to bottom: parse, prepare, loop { batch, gradient, step }, save. And main, at the end.
 //
-// What it is made of: commands/train_options.cuh (the options), commands/train_task.cuh (data, settings, memory),
-// training/engine.cuh (the model on its device), training/run_directory.cuh (--out), commands/train_report.cuh (what it
-// tells).
+// Its parts: commands/train_options.cuh (options), commands/train_task.cuh (data, settings, memory),
+// training/engine.cuh (the model on its device), training/run_directory.cuh (--out), commands/train_report.cuh (console
+// and metrics).
 #include <chrono>
 #include <cstdio>
 #include <iostream>
@@ -42,7 +42,7 @@ class TrainCommand : public Command {
     if (learn() && options.sample_length > 0) sample();
   }
 
-  // The weights, and what training has done to them. Returns the number of steps done.
+  // Loads or initialises the weights and the optimizer. Returns the number of steps already done.
   Index load() {
     if (!directory->checkpoint().empty()) return resume(directory->checkpoint());
     if (options.fine_tunes()) {
@@ -58,7 +58,7 @@ class TrainCommand : public Command {
     const Json json = parse_json_file(path);
     const Fields state(json, path.string());
     require(state.get<std::string>("data") == task.source.fingerprint, task.source.description,
-            ": the data have changed since the run in ", options.out, " began; restore them, or start a new run");
+            ": the data has changed since the run in ", options.out, " began; restore it, or start a new run");
     require(config_to_json(read_config(checkpoint)) == config_to_json(task.settings.config),
             (checkpoint / "config.json").string(), ": is not the model that ", path.string(), " describes");
     engine->restore(checkpoint, *task.layout);
@@ -105,7 +105,7 @@ class TrainCommand : public Command {
     return batches;
   }
 
-  // A step that fails leaves the weights of the step before it: they are saved.
+  // If a step fails, the weights of the previous step are intact and are saved.
   StepResult take_step(const std::vector<Batch>& batches, Index step) {
     try {
       if (!task.grpo) return engine->step(batches, task.schedule, options.optimizer, step);
@@ -121,12 +121,12 @@ class TrainCommand : public Command {
     if (done <= first_step || !can_resume_after(done) || saved) return;
     try {
       engine->release_gradient();
-      if (!task.grpo) {  // the log-probs of the last good batch say whether the weights are at fault
+      if (!task.grpo) {  // do not save weights that give NaN
         for (const double logp : engine->evaluate(task.source.batch(done, 0), task.schedule))
           if (!std::isfinite(logp)) return;
       }
       save(done, RunDirectory::Keep::always);
-    } catch (const std::exception&) {  // the disk is full, or the device is lost: the first error says more
+    } catch (const std::exception&) {  // disk full or device lost: the first error is more useful
     }
   }
 
@@ -160,7 +160,7 @@ class TrainCommand : public Command {
 
   // --- After the loop ---
 
-  // A model of bytes continues a prompt.
+  // Samples from a byte-level model.
   void sample() {
     const std::string whole = options.prompt.empty() ? task.text->prompt() : options.prompt;
     const std::string prompt = whole.substr(0, static_cast<std::size_t>(options.length - 1));
@@ -178,7 +178,7 @@ class TrainCommand : public Command {
     std::printf("\n");
   }
 
-  // Single bytes are not valid UTF-8, and control characters would reach the terminal.
+  // Removes invalid UTF-8 and terminal control characters.
   static char printable(std::int32_t token) {
     return static_cast<char>((32 <= token && token < 127) || token == '\n' || token == '\t' ? token : '?');
   }

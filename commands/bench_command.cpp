@@ -10,10 +10,10 @@ namespace {
 
 constexpr const char* kBenchDescription =
     "Measure the speed of a training step in the three modes.\n\n"
-    "Runs forward, backward and the optimizer on random tokens, mode after mode, and prints the median of several "
+    "Runs forward, backward and the optimizer on random tokens in each mode, and prints the median of several "
     "runs.\n"
-    "The yardstick is the machine's matmul rate, measured in the same run. FLOPs are those executed, so recomputation\n"
-    "in checkpoint and stream mode counts as work. Modes that do not fit into memory are left out.\n\n"
+    "The baseline is the machine's matmul rate, measured in the same run. Recomputation in checkpoint and stream mode\n"
+    "counts as FLOPs. Modes that do not fit into memory are skipped.\n\n"
     "  streambp bench                                   GPT-2 124M, one sequence of 1024\n"
     "  streambp bench --chunk 256 512 1024 --profile    several chunks, and the time of each operation\n"
     "  streambp bench --model qwen3-8b --length 32768 --optimizer none --mode stream    on a GPU, in bf16";
@@ -29,8 +29,8 @@ class BenchCommand : public Command {
     options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
     options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
     options.add("--json",
-                {&json_file, "Write the figures to this JSON file, too", checks::writable_file(), Lasts::no, "none"});
-    options.add("--profile", {&profile, "Show the time of each operation"});
+                {&json_file, "Also write the results to this JSON file", checks::writable_file(), Lasts::no, "none"});
+    options.add("--profile", {&profile, "Show the time per operation"});
   }
 
  private:
@@ -111,7 +111,7 @@ class BenchCommand : public Command {
       if (!gpu) rates.push_back(matmul_rate(settings.device, settings.dtype));
       for (Candidate& c : candidates) {
         const double seconds = run_once(c.schedule);
-        if (i == 0 && seconds < 10) continue;  // a warm-up, which long runs do not need
+        if (i == 0 && seconds < 10) continue;  // a warm-up; long runs do not need it
         c.seconds.push_back(seconds);
         c.flops = engine->device().flops();
         c.work = engine->device().work();
@@ -123,9 +123,9 @@ class BenchCommand : public Command {
     rate = rates[rates.size() / 2];
     if (gpu) {
       const std::size_t free_now =
-          free_memory(settings.device) + capacity;  // other processes may allocate or free meanwhile
+          free_memory(settings.device) + capacity;  // approximate: other processes may allocate or free memory
       driver_overhead = free_before > free_now ? free_before - free_now : 0;
-      engine->time_operations(profile);  // timing every operation slows a GPU, so this is a separate run
+      engine->time_operations(profile);  // a separate run, because timing every operation slows a GPU down
       for (Candidate& c : candidates) {
         if (profile) run_once(c.schedule), c.work = engine->device().work();
       }
@@ -177,9 +177,10 @@ class BenchCommand : public Command {
       }
     }
     table.print();
-    std::printf("\nThe machine's own matmul: %.1f GFLOP/s.\n", rate / 1e9);
-    if (gpu) std::printf("The driver counts %s beyond the planned memory.\n", human_bytes(driver_overhead).c_str());
-    if (profile) std::printf("A copy in memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);
+    std::printf("\nMatmul rate of this machine: %.1f GFLOP/s.\n", rate / 1e9);
+    if (gpu)
+      std::printf("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead).c_str());
+    if (profile) std::printf("Copy within memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);
     for (const Candidate& c : candidates) {
       if (profile) print_profile(c);
     }
@@ -187,11 +188,11 @@ class BenchCommand : public Command {
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
   }
 
-  // Time of an operation over the time of its FLOPs at the matmul rate or of its bytes at the copy rate, the longer one.
+  // The time of an operation relative to its lower bound: FLOPs at the matmul rate or bytes at the copy rate.
   double over_floor(const Work& w) const { return w.seconds / std::max(w.flops / rate, w.bytes / bandwidth); }
 
   void print_profile(const Candidate& c) const {
-    std::printf("\n%s, its last run:\n", c.label.c_str());
+    std::printf("\n%s, profile of one run:\n", c.label.c_str());
     std::vector<Work> work = c.work;
     std::sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.seconds > b.seconds; });
     double total = 0;
@@ -205,9 +206,9 @@ class BenchCommand : public Command {
     table.print();
   }
 
-  // Our algorithms may not split sums. What that costs shows beside the library's free choice.
+  // Shows what it costs that our algorithms may not split sums.
   void print_products(Json& json) const {
-    std::printf("\nMatrix products by cuBLASLt, beside its free choice of algorithm with 32 MiB of workspace:\n");
+    std::printf("\ncuBLASLt matrix products, compared with its own choice of algorithm and 32 MiB of workspace:\n");
     TextTable table({"product", "GFLOP/s", "waves", "free choice", "waves", "ratio"});
     for (const ProductTiming& p : products) {
       table.add({p.name, format("%.1f", p.ours.rate / 1e9), format("%.2f", p.ours.waves),

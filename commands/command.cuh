@@ -1,4 +1,4 @@
-// The commands of the program. Each has a file of its own, adds its options to the parser, and runs when it is parsed.
+// The commands of the program. Each one has its own file, adds its options to the parser, and runs when it is parsed.
 #pragma once
 
 #include <memory>

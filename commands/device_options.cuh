@@ -1,4 +1,4 @@
-// Where a command computes, and in which types.
+// Options for the device and the types of a command.
 #pragma once
 
 #include "commands/model_options.cuh"
@@ -9,7 +9,7 @@ namespace streambp {
 struct DeviceOptions {
   std::string device = "auto", dtype = "auto", gradient = "auto", optimizer = "adamw";
 
-  // Commands differ in their types and optimizers. The types last as `lasts` says.
+  // Commands support different types and optimizers. `lasts` applies to the type options.
   void add_to(OptionTable& options, const std::vector<std::string>& types, const std::vector<std::string>& optimizers,
               Lasts lasts = Lasts::no);
 

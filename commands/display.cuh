@@ -1,4 +1,4 @@
-// Printing generated text: valid UTF-8, and on a terminal without control characters.
+// Prints generated text as valid UTF-8; on a terminal, without control characters.
 #pragma once
 
 #include <unistd.h>
@@ -34,7 +34,7 @@ inline void show(std::string_view text, bool raw) {
   std::fflush(stdout);
 }
 
-// A note for the user about a completion that was cut short.
+// Tells the user that a completion was cut off.
 inline std::string note(const Continuation& text, Index room) {
   if (text.end == Ending::length)
     return "[stopped after " + std::to_string(text.tokens.size()) + " tokens; --length allows more]";
@@ -42,7 +42,8 @@ inline std::string note(const Continuation& text, Index room) {
   return "";
 }
 
-// The text of a growing completion, without its stop token; raw: with all special tokens. `before`: the tokens before it.
+// The text of a completion during generation, without its stop token; raw: with all special tokens. `before`: the
+// tokens that precede it.
 class GrowingText {
  public:
   GrowingText(const Tokenizer& tokenizer, bool raw, const Tokens& before)
@@ -50,7 +51,7 @@ class GrowingText {
     for (const std::int32_t token : before) decoder.add(token);
   }
 
-  // Decodes the newest token. Returns the text that is complete, which may be empty within a character.
+  // Decodes the newest token. Returns the new text; empty if a character is still incomplete.
   std::string add(const Continuation& text) {
     std::string more;
     if (raw || text.end != Ending::stop) more = decoder.add(text.tokens.back());
@@ -66,8 +67,8 @@ class GrowingText {
   std::string all;
 };
 
-// Prints completions that grow side by side in order, each under its heading: the first unfinished one as it grows, the
-// others after it.
+// Prints parallel completions in order, each under its heading. The first unfinished one is streamed; the others are
+// printed after it.
 class Display {
  public:
   Display(Index room, bool raw) : room(room), raw(raw) {}
@@ -92,7 +93,7 @@ class Display {
     bool ended = false;
   };
 
-  // Prints the new part of the first unfinished completion. Returns whether it is finished now.
+  // Prints the new part of the first unfinished completion. Returns whether it is now finished.
   bool show_front() {
     Entry& entry = texts[front];
     if (entry.shown == 0 && !opened) show(entry.heading, raw), opened = true;

@@ -12,10 +12,10 @@ namespace {
 constexpr const char* kEvalDescription =
     "Measure a model's loss and perplexity on documents.\n\n"
     "  streambp eval --model qwen3-0.6b/ --data held-out.jsonl books.txt\n\n"
-    "Documents longer than --length are read in pieces that do not see each other: their loss is not that of one\n"
-    "forward pass, and eval says so. The second table is by context, the tokens before a target in its document or\n"
-    "piece: a model that uses its context does better with more. Data files are those of streambp tokenize; the loss\n"
-    "covers the same tokens as in training.";
+    "Documents longer than --length are split into pieces that do not see each other, so their loss is higher than\n"
+    "that of one forward pass; eval reports this. The second table groups targets by context length, the number of\n"
+    "tokens before them in their document or piece: a model that uses its context has a lower loss with more of it.\n"
+    "Data files are as for streambp tokenize; the loss covers the same tokens as in training.";
 
 class EvalCommand : public Command {
  public:
@@ -29,7 +29,7 @@ class EvalCommand : public Command {
     options.add("--length", {&length, "Maximum tokens of a stream (default: chosen by model and memory)",
                              checks::between(2, kLongestStream), Lasts::no, "none"});
     options.add("--json",
-                {&json_file, "Write the figures to this JSON file, too", checks::writable_file(), Lasts::no, "none"});
+                {&json_file, "Also write the results to this JSON file", checks::writable_file(), Lasts::no, "none"});
     device.add_to(options, {"auto", "f32", "bf16"}, {});
     device.optimizer = "none";
   }
@@ -61,7 +61,7 @@ class EvalCommand : public Command {
     }
   };
 
-  static constexpr Index kFirstBucket = 128;  // tokens of context; every other bucket is as wide as all before it
+  static constexpr Index kFirstBucket = 128;  // tokens of context; every further bucket ends at twice the context
 
   void run() {
     model = model_directory(model);
@@ -81,7 +81,7 @@ class EvalCommand : public Command {
     print(files);
   }
 
-  // A token file as it is; other data through a temporary token file.
+  // Opens a token file directly; other data goes through a temporary token file.
   TokenFile read_tokens(const fs::path& path) const {
     if (path.extension() == ".safetensors") return TokenFile(path);
     const fs::path made = fs::temp_directory_path() / ("streambp-" + std::to_string(std::random_device()()));
@@ -185,9 +185,9 @@ class EvalCommand : public Command {
     by_file.print();
     if (split > 0) {
       std::printf(
-          "%ld of %ld documents are longer than %ld tokens. They were read in pieces that do not see each other, so\n"
-          "their loss is higher than that of one forward pass%s.\n",
-          split, documents, length, config.positions == Positions::rope ? "; a larger --length reads them whole" : "");
+          "%ld of %ld documents are longer than %ld tokens. They were split into pieces that do not see each other,\n"
+          "so their loss is higher than that of one forward pass%s.\n",
+          split, documents, length, config.positions == Positions::rope ? "; a larger --length avoids this" : "");
     }
     std::printf("\n");
     by_position.print();

@@ -8,7 +8,7 @@ namespace streambp {
 namespace {
 
 constexpr const char* kExamplesDescription =
-    "Write example data, to see its format and to try training with it.\n\n"
+    "Write example data that shows the formats and can be used to try training.\n\n"
     "  streambp examples preferences --out preferences.jsonl   pairs of answers; the polite one is chosen\n"
     "  streambp examples answers --out answers.jsonl           such answers of both kinds, for SFT\n"
     "  streambp examples groups --out groups.jsonl             groups of such answers, with rewards\n"

@@ -17,9 +17,9 @@ constexpr const char* kGenerateDescription =
     "  streambp generate --model qwen3-0.6b/                         a conversation\n"
     "  streambp generate --model gpt2/ --prompt \"Once upon a time\" --samples 3\n"
     "  streambp generate --model qwen3-0.6b/ --chat --prompts questions.txt --json answers.json\n\n"
-    "Without prompts it chats on a terminal, in the layout of the model's chat template; elsewhere standard input is\n"
-    "the prompt. /reset starts a new conversation, /quit or Ctrl-D ends it. Sampling defaults come from the model's\n"
-    "generation_config.json. The same seed gives the same text.";
+    "Without prompts, it chats on a terminal, in the layout of the model's chat template; otherwise one prompt is\n"
+    "read from standard input. /reset starts a new conversation, /quit or Ctrl-D ends it. Sampling defaults come\n"
+    "from the model's generation_config.json. The same seed gives the same text.";
 
 class GenerateCommand : public Command {
  public:
@@ -32,7 +32,7 @@ class GenerateCommand : public Command {
     options.section("Prompts");
     options.add("--prompt", {&prompts, "One or more prompts"});
     options.add("--prompts", {&prompt_file,
-                              "A file of prompts, one a line; .jsonl: an object a line, with \"prompt\" or "
+                              "A file of prompts, one per line; .jsonl: one object per line, with \"prompt\" or "
                               "\"messages\""});
     options.add_with_optional_value(
         "--chat", {&layout, "Prompts are user messages; with a name, in this chat layout: " + Chat::names()});
@@ -42,24 +42,24 @@ class GenerateCommand : public Command {
     options.section("Sampling");
     options.add("--length", {&length, "Maximum tokens of a completion", checks::between(1, 1 << 24)});
     options.add("--temperature", {&sampling.temperature, "0: greedy decoding", checks::not_negative(), Lasts::no,
-                                  "that of generation_config.json, else 0.8"});
+                                  "from generation_config.json, else 0.8"});
     options.add("--top-k", {&sampling.top_k,
-                            "Sample from the k most likely tokens; 0: from all",
+                            "Sample from the k most likely tokens; 0: all tokens",
                             {},
                             Lasts::no,
-                            "that of generation_config.json, else 0"});
+                            "from generation_config.json, else 0"});
     options.add("--top-p", {&sampling.top_p,
                             "Sample from the smallest set of tokens with this total probability",
                             {},
                             Lasts::no,
-                            "that of generation_config.json, else 0.95"});
+                            "from generation_config.json, else 0.95"});
     options.add("--seed", {&sampling.seed, "Random seed"});
 
     options.section("Output");
     options.add("--json", {&json_file, "Write prompts, completions, tokens and log-probs to this file",
                            checks::writable_file(), Lasts::no, "none"});
     options.add("--raw", {&raw, "Show special tokens and control characters"});
-    options.add("--stats", {&stats, "Show how fast weights were read, and the speed against memory bandwidth"});
+    options.add("--stats", {&stats, "Show how fast weights were loaded, and compare the speed with memory bandwidth"});
   }
 
  private:
@@ -173,9 +173,9 @@ class GenerateCommand : public Command {
 
   std::size_t memory(Index slots, Index room) const { return plan_generation(step, {slots, room, chunk}); }
 
-  // As many sequences side by side as fit into memory.
+  // The number of sequences in parallel that fit into memory.
   Index fitting_slots(Index texts, Index room) const {
-    constexpr Index most = 16;  // a CPU gains little from more
+    constexpr Index most = 16;  // more gain little on a CPU
     const std::size_t free = free_memory(step.device);
     auto fits = [&](Index slots, Index room) { return memory(slots, room) <= free; };
     const Index slots = largest(std::min(texts, most), [&](Index n) { return fits(n, room); });
@@ -194,7 +194,7 @@ class GenerateCommand : public Command {
     const std::size_t bytes = engine->load(model);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (stats)
-      std::fprintf(stderr, "[%s of weights read at %.1f GB/s]\n", human_bytes(bytes).c_str(),
+      std::fprintf(stderr, "[loaded %s of weights at %.1f GB/s]\n", human_bytes(bytes).c_str(),
                    static_cast<double>(bytes) / seconds * 1e-9);
     f(*engine->generator(slots, room, chunk));
   }
@@ -248,7 +248,7 @@ class GenerateCommand : public Command {
     });
   }
 
-  // The model's answer to the last message; nothing if the message is unusable.
+  // The model's answer to the last message; empty if the message is unusable.
   std::optional<std::string> turn(TextGenerator& generator, const std::vector<Message>& messages) {
     Tokens tokens;
     try {
@@ -299,7 +299,7 @@ class GenerateCommand : public Command {
       if (stats) {
         const double bytes = bytes_of_step(), rate = read_rate(step.device);
         const double step_seconds = after / static_cast<double>(watch.steps);
-        line += format("; a step %.2f ms, %.2f of the %.2f ms in which %s of weights are read at %.1f GB/s",
+        line += format("; %.2f ms per step, %.2f of memory bandwidth (%.2f ms to read %s of weights at %.1f GB/s)",
                        1e3 * step_seconds, bytes / rate / step_seconds, 1e3 * bytes / rate,
                        human_bytes(static_cast<std::size_t>(bytes)).c_str(), rate / 1e9);
       }
@@ -308,7 +308,7 @@ class GenerateCommand : public Command {
     std::fprintf(stderr, "%s]\n", line.c_str());
   }
 
-  // Bytes of weights that a step reads: all but embeddings that are not the head, of which it reads a few rows.
+  // Bytes of weights that a step reads: everything except embedding tables, unless the head is tied.
   double bytes_of_step() const {
     Index numbers = parameter_count(config);
     if (!config.tied) numbers -= config.vocab * config.hidden;

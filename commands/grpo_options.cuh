@@ -1,4 +1,4 @@
-// The options of on-line GRPO: what is sampled and who rewards it. Without a reward GRPO is off-line.
+// The options of on-line GRPO: sampling and rewards. Without a reward, GRPO is off-line.
 #pragma once
 
 #include "commands/option_table.cuh"
@@ -35,7 +35,7 @@ struct GrpoOptions : GrpoSettings {
   bool any_given() const { return options_->any_given({std::begin(kFlags), std::end(kFlags)}); }
 
   void check() const {
-    require(reward.empty() || program.empty(), "--reward and --reward-cmd exclude each other; give one of them");
+    require(reward.empty() || program.empty(), "--reward and --reward-cmd cannot be combined; give one of them");
     require(online() || !any_given(), "options such as --group are for completions that the program samples, with ",
             "--reward or --reward-cmd");
   }

@@ -36,8 +36,8 @@ void ModelOptions::add_to(OptionTable& options, const std::string& model_option,
 
 Config ModelOptions::named() const {
   for (const std::string& flag : size_flags_) {
-    require(!options_->given(flag), flag, " describes a new model by family and sizes, and \"", model,
-            "\" has its sizes; leave out one of them");
+    require(!options_->given(flag), flag, " sets a size of a new model, but \"", model,
+            "\" already has its sizes; leave out one of them");
   }
   const auto known = known_models().find(model);
   if (known != known_models().end()) return known->second;
@@ -48,7 +48,7 @@ Config ModelOptions::named() const {
 
 Config ModelOptions::config(Index max_length) const {
   if (!model.empty()) return named();
-  require(family_names().contains(family), "there is no family ", quote(family));
+  require(family_names().contains(family), "unknown model family ", quote(family));
   const bool gpt2 = family == "gpt2", gemma = family == "gemma3";
   const bool tied_by_default = gpt2 || gemma || family == "qwen2" || family == "qwen3";
   require(head_dim > 0 || hidden % heads == 0, "--hidden ", hidden, " is not divisible by --heads ", heads,

@@ -13,7 +13,7 @@ struct ModelOptions {
   std::string tied = "auto";
 
   enum class Vocabulary { fixed, an_option };
-  // model_option: the option that names a model; empty: none. The options of family and sizes last as `lasts` says.
+  // model_option: the option that names a model; empty: none. `lasts` applies to the options of family and sizes.
   void add_to(OptionTable& options, const std::string& model_option, Vocabulary vocabulary, Lasts lasts = Lasts::no);
 
   bool sizes_given() const { return options_->any_given(size_flags_); }

@@ -30,7 +30,7 @@ void ObjectiveOptions::add_to(OptionTable& options, Lasts lasts) {
 
 void ObjectiveOptions::check() const {
   auto belongs = [&](const char* flag, bool fits, const char* to) {
-    require(!options_->given(flag) || fits, flag, " is for ", to, ", and the objective is ", objective);
+    require(!options_->given(flag) || fits, flag, " is for ", to, ", but the objective is ", objective);
   };
   const bool dpo = objective == "dpo", grpo = objective == "grpo";
   belongs("--mean", !dpo, "--objective sft and grpo");
@@ -45,13 +45,13 @@ void ObjectiveOptions::require_kind(const TokenFile& file) const {
   if (dpo != file.preferences()) {
     fail(file.name(), dpo ? ": no preferences; --objective dpo trains on lines such as "
                             R"({"prompt": "...", "chosen": "...", "rejected": "..."})"
-                          : ": these are preferences; train on them with --objective dpo");
+                          : ": contains preferences; train on them with --objective dpo");
   }
   if (grpo != file.groups()) {
     fail(file.name(), grpo ? ": no groups of completions; --objective grpo trains on lines such as "
                              R"({"prompt": "...", "completions": ["...", "..."], "rewards": [1, 0]}, )"
                              "or, with --reward or --reward-cmd, on completions that it samples"
-                           : ": these are groups of completions; train on them with --objective grpo");
+                           : ": contains groups of completions; train on them with --objective grpo");
   }
 }
 

@@ -1,4 +1,4 @@
-// The options that say what is minimised, for all commands that compute a gradient or plan one.
+// The options of the training objective, for all commands that compute or plan a gradient.
 #pragma once
 
 #include "commands/option_table.cuh"

@@ -33,7 +33,7 @@ constexpr bool is_list = false;
 template <class V>
 constexpr bool is_list<std::vector<V>> = true;
 
-// The check of the type itself, before the row's own.
+// The check of the type, which comes before the row's own check.
 Check check_of_type(const Target& target) {
   return std::visit(
       [](auto* value) -> Check {
@@ -60,7 +60,7 @@ Json to_json(const Target& target) {
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
 
-// What is wrong with a value of the option, from wherever it came.
+// What is wrong with a value of the option, from the command line or a checkpoint.
 std::string wrong(const Row& row, const Json& value) {
   if (value.is_array()) {
     for (const Json& element : value) {
@@ -99,20 +99,20 @@ Check between(double least, double most) {
 Check positive() {
   return [](const std::string& text) {
     const auto value = number(text);
-    return value && std::isfinite(*value) && *value > 0 ? "" : text + " is not a finite number above 0";
+    return value && std::isfinite(*value) && *value > 0 ? "" : text + " is not a finite number greater than 0";
   };
 }
 
 Check not_negative() {
   return [](const std::string& text) {
     const auto value = number(text);
-    return value && std::isfinite(*value) && *value >= 0 ? "" : text + " is not a finite number from 0 on";
+    return value && std::isfinite(*value) && *value >= 0 ? "" : text + " is not a finite number of at least 0";
   };
 }
 
 namespace {
 
-// What f(text) throws is what is wrong.
+// The error is the message that f(text) throws.
 Check accepted_by(std::function<void(const std::string&)> f) {
   return [=](const std::string& text) -> std::string {
     try {
@@ -196,10 +196,10 @@ void OptionTable::restore(const Json& options, const std::string& file, const st
         (stored.is_number() && here.is_number() && (stored.is_number_integer() || !here.is_number_integer())) ||
         stored.type() == here.type();
     streambp::require(alike, file, ": the option ", e.flag, " has a value of the wrong type");
-    // A default may be a special value that the command line does not take, such as an empty text.
+    // A default may be a special value that the command line does not accept, such as an empty string.
     const std::string error = stored == e.initial ? "" : wrong(e.row, stored);
     streambp::require(error.empty(), file, ": the option ", e.flag, ": ", error, "; is the file damaged?");
-    // "auto" agrees with whatever it came to.
+    // "auto" agrees with the value that it was resolved to.
     streambp::require(!given(e.flag) || here == stored || here == "auto", e.flag, " ", here.dump(), ": the run in ",
                       run, " was started with ", stored.dump(), "; leave the option out, or start a new run");
     try {

@@ -1,5 +1,5 @@
-// The options of a command as a table: one row declares an option's flag, default, help and check, and whether
-// `train --resume` brings it back. (CLI11 does the parsing, in option_table.cpp alone: it is slow to compile.)
+// The options of a command as a table: one row declares an option's flag, default, help and check, and whether `train
+// --resume` restores it. (CLI11 does the parsing. Only option_table.cpp includes it, because it is slow to compile.)
 #pragma once
 
 #include <cstdint>
@@ -31,12 +31,12 @@ Check writable_file();
 
 // What --resume does with an option.
 enum class Lasts {
-  no,     // belongs to one start of the program
-  kept,   // continues as it was, unless the command line changes it
-  fixed,  // decides the bits of the result; the command line cannot change it
+  no,     // applies to this invocation only
+  kept,   // restored, unless the command line changes it
+  fixed,  // restored; the command line cannot change it, because it affects the bits of the result
 };
 
-// Where an option's value goes. What is there beforehand is the default.
+// Where an option's value is stored. Its initial value is the default.
 using Target =
     std::variant<bool*, Index*, double*, std::uint64_t*, std::string*, std::vector<std::string>*, std::vector<Index>*>;
 
@@ -45,7 +45,7 @@ struct Row {
   std::string help;
   Check check = {};
   Lasts lasts = Lasts::no;
-  std::string shown_default = {};  // by --help, where it is not the value's own
+  std::string shown_default = {};  // the default shown by --help, if it differs from the value
 };
 
 class OptionTable {
@@ -53,24 +53,24 @@ class OptionTable {
   // Adds a command to the program. run() is called once its options are parsed.
   OptionTable(CLI::App& program, const std::string& command, const std::string& description, std::function<void()> run);
 
-  // Rows added from now on stand under this heading in --help.
+  // Rows added from now on appear under this heading in --help.
   void section(const std::string& heading) { section_ = heading; }
-  // A flag begins with "--"; without, the argument stands alone.
+  // A flag begins with "--"; a name without it is a positional argument.
   void add(const std::string& flag, Row row);
-  // An option whose value may be left out.
+  // The same, but the value of the option may be omitted.
   void add_with_optional_value(const std::string& flag, Row row);
   void require(const std::string& flag);
-  // Refuses to take both.
+  // Refuses to accept both options.
   void exclude(const std::string& flag, const std::string& other);
-  // Some of them are one setting: if one is given, --resume brings none of them back.
+  // These options form one setting: if one of them is given, --resume restores none of them.
   void keep_together(std::vector<std::string> flags) { together_ = std::move(flags); }
 
   bool given(const std::string& flag) const;
   bool any_given(const std::vector<std::string>& flags) const;
 
-  // The options that last, for a checkpoint.
+  // The values of the options that last, for a checkpoint.
   Json lasting() const;
-  // Takes them from a checkpoint. `file` and `run` name it in messages.
+  // Restores them from a checkpoint. Messages name `file` and `run`.
   void restore(const Json& options, const std::string& file, const std::string& run);
 
  private:

@@ -1,4 +1,4 @@
-// streambp plan: memory and work of a training step, without doing it.
+// streambp plan: memory and FLOPs of a training step, without running it.
 #include "commands/command.cuh"
 #include "commands/model_options.cuh"
 #include "commands/objective_options.cuh"
@@ -11,9 +11,9 @@ namespace streambp {
 namespace {
 
 constexpr const char* kPlanDescription =
-    "Show the memory and work of a training step, without doing it.\n\n"
-    "The real training step runs on a device that only counts, so the answer is exact: the size in bytes of the one\n"
-    "block of memory that a run allocates. Three questions:\n\n"
+    "Show the memory and FLOPs of a training step, without running it.\n\n"
+    "The real training step runs on a device that only counts, so the answer is exact: the size in bytes of the\n"
+    "memory block that a run allocates. It answers three questions:\n\n"
     "  streambp plan qwen3-8b --length 100000                 what does a step at this length need?\n"
     "  streambp plan qwen3-8b --memory 80GiB                  how long can the token stream be?\n"
     "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?\n\n"
@@ -61,7 +61,7 @@ class PlanCommand : public Command {
                 {&timeline_file, "Write memory by kind through one step, in the three modes, to this JSON file",
                  checks::writable_file(), Lasts::no, "none"});
     options.add("--json",
-                {&json_file, "Write the answer to this JSON file, too", checks::writable_file(), Lasts::no, "none"});
+                {&json_file, "Also write the answer to this JSON file", checks::writable_file(), Lasts::no, "none"});
   }
 
  private:
@@ -167,7 +167,7 @@ class PlanCommand : public Command {
     const std::size_t least = plan(settings, length, schedule_for(Mode::stream, settings.config, length, kTile)).peak;
     require(found > 0, "a step on ", length, " tokens needs at least ", human_bytes(least), ", more than the ",
             human_bytes(budget),
-            " allowed; give more --memory or a shorter --length (without --length, plan tells the longest)");
+            " allowed; use more --memory or a shorter --length (without --length, plan shows the longest)");
     std::printf("Largest chunk in %s: %ld rows\n\n", human_bytes(budget).c_str(), found);
     result["chunk"] = chunk = found;
   }
@@ -188,7 +188,7 @@ class PlanCommand : public Command {
   }
 
   void write_timeline(Index rows) {
-    constexpr std::size_t parts = 1000;  // more than a picture shows
+    constexpr std::size_t parts = 1000;  // more than a plot can show
     Json file = result;
     file.update({{"length", rows}, {"chunk", chunk}, {"name", model.model}, {"kinds", kKindNames}});
     for (Mode mode : kModes) {

@@ -1,4 +1,4 @@
-// What the program does to its own process before anything else.
+// Prepares the process before anything else.
 #pragma once
 
 #include <fcntl.h>
@@ -8,14 +8,14 @@
 
 namespace streambp {
 
-// Whoever starts the program may have closed its standard descriptors. The next files to be opened would take their
-// numbers, and receive what is printed.
+// Opens /dev/null on closed standard descriptors. Otherwise the next files opened would get their numbers and receive
+// what the program prints.
 inline void open_standard_descriptors() {
   for (int file = 0; file <= 2; ++file)
     if (fcntl(file, F_GETFD) < 0) open("/dev/null", O_RDWR);
 }
 
-// Call first in main: it may start the program once more.
+// Call first in main: it may execute the program again.
 inline void set_up_process(char** argv) {
   open_standard_descriptors();
   signal(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG, and the file is cleaned up

@@ -17,7 +17,7 @@ constexpr const char* kProgramDescription =
     "streambp: exact backpropagation of long sequences in little memory.\n\n"
     "  streambp train           train a model (without options: a small one, in two minutes)\n"
     "  streambp verify          prove that the gradient is the full-memory gradient, bit for bit\n"
-    "  streambp plan MODEL      show the memory and work of a training step at any length\n"
+    "  streambp plan MODEL      show the memory and FLOPs of a training step at any length\n"
     "  streambp bench           measure the speed of a training step\n"
     "  streambp tokenize        turn data into tokens\n"
     "  streambp eval            measure a model's loss on documents, by file and by position\n"
@@ -40,7 +40,7 @@ std::string version() {
   return text;
 }
 
-// What was printed must have reached its destination.
+// Reports output that could not be written.
 void flush_output() {
   std::cout.flush();
   if (std::fflush(stdout) != 0 || std::ferror(stdout) || !std::cout)

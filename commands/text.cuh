@@ -1,4 +1,4 @@
-// Sizes and counts as people write and read them, and tables.
+// Human-readable sizes and counts, and tables.
 #pragma once
 
 #include <algorithm>

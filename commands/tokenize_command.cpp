@@ -1,4 +1,4 @@
-// streambp tokenize: data as tokens, ahead of training or to inspect.
+// streambp tokenize: tokenises data, ahead of training or for inspection.
 #include <omp.h>
 #include "commands/command.cuh"
 #include "commands/display.cuh"
@@ -11,9 +11,9 @@ namespace streambp {
 namespace {
 
 constexpr const char* kTokenizeDescription =
-    "Turn data into the tokens that a model is trained on.\n\n"
+    "Tokenise data for training.\n\n"
     "  streambp tokenize --model qwen3-0.6b/ --data chats.jsonl --out chats.safetensors --show 3\n\n"
-    "Data files: .jsonl with one object a line,\n"
+    "Data files: .jsonl with one object per line,\n"
     "  {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, {\"role\": \"assistant\", \"content\": \"...\"}]}\n"
     "  {\"prompt\": \"...\", \"completion\": \"...\"}   or   {\"text\": \"...\"}\n"
     "  {\"prompt\": \"...\", \"chosen\": \"...\", \"rejected\": \"...\"}              preferences\n"
@@ -60,7 +60,7 @@ class TokenizeCommand : public Command {
     std::printf("%s tokens/s on %d threads\n", human_count(tokens / seconds).c_str(), omp_get_max_threads());
     const std::string skipped = file.metadata().at("skipped");
     if (skipped != "0") {
-      std::printf("skipped %s of the data, the first: %s\n", skipped.c_str(),
+      std::printf("examples skipped: %s, the first: %s\n", skipped.c_str(),
                   file.metadata().at("first_skipped").c_str());
     }
   }

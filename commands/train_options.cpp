@@ -8,14 +8,14 @@ constexpr const char* kTrainDescription =
     "Train a language model with exact gradients in little memory: fine-tune a model, or train one from scratch.\n\n"
     "Fine-tuning takes a model directory in Hugging Face's layout and a file of conversations:\n\n"
     "  streambp train --model Qwen3-0.6B --data chats.jsonl --out tuned\n\n"
-    "Every checkpoint in --out is a model directory, too. Without --model, a small Llama learns stories that the\n"
-    "program makes up, in two minutes on two cores, and prints a sample. With your own text and half a gigabyte:\n\n"
+    "Every checkpoint in --out is also a model directory. Without --model, train trains a small Llama on generated\n"
+    "stories, in two minutes on two cores, and prints a sample. With your own text and half a gigabyte:\n\n"
     "  streambp train --data book.txt --length 4096 --memory 512MiB --steps 2000 --out book\n\n"
     "A run writes metrics.jsonl and checkpoints to its output directory. --out DIR --resume continues it with the "
     "same\n"
     "bits as if it had never stopped, in any mode and with any chunk. Ctrl-C finishes the step and saves a checkpoint.";
 
-// A shortcut for rows: a whole number from `least` to `most`.
+// A row for a whole number from `least` to `most`.
 Row whole(Index& value, const char* help, double least, double most, Lasts lasts, const char* shown = "") {
   return {&value, help, checks::between(least, most), lasts, shown};
 }
@@ -44,12 +44,12 @@ void TrainOptions::add_data_options() {
       {&data,
        "Training data. With --model: .jsonl with messages, prompt and completion, or text; for dpo prompt, chosen "
        "and rejected; for grpo prompt, completions and rewards, or prompts only; token files; texts. From "
-       "scratch: one text, whose bytes are the tokens (default: stories that the program makes up)",
+       "scratch: one text; its bytes are the tokens (default: generated stories)",
        {},
        Lasts::fixed});
   table.add("--length", whole(length, "Tokens of a document, or with --model of a pack of documents", 2, 1 << 24,
                               Lasts::fixed, "768; with --model chosen by data and memory"));
-  table.add("--batch", whole(batch, "Documents, or packs, in a micro-batch, laid end to end in one token stream", 1,
+  table.add("--batch", whole(batch, "Documents, or packs, per micro-batch, laid end to end in one token stream", 1,
                              1 << 20, Lasts::fixed, "2; with --model 1"));
   table.add("--accumulate", whole(micro_batches, "Micro-batches per step", 1, 1 << 12, Lasts::fixed));
   table.add("--eval-fraction",
@@ -59,7 +59,7 @@ void TrainOptions::add_data_options() {
   table.add("--learn", {&learn, "Tokens in the loss: answers (completions and the assistant's messages) or all",
                         checks::one_of({"answers", "all"}), Lasts::fixed});
   table.add("--too-long",
-            {&too_long, "What happens to documents longer than --length; pairs and groups are never split, but refused",
+            {&too_long, "What to do with documents longer than --length; pairs and groups are never split, but refused",
              checks::one_of({"split", "truncate", "refuse"}), Lasts::fixed});
   table.add("--skip-bad", {&tokens.skip_bad, "Skip unusable lines instead of stopping at the first", {}, Lasts::fixed});
 }
@@ -104,8 +104,8 @@ void TrainOptions::add_output_options() {
   table.add("--eval-every",
             whole(evaluation_interval, "Steps between evaluations; 0: only at the end", 0, 1 << 30, Lasts::kept));
   table.add("--checkpoint-every",
-            whole(checkpoint_interval, "Steps between checkpoints, all of which stay; 0: only at the end", 0, 1 << 30,
-                  Lasts::kept, "about every 10 minutes; the newest two stay"));
+            whole(checkpoint_interval, "Steps between checkpoints, all of which are kept; 0: only at the end", 0,
+                  1 << 30, Lasts::kept, "about every 10 minutes; the newest two are kept"));
   table.add("--resume",
             {&resume, "Continue the run in --out from its newest checkpoint, or from the beginning if it has none"});
   table.add("--stop-after", whole(stop_after, "Stop after this step, with a checkpoint, as if interrupted; 0: never", 0,
@@ -166,7 +166,7 @@ void TrainOptions::check_data() const {
   });
   for (const char* flag : {"--chat", "--learn", "--skip-bad"}) {
     require(!given(flag) || !all_tokens || !fine_tunes() || data.empty(), flag,
-            " is for text, and these data are tokens already");
+            " is for text, but this data is already tokenised");
   }
   for (const char* flag :
        {"--chat", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype", "--objective"}) {
@@ -178,12 +178,12 @@ void TrainOptions::check_data() const {
   }
   require(!fine_tunes() || !data.empty(), "--model needs --data FILE to train on");
   require(fine_tunes() || data.size() <= 1, "--data: from scratch a model trains on one text");
-  require(!fine_tunes() || !model.sizes_given(), "--model has its sizes; leave out the options of ",
+  require(!fine_tunes() || !model.sizes_given(), "--model already has its sizes; leave out the options of ",
           "models from scratch");
   for (const std::string& path : data) regular_file_size(path);
 }
 
-// A round begins with sampling, so checkpoints lie between rounds.
+// Every round begins with sampling, so checkpoints are only possible between rounds.
 void TrainOptions::check_grpo() const {
   if (objectives.objective != "grpo") {
     require(!grpo.any_given(), "options such as --group and --reward need --objective grpo");

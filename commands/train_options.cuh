@@ -30,8 +30,8 @@ struct TrainOptions {
 
   TrainOptions(CLI::App& program, std::function<void()> run);
 
-  // Completes the options: those of the run to resume, whose checkpoint or run.json is `state_file`, or the defaults of
-  // fine-tuning. Then refuses those that do not fit together.
+  // Completes the options, from `state_file` (the checkpoint or run.json of the run to resume) or with the defaults of
+  // fine-tuning. Then refuses combinations that make no sense.
   void settle(const std::filesystem::path& state_file);
 
   bool given(const std::string& flag) const { return table.given(flag); }

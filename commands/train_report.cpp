@@ -6,7 +6,7 @@ namespace streambp {
 
 namespace {
 
-// The measures that the console shows; metrics.jsonl has all.
+// The metrics shown on the console; metrics.jsonl has all of them.
 std::string shown(const Measures& measures) {
   std::string text;
   for (const char* name : {"accuracy", "margin", "reward", "length", "kl", "clip_fraction"}) {
@@ -16,7 +16,7 @@ std::string shown(const Measures& measures) {
   return text;
 }
 
-// Returns to the beginning of the line on a terminal, where a step's line may stand.
+// On a terminal, moves to the beginning of the line and clears it, because it may hold the progress of a step.
 const char* fresh_line() { return isatty(STDOUT_FILENO) ? "\r\033[K" : ""; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a training run tells: on the console, and in metrics.jsonl.
+// The progress reports of a training run: on the console, and in metrics.jsonl.
 #pragma once
 
 #include <chrono>
@@ -10,11 +10,11 @@ namespace streambp {
 
 class TrainReport {
  public:
-  // machine_rate: FLOP/s of large matrix products, the yardstick of utilisation.
+  // machine_rate: FLOP/s of large matrix products, the baseline of utilisation.
   TrainReport(RunDirectory& directory, const TrainOptions& options, Index first_step, double machine_rate)
       : directory_(directory), options_(options), first_step_(first_step), machine_rate_(machine_rate) {}
 
-  // Before the first step.
+  // Called before the first step.
   void begin(const TrainTask& task) const;
 
   void step(Index step, const std::vector<Batch>& batches, const StepResult& result, const DeviceBase& device,

@@ -12,7 +12,7 @@ namespace streambp {
 
 namespace {
 
-// Removes the files that a refused run has added to its directory.
+// Removes the files that a refused run added to its directory.
 class NewFiles {
  public:
   explicit NewFiles(const fs::path& directory) : directory_(directory), before_(files()) {}
@@ -54,23 +54,23 @@ class Preparation {
       prepare_prompts();
       choose_schedule();
     } else {
-      directory.create();  // the tokens are kept there
+      directory.create();  // the token cache is there
       NewFiles tokens(directory.path());
       prepare_documents();
       choose_schedule();
       tokens.keep();
     }
-    o.device.dtype = task.settings.dtype == DType::bf16 ? "bf16" : "f32";  // the type that "auto" chose lasts
+    o.device.dtype = task.settings.dtype == DType::bf16 ? "bf16" : "f32";  // store the type that "auto" chose
     return std::move(task);
   }
 
  private:
-  // Where the weights and their files come from.
+  // Where the initial weights and the other files of the model come from.
   fs::path start() const { return checkpoint.empty() ? fs::path(model_directory(o.model.model)) : checkpoint; }
 
   // From scratch: bytes of a text.
   void prepare_text() {
-    const std::string name = o.data.empty() ? "the program's own stories" : o.data[0];
+    const std::string name = o.data.empty() ? "generated stories" : o.data[0];
     task.text = std::make_shared<Text>(
         o.data.empty() ? stories(o.seed, std::size_t{1} << 21) : read_file(o.data[0], std::size_t{1} << 36),
         o.evaluation_fraction, o.length, name);
@@ -109,17 +109,17 @@ class Preparation {
                               file.documents() / file.together(), kDataUnits[static_cast<int>(file.kind())],
                               file.token_count(), file.learned_count(), file.longest_together());
     if (task.documents->left_out > 0) text += format("; %ld have no targets within --length", task.documents->left_out);
-    if (task.documents->evaluation.empty()) text += "; none is held out";
+    if (task.documents->evaluation.empty()) text += "; none are held out";
     return text;
   }
 
   void note_skipped_lines(const TokenFile& file) {
     const auto about = file.metadata();
     if (!about.contains("skipped") || !about.contains("first_skipped") || about.at("skipped") == "0") return;
-    task.notes.push_back("skipped " + about.at("skipped") + " of the data, the first: " + about.at("first_skipped"));
+    task.notes.push_back("examples skipped: " + about.at("skipped") + ", the first: " + about.at("first_skipped"));
   }
 
-  // On-line GRPO: prompts, whose completions the model samples.
+  // On-line GRPO: prompts for which the model samples completions.
   void prepare_prompts() {
     const fs::path reference = reference_model();
     settle_layout();
@@ -133,7 +133,7 @@ class Preparation {
     if (!o.resumed && !o.given("--length")) o.length = std::min(all, std::max<Index>(longest, 4096));
     require(o.length >= longest, "--length ", o.length, ": the longest prompt and its completion have ", longest,
             " tokens");
-    task.settings = o.device.settings(config, o.length < all ? 2 : 1);  // two stand for any larger number
+    task.settings = o.device.settings(config, o.length < all ? 2 : 1);  // two have the memory of any larger number
     task.settings.objective = o.objectives.settings(o.grpo.completion);
     if (!o.resumed) settle_steps(task.grpo->steps_per_epoch());
     task.source.description = format("%ld prompts, %ld with %ld completions each in a round", task.grpo->prompts(),
@@ -141,7 +141,7 @@ class Preparation {
     task.source.fingerprint = task.grpo->fingerprint;
   }
 
-  // The model of --kl: the one that the run began with.
+  // The reference model of --kl: the model that the run started from.
   fs::path reference_model() {
     if (!o.resumed || checkpoint.empty()) {
       const fs::path model = fs::absolute(model_directory(o.model.model));
@@ -154,7 +154,7 @@ class Preparation {
     const Json stored = parse_json(task.reference, state);
     const fs::path model = Fields(stored, state).get<std::string>("path");
     require(fs::is_directory(model) && model_key(model) == stored.at("model"), model.string(),
-            ": is not the model any more that the run in ", o.out, " began with, which --kl needs; restore it");
+            ": is no longer the model that the run in ", o.out, " started from, which --kl needs; restore it");
     return model;
   }
 
@@ -164,7 +164,7 @@ class Preparation {
     return Fields(state, path.string()).get<std::string>("reference");
   }
 
-  // Checkpoints are written as the model was read.
+  // Checkpoints have the layout of the model that was loaded.
   void settle_layout() {
     task.layout.emplace(start());
     const std::map<std::string, const char*> types = {{"f32", "F32"}, {"bf16", "BF16"}, {"f16", "F16"}};
@@ -175,7 +175,7 @@ class Preparation {
   void settle_steps(Index of_an_epoch) {
     if (!o.given("--steps")) {
       const double steps = std::ceil(o.epochs * static_cast<double>(of_an_epoch));
-      require(steps < 0x1p30, "--epochs ", o.epochs, " makes more than 2^30 steps; give less");
+      require(steps < 0x1p30, "--epochs ", o.epochs, " is more than 2^30 steps; use fewer");
       o.optimizer.steps = round_up(std::max<Index>(1, static_cast<Index>(steps)), o.online_grpo() ? o.grpo.inner : 1);
     }
     if (!o.given("--warmup")) o.optimizer.warmup = std::min<Index>(20, o.optimizer.steps / 10);
@@ -196,8 +196,8 @@ class Preparation {
     return chosen ? o.chunk : default_chunk(task.settings.tile);
   }
 
-  // The length of a pack: that of the longest document, and a few thousand tokens at least, so that a step has little
-  // overhead; but no more than memory allows or the data fill.
+  // The length of a pack: at least the longest document, and at least a few thousand tokens, so that a step has little
+  // overhead; but no more than fits into memory and no more than there is data.
   Index length_for(const TokenFile& file) const {
     constexpr Index usual = 4096;
     const StepSettings& s = task.settings;
@@ -212,7 +212,7 @@ class Preparation {
     if (needed(wanted) <= room) return wanted;
     const Index fits = longest_for_budget(s, mode, chunk(), room) / o.batch / kTile * kTile;
     require(fits > 0, "training this model needs ", human_bytes(needed(kTile)), " for the shortest documents, and ",
-            human_bytes(room), o.memory.empty() ? " are free" : " are what --memory allows",
+            human_bytes(room), o.memory.empty() ? " are free" : " are allowed by --memory",
             "; use a smaller model, or a narrower --dtype or --optimizer");
     return fits;
   }
@@ -227,7 +227,7 @@ class Preparation {
       o.chunk = chunk_for_budget(s, rows, budget);
       require(o.chunk > 0, "a step needs at least ",
               human_bytes(plan(s, rows, schedule_for(mode, s.config, rows, s.tile, s.tile)).peak),
-              ", more than --memory ", o.memory, "; give more, or a smaller --batch, --length or model");
+              ", more than --memory ", o.memory, "; use more memory, or a smaller --batch, --length or model");
     }
     check_chunk(o.chunk, s.tile);
     task.schedule = schedule_for(mode, s.config, rows, o.chunk, s.tile);
@@ -235,7 +235,8 @@ class Preparation {
     plan_memory();
   }
 
-  // A step, an evaluation and a sample. On-line GRPO samples as many completions at once as fit into a step's memory.
+  // The memory of a step, an evaluation and a sample. On-line GRPO samples as many completions in parallel as fit into
+  // a step's memory.
   void plan_memory() {
     auto planned = [&](const GenerationShape& g) { return plan_run(task.settings, o.rows(), task.schedule, g); };
     if (!task.grpo) {
@@ -278,7 +279,7 @@ void attach_reference_logps(Engine& engine, TrainTask& task, const TrainOptions&
   }
   auto logps = find_reference(places, task.reference, file);
   if (!logps) {
-    require(task.reference == key(), options.model.model, ": is not the model any more that the run in ", options.out,
+    require(task.reference == key(), options.model.model, ": is no longer the model that the run in ", options.out,
             " started from; its reference log-probs are needed: restore the model, or ",
             reference_name(task.reference));
     engine.load(model_directory(options.model.model));

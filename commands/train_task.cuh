@@ -1,4 +1,4 @@
-// The task of a training run: its data, settings, schedule and memory, decided before anything is trained or written.
+// The task of a training run: data, settings, schedule and memory. They are decided before training or writing starts.
 #pragma once
 
 #include <memory>
@@ -25,17 +25,17 @@ struct TrainTask {
   std::size_t memory = 0;                // of the whole run
   std::vector<std::string> notes;        // for the user
 
-  // Off-line groups without "old_logps" were sampled by the reference model, as far as we know.
+  // Off-line groups without "old_logps" are assumed to be sampled by the reference model.
   bool needs_reference_logps() const {
     const bool sampled_by_it = token_file && token_file->groups() && token_file->old().empty();
     return !grpo && (settings.objective.has_reference() || sampled_by_it);
   }
 };
 
-// Decides what the options leave open. A refused run leaves no files behind.
+// Decides everything that the options leave open. A refused run leaves no files behind.
 TrainTask prepare(TrainOptions& options, RunDirectory& directory);
 
-// Gives the documents their reference log-probs: cached by an earlier run, or computed now by `engine`.
+// Attaches reference log-probs to the documents: from the cache of an earlier run, or computed by `engine`.
 void attach_reference_logps(Engine& engine, TrainTask& task, const TrainOptions& options,
                             const RunDirectory& directory);
 

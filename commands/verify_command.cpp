@@ -1,10 +1,10 @@
-// streambp verify: a proof, on this machine, that StreamBP's gradient is the full-memory gradient.
+// streambp verify: checks on this machine that StreamBP's gradient is the full-memory gradient.
 //
-//   exact       the float64 gradient is the oracle's, to 1e-10 (with --oracle)
+//   exact       the float64 gradient equals the oracle's to 1e-10 (with --oracle)
 //   same bits   every mode and chunk gives the same gradient, loss and log-probs, bit for bit
-//   planned     every mode takes exactly the planned memory
-//   rounding    the distance from the float64 gradient. Full memory has the same, so it is reported; it fails only beyond
-//               what rounding in this type can explain
+//   planned     every mode uses exactly the planned memory
+//   rounding    the error against the float64 gradient. Full memory has the same error, so it is only reported; it is a
+//               failure only if rounding in this type cannot explain it
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
 #include "commands/verify_input.cuh"
@@ -96,7 +96,7 @@ class VerifyCommand : public Command {
              {"runs", Json::array()}};
   }
 
-  // Reference log-probs, old log-probs and advantages near what the model itself gives.
+  // Adds reference log-probs, old log-probs and advantages close to the model's own.
   void add_objective_data() {
     if (input_.objective.kind == ObjectiveKind::sft) return;
     StepSettings sft = in_float64_;
@@ -105,7 +105,7 @@ class VerifyCommand : public Command {
     input_.batch = with_objective_data(input_.batch, gradient_in(sft, full).logp);
   }
 
-  // From here on the oracle's gradient is the truth.
+  // From here on, the oracle's gradient is the ground truth.
   void compare_with_oracle(GradientRun& truth) {
     progress("oracle");
     const auto start = std::chrono::steady_clock::now();
@@ -205,7 +205,7 @@ class VerifyCommand : public Command {
             engine->warnings()};
   }
 
-  // Fills the oracle's model.
+  // Sets the weights of the oracle's model.
   std::function<void(Cpu&, Model<double>&)> weights_in_float64() const {
     return [this](Cpu& host, Model<double>& m) {
       const auto engine = make_engine(in_float64_, 0, plan_generation(in_float64_, {}));

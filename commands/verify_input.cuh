@@ -1,4 +1,4 @@
-// What `streambp verify` verifies on: a model, and a batch of random documents, of the user's data or of given tokens.
+// The input of `streambp verify`: a model, and a batch of random documents, user data or given tokens.
 #pragma once
 
 #include "commands/model_options.cuh"
@@ -34,7 +34,7 @@ class VerifyInput {
 
   // Reads or draws the batch, and checks it against the model.
   void prepare() {
-    require(data_.empty() || tokens_file_.empty(), "--data and --tokens both give the tokens; leave out one");
+    require(data_.empty() || tokens_file_.empty(), "--data and --tokens cannot be combined; leave out one");
     objective = objectives.settings(length_);
     if (objective.kind == ObjectiveKind::dpo && !options_->given("--documents")) documents_ = 4;
     if (fs::is_directory(model.model)) model.model = model_directory(model.model);

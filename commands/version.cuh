@@ -1,4 +1,4 @@
-// Which program this is. version.cpp is made from version.cpp.in by the build.
+// The version of the program. The build generates version.cpp from version.cpp.in.
 #pragma once
 
 namespace streambp {

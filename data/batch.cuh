@@ -1,4 +1,4 @@
-// A token batch with what the objectives need besides.
+// A token batch with the extra data of the objectives.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@ struct Batch : TokenBatch {
   std::vector<double> advantages = {};  // of the token's document
 };
 
-// Refuses a batch with parts of different lengths, or with numbers that are not finite.
+// Refuses a batch with fields of different lengths, or with values that are not finite.
 inline void require_shape(const Batch& batch) {
   require_shape(static_cast<const TokenBatch&>(batch));
   const std::size_t n = batch.tokens.size();

@@ -60,7 +60,7 @@ struct MlpGradient {
   Matrix<T> dgate, dup;
 };
 
-// The gradients overwrite gate and up, and are returned under their new names.
+// The gradients overwrite gate and up. They are returned under new names.
 template <class Device, class T>
 MlpGradient<T> activation_backward(Device& dev, Mlp kind, Matrix<T> gate, Matrix<T> up, Input<T> dy) {
   require_shape("activation backward", "dy", dy, up.rows, up.cols);

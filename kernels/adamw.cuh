@@ -3,11 +3,11 @@
 //   m = β₁ m + (1 - β₁) g          v = β₂ v + (1 - β₂) g²
 //   w = w - rate (m̂ / (sqrt(v̂) + eps) + decay w),          m̂ = m / (1 - β₁ᵗ),  v̂ = v / (1 - β₂ᵗ)
 //
-// g is the accumulated gradient times `gradient_scale` (clipping). For bfloat16 weights there are two ways: either a
-// float32 master copy takes the updates, and the weight is its rounded value; or there is no master copy, and
-// stochastic rounding keeps updates that are smaller than half an ulp of their weight: rounding up or down at random,
-// with probabilities that make the expected value exact. The random bits depend on the step and the element only, so a
-// run is reproducible bit for bit.
+// g is the accumulated gradient times `gradient_scale` (clipping). bfloat16 weights are updated in one of two ways.
+// With a float32 master copy, the update goes to the copy and the weight is its rounded value. Without one, the weight
+// is updated with stochastic rounding: it is rounded up or down at random, with probabilities that make the expected
+// value exact, so updates smaller than half an ulp are not lost. The random bits depend only on the step and the
+// element, so a run is reproducible bit for bit.
 #pragma once
 
 #include <cmath>
@@ -28,7 +28,7 @@ struct AdamW {
   std::uint64_t parameter = 0;  // index of the tensor; seeds its stochastic rounding
 };
 
-// M: type of the moments. The master copy is empty where the weight itself takes the updates.
+// M: type of the moments. The master copy is empty if the weight is updated directly.
 template <class M>
 struct AdamWState {
   Matrix<float> master;
@@ -88,12 +88,12 @@ void compute_adamw(Cpu&, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, c
 
 namespace cuda {
 
-// Rounds to T. float32: unchanged. bfloat16: adding 16 random bits rounds up with the probability (of 65536) that the
-// bits to cut off stand for.
+// Rounds to T. float32: unchanged. bfloat16: stochastic rounding. Adding 16 random bits and truncating rounds up with
+// probability (truncated bits) / 65536.
 template <class T>
 __device__ T stochastic_round(float x, std::uint64_t random_bits) {
   if constexpr (std::is_same_v<T, BFloat16>) {
-    if (!(std::abs(x) < INFINITY)) return BFloat16(x);  // adding to the bits of a NaN could make it a number
+    if (!(std::abs(x) < INFINITY)) return BFloat16(x);  // adding bits to a NaN could turn it into a number
     const auto bits = std::bit_cast<std::uint32_t>(x) + static_cast<std::uint32_t>(random_bits & 0xffffu);
     return BFloat16(std::bit_cast<float>(bits & 0xffff0000u));
   } else {

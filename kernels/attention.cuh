@@ -11,8 +11,9 @@
 // a running maximum and sum per row (online softmax): when a tile of keys raises the maximum, the sums so far are
 // rescaled.
 //
-// A call computes the query rows span.rows of the stream against keys 0 .. span.rows.end. dK and dV of a tile of keys
-// add queries from the last tile to the first, and the heads of a group in order: the same order for any chunk.
+// A call computes the query rows span.rows of the stream against keys 0 .. span.rows.end. The dK and dV of a key tile
+// are summed over query tiles from last to first, and within a tile over the heads of the group in order. This order is
+// the same for any chunk.
 #pragma once
 
 #include <cmath>
@@ -30,8 +31,8 @@
 
 namespace streambp {
 
-// Smaller than kTile, because half of the tiles on the diagonal is wasted. A divisor of it, so that chunks are whole
-// tiles.
+// Smaller than kTile, because half of each tile on the diagonal is wasted work. It divides kTile, so a chunk is a whole
+// number of attention tiles.
 constexpr Index kAttentionTile = 128;
 static_assert(kTile % kAttentionTile == 0);
 
@@ -50,7 +51,7 @@ void attention(Device& dev, const AttentionOutput<T>& out, const std::type_ident
   if constexpr (Device::computes) compute_attention(dev, out, in, span);
 }
 
-// Assigns dq. Adds to dk and dv of all rows up to span.rows.end.
+// Writes dq. Adds to dk and dv for all rows up to span.rows.end.
 template <class Device, class T>
 void attention_backward(Device& dev, const AttentionGradient<T>& gradient, Input<T> dout,
                         const std::type_identity_t<AttentionInput<T>>& in,
@@ -85,7 +86,7 @@ struct ScoreTile {
   Matrix<T> values;
 };
 
-// The columns of the tile that its row i attends to; possibly none.
+// The columns of the tile that row i of the tile attends to. May be empty.
 template <class T>
 Rows visible(const ScoreTile<T>& tile, Index i, Matrix<const std::int32_t> key_begin, Index window) {
   const Rows keys = keys_of(tile.queries.begin + i, key_begin, window);
@@ -93,7 +94,7 @@ Rows visible(const ScoreTile<T>& tile, Index i, Matrix<const std::int32_t> key_b
   return {begin, std::clamp(keys.end - tile.keys.begin, begin, tile.keys.size())};
 }
 
-// row[j] = f(j) for visible columns, 0 for the others.
+// row[j] = f(j) for visible columns, 0 elsewhere.
 template <class T, class F>
 void replace_row(T* row, Index n, Rows visible, F&& f) {
   std::fill(row, row + visible.begin, T(0));
@@ -128,8 +129,8 @@ void online_softmax_row(T* s, Index n, Rows visible, RunningSoftmax<T>& running,
   sum += tile_sum;
 }
 
-// S = scale Q Kᵀ, and O += P V. With few queries, as in generation, the time goes into reading K and V; few_rows and
-// a loop like it read them once.
+// S = scale Q Kᵀ, and O += P V. With few queries, as in generation, reading K and V dominates, so few_rows and a
+// similar loop read each of them once.
 constexpr Index kFewQueries = 8;
 
 template <class T>
@@ -180,7 +181,7 @@ void attention_tile(const AttentionOutput<T>& out, const AttentionInput<T>& in, 
   }
 }
 
-// The same backward: assigns dq, adds to dk and dv. `scores` has room for P and dP.
+// The backward pass of the same tile: writes dq, adds to dk and dv. `scores` has room for P and dP.
 template <class T>
 void attention_backward_tile(const AttentionGradient<T>& gradient, const AttentionUpstream<T>& upstream,
                              const AttentionInput<T>& in, const AttentionSpan& span, T* scores) {
@@ -235,7 +236,7 @@ void compute_attention(Cpu&, const AttentionOutput<T>& out, const AttentionInput
     std::vector<T> scores(kAttentionTile * kAttentionTile);
 #pragma omp for collapse(2) schedule(dynamic)
     for (Index h = 0; h < shape.heads; ++h) {
-      for (Index t = tiles.count - 1; t >= 0; --t) {  // the longest work first
+      for (Index t = tiles.count - 1; t >= 0; --t) {  // longest tiles first
         const Rows chunk = tiles.in_chunk(t);
         const Index kv = h / shape.group() * dim;
         cpu::attention_tile<T>({out.attended.slice(chunk).columns(h * dim, dim), out.lse.slice(chunk).columns(h, 1)},

@@ -18,14 +18,14 @@ struct AttentionShape {
   constexpr Index group() const { return heads / kv_heads; }  // query heads that share a key/value head
 };
 
-// The first token that each token of the stream may attend to. on_host: the same numbers in host memory, to count
-// FLOPs. It may be empty (as on Plan); then the stream counts as one document.
+// The first token that each token of the stream may attend to. on_host: a copy in host memory, used to count FLOPs. If
+// it is empty (as on Plan), the stream counts as one document.
 struct DocumentMask {
   Matrix<const std::int32_t> key_begin;
   std::span<const std::int32_t> on_host = {};
 };
 
-// Query rows of the stream, and the keys that they attend to.
+// Query rows of the stream and the keys they attend to.
 struct AttentionSpan {
   DocumentMask mask;
   Rows rows;
@@ -39,7 +39,7 @@ struct AttentionInput {
   Matrix<const T> q, k, v;
 };
 
-// attended: as q. lse: log Σ exp(score), of width heads.
+// attended: same shape as q. lse: log Σ exp(score), of width heads.
 template <class T>
 struct AttentionOutput {
   Matrix<T> attended;
@@ -52,7 +52,7 @@ struct AttentionGradient {
   Matrix<Accumulator<T>> dk, dv;
 };
 
-// What the backward pass reads besides the input. delta: rowsum(dout * attended) of each head.
+// What the backward pass reads in addition to the forward input. delta: rowsum(dout * attended) of each head.
 template <class T>
 struct AttentionUpstream {
   Matrix<const T> dout;
@@ -65,7 +65,7 @@ constexpr Rows keys_of(Index row, Matrix<const std::int32_t> key_begin, Index wi
   return {window > 0 ? most(begin, row - window + 1) : begin, row + 1};
 }
 
-// Query-key pairs of the span: the work of attention.
+// The number of query-key pairs in the span. Attention FLOPs are proportional to it.
 inline double attention_pairs(const AttentionSpan& span) {
   const Index window = span.shape.window;
   const auto on_host = span.mask.on_host;

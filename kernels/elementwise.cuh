@@ -55,7 +55,7 @@ void add_column_sums(Device& dev, Matrix<G> out, Matrix<T> x) {
   }
 }
 
-// Writes partial sums, for the host to add.
+// Writes partial sums; the host adds them.
 template <class Device, class T>
 void sum_of_squares(Device& dev, Matrix<double> sums, Matrix<T> x) {
   require_shape("sum of squares", "sums", sums, 1, kSquareSums);
@@ -164,8 +164,8 @@ void group_sums(Cuda& dev, Matrix<float> partial, Matrix<T> x) {
 
 namespace cuda {
 
-// A block sums 32 columns. Each of its warps sums the groups of one tile of rows. Then the sums of tiles are added one
-// after the other, so the number of tiles in a call does not matter.
+// A block sums 32 columns. Each of its warps sums the groups of one tile of rows. Then the tile sums are added one by
+// one, so the result does not depend on the number of tiles per call.
 constexpr int kTilesAtOnce = 16;
 static __global__ void __launch_bounds__(kTilesAtOnce* kWarp)
     add_groups_kernel(Matrix<float> out, Matrix<float> partial) {

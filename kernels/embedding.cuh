@@ -4,8 +4,8 @@
 //   backward         dtokens[token[i]] += scale dx[i]                              scale: √hidden in Gemma, else 1
 //                    dpositions[position[i]] += dx[i]                              rows i from last to first
 //
-// In the backward pass a row of a table adds up all rows of the stream that use it. rows_by_index sorts the rows of the
-// stream so that these are adjacent, from last to first.
+// In the backward pass, the gradient of a table row is the sum over all rows of the stream that use it. rows_by_index
+// sorts the rows of the stream so that these are adjacent, from last to first.
 #pragma once
 
 #include <numeric>
@@ -54,7 +54,7 @@ void embedding_backward(Device& dev, const EmbeddingTables<G>& dtables, const Em
   }
 }
 
-// The rows of a stream sorted by their index (a token or a position); rows of one index from last to first.
+// The rows of a stream, sorted by index (token or position). Rows with equal index go from last to first.
 inline std::vector<std::int32_t> rows_by_index(const std::vector<std::int32_t>& indices) {
   std::vector<std::int32_t> rows(indices.size());
   std::iota(rows.rbegin(), rows.rend(), 0);
@@ -76,7 +76,7 @@ void compute_embedding(Cpu&, Matrix<T> x, const EmbeddingIndex& index, const Emb
   }
 }
 
-// Threads share the columns, so each one adds the rows in order.
+// Threads split the columns, so every sum adds its rows in order.
 template <class T, class G>
 void scatter_add_rows(Cpu&, Matrix<G> table, Matrix<const std::int32_t> indices, Matrix<const std::int32_t> by_index,
                       Matrix<T> dx, T scale) {
@@ -113,7 +113,7 @@ void compute_embedding(Cuda& dev, Matrix<T> x, const EmbeddingIndex& index, cons
   cuda::for_each_pack(dev, x.rows, x.cols, f, x, token_table, position_table);
 }
 
-// The thread of the first slot of an index adds up all slots of that index.
+// The thread at the first slot of an index sums all slots of that index.
 template <class T, class G>
 void scatter_add_rows(Cuda& dev, Matrix<G> table, Matrix<const std::int32_t> indices,
                       Matrix<const std::int32_t> by_index, Matrix<T> dx, T table_scale) {

@@ -1,7 +1,8 @@
 // Attention in bfloat16 on tensor cores, tile by tile; see attention.cuh for the formulas, and flash/ for the kernels.
 //
-// The scores of a tile never leave the registers: the result of one product has the layout of the left operand of the
-// next one. Copies from global memory overlap with tensor cores: one tile ahead for the operand that is needed first.
+// The scores of a tile never leave the registers, because the result of one product already has the layout of the next
+// product's left operand. Copies from global memory overlap with tensor-core work: the operand needed first is loaded
+// one tile ahead.
 #pragma once
 
 #include "kernels/flash/backward.cuh"
@@ -61,7 +62,7 @@ inline void compute_attention_backward(Cuda& dev, const AttentionGradient<BFloat
     const cuda::TilesOf tiles(span.rows, Size::kQueries);
     cuda::launch(dev, cuda::flash_queries_kernel<dim()>, cuda::grid_of(tiles.count, shape.heads), cuda::kTileThreads,
                  cuda::FlashQueriesMemory<dim()>::kBytes, input, upstream, gradient.dq, static_cast<int>(tiles.last));
-    constexpr Index parts = dim() / Size::kColumns;  // of the columns of dK and dV
+    constexpr Index parts = dim() / Size::kColumns;  // the columns of dK and dV are split into this many parts
     cuda::launch(dev, cuda::flash_keys_kernel<dim()>,
                  cuda::grid_of(ceil_div(span.rows.end, Size::kKeys), shape.kv_heads * parts), cuda::kTileThreads,
                  cuda::FlashKeysMemory<dim()>::kBytes, input, upstream, gradient.dk, gradient.dv);

@@ -1,4 +1,4 @@
-// The end of the language model: log-probs of the targets from a chunk of logits, and back.
+// The language-model head: log-probs of the targets from a chunk of logits, and the gradient of the logits.
 //
 //   forward          logp[t] = logits[t][target] - log Σ_v exp(logits[t][v])
 //   backward         dlogits[t] = w[t] (onehot(target) - softmax(logits[t])),      w[t] = d loss / d logp[t]
@@ -18,13 +18,13 @@
 
 namespace streambp {
 
-// Writes logp. Destroys the logits.
+// Writes logp. Overwrites the logits.
 template <class Device, class T, class A>
 void log_probabilities(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets) {
   log_probabilities_and_gradient(dev, logp, logits, targets, TokenWeights<A>{});
 }
 
-// Writes logp. The gradient overwrites the logits, and is returned under its new name.
+// Writes logp. The gradient overwrites the logits. It is returned under a new name.
 template <class Device, class T, class A>
 Matrix<T> log_probabilities_backward(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
                                      const std::type_identity_t<TokenWeights<A>>& w) {
@@ -111,7 +111,7 @@ __device__ inline void merge_lanes(Softmax& softmax) {
   }
 }
 
-// One block per row. The first pass reads the row from memory, the second one from the cache.
+// One block per row. The first pass reads the row from memory, the second from the cache.
 constexpr int kHeadThreads = 1024;
 static_assert(kHeadThreads == kWarp * kWarp);
 template <int N, class T>
@@ -139,10 +139,10 @@ __global__ void __launch_bounds__(kHeadThreads)
   auto* warps = shared_memory<Softmax>();
   if (lane == 0) warps[warp] = softmax;
   __syncthreads();
-  softmax = warps[lane];  // a block has as many warps as a warp has lanes
+  softmax = warps[lane];  // the number of warps in a block equals the number of lanes in a warp
   merge_lanes(softmax);
   const float target_logit = static_cast<float>(row[target]);
-  __syncthreads();  // all threads have read the target's logit; now it may be overwritten
+  __syncthreads();  // all threads have read the target's logit before it is overwritten
   const float row_logp = target_logit - softmax.maximum - std::log(softmax.sum);
   if (threadIdx.x == 0) logp(0, i) = row_logp;
   if (!w) return;

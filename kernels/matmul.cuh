@@ -7,12 +7,12 @@
 //
 // CPU: the unit of work is one tile of rows times one block of columns, computed by a single-threaded GEMM of the CBLAS
 // library; threads share the units. Units have the same shape for any chunk and any number of threads, so every result
-// has the same bits. dw adds tiles from last to first. Generation multiplies a few rows at a time, which is bound by
-// reading w: a last tile of at most kFewRows rows goes through cpu::few_rows.
+// has the same bits. dw adds tiles from last to first. Generation multiplies only a few rows at a time and is bound by
+// reading w, so a last tile of at most kFewRows rows uses cpu::few_rows.
 //
 // GPU: cuBLASLt. Its algorithm is chosen once per shape of weight, for one tile of rows, and used for any number of
-// rows. It may not split a sum among blocks, so the result for a row does not depend on the rows around it. dw adds
-// tiles (of the device's size) from last to first, in float32.
+// rows. It may not split a sum across blocks, so the result of a row does not depend on other rows. dw adds tiles (of
+// the device's size) from last to first, in float32.
 #pragma once
 
 #include "kernels/base/device.cuh"
@@ -65,8 +65,8 @@ void matmul_backward_weight(Device& dev, Matrix<G> dw, Matrix<G> dbias, Matrix<T
 namespace cpu {
 
 constexpr Index kColumns = 384;        // columns of a unit of work
-constexpr Index kWeightColumns = 768;  // columns of a unit of dw, which has kColumns rows
-constexpr Index kFewRows = 16;         // with more rows the library's product is as fast
+constexpr Index kWeightColumns = 768;  // columns of a unit of dw; it has kColumns rows
+constexpr Index kFewRows = 16;         // from here on the library is as fast
 
 }  // namespace cpu
 

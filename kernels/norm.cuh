@@ -7,8 +7,8 @@
 //                    dx = r (g - x̂ mean(g * x̂) - mean(g))          the last term for LayerNorm only
 //                    dweight += Σ_rows dy * x̂        dbias += Σ_rows dy
 //
-// The backward pass recomputes the statistics, which is cheaper than storing them. It adds dx where x is the residual
-// stream, and assigns it elsewhere.
+// The backward pass recomputes the statistics, which is cheaper than storing them. It adds to dx if x is the residual
+// stream and overwrites dx otherwise.
 #pragma once
 
 #include <cmath>
@@ -46,7 +46,7 @@ void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T>>& in
   if constexpr (Device::computes) compute_norm(dev, y, in);
 }
 
-// With Update::assign, dx may be the memory of dy or of x.
+// With Update::assign, dx may alias dy or x.
 template <class Device, class T, class G>
 void norm_backward(Device& dev, Matrix<T> dx, const NormWeights<G>& dweights, Input<T> dy,
                    const std::type_identity_t<NormInput<T>>& in, Update update) {
@@ -89,7 +89,8 @@ NormStatistics<T> norm_statistics(const T* x, Index n, const NormStyle& style) {
   return {static_cast<T>(mean), static_cast<T>(1 / std::sqrt(squares / static_cast<double>(n) + style.eps))};
 }
 
-// The backward pass of a group of rows. Writes its part of dweight and dbias to a row of sums; dbias_sum may be null.
+// The backward pass of a group of rows. Writes the group's part of dweight and dbias to a row of sums; dbias_sum may be
+// null.
 template <class T, class G>
 void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy, const NormInput<T>& in,
                          Update update) {
@@ -116,7 +117,7 @@ void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy
       const T d = scale * (dy_j * (offset + w[j]) - normed * mean_gx - mean_g);
       dweight_sum[j] += dy_j * normed;
       if (dbias_sum) dbias_sum[j] += dy_j;
-      dx_row[j] = update == Update::add ? dx_row[j] + d : d;  // last: dx may be dy or x
+      dx_row[j] = update == Update::add ? dx_row[j] + d : d;  // written last: dx may alias dy or x
     }
   }
 }
@@ -156,7 +157,7 @@ void compute_norm_backward(Cpu&, Matrix<T> dx, const NormWeights<G>& group_sums,
 
 namespace cuda {
 
-// Computed by a warp.
+// Computed by one warp.
 template <int N, class T>
 __device__ NormStatistics<float> norm_statistics(const T* x, Index n, float eps, bool centered) {
   const int lane = threadIdx.x % kWarp;
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(Matrix<T> y, NormInput<T
   }
 }
 
-// Replaces each value by its sum over the threads of the block. scratch: N floats for each warp.
+// Replaces each value by its sum over all threads of the block. scratch: N floats per warp.
 template <int N>
 __device__ void block_sums(float (&values)[N], float* scratch) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
@@ -210,7 +211,7 @@ __device__ void block_sums(float (&values)[N], float* scratch) {
 
 constexpr int kRowsAtOnce = 4, kNormThreads = 512;
 
-// The backward pass of kRowsAtOnce rows, from `begin` on, by all threads of a block: several rows at once, to have
+// The backward pass of kRowsAtOnce rows, starting at `begin`, by all threads of a block. Several rows at once keep
 // enough loads in flight. A thread handles the same columns of every row: first, first + step, ...
 template <int N, class T>
 struct NormBackwardRows {
@@ -275,7 +276,7 @@ struct NormBackwardRows {
           dw.x[k] += d.x[k] * normed;
           db.x[k] += d.x[k];
         }
-        store(dx.row(i) + j, result);  // last: dx may be dy or x
+        store(dx.row(i) + j, result);  // written last: dx may alias dy or x
       }
       store(dweight_sum + j, dw);
       if (!dbias_sum) continue;

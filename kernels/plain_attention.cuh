@@ -1,5 +1,5 @@
-// Attention in float32 on the GPU, for verification: one warp per row and head. It goes over keys (or queries) in tiles
-// of 32: each lane computes the score of one of them, and then sums some of the head's columns over all 32.
+// Attention in float32 on the GPU, for verification: one warp per row and head. The warp loops over keys (or queries)
+// in tiles of 32: each lane computes one score, and then sums some of the head's columns over all 32.
 #pragma once
 
 #include "kernels/attention_shape.cuh"
@@ -39,7 +39,7 @@ struct HeadSum {
   }
 };
 
-// The warps of a block have consecutive rows. blockIdx.y is the head.
+// The warps of a block process consecutive rows. blockIdx.y is the head.
 __device__ inline Index row_of_warp() { return static_cast<Index>(blockIdx.x) * kPlainWarps + threadIdx.x / kWarp; }
 
 static __global__ void __launch_bounds__(kPlainThreads)

@@ -1,7 +1,7 @@
-// The weight of each token: w[t] = d loss / d logp[t]. This is all that the backward pass knows of an objective.
+// The weight of each token: w[t] = d loss / d logp[t]. The backward pass needs nothing else from an objective.
 //
 // A weight is either fixed before the forward pass, or a function of the token's own log-prob. The second kind is the
-// slope of the clipped objective of PPO and GRPO, with a penalty for leaving the reference model:
+// derivative of the clipped objective of PPO and GRPO, with a KL penalty against the reference model:
 //
 //   l(logp) = -min(r a, clip(r, lowest, highest) a) + k (e^δ - δ - 1),     r = e^(logp - old),  δ = reference - logp
 //   l'      = -r a, or 0 where clipped  +  k (1 - e^δ)
@@ -30,8 +30,8 @@ struct ClippedRatio {
   }
 };
 
-// The weights of a chunk's tokens. Each matrix is 1 x rows, or empty: without `old`, the policy itself has sampled the
-// tokens, and r = 1; without `kl`, k = 0.
+// The weights of a chunk's tokens. Each matrix is 1 x rows, or empty: without `old`, the current policy sampled the
+// tokens (r = 1); without `kl`, k = 0.
 template <class A>
 struct TokenWeights {
   Matrix<const A> fixed = {}, advantage = {}, old = {}, kl = {}, reference = {};

@@ -1,4 +1,5 @@
-// Weight offload: a model's weights wait in an unnamed temporary file while the device holds others in their place.
+// Weight offload: keeps a model's weights in an unnamed temporary file while their memory on the device holds other
+// weights.
 #pragma once
 
 #include <cerrno>
@@ -14,8 +15,8 @@ template <class Device, class T>
 class OffloadedWeights {
  public:
   OffloadedWeights(Device& dev, Model<T>& model) : dev_(dev), model_(model), file_(std::tmpfile()) {
-    require(file_ != nullptr, "cannot make a temporary file for the weights: ", std::strerror(errno),
-            "; set TMPDIR to a directory with room");
+    require(file_ != nullptr, "cannot create a temporary file for the weights: ", std::strerror(errno),
+            "; set TMPDIR to a directory with enough space");
     for (auto& e : table(model_.config, model_.weights)) {
       const std::vector<T> numbers = to_host(dev_, *e.matrix);
       require(std::fwrite(numbers.data(), sizeof(T), numbers.size(), file_) == numbers.size(),

@@ -1,5 +1,5 @@
-// What forward keeps for backward: the input of every layer, and in full mode all its activations. It is a stack: forward
-// opens the layers in order, backward closes them from the last to the first.
+// What forward saves for backward: the input of every layer, and in full mode all its activations. It is a stack:
+// forward pushes the layers in order, backward pops them from last to first.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace streambp {
 
-// Everything stays in the device's memory.
+// Keeps everything in device memory.
 template <class Device, class T>
 class ResidentSaved {
  public:
@@ -20,8 +20,8 @@ class ResidentSaved {
         keep_(keep),
         output_(allocate<T>(dev, rows, config.hidden, Kind::saved)) {}
 
-  // Makes room for what is kept of the next layer, and returns the matrix for its input. If nothing is kept, all layers
-  // work in place, on the matrix of the output.
+  // Allocates what is saved of the next layer and returns the matrix for its input. If nothing is saved, all layers
+  // work in place on the output matrix.
   Matrix<T> open() {
     Saved saved{dev_.arena.mark(), output_, {}, {}};
     if (keep_ != Keep::nothing) saved.input = allocate<T>(dev_, rows_, config_.hidden, Kind::saved);

@@ -1,4 +1,4 @@
-// The two settings of the walk: how many rows go through a layer at a time, and what is kept of them.
+// The two settings of the walk: how many rows go through a layer at a time, and what is kept for backward.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace streambp {
 
-// What stays in memory between the forward and the backward pass. `nothing` allows no backward pass.
+// What stays in memory between forward and backward. `nothing` is for forward only.
 enum class Keep { nothing, inputs, activations };
 
 struct Schedule {

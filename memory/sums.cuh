@@ -1,5 +1,5 @@
-// Gradient sums: the gradient of one section of the parameter table (a layer, the head, the embedding) while chunks of
-// rows add to it.
+// Gradient sums: the gradient of one section of the parameter table (a layer, the head, the embedding), accumulated
+// over chunks of rows.
 #pragma once
 
 #include <utility>
@@ -33,7 +33,7 @@ class Sums {
   }
   Sums(const Sums&) = delete;
 
-  // The section is complete for this micro-batch.
+  // Call when all chunks of this micro-batch have been added.
   void finish() {
     if constexpr (!std::is_same_v<G, A>) {
       for (std::size_t i = 0; i < sums.size(); ++i) add(dev, *gradient[i].matrix, *sums[i].matrix);

@@ -1,12 +1,12 @@
-// Weights are leased: the walk takes a layer's weights when it comes to the layer and gives them back when it leaves it.
-// It cannot tell where they come from.
+// Weights are leased: the walk takes a layer's weights before it computes the layer and gives them back afterwards. It
+// does not know where they are stored.
 #pragma once
 
 #include "model/parameters.cuh"
 
 namespace streambp {
 
-// All weights stay in the device's memory; a lease is a reference.
+// All weights stay in device memory; a lease is a reference.
 template <class T>
 class ResidentWeights {
  public:

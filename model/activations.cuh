@@ -1,4 +1,4 @@
-// What exists of a layer while a chunk of rows goes through it.
+// The activations of one layer for one chunk of rows.
 #pragma once
 
 #include "kernels/base/device.cuh"
@@ -36,7 +36,7 @@ KeysValues<T> allocate_keys_values(Device& dev, const Config& c, Index rows) {
   return {k, allocate<T>(dev, rows, c.kv_width(), Kind::keys_values)};
 }
 
-// Only what computing K and V takes.
+// Only the activations needed to compute K and V.
 template <class T, class Device>
 Activations<T> allocate_key_value_activations(Device& dev, const Config& c, Index rows) {
   Activations<T> a;

@@ -27,10 +27,10 @@ enum class Positions { learned, rope };
 struct Config {
   std::string family = "llama";
   Index vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, mlp = 0;
-  Index max_length = 0;  // rows of a learned position table, or else the context length of pretraining
+  Index max_length = 0;  // rows of the learned position table; with RoPE, the context length of pretraining
   Norm norm = Norm::rms;
   double norm_eps = 1e-5, norm_offset = 0;
-  bool post_norms = false;  // the outputs of attention and MLP are normed before they are added
+  bool post_norms = false;  // the outputs of attention and MLP are normalised before they are added
   Positions positions = Positions::rope;
   double rope_theta = 10000;
   RopeScaling rope_scaling;
@@ -42,7 +42,7 @@ struct Config {
   double score_scale = 0;  // of attention; 0: 1 / √head_dim
   // In local layers a token attends to itself and the window-1 tokens before it. 0: no layer is local.
   Index window = 0;
-  std::vector<bool> local;      // is layer l? empty: all are
+  std::vector<bool> local;      // local[l]: layer l is local; empty: all are
   double local_rope_theta = 0;  // RoPE theta of local layers, without scaling; 0: the same as in other layers
 
   Index q_width() const { return heads * head_dim; }
@@ -56,14 +56,14 @@ struct Config {
   }
 };
 
-// An upper bound on what a config file can make us allocate per layer; no real model comes near it.
+// Limits what a malicious config file can make us allocate. Far above any real model.
 constexpr Index kMostLayers = 1 << 12;
 
-// Refuses sizes that no operation can compute, in words a user understands.
+// Refuses unsupported sizes, with messages for the user.
 inline void validate(const Config& c) {
   require(c.vocab > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0 && c.kv_heads > 0 && c.head_dim > 0 && c.mlp > 0,
           "model: vocabulary, hidden, layers, heads, kv-heads, head-dim and mlp must all be positive");
-  constexpr Index most = Index{1} << 24;  // so that no size of a tensor, and none of BLAS's 32-bit ones, overflows
+  constexpr Index most = Index{1} << 24;  // so that neither tensor sizes nor the 32-bit sizes of BLAS overflow
   require(c.layers <= kMostLayers, "model: ", c.layers, " layers are more than the ", kMostLayers,
           " that are supported");
   for (Index size : {c.vocab, c.hidden, c.heads, c.kv_heads, c.head_dim, c.mlp, c.max_length, c.window}) {

@@ -1,8 +1,9 @@
-// Generating tokens with a key/value cache.
+// Generation with a key/value cache.
 //
-// Several sequences grow at once, each in a slot. Slot s owns rows [s * room, (s + 1) * room) of the cache of every layer.
-// A step reads some tokens of each slot: one for a sequence that goes on, many for a prompt. Their rows form one chunk, so
-// every projection is one matrix product; only attention runs slot by slot, each over its own part of the cache.
+// Several sequences grow at once, each in a slot. Slot s owns rows [s * room, (s + 1) * room) of the cache of every
+// layer. A step reads new tokens of each slot: one for a sequence that is being generated, many for a prompt. Their
+// rows form one chunk, so every projection is one matrix product. Only attention runs slot by slot, each on its part of
+// the cache.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +24,13 @@ inline std::size_t index(Index i) { return static_cast<std::size_t>(i); }
 template <class Device, class T>
 class Generator {
  public:
-  // The tokens that a slot reads next, one or more.
+  // The next tokens of a slot, at least one.
   struct Reading {
     Index slot;
     std::span<const std::int32_t> tokens;
   };
 
-  // `slots` sequences of up to `room` tokens each, read at most `chunk` tokens at a time.
+  // Holds `slots` sequences of up to `room` tokens each; reads at most `chunk` tokens at a time.
   Generator(Device& dev, const Model<T>& model, Index slots, Index room, Index chunk)
       : room(room),
         dev(dev),
@@ -52,11 +53,10 @@ class Generator {
   Index steps = 0;  // calls of read
   Index slots() const { return static_cast<Index>(texts.size()); }
 
-  // The tokens that a slot has read.
+  // The tokens in a slot's cache.
   const Tokens& text(Index slot) const { return texts[index(slot)]; }
 
-  // Appends tokens to slots; each slot may occur once. Returns the logits after the last token of each reading, a row of
-  // the vocabulary's size each.
+  // Appends tokens to slots; each slot may occur once. Returns one row of logits per reading, after its last token.
   std::vector<T> read(const std::vector<Reading>& readings) {
     ++steps;
     auto scope = dev.scope();
@@ -83,8 +83,8 @@ class Generator {
     return to_host(dev, Head<Device, T>(dev, c, weights.take_norm(), weights.take_head()).logits(last));
   }
 
-  // Fills a slot with the longest cached prefix of `text` in any slot and returns its length; the caller reads the rest. The
-  // last token is never reused, since its logits are needed.
+  // Reuses the longest cached prefix of `text` found in any slot; returns its length. The caller reads the rest. The
+  // last token is never reused, because its logits are needed.
   Index reuse_prefix(Index slot, std::span<const std::int32_t> text) {
     Index best = slot, longest = shared(slot, text);
     for (Index other = 0; other < slots(); ++other) {
@@ -107,8 +107,8 @@ class Generator {
   }
 
  private:
-  // Tokens of one slot that are read in one chunk, starting at row `begin` of the chunk. The hidden state of the last row
-  // goes to row `reading` of the step's result; -1: the reading continues in the next chunk.
+  // Tokens of one slot in one chunk, starting at row `begin` of the chunk. The hidden state of the last row goes to row
+  // `reading` of the step's result; -1: the reading continues in the next chunk.
   struct Piece {
     Index slot;
     std::span<const std::int32_t> tokens;
@@ -201,7 +201,7 @@ class Generator {
   std::vector<Tokens> texts;
 };
 
-// The memory of the weights and a generator.
+// The peak memory of the weights and a generator.
 template <class T>
 std::size_t generation_memory(const Config& c, Index slots, Index room, Index chunk) {
   Plan dev;
@@ -226,7 +226,7 @@ struct Continuation {
   Ending end = Ending::none;
 };
 
-// A sequence that is growing: its number among the prompts, its slot, and the tokens to read next.
+// A sequence being generated: the number of its prompt, its slot, and the tokens to read next.
 struct Active {
   std::size_t number;
   Index slot;
@@ -242,7 +242,7 @@ void require_finite(std::span<const T> logits, std::size_t text, std::size_t pos
        static_cast<float>(*bad), "; are the weights damaged, or too large for this --dtype?");
 }
 
-// Draws from each row of logits. The random number depends on the seed, the prompt's number and the position only.
+// Samples from each row of logits. The random number depends only on the seed, the prompt's number and the position.
 template <class T>
 std::vector<Draw> draw_rows(std::span<const T> logits, const std::vector<Active>& active,
                             const std::vector<std::size_t>& positions, const Sampling& s) {
@@ -257,9 +257,9 @@ std::vector<Draw> draw_rows(std::span<const T> logits, const std::vector<Active>
   return draws;
 }
 
-// Completes the prompts, as many at once as the generator has slots; when a sequence ends, the next prompt takes its slot.
-// Calls on_token(number of the prompt, its continuation) after every token. A completion depends on the prompt's number
-// and the seed, not on the sequences beside it.
+// Completes the prompts, as many in parallel as the generator has slots. When a sequence ends, the next prompt takes
+// its slot. Calls on_token(prompt number, continuation) after every token. A completion depends on the prompt, its
+// number and the seed, not on the other sequences.
 template <class Device, class T, class F>
 std::vector<Continuation> generate(Generator<Device, T>& generator, const std::vector<Tokens>& prompts,
                                    const GenerationSettings& s, F&& on_token) {
@@ -268,8 +268,7 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
   std::vector<Index> free;
   for (Index slot = generator.slots() - 1; slot >= 0; --slot) free.push_back(slot);
   for (std::size_t next = 0; next < prompts.size() || !active.empty();) {
-    if (next < prompts.size() &&
-        !free.empty()) {  // one at a time, so that the next one finds a shared prefix in the cache
+    if (next < prompts.size() && !free.empty()) {  // one at a time, so that later prompts can reuse a shared prefix
       const Index known = generator.reuse_prefix(free.back(), prompts[next]);
       active.push_back({next, free.back(), {prompts[next].begin() + known, prompts[next].end()}});
       free.pop_back();

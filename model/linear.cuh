@@ -10,7 +10,7 @@ struct Linear {
   Matrix<T> weight, bias;  // models without biases leave the bias empty
 };
 
-// What a linear layer computes with.
+// The weights of a linear layer.
 template <class T>
 struct LinearInput {
   Matrix<T> x;

@@ -1,5 +1,5 @@
-// One table of named tensors for all model families. Weights, gradients and moments are sets of the same tensors; to
-// allocate, initialise, load, save, update or compare them is a walk over this table.
+// One table of named tensors for all model families. Weights, gradients and moments are sets of the same tensors;
+// allocating, initialising, loading, saving, updating and comparing them are loops over this table.
 #pragma once
 
 #include <cmath>
@@ -14,8 +14,8 @@
 
 namespace streambp {
 
-// Initial values: matrices are normal (with a smaller deviation where they write into the residual stream), norms
-// multiply by one, biases are zero.
+// Initial values: matrices are normal (with a smaller standard deviation if they write to the residual stream), norm
+// weights are one, biases are zero.
 enum class Init { normal, residual, ones, zeros };
 
 // A row of the table.
@@ -30,7 +30,7 @@ struct Parameter {
   bool vector() const { return init == Init::ones || init == Init::zeros; }
 };
 
-// The tensors of a layer. Tensors that a model lacks stay empty.
+// The tensors of a layer. Tensors that the model does not have stay empty.
 template <class T>
 struct Layer {
   NormWeights<T> attention_norm, q_norm, k_norm, post_attention_norm, mlp_norm, post_mlp_norm;
@@ -154,8 +154,8 @@ struct Model {
   Linear<T> head() const { return config.tied ? Linear<T>{weights.embedding.tokens, {}} : weights.head; }
 };
 
-// Initialises the weights. `spread` adds normal noise of that size to every number, so that no weight keeps a special
-// value such as one or zero; gradient checks need that.
+// Initialises the weights. `spread` adds normal noise with this standard deviation to every weight, so that none has a
+// special value such as one or zero; gradient checks need this.
 template <class Device, class T>
 void initialise(Device& dev, Model<T>& model, std::uint64_t seed, double spread = 0) {
   std::uint64_t number = 0;
@@ -168,7 +168,7 @@ void initialise(Device& dev, Model<T>& model, std::uint64_t seed, double spread 
     std::vector<T> values(static_cast<std::size_t>(matrix->size()));
 #pragma omp parallel for
     for (std::size_t i = 0; i < values.size(); ++i) {
-      // rounded to float32 in every type: a float64 model holds the same numbers as a float32 one
+      // rounded to float32 for every type, so a float64 model has the same weights as a float32 model
       const double noise = sigma == 0 ? 0 : sigma * random.normal(i);
       values[i] = static_cast<T>(static_cast<float>(mean + noise));
     }

@@ -4,8 +4,8 @@
 //   top-k      keep the k most likely tokens; 0: all
 //   top-p      of these keep the smallest set of most likely tokens with a total probability of at least top-p
 //
-// Ties go to the smaller token number. The kept set is found by selection, not by sorting. The draw walks through tokens
-// in the order of their numbers, so a rounding error can only move the border between two neighbours.
+// Ties go to the smaller token id. The kept set is found by selection, not by sorting. The draw scans tokens in order
+// of id, so a rounding error can only move the border between two neighbours.
 #pragma once
 
 #include <algorithm>
@@ -60,7 +60,7 @@ inline std::vector<Candidate> most_likely(std::span<const float> weights, std::s
   auto shrink = [&] {
     std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(k - 1), found.end());
     found.resize(k);
-    least = std::nextafter(found.back().weight, 2.0f);  // on a tie the later token loses
+    least = std::nextafter(found.back().weight, 2.0f);  // on a tie, the later token is dropped
   };
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (weights[i] < least) continue;
@@ -91,7 +91,7 @@ inline void keep_nucleus(std::vector<Candidate>& candidates, double wanted) {
 // The least likely token that top-k and top-p keep. `sum` becomes the total weight of the kept tokens.
 inline Candidate last_candidate(std::span<const float> weights, const Sampling& s, double& sum) {
   const auto n = static_cast<double>(weights.size());
-  // Tokens with a probability below (1 - top_p) / n add up to less than 1 - top_p, so top_p is reached without them.
+  // Tokens with a probability below (1 - top_p) / n sum to less than 1 - top_p, so top_p is reached without them.
   const double needless = s.top_k == 0 ? (1 - s.top_p) * sum / n : 0;
   const std::size_t k = s.top_k > 0 ? static_cast<std::size_t>(s.top_k) : weights.size();
   std::vector<Candidate> left = most_likely(weights, std::min(k, weights.size()), static_cast<float>(needless));
@@ -136,7 +136,7 @@ Draw draw(std::span<const T> logits, const Sampling& s, double uniform) {
   Candidate last{0, 0};
   if (s.top_k > 0 || s.top_p < 1) last = last_candidate(weights, s, left);
   left *= uniform;
-  auto token = static_cast<std::size_t>(largest - logits.begin());  // in case rounding leaves no token
+  auto token = static_cast<std::size_t>(largest - logits.begin());  // the fallback if rounding leaves no token
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (weights[i] < last.weight || last < Candidate{weights[i], static_cast<std::int32_t>(i)}) continue;
     token = i;

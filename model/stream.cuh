@@ -12,7 +12,7 @@
 
 namespace streambp {
 
-// Documents laid end to end, on the host: one token stream. There is no batch dimension.
+// Documents laid end to end on the host form one token stream. There is no batch dimension.
 struct TokenBatch {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;    // the token to predict after each token, or -1 for none
@@ -43,8 +43,8 @@ struct TokenBatch {
     }
     return lengths;
   }
-  // Appends these rows of a document, as a document. The target of a row is the document's next token, if there is one
-  // and `learned` marks it (empty: marks all). Tokens are shifted to targets here and nowhere else.
+  // Appends these rows of a document as a document of its own. The target of a row is the next token, if `learned`
+  // marks that token (empty: all are marked). This is the only place that shifts tokens to targets.
   void append(std::span<const std::int32_t> document, Rows rows, std::span<const std::uint8_t> learned = {}) {
     const auto begin = static_cast<std::int32_t>(tokens.size());
     for (auto i = static_cast<std::size_t>(rows.begin); i < static_cast<std::size_t>(rows.end); ++i) {
@@ -63,7 +63,7 @@ struct TokenBatch {
   }
 };
 
-// Refuses a batch with parts of different lengths.
+// Refuses a batch with fields of different lengths.
 inline void require_shape(const TokenBatch& batch) {
   const std::size_t n = batch.tokens.size();
   require(batch.targets.size() == n && batch.positions.size() == n && batch.key_begin.size() == n, "a batch has ", n,
@@ -89,7 +89,7 @@ inline void validate(const Config& c, const TokenBatch& batch) {
   }
 }
 
-// Some rows of a stream, as a layer sees them.
+// The inputs of a layer for some rows of the stream.
 struct StreamRows {
   Rows rows;
   Matrix<const std::int32_t> positions;  // of these rows

@@ -22,13 +22,13 @@ while [ $# -gt 0 ]; do
     --archive) archive=1 ;;
     --architectures) [ $# -gt 1 ] || usage && architectures=$2 && shift ;;
     --toolkit) [ $# -gt 1 ] || usage && toolkit=$2 && shift ;;
-    -*) echo "bundle.sh: there is no option $1" >&2 && usage ;;
+    -*) echo "bundle.sh: unknown option $1" >&2 && usage ;;
     *) [ -z "$bundle" ] || usage && bundle=$1 ;;
   esac
   shift
 done
 [ -n "$bundle" ] || usage
-[ ! -e "$bundle" ] || { echo "bundle.sh: $bundle exists already; remove it, or give another name" >&2 && exit 2; }
+[ ! -e "$bundle" ] || { echo "bundle.sh: $bundle already exists; remove it, or give another name" >&2 && exit 2; }
 nvcc=${toolkit:+$toolkit/bin/}nvcc
 if ! nvcc=$(command -v "$nvcc"); then
   echo "bundle.sh: ${toolkit:+$toolkit/bin/}nvcc was not found; install a CUDA toolkit (12.4 or later), or name one: --toolkit DIR" >&2

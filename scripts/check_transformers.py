@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks that models go in and out of streambp unharmed, against Hugging Face transformers.
+"""Checks against Hugging Face transformers that streambp loads, saves and fine-tunes models correctly.
 
 For every family a tiny model with random weights is saved by transformers, in one float32 file and in bfloat16 shards.
-streambp reads it and writes it back untouched (a run with a learning rate of 0): every tensor must have the same bits. Then
-it fine-tunes it: transformers must load the result with no tensor missing or left over, and both must find the same loss
-of the same text.
+streambp loads the model and saves it unchanged (a run with a learning rate of 0): every tensor must have the same bits.
+Then it fine-tunes the model: transformers must load the result with no missing or unexpected tensors, and both must
+compute the same loss for the same text.
 
 Needs: pip install torch transformers safetensors tokenizers"""
 
@@ -123,7 +123,7 @@ def main():
                 data = Path(folder) / "data.jsonl"
                 data.write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
                 check(name, dtype, Path(folder), options.streambp, data, documents)
-    print("All models go in and out unharmed.")
+    print("All models passed.")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class Mistake(Exception):
 
 
 def in_child(do, **job):
-    """The answer to a job."""
+    """Runs a job in a child process and returns its answer."""
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE": "1", **os.environ}
     command = [sys.executable, __file__, "--child", json.dumps({"do": do, **job})]
     child = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -144,7 +144,7 @@ def step(model, job, length):
 
 
 def or_out_of_memory(work):
-    """What `work` returns, or None if the memory did not suffice."""
+    """Returns the result of `work`, or None if memory ran out."""
     try:
         return work()
     except (torch.OutOfMemoryError, MemoryError):
@@ -163,7 +163,7 @@ def measure(job):
         model = model_of(job)
         before = resident()
         step(model, job, job["length"])  # warms up
-        grown = resident() - before  # later the process also keeps what it has freed
+        grown = resident() - before  # later the process also keeps memory that it has freed
         if job["device"] == "cuda":
             torch.cuda.reset_peak_memory_stats()
         seconds = [step(model, job, job["length"]) for _ in range(job["repeat"])]
@@ -190,7 +190,7 @@ def longest(job):
 
     with attention_kernels(job, job["dtype"]):
         model = or_out_of_memory(lambda: model_of(job))
-        limit = job["config"].get("n_positions", 1 << 22)  # learned positions end somewhere
+        limit = job["config"].get("n_positions", 1 << 22)  # the limit of learned positions
         good, bad = 0, min(1024, limit)
         while model and good < limit and fits(bad):
             good, bad = bad, min(2 * bad, limit)
@@ -204,7 +204,7 @@ def longest(job):
 
 
 def small_config(config):
-    """The same family and width of heads, in three small layers."""
+    """A model of the same family and head width, with three small layers."""
     if config["model_type"] == "gpt2":
         sizes = {"n_embd": 256, "n_layer": 3, "n_head": 4, "n_inner": 768, "n_positions": 8192}
     else:
@@ -216,22 +216,22 @@ def small_config(config):
 
 @contextlib.contextmanager
 def everything_in_float64():
-    """Makes float32 mean float64: in norms and rotary positions transformers casts to it whatever the model's type."""
+    """Makes float32 mean float64: in norms and rotary positions transformers casts to it for any type of the model."""
     names = patch.multiple(torch, float32=torch.float64, float=torch.float64)
     with names, patch.object(torch.Tensor, "float", torch.Tensor.double):
         yield
 
 
 def randomise(model):
-    """Weights of which none is special, and that bfloat16 can hold, so that every type starts from the same."""
+    """Sets weights that bfloat16 can represent, so that every type starts from the same weights. None is special."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            centre = 1 if parameter.ndim == 1 and name.endswith("weight") else 0  # that of a norm
+            centre = 1 if parameter.ndim == 1 and name.endswith("weight") else 0  # for norms
             parameter.normal_(centre, 0.05).copy_(parameter.bfloat16())
 
 
 def published(name):
-    """A parameter's name in published checkpoints: GPT-2's lack a prefix that transformers puts before them."""
+    """A parameter's name in published checkpoints. For GPT-2, transformers adds a prefix that these do not have."""
     return name.removeprefix("transformer.")
 
 
@@ -294,7 +294,7 @@ def run_streambp(program, *arguments, accept=(0,)):
 
 def check_program(program):
     if not (os.path.isfile(program) and os.access(program, os.X_OK)):
-        raise Mistake(f"there is no program {program}; build it (see README.md), or pass its path: --streambp PATH")
+        raise Mistake(f"{program} does not exist; build it (see README.md), or pass its path: --streambp PATH")
     needed = {"bench": ["--device", "--dtype", "--optimizer none"], "verify": ["--tokens", "--save-gradient"]}
     for command, options in needed.items():
         text = run_streambp(program, command, "--help")
@@ -310,7 +310,7 @@ def plan(args, folder, model, *more):
 
 
 def bench(args, folder, length):
-    """The runs of `streambp bench` by mode; a mode that it left out was out of memory."""
+    """The runs of `streambp bench` by mode; a mode that it skipped was out of memory."""
     modes = [m for m in MODES if m in args.only]
     labels = [m for m in modes if m != "stream"] + [f"stream {c}" for c in args.chunk if "stream" in modes]
     try:
@@ -390,12 +390,12 @@ def compare_gradients(args, folder, config):
     return answer["rows"]
 
 
-# ---- All of it ----
+# ---- The command line ----
 
 
 def count(text):
     if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
     return int(text)
 
 
@@ -407,11 +407,11 @@ def options():
     parser.add_argument("--chunk", type=count, nargs="+", help="of the stream rows (default: 4096; cpu: 256 512)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda, if PyTorch sees a GPU")
     parser.add_argument("--dtype", choices=list(DTYPES), help="default: bf16 on a GPU, f32 on a CPU")
-    parser.add_argument("--repeat", type=count, default=3, help="measured runs of each, after one more (default: 3)")
-    parser.add_argument("--memory-cap", help="also find the longest sequence in so much, such as 80GiB; needs a GPU")
+    parser.add_argument("--repeat", type=count, default=3, help="measured runs per row, after a warm-up (default: 3)")
+    parser.add_argument("--memory-cap", help="also find the longest sequence in this memory, such as 80GiB; GPU only")
     parser.add_argument("--only", nargs="+", choices=[*TORCH, *MODES], default=[*TORCH, *MODES], help="only these rows")
-    parser.add_argument("--skip-agreement", action="store_true", help="leave out the comparison of gradients")
-    parser.add_argument("--json", type=Path, help="write all figures to this file as well")
+    parser.add_argument("--skip-agreement", action="store_true", help="skip the comparison of gradients")
+    parser.add_argument("--json", type=Path, help="also write all results to this file")
     return parser.parse_args()
 
 
@@ -438,7 +438,7 @@ def prepare(args, folder):
     (folder / "tiny.json").write_text(json.dumps(TINY))
     model = folder / "tiny.json" if args.model == "tiny" else args.model
     planned = [plan(args, folder, model, "--chunk", chunk) for chunk in args.chunk]
-    config = planned[0]["config"]  # as the program understood it
+    config = planned[0]["config"]  # as the program parsed it
     if max(args.length) > config.get("n_positions", max(args.length)):
         raise Mistake(f"--length {max(args.length)}: {args.model} has at most {config['n_positions']} positions")
     if args.memory_cap and not on_gpu:

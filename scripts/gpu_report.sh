@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Shows in nine minutes and one report that the program is right and fast on a GPU: tests, the same tests under
-# compute-sanitizer, memory against plan, the speed of models and of single operations, and PyTorch beside it.
+# Writes a report on correctness and speed on a GPU, in nine minutes: tests, the same tests under compute-sanitizer,
+# memory against the plan, the speed of models and of single operations, and a comparison with PyTorch.
 #   scripts/gpu_report.sh [OUT]        writes OUT/report.md and OUT/report.json (default: gpu-report)
 # Run it in a folder made by scripts/bundle.sh, or in a checkout built with CUDA.
 set -uo pipefail
@@ -28,7 +28,7 @@ done
 export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 if ! "$bin/streambp" verify --device cuda --length 300 --tile 256 > "$out/first.txt" 2>&1; then
   cat "$out/first.txt" >&2
-  echo "gpu_report.sh: the program does not run on this machine's GPU; its message stands above" >&2
+  echo "gpu_report.sh: the program does not run on this machine's GPU; see its message above" >&2
   exit 2
 fi
 
@@ -54,7 +54,7 @@ step() {
   shift 2
   local left=$((budget - (SECONDS - start)))
   if [ $left -lt 5 ]; then
-    printf '### %s\n\nLeft out: no time left.\n\n' "$name" >> "$report"
+    printf '### %s\n\nSkipped: no time left.\n\n' "$name" >> "$report"
     printf '%s{"step": "%s", "left_out": true}' "$separator" "$name" >> "$json"
     separator=$',\n'
     return

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles all kernels for several GPUs, with warnings as errors, and prints what ptxas gives each kernel: registers,
-# spilled bytes, stack, static shared memory. Fails if a kernel spills more than a few registers.
+# Compiles all kernels for several GPUs, with warnings as errors, and prints the resources of each kernel as reported by
+# ptxas: registers, spilled bytes, stack, static shared memory. Fails if a kernel spills more than a few registers.
 #   scripts/kernel_resources.sh              for sm_80, sm_90 and the newest architecture of the toolkit
 #   scripts/kernel_resources.sh 86 89        for these
 set -euo pipefail

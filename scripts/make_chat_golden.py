@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes tests/golden/chat.json: conversations rendered with published chat templates by transformers; and
-tests/golden/chat_tokens.json: the same, tokenised with small tokenizers of the kinds that such models use.
+tests/golden/chat_tokens.json: the same, tokenised with small tokenizers of the types that such models use.
 
     python3 scripts/make_chat_golden.py TEMPLATES_DIR
 
@@ -126,7 +126,7 @@ TOKENIZERS = {
 
 
 def crosses(tokenizer, text, borders):
-    """Does a token span one of these offsets?"""
+    """Whether a token spans one of these offsets."""
     spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     return any(begin < border < end for begin, end in spans for border in borders)
 

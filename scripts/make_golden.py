@@ -32,7 +32,7 @@ MODELS = [
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
 ]
-FLOAT32 = torch.float32  # stays float32 inside `everything_in_float64`
+FLOAT32 = torch.float32  # remains float32 inside `everything_in_float64`
 
 EXPLANATION = """
 Contents of a file, for N tokens and a vocabulary of V:
@@ -109,7 +109,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
     "rope_type": "llama3",
 }
-# Qwen's files contain a window that is switched off.
+# Qwen's files contain a window that is disabled.
 NO_WINDOW = {"max_window_layers": 1, "sliding_window": 4, "use_sliding_window": False}
 
 CASES = {
@@ -367,7 +367,7 @@ def write_safetensors(file, tensors, metadata):
     begin = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(json.loads(content[8:begin]) | {"__metadata__": metadata}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # the tensors stay aligned
-    # Written under another name first, so a file with the final name is complete.
+    # Written under a temporary name first, so that a file with the final name is always complete.
     unfinished = file.with_suffix(".unfinished")
     unfinished.write_bytes(len(header).to_bytes(8, "little") + header + content[begin:])
     os.replace(unfinished, file)

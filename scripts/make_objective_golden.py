@@ -40,9 +40,9 @@ expected results.
   <case>/positions [N]  I32  of each token in its document
   <case>/key_begin [N]  I32  the index in the stream of the document's first token
   <case>/reference [N]  F64  log-prob of the target under the reference model,
-  <case>/old       [N]  F64  and under the policy that sampled the completions; 0 where there is no target
+  <case>/old       [N]  F64  and under the policy that sampled the completions; 0 without a target
   <case>/advantage [N]  F64  the same for every token of a document
-  <case>/logp      [N]  F64  log-prob of the target, 0 where there is no target
+  <case>/logp      [N]  F64  log-prob of the target; 0 without a target
   <case>/loss      [1]  F64
   <case>/token_weights [N] F64    d loss / d logp
   <case>/grad/<name>    F64       d loss / d parameter
@@ -82,7 +82,7 @@ Needs: pip install torch transformers safetensors      (the files were made with
 """
 
 
-# ---- Models; cases, with the inputs of each loss besides logp; lengths of documents ----
+# ---- Models; cases, with the inputs of each loss in addition to logp; lengths of documents ----
 
 MODELS = {
     "qwen3": llama_like(Qwen3ForCausalLM, vocab=31, hidden=12, heads=2, kv_heads=1, mlp=20, head_dim=8,
@@ -140,7 +140,7 @@ def make_stream(prompts, vocab, random):
 
 
 def make_given(names, stream, lengths, logp, random):
-    """The inputs besides logp: log-probs of other models, close to this model's, and advantages."""
+    """The inputs other than logp: log-probs of other models, close to this model's, and advantages."""
     given = {}
     for name in names:
         if name == "advantage":
@@ -225,7 +225,7 @@ OBJECTIVES = {"sft": sft, "dpo": dpo, "grpo": grpo}
 
 
 def tells_apart(settings, logp, advantage=None, old=None, reference=None):
-    """Does the case contain every branch of its objective, with no value near a border between branches?"""
+    """Whether the case covers every branch of its objective, with no value near a border between branches."""
     if settings["objective"] == "dpo":
         reward = document_rewards(settings, logp, reference)
         leads = reward[0::2] - reward[1::2]
@@ -294,7 +294,7 @@ def make_case(model, model_name, config, name):
     settings, given_names = CASES[name]
     random = torch.Generator().manual_seed(zlib.crc32(f"{model_name}/{name}".encode()))
     model = copy.deepcopy(model)  # a copy: the check moves the parameters
-    while True:  # until a draw covers the objective
+    while True:  # until a draw covers all branches of the objective
         stream, lengths = make_stream(LENGTHS[settings["objective"]], config["vocab_size"], random)
         _, logp, _ = forward(model, stream, lengths)
         given = make_given(given_names, stream, lengths, logp.detach(), random)

@@ -6,7 +6,7 @@ A model was trained on the library's tokens, so the library decides. Its regular
 knows 14. Its normal forms know Unicode 9, utf8proc 2.8 knows 15. Its lowercase knows 17. This script asks the
 libraries about every character and writes the differences.
 
-Needs Python 3.11 (its database is of version 14, as PCRE2's), libutf8proc2, and: pip install tokenizers==0.23.3
+Needs Python 3.11 (its Unicode database has version 14, like PCRE2's), libutf8proc2, and: pip install tokenizers==0.23.3
 """
 
 import ctypes
@@ -108,7 +108,7 @@ def literal(ranges):
 
 
 def main():
-    assert unicodedata.unidata_version.startswith("14."), "needs a Python whose Unicode database is of version 14"
+    assert unicodedata.unidata_version.startswith("14."), "needs a Python with a Unicode 14 database"
     OUT.write_text(f"""\
 // Where the `tokenizers` library and ours know different versions of Unicode. Written by
 // scripts/make_unicode_versions.py.

@@ -130,7 +130,7 @@ def draw_preferences(plt, args):
         lines = [json.loads(line) for line in file]
     fig, axes = plt.subplots(2, 1, figsize=(7.4, 4.6), sharex=True, height_ratios=[2, 3])
     panels = [
-        ("accuracy", "accuracy", "fraction of pairs whose chosen completion has the higher reward"),
+        ("accuracy", "accuracy", "fraction of pairs where the chosen completion has the higher reward"),
         ("margin", "margin", "mean reward of chosen minus rejected completions"),
     ]
     for ax, (name, label, title) in zip(axes, panels):

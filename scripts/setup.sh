@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the packages that building and testing streambp needs, on Debian and Ubuntu. Skips what is installed already.
+# Installs the packages that building and testing streambp needs, on Debian and Ubuntu. Skips installed packages.
 set -euo pipefail
 
 packages=(g++ make cmake libopenblas-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libgtest-dev)

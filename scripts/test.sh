@@ -12,7 +12,7 @@ presets=("$@")
 for preset in "${presets[@]}"; do
   case "$preset" in
     release | debug | sanitize) ;;
-    *) echo "test.sh: there is no build \"$preset\"; use release, debug or sanitize" >&2 && exit 2 ;;
+    *) echo "test.sh: unknown build \"$preset\"; use release, debug or sanitize" >&2 && exit 2 ;;
   esac
 done
 

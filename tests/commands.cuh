@@ -1,4 +1,4 @@
-// What tests of the command line share: running a program, and a directory of the test's own.
+// Shared by tests of the command line: running programs, and a temporary directory per test.
 #pragma once
 
 #include <sys/wait.h>
@@ -12,7 +12,7 @@ struct Outcome {
   std::string output;  // standard output and error together
 };
 
-// The program, where it was built, or elsewhere if the environment says so.
+// The program as built, unless the environment names another one.
 inline std::string binary() {
   const char* elsewhere = std::getenv("STREAMBP_BINARY");
   return elsewhere ? elsewhere : STREAMBP_BINARY;
@@ -31,7 +31,7 @@ inline Outcome execute(const std::string& arguments, const std::string& program 
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// A directory of the test's own.
+// A temporary directory for each test.
 class Commands : public testing::Test {
  protected:
   void SetUp() override {
@@ -51,7 +51,7 @@ class Commands : public testing::Test {
     return names;
   }
 
-  // The command must fail with exit code 2, say `said`, and leave no files but those that were there.
+  // The command must fail with exit code 2, print `said`, and leave no new files.
   void expect_refused(const std::string& arguments, const std::string& said) {
     const auto before = files();
     const Outcome outcome = execute(arguments);

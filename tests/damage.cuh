@@ -1,4 +1,4 @@
-// Damages valid files at random for tests of parsers, as a function of a number.
+// Damages valid files at random to test parsers. The damage is a function of the case number.
 //
 // Most damage keeps the format, so that it passes the first check: JSON is parsed, changed and written again, and the
 // header of a safetensors file keeps its correct length.

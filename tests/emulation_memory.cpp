@@ -1,4 +1,4 @@
-// The emulation of CUDA itself: fragments, asynchronous copies, device memory and the runtime.
+// Tests the emulation of CUDA itself: fragments, asynchronous copies, device memory and the runtime.
 #include "tests/emulation.cuh"
 
 namespace streambp::emulation {
@@ -6,7 +6,7 @@ namespace {
 
 // ---- Fragments --------------------------------------------------------------------------------------------------
 
-// A row-major matrix of bf16 numbers: small integers, whose products sum exactly, or any numbers.
+// A row-major matrix of bf16 numbers: small integers, so that sums of products are exact, or random numbers.
 std::vector<std::uint16_t> random_bf16(std::size_t count, unsigned seed, bool integers) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -64,7 +64,7 @@ TEST(CudaOnCpu, FragmentsMultiplyAsMatrices) {
   });
 }
 
-TEST(CudaOnCpu, LdmatrixWantsAlignedRowsOfSharedMemory) {
+TEST(CudaOnCpu, LdmatrixNeedsAlignedRowsInSharedMemory) {
   std::uint32_t outside[4];
   std::uint32_t r[4];
   EXPECT_TRUE(has(complaint(1, 32, 1024, [&] { ptx::ldmatrix_x4(r, shared<char>() + 8); }), "aligned"));
@@ -130,13 +130,13 @@ int deep(int depth) {
   return depth == 0 ? 0 : deep(depth - 1) + frame[depth % 512];
 }
 
-TEST(CudaOnCpuDeathTest, AStackThatOverflowsStopsTheProgram) {
+TEST(CudaOnCpuDeathTest, StackOverflowStopsTheProgram) {
   launch(1, 64, 0, [] { EXPECT_EQ(deep(50), 50); });
   EXPECT_DEATH(launch(1, 64, 0, [] { EXPECT_EQ(deep(1000), 1000); }), "");
 }
 
 #ifdef __SANITIZE_ADDRESS__
-TEST(CudaOnCpuDeathTest, AddressSanitizerSeesTheEndsOfMemory) {
+TEST(CudaOnCpuDeathTest, AddressSanitizerDetectsOutOfBounds) {
   EXPECT_DEATH(launch(1, 32, 100, [] { shared<char>()[threadIdx.x + 69] = 1; }), "heap-buffer-overflow");
   char* data = nullptr;
   ASSERT_EQ(cudaMalloc(&data, 100), cudaSuccess);
@@ -190,7 +190,7 @@ TEST(CudaOnCpu, DeviceMemoryIsExactAndLimited) {
 }
 
 // In small pages and in huge pages.
-TEST(CudaOnCpuDeathTest, TheHostMayNotTouchDeviceMemory) {
+TEST(CudaOnCpuDeathTest, HostAccessToDeviceMemoryFails) {
   for (const std::size_t count : {64, 100, 1 << 20}) {
     float* data = nullptr;
     ASSERT_EQ(cudaMalloc(&data, count * sizeof(float)), cudaSuccess);
@@ -203,7 +203,7 @@ TEST(CudaOnCpuDeathTest, TheHostMayNotTouchDeviceMemory) {
   }
 }
 
-TEST(CudaOnCpuDeathTest, DeviceMemoryEndsAtAPageThatNobodyMayTouch) {
+TEST(CudaOnCpuDeathTest, DeviceMemoryEndsAtAGuardPage) {
   char* data = nullptr;
   ASSERT_EQ(cudaMalloc(&data, 512), cudaSuccess);
   EXPECT_DEATH(launch(1, 2, 0, [&] { data[511 + threadIdx.x] = 1; }), "beyond the end of a block of device memory");

@@ -137,7 +137,7 @@ TEST(CudaOnCpu, CublasLtRejectsAlgorithmsAndReordersSumsOnRequest) {
   for (std::size_t i = 0; i < 8; ++i) EXPECT_NEAR(up(i, 3), down(i, 3), 1e-4);
 }
 
-TEST(CudaOnCpu, CublasLtRefusesWhatDoesNotFit) {
+TEST(CudaOnCpu, CublasLtRefusesMismatchedOperands) {
   Columns a(CUDA_R_32F, 8, 4, 1), b(CUDA_R_32F, 4, 6, 2), d(CUDA_R_32F, 8, 6, 3);
   Columns narrow(CUDA_R_16BF, 8, 6, 3), narrow_a(CUDA_R_16BF, 8, 4, 1);
   Multiplication multiply(false, false);

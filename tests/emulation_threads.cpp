@@ -44,7 +44,7 @@ TEST(CudaOnCpu, SchedulesAreOrdersOfBlocksWarpsAndLanes) {
   EXPECT_NE(blocks[0], blocks[1]);
 }
 
-TEST(CudaOnCpu, LaunchesThatDoNotFitAreRefused) {
+TEST(CudaOnCpu, RefusesLaunchesThatExceedLimits) {
   const auto nothing = [] { FAIL(); };
   EXPECT_EQ(launch(1, 1025, 0, nothing), cudaErrorInvalidConfiguration);
   EXPECT_EQ(launch({1, 65536}, 32, 0, nothing), cudaErrorInvalidConfiguration);
@@ -55,7 +55,7 @@ TEST(CudaOnCpu, LaunchesThatDoNotFitAreRefused) {
 }
 
 // The default GPU is the one with the least shared memory.
-TEST(CudaOnCpu, SharedMemoryIsThatOfTheArchitecture) {
+TEST(CudaOnCpu, SharedMemoryLimitDependsOnTheArchitecture) {
   ASSERT_EQ(cuda_on_cpu::gpu.shared_bytes, 99u << 10);
   for (const cuda_on_cpu::Gpu& gpu : {cuda_on_cpu::kGeForce, cuda_on_cpu::kA100, cuda_on_cpu::kHopper}) {
     cuda_on_cpu::gpu = gpu;
@@ -101,7 +101,7 @@ TEST(CudaOnCpu, BarriersOrderTheThreads) {
   });
 }
 
-TEST(CudaOnCpu, AMissingBarrierShowsInSomeSchedule) {
+TEST(CudaOnCpu, SomeScheduleExposesAMissingBarrier) {
   const std::vector<int> in(64, 1);
   int wrong = 0;
   for_all_schedules([&] {
@@ -111,8 +111,8 @@ TEST(CudaOnCpu, AMissingBarrierShowsInSomeSchedule) {
   });
   EXPECT_GT(wrong, 0);
 
-  // A value read before it is written, and one overwritten before it is read. Each shows in one of the two plain orders
-  // and not in the other.
+  // One value is read before it is written, another is overwritten before it is read. Each error shows in only one of
+  // the two plain orders.
   const auto neighbour = [](bool early_write) {
     std::vector<int> got(64);
     launch(1, 64, 64 * sizeof(int), [&] {
@@ -133,7 +133,7 @@ TEST(CudaOnCpu, AMissingBarrierShowsInSomeSchedule) {
   cuda_on_cpu::schedule = Schedule::forward;
 }
 
-TEST(CudaOnCpu, ThreadsThatReturnedCountAsArrived) {
+TEST(CudaOnCpu, ReturnedThreadsCountAsArrived) {
   for_all_schedules([] {
     int sum = 0;
     launch(1, 100, sizeof(int), [&] {
@@ -148,7 +148,7 @@ TEST(CudaOnCpu, ThreadsThatReturnedCountAsArrived) {
   });
 }
 
-TEST(CudaOnCpu, ThreadsThatCanNeverGoOnAreReported) {
+TEST(CudaOnCpu, ReportsDeadlocks) {
   for_all_schedules([] {
     std::string what = complaint({2, 1}, 64, 0, [] {
       if (blockIdx.x == 1 && threadIdx.x >= 40)

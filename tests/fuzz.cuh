@@ -1,4 +1,4 @@
-// Fuzzing: a parser reads damaged files by the million. It may throw an Error; another exception, a crash, a hang, or
+// Fuzzing: a parser reads millions of damaged files. It may throw an Error; any other exception, a crash, a hang, or
 // too much memory is a failure.
 //
 // A case is a number that determines the seed and the damage. To run a failing case alone:
@@ -154,7 +154,7 @@ class Fuzzer {
     }
   }
 
-  // Waits for the child. Returns how it failed, or nothing.
+  // Waits for the child. Returns how it failed; empty if it did not.
   std::string watch(pid_t child, FuzzReport& report) const {
     using Clock = std::chrono::steady_clock;
     Index at = -1;

@@ -47,7 +47,8 @@ std::vector<fs::path> golden_tokenizers() {
   return paths;
 }
 
-// Keeps few merges, the tokens that they need, and the added tokens: so small that damage is likely to matter.
+// Keeps few merges, the tokens that they need, and the added tokens. The file is so small that damage is likely to have
+// an effect.
 Json shortened(Json tokenizer) {
   Json& model = tokenizer["model"];
   const Json all = model["vocab"], merges = model["merges"];

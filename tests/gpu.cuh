@@ -19,7 +19,7 @@ T sized(T on_gpu, T emulated, T sanitized) {
   return kEmulated || std::getenv("STREAMBP_SMALL_TESTS") ? emulated : on_gpu;
 }
 
-// Skips a test visibly where there is no GPU.
+// Skips a test visibly without a GPU.
 class GpuTest : public testing::Test {
  protected:
   void SetUp() override {

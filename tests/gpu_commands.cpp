@@ -36,7 +36,7 @@ TEST_F(GpuCommands, VerifyProvesTheGradient) {
   }
 }
 
-TEST_F(GpuCommands, VerifySavesTheGradientOfGivenTokens) {
+TEST_F(GpuCommands, VerifySavesTheGradientForGivenTokens) {
   const std::vector<std::int32_t> tokens = {5, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9};
   std::ofstream(path("tokens"), std::ios::binary)
       .write(reinterpret_cast<const char*>(tokens.data()), static_cast<std::streamsize>(tokens.size() * 4));
@@ -71,7 +71,7 @@ TEST_F(GpuCommands, TrainingResumesBitForBit) {
   }
 }
 
-TEST_F(GpuCommands, TrainsInTheMemoryThatWasPlannedAndSamples) {
+TEST_F(GpuCommands, TrainsInThePlannedMemoryAndSamples) {
   const Outcome outcome =
       run_on_gpu("train" + kTinyModel + " --length 64 --batch 2 --steps 2 --sample 5 --out " + path("run"));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
@@ -115,7 +115,7 @@ TEST_F(GpuCommands, FineTunesAModelDirectory) {
 }
 
 // In float32 the GPU generates what the CPU generates, and eval finds the same loss.
-TEST_F(GpuCommands, GeneratesAndEvaluatesAsTheCpuDoes) {
+TEST_F(GpuCommands, GeneratesAndEvaluatesLikeTheCpu) {
   save_random_model(path("model"), make_config("qwen3", 259, 32, 2, 4, 2, 8, 64, 300, false), 1, [](auto&) {});
   write_file_atomically(path("model/tokenizer.json"), byte_tokenizer({"<|im_start|>", "<|im_end|>"}).dump());
   write_file_atomically(path("model/tokenizer_config.json"), "{\"eos_token\": \"<|im_end|>\"}");
@@ -146,7 +146,7 @@ TEST_F(GpuCommands, GeneratesAndEvaluatesAsTheCpuDoes) {
   }
 }
 
-TEST_F(GpuCommands, RefusesWhatDoesNotFitWithWhatWould) {
+TEST_F(GpuCommands, ReportsWhatFitsWhenARunDoesNot) {
   const Outcome outcome = run_on_gpu("train --hidden 102400 --layers 200 --heads 800 --out " + path("run"));
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_TRUE(contains(outcome.output, "are free; use a smaller model")) << outcome.output;

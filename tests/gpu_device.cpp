@@ -34,14 +34,14 @@ TEST(GpuDriver, MustBeNewEnoughForTheToolkit) {
       "newer; update the driver");
 }
 
-// What stays of a row's bits for any number of rows around it, in every shape of a model.
-TEST_F(CudaDevice, ProductsOfRowsAloneAreThoseInsideAChunk) {
+// In every shape of a model, a row has the same bits for any number of other rows.
+TEST_F(CudaDevice, ProductsHaveTheSameBitsAloneAndInsideAChunk) {
   const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
   EXPECT_NO_THROW(cuda::check_products<float>(c, kTile));
   EXPECT_NO_THROW(cuda::check_products<BFloat16>(c, kTile));
 }
 
-TEST_F(CudaDevice, ProductsAreTimedBesideTheFreeChoice) {
+TEST_F(CudaDevice, TimesProductsAgainstTheFreeChoice) {
   const Config c = make_config("qwen3", 83, 24, 2, 2, 1, 16, 40, 0, true);
   const auto timings = cuda::time_products<BFloat16>(c, 300, kTile);
   ASSERT_EQ(timings.size(), 3 * cuda::linear_shapes(c).size());
@@ -78,7 +78,7 @@ Matrix<T> random_matrix(Device& dev, Index rows, Index cols, std::uint64_t seed)
   return m;
 }
 
-// All that the head computes, with logits in rows that are aligned and in rows without gaps.
+// All results of the head, with aligned rows of logits and with contiguous rows.
 template <class Device, class T>
 void expect_same_bits_with_aligned_logits(Device&& dev) {
   using A = Accumulator<T>;
@@ -109,7 +109,7 @@ void expect_same_bits_with_aligned_logits(Device&& dev) {
   EXPECT_EQ(aligned.stride * static_cast<Index>(sizeof(T)) % 128, 0);
   EXPECT_EQ(head(aligned), head(allocate<T>(dev, rows, vocab, Kind::logits)));
 }
-TEST_F(CudaDevice, AlignedLogitsKeepTheirBits) {
+TEST_F(CudaDevice, AligningLogitsChangesNoBits) {
   constexpr std::size_t room = std::size_t{1} << 22;
   expect_same_bits_with_aligned_logits<Cuda, float>(Cuda(room, kTile));
   expect_same_bits_with_aligned_logits<Cuda, BFloat16>(Cuda(room, kTile));
@@ -119,8 +119,8 @@ TEST_F(CudaDevice, AlignedLogitsKeepTheirBits) {
 
 #ifdef CUDA_ON_CPU
 
-// An odd vocabulary, as GPT-2's, leaves no operand of a product with rows that tensor cores cannot read.
-TEST_F(CudaDevice, EveryOperandOfAProductIsAligned) {
+// Even with an odd vocabulary, as in GPT-2, tensor cores can read the rows of every operand.
+TEST_F(CudaDevice, AlignsEveryOperandOfAProduct) {
   const Config c = make_config("gpt2", 67, 32, 2, 2, 2, 16, 64, 800, true);
   cuda_on_cpu::misaligned_products = 0;
   run_gradient<Cuda, BFloat16>(c, packed(c, {300}), Schedule::stream(kTile, kTile), random_weights(), {}, kTile);
@@ -137,7 +137,7 @@ TEST(GpuDriver, IsCheckedFirst) {
   EXPECT_EQ(cuda::unusable(), "");
 }
 
-// Whatever fails first, that error reaches the caller, and nothing terminates on the way.
+// The first error reaches the caller, and std::terminate is not called on the way.
 TEST_F(CudaDevice, TheFirstErrorIsReported) {
   const Config c = make_config("qwen3", 83, 24, 2, 2, 1, 16, 40, 0, true);
   const Batch batch = packed(c, {100});
@@ -188,14 +188,15 @@ TEST_F(CudaDevice, AChangeOfAlgorithmReachesVerify) {
   EXPECT_FALSE(run.warnings.empty());
 }
 
-// A library whose sums depend on the number of rows is found before the run, and the error names the product.
-TEST_F(CudaDevice, RefusesALibraryWhoseBitsDependOnTheRows) {
+// A library with sums that depend on the number of rows is detected before the run. The error names the product.
+TEST_F(CudaDevice, RefusesALibraryWithShapeDependentBits) {
   const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
   for (const std::size_t rows : {255, 256, 512}) {
     cuda_on_cpu::descends = [=](const cuda_on_cpu::Product& p) { return p.n == rows && p.k == 100; };
     const std::string error = error_of_call([&] { cuda::check_products<float>(c, kTile); });
     cuda_on_cpu::descends = nullptr;
-    EXPECT_NE(error.find("rows of 100 numbers to 36 (float32) has other bits inside a chunk of 512"), std::string::npos)
+    EXPECT_NE(error.find("rows of 100 numbers to 36 (float32) has different bits inside a chunk of 512"),
+              std::string::npos)
         << error;
   }
 }

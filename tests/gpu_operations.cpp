@@ -23,7 +23,7 @@ class GpuOperations : public GpuTest {
   void expect_near(const char* what, const Twin<U>& twin, double tolerance = kRounding<T>) {
     EXPECT_LE(error_of(*gpu, twin), tolerance) << what;
   }
-  // Calls f(device, its matrices...) on both devices.
+  // Calls f(device, matrices...) on both devices.
   template <class F, class... Twins>
   void both(F&& f, const Twins&... twins) {
     f(*host, twins.host.m...);
@@ -356,7 +356,7 @@ TEST_F(GpuAdamW, MatchesTheCpuInEveryCombinationOfTypes) {
 }
 
 // Updates far below an ulp of bfloat16 must add up on average, and be reproducible bit for bit.
-TEST_F(GpuAdamW, StochasticRoundingIsRightOnAverage) {
+TEST_F(GpuAdamW, StochasticRoundingIsUnbiased) {
   Cuda gpu(1 << 24, kTile);
   const Index n = 64, d = 256;
   auto run = [&] {

@@ -9,7 +9,7 @@
 namespace streambp {
 namespace {
 
-constexpr Index kTestTile = kTile;  // of the device: short streams have several
+constexpr Index kTestTile = kTile;  // a small tile, so that short streams have several
 
 class GpuWalk : public testing::TestWithParam<Family> {
  protected:
@@ -58,7 +58,7 @@ TEST_P(GpuWalk, GradientInBFloat16) { expect_gradient<BFloat16, BFloat16>(GetPar
 
 class GpuTraining : public GpuTest {};
 
-TEST_F(GpuTraining, EveryObjectiveHasItsGradient) {
+TEST_F(GpuTraining, EveryObjectiveHasTheRightGradient) {
   const Config c = make_config("qwen3", 83, 24, 1, 2, 1, 16, 40, 0, true);
   expect_gradient<float, float>(c, 1e-5, {.kind = ObjectiveKind::dpo});
   expect_gradient<float, float>(c, 1e-5, {.kind = ObjectiveKind::grpo, .mean = Mean::documents, .kl = 0.1});
@@ -66,7 +66,7 @@ TEST_F(GpuTraining, EveryObjectiveHasItsGradient) {
   expect_gradient<BFloat16, BFloat16>(c, 0.06, {.kind = ObjectiveKind::grpo, .mean = Mean::tokens, .kl = 0.1});
 }
 
-TEST_F(GpuTraining, AWideGradientIsTheNarrowOneBeforeItsRounding) {
+TEST_F(GpuTraining, Float32GradientRoundsToTheBFloat16Gradient) {
   const Config c = families()[3].config;
   const Batch batch = packed(c, {200, 100});
   const Schedule schedule = Schedule::stream(kTile, kTile);
@@ -140,7 +140,7 @@ std::vector<double> losses(OptimizerKind kind, Index steps, auto... device_setti
   return result;
 }
 
-TEST_F(GpuTraining, FollowsTheCpusCurve) {
+TEST_F(GpuTraining, FollowsTheLossCurveOfTheCpu) {
   const Index steps = sized<Index>(200, 12, 2);
   const auto cpu = losses<Cpu, float, float, float>(OptimizerKind::adamw, steps);
   const auto f32 = losses<Cuda, float, float, float>(OptimizerKind::adamw, steps, kTestTile);
@@ -210,7 +210,7 @@ TEST_F(GpuTraining, RepeatsBitForBit) {
   in_every_order([&] { EXPECT_EQ(run(), first); });
 }
 
-TEST_F(GpuTraining, RefusesChunksThatAreNoTiles) {
+TEST_F(GpuTraining, RefusesChunksThatAreNotWholeTiles) {
   const Config c = families()[2].config;
   const Batch batch = packed(c, {600});
   EXPECT_THROW((run_gradient<Cuda, float>(c, batch, Schedule::stream(kTile, kTile), random_weights(), {}, 2 * kTile)),

@@ -1,4 +1,4 @@
-// What the tests share: owned matrices, models of every family in awkward sizes, and packed batches.
+// Shared by the tests: matrices that own memory, models of every family in awkward sizes, and packed batches.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ inline void poison(void* data, std::size_t bytes) {
 inline const bool kPoisoned = (Arena::poison = poison) != nullptr;
 #endif
 
-// A matrix with memory of its own, filled with normal noise.
+// A matrix that owns its memory, filled with normal noise.
 template <class T>
 struct Owned {
   std::shared_ptr<std::vector<T>> storage;
@@ -101,7 +101,7 @@ inline Batch packed(const Config& c, const std::vector<Index>& lengths, std::uin
   return batch;
 }
 
-// Weights with nothing at a special value.
+// Weights without special values such as 0 or 1.
 inline auto random_weights(std::uint64_t seed = 3, double spread = 0.15) {
   return [=](auto& dev, auto& model) { initialise(dev, model, seed, spread); };
 }

@@ -56,7 +56,7 @@ class Layouts : public testing::TestWithParam<std::string> {
   const Json& golden = golden_chat().at("layouts").at(GetParam());
 };
 
-TEST_P(Layouts, WriteConversationsAsTheTemplatesDo) {
+TEST_P(Layouts, RenderConversationsLikeTheTemplates) {
   const auto all = conversations();
   ASSERT_EQ(all.size(), golden.at("whole").size());
   for (std::size_t c = 0; c < all.size(); ++c) {
@@ -234,7 +234,7 @@ TEST_F(ModelDirectory, WithoutTheBosOfALayoutIsRefused) {
   expect_refused("needs a bos_token", "llama3");
 }
 
-// One rule for training, which ends sequences with the first of them, and for generation, which stops at all of them.
+// Training and generation use the same rule: training ends sequences with the first token, generation stops at all.
 TEST_F(ModelDirectory, HasEosTokensInOneOfTwoFiles) {
   using Ids = std::vector<std::int32_t>;
   EXPECT_EQ(read_eos_tokens(dir).ids, Ids{});

@@ -1,4 +1,4 @@
-// The command line as a user runs it: what it prints, leaves behind and returns, and how it answers misuse.
+// The command line as a user runs it: its output, files and exit codes, and how it handles misuse.
 #include "data/documents/stories.cuh"
 #include "tests/commands.cuh"
 
@@ -9,7 +9,7 @@ const std::string kTiny = " --hidden 16 --layers 2 --heads 2 --mlp 32 --length 6
 
 // --- help and misuse ---
 
-TEST_F(Commands, EveryCommandTeaches) {
+TEST_F(Commands, EveryCommandHasHelp) {
   for (const char* command : {"", "train", "verify", "plan", "bench", "eval", "generate"}) {
     const Outcome outcome = execute(std::string(command) + " --help");
     EXPECT_EQ(outcome.exit_code, 0);
@@ -17,7 +17,7 @@ TEST_F(Commands, EveryCommandTeaches) {
   }
 }
 
-TEST_F(Commands, MisuseIsAnsweredWithTheRemedyAndExitCode2) {
+TEST_F(Commands, MisuseExitsWith2AndNamesTheRemedy) {
   expect_refused("", "--help");
   expect_refused("fly", "--help");
   expect_refused("train --wings 2", "--wings");
@@ -61,8 +61,8 @@ TEST_F(Commands, ValuesOutOfRangeAreRefused) {
   expect_refused("plan qwen3-8b --accumulate 5000", "--accumulate");
 }
 
-// Before the work, not after it.
-TEST_F(Commands, OutputsThatCannotBeWrittenAreRefusedFirst) {
+// The error comes before the work.
+TEST_F(Commands, UnwritableOutputsAreRefusedBeforeTheWork) {
   write_file_atomically(path("file"), "");
   for (const char* command : {"plan qwen3-8b", "verify --length 100000000", "bench --length 10000000"}) {
     const Outcome outcome = execute(std::string(command) + " --json " + path("nowhere/x.json"));
@@ -73,7 +73,7 @@ TEST_F(Commands, OutputsThatCannotBeWrittenAreRefusedFirst) {
   expect_refused("train --out " + path("file") + kTiny, "file: exists and is not a directory");
 }
 
-TEST_F(Commands, HelpThatCannotBeWrittenIsAnError) {
+TEST_F(Commands, HelpToAFullDeviceIsAnError) {
   for (const char* arguments : {"--help", "train --help", "--version"}) {
     EXPECT_EQ(execute(std::string(arguments) + " > /dev/full").exit_code, 2) << arguments;
   }
@@ -86,7 +86,7 @@ TEST_F(Commands, VersionNamesCommitDevicesAndLibrary) {
     EXPECT_TRUE(contains(outcome.output, part)) << outcome.output;
 }
 
-TEST_F(Commands, UnusableFilesAreNamed) {
+TEST_F(Commands, ErrorsNameUnusableFiles) {
   write_file_atomically(path("empty.txt"), "");
   write_file_atomically(path("short.txt"), "a few bytes");
   write_file_atomically(path("broken.json"), "{\"model_type\": ");
@@ -251,7 +251,7 @@ TEST_F(Commands, TrainingLearnsSavesAndSamples) {
 }
 
 // All modes and chunks, and a run stopped and resumed in other modes: the same weights and moments, bit for bit.
-TEST_F(Commands, ResumedAndOtherModesEndWithTheSameBits) {
+TEST_F(Commands, ResumedRunsAndOtherModesGiveTheSameBits) {
   const std::string common =
       "train --steps 7 --accumulate 2 --length 210 --batch 3 --hidden 32 --layers 2 --sample 0 --eval-every 3 --family "
       "qwen3 ";
@@ -304,14 +304,14 @@ TEST_F(Commands, ResumingKeepsTheOptionsOfTheRun) {
     return Json::parse(read_file(path("run/" + checkpoint + "/training/state.json")))["options"][name];
   };
   EXPECT_EQ(option("step-000005", "--memory"), "4MiB");
-  // Another --mode or --chunk takes the place of all three.
+  // A new --mode or --chunk replaces all three.
   EXPECT_EQ(execute("train --resume --chunk 256 --eval-every 0 --out " + path("run")).exit_code, 0);
   EXPECT_EQ(option("step-000006", "--memory"), "");
   EXPECT_EQ(option("step-000006", "--eval-every"), 0);
   EXPECT_EQ(option("step-000006", "--checkpoint-every"), 3);
 }
 
-TEST_F(Commands, ARunIsNotResumedOnAnotherText) {
+TEST_F(Commands, ResumingOnADifferentTextIsRefused) {
   write_file_atomically(path("text.txt"), stories(1, 20000));
   ASSERT_EQ(
       execute("train --steps 4 --stop-after 2 --data " + path("text.txt") + " --out " + path("run") + kTiny).exit_code,
@@ -320,7 +320,7 @@ TEST_F(Commands, ARunIsNotResumedOnAnotherText) {
   expect_refused("train --resume --out " + path("run"), "text.txt");
 }
 
-TEST_F(Commands, ARunThatDivergesStopsAndSaysWhy) {
+TEST_F(Commands, DivergingRunsStopWithARemedy) {
   const Outcome outcome = execute("train --steps 50 --rate 1e30 --warmup 0 --clip 0 --out " + path("run") + kTiny);
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_TRUE(contains(outcome.output, "Try a lower --rate")) << outcome.output;

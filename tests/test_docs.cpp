@@ -1,4 +1,5 @@
-// README.md and docs/*.md against the program: links, paths, options and the sizes of the heart.
+// Checks README.md and docs/*.md against the program: links, paths, options, and the size of streambp.cuh and
+// model.cuh.
 #include <regex>
 #include <set>
 
@@ -23,7 +24,7 @@ std::vector<std::smatch> matches(const std::string& text, const std::string& pat
   return {std::sregex_iterator(text.begin(), text.end(), regex), std::sregex_iterator()};
 }
 
-TEST(Docs, EveryLinkAndPathLeadsToAFile) {
+TEST(Docs, EveryLinkAndPathExists) {
   for (const fs::path& document : documents()) {
     const std::string text = read_file(document);
     for (const std::smatch& link : matches(text, R"(\]\(([^)#:]+)\))")) {
@@ -37,7 +38,7 @@ TEST(Docs, EveryLinkAndPathLeadsToAFile) {
   }
 }
 
-TEST(Docs, EveryOptionIsOneOfTheCommands) {
+TEST(Docs, EveryOptionExists) {
   std::map<std::string, std::string> help;
   for (const fs::path& document : documents()) {
     const std::string text = read_file(document);
@@ -53,7 +54,7 @@ TEST(Docs, EveryOptionIsOneOfTheCommands) {
   }
 }
 
-TEST(Docs, TheReadmeKnowsTheSizeOfTheHeart) {
+TEST(Docs, ReadmeStatesTheSizeOfTheCore) {
   const std::string text = read_file(kRoot / "README.md");
   const auto rows = matches(text, R"(\]\(([a-z/_]+\.[a-z]+)\) \| ([0-9]+) \|)");
   EXPECT_GE(rows.size(), 3u);

@@ -1,4 +1,5 @@
-// Examples become the tokens of transformers, the loss covers the right ones, and data files become cached token files.
+// Examples give the same tokens as in transformers, the loss covers the right tokens, and data files become cached
+// token files.
 #include "data/documents/tokenised.cuh"
 #include "tests/chat_models.cuh"
 
@@ -94,8 +95,8 @@ TEST_F(Encoding, TrainsOnAnswersOnly) {
   EXPECT_EQ(all[0].learned(), static_cast<Index>(all[0].tokens.size()) - 1);
 }
 
-// A preference is two documents that differ from where the model starts to generate.
-TEST_F(Encoding, OfPreferencesDiffersInTheAnswer) {
+// A preference is two documents that differ only from the point where the model starts to generate.
+TEST_F(Encoding, OfPreferencesDiffersOnlyInTheAnswer) {
   model("byte_level");
   const Message system = {"system", "Brief!"}, one = {"user", "One?"}, first = {"assistant", "1"},
                 two = {"user", "Two?"};
@@ -169,7 +170,7 @@ TEST_F(Encoding, RefusesInvalidPreferences) {
       R"({"role": "assistant", "content": "e"}]})";
   refused(encoder("qwen3"), longer, "after the prompt come 2 answers");
   EXPECT_EQ(learned(encoder("chatml").encode(parse_example(longer)).at(1)), "c<|im_end|>e<|im_end|>");
-  // This error is not the fault of the line.
+  // This error is not caused by the line.
   for (const std::string& line : {spaces, std::string(R"({"prompt": "a", "chosen": "b", "rejected": "c"})")}) {
     try {
       encoder("chatml", true).encode(parse_example(line));
@@ -209,7 +210,7 @@ TEST_F(Encoding, EndsTextWithOneEndToken) {
   EXPECT_EQ(whole.learned(), static_cast<Index>(whole.tokens.size()) - 1);
 }
 
-// The tokens of a post-processor start a text once. A conversation starts as its layout says.
+// A text starts with the tokens of the post-processor once. A conversation starts as defined by its layout.
 TEST_F(Encoding, StartsTextWithOnePrefix) {
   make_tokenizer_directory(dir / "model", "byte_level");
   Json json = Json::parse(read_file(dir / "model/tokenizer.json"));

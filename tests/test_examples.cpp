@@ -1,4 +1,4 @@
-// The example data: every answer follows from its question, and training can read every line.
+// The example data: every answer is consistent with its question, and training can read every line.
 #include "data/documents/examples.cuh"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ std::string phrase(const std::string& prompt, const std::string& completion) {
   return completion.substr(std::min(answer.size(), completion.size()));
 }
 
-TEST(Examples, PreferPoliteToCurtAnswersAndBothAreRight) {
+TEST(Examples, PreferPoliteAnswersAndBothAreCorrect) {
   for (std::uint64_t i = 0; i < kCount; ++i) {
     const Example example = parse_example(preference_example(3, i).dump());
     ASSERT_EQ(example.kind, Example::preference);
@@ -43,7 +43,7 @@ TEST(Examples, PreferPoliteToCurtAnswersAndBothAreRight) {
   }
 }
 
-TEST(Examples, AnswersAreRightAndPoliteOrCurt) {
+TEST(Examples, AnswersAreCorrectAndPoliteOrCurt) {
   std::uint64_t polite = 0;
   for (std::uint64_t i = 0; i < kCount; ++i) {
     const Example example = parse_example(answer_example(3, i).dump());
@@ -87,7 +87,7 @@ TEST(Examples, HalfOfTheSumsForgetTheCarry) {
   EXPECT_NEAR(static_cast<double>(right) / 3645, 0.5, 0.04);  // five standard deviations
 }
 
-TEST(Examples, DependOnSeedAndNumberAndTheirKindsDiffer) {
+TEST(Examples, DependOnSeedNumberAndKind) {
   for (const auto& make : {preference_example, answer_example, group_example, arithmetic_example}) {
     EXPECT_EQ(make(3, 7), make(3, 7));
     EXPECT_NE(make(3, 7), make(3, 8));

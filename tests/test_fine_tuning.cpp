@@ -1,4 +1,4 @@
-// streambp train --model: a model directory is fine-tuned into another one.
+// streambp train --model: fine-tunes a model directory.
 #include "tests/commands.cuh"
 
 namespace streambp {
@@ -8,7 +8,7 @@ class FineTuning : public Commands {
  protected:
   void SetUp() override {
     Commands::SetUp();
-    // A model of bytes, whose files have a tokenizer, in bfloat16 and float32.
+    // A byte-level model with tokenizer files, in bfloat16 and float32.
     const Outcome made =
         execute("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out " +
                 path("base"));
@@ -37,7 +37,7 @@ class FineTuning : public Commands {
   std::string model;
 };
 
-TEST_F(FineTuning, WithoutARateTheModelStaysAsItIs) {
+TEST_F(FineTuning, RateZeroLeavesTheModelUnchanged) {
   expect_ok(train("--rate 0 --steps 1 --out " + path("same")));
   for (const char* file :
        {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
@@ -48,20 +48,20 @@ TEST_F(FineTuning, WithoutARateTheModelStaysAsItIs) {
   for (const auto& [name, tensor] : narrow.tensors()) EXPECT_EQ(tensor.dtype, "BF16") << name;
 }
 
-// From files of fewer bits than the run has, too: what rounding took is kept beside the model.
+// Also if the files have fewer bits than the weights: the checkpoint stores the unrounded weights separately.
 TEST_F(FineTuning, ResumesBitForBit) {
   const std::string run = "--steps 6 --rate 1e-2 --accumulate 2 --save-dtype bf16 --out ";
   expect_ok(train(run + path("straight")));
   expect_ok(train(run + path("stopped") + " --stop-after 2"));
   expect_ok("train --resume --stop-after 5 --chunk 512 --out " + path("stopped"));
-  fs::rename(path("base"), path("gone"));  // all that is needed is in the checkpoint
+  fs::rename(path("base"), path("gone"));  // the checkpoint has everything that is needed
   expect_ok("train --resume --mode checkpoint --out " + path("stopped"));
   for (const char* file : {"model.safetensors", "training/optimizer.safetensors", "config.json", "tokenizer.json"}) {
     expect_equal("straight/step-000006/" + std::string(file), "stopped/step-000006/" + std::string(file));
   }
 }
 
-TEST_F(FineTuning, LearnsWhatItIsToldTo) {
+TEST_F(FineTuning, ReducesTheHeldOutLoss) {
   const Outcome outcome = execute(train("--epochs 12 --rate 1e-2 --eval-fraction 0.2 --out " + path("run")));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   std::istringstream metrics(read_file(path("run/metrics.jsonl")));
@@ -76,7 +76,7 @@ TEST_F(FineTuning, LearnsWhatItIsToldTo) {
 
 // --- DPO ---
 
-class Preferring : public FineTuning {
+class DpoTraining : public FineTuning {
  protected:
   void SetUp() override {
     FineTuning::SetUp();
@@ -104,7 +104,7 @@ class Preferring : public FineTuning {
   }
 };
 
-TEST_F(Preferring, LearnsToPreferWhatWasChosen) {
+TEST_F(DpoTraining, LearnsToPreferTheChosenAnswers) {
   for (const char* preference : {"sigmoid", "ipo", "simpo"}) {
     const std::string run = preference;
     expect_ok(prefer("--steps 30 --rate 3e-3 --length 600 --eval-fraction 0.3 --out " + path(run) + " --preference " +
@@ -114,11 +114,11 @@ TEST_F(Preferring, LearnsToPreferWhatWasChosen) {
     EXPECT_GT(accuracy.back(), 0.9) << preference;
     EXPECT_GT(margin.back(), margin.front()) << preference;
   }
-  EXPECT_NEAR(metric("sigmoid", "evaluation_loss").front(), std::log(2), 1e-5) << "as the starting model";
+  EXPECT_NEAR(metric("sigmoid", "evaluation_loss").front(), std::log(2), 1e-5) << "equal to the reference model";
   EXPECT_EQ(references().size(), 1u) << "one for sigmoid and ipo, none for simpo";
 }
 
-TEST_F(Preferring, ResumesBitForBitAndReusesTheReference) {
+TEST_F(DpoTraining, ResumesBitForBitAndReusesTheReference) {
   const std::string run = "--steps 6 --rate 1e-2 --length 300 --accumulate 2 --out ";
   expect_ok(prefer(run + path("straight")));
   ASSERT_EQ(references().size(), 1u);
@@ -130,7 +130,7 @@ TEST_F(Preferring, ResumesBitForBitAndReusesTheReference) {
   write_file_atomically(reference, "damaged");
   expect_ok("train --resume --stop-after 4 --mode checkpoint --out " + path("stopped"));
   EXPECT_EQ(references().size(), 1u);
-  fs::rename(model, path("gone"));  // what it gave the data is known
+  fs::rename(model, path("gone"));  // its log-probs are cached
   expect_ok("train --resume --stop-after 5 --out " + path("stopped"));
   fs::remove(reference);
   expect_refused("train --resume --out " + path("stopped"), "not a model directory");
@@ -141,7 +141,7 @@ TEST_F(Preferring, ResumesBitForBitAndReusesTheReference) {
   }
 }
 
-TEST_F(Preferring, RefusesWhatDoesNotBelongTogether) {
+TEST_F(DpoTraining, RefusesConflictingOptionsAndData) {
   const std::string out = " --out " + path("refused");
   for (const auto& [arguments, said] :
        {std::pair{"train --model " + model + " --data " + path("data/pairs.jsonl"), "--objective dpo"},
@@ -164,14 +164,14 @@ TEST_F(Preferring, RefusesWhatDoesNotBelongTogether) {
   expect_refused(train("--beta 1" + out), "--beta");
 }
 
-TEST_F(Preferring, VerifiesTheGradientOfItsPairs) {
+TEST_F(DpoTraining, VerifiesTheGradientOnPairs) {
   const Outcome outcome = execute("verify --objective dpo --model " + model + " --data " + path("data/pairs.jsonl") +
                                   " --length 700 --dtype f64");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;
 }
 
-TEST_F(Preferring, AnotherStartingModelIsNotTakenForTheOneOfTheRun) {
+TEST_F(DpoTraining, RefusesToResumeWithADifferentReferenceModel) {
   expect_ok(prefer("--steps 3 --stop-after 1 --length 300 --out " + path("run")));
   fs::remove(references()[0]);
   expect_ok(
@@ -179,10 +179,10 @@ TEST_F(Preferring, AnotherStartingModelIsNotTakenForTheOneOfTheRun) {
       path("other"));
   fs::remove_all(model);
   fs::rename(path("other/step-000002"), model);
-  expect_refused("train --resume --out " + path("run"), "not the model any more");
+  expect_refused("train --resume --out " + path("run"), "no longer the model");
 }
 
-TEST_F(FineTuning, VerifiesTheGradientOfItsData) {
+TEST_F(FineTuning, VerifiesTheGradientOnData) {
   const Outcome outcome =
       execute("verify --model " + model + " --data " + path("data.jsonl") + " --length 700 --dtype f64");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
@@ -190,7 +190,7 @@ TEST_F(FineTuning, VerifiesTheGradientOfItsData) {
   EXPECT_TRUE(contains(outcome.output, "700 tokens in")) << outcome.output;
 }
 
-TEST_F(FineTuning, RefusesWhatMakesNoRun) {
+TEST_F(FineTuning, RefusesInvalidOptions) {
   const std::string out = " --out " + path("refused");
   expect_refused("train --model " + path("nothing") + " --data x" + out, "is not a model directory");
   expect_refused("train --model " + model + out, "--data");
@@ -204,7 +204,7 @@ TEST_F(FineTuning, RefusesWhatMakesNoRun) {
   expect_refused(train(out), "model.safetensors");
 }
 
-TEST_F(FineTuning, ARefusedRunLeavesNothingBehind) {
+TEST_F(FineTuning, RefusedRunsLeaveNoFiles) {
   write_file_atomically(path("empty.jsonl"), "");
   write_file_atomically(path("bad.jsonl"), "{\"prompt\": \"a\"\n");
   const std::string on = "train --model " + model + " --data ", out = " --out " + path("deep/refused");

@@ -46,7 +46,7 @@ TEST_F(FuzzerFinds, Crashes) {
   expect("dies of signal 9", [] { raise(SIGKILL); });
   expect("ends with exit code 7", [] { _exit(7); });
 }
-TEST_F(FuzzerFinds, WhatNeverEnds) {
+TEST_F(FuzzerFinds, EndlessLoops) {
   expect("no progress",
          [] {
            for (volatile bool forever = true; forever;) continue;

@@ -1,5 +1,5 @@
-// Generation: its logits are those of the walk over whole texts, whatever is read together; and tokens are drawn from
-// the distribution that the settings describe.
+// Generation: logits match the walk over whole sequences for any batching, and tokens are sampled from the specified
+// distribution.
 #include "data/files/checkpoint.cuh"
 #include "model/generate.cuh"
 #include "tests/support.cuh"
@@ -16,7 +16,7 @@ Tokens random_tokens(const Config& c, Index count, std::uint64_t seed) {
   return tokens;
 }
 
-// A model with memory of its own, and room for what tests do with it.
+// A model with its memory, and room for tests.
 template <class T>
 struct Subject {
   Cpu dev{std::size_t{1} << 28};
@@ -27,7 +27,7 @@ struct Subject {
     initialise(dev, model, 3, 0.15);
   }
 
-  // The logits after each token of a text, by the walk's forward pass over all of it.
+  // The logits after each token of a sequence, computed by one forward pass of the walk.
   Matrix<T> logits(const Tokens& text) {
     Batch batch;
     batch.append(text);
@@ -41,7 +41,7 @@ struct Subject {
   }
 };
 
-// The largest difference between logits and a row of the truth, over the truth's largest number.
+// max |logits - truth| / max |truth| for a row of the truth.
 template <class T>
 double error(std::span<const T> logits, Matrix<T> truth, Index row) {
   double difference = 0, largest = 0;
@@ -58,7 +58,8 @@ const auto kQuietly = [](std::size_t, const Continuation&) {};
 class EveryGenerator : public testing::TestWithParam<Family> {};
 INSTANTIATE_TEST_SUITE_P(Generate, EveryGenerator, testing::ValuesIn(families()), PrintFamily());
 
-// Texts of unequal length grow side by side, some by one token and some by many, in chunks that cut them anywhere.
+// Sequences of different lengths are read in parallel, some by one token and some by many, in chunks that split them
+// anywhere.
 template <class T>
 void expect_logits_of_whole_texts(const Config& c, double tolerance) {
   const Lengths lengths = sized<Lengths>({300, 7, 131, 270}, {90, 7, 31, 70});
@@ -94,15 +95,15 @@ void expect_logits_of_whole_texts(const Config& c, double tolerance) {
   }
 }
 
-TEST_P(EveryGenerator, GivesTheLogitsOfWholeTextsInFloat64) {
+TEST_P(EveryGenerator, MatchesFullForwardLogitsInFloat64) {
   expect_logits_of_whole_texts<double>(GetParam().config, 1e-10);
 }
-TEST_P(EveryGenerator, GivesTheLogitsOfWholeTextsInFloat32) {
+TEST_P(EveryGenerator, MatchesFullForwardLogitsInFloat32) {
   expect_logits_of_whole_texts<float>(GetParam().config, 1e-5);
 }
 
-// What a text becomes does not depend on the texts beside it, nor on how many of them there is room for.
-TEST_P(EveryGenerator, ContinuesATextAsIfItWereAlone) {
+// A completion does not depend on the other sequences or on the number of slots.
+TEST_P(EveryGenerator, CompletionsDoNotDependOnOtherSequences) {
   const Config& c = GetParam().config;
   Subject<double> subject(c);
   std::vector<Tokens> prompts;
@@ -127,10 +128,10 @@ TEST_P(EveryGenerator, ContinuesATextAsIfItWereAlone) {
     results.push_back(tokens);
     EXPECT_EQ(results.front(), results.back()) << slots << " slots";
   }
-  EXPECT_NE(results[0][1], results[0][4]) << "the same prompt twice draws with other random numbers";
+  EXPECT_NE(results[0][1], results[0][4]) << "a repeated prompt uses different random numbers";
 }
 
-TEST(Generate, SumsTheLogarithmsOfProbabilities) {
+TEST(Generate, SumsLogProbs) {
   const Config c = families()[3].config;
   Subject<double> subject(c);
   Generator<Cpu, double> generator(subject.dev, subject.model, 1, 60, 32);
@@ -149,7 +150,7 @@ TEST(Generate, SumsTheLogarithmsOfProbabilities) {
   EXPECT_NEAR(text.logp, logp, 1e-4 * std::abs(logp));
 }
 
-TEST(Generate, RecallsWhatAnySlotHasRead) {
+TEST(Generate, ReusesPrefixesOfAnySlot) {
   const Config c = families()[3].config;
   Subject<double> subject(c);
   Generator<Cpu, double> generator(subject.dev, subject.model, 3, 50, 16);
@@ -160,7 +161,7 @@ TEST(Generate, RecallsWhatAnySlotHasRead) {
   EXPECT_EQ(generator.reuse_prefix(1, text), 39) << "from another slot";
   EXPECT_EQ(generator.text(1), Tokens(text.begin(), text.begin() + 39));
 
-  Tokens other(text.begin(), text.begin() + 20);  // a text that leaves the first one's path
+  Tokens other(text.begin(), text.begin() + 20);  // diverges from the first sequence
   other.push_back((text[20] + 1) % static_cast<std::int32_t>(c.vocab));
   other.push_back(text[3]);
   const Matrix<double> truth = subject.logits(other);
@@ -172,13 +173,13 @@ TEST(Generate, RecallsWhatAnySlotHasRead) {
   EXPECT_EQ(generator.reuse_prefix(0, Tokens{}), 0);
 }
 
-TEST(Generate, StopsWhereThereIsNoRoom) {
+TEST(Generate, StopsWhenTheCacheIsFull) {
   const Config c = families()[3].config;
   Subject<float> subject(c);
   Generator<Cpu, float> generator(subject.dev, subject.model, 2, 12, 16);
   const auto text = generate(generator, {random_tokens(c, 10, 1)}, {{}, 100, {}}, kQuietly);
   EXPECT_EQ(text.front().end, Ending::room);
-  EXPECT_EQ(text.front().tokens.size(), 3u) << "two that are read, and one that follows the last";
+  EXPECT_EQ(text.front().tokens.size(), 3u) << "two fit into the cache, and one is sampled after them";
   const Tokens longer = random_tokens(c, 13, 1), outside = {0, static_cast<std::int32_t>(c.vocab)};
   EXPECT_THROW(generator.read({{1, longer}}), Error);
   EXPECT_THROW(generator.read({{1, outside}}), Error);
@@ -189,7 +190,7 @@ TEST(Generate, StopsWhereThereIsNoRoom) {
   EXPECT_THROW((Generator<Cpu, float>(gpt2.dev, gpt2.model, 1, learned.max_length + 1, 16)), Error);
 }
 
-TEST(Generate, NamesALogitThatIsNoNumber) {
+TEST(Generate, ReportsNanLogits) {
   const Config c = families()[3].config;
   Subject<float> subject(c);
   subject.model.weights.norm.weight(0, 0) = std::nanf("");
@@ -203,7 +204,7 @@ TEST(Generate, NamesALogitThatIsNoNumber) {
   }
 }
 
-TEST(Generate, ThePlanIsTheArenasHighWaterMark) {
+TEST(Generate, PlannedMemoryIsThePeakOfTheArena) {
   for (const Family& family : families()) {
     for (auto [slots, room, chunk] : {std::array<Index, 3>{1, 50, 512}, {3, 100, 64}, {5, 20, 64}}) {
       const Config& c = family.config;
@@ -250,13 +251,13 @@ TEST(Draw, IsTheQuantileOfTheDistribution) {
        {std::pair{0.1, 0}, {0.199, 0}, {0.21, 1}, {0.69, 1}, {0.71, 2}, {0.9999, 2}}) {
     EXPECT_EQ(token(p, {}, uniform), expected) << uniform;
   }
-  EXPECT_EQ(token(p, {.temperature = 0.01}, 0.9), 1) << "cold: nearly always the likeliest";
+  EXPECT_EQ(token(p, {.temperature = 0.01}, 0.9), 1) << "cold: nearly greedy";
   EXPECT_EQ(token(p, {.temperature = 1e-300}, 0.9), 1);
   EXPECT_EQ(token(p, {.temperature = 1e9}, 0.34), 1) << "hot: nearly uniform";
   EXPECT_NEAR(draw<float>(logits_of(p), {.temperature = 0.1, .top_k = 1}, 0.5).logp, std::log(0.5), 1e-6);
 }
 
-TEST(Draw, KeepsTheLikeliest) {
+TEST(Draw, KeepsTheMostLikely) {
   const std::vector<double> p = {0.1, 0.4, 0.05, 0.25, 0.2};
   auto kept = [&](Sampling s) {
     std::set<std::int32_t> tokens;
@@ -279,7 +280,7 @@ TEST(Draw, KeepsTheLikeliest) {
   EXPECT_EQ(kept({.top_p = 0.6, .top_k = 2}), (Set{1}));
 }
 
-TEST(Draw, TakesTheSmallerNumberAmongTheEquallyLikely) {
+TEST(Draw, TiesGoToTheSmallerToken) {
   const std::vector<double> p(7, 1.0 / 7);
   EXPECT_EQ(token(p, {.temperature = 0}, 0.9), 0);
   EXPECT_EQ(token(p, {.top_k = 3}, 0.999), 2);
@@ -287,7 +288,7 @@ TEST(Draw, TakesTheSmallerNumberAmongTheEquallyLikely) {
   EXPECT_EQ(token({1}, {.top_p = 0.4, .top_k = 4}, 0.999), 0);
 }
 
-TEST(Draw, SelectsAsASortDoes) {
+TEST(Draw, SelectsLikeASort) {
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     std::vector<double> p;
     double sum = 0;
@@ -312,7 +313,7 @@ TEST(Draw, SelectsAsASortDoes) {
   }
 }
 
-// Pearson's chi-square of 20000 draws, against its 99.99 % quantile; the seed is fixed, so this passes or fails for good.
+// Pearson's chi-square of 20000 draws, against its 99.99 % quantile. The seed is fixed, so the test is deterministic.
 TEST(Draw, FollowsTheDistribution) {
   const std::vector<double> p = {0.02, 0.3, 0.11, 0.001, 0.2, 0.009, 0.06, 0.3};
   constexpr int draws = 20000;
@@ -351,7 +352,7 @@ TEST(Draw, FollowsTheDistribution) {
   }
 }
 
-TEST(Draw, RefusesSettingsThatMeanNothing) {
+TEST(Draw, RefusesInvalidSettings) {
   for (const Sampling& s : {Sampling{.temperature = -1},
                             {.temperature = NAN},
                             {.top_p = 0},
@@ -365,7 +366,7 @@ TEST(Draw, RefusesSettingsThatMeanNothing) {
 
 // --- the product of a few rows ---
 
-TEST(FewRows, ARowGetsTheSameBitsWhateverRowsAreBesideIt) {
+TEST(FewRows, BitsOfARowDoNotDependOnOtherRows) {
   for (auto [inputs, outputs] : {std::pair<Index, Index>{1, 1}, {7, 5}, {16, 33}, {77, 100}, {300, 31}}) {
     Owned<float> x(cpu::kFewRows, inputs, 1), w(outputs, inputs, 2), bias(1, outputs, 3),
         residual(cpu::kFewRows, outputs, 4);

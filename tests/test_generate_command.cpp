@@ -10,7 +10,7 @@ namespace {
 
 class Generation : public Commands {
  protected:
-  static constexpr Index kVocabulary = 259;  // bytes, <|im_start|>, <|im_end|>, and one that no text has
+  static constexpr Index kVocabulary = 259;  // bytes, <|im_start|>, <|im_end|>, and one that no text contains
 
   void SetUp() override {
     Commands::SetUp();
@@ -42,7 +42,7 @@ class Generation : public Commands {
   std::string model;
 };
 
-TEST_F(Generation, ContinuesAPromptAndTellsTheTokens) {
+TEST_F(Generation, ContinuesAPromptAndReportsItsTokens) {
   const Json all = texts("--prompt 'Once upon' --length 20 --seed 4");
   ASSERT_EQ(all.size(), 1u);
   const Json& text = all[0];
@@ -59,7 +59,7 @@ TEST_F(Generation, ContinuesAPromptAndTellsTheTokens) {
             texts("--prompt 'Once upon' --length 20 --temperature 0"));
 }
 
-TEST_F(Generation, TakesPromptsFromEverywhere) {
+TEST_F(Generation, ReadsPromptsFromEverySource) {
   write_file_atomically(path("prompts.txt"), "first\n\nsecond, longer\n");
   const Json lines = texts("--prompts " + path("prompts.txt") + " --samples 2 --length 5");
   ASSERT_EQ(lines.size(), 4u);
@@ -76,13 +76,13 @@ TEST_F(Generation, TakesPromptsFromEverywhere) {
   EXPECT_EQ(piped.exit_code, 0) << piped.output;
   EXPECT_EQ(Json::parse(read_file(path("out.json")))["texts"][0], lines[0]);
 
-  // under each prompt its text, in the order asked for
+  // each completion appears under its prompt, in the order of the prompts
   const Outcome shown = execute("generate" + model + " --prompts " + path("prompts.txt") + " --length 5 2> /dev/null");
   EXPECT_TRUE(shown.output.starts_with("--- first\n")) << shown.output;
   EXPECT_TRUE(contains(shown.output, "\n--- second, longer\n")) << shown.output;
 }
 
-TEST_F(Generation, WritesConversationsInTheChatLayout) {
+TEST_F(Generation, RendersConversationsInTheChatLayout) {
   const Json chat = texts("--chat chatml --system Brief. --prompt Hello --length 3");
   std::string written;
   for (const Json& token : chat[0]["prompt_tokens"]) {
@@ -98,7 +98,7 @@ TEST_F(Generation, WritesConversationsInTheChatLayout) {
   expect_generate_refused("--chat nonsense --prompt Hello", "nonsense");
 }
 
-TEST_F(Generation, StopsAtTheTokensThatEndATextAndWhereTheContextIsFull) {
+TEST_F(Generation, StopsAtStopTokensAndWhenTheContextIsFull) {
   const Json first = texts("--prompt ab --length 9 --temperature 0")[0]["tokens"];
   write("generation_config.json", {{"eos_token_id", {first[4], 258}}, {"do_sample", false}});
   const Json stopped = texts("--prompt ab --length 9")[0];
@@ -106,7 +106,7 @@ TEST_F(Generation, StopsAtTheTokensThatEndATextAndWhereTheContextIsFull) {
   EXPECT_EQ(stopped["tokens"].back(), first[4]);
   EXPECT_LE(stopped["tokens"].size(), 5u);
   write("generation_config.json", {{"do_sample", true}, {"top_k", 1}, {"eos_token_id", first[4]}});
-  EXPECT_EQ(texts("--prompt ab --length 9")[0], stopped) << "of the likeliest one";
+  EXPECT_EQ(texts("--prompt ab --length 9")[0], stopped) << "the stop token is the most likely token";
 
   const Json full = texts("--prompt " + std::string(290, 'a') + " --length 50 --temperature 2 --top-p 1")[0];
   if (full["end"] != "stop") {
@@ -116,7 +116,7 @@ TEST_F(Generation, StopsAtTheTokensThatEndATextAndWhereTheContextIsFull) {
   expect_generate_refused("--prompt " + std::string(301, 'a'), "has 301 tokens, more than the model's context of 300");
 }
 
-TEST_F(Generation, RefusesWhatCannotBeWithTheRemedy) {
+TEST_F(Generation, RefusesInvalidInputWithARemedy) {
   expect_generate_refused("--prompt a --temperature -1", "temperature");
   expect_generate_refused("--prompt a --temperature nan", "temperature");
   expect_generate_refused("--prompt a --top-p 0", "top-p");
@@ -161,7 +161,7 @@ TEST_F(Generation, RefusesWhatCannotBeWithTheRemedy) {
   expect_generate_refused("--prompt a", "model.safetensors");
 }
 
-TEST_F(Generation, TellsWhatFitsBeforeItStarts) {
+TEST_F(Generation, ReportsWhatFitsBeforeItStarts) {
   Config c = make_config("llama", kVocabulary, 4096, 1, 32, 32, 128, 32, 1 << 24, false);
   write("config.json", config_to_json(c));
   const Outcome outcome = execute("generate" + model + " --prompt a --length 16777000");
@@ -169,16 +169,16 @@ TEST_F(Generation, TellsWhatFitsBeforeItStarts) {
   EXPECT_TRUE(contains(outcome.output, "are free: there is room for ")) << outcome.output;
 }
 
-TEST_F(Generation, TellsItsSpeed) {
+TEST_F(Generation, ReportsItsSpeed) {
   const Outcome outcome = execute("generate" + model + " --prompt a --length 20 --temperature 2 --stats");
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_TRUE(contains(outcome.output, " tokens/s")) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "of weights are read at")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "of memory bandwidth (")) << outcome.output;
 }
 
 // --- eval ---
 
-TEST_F(Generation, EvalIsTheLossOfTheWalkByFileAndByPosition) {
+TEST_F(Generation, EvalMatchesTheWalkByFileAndPosition) {
   write_file_atomically(path("long.txt"), std::string(500, 'a') + "b");
   write_file_atomically(path("short.jsonl"), "{\"text\": \"abcabc\"}\n{\"prompt\": \"ab\", \"completion\": \"cab\"}\n");
   auto eval = [&](const std::string& arguments) {
@@ -188,7 +188,7 @@ TEST_F(Generation, EvalIsTheLossOfTheWalkByFileAndByPosition) {
   };
   const std::string both = "--data " + path("long.txt") + " " + path("short.jsonl");
   const Json result = eval(both);
-  EXPECT_EQ(result["length"], 300) << "what the model was made for";
+  EXPECT_EQ(result["length"], 300) << "the context length of the model";
   ASSERT_EQ(result["files"].size(), 2u);
   EXPECT_EQ(result["files"][0]["targets"], 501) << "with the token that ends the text";
   EXPECT_EQ(result["files"][1]["targets"], 6 + 4);
@@ -199,7 +199,7 @@ TEST_F(Generation, EvalIsTheLossOfTheWalkByFileAndByPosition) {
   const Index targets[] = {128 + 128 + 10, 128 + 74, 44};  // of pieces of 300 and 202 tokens, the last without a target
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(result["positions"][i]["targets"], targets[i] - (i == 1)) << i;
 
-  // the loss of the first file, from the reference's formula: each piece on its own
+  // the loss of the first file, computed by the walk for each piece separately
   Tokens text;
   for (int i = 0; i < 500; ++i) text.push_back('a');
   text.push_back('b'), text.push_back(257);
@@ -234,7 +234,7 @@ TEST_F(Generation, EvalIsTheLossOfTheWalkByFileAndByPosition) {
 
 // --- on a terminal ---
 
-// Why this machine has no pseudo-terminals (a minimal container, a chroot), or nothing if it has some.
+// Why this machine has no pseudo-terminals (a minimal container, a chroot); empty if it has.
 std::string why_no_terminal() {
   int terminal = -1, program_side = -1;
   if (openpty(&terminal, &program_side, nullptr, nullptr, nullptr) != 0) return std::strerror(errno);
@@ -262,9 +262,9 @@ Outcome on_terminal(const std::string& arguments, const std::string& input) {
   return outcome;
 }
 
-TEST_F(Generation, ConversesOnATerminal) {
+TEST_F(Generation, ChatsOnATerminal) {
   if (const std::string reason = why_no_terminal(); !reason.empty()) {
-    GTEST_SKIP() << "this machine gives out no pseudo-terminal: " << reason;
+    GTEST_SKIP() << "no pseudo-terminal on this machine: " << reason;
   }
   const std::string greedy = model + " --chat chatml --length 12 --temperature 0";
   const Outcome once = on_terminal("generate" + greedy, "Hello\n/quit\n");

@@ -20,7 +20,7 @@ TEST(Golden, CoversEveryFamily) {
   EXPECT_EQ(seen, (std::set<std::string>{"gemma3", "gpt2", "llama", "mistral", "qwen2", "qwen3"}));
 }
 
-// Every tensor of the file is a parameter of the table, and the other way round.
+// Every tensor of the file is a parameter of the table, and vice versa.
 TEST_P(GoldenCase, TheTableNamesExactlyTheTensorsOfTheCheckpoint) {
   const Golden golden(GetParam());
   std::set<std::string> in_file, in_table;

@@ -5,19 +5,19 @@
 namespace streambp {
 namespace {
 
-TEST(Advantages, AreRewardsInUnitsOfTheGroupsDeviation) {
+TEST(Advantages, AreStandardisedRewards) {
   const std::vector<double> rewards = {1, 0, 0, 2};
   const auto scaled = advantages(rewards, Scaled::yes), plain = advantages(rewards, Scaled::no);
   const double mean = 0.75, deviation = std::sqrt((0.0625 + 2 * 0.5625 + 1.5625) / 3);
   EXPECT_NEAR(plain[0], 0.25, 1e-15);
   EXPECT_NEAR(scaled[3], (2 - mean) / (deviation + 1e-4), 1e-12);
-  for (double a : advantages(std::vector<double>(4, 5.0), Scaled::yes)) EXPECT_EQ(a, 0) << "all as good as each other";
-  for (double a : advantages(std::vector<double>(6, 0.1), Scaled::yes)) EXPECT_EQ(a, 0) << "whose mean is rounded";
+  for (double a : advantages(std::vector<double>(4, 5.0), Scaled::yes)) EXPECT_EQ(a, 0) << "all equally good";
+  for (double a : advantages(std::vector<double>(6, 0.1), Scaled::yes)) EXPECT_EQ(a, 0) << "the mean is rounded";
   for (double a : advantages(std::vector<double>{3}, Scaled::yes)) EXPECT_EQ(a, 0) << "nothing to compare with";
   EXPECT_EQ(advantages(std::vector<double>{-1, 1, -1, 1}, Scaled::no), (std::vector<double>{-1, 1, -1, 1}));
 }
 
-TEST(Rollouts, AreDocumentsOfWhichTheCompletionIsLearned) {
+TEST(Rollouts, HaveALossOnTheCompletionOnly) {
   const std::vector<Rollout> rollouts = {{{5, 6, 7, 8, 9}, 2, 0.5}, {{5, 6, 1}, 2, -1}, {{1, 2, 3, 4}, 1, 2}};
   const auto batches = batches_of(rollouts, 6);
   ASSERT_EQ(batches.size(), 2u);
@@ -36,7 +36,7 @@ class Grpo : public Commands {
     expect_ok("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out " +
               path("base"));
     expect_ok("examples arithmetic --count 40 --out " + path("sums.jsonl"));
-    // Rewards completions with many small letters, knowing neither prompts nor answers.
+    // Rewards completions by their number of lower-case letters, regardless of prompts and answers.
     write_file_atomically(
         path("letters.sh"),
         "while read -r line; do c=${line#*\\\"completion\\\":\\\"}; c=${c%%\\\"*}; d=$(printf %s \"$c\" | tr "
@@ -67,7 +67,7 @@ class Grpo : public Commands {
   }
 };
 
-TEST_F(Grpo, DoesMoreOfWhatIsRewarded) {
+TEST_F(Grpo, IncreasesTheReward) {
   expect_ok(run("run", letters() + "--rate 1e-2 --steps 45 --eval-every 0"));
   const auto reward = metric("run", "reward");
   ASSERT_EQ(reward.size(), 45u);
@@ -79,8 +79,8 @@ TEST_F(Grpo, DoesMoreOfWhatIsRewarded) {
   EXPECT_EQ(metric("run", "evaluation_reward").size(), 2u);
 }
 
-// What a round sampled is written down, in lines from which training without sampling takes the same step.
-TEST_F(Grpo, LearnsOfflineWhatItLearnsOnline) {
+// The samples of a round are recorded as lines from which off-line training takes the same step.
+TEST_F(Grpo, OfflineTrainingMatchesOnline) {
   expect_ok(run("online", letters() + "--rate 1e-2 --steps 1 --eval-fraction 0"));
   std::istringstream lines(read_file(path("online/completions.jsonl")));
   Index groups = 0;
@@ -99,7 +99,7 @@ TEST_F(Grpo, LearnsOfflineWhatItLearnsOnline) {
                               " --rate 1e-2 --steps 1 --length 512 "
                               "--eval-fraction 0 --data ";
   expect_ok(offline + path("online/completions.jsonl") + " --out " + path("offline"));
-  // and without what the tokens were given, for it was the starting model that sampled them
+  // also without old log-probs, because the reference model sampled the tokens
   std::string unknown;
   std::istringstream again(read_file(path("online/completions.jsonl")));
   for (std::string line; std::getline(again, line);) {
@@ -126,11 +126,11 @@ TEST_F(Grpo, LearnsOfflineWhatItLearnsOnline) {
       }
     }
     EXPECT_GT(moved, 0);
-    EXPECT_LT(difference, 1e-2 * moved) << name;  // AdamW's first step makes much of the signs of small numbers
+    EXPECT_LT(difference, 1e-2 * moved) << name;  // AdamW's first step amplifies the signs of small gradients
   }
 }
 
-TEST_F(Grpo, OfflineDoesMoreOfWhatIsRewardedAndResumesBitForBit) {
+TEST_F(Grpo, OfflineIncreasesTheRewardAndResumesBitForBit) {
   expect_ok("examples groups --count 10 --out " + path("groups.jsonl"));
   const auto offline = [&](const std::string& options) {
     return "train --objective grpo --model " + path("base") + " --data " + path("groups.jsonl") +
@@ -139,7 +139,7 @@ TEST_F(Grpo, OfflineDoesMoreOfWhatIsRewardedAndResumesBitForBit) {
   expect_ok(offline("--out " + path("straight")));
   const auto loss = metric("straight", "loss");  // every step learns all of them
   ASSERT_EQ(loss.size(), 6u);
-  EXPECT_NEAR(loss[0], 0, 1e-6) << "better and worse than its group cancel";
+  EXPECT_NEAR(loss[0], 0, 1e-6) << "advantages of a group cancel";
   EXPECT_LT(loss[5], -0.01);
   EXPECT_NEAR(metric("straight", "kl").at(0), 0, 1e-6);
   EXPECT_EQ(metric("straight", "clip_fraction").size(), 6u);
@@ -150,7 +150,7 @@ TEST_F(Grpo, OfflineDoesMoreOfWhatIsRewardedAndResumesBitForBit) {
   expect_ok("verify --objective grpo --model " + path("base") + " --data " + path("groups.jsonl") + " --length 400");
 }
 
-TEST_F(Grpo, OfflineRefusesWhatItCannotLearnFrom) {
+TEST_F(Grpo, OfflineRefusesInvalidData) {
   const auto expect_said = [&](const std::string& arguments, const std::string& said) {
     const Outcome outcome = execute(arguments);
     EXPECT_EQ(outcome.exit_code, 2) << arguments;
@@ -171,27 +171,27 @@ TEST_F(Grpo, OfflineRefusesWhatItCannotLearnFrom) {
   expect_said("eval --model " + path("base") + " --data " + path("groups.jsonl"), "groups");
 }
 
-// Several steps a round, clipping, the distance to the starting model, several micro-batches, and other modes.
+// Several steps per round, clipping, a KL penalty, several micro-batches, and different modes.
 TEST_F(Grpo, ResumesBitForBit) {
   const std::string options = letters() + "--rate 1e-2 --steps 6 --inner 2 --kl 0.1 --length 70 ";
   expect_ok(run("straight", options));
   expect_ok(run("stopped", options + "--stop-after 2 --mode full"));
   expect_ok("train --resume --stop-after 4 --mode checkpoint --out " + path("stopped"));
   fs::rename(path("base"), path("gone"));
-  expect_refused("train --resume --out " + path("stopped"), "not the model any more");
+  expect_refused("train --resume --out " + path("stopped"), "no longer the model");
   fs::rename(path("gone"), path("base"));
   expect_ok("train --resume --chunk 512 --out " + path("stopped"));
   expect_equal_models("straight/step-000006", "stopped/step-000006");
   EXPECT_EQ(read_file(path("straight/completions.jsonl")), read_file(path("stopped/completions.jsonl")));
   const auto kl = metric("straight", "kl");
   ASSERT_EQ(kl.size(), 6u);
-  EXPECT_NEAR(kl[0], 0, 1e-6) << "the starting model itself";
+  EXPECT_NEAR(kl[0], 0, 1e-6) << "still the reference model";
   EXPECT_GT(kl[5], 1e-4);
-  EXPECT_EQ(metric("straight", "clip_fraction")[0], 0) << "the policy that sampled";
-  EXPECT_EQ(metric("straight", "clip_fraction")[2], 0) << "and again in the next round";
+  EXPECT_EQ(metric("straight", "clip_fraction")[0], 0) << "on-policy";
+  EXPECT_EQ(metric("straight", "clip_fraction")[2], 0) << "on-policy again in the next round";
 }
 
-TEST_F(Grpo, EveryPromptHasItsTurnInAnEpoch) {
+TEST_F(Grpo, UsesEveryPromptOncePerEpoch) {
   expect_ok(
       "train --objective grpo --model " + path("base") + " --data " + path("sums.jsonl") +
       " --completion 2 --prompts 9 --group 2 --reward exact --inner 2 --eval-fraction 0 --save-dtype bf16 --out " +
@@ -207,7 +207,7 @@ TEST_F(Grpo, EqualRewardsChangeNothing) {
               read_file(path("base/step-000002/model.safetensors")));
 }
 
-TEST_F(Grpo, RewardsThatCannotBeHadStopTheRun) {
+TEST_F(Grpo, FailingRewardsStopTheRun) {
   for (const auto& [program, said] : {std::pair{"exit 3", "3"},
                                       {"read -r line; echo maybe", "maybe"},
                                       {"cat > /dev/null; sleep 100", "did not answer"},
@@ -222,7 +222,7 @@ TEST_F(Grpo, RewardsThatCannotBeHadStopTheRun) {
   }
 }
 
-TEST_F(Grpo, RefusesWhatMakesNoRun) {
+TEST_F(Grpo, RefusesInvalidOptions) {
   expect_refused(run("run", ""), "--reward");
   expect_refused(run("run", "--reward exact " + letters()), "one of them");
   expect_refused(run("run", "--reward exact --batch 2"), "--batch");

@@ -48,7 +48,7 @@ TEST(JsonParser, ReadsAllTypes) {
   EXPECT_EQ(parse_json(" 3 "), 3);
 }
 
-TEST(JsonParser, KeepsItsLimits) {
+TEST(JsonParser, EnforcesItsLimits) {
   EXPECT_EQ(parse_json("[[1, 2], {\"a\": 3}]", JsonLimits{.values = 6, .depth = 2}).size(), 2u);
   EXPECT_ERROR(parse_json("[[1, 2], {\"a\": 3}]", JsonLimits{.values = 5, .depth = 2}), "more than 5 values");
   EXPECT_ERROR(parse_json("[[1, 2], {\"a\": 3}]", JsonLimits{.values = 6, .depth = 1}),
@@ -74,7 +74,7 @@ TEST(JsonParser, TakesLinearTime) {
   EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 20);
 }
 
-TEST(JsonParser, QuotesLittleOfTheText) {
+TEST(JsonParser, QuotesLongTextBriefly) {
   const std::string wide(1'000'000, 'w');
   for (const std::string& line :
        {"{\"" + wide + "\":1,\"" + wide + "\":2}", "{\"text\":" + wide + "}",
@@ -141,7 +141,7 @@ TEST(Examples, OfPreferencesHaveTwoSides) {
   }
 }
 
-TEST(Examples, WithFaultsAreRefusedWithTheCause) {
+TEST(Examples, WithErrorsAreRefusedWithTheCause) {
   const std::pair<std::string, std::string> cases[] = {
       {"", "not valid JSON"},
       {"{\"text\": ", "not valid JSON: column 10"},

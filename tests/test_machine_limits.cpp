@@ -33,7 +33,7 @@ class MachineLimits : public testing::Test {
   std::filesystem::path root;
 };
 
-TEST_F(MachineLimits, MemoryWithoutGroupsIsWhatTheMachineHas) {
+TEST_F(MachineLimits, MemoryWithoutGroupsIsThatOfTheMachine) {
   EXPECT_EQ(available_memory(root), 8192 * kMiB);
   EXPECT_GT(available_memory(), 0u);
   std::filesystem::remove_all(root / "proc");
@@ -51,7 +51,7 @@ TEST_F(MachineLimits, MemoryOfVersion2) {
   EXPECT_EQ(available_memory(root), 300 * kMiB);
   write_bytes("sys/fs/cgroup/jobs/mine/memory.current", 200 * kMiB);
   EXPECT_EQ(available_memory(root), 100 * kMiB);
-  // page cache and free slabs are given back; shared memory is not
+  // page cache and free slabs are reclaimable; shared memory is not
   write("sys/fs/cgroup/jobs/mine/memory.stat",
         "anon 1\nfile 104857600\nshmem 4194304\ninactive_file 62914560\n"
         "active_file 31457280\nslab_reclaimable 1048576\nslab 5242880\n");
@@ -126,7 +126,7 @@ TEST_F(MachineLimits, ThreadsForAQuota) {
   EXPECT_EQ(threads_for(0.1, 8), 1);
 }
 
-// What a child process does and exits with; 128 + n: killed by signal n.
+// Runs f in a child process. Returns its exit code, or 128 + n if signal n killed it.
 template <class F>
 int exit_code_of(F&& f) {
   const pid_t child = fork();
@@ -154,7 +154,7 @@ TEST_F(MachineLimits, ClosedStandardDescriptorsAreOpened) {
             0);
 }
 
-TEST_F(MachineLimits, TheFirstSignalIsNotedAndTheSecondEnds) {
+TEST_F(MachineLimits, TheFirstSignalIsRecordedAndTheSecondKills) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     auto raised = [&](int times) {
       return exit_code_of([&] {

@@ -5,7 +5,7 @@
 namespace streambp {
 namespace {
 
-// A model on the host with memory of its own.
+// A model on the host, with its memory.
 struct Held {
   Cpu dev{std::size_t{1} << 22};
   Trainer<Cpu, float> trainer;
@@ -105,7 +105,7 @@ TEST_F(ModelDirectories, WidensAndNarrows) {
   }
   EXPECT_TRUE(contains(read_file(dir / "bf16/config.json"), "\"torch_dtype\": \"bfloat16\""));
 
-  // what a type cannot hold is not written as infinity
+  // values out of range are not written as infinity
   held.model().weights.norm.weight(0, 3) = 1e6f;
   layout.store_as("F16");
   fs::create_directories(dir / "f16");
@@ -113,7 +113,7 @@ TEST_F(ModelDirectories, WidensAndNarrows) {
   EXPECT_FALSE(fs::exists(dir / "f16/model.safetensors"));
 }
 
-TEST_F(ModelDirectories, Float16IsTheProcessorsOwn) {
+TEST_F(ModelDirectories, Float16ConversionMatchesTheProcessor) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto ours = StoredFloat16(std::bit_cast<StoredFloat16>(static_cast<std::uint16_t>(bits)));
     const auto theirs = std::bit_cast<_Float16>(static_cast<std::uint16_t>(bits));
@@ -142,7 +142,7 @@ TEST_F(ModelDirectories, NamesWithGpt2sPrefixStay) {
       writer.add("transformer." + name, tensor.dtype, tensor.shape, tensor.data, tensor.bytes);
     }
     const std::vector<float> mask(16);
-    writer.add("transformer.h.0.attn.bias", "F32", {1, 1, 4, 4}, mask.data(), 64);  // may be computed, and is not kept
+    writer.add("transformer.h.0.attn.bias", "F32", {1, 1, 4, 4}, mask.data(), 64);  // can be derived, so it is not kept
     writer.finish();
   }
   fs::rename(dir / "new.safetensors", dir / "model.safetensors");

@@ -1,4 +1,4 @@
-// The objectives: their gradients against the naive reference, in all modes, and what they refuse.
+// The objectives: their gradients against the oracle in all modes, and the batches that they refuse.
 #include "tests/golden.cuh"
 
 namespace streambp {
@@ -7,7 +7,7 @@ namespace {
 struct Case {
   std::string name;
   Objective objective;
-  bool on_policy = false;  // no older policy
+  bool on_policy = false;  // without old log-probs
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
@@ -60,7 +60,7 @@ std::vector<Schedule> schedules(Index rows) {
           Schedule::stream(2 * kTile, 3 * kTile), Schedule::stream(4 * kTile, kTile)};
 }
 
-TEST_P(EveryObjective, GradientIsTheReferencesInAllModesBitForBit) {
+TEST_P(EveryObjective, GradientMatchesTheOracleInAllModesBitForBit) {
   const auto [c, all] = setting("llama3");
   const Batch batch = for_case(GetParam(), all);
   const Objective& objective = GetParam().objective;
@@ -83,8 +83,8 @@ TEST_P(EveryObjective, GradientIsTheReferencesInAllModesBitForBit) {
   }
 }
 
-// A step's loss is that of all its documents, however they are spread over micro-batches.
-TEST_P(EveryObjective, AccumulationIsTheStepAtOnce) {
+// The loss of a step does not depend on how its documents are split into micro-batches.
+TEST_P(EveryObjective, AccumulationMatchesASingleBatch) {
   const auto [c, all] = setting("llama3");
   const Batch batch = for_case(GetParam(), all);
   const Objective& objective = GetParam().objective;
@@ -114,8 +114,8 @@ TEST_P(EveryObjective, AccumulationIsTheStepAtOnce) {
   for (const auto& [name, value] : truth.others) EXPECT_NEAR(sum.others[name], value, 1e-12) << name;
 }
 
-// A few vectors of N numbers are all that an objective needs besides.
-TEST_P(EveryObjective, TakesTheMemoryOfSupervisedTraining) {
+// An objective needs only a few additional vectors of N numbers.
+TEST_P(EveryObjective, NeedsLittleMoreMemoryThanSft) {
   const Config c = known_models().at("qwen3-0.6b");
   const Index n = 8192;
   StepSettings settings{c, DType::bf16, OptimizerKind::adamw, 2};
@@ -125,8 +125,8 @@ TEST_P(EveryObjective, TakesTheMemoryOfSupervisedTraining) {
   EXPECT_LE(plan(settings, n, schedule).peak, supervised + 3 * n * sizeof(float));
 }
 
-// The logits of a token are computed once, but where its weight depends on other tokens.
-TEST_P(EveryObjective, ComputesLogitsNoMoreOftenThanItMust) {
+// The logits of a token are computed once, unless its weight depends on other tokens.
+TEST_P(EveryObjective, ComputesLogitsOnlyAsOftenAsNeeded) {
   const Config c = families()[2].config;
   auto softmaxes = [&](const Objective& objective) {
     Plan dev;
@@ -141,7 +141,7 @@ TEST_P(EveryObjective, ComputesLogitsNoMoreOftenThanItMust) {
   EXPECT_EQ(softmaxes(GetParam().objective), passes * softmaxes({}));
 }
 
-TEST(Objective, TheGradientOfEqualRewardsIsZero) {
+TEST(Objective, EqualRewardsGiveAZeroGradient) {
   auto [c, batch] = setting("llama2");
   std::fill(batch.advantages.begin(), batch.advantages.end(), 0.0);
   const Objective objective{.kind = ObjectiveKind::grpo, .mean = Mean::documents};
@@ -238,18 +238,18 @@ TEST(Objective, TRLsFormulasInFloat32) {
   expect_golden_objectives<float>("gpt2", 1e-5);
 }
 
-TEST(Objective, DpoPrefersWhatWasChosen) {
+TEST(Objective, DpoPrefersTheChosenDocument) {
   const Batch batch = setting("llama2").batch;
   const std::vector<Rows> documents = batch.documents();
   std::vector<double> logp = batch.reference, w;
   const Objective o{.kind = ObjectiveKind::dpo};
   Measures m = measure_pairs(o, batch, Counts(batch), logp, w);
-  EXPECT_NEAR(m.loss, std::log(2), 1e-12) << "as the starting model";
-  EXPECT_NEAR(m.others["accuracy"], 0.5, 1e-12) << "a tie is worth a half";
+  EXPECT_NEAR(m.loss, std::log(2), 1e-12) << "equal to the reference model";
+  EXPECT_NEAR(m.others["accuracy"], 0.5, 1e-12) << "a tie counts one half";
   for (std::size_t i = 0; i < documents.size(); ++i) {
     for (auto t = static_cast<std::size_t>(documents[i].begin); t < static_cast<std::size_t>(documents[i].end); ++t) {
       if (batch.targets[t] < 0) continue;
-      EXPECT_EQ(w[t] < 0, i % 2 == 0) << "a chosen token is to become likelier";
+      EXPECT_EQ(w[t] < 0, i % 2 == 0) << "the probability of a chosen token must increase";
       logp[t] += i % 2 == 0 ? 0.1 : -0.1;
     }
   }
@@ -260,7 +260,7 @@ TEST(Objective, DpoPrefersWhatWasChosen) {
   EXPECT_LT(m.others["reward_rejected"], 0);
 }
 
-// Far from the starting model, too, a loss is a number.
+// The loss is finite even far from the reference model.
 TEST(Objective, DpoSurvivesExtremeScores) {
   Batch batch = setting("llama2").batch;
   for (double far : {-1e6, 1e6}) {
@@ -275,7 +275,7 @@ TEST(Objective, DpoSurvivesExtremeScores) {
   }
 }
 
-TEST(Objective, RefusesBatchesWithoutWhatItNeeds) {
+TEST(Objective, RefusesBatchesWithMissingData) {
   const Batch good = setting("llama2").batch;
   const Objective dpo{.kind = ObjectiveKind::dpo}, grpo{.kind = ObjectiveKind::grpo, .kl = 0.1};
   validate(dpo, good);

@@ -1,5 +1,5 @@
-// Each operation: forward against its formula in float64, backward against central finite differences, and a row's bits
-// against those of the same row among others.
+// Each operation: forward against its formula in float64, backward against central finite differences, and the bits of
+// a row alone against those of the same row in a larger matrix.
 #include <functional>
 
 #include "kernels/adamw.cuh"
@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Operations, Matmul,
                          testing::Values(Shape{1, 1, 1}, Shape{3, 5, 2}, Shape{256, 17, 9}, Shape{257, 8, 385},
                                          Shape{300, 770, 31}, Shape{257, 33, 800}));
 
-TEST_P(Matmul, IsItsFormulaForwardAndBackward) {
+TEST_P(Matmul, MatchesItsFormulaForwardAndBackward) {
   const auto [n, in, out] = GetParam();
   Owned<double> x(n, in, 1), w(out, in, 2), bias(1, out, 3), residual(n, out, 4), y(n, out, 5), dy(n, out, 6);
   auto formula = [&](bool b, bool r) {
@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(Operations, NormOperation,
                                          NormCase{{.eps = 1e-5, .centered = true}, false, 129, 33},
                                          NormCase{{.eps = 1e-5}, false, 256, 1}));
 
-TEST_P(NormOperation, IsItsFormulaForwardAndBackward) {
+TEST_P(NormOperation, MatchesItsFormulaForwardAndBackward) {
   const auto [style, with_bias, n, d] = GetParam();
   Owned<double> x(n, d, 1, 1, 0.3), w(1, d, 2, 0.2, 1), b(1, d, 3), y(n, d, 4), dy(n, d, 5);
   const M bias = with_bias ? b.m : M{};
@@ -211,7 +211,7 @@ TEST(Operations, RopeRotatesPairsAndBack) {
 class ActivationOperation : public testing::TestWithParam<Mlp> {};
 INSTANTIATE_TEST_SUITE_P(Operations, ActivationOperation, testing::Values(Mlp::gelu, Mlp::swiglu, Mlp::geglu));
 
-TEST_P(ActivationOperation, IsItsFormulaForwardAndBackward) {
+TEST_P(ActivationOperation, MatchesItsFormulaForwardAndBackward) {
   const Mlp kind = GetParam();
   const Index n = 130, d = 19;
   Owned<double> g(n, d, 1, 2), up(n, d, 2, 2), y(n, d, 3), dy(n, d, 4);
@@ -262,7 +262,7 @@ INSTANTIATE_TEST_SUITE_P(Operations, AttentionOperation,
                                          AttentionCase{4, 4, 3, 17, {280, 40}, 0.7}, AttentionCase{2, 1, 6, 1, {140}},
                                          AttentionCase{2, 1, 4, 150, {400}}));
 
-TEST_P(AttentionOperation, IsItsFormulaForwardAndBackward) {
+TEST_P(AttentionOperation, MatchesItsFormulaForwardAndBackward) {
   const AttentionCase& p = GetParam();
   const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window, p.score_scale};
   std::vector<std::int32_t> begins;
@@ -391,7 +391,7 @@ TEST(Operations, HeadSurvivesExtremeLogits) {
 }
 
 // The weights of a policy objective against finite differences of its loss, for clipped and unclipped ratios.
-TEST(Operations, PolicyWeightsAreTheSlopeOfTheClippedLoss) {
+TEST(Operations, PolicyWeightsAreTheDerivativeOfTheClippedLoss) {
   const double lowest = 0.8, highest = 1.3, h = 1e-6;
   Owned<double> advantage(1, 40, 1), old(1, 40, 2), kl(1, 40, 3), reference(1, 40, 4), logp(1, 40, 5);
   const TokenWeights<double> w{{}, advantage.m, old.m, kl.m, reference.m, lowest, highest};
@@ -439,7 +439,7 @@ TEST(Operations, EmbeddingAndItsGradient) {
 
 // --- optimizer ---
 
-TEST(Operations, AdamWIsItsFormula) {
+TEST(Operations, AdamWMatchesItsFormula) {
   const Index n = 5, d = 33;
   Owned<double> w(n, d, 1), g(n, d, 2), m = zeros(n, d), v = zeros(n, d), start(n, d, 1);
   AdamW s{0.01, 0.9, 0.95, 1e-8, 0.1, 0.5, 1};
@@ -490,7 +490,7 @@ TEST(Optimizer, LearningRateRisesThenFallsByACosine) {
   EXPECT_GT(learning_rate(s, 1), 0.99);
 }
 
-// --- a row alone against a row among others ---
+// --- a row alone and in a larger matrix ---
 
 TEST(Operations, ARowHasTheSameBitsForAnyChunk) {
   const Index n = 700, d = 96;

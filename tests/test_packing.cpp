@@ -78,7 +78,7 @@ TEST(Packing, IsAFunctionOfItsArguments) {
   const auto all = packs_of(packing, 0, 3 * n);
   const auto late = packs_of(again, n + n / 2, n);  // starts in the middle of the second epoch
   EXPECT_TRUE(std::equal(late.begin(), late.end(), all.begin() + n + n / 2));
-  EXPECT_EQ(packs_of(packing, 0, n), std::vector(all.begin(), all.begin() + n));  // and back
+  EXPECT_EQ(packs_of(packing, 0, n), std::vector(all.begin(), all.begin() + n));  // then back again
   EXPECT_NE(packs_of(other, 0, n), packs_of(packing, 0, n));
   EXPECT_NE(packs_of(packing, 0, n), packs_of(packing, n, n));
 }
@@ -269,7 +269,7 @@ TEST_F(Preferences, ThatAreTooLongAreCutOrLeftOut) {
 }
 
 // Answers that differ only after the cut.
-TEST_F(Preferences, ThatCuttingMakesEqualAreLeftOut) {
+TEST_F(Preferences, ThatAreEqualAfterCuttingAreLeftOut) {
   TokenWriter writer(dir / "t.safetensors");
   for (const std::int32_t last : {8, 9}) writer.add(Document{{1, 2, 3, 4, 5, last}, {0, 1, 1, 1, 1, 1}});
   for (const std::int32_t only : {8, 9}) writer.add(Document{{1, only}, {0, 1}});

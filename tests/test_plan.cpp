@@ -1,4 +1,5 @@
-// The plan: its bytes are the arena's to the byte, its answers the largest that fit, its lengths those promised.
+// The plan: its memory matches the arena to the byte, its chunks and lengths are the largest that fit, and the
+// advertised lengths fit.
 #include "data/files/checkpoint.cuh"
 #include "tests/support.cuh"
 
@@ -33,7 +34,7 @@ void expect_plan_is_the_arena(const Config& c, Index rows, const Schedule& sched
   EXPECT_EQ(sum, usage.peak) << what;
 }
 
-TEST(Plan, IsTheArenasHighWaterMarkToTheByte) {
+TEST(Plan, MatchesThePeakOfTheArenaToTheByte) {
   for (const Family& family : families()) {
     for (Index rows : sized<Lengths>({1, 256, 600, 769}, {1, 300})) {
       for (Mode mode : kModes) {
@@ -52,8 +53,8 @@ TEST(Plan, IsTheArenasHighWaterMarkToTheByte) {
   }
 }
 
-// The second micro-batch is like all later ones, so a thousand take no longer to plan.
-TEST(Plan, ManyMicroBatchesNeedWhatTwoNeed) {
+// All later micro-batches are like the second, so a thousand take no longer to plan.
+TEST(Plan, ManyMicroBatchesNeedTheMemoryOfTwo) {
   StepSettings s{known_models().at("gpt2"), DType::f32, OptimizerKind::adamw, 1};
   const Schedule schedule = schedule_for(Mode::stream, s.config, 1000, 256);
   auto with = [&](Index micro_batches) {
@@ -83,14 +84,14 @@ TEST(Plan, ChunkAndLengthAreTheLargestThatFit) {
   EXPECT_EQ(longest_for_budget(s, Mode::full, 1024, 1 << 20), 0);
 }
 
-TEST(Plan, LargestFindsTheEdge) {
+TEST(Plan, LargestFindsTheLimit) {
   for (Index edge : {0, 1, 2, 3, 7, 8, 99, 100}) {
     EXPECT_EQ(largest(100, [&](Index n) { return n <= edge; }), edge);
   }
   EXPECT_EQ(largest(100, [](Index) { return true; }), 100);
 }
 
-// The lengths that the project promises in 80 GiB.
+// The advertised lengths for 80 GiB.
 TEST(Plan, LongSequencesFitIn80GiB) {
   const std::size_t budget = std::size_t{80} << 30;
   auto longest = [&](const char* model, OptimizerKind kind, Index micro_batches) {
@@ -101,7 +102,7 @@ TEST(Plan, LongSequencesFitIn80GiB) {
   EXPECT_GE(longest("qwen3-8b", OptimizerKind::adamw_pure, 1), 90000);
 }
 
-// With one micro-batch the gradient takes the room that saved layer inputs leave, and the peak is less than their sum.
+// With one micro-batch, the gradient reuses the memory of saved layer inputs, so the peak is less than their sum.
 TEST(Plan, SavedInputsAndGradientShareOneBlock) {
   const StepSettings one{known_models().at("qwen3-8b"), DType::bf16, OptimizerKind::none, 1};
   StepSettings two = one;
@@ -113,7 +114,7 @@ TEST(Plan, SavedInputsAndGradientShareOneBlock) {
 
 // Per token and in bf16, for streams so long that layers and not the head set the peak: saved layer inputs, the running
 // gradient, K, V, and float32 dK, dV; nothing else grows with the length.
-TEST(Plan, BytesPerTokenAreThoseOfTheDesign) {
+TEST(Plan, BytesPerTokenMatchTheFormula) {
   const Config c = known_models().at("qwen3-8b");
   const StepSettings s{c, DType::bf16, OptimizerKind::none, 2};
   auto peak = [&](Index rows) {
@@ -126,7 +127,7 @@ TEST(Plan, BytesPerTokenAreThoseOfTheDesign) {
   EXPECT_NEAR(per_token, expected + 8 * 4, 1);
 }
 
-TEST(Plan, ParameterCountsAreThePublishedOnes) {
+TEST(Plan, ParameterCountsMatchPublishedModels) {
   const std::map<std::string, double> published = {
       {"gpt2", 124.44e6},         {"gpt2-xl", 1557.6e6},         {"llama-3.2-1b", 1235.8e6},
       {"llama-3.2-3b", 3212.7e6}, {"llama-3.1-8b", 8030.3e6},    {"qwen2.5-0.5b", 494.0e6},
@@ -159,7 +160,7 @@ TEST(ConfigFile, MistralWithAndWithoutWindow) {
   }
   Json json = config_to_json(c);
   json.erase("sliding_window");
-  EXPECT_EQ(config_from_json(json, "config.json").window, 4096);  // what transformers takes when the field is missing
+  EXPECT_EQ(config_from_json(json, "config.json").window, 4096);  // the default of transformers
 }
 
 Json small_llama() {
@@ -186,13 +187,13 @@ TEST(ConfigFile, LocalLayersByNameAndByRule) {
   EXPECT_FALSE(config_from_json(json, "config.json").is_local(1));
   Json qwen = config_to_json(make_config("qwen2", 100, 32, 3, 4, 2, 8, 64, 128, true));
   qwen.update({{"sliding_window", 64}, {"max_window_layers", 1}});
-  EXPECT_FALSE(config_from_json(qwen, "config.json").is_local(2));  // unless it is switched on
+  EXPECT_FALSE(config_from_json(qwen, "config.json").is_local(2));  // unless it is enabled
   qwen["use_sliding_window"] = true;
   EXPECT_EQ(config_from_json(qwen, "config.json").local, (std::vector<bool>{false, true, true}));
 }
 
-// What published files say besides; none of it changes the function.
-TEST(ConfigFile, FieldsThatSayNothingOfTheModelAreFine) {
+// Other fields of published files. None of them changes what the model computes.
+TEST(ConfigFile, IrrelevantFieldsAreAccepted) {
   Json json = small_llama();
   json.update({{"_name_or_path", "x"},
                {"bos_token_id", 1},
@@ -208,7 +209,7 @@ TEST(ConfigFile, FieldsThatSayNothingOfTheModelAreFine) {
   EXPECT_EQ(refusal(json), "accepted");
 }
 
-TEST(ConfigFile, WhatChangesTheMathematicsIsRefusedByName) {
+TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
   EXPECT_EQ(refusal(small_llama()), "accepted");
   const std::vector<std::pair<Json, const char*>> patches = {
       {{{"model_type", "mixtral"}}, "mixtral"},

@@ -12,7 +12,7 @@ namespace {
 
 using Numbers = std::vector<double>;
 using Requests = std::vector<Json>;
-constexpr double kAmple = 60;  // seconds; no test takes so many
+constexpr double kAmple = 60;  // seconds; no test takes this long
 
 int descriptors() {
   int n = 0;
@@ -28,7 +28,7 @@ bool soon(const Condition& condition) {
   return condition();
 }
 
-// Does the process exist, and not only as a zombie?
+// Whether the process exists and is not a zombie.
 bool runs(pid_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
   std::string stat;
@@ -37,7 +37,7 @@ bool runs(pid_t process) {
   return end != std::string::npos && stat[end + 2] != 'Z';
 }
 
-// Whatever a program does, no descriptor, child or SIGPIPE is left.
+// Checks that no descriptor, child or SIGPIPE is left, whatever the program did.
 class RewardPrograms : public testing::Test {
  protected:
   void SetUp() override {
@@ -84,7 +84,7 @@ class RewardPrograms : public testing::Test {
     return text.find(part) != std::string::npos;
   }
 
-  // In shell commands: the path of a file of the test.
+  // The path of a file of the test, for shell commands.
   std::string path(const std::string& name) const { return "'" + (dir / name).string() + "'"; }
   bool exists(const std::string& name) const { return std::filesystem::exists(dir / name); }
 
@@ -97,7 +97,7 @@ class RewardPrograms : public testing::Test {
     EXPECT_TRUE(contains(what, said)) << what;   \
   }
 
-// --- Programs in good order ---
+// --- Correct programs ---
 
 TEST_F(RewardPrograms, AreAskedAgainAndAgain) {
   RewardProgram program("n=0; while read -r line; do n=$((n + 1)); echo $n.${#line}; done", kAmple);
@@ -209,15 +209,13 @@ TEST_F(RewardPrograms, MayEndAfterTheLastAnswer) {
   }
 }
 
-// --- Programs that break off ---
+// --- Programs that end early ---
 
 TEST_F(RewardPrograms, ThatCannotBeStartedAreNamed) {
-  EXPECT_WRONG(
-      "ended with exit status 127 before it answered request 1 of 1; the shell does not find the program: check",
-      "no-such-program 2> /dev/null");
-  EXPECT_WRONG(
-      "ended with exit status 126 before it answered request 1 of 1; the shell may not execute the file: check",
-      "/ 2> /dev/null");
+  EXPECT_WRONG("ended with exit status 127 before it answered request 1 of 1; the shell cannot find the program: check",
+               "no-such-program 2> /dev/null");
+  EXPECT_WRONG("ended with exit status 126 before it answered request 1 of 1; the shell cannot execute the file: check",
+               "/ 2> /dev/null");
 }
 
 TEST_F(RewardPrograms, ThatEndEarlyAreRefused) {
@@ -238,7 +236,7 @@ TEST_F(RewardPrograms, ThatEndWithoutReadingDoNotEndUs) {
                large);
 }
 
-TEST_F(RewardPrograms, LeaveASignalThatWasThereBefore) {
+TEST_F(RewardPrograms, LeaveAPendingSignalPending) {
   sigset_t pipe, pending;
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);
@@ -265,9 +263,9 @@ TEST_F(RewardPrograms, ThatEndAreNotWaitedForThoughTheirChildrenLive) {
   EXPECT_WRONG("ended with exit status 5 before it answered request 1 of 1", "sleep 1000 & exit 5");
 }
 
-// --- Programs that answer wrongly ---
+// --- Programs with wrong answers ---
 
-TEST_F(RewardPrograms, ThatAnswerWithoutSenseAreRefused) {
+TEST_F(RewardPrograms, ThatAnswerNonsenseAreRefused) {
   const std::pair<std::string, std::string> cases[] = {
       {"abc", "\"abc\""},
       {"1 2", "\"1 2\""},
@@ -323,7 +321,7 @@ TEST_F(RewardPrograms, ThatAnswerWhatTheyHaveNotReadAreRefused) {
   EXPECT_WRONG("answered its last request, number 2, before it read it", answer, large);
 }
 
-TEST_F(RewardPrograms, ThatWriteUnaskedAreRefused) {
+TEST_F(RewardPrograms, ThatWriteWithoutBeingAskedAreRefused) {
   RewardProgram banner("echo Hello; : > " + path("early") + "; cat", kAmple);
   ASSERT_TRUE(soon([&] { return exists("early"); }));
   RewardProgram program("read -r a; echo 1; while ! [ -e " + path("go") + " ]; do sleep 0.01; done; echo 2; : > " +
@@ -346,7 +344,7 @@ TEST_F(RewardPrograms, ThatWriteUnaskedAreRefused) {
   }
 }
 
-// --- Programs that hang, and what they started ---
+// --- Programs that hang, and their children ---
 
 TEST_F(RewardPrograms, ThatHangAreKilled) {
   EXPECT_WRONG("did not answer request 1 of 1 in the 0.2 s that one call may take; flush its output", "exec sleep 1000",
@@ -447,7 +445,7 @@ TEST_F(RewardPrograms, DoNotInheritIgnoredSignals) {
   signal(SIGXFSZ, before);
 }
 
-// --- Beside each other ---
+// --- Several programs ---
 
 TEST_F(RewardPrograms, DoNotInheritDescriptors) {
   const std::string count = "read -r a; set -- /proc/$$/fd/*; echo $#; cat";
@@ -456,7 +454,7 @@ TEST_F(RewardPrograms, DoNotInheritDescriptors) {
   other->rewards({0});
   RewardProgram program(count, kAmple);
   EXPECT_EQ(program.rewards({0}), alone);
-  other.reset();  // sees the end of its input, though the program started after it runs
+  other.reset();  // sees the end of its input, although a program that was started later is running
   EXPECT_TRUE(exists("ended"));
 }
 

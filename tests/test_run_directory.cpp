@@ -1,4 +1,4 @@
-// The output directory of a run: who may write there, what a killed run leaves, and which checkpoints stay.
+// The output directory of a run: locking, cleaning up after a killed run, and which checkpoints are kept.
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -14,7 +14,7 @@ namespace {
 std::set<std::string>* flushed_paths = nullptr;
 }
 
-// Hears of all calls in this program.
+// Called for all calls in this program.
 extern "C" int fsync(int file) {
   char path[4096];
   const ssize_t n = readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof path);
@@ -135,7 +135,7 @@ TEST_F(RunDirectories, OfRefusedRunsDisappear) {
   EXPECT_TRUE(fs::exists(out())) << "the user made it";
 }
 
-TEST_F(RunDirectories, ThatCannotBeAreRefusedAtOnce) {
+TEST_F(RunDirectories, ThatCannotBeCreatedAreRefusedAtOnce) {
   write_file_atomically(dir / "run", "");
   expect_refused(RunBegin::fresh, "is not a directory");
   expect_refused([] { RunDirectory("", RunBegin::resume); }, "--resume needs --out");
@@ -144,7 +144,7 @@ TEST_F(RunDirectories, ThatCannotBeAreRefusedAtOnce) {
 
 // --- Where a run continues ---
 
-TEST_F(RunDirectories, SayWhatToDoWithWhatIsThere) {
+TEST_F(RunDirectories, SuggestHowToContinue) {
   expect_refused(RunBegin::resume, "start the run without --resume");
   fs::create_directories(out());
   expect_refused(RunBegin::resume, "start the run without --resume");
@@ -157,7 +157,8 @@ TEST_F(RunDirectories, SayWhatToDoWithWhatIsThere) {
   EXPECT_EQ(RunDirectory(out(), RunBegin::resume).checkpoint(), fs::path(out()) / "step-000010");
 }
 
-// A run that was killed before its first checkpoint is started again with its options; nothing sends the user in a circle.
+// A run that was killed before its first checkpoint restarts with its options. The error messages do not contradict
+// each other.
 TEST_F(RunDirectories, WithoutACheckpointResumeFromTheBeginning) {
   {
     RunDirectory run(out(), RunBegin::fresh);
@@ -217,8 +218,8 @@ TEST_F(RunDirectories, KeepTheNewestTwoAutomaticCheckpointsAndAllOthers) {
   EXPECT_NE(run.last_checkpoint().find("step-000005"), std::string::npos);
 }
 
-// What stands in the way of a checkpoint is kept under another name.
-TEST_F(RunDirectories, NeverDeleteWhatIsInTheWay) {
+// Anything with the name of a new checkpoint is kept under another name.
+TEST_F(RunDirectories, KeepExistingFilesUnderAnotherName) {
   SmallRun small;
   add("step-000001/training/state.json", "{}");
   add("step-000002/model.safetensors", "somebody's work");
@@ -240,13 +241,13 @@ TEST_F(RunDirectories, AreOnTheDiskBeforeASaveReturns) {
   run.open(0, {});
   run.save(small, small.layout, small.state(1), RunKeep::always);
   flushed_paths = nullptr;
-  EXPECT_TRUE(flushed.contains("run")) << "the directory whose entry the rename changed";
+  EXPECT_TRUE(flushed.contains("run")) << "the directory that contains the renamed entry";
   EXPECT_TRUE(flushed.contains("step-000001.tmp"));
   EXPECT_TRUE(flushed.contains("training"));
 }
 
 // ulimit -f ends a program by SIGXFSZ, unless it ignores the signal; then the write fails and is cleaned up.
-TEST_F(RunDirectories, HoldNoHalfCheckpointWhenFilesAreTooLarge) {
+TEST_F(RunDirectories, HoldNoPartialCheckpointWhenFilesAreTooLarge) {
   SmallRun small;
   RunDirectory run(out(), RunBegin::fresh);
   run.open(0, {});

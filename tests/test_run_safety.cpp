@@ -75,7 +75,7 @@ TEST_F(RunSafety, ASignalSavesACheckpointAndTheRunContinuesWithTheSameBits) {
   }
 }
 
-TEST_F(RunSafety, ARunThatNohupStartedIgnoresTheHangup) {
+TEST_F(RunSafety, ARunUnderNohupIgnoresSighup) {
   const std::string command =
       "trap \"\" HUP; exec " + binary() + " train" + kSmall + "--steps 200 --out " + path("run") + " > /dev/null 2>&1";
   const pid_t child = fork();
@@ -89,8 +89,8 @@ TEST_F(RunSafety, ARunThatNohupStartedIgnoresTheHangup) {
   EXPECT_EQ(steps("run"), 200);
 }
 
-// No message sends the user in a circle.
-TEST_F(RunSafety, ARunThatWasKilledBeforeItsFirstCheckpointStartsAgain) {
+// The error messages do not contradict each other.
+TEST_F(RunSafety, ARunKilledBeforeItsFirstCheckpointStartsAgain) {
   const std::string run = kSmall + "--seed 5 --rate 0.002 --steps 300 --out ";
   ASSERT_EQ(execute("train" + run + path("whole")).exit_code, 0);
   const pid_t child = start(run + path("run"));
@@ -105,7 +105,7 @@ TEST_F(RunSafety, ARunThatWasKilledBeforeItsFirstCheckpointStartsAgain) {
   EXPECT_TRUE(same_model("whole", "run"));
 }
 
-TEST_F(RunSafety, TheLastFiniteWeightsAreSavedWhenTheGradientIsNoNumber) {
+TEST_F(RunSafety, TheLastFiniteWeightsAreSavedWhenTheGradientIsNan) {
   // After a first step this large the loss is finite, but its gradient is not.
   const Outcome outcome =
       execute("train" + kSmall + "--steps 50 --rate 1e8 --warmup 0 --clip 0 --family gpt2 --out " + path("run"));
@@ -114,7 +114,7 @@ TEST_F(RunSafety, TheLastFiniteWeightsAreSavedWhenTheGradientIsNoNumber) {
   EXPECT_EQ(newest_checkpoint(path("run")), fs::path(path("run/step-000001")));
 }
 
-TEST_F(RunSafety, WeightsThatGiveNoNumberAreNotSaved) {
+TEST_F(RunSafety, WeightsWithANanLossAreNotSaved) {
   const Outcome outcome = execute("train" + kSmall + "--steps 50 --rate 1e30 --warmup 0 --clip 0 --out " + path("run"));
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_TRUE(contains(outcome.output, "there is no checkpoint yet")) << outcome.output;
@@ -162,7 +162,7 @@ TEST_F(RunSafety, ClosedDescriptorsDoNotBecomeFilesOfTheRun) {
   }
 }
 
-TEST_F(RunSafety, RunsWithoutANameFindOneEach) {
+TEST_F(RunSafety, UnnamedRunsGetSeparateDirectories) {
   const std::string train = binary() + " train" + kSmall + "--steps 1 > /dev/null";
   const Outcome outcome = shell("cd " + dir.string() + " && for i in 1 2 3; do " + train + " & done; wait");
   EXPECT_EQ(outcome.output, "");
@@ -179,7 +179,7 @@ TEST_F(RunSafety, AFileSizeLimitIsAnErrorAndLeavesNoTemporaryFile) {
 }
 
 // libgomp shows what it has read from the environment.
-TEST_F(RunSafety, ThreadsSpinBrieflyUnlessTheUserSaysOtherwise) {
+TEST_F(RunSafety, ThreadsSpinBrieflyUnlessConfiguredOtherwise) {
   auto spins = [](const std::string& environment, const std::string& expected) {
     const Outcome outcome = shell("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose " + environment +
                                   " " + binary() + " --help 2>&1");

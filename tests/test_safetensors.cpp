@@ -1,4 +1,4 @@
-// Safetensors files: round trips; damage gives an error with its cause, and never a crash.
+// Safetensors files: round trips; damaged files give an error with the cause and never a crash.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -168,7 +168,7 @@ TEST_F(Safetensors, WriterRefuses) {
   EXPECT_TRUE(files().empty());
 }
 
-TEST_F(Safetensors, DamageIsRefusedInWords) {
+TEST_F(Safetensors, DamageIsRefusedWithTheCause) {
   const std::string good = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
   const std::string data(8, '\1');
   put("{" + good + "}", data);
@@ -280,7 +280,7 @@ TEST_F(Safetensors, HugeHeadersAreRefusedAfterBoundedWork) {
   expect_contains(refusal([&] { SafetensorsFile{path()}; }), "header: more than 1000000 values");
 }
 
-// A valid file with bytes changed, cut off or inserted is read or refused, and nothing else.
+// A valid file with bytes changed, cut off or inserted is either read or refused.
 TEST_F(Safetensors, DamageNeverCrashes) {
   const std::vector<float> f32 = {1, 2, 3, 4, 5, 6};
   const std::vector<std::uint16_t> bf16 = {0x3f80, 0x4000, 0x4040};
@@ -352,7 +352,7 @@ TEST_F(Safetensors, FilesAreReadWhole) {
   expect_contains(refusal([&] { read_file("/dev/full"); }), "not a regular file");
 }
 
-TEST_F(Safetensors, WhereNothingCanBeWritten) {
+TEST_F(Safetensors, UnwritablePathsAreErrors) {
   write_file_atomically(path("note"), "before");
   fs::create_symlink("/dev/full", path("full"));
   fs::create_directory(path("directory"));
@@ -367,7 +367,7 @@ TEST_F(Safetensors, WhereNothingCanBeWritten) {
   EXPECT_TRUE(fs::is_empty(path("directory")));
 }
 
-// As on a full disk: for as long as this lives, no file grows beyond a limit.
+// Simulates a full disk: during its lifetime, no file can grow beyond a limit.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -385,7 +385,7 @@ class FileSizeLimit {
   rlimit before_;
 };
 
-TEST_F(Safetensors, FullDiskLeavesWhatWasThere) {
+TEST_F(Safetensors, FullDiskKeepsTheOldFile) {
   write_file_atomically(path("note"), "before");
   for (const std::size_t size : {2'000, 200'000}) {  // fails when the stream is closed, fails while it is written
     const std::string contents(size, 'x');
@@ -404,7 +404,7 @@ TEST_F(Safetensors, FullDiskLeavesWhatWasThere) {
   }
 }
 
-TEST_F(Safetensors, AFailingProducerLeavesNothing) {
+TEST_F(Safetensors, AFailingProducerLeavesNoFile) {
   SafetensorsWriter writer(path(), {});
   writer.add("x", "F32", {1}, [](std::ostream& out) {
     out << "ab";

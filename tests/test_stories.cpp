@@ -1,4 +1,4 @@
-// The stories: a reader that knows only their grammar checks the sums, and every answer against the opening.
+// The stories: a parser that knows only their grammar checks the sums, and every answer against the opening.
 #include <gtest/gtest.h>
 
 #include <set>

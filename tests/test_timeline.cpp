@@ -1,4 +1,4 @@
-// The timeline of `plan`: its highest moment is the plan's peak, and its file is checked before the work.
+// The timeline of `plan`: its maximum is the planned peak, and its output file is checked before the work.
 #include "training/timeline.cuh"
 
 #include "tests/commands.cuh"
@@ -26,7 +26,7 @@ TEST(Timeline, HasThePeakOfThePlan) {
   }
 }
 
-// Saved layer inputs rise in forward and fall in backward; the gradient grows meanwhile.
+// Saved layer inputs grow in forward and shrink in backward, while the gradient grows.
 TEST(Timeline, ShowsSavedInputsGiveWayToTheGradient) {
   const StepSettings s{known_models().at("qwen3-8b"), DType::bf16, OptimizerKind::none, 1};
   const Timeline line = timeline(s, 50000, schedule_for(Mode::stream, s.config, 50000, 2048), 100);

@@ -78,7 +78,7 @@ TEST_F(TokenizeCommandTest, CountsWhatItSkips) {
   expect_refused(arguments(path("bad.jsonl")), "bad.jsonl:2: not valid JSON");
   const Outcome outcome = execute(arguments(path("bad.jsonl"), "--skip-bad"));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "skipped 1 of the data, the first: ")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "examples skipped: 1, the first: ")) << outcome.output;
 }
 
 TEST_F(TokenizeCommandTest, RefusesMisuse) {

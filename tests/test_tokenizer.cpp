@@ -1,5 +1,5 @@
 // Tokenizers give the results of the `tokenizers` library for texts in many scripts (scripts/make_tokenizer_golden.py
-// writes the cases), and merge long words by definition.
+// writes the cases), and merge long words according to the definition.
 #include <algorithm>
 #include <map>
 #include <thread>
@@ -224,7 +224,7 @@ Ids merged_by_definition(const Json& model, const std::vector<std::string>& symb
   return ids;
 }
 
-TEST(LongWords, MergeByDefinition) {
+TEST(LongWords, MergeAccordingToTheDefinition) {
   const Tokenizer bytes(golden_tokenizer("gpt2_prefix_space.tokenizer.json")),
       characters(golden_tokenizer("gemma.tokenizer.json"));
   Json byte_model = tokenizer_definition("gpt2_prefix_space")["model"],
@@ -248,7 +248,7 @@ TEST(LongWords, MergeByDefinition) {
   }
 }
 
-// Texts that make a careless implementation run forever or overflow the stack.
+// Texts that make a naive implementation run forever or overflow the stack.
 TEST(LongTexts, OfManyShapes) {
   const std::size_t size = 1 << 18;
   const auto repeat = [&](const std::string& unit) {
@@ -296,7 +296,7 @@ TEST(Threads, ShareATokenizer) {
   for (const auto& result : results) EXPECT_EQ(result, expected);
 }
 
-// --- What the library does not have ---
+// --- Additions to the library's interface ---
 
 TEST(Tokens, AreFoundByTheirText) {
   const Tokenizer tokenizer(golden_tokenizer("llama3.tokenizer.json"));

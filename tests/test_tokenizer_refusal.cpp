@@ -1,4 +1,4 @@
-// A tokenizer.json that is damaged, hostile or not supported is refused, with its name and the reason.
+// A damaged, malicious or unsupported tokenizer.json is refused. The error names the file and the reason.
 #include <unistd.h>
 
 #include <fstream>
@@ -133,7 +133,7 @@ TEST_F(TokenizerRefusal, OfMetaspaceAndSplitAndStrip) {
   expect_refused(json, "not one character");
 }
 
-// A few replacements that make a text fill the memory.
+// A few replacements that make a text fill memory.
 TEST_F(TokenizerRefusal, OfExponentialGrowth) {
   const Json doubling = {{"type", "Replace"}, {"pattern", {{"String", "e"}}}, {"content", "ee"}};
   const auto repeated = [](const char* name, std::size_t times, const std::vector<Json>& steps) {
@@ -180,7 +180,7 @@ TEST_F(TokenizerRefusal, OfRegularExpressions) {
   }
 }
 
-// A hostile expression ends with an error.
+// A malicious expression ends with an error.
 TEST_F(TokenizerRefusal, OfExpressionsThatTakeForever) {
   Json json = tokenizer_definition("qwen2");
   json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:(?:a|b|[a-c])+)+[0-9]";

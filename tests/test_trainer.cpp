@@ -1,4 +1,4 @@
-// A training step, the text and the yardstick itself.
+// A training step, text data, and the comparison of gradients.
 #include "data/documents/stories.cuh"
 #include "data/documents/text.cuh"
 #include "tests/support.cuh"
@@ -8,9 +8,10 @@ namespace {
 
 // --- a step ---
 
-// Three steps of two unequal micro-batches, with warm-up and clipping, against the reference's gradient and AdamW written out.
-TEST(Trainer, StepsAreAdamWOnTheReferencesGradient) {
-  const Config c = families()[4].config;  // has biases and norms, which are not decayed
+// Three steps of two unequal micro-batches, with warm-up and clipping, against the oracle's gradient and AdamW written
+// out.
+TEST(Trainer, StepsMatchAdamWOnTheOraclesGradient) {
+  const Config c = families()[4].config;  // has biases and norms, which have no weight decay
   const std::vector<Batch> batches = {packed(c, {90, 7}, 1), packed(c, {300, 31}, 2)};
   const OptimizerSettings s{.rate = 0.01, .warmup = 2, .steps = 5, .decay = 0.3, .clip = 0.05};
   const StepSettings settings{c, DType::f64, OptimizerKind::adamw, 2};
@@ -71,7 +72,7 @@ TEST(Trainer, StepsAreAdamWOnTheReferencesGradient) {
   }
 }
 
-TEST(Trainer, ABrokenStepLeavesTheWeightsAndNoGradient) {
+TEST(Trainer, AFailedStepKeepsTheWeightsAndFreesTheGradient) {
   const Config c = families()[2].config;
   const Batch batch = packed(c, {60});
   const Schedule schedule = Schedule::stream(kTile, kTile);
@@ -92,7 +93,7 @@ TEST(Trainer, ABrokenStepLeavesTheWeightsAndNoGradient) {
   EXPECT_TRUE(trained(true) == trained(false));
 }
 
-TEST(Trainer, EvaluationIsTheTrainingLossWhateverTheChunks) {
+TEST(Trainer, EvaluationMatchesTheTrainingLossForAnyChunk) {
   for (const Family& family : families()) {
     const Batch batch = packed(family.config, sized<Lengths>({300, 1, 330}, {260, 1, 30}));
     const StepSettings settings{family.config, DType::f64, OptimizerKind::none, 1};
@@ -125,7 +126,7 @@ TEST(Trainer, ResidualProjectionsStartSmaller) {
 }
 
 // The FLOPs of a small step, added up by hand.
-TEST(Trainer, WorkIsCountedAsByHand) {
+TEST(Trainer, CountedFlopsMatchAHandCount) {
   const Config c = make_config("llama", 50, 8, 1, 2, 1, 4, 12, 0, false);
   const Index n = 10;
   Plan dev;
@@ -133,7 +134,7 @@ TEST(Trainer, WorkIsCountedAsByHand) {
   trainer.plan_step(1, Schedule::full(n), OptimizerKind::none);
   std::map<std::string, double> flops;
   for (const Work& w : dev.work()) flops[std::string(w.name)] = w.flops;
-  // q 8x8, k and v 4x8, o 8x8, gate, up and down 12x8, head 50x8; two FLOPs a weight and token
+  // q 8x8, k and v 4x8, o 8x8, gate, up and down 12x8, head 50x8; two FLOPs per weight and token
   const double weights = 64 + 32 + 32 + 64 + 3 * 96 + 400;
   EXPECT_EQ(flops["matmul"], 2 * 10 * weights);
   EXPECT_EQ(flops["matmul dx"], 2 * 10 * weights);
@@ -168,7 +169,7 @@ TEST(TextData, TrainingNeverSeesTheHeldOutPart) {
   EXPECT_EQ(evaluated, (std::set<std::int32_t>{'b', '\n'}));
 }
 
-TEST(TextData, BatchesDependOnSeedStepAndMicroBatchAlone) {
+TEST(TextData, BatchesDependOnlyOnSeedStepAndMicroBatch) {
   const Text text(stories(1, 50000), 0.1, 200, "test");
   const Batch batch = text.batch(1, 5, 0, 2, 200);
   EXPECT_EQ(batch.tokens, text.batch(1, 5, 0, 2, 200).tokens);
@@ -179,9 +180,9 @@ TEST(TextData, BatchesDependOnSeedStepAndMicroBatchAlone) {
   EXPECT_EQ(batch.positions[250], 50);
 }
 
-// --- the yardstick ---
+// --- the comparison of gradients ---
 
-TEST(Yardstick, SeesEveryBitAndEveryNaN) {
+TEST(GradientComparison, DetectsEveryBitAndEveryNaN) {
   const Config c = families()[2].config;
   const Batch batch = packed(c, {50});
   const GradientRun run = run_gradient<Cpu, double>(c, batch, Schedule::full(50), random_weights());

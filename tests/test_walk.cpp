@@ -1,4 +1,4 @@
-// The walk: every parameter of every family in every mode, against the reference and bit for bit between modes.
+// The walk: every parameter of every family in every mode, against the oracle and bit for bit between modes.
 #include "tests/support.cuh"
 
 namespace streambp {
@@ -21,7 +21,7 @@ std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
   return schedules;
 }
 
-TEST_P(EveryFamily, GradientInFloat64IsTheReferences) {
+TEST_P(EveryFamily, GradientInFloat64MatchesTheOracle) {
   const Config& c = GetParam().config;
   const Batch batch = packed(c, kDocuments);
   const oracle::Result truth = oracle_gradient(c, batch, random_weights());
@@ -35,7 +35,7 @@ TEST_P(EveryFamily, GradientInFloat64IsTheReferences) {
   }
 }
 
-TEST_P(EveryFamily, GradientInFloat32IsTheFloat64GradientToRounding) {
+TEST_P(EveryFamily, GradientInFloat32MatchesFloat64ToRounding) {
   const Config& c = GetParam().config;
   const Batch batch = packed(c, kDocuments);
   const GradientRun truth = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights());
@@ -88,8 +88,8 @@ TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
   EXPECT_LE(error.relative, 1e-12) << error.tensor;
 }
 
-// Micro-batches are normalised by the targets of the whole step, so accumulating them is exact; and it has the same
-// bits in every mode, each in the memory that was planned.
+// Micro-batches are normalised by the number of targets of the whole step, so accumulation is exact. It has the same
+// bits in every mode, and every mode uses exactly the planned memory.
 TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
   const Config c = families()[3].config;
   const std::vector<Batch> batches = {packed(c, {100, 7}, 1), packed(c, {400, 231}, 2), packed(c, {5, 6}, 3)};
@@ -123,7 +123,7 @@ TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
   }
 }
 
-// The number of threads does not change a bit either.
+// The number of threads does not change any bit.
 TEST(Walk, AnyNumberOfThreadsGivesTheSameBits) {
   const Config c = families()[9].config;
   const Batch batch = packed(c, kDocuments);

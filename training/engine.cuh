@@ -1,5 +1,5 @@
-// A model on a device, ready to train, evaluate and generate. Commands work with this interface, so they know neither the
-// device nor the types of its numbers, and only the engines behind it need nvcc.
+// A model on a device, ready to train, evaluate and generate. Commands use only this interface, so they are independent
+// of the device and its types, and only the engines behind it need nvcc.
 //
 //   engine_on.cuh            the engine, for any device and types, from Trainer and Generator
 //   engine_cpu_f32.cpp ...   its instances, one translation unit each
@@ -18,7 +18,7 @@
 
 namespace streambp {
 
-// Continues prompts, with what it has read kept in a prefix cache. It lives no longer than its engine.
+// Completes prompts, with a prefix cache. Must not outlive its engine.
 class TextGenerator {
  public:
   using OnToken = std::function<void(std::size_t prompt, const Continuation&)>;
@@ -30,7 +30,7 @@ class TextGenerator {
   virtual Index steps() const = 0;  // forward passes so far
 };
 
-// The numbers of every tensor, in the order of the table.
+// The values of every tensor, in the order of the table.
 using HostTensors = std::vector<std::vector<double>>;
 
 class Engine {
@@ -39,14 +39,14 @@ class Engine {
 
   // --- Weights ---
 
-  // Random weights, and an optimizer that has seen nothing.
+  // Sets random weights and a fresh optimizer.
   virtual void initialise(std::uint64_t seed, double spread = 0) = 0;
-  // The weights of a model directory, and an optimizer that has seen nothing. Returns the bytes read.
+  // Loads the weights of a model directory and resets the optimizer. Returns the number of bytes read.
   virtual std::size_t load(const fs::path& model) = 0;
   // See save_checkpoint.
   virtual fs::path save(const fs::path& out, const ModelLayout& layout, const Json& state) = 0;
   virtual void restore(const fs::path& checkpoint, const ModelLayout& layout) = 0;
-  // Calls f while the weights are those of another model.
+  // Calls f with the weights of another model, then restores the present ones.
   virtual void with_weights_of(const fs::path& model, const std::function<void()>& f) = 0;
   // Rounds every weight to bfloat16, so that all types start from the same weights.
   virtual void round_weights() = 0;
@@ -54,7 +54,7 @@ class Engine {
 
   // --- Training ---
 
-  // Hears the log-probs of batch i of a step.
+  // Called with the log-probs of batch i of a step.
   using OnLogps = std::function<void(std::size_t i, const std::vector<double>& logps)>;
 
   virtual StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s,
@@ -75,28 +75,28 @@ class Engine {
 
   virtual DeviceBase& device() = 0;
   virtual void synchronize() = 0;
-  // What makes bits doubtful, such as a GPU library that changed its algorithm.
+  // Reasons to doubt bit-for-bit equality, such as a GPU library that changed its algorithm.
   virtual std::vector<std::string> warnings() = 0;
   virtual void time_operations(bool on) = 0;  // a GPU times them on request; a CPU always does
 };
 
-// An engine with a stream of `rows` tokens, in one block of `capacity` bytes.
+// Creates an engine for a stream of `rows` tokens, in one block of `capacity` bytes.
 std::unique_ptr<Engine> make_engine(const StepSettings& settings, Index rows, std::size_t capacity);
 
 // --- The devices of this machine ---
 
 // Why no GPU can be used; empty if one can.
 std::string why_no_gpu();
-// What a run may allocate.
+// How much a run may allocate.
 std::size_t free_memory(DeviceKind device);
 std::string device_name(DeviceKind device);
 // FLOP/s of large matrix products; on a GPU with the library's free choice of algorithm.
 double matmul_rate(DeviceKind device, DType dtype);
-// On a GPU: the speed of the model's matrix products for so many rows.
+// On a GPU: the speed of the model's matrix products for this number of rows.
 std::vector<ProductTiming> time_products(const StepSettings& settings, Index rows);
 // Bytes read and written per second by a copy within the device's memory.
 double copy_rate(DeviceKind device);
-// Bytes per second at which a large memory can be read; on a GPU those of a copy.
+// Bytes per second when reading a large block of memory; on a GPU, of a copy.
 double read_rate(DeviceKind device);
 
 }  // namespace streambp

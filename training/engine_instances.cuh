@@ -1,4 +1,4 @@
-// The instances of the engine. Every one is compiled in the file that is named after it.
+// The instances of the engine. Each one is compiled in the file named after it.
 #pragma once
 
 #include "training/engine.cuh"
@@ -11,7 +11,7 @@ double cpu_matmul_rate();
 double cpu_copy_rate();
 double cpu_read_rate();
 
-// In a build without a CUDA compiler these are those of no_cuda.cpp.
+// Without a CUDA compiler, no_cuda.cpp defines these.
 namespace gpu {
 std::string why_unusable();
 std::size_t free_memory();

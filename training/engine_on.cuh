@@ -1,5 +1,5 @@
 // The engine on a device, with given types: Trainer and Generator behind the interface of engine.cuh. Every instance
-// compiles all operations of its type, so each has a translation unit of its own.
+// compiles all operations for its types, so each has its own translation unit.
 #pragma once
 
 #include "data/files/checkpoint.cuh"
@@ -50,7 +50,7 @@ class EngineOn : public Engine {
     try {
       load_model(dev, model, trainer.model);
       f();
-    } catch (...) {  // the weights may still be saved
+    } catch (...) {  // restore the weights, so that they can still be saved
       present.restore();
       throw;
     }

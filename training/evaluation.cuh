@@ -1,5 +1,5 @@
-// The held-out loss, and for SFT how it falls along a document: a model that uses its context predicts better late in a
-// document than early.
+// The held-out loss, and for SFT the loss in each half of the documents: a model that uses its context predicts better
+// late in a document than early.
 #pragma once
 
 #include <cmath>

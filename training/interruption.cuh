@@ -10,8 +10,8 @@
 
 namespace streambp {
 
-// While it lives, SIGINT, SIGTERM and SIGHUP are noted. One that the process was told to ignore, as nohup does, stays
-// ignored.
+// Catches SIGINT, SIGTERM and SIGHUP during its lifetime. A signal that the process already ignores, as under nohup,
+// stays ignored.
 class Interruption {
  public:
   Interruption() {
@@ -28,7 +28,7 @@ class Interruption {
   ~Interruption() { restore(); }
   Interruption(const Interruption&) = delete;
 
-  // The signal that came, or 0. It outlives the object, for the exit code of main: 128 + signal.
+  // The signal received, or 0. It outlives the object; main exits with 128 + signal.
   static int signal() { return caught_; }
 
  private:
@@ -42,7 +42,7 @@ class Interruption {
     }
   }
 
-  // Only calls that are safe in a signal handler.
+  // Uses only calls that are safe in a signal handler.
   static void note(int signal) {
     const int error = errno;
     caught_ = signal;

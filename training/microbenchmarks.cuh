@@ -1,4 +1,4 @@
-// Micro-benchmarks: how fast the machine is at its best, as a yardstick for what the program reaches.
+// Micro-benchmarks of the machine's peak speed, the baseline for the program's own speed.
 #pragma once
 
 #include <omp.h>
@@ -11,7 +11,7 @@
 
 namespace streambp {
 
-// Random numbers in -1 .. 1. With zeros a processor can be faster than on real data.
+// Random numbers in -1 .. 1. On zeros, a processor can be faster than on real data.
 template <class Device, class T>
 Matrix<T> noise(Device& dev, Index rows, Index cols, std::uint64_t seed) {
   const auto m = allocate<T>(dev, rows, cols, Kind::chunk);
@@ -25,7 +25,7 @@ Matrix<T> noise(Device& dev, Index rows, Index cols, std::uint64_t seed) {
   return m;
 }
 
-// Sorted rates, in FLOP/s, of a few products of n x n matrices; on a CPU also with the library's own threads.
+// The sorted FLOP/s of a few products of n x n matrices; on a CPU also with the library's own threads.
 template <class Device, class T>
 std::vector<double> matmul_rates(Device& dev, Index n, int repeat) {
   auto scope = dev.scope();
@@ -50,8 +50,8 @@ std::vector<double> matmul_rates(Device& dev, Index n, int repeat) {
   return rates;
 }
 
-// The machine's matmul rate: the best measurement on a CPU, which other processes share; the median on a GPU, for the
-// largest size that takes milliseconds.
+// The machine's matmul rate. On a CPU: the best measurement, because other processes may be running. On a GPU: the
+// median for the largest size that takes milliseconds.
 template <class Device, class T>
 double matmul_rate() {
   constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
@@ -83,7 +83,7 @@ double copy_rate() {
   return best;
 }
 
-// Bytes per second at which a large block of memory can be read; on a GPU, those of a copy. The best of a few runs.
+// Bytes per second when reading a large block of memory; on a GPU, of a copy. The best of a few runs.
 template <class Device>
 double read_rate() {
   if constexpr (std::is_same_v<Device, Cpu>) {

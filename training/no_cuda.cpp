@@ -1,4 +1,4 @@
-// The place of the GPU's engines in a build without a CUDA compiler.
+// Replaces the GPU engines in a build without a CUDA compiler.
 #include "training/engine_instances.cuh"
 
 namespace streambp::gpu {

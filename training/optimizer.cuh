@@ -1,4 +1,4 @@
-// From a gradient to new weights: AdamW, the learning-rate schedule, and clipping by the global norm.
+// The optimizer: AdamW, the learning-rate schedule, and clipping by the global norm.
 #pragma once
 
 #include <cmath>

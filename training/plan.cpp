@@ -16,7 +16,7 @@ Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Ind
   });
 }
 
-// From the second micro-batch on, each is like the one before it: the gradient is there already.
+// All micro-batches from the second on need the same memory, because the gradient is already allocated.
 Index distinct(Index micro_batches) { return std::min<Index>(micro_batches, 2); }
 
 std::size_t peak(const StepSettings& s, Index rows, const Schedule& schedule) {

@@ -1,5 +1,5 @@
-// What a training step needs, found by running the step itself on the Plan device: peak memory by kind, and work. And
-// the answers that follow: the chunk for a budget, the longest stream for a budget. There is no second formula.
+// Peak memory by kind and FLOPs of a training step, found by running the step itself on the Plan device, not by a
+// separate formula. Also the largest chunk and the longest stream for a memory budget.
 #pragma once
 
 #include "training/settings.cuh"
@@ -14,18 +14,18 @@ struct Usage {
 
 Usage plan(const StepSettings& s, Index rows, const Schedule& schedule);
 
-// Sequences that grow side by side, each up to `room` tokens, read up to `chunk` tokens at a time.
+// Sequences generated in parallel, each up to `room` tokens, read up to `chunk` tokens at a time.
 struct GenerationShape {
   Index slots = 0, room = 0, chunk = kTile;
 };
 
-// The memory of a run: a step, an evaluation and, with slots, generation.
+// The peak memory of a run: a step, an evaluation and, with slots, generation.
 std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation);
 
-// Weights, and an evaluation of a stream.
+// The peak memory of the weights and an evaluation of a stream.
 std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& schedule);
 
-// Weights, and generation; without slots, weights alone.
+// The peak memory of the weights and generation; without slots, of the weights alone.
 std::size_t plan_generation(const StepSettings& s, const GenerationShape& generation);
 
 // The largest n in 1 .. limit for which fits(n), or 0. fits must be true up to some n and false beyond.
@@ -41,10 +41,10 @@ Index largest(Index limit, F&& fits) {
   return good;
 }
 
-// The largest chunk whose step fits the budget, or 0.
+// The largest chunk for which a step fits the budget, or 0.
 Index chunk_for_budget(const StepSettings& s, Index rows, std::size_t budget);
 
-// The longest stream whose step fits the budget, or 0, in whole tiles.
+// The longest stream, in whole tiles, for which a step fits the budget, or 0.
 Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, std::size_t budget);
 
 }  // namespace streambp

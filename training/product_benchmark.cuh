@@ -1,5 +1,5 @@
-// How fast cuBLASLt multiplies the shapes of a model: with the algorithm of one tile, which keeps bits independent of
-// the chunk, and with the library's free choice and 32 MiB of workspace. The free choice is the honest yardstick.
+// The speed of cuBLASLt for the shapes of a model: with the one-tile algorithm, which keeps bits independent of the
+// chunk, and with the library's unrestricted choice and 32 MiB of workspace, which is the baseline.
 #pragma once
 
 #include "training/product_timing.cuh"
@@ -35,7 +35,7 @@ class ProductBenchmark {
   }
 
  private:
-  // Of one call: the best of three series, after a call that warms up.
+  // Seconds per call: the best of three series, after a warm-up call.
   template <class F>
   double seconds(F&& f) {
     auto series = [&](int calls) {
@@ -53,8 +53,8 @@ class ProductBenchmark {
   Matrix<std::byte> workspace;
 };
 
-// The three products of every linear layer of the model for `rows` rows; the weight gradient for one tile. Shapes for
-// which the GPU has no room are left out.
+// The three products of every linear layer of the model for `rows` rows; the weight gradient for one tile. Shapes that
+// do not fit into GPU memory are skipped.
 template <class T>
 std::vector<ProductTiming> time_products(const Config& config, Index rows, Index tile) {
   std::vector<ProductTiming> timings;
@@ -80,7 +80,7 @@ std::vector<ProductTiming> time_products(const Config& config, Index rows, Index
   return timings;
 }
 
-// Square products, as large as they can be in a few milliseconds: what "of matmul" compares with.
+// Square products that take a few milliseconds: the baseline of "of matmul".
 template <class T>
 ProductTiming time_large_product() {
   constexpr Index most = sizeof(T) == 2 ? 8192 : 4096;

@@ -1,4 +1,4 @@
-// How fast a GPU computes one matrix product, with our algorithm and with the library's free choice.
+// The speed of one matrix product on a GPU, with our algorithm and with the library's unrestricted choice.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace streambp {
 
 struct ProductSpeed {
   double rate = 0;   // FLOP/s
-  double waves = 0;  // of blocks on the GPU: just above a whole number, the last wave leaves most of it idle
+  double waves = 0;  // of blocks; just above a whole number, the last wave leaves most of the GPU idle
 };
 struct ProductTiming {
   std::string name;

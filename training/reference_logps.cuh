@@ -1,6 +1,6 @@
-// Reference log-probs: what the reference model gives the target of every token. They are computed once, by one forward
-// pass before training, and cached in a file beside the data under a key of model and data. So training holds one model,
-// not two.
+// Reference log-probs: the log-prob of every target under the reference model. They are computed once, by a forward
+// pass before training, and cached in a file next to the data under a key of model and data. So training holds only one
+// model in memory.
 //
 //   "logp"   F32 [N]   for each token of the token file, the log-prob of the next token; 0 where that has no loss
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace streambp {
 
-// Identifies the weights of a model directory.
+// A key that identifies the weights of a model directory.
 inline Json model_key(const std::filesystem::path& model) {
   std::vector<std::filesystem::path> parts;
   for (const auto& entry : std::filesystem::directory_iterator(model)) {
@@ -23,7 +23,7 @@ inline Json model_key(const std::filesystem::path& model) {
   return key;
 }
 
-// Identifies reference log-probs. `longest`: documents are truncated to this length, as in training.
+// A key that identifies reference log-probs. `longest`: documents are truncated to this length, as in training.
 inline std::string reference_key(const TokenFile& file, const std::filesystem::path& model, const std::string& dtype,
                                  Index longest) {
   const Json key = {{"version", 1},
@@ -48,7 +48,7 @@ inline std::optional<std::vector<float>> find_reference(const std::vector<std::f
       std::vector<float> logp(static_cast<std::size_t>(data.token_count()));
       read(file.at("logp"), logp.data());
       return logp;
-    } catch (const Error&) {  // damaged: computed again
+    } catch (const Error&) {  // damaged: compute it again
     }
   }
   return {};
@@ -69,7 +69,8 @@ inline void save_reference(const std::vector<std::filesystem::path>& places, con
   }
 }
 
-// logp_of(batch) returns the log-probs of a batch of at most `rows` tokens; done(fraction) reports progress.
+// Computes them. logp_of(batch) returns the log-probs of a batch of at most `rows` tokens; done(fraction) reports
+// progress.
 template <class LogpOf, class Done>
 std::vector<float> compute_reference(const TokenFile& file, Index longest, Index rows, LogpOf&& logp_of, Done&& done) {
   require(longest <= rows, "documents of ", longest, " tokens do not fit a stream of ", rows);

@@ -1,11 +1,11 @@
 // The output directory of a run (--out):
 //
 //   run.json            the options that the run started with
-//   metrics.jsonl       a line for every step and evaluation
+//   metrics.jsonl       one line per step and evaluation
 //   completions.jsonl   on-line GRPO: the sampled groups
 //   step-000100/        checkpoints (data/files/checkpoint.cuh)
 //
-// One process at a time writes here: it holds a lock on the directory until it ends.
+// Only one process at a time writes here. It locks the directory until it ends.
 #pragma once
 
 #include <fcntl.h>
@@ -25,14 +25,14 @@ namespace streambp {
 class CheckpointTimer {
  public:
   static constexpr Index kByTime = -1;
-  static constexpr double kSeconds = 600;  // between checkpoints that nobody asked for
+  static constexpr double kSeconds = 600;  // between automatic checkpoints
 
   // every: the number of steps between checkpoints; 0: only at the end; kByTime: about every ten minutes.
   CheckpointTimer(Index every, double now) : every_(every), due_(now + kSeconds) {}
 
   bool by_time() const { return every_ == kByTime; }
   bool due(Index step, double now) const { return by_time() ? now >= due_ : every_ > 0 && step % every_ == 0; }
-  // Saving takes at most a twentieth of the time, however slow the disk.
+  // Saving takes at most 5% of the time, even on a slow disk.
   void saved(double begun, double now) { due_ = now + std::max(kSeconds, 20 * (now - begun)); }
 
  private:
@@ -43,10 +43,10 @@ class CheckpointTimer {
 class RunDirectory {
  public:
   enum class Begin { fresh, resume };
-  enum class Keep { always, newest_two };  // automatic checkpoints: only the newest two stay
+  enum class Keep { always, newest_two };  // newest_two: for automatic checkpoints
 
-  // Locks the directory if it exists, and decides where the run continues. Creates and changes nothing. An empty name
-  // stands for the first free out/run-N.
+  // Locks the directory if it exists, and decides where the run continues. Creates and changes nothing. With an empty
+  // name, the directory is the first free out/run-N.
   RunDirectory(const std::string& name, Begin begin) : path_(name), resumes_(begin == Begin::resume) {
     if (name.empty()) {
       require(!resumes_, "--resume needs --out DIR, the directory of the run to continue");
@@ -62,7 +62,7 @@ class RunDirectory {
   }
   RunDirectory(const RunDirectory&) = delete;
 
-  // A run that was refused leaves no empty directories behind.
+  // A refused run leaves no empty directories behind.
   ~RunDirectory() {
     for (auto directory = created_.rbegin(); directory != created_.rend() && !opened_; ++directory)
       rmdir(directory->c_str());
@@ -75,8 +75,8 @@ class RunDirectory {
   // The file with the options of the run to resume, in the field "options". Without a checkpoint it is run.json.
   fs::path state_file() const { return checkpoint_.empty() ? path_ / "run.json" : checkpoint_ / "training/state.json"; }
 
-  // Creates the directory. Several runs that look for a free out/run-N at the same time find different ones: mkdir
-  // succeeds for one of them.
+  // Creates the directory. Runs that look for a free out/run-N at the same time get different ones, because mkdir
+  // succeeds for only one of them.
   void create() {
     if (lock_.file >= 0) return;
     std::error_code error;
@@ -90,11 +90,11 @@ class RunDirectory {
     }
     require(!error, path_.string(), ": cannot create the output directory: ", error.message(), "; give another --out");
     lock();
-    if (!resumes_) check_fresh();  // again, under the lock: another run may have been here meanwhile
+    if (!resumes_) check_fresh();  // again, under the lock: another run may have started meanwhile
   }
 
-  // Makes the directory ready for step + 1: removes what an interrupted run left half written, and drops metrics of later
-  // steps. `options` are those that a later --resume needs.
+  // Prepares the directory for step + 1: removes unfinished files of an interrupted run, and drops metrics of later
+  // steps. `options`: the options that a later --resume needs.
   void open(Index step, const Json& options) {
     create();
     opened_ = true;
@@ -106,10 +106,10 @@ class RunDirectory {
   void write_metrics(const Json& line) {
     metrics_ << line.dump() << "\n" << std::flush;
     require(metrics_.good(), (path_ / "metrics.jsonl").string(), ": cannot write: ", std::strerror(errno),
-            "; make room, then continue with --resume");
+            "; free some space, then continue with --resume");
   }
 
-  // A file with lines for steps, without those after `step`.
+  // Removes the lines for steps after `step` from a file.
   fs::path keep_until(Index step, const char* name) const {
     const fs::path path = path_ / name;
     std::ifstream old;
@@ -139,7 +139,7 @@ class RunDirectory {
     return saved;
   }
 
-  // For a message about a run that failed: where its last weights are.
+  // For the message of a failed run: where its last weights are.
   std::string last_checkpoint() const {
     return checkpoint_.empty() ? "there is no checkpoint yet" : "the last checkpoint is " + checkpoint_.string();
   }
@@ -184,7 +184,7 @@ class RunDirectory {
     fail(name, ": no complete checkpoint to resume from; start the run without --resume");
   }
 
-  // Files that a killed process did not finish; the lock says that nobody writes them now.
+  // Unfinished files of a killed process. Under the lock, no other process is writing them.
   void remove_temporary_files() const {
     std::vector<fs::path> stale;
     for (const auto& entry : fs::directory_iterator(path_)) {

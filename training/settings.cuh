@@ -32,7 +32,7 @@ inline OptimizerKind optimizer_named(const std::string& optimizer) {
 
 enum class DeviceKind { cpu, cuda };
 
-// Far beyond any memory, and short enough to plan in seconds.
+// Longer than any memory allows, and short enough to plan in seconds.
 constexpr Index kLongestStream = Index{1} << 24;
 
 struct StepSettings {
@@ -43,7 +43,7 @@ struct StepSettings {
   bool wide_gradient = false;  // float32 where weights are bfloat16
   Objective objective = {};
   Index documents = 1;  // in a micro-batch, of equal length
-  Index tile = kTile;   // of the device: chunks are multiples of it
+  Index tile = kTile;   // of the device; chunks are multiples of it
   DeviceKind device = DeviceKind::cpu;
 };
 
@@ -62,10 +62,10 @@ auto with_types(const StepSettings& s, F&& f) {
 
 inline Index tile_of(DeviceKind device) { return device == DeviceKind::cuda ? kGpuTile : kTile; }
 
-// The chunk of stream mode, where nobody gives one.
+// The default chunk of stream mode.
 inline Index default_chunk(Index tile) { return std::max<Index>(tile, 512); }
 
-// Logits take about as much memory as the activations of a chunk, or one tile where the vocabulary is large.
+// Chosen so that logits take about as much memory as the activations of a chunk; at least one tile.
 inline Index head_chunk_for(const Config& c, Index chunk, Index tile) {
   const Index width = 5 * c.hidden + 4 * c.q_width() + (c.gated() ? 4 : 3) * c.mlp;
   return std::min(chunk, std::max(chunk * width / c.vocab / tile * tile, tile));

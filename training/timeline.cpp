@@ -6,7 +6,7 @@ namespace streambp {
 
 Timeline timeline(const StepSettings& settings, Index rows, const Schedule& schedule, std::size_t parts) {
   StepSettings s = settings;
-  s.micro_batches = std::min<Index>(s.micro_batches, 2);  // the second shows what all later ones do
+  s.micro_batches = std::min<Index>(s.micro_batches, 2);  // all later ones are like the second
   Timeline result(parts, plan(s, rows, schedule).flops);
   with_types(s, [&]<class T, class G, class M>() {
     Plan dev;

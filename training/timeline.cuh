@@ -11,12 +11,12 @@ namespace streambp {
 
 inline std::size_t total(const Bytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), std::size_t{0}); }
 
-// Cuts the work of a step (its FLOPs) into equal parts and keeps the highest moment of each.
+// Divides a step into parts of equal work (FLOPs) and keeps the peak of each part.
 class Timeline {
  public:
   Timeline(std::size_t parts, double flops) : parts(parts), flops(flops) {}
 
-  // From now on the device holds `bytes`, when it has done `flops_so_far`. Until now it held what the last call said.
+  // Records that memory use changed to `bytes` after `flops_so_far` FLOPs.
   void record(double flops_so_far, const Bytes& bytes) {
     const double last = static_cast<double>(parts.size() - 1);
     const auto now = static_cast<std::size_t>(std::min(last, flops_so_far / flops * static_cast<double>(parts.size())));

@@ -1,5 +1,5 @@
-// A training step from end to end: what stays in memory between steps, and what happens within one. On the Plan device
-// it counts what a step needs; on a device that computes it does the step.
+// A complete training step, and the state kept between steps. On the Plan device it counts the memory and FLOPs of a
+// step; on the other devices it performs the step.
 #pragma once
 
 #include <cmath>
@@ -46,8 +46,8 @@ class Trainer {
     optimizer.start(dev, model);
   }
 
-  // Adds the gradient of one micro-batch and returns its part of the loss. A null batch is for Plan, where only the
-  // shapes matter.
+  // Adds the gradient of one micro-batch and returns its part of the loss. On Plan, where only shapes matter, the batch
+  // is null.
   Measures accumulate(const Batch* batch, const Counts& of_step, const Schedule& schedule) {
     TokenWeights<A> w;
     if (batch) {
@@ -71,7 +71,7 @@ class Trainer {
   // with the log-probs of each micro-batch.
   StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
                   const std::function<void(std::size_t, const std::vector<A>&)>& after = {}) {
-    release_gradient();  // of a step that failed
+    release_gradient();  // left over from a failed step
     Counts counts;
     for (const Batch& batch : batches) counts += Counts(batch);
     StepResult result;

@@ -1,4 +1,4 @@
-// Advantages: how much better a completion is than its group.
+// Advantages: how much better a completion is than the average of its group.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Conversations as text: messages, rendered in the layout of the model's chat template.
 //
-// Templates are Jinja programs. They are not run: a hash of its text identifies a published template, and
-// chat_layouts.cuh holds its layout as data. An unknown template is an error, not a guess.
+// Templates are Jinja programs, but they are not executed. A hash of the text identifies a published template, and
+// chat_layouts.cuh describes its layout as data. An unknown template is an error.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace streambp {
 
-// An error in one example. With --skip-bad the run goes on without it.
+// An error in one example. With --skip-bad, the example is skipped.
 struct BadData : Error {
   using Error::Error;
 };
@@ -38,8 +38,8 @@ struct Message {
 // A part of a rendered conversation.
 struct Piece {
   std::string text;
-  bool learn;   // the loss covers it: the assistant's answer and the token that ends it
-  bool markup;  // comes from the layout: special tokens in it are tokens; in content they are plain text
+  bool learn;   // the loss covers this part: the assistant's answer and its end token
+  bool markup;  // written by the layout: special tokens are tokens; in content they are plain text
 };
 
 // Jinja's trim removes Unicode white space.
@@ -108,12 +108,12 @@ class Chat {
   }
 
   const std::string& name() const { return layout_.name; }
-  // What a model generates at the end of an answer.
+  // The text that a model generates at the end of an answer.
   const std::string& end() const { return layout_.end; }
-  // Texts of the layout that are single tokens in the tokenizers made for it.
+  // Texts of the layout that are single tokens in tokenizers made for it.
   const std::vector<std::string>& tokens() const { return layout_.tokens; }
 
-  // The whole conversation, as the template writes it.
+  // The whole conversation, as rendered by the template.
   std::vector<Piece> render(Messages messages) const {
     check(messages);
     Writer out{layout_.tokens};
@@ -121,7 +121,7 @@ class Chat {
     return out.pieces;
   }
 
-  // The conversation and the generation prompt: the model's answer follows.
+  // The conversation up to the generation prompt. The model's answer follows.
   std::vector<Piece> prompt(Messages messages) const {
     check(messages);
     Writer out{layout_.tokens};
@@ -130,9 +130,9 @@ class Chat {
     return out.pieces;
   }
 
-  // The sequences to train on, so that each answer from message `first` on appears exactly as the model would generate
-  // it. Usually that is one sequence. Some layouts rewrite earlier turns (Qwen3 drops their reasoning): then there is
-  // one sequence per answer.
+  // The sequences to train on. Each answer from message `first` on appears exactly as the model would generate it.
+  // Usually this is one sequence. Some layouts rewrite earlier turns (Qwen3 drops their reasoning): then there is one
+  // sequence per answer.
   std::vector<std::vector<Piece>> lessons(Messages messages, std::size_t first = 0) const {
     check(messages);
     std::vector<std::vector<Piece>> lessons;
@@ -154,7 +154,7 @@ class Chat {
   }
 
  private:
-  // Collects pieces. In markup, each token is one piece.
+  // Collects pieces. Within markup, each token is its own piece.
   struct Writer {
     const std::vector<std::string>& tokens;
     std::vector<Piece> pieces = {};
@@ -253,7 +253,7 @@ class Chat {
     if (layout_.reasoning == Reasoning::begun_by_prompt) out.markup("<think>\n");
   }
 
-  // What the model generates after the prompt, and the layout's text after it.
+  // The text that the model generates after the prompt, and the layout's text after it.
   void answer(Messages messages, std::size_t i, std::size_t first, Writer& out) const {
     const std::string& content = messages[i].content;
     const bool learn = i >= first;

@@ -21,7 +21,7 @@ struct Frame {
   bool trim = false;  // remove white space around the content
 };
 
-// Where a system message at the start goes.
+// Where a system message at the start is placed.
 enum class SystemPlace { own_turn, first_user_turn, last_user_turn, refused };
 // Answers to the last question begin with <think> ... </think>. Earlier answers lose it.
 enum class Reasoning { none, begun_by_model, begun_by_prompt };
@@ -30,14 +30,14 @@ struct Layout {
   std::string name;
   std::string begin = "";
   Frame user, assistant;
-  std::string lead = "", end;  // what a model generates around its answer
+  std::string lead = "", end;  // text that the model generates before and after its answer
   Frame system = {};           // the first message; in a user turn, `after` separates it from the user's text
   Frame later_system = {};     // a system message between turns; empty: not allowed
   std::optional<std::string> default_system = {};
   SystemPlace system_place = SystemPlace::own_turn;
   bool alternates = false;  // user and assistant must alternate
   Reasoning reasoning = Reasoning::none;
-  std::vector<std::string> tokens;  // one token each, in a tokenizer that has them
+  std::vector<std::string> tokens;  // single tokens, in tokenizers that have them
 };
 
 // <|im_start|>role ... <|im_end|>

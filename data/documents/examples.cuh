@@ -1,8 +1,8 @@
-// Generated example data: JSON lines in the formats that training reads. They show the formats, and demonstrate the
+// Generated example data: JSON lines in the formats that training reads. They document the formats and demonstrate the
 // objectives without a download.
 //
-//   preferences   {"prompt", "chosen", "rejected"}     a question, and two answers that are both right; the polite one
-//                                                      is preferred to the curt one
+//   preferences   {"prompt", "chosen", "rejected"}     a question and two correct answers; the polite one is preferred
+//                                                      to the curt one
 //   answers       {"prompt", "completion"}             other questions; half of the answers are polite, half curt: data
 //                                                      for the reference model, which has no preference yet
 //   groups        {"prompt", "completions", "rewards"} other questions with four answers each; polite answers have a
@@ -40,7 +40,7 @@ inline Question question(Dice& dice) {
 
 }  // namespace storytelling
 
-// Each example is a function of the seed and the number.
+// Each example depends only on the seed and its number.
 inline nlohmann::ordered_json preference_example(std::uint64_t seed, std::uint64_t number) {
   using namespace storytelling;
   Dice dice(seed, number);
@@ -48,7 +48,7 @@ inline nlohmann::ordered_json preference_example(std::uint64_t seed, std::uint64
   return {{"prompt", prompt}, {"chosen", answer + dice.one(kPolite)}, {"rejected", answer + dice.one(kCurt)}};
 }
 
-// ~seed: other questions than those of the preferences.
+// ~seed: different questions than in the preferences.
 inline nlohmann::ordered_json answer_example(std::uint64_t seed, std::uint64_t number) {
   using namespace storytelling;
   Dice dice(~seed, number);
@@ -69,7 +69,7 @@ inline nlohmann::ordered_json group_example(std::uint64_t seed, std::uint64_t nu
   return line;
 }
 
-// Each sum once before any repeats.
+// Every sum appears once before any repeats.
 inline nlohmann::ordered_json arithmetic_example(std::uint64_t seed, std::uint64_t number) {
   constexpr std::uint64_t sums = 9 * 9 * 45;  // of two two-digit numbers with units that add up to at least ten
   const Random random(seed);
@@ -77,7 +77,7 @@ inline nlohmann::ordered_json arithmetic_example(std::uint64_t seed, std::uint64
   std::uint64_t at = (random.below(sums, 1) + number % sums * step) % sums;
   const std::uint64_t a_tens = 1 + at / 45 / 9, b_tens = 1 + at / 45 % 9;
   at %= 45;
-  std::uint64_t a_units = 1;  // for which `a_units` other units give a carry
+  std::uint64_t a_units = 1;  // `a_units` choices of the other units give a carry
   for (; at >= a_units; ++a_units) at -= a_units;
   const std::uint64_t b_units = 9 - at, sum = 10 * (a_tens + b_tens) + a_units + b_units;
   const bool forgets = storytelling::Dice(seed, number).between(0, 1);

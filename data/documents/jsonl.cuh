@@ -10,7 +10,7 @@
 //                                                               "rewards"; optionally "old_logps": for each completion
 //                                                               the log-probs of its tokens when they were sampled
 //
-// Other members are ignored, unless they would change what the model reads: then the line is refused.
+// Other members are ignored, unless they would change what the model reads; then the line is refused.
 #pragma once
 
 #include <cmath>
@@ -25,10 +25,10 @@ struct Example {
   std::vector<Message> messages = {};
   std::size_t first = 0;  // the loss covers answers from this message on
   std::string prompt = "", written = "";
-  std::vector<std::int32_t> tokens = {};      // a completion that is given as tokens, not as text
+  std::vector<std::int32_t> tokens = {};      // a completion given as tokens instead of text
   std::vector<Example> sides = {};            // chosen and rejected; or the completions of a group
   std::vector<double> rewards = {};           // of the completions
-  bool relative = false;                      // the rewards are advantages already
+  bool relative = false;                      // the rewards are already advantages
   std::vector<std::vector<double>> old = {};  // log-probs when sampled, of each completion; empty: unknown
 };
 
@@ -44,7 +44,7 @@ inline Json parse_line(std::string_view line) {
   }
 }
 
-// Refuses members that would change the text that the model reads, and that no layout renders.
+// Refuses members that would change the text that the model reads but that no layout supports.
 inline void refuse_members(const Json& object, const std::string& where, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     const bool there = object.contains(name) && !object[name].is_null() && !object[name].empty();
@@ -81,8 +81,8 @@ inline Example parse_completion(const Json& prompt, const Json& completion, cons
   return {.kind = Example::completion, .prompt = prompt.get<std::string>(), .written = completion.get<std::string>()};
 }
 
-// The prompt of two conversations is their common prefix, even if it is longer than the "prompt" of the line. The line
-// may repeat the first question as a string.
+// The prompt of two conversations is their common prefix, even if it is longer than the line's "prompt". A "prompt"
+// string may repeat the first question.
 inline Example parse_preference(const Json& prompt, const Json& chosen, const Json& rejected) {
   Example example{.kind = Example::preference};
   const char* names[] = {"chosen", "rejected"};
@@ -128,7 +128,7 @@ inline std::vector<double> parse_numbers(const Json& list, const std::string& na
   return numbers;
 }
 
-// A completion as the token ids that a model sampled, even if the tokenizer would split their text differently.
+// A completion as the token ids that a model sampled. The tokenizer may split the same text differently.
 inline Example parse_sampled(const Json& prompt, const Json& tokens, const std::string& name) {
   Example example{.kind = Example::completion};
   if (prompt.is_array()) {

@@ -1,9 +1,9 @@
-// Packing: which documents share a token stream, so that streams of at most `length` tokens are well filled.
+// Packing: groups documents into token streams (packs) of at most `length` tokens with little unused space.
 //
-// Best-fit decreasing: longest first, each piece of a document goes into the pack where it leaves the least room. Every
-// epoch shuffles pieces of equal length, and the order of the packs. Packs are a function of (pieces, length, seed,
-// epoch), so a resumed run needs no state; the number of packs depends on the lengths only. The two documents of a
-// preference are packed as one unit.
+// Best-fit decreasing: longest first, each piece goes into the pack where it leaves the least space. Every epoch
+// shuffles pieces of equal length and the order of the packs. Packs depend only on (pieces, length, seed, epoch), so a
+// resumed run needs no state; the number of packs depends only on the lengths. The two documents of a preference are
+// packed as one unit.
 #pragma once
 
 #include <map>
@@ -43,7 +43,7 @@ inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longes
 
 // Cuts pairs, documents 2i and 2i + 1, to at most `longest` tokens per document and `length` per pair. The longer
 // document loses its end, or both are cut to the same length. A pair is compared as a whole, so TooLong::split refuses
-// it.
+// pairs that are too long.
 inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index length, Index longest,
                                           TooLong too_long) {
   require(longest > 0, "cannot cut documents into pieces of ", longest, " tokens");
@@ -64,7 +64,7 @@ inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index 
 
 class Packing {
  public:
-  // Each `together` consecutive pieces are a unit: they go into the same pack, in this order.
+  // Every `together` consecutive pieces form a unit: they go into the same pack, in this order.
   Packing(std::vector<PackedPiece> pieces, Index length, std::uint64_t seed, Index together = 1)
       : length_(length), together_(together), seed_(seed), pieces_(std::move(pieces)) {
     require(!pieces_.empty(), "there are no documents to pack");
@@ -101,7 +101,7 @@ class Packing {
     return length;
   }
 
-  // A random order, different for each seed, epoch and use.
+  // A random order that depends on seed, epoch and use.
   std::vector<Index> shuffled(std::size_t n, std::uint64_t use) const {
     return streambp::shuffled(n, Random(seed_, mix(static_cast<std::uint64_t>(epoch_)) + use));
   }
@@ -112,7 +112,7 @@ class Packing {
     std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return length_of(a) > length_of(b); });
     const std::vector<Index> pack_of = best_fit(order);
 
-    // The pieces of each pack, side by side.
+    // The pieces of all packs, pack by pack.
     begin_.assign(static_cast<std::size_t>(packs_) + 1, 0);
     for (const Index pack : pack_of) begin_[static_cast<std::size_t>(pack) + 1] += together_;
     std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
@@ -153,11 +153,11 @@ class Packing {
   // The current epoch.
   Index epoch_ = 0, packs_ = 0;
   std::vector<PackedPiece> packed_;  // pack by pack
-  std::vector<Index> begin_;         // of each pack in there, and the end
+  std::vector<Index> begin_;         // where each pack begins in packed_, and the end
   std::vector<Index> order_;         // in which packs are used
 };
 
-// What an objective needs besides tokens. Log-probs are of all targets of the file; empty: unknown.
+// The data that objectives need in addition to tokens. Log-probs are of all targets of the file; empty: unknown.
 struct Known {
   std::span<const float> reference = {}, old = {};
   bool scaled = true;  // advantages divided by the standard deviation of their group

@@ -1,5 +1,6 @@
-// The training loop's view of the data: micro-batches for training, and held-out ones for evaluation. They hold bytes
-// of a text, or packed documents. For preferences, documents 2i and 2i + 1 of a batch are a pair, the chosen one first.
+// The training loop's view of the data: micro-batches for training, and held-out batches for evaluation. Batches hold
+// bytes of a text, or packed documents. For preferences, documents 2i and 2i + 1 of a batch are a pair, the chosen one
+// first.
 #pragma once
 
 #include <functional>
@@ -60,8 +61,8 @@ class Documents {
     evaluate();
   }
 
-  // Adds the reference model's log-prob of each token's target to all batches, held-out ones included. For completions
-  // without old log-probs, the reference model counts as the model that sampled them.
+  // Adds the reference model's log-prob of each token's target to all batches, held-out ones included. Completions
+  // without old log-probs are treated as sampled by the reference model.
   void attach(std::span<const float> reference) {
     require(std::cmp_equal(reference.size(), file.token_count()), file.name(), ": has ", file.token_count(),
             " tokens, but there are ", reference.size(), " reference log-probs");
@@ -80,7 +81,7 @@ class Documents {
   }
 
   std::vector<Batch> evaluation;
-  Index left_out;  // documents or pairs without a target after cutting, and pairs that cutting made equal
+  Index left_out;  // documents or pairs dropped: no target after cutting, or pairs that are equal after cutting
 
  private:
   Known known() const {

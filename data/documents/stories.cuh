@@ -1,8 +1,8 @@
 // Training data without a download: short stories from a small vocabulary.
 //
-// The opening says who left what where, and who owns how many things. The middle is about something else. The end asks
-// questions that only the opening answers. So a model learns spelling, then grammar, then some arithmetic, and finally
-// to look far back, which needs a context that reaches the opening.
+// The opening says who left what where, and who owns how many things. The middle is filler. The end asks questions that
+// only the opening answers. A model learns spelling first, then grammar, then some arithmetic, and finally long-range
+// recall, which needs a context that includes the opening.
 #pragma once
 
 #include <algorithm>
@@ -70,7 +70,7 @@ inline const List kQuestions = {
     "What was {place}? The {object} that {A} {verb} there.",
 };
 
-// Random choices: a function of the seed and the number.
+// Random choices that depend only on the seed and the number.
 class Dice {
  public:
   Dice(std::uint64_t seed, std::uint64_t number) : random_(seed, number) {}
@@ -106,7 +106,7 @@ inline Words sum(Dice& dice) {
   return {{"n", std::to_string(n)}, {"m", std::to_string(m)}, {"sum", std::to_string(n + m)}};
 }
 
-// A sentence of the middle about two of the people, and about things that they do not own.
+// A sentence of the middle, about two of the people and about things that they do not own.
 inline std::string passing_sentence(Dice& dice, const std::string& sentence, const std::vector<Story::Fact>& facts,
                                     const List& passing_things) {
   const auto pair = dice.some(2, facts);

@@ -29,10 +29,10 @@ class Text {
 
   bool holds_out() const { return !evaluation.empty(); }
 
-  // Identifies the text, so that a run is not resumed on another one.
+  // Identifies the text, so that a run cannot be resumed on a different text.
   std::string fingerprint() const { return std::to_string(text_hash(text)); }
 
-  // One micro-batch: a function of the seed, the step and the micro-batch.
+  // One micro-batch. It depends only on the seed, the step and the number of the micro-batch.
   Batch batch(std::uint64_t seed, Index step, Index micro_batch, Index documents, Index length) const {
     const Random random(seed, mix(static_cast<std::uint64_t>(step)) + static_cast<std::uint64_t>(micro_batch));
     Batch batch;

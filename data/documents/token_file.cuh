@@ -1,4 +1,4 @@
-// Tokenised data: one safetensors file, memory-mapped, so that it may be larger than memory.
+// Tokenised data in one safetensors file. The file is memory-mapped, so it may be larger than memory.
 //
 //   "ends"     I64 [documents]   the end of each document, which is the start of the next one
 //   "tokens"   I32 [N]
@@ -28,13 +28,13 @@ struct Advantage {
   double plain = 0, scaled = 0;
 };
 
-// Values that training accepts: their exponentials and products fit into float32.
+// The range that training accepts: exponentials and products fit into float32.
 inline bool is_advantage(const Advantage& a) { return std::abs(a.plain) < 1e30 && std::abs(a.scaled) < 1e30; }
 inline bool is_log_probability(double x) { return -80 < x && x < 0.01; }
 
 class TokenFile {
  public:
-  // `name` stands for the file in messages. For a cached file, it is the data that the user named.
+  // `name` is the name of the file in messages; for a cached file, the name of the user's data.
   explicit TokenFile(const std::filesystem::path& path, const std::string& name = "")
       : file_(path), name_(name.empty() ? path.string() : name) {
     ends_ = numbers<Index>("ends", "I64");
@@ -63,7 +63,7 @@ class TokenFile {
   DataKind kind() const { return kind_; }
   bool preferences() const { return kind_ == DataKind::preferences; }
   bool groups() const { return kind_ == DataKind::groups; }
-  // How many documents belong together: the two of a pair, or one.
+  // The number of documents that belong together: 2 for pairs, else 1.
   Index together() const { return preferences() ? 2 : 1; }
   Index documents() const { return static_cast<Index>(ends_.size()); }
   Index token_count() const { return static_cast<Index>(tokens_.size()); }
@@ -96,7 +96,7 @@ class TokenFile {
     }
     return most;
   }
-  // Tokens under the loss. The first token of a document is never one: nothing comes before it.
+  // The number of tokens in the loss. The first token of a document never counts, because nothing precedes it.
   Index learned_count() const {
     Index count = 0;
 #pragma omp parallel for reduction(+ : count)
@@ -132,7 +132,7 @@ class TokenFile {
          "; was the data tokenised for another model?");
   }
 
-  // Identifies the data, so that a run is not resumed on other data.
+  // Identifies the data, so that a run cannot be resumed on different data.
   std::string fingerprint() const {
     std::uint64_t hash = mix(static_cast<std::uint64_t>(documents())) + static_cast<std::uint64_t>(kind_);
 #pragma omp parallel for reduction(^ : hash)

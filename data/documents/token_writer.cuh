@@ -12,8 +12,8 @@
 
 namespace streambp {
 
-// Collects values for a file at `path` without holding them in memory: in a temporary file in the same directory,
-// already unlinked, so that it disappears with the process.
+// Collects values for a file at `path` without holding them in memory. They go to a temporary file in the same
+// directory, which is already unlinked, so it disappears with the process.
 template <class T>
 class Spool {
  public:
@@ -29,7 +29,8 @@ class Spool {
   void add(std::span<const T> values) {
     if (values.empty()) return;  // data() may be null
     const bool written = std::fwrite(values.data(), sizeof(T), values.size(), file_.get()) == values.size();
-    require(written, path_.string(), ": cannot write: ", std::strerror(errno), "; make room or choose another place");
+    require(written, path_.string(), ": cannot write: ", std::strerror(errno),
+            "; free some space or choose another place");
     count_ += static_cast<Index>(values.size());
   }
   Index count() const { return count_; }

@@ -1,5 +1,5 @@
-// Tokenises data files (JSONL, plain text, llm.c's .bin, token files) into one token file, in the order given. All of
-// it must be documents, or all preferences, or all groups.
+// Tokenises data files (JSONL, plain text, llm.c's .bin, token files) into one token file, in the given order. All data
+// must be of one kind: documents, preferences or groups.
 //
 // Blocks of lines are tokenised on all cores and keep their order. The result is cached under a key of the files, the
 // tokenizer and the options.
@@ -54,7 +54,7 @@ class Tokenising {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Loaded on first use: data that is tokens already needs no tokenizer.
+  // Loaded on first use, because data that is already tokenised needs no tokenizer.
   const Encoder& encoder() {
     if (!encoder_) {
       tokenizer_.emplace(model_);
@@ -76,7 +76,7 @@ class Tokenising {
     bool old = false;  // with old log-probs
   };
 
-  // The first example sets the form. Another form is an error even with --skip-bad: either could be the wrong one.
+  // The first example sets the form. A different form is an error even with --skip-bad, because either could be wrong.
   void require_kind(const Form& form, const std::string& where) {
     if (!form_) form_ = form;
     constexpr const char* names[] = {"a document", "a preference", "a group"};
@@ -129,7 +129,7 @@ class Tokenising {
   }
 
   static void encode(const Encoder& encoder, std::vector<Line>& block) {
-    std::exception_ptr failure;  // any error that is not in the data
+    std::exception_ptr failure;  // an error that is not caused by the data
 #pragma omp parallel for schedule(dynamic)
     for (std::size_t i = 0; i < block.size(); ++i) {
       try {
@@ -200,7 +200,7 @@ inline std::string named_by_hash(const std::string& what, const std::string& key
   return what + "-" + hash + ".safetensors";
 }
 
-// Everything that the tokens depend on.
+// A key of everything that the tokens depend on.
 inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                             const DataOptions& options) {
   Json key = {{"version", 3}, {"chat", options.chat}, {"learn_all", options.learn_all}, {"skip_bad", options.skip_bad}};
@@ -239,14 +239,15 @@ inline void write_tokens(const std::vector<std::filesystem::path>& data, const s
                  {"first_skipped", tokenising.first_skipped()}});
 }
 
-// The cache of tokens that several runs share.
+// The token cache shared by all runs.
 inline std::filesystem::path cache_directory() {
   const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
   if (cache && *cache) return std::filesystem::path(cache) / "streambp";
   return (home && *home ? std::filesystem::path(home) / ".cache" : std::filesystem::temp_directory_path()) / "streambp";
 }
 
-// The data as tokens: a token file as it is, other data from the directory `cache`, where they are tokenised if needed.
+// The data as tokens. A token file is used as it is; other data is tokenised into the directory `cache`, unless it is
+// cached there.
 inline TokenFile tokenised(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                            const DataOptions& options, const std::filesystem::path& cache) {
   if (data.size() == 1 && data[0].extension() == ".safetensors") return TokenFile(data[0]);

@@ -5,8 +5,8 @@
 //                                                         where the model's files hold fewer bits than the weights
 //   OUT/step-000100/training/state.json                   the step and the options of the run
 //
-// A checkpoint is written under a temporary name and renamed when it is complete and on the disk. state.json is written
-// last: a directory without it is not a complete checkpoint.
+// A checkpoint is written under a temporary name and renamed once it is complete and on disk. state.json is written
+// last; a directory without it is not a complete checkpoint.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline std::string checkpoint_name(Index step) {
   return "step-" + std::string(digits.size() < 6 ? 6 - digits.size() : 0, '0') + digits;
 }
 
-// The step in a checkpoint's name; none: not such a name.
+// The step in a checkpoint's name; empty if it is not such a name.
 inline std::optional<Index> checkpoint_step(const std::string& name) {
   const bool digits = name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos;
   if (!digits || name.size() == 5 || name.size() > 20) return std::nullopt;
@@ -53,7 +53,7 @@ inline fs::path newest_checkpoint(const fs::path& out) {
   return all.empty() ? fs::path() : all.back();
 }
 
-// The model directory that a user means: `name` itself, or the newest checkpoint if `name` is the directory of a run.
+// Resolves a model directory: `name` itself, or its newest checkpoint if `name` is a run directory.
 inline std::string model_directory(const std::string& name) {
   require(fs::is_directory(name), name,
           ": is not a model directory; name one with config.json, the weights and tokenizer.json");
@@ -93,7 +93,7 @@ void write_checkpoint(Device& dev, const fs::path& directory, Model<T>& model, c
   flush_to_disk(directory);
 }
 
-// Renames what stands in the way of a new checkpoint: nothing that a user may want is deleted.
+// Renames whatever has the name of a new checkpoint, so that no user data is deleted.
 inline fs::path set_aside(const fs::path& path) {
   fs::path aside = path.string() + ".replaced";
   for (int i = 2; fs::exists(fs::symlink_status(aside)); ++i) aside = path.string() + ".replaced-" + std::to_string(i);
@@ -101,7 +101,7 @@ inline fs::path set_aside(const fs::path& path) {
   return aside;
 }
 
-// Saves the checkpoint that state["step"] names. Returns the new name of what was in its place, or an empty path.
+// Saves checkpoint state["step"]. Returns the new name of whatever had its name before, or an empty path.
 template <class Device, class T, class Moments>
 fs::path save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, const ModelLayout& layout,
                          Moments& optimizer, const Json& state) {
@@ -110,7 +110,7 @@ fs::path save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, cons
   std::error_code error;
   fs::remove_all(temporary, error);
   fs::create_directories(temporary / "training", error);
-  require(!error, temporary.string(), ": cannot create the directory: ", error.message(), "; make room in ",
+  require(!error, temporary.string(), ": cannot create the directory: ", error.message(), "; free some space in ",
           out.string(), " or check its permissions");
   try {
     write_checkpoint(dev, temporary, model, layout, optimizer, state);
@@ -126,7 +126,7 @@ fs::path save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, cons
   }
 }
 
-// Renames first, so that no half of a checkpoint keeps its name.
+// Renames first, so that no partly deleted checkpoint keeps its name.
 inline void remove_checkpoint(const fs::path& path) {
   const fs::path doomed = path.string() + ".old.tmp";
   std::error_code error;
@@ -135,12 +135,12 @@ inline void remove_checkpoint(const fs::path& path) {
   if (!error) fs::remove_all(doomed, error);
 }
 
-// v is an average of squares, and AdamW takes its root: a negative number would turn into a NaN some steps later.
+// v is an average of squares and AdamW takes its square root, so a negative value would become NaN some steps later.
 inline void require_not_negative(const Tensor& tensor) {
   const Index size = dtype_size(tensor.dtype);
   bool good = is_real(tensor);
 #pragma omp parallel for reduction(&& : good)
-  for (Index i = 1; i <= tensor.count; ++i)  // numbers are little-endian: the last byte has the sign
+  for (Index i = 1; i <= tensor.count; ++i)  // little-endian: the last byte has the sign
     good = good && (tensor.data[i * size - 1] & std::byte{0x80}) == std::byte{0};
   require(good, tensor.where,
           ": Adam's second moment holds a negative number; the file is damaged, use an earlier checkpoint");

@@ -1,6 +1,6 @@
 // Reads and writes the config.json of a Hugging Face model directory.
 //
-// Unsupported values and unknown fields are errors: they might change what the model computes.
+// Unsupported values and unknown fields are errors, because they might change what the model computes.
 #pragma once
 
 #include <algorithm>
@@ -109,7 +109,7 @@ inline void read_rope(const Fields& f, Config& c) {
   c.rope_scaling = read_rope_scaling(rope);
 }
 
-// Which layers are local: "layer_types" says so, or in older files a rule of the family.
+// Which layers are local: given by "layer_types", or in older files by a rule of the family.
 inline void read_windows(const Fields& f, Config& c) {
   const auto window = f.get<Index>("sliding_window", 0);
   const bool qwen = c.family == "qwen2" || c.family == "qwen3", gemma = c.family == "gemma3";
@@ -119,7 +119,7 @@ inline void read_windows(const Fields& f, Config& c) {
     return;
   }
   c.window = window;
-  if (c.family == "mistral" && !f.json.contains("sliding_window")) c.window = 4096;  // as transformers has it
+  if (c.family == "mistral" && !f.json.contains("sliding_window")) c.window = 4096;  // the default of transformers
   if (gemma) require(c.window > 0, f.file, ": \"sliding_window\" must be positive");
   const auto old_pattern = f.get<Index>("_sliding_window_pattern", 6);
   const auto pattern = f.get<Index>("sliding_window_pattern", old_pattern);

@@ -1,4 +1,4 @@
-// The fields of a JSON object from an untrusted file: read by name and type. Unknown fields are errors, not ignored.
+// Reads the fields of a JSON object from an untrusted file by name and type. Unknown fields are errors.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace streambp {
 
 inline Json parse_json_file(const std::filesystem::path& path) { return parse_json(read_file(path), path.string()); }
 
-// Reads fields of a JSON object and remembers which were asked for. Every error names the file and the field.
+// Reads fields of a JSON object and remembers which ones were read. Every error names the file and the field.
 class Fields {
  public:
   Fields(const Json& json, std::string file) : json(json), file(std::move(file)) {
@@ -50,14 +50,14 @@ class Fields {
     return {json.at(name), file + ", \"" + name + "\""};
   }
 
-  // Refuses any value but this one.
+  // Refuses any other value than this one.
   template <class V>
   void only(const char* name, V supported) const {
     if (!has(name) || get<V>(name) == supported) return;
     fail(file, ": \"", name, "\": ", shown(json.at(name)), " is not supported; only ", Json(supported).dump(), " is");
   }
 
-  // Refuses fields that were never asked for, unless they are null or `harmless`.
+  // Refuses fields that were never read, unless they are null or `harmless`.
   template <class F>
   void refuse_others(F&& harmless) const {
     for (const auto& [name, value] : json.items()) {
@@ -67,7 +67,7 @@ class Fields {
     }
   }
 
-  // Refuses all other fields, since they may have an effect.
+  // Refuses all other fields, because they may have an effect.
   void known(std::initializer_list<std::string_view> names) const {
     for (const auto& [name, value] : json.items()) {
       if (std::ranges::find(names, name) != names.end()) continue;

@@ -1,4 +1,4 @@
-// Whole files: read with errors that name them; written atomically, so that a file is either complete or as it was.
+// Reads and writes whole files. Errors name the file. Writing is atomic: a file is either complete or unchanged.
 #pragma once
 
 #include <fcntl.h>
@@ -53,7 +53,7 @@ inline std::string read_file(const std::filesystem::path& path, std::size_t limi
   return contents;
 }
 
-// Refuses a path that a file cannot be written to, before the work whose result goes there.
+// Refuses a path that cannot be written. Call before doing the work.
 inline void require_writable(const std::filesystem::path& path) {
   const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : ".";
   require(!is_directory(path), path.string(), ": is a directory, not a file; name a file in it");
@@ -62,7 +62,7 @@ inline void require_writable(const std::filesystem::path& path) {
           std::strerror(errno), "; choose another place");
 }
 
-// Waits until a file's contents, or a directory's entries, are on the disk.
+// Waits until a file's contents, or a directory's entries, are on disk.
 inline bool flush_to_disk(const std::filesystem::path& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return false;
@@ -73,15 +73,14 @@ inline bool flush_to_disk(const std::filesystem::path& path) {
   return flushed;
 }
 
-// Renames a file or directory, and makes the new name survive a power failure. Some file systems cannot flush a
-// directory; there the rename is as durable as they make it.
+// Renames a file or directory durably: the new name survives a power failure, if the file system can flush directories.
 inline void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to) {
   std::filesystem::rename(from, to);
   const std::filesystem::path parent = to.parent_path();
   flush_to_disk(parent.empty() ? "." : parent);
 }
 
-// Calls produce(stream). If anything fails, the file keeps its old contents.
+// Calls produce(stream) to write the contents. If anything fails, the file keeps its old contents.
 inline void write_file_atomically(const std::filesystem::path& path,
                                   const std::function<void(std::ostream&)>& produce) {
   std::error_code error;
@@ -96,10 +95,10 @@ inline void write_file_atomically(const std::filesystem::path& path,
     out.close();
     if (!flush_to_disk(temporary)) throw std::system_error(errno, std::generic_category());
     rename_durably(temporary, path);
-  } catch (const std::system_error&) {  // also from the stream, whose own message does not name the cause
+  } catch (const std::system_error&) {  // may come from the stream, and then its message does not name the cause
     const int cause = errno;
     std::filesystem::remove(temporary, error);
-    fail(path.string(), ": cannot write: ", std::strerror(cause), "; make room or choose another place");
+    fail(path.string(), ": cannot write: ", std::strerror(cause), "; free some space or choose another place");
   } catch (...) {
     std::filesystem::remove(temporary, error);
     throw;

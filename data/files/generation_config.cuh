@@ -1,5 +1,5 @@
-// DIR/generation_config.json: the sampling settings that a model's authors recommend, and the tokens that end a
-// sequence. Read are temperature, top_k, top_p, do_sample (false: greedy decoding) and eos_token_id.
+// DIR/generation_config.json: the recommended sampling settings of a model, and the tokens that end a sequence.
+// Supports temperature, top_k, top_p, do_sample (false: greedy decoding) and eos_token_id.
 #pragma once
 
 #include <filesystem>
@@ -13,11 +13,11 @@
 namespace streambp {
 
 struct EosTokens {
-  std::vector<std::int32_t> ids;  // empty: the model names none
-  std::string file;               // where they were found
+  std::vector<std::int32_t> ids;  // empty: the model has none
+  std::string file;               // the file that lists them
 };
 
-// eos_token_id, a number or a list, of generation_config.json or else of config.json.
+// eos_token_id, a number or a list, from generation_config.json or else from config.json.
 inline EosTokens read_eos_tokens(const std::filesystem::path& model) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     const std::string file = (model / name).string();
@@ -36,7 +36,7 @@ inline EosTokens read_eos_tokens(const std::filesystem::path& model) {
 }
 
 struct GenerationDefaults {
-  Sampling sampling{.temperature = 0.8, .top_p = 0.95};  // of models without recommendations
+  Sampling sampling{.temperature = 0.8, .top_p = 0.95};  // the defaults without recommendations
   std::set<std::int32_t> stop;
 };
 

@@ -24,8 +24,8 @@ struct BadJson : Error {
   using Error::Error;
 };
 
-// Builds a value from the parser's events. (The callback parser of nlohmann-json rescans an object or array for each of
-// its members, and keeps the last of duplicate keys.)
+// Builds a value from the parser's SAX events. (The callback parser of nlohmann-json rescans an object or array for
+// each member, and silently keeps the last of duplicate keys.)
 class JsonBuilder final : public nlohmann::json_sax<Json> {
  public:
   explicit JsonBuilder(const JsonLimits& limits) : limits_(limits) {}
@@ -84,8 +84,8 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
 
   const JsonLimits limits_;
   Json root_;
-  std::vector<Json*> open_;  // objects and arrays around the next value
-  Json* member_ = nullptr;   // of the innermost open object, after its key
+  std::vector<Json*> open_;  // the objects and arrays that contain the next value
+  Json* member_ = nullptr;   // the member of the innermost object whose key was just read
   std::size_t values_ = 0;
   std::string error_;
 };
@@ -105,7 +105,7 @@ inline Json parse_json(std::string_view text, const std::string& file, const Jso
   }
 }
 
-// A value for a message.
+// Formats a value for a message.
 inline std::string shown(const Json& value) {
   return excerpt(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }

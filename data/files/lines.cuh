@@ -45,7 +45,7 @@ class Lines {
     return true;
   }
 
-  // "file:17: " for the last line.
+  // The position of the last line for messages, such as "file:17: ".
   std::string where() const { return path_.string() + ":" + std::to_string(number_) + ": "; }
   // How much of the file has been read.
   double fraction() const { return bytes_ == 0 ? 1 : static_cast<double>(read_) / static_cast<double>(bytes_); }

@@ -49,7 +49,7 @@ class ModelFiles {
   }
   const std::string& prefix() const { return prefix_; }
 
-  // Refuses tensors that the model does not use, except those that can be computed from others.
+  // Refuses tensors that the model does not use, except those that can be derived from others.
   template <class T>
   void check_all_used(const Table<T>& table, const Config& c) const {
     std::set<const Tensor*> used;
@@ -100,7 +100,7 @@ class ModelFiles {
   std::string prefix_;
 };
 
-// Everything besides the weights that saving needs to write a model as it was loaded.
+// What saving needs in addition to the weights to write a model as it was loaded.
 struct ModelLayout {
   std::string config;                         // the text of config.json
   std::map<std::string, std::string> others;  // contents of the other small files, by name
@@ -139,9 +139,9 @@ struct ModelLayout {
               ", which cannot be saved; choose float32, float16 or bfloat16 with --save-dtype");
     }
   }
-  // Were all tensors loaded from float32?
+  // Whether all tensors were loaded from float32.
   bool holds_float32() const { return !dtypes.empty() && !narrows<float>(); }
-  // Does saving values of type T lose bits?
+  // Whether saving values of type T loses bits.
   template <class T>
   bool narrows() const {
     return std::any_of(dtypes.begin(), dtypes.end(), [](const auto& entry) {
@@ -162,7 +162,7 @@ std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
   return bytes;
 }
 
-// A tensor of a saved model: the parameters that it consists of, and its type in the file.
+// A tensor of a saved model: its parameters, and its type in the file.
 template <class T>
 struct StoredTensor {
   Table<T> parts;

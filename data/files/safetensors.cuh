@@ -5,8 +5,8 @@
 //                      "__metadata__": {"any": "text"}}
 //   the rest    the tensors, back to back; offsets count from here
 //
-// Reading checks every claim of the header before it touches the data. Writing is atomic: to a temporary file, which is
-// renamed once it is on disk.
+// Reading validates the whole header before it touches the data. Writing is atomic: it goes to a temporary file, which
+// is renamed once it is on disk.
 #pragma once
 
 #include <fcntl.h>
@@ -55,7 +55,7 @@ inline bool is_real(const Tensor& tensor) {
 }
 
 inline Index element_count(const std::string& where, const std::vector<Index>& shape) {
-  Index bytes = 8;  // as if of the largest type, so that no type's bytes overflow
+  Index bytes = 8;  // the size of the largest type, so that the byte count of no type overflows
   for (const Index n : shape) {
     require(n >= 0 && !__builtin_mul_overflow(bytes, n, &bytes), where, ": no tensor can have the shape ", shown(shape),
             "; is the file damaged?");
@@ -89,7 +89,7 @@ struct StoredFloat16 {
   }
 };
 
-// Elements [first, first + count) as T. Real types read as real types, integers as integers that can hold them.
+// Elements [first, first + count) as T. Real types convert to real types, integers to integer types that can hold them.
 template <class T>
 void read(const Tensor& tensor, Index first, Index count, T* out) {
   require(0 <= first && 0 <= count && first + count <= tensor.count, tensor.where, ": has ", tensor.count, " elements");
@@ -172,7 +172,7 @@ class SafetensorsFile {
 
  private:
   static constexpr std::uint64_t kLongestHeader = 100'000'000;  // as in the reference implementation
-  static constexpr const char* kRemedy = "; the file is damaged or not a safetensors file; get it again";
+  static constexpr const char* kRemedy = "; the file is damaged or not a safetensors file; download it again";
 
   void map(std::size_t size) {
     const int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
@@ -213,7 +213,7 @@ class SafetensorsFile {
     const std::vector<Index> shape = sizes(where, entry.at("shape")), span = sizes(where, entry.at("data_offsets"));
     require(span.size() == 2 && span[0] <= span[1], where, ": data_offsets are not a begin and an end", kRemedy);
     require(span[1] <= data_bytes_, where, ": ends at byte ", span[1], " of ", data_bytes_, ", so the file is ",
-            "truncated; get it again");
+            "truncated; download it again");
     const Index count = element_count(where, shape), bytes = span[1] - span[0], size = dtype_size(dtype);
     require(size == 0 || bytes == count * size, where, ": ", dtype, " of shape ", shown(shape), " takes ", count * size,
             " bytes, not ", bytes, kRemedy);

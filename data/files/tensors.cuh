@@ -38,7 +38,7 @@ inline Index stored_at(const Parameter& p, Index i, Index j) {
   return p.transposed ? j * p.rows * p.parts + p.part * p.rows + i : i * p.cols + j;
 }
 
-// NaN and infinity have the largest exponent. Without branches, so that the loop vectorises.
+// NaN and infinity have the largest exponent. The loop has no branches, so that it vectorises.
 template <class T>
 bool all_finite(const T* x, Index n) {
   using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,

@@ -1,4 +1,4 @@
-// FNV-1a, to recognise texts and files.
+// The FNV-1a hash, used to recognise texts and files.
 #pragma once
 
 #include <cstdint>

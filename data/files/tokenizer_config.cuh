@@ -1,5 +1,4 @@
-// What DIR/tokenizer_config.json and the files beside it say: the tokens that begin and end a sequence, and the chat
-// template.
+// Reads DIR/tokenizer_config.json and related files: the tokens that begin and end a sequence, and the chat template.
 #pragma once
 
 #include <filesystem>
@@ -43,7 +42,7 @@ struct Template {
   std::string text, file;
 };
 
-// A list of named templates has one that is named "default".
+// In a list of named templates, the one named "default" is used.
 inline std::string default_template(const Json& list, const std::string& file) {
   for (const Json& entry : list) {
     const auto is_text = [&](const char* key) {

@@ -1,5 +1,5 @@
-// Tokens that a tokenizer.json adds to the vocabulary of its model, such as "<|im_start|>". They are cut out of a text
-// first: the leftmost, and of those the longest.
+// Tokens that a tokenizer.json adds to the vocabulary of its model, such as "<|im_start|>". They are split off a text
+// first: leftmost match first, the longest of equals.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct AddedToken {
   std::int32_t id;
   std::string text;                // matched in the input
   bool special, single_word;       // single_word: not next to a word character
-  bool strips_left, strips_right;  // includes the white space on this side
+  bool strips_left, strips_right;  // the match includes white space on this side
 };
 
 // plain: special tokens in a text are ordinary text

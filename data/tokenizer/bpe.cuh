@@ -1,10 +1,10 @@
 // Byte pair encoding: splits a word into symbols (bytes or characters), then merges the neighbours with the lowest rank
 // (the leftmost of equals) until no pair can be merged.
 //
-// Three tables and a heap make it fast without changing a result:
+// Three tables and a heap make it fast. They do not change the result:
 //   initial  the token of each symbol
-//   pairs    (left token, right token) -> rank and merged token. Two symbols that no merge ever joins are not in it:
-//            the word is cut between them and its parts are merged separately.
+//   pairs    (left token, right token) -> rank and merged token. Symbols that no merge ever joins are not in the table;
+//            the word is cut between them and the parts are merged separately.
 //   words    every text that merges into one token, so most words need only a lookup
 //   heap     the candidates of long words: O(n log n) for n symbols
 #pragma once
@@ -84,7 +84,7 @@ class Bpe {
 
  private:
   void read_vocabulary(const Fields& vocabulary) {
-    // Every id takes memory, so a small vocabulary must not have a huge id.
+    // Memory is proportional to the largest id, so a small vocabulary must not have a huge id.
     const Index largest = std::min(kLargestId, 65'536 + 16 * static_cast<Index>(vocabulary.json.size()));
     for (const auto& [text, id] : vocabulary.json.items()) {
       if (!id.is_number_integer()) fail(vocabulary.file, ": the id of ", quote(text), " is not an integer");
@@ -160,7 +160,8 @@ class Bpe {
     std::sort(neighbours.begin(), neighbours.end());
     neighbours.erase(std::unique(neighbours.begin(), neighbours.end()), neighbours.end());
     pairs_ = PairTable(merges.size() + neighbours.size());
-    for (const auto& merge : merges) pairs_.at(merge.left, merge.right) = merge;  // the last of two equal merges counts
+    for (const auto& merge : merges)
+      pairs_.at(merge.left, merge.right) = merge;  // of two equal merges, the last one counts
     for (const auto& [left, right] : neighbours) {
       if (left < 0 || right < 0) continue;
       PairTable::Entry& entry = pairs_.at(left, right);
@@ -217,7 +218,7 @@ class Bpe {
   bool split(std::string_view word, std::vector<std::int32_t>& symbols) const {
     symbols.clear();
     bool complete = true;
-    bool pending = false;  // an unknown token, which comes before the next known symbol, but after bytes
+    bool pending = false;  // an unknown token is waiting: it goes before the next known symbol, but after bytes
     for_each_symbol(word, [&](char32_t symbol) {
       const std::int32_t id = symbol < initial_.size() ? initial_[symbol] : -1;
       if (id >= 0) {
@@ -315,7 +316,7 @@ class Bpe {
       const std::size_t left = top.left;
       const std::int32_t right = next[left];
       if (symbols[left] < 0 || right >= count) continue;
-      // Symbols only grow, so a pair that merges into another token than the candidate's is another pair.
+      // Symbols only grow, so if the pair merges into a different token than the candidate's, the candidate is stale.
       if (pairs_.at(symbols[left], symbols[right]).merged != top.merged) continue;
       symbols[left] = top.merged;
       symbols[right] = -1;
@@ -327,7 +328,7 @@ class Bpe {
     for (std::int32_t i = 0; i < count; i = next[static_cast<std::size_t>(i)]) out.push_back(symbols[i]);
   }
 
-  // Links `count` symbols and returns the pairs of them that can be merged.
+  // Links `count` symbols and returns the pairs that can be merged.
   static std::vector<Candidate> first_candidates(Scratch& scratch, std::int32_t count) {
     scratch.previous.resize(static_cast<std::size_t>(count));
     scratch.next.resize(static_cast<std::size_t>(count));

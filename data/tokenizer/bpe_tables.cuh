@@ -1,5 +1,5 @@
-// The two large tables of byte pair encoding: pairs of tokens, and words. They are filled once, then only read. Both use
-// open addressing and are at most half full, so most lookups touch one place in memory.
+// The two large tables of byte pair encoding: pairs of tokens, and words. They are filled once and then only read. Both
+// use open addressing and are at most half full, so most lookups access one cache line.
 #pragma once
 
 #include <algorithm>

@@ -24,7 +24,7 @@ inline const std::array<char32_t, 256>& byte_characters() {
   return characters;
 }
 
-// The bytes of a text in such characters; nothing if it has others.
+// The bytes that such characters represent; empty if the text contains other characters.
 inline std::optional<std::string> bytes_of(std::string_view text) {
   static const std::array<int, 0x144> byte_of = [] {
     std::array<int, 0x144> all;

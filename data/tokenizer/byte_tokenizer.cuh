@@ -1,5 +1,5 @@
-// The files of a tokenizer for byte-level models: no merges, one token per byte, written as visible characters as in
-// GPT-2. Id 0 is the end-of-text token instead of byte 0.
+// The files of a tokenizer for byte-level models: no merges, one token per byte, with bytes written as visible
+// characters as in GPT-2. Id 0 is the end-of-text token instead of byte 0.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// What the components of a tokenizer.json share: sequences of components, patterns, replacements.
+// Shared by the components of a tokenizer.json: sequences of components, patterns, replacements.
 #pragma once
 
 #include <algorithm>
@@ -54,8 +54,8 @@ inline std::string replaced(const Pattern& pattern, std::string_view text, const
   return out;
 }
 
-// Limits the factor by which all steps together can lengthen a text: a few replacements that feed each other could fill
-// the memory.
+// Limits the factor by which all steps together can lengthen a text. A few replacements that feed each other could
+// otherwise fill the memory.
 class Growth {
  public:
   void multiply(double factor, const Fields& f) {

@@ -1,7 +1,7 @@
 // The field "decoder" of a tokenizer.json: from tokens to text, step by step.
 //
-// Generation shows text before the last token is known. So a step is a function with state: it replaces the next tokens
-// with the part of its result that no later token can change. At the closed end that is everything.
+// Generation prints text before the last token is known, so a step is stateful: for the next tokens, it returns the
+// part of the text that no later token can change. At the closed end, it returns the rest.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ class Detokenizer {
     for_each_component(file, "decoder", "decoders", [&](const std::string& type, const Fields& f) { read(type, f); });
   }
 
-  // The text that these tokens complete.
+  // The text that is complete after these tokens.
   std::string add(std::vector<std::string> tokens, TextEnd end) {
     for (const Step& step : steps_) step(tokens, end);
     std::string text;
@@ -59,7 +59,7 @@ class Detokenizer {
     }
   }
 
-  // After Fuse and ByteLevel there is one token, which arrives in pieces. Most steps have to wait for all of it.
+  // After Fuse and ByteLevel there is a single token, which arrives in pieces. Most steps have to wait for all of it.
   void add_step(Step step) {
     if (fused_) {
       steps_.push_back([whole = std::string()](Tokens& tokens, TextEnd end) mutable {
@@ -114,7 +114,7 @@ class Detokenizer {
     };
   }
 
-  // The value of "<0x41>", or -1. Like the library, accepts a + as the first digit.
+  // The value of "<0x41>", or -1. Accepts + as the first digit, as the library does.
   static int byte_value(std::string_view token) {
     if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return -1;
     const auto digit = [](char c) {
@@ -127,7 +127,7 @@ class Detokenizer {
     return high < 0 || low < 0 ? -1 : 16 * high + low;
   }
 
-  // The replacement becomes a space; in the first token, where encoding can have added it, it vanishes.
+  // The replacement becomes a space. In the first token it is removed, because encoding may have added it.
   void read_metaspace(const Fields& f) {
     f.known({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
     const bool prefix =

@@ -1,5 +1,5 @@
-// Unicode normal forms (Standard Annex 15), lowercase and removal of accents, by utf8proc, with the results of the
-// `tokenizers` library for every character.
+// Unicode normal forms (Standard Annex 15), lowercase and removal of accents, by utf8proc. For every character the
+// results match the `tokenizers` library.
 //
 //   NFD        decompose each character, then sort each run of combining marks by class
 //   NFC        NFD, then compose: a mark joins the last character of class 0 unless a mark between them blocks it
@@ -32,8 +32,8 @@ constexpr double longest_expansion(NormalForm form) {
   return form == NormalForm::nfkc || form == NormalForm::nfkd ? 11 : 3;
 }
 
-// True if the normal form certainly leaves the text as it is: all characters below U+0300 (NFC), U+00C0 (NFD) or
-// U+0080 (NFKC, NFKD).
+// Quick check. True only if the normal form does not change the text: all characters below U+0300 (NFC), U+00C0 (NFD)
+// or U+0080 (NFKC, NFKD).
 inline bool surely_normal(NormalForm form, std::string_view text) {
   const unsigned limit = form == NormalForm::nfc ? 0xCC : form == NormalForm::nfd ? 0xC3 : 0x80;  // first byte
   while (!text.empty()) {
@@ -49,7 +49,7 @@ namespace unicode {
 
 using Codes = std::vector<utf8proc_int32_t>;
 
-// True for characters newer than the library's normal forms, which leave them alone.
+// True for characters newer than the library's normal forms, which do not change them.
 inline bool is_unknown(char32_t c) {
   if (c < std::begin(kUnknown)->first) return false;
   const Range* range = std::upper_bound(std::begin(kUnknown), std::end(kUnknown), c,
@@ -86,8 +86,8 @@ inline void sort_marks(Codes& text) {
   }
 }
 
-// utf8proc loses U+11A7 after a Korean syllable, and knows newer characters than the library. Neither composes with
-// anything, so the text is composed in parts between them.
+// utf8proc loses U+11A7 after a Korean syllable, and it knows newer characters than the library. Neither may compose
+// with anything, so the text is split there and the parts are composed separately.
 inline void compose(Codes& text) {
   const auto is_barrier = [](utf8proc_int32_t c) { return c == 0x11A7 || is_unknown(static_cast<char32_t>(c)); };
   auto out = text.begin();
@@ -104,7 +104,7 @@ inline void compose(Codes& text) {
 }
 
 inline void append_lowercase(std::string& out, char32_t c) {
-  if (c == 0x130) return void(out += "i\u0307");  // the only character with a lowercase of two
+  if (c == 0x130) return void(out += "i\u0307");  // the only character with two lowercase characters
   for (const Lowercase& range : kLaterLowercase) {
     if (c >= range.first && c <= range.last) {
       return append_utf8(out, static_cast<char32_t>(static_cast<int>(c) + range.distance));
@@ -117,7 +117,7 @@ inline bool is_mark(char32_t c) {
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
   const bool mark =
       category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC || category == UTF8PROC_CATEGORY_ME;
-  return (mark && !is_unknown(c)) || c == 0x1CF2 || c == 0x1CF3;  // which are letters since Unicode 12
+  return (mark && !is_unknown(c)) || c == 0x1CF2 || c == 0x1CF3;  // letters since Unicode 12
 }
 
 }  // namespace unicode
@@ -149,7 +149,7 @@ inline std::string lowercase(std::string_view text) {
   return out;
 }
 
-// Without the combining marks of the text; accented letters keep theirs unless they are decomposed first.
+// Removes combining marks. Precomposed accented letters keep theirs unless the text is decomposed first.
 inline std::string without_marks(std::string_view text) {
   std::string out;
   for_each_character(text, [&](char32_t c) {

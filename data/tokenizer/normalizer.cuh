@@ -12,7 +12,7 @@
 
 namespace streambp {
 
-// Whether a text starts a document or continues one. Nothing is put before a continuation.
+// Whether a text starts a document or continues one. Nothing is prepended to a continuation.
 enum class TextStart { beginning, continuation };
 
 class Normalizer {
@@ -34,7 +34,7 @@ class Normalizer {
   }
 
  private:
-  // Returns its argument or a view of the buffer. The argument can be a view of the buffer, too.
+  // Returns its argument or a view of the buffer. The argument may already be a view of the buffer.
   using Step = std::function<std::string_view(std::string_view, TextStart, std::string&)>;
 
   Step read(const std::string& type, const Fields& f) {

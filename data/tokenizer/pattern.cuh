@@ -1,7 +1,7 @@
 // The regular expressions of tokenizer.json files: Oniguruma's syntax, matched by PCRE2.
 //
-// The two agree on what published tokenizers use and differ elsewhere. An expression that PCRE2 reads differently is
-// translated, or refused with the reason.
+// The two agree on what published tokenizers use and differ elsewhere. An expression that PCRE2 would interpret
+// differently is translated, or refused with the reason.
 #pragma once
 
 #ifndef PCRE2_CODE_UNIT_WIDTH
@@ -62,7 +62,7 @@ class Translation {
     refuse("the group ", rest_.substr(0, 4));
   }
 
-  // Ignoring case, Oniguruma matches some characters with two letters: U+00DF with "ss", U+FB01 with "fi".
+  // With (?i:, Oniguruma matches some characters with two letters: U+00DF with "ss", U+FB01 with "fi".
   void check_folding() const {
     const std::string_view inside = rest_.substr(4, rest_.find(')') - 4);
     std::string lower;
@@ -147,7 +147,7 @@ class Translation {
 
 enum class Span { match, gap };
 
-// Finds all matches of an expression or a plain string. Matches are never empty.
+// Finds all matches of a regular expression or a plain string. Matches are never empty.
 class Pattern {
  public:
   // A plain string.
@@ -195,7 +195,7 @@ class Pattern {
   }
 
  private:
-  // The state of one thread. Long texts can need a larger stack than the thread's.
+  // The matching state of one thread. Long texts can need a larger stack than the thread has.
   struct Matcher {
     Matcher() {
       require(data != nullptr && context != nullptr, "out of memory");
@@ -235,7 +235,7 @@ class Pattern {
   }
 
   // Finds the first match at `end` or later. Backtracking can take exponential time, so the number of steps is limited:
-  // a few are free, the others are taken from `effort`, which suffices to backtrack over a long text once.
+  // a few are free, the rest are charged to `effort`, which is enough to backtrack over a long text once.
   bool find(std::string_view text, std::size_t& begin, std::size_t& end, std::size_t& effort) const {
     if (!code_) {
       begin = text.find(text_, end);

@@ -26,10 +26,10 @@ class PreTokenizer {
   // True if the model reads the bytes of a word, not its characters.
   bool byte_level() const { return byte_level_; }
 
-  // Where a piece of the text lies.
+  // The position of a piece of the text.
   struct Place {
-    bool first;       // at the start of the text,
-    TextStart start;  // which starts like this
+    bool first;       // at the start of the text
+    TextStart start;  // how that text starts
   };
 
   // Calls f(word) for every word of the text.
@@ -42,9 +42,9 @@ class PreTokenizer {
   enum class Prefix { never, first, always };
   enum class Delimiter { isolated, removed, merged_with_previous, merged_with_next, contiguous };
   struct Step {
-    Prefix prefix = Prefix::never;  // put `space` before a text that does not start with it
+    Prefix prefix = Prefix::never;  // prepend `space` to a text that does not start with it
     std::string space = " ";
-    bool replaces_spaces = false;    // with `space`
+    bool replaces_spaces = false;    // replaces spaces with `space`
     std::optional<Pattern> pattern;  // of the delimiters
     Span delimiters = Span::match;   // or the gaps between matches
     Delimiter delimiter = Delimiter::isolated;
@@ -67,7 +67,7 @@ class PreTokenizer {
       step.delimiter = delimiter(f);
     } else if (type == "Digits") {
       f.known({"type", "individual_digits"});
-      // This component of the library knows the numbers of Unicode 17.
+      // This component of the library uses the digits of Unicode 17.
       step.pattern = Pattern::expression(f.file, R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])");
       step.delimiter = f.get<bool>("individual_digits") ? Delimiter::isolated : Delimiter::contiguous;
     } else if (type == "Metaspace") {
@@ -144,10 +144,10 @@ class PreTokenizer {
       });
       return;
     }
-    // A delimiter is merged with the text before it, but not with another delimiter; or with the text after it; or with
-    // other delimiters.
+    // MergedWithPrevious merges a delimiter with the text before it, but not with another delimiter; MergedWithNext
+    // with the text after it; Contiguous with other delimiters.
     std::vector<Part> parts;
-    bool previous = false;  // is the last part a delimiter?
+    bool previous = false;  // whether the last part is a delimiter
     step.pattern->for_each(text, [&](std::size_t begin, std::size_t end, Span span) {
       const bool delimits = span == step.delimiters;
       const bool joins = step.delimiter == Delimiter::contiguous             ? delimits == previous

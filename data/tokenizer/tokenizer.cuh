@@ -1,12 +1,12 @@
 // Text to tokens and back by a Hugging Face tokenizer.json, with the results of the `tokenizers` library:
 //
-//   1. cut out added tokens (added_tokens.cuh)
+//   1. split off added tokens (added_tokens.cuh)
 //   2. normalize the text between them (normalizer.cuh)
-//   3. cut out the added tokens that are matched in normalized text
+//   3. split off the added tokens that are matched in normalized text
 //   4. split the rest into words (pretokenizer.cuh)
 //   5. merge each word into tokens (bpe.cuh)
 //
-// An unsupported component or field is refused by name, never ignored.
+// Unsupported components and fields are errors that name them; they are never ignored.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ class Tokenizer {
   std::vector<std::int32_t> encode(std::string_view text, TextStart start = TextStart::beginning) const {
     return encode(text, start, SpecialTokens::parsed);
   }
-  // The same, but special tokens in the text are ordinary text, so a user's message cannot fake a chat turn.
+  // The same, but special tokens are treated as plain text, so a user's message cannot fake a chat turn.
   std::vector<std::int32_t> encode_plain(std::string_view text, TextStart start = TextStart::beginning) const {
     return encode(text, start, SpecialTokens::plain);
   }
@@ -76,7 +76,7 @@ class Tokenizer {
         pretokenizer_(f, normalizer_),
         model_(f.object("model"), pretokenizer_.byte_level() ? Bpe::Symbols::bytes : Bpe::Symbols::characters),
         detokenizer_(f) {
-    // Truncation and padding do not apply: packing decides on lengths.
+    // Truncation and padding are ignored, because packing decides on lengths.
     f.known({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
              "decoder", "model"});
     f.only<std::string>("version", "1.0");
@@ -106,10 +106,10 @@ class Tokenizer {
       const Fields token(entry, f.file + ", \"added_tokens\"");
       token.known({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
       const auto content = token.get<std::string>("content");
-      if (content.empty()) continue;  // like the library
+      if (content.empty()) continue;  // as in the library
       const std::string where = token.file + ", " + quote(content);
       const Index id = token.get<Index>("id");
-      // The library takes the id from the vocabulary, and numbers other added tokens itself.
+      // The library takes the id from the vocabulary and numbers the other added tokens itself.
       const auto known = model_.find(content);
       const Index expected = known ? *known : next++;
       require(id == expected, where, ": has the id ", id, "; the vocabulary implies ", expected);

@@ -76,8 +76,8 @@ inline std::size_t bytes_below(std::string_view text, unsigned limit) {
 
 enum class TextEnd { open, closed };  // open: more bytes may follow
 
-// Appends `text` with U+FFFD for every invalid part. Returns the number of bytes of an incomplete character that it
-// leaves out at an open end.
+// Appends `text` with U+FFFD for every invalid part. At an open end, an incomplete character is left out; returns its
+// number of bytes.
 inline std::size_t append_repaired(std::string& out, std::string_view text, TextEnd end = TextEnd::closed) {
   while (!text.empty()) {
     const std::size_t plain = bytes_below(text, 0x80);

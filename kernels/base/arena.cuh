@@ -1,7 +1,7 @@
 // Memory: one block with a stack at each end, growing towards each other.
 //
-// Scopes release what was allocated inside them, so a step allocates no memory from the system. Without a block, an
-// Arena only counts: this is how `streambp plan` knows the peak.
+// Leaving a scope frees everything allocated in it, so a training step never asks the system for memory. Without a
+// block, an Arena only counts bytes; `streambp plan` uses this to find the peak.
 #pragma once
 
 #include <sys/mman.h>
@@ -54,13 +54,13 @@ class Arena {
   static constexpr std::size_t kAlignment = 256;
   static std::size_t round_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-  // Tests set it to fill what is allocated with NaN, so that reading before writing shows.
+  // Set by tests: fills new allocations with NaN, so that reads of uninitialized memory are detected.
   static inline void (*poison)(void* data, std::size_t bytes) = nullptr;
 
-  // Called after every allocation and release: a timeline of memory listens here.
+  // Called after every allocation and release, to record a memory timeline.
   std::function<void()> on_change;
 
-  // A null block: sizes are only counted.
+  // With a null block, the arena only counts bytes.
   Arena(std::size_t capacity, std::byte* block) : block_(block), capacity_(round_up(capacity)) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;

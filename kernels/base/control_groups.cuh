@@ -1,4 +1,4 @@
-// Control groups of Linux: the limits that containers, batch systems and systemd put on a process. Versions 1 and 2.
+// Linux control groups (cgroups), versions 1 and 2: resource limits set by containers, batch systems and systemd.
 #pragma once
 
 #include <filesystem>
@@ -10,14 +10,14 @@
 
 namespace streambp {
 
-// The directories that hold this process's limits, innermost first. A limit of any of them applies.
+// The cgroup directories of this process, innermost first. The limits of all of them apply.
 struct ControlGroups {
   int version = 0;  // 0: none
   std::vector<std::filesystem::path> directories;
 };
 
-// `root` stands for /, so that tests can bring their own files. Inside a container /proc/self/cgroup may name a path of
-// the host that is not mounted here; the mount itself is then the container's group.
+// Tests pass another `root` than /. Inside a container, /proc/self/cgroup may name a host path that is not mounted; the
+// mount point itself is then the container's group.
 inline ControlGroups control_groups(const std::string& controller, const std::filesystem::path& root = "/") {
   namespace fs = std::filesystem;
   std::error_code ignored;
@@ -49,7 +49,7 @@ inline ControlGroups control_groups(const std::string& controller, const std::fi
   return groups;
 }
 
-// The first number in a file; none where it says "max" or cannot be read.
+// The first number in a file; empty if the file says "max" or cannot be read.
 inline std::optional<double> number_in(const std::filesystem::path& path) {
   std::ifstream file(path);
   double number;

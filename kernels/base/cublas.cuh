@@ -1,4 +1,4 @@
-// Matrix products by cuBLASLt, with an algorithm that does not depend on how many rows of the stream they have.
+// Matrix products with cuBLASLt. The algorithm does not depend on the number of rows of the stream.
 #pragma once
 
 #include "kernels/base/cuda.cuh"
@@ -25,7 +25,7 @@ struct Operand {
   }
 };
 
-// A handle of the library, destroyed with its scope.
+// A cuBLASLt handle, destroyed at the end of its scope.
 template <class Handle, auto destroy>
 struct Owner {
   Handle handle = nullptr;
@@ -43,11 +43,11 @@ struct Layout : Owner<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> {
   }
 };
 
-// Which of the product's dimensions runs along the stream.
+// Which dimension of the product runs along the stream.
 enum class Along { result, sum };
 
-// What an algorithm may do. By default every sum stays in one block, so a row's bits do not depend on other rows: no
-// split-K, no workspace. `bench` compares with the library's free choice.
+// What an algorithm may use. By default there is no split-K and no workspace: every sum stays in one thread block, so a
+// row's bits do not depend on other rows. `bench` compares this with the library's unrestricted choice.
 struct Limits {
   std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
   std::size_t workspace = 0;
@@ -66,7 +66,7 @@ struct Product {
   bool add_start;
   Along along;
 
-  // Everything that may influence the choice of an algorithm. `rows`: of the stream.
+  // Everything that the choice of an algorithm may depend on. `rows`: the number of rows of the stream.
   std::array<Index, 15> key(Index rows) const {
     const Index other_size = along == Along::result ? a.rows * a.cols : result.cols;
     return {rows,
@@ -110,7 +110,7 @@ struct Product {
           result(p.result, p.along == Along::sum ? p.result.cols : rows) {}
   };
 
-  // The library's first choice for so many rows.
+  // The library's first choice for this number of rows.
   cublasLtMatmulHeuristicResult_t choose(Cuda& dev, const Description& description, Index rows,
                                          const Limits& limits = {}) const {
     const Layouts layouts(*this, rows);
@@ -134,8 +134,8 @@ struct Product {
     return choice;
   }
 
-  // The choice for one tile of rows, whatever their number. Where the library rejects it, its choice for that number:
-  // the device records that.
+  // The algorithm chosen for one tile of rows, used for any number of rows. If the library rejects it for some number
+  // of rows, that number gets its own algorithm and the device records the change.
   const cublasLtMatmulAlgo_t& algorithm(Cuda& dev, const Description& description, const Layouts& layouts) const {
     const Index rows = rows_of_stream();
     const auto known = dev.algorithms.find(key(rows));

@@ -1,7 +1,8 @@
 // The GPU: one block of its memory, one stream of work, and the launch of kernels.
 //
-// Kernels are plain functions, started by launch(dev, kernel, grid, threads, shared bytes, arguments...). So their
-// sources also compile with g++, with a cuda_runtime.h that emulates every thread by a fiber (tests/cuda_on_cpu).
+// Kernels are plain functions, started by launch(dev, kernel, grid, threads, shared bytes, arguments...) and not with
+// <<< >>>. This lets g++ compile them too, with a cuda_runtime.h that runs every CUDA thread as a fiber
+// (tests/cuda_on_cpu).
 #pragma once
 
 #include <cublasLt.h>
@@ -26,14 +27,14 @@ inline void check(cublasStatus_t status, const char* call, const char* file, int
 }
 #define STREAMBP_CHECK(call) ::streambp::cuda::check(call, #call, __FILE__, __LINE__)
 
-// A driver runs programs that were built with its own major version of CUDA or an older one.
+// A driver runs programs built with the same or an older major version of CUDA.
 struct MinimumDriver {
   int cuda, driver;  // release 12 needs r525
 };
 constexpr MinimumDriver kMinimumDrivers[] = {{13, 580}, {12, 525}};
 
-// Why a program built with this CUDA toolkit cannot run on this driver, or nothing if it can. Versions as CUDA writes
-// them: 12040 is 12.4. The driver's is the newest CUDA that it supports, or 0 where there is no driver.
+// Why a program built with this CUDA toolkit cannot run on this driver; empty if it can. Versions are in CUDA's format:
+// 12040 is 12.4. `driver` is the newest CUDA version that the driver supports, or 0 without a driver.
 inline std::string driver_problem(int driver, int toolkit) {
   if (driver == 0) return "no NVIDIA driver is loaded";
   if (driver / 1000 >= toolkit / 1000) return {};
@@ -47,7 +48,7 @@ inline std::string driver_problem(int driver, int toolkit) {
          version(toolkit) + ", which needs " + needed + "; update the driver" + remedy;
 }
 
-// Why no GPU can be used, or nothing if one can.
+// Why no GPU can be used; empty if one can.
 inline std::string unusable() {
   int driver = 0, count = 0;
   if (const cudaError_t error = cudaDriverGetVersion(&driver)) return cudaGetErrorString(error);
@@ -67,7 +68,7 @@ inline std::string name() {
   return properties.name;
 }
 
-// What a run may take: free memory less a reserve for kernels and libraries, which CUDA loads on first use.
+// The memory that a run may use: free memory minus a reserve for kernels and libraries, which CUDA loads on first use.
 inline std::size_t free_memory() {
   constexpr std::size_t reserve = std::size_t{384} << 20;
   std::size_t free = 0, total = 0;
@@ -133,20 +134,20 @@ class Cuda : private cuda::Block, public DeviceBase {
     forget_spans();
   }
 
-  // Counts the work, which runs while the host goes on. With `profile`, two events time it.
+  // Accounts the work, which runs asynchronously. With `profile`, two events time it.
   auto operation(const char* name, double flops, double bytes) {
     account(name, flops, bytes);
     struct Timer {
       cudaStream_t stream;
       cudaEvent_t stop;
       ~Timer() {
-        if (stop) cudaEventRecord(stop, stream);  // a failure shows in synchronize()
+        if (stop) cudaEventRecord(stop, stream);  // synchronize() reports a failure
       }
     };
     return Timer{stream, profile ? start_span(name) : nullptr};
   }
 
-  // Records a product that cannot use the algorithm of one tile. Its bits may depend on the chunk, so `verify` fails.
+  // Records that a product could not use its one-tile algorithm. Its bits may depend on the chunk, so `verify` fails.
   void report_algorithm_change(std::string what) {
     std::fprintf(stderr, "streambp: warning: %s\n", what.c_str());
     algorithm_changes.push_back(std::move(what));
@@ -163,7 +164,7 @@ class Cuda : private cuda::Block, public DeviceBase {
     cudaEvent_t start, stop;
   };
 
-  // Starts to time an operation; returns the event that ends it.
+  // Starts timing an operation. Returns the event that ends it.
   cudaEvent_t start_span(const char* name) {
     Span& s = spans.emplace_back(Span{name, nullptr, nullptr});
     STREAMBP_CHECK(cudaEventCreate(&s.start));
@@ -202,7 +203,7 @@ void launch(Cuda& dev, void (*kernel)(Parameters...), dim3 grid, int threads, st
             Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
   std::tuple<Parameters...> values(arguments...);
-  if (shared > (48u << 10)) {  // more needs permission
+  if (shared > (48u << 10)) {  // more than the default limit
     STREAMBP_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   }
 #ifdef __CUDACC__

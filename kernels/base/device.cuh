@@ -3,8 +3,8 @@
 //   auto op = dev.operation("norm", flops, bytes);                     // account the work (and its time)
 //   if constexpr (Device::computes) compute_norm(dev, ...);            // do the work: overloads for Cpu and Cuda
 //
-// Cpu and Cuda compute. Plan only accounts: run on it, the same algorithm yields the exact peak memory and the exact
-// work of a model at any length, in milliseconds and without data.
+// Cpu and Cuda compute. Plan only accounts: running the same algorithm on Plan gives the exact peak memory and FLOPs of
+// a model at any length, in milliseconds and without data.
 #pragma once
 
 #include <algorithm>
@@ -17,17 +17,17 @@
 
 namespace streambp {
 
-// Below this many elements, one thread finishes before others wake up.
+// Below this many elements, starting threads costs more than it saves.
 constexpr Index kWorthThreads = Index{1} << 14;
 
-// The calls of an operation, their cost and their time.
+// Number of calls, cost and time of an operation.
 struct Work {
   std::string_view name;
   Index calls = 0;
   double flops = 0, bytes = 0, seconds = 0;
 };
 
-// What all devices share: an arena with scopes, and the account of work.
+// What all devices share: the arena with its scopes, and the accounting of work.
 class DeviceBase {
  public:
   DeviceBase(std::size_t capacity, std::byte* block, Index tile) : arena(capacity, block), tile(tile) {}
@@ -35,7 +35,7 @@ class DeviceBase {
   Arena arena;
   const Index tile;  // rows over which weight gradients are summed at a time; chunks are multiples of it
 
-  // Releases what was allocated at the bottom of the arena since this call, at the end of the returned object's scope.
+  // At the end of the returned object's scope, frees what was allocated at the bottom of the arena since this call.
   auto scope() {
     struct Scope {
       Arena& arena;
@@ -45,7 +45,7 @@ class DeviceBase {
     return Scope{arena, arena.mark()};
   }
 
-  // Matrix products of a GPU that could not use the algorithm of one tile: bits may depend on the chunk.
+  // GPU matrix products that could not use their one-tile algorithm. Their bits may depend on the chunk.
   std::vector<std::string> algorithm_changes;
 
   const std::vector<Work>& work() const { return work_; }
@@ -77,9 +77,9 @@ Matrix<T> allocate(DeviceBase& dev, Index rows, Index cols, Kind kind, End end =
   return {static_cast<T*>(dev.arena.allocate(bytes, kind, end)), rows, cols};
 }
 
-// The same with rows that start at multiples of 128 bytes, whatever their width. Tensor cores want rows that start at
-// multiples of 16 bytes, and logits as wide as GPT-2's vocabulary of 50257 would not: their rows are 50304 numbers apart
-// in bfloat16. No operation sees the numbers between its rows, so no bit of a result changes.
+// The same with every row aligned to 128 bytes. Tensor cores need rows aligned to 16 bytes, which unpadded logits of
+// GPT-2 (vocabulary 50257) are not; in bfloat16 their rows are padded to 50304 elements. No operation reads or writes
+// the padding, so no bit of a result changes.
 template <class T>
 constexpr Index aligned_width(Index cols) {
   return round_up(cols, 128 / static_cast<Index>(sizeof(T)));
@@ -89,7 +89,7 @@ Matrix<T> allocate_aligned(DeviceBase& dev, Index rows, Index cols, Kind kind) {
   return allocate<T>(dev, rows, aligned_width<T>(cols), kind).columns(0, cols);
 }
 
-// Accounts memory and work; computes nothing.
+// Counts memory and work. Computes nothing.
 class Plan : public DeviceBase {
  public:
   static constexpr bool computes = false;
@@ -139,7 +139,7 @@ class Cpu : private HostBlock, public DeviceBase {
   }
   void synchronize() {}
 
-  // Accounts the work, and the time until the end of the returned object's scope.
+  // Accounts the work, and measures the time until the end of the returned object's scope.
   auto operation(const char* name, double flops, double bytes) {
     using Clock = std::chrono::steady_clock;
     struct Timer {

@@ -14,7 +14,7 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// fail("file.json: expected ", 3, " layers") throws an Error with the concatenated parts as its message.
+// fail("file.json: expected ", 3, " layers") throws an Error; its message is the concatenation of the arguments.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream message;
@@ -27,10 +27,10 @@ void require(bool condition, const Parts&... parts) {
   if (!condition) fail(parts...);
 }
 
-// Text from a file or a command line as part of a message: at most about 200 bytes, control characters escaped.
+// Quotes text from a file or the command line for a message: at most about 200 bytes, control characters escaped.
 inline std::string excerpt(std::string_view text) {
   std::size_t end = std::min<std::size_t>(text.size(), 200);
-  while (end > 0 && end < text.size() && (text[end] & 0xc0) == 0x80) --end;  // not within a UTF-8 character
+  while (end > 0 && end < text.size() && (text[end] & 0xc0) == 0x80) --end;  // do not split a UTF-8 character
   std::string result;
   for (const char c : text.substr(0, end)) {
     const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7f;

@@ -1,14 +1,14 @@
 // Single-threaded products of small matrices on the CPU: the building blocks of matmul.cuh and attention.cuh.
 //
 //   gemm        the CBLAS library's product
-//   few_rows    y = x wᵀ for a few rows of x: reads w once, at the speed of memory. Generation multiplies by it.
+//   few_rows    y = x wᵀ for a few rows of x: reads w once, so it is bound by memory bandwidth. Used in generation.
 #pragma once
 
 #include <cblas.h>
 
 #include "kernels/base/matrix.cuh"
 
-// Only OpenBLAS has it. Other CBLAS libraries have environment variables for the number of threads.
+// Only OpenBLAS has this function. Other CBLAS libraries take the number of threads from environment variables.
 extern "C" void openblas_set_num_threads(int) __attribute__((weak));
 
 namespace streambp {
@@ -71,8 +71,8 @@ void dots(Matrix<T> y, Input<T> x, Input<T> w) {
   }
 }
 
-// y = x wᵀ for a few rows of x, ROWS at a time, and the rest in smaller steps. A row's result does not depend on the
-// other rows.
+// y = x wᵀ for a few rows of x: ROWS rows at a time, then the remainder in smaller steps. A row's result does not
+// depend on the other rows.
 template <Index ROWS, class T>
 void few_rows(Matrix<T> y, Input<T> x, Input<T> w) {
   constexpr Index columns = ROWS == 8 ? 1 : ROWS == 4 ? 2 : 4;

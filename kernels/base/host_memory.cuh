@@ -1,4 +1,4 @@
-// How much memory of the host a run may take.
+// How much host memory a run may use.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace streambp {
 
-// What the process can still allocate before it swaps or is killed: MemAvailable, or less where a control group limits
-// it. Page cache counts as free, in the machine and in a group: the kernel drops it when memory gets short.
+// How much the process can still allocate before it swaps or is killed: MemAvailable, or less under a cgroup limit.
+// Page cache counts as free, because the kernel drops it when memory runs short.
 inline std::size_t available_memory(const std::filesystem::path& root = "/") {
   constexpr double unlimited = 0x1p62;
   double available = unlimited;

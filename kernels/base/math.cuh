@@ -1,4 +1,4 @@
-// Exponential and sigmoid, in a form that compilers vectorise and that GPUs run too.
+// Exponential and sigmoid. Compilers can vectorise them, and they also run on GPUs.
 #pragma once
 
 #include <bit>
@@ -9,8 +9,8 @@ namespace streambp {
 
 inline double exponential(double x) { return std::exp(x); }
 
-// exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2, and a polynomial for exp(r): accurate to 2 ulp.
-// Clamped to the range of normal numbers: no infinity, no zero, no branch.
+// exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2, and a polynomial for exp(r): accurate to 2 ulp. The
+// result is clamped to normal numbers, so it is never infinite or zero. There is no branch.
 constexpr float exponential(float x) {
 #ifdef __CUDA_ARCH__  // the hardware computes 2^t; `lost` compensates the rounding of t = x log2 e
   x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;

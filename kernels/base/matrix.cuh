@@ -1,4 +1,4 @@
-// A view of a row-major matrix, the one data type of the program. It owns nothing; devices own memory.
+// A view of a row-major matrix, the only tensor type of the program. It does not own memory; devices do.
 //
 // A Matrix is sliced by rows (a chunk of the token stream) or by columns (the heads of an attention layer). A vector,
 // such as a bias, is a matrix of one row. Data is null on the Plan device. A parameter that a model lacks is an empty
@@ -16,14 +16,14 @@ namespace streambp {
 using Index = std::int64_t;
 
 // The unit of work along the token stream. Every operation computes rows in tiles that start at multiples of kTile, and
-// every sum over rows goes over tiles from last to first. So results do not depend on the chunk.
+// every sum over rows adds tiles from last to first. So results do not depend on the chunk.
 constexpr Index kTile = 256;
 
 // The GPU sums weight gradients over larger tiles: reading and writing a gradient takes as long as multiplying about
 // 700 rows (on an H200). 2048 rows of an 8B model's activations take 0.4 GB.
 constexpr Index kGpuTile = 2048;
 
-// A sum over the rows of a tile goes first over groups of this many rows, then over the groups, last to first.
+// A sum over the rows of a tile first sums groups of this many rows, then adds the groups from last to first.
 constexpr Index kGroup = 16;
 static_assert(kTile % kGroup == 0);
 
@@ -33,7 +33,7 @@ constexpr Index round_up(Index a, Index b) { return ceil_div(a, b) * b; }
 constexpr Index least(Index a, Index b) { return a < b ? a : b; }
 constexpr Index most(Index a, Index b) { return a < b ? b : a; }
 
-// How an operation leaves its result: y = ..., or y += ...
+// Whether an operation overwrites its output (y = ...) or adds to it (y += ...).
 enum class Update { assign, add };
 
 // A half-open range of rows of the token stream.
@@ -82,7 +82,7 @@ struct Matrix {
   }
 };
 
-// A read-only operand. T is deduced from the other operands, so callers can pass a writable matrix.
+// A read-only operand. T is deduced from the other operands, so that callers can also pass a writable matrix.
 template <class T>
 using Input = std::type_identity_t<Matrix<const T>>;
 

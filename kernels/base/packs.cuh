@@ -1,6 +1,5 @@
 // Elementwise kernels with vectorised access: a thread loads and stores packs of 8 neighbouring elements (16 bytes of
-// bfloat16), or single elements where a matrix is not aligned for packs. Arithmetic is in float32 for any type in
-// memory.
+// bfloat16), or single elements if a matrix is not aligned for packs. Arithmetic is in float32 for any storage type.
 #pragma once
 
 #include "kernels/base/cuda.cuh"
@@ -65,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) packs_kernel(Index rows, Index cols,
   }
 }
 
-// Calls f(N, i, j) for columns j .. j + N of every row i: with N = 8 where packs cover these matrices, else with N = 1.
+// Calls f(N, i, j) for columns j .. j + N of every row i: N = 8 if packs cover these matrices, else N = 1.
 template <class F, class... T>
 void for_each_pack(Cuda& dev, Index rows, Index cols, F f, const Matrix<T>&... m) {
   const Index blocks_of_rows = std::min<Index>(rows, 65535);
@@ -77,7 +76,7 @@ void for_each_pack(Cuda& dev, Index rows, Index cols, F f, const Matrix<T>&... m
   }
 }
 
-// The same for matrices of one shape (or empty ones): as one long row if all are contiguous.
+// The same for matrices of equal shape (or empty ones). If all are contiguous, they are treated as one long row.
 template <class F, class U, class... T>
 void for_each_element(Cuda& dev, F f, Matrix<U> first, Matrix<T>... m) {
   auto flatten = [](auto& x) {

@@ -16,8 +16,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const std::uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four 8 x 8 matrices from shared memory: lane l passes the address of row l % 8 of matrix l / 8 and gets, of each
-// matrix, the numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; transposed, those of column l / 4.
+// Loads four 8 x 8 matrices from shared memory. Lane l passes the address of row l % 8 of matrix l / 8. From each
+// matrix it gets elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 (transposed: of column l / 4).
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -31,14 +31,14 @@ __device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&r)[4], const v
                : "memory");
 }
 
-// Starts to copy 16 bytes from global to shared memory, or to write zeros. The bytes are there after a wait.
+// Starts copying 16 bytes from global to shared memory, or writing zeros. The data is visible after a wait.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                    static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
                "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0)
                : "memory");
 }
-// Ends a group of copies; waits until at most N groups are unfinished.
+// commit ends a group of copies; wait returns when at most N groups are unfinished.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {

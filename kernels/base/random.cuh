@@ -1,5 +1,5 @@
-// Counter-based random numbers: a function of (seed, stream, index) only. There is no state to save, any element can be
-// computed alone, and the values are the same on every machine and for any number of threads.
+// Counter-based random numbers: a pure function of (seed, stream, index). There is no state to save, every element can
+// be computed independently, and the values are the same on every machine and for any number of threads.
 #pragma once
 
 #include <cmath>

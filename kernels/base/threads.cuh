@@ -1,4 +1,4 @@
-// OpenMP's threads on a machine that others use too: no more than the process may run at once, and no long spinning.
+// OpenMP threads on a shared machine: no more threads than the process has CPUs, and no long spinning.
 #pragma once
 
 #include <omp.h>
@@ -12,11 +12,11 @@
 
 namespace streambp {
 
-// Turns of the loop in which a thread waits for others before it sleeps. libgomp's default of 300,000 lasts milliseconds:
-// while another process has a core, threads burn their time waiting for one that cannot run.
+// How often a thread spins at a barrier before it sleeps. libgomp's default of 300,000 takes milliseconds: when another
+// process occupies a core, all threads spin while the thread on that core cannot run.
 inline constexpr const char* kSpinCount = "2000";
 
-// CPUs that control groups allow to be busy at once, such as 1.5; none: no quota.
+// The cgroup CPU quota, such as 1.5 CPUs; empty: no quota.
 inline std::optional<double> cpu_quota(const std::filesystem::path& root = "/") {
   const ControlGroups groups = control_groups("cpu", root);
   std::optional<double> quota;
@@ -34,19 +34,19 @@ inline std::optional<double> cpu_quota(const std::filesystem::path& root = "/") 
   return quota;
 }
 
-// Threads for a quota: rounded, since with a thread too many all of them wait for the one that is throttled.
+// The number of threads for a quota, rounded to nearest: with one thread too many, all wait for the throttled one.
 inline int threads_for(std::optional<double> quota, int at_most) {
   if (!quota || *quota >= at_most) return at_most;
   return std::max(1, static_cast<int>(std::lround(*quota)));
 }
 
-// libgomp itself keeps to the CPU affinity. OMP_NUM_THREADS overrides both.
+// libgomp respects the CPU affinity by itself. OMP_NUM_THREADS overrides both.
 inline void respect_cpu_quota() {
   if (!std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(threads_for(cpu_quota(), omp_get_max_threads()));
 }
 
-// libgomp reads GOMP_SPINCOUNT when it is loaded, before main; so the program sets it and starts itself once more. Does
-// nothing where the user has chosen how threads wait, and where /proc is missing.
+// libgomp reads GOMP_SPINCOUNT when it is loaded, before main, so the program sets it and executes itself again. Does
+// nothing if the user has set a wait policy, or without /proc.
 inline void limit_spinning(char** argv) {
   for (const char* chosen : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
     if (std::getenv(chosen)) return;

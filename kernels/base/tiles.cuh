@@ -1,5 +1,5 @@
-// Tiles of matrices in shared memory and in registers, and their operations: load, multiply, row_max, row_sum.
-// Attention is written in them.
+// Matrix tiles in shared memory and in registers, and their operations: load, multiply, row_max, row_sum. The attention
+// kernels are built from them.
 //
 //   SharedTile<ROWS, COLS>    bfloat16 in shared memory, for all warps of the block
 //   Numbers<M, N>             float32, 16 M rows x 8 N columns, in the registers of a warp
@@ -7,8 +7,8 @@
 //   PerRow<M>                 float32, one value for each of the 16 M rows
 //
 // Tensor cores multiply 16 x 16 by 16 x 8. A fragment is spread over the warp: lane l holds rows l / 4 and l / 4 + 8 of
-// every 16, and of these the columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. The left operand of a product has the
-// layout that results have, so a result becomes an operand without any data movement.
+// every 16, and in them columns 2 (l % 4) and 2 (l % 4) + 1 of every 8. Results and left operands have the same layout,
+// so a result becomes an operand without any data movement.
 #pragma once
 
 #include "kernels/base/matrix.cuh"
@@ -16,10 +16,10 @@
 
 namespace streambp::cuda {
 
-// A block that works on tiles has four warps.
+// Warps and threads of a block that works on tiles.
 constexpr int kTileWarps = 4, kTileThreads = kTileWarps * kWarp;
 
-// Rows are padded by 16 bytes, so that the 8 rows of an ldmatrix lie in different banks.
+// Rows are padded by 16 bytes, so that the 8 rows read by ldmatrix are in different banks.
 template <int ROWS, int COLS>
 struct SharedTile {
   static constexpr int kStride = COLS + 8, kSize = ROWS * kStride;
@@ -30,7 +30,7 @@ struct SharedTile {
 };
 
 // Starts copying rows first, first + 1, ... of a matrix into the tile, with all threads of the block. Rows outside 0 ..
-// end and columns that the matrix lacks are zero. `aligned`: the rows of the matrix start at multiples of 16 bytes.
+// end and columns beyond the matrix become zero. `aligned`: the rows of the matrix start at multiples of 16 bytes.
 template <int ROWS, int COLS>
 __device__ void load(SharedTile<ROWS, COLS> tile, Matrix<const BFloat16> m, int first, int end, bool aligned) {
   constexpr int pieces = COLS / 8;
@@ -40,7 +40,7 @@ __device__ void load(SharedTile<ROWS, COLS> tile, Matrix<const BFloat16> m, int 
       const int row = i / COLS, col = i % COLS;
       *tile.at(row, col) = inside(row, col) ? m(first + row, col) : BFloat16(0);
     }
-  } else if constexpr (kTileThreads % pieces == 0) {  // every thread copies the same columns of all its rows
+  } else if constexpr (kTileThreads % pieces == 0) {  // a thread copies the same columns in all its rows
     constexpr int step = kTileThreads / pieces, steps = (ROWS + step - 1) / step;
     const int begin = threadIdx.x / pieces, col = threadIdx.x % pieces * 8;
     const BFloat16* from = m.row(first + begin) + col;
@@ -70,8 +70,8 @@ struct Numbers {
     for (int i = 0; i < M * N * 4; ++i) (&x[0][0][0])[i] = value;
   }
 
-  // Calls f(number, m, half, col). m and half give the row, as in PerRow's x[m][half]; col counts from the tile's
-  // first.
+  // Calls f(element, m, half, col). m and half identify the row, as in PerRow's x[m][half]; col is relative to the
+  // tile.
   template <class F>
   __device__ void for_each(F&& f) {
     const int col = threadIdx.x % 4 * 2;
@@ -96,10 +96,10 @@ struct PerRow {
   }
 };
 
-// The row of x[m][half], counted from the warp's first.
+// The row of x[m][half], relative to the first row of the warp.
 __device__ inline int row_of(int m, int half) { return m * 16 + half * 8 + static_cast<int>(threadIdx.x) % kWarp / 4; }
 
-// Reduces over the four lanes that share a row; all of them get the result.
+// Reduces over the four lanes that share a row. All four get the result.
 template <class F>
 __device__ float over_row(float x, F&& f) {
   x = f(x, __shfl_xor_sync(0xffffffffu, x, 1));
@@ -117,7 +117,7 @@ __device__ void row_max(PerRow<M>& result, Numbers<M, N>& numbers) {
   }
 }
 
-// Adds each lane's part of the row sums. finish_row_sum then adds the lanes, once at the end.
+// Accumulates each lane's part of the row sums. Call finish_row_sum once at the end to add the lanes.
 template <int M, int N>
 __device__ void add_row_sum(PerRow<M>& result, Numbers<M, N>& numbers) {
   numbers.for_each([&](float x, int m, int half, int) { result.x[m][half] += x; });
@@ -151,7 +151,7 @@ struct LeftOperand {
   }
 };
 
-// result += a bᵀ, with the rows of a from `row` on. The rows of b become the columns of the result.
+// result += a bᵀ, for the rows of a that start at `row`. The rows of b become the columns of the result.
 template <int M, int N, int A_ROWS, int B_ROWS, int COLS>
 __device__ void multiply_transposed(Numbers<M, N>& result, SharedTile<A_ROWS, COLS> a, int row,
                                     SharedTile<B_ROWS, COLS> b) {
@@ -175,7 +175,7 @@ __device__ void multiply_transposed(Numbers<M, N>& result, SharedTile<A_ROWS, CO
   }
 }
 
-// result += a b, with the columns of b from `col` on.
+// result += a b, for the columns of b that start at `col`.
 template <int M, int N, int K, int ROWS, int COLS>
 __device__ void multiply(Numbers<M, N>& result, const LeftOperand<M, K>& a, SharedTile<ROWS, COLS> b, int col = 0) {
   static_assert(ROWS == 16 * K && N % 2 == 0);

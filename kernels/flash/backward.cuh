@@ -1,11 +1,12 @@
 // Flash attention, backward, in two kernels:
 //
-//   queries     dQ: a block of queries goes over the keys that they see, first to last, as in the forward pass
-//   keys        dK, dV: a block has 64 keys of one key/value head and goes over the queries that see them, last to
-//               first, and for each tile of queries over the heads of the group
+//   queries     dQ: a block owns a tile of queries and loops over the keys they attend to, first to last, as in forward
+//   keys        dK, dV: a block owns 64 keys of one key/value head and loops over the queries that attend to them, last
+//               to first, and for each tile of queries over the heads of the group
 //
-// P is recomputed from the row's lse. Sums stay in registers. Both kernels compute S and dP, so these are computed
-// twice. In return every sum has one owner and one order: no atomics, and the same bits each time and for any chunk.
+// P is recomputed from the row's lse. Sums stay in registers. S and dP are computed twice, once in each kernel. In
+// return, one block owns every sum and adds in a fixed order: there are no atomics, and the bits are the same in every
+// run and for any chunk.
 #pragma once
 
 #include "kernels/flash/tiles.cuh"
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kTileThreads)
   using Size = Flash<DIM>;
   constexpr int M = Size::kM, KEYS = Size::kBackwardKeys;
   const int h = blockIdx.y;
-  const QueryTile<M> tile(in, last_tile - static_cast<int>(blockIdx.x), Size::kQueries);  // the longest first
+  const QueryTile<M> tile(in, last_tile - static_cast<int>(blockIdx.x), Size::kQueries);  // longest first
   const int warp_row = threadIdx.x / kWarp * 16 * M;
   const auto keys = in.head(in.k, in.kv_head(h)), values = in.head(in.v, in.kv_head(h));
 
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(kTileThreads)
 
 // --- dK and dV, over the queries of a tile of keys ---
 
-// The last computed row that sees a key before `end`: a binary search, because first keys never decrease.
+// The last computed row that attends to a key before `end`. Binary search works because first keys never decrease.
 __device__ inline int last_query(const FlashInput& in, int end) {
   int sees = in.rows_begin() - 1, beyond = in.rows_end();
   while (beyond - sees > 1) {
@@ -119,7 +120,7 @@ struct FlashKeysMemory {
         first_keys(reinterpret_cast<int*>(delta + kRows)) {}
 };
 
-// A step takes a tile of queries, from row `query` of the stream, of one head of the group.
+// One step handles a tile of queries of one head of the group, starting at row `query` of the stream.
 template <int QUERIES>
 struct FlashStep {
   int query, head;
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(kTileThreads)
     Numbers<1, N> p, dp;  // transposed: one row per key
     p.fill(0), dp.fill(0);
     multiply_transposed(p, k, warp_row, q);
-    if (threadIdx.x < QUERIES) {  // loaded before the product, which hides the latency
+    if (threadIdx.x < QUERIES) {  // loaded before the product, to hide the latency
       memory.lse[threadIdx.x] = row_lse;
       memory.delta[threadIdx.x] = row_delta;
       memory.first_keys[threadIdx.x] = row_first_key;

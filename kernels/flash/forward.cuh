@@ -1,4 +1,4 @@
-// Flash attention, forward: a block has 64 or 128 queries of one head and goes over the keys that they see, first to
+// Flash attention, forward: a block owns 64 or 128 queries of one head and loops over the keys they attend to, first to
 // last.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace streambp::cuda {
 
-// A row that has seen no key yet has a maximum of -infinity; -infinity - -infinity would be NaN.
+// The maximum of a row without keys so far is -infinity; -infinity - -infinity would be NaN.
 __device__ inline float finite(float maximum) { return maximum == -INFINITY ? 0 : maximum; }
 
 // One step of the online softmax: P = exp2((S - maximum) scale) in s. Updates maximum and sum, and rescales the output
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kTileThreads)
   using Size = Flash<DIM>;
   constexpr int M = Size::kM, KEYS = Size::kForwardKeys;
   const int h = blockIdx.y;
-  const QueryTile<M> tile(in, last_tile - static_cast<int>(blockIdx.x), Size::kQueries);  // the longest first
+  const QueryTile<M> tile(in, last_tile - static_cast<int>(blockIdx.x), Size::kQueries);  // longest first
   const int warp_row = threadIdx.x / kWarp * 16 * M;
   const auto keys = in.head(in.k, in.kv_head(h)), values = in.head(in.v, in.kv_head(h));
 

@@ -1,4 +1,4 @@
-// What the flash attention kernels share: tile sizes, their input, and the mask.
+// Shared by the flash attention kernels: tile sizes, inputs and the mask.
 #pragma once
 
 #include "kernels/attention_shape.cuh"
@@ -23,7 +23,7 @@ struct Flash {
   static constexpr int kColumns = wide ? DIM / 2 : DIM;  // columns of dK and dV per block
 };
 
-// What all kernels read. q has the rows `rows` of the stream; k and v have all rows.
+// The inputs of all kernels. q holds the rows `rows` of the stream; k and v hold all rows.
 struct FlashInput {
   Matrix<const BFloat16> q, k, v;
   Matrix<const std::int32_t> key_begin;
@@ -46,11 +46,11 @@ struct FlashInput {
   __device__ int rows_end() const { return static_cast<int>(rows.end); }
 };
 
-// A block's tile of queries, rows begin .. end of the stream, and the keys that they see.
+// A block's tile of queries, rows begin .. end of the stream, and the keys they attend to.
 template <int M>
 struct QueryTile {
   int begin, end;
-  int first, last;  // the first key that any of them sees; the first key from which all of them see
+  int first, last;  // the smallest and the largest first key of the rows
 
   __device__ QueryTile(const FlashInput& in, int tile, int size) : begin(tile * size), end(begin + size) {
     first = in.first_key(begin < in.rows_begin() ? in.rows_begin() : begin);
@@ -59,12 +59,12 @@ struct QueryTile {
   __device__ int row(int m, int half) const {
     return begin + static_cast<int>(threadIdx.x) / kWarp * 16 * M + row_of(m, half);
   }
-  // Does every row of the tile see the keys key .. key + count?
+  // Whether every row of the tile attends to all keys in key .. key + count.
   __device__ bool all_visible(const FlashInput& in, int key, int count) const {
     const bool whole = in.rows_begin() <= begin && end <= in.rows_end();
     return whole && last <= key && key + count <= begin + 1;
   }
-  // Sets scores of invisible keys to -infinity. The tile's columns are keys from `key` on.
+  // Sets the scores of masked keys to -infinity. The first column of the tile is key `key`.
   template <int N>
   __device__ void hide_invisible(const FlashInput& in, Numbers<M, N>& scores, int key) const {
     if (all_visible(in, key, 8 * N)) return;

@@ -1,7 +1,7 @@
 // The part of cuBLASLt that the program calls, as plain loops: D = alpha op(A) op(B) + beta C (+ bias).
 //
-// Matrices are stored by columns, as in BLAS. Every sum runs over ascending k in float32, whatever the shapes, so the
-// bits of an entry of D depend only on its row of op(A), its column of op(B), C and bias. Tests can break that.
+// Matrices are stored by columns, as in BLAS. For all shapes, every sum runs over ascending k in float32, so the bits
+// of an element of D depend only on its row of op(A), its column of op(B), C and bias. Tests can break this.
 #pragma once
 
 #include <cstddef>

@@ -3,8 +3,8 @@
 // Every CUDA thread is a fiber. It runs until it waits at a barrier or in an operation of its warp; then `schedule`
 // picks the next fiber. This tests a kernel's indexing, synchronization and arithmetic without a GPU, under sanitizers,
 // and in several orders of threads, which expose missing barriers. Memory that a kernel must not rely on (fresh shared
-// or device memory, the target of an unfinished copy) holds 0xff bytes, which read as NaN. The host cannot touch device
-// memory. The emulation tells nothing about speed or the real hardware.
+// or device memory, the target of an unfinished copy) holds 0xff bytes, which read as NaN. The host cannot access
+// device memory. The emulation says nothing about speed or real hardware.
 //
 //   language.h         qualifiers, built-in types and variables
 //   emulated_gpu.h     architecture, driver, errors, memory

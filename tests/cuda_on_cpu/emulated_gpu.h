@@ -1,4 +1,4 @@
-// The emulated GPU: its architecture and driver, its errors, and its memory, which the host cannot touch.
+// The emulated GPU: its architecture and driver, its errors, and its memory, which the host cannot access.
 #pragma once
 
 #include <signal.h>
@@ -48,7 +48,7 @@ inline cudaError_t next_operation() {
 // A guard page follows every block. Its own pages are accessible only during kernels, copies and matrix products.
 class DeviceMemory {
  public:
-  std::size_t free = std::size_t{1} << 30;  // what cudaMalloc can still give
+  std::size_t free = std::size_t{1} << 30;  // bytes that cudaMalloc can still allocate
 
   // Fills the memory with 0xff bytes, which read as NaN. Returns null if there is no room.
   void* allocate(std::size_t bytes) {

@@ -42,8 +42,8 @@ inline void put_in_order(std::vector<int>& order, std::size_t count, std::size_t
   std::shuffle(order.begin(), order.end(), random);
 }
 
-// What threads wait for together. The last lane to arrive does the work for its warp. operands[lane] points to the
-// operand on that lane's stack, which also receives the result.
+// An operation that threads execute together. The last lane to arrive does the work for its warp. operands[lane] points
+// to the operand on that lane's stack, which also receives the result.
 struct Meeting {
   const char* name;
   void (*complete)(void* const* operands, int lanes) = nullptr;

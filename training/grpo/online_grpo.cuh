@@ -1,5 +1,5 @@
-// On-line GRPO. In a round the model samples a group of completions for each of some prompts; the completions are rewarded,
-// and for one or more optimizer steps the model learns from how each compares with its group.
+// On-line GRPO. In each round the model samples a group of completions per prompt, the completions are rewarded, and
+// one or more optimizer steps use the advantage of each completion over its group.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ class OnlineGrpo {
     std::uint64_t seed = 1;
   };
 
-  // model: whose tokenizer reads the prompts. reference: the model that --kl compares with.
+  // model: provides the tokenizer. reference: the reference model of --kl.
   OnlineGrpo(const GrpoSettings& settings, const Data& data, const fs::path& model, const fs::path& reference)
       : settings_(settings),
         reference_(reference),
@@ -42,7 +42,7 @@ class OnlineGrpo {
   }
 
   std::string fingerprint;     // of the prompts
-  Index parallel = 1;          // completions sampled side by side
+  Index parallel = 1;          // completions sampled in parallel
   std::vector<Batch> batches;  // of the round
 
   Index prompts() const { return static_cast<Index>(training_.size()); }
@@ -79,7 +79,7 @@ class OnlineGrpo {
     return asked.empty() ? NAN : mean_reward(complete(engine, asked, {.temperature = 0}));
   }
 
-  // Writes every group from now on to a file that off-line training reads.
+  // Records every group from now on in a file that off-line training can read.
   void record_in(const fs::path& path) {
     record_path_ = path;
     record_.open(path, std::ios::app);
@@ -94,7 +94,7 @@ class OnlineGrpo {
     double reward = 0;
   };
 
-  // Prompt n of the run, counted through all epochs. Every epoch has its own order.
+  // Prompt n of the run, counted over all epochs. Every epoch has its own order.
   const Prompt& prompt(Index n) {
     const Index epoch = n / prompts();
     if (epoch != epoch_) order_ = shuffled(training_.size(), Random(seed_, mix(static_cast<std::uint64_t>(epoch))));
@@ -145,7 +145,8 @@ class OnlineGrpo {
     describe(rollouts);
   }
 
-  // Reference log-probs of the round. The reference model replaces the trained one meanwhile.
+  // Computes the reference log-probs of the round. Meanwhile the reference model replaces the trained one on the
+  // device.
   void compute_reference_logps(Engine& engine, const Schedule& schedule) {
     engine.with_weights_of(reference_, [&] {
       for (Batch& batch : batches) batch.reference = engine.evaluate(batch, schedule);

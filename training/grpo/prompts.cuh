@@ -17,7 +17,7 @@ struct Prompt {
 
 class Prompter {
  public:
-  // layout: of conversations; empty: that of the model's template.
+  // layout: the chat layout; empty: the layout of the model's template.
   Prompter(const std::filesystem::path& model, std::string layout, std::string system = "")
       : tokenizer(model),
         stop(read_generation_defaults(model).stop),
@@ -25,7 +25,7 @@ class Prompter {
         layout_(std::move(layout)),
         system_(std::move(system)) {}
 
-  // From now on each text is a user's message.
+  // From now on, each prompt is a user message.
   void open_chat() { prepare_chat(), talks_ = true; }
 
   Prompt conversation(std::vector<Message> messages) {
@@ -34,7 +34,7 @@ class Prompter {
     return {messages.back().content, encoder_->encode_pieces(chat->prompt(messages)).tokens};
   }
 
-  // Adds the tokens with which the tokenizer begins a text, such as BOS, unless the text begins with them.
+  // Prepends the tokenizer's prefix, such as BOS, unless the text already begins with it.
   Prompt text(const std::string& text) {
     if (talks_) return conversation({{"user", text}});
     const Tokens rest = tokenizer.encode(text);
@@ -74,7 +74,7 @@ class Prompter {
   const std::filesystem::path model_;
   const std::string layout_, system_;
   std::optional<Encoder> encoder_;
-  bool talks_ = false;  // texts are a user's messages
+  bool talks_ = false;  // prompts are user messages
 };
 
 }  // namespace streambp

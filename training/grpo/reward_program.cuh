@@ -3,11 +3,11 @@
 //
 //   {"completion": "...", "prompt": "...", other fields of the data}
 //
-// it writes a line with one finite number to its standard output, in the same order. Standard error is shared with ours.
-// All requests of a call are written before the answers are read, so it may answer line by line or in batches; it does
-// not know how many requests will come, so it must flush its answers: print(reward, flush=True), fflush(stdout). It
-// should exit at the end of its input. It runs in a process group of its own; whatever is left of the group is killed
-// when the run ends, even if the run itself is killed.
+// it writes a line with one finite number to its standard output, in the same order. Standard error is shared with
+// ours. It may answer line by line or in batches, because all requests of a call are written before the answers are
+// read. It does not know how many requests will come, so it must flush its answers: print(reward, flush=True),
+// fflush(stdout). It should exit at the end of its input. It runs in its own process group. When the run ends, even if
+// it is killed, the rest of the group is killed.
 #pragma once
 
 #include <poll.h>
@@ -27,8 +27,8 @@
 
 namespace streambp {
 
-// write(), without the SIGPIPE that a thread gets for writing to a pipe with no reader. A socket would need no such
-// trick, but a program cannot open /dev/stdin if it is a socket.
+// write() without SIGPIPE when the pipe has no reader. With a socket this would be simpler, but then the program could
+// not open /dev/stdin.
 inline ssize_t write_without_signal(int file, std::string_view bytes) {
   sigset_t pipe, pending, before;
   sigemptyset(&pipe);
@@ -70,13 +70,13 @@ class RewardProgram {
   }
 
  private:
-  static constexpr double kMoment = 1;  // seconds that a program has to exit when its work is done
+  static constexpr double kMoment = 1;  // seconds for the program to exit after its input is closed
 
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
-  // Quotes foreign text for a message: bounded, and without terminal control characters.
+  // Quotes untrusted text for a message: limited in length, without terminal control characters.
   static std::string shown(std::string_view text, std::size_t longest = 60) {
     std::string quoted = "\"";
     for (const unsigned char c : text.substr(0, longest)) {
@@ -96,9 +96,9 @@ class RewardProgram {
     start_guard();
   }
 
-  // A shell that waits for the end of a pipe that only this process has open for writing, and then kills the program's
-  // group: so the group ends with us, however we end. (PR_SET_PDEATHSIG would reach the program's first process only,
-  // and fires when a thread ends.)
+  // Starts a shell that reads from a pipe. Only this process holds the write end, so when this process ends for any
+  // reason, the shell kills the program's group. (PR_SET_PDEATHSIG would signal only the program's first process, and
+  // it fires when a thread ends.)
   void start_guard() {
     Descriptor waiting;
     make_pipe(waiting, lifeline_);
@@ -106,8 +106,8 @@ class RewardProgram {
                    waiting.file, STDERR_FILENO);
   }
 
-  // Starts /bin/sh in a new process group. posix_spawn is safe beside other threads, and does not copy the page tables of
-  // a process with much memory.
+  // Starts /bin/sh in a new process group. posix_spawn is safe with other threads running, and does not copy the page
+  // tables of a large process.
   pid_t spawn(std::vector<std::string> arguments, int input, int output) {
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
@@ -115,7 +115,7 @@ class RewardProgram {
     posix_spawn_file_actions_adddup2(&files, output, STDOUT_FILENO);
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
-    sigset_t defaults;  // we may ignore these signals; that is not for the program to inherit
+    sigset_t defaults;  // the program must not inherit signals that we ignore
     sigemptyset(&defaults);
     sigaddset(&defaults, SIGXFSZ);
     posix_spawnattr_setsigdefault(&attributes, &defaults);
@@ -134,12 +134,12 @@ class RewardProgram {
 
   void make_pipe(Descriptor& reading, Descriptor& writing) {
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) fail(name_, "cannot make a pipe: ", std::strerror(errno));
+    if (pipe2(ends, O_CLOEXEC) != 0) fail(name_, "cannot create a pipe: ", std::strerror(errno));
     reading.file = ends[0], writing.file = ends[1];
   }
 
-  // Closes the program's input and, `seconds` later, kills its group. Until the program is reaped nobody else can have
-  // its process id, so the guard goes first and the kill comes before the reaping. A program of another user may survive.
+  // Closes the program's input and kills its group `seconds` later. The process id cannot be reused until the program
+  // is reaped, so the guard ends first and the kill comes before the wait. A program of another user may survive.
   void stop(double seconds) {
     input_.reset();
     if (process_ > 0) {
@@ -158,12 +158,12 @@ class RewardProgram {
     output_.reset();
   }
 
-  // Waits for the program to end; `end_` says how it did.
+  // Waits for the program to end; `end_` receives its status.
   bool ended_within(double seconds) {
     for (const double until = now() + seconds;;) {
       end_ = {};
       const bool ours = waitid(P_PID, static_cast<id_t>(process_), &end_, WEXITED | WNOHANG | WNOWAIT) == 0;
-      if (!ours || end_.si_pid != 0) return true;  // not ours: where SIGCHLD is ignored, the kernel reaps
+      if (!ours || end_.si_pid != 0) return true;  // not ours: with SIGCHLD ignored, the kernel reaps it
       if (now() >= until) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
@@ -184,7 +184,7 @@ class RewardProgram {
       if (output_ended_) fail_ended();
       const double left = deadline - now();
       if (left <= 0) fail_late(heard);
-      // Its children may keep its output open; once it has ended, silence means that no answer will come.
+      // Its children may keep its output open, so after the program has ended, silence means that no answer will come.
       const bool ended = ended_within(0);
       pollfd ends[] = {{output_.file, POLLIN, 0}, {unsent.empty() || !heard ? -1 : input_.file, POLLOUT, 0}};
       const int ready = poll(ends, 2, static_cast<int>(std::ceil(std::min(left, kMoment / 4) * 1000)));
@@ -195,7 +195,7 @@ class RewardProgram {
       if (answers_.size() == asked_ && !unsent.empty())
         fail(name_, "answered its last request, number ", asked_, ", before it read it; ", kProtocol);
       if (ends[1].revents != 0 && !send(unsent)) {
-        heard = false;  // an answer, or its exit status, may still be on its way
+        heard = false;  // an answer or the exit status may still arrive
         deadline = std::min(deadline, now() + kMoment);
       }
     }
@@ -239,7 +239,7 @@ class RewardProgram {
       fail(name_, "wrote ", shown(read_), " after the answer to its last request, number ", asked_, "; ", kProtocol);
   }
 
-  // The request that waits for its answer.
+  // The request that is waiting for an answer.
   std::string request() const {
     return "request " + std::to_string(answers_.size() + 1) + " of " + std::to_string(asked_);
   }
@@ -261,8 +261,8 @@ class RewardProgram {
     if (end_.si_code == CLD_EXITED) {
       how = " with exit status " + std::to_string(status);
       if (status > 128) how += " (128 + " + signal_name(status - 128) + ")";
-      if (status == 126) remedy = "; the shell may not execute the file: check its permissions";
-      if (status == 127) remedy = "; the shell does not find the program: check the command";
+      if (status == 126) remedy = "; the shell cannot execute the file: check its permissions";
+      if (status == 127) remedy = "; the shell cannot find the program: check the command";
     } else if (end_.si_code == CLD_KILLED || end_.si_code == CLD_DUMPED) {
       how = " by " + signal_name(status);
     }

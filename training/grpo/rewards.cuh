@@ -8,7 +8,7 @@
 
 namespace streambp {
 
-// All prompts of some JSONL files.
+// All prompts of the JSONL files.
 inline std::vector<Prompt> read_prompts(const std::vector<std::string>& files, Prompter& prompter,
                                         const GrpoSettings& settings) {
   const bool need_answer = !settings.reward.empty();

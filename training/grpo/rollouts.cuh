@@ -13,7 +13,7 @@ struct Rollout {
   double advantage;
 };
 
-// A document whose completion is learned. Its last token is a target only.
+// A rollout as a document. The loss covers the completion only; its last token is only a target.
 inline void append(Batch& batch, const Rollout& rollout) {
   std::vector<std::uint8_t> learned(rollout.tokens.size(), 1);
   std::fill_n(learned.begin(), rollout.begin, 0);

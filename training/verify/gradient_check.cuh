@@ -1,4 +1,4 @@
-// Compares gradients: of one mode with another, and with the oracle.
+// Compares the gradients of two modes, or of a mode and the oracle.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace streambp {
 // is measured against at least this part of the largest entry of the whole gradient.
 constexpr double kSmallTensor = 1e-4;
 
-// The largest |a - b| of a tensor over its largest |b|, for the worst tensor. Parts of a fused tensor count as one.
+// max |a - b| / max |b| per tensor, for the worst tensor. The parts of a fused tensor count as one tensor.
 struct Difference {
   double relative = 0;
   std::string tensor;
@@ -88,7 +88,7 @@ struct GradientRun {
   HostGradient gradient;
   std::vector<double> logp;
   std::map<std::string, double> others;    // measures of the objective besides the loss
-  std::vector<std::string> warnings = {};  // what makes bits doubtful
+  std::vector<std::string> warnings = {};  // reasons to doubt bit-for-bit equality
 };
 
 // The gradient of one batch in one mode, on a device with exactly the planned memory. fill(dev, model) sets the weights.
@@ -118,8 +118,9 @@ GradientRun run_gradient(const Config& config, const Batch& batch, const Schedul
           dev.algorithm_changes};
 }
 
-// Adds random data for DPO and GRPO. Log-probs are near the model's own, so that policy ratios fall on both sides of the
-// usual clipping limits, but never so near a limit that rounding decides. Every fourth advantage is zero.
+// Adds random data for DPO and GRPO. The log-probs are close to the model's own, so that policy ratios fall on both
+// sides of the usual clipping limits, but not so close to a limit that rounding matters. Every fourth advantage is
+// zero.
 inline Batch with_objective_data(Batch batch, const std::vector<double>& logp) {
   constexpr double distances[] = {-0.5, -0.4, -0.1, 0.02, 0.1, 0.4};
   batch.reference = batch.old = batch.advantages = std::vector<double>(logp.size());

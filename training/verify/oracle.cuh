@@ -4,8 +4,8 @@
 // and every intermediate result kept, including the N x N attention probabilities and the logits of the whole stream.
 //
 // Every operation is one function: its formula, the forward loops, and the backward loops. Forward records the backward
-// loops on a tape; the tape runs in reverse. The one rule: backward adds to the gradients of the operation's inputs,
-// given the gradient of its output. dy means d loss / d y.
+// loops on a tape, which then runs in reverse. The backward loops of an operation read the gradient of its output and
+// add to the gradients of its inputs. dy means d loss / d y.
 #pragma once
 
 #include <algorithm>
@@ -34,13 +34,13 @@ inline std::string key(const Parameter& p) { return p.name + "#" + std::to_strin
 
 // ---- Arrays and the tape ----
 
-// A number of the computation, and d loss / d number.
+// A value of the computation, and d loss / d value.
 struct Number {
   double value = 0, grad = 0;
 };
 
-// A view of a matrix of numbers. A transpose, a range of columns and a repeated row are views of the same numbers and need
-// no backward. A tensor that the model lacks is an array without rows.
+// A view of a matrix. A transpose, a range of columns and a repeated row are views of the same values and need no
+// backward. A tensor that the model does not have is an array without rows.
 struct Array {
   Number* data = nullptr;
   Index rows = 0, cols = 0, row_stride = 0, col_stride = 0;
@@ -59,7 +59,7 @@ inline Array columns(Array a, Index begin, Index count) {
 }
 inline Array repeat(Array row, Index rows) { return {row.data, rows, row.cols, 0, row.col_stride}; }
 
-// Owns the numbers, and runs backward from the last operation to the first.
+// Owns the values, and runs backward from the last operation to the first.
 struct Tape {
   std::vector<std::vector<Number>> numbers;
   std::vector<std::function<void()>> steps;
@@ -97,7 +97,7 @@ inline Array add(Tape& tape, Array a, Array b) {
   return y;
 }
 
-// y = a * b number by number        da += dy * b        db += dy * a
+// y = a * b, elementwise        da += dy * b        db += dy * a
 inline Array multiply(Tape& tape, Array a, Array b) {
   const Array y = tape.zeros(a.rows, a.cols);
   for (Index t = 0; t < y.rows; ++t) {
@@ -215,7 +215,7 @@ inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std
   return y;
 }
 
-// log Σ_j exp x[t,j], less the largest x to avoid overflow
+// log Σ_j exp x[t,j], with the maximum of x subtracted to avoid overflow
 inline double log_sum_exp(Array x, Index t) {
   double largest = x(t, 0).value, sum = 0;
   for (Index j = 0; j < x.cols; ++j) largest = std::max(largest, x(t, j).value);
@@ -285,7 +285,7 @@ inline double f_slope(Mlp kind, double x) {
   return (1 + std::tanh(u)) / 2 + x / 2 * (1 - std::pow(std::tanh(u), 2)) * du;
 }
 
-// y = f(x) number by number        dx += dy f'(x)
+// y = f(x), elementwise        dx += dy f'(x)
 inline Array activation(Tape& tape, Mlp kind, Array x) {
   const Array y = tape.zeros(x.rows, x.cols);
   for (Index t = 0; t < x.rows; ++t) {
@@ -392,7 +392,7 @@ Tensors<Number> copy(Tape& tape, const Config& c, Tensors<T>& weights) {
   return copies;
 }
 
-// A loss with its slopes w[t] = d loss / d logp[t], as a function of the log-probs of the targets.
+// A loss and its derivatives w[t] = d loss / d logp[t], as a function of the log-probs of the targets.
 struct Loss {
   double value;
   std::vector<double> w;

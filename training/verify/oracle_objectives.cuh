@@ -1,5 +1,5 @@
-// The oracle for objectives: each loss is its formula and nothing else, computed with dual numbers. They carry derivatives
-// along, so no derivation is shared with the program.
+// The oracle for objectives: each loss is its formula and nothing else, computed with dual numbers. They carry the
+// derivative along, so no hand-derived gradient is shared with the program.
 #pragma once
 
 #include "training/objectives.cuh"
@@ -23,7 +23,8 @@ inline Real exp(Real a) { return {std::exp(a.value), std::exp(a.value) * a.slope
 inline Real log(Real a) { return {std::log(a.value), a.slope / a.value}; }
 inline bool operator<(Real a, Real b) { return a.value < b.value; }
 
-// The mean of a cost per token: over all targets, or over documents of their means, or of their sums over a fixed length.
+// The mean of a per-token cost: over all targets; over documents, of each document's mean; or over documents, of each
+// document's sum divided by a fixed length.
 inline Real mean_of(const Objective& o, const Batch& batch, const std::function<Real(std::size_t)>& cost) {
   Real total;
   double targets = 0, documents = 0;
@@ -88,7 +89,7 @@ inline Real plain_loss(const Objective& o, const Batch& batch, const std::vector
   });
 }
 
-// Where there is no older policy the present one takes its place, as a constant.
+// Without an old policy, the current one is used, as a constant.
 inline LossOf loss_of(const Objective& o, const Batch& batch) {
   return [=](const std::vector<double>& logp) {
     Batch complete = batch;

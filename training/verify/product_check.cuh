@@ -1,6 +1,6 @@
-// Does a row of a matrix product get the same bits alone and inside a chunk? That is up to cuBLASLt, so every GPU run
-// checks it once per shape before it starts: one tile of rows, and the first few of them, against the same rows inside
-// a chunk of two tiles. It takes a few milliseconds.
+// Checks that a row of a matrix product has the same bits alone and inside a chunk. This depends on cuBLASLt, so every
+// GPU run checks it once per shape before it starts: one tile of rows, and its first few rows, against the same rows
+// inside a chunk of two tiles. This takes a few milliseconds.
 #pragma once
 
 #include "model/parameters.cuh"
@@ -14,7 +14,7 @@
 
 namespace streambp::cuda {
 
-// A linear layer, and in which ways the model uses it.
+// A linear layer, and how the model uses it.
 struct LinearShape {
   Index inputs, outputs;
   bool bias = false, residual = false;
@@ -34,7 +34,7 @@ inline std::vector<LinearShape> linear_shapes(const Config& c) {
   return {shapes.begin(), shapes.end()};
 }
 
-// Numbers in -1 .. 1 without the host's time for large matrices: a random pattern, repeated. Its length is prime, so
+// Random numbers in -1 .. 1. To save host time on large matrices, a random pattern is repeated; its length is prime, so
 // rows differ.
 template <class T>
 Matrix<T> repeated_noise(Cuda& dev, Index rows, Index cols, std::uint64_t seed) {
@@ -90,7 +90,7 @@ class ProductCheck {
     return static_cast<std::size_t>(numbers) * sizeof(T) + (std::size_t{1} << 16);
   }
 
-  // Throws an Error that names the product, if a row's bits depend on the rows around it.
+  // Throws an Error that names the product if a row's bits depend on other rows.
   void run() {
     auto input = [&](Index rows, std::uint64_t seed) { return repeated_noise<T>(dev, rows, shape.inputs, seed); };
     auto output = [&](Index rows, std::uint64_t seed) { return output_noise<T>(dev, shape, rows, seed); };
@@ -123,7 +123,7 @@ class ProductCheck {
       const Product alone_product = product(alone.slice({0, count}), start.slice(part), x.slice(part));
       alone_product.compute(dev);
       require(equal_bits<T>(dev, flag, alone.slice({0, count}), chunk.slice(part)),
-              "cuBLASLt: ", alone_product.to_string(count), " has other bits inside a chunk of ", 2 * dev.tile,
+              "cuBLASLt: ", alone_product.to_string(count), " has different bits inside a chunk of ", 2 * dev.tile,
               " rows, so gradients would depend on the chunk; use another version of cuBLASLt");
     }
   }
@@ -134,8 +134,8 @@ class ProductCheck {
   Matrix<std::int32_t> flag;
 };
 
-// Checks the model's products before a run takes the GPU's memory. A shape without room for two tiles is left out: the
-// run has no room for them either.
+// Checks the model's products before a run takes the GPU's memory. Shapes for which two tiles do not fit into memory
+// are skipped: the run cannot use them either.
 template <class T>
 void check_products(const Config& config, Index tile) {
   for (const LinearShape& shape : linear_shapes(config)) {
