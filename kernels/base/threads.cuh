@@ -2,6 +2,7 @@
 #pragma once
 
 #include <omp.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -46,10 +47,12 @@ inline void respect_cpu_quota() {
 }
 
 // libgomp reads GOMP_SPINCOUNT when it is loaded, before main; so the program sets it and starts itself once more. Does
-// nothing where the user has chosen how threads wait, and where /proc is missing.
+// nothing where the user has chosen how threads wait, and where /proc is missing. The same where threads are bound to
+// CPUs: libgomp has bound this thread to one CPU already, and the program started anew would see no other.
 inline void limit_spinning(char** argv) {
-  for (const char* chosen : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
+  for (const char* chosen : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
     if (std::getenv(chosen)) return;
+  if (getauxval(AT_BASE) == 0) return;  // started as "ld.so streambp": /proc/self/exe is ld.so
   char program[4096];
   const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
   if (length <= 0) return;
