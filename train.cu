@@ -96,7 +96,8 @@ class TrainCommand : public Command {
       }
       if (interrupted) return stop(step);
     }
-    return true;
+    // A signal may have come during the last evaluation or checkpoint.
+    return Interruption::signal() == 0 || stop(std::max(first_step, last));
   }
 
   std::vector<Batch> batches_of(Index step) const {

@@ -196,5 +196,14 @@ TEST_F(RunSafety, ThreadsSpinBrieflyUnlessConfiguredOtherwise) {
         "0\x27");
 }
 
+// A bound thread may run on one CPU only; were the program started anew, libgomp would find no more.
+TEST_F(RunSafety, BoundThreadsUseAllCpus) {
+  const std::string show = "env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u OMP_NUM_THREADS ";
+  const Outcome free = shell(show + binary() + " --version");
+  ASSERT_EQ(free.exit_code, 0) << free.output;
+  for (const char* bound : {"OMP_PROC_BIND=true ", "OMP_PLACES=threads "})
+    EXPECT_EQ(shell(show + bound + binary() + " --version").output, free.output) << bound;
+}
+
 }  // namespace
 }  // namespace streambp

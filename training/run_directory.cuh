@@ -149,8 +149,9 @@ class RunDirectory {
     lock_.file = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     require(lock_.file >= 0, path_.string(), ": cannot open the directory: ", std::strerror(errno),
             "; give another --out");
-    require(flock(lock_.file, LOCK_EX | LOCK_NB) == 0, path_.string(),
-            ": another run is writing here; give another --out, or wait for it");
+    if (flock(lock_.file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;  // some file systems have no locks
+    created_.clear();                                                               // the other run uses them
+    fail(path_.string(), ": another run is writing here; give another --out, or wait for it");
   }
 
   // mkdir -p. Returns whether this process made the last directory, and remembers all that it made.

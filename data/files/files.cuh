@@ -57,6 +57,7 @@ inline std::string read_file(const std::filesystem::path& path, std::size_t limi
 inline void require_writable(const std::filesystem::path& path) {
   const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : ".";
   require(!is_directory(path), path.string(), ": is a directory, not a file; name a file in it");
+  require(!exists(path) || is_regular_file(path), path.string(), ": exists and is not a file; choose another name");
   require(is_directory(directory), path.string(), ": there is no directory ", directory.string(), "; create it first");
   require(access(directory.c_str(), W_OK) == 0, path.string(), ": cannot write to ", directory.string(), ": ",
           std::strerror(errno), "; choose another place");

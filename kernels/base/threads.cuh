@@ -2,6 +2,7 @@
 #pragma once
 
 #include <omp.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -47,9 +48,12 @@ inline void respect_cpu_quota() {
 
 // libgomp reads GOMP_SPINCOUNT when it is loaded, before main, so the program sets it and executes itself again. Does
 // nothing if the user has set a wait policy, or without /proc.
+// Nothing if threads are bound to CPUs, either: libgomp has bound this thread to one CPU already, and the program would see
+// only that CPU after executing itself.
 inline void limit_spinning(char** argv) {
-  for (const char* chosen : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
+  for (const char* chosen : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
     if (std::getenv(chosen)) return;
+  if (getauxval(AT_BASE) == 0) return;  // started as "ld.so streambp": /proc/self/exe is ld.so
   char program[4096];
   const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
   if (length <= 0) return;
