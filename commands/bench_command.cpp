@@ -206,7 +206,7 @@ class BenchCommand : public Command {
     table.print();
   }
 
-  // Shows what it costs that our algorithms may not split sums.
+  // Shows the cost of algorithms that do not split sums.
   void print_products(Json& json) const {
     std::printf("\ncuBLASLt matrix products, compared with its own choice of algorithm and 32 MiB of workspace:\n");
     TextTable table({"product", "GFLOP/s", "waves", "free choice", "waves", "ratio"});

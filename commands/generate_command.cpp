@@ -308,7 +308,8 @@ class GenerateCommand : public Command {
     std::fprintf(stderr, "%s]\n", line.c_str());
   }
 
-  // Bytes of weights that a step reads: everything except embedding tables, unless the head is tied.
+  // Bytes of weights that a step reads: all but embedding tables, of which it reads only a few rows. A tied table is
+  // also the head and is read completely.
   double bytes_of_step() const {
     Index numbers = parameter_count(config);
     if (!config.tied) numbers -= config.vocab * config.hidden;

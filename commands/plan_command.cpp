@@ -29,7 +29,7 @@ class PlanCommand : public Command {
     options.add("--length",
                 {&length, "Tokens of a micro-batch's stream", checks::between(1, kLongestStream), Lasts::no, "none"});
     options.add("--chunk", {&chunk,
-                            "Stream mode: rows whose activations exist at once (default: 2048 for bf16, else "
+                            "Stream mode: rows per chunk, the unit of recomputation (default: 2048 for bf16, else "
                             "512)",
                             {},
                             Lasts::no,

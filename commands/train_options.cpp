@@ -68,7 +68,7 @@ void TrainOptions::add_memory_options() {
   table.section("Memory");
   table.add("--mode", {&mode, "stream, checkpoint or full; the gradient has the same bits in each",
                        checks::one_of({"stream", "checkpoint", "full"}), Lasts::kept});
-  table.add("--chunk", whole(chunk, "Stream mode: rows whose activations exist at once", 1, 1 << 24, Lasts::kept,
+  table.add("--chunk", whole(chunk, "Stream mode: rows per chunk, the unit of recomputation", 1, 1 << 24, Lasts::kept,
                              "512; on a GPU 2048"));
   table.add("--memory", {&memory, "Stream mode: memory budget, such as 512MiB; sets the largest chunk that fits",
                          checks::memory(), Lasts::kept, "none"});
@@ -177,7 +177,7 @@ void TrainOptions::check_data() const {
             " is for models from scratch; sample from a fine-tuned one with streambp generate");
   }
   require(!fine_tunes() || !data.empty(), "--model needs --data FILE to train on");
-  require(fine_tunes() || data.size() <= 1, "--data: from scratch a model trains on one text");
+  require(fine_tunes() || data.size() <= 1, "--data: training from scratch takes only one text");
   require(!fine_tunes() || !model.sizes_given(), "--model already has its sizes; leave out the options of ",
           "models from scratch");
   for (const std::string& path : data) regular_file_size(path);

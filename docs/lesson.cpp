@@ -304,7 +304,7 @@ bool same_bits(const Gradient& a, const Gradient& b) {
   return std::equal(x.begin(), x.end(), y.begin(), same) && a.loss == b.loss;
 }
 
-long peak_of(auto&& compute) {  // in numbers, besides weights and gradients
+long peak_of(auto&& compute) {  // in numbers, without weights and gradients
   const long before = Matrix::peak = Matrix::live;
   compute();
   return Matrix::peak - before;

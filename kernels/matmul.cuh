@@ -66,7 +66,7 @@ namespace cpu {
 
 constexpr Index kColumns = 384;        // columns of a unit of work
 constexpr Index kWeightColumns = 768;  // columns of a unit of dw; it has kColumns rows
-constexpr Index kFewRows = 16;         // from here on the library is as fast
+constexpr Index kFewRows = 16;         // for more rows the library is as fast
 
 }  // namespace cpu
 

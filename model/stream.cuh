@@ -43,8 +43,8 @@ struct TokenBatch {
     }
     return lengths;
   }
-  // Appends these rows of a document as a document of its own. The target of a row is the next token, if `learned`
-  // marks that token (empty: all are marked). This is the only place that shifts tokens to targets.
+  // Appends these rows of a document as a separate document. The target of a row is the next token, if `learned` marks
+  // that token (empty: all are marked). This is the only place that shifts tokens to targets.
   void append(std::span<const std::int32_t> document, Rows rows, std::span<const std::uint8_t> learned = {}) {
     const auto begin = static_cast<std::int32_t>(tokens.size());
     for (auto i = static_cast<std::size_t>(rows.begin); i < static_cast<std::size_t>(rows.end); ++i) {

@@ -361,7 +361,7 @@ def compare(args, folder, config, length):
 
 
 def compare_longest(args, folder, config, cap, gpu_memory):
-    """The longest sequence of every row: PyTorch's by trial, this program's by its plan, which is exact."""
+    """The longest sequence of every row: PyTorch's by trial, this program's from its exact plan."""
     print(f"\nLongest sequence in {human(cap)}, PyTorch's to 5 %:\n")
     answers = torch_rows(args, "longest", config=config, cap=cap, gpu_memory=gpu_memory)
     for chunk in args.chunk:

@@ -20,7 +20,7 @@ done
 bin=$(cd "$bin" && pwd)
 export STREAMBP_BINARY=$bin/streambp STREAMBP_SOURCE=$PWD
 
-# Libraries: those of the bundle, then CUDA's wherever they are installed, also by pip.
+# Libraries: first those of the bundle, then CUDA's, including those installed by pip.
 libraries=$PWD/lib
 for folder in /usr/local/cuda/lib64 $(python3 -c 'import nvidia, os; print(*(os.path.join(p, d, "lib") for p in nvidia.__path__ for d in sorted(os.listdir(p))))' 2> /dev/null); do
   [ -d "$folder" ] && libraries=$libraries:$folder
@@ -120,7 +120,7 @@ for length in 8192 32768; do
   bench "Qwen3-8B, $length" 60 --model qwen3-8b --length $length --optimizer none --mode stream --chunk 4096 --repeat 1
 done
 if python3 -c 'import torch, transformers' 2> /dev/null && [ -e scripts/compare_torch.py ]; then
-  section "Beside PyTorch"
+  section "Comparison with PyTorch"
   step "PyTorch, Qwen3-0.6B" 180 python3 scripts/compare_torch.py --repeat 2 --streambp "$bin/streambp" --model qwen3-0.6b --length 8192 32768 --chunk 4096 --json "$out/step.json"
 fi
 

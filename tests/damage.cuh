@@ -16,7 +16,7 @@
 
 namespace streambp {
 
-using Files = std::map<std::string, std::string>;  // contents by name; the extension tells the type
+using Files = std::map<std::string, std::string>;  // contents by name; the extension gives the type
 
 class Dice {
  public:

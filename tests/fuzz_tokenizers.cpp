@@ -155,7 +155,7 @@ TEST_F(Fuzz, Expressions) {
     std::size_t done = 0;
     pattern.for_each(text, [&](std::size_t begin, std::size_t end, Span) {
       ensure(begin == done && end > begin && is_utf8(std::string_view(text).substr(begin, end - begin)),
-             "parts are text and follow each other");
+             "parts are text and are contiguous");
       done = end;
     });
     ensure(done == text.size(), "parts are all of the text");

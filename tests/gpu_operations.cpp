@@ -102,7 +102,7 @@ TYPED_TEST(GpuOperations, Norms) {
               norm_backward(dev, dy, NormWeights{dw, decltype(dw){}}, dy, {x, {w, {}}, style}, Update::assign);
             },
             dy, dw, x, w);
-        this->expect_near("dx in the place of dy", dy);
+        this->expect_near("dx in the memory of dy", dy);
       }
     }
   });

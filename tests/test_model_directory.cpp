@@ -235,7 +235,7 @@ TEST_F(ModelDirectories, WithABadIndexAreRefused) {
     write_file_atomically(index, json.dump());
   };
   with([](Json& j) { j["weight_map"]["model.norm.weight"] = "../model.safetensors"; });
-  expect_refusal(c, "not the name of a safetensors file beside it");
+  expect_refusal(c, "not the name of a safetensors file in the same directory");
   with([](Json& j) { j["weight_map"]["model.norm.weight"] = "model-00001-of-00099.safetensors"; });
   expect_refusal(c, "no such file");
   with([](Json& j) { j["weight_map"]["model.norm.weight"] = j["weight_map"]["model.embed_tokens.weight"]; });

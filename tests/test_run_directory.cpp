@@ -14,7 +14,7 @@ namespace {
 std::set<std::string>* flushed_paths = nullptr;
 }
 
-// Called for all calls in this program.
+// Replaces fsync in this program, to record which paths are flushed.
 extern "C" int fsync(int file) {
   char path[4096];
   const ssize_t n = readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof path);

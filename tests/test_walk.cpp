@@ -179,7 +179,7 @@ TEST(Walk, RefusesBatchesThatTheModelCannotRead) {
   bad = good, bad.positions[3] = -1;
   expect_refused(bad, "negative position");
   bad = good, bad.key_begin[3] = 4;
-  expect_refused(bad, "a token that may not see itself");
+  expect_refused(bad, "a token that does not attend to itself");
   bad = good, bad.key_begin[3] = 2;
   expect_refused(bad, "key_begin that falls again");
   bad = good, bad.targets.pop_back();

@@ -36,7 +36,7 @@ inline std::string reference_key(const TokenFile& file, const std::filesystem::p
 
 inline std::string reference_name(const std::string& key) { return named_by_hash("reference", key); }
 
-// Reads the cache from the first of these places that has it.
+// Reads the cache from the first of these places that contains it.
 inline std::optional<std::vector<float>> find_reference(const std::vector<std::filesystem::path>& places,
                                                         const std::string& key, const TokenFile& data) {
   for (const auto& place : places) {

@@ -1,4 +1,4 @@
-// The settings of a training step, and the names that the command line gives them.
+// The settings of a training step, and their names on the command line.
 #pragma once
 
 #include <array>

@@ -103,9 +103,9 @@ inline Example parse_preference(const Json& prompt, const Json& chosen, const Js
     Example& side = example.sides[i];
     const bool conversation = side.kind == Example::conversation;
     require_data(!conversation || common < side.messages.size(), "\"", names[i],
-                 "\" has no answer of its own: all its messages are in the common prefix");
+                 "\" has no answer: all its messages are in the common prefix");
     require_data(!conversation || side.messages[common].role == "assistant", "\"", names[i],
-                 "\" differs from the other at message ", common + 1, ", which is not the assistant's");
+                 "\" differs from the other at message ", common + 1, ", which is not an assistant message");
     require_data(!(conversation ? side.messages[common].content : side.written).empty(), "\"", names[i],
                  "\" is an empty answer");
     side.first = common;

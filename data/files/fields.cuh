@@ -50,7 +50,7 @@ class Fields {
     return {json.at(name), file + ", \"" + name + "\""};
   }
 
-  // Refuses any other value than this one.
+  // Refuses any value other than this one.
   template <class V>
   void only(const char* name, V supported) const {
     if (!has(name) || get<V>(name) == supported) return;

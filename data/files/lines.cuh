@@ -36,7 +36,7 @@ class Lines {
       complete = found != nullptr;
       const std::size_t n = complete ? static_cast<std::size_t>(found - begin) : end_ - at_;
       require(line.size() + n <= longest_, where(), "the line has more than ", longest_,
-              " bytes; write one example per line, or a very long text as a file of its own (.txt)");
+              " bytes; write one example per line, or put a very long text into a separate .txt file");
       line.append(begin, n);
       at_ += n + complete;
     }

@@ -77,7 +77,7 @@ class ModelFiles {
       if (!value.is_string()) fail(index.string(), ": ", quote(name), ": ", shown(value), " is not the name of a file");
       const auto shard = value.get<std::string>();
       require(fs::path(shard).filename() == shard && shard.ends_with(".safetensors"), index.string(), ": ",
-              quote(shard), " is not the name of a safetensors file beside it");
+              quote(shard), " is not the name of a safetensors file in the same directory");
       const auto [found, is_new] = shard_of.try_emplace(shard, files.size());
       if (is_new) files.emplace_back(dir / shard);
       tensors[name] = &files[found->second].at(name);

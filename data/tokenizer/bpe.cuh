@@ -193,7 +193,8 @@ class Bpe {
     return {text.substr(0, space), text.substr(space + 1)};
   }
 
-  // With ignore_merges all tokens of the vocabulary are words, otherwise those whose text merges into them.
+  // With ignore_merges, all tokens of the vocabulary are words; otherwise, a token is a word if its text merges into
+  // it.
   void find_words(bool ignore_merges) {
     WordTable words(ids_.size());
     Scratch scratch;

@@ -1,4 +1,4 @@
-// Byte-level tokenizers write every byte as a visible character: visible Latin-1 characters stand for themselves, the
+// Byte-level tokenizers write every byte as a visible character: visible Latin-1 characters represent themselves, the
 // other bytes for U+0100 and up, in order.
 #pragma once
 

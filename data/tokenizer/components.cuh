@@ -38,7 +38,7 @@ inline Pattern read_pattern(const Fields& f) {
   return Pattern::literal(text);
 }
 
-// The character that stands for a space.
+// The character that represents a space.
 inline std::string read_space(const Fields& f) {
   const auto space = f.get<std::string>("replacement");
   require(!space.empty() && first_character(space).bytes == space.size(), f.file, ": replacement ", quote(space),

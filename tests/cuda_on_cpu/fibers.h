@@ -54,7 +54,7 @@ cuda_on_cpu_switch_stacks:
 
 namespace cuda_on_cpu {
 
-// A Fiber that was not started stands for the stack of the OS thread that switches away from it.
+// A Fiber that was not started represents the stack of the OS thread that switches away from it.
 class Fiber {
  public:
   using Entry = Fiber& (*)();  // runs to its end and returns the next fiber

@@ -87,7 +87,7 @@ struct GradientRun {
   std::size_t peak, planned;
   HostGradient gradient;
   std::vector<double> logp;
-  std::map<std::string, double> others;    // measures of the objective besides the loss
+  std::map<std::string, double> others;    // metrics of the objective other than the loss
   std::vector<std::string> warnings = {};  // reasons to doubt bit-for-bit equality
 };
 

@@ -24,7 +24,7 @@ namespace streambp::oracle {
 
 struct Result {
   double loss = 0;                                      // Σ_t w[t] logp[t]
-  std::vector<double> logp;                             // N; 0 where there is no target
+  std::vector<double> logp;                             // N; 0 without a target
   std::vector<double> logits;                           // N x vocab
   std::map<std::string, std::vector<double>> gradient;  // by key(parameter); each laid out as its tensor is
 };
