@@ -223,6 +223,12 @@ TEST_F(FineTuning, ARefusedRunLeavesNothingBehind) {
   expect_refused(on + path("bad.jsonl") + out, "bad.jsonl:1");
   fs::create_directory(path("mine"));
   expect_refused(train("--objective dpo --out " + path("mine")), "\"chosen\"");
+  // The weights are read after the data.
+  Json config = Json::parse(read_file(model + "/config.json"));
+  config["intermediate_size"] = config["intermediate_size"].get<Index>() * 2;
+  write_file_atomically(model + "/config.json", config.dump());
+  expect_refused(train("--out " + path("mine")), "has shape");
+  expect_refused(train(out), "has shape");
 }
 
 TEST_F(FineTuning, DocumentsOutsideTheLengthOrTheVocabularyAreRefused) {
