@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <set>
-
 #include "data/documents/stories.cuh"
 #include "data/tokenizer/byte_tokenizer.cuh"
 #include "training/reference_logps.cuh"
@@ -11,35 +9,6 @@
 namespace streambp {
 
 namespace {
-
-// Removes the files that a refused run added to its directory.
-class NewFiles {
- public:
-  explicit NewFiles(const fs::path& directory) : directory_(directory), before_(files()) {}
-  ~NewFiles() {
-    if (kept_) return;
-    std::error_code error;
-    for (const fs::path& path : files()) {
-      if (!before_.contains(path)) fs::remove(path, error);
-    }
-  }
-  NewFiles(const NewFiles&) = delete;
-  void keep() { kept_ = true; }
-
- private:
-  std::set<fs::path> files() const {
-    std::set<fs::path> found;
-    std::error_code error;
-    for (const auto& entry : fs::directory_iterator(directory_, error)) {
-      if (entry.is_regular_file()) found.insert(entry.path());
-    }
-    return found;
-  }
-
-  const fs::path directory_;
-  const std::set<fs::path> before_;
-  bool kept_ = false;
-};
 
 class Preparation {
  public:
@@ -54,11 +23,9 @@ class Preparation {
       prepare_prompts();
       choose_schedule();
     } else {
-      directory.create();  // the token cache is there
-      NewFiles tokens(directory.path());
+      directory.create();  // the tokens are kept there
       prepare_documents();
       choose_schedule();
-      tokens.keep();
     }
     o.device.dtype = task.settings.dtype == DType::bf16 ? "bf16" : "f32";  // store the type that "auto" chose
     return std::move(task);

@@ -70,6 +70,7 @@ TEST_F(Commands, UnwritableOutputsAreRefusedBeforeTheWork) {
   }
   expect_refused("verify --json " + path("nowhere/x.json"), "nowhere");
   expect_refused("bench --json " + dir.string(), "directory");
+  expect_refused("verify --json /dev/null", "--json: /dev/null");
   expect_refused("train --out " + path("file") + kTiny, "file: exists and is not a directory");
 }
 

@@ -193,6 +193,7 @@ TEST_F(FineTuning, VerifiesTheGradientOnData) {
 TEST_F(FineTuning, RefusesInvalidOptions) {
   const std::string out = " --out " + path("refused");
   expect_refused("train --model " + path("nothing") + " --data x" + out, "is not a model directory");
+  expect_refused("train --model \"\" --data " + path("data.jsonl") + out, "the name is empty");
   expect_refused("train --model " + model + out, "--data");
   expect_refused("train --model " + model + " --data " + path("nothing.jsonl") + out, "nothing.jsonl");
   expect_refused(train("--hidden 64" + out), "leave out the options of models from scratch");
@@ -223,6 +224,12 @@ TEST_F(FineTuning, RefusedRunsLeaveNoFiles) {
   expect_refused(on + path("bad.jsonl") + out, "bad.jsonl:1");
   fs::create_directory(path("mine"));
   expect_refused(train("--objective dpo --out " + path("mine")), "\"chosen\"");
+  // The weights are read after the data.
+  Json config = Json::parse(read_file(model + "/config.json"));
+  config["intermediate_size"] = config["intermediate_size"].get<Index>() * 2;
+  write_file_atomically(model + "/config.json", config.dump());
+  expect_refused(train("--out " + path("mine")), "has shape");
+  expect_refused(train(out), "has shape");
 }
 
 TEST_F(FineTuning, DocumentsOutsideTheLengthOrTheVocabularyAreRefused) {

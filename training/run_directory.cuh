@@ -15,6 +15,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <set>
 #include <string>
 
 #include "data/files/checkpoint.cuh"
@@ -62,10 +63,13 @@ class RunDirectory {
   }
   RunDirectory(const RunDirectory&) = delete;
 
-  // A refused run leaves no empty directories behind.
+  // A run that was refused leaves neither its tokens nor empty directories behind. Other files may belong to someone else.
   ~RunDirectory() {
-    for (auto directory = created_.rbegin(); directory != created_.rend() && !opened_; ++directory)
-      rmdir(directory->c_str());
+    if (opened_) return;
+    std::error_code ignored;
+    for (const fs::path& path : lock_.file >= 0 ? token_files() : std::set<fs::path>())
+      if (!tokens_before_.contains(path)) fs::remove(path, ignored);
+    for (auto directory = created_.rbegin(); directory != created_.rend(); ++directory) rmdir(directory->c_str());
   }
 
   const fs::path& path() const { return path_; }
@@ -149,9 +153,18 @@ class RunDirectory {
     lock_.file = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     require(lock_.file >= 0, path_.string(), ": cannot open the directory: ", std::strerror(errno),
             "; give another --out");
-    if (flock(lock_.file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;  // some file systems have no locks
-    created_.clear();                                                               // the other run uses them
-    fail(path_.string(), ": another run is writing here; give another --out, or wait for it");
+    const bool others = flock(lock_.file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;  // else: no locks here
+    if (others) created_.clear(), lock_.reset();
+    require(!others, path_.string(), ": another run is writing here; give another --out, or wait for it");
+    tokens_before_ = token_files();
+  }
+
+  std::set<fs::path> token_files() const {
+    std::set<fs::path> found;
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(path_, error))
+      if (entry.path().filename().string().starts_with("tokens-")) found.insert(entry.path());
+    return found;
   }
 
   // mkdir -p. Returns whether this process made the last directory, and remembers all that it made.
@@ -215,6 +228,7 @@ class RunDirectory {
   fs::path path_, checkpoint_;
   bool resumes_, opened_ = false;
   std::vector<fs::path> created_;
+  std::set<fs::path> tokens_before_;
   Descriptor lock_;
   std::ofstream metrics_;
 };

@@ -55,7 +55,8 @@ inline fs::path newest_checkpoint(const fs::path& out) {
 
 // Resolves a model directory: `name` itself, or its newest checkpoint if `name` is a run directory.
 inline std::string model_directory(const std::string& name) {
-  require(fs::is_directory(name), name,
+  std::error_code error;
+  require(fs::is_directory(name, error), excerpt(name),
           ": is not a model directory; name one with config.json, the weights and tokenizer.json");
   const fs::path newest = newest_checkpoint(name);
   return newest.empty() || fs::exists(fs::path(name) / "config.json") ? name : newest.string();
