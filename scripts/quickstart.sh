@@ -9,7 +9,7 @@ section "Setup"
 scripts/setup.sh
 cmake --preset release > /dev/null
 
-if command -v nvcc > /dev/null; then minutes="about 3 minutes"; else minutes="about a minute"; fi
+if command -v nvcc > /dev/null; then minutes="about 3 minutes"; else minutes="about 2 minutes"; fi
 section "Compiling: $minutes on two cores, once"
 cmake --build --preset release --target streambp -j "$(nproc)"
 section "The gradient: StreamBP against full-memory backpropagation, bit for bit"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up, builds, and runs all tests: first the release build, then the same tests under AddressSanitizer and UBSan.
-#   scripts/test.sh              everything, about 20 minutes on two cores
+#   scripts/test.sh              everything, 20 to 40 minutes on two cores
 #   scripts/test.sh release      the release build only
 #   scripts/test.sh sanitize     the sanitizer build only
 #   scripts/test.sh debug        a build for a debugger, with assertions in the standard library
