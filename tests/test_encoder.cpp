@@ -12,10 +12,10 @@ class Encoding : public Commands {
     make_tokenizer_directory(dir / "model", tokenizer);
     tokens_.emplace(dir / "model");
   }
-  Encoder encoder(const std::string& chat = "", bool learn_all = false) const {
+  Encoder encoder(const std::string& chat = "", Learn learn = Learn::answers) const {
     std::optional<Chat> layout;
     if (!chat.empty()) layout = Chat::of(dir / "model", chat);
-    return Encoder(*tokens_, dir / "model", layout, "no layout here", learn_all);
+    return Encoder(*tokens_, dir / "model", layout, "no layout here", learn);
   }
   std::string text(std::span<const std::int32_t> tokens) const { return tokens_->decode(tokens); }
   std::string learned(const Document& document) const {
@@ -90,7 +90,7 @@ TEST_F(Encoding, TrainsOnAnswersOnly) {
   ASSERT_EQ(qwen3.size(), 2u);
   EXPECT_EQ(learned(qwen3[0]), "<think>\n\n</think>\n\n1<|im_end|>");
   EXPECT_EQ(learned(qwen3[1]), "<think>\n\n</think>\n\n2<|im_end|>");
-  const auto all = encoder("qwen3", true).encode(example);
+  const auto all = encoder("qwen3", Learn::all).encode(example);
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].learned(), static_cast<Index>(all[0].tokens.size()) - 1);
 }
@@ -173,7 +173,7 @@ TEST_F(Encoding, RefusesInvalidPreferences) {
   // This error is not caused by the line.
   for (const std::string& line : {spaces, std::string(R"({"prompt": "a", "chosen": "b", "rejected": "c"})")}) {
     try {
-      encoder("chatml", true).encode(parse_example(line));
+      encoder("chatml", Learn::all).encode(parse_example(line));
       ADD_FAILURE() << line;
     } catch (const BadData& error) {
       ADD_FAILURE() << error.what();
@@ -206,7 +206,7 @@ TEST_F(Encoding, EndsTextWithOneEndToken) {
   EXPECT_EQ(text(pair.tokens), "One? Two.</s>");
   EXPECT_EQ(learned(pair), "Two.</s>");
   const Document whole =
-      encoder("", true).encode({.kind = Example::completion, .prompt = "One? ", .written = ""}).at(0);
+      encoder("", Learn::all).encode({.kind = Example::completion, .prompt = "One? ", .written = ""}).at(0);
   EXPECT_EQ(whole.learned(), static_cast<Index>(whole.tokens.size()) - 1);
 }
 
@@ -301,7 +301,7 @@ TEST_F(Encoding, IsCachedUntilSomethingChanges) {
   const auto time = fs::last_write_time(*made.begin());
   EXPECT_FALSE(make());
   EXPECT_EQ(fs::last_write_time(*made.begin()), time);
-  EXPECT_TRUE(make({.learn_all = true}));
+  EXPECT_TRUE(make({.learn = Learn::all}));
   EXPECT_TRUE(make({.chat = "chatml"}));
   write("a.jsonl", "{\"text\": \"Two\"}\n");
   EXPECT_TRUE(make());
@@ -359,7 +359,7 @@ TEST_F(Encoding, RefusesMixedKinds) {
   const TokenFile rest = tokenise({bad}, skip);
   EXPECT_EQ(rest.documents(), 2);
   EXPECT_EQ(rest.metadata().at("skipped"), "1");
-  EXPECT_TRUE(contains(refusal({pairs}, {.learn_all = true}), "--learn all is not for preferences"));
+  EXPECT_TRUE(contains(refusal({pairs}, {.learn = Learn::all}), "--learn all is not for preferences"));
 }
 
 TEST_F(Encoding, OfGroupsHasEveryCompletion) {
