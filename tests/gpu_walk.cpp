@@ -213,8 +213,9 @@ TEST_F(GpuTraining, RepeatsBitForBit) {
 TEST_F(GpuTraining, RefusesChunksThatAreNotWholeTiles) {
   const Config c = families()[2].config;
   const Batch batch = packed(c, {600});
-  EXPECT_THROW((run_gradient<Cuda, float>(c, batch, Schedule::stream(kTile, kTile), random_weights(), {}, 2 * kTile)),
-               Error);
+  for (const Schedule& schedule : {Schedule::stream(kTile, 2 * kTile), Schedule::stream(2 * kTile, kTile)}) {
+    EXPECT_THROW((run_gradient<Cuda, float>(c, batch, schedule, random_weights(), {}, 2 * kTile)), Error);
+  }
 }
 
 }  // namespace
