@@ -13,6 +13,7 @@
 #include <cmath>
 
 #include "kernels/base/device.cuh"
+#include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/base/random.cuh"
 #ifdef STREAMBP_CUDA
@@ -55,8 +56,8 @@ struct AdamWConstants {
         beta2(static_cast<T>(s.beta2)),
         scale(static_cast<T>(s.gradient_scale)),
         eps(static_cast<T>(s.eps)),
-        rate(static_cast<T>(s.rate / (1 - std::pow(s.beta1, static_cast<double>(s.step))))),
-        v_scale(static_cast<T>(1 / (1 - std::pow(s.beta2, static_cast<double>(s.step))))),
+        rate(static_cast<T>(s.rate / (1 - power(s.beta1, static_cast<double>(s.step))))),
+        v_scale(static_cast<T>(1 / (1 - power(s.beta2, static_cast<double>(s.step))))),
         decay(static_cast<T>(s.rate * s.decay)) {}
 
   constexpr void update(T& w, T& m, T& v, T g) const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/base/device.cuh"
+#include "kernels/base/lanes.cuh"
 #include "kernels/base/matrix.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
@@ -115,8 +116,7 @@ void compute_sum_of_squares(Cpu&, Matrix<double> sums, Matrix<T> x) {
     double sum = 0;
     for (Index i = part; i < x.rows; i += sums.cols) {
       const T* row = x.row(i);
-#pragma omp simd reduction(+ : sum)
-      for (Index j = 0; j < x.cols; ++j) sum += static_cast<double>(row[j]) * static_cast<double>(row[j]);
+      sum += cpu::sum_of(x.cols, [=](Index j) { return static_cast<double>(row[j]) * static_cast<double>(row[j]); });
     }
     sums(0, part) = sum;
   }

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "kernels/base/device.cuh"
+#include "kernels/base/lanes.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/token_weights.cuh"
@@ -50,16 +51,12 @@ namespace cpu {
 // Replaces the row by exp(x - max) and returns {logp of the target, Σ exp(x - max)}.
 template <class T>
 std::pair<T, T> softmax_row(T* x, Index n, std::int32_t target) {
-  T maximum = x[0], sum = 0;
+  T maximum = x[0];
 #pragma omp simd reduction(max : maximum)
   for (Index j = 0; j < n; ++j) maximum = x[j] > maximum ? x[j] : maximum;
   const T shifted_target = x[target] - maximum;
-#pragma omp simd reduction(+ : sum)
-  for (Index j = 0; j < n; ++j) {
-    x[j] = exponential(x[j] - maximum);
-    sum += x[j];
-  }
-  return {shifted_target - std::log(sum), sum};
+  const T sum = sum_of(n, [=](Index j) { return x[j] = exponential(x[j] - maximum); });
+  return {shifted_target - logarithm(sum), sum};
 }
 
 }  // namespace cpu

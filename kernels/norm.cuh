@@ -14,6 +14,7 @@
 #include <cmath>
 
 #include "kernels/base/device.cuh"
+#include "kernels/base/lanes.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/elementwise.cuh"
 
@@ -78,15 +79,13 @@ namespace cpu {
 
 template <class T>
 NormStatistics<T> norm_statistics(const T* x, Index n, const NormStyle& style) {
-  double mean = 0, squares = 0;
-  if (style.centered) {
-#pragma omp simd reduction(+ : mean)
-    for (Index j = 0; j < n; ++j) mean += static_cast<double>(x[j]);
-    mean /= static_cast<double>(n);
-  }
-#pragma omp simd reduction(+ : squares)
-  for (Index j = 0; j < n; ++j) squares += (static_cast<double>(x[j]) - mean) * (static_cast<double>(x[j]) - mean);
-  return {static_cast<T>(mean), static_cast<T>(1 / std::sqrt(squares / static_cast<double>(n) + style.eps))};
+  const auto count = static_cast<double>(n);
+  const double mean = style.centered ? sum_of(n, [=](Index j) { return static_cast<double>(x[j]); }) / count : 0;
+  const double squares = sum_of(n, [=](Index j) {
+    const double distance = static_cast<double>(x[j]) - mean;
+    return distance * distance;
+  });
+  return {static_cast<T>(mean), static_cast<T>(1 / std::sqrt(squares / count + style.eps))};
 }
 
 // The backward pass of a group of rows. Writes the group's part of dweight and dbias to a row of sums; dbias_sum may be
@@ -102,14 +101,11 @@ void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy
     const auto [mean, scale] = norm_statistics(x.row(i), x.cols, in.style);
     const T *x_row = x.row(i), *dy_row = dy.row(i), *w = in.weights.weight.data;
     T* dx_row = dx.row(i);
-    double sum_g = 0, sum_gx = 0;
-#pragma omp simd reduction(+ : sum_g, sum_gx)
-    for (Index j = 0; j < x.cols; ++j) {
-      const T g = dy_row[j] * (offset + w[j]), normed = (x_row[j] - mean) * scale;
-      sum_g += static_cast<double>(g);
-      sum_gx += static_cast<double>(g * normed);
-    }
-    const T mean_g = in.style.centered ? static_cast<T>(sum_g / static_cast<double>(x.cols)) : T(0);
+    auto g = [=](Index j) { return dy_row[j] * (offset + w[j]); };
+    const double sum_g = in.style.centered ? sum_of(x.cols, [=](Index j) { return static_cast<double>(g(j)); }) : 0;
+    const double sum_gx =
+        sum_of(x.cols, [=](Index j) { return static_cast<double>(g(j) * ((x_row[j] - mean) * scale)); });
+    const T mean_g = static_cast<T>(sum_g / static_cast<double>(x.cols));
     const T mean_gx = static_cast<T>(sum_gx / static_cast<double>(x.cols));
 #pragma omp simd
     for (Index j = 0; j < x.cols; ++j) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kernels/base/device.cuh"
+#include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
@@ -45,7 +46,7 @@ void rope(Device& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const 
 inline std::vector<double> rope_frequencies(Index dim, double theta, const RopeScaling& s) {
   std::vector<double> frequencies;
   for (Index i = 0; i < dim / 2; ++i) {
-    double f = 1 / std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(dim));
+    double f = power(theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
     const double rotations = s.original_length * f / 6.283185307179586;  // L / λ
     if (s.factor != 1) {
       const double keep =
@@ -70,9 +71,9 @@ void compute_rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const
 #pragma omp for
     for (Index i = 0; i < x.rows; ++i) {
       for (std::size_t f = 0; f < frequencies.size(); ++f) {
-        const double angle = positions(0, i) * frequencies[f];
-        cosine[f] = static_cast<T>(std::cos(angle));
-        sine[f] = static_cast<T>(sign * std::sin(angle));
+        const auto [s, c] = sine_cosine(positions(0, i) * frequencies[f]);
+        cosine[f] = static_cast<T>(c);
+        sine[f] = static_cast<T>(sign * s);
       }
       const T *c = cosine.data(), *s = sine.data();
       for (T* head = x.row(i); head < x.row(i) + x.cols; head += 2 * half) {

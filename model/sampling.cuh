@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/base/error.cuh"
+#include "kernels/base/lanes.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/base/random.cuh"
@@ -108,13 +109,10 @@ std::vector<float> softmax_weights(std::span<const T> logits, float maximum, dou
   const auto n = static_cast<Index>(logits.size());
   const T* x = logits.data();
   float* w = weights.data();
-  double weight_sum = 0;
-#pragma omp simd reduction(+ : weight_sum)
-  for (Index j = 0; j < n; ++j) {
+  sum = cpu::sum_of(n, [=](Index j) {
     w[j] = exponential((static_cast<float>(x[j]) - maximum) * sharpness);
-    weight_sum += static_cast<double>(w[j]);
-  }
-  sum = weight_sum;
+    return static_cast<double>(w[j]);
+  });
   return weights;
 }
 
@@ -127,7 +125,7 @@ Draw draw(std::span<const T> logits, const Sampling& s, double uniform) {
   std::vector<float> weights = softmax_weights(logits, maximum, 1, sum);
   auto drawn = [&](std::size_t token) {
     return Draw{static_cast<std::int32_t>(token),
-                static_cast<double>(logits[token]) - static_cast<double>(maximum) - std::log(sum)};
+                static_cast<double>(logits[token]) - static_cast<double>(maximum) - logarithm(sum)};
   };
   if (s.temperature == 0) return drawn(static_cast<std::size_t>(largest - logits.begin()));
 

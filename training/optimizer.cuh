@@ -25,7 +25,7 @@ inline double learning_rate(const OptimizerSettings& s, Index step) {
              total = static_cast<double>(s.steps);
   if (t <= warmup) return s.rate * t / warmup;
   const double progress = total > warmup ? std::min(1.0, (t - warmup) / (total - warmup)) : 1;
-  const double cosine = 0.5 * (1 + std::cos(3.141592653589793 * progress));
+  const double cosine = 0.5 * (1 + sine_cosine(3.141592653589793 * progress).cosine);
   return s.rate * (s.final_rate_fraction + (1 - s.final_rate_fraction) * cosine);
 }
 

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/math.cuh"
+
 namespace streambp {
 
 // SplitMix64's finaliser: flipping an input bit flips every output bit with probability 1/2.
@@ -30,8 +32,8 @@ struct Random {
   std::uint64_t below(std::uint64_t n, std::uint64_t index) const { return bits(index) % n; }
   // Standard normal (Box-Muller).
   double normal(std::uint64_t index) const {
-    const double radius = std::sqrt(-2 * std::log(uniform(2 * index)));
-    return radius * std::cos(6.283185307179586 * uniform(2 * index + 1));
+    const double radius = std::sqrt(-2 * logarithm(uniform(2 * index)));
+    return radius * sine_cosine(6.283185307179586 * uniform(2 * index + 1)).cosine;
   }
 };
 
