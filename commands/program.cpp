@@ -1,6 +1,4 @@
 // The command line of the program: its commands, --version, and how errors become messages and exit codes.
-#include <cblas.h>
-
 #include <CLI/CLI.hpp>
 #include <iostream>
 
@@ -30,13 +28,7 @@ std::string version() {
   const std::string no_gpu = why_no_gpu();
   std::string text = std::string("streambp ") + kVersion + ", commit " + kCommit + "\n";
   text += "CPU      " + device_name(DeviceKind::cpu) + "\n";
-  text += "GPU      " + (no_gpu.empty() ? device_name(DeviceKind::cuda) : "none: " + no_gpu) + "\n";
-  text += "BLAS     ";
-#ifdef OPENBLAS_VERSION
-  text += openblas_get_config();
-#else
-  text += "a CBLAS library";
-#endif
+  text += "GPU      " + (no_gpu.empty() ? device_name(DeviceKind::cuda) : "none: " + no_gpu);
   return text;
 }
 

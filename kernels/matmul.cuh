@@ -5,15 +5,15 @@
 //                    dw += dyᵀ x
 //                    dbias += Σ_rows dy
 //
-// CPU: the unit of work is one tile of rows times one block of columns, computed by a single-threaded GEMM of the CBLAS
-// library; threads share the units. Units have the same shape for any chunk and any number of threads, so every result
-// has the same bits. dw adds tiles from last to first. Generation multiplies only a few rows at a time and is bound by
-// reading w, so a last tile of at most kFewRows rows uses cpu::few_rows.
+// CPU: threads take units of work, one tile of rows times some columns, as they become free. The order of every sum is
+// gemm.cuh's, so results do not depend on the units. dw adds tiles from last to first.
 //
 // GPU: cuBLASLt. Its algorithm is chosen once per shape of weight, for one tile of rows, and used for any number of
 // rows. It may not split a sum across blocks, so the result of a row does not depend on other rows. dw adds tiles (of
 // the device's size) from last to first, in float32.
 #pragma once
+
+#include <omp.h>
 
 #include "kernels/base/device.cuh"
 #include "kernels/base/gemm.cuh"
@@ -64,83 +64,57 @@ void matmul_backward_weight(Device& dev, Matrix<G> dw, Matrix<G> dbias, Matrix<T
 
 namespace cpu {
 
-constexpr Index kColumns = 384;        // columns of a unit of work
-constexpr Index kWeightColumns = 768;  // columns of a unit of dw; it has kColumns rows
-constexpr Index kFewRows = 16;         // for more rows the library is as fast
+// Columns of a unit of work. Few rows, as in generation, are divided more finely, so that all threads have work.
+inline Index unit_columns(Index rows, Index cols) {
+  constexpr Index most = 768, few = 64;
+  const Index units = 2 * omp_get_max_threads(), columns = ceil_div(cols * ceil_div(rows, kTile), units);
+  return std::clamp(round_up(columns, few), few, most);
+}
+
+// Calls f(rows, columns) for all units of a matrix.
+template <class F>
+void for_each_unit(Index rows, Index cols, F&& f) {
+  const Index width = unit_columns(rows, cols), tiles = ceil_div(rows, kTile), blocks = ceil_div(cols, width);
+#pragma omp parallel for collapse(2) schedule(dynamic)
+  for (Index b = 0; b < blocks; ++b) {
+    for (Index t = 0; t < tiles; ++t) f(piece(t, kTile, rows), piece(b, width, cols));
+  }
+}
 
 }  // namespace cpu
 
 template <class T>
-void matmul_few_rows(Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
-  constexpr Index block = 32;  // rows of w that a thread takes at a time
-#pragma omp parallel for schedule(dynamic)
-  for (Index b = 0; b < ceil_div(w.rows, block); ++b) {
-    const Rows cols = piece(b, block, w.rows);
-    T products[cpu::kFewRows * block];
-    const Matrix<T> product(products, y.rows, cols.size());
-    cpu::few_rows<8, T>(product, x, w.slice(cols));
-    for (Index i = 0; i < y.rows; ++i) {
-      for (Index j = cols.begin; j < cols.end; ++j) {
-        const T start = residual ? residual(i, j) : T(0);
-        y(i, j) = (bias ? start + bias(0, j) : start) + product(i, j - cols.begin);
-      }
-    }
-  }
-}
-
-template <class T>
 void compute_matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
-  const Rows last_tile = {y.rows / kTile * kTile, y.rows};
-  if (0 < last_tile.size() && last_tile.size() <= cpu::kFewRows) {
-    matmul_few_rows<T>(y.slice(last_tile), x.slice(last_tile), w, bias,
-                       residual ? residual.slice(last_tile) : residual);
-    y.rows = last_tile.begin;
-  }
-  const Index tiles = ceil_div(y.rows, kTile), blocks = ceil_div(y.cols, cpu::kColumns);
-#pragma omp parallel for collapse(2) schedule(dynamic)
-  for (Index b = 0; b < blocks; ++b) {
-    for (Index t = 0; t < tiles; ++t) {
-      const Rows rows = piece(t, kTile, y.rows), cols = piece(b, cpu::kColumns, y.cols);
-      const Matrix<T> out = y.slice(rows).columns(cols.begin, cols.size());
-      for (Index i = 0; i < out.rows && (bias || residual); ++i) {
-        for (Index j = 0; j < out.cols; ++j) {
-          const T start = residual ? residual(rows.begin + i, cols.begin + j) : T(0);
-          out(i, j) = bias ? start + bias(0, cols.begin + j) : start;
-        }
+  cpu::for_each_unit(y.rows, y.cols, [&](Rows rows, Rows cols) {
+    const Matrix<T> out = y.slice(rows).columns(cols.begin, cols.size());
+    for (Index i = 0; i < out.rows; ++i) {
+      for (Index j = 0; j < out.cols; ++j) {
+        const T start = residual ? residual(rows.begin + i, cols.begin + j) : T(0);
+        out(i, j) = bias ? start + bias(0, cols.begin + j) : start;
       }
-      cpu::gemm<T>(1, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed, bias || residual ? 1 : 0, out);
     }
-  }
+    cpu::gemm<T, T>(out, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed);
+  });
 }
 
 template <class T>
 void compute_matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
-  const Index tiles = ceil_div(dx.rows, kTile), blocks = ceil_div(dx.cols, cpu::kColumns);
-#pragma omp parallel for collapse(2) schedule(dynamic)
-  for (Index b = 0; b < blocks; ++b) {
-    for (Index t = 0; t < tiles; ++t) {
-      const Rows rows = piece(t, kTile, dx.rows), cols = piece(b, cpu::kColumns, dx.cols);
-      cpu::gemm<T>(1, dy.slice(rows), cpu::Op::as_is, w.columns(cols.begin, cols.size()), cpu::Op::as_is,
-                   update == Update::add ? 1 : 0, dx.slice(rows).columns(cols.begin, cols.size()));
-    }
-  }
+  cpu::for_each_unit(dx.rows, dx.cols, [&](Rows rows, Rows cols) {
+    const Matrix<T> out = dx.slice(rows).columns(cols.begin, cols.size());
+    for (Index i = 0; i < out.rows && update == Update::assign; ++i) std::fill_n(out.row(i), out.cols, T(0));
+    cpu::gemm<T, T>(out, dy.slice(rows), cpu::Op::as_is, w.columns(cols.begin, cols.size()), cpu::Op::as_is);
+  });
 }
 
 template <class T>
 void compute_matmul_backward_weight(Cpu&, Matrix<T> dw, Input<T> dy, Input<T> x) {
-  const Index row_blocks = ceil_div(dw.rows, cpu::kColumns), col_blocks = ceil_div(dw.cols, cpu::kWeightColumns);
-#pragma omp parallel for collapse(2) schedule(dynamic)
-  for (Index r = 0; r < row_blocks; ++r) {
-    for (Index c = 0; c < col_blocks; ++c) {
-      const Rows rows = piece(r, cpu::kColumns, dw.rows), cols = piece(c, cpu::kWeightColumns, dw.cols);
-      for (Index t = ceil_div(x.rows, kTile) - 1; t >= 0; --t) {  // last to first
-        const Rows tile = piece(t, kTile, x.rows);
-        cpu::gemm<T>(1, dy.slice(tile).columns(rows.begin, rows.size()), cpu::Op::transposed,
-                     x.slice(tile).columns(cols.begin, cols.size()), cpu::Op::as_is, 1,
-                     dw.slice(rows).columns(cols.begin, cols.size()));
-      }
+  cpu::for_each_unit(dw.rows, dw.cols, [&](Rows rows, Rows cols) {
+    for (Index t = ceil_div(x.rows, kTile) - 1; t >= 0; --t) {  // last to first
+      const Rows tile = piece(t, kTile, x.rows);
+      cpu::gemm<T, T>(dw.slice(rows).columns(cols.begin, cols.size()), dy.slice(tile).columns(rows.begin, rows.size()),
+                      cpu::Op::transposed, x.slice(tile).columns(cols.begin, cols.size()), cpu::Op::as_is);
     }
-  }
+  });
 }
 
 // --- CUDA ---

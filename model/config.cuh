@@ -63,7 +63,7 @@ constexpr Index kMostLayers = 1 << 12;
 inline void validate(const Config& c) {
   require(c.vocab > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0 && c.kv_heads > 0 && c.head_dim > 0 && c.mlp > 0,
           "model: vocabulary, hidden, layers, heads, kv-heads, head-dim and mlp must all be positive");
-  constexpr Index most = Index{1} << 24;  // so that neither tensor sizes nor the 32-bit sizes of BLAS overflow
+  constexpr Index most = Index{1} << 24;  // so that sizes of tensors do not overflow
   require(c.layers <= kMostLayers, "model: ", c.layers, " layers are more than the ", kMostLayers,
           " that are supported");
   for (Index size : {c.vocab, c.hidden, c.heads, c.kv_heads, c.head_dim, c.mlp, c.max_length, c.window}) {

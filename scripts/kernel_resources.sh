@@ -28,7 +28,7 @@ done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 if ! nvcc -std=c++20 -O3 --expt-relaxed-constexpr --extended-lambda -Werror=all-warnings -DSTREAMBP_CUDA \
-  -I . -I /usr/include/x86_64-linux-gnu/openblas-pthread -Xcompiler -fopenmp,-Wall,-Wextra,-Werror \
+  -I . -Xcompiler -fopenmp,-Wall,-Wextra,-Werror \
   "${targets[@]}" -Xptxas -v -c tests/all_kernels.cu -o "$work/all.o" > "$work/log" 2>&1; then
   cat "$work/log" >&2
   echo "kernel_resources.sh: the kernels do not compile" >&2

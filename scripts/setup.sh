@@ -2,13 +2,13 @@
 # Installs the packages that building and testing streambp needs, on Debian and Ubuntu. Skips installed packages.
 set -euo pipefail
 
-packages=(g++ make cmake libopenblas-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libgtest-dev)
+packages=(g++ make cmake libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libgtest-dev)
 
 if ! command -v apt-get > /dev/null; then
   cat >&2 << EOF
 setup.sh supports Debian and Ubuntu. On another system, install these with its package manager:
   a C++20 compiler with OpenMP (g++ 12 or later), make, CMake 3.22 or later,
-  OpenBLAS (or any CBLAS), CLI11, nlohmann-json, PCRE2, utf8proc and GoogleTest, with their headers.
+  CLI11, nlohmann-json, PCRE2, utf8proc and GoogleTest, with their headers.
 EOF
   exit 2
 fi

@@ -364,33 +364,5 @@ TEST(Draw, RefusesInvalidSettings) {
   EXPECT_NO_THROW(validate(Sampling{}));
 }
 
-// --- the product of a few rows ---
-
-TEST(FewRows, BitsOfARowDoNotDependOnOtherRows) {
-  for (auto [inputs, outputs] : {std::pair<Index, Index>{1, 1}, {7, 5}, {16, 33}, {77, 100}, {300, 31}}) {
-    Owned<float> x(cpu::kFewRows, inputs, 1), w(outputs, inputs, 2), bias(1, outputs, 3),
-        residual(cpu::kFewRows, outputs, 4);
-    Cpu dev(0);
-    std::vector<std::vector<float>> rows;
-    for (Index count = 1; count <= cpu::kFewRows; ++count) {
-      Owned<float> y(count, outputs, 5);
-      matmul(dev, y.m, x.m.slice({0, count}), w.m, bias.m, residual.m.slice({0, count}));
-      for (Index i = 0; i < count; ++i) {
-        const std::vector<float> row(y.m.row(i), y.m.row(i) + outputs);
-        if (i == static_cast<Index>(rows.size())) rows.push_back(row);
-        ASSERT_EQ(row, rows[index(i)]) << count << " rows, row " << i;
-        for (Index j = 0; j < outputs; ++j) {
-          double sum = static_cast<double>(bias.m(0, j)) + static_cast<double>(residual.m(i, j)), size = std::abs(sum);
-          for (Index k = 0; k < inputs; ++k) {
-            const double term = static_cast<double>(x.m(i, k)) * static_cast<double>(w.m(j, k));
-            sum += term, size += std::abs(term);
-          }
-          ASSERT_NEAR(row[index(j)], sum, 1e-6 * size);
-        }
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace streambp

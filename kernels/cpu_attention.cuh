@@ -1,0 +1,304 @@
+// Attention on the CPU, by tiles of queries and tiles of keys, with the products of gemm.cuh.
+//
+// A tile of queries holds every query once for each head of its group: the heads of a group share their keys and
+// values, so one product serves all of them. Row i of head g is row i * group + g of the tile. Its scores are a row of
+// the product with a tile of keys, and stay in the cache.
+//
+// The results of a query do not depend on the other queries, and neither on how many of them a tile holds. dK and dV of
+// a tile of keys are summed over tiles of queries from last to first; such a tile starts at a multiple of its size. dQ
+// is summed over tiles of keys from first to last.
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "kernels/attention_shape.cuh"
+#include "kernels/base/device.cuh"
+#include "kernels/base/gemm.cuh"
+#include "kernels/base/lanes.cuh"
+#include "kernels/base/math.cuh"
+
+namespace streambp::cpu {
+
+constexpr Index kKeys = 128;  // keys of a tile
+static_assert(kTile % kKeys == 0);
+
+// Queries of a tile, a power of two, so that tiles divide chunks.
+inline Index queries_of_tile(const AttentionShape& shape) {
+  require(shape.head_dim <= kBlock && shape.group() <= kBlock, "attention: ", shape.group(), " heads of ",
+          shape.head_dim, " in a group are more than ", kBlock, " heads of ", kBlock, ", which a CPU supports");
+  return static_cast<Index>(std::bit_floor(static_cast<std::uint64_t>(kBlock / shape.group())));
+}
+
+// The queries of `rows` that attend to a key of `keys`, counted from rows.begin. They are neighbours, because the first
+// key of a row never decreases from row to row.
+inline Rows queries_of(Rows rows, Rows keys, const AttentionSpan& span) {
+  Index begin = most(rows.begin, keys.begin), end = rows.end;
+  while (end > begin && keys_of(end - 1, span.mask.key_begin, span.shape.window).begin >= keys.end) --end;
+  return {begin - rows.begin, end - rows.begin};
+}
+
+// The first tile of keys that a query attends to.
+inline Index first_tile_of_keys(Index query, const AttentionSpan& span) {
+  return keys_of(query, span.mask.key_begin, span.shape.window).begin / kKeys;
+}
+
+// The columns of a tile of keys that a query attends to. May be empty.
+inline Rows visible(Index query, Rows keys, const AttentionSpan& span) {
+  const Rows all = keys_of(query, span.mask.key_begin, span.shape.window);
+  const Index begin = std::clamp(all.begin - keys.begin, Index{0}, keys.size());
+  return {begin, std::clamp(all.end - keys.begin, begin, keys.size())};
+}
+
+// row[j] = f(j) for visible columns, 0 elsewhere.
+template <class A, class F>
+void replace_row(A* row, Index n, Rows visible, F&& f) {
+  std::fill(row, row + visible.begin, A(0));
+#pragma omp simd
+  for (Index j = visible.begin; j < visible.end; ++j) row[j] = f(j);
+  std::fill(row + visible.end, row + n, A(0));
+}
+
+// The rows of one group of heads, as the rows of a tile: q has `group` heads side by side.
+template <class A, class T>
+Matrix<A> stack(const LeftBlock<A>& block, Matrix<const T> q, Index dim, A factor = 1) {
+  const Index group = q.cols / dim;
+  const Matrix<A> all = block.matrix(q.rows * group, dim);
+  for (Index i = 0; i < q.rows; ++i) {
+    for (Index g = 0; g < group; ++g) {
+      const T* from = q.row(i) + g * dim;
+      A* to = all.row(i * group + g);
+      for (Index d = 0; d < dim; ++d) to[d] = static_cast<A>(from[d]) * factor;
+    }
+  }
+  return all;
+}
+
+// --- Forward ---
+
+// The maximum of the scores of a row so far, and their Σ exp(score - maximum).
+template <class A>
+struct RunningSoftmax {
+  A maximum = -INFINITY, sum = 0;
+};
+
+// One row of scores: S becomes P = exp(S - maximum). If the maximum rises, the output so far is rescaled.
+template <class A>
+void online_softmax_row(A* s, Index n, Rows visible, RunningSoftmax<A>& running, A* output, Index dim) {
+  A maximum = running.maximum;
+#pragma omp simd reduction(max : maximum)
+  for (Index j = visible.begin; j < visible.end; ++j) maximum = s[j] > maximum ? s[j] : maximum;
+  if (maximum > running.maximum) {
+    const A shrink = running.sum == 0 ? A(0) : exponential(running.maximum - maximum);
+    running.sum *= shrink;
+    for (Index d = 0; d < dim; ++d) output[d] *= shrink;
+    running.maximum = maximum;
+  }
+  replace_row(s, n, visible, [=](Index j) { return exponential(s[j] - maximum); });
+  running.sum += sum_of(n, [=](Index j) { return s[j]; });
+}
+
+template <class T>
+class AttentionTile {
+ public:
+  using A = Accumulator<T>;
+
+  // in.q and out: the rows of the span and the columns of a group. in.k, in.v: all rows of the group's key/value head.
+  void compute(const AttentionOutput<T>& out, const AttentionInput<T>& in, const AttentionSpan& span) {
+    const Rows queries = span.rows;
+    const Index dim = span.shape.head_dim, group = in.q.cols / dim;
+    const Matrix<A> q = stack(queries_, in.q, dim, static_cast<A>(span.shape.scale()));
+    const Matrix<A> o(output_.data(), q.rows, dim);
+    std::fill_n(o.data, o.size(), A(0));
+    std::fill_n(running_, q.rows, RunningSoftmax<A>{});
+    for (Index tile = first_tile_of_keys(queries.begin, span); tile * kKeys < queries.end; ++tile) {
+      const Rows keys = piece(tile, kKeys, queries.end), seeing = queries_of(queries, keys, span),
+                 rows = {seeing.begin * group, seeing.end * group};
+      const Matrix<A> s = scores_.matrix(q.rows, keys.size()).slice(rows);
+      keys_.pack(in.k.slice(keys), Op::transposed);
+      multiply<A>(s, q.slice(rows), Op::as_is, keys_, Update::assign);
+      for (Index i = 0; i < s.rows; ++i) {
+        const Index row = rows.begin + i;
+        online_softmax_row(s.row(i), s.cols, visible(queries.begin + row / group, keys, span), running_[row],
+                           o.row(row), dim);
+      }
+      values_.pack(in.v.slice(keys), Op::as_is);
+      multiply<A>(o.slice(rows), s, Op::as_is, values_, Update::add);
+    }
+    for (Index row = 0; row < o.rows; ++row) {
+      T* to = out.attended.row(row / group) + row % group * dim;
+      for (Index d = 0; d < dim; ++d) to[d] = static_cast<T>(o(row, d) / running_[row].sum);
+      out.lse(row / group, row % group) = running_[row].maximum + logarithm(running_[row].sum);
+    }
+  }
+
+ private:
+  LeftBlock<A> queries_, scores_;
+  RightPanels<A> keys_{kKeys}, values_{kBlock};
+  Buffer<A> output_{kBlock * kBlock};
+  RunningSoftmax<A> running_[kBlock];
+};
+
+// --- Backward ---
+
+// Tiles of keys add to the dQ of a tile of queries in order: each waits until the one before has added its part.
+class Turns {
+ public:
+  Turns(Index count) : next_(static_cast<std::size_t>(count)) {}
+  void start(Index tile, Index first) { at(tile).store(first, std::memory_order_relaxed); }
+  void wait(Index tile, Index turn) {
+    for (Index now; (now = at(tile).load(std::memory_order_acquire)) != turn;) at(tile).wait(now);
+  }
+  void finish(Index tile, Index turn) {
+    at(tile).store(turn + 1, std::memory_order_release);
+    at(tile).notify_all();
+  }
+
+ private:
+  std::atomic<Index>& at(Index tile) { return next_[static_cast<std::size_t>(tile)]; }
+  std::vector<std::atomic<Index>> next_;
+};
+
+// The backward pass of a tile of keys.
+template <class T>
+class AttentionBackwardTile {
+ public:
+  using A = Accumulator<T>;
+
+  void take(Matrix<const T> k, Matrix<const T> v) {
+    k_transposed_.pack(k, Op::transposed);
+    k_.pack(k, Op::as_is);
+    v_transposed_.pack(v, Op::transposed);
+  }
+
+  // For a tile of queries: adds to dk and dv of the keys, and computes the keys' part of dQ. All matrices of queries
+  // have the rows of the span and the columns of a group.
+  void compute(Matrix<A> dk, Matrix<A> dv, const AttentionUpstream<T>& upstream, Matrix<const T> q, Rows keys,
+               const AttentionSpan& span) {
+    const Index dim = span.shape.head_dim, group = q.cols / dim;
+    const Matrix<A> scaled_q = stack(q_, q, dim, static_cast<A>(span.shape.scale())),
+                    dout = stack(dout_, upstream.dout, dim), p = p_.matrix(scaled_q.rows, keys.size()),
+                    ds = ds_.matrix(scaled_q.rows, keys.size());
+    multiply<A>(p, scaled_q, Op::as_is, k_transposed_, Update::assign);
+    multiply<A>(ds, dout, Op::as_is, v_transposed_, Update::assign);
+    for (Index row = 0; row < p.rows; ++row) {
+      const Rows row_visible = visible(span.rows.begin + row / group, keys, span);
+      A *p_row = p.row(row), *ds_row = ds.row(row);
+      const A lse = upstream.lse(row / group, row % group), delta = upstream.delta(row / group, row % group);
+      replace_row(p_row, keys.size(), row_visible, [=](Index j) { return exponential(p_row[j] - lse); });
+      replace_row(ds_row, keys.size(), row_visible, [=](Index j) { return p_row[j] * (ds_row[j] - delta); });
+    }
+    right_.pack(Matrix<const A>(dout), Op::as_is);
+    multiply<A>(dv, p, Op::transposed, right_, Update::add);
+    right_.pack(Matrix<const A>(scaled_q), Op::as_is);
+    multiply<A>(dk, ds, Op::transposed, right_, Update::add);
+    dq_ = Matrix<A>(partial_.data(), ds.rows, dim);
+    multiply<A>(dq_, ds, Op::as_is, k_, Update::assign);
+  }
+
+  // Adds the part of dQ that compute() left.
+  void add_to(Matrix<T> dq, const AttentionShape& shape) const {
+    const Index group = dq.cols / shape.head_dim;
+    const A scale = static_cast<A>(shape.scale());
+    for (Index row = 0; row < dq_.rows; ++row) {
+      T* to = dq.row(row / group) + row % group * shape.head_dim;
+      for (Index d = 0; d < shape.head_dim; ++d) to[d] += scale * dq_(row, d);
+    }
+  }
+
+ private:
+  RightPanels<A> k_transposed_{kKeys}, k_{kBlock}, v_transposed_{kKeys}, right_{kBlock};
+  LeftBlock<A> q_, dout_, p_, ds_;
+  Buffer<A> partial_{kBlock * kBlock};
+  Matrix<A> dq_;
+};
+
+}  // namespace streambp::cpu
+
+namespace streambp {
+
+template <class T>
+void compute_attention(Cpu&, const AttentionOutput<T>& out, const AttentionInput<T>& in, const AttentionSpan& span) {
+  const AttentionShape& shape = span.shape;
+  const Index dim = shape.head_dim, group = shape.group(), size = cpu::queries_of_tile(shape);
+  const Index tiles = ceil_div(span.rows.size(), size);
+#pragma omp parallel for collapse(2) schedule(dynamic)
+  for (Index t = tiles - 1; t >= 0; --t) {  // longest tiles first
+    for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+      thread_local cpu::AttentionTile<T> tile;
+      const Rows chunk = piece(t, size, span.rows.size());
+      const Rows stream = {span.rows.begin + chunk.begin, span.rows.begin + chunk.end};
+      auto heads = [&](auto m, Index width) { return m.slice(chunk).columns(kv_head * group * width, group * width); };
+      auto of_keys = [&](auto m) { return m.columns(kv_head * dim, dim); };
+      tile.compute({heads(out.attended, dim), heads(out.lse, 1)}, {heads(in.q, dim), of_keys(in.k), of_keys(in.v)},
+                   {span.mask, stream, shape});
+    }
+  }
+}
+
+// delta = rowsum(dO * O) of each head
+template <class T>
+void compute_attention_delta(Cpu&, Matrix<Accumulator<T>> delta, Input<T> dout, Input<T> out) {
+  using A = Accumulator<T>;
+  const Index dim = out.cols / delta.cols;
+#pragma omp parallel for
+  for (Index i = 0; i < delta.rows; ++i) {
+    for (Index h = 0; h < delta.cols; ++h) {
+      const T *a = dout.row(i) + h * dim, *b = out.row(i) + h * dim;
+      delta(i, h) = cpu::sum_of(dim, [=](Index d) { return static_cast<A>(a[d]) * static_cast<A>(b[d]); });
+    }
+  }
+}
+
+template <class T>
+void compute_attention_backward(Cpu& dev, const AttentionGradient<T>& gradient, const AttentionUpstream<T>& upstream,
+                                const AttentionInput<T>& in, const AttentionSpan& span) {
+  const AttentionShape& shape = span.shape;
+  const Index dim = shape.head_dim, group = shape.group(), size = cpu::queries_of_tile(shape), rows = span.rows.size();
+  const Index query_tiles = ceil_div(rows, size), first_key_tile = cpu::first_tile_of_keys(span.rows.begin, span),
+              key_tiles = ceil_div(span.rows.end, cpu::kKeys) - first_key_tile;
+  require(span.rows.begin % size == 0, "attention: a chunk of the backward pass starts within a tile of queries");
+  compute_zero(dev, gradient.dq);
+  cpu::Turns turns(shape.kv_heads * query_tiles);
+  for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+    for (Index t = 0; t < query_tiles; ++t) {
+      turns.start(kv_head * query_tiles + t, cpu::first_tile_of_keys(span.rows.begin + t * size, span));
+    }
+  }
+  // A thread takes tiles of keys in order, so the tile that others wait for is always being computed.
+#pragma omp parallel for collapse(2) schedule(monotonic : dynamic)
+  for (Index number = first_key_tile; number < first_key_tile + key_tiles; ++number) {
+    for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+      thread_local cpu::AttentionBackwardTile<T> tile;
+      const Rows keys = piece(number, cpu::kKeys, span.rows.end);
+      auto of_keys = [&](auto m) { return m.slice(keys).columns(kv_head * dim, dim); };
+      tile.take(of_keys(in.k), of_keys(in.v));
+      for (Index t = query_tiles - 1; t >= 0; --t) {  // last to first
+        const Rows chunk = piece(t, size, rows);
+        const Rows stream = {span.rows.begin + chunk.begin, span.rows.begin + chunk.end};
+        if (stream.end <= keys.begin) break;
+        const Index turn = kv_head * query_tiles + t;
+        const Rows seeing = cpu::queries_of(stream, keys, span);
+        if (seeing.size() > 0) {
+          const Rows part = {chunk.begin + seeing.begin, chunk.begin + seeing.end};
+          auto heads = [&](auto m, Index width) {
+            return m.slice(part).columns(kv_head * group * width, group * width);
+          };
+          tile.compute(of_keys(gradient.dk), of_keys(gradient.dv),
+                       {heads(upstream.dout, dim), heads(upstream.lse, 1), heads(upstream.delta, 1)}, heads(in.q, dim),
+                       keys, {span.mask, {stream.begin + seeing.begin, stream.begin + seeing.end}, shape});
+          turns.wait(turn, number);
+          tile.add_to(heads(gradient.dq, dim), shape);
+          turns.finish(turn, number);
+        } else if (number >= cpu::first_tile_of_keys(stream.begin, span)) {
+          turns.wait(turn, number);
+          turns.finish(turn, number);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace streambp

@@ -1,0 +1,187 @@
+// The arithmetic of the CPU: every element of a product has the bits of its defining formula, and elementary functions
+// are accurate.
+#include <numeric>
+
+#include "kernels/base/gemm.cuh"
+#include "kernels/base/lanes.cuh"
+#include "tests/support.cuh"
+
+namespace streambp {
+namespace {
+
+using cpu::Op;
+
+// An element by the definition in gemm.cuh.
+template <class A, class T>
+A defined(A start, const std::function<T(Index)>& a, const std::function<T(Index)>& b, Index inner) {
+  for (Index block = 0; block < inner; block += cpu::kBlock) {
+    A sum = 0;
+    for (Index k = block; k < std::min(inner, block + cpu::kBlock); ++k) {
+      sum = std::fma(static_cast<A>(a(k)), static_cast<A>(b(k)), sum);
+    }
+    start += sum;
+  }
+  return start;
+}
+
+template <class A, class T>
+void expect_defined_bits(Index rows, Index cols, Index inner, Op op_a, Op op_b) {
+  auto matrix = [](Index rows, Index cols, std::uint64_t seed) {
+    const Owned<float> noise(rows, cols, seed);
+    std::vector<T> values;
+    for (Index i = 0; i < noise.m.size(); ++i) values.push_back(static_cast<T>(noise.m.data[i]));
+    return values;
+  };
+  const bool a_as_is = op_a == Op::as_is, b_as_is = op_b == Op::as_is;
+  const std::vector<T> a_values = matrix(rows, inner, 1), b_values = matrix(inner, cols, 2);
+  const Matrix<const T> a(a_values.data(), a_as_is ? rows : inner, a_as_is ? inner : rows),
+      b(b_values.data(), b_as_is ? inner : cols, b_as_is ? cols : inner);
+  const Owned<A> start(rows, cols + 3, 3);  // the rows of c are not contiguous
+  Owned<A> c(rows, cols + 3, 3);
+  cpu::gemm<A, T>(c.m.columns(1, cols), a, op_a, b, op_b);
+  for (Index i = 0; i < rows; ++i) {
+    for (Index j = 0; j < cols + 3; ++j) {
+      if (j == 0 || j > cols) {
+        ASSERT_EQ(c.m(i, j), start.m(i, j)) << "outside c";
+        continue;
+      }
+      const A expected = defined<A, T>(
+          start.m(i, j), [&](Index k) { return a_as_is ? a(i, k) : a(k, i); },
+          [&](Index k) { return b_as_is ? b(k, j - 1) : b(j - 1, k); }, inner);
+      ASSERT_EQ(c.m(i, j), expected) << rows << "x" << cols << "x" << inner << " at " << i << ", " << j - 1;
+    }
+  }
+}
+
+template <class A, class T>
+void expect_defined_bits() {
+  for (const Op op_a : {Op::as_is, Op::transposed}) {
+    for (const Op op_b : {Op::as_is, Op::transposed}) {
+      for (const auto& [rows, cols, inner] : std::vector<std::array<Index, 3>>{{1, 1, 1},
+                                                                               {2, 3, 5},
+                                                                               {5, 17, 16},
+                                                                               {6, 64, 32},
+                                                                               {13, 31, 255},
+                                                                               {7, 65, 256},
+                                                                               {3, 130, 257},
+                                                                               {256, 5, 600}}) {
+        expect_defined_bits<A, T>(rows, cols, inner, op_a, op_b);
+      }
+    }
+  }
+}
+
+TEST(Gemm, EveryElementHasTheBitsOfItsDefinition) {
+  expect_defined_bits<float, float>();
+  expect_defined_bits<double, double>();
+  expect_defined_bits<float, BFloat16>();
+}
+
+TEST(Gemm, MultiplyAssignsOrAdds) {
+  const Owned<float> a(9, 40, 1), b(40, 70, 2);
+  const cpu::LeftBlock<float> block;
+  cpu::RightPanels<float> panels(70);
+  panels.pack(Matrix<const float>(b.m), Op::as_is);
+  const Matrix<float> rows = block.copy(Matrix<const float>(a.m));
+  Owned<float> once(9, 70, 3), twice(9, 70, 4);
+  cpu::multiply<float>(once.m, rows, Op::as_is, panels, Update::assign);
+  cpu::multiply<float>(twice.m, rows, Op::as_is, panels, Update::assign);
+  cpu::multiply<float>(twice.m, rows, Op::as_is, panels, Update::add);
+  for (Index i = 0; i < once.m.size(); ++i) ASSERT_EQ(twice.m.data[i], once.m.data[i] + once.m.data[i]);
+}
+
+TEST(Gemm, RefusesOperandsThatDoNotFit) {
+  const cpu::LeftBlock<float> block;
+  cpu::RightPanels<float> panels(8);
+  Owned<float> b(4, 8, 1), c(2, 8, 2);
+  panels.pack(Matrix<const float>(b.m), Op::as_is);
+  EXPECT_THROW(block.matrix(cpu::kBlock + 1, 1), Error);
+  EXPECT_THROW(cpu::multiply<float>(c.m, b.m, Op::as_is, panels, Update::add), Error);  // not in a block
+  EXPECT_THROW(cpu::multiply<float>(c.m, block.matrix(2, 5), Op::as_is, panels, Update::add), Error);
+}
+
+// A row of a matmul has the same bits alone, among other rows, and on any number of threads.
+TEST(Matmul, BitsOfARowDependOnTheRowOnly) {
+  Cpu dev(0);
+  for (auto [inputs, outputs] : {std::pair<Index, Index>{1, 1}, {77, 100}, {300, 31}, {513, 1000}}) {
+    const Owned<float> x(300, inputs, 1), w(outputs, inputs, 2), bias(1, outputs, 3), residual(300, outputs, 4);
+    Owned<float> all(300, outputs, 5);
+    matmul(dev, all.m, x.m, w.m, bias.m, residual.m);
+    for (const Index count : {1, 2, 7, 16, 257}) {
+      Owned<float> y(count, outputs, 6);
+      const int threads = omp_get_max_threads();
+      omp_set_num_threads(static_cast<int>(count % 4 + 1));
+      matmul(dev, y.m, x.m.slice({0, count}), w.m, bias.m, residual.m.slice({0, count}));
+      omp_set_num_threads(threads);
+      for (Index i = 0; i < y.m.size(); ++i) ASSERT_EQ(y.m.data[i], all.m.data[i]) << count << " rows, element " << i;
+    }
+  }
+}
+
+TEST(LaneSums, AddElementsInAFixedOrder) {
+  for (Index n : {0, 1, 15, 16, 17, 100}) {
+    const Owned<float> x(1, std::max<Index>(n, 1), 7);
+    float lanes[16] = {};
+    for (Index j = 0; j < n; ++j) lanes[j % 16] += x.m.data[j];
+    for (Index half : {8, 4, 2, 1}) {
+      for (Index lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    }
+    EXPECT_EQ(cpu::sum_of(n, [&](Index j) { return x.m.data[j]; }), lanes[0]);
+  }
+}
+
+// The largest relative error of f against g at many points.
+double largest_error(double from, double to, const std::function<double(double)>& f,
+                     const std::function<long double(long double)>& g) {
+  double largest = 0;
+  constexpr int points = 100000;
+  for (int i = 0; i <= points; ++i) {
+    const double x = from + (to - from) * i / points;
+    const long double truth = g(x);
+    largest = std::max(largest, static_cast<double>(std::abs((f(x) - truth) / truth)));
+  }
+  return largest;
+}
+
+TEST(ElementaryFunctions, AreAccurate) {
+  const auto exp = [](long double x) { return std::exp(x); };
+  EXPECT_LT(largest_error(
+                -700, 700, [](double x) { return exponential(x); }, exp),
+            2.3e-16);
+  EXPECT_LT(largest_error(
+                -1e-3, 1e-3, [](double x) { return exponential(x); }, exp),
+            2.3e-16);
+  const auto in_float = [&](double x) { return exponential(static_cast<float>(x)); };
+  EXPECT_LT(largest_error(-86, 86, in_float,
+                          [](long double x) { return std::exp(static_cast<double>(static_cast<float>(x))); }),
+            1.2e-7);
+  const auto log = [](long double x) { return std::log(x); };
+  for (auto [from, to] : {std::pair<double, double>{1e-300, 1e-299}, {1e-3, 0.999}, {1.001, 2}, {2, 1e6}}) {
+    EXPECT_LT(largest_error(
+                  from, to, [](double x) { return logarithm(x); }, log),
+              4.5e-16);
+  }
+  for (double x : {0.0, 0.5, 1e3, 123456.789, 1e6, -77777.7}) {
+    const auto [sine, cosine] = sine_cosine(x);
+    EXPECT_NEAR(sine, std::sin(x), 2.3e-16);
+    EXPECT_NEAR(cosine, std::cos(x), 2.3e-16);
+  }
+  EXPECT_LT(largest_error(
+                0, 1, [](double y) { return power(1e6, -y); }, [](long double y) { return std::pow(1e6L, -y); }),
+            3e-15);
+}
+
+TEST(ElementaryFunctions, HandleValuesAtTheEdges) {
+  EXPECT_EQ(exponential(0.0), 1);
+  EXPECT_EQ(exponential(0.0f), 1);
+  EXPECT_EQ(logarithm(1.0), 0);
+  EXPECT_GT(exponential(-1e30f), 0);
+  EXPECT_TRUE(std::isfinite(exponential(1e30)));
+  EXPECT_TRUE(std::isnan(exponential(static_cast<float>(NAN))) && std::isnan(exponential(static_cast<double>(NAN))));
+  EXPECT_EQ(logarithm(0.0), -INFINITY);
+  EXPECT_EQ(logarithm(static_cast<double>(INFINITY)), INFINITY);
+  EXPECT_TRUE(std::isnan(logarithm(-1.0)) && std::isnan(logarithm(static_cast<double>(NAN))));
+}
+
+}  // namespace
+}  // namespace streambp
