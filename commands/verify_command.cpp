@@ -168,7 +168,12 @@ class VerifyCommand : public Command {
                   oracle_error_->relative, kExact);
     }
     for (const std::string& problem : problems_) std::printf("FAILED: %s.\n", problem.c_str());
-    if (problems_.empty()) std::printf("Verified: every bit of the gradient is the same in all modes.\n");
+    if (problems_.empty()) {
+      const std::string fingerprint = format("%016lx", full_->gradient.fingerprint());
+      json_["fingerprint"] = fingerprint;
+      std::printf("Verified: every bit of the gradient is the same in all modes. Fingerprint: %s%s\n",
+                  fingerprint.c_str(), settings_.device == DeviceKind::cpu ? ", on any CPU." : ".");
+    }
     json_["verified"] = problems_.empty();
     if (!json_file_.empty()) write_file_atomically(json_file_, json_.dump(2) + "\n");
   }

@@ -46,6 +46,15 @@ struct HostGradient {
     return std::equal(values.begin(), values.end(), other.values.begin(), other.values.end(), equal);
   }
 
+  // A hash of every bit.
+  std::uint64_t fingerprint() const {
+    std::uint64_t hash = 0;
+    for (const auto& part : values) {
+      for (double x : part) hash = mix(hash ^ std::bit_cast<std::uint64_t>(x));
+    }
+    return hash;
+  }
+
   Difference difference(const HostGradient& truth) const {
     struct Sizes {
       double error = 0, largest = 0;
