@@ -43,8 +43,6 @@ StepSettings DeviceOptions::settings(const Config& config, Index micro_batches) 
   s.micro_batches = micro_batches;
   s.wide_gradient = gradient == "f32";
   s.tile = tile_of(s.device);
-  require(!on_gpu || config.head_dim <= 256, "heads of width ", config.head_dim,
-          " are wider than the 256 that GPU attention supports; use --device cpu");
   require(s.dtype == DType::bf16 || s.optimizer != OptimizerKind::adamw_pure,
           "--optimizer adamw-bf16 needs --dtype bf16, on a GPU");
   require(s.dtype == DType::bf16 || gradient != "bf16", "--grad-dtype bf16 needs --dtype bf16, on a GPU");

@@ -27,8 +27,8 @@ static_assert(kTile % kKeys == 0);
 
 // Queries of a tile, a power of two, so that tiles divide chunks.
 inline Index queries_of_tile(const AttentionShape& shape) {
-  require(shape.head_dim <= kBlock && shape.group() <= kBlock, "attention: ", shape.group(), " heads of ",
-          shape.head_dim, " in a group are more than ", kBlock, " heads of ", kBlock, ", which a CPU supports");
+  require(shape.head_dim <= kBlock && shape.group() <= kBlock, "attention: groups of ", shape.group(), " heads of ",
+          shape.head_dim, " are too large");
   return static_cast<Index>(std::bit_floor(static_cast<std::uint64_t>(kBlock / shape.group())));
 }
 

@@ -59,6 +59,9 @@ struct Config {
 // Limits what a malicious config file can make us allocate. Far above any real model.
 constexpr Index kMostLayers = 1 << 12;
 
+// What the attention kernels hold of a head, on CPUs and GPUs.
+constexpr Index kMostHeadDim = 256, kMostGroup = 256;
+
 // Refuses unsupported sizes, with messages for the user.
 inline void validate(const Config& c) {
   require(c.vocab > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0 && c.kv_heads > 0 && c.head_dim > 0 && c.mlp > 0,
@@ -69,9 +72,13 @@ inline void validate(const Config& c) {
   for (Index size : {c.vocab, c.hidden, c.heads, c.kv_heads, c.head_dim, c.mlp, c.max_length, c.window}) {
     require(size <= most, "model: a size of ", size, " is more than the ", most, " that are supported");
   }
+  require(c.head_dim <= kMostHeadDim, "model: heads of width ", c.head_dim, " are wider than the ", kMostHeadDim,
+          " that attention supports");
   require(c.heads <= most / c.head_dim, "model: ", c.heads, " heads of ", c.head_dim, " are too wide");
   require(c.heads % c.kv_heads == 0, "model: ", c.heads, " query heads cannot share ", c.kv_heads,
           " key/value heads evenly; choose kv-heads that divides heads");
+  require(c.heads / c.kv_heads <= kMostGroup, "model: ", c.heads / c.kv_heads,
+          " query heads share a key/value head, more than the ", kMostGroup, " that attention supports");
   require(c.positions == Positions::learned || c.head_dim % 2 == 0,
           "model: RoPE rotates pairs of numbers, so head-dim must be even, not ", c.head_dim);
   require(c.positions == Positions::rope || c.max_length > 0,
