@@ -65,9 +65,9 @@ TEST_F(Encoding, OfConversationsEqualsTransformers) {
         // A prompt is the beginning of the whole.
         for (std::size_t i = 0; i < messages.size(); ++i) {
           if (messages[i].role != "assistant" || i + 1 < messages.size()) continue;
-          for (const auto& lesson : chat.lessons(messages, i)) {
+          for (const auto& sequence : chat.training_sequences(messages, i)) {
             const Tokens prompt = encoder.encode_pieces(chat.prompt(std::span(messages).first(i))).tokens;
-            const Document whole = encoder.encode_pieces(lesson);
+            const Document whole = encoder.encode_pieces(sequence);
             ASSERT_LT(prompt.size(), whole.tokens.size());
             EXPECT_TRUE(std::equal(prompt.begin(), prompt.end(), whole.tokens.begin())) << name << ", " << layout;
             EXPECT_TRUE(whole.learn[prompt.size()]) << name << ", " << layout;
