@@ -68,6 +68,8 @@ TEST_F(Generation, ReadsPromptsFromEverySource) {
 
   write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"first\"}\n{\"prompt\": \"second, longer\"}\n");
   EXPECT_EQ(texts("--prompts " + path("prompts.jsonl") + " --samples 2 --length 5"), lines);
+  fs::rename(path("prompts.jsonl"), path("prompts.JSONL"));
+  EXPECT_EQ(texts("--prompts " + path("prompts.JSONL") + " --samples 2 --length 5"), lines);
   EXPECT_EQ(texts("--prompt first 'second, longer' --samples 2 --length 5"), lines);
   EXPECT_EQ(texts("--length 5 --prompt first < /dev/null")[0], lines[0]);
 
@@ -225,6 +227,12 @@ TEST_F(Generation, EvalMatchesTheWalkByFileAndPosition) {
     EXPECT_TRUE(contains(outcome.output, part)) << part;
   EXPECT_EQ(eval(both + " --length 502")["files"][0]["split"], 0);
   EXPECT_FALSE(contains(execute("eval" + model + " " + both + " --length 502").output, "documents are longer"));
+  write_file_atomically(path("bad.jsonl"), "{\"text\": \"abc\"}\nnonsense\n");
+  const Outcome skipping = execute("eval" + model + " --skip-bad --data " + path("bad.jsonl"));
+  EXPECT_TRUE(contains(skipping.output, "examples skipped: 1, the first: " + path("bad.jsonl:2: "))) << skipping.output;
+  const std::string tokens = path("tokens.SAFETENSORS");
+  ASSERT_EQ(execute("tokenize" + model + " --data " + path("long.txt") + " --out " + tokens).exit_code, 0);
+  EXPECT_EQ(eval("--data " + tokens)["total"], eval("--data " + path("long.txt"))["total"]);
   expect_refused("eval" + model, "--data");
   expect_refused("eval" + model + " --data " + path("nowhere.txt"), "nowhere.txt");
   expect_refused("eval" + model + " --data " + path("long.txt") + " --length 1", "--length");

@@ -135,6 +135,17 @@ TEST_F(RunDirectories, OfRefusedRunsDisappear) {
   EXPECT_TRUE(fs::exists(out())) << "the user made it";
 }
 
+TEST_F(RunDirectories, ThatCannotBePreparedKeepNoTokens) {
+  fs::create_directories(dir / "run/run.json");  // in the way of the file
+  {
+    RunDirectory run(out(), RunBegin::fresh);
+    run.create();
+    add("tokens-1.safetensors");
+    expect_refused([&] { run.open(0, {}); }, "run.json: exists and is not a file");
+  }
+  EXPECT_EQ(names(), std::set<std::string>{"run.json"});
+}
+
 TEST_F(RunDirectories, ThatCannotBeCreatedAreRefusedAtOnce) {
   write_file_atomically(dir / "run", "");
   expect_refused(RunBegin::fresh, "is not a directory");
