@@ -18,8 +18,9 @@ TEST_F(Commands, EveryCommandHasHelp) {
 }
 
 TEST_F(Commands, MisuseExitsWith2AndNamesTheRemedy) {
-  expect_refused("", "--help");
-  expect_refused("fly", "--help");
+  expect_refused("", "no command is given; streambp --help lists the commands");
+  expect_refused("fly me", "\"fly\" is not a command; streambp --help lists the commands");
+  expect_refused("--fly", "\"--fly\" is not a command");
   expect_refused("train --wings 2", "--wings");
   expect_refused("train --length many", "--length");
   expect_refused("train --length 0", "--length");
@@ -33,6 +34,11 @@ TEST_F(Commands, MisuseExitsWith2AndNamesTheRemedy) {
   expect_refused("train --window 8", "--window");
   expect_refused("train --memory 10KiB" + kTiny, "needs at least");
   expect_refused("train --memory lots" + kTiny, "lots");
+  // The step fits; the keys and values of the sample do not.
+  expect_refused("train --length 20000 --batch 1 --hidden 32 --heads 4 --kv-heads 4 --layers 30 --memory 110MiB",
+                 "the sample at the end brings the run to 152");
+  expect_refused("train --prompt caf\xe9" + kTiny, "\xe9\" is not UTF-8");
+  expect_refused("eval --model model --data caf\xe9.txt", "is not UTF-8");
   expect_refused("train --rate nan", "--rate");
   expect_refused("train --eval-fraction nan", "--eval-fraction");
   expect_refused("train --seed -1", "--seed");
@@ -43,10 +49,17 @@ TEST_F(Commands, MisuseExitsWith2AndNamesTheRemedy) {
   expect_refused("train --resume --out " + path("nothing"), "no complete checkpoint");
   expect_refused("verify --chunk 64", "64");
   expect_refused("verify --length 4 --documents 3", "--documents");
+  expect_refused("verify --chat chatml", "--chat is for --data; leave it out");
+  expect_refused("verify --model gpt2 --data x.txt --documents 2", "--documents is for random documents");
+  expect_refused("verify --tokens x --documents 2", "--documents is for random documents");
+  expect_refused("verify --tokens x --length 100", "--length is for random documents and --data");
   expect_refused("verify --model nowhere", "nowhere");
   expect_refused("verify --model gpt2 --hidden 3", "--hidden");
   expect_refused("plan gpt5", "gpt5");
   expect_refused("plan qwen3-8b --length 100000 --memory 1GiB", "needs at least");
+  // The least chunk is 2048 rows in bfloat16; a chunk of 256 would fit.
+  expect_refused("plan qwen3-8b --length 100000 --memory 47.3GiB", "needs at least 47.58 GiB");
+  expect_refused("plan qwen3-8b --length 100000 --memory 70GiB --chunk 2048", "leave out --chunk");
   expect_refused("plan qwen3-8b --dtype f32 --optimizer adamw-bf16", "bf16");
   expect_refused("plan qwen3-8b --json " + path("no/such/dir/file.json"), "no/such/dir");
   expect_refused("bench --model gpt2 --length 5000", "1024");
@@ -69,6 +82,9 @@ TEST_F(Commands, UnwritableOutputsAreRefusedBeforeTheWork) {
     EXPECT_EQ(outcome.exit_code, 2) << command;
   }
   expect_refused("verify --json " + path("nowhere/x.json"), "nowhere");
+  for (const std::size_t length : {246, 300})  // under its name, or under the temporary one
+    expect_refused("plan qwen3-8b --json " + path(std::string(length, 'x')),
+                   "File name too long; choose a shorter name");
   expect_refused("bench --json " + dir.string(), "directory");
   expect_refused("verify --json /dev/null", "--json: /dev/null");
   expect_refused("train --out " + path("file") + kTiny, "file: exists and is not a directory");
@@ -98,6 +114,11 @@ TEST_F(Commands, ErrorsNameUnusableFiles) {
   expect_refused("train --data " + path("short.txt"), "short.txt");
   expect_refused("plan " + path("broken.json"), "broken.json");
   expect_refused("verify --model " + path("model"), "config.json");
+  fs::create_directories(path("begun"));
+  write_file_atomically(path("begun/run.json"), "{}");
+  for (const char* command : {"plan ", "bench --model ", "verify --model ", "eval --data x --model "})
+    expect_refused(command + path("begun"), "begun: is a run without a checkpoint yet");
+  expect_refused("plan " + std::string(300, 'x'), "is neither the name of a known model");
   expect_refused("train --out " + path("empty.txt") + "/run" + kTiny, "empty.txt");
   expect_refused("train --out /proc/streambp" + kTiny, "/proc/streambp");
 }
@@ -192,6 +213,7 @@ TEST_F(Commands, VerifyReportsRoundingAndFailsOnlyBeyondIt) {
         execute("verify --oracle --device cpu --family qwen3 --hidden 32 --layers 2 --vocab 16 --chunk 256 --dtype " +
                 std::string(dtype) + " --tokens " + path("tokens"));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "300 tokens in 1 document, 299 targets,")) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;
   }
 }
@@ -223,6 +245,18 @@ TEST_F(Commands, BenchPrintsEveryMode) {
   for (const char* part : {"full", "checkpoint", "stream 256", "stream 512", "attention backward"})
     EXPECT_TRUE(contains(outcome.output, part)) << part;
   EXPECT_EQ(Json::parse(read_file(path("bench.json")))["runs"].size(), 4u);
+}
+
+TEST_F(Commands, RunDirectoriesAreModels) {
+  ASSERT_EQ(execute("train --steps 2 --out " + path("run") + kTiny).exit_code, 0);
+  for (const char* command :
+       {"plan --length 300 ", "bench --length 300 --repeat 1 --mode stream --model ", "verify --length 300 --model "}) {
+    const Outcome outcome = execute(command + path("run"));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "2 layers of width 16")) << outcome.output;
+  }
+  const Outcome help = execute("bench --help");
+  EXPECT_TRUE(contains(help.output, "none: forward and backward only;")) << help.output;
 }
 
 // --- train ---

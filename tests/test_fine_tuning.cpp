@@ -156,8 +156,9 @@ TEST_F(DpoTraining, RefusesConflictingOptionsAndData) {
   }
   expect_refused("train --objective dpo" + out, "--model");
   expect_refused(prefer("--mean documents" + out), "--mean");
-  expect_refused(prefer("--margin 1" + out), "--margin");
-  expect_refused(prefer("--preference ipo --label-smoothing 0.1" + out), "--label-smoothing");
+  expect_refused(prefer("--margin 1" + out), "--margin is for --objective dpo with --preference simpo; leave it out");
+  expect_refused(prefer("--preference ipo --label-smoothing 0.1" + out),
+                 "--label-smoothing is for --objective dpo with --preference sigmoid or simpo; leave it out");
   expect_refused(prefer("--beta 0" + out), "--beta");
   expect_refused(prefer("--beta nan" + out), "finite");
   expect_refused(prefer("--objective grpo" + out), "--objective");
@@ -218,7 +219,9 @@ TEST_F(FineTuning, RefusedRunsLeaveNoFiles) {
   expect_refused(train("--objective grpo" + out), "\"rewards\"");
   expect_refused(train("--epochs 1e300" + out), "--epochs");
   expect_refused(train("--chat nothing" + out), "nothing");
-  expect_refused(on + path("data.jsonl") + " --too-long refuse --length 32" + out, "that --length allows");
+  expect_refused(on + path("data.jsonl") + " --too-long refuse --length 32" + out,
+                 "more than the 32 that --length and the model allow; use a larger --length or --too-long truncate");
+  expect_refused(on + path("data.jsonl") + " --memory 10KiB" + out, "use more --memory or a smaller model");
   expect_refused(train("--batch 4000000" + out), "--batch");
   expect_refused(on + path("empty.jsonl") + out, "empty.jsonl");
   expect_refused(on + path("bad.jsonl") + out, "bad.jsonl:1");
@@ -236,7 +239,7 @@ TEST_F(FineTuning, DocumentsOutsideTheLengthOrTheVocabularyAreRefused) {
   const std::string run = "train --model " + model + " --data " + path("data.jsonl") + " --out " + path("run");
   Outcome outcome = execute(run + " --length 32 --too-long refuse");
   EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_TRUE(contains(outcome.output, "more than the 32 that --length allows")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "more than the 32 that --length and the model allow")) << outcome.output;
   Json config = Json::parse(read_file(model + "/config.json"));
   config["vocab_size"] = 100;
   write_file_atomically(model + "/config.json", config.dump());
