@@ -2,6 +2,7 @@
 #include "data/documents/chat.cuh"
 #include "data/files/generation_config.cuh"
 #include "tests/golden.cuh"
+#include "tests/temporary.cuh"
 
 namespace streambp {
 namespace {
@@ -157,26 +158,11 @@ TEST(Chat, RefusesUnknownRoles) {
   EXPECT_THROW(chat.render(tool), BadData);
 }
 
-class ModelDirectory : public testing::Test {
+class ModelDirectory : public TemporaryDirectory {
  protected:
-  void SetUp() override {
-    dir = fs::path(testing::TempDir()) / ("chat_" + std::to_string(getpid()));
-    fs::remove_all(dir);
-    fs::create_directories(dir);
-  }
-  void TearDown() override { fs::remove_all(dir); }
-  void write(const std::string& name, const std::string& text) { write_file_atomically(dir / name, text); }
-  std::string refusal(const std::string& forced = "") {
-    try {
-      return "recognised as " + Chat::of(dir, forced).name();
-    } catch (const Error& error) {
-      return error.what();
-    }
-  }
   void expect_refused(const std::string& said, const std::string& forced = "") {
-    EXPECT_NE(refusal(forced).find(said), std::string::npos) << refusal(forced);
+    EXPECT_ERROR(Chat::of(dir, forced), said);
   }
-  fs::path dir;
 };
 
 TEST_F(ModelDirectory, WithoutATemplateNamesTheRemedies) {

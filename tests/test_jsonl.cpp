@@ -81,7 +81,7 @@ TEST(JsonParser, QuotesLongTextBriefly) {
         "{\"text\":1" + std::string(1'000'000, '0') + "}",
         R"({"messages": [{"role": ")" + wide + R"(", "content": ""}], "prompt": [], "chosen": 1})"}) {
     const std::string said = error_of([&] { parse_example(line); });
-    EXPECT_NE(said, "no error");
+    EXPECT_NE(said, "");
     EXPECT_LT(said.size(), 400u) << said.substr(0, 1000);
   }
   EXPECT_EQ(quote("a\n\x7f"), R"("a\x0a\x7f")");

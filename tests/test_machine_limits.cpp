@@ -3,8 +3,8 @@
 #include <sys/wait.h>
 
 #include "commands/process.cuh"
-#include "data/files/files.cuh"
 #include "kernels/base/host_memory.cuh"
+#include "tests/temporary.cuh"
 #include "training/interruption.cuh"
 
 namespace streambp {
@@ -13,24 +13,15 @@ namespace {
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 // A root directory with /proc and /sys/fs/cgroup as the test writes them.
-class MachineLimits : public testing::Test {
+class MachineLimits : public TemporaryDirectory {
  protected:
   void SetUp() override {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    root = std::filesystem::path(testing::TempDir()) /
-           (std::string("streambp_") + info->name() + "_" + std::to_string(getpid()));
-    std::filesystem::remove_all(root);
+    TemporaryDirectory::SetUp();
     write("proc/meminfo", "MemTotal: 16777216 kB\nMemFree: 1024 kB\nMemAvailable:    8388608 kB\nBuffers: 3 kB\n");
-  }
-  void TearDown() override { std::filesystem::remove_all(root); }
-
-  void write(const std::string& name, const std::string& contents) {
-    std::filesystem::create_directories((root / name).parent_path());
-    write_file_atomically(root / name, contents);
   }
   void write_bytes(const std::string& name, std::size_t bytes) { write(name, std::to_string(bytes) + "\n"); }
 
-  std::filesystem::path root;
+  const std::filesystem::path& root = dir;
 };
 
 TEST_F(MachineLimits, MemoryWithoutGroupsIsThatOfTheMachine) {
