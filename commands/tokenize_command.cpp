@@ -68,8 +68,8 @@ class TokenizeCommand : public Command {
     const std::string what = file.preferences() ? format(", %s", i % 2 ? "rejected" : "chosen")
                              : file.groups()    ? format(", advantage %.3f", file.advantage(i).scaled)
                                                 : "";
-    std::printf("--- %s %ld%s, %ld tokens ---\n", kDataUnits[static_cast<int>(file.kind())], i / file.together() + 1,
-                what.c_str(), file.length(i));
+    std::printf("--- %s %ld%s, %s ---\n", kDataUnits[static_cast<int>(file.kind())], i / file.together() + 1,
+                what.c_str(), counted(file.length(i), "token").c_str());
     for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
       while (end < tokens.size() && learn[end] == learn[begin]) ++end;
       const std::string text = without_controls(tokenizer.decode(tokens.subspan(begin, end - begin)));

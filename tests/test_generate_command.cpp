@@ -110,11 +110,10 @@ TEST_F(Generation, StopsAtStopTokensAndWhenTheContextIsFull) {
   write("generation_config.json", {{"do_sample", true}, {"top_k", 1}, {"eos_token_id", first[4]}});
   EXPECT_EQ(texts("--prompt ab --length 9")[0], stopped) << "the stop token is the most likely token";
 
+  fs::remove(path("model/generation_config.json"));  // <|im_end|>, which alone stops now, is not sampled here
   const Json full = texts("--prompt " + std::string(290, 'a') + " --length 50 --temperature 2 --top-p 1")[0];
-  if (full["end"] != "stop") {
-    EXPECT_EQ(full["end"], "context");
-    EXPECT_EQ(full["tokens"].size(), 11u);
-  }
+  EXPECT_EQ(full["end"], "context");
+  EXPECT_EQ(full["tokens"].size(), 11u);
   expect_generate_refused("--prompt " + std::string(301, 'a'), "has 301 tokens, more than the model's context of 300");
 }
 
@@ -134,7 +133,6 @@ TEST_F(Generation, RefusesInvalidInputWithARemedy) {
   expect_generate_refused("--prompts " + path("bad.jsonl"), "bad.jsonl:2: ");
   write_file_atomically(path("bad.jsonl"), "{\"prompt\": ");
   expect_generate_refused("--prompts " + path("bad.jsonl"), "bad.jsonl:1: ");
-  expect_generate_refused("--prompts " + path("bad.jsonl") + " --device cuda --dtype f32", "");
   expect_refused("generate --prompt a", "--model");
   expect_refused("generate --prompt a --model " + path("nowhere"), "nowhere");
   for (const auto& [json, said] :
