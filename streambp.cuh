@@ -38,9 +38,10 @@ class Walk {
 
   Walk(Device& dev, const Model<T>& model, const Stream& stream, Schedule schedule)
       : dev(dev), c(model.config), frequencies(c), weights(model), stream(stream), schedule(schedule) {
-    require(schedule.keep == Keep::nothing || schedule.chunk % dev.tile == 0 || schedule.chunk >= stream.size(),
-            "chunks of ", schedule.chunk, " rows are not a multiple of ", dev.tile,
-            " rows, the tile by which this device sums weight gradients");
+    for (const Index chunk : {schedule.chunk, schedule.head_chunk}) {
+      require(schedule.keep == Keep::nothing || chunk % dev.tile == 0 || chunk >= stream.size(), "chunks of ", chunk,
+              " rows are not a multiple of ", dev.tile, " rows, the tile by which this device sums weight gradients");
+    }
   }
 
   // Adds the gradient of the loss to `gradient`, whose tensors are allocated and zeroed on first use, and writes logp.

@@ -4,8 +4,9 @@
 // training/engine.cuh (the model on its device), training/run_directory.cuh (--out), commands/train_report.cuh (console
 // and metrics).
 #include <chrono>
+#include <cmath>
 #include <cstdio>
-#include <iostream>
+#include <type_traits>
 
 #include "commands/command.cuh"
 #include "commands/display.cuh"
@@ -81,7 +82,8 @@ class TrainCommand : public Command {
       const double begun = seconds();
       const std::vector<Batch> batches = batches_of(step);
       engine->device().reset_work();
-      const StepResult result = take_step(batches, step);
+      const StepResult result = or_rescue(step - 1, [&] { return take_step(batches, step); });
+      if (task.grpo) or_rescue(step, [&] { task.grpo->record(step); });
       engine->synchronize();
       report->step(step, task.grpo ? task.grpo->batches : batches, result, engine->device(), seconds() - begun);
 
@@ -106,14 +108,20 @@ class TrainCommand : public Command {
     return batches;
   }
 
-  // If a step fails, the weights of the previous step are intact and are saved.
   StepResult take_step(const std::vector<Batch>& batches, Index step) {
+    if (!task.grpo) return engine->step(batches, task.schedule, options.optimizer, step);
+    return task.grpo->step(*engine, task.settings.objective, task.schedule, options.length, options.optimizer, step);
+  }
+
+  // Returns f(). If f fails, the weights are still those after step `done`, and they are saved.
+  template <class F>
+  std::invoke_result_t<F> or_rescue(Index done, F&& f) {
     try {
-      if (!task.grpo) return engine->step(batches, task.schedule, options.optimizer, step);
-      return task.grpo->step(*engine, task.settings.objective, task.schedule, options.length, options.optimizer, step);
-    } catch (const Error& error) {
-      rescue(step - 1);
-      fail(error.what(), "; ", directory->last_checkpoint());
+      return f();
+    } catch (const std::exception& error) {
+      const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+      rescue(done);
+      fail(memory ? "out of host memory" : error.what(), "; ", directory->last_checkpoint());
     }
   }
 
@@ -138,7 +146,7 @@ class TrainCommand : public Command {
   }
 
   void evaluate(Index step) {
-    if (task.grpo) return report->reward(step, task.grpo->evaluate(*engine));
+    if (task.grpo) return report->reward(step, or_rescue(step, [&] { return task.grpo->evaluate(*engine); }));
     const Objective& objective = task.settings.objective;
     report->evaluation(step, streambp::evaluate(*engine, objective, task.source.evaluation, task.schedule),
                        objective.kind);
@@ -179,7 +187,7 @@ class TrainCommand : public Command {
     std::printf("\n");
   }
 
-  // Removes invalid UTF-8 and terminal control characters.
+  // The byte as a character; '?' if it is neither printable ASCII nor a newline or tab.
   static char printable(std::int32_t token) {
     return static_cast<char>((32 <= token && token < 127) || token == '\n' || token == '\t' ? token : '?');
   }

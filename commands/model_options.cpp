@@ -62,15 +62,16 @@ Config ModelOptions::config(Index max_length) const {
   require(window == 0 || family == "mistral" || gemma, "--window is for --family mistral and gemma3; ", family,
           " has no sliding window");
   const Index half_heads = heads % 2 == 0 ? heads / 2 : heads;
-  Config c = make_config(family, vocab, hidden, layers, heads,
-                         kv_heads ? kv_heads
-                         : gpt2   ? heads
-                                  : half_heads,
-                         head_dim ? head_dim : hidden / heads,
-                         mlp    ? mlp
-                         : gpt2 ? 4 * hidden
-                                : round_up(hidden * 8 / 3, 32),
-                         max_length, tied == "yes" || (tied == "auto" && tied_by_default));
+  const Index usual_kv_heads = gpt2 ? heads : half_heads, usual_mlp = gpt2 ? 4 * hidden : round_up(hidden * 8 / 3, 32);
+  Config c = make_config(family, {.vocab = vocab,
+                                  .hidden = hidden,
+                                  .layers = layers,
+                                  .heads = heads,
+                                  .kv_heads = kv_heads ? kv_heads : usual_kv_heads,
+                                  .head_dim = head_dim ? head_dim : hidden / heads,
+                                  .mlp = mlp ? mlp : usual_mlp,
+                                  .max_length = max_length,
+                                  .tied = tied == "yes" || (tied == "auto" && tied_by_default)});
   if (family == "mistral" || gemma) c.window = window ? window : 256;
   validate(c);
   return c;

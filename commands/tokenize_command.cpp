@@ -40,7 +40,7 @@ class TokenizeCommand : public Command {
   void run() {
     require(extension_of(out) == ".safetensors", "--out ", out,
             ": a token file is a safetensors file; name it .safetensors");
-    data_options.learn_all = learn == "all";
+    if (learn == "all") data_options.learn = Learn::all;
     model = model_directory(model);
     const auto start = std::chrono::steady_clock::now();
     write_tokens({data.begin(), data.end()}, model, data_options, out);

@@ -132,7 +132,7 @@ void TrainOptions::settle(const std::filesystem::path& state_file) {
   }
   check();
   if (fine_tunes()) sample_length = 0;
-  tokens.learn_all = learn == "all";
+  if (learn == "all") tokens.learn = Learn::all;
 }
 
 void TrainOptions::restore(const std::filesystem::path& state_file) {

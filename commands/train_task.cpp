@@ -209,20 +209,27 @@ class Preparation {
     require_room_to_sample();
   }
 
-  // The memory of a step, an evaluation and a sample. On-line GRPO samples as many completions in parallel as fit into
-  // a step's memory.
+  // The memory of a step, an evaluation and a sample.
   void plan_memory() {
-    auto planned = [&](const GenerationShape& g) { return plan_run(task.settings, o.rows(), task.schedule, g); };
-    if (!task.grpo) {
-      task.memory = planned(o.sample_length > 0 ? GenerationShape{1, o.length} : GenerationShape{});
-      return;
+    GenerationShape shape = o.sample_length > 0 ? GenerationShape{1, o.length} : GenerationShape{};
+    if (task.grpo) {
+      task.grpo->parallel = parallel_completions();
+      shape = {task.grpo->parallel, task.grpo->longest()};
     }
+    task.memory = plan_run(task.settings, o.rows(), task.schedule, shape);
+  }
+
+  // On-line GRPO samples as many completions in parallel as fit into the memory of a step with the smallest chunk. So a
+  // run that resumes in another mode or chunk samples the same tokens.
+  Index parallel_completions() const {
+    const StepSettings& s = task.settings;
+    const Schedule smallest = schedule_for(Mode::stream, s.config, o.rows(), s.tile, s.tile);
+    auto planned = [&](const GenerationShape& g) { return plan_run(s, o.rows(), smallest, g); };
     const std::size_t room = planned({});
     const Index longest = task.grpo->longest();
-    task.grpo->parallel = std::max<Index>(1, largest(task.grpo->completions(), [&](Index slots) {
-                                            return planned({slots, longest}) <= room;
-                                          }));
-    task.memory = planned({task.grpo->parallel, longest});
+    return std::max<Index>(1, largest(task.grpo->completions(), [&](Index slots) {
+                             return planned({slots, longest}) <= room;
+                           }));
   }
 
   TrainOptions& o;

@@ -9,6 +9,7 @@
 #include "commands/device_options.cuh"
 #include "commands/verify_input.cuh"
 #include "data/files/checkpoint.cuh"
+#include "training/engine.cuh"
 #include "training/plan.cuh"
 #include "training/verify/gradient_check.cuh"
 

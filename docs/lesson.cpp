@@ -46,7 +46,7 @@ struct Matrix : View {
   ~Matrix() { live -= memory ? size() : 0; }
 };
 
-// --- Operations on rows. All of them ADD to their result; a new matrix is zero ---
+// --- Operations on rows. All but softmax ADD to their result; a new matrix is zero ---
 
 void add(View y, View x) {
   for (int i = 0; i < x.size(); ++i) y.data[i] += x.data[i];
@@ -223,7 +223,7 @@ void embed_backward(const Gradient& g, View dx, const Tokens& tokens) {
     for (int i = 0; i < kHidden; ++i) g.embedding[tokens[t]][i] += dx[t][i];
 }
 
-// Adds the mean cross-entropy of these rows to the loss, and writes the gradient of their hidden state x to dx.
+// Adds these rows' share of the mean cross-entropy to the loss, and writes the gradient of their hidden state x to dx.
 void head(View dx, Gradient& g, View x, const Model& m, const Tokens& tokens, Rows rows) {
   Matrix normed(rows.size(), kHidden), dnormed(rows.size(), kHidden), logits(rows.size(), kVocab);
   norm(normed, x[rows]);

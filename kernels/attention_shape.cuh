@@ -19,7 +19,7 @@ struct AttentionShape {
 };
 
 // The first token that each token of the stream may attend to. on_host: a copy in host memory, used to count FLOPs. If
-// it is empty (as on Plan), the stream counts as one document.
+// it is empty, as in generation, the stream counts as one document.
 struct DocumentMask {
   Matrix<const std::int32_t> key_begin;
   std::span<const std::int32_t> on_host = {};

@@ -150,14 +150,13 @@ void compute_matmul_backward_weight(Cpu&, Matrix<T> dw, Input<T> dy, Input<T> x)
 template <class T>
 void compute_matmul(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
   const Input<T> start = residual ? residual : y;
-  cuda::Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias.data, start, static_cast<bool>(residual), cuda::Along::result}
-      .compute(dev);
+  const Update update = residual ? Update::add : Update::assign;
+  cuda::Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias.data, start, update, cuda::Along::result}.compute(dev);
 }
 
 template <class T>
 void compute_matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
-  cuda::Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, dx, update == Update::add, cuda::Along::result}.compute(
-      dev);
+  cuda::Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, dx, update, cuda::Along::result}.compute(dev);
 }
 
 template <class T>
@@ -165,7 +164,8 @@ void compute_matmul_backward_weight(Cuda& dev, Matrix<float> dw, Matrix<T> dy, I
   for (Index t = ceil_div(x.rows, dev.tile) - 1; t >= 0; --t) {  // last to first
     const Rows tile = piece(t, dev.tile, x.rows);
     const Input<T> x_tile = x.slice(tile), dy_tile = dy.slice(tile);
-    cuda::Product{dw, CUBLAS_OP_N, x_tile, CUBLAS_OP_T, dy_tile, nullptr, dw, true, cuda::Along::sum}.compute(dev);
+    cuda::Product{dw, CUBLAS_OP_N, x_tile, CUBLAS_OP_T, dy_tile, nullptr, dw, Update::add, cuda::Along::sum}.compute(
+        dev);
   }
 }
 

@@ -7,8 +7,8 @@
 //                    dx = r (g - x̂ mean(g * x̂) - mean(g))          the last term for LayerNorm only
 //                    dweight += Σ_rows dy * x̂        dbias += Σ_rows dy
 //
-// The backward pass recomputes the statistics, which is cheaper than storing them. It adds to dx if x is the residual
-// stream and overwrites dx otherwise.
+// The backward pass recomputes the statistics, which is cheaper than storing them. With Update::add it adds to dx,
+// the gradient of the residual stream; with Update::assign it overwrites dx.
 #pragma once
 
 #include <cmath>

@@ -2,9 +2,15 @@
 // weights.
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <memory>
 #include <vector>
 
 #include "model/parameters.cuh"
@@ -14,35 +20,54 @@ namespace streambp {
 template <class Device, class T>
 class OffloadedWeights {
  public:
-  OffloadedWeights(Device& dev, Model<T>& model) : dev_(dev), model_(model), file_(std::tmpfile()) {
-    require(file_ != nullptr, "cannot create a temporary file for the weights: ", std::strerror(errno),
-            "; set TMPDIR to a directory with enough space");
+  OffloadedWeights(Device& dev, Model<T>& model) : dev_(dev), model_(model), file_(temporary_file()) {
+    auto check = [](bool written) {
+      require(written, "cannot write the weights to a temporary file: ", std::strerror(errno), kRemedy);
+    };
     for (auto& e : table(model_.config, model_.weights)) {
       const std::vector<T> numbers = to_host(dev_, *e.matrix);
-      require(std::fwrite(numbers.data(), sizeof(T), numbers.size(), file_) == numbers.size(),
-              "cannot write the weights to a temporary file: ", std::strerror(errno));
+      check(std::fwrite(numbers.data(), sizeof(T), numbers.size(), file_.get()) == numbers.size());
     }
+    check(std::fflush(file_.get()) == 0);  // before other weights replace those on the device
   }
-  ~OffloadedWeights() {
-    if (file_) std::fclose(file_);
-  }
-  OffloadedWeights(const OffloadedWeights&) = delete;
 
   // Brings the weights back to the device.
   void restore() {
-    std::rewind(file_);
+    std::rewind(file_.get());
     for (auto& e : table(model_.config, model_.weights)) {
       std::vector<T> numbers(static_cast<std::size_t>(e.matrix->size()));
-      require(std::fread(numbers.data(), sizeof(T), numbers.size(), file_) == numbers.size(),
+      require(std::fread(numbers.data(), sizeof(T), numbers.size(), file_.get()) == numbers.size(),
               "cannot read the weights back from their temporary file: ", std::strerror(errno));
       dev_.upload(*e.matrix, numbers.data());
     }
   }
 
  private:
+  struct Close {
+    void operator()(FILE* file) const { std::fclose(file); }
+  };
+  using File = std::unique_ptr<FILE, Close>;
+
+  static constexpr const char* kRemedy = "; set TMPDIR to a directory with enough space";
+
+  // The file has no name, so it disappears with the process. std::tmpfile would ignore TMPDIR.
+  static File temporary_file() {
+    std::error_code error;
+    const std::filesystem::path directory = std::filesystem::temp_directory_path(error);
+    require(!error, "there is no directory for temporary files: ", error.message(), kRemedy);
+    std::string path = (directory / "streambp-weights-XXXXXX").string();
+    const int descriptor = mkostemp(path.data(), O_CLOEXEC);
+    require(descriptor >= 0, path, ": cannot create a temporary file for the weights: ", std::strerror(errno), kRemedy);
+    unlink(path.c_str());
+    File file(fdopen(descriptor, "w+b"));
+    if (!file) close(descriptor);
+    require(file != nullptr, path, ": cannot open the temporary file for the weights: ", std::strerror(errno));
+    return file;
+  }
+
   Device& dev_;
   Model<T>& model_;
-  FILE* file_;
+  File file_;
 };
 
 }  // namespace streambp

@@ -9,9 +9,9 @@
 
 namespace streambp {
 
-// The section's gradient tensors are allocated and zeroed on first use. Sums are kept in float32 at least: if the gradient
-// has a narrower type, chunks add to float32 sums, and finish() adds these to the gradient. Otherwise the sums are the
-// gradient.
+// The section's gradient tensors are allocated and zeroed on first use. Sums are kept in float32 at least: if the
+// gradient has a narrower type, chunks add to float32 sums, and finish() adds these to the gradient. Otherwise the sums
+// are the gradient.
 template <class Device, class Gradient, class Section, class TableOf>
 class Sums {
  public:

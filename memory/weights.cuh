@@ -1,5 +1,5 @@
-// Weights are leased: the walk takes a layer's weights before it computes the layer and gives them back afterwards. It
-// does not know where they are stored.
+// Weights are leased: the walk takes a layer's weights just before it computes the layer and uses them only for that
+// layer. It does not know where they are stored.
 #pragma once
 
 #include "model/parameters.cuh"

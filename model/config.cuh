@@ -49,8 +49,8 @@ struct Config {
   Index kv_width() const { return kv_heads * head_dim; }
   bool gated() const { return mlp_kind != Mlp::gelu; }
   bool is_local(Index layer) const { return window > 0 && (local.empty() || local[static_cast<std::size_t>(layer)]); }
-  NormStyle norm_style() const { return {norm_eps, norm == Norm::layer, norm_offset}; }
-  NormStyle head_norm_style() const { return {norm_eps, false, norm_offset}; }
+  NormStyle norm_style() const { return {.eps = norm_eps, .centered = norm == Norm::layer, .offset = norm_offset}; }
+  NormStyle head_norm_style() const { return {.eps = norm_eps, .centered = false, .offset = norm_offset}; }
   AttentionShape attention(Index layer) const {
     return {heads, kv_heads, head_dim, is_local(layer) ? window : 0, score_scale};
   }

@@ -17,8 +17,6 @@
 
 namespace streambp {
 
-using Tokens = std::vector<std::int32_t>;
-
 inline std::size_t index(Index i) { return static_cast<std::size_t>(i); }
 
 template <class Device, class T>

@@ -5,12 +5,13 @@
 
 namespace streambp {
 
+// The weights of a linear layer.
 template <class T>
 struct Linear {
   Matrix<T> weight, bias;  // models without biases leave the bias empty
 };
 
-// The weights of a linear layer.
+// What the backward pass of a linear layer reads: its input and its weights.
 template <class T>
 struct LinearInput {
   Matrix<T> x;

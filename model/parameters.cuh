@@ -59,47 +59,54 @@ using Table = std::vector<Entry<T>>;
 
 inline Init norm_init(const Config& c) { return c.norm_offset == 1 ? Init::zeros : Init::ones; }
 
+// A module in Llama-like files and in GPT-2's; its tensors are NAME.weight and NAME.bias.
+struct ModuleName {
+  const char *llama, *gpt2 = "";
+};
+struct TensorShape {
+  Index rows, cols;
+};
+// Which part of a fused tensor of GPT-2's files.
+struct FusedPart {
+  Index part = 0, parts = 1;
+};
+
 // The table has three sections: embedding, layers, head.
 template <class T>
 Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
-  const bool gpt2 = c.family == "gpt2", layer_norm = c.norm == Norm::layer;
+  const bool gpt2 = c.family == "gpt2";
   const Index d = c.hidden, q = c.q_width(), kv = c.kv_width(), m = c.mlp;
-  const Init ones = norm_init(c);
   const std::string prefix = (gpt2 ? "h." : "model.layers.") + std::to_string(l) + ".";
   Table<T> table;
-  // present?, tensor, its name in Llama-like files and in GPT-2's, shape, initial value, part of GPT-2's fused tensor
-  auto row = [&](bool present, Matrix<T>& w, const char* name, const char* gpt2_name, Index rows, Index cols, Init init,
-                 Index part = 0, Index parts = 1) {
-    const bool vector = init == Init::ones || init == Init::zeros;
-    if (!present) return;
-    table.push_back(
-        {{prefix + (gpt2 ? gpt2_name : name), rows, cols, init, gpt2 && !vector, gpt2 ? part : 0, gpt2 ? parts : 1},
-         &w});
+  auto row = [&](Matrix<T>& w, ModuleName module, const char* tensor, TensorShape shape, Init init,
+                 FusedPart part = {}) {
+    Parameter p = {prefix + (gpt2 ? module.gpt2 : module.llama) + tensor, shape.rows, shape.cols, init};
+    if (gpt2) p.transposed = !p.vector(), p.part = part.part, p.parts = part.parts;
+    table.push_back({p, &w});
   };
+  auto norm = [&](NormWeights<T>& w, ModuleName module, Index width, Norm kind) {
+    row(w.weight, module, ".weight", {1, width}, norm_init(c));
+    if (kind == Norm::layer) row(w.bias, module, ".bias", {1, width}, Init::zeros);
+  };
+  auto linear = [&](Linear<T>& w, ModuleName module, TensorShape shape, Init init, bool bias, FusedPart part = {}) {
+    row(w.weight, module, ".weight", shape, init, part);
+    if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros, part);
+  };
+  const char* mlp_norm = c.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm";
   // clang-format off
-  row(true,          w.attention_norm.weight, "input_layernorm.weight", "ln_1.weight", 1, d, ones);
-  row(layer_norm,    w.attention_norm.bias,   "input_layernorm.bias",   "ln_1.bias",   1, d, Init::zeros);
-  row(true,          w.q.weight, "self_attn.q_proj.weight", "attn.c_attn.weight", q,  d, Init::normal, 0, 3);
-  row(c.qkv_bias,    w.q.bias,   "self_attn.q_proj.bias",   "attn.c_attn.bias",   1,  q, Init::zeros,  0, 3);
-  row(true,          w.k.weight, "self_attn.k_proj.weight", "attn.c_attn.weight", kv, d, Init::normal, 1, 3);
-  row(c.qkv_bias,    w.k.bias,   "self_attn.k_proj.bias",   "attn.c_attn.bias",   1, kv, Init::zeros,  1, 3);
-  row(true,          w.v.weight, "self_attn.v_proj.weight", "attn.c_attn.weight", kv, d, Init::normal, 2, 3);
-  row(c.qkv_bias,    w.v.bias,   "self_attn.v_proj.bias",   "attn.c_attn.bias",   1, kv, Init::zeros,  2, 3);
-  row(c.qk_norm,     w.q_norm.weight, "self_attn.q_norm.weight", "", 1, c.head_dim, ones);
-  row(c.qk_norm,     w.k_norm.weight, "self_attn.k_norm.weight", "", 1, c.head_dim, ones);
-  row(true,          w.o.weight, "self_attn.o_proj.weight", "attn.c_proj.weight", d, q, Init::residual);
-  row(c.output_bias, w.o.bias,   "self_attn.o_proj.bias",   "attn.c_proj.bias",   1, d, Init::zeros);
-  row(c.post_norms,  w.post_attention_norm.weight, "post_attention_layernorm.weight", "", 1, d, ones);
-  row(true,          w.mlp_norm.weight, c.post_norms ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight",
-                                                                                   "ln_2.weight", 1, d, ones);
-  row(layer_norm,    w.mlp_norm.bias,   "post_attention_layernorm.bias",           "ln_2.bias",   1, d, Init::zeros);
-  row(c.gated(),     w.gate.weight, "mlp.gate_proj.weight", "",                m, d, Init::normal);
-  row(c.gated() && c.mlp_bias, w.gate.bias, "mlp.gate_proj.bias", "",          1, m, Init::zeros);
-  row(true,          w.up.weight,   "mlp.up_proj.weight",   "mlp.c_fc.weight", m, d, Init::normal);
-  row(c.mlp_bias,    w.up.bias,     "mlp.up_proj.bias",     "mlp.c_fc.bias",   1, m, Init::zeros);
-  row(true,          w.down.weight, "mlp.down_proj.weight", "mlp.c_proj.weight", d, m, Init::residual);
-  row(c.mlp_bias,    w.down.bias,   "mlp.down_proj.bias",   "mlp.c_proj.bias", 1, d, Init::zeros);
-  row(c.post_norms,  w.post_mlp_norm.weight, "post_feedforward_layernorm.weight", "", 1, d, ones);
+  norm(w.attention_norm, {"input_layernorm", "ln_1"}, d, c.norm);
+  linear(w.q, {"self_attn.q_proj", "attn.c_attn"}, {q, d},  Init::normal, c.qkv_bias, {0, 3});
+  linear(w.k, {"self_attn.k_proj", "attn.c_attn"}, {kv, d}, Init::normal, c.qkv_bias, {1, 3});
+  linear(w.v, {"self_attn.v_proj", "attn.c_attn"}, {kv, d}, Init::normal, c.qkv_bias, {2, 3});
+  if (c.qk_norm) norm(w.q_norm, {"self_attn.q_norm"}, c.head_dim, Norm::rms);
+  if (c.qk_norm) norm(w.k_norm, {"self_attn.k_norm"}, c.head_dim, Norm::rms);
+  linear(w.o, {"self_attn.o_proj", "attn.c_proj"}, {d, q}, Init::residual, c.output_bias);
+  if (c.post_norms) norm(w.post_attention_norm, {"post_attention_layernorm"}, d, Norm::rms);
+  norm(w.mlp_norm, {mlp_norm, "ln_2"}, d, c.norm);
+  if (c.gated()) linear(w.gate, {"mlp.gate_proj"}, {m, d}, Init::normal, c.mlp_bias);
+  linear(w.up,   {"mlp.up_proj",   "mlp.c_fc"},    {m, d}, Init::normal,   c.mlp_bias);
+  linear(w.down, {"mlp.down_proj", "mlp.c_proj"},  {d, m}, Init::residual, c.mlp_bias);
+  if (c.post_norms) norm(w.post_mlp_norm, {"post_feedforward_layernorm"}, d, Norm::rms);
   // clang-format on
   return table;
 }

@@ -12,9 +12,11 @@
 
 namespace streambp {
 
+using Tokens = std::vector<std::int32_t>;
+
 // Documents laid end to end on the host form one token stream. There is no batch dimension.
 struct TokenBatch {
-  std::vector<std::int32_t> tokens;
+  Tokens tokens;
   std::vector<std::int32_t> targets;    // the token to predict after each token, or -1 for none
   std::vector<std::int32_t> positions;  // of each token in its document
   std::vector<std::int32_t> key_begin;  // the first token that each token may attend to: its document's first

@@ -12,10 +12,10 @@ class Encoding : public TemporaryDirectory {
     make_tokenizer_directory(dir / "model", tokenizer);
     tokens_.emplace(dir / "model");
   }
-  Encoder encoder(const std::string& chat = "", bool learn_all = false) const {
+  Encoder encoder(const std::string& chat = "", Learn learn = Learn::answers) const {
     std::optional<Chat> layout;
     if (!chat.empty()) layout = Chat::of(dir / "model", chat);
-    return Encoder(*tokens_, dir / "model", layout, "no layout here", learn_all);
+    return Encoder(*tokens_, dir / "model", layout, "no layout here", learn);
   }
   std::string text(std::span<const std::int32_t> tokens) const { return tokens_->decode(tokens); }
   std::string learned(const Document& document) const {

@@ -32,7 +32,8 @@ TEST_F(Fuzz, Examples) {
   const Tokenizer tokenizer(dir / "model");
   std::vector<Encoder> encoders;
   for (const Layout& layout : chat_layouts()) {
-    encoders.emplace_back(tokenizer, dir / "model", Chat::of(dir / "model", layout.name), "", encoders.size() % 4 == 0);
+    encoders.emplace_back(tokenizer, dir / "model", Chat::of(dir / "model", layout.name), "",
+                          encoders.size() % 4 == 0 ? Learn::all : Learn::answers);
   }
   std::vector<Files> seeds;
   for (const char* line : kLines)
@@ -70,7 +71,7 @@ TEST_F(Fuzz, TokenFile) {
                         TokenWriter writer(path);
                         for (std::size_t i = 0; i < documents; ++i) {
                           Document document;
-                          document.add(std::vector<std::int32_t>(3 * i + 2, static_cast<std::int32_t>(i)), true);
+                          document.add(std::vector<std::int32_t>(3 * i + 2, static_cast<std::int32_t>(i)), InLoss::yes);
                           if (groups) document.advantage = {static_cast<double>(i), -1};
                           if (documents == 8) document.old.assign(document.tokens.size(), -2);
                           writer.add(document);

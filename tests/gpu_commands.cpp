@@ -93,7 +93,7 @@ TEST_F(GpuCommands, BenchMeasuresAndProfiles) {
 
 // In bfloat16, from float32 files: the saved model is the master weights. Resuming changes no bit.
 TEST_F(GpuCommands, FineTunesAModelDirectory) {
-  save_random_model(path("model"), make_config("gemma3", 256, 32, 2, 4, 2, 8, 64, 300, true), 1, [](auto&) {});
+  save_random_model(path("model"), make_config("gemma3", {256, 32, 2, 4, 2, 8, 64, 300, true}), 1, [](auto&) {});
   for (const auto& [name, contents] : byte_tokenizer_files()) write_file_atomically(path("model/" + name), contents);
   write_file_atomically(path("data.jsonl"), "{\"prompt\": \"One and one\", \"completion\": \" is two.\"}\n");
   const std::string run =
@@ -116,7 +116,7 @@ TEST_F(GpuCommands, FineTunesAModelDirectory) {
 
 // In float32 the GPU generates what the CPU generates, and eval finds the same loss.
 TEST_F(GpuCommands, GeneratesAndEvaluatesLikeTheCpu) {
-  save_random_model(path("model"), make_config("qwen3", 259, 32, 2, 4, 2, 8, 64, 300, false), 1, [](auto&) {});
+  save_random_model(path("model"), make_config("qwen3", {259, 32, 2, 4, 2, 8, 64, 300, false}), 1, [](auto&) {});
   write_file_atomically(path("model/tokenizer.json"), byte_tokenizer({"<|im_start|>", "<|im_end|>"}).dump());
   write_file_atomically(path("model/tokenizer_config.json"), "{\"eos_token\": \"<|im_end|>\"}");
   write_file_atomically(path("text.txt"), "A text to be read.");

@@ -27,13 +27,13 @@ TEST(GpuDriver, MustBeNewEnoughForTheToolkit) {
 
 // In every shape of a model, a row has the same bits for any number of other rows.
 TEST_F(CudaDevice, ProductsHaveTheSameBitsAloneAndInsideAChunk) {
-  const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
+  const Config c = make_config("gpt2", {67, 36, 2, 3, 3, 12, 100, 800, true});
   EXPECT_NO_THROW(cuda::check_products<float>(c, kTile));
   EXPECT_NO_THROW(cuda::check_products<BFloat16>(c, kTile));
 }
 
 TEST_F(CudaDevice, TimesProductsAgainstTheFreeChoice) {
-  const Config c = make_config("qwen3", 83, 24, 2, 2, 1, 16, 40, 0, true);
+  const Config c = make_config("qwen3", {83, 24, 2, 2, 1, 16, 40, 0, true});
   const auto timings = cuda::time_products<BFloat16>(c, 300, kTile);
   ASSERT_EQ(timings.size(), 3 * cuda::linear_shapes(c).size());
   for (const ProductTiming& t : timings) {
@@ -112,7 +112,7 @@ TEST_F(CudaDevice, AligningLogitsChangesNoBits) {
 
 // Even with an odd vocabulary, as in GPT-2, tensor cores can read the rows of every operand.
 TEST_F(CudaDevice, AlignsEveryOperandOfAProduct) {
-  const Config c = make_config("gpt2", 67, 32, 2, 2, 2, 16, 64, 800, true);
+  const Config c = make_config("gpt2", {67, 32, 2, 2, 2, 16, 64, 800, true});
   cuda_on_cpu::misaligned_products = 0;
   run_gradient<Cuda, BFloat16>(c, packed(c, {300}), Schedule::stream(kTile, kTile), random_weights(), {}, kTile);
   EXPECT_EQ(cuda_on_cpu::misaligned_products, 0u);
@@ -130,7 +130,7 @@ TEST(GpuDriver, IsCheckedFirst) {
 
 // The first error reaches the caller, and std::terminate is not called on the way.
 TEST_F(CudaDevice, TheFirstErrorIsReported) {
-  const Config c = make_config("qwen3", 83, 24, 2, 2, 1, 16, 40, 0, true);
+  const Config c = make_config("qwen3", {83, 24, 2, 2, 1, 16, 40, 0, true});
   const Batch batch = packed(c, {100});
   for (const int operations : {0, 1, 40, 80, 120, 160, 200, 240, 280, 320, 360, 400}) {
     SCOPED_TRACE(std::to_string(operations) + " operations before the failure");
@@ -171,7 +171,7 @@ TEST_F(CudaDevice, ReportsEveryChangeOfAlgorithm) {
 }
 
 TEST_F(CudaDevice, AChangeOfAlgorithmReachesVerify) {
-  const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
+  const Config c = make_config("gpt2", {67, 36, 2, 3, 3, 12, 100, 800, true});
   cuda_on_cpu::rejects = [](const cuda_on_cpu::Product& p) { return p.n == 300; };
   const GradientRun run =
       run_gradient<Cuda, float>(c, packed(c, {300}), Schedule::stream(2 * kTile, kTile), random_weights(), {}, kTile);
@@ -181,7 +181,7 @@ TEST_F(CudaDevice, AChangeOfAlgorithmReachesVerify) {
 
 // A library with sums that depend on the number of rows is detected before the run. The error names the product.
 TEST_F(CudaDevice, RefusesALibraryWithShapeDependentBits) {
-  const Config c = make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true);
+  const Config c = make_config("gpt2", {67, 36, 2, 3, 3, 12, 100, 800, true});
   for (const std::size_t rows : {255, 256, 512}) {
     cuda_on_cpu::descends = [=](const cuda_on_cpu::Product& p) { return p.n == rows && p.k == 100; };
     const std::string error = error_of([&] { cuda::check_products<float>(c, kTile); });

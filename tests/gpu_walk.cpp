@@ -59,7 +59,7 @@ TEST_P(GpuWalk, GradientInBFloat16) { expect_gradient<BFloat16, BFloat16>(GetPar
 class GpuTraining : public GpuTest {};
 
 TEST_F(GpuTraining, EveryObjectiveHasTheRightGradient) {
-  const Config c = make_config("qwen3", 83, 24, 1, 2, 1, 16, 40, 0, true);
+  const Config c = make_config("qwen3", {83, 24, 1, 2, 1, 16, 40, 0, true});
   expect_gradient<float, float>(c, 1e-5, {.kind = ObjectiveKind::dpo});
   expect_gradient<float, float>(c, 1e-5, {.kind = ObjectiveKind::grpo, .mean = Mean::documents, .kl = 0.1});
   expect_gradient<BFloat16, BFloat16>(c, 0.06, {.kind = ObjectiveKind::dpo});
@@ -122,7 +122,7 @@ TEST_F(GpuTraining, BFloat16IsNoWorseThanPyTorchs) {
 // Losses of a few steps of training.
 template <class Device, class T, class G, class M>
 std::vector<double> losses(OptimizerKind kind, Index steps, auto... device_settings) {
-  const Config c = make_config("llama", 256, 64, 2, 4, 2, 16, 96, 0, false);
+  const Config c = make_config("llama", {256, 64, 2, 4, 2, 16, 96, 0, false});
   const Text text(stories(1, 1 << 16), 0.1, 128, "stories");
   const OptimizerSettings settings{.rate = 5e-3, .warmup = 3, .steps = steps};
   const Schedule schedule = Schedule::stream(kTile, kTile);
@@ -213,8 +213,9 @@ TEST_F(GpuTraining, RepeatsBitForBit) {
 TEST_F(GpuTraining, RefusesChunksThatAreNotWholeTiles) {
   const Config c = families()[2].config;
   const Batch batch = packed(c, {600});
-  EXPECT_THROW((run_gradient<Cuda, float>(c, batch, Schedule::stream(kTile, kTile), random_weights(), {}, 2 * kTile)),
-               Error);
+  for (const Schedule& schedule : {Schedule::stream(kTile, 2 * kTile), Schedule::stream(2 * kTile, kTile)}) {
+    EXPECT_THROW((run_gradient<Cuda, float>(c, batch, schedule, random_weights(), {}, 2 * kTile)), Error);
+  }
 }
 
 }  // namespace

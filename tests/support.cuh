@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
 #include "data/files/known_models.cuh"
+#include "training/plan.cuh"
+#include "training/trainer.cuh"
 #include "training/verify/gradient_check.cuh"
 
 namespace streambp {
@@ -62,26 +65,26 @@ inline std::vector<Family> families() {
   std::vector<Family> all;
   auto add = [&](std::string name, Config c) { return &all.emplace_back(Family{std::move(name), c}).config; };
   //                     vocabulary hidden layers heads kv dim mlp length tied
-  add("gpt2", make_config("gpt2", 67, 36, 2, 3, 3, 12, 100, 800, true));
-  add("gpt2_odd_heads", make_config("gpt2", 41, 35, 3, 5, 5, 7, 33, 800, true));
-  add("llama2", make_config("llama", 53, 24, 2, 3, 3, 8, 40, 0, false));
-  Config* c = add("llama3", make_config("llama", 259, 40, 2, 6, 2, 10, 56, 0, true));
+  add("gpt2", make_config("gpt2", {67, 36, 2, 3, 3, 12, 100, 800, true}));
+  add("gpt2_odd_heads", make_config("gpt2", {41, 35, 3, 5, 5, 7, 33, 800, true}));
+  add("llama2", make_config("llama", {53, 24, 2, 3, 3, 8, 40, 0, false}));
+  Config* c = add("llama3", make_config("llama", {259, 40, 2, 6, 2, 10, 56, 0, true}));
   c->rope_theta = 500, c->rope_scaling = {8, 1, 4, 64};
-  c = add("llama_biases", make_config("llama", 31, 20, 2, 4, 1, 6, 28, 0, false));
+  c = add("llama_biases", make_config("llama", {31, 20, 2, 4, 1, 6, 28, 0, false}));
   c->qkv_bias = c->output_bias = c->mlp_bias = true;
-  c = add("llama_geglu", make_config("llama", 31, 20, 2, 2, 1, 10, 28, 0, false));
+  c = add("llama_geglu", make_config("llama", {31, 20, 2, 2, 1, 10, 28, 0, false}));
   c->mlp_kind = Mlp::geglu;
-  c = add("mistral", make_config("mistral", 61, 30, 2, 3, 1, 14, 50, 0, false));
+  c = add("mistral", make_config("mistral", {61, 30, 2, 3, 1, 14, 50, 0, false}));
   c->window = 100;
-  c = add("mistral_tiny_window", make_config("mistral", 61, 24, 2, 2, 2, 6, 50, 0, false));
+  c = add("mistral_tiny_window", make_config("mistral", {61, 24, 2, 2, 2, 6, 50, 0, false}));
   c->window = 3;
-  add("qwen2", make_config("qwen2", 71, 28, 2, 7, 1, 4, 36, 0, true));
-  add("qwen2_untied", make_config("qwen2", 71, 32, 1, 4, 4, 8, 36, 0, false));
-  add("qwen3", make_config("qwen3", 83, 25, 2, 3, 1, 22, 45, 0, true));
-  add("qwen3_untied", make_config("qwen3", 83, 32, 3, 4, 2, 18, 45, 0, false));
-  c = add("gemma3", make_config("gemma3", 89, 26, 3, 4, 2, 10, 44, 0, true));
+  add("qwen2", make_config("qwen2", {71, 28, 2, 7, 1, 4, 36, 0, true}));
+  add("qwen2_untied", make_config("qwen2", {71, 32, 1, 4, 4, 8, 36, 0, false}));
+  add("qwen3", make_config("qwen3", {83, 25, 2, 3, 1, 22, 45, 0, true}));
+  add("qwen3_untied", make_config("qwen3", {83, 32, 3, 4, 2, 18, 45, 0, false}));
+  c = add("gemma3", make_config("gemma3", {89, 26, 3, 4, 2, 10, 44, 0, true}));
   c->window = 20, c->local = {true, false, true}, c->local_rope_theta = 100, c->rope_scaling = {4, 1, 4, 0};
-  c = add("gemma3_untied", make_config("gemma3", 47, 32, 2, 2, 1, 16, 40, 0, false));
+  c = add("gemma3_untied", make_config("gemma3", {47, 32, 2, 2, 1, 16, 40, 0, false}));
   c->window = 5, c->local = {true, true}, c->score_scale = 0.2;
   return all;
 }
@@ -99,6 +102,44 @@ inline Batch packed(const Config& c, const std::vector<Index>& lengths, std::uin
     for (std::size_t t = begin; t + 1 < begin + static_cast<std::size_t>(length) / 4; ++t) batch.targets[t] = -1;
   }
   return batch;
+}
+
+// A copy on the host of a gradient, or of weights.
+template <class Device, class T>
+HostGradient host_gradient(Device& dev, const Config& c, Tensors<T>& gradient) {
+  std::vector<std::vector<double>> values;
+  for (const Entry<T>& e : table(c, gradient)) {
+    const std::vector<T> numbers = to_host(dev, *e.matrix);
+    values.emplace_back(numbers.begin(), numbers.end());
+  }
+  return {c, std::move(values)};
+}
+
+// The gradient of one batch in one mode, on a device with exactly the planned memory. fill(dev, model) sets the weights.
+template <class Device, class T, class G = T, class Fill>
+GradientRun run_gradient(const Config& config, const Batch& batch, const Schedule& schedule, Fill&& fill,
+                         const Objective& objective = {}, auto... device_settings) {
+  StepSettings settings{config, DType::f32, OptimizerKind::none, 1};
+  settings.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
+  settings.wide_gradient = sizeof(G) > sizeof(T);
+  settings.objective = objective;
+  const std::size_t planned = plan(settings, batch.size(), schedule).peak;
+  Device dev(planned, device_settings...);
+  Trainer<Device, T, G> trainer(dev, config, batch.size(), OptimizerKind::none, objective);
+  fill(dev, trainer.model);
+  dev.synchronize();
+  const auto start = std::chrono::steady_clock::now();
+  const Measures measures = trainer.accumulate(&batch, Counts(batch), schedule);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const auto logp = trainer.log_probabilities();
+  return {measures.loss,
+          seconds,
+          dev.arena.peak(),
+          planned,
+          host_gradient(dev, config, trainer.grad),
+          {logp.begin(), logp.end()},
+          measures.others,
+          dev.algorithm_changes};
 }
 
 // Weights without special values such as 0 or 1.

@@ -84,7 +84,7 @@ TEST_F(Encoding, RefusesInvalidPreferences) {
   // This error is not caused by the line.
   for (const std::string& line : {spaces, std::string(R"({"prompt": "a", "chosen": "b", "rejected": "c"})")}) {
     try {
-      encoder("chatml", true).encode(parse_example(line));
+      encoder("chatml", Learn::all).encode(parse_example(line));
       ADD_FAILURE() << line;
     } catch (const BadData& error) {
       ADD_FAILURE() << error.what();

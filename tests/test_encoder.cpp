@@ -48,7 +48,7 @@ TEST_F(Encoding, TrainsOnAnswersOnly) {
   ASSERT_EQ(qwen3.size(), 2u);
   EXPECT_EQ(learned(qwen3[0]), "<think>\n\n</think>\n\n1<|im_end|>");
   EXPECT_EQ(learned(qwen3[1]), "<think>\n\n</think>\n\n2<|im_end|>");
-  const auto all = encoder("qwen3", true).encode(example);
+  const auto all = encoder("qwen3", Learn::all).encode(example);
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].learned(), static_cast<Index>(all[0].tokens.size()) - 1);
 }
@@ -76,7 +76,7 @@ TEST_F(Encoding, EndsTextWithOneEndToken) {
   EXPECT_EQ(text(pair.tokens), "One? Two.</s>");
   EXPECT_EQ(learned(pair), "Two.</s>");
   const Document whole =
-      encoder("", true).encode({.kind = Example::completion, .prompt = "One? ", .written = ""}).at(0);
+      encoder("", Learn::all).encode({.kind = Example::completion, .prompt = "One? ", .written = ""}).at(0);
   EXPECT_EQ(whole.learned(), static_cast<Index>(whole.tokens.size()) - 1);
 }
 
@@ -171,7 +171,7 @@ TEST_F(Encoding, IsCachedUntilSomethingChanges) {
   const auto time = fs::last_write_time(*made.begin());
   EXPECT_FALSE(make());
   EXPECT_EQ(fs::last_write_time(*made.begin()), time);
-  EXPECT_TRUE(make({.learn_all = true}));
+  EXPECT_TRUE(make({.learn = Learn::all}));
   EXPECT_TRUE(make({.chat = "chatml"}));
   write("a.jsonl", "{\"text\": \"Two\"}\n");
   EXPECT_TRUE(make());
@@ -229,7 +229,7 @@ TEST_F(Encoding, RefusesMixedKinds) {
   const TokenFile rest = tokenise({bad}, skip);
   EXPECT_EQ(rest.documents(), 2);
   EXPECT_EQ(rest.metadata().at("skipped"), "1");
-  EXPECT_TRUE(contains(refusal({pairs}, {.learn_all = true}), "--learn all is not for preferences"));
+  EXPECT_TRUE(contains(refusal({pairs}, {.learn = Learn::all}), "--learn all is not for preferences"));
 }
 
 TEST_F(Encoding, RefusesUnreadableFiles) {

@@ -163,11 +163,11 @@ TEST_F(Fuzz, ModelDirectory) {
     fs::remove_all(dir / "model");
   };
   //                 vocabulary hidden layers heads kv dim mlp length tied
-  add(make_config("gpt2", 5, 4, 1, 2, 2, 2, 3, 7, true), "transformer.", "F32", kLargestShard);
-  add(make_config("gpt2", 5, 4, 1, 1, 1, 4, 3, 7, true), "", "F16", 300);
-  add(make_config("llama", 5, 4, 1, 2, 1, 2, 3, 0, false), "", "BF16", 100);
-  add(make_config("qwen2", 5, 4, 2, 2, 1, 2, 3, 0, true), "", "F32", 600);
-  add(make_config("gemma3", 5, 4, 2, 2, 1, 2, 3, 0, true), "", "F32", kLargestShard);
+  add(make_config("gpt2", {5, 4, 1, 2, 2, 2, 3, 7, true}), "transformer.", "F32", kLargestShard);
+  add(make_config("gpt2", {5, 4, 1, 1, 1, 4, 3, 7, true}), "", "F16", 300);
+  add(make_config("llama", {5, 4, 1, 2, 1, 2, 3, 0, false}), "", "BF16", 100);
+  add(make_config("qwen2", {5, 4, 2, 2, 1, 2, 3, 0, true}), "", "F32", 600);
+  add(make_config("gemma3", {5, 4, 2, 2, 1, 2, 3, 0, true}), "", "F32", kLargestShard);
   fuzz(seeds, [&](const Files& files) {
     const fs::path path = (*folder)(files);
     ModelLayout layout(path);

@@ -15,7 +15,7 @@ class Generation : public Commands {
   void SetUp() override {
     Commands::SetUp();
     fs::create_directories(path("model"));
-    Config c = make_config("llama", kVocabulary, 32, 2, 4, 2, 8, 64, 300, false);
+    Config c = make_config("llama", {kVocabulary, 32, 2, 4, 2, 8, 64, 300, false});
     save(c);
     write("tokenizer.json", byte_tokenizer({"<|im_start|>", "<|im_end|>"}));
     write("tokenizer_config.json", {{"eos_token", "<|im_end|>"}});
@@ -152,7 +152,7 @@ TEST_F(Generation, RefusesInvalidInputWithARemedy) {
   write("tokenizer.json", byte_tokenizer({"<|im_start|>", "<|im_end|>", "<x>", "<y>"}));
   EXPECT_EQ(execute("generate" + model + " --prompt a --length 2").exit_code, 0);
   expect_generate_refused("--prompt 'a<y>'", "token 259 (\"<y>\") is outside the model's vocabulary of 259");
-  save(make_config("llama", kVocabulary, 32, 2, 4, 2, 8, 64, 300, false), 1, true);
+  save(make_config("llama", {kVocabulary, 32, 2, 4, 2, 8, 64, 300, false}), 1, true);
   expect_generate_refused("--prompt a", "prompt 1: the logit of token");
   fs::remove(path("model/tokenizer.json"));
   expect_generate_refused("--prompt a", "tokenizer.json");
@@ -162,7 +162,7 @@ TEST_F(Generation, RefusesInvalidInputWithARemedy) {
 }
 
 TEST_F(Generation, ReportsWhatFitsBeforeItStarts) {
-  Config c = make_config("llama", kVocabulary, 4096, 1, 32, 32, 128, 32, 1 << 24, false);
+  Config c = make_config("llama", {kVocabulary, 4096, 1, 32, 32, 128, 32, 1 << 24, false});
   write("config.json", config_to_json(c));
   const Outcome outcome = execute("generate" + model + " --prompt a --length 16777000");
   EXPECT_EQ(outcome.exit_code, 2);
@@ -234,7 +234,7 @@ TEST_F(Generation, EvalMatchesTheWalkByFileAndPosition) {
   expect_refused("eval" + model, "--data");
   expect_refused("eval" + model + " --data " + path("nowhere.txt"), "nowhere.txt");
   expect_refused("eval" + model + " --data " + path("long.txt") + " --length 1", "--length");
-  save(make_config("llama", 200, 32, 2, 4, 2, 8, 64, 300, false));
+  save(make_config("llama", {200, 32, 2, 4, 2, 8, 64, 300, false}));
   expect_refused("eval" + model + " --data " + path("long.txt"), "vocabulary of 200");
 }
 

@@ -47,7 +47,7 @@ void expect_golden(const std::string& name, double tolerance) {
   }
   Cpu host(0);
   read_tensors(host, golden.file, "grad/", table(golden.config, truth_tensors));
-  const HostGradient truth(host, golden.config, truth_tensors);
+  const HostGradient truth = host_gradient(host, golden.config, truth_tensors);
 
   for (Mode mode : kModes) {
     const Schedule schedule = schedule_for(mode, golden.config, batch.size(), kTile);
@@ -90,8 +90,8 @@ TEST_P(GoldenCase, SavingAndLoadingLosesNoBit) {
   golden.weights()(dev, saved.model);
   save_model(dev, dir, saved.model, ModelLayout(golden.config));
   load_model(dev2, dir, loaded.model);
-  EXPECT_TRUE(HostGradient(dev, golden.config, saved.model.weights) ==
-              HostGradient(dev2, golden.config, loaded.model.weights));
+  EXPECT_TRUE(host_gradient(dev, golden.config, saved.model.weights) ==
+              host_gradient(dev2, golden.config, loaded.model.weights));
   const SafetensorsFile file(dir / "model.safetensors");
   for (const auto& [name, tensor] : file.tensors()) {
     const Tensor& original = golden.file.at("weights/" + name);

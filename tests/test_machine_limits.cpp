@@ -1,9 +1,12 @@
-// Limits of the machine: control groups, CPU quotas, standard descriptors and signals.
+// Limits of the machine: control groups, CPU quotas, standard descriptors, signals, and room for temporary files.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "commands/process.cuh"
+#include "data/files/config.cuh"
 #include "kernels/base/host_memory.cuh"
+#include "memory/offloaded_weights.cuh"
 #include "tests/temporary.cuh"
 #include "training/interruption.cuh"
 
@@ -182,6 +185,53 @@ TEST_F(MachineLimits, IgnoredSignalsStayIgnored) {
               return 0;
             }),
             128 + SIGTERM);
+}
+
+// The weights fit into the buffer of the file, so only flushing finds that they cannot be written.
+TEST_F(MachineLimits, OffloadedWeightsNeedRoomInTheTemporaryDirectory) {
+  const Config c = make_config("llama", {11, 8, 1, 2, 1, 4, 12, 0, false});
+  Cpu dev(std::size_t{1} << 20);
+  Model<float> model{c, Tensors<float>(c)};
+  allocate(dev, table(c, model.weights), Kind::weights);
+  initialise(dev, model, 1);
+  float& weight = model.weights.embedding.tokens(0, 0);
+  auto error = [&] {
+    const float before = weight;
+    try {
+      OffloadedWeights<Cpu, float> present(dev, model);
+      weight = 7;
+      present.restore();
+      return std::string(weight == before ? "" : "other weights came back");
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+
+  EXPECT_EQ(exit_code_of([&] {
+              setenv("TMPDIR", root.c_str(), 1);
+              const auto written = std::filesystem::last_write_time(root);
+              if (!error().empty() || std::filesystem::last_write_time(root) == written) return 1;
+              std::filesystem::remove_all(root / "proc");
+              return std::filesystem::is_empty(root) ? 0 : 2;
+            }),
+            0);
+  EXPECT_EQ(exit_code_of([&] {
+              setenv("TMPDIR", (root / "nowhere").c_str(), 1);
+              return contains(error(), "set TMPDIR") ? 0 : 1;
+            }),
+            0);
+  EXPECT_EQ(exit_code_of([&] {
+              setenv("TMPDIR", root.c_str(), 1);
+              ::signal(SIGXFSZ, SIG_IGN);
+              const rlimit limit = {100, 100};
+              setrlimit(RLIMIT_FSIZE, &limit);
+              const int next = dup(0);
+              close(next);
+              const std::string said = error();
+              if (!contains(said, "File too large") || !contains(said, "set TMPDIR")) return 1;
+              return dup(0) == next ? 0 : 2;  // the file is closed
+            }),
+            0);
 }
 
 }  // namespace

@@ -12,8 +12,8 @@ struct Held {
   explicit Held(const Config& c) : trainer(dev, c, 1, OptimizerKind::none) {}
   Model<float>& model() { return trainer.model; }
   bool operator==(Held& other) {
-    return HostGradient(dev, model().config, model().weights) ==
-           HostGradient(other.dev, model().config, other.model().weights);
+    return host_gradient(dev, model().config, model().weights) ==
+           host_gradient(other.dev, model().config, other.model().weights);
   }
 };
 
@@ -22,7 +22,7 @@ class ModelDirectories : public Commands {
   // A model directory with random weights in this type.
   Config make(const std::string& family, const std::string& dtype, std::size_t shard = kLargestShard) {
     const bool gpt2 = family == "gpt2";
-    const Config c = make_config(family, 40, 24, 2, 4, gpt2 ? 4 : 2, 6, 36, 64, gpt2);
+    const Config c = make_config(family, {40, 24, 2, 4, gpt2 ? 4 : 2, 6, 36, 64, gpt2});
     Held held(c);
     held.trainer.initialise(7, 0.1);
     ModelLayout layout(c);
@@ -188,7 +188,7 @@ TEST_F(ModelDirectories, WithWrongTensorsAreRefused) {
 }
 
 TEST_F(ModelDirectories, WithANegativeContextLengthAreRefused) {
-  Json json = config_to_json(make_config("llama", 40, 24, 2, 4, 2, 6, 36, 64, false));
+  Json json = config_to_json(make_config("llama", {40, 24, 2, 4, 2, 6, 36, 64, false}));
   const auto error = [&](Index length) {
     json["max_position_embeddings"] = length;
     try {
@@ -206,7 +206,7 @@ TEST_F(ModelDirectories, WithHugeFieldsAreRefusedBriefly) {
   const std::string wide(1'000'000, 'w');
   for (const Json& patch : {Json{{"model_type", wide}}, Json{{wide, 1}}, Json{{"hidden_size", wide}},
                             Json{{"hidden_act", wide}}, Json{{"architectures", {wide}}}}) {
-    Json json = config_to_json(make_config("llama", 40, 24, 2, 4, 2, 6, 36, 64, false));
+    Json json = config_to_json(make_config("llama", {40, 24, 2, 4, 2, 6, 36, 64, false}));
     json.update(patch);
     const std::string said = error_of([&] { config_from_json(json, "config.json"); });
     EXPECT_TRUE(contains(said, "www...")) << said.substr(0, 1000);

@@ -108,7 +108,7 @@ TEST_P(EveryObjective, AccumulationMatchesASingleBatch) {
     for (std::int32_t& begin : some.key_begin) begin -= static_cast<std::int32_t>(rows.begin);
     sum += trainer.accumulate(&some, Counts(batch), schedule);
   }
-  EXPECT_LE(HostGradient(dev, c, trainer.grad).difference(truth.gradient).relative, 1e-11);
+  EXPECT_LE(host_gradient(dev, c, trainer.grad).difference(truth.gradient).relative, 1e-11);
   EXPECT_NEAR(sum.loss, truth.loss, 1e-12);
   ASSERT_EQ(sum.others.size(), truth.others.size());
   for (const auto& [name, value] : truth.others) EXPECT_NEAR(sum.others[name], value, 1e-12) << name;
@@ -203,7 +203,7 @@ void expect_golden_objectives(const std::string& model, double tolerance) {
     for (auto& e : table(c, gradient)) *e.matrix = storage.emplace_back(e.parameter.rows, e.parameter.cols, 0);
     Cpu host(0);
     read_tensors(host, file, name + "/grad/", table(c, gradient));
-    const HostGradient truth(host, c, gradient);
+    const HostGradient truth = host_gradient(host, c, gradient);
     const double loss = numbers("loss", 0.0)[0];
 
     const Objective objective = objective_of(settings);

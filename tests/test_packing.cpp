@@ -157,16 +157,16 @@ class Preferences : public DataFiles {
     std::int32_t token = 0;
     for (const auto& [prompt, chosen, rejected] : lengths) {
       Document begin;
-      for (Index i = 0; i < prompt; ++i, ++token) begin.add({&token, 1}, false);
+      for (Index i = 0; i < prompt; ++i, ++token) begin.add({&token, 1}, InLoss::no);
       for (const Index answer : {chosen, rejected}) {
         Document document = begin;
-        for (Index i = 0; i < answer; ++i, ++token) document.add({&token, 1}, true);
+        for (Index i = 0; i < answer; ++i, ++token) document.add({&token, 1}, InLoss::yes);
         writer.add(document);
       }
     }
     writer.finish({{"kind", "preferences"}});
     file.emplace(dir / "t.safetensors");
-    config = make_config("llama", token, 8, 1, 1, 1, 8, 8, 0, true);
+    config = make_config("llama", {token, 8, 1, 1, 1, 8, 8, 0, true});
   }
   static float given(std::int32_t token) { return -0.5f - static_cast<float>(token); }
   std::vector<float> reference() const {
@@ -305,7 +305,7 @@ TEST_F(DataFiles, BatchesHaveEachTargetOnce) {
     Document document;
     for (Index i = 0; i < length; ++i, ++token) {
       const bool learn = i > 0 && Random(2).below(3, static_cast<std::uint64_t>(token)) > 0;
-      document.add({&token, 1}, learn);
+      document.add({&token, 1}, InLoss{learn});
       if (learn) ++expected[token];
     }
     writer.add(document);
@@ -313,7 +313,7 @@ TEST_F(DataFiles, BatchesHaveEachTargetOnce) {
   writer.finish({});
   const TokenFile file(dir / "t.safetensors");
   Packing packing(cut(file.lengths(), 300, TooLong::split), 300, 1);
-  Config config = make_config("llama", token, 8, 1, 1, 1, 8, 8, 0, true);
+  Config config = make_config("llama", {token, 8, 1, 1, 1, 8, 8, 0, true});
   std::map<std::int32_t, int> predicted;
   Index tokens = 0;
   for (Index n = 0; n < packing.size(); ++n) {

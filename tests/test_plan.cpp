@@ -154,7 +154,7 @@ TEST(ConfigFile, KnownModelsSurviveTheRoundTrip) {
 }
 
 TEST(ConfigFile, MistralWithAndWithoutWindow) {
-  Config c = make_config("mistral", 100, 32, 2, 4, 2, 8, 64, 128, false);
+  Config c = make_config("mistral", {100, 32, 2, 4, 2, 8, 64, 128, false});
   for (Index window : {0, 7, 4096}) {
     c.window = window;
     EXPECT_EQ(config_from_json(config_to_json(c), "config.json").window, window);
@@ -174,14 +174,14 @@ std::string refusal(const Json& json) {
 }
 
 TEST(ConfigFile, LocalLayersByNameAndByRule) {
-  Json json = config_to_json(make_config("gemma3", 100, 32, 13, 4, 2, 8, 64, 128, true));
+  Json json = config_to_json(make_config("gemma3", {100, 32, 13, 4, 2, 8, 64, 128, true}));
   json.erase("layer_types");  // every sixth is global
   std::vector<bool> local(13, true);
   local[5] = local[11] = false;
   EXPECT_EQ(config_from_json(json, "config.json").local, local);
   json["sliding_window_pattern"] = 2;
   EXPECT_FALSE(config_from_json(json, "config.json").is_local(1));
-  Json qwen = config_to_json(make_config("qwen2", 100, 32, 3, 4, 2, 8, 64, 128, true));
+  Json qwen = config_to_json(make_config("qwen2", {100, 32, 3, 4, 2, 8, 64, 128, true}));
   qwen.update({{"sliding_window", 64}, {"max_window_layers", 1}});
   EXPECT_FALSE(config_from_json(qwen, "config.json").is_local(2));  // unless it is enabled
   qwen["use_sliding_window"] = true;

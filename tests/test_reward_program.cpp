@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "tests/temporary.cuh"
-#include "training/grpo/reward_program.cuh"
+#include "training/grpo/rewards.cuh"
 
 namespace streambp {
 namespace {
@@ -84,6 +84,17 @@ TEST_F(RewardPrograms, AreAskedAgainAndAgain) {
   EXPECT_EQ(program.rewards({{}, Json::object(), {{"prompt", "a"}}}), (Numbers{1.4, 2.2, 3.14}));
   EXPECT_EQ(program.rewards({}), Numbers{});
   for (int i = 4; i < 100; ++i) EXPECT_EQ(program.rewards({0}), Numbers{i + 0.1});
+}
+
+// An evaluation may have more completions than a round, and the time limit is that of a round.
+TEST_F(RewardPrograms, AreAskedForARoundAtMost) {
+  const Prompt prompt{"", {}, {{"prompt", "a"}}};
+  const std::vector<const Prompt*> prompts(10, &prompt);
+  const std::vector<std::string> completions(10, "b");
+  Rewarder counting({.prompts = 2, .group = 2, .program = "n=0; while read -r line; do n=$((n + 1)); echo $n; done"});
+  EXPECT_EQ(counting.rewards(prompts, completions), (Numbers{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
+  Rewarder ends({.prompts = 2, .group = 2, .program = "for n in 1 2 3 4 5; do read -r line; echo $n; done"});
+  EXPECT_ERROR(ends.rewards(prompts, completions), "request 2 of 4");
 }
 
 TEST_F(RewardPrograms, NeedNotBeAsked) {

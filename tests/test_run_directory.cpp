@@ -45,7 +45,7 @@ class RunDirectories : public TemporaryDirectory {
 
 // A model small enough to be saved often.
 struct SmallRun {
-  Config config = make_config("llama", 11, 8, 1, 2, 1, 4, 12, 0, false);
+  Config config = make_config("llama", {11, 8, 1, 2, 1, 4, 12, 0, false});
   Cpu dev{std::size_t{1} << 20};
   Trainer<Cpu, float> trainer{dev, config, 8, OptimizerKind::adamw};
   ModelLayout layout{config};

@@ -131,6 +131,41 @@ TEST_F(RunSafety, AFailingRewardProgramLeavesACheckpoint) {
   EXPECT_TRUE(is_complete_checkpoint(path("run/step-000002")));
 }
 
+// Here it fails on the first held-out prompt, when it sees it again after the second step.
+TEST_F(RunSafety, ARewardProgramThatFailsInAnEvaluationLeavesACheckpoint) {
+  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
+  std::string prompts;
+  for (char c = 'a'; c <= 'z'; ++c) prompts += std::string("{\"prompt\": \"") + c + "\"}\n";
+  write_file_atomically(path("prompts.jsonl"), prompts);
+  const Outcome outcome = execute(
+      "train --model " + path("base") + " --data " + path("prompts.jsonl") +
+      " --objective grpo --prompts 1 --group 4 --completion 4 --steps 5 --eval-fraction 0.5 --eval-every 2 --out " +
+      path("run") + " --reward-cmd 'read -r line; held=${line#*prompt}; echo 0; while read -r line; do " +
+      "[ \"${line#*prompt}\" = \"$held\" ] && exit 3; echo 1; done'");
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "exit status 3")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "the last checkpoint is " + path("run/step-000002"))) << outcome.output;
+  EXPECT_TRUE(is_complete_checkpoint(path("run/step-000002")));
+}
+
+// The samples of a step are recorded after the weights have changed, so the checkpoint must be that of the step.
+TEST_F(RunSafety, SamplesThatCannotBeRecordedLeaveACheckpointOfTheirStep) {
+  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
+  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n");
+  write_file_atomically(path("reward.sh"), "n=0; while read -r line; do n=$((n+1)); echo $n; done\n");
+  const std::string run = " train --model " + path("base") + " --data " + path("prompts.jsonl") +
+                          " --objective grpo --prompts 1 --group 32 --completion 40 --steps 9 --rate 1e-2 --warmup 0 " +
+                          "--eval-fraction 0 --reward-cmd \"sh " + path("reward.sh") + "\" --out ";
+  // After a few steps completions.jsonl exceeds this limit. The files of a checkpoint are smaller.
+  const Outcome outcome = shell("ulimit -f 300; " + binary() + run + path("run") + " 2>&1");
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "completions.jsonl: cannot write: File too large")) << outcome.output;
+  const auto saved = checkpoint_step(newest_checkpoint(path("run")).filename().string());
+  ASSERT_TRUE(saved && *saved > 1 && *saved < 9) << outcome.output;
+  ASSERT_EQ(execute(run + path("whole") + " --stop-after " + std::to_string(*saved)).exit_code, 0);
+  EXPECT_TRUE(same_model("whole", "run"));
+}
+
 // The error comes while the reference model's weights are on the device; the trained ones are saved.
 TEST_F(RunSafety, AMissingReferenceModelLeavesTheTrainedWeights) {
   ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
@@ -192,7 +227,7 @@ TEST_F(RunSafety, ThreadsSpinBrieflyUnlessConfiguredOtherwise) {
         "0\x27");
 }
 
-// A bound thread may run on one CPU only; were the program started anew, libgomp would find no more.
+// A bound thread may run on one CPU only. If the program executed itself again, libgomp would see only that CPU.
 TEST_F(RunSafety, BoundThreadsUseAllCpus) {
   const std::string show = "env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u OMP_NUM_THREADS ";
   const Outcome free = shell(show + binary() + " --version");

@@ -10,7 +10,7 @@ TEST(Timeline, HasThePeakOfThePlan) {
   for (const char* family : {"llama", "gemma3"}) {
     for (OptimizerKind optimizer : {OptimizerKind::none, OptimizerKind::adamw}) {
       for (Index micro_batches : {1, 2, 5}) {
-        const StepSettings s{make_config(family, 1000, 64, 3, 4, 2, 16, 128, 4096, false), DType::bf16, optimizer,
+        const StepSettings s{make_config(family, {1000, 64, 3, 4, 2, 16, 128, 4096, false}), DType::bf16, optimizer,
                              micro_batches};
         for (Mode mode : kModes) {
           const Schedule schedule = schedule_for(mode, s.config, 1500, 512);

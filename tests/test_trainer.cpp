@@ -67,8 +67,8 @@ TEST(Trainer, StepsMatchAdamWOnTheOraclesGradient) {
         w -= rates[step - 1] * (m_hat / (std::sqrt(v_hat) + 1e-8) + (is_vector ? 0 : 0.3) * w);
       }
     }
-    const HostGradient now(dev, c, trainer.model.weights);
-    EXPECT_LE(now.difference(HostGradient(host, c, naive.weights)).relative, 1e-8) << "step " << step;
+    const HostGradient now = host_gradient(dev, c, trainer.model.weights);
+    EXPECT_LE(now.difference(host_gradient(host, c, naive.weights)).relative, 1e-8) << "step " << step;
   }
 }
 
@@ -88,7 +88,7 @@ TEST(Trainer, AFailedStepKeepsTheWeightsAndFreesTheGradient) {
       weight = start;
     }
     trainer.step({batch}, schedule, OptimizerSettings{.steps = 10}, 1);
-    return HostGradient(dev, c, trainer.model.weights);
+    return host_gradient(dev, c, trainer.model.weights);
   };
   EXPECT_TRUE(trained(true) == trained(false));
 }
@@ -108,7 +108,7 @@ TEST(Trainer, EvaluationMatchesTheTrainingLossForAnyChunk) {
 }
 
 TEST(Trainer, ResidualProjectionsStartSmaller) {
-  const Config c = make_config("llama", 300, 64, 8, 4, 2, 16, 128, 0, false);
+  const Config c = make_config("llama", {300, 64, 8, 4, 2, 16, 128, 0, false});
   std::vector<Owned<float>> storage;
   Model<float> model{c, Tensors<float>(c)};
   for (auto& e : table(c, model.weights)) *e.matrix = storage.emplace_back(e.parameter.rows, e.parameter.cols, 0);
@@ -127,7 +127,7 @@ TEST(Trainer, ResidualProjectionsStartSmaller) {
 
 // The FLOPs of a small step, added up by hand.
 TEST(Trainer, CountedFlopsMatchAHandCount) {
-  const Config c = make_config("llama", 50, 8, 1, 2, 1, 4, 12, 0, false);
+  const Config c = make_config("llama", {50, 8, 1, 2, 1, 4, 12, 0, false});
   const Index n = 10;
   Plan dev;
   Trainer<Plan, float> trainer(dev, c, n, OptimizerKind::none);

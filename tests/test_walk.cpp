@@ -114,7 +114,7 @@ TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
     trainer.initialise(3, 0.15);
     double loss = 0;
     for (const Batch& b : batches) loss += trainer.accumulate(&b, counts, schedule).loss;
-    const HostGradient gradient(dev, c, trainer.grad);
+    const HostGradient gradient = host_gradient(dev, c, trainer.grad);
     EXPECT_LE(gradient.difference(truth.gradient).relative, 1e-12) << name(mode);
     EXPECT_NEAR(loss, truth.loss, 1e-12 * truth.loss);
     EXPECT_EQ(dev.arena.peak(), planned) << name(mode);
@@ -140,7 +140,7 @@ TEST(Walk, AnyNumberOfThreadsGivesTheSameBits) {
 
 // Wide enough that a matrix has several blocks of columns.
 TEST(Walk, WideLayersAgreeToo) {
-  Config c = make_config("qwen3", 1100, 420, 1, 6, 2, 90, 900, 0, false);
+  Config c = make_config("qwen3", {1100, 420, 1, 6, 2, 90, 900, 0, false});
   const Batch batch = packed(c, sized<Lengths>({300, 290}, {9, 8}));
   const oracle::Result truth = oracle_gradient(c, batch, random_weights(3, 0.05));
   const GradientRun full = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights(3, 0.05));

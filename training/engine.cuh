@@ -26,7 +26,7 @@ class TextGenerator {
   virtual ~TextGenerator() = default;
   virtual std::vector<Continuation> generate(const std::vector<Tokens>& prompts, const GenerationSettings& settings,
                                              const OnToken& on_token) = 0;
-  virtual Index room() const = 0;   // tokens of a sequence at most
+  virtual Index room() const = 0;   // maximum tokens of a sequence
   virtual Index steps() const = 0;  // forward passes so far
 };
 
@@ -90,7 +90,7 @@ std::string why_no_gpu();
 // How much a run may allocate.
 std::size_t free_memory(DeviceKind device);
 std::string device_name(DeviceKind device);
-// FLOP/s of large matrix products; on a GPU with the library's free choice of algorithm.
+// FLOP/s of large matrix products; on a GPU the better of our algorithm and the library's free choice.
 double matmul_rate(DeviceKind device, DType dtype);
 // On a GPU: the speed of the model's matrix products for this number of rows.
 std::vector<ProductTiming> time_products(const StepSettings& settings, Index rows);

@@ -8,8 +8,8 @@ std::unique_ptr<Engine> make_cpu_f32_engine(const StepSettings& s, Index rows, s
   return std::make_unique<EngineOn<Cpu, float, float, float>>(s, rows, capacity);
 }
 
-double cpu_matmul_rate() { return matmul_rate<Cpu, float>(); }
+double cpu_matmul_rate() { return cpu::matmul_rate(); }
 double cpu_copy_rate() { return copy_rate<Cpu>(); }
-double cpu_read_rate() { return read_rate<Cpu>(); }
+double cpu_read_rate() { return cpu::read_rate(); }
 
 }  // namespace streambp

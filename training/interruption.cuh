@@ -48,7 +48,7 @@ class Interruption {
     caught_ = signal;
     restore();
     constexpr std::string_view said =
-        "\nstreambp: interrupted; finishing the step and saving a checkpoint (once more: stop at once)\n";
+        "\nstreambp: interrupted; finishing the step and saving a checkpoint (interrupt again to stop immediately)\n";
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, said.data(), said.size());
     errno = error;
   }

@@ -9,11 +9,8 @@
 
 namespace streambp {
 
-enum class OptimizerKind {
-  none,
-  adamw,
-  adamw_pure
-};  // adamw_pure: moments in the type of the weights, no master weights
+// adamw_pure: moments in the type of the weights, no master weights
+enum class OptimizerKind { none, adamw, adamw_pure };
 
 struct OptimizerSettings {
   double rate = 3e-4, final_rate_fraction = 0.1;

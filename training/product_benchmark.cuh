@@ -68,14 +68,14 @@ std::vector<ProductTiming> time_products(const Config& config, Index rows, Index
     const Matrix<T> w = repeated_noise<T>(dev, s.outputs, s.inputs, 1), x = repeated_noise<T>(dev, rows, s.inputs, 2),
                     y = output_noise<T>(dev, s, rows, 3);
     const Matrix<float> dw = allocate<float>(dev, s.outputs, s.inputs, Kind::chunk);
-    const Rows last = {(rows - 1) / tile * tile, rows};
+    const Rows first = piece(0, tile, rows);
     auto add = [&](const char* name, const Product& p) {
       timings.push_back(benchmark.time(p));
       timings.back().name = name + std::string(": ") + timings.back().name;
     };
-    add("forward", {y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, nullptr, y, false, Along::result});
-    add("dx", {x, CUBLAS_OP_N, w, CUBLAS_OP_N, y, nullptr, x, false, Along::result});
-    add("dw", {dw, CUBLAS_OP_N, x.slice(last), CUBLAS_OP_T, y.slice(last), nullptr, dw, false, Along::sum});
+    add("forward", {y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, nullptr, y, Update::assign, Along::result});
+    add("dx", {x, CUBLAS_OP_N, w, CUBLAS_OP_N, y, nullptr, x, Update::assign, Along::result});
+    add("dw", {dw, CUBLAS_OP_N, x.slice(first), CUBLAS_OP_T, y.slice(first), nullptr, dw, Update::assign, Along::sum});
   }
   return timings;
 }
@@ -89,7 +89,7 @@ ProductTiming time_large_product() {
     const Matrix<T> w = repeated_noise<T>(dev, n, n, 1), x = repeated_noise<T>(dev, n, n, 2),
                     y = repeated_noise<T>(dev, n, n, 3);
     const ProductTiming timing =
-        ProductBenchmark(dev).time({y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, nullptr, y, false, Along::result});
+        ProductBenchmark(dev).time({y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, nullptr, y, Update::assign, Along::result});
     if (n == most || 2.0 * static_cast<double>(n * n * n) / timing.ours.rate > 1e-3) return timing;
   }
 }

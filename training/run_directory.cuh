@@ -65,7 +65,7 @@ class RunDirectory {
   }
   RunDirectory(const RunDirectory&) = delete;
 
-  // A run that was refused leaves neither its tokens nor empty directories behind. Other files may belong to someone else.
+  // A refused run removes its token files and the empty directories it created. Other files may belong to someone else.
   ~RunDirectory() {
     if (opened_) return;
     std::error_code ignored;

@@ -14,10 +14,9 @@
 #include "data/documents/token_file.cuh"
 #include "data/files/generation_config.cuh"
 #include "data/tokenizer/tokenizer.cuh"
+#include "model/stream.cuh"
 
 namespace streambp {
-
-using Tokens = std::vector<std::int32_t>;
 
 // The tokenizer's prefix (such as BOS), or nothing if the tokens already start with it.
 inline Tokens missing_prefix(const Tokenizer& tokenizer, const Tokens& tokens) {
@@ -41,16 +40,19 @@ inline std::int32_t read_end_token(const std::filesystem::path& model, const Tok
   return eos.ids[0];
 }
 
+// The tokens in the loss: answers (completions and the assistant's messages), or all.
+enum class Learn { answers, all };
+
 class Encoder {
  public:
   // `no_chat` is the error message for conversations when there is no chat layout.
   Encoder(const Tokenizer& tokenizer, const std::filesystem::path& model, std::optional<Chat> chat, std::string no_chat,
-          bool learn_all)
+          Learn learn)
       : tokenizer_(tokenizer),
         end_(tokenizer.suffix()),
         chat_(std::move(chat)),
         no_chat_(std::move(no_chat)),
-        learn_all_(learn_all) {
+        learn_(learn) {
     if (end_.empty()) end_ = {read_end_token(model, tokenizer)};
     if (!chat_) return;
     for (const std::string& text : chat_->tokens()) {
@@ -73,7 +75,7 @@ class Encoder {
     std::vector<Document> documents;
     if (example.kind == Example::conversation) {
       require(chat_.has_value(), no_chat_);
-      if (learn_all_) {
+      if (learn_ == Learn::all) {
         documents.push_back(encode_pieces(chat_->render(example.messages)));
       } else {
         for (const auto& sequence : chat_->training_sequences(example.messages, example.first))
@@ -81,10 +83,10 @@ class Encoder {
       }
       require_data(!documents.empty(), "no answer of the assistant to train on");
     } else {
-      documents.push_back(text(example.prompt, example.written, example.kind == Example::text));
+      documents.push_back(text(example.prompt, example.written, InLoss{example.kind == Example::text}));
     }
     for (Document& document : documents) {
-      if (learn_all_) std::fill(document.learn.begin(), document.learn.end(), 1);
+      if (learn_ == Learn::all) std::fill(document.learn.begin(), document.learn.end(), 1);
       if (!document.learn.empty()) document.learn[0] = 0;
       require_data(document.learned() > 0, "no tokens to train on");
     }
@@ -95,7 +97,7 @@ class Encoder {
   Document encode_pieces(const std::vector<Piece>& pieces) const {
     Document document;
     std::string text;
-    bool learn = false;
+    auto learn = InLoss::no;
     auto start = TextStart::beginning;
     const auto flush = [&] {
       if (!text.empty()) document.add(tokenizer_.encode_plain(text, start), learn), start = TextStart::continuation;
@@ -103,7 +105,7 @@ class Encoder {
     };
     for (const Piece& piece : pieces) {
       const auto special = piece.markup ? special_.find(piece.text) : special_.end();
-      if (piece.learn != learn) flush(), learn = piece.learn;
+      if (InLoss{piece.learn} != learn) flush(), learn = InLoss{piece.learn};
       if (special == special_.end()) {
         text += piece.text;
       } else {
@@ -121,7 +123,8 @@ class Encoder {
 
   // Encodes one answer of a preference or group.
   Document encode_side(const Example& side) const {
-    require(!learn_all_, "--learn all is not for preferences and groups, which compare answers; remove it");
+    require(learn_ == Learn::answers,
+            "--learn all is not for preferences and groups, which compare answers; remove it");
     require_data(side.kind == Example::conversation || !side.prompt.empty() || !tokenizer_.prefix().empty(), kNoPrompt);
     if (!side.tokens.empty()) return encode_sampled(side);
     std::vector<Document> documents = encode(side);
@@ -135,7 +138,7 @@ class Encoder {
     const bool conversation = side.kind == Example::conversation;
     require(!conversation || chat_.has_value(), no_chat_);
     Document document = conversation ? encode_pieces(chat_->prompt(side.messages)) : begin(side.prompt, side.tokens);
-    document.add(side.tokens, true);
+    document.add(side.tokens, InLoss::yes);
     document.learn[0] = 0;
     require_data(document.learned() > 0, "no tokens to train on");
     return document;
@@ -186,7 +189,7 @@ class Encoder {
   }
 
   // A prompt with the tokenizer's prefix. `rest` follows and can start with the prefix if the prompt is empty.
-  Document begin(const std::string& prompt, const Tokens& rest, bool learn = false) const {
+  Document begin(const std::string& prompt, const Tokens& rest, InLoss learn = InLoss::no) const {
     const Tokens tokens = tokenizer_.encode(prompt);
     Document document;
     document.add(missing_prefix(tokenizer_, prompt.empty() ? rest : tokens), learn);
@@ -195,11 +198,12 @@ class Encoder {
   }
 
   // Adds the end-of-text token unless the text ends with it.
-  Document text(const std::string& prompt, const std::string& written, bool learn_prompt) const {
+  Document text(const std::string& prompt, const std::string& written, InLoss learn_prompt) const {
     const Tokens rest = tokenizer_.encode(written, prompt.empty() ? TextStart::beginning : TextStart::continuation);
     Document document = begin(prompt, rest, learn_prompt);
-    document.add(rest, true);
-    if (!std::equal(end_.begin(), end_.end(), rest.end() - shorter(end_, rest), rest.end())) document.add(end_, true);
+    document.add(rest, InLoss::yes);
+    if (!std::equal(end_.begin(), end_.end(), rest.end() - shorter(end_, rest), rest.end()))
+      document.add(end_, InLoss::yes);
     return document;
   }
   static std::ptrdiff_t shorter(const Tokens& a, const Tokens& b) {
@@ -210,7 +214,7 @@ class Encoder {
   Tokens end_;
   std::optional<Chat> chat_;
   std::string no_chat_;
-  bool learn_all_;
+  Learn learn_;
   std::map<std::string, std::int32_t> special_;        // the layout's special tokens that the tokenizer has
   TextStart after_special_ = TextStart::continuation;  // how the tokenizer encodes text after one
 };

@@ -49,7 +49,7 @@ inline void add_bin_file(const std::filesystem::path& path, TokenWriter& writer)
               " is outside every vocabulary; download the file again");
       const std::int32_t token = static_cast<std::int32_t>(word);
       if (token == first) complete();
-      document.add({&token, 1}, true);
+      document.add({&token, 1}, InLoss::yes);
     }
     left -= n;
   }

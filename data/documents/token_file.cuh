@@ -222,6 +222,9 @@ class TokenFile {
   DataKind kind_ = DataKind::documents;
 };
 
+// Does the loss cover these tokens?
+enum class InLoss : bool { no, yes };
+
 // A document in memory.
 struct Document {
   std::vector<std::int32_t> tokens;
@@ -229,9 +232,9 @@ struct Document {
   std::optional<Advantage> advantage = {};  // of a completion in a group
   std::vector<float> old = {};              // log-prob of the next token when sampled; empty: unknown
 
-  void add(std::span<const std::int32_t> more, bool learned) {
+  void add(std::span<const std::int32_t> more, InLoss in_loss) {
     tokens.insert(tokens.end(), more.begin(), more.end());
-    learn.resize(tokens.size(), learned);
+    learn.resize(tokens.size(), in_loss == InLoss::yes);
   }
   Index learned() const { return std::count(learn.begin() + !learn.empty(), learn.end(), 1); }
 };

@@ -18,9 +18,9 @@
 namespace streambp {
 
 struct DataOptions {
-  std::string chat = "";   // a layout's name; empty: the layout of the model's template
-  bool learn_all = false;  // the loss covers every token, not only answers and completions
-  bool skip_bad = false;   // skip lines that cannot be used
+  std::string chat = "";         // a layout's name; empty: the layout of the model's template
+  Learn learn = Learn::answers;  // the tokens in the loss
+  bool skip_bad = false;         // skip lines that cannot be used
 };
 
 class Tokenising {
@@ -65,7 +65,7 @@ class Tokenising {
         if (!options_.chat.empty()) throw;
         no_chat = error.what();
       }
-      encoder_.emplace(*tokenizer_, model_, std::move(chat), no_chat, options_.learn_all);
+      encoder_.emplace(*tokenizer_, model_, std::move(chat), no_chat, options_.learn);
     }
     return *encoder_;
   }
@@ -202,7 +202,10 @@ inline std::string named_by_hash(const std::string& what, const std::string& key
 // A key of everything that the tokens depend on.
 inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                             const DataOptions& options) {
-  Json key = {{"version", 3}, {"chat", options.chat}, {"learn_all", options.learn_all}, {"skip_bad", options.skip_bad}};
+  Json key = {{"version", 3},
+              {"chat", options.chat},
+              {"learn_all", options.learn == Learn::all},
+              {"skip_bad", options.skip_bad}};
   for (const auto& path : data) key["files"].push_back(file_key(path));
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
                            "chat_template.json", "generation_config.json", "config.json"}) {

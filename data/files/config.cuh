@@ -308,13 +308,19 @@ inline Json config_to_json(const Config& c) {
   return json;
 }
 
+// What distinguishes the models of a family.
+struct Sizes {
+  Index vocab, hidden, layers, heads, kv_heads, head_dim, mlp, max_length;
+  bool tied;
+};
+
 // A family's defaults around the given sizes.
-inline Config make_config(const std::string& family, Index vocab, Index hidden, Index layers, Index heads,
-                          Index kv_heads, Index head_dim, Index mlp, Index max_length, bool tied) {
+inline Config make_config(const std::string& family, const Sizes& s) {
   Config c;
   c.family = family;
-  c.vocab = vocab, c.hidden = hidden, c.layers = layers, c.heads = heads, c.kv_heads = kv_heads, c.head_dim = head_dim;
-  c.mlp = mlp, c.max_length = max_length, c.tied = tied;
+  c.vocab = s.vocab, c.hidden = s.hidden, c.layers = s.layers;
+  c.heads = s.heads, c.kv_heads = s.kv_heads, c.head_dim = s.head_dim;
+  c.mlp = s.mlp, c.max_length = s.max_length, c.tied = s.tied;
   if (family == "gpt2") {
     c.norm = Norm::layer, c.positions = Positions::learned, c.mlp_kind = Mlp::gelu;
     c.qkv_bias = c.output_bias = c.mlp_bias = true;
@@ -324,10 +330,10 @@ inline Config make_config(const std::string& family, Index vocab, Index hidden, 
   if (family == "qwen2" || family == "qwen3") c.norm_eps = 1e-6, c.rope_theta = 1e6;
   if (family == "gemma3") {
     c.norm_eps = 1e-6, c.norm_offset = 1, c.post_norms = c.qk_norm = true, c.mlp_kind = Mlp::geglu;
-    c.embedding_scale = std::sqrt(static_cast<double>(hidden)),
-    c.score_scale = 1 / std::sqrt(static_cast<double>(head_dim));
+    c.embedding_scale = std::sqrt(static_cast<double>(s.hidden));
+    c.score_scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     c.rope_theta = 1e6, c.local_rope_theta = 1e4, c.window = 512;
-    for (Index l = 0; l < layers; ++l) c.local.push_back((l + 1) % 6 != 0);
+    for (Index l = 0; l < s.layers; ++l) c.local.push_back((l + 1) % 6 != 0);
   }
   return c;
 }

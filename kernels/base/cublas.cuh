@@ -54,7 +54,7 @@ struct Limits {
 };
 constexpr Limits kFreeChoice{CUBLASLT_REDUCTION_SCHEME_MASK, std::size_t{32} << 20};
 
-// result = op(a) op(b) + bias + (start, if add_start), in the library's column order
+// result = op(a) op(b) + bias, with Update::add also + start, in the library's column order
 struct Product {
   Operand result;
   cublasOperation_t op_a;
@@ -63,7 +63,7 @@ struct Product {
   Operand b;
   const void* bias;
   Operand start;
-  bool add_start;
+  Update update;
   Along along;
 
   // Everything that the choice of an algorithm may depend on. `rows`: the number of rows of the stream.
@@ -83,7 +83,7 @@ struct Product {
             a.alignment(),
             b.alignment(),
             result.alignment() * 512 + start.alignment(),
-            (bias ? 1 : 0) + (add_start ? 2 : 0)};
+            (bias ? 1 : 0) + (update == Update::add ? 2 : 0)};
   }
 
   Index rows_of_stream() const { return b.cols; }
@@ -166,7 +166,7 @@ struct Product {
 
   void multiply(Cuda& dev, const Description& description, const Layouts& layouts,
                 const cublasLtMatmulAlgo_t& algorithm, Matrix<std::byte> workspace) const {
-    const float alpha = 1, beta = add_start ? 1 : 0;
+    const float alpha = 1, beta = update == Update::add ? 1 : 0;
     STREAMBP_CHECK(cublasLtMatmul(dev.blas, description, &alpha, a.data, layouts.a, b.data, layouts.b, &beta,
                                   start.data, layouts.start, const_cast<void*>(result.data), layouts.result, &algorithm,
                                   workspace.data, static_cast<std::size_t>(workspace.size()), dev.stream));

@@ -41,15 +41,14 @@ inline int threads_for(std::optional<double> quota, int at_most) {
   return std::max(1, static_cast<int>(std::lround(*quota)));
 }
 
-// libgomp respects the CPU affinity by itself. OMP_NUM_THREADS overrides both.
+// libgomp already respects the CPU affinity. OMP_NUM_THREADS overrides both.
 inline void respect_cpu_quota() {
   if (!std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(threads_for(cpu_quota(), omp_get_max_threads()));
 }
 
-// libgomp reads GOMP_SPINCOUNT when it is loaded, before main, so the program sets it and executes itself again. Does
-// nothing if the user has set a wait policy, or without /proc.
-// Nothing if threads are bound to CPUs, either: libgomp has bound this thread to one CPU already, and the program would see
-// only that CPU after executing itself.
+// libgomp reads GOMP_SPINCOUNT when it is loaded, before main, so the program sets it and executes itself again. It does
+// not if the user has set a wait policy, if there is no /proc, or if threads are bound to CPUs: libgomp has then bound
+// this thread to one CPU, and the new program would see only that CPU.
 inline void limit_spinning(char** argv) {
   for (const char* chosen : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
     if (std::getenv(chosen)) return;

@@ -62,7 +62,7 @@ class OnlineGrpo {
           logps[i] = logp;
           for (double x : logp) entropy -= x;
         });
-    if (begins) record(step, logps);
+    if (begins) logps_ = logps;
     for (std::size_t i = 0; i < batches.size() && begins && settings_.inner > 1; ++i) batches[i].old = logps[i];
     Counts counts;
     for (const Batch& batch : batches) counts += Counts(batch);
@@ -79,10 +79,35 @@ class OnlineGrpo {
     return asked.empty() ? NAN : mean_reward(complete(engine, asked, {.temperature = 0}));
   }
 
-  // Records every group from now on in a file that off-line training can read.
+  // The file for record(); off-line training can read it.
   void record_in(const fs::path& path) {
     record_path_ = path;
     record_.open(path, std::ios::app);
+  }
+
+  // After a step that begins a round: writes the groups of the round, with the log-probs that the step computed.
+  void record(Index step) {
+    if (!begins_round(step)) return;
+    std::vector<std::vector<double>> olds;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      for (const Rows rows : batches[i].documents()) {
+        olds.emplace_back();
+        for_each_target(batches[i], rows, [&](std::size_t t) { olds.back().push_back(logps_[i][t]); });
+      }
+    }
+    for (std::size_t i = 0; i < samples_.size(); i += index(settings_.group)) {
+      const Json& line = samples_[i].prompt->line;
+      Json group = {{"step", step}, {"prompt", line[line.contains("messages") ? "messages" : "prompt"]}};
+      for (std::size_t j = i; j < i + index(settings_.group); ++j) {
+        group["texts"].push_back(samples_[j].text);
+        group["completions"].push_back(samples_[j].tokens);
+        group["rewards"].push_back(samples_[j].reward);
+        group["old_logps"].push_back(olds[j]);
+      }
+      record_ << group.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+    }
+    require((record_ << std::flush).good(), record_path_.string(), ": cannot write: ", std::strerror(errno),
+            "; free some space, then continue with --resume");
   }
 
  private:
@@ -176,29 +201,6 @@ class OnlineGrpo {
               {"without_advantage", idle / n}};
   }
 
-  // Writes the groups of the round, with the log-probs that its first step computed.
-  void record(Index step, const std::vector<std::vector<double>>& logps) {
-    std::vector<std::vector<double>> olds;
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-      for (const Rows rows : batches[i].documents()) {
-        olds.emplace_back();
-        for_each_target(batches[i], rows, [&](std::size_t t) { olds.back().push_back(logps[i][t]); });
-      }
-    }
-    for (std::size_t i = 0; i < samples_.size(); i += index(settings_.group)) {
-      const Json& line = samples_[i].prompt->line;
-      Json group = {{"step", step}, {"prompt", line[line.contains("messages") ? "messages" : "prompt"]}};
-      for (std::size_t j = i; j < i + index(settings_.group); ++j) {
-        group["texts"].push_back(samples_[j].text);
-        group["completions"].push_back(samples_[j].tokens);
-        group["rewards"].push_back(samples_[j].reward);
-        group["old_logps"].push_back(olds[j]);
-      }
-      record_ << group.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
-    }
-    require((record_ << std::flush).good(), record_path_.string(), ": cannot write: ", std::strerror(errno));
-  }
-
   const GrpoSettings settings_;
   const fs::path reference_;
   const std::uint64_t seed_;
@@ -207,7 +209,8 @@ class OnlineGrpo {
   std::vector<Prompt> training_, held_out_;
   std::vector<Index> order_;  // of the prompts in the epoch
   Index longest_ = 0, epoch_ = -1;
-  std::vector<Sample> samples_;  // of the round, group by group
+  std::vector<Sample> samples_;             // of the round, group by group
+  std::vector<std::vector<double>> logps_;  // of the round's batches, in its first step
   std::map<std::string, double> round_;
   std::ofstream record_;
   fs::path record_path_;

@@ -67,7 +67,7 @@ class Prompter {
   void prepare_chat() {
     if (chat) return;
     chat.emplace(Chat::of(model_, layout_));
-    encoder_.emplace(tokenizer, model_, *chat, "", false);
+    encoder_.emplace(tokenizer, model_, *chat, "", Learn::answers);
     if (const auto end = tokenizer.find(chat->end())) stop.insert(*end);
   }
 

@@ -35,19 +35,12 @@ inline std::vector<Prompt> read_prompts(const std::vector<std::string>& files, P
 // Rewards completions, by the reward program or by comparing with the answer.
 class Rewarder {
  public:
-  explicit Rewarder(const GrpoSettings& settings) {
+  explicit Rewarder(const GrpoSettings& settings) : round_(settings.completions()) {
     if (!settings.program.empty()) program_.emplace(settings.program, settings.seconds);
   }
 
   std::vector<double> rewards(const std::vector<const Prompt*>& prompts, const std::vector<std::string>& completions) {
-    if (program_) {
-      std::vector<Json> requests;
-      for (std::size_t i = 0; i < prompts.size(); ++i) {
-        requests.push_back(prompts[i]->line);
-        requests.back()["completion"] = completions[i];
-      }
-      return program_->rewards(requests);
-    }
+    if (program_) return ask_program(prompts, completions);
     std::vector<double> rewards;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       rewards.push_back(trimmed(completions[i]) == trimmed(prompts[i]->line["answer"].get<std::string>()));
@@ -56,12 +49,31 @@ class Rewarder {
   }
 
  private:
+  // The program's time limit is for the completions of a round, so a call never asks for more.
+  std::vector<double> ask_program(const std::vector<const Prompt*>& prompts,
+                                  const std::vector<std::string>& completions) {
+    std::vector<double> rewards;
+    const auto all = static_cast<Index>(prompts.size());
+    for (Index call = 0; call < ceil_div(all, round_); ++call) {
+      const Rows rows = piece(call, round_, all);
+      std::vector<Json> requests;
+      for (auto i = static_cast<std::size_t>(rows.begin); i < static_cast<std::size_t>(rows.end); ++i) {
+        requests.push_back(prompts[i]->line);
+        requests.back()["completion"] = completions[i];
+      }
+      const std::vector<double> answers = program_->rewards(requests);
+      rewards.insert(rewards.end(), answers.begin(), answers.end());
+    }
+    return rewards;
+  }
+
   static std::string trimmed(const std::string& text) {
     const auto begin = text.find_first_not_of(" \t\r\n"), end = text.find_last_not_of(" \t\r\n");
     return begin == std::string::npos ? "" : text.substr(begin, end - begin + 1);
   }
 
   std::optional<RewardProgram> program_;
+  const Index round_;  // completions of a round
 };
 
 }  // namespace streambp

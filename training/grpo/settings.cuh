@@ -9,7 +9,7 @@ namespace streambp {
 
 struct GrpoSettings {
   Index prompts = 4, group = 8;           // of a round: prompts, and completions of each
-  Index completion = 64;                  // tokens of a completion at most
+  Index completion = 64;                  // maximum tokens of a completion
   Index inner = 1;                        // optimizer steps per round
   std::string reward = "", program = "";  // "exact", or a shell command
   double seconds = 60;                    // the program may take for a round

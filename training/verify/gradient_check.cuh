@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -10,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "training/plan.cuh"
-#include "training/trainer.cuh"
 #include "training/verify/oracle_objectives.cuh"
 
 namespace streambp {
@@ -31,14 +28,6 @@ struct HostGradient {
   std::vector<Parameter> parameters;
   std::vector<std::vector<double>> values;
 
-  template <class Device, class T>
-  HostGradient(Device& dev, const Config& c, Tensors<T>& gradient) {
-    for (const Entry<T>& e : table(c, gradient)) {
-      const std::vector<T> numbers = to_host(dev, *e.matrix);
-      parameters.push_back(e.parameter);
-      values.emplace_back(numbers.begin(), numbers.end());
-    }
-  }
   // From the values of each part, in the table's order.
   HostGradient(const Config& c, std::vector<std::vector<double>> parts) : values(std::move(parts)) {
     Tensors<double> none(c);
@@ -90,33 +79,6 @@ struct GradientRun {
   std::map<std::string, double> others;    // metrics of the objective other than the loss
   std::vector<std::string> warnings = {};  // reasons to doubt bit-for-bit equality
 };
-
-// The gradient of one batch in one mode, on a device with exactly the planned memory. fill(dev, model) sets the weights.
-template <class Device, class T, class G = T, class Fill>
-GradientRun run_gradient(const Config& config, const Batch& batch, const Schedule& schedule, Fill&& fill,
-                         const Objective& objective = {}, auto... device_settings) {
-  StepSettings settings{config, DType::f32, OptimizerKind::none, 1};
-  settings.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
-  settings.wide_gradient = sizeof(G) > sizeof(T);
-  settings.objective = objective;
-  const std::size_t planned = plan(settings, batch.size(), schedule).peak;
-  Device dev(planned, device_settings...);
-  Trainer<Device, T, G> trainer(dev, config, batch.size(), OptimizerKind::none, objective);
-  fill(dev, trainer.model);
-  dev.synchronize();
-  const auto start = std::chrono::steady_clock::now();
-  const Measures measures = trainer.accumulate(&batch, Counts(batch), schedule);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const auto logp = trainer.log_probabilities();
-  return {measures.loss,
-          seconds,
-          dev.arena.peak(),
-          planned,
-          HostGradient(dev, config, trainer.grad),
-          {logp.begin(), logp.end()},
-          measures.others,
-          dev.algorithm_changes};
-}
 
 // Adds random data for DPO and GRPO. The log-probs are close to the model's own, so that policy ratios fall on both
 // sides of the usual clipping limits, but not so close to a limit that rounding matters. Every fourth advantage is

@@ -1,6 +1,6 @@
 // Checks that a row of a matrix product has the same bits alone and inside a chunk. This depends on cuBLASLt, so every
-// GPU run checks it once per shape before it starts: one tile of rows, and its first few rows, against the same rows
-// inside a chunk of two tiles. This takes a few milliseconds.
+// GPU run checks it once per shape before it starts: one tile of rows, and its first 256 and 255 rows, against the same
+// rows inside a chunk of two tiles. This takes a few milliseconds.
 #pragma once
 
 #include "model/parameters.cuh"
@@ -43,11 +43,12 @@ Matrix<T> repeated_noise(Cuda& dev, Index rows, Index cols, std::uint64_t seed) 
   for (std::size_t i = 0; i < pattern.size(); ++i) {
     pattern[i] = static_cast<T>(static_cast<float>(2 * Random(seed).uniform(i) - 1));
   }
+  const Matrix<T> all = m.reshape(m.size());
   Index done = static_cast<Index>(pattern.size());
-  dev.upload(Matrix<T>(m.data, 1, done), pattern.data());
+  dev.upload(all.columns(0, done), pattern.data());
   for (Index count; done < m.size(); done += count) {
     count = least(done, m.size() - done);
-    dev.copy(Matrix<T>(m.data + done, 1, count), Matrix<T>(m.data, 1, count));
+    dev.copy(all.columns(done, count), all.columns(0, count));
   }
   return m;
 }
@@ -94,19 +95,19 @@ class ProductCheck {
   void run() {
     auto input = [&](Index rows, std::uint64_t seed) { return repeated_noise<T>(dev, rows, shape.inputs, seed); };
     auto output = [&](Index rows, std::uint64_t seed) { return output_noise<T>(dev, shape, rows, seed); };
-    auto forward = [&](const void* bias, bool residual) {
+    auto forward = [&](const void* bias, Update update) {
       check(input, output, [=, this](Matrix<T> y, Matrix<T> start, Matrix<T> x) {
-        return Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias, start, residual, Along::result};
+        return Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias, start, update, Along::result};
       });
     };
-    auto backward = [&](bool add) {
+    auto backward = [&](Update update) {
       check(output, input, [=, this](Matrix<T> dx, Matrix<T> start, Matrix<T> dy) {
-        return Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, start, add, Along::result};
+        return Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, start, update, Along::result};
       });
     };
-    forward(shape.bias ? bias.data : nullptr, shape.residual);
-    backward(false);
-    if (shape.adds) backward(true);
+    forward(shape.bias ? bias.data : nullptr, shape.residual ? Update::add : Update::assign);
+    backward(Update::assign);
+    if (shape.adds) backward(Update::add);
   }
 
  private:
