@@ -85,52 +85,59 @@ class BenchCommand : public Command {
   void measure(std::vector<Candidate>& candidates) {
     const auto by_peak = [](const Candidate& a, const Candidate& b) { return a.peak < b.peak; };
     const std::size_t capacity = std::max_element(candidates.begin(), candidates.end(), by_peak)->peak;
-    std::vector<double> rates = {matmul_rate(settings.device, settings.dtype)};
+    const double first_rate = matmul_rate(settings.device, settings.dtype);
     if (profile) bandwidth = copy_rate(settings.device);
     if (gpu && profile) products = time_products(settings, std::min(length, stream_chunks.front()));
     const std::size_t free_before = free_memory(settings.device);
     const auto engine = make_engine(settings, length, capacity);
     engine->initialise(1);
     const Batch batch = random_document();
-    Index step = 0;
-    auto run_once = [&](const Schedule& schedule) {
-      engine->device().reset_work();
-      engine->synchronize();
-      const auto start = std::chrono::steady_clock::now();
-      if (settings.optimizer == OptimizerKind::none) {
-        engine->release_gradient();
-        engine->accumulate(batch, Counts(batch), schedule);
-      } else {
-        engine->step({batch}, schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++step);
-      }
-      engine->synchronize();
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    };
-    for (Index i = 0; i <= repeat; ++i) {
-      if (i == repeat && candidates.front().seconds.size() == static_cast<std::size_t>(repeat)) break;
-      if (!gpu) rates.push_back(matmul_rate(settings.device, settings.dtype));
-      for (Candidate& c : candidates) {
-        const double seconds = run_once(c.schedule);
-        if (i == 0 && seconds < 10) continue;  // a warm-up; long runs do not need it
-        c.seconds.push_back(seconds);
-        c.flops = engine->device().flops();
-        c.work = engine->device().work();
-        if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s: %.3f s", c.label.c_str(), seconds);
-      }
-    }
-    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
-    std::sort(rates.begin(), rates.end());
-    rate = rates[rates.size() / 2];
+    rate = time_runs(*engine, batch, candidates, first_rate);
     if (gpu) {
       const std::size_t free_now =
           free_memory(settings.device) + capacity;  // approximate: other processes may allocate or free memory
       driver_overhead = free_before > free_now ? free_before - free_now : 0;
       engine->time_operations(profile);  // a separate run, because timing every operation slows a GPU down
       for (Candidate& c : candidates) {
-        if (profile) run_once(c.schedule), c.work = engine->device().work();
+        if (profile) run_once(*engine, batch, c.schedule), c.work = engine->device().work();
       }
     }
     print(candidates);
+  }
+
+  // The runs take turns, so that a disturbance of the machine affects all modes. Returns the median matmul rate.
+  double time_runs(Engine& engine, const Batch& batch, std::vector<Candidate>& candidates, double first_rate) {
+    std::vector<double> rates = {first_rate};
+    for (Index i = 0; i <= repeat; ++i) {
+      if (i == repeat && candidates.front().seconds.size() == static_cast<std::size_t>(repeat)) break;
+      if (!gpu) rates.push_back(matmul_rate(settings.device, settings.dtype));
+      for (Candidate& c : candidates) {
+        const double seconds = run_once(engine, batch, c.schedule);
+        if (i == 0 && seconds < 10) continue;  // a warm-up; long runs do not need it
+        c.seconds.push_back(seconds);
+        c.flops = engine.device().flops();
+        c.work = engine.device().work();
+        if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s: %.3f s", c.label.c_str(), seconds);
+      }
+    }
+    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
+    std::sort(rates.begin(), rates.end());
+    return rates[rates.size() / 2];
+  }
+
+  // The seconds of one step.
+  double run_once(Engine& engine, const Batch& batch, const Schedule& schedule) {
+    engine.device().reset_work();
+    engine.synchronize();
+    const auto start = std::chrono::steady_clock::now();
+    if (settings.optimizer == OptimizerKind::none) {
+      engine.release_gradient();
+      engine.accumulate(batch, Counts(batch), schedule);
+    } else {
+      engine.step({batch}, schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++steps);
+    }
+    engine.synchronize();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
   Batch random_document() const {
@@ -232,6 +239,7 @@ class BenchCommand : public Command {
   std::vector<ProductTiming> products;  // on a GPU
   std::size_t driver_overhead = 0;      // beyond the planned memory: kernels and libraries
   Index length = 1024, repeat = 5;
+  Index steps = 0;  // taken
   std::vector<Index> stream_chunks;
   std::vector<std::string> modes;
   std::string json_file;

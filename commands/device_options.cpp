@@ -14,10 +14,12 @@ void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>&
   if (optimizers.empty()) return;
   options.add("--grad-dtype", {&gradient, "Type of the accumulated gradient for bf16 weights; auto: bf16",
                                checks::one_of({"auto", "f32", "bf16"}), lasts});
+  const bool optional = optimizers.front() == "none";
   options.add("--optimizer",
               {&optimizer,
-               "adamw: float32 moments and master weights; adamw-bf16: bf16 moments, no master weights, stochastic "
-               "rounding",
+               std::string(optional ? "none: forward and backward only; " : "") +
+                   "adamw: float32 moments and master weights; adamw-bf16: bf16 moments, no master weights, stochastic "
+                   "rounding",
                checks::one_of(optimizers), lasts});
 }
 

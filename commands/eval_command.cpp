@@ -20,11 +20,10 @@ constexpr const char* kEvalDescription =
 class EvalCommand : public Command {
  public:
   explicit EvalCommand(CLI::App& app) : options(app, "eval", kEvalDescription, [this] { run(); }) {
-    options.add("--model", {&model, "A model directory, or that of a run"});
+    options.add("--model", {&model, "A model directory or a run directory"});
     options.add("--data", {&data, "One or more data files"});
     options.require("--model"), options.require("--data");
-    options.add("--chat",
-                {&data_options.chat, "Chat layout, instead of that of the model's template: " + Chat::names()});
+    options.add("--chat", {&data_options.chat, "Chat layout to use instead of the model's template: " + Chat::names()});
     options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines"});
     options.add("--length", {&length, "Maximum tokens of a stream (default: chosen by model and memory)",
                              checks::between(2, kLongestStream), Lasts::no, "none"});
@@ -83,7 +82,7 @@ class EvalCommand : public Command {
 
   // Opens a token file directly; other data goes through a temporary token file.
   TokenFile read_tokens(const fs::path& path) const {
-    if (path.extension() == ".safetensors") return TokenFile(path);
+    if (extension_of(path) == ".safetensors") return TokenFile(path);
     const fs::path made = fs::temp_directory_path() / ("streambp-" + std::to_string(std::random_device()()));
     struct Removed {
       const fs::path& path;
@@ -188,6 +187,9 @@ class EvalCommand : public Command {
           "%ld of %ld documents are longer than %ld tokens. They were split into pieces that do not see each other,\n"
           "so their loss is higher than that of one forward pass%s.\n",
           split, documents, length, config.positions == Positions::rope ? "; a larger --length avoids this" : "");
+    }
+    for (const File& file : files) {
+      if (const std::string skipped = file.tokens.skipped(); !skipped.empty()) std::printf("%s\n", skipped.c_str());
     }
     std::printf("\n");
     by_position.print();

@@ -24,7 +24,7 @@ constexpr const char* kGenerateDescription =
 class GenerateCommand : public Command {
  public:
   explicit GenerateCommand(CLI::App& app) : options(app, "generate", kGenerateDescription, [this] { run(); }) {
-    options.add("--model", {&model, "A model directory, or that of a run"});
+    options.add("--model", {&model, "A model directory or a run directory"});
     options.require("--model");
     device.add_to(options, {"auto", "f32", "bf16"}, {});
     device.optimizer = "none";
@@ -103,8 +103,7 @@ class GenerateCommand : public Command {
     };
     for (const std::string& text : prompts) add(prompter->text(text), "--prompt \"" + text.substr(0, 40) + "\"");
     if (!prompt_file.empty()) {
-      const std::string extension = fs::path(prompt_file).extension().string();
-      const bool json = extension == ".jsonl" || extension == ".ndjson" || extension == ".json";
+      const bool json = holds_json_lines(prompt_file);
       Lines lines(prompt_file);
       for (std::string line; lines.next(line);) {
         if (line.find_first_not_of(" \t") == std::string::npos) continue;

@@ -1,5 +1,6 @@
 #include "commands/model_options.cuh"
 
+#include "data/files/checkpoint.cuh"
 #include "data/files/known_models.cuh"
 
 namespace streambp {
@@ -10,7 +11,7 @@ void ModelOptions::add_to(OptionTable& options, const std::string& model_option,
   if (!model_option.empty()) {
     std::string names;
     for (const auto& [known, config] : known_models()) names += (names.empty() ? "" : ", ") + known;
-    options.add(model_option, {&model, "A config.json, a model directory, or one of: " + names});
+    options.add(model_option, {&model, "A config.json, a model directory, a run directory, or one of: " + names});
   }
   const Check size = checks::between(1, 1 << 24);
   auto add = [&](const char* flag, Target value, const char* help, const Check& check, const char* shown = "") {
@@ -41,9 +42,10 @@ Config ModelOptions::named() const {
   }
   const auto known = known_models().find(model);
   if (known != known_models().end()) return known->second;
-  require(std::filesystem::exists(model), quote(model),
+  std::error_code error;
+  require(fs::exists(model, error), quote(model),
           " is neither the name of a known model (see --help) nor a config.json or model directory");
-  return read_config(model);
+  return read_config(fs::is_directory(model) ? model_directory(model) : model);
 }
 
 Config ModelOptions::config(Index max_length) const {

@@ -15,8 +15,8 @@ void ObjectiveOptions::add_to(OptionTable& options, Lasts lasts) {
       checks::one_of({"sft", "dpo", "grpo"}));
   add("--mean", &mean,
       "sft, grpo: average the loss over all tokens (tokens: BNPO), over the tokens of each document (documents: GRPO), "
-      "or divide each document's sum by a fixed length, that of --completion or of the longest document (length: Dr. "
-      "GRPO; it also leaves rewards unscaled)",
+      "or divide each document's sum by a fixed length (--completion, or the longest document; length: Dr. GRPO; it "
+      "also leaves rewards unscaled)",
       checks::one_of({"tokens", "documents", "length"}), "sft: tokens, grpo: documents");
   add("--preference", &preference, "dpo: loss of a pair: sigmoid, ipo, or simpo (which needs no reference model)",
       checks::one_of({"sigmoid", "ipo", "simpo"}));
@@ -30,13 +30,13 @@ void ObjectiveOptions::add_to(OptionTable& options, Lasts lasts) {
 
 void ObjectiveOptions::check() const {
   auto belongs = [&](const char* flag, bool fits, const char* to) {
-    require(!options_->given(flag) || fits, flag, " is for ", to, ", but the objective is ", objective);
+    require(!options_->given(flag) || fits, flag, " is for ", to, "; leave it out");
   };
   const bool dpo = objective == "dpo", grpo = objective == "grpo";
   belongs("--mean", !dpo, "--objective sft and grpo");
   for (const char* flag : {"--preference", "--beta"}) belongs(flag, dpo, "--objective dpo");
-  belongs("--label-smoothing", dpo && preference != "ipo", "--objective dpo, but not --preference ipo");
-  belongs("--margin", dpo && preference == "simpo", "--objective dpo --preference simpo");
+  belongs("--label-smoothing", dpo && preference != "ipo", "--objective dpo with --preference sigmoid or simpo");
+  belongs("--margin", dpo && preference == "simpo", "--objective dpo with --preference simpo");
   for (const char* flag : {"--clip-low", "--clip-high", "--kl"}) belongs(flag, grpo, "--objective grpo");
 }
 

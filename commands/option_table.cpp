@@ -6,6 +6,7 @@
 
 #include "commands/text.cuh"
 #include "data/files/files.cuh"
+#include "data/tokenizer/utf8.cuh"
 
 namespace streambp {
 
@@ -28,10 +29,10 @@ std::string whole(const std::string& text) {
          (unsigned_only ? "2^64 - 1" : "2^63 - 1");
 }
 
-template <class V>
-constexpr bool is_list = false;
-template <class V>
-constexpr bool is_list<std::vector<V>> = true;
+std::string utf8(const std::string& text) {
+  if (is_utf8(text)) return "";
+  return quote(text) + " is not UTF-8, so the JSON files of a run cannot hold it; convert or rename it";
+}
 
 // The check of the type, which comes before the row's own check.
 Check check_of_type(const Target& target) {
@@ -43,6 +44,7 @@ Check check_of_type(const Target& target) {
         if constexpr (std::is_same_v<V, double>) {
           return [](const std::string& text) { return number(text) ? "" : quote(text) + " is not a number"; };
         }
+        if constexpr (std::is_same_v<V, std::string> || std::is_same_v<V, std::vector<std::string>>) return utf8;
         return {};
       },
       target);
@@ -137,10 +139,12 @@ OptionTable::OptionTable(CLI::App& program, const std::string& command, const st
   app_->callback(std::move(run));
 }
 
-void OptionTable::add(const std::string& flag, Row row) { add(flag, std::move(row), false); }
-void OptionTable::add_with_optional_value(const std::string& flag, Row row) { add(flag, std::move(row), true); }
+void OptionTable::add(const std::string& flag, Row row) { add(flag, std::move(row), Value::required); }
+void OptionTable::add_with_optional_value(const std::string& flag, Row row) {
+  add(flag, std::move(row), Value::optional);
+}
 
-void OptionTable::add(const std::string& flag, Row row, bool value_is_optional) {
+void OptionTable::add(const std::string& flag, Row row, Value of_option) {
   CLI::Option* option = std::visit(
       [&](auto* value) {
         using V = std::decay_t<decltype(*value)>;
@@ -152,7 +156,7 @@ void OptionTable::add(const std::string& flag, Row row, bool value_is_optional) 
       },
       row.value);
   if (!section_.empty()) option->group(section_);
-  if (value_is_optional) option->expected(0, 1);
+  if (of_option == Value::optional) option->expected(0, 1);
   const bool is_flag = std::holds_alternative<bool*>(row.value);
   const Json initial = to_json(row.value);
   if (!is_flag && !(initial.is_array() && initial.empty())) option->capture_default_str();

@@ -1,5 +1,6 @@
 // The options of a command as a table: one row declares an option's flag, default, help and check, and whether `train
-// --resume` restores it. (CLI11 does the parsing. Only option_table.cpp includes it, because it is slow to compile.)
+// --resume` restores it. (CLI11 does the parsing. Only option_table.cpp and program.cpp include it, because it
+// is slow to compile.)
 #pragma once
 
 #include <cstdint>
@@ -80,7 +81,8 @@ class OptionTable {
     Json initial;  // the default
   };
 
-  void add(const std::string& flag, Row row, bool value_is_optional);
+  enum class Value { required, optional };
+  void add(const std::string& flag, Row row, Value of_option);
 
   CLI::App* app_;
   std::string section_;

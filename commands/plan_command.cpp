@@ -70,7 +70,9 @@ class PlanCommand : public Command {
     settings.dtype = dtype == "bf16" ? DType::bf16 : dtype == "f64" ? DType::f64 : DType::f32;
     settings.wide_gradient = gradient == "f32";
     settings.tile = settings.dtype == DType::bf16 ? kGpuTile : kTile;  // bfloat16 runs on GPUs
-    if (chunk == 0) chunk = default_chunk(settings.tile);
+    require(!options.given("--chunk") || length == 0 || memory.empty(),
+            "--length and --memory find the largest chunk; leave out --chunk, or one of them");
+    if (!options.given("--chunk")) chunk = default_chunk(settings.tile);
     check_chunk(chunk, settings.tile);
     settings.optimizer = optimizer_named(optimizer);
     require(settings.optimizer != OptimizerKind::adamw_pure || settings.dtype == DType::bf16,
@@ -80,9 +82,8 @@ class PlanCommand : public Command {
     require(!options.given("--group") || objectives.objective == "grpo", "--group is for --objective grpo");
     documents = objectives.objective == "dpo" ? 2 : objectives.objective == "grpo" ? group_size : 1;
     const std::size_t budget = memory.empty() ? 0 : parse_bytes(memory);
-    std::printf("%s\n%s, optimizer %s, %ld micro-batch%s a step, objective %s\n\n", describe(settings.config).c_str(),
-                dtype.c_str(), optimizer.c_str(), micro_batches, micro_batches == 1 ? "" : "es",
-                objectives.objective.c_str());
+    std::printf("%s\n%s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(), dtype.c_str(),
+                optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(), objectives.objective.c_str());
     result = {{"config", config_to_json(settings.config)},
               {"dtype", dtype},
               {"objective", objectives.objective},
@@ -164,7 +165,9 @@ class PlanCommand : public Command {
 
   void chunk_for(std::size_t budget) {
     const Index found = chunk_for_budget(settings, length, budget);
-    const std::size_t least = plan(settings, length, schedule_for(Mode::stream, settings.config, length, kTile)).peak;
+    const Index tile = settings.tile;
+    const std::size_t least =
+        plan(settings, length, schedule_for(Mode::stream, settings.config, length, tile, tile)).peak;
     require(found > 0, "a step on ", length, " tokens needs at least ", human_bytes(least), ", more than the ",
             human_bytes(budget),
             " allowed; use more --memory or a shorter --length (without --length, plan shows the longest)");

@@ -50,6 +50,14 @@ int parse(CLI::App& app, int argc, char** argv) {
   return 0;
 }
 
+// The message for a command line that cannot be parsed.
+std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::string& command) {
+  if (command.empty()) return "no command is given; streambp --help lists the commands";
+  const bool known = !app.get_subcommands([&](const CLI::App* entry) { return entry->get_name() == command; }).empty();
+  if (!known) return quote(command) + " is not a command; streambp --help lists the commands";
+  return std::string(error.what()) + "\nSee streambp " + command + " --help";
+}
+
 }  // namespace
 
 int run_program(int argc, char** argv) {
@@ -68,8 +76,7 @@ int run_program(int argc, char** argv) {
     for (const auto& command : commands) exit_code = std::max(exit_code, command->exit_code);
     return exit_code;
   } catch (const CLI::ParseError& e) {
-    std::cerr << "streambp: " << without_controls(e.what()) << "\nSee "
-              << (argc > 1 ? "streambp " + without_controls(excerpt(argv[1])) : "streambp") << " --help\n";
+    std::cerr << "streambp: " << without_controls(explain(e, app, argc > 1 ? argv[1] : "")) << "\n";
   } catch (const std::bad_alloc&) {
     std::cerr << "streambp: out of host memory\n";
   } catch (const std::exception& e) {

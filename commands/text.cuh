@@ -33,6 +33,12 @@ inline std::string human_count(double value) {
   return format(unit ? "%.2f%s" : "%.0f%s", value, units[unit]);
 }
 
+// "1 document", "2 documents", "3 micro-batches".
+inline std::string counted(std::ptrdiff_t n, const std::string& what) {
+  const char* ending = n == 1 ? "" : what.ends_with("ch") ? "es" : "s";
+  return std::to_string(n) + " " + what + ending;
+}
+
 // "80GiB", "80G" and "80g" are 80 * 2^30 bytes, "80GB" is 80 * 10^9; a bare number is bytes.
 inline std::size_t parse_bytes(const std::string& text) {
   std::size_t end = 0;

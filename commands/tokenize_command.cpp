@@ -29,8 +29,7 @@ class TokenizeCommand : public Command {
     options.add("--data", {&data, "One or more data files"});
     options.add("--out", {&out, "The token file to write (.safetensors)"});
     for (const char* flag : {"--model", "--data", "--out"}) options.require(flag);
-    options.add("--chat",
-                {&data_options.chat, "Chat layout, instead of that of the model's template: " + Chat::names()});
+    options.add("--chat", {&data_options.chat, "Chat layout to use instead of the model's template: " + Chat::names()});
     options.add("--learn", {&learn, "Tokens in the loss: answers, or all", checks::one_of({"answers", "all"})});
     options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines instead of stopping at the first"});
     options.add("--show",
@@ -39,7 +38,7 @@ class TokenizeCommand : public Command {
 
  private:
   void run() {
-    require(std::filesystem::path(out).extension() == ".safetensors", "--out ", out,
+    require(extension_of(out) == ".safetensors", "--out ", out,
             ": a token file is a safetensors file; name it .safetensors");
     if (learn == "all") data_options.learn = Learn::all;
     model = model_directory(model);
@@ -54,15 +53,11 @@ class TokenizeCommand : public Command {
     for (Index i = 0; i < std::min(shown, units) * file.together(); ++i) print(tokenizer, file, i);
     const auto tokens = static_cast<double>(file.token_count()), learned = static_cast<double>(file.learned_count());
     const char* unit = kDataUnits[static_cast<int>(file.kind())];
-    std::printf("%s: %ld %ss, %ld tokens, %ld of them in the loss (%.1f%%), the longest %s %ld tokens\n", out.c_str(),
-                units, unit, file.token_count(), file.learned_count(), 100 * learned / tokens, unit,
-                file.longest_together());
+    std::printf("%s: %s, %s, %ld of them in the loss (%.1f%%), the longest %s %s\n", out.c_str(),
+                counted(units, unit).c_str(), counted(file.token_count(), "token").c_str(), file.learned_count(),
+                100 * learned / tokens, unit, counted(file.longest_together(), "token").c_str());
     std::printf("%s tokens/s on %d threads\n", human_count(tokens / seconds).c_str(), omp_get_max_threads());
-    const std::string skipped = file.metadata().at("skipped");
-    if (skipped != "0") {
-      std::printf("examples skipped: %s, the first: %s\n", skipped.c_str(),
-                  file.metadata().at("first_skipped").c_str());
-    }
+    if (const std::string skipped = file.skipped(); !skipped.empty()) std::printf("%s\n", skipped.c_str());
   }
 
   // Tokens in the loss are highlighted on a terminal, and between ⟦ ⟧ elsewhere.
@@ -73,8 +68,8 @@ class TokenizeCommand : public Command {
     const std::string what = file.preferences() ? format(", %s", i % 2 ? "rejected" : "chosen")
                              : file.groups()    ? format(", advantage %.3f", file.advantage(i).scaled)
                                                 : "";
-    std::printf("--- %s %ld%s, %ld tokens ---\n", kDataUnits[static_cast<int>(file.kind())], i / file.together() + 1,
-                what.c_str(), file.length(i));
+    std::printf("--- %s %ld%s, %s ---\n", kDataUnits[static_cast<int>(file.kind())], i / file.together() + 1,
+                what.c_str(), counted(file.length(i), "token").c_str());
     for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
       while (end < tokens.size() && learn[end] == learn[begin]) ++end;
       const std::string text = without_controls(tokenizer.decode(tokens.subspan(begin, end - begin)));

@@ -56,7 +56,7 @@ void TrainOptions::add_data_options() {
   table.add("--eval-fraction",
             {&evaluation_fraction, "Held-out fraction of the data", checks::between(0, 0.5), Lasts::fixed});
   table.add("--chat",
-            {&tokens.chat, "Chat layout, instead of that of the model's template: " + Chat::names(), {}, Lasts::fixed});
+            {&tokens.chat, "Chat layout to use instead of the model's template: " + Chat::names(), {}, Lasts::fixed});
   table.add("--learn", {&learn, "Tokens in the loss: answers (completions and the assistant's messages) or all",
                         checks::one_of({"answers", "all"}), Lasts::fixed});
   table.add("--too-long",
@@ -162,8 +162,7 @@ void TrainOptions::check_memory() const {
 void TrainOptions::check_data() const {
   if (fine_tunes() && !resumed) model_directory(model.model);
   const bool all_tokens = std::all_of(data.begin(), data.end(), [](const std::string& name) {
-    return std::filesystem::path(name).extension() == ".safetensors" ||
-           std::filesystem::path(name).extension() == ".bin";
+    return extension_of(name) == ".safetensors" || extension_of(name) == ".bin";
   });
   for (const char* flag : {"--chat", "--learn", "--skip-bad"}) {
     require(!given(flag) || !all_tokens || !fine_tunes() || data.empty(), flag,

@@ -27,8 +27,8 @@ void TrainReport::begin(const TrainTask& task) const {
   const std::string chunked = o.mode == "stream" ? format(", chunks of %ld rows", task.schedule.chunk) : "";
   std::printf("model    %s\n", describe(s.config).c_str());
   std::printf("data     %s\n", task.source.description.c_str());
-  std::printf("steps    %ld, of %ld x %ld tokens x %ld micro-batches; rate %g\n", o.optimizer.steps, o.batch, o.length,
-              o.micro_batches, o.optimizer.rate);
+  std::printf("steps    %ld, of %ld x %ld tokens x %s; rate %g\n", o.optimizer.steps, o.batch, o.length,
+              counted(o.micro_batches, "micro-batch").c_str(), o.optimizer.rate);
   std::printf("memory   %s, planned: mode %s%s\n", human_bytes(task.memory).c_str(), o.mode.c_str(), chunked.c_str());
   std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(s.device).c_str(), name(s.dtype),
               machine_rate_ / 1e9);
@@ -73,7 +73,7 @@ void TrainReport::evaluation(Index step, const Evaluation& e, ObjectiveKind obje
   if (e.empty) return;
   const double loss = e.measures.loss;
   require(std::isfinite(loss), "after step ", step, " the held-out loss is ", loss,
-          "; the weights are ruined and were not saved. Try a lower --rate or a longer --warmup; ",
+          "; the weights have diverged and were not saved. Try a lower --rate or a longer --warmup; ",
           directory_.last_checkpoint());
   Json line = {{"step", step}, {"evaluation_loss", loss}};
   std::string details = shown(e.measures);

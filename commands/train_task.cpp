@@ -10,6 +10,18 @@ namespace streambp {
 
 namespace {
 
+// Documents are cut at this length.
+Index longest_piece(const TrainOptions& o, const Config& c) {
+  return c.positions == Positions::learned ? std::min(o.length, c.max_length) : o.length;
+}
+
+// The reference model of the run that wrote this checkpoint.
+std::string stored_reference(const fs::path& checkpoint) {
+  const fs::path path = checkpoint / "training/state.json";
+  const Json state = parse_json_file(path);
+  return Fields(state, path.string()).get<std::string>("reference");
+}
+
 class Preparation {
  public:
   Preparation(TrainOptions& options, RunDirectory& directory)
@@ -59,31 +71,26 @@ class Preparation {
     file.require_vocabulary(task.settings.config.vocab);
     o.objectives.require_kind(file);
     task.settings.objective = o.objectives.settings(file.most_learned());
-    note_skipped_lines(file);
+    if (const std::string skipped = file.skipped(); !skipped.empty()) task.notes.push_back(skipped);
     if (!o.resumed && !o.given("--length")) o.length = length_for(file);
     task.documents = std::make_shared<Documents>(
-        file, DocumentSettings{o.evaluation_fraction, o.length, longest_piece(), o.batch, o.micro_batches, o.seed,
-                               too_long(), task.settings.objective.scale_rewards});
+        file, DocumentSettings{o.evaluation_fraction, o.length, longest_piece(o, task.settings.config), o.batch,
+                               o.micro_batches, o.seed, too_long(), task.settings.objective.scale_rewards});
     if (!o.resumed) settle_steps(task.documents->steps_per_epoch());
     task.source = document_source(task.documents, description(file, name), file.fingerprint());
     const Index trained_for = task.settings.config.max_length;
-    if (trained_for > 0 && std::min(longest_piece(), file.longest()) > trained_for)
+    if (trained_for > 0 && std::min(longest_piece(o, task.settings.config), file.longest()) > trained_for)
       task.notes.push_back(format("some documents are longer than the model's context of %ld tokens", trained_for));
   }
 
   std::string description(const TokenFile& file, const std::string& name) const {
-    std::string text = format("%s: %ld %ss of %ld tokens in all, %ld in the loss, the longest %ld", name.c_str(),
-                              file.documents() / file.together(), kDataUnits[static_cast<int>(file.kind())],
-                              file.token_count(), file.learned_count(), file.longest_together());
+    const char* unit = kDataUnits[static_cast<int>(file.kind())];
+    std::string text = format("%s: %s of %ld tokens in all, %ld in the loss, the longest %ld", name.c_str(),
+                              counted(file.documents() / file.together(), unit).c_str(), file.token_count(),
+                              file.learned_count(), file.longest_together());
     if (task.documents->left_out > 0) text += format("; %ld have no targets within --length", task.documents->left_out);
     if (task.documents->evaluation.empty()) text += "; none are held out";
     return text;
-  }
-
-  void note_skipped_lines(const TokenFile& file) {
-    const auto about = file.metadata();
-    if (!about.contains("skipped") || !about.contains("first_skipped") || about.at("skipped") == "0") return;
-    task.notes.push_back("examples skipped: " + about.at("skipped") + ", the first: " + about.at("first_skipped"));
   }
 
   // On-line GRPO: prompts for which the model samples completions.
@@ -103,8 +110,8 @@ class Preparation {
     task.settings = o.device.settings(config, o.length < all ? 2 : 1);  // two have the memory of any larger number
     task.settings.objective = o.objectives.settings(o.grpo.completion);
     if (!o.resumed) settle_steps(task.grpo->steps_per_epoch());
-    task.source.description = format("%ld prompts, %ld with %ld completions each in a round", task.grpo->prompts(),
-                                     o.grpo.prompts, o.grpo.group);
+    task.source.description = format("%s, %ld with %s each in a round", counted(task.grpo->prompts(), "prompt").c_str(),
+                                     o.grpo.prompts, counted(o.grpo.group, "completion").c_str());
     task.source.fingerprint = task.grpo->fingerprint;
   }
 
@@ -117,18 +124,12 @@ class Preparation {
     }
     if (o.objectives.kl == 0) return {};
     const std::string state = (checkpoint / "training/state.json").string();
-    task.reference = stored_reference();
+    task.reference = stored_reference(checkpoint);
     const Json stored = parse_json(task.reference, state);
     const fs::path model = Fields(stored, state).get<std::string>("path");
     require(fs::is_directory(model) && model_key(model) == stored.at("model"), model.string(),
             ": is no longer the model that the run in ", o.out, " started from, which --kl needs; restore it");
     return model;
-  }
-
-  std::string stored_reference() const {
-    const fs::path path = checkpoint / "training/state.json";
-    const Json state = parse_json_file(path);
-    return Fields(state, path.string()).get<std::string>("reference");
   }
 
   // Checkpoints have the layout of the model that was loaded.
@@ -152,12 +153,6 @@ class Preparation {
     return o.too_long == "split" ? TooLong::split : o.too_long == "truncate" ? TooLong::truncate : TooLong::refuse;
   }
 
-  // Documents are cut at this length.
-  Index longest_piece() const {
-    const Config& c = task.settings.config;
-    return c.positions == Positions::learned ? std::min(o.length, c.max_length) : o.length;
-  }
-
   Index chunk() const {
     const bool chosen = o.given("--chunk") || (o.resumed && o.chunk % task.settings.tile == 0);
     return chosen ? o.chunk : default_chunk(task.settings.tile);
@@ -179,9 +174,20 @@ class Preparation {
     if (needed(wanted) <= room) return wanted;
     const Index fits = longest_for_budget(s, mode, chunk(), room) / o.batch / kTile * kTile;
     require(fits > 0, "training this model needs ", human_bytes(needed(kTile)), " for the shortest documents, and ",
-            human_bytes(room), o.memory.empty() ? " are free" : " are allowed by --memory",
-            "; use a smaller model, or a narrower --dtype or --optimizer");
+            human_bytes(room),
+            o.memory.empty() ? " are free; use a smaller model, or a narrower --dtype or --optimizer"
+                             : " are allowed by --memory; use more --memory or a smaller model");
     return fits;
+  }
+
+  // Sampling may need more memory than a step, because it keeps the keys and values of all layers.
+  void require_room_to_sample() const {
+    const std::size_t free = free_memory(task.settings.device),
+                      allowed = o.memory.empty() ? free : parse_bytes(o.memory);
+    require(task.memory <= std::min(free, allowed), task.grpo ? "sampling a completion" : "the sample at the end",
+            " brings the run to ", human_bytes(task.memory), ", and ", human_bytes(std::min(free, allowed)),
+            allowed < free ? " are allowed by --memory" : " are free",
+            task.grpo ? "; use a smaller --completion" : "; use --sample 0 or a shorter --length");
   }
 
   void choose_schedule() {
@@ -200,6 +206,7 @@ class Preparation {
     task.schedule = schedule_for(mode, s.config, rows, o.chunk, s.tile);
     require_room(s, mode, rows, o.chunk, plan(s, rows, task.schedule).peak, free_memory(s.device));
     plan_memory();
+    require_room_to_sample();
   }
 
   // The memory of a step, an evaluation and a sample.
@@ -239,18 +246,11 @@ void attach_reference_logps(Engine& engine, TrainTask& task, const TrainOptions&
                             const RunDirectory& directory) {
   const TokenFile& file = *task.token_file;
   const std::vector<fs::path> places = {fs::absolute(options.data[0]).parent_path(), directory.path()};
-  const Config& c = task.settings.config;
-  const Index longest = c.positions == Positions::learned ? std::min(options.length, c.max_length) : options.length;
+  const Index longest = longest_piece(options, task.settings.config);
   const auto key = [&] {
     return reference_key(file, model_directory(options.model.model), name(task.settings.dtype), longest);
   };
-  if (directory.checkpoint().empty()) {
-    task.reference = key();
-  } else {
-    const fs::path path = directory.checkpoint() / "training/state.json";
-    const Json state = parse_json_file(path);
-    task.reference = Fields(state, path.string()).get<std::string>("reference");
-  }
+  task.reference = directory.checkpoint().empty() ? key() : stored_reference(directory.checkpoint());
   auto logps = find_reference(places, task.reference, file);
   if (!logps) {
     require(task.reference == key(), options.model.model, ": is no longer the model that the run in ", options.out,

@@ -83,10 +83,10 @@ class VerifyCommand : public Command {
   void announce() {
     const std::string weights = input_.weights.empty() ? "random weights" : "weights of " + input_.weights.string();
     const auto documents = static_cast<Index>(input_.batch.documents().size());
-    std::printf("%s, %s\n%s on %s, %ld tokens in %ld documents, %ld targets, objective %s\n\n",
-                describe(input_.config).c_str(), weights.c_str(), name(settings_.dtype),
-                device_name(settings_.device).c_str(), input_.batch.size(), documents, input_.batch.target_count(),
-                input_.objectives.objective.c_str());
+    std::printf("%s, %s\n%s on %s, %s in %s, %s, objective %s\n\n", describe(input_.config).c_str(), weights.c_str(),
+                name(settings_.dtype), device_name(settings_.device).c_str(),
+                counted(input_.batch.size(), "token").c_str(), counted(documents, "document").c_str(),
+                counted(input_.batch.target_count(), "target").c_str(), input_.objectives.objective.c_str());
     std::fflush(stdout);
     json_ = {{"config", config_to_json(input_.config)},
              {"dtype", name(settings_.dtype)},

@@ -35,6 +35,9 @@ class VerifyInput {
   // Reads or draws the batch, and checks it against the model.
   void prepare() {
     require(data_.empty() || tokens_file_.empty(), "--data and --tokens cannot be combined; leave out one");
+    refuse_unused("--chat", data_.empty(), "--data");
+    refuse_unused("--documents", !data_.empty() || !tokens_file_.empty(), "random documents");
+    refuse_unused("--length", !tokens_file_.empty(), "random documents and --data");
     objective = objectives.settings(length_);
     if (objective.kind == ObjectiveKind::dpo && !options_->given("--documents")) documents_ = 4;
     if (fs::is_directory(model.model)) model.model = model_directory(model.model);
@@ -60,6 +63,10 @@ class VerifyInput {
   fs::path weights;  // a model directory; empty: random weights
 
  private:
+  void refuse_unused(const char* flag, bool unused, const char* used_for) const {
+    require(!unused || !options_->given(flag), flag, " is for ", used_for, "; leave it out");
+  }
+
   Batch tokens_of_file() const {
     const std::string bytes = read_file(tokens_file_, std::size_t{1} << 26);
     std::vector<std::int32_t> tokens(bytes.size() / 4);

@@ -1,4 +1,4 @@
-// The version of the program. The build generates version.cpp from version.cpp.in.
+// The version of the program. CMakeLists.txt generates version.cpp.
 #pragma once
 
 namespace streambp {

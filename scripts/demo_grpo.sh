@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # GRPO from a fresh clone, on the CPU: a small model learns to add from examples that forget the carry half the time, and then
-# learns from rewards for right answers to carry always. Takes a few minutes and replaces out/demo-grpo.
+# learns from rewards for right answers to always carry. Takes a few minutes and replaces out/demo-grpo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,14 +20,14 @@ build/streambp train --steps 300 --sample 0 --out "$out/base"
 
 printf '\n== SFT: learn to add from examples that forget the carry half the time\n\n'
 build/streambp examples arithmetic --count 3645 --out "$out/sums.jsonl"
-build/streambp train --model "$out/base" --data "$out/sums.jsonl" --length 2048 --rate 2e-3 --steps 500 --out "$out/pupil"
+build/streambp train --model "$out/base" --data "$out/sums.jsonl" --length 2048 --rate 2e-3 --steps 500 --out "$out/sft"
 
 printf '\n== GRPO: reward right answers\n\n'
-build/streambp train --model "$out/pupil" --objective grpo --data "$out/sums.jsonl" --reward exact --completion 5 --prompts 8 \
+build/streambp train --model "$out/sft" --objective grpo --data "$out/sums.jsonl" --reward exact --completion 5 --prompts 8 \
   --rate 1e-4 --steps 150 --eval-every 5 --out "$out/rewarded"
 
 printf '\n== Before GRPO: answers sampled at temperature 1\n\n'
-ask "$out/pupil"
+ask "$out/sft"
 printf '\n== After GRPO\n\n'
 ask "$out/rewarded"
 printf '\nDraw the curve: scripts/plot.py rewards %s/rewarded/metrics.jsonl grpo.png\n' "$out"

@@ -1,10 +1,11 @@
-// Shared by tests of the command line: running programs, and a temporary directory per test.
+// Shared by tests of the command line: running the program, and reading what it wrote.
 #pragma once
 
 #include <sys/wait.h>
 
 #include "data/files/checkpoint.cuh"
 #include "tests/support.cuh"
+#include "tests/temporary.cuh"
 
 namespace streambp {
 struct Outcome {
@@ -29,26 +30,22 @@ inline Outcome execute(const std::string& arguments, const std::string& program 
   return outcome;
 }
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-// A temporary directory for each test.
-class Commands : public testing::Test {
+// A temporary directory for each test, and a cache of tokens that is not the user's.
+class Commands : public TemporaryDirectory {
  protected:
   void SetUp() override {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    dir = fs::path(testing::TempDir()) / (std::string("streambp_") + info->name() + "_" + std::to_string(getpid()));
-    fs::remove_all(dir);
-    fs::create_directories(dir);
+    TemporaryDirectory::SetUp();
+    cache_ = dir.string() + "_cache";
+    setenv("XDG_CACHE_HOME", cache_.c_str(), 1);
   }
-  void TearDown() override { fs::remove_all(dir); }
+  void TearDown() override {
+    TemporaryDirectory::TearDown();
+    fs::remove_all(cache_);
+  }
 
-  std::string path(const std::string& name) const { return (dir / name).string(); }
-  std::vector<std::string> files() const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::recursive_directory_iterator(dir))
-      names.push_back(fs::relative(entry.path(), dir).string());
-    std::sort(names.begin(), names.end());
-    return names;
+  void expect_ok(const std::string& arguments) {
+    const Outcome outcome = execute(arguments);
+    ASSERT_EQ(outcome.exit_code, 0) << arguments << "\n" << outcome.output;
   }
 
   // The command must fail with exit code 2, print `said`, and leave no new files.
@@ -60,7 +57,23 @@ class Commands : public testing::Test {
     EXPECT_EQ(files(), before) << arguments;
   }
 
-  fs::path dir;
+  // The complete lines of a run's metrics.jsonl.
+  std::vector<Json> metrics(const std::string& run) const {
+    std::vector<Json> lines;
+    std::ifstream file(path(run + "/metrics.jsonl"));
+    for (std::string line; std::getline(file, line) && !file.eof();) lines.push_back(Json::parse(line));
+    return lines;
+  }
+  // The values of one metric.
+  std::vector<double> metric(const std::string& run, const char* name) const {
+    std::vector<double> values;
+    for (const Json& line : metrics(run))
+      if (line.contains(name)) values.push_back(line[name]);
+    return values;
+  }
+
+ private:
+  fs::path cache_;
 };
 
 }  // namespace streambp

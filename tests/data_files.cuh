@@ -1,33 +1,16 @@
-// Fixtures for tests of data: files in a temporary directory, and errors as text.
+// Fixtures for tests of data files.
 #pragma once
 
 #include "data/documents/sources.cuh"
 #include "data/documents/token_writer.cuh"
-#include "tests/commands.cuh"
+#include "tests/support.cuh"
+#include "tests/temporary.cuh"
 
 namespace streambp {
 
 using Strings = std::vector<std::string>;
 
-// The message of the Error that `action` throws.
-template <class Action>
-std::string error_of(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-#define EXPECT_ERROR(action, said) EXPECT_TRUE(contains(error_of([&] { action; }), said)) << error_of([&] { action; })
-
-class DataFiles : public Commands {
- protected:
-  fs::path write(const std::string& name, const std::string& text) {
-    write_file_atomically(dir / name, text);
-    return dir / name;
-  }
-};
+class DataFiles : public TemporaryDirectory {};
 
 // Two completions with advantages and old log-probs.
 class GroupFiles : public DataFiles {

@@ -145,7 +145,7 @@ TEST_F(Fuzz, ChatAndGeneration) {
       const auto layouts = chat_layouts();
       const Chat chat = Chat::of(path, layouts[text_hash(files.begin()->second) % layouts.size()].name);
       const Message messages[] = {{"user", "a{eos}"}, {"assistant", "b"}};
-      ensure(!chat.render(messages).empty() && !chat.lessons(messages).empty(), "a conversation has text");
+      ensure(!chat.render(messages).empty() && !chat.training_sequences(messages).empty(), "a conversation has text");
       Chat::of(path);  // an unknown template
     } catch (const Error&) {
       known = false;

@@ -1,22 +1,13 @@
 // The Cuda device itself: drivers, errors, and the algorithms of matrix products.
 #include "kernels/matmul.cuh"
 #include "tests/gpu.cuh"
+#include "tests/temporary.cuh"
 #include "training/product_benchmark.cuh"
 
 namespace streambp {
 namespace {
 
 class CudaDevice : public GpuTest {};
-
-template <class F>
-std::string error_of_call(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(GpuDriver, MustBeNewEnoughForTheToolkit) {
   EXPECT_EQ(cuda::driver_problem(13000, 13000), "");
@@ -130,7 +121,7 @@ TEST_F(CudaDevice, AlignsEveryOperandOfAProduct) {
 TEST(GpuDriver, IsCheckedFirst) {
   cuda_on_cpu::driver_version = 12040;
   EXPECT_NE(cuda::unusable().find("needs driver r580"), std::string::npos);
-  EXPECT_NE(error_of_call([] { Cuda dev(1024); }).find("update the driver"), std::string::npos);
+  EXPECT_NE(error_of([] { Cuda dev(1024); }).find("update the driver"), std::string::npos);
   cuda_on_cpu::driver_version = 0;
   EXPECT_EQ(cuda::unusable(), "no NVIDIA driver is loaded");
   cuda_on_cpu::driver_version = 13000;
@@ -148,7 +139,7 @@ TEST_F(CudaDevice, TheFirstErrorIsReported) {
       cuda_on_cpu::operations_before_failure = operations;
       if constexpr (requires { dev.profile; }) dev.profile = operations % 80 == 0;
     };
-    const std::string error = error_of_call([&] {
+    const std::string error = error_of([&] {
       run_gradient<Cuda, BFloat16>(c, batch, Schedule::stream(kTile, kTile), weights, {}, kTile);
       cuda_on_cpu::operations_before_failure = -1;
     });
@@ -193,7 +184,7 @@ TEST_F(CudaDevice, RefusesALibraryWithShapeDependentBits) {
   const Config c = make_config("gpt2", {67, 36, 2, 3, 3, 12, 100, 800, true});
   for (const std::size_t rows : {255, 256, 512}) {
     cuda_on_cpu::descends = [=](const cuda_on_cpu::Product& p) { return p.n == rows && p.k == 100; };
-    const std::string error = error_of_call([&] { cuda::check_products<float>(c, kTile); });
+    const std::string error = error_of([&] { cuda::check_products<float>(c, kTile); });
     cuda_on_cpu::descends = nullptr;
     EXPECT_NE(error.find("rows of 100 numbers to 36 (float32) has different bits inside a chunk of 512"),
               std::string::npos)

@@ -2,6 +2,7 @@
 #include "data/documents/chat.cuh"
 #include "data/files/generation_config.cuh"
 #include "tests/golden.cuh"
+#include "tests/temporary.cuh"
 
 namespace streambp {
 namespace {
@@ -76,12 +77,12 @@ TEST_P(Layouts, LearnEveryAnswerToItsEnd) {
     if (rendered([&] { return chat.render(messages); }).is_null()) continue;
     std::size_t answers = 0, learned = 0;
     for (const Message& message : messages) answers += message.role == "assistant";
-    for (const auto& lesson : chat.lessons(messages)) {
-      for (std::size_t p = 0; p < lesson.size(); ++p) {
-        const bool end = lesson[p].learn && lesson[p].markup && lesson[p].text == chat.end();
+    for (const auto& sequence : chat.training_sequences(messages)) {
+      for (std::size_t p = 0; p < sequence.size(); ++p) {
+        const bool end = sequence[p].learn && sequence[p].markup && sequence[p].text == chat.end();
         learned += end;
-        if (lesson[p].learn && (p + 1 == lesson.size() || !lesson[p + 1].learn)) {
-          EXPECT_TRUE(end) << lesson[p].text;
+        if (sequence[p].learn && (p + 1 == sequence.size() || !sequence[p + 1].learn)) {
+          EXPECT_TRUE(end) << sequence[p].text;
         }
       }
     }
@@ -96,7 +97,8 @@ TEST_P(Layouts, TrainingSequencesStartWithTheirPrompts) {
   if (GetParam() != "gemma2" && GetParam() != "mistral-v1") messages.insert(messages.begin(), {"system", "Briefly."});
   std::vector<std::string> texts;
   std::string learned;
-  for (const auto& lesson : chat.lessons(messages)) texts.push_back(text_of(lesson)), learned += learned_of(lesson);
+  for (const auto& sequence : chat.training_sequences(messages))
+    texts.push_back(text_of(sequence)), learned += learned_of(sequence);
   std::string expected;
   for (std::size_t i = 0; i < messages.size(); ++i) {
     if (messages[i].role != "assistant") continue;
@@ -134,8 +136,8 @@ TEST(Chat, GoldenDataCoversEveryLayout) { EXPECT_EQ(golden_chat().at("layouts").
 
 TEST(Chat, LearnsFromTheGivenMessageOn) {
   const std::vector<Message> messages = {{"user", "One?"}, {"assistant", "1"}, {"user", "Two?"}, {"assistant", "2"}};
-  EXPECT_EQ(learned_of(chat_of("chatml").lessons(messages, 3).at(0)), "2<|im_end|>");
-  const auto qwen3 = chat_of("qwen3").lessons(messages, 2);
+  EXPECT_EQ(learned_of(chat_of("chatml").training_sequences(messages, 3).at(0)), "2<|im_end|>");
+  const auto qwen3 = chat_of("qwen3").training_sequences(messages, 2);
   ASSERT_EQ(qwen3.size(), 1u);
   EXPECT_EQ(learned_of(qwen3[0]), "<think>\n\n</think>\n\n2<|im_end|>");
 }
@@ -156,26 +158,11 @@ TEST(Chat, RefusesUnknownRoles) {
   EXPECT_THROW(chat.render(tool), BadData);
 }
 
-class ModelDirectory : public testing::Test {
+class ModelDirectory : public TemporaryDirectory {
  protected:
-  void SetUp() override {
-    dir = fs::path(testing::TempDir()) / ("chat_" + std::to_string(getpid()));
-    fs::remove_all(dir);
-    fs::create_directories(dir);
-  }
-  void TearDown() override { fs::remove_all(dir); }
-  void write(const std::string& name, const std::string& text) { write_file_atomically(dir / name, text); }
-  std::string refusal(const std::string& forced = "") {
-    try {
-      return "recognised as " + Chat::of(dir, forced).name();
-    } catch (const Error& error) {
-      return error.what();
-    }
-  }
   void expect_refused(const std::string& said, const std::string& forced = "") {
-    EXPECT_NE(refusal(forced).find(said), std::string::npos) << refusal(forced);
+    EXPECT_ERROR(Chat::of(dir, forced), said);
   }
-  fs::path dir;
 };
 
 TEST_F(ModelDirectory, WithoutATemplateNamesTheRemedies) {

@@ -10,7 +10,7 @@ const std::string kTiny = " --hidden 16 --layers 2 --heads 2 --mlp 32 --length 6
 // --- help and misuse ---
 
 TEST_F(Commands, EveryCommandHasHelp) {
-  for (const char* command : {"", "train", "verify", "plan", "bench", "eval", "generate"}) {
+  for (const char* command : {"", "train", "verify", "plan", "bench", "tokenize", "eval", "generate", "examples"}) {
     const Outcome outcome = execute(std::string(command) + " --help");
     EXPECT_EQ(outcome.exit_code, 0);
     EXPECT_TRUE(contains(outcome.output, "streambp " + std::string(*command ? command : "train"))) << outcome.output;
@@ -18,8 +18,9 @@ TEST_F(Commands, EveryCommandHasHelp) {
 }
 
 TEST_F(Commands, MisuseExitsWith2AndNamesTheRemedy) {
-  expect_refused("", "--help");
-  expect_refused("fly", "--help");
+  expect_refused("", "no command is given; streambp --help lists the commands");
+  expect_refused("fly me", "\"fly\" is not a command; streambp --help lists the commands");
+  expect_refused("--fly", "\"--fly\" is not a command");
   expect_refused("train --wings 2", "--wings");
   expect_refused("train --length many", "--length");
   expect_refused("train --length 0", "--length");
@@ -33,20 +34,34 @@ TEST_F(Commands, MisuseExitsWith2AndNamesTheRemedy) {
   expect_refused("train --window 8", "--window");
   expect_refused("train --memory 10KiB" + kTiny, "needs at least");
   expect_refused("train --memory lots" + kTiny, "lots");
+  // The step fits; the keys and values of the sample do not.
+  expect_refused(
+      "train --length 20000 --batch 1 --hidden 32 --heads 4 --kv-heads 4 --layers 30 --memory 110MiB --steps 1 --out " +
+          path("run"),
+      "the sample at the end brings the run to 152");
+  expect_refused("train --prompt caf\xe9" + kTiny, "\xe9\" is not UTF-8");
+  expect_refused("eval --model model --data caf\xe9.txt", "is not UTF-8");
   expect_refused("train --rate nan", "--rate");
   expect_refused("train --eval-fraction nan", "--eval-fraction");
   expect_refused("train --seed -1", "--seed");
   expect_refused("train --batch 1000000 --length 1000", "--batch");
   expect_refused("plan --hidden 4000000000", "--hidden");
-  expect_refused("train --hidden 100000 --layers 200 --heads 8", "are free; use a smaller model");
+  expect_refused("train --hidden 100000 --layers 200 --heads 400", "are free; use a smaller model");
   expect_refused("train --resume", "--out");
   expect_refused("train --resume --out " + path("nothing"), "no complete checkpoint");
   expect_refused("verify --chunk 64", "64");
   expect_refused("verify --length 4 --documents 3", "--documents");
+  expect_refused("verify --chat chatml", "--chat is for --data; leave it out");
+  expect_refused("verify --model gpt2 --data x.txt --documents 2", "--documents is for random documents");
+  expect_refused("verify --tokens x --documents 2", "--documents is for random documents");
+  expect_refused("verify --tokens x --length 100", "--length is for random documents and --data");
   expect_refused("verify --model nowhere", "nowhere");
   expect_refused("verify --model gpt2 --hidden 3", "--hidden");
   expect_refused("plan gpt5", "gpt5");
   expect_refused("plan qwen3-8b --length 100000 --memory 1GiB", "needs at least");
+  // The least chunk is 2048 rows in bfloat16; a chunk of 256 would fit.
+  expect_refused("plan qwen3-8b --length 100000 --memory 47.3GiB", "needs at least 47.58 GiB");
+  expect_refused("plan qwen3-8b --length 100000 --memory 70GiB --chunk 2048", "leave out --chunk");
   expect_refused("plan qwen3-8b --dtype f32 --optimizer adamw-bf16", "bf16");
   expect_refused("plan qwen3-8b --json " + path("no/such/dir/file.json"), "no/such/dir");
   expect_refused("bench --model gpt2 --length 5000", "1024");
@@ -64,11 +79,11 @@ TEST_F(Commands, ValuesOutOfRangeAreRefused) {
 // The error comes before the work.
 TEST_F(Commands, UnwritableOutputsAreRefusedBeforeTheWork) {
   write_file_atomically(path("file"), "");
-  for (const char* command : {"plan qwen3-8b", "verify --length 100000000", "bench --length 10000000"}) {
-    const Outcome outcome = execute(std::string(command) + " --json " + path("nowhere/x.json"));
-    EXPECT_EQ(outcome.exit_code, 2) << command;
-  }
-  expect_refused("verify --json " + path("nowhere/x.json"), "nowhere");
+  for (const std::string command : {"plan qwen3-8b", "verify --length 10000000", "bench --length 10000000"})
+    expect_refused(command + " --json " + path("nowhere/x.json"), "there is no directory " + path("nowhere"));
+  for (const std::size_t length : {246, 300})  // under its name, or under the temporary one
+    expect_refused("plan qwen3-8b --json " + path(std::string(length, 'x')),
+                   "File name too long; choose a shorter name");
   expect_refused("bench --json " + dir.string(), "directory");
   expect_refused("verify --json /dev/null", "--json: /dev/null");
   expect_refused("train --out " + path("file") + kTiny, "file: exists and is not a directory");
@@ -114,6 +129,11 @@ TEST_F(Commands, ErrorsNameUnusableFiles) {
   expect_refused("train --data " + path("short.txt"), "short.txt");
   expect_refused("plan " + path("broken.json"), "broken.json");
   expect_refused("verify --model " + path("model"), "config.json");
+  fs::create_directories(path("begun"));
+  write_file_atomically(path("begun/run.json"), "{}");
+  for (const char* command : {"plan ", "bench --model ", "verify --model ", "eval --data x --model "})
+    expect_refused(command + path("begun"), "begun: is a run without a checkpoint yet");
+  expect_refused("plan " + std::string(300, 'x'), "is neither the name of a known model");
   expect_refused("train --out " + path("empty.txt") + "/run" + kTiny, "empty.txt");
   expect_refused("train --out /proc/streambp" + kTiny, "/proc/streambp");
 }
@@ -183,7 +203,7 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
 // --- verify ---
 
 TEST_F(Commands, VerifyProvesEveryFamilyAndWritesItsTable) {
-  for (const char* family : {"gpt2", "llama", "mistral", "qwen2", "qwen3"}) {
+  for (const char* family : {"gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma3"}) {
     const Outcome outcome = execute("verify --length 600 --hidden 32 --layers 2 --dtype f64 --oracle --family " +
                                     std::string(family) + " --json " + path("verify.json"));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
@@ -208,6 +228,7 @@ TEST_F(Commands, VerifyReportsRoundingAndFailsOnlyBeyondIt) {
         execute("verify --oracle --device cpu --family qwen3 --hidden 32 --layers 2 --vocab 16 --chunk 256 --dtype " +
                 std::string(dtype) + " --tokens " + path("tokens"));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "300 tokens in 1 document, 299 targets,")) << outcome.output;
     EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;
   }
 }
@@ -241,14 +262,19 @@ TEST_F(Commands, BenchPrintsEveryMode) {
   EXPECT_EQ(Json::parse(read_file(path("bench.json")))["runs"].size(), 4u);
 }
 
-// --- train ---
-
-std::vector<Json> metrics(const std::string& run_dir) {
-  std::vector<Json> lines;
-  std::istringstream text(read_file(run_dir + "/metrics.jsonl"));
-  for (std::string line; std::getline(text, line);) lines.push_back(Json::parse(line));
-  return lines;
+TEST_F(Commands, RunDirectoriesAreModels) {
+  ASSERT_EQ(execute("train --steps 2 --out " + path("run") + kTiny).exit_code, 0);
+  for (const char* command :
+       {"plan --length 300 ", "bench --length 300 --repeat 1 --mode stream --model ", "verify --length 300 --model "}) {
+    const Outcome outcome = execute(command + path("run"));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "2 layers of width 16")) << outcome.output;
+  }
+  const Outcome help = execute("bench --help");
+  EXPECT_TRUE(contains(help.output, "none: forward and backward only;")) << help.output;
 }
+
+// --- train ---
 
 TEST_F(Commands, TrainingLearnsSavesAndSamples) {
   const Outcome outcome = execute(
@@ -256,7 +282,7 @@ TEST_F(Commands, TrainingLearnsSavesAndSamples) {
       path("run"));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   EXPECT_TRUE(contains(outcome.output, "A sample")) << outcome.output;
-  const auto lines = metrics(path("run"));
+  const auto lines = metrics("run");
   EXPECT_LT(lines.back()["evaluation_loss"], lines.front()["evaluation_loss"].get<double>() - 1.5);
   Index steps = 0;
   for (const Json& line : lines) steps += line.contains("gradient_norm");
@@ -272,10 +298,6 @@ TEST_F(Commands, ResumedRunsAndOtherModesGiveTheSameBits) {
   const std::string common =
       "train --steps 7 --accumulate 2 --length 210 --batch 3 --hidden 32 --layers 2 --sample 0 --eval-every 3 --family "
       "qwen3 ";
-  auto expect_ok = [&](const std::string& arguments) {
-    const Outcome outcome = execute(arguments);
-    ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
-  };
   expect_ok(common + "--out " + path("whole"));
   expect_ok(common + "--mode full --out " + path("full"));
   expect_ok(common + "--chunk 256 --out " + path("small_chunk"));
@@ -291,8 +313,8 @@ TEST_F(Commands, ResumedRunsAndOtherModesGiveTheSameBits) {
   }
   // each step once in the metrics, with the same loss
   std::vector<Json> whole, resumed;
-  for (const Json& line : metrics(path("whole"))) whole.push_back(line.contains("loss") ? line["loss"] : Json());
-  for (const Json& line : metrics(path("resumed"))) {
+  for (const Json& line : metrics("whole")) whole.push_back(line.contains("loss") ? line["loss"] : Json());
+  for (const Json& line : metrics("resumed")) {
     if (line.contains("loss")) resumed.push_back(line["loss"]);
   }
   whole.erase(std::remove(whole.begin(), whole.end(), Json()), whole.end());
@@ -313,7 +335,7 @@ TEST_F(Commands, ResumingKeepsTheOptionsOfTheRun) {
   EXPECT_FALSE(contains(resumed.output, "A sample")) << resumed.output;
   EXPECT_TRUE(fs::exists(path("run/step-000003")));
   std::vector<Index> evaluated;
-  for (const Json& line : metrics(path("run"))) {
+  for (const Json& line : metrics("run")) {
     if (line.contains("evaluation_loss")) evaluated.push_back(line["step"]);
   }
   EXPECT_EQ(evaluated, (std::vector<Index>{0, 2, 4, 5}));
@@ -354,7 +376,7 @@ TEST_F(Commands, ResumingFromAnEarlierCheckpointRewritesTheMetrics) {
   ASSERT_EQ(execute("train --resume --sample 0 --out " + path("run")).exit_code, 0);
   EXPECT_TRUE(read_file(path("run/step-000006/model.safetensors")) == truth);
   std::vector<Index> steps;
-  for (const Json& line : metrics(path("run"))) {
+  for (const Json& line : metrics("run")) {
     if (line.contains("loss")) steps.push_back(line["step"]);
   }
   EXPECT_EQ(steps, (std::vector<Index>{1, 2, 3, 4, 5, 6}));

@@ -9,10 +9,8 @@ class FineTuning : public Commands {
   void SetUp() override {
     Commands::SetUp();
     // A byte-level model with tokenizer files, in bfloat16 and float32.
-    const Outcome made =
-        execute("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out " +
-                path("base"));
-    ASSERT_EQ(made.exit_code, 0) << made.output;
+    expect_ok("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out " +
+              path("base"));
     model = path("base/step-000002");
     std::string lines;
     for (int i = 0; i < 40; ++i) {
@@ -25,10 +23,6 @@ class FineTuning : public Commands {
   }
   std::string train(const std::string& arguments) const {
     return "train --model " + model + " --data " + path("data.jsonl") + " --length 256 --chunk 256 " + arguments;
-  }
-  void expect_ok(const std::string& arguments) {
-    const Outcome outcome = execute(arguments);
-    EXPECT_EQ(outcome.exit_code, 0) << arguments << "\n" << outcome.output;
   }
   void expect_equal(const std::string& a, const std::string& b) {
     EXPECT_TRUE(read_file(path(a)) == read_file(path(b))) << a << " and " << b << " differ";
@@ -62,14 +56,8 @@ TEST_F(FineTuning, ResumesBitForBit) {
 }
 
 TEST_F(FineTuning, ReducesTheHeldOutLoss) {
-  const Outcome outcome = execute(train("--epochs 12 --rate 1e-2 --eval-fraction 0.2 --out " + path("run")));
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
-  std::istringstream metrics(read_file(path("run/metrics.jsonl")));
-  std::vector<double> held_out;
-  for (std::string line; std::getline(metrics, line);) {
-    const Json json = Json::parse(line);
-    if (json.contains("evaluation_loss")) held_out.push_back(json["evaluation_loss"]);
-  }
+  expect_ok(train("--epochs 12 --rate 1e-2 --eval-fraction 0.2 --out " + path("run")));
+  const auto held_out = metric("run", "evaluation_loss");
   ASSERT_GE(held_out.size(), 2u);
   EXPECT_LT(held_out.back(), 0.3 * held_out.front());
 }
@@ -92,15 +80,6 @@ class DpoTraining : public FineTuning {
       if (entry.path().filename().string().starts_with("reference-")) found.push_back(entry.path());
     }
     return found;
-  }
-  std::vector<double> metric(const std::string& run, const char* name) const {
-    std::istringstream lines(read_file(path(run + "/metrics.jsonl")));
-    std::vector<double> values;
-    for (std::string line; std::getline(lines, line);) {
-      const Json json = Json::parse(line);
-      if (json.contains(name)) values.push_back(json[name]);
-    }
-    return values;
   }
 };
 
@@ -143,21 +122,18 @@ TEST_F(DpoTraining, ResumesBitForBitAndReusesTheReference) {
 
 TEST_F(DpoTraining, RefusesConflictingOptionsAndData) {
   const std::string out = " --out " + path("refused");
-  for (const auto& [arguments, said] :
-       {std::pair{"train --model " + model + " --data " + path("data/pairs.jsonl"), "--objective dpo"},
-        {train("--objective dpo"), "\"chosen\""},
-        {prefer("--length 100"), "--too-long truncate"},
-        {"eval --model " + model + " --data " + path("data/pairs.jsonl"), "preferences"},
-        {"verify --model " + model + " --data " + path("data/pairs.jsonl"), "--objective dpo"},
-        {"verify --objective dpo --model " + model + " --data " + path("data.jsonl"), "no preferences"}}) {
-    const Outcome outcome = execute(arguments + (arguments[0] == 't' ? " --out " + path("run") : ""));
-    EXPECT_EQ(outcome.exit_code, 2) << arguments;
-    EXPECT_TRUE(contains(outcome.output, said)) << outcome.output;
-  }
+  const std::string on_pairs = " --model " + model + " --data " + path("data/pairs.jsonl");
+  expect_refused("train" + on_pairs + out, "--objective dpo");
+  expect_refused("eval" + on_pairs, "preferences");
+  expect_refused("verify" + on_pairs, "--objective dpo");
+  expect_refused("verify --objective dpo --model " + model + " --data " + path("data.jsonl"), "no preferences");
+  expect_refused(train("--objective dpo" + out), "\"chosen\"");
+  expect_refused(prefer("--length 100" + out), "--too-long truncate");
   expect_refused("train --objective dpo" + out, "--model");
   expect_refused(prefer("--mean documents" + out), "--mean");
-  expect_refused(prefer("--margin 1" + out), "--margin");
-  expect_refused(prefer("--preference ipo --label-smoothing 0.1" + out), "--label-smoothing");
+  expect_refused(prefer("--margin 1" + out), "--margin is for --objective dpo with --preference simpo; leave it out");
+  expect_refused(prefer("--preference ipo --label-smoothing 0.1" + out),
+                 "--label-smoothing is for --objective dpo with --preference sigmoid or simpo; leave it out");
   expect_refused(prefer("--beta 0" + out), "--beta");
   expect_refused(prefer("--beta nan" + out), "finite");
   expect_refused(prefer("--objective grpo" + out), "--objective");
@@ -218,7 +194,9 @@ TEST_F(FineTuning, RefusedRunsLeaveNoFiles) {
   expect_refused(train("--objective grpo" + out), "\"rewards\"");
   expect_refused(train("--epochs 1e300" + out), "--epochs");
   expect_refused(train("--chat nothing" + out), "nothing");
-  expect_refused(on + path("data.jsonl") + " --too-long refuse --length 32" + out, "that --length allows");
+  expect_refused(on + path("data.jsonl") + " --too-long refuse --length 32" + out,
+                 "more than the 32 that --length and the model allow; use a larger --length or --too-long truncate");
+  expect_refused(on + path("data.jsonl") + " --memory 10KiB" + out, "use more --memory or a smaller model");
   expect_refused(train("--batch 4000000" + out), "--batch");
   expect_refused(on + path("empty.jsonl") + out, "empty.jsonl");
   expect_refused(on + path("bad.jsonl") + out, "bad.jsonl:1");
@@ -232,17 +210,11 @@ TEST_F(FineTuning, RefusedRunsLeaveNoFiles) {
   expect_refused(train(out), "has shape");
 }
 
-TEST_F(FineTuning, DocumentsOutsideTheLengthOrTheVocabularyAreRefused) {
-  const std::string run = "train --model " + model + " --data " + path("data.jsonl") + " --out " + path("run");
-  Outcome outcome = execute(run + " --length 32 --too-long refuse");
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_TRUE(contains(outcome.output, "more than the 32 that --length allows")) << outcome.output;
+TEST_F(FineTuning, DocumentsOutsideTheVocabularyAreRefused) {
   Json config = Json::parse(read_file(model + "/config.json"));
   config["vocab_size"] = 100;
   write_file_atomically(model + "/config.json", config.dump());
-  outcome = execute(run);
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_TRUE(contains(outcome.output, "outside the model's vocabulary of 100")) << outcome.output;
+  expect_refused(train("--out " + path("run")), "outside the model's vocabulary of 100");
 }
 
 }  // namespace

@@ -42,24 +42,11 @@ class Grpo : public Commands {
         "while read -r line; do c=${line#*\\\"completion\\\":\\\"}; c=${c%%\\\"*}; d=$(printf %s \"$c\" | tr "
         "-cd 'a-z'); echo ${#d}; done\n");
   }
-  void expect_ok(const std::string& arguments) {
-    const Outcome outcome = execute(arguments);
-    ASSERT_EQ(outcome.exit_code, 0) << arguments << "\n" << outcome.output;
-  }
   std::string run(const std::string& name, const std::string& arguments) const {
     return "train --objective grpo --model " + path("base") + " --data " + path("sums.jsonl") +
            " --completion 12 --prompts 3 --group 4 --out " + path(name) + " " + arguments;
   }
   std::string letters() const { return "--reward-cmd 'sh " + path("letters.sh") + "' "; }
-  std::vector<double> metric(const std::string& name, const char* what) const {
-    std::istringstream lines(read_file(path(name + "/metrics.jsonl")));
-    std::vector<double> values;
-    for (std::string line; std::getline(lines, line);) {
-      const Json json = Json::parse(line);
-      if (json.contains(what)) values.push_back(json[what]);
-    }
-    return values;
-  }
   void expect_equal_models(const std::string& a, const std::string& b) {
     for (const char* file : {"model.safetensors", "training/optimizer.safetensors"}) {
       EXPECT_TRUE(read_file(path(a) + "/" + file) == read_file(path(b) + "/" + file)) << a << ", " << b << ": " << file;
@@ -151,24 +138,19 @@ TEST_F(Grpo, OfflineIncreasesTheRewardAndResumesBitForBit) {
 }
 
 TEST_F(Grpo, OfflineRefusesInvalidData) {
-  const auto expect_said = [&](const std::string& arguments, const std::string& said) {
-    const Outcome outcome = execute(arguments);
-    EXPECT_EQ(outcome.exit_code, 2) << arguments;
-    EXPECT_TRUE(contains(outcome.output, said)) << outcome.output;
-  };
   expect_ok("examples groups --count 30 --out " + path("groups.jsonl"));
   const std::string groups =
       "train --model " + path("base") + " --data " + path("groups.jsonl") + " --out " + path("run ");
-  expect_said(groups, "--objective grpo");
-  expect_said(groups + "--objective dpo", "no preferences");
-  expect_said(groups + "--objective grpo --group 4", "--reward-cmd");
-  expect_said(groups + "--objective grpo --length 60", "--too-long truncate");
-  expect_said(groups + "--objective grpo --learn all", "--learn all");
+  expect_refused(groups, "--objective grpo");
+  expect_refused(groups + "--objective dpo", "no preferences");
+  expect_refused(groups + "--objective grpo --group 4", "--reward-cmd");
+  expect_refused(groups + "--objective grpo --length 60", "--too-long truncate");
+  expect_refused(groups + "--objective grpo --learn all", "--learn all");
   write_file_atomically(path("text.jsonl"), "{\"text\": \"a\"}\n");
-  expect_said(
+  expect_refused(
       "train --objective grpo --model " + path("base") + " --data " + path("text.jsonl") + " --out " + path("run"),
       "\"rewards\"");
-  expect_said("eval --model " + path("base") + " --data " + path("groups.jsonl"), "groups");
+  expect_refused("eval --model " + path("base") + " --data " + path("groups.jsonl"), "groups");
 }
 
 // Several steps per round, clipping, a KL penalty, several micro-batches, and different modes.
@@ -235,6 +217,12 @@ TEST_F(Grpo, RefusesInvalidOptions) {
       "train --model " + path("base") + " --data " + path("sums.jsonl") + " --reward exact --out " + path("run"),
       "--objective grpo");
   expect_refused("train --objective grpo --reward exact --out " + path("run"), "--model");
+  // A step fits; the keys and values of one completion do not.
+  expect_ok("train --steps 1 --hidden 32 --heads 4 --kv-heads 4 --layers 30 --length 64 --batch 1 --sample 0 --out " +
+            path("deep"));
+  expect_refused("train --objective grpo --reward exact --model " + path("deep") + " --data " + path("sums.jsonl") +
+                     " --prompts 1 --group 2 --completion 20000 --memory 110MiB --steps 1 --out " + path("run"),
+                 "sampling a completion brings the run to 152");
   write_file_atomically(path("bad.jsonl"),
                         "{\"prompt\": \"1 + 1 = \", \"answer\": \"2\"}\n{\"prompt\": \"1 + 1 = \"}\n");
   expect_refused("train --objective grpo --reward exact --model " + path("base") + " --data " + path("bad.jsonl") +

@@ -5,9 +5,9 @@
 
 #include "commands/process.cuh"
 #include "data/files/config.cuh"
-#include "data/files/files.cuh"
 #include "kernels/base/host_memory.cuh"
 #include "memory/offloaded_weights.cuh"
+#include "tests/temporary.cuh"
 #include "training/interruption.cuh"
 
 namespace streambp {
@@ -16,24 +16,15 @@ namespace {
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 // A root directory with /proc and /sys/fs/cgroup as the test writes them.
-class MachineLimits : public testing::Test {
+class MachineLimits : public TemporaryDirectory {
  protected:
   void SetUp() override {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    root = std::filesystem::path(testing::TempDir()) /
-           (std::string("streambp_") + info->name() + "_" + std::to_string(getpid()));
-    std::filesystem::remove_all(root);
+    TemporaryDirectory::SetUp();
     write("proc/meminfo", "MemTotal: 16777216 kB\nMemFree: 1024 kB\nMemAvailable:    8388608 kB\nBuffers: 3 kB\n");
-  }
-  void TearDown() override { std::filesystem::remove_all(root); }
-
-  void write(const std::string& name, const std::string& contents) {
-    std::filesystem::create_directories((root / name).parent_path());
-    write_file_atomically(root / name, contents);
   }
   void write_bytes(const std::string& name, std::size_t bytes) { write(name, std::to_string(bytes) + "\n"); }
 
-  std::filesystem::path root;
+  const std::filesystem::path& root = dir;
 };
 
 TEST_F(MachineLimits, MemoryWithoutGroupsIsThatOfTheMachine) {
@@ -215,7 +206,6 @@ TEST_F(MachineLimits, OffloadedWeightsNeedRoomInTheTemporaryDirectory) {
       return std::string(error.what());
     }
   };
-  auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
 
   EXPECT_EQ(exit_code_of([&] {
               setenv("TMPDIR", root.c_str(), 1);
@@ -227,7 +217,7 @@ TEST_F(MachineLimits, OffloadedWeightsNeedRoomInTheTemporaryDirectory) {
             0);
   EXPECT_EQ(exit_code_of([&] {
               setenv("TMPDIR", (root / "nowhere").c_str(), 1);
-              return has(error(), "set TMPDIR") ? 0 : 1;
+              return contains(error(), "set TMPDIR") ? 0 : 1;
             }),
             0);
   EXPECT_EQ(exit_code_of([&] {
@@ -238,7 +228,7 @@ TEST_F(MachineLimits, OffloadedWeightsNeedRoomInTheTemporaryDirectory) {
               const int next = dup(0);
               close(next);
               const std::string said = error();
-              if (!has(said, "File too large") || !has(said, "set TMPDIR")) return 1;
+              if (!contains(said, "File too large") || !contains(said, "set TMPDIR")) return 1;
               return dup(0) == next ? 0 : 2;  // the file is closed
             }),
             0);

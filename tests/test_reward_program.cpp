@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "tests/temporary.cuh"
 #include "training/grpo/rewards.cuh"
 
 namespace streambp {
@@ -38,14 +39,10 @@ bool runs(pid_t process) {
 }
 
 // Checks that no descriptor, child or SIGPIPE is left, whatever the program did.
-class RewardPrograms : public testing::Test {
+class RewardPrograms : public TemporaryDirectory {
  protected:
   void SetUp() override {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    dir = std::filesystem::path(testing::TempDir()) /
-          (std::string("streambp_") + info->name() + "_" + std::to_string(getpid()));
-    std::filesystem::remove_all(dir);
-    std::filesystem::create_directories(dir);
+    TemporaryDirectory::SetUp();
     before = descriptors();
   }
   void TearDown() override {
@@ -58,44 +55,27 @@ class RewardPrograms : public testing::Test {
     pthread_sigmask(SIG_SETMASK, nullptr, &mask);
     EXPECT_EQ(action.sa_handler, SIG_DFL);
     EXPECT_FALSE(sigismember(&mask, SIGPIPE));
-    std::filesystem::remove_all(dir);
+    TemporaryDirectory::TearDown();
   }
 
   // The error of one call, or "".
   std::string error(const std::string& command, const Requests& requests = {0}, double seconds = kAmple) {
     RewardProgram program(command, seconds);
-    try {
-      program.rewards(requests);
-      return "";
-    } catch (const Error& error) {
-      EXPECT_TRUE(contains(error.what(), "reward program \"" + command.substr(0, 20))) << error.what();
-      EXPECT_LT(std::string(error.what()).size(), 600u);
-      try {
-        program.rewards({});
-        ADD_FAILURE() << "can be used after: " << error.what();
-      } catch (const Error& again) {
-        EXPECT_STREQ(again.what(), error.what());
-      }
-      return error.what();
-    }
-  }
-
-  static bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
+    const std::string said = error_of([&] { program.rewards(requests); });
+    if (said.empty()) return "";
+    EXPECT_PRED2(contains, said, "reward program \"" + command.substr(0, 20));
+    EXPECT_LT(said.size(), 600u);
+    EXPECT_EQ(error_of([&] { program.rewards({}); }), said) << "it can be used again";
+    return said;
   }
 
   // The path of a file of the test, for shell commands.
   std::string path(const std::string& name) const { return "'" + (dir / name).string() + "'"; }
   bool exists(const std::string& name) const { return std::filesystem::exists(dir / name); }
 
-  std::filesystem::path dir;
   int before;
 };
-#define EXPECT_WRONG(said, ...)                  \
-  {                                              \
-    const std::string what = error(__VA_ARGS__); \
-    EXPECT_TRUE(contains(what, said)) << what;   \
-  }
+#define EXPECT_WRONG(said, ...) EXPECT_PRED2(contains, error(__VA_ARGS__), said)
 
 // --- Correct programs ---
 
@@ -114,12 +94,7 @@ TEST_F(RewardPrograms, AreAskedForARoundAtMost) {
   Rewarder counting({.prompts = 2, .group = 2, .program = "n=0; while read -r line; do n=$((n + 1)); echo $n; done"});
   EXPECT_EQ(counting.rewards(prompts, completions), (Numbers{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
   Rewarder ends({.prompts = 2, .group = 2, .program = "for n in 1 2 3 4 5; do read -r line; echo $n; done"});
-  try {
-    ends.rewards(prompts, completions);
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_TRUE(contains(error.what(), "request 2 of 4")) << error.what();
-  }
+  EXPECT_ERROR(ends.rewards(prompts, completions), "request 2 of 4");
 }
 
 TEST_F(RewardPrograms, NeedNotBeAsked) {
@@ -217,12 +192,8 @@ TEST_F(RewardPrograms, MayEndAfterTheLastAnswer) {
   EXPECT_EQ(error("read -r line; echo $line"), "");
   RewardProgram program("read -r line; echo $line", kAmple);
   EXPECT_EQ(program.rewards({1}), Numbers{1});
-  try {
-    program.rewards({1, 2});
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_TRUE(contains(error.what(), "ended with exit status 0 before it answered request 1 of 2")) << error.what();
-  }
+  const Requests two = {1, 2};
+  EXPECT_ERROR(program.rewards(two), "ended with exit status 0 before it answered request 1 of 2");
 }
 
 // --- Programs that end early ---
@@ -349,14 +320,7 @@ TEST_F(RewardPrograms, ThatWriteWithoutBeingAskedAreRefused) {
   const std::pair<RewardProgram*, std::string> cases[] = {{&banner, "wrote \"Hello\\n\" without being asked"},
                                                           {&program, "wrote \"2\\n\" without being asked"}};
   for (const auto& [wrong, said] : cases) {
-    for (const Requests& requests : {Requests{}, Requests{0}}) {
-      try {
-        wrong->rewards(requests);
-        ADD_FAILURE();
-      } catch (const Error& error) {
-        EXPECT_TRUE(contains(error.what(), said)) << error.what();
-      }
-    }
+    for (const Requests& requests : {Requests{}, Requests{0}}) EXPECT_ERROR(wrong->rewards(requests), said);
   }
 }
 
@@ -480,14 +444,12 @@ TEST_F(RewardPrograms, RunBesideThreads) {
 #pragma omp parallel for num_threads(4) schedule(dynamic)
   for (int i = 0; i < 16; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    try {
+    errors[at] = error_of([&] {
       RewardProgram program(i % 2 ? "cat" : "read -r a; echo 1; exit 4", kAmple);
       for (int call = 0; call < 3; ++call) {
         for (const double answer : program.rewards({i, call})) answers[at].push_back(answer);
       }
-    } catch (const Error& error) {
-      errors[at] = error.what();
-    }
+    });
   }
   for (std::size_t i = 0; i < 16; ++i) {
     const double n = static_cast<double>(i);

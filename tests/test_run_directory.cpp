@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tests/support.cuh"
+#include "tests/temporary.cuh"
 #include "training/run_directory.cuh"
 #include "training/trainer.cuh"
 
@@ -28,21 +29,10 @@ namespace {
 using RunBegin = RunDirectory::Begin;
 using RunKeep = RunDirectory::Keep;
 
-class RunDirectories : public testing::Test {
+class RunDirectories : public TemporaryDirectory {
  protected:
-  void SetUp() override {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    dir = fs::path(testing::TempDir()) / (std::string("streambp_") + info->name() + "_" + std::to_string(getpid()));
-    fs::remove_all(dir);
-    fs::create_directories(dir);
-  }
-  void TearDown() override { fs::remove_all(dir); }
-
   std::string out() const { return (dir / "run").string(); }
-  void add(const std::string& name, const std::string& contents = "") const {
-    fs::create_directories((dir / "run" / name).parent_path());
-    write_file_atomically(dir / "run" / name, contents);
-  }
+  void add(const std::string& name, const std::string& contents = "") const { write("run/" + name, contents); }
   std::set<std::string> names(const fs::path& of) const {
     std::set<std::string> all;
     for (const auto& entry : fs::directory_iterator(of)) all.insert(entry.path().filename());
@@ -50,20 +40,7 @@ class RunDirectories : public testing::Test {
   }
   std::set<std::string> names() const { return names(dir / "run"); }
 
-  template <class F>
-  static void expect_refused(F&& f, const std::string& said) {
-    try {
-      f();
-      ADD_FAILURE() << "not refused: " << said;
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find(said), std::string::npos) << error.what();
-    }
-  }
-  void expect_refused(RunBegin begin, const std::string& said) const {
-    expect_refused([&] { RunDirectory(out(), begin); }, said);
-  }
-
-  fs::path dir;
+  void expect_refused(RunBegin begin, const std::string& said) const { EXPECT_ERROR(RunDirectory(out(), begin), said); }
 };
 
 // A model small enough to be saved often.
@@ -135,11 +112,22 @@ TEST_F(RunDirectories, OfRefusedRunsDisappear) {
   EXPECT_TRUE(fs::exists(out())) << "the user made it";
 }
 
+TEST_F(RunDirectories, ThatCannotBePreparedKeepNoTokens) {
+  fs::create_directories(dir / "run/run.json");  // in the way of the file
+  {
+    RunDirectory run(out(), RunBegin::fresh);
+    run.create();
+    add("tokens-1.safetensors");
+    EXPECT_ERROR(run.open(0, {}), "run.json: exists and is not a file");
+  }
+  EXPECT_EQ(names(), std::set<std::string>{"run.json"});
+}
+
 TEST_F(RunDirectories, ThatCannotBeCreatedAreRefusedAtOnce) {
   write_file_atomically(dir / "run", "");
   expect_refused(RunBegin::fresh, "is not a directory");
-  expect_refused([] { RunDirectory("", RunBegin::resume); }, "--resume needs --out");
-  expect_refused([&] { RunDirectory((dir / "run/below").string(), RunBegin::fresh).create(); }, "below");
+  EXPECT_ERROR(RunDirectory("", RunBegin::resume), "--resume needs --out");
+  EXPECT_ERROR(RunDirectory((dir / "run/below").string(), RunBegin::fresh).create(), "below");
 }
 
 // --- Where a run continues ---
@@ -256,7 +244,7 @@ TEST_F(RunDirectories, HoldNoPartialCheckpointWhenFilesAreTooLarge) {
   getrlimit(RLIMIT_FSIZE, &before);
   const rlimit small_files = {1024, before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &small_files);
-  expect_refused([&] { run.save(small, small.layout, small.state(1), RunKeep::always); }, "File too large");
+  EXPECT_ERROR(run.save(small, small.layout, small.state(1), RunKeep::always), "File too large");
   setrlimit(RLIMIT_FSIZE, &before);
   ::signal(SIGXFSZ, handler);
   EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json"}));
@@ -273,8 +261,8 @@ TEST_F(RunDirectories, RefuseANegativeSecondMoment) {
   EXPECT_NO_THROW(load_checkpoint(small.dev, good, small.trainer.model, small.layout, small.trainer.optimizer));
   small.trainer.optimizer.v.norm.weight(0, 3) = -1e-30f;
   const fs::path bad = run.save(small, small.layout, small.state(3), RunKeep::always);
-  expect_refused([&] { load_checkpoint(small.dev, bad, small.trainer.model, small.layout, small.trainer.optimizer); },
-                 "negative number");
+  EXPECT_ERROR(load_checkpoint(small.dev, bad, small.trainer.model, small.layout, small.trainer.optimizer),
+               "negative number");
 }
 
 TEST(CheckpointTimers, CountStepsOrMinutes) {

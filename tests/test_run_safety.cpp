@@ -36,13 +36,9 @@ class RunSafety : public Commands {
 
   // Steps that the run has reported.
   Index steps(const std::string& run) const {
-    if (!fs::exists(path(run + "/metrics.jsonl"))) return 0;
-    std::istringstream lines(read_file(path(run + "/metrics.jsonl")));
     Index last = 0;
-    for (std::string line; std::getline(lines, line);) {
-      const Json json = Json::parse(line, nullptr, false);
-      if (json.is_object() && json.contains("loss")) last = json["step"];
-    }
+    for (const Json& line : metrics(run))
+      if (line.contains("loss")) last = line["step"];
     return last;
   }
   bool reaches(const std::string& run, Index step) const {

@@ -121,7 +121,8 @@ TEST_F(DataFiles, DamagedTokenFilesAreRefused) {
     writer.finish();
     TokenFile(dir / "t.safetensors").require_vocabulary(10);
   };
-  EXPECT_EQ(error_of([&] { file({1, 3}, {0, 1, 9}, {0, 1, 1}); }), "no error");
+  EXPECT_EQ(error_of([&] { file({1, 3}, {0, 1, 9}, {0, 1, 1}); }), "");
+  EXPECT_ERROR(file({}, {}, {}), "t.safetensors: holds no documents");
   EXPECT_ERROR(file({1, 1, 3}, {0, 1, 9}, {0, 1, 1}), "document 1 ends at token 1 but begins at 1");
   EXPECT_ERROR(file({2, 1, 3}, {0, 1, 9}, {0, 1, 1}), "document 1 ends at token 1 but begins at 2");
   EXPECT_ERROR(file({-1, 3}, {0, 1, 9}, {0, 1, 1}), "document 0 ends at token -1");

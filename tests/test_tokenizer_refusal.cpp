@@ -1,44 +1,28 @@
 // A damaged, malicious or unsupported tokenizer.json is refused. The error names the file and the reason.
-#include <unistd.h>
-
 #include <fstream>
 
 #include "kernels/base/random.cuh"
+#include "tests/temporary.cuh"
 #include "tests/tokenizers.cuh"
 
 namespace streambp {
 namespace {
 
-namespace fs = std::filesystem;
-
-class TokenizerRefusal : public testing::Test {
+class TokenizerRefusal : public TemporaryDirectory {
  protected:
-  void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    directory_ = fs::path(testing::TempDir()) / ("streambp-" + std::to_string(getpid()) + "-" + test->name());
-    fs::create_directories(directory_);
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-
   // The error message, or "" if the file is accepted.
   std::string refusal(const std::string& contents) const {
-    std::ofstream(directory_ / "tokenizer.json", std::ios::binary) << contents;
-    try {
-      const Tokenizer tokenizer(directory_);
+    std::ofstream(dir / "tokenizer.json", std::ios::binary) << contents;
+    const std::string message = error_of([&] {
+      const Tokenizer tokenizer(dir);
       tokenizer.decode(tokenizer.encode("some text, \u4e2d and \xFF more"));
-    } catch (const Error& error) {
-      const std::string message = error.what();
-      EXPECT_NE(message.find((directory_ / "tokenizer.json").string()), std::string::npos) << message;
-      return message;
-    }
-    return "";
+    });
+    EXPECT_TRUE(message.empty() || contains(message, path("tokenizer.json"))) << message;
+    return message;
   }
   void expect_refused(const Json& json, const std::string& part) const {
-    const std::string message = refusal(json.dump());
-    EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" is not in \"" << message << "\"";
+    EXPECT_PRED2(contains, refusal(json.dump()), part);
   }
-
-  fs::path directory_;
 };
 
 // GPT-2's tokenizer with another component.
@@ -185,12 +169,12 @@ TEST_F(TokenizerRefusal, OfExpressionsThatTakeForever) {
   Json json = tokenizer_definition("qwen2");
   json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:(?:a|b|[a-c])+)+[0-9]";
   ASSERT_EQ(refusal(json.dump()), "");
-  const Tokenizer tokenizer(directory_);
+  const Tokenizer tokenizer(dir);
   EXPECT_THROW(tokenizer.encode(std::string(60, 'a')), Error);
   // The steps of many slow matches are limited together.
   json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:a|a)+b|a";
   ASSERT_EQ(refusal(json.dump()), "");
-  const Tokenizer slow(directory_);
+  const Tokenizer slow(dir);
   std::string text;
   for (int i = 0; i < 200; ++i) text += std::string(18, 'a') + "c";
   EXPECT_THROW(slow.encode(text), Error);
@@ -293,7 +277,7 @@ TEST_F(TokenizerRefusal, IsBrief) {
   type["normalizer"] = {{"type", endless}};
   for (const Json& json : {vocabulary, merge, pattern, type}) {
     const std::string message = refusal(json.dump());
-    EXPECT_NE(message.find("xxx"), std::string::npos) << message;
+    EXPECT_PRED2(contains, message, "xxx");
     EXPECT_LT(message.size(), 1000u);
   }
 }
@@ -302,23 +286,18 @@ TEST_F(TokenizerRefusal, OfDamagedFiles) {
   const std::string whole = tokenizer_definition("llama2").dump();
   ASSERT_EQ(refusal(whole), "");
   for (std::size_t size = 0; size < whole.size(); size += 1 + whole.size() / 50) {
-    EXPECT_NE(refusal(whole.substr(0, size)).find("not valid JSON"), std::string::npos) << size;
+    EXPECT_PRED2(contains, refusal(whole.substr(0, size)), "not valid JSON") << size;
   }
-  EXPECT_NE(refusal("[]").find("expected a JSON object"), std::string::npos);
-  EXPECT_NE(refusal("{}").find("\"model\" is missing"), std::string::npos);
-  EXPECT_NE(refusal(std::string(100000, '[')).find("more deeply"), std::string::npos);
+  EXPECT_PRED2(contains, refusal("[]"), "expected a JSON object");
+  EXPECT_PRED2(contains, refusal("{}"), "\"model\" is missing");
+  EXPECT_PRED2(contains, refusal(std::string(100000, '[')), "more deeply");
   std::string deep;
   for (int i = 0; i < 20000; ++i) deep += R"({"type":"Sequence","normalizers":[)";
   deep += "null";
   for (int i = 0; i < 20000; ++i) deep += "]}";
-  EXPECT_NE(refusal("{\"normalizer\":" + deep + "}").find("more deeply"), std::string::npos);
-  fs::remove(directory_ / "tokenizer.json");
-  try {
-    Tokenizer{directory_};
-    FAIL() << "accepted a directory without a tokenizer.json";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("no such file"), std::string::npos) << error.what();
-  }
+  EXPECT_PRED2(contains, refusal("{\"normalizer\":" + deep + "}"), "more deeply");
+  std::filesystem::remove(dir / "tokenizer.json");
+  EXPECT_ERROR(Tokenizer{dir}, "no such file");
   // Random bytes change: an error or success, but no crash.
   for (std::uint64_t i = 0; i < 300; ++i) {
     std::string changed = whole;

@@ -1,9 +1,11 @@
 // The output directory of a run (--out):
 //
-//   run.json            the options that the run started with
-//   metrics.jsonl       one line per step and evaluation
-//   completions.jsonl   on-line GRPO: the sampled groups
-//   step-000100/        checkpoints (data/files/checkpoint.cuh)
+//   run.json                  the options that the run started with
+//   metrics.jsonl             one line per step and evaluation
+//   completions.jsonl         on-line GRPO: the sampled groups
+//   tokens-*.safetensors      fine-tuning: the data as tokens, cached
+//   reference-*.safetensors   reference log-probs, cached, if they cannot be stored beside the data
+//   step-000100/              checkpoints (data/files/checkpoint.cuh)
 //
 // Only one process at a time writes here. It locks the directory until it ends.
 #pragma once
@@ -101,10 +103,10 @@ class RunDirectory {
   // steps. `options`: the options that a later --resume needs.
   void open(Index step, const Json& options) {
     create();
-    opened_ = true;
     remove_temporary_files();
     if (step == 0) write_file_atomically(path_ / "run.json", Json{{"options", options}}.dump(2) + "\n");
     metrics_.open(keep_until(step, "metrics.jsonl"), std::ios::app);
+    opened_ = true;
   }
 
   void write_metrics(const Json& line) {

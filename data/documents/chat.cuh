@@ -133,14 +133,14 @@ class Chat {
   // The sequences to train on. Each answer from message `first` on appears exactly as the model would generate it.
   // Usually this is one sequence. Some layouts rewrite earlier turns (Qwen3 drops their reasoning): then there is one
   // sequence per answer.
-  std::vector<std::vector<Piece>> lessons(Messages messages, std::size_t first = 0) const {
+  std::vector<std::vector<Piece>> training_sequences(Messages messages, std::size_t first = 0) const {
     check(messages);
-    std::vector<std::vector<Piece>> lessons;
+    std::vector<std::vector<Piece>> sequences;
     if (!rewrites_earlier_turns(messages)) {
       Writer out{layout_.tokens};
       write(messages, out, first);
-      lessons.push_back(std::move(out.pieces));
-      return lessons;
+      sequences.push_back(std::move(out.pieces));
+      return sequences;
     }
     for (std::size_t i = first; i < messages.size(); ++i) {
       if (messages[i].role != "assistant") continue;
@@ -148,9 +148,9 @@ class Chat {
       write(messages.first(i), out, i);
       out.markup(layout_.assistant.before);
       answer(messages.first(i + 1), i, i, out);
-      lessons.push_back(std::move(out.pieces));
+      sequences.push_back(std::move(out.pieces));
     }
-    return lessons;
+    return sequences;
   }
 
  private:

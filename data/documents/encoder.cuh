@@ -78,8 +78,8 @@ class Encoder {
       if (learn_ == Learn::all) {
         documents.push_back(encode_pieces(chat_->render(example.messages)));
       } else {
-        for (const auto& lesson : chat_->lessons(example.messages, example.first))
-          documents.push_back(encode_pieces(lesson));
+        for (const auto& sequence : chat_->training_sequences(example.messages, example.first))
+          documents.push_back(encode_pieces(sequence));
       }
       require_data(!documents.empty(), "no answer of the assistant to train on");
     } else {

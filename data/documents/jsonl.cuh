@@ -47,7 +47,7 @@ inline Json parse_line(std::string_view line) {
 // Refuses members that would change the text that the model reads but that no layout supports.
 inline void refuse_members(const Json& object, const std::string& where, std::initializer_list<const char*> names) {
   for (const char* name : names) {
-    const bool there = object.contains(name) && !object[name].is_null() && !object[name].empty();
+    const bool there = object.contains(name) && !object[name].is_null() && !object[name].empty() && object[name] != "";
     require_data(!there, where, "\"", name, "\" is not supported; remove it, or use rendered text");
   }
 }

@@ -32,7 +32,8 @@ inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longes
   std::vector<PackedPiece> pieces;
   for (std::size_t d = 0; d < lengths.size(); ++d) {
     require(lengths[d] <= longest || too_long != TooLong::refuse, unit, " ", d + 1, " has ", lengths[d],
-            " tokens, more than the ", longest, " that --length allows; use a larger --length, or --too-long truncate");
+            " tokens, more than the ", longest,
+            " that --length and the model allow; use a larger --length or --too-long truncate");
     const Index end = too_long == TooLong::truncate ? std::min(lengths[d], longest) : lengths[d];
     for (Index begin = 0; begin < end; begin += longest) {
       pieces.push_back({static_cast<Index>(d), begin, std::min(longest, end - begin)});

@@ -51,7 +51,7 @@ class Documents {
     left_out = this->file.documents() / together;
     for (std::size_t i = 0; i < pieces.size(); ++i) left_out -= i == 0 || unit(pieces[i]) != unit(pieces[i - 1]);
     auto is_held_out = [&](const PackedPiece& piece) {
-      return Random(s.seed, 0xe7a1).uniform(lot(piece.document)) < s.evaluation_fraction;
+      return Random(s.seed, 0xe7a1).uniform(holdout_key(piece.document)) < s.evaluation_fraction;
     };
     std::vector<PackedPiece> training, evaluation;
     for (const PackedPiece& piece : pieces) (is_held_out(piece) ? evaluation : training).push_back(piece);
@@ -89,8 +89,8 @@ class Documents {
     return {reference, sampled_by_it ? std::span<const float>(reference) : file.old(), s.scaled};
   }
 
-  // Documents with the same number are held out together: the two of a pair, and all completions of a prompt.
-  std::uint64_t lot(Index document) const {
+  // Documents with the same key are held out together: the two of a pair, and all completions of a prompt.
+  std::uint64_t holdout_key(Index document) const {
     if (!file.groups()) return static_cast<std::uint64_t>(document / file.together());
     const auto learn = file.learn(document);
     std::uint64_t hash = 0;

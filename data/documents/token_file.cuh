@@ -40,6 +40,7 @@ class TokenFile {
     ends_ = numbers<Index>("ends", "I64");
     tokens_ = numbers<std::int32_t>("tokens", "I32");
     learn_ = numbers<std::uint8_t>("learn", "U8");
+    require(documents() > 0, this->path(), ": holds no documents", kRemedy);
     Index end = 0;
     for (std::size_t i = 0; i < ends_.size(); end = ends_[i++]) {
       require(ends_[i] > end, this->path(), ": document ", i, " ends at token ", ends_[i], " but begins at ", end,
@@ -60,6 +61,12 @@ class TokenFile {
   std::string path() const { return file_.path().string(); }
   const std::string& name() const { return name_; }
   const std::map<std::string, std::string>& metadata() const { return file_.metadata(); }
+  // How many unusable examples of the data were skipped, and the first of them; empty: none.
+  std::string skipped() const {
+    const auto count = metadata().find("skipped"), first = metadata().find("first_skipped");
+    if (count == metadata().end() || first == metadata().end() || count->second == "0") return "";
+    return "examples skipped: " + count->second + ", the first: " + first->second;
+  }
   DataKind kind() const { return kind_; }
   bool preferences() const { return kind_ == DataKind::preferences; }
   bool groups() const { return kind_ == DataKind::groups; }

@@ -29,8 +29,7 @@ class Tokenising {
       : model_(model), options_(options), writer_(writer) {}
 
   void add(const std::filesystem::path& path) {
-    std::string extension = path.extension().string();
-    for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    const std::string extension = extension_of(path);
     if (extension == ".bin") {
       require_kind({}, path.string() + ": ");
       add_bin_file(path, writer_);
@@ -39,7 +38,7 @@ class Tokenising {
       file.require_vocabulary(INT32_MAX);
       require_kind({file.kind(), !file.old().empty()}, path.string() + ": ");
       for (Index i = 0; i < file.documents(); ++i) writer_.add(document(file, i));
-    } else if (extension == ".jsonl" || extension == ".ndjson" || extension == ".json") {
+    } else if (holds_json_lines(path)) {
       add_lines(path);
     } else {
       add_text(path);
@@ -253,7 +252,7 @@ inline std::filesystem::path cache_directory() {
 // cached there.
 inline TokenFile tokenised(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                            const DataOptions& options, const std::filesystem::path& cache) {
-  if (data.size() == 1 && data[0].extension() == ".safetensors") return TokenFile(data[0]);
+  if (data.size() == 1 && extension_of(data[0]) == ".safetensors") return TokenFile(data[0]);
   const std::string key = data_key(data, model, options);
   const auto path = cache / named_by_hash("tokens", key);
   if (std::filesystem::exists(path)) {

@@ -58,8 +58,11 @@ inline std::string model_directory(const std::string& name) {
   std::error_code error;
   require(fs::is_directory(name, error), excerpt(name),
           ": is not a model directory; name one with config.json, the weights and tokenizer.json");
+  if (fs::exists(fs::path(name) / "config.json")) return name;
   const fs::path newest = newest_checkpoint(name);
-  return newest.empty() || fs::exists(fs::path(name) / "config.json") ? name : newest.string();
+  require(!newest.empty() || !fs::exists(fs::path(name) / "run.json"), excerpt(name),
+          ": is a run without a checkpoint yet; wait for one, or continue it with streambp train --resume");
+  return newest.empty() ? name : newest.string();
 }
 
 // Calls f(prefix, table) for the tensors of the optimizer: moments, and the float32 weights if the model's files hold
@@ -129,11 +132,11 @@ fs::path save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, cons
 
 // Renames first, so that no partly deleted checkpoint keeps its name.
 inline void remove_checkpoint(const fs::path& path) {
-  const fs::path doomed = path.string() + ".old.tmp";
+  const fs::path renamed = path.string() + ".old.tmp";
   std::error_code error;
-  fs::remove_all(doomed, error);
-  fs::rename(path, doomed, error);
-  if (!error) fs::remove_all(doomed, error);
+  fs::remove_all(renamed, error);
+  fs::rename(path, renamed, error);
+  if (!error) fs::remove_all(renamed, error);
 }
 
 // v is an average of squares and AdamW takes its square root, so a negative value would become NaN some steps later.

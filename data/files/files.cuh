@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -18,6 +19,8 @@
 #include "kernels/base/error.cuh"
 
 namespace streambp {
+
+constexpr const char* kLongestTemporary = ".tmp-4294967295";  // at the end of the name of a file being written
 
 // Owns a file descriptor.
 struct Descriptor {
@@ -53,11 +56,30 @@ inline std::string read_file(const std::filesystem::path& path, std::size_t limi
   return contents;
 }
 
+// The type of a file by its name: the extension with its dot, in lower case.
+inline std::string extension_of(const std::filesystem::path& path) {
+  std::string extension = path.extension().string();
+  for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return extension;
+}
+
+// Whether each line of the file is a JSON value.
+inline bool holds_json_lines(const std::filesystem::path& path) {
+  const std::string extension = extension_of(path);
+  return extension == ".jsonl" || extension == ".ndjson" || extension == ".json";
+}
+
 // Refuses a path that cannot be written. Call before doing the work.
 inline void require_writable(const std::filesystem::path& path) {
   const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : ".";
-  require(!is_directory(path), path.string(), ": is a directory, not a file; name a file in it");
-  require(!exists(path) || is_regular_file(path), path.string(), ": exists and is not a file; choose another name");
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  require(!is_directory(status), path.string(), ": is a directory, not a file; name a file in it");
+  require(!exists(status) || is_regular_file(status), path.string(), ": exists and is not a file; choose another name");
+  // It is written under a longer name first.
+  const auto type = std::filesystem::status(path.string() + kLongestTemporary, error).type();
+  require(type != std::filesystem::file_type::none, path.string(), ": cannot be written: ", error.message(),
+          "; choose a shorter name, or another place");
   require(is_directory(directory), path.string(), ": there is no directory ", directory.string(), "; create it first");
   require(access(directory.c_str(), W_OK) == 0, path.string(), ": cannot write to ", directory.string(), ": ",
           std::strerror(errno), "; choose another place");

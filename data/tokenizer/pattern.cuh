@@ -46,7 +46,7 @@ class Translation {
   void copy(std::size_t count) { result += take(count); }
 
   void piece() {
-    if (begins("\\")) return escape(false);
+    if (begins("\\")) return escape(Place::outside);
     if (begins("[")) return char_class();
     if (begins("(?")) return group();
     if (begins("(*")) refuse("(*");
@@ -93,7 +93,7 @@ class Translation {
       if (begins("[")) refuse("a [ inside a character class; write \\[");
       if (begins("&&")) refuse("&& inside a character class");
       if (begins("\\")) {
-        escape(true);
+        escape(Place::in_class);
       } else {
         copy(1);
       }
@@ -101,13 +101,15 @@ class Translation {
     copy(1);
   }
 
-  void escape(bool in_class) {
+  enum class Place { outside, in_class };  // of an escape: outside or inside a character class
+
+  void escape(Place place) {
     take(1);
     if (rest_.empty()) refuse("a \\ at the end");
     const char c = take(1)[0];
     const auto add = [&](bool negated, const std::string& characters) {
-      if (in_class && negated) refuse("\\", c, " inside a character class");
-      result += in_class ? characters : (negated ? "[^" : "[") + characters + "]";
+      if (place == Place::in_class && negated) refuse("\\", c, " inside a character class");
+      result += place == Place::in_class ? characters : (negated ? "[^" : "[") + characters + "]";
     };
     if (c == 's' || c == 'S') return add(c == 'S', std::string(kSpaces));
     if (c == 'd' || c == 'D') return add(c == 'D', property("Nd"));

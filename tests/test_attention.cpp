@@ -1,0 +1,116 @@
+// Attention: forward against its formula in float64, backward against central finite differences, and by chunks.
+#include "tests/operations.cuh"
+
+namespace streambp {
+namespace {
+
+struct AttentionCase {
+  Index heads, kv_heads, dim, window;
+  std::vector<Index> documents;
+  double score_scale = 0;
+};
+void PrintTo(const AttentionCase& p, std::ostream* out) {
+  *out << p.heads << " heads, " << p.kv_heads << " kv heads of " << p.dim << ", window " << p.window;
+}
+class AttentionOperation : public testing::TestWithParam<AttentionCase> {};
+INSTANTIATE_TEST_SUITE_P(Operations, AttentionOperation,
+                         testing::Values(AttentionCase{2, 2, 8, 0, {50}}, AttentionCase{6, 2, 5, 0, {300}},
+                                         AttentionCase{3, 1, 7, 0, {1, 127, 128, 2, 90}},
+                                         AttentionCase{4, 4, 3, 17, {280, 40}, 0.7}, AttentionCase{2, 1, 6, 1, {140}},
+                                         AttentionCase{2, 1, 4, 150, {400}}));
+
+TEST_P(AttentionOperation, MatchesItsFormulaForwardAndBackward) {
+  const AttentionCase& p = GetParam();
+  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window, p.score_scale};
+  std::vector<std::int32_t> begins;
+  for (Index length : p.documents)
+    begins.insert(begins.end(), static_cast<std::size_t>(length), static_cast<std::int32_t>(begins.size()));
+  const auto n = static_cast<Index>(begins.size());
+  const auto key_begin = integers(begins);
+  const Index q_width = p.heads * p.dim, kv_width = p.kv_heads * p.dim, group = p.heads / p.kv_heads;
+  Owned<double> q(n, q_width, 1), k(n, kv_width, 2), v(n, kv_width, 3), out(n, q_width, 4), lse(n, p.heads, 5),
+      dout(n, q_width, 6);
+  const AttentionInput<double> input{q.m, k.m, v.m};
+  const AttentionOutput<double> output{out.m, lse.m};
+  auto span = [&](Rows rows) { return AttentionSpan{{key_begin, begins}, rows, shape}; };
+  const Rows all = {0, n};
+  const Loss loss = [&] {
+    attention(device(), output, input, span(all));
+    return dot(out.m, dout.m);
+  };
+  loss();
+  expect_near(out.m, [&](Index i, Index j) {
+    const Index h = j / p.dim, kv = h / group;
+    double total = 0, sum = 0;
+    for (Index t = begins[static_cast<std::size_t>(i)]; t <= i; ++t) {
+      if (p.window > 0 && t <= i - p.window) continue;
+      double score = 0;
+      for (Index c = 0; c < p.dim; ++c) score += q.m(i, h * p.dim + c) * k.m(t, kv * p.dim + c);
+      const double e =
+          std::exp(score * (p.score_scale > 0 ? p.score_scale : 1 / std::sqrt(static_cast<double>(p.dim))));
+      total += e, sum += e * v.m(t, kv * p.dim + j % p.dim);
+    }
+    return sum / total;
+  });
+  Owned<double> dq(n, q_width, 7), dk = zeros(n, kv_width), dv = zeros(n, kv_width);
+  attention_backward(device(), AttentionGradient<double>{dq.m, dk.m, dv.m}, dout.m, input, output, span(all));
+  expect_gradient("dq", q.m, dq.m, loss);
+  expect_gradient("dk", k.m, dk.m, loss);
+  expect_gradient("dv", v.m, dv.m, loss);
+  double pairs = 0;
+  for (Index i = 0; i < n; ++i) {
+    const Index begin = begins[static_cast<std::size_t>(i)];
+    pairs += static_cast<double>(p.window > 0 ? std::min(i - begin + 1, p.window) : i - begin + 1);
+  }
+  EXPECT_EQ(attention_pairs(span(all)), pairs);
+
+  loss();  // recompute out and lse: expect_gradient moved the inputs
+
+  // by chunks: forward first to last, backward last to first
+  Owned<double> out2(n, q_width, 8), lse2(n, p.heads, 9), dq2(n, q_width, 7), dk2 = zeros(n, kv_width),
+                                                                              dv2 = zeros(n, kv_width);
+  auto input_of = [&](Rows r) { return AttentionInput<double>{q.m.slice(r), k.m, v.m}; };
+  auto output_of = [&](Rows r) { return AttentionOutput<double>{out2.m.slice(r), lse2.m.slice(r)}; };
+  for (Rows r : chunks(n, kTile)) attention(device(), output_of(r), input_of(r), span(r));
+  for (Rows r : last_to_first(chunks(n, kTile))) {
+    attention_backward(device(), AttentionGradient<double>{dq2.m.slice(r), dk2.m, dv2.m}, dout.m.slice(r), input_of(r),
+                       output_of(r), span(r));
+  }
+  for (const auto& [one, other] : {std::pair{out, out2}, {lse, lse2}, {dq, dq2}, {dk, dk2}, {dv, dv2}}) {
+    EXPECT_EQ(*one.storage, *other.storage) << "chunks changed bits";
+  }
+  for (Index begin = 0; begin < n; begin += 37) {  // as in generation: rows that start inside a tile
+    const Rows r = {begin, std::min(n, begin + 37)};
+    attention(device(), output_of(r), input_of(r), span(r));
+  }
+  expect_near(out2.m, [&](Index i, Index j) { return out.m(i, j); });
+}
+
+TEST(Operations, AttentionPairsMatchTheirClosedForm) {
+  for (Index window : {0, 1, 5, 100}) {
+    std::vector<std::int32_t> begins(60, 0);
+    for (const Rows rows : {Rows{0, 60}, Rows{3, 4}, Rows{10, 47}}) {
+      const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = 1, .window = window};
+      EXPECT_EQ(attention_pairs({{}, rows, shape}), attention_pairs({{{}, begins}, rows, shape})) << window;
+    }
+  }
+}
+
+// Huge and widely spread scores must not overflow.
+TEST(Operations, AttentionSurvivesExtremeScores) {
+  const Index n = 200;
+  std::vector<std::int32_t> begins(static_cast<std::size_t>(n), 0);
+  Owned<float> q(n, 4, 1, 300), k(n, 4, 2, 300), v(n, 4, 3), out(n, 4, 4), lse(n, 1, 5), dout(n, 4, 6), dq(n, 4, 7),
+      dk(n, 4, 8, 0), dv(n, 4, 9, 0);
+  const AttentionShape shape{1, 1, 4, 0};
+  const AttentionOutput<float> output{out.m, lse.m};
+  const AttentionSpan span{{integers(begins)}, {0, n}, shape};
+  attention(device(), output, {q.m, k.m, v.m}, span);
+  attention_backward(device(), AttentionGradient<float>{dq.m, dk.m, dv.m}, dout.m, {q.m, k.m, v.m}, output, span);
+  for (const auto& m : {out, lse, dq, dk, dv}) {
+    for (float x : *m.storage) ASSERT_TRUE(std::isfinite(x));
+  }
+}
+
+}  // namespace
+}  // namespace streambp

@@ -1,0 +1,103 @@
+// Whole files: reading, writing, and what is said if that fails.
+#include <sys/resource.h>
+
+#include <csignal>
+
+#include "data/files/safetensors.cuh"
+#include "tests/temporary.cuh"
+
+namespace streambp {
+namespace {
+
+namespace fs = std::filesystem;
+
+class WholeFiles : public TemporaryDirectory {};
+
+TEST_F(WholeFiles, AreReadAndWritten) {
+  const std::string text("line\nzero \0 end", 15);
+  write_file_atomically(path("note"), "before");
+  write_file_atomically(path("note"), text);
+  EXPECT_EQ(read_file(path("note")), text);
+  EXPECT_EQ(read_file(path("note"), text.size()), text);
+  write_file_atomically(path("empty"), "");
+  EXPECT_EQ(read_file(path("empty")), "");
+  EXPECT_EQ(files().size(), 2u);
+  EXPECT_ERROR(read_file(path("note"), 14), "has 15 bytes, more than the 14");
+  EXPECT_ERROR(read_file(path("missing")), path("missing") + ": no such file");
+  EXPECT_ERROR(read_file(dir), "directory");
+  EXPECT_ERROR(read_file("/dev/full"), "not a regular file");
+}
+
+TEST_F(WholeFiles, UnwritablePathsAreErrors) {
+  write_file_atomically(path("note"), "before");
+  fs::create_symlink("/dev/full", path("full"));
+  fs::create_directory(path("directory"));
+  for (const char* place : {"note/below-a-file", "missing/file", "full", "directory"}) {
+    const std::string message = error_of([&] { write_file_atomically(dir / place, "after"); });
+    EXPECT_PRED2(contains, message, path(place) + ": ");
+    EXPECT_PRED2(contains, message, "choose another");
+  }
+  EXPECT_EQ(files().size(), 3u);
+  EXPECT_TRUE(fs::is_symlink(path("full")));
+  EXPECT_TRUE(fs::is_empty(path("directory")));
+}
+
+// Before the work.
+TEST_F(WholeFiles, RequireWritableNamesTheProblem) {
+  write("note", "before");
+  EXPECT_EQ(error_of([&] { require_writable(dir / "note"); }), "");
+  EXPECT_EQ(error_of([&] { require_writable(dir / std::string(200, 'x')); }), "");
+  EXPECT_ERROR(require_writable(dir), "is a directory, not a file");
+  EXPECT_ERROR(require_writable("/dev/full"), "exists and is not a file");
+  EXPECT_ERROR(require_writable(dir / "note/below"), "there is no directory " + path("note"));
+  EXPECT_ERROR(require_writable(dir / "missing/file"), "there is no directory " + path("missing"));
+  for (const std::size_t length : {246, 300})  // too long under its temporary name, or under its own
+    EXPECT_ERROR(require_writable(dir / std::string(length, 'x')), "File name too long; choose a shorter name");
+}
+
+TEST(FileTypes, AreToldByTheNameWhateverItsCase) {
+  EXPECT_EQ(extension_of("a.b/C.SafeTensors"), ".safetensors");
+  EXPECT_EQ(extension_of("a.b/c"), "");
+  for (const char* name : {"a.jsonl", "a.JSONL", "a.ndjson", "a.txt.json"}) EXPECT_TRUE(holds_json_lines(name)) << name;
+  for (const char* name : {"a.jsonl.gz", "jsonl", "a.txt"}) EXPECT_FALSE(holds_json_lines(name)) << name;
+}
+
+// Simulates a full disk: during its lifetime, no file can grow beyond a limit.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  void (*handler_)(int);
+  rlimit before_;
+};
+
+TEST_F(WholeFiles, FullDiskKeepsTheOldFile) {
+  write_file_atomically(path("note"), "before");
+  for (const std::size_t size : {2'000, 200'000}) {  // fails when the stream is closed, fails while it is written
+    const std::string contents(size, 'x');
+    std::string message, message_of_writer;
+    {
+      const FileSizeLimit limit(1'000);
+      message = error_of([&] { write_file_atomically(path("note"), contents); });
+      SafetensorsWriter writer(path("x.safetensors"), {});
+      writer.add("x", "U8", {static_cast<Index>(size)}, contents.data(), size);
+      message_of_writer = error_of([&] { writer.finish(); });
+    }
+    EXPECT_PRED2(contains, message, path("note") + ": cannot write: File too large");
+    EXPECT_PRED2(contains, message_of_writer, path("x.safetensors") + ": cannot write: File too large");
+    EXPECT_EQ(read_file(path("note")), "before");
+    EXPECT_EQ(files(), std::vector<std::string>{"note"});
+  }
+}
+
+}  // namespace
+}  // namespace streambp
