@@ -10,17 +10,21 @@
 //   memory      A block of a is used for all columns of c, and a panel of b for kBlock rows.
 //
 // b must have its columns side by side in a vector. If it is given transposed, packing transposes it in registers.
-//
-// This file is compiled with -ffp-contract=fast, which turns `sum += x * y` into a fused multiply-add; a test compares
-// every element with std::fma. All other files are compiled with -ffp-contract=off.
 
 #include "kernels/base/gemm.cuh"
 
 #include <algorithm>
 #include <utility>
 
-#if !defined(__FMA__) && !defined(__aarch64__)
-#error "streambp needs a processor with fused multiply-add: build with -DSTREAMBP_ARCH=x86-64-v3 or newer"
+#ifdef __aarch64__
+#include <arm_neon.h>
+#else
+#include <immintrin.h>
+#endif
+
+#if !(defined(__AVX2__) && defined(__FMA__)) && !defined(__aarch64__)
+#error \
+    "streambp needs a processor with AVX2 and fused multiply-add, or 64-bit Arm: build with -DSTREAMBP_ARCH=x86-64-v3 or newer"
 #endif
 
 namespace streambp::cpu {
@@ -55,6 +59,26 @@ void store(A* to, Vector<A> x) {
   *reinterpret_cast<typename VectorOf<A>::Loose*>(to) = x;
 }
 
+// x y + sum, rounded once
+#if defined(__AVX512F__)
+inline Vector<float> fused(Vector<float> x, float y, Vector<float> sum) {
+  return _mm512_fmadd_ps(x, _mm512_set1_ps(y), sum);
+}
+inline Vector<double> fused(Vector<double> x, double y, Vector<double> sum) {
+  return _mm512_fmadd_pd(x, _mm512_set1_pd(y), sum);
+}
+#elif defined(__AVX2__)
+inline Vector<float> fused(Vector<float> x, float y, Vector<float> sum) {
+  return _mm256_fmadd_ps(x, _mm256_set1_ps(y), sum);
+}
+inline Vector<double> fused(Vector<double> x, double y, Vector<double> sum) {
+  return _mm256_fmadd_pd(x, _mm256_set1_pd(y), sum);
+}
+#elif defined(__aarch64__)
+inline Vector<float> fused(Vector<float> x, float y, Vector<float> sum) { return vfmaq_n_f32(sum, x, y); }
+inline Vector<double> fused(Vector<double> x, double y, Vector<double> sum) { return vfmaq_n_f64(sum, x, y); }
+#endif
+
 // --- The innermost loop ---
 
 // ROWS rows of c times VECTORS vectors of its columns.
@@ -70,7 +94,7 @@ void multiply_tile(Matrix<A> c, const A* a, const A* b, Index inner, Update upda
       constexpr Index stride = LeftBlock<A>::kStride;
       const A y = OP == Op::as_is ? a[i * stride + k] : a[k * stride + i];
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) sums[i][v] += x[v] * y;
+      for (int v = 0; v < VECTORS; ++v) sums[i][v] = fused(x[v], y, sums[i][v]);
     }
   }
 #pragma GCC unroll 6
@@ -221,13 +245,12 @@ void RightPanels<A>::pack(Matrix<const T> b, Op op) {
 
 template <class A>
 template <class T>
-Matrix<A> LeftBlock<A>::copy(Matrix<const T> m, A factor) const {
+Matrix<A> LeftBlock<A>::copy(Matrix<const T> m) const {
   const Matrix<A> block = matrix(m.rows, m.cols);
-  const Vector<A> factors = Vector<A>{} + factor;
   for (Index i = 0; i < m.rows; ++i) {
     Index j = 0;
-    for (; j + kLanes<A> <= m.cols; j += kLanes<A>) store(block.row(i) + j, load_as<A>(m.row(i) + j) * factors);
-    for (; j < m.cols; ++j) block(i, j) = static_cast<A>(m(i, j)) * factor;
+    for (; j + kLanes<A> <= m.cols; j += kLanes<A>) store(block.row(i) + j, load_as<A>(m.row(i) + j));
+    for (; j < m.cols; ++j) block(i, j) = static_cast<A>(m(i, j));
   }
   return block;
 }
@@ -251,9 +274,9 @@ void gemm(Matrix<A> c, Matrix<const T> a, Op op_a, Matrix<const T> b, Op op_b) {
   }
 }
 
-#define STREAMBP_GEMM(A, T)                                        \
-  template Matrix<A> LeftBlock<A>::copy(Matrix<const T>, A) const; \
-  template void RightPanels<A>::pack(Matrix<const T>, Op);         \
+#define STREAMBP_GEMM(A, T)                                     \
+  template Matrix<A> LeftBlock<A>::copy(Matrix<const T>) const; \
+  template void RightPanels<A>::pack(Matrix<const T>, Op);      \
   template void gemm(Matrix<A>, Matrix<const T>, Op, Matrix<const T>, Op);
 #define STREAMBP_PRODUCTS(A)     \
   template class LeftBlock<A>;   \

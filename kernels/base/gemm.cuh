@@ -53,7 +53,7 @@ class LeftBlock {
     return {memory_.data(), rows, cols, kStride};
   }
   template <class T>
-  Matrix<A> copy(Matrix<const T> m, A factor = 1) const;
+  Matrix<A> copy(Matrix<const T> m) const;
 
  private:
   Buffer<A> memory_;
