@@ -4,7 +4,7 @@
 //
 // The sum over a block starts from zero and adds one product after the other with fused multiply-adds. So an element
 // depends on its row of a and its column of b only: it has the same bits in a product of any size, on any number of
-// threads, and with AVX2, AVX-512 and NEON alike.
+// threads, and for any vector width.
 //
 // gemm() multiplies matrices of any size. Attention keeps its operands packed over several products and uses the parts:
 //
