@@ -49,7 +49,7 @@ echo "CUDA $version, compute capabilities $architectures"
 
 programs=(streambp test_gpu)
 build=build-bundle-$version
-cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DSTREAMBP_CUDA=ON -DSTREAMBP_NATIVE=OFF -DSTREAMBP_TESTS=ON \
+cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DSTREAMBP_CUDA=ON -DSTREAMBP_ARCH=x86-64-v3 -DSTREAMBP_TESTS=ON \
   -DCMAKE_CUDA_COMPILER="$nvcc" ${toolkit:+-DCUDAToolkit_ROOT="$toolkit"} \
   -DCMAKE_CUDA_ARCHITECTURES="$architectures" > /dev/null
 cmake --build "$build" -j "$(nproc)" --target "${programs[@]}"
@@ -68,7 +68,7 @@ done | awk '$2 == "=>" { print $3 }' | sort -u | while read -r library; do
     *) cp -L "$library" "$partial/lib/" ;;
   esac
 done
-cp scripts/gpu_report.sh scripts/compare_torch.py "$partial/scripts/"
+cp scripts/gpu_report.sh scripts/compare_torch.py scripts/torch_jobs.py "$partial/scripts/"
 mkdir "$partial/tests"
 cp -r tests/golden "$partial/tests/"
 git rev-parse HEAD > "$partial/commit" 2> /dev/null || echo unknown > "$partial/commit"

@@ -121,7 +121,7 @@ for length in 8192 32768; do
 done
 if python3 -c 'import torch, transformers' 2> /dev/null && [ -e scripts/compare_torch.py ]; then
   section "Comparison with PyTorch"
-  step "PyTorch, Qwen3-0.6B" 180 python3 scripts/compare_torch.py --repeat 2 --streambp "$bin/streambp" --model qwen3-0.6b --length 8192 32768 --chunk 4096 --json "$out/step.json"
+  step "PyTorch, Qwen3-0.6B" 180 python3 scripts/compare_torch.py --streambp "$bin/streambp" --model qwen3-0.6b --length 8192 32768 --chunk 4096 --json "$out/step.json"
 fi
 
 printf '\n], "failures": %s}\n' "$failures" >> "$json"
