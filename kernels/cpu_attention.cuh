@@ -4,11 +4,15 @@
 // values, so one product serves all of them. Row i of head g is row i * group + g of the tile. Its scores are a row of
 // the product with a tile of keys, and stay in the cache.
 //
-// The results of a query do not depend on the other queries, and neither on how many of them a tile holds. dK and dV of
-// a tile of keys are summed over tiles of queries from last to first; such a tile starts at a multiple of its size. dQ
-// is summed over tiles of keys from first to last.
+// All queries and keys of a tile belong to one document, and tiles of keys count from its first token. So the results
+// of a query depend neither on other queries nor on where its document lies in the stream. dK and dV of a tile of keys
+// are summed over tiles of queries from last to first; these end at multiples of their size, like chunks. dQ is summed
+// over tiles of keys from first to last.
 #pragma once
 
+#include <omp.h>
+
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -32,17 +36,41 @@ inline Index queries_of_tile(const AttentionShape& shape) {
   return static_cast<Index>(std::bit_floor(static_cast<std::uint64_t>(kBlock / shape.group())));
 }
 
-// The queries of `rows` that attend to a key of `keys`, counted from rows.begin. They are neighbours, because the first
-// key of a row never decreases from row to row.
-inline Rows queries_of(Rows rows, Rows keys, const AttentionSpan& span) {
-  Index begin = most(rows.begin, keys.begin), end = rows.end;
-  while (end > begin && keys_of(end - 1, span.mask.key_begin, span.shape.window).begin >= keys.end) --end;
-  return {begin - rows.begin, end - rows.begin};
+// Queries of one document, as rows of the stream. document: its first token.
+struct QueryTile {
+  Rows rows;
+  Index document;
+};
+
+// size: the most queries of a tile. Tiles end at multiples of it.
+inline std::vector<QueryTile> query_tiles(const AttentionSpan& span, Index size) {
+  std::vector<QueryTile> tiles;
+  for (Index row = span.rows.begin; row < span.rows.end; ++row) {
+    const Index document = span.mask.key_begin(0, row);
+    if (tiles.empty() || tiles.back().document != document || row % size == 0) tiles.push_back({{row, row}, document});
+    tiles.back().rows.end = row + 1;
+  }
+  return tiles;
 }
 
-// The first tile of keys that a query attends to.
+// The first tile of keys that a query attends to, counted from the start of its document.
 inline Index first_tile_of_keys(Index query, const AttentionSpan& span) {
-  return keys_of(query, span.mask.key_begin, span.shape.window).begin / kKeys;
+  const Index document = span.mask.key_begin(0, query);
+  return (keys_of(query, span.mask.key_begin, span.shape.window).begin - document) / kKeys;
+}
+
+// The keys of a tile before `end`, as rows of the stream.
+inline Rows keys_of_tile(Index tile, Index document, Index end) {
+  const Rows keys = piece(tile, kKeys, end - document);
+  return {document + keys.begin, document + keys.end};
+}
+
+// The queries that attend to a key of `keys`. They are neighbours, because the first key of a row never decreases from
+// row to row of a document.
+inline Rows queries_of(Rows queries, Rows keys, const AttentionSpan& span) {
+  Index begin = most(queries.begin, keys.begin), end = most(queries.end, begin);
+  while (end > begin && keys_of(end - 1, span.mask.key_begin, span.shape.window).begin >= keys.end) --end;
+  return {begin, end};
 }
 
 // The columns of a tile of keys that a query attends to. May be empty.
@@ -78,6 +106,14 @@ Matrix<A> stack(const LeftBlock<A>& block, Matrix<const T> q, Index dim, A facto
 
 // --- Forward ---
 
+// Queries of a tile, so few that every thread gets work. Results do not depend on it.
+inline Index queries_of_tile_for_threads(const AttentionSpan& span) {
+  constexpr Index few = 16;
+  Index size = queries_of_tile(span.shape);
+  while (size > few && span.rows.size() * span.shape.kv_heads < 2 * omp_get_max_threads() * size) size /= 2;
+  return size;
+}
+
 // The maximum of the scores of a row so far, and their Σ exp(score - maximum).
 template <class A>
 struct RunningSoftmax {
@@ -96,8 +132,10 @@ void online_softmax_row(A* s, Index n, Rows visible, RunningSoftmax<A>& running,
     for (Index d = 0; d < dim; ++d) output[d] *= shrink;
     running.maximum = maximum;
   }
-  replace_row(s, n, visible, [=](Index j) { return exponential(s[j] - maximum); });
-  running.sum += sum_of(n, [=](Index j) { return s[j]; });
+  std::fill(s, s + visible.begin, A(0));
+  A* seen = s + visible.begin;
+  running.sum += sum_of(visible.size(), [=](Index j) { return seen[j] = exponential(seen[j] - maximum); });
+  std::fill(s + visible.end, s + n, A(0));
 }
 
 template <class T>
@@ -105,17 +143,18 @@ class AttentionTile {
  public:
   using A = Accumulator<T>;
 
-  // in.q and out: the rows of the span and the columns of a group. in.k, in.v: all rows of the group's key/value head.
-  void compute(const AttentionOutput<T>& out, const AttentionInput<T>& in, const AttentionSpan& span) {
-    const Rows queries = span.rows;
+  // in.q and out: the rows of the tile and the columns of a group. in.k, in.v: all rows of the group's key/value head.
+  void compute(const AttentionOutput<T>& out, const AttentionInput<T>& in, const QueryTile& tile,
+               const AttentionSpan& span) {
+    const auto& [queries, document] = tile;
     const Index dim = span.shape.head_dim, group = in.q.cols / dim;
     const Matrix<A> q = stack(queries_, in.q, dim, static_cast<A>(span.shape.scale()));
     const Matrix<A> o(output_.data(), q.rows, dim);
     std::fill_n(o.data, o.size(), A(0));
     std::fill_n(running_, q.rows, RunningSoftmax<A>{});
-    for (Index tile = first_tile_of_keys(queries.begin, span); tile * kKeys < queries.end; ++tile) {
-      const Rows keys = piece(tile, kKeys, queries.end), seeing = queries_of(queries, keys, span),
-                 rows = {seeing.begin * group, seeing.end * group};
+    for (Index t = first_tile_of_keys(queries.begin, span); document + t * kKeys < queries.end; ++t) {
+      const Rows keys = keys_of_tile(t, document, queries.end), seeing = queries_of(queries, keys, span),
+                 rows = {(seeing.begin - queries.begin) * group, (seeing.end - queries.begin) * group};
       const Matrix<A> s = scores_.matrix(q.rows, keys.size()).slice(rows);
       keys_.pack(in.k.slice(keys), Op::transposed);
       multiply<A>(s, q.slice(rows), Op::as_is, keys_, Update::assign);
@@ -142,6 +181,26 @@ class AttentionTile {
 };
 
 // --- Backward ---
+
+// Keys of one document, as rows of the stream: its tile `number`. queries: the tiles of queries of the document.
+struct KeyTile {
+  Index number;
+  Rows keys, queries;
+};
+
+// The tiles of keys that the queries attend to.
+inline std::vector<KeyTile> key_tiles(const std::vector<QueryTile>& queries, const AttentionSpan& span) {
+  std::vector<KeyTile> tiles;
+  for (auto begin = queries.begin(); begin != queries.end();) {
+    const auto end = std::find_if(begin, queries.end(), [&](auto& tile) { return tile.document != begin->document; });
+    const Index last = (end - 1)->rows.end;
+    for (Index t = first_tile_of_keys(begin->rows.begin, span); begin->document + t * kKeys < last; ++t) {
+      tiles.push_back({t, keys_of_tile(t, begin->document, last), {begin - queries.begin(), end - queries.begin()}});
+    }
+    begin = end;
+  }
+  return tiles;
+}
 
 // Tiles of keys add to the dQ of a tile of queries in order: each waits until the one before has added its part.
 class Turns {
@@ -173,8 +232,8 @@ class AttentionBackwardTile {
     v_transposed_.pack(v, Op::transposed);
   }
 
-  // For a tile of queries: adds to dk and dv of the keys, and computes the keys' part of dQ. All matrices of queries
-  // have the rows of the span and the columns of a group.
+  // For the queries of span.rows: adds to dk and dv of the keys, and computes the keys' part of dQ. All matrices of
+  // queries have these rows and the columns of a group.
   void compute(Matrix<A> dk, Matrix<A> dv, const AttentionUpstream<T>& upstream, Matrix<const T> q, Rows keys,
                const AttentionSpan& span) {
     const Index dim = span.shape.head_dim, group = q.cols / dim;
@@ -221,19 +280,19 @@ namespace streambp {
 
 template <class T>
 void compute_attention(Cpu&, const AttentionOutput<T>& out, const AttentionInput<T>& in, const AttentionSpan& span) {
-  const AttentionShape& shape = span.shape;
-  const Index dim = shape.head_dim, group = shape.group(), size = cpu::queries_of_tile(shape);
-  const Index tiles = ceil_div(span.rows.size(), size);
+  const Index dim = span.shape.head_dim, group = span.shape.group();
+  const std::vector<cpu::QueryTile> tiles = cpu::query_tiles(span, cpu::queries_of_tile_for_threads(span));
 #pragma omp parallel for collapse(2) schedule(dynamic)
-  for (Index t = tiles - 1; t >= 0; --t) {  // longest tiles first
-    for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+  for (std::size_t t = tiles.size(); t > 0; --t) {  // the last tiles of a document take longest
+    for (Index kv_head = 0; kv_head < span.shape.kv_heads; ++kv_head) {
       thread_local cpu::AttentionTile<T> tile;
-      const Rows chunk = piece(t, size, span.rows.size());
-      const Rows stream = {span.rows.begin + chunk.begin, span.rows.begin + chunk.end};
-      auto heads = [&](auto m, Index width) { return m.slice(chunk).columns(kv_head * group * width, group * width); };
+      const Rows rows = tiles[t - 1].rows;
+      auto heads = [&](auto m, Index width) {
+        return m.slice(rows.relative_to(span.rows)).columns(kv_head * group * width, group * width);
+      };
       auto of_keys = [&](auto m) { return m.columns(kv_head * dim, dim); };
       tile.compute({heads(out.attended, dim), heads(out.lse, 1)}, {heads(in.q, dim), of_keys(in.k), of_keys(in.v)},
-                   {span.mask, stream, shape});
+                   tiles[t - 1], span);
     }
   }
 }
@@ -256,46 +315,42 @@ template <class T>
 void compute_attention_backward(Cpu& dev, const AttentionGradient<T>& gradient, const AttentionUpstream<T>& upstream,
                                 const AttentionInput<T>& in, const AttentionSpan& span) {
   const AttentionShape& shape = span.shape;
-  const Index dim = shape.head_dim, group = shape.group(), size = cpu::queries_of_tile(shape), rows = span.rows.size();
-  const Index query_tiles = ceil_div(rows, size), first_key_tile = cpu::first_tile_of_keys(span.rows.begin, span),
-              key_tiles = ceil_div(span.rows.end, cpu::kKeys) - first_key_tile;
+  const Index dim = shape.head_dim, group = shape.group(), size = cpu::queries_of_tile(shape);
   require(span.rows.begin % size == 0, "attention: a chunk of the backward pass starts within a tile of queries");
-  compute_zero(dev, gradient.dq);
-  cpu::Turns turns(shape.kv_heads * query_tiles);
-  for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-    for (Index t = 0; t < query_tiles; ++t) {
-      turns.start(kv_head * query_tiles + t, cpu::first_tile_of_keys(span.rows.begin + t * size, span));
-    }
+  const std::vector<cpu::QueryTile> query_tiles = cpu::query_tiles(span, size);
+  const std::vector<cpu::KeyTile> key_tiles = cpu::key_tiles(query_tiles, span);
+  const auto tiles_of_head = static_cast<Index>(query_tiles.size());
+  cpu::Turns turns(shape.kv_heads * tiles_of_head);
+  for (Index turn = 0; turn < shape.kv_heads * tiles_of_head; ++turn) {
+    const cpu::QueryTile& tile = query_tiles[static_cast<std::size_t>(turn % tiles_of_head)];
+    turns.start(turn, cpu::first_tile_of_keys(tile.rows.begin, span));
   }
+  compute_zero(dev, gradient.dq);
   // A thread takes tiles of keys in order, so the tile that others wait for is always being computed.
 #pragma omp parallel for collapse(2) schedule(monotonic : dynamic)
-  for (Index number = first_key_tile; number < first_key_tile + key_tiles; ++number) {
+  for (const cpu::KeyTile& key_tile : key_tiles) {
     for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
       thread_local cpu::AttentionBackwardTile<T> tile;
-      const Rows keys = piece(number, cpu::kKeys, span.rows.end);
+      const Rows keys = key_tile.keys;
       auto of_keys = [&](auto m) { return m.slice(keys).columns(kv_head * dim, dim); };
       tile.take(of_keys(in.k), of_keys(in.v));
-      for (Index t = query_tiles - 1; t >= 0; --t) {  // last to first
-        const Rows chunk = piece(t, size, rows);
-        const Rows stream = {span.rows.begin + chunk.begin, span.rows.begin + chunk.end};
-        if (stream.end <= keys.begin) break;
-        const Index turn = kv_head * query_tiles + t;
-        const Rows seeing = cpu::queries_of(stream, keys, span);
+      for (Index t = key_tile.queries.end - 1; t >= key_tile.queries.begin; --t) {  // last to first
+        const Rows queries = query_tiles[static_cast<std::size_t>(t)].rows;
+        if (queries.end <= keys.begin) break;
+        if (key_tile.number < cpu::first_tile_of_keys(queries.begin, span)) continue;
+        const Rows seeing = cpu::queries_of(queries, keys, span);
+        auto heads = [&](auto m, Index width) {
+          return m.slice(seeing.relative_to(span.rows)).columns(kv_head * group * width, group * width);
+        };
         if (seeing.size() > 0) {
-          const Rows part = {chunk.begin + seeing.begin, chunk.begin + seeing.end};
-          auto heads = [&](auto m, Index width) {
-            return m.slice(part).columns(kv_head * group * width, group * width);
-          };
           tile.compute(of_keys(gradient.dk), of_keys(gradient.dv),
                        {heads(upstream.dout, dim), heads(upstream.lse, 1), heads(upstream.delta, 1)}, heads(in.q, dim),
-                       keys, {span.mask, {stream.begin + seeing.begin, stream.begin + seeing.end}, shape});
-          turns.wait(turn, number);
-          tile.add_to(heads(gradient.dq, dim), shape);
-          turns.finish(turn, number);
-        } else if (number >= cpu::first_tile_of_keys(stream.begin, span)) {
-          turns.wait(turn, number);
-          turns.finish(turn, number);
+                       keys, {span.mask, seeing, shape});
         }
+        const Index turn = kv_head * tiles_of_head + t;
+        turns.wait(turn, key_tile.number);
+        if (seeing.size() > 0) tile.add_to(heads(gradient.dq, dim), shape);
+        turns.finish(turn, key_tile.number);
       }
     }
   }

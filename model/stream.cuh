@@ -79,8 +79,8 @@ inline void validate(const Config& c, const TokenBatch& batch) {
   const std::size_t n = batch.tokens.size();
   for (std::size_t i = 0; i < n; ++i) {
     const std::int32_t begin = batch.key_begin[i], before = i > 0 ? batch.key_begin[i - 1] : 0;
-    require(before <= begin && begin <= static_cast<Index>(i), "key_begin ", begin, " of token ", i,
-            " is not between that of the token before, ", before, ", and the token itself");
+    require(begin == before || begin == static_cast<Index>(i), "key_begin ", begin, " of token ", i,
+            " is neither that of the token before, ", before, ", nor the token itself");
     require(batch.positions[i] >= 0, "position ", batch.positions[i], " of token ", i, " is negative");
     require(0 <= batch.tokens[i] && batch.tokens[i] < c.vocab, "token ", batch.tokens[i], " at position ", i,
             " is outside the model's vocabulary of ", c.vocab);

@@ -182,6 +182,8 @@ TEST(Walk, RefusesBatchesThatTheModelCannotRead) {
   expect_refused(bad, "a token that does not attend to itself");
   bad = good, bad.key_begin[3] = 2;
   expect_refused(bad, "key_begin that falls again");
+  bad = good, std::fill(bad.key_begin.begin() + 3, bad.key_begin.end(), 2);
+  expect_refused(bad, "a document that reaches into the one before");
   bad = good, bad.targets.pop_back();
   expect_refused(bad, "a target too few");
   expect_refused(packed(c, {65}), "longer than the stream");

@@ -40,6 +40,7 @@ enum class Update { assign, add };
 struct Rows {
   Index begin, end;
   constexpr Index size() const { return end - begin; }
+  constexpr Rows relative_to(Rows whole) const { return {begin - whole.begin, end - whole.begin}; }
 };
 
 // The i-th block of `size` out of n elements; the last block may be smaller.
