@@ -26,28 +26,29 @@ void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>&
 DeviceKind DeviceOptions::kind() const {
   if (device == "cpu" || dtype == "f64") {
     require(device != "cuda", "--dtype f64 runs on the CPU only; on a GPU use f32 or bf16");
-    require(dtype != "bf16", "--dtype bf16 needs a GPU; on the CPU use f32");
     return DeviceKind::cpu;
   }
   const std::string reason = why_no_gpu();
   require(reason.empty() || device == "auto", "--device cuda: no GPU can be used: ", reason, "; use --device cpu");
-  require(reason.empty() || dtype != "bf16", "--dtype bf16 needs a GPU, and no GPU can be used: ", reason,
-          "; use --dtype f32");
   return reason.empty() ? DeviceKind::cuda : DeviceKind::cpu;
+}
+
+DType DeviceOptions::type_on(DeviceKind kind) const {
+  if (dtype == "auto") return kind == DeviceKind::cuda ? DType::bf16 : DType::f32;
+  return dtype == "f64" ? DType::f64 : dtype == "f32" ? DType::f32 : DType::bf16;
 }
 
 StepSettings DeviceOptions::settings(const Config& config, Index micro_batches) const {
   StepSettings s{config};
   s.device = kind();
-  const bool on_gpu = s.device == DeviceKind::cuda;
-  s.dtype = dtype == "f64" ? DType::f64 : on_gpu && dtype != "f32" ? DType::bf16 : DType::f32;
+  s.dtype = type_on(s.device);
   s.optimizer = optimizer_named(optimizer);
   s.micro_batches = micro_batches;
   s.wide_gradient = gradient == "f32";
   s.tile = tile_of(s.device);
   require(s.dtype == DType::bf16 || s.optimizer != OptimizerKind::adamw_pure,
-          "--optimizer adamw-bf16 needs --dtype bf16, on a GPU");
-  require(s.dtype == DType::bf16 || gradient != "bf16", "--grad-dtype bf16 needs --dtype bf16, on a GPU");
+          "--optimizer adamw-bf16 needs --dtype bf16");
+  require(s.dtype == DType::bf16 || gradient != "bf16", "--grad-dtype bf16 needs --dtype bf16");
   return s;
 }
 

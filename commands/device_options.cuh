@@ -14,6 +14,7 @@ struct DeviceOptions {
               Lasts lasts = Lasts::no);
 
   DeviceKind kind() const;
+  DType type_on(DeviceKind kind) const;
   StepSettings settings(const Config& config, Index micro_batches) const;
 };
 

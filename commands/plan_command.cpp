@@ -29,12 +29,13 @@ class PlanCommand : public Command {
     options.add("--length",
                 {&length, "Tokens of a micro-batch's stream", checks::between(1, kLongestStream), Lasts::no, "none"});
     options.add("--chunk", {&chunk,
-                            "Stream mode: rows per chunk, the unit of recomputation (default: 2048 for bf16, else "
-                            "512)",
+                            "Stream mode: rows per chunk, the unit of recomputation (default: 512; on a GPU 2048)",
                             {},
                             Lasts::no,
                             "none"});
     options.add("--memory", {&memory, "Budget, such as 80GiB", checks::memory(), Lasts::no, "none"});
+    options.add("--device", {&device, "Where the step runs; auto: cuda for bf16, else cpu",
+                             checks::one_of({"auto", "cpu", "cuda"})});
     options.add("--dtype",
                 {&dtype, "Type of weights and activations: bf16, f32 or f64", checks::one_of({"bf16", "f32", "f64"})});
     options.add("--grad-dtype", {&gradient, "Type of the accumulated gradient for bf16 weights: bf16 or f32",
@@ -69,7 +70,9 @@ class PlanCommand : public Command {
     settings.config = model.config(std::max<Index>(length, 1024));
     settings.dtype = dtype == "bf16" ? DType::bf16 : dtype == "f64" ? DType::f64 : DType::f32;
     settings.wide_gradient = gradient == "f32";
-    settings.tile = settings.dtype == DType::bf16 ? kGpuTile : kTile;  // bfloat16 runs on GPUs
+    const bool on_gpu = device == "cuda" || (device == "auto" && settings.dtype == DType::bf16);
+    settings.device = on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
+    settings.tile = tile_of(settings.device);
     require(!options.given("--chunk") || length == 0 || memory.empty(),
             "--length and --memory find the largest chunk; leave out --chunk, or one of them");
     if (!options.given("--chunk")) chunk = default_chunk(settings.tile);
@@ -82,8 +85,9 @@ class PlanCommand : public Command {
     require(!options.given("--group") || objectives.objective == "grpo", "--group is for --objective grpo");
     documents = objectives.objective == "dpo" ? 2 : objectives.objective == "grpo" ? group_size : 1;
     const std::size_t budget = memory.empty() ? 0 : parse_bytes(memory);
-    std::printf("%s\n%s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(), dtype.c_str(),
-                optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(), objectives.objective.c_str());
+    std::printf("%s\n%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
+                dtype.c_str(), on_gpu ? "GPU" : "CPU", optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(),
+                objectives.objective.c_str());
     result = {{"config", config_to_json(settings.config)},
               {"dtype", dtype},
               {"objective", objectives.objective},
@@ -206,7 +210,8 @@ class PlanCommand : public Command {
   ModelOptions model;
   ObjectiveOptions objectives;
   Index length = 0, chunk = 0, micro_batches = 1, group_size = 8, documents = 1;
-  std::string memory, dtype = "bf16", gradient = "bf16", optimizer = "none", sweep, timeline_file, json_file;
+  std::string memory, device = "auto", dtype = "bf16", gradient = "bf16", optimizer = "none", sweep, timeline_file,
+                      json_file;
   StepSettings settings;
   Json result;
 };

@@ -71,7 +71,7 @@ class VerifyCommand : public Command {
   void settle_device() {
     settings_.device = device_.kind();
     const bool gpu = settings_.device == DeviceKind::cuda;
-    settings_.dtype = device_.dtype == "f64" ? DType::f64 : gpu && device_.dtype != "f32" ? DType::bf16 : DType::f32;
+    settings_.dtype = device_.type_on(settings_.device);
     require(gpu || !options_.given("--tile"), "--tile is for GPUs; on a CPU the tile is always ", kTile, " rows");
     settings_.tile = gpu ? tile_ : kTile;
     require(settings_.tile > 0 && settings_.tile % kTile == 0, "--tile ", tile_, " is not a multiple of ", kTile,

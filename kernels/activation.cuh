@@ -87,15 +87,18 @@ struct ValueAndSlope {
 
 template <class A, class T>
 void compute_activation(Cpu&, A, Matrix<T> y, Input<T> gate, Input<T> up) {
+  const auto a = [](Accumulator<T> x) { return x * sigmoid(A::z(x)); };
 #pragma omp parallel for if (y.size() > kWorthThreads)
   for (Index i = 0; i < y.rows; ++i) {
-    const T *x = gate ? gate.row(i) : up.row(i), *u = up.row(i);
+    const T *g = gate ? gate.row(i) : nullptr, *u = up.row(i);
     T* out = y.row(i);
+    if (gate) {
 #pragma omp simd
-    for (Index j = 0; j < y.cols; ++j) out[j] = x[j] * sigmoid(A::z(x[j]));
-    if (!gate) continue;
+      for (Index j = 0; j < y.cols; ++j) out[j] = a(g[j]) * u[j];
+    } else {
 #pragma omp simd
-    for (Index j = 0; j < y.cols; ++j) out[j] *= u[j];
+      for (Index j = 0; j < y.cols; ++j) out[j] = a(u[j]);
+    }
   }
 }
 
@@ -108,13 +111,13 @@ void compute_activation_backward(Cpu&, A, Matrix<T> gate, Matrix<T> up, Input<T>
     if (gate) {
 #pragma omp simd
       for (Index j = 0; j < dy.cols; ++j) {
-        const ValueAndSlope<A, T> a(g[j]);
+        const ValueAndSlope<A, Accumulator<T>> a(g[j]);
         g[j] = d[j] * u[j] * a.slope;
         u[j] = d[j] * a.value;
       }
     } else {
 #pragma omp simd
-      for (Index j = 0; j < dy.cols; ++j) u[j] = d[j] * ValueAndSlope<A, T>(u[j]).slope;
+      for (Index j = 0; j < dy.cols; ++j) u[j] = d[j] * ValueAndSlope<A, Accumulator<T>>(u[j]).slope;
     }
   }
 }

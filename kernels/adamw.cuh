@@ -68,41 +68,60 @@ struct AdamWConstants {
   }
 };
 
+// Rounds to a value of T. bfloat16: stochastic rounding. Adding 16 random bits and truncating rounds up with probability
+// (truncated bits) / 65536. Other types: unchanged.
+template <class T>
+constexpr Accumulator<T> stochastic_round(Accumulator<T> x, std::uint64_t random_bits) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const auto bits = std::bit_cast<std::uint32_t>(x);
+    const bool finite = (bits & 0x7f800000u) != 0x7f800000u;  // adding bits to a NaN could turn it into a number
+    const auto random = static_cast<std::uint32_t>(random_bits & 0xffffu);
+    return std::bit_cast<float>(finite ? (bits + random) & 0xffff0000u : bits);
+  } else {
+    return x;
+  }
+}
+
 // --- CPU ---
 
 template <class T, class G, class M>
 void compute_adamw(Cpu&, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const AdamW& settings) {
-  static_assert(std::is_same_v<T, M> && std::is_same_v<T, G>, "the CPU computes in one type");
-  const AdamWConstants<T> constants(settings);
+  using A = Accumulator<T>;
+  const AdamWConstants<A> constants(settings);
+  const Random random(static_cast<std::uint64_t>(settings.step), settings.parameter);
 #pragma omp parallel for
   for (Index i = 0; i < w.rows; ++i) {
-    T *w_row = w.row(i), *m_row = state.m.row(i), *v_row = state.v.row(i);
-    const T* g_row = g.row(i);
+    T* w_row = w.row(i);
+    float* master = state.master ? state.master.row(i) : nullptr;
+    M *m_row = state.m.row(i), *v_row = state.v.row(i);
+    const G* g_row = g.row(i);
+    const auto updated = [=](A weight, Index j, std::uint64_t bits) {
+      A first = m_row[j], second = v_row[j];
+      constants.update(weight, first, second, g_row[j]);
+      m_row[j] = stochastic_round<M>(first, bits);
+      v_row[j] = stochastic_round<M>(second, bits >> 16);
+      return weight;
+    };
+    const auto bits = [=](Index j) { return random.bits(static_cast<std::uint64_t>(i * w.cols + j)); };
+    if (master) {
 #pragma omp simd
-    for (Index j = 0; j < w.cols; ++j) constants.update(w_row[j], m_row[j], v_row[j], g_row[j]);
+      for (Index j = 0; j < w.cols; ++j) {
+        master[j] = updated(master[j], j, bits(j));
+        w_row[j] = A(master[j]);
+      }
+    } else {
+#pragma omp simd
+      for (Index j = 0; j < w.cols; ++j) {
+        const std::uint64_t random_bits = bits(j);
+        w_row[j] = stochastic_round<T>(updated(w_row[j], j, random_bits), random_bits >> 32);
+      }
+    }
   }
 }
 
 // --- CUDA ---
 
 #ifdef STREAMBP_CUDA
-
-namespace cuda {
-
-// Rounds to T. float32: unchanged. bfloat16: stochastic rounding. Adding 16 random bits and truncating rounds up with
-// probability (truncated bits) / 65536.
-template <class T>
-__device__ T stochastic_round(float x, std::uint64_t random_bits) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    if (!(std::abs(x) < INFINITY)) return BFloat16(x);  // adding bits to a NaN could turn it into a number
-    const auto bits = std::bit_cast<std::uint32_t>(x) + static_cast<std::uint32_t>(random_bits & 0xffffu);
-    return BFloat16(std::bit_cast<float>(bits & 0xffff0000u));
-  } else {
-    return x;
-  }
-}
-
-}  // namespace cuda
 
 template <class T, class G, class M>
 void compute_adamw(Cuda& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const AdamW& settings) {
@@ -117,9 +136,9 @@ void compute_adamw(Cuda& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& sta
     for (int k = 0; k < n(); ++k) {
       constants.update(weight.x[k], first.x[k], second.x[k], gradient.x[k]);
       const std::uint64_t bits = random.bits(static_cast<std::uint64_t>(i * w.stride + j + k));
-      first.x[k] = static_cast<float>(cuda::stochastic_round<M>(first.x[k], bits));
-      second.x[k] = static_cast<float>(cuda::stochastic_round<M>(second.x[k], bits >> 16));
-      if (!master) weight.x[k] = static_cast<float>(cuda::stochastic_round<T>(weight.x[k], bits >> 32));
+      first.x[k] = stochastic_round<M>(first.x[k], bits);
+      second.x[k] = stochastic_round<M>(second.x[k], bits >> 16);
+      if (!master) weight.x[k] = stochastic_round<T>(weight.x[k], bits >> 32);
     }
     cuda::store(m.row(i) + j, first);
     cuda::store(v.row(i) + j, second);

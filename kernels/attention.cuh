@@ -40,6 +40,17 @@ void attention(Device& dev, const AttentionOutput<T>& out, const std::type_ident
   if constexpr (Device::computes) compute_attention(dev, out, in, span);
 }
 
+// The memory in which dQ is summed. A GPU sums it in registers.
+template <class Device, class T>
+Matrix<Accumulator<T>> allocate_dq_sums(Device& dev, Matrix<T> dq) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    return dq;
+  } else {
+    if (dev.kind == DeviceKind::cuda) return {};
+    return allocate<Accumulator<T>>(dev, dq.rows, dq.cols, Kind::chunk);
+  }
+}
+
 // Writes dq. Adds to dk and dv for all rows up to span.rows.end.
 template <class Device, class T>
 void attention_backward(Device& dev, const AttentionGradient<T>& gradient, Input<T> dout,
@@ -55,12 +66,13 @@ void attention_backward(Device& dev, const AttentionGradient<T>& gradient, Input
           "attention backward: dk or dv is too small");
   auto scope = dev.scope();
   const auto delta = allocate<A>(dev, rows.size(), shape.heads, Kind::chunk);
+  const AttentionGradient<T> sums = {gradient.dq, gradient.dk, gradient.dv, allocate_dq_sums(dev, gradient.dq)};
   auto op = dev.operation(
       "attention backward", 10.0 * attention_pairs(span) * static_cast<double>(q_width),
       sizeof(T) * (4.0 * in.q.size() + 2.0 * kv_width * rows.end) + sizeof(A) * 4.0 * kv_width * rows.end);
   if constexpr (Device::computes) {
     compute_attention_delta<T>(dev, delta, dout, out.attended);
-    compute_attention_backward(dev, gradient, AttentionUpstream<T>{dout, out.lse, delta}, in, span);
+    compute_attention_backward(dev, sums, AttentionUpstream<T>{dout, out.lse, delta}, in, span);
   }
 }
 

@@ -46,10 +46,11 @@ struct AttentionOutput {
   Matrix<Accumulator<T>> lse;
 };
 
+// dq_sums: dq, or on the CPU float32 memory for a dq in bfloat16, because tiles of keys add to it one after the other.
 template <class T>
 struct AttentionGradient {
   Matrix<T> dq;
-  Matrix<Accumulator<T>> dk, dv;
+  Matrix<Accumulator<T>> dk, dv, dq_sums = {};
 };
 
 // What the backward pass reads in addition to the forward input. delta: rowsum(dout * attended) of each head.

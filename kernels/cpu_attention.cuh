@@ -168,7 +168,7 @@ class AttentionTile {
     }
     for (Index row = 0; row < o.rows; ++row) {
       T* to = out.attended.row(row / group) + row % group * dim;
-      for (Index d = 0; d < dim; ++d) to[d] = static_cast<T>(o(row, d) / running_[row].sum);
+      for (Index d = 0; d < dim; ++d) to[d] = o(row, d) / running_[row].sum;
       out.lse(row / group, row % group) = running_[row].maximum + logarithm(running_[row].sum);
     }
   }
@@ -258,11 +258,11 @@ class AttentionBackwardTile {
   }
 
   // Adds the part of dQ that compute() left.
-  void add_to(Matrix<T> dq, const AttentionShape& shape) const {
+  void add_to(Matrix<A> dq, const AttentionShape& shape) const {
     const Index group = dq.cols / shape.head_dim;
     const A scale = static_cast<A>(shape.scale());
     for (Index row = 0; row < dq_.rows; ++row) {
-      T* to = dq.row(row / group) + row % group * shape.head_dim;
+      A* to = dq.row(row / group) + row % group * shape.head_dim;
       for (Index d = 0; d < shape.head_dim; ++d) to[d] += scale * dq_(row, d);
     }
   }
@@ -325,7 +325,7 @@ void compute_attention_backward(Cpu& dev, const AttentionGradient<T>& gradient, 
     const cpu::QueryTile& tile = query_tiles[static_cast<std::size_t>(turn % tiles_of_head)];
     turns.start(turn, cpu::first_tile_of_keys(tile.rows.begin, span));
   }
-  compute_zero(dev, gradient.dq);
+  compute_zero(dev, gradient.dq_sums);
   // A thread takes tiles of keys in order, so the tile that others wait for is always being computed.
 #pragma omp parallel for collapse(2) schedule(monotonic : dynamic)
   for (const cpu::KeyTile& key_tile : key_tiles) {
@@ -349,11 +349,12 @@ void compute_attention_backward(Cpu& dev, const AttentionGradient<T>& gradient, 
         }
         const Index turn = kv_head * tiles_of_head + t;
         turns.wait(turn, key_tile.number);
-        if (seeing.size() > 0) tile.add_to(heads(gradient.dq, dim), shape);
+        if (seeing.size() > 0) tile.add_to(heads(gradient.dq_sums, dim), shape);
         turns.finish(turn, key_tile.number);
       }
     }
   }
+  if constexpr (!std::is_same_v<T, Accumulator<T>>) compute_convert(dev, gradient.dq, gradient.dq_sums);
 }
 
 }  // namespace streambp

@@ -76,7 +76,8 @@ template <class T, class U>
 void compute_add(Cpu&, Matrix<T> y, Matrix<U> x) {
 #pragma omp parallel for
   for (Index i = 0; i < x.rows; ++i) {
-    for (Index j = 0; j < x.cols; ++j) y(i, j) += static_cast<T>(x(i, j));
+    for (Index j = 0; j < x.cols; ++j)
+      y(i, j) = static_cast<Accumulator<T>>(y(i, j)) + static_cast<Accumulator<T>>(x(i, j));
   }
 }
 
@@ -84,7 +85,7 @@ template <class T, class U>
 void compute_convert(Cpu&, Matrix<T> y, Matrix<U> x) {
 #pragma omp parallel for
   for (Index i = 0; i < x.rows; ++i) {
-    for (Index j = 0; j < x.cols; ++j) y(i, j) = static_cast<T>(x(i, j));
+    for (Index j = 0; j < x.cols; ++j) y(i, j) = static_cast<Accumulator<T>>(x(i, j));
   }
 }
 

@@ -68,11 +68,12 @@ inline std::vector<std::int32_t> rows_by_index(const std::vector<std::int32_t>& 
 
 template <class T>
 void compute_embedding(Cpu&, Matrix<T> x, const EmbeddingIndex& index, const EmbeddingTables<T>& tables, T scale) {
+  using A = Accumulator<T>;
 #pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) {
     const T* token = tables.tokens.row(index.tokens(0, i));
     const T* position = tables.positions ? tables.positions.row(index.positions(0, i)) : nullptr;
-    for (Index j = 0; j < x.cols; ++j) x(i, j) = scale * token[j] + (position ? position[j] : T(0));
+    for (Index j = 0; j < x.cols; ++j) x(i, j) = A(scale) * token[j] + (position ? A(position[j]) : A(0));
   }
 }
 
@@ -86,7 +87,7 @@ void scatter_add_rows(Cpu&, Matrix<G> table, Matrix<const std::int32_t> indices,
     for (Index slot = 0; slot < dx.rows; ++slot) {
       const Index i = by_index(0, slot);
       G* row = table.row(indices(0, i));
-      for (Index j = b * block; j < std::min(dx.cols, (b + 1) * block); ++j) row[j] += scale * dx(i, j);
+      for (Index j = b * block; j < std::min(dx.cols, (b + 1) * block); ++j) row[j] += G(scale) * dx(i, j);
     }
   }
 }

@@ -48,22 +48,36 @@ void log_probabilities_and_gradient(Device& dev, Matrix<A> logp, Matrix<T> logit
 
 namespace cpu {
 
-// Replaces the row by exp(x - max) and returns {logp of the target, Σ exp(x - max)}.
+// Whether exp(x - maximum) can replace x without being rounded.
 template <class T>
-std::pair<T, T> softmax_row(T* x, Index n, std::int32_t target) {
-  T maximum = x[0];
+constexpr bool kHoldsSums = std::is_same_v<T, Accumulator<T>>;
+
+template <class A>
+struct RowSoftmax {
+  A maximum, sum;  // Σ exp(x - maximum)
+};
+
+// x becomes exp(x - maximum) where it can.
+template <class T>
+RowSoftmax<Accumulator<T>> softmax_row(T* x, Index n) {
+  using A = Accumulator<T>;
+  A maximum = x[0];
 #pragma omp simd reduction(max : maximum)
-  for (Index j = 0; j < n; ++j) maximum = x[j] > maximum ? x[j] : maximum;
-  const T shifted_target = x[target] - maximum;
-  const T sum = sum_of(n, [=](Index j) { return x[j] = exponential(x[j] - maximum); });
-  return {shifted_target - logarithm(sum), sum};
+  for (Index j = 0; j < n; ++j) maximum = A(x[j]) > maximum ? A(x[j]) : maximum;
+  const A sum = sum_of(n, [=](Index j) {
+    const A e = exponential(A(x[j]) - maximum);
+    if constexpr (kHoldsSums<T>) x[j] = e;
+    return e;
+  });
+  return {maximum, sum};
 }
 
 }  // namespace cpu
 
 template <class T>
-void compute_log_probabilities(Cpu&, Matrix<T> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                               const TokenWeights<T>& w) {
+void compute_log_probabilities(Cpu&, Matrix<Accumulator<T>> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
+                               const TokenWeights<Accumulator<T>>& w) {
+  using A = Accumulator<T>;
 #pragma omp parallel for schedule(dynamic, 8)
   for (Index i = 0; i < logits.rows; ++i) {
     const std::int32_t target = targets(0, i);
@@ -73,13 +87,16 @@ void compute_log_probabilities(Cpu&, Matrix<T> logp, Matrix<T> logits, Matrix<co
       if (w) std::fill_n(row, logits.cols, T(0));
       continue;
     }
-    const auto [row_logp, sum] = cpu::softmax_row(row, logits.cols, target);
-    logp(0, i) = row_logp;
+    const A target_logit = row[target];
+    const cpu::RowSoftmax<A> softmax = cpu::softmax_row(row, logits.cols);
+    logp(0, i) = target_logit - softmax.maximum - logarithm(softmax.sum);
     if (!w) continue;
-    const T weight = w(i, row_logp), factor = -weight / sum;
+    const A weight = w(i, logp(0, i)), factor = -weight / softmax.sum;
 #pragma omp simd
-    for (Index j = 0; j < logits.cols; ++j) row[j] *= factor;
-    row[target] += weight;
+    for (Index j = 0; j < logits.cols; ++j) {
+      row[j] = factor * (cpu::kHoldsSums<T> ? A(row[j]) : exponential(A(row[j]) - softmax.maximum));
+    }
+    row[target] = factor * exponential(target_logit - softmax.maximum) + weight;
   }
 }
 

@@ -64,11 +64,13 @@ void matmul_backward_weight(Device& dev, Matrix<G> dw, Matrix<G> dbias, Matrix<T
 
 namespace cpu {
 
+constexpr Index kUnitColumns = 768;  // at most
+
 // Columns of a unit of work. Few rows, as in generation, are divided more finely, so that all threads have work.
 inline Index unit_columns(Index rows, Index cols) {
-  constexpr Index most = 768, few = 64;
+  constexpr Index few = 64;
   const Index units = 2 * omp_get_max_threads(), columns = ceil_div(cols * ceil_div(rows, kTile), units);
-  return std::clamp(round_up(columns, few), few, most);
+  return std::clamp(round_up(columns, few), few, kUnitColumns);
 }
 
 // Calls f(rows, columns) for all units of a matrix.
@@ -81,38 +83,65 @@ void for_each_unit(Index rows, Index cols, F&& f) {
   }
 }
 
+// Calls f(sums), which computes a unit of `out`: in place, or for bfloat16 in float32, to be rounded once at the end.
+template <class T, class F>
+void compute_in_sums(Matrix<T> out, F&& f) {
+  using A = Accumulator<T>;
+  if constexpr (std::is_same_v<T, A>) {
+    f(out);
+  } else {
+    thread_local const Buffer<A> buffer(kTile * kUnitColumns);
+    const Matrix<A> sums(buffer.data(), out.rows, out.cols);
+    f(sums);
+    for (Index i = 0; i < out.rows; ++i) {
+      for (Index j = 0; j < out.cols; ++j) out(i, j) = sums(i, j);
+    }
+  }
+}
+
 }  // namespace cpu
 
 template <class T>
 void compute_matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
+  using A = Accumulator<T>;
   cpu::for_each_unit(y.rows, y.cols, [&](Rows rows, Rows cols) {
-    const Matrix<T> out = y.slice(rows).columns(cols.begin, cols.size());
-    for (Index i = 0; i < out.rows; ++i) {
-      for (Index j = 0; j < out.cols; ++j) {
-        const T start = residual ? residual(rows.begin + i, cols.begin + j) : T(0);
-        out(i, j) = bias ? start + bias(0, cols.begin + j) : start;
+    cpu::compute_in_sums(y.slice(rows).columns(cols.begin, cols.size()), [&](Matrix<A> sums) {
+      const T* b = bias ? bias.data + cols.begin : nullptr;
+      for (Index i = 0; i < sums.rows; ++i) {
+        const T* start = residual ? residual.row(rows.begin + i) + cols.begin : nullptr;
+        A* to = sums.row(i);
+        for (Index j = 0; j < sums.cols; ++j) {
+          const A first = start ? A(start[j]) : A(0);
+          to[j] = b ? first + A(b[j]) : first;
+        }
       }
-    }
-    cpu::gemm<T, T>(out, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed);
+      cpu::gemm<A, T>(sums, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed);
+    });
   });
 }
 
 template <class T>
 void compute_matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
+  using A = Accumulator<T>;
   cpu::for_each_unit(dx.rows, dx.cols, [&](Rows rows, Rows cols) {
     const Matrix<T> out = dx.slice(rows).columns(cols.begin, cols.size());
-    for (Index i = 0; i < out.rows && update == Update::assign; ++i) std::fill_n(out.row(i), out.cols, T(0));
-    cpu::gemm<T, T>(out, dy.slice(rows), cpu::Op::as_is, w.columns(cols.begin, cols.size()), cpu::Op::as_is);
+    cpu::compute_in_sums(out, [&](Matrix<A> sums) {
+      for (Index i = 0; i < sums.rows; ++i) {
+        for (Index j = 0; j < sums.cols; ++j) sums(i, j) = update == Update::add ? A(out(i, j)) : A(0);
+      }
+      cpu::gemm<A, T>(sums, dy.slice(rows), cpu::Op::as_is, w.columns(cols.begin, cols.size()), cpu::Op::as_is);
+    });
   });
 }
 
 template <class T>
-void compute_matmul_backward_weight(Cpu&, Matrix<T> dw, Input<T> dy, Input<T> x) {
+void compute_matmul_backward_weight(Cpu&, Matrix<Accumulator<T>> dw, Matrix<T> dy, Input<T> x) {
   cpu::for_each_unit(dw.rows, dw.cols, [&](Rows rows, Rows cols) {
     for (Index t = ceil_div(x.rows, kTile) - 1; t >= 0; --t) {  // last to first
       const Rows tile = piece(t, kTile, x.rows);
-      cpu::gemm<T, T>(dw.slice(rows).columns(cols.begin, cols.size()), dy.slice(tile).columns(rows.begin, rows.size()),
-                      cpu::Op::transposed, x.slice(tile).columns(cols.begin, cols.size()), cpu::Op::as_is);
+      const Input<T> dy_tile = dy.slice(tile).columns(rows.begin, rows.size());
+      cpu::gemm<Accumulator<T>, T>(dw.slice(rows).columns(cols.begin, cols.size()), dy_tile, cpu::Op::transposed,
+                                   x.slice(tile).columns(cols.begin, cols.size()), cpu::Op::as_is);
     }
   });
 }

@@ -78,14 +78,15 @@ struct NormStatistics {
 namespace cpu {
 
 template <class T>
-NormStatistics<T> norm_statistics(const T* x, Index n, const NormStyle& style) {
+NormStatistics<Accumulator<T>> norm_statistics(const T* x, Index n, const NormStyle& style) {
+  using A = Accumulator<T>;
   const auto count = static_cast<double>(n);
   const double mean = style.centered ? sum_of(n, [=](Index j) { return static_cast<double>(x[j]); }) / count : 0;
   const double squares = sum_of(n, [=](Index j) {
     const double distance = static_cast<double>(x[j]) - mean;
     return distance * distance;
   });
-  return {static_cast<T>(mean), static_cast<T>(1 / std::sqrt(squares / count + style.eps))};
+  return {static_cast<A>(mean), static_cast<A>(1 / std::sqrt(squares / count + style.eps))};
 }
 
 // The backward pass of a group of rows. Writes the group's part of dweight and dbias to a row of sums; dbias_sum may be
@@ -93,7 +94,8 @@ NormStatistics<T> norm_statistics(const T* x, Index n, const NormStyle& style) {
 template <class T, class G>
 void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy, const NormInput<T>& in,
                          Update update) {
-  const T offset = static_cast<T>(in.style.offset);
+  using A = Accumulator<T>;
+  const A offset = static_cast<A>(in.style.offset);
   const Matrix<const T> x = in.x;
   std::fill_n(dweight_sum, x.cols, G(0));
   if (dbias_sum) std::fill_n(dbias_sum, x.cols, G(0));
@@ -101,19 +103,18 @@ void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy
     const auto [mean, scale] = norm_statistics(x.row(i), x.cols, in.style);
     const T *x_row = x.row(i), *dy_row = dy.row(i), *w = in.weights.weight.data;
     T* dx_row = dx.row(i);
-    auto g = [=](Index j) { return dy_row[j] * (offset + w[j]); };
+    const auto g = [=](Index j) { return A(dy_row[j]) * (offset + A(w[j])); };
+    const auto normed = [=](Index j) { return (A(x_row[j]) - mean) * scale; };
     const double sum_g = in.style.centered ? sum_of(x.cols, [=](Index j) { return static_cast<double>(g(j)); }) : 0;
-    const double sum_gx =
-        sum_of(x.cols, [=](Index j) { return static_cast<double>(g(j) * ((x_row[j] - mean) * scale)); });
-    const T mean_g = static_cast<T>(sum_g / static_cast<double>(x.cols));
-    const T mean_gx = static_cast<T>(sum_gx / static_cast<double>(x.cols));
+    const double sum_gx = sum_of(x.cols, [=](Index j) { return static_cast<double>(g(j) * normed(j)); });
+    const A mean_g = static_cast<A>(sum_g / static_cast<double>(x.cols));
+    const A mean_gx = static_cast<A>(sum_gx / static_cast<double>(x.cols));
 #pragma omp simd
     for (Index j = 0; j < x.cols; ++j) {
-      const T dy_j = dy_row[j], normed = (x_row[j] - mean) * scale;
-      const T d = scale * (dy_j * (offset + w[j]) - normed * mean_gx - mean_g);
-      dweight_sum[j] += dy_j * normed;
+      const A dy_j = dy_row[j], normed_j = normed(j), d = scale * (g(j) - normed_j * mean_gx - mean_g);
+      dweight_sum[j] += dy_j * normed_j;
       if (dbias_sum) dbias_sum[j] += dy_j;
-      dx_row[j] = update == Update::add ? dx_row[j] + d : d;  // written last: dx may alias dy or x
+      dx_row[j] = update == Update::add ? A(dx_row[j]) + d : d;  // last: dx may alias dy or x
     }
   }
 }
@@ -122,15 +123,18 @@ void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy
 
 template <class T>
 void compute_norm(Cpu&, Matrix<T> y, const NormInput<T>& in) {
-  const T offset = static_cast<T>(in.style.offset);
+  using A = Accumulator<T>;
+  const A offset = static_cast<A>(in.style.offset);
   const Matrix<const T> x = in.x, weight = in.weights.weight, bias = in.weights.bias;
 #pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) {
     const auto [mean, scale] = cpu::norm_statistics(x.row(i), x.cols, in.style);
+    const T *from = x.row(i), *w = weight.data, *b = bias.data;
+    T* to = y.row(i);
 #pragma omp simd
     for (Index j = 0; j < x.cols; ++j) {
-      const T scaled = (x(i, j) - mean) * scale * (offset + weight(0, j));
-      y(i, j) = bias ? scaled + bias(0, j) : scaled;
+      const A scaled = (A(from[j]) - mean) * scale * (offset + A(w[j]));
+      to[j] = b ? scaled + A(b[j]) : scaled;
     }
   }
 }

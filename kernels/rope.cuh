@@ -63,22 +63,23 @@ inline std::vector<double> rope_frequencies(Index dim, double theta, const RopeS
 template <class T>
 void compute_rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
                   Direction direction) {
+  using A = Accumulator<T>;
   const double sign = direction == Direction::forward ? 1 : -1;
   const auto half = static_cast<Index>(frequencies.size());
 #pragma omp parallel if (x.size() > kWorthThreads)
   {
-    std::vector<T> cosine(frequencies.size()), sine(frequencies.size());
+    std::vector<A> cosine(frequencies.size()), sine(frequencies.size());
 #pragma omp for
     for (Index i = 0; i < x.rows; ++i) {
       for (std::size_t f = 0; f < frequencies.size(); ++f) {
         const auto [s, c] = sine_cosine(positions(0, i) * frequencies[f]);
-        cosine[f] = static_cast<T>(c);
-        sine[f] = static_cast<T>(sign * s);
+        cosine[f] = static_cast<A>(c);
+        sine[f] = static_cast<A>(sign * s);
       }
-      const T *c = cosine.data(), *s = sine.data();
+      const A *c = cosine.data(), *s = sine.data();
       for (T* head = x.row(i); head < x.row(i) + x.cols; head += 2 * half) {
         for (Index j = 0; j < half; ++j) {
-          const T a = head[j], b = head[j + half];
+          const A a = head[j], b = head[j + half];
           head[j] = a * c[j] - b * s[j];
           head[j + half] = b * c[j] + a * s[j];
         }

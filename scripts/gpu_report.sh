@@ -91,7 +91,7 @@ bench() { # NAME SECONDS OPTIONS...
 
 section "Correct"
 tests=("$bin/test_gpu" --gtest_brief=1)
-step "Operations against the CPU's float64; the device" 120 "${tests[@]}" --gtest_filter='GpuOperations*:GpuAdamW*:GpuDevice*:CudaDevice*:GpuDriver*'
+step "Operations against the CPU's float64; the device" 120 "${tests[@]}" --gtest_filter='DeviceOperations*cuda*:GpuAdamW*:GpuDevice*:CudaDevice*:GpuDriver*'
 step "The walk: all families, all modes, equal bits; training" 120 "${tests[@]}" --gtest_filter='*GpuWalk*:GpuTraining*'
 step "Commands" 90 "${tests[@]}" --gtest_filter='GpuCommands*'
 # Check our kernels only, and leave out the tests that call cuBLASLt: instrumenting its kernels takes minutes, and without
@@ -100,7 +100,7 @@ if command -v compute-sanitizer > /dev/null; then
   export STREAMBP_SMALL_TESTS=1
   for tool in memcheck racecheck initcheck; do
     step "compute-sanitizer $tool" 75 compute-sanitizer --tool "$tool" --kernel-name kns=streambp --error-exitcode 9 \
-      "${tests[@]}" --gtest_filter='GpuOperations*:GpuAdamW*-*MatrixProducts*'
+      "${tests[@]}" --gtest_filter='DeviceOperations*cuda*:GpuAdamW*-*MatrixProducts*'
   done
   unset STREAMBP_SMALL_TESTS
 fi

@@ -49,13 +49,14 @@ void in_every_order(F&& f) {
 template <class T>
 constexpr double kRounding = std::is_same_v<T, BFloat16> ? 1e-2 : 3e-6;
 
-// The same numbers in double on the host and in T on the GPU.
+// The same numbers in double on the host and in T on a device.
 template <class T>
 struct Twin {
   Owned<double> host;
   Matrix<T> gpu;
 
-  Twin(Cuda& dev, Index rows, Index cols, std::uint64_t seed, double spread = 1, double mean = 0)
+  template <class Device>
+  Twin(Device& dev, Index rows, Index cols, std::uint64_t seed, double spread = 1, double mean = 0)
       : host(rows, cols, seed, spread, mean), gpu(allocate<T>(dev, rows, cols, Kind::chunk)) {
     for (double& x : *host.storage) x = static_cast<double>(static_cast<T>(static_cast<float>(x)));
     dev.upload(gpu, std::vector<T>(host.storage->begin(), host.storage->end()).data());
@@ -63,8 +64,8 @@ struct Twin {
 };
 
 // max |a - b| / max |b|; infinite if any value is not finite
-template <class T>
-double error_of(Cuda& dev, const Twin<T>& twin) {
+template <class Device, class T>
+double error_of(Device& dev, const Twin<T>& twin) {
   double error = 0, largest = 0;
   const std::vector<T> values = to_host(dev, twin.gpu);
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -80,7 +81,8 @@ struct TwinIntegers {
   std::vector<std::int32_t> values;
   Matrix<const std::int32_t> host, gpu;
 
-  TwinIntegers(Cuda& dev, std::vector<std::int32_t> v)
+  template <class Device>
+  TwinIntegers(Device& dev, std::vector<std::int32_t> v)
       : values(std::move(v)), host(values.data(), 1, static_cast<Index>(values.size())) {
     const auto matrix = allocate<std::int32_t>(dev, 1, host.cols, Kind::stream);
     dev.upload(matrix, values.data());

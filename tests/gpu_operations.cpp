@@ -1,4 +1,4 @@
-// Each operation of the Cuda device, in float32 and bfloat16, against the CPU in float64, for awkward shapes.
+// Each operation of both devices, in float32 and bfloat16, against the CPU in float64, for awkward shapes.
 #include "kernels/adamw.cuh"
 #include "tests/gpu.cuh"
 #include "training/optimizer.cuh"
@@ -6,14 +6,27 @@
 namespace streambp {
 namespace {
 
-template <class T>
-class GpuOperations : public GpuTest {
+template <class Device, class Number>
+struct On {
+  using D = Device;
+  using T = Number;
+};
+
+template <class Tested>
+class DeviceOperations : public testing::Test {
  protected:
+  using D = typename Tested::D;
+  using T = typename Tested::T;
+
   void SetUp() override {
-    GpuTest::SetUp();
-    if (IsSkipped()) return;
-    host = std::make_unique<Cpu>(std::size_t{1} << 28);
-    gpu = std::make_unique<Cuda>(std::size_t{1} << 27, kTile);
+    constexpr std::size_t room = std::size_t{1} << 27;
+    host = std::make_unique<Cpu>(2 * room);
+    if constexpr (D::kind == DeviceKind::cpu) {
+      gpu = std::make_unique<D>(room);
+    } else {
+      if (const std::string reason = cuda::unusable(); !reason.empty()) GTEST_SKIP() << "no GPU: " << reason;
+      gpu = std::make_unique<D>(room, kTile);
+    }
   }
   Twin<T> random(Index rows, Index cols, double spread = 1, double mean = 0) {
     return {*gpu, rows, cols, ++seed, spread, mean};
@@ -31,19 +44,20 @@ class GpuOperations : public GpuTest {
   }
 
   std::unique_ptr<Cpu> host;
-  std::unique_ptr<Cuda> gpu;
+  std::unique_ptr<D> gpu;  // the device under test
   std::uint64_t seed = 0;
 };
-using Types = testing::Types<float, BFloat16>;
+using Types = testing::Types<On<Cuda, float>, On<Cuda, BFloat16>, On<Cpu, float>, On<Cpu, BFloat16>>;
 struct TypeNames {
-  template <class T>
+  template <class Tested>
   static std::string GetName(int) {
-    return std::is_same_v<T, float> ? "float32" : "bfloat16";
+    return std::string(Tested::D::kind == DeviceKind::cuda ? "cuda_" : "cpu_") +
+           (sizeof(typename Tested::T) == 4 ? "float32" : "bfloat16");
   }
 };
-TYPED_TEST_SUITE(GpuOperations, Types, TypeNames);
+TYPED_TEST_SUITE(DeviceOperations, Types, TypeNames);
 
-TYPED_TEST(GpuOperations, MatrixProducts) {
+TYPED_TEST(DeviceOperations, MatrixProducts) {
   for (const auto& [n, in, out] : std::vector<std::array<Index, 3>>{
            {1, 8, 16}, {3, 5, 2}, {256, 40, 24}, {300, 77, 31}, {513, 64, 96}, {700, 33, 130}}) {
     auto scope = this->gpu->scope();
@@ -71,7 +85,7 @@ TYPED_TEST(GpuOperations, MatrixProducts) {
   }
 }
 
-TYPED_TEST(GpuOperations, Norms) {
+TYPED_TEST(DeviceOperations, Norms) {
   in_every_order([&] {
     for (const auto& [rows, cols] : std::vector<std::array<Index, 2>>{
              {1, 8}, {5, 7}, {300, 24}, {258, 33}, {700, 128}, {17, 1000}, {35, sized<Index>(8192, 4160, 1032)}}) {
@@ -108,7 +122,7 @@ TYPED_TEST(GpuOperations, Norms) {
   });
 }
 
-TYPED_TEST(GpuOperations, RotaryPositions) {
+TYPED_TEST(DeviceOperations, RotaryPositions) {
   for (const Index dim : {6, 64, 128}) {
     auto scope = this->gpu->scope();
     const Index n = 37, heads = 3;
@@ -126,7 +140,7 @@ TYPED_TEST(GpuOperations, RotaryPositions) {
   }
 }
 
-TYPED_TEST(GpuOperations, Activations) {
+TYPED_TEST(DeviceOperations, Activations) {
   for (const Mlp kind : {Mlp::gelu, Mlp::swiglu, Mlp::geglu}) {
     for (const Index cols : {19, 64}) {
       auto scope = this->gpu->scope();
@@ -145,7 +159,7 @@ TYPED_TEST(GpuOperations, Activations) {
   }
 }
 
-TYPED_TEST(GpuOperations, LogProbabilities) {
+TYPED_TEST(DeviceOperations, LogProbabilities) {
   in_every_order([&] {
     for (const Index vocab : {5, 1024, sized(151936, 20011, 4003)}) {
       auto scope = this->gpu->scope();
@@ -163,7 +177,7 @@ TYPED_TEST(GpuOperations, LogProbabilities) {
   });
 }
 
-TYPED_TEST(GpuOperations, Embeddings) {
+TYPED_TEST(DeviceOperations, Embeddings) {
   for (const Index d : {20, 64}) {
     auto scope = this->gpu->scope();
     const Index n = 300, vocab = 9;
@@ -186,7 +200,7 @@ TYPED_TEST(GpuOperations, Embeddings) {
   }
 }
 
-TYPED_TEST(GpuOperations, SumsAndConversions) {
+TYPED_TEST(DeviceOperations, SumsAndConversions) {
   in_every_order([&] {
     for (const auto& [rows, cols] : std::vector<std::array<Index, 2>>{{1, 3}, {300, 21}, {1000, 40}, {4500, 8}}) {
       auto scope = this->gpu->scope();
@@ -221,8 +235,8 @@ struct AttentionCase {
   std::vector<Index> documents;
 };
 
-template <class T>
-void expect_attention(Cpu& host, Cuda& gpu, const AttentionCase& p) {
+template <class T, class Device>
+void expect_attention(Cpu& host, Device& gpu, const AttentionCase& p) {
   SCOPED_TRACE(std::to_string(p.heads) + " heads, " + std::to_string(p.kv_heads) + " kv heads of " +
                std::to_string(p.dim) + ", window " + std::to_string(p.window));
   auto scope = gpu.scope();
@@ -277,7 +291,7 @@ void expect_attention(Cpu& host, Cuda& gpu, const AttentionCase& p) {
   expect_equal(out.gpu, out2.gpu, "a row alone");
 }
 
-TYPED_TEST(GpuOperations, Attention) {
+TYPED_TEST(DeviceOperations, Attention) {
   std::vector<AttentionCase> cases = {{6, 2, 5, 0, {300}},
                                       {2, 1, 40, 0, {1, 127, 128, 2, 90}},
                                       {2, 2, 64, 17, {280, 40}},
@@ -289,14 +303,15 @@ TYPED_TEST(GpuOperations, Attention) {
       for (Index window : {0, 700}) cases.push_back({4, 2, dim, window, {1500, 1, 64, 2000, 63, 469}});
     }
   }
-  for (const AttentionCase& p : cases) expect_attention<TypeParam>(*this->host, *this->gpu, p);
+  for (const AttentionCase& p : cases) expect_attention<typename TypeParam::T>(*this->host, *this->gpu, p);
 }
 
-TYPED_TEST(GpuOperations, AttentionInEveryOrderOfThreads) {
-  in_every_order([&] { expect_attention<TypeParam>(*this->host, *this->gpu, {2, 1, 24, 0, {150, 130}}); });
+TYPED_TEST(DeviceOperations, AttentionInEveryOrderOfThreads) {
+  in_every_order([&] { expect_attention<typename TypeParam::T>(*this->host, *this->gpu, {2, 1, 24, 0, {150, 130}}); });
 }
 
-TYPED_TEST(GpuOperations, AttentionSurvivesExtremeScores) {
+TYPED_TEST(DeviceOperations, AttentionSurvivesExtremeScores) {
+  using T = typename TypeParam::T;
   const Index n = 200;
   const TwinIntegers begins(*this->gpu, std::vector<std::int32_t>(static_cast<std::size_t>(n), 0));
   const auto q = this->random(n, 16, 100), k = this->random(n, 16, 100), v = this->random(n, 16),
@@ -304,10 +319,10 @@ TYPED_TEST(GpuOperations, AttentionSurvivesExtremeScores) {
   const auto lse = this->wide(n, 1), dk = this->wide(n, 16), dv = this->wide(n, 16);
   const AttentionShape shape{1, 1, 16, 0};
   const AttentionSpan span{{begins.gpu}, {0, n}, shape};
-  const AttentionOutput<TypeParam> output{out.gpu, lse.gpu};
+  const AttentionOutput<T> output{out.gpu, lse.gpu};
   attention(*this->gpu, output, {q.gpu, k.gpu, v.gpu}, span);
-  attention_backward(*this->gpu, AttentionGradient<TypeParam>{dq.gpu, dk.gpu, dv.gpu}, dout.gpu, {q.gpu, k.gpu, v.gpu},
-                     output, span);
+  attention_backward(*this->gpu, AttentionGradient<T>{dq.gpu, dk.gpu, dv.gpu}, dout.gpu, {q.gpu, k.gpu, v.gpu}, output,
+                     span);
   auto expect_finite = [&](auto m) {
     for (auto x : to_host(*this->gpu, m)) ASSERT_TRUE(std::isfinite(static_cast<float>(x)));
   };
@@ -316,8 +331,8 @@ TYPED_TEST(GpuOperations, AttentionSurvivesExtremeScores) {
 
 // --- AdamW ---
 
-template <class T, class G, class M>
-void expect_adamw(Cuda& gpu, bool with_master, double tolerance) {
+template <class T, class G, class M, class Device>
+void expect_adamw(Device& gpu, bool with_master, double tolerance) {
   auto scope = gpu.scope();
   Cpu host(0);
   const Index n = 30, d = 40;
@@ -344,33 +359,47 @@ void expect_adamw(Cuda& gpu, bool with_master, double tolerance) {
   }
 }
 
+template <class Device>
+void expect_adamw_in_every_combination_of_types(Device&& dev) {
+  expect_adamw<float, float, float>(dev, false, 1e-5);
+  expect_adamw<BFloat16, BFloat16, float>(dev, true, 1e-2);
+  expect_adamw<BFloat16, float, float>(dev, true, 1e-2);
+  expect_adamw<BFloat16, BFloat16, BFloat16>(dev, false, 5e-2);
+  expect_adamw<BFloat16, float, BFloat16>(dev, false, 5e-2);
+}
+
 class GpuAdamW : public GpuTest {};
 
 TEST_F(GpuAdamW, MatchesTheCpuInEveryCombinationOfTypes) {
-  Cuda gpu(1 << 22, kTile);
-  expect_adamw<float, float, float>(gpu, false, 1e-5);
-  expect_adamw<BFloat16, BFloat16, float>(gpu, true, 1e-2);
-  expect_adamw<BFloat16, float, float>(gpu, true, 1e-2);
-  expect_adamw<BFloat16, BFloat16, BFloat16>(gpu, false, 5e-2);
-  expect_adamw<BFloat16, float, BFloat16>(gpu, false, 5e-2);
+  expect_adamw_in_every_combination_of_types(Cuda(1 << 22, kTile));
+}
+TEST(CpuAdamW, MatchesFloat64InEveryCombinationOfTypes) { expect_adamw_in_every_combination_of_types(Cpu(1 << 22)); }
+
+// The weights after 20 steps, with bfloat16 moments and without master weights.
+template <class Device>
+std::vector<BFloat16> stochastically_rounded(Device&& gpu) {
+  const Index n = 64, d = 256;
+  const Twin<BFloat16> w(gpu, n, d, 1, 0, 1), g(gpu, n, d, 2, 0, 1), m(gpu, n, d, 3, 0, 1), v(gpu, n, d, 4, 0, 1);
+  AdamW s{1e-4, 0.9, 0.9, 0, 0, 1, 100000};  // every update is 1e-4; an ulp of 1 is 8e-3, and 4e-3 below 1
+  for (int i = 0; i < 20; ++i, ++s.step) adamw(gpu, w.gpu, g.gpu, AdamWState<BFloat16>{{}, m.gpu, v.gpu}, s);
+  return to_host(gpu, w.gpu);
 }
 
 // Updates far below an ulp of bfloat16 must add up on average, and be reproducible bit for bit.
-TEST_F(GpuAdamW, StochasticRoundingIsUnbiased) {
-  Cuda gpu(1 << 24, kTile);
-  const Index n = 64, d = 256;
-  auto run = [&] {
-    auto scope = gpu.scope();
-    const Twin<BFloat16> w(gpu, n, d, 1, 0, 1), g(gpu, n, d, 2, 0, 1), m(gpu, n, d, 3, 0, 1), v(gpu, n, d, 4, 0, 1);
-    AdamW s{1e-4, 0.9, 0.9, 0, 0, 1, 100000};  // every update is 1e-4; an ulp of 1 is 8e-3, and 4e-3 below 1
-    for (int i = 0; i < 20; ++i, ++s.step) adamw(gpu, w.gpu, g.gpu, AdamWState<BFloat16>{{}, m.gpu, v.gpu}, s);
-    return to_host(gpu, w.gpu);
-  };
-  const auto w = run();
+void expect_unbiased(const std::vector<BFloat16>& w, const std::vector<BFloat16>& again) {
   double mean = 0;
   for (BFloat16 x : w) mean += static_cast<double>(x) / static_cast<double>(w.size());
   EXPECT_NEAR(1 - mean, 20 * 1e-4, 1e-4);
-  EXPECT_EQ(std::memcmp(w.data(), run().data(), w.size() * sizeof(BFloat16)), 0);
+  EXPECT_EQ(std::memcmp(w.data(), again.data(), w.size() * sizeof(BFloat16)), 0);
+}
+
+TEST_F(GpuAdamW, StochasticRoundingIsUnbiased) {
+  expect_unbiased(stochastically_rounded(Cuda(1 << 24, kTile)), stochastically_rounded(Cuda(1 << 24, kTile)));
+}
+// The emulated GPU has the CPU's arithmetic, so it must round to the same bits.
+TEST(CpuAdamW, StochasticRoundingIsUnbiasedAndTheGpus) {
+  const auto w = stochastically_rounded(Cpu(1 << 24));
+  expect_unbiased(w, kEmulated ? stochastically_rounded(Cuda(1 << 24, kTile)) : w);
 }
 
 // --- the device ---

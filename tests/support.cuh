@@ -122,6 +122,7 @@ GradientRun run_gradient(const Config& config, const Batch& batch, const Schedul
   StepSettings settings{config, DType::f32, OptimizerKind::none, 1};
   settings.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
   settings.wide_gradient = sizeof(G) > sizeof(T);
+  settings.device = Device::kind;
   settings.objective = objective;
   const std::size_t planned = plan(settings, batch.size(), schedule).peak;
   Device dev(planned, device_settings...);

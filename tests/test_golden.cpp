@@ -1,5 +1,5 @@
 // Golden data from PyTorch (scripts/make_golden.py): transformers' own classes evaluated in float64.
-#include "tests/golden.cuh"
+#include "tests/training.cuh"
 
 namespace streambp {
 namespace {
@@ -78,6 +78,8 @@ void expect_golden(const std::string& name, double tolerance) {
 
 TEST_P(GoldenCase, Float64AgreesTo1em10) { expect_golden<double>(GetParam(), 1e-10); }
 TEST_P(GoldenCase, Float32AgreesTo1em5) { expect_golden<float>(GetParam(), 1e-5); }
+
+TEST(Golden, BFloat16IsNoWorseThanPyTorchs) { expect_no_worse_than_pytorch<Cpu>(); }
 
 // Loading a model and saving it loses no bit, in GPT-2's fused and transposed layout too.
 TEST_P(GoldenCase, SavingAndLoadingLosesNoBit) {

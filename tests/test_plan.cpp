@@ -96,7 +96,9 @@ TEST(Plan, LargestFindsTheLimit) {
 TEST(Plan, LongSequencesFitIn80GiB) {
   const std::size_t budget = std::size_t{80} << 30;
   auto longest = [&](const char* model, OptimizerKind kind, Index micro_batches) {
-    return longest_for_budget({known_models().at(model), DType::bf16, kind, micro_batches}, Mode::stream, 1024, budget);
+    StepSettings s{known_models().at(model), DType::bf16, kind, micro_batches};
+    s.device = DeviceKind::cuda;
+    return longest_for_budget(s, Mode::stream, 1024, budget);
   };
   EXPECT_GE(longest("qwen3-8b", OptimizerKind::none, 2), 150000);  // the whole gradient resident
   EXPECT_GE(longest("qwen3-4b", OptimizerKind::adamw_pure, 1), 260000);

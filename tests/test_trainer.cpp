@@ -1,7 +1,5 @@
 // A training step, text data, and the comparison of gradients.
-#include "data/documents/stories.cuh"
-#include "data/documents/text.cuh"
-#include "tests/support.cuh"
+#include "tests/training.cuh"
 
 namespace streambp {
 namespace {
@@ -69,6 +67,21 @@ TEST(Trainer, StepsMatchAdamWOnTheOraclesGradient) {
     }
     const HostGradient now = host_gradient(dev, c, trainer.model.weights);
     EXPECT_LE(now.difference(host_gradient(host, c, naive.weights)).relative, 1e-8) << "step " << step;
+  }
+}
+
+TEST(Trainer, BFloat16FollowsTheLossCurveOfFloat32) {
+  const Index steps = sized<Index>(12, 3);
+  const auto f32 = losses<Cpu, float, float, float>(OptimizerKind::adamw, steps);
+  const std::pair<const char*, std::vector<double>> curves[] = {
+      {"master weights", losses<Cpu, BFloat16, BFloat16, float>(OptimizerKind::adamw, steps)},
+      {"float32 gradient", losses<Cpu, BFloat16, float, float>(OptimizerKind::adamw, steps)},
+      {"bfloat16 only", losses<Cpu, BFloat16, BFloat16, BFloat16>(OptimizerKind::adamw_pure, steps)}};
+  EXPECT_LT(f32.back(), f32.front() - sized(0.5, 0.0));
+  for (const auto& [types, curve] : curves) {
+    for (std::size_t i = 0; i < curve.size(); ++i) {
+      EXPECT_NEAR(curve[i], f32[i], 3e-2 * f32[i]) << types << ", step " << i + 1;
+    }
   }
 }
 

@@ -46,6 +46,16 @@ TEST_P(EveryFamily, GradientInFloat32MatchesFloat64ToRounding) {
   }
 }
 
+TEST_P(EveryFamily, GradientInBFloat16MatchesFloat64ToRounding) {
+  const Config& c = GetParam().config;
+  const Batch batch = packed(c, kDocuments);
+  const Schedule schedule = Schedule::stream(kTile, kTile);
+  const GradientRun truth = run_gradient<Cpu, double>(c, batch, schedule, random_weights());
+  const Difference error =
+      run_gradient<Cpu, BFloat16>(c, batch, schedule, random_weights()).gradient.difference(truth.gradient);
+  EXPECT_LE(error.relative, 0.06) << error.tensor;
+}
+
 template <class T>
 void expect_equal_bits(const Config& c) {
   const Batch batch = packed(c, kDocuments);
@@ -59,6 +69,7 @@ void expect_equal_bits(const Config& c) {
   }
 }
 TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInFloat32) { expect_equal_bits<float>(GetParam().config); }
+TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInBFloat16) { expect_equal_bits<BFloat16>(GetParam().config); }
 TEST_P(EveryFamily, AllModesAndChunksGiveTheSameBitsInFloat64) { expect_equal_bits<double>(GetParam().config); }
 
 // A document's gradient must not depend on its neighbours in the stream.
@@ -124,19 +135,22 @@ TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
 }
 
 // The number of threads does not change any bit.
-TEST(Walk, AnyNumberOfThreadsGivesTheSameBits) {
+template <class T>
+void expect_equal_bits_for_any_number_of_threads() {
   const Config c = families()[9].config;
   const Batch batch = packed(c, kDocuments);
   const int threads = omp_get_max_threads();
   std::optional<HostGradient> first;
   for (int n : {1, 2, 3, 7}) {
     omp_set_num_threads(n);
-    const GradientRun run = run_gradient<Cpu, float>(c, batch, Schedule::stream(2 * kTile, kTile), random_weights());
+    const GradientRun run = run_gradient<Cpu, T>(c, batch, Schedule::stream(2 * kTile, kTile), random_weights());
     if (!first) first = run.gradient;
     EXPECT_TRUE(run.gradient == *first) << n << " threads";
   }
   omp_set_num_threads(threads);
 }
+TEST(Walk, AnyNumberOfThreadsGivesTheSameBitsInFloat32) { expect_equal_bits_for_any_number_of_threads<float>(); }
+TEST(Walk, AnyNumberOfThreadsGivesTheSameBitsInBFloat16) { expect_equal_bits_for_any_number_of_threads<BFloat16>(); }
 
 // Wide enough that a matrix has several blocks of columns.
 TEST(Walk, WideLayersAgreeToo) {

@@ -11,8 +11,9 @@ std::unique_ptr<Engine> make_engine(const StepSettings& s, Index rows, std::size
     require(s.dtype != DType::f64, "float64 is computed on the CPU only; use --device cpu");
     return (s.dtype == DType::f32 ? gpu::make_f32_engine : gpu::make_bf16_engine)(s, rows, capacity);
   }
-  require(s.dtype != DType::bf16, "the CPU computes in float32; bfloat16 needs a GPU");
-  return (s.dtype == DType::f32 ? make_cpu_f32_engine : make_cpu_f64_engine)(s, rows, capacity);
+  return (s.dtype == DType::f64   ? make_cpu_f64_engine
+          : s.dtype == DType::f32 ? make_cpu_f32_engine
+                                  : make_cpu_bf16_engine)(s, rows, capacity);
 }
 
 std::string why_no_gpu() { return gpu::why_unusable(); }

@@ -6,6 +6,7 @@
 namespace streambp {
 
 std::unique_ptr<Engine> make_cpu_f32_engine(const StepSettings& s, Index rows, std::size_t capacity);
+std::unique_ptr<Engine> make_cpu_bf16_engine(const StepSettings& s, Index rows, std::size_t capacity);
 std::unique_ptr<Engine> make_cpu_f64_engine(const StepSettings& s, Index rows, std::size_t capacity);
 double cpu_matmul_rate();
 double cpu_copy_rate();

@@ -9,7 +9,7 @@ namespace {
 
 Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Index micro_batches) {
   return with_types(s, [&]<class T, class G, class M>() -> Usage {
-    Plan dev;
+    Plan dev(s.device);
     Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective);
     trainer.plan_step(micro_batches, schedule, s.optimizer, s.documents);
     return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops()};
@@ -41,7 +41,7 @@ Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
 
 std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation) {
   return with_types(s, [&]<class T, class G, class M>() {
-    Plan dev;
+    Plan dev(s.device);
     Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective);
     trainer.plan_step(distinct(s.micro_batches), schedule, s.optimizer);
     trainer.plan_evaluation(schedule);
@@ -52,7 +52,7 @@ std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule
 
 std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& schedule) {
   return with_types(s, [&]<class T, class G, class M>() {
-    Plan dev;
+    Plan dev(s.device);
     Trainer<Plan, T, G, M>(dev, s.config, rows, OptimizerKind::none).plan_evaluation(schedule);
     return dev.arena.peak();
   });
@@ -60,7 +60,7 @@ std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& s
 
 std::size_t plan_generation(const StepSettings& s, const GenerationShape& generation) {
   return with_types(s, [&]<class T, class G, class M>() {
-    Plan dev;
+    Plan dev(s.device);
     Trainer<Plan, T, G, M> trainer(dev, s.config, 0, OptimizerKind::none);
     plan(dev, trainer.model, generation);
     return dev.arena.peak();

@@ -30,8 +30,6 @@ inline OptimizerKind optimizer_named(const std::string& optimizer) {
                                 : OptimizerKind::adamw_pure;
 }
 
-enum class DeviceKind { cpu, cuda };
-
 // Longer than any memory allows, and short enough to plan in seconds.
 constexpr Index kLongestStream = Index{1} << 24;
 

@@ -9,7 +9,7 @@ Timeline timeline(const StepSettings& settings, Index rows, const Schedule& sche
   s.micro_batches = std::min<Index>(s.micro_batches, 2);  // all later ones are like the second
   Timeline result(parts, plan(s, rows, schedule).flops);
   with_types(s, [&]<class T, class G, class M>() {
-    Plan dev;
+    Plan dev(s.device);
     dev.arena.on_change = [&] { result.record(dev.flops(), dev.arena.by_kind()); };
     Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective);
     trainer.plan_step(s.micro_batches, schedule, s.optimizer, s.documents);

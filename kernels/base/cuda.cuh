@@ -98,6 +98,7 @@ class Block {
 class Cuda : private cuda::Block, public DeviceBase {
  public:
   static constexpr bool computes = true;
+  static constexpr DeviceKind kind = DeviceKind::cuda;
   explicit Cuda(std::size_t capacity, Index tile = kGpuTile)
       : Block(Arena::round_up(capacity)), DeviceBase(capacity, Block::data, tile) {
     require(tile % kTile == 0, "the tile of the GPU must be a multiple of ", kTile, " rows, not ", tile);

@@ -17,6 +17,8 @@
 
 namespace streambp {
 
+enum class DeviceKind { cpu, cuda };
+
 // Below this many elements, starting threads costs more than it saves.
 constexpr Index kWorthThreads = Index{1} << 14;
 
@@ -89,12 +91,14 @@ Matrix<T> allocate_aligned(DeviceBase& dev, Index rows, Index cols, Kind kind) {
   return allocate<T>(dev, rows, aligned_width<T>(cols), kind).columns(0, cols);
 }
 
-// Counts memory and work. Computes nothing.
+// Counts the memory and work of a device. Computes nothing.
 class Plan : public DeviceBase {
  public:
   static constexpr bool computes = false;
   static constexpr std::size_t kUnlimited = std::size_t{1} << 62;
-  explicit Plan(std::size_t capacity = kUnlimited) : DeviceBase(capacity, nullptr, kTile) {}
+  explicit Plan(DeviceKind kind = DeviceKind::cpu) : DeviceBase(kUnlimited, nullptr, kTile), kind(kind) {}
+
+  const DeviceKind kind;
 
   template <class T>
   void upload(Matrix<T>, const T*) {}
@@ -117,6 +121,7 @@ class Plan : public DeviceBase {
 class Cpu : private HostBlock, public DeviceBase {
  public:
   static constexpr bool computes = true;
+  static constexpr DeviceKind kind = DeviceKind::cpu;
   explicit Cpu(std::size_t capacity)
       : HostBlock(Arena::round_up(capacity)), DeviceBase(capacity, HostBlock::data, kTile) {}
 

@@ -94,19 +94,22 @@ void require_shape(const char* operation, const char* what, const Matrix<T>& m, 
           "x", cols);
 }
 
-// bfloat16: the upper half of a float32. For storage only; arithmetic is in float32.
+// bfloat16: the upper half of a float32. For storage only; arithmetic is in float32. Assigning a float32 to an element
+// rounds it. Compilers vectorise that, but not the copy of a temporary.
 struct BFloat16 {
   std::uint16_t bits;
 
   BFloat16() = default;
-  constexpr explicit BFloat16(float x) {  // round to nearest, ties to even
+  constexpr explicit BFloat16(float x) { *this = x; }
+  constexpr BFloat16& operator=(float x) {  // round to nearest, ties to even
 #ifdef __CUDA_ARCH__
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-    return;
+    return *this;
 #endif
     const auto b = std::bit_cast<std::uint32_t>(x);
     const bool nan = (b & 0x7fffffffu) > 0x7f800000u;
     bits = static_cast<std::uint16_t>(nan ? (b >> 16) | 0x40u : (b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+    return *this;
   }
   constexpr operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 };

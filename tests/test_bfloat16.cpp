@@ -1,0 +1,96 @@
+// The commands with --dtype bf16 on the CPU: training in every combination of types, saved models, generation and
+// evaluation beside float32.
+#include "tests/byte_model.cuh"
+#include "tests/commands.cuh"
+
+namespace streambp {
+namespace {
+
+class BFloat16Commands : public Commands {
+ protected:
+  // A model of bytes in float32 files, and text.
+  void SetUp() override {
+    Commands::SetUp();
+    save_random_model(path("model"), make_config("qwen3", {259, 32, 2, 4, 2, 8, 64, 300, false}), 1, [](auto&) {});
+    write_file_atomically(path("model/tokenizer.json"), byte_tokenizer({"<|im_start|>", "<|im_end|>"}).dump());
+    write_file_atomically(path("model/tokenizer_config.json"), "{\"eos_token\": \"<|im_end|>\"}");
+    write_file_atomically(path("text.txt"), "A text to be read.");
+    write_file_atomically(path("data.jsonl"), "{\"prompt\": \"One and one\", \"completion\": \" is two.\"}\n");
+  }
+  Json json(const std::string& name) const { return Json::parse(read_file(path(name))); }
+  void expect_same_files(const std::string& a, const std::string& b) {
+    for (const char* file : {"/step-000004/model.safetensors", "/step-000004/training/optimizer.safetensors"}) {
+      EXPECT_TRUE(read_file(path(a + file)) == read_file(path(b + file))) << a << file;
+    }
+  }
+};
+
+TEST_F(BFloat16Commands, TrainingResumesBitForBitInEveryCombinationOfTypes) {
+  int number = 0;
+  for (const char* types : {"", " --grad-dtype f32", " --optimizer adamw-bf16"}) {
+    const std::string whole = "whole" + std::to_string(++number), parts = "parts" + std::to_string(number);
+    const std::string run =
+        "train --dtype bf16 --hidden 32 --layers 2 --heads 2 --mlp 64 --length 64 --batch 2 "
+        "--accumulate 2 --steps 4 --eval-every 0 --sample 0" +
+        std::string(types) + " --out ";
+    expect_ok(run + path(whole));
+    expect_ok(run + path(parts) + " --stop-after 2");
+    expect_ok("train --resume --sample 0 --out " + path(parts));
+    expect_same_files(whole, parts);
+  }
+}
+
+// The saved model is the master weights in float32, or with --save-dtype their rounded values.
+TEST_F(BFloat16Commands, FineTunesAModelDirectory) {
+  const std::string run = "train --dtype bf16 --model " + path("model") + " --data " + path("data.jsonl") +
+                          " --steps 4 --rate 1e-3 --eval-fraction 0 --out ";
+  expect_ok(run + path("wide"));
+  expect_ok(run + path("narrow") + " --save-dtype bf16");
+  const SafetensorsFile wide(path("wide/step-000004/model.safetensors")),
+      narrow(path("narrow/step-000004/model.safetensors")),
+      training(path("wide/step-000004/training/optimizer.safetensors"));
+  for (const auto& [name, tensor] : wide.tensors()) {
+    const auto n = static_cast<std::size_t>(tensor.count);
+    ASSERT_EQ(tensor.dtype, "F32") << name;
+    EXPECT_EQ(std::memcmp(tensor.data, training.at("master." + name).data, tensor.bytes), 0) << name;
+    ASSERT_EQ(narrow.at(name).dtype, "BF16") << name;
+    std::vector<float> master(n);
+    std::vector<BFloat16> rounded(n);
+    read(tensor, master.data()), read(narrow.at(name), rounded.data());
+    for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(BFloat16(master[i]).bits, rounded[i].bits) << name;
+  }
+  expect_ok("eval --dtype bf16 --model " + path("narrow") + " --data " + path("text.txt"));
+}
+
+TEST_F(BFloat16Commands, GeneratesAndEvaluatesAlmostLikeFloat32) {
+  const std::string model = " --model " + path("model");
+  for (const char* dtype : {"f32", "bf16"}) {
+    const std::string type = std::string(" --dtype ") + dtype + " --json " + path(dtype);
+    expect_ok("generate --chat chatml --prompt Hello you --samples 2 --length 8 --seed 3" + model + type);
+    expect_ok("eval --data " + path("text.txt") + model + type + ".eval");
+  }
+  ASSERT_EQ(json("bf16")["texts"].size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(json("bf16")["texts"][i]["prompt_tokens"], json("f32")["texts"][i]["prompt_tokens"]);
+  }
+  const double loss = json("bf16.eval")["total"]["loss"], exact = json("f32.eval")["total"]["loss"];
+  EXPECT_NE(loss, exact);
+  EXPECT_NEAR(loss, exact, 0.1);
+}
+
+TEST_F(BFloat16Commands, EveryObjectiveHasTheSameBitsInAllModes) {
+  for (const char* objective : {"dpo", "grpo"}) {
+    expect_ok(std::string("verify --dtype bf16 --layers 2 --length 300 --objective ") + objective);
+  }
+}
+
+TEST_F(BFloat16Commands, BenchAndPlanCountTheMemoryOfTheCpu) {
+  const std::string step = " --optimizer adamw-bf16 --length 600 --dtype bf16 --device cpu --json ";
+  expect_ok("bench --family qwen3 --repeat 1 --mode stream" + step + path("bench"));
+  expect_ok("plan --family qwen3 --vocab 256" + step + path("plan"));
+  EXPECT_TRUE(contains(read_file(path("bench")), "\"dtype\": \"bfloat16\"")) << read_file(path("bench"));
+  EXPECT_TRUE(contains(read_file(path("plan")), "peak")) << read_file(path("plan"));
+}
+
+}  // namespace
+}  // namespace streambp
