@@ -110,16 +110,20 @@ void add_groups(Cpu&, Matrix<G> out, Matrix<G> partial) {
   }
 }
 
+// Part p sums the rows p, p + kSquareSums, ... A thread sums neighbouring parts, because memory is read fastest in order.
 template <class T>
 void compute_sum_of_squares(Cpu&, Matrix<double> sums, Matrix<T> x) {
-#pragma omp parallel for
-  for (Index part = 0; part < sums.cols; ++part) {
-    double sum = 0;
-    for (Index i = part; i < x.rows; i += sums.cols) {
-      const T* row = x.row(i);
-      sum += cpu::sum_of(x.cols, [=](Index j) { return static_cast<double>(row[j]) * static_cast<double>(row[j]); });
+  constexpr Index parts = 16;
+  std::fill_n(sums.data, sums.cols, 0.0);
+#pragma omp parallel for if (x.size() > kWorthThreads)
+  for (Index first = 0; first < sums.cols; first += parts) {
+    for (Index begin = first; begin < x.rows; begin += sums.cols) {
+      for (Index i = begin; i < least(begin + parts, x.rows); ++i) {
+        const T* row = x.row(i);
+        const auto square = [=](Index j) { return static_cast<double>(row[j]) * static_cast<double>(row[j]); };
+        sums(0, i % sums.cols) += cpu::sum_of(x.cols, square);
+      }
     }
-    sums(0, part) = sum;
   }
 }
 

@@ -71,12 +71,14 @@ void compute_rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const
     std::vector<A> cosine(frequencies.size()), sine(frequencies.size());
 #pragma omp for
     for (Index i = 0; i < x.rows; ++i) {
-      for (std::size_t f = 0; f < frequencies.size(); ++f) {
-        const auto [s, c] = sine_cosine(positions(0, i) * frequencies[f]);
-        cosine[f] = static_cast<A>(c);
-        sine[f] = static_cast<A>(sign * s);
+      A *c = cosine.data(), *s = sine.data();
+      const double *frequency = frequencies.data(), position = positions(0, i);
+#pragma omp simd
+      for (Index j = 0; j < half; ++j) {
+        const SineCosine turn = sine_cosine(position * frequency[j]);
+        c[j] = static_cast<A>(turn.cosine);
+        s[j] = static_cast<A>(sign * turn.sine);
       }
-      const A *c = cosine.data(), *s = sine.data();
       for (T* head = x.row(i); head < x.row(i) + x.cols; head += 2 * half) {
         for (Index j = 0; j < half; ++j) {
           const A a = head[j], b = head[j + half];

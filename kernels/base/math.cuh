@@ -91,7 +91,8 @@ struct SineCosine {
 
 // The angle is reduced to r in -π/4 .. π/4 by a multiple n of π/2, which is given in three parts.
 inline SineCosine sine_cosine(double x) {
-  const double n = std::nearbyint(x * 0.6366197723675814);
+  const double shift = 6755399441055744.0;  // 1.5 * 2^52: adding it leaves the integer n in the low bits
+  const double shifted = x * 0.6366197723675814 + shift, n = shifted - shift;
   const double r = multiply_add(n, 1.4973849048591698e-33,
                                 multiply_add(n, -6.123233995736766e-17, multiply_add(n, -1.5707963267948966, x)));
   const double square = r * r;
@@ -104,16 +105,9 @@ inline SineCosine sine_cosine(double x) {
                    polynomial(square, -1 / 2.0, 1 / 24.0, -1 / 720.0, 1 / 40320.0, -1 / 3628800.0, 1 / 479001600.0,
                               -1 / 87178291200.0, 1 / 20922789888000.0, -1 / 6402373705728000.0),
                    1.0);
-  switch (static_cast<std::int64_t>(n) & 3) {
-    case 0:
-      return {s, c};
-    case 1:
-      return {c, -s};
-    case 2:
-      return {-s, -c};
-    default:
-      return {-c, s};
-  }
+  const auto quarter = std::bit_cast<std::uint64_t>(shifted);
+  const double sine = quarter & 1 ? c : s, cosine = quarter & 1 ? s : c;
+  return {quarter & 2 ? -sine : sine, (quarter + 1) & 2 ? -cosine : cosine};
 }
 
 }  // namespace streambp
