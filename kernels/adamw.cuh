@@ -89,7 +89,7 @@ void compute_adamw(Cpu&, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, c
   using A = Accumulator<T>;
   const AdamWConstants<A> constants(settings);
   const Random random(static_cast<std::uint64_t>(settings.step), settings.parameter);
-#pragma omp parallel for
+#pragma omp parallel for if (w.size() > kWorthThreads)
   for (Index i = 0; i < w.rows; ++i) {
     T* w_row = w.row(i);
     float* master = state.master ? state.master.row(i) : nullptr;

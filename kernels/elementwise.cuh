@@ -68,13 +68,13 @@ void sum_of_squares(Device& dev, Matrix<double> sums, Matrix<T> x) {
 
 template <class T>
 void compute_zero(Cpu&, Matrix<T> x) {
-#pragma omp parallel for
+#pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) std::fill_n(x.row(i), x.cols, T(0));
 }
 
 template <class T, class U>
 void compute_add(Cpu&, Matrix<T> y, Matrix<U> x) {
-#pragma omp parallel for
+#pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) {
     for (Index j = 0; j < x.cols; ++j)
       y(i, j) = static_cast<Accumulator<T>>(y(i, j)) + static_cast<Accumulator<T>>(x(i, j));
@@ -83,7 +83,7 @@ void compute_add(Cpu&, Matrix<T> y, Matrix<U> x) {
 
 template <class T, class U>
 void compute_convert(Cpu&, Matrix<T> y, Matrix<U> x) {
-#pragma omp parallel for
+#pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) {
     for (Index j = 0; j < x.cols; ++j) y(i, j) = static_cast<Accumulator<T>>(x(i, j));
   }
