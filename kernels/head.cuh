@@ -48,15 +48,27 @@ void log_probabilities_and_gradient(Device& dev, Matrix<A> logp, Matrix<T> logit
 
 namespace cpu {
 
-// Replaces the row by exp(x - max) and returns {logp of the target, Σ exp(x - max)}.
-template <class T>
-std::pair<T, T> softmax_row(T* x, Index n, std::int32_t target) {
-  T maximum = x[0];
+// The softmax of a row of logits x is exp(x - maximum) / sum.
+template <class A>
+struct Softmax {
+  A maximum, sum;
+  A logp(A x) const { return x - maximum - logarithm(sum); }
+};
+
+// Calls keep(j, exp(x[j] - maximum)) for every logit; it may overwrite x[j]. Training and generation both use this
+// function, so the log-prob of a sampled token has the same bits in both.
+template <class T, class F>
+Softmax<Accumulator<T>> softmax_of(const T* x, Index n, F&& keep) {
+  using A = Accumulator<T>;
+  A maximum = static_cast<A>(x[0]);
 #pragma omp simd reduction(max : maximum)
-  for (Index j = 0; j < n; ++j) maximum = x[j] > maximum ? x[j] : maximum;
-  const T shifted_target = x[target] - maximum;
-  const T sum = sum_of(n, [=](Index j) { return x[j] = exponential(x[j] - maximum); });
-  return {shifted_target - logarithm(sum), sum};
+  for (Index j = 0; j < n; ++j) maximum = static_cast<A>(x[j]) > maximum ? static_cast<A>(x[j]) : maximum;
+  const A sum = sum_of(n, [=](Index j) {
+    const A term = exponential(static_cast<A>(x[j]) - maximum);
+    keep(j, term);
+    return term;
+  });
+  return {maximum, sum};
 }
 
 }  // namespace cpu
@@ -73,10 +85,11 @@ void compute_log_probabilities(Cpu&, Matrix<T> logp, Matrix<T> logits, Matrix<co
       if (w) std::fill_n(row, logits.cols, T(0));
       continue;
     }
-    const auto [row_logp, sum] = cpu::softmax_row(row, logits.cols, target);
-    logp(0, i) = row_logp;
+    const T target_logit = row[target];
+    const auto softmax = cpu::softmax_of(row, logits.cols, [=](Index j, T term) { row[j] = term; });
+    logp(0, i) = softmax.logp(target_logit);
     if (!w) continue;
-    const T weight = w(i, row_logp), factor = -weight / sum;
+    const T weight = w(i, logp(0, i)), factor = -weight / softmax.sum;
 #pragma omp simd
     for (Index j = 0; j < logits.cols; ++j) row[j] *= factor;
     row[target] += weight;

@@ -131,23 +131,40 @@ TEST_P(EveryGenerator, CompletionsDoNotDependOnOtherSequences) {
   EXPECT_NE(results[0][1], results[0][4]) << "a repeated prompt uses different random numbers";
 }
 
-TEST(Generate, SumsLogProbs) {
-  const Config c = families()[3].config;
-  Subject<double> subject(c);
-  Generator<Cpu, double> generator(subject.dev, subject.model, 1, 60, 32);
-  const Tokens prompt = random_tokens(c, 10, 1);
-  const GenerationSettings settings{{.temperature = 0.5, .top_k = 5}, 20, {}};
-  const Continuation text = generate(generator, {prompt}, settings, kQuietly).front();
-  Tokens whole = prompt;
-  whole.insert(whole.end(), text.tokens.begin(), text.tokens.end());
-  const Matrix<double> logits = subject.logits(whole);
-  double logp = 0;
-  for (Index t = 9; t + 1 < static_cast<Index>(whole.size()); ++t) {
-    double sum = 0;
-    for (Index j = 0; j < c.vocab; ++j) sum += std::exp(logits(t, j));
-    logp += logits(t, whole[index(t + 1)]) - std::log(sum);
+// The log-probs of sampled tokens are those of training and evaluation, bit for bit, for any sampling and any number of
+// sequences in parallel.
+template <class T>
+void expect_logps_of_training(const Config& c) {
+  Subject<T> subject(c);
+  const Tokens shared = random_tokens(c, sized<Index>(280, 140), 1);
+  std::vector<Tokens> prompts;  // most share a prefix, and one occurs twice
+  for (const Index length : {static_cast<Index>(shared.size()), Index{131}, Index{3}, Index{140}, Index{131}}) {
+    prompts.push_back(random_tokens(c, length, 2));
+    if (length > 3) std::copy_n(shared.begin(), length - 2, prompts.back().begin());
   }
-  EXPECT_NEAR(text.logp, logp, 1e-4 * std::abs(logp));
+  const Sampling samplings[] = {{}, {.temperature = 0}, {.temperature = 0.5, .top_p = 0.9, .top_k = 5}};
+  Cpu dev(std::size_t{1} << 28);
+  Trainer<Cpu, T> trainer(dev, c, 320, OptimizerKind::none);
+  initialise(dev, trainer.model, 3, 0.15);
+  for (const auto& [slots, chunk] : {std::pair<Index, Index>{1, 64}, {3, 256}, {5, 1000}}) {
+    Generator<Cpu, T> generator(subject.dev, subject.model, slots, 320, chunk);
+    const GenerationSettings settings{samplings[slots / 2], 12, {}};
+    const auto texts = generate(generator, prompts, settings, kQuietly);
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      Tokens whole = prompts[i];
+      whole.insert(whole.end(), texts[i].tokens.begin(), texts[i].tokens.end());
+      Batch batch;
+      batch.append(whole);
+      const std::vector<T> logps = trainer.evaluate(batch, Schedule::stream(kTile, kTile));
+      const std::vector<T> scored(logps.end() - 13, logps.end() - 1);  // the last token is followed by none
+      EXPECT_EQ(texts[i].logps, std::vector<double>(scored.begin(), scored.end())) << slots << " slots, prompt " << i;
+    }
+  }
+}
+
+TEST_P(EveryGenerator, LogProbsAreThoseOfTraining) {
+  expect_logps_of_training<float>(GetParam().config);
+  expect_logps_of_training<double>(GetParam().config);
 }
 
 TEST(Generate, ReusesPrefixesOfAnySlot) {
