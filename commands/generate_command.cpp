@@ -1,5 +1,6 @@
 // streambp generate: completions of prompts, or a chat.
 #include <iostream>
+#include <numeric>
 #include <optional>
 
 #include "commands/command.cuh"
@@ -210,7 +211,8 @@ class GenerateCommand : public Command {
                                {"prompt_tokens", p.tokens},
                                {"text", display.text(i)},
                                {"tokens", texts[i].tokens},
-                               {"logp", texts[i].logp},
+                               {"logp", std::accumulate(texts[i].logps.begin(), texts[i].logps.end(), 0.0)},
+                               {"logps", texts[i].logps},
                                {"end", endings[static_cast<int>(texts[i].end)]}});
     }
     write_file_atomically(json_file, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");

@@ -172,10 +172,7 @@ class VerifyCommand : public Command {
       const std::string fingerprint = format("%016lx", full_->gradient.fingerprint());
       json_["fingerprint"] = fingerprint;
       std::printf("Verified: every bit of the gradient is the same in all modes. Fingerprint: %s%s\n",
-                  fingerprint.c_str(),
-                  settings_.device == DeviceKind::cpu && input_.objective.kind == ObjectiveKind::sft
-                      ? ", on any x86 CPU with AVX2."
-                      : ".");
+                  fingerprint.c_str(), settings_.device == DeviceKind::cpu ? ", on any CPU." : ".");
     }
     json_["verified"] = problems_.empty();
     if (!json_file_.empty()) write_file_atomically(json_file_, json_.dump(2) + "\n");

@@ -6,6 +6,7 @@
 #include "data/documents/packing.cuh"
 #include "data/documents/tokenised.cuh"
 #include "data/files/checkpoint.cuh"
+#include "training/verify/random_documents.cuh"
 
 namespace streambp {
 
@@ -47,7 +48,11 @@ class VerifyInput {
     }
     config = model.config(length_);
     if (!data_.empty()) batch = documents_of_data();
-    if (batch.size() == 0) batch = random_documents();
+    if (batch.size() == 0) {
+      require(documents_ * 2 <= length_, "--documents ", documents_, " of two tokens or more do not fit --length ",
+              length_);
+      batch = random_documents(config, documents_, length_, seed);
+    }
     const auto documents = static_cast<Index>(batch.documents().size());
     require(objective.kind != ObjectiveKind::dpo || documents % 2 == 0,
             "--objective dpo needs pairs of documents, not ", documents, "; give an even number of --documents");
@@ -98,37 +103,6 @@ class VerifyInput {
     require(result.target_count() > 0, data_[0], ": its first ", length_,
             " tokens have no targets; give a larger --length");
     return result;
-  }
-
-  // Documents of unequal length with random tokens. The first eighth of each has no targets, like a prompt.
-  Batch random_documents() const {
-    require(documents_ * 2 <= length_, "--documents ", documents_, " of two tokens or more do not fit --length ",
-            length_);
-    const Random random(seed, 77);
-    Batch result;
-    std::uint64_t drawn = 0;
-    auto token = [&] {
-      return static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(config.vocab), drawn++));
-    };
-    Index begin = 0;
-    for (Index i = 0; i < documents_; ++i) {
-      const Index end = end_of_document(i, begin);
-      std::vector<std::int32_t> document;
-      for (Index t = begin; t < end; ++t) document.push_back(token());
-      result.append(document, token());
-      for (Index t = begin; t < begin + (end - begin) / 8; ++t) result.targets[static_cast<std::size_t>(t)] = -1;
-      begin = end;
-    }
-    return result;
-  }
-
-  // Later documents are longer (ends are a quadratic function), unless positions limit them. Each has two tokens or more.
-  Index end_of_document(Index i, Index begin) const {
-    const double fraction = static_cast<double>(i + 1) / static_cast<double>(documents_);
-    const double quadratic = 0.5 * fraction + 0.5 * fraction * fraction;
-    Index end = i + 1 == documents_ ? length_ : static_cast<Index>(static_cast<double>(length_) * quadratic);
-    if (config.positions == Positions::learned) end = length_ * (i + 1) / documents_;
-    return std::clamp(end, begin + 2, length_ - 2 * (documents_ - 1 - i));
   }
 
   OptionTable* options_ = nullptr;

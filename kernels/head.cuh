@@ -48,26 +48,25 @@ void log_probabilities_and_gradient(Device& dev, Matrix<A> logp, Matrix<T> logit
 
 namespace cpu {
 
-// Whether exp(x - maximum) can replace x without being rounded.
-template <class T>
-constexpr bool kHoldsSums = std::is_same_v<T, Accumulator<T>>;
-
+// The softmax of a row of logits x is exp(x - maximum) / sum.
 template <class A>
-struct RowSoftmax {
-  A maximum, sum;  // Σ exp(x - maximum)
+struct Softmax {
+  A maximum, sum;
+  A logp(A x) const { return x - maximum - logarithm(sum); }
 };
 
-// x becomes exp(x - maximum) where it can.
-template <class T>
-RowSoftmax<Accumulator<T>> softmax_row(T* x, Index n) {
+// Calls keep(j, exp(x[j] - maximum)) for every logit; it may overwrite x[j]. Training and generation both use this
+// function, so the log-prob of a sampled token has the same bits in both.
+template <class T, class F>
+Softmax<Accumulator<T>> softmax_of(const T* x, Index n, F&& keep) {
   using A = Accumulator<T>;
-  A maximum = x[0];
+  A maximum = static_cast<A>(x[0]);
 #pragma omp simd reduction(max : maximum)
-  for (Index j = 0; j < n; ++j) maximum = A(x[j]) > maximum ? A(x[j]) : maximum;
+  for (Index j = 0; j < n; ++j) maximum = static_cast<A>(x[j]) > maximum ? static_cast<A>(x[j]) : maximum;
   const A sum = sum_of(n, [=](Index j) {
-    const A e = exponential(A(x[j]) - maximum);
-    if constexpr (kHoldsSums<T>) x[j] = e;
-    return e;
+    const A term = exponential(static_cast<A>(x[j]) - maximum);
+    keep(j, term);
+    return term;
   });
   return {maximum, sum};
 }
@@ -88,13 +87,16 @@ void compute_log_probabilities(Cpu&, Matrix<Accumulator<T>> logp, Matrix<T> logi
       continue;
     }
     const A target_logit = row[target];
-    const cpu::RowSoftmax<A> softmax = cpu::softmax_row(row, logits.cols);
-    logp(0, i) = target_logit - softmax.maximum - logarithm(softmax.sum);
+    constexpr bool keeps_terms = std::is_same_v<T, A>;  // bfloat16 would round them
+    const auto softmax = cpu::softmax_of(row, logits.cols, [=](Index j, A term) {
+      if constexpr (keeps_terms) row[j] = term;
+    });
+    logp(0, i) = softmax.logp(target_logit);
     if (!w) continue;
     const A weight = w(i, logp(0, i)), factor = -weight / softmax.sum;
 #pragma omp simd
     for (Index j = 0; j < logits.cols; ++j) {
-      row[j] = factor * (cpu::kHoldsSums<T> ? A(row[j]) : exponential(A(row[j]) - softmax.maximum));
+      row[j] = factor * (keeps_terms ? A(row[j]) : exponential(A(row[j]) - softmax.maximum));
     }
     row[target] = factor * exponential(target_logit - softmax.maximum) + weight;
   }

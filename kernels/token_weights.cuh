@@ -9,8 +9,7 @@
 // So one pass over the logits gives both the log-probs and their gradient.
 #pragma once
 
-#include <cmath>
-
+#include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {
@@ -40,9 +39,9 @@ struct TokenWeights {
   constexpr explicit operator bool() const { return fixed || advantage; }
   constexpr A operator()(Index t, A logp) const {
     if (fixed) return fixed(0, t);
-    const A ratio = old ? std::exp(logp - old(0, t)) : A(1);
+    const A ratio = old ? exponential(logp - old(0, t)) : A(1);
     const A slope = ClippedRatio<A>(ratio, advantage(0, t), lowest, highest).slope;
-    return kl ? slope - kl(0, t) * std::expm1(reference(0, t) - logp) : slope;
+    return kl ? slope - kl(0, t) * exponential_minus_one(reference(0, t) - logp) : slope;
   }
   TokenWeights columns(Rows rows) const {
     auto part = [&](Matrix<const A> m) { return m ? m.columns(rows.begin, rows.size()) : m; };

@@ -220,7 +220,7 @@ enum class Ending { none, stop, length, room };
 // The completion of a prompt, with its stop token if it has one.
 struct Continuation {
   Tokens tokens;
-  double logp = 0;  // sum over the tokens, at temperature 1
+  std::vector<double> logps;  // of the tokens, at temperature 1, with the bits that training computes
   Ending end = Ending::none;
 };
 
@@ -283,7 +283,7 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
       Continuation& text = texts[active[i].number];
       const std::int32_t token = draws[i].token;
       text.tokens.push_back(token);
-      text.logp += draws[i].logp;
+      text.logps.push_back(draws[i].logp);
       text.end = s.stop.count(token) > 0                              ? Ending::stop
                  : static_cast<Index>(text.tokens.size()) == s.length ? Ending::length
                  : static_cast<Index>(lengths[i]) == generator.room   ? Ending::room

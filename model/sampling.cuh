@@ -18,6 +18,7 @@
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/base/random.cuh"
+#include "kernels/head.cuh"
 
 namespace streambp {
 
@@ -101,36 +102,28 @@ inline Candidate last_candidate(std::span<const float> weights, const Sampling& 
   return *std::max_element(left.begin(), left.end());
 }
 
-// The weights exp((x - maximum) / temperature) of a row; their sum goes to `sum`.
-template <class T>
-std::vector<float> softmax_weights(std::span<const T> logits, float maximum, double temperature, double& sum) {
-  std::vector<float> weights(logits.size());
-  const auto sharpness = static_cast<float>(1 / std::max(temperature, 1e-30));
-  const auto n = static_cast<Index>(logits.size());
-  const T* x = logits.data();
-  float* w = weights.data();
-  sum = cpu::sum_of(n, [=](Index j) {
-    w[j] = exponential((static_cast<float>(x[j]) - maximum) * sharpness);
-    return static_cast<double>(w[j]);
-  });
-  return weights;
-}
-
 // Samples with a uniform random number from (0, 1). Logits must be finite.
 template <class T>
 Draw draw(std::span<const T> logits, const Sampling& s, double uniform) {
+  using A = Accumulator<T>;
+  const auto n = static_cast<Index>(logits.size());
+  const T* x = logits.data();
+  std::vector<float> weights(logits.size());  // exp((x - maximum) / temperature), at first with temperature 1
+  float* w = weights.data();
+  const auto softmax = cpu::softmax_of(x, n, [=](Index j, A term) { w[j] = static_cast<float>(term); });
   const auto largest = std::max_element(logits.begin(), logits.end());
-  const auto maximum = static_cast<float>(*largest);
-  double sum = 0;
-  std::vector<float> weights = softmax_weights(logits, maximum, 1, sum);
   auto drawn = [&](std::size_t token) {
-    return Draw{static_cast<std::int32_t>(token),
-                static_cast<double>(logits[token]) - static_cast<double>(maximum) - logarithm(sum)};
+    return Draw{static_cast<std::int32_t>(token), static_cast<double>(softmax.logp(static_cast<A>(logits[token])))};
   };
   if (s.temperature == 0) return drawn(static_cast<std::size_t>(largest - logits.begin()));
 
-  double left = sum;
-  if (s.temperature != 1) weights = softmax_weights(logits, maximum, s.temperature, left);
+  if (s.temperature != 1) {
+    const auto sharpness = static_cast<float>(1 / std::max(s.temperature, 1e-30));
+    const auto maximum = static_cast<float>(softmax.maximum);
+#pragma omp simd
+    for (Index j = 0; j < n; ++j) w[j] = exponential((static_cast<float>(x[j]) - maximum) * sharpness);
+  }
+  double left = cpu::sum_of(n, [=](Index j) { return static_cast<double>(w[j]); });
   Candidate last{0, 0};
   if (s.top_k > 0 || s.top_p < 1) last = last_candidate(weights, s, left);
   left *= uniform;

@@ -161,6 +161,29 @@ TEST(ElementaryFunctions, AreAccurate) {
                   from, to, [](double x) { return logarithm(x); }, log),
               4.5e-16);
   }
+  const auto expm1 = [](long double x) { return std::expm1(x); };
+  const auto expm1_of_float = [&](long double x) { return expm1(static_cast<float>(x)); };
+  const auto log1p = [](long double x) { return std::log1p(x); };
+  for (auto [from, to] :
+       {std::pair<double, double>{-40, 86}, {-2, 2}, {1e-300, 1e-299}, {1e-17, 1e-14}, {-1e-5, -1e-9}}) {
+    EXPECT_LT(largest_error(
+                  from, to, [](double x) { return exponential_minus_one(x); }, expm1),
+              3.4e-16);
+    if (from == 1e-300) continue;
+    EXPECT_LT(largest_error(
+                  from, to, [](double x) { return exponential_minus_one(static_cast<float>(x)); }, expm1_of_float),
+              1.8e-7);
+  }
+  for (auto [from, to] :
+       {std::pair<double, double>{1e-300, 1e-299}, {1e-17, 1e-14}, {1e-9, 1e-5}, {1e-3, 1}, {-0.9, -1e-3}, {1, 1e6}}) {
+    EXPECT_LT(largest_error(
+                  from, to, [](double x) { return logarithm_one_plus(x); }, log1p),
+              4.5e-16);
+  }
+  EXPECT_LT(largest_error(
+                -700, 700, [](double x) { return log_sigmoid(x); },
+                [](long double x) { return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x)); }),
+            4.5e-16);
   for (double x : {0.0, 0.5, 1e3, 123456.789, 1e6, -77777.7}) {
     const auto [sine, cosine] = sine_cosine(x);
     EXPECT_NEAR(sine, std::sin(x), 2.3e-16);
@@ -180,7 +203,46 @@ TEST(ElementaryFunctions, HandleValuesAtTheEdges) {
   EXPECT_TRUE(std::isnan(exponential(static_cast<float>(NAN))) && std::isnan(exponential(static_cast<double>(NAN))));
   EXPECT_EQ(logarithm(0.0), -INFINITY);
   EXPECT_EQ(logarithm(static_cast<double>(INFINITY)), INFINITY);
+  EXPECT_NEAR(logarithm(1e-310), std::log(1e-310), 2e-13) << "subnormal";
+  EXPECT_EQ(logarithm(0x1p-1074), -1074 * 0.6931471805599453);
+  EXPECT_EQ(exponential_minus_one(0.0f), 0);
+  EXPECT_EQ(exponential_minus_one(0x1p-1074), 0x1p-1074);
+  EXPECT_EQ(exponential_minus_one(-1e300), -1);
+  EXPECT_EQ(exponential_minus_one(-1e30f), -1);
+  EXPECT_TRUE(std::isfinite(exponential_minus_one(1e30f)) && std::isfinite(exponential_minus_one(1e300)));
+  EXPECT_TRUE(std::isnan(exponential_minus_one(static_cast<double>(NAN))));
+  EXPECT_EQ(logarithm_one_plus(0), 0);
+  EXPECT_EQ(logarithm_one_plus(0x1p-1074), 0x1p-1074);
+  EXPECT_TRUE(std::isnan(logarithm_one_plus(NAN)) && std::isnan(log_sigmoid(NAN)));
+  EXPECT_EQ(log_sigmoid(-1e300), -1e300);
+  EXPECT_LE(log_sigmoid(1e300), 0);
   EXPECT_TRUE(std::isnan(logarithm(-1.0)) && std::isnan(logarithm(static_cast<double>(NAN))));
+}
+
+// In a loop, the compiler computes several values at once.
+template <class T, class F>
+void expect_same_bits_in_vectors(double from, double to, F f) {
+  constexpr int n = 1000;
+  std::vector<T> x(n), in_vectors(n);
+  for (int i = 0; i < n; ++i) x[static_cast<std::size_t>(i)] = static_cast<T>(from + (to - from) * i / n);
+  const T* const from_x = x.data();
+  T* const y = in_vectors.data();
+#pragma omp simd
+  for (int i = 0; i < n; ++i) y[i] = f(from_x[i]);
+  T (*volatile alone)(T) = [](T value) { return F()(value); };
+  for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(in_vectors[i], alone(x[i])) << x[i];
+}
+
+TEST(ElementaryFunctions, HaveTheSameBitsInVectors) {
+  const auto exp = [](auto x) { return exponential(x); };
+  const auto expm1 = [](auto x) { return exponential_minus_one(x); };
+  const auto logistic = [](auto x) { return sigmoid(x); };
+  for (const double size : {1e-6, 1.0, 100.0, 800.0}) {
+    expect_same_bits_in_vectors<float>(-size, size, exp), expect_same_bits_in_vectors<double>(-size, size, exp);
+    expect_same_bits_in_vectors<float>(-size, size, expm1), expect_same_bits_in_vectors<double>(-size, size, expm1);
+    expect_same_bits_in_vectors<float>(-size, size, logistic);
+    expect_same_bits_in_vectors<double>(-size, size, logistic);
+  }
 }
 
 }  // namespace

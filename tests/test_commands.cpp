@@ -95,21 +95,17 @@ TEST_F(Commands, HelpToAFullDeviceIsAnError) {
   }
 }
 
-// The order of every sum and all elementary functions are the program's own, so these do not depend on the machine: not
-// on its processor, its vectors, its C library or its number of threads. If a change of the arithmetic is intended, the
-// new values belong here and into docs/verification.md.
+// verify prints the fingerprints that tests/test_fingerprints.cpp checks.
 TEST_F(Commands, VerifyPrintsTheSameFingerprintOnEveryMachine) {
-  const char* const expected[][3] = {{"gpt2", "f32", "0799cdbd4d5f17d0"},   {"gpt2", "f64", "0909bcf39b6eaae3"},
-                                     {"gpt2", "bf16", "e8047743c12d116e"},  {"qwen3", "f32", "efb871d156966dfb"},
-                                     {"qwen3", "f64", "13f1e1b61661b29f"},  {"qwen3", "bf16", "5507cf9316d59160"},
-                                     {"gemma3", "f32", "b721412df6b4bc9e"}, {"gemma3", "f64", "f7426af888efdfd3"},
-                                     {"gemma3", "bf16", "033b77c642d517fb"}};
-  for (const auto& [family, dtype, fingerprint] : expected) {
-    const Outcome outcome =
-        execute(std::string("verify --layers 2 --length 600 --family ") + family + " --dtype " + dtype);
-    EXPECT_TRUE(contains(outcome.output, std::string("Fingerprint: ") + fingerprint + ", on any x86 CPU with AVX2."))
-        << family << " " << dtype << "\n"
-        << outcome.output;
+  const std::string known = read_file(STREAMBP_SOURCE "/tests/golden/fingerprints.txt");
+  for (const auto& [family, dtype, objective] : std::initializer_list<std::array<std::string, 3>>{
+           {"gpt2", "f32", "sft"}, {"qwen3", "f32", "dpo"}, {"gemma3", "f64", "grpo --kl 0.1"}}) {
+    const Outcome outcome = execute("verify --layers 2 --length 400 --family " + family + " --dtype " + dtype +
+                                    " --objective " + objective);
+    const std::string name = family + " " + dtype + " " + objective.substr(0, objective.find(' ')) + " ";
+    ASSERT_TRUE(contains(known, name)) << name;
+    const std::string fingerprint = known.substr(known.find(name) + name.size(), 16);
+    EXPECT_TRUE(contains(outcome.output, "Fingerprint: " + fingerprint + ", on any CPU.")) << name << outcome.output;
   }
 }
 

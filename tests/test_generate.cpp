@@ -3,6 +3,7 @@
 #include "data/files/checkpoint.cuh"
 #include "model/generate.cuh"
 #include "tests/support.cuh"
+#include "training/grpo/rollouts.cuh"
 
 namespace streambp {
 namespace {
@@ -131,23 +132,80 @@ TEST_P(EveryGenerator, CompletionsDoNotDependOnOtherSequences) {
   EXPECT_NE(results[0][1], results[0][4]) << "a repeated prompt uses different random numbers";
 }
 
-TEST(Generate, SumsLogProbs) {
-  const Config c = families()[3].config;
-  Subject<double> subject(c);
-  Generator<Cpu, double> generator(subject.dev, subject.model, 1, 60, 32);
-  const Tokens prompt = random_tokens(c, 10, 1);
-  const GenerationSettings settings{{.temperature = 0.5, .top_k = 5}, 20, {}};
-  const Continuation text = generate(generator, {prompt}, settings, kQuietly).front();
-  Tokens whole = prompt;
-  whole.insert(whole.end(), text.tokens.begin(), text.tokens.end());
-  const Matrix<double> logits = subject.logits(whole);
-  double logp = 0;
-  for (Index t = 9; t + 1 < static_cast<Index>(whole.size()); ++t) {
-    double sum = 0;
-    for (Index j = 0; j < c.vocab; ++j) sum += std::exp(logits(t, j));
-    logp += logits(t, whole[index(t + 1)]) - std::log(sum);
+// --- Log-probs of sampled tokens have the bits that training and evaluation compute ---
+
+// Prompts of several lengths. Most share a prefix of more than a tile of keys, and one occurs twice.
+std::vector<Tokens> related_prompts(const Config& c) {
+  const Tokens shared = random_tokens(c, 280, 1);
+  std::vector<Tokens> prompts;
+  for (const Index length : sized<Lengths>({280, 131, 3, 140, 131}, {140, 131, 3, 131})) {
+    prompts.push_back(random_tokens(c, length, 2));
+    if (length > 3) std::copy_n(shared.begin(), length - 2, prompts.back().begin());
   }
-  EXPECT_NEAR(text.logp, logp, 1e-4 * std::abs(logp));
+  return prompts;
+}
+
+// The completed prompts, packed. The loss covers the completions.
+Batch packed_texts(const std::vector<Tokens>& prompts, const std::vector<Continuation>& completions) {
+  Batch batch;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    Rollout rollout{prompts[i], static_cast<Index>(prompts[i].size()), i % 2 ? -1.0 : 1.0};
+    rollout.tokens.insert(rollout.tokens.end(), completions[i].tokens.begin(), completions[i].tokens.end());
+    append(batch, rollout);
+  }
+  return batch;
+}
+
+// The log-probs of sampling for the tokens of packed_texts().
+std::vector<double> sampled_logps(const Batch& batch, const std::vector<Continuation>& completions) {
+  std::vector<double> logps(batch.targets.size());
+  auto completion = completions.begin();
+  for (const Rows rows : batch.documents()) {
+    auto logp = completion++->logps.begin();
+    for_each_target(batch, rows, [&](std::size_t t) { logps[t] = *logp++; });
+  }
+  return logps;
+}
+
+// For any sampling and any number of sequences in parallel.
+template <class T>
+void expect_logps_of_training(const Config& c) {
+  Subject<T> subject(c);
+  const std::vector<Tokens> prompts = related_prompts(c);
+  const Sampling samplings[] = {{}, {.temperature = 0}, {.temperature = 0.5, .top_p = 0.9, .top_k = 5}};
+  Cpu dev(std::size_t{1} << 28);
+  Trainer<Cpu, T> trainer(dev, c, 800, OptimizerKind::none);
+  initialise(dev, trainer.model, 3, 0.15);
+  for (const auto& [slots, chunk] : {std::pair<Index, Index>{1, 64}, {3, 256}, {5, 1000}}) {
+    Generator<Cpu, T> generator(subject.dev, subject.model, slots, 320, chunk);
+    const auto completions = generate(generator, prompts, {samplings[slots / 2], 12, {}}, kQuietly);
+    const Batch batch = packed_texts(prompts, completions);
+    const std::vector<T> logps = trainer.evaluate(batch, Schedule::stream(kTile, kTile));
+    EXPECT_EQ(sampled_logps(batch, completions), std::vector<double>(logps.begin(), logps.end())) << slots << " slots";
+  }
+}
+
+TEST_P(EveryGenerator, SampledLogProbsAreThoseOfTraining) {
+  expect_logps_of_training<float>(GetParam().config);
+  expect_logps_of_training<double>(GetParam().config);
+}
+
+// So GRPO's policy ratio is exactly 1 before the first update: no ratio is clipped even if none may differ from 1, and
+// the gradient is the gradient without ratios.
+TEST_P(EveryGenerator, PolicyRatiosOfSampledTokensAreOne) {
+  const Config& c = GetParam().config;
+  Subject<float> subject(c);
+  const std::vector<Tokens> prompts = related_prompts(c);
+  Generator<Cpu, float> generator(subject.dev, subject.model, 2, 320, 256);
+  const auto completions = generate(generator, prompts, {{}, 12, {}}, kQuietly);
+  Batch batch = packed_texts(prompts, completions);
+  const Objective objective{.kind = ObjectiveKind::grpo, .clip_low = 0, .clip_high = 0};
+  const Schedule schedule = Schedule::stream(kTile, kTile);
+  const GradientRun without = run_gradient<Cpu, float>(c, batch, schedule, random_weights(), objective);
+  batch.old = sampled_logps(batch, completions);
+  const GradientRun with = run_gradient<Cpu, float>(c, batch, schedule, random_weights(), objective);
+  EXPECT_TRUE(with.gradient == without.gradient && with.loss == without.loss);
+  EXPECT_EQ(with.others.at("clip_fraction"), 0);
 }
 
 TEST(Generate, ReusesPrefixesOfAnySlot) {

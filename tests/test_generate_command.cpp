@@ -49,7 +49,11 @@ TEST_F(Generation, ContinuesAPromptAndReportsItsTokens) {
   EXPECT_EQ(text["prompt"], "Once upon");
   EXPECT_EQ(text["prompt_tokens"].size(), 9u);
   EXPECT_EQ(text["tokens"].size(), 20u);
+  EXPECT_EQ(text["logps"].size(), 20u);
+  double sum = 0;
+  for (const Json& logp : text["logps"]) sum += logp.get<double>();
   EXPECT_LT(text["logp"], 0);
+  EXPECT_EQ(text["logp"], sum);
   EXPECT_EQ(text["end"], "length");
   EXPECT_EQ(texts("--prompt 'Once upon' --length 20 --seed 4"), all) << "the same seed";
   EXPECT_NE(texts("--prompt 'Once upon' --length 20 --seed 5"), all) << "another seed";

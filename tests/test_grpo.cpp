@@ -64,6 +64,7 @@ TEST_F(Grpo, IncreasesTheReward) {
     EXPECT_EQ(metric("run", what).size(), 45u) << what;
   }
   EXPECT_EQ(metric("run", "evaluation_reward").size(), 2u);
+  EXPECT_EQ(metric("run", "sampling_difference"), std::vector<double>(45, 0.0)) << "the bits of training";
 }
 
 // The samples of a round are recorded as lines from which off-line training takes the same step.

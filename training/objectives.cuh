@@ -17,7 +17,6 @@
 // whole step, so accumulating micro-batches is exact.
 #pragma once
 
-#include <cmath>
 #include <map>
 #include <string>
 
@@ -108,9 +107,6 @@ inline std::vector<double> shares(const Objective& o, const Batch& batch, const 
   return n;
 }
 
-// log σ(x), also where σ(x) underflows.
-inline double log_sigmoid(double x) { return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x)); }
-
 // The pairs of a batch: returns their part of the step's loss, and writes the weights of their tokens to `w`. Rewards are
 // defined as in TRL: β times the score (for ipo, the sum instead of the mean).
 template <class A>
@@ -138,12 +134,13 @@ Measures measure_pairs(const Objective& o, const Batch& batch, const Counts& ste
     const Side chosen = side(documents[i]), rejected = side(documents[i + 1]);
     double x = o.beta * (chosen.score() - rejected.score()), loss = 0, slope = 0;
     if (o.preference == Preference::ipo) {
-      loss = std::pow((x - 0.5) / o.beta, 2);
-      slope = 2 * (x - 0.5) / o.beta / o.beta;
+      const double distance = (x - 0.5) / o.beta;
+      loss = distance * distance;
+      slope = 2 * distance / o.beta;
     } else {
       if (o.preference == Preference::simpo) x -= o.margin;
       loss = -(1 - o.label_smoothing) * log_sigmoid(x) - o.label_smoothing * log_sigmoid(-x);
-      slope = -(1 - o.label_smoothing) * std::exp(log_sigmoid(-x)) + o.label_smoothing * std::exp(log_sigmoid(x));
+      slope = o.label_smoothing * sigmoid(x) - (1 - o.label_smoothing) * sigmoid(-x);
     }
     const double dscore = o.beta * slope / pairs;
     for_each_target(batch, chosen.rows, [&](std::size_t t) { w[t] = dscore / chosen.terms; });
@@ -173,12 +170,12 @@ Measures measure(const Objective& o, const Batch& batch, const Counts& step, con
   double kl = 0, clipped = 0;
   const auto targets = static_cast<double>(step.targets);
   for_each_target(batch, {0, batch.size()}, [&](std::size_t t) {
-    const double now = static_cast<double>(logp[t]), ratio = batch.old.empty() ? 1 : std::exp(now - batch.old[t]);
+    const double now = static_cast<double>(logp[t]), ratio = batch.old.empty() ? 1 : exponential(now - batch.old[t]);
     const ClippedRatio<double> policy(ratio, batch.advantages[t], 1 - o.clip_low, 1 + o.clip_high);
     sum.loss += n[t] * policy.value;
     clipped += policy.clipped;
     if (o.kl > 0) {
-      const double delta = batch.reference[t] - now, k3 = std::expm1(delta) - delta;
+      const double delta = batch.reference[t] - now, k3 = exponential_minus_one(delta) - delta;
       sum.loss += n[t] * o.kl * k3;
       kl += k3;
     }

@@ -1,6 +1,6 @@
 // Elementary functions with the same bits on every CPU, whatever its C library: they consist of additions,
 // multiplications and explicit fused multiply-adds. Compilers can vectorise those for rows of a matrix, because they
-// have no branches. They are accurate to 2 ulp. exponential and sigmoid also run on GPUs.
+// have no branches. They are accurate to 2 ulp. Those of float also run on GPUs.
 #pragma once
 
 #include <bit>
@@ -22,8 +22,45 @@ constexpr T polynomial(T x, T first, Rest... rest) {
   return multiply_add(polynomial(x, rest...), x, first);
 }
 
-// exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2, and a polynomial for exp(r). The result is clamped to
-// normal numbers, so it is never infinite or zero.
+// x = n ln 2 + r with |r| <= ln 2 / 2, and 2^n. x is clamped so that 2^n exp(r) is a normal number.
+template <class T>
+struct Reduced {
+  T r, power;
+};
+
+constexpr Reduced<float> reduced(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  x = x > 88.0f ? 88.0f : x;
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the low bits
+  const float shifted = multiply_add(x, 1.44269504f, shift), n = shifted - shift;
+  const float r = multiply_add(n, 2.12194440e-4f, multiply_add(n, -0.693359375f, x));  // ln 2 in two parts
+  const std::uint32_t power = (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(shift) + 127u)
+                              << 23;
+  return {r, std::bit_cast<float>(power)};
+}
+
+constexpr Reduced<double> reduced(double x) {
+  x = x < -708.0 ? -708.0 : x;
+  x = x > 709.0 ? 709.0 : x;
+  const double shift = 6755399441055744.0;  // 1.5 * 2^52
+  const double shifted = multiply_add(x, 1.4426950408889634, shift), n = shifted - shift;
+  const double r = multiply_add(n, -2.3190468138462996e-17, multiply_add(n, -0.6931471805599453, x));
+  const std::uint64_t power = (std::bit_cast<std::uint64_t>(shifted) - std::bit_cast<std::uint64_t>(shift) + 1023u)
+                              << 52;
+  return {r, std::bit_cast<double>(power)};
+}
+
+// (exp(r) - 1 - r) / r²
+constexpr float exponential_tail(float r) {
+  return polynomial(r, 5.0000001201e-1f, 1.6666665459e-1f, 4.1665795894e-2f, 8.3334519073e-3f, 1.3981999507e-3f,
+                    1.9875691500e-4f);
+}
+constexpr double exponential_tail(double r) {
+  return polynomial(r, 1 / 2.0, 1 / 6.0, 1 / 24.0, 1 / 120.0, 1 / 720.0, 1 / 5040.0, 1 / 40320.0, 1 / 362880.0,
+                    1 / 3628800.0, 1 / 39916800.0, 1 / 479001600.0, 1 / 6227020800.0);
+}
+
+// exp(x) = 2^n exp(r). The result is never infinite or zero.
 constexpr float exponential(float x) {
 #ifdef __CUDA_ARCH__  // the hardware computes 2^t; `lost` compensates the rounding of t = x log2 e
   x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
@@ -32,29 +69,22 @@ constexpr float exponential(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(t));
   return fmaf(y, lost * 0.693147181f, y);
 #endif
-  x = x < -87.0f ? -87.0f : x;
-  x = x > 88.0f ? 88.0f : x;
-  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the low bits
-  const float shifted = multiply_add(x, 1.44269504f, shift), n = shifted - shift;
-  const float r = multiply_add(n, 2.12194440e-4f, multiply_add(n, -0.693359375f, x));  // ln 2 in two parts
-  const std::uint32_t power = (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(shift) + 127u)
-                              << 23;
-  return polynomial(r, 1.0f, 1.0f, 5.0000001201e-1f, 1.6666665459e-1f, 4.1665795894e-2f, 8.3334519073e-3f,
-                    1.3981999507e-3f, 1.9875691500e-4f) *
-         std::bit_cast<float>(power);
+  const auto [r, power] = reduced(x);
+  return polynomial(r, 1.0f, 1.0f, exponential_tail(r)) * power;
+}
+constexpr double exponential(double x) {
+  const auto [r, power] = reduced(x);
+  return polynomial(r, 1.0, 1.0, exponential_tail(r)) * power;
 }
 
-constexpr double exponential(double x) {
-  x = x < -708.0 ? -708.0 : x;
-  x = x > 709.0 ? 709.0 : x;
-  const double shift = 6755399441055744.0;  // 1.5 * 2^52
-  const double shifted = multiply_add(x, 1.4426950408889634, shift), n = shifted - shift;
-  const double r = multiply_add(n, -2.3190468138462996e-17, multiply_add(n, -0.6931471805599453, x));
-  const std::uint64_t power = (std::bit_cast<std::uint64_t>(shifted) - std::bit_cast<std::uint64_t>(shift) + 1023u)
-                              << 52;
-  return polynomial(r, 1.0, 1.0, 1 / 2.0, 1 / 6.0, 1 / 24.0, 1 / 120.0, 1 / 720.0, 1 / 5040.0, 1 / 40320.0,
-                    1 / 362880.0, 1 / 3628800.0, 1 / 39916800.0, 1 / 479001600.0, 1 / 6227020800.0) *
-         std::bit_cast<double>(power);
+// exp(x) - 1 = 2^n (exp(r) - 1) + (2^n - 1), which does not cancel near 0
+template <class T>
+constexpr T exponential_minus_one(T x) {
+#ifdef __CUDA_ARCH__
+  return ::expm1(x);
+#endif
+  const auto [r, power] = reduced(x);
+  return multiply_add(multiply_add(r * r, exponential_tail(r), r), power, power - 1);
 }
 
 template <class T>
@@ -68,8 +98,9 @@ constexpr T sigmoid(T x) {
 // log(x) = e ln 2 + log(m) with x = 2^e m and 1/√2 <= m < √2. With s = (m - 1) / (m + 1):
 // log(m) = 2 (s + s³/3 + s⁵/5 + ...)
 inline double logarithm(double x) {
-  if (!(x >= 0x1p-1022 && x <= 0x1.fffffffffffffp1023)) return std::log(x);  // zero, negative, infinite, NaN
-  constexpr std::uint64_t root_half = 0x3fe6a09e667f3bcd;                    // the bits of 1/√2
+  if (x > 0 && x < 0x1p-1022) return logarithm(x * 0x1p54) - 54 * 0.6931471805599453;  // subnormal
+  if (!(x > 0 && x <= 0x1.fffffffffffffp1023)) return std::log(x);                     // zero, negative, infinite, NaN
+  constexpr std::uint64_t root_half = 0x3fe6a09e667f3bcd;                              // the bits of 1/√2
   const std::uint64_t bits = std::bit_cast<std::uint64_t>(x);
   const auto e = static_cast<std::int64_t>(bits - root_half) >> 52;
   const double m = std::bit_cast<double>(bits - (static_cast<std::uint64_t>(e) << 52)), n = static_cast<double>(e);
@@ -81,6 +112,18 @@ inline double logarithm(double x) {
   return multiply_add(n, 0.6931471805599453, 2 * s + low);
 }
 inline float logarithm(float x) { return static_cast<float>(logarithm(static_cast<double>(x))); }
+
+// log(1 + x) for a finite x > -1: log(u) with u = 1 + x rounded, and a term for what the rounding lost
+inline double logarithm_one_plus(double x) {
+  const double u = 1 + x;
+  return logarithm(u) + (x - (u - 1)) / u;
+}
+
+// log σ(x), also where σ(x) underflows
+inline double log_sigmoid(double x) {
+  const double rest = logarithm_one_plus(exponential(x < 0 ? x : -x));
+  return x < 0 ? x - rest : -rest;
+}
 
 // x^y for x > 0
 inline double power(double x, double y) { return exponential(y * logarithm(x)); }

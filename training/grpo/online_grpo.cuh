@@ -56,13 +56,16 @@ class OnlineGrpo {
     const bool begins = begins_round(step);
     if (begins) sample(engine, objective, schedule, rows, (step - 1) / settings_.inner);
     double entropy = 0;
-    std::vector<std::vector<double>> logps(batches.size());
+    std::vector<std::vector<double>> logps(batches.size());  // per token of the batch
     StepResult result =
         engine.step(batches, schedule, optimizer, step, [&](std::size_t i, const std::vector<double>& logp) {
           logps[i] = logp;
           for (double x : logp) entropy -= x;
         });
-    if (begins) logps_ = logps;
+    if (begins) {
+      logps_ = by_completion(logps);
+      round_["sampling_difference"] = sampling_difference();
+    }
     for (std::size_t i = 0; i < batches.size() && begins && settings_.inner > 1; ++i) batches[i].old = logps[i];
     Counts counts;
     for (const Batch& batch : batches) counts += Counts(batch);
@@ -88,13 +91,6 @@ class OnlineGrpo {
   // After a step that begins a round: writes the groups of the round, with the log-probs that the step computed.
   void record(Index step) {
     if (!begins_round(step)) return;
-    std::vector<std::vector<double>> olds;
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-      for (const Rows rows : batches[i].documents()) {
-        olds.emplace_back();
-        for_each_target(batches[i], rows, [&](std::size_t t) { olds.back().push_back(logps_[i][t]); });
-      }
-    }
     for (std::size_t i = 0; i < samples_.size(); i += index(settings_.group)) {
       const Json& line = samples_[i].prompt->line;
       Json group = {{"step", step}, {"prompt", line[line.contains("messages") ? "messages" : "prompt"]}};
@@ -102,7 +98,7 @@ class OnlineGrpo {
         group["texts"].push_back(samples_[j].text);
         group["completions"].push_back(samples_[j].tokens);
         group["rewards"].push_back(samples_[j].reward);
-        group["old_logps"].push_back(olds[j]);
+        group["old_logps"].push_back(logps_[j]);
       }
       record_ << group.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
     }
@@ -114,6 +110,7 @@ class OnlineGrpo {
   struct Sample {
     const Prompt* prompt;
     Tokens tokens;
+    std::vector<double> logps;  // of the tokens, as they were sampled
     bool stopped;
     std::string text = "";
     double reward = 0;
@@ -139,7 +136,7 @@ class OnlineGrpo {
     for (std::size_t i = 0; i < asked.size(); ++i) {
       const bool stopped = completed[i].end == Ending::stop;
       texts.push_back(prompter_.tokenizer.decode({completed[i].tokens.data(), completed[i].tokens.size() - stopped}));
-      samples.push_back({asked[i], completed[i].tokens, stopped, texts[i]});
+      samples.push_back({asked[i], completed[i].tokens, completed[i].logps, stopped, texts[i]});
     }
     const std::vector<double> rewards = rewarder_.rewards(asked, texts);
     for (std::size_t i = 0; i < samples.size(); ++i) {
@@ -178,6 +175,29 @@ class OnlineGrpo {
     });
   }
 
+  // Log-probs per token of the batches become log-probs per token of each completion.
+  std::vector<std::vector<double>> by_completion(const std::vector<std::vector<double>>& logps) const {
+    std::vector<std::vector<double>> result;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      for (const Rows rows : batches[i].documents()) {
+        result.emplace_back();
+        for_each_target(batches[i], rows, [&](std::size_t t) { result.back().push_back(logps[i][t]); });
+      }
+    }
+    return result;
+  }
+
+  // The largest difference between log-probs in sampling and in the round's first step. On a CPU it is 0.
+  double sampling_difference() const {
+    double largest = 0;
+    for (std::size_t i = 0; i < samples_.size(); ++i) {
+      for (std::size_t t = 0; t < logps_[i].size(); ++t) {
+        largest = std::max(largest, std::abs(logps_[i][t] - samples_[i].logps[t]));
+      }
+    }
+    return largest;
+  }
+
   static double mean_reward(const std::vector<Sample>& samples) {
     double sum = 0;
     for (const Sample& s : samples) sum += s.reward;
@@ -210,7 +230,7 @@ class OnlineGrpo {
   std::vector<Index> order_;  // of the prompts in the epoch
   Index longest_ = 0, epoch_ = -1;
   std::vector<Sample> samples_;             // of the round, group by group
-  std::vector<std::vector<double>> logps_;  // of the round's batches, in its first step
+  std::vector<std::vector<double>> logps_;  // of their tokens, in the round's first step
   std::map<std::string, double> round_;
   std::ofstream record_;
   fs::path record_path_;

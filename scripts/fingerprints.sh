@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Computes fingerprints of gradients and trained weights for several processors and optimization levels, and compares
+# them with tests/golden/fingerprints.txt. Exits with 1 if any differ.
+#   scripts/fingerprints.sh             the processors that this machine can run or emulate
+#   scripts/fingerprints.sh --native    without emulation
+#   scripts/fingerprints.sh --update    after an intended change of the arithmetic: writes the file, for x86-64-v3
+# To emulate 64-bit Arm, it needs a cross compiler and QEMU: scripts/setup.sh --arm installs them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+mode=${1:-}
+case "$mode" in
+  "" | --native | --update) ;;
+  *) echo "fingerprints.sh: unknown option \"$mode\"; use --native or --update" >&2 && exit 2 ;;
+esac
+
+expected=tests/golden/fingerprints.txt
+out=build-fingerprints
+mkdir -p "$out"
+names=() skipped=()
+
+# compute NAME COMPILER FLAGS... [-- EMULATOR...]
+compute() {
+  local name=$1 compiler=$2 flags=()
+  shift 2
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do flags+=("$1") && shift; done
+  [ $# -eq 0 ] || shift
+  local begin=$SECONDS
+  "$compiler" -std=c++20 -DNDEBUG -fopenmp -Wall -Wextra -Werror -ffp-contract=off "${flags[@]}" -I. \
+    tests/fingerprints.cpp kernels/base/gemm.cpp -o "$out/$name"
+  local built=$SECONDS
+  "$@" "$out/$name" > "$out/$name.txt"
+  echo "fingerprints: $name built in $((built - begin)) s, ran in $((SECONDS - built)) s"
+  names+=("$name")
+}
+
+runs() { # whether this processor has all of these features
+  local feature
+  for feature in "$@"; do grep -qw "$feature" /proc/cpuinfo || return 1; done
+}
+
+machine=$(uname -m)
+if [ "$machine" = x86_64 ]; then
+  compute x86-64-v3 g++ -O3 -march=x86-64-v3
+  [ "$mode" = --update ] || compute x86-64-v3-O1 g++ -O1 -march=x86-64-v3
+  if runs avx512f avx512bw avx512dq avx512vl; then
+    compute x86-64-v4 g++ -O3 -march=x86-64-v4
+  else
+    skipped+=("x86-64-v4: this processor has no AVX-512")
+  fi
+else
+  compute native g++ -O3 -mcpu=native
+  skipped+=("x86-64: this is $machine")
+fi
+if [ "$machine" != aarch64 ]; then
+  if [ -n "$mode" ]; then
+    skipped+=("armv8-a: $mode does not emulate")
+  elif command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /dev/null; then
+    compute armv8-a aarch64-linux-gnu-g++ -O3 -march=armv8-a -- qemu-aarch64 -L /usr/aarch64-linux-gnu
+  else
+    skipped+=("armv8-a: no cross compiler or no QEMU; scripts/setup.sh --arm installs them")
+  fi
+fi
+[ "$mode" != --update ] || cp "$out/${names[0]}.txt" "$expected"
+
+# A row per fingerprint, a column per processor.
+differ=0
+row() { printf '%-20s %-16s' "$1" "$2" && shift 2 && printf '  %-16s' "$@" && echo; }
+row "" expected "${names[@]}"
+while read -r family dtype what fingerprint; do
+  cells=()
+  for name in "${names[@]}"; do
+    found=$(awk -v what="$family $dtype $what" '$1 " " $2 " " $3 == what { print $4 }' "$out/$name.txt")
+    [ "$found" = "$fingerprint" ] && cells+=(same) || { cells+=("${found:-missing}") && differ=1; }
+  done
+  row "$family $dtype $what" "$fingerprint" "${cells[@]}"
+done < "$expected"
+for reason in "${skipped[@]}"; do echo "skipped $reason"; done
+[ "$differ" -eq 0 ] || { echo "fingerprints: they differ" >&2 && exit 1; }
+echo "fingerprints: all equal"

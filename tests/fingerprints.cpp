@@ -1,0 +1,12 @@
+// Prints the fingerprints of this machine. See scripts/fingerprints.sh.
+#include "tests/fingerprints.cuh"
+
+#include <cstdio>
+
+int main() {
+  for (const char* family : {"gpt2", "qwen3", "gemma3"}) {
+    streambp::for_each_fingerprint(family, [](const std::string& what, std::uint64_t fingerprint) {
+      std::printf("%s %016llx\n", what.c_str(), static_cast<unsigned long long>(fingerprint));
+    });
+  }
+}
