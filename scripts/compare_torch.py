@@ -105,7 +105,7 @@ def check_program(program):
 
 def plan(args, folder, model, *more):
     run_streambp(args.streambp, "plan", model, "--dtype", args.dtype, "--optimizer", args.optimizer, "--accumulate", 1,
-                 *more, "--json", folder / "plan.json")  # fmt: skip
+                 "--device", args.device, *more, "--json", folder / "plan.json")  # fmt: skip
     return json.loads((folder / "plan.json").read_text())
 
 
@@ -230,9 +230,8 @@ def compare_gradients(args, folder, config):
     """The largest and the median error of the gradient's tensors."""
     length, chunk = (4500, 2048) if args.device == "cuda" else (600, 256)  # three chunks, the last of them cut
     print(f"\nRelative error of the gradient, {length} tokens through three layers of this family:\n")
-    dtypes = ["f32", "bf16"] if args.device == "cuda" else ["f32"]
     answer = in_child("agreement", config=config, folder=str(folder), streambp=args.streambp, device=args.device,
-                      dtypes=dtypes, length=length, chunk=chunk)  # fmt: skip
+                      dtypes=["f32", "bf16"], length=length, chunk=chunk)  # fmt: skip
     if "problem" in answer:
         say("", answer["problem"])
         return [answer]
@@ -298,8 +297,6 @@ def prepare(args, folder):
     if on_gpu and "gpu" not in versions:
         raise Mistake("--device cuda: PyTorch sees no GPU")
     args.dtype = args.dtype or ("bf16" if on_gpu else "f32")
-    if args.dtype == "bf16" and not on_gpu:
-        raise Mistake("--dtype bf16 needs a GPU; on a CPU use f32")
     args.optimizer = args.optimizer or ("none" if on_gpu else "adamw")
     args.turns = args.turns or (1 if on_gpu else 3)
     args.length = args.length or [8192 if on_gpu else 1024]
