@@ -46,7 +46,11 @@ class DeviceOperations : public testing::Test {
   std::unique_ptr<D> gpu;  // the device under test
   std::uint64_t seed = 0;
 };
+#ifdef CUDA_ON_CPU
 using Types = testing::Types<On<Cuda, float>, On<Cuda, BFloat16>, On<Cpu, float>, On<Cpu, BFloat16>>;
+#else
+using Types = testing::Types<On<Cuda, float>, On<Cuda, BFloat16>>;
+#endif
 struct TypeNames {
   template <class Tested>
   static std::string GetName(int) {
