@@ -183,7 +183,7 @@ class GenerateCommand : public Command {
     const Index longest = largest(room, [&](Index n) { return fits(1, n); });
     const std::string needs = format("a sequence of %ld tokens needs %s, and %s are free", room,
                                      human_bytes(memory(1, room)).c_str(), human_bytes(free).c_str());
-    require(longest > 0, needs, "; use a smaller model or --dtype bf16");
+    require(longest > 0, needs, "; use a smaller model", step.dtype == DType::bf16 ? "" : " or --dtype bf16");
     fail(needs, ": there is room for ", longest, " tokens; give a shorter prompt or --length");
   }
 

@@ -87,8 +87,8 @@ std::string describe(const Config& c) {
 }
 
 void check_chunk(Index chunk, Index tile) {
-  require(chunk > 0 && chunk % tile == 0, "--chunk ", chunk, " is not a multiple of ", tile,
-          " rows, the tile of all work; try ", std::max(tile, round_up(chunk, tile)));
+  require(chunk > 0 && chunk % tile == 0, "--chunk ", chunk, " is not a multiple of ", tile, " rows, the tile of ",
+          tile == kTile ? "all work" : "a GPU", "; try ", std::max(tile, round_up(chunk, tile)));
 }
 
 }  // namespace streambp

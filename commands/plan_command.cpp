@@ -71,6 +71,8 @@ class PlanCommand : public Command {
     settings.dtype = dtype == "bf16" ? DType::bf16 : dtype == "f64" ? DType::f64 : DType::f32;
     settings.wide_gradient = gradient == "f32";
     const bool on_gpu = device == "cuda" || (device == "auto" && settings.dtype == DType::bf16);
+    require(!on_gpu || settings.dtype != DType::f64, "--dtype f64 runs on the CPU only; on a GPU use f32 or bf16");
+    require(!options.given("--grad-dtype") || settings.dtype == DType::bf16, "--grad-dtype is for --dtype bf16");
     settings.device = on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
     settings.tile = tile_of(settings.device);
     require(!options.given("--chunk") || length == 0 || memory.empty(),
@@ -89,6 +91,7 @@ class PlanCommand : public Command {
                 dtype.c_str(), on_gpu ? "GPU" : "CPU", optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(),
                 objectives.objective.c_str());
     result = {{"config", config_to_json(settings.config)},
+              {"device", on_gpu ? "cuda" : "cpu"},
               {"dtype", dtype},
               {"objective", objectives.objective},
               {"documents", documents},

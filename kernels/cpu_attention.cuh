@@ -65,7 +65,7 @@ inline Rows keys_of_tile(Index tile, Index document, Index end) {
   return {document + keys.begin, document + keys.end};
 }
 
-// The queries that attend to a key of `keys`. They are neighbours, because the first key of a row never decreases from
+// The queries that attend to a key of `keys`. They are contiguous, because the first key of a row never decreases from
 // row to row of a document.
 inline Rows queries_of(Rows queries, Rows keys, const AttentionSpan& span) {
   Index begin = most(queries.begin, keys.begin), end = most(queries.end, begin);
@@ -182,7 +182,8 @@ class AttentionTile {
 
 // --- Backward ---
 
-// Keys of one document, as rows of the stream: its tile `number`. queries: the tiles of queries of the document.
+// Keys of one document, as rows of the stream. number: the tile's index in the document. queries: the document's tiles
+// of queries.
 struct KeyTile {
   Index number;
   Rows keys, queries;

@@ -114,6 +114,7 @@ void add_groups(Cpu&, Matrix<G> out, Matrix<G> partial) {
 template <class T>
 void compute_sum_of_squares(Cpu&, Matrix<double> sums, Matrix<T> x) {
   constexpr Index parts = 16;
+  static_assert(kSquareSums % parts == 0);
   std::fill_n(sums.data, sums.cols, 0.0);
 #pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index first = 0; first < sums.cols; first += parts) {

@@ -220,7 +220,7 @@ enum class Ending { none, stop, length, room };
 // The completion of a prompt, with its stop token if it has one.
 struct Continuation {
   Tokens tokens;
-  std::vector<double> logps;  // of the tokens, at temperature 1, with the bits that training computes
+  std::vector<double> logps;  // of the tokens, at temperature 1, on a CPU with the bits that training computes
   Ending end = Ending::none;
 };
 

@@ -15,7 +15,8 @@ PyTorch runs the model class of transformers with its loss and SDPA attention. T
   full, checkpoint, stream                             the modes of this program, as `streambp bench` measures them
 
 All rows have the same sizes and types, random weights and tokens, and one sequence. A step with AdamW (PyTorch's is
-fused) also clips the gradient. The rows take turns, each turn in a new process that warms up first, so that a change
+fused) also clips the gradient. With bf16, PyTorch's moments are bfloat16 and there are no master weights, which is
+adamw-bf16 in this program. The rows take turns, each turn in a new process that warms up first, so that a change
 in the machine's speed affects all of them. The figures are medians over all turns. "speed-up" is the time of PyTorch's
 fastest comparable row over the time of this program's row: full is compared with torch, checkpoint and stream with
 torch-checkpoint and torch-chunked. "of its memory" compares with the same row.
@@ -53,7 +54,7 @@ TINY = {  # takes seconds on a CPU
     "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 704, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
     "hidden_act": "silu", "tie_word_embeddings": True,
 }  # fmt: skip
-INTEL = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"  # replaces MKL's own question
+INTEL = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"  # replaces MKL's check for an Intel CPU
 
 
 class Mistake(Exception):
@@ -95,7 +96,7 @@ def run_streambp(program, *arguments):
 def check_program(program):
     if not (os.path.isfile(program) and os.access(program, os.X_OK)):
         raise Mistake(f"{program} does not exist; build it (see README.md), or pass its path: --streambp PATH")
-    needed = {"bench": ["--device", "--dtype", "--optimizer none"], "verify": ["--tokens", "--save-gradient"]}
+    needed = {"plan": ["--device"], "bench": ["--device", "--dtype", "--optimizer none"], "verify": ["--tokens", "--save-gradient"]}
     for command, options in needed.items():
         text, _ = run_streambp(program, command, "--help")
         for option in options:
@@ -104,7 +105,7 @@ def check_program(program):
 
 
 def plan(args, folder, model, *more):
-    run_streambp(args.streambp, "plan", model, "--dtype", args.dtype, "--optimizer", args.optimizer, "--accumulate", 1,
+    run_streambp(args.streambp, "plan", model, "--dtype", args.dtype, "--optimizer", args.ours, "--accumulate", 1,
                  "--device", args.device, *more, "--json", folder / "plan.json")  # fmt: skip
     return json.loads((folder / "plan.json").read_text())
 
@@ -114,7 +115,7 @@ def bench(args, folder, length, mode, chunk):
     try:
         _, resident = run_streambp(
             args.streambp, "bench", "--model", folder / "config.json", "--length", length, "--mode", mode, "--chunk", chunk,
-            "--repeat", args.repeat, "--optimizer", args.optimizer, "--device", args.device, "--dtype", args.dtype,
+            "--repeat", args.repeat, "--optimizer", args.ours, "--device", args.device, "--dtype", args.dtype,
             "--json", folder / "bench.json")  # fmt: skip
     except Mistake as problem:
         return OUT_OF_MEMORY if "no mode fits" in str(problem) else {"problem": f"failed: {problem}"}
@@ -285,8 +286,8 @@ def prepare(args, folder):
     """Fills in defaults and checks the options. Returns the model's config, the memory cap, and versions."""
     args.streambp = os.path.abspath(args.streambp)
     check_program(args.streambp)
-    if args.json and not args.json.absolute().parent.is_dir():
-        raise Mistake(f"--json {args.json}: the folder does not exist")
+    if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
+        raise Mistake(f"--json {args.json}: not a file in an existing folder")
     args.preload = unlock_mkl(folder) if args.unlock_mkl else None
     versions = in_child("about", preload=args.preload)
     if "problem" in versions:
@@ -294,10 +295,13 @@ def prepare(args, folder):
         raise Mistake(f"{sys.executable}: {versions['problem'].removeprefix('failed: ')}: {needs}")
     args.device = args.device or ("cuda" if "gpu" in versions else "cpu")
     on_gpu = args.device == "cuda"
+    if on_gpu and args.unlock_mkl:
+        raise Mistake("--unlock-mkl is for --device cpu")
     if on_gpu and "gpu" not in versions:
         raise Mistake("--device cuda: PyTorch sees no GPU")
     args.dtype = args.dtype or ("bf16" if on_gpu else "f32")
     args.optimizer = args.optimizer or ("none" if on_gpu else "adamw")
+    args.ours = "adamw-bf16" if args.optimizer == "adamw" and args.dtype == "bf16" else args.optimizer
     args.turns = args.turns or (1 if on_gpu else 3)
     args.length = args.length or [8192 if on_gpu else 1024]
     args.chunk = args.chunk or [4096 if on_gpu else 512]

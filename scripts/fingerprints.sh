@@ -10,7 +10,8 @@ cd "$(dirname "$0")/.."
 
 mode=${1:-}
 case "$mode" in
-  "" | --native | --update) ;;
+  "" | --native | --update) [ $# -le 1 ] || { echo "fingerprints.sh: it takes one option" >&2 && exit 2; } ;;
+  --help | -h) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
   *) echo "fingerprints.sh: unknown option \"$mode\"; use --native or --update" >&2 && exit 2 ;;
 esac
 
@@ -65,6 +66,9 @@ fi
 
 # A row per fingerprint, a column per processor.
 differ=0
+cmp -s <(cut -d' ' -f1-3 "$expected") <(cut -d' ' -f1-3 "$out/${names[0]}.txt") || {
+  echo "fingerprints: $expected does not name the fingerprints of this version; --update writes it" >&2 && exit 1
+}
 row() { printf '%-20s %-16s' "$1" "$2" && shift 2 && printf '  %-16s' "$@" && echo; }
 row "" expected "${names[@]}"
 while read -r family dtype what fingerprint; do

@@ -192,7 +192,7 @@ def everything_in_float64():
 
 
 def randomise(model):
-    """Sets weights that bfloat16 can represent, so that every type starts from the same weights. None is special."""
+    """Sets weights that bfloat16 can represent, so that every type starts from the same weights."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             centre = 1 if parameter.ndim == 1 and name.endswith("weight") else 0  # for norms

@@ -46,7 +46,7 @@ class DeviceOperations : public testing::Test {
   std::unique_ptr<D> gpu;  // the device under test
   std::uint64_t seed = 0;
 };
-#ifdef CUDA_ON_CPU
+#ifdef CUDA_ON_CPU  // without a GPU: sizes are small
 using Types = testing::Types<On<Cuda, float>, On<Cuda, BFloat16>, On<Cpu, float>, On<Cpu, BFloat16>>;
 #else
 using Types = testing::Types<On<Cuda, float>, On<Cuda, BFloat16>>;

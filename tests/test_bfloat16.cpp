@@ -88,8 +88,8 @@ TEST_F(BFloat16Commands, BenchAndPlanCountTheMemoryOfTheCpu) {
   const std::string step = " --optimizer adamw-bf16 --length 600 --dtype bf16 --device cpu --json ";
   expect_ok("bench --family qwen3 --repeat 1 --mode stream" + step + path("bench"));
   expect_ok("plan --family qwen3 --vocab 256" + step + path("plan"));
-  EXPECT_TRUE(contains(read_file(path("bench")), "\"dtype\": \"bfloat16\"")) << read_file(path("bench"));
-  EXPECT_TRUE(contains(read_file(path("plan")), "peak")) << read_file(path("plan"));
+  EXPECT_EQ(json("bench")["dtype"], "bfloat16");
+  EXPECT_EQ(json("bench")["runs"][0]["memory"], json("plan")["usage"]["stream"]["peak"]);
 }
 
 }  // namespace

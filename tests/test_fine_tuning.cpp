@@ -96,7 +96,7 @@ TEST_F(DpoTraining, LearnsToPreferTheChosenAnswers) {
   EXPECT_NEAR(metric("sigmoid", "evaluation_loss").front(), std::log(2), 1e-12);
   for (const char* what : {"margin", "evaluation_margin"}) {
     EXPECT_EQ(metric("sigmoid", what).front(), 0)
-        << "the reference model's bits, though the pairs are packed otherwise";
+        << "the reference model's bits, though the pairs are packed differently";
   }
   EXPECT_EQ(references().size(), 1u) << "one for sigmoid and ipo, none for simpo";
 }

@@ -180,13 +180,14 @@ void expect_logps_of_training(const Config& c) {
     Generator<Cpu, T> generator(subject.dev, subject.model, slots, 320, chunk);
     const auto completions = generate(generator, prompts, {samplings[slots / 2], 12, {}}, kQuietly);
     const Batch batch = packed_texts(prompts, completions);
-    const std::vector<T> logps = trainer.evaluate(batch, Schedule::stream(kTile, kTile));
+    const std::vector<Accumulator<T>> logps = trainer.evaluate(batch, Schedule::stream(kTile, kTile));
     EXPECT_EQ(sampled_logps(batch, completions), std::vector<double>(logps.begin(), logps.end())) << slots << " slots";
   }
 }
 
 TEST_P(EveryGenerator, SampledLogProbsAreThoseOfTraining) {
   expect_logps_of_training<float>(GetParam().config);
+  expect_logps_of_training<BFloat16>(GetParam().config);
   expect_logps_of_training<double>(GetParam().config);
 }
 

@@ -11,7 +11,8 @@ namespace {
 template <class T>
 void expect_plan_is_the_arena(const Config& c, Index rows, const Schedule& schedule, OptimizerKind kind,
                               Index micro_batches, const std::string& what) {
-  const StepSettings settings{c, sizeof(T) == 4 ? DType::f32 : DType::f64, kind, micro_batches};
+  constexpr DType type = sizeof(T) == 8 ? DType::f64 : sizeof(T) == 4 ? DType::f32 : DType::bf16;
+  const StepSettings settings{c, type, kind, micro_batches};
   const Usage usage = plan(settings, rows, schedule);
   Cpu dev(usage.peak);
   Trainer<Cpu, T> trainer(dev, c, rows, kind);
@@ -45,8 +46,9 @@ TEST(Plan, MatchesThePeakOfTheArenaToTheByte) {
             const std::string what = family.name + ", " + std::to_string(rows) + " rows, " + name(mode) + ", " +
                                      std::to_string(micro_batches);
             expect_plan_is_the_arena<float>(family.config, rows, schedule, kind, micro_batches, what);
-            if (rows == sized<Index>(600, 300))
-              expect_plan_is_the_arena<double>(family.config, rows, schedule, kind, micro_batches, what);
+            if (rows != sized<Index>(600, 300)) continue;
+            expect_plan_is_the_arena<BFloat16>(family.config, rows, schedule, kind, micro_batches, what);
+            expect_plan_is_the_arena<double>(family.config, rows, schedule, kind, micro_batches, what);
           }
         }
       }

@@ -36,7 +36,7 @@ void expect_no_worse_than_pytorch(auto... device_settings) {
       }
     }
     const double ratio = std::sqrt(difference / squares) / error.template get<double>();
-    EXPECT_LE(ratio, 2) << name;
+    EXPECT_LE(ratio, Device::kind == DeviceKind::cuda ? 1.5 : 2) << name;  // on a CPU the worst model has 1.52
     log_ratio += std::log(ratio) / static_cast<double>(theirs.size());
   }
   EXPECT_LE(std::exp(log_ratio), 1);
