@@ -106,14 +106,13 @@ void compute_matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, In
   using A = Accumulator<T>;
   cpu::for_each_unit(y.rows, y.cols, [&](Rows rows, Rows cols) {
     cpu::compute_in_sums(y.slice(rows).columns(cols.begin, cols.size()), [&](Matrix<A> sums) {
-      const T* b = bias ? bias.data + cols.begin : nullptr;
       for (Index i = 0; i < sums.rows; ++i) {
-        const T* start = residual ? residual.row(rows.begin + i) + cols.begin : nullptr;
-        A* to = sums.row(i);
-        for (Index j = 0; j < sums.cols; ++j) {
-          const A first = start ? A(start[j]) : A(0);
-          to[j] = b ? first + A(b[j]) : first;
+        if (residual) {
+          for (Index j = 0; j < sums.cols; ++j) sums(i, j) = residual(rows.begin + i, cols.begin + j);
+        } else {
+          std::fill_n(sums.row(i), sums.cols, A(0));
         }
+        for (Index j = 0; j < sums.cols && bias; ++j) sums(i, j) += bias(0, cols.begin + j);
       }
       cpu::gemm<A, T>(sums, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed);
     });

@@ -7,7 +7,8 @@
 //               each other, so the core need not wait for one to finish before it starts the next.
 //   L1, L2      The loop reads b from a panel, where its vectors lie one after the other, and the panel is used for all
 //               rows of a block of a. Both fit into the L2 cache.
-//   memory      A block of a is used for all columns of c, and a panel of b for kBlock rows.
+//   memory      A block of a is used for all columns of c, and a panel of b for kBlock rows. Some panels are packed at
+//               once, because a row of one panel is a cache line or four, too little to read from memory at full speed.
 //
 // b must have its columns side by side in a vector. If it is given transposed, packing transposes it in registers.
 
@@ -49,6 +50,7 @@ template <class A>
 constexpr int kLanes = kVectorBytes / sizeof(A);
 template <class A>
 constexpr Index kPanel = kVectors* kLanes<A>;
+constexpr Index kPackedColumns = 128;  // at once
 
 template <class A>
 Vector<A> load(const A* from) {
@@ -84,6 +86,12 @@ inline Vector<double> fused(Vector<double> x, double y, Vector<double> sum) { re
 // ROWS rows of c times VECTORS vectors of its columns.
 template <int ROWS, int VECTORS, Op OP, class A>
 void multiply_tile(Matrix<A> c, const A* a, const A* b, Index inner, Update update) {
+#pragma GCC unroll 6
+  for (int i = 0; i < ROWS; ++i) {
+    for (int line = 0; line < VECTORS * kVectorBytes; line += 64) {
+      __builtin_prefetch(reinterpret_cast<const char*>(c.row(i)) + line, 1);
+    }
+  }
   Vector<A> sums[ROWS][VECTORS] = {};
   for (Index k = 0; k < inner; ++k) {
     Vector<A> x[VECTORS];
@@ -197,14 +205,19 @@ Vector<A> load_as(const T* from) {
   }
 }
 
-// panel[k][j] = b(k, j) for the columns of a panel
+// panel[k][j] = b(k, j), for panels of columns j
 template <class A, class T>
-void pack_rows(A* panel, Matrix<const T> b) {
-  for (Index k = 0; k < b.rows; ++k, panel += kPanel<A>) {
+void pack_rows(A* panels, Matrix<const T> b) {
+  for (Index k = 0; k < b.rows; ++k) {
     const T* row = b.row(k);
+    A* panel = panels + k * kPanel<A>;
     Index j = 0;
-    for (; j + kLanes<A> <= b.cols; j += kLanes<A>) store(panel + j, load_as<A>(row + j));
-    for (; j < kPanel<A>; ++j) panel[j] = j < b.cols ? static_cast<A>(row[j]) : A(0);
+    for (; j + kPanel<A> <= b.cols; j += kPanel<A>, panel += b.rows * kPanel<A>) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) store(panel + v * kLanes<A>, load_as<A>(row + j + v * kLanes<A>));
+    }
+    if (j == b.cols) continue;
+    for (Index i = 0; i < kPanel<A>; ++i) panel[i] = j + i < b.cols ? static_cast<A>(row[j + i]) : A(0);
   }
 }
 
@@ -237,9 +250,9 @@ void RightPanels<A>::pack(Matrix<const T> b, Op op) {
   rows = op == Op::as_is ? b.rows : b.cols;
   cols = op == Op::as_is ? b.cols : b.rows;
   A* panel = memory_.data();
+  if (op == Op::as_is) return pack_rows(panel, b);
   for (Index j = 0; j < cols; j += kPanel<A>, panel += rows * kPanel<A>) {
-    const Rows part = {j, least(j + kPanel<A>, cols)};
-    op == Op::as_is ? pack_rows(panel, b.columns(part.begin, part.size())) : pack_transposed(panel, b.slice(part));
+    pack_transposed(panel, b.slice({j, least(j + kPanel<A>, cols)}));
   }
 }
 
@@ -260,14 +273,14 @@ Matrix<A> LeftBlock<A>::copy(Matrix<const T> m) const {
 template <class A, class T>
 void gemm(Matrix<A> c, Matrix<const T> a, Op op_a, Matrix<const T> b, Op op_b) {
   thread_local LeftBlock<A> left;
-  thread_local RightPanels<A> right(kPanel<A>);
+  thread_local RightPanels<A> right(kPackedColumns);
   const Index inner = op_a == Op::as_is ? a.cols : a.rows;
   for (Index block = 0; block < ceil_div(inner, kBlock); ++block) {
     const Rows k = piece(block, kBlock, inner);
     const Matrix<A> rows = left.copy(op_a == Op::as_is ? a.columns(k.begin, k.size()) : a.slice(k));
     const Matrix<const T> b_rows = op_b == Op::as_is ? b.slice(k) : b.columns(k.begin, k.size());
-    for (Index j = 0; j < c.cols; j += kPanel<A>) {
-      const Rows cols = {j, least(j + kPanel<A>, c.cols)};
+    for (Index j = 0; j < c.cols; j += kPackedColumns) {
+      const Rows cols = {j, least(j + kPackedColumns, c.cols)};
       right.pack(op_b == Op::as_is ? b_rows.columns(j, cols.size()) : b_rows.slice(cols), op_b);
       multiply<A>(c.columns(j, cols.size()), rows, op_a, right, Update::add);
     }
