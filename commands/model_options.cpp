@@ -29,7 +29,7 @@ void ModelOptions::add_to(OptionTable& options, const std::string& model_option,
   add("--head-dim", &head_dim, "Width of a head (default: hidden / heads)", size, "none");
   add("--mlp", &mlp, "Width of the MLP (default: 8/3 of hidden; gpt2: 4 times)", size, "none");
   add("--window", &window, "Sliding attention window of mistral and of gemma3's local layers (default: 256)",
-      checks::between(0, 1 << 24), "none");
+      checks::between(1, 1 << 24), "none");
   add("--tied", &tied, "Tie the head to the embedding: yes, no, or auto (gpt2, qwen, gemma3: yes)",
       checks::one_of({"auto", "yes", "no"}));
   if (vocabulary == Vocabulary::an_option) add("--vocab", &vocab, "Vocabulary size", size);

@@ -77,9 +77,9 @@ void TrainReport::evaluation(Index step, const Evaluation& e, ObjectiveKind obje
           directory_.last_checkpoint());
   Json line = {{"step", step}, {"evaluation_loss", loss}};
   std::string details = shown(e.measures);
-  if (objective == ObjectiveKind::sft) {
-    line["first_half"] = e.first_half, line["second_half"] = e.second_half;
-    details = format(" (first half of documents %.4f, second %.4f)", e.first_half, e.second_half);
+  if (objective == ObjectiveKind::sft && e.halves) {
+    line["first_half"] = e.halves->first, line["second_half"] = e.halves->second;
+    details = format(" (first half of documents %.4f, second %.4f)", e.halves->first, e.halves->second);
   }
   for (const auto& [measure, value] : e.measures.others) line["evaluation_" + measure] = value;
   directory_.write_metrics(line);

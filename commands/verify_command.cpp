@@ -128,6 +128,8 @@ class VerifyCommand : public Command {
     progress(mode == Mode::stream ? format("stream %ld", chunk) : name(mode));
     const Schedule schedule = schedule_for(mode, input_.config, input_.batch.size(), chunk, settings_.tile);
     const GradientRun run = gradient_in(settings_, schedule);
+    require(std::isfinite(run.loss), "the loss is ", std::isnan(run.loss) ? "NaN" : "infinite",
+            ": there is no gradient to verify");
     const Difference rounding = run.gradient.difference(truth.gradient);
     const double limit = rounding_limit(settings_.dtype);
     const bool equal =

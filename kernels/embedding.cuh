@@ -73,7 +73,7 @@ void compute_embedding(Cpu&, Matrix<T> x, const EmbeddingIndex& index, const Emb
   for (Index i = 0; i < x.rows; ++i) {
     const T* token = tables.tokens.row(index.tokens(0, i));
     const T* position = tables.positions ? tables.positions.row(index.positions(0, i)) : nullptr;
-    if (position) {
+    if (position) {  // two loops, as in norm.cuh
       for (Index j = 0; j < x.cols; ++j) x(i, j) = A(scale) * token[j] + A(position[j]);
     } else {
       for (Index j = 0; j < x.cols; ++j) x(i, j) = A(scale) * token[j];

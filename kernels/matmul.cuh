@@ -106,13 +106,16 @@ void compute_matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, In
   using A = Accumulator<T>;
   cpu::for_each_unit(y.rows, y.cols, [&](Rows rows, Rows cols) {
     cpu::compute_in_sums(y.slice(rows).columns(cols.begin, cols.size()), [&](Matrix<A> sums) {
+      // `bias ? bias[j] : 0` within a loop would become a masked load from address 0, which is slow.
       for (Index i = 0; i < sums.rows; ++i) {
         if (residual) {
           for (Index j = 0; j < sums.cols; ++j) sums(i, j) = residual(rows.begin + i, cols.begin + j);
         } else {
           std::fill_n(sums.row(i), sums.cols, A(0));
         }
-        for (Index j = 0; j < sums.cols && bias; ++j) sums(i, j) += bias(0, cols.begin + j);
+        if (bias) {
+          for (Index j = 0; j < sums.cols; ++j) sums(i, j) += bias(0, cols.begin + j);
+        }
       }
       cpu::gemm<A, T>(sums, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed);
     });

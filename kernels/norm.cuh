@@ -109,7 +109,9 @@ void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy
     const double sum_gx = sum_of(x.cols, [=](Index j) { return static_cast<double>(g(j) * normed(j)); });
     const A mean_g = static_cast<A>(sum_g / static_cast<double>(x.cols));
     const A mean_gx = static_cast<A>(sum_gx / static_cast<double>(x.cols));
-    for (Index j = 0; j < x.cols && dbias_sum; ++j) dbias_sum[j] += dy_row[j];
+    if (dbias_sum) {
+      for (Index j = 0; j < x.cols; ++j) dbias_sum[j] += dy_row[j];
+    }
 #pragma omp simd
     for (Index j = 0; j < x.cols; ++j) {
       const A dy_j = dy_row[j], normed_j = normed(j), d = scale * (g(j) - normed_j * mean_gx - mean_g);
@@ -132,7 +134,7 @@ void compute_norm(Cpu&, Matrix<T> y, const NormInput<T>& in) {
     const T *from = x.row(i), *w = weight.data, *b = bias.data;
     T* to = y.row(i);
     const auto scaled = [=](Index j) { return (A(from[j]) - mean) * scale * (offset + A(w[j])); };
-    if (b) {
+    if (b) {  // two loops: a choice within one would become a masked load from address 0, which is slow
 #pragma omp simd
       for (Index j = 0; j < x.cols; ++j) to[j] = scaled(j) + A(b[j]);
     } else {

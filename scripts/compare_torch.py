@@ -38,6 +38,7 @@ Needs: pip install torch 'transformers>=4.56' safetensors numpy
 import argparse
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -75,7 +76,9 @@ def in_child(do, **job):
         return OUT_OF_MEMORY
     if child.returncode:
         sys.stderr.write(child.stderr if do != "about" else "")
-        return {"problem": "failed: " + (child.stderr.strip().splitlines() or ["no message"])[-1]}
+        lines = child.stderr.strip().splitlines()
+        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return {"problem": "failed: " + (errors or lines or ["no message"])[-1]}
     return json.loads(child.stdout.splitlines()[-1])
 
 
@@ -95,7 +98,7 @@ def run_streambp(program, *arguments):
 
 def check_program(program):
     if not (os.path.isfile(program) and os.access(program, os.X_OK)):
-        raise Mistake(f"{program} does not exist; build it (see README.md), or pass its path: --streambp PATH")
+        raise Mistake(f"{program} is not a program; build it (see README.md), or pass its path: --streambp PATH")
     needed = {"plan": ["--device"], "bench": ["--device", "--dtype", "--optimizer none"], "verify": ["--tokens", "--save-gradient"]}
     for command, options in needed.items():
         text, _ = run_streambp(program, command, "--help")
@@ -246,23 +249,26 @@ def compare_gradients(args, folder, config):
 # ---- The command line ----
 
 
-def count(text):
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
-    return int(text)
+def count(most):
+    def parse(text):
+        if not text.isdigit() or not 0 < int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not an integer from 1 to {most}")
+        return int(text)
+
+    return parse
 
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streambp", default="build/streambp", help="the program (default: build/streambp)")
     parser.add_argument("--model", help="a name streambp knows, a config.json, or tiny (default: qwen3-0.6b or tiny)")
-    parser.add_argument("--length", type=count, nargs="+", help="tokens (default: 8192; cpu: 1024)")
-    parser.add_argument("--chunk", type=count, nargs="+", help="of the stream rows (default: 4096; cpu: 512)")
+    parser.add_argument("--length", type=count(1 << 24), nargs="+", help="tokens (default: 8192; cpu: 1024)")
+    parser.add_argument("--chunk", type=count(1 << 24), nargs="+", help="of the stream rows (default: 4096; cpu: 512)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda, if PyTorch sees a GPU")
     parser.add_argument("--dtype", choices=["f32", "bf16"], help="default: bf16 on a GPU, f32 on a CPU")
     parser.add_argument("--optimizer", choices=["none", "adamw"], help="default: none on a GPU, adamw on a CPU")
-    parser.add_argument("--turns", type=count, help="of each row (default: 3; on a GPU 1)")
-    parser.add_argument("--repeat", type=count, default=2, help="streambp's measured steps in a turn (default: 2)")
+    parser.add_argument("--turns", type=count(1000), help="of each row (default: 3; on a GPU 1)")
+    parser.add_argument("--repeat", type=count(1000), default=2, help="streambp's measured steps in a turn (default: 2)")
     parser.add_argument("--compile", action="store_true", help="also measure PyTorch's rows under torch.compile")
     parser.add_argument("--unlock-mkl", action="store_true", help="on a CPU: let MKL use its kernels for Intel's CPUs")
     parser.add_argument("--memory-cap", help="also find the longest sequence in this memory, such as 80GiB; GPU only")

@@ -3,15 +3,19 @@
 #pragma once
 
 #include <cmath>
+#include <optional>
 
 #include "training/engine.cuh"
 
 namespace streambp {
 
 struct Evaluation {
+  struct Halves {
+    double first, second;
+  };
   Measures measures;
-  double first_half = 0, second_half = 0;  // mean loss in these halves of documents
-  bool empty = true;                       // nothing is held out
+  std::optional<Halves> halves;  // the mean loss in each half of the documents, if both have targets
+  bool empty = true;             // nothing is held out
 };
 
 inline Evaluation evaluate(Engine& engine, const Objective& objective, const std::vector<Batch>& batches,
@@ -34,8 +38,10 @@ inline Evaluation evaluate(Engine& engine, const Objective& objective, const std
       ++counts[half];
     }
   }
-  result.first_half = losses[0] / static_cast<double>(std::max<Index>(1, counts[0]));
-  result.second_half = losses[1] / static_cast<double>(std::max<Index>(1, counts[1]));
+  if (counts[0] > 0 && counts[1] > 0) {
+    result.halves =
+        Evaluation::Halves{losses[0] / static_cast<double>(counts[0]), losses[1] / static_cast<double>(counts[1])};
+  }
   return result;
 }
 

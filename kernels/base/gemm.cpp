@@ -7,8 +7,8 @@
 //               each other, so the core need not wait for one to finish before it starts the next.
 //   L1, L2      The loop reads b from a panel, where its vectors lie one after the other, and the panel is used for all
 //               rows of a block of a. Both fit into the L2 cache.
-//   memory      A block of a is used for all columns of c, and a panel of b for kBlock rows. Some panels are packed at
-//               once, because a row of one panel is a cache line or four, too little to read from memory at full speed.
+//   memory      A block of a is used for all columns of c, and a panel of b for kBlock rows. Several panels are packed
+//               at once: a row of one is only a cache line (AVX-512: four), too little to read memory at full speed.
 //
 // b must have its columns side by side in a vector. If it is given transposed, packing transposes it in registers.
 
@@ -50,7 +50,8 @@ template <class A>
 constexpr int kLanes = kVectorBytes / sizeof(A);
 template <class A>
 constexpr Index kPanel = kVectors* kLanes<A>;
-constexpr Index kPackedColumns = 128;  // at once
+constexpr Index kPackedColumns = 128;  // of b, in some panels
+static_assert(kPackedColumns % kPanel<float> == 0);
 
 template <class A>
 Vector<A> load(const A* from) {
@@ -87,7 +88,7 @@ inline Vector<double> fused(Vector<double> x, double y, Vector<double> sum) { re
 template <int ROWS, int VECTORS, Op OP, class A>
 void multiply_tile(Matrix<A> c, const A* a, const A* b, Index inner, Update update) {
 #pragma GCC unroll 6
-  for (int i = 0; i < ROWS; ++i) {
+  for (int i = 0; i < ROWS; ++i) {  // fetch the tile of c while the sums are computed
     for (int line = 0; line < VECTORS * kVectorBytes; line += 64) {
       __builtin_prefetch(reinterpret_cast<const char*>(c.row(i)) + line, 1);
     }
@@ -205,7 +206,7 @@ Vector<A> load_as(const T* from) {
   }
 }
 
-// panel[k][j] = b(k, j), for panels of columns j
+// Panel p holds the columns from p kPanel on: panel[k][j] = b(k, p kPanel + j).
 template <class A, class T>
 void pack_rows(A* panels, Matrix<const T> b) {
   for (Index k = 0; k < b.rows; ++k) {
@@ -242,13 +243,15 @@ void pack_transposed(A* panel, Matrix<const T> b) {
 }
 
 template <class A>
-RightPanels<A>::RightPanels(Index most_cols) : memory_(kBlock * round_up(most_cols, kPanel<A>)) {}
+RightPanels<A>::RightPanels(Index most_cols)
+    : most_cols_(most_cols), memory_(kBlock * round_up(most_cols, kPanel<A>)) {}
 
 template <class A>
 template <class T>
 void RightPanels<A>::pack(Matrix<const T> b, Op op) {
   rows = op == Op::as_is ? b.rows : b.cols;
   cols = op == Op::as_is ? b.cols : b.rows;
+  require(rows <= kBlock && cols <= most_cols_, "panels of ", rows, "x", cols, " are too large");
   A* panel = memory_.data();
   if (op == Op::as_is) return pack_rows(panel, b);
   for (Index j = 0; j < cols; j += kPanel<A>, panel += rows * kPanel<A>) {

@@ -71,6 +71,7 @@ class RightPanels {
   const A* data() const { return memory_.data(); }
 
  private:
+  Index most_cols_;
   Buffer<A> memory_;
 };
 

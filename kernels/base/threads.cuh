@@ -41,9 +41,11 @@ inline int threads_for(std::optional<double> quota, int at_most) {
   return std::max(1, static_cast<int>(std::lround(*quota)));
 }
 
-// libgomp already respects the CPU affinity. OMP_NUM_THREADS overrides both.
+// libgomp already respects the CPU affinity. OMP_NUM_THREADS overrides both, up to a number that libgomp can start.
 inline void respect_cpu_quota() {
-  if (!std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(threads_for(cpu_quota(), omp_get_max_threads()));
+  constexpr int most = 4096;
+  const bool chosen = std::getenv("OMP_NUM_THREADS");
+  omp_set_num_threads(std::min(most, chosen ? omp_get_max_threads() : threads_for(cpu_quota(), omp_get_max_threads())));
 }
 
 // libgomp reads GOMP_SPINCOUNT when it is loaded, before main, so the program sets it and executes itself again. It does
