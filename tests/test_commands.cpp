@@ -32,6 +32,8 @@ TEST_F(Commands, MisuseExitsWith2AndNamesTheRemedy) {
   expect_refused("train --heads 4 --kv-heads 3 --hidden 16", "kv-heads");
   expect_refused("train --hidden 10 --heads 2", "even");
   expect_refused("train --window 8", "--window");
+  expect_refused("plan --family mistral --window 0", "--window");
+  expect_refused("verify --objective dpo --length 600 --beta 1e308", "the loss is NaN");
   expect_refused("train --memory 10KiB" + kTiny, "needs at least");
   expect_refused("train --memory lots" + kTiny, "lots");
   // The step fits; the keys and values of the sample do not.

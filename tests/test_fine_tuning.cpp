@@ -62,6 +62,21 @@ TEST_F(FineTuning, ReducesTheHeldOutLoss) {
   EXPECT_LT(held_out.back(), 0.3 * held_out.front());
 }
 
+TEST_F(FineTuning, LossesOfHalvesNeedTargetsInBoth) {
+  auto halves_of = [&](const std::string& completion) {
+    std::string lines;
+    for (int i = 0; i < 20; ++i) {
+      lines += Json{{"prompt", std::string(60, 'q') + std::to_string(i)}, {"completion", completion}}.dump() + "\n";
+    }
+    write_file_atomically(path("data.jsonl"), lines);
+    const std::string run = path("run") + std::to_string(completion.size());
+    expect_ok(train("--steps 1 --eval-fraction 0.2 --out " + run));
+    return contains(read_file(run + "/metrics.jsonl"), "first_half");
+  };
+  EXPECT_TRUE(halves_of(std::string(90, 'a')));
+  EXPECT_FALSE(halves_of("short"));
+}
+
 // --- DPO ---
 
 class DpoTraining : public FineTuning {
