@@ -48,7 +48,7 @@ StepSettings DeviceOptions::settings(const Config& config, Index micro_batches) 
   s.tile = tile_of(s.device);
   require(s.dtype == DType::bf16 || s.optimizer != OptimizerKind::adamw_pure,
           "--optimizer adamw-bf16 needs --dtype bf16");
-  require(s.dtype == DType::bf16 || gradient != "bf16", "--grad-dtype bf16 needs --dtype bf16");
+  require(s.dtype == DType::bf16 || gradient == "auto", "--grad-dtype ", gradient, " needs --dtype bf16");
   return s;
 }
 

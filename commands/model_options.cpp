@@ -43,8 +43,9 @@ Config ModelOptions::named() const {
   const auto known = known_models().find(model);
   if (known != known_models().end()) return known->second;
   std::error_code error;
-  require(fs::exists(model, error), quote(model),
-          " is neither the name of a known model (see --help) nor a config.json or model directory");
+  require(
+      fs::exists(model, error), quote(model),
+      " is neither the name of a known model (streambp plan --help lists them) nor a config.json or model directory");
   return read_config(fs::is_directory(model) ? model_directory(model) : model);
 }
 

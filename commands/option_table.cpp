@@ -34,6 +34,9 @@ std::string utf8(const std::string& text) {
   return quote(text) + " is not UTF-8, so the JSON files of a run cannot hold it; convert or rename it";
 }
 
+// An unset variable of a script must not silently mean the default.
+std::string not_empty(const std::string& text) { return text.empty() ? "the value is empty" : utf8(text); }
+
 // The check of the type, which comes before the row's own check.
 Check check_of_type(const Target& target) {
   return std::visit(
@@ -44,7 +47,8 @@ Check check_of_type(const Target& target) {
         if constexpr (std::is_same_v<V, double>) {
           return [](const std::string& text) { return number(text) ? "" : quote(text) + " is not a number"; };
         }
-        if constexpr (std::is_same_v<V, std::string> || std::is_same_v<V, std::vector<std::string>>) return utf8;
+        if constexpr (std::is_same_v<V, std::string>) return not_empty;
+        if constexpr (std::is_same_v<V, std::vector<std::string>>) return utf8;
         return {};
       },
       target);

@@ -72,7 +72,8 @@ class PlanCommand : public Command {
     settings.wide_gradient = gradient == "f32";
     const bool on_gpu = device == "cuda" || (device == "auto" && settings.dtype == DType::bf16);
     require(!on_gpu || settings.dtype != DType::f64, "--dtype f64 runs on the CPU only; on a GPU use f32 or bf16");
-    require(!options.given("--grad-dtype") || settings.dtype == DType::bf16, "--grad-dtype is for --dtype bf16");
+    require(!options.given("--grad-dtype") || settings.dtype == DType::bf16, "--grad-dtype ", gradient,
+            " needs --dtype bf16");
     settings.device = on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
     settings.tile = tile_of(settings.device);
     require(!options.given("--chunk") || length == 0 || memory.empty(),
@@ -81,7 +82,7 @@ class PlanCommand : public Command {
     check_chunk(chunk, settings.tile);
     settings.optimizer = optimizer_named(optimizer);
     require(settings.optimizer != OptimizerKind::adamw_pure || settings.dtype == DType::bf16,
-            "--optimizer adamw-bf16 is for --dtype bf16");
+            "--optimizer adamw-bf16 needs --dtype bf16");
     settings.micro_batches = micro_batches;
     settings.objective = objectives.settings(std::max<Index>(length, 1));
     require(!options.given("--group") || objectives.objective == "grpo", "--group is for --objective grpo");
@@ -109,12 +110,19 @@ class PlanCommand : public Command {
   // Work depends on the number of documents in the stream; memory does not.
   Usage usage_in(Mode mode, Index rows) const {
     StepSettings s = settings;
-    s.documents = documents;
+    s.documents = documents_in(rows);
     return plan(s, rows, schedule(mode, rows));
   }
 
+  // A longer stream than the model's learned positions holds several documents.
+  Index documents_in(Index rows) const {
+    const Config& c = settings.config;
+    return c.positions == Positions::rope ? documents : std::max(documents, ceil_div(rows, c.max_length));
+  }
+
   std::string shared_out(Index rows) const {
-    return documents > 1 ? format(", %ld documents of %ld", documents, rows / documents) : "";
+    const Index n = documents_in(rows);
+    return n > 1 ? format(", %ld documents of %ld", n, ceil_div(rows, n)) : "";
   }
 
   Index default_length() const {

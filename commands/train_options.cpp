@@ -25,10 +25,9 @@ Row whole(Index& value, const char* help, double least, double most, Lasts lasts
 TrainOptions::TrainOptions(CLI::App& program, std::function<void()> run)
     : table(program, "train", kTrainDescription, std::move(run)) {
   model.add_to(table, "", ModelOptions::Vocabulary::fixed, Lasts::fixed);
-  // An unset variable of a script must not start a run from scratch.
-  const Check named = [](const std::string& text) -> std::string { return text.empty() ? "the name is empty" : ""; };
-  table.add("--model", {&model.model, "A model directory to fine-tune; without it a model is trained from scratch",
-                        named, Lasts::fixed});
+  table.add(
+      "--model",
+      {&model.model, "A model directory to fine-tune; without it a model is trained from scratch", {}, Lasts::fixed});
   device.add_to(table, {"auto", "f32", "bf16"}, {"adamw", "adamw-bf16"}, Lasts::fixed);
   objectives.add_to(table, Lasts::fixed);
   grpo.add_to(table);

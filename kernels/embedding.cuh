@@ -36,7 +36,8 @@ void embedding(Device& dev, Matrix<T> x, const EmbeddingIndex& index,
                const std::type_identity_t<EmbeddingTables<T>>& tables, double scale) {
   require_shape("embedding", "tokens", index.tokens, 1, x.rows);
   require_shape("embedding", "positions", index.positions, 1, x.rows);
-  require_shape("embedding", "table", tables.tokens, tables.tokens.rows, x.cols);
+  require_shape("embedding", "tokens' table", tables.tokens, tables.tokens.rows, x.cols);
+  if (tables.positions) require_shape("embedding", "positions' table", tables.positions, tables.positions.rows, x.cols);
   auto op = dev.operation("embedding", tables.positions ? x.size() : 0, 2.0 * sizeof(T) * x.size());
   if constexpr (Device::computes) compute_embedding(dev, x, index, tables, static_cast<T>(scale));
 }

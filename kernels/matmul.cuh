@@ -129,7 +129,11 @@ void compute_matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, 
     const Matrix<T> out = dx.slice(rows).columns(cols.begin, cols.size());
     cpu::compute_in_sums(out, [&](Matrix<A> sums) {
       for (Index i = 0; i < sums.rows; ++i) {
-        for (Index j = 0; j < sums.cols; ++j) sums(i, j) = update == Update::add ? A(out(i, j)) : A(0);
+        if (update == Update::add) {
+          for (Index j = 0; j < sums.cols; ++j) sums(i, j) = out(i, j);
+        } else {
+          std::fill_n(sums.row(i), sums.cols, A(0));
+        }
       }
       cpu::gemm<A, T>(sums, dy.slice(rows), cpu::Op::as_is, w.columns(cols.begin, cols.size()), cpu::Op::as_is);
     });

@@ -43,6 +43,7 @@ template <class Device, class T>
 void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T>>& in) {
   require_shape("norm", "input", in.x, y.rows, y.cols);
   require_shape("norm", "weight", in.weights.weight, 1, y.cols);
+  if (in.weights.bias) require_shape("norm", "bias", in.weights.bias, 1, y.cols);
   auto op = dev.operation("norm", (in.style.centered ? 7.0 : 4.0) * y.size(), 2.0 * sizeof(T) * y.size());
   if constexpr (Device::computes) compute_norm(dev, y, in);
 }
@@ -55,6 +56,7 @@ void norm_backward(Device& dev, Matrix<T> dx, const NormWeights<G>& dweights, In
   require_shape("norm backward", "dy", dy, rows, cols);
   require_shape("norm backward", "dx", dx, rows, cols);
   require_shape("norm backward", "dweight", dweights.weight, 1, cols);
+  if (dweights.bias) require_shape("norm backward", "dbias", dweights.bias, 1, cols);
   auto scope = dev.scope();
   NormWeights<G> group_sums;  // a row for each group of rows
   group_sums.weight = allocate<G>(dev, groups, cols, Kind::chunk);

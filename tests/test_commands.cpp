@@ -65,6 +65,11 @@ TEST_F(Commands, MisuseExitsWith2AndNamesTheRemedy) {
   expect_refused("plan qwen3-8b --length 100000 --memory 47.3GiB", "needs at least 47.58 GiB");
   expect_refused("plan qwen3-8b --length 100000 --memory 70GiB --chunk 2048", "leave out --chunk");
   expect_refused("plan qwen3-8b --dtype f32 --optimizer adamw-bf16", "bf16");
+  for (const char* command : {"plan gpt2", "bench --length 64", "train"}) {
+    expect_refused(std::string(command) + " --dtype f32 --grad-dtype f32", "--grad-dtype f32 needs --dtype bf16");
+  }
+  expect_refused("plan \"\"", "model: the value is empty");
+  expect_refused("train --out \"\"", "--out: the value is empty");
   expect_refused("plan qwen3-8b --json " + path("no/such/dir/file.json"), "no/such/dir");
   expect_refused("bench --model gpt2 --length 5000", "1024");
 }
@@ -245,6 +250,8 @@ TEST_F(Commands, PlanAnswersItsThreeQuestions) {
   EXPECT_LT(modes["stream"]["peak"], modes["checkpoint"]["peak"]);
   EXPECT_LT(modes["checkpoint"]["peak"], modes["full"]["peak"]);
   EXPECT_EQ(modes["checkpoint"]["flops"], modes["stream"]["flops"]);
+  const Outcome positions = execute("plan gpt2 --length 3000");  // more than the model's 1024 positions
+  EXPECT_TRUE(contains(positions.output, "3000 tokens, 3 documents of 1000:")) << positions.output;
   const Outcome chunk = execute("plan qwen3-8b --length 100000 --memory 70GiB");
   EXPECT_EQ(chunk.exit_code, 0);
   EXPECT_TRUE(contains(chunk.output, "Largest chunk")) << chunk.output;

@@ -188,7 +188,7 @@ TEST_F(FineTuning, VerifiesTheGradientOnData) {
 TEST_F(FineTuning, RefusesInvalidOptions) {
   const std::string out = " --out " + path("refused");
   expect_refused("train --model " + path("nothing") + " --data x" + out, "is not a model directory");
-  expect_refused("train --model \"\" --data " + path("data.jsonl") + out, "the name is empty");
+  expect_refused("train --model \"\" --data " + path("data.jsonl") + out, "--model: the value is empty");
   expect_refused("train --model " + model + out, "--data");
   expect_refused("train --model " + model + " --data " + path("nothing.jsonl") + out, "nothing.jsonl");
   expect_refused(train("--hidden 64" + out), "leave out the options of models from scratch");

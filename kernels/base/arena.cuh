@@ -34,7 +34,7 @@ class HostBlock {
   explicit HostBlock(std::size_t bytes) : bytes(bytes) {
     if (bytes == 0) return;
     require(bytes <= available_memory(), "this run needs ", bytes >> 20, " MiB and only ", available_memory() >> 20,
-            " MiB are free; use a smaller --chunk, --length or model");
+            " MiB are free; use a shorter stream or a smaller model");
     void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     require(block != MAP_FAILED, "cannot reserve ", bytes, " bytes of memory: ", std::strerror(errno));
     madvise(block, bytes, MADV_HUGEPAGE);
@@ -67,8 +67,9 @@ class Arena {
 
   void* allocate(std::size_t bytes, Kind kind, End end) {
     bytes = round_up(bytes);
-    require(used() + bytes <= capacity_, "out of memory: ", used(), " of ", capacity_, " bytes are in use, and ", bytes,
-            " more are needed for ", kKindNames[static_cast<int>(kind)], "; use a smaller chunk, length or model");
+    require(used() + bytes <= capacity_, "out of memory: ", used(), " of ", capacity_,
+            " planned bytes are in use, and ", bytes, " more are needed for ", kKindNames[static_cast<int>(kind)],
+            "; please report this");
     const std::size_t offset = end == End::bottom ? bottom_ : capacity_ - top_ - bytes;
     (end == End::bottom ? bottom_ : top_) += bytes;
     stack(end).push_back({bytes, kind});
