@@ -5,6 +5,9 @@
 //   layer     middle = x + attention(norm(x))             y = middle + mlp(norm(middle))
 //   logits  = norm(x) headᵀ                               x: the output of the last layer
 //
+// Attention is the only operation that mixes rows. Where ranks share a stream, each computes everything else for its own
+// rows, and attention for its own heads: before and after, they exchange rows for heads (parallel/exchange.cuh).
+//
 // One policy for memory: activations are assigned, gradients of weights are added to, and the gradient of the residual
 // stream is updated in place.
 #pragma once
@@ -21,6 +24,7 @@
 #include "model/linear.cuh"
 #include "model/parameters.cuh"
 #include "model/stream.cuh"
+#include "parallel/exchange.cuh"
 
 namespace streambp {
 
@@ -39,9 +43,16 @@ struct Frequencies {
 template <class T>
 struct Chunk {
   StreamRows at;
-  Matrix<T> x;       // the layer's input for these rows
+  Matrix<T> x;       // the layer's input for this rank's rows of the chunk
   KeysValues<T> kv;  // of the whole stream
   Activations<T> a;  // of these rows
+};
+
+// Where a chunk's backward pass adds weight gradients.
+template <class A>
+struct LayerSums {
+  std::span<const Layer<A>> lanes;
+  std::vector<LanePart> parts;
 };
 
 template <class Device, class T>
@@ -49,12 +60,16 @@ class TransformerLayer {
  public:
   using A = Accumulator<T>;
 
-  TransformerLayer(Device& dev, const Config& c, const Frequencies& frequencies, Index number, const Layer<T>& weights)
+  TransformerLayer(Device& dev, const Config& c, const Frequencies& frequencies, Index number, const Layer<T>& weights,
+                   const Group& sequence = {})
       : dev(dev),
         c(c),
         w(weights),
+        sequence(sequence),
         shape(c.attention(number)),
-        frequencies(c.is_local(number) ? frequencies.local : frequencies.global) {}
+        frequencies(c.is_local(number) ? frequencies.local : frequencies.global) {
+    shape.heads /= sequence.size, shape.kv_heads /= sequence.size;
+  }
 
   // y = layer(x) for the rows of a chunk. kv holds K and V of earlier rows and receives those of these rows. y may be x.
   void forward(Matrix<T> y, const Chunk<T>& chunk) {
@@ -66,12 +81,13 @@ class TransformerLayer {
   // The three parts of forward. First Q, K and V of some rows ...
   void project(const Activations<T>& a, const KeysValues<T>& kv, Matrix<T> x, Matrix<const std::int32_t> positions) {
     attention_norm(a, x);
-    keys_values(a, kv, positions);
-    queries(a, positions);
+    project_keys_values(a, kv, positions);
+    project_queries(a, positions);
   }
   // ... then attention to the K and V of the whole stream ...
   void attend(const Activations<T>& a, const KeysValues<T>& kv, const StreamRows& at) {
     attention(dev, output_of(a), input_of(a, kv), span(at));
+    to_rows(dev, sequence, a.attended, a.heads.attended, dev.tile);
   }
   // ... and the rest of the layer.
   void finish(Matrix<T> y, const Activations<T>& a, Matrix<T> x) {
@@ -84,7 +100,7 @@ class TransformerLayer {
   void keys_values(const Activations<T>& a, const KeysValues<T>& kv, Matrix<T> x,
                    Matrix<const std::int32_t> positions) {
     attention_norm(a, x);
-    keys_values(a, kv, positions);
+    project_keys_values(a, kv, positions);
   }
 
   // Repeats forward for a chunk as far as backward needs it; K and V exist already.
@@ -92,7 +108,7 @@ class TransformerLayer {
     const Activations<T>& a = chunk.a;
     attention_norm(a, chunk.x);
     if (c.qk_norm) linear(dev, a.k_projected, a.attention_input, w.k);
-    queries(a, chunk.at.positions);
+    project_queries(a, chunk.at.positions);
     attend(a, chunk.kv, chunk.at);
     add_attention(a, chunk.x);
     feed_forward(a);
@@ -100,11 +116,25 @@ class TransformerLayer {
   }
 
   // dx is the gradient of the layer's output for the rows of a chunk; it becomes the gradient of the layer's input. Adds
-  // to the gradient g of the weights, and to dK, dV of all rows up to the chunk's end. Later chunks must be done: only
+  // to the gradients of the weights, and to dK, dV of all rows up to the chunk's end. Later chunks must be done: only
   // then are dK, dV of the chunk's own rows complete after its attention.
-  void backward(const Layer<A>& g, Matrix<T> dx, const KeysValues<A>& dkv, const Chunk<T>& chunk) {
-    backward_mlp(g, dx, chunk.a);
-    backward_attention(g, dx, dkv, chunk);
+  void backward(const LayerSums<A>& sums, Matrix<T> dx, const KeysValues<A>& dkv, const Chunk<T>& chunk) {
+    auto for_each_part = [&](auto&& f) {
+      for (const auto& [rows, lane] : sums.parts) f(sums.lanes[static_cast<std::size_t>(lane)], rows);
+    };
+    for_each_part([&](const Layer<A>& g, Rows rows) { backward_mlp(g, dx.slice(rows), chunk.a.slice(rows)); });
+    auto scope = dev.scope();
+    const auto dattended = matrix(dx.rows, c.q_width()), dq = matrix(dx.rows, c.q_width());
+    for_each_part([&](const Layer<A>& g, Rows rows) {
+      backward_output(g, dattended.slice(rows), dx.slice(rows), chunk.a.slice(rows));
+    });
+    backward_attention(dq, dattended, dkv, chunk);
+    const KeysValues<T> dkv_own = own_rows(dkv.slice(chunk.at.rows), dx.rows);
+    for_each_part([&](const Layer<A>& g, Rows rows) {
+      const StreamRows at = {rows, chunk.at.positions.columns(rows.begin, rows.size()), {}};
+      const Chunk<T> part = {at, chunk.x.slice(rows), {}, chunk.a.slice(rows)};
+      backward_projections(g, dx.slice(rows), dq.slice(rows), dkv_own.slice(rows), part);
+    });
   }
 
  private:
@@ -114,17 +144,22 @@ class TransformerLayer {
     norm(dev, a.attention_input, {x, w.attention_norm, c.norm_style()});
   }
 
-  void keys_values(const Activations<T>& a, const KeysValues<T>& kv, Matrix<const std::int32_t> positions) {
-    linear(dev, c.qk_norm ? a.k_projected : kv.k, a.attention_input, w.k);
-    if (c.qk_norm) norm_heads(kv.k, a.k_projected, w.k_norm);
-    apply_rope(kv.k, positions, Direction::forward);
-    linear(dev, kv.v, a.attention_input, w.v);
+  // kv: of all rows of the chunk, for this rank's heads
+  void project_keys_values(const Activations<T>& a, const KeysValues<T>& kv, Matrix<const std::int32_t> positions) {
+    const KeysValues<T> own = sequence.size == 1 ? kv : a.keys_values;
+    linear(dev, c.qk_norm ? a.k_projected : own.k, a.attention_input, w.k);
+    if (c.qk_norm) norm_heads(own.k, a.k_projected, w.k_norm);
+    apply_rope(own.k, positions, Direction::forward);
+    linear(dev, own.v, a.attention_input, w.v);
+    to_heads(dev, sequence, kv.k, own.k, dev.tile);
+    to_heads(dev, sequence, kv.v, own.v, dev.tile);
   }
 
-  void queries(const Activations<T>& a, Matrix<const std::int32_t> positions) {
+  void project_queries(const Activations<T>& a, Matrix<const std::int32_t> positions) {
     linear(dev, c.qk_norm ? a.q_projected : a.q, a.attention_input, w.q);
     if (c.qk_norm) norm_heads(a.q, a.q_projected, w.q_norm);
     apply_rope(a.q, positions, Direction::forward);
+    to_heads(dev, sequence, a.heads.q, a.q, dev.tile);
   }
 
   void norm_heads(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights) {
@@ -173,25 +208,50 @@ class TransformerLayer {
   }
 
   // middle = x + attended oᵀ
-  void backward_attention(const Layer<A>& g, Matrix<T> dx, const KeysValues<A>& dkv, const Chunk<T>& chunk) {
-    const Activations<T>& a = chunk.a;
-    const auto dnormed = matrix(dx.rows, c.hidden);
-    const auto dattended = matrix(dx.rows, c.q_width()), dq = matrix(dx.rows, c.q_width());
+  void backward_output(const Layer<A>& g, Matrix<T> dattended, Matrix<T> dx, const Activations<T>& a) {
+    auto scope = dev.scope();
     const auto dprojected = backward_post_norm(g.post_attention_norm, dx, a.attention_output, w.post_attention_norm);
     linear_backward(dev, dattended, g.o, dprojected, {a.attended, w.o}, Update::assign);
-    attention_backward(dev, AttentionGradient<T>{dq, dkv.k, dkv.v}, dattended, input_of(a, chunk.kv), output_of(a),
-                       span(chunk.at));
-    const auto dk = in_type_of_activations(dkv.k.slice(chunk.at.rows)),
-               dv = in_type_of_activations(dkv.v.slice(chunk.at.rows));
+  }
+
+  // From dattended to dq, and to dK, dV of all rows that the chunk attends to.
+  void backward_attention(Matrix<T> dq, Matrix<T> dattended, const KeysValues<A>& dkv, const Chunk<T>& chunk) {
+    auto scope = dev.scope();
+    const bool alone = sequence.size == 1;
+    const Matrix<T> q = chunk.a.heads.q;
+    const auto dattended_heads = alone ? dattended : matrix(q.rows, q.cols),
+               dq_heads = alone ? dq : matrix(q.rows, q.cols);
+    to_heads(dev, sequence, dattended_heads, dattended, dev.tile);
+    attention_backward(dev, AttentionGradient<T>{dq_heads, dkv.k, dkv.v}, dattended_heads, input_of(chunk.a, chunk.kv),
+                       output_of(chunk.a), span(chunk.at));
+    to_rows(dev, sequence, dq, dq_heads, dev.tile);
+  }
+
+  // dK, dV of a chunk, in the type of activations and for this rank's rows.
+  KeysValues<T> own_rows(const KeysValues<A>& dkv, Index rows) {
+    const KeysValues<T> of_heads = {in_type_of_activations(dkv.k), in_type_of_activations(dkv.v)};
+    if (sequence.size == 1) return of_heads;
+    const KeysValues<T> own = {matrix(rows, c.kv_width()), matrix(rows, c.kv_width())};
+    to_rows(dev, sequence, own.k, of_heads.k, dev.tile);
+    to_rows(dev, sequence, own.v, of_heads.v, dev.tile);
+    return own;
+  }
+
+  // Q, K and V are projections of norm(x).
+  void backward_projections(const Layer<A>& g, Matrix<T> dx, Matrix<T> dq, const KeysValues<T>& dkv,
+                            const Chunk<T>& chunk) {
+    auto scope = dev.scope();
+    const Activations<T>& a = chunk.a;
+    const auto dnormed = matrix(dx.rows, c.hidden);
     apply_rope(dq, chunk.at.positions, Direction::backward);
-    apply_rope(dk, chunk.at.positions, Direction::backward);
+    apply_rope(dkv.k, chunk.at.positions, Direction::backward);
     if (c.qk_norm) {
       norm_heads_backward(dq, g.q_norm, a.q_projected, w.q_norm);
-      norm_heads_backward(dk, g.k_norm, a.k_projected, w.k_norm);
+      norm_heads_backward(dkv.k, g.k_norm, a.k_projected, w.k_norm);
     }
     linear_backward(dev, dnormed, g.q, dq, {a.attention_input, w.q}, Update::assign);
-    linear_backward(dev, dnormed, g.k, dk, {a.attention_input, w.k}, Update::add);
-    linear_backward(dev, dnormed, g.v, dv, {a.attention_input, w.v}, Update::add);
+    linear_backward(dev, dnormed, g.k, dkv.k, {a.attention_input, w.k}, Update::add);
+    linear_backward(dev, dnormed, g.v, dkv.v, {a.attention_input, w.v}, Update::add);
     norm_backward(dev, dx, g.attention_norm, dnormed, {chunk.x, w.attention_norm, c.norm_style()}, Update::add);
   }
 
@@ -218,15 +278,16 @@ class TransformerLayer {
     }
   }
 
-  AttentionInput<T> input_of(const Activations<T>& a, const KeysValues<T>& kv) const { return {a.q, kv.k, kv.v}; }
-  AttentionOutput<T> output_of(const Activations<T>& a) const { return {a.attended, a.lse}; }
+  AttentionInput<T> input_of(const Activations<T>& a, const KeysValues<T>& kv) const { return {a.heads.q, kv.k, kv.v}; }
+  AttentionOutput<T> output_of(const Activations<T>& a) const { return {a.heads.attended, a.heads.lse}; }
   AttentionSpan span(const StreamRows& at) const { return {at.mask, at.rows, shape}; }
   Matrix<T> matrix(Index rows, Index cols) { return allocate<T>(dev, rows, cols, Kind::chunk); }
 
   Device& dev;
   const Config& c;
   const Layer<T>& w;
-  const AttentionShape shape;
+  const Group sequence;
+  AttentionShape shape;  // of this rank's heads
   const std::vector<double>& frequencies;
 };
 

@@ -19,6 +19,10 @@
 //
 // All modes give the same bits: every operation works in tiles of kTile rows and adds up tiles from the last to the
 // first, and chunks are whole tiles, visited from the last to the first.
+//
+// Several ranks can share a stream. Each has some of the rows (parallel/division.cuh), and rows depend on each other only
+// through attention, so the walk hardly changes: a chunk has rows of every rank, and around attention the ranks exchange
+// rows for heads (model.cuh).
 #pragma once
 
 #include <functional>
@@ -31,13 +35,33 @@
 
 namespace streambp {
 
+// Where a gradient goes, and which micro-batch it is of.
+template <class G>
+struct GradientOf {
+  Tensors<G>& gradient;
+  MicroBatch micro_batch = {};
+};
+
+// Tied models add the gradients of embedding and head. Over several micro-batches or lanes, they are summed apart, so
+// that the order of additions does not depend on the number of ranks.
+inline bool head_is_apart(const Config& c, const Ranks& ranks, MicroBatch micro_batch) {
+  return !c.tied || micro_batch.count > 1 || ranks.lanes * ranks.sequence.size > 1;
+}
+
 template <class Device, class T>
 class Walk {
  public:
   using A = Accumulator<T>;
 
-  Walk(Device& dev, const Model<T>& model, const Stream& stream, Schedule schedule)
-      : dev(dev), c(model.config), frequencies(c), weights(model), stream(stream), schedule(schedule) {
+  Walk(Device& dev, const Model<T>& model, const Stream& stream, Schedule schedule, const Ranks& ranks)
+      : dev(dev),
+        c(model.config),
+        frequencies(c),
+        weights(model),
+        stream(stream),
+        division(stream.division),
+        schedule(schedule),
+        ranks(ranks) {
     for (const Index chunk : {schedule.chunk, schedule.head_chunk}) {
       require(schedule.keep == Keep::nothing || chunk % dev.tile == 0 || chunk >= stream.size(), "chunks of ", chunk,
               " rows are not a multiple of ", dev.tile, " rows, the tile by which this device sums weight gradients");
@@ -48,20 +72,26 @@ class Walk {
   // w[t] is d loss / d logp[t]. If the weights depend on the log-probs of other tokens (DPO), `weigh` sets them once all
   // log-probs are known; the head then computes its logits twice.
   template <class G>
-  void gradient(Tensors<G>& gradient, const TokenWeights<A>& w, Matrix<A> logp,
+  void gradient(const GradientOf<G>& of, const TokenWeights<A>& w, Matrix<A> logp,
                 const std::function<void()>& weigh = {}) {
     auto scope = dev.scope();
-    Saved saved(dev, c, stream.size(), schedule.keep);
+    Saved saved(dev, c, division, schedule.keep);
     const Matrix<T> output = forward(saved);
     if (weigh) head_forward(output, logp), weigh();
-    const Matrix<T> dx = head_backward(gradient, output, w, logp);
+    const Matrix<T> dx = head_backward(of, output, w, logp);
     for (Index l = c.layers - 1; l >= 0; --l) {
-      layer_backward(gradient, l, saved, dx);
+      layer_backward(of, l, saved, dx);
       saved.close();
     }
-    Sums sums(dev, gradient, Tensors<A>(c), [&](auto& t) { return embedding_table(c, t); });
-    embedding_backward(dev, sums->embedding, stream.embedding_index(), dx, c.embedding_scale);
-    sums.finish();
+    embedding_backward(of, dx);
+  }
+
+  // For a rank without a micro-batch in the last round of a step: adds what the other ranks compute.
+  template <class G>
+  void gradient_of_others(const GradientOf<G>& of) {
+    head_sums(of).finish();
+    for (Index l = c.layers - 1; l >= 0; --l) layer_sums(of, l).finish();
+    embedding_sums(of).finish();
   }
 
   // The log-probs of the targets, without a gradient.
@@ -72,7 +102,7 @@ class Walk {
 
   // The output of the last layer; nothing is kept for backward.
   Matrix<T> forward() {
-    Saved saved(dev, c, stream.size(), Keep::nothing);
+    Saved saved(dev, c, division, Keep::nothing);
     return forward(saved);
   }
 
@@ -92,48 +122,47 @@ class Walk {
 
   void layer_forward(Index l, const Saved& saved, Matrix<T> y, Matrix<T> x) {
     const auto& leased = weights.take(l);
-    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased);
+    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased, ranks.sequence);
     auto scope = dev.scope();
     const bool kept = saved.has_activations();
-    const KeysValues<T> kv = kept ? saved.keys_values(l) : allocate_keys_values<T>(dev, c, stream.size());
-    for (Rows rows : chunks(stream.size(), schedule.chunk)) {
+    const KeysValues<T> kv = kept ? saved.keys_values(l) : keys_values_of_stream<T>();
+    for (const DividedRows& chunk : chunks(schedule.chunk)) {
       auto chunk_scope = dev.scope();
-      const Activations<T> a = kept ? saved.activations(l) : allocate_activations<T>(dev, c, rows.size());
-      layer.forward(y.slice(rows), {stream.at(rows), x.slice(rows), kv, a});
+      const Activations<T> a = kept ? saved.activations(l) : activations(chunk);
+      layer.forward(y.slice(chunk.own), {stream.at(chunk), x.slice(chunk.own), kv, a});
     }
   }
 
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
   template <class G>
-  void layer_backward(Tensors<G>& gradient, Index l, const Saved& saved, Matrix<T> dx) {
+  void layer_backward(const GradientOf<G>& of, Index l, const Saved& saved, Matrix<T> dx) {
     const auto& leased = weights.take(l);
-    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased);
-    Sums sums(dev, gradient.layers[static_cast<std::size_t>(l)], Layer<A>{},
-              [&](auto& t) { return layer_table(c, l, t); });
+    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased, ranks.sequence);
+    auto sums = layer_sums(of, l);
     {
       auto scope = dev.scope();
       const bool kept = saved.has_activations();
       const Matrix<T> x = saved.input(l);
       const KeysValues<T> kv = kept ? saved.keys_values(l) : recompute_keys_values(layer, x);
-      const KeysValues<A> dkv = allocate_keys_values<A>(dev, c, stream.size());
+      const KeysValues<A> dkv = keys_values_of_stream<A>();
       zero(dev, dkv.k), zero(dev, dkv.v);
-      for (Rows rows : last_to_first(chunks(stream.size(), schedule.chunk))) {
+      for (const DividedRows& chunk : last_to_first(chunks(schedule.chunk))) {
         auto chunk_scope = dev.scope();
-        const Activations<T> a = kept ? saved.activations(l) : allocate_activations<T>(dev, c, rows.size());
-        const Chunk<T> chunk = {stream.at(rows), x.slice(rows), kv, a};
-        if (!kept) layer.recompute(chunk);
-        layer.backward(*sums, dx.slice(rows), dkv, chunk);
+        const Activations<T> a = kept ? saved.activations(l) : activations(chunk);
+        const Chunk<T> in = {stream.at(chunk), x.slice(chunk.own), kv, a};
+        if (!kept) layer.recompute(in);
+        layer.backward({sums.of_lanes(), lane_parts(division, chunk.own)}, dx.slice(chunk.own), dkv, in);
       }
     }
     sums.finish();
   }
 
   KeysValues<T> recompute_keys_values(TransformerLayer<Device, T>& layer, Matrix<T> x) {
-    const KeysValues<T> kv = allocate_keys_values<T>(dev, c, stream.size());
-    for (Rows rows : chunks(stream.size(), schedule.chunk)) {
+    const KeysValues<T> kv = keys_values_of_stream<T>();
+    for (const DividedRows& chunk : chunks(schedule.chunk)) {
       auto scope = dev.scope();
-      const auto a = allocate_key_value_activations<T>(dev, c, rows.size());
-      layer.keys_values(a, kv.slice(rows), x.slice(rows), stream.at(rows).positions);
+      const auto a = allocate_key_value_activations<T>(dev, c, chunk.own.size(), division.ranks);
+      layer.keys_values(a, kv.slice(chunk.all), x.slice(chunk.own), stream.at(chunk).positions);
     }
     return kv;
   }
@@ -141,30 +170,81 @@ class Walk {
   // The head goes chunk by chunk too: logits exist for one chunk at a time.
   void head_forward(Matrix<T> x, Matrix<A> logp) {
     Head<Device, T> head(dev, c, weights.take_norm(), weights.take_head());
-    for (Rows rows : chunks(stream.size(), schedule.head_chunk)) {
-      head.forward(logp.columns(rows.begin, rows.size()), x.slice(rows), targets(rows));
+    for (const DividedRows& chunk : chunks(schedule.head_chunk)) {
+      const Rows own = chunk.own;
+      head.forward(logp.columns(own.begin, own.size()), x.slice(own), targets(own));
     }
   }
 
   // Returns the gradient of the last layer's output, in the memory of that output.
   template <class G>
-  Matrix<T> head_backward(Tensors<G>& gradient, Matrix<T> output, const TokenWeights<A>& w, Matrix<A> logp) {
+  Matrix<T> head_backward(const GradientOf<G>& of, Matrix<T> output, const TokenWeights<A>& w, Matrix<A> logp) {
     Head<Device, T> head(dev, c, weights.take_norm(), weights.take_head());
-    Sums sums(dev, gradient, Tensors<A>(c), [&](auto& t) {
-      auto rows = head_table(c, t);
-      if (c.tied) rows.push_back(embedding_table(c, t).front());
-      return rows;
-    });
-    const Linear<A> g = c.tied ? Linear<A>{sums->embedding.tokens, {}} : sums->head;
-    for (Rows rows : last_to_first(chunks(stream.size(), schedule.head_chunk))) {
-      head.backward(sums->norm, g, logp.columns(rows.begin, rows.size()), output.slice(rows), targets(rows),
-                    w.columns(rows));
+    auto sums = head_sums(of);
+    for (const DividedRows& chunk : last_to_first(chunks(schedule.head_chunk))) {
+      for (const LanePart& part : lane_parts(division, chunk.own)) {
+        const Rows own = {chunk.own.begin + part.rows.begin, chunk.own.begin + part.rows.end};
+        Tensors<A>& sum = sums.of_lane(part.lane);
+        const Linear<A> weight = head_is_apart(of.micro_batch) ? sum.head : Linear<A>{sum.embedding.tokens, {}};
+        head.backward(sum.norm, weight, logp.columns(own.begin, own.size()), output.slice(own), targets(own),
+                      w.columns(own));
+      }
     }
     sums.finish();
     const Matrix<T> dx = output;
     return dx;
   }
 
+  template <class G>
+  void embedding_backward(const GradientOf<G>& of, Matrix<T> dx) {
+    auto sums = embedding_sums(of);
+    for (Index lane = 0; lane < ranks.lanes; ++lane) {
+      streambp::embedding_backward(dev, sums.of_lane(lane).embedding, stream.embedding_index(lane), dx,
+                                   c.embedding_scale);
+    }
+    sums.finish();
+  }
+
+  // --- The gradient's three sections ---
+
+  template <class G>
+  auto layer_sums(const GradientOf<G>& of, Index l) {
+    return Sums(dev, ranks, of.micro_batch, of.gradient.layers[static_cast<std::size_t>(l)], Layer<A>{},
+                [&c = c, l](auto& t) { return layer_table(c, l, t); });
+  }
+  template <class G>
+  auto head_sums(const GradientOf<G>& of) {
+    return Sums(dev, ranks, of.micro_batch, of.gradient, Tensors<A>(c),
+                [&c = c, apart = head_is_apart(of.micro_batch)](auto& t) {
+                  Config separate = c;
+                  separate.tied = !apart;
+                  auto table = head_table(separate, t);
+                  if (!apart) table.push_back(embedding_table(c, t).front());
+                  return table;
+                });
+  }
+  template <class G>
+  auto embedding_sums(const GradientOf<G>& of) {
+    return Sums(dev, ranks, of.micro_batch, of.gradient, Tensors<A>(c),
+                [&c = c](auto& t) { return embedding_table(c, t); });
+  }
+  bool head_is_apart(MicroBatch micro_batch) const { return streambp::head_is_apart(c, ranks, micro_batch); }
+
+  // --- Helpers ---
+
+  std::vector<DividedRows> chunks(Index size) const {
+    std::vector<DividedRows> result;
+    for (const Rows all : streambp::chunks(division.rows, size * division.ranks))
+      result.push_back({all, division.own(all)});
+    return result;
+  }
+  template <class U>
+  KeysValues<U> keys_values_of_stream() {
+    return allocate_keys_values<U>(dev, c, division.rows, division.ranks);
+  }
+  Activations<T> activations(const DividedRows& chunk) {
+    return allocate_activations<T>(dev, c, chunk, division.ranks);
+  }
   Matrix<std::int32_t> targets(Rows rows) const { return stream.targets.columns(rows.begin, rows.size()); }
 
   Device& dev;
@@ -172,7 +252,9 @@ class Walk {
   const Frequencies frequencies;
   const ResidentWeights<T> weights;
   const Stream& stream;
+  const Division& division;
   const Schedule schedule;
+  const Ranks ranks;
 };
 
 }  // namespace streambp

@@ -24,11 +24,11 @@ class TrainCommand : public Command {
 
  private:
   void run() {
-    directory.emplace(options.out, options.resume ? RunDirectory::Begin::resume : RunDirectory::Begin::fresh);
-    options.settle(directory->resumes() ? directory->state_file() : fs::path());
-    directory->create();
-    options.out = directory->path();
-    task = prepare(options, *directory);
+    open_directory();
+    options.room = room_of_each_rank(options.device.kind());
+    first_then_others([&] { task = prepare(options, *directory); });
+    require_equal("the data", task.source.fingerprint);
+    task.settings.ranks = options.ranks.grid(task.settings.config);
 
     const double machine_rate = matmul_rate(task.settings.device, task.settings.dtype);
     engine = make_engine(task.settings, options.rows(), task.memory);
@@ -41,6 +41,20 @@ class TrainCommand : public Command {
     report->begin(task);
     if (first_step == 0) evaluate(first_step);
     if (learn() && options.sample_length > 0) sample();
+  }
+
+  // Rank 0 decides where the run is written and where it continues.
+  void open_directory() {
+    const auto begin = options.resume ? RunDirectory::Begin::resume : RunDirectory::Begin::fresh;
+    const bool first = this_process().rank == 0;
+    auto settle = [&] {
+      options.settle(directory->resumes() ? directory->state_file() : fs::path());
+      directory->create();
+      options.out = directory->path();
+    };
+    if (first) directory.emplace(options.out, begin), settle();
+    const std::string path = from_first(options.out), checkpoint = from_first(first ? directory->checkpoint() : "");
+    if (!first) directory.emplace(path, checkpoint, begin), settle();
   }
 
   // Loads or initialises the weights and the optimizer. Returns the number of steps already done.
@@ -87,8 +101,8 @@ class TrainCommand : public Command {
       engine->synchronize();
       report->step(step, task.grpo ? task.grpo->batches : batches, result, engine->device(), seconds() - begun);
 
-      const bool at_end = step == last, interrupted = Interruption::signal() != 0 && can_resume_after(step),
-                 due = can_resume_after(step) && timer.due(step, seconds());
+      const bool at_end = step == last, interrupted = signal() != 0 && can_resume_after(step),
+                 due = can_resume_after(step) && is_due(timer, step);
       if (!interrupted && (at_end || is_evaluated(step))) evaluate(step);
       if (at_end || interrupted || due) {
         const bool asked_for = at_end || (due && !timer.by_time());
@@ -99,7 +113,13 @@ class TrainCommand : public Command {
       if (interrupted) return stop(step);
     }
     // A signal may have come during the last evaluation or checkpoint.
-    return Interruption::signal() == 0 || stop(std::max(first_step, last));
+    return signal() == 0 || stop(std::max(first_step, last));
+  }
+
+  // What all ranks agree on: the signal that any of them has received, and rank 0's clock.
+  static int signal() { return static_cast<int>(largest_of_ranks(Interruption::signal())); }
+  static bool is_due(const CheckpointTimer& timer, Index step) {
+    return largest_of_ranks(this_process().rank == 0 && timer.due(step, seconds())) > 0;
   }
 
   std::vector<Batch> batches_of(Index step) const {
@@ -126,12 +146,14 @@ class TrainCommand : public Command {
   }
 
   void rescue(Index done) {
+    if (this_process().count > 1) return;  // the other ranks may not have failed, and saving needs all of them
     const bool saved = directory->checkpoint().filename() == checkpoint_name(done);
     if (done <= first_step || !can_resume_after(done) || saved) return;
     try {
       engine->release_gradient();
       if (!task.grpo) {  // do not save weights that give NaN
-        for (const double logp : engine->evaluate(task.source.batch(done, 0), task.schedule))
+        const auto logps = engine->evaluate({task.source.batch(done, 0)}, task.schedule);
+        for (const double logp : logps.front())
           if (!std::isfinite(logp)) return;
       }
       save(done, RunDirectory::Keep::always);
@@ -160,7 +182,7 @@ class TrainCommand : public Command {
   }
 
   bool stop(Index step) {
-    exit_code = 128 + Interruption::signal();
+    exit_code = 128 + signal();
     std::printf("stopped  after step %ld by a signal; the checkpoint is %s\n", step, directory->checkpoint().c_str());
     if (step < options.last_step())
       std::printf("         continue with streambp train --out %s --resume\n", options.out.c_str());

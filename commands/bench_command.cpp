@@ -1,6 +1,7 @@
 // streambp bench: the speed of a training step, against the machine's matmul rate.
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
+#include "commands/rank_options.cuh"
 #include "data/files/config.cuh"
 #include "data/files/files.cuh"
 #include "training/plan.cuh"
@@ -23,6 +24,7 @@ class BenchCommand : public Command {
   explicit BenchCommand(CLI::App& app) : options(app, "bench", kBenchDescription, [this] { run(); }) {
     model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
     device.add_to(options, {"auto", "f32", "bf16"}, {"none", "adamw", "adamw-bf16"});
+    ranks.add_to(options);
     options.section("Measurement");
     options.add("--length", {&length, "Tokens of the stream, one document", checks::between(1, 1 << 24)});
     options.add("--chunk", {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048)"});
@@ -55,7 +57,9 @@ class BenchCommand : public Command {
     require(config.positions == Positions::rope || length <= config.max_length, "--length ", length,
             " is longer than the ", config.max_length, " positions of the model");
     gpu = device.kind() == DeviceKind::cuda;
-    settings = device.settings(config, 1);
+    const Ranks grid = ranks.grid(config);
+    settings = device.settings(config, grid.streams());
+    settings.ranks = grid;
     if (stream_chunks.empty()) stream_chunks = {default_chunk(settings.tile)};
     for (Index chunk : stream_chunks) check_chunk(chunk, settings.tile);
     std::printf("%s\n%s on %s, %ld tokens, optimizer %s, median of %ld\n\n", describe(config).c_str(),
@@ -63,7 +67,7 @@ class BenchCommand : public Command {
     std::fflush(stdout);
 
     std::vector<Candidate> candidates;
-    const std::size_t room = free_memory(settings.device);
+    const std::size_t room = room_of_each_rank(settings.device);
     auto add = [&](std::string label, Mode mode, Index chunk) {
       if (!modes.empty() && std::find(modes.begin(), modes.end(), name(mode)) == modes.end()) return;
       const Schedule schedule = schedule_for(mode, config, length, chunk, settings.tile);
@@ -91,28 +95,29 @@ class BenchCommand : public Command {
     const std::size_t free_before = free_memory(settings.device);
     const auto engine = make_engine(settings, length, capacity);
     engine->initialise(1);
-    const Batch batch = random_document();
-    rate = time_runs(*engine, batch, candidates, first_rate);
+    const std::vector<Batch> batches(static_cast<std::size_t>(settings.ranks.streams()), random_document());
+    rate = time_runs(*engine, batches, candidates, first_rate);
     if (gpu) {
       const std::size_t free_now =
           free_memory(settings.device) + capacity;  // approximate: other processes may allocate or free memory
       driver_overhead = free_before > free_now ? free_before - free_now : 0;
       engine->time_operations(profile);  // a separate run, because timing every operation slows a GPU down
       for (Candidate& c : candidates) {
-        if (profile) run_once(*engine, batch, c.schedule), c.work = engine->device().work();
+        if (profile) run_once(*engine, batches, c.schedule), c.work = engine->device().work();
       }
     }
     print(candidates);
   }
 
   // The runs take turns, so that a disturbance of the machine affects all modes. Returns the median matmul rate.
-  double time_runs(Engine& engine, const Batch& batch, std::vector<Candidate>& candidates, double first_rate) {
+  double time_runs(Engine& engine, const std::vector<Batch>& batches, std::vector<Candidate>& candidates,
+                   double first_rate) {
     std::vector<double> rates = {first_rate};
     for (Index i = 0; i <= repeat; ++i) {
       if (i == repeat && candidates.front().seconds.size() == static_cast<std::size_t>(repeat)) break;
       if (!gpu) rates.push_back(matmul_rate(settings.device, settings.dtype));
       for (Candidate& c : candidates) {
-        const double seconds = run_once(engine, batch, c.schedule);
+        const double seconds = run_once(engine, batches, c.schedule);
         if (i == 0 && seconds < 10) continue;  // a warm-up; long runs do not need it
         c.seconds.push_back(seconds);
         c.flops = engine.device().flops();
@@ -126,15 +131,15 @@ class BenchCommand : public Command {
   }
 
   // The seconds of one step.
-  double run_once(Engine& engine, const Batch& batch, const Schedule& schedule) {
+  double run_once(Engine& engine, const std::vector<Batch>& batches, const Schedule& schedule) {
     engine.device().reset_work();
     engine.synchronize();
     const auto start = std::chrono::steady_clock::now();
     if (settings.optimizer == OptimizerKind::none) {
       engine.release_gradient();
-      engine.accumulate(batch, Counts(batch), schedule);
+      engine.accumulate(batches, schedule);
     } else {
-      engine.step({batch}, schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++steps);
+      engine.step(batches, schedule, OptimizerSettings{.rate = 1e-5, .steps = 1 << 20}, ++steps);
     }
     engine.synchronize();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -233,6 +238,7 @@ class BenchCommand : public Command {
   OptionTable options;
   ModelOptions model;
   DeviceOptions device;
+  RankOptions ranks;
   StepSettings settings;
   bool gpu = false;
   double rate = 0, bandwidth = 0;       // of matmul and of copies

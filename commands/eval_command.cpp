@@ -129,7 +129,7 @@ class EvalCommand : public Command {
         Batch batch;
         append(batch, file.tokens, packing.pack(i));
         if (batch.target_count() == 0) continue;
-        count(file, batch, engine->evaluate(batch, schedule(length)));
+        count(file, batch, engine->evaluate({batch}, schedule(length)).front());
       }
     }
     if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");

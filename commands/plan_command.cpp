@@ -2,6 +2,7 @@
 #include "commands/command.cuh"
 #include "commands/model_options.cuh"
 #include "commands/objective_options.cuh"
+#include "commands/rank_options.cuh"
 #include "data/files/config.cuh"
 #include "data/files/files.cuh"
 #include "training/plan.cuh"
@@ -17,6 +18,8 @@ constexpr const char* kPlanDescription =
     "  streambp plan qwen3-8b --length 100000                 what does a step at this length need?\n"
     "  streambp plan qwen3-8b --memory 80GiB                  how long can the token stream be?\n"
     "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?\n\n"
+    "With --ranks it plans one process of several, and counts the bytes that it sends to the others:\n\n"
+    "  streambp plan qwen3-8b --memory 80GiB --ranks 8 --sequence-ranks 8 --optimizer adamw-bf16\n\n"
     "With --objective dpo the stream holds a pair of documents, with grpo the completions of a group; the answers "
     "then\n"
     "include the length of one document.";
@@ -47,9 +50,11 @@ class PlanCommand : public Command {
                  checks::one_of({"none", "adamw", "adamw-bf16"})});
     options.add("--accumulate",
                 {&micro_batches,
-                 "Micro-batches per step. With one, the gradient reuses the memory of saved layer inputs; with more, "
-                 "the whole gradient stays in memory",
-                 checks::between(1, 1 << 12)});
+                 "Micro-batches per step, of all ranks together. With one, the gradient reuses the memory of saved "
+                 "layer inputs; with more, the whole gradient stays in memory",
+                 checks::between(1, 1 << 12), Lasts::no, "1; one per token stream"});
+    ranks.add_planned_to(options);
+    options.add("--link", {&link, "With --ranks: how fast a rank can send, in GB/s", checks::positive()});
     objectives.add_to(options);
     options.add("--group",
                 {&group_size, "grpo: completions of a prompt, all in one stream", checks::between(1, 1 << 16)});
@@ -83,6 +88,10 @@ class PlanCommand : public Command {
     settings.optimizer = optimizer_named(optimizer);
     require(settings.optimizer != OptimizerKind::adamw_pure || settings.dtype == DType::bf16,
             "--optimizer adamw-bf16 needs --dtype bf16");
+    check_grid(settings.config, ranks.ranks, ranks.sequence_ranks, 0);
+    settings.ranks = {{0, ranks.ranks}, {0, ranks.sequence_ranks}};
+    require(!options.given("--link") || ranks.ranks > 1, "--link is for --ranks");
+    if (!options.given("--accumulate")) micro_batches = settings.ranks.streams();
     settings.micro_batches = micro_batches;
     settings.objective = objectives.settings(std::max<Index>(length, 1));
     require(!options.given("--group") || objectives.objective == "grpo", "--group is for --objective grpo");
@@ -98,6 +107,12 @@ class PlanCommand : public Command {
               {"documents", documents},
               {"optimizer", optimizer},
               {"accumulate", micro_batches}};
+    if (ranks.ranks > 1) {
+      std::printf("Rank 0 of %ld: %s at a time, %s each\n\n", ranks.ranks,
+                  counted(settings.ranks.streams(), "token stream").c_str(),
+                  counted(ranks.sequence_ranks, "rank").c_str());
+      result["ranks"] = ranks.ranks, result["sequence_ranks"] = ranks.sequence_ranks;
+    }
     if (budget) result["memory"] = budget;
     if (budget && length == 0) longest(budget);
     if (budget && length > 0) chunk_for(budget);
@@ -144,17 +159,21 @@ class PlanCommand : public Command {
       for (const Usage& u : usages) sum += u.by_kind[kind], row.push_back(human_bytes(u.by_kind[kind]));
       if (sum > 0) table.add(row);
     }
-    std::vector<std::string> peak = {"peak"}, work = {"FLOPs"};
+    std::vector<std::string> peak = {"peak"}, work = {"FLOPs"}, sent = {"sent"}, floor = {"time to send"};
     for (Mode mode : kModes) {
       const Usage& u = usages[static_cast<std::size_t>(mode)];
       peak.push_back(human_bytes(u.peak));
       work.push_back(human_count(u.flops));
+      sent.push_back(human_bytes(static_cast<std::size_t>(u.sent)));
+      floor.push_back(format("%.3g s", u.sent / (link * 1e9)));
       Json kinds;
       for (std::size_t kind = 0; kind < u.by_kind.size(); ++kind) kinds[kKindNames[kind]] = u.by_kind[kind];
-      result["usage"][name(mode)] = {{"length", rows}, {"peak", u.peak}, {"flops", u.flops}, {"by_kind", kinds}};
+      result["usage"][name(mode)] = {
+          {"length", rows}, {"peak", u.peak}, {"flops", u.flops}, {"sent", u.sent}, {"by_kind", kinds}};
     }
     table.add(peak);
     table.add(work);
+    if (ranks.ranks > 1) table.add(sent), table.add(floor);
     table.print();
     const Schedule stream = schedule(Mode::stream, rows);
     std::printf("\n(stream: chunks of %ld rows, logits of %ld rows)\n", stream.chunk, stream.head_chunk);
@@ -220,6 +239,8 @@ class PlanCommand : public Command {
   OptionTable options;
   ModelOptions model;
   ObjectiveOptions objectives;
+  RankOptions ranks;
+  double link = 50;
   Index length = 0, chunk = 0, micro_batches = 1, group_size = 8, documents = 1;
   std::string memory, device = "auto", dtype = "bf16", gradient = "bf16", optimizer = "none", sweep, timeline_file,
                       json_file;

@@ -1,10 +1,13 @@
 // The command line of the program: its commands, --version, and how errors become messages and exit codes.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <iostream>
 
 #include "commands/command.cuh"
 #include "commands/display.cuh"
 #include "commands/version.cuh"
+#include "parallel/processes.cuh"
 #include "training/engine.cuh"
 
 namespace streambp {
@@ -58,9 +61,22 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
   return std::string(error.what()) + "\nSee streambp " + command + " --help";
 }
 
-}  // namespace
+// Several processes run the same command. Only the first one prints.
+void join_others(int argc, char** argv) {
+  join_processes();
+  const Process& process = this_process();
+  if (process.count == 1) return;
+  const std::string command = argc > 1 ? argv[1] : "";
+  if (process.rank > 0 && std::freopen("/dev/null", "w", stdout) == nullptr) fail("cannot open /dev/null");
+  std::string arguments;
+  for (int i = 1; i < argc; ++i) arguments += (i > 1 ? " " : "") + std::string(argv[i]);
+  require_equal("the version", std::string(kVersion) + " (" + kCommit + ")");
+  require_equal("the options", arguments);
+  for (const char* alone : {"plan", "tokenize", "eval", "generate", "examples"})
+    require(command != alone, "streambp ", command, " runs in one process; start it without mpirun");
+}
 
-int run_program(int argc, char** argv) {
+int run_command(int argc, char** argv) {
   CLI::App app{kProgramDescription};
   app.require_subcommand(1);
   app.get_formatter()->column_width(28);
@@ -76,13 +92,35 @@ int run_program(int argc, char** argv) {
     for (const auto& command : commands) exit_code = std::max(exit_code, command->exit_code);
     return exit_code;
   } catch (const CLI::ParseError& e) {
-    std::cerr << "streambp: " << without_controls(explain(e, app, argc > 1 ? argv[1] : "")) << "\n";
-  } catch (const std::bad_alloc&) {
-    std::cerr << "streambp: out of host memory\n";
-  } catch (const std::exception& e) {
-    std::cerr << "streambp: " << without_controls(e.what()) << "\n";
+    fail(explain(e, app, argc > 1 ? argv[1] : ""));
   }
-  return 2;
+}
+
+// Reports an error and ends the run: all of its processes.
+int fail_with(const std::string& message) {
+  const Process& process = this_process();
+  if (process.count == 1) {
+    std::cerr << "streambp: " << message << "\n";
+    return 2;
+  }
+  if (process.rank > 0) sleep(1);  // if all processes have the same problem, the first one says so
+  std::cerr << "streambp: rank " + std::to_string(process.rank) + ": " + message + "\n" << std::flush;
+  end_processes(2);
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv) {
+  try {
+    join_others(argc, argv);
+    const int exit_code = run_command(argc, argv);
+    leave_processes();
+    return exit_code;
+  } catch (const std::bad_alloc&) {
+    return fail_with("out of host memory");
+  } catch (const std::exception& e) {
+    return fail_with(without_controls(e.what()));
+  }
 }
 
 }  // namespace streambp

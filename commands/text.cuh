@@ -35,7 +35,7 @@ inline std::string human_count(double value) {
 
 // "1 document", "2 documents", "3 micro-batches".
 inline std::string counted(std::ptrdiff_t n, const std::string& what) {
-  const char* ending = n == 1 ? "" : what.ends_with("ch") ? "es" : "s";
+  const char* ending = n == 1 ? "" : what.ends_with("ch") || what.ends_with("ss") ? "es" : "s";
   return std::to_string(n) + " " + what + ending;
 }
 

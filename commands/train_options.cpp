@@ -33,6 +33,7 @@ TrainOptions::TrainOptions(CLI::App& program, std::function<void()> run)
   grpo.add_to(table);
   add_data_options();
   add_memory_options();
+  ranks.add_to(table, Lasts::fixed);
   add_optimizer_options();
   add_output_options();
 }
@@ -51,7 +52,8 @@ void TrainOptions::add_data_options() {
                               Lasts::fixed, "768; with --model chosen by data and memory"));
   table.add("--batch", whole(batch, "Documents, or packs, per micro-batch, laid end to end in one token stream", 1,
                              1 << 20, Lasts::fixed, "2; with --model 1"));
-  table.add("--accumulate", whole(micro_batches, "Micro-batches per step", 1, 1 << 12, Lasts::fixed));
+  table.add("--accumulate", whole(micro_batches, "Micro-batches per step, of all processes together", 1, 1 << 12,
+                                  Lasts::fixed, "1; one per token stream"));
   table.add("--eval-fraction",
             {&evaluation_fraction, "Held-out fraction of the data", checks::between(0, 0.5), Lasts::fixed});
   table.add("--chat",
@@ -121,7 +123,11 @@ void TrainOptions::settle(const std::filesystem::path& state_file) {
   resumed = !state_file.empty();
   if (resumed) {
     restore(state_file);
-  } else if (fine_tunes()) {
+  } else {
+    if (!given("--accumulate")) micro_batches = this_process().count / ranks.sequence_ranks;
+    if (ranks.lanes == 0) ranks.lanes = ranks.sequence_ranks;
+  }
+  if (!resumed && fine_tunes()) {
     auto otherwise = [&](const char* flag, auto& value, auto to) {
       if (!given(flag)) value = to;
     };
@@ -148,6 +154,7 @@ void TrainOptions::check() const {
   check_memory();
   check_data();
   check_grpo();
+  check_ranks();
   require(!given("--epochs") || (!given("--steps") && !resume),
           "--epochs sets the number of steps; leave out --steps. A resumed run keeps its steps");
 }
@@ -200,6 +207,14 @@ void TrainOptions::check_grpo() const {
     require(settled_later || steps % grpo.inner == 0, flag, " ", steps, " is not a multiple of the ", grpo.inner,
             " --inner steps of a round; a run stops between rounds only");
   }
+}
+
+void TrainOptions::check_ranks() const {
+  const Index count = this_process().count;
+  require(count == 1 || device.kind() == DeviceKind::cpu,
+          "several processes are supported on CPUs only; use --device cpu");
+  require(count == 1 || !online_grpo(),
+          "GRPO that samples its completions runs in one process; start it without mpirun");
 }
 
 }  // namespace streambp

@@ -6,6 +6,7 @@
 #include "commands/device_options.cuh"
 #include "commands/grpo_options.cuh"
 #include "commands/objective_options.cuh"
+#include "commands/rank_options.cuh"
 #include "data/documents/tokenised.cuh"
 #include "training/run_directory.cuh"
 
@@ -17,6 +18,7 @@ struct TrainOptions {
   DeviceOptions device;
   ObjectiveOptions objectives;
   GrpoOptions grpo;
+  RankOptions ranks;
   OptimizerSettings optimizer{.rate = 4e-3, .warmup = 20, .steps = 520};
   DataOptions tokens;
 
@@ -27,6 +29,7 @@ struct TrainOptions {
   double epochs = 1, evaluation_fraction = 0.05, temperature = 0.5;
   std::uint64_t seed = 1;
   bool resume = false, resumed = false;
+  std::size_t room = 0;  // how much memory each rank may use
 
   TrainOptions(CLI::App& program, std::function<void()> run);
 
@@ -53,6 +56,7 @@ struct TrainOptions {
   void check_memory() const;
   void check_data() const;
   void check_grpo() const;
+  void check_ranks() const;
 };
 
 }  // namespace streambp

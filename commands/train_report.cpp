@@ -32,6 +32,10 @@ void TrainReport::begin(const TrainTask& task) const {
   std::printf("memory   %s, planned: mode %s%s\n", human_bytes(task.memory).c_str(), o.mode.c_str(), chunked.c_str());
   std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(s.device).c_str(), name(s.dtype),
               machine_rate_ / 1e9);
+  if (const Ranks& r = s.ranks; r.all.size > 1) {
+    std::printf("ranks    %ld: %s at a time, %s each\n", r.all.size, counted(r.streams(), "token stream").c_str(),
+                counted(r.sequence.size, "rank").c_str());
+  }
   for (const std::string& note : task.notes) std::printf("note     %s\n", note.c_str());
   std::printf("output   %s%s\n\n", directory_.path().c_str(),
               first_step_ > 0 ? format(", resumed after step %ld", first_step_).c_str() : "");

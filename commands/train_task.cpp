@@ -47,6 +47,13 @@ class Preparation {
   // Where the initial weights and the other files of the model come from.
   fs::path start() const { return checkpoint.empty() ? fs::path(model_directory(o.model.model)) : checkpoint; }
 
+  // As rank 0 plans them.
+  StepSettings settings(const Config& config, Index micro_batches) const {
+    StepSettings s = o.device.settings(config, micro_batches);
+    s.ranks = o.ranks.planned(config);
+    return s;
+  }
+
   // From scratch: bytes of a text.
   void prepare_text() {
     const std::string name = o.data.empty() ? "generated stories" : o.data[0];
@@ -55,7 +62,7 @@ class Preparation {
         o.evaluation_fraction, o.length, name);
     ModelOptions sizes = o.model;
     sizes.vocab = Text::kVocabulary;
-    task.settings = o.device.settings(sizes.config(o.length), o.micro_batches);
+    task.settings = settings(sizes.config(o.length), o.micro_batches);
     task.layout.emplace(task.settings.config);
     task.layout->others = byte_tokenizer_files();
     task.source = text_source(task.text, name, o.seed, o.batch, o.length);
@@ -63,7 +70,7 @@ class Preparation {
 
   // Fine-tuning: documents in the model's tokens.
   void prepare_documents() {
-    task.settings = o.device.settings(read_config(start()), o.micro_batches);
+    task.settings = settings(read_config(start()), o.micro_batches);
     settle_layout();
     const std::string name = o.data.size() == 1 ? o.data[0] : std::to_string(o.data.size()) + " files";
     const TokenFile& file =
@@ -107,7 +114,7 @@ class Preparation {
     if (!o.resumed && !o.given("--length")) o.length = std::min(all, std::max<Index>(longest, 4096));
     require(o.length >= longest, "--length ", o.length, ": the longest prompt and its completion have ", longest,
             " tokens");
-    task.settings = o.device.settings(config, o.length < all ? 2 : 1);  // two have the memory of any larger number
+    task.settings = settings(config, o.length < all ? 2 : 1);  // two have the memory of any larger number
     task.settings.objective = o.objectives.settings(o.grpo.completion);
     if (!o.resumed) settle_steps(task.grpo->steps_per_epoch());
     task.source.description = format("%s, %ld with %s each in a round", counted(task.grpo->prompts(), "prompt").c_str(),
@@ -167,7 +174,7 @@ class Preparation {
                 limit = s.config.max_length > 0 ? file.together() * s.config.max_length : kLongestStream,
                 wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / o.batch});
     const Mode mode = mode_named(o.mode);
-    const std::size_t room = o.memory.empty() ? free_memory(s.device) / 100 * 95 : parse_bytes(o.memory);
+    const std::size_t room = o.memory.empty() ? o.room / 100 * 95 : parse_bytes(o.memory);
     auto needed = [&](Index n) {
       return plan(s, o.batch * n, schedule_for(mode, s.config, o.batch * n, chunk(), s.tile)).peak;
     };
@@ -182,8 +189,7 @@ class Preparation {
 
   // Sampling may need more memory than a step, because it keeps the keys and values of all layers.
   void require_room_to_sample() const {
-    const std::size_t free = free_memory(task.settings.device),
-                      allowed = o.memory.empty() ? free : parse_bytes(o.memory);
+    const std::size_t free = o.room, allowed = o.memory.empty() ? free : parse_bytes(o.memory);
     require(task.memory <= std::min(free, allowed), task.grpo ? "sampling a completion" : "the sample at the end",
             " brings the run to ", human_bytes(task.memory), ", and ", human_bytes(std::min(free, allowed)),
             allowed < free ? " are allowed by --memory" : " are free",
@@ -204,7 +210,7 @@ class Preparation {
     }
     check_chunk(o.chunk, s.tile);
     task.schedule = schedule_for(mode, s.config, rows, o.chunk, s.tile);
-    require_room(s, mode, rows, o.chunk, plan(s, rows, task.schedule).peak, free_memory(s.device));
+    require_room(s, mode, rows, o.chunk, plan(s, rows, task.schedule).peak, o.room);
     plan_memory();
     require_room_to_sample();
   }
@@ -252,19 +258,20 @@ void attach_reference_logps(Engine& engine, TrainTask& task, const TrainOptions&
   };
   task.reference = directory.checkpoint().empty() ? key() : stored_reference(directory.checkpoint());
   auto logps = find_reference(places, task.reference, file);
-  if (!logps) {
+  if (largest_of_ranks(!logps) > 0) {
     require(task.reference == key(), options.model.model, ": is no longer the model that the run in ", options.out,
             " started from; its reference log-probs are needed: restore the model, or ",
             reference_name(task.reference));
     engine.load(model_directory(options.model.model));
     logps = compute_reference(
-        file, longest, options.rows(), [&](const Batch& batch) { return engine.evaluate(batch, task.schedule); },
+        file, longest, options.rows(),
+        [&](const Batch& batch) { return engine.evaluate({batch}, task.schedule).front(); },
         [](double part) {
           if (!isatty(STDOUT_FILENO)) return;
           std::printf(part < 1 ? "\r\033[Kreference log-probs: %.0f%%" : "\r\033[K", 100 * part);
           std::fflush(stdout);
         });
-    save_reference(places, task.reference, *logps);
+    if (this_process().rank == 0) save_reference(places, task.reference, *logps);
   }
   task.documents->attach(*logps);
   task.source.evaluation = task.documents->evaluation;

@@ -7,6 +7,7 @@
 //               failure only if rounding in this type cannot explain it
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
+#include "commands/rank_options.cuh"
 #include "commands/verify_input.cuh"
 #include "data/files/checkpoint.cuh"
 #include "training/engine.cuh"
@@ -28,7 +29,8 @@ constexpr const char* kVerifyDescription =
     "largest entry. Exits with 0 if everything holds, else with 1.\n\n"
     "  streambp verify --family qwen3 --dtype f64 --oracle\n"
     "  streambp verify --objective dpo --oracle\n"
-    "  streambp verify --model Qwen3-0.6B --data chats.jsonl --length 2000 --chunk 256 1024";
+    "  streambp verify --model Qwen3-0.6B --data chats.jsonl --length 2000 --chunk 256 1024\n"
+    "  mpirun -n 4 streambp verify --sequence-ranks 2          several ranks give the bits of one process";
 
 class VerifyCommand : public Command {
  public:
@@ -38,6 +40,7 @@ class VerifyCommand : public Command {
     options_.add("--chunk",
                  {&chunks_, "One or more chunks for stream mode (default: 256 512 768; on a GPU 2048 4096)"});
     options_.add("--tile", {&tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests"});
+    ranks_.add_to(options_);
     options_.section("Output");
     options_.add("--save-gradient",
                  {&gradient_file_, "Write the gradient of the last stream run to this safetensors file, in float32",
@@ -54,18 +57,35 @@ class VerifyCommand : public Command {
     settle_device();
     input_.prepare();
     settings_.config = input_.config, settings_.objective = input_.objective, settings_.optimizer = OptimizerKind::none;
+    settings_.ranks = ranks_.grid(input_.config);
+    require(settings_.device == DeviceKind::cpu || settings_.ranks.all.size == 1,
+            "several processes are supported on CPUs only; use --device cpu");
+    settings_.micro_batches = settings_.ranks.streams();
     in_float64_ = settings_;
     in_float64_.device = DeviceKind::cpu, in_float64_.dtype = DType::f64, in_float64_.tile = kTile;
+    in_float64_.ranks = {};
+    batches_ = input_.batches(settings_.ranks.streams());
     announce();
     add_objective_data();
-    progress("full, float64");
-    GradientRun truth = gradient_in(in_float64_, Schedule::full(input_.batch.size()));
-    if (with_oracle_) compare_with_oracle(truth);
-    verify_mode(Mode::full, 0, truth);
-    verify_mode(Mode::checkpoint, 0, truth);
-    for (Index chunk : chunks_) verify_mode(Mode::stream, chunk, truth);
+    if (this_process().rank == 0) compute_truth();
+    verify_mode(Mode::full, 0);
+    verify_mode(Mode::checkpoint, 0);
+    for (Index chunk : chunks_) verify_mode(Mode::stream, chunk);
     progress("");
-    conclude();
+    if (this_process().rank == 0) conclude();
+  }
+
+  // The gradient in float64, and if there are several ranks, the one that they must equal.
+  void compute_truth() {
+    progress("full, float64");
+    truth_ = gradient_in(in_float64_, Schedule::full(input_.batch.size()));
+    if (with_oracle_) compare_with_oracle(*truth_);
+    if (settings_.ranks.all.size == 1) return;
+    StepSettings alone = settings_;
+    alone.ranks = {{}, {}, settings_.ranks.sequence.size};
+    const Schedule schedule =
+        schedule_for(Mode::stream, input_.config, input_.batch.size(), chunks_[0], settings_.tile);
+    check("one process", chunks_[0], gradient_in(alone, schedule));
   }
 
   void settle_device() {
@@ -101,16 +121,17 @@ class VerifyCommand : public Command {
   void add_objective_data() {
     if (input_.objective.kind == ObjectiveKind::sft) return;
     StepSettings sft = in_float64_;
-    sft.objective = {};
+    sft.objective = {}, sft.micro_batches = 1;
     const Schedule full = Schedule::full(input_.batch.size());
-    input_.batch = with_objective_data(input_.batch, gradient_in(sft, full).logp);
+    for (Batch& batch : batches_) batch = with_objective_data(batch, gradient_in(sft, full, {batch}).logp);
   }
 
   // From here on, the oracle's gradient is the ground truth.
   void compare_with_oracle(GradientRun& truth) {
     progress("oracle");
     const auto start = std::chrono::steady_clock::now();
-    const oracle::Result result = oracle_gradient(input_.config, input_.batch, weights_in_float64(), input_.objective);
+    const oracle::Result result =
+        oracle_gradient(input_.config, end_to_end(batches_), weights_in_float64(), input_.objective);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     const HostGradient gradient(truth.gradient, result.gradient);
     const Difference error = truth.gradient.difference(gradient);
@@ -124,32 +145,40 @@ class VerifyCommand : public Command {
     truth.loss = result.loss;
   }
 
-  void verify_mode(Mode mode, Index chunk, const GradientRun& truth) {
+  void verify_mode(Mode mode, Index chunk) {
     progress(mode == Mode::stream ? format("stream %ld", chunk) : name(mode));
     const Schedule schedule = schedule_for(mode, input_.config, input_.batch.size(), chunk, settings_.tile);
     const GradientRun run = gradient_in(settings_, schedule);
     require(std::isfinite(run.loss), "the loss is ", std::isnan(run.loss) ? "NaN" : "infinite",
             ": there is no gradient to verify");
-    const Difference rounding = run.gradient.difference(truth.gradient);
+    require(this_process().rank == 0 || run.peak == run.planned, "the memory differs from the plan");
+    if (this_process().rank > 0) return;
+    check(name(mode), mode == Mode::stream ? chunk : 0, run);
+    if (mode == Mode::stream) streamed_ = run.gradient;
+  }
+
+  // Compares a run with the first one and with float64. chunk 0: the whole stream.
+  void check(const std::string& label, Index chunk, const GradientRun& run) {
+    const Difference rounding = run.gradient.difference(truth_->gradient);
     const double limit = rounding_limit(settings_.dtype);
     const bool equal =
-        !full_ || (run.gradient == full_->gradient && run.loss == full_->loss && run.logp == full_->logp);
+        !first_ || (run.gradient == first_->gradient && run.loss == first_->loss && run.logp == first_->logp);
     const bool planned = run.peak == run.planned;
     if (!equal) fail_with("the modes have different bits");
     if (!planned) fail_with("the memory differs from the plan");
-    if (!(rounding.relative <= limit && relative(run.loss, truth.loss) <= limit)) {
+    if (!(rounding.relative <= limit && relative(run.loss, truth_->loss) <= limit)) {
       fail_with(settings_.dtype == DType::f64 ? "the gradient is not exact" : "the error is too large for rounding");
     }
     for (const std::string& warning : run.warnings) json_["warnings"].push_back(warning);
     if (!run.warnings.empty()) fail_with("cuBLASLt did not use one algorithm per shape; see the warnings above");
-    table_.add({name(mode), mode == Mode::stream ? std::to_string(chunk) : "all", format("%.12f", run.loss),
+    table_.add({label, chunk > 0 ? std::to_string(chunk) : "all", format("%.12f", run.loss),
                 human_bytes(run.peak) + (planned ? "" : " (planned " + human_bytes(run.planned) + ")"),
                 format("%.2f", run.seconds), format("%.1e", rounding.relative), rounding.tensor,
-                !full_  ? "as full"
+                !first_ ? "as " + label
                 : equal ? "all equal"
                         : "DIFFER"});
-    json_["runs"].push_back({{"mode", name(mode)},
-                             {"chunk", mode == Mode::stream ? chunk : input_.batch.size()},
+    json_["runs"].push_back({{"mode", label},
+                             {"chunk", chunk > 0 ? chunk : input_.batch.size()},
                              {"loss", run.loss},
                              {"peak", run.peak},
                              {"planned", run.planned},
@@ -157,8 +186,7 @@ class VerifyCommand : public Command {
                              {"error", rounding.relative},
                              {"tensor", rounding.tensor},
                              {"bits_equal", equal}});
-    if (!full_) full_ = run;
-    if (mode == Mode::stream) streamed_ = run.gradient;
+    if (!first_) first_ = run;
   }
 
   void conclude() {
@@ -171,9 +199,15 @@ class VerifyCommand : public Command {
     }
     for (const std::string& problem : problems_) std::printf("FAILED: %s.\n", problem.c_str());
     if (problems_.empty()) {
-      const std::string fingerprint = format("%016lx", full_->gradient.fingerprint());
+      const std::string fingerprint = format("%016lx", first_->gradient.fingerprint());
       json_["fingerprint"] = fingerprint;
-      std::printf("Verified: every bit of the gradient is the same in all modes. Fingerprint: %s%s\n",
+      const Ranks& ranks = settings_.ranks;
+      const std::string where =
+          ranks.all.size == 1
+              ? "in all modes"
+              : format("on %ld ranks (%s, %s each) as in one process, in all modes", ranks.all.size,
+                       counted(ranks.streams(), "stream").c_str(), counted(ranks.sequence.size, "rank").c_str());
+      std::printf("Verified: every bit of the gradient is the same %s. Fingerprint: %s%s\n", where.c_str(),
                   fingerprint.c_str(), settings_.device == DeviceKind::cpu ? ", on any CPU." : ".");
     }
     json_["verified"] = problems_.empty();
@@ -194,21 +228,29 @@ class VerifyCommand : public Command {
     if (settings_.dtype == DType::bf16) engine.round_weights();
   }
 
-  // The gradient of the batch, on a device with exactly the planned memory.
+  // The gradient of the batches, on a device with exactly the planned memory.
   GradientRun gradient_in(const StepSettings& settings, const Schedule& schedule) const {
+    return gradient_in(settings, schedule, batches_);
+  }
+  GradientRun gradient_in(const StepSettings& settings, const Schedule& schedule,
+                          const std::vector<Batch>& batches) const {
     const std::size_t planned = plan(settings, input_.batch.size(), schedule).peak;
     const auto engine = make_engine(settings, input_.batch.size(), planned);
     fill(*engine);
     engine->synchronize();
     const auto start = std::chrono::steady_clock::now();
-    const Measures measures = engine->accumulate(input_.batch, Counts(input_.batch), schedule);
+    std::vector<double> logps;
+    const Measures measures =
+        engine->accumulate(batches, schedule, [&](std::size_t, const std::vector<double>& of_batch) {
+          logps.insert(logps.end(), of_batch.begin(), of_batch.end());
+        });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return {measures.loss,
             seconds,
             engine->device().arena.peak(),
             planned,
             HostGradient(settings.config, engine->gradient()),
-            engine->log_probabilities(),
+            logps,
             measures.others,
             engine->warnings()};
   }
@@ -247,13 +289,15 @@ class VerifyCommand : public Command {
   OptionTable options_;
   VerifyInput input_;
   DeviceOptions device_;
+  RankOptions ranks_;
   Index tile_ = kGpuTile;
   std::vector<Index> chunks_;
   std::string gradient_file_, json_file_;
   bool with_oracle_ = false;
 
   StepSettings settings_, in_float64_;
-  std::optional<GradientRun> full_;
+  std::vector<Batch> batches_;  // a micro-batch per stream
+  std::optional<GradientRun> truth_, first_;
   std::optional<HostGradient> streamed_;
   std::optional<Difference> oracle_error_;
   TextTable table_{{"mode", "chunk", "loss", "memory", "seconds", "rounding", "in", "bits"}};

@@ -6,6 +6,7 @@
 #include "data/documents/packing.cuh"
 #include "data/documents/tokenised.cuh"
 #include "data/files/checkpoint.cuh"
+#include "parallel/processes.cuh"
 #include "training/verify/random_documents.cuh"
 
 namespace streambp {
@@ -47,7 +48,7 @@ class VerifyInput {
       length_ = batch.size();
     }
     config = model.config(length_);
-    if (!data_.empty()) batch = documents_of_data();
+    if (!data_.empty()) first_then_others([&] { batch = documents_of_data(); });
     if (batch.size() == 0) {
       require(documents_ * 2 <= length_, "--documents ", documents_, " of two tokens or more do not fit --length ",
               length_);
@@ -60,6 +61,15 @@ class VerifyInput {
             batch.size(), " in ", documents, " documents is longer than the ", config.max_length,
             " positions of the model; give more --documents");
     if (fs::is_directory(model.model)) weights = model.model;
+  }
+
+  // Micro-batches for the streams of a run: random documents of their own, or the same data for each.
+  std::vector<Batch> batches(Index streams) const {
+    std::vector<Batch> all(static_cast<std::size_t>(streams), batch);
+    for (Index i = 1; i < streams && data_.empty() && tokens_file_.empty(); ++i)
+      all[static_cast<std::size_t>(i)] =
+          random_documents(config, documents_, length_, seed + static_cast<std::uint64_t>(i));
+    return all;
   }
 
   Config config;

@@ -33,4 +33,17 @@ inline void validate(const Config& c, const Batch& batch) {
   validate(c, static_cast<const TokenBatch&>(batch));
 }
 
+// The documents of all batches in one.
+inline Batch end_to_end(const std::vector<Batch>& batches) {
+  Batch all;
+  auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  for (const Batch& b : batches) {
+    const auto begin = static_cast<std::int32_t>(all.size());
+    append(all.tokens, b.tokens), append(all.targets, b.targets), append(all.positions, b.positions);
+    append(all.reference, b.reference), append(all.old, b.old), append(all.advantages, b.advantages);
+    for (const std::int32_t first : b.key_begin) all.key_begin.push_back(begin + first);
+  }
+  return all;
+}
+
 }  // namespace streambp

@@ -27,6 +27,7 @@ struct AdamW {
   double gradient_scale = 1;
   Index step = 1;               // t, counted from 1
   std::uint64_t parameter = 0;  // index of the tensor; seeds its stochastic rounding
+  Index first_row = 0;          // where w begins in that tensor
 };
 
 // M: type of the moments. The master copy is empty if the weight is updated directly.
@@ -102,7 +103,9 @@ void compute_adamw(Cpu&, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, c
       v_row[j] = stochastic_round<M>(second, bits >> 16);
       return weight;
     };
-    const auto bits = [=](Index j) { return random.bits(static_cast<std::uint64_t>(i * w.cols + j)); };
+    const auto bits = [=, first_row = settings.first_row](Index j) {
+      return random.bits(static_cast<std::uint64_t>((first_row + i) * w.cols + j));
+    };
     if (master) {
 #pragma omp simd
       for (Index j = 0; j < w.cols; ++j) {
@@ -129,13 +132,14 @@ void compute_adamw(Cuda& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& sta
   const Matrix<M> m = state.m, v = state.v;
   const AdamWConstants<float> constants(settings);
   const Random random(static_cast<std::uint64_t>(settings.step), settings.parameter);
+  const Index before = settings.first_row * w.cols;
   auto f = [=] __device__(auto n, Index i, Index j) {
     auto weight = master ? cuda::load<n()>(master.row(i) + j) : cuda::load<n()>(w.row(i) + j);
     auto first = cuda::load<n()>(m.row(i) + j), second = cuda::load<n()>(v.row(i) + j);
     const auto gradient = cuda::load<n()>(g.row(i) + j);
     for (int k = 0; k < n(); ++k) {
       constants.update(weight.x[k], first.x[k], second.x[k], gradient.x[k]);
-      const std::uint64_t bits = random.bits(static_cast<std::uint64_t>(i * w.stride + j + k));
+      const std::uint64_t bits = random.bits(static_cast<std::uint64_t>(before + i * w.stride + j + k));
       first.x[k] = stochastic_round<M>(first.x[k], bits);
       second.x[k] = stochastic_round<M>(second.x[k], bits >> 16);
       if (!master) weight.x[k] = stochastic_round<T>(weight.x[k], bits >> 32);

@@ -1,7 +1,7 @@
 // Small operations: zero, add, convert between types, column sums, sums of squares.
 //
 //   add_column_sums    out[j] += Σ_i x[i][j]
-//   sum_of_squares     Σ x², in float64, as kSquareSums partial sums
+//   row_squares        sums[i] = Σ_j x[i][j]², in float64
 //
 // A sum over rows, such as the gradient of a bias, adds partial sums over kGroup rows each, from last to first: the
 // order does not depend on the chunk.
@@ -17,8 +17,6 @@
 #endif
 
 namespace streambp {
-
-constexpr Index kSquareSums = 256;
 
 // x = 0
 template <class Device, class T>
@@ -56,12 +54,12 @@ void add_column_sums(Device& dev, Matrix<G> out, Matrix<T> x) {
   }
 }
 
-// Writes partial sums; the host adds them.
+// sums[i] = Σ_j x[i][j]²
 template <class Device, class T>
-void sum_of_squares(Device& dev, Matrix<double> sums, Matrix<T> x) {
-  require_shape("sum of squares", "sums", sums, 1, kSquareSums);
+void row_squares(Device& dev, Matrix<double> sums, Matrix<T> x) {
+  require_shape("row squares", "sums", sums, 1, x.rows);
   auto op = dev.operation("gradient norm", 2.0 * x.size(), 1.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) compute_sum_of_squares(dev, sums, x);
+  if constexpr (Device::computes) compute_row_squares(dev, sums, x);
 }
 
 // --- CPU ---
@@ -110,21 +108,13 @@ void add_groups(Cpu&, Matrix<G> out, Matrix<G> partial) {
   }
 }
 
-// Part p sums the rows p, p + kSquareSums, ... A thread sums neighbouring parts, because memory is read fastest in order.
 template <class T>
-void compute_sum_of_squares(Cpu&, Matrix<double> sums, Matrix<T> x) {
-  constexpr Index parts = 16;
-  static_assert(kSquareSums % parts == 0);
-  std::fill_n(sums.data, sums.cols, 0.0);
+void compute_row_squares(Cpu&, Matrix<double> sums, Matrix<T> x) {
 #pragma omp parallel for if (x.size() > kWorthThreads)
-  for (Index first = 0; first < sums.cols; first += parts) {
-    for (Index begin = first; begin < x.rows; begin += sums.cols) {
-      for (Index i = begin; i < least(begin + parts, x.rows); ++i) {
-        const T* row = x.row(i);
-        const auto square = [=](Index j) { return static_cast<double>(row[j]) * static_cast<double>(row[j]); };
-        sums(0, i % sums.cols) += cpu::sum_of(x.cols, square);
-      }
-    }
+  for (Index i = 0; i < x.rows; ++i) {
+    const T* row = x.row(i);
+    const auto square = [=](Index j) { return static_cast<double>(row[j]) * static_cast<double>(row[j]); };
+    sums(0, i) = cpu::sum_of(x.cols, square);
   }
 }
 
@@ -194,23 +184,18 @@ static __global__ void __launch_bounds__(kTilesAtOnce* kWarp)
   if (warp == 0 && column < out.cols) out(0, column) = total;
 }
 
+// A warp sums a row.
 template <int N, class T>
-__global__ void __launch_bounds__(kThreads) squares_kernel(Matrix<double> sums, Matrix<T> x) {
+__global__ void __launch_bounds__(kThreads) row_squares_kernel(Matrix<double> sums, Matrix<T> x) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const Index i = static_cast<Index>(blockIdx.x) * (kThreads / kWarp) + warp;
   double sum = 0;
-  for (Index i = 0; i < x.rows; ++i) {
-    const Index step = static_cast<Index>(gridDim.x) * kThreads * N;
-    for (Index j = (static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x) * N; j < x.cols; j += step) {
-      const auto values = load<N>(x.row(i) + j);
-      for (int k = 0; k < N; ++k) sum += static_cast<double>(values.x[k]) * static_cast<double>(values.x[k]);
-    }
+  for (Index j = static_cast<Index>(lane) * N; i < x.rows && j < x.cols; j += kWarp * N) {
+    const auto values = load<N>(x.row(i) + j);
+    for (int k = 0; k < N; ++k) sum += static_cast<double>(values.x[k]) * static_cast<double>(values.x[k]);
   }
-  auto* warps = shared_memory<double>();
   sum = warp_sum(sum);
-  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = sum;
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-  for (int warp = 1; warp < kThreads / kWarp; ++warp) sum += warps[warp];
-  sums(0, blockIdx.x) = sum;
+  if (lane == 0 && i < x.rows) sums(0, i) = sum;
 }
 
 }  // namespace cuda
@@ -222,11 +207,10 @@ inline void add_groups(Cuda& dev, Matrix<float> out, Matrix<float> partial) {
 }
 
 template <class T>
-void compute_sum_of_squares(Cuda& dev, Matrix<double> sums, Matrix<T> x) {
-  if (x && x.contiguous()) x = x.reshape(x.size());
-  const auto kernel = cuda::packable(x) ? cuda::squares_kernel<cuda::kPack, T> : cuda::squares_kernel<1, T>;
-  const std::size_t shared = cuda::kThreads / cuda::kWarp * sizeof(double);
-  cuda::launch(dev, kernel, cuda::grid_of(sums.cols), cuda::kThreads, shared, sums, x);
+void compute_row_squares(Cuda& dev, Matrix<double> sums, Matrix<T> x) {
+  const auto kernel = cuda::packable(x) ? cuda::row_squares_kernel<cuda::kPack, T> : cuda::row_squares_kernel<1, T>;
+  const Index rows_per_block = cuda::kThreads / cuda::kWarp;
+  cuda::launch(dev, kernel, cuda::grid_of(ceil_div(x.rows, rows_per_block)), cuda::kThreads, 0, sums, x);
 }
 
 #endif

@@ -4,12 +4,9 @@
 //   backward         dtokens[token[i]] += scale dx[i]                              scale: √hidden in Gemma, else 1
 //                    dpositions[position[i]] += dx[i]                              rows i from last to first
 //
-// In the backward pass, the gradient of a table row is the sum over all rows of the stream that use it. rows_by_index
-// sorts the rows of the stream so that these are adjacent, from last to first.
+// In the backward pass, the gradient of a table row is the sum over all rows of the stream that use it. by_token and
+// by_position list rows of the stream so that these are adjacent, from last to first.
 #pragma once
-
-#include <numeric>
-#include <vector>
 
 #include "kernels/base/device.cuh"
 #include "kernels/base/matrix.cuh"
@@ -19,7 +16,8 @@
 
 namespace streambp {
 
-// The token and the position of each row; by_token and by_position are their rows_by_index, for the backward pass.
+// The token and the position of each row. For the backward pass, by_token lists the rows to be added, sorted by token, and
+// by_position the same rows by position.
 struct EmbeddingIndex {
   Matrix<const std::int32_t> tokens, positions;
   Matrix<const std::int32_t> by_token = {}, by_position = {};
@@ -46,23 +44,15 @@ template <class Device, class T, class G>
 void embedding_backward(Device& dev, const EmbeddingTables<G>& dtables, const EmbeddingIndex& index, Matrix<T> dx,
                         double scale) {
   require_shape("embedding backward", "tokens", index.tokens, 1, dx.rows);
-  require_shape("embedding backward", "rows by token", index.by_token, 1, dx.rows);
+  if (dtables.positions)
+    require_shape("embedding backward", "rows by position", index.by_position, 1, index.by_token.cols);
   require_shape("embedding backward", "dtable", dtables.tokens, dtables.tokens.rows, dx.cols);
-  auto op = dev.operation("embedding dw", dx.size(), (1.0 * sizeof(T) + 2.0 * sizeof(G)) * dx.size());
+  const double size = static_cast<double>(index.by_token.cols * dx.cols);
+  auto op = dev.operation("embedding dw", size, (1.0 * sizeof(T) + 2.0 * sizeof(G)) * size);
   if constexpr (Device::computes) {
     scatter_add_rows(dev, dtables.tokens, index.tokens, index.by_token, dx, static_cast<T>(scale));
     if (dtables.positions) scatter_add_rows(dev, dtables.positions, index.positions, index.by_position, dx, T(1));
   }
-}
-
-// The rows of a stream, sorted by index (token or position). Rows with equal index go from last to first.
-inline std::vector<std::int32_t> rows_by_index(const std::vector<std::int32_t>& indices) {
-  std::vector<std::int32_t> rows(indices.size());
-  std::iota(rows.rbegin(), rows.rend(), 0);
-  std::stable_sort(rows.begin(), rows.end(), [&](std::int32_t a, std::int32_t b) {
-    return indices[static_cast<std::size_t>(a)] < indices[static_cast<std::size_t>(b)];
-  });
-  return rows;
 }
 
 // --- CPU ---
@@ -89,7 +79,7 @@ void scatter_add_rows(Cpu&, Matrix<G> table, Matrix<const std::int32_t> indices,
   constexpr Index block = 64;
 #pragma omp parallel for
   for (Index b = 0; b < ceil_div(dx.cols, block); ++b) {
-    for (Index slot = 0; slot < dx.rows; ++slot) {
+    for (Index slot = 0; slot < by_index.cols; ++slot) {
       const Index i = by_index(0, slot);
       G* row = table.row(indices(0, i));
       for (Index j = b * block; j < std::min(dx.cols, (b + 1) * block); ++j) row[j] += G(scale) * dx(i, j);
@@ -128,13 +118,13 @@ void scatter_add_rows(Cuda& dev, Matrix<G> table, Matrix<const std::int32_t> ind
     const std::int32_t index = indices(0, by_index(0, first));
     if (first > 0 && indices(0, by_index(0, first - 1)) == index) return;
     auto sum = cuda::load<n()>(table.row(index) + j);
-    for (Index slot = first; slot < dx.rows && indices(0, by_index(0, slot)) == index; ++slot) {
+    for (Index slot = first; slot < by_index.cols && indices(0, by_index(0, slot)) == index; ++slot) {
       const auto term = cuda::load<n()>(dx.row(by_index(0, slot)) + j);
       for (int k = 0; k < n(); ++k) sum.x[k] += scale * term.x[k];
     }
     cuda::store(table.row(index) + j, sum);
   };
-  cuda::for_each_pack(dev, dx.rows, dx.cols, f, table, dx);
+  cuda::for_each_pack(dev, by_index.cols, dx.cols, f, table, dx);
 }
 
 #endif

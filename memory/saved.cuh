@@ -13,21 +13,22 @@ namespace streambp {
 template <class Device, class T>
 class ResidentSaved {
  public:
-  ResidentSaved(Device& dev, const Config& config, Index rows, Keep keep)
+  ResidentSaved(Device& dev, const Config& config, const Division& division, Keep keep)
       : dev_(dev),
         config_(config),
-        rows_(rows),
+        rows_({0, division.rows}, {0, division.own()}),
+        ranks_(division.ranks),
         keep_(keep),
-        output_(allocate<T>(dev, rows, config.hidden, Kind::saved)) {}
+        output_(allocate<T>(dev, rows_.own.size(), config.hidden, Kind::saved)) {}
 
   // Allocates what is saved of the next layer and returns the matrix for its input. If nothing is saved, all layers
   // work in place on the output matrix.
   Matrix<T> open() {
     Saved saved{dev_.arena.mark(), output_, {}, {}};
-    if (keep_ != Keep::nothing) saved.input = allocate<T>(dev_, rows_, config_.hidden, Kind::saved);
+    if (keep_ != Keep::nothing) saved.input = allocate<T>(dev_, rows_.own.size(), config_.hidden, Kind::saved);
     if (keep_ == Keep::activations) {
-      saved.keys_values = allocate_keys_values<T>(dev_, config_, rows_);
-      saved.activations = allocate_activations<T>(dev_, config_, rows_);
+      saved.keys_values = allocate_keys_values<T>(dev_, config_, rows_.all.size(), ranks_);
+      saved.activations = allocate_activations<T>(dev_, config_, rows_, ranks_);
     }
     layers_.push_back(saved);
     return saved.input;
@@ -55,7 +56,8 @@ class ResidentSaved {
 
   Device& dev_;
   const Config& config_;
-  const Index rows_;
+  const DividedRows rows_;
+  const Index ranks_;
   const Keep keep_;
   const Matrix<T> output_;
   std::vector<Saved> layers_;

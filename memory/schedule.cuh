@@ -28,6 +28,9 @@ inline std::vector<Rows> chunks(Index rows, Index chunk) {
   for (Index begin = 0; begin < rows; begin += chunk) result.push_back({begin, std::min(rows, begin + chunk)});
   return result;
 }
-inline std::vector<Rows> last_to_first(std::vector<Rows> chunks) { return {chunks.rbegin(), chunks.rend()}; }
+template <class Chunk>
+std::vector<Chunk> last_to_first(const std::vector<Chunk>& chunks) {
+  return {chunks.rbegin(), chunks.rend()};
+}
 
 }  // namespace streambp

@@ -1,66 +1,131 @@
-// Gradient sums: the gradient of one section of the parameter table (a layer, the head, the embedding), accumulated
-// over chunks of rows.
+// Gradient sums: the gradient of one section of the parameter table (a layer, the head, the embedding), summed over the
+// chunks of one micro-batch, then added to the gradient of the step.
+//
+// Every lane has its own sums, in float32 at least. finish() adds the lanes in order, and the result to the gradient:
+//
+//   gradient += (lane 0 + lane 1 + ...)
+//
+// With several ranks, every rank owns a shard of the gradient: some rows of each tensor. finish() sends the rows of the
+// sums to their owners. The owner adds the streams of this round in the order of their micro-batches, and the lanes of
+// each stream, one per rank, in order. So the bits are those of one process.
 #pragma once
 
 #include <utility>
 
 #include "kernels/elementwise.cuh"
 #include "model/parameters.cuh"
+#include "parallel/exchange.cuh"
 
 namespace streambp {
 
-// The section's gradient tensors are allocated and zeroed on first use. Sums are kept in float32 at least: if the
-// gradient has a narrower type, chunks add to float32 sums, and finish() adds these to the gradient. Otherwise the sums
-// are the gradient.
+// Micro-batch `number` of the `count` of a step. A rank without one in the last round has a number of at least `count`.
+struct MicroBatch {
+  Index number = 0, count = 1;
+
+  Index round(const Ranks& ranks) const { return number / ranks.streams(); }
+  // Streams with a micro-batch in this round.
+  Index streams(const Ranks& ranks) const { return std::min(ranks.streams(), count - round(ranks) * ranks.streams()); }
+  bool exists() const { return number < count; }
+};
+
+// The gradient's tensors are allocated and zeroed on first use. In the simplest case, the first micro-batch on one rank
+// and one lane with a gradient in float32, chunks add to the gradient itself.
 template <class Device, class Gradient, class Section, class TableOf>
 class Sums {
+  template <class T>
+  static T type_of(const Table<T>&);  // never called; names the type of a table's tensors
+  using GradientTable = std::invoke_result_t<TableOf, Gradient&>;
+  using SectionTable = std::invoke_result_t<TableOf, Section&>;
+  using G = decltype(type_of(std::declval<GradientTable&>()));
+  using A = decltype(type_of(std::declval<SectionTable&>()));
+
  public:
-  Sums(Device& dev, Gradient& gradient, Section section, TableOf table_of)
+  Sums(Device& dev, const Ranks& ranks, MicroBatch micro_batch, Gradient& gradient, const Section& empty,
+       TableOf table_of)
       : dev(dev),
+        ranks(ranks),
+        micro_batch(micro_batch),
         scope(dev.scope()),
         gradient(table_of(gradient)),
-        section(std::move(section)),
-        sums(table_of(this->section)) {
-    for (std::size_t i = 0; i < sums.size(); ++i) {
-      auto& total = *this->gradient[i].matrix;
-      if (!total) total = zeros<G>(this->gradient[i].parameter, Kind::gradients, End::top);
-      if constexpr (std::is_same_v<G, A>) {
-        *sums[i].matrix = total;
-      } else {
-        *sums[i].matrix = zeros<A>(sums[i].parameter, Kind::sums, End::bottom);
+        sections(static_cast<std::size_t>(micro_batch.exists() ? ranks.lanes : 0), empty) {
+    for (auto& e : this->gradient) {
+      if (!*e.matrix) *e.matrix = zeros<G>(shard(e.parameter.rows, ranks.all).size(), e, Kind::gradients, End::top);
+    }
+    const bool direct = std::is_same_v<G, A> && ranks.all.size == 1 && ranks.lanes == 1 && micro_batch.number == 0;
+    for (Section& section : sections) {
+      lanes.push_back(table_of(section));
+      for (std::size_t i = 0; i < lanes.back().size(); ++i) {
+        auto& e = lanes.back()[i];
+        if constexpr (std::is_same_v<G, A>) {
+          if (direct) *e.matrix = *this->gradient[i].matrix;
+        }
+        if (!direct) *e.matrix = zeros<A>(e.parameter.rows, e, Kind::sums, End::bottom);
       }
     }
+    added = direct;
   }
   Sums(const Sums&) = delete;
 
+  // The sums of each lane.
+  std::span<Section> of_lanes() { return sections; }
+  Section& of_lane(Index lane) { return sections[static_cast<std::size_t>(lane)]; }
+
   // Call when all chunks of this micro-batch have been added.
   void finish() {
-    if constexpr (!std::is_same_v<G, A>) {
-      for (std::size_t i = 0; i < sums.size(); ++i) add(dev, *gradient[i].matrix, *sums[i].matrix);
+    if (added) return;
+    for (std::size_t i = 0; i < gradient.size(); ++i) {
+      for (std::size_t lane = 1; lane < lanes.size(); ++lane) add(dev, *lanes[0][i].matrix, *lanes[lane][i].matrix);
     }
+    if (ranks.all.size > 1) return exchange_shards();
+    for (std::size_t i = 0; i < gradient.size(); ++i) add(dev, *gradient[i].matrix, *lanes[0][i].matrix);
   }
 
-  Section* operator->() { return &section; }
-  Section& operator*() { return section; }
-
  private:
-  template <class T>
-  Matrix<T> zeros(const Parameter& p, Kind kind, End end) {
-    const auto matrix = allocate<T>(dev, p.rows, p.cols, kind, end);
+  template <class T, class E>
+  Matrix<T> zeros(Index rows, const E& entry, Kind kind, End end) {
+    const auto matrix = allocate<T>(dev, rows, entry.parameter.cols, kind, end);
     zero(dev, matrix);
     return matrix;
   }
 
-  template <class T>
-  static T type_of(const Table<T>&);  // never called; names the type of a table's tensors
+  void exchange_shards() {
+    Transfers transfers;
+    std::vector<std::vector<Matrix<A>>> shards;  // of each tensor: what each rank has summed
+    const Index computing = micro_batch.streams(ranks) * ranks.sequence.size;
+    for (std::size_t i = 0; i < gradient.size(); ++i) {
+      const Parameter& p = gradient[i].parameter;
+      const Rows mine = shard(p.rows, ranks.all);
+      shards.emplace_back();
+      for (Index rank = 0; rank < ranks.all.size; ++rank) {
+        const bool me = rank == ranks.all.rank;
+        if (!me && micro_batch.exists())
+          transfers.send(rank, lanes[0][i].matrix->slice(shard(p.rows, ranks.all, rank)));
+        if (rank >= computing) continue;
+        shards[i].push_back(me ? lanes[0][i].matrix->slice(mine) : allocate<A>(dev, mine.size(), p.cols, Kind::sums));
+        if (!me) transfers.receive(rank, shards[i].back());
+      }
+    }
+    exchange(dev, "share gradients", ranks.all, transfers);
+    for (std::size_t i = 0; i < gradient.size(); ++i) add_in_order(*gradient[i].matrix, shards[i]);
+  }
+
+  // For each stream: gradient += (lane 0 + lane 1 + ...)
+  void add_in_order(Matrix<G> gradient, const std::vector<Matrix<A>>& of_ranks) {
+    const auto lanes_of_stream = static_cast<std::size_t>(ranks.sequence.size);
+    for (std::size_t rank = 0; rank < of_ranks.size(); rank += lanes_of_stream) {
+      for (std::size_t lane = 1; lane < lanes_of_stream; ++lane) add(dev, of_ranks[rank], of_ranks[rank + lane]);
+      add(dev, gradient, of_ranks[rank]);
+    }
+  }
 
   Device& dev;
+  const Ranks& ranks;
+  const MicroBatch micro_batch;
   decltype(std::declval<Device&>().scope()) scope;
-  std::invoke_result_t<TableOf, Gradient&> gradient;
-  Section section;
-  std::invoke_result_t<TableOf, Section&> sums;
-  using G = decltype(type_of(gradient));
-  using A = decltype(type_of(sums));
+  GradientTable gradient;
+  std::vector<Section> sections;    // of each lane
+  std::vector<SectionTable> lanes;  // their tables
+  bool added = false;               // chunks add to the gradient itself
 };
 
 }  // namespace streambp

@@ -139,7 +139,7 @@ class Generator {
     upload(pieces, count);
     auto scope = dev.scope();
     const auto x = allocate<T>(dev, count, c.hidden, Kind::chunk);
-    const Activations<T> a = allocate_activations<T>(dev, c, count);
+    const Activations<T> a = allocate_activations<T>(dev, c, Rows{0, count});
     auto matrix = [&] { return allocate<T>(dev, count, c.kv_width(), Kind::chunk); };
     const KeysValues<T> kv = {matrix(), matrix()};
     embedding(dev, x, {tokens.columns(0, count), positions.columns(0, count), {}, {}}, weights.take_embedding(),
@@ -179,9 +179,7 @@ class Generator {
     dev.copy(rows_of(all.k, piece.slot, rows), kv.k.slice(piece.rows()));
     dev.copy(rows_of(all.v, piece.slot, rows), kv.v.slice(piece.rows()));
     Activations<T> part;
-    part.q = a.q.slice(piece.rows());
-    part.attended = a.attended.slice(piece.rows());
-    part.lse = a.lse.slice(piece.rows());
+    part.heads = {a.q.slice(piece.rows()), a.attended.slice(piece.rows()), a.heads.lse.slice(piece.rows())};
     const Rows slot = {0, room};
     const KeysValues<T> of_slot = {rows_of(all.k, piece.slot, slot), rows_of(all.v, piece.slot, slot)};
     layer.attend(part, of_slot, {rows, {}, {key_begin, {}}});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "kernels/base/device.cuh"
 #include "kernels/embedding.cuh"
 #include "model/config.cuh"
+#include "parallel/division.cuh"
 
 namespace streambp {
 
@@ -91,30 +93,48 @@ inline void validate(const Config& c, const TokenBatch& batch) {
   }
 }
 
-// The inputs of a layer for some rows of the stream.
+// What attention needs to know of some rows of the stream.
 struct StreamRows {
   Rows rows;
-  Matrix<const std::int32_t> positions;  // of these rows
+  Matrix<const std::int32_t> positions;  // of this rank's part of these rows
   DocumentMask mask;                     // of the whole stream
 };
 
-// A batch on the device, each 1 x N.
+// A batch on the device: a number for each of this rank's rows, and key_begin for all rows of the stream.
 struct Stream {
+  Division division;
   Matrix<std::int32_t> tokens, targets, positions, key_begin;
-  Matrix<std::int32_t> rows_by_token, rows_by_position;
+  Matrix<std::int32_t> rows_by_token, rows_by_position;  // lane by lane
   std::vector<std::int32_t> key_begin_on_host = {};
 
   Index size() const { return tokens.cols; }
-  StreamRows at(Rows rows) const {
-    return {rows, positions.columns(rows.begin, rows.size()), {key_begin, key_begin_on_host}};
+  StreamRows at(const DividedRows& rows) const {
+    return {rows.all, positions.columns(rows.own.begin, rows.own.size()), {key_begin, key_begin_on_host}};
   }
-  EmbeddingIndex embedding_index() const { return {tokens, positions, rows_by_token, rows_by_position}; }
+  EmbeddingIndex embedding_index(Index lane = 0) const {
+    auto rows_of_lane = [&](Index l) { return Division{size(), division.tile, l, division.lanes}.own(); };
+    Index begin = 0;
+    for (Index l = 0; l < lane; ++l) begin += rows_of_lane(l);
+    const Index count = rows_of_lane(lane);
+    return {tokens, positions, rows_by_token.columns(begin, count), rows_by_position.columns(begin, count)};
+  }
 };
 
+// The rows of a stream, lane by lane, sorted by index (token or position). Rows with equal index go from last to first.
+inline std::vector<std::int32_t> rows_by_index(const std::vector<std::int32_t>& indices,
+                                               const Division& division = {}) {
+  std::vector<std::int32_t> rows(indices.size());
+  std::iota(rows.rbegin(), rows.rend(), 0);
+  auto key = [&](std::int32_t row) { return std::pair(division.lane(row), indices[static_cast<std::size_t>(row)]); };
+  std::stable_sort(rows.begin(), rows.end(), [&](std::int32_t a, std::int32_t b) { return key(a) < key(b); });
+  return rows;
+}
+
 template <class Device>
-Stream allocate_stream(Device& dev, Index rows) {
-  auto numbers = [&] { return allocate<std::int32_t>(dev, 1, rows, Kind::stream); };
-  return {numbers(), numbers(), numbers(), numbers(), numbers(), numbers()};
+Stream allocate_stream(Device& dev, const Division& division) {
+  auto numbers = [&](Index rows) { return allocate<std::int32_t>(dev, 1, rows, Kind::stream); };
+  const Index own = division.own();
+  return {division, numbers(own), numbers(own), numbers(own), numbers(division.rows), numbers(own), numbers(own)};
 }
 
 }  // namespace streambp

@@ -16,6 +16,8 @@
   streambp train --model base --objective grpo --data prompts.jsonl --reward exact --eval-every 10 --out run
   scripts/plot.py rewards run/metrics.jsonl rewards.png             reward and entropy
 
+  scripts/plot.py exchange docs/exchange.png                        how ranks exchange rows for heads around attention
+
 Needs matplotlib 3.7 or later (pip install matplotlib).
 """
 
@@ -180,15 +182,57 @@ def draw_rewards(plt, args):
     return fig
 
 
-DRAWINGS = {"timeline": draw_timeline, "memory": draw_memory, "loss": draw_loss, "preferences": draw_preferences, "rewards": draw_rewards}
+RANKS = ["#2a6f97", "#d9a441", "#b0413e", "#5b8c5a"]
+
+
+def draw_exchange(plt, args):
+    blocks, heads, chunk = 12, 8, 8  # rows and heads are drawn as blocks
+    fig, axes = plt.subplots(1, 3, figsize=(8.6, 4.4))
+    panels = [
+        ("its rows, all heads", "norm, Q, K, V, RoPE", lambda row, head: row % 4),
+        ("all rows, its heads", "attention", lambda row, head: head // 2),
+        ("its rows, all heads", "output projection, MLP", lambda row, head: row % 4),
+    ]
+    for ax, (title, label, owner) in zip(axes, panels):
+        for row in range(blocks):
+            for head in range(heads):
+                ax.add_patch(plt.Rectangle((head, row), 1, 1, facecolor=RANKS[owner(row, head)], edgecolor="white",
+                                           linewidth=0.8, alpha=0.9 if row < chunk else 0.35))
+        ax.set_xlim(0, heads)
+        ax.set_ylim(blocks, 0)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        ax.set_title(title, fontsize=10.5)
+        ax.set_xlabel(f"{label}\n(columns: heads)")
+        for spine in ax.spines.values():
+            spine.set_visible(False)
+    axes[0].set_ylabel("rows of the stream, in blocks of one tile")
+    axes[0].annotate("", (-0.25, 0), xytext=(-0.25, chunk), annotation_clip=False,
+                     arrowprops={"arrowstyle": "<->", "color": "#444444", "shrinkA": 0, "shrinkB": 0})
+    axes[0].text(-0.45, chunk / 2, "one chunk", rotation=90, va="center", ha="right", color="#444444")
+    axes[0].yaxis.set_label_coords(-0.2, 0.5)
+    for left, right in zip(axes, axes[1:]):
+        right.annotate("", (-0.25, blocks / 2), xytext=(-1.75, blocks / 2), annotation_clip=False,
+                       arrowprops={"arrowstyle": "-|>", "color": "#444444", "linewidth": 1.6})
+    handles = [plt.Rectangle((0, 0), 1, 1, facecolor=colour) for colour in RANKS]
+    fig.legend(handles, [f"rank {rank}" for rank in range(4)], loc="lower center", ncols=4, frameon=False)
+    fig.tight_layout(rect=(0, 0.07, 1, 1), w_pad=4)
+    fig.set_layout_engine("none")
+    return fig
+
+
+DRAWINGS = {"timeline": draw_timeline, "memory": draw_memory, "loss": draw_loss, "preferences": draw_preferences, "rewards": draw_rewards,
+            "exchange": draw_exchange}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=DRAWINGS, help="what to draw")
-    parser.add_argument("input", help="timeline.json, sweep.json or metrics.jsonl")
+    parser.add_argument("input", nargs="?", help="timeline.json, sweep.json or metrics.jsonl; not for exchange")
     parser.add_argument("output", help="the picture; its extension (.png, .svg) sets the format")
     args = parser.parse_args()
+    if (args.kind == "exchange") != (args.input is None):
+        parser.error("exchange takes only the output" if args.input else f"{args.kind} takes an input and an output")
     try:
         import matplotlib
     except ImportError:

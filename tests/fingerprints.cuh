@@ -40,7 +40,7 @@ class Fingerprints {
     Cpu dev(kMemory);
     Trainer<Cpu, T> trainer(dev, config_, kLength, OptimizerKind::none, objective);
     trainer.initialise(1, 0.05);
-    trainer.accumulate(&batch, Counts(batch), Schedule::stream(kTile, kTile));
+    trainer.accumulate(batch, Counts(batch), Schedule::stream(kTile, kTile));
     return host(dev, trainer.grad).fingerprint();
   }
 

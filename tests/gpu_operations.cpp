@@ -216,8 +216,8 @@ TYPED_TEST(DeviceOperations, SumsAndConversions) {
       this->both([](auto& dev, auto y, auto x) { convert(dev, y, x); }, y, floats);
       this->expect_near("convert", y);
       auto squares = [&](auto& dev, auto m) {
-        const auto parts = allocate<double>(dev, 1, kSquareSums, Kind::sums);
-        sum_of_squares(dev, parts, m);
+        const auto parts = allocate<double>(dev, 1, m.rows, Kind::sums);
+        row_squares(dev, parts, m);
         double sum = 0;
         for (double part : to_host(dev, parts)) sum += part;
         return sum;

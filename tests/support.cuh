@@ -130,7 +130,7 @@ GradientRun run_gradient(const Config& config, const Batch& batch, const Schedul
   fill(dev, trainer.model);
   dev.synchronize();
   const auto start = std::chrono::steady_clock::now();
-  const Measures measures = trainer.accumulate(&batch, Counts(batch), schedule);
+  const Measures measures = trainer.accumulate(batch, Counts(batch), schedule);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const auto logp = trainer.log_probabilities();
   return {measures.loss,

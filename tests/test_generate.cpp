@@ -33,11 +33,11 @@ struct Subject {
     Batch batch;
     batch.append(text);
     const auto n = static_cast<Index>(text.size());
-    Stream stream = allocate_stream(dev, n);
+    Stream stream = allocate_stream(dev, {n});
     dev.upload(stream.tokens, batch.tokens.data());
     dev.upload(stream.positions, batch.positions.data());
     dev.upload(stream.key_begin, batch.key_begin.data());
-    Walk<Cpu, T> walk(dev, model, stream, {Keep::nothing, kTile, kTile});
+    Walk<Cpu, T> walk(dev, model, stream, {Keep::nothing, kTile, kTile}, {});
     return Head<Cpu, T>(dev, model.config, model.weights.norm, model.head()).logits(walk.forward());
   }
 };

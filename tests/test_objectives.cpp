@@ -97,6 +97,8 @@ TEST_P(EveryObjective, AccumulationMatchesASingleBatch) {
   trainer.initialise(3, 0.15);
   Measures sum;
   const std::vector<Rows> documents = batch.documents();
+  Counts counts(batch);
+  counts.batches = static_cast<Index>(documents.size()) / 2;
   for (std::size_t i = 0; i < documents.size(); i += 2) {
     const Rows rows = {documents[i].begin, documents[i + 1].end};
     auto part = [&](auto numbers) {
@@ -106,7 +108,7 @@ TEST_P(EveryObjective, AccumulationMatchesASingleBatch) {
     Batch some{part(batch.tokens),    part(batch.targets), part(batch.positions), part(batch.key_begin),
                part(batch.reference), part(batch.old),     part(batch.advantages)};
     for (std::int32_t& begin : some.key_begin) begin -= static_cast<std::int32_t>(rows.begin);
-    sum += trainer.accumulate(&some, Counts(batch), schedule);
+    sum += trainer.accumulate(some, counts, schedule);
   }
   EXPECT_LE(host_gradient(dev, c, trainer.grad).difference(truth.gradient).relative, 1e-11);
   EXPECT_NEAR(sum.loss, truth.loss, 1e-12);

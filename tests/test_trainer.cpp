@@ -114,7 +114,7 @@ TEST(Trainer, EvaluationMatchesTheTrainingLossForAnyChunk) {
     Cpu dev(plan(settings, batch.size(), schedule).peak);
     Trainer<Cpu, double> trainer(dev, family.config, batch.size(), OptimizerKind::none);
     trainer.initialise(3, 0.15);
-    const double loss = trainer.accumulate(&batch, Counts(batch), schedule).loss;
+    const double loss = trainer.accumulate(batch, Counts(batch), schedule).loss;
     trainer.release_gradient();
     EXPECT_EQ(measure({}, batch, Counts(batch), trainer.evaluate(batch, schedule)).loss, loss) << family.name;
   }

@@ -104,16 +104,9 @@ TEST_P(EveryFamily, PackedDocumentsDoNotSeeEachOther) {
 TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
   const Config c = families()[3].config;
   const std::vector<Batch> batches = {packed(c, {100, 7}, 1), packed(c, {400, 231}, 2), packed(c, {5, 6}, 3)};
-  Batch all;
+  const Batch all = end_to_end(batches);
   Counts counts;
-  for (const Batch& b : batches) {
-    const auto shift = static_cast<std::int32_t>(all.size());
-    counts += Counts(b);
-    all.tokens.insert(all.tokens.end(), b.tokens.begin(), b.tokens.end());
-    all.targets.insert(all.targets.end(), b.targets.begin(), b.targets.end());
-    all.positions.insert(all.positions.end(), b.positions.begin(), b.positions.end());
-    for (std::int32_t begin : b.key_begin) all.key_begin.push_back(begin + shift);
-  }
+  for (const Batch& b : batches) counts += Counts(b);
   const GradientRun truth = run_gradient<Cpu, double>(c, all, Schedule::full(all.size()), random_weights());
   std::optional<HostGradient> first;
   for (Mode mode : kModes) {
@@ -124,7 +117,7 @@ TEST(Walk, AccumulationIsExactAndHasTheSameBitsInAllModes) {
     Trainer<Cpu, double> trainer(dev, c, batches[1].size(), OptimizerKind::none);
     trainer.initialise(3, 0.15);
     double loss = 0;
-    for (const Batch& b : batches) loss += trainer.accumulate(&b, counts, schedule).loss;
+    for (const Batch& b : batches) loss += trainer.accumulate(b, counts, schedule).loss;
     const HostGradient gradient = host_gradient(dev, c, trainer.grad);
     EXPECT_LE(gradient.difference(truth.gradient).relative, 1e-12) << name(mode);
     EXPECT_NEAR(loss, truth.loss, 1e-12 * truth.loss);
@@ -176,7 +169,7 @@ TEST(Walk, RefusesBatchesThatTheModelCannotRead) {
   Trainer<Cpu, float> trainer(dev, c, 64, OptimizerKind::none);
   const Schedule schedule = Schedule::stream(kTile, kTile);
   auto expect_refused = [&](Batch batch, const char* why) {
-    EXPECT_THROW(trainer.accumulate(&batch, Counts(batch), schedule), Error) << why;
+    EXPECT_THROW(trainer.accumulate(batch, Counts(batch), schedule), Error) << why;
   };
   Batch good = packed(c, {20});
   Batch bad = good;

@@ -59,13 +59,13 @@ class Engine {
 
   virtual StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s,
                           Index step, const OnLogps& on_logps = {}) = 0;
-  // Adds the gradient of one micro-batch. Its log-probs and the gradient can be read afterwards.
-  virtual Measures accumulate(const Batch& batch, const Counts& of_step, const Schedule& schedule) = 0;
-  virtual std::vector<double> log_probabilities() = 0;
+  // Computes the gradient of a step with these micro-batches, which can be read afterwards.
+  virtual Measures accumulate(const std::vector<Batch>& batches, const Schedule& schedule,
+                              const OnLogps& on_logps = {}) = 0;
   virtual HostTensors gradient() = 0;
   virtual void release_gradient() = 0;
-  // The log-probs of a batch's targets.
-  virtual std::vector<double> evaluate(const Batch& batch, const Schedule& schedule) = 0;
+  // The log-probs of the targets of each batch.
+  virtual std::vector<std::vector<double>> evaluate(const std::vector<Batch>& batches, const Schedule& schedule) = 0;
 
   // --- Generation ---
 

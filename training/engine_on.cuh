@@ -31,7 +31,7 @@ class EngineOn : public Engine {
  public:
   template <class... DeviceSettings>
   EngineOn(const StepSettings& s, Index rows, std::size_t capacity, DeviceSettings... device_settings)
-      : dev(capacity, device_settings...), trainer(dev, s.config, rows, s.optimizer, s.objective) {}
+      : dev(capacity, device_settings...), trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks) {}
 
   void initialise(std::uint64_t seed, double spread) override { trainer.initialise(seed, spread); }
   std::size_t load(const fs::path& model) override {
@@ -63,23 +63,21 @@ class EngineOn : public Engine {
       dev.upload(*e.matrix, values.data());
     }
   }
-  HostTensors weights() override { return on_host(trainer.model.weights); }
+  HostTensors weights() override { return on_host(trainer.model.weights, {}); }
 
   StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
                   const OnLogps& on_logps) override {
-    if (!on_logps) return trainer.step(batches, schedule, s, step);
-    return trainer.step(batches, schedule, s, step, [&](std::size_t i, const auto& logps) {
-      on_logps(i, {logps.begin(), logps.end()});
-    });
+    return trainer.step(batches, schedule, s, step, in_double(on_logps));
   }
-  Measures accumulate(const Batch& batch, const Counts& of_step, const Schedule& schedule) override {
-    return trainer.accumulate(&batch, of_step, schedule);
+  Measures accumulate(const std::vector<Batch>& batches, const Schedule& schedule, const OnLogps& on_logps) override {
+    return trainer.accumulate(batches, schedule, in_double(on_logps));
   }
-  std::vector<double> log_probabilities() override { return in_double(trainer.log_probabilities()); }
-  HostTensors gradient() override { return on_host(trainer.grad); }
+  HostTensors gradient() override { return on_host(trainer.grad, trainer.ranks.all); }
   void release_gradient() override { trainer.release_gradient(); }
-  std::vector<double> evaluate(const Batch& batch, const Schedule& schedule) override {
-    return in_double(trainer.evaluate(batch, schedule));
+  std::vector<std::vector<double>> evaluate(const std::vector<Batch>& batches, const Schedule& schedule) override {
+    std::vector<std::vector<double>> all;
+    for (const auto& logps : trainer.evaluate(batches, schedule)) all.emplace_back(logps.begin(), logps.end());
+    return all;
   }
 
   std::unique_ptr<TextGenerator> generator(Index slots, Index room, Index chunk) override {
@@ -101,15 +99,16 @@ class EngineOn : public Engine {
   }
 
  private:
-  template <class A>
-  static std::vector<double> in_double(const std::vector<A>& values) {
-    return {values.begin(), values.end()};
+  using LogpsOfTrainer = std::vector<Accumulator<T>>;
+  static std::function<void(std::size_t, const LogpsOfTrainer&)> in_double(const OnLogps& on_logps) {
+    if (!on_logps) return {};
+    return [&](std::size_t i, const LogpsOfTrainer& logps) { on_logps(i, {logps.begin(), logps.end()}); };
   }
   template <class U>
-  HostTensors on_host(Tensors<U>& tensors) {
+  HostTensors on_host(Tensors<U>& tensors, const Group& ranks) {
     HostTensors result;
     for (const Entry<U>& e : table(trainer.model.config, tensors)) {
-      const std::vector<U> numbers = to_host(dev, *e.matrix);
+      const std::vector<U> numbers = rows_on_all(dev, ranks, *e.matrix);
       result.emplace_back(numbers.begin(), numbers.end());
     }
     return result;

@@ -27,8 +27,10 @@ inline Evaluation evaluate(Engine& engine, const Objective& objective, const std
   result.empty = false;
   double losses[2] = {0, 0};
   Index counts[2] = {0, 0};
-  for (const Batch& batch : batches) {
-    const std::vector<double> logp = engine.evaluate(batch, schedule);
+  const std::vector<std::vector<double>> logps = engine.evaluate(batches, schedule);
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    const Batch& batch = batches[i];
+    const std::vector<double>& logp = logps[i];
     result.measures += measure(objective, batch, all, logp);
     const std::vector<std::int32_t> lengths = batch.document_lengths();
     for (std::size_t t = 0; t < logp.size(); ++t) {

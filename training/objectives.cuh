@@ -49,14 +49,15 @@ struct Objective {
 // The size of an optimizer step.
 struct Counts {
   Index targets = 0, documents = 0;  // documents with at least one target
+  Index batches = 0;
 
   Counts() = default;
-  explicit Counts(const Batch& batch) : targets(batch.target_count()) {
+  explicit Counts(const Batch& batch) : targets(batch.target_count()), batches(1) {
     require_shape(batch);
     for (Rows rows : batch.documents()) documents += batch.target_count(rows) > 0;
   }
   Counts& operator+=(const Counts& more) {
-    targets += more.targets, documents += more.documents;
+    targets += more.targets, documents += more.documents, batches += more.batches;
     return *this;
   }
 };

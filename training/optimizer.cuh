@@ -6,6 +6,7 @@
 #include "kernels/adamw.cuh"
 #include "kernels/elementwise.cuh"
 #include "model/parameters.cuh"
+#include "parallel/exchange.cuh"
 
 namespace streambp {
 
@@ -29,19 +30,23 @@ inline double learning_rate(const OptimizerSettings& s, Index step) {
   return s.rate * (s.final_rate_fraction + (1 - s.final_rate_fraction) * cosine);
 }
 
-// M: the type of the moments. With `master`, updates go to a float32 copy of the weights.
+// M: the type of the moments. With `master`, updates go to a float32 copy of the weights. Every rank has the state of its
+// shard of each tensor, and updates this shard.
 template <class T, class M>
 struct Optimizer {
   Tensors<M> m, v;
   Tensors<float> master;
+  bool has_master = false;
+  Group ranks;
 
-  explicit Optimizer(const Config& c) : m(c), v(c), master(c) {}
+  explicit Optimizer(const Config& c, const Group& ranks = {}) : m(c), v(c), master(c), ranks(ranks) {}
 
   template <class Device>
   void allocate(Device& dev, const Config& c, bool with_master) {
-    streambp::allocate(dev, table(c, m), Kind::optimizer);
-    streambp::allocate(dev, table(c, v), Kind::optimizer);
-    if (with_master) streambp::allocate(dev, table(c, master), Kind::optimizer);
+    allocate_shards(dev, table(c, m));
+    allocate_shards(dev, table(c, v));
+    has_master = with_master;
+    if (with_master) allocate_shards(dev, table(c, master));
   }
 
   // Before the first update: zero the moments, copy the weights to the master weights.
@@ -53,7 +58,7 @@ struct Optimizer {
     for (std::size_t i = 0; i < weights.size(); ++i) {
       if (*ms[i].matrix) zero(dev, *ms[i].matrix);
       if (*vs[i].matrix) zero(dev, *vs[i].matrix);
-      if (*masters[i].matrix) convert(dev, *masters[i].matrix, *weights[i].matrix);
+      if (*masters[i].matrix) convert(dev, *masters[i].matrix, shard_of(*weights[i].matrix));
     }
   }
 
@@ -66,27 +71,55 @@ struct Optimizer {
     const auto ms = table(c, m), vs = table(c, v);
     const auto masters = table(c, master);
     const double decay = settings.decay;
+    std::vector<Matrix<T>> updated;
     for (std::size_t i = 0; i < w.size(); ++i) {
       settings.decay = w[i].parameter.vector() ? 0 : decay;
       settings.parameter = i;
-      adamw(dev, *w[i].matrix, *g[i].matrix, AdamWState<M>{*masters[i].matrix, *ms[i].matrix, *vs[i].matrix}, settings);
+      settings.first_row = shard(w[i].parameter.rows, ranks).begin;
+      const AdamWState<M> state = {*masters[i].matrix, *ms[i].matrix, *vs[i].matrix};
+      if (const auto mine = shard_of(*w[i].matrix)) adamw(dev, mine, *g[i].matrix, state, settings);
+      updated.push_back(*w[i].matrix);
+    }
+    share_rows(dev, ranks, updated);
+  }
+
+ private:
+  template <class U>
+  Matrix<U> shard_of(Matrix<U> m) const {
+    return m.slice(shard(m.rows, ranks));
+  }
+  template <class Device, class U>
+  void allocate_shards(Device& dev, const Table<U>& rows) const {
+    for (const Entry<U>& e : rows) {
+      const Index mine = shard(e.parameter.rows, ranks).size();
+      *e.matrix = streambp::allocate<U>(dev, mine, e.parameter.cols, Kind::optimizer);
     }
   }
 };
 
-// sqrt(Σ g²) over all parameters
+// sqrt(Σ g²) over all parameters, row by row: the order does not depend on the shards. All ranks get it.
 template <class Device, class G>
-double global_norm(Device& dev, const Config& c, Tensors<G>& gradient) {
+double global_norm(Device& dev, const Config& c, Tensors<G>& gradient, const Group& ranks) {
   const auto entries = table(c, gradient);
+  Index rows = 0;
+  for (const Entry<G>& e : entries) rows += e.matrix->rows;
   auto scope = dev.scope();
-  const auto sums = allocate<double>(dev, static_cast<Index>(entries.size()), kSquareSums, Kind::sums);
-  Index i = 0;
+  const auto sums = allocate<double>(dev, 1, rows, Kind::sums);
+  Index first = 0;
   for (const Entry<G>& e : entries) {
-    sum_of_squares(dev, sums.slice({i, i + 1}), *e.matrix);
-    ++i;
+    if (*e.matrix) row_squares(dev, sums.columns(first, e.matrix->rows), *e.matrix);
+    first += e.matrix->rows;
   }
+  if constexpr (!Device::computes) return 0;
+  const auto of_ranks = gather_on_host(ranks, to_host(dev, sums));
+  std::vector<std::size_t> next(of_ranks.size());
   double sum = 0;
-  for (double part : to_host(dev, sums)) sum += part;
+  for (const Entry<G>& e : entries) {
+    for (Index rank = 0; rank < ranks.size; ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      for (Index i = 0; i < shard(e.parameter.rows, ranks, rank).size(); ++i) sum += of_ranks[r][next[r]++];
+    }
+  }
   return std::sqrt(sum);
 }
 

@@ -10,17 +10,17 @@ namespace {
 Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Index micro_batches) {
   return with_types(s, [&]<class T, class G, class M>() -> Usage {
     Plan dev(s.device);
-    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective);
+    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks);
     trainer.plan_step(micro_batches, schedule, s.optimizer, s.documents);
-    return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops()};
+    return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops(), dev.sent()};
   });
 }
 
-// All micro-batches from the second on need the same memory, because the gradient is already allocated.
-Index distinct(Index micro_batches) { return std::min<Index>(micro_batches, 2); }
+// All rounds of micro-batches from the second on need the same memory, because the gradient is already allocated.
+Index two_rounds(const StepSettings& s) { return std::min(s.micro_batches, 2 * s.ranks.streams()); }
 
 std::size_t peak(const StepSettings& s, Index rows, const Schedule& schedule) {
-  return plan_step(s, rows, schedule, distinct(s.micro_batches)).peak;
+  return plan_step(s, rows, schedule, two_rounds(s)).peak;
 }
 
 template <class T>
@@ -31,10 +31,12 @@ void plan(Plan& dev, const Model<T>& model, const GenerationShape& g) {
 }  // namespace
 
 Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
-  Usage usage = plan_step(s, rows, schedule, distinct(s.micro_batches));
-  if (s.micro_batches > 2) {
-    const double micro_batch = usage.flops - plan_step(s, rows, schedule, 1).flops;
-    usage.flops += static_cast<double>(s.micro_batches - 2) * micro_batch;
+  Usage usage = plan_step(s, rows, schedule, two_rounds(s));
+  const Index streams = s.ranks.streams(), rounds = s.micro_batches / streams;
+  if (rounds > 2) {
+    const Usage three = plan_step(s, rows, schedule, 3 * streams);
+    usage.flops += static_cast<double>(rounds - 2) * (three.flops - usage.flops);
+    usage.sent += static_cast<double>(rounds - 2) * (three.sent - usage.sent);
   }
   return usage;
 }
@@ -42,8 +44,8 @@ Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
 std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation) {
   return with_types(s, [&]<class T, class G, class M>() {
     Plan dev(s.device);
-    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective);
-    trainer.plan_step(distinct(s.micro_batches), schedule, s.optimizer);
+    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks);
+    trainer.plan_step(two_rounds(s), schedule, s.optimizer);
     trainer.plan_evaluation(schedule);
     plan(dev, trainer.model, generation);
     return dev.arena.peak();
@@ -53,7 +55,7 @@ std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule
 std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& schedule) {
   return with_types(s, [&]<class T, class G, class M>() {
     Plan dev(s.device);
-    Trainer<Plan, T, G, M>(dev, s.config, rows, OptimizerKind::none).plan_evaluation(schedule);
+    Trainer<Plan, T, G, M>(dev, s.config, rows, OptimizerKind::none, {}, s.ranks).plan_evaluation(schedule);
     return dev.arena.peak();
   });
 }

@@ -10,6 +10,7 @@ struct Usage {
   std::size_t peak = 0;
   Bytes by_kind{};
   double flops = 0;
+  double sent = 0;  // bytes to other ranks
 };
 
 Usage plan(const StepSettings& s, Index rows, const Schedule& schedule);

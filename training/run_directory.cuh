@@ -7,7 +7,7 @@
 //   reference-*.safetensors   reference log-probs, cached, if they cannot be stored beside the data
 //   step-000100/              checkpoints (data/files/checkpoint.cuh)
 //
-// Only one process at a time writes here. It locks the directory until it ends.
+// Only one process at a time writes here. It locks the directory until it ends. Of the ranks of a run, it is the first.
 #pragma once
 
 #include <fcntl.h>
@@ -63,6 +63,9 @@ class RunDirectory {
     checkpoint_ = newest_checkpoint(path_);
     resumes_ ? check_resume() : check_fresh();
   }
+  // For ranks other than the first: rank 0's directory, in which this rank reads only.
+  RunDirectory(const fs::path& path, const fs::path& checkpoint, Begin begin)
+      : path_(path), checkpoint_(checkpoint), resumes_(begin == Begin::resume), writes_(false), opened_(true) {}
   RunDirectory(const RunDirectory&) = delete;
 
   // A refused run removes its token files and the empty directories it created. Other files may belong to someone else.
@@ -84,7 +87,7 @@ class RunDirectory {
   // Creates the directory. Runs that look for a free out/run-N at the same time get different ones, because mkdir
   // succeeds for only one of them.
   void create() {
-    if (lock_.file >= 0) return;
+    if (lock_.file >= 0 || !writes_) return;
     std::error_code error;
     if (path_.empty()) {
       make("out", error);
@@ -102,6 +105,7 @@ class RunDirectory {
   // Prepares the directory for step + 1: removes unfinished files of an interrupted run, and drops metrics of later
   // steps. `options`: the options that a later --resume needs.
   void open(Index step, const Json& options) {
+    if (!writes_) return;
     create();
     remove_temporary_files();
     if (step == 0) write_file_atomically(path_ / "run.json", Json{{"options", options}}.dump(2) + "\n");
@@ -110,6 +114,7 @@ class RunDirectory {
   }
 
   void write_metrics(const Json& line) {
+    if (!writes_) return;
     metrics_ << line.dump() << "\n" << std::flush;
     require(metrics_.good(), (path_ / "metrics.jsonl").string(), ": cannot write: ", std::strerror(errno),
             "; free some space, then continue with --resume");
@@ -118,6 +123,7 @@ class RunDirectory {
   // Removes the lines for steps after `step` from a file.
   fs::path keep_until(Index step, const char* name) const {
     const fs::path path = path_ / name;
+    if (!writes_) return path;
     std::ifstream old;
     if (step > 0) old.open(path);
     write_file_atomically(path, [&](std::ostream& kept) {
@@ -141,7 +147,7 @@ class RunDirectory {
                   aside.c_str());
     }
     checkpoint_ = saved;
-    if (keep == Keep::newest_two) remove_old_checkpoints();
+    if (keep == Keep::newest_two && writes_) remove_old_checkpoints();
     return saved;
   }
 
@@ -228,7 +234,7 @@ class RunDirectory {
   }
 
   fs::path path_, checkpoint_;
-  bool resumes_, opened_ = false;
+  bool resumes_, writes_ = true, opened_ = false;
   std::vector<fs::path> created_;
   std::set<fs::path> tokens_before_;
   Descriptor lock_;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "memory/schedule.cuh"
+#include "parallel/group.cuh"
 #include "training/objectives.cuh"
 #include "training/optimizer.cuh"
 
@@ -43,6 +44,7 @@ struct StepSettings {
   Index documents = 1;  // in a micro-batch, of equal length
   Index tile = kTile;   // of the device; chunks are multiples of it
   DeviceKind device = DeviceKind::cpu;
+  Ranks ranks = {};
 };
 
 // Calls f.operator()<T, G, M>() with the types of weights, gradient and moments.

@@ -23,14 +23,20 @@ class Trainer {
   using A = Accumulator<T>;
 
   // Allocates weights, optimizer state, and a stream of `rows` tokens with the objective's data per token.
-  Trainer(Device& dev, const Config& config, Index rows, OptimizerKind kind, const Objective& objective = {})
-      : dev(dev), objective(objective), model{config, Tensors<T>(config)}, grad(config), optimizer(config) {
+  Trainer(Device& dev, const Config& config, Index rows, OptimizerKind kind, const Objective& objective = {},
+          const Ranks& ranks = {})
+      : dev(dev),
+        objective(objective),
+        ranks(ranks),
+        model{config, Tensors<T>(config)},
+        grad(config),
+        optimizer(config, ranks.all) {
     allocate(dev, table(config, model.weights), Kind::weights);
     if (kind != OptimizerKind::none) {
       optimizer.allocate(dev, config, kind == OptimizerKind::adamw && sizeof(T) < sizeof(float));
     }
-    stream = allocate_stream(dev, rows);
-    auto numbers = [&] { return allocate<A>(dev, 1, rows, Kind::stream); };
+    stream = allocate_stream(dev, division_of(rows));
+    auto numbers = [&] { return allocate<A>(dev, 1, stream.size(), Kind::stream); };
     logp = numbers();
     if (objective.kind == ObjectiveKind::grpo) {
       advantage = numbers(), old = numbers();
@@ -46,9 +52,143 @@ class Trainer {
     optimizer.start(dev, model);
   }
 
-  // Adds the gradient of one micro-batch and returns its part of the loss. On Plan, where only shapes matter, the batch
-  // is null.
-  Measures accumulate(const Batch* batch, const Counts& of_step, const Schedule& schedule) {
+  // Adds the gradient of one micro-batch and returns its part of the loss. After the last one of the step
+  // (of_step.batches), the gradient is complete.
+  Measures accumulate(const Batch& batch, const Counts& of_step, const Schedule& schedule) {
+    add_gradient(&batch, of_step, schedule);
+    return measure(objective, batch, of_step, log_probabilities());
+  }
+
+  // Adds the gradient of all micro-batches of a step, divided among the ranks. Calls after(i, logp) with the log-probs of
+  // each micro-batch.
+  Measures accumulate(const std::vector<Batch>& batches, const Schedule& schedule,
+                      const std::function<void(std::size_t, const std::vector<A>&)>& after = {}) {
+    Counts counts;
+    for (const Batch& batch : batches) counts += Counts(batch);
+    Measures sum;
+    const auto streams = static_cast<std::size_t>(ranks.streams()), mine = static_cast<std::size_t>(ranks.stream());
+    for (std::size_t first = 0; first < batches.size(); first += streams) {
+      const bool has_one = first + mine < batches.size();
+      has_one ? add_gradient(&batches[first + mine], counts, schedule) : add_gradient_of_others(counts, schedule);
+      const auto logps = gather_on_host(ranks.all, has_one ? log_probabilities() : std::vector<A>());
+      for (std::size_t i = first; i < std::min(batches.size(), first + streams); ++i) {
+        const std::vector<A>& logp = logps[(i - first) * static_cast<std::size_t>(ranks.sequence.size)];
+        sum += measure(objective, batches[i], counts, logp);
+        if (after) after(i, logp);
+      }
+    }
+    return sum;
+  }
+
+  // One optimizer step. Throws before the weights change if the loss or the gradient is not finite.
+  StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
+                  const std::function<void(std::size_t, const std::vector<A>&)>& after = {}) {
+    release_gradient();  // left over from a failed step
+    StepResult result{accumulate(batches, schedule, after)};
+    finish(result, s, step);
+    return result;
+  }
+
+  // The same step on the Plan device, without data: micro-batches of this many documents of equal length.
+  void plan_step(Index micro_batches, const Schedule& schedule, OptimizerKind kind, Index documents = 1) {
+    view = stream;
+    const Index rows = stream.division.rows, length = ceil_div(rows, documents);
+    for (Index t = 0; t < rows && documents > 1; ++t) {
+      view.key_begin_on_host.push_back(static_cast<std::int32_t>(t / length * length));
+    }
+    Counts counts;
+    counts.batches = micro_batches;
+    for (Index first = 0; first < micro_batches; first += ranks.streams()) {
+      const bool has_one = first + ranks.stream() < micro_batches;
+      has_one ? add_gradient(nullptr, counts, schedule) : add_gradient_of_others(counts, schedule);
+    }
+    StepResult result;
+    if (kind != OptimizerKind::none) finish(result, OptimizerSettings{}, 1);
+    release_gradient();
+  }
+
+  void plan_evaluation(const Schedule& schedule) {
+    view = stream;
+    walk(schedule).evaluate(logp);
+  }
+
+  // The log-probs of the targets of some batches, divided among the ranks.
+  std::vector<std::vector<A>> evaluate(const std::vector<Batch>& batches, const Schedule& schedule) {
+    std::vector<std::vector<A>> all;
+    const auto streams = static_cast<std::size_t>(ranks.streams()), mine = static_cast<std::size_t>(ranks.stream());
+    for (std::size_t first = 0; first < batches.size(); first += streams) {
+      const bool has_one = first + mine < batches.size();
+      const auto logps =
+          gather_on_host(ranks.all, has_one ? evaluate(batches[first + mine], schedule) : std::vector<A>());
+      for (std::size_t i = first; i < std::min(batches.size(), first + streams); ++i)
+        all.push_back(logps[(i - first) * static_cast<std::size_t>(ranks.sequence.size)]);
+    }
+    return all;
+  }
+  std::vector<A> evaluate(const Batch& batch, const Schedule& schedule) {
+    load(batch);
+    walk(schedule).evaluate(logp.columns(0, view.size()));
+    return log_probabilities();
+  }
+
+  // Uploads this rank's rows of a batch; it may be shorter than the allocated stream.
+  void load(const Batch& batch) {
+    validate(model.config, batch);
+    const Index room = stream.division.rows;
+    require(0 < batch.size() && batch.size() <= room, "a batch of ", batch.size(),
+            " tokens does not fit the stream of ", room);
+    const Division division = division_of(batch.size());
+    auto part = [&](Matrix<std::int32_t> to, const std::vector<std::int32_t>& from) {
+      const auto filled = to.columns(0, static_cast<Index>(from.size()));
+      dev.upload(filled, from.data());
+      return filled;
+    };
+    const auto tokens = division.own(batch.tokens), positions = division.own(batch.positions);
+    view = {division,
+            part(stream.tokens, tokens),
+            part(stream.targets, division.own(batch.targets)),
+            part(stream.positions, positions),
+            part(stream.key_begin, batch.key_begin),
+            part(stream.rows_by_token, rows_by_index(tokens, division)),
+            part(stream.rows_by_position, rows_by_index(positions, division)),
+            batch.key_begin};
+  }
+
+  // Log-probs of the batch that was loaded last, of all its rows.
+  std::vector<A> log_probabilities() {
+    Division d = view.division;
+    d.rank = 0;
+    std::vector<A> all(static_cast<std::size_t>(d.rows));
+    for (const std::vector<A>& of_rank : gather_on_host(ranks.sequence, to_host(dev, logp.columns(0, view.size())))) {
+      for (std::size_t i = 0; i < of_rank.size(); ++i)
+        all[static_cast<std::size_t>(d.place(static_cast<Index>(i)))] = of_rank[i];
+      ++d.rank;
+    }
+    return all;
+  }
+
+  void release_gradient() {
+    dev.arena.release_top();
+    grad = Tensors<G>(model.config);
+    accumulated = 0;
+  }
+
+  Device& dev;
+  const Objective objective;
+  const Ranks ranks;
+  Model<T> model;
+  Tensors<G> grad;  // allocated from the first backward pass of a step until its end
+  Optimizer<T, M> optimizer;
+  Stream view;  // the part of the stream that the batch fills
+
+ private:
+  Division division_of(Index rows) const {
+    return {rows, dev.tile, ranks.sequence.rank, ranks.sequence.size, ranks.lanes};
+  }
+  Walk<Device, T> walk(const Schedule& schedule) { return {dev, model, view, schedule, ranks}; }
+
+  // On Plan, where only shapes matter, the batch is null.
+  void add_gradient(const Batch* batch, const Counts& of_step, const Schedule& schedule) {
     TokenWeights<A> w;
     if (batch) {
       load(*batch);
@@ -63,89 +203,34 @@ class Trainer {
         if (batch) measure_pairs(objective, *batch, of_step, log_probabilities(), pairs), put(fixed, pairs);
       };
     }
-    Walk<Device, T>(dev, model, view, schedule).gradient(grad, w, logp.columns(0, view.size()), weigh);
-    return batch ? measure(objective, *batch, of_step, log_probabilities()) : Measures{};
+    const MicroBatch micro_batch = next_micro_batch(of_step);
+    walk(schedule).gradient(GradientOf<G>{grad, micro_batch}, w, logp.columns(0, view.size()), weigh);
+    complete(micro_batch);
   }
 
-  // One optimizer step. Throws before the weights change if the loss or the gradient is not finite. Calls after(i, logp)
-  // with the log-probs of each micro-batch.
-  StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
-                  const std::function<void(std::size_t, const std::vector<A>&)>& after = {}) {
-    release_gradient();  // left over from a failed step
-    Counts counts;
-    for (const Batch& batch : batches) counts += Counts(batch);
-    StepResult result;
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-      result.measures += accumulate(&batches[i], counts, schedule);
-      if (after) after(i, log_probabilities());
-    }
-    finish(result, s, step);
-    return result;
+  // For a rank without a micro-batch in the last round.
+  void add_gradient_of_others(const Counts& of_step, const Schedule& schedule) {
+    const MicroBatch none = next_micro_batch(of_step);
+    walk(schedule).gradient_of_others(GradientOf<G>{grad, none});
+    complete(none);
   }
 
-  // The same step on the Plan device, without data: micro-batches of this many documents of equal length.
-  void plan_step(Index micro_batches, const Schedule& schedule, OptimizerKind kind, Index documents = 1) {
-    view = stream;
-    const Index length = ceil_div(stream.size(), documents);
-    for (Index t = 0; t < stream.size() && documents > 1; ++t) {
-      view.key_begin_on_host.push_back(static_cast<std::int32_t>(t / length * length));
-    }
-    for (Index i = 0; i < micro_batches; ++i) accumulate(nullptr, {}, schedule);
-    StepResult result;
-    if (kind != OptimizerKind::none) finish(result, OptimizerSettings{}, 1);
-    release_gradient();
+  MicroBatch next_micro_batch(const Counts& of_step) {
+    return {ranks.stream() + ranks.streams() * accumulated++, of_step.batches};
   }
 
-  void plan_evaluation(const Schedule& schedule) {
-    view = stream;
-    Walk<Device, T>(dev, model, view, schedule).evaluate(logp);
+  // After the last micro-batch: adds the gradients of a tied head and of the embedding.
+  void complete(MicroBatch last) {
+    if ((last.round(ranks) + 1) * ranks.streams() < last.count) return;
+    if (!model.config.tied || !grad.head.weight) return;
+    add(dev, grad.embedding.tokens, std::exchange(grad.head.weight, {}));
   }
 
-  // The log-probs of a batch's targets.
-  std::vector<A> evaluate(const Batch& batch, const Schedule& schedule) {
-    load(batch);
-    Walk<Device, T>(dev, model, view, schedule).evaluate(logp.columns(0, view.size()));
-    return log_probabilities();
-  }
-
-  // Uploads a batch; it may be shorter than the allocated stream.
-  void load(const Batch& batch) {
-    validate(model.config, batch);
-    require(0 < batch.size() && batch.size() <= stream.size(), "a batch of ", batch.size(),
-            " tokens does not fit the stream of ", stream.size());
-    auto part = [&](Matrix<std::int32_t> to, const std::vector<std::int32_t>& from) {
-      dev.upload(to.columns(0, batch.size()), from.data());
-      return to.columns(0, batch.size());
-    };
-    view = {part(stream.tokens, batch.tokens),
-            part(stream.targets, batch.targets),
-            part(stream.positions, batch.positions),
-            part(stream.key_begin, batch.key_begin),
-            part(stream.rows_by_token, rows_by_index(batch.tokens)),
-            part(stream.rows_by_position, rows_by_index(batch.positions)),
-            batch.key_begin};
-  }
-
-  // Log-probs of the batch that was loaded last.
-  std::vector<A> log_probabilities() { return to_host(dev, logp.columns(0, view.size())); }
-
-  void release_gradient() {
-    dev.arena.release_top();
-    grad = Tensors<G>(model.config);
-  }
-
-  Device& dev;
-  const Objective objective;
-  Model<T> model;
-  Tensors<G> grad;  // allocated from the first backward pass of a step until its end
-  Optimizer<T, M> optimizer;
-  Stream view;  // the part of the stream that the batch fills
-
- private:
-  // Uploads a number per token of the batch.
+  // Uploads a number per token of this rank's rows.
   Matrix<A> put(Matrix<A> to, const std::vector<double>& numbers) {
     const Matrix<A> part = to.columns(0, view.size());
-    dev.upload(part, std::vector<A>(numbers.begin(), numbers.end()).data());
+    const std::vector<double> own = view.division.own(numbers);
+    dev.upload(part, std::vector<A>(own.begin(), own.end()).data());
     return part;
   }
 
@@ -172,7 +257,7 @@ class Trainer {
   }
 
   void finish(StepResult& result, const OptimizerSettings& s, Index step) {
-    result.gradient_norm = global_norm(dev, model.config, grad);
+    result.gradient_norm = global_norm(dev, model.config, grad, ranks.all);
     const double loss = result.measures.loss;
     require(std::isfinite(loss) && std::isfinite(result.gradient_norm), "step ", step, ": the loss is ", loss,
             " and the gradient norm ", result.gradient_norm,
@@ -184,7 +269,8 @@ class Trainer {
   }
 
   Stream stream;
-  Matrix<A> logp, fixed, advantage, old, kl, reference;  // per token
+  Matrix<A> logp, fixed, advantage, old, kl, reference;  // per token of this rank
+  Index accumulated = 0;                                 // rounds of micro-batches since the last step
 };
 
 }  // namespace streambp

@@ -71,28 +71,30 @@ template <class T, class Moments, class F>
 void for_each_optimizer_table(Model<T>& model, Moments& optimizer, bool narrowed, F&& f) {
   f("m.", table(model.config, optimizer.m));
   f("v.", table(model.config, optimizer.v));
-  if (optimizer.master.embedding.tokens) {
+  if (optimizer.has_master) {
     f("master.", table(model.config, optimizer.master));
   } else if (narrowed) {
     f("master.", table(model.config, model.weights));
   }
 }
 
+// Of the ranks that share the optimizer's state, rank 0 writes; the others have an empty directory.
 template <class Device, class T, class Moments>
 void write_checkpoint(Device& dev, const fs::path& directory, Model<T>& model, const ModelLayout& layout,
                       Moments& optimizer, const Json& state) {
-  const fs::path training = directory / "training";
-  if (optimizer.master.embedding.tokens && layout.holds_float32()) {
+  const fs::path training = directory.empty() ? directory : directory / "training";
+  if (optimizer.has_master && layout.holds_float32()) {
     Model<float> master{model.config, optimizer.master};
-    save_model(dev, directory, master, layout);
+    save_model(dev, directory, master, layout, kLargestShard, optimizer.ranks);
   } else {
-    save_model(dev, directory, model, layout);
+    save_model(dev, directory, model, layout, kLargestShard, optimizer.ranks);
   }
-  SafetensorsWriter writer(training / "optimizer.safetensors", {});
+  SafetensorsWriter writer(training.empty() ? training : training / "optimizer.safetensors", {});
   for_each_optimizer_table(model, optimizer, layout.narrows<T>(), [&](const char* prefix, const auto& tensors) {
-    write_tensors(dev, writer, prefix, tensors);
+    write_tensors(dev, writer, prefix, tensors, optimizer.ranks);
   });
   writer.finish();
+  if (directory.empty()) return;
   write_file_atomically(training / "state.json", state.dump(2) + "\n");
   flush_to_disk(directory);
 }
@@ -109,6 +111,10 @@ inline fs::path set_aside(const fs::path& path) {
 template <class Device, class T, class Moments>
 fs::path save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, const ModelLayout& layout,
                          Moments& optimizer, const Json& state) {
+  if (optimizer.ranks.rank > 0) {
+    write_checkpoint(dev, {}, model, layout, optimizer, state);
+    return {};
+  }
   const fs::path final_path = out / checkpoint_name(state.at("step").get<Index>()),
                  temporary = final_path.string() + ".tmp";
   std::error_code error;
@@ -157,8 +163,9 @@ void load_checkpoint(Device& dev, const fs::path& checkpoint, Model<T>& model, c
   const SafetensorsFile file(checkpoint / "training/optimizer.safetensors");
   for (const auto& [name, tensor] : file.tensors())
     if (name.starts_with("v.")) require_not_negative(tensor);
-  for_each_optimizer_table(model, optimizer, layout.narrows<T>(),
-                           [&](const char* prefix, const auto& tensors) { read_tensors(dev, file, prefix, tensors); });
+  for_each_optimizer_table(model, optimizer, layout.narrows<T>(), [&](const char* prefix, const auto& tensors) {
+    read_tensors(dev, file, prefix, tensors, optimizer.ranks);
+  });
 }
 
 }  // namespace streambp

@@ -187,25 +187,27 @@ std::vector<std::vector<StoredTensor<T>>> into_shards(Model<T>& model, const Mod
   return shards;
 }
 
-// Saves a model to an existing directory, in shards of at most `shard` bytes.
+// Saves a model to an existing directory, in files of at most `shard` bytes. If ranks share the weights, all of them call
+// this; rank 0 writes, and the others have an empty directory.
 template <class Device, class T>
 void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLayout& layout,
-                std::size_t shard = kLargestShard) {
+                std::size_t shard = kLargestShard, const Group& ranks = {}) {
   const auto shards = into_shards(model, layout, shard);
   Index total = 0;
   Json weight_map = Json::object();
   for (std::size_t i = 0; i < shards.size(); ++i) {
     char name[64] = "model.safetensors";
     if (shards.size() > 1) std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
-    SafetensorsWriter writer(dir / name, {{"format", "pt"}});
+    SafetensorsWriter writer(dir.empty() ? dir : dir / name, {{"format", "pt"}});
     for (const StoredTensor<T>& stored : shards[i]) {
       const std::string prefix = stored.name == "lm_head.weight" ? "" : layout.prefix;
       total += element_count(stored.name, stored_shape(stored.parts.front().parameter)) * dtype_size(stored.dtype);
-      write_tensor(dev, writer, prefix, stored.parts, stored.dtype);
+      write_tensor(dev, writer, prefix, stored.parts, stored.dtype, ranks);
       weight_map[prefix + stored.name] = name;
     }
     writer.finish();
   }
+  if (dir.empty()) return;
   if (shards.size() > 1) {
     const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
     write_file_atomically(dir / "model.safetensors.index.json", index.dump(2) + "\n");

@@ -250,7 +250,8 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// Collects descriptions of tensors; finish() writes the file. The data must stay valid until then.
+// Collects descriptions of tensors; finish() writes the file. The data must stay valid until then. With an empty path,
+// finish() produces the data and writes nothing: so ranks other than the first take part in producing it.
 class SafetensorsWriter {
  public:
   using Produce = std::function<void(std::ostream&)>;  // writes the bytes of a tensor
@@ -276,6 +277,11 @@ class SafetensorsWriter {
   }
 
   void finish() const {
+    if (path_.empty()) {
+      std::ostream nowhere(nullptr);
+      for (const Part& part : parts_) part.produce(nowhere);
+      return;
+    }
     write_file_atomically(path_, [&](std::ostream& out) {
       std::string header = header_.dump(-1, ' ', false, Json::error_handler_t::replace);
       header.resize(round_up(static_cast<Index>(header.size()), 8), ' ');  // so that the data is aligned

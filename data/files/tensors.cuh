@@ -10,6 +10,7 @@
 
 #include "data/files/safetensors.cuh"
 #include "model/parameters.cuh"
+#include "parallel/exchange.cuh"
 
 namespace streambp {
 
@@ -75,9 +76,10 @@ bool fill(Device& dev, Matrix<T> matrix, F&& produce) {
 }
 
 // Reads every tensor of the table from `files` (a SafetensorsFile or a ModelFiles), under prefix + name. NaN and
-// infinity are errors.
+// infinity are errors. If ranks share the table, this rank reads its shard of each tensor.
 template <class Device, class Files, class T>
-void read_tensors(Device& dev, const Files& files, const std::string& prefix, const Table<T>& table) {
+void read_tensors(Device& dev, const Files& files, const std::string& prefix, const Table<T>& table,
+                  const Group& ranks = {}) {
   for (const Table<T>& parts : by_stored_tensor(table)) {
     const Tensor& tensor = files.at(prefix + parts.front().parameter.name);
     const auto shape = stored_shape(parts.front().parameter);
@@ -86,7 +88,10 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
     require(is_real(tensor), tensor.where, ": cannot read type ", tensor.dtype, " as real numbers; convert the file");
     for (const Entry<T>& e : parts) {
       const Parameter& p = e.parameter;
-      const bool finite = fill(dev, *e.matrix, [&](Rows rows, T* out) {
+      if (e.matrix->empty()) continue;
+      const Index first = e.matrix->rows < p.rows ? shard(p.rows, ranks).begin : 0;
+      const bool finite = fill(dev, *e.matrix, [&](Rows part, T* out) {
+        const Rows rows = {first + part.begin, first + part.end};
         const Index count = rows.size() * p.cols;
         if (!p.transposed) {
           read(tensor, stored_at(p, rows.begin, 0), count, out);
@@ -130,13 +135,15 @@ void write_numbers(std::ostream& out, const std::string& where, const std::vecto
   out.write(reinterpret_cast<const char*>(stored.data()), static_cast<std::streamsize>(stored.size() * sizeof(Stored)));
 }
 
-// The values of a stored tensor, in its order.
+// The values of a stored tensor, in its order. Of the ranks that share the table, rank 0 gets them.
 template <class Device, class T>
-std::vector<T> gather(Device& dev, const Table<T>& parts) {
+std::vector<T> stored_values(Device& dev, const Table<T>& parts, const Group& ranks) {
   const Parameter& first = parts.front().parameter;
-  std::vector<T> stored(static_cast<std::size_t>(first.rows * first.cols * first.parts));
+  if (parts.size() == 1 && !first.transposed) return rows_on_first(dev, ranks, *parts.front().matrix, first.rows);
+  std::vector<T> stored(static_cast<std::size_t>(ranks.rank == 0 ? first.rows * first.cols * first.parts : 0));
   for (const auto& [p, matrix] : parts) {
-    const std::vector<T> values = to_host(dev, *matrix);
+    const std::vector<T> values = rows_on_first(dev, ranks, *matrix, p.rows);
+    if (values.empty()) continue;
     for (Index i = 0; i < p.rows; ++i) {
       for (Index j = 0; j < p.cols; ++j) {
         stored[static_cast<std::size_t>(stored_at(p, i, j))] = values[static_cast<std::size_t>(i * p.cols + j)];
@@ -146,16 +153,15 @@ std::vector<T> gather(Device& dev, const Table<T>& parts) {
   return stored;
 }
 
-// Writes the tensor that consists of these parameters, in the given type or else in the type of the table.
+// Writes the tensor that consists of these parameters, in the given type or else in the type of the table. If ranks share
+// the table, all of them call this, and rank 0 writes.
 template <class Device, class T>
 void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& parts,
-                  std::string dtype = "") {
+                  std::string dtype = "", const Group& ranks = {}) {
   const std::string name = prefix + parts.front().parameter.name;
   if (dtype.empty()) dtype = dtype_name<T>();
   writer.add(name, dtype, stored_shape(parts.front().parameter), [=, &dev](std::ostream& out) {
-    const std::vector<T> values = parts.size() == 1 && !parts.front().parameter.transposed
-                                      ? to_host(dev, *parts.front().matrix)
-                                      : gather(dev, parts);
+    const std::vector<T> values = stored_values(dev, parts, ranks);
     if (dtype == dtype_name<T>()) return write_numbers<T>(out, name, values);
     if (dtype == "F32") return write_numbers<float>(out, name, values);
     if (dtype == "BF16") return write_numbers<BFloat16>(out, name, values);
@@ -165,8 +171,9 @@ void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& pre
 }
 
 template <class Device, class T>
-void write_tensors(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& table) {
-  for (const Table<T>& parts : by_stored_tensor(table)) write_tensor(dev, writer, prefix, parts);
+void write_tensors(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& table,
+                   const Group& ranks = {}) {
+  for (const Table<T>& parts : by_stored_tensor(table)) write_tensor(dev, writer, prefix, parts, "", ranks);
 }
 
 }  // namespace streambp

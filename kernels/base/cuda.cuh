@@ -130,14 +130,14 @@ class Cuda : private cuda::Block, public DeviceBase {
     for (const Span& s : spans) {
       float milliseconds = 0;
       STREAMBP_CHECK(cudaEventElapsedTime(&milliseconds, s.start, s.stop));
-      account(s.name, 0, 0, 0).seconds += milliseconds * 1e-3;
+      account(s.name, 0, 0, 0, 0).seconds += milliseconds * 1e-3;
     }
     forget_spans();
   }
 
   // Accounts the work, which runs asynchronously. With `profile`, two events time it.
-  auto operation(const char* name, double flops, double bytes) {
-    account(name, flops, bytes);
+  auto operation(const char* name, double flops, double bytes, double sent = 0) {
+    account(name, flops, bytes, sent);
     struct Timer {
       cudaStream_t stream;
       cudaEvent_t stop;

@@ -27,6 +27,7 @@ struct Work {
   std::string_view name;
   Index calls = 0;
   double flops = 0, bytes = 0, seconds = 0;
+  double sent = 0;  // bytes sent to other ranks
 };
 
 // What all devices share: the arena with its scopes, and the accounting of work.
@@ -57,14 +58,20 @@ class DeviceBase {
     for (const Work& w : work_) sum += w.flops;
     return sum;
   }
+  double sent() const {
+    double sum = 0;
+    for (const Work& w : work_) sum += w.sent;
+    return sum;
+  }
 
  protected:
-  Work& account(std::string_view name, double flops, double bytes, Index calls = 1) {
+  Work& account(std::string_view name, double flops, double bytes, double sent, Index calls = 1) {
     auto found = std::find_if(work_.begin(), work_.end(), [&](const Work& w) { return w.name == name; });
     Work& w = found != work_.end() ? *found : work_.emplace_back(Work{name});
     w.calls += calls;
     w.flops += flops;
     w.bytes += bytes;
+    w.sent += sent;
     return w;
   }
 
@@ -108,11 +115,11 @@ class Plan : public DeviceBase {
   void copy(Matrix<T>, Matrix<T>) {}
   void synchronize() {}
 
-  auto operation(const char* name, double flops, double bytes) {
+  auto operation(const char* name, double flops, double bytes, double sent = 0) {
     struct Counted {
       ~Counted() {}
     };
-    account(name, flops, bytes);
+    account(name, flops, bytes, sent);
     return Counted{};
   }
 };
@@ -145,18 +152,18 @@ class Cpu : private HostBlock, public DeviceBase {
   void synchronize() {}
 
   // Accounts the work, and measures the time until the end of the returned object's scope.
-  auto operation(const char* name, double flops, double bytes) {
+  auto operation(const char* name, double flops, double bytes, double sent = 0) {
     using Clock = std::chrono::steady_clock;
     struct Timer {
       Cpu& dev;
       const char* name;
-      double flops, bytes;
+      double flops, bytes, sent;
       Clock::time_point start;
       ~Timer() {
-        dev.account(name, flops, bytes).seconds += std::chrono::duration<double>(Clock::now() - start).count();
+        dev.account(name, flops, bytes, sent).seconds += std::chrono::duration<double>(Clock::now() - start).count();
       }
     };
-    return Timer{*this, name, flops, bytes, Clock::now()};
+    return Timer{*this, name, flops, bytes, sent, Clock::now()};
   }
 };
 

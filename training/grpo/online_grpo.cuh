@@ -171,7 +171,8 @@ class OnlineGrpo {
   // device.
   void compute_reference_logps(Engine& engine, const Schedule& schedule) {
     engine.with_weights_of(reference_, [&] {
-      for (Batch& batch : batches) batch.reference = engine.evaluate(batch, schedule);
+      const std::vector<std::vector<double>> logps = engine.evaluate(batches, schedule);
+      for (std::size_t i = 0; i < batches.size(); ++i) batches[i].reference = logps[i];
     });
   }
 

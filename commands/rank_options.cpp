@@ -1,0 +1,81 @@
+#include "commands/rank_options.cuh"
+
+#include "commands/text.cuh"
+
+namespace streambp {
+
+namespace {
+
+// The numbers of ranks that can share the heads of a model: "1, 2, 4 or 8".
+std::string divisors(Index heads) {
+  std::vector<std::string> found;
+  for (Index n = 1; n <= heads; ++n)
+    if (heads % n == 0) found.push_back(std::to_string(n));
+  std::string text = found.front();
+  for (std::size_t i = 1; i < found.size(); ++i) text += (i + 1 < found.size() ? ", " : " or ") + found[i];
+  return text;
+}
+
+}  // namespace
+
+namespace {
+
+void add_sequence_ranks(OptionTable& options, Index& sequence_ranks, const Check& count) {
+  options.add("--sequence-ranks",
+              {&sequence_ranks,
+               "Processes that share a token stream; the others have their own micro-batches. Divides the key/value "
+               "heads",
+               count});
+}
+
+}  // namespace
+
+void RankOptions::add_planned_to(OptionTable& options) {
+  const Check count = checks::between(1, 1 << 12);
+  ranks = 1;
+  options.add("--ranks",
+              {&ranks, "Processes of the run, one per device; the plan is of the one that needs most", count});
+  add_sequence_ranks(options, sequence_ranks, count);
+}
+
+void RankOptions::add_to(OptionTable& options, Lasts lasts) {
+  options.section("Several processes (mpirun -n N streambp ...)");
+  const Check count = checks::between(1, 1 << 12);
+  options.add("--ranks", {&ranks, "Require this number of processes", count, Lasts::no, "as started"});
+  add_sequence_ranks(options, sequence_ranks, count);
+  options.add("--lanes", {&lanes, "Sum weight gradients as this number of sequence ranks does, for the same bits",
+                          count, lasts, "--sequence-ranks"});
+}
+
+void check_grid(const Config& config, Index ranks, Index sequence_ranks, Index lanes) {
+  require(ranks % sequence_ranks == 0, "--sequence-ranks ", sequence_ranks, " does not divide the ", ranks,
+          " processes of the run; start a multiple of it");
+  require(config.kv_heads % sequence_ranks == 0, "--sequence-ranks ", sequence_ranks,
+          ": every rank attends with its share of the ", config.kv_heads, " key/value heads of the model; use ",
+          divisors(config.kv_heads));
+  require(sequence_ranks == 1 || lanes == 0 || lanes == sequence_ranks, "--lanes ", lanes, " with --sequence-ranks ",
+          sequence_ranks, ": every rank is a lane, so use ", lanes, " sequence ranks, or one");
+}
+
+Ranks RankOptions::planned(const Config& config) const {
+  const Index count = this_process().count;
+  require(ranks == 0 || ranks == count, "--ranks ", ranks, ", but ", counted(count, "process"),
+          count == 1 ? " was" : " were", " started; start them with mpirun -n ", ranks,
+          " streambp ... (on Debian or Ubuntu: apt-get install openmpi-bin)");
+  check_grid(config, count, sequence_ranks, lanes);
+  return {{0, count}, {0, sequence_ranks}, sequence_ranks == 1 && lanes > 0 ? lanes : 1};
+}
+
+Ranks RankOptions::grid(const Config& config) const {
+  const Ranks shape = planned(config);
+  Ranks grid = ranks_of_run(sequence_ranks);
+  grid.lanes = shape.lanes;
+  return grid;
+}
+
+std::size_t room_of_each_rank(DeviceKind device) {
+  const auto free = static_cast<Index>(free_memory(device));
+  return static_cast<std::size_t>(least_of_ranks(free / this_process().local_count));
+}
+
+}  // namespace streambp

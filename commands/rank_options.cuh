@@ -1,0 +1,30 @@
+// Options for several processes: how they divide the work, and lanes, with which one process gives their bits.
+#pragma once
+
+#include "commands/option_table.cuh"
+#include "model/config.cuh"
+#include "parallel/processes.cuh"
+#include "training/engine.cuh"
+
+namespace streambp {
+
+struct RankOptions {
+  Index ranks = 0, sequence_ranks = 1, lanes = 0;
+
+  void add_to(OptionTable& options, Lasts lasts = Lasts::no);
+  // For commands that only plan: --ranks and --sequence-ranks.
+  void add_planned_to(OptionTable& options);
+
+  // The grid of this run's ranks. Refuses a grid that the launcher or the model does not allow. All ranks must call it.
+  Ranks grid(const Config& config) const;
+  // The same for planning, seen from rank 0, which needs the most memory.
+  Ranks planned(const Config& config) const;
+};
+
+// How much memory each rank may use: ranks on a machine share it.
+std::size_t room_of_each_rank(DeviceKind device);
+
+// Refuses numbers of ranks that do not divide what they share.
+void check_grid(const Config& config, Index ranks, Index sequence_ranks, Index lanes);
+
+}  // namespace streambp

@@ -1,0 +1,154 @@
+// Collective operations on devices.
+//
+//   exchange      messages between the ranks of a group
+//   share_rows    every rank owns a shard of the rows of a matrix and gets the others
+//   to_heads      sequence parallelism: a rank has some rows of a chunk and all heads; it gets all rows and some heads
+//   to_rows       the way back
+#pragma once
+
+#include "kernels/elementwise.cuh"
+#include "parallel/division.cuh"
+#include "parallel/group.cuh"
+
+namespace streambp {
+
+template <class Device>
+void exchange(Device& dev, const char* name, const Group& group, const Transfers& transfers) {
+  double sent = 0;
+  for (const Transfer& m : transfers.sends) sent += static_cast<double>(m.bytes);
+  auto op = dev.operation(name, 0, 0, sent);
+  if constexpr (Device::computes) group.transport->exchange(transfers);
+}
+
+template <class Device, class T>
+void share_rows(Device& dev, const Group& group, const std::vector<Matrix<T>>& matrices) {
+  if (group.size == 1) return;
+  Transfers transfers;
+  for (const Matrix<T>& m : matrices) {
+    for (Index peer = 0; peer < group.size; ++peer) {
+      if (peer == group.rank) continue;
+      transfers.send(peer, m.slice(shard(m.rows, group)));
+      transfers.receive(peer, m.slice(shard(m.rows, group, peer)));
+    }
+  }
+  exchange(dev, "share weights", group, transfers);
+}
+
+// Calls f(tile, rows) for the tiles of a chunk that belong to a rank: their place among the rank's rows, and in the chunk.
+template <class F>
+void for_each_tile(const Division& chunk, Index rank, F&& f) {
+  for (Index begin = rank * chunk.tile, own = 0; begin < chunk.rows; begin += chunk.ranks * chunk.tile) {
+    const Rows rows = {begin, std::min(begin + chunk.tile, chunk.rows)};
+    f(Rows{own, own + rows.size()}, rows);
+    own += rows.size();
+  }
+}
+
+// The columns of `rows` that belong to the heads of a rank.
+template <class T>
+Matrix<T> heads_of(Matrix<T> rows, const Group& group, Index rank) {
+  const Index width = rows.cols / group.size;
+  return rows.columns(rank * width, width);
+}
+
+// rows: this rank's rows of a chunk, all heads. heads: all rows of the chunk, this rank's heads. In a group of one, both
+// are the same matrix.
+template <class Device, class T>
+void to_heads(Device& dev, const Group& group, Matrix<T> heads, Matrix<T> rows, Index tile) {
+  if (group.size == 1) return;
+  const Division chunk = {heads.rows, tile, group.rank, group.size};
+  auto scope = dev.scope();
+  Transfers transfers;
+  for (Index peer = 0; peer < group.size; ++peer) {
+    const Matrix<T> part = heads_of(rows, group, peer);
+    if (peer == group.rank) {
+      for_each_tile(chunk, peer, [&](Rows own, Rows all) { convert(dev, heads.slice(all), part.slice(own)); });
+      continue;
+    }
+    const auto packed = allocate<T>(dev, rows.rows, heads.cols, Kind::chunk);
+    convert(dev, packed, part);
+    for_each_tile(chunk, group.rank, [&](Rows own, Rows) { transfers.send(peer, packed.slice(own)); });
+    for_each_tile(chunk, peer, [&](Rows, Rows all) { transfers.receive(peer, heads.slice(all)); });
+  }
+  exchange(dev, "rows to heads", group, transfers);
+}
+
+template <class Device, class T>
+void to_rows(Device& dev, const Group& group, Matrix<T> rows, Matrix<T> heads, Index tile) {
+  if (group.size == 1) return;
+  const Division chunk = {heads.rows, tile, group.rank, group.size};
+  auto scope = dev.scope();
+  Transfers transfers;
+  std::vector<Matrix<T>> packed;
+  for (Index peer = 0; peer < group.size; ++peer) {
+    packed.push_back(allocate<T>(dev, peer == group.rank ? 0 : rows.rows, heads.cols, Kind::chunk));
+    if (peer == group.rank) continue;
+    for_each_tile(chunk, peer, [&](Rows, Rows all) { transfers.send(peer, heads.slice(all)); });
+    for_each_tile(chunk, group.rank, [&](Rows own, Rows) { transfers.receive(peer, packed.back().slice(own)); });
+  }
+  exchange(dev, "heads to rows", group, transfers);
+  for (Index peer = 0; peer < group.size; ++peer) {
+    const Matrix<T> part = heads_of(rows, group, peer);
+    if (peer == group.rank) {
+      for_each_tile(chunk, peer, [&](Rows own, Rows all) { convert(dev, part.slice(own), heads.slice(all)); });
+    } else {
+      convert(dev, part, packed[static_cast<std::size_t>(peer)]);
+    }
+  }
+}
+
+// Every rank of the group gets the numbers of all of them, rank by rank.
+template <class T>
+std::vector<std::vector<T>> gather_on_host(const Group& group, const std::vector<T>& mine) {
+  std::vector<std::vector<T>> all(static_cast<std::size_t>(group.size));
+  all[static_cast<std::size_t>(group.rank)] = mine;
+  if (group.size == 1) return all;
+  auto to_all = [&](auto&& of_peer, auto own) {
+    Transfers transfers;
+    for (Index peer = 0; peer < group.size; ++peer) {
+      if (peer == group.rank) continue;
+      transfers.send(peer, own);
+      transfers.receive(peer, of_peer(static_cast<std::size_t>(peer)));
+    }
+    group.transport->exchange_on_host(transfers);
+  };
+  std::vector<Index> counts(static_cast<std::size_t>(group.size));
+  Index count = static_cast<Index>(mine.size());
+  to_all([&](std::size_t peer) { return Matrix<Index>(&counts[peer], 1, 1); }, Matrix<Index>(&count, 1, 1));
+  to_all(
+      [&](std::size_t peer) {
+        all[peer].resize(static_cast<std::size_t>(counts[peer]));
+        return Matrix<T>(all[peer].data(), 1, counts[peer]);
+      },
+      Matrix<const T>(mine.data(), 1, count));
+  return all;
+}
+
+// The rows of a matrix of which every rank of the group has its shard, or all rows. Rank 0 gets them; other ranks get
+// nothing.
+template <class Device, class T>
+std::vector<T> rows_on_first(Device& dev, const Group& group, Matrix<T> mine, Index rows) {
+  if (mine.rows == rows) return group.rank == 0 ? to_host(dev, mine) : std::vector<T>();
+  std::vector<T> values = to_host(dev, mine);
+  Transfers transfers;
+  if (group.rank > 0) {
+    transfers.send(0, Matrix<T>(values.data(), mine.rows, mine.cols));
+  } else {
+    values.resize(static_cast<std::size_t>(rows * mine.cols));
+    for (Index peer = 1; peer < group.size; ++peer) {
+      transfers.receive(peer, Matrix<T>(values.data(), rows, mine.cols).slice(shard(rows, group, peer)));
+    }
+  }
+  group.transport->exchange_on_host(transfers);
+  return group.rank == 0 ? values : std::vector<T>();
+}
+
+// The rows of a matrix of which every rank has its shard, for every rank.
+template <class Device, class T>
+std::vector<T> rows_on_all(Device& dev, const Group& group, Matrix<T> mine) {
+  std::vector<T> all;
+  for (const auto& part : gather_on_host(group, to_host(dev, mine))) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+}  // namespace streambp

@@ -1,0 +1,121 @@
+// The processes of a run, connected by MPI.
+#include <mpi.h>
+#include <omp.h>
+#include <sched.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "parallel/processes.cuh"
+
+namespace streambp {
+
+namespace {
+
+Process process;
+
+// Whether a launcher started several processes. MPI is left alone otherwise, because its start takes time.
+bool launched() {
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const char* count = std::getenv(variable);
+    if (count != nullptr && std::atoi(count) > 1) return true;
+  }
+  return false;
+}
+
+// Processes that may run on the same cores share them, unless the user has decided with OMP_NUM_THREADS.
+void share_cores(MPI_Comm machine) {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  sched_getaffinity(0, sizeof mine, &mine);
+  std::vector<cpu_set_t> masks(static_cast<std::size_t>(process.local_count));
+  MPI_Allgather(&mine, sizeof mine, MPI_BYTE, masks.data(), sizeof mine, MPI_BYTE, machine);
+  int sharing = 0;
+  for (const cpu_set_t& mask : masks) sharing += CPU_EQUAL(&mask, &mine) != 0;
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) omp_set_num_threads(std::max(1, omp_get_max_threads() / sharing));
+}
+
+class MpiTransport : public Transport {
+ public:
+  explicit MpiTransport(MPI_Comm comm) : comm_(comm) {}
+
+  void exchange(const Transfers& transfers) override { exchange_on_host(transfers); }
+
+  void exchange_on_host(const Transfers& transfers) override {
+    requests_.clear();
+    for (const Transfer& t : transfers.receives) {
+      for_each_part(t, [&](char* data, int bytes, MPI_Request* request) {
+        MPI_Irecv(data, bytes, MPI_BYTE, static_cast<int>(t.peer), 0, comm_, request);
+      });
+    }
+    for (const Transfer& t : transfers.sends) {
+      for_each_part(t, [&](const char* data, int bytes, MPI_Request* request) {
+        MPI_Isend(data, bytes, MPI_BYTE, static_cast<int>(t.peer), 0, comm_, request);
+      });
+    }
+    MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
+  }
+
+ private:
+  // MPI counts bytes in an int.
+  template <class F>
+  void for_each_part(const Transfer& t, F&& f) {
+    constexpr std::size_t most = std::size_t{1} << 30;
+    for (std::size_t begin = 0; begin < t.bytes; begin += most) {
+      requests_.emplace_back();
+      f(static_cast<char*>(t.data) + begin, static_cast<int>(std::min(most, t.bytes - begin)), &requests_.back());
+    }
+  }
+
+  MPI_Comm comm_;
+  std::vector<MPI_Request> requests_;
+};
+
+// The transports live as long as the process.
+Transport* new_transport(MPI_Comm comm) {
+  static std::vector<std::unique_ptr<MpiTransport>> transports;
+  return transports.emplace_back(std::make_unique<MpiTransport>(comm)).get();
+}
+
+}  // namespace
+
+void join_processes() {
+  if (!launched()) return;
+  int threads = 0, rank = 0, count = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &count);
+  process.rank = rank, process.count = count;
+  MPI_Comm machine;
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &machine);
+  MPI_Comm_rank(machine, &rank);
+  MPI_Comm_size(machine, &count);
+  process.local_rank = rank, process.local_count = count;
+  share_cores(machine);
+}
+
+const Process& this_process() { return process; }
+
+Ranks ranks_of_run(Index sequence_ranks) {
+  if (process.count == 1) return {};
+  Ranks ranks;
+  MPI_Comm all, sequence;
+  MPI_Comm_dup(MPI_COMM_WORLD, &all);
+  ranks.all = {process.rank, process.count, new_transport(all)};
+  const auto stream = static_cast<int>(process.rank / sequence_ranks);
+  MPI_Comm_split(MPI_COMM_WORLD, stream, static_cast<int>(process.rank), &sequence);
+  ranks.sequence = {process.rank % sequence_ranks, sequence_ranks, new_transport(sequence)};
+  return ranks;
+}
+
+void leave_processes() {
+  if (process.count > 1) MPI_Finalize();
+}
+
+void end_processes(int exit_code) {
+  if (process.count > 1) MPI_Abort(MPI_COMM_WORLD, exit_code);
+  std::_Exit(exit_code);
+}
+
+}  // namespace streambp

@@ -1,0 +1,44 @@
+#include "parallel/processes.cuh"
+
+#include <algorithm>
+
+#include "parallel/exchange.cuh"
+
+namespace streambp {
+
+namespace {
+
+const Group& all() {
+  static const Ranks ranks = ranks_of_run(1);
+  return ranks.all;
+}
+
+std::vector<std::string> gather(const std::string& text) {
+  std::vector<std::string> texts;
+  for (const auto& characters : gather_on_host(all(), std::vector<char>(text.begin(), text.end()))) {
+    texts.emplace_back(characters.begin(), characters.end());
+  }
+  return texts;
+}
+
+}  // namespace
+
+std::string from_first(const std::string& text) { return gather(text).front(); }
+
+void require_equal(const std::string& what, const std::string& text) {
+  const std::vector<std::string> texts = gather(text);
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    require(texts[rank] == texts[0], "rank ", rank, " has ", what, " ", quote(texts[rank]), ", but rank 0 has ",
+            quote(texts[0]), "; start all ranks alike");
+  }
+}
+
+Index least_of_ranks(Index number) {
+  Index least = number;
+  for (const auto& of_rank : gather_on_host(all(), std::vector<Index>{number})) least = std::min(least, of_rank[0]);
+  return least;
+}
+
+Index largest_of_ranks(Index number) { return -least_of_ranks(-number); }
+
+}  // namespace streambp
