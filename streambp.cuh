@@ -57,7 +57,7 @@ class Walk {
       : dev(dev),
         c(model.config),
         frequencies(c),
-        weights(model),
+        weights(dev, model),
         stream(stream),
         division(stream.division),
         schedule(schedule),
@@ -86,11 +86,13 @@ class Walk {
     embedding_backward(of, dx);
   }
 
-  // For a rank without a micro-batch in the last round of a step: adds what the other ranks compute.
+  // For a rank without a micro-batch in the last round of a step: it leases the weights and adds what others compute.
   template <class G>
-  void gradient_of_others(const GradientOf<G>& of) {
-    head_sums(of).finish();
-    for (Index l = c.layers - 1; l >= 0; --l) layer_sums(of, l).finish();
+  void gradient_of_others(const GradientOf<G>& of, bool weighs) {
+    forward_of_others();
+    if (weighs) weights.take_head();
+    weights.take_head(), head_sums(of).finish();
+    for (Index l = c.layers - 1; l >= 0; --l) weights.take(l), layer_sums(of, l).finish();
     embedding_sums(of).finish();
   }
 
@@ -99,6 +101,8 @@ class Walk {
     auto scope = dev.scope();
     head_forward(forward(), logp);
   }
+
+  void evaluation_of_others() { forward_of_others(), weights.take_head(); }
 
   // The output of the last layer; nothing is kept for backward.
   Matrix<T> forward() {
@@ -111,7 +115,7 @@ class Walk {
 
   Matrix<T> forward(Saved& saved) {
     Matrix<T> x = saved.open();
-    embedding(dev, x, stream.embedding_index(), weights.take_embedding(), c.embedding_scale);
+    embedding(dev, x, stream.embedding_index(), weights.take_embedding().weights.embedding, c.embedding_scale);
     for (Index l = 0; l < c.layers; ++l) {
       const Matrix<T> y = l + 1 < c.layers ? saved.open() : saved.output();
       layer_forward(l, saved, y, x);
@@ -120,9 +124,14 @@ class Walk {
     return x;
   }
 
+  void forward_of_others() {
+    weights.take_embedding();
+    for (Index l = 0; l < c.layers; ++l) weights.take(l);
+  }
+
   void layer_forward(Index l, const Saved& saved, Matrix<T> y, Matrix<T> x) {
-    const auto& leased = weights.take(l);
-    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased, ranks.sequence);
+    const auto leased = weights.take(l);
+    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
     auto scope = dev.scope();
     const bool kept = saved.has_activations();
     const KeysValues<T> kv = kept ? saved.keys_values(l) : keys_values_of_stream<T>();
@@ -136,8 +145,8 @@ class Walk {
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
   template <class G>
   void layer_backward(const GradientOf<G>& of, Index l, const Saved& saved, Matrix<T> dx) {
-    const auto& leased = weights.take(l);
-    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased, ranks.sequence);
+    const auto leased = weights.take(l);
+    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
     auto sums = layer_sums(of, l);
     {
       auto scope = dev.scope();
@@ -169,7 +178,8 @@ class Walk {
 
   // The head goes chunk by chunk too: logits exist for one chunk at a time.
   void head_forward(Matrix<T> x, Matrix<A> logp) {
-    Head<Device, T> head(dev, c, weights.take_norm(), weights.take_head());
+    const auto leased = weights.take_head();
+    Head<Device, T> head(dev, c, leased.weights.norm, leased.weights.head);
     for (const DividedRows& chunk : chunks(schedule.head_chunk)) {
       const Rows own = chunk.own;
       head.forward(logp.columns(own.begin, own.size()), x.slice(own), targets(own));
@@ -179,7 +189,8 @@ class Walk {
   // Returns the gradient of the last layer's output, in the memory of that output.
   template <class G>
   Matrix<T> head_backward(const GradientOf<G>& of, Matrix<T> output, const TokenWeights<A>& w, Matrix<A> logp) {
-    Head<Device, T> head(dev, c, weights.take_norm(), weights.take_head());
+    const auto leased = weights.take_head();
+    Head<Device, T> head(dev, c, leased.weights.norm, leased.weights.head);
     auto sums = head_sums(of);
     for (const DividedRows& chunk : last_to_first(chunks(schedule.head_chunk))) {
       for (const LanePart& part : lane_parts(division, chunk.own)) {
@@ -250,7 +261,7 @@ class Walk {
   Device& dev;
   const Config& c;
   const Frequencies frequencies;
-  const ResidentWeights<T> weights;
+  const Weights<Device, T> weights;
   const Stream& stream;
   const Division& division;
   const Schedule schedule;

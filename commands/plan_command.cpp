@@ -88,8 +88,7 @@ class PlanCommand : public Command {
     settings.optimizer = optimizer_named(optimizer);
     require(settings.optimizer != OptimizerKind::adamw_pure || settings.dtype == DType::bf16,
             "--optimizer adamw-bf16 needs --dtype bf16");
-    check_grid(settings.config, ranks.ranks, ranks.sequence_ranks, 0);
-    settings.ranks = {{0, ranks.ranks}, {0, ranks.sequence_ranks}};
+    settings.ranks = ranks.planned(settings.config, ranks.ranks);
     require(!options.given("--link") || ranks.ranks > 1, "--link is for --ranks");
     if (!options.given("--accumulate")) micro_batches = settings.ranks.streams();
     settings.micro_batches = micro_batches;

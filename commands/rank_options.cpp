@@ -16,35 +16,17 @@ std::string divisors(Index heads) {
   return text;
 }
 
-}  // namespace
-
-namespace {
-
-void add_sequence_ranks(OptionTable& options, Index& sequence_ranks, const Check& count) {
+void add_division(OptionTable& options, RankOptions& o, const Check& count) {
   options.add("--sequence-ranks",
-              {&sequence_ranks,
+              {&o.sequence_ranks,
                "Processes that share a token stream; the others have their own micro-batches. Divides the key/value "
                "heads",
                count});
-}
-
-}  // namespace
-
-void RankOptions::add_planned_to(OptionTable& options) {
-  const Check count = checks::between(1, 1 << 12);
-  ranks = 1;
-  options.add("--ranks",
-              {&ranks, "Processes of the run, one per device; the plan is of the one that needs most", count});
-  add_sequence_ranks(options, sequence_ranks, count);
-}
-
-void RankOptions::add_to(OptionTable& options, Lasts lasts) {
-  options.section("Several processes (mpirun -n N streambp ...)");
-  const Check count = checks::between(1, 1 << 12);
-  options.add("--ranks", {&ranks, "Require this number of processes", count, Lasts::no, "as started"});
-  add_sequence_ranks(options, sequence_ranks, count);
-  options.add("--lanes", {&lanes, "Sum weight gradients as this number of sequence ranks does, for the same bits",
-                          count, lasts, "--sequence-ranks"});
+  options.add("--shard",
+              {&o.sharded,
+               "What each process has a share of. state: gradients and the optimizer's state; weights: weights too, "
+               "gathered layer by layer",
+               checks::one_of({"state", "weights"})});
 }
 
 void check_grid(const Config& config, Index ranks, Index sequence_ranks, Index lanes) {
@@ -57,19 +39,43 @@ void check_grid(const Config& config, Index ranks, Index sequence_ranks, Index l
           sequence_ranks, ": every rank is a lane, so use ", lanes, " sequence ranks, or one");
 }
 
+}  // namespace
+
+void RankOptions::add_planned_to(OptionTable& options) {
+  const Check count = checks::between(1, 1 << 12);
+  ranks = 1;
+  options.add("--ranks",
+              {&ranks, "Processes of the run, one per device; the plan is of the one that needs most", count});
+  add_division(options, *this, count);
+}
+
+void RankOptions::add_to(OptionTable& options, Lasts lasts) {
+  options.section("Several processes (mpirun -n N streambp ...)");
+  const Check count = checks::between(1, 1 << 12);
+  options.add("--ranks", {&ranks, "Require this number of processes", count, Lasts::no, "as started"});
+  add_division(options, *this, count);
+  options.add("--lanes", {&lanes, "Sum weight gradients as this number of sequence ranks does, for the same bits",
+                          count, lasts, "--sequence-ranks"});
+}
+
 Ranks RankOptions::planned(const Config& config) const {
   const Index count = this_process().count;
   require(ranks == 0 || ranks == count, "--ranks ", ranks, ", but ", counted(count, "process"),
           count == 1 ? " was" : " were", " started; start them with mpirun -n ", ranks,
           " streambp ... (on Debian or Ubuntu: apt-get install openmpi-bin)");
+  return planned(config, count);
+}
+
+Ranks RankOptions::planned(const Config& config, Index count) const {
   check_grid(config, count, sequence_ranks, lanes);
-  return {{0, count}, {0, sequence_ranks}, sequence_ranks == 1 && lanes > 0 ? lanes : 1};
+  return {
+      {0, count}, {0, sequence_ranks}, sequence_ranks == 1 && lanes > 0 ? lanes : 1, count > 1 && sharded == "weights"};
 }
 
 Ranks RankOptions::grid(const Config& config) const {
   const Ranks shape = planned(config);
   Ranks grid = ranks_of_run(sequence_ranks);
-  grid.lanes = shape.lanes;
+  grid.lanes = shape.lanes, grid.shard_weights = shape.shard_weights;
   return grid;
 }
 

@@ -10,6 +10,7 @@ namespace streambp {
 
 struct RankOptions {
   Index ranks = 0, sequence_ranks = 1, lanes = 0;
+  std::string sharded = "state";
 
   void add_to(OptionTable& options, Lasts lasts = Lasts::no);
   // For commands that only plan: --ranks and --sequence-ranks.
@@ -19,12 +20,10 @@ struct RankOptions {
   Ranks grid(const Config& config) const;
   // The same for planning, seen from rank 0, which needs the most memory.
   Ranks planned(const Config& config) const;
+  Ranks planned(const Config& config, Index count) const;
 };
 
 // How much memory each rank may use: ranks on a machine share it.
 std::size_t room_of_each_rank(DeviceKind device);
-
-// Refuses numbers of ranks that do not divide what they share.
-void check_grid(const Config& config, Index ranks, Index sequence_ranks, Index lanes);
 
 }  // namespace streambp

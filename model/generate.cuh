@@ -35,7 +35,7 @@ class Generator {
         c(model.config),
         chunk(std::min(chunk, slots * room)),
         frequencies(c),
-        weights(model),
+        weights(dev, model),
         scope(dev.scope()),
         tokens(allocate<std::int32_t>(dev, 1, this->chunk, Kind::stream)),
         positions(allocate<std::int32_t>(dev, 1, this->chunk, Kind::stream)),
@@ -78,7 +78,8 @@ class Generator {
       }
     }
     if (filled > 0) read_pieces();
-    return to_host(dev, Head<Device, T>(dev, c, weights.take_norm(), weights.take_head()).logits(last));
+    const auto leased = weights.take_head();
+    return to_host(dev, Head<Device, T>(dev, c, leased.weights.norm, leased.weights.head).logits(last));
   }
 
   // Reuses the longest cached prefix of `text` found in any slot; returns its length. The caller reads the rest. The
@@ -142,11 +143,11 @@ class Generator {
     const Activations<T> a = allocate_activations<T>(dev, c, Rows{0, count});
     auto matrix = [&] { return allocate<T>(dev, count, c.kv_width(), Kind::chunk); };
     const KeysValues<T> kv = {matrix(), matrix()};
-    embedding(dev, x, {tokens.columns(0, count), positions.columns(0, count), {}, {}}, weights.take_embedding(),
-              c.embedding_scale);
+    embedding(dev, x, {tokens.columns(0, count), positions.columns(0, count), {}, {}},
+              weights.take_embedding().weights.embedding, c.embedding_scale);
     for (Index l = 0; l < c.layers; ++l) {
-      const auto& leased = weights.take(l);
-      TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased);
+      const auto leased = weights.take(l);
+      TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights);
       layer.project(a, kv, x, positions.columns(0, count));
       for (const Piece& piece : pieces) attend(layer, piece, cache[index(l)], kv, a);
       layer.finish(x, a, x);
@@ -189,7 +190,7 @@ class Generator {
   const Config& c;
   const Index chunk;
   const Frequencies frequencies;
-  const ResidentWeights<T> weights;
+  const Weights<Device, T> weights;
   decltype(std::declval<Device&>().scope()) scope;
   const Matrix<std::int32_t> tokens, positions;  // of the chunk
   const Matrix<std::int32_t> key_begin;          // zeros: every slot is one document

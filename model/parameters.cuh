@@ -11,6 +11,7 @@
 #include "kernels/embedding.cuh"
 #include "model/config.cuh"
 #include "model/linear.cuh"
+#include "parallel/group.cuh"
 
 namespace streambp {
 
@@ -142,9 +143,12 @@ Table<T> table(const Config& c, Tensors<T>& w) {
   return all;
 }
 
+// Allocates a rank's shard of every tensor.
 template <class Device, class T>
-void allocate(Device& dev, const Table<T>& rows, Kind kind, End end = End::bottom) {
-  for (const Entry<T>& e : rows) *e.matrix = allocate<T>(dev, e.parameter.rows, e.parameter.cols, kind, end);
+void allocate(Device& dev, const Table<T>& rows, Kind kind, const Group& ranks = {}) {
+  for (const Entry<T>& e : rows) {
+    *e.matrix = allocate<T>(dev, shard(e.parameter.rows, ranks).size(), e.parameter.cols, kind);
+  }
 }
 
 inline Index parameter_count(const Config& c) {
@@ -158,6 +162,7 @@ template <class T>
 struct Model {
   Config config;
   Tensors<T> weights;
+  Group shards = {};  // the ranks that share the weights: each has some rows of every tensor
   Linear<T> head() const { return config.tied ? Linear<T>{weights.embedding.tokens, {}} : weights.head; }
 };
 
@@ -172,11 +177,12 @@ void initialise(Device& dev, Model<T>& model, std::uint64_t seed, double spread 
     const double mean = parameter.init == Init::ones ? 1 : 0;
     const double std = parameter.init == Init::normal ? 0.02 : parameter.init == Init::residual ? residual_std : 0;
     const double sigma = std + spread;
+    const auto first = static_cast<std::size_t>(shard(parameter.rows, model.shards).begin * parameter.cols);
     std::vector<T> values(static_cast<std::size_t>(matrix->size()));
 #pragma omp parallel for
     for (std::size_t i = 0; i < values.size(); ++i) {
       // rounded to float32 for every type, so a float64 model has the same weights as a float32 model
-      const double noise = sigma == 0 ? 0 : sigma * random.normal(i);
+      const double noise = sigma == 0 ? 0 : sigma * random.normal(first + i);
       values[i] = static_cast<T>(static_cast<float>(mean + noise));
     }
     dev.upload(*matrix, values.data());

@@ -21,7 +21,7 @@ void exchange(Device& dev, const char* name, const Group& group, const Transfers
 }
 
 template <class Device, class T>
-void share_rows(Device& dev, const Group& group, const std::vector<Matrix<T>>& matrices) {
+void share_rows(Device& dev, const char* name, const Group& group, const std::vector<Matrix<T>>& matrices) {
   if (group.size == 1) return;
   Transfers transfers;
   for (const Matrix<T>& m : matrices) {
@@ -31,7 +31,7 @@ void share_rows(Device& dev, const Group& group, const std::vector<Matrix<T>>& m
       transfers.receive(peer, m.slice(shard(m.rows, group, peer)));
     }
   }
-  exchange(dev, "share weights", group, transfers);
+  exchange(dev, name, group, transfers);
 }
 
 // Calls f(tile, rows) for the tiles of a chunk that belong to a rank: their place among the rank's rows, and in the chunk.

@@ -61,6 +61,7 @@ struct Ranks {
   Group all;        // divides gradients, optimizer state and weights
   Group sequence;   // divides a token stream; its ranks are neighbours in `all`
   Index lanes = 1;  // of a stream, within a process: see parallel/division.cuh
+  bool shard_weights = false;
 
   Index streams() const { return all.size / sequence.size; }  // processed at the same time
   Index stream() const { return all.rank / sequence.size; }   // this rank's

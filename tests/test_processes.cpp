@@ -7,7 +7,7 @@ namespace streambp {
 namespace {
 
 const std::string kModel =
-    " --family qwen3 --hidden 32 --layers 2 --heads 4 --kv-heads 2 --mlp 48 --length 300 --batch 2 --sample 0 "
+    " --family qwen3 --hidden 32 --layers 2 --heads 4 --kv-heads 2 --mlp 48 --length 300 --batch 2 --sample 5 "
     "--eval-every 2 ";
 
 class Processes : public Commands {
@@ -73,7 +73,7 @@ TEST_F(Processes, TrainingGivesTheFilesOfOneProcess) {
   expect_ok(train + "--accumulate 2 --lanes 2 --out " + path("lanes"));
   expect_runs(2, train + "--accumulate 2 --sequence-ranks 2 --mode full --out " + path("sequence"));
   expect_same_run("lanes", "sequence");
-  expect_runs(4, train + "--sequence-ranks 2 --mode checkpoint --out " + path("grid"));
+  expect_runs(4, train + "--sequence-ranks 2 --mode checkpoint --shard weights --out " + path("grid"));
   expect_same_run("lanes", "grid");
 }
 
@@ -95,7 +95,7 @@ TEST_F(Processes, ARunResumesOnAnotherNumberOfRanks) {
 
 // Two ranks; rank 1 gets a signal once there is a checkpoint of step 2. Then the run resumes.
 TEST_F(Processes, ARunThatLosesARankOrGetsASignalResumesWithTheSameBits) {
-  const std::string train = "train" + kModel + "--accumulate 2 --steps 60 ";
+  const std::string train = "train" + kModel + "--accumulate 2 --steps 40 ";
   expect_ok(train + "--out " + path("whole"));
   for (const std::string signal : {"KILL", "TERM"}) {
     const std::string out = path(signal), one = binary() + " " + train + "--checkpoint-every 2 --out " + out;
@@ -105,7 +105,7 @@ TEST_F(Processes, ARunThatLosesARankOrGetsASignalResumesWithTheSameBits) {
     const Outcome outcome = run("-n 1 " + one + " : -n 1 " + victim);
     EXPECT_NE(outcome.exit_code, 0) << outcome.output;
     EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(30)) << outcome.output;
-    ASSERT_FALSE(fs::exists(out + "/step-000060")) << "the run was too fast to be interrupted";
+    ASSERT_FALSE(fs::exists(out + "/step-000040")) << "the run was too fast to be interrupted";
     EXPECT_EQ(contains(outcome.output, "by a signal; the checkpoint is"), signal == "TERM") << outcome.output;
     expect_runs(2, "train --resume --out " + out);
     expect_same_run("whole", signal);

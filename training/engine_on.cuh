@@ -63,7 +63,7 @@ class EngineOn : public Engine {
       dev.upload(*e.matrix, values.data());
     }
   }
-  HostTensors weights() override { return on_host(trainer.model.weights, {}); }
+  HostTensors weights() override { return on_host(trainer.model.weights, trainer.model.shards); }
 
   StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
                   const OnLogps& on_logps) override {

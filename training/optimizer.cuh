@@ -43,10 +43,10 @@ struct Optimizer {
 
   template <class Device>
   void allocate(Device& dev, const Config& c, bool with_master) {
-    allocate_shards(dev, table(c, m));
-    allocate_shards(dev, table(c, v));
+    streambp::allocate(dev, table(c, m), Kind::optimizer, ranks);
+    streambp::allocate(dev, table(c, v), Kind::optimizer, ranks);
     has_master = with_master;
-    if (with_master) allocate_shards(dev, table(c, master));
+    if (with_master) streambp::allocate(dev, table(c, master), Kind::optimizer, ranks);
   }
 
   // Before the first update: zero the moments, copy the weights to the master weights.
@@ -58,7 +58,7 @@ struct Optimizer {
     for (std::size_t i = 0; i < weights.size(); ++i) {
       if (*ms[i].matrix) zero(dev, *ms[i].matrix);
       if (*vs[i].matrix) zero(dev, *vs[i].matrix);
-      if (*masters[i].matrix) convert(dev, *masters[i].matrix, shard_of(*weights[i].matrix));
+      if (*masters[i].matrix) convert(dev, *masters[i].matrix, shard_of(model, *weights[i].matrix));
     }
   }
 
@@ -77,23 +77,16 @@ struct Optimizer {
       settings.parameter = i;
       settings.first_row = shard(w[i].parameter.rows, ranks).begin;
       const AdamWState<M> state = {*masters[i].matrix, *ms[i].matrix, *vs[i].matrix};
-      if (const auto mine = shard_of(*w[i].matrix)) adamw(dev, mine, *g[i].matrix, state, settings);
+      if (const auto mine = shard_of(model, *w[i].matrix)) adamw(dev, mine, *g[i].matrix, state, settings);
       updated.push_back(*w[i].matrix);
     }
-    share_rows(dev, ranks, updated);
+    if (model.shards.size == 1) share_rows(dev, "share weights", ranks, updated);
   }
 
  private:
-  template <class U>
-  Matrix<U> shard_of(Matrix<U> m) const {
-    return m.slice(shard(m.rows, ranks));
-  }
-  template <class Device, class U>
-  void allocate_shards(Device& dev, const Table<U>& rows) const {
-    for (const Entry<U>& e : rows) {
-      const Index mine = shard(e.parameter.rows, ranks).size();
-      *e.matrix = streambp::allocate<U>(dev, mine, e.parameter.cols, Kind::optimizer);
-    }
+  // The rows of a weight that this rank updates.
+  Matrix<T> shard_of(const Model<T>& model, Matrix<T> weight) const {
+    return model.shards.size > 1 ? weight : weight.slice(shard(weight.rows, ranks));
   }
 };
 

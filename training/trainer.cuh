@@ -28,10 +28,10 @@ class Trainer {
       : dev(dev),
         objective(objective),
         ranks(ranks),
-        model{config, Tensors<T>(config)},
+        model{config, Tensors<T>(config), ranks.shard_weights ? ranks.all : Group{}},
         grad(config),
         optimizer(config, ranks.all) {
-    allocate(dev, table(config, model.weights), Kind::weights);
+    allocate(dev, table(config, model.weights), Kind::weights, model.shards);
     if (kind != OptimizerKind::none) {
       optimizer.allocate(dev, config, kind == OptimizerKind::adamw && sizeof(T) < sizeof(float));
     }
@@ -118,6 +118,7 @@ class Trainer {
     const auto streams = static_cast<std::size_t>(ranks.streams()), mine = static_cast<std::size_t>(ranks.stream());
     for (std::size_t first = 0; first < batches.size(); first += streams) {
       const bool has_one = first + mine < batches.size();
+      if (!has_one) walk(schedule).evaluation_of_others();
       const auto logps =
           gather_on_host(ranks.all, has_one ? evaluate(batches[first + mine], schedule) : std::vector<A>());
       for (std::size_t i = first; i < std::min(batches.size(), first + streams); ++i)
@@ -211,7 +212,7 @@ class Trainer {
   // For a rank without a micro-batch in the last round.
   void add_gradient_of_others(const Counts& of_step, const Schedule& schedule) {
     const MicroBatch none = next_micro_batch(of_step);
-    walk(schedule).gradient_of_others(GradientOf<G>{grad, none});
+    walk(schedule).gradient_of_others(GradientOf<G>{grad, none}, objective.kind == ObjectiveKind::dpo);
     complete(none);
   }
 

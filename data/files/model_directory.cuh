@@ -156,7 +156,7 @@ std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
   const ModelFiles files(dir);
   const auto parameters = table(model.config, model.weights);
   files.check_all_used(parameters, model.config);
-  read_tensors(dev, files, "", parameters);
+  read_tensors(dev, files, "", parameters, model.shards);
   std::size_t bytes = 0;
   for (const auto& parts : by_stored_tensor(parameters)) bytes += files.at(parts.front().parameter.name).bytes;
   return bytes;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/arena.cuh"
@@ -41,11 +42,15 @@ class DeviceBase {
   // At the end of the returned object's scope, frees what was allocated at the bottom of the arena since this call.
   auto scope() {
     struct Scope {
-      Arena& arena;
+      Arena* arena;
       Arena::Mark mark;
-      ~Scope() { arena.release(mark); }
+      Scope(Arena& arena) : arena(&arena), mark(arena.mark()) {}
+      Scope(Scope&& other) : arena(std::exchange(other.arena, nullptr)), mark(other.mark) {}
+      ~Scope() {
+        if (arena) arena->release(mark);
+      }
     };
-    return Scope{arena, arena.mark()};
+    return Scope(arena);
   }
 
   // GPU matrix products that could not use their one-tile algorithm. Their bits may depend on the chunk.
