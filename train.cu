@@ -13,6 +13,7 @@
 #include "commands/process.cuh"
 #include "commands/train_report.cuh"
 #include "training/interruption.cuh"
+#include "training/reference_logps.cuh"
 
 namespace streambp {
 
@@ -28,7 +29,8 @@ class TrainCommand : public Command {
     options.room = room_of_each_rank(options.device.kind());
     first_then_others([&] { task = prepare(options, *directory); });
     require_equal("the data", task.source.fingerprint);
-    task.settings.ranks = options.ranks.grid(task.settings.config);
+    if (options.fine_tunes()) require_equal("the model", contents_key(model_directory(options.model.model)));
+    task.settings.ranks = options.ranks.grid(task.settings.config, task.settings.device);
 
     const double machine_rate = matmul_rate(task.settings.device, task.settings.dtype);
     engine = make_engine(task.settings, options.rows(), task.memory);

@@ -57,7 +57,7 @@ class BenchCommand : public Command {
     require(config.positions == Positions::rope || length <= config.max_length, "--length ", length,
             " is longer than the ", config.max_length, " positions of the model");
     gpu = device.kind() == DeviceKind::cuda;
-    const Ranks grid = ranks.grid(config);
+    const Ranks grid = ranks.grid(config, device.kind());
     settings = device.settings(config, grid.streams());
     settings.ranks = grid;
     if (stream_chunks.empty()) stream_chunks = {default_chunk(settings.tile)};
@@ -68,10 +68,12 @@ class BenchCommand : public Command {
 
     std::vector<Candidate> candidates;
     const std::size_t room = room_of_each_rank(settings.device);
+    StepSettings planned = settings;  // of rank 0 on all ranks, so that all skip the same modes
+    planned.ranks = ranks.planned(config);
     auto add = [&](std::string label, Mode mode, Index chunk) {
       if (!modes.empty() && std::find(modes.begin(), modes.end(), name(mode)) == modes.end()) return;
       const Schedule schedule = schedule_for(mode, config, length, chunk, settings.tile);
-      const std::size_t peak = plan(settings, length, schedule).peak;
+      const std::size_t peak = plan(planned, length, schedule).peak;
       if (peak <= room) {
         candidates.push_back({label, schedule, peak});
       } else {
@@ -106,7 +108,7 @@ class BenchCommand : public Command {
         if (profile) run_once(*engine, batches, c.schedule), c.work = engine->device().work();
       }
     }
-    print(candidates);
+    if (this_process().rank == 0) print(candidates);
   }
 
   // The runs take turns, so that a disturbance of the machine affects all modes. Returns the median matmul rate.
@@ -165,6 +167,8 @@ class BenchCommand : public Command {
                  {"dtype", name(settings.dtype)},
                  {"optimizer", device.optimizer},
                  {"length", length},
+                 {"ranks", settings.ranks.all.size},
+                 {"sequence_ranks", settings.ranks.sequence.size},
                  {"matmul_rate", rate}};
     if (profile) json["copy_rate"] = bandwidth;
     if (gpu) json["driver_overhead"] = driver_overhead;
@@ -187,11 +191,14 @@ class BenchCommand : public Command {
                                                   {"calls", w.calls},
                                                   {"seconds", w.seconds},
                                                   {"flops", w.flops},
-                                                  {"bytes", w.bytes}});
+                                                  {"bytes", w.bytes},
+                                                  {"sent", w.sent}});
       }
     }
     table.print();
-    std::printf("\nMatmul rate of this machine: %.1f GFLOP/s.\n", rate / 1e9);
+    const bool alone = settings.ranks.all.size == 1;
+    std::printf("\nMatmul rate of %s: %.1f GFLOP/s.%s\n", alone ? "this machine" : "rank 0", rate / 1e9,
+                alone ? "" : " GFLOP/s and memory are those of rank 0; tokens/s are those of all ranks.");
     if (gpu)
       std::printf("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead).c_str());
     if (profile) std::printf("Copy within memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);

@@ -110,7 +110,7 @@ class PlanCommand : public Command {
       std::printf("Rank 0 of %ld: %s at a time, %s each\n\n", ranks.ranks,
                   counted(settings.ranks.streams(), "token stream").c_str(),
                   counted(ranks.sequence_ranks, "rank").c_str());
-      result["ranks"] = ranks.ranks, result["sequence_ranks"] = ranks.sequence_ranks;
+      result["ranks"] = ranks.ranks, result["sequence_ranks"] = ranks.sequence_ranks, result["shard"] = ranks.sharded;
     }
     if (budget) result["memory"] = budget;
     if (budget && length == 0) longest(budget);

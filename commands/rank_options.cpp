@@ -24,19 +24,20 @@ void add_division(OptionTable& options, RankOptions& o, const Check& count) {
                count});
   options.add("--shard",
               {&o.sharded,
-               "What each process has a share of. state: gradients and the optimizer's state; weights: weights too, "
+               "What is divided among the processes. state: gradients and the optimizer's state; weights: weights too, "
                "gathered layer by layer",
                checks::one_of({"state", "weights"})});
 }
 
 void check_grid(const Config& config, Index ranks, Index sequence_ranks, Index lanes) {
-  require(ranks % sequence_ranks == 0, "--sequence-ranks ", sequence_ranks, " does not divide the ", ranks,
-          " processes of the run; start a multiple of it");
+  require(ranks % sequence_ranks == 0, "--sequence-ranks ", sequence_ranks,
+          " does not divide the number of processes, ", ranks, "; start a multiple of it (plan: --ranks)");
   require(config.kv_heads % sequence_ranks == 0, "--sequence-ranks ", sequence_ranks,
           ": every rank attends with its share of the ", config.kv_heads, " key/value heads of the model; use ",
           divisors(config.kv_heads));
-  require(sequence_ranks == 1 || lanes == 0 || lanes == sequence_ranks, "--lanes ", lanes, " with --sequence-ranks ",
-          sequence_ranks, ": every rank is a lane, so use ", lanes, " sequence ranks, or one");
+  require(sequence_ranks == 1 || lanes == 0 || lanes == sequence_ranks, "--sequence-ranks ", sequence_ranks,
+          ": weight gradients are summed in ", counted(lanes, "lane"), ", by --lanes or since the run began; use ",
+          lanes == 1 ? "" : std::to_string(lanes) + " sequence ranks, or ", "one sequence rank");
 }
 
 }  // namespace
@@ -45,7 +46,7 @@ void RankOptions::add_planned_to(OptionTable& options) {
   const Check count = checks::between(1, 1 << 12);
   ranks = 1;
   options.add("--ranks",
-              {&ranks, "Processes of the run, one per device; the plan is of the one that needs most", count});
+              {&ranks, "Processes of the run, one per device; plans the one that needs the most memory", count});
   add_division(options, *this, count);
 }
 
@@ -68,12 +69,16 @@ Ranks RankOptions::planned(const Config& config) const {
 
 Ranks RankOptions::planned(const Config& config, Index count) const {
   check_grid(config, count, sequence_ranks, lanes);
+  require(count > 1 || sharded == "state", "--shard weights is for several processes");
   return {
       {0, count}, {0, sequence_ranks}, sequence_ranks == 1 && lanes > 0 ? lanes : 1, count > 1 && sharded == "weights"};
 }
 
-Ranks RankOptions::grid(const Config& config) const {
+Ranks RankOptions::grid(const Config& config, DeviceKind device) const {
   const Ranks shape = planned(config);
+  require(shape.all.size == 1 || device == DeviceKind::cpu,
+          "several processes run on CPUs only so far; use --device cpu, or start one process");
+  require(shape.lanes == 1 || device == DeviceKind::cpu, "--lanes is for CPUs so far; use --device cpu");
   Ranks grid = ranks_of_run(sequence_ranks);
   grid.lanes = shape.lanes, grid.shard_weights = shape.shard_weights;
   return grid;

@@ -13,11 +13,11 @@ struct RankOptions {
   std::string sharded = "state";
 
   void add_to(OptionTable& options, Lasts lasts = Lasts::no);
-  // For commands that only plan: --ranks and --sequence-ranks.
+  // For commands that only plan: how the ranks of a run divide it.
   void add_planned_to(OptionTable& options);
 
   // The grid of this run's ranks. Refuses a grid that the launcher or the model does not allow. All ranks must call it.
-  Ranks grid(const Config& config) const;
+  Ranks grid(const Config& config, DeviceKind device) const;
   // The same for planning, seen from rank 0, which needs the most memory.
   Ranks planned(const Config& config) const;
   Ranks planned(const Config& config, Index count) const;

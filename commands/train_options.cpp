@@ -142,9 +142,11 @@ void TrainOptions::settle(const std::filesystem::path& state_file) {
 
 void TrainOptions::restore(const std::filesystem::path& state_file) {
   const Json state = parse_json_file(state_file);
-  require(state.is_object() && state.contains("options"), state_file.string(),
+  require(state.is_object() && state.contains("options") && state["options"].is_object(), state_file.string(),
           ": not the state of a run; is the file complete?");
-  table.restore(state["options"], state_file.string(), out);
+  Json options = state["options"];
+  if (!options.contains("--lanes")) options["--lanes"] = 1;  // a run from before there were lanes
+  table.restore(options, state_file.string(), out);
 }
 
 void TrainOptions::check() const {
@@ -210,11 +212,11 @@ void TrainOptions::check_grpo() const {
 }
 
 void TrainOptions::check_ranks() const {
-  const Index count = this_process().count;
-  require(count == 1 || device.kind() == DeviceKind::cpu,
-          "several processes are supported on CPUs only; use --device cpu");
+  const Index count = this_process().count, streams = count / ranks.sequence_ranks;
   require(count == 1 || !online_grpo(),
           "GRPO that samples its completions runs in one process; start it without mpirun");
+  require(micro_batches >= streams, "--accumulate ", micro_batches, ": a step has ",
+          counted(micro_batches, "micro-batch"), ", too few for ", streams, " token streams; start fewer processes");
 }
 
 }  // namespace streambp

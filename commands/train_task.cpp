@@ -256,22 +256,33 @@ void attach_reference_logps(Engine& engine, TrainTask& task, const TrainOptions&
   const auto key = [&] {
     return reference_key(file, model_directory(options.model.model), name(task.settings.dtype), longest);
   };
-  task.reference = directory.checkpoint().empty() ? key() : stored_reference(directory.checkpoint());
-  auto logps = find_reference(places, task.reference, file);
-  if (largest_of_ranks(!logps) > 0) {
-    require(task.reference == key(), options.model.model, ": is no longer the model that the run in ", options.out,
-            " started from; its reference log-probs are needed: restore the model, or ",
+  // Rank 0 looks for them; the others may have other disks.
+  const bool first = this_process().rank == 0;
+  std::optional<std::vector<float>> logps;
+  if (first) {
+    task.reference = directory.checkpoint().empty() ? key() : stored_reference(directory.checkpoint());
+    logps = find_reference(places, task.reference, file);
+    require(logps || task.reference == key(), options.model.model, ": is no longer the model that the run in ",
+            options.out, " started from; its reference log-probs are needed: restore the model, or ",
             reference_name(task.reference));
+  }
+  task.reference = from_first(task.reference);
+  if (largest_of_ranks(logps.has_value()) > 0) {
+    const std::string bytes = from_first(
+        logps ? std::string(reinterpret_cast<const char*>(logps->data()), logps->size() * sizeof(float)) : "");
+    logps.emplace(bytes.size() / sizeof(float));
+    std::memcpy(logps->data(), bytes.data(), bytes.size());
+  } else {
     engine.load(model_directory(options.model.model));
     logps = compute_reference(
-        file, longest, options.rows(),
-        [&](const Batch& batch) { return engine.evaluate({batch}, task.schedule).front(); },
+        file, {longest, options.rows(), task.settings.ranks.streams()},
+        [&](const std::vector<Batch>& batches) { return engine.evaluate(batches, task.schedule); },
         [](double part) {
           if (!isatty(STDOUT_FILENO)) return;
           std::printf(part < 1 ? "\r\033[Kreference log-probs: %.0f%%" : "\r\033[K", 100 * part);
           std::fflush(stdout);
         });
-    if (this_process().rank == 0) save_reference(places, task.reference, *logps);
+    if (first) save_reference(places, task.reference, *logps);
   }
   task.documents->attach(*logps);
   task.source.evaluation = task.documents->evaluation;

@@ -57,14 +57,15 @@ class VerifyCommand : public Command {
     settle_device();
     input_.prepare();
     settings_.config = input_.config, settings_.objective = input_.objective, settings_.optimizer = OptimizerKind::none;
-    settings_.ranks = ranks_.grid(input_.config);
-    require(settings_.device == DeviceKind::cpu || settings_.ranks.all.size == 1,
-            "several processes are supported on CPUs only; use --device cpu");
+    settings_.ranks = ranks_.grid(input_.config, settings_.device);
     settings_.micro_batches = settings_.ranks.streams();
     in_float64_ = settings_;
     in_float64_.device = DeviceKind::cpu, in_float64_.dtype = DType::f64, in_float64_.tile = kTile;
     in_float64_.ranks = {};
     batches_ = input_.batches(settings_.ranks.streams());
+    const auto& tokens = input_.batch.tokens;
+    const std::string_view bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof tokens[0]);
+    require_equal("the data", std::to_string(text_hash(bytes)));
     announce();
     add_objective_data();
     if (this_process().rank == 0) compute_truth();

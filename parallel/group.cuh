@@ -1,8 +1,7 @@
-// Ranks: the processes of a run. They form a grid of streams and sequence ranks: the ranks of a row of the grid share one
-// token stream, and every row has its own micro-batches.
+// Ranks: the processes of a run. Neighbouring ranks can share a token stream; other streams have other micro-batches.
 //
-// Ranks talk in one way: all ranks of a group call exchange() with the messages that they send and receive. Sums over
-// ranks are added by their receiver, in rank order, so they have the same bits everywhere.
+// Ranks communicate through one function: all ranks of a group call exchange() with the messages that they send and
+// receive. Sums over ranks are added by their receiver, in rank order, so they have the same bits everywhere.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +39,7 @@ struct Transfers {
   }
 };
 
-// How the messages of a group travel: parallel/mpi.cpp and, between GPUs, parallel/nccl.cuh.
+// How the messages of a group travel: see parallel/mpi.cpp.
 class Transport {
  public:
   virtual ~Transport() = default;

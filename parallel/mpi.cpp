@@ -2,7 +2,9 @@
 #include <mpi.h>
 #include <omp.h>
 #include <sched.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -15,13 +17,12 @@ namespace {
 
 Process process;
 
-// Whether a launcher started several processes. MPI is left alone otherwise, because its start takes time.
-bool launched() {
+// How many processes the launcher says that it has started.
+int launched() {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}) {
-    const char* count = std::getenv(variable);
-    if (count != nullptr && std::atoi(count) > 1) return true;
+    if (const char* count = std::getenv(variable)) return std::atoi(count);
   }
-  return false;
+  return 1;
 }
 
 // Processes that may run on the same cores share them, unless the user has decided with OMP_NUM_THREADS.
@@ -33,7 +34,18 @@ void share_cores(MPI_Comm machine) {
   MPI_Allgather(&mine, sizeof mine, MPI_BYTE, masks.data(), sizeof mine, MPI_BYTE, machine);
   int sharing = 0;
   for (const cpu_set_t& mask : masks) sharing += CPU_EQUAL(&mask, &mine) != 0;
-  if (std::getenv("OMP_NUM_THREADS") == nullptr) omp_set_num_threads(std::max(1, omp_get_max_threads() / sharing));
+  if (std::getenv("OMP_NUM_THREADS") != nullptr) return;
+  omp_set_num_threads(std::max(1, omp_get_max_threads() / sharing));
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (const cpu_set_t& mask : masks) CPU_OR(&all, &all, &mask);
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  if (process.local_rank == 0 && CPU_COUNT(&all) < cores) {
+    std::fprintf(stderr,
+                 "streambp: note: the launcher gives the ranks %d of the %ld cores of this machine; with mpirun, "
+                 "--bind-to none gives them all\n",
+                 CPU_COUNT(&all), cores);
+  }
 }
 
 class MpiTransport : public Transport {
@@ -81,11 +93,14 @@ Transport* new_transport(MPI_Comm comm) {
 }  // namespace
 
 void join_processes() {
-  if (!launched()) return;
+  const int started = launched();
+  if (started <= 1) return;  // without MPI, whose start takes time
   int threads = 0, rank = 0, count = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &count);
+  require(count == started, started, " processes were started, but MPI connects ", count,
+          " of them; use the mpirun of the MPI that the program was built with, or srun --mpi=pmix");
   process.rank = rank, process.count = count;
   MPI_Comm machine;
   MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &machine);

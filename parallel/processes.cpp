@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "parallel/exchange.cuh"
+#include "parallel/gather.cuh"
 
 namespace streambp {
 
@@ -29,7 +29,7 @@ void require_equal(const std::string& what, const std::string& text) {
   const std::vector<std::string> texts = gather(text);
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     require(texts[rank] == texts[0], "rank ", rank, " has ", what, " ", quote(texts[rank]), ", but rank 0 has ",
-            quote(texts[0]), "; start all ranks alike");
+            quote(texts[0]), "; they must be equal");
   }
 }
 

@@ -21,7 +21,7 @@ const Process& this_process();
 // The grid of ranks with this many sequence ranks per stream.
 Ranks ranks_of_run(Index sequence_ranks);
 
-// Ends this process's part of the run in order; the others must do so too.
+// Shuts MPI down. All processes must call it.
 void leave_processes();
 // Ends all processes with this exit code.
 [[noreturn]] void end_processes(int exit_code);
@@ -30,7 +30,7 @@ void leave_processes();
 
 // The text of rank 0.
 std::string from_first(const std::string& text);
-// Refuses ranks that differ from rank 0: "rank 2 has other options (...) than rank 0 (...)".
+// Refuses ranks that differ from rank 0: "rank 2 has the options ..., but rank 0 has ...".
 void require_equal(const std::string& what, const std::string& text);
 // The smallest and the largest of all ranks' numbers.
 Index least_of_ranks(Index number);

@@ -112,9 +112,21 @@ TEST_F(Processes, ARunThatLosesARankOrGetsASignalResumesWithTheSameBits) {
   }
 }
 
+// GPT-2's files hold matrices transposed, and Q, K and V as one tensor. Ranks read and write shards of them.
+TEST_F(Processes, RanksShareTheFusedTensorsOfGpt2) {
+  const std::string train =
+      "train --family gpt2 --hidden 32 --layers 2 --heads 4 --length 300 --batch 2 --sample 0 --steps 3 --eval-every 0 "
+      "--dtype bf16 --accumulate 2 ";
+  expect_ok(train + "--out " + path("one"));
+  expect_runs(2, train + "--shard weights --stop-after 2 --out " + path("run"));
+  expect_runs(2, "train --resume --shard weights --out " + path("run"));
+  expect_same_run("one", "run");
+}
+
 TEST_F(Processes, RefusesWhatCannotWork) {
   const std::string train = "train" + kModel + "--steps 3 --out " + path("run") + " ";
-  expect_refused_by_ranks(ranks(3) + train + "--sequence-ranks 2", "does not divide the 3 processes");
+  expect_refused_by_ranks(ranks(3) + train + "--sequence-ranks 2", "does not divide the number of processes, 3");
+  expect_refused_by_ranks(ranks(2) + train + "--accumulate 1", "too few for 2 token streams");
   expect_refused_by_ranks(ranks(4) + train + "--sequence-ranks 4", "2 key/value heads of the model; use 1 or 2");
   expect_refused_by_ranks(ranks(2) + train + "--ranks 3", "--ranks 3, but 2 processes were started");
   expect_refused_by_ranks(ranks(2) + "eval --model x --data y", "streambp eval runs in one process");
@@ -123,6 +135,7 @@ TEST_F(Processes, RefusesWhatCannotWork) {
                           "rank 1 has the options");
   expect_refused("verify --ranks 2", "start them with mpirun -n 2");
   expect_refused("verify --sequence-ranks 2", "does not divide");
+  expect_refused("verify --shard weights", "--shard weights is for several processes");
 }
 
 TEST_F(Processes, AFullDiskEndsAllRanks) {

@@ -133,7 +133,7 @@ TEST_P(EveryModel, DataRanksGiveTheBitsOfOneProcessThatAccumulates) {
   const Config& c = GetParam().config;
   for (Mode mode : kModes) expect_bits_of_one_process<float>(2, 1, {c, batches_of(c, 2), mode});
   expect_bits_of_one_process<float>(2, 1, {c, batches_of(c, 3), Mode::stream});  // one rank is idle in the last round
-  expect_bits_of_one_process<float>(4, 1, {c, batches_of(c, 2), Mode::stream});  // two ranks are idle
+  expect_bits_of_one_process<float>(4, 1, {c, batches_of(c, 5), Mode::stream});  // three ranks are idle in the second
 }
 
 // Per layer and rank: forward, recomputation and backward each exchange Q, K, V and the attention output, or gradients.

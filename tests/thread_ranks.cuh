@@ -19,7 +19,6 @@ class PostOffice {
     const std::lock_guard lock(mutex_);
     const auto* begin = static_cast<const std::byte*>(data);
     queues_[{from, to}].emplace_back(begin, begin + bytes);
-    sent_ += bytes;
     arrived_.notify_all();
   }
   void receive(Index from, Index to, void* data, std::size_t bytes) {
@@ -48,7 +47,6 @@ class PostOffice {
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::map<std::pair<Index, Index>, std::deque<std::vector<std::byte>>> queues_;
-  std::size_t sent_ = 0;
   bool closed_ = false;
 };
 

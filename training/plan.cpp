@@ -9,15 +9,18 @@ namespace {
 
 Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Index micro_batches) {
   return with_types(s, [&]<class T, class G, class M>() -> Usage {
-    Plan dev(s.device);
+    Plan dev(s.device, s.tile);
     Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks);
     trainer.plan_step(micro_batches, schedule, s.optimizer, s.documents);
     return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops(), dev.sent()};
   });
 }
 
-// All rounds of micro-batches from the second on need the same memory, because the gradient is already allocated.
-Index two_rounds(const StepSettings& s) { return std::min(s.micro_batches, 2 * s.ranks.streams()); }
+// All full rounds of micro-batches from the second on are alike. So two of them and the last, partial one are enough.
+Index two_rounds(const StepSettings& s) {
+  const Index streams = s.ranks.streams();
+  return s.micro_batches <= 2 * streams ? s.micro_batches : 2 * streams + s.micro_batches % streams;
+}
 
 std::size_t peak(const StepSettings& s, Index rows, const Schedule& schedule) {
   return plan_step(s, rows, schedule, two_rounds(s)).peak;
@@ -32,18 +35,17 @@ void plan(Plan& dev, const Model<T>& model, const GenerationShape& g) {
 
 Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
   Usage usage = plan_step(s, rows, schedule, two_rounds(s));
-  const Index streams = s.ranks.streams(), rounds = s.micro_batches / streams;
-  if (rounds > 2) {
-    const Usage three = plan_step(s, rows, schedule, 3 * streams);
-    usage.flops += static_cast<double>(rounds - 2) * (three.flops - usage.flops);
-    usage.sent += static_cast<double>(rounds - 2) * (three.sent - usage.sent);
+  if (const Index more = (s.micro_batches - two_rounds(s)) / s.ranks.streams(); more > 0) {
+    const Usage next = plan_step(s, rows, schedule, two_rounds(s) + s.ranks.streams());
+    usage.flops += static_cast<double>(more) * (next.flops - usage.flops);
+    usage.sent += static_cast<double>(more) * (next.sent - usage.sent);
   }
   return usage;
 }
 
 std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation) {
   return with_types(s, [&]<class T, class G, class M>() {
-    Plan dev(s.device);
+    Plan dev(s.device, s.tile);
     Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks);
     trainer.plan_step(two_rounds(s), schedule, s.optimizer);
     trainer.plan_evaluation(schedule);
@@ -54,7 +56,7 @@ std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule
 
 std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& schedule) {
   return with_types(s, [&]<class T, class G, class M>() {
-    Plan dev(s.device);
+    Plan dev(s.device, s.tile);
     Trainer<Plan, T, G, M>(dev, s.config, rows, OptimizerKind::none, {}, s.ranks).plan_evaluation(schedule);
     return dev.arena.peak();
   });
@@ -62,7 +64,7 @@ std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& s
 
 std::size_t plan_generation(const StepSettings& s, const GenerationShape& generation) {
   return with_types(s, [&]<class T, class G, class M>() {
-    Plan dev(s.device);
+    Plan dev(s.device, s.tile);
     Trainer<Plan, T, G, M> trainer(dev, s.config, 0, OptimizerKind::none);
     plan(dev, trainer.model, generation);
     return dev.arena.peak();
@@ -76,9 +78,10 @@ Index chunk_for_budget(const StepSettings& s, Index rows, std::size_t budget) {
 }
 
 Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, std::size_t budget) {
-  constexpr Index limit = kLongestStream / kTile;
-  return kTile * largest(limit, [&](Index tiles) {
-           const Index rows = tiles * kTile;
+  // Ranks that share a stream have the same number of tiles each.
+  const Index unit = s.ranks.sequence.size > 1 ? s.ranks.sequence.size * s.tile : kTile;
+  return unit * largest(kLongestStream / unit, [&](Index units) {
+           const Index rows = units * unit;
            return peak(s, rows, schedule_for(mode, s.config, rows, chunk, s.tile)) <= budget;
          });
 }

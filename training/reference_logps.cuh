@@ -23,6 +23,13 @@ inline Json model_key(const std::filesystem::path& model) {
   return key;
 }
 
+// The same without the times of the files, which differ between copies.
+inline std::string contents_key(const std::filesystem::path& model) {
+  Json key = model_key(model);
+  for (Json& file : key) file.erase(2);
+  return named_by_hash("model", key.dump());
+}
+
 // A key that identifies reference log-probs. `longest`: documents are truncated to this length, as in training.
 inline std::string reference_key(const TokenFile& file, const std::filesystem::path& model, const std::string& dtype,
                                  Index longest) {
@@ -69,23 +76,30 @@ inline void save_reference(const std::vector<std::filesystem::path>& places, con
   }
 }
 
-// Computes them. logp_of(batch) returns the log-probs of a batch of at most `rows` tokens; done(fraction) reports
-// progress.
-template <class LogpOf, class Done>
-std::vector<float> compute_reference(const TokenFile& file, Index longest, Index rows, LogpOf&& logp_of, Done&& done) {
-  require(longest <= rows, "documents of ", longest, " tokens do not fit a stream of ", rows);
+// How they are computed: in batches of at most `rows` tokens, `streams` batches at a time.
+struct ReferenceBatches {
+  Index longest, rows, streams;
+};
+
+// Computes them. logps_of(batches) returns the log-probs of each batch; done(fraction) reports progress.
+template <class LogpsOf, class Done>
+std::vector<float> compute_reference(const TokenFile& file, const ReferenceBatches& s, LogpsOf&& logps_of,
+                                     Done&& done) {
+  require(s.longest <= s.rows, "documents of ", s.longest, " tokens do not fit a stream of ", s.rows);
   std::vector<float> logp(static_cast<std::size_t>(file.token_count()));
-  auto length = [&](Index d) { return std::min(file.length(d), longest); };
-  for (Index first = 0, next = 0; first < file.documents(); first = next) {
-    Batch batch;
-    for (; next < file.documents() && batch.size() + length(next) <= rows; ++next) {
-      append(batch, file, PackedPiece{next, 0, length(next)});
+  auto length = [&](Index d) { return std::min(file.length(d), s.longest); };
+  for (Index first = 0, next = 0; first < file.documents();) {
+    std::vector<Batch> batches(static_cast<std::size_t>(s.streams));
+    for (Batch& batch : batches) {
+      for (; next < file.documents() && batch.size() + length(next) <= s.rows; ++next) {
+        append(batch, file, PackedPiece{next, 0, length(next)});
+      }
     }
-    const auto values = logp_of(batch);
-    auto value = values.begin();
-    for (Index d = first; d < next; ++d) {
-      std::copy_n(value, length(d), logp.begin() + file.begin(d));
-      value += length(d);
+    std::erase_if(batches, [](const Batch& batch) { return batch.size() == 0; });
+    for (const auto& values : logps_of(batches)) {
+      for (auto value = values.begin(); value != values.end(); value += length(first++)) {
+        std::copy_n(value, length(first), logp.begin() + file.begin(first));
+      }
     }
     done(static_cast<double>(next) / static_cast<double>(file.documents()));
   }

@@ -65,6 +65,9 @@ class Trainer {
                       const std::function<void(std::size_t, const std::vector<A>&)>& after = {}) {
     Counts counts;
     for (const Batch& batch : batches) counts += Counts(batch);
+    // With fewer, a tied head would not be summed apart, and the order of additions would depend on the ranks.
+    require(counts.batches >= ranks.streams(), "a step of ", counts.batches, " micro-batches is too small for ",
+            ranks.streams(), " token streams");
     Measures sum;
     const auto streams = static_cast<std::size_t>(ranks.streams()), mine = static_cast<std::size_t>(ranks.stream());
     for (std::size_t first = 0; first < batches.size(); first += streams) {
@@ -205,6 +208,7 @@ class Trainer {
       };
     }
     const MicroBatch micro_batch = next_micro_batch(of_step);
+    require(micro_batch.exists(), "micro-batch ", micro_batch.number, " of a step that has ", micro_batch.count);
     walk(schedule).gradient(GradientOf<G>{grad, micro_batch}, w, logp.columns(0, view.size()), weigh);
     complete(micro_batch);
   }

@@ -10,7 +10,7 @@
 
 #include "data/files/safetensors.cuh"
 #include "model/parameters.cuh"
-#include "parallel/exchange.cuh"
+#include "parallel/gather.cuh"
 
 namespace streambp {
 

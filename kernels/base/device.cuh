@@ -108,7 +108,8 @@ class Plan : public DeviceBase {
  public:
   static constexpr bool computes = false;
   static constexpr std::size_t kUnlimited = std::size_t{1} << 62;
-  explicit Plan(DeviceKind kind = DeviceKind::cpu) : DeviceBase(kUnlimited, nullptr, kTile), kind(kind) {}
+  explicit Plan(DeviceKind kind = DeviceKind::cpu, Index tile = kTile)
+      : DeviceBase(kUnlimited, nullptr, tile), kind(kind) {}
 
   const DeviceKind kind;
 
