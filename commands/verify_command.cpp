@@ -83,7 +83,7 @@ class VerifyCommand : public Command {
     if (with_oracle_) compare_with_oracle(*truth_);
     if (settings_.ranks.all.size == 1) return;
     StepSettings alone = settings_;
-    alone.ranks = {{}, {}, settings_.ranks.sequence.size};
+    alone.ranks = {{}, {}, settings_.ranks.sequence.size * settings_.ranks.lanes};
     const Schedule schedule =
         schedule_for(Mode::stream, input_.config, input_.batch.size(), chunks_[0], settings_.tile);
     check("one process", chunks_[0], gradient_in(alone, schedule));

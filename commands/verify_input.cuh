@@ -63,7 +63,7 @@ class VerifyInput {
     if (fs::is_directory(model.model)) weights = model.model;
   }
 
-  // Micro-batches for the streams of a run: random documents of their own, or the same data for each.
+  // One micro-batch per token stream: different random documents, or the same --data or --tokens for each.
   std::vector<Batch> batches(Index streams) const {
     std::vector<Batch> all(static_cast<std::size_t>(streams), batch);
     for (Index i = 1; i < streams && data_.empty() && tokens_file_.empty(); ++i)

@@ -41,7 +41,7 @@ struct DividedRows {
   DividedRows(Rows all, Rows own) : all(all), own(own) {}
 };
 
-// Rows of a chunk whose weight gradients belong to one lane.
+// Rows of a chunk that add to the weight gradients of one lane.
 struct LanePart {
   Rows rows;  // of the chunk
   Index lane;

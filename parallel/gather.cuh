@@ -33,8 +33,8 @@ std::vector<std::vector<T>> gather_on_host(const Group& group, const std::vector
   return all;
 }
 
-// The rows of a matrix of which every rank of the group has its shard, or all rows. Rank 0 gets them; other ranks get
-// nothing.
+// Copies a matrix to the host of rank 0. Each rank holds its shard of the rows, or every rank holds all of them. The other
+// ranks get an empty vector.
 template <class Device, class T>
 std::vector<T> rows_on_first(Device& dev, const Group& group, Matrix<T> mine, Index rows) {
   if (mine.rows == rows) return group.rank == 0 ? to_host(dev, mine) : std::vector<T>();
@@ -52,7 +52,7 @@ std::vector<T> rows_on_first(Device& dev, const Group& group, Matrix<T> mine, In
   return group.rank == 0 ? values : std::vector<T>();
 }
 
-// The rows of a matrix of which every rank has its shard, for every rank.
+// Copies a matrix, of which each rank holds its shard of the rows, to the hosts of all ranks.
 template <class Device, class T>
 std::vector<T> rows_on_all(Device& dev, const Group& group, Matrix<T> mine) {
   std::vector<T> all;

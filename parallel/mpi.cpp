@@ -94,7 +94,7 @@ Transport* new_transport(MPI_Comm comm) {
 
 void join_processes() {
   const int started = launched();
-  if (started <= 1) return;  // without MPI, whose start takes time
+  if (started <= 1) return;  // one process does not need MPI, which is slow to start
   int threads = 0, rank = 0, count = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
