@@ -29,7 +29,7 @@ class TrainCommand : public Command {
     options.room = room_of_each_rank(options.device.kind());
     first_then_others([&] { task = prepare(options, *directory); });
     require_equal("the data", task.source.fingerprint);
-    if (options.fine_tunes()) require_equal("the model", contents_key(model_directory(options.model.model)));
+    if (!task.start.empty()) require_equal("the model", contents_key(task.start));
     task.settings.ranks = options.ranks.grid(task.settings.config, task.settings.device);
 
     const double machine_rate = matmul_rate(task.settings.device, task.settings.dtype);
@@ -62,8 +62,8 @@ class TrainCommand : public Command {
   // Loads or initialises the weights and the optimizer. Returns the number of steps already done.
   Index load() {
     if (!directory->checkpoint().empty()) return resume(directory->checkpoint());
-    if (options.fine_tunes()) {
-      engine->load(model_directory(options.model.model));
+    if (!task.start.empty()) {
+      engine->load(task.start);
     } else {
       engine->initialise(options.seed);
     }

@@ -28,6 +28,8 @@ class Preparation {
       : o(options), directory(directory), checkpoint(directory.checkpoint()) {}
 
   TrainTask run() {
+    task.start = checkpoint;
+    if (o.fine_tunes() && checkpoint.empty()) task.start = model_directory(o.model.model);
     if (!o.fine_tunes()) {
       prepare_text();
       choose_schedule();
@@ -44,9 +46,6 @@ class Preparation {
   }
 
  private:
-  // Where the initial weights and the other files of the model come from.
-  fs::path start() const { return checkpoint.empty() ? fs::path(model_directory(o.model.model)) : checkpoint; }
-
   // As rank 0 plans them.
   StepSettings settings(const Config& config, Index micro_batches) const {
     StepSettings s = o.device.settings(config, micro_batches);
@@ -70,11 +69,11 @@ class Preparation {
 
   // Fine-tuning: documents in the model's tokens.
   void prepare_documents() {
-    task.settings = settings(read_config(start()), o.micro_batches);
+    task.settings = settings(read_config(task.start), o.micro_batches);
     settle_layout();
     const std::string name = o.data.size() == 1 ? o.data[0] : std::to_string(o.data.size()) + " files";
     const TokenFile& file =
-        task.token_file.emplace(tokenised({o.data.begin(), o.data.end()}, start(), o.tokens, directory.path()));
+        task.token_file.emplace(tokenised({o.data.begin(), o.data.end()}, task.start, o.tokens, directory.path()));
     file.require_vocabulary(task.settings.config.vocab);
     o.objectives.require_kind(file);
     task.settings.objective = o.objectives.settings(file.most_learned());
@@ -104,9 +103,9 @@ class Preparation {
   void prepare_prompts() {
     const fs::path reference = reference_model();
     settle_layout();
-    const Config config = read_config(start());
+    const Config config = read_config(task.start);
     task.grpo = std::make_unique<OnlineGrpo>(
-        o.grpo, OnlineGrpo::Data{o.data, o.tokens.chat, o.evaluation_fraction, o.seed}, start(), reference);
+        o.grpo, OnlineGrpo::Data{o.data, o.tokens.chat, o.evaluation_fraction, o.seed}, task.start, reference);
     const Index longest = task.grpo->longest(), all = task.grpo->completions() * longest;
     require(config.positions == Positions::rope || longest <= config.max_length, "the longest prompt and --completion ",
             o.grpo.completion, " have ", longest, " tokens, more than the ", config.max_length,
@@ -141,7 +140,7 @@ class Preparation {
 
   // Checkpoints have the layout of the model that was loaded.
   void settle_layout() {
-    task.layout.emplace(start());
+    task.layout.emplace(task.start);
     const std::map<std::string, const char*> types = {{"f32", "F32"}, {"bf16", "BF16"}, {"f16", "F16"}};
     if (o.save_dtype != "same") task.layout->store_as(types.at(o.save_dtype));
     task.layout->require_writable();

@@ -13,6 +13,7 @@
 namespace streambp {
 
 struct TrainTask {
+  std::filesystem::path start;  // the model or checkpoint with the first weights; empty: random weights
   StepSettings settings;
   Schedule schedule;
   Source source;
