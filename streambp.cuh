@@ -92,7 +92,7 @@ class Walk {
     forward_of_others();
     if (weighs) weights.take_head();
     weights.take_head(), head_sums(of).finish();
-    for (Index l = c.layers - 1; l >= 0; --l) weights.take(l), layer_sums(of, l).finish();
+    for (Index l = c.layers - 1; l >= 0; --l) weights.take(l, l - 1), layer_sums(of, l).finish();
     embedding_sums(of).finish();
   }
 
@@ -126,12 +126,11 @@ class Walk {
 
   void forward_of_others() {
     weights.take_embedding();
-    for (Index l = 0; l < c.layers; ++l) weights.take(l);
+    for (Index l = 0; l < c.layers; ++l) weights.take(l, l + 1);
   }
 
   void layer_forward(Index l, const Saved& saved, Matrix<T> y, Matrix<T> x) {
-    const auto leased = weights.take(l);
-    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
+    TransformerLayer<Device, T> layer(dev, c, frequencies, l, weights.take(l, l + 1), ranks.sequence);
     auto scope = dev.scope();
     const bool kept = saved.has_activations();
     const KeysValues<T> kv = kept ? saved.keys_values(l) : keys_values_of_stream<T>();
@@ -145,8 +144,7 @@ class Walk {
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
   template <class G>
   void layer_backward(const GradientOf<G>& of, Index l, const Saved& saved, Matrix<T> dx) {
-    const auto leased = weights.take(l);
-    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
+    TransformerLayer<Device, T> layer(dev, c, frequencies, l, weights.take(l, l - 1), ranks.sequence);
     auto sums = layer_sums(of, l);
     {
       auto scope = dev.scope();
@@ -261,7 +259,7 @@ class Walk {
   Device& dev;
   const Config& c;
   const Frequencies frequencies;
-  const Weights<Device, T> weights;
+  Weights<Device, T> weights;
   const Stream& stream;
   const Division& division;
   const Schedule schedule;

@@ -1,10 +1,18 @@
 #include "commands/rank_options.cuh"
 
+#include <unistd.h>
+
 #include "commands/text.cuh"
 
 namespace streambp {
 
 namespace {
+
+std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
 
 // The numbers of ranks that can share the heads of a model: "1, 2, 4 or 8".
 std::string divisors(Index heads) {
@@ -38,6 +46,14 @@ void check_grid(const Config& config, Index ranks, Index sequence_ranks, Index l
   require(sequence_ranks == 1 || lanes == 0 || lanes == sequence_ranks, "--sequence-ranks ", sequence_ranks,
           ": weight gradients are summed in ", counted(lanes, "lane"), ", by --lanes or since the run began; use ",
           lanes == 1 ? "" : std::to_string(lanes) + " sequence ranks, or ", "one sequence rank");
+}
+
+// All ranks compute on CPUs, or each on a GPU of its own. Other GPUs would give other bits.
+void check_devices(DeviceKind device) {
+  if (this_process().count == 1) return;
+  const bool on_gpu = device == DeviceKind::cuda;
+  require_equal("the device", on_gpu ? device_name(device) : "CPU");
+  if (on_gpu) require_different("the GPU", gpu_address() + " of " + host_name(), "start one process per GPU");
 }
 
 }  // namespace
@@ -76,17 +92,17 @@ Ranks RankOptions::planned(const Config& config, Index count) const {
 
 Ranks RankOptions::grid(const Config& config, DeviceKind device) const {
   const Ranks shape = planned(config);
-  require(shape.all.size == 1 || device == DeviceKind::cpu,
-          "several processes run on CPUs only so far; use --device cpu, or start one process");
-  require(shape.lanes == 1 || device == DeviceKind::cpu, "--lanes is for CPUs so far; use --device cpu");
+  check_devices(device);
   Ranks grid = ranks_of_run(sequence_ranks);
   grid.lanes = shape.lanes, grid.shard_weights = shape.shard_weights;
   return grid;
 }
 
 std::size_t room_of_each_rank(DeviceKind device) {
+  check_devices(device);
   const auto free = static_cast<Index>(free_memory(device));
-  return static_cast<std::size_t>(least_of_ranks(free / this_process().local_count));
+  return static_cast<std::size_t>(
+      least_of_ranks(device == DeviceKind::cuda ? free : free / this_process().local_count));
 }
 
 }  // namespace streambp

@@ -9,7 +9,7 @@
 
 namespace streambp {
 
-// The weights of a layer, or of embedding and head, until the end of the lease.
+// The weights of embedding and head, until the end of the lease.
 template <class Device, class Section>
 struct Lease {
   decltype(std::declval<Device&>().scope()) scope;
@@ -17,15 +17,26 @@ struct Lease {
 };
 
 // Of a model in shards, a lease holds the rows of all ranks in memory of its own. All ranks take the same leases in the
-// same order.
+// same order. For layers there is memory for two: one in use, and the next one, which arrives meanwhile.
 template <class Device, class T>
 class Weights {
  public:
-  Weights(Device& dev, const Model<T>& model) : dev_(dev), model_(model) {}
+  Weights(Device& dev, const Model<T>& model) : dev_(dev), model_(model), scope_(dev.scope()) {
+    if (model.shards.size == 1) return;
+    for (Gathered& g : gathered_) {
+      for (const Entry<T>& e : layer_table(model.config, 0, g.weights))
+        *e.matrix = allocate<T>(dev, e.parameter.rows, e.parameter.cols, Kind::weights);
+    }
+  }
 
-  Lease<Device, Layer<T>> take(Index layer) const {
-    return lease(model_.weights.layers[static_cast<std::size_t>(layer)],
-                 [&](auto& w) { return layer_table(model_.config, layer, w); });
+  // The weights of a layer, valid until the next call. `next`: the layer of that call, if there is one.
+  const Layer<T>& take(Index layer, Index next) {
+    if (model_.shards.size == 1) return model_.weights.layers[static_cast<std::size_t>(layer)];
+    gather(layer);
+    if (arriving_) finish_exchange(dev_, "wait for weights", model_.shards);
+    arriving_ = false;
+    if (0 <= next && next < model_.config.layers) gather(next);
+    return gathered_[layer % 2].weights;
   }
   // Only the embedding is valid.
   Lease<Device, Tensors<T>> take_embedding() const {
@@ -43,24 +54,48 @@ class Weights {
   }
 
  private:
+  struct Gathered {
+    Index layer = -1;
+    Layer<T> weights;
+  };
+
+  void gather(Index layer) {
+    Gathered& g = gathered_[layer % 2];
+    if (g.layer == layer) return;
+    g.layer = layer;
+    auto stored = model_.weights.layers[static_cast<std::size_t>(layer)];
+    start_exchange(dev_, "gather weights", model_.shards,
+                   gathering(layer_table(model_.config, layer, g.weights), layer_table(model_.config, layer, stored)));
+    arriving_ = true;
+  }
+
   template <class Section, class TableOf>
   Lease<Device, Section> lease(const Section& stored, TableOf&& table_of) const {
     Lease<Device, Section> leased{dev_.scope(), stored};
     if (model_.shards.size == 1) return leased;
-    std::vector<Matrix<T>> whole;
-    for (const Entry<T>& e : table_of(leased.weights)) {
-      const Parameter& p = e.parameter;
-      const Matrix<T> mine = *e.matrix;
-      *e.matrix = allocate<T>(dev_, p.rows, p.cols, Kind::weights);
-      if (mine) dev_.copy(e.matrix->slice(shard(p.rows, model_.shards)), mine);
-      whole.push_back(*e.matrix);
-    }
-    share_rows(dev_, "gather weights", model_.shards, whole);
+    Section mine = stored;
+    const Table<T> whole = table_of(leased.weights);
+    for (const Entry<T>& e : whole) *e.matrix = allocate<T>(dev_, e.parameter.rows, e.parameter.cols, Kind::weights);
+    exchange(dev_, "gather weights", model_.shards, gathering(whole, table_of(mine)));
     return leased;
+  }
+
+  // Puts this rank's rows in their place among all rows. Returns the messages that complete them.
+  Transfers gathering(const Table<T>& whole, const Table<T>& mine) const {
+    std::vector<Matrix<T>> matrices;
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      const Matrix<T> m = *whole[i].matrix;
+      if (*mine[i].matrix) dev_.copy(m.slice(shard(m.rows, model_.shards)), *mine[i].matrix);
+      matrices.push_back(m);
+    }
+    return shared_rows(model_.shards, matrices);
   }
 
   Device& dev_;
   const Model<T>& model_;
+  decltype(std::declval<Device&>().scope()) scope_;
+  Gathered gathered_[2];   // layers with even and with odd numbers
+  bool arriving_ = false;  // exchanges of layers were started
 };
 
 }  // namespace streambp

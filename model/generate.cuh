@@ -146,8 +146,7 @@ class Generator {
     embedding(dev, x, {tokens.columns(0, count), positions.columns(0, count), {}, {}},
               weights.take_embedding().weights.embedding, c.embedding_scale);
     for (Index l = 0; l < c.layers; ++l) {
-      const auto leased = weights.take(l);
-      TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights);
+      TransformerLayer<Device, T> layer(dev, c, frequencies, l, weights.take(l, l + 1));
       layer.project(a, kv, x, positions.columns(0, count));
       for (const Piece& piece : pieces) attend(layer, piece, cache[index(l)], kv, a);
       layer.finish(x, a, x);
@@ -190,7 +189,7 @@ class Generator {
   const Config& c;
   const Index chunk;
   const Frequencies frequencies;
-  const Weights<Device, T> weights;
+  Weights<Device, T> weights;
   decltype(std::declval<Device&>().scope()) scope;
   const Matrix<std::int32_t> tokens, positions;  // of the chunk
   const Matrix<std::int32_t> key_begin;          // zeros: every slot is one document

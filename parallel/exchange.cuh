@@ -1,7 +1,7 @@
 // Collective operations on devices.
 //
-//   exchange      messages between the ranks of a group
-//   share_rows    every rank owns a shard of the rows of a matrix and gets the others
+//   exchange      messages between the ranks of a group: started, and finished
+//   shared_rows   the messages by which every rank gets the rows of a matrix that the others own
 //   to_heads      sequence parallelism: a rank has some rows of a chunk and all heads; it gets all rows and some heads
 //   to_rows       the way back
 #pragma once
@@ -12,17 +12,32 @@
 
 namespace streambp {
 
-template <class Device>
-void exchange(Device& dev, const char* name, const Group& group, const Transfers& transfers) {
-  double sent = 0;
-  for (const Transfer& m : transfers.sends) sent += static_cast<double>(m.bytes);
-  auto op = dev.operation(name, 0, 0, sent);
-  if constexpr (Device::computes) group.transport->exchange(transfers);
+inline double bytes_sent(const Transfers& transfers) {
+  double sum = 0;
+  for (const Transfer& m : transfers.sends) sum += static_cast<double>(m.bytes);
+  return sum;
 }
 
-template <class Device, class T>
-void share_rows(Device& dev, const char* name, const Group& group, const std::vector<Matrix<T>>& matrices) {
-  if (group.size == 1) return;
+// The device can do other work before finish_exchange, which finishes all exchanges of the group.
+template <class Device>
+void start_exchange(Device& dev, const char* name, const Group& group, const Transfers& transfers) {
+  auto op = dev.operation(name, 0, 0, bytes_sent(transfers));
+  if constexpr (Device::computes) group.transport->start(transfers);
+}
+template <class Device>
+void finish_exchange(Device& dev, const char* name, const Group& group) {
+  auto op = dev.operation(name, 0, 0);
+  if constexpr (Device::computes) group.transport->finish();
+}
+template <class Device>
+void exchange(Device& dev, const char* name, const Group& group, const Transfers& transfers) {
+  auto op = dev.operation(name, 0, 0, bytes_sent(transfers));
+  if constexpr (Device::computes) group.transport->start(transfers), group.transport->finish();
+}
+
+// Every rank has its shard of the rows of each matrix, and gets the others.
+template <class T>
+Transfers shared_rows(const Group& group, const std::vector<Matrix<T>>& matrices) {
   Transfers transfers;
   for (const Matrix<T>& m : matrices) {
     for (Index peer = 0; peer < group.size; ++peer) {
@@ -31,7 +46,7 @@ void share_rows(Device& dev, const char* name, const Group& group, const std::ve
       transfers.receive(peer, m.slice(shard(m.rows, group, peer)));
     }
   }
-  exchange(dev, name, group, transfers);
+  return transfers;
 }
 
 // Calls f(tile, rows) for the tiles of a chunk that belong to a rank: their place among the rank's rows, and in the chunk.

@@ -1,7 +1,7 @@
 // Ranks: the processes of a run. Neighbouring ranks can share a token stream; other streams have other micro-batches.
 //
-// Ranks communicate through one function: all ranks of a group call exchange() with the messages that they send and
-// receive. Sums over ranks are added by their receiver, in rank order, so they have the same bits everywhere.
+// Ranks communicate through one operation: all ranks of a group exchange messages, each with a list of those that it
+// sends and receives. Sums over ranks are added by their receiver, in rank order, so they have the same bits everywhere.
 #pragma once
 
 #include <cstddef>
@@ -39,13 +39,16 @@ struct Transfers {
   }
 };
 
-// How the messages of a group travel: see parallel/mpi.cpp.
+// How the messages of a group travel: MPI between hosts and CPUs (parallel/mpi.cpp), NCCL between GPUs
+// (parallel/nccl.cuh).
 class Transport {
  public:
   virtual ~Transport() = default;
-  // Between the memories of devices, in the order of the device's work.
-  virtual void exchange(const Transfers& transfers) = 0;
-  // Between host memories; returns once all have arrived.
+  // Starts messages between the memories of devices: after the device's work so far, beside its later work.
+  virtual void start(const Transfers& transfers) = 0;
+  // The device's later work waits for all messages that were started.
+  virtual void finish() = 0;
+  // Messages between host memories; returns once all have arrived.
   virtual void exchange_on_host(const Transfers& transfers) = 0;
 };
 

@@ -52,10 +52,7 @@ class MpiTransport : public Transport {
  public:
   explicit MpiTransport(MPI_Comm comm) : comm_(comm) {}
 
-  void exchange(const Transfers& transfers) override { exchange_on_host(transfers); }
-
-  void exchange_on_host(const Transfers& transfers) override {
-    requests_.clear();
+  void start(const Transfers& transfers) override {
     for (const Transfer& t : transfers.receives) {
       for_each_part(t, [&](char* data, int bytes, MPI_Request* request) {
         MPI_Irecv(data, bytes, MPI_BYTE, static_cast<int>(t.peer), 0, comm_, request);
@@ -66,8 +63,12 @@ class MpiTransport : public Transport {
         MPI_Isend(data, bytes, MPI_BYTE, static_cast<int>(t.peer), 0, comm_, request);
       });
     }
-    MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
   }
+  void finish() override {
+    MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
+    requests_.clear();
+  }
+  void exchange_on_host(const Transfers& transfers) override { start(transfers), finish(); }
 
  private:
   // MPI counts bytes in an int.
@@ -81,7 +82,7 @@ class MpiTransport : public Transport {
   }
 
   MPI_Comm comm_;
-  std::vector<MPI_Request> requests_;
+  std::vector<MPI_Request> requests_;  // of messages under way
 };
 
 // The transports live as long as the process.

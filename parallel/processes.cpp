@@ -33,6 +33,15 @@ void require_equal(const std::string& what, const std::string& text) {
   }
 }
 
+void require_different(const std::string& what, const std::string& text, const std::string& remedy) {
+  const std::vector<std::string> texts = gather(text);
+  for (auto later = texts.begin(); later != texts.end(); ++later) {
+    const auto first = std::find(texts.begin(), later, *later);
+    require(first == later, "ranks ", first - texts.begin(), " and ", later - texts.begin(), " both use ", what, " ",
+            *later, "; ", remedy);
+  }
+}
+
 Index least_of_ranks(Index number) {
   Index least = number;
   for (const auto& of_rank : gather_on_host(all(), std::vector<Index>{number})) least = std::min(least, of_rank[0]);

@@ -32,6 +32,8 @@ void leave_processes();
 std::string from_first(const std::string& text);
 // Refuses ranks that differ from rank 0: "rank 2 has the options ..., but rank 0 has ...".
 void require_equal(const std::string& what, const std::string& text);
+// Refuses two ranks with the same text: "ranks 0 and 2 both use the GPU ...; REMEDY".
+void require_different(const std::string& what, const std::string& text, const std::string& remedy);
 // The smallest and the largest of all ranks' numbers.
 Index least_of_ranks(Index number);
 Index largest_of_ranks(Index number);

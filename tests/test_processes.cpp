@@ -1,56 +1,10 @@
 // Runs of several processes under mpirun: the bits of one process, resuming on other numbers of ranks, and faults.
 #include <chrono>
 
-#include "tests/commands.cuh"
+#include "tests/processes.cuh"
 
 namespace streambp {
 namespace {
-
-const std::string kModel =
-    " --family qwen3 --hidden 32 --layers 2 --heads 4 --kv-heads 2 --mlp 48 --length 300 --batch 2 --sample 5 "
-    "--eval-every 2 ";
-
-class Processes : public Commands {
- protected:
-  void SetUp() override {
-    Commands::SetUp();
-    if (execute("--version > /dev/null", "mpirun").exit_code != 0) GTEST_SKIP() << "mpirun is not installed";
-    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
-    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
-    setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1);
-    setenv("OMP_NUM_THREADS", "1", 1);
-    if (kSanitized) setenv("ASAN_OPTIONS", "detect_leaks=0", 1);  // MPI itself leaks
-  }
-  void TearDown() override {
-    unsetenv("OMP_NUM_THREADS");
-    unsetenv("ASAN_OPTIONS");
-    Commands::TearDown();
-  }
-
-  static std::string ranks(int count) { return "-n " + std::to_string(count) + " " + binary() + " "; }
-  static Outcome run(const std::string& arguments) { return execute(arguments, "timeout -s KILL 150 mpirun"); }
-
-  void expect_runs(int count, const std::string& arguments) {
-    const Outcome outcome = run(ranks(count) + arguments);
-    ASSERT_EQ(outcome.exit_code, 0) << count << " ranks: " << arguments << "\n" << outcome.output;
-  }
-  void expect_refused_by_ranks(const std::string& arguments, const std::string& said) {
-    const auto before = files();
-    const Outcome outcome = run(arguments);
-    EXPECT_NE(outcome.exit_code, 0) << outcome.output;
-    EXPECT_NE(outcome.exit_code, 137) << "hangs: " << arguments;
-    EXPECT_TRUE(contains(outcome.output, said)) << "expected: " << said << "\nsaid: " << outcome.output;
-    EXPECT_EQ(files(), before) << arguments;
-  }
-
-  // The last checkpoints of two runs, and the losses of their steps, are equal.
-  void expect_same_run(const std::string& a, const std::string& b) const {
-    const fs::path last_a = newest_checkpoint(path(a)), last_b = newest_checkpoint(path(b));
-    for (const char* file : {"model.safetensors", "training/optimizer.safetensors", "config.json"})
-      EXPECT_TRUE(read_file(last_a / file) == read_file(last_b / file)) << a << ", " << b << ": " << file;
-    for (const char* name : {"loss", "gradient_norm"}) EXPECT_EQ(metric(a, name), metric(b, name)) << a << ", " << b;
-  }
-};
 
 TEST_F(Processes, VerifyProvesThatRanksGiveTheBitsOfOneProcess) {
   const std::string model = "verify --length 700 --hidden 32 --layers 2 --heads 4 --kv-heads 2 --chunk 256 --json ";
@@ -65,7 +19,7 @@ TEST_F(Processes, VerifyProvesThatRanksGiveTheBitsOfOneProcess) {
 }
 
 TEST_F(Processes, TrainingGivesTheFilesOfOneProcess) {
-  const std::string train = "train" + kModel + "--steps 3 ";
+  const std::string train = "train" + kModelForRanks + "--steps 3 ";
   expect_ok(train + "--accumulate 2 --out " + path("one"));
   expect_runs(2, train + "--out " + path("data"));
   expect_same_run("one", "data");
@@ -78,14 +32,14 @@ TEST_F(Processes, TrainingGivesTheFilesOfOneProcess) {
 }
 
 TEST_F(Processes, BFloat16WithoutMasterWeightsGivesTheFilesOfOneProcess) {
-  const std::string train = "train" + kModel + "--steps 3 --dtype bf16 --optimizer adamw-bf16 --accumulate 3 ";
+  const std::string train = "train" + kModelForRanks + "--steps 3 --dtype bf16 --optimizer adamw-bf16 --accumulate 3 ";
   expect_ok(train + "--out " + path("one"));
   expect_runs(2, train + "--out " + path("data"));  // in the last round one rank has no micro-batch
   expect_same_run("one", "data");
 }
 
 TEST_F(Processes, ARunResumesOnAnotherNumberOfRanks) {
-  const std::string train = "train" + kModel + "--steps 3 ";
+  const std::string train = "train" + kModelForRanks + "--steps 3 ";
   expect_ok(train + "--accumulate 4 --lanes 2 --out " + path("whole"));
   expect_runs(4, train + "--accumulate 4 --sequence-ranks 2 --stop-after 1 --out " + path("run"));
   expect_runs(2, "train --resume --stop-after 2 --out " + path("run"));
@@ -96,7 +50,7 @@ TEST_F(Processes, ARunResumesOnAnotherNumberOfRanks) {
 // Two ranks; rank 1 gets a signal once there is a checkpoint of step 2. Then the run resumes.
 TEST_F(Processes, ARunThatLosesARankOrGetsASignalResumesWithTheSameBits) {
   const std::string steps = sized("100", "040");
-  const std::string train = "train" + kModel + "--accumulate 2 --steps " + steps + " ";
+  const std::string train = "train" + kModelForRanks + "--accumulate 2 --steps " + steps + " ";
   expect_ok(train + "--out " + path("whole"));
   for (const std::string signal : {"KILL", "TERM"}) {
     const std::string out = path(signal), one = binary() + " " + train + "--checkpoint-every 2 --out " + out;
@@ -125,7 +79,7 @@ TEST_F(Processes, RanksShareTheFusedTensorsOfGpt2) {
 }
 
 TEST_F(Processes, RefusesWhatCannotWork) {
-  const std::string train = "train" + kModel + "--steps 3 --out " + path("run") + " ";
+  const std::string train = "train" + kModelForRanks + "--steps 3 --out " + path("run") + " ";
   expect_refused_by_ranks(ranks(3) + train + "--sequence-ranks 2", "does not divide the number of processes, 3");
   expect_refused_by_ranks(ranks(2) + train + "--accumulate 1", "too few for 2 token streams");
   expect_refused_by_ranks(ranks(4) + train + "--sequence-ranks 4", "2 key/value heads of the model; use 1 or 2");
@@ -142,7 +96,7 @@ TEST_F(Processes, RefusesWhatCannotWork) {
 TEST_F(Processes, AFullDiskEndsAllRanks) {
   // Files of more than 20 KB fail. MPI itself uses larger ones, unless told otherwise.
   const std::string program = "sh -c 'ulimit -f 40; exec " + binary() + " \"$0\" \"$@\"' ";
-  const Outcome outcome = run("--mca btl tcp,self -x PMIX_MCA_gds=hash -n 2 " + program + "train" + kModel +
+  const Outcome outcome = run("--mca btl tcp,self -x PMIX_MCA_gds=hash -n 2 " + program + "train" + kModelForRanks +
                               "--steps 3 --out " + path("run"));
   EXPECT_NE(outcome.exit_code, 0) << outcome.output;
   EXPECT_NE(outcome.exit_code, 137) << "hangs";

@@ -54,22 +54,27 @@ class PostOffice {
 class ThreadTransport : public Transport {
  public:
   ThreadTransport(PostOffice& post, Index first, Index rank) : post_(post), first_(first), rank_(rank) {}
-  void exchange(const Transfers& transfers) override {
+  void start(const Transfers& transfers) override {
     for (const Transfer& t : transfers.sends) {
       post_.send(rank_, first_ + t.peer, t.data, t.bytes);
       sent += static_cast<double>(t.bytes);
     }
-    for (const Transfer& t : transfers.receives) post_.receive(first_ + t.peer, rank_, t.data, t.bytes);
+    awaited_.insert(awaited_.end(), transfers.receives.begin(), transfers.receives.end());
+  }
+  void finish() override {
+    for (const Transfer& t : awaited_) post_.receive(first_ + t.peer, rank_, t.data, t.bytes);
+    awaited_.clear();
   }
   void exchange_on_host(const Transfers& transfers) override {
     const double before = sent;
-    exchange(transfers);
+    start(transfers), finish();
     sent = before;
   }
 
   double sent = 0;  // bytes between devices
 
  private:
+  std::vector<Transfer> awaited_;
   PostOffice& post_;
   const Index first_, rank_;  // in the run
 };
@@ -77,26 +82,26 @@ class ThreadTransport : public Transport {
 // Calls f(ranks) for every rank of a grid, each in its own thread. Throws what one of them throws.
 template <class F>
 void as_ranks(Index streams, Index sequence, F&& f) {
-  PostOffice post;
+  PostOffice of_all, of_neighbours;
   std::exception_ptr error;
   std::mutex mutex;
   std::vector<std::thread> threads;
   for (Index rank = 0; rank < streams * sequence; ++rank) {
     threads.emplace_back([&, rank] {
       const Index first = rank / sequence * sequence;
-      ThreadTransport all(post, 0, rank), neighbours(post, first, rank);
+      ThreadTransport all(of_all, 0, rank), neighbours(of_neighbours, first, rank);
       try {
         f(Ranks{{rank, streams * sequence, &all}, {rank - first, sequence, &neighbours}});
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!error) error = std::current_exception();
-        post.close();
+        of_all.close(), of_neighbours.close();
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   if (error) std::rethrow_exception(error);
-  require(post.empty(), "a message was never received");
+  require(of_all.empty() && of_neighbours.empty(), "a message was never received");
 }
 
 }  // namespace streambp

@@ -16,6 +16,8 @@ std::unique_ptr<Engine> make_engine(const StepSettings& s, Index rows, std::size
                                   : make_cpu_bf16_engine)(s, rows, capacity);
 }
 
+void choose_gpu(Index local_rank, Index local_count) { gpu::set_place(local_rank, local_count); }
+
 std::string why_no_gpu() { return gpu::why_unusable(); }
 
 std::size_t free_memory(DeviceKind device) {
@@ -25,6 +27,8 @@ std::size_t free_memory(DeviceKind device) {
 std::string device_name(DeviceKind device) {
   return device == DeviceKind::cuda ? gpu::name() : std::to_string(omp_get_max_threads()) + " threads";
 }
+
+std::string gpu_address() { return gpu::address(); }
 
 double matmul_rate(DeviceKind device, DType dtype) {
   if (device == DeviceKind::cpu) return cpu_matmul_rate();

@@ -85,11 +85,14 @@ std::unique_ptr<Engine> make_engine(const StepSettings& settings, Index rows, st
 
 // --- The devices of this machine ---
 
+// Of several processes on this machine, each uses its own GPU. Call before anything else here.
+void choose_gpu(Index local_rank, Index local_count);
 // Why no GPU can be used; empty if one can.
 std::string why_no_gpu();
 // How much a run may allocate.
 std::size_t free_memory(DeviceKind device);
 std::string device_name(DeviceKind device);
+std::string gpu_address();  // on the bus of this machine
 // FLOP/s of large matrix products; on a GPU the better of our algorithm and the library's free choice.
 double matmul_rate(DeviceKind device, DType dtype);
 // On a GPU: the speed of the model's matrix products for this number of rows.

@@ -6,9 +6,11 @@
 
 namespace streambp::gpu {
 
+void set_place(Index rank, Index count) { cuda::place = {static_cast<int>(rank), static_cast<int>(count)}; }
 std::string why_unusable() { return cuda::unusable(); }
 std::size_t free_memory() { return cuda::free_memory(); }
 std::string name() { return cuda::name(); }
+std::string address() { return cuda::address(); }
 double copy_rate() { return streambp::copy_rate<Cuda>(); }
 
 std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, std::size_t capacity) {

@@ -14,9 +14,11 @@ double cpu_read_rate();
 
 // Without a CUDA compiler, no_cuda.cpp defines these.
 namespace gpu {
+void set_place(Index rank, Index count);
 std::string why_unusable();
 std::size_t free_memory();
 std::string name();
+std::string address();
 double copy_rate();
 std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, std::size_t capacity);
 std::unique_ptr<Engine> make_bf16_engine(const StepSettings& s, Index rows, std::size_t capacity);

@@ -4,6 +4,7 @@
 
 #include "data/files/checkpoint.cuh"
 #include "memory/offloaded_weights.cuh"
+#include "parallel/connection.cuh"
 #include "training/engine.cuh"
 
 namespace streambp {
@@ -31,7 +32,9 @@ class EngineOn : public Engine {
  public:
   template <class... DeviceSettings>
   EngineOn(const StepSettings& s, Index rows, std::size_t capacity, DeviceSettings... device_settings)
-      : dev(capacity, device_settings...), trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks) {}
+      : dev(capacity, device_settings...),
+        connection(dev, s.ranks),
+        trainer(dev, s.config, rows, s.optimizer, s.objective, connection.ranks) {}
 
   void initialise(std::uint64_t seed, double spread) override { trainer.initialise(seed, spread); }
   std::size_t load(const fs::path& model) override {
@@ -115,6 +118,7 @@ class EngineOn : public Engine {
   }
 
   Device dev;
+  Connection<Device> connection;
   Trainer<Device, T, G, M> trainer;
 };
 

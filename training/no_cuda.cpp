@@ -3,6 +3,7 @@
 
 namespace streambp::gpu {
 
+void set_place(Index, Index) {}
 std::string why_unusable() { return "this program was built without a CUDA compiler"; }
 
 namespace {
@@ -11,6 +12,7 @@ namespace {
 
 std::size_t free_memory() { refuse(); }
 std::string name() { refuse(); }
+std::string address() { refuse(); }
 double copy_rate() { refuse(); }
 std::unique_ptr<Engine> make_f32_engine(const StepSettings&, Index, std::size_t) { refuse(); }
 std::unique_ptr<Engine> make_bf16_engine(const StepSettings&, Index, std::size_t) { refuse(); }

@@ -80,7 +80,7 @@ struct Optimizer {
       if (const auto mine = shard_of(model, *w[i].matrix)) adamw(dev, mine, *g[i].matrix, state, settings);
       updated.push_back(*w[i].matrix);
     }
-    if (model.shards.size == 1) share_rows(dev, "share weights", ranks, updated);
+    if (ranks.size > 1 && model.shards.size == 1) exchange(dev, "share weights", ranks, shared_rows(ranks, updated));
   }
 
  private:

@@ -48,15 +48,28 @@ inline std::string driver_problem(int driver, int toolkit) {
          version(toolkit) + ", which needs " + needed + "; update the driver" + remedy;
 }
 
-// Why no GPU can be used; empty if one can.
+// This process's place among those of the run on this machine: each uses its own GPU.
+struct Place {
+  int rank = 0, count = 1;
+};
+inline Place place;
+
+inline int current_gpu() {
+  int number = 0;
+  STREAMBP_CHECK(cudaGetDevice(&number));
+  return number;
+}
+
+// Why no GPU can be used; empty if one can. Selects this process's GPU. A launcher may show each process only its own.
 inline std::string unusable() {
   int driver = 0, count = 0;
   if (const cudaError_t error = cudaDriverGetVersion(&driver)) return cudaGetErrorString(error);
   if (std::string problem = driver_problem(driver, CUDART_VERSION); !problem.empty()) return problem;
   if (const cudaError_t error = cudaGetDeviceCount(&count)) return cudaGetErrorString(error);
   if (count == 0) return "the driver lists no GPU";
+  if (place.count > 1) STREAMBP_CHECK(cudaSetDevice(place.rank % count));
   cudaDeviceProp properties;
-  STREAMBP_CHECK(cudaGetDeviceProperties(&properties, 0));
+  STREAMBP_CHECK(cudaGetDeviceProperties(&properties, current_gpu()));
   if (properties.major >= 8) return {};
   return std::string(properties.name) + " has compute capability " + std::to_string(properties.major) + "." +
          std::to_string(properties.minor) + ", and 8.0 is the minimum";
@@ -64,8 +77,15 @@ inline std::string unusable() {
 
 inline std::string name() {
   cudaDeviceProp properties;
-  STREAMBP_CHECK(cudaGetDeviceProperties(&properties, 0));
+  STREAMBP_CHECK(cudaGetDeviceProperties(&properties, current_gpu()));
   return properties.name;
+}
+
+// The GPU's address on the bus of this machine.
+inline std::string address() {
+  char id[32];
+  STREAMBP_CHECK(cudaDeviceGetPCIBusId(id, sizeof id, current_gpu()));
+  return id;
 }
 
 // The memory that a run may use: free memory minus a reserve for kernels and libraries, which CUDA loads on first use.
@@ -126,7 +146,7 @@ class Cuda : private cuda::Block, public DeviceBase {
   }
   // Waits for all launched work; with `profile`, reads its times.
   void synchronize() {
-    STREAMBP_CHECK(cudaStreamSynchronize(stream));
+    wait();
     for (const Span& s : spans) {
       float milliseconds = 0;
       STREAMBP_CHECK(cudaEventElapsedTime(&milliseconds, s.start, s.stop));
@@ -157,6 +177,7 @@ class Cuda : private cuda::Block, public DeviceBase {
   cudaStream_t stream = nullptr;
   cublasLtHandle_t blas = nullptr;
   bool profile = false;
+  std::function<void()> while_waiting;  // called while the host waits; throws if another rank has failed
   std::map<std::array<Index, 15>, cublasLtMatmulAlgo_t> algorithms;  // of matrix products, chosen once per shape
 
  private:
@@ -190,7 +211,17 @@ class Cuda : private cuda::Block, public DeviceBase {
       STREAMBP_CHECK(cudaMemcpy2DAsync(to, bytes(to_stride), from, bytes(from_stride), bytes(m.cols),
                                        static_cast<std::size_t>(m.rows), kind, stream));
     }
-    STREAMBP_CHECK(cudaStreamSynchronize(stream));
+    wait();
+  }
+
+  void wait() {
+    if (!while_waiting) return STREAMBP_CHECK(cudaStreamSynchronize(stream));
+    cudaError_t state;
+    do {
+      state = cudaStreamQuery(stream);
+      while_waiting();
+    } while (state == cudaErrorNotReady);
+    STREAMBP_CHECK(state);
   }
 
   std::vector<Span> spans;

@@ -10,21 +10,25 @@
 //   emulated_gpu.h     architecture, driver, errors, memory
 //   multiprocessor.h   the scheduler of fibers, and launch
 //   warp.h             shuffles, votes, inline assembly
+//   streams.h          streams and events
+//   nccl.h             messages between GPUs
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <new>
 #include <utility>
 
+#include "streams.h"
 #include "warp.h"
 
 #define CUDA_ON_CPU 1
 #define CUDART_VERSION 13000
 
-// ---- The runtime API: every call has finished its work when it returns -----------------------------------------
+// ---- The runtime API: calls have finished their work when they return, except NCCL's messages --------------------
 
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost = 0,
@@ -45,13 +49,6 @@ struct cudaDeviceProp {
   std::size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
   int major, minor, multiProcessorCount, l2CacheSize, warpSize, maxThreadsPerBlock;
 };
-struct CUstream_st {};
-struct CUevent_st {
-  std::chrono::steady_clock::time_point time{};
-};
-using cudaStream_t = CUstream_st*;
-using cudaEvent_t = CUevent_st*;
-
 namespace cuda_on_cpu {
 
 struct ErrorName {
@@ -66,6 +63,7 @@ inline constexpr ErrorName kErrorNames[] = {
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"}};
 inline constexpr ErrorName kUnknownError{cudaSuccess, "unrecognized error code", "unrecognized error code"};
 inline const ErrorName& error_name(cudaError_t error) {
@@ -89,12 +87,17 @@ inline cudaError_t cudaGetLastError() { return std::exchange(cuda_on_cpu::last_e
 inline cudaError_t cudaDriverGetVersion(int* version) { return *version = cuda_on_cpu::driver_version, cudaSuccess; }
 inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 inline cudaError_t cudaGetDeviceCount(int* count) {
-  *count = cuda_on_cpu::driver_version > 0;
+  *count = cuda_on_cpu::driver_version > 0 ? cuda_on_cpu::gpu_count : 0;
   return cuda_on_cpu::answer(*count ? cudaSuccess : cudaErrorNoDevice);
 }
-inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaGetDevice(int* device) { return *device = cuda_on_cpu::current_gpu, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int device) {
-  return cuda_on_cpu::answer(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+  if (device < 0 || device >= cuda_on_cpu::gpu_count) return cuda_on_cpu::answer(cudaErrorInvalidDevice);
+  return cuda_on_cpu::current_gpu = device, cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
+  std::snprintf(id, static_cast<std::size_t>(length), "0000:%02x:00.0", device);
+  return cudaSuccess;
 }
 inline cudaError_t cudaDeviceSynchronize() { return cuda_on_cpu::next_operation(); }
 inline cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
@@ -103,7 +106,7 @@ inline cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device != 0) return cuda_on_cpu::answer(cudaErrorInvalidDevice);
+  if (device < 0 || device >= cuda_on_cpu::gpu_count) return cuda_on_cpu::answer(cudaErrorInvalidDevice);
   const std::size_t memory = cuda_on_cpu::device_memory.free + cuda_on_cpu::device_memory.used();
   const cuda_on_cpu::Gpu& gpu = cuda_on_cpu::gpu;
   *properties = {"CUDA on CPU", memory, 48 << 10, gpu.shared_bytes, gpu.major, gpu.minor, 4, 1 << 20, warpSize, 1024};
@@ -166,28 +169,4 @@ inline cudaError_t cudaMemset2DAsync(void* data, std::size_t pitch, int value, s
 }
 inline cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream = nullptr) {
   return cudaMemset2DAsync(data, bytes, value, bytes, 1, stream);
-}
-
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  return *stream = new CUstream_st, cudaSuccess;
-}
-inline cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }
-inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cuda_on_cpu::next_operation(); }
-
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  return *event = new CUevent_st, cudaSuccess;
-}
-inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
-inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr) {
-  if (const cudaError_t error = cuda_on_cpu::next_operation(); error != cudaSuccess) return error;
-  return event->time = std::chrono::steady_clock::now(), cudaSuccess;
-}
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
-  if (start->time == CUevent_st{}.time || end->time == CUevent_st{}.time)
-    return cuda_on_cpu::answer(cudaErrorInvalidResourceHandle);
-  *milliseconds = std::chrono::duration<float, std::milli>(end->time - start->time).count();
-  return cudaSuccess;
 }

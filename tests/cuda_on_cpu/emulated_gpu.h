@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -25,6 +26,11 @@ struct Gpu {
 inline constexpr Gpu kGeForce{8, 6, 99 << 10}, kA100{8, 0, 163 << 10}, kHopper{9, 0, 227 << 10};
 inline Gpu gpu = kGeForce;
 inline int driver_version = 13000;  // the newest CUDA that the driver supports; 0: no driver
+inline int gpu_count = [] {
+  const char* count = std::getenv("CUDA_ON_CPU_GPUS");
+  return count ? std::atoi(count) : 1;
+}();
+inline constinit thread_local int current_gpu = 0;
 
 // ---- Errors -----------------------------------------------------------------------------------------------------
 
@@ -37,7 +43,9 @@ inline cudaError_t answer(cudaError_t error) {
 // Operations (launches, copies, events, synchronization) that succeed before one fails. All later ones fail too, as on
 // a GPU with a lost context. Negative: none fails.
 inline int operations_before_failure = -1;
+inline constinit thread_local std::size_t host_work = 0;  // operations of this host thread so far
 inline cudaError_t next_operation() {
+  ++host_work;
   if (operations_before_failure == 0) return answer(cudaErrorIllegalAddress);
   if (operations_before_failure > 0) --operations_before_failure;
   return cudaSuccess;

@@ -1,0 +1,129 @@
+// Messages between GPUs: NCCL, on a stream of their own beside the device's work. Events order the two streams, so the
+// host never waits. NCCL is a build option; without it, a run has one GPU.
+#pragma once
+
+#include "kernels/base/cuda.cuh"
+#include "parallel/connection.cuh"
+
+#ifdef STREAMBP_NCCL
+#include <nccl.h>
+
+#include <memory>
+#include <thread>
+
+namespace streambp {
+
+namespace cuda {
+
+inline void check(ncclResult_t result, const char* call, const char* file, int line) {
+  require(result == ncclSuccess, file, ":", line, ": ", call, ": ", ncclGetErrorString(result),
+          "; NCCL_DEBUG=WARN tells more");
+}
+
+// Orders the later work of one stream after the earlier work of another.
+class Order {
+ public:
+  Order() { STREAMBP_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  ~Order() { cudaEventDestroy(event_); }
+  Order(const Order&) = delete;
+  void put(cudaStream_t later, cudaStream_t earlier) {
+    STREAMBP_CHECK(cudaEventRecord(event_, earlier));
+    STREAMBP_CHECK(cudaStreamWaitEvent(later, event_, 0));
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class NcclTransport : public Transport {
+ public:
+  // `hosts` connects the hosts of the same ranks, which must all call this.
+  NcclTransport(Cuda& dev, cudaStream_t stream, const Group& hosts) : dev_(dev), stream_(stream), hosts_(hosts) {
+    ncclUniqueId id{};
+    if (hosts.rank == 0) STREAMBP_CHECK(ncclGetUniqueId(&id));
+    const std::vector<char> mine(id.internal, id.internal + sizeof id.internal);
+    std::memcpy(id.internal, gather_on_host(hosts, mine)[0].data(), sizeof id.internal);
+    STREAMBP_CHECK(ncclCommInitRank(&communicator_, static_cast<int>(hosts.size), id, static_cast<int>(hosts.rank)));
+  }
+  ~NcclTransport() { ncclCommAbort(communicator_); }  // does not wait for other ranks, which may have failed
+
+  void start(const Transfers& transfers) override {
+    order_.put(stream_, dev_.stream);
+    STREAMBP_CHECK(ncclGroupStart());
+    for (const Transfer& t : transfers.sends)
+      STREAMBP_CHECK(ncclSend(t.data, t.bytes, ncclChar, static_cast<int>(t.peer), communicator_, stream_));
+    for (const Transfer& t : transfers.receives)
+      STREAMBP_CHECK(ncclRecv(t.data, t.bytes, ncclChar, static_cast<int>(t.peer), communicator_, stream_));
+    STREAMBP_CHECK(ncclGroupEnd());
+  }
+  void finish() override { order_.put(dev_.stream, stream_); }
+  void exchange_on_host(const Transfers& transfers) override { hosts_.transport->exchange_on_host(transfers); }
+
+  void check_peers() {
+    ncclResult_t result = ncclSuccess;
+    STREAMBP_CHECK(ncclCommGetAsyncError(communicator_, &result));
+    require(result == ncclSuccess, "the connection to another GPU has failed: ", ncclGetErrorString(result),
+            "; NCCL_DEBUG=WARN tells more");
+  }
+
+ private:
+  Cuda& dev_;
+  const cudaStream_t stream_;
+  const Group hosts_;
+  Order order_;
+  ncclComm_t communicator_ = nullptr;
+};
+
+}  // namespace cuda
+
+template <>
+class Connection<Cuda> {
+ public:
+  Connection(Cuda& dev, const Ranks& hosts) : ranks(hosts), dev_(dev) {
+    if (hosts.all.size == 1) return;
+    // Both groups use one stream: all ranks start their messages in the same order, so none waits for another in a circle.
+    STREAMBP_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    for (Group* group : {&ranks.all, &ranks.sequence}) {
+      if (group->size == 1) continue;
+      group->transport = transports_.emplace_back(std::make_unique<cuda::NcclTransport>(dev, stream_, *group)).get();
+    }
+    dev.while_waiting = [this] {
+      for (const auto& transport : transports_) transport->check_peers();
+      std::this_thread::yield();
+    };
+  }
+  ~Connection() {
+    dev_.while_waiting = nullptr;
+    transports_.clear();
+    if (stream_) cudaStreamDestroy(stream_);
+  }
+  Connection(const Connection&) = delete;
+
+  Ranks ranks;
+
+ private:
+  Cuda& dev_;
+  cudaStream_t stream_ = nullptr;
+  std::vector<std::unique_ptr<cuda::NcclTransport>> transports_;
+};
+
+}  // namespace streambp
+
+#else
+
+namespace streambp {
+
+template <>
+class Connection<Cuda> {
+ public:
+  Connection(Cuda&, const Ranks& hosts) : ranks(hosts) {
+    require(hosts.all.size == 1,
+            "this program was built without NCCL, so a run has one GPU; install NVIDIA's libnccl-dev and "
+            "build it again, or use --device cpu");
+  }
+  Ranks ranks;
+};
+
+}  // namespace streambp
+
+#endif

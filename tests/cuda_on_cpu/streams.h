@@ -1,0 +1,139 @@
+// Streams and events. The host does the work of a stream at once; only NCCL's messages travel beside it, in a thread of
+// their stream, after a random delay. So results that depend on a wait that was forgotten are seen to be wrong.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "emulated_gpu.h"
+
+namespace cuda_on_cpu {
+
+// When the work before an event is done.
+class Moment {
+ public:
+  void come() {
+    const std::lock_guard lock(mutex_);
+    time_ = std::chrono::steady_clock::now();
+    come_ = true;
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return come_; });
+  }
+  std::chrono::steady_clock::time_point time() const { return time_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::chrono::steady_clock::time_point time_{};
+  bool come_ = false;
+};
+
+}  // namespace cuda_on_cpu
+
+struct CUevent_st {
+  std::shared_ptr<cuda_on_cpu::Moment> moment;  // null: not recorded yet
+  std::size_t host_work = 0;                    // launched before it
+};
+
+struct CUstream_st {
+  CUstream_st() = default;
+  CUstream_st(const CUstream_st&) = delete;
+  ~CUstream_st() {
+    if (!worker_.joinable()) return;
+    later(nullptr);
+    worker_.join();
+  }
+
+  // Does `work` after the earlier work of this stream, beside the host.
+  void later(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    if (!worker_.joinable()) worker_ = std::thread([this] { run(); });
+    queue_.push_back(std::move(work));
+    changed_.notify_all();
+  }
+  bool idle() {
+    const std::lock_guard lock(mutex_);
+    return queue_.empty();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return queue_.empty(); });
+  }
+
+  std::size_t host_work = 0;  // what its work comes after, by the events that it has waited for
+
+ private:
+  void run() {
+    std::minstd_rand random(static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(this) >> 4));
+    for (std::unique_lock lock(mutex_);;) {
+      changed_.wait(lock, [&] { return !queue_.empty(); });
+      if (!queue_.front()) return;
+      const std::function<void()> work = queue_.front();
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+      work();
+      lock.lock();
+      queue_.pop_front();
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;  // the first one is being done
+  std::thread worker_;
+};
+using cudaStream_t = CUstream_st*;
+using cudaEvent_t = CUevent_st*;
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return *stream = new CUstream_st, cudaSuccess;
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (stream) stream->wait();
+  return cuda_on_cpu::next_operation();
+}
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return stream && !stream->idle() ? cudaErrorNotReady : cuda_on_cpu::next_operation();
+}
+
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return *event = new CUevent_st, cudaSuccess;
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
+  if (const cudaError_t error = cuda_on_cpu::next_operation(); error != cudaSuccess) return error;
+  const auto moment = event->moment = std::make_shared<cuda_on_cpu::Moment>();
+  event->host_work = cuda_on_cpu::host_work;
+  if (stream && !stream->idle()) return stream->later([moment] { moment->come(); }), cudaSuccess;
+  return moment->come(), cudaSuccess;
+}
+// A stream without messages is as far as its host, so its host waits.
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
+  if (!event->moment) return cudaSuccess;
+  stream->host_work = std::max(stream->host_work, event->host_work);
+  event->moment->wait();
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (event->moment) event->moment->wait();
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  if (!start->moment || !end->moment) return cuda_on_cpu::answer(cudaErrorInvalidResourceHandle);
+  *milliseconds = std::chrono::duration<float, std::milli>(end->moment->time() - start->moment->time()).count();
+  return cudaSuccess;
+}

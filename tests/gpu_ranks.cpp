@@ -1,0 +1,87 @@
+// Ranks on GPUs, connected by NCCL: they give the bits of one GPU. With fewer than four GPUs, visibly skipped.
+#include "tests/gpu.cuh"
+#include "tests/ranks.cuh"
+
+#ifdef STREAMBP_NCCL
+
+namespace streambp {
+namespace {
+
+class GpuRanks : public testing::Test {
+ protected:
+  static constexpr int kGpus = 4;
+  void SetUp() override {
+    const std::string reason = cuda::unusable();
+    if (!reason.empty()) GTEST_SKIP() << "no GPU: " << reason;
+#ifdef CUDA_ON_CPU
+    cuda_on_cpu::gpu_count = kGpus;
+#endif
+    int count = 0;
+    cudaGetDeviceCount(&count);
+    if (count < kGpus) GTEST_SKIP() << "needs " << kGpus << " GPUs, and this machine has " << count;
+  }
+#ifdef CUDA_ON_CPU
+  void TearDown() override { cuda_on_cpu::gpu_count = 1; }
+#endif
+};
+
+template <class T, class G = T, class M = Accumulator<T>>
+void expect_bits_of_one_gpu(Index streams, Index sequence, const Task& task) {
+  expect_bits_of_one_process<Cuda, T, G, M>(streams, sequence, task, kTile);
+}
+
+// Two tiles, so that two of four sequence ranks have none.
+std::vector<Batch> few_rows(const Config& c, std::size_t count) {
+  return batches_of(c, count, sized<Lengths>({520, 40, 300}, {250, 20, 30}, {250, 10}));
+}
+
+TEST_F(GpuRanks, SequenceRanksGiveTheBitsOfLanes) {
+  const Config c = models_for_ranks()[1].config;
+  expect_bits_of_one_gpu<float>(1, 2, {c, few_rows(c, 1), Mode::stream});
+  if (!kSanitized) expect_bits_of_one_gpu<BFloat16>(1, 4, {c, few_rows(c, 1), Mode::full});
+}
+
+TEST_F(GpuRanks, DataRanksGiveTheBitsOfOneGpuThatAccumulates) {
+  if (kSanitized) GTEST_SKIP() << "slow; without sanitizers, it runs";
+  const Config c = models_for_ranks()[0].config;
+  expect_bits_of_one_gpu<BFloat16>(2, 1, {c, few_rows(c, 3), Mode::stream});  // one is idle in the second round
+}
+
+TEST_F(GpuRanks, GridsGiveTheBitsOfOneGpu) {
+  if (kSanitized) GTEST_SKIP() << "slow; without sanitizers, it runs";
+  const Config c = models_for_ranks()[1].config;
+  const Task task{c, few_rows(c, 2), Mode::stream, kTile, OptimizerKind::adamw_pure};
+  expect_bits_of_one_gpu<BFloat16, BFloat16, BFloat16>(2, 2, task);
+}
+
+// Another rank fails: a rank that waits for it fails too, and does not hang.
+TEST_F(GpuRanks, FailTogether) {
+  const Config c = models_for_ranks()[1].config;
+  std::atomic<int> failed = 0;
+  auto run = [&] {
+    as_ranks(2, 1, [&](const Ranks& ranks) {
+      cudaSetDevice(static_cast<int>(ranks.all.rank));
+      Cuda dev(std::size_t{1} << 20, kTile);
+      const Connection<Cuda> connection(dev, ranks);
+      if (ranks.all.rank == 1) fail("the first failure");
+      const auto numbers = allocate<float>(dev, 64, 64, Kind::chunk);
+      zero(dev, numbers);
+      exchange(dev, "share", connection.ranks.all, shared_rows<float>(connection.ranks.all, {numbers}));
+      try {
+        dev.synchronize();
+      } catch (const Error& e) {
+        ++failed;
+        EXPECT_NE(std::string(e.what()).find("the connection to another GPU has failed"), std::string::npos)
+            << e.what();
+        throw;
+      }
+    });
+  };
+  EXPECT_THROW(run(), Error);
+  EXPECT_EQ(failed, 1);
+}
+
+}  // namespace
+}  // namespace streambp
+
+#endif

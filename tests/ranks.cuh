@@ -1,0 +1,114 @@
+// Shared by the tests of ranks on both devices: any grid of ranks gives the bits of one process with as many lanes.
+#pragma once
+
+#include "parallel/connection.cuh"
+#include "tests/support.cuh"
+#include "tests/thread_ranks.cuh"
+
+namespace streambp {
+
+// Heads that two and four ranks can share.
+inline std::vector<Family> models_for_ranks() {
+  std::vector<Family> all;
+  auto add = [&](std::string name, Config c) { return &all.emplace_back(Family{std::move(name), c}).config; };
+  add("gpt2", make_config("gpt2", {67, 24, 2, 4, 4, 6, 100, 1200, true}));
+  add("qwen3", make_config("qwen3", {83, 30, 2, 8, 4, 6, 45, 0, true}));
+  add("qwen2", make_config("qwen2", {71, 32, 1, 8, 4, 8, 36, 0, false}));
+  Config* c = add("gemma3", make_config("gemma3", {89, 26, 2, 4, 4, 10, 44, 0, true}));
+  c->window = 20, c->local = {true, false}, c->local_rope_theta = 100;
+  if (kSanitized) all.erase(all.begin() + 2, all.end());
+  return all;
+}
+
+// Several tiles, the last incomplete; two documents begin inside a tile.
+inline const Lengths kRows = sized<Lengths>({520, 40, 300}, {270, 40, 20});
+
+struct Trained {
+  double loss = 0, norm = 0;
+  std::vector<double> logp;
+  std::optional<HostGradient> weights;
+  bool operator==(const Trained& other) const {
+    return loss == other.loss && norm == other.norm && logp == other.logp && *weights == *other.weights;
+  }
+};
+
+struct Task {
+  Config config;
+  std::vector<Batch> batches;  // of a step
+  Mode mode;
+  Index chunk = kTile;
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  Objective objective = {};
+};
+
+// Two steps on a device with exactly the planned memory.
+template <class Device, class T, class G = T, class M = Accumulator<T>>
+Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
+  Index rows = 0;
+  for (const Batch& batch : task.batches) rows = std::max(rows, batch.size());
+  const Index own = Division{rows, kTile, 0, ranks.sequence.size}.own();
+  StepSettings s{task.config};
+  s.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
+  s.device = Device::kind, s.tile = kTile, s.wide_gradient = sizeof(G) > sizeof(T);
+  s.optimizer = task.optimizer, s.objective = task.objective, s.ranks = ranks;
+  s.micro_batches = static_cast<Index>(task.batches.size());
+  const Schedule schedule = schedule_for(task.mode, task.config, own, task.chunk);
+  const Usage planned = plan(s, rows, schedule);
+  Device dev(planned.peak, device_settings...);
+  const Connection<Device> connection(dev, ranks);
+  Trainer<Device, T, G, M> trainer(dev, task.config, rows, task.optimizer, task.objective, connection.ranks);
+  trainer.initialise(1, 0.1);
+  Trained trained;
+  for (Index step = 1; step <= 2; ++step) {
+    const auto add_logps = [&](std::size_t, const auto& logp) {
+      trained.logp.insert(trained.logp.end(), logp.begin(), logp.end());
+    };
+    const StepResult result = trainer.step(task.batches, schedule, {.warmup = 1, .steps = 4}, step, add_logps);
+    trained.loss = result.measures.loss, trained.norm = result.gradient_norm;
+  }
+  std::vector<std::vector<double>> weights;
+  for (const auto& e : table(task.config, trainer.model.weights)) {
+    const std::vector<T> rows = rows_on_all(dev, trainer.model.shards, *e.matrix);
+    weights.emplace_back(rows.begin(), rows.end());
+  }
+  trained.weights.emplace(task.config, std::move(weights));
+  const std::string what = std::string(name(task.mode)) + ", rank " + std::to_string(ranks.all.rank);
+  EXPECT_EQ(dev.arena.peak(), planned.peak) << what;
+  EXPECT_EQ(dev.sent(), 2 * planned.sent) << what;
+  double sent = 0;
+  for (const Group* group : {&ranks.all, &ranks.sequence})
+    if (group->transport) sent += std::exchange(static_cast<ThreadTransport*>(group->transport)->sent, 0);
+  if (Device::kind == DeviceKind::cpu) {
+    EXPECT_EQ(sent, 2 * planned.sent) << what;
+  }
+  return trained;
+}
+
+inline std::vector<Batch> batches_of(const Config& c, std::size_t count, const Lengths& rows = kRows) {
+  std::vector<Batch> batches;
+  for (std::size_t i = 0; i < count; ++i) {
+    Lengths lengths = rows;
+    lengths[0] -= static_cast<Index>(7 * i), lengths[1] += static_cast<Index>(7 * i);
+    batches.push_back(packed(c, lengths, 5 + i));
+  }
+  return batches;
+}
+
+template <class Device, class T, class G = T, class M = Accumulator<T>>
+void expect_bits_of_one_process(Index streams, Index sequence, const Task& task, auto... device_settings) {
+  const Trained alone = train<Device, T, G, M>(task, Ranks{{}, {}, sequence}, device_settings...);
+  as_ranks(streams, sequence, [&](const Ranks& ranks) {
+    omp_set_num_threads(1);
+#ifdef STREAMBP_CUDA
+    if (Device::kind == DeviceKind::cuda) cudaSetDevice(static_cast<int>(ranks.all.rank));
+#endif
+    Ranks with_shards = ranks;
+    with_shards.shard_weights = true;
+    for (const Ranks& r : {ranks, with_shards}) {
+      EXPECT_TRUE((train<Device, T, G, M>(task, r, device_settings...) == alone))
+          << streams << "x" << sequence << " ranks, " << name(task.mode) << ", rank " << r.all.rank;
+    }
+  });
+}
+
+}  // namespace streambp
