@@ -98,6 +98,7 @@ class BenchCommand : public Command {
     const auto engine = make_engine(settings, length, capacity);
     engine->initialise(1);
     const std::vector<Batch> batches(static_cast<std::size_t>(settings.ranks.streams()), random_document());
+    if (profile) link = engine->link_rate();
     rate = time_runs(*engine, batches, candidates, first_rate);
     if (gpu) {
       const std::size_t free_now =
@@ -170,7 +171,7 @@ class BenchCommand : public Command {
                  {"ranks", settings.ranks.all.size},
                  {"sequence_ranks", settings.ranks.sequence.size},
                  {"matmul_rate", rate}};
-    if (profile) json["copy_rate"] = bandwidth;
+    if (profile) json["copy_rate"] = bandwidth, json["link_rate"] = link;
     if (gpu) json["driver_overhead"] = driver_overhead;
     TextTable table({"mode", "seconds", "min", "max", "tokens/s", "GFLOP/s", "of matmul", "memory"});
     for (const Candidate& c : candidates) {
@@ -202,6 +203,7 @@ class BenchCommand : public Command {
     if (gpu)
       std::printf("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead).c_str());
     if (profile) std::printf("Copy within memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);
+    if (profile && !alone) std::printf("Sent by rank 0 while all ranks send to all: %.1f GB/s.\n", link / 1e9);
     for (const Candidate& c : candidates) {
       if (profile) print_profile(c);
     }
@@ -209,8 +211,13 @@ class BenchCommand : public Command {
     if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
   }
 
-  // The time of an operation relative to its lower bound: FLOPs at the matmul rate or bytes at the copy rate.
-  double over_floor(const Work& w) const { return w.seconds / std::max(w.flops / rate, w.bytes / bandwidth); }
+  // The time of an operation relative to its lower bound: FLOPs at the matmul rate, bytes at the copy rate, or bytes sent
+  // at the rate of the link.
+  std::string over_floor(const Work& w) const {
+    const double to_send = w.sent > 0 ? w.sent / link : 0;
+    const double floor = std::max({w.flops / rate, w.bytes / bandwidth, to_send});
+    return floor > 0 ? format("%.2f", w.seconds / floor) : "";
+  }
 
   void print_profile(const Candidate& c) const {
     std::printf("\n%s, profile of one run:\n", c.label.c_str());
@@ -222,7 +229,7 @@ class BenchCommand : public Command {
     for (const Work& w : work) {
       table.add({std::string(w.name), std::to_string(w.calls), format("%.3f", w.seconds),
                  format("%.1f%%", 100 * w.seconds / total), format("%.1f", w.flops / w.seconds / 1e9),
-                 format("%.1f", w.bytes / w.seconds / 1e9), format("%.2f", over_floor(w))});
+                 format("%.1f", (w.bytes + w.sent) / w.seconds / 1e9), over_floor(w)});
     }
     table.print();
   }
@@ -250,9 +257,9 @@ class BenchCommand : public Command {
   RankOptions ranks;
   StepSettings settings;
   bool gpu = false;
-  double rate = 0, bandwidth = 0;       // of matmul and of copies
-  std::vector<ProductTiming> products;  // on a GPU
-  std::size_t driver_overhead = 0;      // beyond the planned memory: kernels and libraries
+  double rate = 0, bandwidth = 0, link = 0;  // of matmul, of copies, and between ranks
+  std::vector<ProductTiming> products;       // on a GPU
+  std::size_t driver_overhead = 0;           // beyond the planned memory: kernels and libraries
   Index length = 1024, repeat = 5;
   Index steps = 0;  // taken
   std::vector<Index> stream_chunks;

@@ -52,8 +52,10 @@ void TrainOptions::add_data_options() {
                               Lasts::fixed, "768; with --model chosen by data and memory"));
   table.add("--batch", whole(batch, "Documents, or packs, per micro-batch, laid end to end in one token stream", 1,
                              1 << 20, Lasts::fixed, "2; with --model 1"));
-  table.add("--accumulate", whole(micro_batches, "Micro-batches per step, of all processes together", 1, 1 << 12,
-                                  Lasts::fixed, "1; one per token stream"));
+  table.add(
+      "--accumulate",
+      whole(micro_batches, "Micro-batches per step, of all processes together; at least so many in a round of GRPO", 1,
+            1 << 12, Lasts::fixed, "1; one per token stream"));
   table.add("--eval-fraction",
             {&evaluation_fraction, "Held-out fraction of the data", checks::between(0, 0.5), Lasts::fixed});
   table.add("--chat",
@@ -199,7 +201,7 @@ void TrainOptions::check_grpo() const {
   }
   grpo.check();
   if (!online_grpo()) return;
-  for (const char* flag : {"--accumulate", "--batch", "--learn", "--too-long", "--skip-bad"}) {
+  for (const char* flag : {"--batch", "--learn", "--too-long", "--skip-bad"}) {
     require(!given(flag), flag, " has no meaning with --reward or --reward-cmd, where a round is a batch");
   }
   for (const auto& [flag, steps] : {std::pair{"--steps", optimizer.steps},
@@ -213,8 +215,8 @@ void TrainOptions::check_grpo() const {
 
 void TrainOptions::check_ranks() const {
   const Index count = this_process().count, streams = count / ranks.sequence_ranks;
-  require(count == 1 || !online_grpo(),
-          "GRPO that samples its completions runs in one process; start it without mpirun");
+  require(!online_grpo() || ranks.sharded == "state", "--shard weights: GRPO that samples its completions needs all ",
+          "weights on every rank; leave it out");
   require(micro_batches >= streams, "--accumulate ", micro_batches, ": a step has ",
           counted(micro_batches, "micro-batch"), ", too few for ", streams, " token streams; start fewer processes");
 }

@@ -113,7 +113,12 @@ class Preparation {
     if (!o.resumed && !o.given("--length")) o.length = std::min(all, std::max<Index>(longest, 4096));
     require(o.length >= longest, "--length ", o.length, ": the longest prompt and its completion have ", longest,
             " tokens");
-    task.settings = settings(config, o.length < all ? 2 : 1);  // two have the memory of any larger number
+    require(all / longest >= o.micro_batches, "a round of ", all / longest,
+            " completions has too few for --accumulate ", o.micro_batches);
+    task.grpo->micro_batches = o.micro_batches;
+    // A round has more micro-batches if its completions are long. Two rounds of the ranks have the memory of any more.
+    const Index two_each = 2 * o.ranks.planned(config).streams();
+    task.settings = settings(config, o.length < all ? std::max(o.micro_batches, two_each) : o.micro_batches);
     task.settings.objective = o.objectives.settings(o.grpo.completion);
     if (!o.resumed) settle_steps(task.grpo->steps_per_epoch());
     task.source.description = format("%s, %ld with %s each in a round", counted(task.grpo->prompts(), "prompt").c_str(),

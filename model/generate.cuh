@@ -211,6 +211,7 @@ struct GenerationSettings {
   Sampling sampling;
   Index length = 1;               // maximum number of tokens
   std::set<std::int32_t> stop{};  // tokens that end a sequence
+  std::size_t first = 0;          // the number of the first prompt
 };
 
 enum class Ending { none, stop, length, room };
@@ -241,14 +242,14 @@ void require_finite(std::span<const T> logits, std::size_t text, std::size_t pos
 // Samples from each row of logits. The random number depends only on the seed, the prompt's number and the position.
 template <class T>
 std::vector<Draw> draw_rows(std::span<const T> logits, const std::vector<Active>& active,
-                            const std::vector<std::size_t>& positions, const Sampling& s) {
+                            const std::vector<std::size_t>& positions, const GenerationSettings& s) {
   const std::size_t vocabulary = logits.size() / active.size();
   std::vector<Draw> draws(active.size());
   auto row = [&](std::size_t i) { return logits.subspan(i * vocabulary, vocabulary); };
-  for (std::size_t i = 0; i < active.size(); ++i) require_finite(row(i), active[i].number, positions[i]);
+  for (std::size_t i = 0; i < active.size(); ++i) require_finite(row(i), s.first + active[i].number, positions[i]);
 #pragma omp parallel for if (active.size() > 1)
   for (std::size_t i = 0; i < active.size(); ++i) {
-    draws[i] = draw(row(i), s, Random(s.seed, active[i].number).uniform(positions[i]));
+    draws[i] = draw(row(i), s.sampling, Random(s.sampling.seed, s.first + active[i].number).uniform(positions[i]));
   }
   return draws;
 }
@@ -275,7 +276,7 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
     const std::vector<T> logits = generator.read(readings);
     std::vector<std::size_t> lengths;
     for (const Active& a : active) lengths.push_back(generator.text(a.slot).size());
-    const std::vector<Draw> draws = draw_rows<T>(logits, active, lengths, s.sampling);
+    const std::vector<Draw> draws = draw_rows<T>(logits, active, lengths, s);
     std::vector<Active> still_active;
     for (std::size_t i = 0; i < active.size(); ++i) {
       Continuation& text = texts[active[i].number];

@@ -13,7 +13,9 @@ const Group& all() {
   return ranks.all;
 }
 
-std::vector<std::string> gather(const std::string& text) {
+}  // namespace
+
+std::vector<std::string> of_all_ranks(const std::string& text) {
   std::vector<std::string> texts;
   for (const auto& characters : gather_on_host(all(), std::vector<char>(text.begin(), text.end()))) {
     texts.emplace_back(characters.begin(), characters.end());
@@ -21,12 +23,10 @@ std::vector<std::string> gather(const std::string& text) {
   return texts;
 }
 
-}  // namespace
-
-std::string from_first(const std::string& text) { return gather(text).front(); }
+std::string from_first(const std::string& text) { return of_all_ranks(text).front(); }
 
 void require_equal(const std::string& what, const std::string& text) {
-  const std::vector<std::string> texts = gather(text);
+  const std::vector<std::string> texts = of_all_ranks(text);
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     require(texts[rank] == texts[0], "rank ", rank, " has ", what, " ", quote(texts[rank]), ", but rank 0 has ",
             quote(texts[0]), "; they must be equal");
@@ -34,7 +34,7 @@ void require_equal(const std::string& what, const std::string& text) {
 }
 
 void require_different(const std::string& what, const std::string& text, const std::string& remedy) {
-  const std::vector<std::string> texts = gather(text);
+  const std::vector<std::string> texts = of_all_ranks(text);
   for (auto later = texts.begin(); later != texts.end(); ++later) {
     const auto first = std::find(texts.begin(), later, *later);
     require(first == later, "ranks ", first - texts.begin(), " and ", later - texts.begin(), " both use ", what, " ",

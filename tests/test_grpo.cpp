@@ -29,6 +29,18 @@ TEST(Rollouts, HaveALossOnTheCompletionOnly) {
   EXPECT_THROW(batches_of(rollouts, 3), Error);
 }
 
+TEST(Rollouts, FillAtLeastSoManyBatches) {
+  const std::vector<Rollout> rollouts(5, Rollout{{1, 2, 3, 4}, 1, 2});
+  for (Index at_least = 1; at_least <= 5; ++at_least) {
+    const auto batches = batches_of(rollouts, 9, at_least);  // three fit
+    EXPECT_EQ(batches.size(), std::max<std::size_t>(2, static_cast<std::size_t>(at_least)));
+    Index tokens = 0;
+    for (const Batch& batch : batches) tokens += batch.size();
+    EXPECT_EQ(tokens, 15);
+  }
+  EXPECT_THROW(batches_of(rollouts, 9, 6), Error);
+}
+
 class Grpo : public Commands {
  protected:
   void SetUp() override {

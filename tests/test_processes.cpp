@@ -78,6 +78,25 @@ TEST_F(Processes, RanksShareTheFusedTensorsOfGpt2) {
   expect_same_run("one", "run");
 }
 
+// Ranks sample some of the completions each; rank 0 asks for the rewards. Every round has several steps.
+TEST_F(Processes, OnlineGrpoGivesTheFilesOfOneProcess) {
+  expect_ok("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out " +
+            path("base"));
+  expect_ok("examples arithmetic --count 20 --out " + path("sums.jsonl"));
+  const std::string train =
+      "train --objective grpo --model " + path("base") + " --data " + path("sums.jsonl") +
+      " --completion 6 --prompts 3 --group 4 --steps 4 --inner 2 --kl 0.1 --rate 1e-2 --eval-every 2 " +
+      "--eval-fraction 0.2 --reward-cmd 'while read -r line; do echo ${#line}; done' ";
+  expect_ok(train + "--accumulate 2 --out " + path("one"));
+  expect_runs(2, train + "--stop-after 2 --out " + path("ranks"));
+  expect_runs(2, "train --resume --out " + path("ranks"));
+  expect_same_run("one", "ranks");
+  for (const char* name : {"reward", "evaluation_reward", "kl"}) EXPECT_EQ(metric("one", name), metric("ranks", name));
+  EXPECT_EQ(read_file(path("one/completions.jsonl")), read_file(path("ranks/completions.jsonl")));
+  EXPECT_GT(metric("one", "gradient_norm").at(0), 0);
+  EXPECT_GT(metric("one", "kl").at(3), 0);
+}
+
 TEST_F(Processes, RefusesWhatCannotWork) {
   const std::string train = "train" + kModelForRanks + "--steps 3 --out " + path("run") + " ";
   expect_refused_by_ranks(ranks(3) + train + "--sequence-ranks 2", "does not divide the number of processes, 3");

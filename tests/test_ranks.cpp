@@ -59,8 +59,9 @@ TEST(Ranks, SequenceParallelismSendsOnlyRowsForHeads) {
 TEST_P(EveryModel, GridsInAllTypesGiveTheBitsOfOneProcess) {
   const Config& c = GetParam().config;
   const Task task{c, batches_of(c, 3), Mode::stream};
-  expect_bits_of_one_process<Cpu, double>(2, 2, task);
   expect_bits_of_one_process<Cpu, BFloat16>(2, 2, task);
+  if (kSanitized) return;  // the same code with other types
+  expect_bits_of_one_process<Cpu, double>(2, 2, task);
   expect_bits_of_one_process<Cpu, BFloat16, float>(2, 2, task);
   Task pure = task;
   pure.optimizer = OptimizerKind::adamw_pure;

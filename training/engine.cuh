@@ -77,6 +77,7 @@ class Engine {
   virtual void synchronize() = 0;
   // Reasons to doubt bit-for-bit equality, such as a GPU library that changed its algorithm.
   virtual std::vector<std::string> warnings() = 0;
+  virtual double link_rate() = 0;             // bytes that a rank sends to the others per second
   virtual void time_operations(bool on) = 0;  // a GPU times them on request; a CPU always does
 };
 

@@ -1,6 +1,5 @@
 #include "training/engine_instances.cuh"
 #include "training/engine_on.cuh"
-#include "training/microbenchmarks.cuh"
 
 namespace streambp {
 

@@ -6,6 +6,7 @@
 #include "memory/offloaded_weights.cuh"
 #include "parallel/connection.cuh"
 #include "training/engine.cuh"
+#include "training/microbenchmarks.cuh"
 
 namespace streambp {
 
@@ -97,6 +98,7 @@ class EngineOn : public Engine {
     if constexpr (requires { dev.algorithm_changes; }) return dev.algorithm_changes;
     return {};
   }
+  double link_rate() override { return streambp::link_rate(dev, connection.ranks.all); }
   void time_operations([[maybe_unused]] bool on) override {
     if constexpr (requires { dev.profile; }) dev.profile = on;
   }

@@ -10,6 +10,7 @@
 #include "kernels/base/random.cuh"
 #include "kernels/elementwise.cuh"
 #include "kernels/matmul.cuh"
+#include "parallel/exchange.cuh"
 
 namespace streambp {
 
@@ -28,6 +29,28 @@ double copy_rate() {
     dev.synchronize();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     best = std::max(best, 2.0 * n * sizeof(float) / seconds);
+  }
+  return best;
+}
+
+// Bytes that a rank sends per second while all ranks of a group send to all others, in memory that the device has left.
+// The best of a few runs.
+template <class Device>
+double link_rate(Device& dev, const Group& group) {
+  if (group.size == 1) return 0;
+  auto scope = dev.scope();
+  const auto left = static_cast<Index>(dev.arena.capacity() - dev.arena.used()) / static_cast<Index>(sizeof(float));
+  const auto m = allocate<float>(dev, group.size, std::min(left / (2 * group.size), Index{1} << 22), Kind::chunk);
+  zero(dev, m);
+  const Transfers transfers = shared_rows<float>(group, {m});
+  double best = 0;
+  for (int i = 0; i < 6; ++i) {
+    dev.synchronize();
+    const auto start = std::chrono::steady_clock::now();
+    group.transport->start(transfers), group.transport->finish();
+    dev.synchronize();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    best = std::max(best, bytes_sent(transfers) / seconds);
   }
   return best;
 }

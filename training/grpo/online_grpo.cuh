@@ -8,6 +8,7 @@
 
 #include "data/documents/text.cuh"
 #include "data/files/checkpoint.cuh"
+#include "parallel/processes.cuh"
 #include "training/engine.cuh"
 #include "training/grpo/rewards.cuh"
 #include "training/grpo/rollouts.cuh"
@@ -25,11 +26,8 @@ class OnlineGrpo {
 
   // model: provides the tokenizer. reference: the reference model of --kl.
   OnlineGrpo(const GrpoSettings& settings, const Data& data, const fs::path& model, const fs::path& reference)
-      : settings_(settings),
-        reference_(reference),
-        seed_(data.seed),
-        prompter_(model, data.chat_layout),
-        rewarder_(settings) {
+      : settings_(settings), reference_(reference), seed_(data.seed), prompter_(model, data.chat_layout) {
+    if (first_rank()) rewarder_.emplace(settings);
     std::uint64_t hash = 0;
     for (Prompt& prompt : read_prompts(data.files, prompter_, settings)) {
       const auto number = static_cast<std::uint64_t>(training_.size() + held_out_.size());
@@ -43,6 +41,7 @@ class OnlineGrpo {
 
   std::string fingerprint;     // of the prompts
   Index parallel = 1;          // completions sampled in parallel
+  Index micro_batches = 1;     // of a round, at least
   std::vector<Batch> batches;  // of the round
 
   Index prompts() const { return static_cast<Index>(training_.size()); }
@@ -85,12 +84,12 @@ class OnlineGrpo {
   // The file for record(); off-line training can read it.
   void record_in(const fs::path& path) {
     record_path_ = path;
-    record_.open(path, std::ios::app);
+    if (first_rank()) record_.open(path, std::ios::app);
   }
 
   // After a step that begins a round: writes the groups of the round, with the log-probs that the step computed.
   void record(Index step) {
-    if (!begins_round(step)) return;
+    if (!begins_round(step) || !first_rank()) return;
     for (std::size_t i = 0; i < samples_.size(); i += index(settings_.group)) {
       const Json& line = samples_[i].prompt->line;
       Json group = {{"step", step}, {"prompt", line[line.contains("messages") ? "messages" : "prompt"]}};
@@ -124,13 +123,31 @@ class OnlineGrpo {
     return training_[index(order_[index(n % prompts())])];
   }
 
+  static bool first_rank() { return this_process().rank == 0; }
+
+  // A completion for each of these prompts. Every rank samples some of them and gets all.
+  std::vector<Continuation> completions_of(Engine& engine, const std::vector<const Prompt*>& asked,
+                                           const Sampling& sampling) {
+    const Process& process = this_process();
+    const Rows mine = shard(static_cast<Index>(asked.size()), {process.rank, process.count});
+    std::vector<Tokens> begun;
+    for (Index i = mine.begin; i < mine.end; ++i) begun.push_back(asked[index(i)]->tokens);
+    const GenerationSettings settings = {sampling, settings_.completion, prompter_.stop, index(mine.begin)};
+    auto generator = engine.generator(parallel, longest(), kTile);
+    Json sampled = Json::array();
+    for (const Continuation& c : generator->generate(begun, settings, [](std::size_t, const Continuation&) {}))
+      sampled.push_back({c.tokens, c.logps, c.end});
+    std::vector<Continuation> all;
+    for (const std::string& of_rank : of_all_ranks(sampled.dump())) {
+      for (const Json& c : parse_json(of_rank, "completions of a rank"))
+        all.push_back({c[0].get<Tokens>(), c[1].get<std::vector<double>>(), c[2].get<Ending>()});
+    }
+    return all;
+  }
+
   // Samples and rewards one completion for each of these prompts.
   std::vector<Sample> complete(Engine& engine, const std::vector<const Prompt*>& asked, const Sampling& sampling) {
-    std::vector<Tokens> begun;
-    for (const Prompt* prompt : asked) begun.push_back(prompt->tokens);
-    const auto completed = engine.generator(parallel, longest(), kTile)
-                               ->generate(begun, {sampling, settings_.completion, prompter_.stop},
-                                          [](std::size_t, const Continuation&) {});
+    const std::vector<Continuation> completed = completions_of(engine, asked, sampling);
     std::vector<Sample> samples;
     std::vector<std::string> texts;
     for (std::size_t i = 0; i < asked.size(); ++i) {
@@ -138,7 +155,8 @@ class OnlineGrpo {
       texts.push_back(prompter_.tokenizer.decode({completed[i].tokens.data(), completed[i].tokens.size() - stopped}));
       samples.push_back({asked[i], completed[i].tokens, completed[i].logps, stopped, texts[i]});
     }
-    const std::vector<double> rewards = rewarder_.rewards(asked, texts);
+    const std::string given = from_first(rewarder_ ? Json(rewarder_->rewards(asked, texts)).dump() : "");
+    const auto rewards = parse_json(given, "rewards").get<std::vector<double>>();
     for (std::size_t i = 0; i < samples.size(); ++i) {
       require(is_advantage({rewards[i], rewards[i]}), "a reward of ", rewards[i],
               " is too large to compare; give smaller ones");
@@ -162,7 +180,7 @@ class OnlineGrpo {
         rollouts.push_back(std::move(rollout));
       }
     }
-    batches = batches_of(rollouts, rows);
+    batches = batches_of(rollouts, rows, micro_batches);
     if (objective.kl > 0) compute_reference_logps(engine, schedule);
     describe(rollouts);
   }
@@ -226,7 +244,7 @@ class OnlineGrpo {
   const fs::path reference_;
   const std::uint64_t seed_;
   Prompter prompter_;
-  Rewarder rewarder_;
+  std::optional<Rewarder> rewarder_;  // on rank 0
   std::vector<Prompt> training_, held_out_;
   std::vector<Index> order_;  // of the prompts in the epoch
   Index longest_ = 0, epoch_ = -1;
