@@ -7,7 +7,7 @@ namespace streambp {
 void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>& types,
                            const std::vector<std::string>& optimizers, Lasts lasts) {
   options.section("Device");
-  options.add("--device", {&device, "cuda: the first GPU; auto: a GPU if one can be used",
+  options.add("--device", {&device, "cuda: a GPU, of several processes one each; auto: a GPU if one can be used",
                            checks::one_of({"auto", "cpu", "cuda"})});
   options.add("--dtype",
               {&dtype, "Type of weights and activations; auto: bf16 on a GPU, else f32", checks::one_of(types), lasts});

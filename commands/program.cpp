@@ -67,7 +67,7 @@ void join_others(int argc, char** argv) {
   const Process& process = this_process();
   if (process.count == 1) return;
   const std::string command = argc > 1 ? argv[1] : "";
-  choose_gpu(process.local_rank, process.local_count);
+  choose_gpu(process);
   if (process.rank > 0 && std::freopen("/dev/null", "w", stdout) == nullptr) fail("cannot open /dev/null");
   std::string arguments;
   for (int i = 1; i < argc; ++i) arguments += (i > 1 ? " " : "") + std::string(argv[i]);

@@ -52,10 +52,9 @@ void TrainOptions::add_data_options() {
                               Lasts::fixed, "768; with --model chosen by data and memory"));
   table.add("--batch", whole(batch, "Documents, or packs, per micro-batch, laid end to end in one token stream", 1,
                              1 << 20, Lasts::fixed, "2; with --model 1"));
-  table.add(
-      "--accumulate",
-      whole(micro_batches, "Micro-batches per step, of all processes together; at least so many in a round of GRPO", 1,
-            1 << 12, Lasts::fixed, "1; one per token stream"));
+  table.add("--accumulate",
+            whole(micro_batches, "Micro-batches per step, over all processes; for on-line GRPO the minimum per round",
+                  1, 1 << 12, Lasts::fixed, "1; one per token stream"));
   table.add("--eval-fraction",
             {&evaluation_fraction, "Held-out fraction of the data", checks::between(0, 0.5), Lasts::fixed});
   table.add("--chat",

@@ -113,8 +113,9 @@ class Preparation {
     if (!o.resumed && !o.given("--length")) o.length = std::min(all, std::max<Index>(longest, 4096));
     require(o.length >= longest, "--length ", o.length, ": the longest prompt and its completion have ", longest,
             " tokens");
-    require(all / longest >= o.micro_batches, "a round of ", all / longest,
-            " completions has too few for --accumulate ", o.micro_batches);
+    require(task.grpo->completions() >= o.micro_batches, "a round of ", task.grpo->completions(),
+            " completions is too small for ", o.micro_batches,
+            " micro-batches (--accumulate, by default one per token stream); use more --prompts, or fewer processes");
     task.grpo->micro_batches = o.micro_batches;
     // A round has more micro-batches if its completions are long. Two rounds of the ranks have the memory of any more.
     const Index two_each = 2 * o.ranks.planned(config).streams();

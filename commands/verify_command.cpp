@@ -12,6 +12,7 @@
 #include "data/files/checkpoint.cuh"
 #include "training/engine.cuh"
 #include "training/plan.cuh"
+#include "training/reference_logps.cuh"
 #include "training/verify/gradient_check.cuh"
 
 namespace streambp {
@@ -66,6 +67,7 @@ class VerifyCommand : public Command {
     const auto& tokens = input_.batch.tokens;
     const std::string_view bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof tokens[0]);
     require_equal("the data", std::to_string(text_hash(bytes)));
+    if (!input_.weights.empty()) require_equal("the model", contents_key(input_.weights));
     announce();
     add_objective_data();
     if (this_process().rank == 0) compute_truth();

@@ -2,6 +2,7 @@
 // layer. It does not know where they are stored: here, completely on this device, or in shards on all ranks.
 #pragma once
 
+#include <optional>
 #include <utility>
 
 #include "model/parameters.cuh"
@@ -21,8 +22,9 @@ struct Lease {
 template <class Device, class T>
 class Weights {
  public:
-  Weights(Device& dev, const Model<T>& model) : dev_(dev), model_(model), scope_(dev.scope()) {
+  Weights(Device& dev, const Model<T>& model) : dev_(dev), model_(model) {
     if (model.shards.size == 1) return;
+    scope_.emplace(dev.scope());
     for (Gathered& g : gathered_) {
       for (const Entry<T>& e : layer_table(model.config, 0, g.weights))
         *e.matrix = allocate<T>(dev, e.parameter.rows, e.parameter.cols, Kind::weights);
@@ -33,7 +35,7 @@ class Weights {
   const Layer<T>& take(Index layer, Index next) {
     if (model_.shards.size == 1) return model_.weights.layers[static_cast<std::size_t>(layer)];
     gather(layer);
-    if (arriving_) finish_exchange(dev_, "wait for weights", model_.shards);
+    if (arriving_) finish_exchange(dev_, "gather weights", model_.shards);
     arriving_ = false;
     if (0 <= next && next < model_.config.layers) gather(next);
     return gathered_[layer % 2].weights;
@@ -93,7 +95,7 @@ class Weights {
 
   Device& dev_;
   const Model<T>& model_;
-  decltype(std::declval<Device&>().scope()) scope_;
+  std::optional<decltype(std::declval<Device&>().scope())> scope_;
   Gathered gathered_[2];   // layers with even and with odd numbers
   bool arriving_ = false;  // exchanges of layers were started
 };

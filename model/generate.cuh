@@ -239,7 +239,7 @@ void require_finite(std::span<const T> logits, std::size_t text, std::size_t pos
        static_cast<float>(*bad), "; are the weights damaged, or too large for this --dtype?");
 }
 
-// Samples from each row of logits. The random number depends only on the seed, the prompt's number and the position.
+// Samples from each row of logits. The random number depends only on the seed, the completion's number and the position.
 template <class T>
 std::vector<Draw> draw_rows(std::span<const T> logits, const std::vector<Active>& active,
                             const std::vector<std::size_t>& positions, const GenerationSettings& s) {

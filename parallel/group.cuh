@@ -44,7 +44,8 @@ struct Transfers {
 class Transport {
  public:
   virtual ~Transport() = default;
-  // Starts messages between the memories of devices: after the device's work so far, beside its later work.
+  // Starts messages between the memories of devices: after the device's work so far, concurrently with its
+  // later work.
   virtual void start(const Transfers& transfers) = 0;
   // The device's later work waits for all messages that were started.
   virtual void finish() = 0;

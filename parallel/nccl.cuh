@@ -1,4 +1,4 @@
-// Messages between GPUs: NCCL, on a stream of their own beside the device's work. Events order the two streams, so the
+// Messages between GPUs: NCCL, on a stream of their own, concurrent with the device's work. Events order the two streams, so the
 // host never waits. NCCL is a build option; without it, a run has one GPU.
 #pragma once
 
@@ -8,6 +8,7 @@
 #ifdef STREAMBP_NCCL
 #include <nccl.h>
 
+#include <exception>
 #include <memory>
 #include <thread>
 
@@ -17,7 +18,7 @@ namespace cuda {
 
 inline void check(ncclResult_t result, const char* call, const char* file, int line) {
   require(result == ncclSuccess, file, ":", line, ": ", call, ": ", ncclGetErrorString(result),
-          "; NCCL_DEBUG=WARN tells more");
+          "; set NCCL_DEBUG=WARN for details");
 }
 
 // Orders the later work of one stream after the earlier work of another.
@@ -45,16 +46,30 @@ class NcclTransport : public Transport {
     std::memcpy(id.internal, gather_on_host(hosts, mine)[0].data(), sizeof id.internal);
     STREAMBP_CHECK(ncclCommInitRank(&communicator_, static_cast<int>(hosts.size), id, static_cast<int>(hosts.rank)));
   }
-  ~NcclTransport() { ncclCommAbort(communicator_); }  // does not wait for other ranks, which may have failed
+  // After an error it does not wait for the other ranks.
+  ~NcclTransport() {
+    if (std::uncaught_exceptions() > 0) {
+      ncclCommAbort(communicator_);
+    } else {
+      ncclCommFinalize(communicator_);
+      ncclCommDestroy(communicator_);
+    }
+  }
 
   void start(const Transfers& transfers) override {
     order_.put(stream_, dev_.stream);
     STREAMBP_CHECK(ncclGroupStart());
-    for (const Transfer& t : transfers.sends)
-      STREAMBP_CHECK(ncclSend(t.data, t.bytes, ncclChar, static_cast<int>(t.peer), communicator_, stream_));
-    for (const Transfer& t : transfers.receives)
-      STREAMBP_CHECK(ncclRecv(t.data, t.bytes, ncclChar, static_cast<int>(t.peer), communicator_, stream_));
-    STREAMBP_CHECK(ncclGroupEnd());
+    ncclResult_t result = ncclSuccess;
+    for (const Transfer& t : transfers.sends) {
+      if (result == ncclSuccess)
+        result = ncclSend(t.data, t.bytes, ncclChar, static_cast<int>(t.peer), communicator_, stream_);
+    }
+    for (const Transfer& t : transfers.receives) {
+      if (result == ncclSuccess)
+        result = ncclRecv(t.data, t.bytes, ncclChar, static_cast<int>(t.peer), communicator_, stream_);
+    }
+    STREAMBP_CHECK(ncclGroupEnd());  // also after an error: the group must not stay open
+    STREAMBP_CHECK(result);
   }
   void finish() override { order_.put(dev_.stream, stream_); }
   void exchange_on_host(const Transfers& transfers) override { hosts_.transport->exchange_on_host(transfers); }
@@ -63,7 +78,7 @@ class NcclTransport : public Transport {
     ncclResult_t result = ncclSuccess;
     STREAMBP_CHECK(ncclCommGetAsyncError(communicator_, &result));
     require(result == ncclSuccess, "the connection to another GPU has failed: ", ncclGetErrorString(result),
-            "; NCCL_DEBUG=WARN tells more");
+            "; set NCCL_DEBUG=WARN for details");
   }
 
  private:
@@ -83,9 +98,14 @@ class Connection<Cuda> {
     if (hosts.all.size == 1) return;
     // Both groups use one stream: all ranks start their messages in the same order, so none waits for another in a circle.
     STREAMBP_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    for (Group* group : {&ranks.all, &ranks.sequence}) {
-      if (group->size == 1) continue;
-      group->transport = transports_.emplace_back(std::make_unique<cuda::NcclTransport>(dev, stream_, *group)).get();
+    auto connect = [&](const Group& group) {
+      return transports_.emplace_back(std::make_unique<cuda::NcclTransport>(dev, stream_, group)).get();
+    };
+    ranks.all.transport = connect(hosts.all);
+    if (hosts.sequence.size == hosts.all.size) {
+      ranks.sequence.transport = ranks.all.transport;
+    } else if (hosts.sequence.size > 1) {
+      ranks.sequence.transport = connect(hosts.sequence);
     }
     dev.while_waiting = [this] {
       for (const auto& transport : transports_) transport->check_peers();

@@ -2,26 +2,24 @@
 
 #include <algorithm>
 
-#include "parallel/gather.cuh"
-
 namespace streambp {
 
-namespace {
-
-const Group& all() {
+const Group& all_ranks() {
   static const Ranks ranks = ranks_of_run(1);
   return ranks.all;
 }
 
-}  // namespace
+namespace {
 
 std::vector<std::string> of_all_ranks(const std::string& text) {
   std::vector<std::string> texts;
-  for (const auto& characters : gather_on_host(all(), std::vector<char>(text.begin(), text.end()))) {
+  for (const auto& characters : gather_on_host(all_ranks(), std::vector<char>(text.begin(), text.end()))) {
     texts.emplace_back(characters.begin(), characters.end());
   }
   return texts;
 }
+
+}  // namespace
 
 std::string from_first(const std::string& text) { return of_all_ranks(text).front(); }
 
@@ -44,7 +42,8 @@ void require_different(const std::string& what, const std::string& text, const s
 
 Index least_of_ranks(Index number) {
   Index least = number;
-  for (const auto& of_rank : gather_on_host(all(), std::vector<Index>{number})) least = std::min(least, of_rank[0]);
+  for (const auto& of_rank : gather_on_host(all_ranks(), std::vector<Index>{number}))
+    least = std::min(least, of_rank[0]);
   return least;
 }
 

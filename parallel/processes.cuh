@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/group.cuh"
+#include "parallel/gather.cuh"
 
 namespace streambp {
 
@@ -29,8 +29,8 @@ void leave_processes();
 
 // --- Between hosts ---
 
-// The texts of all ranks.
-std::vector<std::string> of_all_ranks(const std::string& text);
+// The ranks of the run.
+const Group& all_ranks();
 // The text of rank 0.
 std::string from_first(const std::string& text);
 // Refuses ranks that differ from rank 0: "rank 2 has the options ..., but rank 0 has ...".

@@ -184,7 +184,7 @@ TEST(CudaOnCpu, DeviceMemoryIsExactAndLimited) {
   EXPECT_EQ(cudaMemsetAsync(host.data(), 0, 4), cudaErrorInvalidValue);
   EXPECT_EQ(cudaFree(host.data()), cudaErrorInvalidValue);
   EXPECT_EQ(cudaFree(a), cudaSuccess);
-  EXPECT_EQ(cuda_on_cpu::device_memory.free, 1000u);
+  EXPECT_EQ(cuda_on_cpu::device_memory.free.load(), 1000u);
   cuda_on_cpu::device_memory.free = std::size_t{1} << 30;
   cudaGetLastError();
 }

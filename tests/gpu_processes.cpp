@@ -2,6 +2,8 @@
 #include "tests/gpu.cuh"
 #include "tests/processes.cuh"
 
+#ifdef STREAMBP_NCCL
+
 namespace streambp {
 namespace {
 
@@ -47,3 +49,5 @@ TEST_F(GpuProcesses, NeedAGpuEach) {
 
 }  // namespace
 }  // namespace streambp
+
+#endif

@@ -13,6 +13,7 @@ class Processes : public Commands {
  protected:
   void SetUp() override {
     Commands::SetUp();
+    if (!STREAMBP_MPI) GTEST_SKIP() << "built without MPI";
     if (execute("--version > /dev/null", "mpirun").exit_code != 0) GTEST_SKIP() << "mpirun is not installed";
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);

@@ -29,6 +29,9 @@ TEST_F(Processes, TrainingGivesTheFilesOfOneProcess) {
   expect_same_run("lanes", "sequence");
   expect_runs(4, train + "--sequence-ranks 2 --mode checkpoint --shard weights --out " + path("grid"));
   expect_same_run("lanes", "grid");
+  expect_ok(train + "--accumulate 8 --out " + path("eight"));
+  expect_runs(8, train + "--out " + path("ranks"));
+  expect_same_run("eight", "ranks");
 }
 
 TEST_F(Processes, BFloat16WithoutMasterWeightsGivesTheFilesOfOneProcess) {

@@ -55,13 +55,15 @@ class ThreadTransport : public Transport {
  public:
   ThreadTransport(PostOffice& post, Index first, Index rank) : post_(post), first_(first), rank_(rank) {}
   void start(const Transfers& transfers) override {
-    for (const Transfer& t : transfers.sends) {
+    started_.insert(started_.end(), transfers.sends.begin(), transfers.sends.end());
+    awaited_.insert(awaited_.end(), transfers.receives.begin(), transfers.receives.end());
+  }
+  // Sends what the memory holds now: it must not have changed since start().
+  void finish() override {
+    for (const Transfer& t : std::exchange(started_, {})) {
       post_.send(rank_, first_ + t.peer, t.data, t.bytes);
       sent += static_cast<double>(t.bytes);
     }
-    awaited_.insert(awaited_.end(), transfers.receives.begin(), transfers.receives.end());
-  }
-  void finish() override {
     for (const Transfer& t : awaited_) post_.receive(first_ + t.peer, rank_, t.data, t.bytes);
     awaited_.clear();
   }
@@ -74,7 +76,7 @@ class ThreadTransport : public Transport {
   double sent = 0;  // bytes between devices
 
  private:
-  std::vector<Transfer> awaited_;
+  std::vector<Transfer> started_, awaited_;
   PostOffice& post_;
   const Index first_, rank_;  // in the run
 };

@@ -16,7 +16,7 @@ std::unique_ptr<Engine> make_engine(const StepSettings& s, Index rows, std::size
                                   : make_cpu_bf16_engine)(s, rows, capacity);
 }
 
-void choose_gpu(Index local_rank, Index local_count) { gpu::set_place(local_rank, local_count); }
+void choose_gpu(const Process& p) { gpu::set_place(p.local_rank, p.local_count, p.count == 1); }
 
 std::string why_no_gpu() { return gpu::why_unusable(); }
 

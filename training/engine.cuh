@@ -12,6 +12,7 @@
 
 #include "data/files/model_directory.cuh"
 #include "model/generate.cuh"
+#include "parallel/processes.cuh"
 #include "training/product_timing.cuh"
 #include "training/settings.cuh"
 #include "training/trainer.cuh"
@@ -87,7 +88,7 @@ std::unique_ptr<Engine> make_engine(const StepSettings& settings, Index rows, st
 // --- The devices of this machine ---
 
 // Of several processes on this machine, each uses its own GPU. Call before anything else here.
-void choose_gpu(Index local_rank, Index local_count);
+void choose_gpu(const Process& process);
 // Why no GPU can be used; empty if one can.
 std::string why_no_gpu();
 // How much a run may allocate.

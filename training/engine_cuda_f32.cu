@@ -5,7 +5,9 @@
 
 namespace streambp::gpu {
 
-void set_place(Index rank, Index count) { cuda::place = {static_cast<int>(rank), static_cast<int>(count)}; }
+void set_place(Index rank, Index count, bool alone) {
+  cuda::place = {static_cast<int>(rank), static_cast<int>(count), alone};
+}
 std::string why_unusable() { return cuda::unusable(); }
 std::size_t free_memory() { return cuda::free_memory(); }
 std::string name() { return cuda::name(); }

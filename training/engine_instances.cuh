@@ -14,7 +14,7 @@ double cpu_read_rate();
 
 // Without a CUDA compiler, no_cuda.cpp defines these.
 namespace gpu {
-void set_place(Index rank, Index count);
+void set_place(Index rank, Index count, bool alone);
 std::string why_unusable();
 std::size_t free_memory();
 std::string name();

@@ -33,13 +33,14 @@ double copy_rate() {
   return best;
 }
 
-// Bytes that a rank sends per second while all ranks of a group send to all others, in memory that the device has left.
+// Bytes that a rank sends per second while all ranks of a group send to all others, in memory that all have left.
 // The best of a few runs.
 template <class Device>
 double link_rate(Device& dev, const Group& group) {
   if (group.size == 1) return 0;
   auto scope = dev.scope();
-  const auto left = static_cast<Index>(dev.arena.capacity() - dev.arena.used()) / static_cast<Index>(sizeof(float));
+  auto left = static_cast<Index>(dev.arena.capacity() - dev.arena.used()) / static_cast<Index>(sizeof(float));
+  for (const auto& of_rank : gather_on_host(group, std::vector<Index>{left})) left = std::min(left, of_rank[0]);
   const auto m = allocate<float>(dev, group.size, std::min(left / (2 * group.size), Index{1} << 22), Kind::chunk);
   zero(dev, m);
   const Transfers transfers = shared_rows<float>(group, {m});

@@ -3,7 +3,7 @@
 
 namespace streambp::gpu {
 
-void set_place(Index, Index) {}
+void set_place(Index, Index, bool) {}
 std::string why_unusable() { return "this program was built without a CUDA compiler"; }
 
 namespace {

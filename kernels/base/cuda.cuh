@@ -51,6 +51,7 @@ inline std::string driver_problem(int driver, int toolkit) {
 // This process's place among those of the run on this machine: each uses its own GPU.
 struct Place {
   int rank = 0, count = 1;
+  bool alone = true;  // no other process on any machine
 };
 inline Place place;
 
@@ -88,9 +89,10 @@ inline std::string address() {
   return id;
 }
 
-// The memory that a run may use: free memory minus a reserve for kernels and libraries, which CUDA loads on first use.
+// The memory that a run may use: free memory minus a reserve for kernels and libraries, which CUDA loads on first use,
+// and for the buffers of NCCL.
 inline std::size_t free_memory() {
-  constexpr std::size_t reserve = std::size_t{384} << 20;
+  const std::size_t reserve = std::size_t{place.alone ? 384u : 896u} << 20;
   std::size_t free = 0, total = 0;
   STREAMBP_CHECK(cudaMemGetInfo(&free, &total));
   return free > reserve ? free - reserve : 0;
@@ -204,6 +206,7 @@ class Cuda : private cuda::Block, public DeviceBase {
 
   template <class T>
   void transfer(T* to, Index to_stride, const T* from, Index from_stride, const Matrix<T>& m, cudaMemcpyKind kind) {
+    if (while_waiting) wait();  // a copy from or to the host would wait inside the driver
     auto bytes = [](Index count) { return static_cast<std::size_t>(count) * sizeof(T); };
     if (m.contiguous()) {
       STREAMBP_CHECK(cudaMemcpyAsync(to, from, bytes(m.size()), kind, stream));
@@ -219,6 +222,7 @@ class Cuda : private cuda::Block, public DeviceBase {
     cudaError_t state;
     do {
       state = cudaStreamQuery(stream);
+      if (state == cudaErrorNotReady) cudaGetLastError();  // clears it: waiting is not an error
       while_waiting();
     } while (state == cudaErrorNotReady);
     STREAMBP_CHECK(state);

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -56,7 +57,7 @@ inline cudaError_t next_operation() {
 // A guard page follows every block. Its own pages are accessible only during kernels, copies and matrix products.
 class DeviceMemory {
  public:
-  std::size_t free = std::size_t{1} << 30;  // bytes that cudaMalloc can still allocate
+  std::atomic<std::size_t> free = std::size_t{1} << 30;  // bytes that cudaMalloc can still allocate
 
   // Fills the memory with 0xff bytes, which read as NaN. Returns null if there is no room.
   void* allocate(std::size_t bytes) {

@@ -120,7 +120,10 @@ inline ncclResult_t deliver(const std::vector<Message>& messages) {
   for (;;) {
     std::vector<pollfd> waits;
     for (auto& [key, line] : lines) {
-      if (const ncclResult_t result = line.move(); result != ncclSuccess) return result;
+      {
+        const DeviceMemory::Access access;
+        if (const ncclResult_t result = line.move(); result != ncclSuccess) return result;
+      }
       if (!line.done()) waits.push_back({line.socket, static_cast<short>(key.second ? POLLOUT : POLLIN), 0});
     }
     if (waits.empty()) return ncclSuccess;
@@ -147,7 +150,6 @@ inline ncclResult_t end_group() {
     ncclComm& comm = *messages[0].comm;
     ++comm.under_way;
     stream->later([&comm, messages] {
-      const DeviceMemory::Access access;
       if (const ncclResult_t result = deliver(messages); result != ncclSuccess) comm.error = result;
       --comm.under_way;
     });
@@ -224,6 +226,16 @@ inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
   for (const int socket : comm->sockets)
     if (socket >= 0) shutdown(socket, SHUT_RDWR);  // ends the messages under way
   while (comm->under_way > 0) std::this_thread::yield();
+  return delete comm, ncclSuccess;
+}
+
+// Both wait until the messages of this rank are done.
+inline ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  while (comm->under_way > 0) std::this_thread::yield();
+  return ncclSuccess;
+}
+inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  ncclCommFinalize(comm);
   return delete comm, ncclSuccess;
 }
 

@@ -106,7 +106,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cuda_on_cpu::next_operation();
 }
 inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return stream && !stream->idle() ? cudaErrorNotReady : cuda_on_cpu::next_operation();
+  return stream && !stream->idle() ? cuda_on_cpu::answer(cudaErrorNotReady) : cuda_on_cpu::next_operation();
 }
 
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {

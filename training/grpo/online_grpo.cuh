@@ -134,13 +134,20 @@ class OnlineGrpo {
     for (Index i = mine.begin; i < mine.end; ++i) begun.push_back(asked[index(i)]->tokens);
     const GenerationSettings settings = {sampling, settings_.completion, prompter_.stop, index(mine.begin)};
     auto generator = engine.generator(parallel, longest(), kTile);
-    Json sampled = Json::array();
-    for (const Continuation& c : generator->generate(begun, settings, [](std::size_t, const Continuation&) {}))
-      sampled.push_back({c.tokens, c.logps, c.end});
+    std::vector<double> sampled;  // of each completion: its ending, its number of tokens, tokens and log-probs
+    for (const Continuation& c : generator->generate(begun, settings, [](std::size_t, const Continuation&) {})) {
+      sampled.insert(sampled.end(), {static_cast<double>(c.end), static_cast<double>(c.tokens.size())});
+      sampled.insert(sampled.end(), c.tokens.begin(), c.tokens.end());
+      sampled.insert(sampled.end(), c.logps.begin(), c.logps.end());
+    }
     std::vector<Continuation> all;
-    for (const std::string& of_rank : of_all_ranks(sampled.dump())) {
-      for (const Json& c : parse_json(of_rank, "completions of a rank"))
-        all.push_back({c[0].get<Tokens>(), c[1].get<std::vector<double>>(), c[2].get<Ending>()});
+    for (const std::vector<double>& of_rank : gather_on_host(all_ranks(), sampled)) {
+      for (auto next = of_rank.begin(); next != of_rank.end();) {
+        const auto end = static_cast<Ending>(*next++);
+        const auto count = static_cast<std::ptrdiff_t>(*next++);
+        all.push_back({{next, next + count}, {next + count, next + 2 * count}, end});
+        next += 2 * count;
+      }
     }
     return all;
   }
@@ -155,8 +162,8 @@ class OnlineGrpo {
       texts.push_back(prompter_.tokenizer.decode({completed[i].tokens.data(), completed[i].tokens.size() - stopped}));
       samples.push_back({asked[i], completed[i].tokens, completed[i].logps, stopped, texts[i]});
     }
-    const std::string given = from_first(rewarder_ ? Json(rewarder_->rewards(asked, texts)).dump() : "");
-    const auto rewards = parse_json(given, "rewards").get<std::vector<double>>();
+    const std::vector<double> rewards =
+        gather_on_host(all_ranks(), rewarder_ ? rewarder_->rewards(asked, texts) : std::vector<double>())[0];
     for (std::size_t i = 0; i < samples.size(); ++i) {
       require(is_advantage({rewards[i], rewards[i]}), "a reward of ", rewards[i],
               " is too large to compare; give smaller ones");

@@ -106,6 +106,20 @@ class RewardProgram {
                    waiting.file, STDERR_FILENO);
   }
 
+  // The variables of this process, except those by which MPI would take the program for a rank of the run.
+  static std::vector<char*> environment() {
+    std::vector<char*> kept;
+    for (char** variable = environ; *variable; ++variable) {
+      const std::string_view text = *variable;
+      bool of_launcher = false;
+      for (const char* prefix : {"OMPI_COMM_WORLD", "PMIX_", "PMI_", "MV2_COMM_WORLD", "SLURM_STEP_NUM_TASKS"})
+        of_launcher = of_launcher || text.starts_with(prefix);
+      if (!of_launcher) kept.push_back(*variable);
+    }
+    kept.push_back(nullptr);
+    return kept;
+  }
+
   // Starts /bin/sh in a new process group. posix_spawn is safe with other threads running, and does not copy the page
   // tables of a large process.
   pid_t spawn(std::vector<std::string> arguments, int input, int output) {
@@ -124,7 +138,7 @@ class RewardProgram {
     for (std::string& argument : arguments) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
     pid_t process = 0;
-    const int error = posix_spawn(&process, "/bin/sh", &files, &attributes, pointers.data(), environ);
+    const int error = posix_spawn(&process, "/bin/sh", &files, &attributes, pointers.data(), environment().data());
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
     if (error != 0) stop(0);
