@@ -1,5 +1,5 @@
-// Messages between GPUs: NCCL, on a stream of their own, concurrent with the device's work. Events order the two streams, so the
-// host never waits. NCCL is a build option; without it, a run has one GPU.
+// Messages between GPUs: NCCL, on a stream of their own, concurrent with the device's work. Events order the two streams,
+// so the host never waits. NCCL is a build option; without it, a run has one GPU.
 #pragma once
 
 #include "kernels/base/cuda.cuh"
@@ -96,7 +96,7 @@ class Connection<Cuda> {
  public:
   Connection(Cuda& dev, const Ranks& hosts) : ranks(hosts), dev_(dev) {
     if (hosts.all.size == 1) return;
-    // Both groups use one stream: all ranks start their messages in the same order, so none waits for another in a circle.
+    // Both groups use one stream: all ranks start their messages in the same order, so they cannot wait in a circle.
     STREAMBP_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     auto connect = [&](const Group& group) {
       return transports_.emplace_back(std::make_unique<cuda::NcclTransport>(dev, stream_, group)).get();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <vector>
 
 #include "kernels/base/random.cuh"
@@ -69,19 +70,26 @@ inline Matrix<float> noise(Cpu& dev, Index rows, Index cols, std::uint64_t seed)
   return m;
 }
 
-// FLOP/s of a large product. The best of a few runs, because other processes may be running.
-inline double matmul_rate() {
-  constexpr Index n = 1536;
-  Cpu dev(3 * n * n * sizeof(float) + 4096);
+// The shortest of a few products of n x n matrices, in seconds, because other processes may be running.
+inline double product_seconds(Index n) {
+  Cpu dev(3 * static_cast<std::size_t>(n * n) * sizeof(float) + 4096);
   const auto x = noise(dev, n, n, 1), w = noise(dev, n, n, 2), y = noise(dev, n, n, 3);
-  double best = 0;
+  double shortest = INFINITY;
   for (int i = 0; i < 6; ++i) {
     const auto start = std::chrono::steady_clock::now();
     matmul(dev, y, x, w);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    best = std::max(best, 2.0 * static_cast<double>(n * n * n) / seconds);
+    shortest = std::min(shortest, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
-  return best;
+  return shortest;
+}
+
+// FLOP/s of a large product: one that takes 20 ms, so that slow machines need not wait.
+inline double matmul_rate() {
+  constexpr Index largest = 1536;
+  for (Index n = largest / 4;; n *= 2) {
+    const double seconds = product_seconds(n);
+    if (seconds > 0.02 || n == largest) return 2.0 * static_cast<double>(n * n * n) / seconds;
+  }
 }
 
 // Bytes per second when reading a large block of host memory. The best of a few runs.
