@@ -52,7 +52,7 @@ std::vector<T> rows_on_first(Device& dev, const Group& group, Matrix<T> mine, In
   return group.rank == 0 ? values : std::vector<T>();
 }
 
-// Copies a matrix, of which each rank holds its shard of the rows, to the hosts of all ranks.
+// Gathers the row shards of a matrix on the hosts of all ranks.
 template <class Device, class T>
 std::vector<T> rows_on_all(Device& dev, const Group& group, Matrix<T> mine) {
   std::vector<T> all;

@@ -1,5 +1,5 @@
-// Messages between GPUs: NCCL, on a stream of their own, concurrent with the device's work. Events order the two streams,
-// so the host never waits. NCCL is a build option; without it, a run has one GPU.
+// Messages between GPUs, by NCCL. They travel on a second CUDA stream while the device computes; events order the two
+// streams without blocking the host. NCCL is a build option; without it, a run has one GPU.
 #pragma once
 
 #include "kernels/base/cuda.cuh"
