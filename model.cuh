@@ -59,6 +59,7 @@ template <class Device, class T>
 class TransformerLayer {
  public:
   using A = Accumulator<T>;
+  using Back = LinearBackward<T, A>;
 
   TransformerLayer(Device& dev, const Config& c, const Frequencies& frequencies, Index number, const Layer<T>& weights,
                    const Group& sequence = {})
@@ -107,7 +108,7 @@ class TransformerLayer {
   void recompute(const Chunk<T>& chunk) {
     const Activations<T>& a = chunk.a;
     attention_norm(a, chunk.x);
-    if (c.qk_norm) linear(dev, a.k_projected, a.attention_input, w.k);
+    if (c.qk_norm) linear(dev, a.k_projected, a.attention_input, w.keys());
     project_queries(a, chunk.at.positions);
     attend(a, chunk.kv, chunk.at);
     add_attention(a, chunk.x);
@@ -147,10 +148,10 @@ class TransformerLayer {
   // kv: of all rows of the chunk, for this rank's heads
   void project_keys_values(const Activations<T>& a, const KeysValues<T>& kv, Matrix<const std::int32_t> positions) {
     const KeysValues<T> own = sequence.size == 1 ? kv : a.keys_values;
-    linear(dev, c.qk_norm ? a.k_projected : own.k, a.attention_input, w.k);
+    linear(dev, c.qk_norm ? a.k_projected : own.k, a.attention_input, w.keys());
     if (c.qk_norm) norm_heads(own.k, a.k_projected, w.k_norm);
     apply_rope(own.k, positions, Direction::forward);
-    linear(dev, own.v, a.attention_input, w.v);
+    linear(dev, own.v, a.attention_input, w.values());
     to_heads(dev, sequence, kv.k, own.k, dev.tile);
     to_heads(dev, sequence, kv.v, own.v, dev.tile);
   }
@@ -199,11 +200,11 @@ class TransformerLayer {
     auto scope = dev.scope();
     const auto dnormed = matrix(dx.rows, c.hidden), dactivated = matrix(dx.rows, c.mlp);
     const auto dprojected = backward_post_norm(g.post_mlp_norm, dx, a.mlp_output, w.post_mlp_norm);
-    linear_backward(dev, dactivated, g.down, dprojected, {a.activated, w.down}, Update::assign);
+    linear_backward(dev, dactivated, a.activated, {Back{g.down, dprojected, w.down}}, Update::assign);
     // From here on the memory of gate and up holds their gradients.
     const auto [dgate, dup] = activation_backward(dev, c.mlp_kind, a.gate, a.up, dactivated);
-    linear_backward(dev, dnormed, g.up, dup, {a.mlp_input, w.up}, Update::assign);
-    if (c.gated()) linear_backward(dev, dnormed, g.gate, dgate, {a.mlp_input, w.gate}, Update::add);
+    linear_backward(dev, dnormed, a.mlp_input, {Back{g.up, dup, w.up}}, Update::assign);
+    if (c.gated()) linear_backward(dev, dnormed, a.mlp_input, {Back{g.gate, dgate, w.gate}}, Update::add);
     norm_backward(dev, dx, g.mlp_norm, dnormed, {a.middle, w.mlp_norm, c.norm_style()}, Update::add);
   }
 
@@ -211,7 +212,7 @@ class TransformerLayer {
   void backward_output(const Layer<A>& g, Matrix<T> dattended, Matrix<T> dx, const Activations<T>& a) {
     auto scope = dev.scope();
     const auto dprojected = backward_post_norm(g.post_attention_norm, dx, a.attention_output, w.post_attention_norm);
-    linear_backward(dev, dattended, g.o, dprojected, {a.attended, w.o}, Update::assign);
+    linear_backward(dev, dattended, a.attended, {Back{g.o, dprojected, w.o}}, Update::assign);
   }
 
   // From dattended to dq, and to dK, dV of all rows that the chunk attends to.
@@ -249,9 +250,8 @@ class TransformerLayer {
       norm_heads_backward(dq, g.q_norm, a.q_projected, w.q_norm);
       norm_heads_backward(dkv.k, g.k_norm, a.k_projected, w.k_norm);
     }
-    linear_backward(dev, dnormed, g.q, dq, {a.attention_input, w.q}, Update::assign);
-    linear_backward(dev, dnormed, g.k, dkv.k, {a.attention_input, w.k}, Update::add);
-    linear_backward(dev, dnormed, g.v, dkv.v, {a.attention_input, w.v}, Update::add);
+    linear_backward(dev, dnormed, a.attention_input, {Back{g.q, dq, w.q}, Back{g.k, dkv.k, w.k}, Back{g.v, dkv.v, w.v}},
+                    Update::assign);
     norm_backward(dev, dx, g.attention_norm, dnormed, {chunk.x, w.attention_norm, c.norm_style()}, Update::add);
   }
 
@@ -296,6 +296,7 @@ template <class Device, class T>
 class Head {
  public:
   using A = Accumulator<T>;
+  using Back = LinearBackward<T, A>;
 
   Head(Device& dev, const Config& c, const NormWeights<T>& norm_weights, const Linear<T>& weights)
       : dev(dev), c(c), norm_weights(norm_weights), w(weights) {}
@@ -314,7 +315,7 @@ class Head {
     const Matrix<T> y = normed(x);
     const Matrix<T> dlogits = log_probabilities_backward(dev, logp, logits_of_normed(y), targets, token_weights);
     const auto dy = allocate<T>(dev, x.rows, c.hidden, Kind::chunk);
-    linear_backward(dev, dy, g, dlogits, {y, w}, Update::assign);
+    linear_backward(dev, dy, y, {Back{g, dlogits, w}}, Update::assign);
     const Matrix<T> dx = x;  // the same memory
     norm_backward(dev, dx, gnorm, dy, {x, norm_weights, c.norm_style()}, Update::assign);
   }

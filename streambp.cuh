@@ -56,6 +56,7 @@ class Walk {
   Walk(Device& dev, const Model<T>& model, const Stream& stream, Schedule schedule, const Ranks& ranks)
       : dev(dev),
         c(model.config),
+        lowest(lowest_trained_layer(c)),
         frequencies(c),
         weights(dev, model),
         stream(stream),
@@ -75,11 +76,11 @@ class Walk {
   void gradient(const GradientOf<G>& of, const TokenWeights<A>& w, Matrix<A> logp,
                 const std::function<void()>& weigh = {}) {
     auto scope = dev.scope();
-    Saved saved(dev, c, division, schedule.keep);
+    Saved saved(dev, c, division, schedule.keep, lowest);
     const Matrix<T> output = forward(saved);
     if (weigh) head_forward(output, logp), weigh();
     const Matrix<T> dx = head_backward(of, output, w, logp);
-    for (Index l = c.layers - 1; l >= 0; --l) {
+    for (Index l = c.layers - 1; l >= lowest; --l) {
       layer_backward(of, l, saved, dx);
       saved.close();
     }
@@ -92,7 +93,7 @@ class Walk {
     forward_of_others();
     if (weighs) weights.take_head();
     weights.take_head(), head_sums(of).finish();
-    for (Index l = c.layers - 1; l >= 0; --l) weights.take(l, l - 1), layer_sums(of, l).finish();
+    for (Index l = c.layers - 1; l >= lowest; --l) weights.take(l, below(l)), layer_sums(of, l).finish();
     embedding_sums(of).finish();
   }
 
@@ -132,7 +133,7 @@ class Walk {
   void layer_forward(Index l, const Saved& saved, Matrix<T> y, Matrix<T> x) {
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, weights.take(l, l + 1), ranks.sequence);
     auto scope = dev.scope();
-    const bool kept = saved.has_activations();
+    const bool kept = saved.has_activations(l);
     const KeysValues<T> kv = kept ? saved.keys_values(l) : keys_values_of_stream<T>();
     for (const DividedRows& chunk : chunks(schedule.chunk)) {
       auto chunk_scope = dev.scope();
@@ -144,11 +145,11 @@ class Walk {
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
   template <class G>
   void layer_backward(const GradientOf<G>& of, Index l, const Saved& saved, Matrix<T> dx) {
-    TransformerLayer<Device, T> layer(dev, c, frequencies, l, weights.take(l, l - 1), ranks.sequence);
+    TransformerLayer<Device, T> layer(dev, c, frequencies, l, weights.take(l, below(l)), ranks.sequence);
     auto sums = layer_sums(of, l);
     {
       auto scope = dev.scope();
-      const bool kept = saved.has_activations();
+      const bool kept = saved.has_activations(l);
       const Matrix<T> x = saved.input(l);
       const KeysValues<T> kv = kept ? saved.keys_values(l) : recompute_keys_values(layer, x);
       const KeysValues<A> dkv = keys_values_of_stream<A>();
@@ -228,7 +229,9 @@ class Walk {
                   Config separate = c;
                   separate.tied = !apart;
                   auto table = head_table(separate, t);
-                  if (!apart) table.push_back(embedding_table(c, t).front());
+                  const auto embedding = embedding_table(c, t).front();
+                  if (!apart) table.push_back(embedding);
+                  if (apart && c.tied) table.back().parameter.trained = embedding.parameter.trained;
                   return table;
                 });
   }
@@ -241,6 +244,8 @@ class Walk {
 
   // --- Helpers ---
 
+  // The layer that backward takes after layer l; -1: none.
+  Index below(Index l) const { return l > lowest ? l - 1 : -1; }
   std::vector<DividedRows> chunks(Index size) const {
     std::vector<DividedRows> result;
     for (const Rows all : streambp::chunks(division.rows, size * division.ranks))
@@ -258,6 +263,7 @@ class Walk {
 
   Device& dev;
   const Config& c;
+  const Index lowest;  // backward stops here: all layers below are frozen, and so is the embedding if it is not 0
   const Frequencies frequencies;
   Weights<Device, T> weights;
   const Stream& stream;

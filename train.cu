@@ -30,12 +30,13 @@ class TrainCommand : public Command {
     first_then_others([&] { task = prepare(options, *directory); });
     require_equal("the data", task.source.fingerprint);
     if (!task.start.empty()) require_equal("the model", contents_key(task.start));
+    if (!task.adapters.empty()) require_equal("the adapters", contents_key(task.adapters));
     task.settings.ranks = options.ranks.grid(task.settings.config, task.settings.device);
 
     const double machine_rate = matmul_rate(task.settings.device, task.settings.dtype);
     engine = make_engine(task.settings, options.rows(), task.memory);
-    if (task.needs_reference_logps()) attach_reference_logps(*engine, task, options, *directory);
     first_step = load();
+    if (task.needs_reference_logps()) attach_reference_logps(*engine, task, options, *directory);
 
     directory->open(first_step, options.table.lasting());
     if (task.grpo) task.grpo->record_in(directory->keep_until(first_step, "completions.jsonl"));
@@ -62,10 +63,11 @@ class TrainCommand : public Command {
   // Loads or initialises the weights and the optimizer. Returns the number of steps already done.
   Index load() {
     if (!directory->checkpoint().empty()) return resume(directory->checkpoint());
-    if (!task.start.empty()) {
-      engine->load(task.start);
-    } else {
+    if (task.start.empty()) {
       engine->initialise(options.seed);
+    } else {
+      engine->load(task.start, task.adapters);
+      if (task.adapters.empty()) engine->initialise_adapters(options.seed);
     }
     return 0;
   }
@@ -76,8 +78,11 @@ class TrainCommand : public Command {
     const Fields state(json, path.string());
     require(state.get<std::string>("data") == task.source.fingerprint, task.source.description,
             ": the data has changed since the run in ", options.out, " began; restore it, or start a new run");
-    require(config_to_json(read_config(checkpoint)) == config_to_json(task.settings.config),
-            (checkpoint / "config.json").string(), ": is not the model that ", path.string(), " describes");
+    require(
+        options.trains_adapters() || config_to_json(read_config(checkpoint)) == config_to_json(task.settings.config),
+        (checkpoint / "config.json").string(), ": is not the model that ", path.string(), " describes");
+    require(!options.trains_adapters() || state.get<std::string>("base") == model_key(task.start).dump(),
+            task.start.string(), ": has changed since the run in ", options.out, " began; restore it");
     engine->restore(checkpoint, *task.layout);
     const Index step = state.get<Index>("step");
     require(checkpoint.filename() == checkpoint_name(step) && step <= options.optimizer.steps, path.string(), ": step ",
@@ -179,6 +184,7 @@ class TrainCommand : public Command {
   void save(Index step, RunDirectory::Keep keep) {
     Json state = {{"step", step}, {"data", task.source.fingerprint}, {"options", options.table.lasting()}};
     if (!task.reference.empty()) state["reference"] = task.reference;
+    if (options.trains_adapters()) state["base"] = model_key(task.start).dump();
     const fs::path saved = directory->save(*engine, *task.layout, state, keep);
     if (step == options.last_step()) std::printf("saved    %s\n", saved.c_str());
   }

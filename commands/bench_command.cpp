@@ -1,6 +1,7 @@
 // streambp bench: the speed of a training step, against the machine's matmul rate.
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
+#include "commands/part_options.cuh"
 #include "commands/rank_options.cuh"
 #include "data/files/config.cuh"
 #include "data/files/files.cuh"
@@ -25,6 +26,7 @@ class BenchCommand : public Command {
     model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
     device.add_to(options, {"auto", "f32", "bf16"}, {"none", "adamw", "adamw-bf16"});
     ranks.add_to(options);
+    part.add_to(options);
     options.section("Measurement");
     options.add("--length", {&length, "Tokens of the stream, one document", checks::between(1, 1 << 24)});
     options.add("--chunk", {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048)"});
@@ -53,7 +55,8 @@ class BenchCommand : public Command {
 
   void run() {
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
-    const Config config = model.config(length);
+    Config config = model.config(length);
+    part.apply(config);
     require(config.positions == Positions::rope || length <= config.max_length, "--length ", length,
             " is longer than the ", config.max_length, " positions of the model");
     gpu = device.kind() == DeviceKind::cuda;
@@ -62,8 +65,10 @@ class BenchCommand : public Command {
     settings.ranks = grid;
     if (stream_chunks.empty()) stream_chunks = {default_chunk(settings.tile)};
     for (Index chunk : stream_chunks) check_chunk(chunk, settings.tile);
-    std::printf("%s\n%s on %s, %ld tokens, optimizer %s, median of %ld\n\n", describe(config).c_str(),
-                name(settings.dtype), device_name(settings.device).c_str(), length, device.optimizer.c_str(), repeat);
+    const std::string trained = describe_trained(config);
+    std::printf("%s\n%s%s on %s, %ld tokens, optimizer %s, median of %ld\n\n", describe(config).c_str(),
+                (trained + (trained.empty() ? "" : "\n")).c_str(), name(settings.dtype),
+                device_name(settings.device).c_str(), length, device.optimizer.c_str(), repeat);
     std::fflush(stdout);
 
     std::vector<Candidate> candidates;
@@ -255,6 +260,7 @@ class BenchCommand : public Command {
   ModelOptions model;
   DeviceOptions device;
   RankOptions ranks;
+  PartOptions part;
   StepSettings settings;
   bool gpu = false;
   double rate = 0, bandwidth = 0, link = 0;  // of matmul, of copies, and between ranks

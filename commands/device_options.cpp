@@ -12,8 +12,9 @@ void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>&
   options.add("--dtype",
               {&dtype, "Type of weights and activations; auto: bf16 on a GPU, else f32", checks::one_of(types), lasts});
   if (optimizers.empty()) return;
-  options.add("--grad-dtype", {&gradient, "Type of the accumulated gradient for bf16 weights; auto: bf16",
-                               checks::one_of({"auto", "f32", "bf16"}), lasts});
+  options.add("--grad-dtype",
+              {&gradient, "Type of the accumulated gradient for bf16 weights; auto: bf16, of adapters f32",
+               checks::one_of({"auto", "f32", "bf16"}), lasts});
   const bool optional = optimizers.front() == "none";
   options.add("--optimizer",
               {&optimizer,
@@ -44,7 +45,7 @@ StepSettings DeviceOptions::settings(const Config& config, Index micro_batches) 
   s.dtype = type_on(s.device);
   s.optimizer = optimizer_named(optimizer);
   s.micro_batches = micro_batches;
-  s.wide_gradient = gradient == "f32";
+  s.wide_gradient = gradient == "f32" || (gradient == "auto" && s.dtype == DType::bf16 && !config.adapters.empty());
   s.tile = tile_of(s.device);
   require(s.dtype == DType::bf16 || s.optimizer != OptimizerKind::adamw_pure,
           "--optimizer adamw-bf16 needs --dtype bf16");

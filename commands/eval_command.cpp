@@ -1,6 +1,7 @@
 // streambp eval: the loss of a model on documents, by file and by position.
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
+#include "commands/part_options.cuh"
 #include "data/documents/packing.cuh"
 #include "data/documents/tokenised.cuh"
 #include "data/files/checkpoint.cuh"
@@ -20,9 +21,9 @@ constexpr const char* kEvalDescription =
 class EvalCommand : public Command {
  public:
   explicit EvalCommand(CLI::App& app) : options(app, "eval", kEvalDescription, [this] { run(); }) {
-    options.add("--model", {&model, "A model directory or a run directory"});
+    source.add_to(options);
     options.add("--data", {&data, "One or more data files"});
-    options.require("--model"), options.require("--data");
+    options.require("--data");
     options.add("--chat", {&data_options.chat, "Chat layout to use instead of the model's template: " + Chat::names()});
     options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines"});
     options.add("--length", {&length, "Maximum tokens of a stream (default: chosen by model and memory)",
@@ -63,8 +64,9 @@ class EvalCommand : public Command {
   static constexpr Index kFirstBucket = 128;  // tokens of context; every further bucket ends at twice the context
 
   void run() {
-    model = model_directory(model);
-    config = read_config(model);
+    source.resolve();
+    config = source.config();
+    model = source.model;
     settings = device.settings(config, 1);
     std::vector<File> files;
     for (const std::string& path : data) {
@@ -121,7 +123,7 @@ class EvalCommand : public Command {
 
   void measure(std::vector<File>& files) {
     const auto engine = make_engine(settings, length, memory(length));
-    engine->load(model);
+    engine->load(model, source.adapter);
     for (File& file : files) {
       Packing packing(cut(file.tokens.lengths(), length, TooLong::split), length, 1);
       for (Index i = 0; i < packing.size(); ++i) {
@@ -153,7 +155,7 @@ class EvalCommand : public Command {
   }
 
   void print(const std::vector<File>& files) const {
-    Json json = {{"model", model}, {"length", length}, {"dtype", name(settings.dtype)}};
+    Json json = {{"model", source.name()}, {"length", length}, {"dtype", name(settings.dtype)}};
     auto row = [](std::vector<std::string> begin, const Loss& loss) {
       for (std::string& cell : loss.cells()) begin.push_back(std::move(cell));
       return begin;
@@ -197,6 +199,7 @@ class EvalCommand : public Command {
   }
 
   OptionTable options;
+  ModelSource source;
   std::string model, json_file;
   std::vector<std::string> data;
   DataOptions data_options;

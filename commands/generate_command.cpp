@@ -6,6 +6,7 @@
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
 #include "commands/display.cuh"
+#include "commands/part_options.cuh"
 #include "data/files/checkpoint.cuh"
 #include "training/grpo/prompts.cuh"
 #include "training/plan.cuh"
@@ -25,8 +26,7 @@ constexpr const char* kGenerateDescription =
 class GenerateCommand : public Command {
  public:
   explicit GenerateCommand(CLI::App& app) : options(app, "generate", kGenerateDescription, [this] { run(); }) {
-    options.add("--model", {&model, "A model directory or a run directory"});
-    options.require("--model");
+    source.add_to(options);
     device.add_to(options, {"auto", "f32", "bf16"}, {});
     device.optimizer = "none";
 
@@ -67,8 +67,9 @@ class GenerateCommand : public Command {
   using Clock = std::chrono::steady_clock;
 
   void run() {
-    model = model_directory(model);
-    config = read_config(model);
+    source.resolve();
+    config = source.config();
+    model = source.model;
     require(fs::exists(fs::path(model) / "tokenizer.json"), model,
             ": has no tokenizer.json, so text cannot become tokens; copy the model's tokenizer.json there");
     settle_sampling();
@@ -191,7 +192,7 @@ class GenerateCommand : public Command {
   void with_generator(Index slots, Index room, F&& f) {
     const auto engine = make_engine(step, 0, memory(slots, room));
     const auto start = std::chrono::steady_clock::now();
-    const std::size_t bytes = engine->load(model);
+    const std::size_t bytes = engine->load(model, source.adapter);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (stats)
       std::fprintf(stderr, "[loaded %s of weights at %.1f GB/s]\n", human_bytes(bytes).c_str(),
@@ -319,6 +320,7 @@ class GenerateCommand : public Command {
   }
 
   OptionTable options;
+  ModelSource source;
   std::string model, prompt_file, layout, system, json_file;
   std::vector<std::string> prompts;
   DeviceOptions device;

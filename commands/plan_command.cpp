@@ -2,6 +2,7 @@
 #include "commands/command.cuh"
 #include "commands/model_options.cuh"
 #include "commands/objective_options.cuh"
+#include "commands/part_options.cuh"
 #include "commands/rank_options.cuh"
 #include "data/files/config.cuh"
 #include "data/files/files.cuh"
@@ -41,8 +42,9 @@ class PlanCommand : public Command {
                              checks::one_of({"auto", "cpu", "cuda"})});
     options.add("--dtype",
                 {&dtype, "Type of weights and activations: bf16, f32 or f64", checks::one_of({"bf16", "f32", "f64"})});
-    options.add("--grad-dtype", {&gradient, "Type of the accumulated gradient for bf16 weights: bf16 or f32",
-                                 checks::one_of({"bf16", "f32"})});
+    options.add("--grad-dtype",
+                {&gradient, "Type of the accumulated gradient for bf16 weights; auto: bf16, of adapters f32",
+                 checks::one_of({"auto", "bf16", "f32"})});
     options.add("--optimizer",
                 {&optimizer,
                  "none; adamw: float32 moments, and float32 master weights for bf16 weights; adamw-bf16: bf16 moments, "
@@ -56,6 +58,7 @@ class PlanCommand : public Command {
     ranks.add_planned_to(options);
     options.add("--link", {&link, "With --ranks: how fast a rank can send, in GB/s", checks::positive()});
     objectives.add_to(options);
+    part.add_to(options);
     options.add("--group",
                 {&group_size, "grpo: completions of a prompt, all in one stream", checks::between(1, 1 << 16)});
     options.section("Output");
@@ -73,8 +76,9 @@ class PlanCommand : public Command {
  private:
   void run() {
     settings.config = model.config(std::max<Index>(length, 1024));
+    part.apply(settings.config);
     settings.dtype = dtype == "bf16" ? DType::bf16 : dtype == "f64" ? DType::f64 : DType::f32;
-    settings.wide_gradient = gradient == "f32";
+    settings.wide_gradient = gradient == "f32" || (gradient == "auto" && dtype == "bf16" && part.adapters());
     const bool on_gpu = device == "cuda" || (device == "auto" && settings.dtype == DType::bf16);
     require(!on_gpu || settings.dtype != DType::f64, "--dtype f64 runs on the CPU only; on a GPU use f32 or bf16");
     require(!options.given("--grad-dtype") || settings.dtype == DType::bf16, "--grad-dtype ", gradient,
@@ -96,9 +100,10 @@ class PlanCommand : public Command {
     require(!options.given("--group") || objectives.objective == "grpo", "--group is for --objective grpo");
     documents = objectives.objective == "dpo" ? 2 : objectives.objective == "grpo" ? group_size : 1;
     const std::size_t budget = memory.empty() ? 0 : parse_bytes(memory);
-    std::printf("%s\n%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
-                dtype.c_str(), on_gpu ? "GPU" : "CPU", optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(),
-                objectives.objective.c_str());
+    const std::string trained = describe_trained(settings.config);
+    std::printf("%s\n%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
+                (trained + (trained.empty() ? "" : "\n")).c_str(), dtype.c_str(), on_gpu ? "GPU" : "CPU",
+                optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(), objectives.objective.c_str());
     result = {{"config", config_to_json(settings.config)},
               {"device", on_gpu ? "cuda" : "cpu"},
               {"dtype", dtype},
@@ -238,10 +243,11 @@ class PlanCommand : public Command {
   OptionTable options;
   ModelOptions model;
   ObjectiveOptions objectives;
+  PartOptions part;
   RankOptions ranks;
   double link = 50;
   Index length = 0, chunk = 0, micro_batches = 1, group_size = 8, documents = 1;
-  std::string memory, device = "auto", dtype = "bf16", gradient = "bf16", optimizer = "none", sweep, timeline_file,
+  std::string memory, device = "auto", dtype = "bf16", gradient = "auto", optimizer = "none", sweep, timeline_file,
                       json_file;
   StepSettings settings;
   Json result;

@@ -8,7 +8,9 @@ constexpr const char* kTrainDescription =
     "Train a language model with exact gradients in little memory: fine-tune a model, or train one from scratch.\n\n"
     "Fine-tuning takes a model directory in Hugging Face's layout and a file of conversations:\n\n"
     "  streambp train --model Qwen3-0.6B --data chats.jsonl --out tuned\n\n"
-    "Every checkpoint in --out is also a model directory. Without --model, train trains a small Llama on generated\n"
+    "With --lora 32 it trains low-rank adapters beside the frozen model, which takes less memory and time.\n"
+    "Every checkpoint in --out is also a model directory, or a directory of adapters as PEFT writes them. Without "
+    "--model, train trains a small Llama on generated\n"
     "stories, in two minutes on two cores, and prints a sample. With your own text and half a gigabyte:\n\n"
     "  streambp train --data book.txt --length 4096 --memory 512MiB --steps 2000 --out book\n\n"
     "A run writes metrics.jsonl and checkpoints to its output directory. --out DIR --resume continues it with the "
@@ -31,6 +33,10 @@ TrainOptions::TrainOptions(CLI::App& program, std::function<void()> run)
   device.add_to(table, {"auto", "f32", "bf16"}, {"adamw", "adamw-bf16"}, Lasts::fixed);
   objectives.add_to(table, Lasts::fixed);
   grpo.add_to(table);
+  part.add_to(table, Lasts::fixed);
+  table.add(
+      "--adapter",
+      {&adapter, "Continue the training of these adapters of --model, in PEFT's layout", {}, Lasts::fixed, "none"});
   add_data_options();
   add_memory_options();
   ranks.add_to(table, Lasts::fixed);
@@ -85,7 +91,7 @@ void TrainOptions::add_optimizer_options() {
             whole(optimizer.steps, "Optimizer steps", 1, 1 << 30, Lasts::fixed, "520; with --model given by --epochs"));
   table.add("--epochs", {&epochs, "With --model: passes over the data", checks::positive()});
   table.add("--rate", {&optimizer.rate, "Peak learning rate", checks::not_negative(), Lasts::fixed,
-                       "0.004; with --model 1e-05, for dpo and grpo 1e-06"});
+                       "0.004; with --model 1e-05, for dpo and grpo 1e-06; of adapters 20 times that"});
   table.add("--warmup", whole(optimizer.warmup, "Steps of linear warm-up; a cosine to a tenth of the rate follows", 0,
                               1 << 30, Lasts::fixed, "20; with --model a tenth of the steps at most"));
   table.add("--decay", {&optimizer.decay, "Weight decay of matrices", checks::not_negative(), Lasts::fixed,
@@ -135,6 +141,8 @@ void TrainOptions::settle(const std::filesystem::path& state_file) {
     otherwise("--batch", batch, 1);
     otherwise("--rate", optimizer.rate, objectives.objective == "sft" ? 1e-5 : 1e-6);
     otherwise("--decay", optimizer.decay, 0.0);
+    // Adapters begin at zero, so they learn at ten to twenty times the rate.
+    if (trains_adapters() && !given("--rate")) optimizer.rate *= 20;
   }
   check();
   if (fine_tunes()) sample_length = 0;
@@ -146,7 +154,12 @@ void TrainOptions::restore(const std::filesystem::path& state_file) {
   require(state.is_object() && state.contains("options") && state["options"].is_object(), state_file.string(),
           ": not the state of a run; is the file complete?");
   Json options = state["options"];
-  if (!options.contains("--lanes")) options["--lanes"] = 1;  // a run from before there were lanes
+  // A run from before there were lanes, or adapters.
+  if (!options.contains("--lanes")) options["--lanes"] = 1;
+  const Json now = table.lasting();
+  for (const char* flag : PartOptions::kFlags)
+    if (!options.contains(flag)) options[flag] = now[flag];
+  if (!options.contains("--adapter")) options["--adapter"] = "";
   table.restore(options, state_file.string(), out);
 }
 
@@ -177,6 +190,13 @@ void TrainOptions::check_data() const {
     require(!given(flag) || !all_tokens || !fine_tunes() || data.empty(), flag,
             " is for text, but this data is already tokenised");
   }
+  for (const char* flag : PartOptions::kFlags) {
+    require(fine_tunes() || !given(flag), flag, " needs --model DIR, a model to fine-tune");
+    require(adapter.empty() || !given(flag), flag,
+            ": the adapters of --adapter already say what is trained; leave it out");
+  }
+  require(fine_tunes() || adapter.empty(), "--adapter needs --model DIR, the base of the adapters");
+  part.check();
   for (const char* flag :
        {"--chat", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype", "--objective"}) {
     require(fine_tunes() || !given(flag), flag, " needs --model DIR, a model to fine-tune");

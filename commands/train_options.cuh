@@ -6,6 +6,7 @@
 #include "commands/device_options.cuh"
 #include "commands/grpo_options.cuh"
 #include "commands/objective_options.cuh"
+#include "commands/part_options.cuh"
 #include "commands/rank_options.cuh"
 #include "data/documents/tokenised.cuh"
 #include "training/run_directory.cuh"
@@ -18,12 +19,13 @@ struct TrainOptions {
   DeviceOptions device;
   ObjectiveOptions objectives;
   GrpoOptions grpo;
+  PartOptions part;
   RankOptions ranks;
   OptimizerSettings optimizer{.rate = 4e-3, .warmup = 20, .steps = 520};
   DataOptions tokens;
 
   std::vector<std::string> data;
-  std::string mode = "stream", memory, out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
+  std::string adapter, mode = "stream", memory, out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
   Index length = 768, batch = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
   Index evaluation_interval = 100, checkpoint_interval = CheckpointTimer::kByTime;
   double epochs = 1, evaluation_fraction = 0.05, temperature = 0.5;
@@ -40,6 +42,7 @@ struct TrainOptions {
   bool given(const std::string& flag) const { return table.given(flag); }
   // Starts from a model directory; otherwise a model is trained from scratch.
   bool fine_tunes() const { return !model.model.empty(); }
+  bool trains_adapters() const { return part.adapters() || !adapter.empty(); }
   // Samples completions itself.
   bool online_grpo() const { return objectives.objective == "grpo" && grpo.online(); }
   Index rows() const { return batch * length; }  // of a micro-batch's stream

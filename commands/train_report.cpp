@@ -26,6 +26,7 @@ void TrainReport::begin(const TrainTask& task) const {
   const StepSettings& s = task.settings;
   const std::string chunked = o.mode == "stream" ? format(", chunks of %ld rows", task.schedule.chunk) : "";
   std::printf("model    %s\n", describe(s.config).c_str());
+  if (const std::string part = describe_trained(s.config); !part.empty()) std::printf("trained  %s\n", part.c_str());
   std::printf("data     %s\n", task.source.description.c_str());
   std::printf("steps    %ld, of %ld x %ld tokens x %s; rate %g\n", o.optimizer.steps, o.batch, o.length,
               counted(o.micro_batches, "micro-batch").c_str(), o.optimizer.rate);

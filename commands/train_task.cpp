@@ -29,7 +29,8 @@ class Preparation {
 
   TrainTask run() {
     task.start = checkpoint;
-    if (o.fine_tunes() && checkpoint.empty()) task.start = model_directory(o.model.model);
+    if (o.fine_tunes() && (checkpoint.empty() || o.trains_adapters())) task.start = model_directory(o.model.model);
+    if (o.trains_adapters()) task.adapters = !checkpoint.empty() ? checkpoint : first_adapters();
     if (!o.fine_tunes()) {
       prepare_text();
       choose_schedule();
@@ -46,6 +47,19 @@ class Preparation {
   }
 
  private:
+  fs::path first_adapters() const { return o.adapter.empty() ? fs::path() : fs::path(adapter_directory(o.adapter)); }
+
+  // The model, and what of it is trained.
+  Config config() const {
+    Config c = read_config(task.start);
+    if (task.adapters.empty()) {
+      o.part.apply(c);
+    } else {
+      AdapterDirectory(task.adapters).add_to(c);
+    }
+    return c;
+  }
+
   // As rank 0 plans them.
   StepSettings settings(const Config& config, Index micro_batches) const {
     StepSettings s = o.device.settings(config, micro_batches);
@@ -69,7 +83,7 @@ class Preparation {
 
   // Fine-tuning: documents in the model's tokens.
   void prepare_documents() {
-    task.settings = settings(read_config(task.start), o.micro_batches);
+    task.settings = settings(config(), o.micro_batches);
     settle_layout();
     const std::string name = o.data.size() == 1 ? o.data[0] : std::to_string(o.data.size()) + " files";
     const TokenFile& file =
@@ -103,7 +117,7 @@ class Preparation {
   void prepare_prompts() {
     const fs::path reference = reference_model();
     settle_layout();
-    const Config config = read_config(task.start);
+    const Config config = this->config();
     task.grpo = std::make_unique<OnlineGrpo>(
         o.grpo, OnlineGrpo::Data{o.data, o.tokens.chat, o.evaluation_fraction, o.seed}, task.start, reference);
     const Index longest = task.grpo->longest(), all = task.grpo->completions() * longest;
@@ -144,9 +158,16 @@ class Preparation {
     return model;
   }
 
-  // Checkpoints have the layout of the model that was loaded.
+  // Checkpoints have the layout of the model, or of the adapters, that were loaded.
   void settle_layout() {
     task.layout.emplace(task.start);
+    if (o.trains_adapters()) {
+      task.layout->base = fs::absolute(task.start);
+      task.layout->adapter_config = task.adapters.empty()
+                                        ? adapter_config(config(), o.part.settings(), task.layout->base.string())
+                                        : AdapterDirectory(task.adapters).config;
+      require(o.save_dtype == "same", "--save-dtype: adapters are always saved in float32; leave it out");
+    }
     const std::map<std::string, const char*> types = {{"f32", "F32"}, {"bf16", "BF16"}, {"f16", "F16"}};
     if (o.save_dtype != "same") task.layout->store_as(types.at(o.save_dtype));
     task.layout->require_writable();
@@ -278,15 +299,18 @@ void attach_reference_logps(Engine& engine, TrainTask& task, const TrainOptions&
     logps.emplace(bytes.size() / sizeof(float));
     std::memcpy(logps->data(), bytes.data(), bytes.size());
   } else {
-    engine.load(model_directory(options.model.model));
-    logps = compute_reference(
-        file, {longest, options.rows(), task.settings.ranks.streams()},
-        [&](const std::vector<Batch>& batches) { return engine.evaluate(batches, task.schedule); },
-        [](double part) {
-          if (!isatty(STDOUT_FILENO)) return;
-          std::printf(part < 1 ? "\r\033[Kreference log-probs: %.0f%%" : "\r\033[K", 100 * part);
-          std::fflush(stdout);
-        });
+    auto compute = [&] {
+      logps = compute_reference(
+          file, {longest, options.rows(), task.settings.ranks.streams()},
+          [&](const std::vector<Batch>& batches) { return engine.evaluate(batches, task.schedule); },
+          [](double part) {
+            if (!isatty(STDOUT_FILENO)) return;
+            std::printf(part < 1 ? "\r\033[Kreference log-probs: %.0f%%" : "\r\033[K", 100 * part);
+            std::fflush(stdout);
+          });
+    };
+    const bool is_reference = directory.checkpoint().empty() && !options.trains_adapters();
+    is_reference ? compute() : engine.with_weights_of(model_directory(options.model.model), compute);
     if (first) save_reference(places, task.reference, *logps);
   }
   task.documents->attach(*logps);

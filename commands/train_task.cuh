@@ -13,7 +13,8 @@
 namespace streambp {
 
 struct TrainTask {
-  std::filesystem::path start;  // the model or checkpoint with the first weights; empty: random weights
+  std::filesystem::path start;     // the model or checkpoint with the first weights; empty: random weights
+  std::filesystem::path adapters;  // the first adapters of that model; empty: new ones, or none
   StepSettings settings;
   Schedule schedule;
   Source source;
@@ -36,7 +37,8 @@ struct TrainTask {
 // Decides everything that the options leave open. A refused run leaves no files behind.
 TrainTask prepare(TrainOptions& options, RunDirectory& directory);
 
-// Attaches reference log-probs to the documents: from the cache of an earlier run, or computed by `engine`.
+// Attaches reference log-probs to the documents: from the cache of an earlier run, or computed by `engine`, which has
+// the weights that the run starts from.
 void attach_reference_logps(Engine& engine, TrainTask& task, const TrainOptions& options,
                             const RunDirectory& directory);
 

@@ -60,14 +60,16 @@ class VerifyCommand : public Command {
     settings_.config = input_.config, settings_.objective = input_.objective, settings_.optimizer = OptimizerKind::none;
     settings_.ranks = ranks_.grid(input_.config, settings_.device);
     settings_.micro_batches = settings_.ranks.streams();
+    settings_.wide_gradient = settings_.dtype == DType::bf16 && !input_.config.adapters.empty();
     in_float64_ = settings_;
     in_float64_.device = DeviceKind::cpu, in_float64_.dtype = DType::f64, in_float64_.tile = kTile;
-    in_float64_.ranks = {};
+    in_float64_.ranks = {}, in_float64_.wide_gradient = false;
     batches_ = input_.batches(settings_.ranks.streams());
     const auto& tokens = input_.batch.tokens;
     const std::string_view bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof tokens[0]);
     require_equal("the data", std::to_string(text_hash(bytes)));
     if (!input_.weights.empty()) require_equal("the model", contents_key(input_.weights));
+    if (!input_.adapter.empty()) require_equal("the adapters", contents_key(input_.adapter));
     announce();
     add_objective_data();
     if (this_process().rank == 0) compute_truth();
@@ -106,10 +108,12 @@ class VerifyCommand : public Command {
   void announce() {
     const std::string weights = input_.weights.empty() ? "random weights" : "weights of " + input_.weights.string();
     const auto documents = static_cast<Index>(input_.batch.documents().size());
-    std::printf("%s, %s\n%s on %s, %s in %s, %s, objective %s\n\n", describe(input_.config).c_str(), weights.c_str(),
-                name(settings_.dtype), device_name(settings_.device).c_str(),
-                counted(input_.batch.size(), "token").c_str(), counted(documents, "document").c_str(),
-                counted(input_.batch.target_count(), "target").c_str(), input_.objectives.objective.c_str());
+    const std::string trained = describe_trained(input_.config);
+    std::printf("%s, %s\n%s%s on %s, %s in %s, %s, objective %s\n\n", describe(input_.config).c_str(), weights.c_str(),
+                (trained + (trained.empty() ? "" : "\n")).c_str(), name(settings_.dtype),
+                device_name(settings_.device).c_str(), counted(input_.batch.size(), "token").c_str(),
+                counted(documents, "document").c_str(), counted(input_.batch.target_count(), "target").c_str(),
+                input_.objectives.objective.c_str());
     std::fflush(stdout);
     json_ = {{"config", config_to_json(input_.config)},
              {"dtype", name(settings_.dtype)},
@@ -227,9 +231,12 @@ class VerifyCommand : public Command {
   }
 
   void fill(Engine& engine) const {
-    input_.weights.empty() ? engine.initialise(input_.seed, 0.05) : static_cast<void>(engine.load(input_.weights));
+    if (input_.weights.empty() || part_is_new()) engine.initialise(input_.seed, 0.05);
+    if (!input_.weights.empty()) engine.load(input_.weights, input_.adapter);
     if (settings_.dtype == DType::bf16) engine.round_weights();
   }
+
+  bool part_is_new() const { return input_.part.adapters(); }
 
   // The gradient of the batches, on a device with exactly the planned memory.
   GradientRun gradient_in(const StepSettings& settings, const Schedule& schedule) const {
@@ -271,17 +278,18 @@ class VerifyCommand : public Command {
 
   void save_gradient() const {
     Tensors<float> tensors(input_.config);
+    const Table<float> rows = trained(table(input_.config, tensors));
     Plan size;
-    allocate(size, table(input_.config, tensors), Kind::gradients);
+    allocate(size, rows, Kind::gradients);
     Cpu host(size.arena.peak());
-    allocate(host, table(input_.config, tensors), Kind::gradients);
+    allocate(host, rows, Kind::gradients);
     std::size_t i = 0;
-    for (auto& e : table(input_.config, tensors)) {
+    for (auto& e : rows) {
       const std::vector<double>& values = streamed_->values[i++];
       host.upload(*e.matrix, std::vector<float>(values.begin(), values.end()).data());
     }
     SafetensorsWriter writer(gradient_file_, {{"format", "pt"}});
-    write_tensors(host, writer, "", table(input_.config, tensors));
+    write_tensors(host, writer, "", rows);
     writer.finish();
   }
 

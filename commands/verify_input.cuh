@@ -3,6 +3,7 @@
 
 #include "commands/model_options.cuh"
 #include "commands/objective_options.cuh"
+#include "commands/part_options.cuh"
 #include "data/documents/packing.cuh"
 #include "data/documents/tokenised.cuh"
 #include "data/files/checkpoint.cuh"
@@ -15,12 +16,16 @@ class VerifyInput {
  public:
   ModelOptions model;
   ObjectiveOptions objectives;
+  PartOptions part;
+  std::string adapter;
   std::uint64_t seed = 1;
 
   void add_to(OptionTable& options) {
     options_ = &options;
     model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
     objectives.add_to(options);
+    part.add_to(options);
+    options.add("--adapter", {&adapter, "Load the adapters of this directory, in PEFT's layout, into --model"});
     options.section("Stream");
     options.add("--length",
                 {&length_, "Tokens of the stream, in documents of unequal length", checks::between(4, 1 << 24)});
@@ -48,6 +53,7 @@ class VerifyInput {
       length_ = batch.size();
     }
     config = model.config(length_);
+    choose_part();
     if (!data_.empty()) first_then_others([&] { batch = documents_of_data(); });
     if (batch.size() == 0) {
       require(documents_ * 2 <= length_, "--documents ", documents_, " of two tokens or more do not fit --length ",
@@ -78,6 +84,15 @@ class VerifyInput {
   fs::path weights;  // a model directory; empty: random weights
 
  private:
+  // What is trained: what the options say, or what the adapters' files say.
+  void choose_part() {
+    if (adapter.empty()) return part.apply(config);
+    require(fs::is_directory(model.model), "--adapter goes with --model DIR, the base of the adapters");
+    for (const char* flag : PartOptions::kFlags) refuse_unused(flag, true, "new adapters, without --adapter");
+    adapter = adapter_directory(adapter);
+    AdapterDirectory(adapter).add_to(config);
+  }
+
   void refuse_unused(const char* flag, bool unused, const char* used_for) const {
     require(!unused || !options_->given(flag), flag, " is for ", used_for, "; leave it out");
   }

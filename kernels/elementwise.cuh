@@ -1,4 +1,4 @@
-// Small operations: zero, add, convert between types, column sums, sums of squares.
+// Small operations: zero, scale, add, convert between types, column sums, sums of squares.
 //
 //   add_column_sums    out[j] += Σ_i x[i][j]
 //   row_squares        sums[i] = Σ_j x[i][j]², in float64
@@ -23,6 +23,13 @@ template <class Device, class T>
 void zero(Device& dev, Matrix<T> x) {
   auto op = dev.operation("zero", 0, 1.0 * sizeof(T) * x.size());
   if constexpr (Device::computes) compute_zero(dev, x);
+}
+
+// x *= factor
+template <class Device, class T>
+void scale(Device& dev, Matrix<T> x, double factor) {
+  auto op = dev.operation("scale", 1.0 * x.size(), 2.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes) compute_scale(dev, x, static_cast<Accumulator<T>>(factor));
 }
 
 // y += x, in the type of y
@@ -68,6 +75,14 @@ template <class T>
 void compute_zero(Cpu&, Matrix<T> x) {
 #pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) std::fill_n(x.row(i), x.cols, T(0));
+}
+
+template <class T>
+void compute_scale(Cpu&, Matrix<T> x, Accumulator<T> factor) {
+#pragma omp parallel for if (x.size() > kWorthThreads)
+  for (Index i = 0; i < x.rows; ++i) {
+    for (Index j = 0; j < x.cols; ++j) x(i, j) = factor * x(i, j);
+  }
 }
 
 template <class T, class U>
@@ -126,6 +141,16 @@ template <class T>
 void compute_zero(Cuda& dev, Matrix<T> x) {
   require(x.contiguous(), "zero: the matrix is not contiguous");
   STREAMBP_CHECK(cudaMemsetAsync(x.data, 0, static_cast<std::size_t>(x.size()) * sizeof(T), dev.stream));
+}
+
+template <class T>
+void compute_scale(Cuda& dev, Matrix<T> x, float factor) {
+  auto f = [=] __device__(auto n, Index i, Index j) {
+    auto value = cuda::load<n()>(x.row(i) + j);
+    for (int k = 0; k < n(); ++k) value.x[k] *= factor;
+    cuda::store(x.row(i) + j, value);
+  };
+  cuda::for_each_element(dev, f, x);
 }
 
 template <class T, class U>

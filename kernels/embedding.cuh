@@ -40,17 +40,19 @@ void embedding(Device& dev, Matrix<T> x, const EmbeddingIndex& index,
   if constexpr (Device::computes) compute_embedding(dev, x, index, tables, static_cast<T>(scale));
 }
 
+// An empty table is frozen, or with RoPE there are no positions.
 template <class Device, class T, class G>
 void embedding_backward(Device& dev, const EmbeddingTables<G>& dtables, const EmbeddingIndex& index, Matrix<T> dx,
                         double scale) {
   require_shape("embedding backward", "tokens", index.tokens, 1, dx.rows);
   if (dtables.positions)
     require_shape("embedding backward", "rows by position", index.by_position, 1, index.by_token.cols);
-  require_shape("embedding backward", "dtable", dtables.tokens, dtables.tokens.rows, dx.cols);
+  if (dtables.tokens) require_shape("embedding backward", "dtable", dtables.tokens, dtables.tokens.rows, dx.cols);
+  if (!dtables.tokens && !dtables.positions) return;
   const double size = static_cast<double>(index.by_token.cols * dx.cols);
   auto op = dev.operation("embedding dw", size, (1.0 * sizeof(T) + 2.0 * sizeof(G)) * size);
   if constexpr (Device::computes) {
-    scatter_add_rows(dev, dtables.tokens, index.tokens, index.by_token, dx, static_cast<T>(scale));
+    if (dtables.tokens) scatter_add_rows(dev, dtables.tokens, index.tokens, index.by_token, dx, static_cast<T>(scale));
     if (dtables.positions) scatter_add_rows(dev, dtables.positions, index.positions, index.by_position, dx, T(1));
   }
 }

@@ -47,12 +47,12 @@ void matmul_backward_input(Device& dev, Matrix<T> dx, Input<T> dy, Input<T> w, U
   if constexpr (Device::computes) compute_matmul_backward_input(dev, dx, dy, w, update);
 }
 
-// dw += dyᵀ x, dbias += Σ dy
+// dw += dyᵀ x, dbias += Σ dy. Empty ones are not computed: their weights are frozen.
 template <class Device, class T, class G>
 void matmul_backward_weight(Device& dev, Matrix<G> dw, Matrix<G> dbias, Matrix<T> dy, Input<T> x) {
-  require_shape("matmul backward", "dw", dw, dy.cols, x.cols);
-  require_shape("matmul backward", "input", x, dy.rows, dw.cols);
-  {
+  require_shape("matmul backward", "input", x, dy.rows, x.cols);
+  if (dw) {
+    require_shape("matmul backward", "dw", dw, dy.cols, x.cols);
     auto op = dev.operation("matmul dw", 2.0 * dw.size() * x.rows,
                             2.0 * sizeof(G) * dw.size() + sizeof(T) * (x.size() + dy.size()));
     if constexpr (Device::computes) compute_matmul_backward_weight(dev, dw, dy, x);

@@ -48,24 +48,24 @@ void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T>>& in
   if constexpr (Device::computes) compute_norm(dev, y, in);
 }
 
-// With Update::assign, dx may alias dy or x.
+// With Update::assign, dx may alias dy or x. Empty gradients are not computed: their weights are frozen.
 template <class Device, class T, class G>
 void norm_backward(Device& dev, Matrix<T> dx, const NormWeights<G>& dweights, Input<T> dy,
                    const std::type_identity_t<NormInput<T>>& in, Update update) {
   const Index rows = in.x.rows, cols = in.x.cols, groups = ceil_div(rows, kGroup);
   require_shape("norm backward", "dy", dy, rows, cols);
   require_shape("norm backward", "dx", dx, rows, cols);
-  require_shape("norm backward", "dweight", dweights.weight, 1, cols);
+  if (dweights.weight) require_shape("norm backward", "dweight", dweights.weight, 1, cols);
   if (dweights.bias) require_shape("norm backward", "dbias", dweights.bias, 1, cols);
   auto scope = dev.scope();
   NormWeights<G> group_sums;  // a row for each group of rows
-  group_sums.weight = allocate<G>(dev, groups, cols, Kind::chunk);
+  group_sums.weight = allocate<G>(dev, dweights.weight ? groups : 0, cols, Kind::chunk);
   group_sums.bias = allocate<G>(dev, dweights.bias ? groups : 0, cols, Kind::chunk);
   auto op = dev.operation("norm backward", (in.style.centered ? 17.0 : 13.0) * in.x.size(),
                           (update == Update::add ? 4.0 : 3.0) * sizeof(T) * in.x.size());
   if constexpr (Device::computes) {
     compute_norm_backward(dev, dx, group_sums, dy, in, update);
-    add_groups(dev, dweights.weight, group_sums.weight);
+    if (dweights.weight) add_groups(dev, dweights.weight, group_sums.weight);
     if (dweights.bias) add_groups(dev, dweights.bias, group_sums.bias);
   }
 }
@@ -91,15 +91,15 @@ NormStatistics<Accumulator<T>> norm_statistics(const T* x, Index n, const NormSt
   return {static_cast<A>(mean), static_cast<A>(1 / std::sqrt(squares / count + style.eps))};
 }
 
-// The backward pass of a group of rows. Writes the group's part of dweight and dbias to a row of sums; dbias_sum may be
-// null.
+// The backward pass of a group of rows. Writes the group's part of dweight and dbias to a row of sums, or nothing if that
+// is null.
 template <class T, class G>
 void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy, const NormInput<T>& in,
                          Update update) {
   using A = Accumulator<T>;
   const A offset = static_cast<A>(in.style.offset);
   const Matrix<const T> x = in.x;
-  std::fill_n(dweight_sum, x.cols, G(0));
+  if (dweight_sum) std::fill_n(dweight_sum, x.cols, G(0));
   if (dbias_sum) std::fill_n(dbias_sum, x.cols, G(0));
   for (Index i = 0; i < x.rows; ++i) {
     const auto [mean, scale] = norm_statistics(x.row(i), x.cols, in.style);
@@ -114,11 +114,13 @@ void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy
     if (dbias_sum) {
       for (Index j = 0; j < x.cols; ++j) dbias_sum[j] += dy_row[j];
     }
+    if (dweight_sum) {
+      for (Index j = 0; j < x.cols; ++j) dweight_sum[j] += A(dy_row[j]) * normed(j);
+    }
 #pragma omp simd
-    for (Index j = 0; j < x.cols; ++j) {
-      const A dy_j = dy_row[j], normed_j = normed(j), d = scale * (g(j) - normed_j * mean_gx - mean_g);
-      dweight_sum[j] += dy_j * normed_j;
-      dx_row[j] = update == Update::add ? A(dx_row[j]) + d : d;  // last: dx may alias dy or x
+    for (Index j = 0; j < x.cols; ++j) {  // last: dx may alias dy or x
+      const A d = scale * (g(j) - normed(j) * mean_gx - mean_g);
+      dx_row[j] = update == Update::add ? A(dx_row[j]) + d : d;
     }
   }
 }
@@ -150,10 +152,10 @@ template <class T, class G>
 void compute_norm_backward(Cpu&, Matrix<T> dx, const NormWeights<G>& group_sums, Input<T> dy, const NormInput<T>& in,
                            Update update) {
 #pragma omp parallel for
-  for (Index g = 0; g < group_sums.weight.rows; ++g) {
+  for (Index g = 0; g < ceil_div(in.x.rows, kGroup); ++g) {
     const Rows rows = piece(g, kGroup, in.x.rows);
-    cpu::norm_backward_group<T>(dx.slice(rows), group_sums.weight.row(g),
-                                group_sums.bias ? group_sums.bias.row(g) : nullptr, dy.slice(rows),
+    const auto row = [=](Matrix<G> sums) { return sums ? sums.row(g) : nullptr; };
+    cpu::norm_backward_group<T>(dx.slice(rows), row(group_sums.weight), row(group_sums.bias), dy.slice(rows),
                                 {in.x.slice(rows), in.weights, in.style}, update);
   }
 }
@@ -266,11 +268,11 @@ struct NormBackwardRows {
     }
   }
 
-  // Writes dx, and adds to the sums for dweight and dbias. The latter may be null.
+  // Writes dx, and adds to the sums for dweight and dbias, which may be null.
   __device__ void write(Matrix<T> dx, Update update, float* dweight_sum, float* dbias_sum) const {
     for (Index j = first; j < in.x.cols; j += step) {
       const auto w = load<N>(in.weights.weight.data + j);
-      auto dw = load<N>(dweight_sum + j);
+      auto dw = dweight_sum ? load<N>(dweight_sum + j) : Floats<N>();
       Floats<N> db;
       for (int r = 0; r < R; ++r) {
         const Index i = begin + r;
@@ -285,7 +287,7 @@ struct NormBackwardRows {
         }
         store(dx.row(i) + j, result);  // written last: dx may alias dy or x
       }
-      store(dweight_sum + j, dw);
+      if (dweight_sum) store(dweight_sum + j, dw);
       if (!dbias_sum) continue;
       const auto sum = load<N>(dbias_sum + j);
       for (int k = 0; k < N; ++k) db.x[k] += sum.x[k];
@@ -294,18 +296,19 @@ struct NormBackwardRows {
   }
 };
 
-// One block per group of rows. The group's sums for dweight and dbias are in shared memory.
+// One block per group of rows. The group's sums for dweight and dbias, where wanted, are in shared memory.
 template <int N, class T>
 __global__ void __launch_bounds__(kNormThreads, 2)
     norm_backward_kernel(Matrix<T> dx, NormWeights<float> group_sums, Matrix<const T> dy, NormInput<T> in,
                          Update update) {
   const Index n = in.x.cols, first = static_cast<Index>(threadIdx.x) * N, step = static_cast<Index>(blockDim.x) * N;
-  const bool with_bias = static_cast<bool>(group_sums.bias);
-  float* dweight_sum = shared_memory<float>();
-  float* dbias_sum = with_bias ? dweight_sum + n : nullptr;
-  float* scratch = dweight_sum + (with_bias ? 2 : 1) * n;
+  const bool with_weight = static_cast<bool>(group_sums.weight), with_bias = static_cast<bool>(group_sums.bias);
+  float* memory = shared_memory<float>();
+  float* dweight_sum = with_weight ? memory : nullptr;
+  float* dbias_sum = with_bias ? memory + (with_weight ? n : 0) : nullptr;
+  float* scratch = memory + ((with_weight ? 1 : 0) + (with_bias ? 1 : 0)) * n;
   for (Index j = first; j < n; j += step) {
-    store(dweight_sum + j, Floats<N>());
+    if (with_weight) store(dweight_sum + j, Floats<N>());
     if (with_bias) store(dbias_sum + j, Floats<N>());
   }
   const Rows group = piece(blockIdx.x, kGroup, in.x.rows);
@@ -315,7 +318,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     rows.write(dx, update, dweight_sum, dbias_sum);
   }
   for (Index j = first; j < n; j += step) {
-    store(group_sums.weight.row(blockIdx.x) + j, load<N>(dweight_sum + j));
+    if (with_weight) store(group_sums.weight.row(blockIdx.x) + j, load<N>(dweight_sum + j));
     if (with_bias) store(group_sums.bias.row(blockIdx.x) + j, load<N>(dbias_sum + j));
   }
 }
@@ -337,9 +340,10 @@ void compute_norm_backward(Cuda& dev, Matrix<T> dx, const NormWeights<float>& gr
   const bool packed = cuda::packable(dx, group_sums.weight, group_sums.bias, dy, in.x, in.weights.weight);
   const auto kernel = packed ? cuda::norm_backward_kernel<cuda::kPack, T> : cuda::norm_backward_kernel<1, T>;
   const Index threads = least(cuda::kNormThreads, round_up(ceil_div(cols, packed ? cuda::kPack : 1), cuda::kWarp));
-  const Index shared = (group_sums.bias ? 2 : 1) * cols + threads / cuda::kWarp * 3 * cuda::kRowsAtOnce;
+  const Index sums = (group_sums.weight ? 1 : 0) + (group_sums.bias ? 1 : 0);
+  const Index shared = sums * cols + threads / cuda::kWarp * 3 * cuda::kRowsAtOnce;
   require(shared * sizeof(float) <= 99 << 10, "norm backward: rows of ", cols, " are too wide for a GPU");
-  cuda::launch(dev, kernel, cuda::grid_of(group_sums.weight.rows), static_cast<int>(threads),
+  cuda::launch(dev, kernel, cuda::grid_of(ceil_div(in.x.rows, kGroup)), static_cast<int>(threads),
                static_cast<std::size_t>(shared) * sizeof(float), dx, group_sums, dy, in, update);
 }
 

@@ -17,6 +17,26 @@
 
 namespace streambp {
 
+// While it lives, the model has no adapters.
+template <class T>
+class AdaptersOff {
+ public:
+  explicit AdaptersOff(Model<T>& model)
+      : model_(model), weights_(model.weights), sizes_(std::exchange(model.config.adapters, {})) {
+    for (Layer<T>& layer : model.weights.layers) {
+      for (Linear<T>* w : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+        w->adapter = {};
+    }
+  }
+  ~AdaptersOff() { model_.weights = weights_, model_.config.adapters = std::move(sizes_); }
+  AdaptersOff(const AdaptersOff&) = delete;
+
+ private:
+  Model<T>& model_;
+  const Tensors<T> weights_;
+  std::map<std::string, AdapterSize> sizes_;
+};
+
 template <class Device, class T>
 class OffloadedWeights {
  public:

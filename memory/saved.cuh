@@ -1,5 +1,5 @@
-// What forward saves for backward: the input of every layer, and in full mode all its activations. It is a stack:
-// forward pushes the layers in order, backward pops them from last to first.
+// What forward saves for backward: the input of every layer that backward reaches, and in full mode all its activations.
+// It is a stack: forward pushes the layers in order, backward pops them from last to first.
 #pragma once
 
 #include <vector>
@@ -9,24 +9,26 @@
 
 namespace streambp {
 
-// Keeps everything in device memory.
+// Keeps everything in device memory, from layer `first` on.
 template <class Device, class T>
 class ResidentSaved {
  public:
-  ResidentSaved(Device& dev, const Config& config, const Division& division, Keep keep)
+  ResidentSaved(Device& dev, const Config& config, const Division& division, Keep keep, Index first = 0)
       : dev_(dev),
         config_(config),
         rows_({0, division.rows}, {0, division.own()}),
         ranks_(division.ranks),
         keep_(keep),
+        first_(first),
         output_(allocate<T>(dev, rows_.own.size(), config.hidden, Kind::saved)) {}
 
-  // Allocates what is saved of the next layer and returns the matrix for its input. If nothing is saved, all layers
-  // work in place on the output matrix.
+  // Allocates what is saved of the next layer and returns the matrix for its input. Layers of which nothing is saved work
+  // in place on the output matrix.
   Matrix<T> open() {
     Saved saved{dev_.arena.mark(), output_, {}, {}};
-    if (keep_ != Keep::nothing) saved.input = allocate<T>(dev_, rows_.own.size(), config_.hidden, Kind::saved);
-    if (keep_ == Keep::activations) {
+    const auto layer = static_cast<Index>(layers_.size());
+    if (keeps(layer)) saved.input = allocate<T>(dev_, rows_.own.size(), config_.hidden, Kind::saved);
+    if (has_activations(layer)) {
       saved.keys_values = allocate_keys_values<T>(dev_, config_, rows_.all.size(), ranks_);
       saved.activations = allocate_activations<T>(dev_, config_, rows_, ranks_);
     }
@@ -39,7 +41,7 @@ class ResidentSaved {
     layers_.pop_back();
   }
 
-  bool has_activations() const { return keep_ == Keep::activations; }
+  bool has_activations(Index layer) const { return keeps(layer) && keep_ == Keep::activations; }
   Matrix<T> output() const { return output_; }  // of the last layer
   Matrix<T> input(Index layer) const { return at(layer).input; }
   const KeysValues<T>& keys_values(Index layer) const { return at(layer).keys_values; }
@@ -52,6 +54,7 @@ class ResidentSaved {
     KeysValues<T> keys_values;   // only with Keep::activations
     Activations<T> activations;  // only with Keep::activations
   };
+  bool keeps(Index layer) const { return keep_ != Keep::nothing && layer >= first_; }
   const Saved& at(Index layer) const { return layers_[static_cast<std::size_t>(layer)]; }
 
   Device& dev_;
@@ -59,6 +62,7 @@ class ResidentSaved {
   const DividedRows rows_;
   const Index ranks_;
   const Keep keep_;
+  const Index first_;
   const Matrix<T> output_;
   std::vector<Saved> layers_;
 };

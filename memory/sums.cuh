@@ -1,5 +1,5 @@
 // Gradient sums: the gradient of one section of the parameter table (a layer, the head, the embedding), summed over the
-// chunks of one micro-batch, then added to the gradient of the step.
+// chunks of one micro-batch, then added to the gradient of the step. Frozen parameters have none: their tensors are empty.
 //
 // Every lane has its own sums, in float32 at least. finish() adds the lanes in order, and the result to the gradient:
 //
@@ -46,14 +46,14 @@ class Sums {
         ranks(ranks),
         micro_batch(micro_batch),
         scope(dev.scope()),
-        gradient(table_of(gradient)),
+        gradient(trained(table_of(gradient))),
         sections(static_cast<std::size_t>(micro_batch.exists() ? ranks.lanes : 0), empty) {
     for (auto& e : this->gradient) {
       if (!*e.matrix) *e.matrix = zeros<G>(shard(e.parameter.rows, ranks.all).size(), e, Kind::gradients, End::top);
     }
     const bool direct = std::is_same_v<G, A> && ranks.all.size == 1 && ranks.lanes == 1 && micro_batch.number == 0;
     for (Section& section : sections) {
-      lanes.push_back(table_of(section));
+      lanes.push_back(trained(table_of(section)));
       for (std::size_t i = 0; i < lanes.back().size(); ++i) {
         auto& e = lanes.back()[i];
         if constexpr (std::is_same_v<G, A>) {

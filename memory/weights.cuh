@@ -26,7 +26,7 @@ class Weights {
     if (model.shards.size == 1) return;
     scope_.emplace(dev.scope());
     for (Gathered& g : gathered_) {
-      for (const Entry<T>& e : layer_table(model.config, 0, g.weights))
+      for (const Entry<T>& e : without_adapters(layer_table(model.config, 0, g.weights)))
         *e.matrix = allocate<T>(dev, e.parameter.rows, e.parameter.cols, Kind::weights);
     }
   }
@@ -66,8 +66,12 @@ class Weights {
     if (g.layer == layer) return;
     g.layer = layer;
     auto stored = model_.weights.layers[static_cast<std::size_t>(layer)];
-    start_exchange(dev_, "gather weights", model_.shards,
-                   gathering(layer_table(model_.config, layer, g.weights), layer_table(model_.config, layer, stored)));
+    const Table<T> whole = layer_table(model_.config, layer, g.weights),
+                   mine = layer_table(model_.config, layer, stored);
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      if (whole[i].parameter.adapter()) *whole[i].matrix = *mine[i].matrix;  // every rank has all of it
+    }
+    start_exchange(dev_, "gather weights", model_.shards, gathering(without_adapters(whole), without_adapters(mine)));
     arriving_ = true;
   }
 

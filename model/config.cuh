@@ -11,6 +11,9 @@
 //                                                               are local: a sliding window and their own RoPE theta
 #pragma once
 
+#include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +26,12 @@ namespace streambp {
 
 enum class Norm { rms, layer };
 enum class Positions { learned, rope };
+
+// A low-rank adapter (LoRA) of a linear layer; see model/linear.cuh.
+struct AdapterSize {
+  Index rank = 0;
+  double scale = 0;
+};
 
 struct Config {
   std::string family = "llama";
@@ -44,6 +53,10 @@ struct Config {
   Index window = 0;
   std::vector<bool> local;      // local[l]: layer l is local; empty: all are
   double local_rope_theta = 0;  // RoPE theta of local layers, without scaling; 0: the same as in other layers
+
+  // What is trained: adapters always; other parameters if they are in this set, by name. Without a set: all of them.
+  std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
+  std::optional<std::set<std::string>> trained = {};
 
   Index q_width() const { return heads * head_dim; }
   Index kv_width() const { return kv_heads * head_dim; }

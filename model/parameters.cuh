@@ -16,8 +16,8 @@
 namespace streambp {
 
 // Initial values: matrices are normal (with a smaller standard deviation if they write to the residual stream), norm
-// weights are one, biases are zero.
-enum class Init { normal, residual, ones, zeros };
+// weights are one, biases are zero. Of an adapter, a is uniform and b is zero, so that it changes nothing at first.
+enum class Init { normal, residual, ones, zeros, adapter_a, adapter_b };
 
 // A row of the table.
 struct Parameter {
@@ -27,8 +27,10 @@ struct Parameter {
   // GPT-2's files store matrices transposed, and q, k, v as three parts of one tensor, side by side.
   bool transposed = false;
   Index part = 0, parts = 1;
+  bool trained = true;
 
   bool vector() const { return init == Init::ones || init == Init::zeros; }
+  bool adapter() const { return init == Init::adapter_a || init == Init::adapter_b; }
 };
 
 // The tensors of a layer. Tensors that the model does not have stay empty.
@@ -36,6 +38,16 @@ template <class T>
 struct Layer {
   NormWeights<T> attention_norm, q_norm, k_norm, post_attention_norm, mlp_norm, post_mlp_norm;
   Linear<T> q, k, v, o, gate, up, down;
+
+  // In GPT-2 the adapters of q, k and v share q's a.
+  Linear<T> keys() const { return with_shared_a(k); }
+  Linear<T> values() const { return with_shared_a(v); }
+
+ private:
+  Linear<T> with_shared_a(Linear<T> w) const {
+    if (!w.adapter.a) w.adapter.a = q.adapter.a;
+    return w;
+  }
 };
 
 // A full set of tensors: the weights, their gradient, or a moment of the optimizer.
@@ -57,6 +69,26 @@ struct Entry {
 };
 template <class T>
 using Table = std::vector<Entry<T>>;
+
+template <class T, class F>
+Table<T> rows_where(Table<T> table, F&& holds) {
+  std::erase_if(table, [&](const Entry<T>& e) { return !holds(e.parameter); });
+  return table;
+}
+template <class T>
+Table<T> trained(const Table<T>& table) {
+  return rows_where(table, [](const Parameter& p) { return p.trained; });
+}
+template <class T>
+Table<T> adapters(const Table<T>& table) {
+  return rows_where(table, [](const Parameter& p) { return p.adapter(); });
+}
+template <class T>
+Table<T> without_adapters(const Table<T>& table) {
+  return rows_where(table, [](const Parameter& p) { return !p.adapter(); });
+}
+
+inline bool is_trained(const Config& c, const std::string& name) { return !c.trained || c.trained->contains(name); }
 
 inline Init norm_init(const Config& c) { return c.norm_offset == 1 ? Init::zeros : Init::ones; }
 
@@ -83,6 +115,7 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
                  FusedPart part = {}) {
     Parameter p = {prefix + (gpt2 ? module.gpt2 : module.llama) + tensor, shape.rows, shape.cols, init};
     if (gpt2) p.transposed = !p.vector(), p.part = part.part, p.parts = part.parts;
+    p.trained = is_trained(c, p.name);
     table.push_back({p, &w});
   };
   auto norm = [&](NormWeights<T>& w, ModuleName module, Index width, Norm kind) {
@@ -92,6 +125,20 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   auto linear = [&](Linear<T>& w, ModuleName module, TensorShape shape, Init init, bool bias, FusedPart part = {}) {
     row(w.weight, module, ".weight", shape, init, part);
     if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros, part);
+    if (!gpt2) part = {};
+    const std::string name = prefix + (gpt2 ? module.gpt2 : module.llama);
+    const auto adapter = c.adapters.find(name);
+    if (adapter == c.adapters.end()) return;
+    const auto [rank, scale] = adapter->second;
+    w.adapter.scale = scale;  // not a tensor, but set with them
+    if (part.part == 0) table.push_back({{name + ".lora_A.weight", rank, shape.cols, Init::adapter_a}, &w.adapter.a});
+    table.push_back({{.name = name + ".lora_B.weight",
+                      .rows = shape.rows,
+                      .cols = rank,
+                      .init = Init::adapter_b,
+                      .part = part.part,
+                      .parts = part.parts},
+                     &w.adapter.b});
   };
   const char* mlp_norm = c.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm";
   // clang-format off
@@ -121,6 +168,7 @@ Table<T> embedding_table(const Config& c, Tensors<T>& w) {
     table.push_back({{gpt2 ? "wpe.weight" : "model.embed_positions.weight", c.max_length, c.hidden, Init::normal},
                      &w.embedding.positions});
   }
+  for (auto& e : table) e.parameter.trained = is_trained(c, e.parameter.name);
   return table;
 }
 
@@ -131,6 +179,7 @@ Table<T> head_table(const Config& c, Tensors<T>& w) {
   if (c.norm == Norm::layer)
     table.push_back({{gpt2 ? "ln_f.bias" : "model.norm.bias", 1, c.hidden, Init::zeros}, &w.norm.bias});
   if (!c.tied) table.push_back({{"lm_head.weight", c.vocab, c.hidden, Init::normal}, &w.head.weight});
+  for (auto& e : table) e.parameter.trained = is_trained(c, e.parameter.name);
   return table;
 }
 
@@ -143,7 +192,7 @@ Table<T> table(const Config& c, Tensors<T>& w) {
   return all;
 }
 
-// Allocates a rank's shard of every tensor.
+// Allocates a rank's shard of these tensors.
 template <class Device, class T>
 void allocate(Device& dev, const Table<T>& rows, Kind kind, const Group& ranks = {}) {
   for (const Entry<T>& e : rows) {
@@ -151,42 +200,75 @@ void allocate(Device& dev, const Table<T>& rows, Kind kind, const Group& ranks =
   }
 }
 
-inline Index parameter_count(const Config& c) {
-  Tensors<float> none(c);
-  Index count = 0;
-  for (const auto& e : table(c, none)) count += e.parameter.rows * e.parameter.cols;
-  return count;
-}
-
 template <class T>
 struct Model {
   Config config;
   Tensors<T> weights;
-  Group shards = {};  // the ranks that share the weights: each has some rows of every tensor
+  Group shards = {};  // the ranks that share the weights: each has some rows of every tensor, but all of the adapters
+  bool in_shards(const Parameter& p) const { return shards.size > 1 && !p.adapter(); }
   Linear<T> head() const { return config.tied ? Linear<T>{weights.embedding.tokens, {}} : weights.head; }
 };
 
-// Initialises the weights. `spread` adds normal noise with this standard deviation to every weight, so that none has a
-// special value such as one or zero; gradient checks need this.
+// The initial value of element n of a parameter. `spread` adds normal noise with this standard deviation, so that none
+// has a special value such as one or zero; gradient checks need this.
+inline double initial_value(const Parameter& p, Index layers, const Random& random, std::size_t n, double spread) {
+  if (p.init == Init::adapter_a) return (2 * random.uniform(n) - 1) / std::sqrt(static_cast<double>(p.cols));
+  const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(layers));
+  const double std = p.init == Init::normal ? 0.02 : p.init == Init::residual ? residual_std : 0;
+  const double sigma = std + spread, mean = p.init == Init::ones ? 1 : 0;
+  return sigma == 0 ? mean : mean + sigma * random.normal(n);
+}
+
+// Sets some parameters to their initial values. `stream`: the first of their streams of random numbers.
 template <class Device, class T>
-void initialise(Device& dev, Model<T>& model, std::uint64_t seed, double spread = 0) {
-  std::uint64_t number = 0;
-  for (auto& [parameter, matrix] : table(model.config, model.weights)) {
-    const Random random(seed, number++);
-    const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(model.config.layers));
-    const double mean = parameter.init == Init::ones ? 1 : 0;
-    const double std = parameter.init == Init::normal ? 0.02 : parameter.init == Init::residual ? residual_std : 0;
-    const double sigma = std + spread;
-    const auto first = static_cast<std::size_t>(shard(parameter.rows, model.shards).begin * parameter.cols);
+void initialise(Device& dev, const Model<T>& model, const Table<T>& rows, std::uint64_t seed, std::uint64_t stream,
+                double spread) {
+  for (const auto& [parameter, matrix] : rows) {
+    const Random random(seed, stream++);
+    const Index first = model.in_shards(parameter) ? shard(parameter.rows, model.shards).begin * parameter.cols : 0;
     std::vector<T> values(static_cast<std::size_t>(matrix->size()));
 #pragma omp parallel for
     for (std::size_t i = 0; i < values.size(); ++i) {
       // rounded to float32 for every type, so a float64 model has the same weights as a float32 model
-      const double noise = sigma == 0 ? 0 : sigma * random.normal(first + i);
-      values[i] = static_cast<T>(static_cast<float>(mean + noise));
+      const auto n = static_cast<std::uint64_t>(first) + i;
+      values[i] = static_cast<T>(static_cast<float>(initial_value(parameter, model.config.layers, random, n, spread)));
     }
     dev.upload(*matrix, values.data());
   }
+}
+
+template <class Device, class T>
+void initialise_adapters(Device& dev, Model<T>& model, std::uint64_t seed, double spread = 0) {
+  initialise(dev, model, adapters(table(model.config, model.weights)), seed, std::uint64_t{1} << 32, spread);
+}
+template <class Device, class T>
+void initialise(Device& dev, Model<T>& model, std::uint64_t seed, double spread = 0) {
+  initialise(dev, model, without_adapters(table(model.config, model.weights)), seed, 0, spread);
+  initialise_adapters(dev, model, seed, spread);
+}
+
+// Of all parameters, or with another filter.
+template <class F>
+Index parameter_count(const Config& c, F&& counts) {
+  Tensors<float> none(c);
+  Index count = 0;
+  for (const auto& e : rows_where(table(c, none), counts)) count += e.parameter.rows * e.parameter.cols;
+  return count;
+}
+inline Index parameter_count(const Config& c) {
+  return parameter_count(c, [](const Parameter& p) { return !p.adapter(); });
+}
+inline Index trained_count(const Config& c) {
+  return parameter_count(c, [](const Parameter& p) { return p.trained; });
+}
+
+// The lowest layer that backward has to reach: 0 if the embedding is trained, c.layers if only the head is.
+inline Index lowest_trained_layer(const Config& c) {
+  Tensors<float> none(c);
+  if (!c.trained || !trained(embedding_table(c, none)).empty()) return 0;
+  Index l = 0;
+  while (l < c.layers && trained(layer_table(c, l, none.layers[static_cast<std::size_t>(l)])).empty()) ++l;
+  return l;
 }
 
 }  // namespace streambp

@@ -104,11 +104,11 @@ inline Batch packed(const Config& c, const std::vector<Index>& lengths, std::uin
   return batch;
 }
 
-// A copy on the host of a gradient, or of weights.
+// A copy on the host of the trained parameters: of their gradient or their weights.
 template <class Device, class T>
 HostGradient host_gradient(Device& dev, const Config& c, Tensors<T>& gradient) {
   std::vector<std::vector<double>> values;
-  for (const Entry<T>& e : table(c, gradient)) {
+  for (const Entry<T>& e : trained(table(c, gradient))) {
     const std::vector<T> numbers = to_host(dev, *e.matrix);
     values.emplace_back(numbers.begin(), numbers.end());
   }

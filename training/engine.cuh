@@ -31,7 +31,7 @@ class TextGenerator {
   virtual Index steps() const = 0;  // forward passes so far
 };
 
-// The values of every tensor, in the order of the table.
+// The values of tensors, in the order of the table.
 using HostTensors = std::vector<std::vector<double>>;
 
 class Engine {
@@ -42,12 +42,16 @@ class Engine {
 
   // Sets random weights and a fresh optimizer.
   virtual void initialise(std::uint64_t seed, double spread = 0) = 0;
-  // Loads the weights of a model directory and resets the optimizer. Returns the number of bytes read.
-  virtual std::size_t load(const fs::path& model) = 0;
+  // Loads the weights of a model directory and, if there is one, a directory of adapters. Resets the optimizer. Returns
+  // the size of the model's weights in their files.
+  virtual std::size_t load(const fs::path& model, const fs::path& adapters = {}) = 0;
+  // Sets new adapters, which change nothing yet, and resets the optimizer.
+  virtual void initialise_adapters(std::uint64_t seed) = 0;
   // See save_checkpoint.
   virtual fs::path save(const fs::path& out, const ModelLayout& layout, const Json& state) = 0;
   virtual void restore(const fs::path& checkpoint, const ModelLayout& layout) = 0;
-  // Calls f with the weights of another model, then restores the present ones.
+  // Calls f with the weights of the model in this directory, then restores the present ones. If only adapters are
+  // trained, it is their base: f is called with the adapters off.
   virtual void with_weights_of(const fs::path& model, const std::function<void()>& f) = 0;
   // Rounds every weight to bfloat16, so that all types start from the same weights.
   virtual void round_weights() = 0;
@@ -63,7 +67,7 @@ class Engine {
   // Computes the gradient of a step with these micro-batches, which can be read afterwards.
   virtual Measures accumulate(const std::vector<Batch>& batches, const Schedule& schedule,
                               const OnLogps& on_logps = {}) = 0;
-  virtual HostTensors gradient() = 0;
+  virtual HostTensors gradient() = 0;  // of the trained parameters
   virtual void release_gradient() = 0;
   // The log-probs of the targets of each batch.
   virtual std::vector<std::vector<double>> evaluate(const std::vector<Batch>& batches, const Schedule& schedule) = 0;

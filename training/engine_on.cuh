@@ -38,10 +38,15 @@ class EngineOn : public Engine {
         trainer(dev, s.config, rows, s.optimizer, s.objective, connection.ranks) {}
 
   void initialise(std::uint64_t seed, double spread) override { trainer.initialise(seed, spread); }
-  std::size_t load(const fs::path& model) override {
+  std::size_t load(const fs::path& model, const fs::path& adapters) override {
     const std::size_t bytes = load_model(dev, model, trainer.model);
+    if (!adapters.empty()) AdapterDirectory(adapters).load(dev, trainer.model);
     trainer.optimizer.start(dev, trainer.model);
     return bytes;
+  }
+  void initialise_adapters(std::uint64_t seed) override {
+    streambp::initialise_adapters(dev, trainer.model, seed);
+    trainer.optimizer.start(dev, trainer.model);
   }
   fs::path save(const fs::path& out, const ModelLayout& layout, const Json& state) override {
     return save_checkpoint(dev, out, trainer.model, layout, trainer.optimizer, state);
@@ -50,6 +55,10 @@ class EngineOn : public Engine {
     load_checkpoint(dev, checkpoint, trainer.model, layout, trainer.optimizer);
   }
   void with_weights_of(const fs::path& model, const std::function<void()>& f) override {
+    const Config& c = trainer.model.config;
+    const bool base_is_frozen = !c.adapters.empty() && c.trained && c.trained->empty();
+    const AdaptersOff<T> off(trainer.model);
+    if (base_is_frozen) return f();
     OffloadedWeights<Device, T> present(dev, trainer.model);
     try {
       load_model(dev, model, trainer.model);
@@ -67,7 +76,11 @@ class EngineOn : public Engine {
       dev.upload(*e.matrix, values.data());
     }
   }
-  HostTensors weights() override { return on_host(trainer.model.weights, trainer.model.shards); }
+  HostTensors weights() override {
+    const auto& model = trainer.model;
+    return on_host(table(model.config, trainer.model.weights),
+                   [&](const Parameter& p) { return model.in_shards(p) ? model.shards : Group{}; });
+  }
 
   StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
                   const OnLogps& on_logps) override {
@@ -76,7 +89,10 @@ class EngineOn : public Engine {
   Measures accumulate(const std::vector<Batch>& batches, const Schedule& schedule, const OnLogps& on_logps) override {
     return trainer.accumulate(batches, schedule, in_double(on_logps));
   }
-  HostTensors gradient() override { return on_host(trainer.grad, trainer.ranks.all); }
+  HostTensors gradient() override {
+    return on_host(trained(table(trainer.model.config, trainer.grad)),
+                   [&](const Parameter&) { return trainer.ranks.all; });
+  }
   void release_gradient() override { trainer.release_gradient(); }
   std::vector<std::vector<double>> evaluate(const std::vector<Batch>& batches, const Schedule& schedule) override {
     std::vector<std::vector<double>> all;
@@ -109,11 +125,11 @@ class EngineOn : public Engine {
     if (!on_logps) return {};
     return [&](std::size_t i, const LogpsOfTrainer& logps) { on_logps(i, {logps.begin(), logps.end()}); };
   }
-  template <class U>
-  HostTensors on_host(Tensors<U>& tensors, const Group& ranks) {
+  template <class U, class F>
+  HostTensors on_host(const Table<U>& tensors, F&& ranks_of) {
     HostTensors result;
-    for (const Entry<U>& e : table(trainer.model.config, tensors)) {
-      const std::vector<U> numbers = rows_on_all(dev, ranks, *e.matrix);
+    for (const Entry<U>& e : tensors) {
+      const std::vector<U> numbers = rows_on_all(dev, ranks_of(e.parameter), *e.matrix);
       result.emplace_back(numbers.begin(), numbers.end());
     }
     return result;

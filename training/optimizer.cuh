@@ -31,7 +31,7 @@ inline double learning_rate(const OptimizerSettings& s, Index step) {
 }
 
 // M: the type of the moments. With `master`, updates go to a float32 copy of the weights. Every rank has the state of its
-// shard of each tensor, and updates this shard.
+// shard of each trained tensor, and updates this shard.
 template <class T, class M>
 struct Optimizer {
   Tensors<M> m, v;
@@ -43,22 +43,22 @@ struct Optimizer {
 
   template <class Device>
   void allocate(Device& dev, const Config& c, bool with_master) {
-    streambp::allocate(dev, table(c, m), Kind::optimizer, ranks);
-    streambp::allocate(dev, table(c, v), Kind::optimizer, ranks);
+    streambp::allocate(dev, trained(table(c, m)), Kind::optimizer, ranks);
+    streambp::allocate(dev, trained(table(c, v)), Kind::optimizer, ranks);
     has_master = with_master;
-    if (with_master) streambp::allocate(dev, table(c, master), Kind::optimizer, ranks);
+    if (with_master) streambp::allocate(dev, trained(table(c, master)), Kind::optimizer, ranks);
   }
 
   // Before the first update: zero the moments, copy the weights to the master weights.
   template <class Device>
   void start(Device& dev, Model<T>& model) {
-    const auto weights = table(model.config, model.weights);
-    const auto ms = table(model.config, m), vs = table(model.config, v);
-    const auto masters = table(model.config, master);
+    const auto weights = trained(table(model.config, model.weights));
+    const auto ms = trained(table(model.config, m)), vs = trained(table(model.config, v));
+    const auto masters = trained(table(model.config, master));
     for (std::size_t i = 0; i < weights.size(); ++i) {
       if (*ms[i].matrix) zero(dev, *ms[i].matrix);
       if (*vs[i].matrix) zero(dev, *vs[i].matrix);
-      if (*masters[i].matrix) convert(dev, *masters[i].matrix, shard_of(model, *weights[i].matrix));
+      if (*masters[i].matrix) convert(dev, *masters[i].matrix, shard_of(model, weights[i]));
     }
   }
 
@@ -66,34 +66,35 @@ struct Optimizer {
   template <class Device, class G>
   void update(Device& dev, Model<T>& model, Tensors<G>& gradient, AdamW settings) {
     const Config& c = model.config;
-    const auto w = table(c, model.weights);
-    const auto g = table(c, gradient);
-    const auto ms = table(c, m), vs = table(c, v);
-    const auto masters = table(c, master);
+    const auto w = trained(table(c, model.weights));
+    const auto g = trained(table(c, gradient));
+    const auto ms = trained(table(c, m)), vs = trained(table(c, v));
+    const auto masters = trained(table(c, master));
     const double decay = settings.decay;
-    std::vector<Matrix<T>> updated;
+    std::vector<Matrix<T>> updated;  // of which every rank has all rows
     for (std::size_t i = 0; i < w.size(); ++i) {
       settings.decay = w[i].parameter.vector() ? 0 : decay;
       settings.parameter = i;
       settings.first_row = shard(w[i].parameter.rows, ranks).begin;
       const AdamWState<M> state = {*masters[i].matrix, *ms[i].matrix, *vs[i].matrix};
-      if (const auto mine = shard_of(model, *w[i].matrix)) adamw(dev, mine, *g[i].matrix, state, settings);
-      updated.push_back(*w[i].matrix);
+      if (const auto mine = shard_of(model, w[i])) adamw(dev, mine, *g[i].matrix, state, settings);
+      if (!model.in_shards(w[i].parameter)) updated.push_back(*w[i].matrix);
     }
-    if (ranks.size > 1 && model.shards.size == 1) exchange(dev, "share weights", ranks, shared_rows(ranks, updated));
+    if (ranks.size > 1 && !updated.empty()) exchange(dev, "share weights", ranks, shared_rows(ranks, updated));
   }
 
  private:
   // The rows of a weight that this rank updates.
-  Matrix<T> shard_of(const Model<T>& model, Matrix<T> weight) const {
-    return model.shards.size > 1 ? weight : weight.slice(shard(weight.rows, ranks));
+  Matrix<T> shard_of(const Model<T>& model, const Entry<T>& weight) const {
+    return model.in_shards(weight.parameter) ? *weight.matrix
+                                             : weight.matrix->slice(shard(weight.parameter.rows, ranks));
   }
 };
 
-// sqrt(Σ g²) over all parameters, row by row: the order does not depend on the shards. All ranks get it.
+// sqrt(Σ g²) over all trained parameters, row by row: the order does not depend on the shards. All ranks get it.
 template <class Device, class G>
 double global_norm(Device& dev, const Config& c, Tensors<G>& gradient, const Group& ranks) {
-  const auto entries = table(c, gradient);
+  const auto entries = trained(table(c, gradient));
   Index rows = 0;
   for (const Entry<G>& e : entries) rows += e.matrix->rows;
   auto scope = dev.scope();

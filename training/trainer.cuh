@@ -31,7 +31,8 @@ class Trainer {
         model{config, Tensors<T>(config), ranks.shard_weights ? ranks.all : Group{}},
         grad(config),
         optimizer(config, ranks.all) {
-    allocate(dev, table(config, model.weights), Kind::weights, model.shards);
+    allocate(dev, without_adapters(table(config, model.weights)), Kind::weights, model.shards);
+    allocate(dev, adapters(table(config, model.weights)), Kind::weights);
     if (kind != OptimizerKind::none) {
       optimizer.allocate(dev, config, kind == OptimizerKind::adamw && sizeof(T) < sizeof(float));
     }

@@ -5,6 +5,8 @@
 //                                                         where the model's files hold fewer bits than the weights
 //   OUT/step-000100/training/state.json                   the step and the options of the run
 //
+// A run that trains adapters has adapter_config.json and adapter_model.safetensors instead of the model.
+//
 // A checkpoint is written under a temporary name and renamed once it is complete and on disk. state.json is written
 // last; a directory without it is not a complete checkpoint.
 #pragma once
@@ -15,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "data/files/model_directory.cuh"
+#include "data/files/adapters.cuh"
 
 namespace streambp {
 
@@ -53,27 +55,46 @@ inline fs::path newest_checkpoint(const fs::path& out) {
   return all.empty() ? fs::path() : all.back();
 }
 
-// Resolves a model directory: `name` itself, or its newest checkpoint if `name` is a run directory.
-inline std::string model_directory(const std::string& name) {
-  std::error_code error;
-  require(fs::is_directory(name, error), excerpt(name),
-          ": is not a model directory; name one with config.json, the weights and tokenizer.json");
-  if (fs::exists(fs::path(name) / "config.json")) return name;
+// Resolves a directory with the file `kind`: `name` itself, or its newest checkpoint if `name` is a run directory.
+inline std::string directory_with(const char* kind, const std::string& name) {
+  if (fs::exists(fs::path(name) / kind)) return name;
   const fs::path newest = newest_checkpoint(name);
   require(!newest.empty() || !fs::exists(fs::path(name) / "run.json"), excerpt(name),
           ": is a run without a checkpoint yet; wait for one, or continue it with streambp train --resume");
   return newest.empty() ? name : newest.string();
 }
 
+// A model directory, or the newest model of a run.
+inline std::string model_directory(const std::string& name) {
+  std::error_code error;
+  require(fs::is_directory(name, error), excerpt(name),
+          ": is not a model directory; name one with config.json, the weights and tokenizer.json");
+  const std::string found = directory_with("config.json", name);
+  require(fs::exists(fs::path(found) / "config.json") || !has_adapters(found), excerpt(name),
+          ": has adapters, not a whole model; name them with --adapter, and their base with --model");
+  return found;
+}
+
+// A directory with adapters, or the newest ones of a run.
+inline std::string adapter_directory(const std::string& name) {
+  std::error_code error;
+  require(fs::is_directory(name, error), excerpt(name),
+          ": is not a directory of adapters; name one with adapter_config.json and adapter_model.safetensors");
+  const std::string found = directory_with("adapter_config.json", name);
+  require(has_adapters(found), excerpt(name), ": has no adapter_config.json, so it does not hold adapters",
+          fs::exists(fs::path(found) / "config.json") ? "; a whole model is named with --model" : "");
+  return found;
+}
+
 // Calls f(prefix, table) for the tensors of the optimizer: moments, and the float32 weights if the model's files hold
-// fewer bits.
+// fewer bits. Adapters are saved in float32.
 template <class T, class Moments, class F>
-void for_each_optimizer_table(Model<T>& model, Moments& optimizer, bool narrowed, F&& f) {
-  f("m.", table(model.config, optimizer.m));
-  f("v.", table(model.config, optimizer.v));
+void for_each_optimizer_table(Model<T>& model, Moments& optimizer, const ModelLayout& layout, F&& f) {
+  f("m.", trained(table(model.config, optimizer.m)));
+  f("v.", trained(table(model.config, optimizer.v)));
   if (optimizer.has_master) {
-    f("master.", table(model.config, optimizer.master));
-  } else if (narrowed) {
+    f("master.", trained(table(model.config, optimizer.master)));
+  } else if (layout.adapter_config.empty() && layout.narrows<T>()) {
     f("master.", table(model.config, model.weights));
   }
 }
@@ -83,14 +104,18 @@ template <class Device, class T, class Moments>
 void write_checkpoint(Device& dev, const fs::path& directory, Model<T>& model, const ModelLayout& layout,
                       Moments& optimizer, const Json& state) {
   const fs::path training = directory.empty() ? directory : directory / "training";
-  if (optimizer.has_master && layout.holds_float32()) {
-    Model<float> master{model.config, optimizer.master};
-    save_model(dev, directory, master, layout, kLargestShard, optimizer.ranks);
+  const Table<float> masters = trained(table(model.config, optimizer.master));
+  const Table<T> weights = trained(table(model.config, model.weights));
+  if (layout.adapter_config.empty()) {
+    const bool exact = optimizer.has_master && layout.holds_float32();
+    save_model(dev, directory, model, layout, kLargestShard, optimizer.ranks, exact ? masters : Table<float>());
+  } else if (optimizer.has_master) {
+    save_adapters(dev, directory, model.config, masters, layout.adapter_config, optimizer.ranks);
   } else {
-    save_model(dev, directory, model, layout, kLargestShard, optimizer.ranks);
+    save_adapters(dev, directory, model.config, weights, layout.adapter_config, optimizer.ranks);
   }
   SafetensorsWriter writer(training.empty() ? training : training / "optimizer.safetensors", {});
-  for_each_optimizer_table(model, optimizer, layout.narrows<T>(), [&](const char* prefix, const auto& tensors) {
+  for_each_optimizer_table(model, optimizer, layout, [&](const char* prefix, const auto& tensors) {
     write_tensors(dev, writer, prefix, tensors, optimizer.ranks);
   });
   writer.finish();
@@ -115,25 +140,14 @@ fs::path save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, cons
     write_checkpoint(dev, {}, model, layout, optimizer, state);
     return {};
   }
-  const fs::path final_path = out / checkpoint_name(state.at("step").get<Index>()),
-                 temporary = final_path.string() + ".tmp";
-  std::error_code error;
-  fs::remove_all(temporary, error);
-  fs::create_directories(temporary / "training", error);
-  require(!error, temporary.string(), ": cannot create the directory: ", error.message(), "; free some space in ",
-          out.string(), " or check its permissions");
-  try {
+  const fs::path path = out / checkpoint_name(state.at("step").get<Index>());
+  fs::path aside;
+  create_directory_atomically(path, [&](const fs::path& temporary) {
+    fs::create_directories(temporary / "training");
     write_checkpoint(dev, temporary, model, layout, optimizer, state);
-    const fs::path aside = fs::exists(fs::symlink_status(final_path)) ? set_aside(final_path) : fs::path();
-    rename_durably(temporary, final_path);
-    return aside;
-  } catch (const fs::filesystem_error& failure) {
-    fs::remove_all(temporary, error);
-    fail(final_path.string(), ": cannot save the checkpoint: ", failure.code().message());
-  } catch (...) {
-    fs::remove_all(temporary, error);
-    throw;
-  }
+    if (fs::exists(fs::symlink_status(path))) aside = set_aside(path);
+  });
+  return aside;
 }
 
 // Renames first, so that no partly deleted checkpoint keeps its name.
@@ -159,11 +173,13 @@ inline void require_not_negative(const Tensor& tensor) {
 template <class Device, class T, class Moments>
 void load_checkpoint(Device& dev, const fs::path& checkpoint, Model<T>& model, const ModelLayout& layout,
                      Moments& optimizer) {
-  load_model(dev, checkpoint, model);
+  const bool has_adapters = !layout.adapter_config.empty();
+  load_model(dev, has_adapters ? layout.base : checkpoint, model);
+  if (has_adapters) AdapterDirectory(checkpoint).load(dev, model);
   const SafetensorsFile file(checkpoint / "training/optimizer.safetensors");
   for (const auto& [name, tensor] : file.tensors())
     if (name.starts_with("v.")) require_not_negative(tensor);
-  for_each_optimizer_table(model, optimizer, layout.narrows<T>(), [&](const char* prefix, const auto& tensors) {
+  for_each_optimizer_table(model, optimizer, layout, [&](const char* prefix, const auto& tensors) {
     read_tensors(dev, file, prefix, tensors, optimizer.ranks);
   });
 }

@@ -128,6 +128,27 @@ inline void write_file_atomically(const std::filesystem::path& path,
   }
 }
 
+// Calls produce(directory) to fill a new directory, under a temporary name. If anything fails, nothing is left of it.
+template <class F>
+void create_directory_atomically(const std::filesystem::path& path, F&& produce) {
+  const std::filesystem::path temporary = path.string() + ".tmp";
+  std::error_code error;
+  std::filesystem::remove_all(temporary, error);
+  std::filesystem::create_directories(temporary, error);
+  require(!error, temporary.string(), ": cannot create the directory: ", error.message(), "; free some space in ",
+          path.parent_path().string(), " or check its permissions");
+  try {
+    produce(temporary);
+    rename_durably(temporary, path);
+  } catch (const std::filesystem::filesystem_error& failure) {
+    std::filesystem::remove_all(temporary, error);
+    fail(path.string(), ": cannot save: ", failure.code().message());
+  } catch (...) {
+    std::filesystem::remove_all(temporary, error);
+    throw;
+  }
+}
+
 inline void write_file_atomically(const std::filesystem::path& path, std::string_view contents) {
   write_file_atomically(path, [&](std::ostream& out) { out << contents; });
 }

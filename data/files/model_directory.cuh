@@ -106,6 +106,9 @@ struct ModelLayout {
   std::map<std::string, std::string> others;  // contents of the other small files, by name
   std::string prefix;                         // of the tensors' names
   std::map<std::string, std::string> dtypes;  // by parameter name
+  // With an adapter_config.json, checkpoints hold adapters only, for the model in this directory.
+  std::string adapter_config = "";
+  fs::path base = "";
 
   // For a new model.
   explicit ModelLayout(const Config& c) : config(config_to_json(c).dump(2) + "\n") {}
@@ -154,7 +157,7 @@ struct ModelLayout {
 template <class Device, class T>
 std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
   const ModelFiles files(dir);
-  const auto parameters = table(model.config, model.weights);
+  const auto parameters = without_adapters(table(model.config, model.weights));
   files.check_all_used(parameters, model.config);
   read_tensors(dev, files, "", parameters, model.shards);
   std::size_t bytes = 0;
@@ -171,10 +174,11 @@ struct StoredTensor {
 
 // Distributes a model's tensors, in their order, over shards of at most `limit` bytes.
 template <class T>
-std::vector<std::vector<StoredTensor<T>>> into_shards(Model<T>& model, const ModelLayout& layout, std::size_t limit) {
+std::vector<std::vector<StoredTensor<T>>> into_shards(const Table<T>& tensors, const ModelLayout& layout,
+                                                      std::size_t limit) {
   std::vector<std::vector<StoredTensor<T>>> shards;
   std::size_t filled = 0;
-  for (const Table<T>& parts : by_stored_tensor(table(model.config, model.weights))) {
+  for (const Table<T>& parts : by_stored_tensor(tensors)) {
     const std::string& name = parts.front().parameter.name;
     const auto dtype = layout.dtypes.find(name);
     StoredTensor<T> stored{parts, name, dtype == layout.dtypes.end() ? dtype_name<T>() : dtype->second};
@@ -187,12 +191,12 @@ std::vector<std::vector<StoredTensor<T>>> into_shards(Model<T>& model, const Mod
   return shards;
 }
 
-// Saves a model to an existing directory, in files of at most `shard` bytes. If ranks share the weights, all of them call
-// this; rank 0 writes, and the others have an empty directory.
-template <class Device, class T>
-void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLayout& layout,
-                std::size_t shard = kLargestShard, const Group& ranks = {}) {
-  const auto shards = into_shards(model, layout, shard);
+// Saves a model to an existing directory, in files of at most `limit` bytes. write(writer, prefix, tensor) adds a tensor
+// to a file. If ranks share the weights, all of them call this; rank 0 writes, and the others have an empty directory.
+template <class T, class F>
+void save_tensors(const fs::path& dir, const Table<T>& tensors, const ModelLayout& layout, std::size_t limit,
+                  F&& write) {
+  const auto shards = into_shards(tensors, layout, limit);
   Index total = 0;
   Json weight_map = Json::object();
   for (std::size_t i = 0; i < shards.size(); ++i) {
@@ -202,7 +206,7 @@ void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLa
     for (const StoredTensor<T>& stored : shards[i]) {
       const std::string prefix = stored.name == "lm_head.weight" ? "" : layout.prefix;
       total += element_count(stored.name, stored_shape(stored.parts.front().parameter)) * dtype_size(stored.dtype);
-      write_tensor(dev, writer, prefix, stored.parts, stored.dtype, ranks);
+      write(writer, prefix, stored);
       weight_map[prefix + stored.name] = name;
     }
     writer.finish();
@@ -214,6 +218,20 @@ void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLa
   }
   for (const auto& [name, contents] : layout.others) write_file_atomically(dir / name, contents);
   write_file_atomically(dir / "config.json", layout.config);
+}
+
+// The float32 values in `masters` replace those of the weights.
+template <class Device, class T>
+void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLayout& layout,
+                std::size_t limit = kLargestShard, const Group& ranks = {}, const Table<float>& masters = {}) {
+  std::map<std::string, Table<float>> exact;
+  for (const Table<float>& parts : by_stored_tensor(masters)) exact[parts.front().parameter.name] = parts;
+  save_tensors(dir, without_adapters(table(model.config, model.weights)), layout, limit,
+               [&](SafetensorsWriter& writer, const std::string& prefix, const StoredTensor<T>& stored) {
+                 const auto master = exact.find(stored.name);
+                 if (master == exact.end()) return write_tensor(dev, writer, prefix, stored.parts, stored.dtype, ranks);
+                 write_tensor(dev, writer, prefix, master->second, stored.dtype, ranks);
+               });
 }
 
 }  // namespace streambp

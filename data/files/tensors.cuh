@@ -30,13 +30,13 @@ std::vector<Table<T>> by_stored_tensor(const Table<T>& table) {
 inline std::vector<std::int64_t> stored_shape(const Parameter& p) {
   if (p.vector()) return {p.cols * p.parts};
   if (p.transposed) return {p.cols, p.rows * p.parts};
-  return {p.rows, p.cols};
+  return {p.rows * p.parts, p.cols};
 }
 
 // The index in the stored tensor of element (i, j) of the parameter's matrix.
 inline Index stored_at(const Parameter& p, Index i, Index j) {
   if (p.vector()) return p.part * p.cols + j;
-  return p.transposed ? j * p.rows * p.parts + p.part * p.rows + i : i * p.cols + j;
+  return p.transposed ? j * p.rows * p.parts + p.part * p.rows + i : (p.part * p.rows + i) * p.cols + j;
 }
 
 // NaN and infinity have the largest exponent. The loop has no branches, so that it vectorises.
@@ -139,7 +139,8 @@ void write_numbers(std::ostream& out, const std::string& where, const std::vecto
 template <class Device, class T>
 std::vector<T> stored_values(Device& dev, const Table<T>& parts, const Group& ranks) {
   const Parameter& first = parts.front().parameter;
-  if (parts.size() == 1 && !first.transposed) return rows_on_first(dev, ranks, *parts.front().matrix, first.rows);
+  if (parts.size() == 1 && first.parts == 1 && !first.transposed)
+    return rows_on_first(dev, ranks, *parts.front().matrix, first.rows);
   std::vector<T> stored(static_cast<std::size_t>(ranks.rank == 0 ? first.rows * first.cols * first.parts : 0));
   for (const auto& [p, matrix] : parts) {
     const std::vector<T> values = rows_on_first(dev, ranks, *matrix, p.rows);
@@ -153,6 +154,18 @@ std::vector<T> stored_values(Device& dev, const Table<T>& parts, const Group& ra
   return stored;
 }
 
+// Writes the values of these parameters, which are a stored tensor, in the given type.
+template <class Device, class T>
+void write_values(Device& dev, std::ostream& out, const std::string& name, const Table<T>& parts,
+                  const std::string& dtype, const Group& ranks = {}) {
+  const std::vector<T> values = stored_values(dev, parts, ranks);
+  if (dtype == dtype_name<T>()) return write_numbers<T>(out, name, values);
+  if (dtype == "F32") return write_numbers<float>(out, name, values);
+  if (dtype == "BF16") return write_numbers<BFloat16>(out, name, values);
+  if (dtype == "F16") return write_numbers<StoredFloat16>(out, name, values);
+  fail(name, ": ", dtype, " is not supported for saving weights");
+}
+
 // Writes the tensor that consists of these parameters, in the given type or else in the type of the table. If ranks share
 // the table, all of them call this, and rank 0 writes.
 template <class Device, class T>
@@ -160,14 +173,8 @@ void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& pre
                   std::string dtype = "", const Group& ranks = {}) {
   const std::string name = prefix + parts.front().parameter.name;
   if (dtype.empty()) dtype = dtype_name<T>();
-  writer.add(name, dtype, stored_shape(parts.front().parameter), [=, &dev](std::ostream& out) {
-    const std::vector<T> values = stored_values(dev, parts, ranks);
-    if (dtype == dtype_name<T>()) return write_numbers<T>(out, name, values);
-    if (dtype == "F32") return write_numbers<float>(out, name, values);
-    if (dtype == "BF16") return write_numbers<BFloat16>(out, name, values);
-    if (dtype == "F16") return write_numbers<StoredFloat16>(out, name, values);
-    fail(name, ": ", dtype, " is not supported for saving weights");
-  });
+  writer.add(name, dtype, stored_shape(parts.front().parameter),
+             [=, &dev](std::ostream& out) { write_values(dev, out, name, parts, dtype, ranks); });
 }
 
 template <class Device, class T>

@@ -31,7 +31,7 @@ struct HostGradient {
   // From the values of each part, in the table's order.
   HostGradient(const Config& c, std::vector<std::vector<double>> parts) : values(std::move(parts)) {
     Tensors<double> none(c);
-    for (const Entry<double>& e : table(c, none)) parameters.push_back(e.parameter);
+    for (const Entry<double>& e : trained(table(c, none))) parameters.push_back(e.parameter);
   }
   HostGradient(const HostGradient& shape, const std::map<std::string, std::vector<double>>& by_key)
       : parameters(shape.parameters) {

@@ -34,6 +34,19 @@ inline Array linear(Tape& tape, Array x, Array w, Array b = {}) {
   return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
 }
 
+// y + scale (x aᵀ) bᵀ
+inline Array add_adapter(Tape& tape, Array y, Array x, Array a, const Adapter<Number>& adapter) {
+  if (!adapter.b) return y;
+  const Array low = product(tape, x, transpose(a));
+  const Array added = product(tape, low, transpose(adapter.b));
+  return add(tape, y, multiply(tape, added, tape.constant(y.rows, y.cols, adapter.scale)));
+}
+
+// x wᵀ + b + scale (x aᵀ) bᵀ
+inline Array linear(Tape& tape, Array x, const Linear<Number>& w) {
+  return add_adapter(tape, linear(tape, x, w.weight, w.bias), x, w.adapter.a, w.adapter);
+}
+
 // x̂ * w + b, or x̂ * (1 + w), where x̂ is the standardised x
 inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Array b = {}) {
   const Array standard = standardise(tape, kind, c.norm_eps, x);
@@ -52,9 +65,9 @@ inline Array attention(Tape& tape, const Config& c, bool local, const TokenBatch
     if (c.positions == Positions::rope) y = rope(tape, c, local, batch.positions, y);
     return y;
   };
-  const Array q = linear(tape, x, w.q.weight, w.q.bias);
-  const Array k = linear(tape, x, w.k.weight, w.k.bias);
-  const Array v = linear(tape, x, w.v.weight, w.v.bias);
+  const Array q = linear(tape, x, w.q);
+  const Array k = linear(tape, x, w.keys());
+  const Array v = linear(tape, x, w.values());
   Array sum = tape.zeros(x.rows, c.hidden);
   for (Index h = 0; h < c.heads; ++h) {
     const Index shared = h / (c.heads / c.kv_heads);
@@ -63,16 +76,17 @@ inline Array attention(Tape& tape, const Config& c, bool local, const TokenBatch
     const Array p = attention_softmax(tape, c, local, batch, product(tape, q_h, transpose(k_h)));
     const Array attended = product(tape, p, head(v, shared));
     sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));
+    if (w.o.adapter.b) sum = add_adapter(tape, sum, attended, head(w.o.adapter.a, h), w.o.adapter);
   }
   return w.o.bias ? add(tape, sum, repeat(w.o.bias, sum.rows)) : sum;
 }
 
 // down(f(gate(x)) * up(x)), without a gate down(f(up(x)))
 inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
-  const Array up = linear(tape, x, w.up.weight, w.up.bias);
-  if (!c.gated()) return linear(tape, activation(tape, c.mlp_kind, up), w.down.weight, w.down.bias);
-  const Array gate = activation(tape, c.mlp_kind, linear(tape, x, w.gate.weight, w.gate.bias));
-  return linear(tape, multiply(tape, gate, up), w.down.weight, w.down.bias);
+  const Array up = linear(tape, x, w.up);
+  if (!c.gated()) return linear(tape, activation(tape, c.mlp_kind, up), w.down);
+  const Array gate = activation(tape, c.mlp_kind, linear(tape, x, w.gate));
+  return linear(tape, multiply(tape, gate, up), w.down);
 }
 
 // h = x + attention(norm(x))        y = h + mlp(norm(h))        with post-norms: x + norm(attention(...)), h + norm(mlp(...))

@@ -1,0 +1,53 @@
+// streambp merge: adapters become part of a whole model.
+#include "commands/command.cuh"
+#include "commands/part_options.cuh"
+#include "data/files/checkpoint.cuh"
+#include "data/files/merge.cuh"
+
+namespace streambp {
+namespace {
+
+constexpr const char* kMergeDescription =
+    "Write the model that a base and its adapters are together.\n\n"
+    "  streambp merge --adapter tuned --out merged\n\n"
+    "Each weight becomes weight + scale b a, in float32, rounded to the type of the base's files. The result is a "
+    "model\n"
+    "directory like that of the base; it needs no adapters any more. Memory is needed for the largest tensor only.";
+
+class MergeCommand : public Command {
+ public:
+  explicit MergeCommand(CLI::App& app) : options(app, "merge", kMergeDescription, [this] { run(); }) {
+    source.add_to(options);
+    options.require("--adapter");
+    options.add("--out", {&out, "The model directory to write; it must not exist"});
+    options.require("--out");
+    options.add("--save-dtype", {&save_dtype, "Type of the saved weights; same: as in the base",
+                                 checks::one_of({"same", "f32", "bf16", "f16"})});
+  }
+
+ private:
+  void run() {
+    require(!fs::exists(fs::symlink_status(out)), out, ": exists; name a new directory with --out");
+    source.resolve();
+    const Config config = source.config();
+    ModelLayout layout{fs::path(source.model)};
+    if (save_dtype != "same") layout.store_as(save_dtype == "f32" ? "F32" : save_dtype == "bf16" ? "BF16" : "F16");
+    layout.require_writable();
+    Merge merged(source.model, source.adapter, config);
+    create_directory_atomically(out, [&](const fs::path& temporary) {
+      merged.save(temporary, layout);
+      flush_to_disk(temporary);
+    });
+    std::printf("%s: %s with the adapters of %s\n", out.c_str(), source.model.c_str(), source.adapter.c_str());
+  }
+
+  OptionTable options;
+  ModelSource source;
+  std::string out, save_dtype = "same";
+};
+
+}  // namespace
+
+std::unique_ptr<Command> merge_command(CLI::App& app) { return std::make_unique<MergeCommand>(app); }
+
+}  // namespace streambp

@@ -1,0 +1,89 @@
+#include "commands/part_options.cuh"
+
+#include "commands/text.cuh"
+#include "data/files/checkpoint.cuh"
+
+namespace streambp {
+
+void PartOptions::add_to(OptionTable& options, Lasts lasts) {
+  options_ = &options;
+  options.section("What is trained");
+  options.add("--lora", {&lora.rank, "Train low-rank adapters of this rank beside the frozen model (LoRA); 0: none",
+                         checks::between(0, 1 << 14), lasts});
+  options.add("--lora-alpha",
+              {&lora.alpha, "Adapters are multiplied by this / rank", checks::not_negative(), lasts, "twice the rank"});
+  options.add("--lora-on",
+              {&lora.on, "Linear layers with adapters: all, attention, or names such as q_proj v_proj", {}, lasts});
+  options.add("--rslora", {&lora.rank_stabilised, "Divide alpha by the square root of the rank (rsLoRA)", {}, lasts});
+  options.add("--train", {&train,
+                          "Train only the parameters with names that this regular expression matches, such as "
+                          "'model.layers.(2[0-9]|3[0-5]).*'; with adapters, these too",
+                          {},
+                          lasts,
+                          "all; with --lora none"});
+}
+
+void PartOptions::check() const {
+  for (const char* flag : {"--lora-alpha", "--lora-on", "--rslora"})
+    require(adapters() || !options_->given(flag), flag, " needs --lora RANK");
+}
+
+LoraSettings PartOptions::settings() const {
+  LoraSettings s = lora;
+  if (s.alpha == 0) s.alpha = 2 * static_cast<double>(s.rank);
+  return s;
+}
+
+void PartOptions::apply(Config& c) const {
+  check();
+  if (!train.empty()) {
+    const NamePattern pattern("--train", train);
+    Tensors<float> none(c);
+    std::string names;
+    c.trained.emplace();
+    for (const auto& [parameter, matrix] : table(c, none)) {
+      if (pattern.matches(parameter.name)) c.trained->insert(parameter.name);
+      if (names.size() < 200) names += " " + parameter.name;
+    }
+    require(!c.trained->empty(), "--train ", quote(train), ": no parameter has such a name; the first ones are", names);
+  }
+  if (!adapters()) return;
+  if (!c.trained) c.trained.emplace();
+  c.adapters = new_adapters(c, settings());
+}
+
+std::string describe_trained(const Config& c) {
+  const Index trained = trained_count(c), all = parameter_count(c);
+  if (!c.trained) return "";
+  return format(
+      "%s of %s parameters are trained%s", human_count(static_cast<double>(trained)).c_str(),
+      human_count(static_cast<double>(all)).c_str(),
+      c.adapters.empty()
+          ? ""
+          : format(", adapters of %s", counted(static_cast<Index>(c.adapters.size()), "linear layer").c_str()).c_str());
+}
+
+void ModelSource::add_to(OptionTable& options) {
+  options.add("--model", {&model, "A model directory or a run directory; not needed if --adapter names its base"});
+  options.add("--adapter", {&adapter, "A directory of LoRA adapters in PEFT's layout, or a run that trained them"});
+}
+
+void ModelSource::resolve() {
+  require(!model.empty() || !adapter.empty(), "--model is required");
+  if (!adapter.empty()) adapter = adapter_directory(adapter);
+  if (model.empty()) {
+    model = AdapterDirectory(adapter).base();
+    std::error_code error;
+    require(fs::is_directory(model, error), adapter, ": its base ", quote(model),
+            " is not a directory on this machine; name the base with --model");
+  }
+  model = model_directory(model);
+}
+
+Config ModelSource::config() const {
+  Config c = read_config(model);
+  if (!adapter.empty()) AdapterDirectory(adapter).add_to(c);
+  return c;
+}
+
+}  // namespace streambp

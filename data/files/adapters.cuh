@@ -1,0 +1,265 @@
+// LoRA adapters in PEFT's layout:
+//
+//   adapter_config.json           rank, alpha, and the names of the linear layers
+//   adapter_model.safetensors     base_model.model.NAME.lora_A.weight, ...lora_B.weight; and the parameters of the base
+//                                 that were trained too, whose modules the configuration lists under modules_to_save
+//
+// The linear layers are those whose tensors the file has. So a PEFT adapter may name them as it likes: by a list, a
+// regular expression, or layers.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/files/model_directory.cuh"
+#include "data/files/name_pattern.cuh"
+
+namespace streambp {
+
+// New adapters. `on`: names of linear layers, whole or without what comes before a dot; "all"; "attention".
+struct LoraSettings {
+  Index rank = 0;
+  double alpha = 0;
+  bool rank_stabilised = false;  // scale = alpha / √rank instead of alpha / rank
+  std::vector<std::string> on = {"all"};
+};
+
+inline double adapter_scale(double alpha, Index rank, bool rank_stabilised) {
+  const auto r = static_cast<double>(rank);
+  return alpha / (rank_stabilised ? std::sqrt(r) : r);
+}
+
+// The names of the linear layers that can have an adapter, in the table's order.
+inline std::vector<std::string> linear_layers(const Config& c) {
+  Tensors<float> none(c);
+  std::vector<std::string> names;
+  for (Index l = 0; l < c.layers; ++l) {
+    for (const auto& e : layer_table(c, l, none.layers[static_cast<std::size_t>(l)])) {
+      const Parameter& p = e.parameter;
+      if (!p.vector() && !p.adapter() && p.part == 0) names.push_back(p.name.substr(0, p.name.rfind('.')));
+    }
+  }
+  return names;
+}
+
+inline bool ends_with_name(const std::string& whole, const std::string& name) {
+  return whole == name || whole.ends_with("." + name);
+}
+
+// The names that "all" and "attention" stand for.
+inline std::vector<std::string> written_out(const Config& c, const std::vector<std::string>& on) {
+  const bool gpt2 = c.family == "gpt2";
+  std::vector<std::string> names;
+  auto add = [&](std::initializer_list<const char*> more) { names.insert(names.end(), more.begin(), more.end()); };
+  for (const std::string& name : on) {
+    if (name == "all" && gpt2) {
+      add({"c_attn", "c_proj", "c_fc"});
+    } else if (name == "all") {
+      add({"q_proj", "k_proj", "v_proj", "o_proj"});
+      if (c.gated()) add({"gate_proj"});
+      add({"up_proj", "down_proj"});
+    } else if (name == "attention") {
+      gpt2 ? add({"attn.c_attn", "attn.c_proj"}) : add({"q_proj", "k_proj", "v_proj", "o_proj"});
+    } else {
+      names.push_back(name);
+    }
+  }
+  return names;
+}
+
+inline std::map<std::string, AdapterSize> new_adapters(const Config& c, const LoraSettings& s) {
+  const std::vector<std::string> layers = linear_layers(c);
+  std::map<std::string, AdapterSize> adapters;
+  for (const std::string& name : written_out(c, s.on)) {
+    bool found = false;
+    for (const std::string& layer : layers) {
+      if (!ends_with_name(layer, name)) continue;
+      found = true;
+      adapters[layer] = {s.rank, adapter_scale(s.alpha, s.rank, s.rank_stabilised)};
+    }
+    std::set<std::string> known;
+    for (const std::string& layer : layers) known.insert(layer.substr(layer.rfind('.') + 1));
+    std::string list;
+    for (const std::string& name : known) list += (list.empty() ? "" : ", ") + name;
+    require(found, "--lora-on ", name, ": the model has no linear layer of this name in its layers; it has ", list);
+  }
+  return adapters;
+}
+
+// What comes before a parameter's name in adapter_model.safetensors.
+constexpr std::string_view kAdapterPrefix = "base_model.model.";
+inline std::string adapter_prefix(const Config& c, const std::string& name) {
+  return std::string(kAdapterPrefix) + (c.family == "gpt2" && name != "lm_head.weight" ? "transformer." : "");
+}
+
+// --- Writing ---
+
+// The text of a new adapter_config.json. `base`: the model directory that the adapters are for.
+inline std::string adapter_config(const Config& c, const LoraSettings& s, const std::string& base) {
+  std::set<std::string> modules;  // of the base, that are trained too
+  for (const std::string& name : c.trained.value_or(std::set<std::string>()))
+    modules.insert((adapter_prefix(c, name) + name.substr(0, name.rfind('.'))).substr(kAdapterPrefix.size()));
+  const nlohmann::ordered_json config = {
+      {"peft_type", "LORA"},
+      {"task_type", "CAUSAL_LM"},
+      {"base_model_name_or_path", base},
+      {"r", s.rank},
+      {"lora_alpha", s.alpha},
+      {"lora_dropout", 0.0},
+      {"use_rslora", s.rank_stabilised},
+      {"target_modules", written_out(c, s.on)},
+      {"modules_to_save", modules.empty() ? Json() : Json(modules)},
+      {"bias", "none"},
+      {"fan_in_fan_out", c.family == "gpt2"},
+      {"inference_mode", true},
+  };
+  return config.dump(2) + "\n";
+}
+
+// Saves the trained parameters, in float32, to an existing directory. Of the ranks that share them, rank 0 writes; the
+// others have an empty directory.
+template <class Device, class T>
+void save_adapters(Device& dev, const fs::path& dir, const Config& c, const Table<T>& trained,
+                   const std::string& config, const Group& ranks = {}) {
+  SafetensorsWriter writer(dir.empty() ? dir : dir / "adapter_model.safetensors", {{"format", "pt"}});
+  for (const Table<T>& parts : by_stored_tensor(trained))
+    write_tensor(dev, writer, adapter_prefix(c, parts.front().parameter.name), parts, "F32", ranks);
+  writer.finish();
+  if (!dir.empty()) write_file_atomically(dir / "adapter_config.json", config);
+}
+
+// --- Reading ---
+
+class AdapterDirectory {
+  const std::string config_path_;
+
+ public:
+  const std::string config;  // the text of adapter_config.json
+
+  explicit AdapterDirectory(const fs::path& dir)
+      : config_path_((dir / "adapter_config.json").string()),
+        config(read_file(config_path_)),
+        json_(parse_json(config, config_path_)),
+        file_(dir / "adapter_model.safetensors") {
+    check_kind();
+  }
+
+  // The model directory that adapter_config.json names; it may not exist on this machine.
+  std::string base() const { return fields().get<std::string>("base_model_name_or_path", ""); }
+
+  // Adds the adapters to the configuration of their base.
+  void add_to(Config& c) const {
+    const std::vector<std::string> layers = linear_layers(c);
+    c.trained.emplace();
+    for (const auto& [stored, tensor] : file_.tensors()) {
+      const std::string name = without_prefix(c, stored, tensor);
+      const bool a = name.ends_with(".lora_A.weight"), b = name.ends_with(".lora_B.weight");
+      const std::string layer = name.substr(0, name.rfind(".lora_"));
+      if (a || b) {
+        require(std::ranges::find(layers, layer) != layers.end(), tensor.where, ": an adapter of ", quote(layer),
+                " is not supported; only of linear layers inside the layers of the model");
+        require(file_.find(stored.substr(0, stored.size() - 13) + (a ? "lora_B.weight" : "lora_A.weight")),
+                tensor.where, ": its other matrix is missing; the file is incomplete");
+        if (a) c.adapters[layer] = size_of(adapter_prefix(c, "").substr(kAdapterPrefix.size()) + layer, tensor);
+      } else {
+        refuse_other_methods(name, tensor);
+        require(is_parameter(c, name), tensor.where,
+                ": the model of this adapter has no such parameter; is it the adapter's base?");
+        c.trained->insert(name);
+      }
+    }
+    require(!c.adapters.empty(), file_.path().string(), ": has no adapters");
+  }
+
+  // Loads the adapters, and the parameters of the base that were trained too.
+  template <class Device, class T>
+  void load(Device& dev, Model<T>& model) const {
+    const Config& c = model.config;
+    struct Files {
+      const SafetensorsFile& file;
+      const Config& c;
+      const Tensor& at(const std::string& name) const { return file.at(adapter_prefix(c, name) + name); }
+    };
+    const Table<T> all = table(c, model.weights);
+    const Table<T> stored = rows_where(all, [&](const Parameter& p) { return p.adapter() || is_stored(c, p.name); });
+    read_tensors(dev, Files{file_, c}, "", stored, model.shards);
+  }
+
+ private:
+  Fields fields() const { return {json_, config_path_}; }
+
+  void check_kind() const {
+    const Fields f = fields();
+    require(f.get<std::string>("peft_type") == "LORA", config_path_, ": \"peft_type\": ", shown(json_.at("peft_type")),
+            " is not supported; only LORA is");
+    for (const char* method : {"use_dora", "lora_bias", "use_qalora", "use_bdlora"}) f.only(method, false);
+    f.only("bias", std::string("none"));
+    for (const char* method : {"layer_replication", "trainable_token_indices", "target_parameters", "megatron_config",
+                               "alora_invocation_tokens", "arrow_config"}) {
+      const bool absent = !f.has(method) || (json_.at(method).is_array() && json_.at(method).empty());
+      require(absent, config_path_, ": ", quote(method), " is not supported");
+    }
+    // These replace the weights of the base, so the adapter alone does not describe the model.
+    if (f.has("init_lora_weights") && json_.at("init_lora_weights").is_string()) {
+      const auto method = f.get<std::string>("init_lora_weights");
+      require(method == "gaussian" || method == "orthogonal" || method == "eva", config_path_,
+              ": \"init_lora_weights\": ", quote(method), " is not supported; convert it to plain LoRA with PEFT");
+    }
+  }
+
+  std::string without_prefix(const Config& c, const std::string& stored, const Tensor& tensor) const {
+    for (const std::string& prefix : {adapter_prefix(c, ""), std::string(kAdapterPrefix)}) {
+      if (stored.starts_with(prefix)) return stored.substr(prefix.size());
+    }
+    fail(tensor.where, ": its name does not begin with ", adapter_prefix(c, ""), "; is it the adapter of a ", c.family,
+         " model?");
+  }
+
+  void refuse_other_methods(const std::string& name, const Tensor& tensor) const {
+    require(name.find("lora_magnitude_vector") == std::string::npos, tensor.where, ": DoRA is not supported");
+    require(name.find("lora_embedding_") == std::string::npos, tensor.where,
+            ": adapters of the embedding are not supported");
+  }
+
+  static bool is_parameter(const Config& c, const std::string& name) {
+    Tensors<float> none(c);
+    return !rows_where(table(c, none), [&](const Parameter& p) { return p.name == name; }).empty();
+  }
+  bool is_stored(const Config& c, const std::string& name) const {
+    return file_.find(adapter_prefix(c, name) + name) != nullptr;
+  }
+
+  AdapterSize size_of(const std::string& layer, const Tensor& a) const {
+    const Fields f = fields();
+    const Index rank = pattern_value("rank_pattern", layer, static_cast<double>(f.get<Index>("r")));
+    require(a.shape.size() == 2 && a.shape[0] == rank && rank > 0, a.where, " has shape ", shown(a.shape), ", but ",
+            config_path_, " says that its rank is ", rank);
+    const double alpha = pattern_value("alpha_pattern", layer, f.get<double>("lora_alpha", 8.0));
+    require(std::isfinite(alpha), config_path_, ": \"lora_alpha\" is not a number");
+    return {rank, adapter_scale(alpha, rank, f.get<bool>("use_rslora", false))};
+  }
+
+  // The value of the first expression that matches the end of a layer's name, as PEFT looks it up.
+  double pattern_value(const char* field, const std::string& layer, double otherwise) const {
+    if (!fields().has(field)) return otherwise;
+    const auto ordered = nlohmann::ordered_json::parse(config);
+    require(ordered.at(field).is_object(), config_path_, ": ", quote(field), " is not an object");
+    for (const auto& [expression, value] : ordered.at(field).items()) {
+      require(value.is_number(), config_path_, ": ", quote(field), ": ", quote(expression), " has no number");
+      const std::string where = config_path_ + ": \"" + field + "\"";
+      if (NamePattern(where, "(.*\\.)?(" + expression + ")").matches(layer)) return value.get<double>();
+    }
+    return otherwise;
+  }
+
+  const Json json_;
+  const SafetensorsFile file_;
+};
+
+inline bool has_adapters(const fs::path& dir) { return fs::exists(dir / "adapter_config.json"); }
+
+}  // namespace streambp

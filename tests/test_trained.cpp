@@ -1,0 +1,183 @@
+// What is trained: adapters and frozen parameters, in every family and mode, against the oracle and bit for bit.
+#include <regex>
+
+#include "tests/support.cuh"
+
+namespace streambp {
+namespace {
+
+const Lengths kSomeDocuments = {5, 270, 1, 30};
+
+// The names of the linear layers inside a model's layers.
+std::vector<std::string> linear_layers(const Config& c) {
+  Tensors<float> none(c);
+  std::vector<std::string> names;
+  for (const auto& e : without_adapters(table(c, none))) {
+    const std::string& name = e.parameter.name;
+    const bool in_layer = name.starts_with("h.") || name.starts_with("model.layers.");
+    if (in_layer && !e.parameter.vector() && e.parameter.part == 0)
+      names.push_back(name.substr(0, name.size() - std::string(".weight").size()));
+  }
+  return names;
+}
+
+// Adapters of different ranks on all linear layers except every fifth; the base is frozen.
+Config with_adapters(Config c) {
+  Index number = 0;
+  for (const std::string& name : linear_layers(c)) {
+    if (++number % 5 != 0) c.adapters[name] = {1 + number % 4, 0.7 * static_cast<double>(number % 3 + 1)};
+  }
+  c.trained.emplace();
+  return c;
+}
+
+// Only the parameters that match an expression are trained.
+Config with_trained(Config c, const std::string& expression) {
+  Tensors<float> none(c);
+  c.trained.emplace();
+  for (const auto& e : table(c, none)) {
+    if (std::regex_match(e.parameter.name, std::regex(expression))) c.trained->insert(e.parameter.name);
+  }
+  return c;
+}
+
+std::vector<std::pair<std::string, Schedule>> some_schedules(Index rows) {
+  return {{"full", Schedule::full(rows)},
+          {"checkpoint", Schedule::checkpoint(rows)},
+          {"stream", Schedule::stream(kTile, kTile)},
+          {"stream by two tiles", Schedule::stream(2 * kTile, kTile)}};
+}
+
+template <class T>
+GradientRun run(const Config& c, const Batch& batch, const Schedule& schedule) {
+  return run_gradient<Cpu, T>(c, batch, schedule, random_weights());
+}
+
+class PartsOfEveryFamily : public testing::TestWithParam<Family> {};
+INSTANTIATE_TEST_SUITE_P(Trained, PartsOfEveryFamily, testing::ValuesIn(families()), PrintFamily());
+
+TEST_P(PartsOfEveryFamily, AdaptersMatchTheOracle) {
+  const Config c = with_adapters(GetParam().config);
+  const Batch batch = packed(c, kSomeDocuments);
+  const oracle::Result truth = oracle_gradient(c, batch, random_weights());
+  const GradientRun exact = run<double>(c, batch, Schedule::stream(kTile, kTile));
+  const Difference error = exact.gradient.difference(HostGradient(exact.gradient, truth.gradient));
+  EXPECT_LE(error.relative, 1e-10) << error.tensor;
+  EXPECT_NEAR(exact.loss, truth.loss, 1e-10 * std::abs(truth.loss));
+  for (const Parameter& p : exact.gradient.parameters) EXPECT_TRUE(p.adapter()) << p.name << " is not frozen";
+  const Schedule full = Schedule::full(batch.size());
+  EXPECT_LE(run<float>(c, batch, full).gradient.difference(exact.gradient).relative, 1e-5);
+  EXPECT_LE(run<BFloat16>(c, batch, full).gradient.difference(exact.gradient).relative, 0.1);
+}
+
+template <class T>
+void expect_equal_bits_of_adapters(const Config& c) {
+  const Batch batch = packed(c, kSomeDocuments);
+  const GradientRun first = run<T>(c, batch, Schedule::full(batch.size()));
+  for (const auto& [name, schedule] : some_schedules(batch.size())) {
+    const GradientRun other = run<T>(c, batch, schedule);
+    EXPECT_TRUE(other.gradient == first.gradient) << name << ": " << other.gradient.difference(first.gradient).tensor;
+    EXPECT_EQ(other.logp, first.logp) << name;
+    EXPECT_EQ(other.peak, other.planned) << name;
+  }
+}
+TEST_P(PartsOfEveryFamily, AdaptersHaveTheSameBitsInAllModes) {
+  const Config c = with_adapters(GetParam().config);
+  expect_equal_bits_of_adapters<float>(c);
+  expect_equal_bits_of_adapters<BFloat16>(c);
+}
+
+// What is computed for the others has the same bits as if nothing were frozen.
+TEST_P(PartsOfEveryFamily, FreezingChangesNoBitOfTheOthers) {
+  Config all = with_adapters(GetParam().config);
+  all.trained.reset();
+  const Batch batch = packed(all, kSomeDocuments);
+  const GradientRun truth = run<float>(all, batch, Schedule::stream(kTile, kTile));
+  std::map<std::string, std::vector<double>> values;
+  for (std::size_t i = 0; i < truth.gradient.parameters.size(); ++i)
+    values[oracle::key(truth.gradient.parameters[i])] = truth.gradient.values[i];
+  for (const std::string expression : {"", "(model.norm|ln_f).*", ".*norm.*|.*ln_.*", ".*[.]1[.].*", ".*bias",
+                                       ".*(embed_tokens|wte).*", "lm_head.weight|.*1.*(down|c_fc).*"}) {
+    Config c = with_trained(all, expression);
+    for (const Schedule& schedule : {Schedule::full(batch.size()), Schedule::stream(2 * kTile, kTile)}) {
+      const GradientRun part = run<float>(c, batch, schedule);
+      EXPECT_TRUE(part.gradient == HostGradient(part.gradient, values)) << expression;
+      EXPECT_EQ(part.logp, truth.logp) << expression;
+      EXPECT_EQ(part.peak, part.planned) << expression;
+    }
+    c.adapters.clear();                   // then backward can stop early
+    if (trained_count(c) == 0) continue;  // all were adapters
+    std::vector<HostGradient> gradients;
+    for (const auto& [name, schedule] : some_schedules(batch.size())) {
+      const GradientRun part = run<float>(c, batch, schedule);
+      gradients.push_back(part.gradient);
+      EXPECT_TRUE(part.gradient == gradients[0]) << expression << ", " << name;
+      EXPECT_EQ(part.peak, part.planned) << expression << ", " << name;
+    }
+  }
+}
+
+Usage planned(const Config& c, Mode mode = Mode::stream) {
+  return plan({c, DType::f32, OptimizerKind::adamw}, 4096, schedule_for(mode, c, 4096, kTile));
+}
+std::size_t of(const Usage& usage, Kind kind) { return usage.by_kind[static_cast<std::size_t>(kind)]; }
+
+// Nothing is stored for a frozen parameter, and nothing is saved of layers below the lowest trained one.
+TEST(Trained, AFrozenParameterTakesNoMemory) {
+  const Config c = make_config("qwen3", {256, 64, 8, 4, 2, 16, 128, 0, false});
+  const Config top = with_trained(c, "model.layers.[67].*"), lora = with_adapters(c);
+  const Usage all = planned(c), part = planned(top), thin = planned(lora);
+  auto bytes = [](const Config& c, std::size_t of_number, auto&& counts) {
+    Tensors<float> none(c);
+    std::size_t sum = 0;
+    for (const auto& e : rows_where(table(c, none), counts))
+      sum += Arena::round_up(static_cast<std::size_t>(e.parameter.rows * e.parameter.cols) * of_number);
+    return sum;
+  };
+  auto trained_ones = [](const Parameter& p) { return p.trained; };
+  auto every_one = [](const Parameter&) { return true; };
+  const std::size_t row = 4096 * 64 * sizeof(float);
+  EXPECT_EQ(of(all, Kind::saved), 9 * row);  // 8 layers' inputs and the output
+  EXPECT_EQ(of(part, Kind::saved), 3 * row);
+  EXPECT_EQ(of(all, Kind::optimizer), 2 * bytes(c, 4, every_one));
+  EXPECT_EQ(of(part, Kind::optimizer), 2 * bytes(top, 4, trained_ones));
+  EXPECT_EQ(of(thin, Kind::optimizer), 2 * bytes(lora, 4, trained_ones));
+  EXPECT_EQ(of(thin, Kind::weights), bytes(lora, 4, every_one));
+  EXPECT_EQ(of(planned(top, Mode::full), Kind::saved), 3 * row);
+}
+
+// The products of a step: a full one has 2 forward, 2 of recomputation and 4 backward per weight and token.
+TEST(Trained, AFrozenWeightNeedsNoProductForItsGradient) {
+  const Config c = make_config("llama", {8192, 256, 4, 4, 4, 64, 1024, 0, false});
+  auto flops = [&](const Config& c) {
+    return plan({c, DType::f32, OptimizerKind::none}, 256, Schedule::stream(kTile, kTile)).flops;
+  };
+  const double head_only = flops(with_trained(c, "lm_head.weight")), all = flops(c);
+  const double weights = static_cast<double>(parameter_count(with_trained(c, "")) - 8192 * 256);  // without embedding
+  EXPECT_NEAR(all / (256 * weights), 7.5, 0.4);  // the head is not recomputed
+  EXPECT_NEAR(head_only / (256 * weights), 2 + 4.0 * 8192 * 256 / weights, 0.4);
+}
+
+TEST(Trained, NewAdaptersChangeNothing) {
+  for (const Family& family : families()) {
+    Config c = with_adapters(family.config);
+    const Batch batch = packed(c, {40});
+    auto initial = [](auto& dev, auto& model) { initialise(dev, model, 3); };
+    const Schedule schedule = Schedule::full(batch.size());
+    const GradientRun with = run_gradient<Cpu, float>(c, batch, schedule, initial);
+    const GradientRun without = run_gradient<Cpu, float>(family.config, batch, schedule, initial);
+    EXPECT_EQ(with.logp, without.logp) << family.name;
+    std::map<std::string, double> largest;  // of the gradients of a and of b
+    for (std::size_t i = 0; i < with.gradient.parameters.size(); ++i) {
+      for (double x : with.gradient.values[i]) {
+        double& most = largest[with.gradient.parameters[i].init == Init::adapter_a ? "a" : "b"];
+        most = std::max(most, std::abs(x));
+      }
+    }
+    EXPECT_EQ(largest["a"], 0) << family.name;
+    EXPECT_GT(largest["b"], 0) << family.name;
+  }
+}
+
+}  // namespace
+}  // namespace streambp
