@@ -4,9 +4,10 @@
 For every family a tiny model with random weights is saved by transformers, in one float32 file and in bfloat16 shards.
 streambp loads the model and saves it unchanged (a run with a learning rate of 0): every tensor must have the same bits.
 Then it fine-tunes the model: transformers must load the result with no missing or unexpected tensors, and both must
-compute the same loss for the same text.
+compute the same loss for the same text. Then it trains adapters (LoRA): PEFT must load them, with no missing or
+unexpected tensors, and compute the same loss; and the merged model must give the loss, too.
 
-Needs: pip install torch transformers safetensors tokenizers"""
+Needs: pip install torch transformers safetensors tokenizers peft"""
 
 import argparse
 import json
@@ -15,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -74,11 +76,28 @@ def check(name, dtype, folder, binary, data, documents):
         done = subprocess.run([binary, *map(str, arguments)], capture_output=True, text=True)
         assert done.returncode == 0, f"{name}: streambp {arguments[0]}: {done.stdout}{done.stderr}"
 
-    def tune(out, rate):
+    def tune(out, rate, *options):
         run("train", "--model", base, "--data", data, "--steps", 3, "--rate", rate, "--eval-fraction", 0, "--device",
-            "cpu", "--out", out)  # fmt: skip
+            "cpu", "--out", out, *options)  # fmt: skip
         return out / "step-000003"
 
+    def loss_of(model, *source):
+        """The loss in transformers, after comparing it with that of streambp."""
+        run("eval", *source, "--data", data, "--dtype", "f32", "--device", "cpu", "--json", folder / "eval.json")
+        ours = json.loads((folder / "eval.json").read_text())["total"]
+        loss, count = 0.0, 0
+        with torch.no_grad():
+            for document in documents:
+                ids = torch.tensor(tokenizer(document).input_ids + [0])
+                logp = model(ids[None]).logits[0, :-1].log_softmax(-1)
+                loss -= logp.gather(1, ids[1:, None]).sum().item()
+                count += len(ids) - 1
+        errors.append(abs(ours["loss"] - loss / count) / (loss / count))
+        assert ours["targets"] == count, f"{name}: {ours['targets']} targets, not {count}"
+        assert errors[-1] < 1e-5, f"{name}: loss {ours['loss']}, in transformers {loss / count}"
+        return loss / count
+
+    errors = []
     base = folder / "base"
     model_class, config = MODELS[name]
     torch.manual_seed(1)
@@ -95,19 +114,18 @@ def check(name, dtype, folder, binary, data, documents):
     tuned = tune(folder / "tuned", 1e-3)
     model, loading = AutoModelForCausalLM.from_pretrained(tuned, output_loading_info=True, dtype=torch.float32)
     assert not any(loading.values()), f"{name}: {loading}"
-    run("eval", "--model", tuned, "--data", data, "--dtype", "f32", "--device", "cpu", "--json", folder / "eval.json")
-    ours = json.loads((folder / "eval.json").read_text())["total"]
-    loss, count = 0.0, 0
-    with torch.no_grad():
-        for document in documents:
-            ids = torch.tensor(tokenizer(document).input_ids + [0])
-            logp = model(ids[None]).logits[0, :-1].log_softmax(-1)
-            loss -= logp.gather(1, ids[1:, None]).sum().item()
-            count += len(ids) - 1
-    error = abs(ours["loss"] - loss / count) / (loss / count)
-    assert ours["targets"] == count, f"{name}: {ours['targets']} targets, not {count}"
-    assert error < 1e-5, f"{name}: loss {ours['loss']}, in transformers {loss / count}"
-    print(f"{name:9}{str(dtype):16}{len(before):8}{loss / count:10.4f}{error:12.1e}", flush=True)
+    loss = loss_of(model, "--model", tuned)
+
+    adapters = tune(folder / "adapters", 1e-2, "--lora", 4, "--lora-on", "all", "--train", ".*(norm|ln_).*")
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapters)
+    loaded = adapted.load_adapter(adapters, adapter_name="again")
+    assert not loaded.missing_keys and not loaded.unexpected_keys, f"{name}: {loaded}"
+    with_adapters = loss_of(adapted, "--adapter", adapters)
+    assert abs(with_adapters - loss_of(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), "--model", base)) > 1e-3
+    run("merge", "--adapter", adapters, "--out", folder / "merged", "--save-dtype", "f32")
+    merged = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype=torch.float32)
+    assert abs(loss_of(merged, "--model", folder / "merged") - with_adapters) < 1e-5 * with_adapters
+    print(f"{name:9}{str(dtype):16}{len(before):8}{loss:10.4f}{with_adapters:15.4f}{max(errors):12.1e}", flush=True)
 
 
 def main():
@@ -116,7 +134,7 @@ def main():
     parser.add_argument("--streambp", type=Path, default=root / "build" / "streambp", help="the program")
     options = parser.parse_args()
     documents = [p for p in (root / "README.md").read_text().split("\n\n") if 100 < len(p) < 600]
-    print(f"{'model':9}{'type':16}{'tensors':>8}{'loss':>10}{'difference':>12}")
+    print(f"{'model':9}{'type':16}{'tensors':>8}{'loss':>10}{'with adapters':>15}{'difference':>12}")
     for name in MODELS:
         for dtype in (torch.float32, torch.bfloat16):
             with tempfile.TemporaryDirectory() as folder:

@@ -41,6 +41,26 @@ TEST_F(Processes, BFloat16WithoutMasterWeightsGivesTheFilesOfOneProcess) {
   expect_same_run("one", "data");
 }
 
+// Every rank has all of the adapters, whatever happens to the base.
+TEST_F(Processes, AdaptersAreTheSameOnAnyRanks) {
+  expect_ok("train" + kModelForRanks + "--steps 1 --out " + path("base"));
+  std::string lines;
+  for (int i = 0; i < 20; ++i)
+    lines += Json{{"prompt", "question"}, {"completion", std::string(30 + 9 * i % 50, 'a')}}.dump() + "\n";
+  write_file_atomically(path("data.jsonl"), lines);
+  const std::string train = "train --model " + newest_checkpoint(path("base")).string() + " --data " +
+                            path("data.jsonl") + " --length 300 --lora 3 --train '.*norm.*' --steps 3 --rate 1e-2 ";
+  expect_ok(train + "--lanes 2 --accumulate 2 --out " + path("one"));
+  expect_runs(2, train + "--sequence-ranks 2 --accumulate 2 --out " + path("sequence"));
+  expect_runs(2, train + "--lanes 2 --accumulate 2 --shard weights --out " + path("shards"));
+  for (const std::string run : {"sequence", "shards"}) {
+    for (const char* file : {"adapter_model.safetensors", "training/optimizer.safetensors"})
+      EXPECT_TRUE(read_file(path("one/step-000003") + "/" + file) == read_file(path(run + "/step-000003/") + file))
+          << run << ": " << file;
+    EXPECT_EQ(metric("one", "gradient_norm"), metric(run, "gradient_norm")) << run;
+  }
+}
+
 TEST_F(Processes, ARunResumesOnAnotherNumberOfRanks) {
   const std::string train = "train" + kModelForRanks + "--steps 3 ";
   expect_ok(train + "--accumulate 4 --lanes 2 --out " + path("whole"));

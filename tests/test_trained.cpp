@@ -1,25 +1,13 @@
 // What is trained: adapters and frozen parameters, in every family and mode, against the oracle and bit for bit.
 #include <regex>
 
+#include "data/files/adapters.cuh"
 #include "tests/support.cuh"
 
 namespace streambp {
 namespace {
 
 const Lengths kSomeDocuments = {5, 270, 1, 30};
-
-// The names of the linear layers inside a model's layers.
-std::vector<std::string> linear_layers(const Config& c) {
-  Tensors<float> none(c);
-  std::vector<std::string> names;
-  for (const auto& e : without_adapters(table(c, none))) {
-    const std::string& name = e.parameter.name;
-    const bool in_layer = name.starts_with("h.") || name.starts_with("model.layers.");
-    if (in_layer && !e.parameter.vector() && e.parameter.part == 0)
-      names.push_back(name.substr(0, name.size() - std::string(".weight").size()));
-  }
-  return names;
-}
 
 // Adapters of different ranks on all linear layers except every fifth; the base is frozen.
 Config with_adapters(Config c) {

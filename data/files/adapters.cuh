@@ -156,23 +156,24 @@ class AdapterDirectory {
     const std::vector<std::string> layers = linear_layers(c);
     c.trained.emplace();
     for (const auto& [stored, tensor] : file_.tensors()) {
-      const std::string name = without_prefix(c, stored, tensor);
-      const bool a = name.ends_with(".lora_A.weight"), b = name.ends_with(".lora_B.weight");
-      const std::string layer = name.substr(0, name.rfind(".lora_"));
-      if (a || b) {
+      const std::string name = without_prefix(c, stored, tensor), layer = name.substr(0, name.rfind(".lora_"));
+      if (name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight")) {
         require(std::ranges::find(layers, layer) != layers.end(), tensor.where, ": an adapter of ", quote(layer),
                 " is not supported; only of linear layers inside the layers of the model");
-        require(file_.find(stored.substr(0, stored.size() - 13) + (a ? "lora_B.weight" : "lora_A.weight")),
-                tensor.where, ": its other matrix is missing; the file is incomplete");
-        if (a) c.adapters[layer] = size_of(adapter_prefix(c, "").substr(kAdapterPrefix.size()) + layer, tensor);
+        c.adapters[layer] = {};
       } else {
         refuse_other_methods(name, tensor);
-        require(is_parameter(c, name), tensor.where,
-                ": the model of this adapter has no such parameter; is it the adapter's base?");
+        require(is_parameter(c, name), tensor.where, ": ", quote(name), " is not a parameter of the model; is it the ",
+                "adapter's base?");
         c.trained->insert(name);
       }
     }
     require(!c.adapters.empty(), file_.path().string(), ": has no adapters");
+    for (auto& [layer, size] : c.adapters) {
+      file_.at(adapter_prefix(c, "") + layer + ".lora_B.weight");
+      size = size_of(adapter_prefix(c, "").substr(kAdapterPrefix.size()) + layer,
+                     file_.at(adapter_prefix(c, "") + layer + ".lora_A.weight"));
+    }
   }
 
   // Loads the adapters, and the parameters of the base that were trained too.
@@ -198,10 +199,39 @@ class AdapterDirectory {
             " is not supported; only LORA is");
     for (const char* method : {"use_dora", "lora_bias", "use_qalora", "use_bdlora"}) f.only(method, false);
     f.only("bias", std::string("none"));
-    for (const char* method : {"layer_replication", "trainable_token_indices", "target_parameters", "megatron_config",
-                               "alora_invocation_tokens", "arrow_config"}) {
-      const bool absent = !f.has(method) || (json_.at(method).is_array() && json_.at(method).empty());
-      require(absent, config_path_, ": ", quote(method), " is not supported");
+    // Fields without effect on the model, and those that this class reads.
+    const std::set<std::string> known = {"peft_type",
+                                         "task_type",
+                                         "base_model_name_or_path",
+                                         "r",
+                                         "lora_alpha",
+                                         "lora_dropout",
+                                         "use_rslora",
+                                         "target_modules",
+                                         "modules_to_save",
+                                         "bias",
+                                         "rank_pattern",
+                                         "alpha_pattern",
+                                         "exclude_modules",
+                                         "layers_pattern",
+                                         "layers_to_transform",
+                                         "auto_mapping",
+                                         "fan_in_fan_out",
+                                         "init_lora_weights",
+                                         "loftq_config",
+                                         "inference_mode",
+                                         "eva_config",
+                                         "corda_config",
+                                         "ensure_weight_tying",
+                                         "megatron_core",
+                                         "qalora_group_size",
+                                         "peft_version",
+                                         "revision",
+                                         "runtime_config"};
+    for (const auto& [name, value] : json_.items()) {
+      const bool is_off = value.is_null() || value == false || (value.is_structured() && value.empty());
+      require(is_off || known.contains(name), config_path_, ": the field ", quote(name), ": ", shown(value),
+              " is not supported");
     }
     // These replace the weights of the base, so the adapter alone does not describe the model.
     if (f.has("init_lora_weights") && json_.at("init_lora_weights").is_string()) {

@@ -1,0 +1,199 @@
+// Adapters in PEFT's files, against golden data made by PEFT (scripts/make_adapter_golden.py).
+#include "data/files/merge.cuh"
+#include "tests/golden.cuh"
+#include "tests/temporary.cuh"
+
+namespace streambp {
+namespace {
+
+fs::path adapter_folder(const std::string& name) { return golden_folder().parent_path() / "golden_adapters" / name; }
+
+class PeftCase : public TemporaryDirectory, public testing::WithParamInterface<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Adapters, PeftCase,
+                         testing::Values("gpt2", "llama_patterns", "qwen3_rslora", "gemma3_and_norms"),
+                         [](const auto& info) { return info.param; });
+
+// A model with the adapters of a case.
+struct Adapted {
+  explicit Adapted(const std::string& name)
+      : directory(adapter_folder(name)),
+        truth(adapter_folder(name) / "gradient.safetensors"),
+        base(truth.metadata().at("base")),
+        config(base.config) {
+    directory.add_to(config);
+  }
+  auto weights() const {
+    return [this](auto& dev, auto& model) {
+      read_tensors(dev, base.file, "weights/", without_adapters(table(model.config, model.weights)));
+      directory.load(dev, model);
+    };
+  }
+
+  AdapterDirectory directory;
+  SafetensorsFile truth;
+  Golden base;
+  Config config;
+};
+
+// The gradient of PEFT, in the table's layout.
+HostGradient gradient_of_peft(const Adapted& a) {
+  std::vector<std::vector<double>> values;
+  Tensors<double> none(a.config);
+  for (const auto& [p, matrix] : trained(table(a.config, none))) {
+    const Tensor& tensor = a.truth.at("grad/" + adapter_prefix(a.config, p.name) + p.name);
+    std::vector<double> all(static_cast<std::size_t>(tensor.count));
+    read(tensor, all.data());
+    auto& part = values.emplace_back();
+    for (Index i = 0; i < p.rows; ++i) {
+      for (Index j = 0; j < p.cols; ++j) part.push_back(all[static_cast<std::size_t>(stored_at(p, i, j))]);
+    }
+  }
+  return {a.config, std::move(values)};
+}
+
+template <class T>
+void expect_gradient_of_peft(const std::string& name, double tolerance) {
+  const Adapted a(name);
+  const HostGradient truth = gradient_of_peft(a);
+  std::vector<double> loss(1), logp(a.base.batch.tokens.size());
+  read(a.truth.at("loss"), loss.data());
+  read(a.truth.at("logp"), logp.data());
+  for (Mode mode : kModes) {
+    const Schedule schedule = schedule_for(mode, a.config, a.base.batch.size(), kTile);
+    const GradientRun run = run_gradient<Cpu, T>(a.config, a.base.batch, schedule, a.weights());
+    const Difference error = run.gradient.difference(truth);
+    EXPECT_LE(error.relative, tolerance) << streambp::name(mode) << ": " << error.tensor;
+    EXPECT_NEAR(run.loss, loss[0], tolerance * loss[0]) << streambp::name(mode);
+    for (std::size_t t = 0; t < logp.size(); ++t) ASSERT_NEAR(run.logp[t], logp[t], 10 * tolerance) << "token " << t;
+  }
+}
+TEST_P(PeftCase, Float64AgreesTo1em10) { expect_gradient_of_peft<double>(GetParam(), 1e-10); }
+TEST_P(PeftCase, Float32AgreesTo1em5) { expect_gradient_of_peft<float>(GetParam(), 1e-5); }
+
+// Every tensor of the file is trained, and every trained parameter is in the file.
+TEST_P(PeftCase, TrainsExactlyTheTensorsOfTheFile) {
+  const Adapted a(GetParam());
+  std::set<std::string> in_file, in_table;
+  for (const auto& [name, tensor] : a.truth.tensors())
+    if (name.starts_with("grad/")) in_file.insert(name.substr(5));
+  Tensors<float> none(a.config);
+  for (const auto& e : trained(table(a.config, none)))
+    in_table.insert(adapter_prefix(a.config, e.parameter.name) + e.parameter.name);
+  EXPECT_EQ(in_file, in_table);
+}
+
+TEST_P(PeftCase, SavingAndLoadingLosesNoBit) {
+  const Adapted a(GetParam());
+  Cpu dev(std::size_t{1} << 22);
+  Trainer<Cpu, float> trainer(dev, a.config, 1, OptimizerKind::none);
+  a.weights()(dev, trainer.model);
+  save_adapters(dev, dir, a.config, trained(table(a.config, trainer.model.weights)), a.directory.config);
+  const SafetensorsFile saved(dir / "adapter_model.safetensors"),
+      original(adapter_folder(GetParam()) / "adapter_model.safetensors");
+  ASSERT_EQ(saved.tensors().size(), original.tensors().size());
+  for (const auto& [name, tensor] : saved.tensors()) {
+    ASSERT_EQ(tensor.shape, original.at(name).shape) << name;
+    EXPECT_EQ(std::memcmp(tensor.data, original.at(name).data, tensor.bytes), 0) << name;
+  }
+  EXPECT_EQ(read_file(dir / "adapter_config.json"), read_file(adapter_folder(GetParam()) / "adapter_config.json"));
+}
+
+// The merged model gives the log-probs of base and adapters.
+TEST_P(PeftCase, MergedModelsComputeTheSame) {
+  const Adapted a(GetParam());
+  const fs::path base = dir / "base", merged = dir / "merged";
+  fs::create_directories(base), fs::create_directories(merged);
+  Cpu dev(std::size_t{1} << 22);
+  Trainer<Cpu, float> trainer(dev, a.base.config, 1, OptimizerKind::none);
+  a.base.weights()(dev, trainer.model);
+  save_model(dev, base, trainer.model, ModelLayout(a.base.config));
+  const ModelLayout layout(base);
+  Merge(base, adapter_folder(GetParam()), a.config).save(merged, layout);
+
+  const Schedule schedule = Schedule::full(a.base.batch.size());
+  const GradientRun with = run_gradient<Cpu, double>(a.config, a.base.batch, schedule, a.weights());
+  const GradientRun of_merged = run_gradient<Cpu, double>(
+      a.base.config, a.base.batch, schedule, [&](auto& dev, auto& model) { load_model(dev, merged, model); });
+  for (std::size_t t = 0; t < with.logp.size(); ++t) EXPECT_NEAR(of_merged.logp[t], with.logp[t], 1e-5) << t;
+  EXPECT_GT(std::abs(with.loss - a.base.numbers<double>("loss")[0]), 0.01) << "the adapters change nothing";
+  EXPECT_EQ(config_to_json(read_config(merged)), config_to_json(a.base.config));
+}
+
+// --- Files that are refused, with the reason ---
+
+class RefusedAdapters : public TemporaryDirectory {
+ protected:
+  void SetUp() override {
+    TemporaryDirectory::SetUp();
+    fs::copy(adapter_folder("qwen3_rslora"), dir, fs::copy_options::recursive);
+    config_ = Json::parse(read_file(dir / "adapter_config.json"));
+  }
+  void expect(const std::string& reason) {
+    write_file_atomically(dir / "adapter_config.json", config_.dump());
+    Config c = Golden("qwen3").config;
+    EXPECT_ERROR(AdapterDirectory(dir).add_to(c), reason);
+  }
+  void expect_with(const char* field, const Json& value, const std::string& reason) {
+    const Json before = config_;
+    config_[field] = value;
+    expect(reason);
+    config_ = before;
+  }
+
+  Json config_;
+};
+
+TEST_F(RefusedAdapters, OtherMethods) {
+  expect_with("peft_type", "IA3", "\"peft_type\": \"IA3\" is not supported; only LORA is");
+  expect_with("use_dora", true, "\"use_dora\"");
+  expect_with("lora_bias", true, "\"lora_bias\"");
+  expect_with("bias", "all", "\"bias\"");
+  expect_with("layer_replication", Json::array({Json::array({0, 1})}), "\"layer_replication\"");
+  expect_with("a_new_method", Json{{"strength", 1}}, "\"a_new_method\"");
+  expect_with("init_lora_weights", "pissa", "\"pissa\" is not supported; convert it to plain LoRA");
+}
+
+TEST_F(RefusedAdapters, WrongValues) {
+  expect_with("r", 7, "says that its rank is 7");
+  expect_with("r", "five", "\"r\" has the value \"five\"");
+  expect_with("lora_alpha", "x", "\"lora_alpha\"");
+  expect_with("alpha_pattern", {{"(q_proj", 3}}, "is not a regular expression");
+  expect_with("alpha_pattern", {{"q_proj", "3"}}, "has no number");
+  expect_with("rank_pattern", {{"q_proj", 3}}, "says that its rank is 3");
+  config_ = Json::array();
+  expect("expected a JSON object");
+}
+
+TEST_F(RefusedAdapters, OtherTensors) {
+  const SafetensorsFile original(adapter_folder("qwen3_rslora") / "adapter_model.safetensors");
+  auto with = [&](const std::string& from, const std::string& to, const std::string& reason) {
+    SafetensorsWriter writer(dir / "adapter_model.safetensors", {});
+    for (const auto& [name, tensor] : original.tensors())
+      writer.add(name == from ? to : name, tensor.dtype, tensor.shape, tensor.data, tensor.bytes);
+    writer.finish();
+    expect(reason);
+  };
+  const std::string layer = "base_model.model.model.layers.0.self_attn.q_proj.", a = layer + "lora_A.weight";
+  with(a, layer + "lora_magnitude_vector.weight", "DoRA is not supported");
+  with(a, "base_model.model.lm_head.lora_A.weight", "\"lm_head\" is not supported");
+  with(a, "base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight", "is not supported");
+  with(a, "model.layers.0.self_attn.q_proj.lora_A.weight", "does not begin with base_model.model.");
+  with(a, layer + "unknown", "is not a parameter of the model");
+  with(layer + "lora_B.weight", "base_model.model.model.norm.weight", "no tensor \"" + layer + "lora_B.weight\"");
+}
+
+TEST(Adapters, NamesOfLinearLayers) {
+  const Config c = Golden("qwen3").config, gpt2 = Golden("gpt2").config;
+  EXPECT_EQ(new_adapters(c, {2, 4, false, {"all"}}).size(), 14u);
+  EXPECT_EQ(new_adapters(c, {2, 4, false, {"attention"}}).size(), 8u);
+  EXPECT_EQ(new_adapters(c, {2, 4, false, {"q_proj", "model.layers.1.mlp.up_proj"}}).size(), 3u);
+  EXPECT_EQ(new_adapters(gpt2, {2, 4, false, {"all"}}).size(), 8u);
+  EXPECT_EQ(new_adapters(gpt2, {2, 4, false, {"attention"}}).size(), 4u);
+  EXPECT_EQ(new_adapters(gpt2, {2, 4, false, {"mlp.c_proj"}}).size(), 2u);
+  EXPECT_THROW(new_adapters(c, {2, 4, false, {"proj"}}), Error);
+  EXPECT_DOUBLE_EQ(new_adapters(c, {4, 8, true, {"q_proj"}}).begin()->second.scale, 4);
+  EXPECT_DOUBLE_EQ(new_adapters(c, {4, 8, false, {"q_proj"}}).begin()->second.scale, 2);
+}
+
+}  // namespace
+}  // namespace streambp
