@@ -83,8 +83,9 @@ class TrainCommand : public Command {
         (checkpoint / "config.json").string(), ": is not the model that ", path.string(), " describes");
     require(!options.trains_adapters() || state.get<std::string>("base") == model_key(task.start).dump(),
             task.start.string(), ": has changed since the run in ", options.out, " began; restore it");
-    engine->restore(checkpoint, *task.layout);
     const Index step = state.get<Index>("step");
+    if (options.optimizer.blocks && step > 0) engine->train_block(options.optimizer.blocks, step);
+    engine->restore(checkpoint, *task.layout);
     require(checkpoint.filename() == checkpoint_name(step) && step <= options.optimizer.steps, path.string(), ": step ",
             step, " does not belong to this checkpoint; the file is damaged, use an earlier checkpoint");
     return step;

@@ -21,8 +21,9 @@ class MergeCommand : public Command {
     options.require("--adapter");
     options.add("--out", {&out, "The model directory to write; it must not exist"});
     options.require("--out");
-    options.add("--save-dtype", {&save_dtype, "Type of the saved weights; same: as in the base",
-                                 checks::one_of({"same", "f32", "bf16", "f16"})});
+    options.add("--save-dtype",
+                {&save_dtype, "Type of the saved weights; same: as in the base, of a base in 4 bits bf16",
+                 checks::one_of({"same", "f32", "bf16", "f16"})});
   }
 
  private:
@@ -31,6 +32,7 @@ class MergeCommand : public Command {
     source.resolve();
     const Config config = source.config();
     ModelLayout layout{fs::path(source.model)};
+    if (save_dtype == "same" && read_config(source.model).base == Base::nf4) save_dtype = "bf16";
     if (save_dtype != "same") layout.store_as(save_dtype == "f32" ? "F32" : save_dtype == "bf16" ? "BF16" : "F16");
     layout.require_writable();
     Merge merged(source.model, source.adapter, config);

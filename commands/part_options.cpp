@@ -21,11 +21,36 @@ void PartOptions::add_to(OptionTable& options, Lasts lasts) {
                           {},
                           lasts,
                           "all; with --lora none"});
+  options.add("--blocks", {&blocks.layers,
+                           "Train one block of this many layers at a time (BAdam), all others frozen; 0: all at once",
+                           checks::between(0, kMostLayers), lasts});
+  options.add("--block-steps", {&blocks.steps, "Steps until the next block", checks::between(1, 1 << 30), lasts});
+  options.add("--block-order", {&block_order, "random, ascending or descending",
+                                checks::one_of({"random", "ascending", "descending"}), lasts});
+  add_base_option(options, base, lasts);
+}
+
+void add_base_option(OptionTable& options, std::string& base, Lasts lasts) {
+  options.add("--base",
+              {&base, "nf4: keep the linear layers' weights in 4 bits (QLoRA); plain: as the model's files hold them",
+               checks::one_of({"plain", "nf4"}), lasts});
+}
+
+void apply_base(const std::string& base, Config& c) {
+  if (base == "nf4") c.base = Base::nf4;
+  Tensors<float> none(c);
+  for (const auto& e : trained(table(c, none))) {
+    require(!e.quantised, "weights in 4 bits are frozen, but ", e.parameter.name,
+            " is to be trained; train adapters (--lora RANK)");
+  }
 }
 
 void PartOptions::check() const {
   for (const char* flag : {"--lora-alpha", "--lora-on", "--rslora"})
     require(adapters() || !options_->given(flag), flag, " needs --lora RANK");
+  for (const char* flag : {"--block-steps", "--block-order"})
+    require(blocks || !options_->given(flag), flag, " needs --blocks LAYERS");
+  require(!blocks || (!adapters() && train.empty()), "--blocks says what is trained; leave out --lora and --train");
 }
 
 LoraSettings PartOptions::settings() const {
@@ -36,12 +61,32 @@ LoraSettings PartOptions::settings() const {
 
 void PartOptions::apply(Config& c) const {
   check();
+  choose(c);
+  apply_base(base, c);
+}
+
+BlockSettings PartOptions::block_settings(std::uint64_t seed) const {
+  BlockSettings s = blocks;
+  s.seed = seed;
+  s.order = block_order == "random"      ? BlockOrder::random
+            : block_order == "ascending" ? BlockOrder::ascending
+                                         : BlockOrder::descending;
+  return s;
+}
+
+void PartOptions::choose(Config& c) const {
+  if (blocks) {  // the lowest block needs the most memory
+    require(c.layers % blocks.layers == 0, "--blocks ", blocks.layers, ": the model's ", c.layers,
+            " layers are not a multiple of this");
+    c.trained = names_of_block(c, blocks, 0);
+    return;
+  }
   if (!train.empty()) {
     const NamePattern pattern("--train", train);
     Tensors<float> none(c);
     std::string names;
     c.trained.emplace();
-    for (const auto& [parameter, matrix] : table(c, none)) {
+    for (const auto& [parameter, matrix, quantised] : table(c, none)) {
       if (pattern.matches(parameter.name)) c.trained->insert(parameter.name);
       if (names.size() < 200) names += " " + parameter.name;
     }
@@ -66,6 +111,7 @@ std::string describe_trained(const Config& c) {
 void ModelSource::add_to(OptionTable& options) {
   options.add("--model", {&model, "A model directory or a run directory; not needed if --adapter names its base"});
   options.add("--adapter", {&adapter, "A directory of LoRA adapters in PEFT's layout, or a run that trained them"});
+  add_base_option(options, base);
 }
 
 void ModelSource::resolve() {
@@ -83,6 +129,7 @@ void ModelSource::resolve() {
 Config ModelSource::config() const {
   Config c = read_config(model);
   if (!adapter.empty()) AdapterDirectory(adapter).add_to(c);
+  if (base == "nf4") c.base = Base::nf4;
   return c;
 }
 

@@ -145,6 +145,7 @@ void TrainOptions::settle(const std::filesystem::path& state_file) {
     if (trains_adapters() && !given("--rate")) optimizer.rate *= 20;
   }
   check();
+  optimizer.blocks = part.block_settings(seed);
   if (fine_tunes()) sample_length = 0;
   if (learn == "all") tokens.learn = Learn::all;
 }
@@ -157,6 +158,7 @@ void TrainOptions::restore(const std::filesystem::path& state_file) {
   // A run from before there were lanes, or adapters.
   if (!options.contains("--lanes")) options["--lanes"] = 1;
   const Json now = table.lasting();
+  if (!options.contains("--base")) options["--base"] = "plain";
   for (const char* flag : PartOptions::kFlags)
     if (!options.contains(flag)) options[flag] = now[flag];
   if (!options.contains("--adapter")) options["--adapter"] = "";

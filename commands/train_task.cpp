@@ -56,6 +56,7 @@ class Preparation {
       o.part.apply(c);
     } else {
       AdapterDirectory(task.adapters).add_to(c);
+      apply_base(o.part.base, c);
     }
     return c;
   }
@@ -167,6 +168,7 @@ class Preparation {
                                         ? adapter_config(config(), o.part.settings(), task.layout->base.string())
                                         : AdapterDirectory(task.adapters).config;
       require(o.save_dtype == "same", "--save-dtype: adapters are always saved in float32; leave it out");
+      return;
     }
     const std::map<std::string, const char*> types = {{"f32", "F32"}, {"bf16", "BF16"}, {"f16", "F16"}};
     if (o.save_dtype != "same") task.layout->store_as(types.at(o.save_dtype));
@@ -280,7 +282,9 @@ void attach_reference_logps(Engine& engine, TrainTask& task, const TrainOptions&
   const std::vector<fs::path> places = {fs::absolute(options.data[0]).parent_path(), directory.path()};
   const Index longest = longest_piece(options, task.settings.config);
   const auto key = [&] {
-    return reference_key(file, model_directory(options.model.model), name(task.settings.dtype), longest);
+    const std::string type = name(task.settings.dtype);
+    return reference_key(file, model_directory(options.model.model),
+                         task.settings.config.base == Base::nf4 ? type + " on nf4" : type, longest);
   };
   // Rank 0 looks for them; the others may have other disks.
   const bool first = this_process().rank == 0;

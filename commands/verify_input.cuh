@@ -91,6 +91,7 @@ class VerifyInput {
     for (const char* flag : PartOptions::kFlags) refuse_unused(flag, true, "new adapters, without --adapter");
     adapter = adapter_directory(adapter);
     AdapterDirectory(adapter).add_to(config);
+    apply_base(part.base, config);
   }
 
   void refuse_unused(const char* flag, bool unused, const char* used_for) const {

@@ -25,7 +25,8 @@ namespace streambp {
 struct AdamW {
   double rate, beta1, beta2, eps, decay;
   double gradient_scale = 1;
-  Index step = 1;               // t, counted from 1
+  Index step = 1;               // of the run, counted from 1; seeds its stochastic rounding
+  Index t = 1;                  // of the moments
   std::uint64_t parameter = 0;  // index of the tensor; seeds its stochastic rounding
   Index first_row = 0;          // where w begins in that tensor
 };
@@ -57,8 +58,8 @@ struct AdamWConstants {
         beta2(static_cast<T>(s.beta2)),
         scale(static_cast<T>(s.gradient_scale)),
         eps(static_cast<T>(s.eps)),
-        rate(static_cast<T>(s.rate / (1 - power(s.beta1, static_cast<double>(s.step))))),
-        v_scale(static_cast<T>(1 / (1 - power(s.beta2, static_cast<double>(s.step))))),
+        rate(static_cast<T>(s.rate / (1 - power(s.beta1, static_cast<double>(s.t))))),
+        v_scale(static_cast<T>(1 / (1 - power(s.beta2, static_cast<double>(s.t))))),
         decay(static_cast<T>(s.rate * s.decay)) {}
 
   constexpr void update(T& w, T& m, T& v, T g) const {

@@ -24,8 +24,7 @@ class AdaptersOff {
   explicit AdaptersOff(Model<T>& model)
       : model_(model), weights_(model.weights), sizes_(std::exchange(model.config.adapters, {})) {
     for (Layer<T>& layer : model.weights.layers) {
-      for (Linear<T>* w : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
-        w->adapter = {};
+      for (Linear<T>* w : layer.linears()) w->adapter = {};
     }
   }
   ~AdaptersOff() { model_.weights = weights_, model_.config.adapters = std::move(sizes_); }

@@ -1,5 +1,5 @@
 // Weights are leased: the walk takes a layer's weights just before it computes the layer and uses them only for that
-// layer. It does not know where they are stored: here, completely on this device, or in shards on all ranks.
+// layer. It does not know where they are stored: here, completely on this device, in 4 bits, or in shards on all ranks.
 #pragma once
 
 #include <optional>
@@ -23,6 +23,12 @@ template <class Device, class T>
 class Weights {
  public:
   Weights(Device& dev, const Model<T>& model) : dev_(dev), model_(model) {
+    if (model.config.base == Base::nf4) {
+      require(model.shards.size == 1, "quantised weights cannot be sharded");
+      scope_.emplace(dev.scope());
+      for (const Entry<T>& e : layer_table(model.config, 0, dequantised_))
+        if (e.quantised) *e.matrix = allocate<T>(dev, e.parameter.rows, e.parameter.cols, Kind::weights);
+    }
     if (model.shards.size == 1) return;
     scope_.emplace(dev.scope());
     for (Gathered& g : gathered_) {
@@ -33,6 +39,7 @@ class Weights {
 
   // The weights of a layer, valid until the next call. `next`: the layer of that call, if there is one.
   const Layer<T>& take(Index layer, Index next) {
+    if (model_.config.base == Base::nf4) return dequantise(layer);
     if (model_.shards.size == 1) return model_.weights.layers[static_cast<std::size_t>(layer)];
     gather(layer);
     if (arriving_) finish_exchange(dev_, "gather weights", model_.shards);
@@ -60,6 +67,18 @@ class Weights {
     Index layer = -1;
     Layer<T> weights;
   };
+
+  // Quantised weights have memory for one layer.
+  const Layer<T>& dequantise(Index number) {
+    Layer<T> layer = model_.weights.layers[static_cast<std::size_t>(number)];
+    const auto weights = layer.linears(), memory = dequantised_.linears();
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      if (!weights[i]->quantised) continue;
+      weights[i]->weight = memory[i]->weight;
+      streambp::dequantise(dev_, weights[i]->weight, weights[i]->quantised);
+    }
+    return dequantised_ = layer;
+  }
 
   void gather(Index layer) {
     Gathered& g = gathered_[layer % 2];
@@ -100,6 +119,7 @@ class Weights {
   Device& dev_;
   const Model<T>& model_;
   std::optional<decltype(std::declval<Device&>().scope())> scope_;
+  Layer<T> dequantised_;
   Gathered gathered_[2];   // layers with even and with odd numbers
   bool arriving_ = false;  // exchanges of layers were started
 };

@@ -27,6 +27,9 @@ namespace streambp {
 enum class Norm { rms, layer };
 enum class Positions { learned, rope };
 
+// How the weights of linear layers are stored: as they are, or in 4 bits (kernels/nf4.cuh).
+enum class Base { plain, nf4 };
+
 // A low-rank adapter (LoRA) of a linear layer; see model/linear.cuh.
 struct AdapterSize {
   Index rank = 0;
@@ -57,6 +60,7 @@ struct Config {
   // What is trained: adapters always; other parameters if they are in this set, by name. Without a set: all of them.
   std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
   std::optional<std::set<std::string>> trained = {};
+  Base base = Base::plain;
 
   Index q_width() const { return heads * head_dim; }
   Index kv_width() const { return kv_heads * head_dim; }

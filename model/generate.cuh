@@ -202,7 +202,7 @@ template <class T>
 std::size_t generation_memory(const Config& c, Index slots, Index room, Index chunk) {
   Plan dev;
   Model<T> model{c, Tensors<T>(c)};
-  allocate(dev, table(c, model.weights), Kind::weights);
+  allocate_weights(dev, model);
   Generator<Plan, T>(dev, model, slots, room, chunk).plan();
   return dev.arena.peak();
 }

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "kernels/matmul.cuh"
+#include "kernels/nf4.cuh"
 
 namespace streambp {
 
@@ -25,11 +26,12 @@ struct Adapter {
 };
 
 // The weights of a linear layer. Models without biases or adapters leave these empty; so does a gradient for all that is
-// not trained.
+// not trained. A quantised weight is empty until memory/weights.cuh hands it out.
 template <class T>
 struct Linear {
   Matrix<T> weight, bias;
   Adapter<T> adapter = {};
+  Nf4 quantised = {};
 };
 
 // A linear layer in backward: dy is the gradient of its output, and dw is added to.

@@ -2,6 +2,7 @@
 // allocating, initialising, loading, saving, updating and comparing them are loops over this table.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "kernels/embedding.cuh"
 #include "model/config.cuh"
 #include "model/linear.cuh"
+#include "model/quantised.cuh"
 #include "parallel/group.cuh"
 
 namespace streambp {
@@ -39,6 +41,8 @@ struct Layer {
   NormWeights<T> attention_norm, q_norm, k_norm, post_attention_norm, mlp_norm, post_mlp_norm;
   Linear<T> q, k, v, o, gate, up, down;
 
+  std::array<Linear<T>*, 7> linears() { return {&q, &k, &v, &o, &gate, &up, &down}; }
+
   // In GPT-2 the adapters of q, k and v share q's a.
   Linear<T> keys() const { return with_shared_a(k); }
   Linear<T> values() const { return with_shared_a(v); }
@@ -61,11 +65,12 @@ struct Tensors {
   explicit Tensors(const Config& c) : layers(static_cast<std::size_t>(c.layers)) {}
 };
 
-// A row of the table and its tensor.
+// A row of the table and its tensor. If that is quantised, the matrix is empty.
 template <class T>
 struct Entry {
   Parameter parameter;
   Matrix<T>* matrix;
+  Nf4* quantised = nullptr;
 };
 template <class T>
 using Table = std::vector<Entry<T>>;
@@ -78,6 +83,11 @@ Table<T> rows_where(Table<T> table, F&& holds) {
 template <class T>
 Table<T> trained(const Table<T>& table) {
   return rows_where(table, [](const Parameter& p) { return p.trained; });
+}
+template <class T>
+Table<T> plain(Table<T> table) {
+  std::erase_if(table, [](const Entry<T>& e) { return e.quantised; });
+  return table;
 }
 template <class T>
 Table<T> adapters(const Table<T>& table) {
@@ -124,6 +134,7 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   };
   auto linear = [&](Linear<T>& w, ModuleName module, TensorShape shape, Init init, bool bias, FusedPart part = {}) {
     row(w.weight, module, ".weight", shape, init, part);
+    if (c.base == Base::nf4) table.back().quantised = &w.quantised;
     if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros, part);
     if (!gpt2) part = {};
     const std::string name = prefix + (gpt2 ? module.gpt2 : module.llama);
@@ -209,6 +220,17 @@ struct Model {
   Linear<T> head() const { return config.tied ? Linear<T>{weights.embedding.tokens, {}} : weights.head; }
 };
 
+// Allocates the weights of a model.
+template <class Device, class T>
+void allocate_weights(Device& dev, Model<T>& model) {
+  const Table<T> all = table(model.config, model.weights);
+  allocate(dev, plain(without_adapters(all)), Kind::weights, model.shards);
+  for (const Entry<T>& e : all) {
+    if (e.quantised) *e.quantised = allocate_nf4(dev, e.parameter.rows * e.parameter.cols);
+  }
+  allocate(dev, adapters(all), Kind::weights);
+}
+
 // The initial value of element n of a parameter. `spread` adds normal noise with this standard deviation, so that none
 // has a special value such as one or zero; gradient checks need this.
 inline double initial_value(const Parameter& p, Index layers, const Random& random, std::size_t n, double spread) {
@@ -223,17 +245,25 @@ inline double initial_value(const Parameter& p, Index layers, const Random& rand
 template <class Device, class T>
 void initialise(Device& dev, const Model<T>& model, const Table<T>& rows, std::uint64_t seed, std::uint64_t stream,
                 double spread) {
-  for (const auto& [parameter, matrix] : rows) {
+  for (const Entry<T>& e : rows) {
+    const Parameter& p = e.parameter;
     const Random random(seed, stream++);
-    const Index first = model.in_shards(parameter) ? shard(parameter.rows, model.shards).begin * parameter.cols : 0;
-    std::vector<T> values(static_cast<std::size_t>(matrix->size()));
+    const auto first = static_cast<std::uint64_t>(model.in_shards(p) ? shard(p.rows, model.shards).begin * p.cols : 0);
+    // rounded to float32 for every type, so a float64 model has the same weights as a float32 model
+    const auto value = [=, layers = model.config.layers](std::size_t i) {
+      return static_cast<float>(initial_value(p, layers, random, first + i, spread));
+    };
+    if (e.quantised) {
+      std::vector<float> values(static_cast<std::size_t>(p.rows * p.cols));
 #pragma omp parallel for
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      // rounded to float32 for every type, so a float64 model has the same weights as a float32 model
-      const auto n = static_cast<std::uint64_t>(first) + i;
-      values[i] = static_cast<T>(static_cast<float>(initial_value(parameter, model.config.layers, random, n, spread)));
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(i);
+      upload(dev, *e.quantised, quantise(values));
+    } else {
+      std::vector<T> values(static_cast<std::size_t>(e.matrix->size()));
+#pragma omp parallel for
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(value(i));
+      dev.upload(*e.matrix, values.data());
     }
-    dev.upload(*matrix, values.data());
   }
 }
 

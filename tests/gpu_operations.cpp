@@ -1,4 +1,5 @@
 // Each operation of both devices, in float32 and bfloat16, against the CPU in float64, for awkward shapes.
+#include "model/quantised.cuh"
 #include "tests/gpu.cuh"
 #include "training/optimizer.cuh"
 
@@ -120,6 +121,14 @@ TYPED_TEST(DeviceOperations, Norms) {
             },
             dy, dw, x, w);
         this->expect_near("dx in the memory of dy", dy);
+        // frozen
+        this->both(
+            [=](auto& dev, auto dx, auto db, auto dy, auto x, auto w) {
+              norm_backward(dev, dx, {{}, bias ? db : decltype(db){}}, dy, {x, {w, {}}, style}, Update::add);
+            },
+            dx, db, dy, x, w);
+        this->expect_near("dx beside a frozen weight", dx);
+        if (bias) this->expect_near("dbias beside a frozen weight", db, 3e-5);
       }
     }
   });
@@ -200,6 +209,9 @@ TYPED_TEST(DeviceOperations, Embeddings) {
     embedding_backward(*this->gpu, EmbeddingTables<float>{dtable.gpu, dpositions.gpu}, on_gpu, dx.gpu, 1.5);
     this->expect_near("dtable", dtable, 1e-5);
     this->expect_near("dpositions", dpositions, 1e-5);
+    embedding_backward(*this->host, EmbeddingTables<double>{{}, dpositions.host.m}, on_host, dx.host.m, 1.5);
+    embedding_backward(*this->gpu, EmbeddingTables<float>{{}, dpositions.gpu}, on_gpu, dx.gpu, 1.5);
+    this->expect_near("dpositions beside a frozen table", dpositions, 1e-5);
   }
 }
 
@@ -215,6 +227,8 @@ TYPED_TEST(DeviceOperations, SumsAndConversions) {
       this->expect_near("add", y);
       this->both([](auto& dev, auto y, auto x) { convert(dev, y, x); }, y, floats);
       this->expect_near("convert", y);
+      this->both([](auto& dev, auto y) { scale(dev, y, -1.5); }, y);
+      this->expect_near("scale", y);
       auto squares = [&](auto& dev, auto m) {
         const auto parts = allocate<double>(dev, 1, m.rows, Kind::sums);
         row_squares(dev, parts, m);
@@ -229,6 +243,28 @@ TYPED_TEST(DeviceOperations, SumsAndConversions) {
       EXPECT_EQ(squares(*this->gpu, x.gpu), 0);
     }
   });
+}
+
+// Weights in 4 bits have the same bits on every device.
+TYPED_TEST(DeviceOperations, WeightsInFourBits) {
+  using T = typename TestFixture::T;
+  for (const auto& [rows, cols] : std::vector<std::array<Index, 2>>{{1, 3}, {5, 26}, {96, 64}, {300, 72}}) {
+    for (const Nf4Type type : {Nf4Type::f32, Nf4Type::bf16, Nf4Type::f16}) {
+      auto scope = this->gpu->scope();
+      std::vector<float> weights(static_cast<std::size_t>(rows * cols));
+      for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(Random(3).normal(i));
+      const Nf4Numbers numbers = quantise(weights, type);
+      std::vector<float> expected(weights.size());
+      dequantise(numbers, Matrix<float>(expected.data(), 1, rows * cols));
+      Nf4 q = allocate_nf4(*this->gpu, rows * cols);
+      upload(*this->gpu, q, numbers);
+      const auto w = allocate<T>(*this->gpu, rows, cols, Kind::weights);
+      dequantise(*this->gpu, w, q);
+      const std::vector<T> values = to_host(*this->gpu, w);
+      for (std::size_t i = 0; i < values.size(); ++i)
+        ASSERT_EQ(static_cast<float>(values[i]), static_cast<float>(T(expected[i]))) << i;
+    }
+  }
 }
 
 // --- attention ---

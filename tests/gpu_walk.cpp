@@ -1,5 +1,6 @@
 // The walk on the Cuda device: every family in every mode against the CPU's float64, with equal bits in all modes and
 // chunks, within the planned memory. And training.
+#include "data/files/adapters.cuh"
 #include "model/generate.cuh"
 #include "tests/gpu.cuh"
 #include "tests/training.cuh"
@@ -55,6 +56,23 @@ TEST_P(GpuWalk, GradientInFloat32) { expect_gradient<float, float>(GetParam().co
 TEST_P(GpuWalk, GradientInBFloat16) { expect_gradient<BFloat16, BFloat16>(GetParam().config, 0.06); }
 
 class GpuTraining : public GpuTest {};
+
+// Adapters of a base in 4 bits; adapters with shared matrices beside trained norms; and a top layer only.
+TEST_F(GpuTraining, PartsHaveTheRightGradient) {
+  Config quantised = make_config("qwen3", {83, 24, 2, 2, 1, 16, 40, 0, true});
+  quantised.trained.emplace();
+  quantised.adapters = new_adapters(quantised, {3, 6, false, {"all"}});
+  quantised.base = Base::nf4;
+  Config gpt2 = make_config("gpt2", {83, 24, 1, 2, 2, 12, 40, 800, true});
+  gpt2.adapters = new_adapters(gpt2, {8, 4, true, {"c_attn", "mlp.c_proj"}});
+  gpt2.trained = {"h.0.ln_1.bias", "h.0.ln_2.weight"};
+  Config top = make_config("llama", {83, 24, 2, 2, 1, 16, 40, 0, false});
+  top.trained = {"model.layers.1.mlp.down_proj.weight", "model.norm.weight"};
+  for (const Config& c : {quantised, gpt2, top}) {
+    expect_gradient<float, float>(c, 1e-5);
+    expect_gradient<BFloat16, float>(c, 0.1);
+  }
+}
 
 TEST_F(GpuTraining, EveryObjectiveHasTheRightGradient) {
   const Config c = make_config("qwen3", {83, 24, 1, 2, 1, 16, 40, 0, true});

@@ -150,6 +150,60 @@ TEST_F(TrainPart, AdaptersAndParametersOfTheBase) {
   expect_equal_runs("run", "stopped", "step-000004");
 }
 
+// A base in 4 bits: its files stay as they are, and adapters are trained on what 4 bits hold.
+TEST_F(TrainPart, AdaptersOfABaseInFourBits) {
+  const std::string before = read_file(model + "/model.safetensors");
+  const std::string options = "--lora 3 --base nf4 --steps 4 --rate 1e-2 --eval-fraction 0 --out ";
+  expect_ok(train(options + path("run")));
+  EXPECT_TRUE(read_file(model + "/model.safetensors") == before);
+  expect_ok(train(options + path("stopped") + " --stop-after 2"));
+  expect_ok("train --resume --mode full --out " + path("stopped"));
+  expect_equal_runs("run", "stopped", "step-000004");
+  const double plain = eval("--adapter " + path("run")), quantised = eval("--base nf4 --adapter " + path("run"));
+  EXPECT_NE(plain, quantised);
+  EXPECT_NEAR(plain, quantised, 0.1 * plain);
+  // Merged with the weights that they were trained with.
+  expect_ok("merge --base nf4 --save-dtype f32 --adapter " + path("run") + " --out " + path("merged"));
+  EXPECT_NEAR(eval("--model " + path("merged")), quantised, 1e-5);
+  expect_ok("generate --base nf4 --adapter " + path("run") + " --prompt question --length 8 --seed 1");
+  expect_refused(train("--base nf4"), "weights in 4 bits are frozen");
+  expect_refused(train("--base nf4 --lora 2 --train '.*q_proj.*'"), "weights in 4 bits are frozen");
+}
+
+// One block of layers after the other; each one changes its own layers only.
+TEST_F(TrainPart, BlocksTakeTurns) {
+  const std::string options =
+      "--blocks 1 --block-steps 2 --block-order descending --rate 1e-2 --eval-fraction 0 --out ";
+  auto changed = [&](const std::string& a, const std::string& b) {
+    std::set<std::string> names;
+    const SafetensorsFile before(path(a) + "/model.safetensors"), after(path(b) + "/model.safetensors");
+    for (const auto& [name, tensor] : before.tensors())
+      if (std::memcmp(tensor.data, after.at(name).data, tensor.bytes) != 0) names.insert(name.substr(0, 14));
+    return names;
+  };
+  for (const std::string type : {"--dtype f32 ", "--dtype bf16 "}) {
+    const std::string run = "run" + type.substr(8, 2);
+    expect_ok(train(type + "--steps 6 --checkpoint-every 1 " + options + path(run)));
+    if (type == "--dtype f32 ") {
+      EXPECT_EQ(changed("base/step-000002", run + "/step-000002"), std::set<std::string>{"model.layers.1"});
+      EXPECT_EQ(changed(run + "/step-000002", run + "/step-000004"), std::set<std::string>{"model.layers.0"});
+      EXPECT_EQ(changed(run + "/step-000004", run + "/step-000006"), std::set<std::string>{"model.layers.1"});
+    }
+    EXPECT_EQ(names(run + "/step-000003/training/optimizer.safetensors").size(), type == "--dtype f32 " ? 18u : 27u);
+    // A run resumes in the middle of a turn, and between two.
+    for (const std::string stop : {"1", "2", "5"}) {
+      const std::string stopped = run + "-stopped-" + stop;
+      expect_ok(train(type + "--steps 6 " + options + path(stopped) + " --stop-after " + stop));
+      expect_ok("train --resume --chunk 512 --out " + path(stopped));
+      for (const char* file : {"model.safetensors", "training/optimizer.safetensors"})
+        expect_equal(run + "/step-000006/" + std::string(file), stopped + "/step-000006/" + std::string(file));
+    }
+  }
+  expect_refused(train("--blocks 3"), "layers are not a multiple of this");
+  expect_refused(train("--blocks 1 --lora 2"), "leave out --lora and --train");
+  expect_refused(train("--block-steps 2"), "--block-steps needs --blocks LAYERS");
+}
+
 TEST_F(TrainPart, RefusesWhatCannotWork) {
   expect_refused(train("--lora-alpha 4"), "--lora-alpha needs --lora RANK");
   expect_refused(train("--lora 2 --lora-on q_proj nothing"), "--lora-on nothing: the model has no linear layer");

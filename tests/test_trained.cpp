@@ -3,6 +3,7 @@
 
 #include "data/files/adapters.cuh"
 #include "tests/support.cuh"
+#include "training/blocks.cuh"
 
 namespace streambp {
 namespace {
@@ -165,6 +166,29 @@ TEST(Trained, NewAdaptersChangeNothing) {
     EXPECT_EQ(largest["a"], 0) << family.name;
     EXPECT_GT(largest["b"], 0) << family.name;
   }
+}
+
+TEST(Blocks, EveryBlockHasItsTurnInEveryCycle) {
+  const Index layers = 6;
+  for (const BlockOrder order : {BlockOrder::ascending, BlockOrder::descending, BlockOrder::random}) {
+    const BlockSettings s{.layers = 2, .steps = 5, .order = order, .seed = 3};
+    std::set<std::vector<Index>> orders;
+    for (Index cycle = 0; cycle < 20; ++cycle) {
+      std::vector<Index> turns;
+      for (Index step = cycle * 15 + 1; step <= (cycle + 1) * 15; ++step) {
+        const Index block = block_of_step(s, layers, step);
+        if (step_of_turn(s, step) == 1) turns.push_back(block);
+        EXPECT_EQ(block, turns.back()) << "step " << step;
+      }
+      orders.insert(turns);
+      EXPECT_EQ(std::set<Index>(turns.begin(), turns.end()), (std::set<Index>{0, 1, 2}));
+    }
+    EXPECT_EQ(orders.size(), order == BlockOrder::random ? 6u : 1u);
+    if (order == BlockOrder::descending) EXPECT_EQ(*orders.begin(), (std::vector<Index>{2, 1, 0}));
+  }
+  const Config c = make_config("llama", {64, 16, 6, 2, 2, 8, 32, 0, false});
+  EXPECT_EQ(names_of_block(c, {.layers = 2}, 2).size(), 18u);
+  EXPECT_TRUE(names_of_block(c, {.layers = 2}, 2).contains("model.layers.5.mlp.down_proj.weight"));
 }
 
 }  // namespace

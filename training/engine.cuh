@@ -53,6 +53,8 @@ class Engine {
   // Calls f with the weights of the model in this directory, then restores the present ones. If only adapters are
   // trained, it is their base: f is called with the adapters off.
   virtual void with_weights_of(const fs::path& model, const std::function<void()>& f) = 0;
+  // Before restore(): only the block of this step is trained.
+  virtual void train_block(const BlockSettings& blocks, Index step) = 0;
   // Rounds every weight to bfloat16, so that all types start from the same weights.
   virtual void round_weights() = 0;
   virtual HostTensors weights() = 0;

@@ -69,8 +69,10 @@ class EngineOn : public Engine {
     }
     present.restore();
   }
+  void train_block(const BlockSettings& blocks, Index step) override { trainer.train_block(blocks, step); }
   void round_weights() override {
     for (auto& e : table(trainer.model.config, trainer.model.weights)) {
+      if (e.quantised) e.quantised->type = Nf4Type::bf16;
       std::vector<T> values = to_host(dev, *e.matrix);
       for (T& x : values) x = static_cast<T>(static_cast<float>(BFloat16(static_cast<float>(x))));
       dev.upload(*e.matrix, values.data());
@@ -129,7 +131,9 @@ class EngineOn : public Engine {
   HostTensors on_host(const Table<U>& tensors, F&& ranks_of) {
     HostTensors result;
     for (const Entry<U>& e : tensors) {
-      const std::vector<U> numbers = rows_on_all(dev, ranks_of(e.parameter), *e.matrix);
+      const Parameter& p = e.parameter;
+      const std::vector<U> numbers = e.quantised ? dequantised_on_host<U>(dev, *e.quantised, p.rows * p.cols)
+                                                 : rows_on_all(dev, ranks_of(p), *e.matrix);
       result.emplace_back(numbers.begin(), numbers.end());
     }
     return result;

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cmath>
+#include <utility>
 
 #include "kernels/adamw.cuh"
 #include "kernels/elementwise.cuh"
 #include "model/parameters.cuh"
 #include "parallel/exchange.cuh"
+#include "training/blocks.cuh"
 
 namespace streambp {
 
@@ -18,6 +20,7 @@ struct OptimizerSettings {
   Index warmup = 0, steps = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1;
   double clip = 1;  // largest global gradient norm; 0: no limit
+  BlockSettings blocks = {};
 };
 
 // Linear warm-up from zero, then a cosine down to the final fraction. Steps count from one.
@@ -47,6 +50,18 @@ struct Optimizer {
     streambp::allocate(dev, trained(table(c, v)), Kind::optimizer, ranks);
     has_master = with_master;
     if (with_master) streambp::allocate(dev, trained(table(c, master)), Kind::optimizer, ranks);
+  }
+
+  // Gives the memory of the state to the parameters that are trained now. They have the shapes of those before, in order.
+  void move_to(const Config& before, const Config& now) {
+    const auto move = [&](auto& state) {
+      auto old = std::exchange(state, std::decay_t<decltype(state)>(now));
+      const auto from = trained(table(before, old)), to = trained(table(now, state));
+      require(from.size() == to.size(), "blocks of ", from.size(), " and ", to.size(), " parameters");
+      for (std::size_t i = 0; i < to.size(); ++i) *to[i].matrix = *from[i].matrix;
+    };
+    move(m), move(v);
+    if (has_master) move(master);
   }
 
   // Before the first update: zero the moments, copy the weights to the master weights.

@@ -31,8 +31,7 @@ class Trainer {
         model{config, Tensors<T>(config), ranks.shard_weights ? ranks.all : Group{}},
         grad(config),
         optimizer(config, ranks.all) {
-    allocate(dev, without_adapters(table(config, model.weights)), Kind::weights, model.shards);
-    allocate(dev, adapters(table(config, model.weights)), Kind::weights);
+    allocate_weights(dev, model);
     if (kind != OptimizerKind::none) {
       optimizer.allocate(dev, config, kind == OptimizerKind::adamw && sizeof(T) < sizeof(float));
     }
@@ -88,9 +87,18 @@ class Trainer {
   StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
                   const std::function<void(std::size_t, const std::vector<A>&)>& after = {}) {
     release_gradient();  // left over from a failed step
+    if (s.blocks && step_of_turn(s.blocks, step) == 1) train_block(s.blocks, step), optimizer.start(dev, model);
     StepResult result{accumulate(batches, schedule, after)};
     finish(result, s, step);
     return result;
+  }
+
+  // From now on only the block of this step is trained.
+  void train_block(const BlockSettings& blocks, Index step) {
+    Config now = model.config;
+    now.trained = names_of_block(now, blocks, block_of_step(blocks, now.layers, step));
+    optimizer.move_to(model.config, now);
+    model.config.trained = now.trained;
   }
 
   // The same step on the Plan device, without data: micro-batches of this many documents of equal length.
@@ -268,7 +276,7 @@ class Trainer {
     require(std::isfinite(loss) && std::isfinite(result.gradient_norm), "step ", step, ": the loss is ", loss,
             " and the gradient norm ", result.gradient_norm,
             "; the weights were not changed. Try a lower --rate or a longer --warmup");
-    AdamW settings{learning_rate(s, step), s.beta1, s.beta2, s.eps, s.decay, 1, step};
+    AdamW settings{learning_rate(s, step), s.beta1, s.beta2, s.eps, s.decay, 1, step, step_of_turn(s.blocks, step)};
     if (s.clip > 0 && result.gradient_norm > s.clip) settings.gradient_scale = s.clip / result.gradient_norm;
     optimizer.update(dev, model, grad, settings);
     release_gradient();

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "data/files/fields.cuh"
+#include "data/files/quantised.cuh"
 #include "model/parameters.cuh"
 
 namespace streambp {
@@ -239,6 +240,7 @@ inline Config config_from_json(const Json& json, const std::string& file) {
             names.second, "\"]");
   }
   Config c = family == "gpt2" ? read_gpt2(f) : read_llama_like(f, family);
+  c.base = read_base(f);
   f.refuse_others(is_harmless);
   try {
     validate(c);

@@ -43,7 +43,11 @@ class Merge {
     const bool replaced = stored.parts.front().parameter.trained;
     std::vector<Memory> memory(stored.parts.size());
     for (std::size_t i = 0; i < memory.size() && !replaced; ++i) allocate(stored.parts[i], memory[i]);
-    if (!replaced) read_tensors(host_, files_, "", stored.parts);
+    if (!replaced) read_tensors(host_, files_, "", plain(stored.parts));
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      const Entry<float>& e = stored.parts[i];
+      if (e.quantised) dequantise(nf4_of(files_, e.parameter), e.matrix->reshape(e.matrix->size()));
+    }
     for (const Entry<float>& e : stored.parts) add_adapter(e);
     write_values(host_, out, name, stored.parts, stored.dtype);
   }

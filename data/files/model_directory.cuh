@@ -40,12 +40,17 @@ class ModelFiles {
     if (tensors.contains("transformer.wte.weight")) prefix_ = "transformer.";
   }
 
-  const Tensor& at(const std::string& name) const {
+  // Null if there is no such tensor.
+  const Tensor* find(const std::string& name) const {
     auto found = tensors.find(prefix_ + name);
     if (found == tensors.end()) found = tensors.find(name);  // the head has no prefix
-    require(found != tensors.end(), dir.string(), ": no tensor ", quote(prefix_ + name), " among the ", tensors.size(),
+    return found == tensors.end() ? nullptr : found->second;
+  }
+  const Tensor& at(const std::string& name) const {
+    const Tensor* found = find(name);
+    require(found, dir.string(), ": no tensor ", quote(prefix_ + name), " among the ", tensors.size(),
             " of its files; do they belong to this config.json?");
-    return *found->second;
+    return *found;
   }
   const std::string& prefix() const { return prefix_; }
 
@@ -53,7 +58,11 @@ class ModelFiles {
   template <class T>
   void check_all_used(const Table<T>& table, const Config& c) const {
     std::set<const Tensor*> used;
-    for (const Entry<T>& e : table) used.insert(&at(e.parameter.name));
+    for (const Entry<T>& e : table) {
+      used.insert(&at(e.parameter.name));
+      for (const char* part : kNf4Parts)
+        if (e.quantised) used.insert(find(e.parameter.name + part));
+    }
     for (const auto& [name, tensor] : tensors) {
       const bool mask = c.family == "gpt2" && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
       if (used.contains(tensor) || mask || name.ends_with("rotary_emb.inv_freq")) continue;
@@ -131,6 +140,7 @@ struct ModelLayout {
     const std::map<std::string, const char*> names = {{"F32", "float32"}, {"F16", "float16"}, {"BF16", "bfloat16"}};
     for (auto& [name, type] : dtypes) type = dtype;
     auto json = nlohmann::ordered_json::parse(config);
+    json.erase("quantization_config");
     json[json.contains("dtype") ? "dtype" : "torch_dtype"] = names.at(dtype);
     config = json.dump(2) + "\n";
   }
@@ -159,7 +169,10 @@ std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
   const ModelFiles files(dir);
   const auto parameters = without_adapters(table(model.config, model.weights));
   files.check_all_used(parameters, model.config);
-  read_tensors(dev, files, "", parameters, model.shards);
+  read_tensors(dev, files, "", plain(parameters), model.shards);
+  for (const Entry<T>& e : parameters) {
+    if (e.quantised) upload(dev, *e.quantised, nf4_of(files, e.parameter)), forget(files.at(e.parameter.name));
+  }
   std::size_t bytes = 0;
   for (const auto& parts : by_stored_tensor(parameters)) bytes += files.at(parts.front().parameter.name).bytes;
   return bytes;

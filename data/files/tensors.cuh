@@ -142,7 +142,7 @@ std::vector<T> stored_values(Device& dev, const Table<T>& parts, const Group& ra
   if (parts.size() == 1 && first.parts == 1 && !first.transposed)
     return rows_on_first(dev, ranks, *parts.front().matrix, first.rows);
   std::vector<T> stored(static_cast<std::size_t>(ranks.rank == 0 ? first.rows * first.cols * first.parts : 0));
-  for (const auto& [p, matrix] : parts) {
+  for (const auto& [p, matrix, quantised] : parts) {
     const std::vector<T> values = rows_on_first(dev, ranks, *matrix, p.rows);
     if (values.empty()) continue;
     for (Index i = 0; i < p.rows; ++i) {

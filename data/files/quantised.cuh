@@ -1,0 +1,94 @@
+// Quantised weights in the files of a model. bitsandbytes stores a weight NAME as
+//
+//   NAME                                   U8    the codes
+//   NAME.absmax                            U8    the codes of the scales
+//   NAME.nested_absmax                     F32   the block scales
+//   NAME.nested_quant_map                  F32   256 values of scales
+//   NAME.quant_map                         F32   16 values of weights
+//   NAME.quant_state.bitsandbytes__nf4     U8    JSON: shape, type, block sizes, offset
+//
+// Other files hold plain weights, which are quantised while they are loaded.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "data/files/fields.cuh"
+#include "data/files/tensors.cuh"
+#include "model/quantised.cuh"
+
+namespace streambp {
+
+constexpr const char* kNf4State = ".quant_state.bitsandbytes__nf4";
+constexpr const char* kNf4Parts[] = {".absmax", ".nested_absmax", ".nested_quant_map", ".quant_map", kNf4State};
+
+// Whether a model of this config.json is quantised by bitsandbytes in a way that can be loaded.
+inline Base read_base(const Fields& config) {
+  if (!config.has("quantization_config")) return Base::plain;
+  const Fields f = config.object("quantization_config");
+  f.only("quant_method", std::string("bitsandbytes"));
+  require(f.get<bool>("load_in_4bit", false), f.file, ": only weights in 4 bits (load_in_4bit) are supported");
+  f.only("bnb_4bit_quant_type", std::string("nf4"));
+  require(f.has("bnb_4bit_quant_type"), f.file, ": weights in fp4 are not supported, only in nf4");
+  f.only("bnb_4bit_quant_storage", std::string("uint8"));
+  require(f.get<bool>("bnb_4bit_use_double_quant", false), f.file,
+          ": only double quantisation (bnb_4bit_use_double_quant) is supported");
+  return Base::nf4;
+}
+
+template <class V>
+std::vector<V> bytes_of(const Tensor& tensor, const char* dtype, Index count) {
+  require(tensor.dtype == dtype && tensor.count == count, tensor.where, ": is ", tensor.dtype, " of shape ",
+          shown(tensor.shape), "; expected ", count, " numbers of type ", dtype);
+  std::vector<V> values(static_cast<std::size_t>(count));
+  std::memcpy(values.data(), tensor.data, tensor.bytes);
+  return values;
+}
+
+// Reads a weight that bitsandbytes has quantised.
+template <class Files>
+Nf4Numbers read_nf4(const Files& files, const Parameter& p) {
+  const Tensor& codes = files.at(p.name);
+  require(p.parts == 1, codes.where, ": quantised weights of gpt2 are not supported");
+  const Tensor& state = files.at(p.name + kNf4State);
+  const std::string text(reinterpret_cast<const char*>(state.data), state.bytes);
+  const Json json = parse_json(text, state.where);
+  const Fields f(json, state.where);
+  f.only("quant_type", std::string("nf4"));
+  f.only("blocksize", kNf4Block);
+  f.only("nested_blocksize", kNf4Blocks);
+  require(f.has("shape") && json["shape"] == Json({p.rows, p.cols}), state.where, ": the shape ",
+          shown(json.value("shape", Json())), " is not ", p.rows, " x ", p.cols, " as config.json says");
+  const auto type = f.get<std::string>("dtype");
+  require(type == "bfloat16" || type == "float16" || type == "float32", state.where, ": weights of type ", quote(type),
+          " are not supported");
+  const Index size = p.rows * p.cols, scales = ceil_div(size, kNf4Block), blocks = ceil_div(scales, kNf4Blocks);
+  Nf4Numbers q;
+  q.codes = bytes_of<std::uint8_t>(codes, "U8", ceil_div(size, 2));
+  q.scale_codes = bytes_of<std::uint8_t>(files.at(p.name + ".absmax"), "U8", scales);
+  q.block_scales = bytes_of<float>(files.at(p.name + ".nested_absmax"), "F32", blocks);
+  q.scale_values = bytes_of<float>(files.at(p.name + ".nested_quant_map"), "F32", 256);
+  q.offset = static_cast<float>(f.get<double>("nested_offset"));
+  q.type = type == "bfloat16" ? Nf4Type::bf16 : type == "float16" ? Nf4Type::f16 : Nf4Type::f32;
+  const Tensor& values = files.at(p.name + ".quant_map");
+  const auto map = bytes_of<float>(values, "F32", 16);
+  require(std::equal(map.begin(), map.end(), kNf4Values.begin()), values.where, ": are not the values of nf4");
+  require(
+      std::isfinite(q.offset) && all_finite(q.block_scales.data(), blocks) && all_finite(q.scale_values.data(), 256),
+      codes.where, ": its scales hold a NaN or an infinity; the file is damaged");
+  return q;
+}
+
+// The 4-bit weights of a parameter: as they are in the files, or quantised now.
+template <class Files>
+Nf4Numbers nf4_of(const Files& files, const Parameter& p) {
+  const Tensor& tensor = files.at(p.name);
+  if (files.find(p.name + kNf4State)) return read_nf4(files, p);
+  std::vector<float> values(static_cast<std::size_t>(p.rows * p.cols));
+  Matrix<float> matrix(values.data(), p.rows, p.cols);
+  Cpu host(0);
+  read_tensors(host, files, "", Table<float>{{p, &matrix}});
+  return quantise(values, tensor.dtype == "BF16" ? Nf4Type::bf16 : tensor.dtype == "F16" ? Nf4Type::f16 : Nf4Type::f32);
+}
+
+}  // namespace streambp

@@ -1,0 +1,125 @@
+// NF4: weights in 4 bits, as QLoRA and bitsandbytes store them.
+//
+//   w[i] = value[code[i]] * scale[i / 64]                                       16 values, code: 4 bits
+//   scale[b] = scale_value[scale_code[b]] * block_scale[b / 256] + offset       256 values, scale_code: 8 bits
+//
+// Elements count through all rows. A byte holds two codes, the first one in its upper half. Every operation is rounded
+// to float32, then w to the type that the weights had before. So w has the bits that bitsandbytes computes.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "kernels/base/device.cuh"
+#include "kernels/base/matrix.cuh"
+#ifdef STREAMBP_CUDA
+#include "kernels/base/packs.cuh"
+#endif
+
+namespace streambp {
+
+// The quantiles of a normal distribution, scaled to [-1, 1], published with QLoRA.
+constexpr std::array<float, 16> kNf4Values = {-1.0f,          -0.6961928010f, -0.5250730515f, -0.3949174881f,
+                                              -0.2844413817f, -0.1847734302f, -0.0910500363f, 0.0f,
+                                              0.0795802996f,  0.1609302014f,  0.2461123019f,  0.3379152417f,
+                                              0.4407098293f,  0.5626170039f,  0.7229568362f,  1.0f};
+
+constexpr Index kNf4Block = 64, kNf4Blocks = 256;  // weights of a scale, scales of a block scale
+
+// The type that the weights had before.
+enum class Nf4Type { f32, bf16, f16 };
+
+struct Nf4 {
+  Matrix<std::uint8_t> codes, scale_codes;   // a row each
+  Matrix<float> block_scales, scale_values;  // a row each
+  float offset = 0;
+  Nf4Type type = Nf4Type::f32;
+
+  explicit operator bool() const { return static_cast<bool>(codes); }
+};
+
+// w = the weights in the type of w
+template <class Device, class T>
+void dequantise(Device& dev, Matrix<T> w, const Nf4& q) {
+  require_shape("nf4", "codes", q.codes, 1, ceil_div(w.size(), 2));
+  require_shape("nf4", "scales", q.scale_codes, 1, ceil_div(w.size(), kNf4Block));
+  require_shape("nf4", "block scales", q.block_scales, 1, ceil_div(q.scale_codes.cols, kNf4Blocks));
+  require_shape("nf4", "values of scales", q.scale_values, 1, 256);
+  auto op = dev.operation("dequantise", 2.0 * w.size(), (0.5 + sizeof(T)) * w.size());
+  if constexpr (Device::computes) compute_dequantise(dev, w, q);
+}
+
+// Rounds to a type of few bits. float16 has 5 bits of exponent; below 2^-14 its steps are 2^-24.
+constexpr float rounded_to(Nf4Type type, float x) {
+  if (type == Nf4Type::bf16) return BFloat16(x);
+  if (type == Nf4Type::f32) return x;
+  const float size = x < 0 ? -x : x;
+  if (size >= 65520) return x < 0 ? -INFINITY : INFINITY;
+  if (size < 0x1p-14f) {
+    const float steps = size * 0x1p24f, shifted = (steps + 0x1p23f) - 0x1p23f;  // to the nearest, ties to even
+    return (x < 0 ? -shifted : shifted) * 0x1p-24f;
+  }
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  return std::bit_cast<float>((bits + 0xfffu + ((bits >> 13) & 1u)) & ~0x1fffu);
+}
+
+// Compilers may not fuse these.
+constexpr float rounded_product(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+constexpr float rounded_sum(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+constexpr float nf4_scale(const Nf4& q, Index block) {
+  const float value = q.scale_values(0, q.scale_codes(0, block));
+  return rounded_sum(rounded_product(value, q.block_scales(0, block / kNf4Blocks)), q.offset);
+}
+
+// --- CPU ---
+
+template <class T>
+void compute_dequantise(Cpu&, Matrix<T> w, const Nf4& q) {
+  const Index blocks = q.scale_codes.cols;
+#pragma omp parallel for
+  for (Index b = 0; b < blocks; ++b) {
+    const float scale = nf4_scale(q, b);
+    const Rows part = piece(b, kNf4Block, w.size());
+    for (Index i = part.begin; i < part.end; ++i) {
+      const unsigned pair = q.codes(0, i / 2), code = i % 2 == 0 ? pair >> 4 : pair & 15;
+      w.data[i] = static_cast<Accumulator<T>>(rounded_to(q.type, rounded_product(kNf4Values[code], scale)));
+    }
+  }
+}
+
+// --- CUDA ---
+
+#ifdef STREAMBP_CUDA
+
+template <class T>
+void compute_dequantise(Cuda& dev, Matrix<T> w, const Nf4& q) {
+  const Matrix<T> flat = w.reshape(w.size());
+  auto f = [=] __device__(auto n, Index, Index j) {  // the weights of a pack have one scale
+    const float scale = nf4_scale(q, j / kNf4Block);
+    cuda::Floats<n()> values;
+    for (int k = 0; k < n(); ++k) {
+      const unsigned pair = q.codes(0, (j + k) / 2), code = (j + k) % 2 == 0 ? pair >> 4 : pair & 15;
+      values.x[k] = rounded_to(q.type, rounded_product(kNf4Values[code], scale));
+    }
+    cuda::store(flat.row(0) + j, values);
+  };
+  cuda::for_each_pack(dev, 1, flat.cols, f, flat);
+}
+
+#endif
+
+}  // namespace streambp

@@ -1,0 +1,116 @@
+// Weights in 4 bits: against bitsandbytes (scripts/make_quantised_golden.py), the oracle, and in all modes.
+#include "data/files/adapters.cuh"
+#include "tests/golden.cuh"
+
+namespace streambp {
+namespace {
+
+struct QuantisedCase {
+  std::string name;
+  Index rows, cols;
+};
+
+class BitsAndBytes : public testing::TestWithParam<QuantisedCase> {
+ protected:
+  std::vector<float> numbers(const std::string& name) const {
+    std::vector<float> values(static_cast<std::size_t>(file.at(name).count));
+    read(file.at(name), values.data());
+    return values;
+  }
+  Parameter parameter() const {
+    return {.name = GetParam().name, .rows = GetParam().rows, .cols = GetParam().cols, .init = Init::normal};
+  }
+
+  const SafetensorsFile file{golden_folder() / "quantised/nf4.safetensors"};
+};
+INSTANTIATE_TEST_SUITE_P(Golden, BitsAndBytes,
+                         testing::Values(QuantisedCase{"bfloat16", 96, 64}, QuantisedCase{"float16", 300, 64},
+                                         QuantisedCase{"float32", 5, 26}, QuantisedCase{"tiny", 7, 64}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(BitsAndBytes, ValuesHaveTheBitsOfBitsandbytes) {
+  const std::vector<float> expected = numbers(GetParam().name + "/after");
+  std::vector<float> values(expected.size());
+  dequantise(read_nf4(file, parameter()), Matrix<float>(values.data(), 1, static_cast<Index>(values.size())));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(values[i]), std::bit_cast<std::uint32_t>(expected[i])) << i;
+}
+
+// The mean of the scales is rounded in another order, so a scale may differ by a step of its 8 bits.
+TEST_P(BitsAndBytes, QuantisesAsBitsandbytesDoes) {
+  const Nf4Numbers theirs = read_nf4(file, parameter()),
+                   ours = quantise(numbers(GetParam().name + "/before"), theirs.type);
+  EXPECT_EQ(ours.codes, theirs.codes);
+  EXPECT_NEAR(ours.offset, theirs.offset, 1e-6 * theirs.offset);
+  std::size_t others = 0;
+  for (std::size_t i = 0; i < ours.scale_codes.size(); ++i) {
+    EXPECT_LE(std::abs(ours.scale_codes[i] - theirs.scale_codes[i]), 1) << i;
+    others += ours.scale_codes[i] != theirs.scale_codes[i];
+  }
+  EXPECT_LE(others, 1 + ours.scale_codes.size() / 50);
+  for (std::size_t i = 0; i < 256; ++i) EXPECT_NEAR(ours.scale_values[i], theirs.scale_values[i], 2e-7) << i;
+}
+
+TEST(Quantised, RoundsToFloat16AsStoredValuesDo) {
+  for (const float x : {0.0f, 1.0f, -1.00049f, 1.00048828f, 65504.0f, 65519.9f, 65520.0f, -1e9f, 6.1e-5f, 6.0e-8f,
+                        2.9e-8f, 2.98e-8f, -8.9e-8f, 0x1.002p0f, 0x1.006p0f}) {
+    const float rounded = static_cast<float>(StoredFloat16(x));
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(rounded_to(Nf4Type::f16, x)), std::bit_cast<std::uint32_t>(rounded)) << x;
+  }
+}
+
+Config on_nf4(const std::string& family) {
+  Config c = make_config(family, {83, 40, 2, 4, family == "gpt2" ? 4 : 2, 10, 66, 800, family == "gpt2"});
+  c.trained.emplace();
+  c.adapters = new_adapters(c, {3, 6, false, {"all"}});
+  c.base = Base::nf4;
+  return c;
+}
+
+// The gradient is that of the dequantised weights, exactly.
+TEST(Quantised, GradientsOfAdaptersMatchTheOracle) {
+  for (const char* family : {"gpt2", "qwen3"}) {
+    const Config c = on_nf4(family);
+    const Batch batch = packed(c, {5, 270, 1, 30});
+    auto dequantised = [&](Cpu&, Model<double>& model) {  // the oracle's model, whose weights are plain
+      Cpu dev(std::size_t{1} << 24);
+      Trainer<Cpu, double> trainer(dev, c, 1, OptimizerKind::none);
+      trainer.initialise(3, 0.15);
+      const auto from = table(c, trainer.model.weights), to = table(model.config, model.weights);
+      for (std::size_t i = 0; i < to.size(); ++i) {
+        const std::vector<double> values =
+            from[i].quantised ? dequantised_on_host<double>(dev, *from[i].quantised, to[i].matrix->size())
+                              : to_host(dev, *from[i].matrix);
+        std::copy(values.begin(), values.end(), to[i].matrix->data);
+      }
+    };
+    const oracle::Result truth = oracle_gradient(c, batch, dequantised);
+    const GradientRun exact = run_gradient<Cpu, double>(c, batch, Schedule::stream(kTile, kTile), random_weights());
+    const Difference error = exact.gradient.difference(HostGradient(exact.gradient, truth.gradient));
+    EXPECT_LE(error.relative, 1e-10) << error.tensor;
+    EXPECT_NEAR(exact.loss, truth.loss, 1e-10 * truth.loss);
+    for (const Schedule& schedule : {Schedule::full(batch.size()), Schedule::stream(2 * kTile, kTile)}) {
+      const GradientRun other = run_gradient<Cpu, double>(c, batch, schedule, random_weights());
+      EXPECT_TRUE(other.gradient == exact.gradient);
+      EXPECT_EQ(other.peak, other.planned);
+    }
+  }
+}
+
+TEST(Quantised, TakesFourBitsAndAScale) {
+  const Config plain = make_config("llama", {256, 256, 8, 4, 4, 64, 1024, 0, false});
+  Config c = plain;
+  c.base = Base::nf4, c.trained.emplace();
+  c.adapters = new_adapters(c, {4, 8, false, {"q_proj"}});
+  auto weights = [](const Config& c) {
+    return plan({c, DType::bf16, OptimizerKind::none}, 256, Schedule::stream(kTile, kTile))
+        .by_kind[static_cast<std::size_t>(Kind::weights)];
+  };
+  const double linear = 8.0 * (4 * 256 * 256 + 3 * 256 * 1024), layer = linear / 8;
+  const double saved = static_cast<double>(weights(plain)) - static_cast<double>(weights(c));
+  // Per weight 4 bits, a byte of 64 and a float of 16384; 1 KiB per tensor; and one layer in bfloat16.
+  EXPECT_NEAR(saved, linear * (2 - 0.5 - 1.0 / 64 - 4.0 / 16384) - 2 * layer, 0.02 * saved);
+}
+
+}  // namespace
+}  // namespace streambp
