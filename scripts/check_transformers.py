@@ -5,9 +5,10 @@ For every family a tiny model with random weights is saved by transformers, in o
 streambp loads the model and saves it unchanged (a run with a learning rate of 0): every tensor must have the same bits.
 Then it fine-tunes the model: transformers must load the result with no missing or unexpected tensors, and both must
 compute the same loss for the same text. Then it trains adapters (LoRA): PEFT must load them, with no missing or
-unexpected tensors, and compute the same loss; and the merged model must give the loss, too.
+unexpected tensors, and compute the same loss; and the merged model must give the loss, too. streambp must load the model that
+bitsandbytes has quantised to 4 bits, with the loss of transformers.
 
-Needs: pip install torch transformers safetensors tokenizers peft"""
+Needs: pip install torch transformers safetensors tokenizers peft bitsandbytes"""
 
 import argparse
 import json
@@ -15,12 +16,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import bitsandbytes
 import torch
 from peft import PeftModel
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    BitsAndBytesConfig,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -36,7 +39,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-SIZES = dict(vocab_size=400, hidden_size=64, intermediate_size=112, num_hidden_layers=3, num_attention_heads=4,
+SIZES = dict(vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=0, pad_token_id=None)  # fmt: skip
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)  # fmt: skip
@@ -47,7 +50,7 @@ MODELS = {
     "llama3": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=LLAMA3)),
     "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=48)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=True)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=24)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=32)),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, head_dim=32, query_pre_attn_scalar=20, sliding_window=32,
                                                   sliding_window_pattern=2)),
 }  # fmt: skip
@@ -69,6 +72,21 @@ def tensors_of(directory):
         with safe_open(file, "pt") as f:
             tensors |= {name: f.get_tensor(name) for name in f.keys()}
     return tensors
+
+
+def dequantised(model):
+    """The model with plain float32 weights in place of those in 4 bits."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, bitsandbytes.nn.Linear4bit):
+                plain = torch.nn.Linear(child.in_features, child.out_features, child.bias is not None)
+                weight = bitsandbytes.functional.dequantize_4bit(child.weight.data, child.weight.quant_state)
+                plain.weight = torch.nn.Parameter(weight)
+                plain.bias = child.bias
+                setattr(module, name, plain)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    return model
 
 
 def check(name, dtype, folder, binary, data, documents):
@@ -125,6 +143,18 @@ def check(name, dtype, folder, binary, data, documents):
     run("merge", "--adapter", adapters, "--out", folder / "merged", "--save-dtype", "f32")
     merged = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype=torch.float32)
     assert abs(loss_of(merged, "--model", folder / "merged") - with_adapters) < 1e-5 * with_adapters
+
+    if name != "gpt2":  # bitsandbytes transposes its weights
+        nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                                 bnb_4bit_compute_dtype=torch.float32)  # fmt: skip
+        quantised = AutoModelForCausalLM.from_pretrained(base, quantization_config=nf4, dtype=dtype)
+        quantised.save_pretrained(folder / "nf4")
+        tokenizer.save_pretrained(folder / "nf4")
+        in_four_bits = loss_of(dequantised(quantised), "--model", folder / "nf4")
+        run("eval", "--model", base, "--base", "nf4", "--data", data, "--dtype", "f32", "--device", "cpu", "--json",
+            folder / "eval.json")  # fmt: skip
+        here = json.loads((folder / "eval.json").read_text())["total"]["loss"]
+        assert abs(here - in_four_bits) < 1e-3, f"{name}: quantised by streambp {here}, by bitsandbytes {in_four_bits}"
     print(f"{name:9}{str(dtype):16}{len(before):8}{loss:10.4f}{with_adapters:15.4f}{max(errors):12.1e}", flush=True)
 
 

@@ -16,6 +16,9 @@
   streambp train --model base --objective grpo --data prompts.jsonl --reward exact --eval-every 10 --out run
   scripts/plot.py rewards run/metrics.jsonl rewards.png             reward and entropy
 
+  scripts/demo_lora.sh
+  scripts/plot.py parts out/demo-lora docs/lora.png                 held-out loss of its runs, and their memory
+
   scripts/plot.py exchange docs/exchange.png                        how ranks exchange rows for heads around attention
 
 Needs matplotlib 3.7 or later (pip install matplotlib).
@@ -185,6 +188,39 @@ def draw_rewards(plt, args):
 RANKS = ["#2a6f97", "#d9a441", "#b0413e", "#5b8c5a"]
 
 
+PARTS = [  # the last two: where the label is, in points from its dot
+    ("full", "#b0413e", "all parameters", 0, 9),
+    ("blocks", "#d9a441", "one layer at a time (BAdam)", 34, 9),
+    ("lora", "#2a6f97", "adapters of rank 8 (LoRA)", 42, -9),
+    ("lora-nf4", "#61a5c2", "adapters of a base in 4 bits (QLoRA)", -44, -9),
+]
+
+
+def draw_parts(plt, args):
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), width_ratios=[1.3, 1])
+    for name, colour, label, x, y in PARTS:
+        with open(os.path.join(args.input, name, "metrics.jsonl")) as file:
+            lines = [json.loads(line) for line in file]
+        held_out = [(line["step"], line["evaluation_loss"]) for line in lines if "evaluation_loss" in line]
+        memory = max(line["memory"] for line in lines if "memory" in line) / 2**20
+        left.plot(*zip(*held_out), color=colour, linewidth=1.8, label=label)
+        right.plot(memory, held_out[-1][1], "o", color=colour, markersize=9)
+        right.annotate(f"{name}\n{memory:.1f} MiB", (memory, held_out[-1][1]), xytext=(x, y), color=colour,
+                       textcoords="offset points", ha="center", fontweight="bold")
+    left.set_yscale("log")
+    ticks = [0.1, 0.2, 0.5, 1, 2]
+    left.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    left.set_yticks([], minor=True)
+    left.set_xlabel("step")
+    left.set_ylabel("held-out loss, nats per token")
+    left.legend(frameon=False)
+    right.set_xlabel("memory of a step, MiB")
+    right.set_ylabel("held-out loss after the last step")
+    right.set_xlim(0, 1.2 * right.get_xlim()[1])
+    right.set_ylim(0, 1.3 * right.get_ylim()[1])
+    return fig
+
+
 def draw_exchange(plt, args):
     blocks, heads, chunk = 12, 8, 8  # rows and heads are drawn as blocks
     fig, axes = plt.subplots(1, 3, figsize=(8.6, 4.4))
@@ -222,13 +258,13 @@ def draw_exchange(plt, args):
 
 
 DRAWINGS = {"timeline": draw_timeline, "memory": draw_memory, "loss": draw_loss, "preferences": draw_preferences, "rewards": draw_rewards,
-            "exchange": draw_exchange}
+            "parts": draw_parts, "exchange": draw_exchange}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=DRAWINGS, help="what to draw")
-    parser.add_argument("input", nargs="?", help="timeline.json, sweep.json or metrics.jsonl; not for exchange")
+    parser.add_argument("input", nargs="?", help="timeline.json, sweep.json, metrics.jsonl or the folder of a demonstration; not for exchange")
     parser.add_argument("output", help="the picture; its extension (.png, .svg) sets the format")
     args = parser.parse_args()
     if (args.kind == "exchange") != (args.input is None):
