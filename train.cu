@@ -81,8 +81,8 @@ class TrainCommand : public Command {
     require(
         options.trains_adapters() || config_to_json(read_config(checkpoint)) == config_to_json(task.settings.config),
         (checkpoint / "config.json").string(), ": is not the model that ", path.string(), " describes");
-    require(!options.trains_adapters() || state.get<std::string>("base") == model_key(task.start).dump(),
-            task.start.string(), ": has changed since the run in ", options.out, " began; restore it");
+    require(!options.trains_adapters() || state.get<std::string>("base") == task.base, task.start.string(),
+            ": has changed since the run in ", options.out, " began; restore it");
     const Index step = state.get<Index>("step");
     if (options.optimizer.blocks && step > 0) engine->train_block(options.optimizer.blocks, step);
     engine->restore(checkpoint, *task.layout);
@@ -185,7 +185,7 @@ class TrainCommand : public Command {
   void save(Index step, RunDirectory::Keep keep) {
     Json state = {{"step", step}, {"data", task.source.fingerprint}, {"options", options.table.lasting()}};
     if (!task.reference.empty()) state["reference"] = task.reference;
-    if (options.trains_adapters()) state["base"] = model_key(task.start).dump();
+    if (options.trains_adapters()) state["base"] = task.base;
     const fs::path saved = directory->save(*engine, *task.layout, state, keep);
     if (step == options.last_step()) std::printf("saved    %s\n", saved.c_str());
   }

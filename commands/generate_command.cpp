@@ -316,7 +316,8 @@ class GenerateCommand : public Command {
     Index numbers = parameter_count(config);
     if (!config.tied) numbers -= config.vocab * config.hidden;
     if (config.positions == Positions::learned) numbers -= config.max_length * config.hidden;
-    return static_cast<double>(numbers) * (step.dtype == DType::bf16 ? 2 : 4);
+    const double quantised = config.base == Base::nf4 ? static_cast<double>(linear_weights(config)) : 0;
+    return (static_cast<double>(numbers) - quantised) * (step.dtype == DType::bf16 ? 2 : 4) + 0.52 * quantised;
   }
 
   OptionTable options;

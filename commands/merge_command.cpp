@@ -1,4 +1,6 @@
 // streambp merge: adapters become part of a whole model.
+#include <random>
+
 #include "commands/command.cuh"
 #include "commands/part_options.cuh"
 #include "data/files/checkpoint.cuh"
@@ -12,7 +14,8 @@ constexpr const char* kMergeDescription =
     "  streambp merge --adapter tuned --out merged\n\n"
     "Each weight becomes weight + scale b a, in float32, rounded to the type of the base's files. The result is a "
     "model\n"
-    "directory like that of the base; it needs no adapters any more. Memory is needed for the largest tensor only.";
+    "directory like that of the base; it needs no adapters any more. It needs memory for one tensor\n"
+    "of the base at a time.";
 
 class MergeCommand : public Command {
  public:
@@ -28,7 +31,11 @@ class MergeCommand : public Command {
 
  private:
   void run() {
-    require(!fs::exists(fs::symlink_status(out)), out, ": exists; name a new directory with --out");
+    fs::path directory = fs::path(out).lexically_normal();
+    if (!directory.has_filename()) directory = directory.parent_path();  // "merged/"
+    const fs::path temporary = directory.string() + ".tmp-" + std::to_string(std::random_device()());
+    for (const fs::path& path : {directory, temporary})
+      require(!fs::exists(fs::symlink_status(path)), path.string(), ": exists; name a new directory with --out");
     source.resolve();
     const Config config = source.config();
     ModelLayout layout{fs::path(source.model)};
@@ -36,7 +43,7 @@ class MergeCommand : public Command {
     if (save_dtype != "same") layout.store_as(save_dtype == "f32" ? "F32" : save_dtype == "bf16" ? "BF16" : "F16");
     layout.require_writable();
     Merge merged(source.model, source.adapter, config);
-    create_directory_atomically(out, [&](const fs::path& temporary) {
+    create_directory_atomically(directory, temporary, [&](const fs::path&) {
       merged.save(temporary, layout);
       flush_to_disk(temporary);
     });

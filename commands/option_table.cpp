@@ -176,7 +176,11 @@ void OptionTable::exclude(const std::string& flag, const std::string& other) {
   app_->get_option(flag)->excludes(app_->get_option(other));
 }
 
-bool OptionTable::given(const std::string& flag) const { return app_->count(flag) > 0; }
+// An option that the command does not have is not given.
+bool OptionTable::given(const std::string& flag) const {
+  const CLI::Option* option = app_->get_option_no_throw(flag);
+  return option && option->count() > 0;
+}
 bool OptionTable::any_given(const std::vector<std::string>& flags) const {
   return std::any_of(flags.begin(), flags.end(), [&](const std::string& flag) { return given(flag); });
 }

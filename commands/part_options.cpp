@@ -11,22 +11,24 @@ void PartOptions::add_to(OptionTable& options, Lasts lasts) {
   options.add("--lora", {&lora.rank, "Train low-rank adapters of this rank beside the frozen model (LoRA); 0: none",
                          checks::between(0, 1 << 14), lasts});
   options.add("--lora-alpha",
-              {&lora.alpha, "Adapters are multiplied by this / rank", checks::not_negative(), lasts, "twice the rank"});
+              {&lora.alpha, "Adapters are multiplied by this / rank", checks::positive(), lasts, "twice the rank"});
   options.add("--lora-on",
               {&lora.on, "Linear layers with adapters: all, attention, or names such as q_proj v_proj", {}, lasts});
   options.add("--rslora", {&lora.rank_stabilised, "Divide alpha by the square root of the rank (rsLoRA)", {}, lasts});
   options.add("--train", {&train,
                           "Train only the parameters with names that this regular expression matches, such as "
-                          "'model.layers.(2[0-9]|3[0-5]).*'; with adapters, these too",
+                          "'model.layers.(2[0-9]|3[0-5]).*'; with --lora: parameters of the base to train as well",
                           {},
                           lasts,
                           "all; with --lora none"});
   options.add("--blocks", {&blocks.layers,
                            "Train one block of this many layers at a time (BAdam), all others frozen; 0: all at once",
                            checks::between(0, kMostLayers), lasts});
-  options.add("--block-steps", {&blocks.steps, "Steps until the next block", checks::between(1, 1 << 30), lasts});
-  options.add("--block-order", {&block_order, "random, ascending or descending",
-                                checks::one_of({"random", "ascending", "descending"}), lasts});
+  if (lasts != Lasts::no) {  // only a run takes turns
+    options.add("--block-steps", {&blocks.steps, "Steps until the next block", checks::between(1, 1 << 30), lasts});
+    options.add("--block-order", {&block_order, "random, ascending or descending",
+                                  checks::one_of({"random", "ascending", "descending"}), lasts});
+  }
   add_base_option(options, base, lasts);
 }
 
@@ -38,11 +40,12 @@ void add_base_option(OptionTable& options, std::string& base, Lasts lasts) {
 
 void apply_base(const std::string& base, Config& c) {
   if (base == "nf4") c.base = Base::nf4;
+  if (c.base == Base::plain) return;
+  require(!c.adapters.empty(), "a base in 4 bits is never saved, so only its adapters can be trained; add --lora RANK");
   Tensors<float> none(c);
-  for (const auto& e : trained(table(c, none))) {
-    require(!e.quantised, "weights in 4 bits are frozen, but ", e.parameter.name,
-            " is to be trained; train adapters (--lora RANK)");
-  }
+  for (const auto& e : trained(table(c, none)))
+    require(!e.quantised, e.parameter.name,
+            " is trained, but weights in 4 bits are frozen; leave out --base or --train");
 }
 
 void PartOptions::check() const {
@@ -95,6 +98,11 @@ void PartOptions::choose(Config& c) const {
   if (!adapters()) return;
   if (!c.trained) c.trained.emplace();
   c.adapters = new_adapters(c, settings());
+  for (const auto& [layer, size] : c.adapters) {
+    for (const char* part : {".weight", ".bias"})
+      require(!c.trained->contains(layer + part), "--train matches ", layer, part,
+              ", but the layer has an adapter; choose one of them (--lora-on names the layers with adapters)");
+  }
 }
 
 std::string describe_trained(const Config& c) {
@@ -129,7 +137,11 @@ void ModelSource::resolve() {
 Config ModelSource::config() const {
   Config c = read_config(model);
   if (!adapter.empty()) AdapterDirectory(adapter).add_to(c);
-  if (base == "nf4") c.base = Base::nf4;
+  if (adapter.empty()) {
+    if (base == "nf4") c.base = Base::nf4;
+  } else {
+    apply_base(base, c);
+  }
   return c;
 }
 

@@ -9,12 +9,11 @@ namespace streambp {
 
 struct PartOptions {
   LoraSettings lora;  // its alpha is 0 by default: twice the rank
-  BlockSettings blocks;
-  std::string block_order = "random";
   std::string train;  // a regular expression on names; empty: all parameters, or with adapters none
+  BlockSettings blocks;
+  std::string block_order = "random", base = "plain";
 
   void add_to(OptionTable& options, Lasts lasts = Lasts::no);
-  std::string base = "plain";
   static constexpr const char* kFlags[] = {"--lora",  "--lora-alpha", "--lora-on",     "--rslora",
                                            "--train", "--blocks",     "--block-steps", "--block-order"};
 

@@ -104,7 +104,7 @@ void TrainOptions::add_optimizer_options() {
 void TrainOptions::add_output_options() {
   table.section("Output");
   table.add("--out", {&out,
-                      "Directory for metrics.jsonl and checkpoints, each a model directory",
+                      "Directory for metrics.jsonl and checkpoints, each a directory of a model or of adapters",
                       {},
                       Lasts::no,
                       "out/run-1, run-2, ..."});
@@ -198,6 +198,7 @@ void TrainOptions::check_data() const {
             ": the adapters of --adapter already say what is trained; leave it out");
   }
   require(fine_tunes() || adapter.empty(), "--adapter needs --model DIR, the base of the adapters");
+  require(fine_tunes() || part.base == "plain", "--base nf4 needs --model DIR, a model to fine-tune");
   part.check();
   for (const char* flag :
        {"--chat", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype", "--objective"}) {

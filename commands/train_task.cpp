@@ -164,9 +164,12 @@ class Preparation {
     task.layout.emplace(task.start);
     if (o.trains_adapters()) {
       task.layout->base = fs::absolute(task.start);
+      task.base = contents_key(task.start);
       task.layout->adapter_config = task.adapters.empty()
                                         ? adapter_config(config(), o.part.settings(), task.layout->base.string())
-                                        : AdapterDirectory(task.adapters).config;
+                                        : AdapterDirectory(task.adapters).config_for(task.layout->base.string());
+      if (!task.adapters.empty() && AdapterDirectory(task.adapters).drops_out())
+        task.notes.push_back("the adapters were trained with lora_dropout; this run has none");
       require(o.save_dtype == "same", "--save-dtype: adapters are always saved in float32; leave it out");
       return;
     }

@@ -23,6 +23,7 @@ struct TrainTask {
   std::optional<TokenFile> token_file;   // fine-tuning, but not on-line GRPO
   std::shared_ptr<Documents> documents;  // packed from it
   std::unique_ptr<OnlineGrpo> grpo;      // on-line
+  std::string base;                      // identifies the base of adapters
   std::string reference;                 // identifies the reference model, where the objective needs one
   std::size_t memory = 0;                // of the whole run
   std::vector<std::string> notes;        // for the user

@@ -25,8 +25,8 @@ namespace streambp {
 struct AdamW {
   double rate, beta1, beta2, eps, decay;
   double gradient_scale = 1;
-  Index step = 1;               // of the run, counted from 1; seeds its stochastic rounding
-  Index t = 1;                  // of the moments
+  Index step = 1;               // of the run, counted from 1
+  Index begun = 0;              // the moments began after this step: t = step - begun
   std::uint64_t parameter = 0;  // index of the tensor; seeds its stochastic rounding
   Index first_row = 0;          // where w begins in that tensor
 };
@@ -58,8 +58,8 @@ struct AdamWConstants {
         beta2(static_cast<T>(s.beta2)),
         scale(static_cast<T>(s.gradient_scale)),
         eps(static_cast<T>(s.eps)),
-        rate(static_cast<T>(s.rate / (1 - power(s.beta1, static_cast<double>(s.t))))),
-        v_scale(static_cast<T>(1 / (1 - power(s.beta2, static_cast<double>(s.t))))),
+        rate(static_cast<T>(s.rate / (1 - power(s.beta1, static_cast<double>(s.step - s.begun))))),
+        v_scale(static_cast<T>(1 / (1 - power(s.beta2, static_cast<double>(s.step - s.begun))))),
         decay(static_cast<T>(s.rate * s.decay)) {}
 
   constexpr void update(T& w, T& m, T& v, T g) const {

@@ -24,7 +24,7 @@ class Weights {
  public:
   Weights(Device& dev, const Model<T>& model) : dev_(dev), model_(model) {
     if (model.config.base == Base::nf4) {
-      require(model.shards.size == 1, "quantised weights cannot be sharded");
+      require(model.shards.size == 1, "--shard weights: weights in 4 bits cannot be sharded; leave it out");
       scope_.emplace(dev.scope());
       for (const Entry<T>& e : layer_table(model.config, 0, dequantised_))
         if (e.quantised) *e.matrix = allocate<T>(dev, e.parameter.rows, e.parameter.cols, Kind::weights);

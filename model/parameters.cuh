@@ -288,6 +288,10 @@ Index parameter_count(const Config& c, F&& counts) {
 inline Index parameter_count(const Config& c) {
   return parameter_count(c, [](const Parameter& p) { return !p.adapter(); });
 }
+// Weights of the linear layers inside the model's layers.
+inline Index linear_weights(const Config& c) {
+  return c.layers * (c.hidden * (2 * c.q_width() + 2 * c.kv_width()) + (c.gated() ? 3 : 2) * c.hidden * c.mlp);
+}
 inline Index trained_count(const Config& c) {
   return parameter_count(c, [](const Parameter& p) { return p.trained; });
 }

@@ -4,14 +4,12 @@
 
 namespace streambp {
 
-template <class T, class G, class M>
+template <class T, class G>
 void step(Cuda& dev, const Config& c, const Batch& batch) {
-  Trainer<Cuda, T, G, M>(dev, c, 1, OptimizerKind::adamw).step({batch}, Schedule::full(1), OptimizerSettings{}, 1);
+  Trainer<Cuda, T, G>(dev, c, 1, OptimizerKind::adamw).step({batch}, Schedule::full(1), OptimizerSettings{}, 1);
 }
-template void step<float, float, float>(Cuda&, const Config&, const Batch&);
-template void step<BFloat16, BFloat16, float>(Cuda&, const Config&, const Batch&);
-template void step<BFloat16, float, float>(Cuda&, const Config&, const Batch&);
-template void step<BFloat16, BFloat16, BFloat16>(Cuda&, const Config&, const Batch&);
-template void step<BFloat16, float, BFloat16>(Cuda&, const Config&, const Batch&);
+template void step<float, float>(Cuda&, const Config&, const Batch&);
+template void step<BFloat16, float>(Cuda&, const Config&, const Batch&);
+template void step<BFloat16, BFloat16>(Cuda&, const Config&, const Batch&);
 
 }  // namespace streambp

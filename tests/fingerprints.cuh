@@ -44,11 +44,10 @@ class Fingerprints {
     return host(dev, trainer.grad).fingerprint();
   }
 
-  // The weights after two steps of AdamW. M: the type of its moments.
-  template <class M = Accumulator<T>>
+  // The weights after two steps of AdamW.
   std::uint64_t weights(OptimizerKind kind = OptimizerKind::adamw) const {
     Cpu dev(kMemory);
-    Trainer<Cpu, T, T, M> trainer(dev, config_, kLength, kind);
+    Trainer<Cpu, T, T> trainer(dev, config_, kLength, kind);
     trainer.initialise(1);
     const OptimizerSettings settings{.warmup = 1, .steps = 4};
     for (Index step = 1; step <= 2; ++step) {
@@ -95,7 +94,7 @@ void for_each_fingerprint(const std::string& family, F&& found) {
   in_type("f64", Fingerprints<double>(family));
   const Fingerprints<BFloat16> rounded(family);
   in_type("bf16", rounded);
-  found(family + " bf16 weights-without-master", rounded.weights<BFloat16>(OptimizerKind::adamw_pure));
+  found(family + " bf16 weights-without-master", rounded.weights(OptimizerKind::adamw_pure));
 }
 
 }  // namespace streambp

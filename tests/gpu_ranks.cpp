@@ -25,9 +25,9 @@ class GpuRanks : public testing::Test {
 #endif
 };
 
-template <class T, class G = T, class M = Accumulator<T>>
+template <class T, class G = T>
 void expect_bits_of_one_gpu(Index streams, Index sequence, const Task& task) {
-  expect_bits_of_one_process<Cuda, T, G, M>(streams, sequence, task, kTile);
+  expect_bits_of_one_process<Cuda, T, G>(streams, sequence, task, kTile);
 }
 
 // Two tiles, so that two of four sequence ranks have none.
@@ -51,7 +51,7 @@ TEST_F(GpuRanks, GridsGiveTheBitsOfOneGpu) {
   if (kSanitized) GTEST_SKIP() << "slow; without sanitizers, it runs";
   const Config c = models_for_ranks()[1].config;
   const Task task{c, few_rows(c, 2), Mode::stream, kTile, OptimizerKind::adamw_pure};
-  expect_bits_of_one_gpu<BFloat16, BFloat16, BFloat16>(2, 2, task);
+  expect_bits_of_one_gpu<BFloat16, BFloat16>(2, 2, task);
 }
 
 #ifdef CUDA_ON_CPU

@@ -103,11 +103,11 @@ TEST_F(GpuTraining, BFloat16IsNoWorseThanPyTorchs) { expect_no_worse_than_pytorc
 
 TEST_F(GpuTraining, FollowsTheLossCurveOfTheCpu) {
   const Index steps = sized<Index>(200, 12, 2);
-  const auto cpu = losses<Cpu, float, float, float>(OptimizerKind::adamw, steps);
-  const auto f32 = losses<Cuda, float, float, float>(OptimizerKind::adamw, steps, kTestTile);
-  const auto mixed = losses<Cuda, BFloat16, BFloat16, float>(OptimizerKind::adamw, steps, kTestTile);
-  const auto wide = losses<Cuda, BFloat16, float, float>(OptimizerKind::adamw, steps, kTestTile);
-  const auto pure = losses<Cuda, BFloat16, BFloat16, BFloat16>(OptimizerKind::adamw_pure, steps, kTestTile);
+  const auto cpu = losses<Cpu, float, float>(OptimizerKind::adamw, steps);
+  const auto f32 = losses<Cuda, float, float>(OptimizerKind::adamw, steps, kTestTile);
+  const auto mixed = losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw, steps, kTestTile);
+  const auto wide = losses<Cuda, BFloat16, float>(OptimizerKind::adamw, steps, kTestTile);
+  const auto pure = losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw_pure, steps, kTestTile);
   EXPECT_LT(cpu.back(), cpu.front() - sized(1.5, 0.5, 0.0));
   for (std::size_t i = 0; i < std::min<std::size_t>(cpu.size(), 12); ++i) {
     EXPECT_NEAR(f32[i], cpu[i], 1e-4 * cpu[i]) << "float32, step " << i + 1;
@@ -164,9 +164,7 @@ TEST_P(GpuWalk, GenerationInBFloat16) { expect_generation<BFloat16>(GetParam().c
 // A repeated step gives the same bits: nothing depends on the order of blocks.
 TEST_F(GpuTraining, RepeatsBitForBit) {
   const Index steps = sized<Index>(3, 3, 1);
-  const auto run = [=] {
-    return losses<Cuda, BFloat16, BFloat16, BFloat16>(OptimizerKind::adamw_pure, steps, kTestTile);
-  };
+  const auto run = [=] { return losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw_pure, steps, kTestTile); };
   const auto first = run();
   in_every_order([&] { EXPECT_EQ(run(), first); });
 }

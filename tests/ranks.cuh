@@ -42,7 +42,7 @@ struct Task {
 };
 
 // Two steps on a device with exactly the planned memory.
-template <class Device, class T, class G = T, class M = Accumulator<T>>
+template <class Device, class T, class G = T>
 Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   Index rows = 0;
   for (const Batch& batch : task.batches) rows = std::max(rows, batch.size());
@@ -56,7 +56,7 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   const Usage planned = plan(s, rows, schedule);
   Device dev(planned.peak, device_settings...);
   const Connection<Device> connection(dev, ranks);
-  Trainer<Device, T, G, M> trainer(dev, task.config, rows, task.optimizer, task.objective, connection.ranks);
+  Trainer<Device, T, G> trainer(dev, task.config, rows, task.optimizer, task.objective, connection.ranks);
   trainer.initialise(1, 0.1);
   Trained trained;
   for (Index step = 1; step <= 2; ++step) {
@@ -94,9 +94,9 @@ inline std::vector<Batch> batches_of(const Config& c, std::size_t count, const L
   return batches;
 }
 
-template <class Device, class T, class G = T, class M = Accumulator<T>>
+template <class Device, class T, class G = T>
 void expect_bits_of_one_process(Index streams, Index sequence, const Task& task, auto... device_settings) {
-  const Trained alone = train<Device, T, G, M>(task, Ranks{{}, {}, sequence}, device_settings...);
+  const Trained alone = train<Device, T, G>(task, Ranks{{}, {}, sequence}, device_settings...);
   as_ranks(streams, sequence, [&](const Ranks& ranks) {
     omp_set_num_threads(1);
 #ifdef STREAMBP_CUDA
@@ -105,7 +105,7 @@ void expect_bits_of_one_process(Index streams, Index sequence, const Task& task,
     Ranks with_shards = ranks;
     with_shards.shard_weights = true;
     for (const Ranks& r : {ranks, with_shards}) {
-      EXPECT_TRUE((train<Device, T, G, M>(task, r, device_settings...) == alone))
+      EXPECT_TRUE((train<Device, T, G>(task, r, device_settings...) == alone))
           << streams << "x" << sequence << " ranks, " << name(task.mode) << ", rank " << r.all.rank;
     }
   });

@@ -160,6 +160,9 @@ TEST_F(RefusedAdapters, WrongValues) {
   expect_with("alpha_pattern", {{"(q_proj", 3}}, "is not a regular expression");
   expect_with("alpha_pattern", {{"q_proj", "3"}}, "has no number");
   expect_with("rank_pattern", {{"q_proj", 3}}, "says that its rank is 3");
+  expect_with("rank_pattern", {{"q_proj", 5.5}}, "says that its rank is 5.5");
+  expect_with("r", std::uint64_t{1} << 63, "\"r\" has the value");
+  expect_with("lora_alpha", 1e300, "\"lora_alpha\" is too large");
   config_ = Json::array();
   expect("expected a JSON object");
 }
@@ -180,6 +183,19 @@ TEST_F(RefusedAdapters, OtherTensors) {
   with(a, "model.layers.0.self_attn.q_proj.lora_A.weight", "does not begin with base_model.model.");
   with(a, layer + "unknown", "is not a parameter of the model");
   with(layer + "lora_B.weight", "base_model.model.model.norm.weight", "no tensor \"" + layer + "lora_B.weight\"");
+}
+
+TEST_F(RefusedAdapters, IncompleteFiles) {
+  const SafetensorsFile original(adapter_folder("qwen3_rslora") / "adapter_model.safetensors");
+  SafetensorsWriter writer(dir / "adapter_model.safetensors", {});
+  for (const auto& [name, tensor] : original.tensors())
+    if (!contains(name, "layers.1.mlp.up_proj"))
+      writer.add(name, tensor.dtype, tensor.shape, tensor.data, tensor.bytes);
+  writer.finish();
+  expect("has no adapter of model.layers.1.mlp.up_proj, which \"target_modules\" lists");
+  config_["exclude_modules"] = "model.layers.1.mlp.up_proj";
+  config_["modules_to_save"] = {"lm_head"};
+  expect("has no tensor of \"lm_head\", which \"modules_to_save\" lists");
 }
 
 TEST(Adapters, NamesOfLinearLayers) {

@@ -1,6 +1,9 @@
 // Weights in 4 bits: against bitsandbytes (scripts/make_quantised_golden.py), the oracle, and in all modes.
+#include <list>
+
 #include "data/files/adapters.cuh"
 #include "tests/golden.cuh"
+#include "tests/temporary.cuh"
 
 namespace streambp {
 namespace {
@@ -110,6 +113,85 @@ TEST(Quantised, TakesFourBitsAndAScale) {
   const double saved = static_cast<double>(weights(plain)) - static_cast<double>(weights(c));
   // Per weight 4 bits, a byte of 64 and a float of 16384; 1 KiB per tensor; and one layer in bfloat16.
   EXPECT_NEAR(saved, linear * (2 - 0.5 - 1.0 / 64 - 4.0 / 16384) - 2 * layer, 0.02 * saved);
+}
+
+// A model directory with 4-bit weights, as transformers saves one with bitsandbytes.
+class QuantisedDirectory : public TemporaryDirectory {
+ protected:
+  void SetUp() override {
+    TemporaryDirectory::SetUp();
+    config_.base = Base::nf4;
+    Cpu dev(std::size_t{1} << 24);
+    Trainer<Cpu, float> trainer(dev, config_, 1, OptimizerKind::none);
+    trainer.initialise(3, 0.1);
+    SafetensorsWriter writer(dir / "model.safetensors", {});
+    std::list<Nf4Numbers> kept;
+    std::list<std::string> states;
+    for (const Entry<float>& e : table(config_, trainer.model.weights)) {
+      const Parameter& p = e.parameter;
+      if (!e.quantised) {
+        write_tensor(dev, writer, "", Table<float>{e});
+        continue;
+      }
+      const Nf4Numbers& n = kept.emplace_back(Nf4Numbers{
+          to_host(dev, e.quantised->codes), to_host(dev, e.quantised->scale_codes),
+          to_host(dev, e.quantised->block_scales), to_host(dev, e.quantised->scale_values), e.quantised->offset});
+      const Json state = {{"quant_type", "nf4"},      {"blocksize", 64},           {"nested_blocksize", 256},
+                          {"dtype", "float32"},       {"shape", {p.rows, p.cols}}, {"nested_offset", n.offset},
+                          {"nested_dtype", "float32"}};
+      const std::string& text = states.emplace_back(state.dump());
+      auto add = [&](const std::string& name, const char* type, const auto* data, std::size_t count) {
+        writer.add(p.name + name, type, {static_cast<Index>(count)}, data, count * sizeof(*data));
+      };
+      add("", "U8", n.codes.data(), n.codes.size());
+      add(".absmax", "U8", n.scale_codes.data(), n.scale_codes.size());
+      add(".nested_absmax", "F32", n.block_scales.data(), n.block_scales.size());
+      add(".nested_quant_map", "F32", n.scale_values.data(), n.scale_values.size());
+      add(".quant_map", "F32", kNf4Values.data(), kNf4Values.size());
+      add(kNf4State, "U8", text.data(), text.size());
+    }
+    writer.finish();
+    write_config(Json::object());
+  }
+  void write_config(const Json& other) {
+    Json json = config_to_json(config_);
+    json["quantization_config"] = {{"quant_method", "bitsandbytes"},       {"load_in_4bit", true},
+                                   {"bnb_4bit_quant_type", "nf4"},         {"bnb_4bit_use_double_quant", true},
+                                   {"bnb_4bit_compute_dtype", "bfloat16"}, {"llm_int8_skip_modules", {"lm_head"}}};
+    json["quantization_config"].update(other);
+    write_file_atomically(dir / "config.json", json.dump());
+  }
+
+  Config config_ = make_config("qwen3", {83, 40, 2, 4, 2, 10, 66, 800, false});
+};
+
+TEST_F(QuantisedDirectory, LoadsAndComputesWithTheseWeights) {
+  Config c = read_config(dir);
+  EXPECT_EQ(c.base, Base::nf4);
+  c.trained.emplace();
+  c.adapters = new_adapters(c, {2, 4, false, {"all"}});
+  const Batch batch = packed(c, {60});
+  const Schedule schedule = Schedule::full(batch.size());
+  const GradientRun made = run_gradient<Cpu, float>(c, batch, schedule, random_weights(3, 0.1));
+  const GradientRun loaded = run_gradient<Cpu, float>(c, batch, schedule, [&](auto& dev, auto& model) {
+    load_model(dev, dir, model);
+    initialise_adapters(dev, model, 3, 0.1);
+  });
+  EXPECT_EQ(loaded.logp, made.logp);
+  EXPECT_TRUE(loaded.gradient == made.gradient);
+}
+
+TEST_F(QuantisedDirectory, RefusesOtherQuantisations) {
+  auto refuses = [&](const Json& other, const std::string& reason) {
+    write_config(other);
+    EXPECT_ERROR(read_config(dir), reason);
+  };
+  refuses({{"quant_method", "gptq"}}, "\"quant_method\"");
+  refuses({{"load_in_4bit", false}}, "only weights in 4 bits");
+  refuses({{"bnb_4bit_quant_type", "fp4"}}, "\"bnb_4bit_quant_type\"");
+  refuses({{"bnb_4bit_use_double_quant", false}}, "only double quantisation");
+  refuses({{"llm_int8_skip_modules", {"lm_head", "model.layers.0.mlp"}}}, "all linear layers must be in 4 bits");
+  refuses({{"a_new_option", 1}}, "\"a_new_option\"");
 }
 
 }  // namespace

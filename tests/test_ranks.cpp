@@ -65,7 +65,7 @@ TEST_P(EveryModel, GridsInAllTypesGiveTheBitsOfOneProcess) {
   expect_bits_of_one_process<Cpu, BFloat16, float>(2, 2, task);
   Task pure = task;
   pure.optimizer = OptimizerKind::adamw_pure;
-  expect_bits_of_one_process<Cpu, BFloat16, BFloat16, BFloat16>(2, 2, pure);
+  expect_bits_of_one_process<Cpu, BFloat16, BFloat16>(2, 2, pure);
 }
 
 // The weights of a pair depend on all its log-probs, which are on several ranks.

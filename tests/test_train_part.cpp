@@ -38,7 +38,9 @@ TEST_F(TrainPart, AdaptersLearnAndBecomePartOfAModel) {
   EXPECT_EQ(eval("--model " + model + " --adapter " + path("run/step-000030")), adapted);
   expect_ok("generate --adapter " + path("run") + " --prompt question --length 8 --json " + path("a.json"));
 
-  expect_ok("merge --adapter " + path("run") + " --out " + path("merged"));
+  fs::create_directory(path("merged.tmp"));  // not ours
+  expect_ok("merge --adapter " + path("run") + " --out " + path("merged") + "/");
+  EXPECT_TRUE(fs::exists(path("merged.tmp")));
   EXPECT_NEAR(eval("--model " + path("merged")), adapted, 1e-5);
   EXPECT_TRUE(read_file(path("merged/config.json")) == read_file(model + "/config.json"));
   EXPECT_TRUE(fs::exists(path("merged/tokenizer.json")));
@@ -49,6 +51,16 @@ TEST_F(TrainPart, AdaptersLearnAndBecomePartOfAModel) {
     expect_equal("run/step-000030/" + std::string(file), "more/step-000001/" + std::string(file));
   EXPECT_NEAR(metric("more", "loss").front(), adapted, 0.3);
   expect_ok("verify --model " + model + " --adapter " + path("run") + " --length 300");
+  expect_ok(
+      train("--adapter " + path("run") + " --dtype bf16 --steps 1 --rate 0 --eval-fraction 0 --out " + path("b")));
+  expect_equal("run/step-000030/adapter_model.safetensors", "b/step-000001/adapter_model.safetensors");
+
+  // Beside another copy of the base, they name that one.
+  fs::copy(model, path("copy"), fs::copy_options::recursive);
+  expect_ok("train --model " + path("copy") + " --data " + path("data.jsonl") + " --length 256 --adapter " +
+            path("run") + " --steps 1 --rate 0 --eval-fraction 0 --out " + path("moved"));
+  const Json config = Json::parse(read_file(path("moved/step-000001/adapter_config.json")));
+  EXPECT_EQ(config["base_model_name_or_path"], path("copy"));
 }
 
 TEST_F(TrainPart, AdaptersResumeBitForBit) {
@@ -66,7 +78,10 @@ TEST_F(TrainPart, AdaptersResumeBitForBit) {
   fs::rename(model, path("gone"));
   expect_refused("train --resume --out " + path("run"), "not a model directory");
   fs::rename(path("gone"), model);
-  fs::last_write_time(model + "/model.safetensors", fs::file_time_type::clock::now());
+  const std::string weights = model + "/model.safetensors";
+  std::string changed = read_file(weights);
+  changed.back() ^= 1;
+  write_file_atomically(weights, changed);
   expect_refused("train --resume --out " + path("run"), "has changed since the run in");
 }
 
@@ -116,8 +131,8 @@ TEST_F(TrainPart, OnlyNamedParametersChange) {
     expect_equal("run/step-000004/" + std::string(file), "stopped/step-000004/" + std::string(file));
 }
 
-// Frozen weights keep their bits, whatever the types of files, weights and master weights are.
-TEST_F(TrainPart, FrozenWeightsAreSavedUnchanged) {
+// Frozen weights are saved as they were computed with: beside a bfloat16 run, rounded to bfloat16.
+TEST_F(TrainPart, FrozenWeightsAreSavedAsTheyWereUsed) {
   expect_ok(train("--save-dtype bf16 --rate 0 --steps 1 --out " + path("narrow")));
   for (const std::string& base : {model, path("narrow/step-000001")}) {
     const std::string out = path("run") + std::to_string(base.size());
@@ -166,8 +181,14 @@ TEST_F(TrainPart, AdaptersOfABaseInFourBits) {
   expect_ok("merge --base nf4 --save-dtype f32 --adapter " + path("run") + " --out " + path("merged"));
   EXPECT_NEAR(eval("--model " + path("merged")), quantised, 1e-5);
   expect_ok("generate --base nf4 --adapter " + path("run") + " --prompt question --length 8 --seed 1");
-  expect_refused(train("--base nf4"), "weights in 4 bits are frozen");
-  expect_refused(train("--base nf4 --lora 2 --train '.*q_proj.*'"), "weights in 4 bits are frozen");
+  expect_refused(train("--base nf4"), "only its adapters can be trained; add --lora RANK");
+  expect_refused(train("--base nf4 --train '.*norm.*'"), "only its adapters can be trained; add --lora RANK");
+  expect_refused(train("--base nf4 --lora 2 --lora-on v_proj --train '.*q_proj.*'"), "weights in 4 bits are frozen");
+  expect_refused("train --base nf4", "--base nf4 needs --model DIR");
+  // Weights of the base that were trained cannot be replaced by 4 bits.
+  expect_ok(train("--lora 2 --lora-on v_proj --train '.*q_proj.*' --steps 1 --eval-fraction 0 --out " + path("both")));
+  expect_refused("eval --base nf4 --adapter " + path("both") + " --data " + path("data.jsonl"), "4 bits are frozen");
+  expect_refused("merge --base nf4 --adapter " + path("both") + " --out " + path("m"), "4 bits are frozen");
 }
 
 // One block of layers after the other; each one changes its own layers only.
@@ -181,15 +202,17 @@ TEST_F(TrainPart, BlocksTakeTurns) {
       if (std::memcmp(tensor.data, after.at(name).data, tensor.bytes) != 0) names.insert(name.substr(0, 14));
     return names;
   };
-  for (const std::string type : {"--dtype f32 ", "--dtype bf16 "}) {
-    const std::string run = "run" + type.substr(8, 2);
+  for (const std::string type : {"--dtype f32 ", "--dtype bf16 ", "--dtype bf16 --save-dtype f16 "}) {
+    const std::string run = "run" + std::to_string(type.size());
     expect_ok(train(type + "--steps 6 --checkpoint-every 1 " + options + path(run)));
     if (type == "--dtype f32 ") {
       EXPECT_EQ(changed("base/step-000002", run + "/step-000002"), std::set<std::string>{"model.layers.1"});
       EXPECT_EQ(changed(run + "/step-000002", run + "/step-000004"), std::set<std::string>{"model.layers.0"});
       EXPECT_EQ(changed(run + "/step-000004", run + "/step-000006"), std::set<std::string>{"model.layers.1"});
     }
-    EXPECT_EQ(names(run + "/step-000003/training/optimizer.safetensors").size(), type == "--dtype f32 " ? 18u : 27u);
+    EXPECT_EQ(names(run + "/step-000003/training/optimizer.safetensors").size(), type == "--dtype f32 "    ? 18u
+                                                                                 : type == "--dtype bf16 " ? 27u
+                                                                                                           : 48u);
     // A run resumes in the middle of a turn, and between two.
     for (const std::string stop : {"1", "2", "5"}) {
       const std::string stopped = run + "-stopped-" + stop;
@@ -211,6 +234,8 @@ TEST_F(TrainPart, RefusesWhatCannotWork) {
   expect_refused(train("--train '('"), "is not a regular expression");
   expect_refused("train --lora 4", "--lora needs --model DIR");
   expect_refused("train --adapter " + path("base"), "--adapter needs --model DIR");
+  expect_refused(train("--lora 2 --train '.*q_proj.*'"), "but the layer has an adapter; choose one of them");
+  expect_refused(train("--lora 2 --lora-alpha 0"), "--lora-alpha");
   expect_refused(train("--lora 2 --save-dtype bf16"), "adapters are always saved in float32");
   expect_refused(train("--adapter " + model), "does not hold adapters; a whole model is named with --model");
   expect_refused("eval --data " + path("data.jsonl"), "--model is required");

@@ -45,7 +45,7 @@ void expect_no_worse_than_pytorch(auto... device_settings) {
 }
 
 // Losses of a few steps of training.
-template <class Device, class T, class G, class M>
+template <class Device, class T, class G>
 std::vector<double> losses(OptimizerKind kind, Index steps, auto... device_settings) {
   const Config c = make_config("llama", {256, 64, 2, 4, 2, 16, 96, 0, false});
   const Text text(stories(1, 1 << 16), 0.1, 128, "stories");
@@ -56,7 +56,7 @@ std::vector<double> losses(OptimizerKind kind, Index steps, auto... device_setti
   s.wide_gradient = sizeof(G) > sizeof(T);
   s.device = Device::kind;
   Device dev(plan(s, 256, schedule).peak, device_settings...);
-  Trainer<Device, T, G, M> trainer(dev, c, 256, kind);
+  Trainer<Device, T, G> trainer(dev, c, 256, kind);
   trainer.initialise(1);
   std::vector<double> result;
   for (Index step = 1; step <= steps; ++step) {

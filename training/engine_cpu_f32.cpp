@@ -4,7 +4,7 @@
 namespace streambp {
 
 std::unique_ptr<Engine> make_cpu_f32_engine(const StepSettings& s, Index rows, std::size_t capacity) {
-  return std::make_unique<EngineOn<Cpu, float, float, float>>(s, rows, capacity);
+  return std::make_unique<EngineOn<Cpu, float, float>>(s, rows, capacity);
 }
 
 double cpu_matmul_rate() { return cpu::matmul_rate(); }

@@ -4,7 +4,7 @@
 namespace streambp {
 
 std::unique_ptr<Engine> make_cpu_f64_engine(const StepSettings& s, Index rows, std::size_t capacity) {
-  return std::make_unique<EngineOn<Cpu, double, double, double>>(s, rows, capacity);
+  return std::make_unique<EngineOn<Cpu, double, double>>(s, rows, capacity);
 }
 
 }  // namespace streambp

@@ -16,7 +16,7 @@ double copy_rate() { return streambp::copy_rate<Cuda>(); }
 
 std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, std::size_t capacity) {
   cuda::check_products<float>(s.config, s.tile);
-  return std::make_unique<EngineOn<Cuda, float, float, float>>(s, rows, capacity, s.tile);
+  return std::make_unique<EngineOn<Cuda, float, float>>(s, rows, capacity, s.tile);
 }
 double f32_matmul_rate() { return cuda::time_large_product<float>().best(); }
 std::vector<ProductTiming> time_f32_products(const Config& config, Index rows, Index tile) {

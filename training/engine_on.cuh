@@ -27,8 +27,8 @@ class GeneratorOn : public TextGenerator {
   Generator<Device, T> generator_;
 };
 
-// T: type of weights and activations; G: of the gradient; M: of the moments.
-template <class Device, class T, class G, class M>
+// T: type of weights and activations; G: of the gradient.
+template <class Device, class T, class G>
 class EngineOn : public Engine {
  public:
   template <class... DeviceSettings>
@@ -41,18 +41,21 @@ class EngineOn : public Engine {
   std::size_t load(const fs::path& model, const fs::path& adapters) override {
     const std::size_t bytes = load_model(dev, model, trainer.model);
     if (!adapters.empty()) AdapterDirectory(adapters).load(dev, trainer.model);
-    trainer.optimizer.start(dev, trainer.model);
+    trainer.optimizer->start(dev, trainer.model);
+    if (!adapters.empty())  // the master weights, without rounding
+      AdapterDirectory(adapters).load(dev, trainer.model.config, trainer.optimizer->masters(trainer.model.config),
+                                      trainer.ranks.all);
     return bytes;
   }
   void initialise_adapters(std::uint64_t seed) override {
     streambp::initialise_adapters(dev, trainer.model, seed);
-    trainer.optimizer.start(dev, trainer.model);
+    trainer.optimizer->start(dev, trainer.model);
   }
   fs::path save(const fs::path& out, const ModelLayout& layout, const Json& state) override {
-    return save_checkpoint(dev, out, trainer.model, layout, trainer.optimizer, state);
+    return save_checkpoint(dev, out, trainer.model, layout, *trainer.optimizer, state);
   }
   void restore(const fs::path& checkpoint, const ModelLayout& layout) override {
-    load_checkpoint(dev, checkpoint, trainer.model, layout, trainer.optimizer);
+    load_checkpoint(dev, checkpoint, trainer.model, layout, *trainer.optimizer);
   }
   void with_weights_of(const fs::path& model, const std::function<void()>& f) override {
     const Config& c = trainer.model.config;
@@ -141,7 +144,7 @@ class EngineOn : public Engine {
 
   Device dev;
   Connection<Device> connection;
-  Trainer<Device, T, G, M> trainer;
+  Trainer<Device, T, G> trainer;
 };
 
 }  // namespace streambp

@@ -1,8 +1,11 @@
-// The optimizer: AdamW, the learning-rate schedule, and clipping by the global norm.
+// Optimizers: the interface, the learning-rate schedule, and clipping by the global norm. Each optimizer is a file in
+// training/optimizers/.
 #pragma once
 
 #include <cmath>
-#include <utility>
+#include <string>
+#include <variant>
+#include <vector>
 
 #include "kernels/adamw.cuh"
 #include "kernels/elementwise.cuh"
@@ -33,77 +36,129 @@ inline double learning_rate(const OptimizerSettings& s, Index step) {
   return s.rate * (s.final_rate_fraction + (1 - s.final_rate_fraction) * cosine);
 }
 
-// M: the type of the moments. With `master`, updates go to a float32 copy of the weights. Every rank has the state of its
-// shard of each trained tensor, and updates this shard.
-template <class T, class M>
-struct Optimizer {
-  Tensors<M> m, v;
-  Tensors<float> master;
-  bool has_master = false;
-  Group ranks;
+// What an optimizer keeps under one name, such as a moment: a matrix for every trained parameter, in the table's order.
+// Allocating, sharding, saving and loading follow from this description.
+struct State {
+  template <class U>
+  using Matrices = std::vector<Matrix<U>>;
 
-  explicit Optimizer(const Config& c, const Group& ranks = {}) : m(c), v(c), master(c), ranks(ranks) {}
+  std::string name;  // in checkpoints: comes before a parameter's name
+  std::variant<Matrices<float>, Matrices<double>, Matrices<BFloat16>> matrices;
+};
 
-  template <class Device>
-  void allocate(Device& dev, const Config& c, bool with_master) {
-    streambp::allocate(dev, trained(table(c, m)), Kind::optimizer, ranks);
-    streambp::allocate(dev, trained(table(c, v)), Kind::optimizer, ranks);
-    has_master = with_master;
-    if (with_master) streambp::allocate(dev, trained(table(c, master)), Kind::optimizer, ranks);
-  }
+// The trained parameters of a model.
+inline std::vector<Parameter> trained_parameters(const Config& c) {
+  Tensors<float> none(c);
+  std::vector<Parameter> parameters;
+  for (const auto& e : trained(table(c, none))) parameters.push_back(e.parameter);
+  return parameters;
+}
 
-  // Gives the memory of the state to the parameters that are trained now. They have the shapes of those before, in order.
-  void move_to(const Config& before, const Config& now) {
-    const auto move = [&](auto& state) {
-      auto old = std::exchange(state, std::decay_t<decltype(state)>(now));
-      const auto from = trained(table(before, old)), to = trained(table(now, state));
-      require(from.size() == to.size(), "blocks of ", from.size(), " and ", to.size(), " parameters");
-      for (std::size_t i = 0; i < to.size(); ++i) *to[i].matrix = *from[i].matrix;
-    };
-    move(m), move(v);
-    if (has_master) move(master);
-  }
+// A trained parameter in an update: this rank's rows of its weight and gradient. They may be empty.
+template <class T, class G>
+struct Updated {
+  std::size_t number;  // among the trained parameters
+  const Parameter& parameter;
+  Matrix<T> weight;
+  Matrix<G> gradient;
+};
 
-  // Before the first update: zero the moments, copy the weights to the master weights.
-  template <class Device>
-  void start(Device& dev, Model<T>& model) {
-    const auto weights = trained(table(model.config, model.weights));
-    const auto ms = trained(table(model.config, m)), vs = trained(table(model.config, v));
-    const auto masters = trained(table(model.config, master));
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-      if (*ms[i].matrix) zero(dev, *ms[i].matrix);
-      if (*vs[i].matrix) zero(dev, *vs[i].matrix);
-      if (*masters[i].matrix) convert(dev, *masters[i].matrix, shard_of(model, weights[i]));
+// Every rank has the state of its shard of each trained parameter, and updates this shard.
+template <class Device, class T, class G>
+class Optimizer {
+ public:
+  explicit Optimizer(const Group& ranks) : ranks(ranks) {}
+  virtual ~Optimizer() = default;
+
+  void allocate(Device& dev, const Config& c) {
+    const auto parameters = trained_parameters(c);
+    for (State& state : states_) {
+      std::visit(
+          [&](auto& matrices) {
+            matrices.resize(parameters.size());
+            streambp::allocate(dev, table_of(c, matrices), Kind::optimizer, ranks);
+          },
+          state.matrices);
     }
+  }
+
+  // Before the first update: zero the state, copy the weights to the master weights.
+  void start(Device& dev, Model<T>& model) {
+    for_each_state(model.config, [&](const std::string&, const auto& rows) {
+      for (const auto& e : rows)
+        if (*e.matrix) zero(dev, *e.matrix);
+    });
+    const auto weights = trained(table(model.config, model.weights));
+    for (std::size_t i = 0; has_master() && i < weights.size(); ++i)
+      if (master(i)) convert(dev, master(i), shard_of(model, weights[i]));
   }
 
   // One update. Weight decay applies to matrices only, not to norms and biases.
-  template <class Device, class G>
   void update(Device& dev, Model<T>& model, Tensors<G>& gradient, AdamW settings) {
-    const Config& c = model.config;
-    const auto w = trained(table(c, model.weights));
-    const auto g = trained(table(c, gradient));
-    const auto ms = trained(table(c, m)), vs = trained(table(c, v));
-    const auto masters = trained(table(c, master));
+    const auto weights = trained(table(model.config, model.weights));
+    const auto gradients = trained(table(model.config, gradient));
     const double decay = settings.decay;
-    std::vector<Matrix<T>> updated;  // of which every rank has all rows
-    for (std::size_t i = 0; i < w.size(); ++i) {
-      settings.decay = w[i].parameter.vector() ? 0 : decay;
+    std::vector<Matrix<T>> shared;  // of which every rank has all rows
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const Parameter& p = weights[i].parameter;
+      settings.decay = p.vector() ? 0 : decay;
       settings.parameter = i;
-      settings.first_row = shard(w[i].parameter.rows, ranks).begin;
-      const AdamWState<M> state = {*masters[i].matrix, *ms[i].matrix, *vs[i].matrix};
-      if (const auto mine = shard_of(model, w[i])) adamw(dev, mine, *g[i].matrix, state, settings);
-      if (!model.in_shards(w[i].parameter)) updated.push_back(*w[i].matrix);
+      settings.first_row = shard(p.rows, ranks).begin;
+      update(dev, {i, p, shard_of(model, weights[i]), *gradients[i].matrix}, settings);
+      if (!model.in_shards(p)) shared.push_back(*weights[i].matrix);
     }
-    if (ranks.size > 1 && !updated.empty()) exchange(dev, "share weights", ranks, shared_rows(ranks, updated));
+    if (ranks.size > 1 && !shared.empty()) exchange(dev, "share weights", ranks, shared_rows(ranks, shared));
+  }
+
+  // Calls f(name, table) for every state.
+  template <class F>
+  void for_each_state(const Config& c, F&& f) {
+    for (State& state : states_)
+      std::visit([&](auto& matrices) { f(state.name, table_of(c, matrices)); }, state.matrices);
+  }
+  bool has_master() const { return !states_.empty() && states_.back().name == kMaster; }
+  // The float32 weights.
+  Table<float> masters(const Config& c) {
+    return has_master() ? table_of(c, std::get<State::Matrices<float>>(states_.back().matrices)) : Table<float>();
+  }
+
+  const Group ranks;
+
+ protected:
+  virtual void update(Device& dev, const Updated<T, G>& updated, const AdamW& settings) = 0;
+
+  // For the constructor; float32 master weights come last.
+  template <class U>
+  void add_state(const char* name) {
+    states_.push_back({name, State::Matrices<U>()});
+  }
+  void add_master() { add_state<float>(kMaster); }
+
+  template <class U>
+  Matrix<U> state(std::size_t number, std::size_t parameter) const {
+    return std::get<State::Matrices<U>>(states_[number].matrices)[parameter];
+  }
+  Matrix<float> master(std::size_t parameter) const {
+    return has_master() ? state<float>(states_.size() - 1, parameter) : Matrix<float>();
   }
 
  private:
+  static constexpr const char* kMaster = "master.";
+
+  template <class U>
+  static Table<U> table_of(const Config& c, State::Matrices<U>& matrices) {
+    Table<U> rows;
+    for (const Parameter& p : trained_parameters(c)) rows.push_back({p, &matrices[rows.size()]});
+    return rows;
+  }
+
   // The rows of a weight that this rank updates.
   Matrix<T> shard_of(const Model<T>& model, const Entry<T>& weight) const {
     return model.in_shards(weight.parameter) ? *weight.matrix
                                              : weight.matrix->slice(shard(weight.parameter.rows, ranks));
   }
+
+  std::vector<State> states_;
 };
 
 // sqrt(Σ g²) over all trained parameters, row by row: the order does not depend on the shards. All ranks get it.

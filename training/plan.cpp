@@ -8,9 +8,9 @@ namespace streambp {
 namespace {
 
 Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Index micro_batches) {
-  return with_types(s, [&]<class T, class G, class M>() -> Usage {
+  return with_types(s, [&]<class T, class G>() -> Usage {
     Plan dev(s.device, s.tile);
-    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks);
+    Trainer<Plan, T, G> trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks);
     trainer.plan_step(micro_batches, schedule, s.optimizer, s.documents);
     return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops(), dev.sent()};
   });
@@ -44,9 +44,9 @@ Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
 }
 
 std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation) {
-  return with_types(s, [&]<class T, class G, class M>() {
+  return with_types(s, [&]<class T, class G>() {
     Plan dev(s.device, s.tile);
-    Trainer<Plan, T, G, M> trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks);
+    Trainer<Plan, T, G> trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks);
     trainer.plan_step(two_rounds(s), schedule, s.optimizer);
     trainer.plan_evaluation(schedule);
     plan(dev, trainer.model, generation);
@@ -55,17 +55,17 @@ std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule
 }
 
 std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& schedule) {
-  return with_types(s, [&]<class T, class G, class M>() {
+  return with_types(s, [&]<class T, class G>() {
     Plan dev(s.device, s.tile);
-    Trainer<Plan, T, G, M>(dev, s.config, rows, OptimizerKind::none, {}, s.ranks).plan_evaluation(schedule);
+    Trainer<Plan, T, G>(dev, s.config, rows, OptimizerKind::none, {}, s.ranks).plan_evaluation(schedule);
     return dev.arena.peak();
   });
 }
 
 std::size_t plan_generation(const StepSettings& s, const GenerationShape& generation) {
-  return with_types(s, [&]<class T, class G, class M>() {
+  return with_types(s, [&]<class T, class G>() {
     Plan dev(s.device, s.tile);
-    Trainer<Plan, T, G, M> trainer(dev, s.config, 0, OptimizerKind::none);
+    Trainer<Plan, T, G> trainer(dev, s.config, 0, OptimizerKind::none);
     plan(dev, trainer.model, generation);
     return dev.arena.peak();
   });

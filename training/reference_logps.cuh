@@ -15,7 +15,9 @@ inline Json model_key(const std::filesystem::path& model) {
   std::vector<std::filesystem::path> parts;
   for (const auto& entry : std::filesystem::directory_iterator(model)) {
     const auto& path = entry.path();
-    if (path.extension() == ".safetensors" || path.filename() == "config.json") parts.push_back(path);
+    if (path.extension() == ".safetensors" || path.filename() == "config.json" ||
+        path.filename() == "adapter_config.json")
+      parts.push_back(path);
   }
   std::sort(parts.begin(), parts.end());
   Json key = Json::array();

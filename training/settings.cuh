@@ -47,17 +47,12 @@ struct StepSettings {
   Ranks ranks = {};
 };
 
-// Calls f.operator()<T, G, M>() with the types of weights, gradient and moments.
+// Calls f.operator()<T, G>() with the types of weights and gradient.
 template <class F>
 auto with_types(const StepSettings& s, F&& f) {
-  const bool pure = s.optimizer == OptimizerKind::adamw_pure;
-  if (s.dtype == DType::f32) return f.template operator()<float, float, float>();
-  if (s.dtype == DType::f64) return f.template operator()<double, double, double>();
-  if (s.wide_gradient) {
-    return pure ? f.template operator()<BFloat16, float, BFloat16>() : f.template operator()<BFloat16, float, float>();
-  }
-  return pure ? f.template operator()<BFloat16, BFloat16, BFloat16>()
-              : f.template operator()<BFloat16, BFloat16, float>();
+  if (s.dtype == DType::f32) return f.template operator()<float, float>();
+  if (s.dtype == DType::f64) return f.template operator()<double, double>();
+  return s.wide_gradient ? f.template operator()<BFloat16, float>() : f.template operator()<BFloat16, BFloat16>();
 }
 
 inline Index tile_of(DeviceKind device) { return device == DeviceKind::cuda ? kGpuTile : kTile; }

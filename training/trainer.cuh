@@ -7,7 +7,7 @@
 #include "data/batch.cuh"
 #include "streambp.cuh"
 #include "training/objectives.cuh"
-#include "training/optimizer.cuh"
+#include "training/optimizers.cuh"
 
 namespace streambp {
 
@@ -16,8 +16,8 @@ struct StepResult {
   double gradient_norm = 0;
 };
 
-// T: the type of weights and activations; G: of the gradient; M: of the moments.
-template <class Device, class T, class G = T, class M = Accumulator<T>>
+// T: the type of weights and activations; G: of the gradient.
+template <class Device, class T, class G = T>
 class Trainer {
  public:
   using A = Accumulator<T>;
@@ -30,11 +30,9 @@ class Trainer {
         ranks(ranks),
         model{config, Tensors<T>(config), ranks.shard_weights ? ranks.all : Group{}},
         grad(config),
-        optimizer(config, ranks.all) {
+        optimizer(make_optimizer<Device, T, G>(kind, ranks.all)) {
     allocate_weights(dev, model);
-    if (kind != OptimizerKind::none) {
-      optimizer.allocate(dev, config, kind == OptimizerKind::adamw && sizeof(T) < sizeof(float));
-    }
+    optimizer->allocate(dev, config);
     stream = allocate_stream(dev, division_of(rows));
     auto numbers = [&] { return allocate<A>(dev, 1, stream.size(), Kind::stream); };
     logp = numbers();
@@ -49,7 +47,7 @@ class Trainer {
   // Random weights and a fresh optimizer.
   void initialise(std::uint64_t seed, double spread = 0) {
     streambp::initialise(dev, model, seed, spread);
-    optimizer.start(dev, model);
+    optimizer->start(dev, model);
   }
 
   // Adds the gradient of one micro-batch and returns its part of the loss. After the last one of the step
@@ -87,18 +85,24 @@ class Trainer {
   StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
                   const std::function<void(std::size_t, const std::vector<A>&)>& after = {}) {
     release_gradient();  // left over from a failed step
-    if (s.blocks && step_of_turn(s.blocks, step) == 1) train_block(s.blocks, step), optimizer.start(dev, model);
-    StepResult result{accumulate(batches, schedule, after)};
-    finish(result, s, step);
-    return result;
+    const auto trained_before = model.config.trained;
+    if (s.blocks) train_block(s.blocks, step);
+    try {
+      StepResult result{accumulate(batches, schedule, after)};
+      check(result, step);
+      if (s.blocks && step_of_turn(s.blocks, step) == 1) optimizer->start(dev, model);
+      update(result, s, step);
+      return result;
+    } catch (...) {
+      model.config.trained = trained_before;  // its state is still there, and can be saved
+      throw;
+    }
   }
 
-  // From now on only the block of this step is trained.
+  // From now on only the block of this step is trained. The state of the block before is its state now.
   void train_block(const BlockSettings& blocks, Index step) {
-    Config now = model.config;
-    now.trained = names_of_block(now, blocks, block_of_step(blocks, now.layers, step));
-    optimizer.move_to(model.config, now);
-    model.config.trained = now.trained;
+    Config& c = model.config;
+    c.trained = names_of_block(c, blocks, block_of_step(blocks, c.layers, step));
   }
 
   // The same step on the Plan device, without data: micro-batches of this many documents of equal length.
@@ -115,7 +119,7 @@ class Trainer {
       has_one ? add_gradient(nullptr, counts, schedule) : add_gradient_of_others(counts, schedule);
     }
     StepResult result;
-    if (kind != OptimizerKind::none) finish(result, OptimizerSettings{}, 1);
+    if (kind != OptimizerKind::none) check(result, 1), update(result, OptimizerSettings{}, 1);
     release_gradient();
   }
 
@@ -191,7 +195,7 @@ class Trainer {
   const Ranks ranks;
   Model<T> model;
   Tensors<G> grad;  // allocated from the first backward pass of a step until its end
-  Optimizer<T, M> optimizer;
+  std::unique_ptr<Optimizer<Device, T, G>> optimizer;
   Stream view;  // the part of the stream that the batch fills
 
  private:
@@ -270,15 +274,19 @@ class Trainer {
     return w;
   }
 
-  void finish(StepResult& result, const OptimizerSettings& s, Index step) {
+  void check(StepResult& result, Index step) {
     result.gradient_norm = global_norm(dev, model.config, grad, ranks.all);
     const double loss = result.measures.loss;
     require(std::isfinite(loss) && std::isfinite(result.gradient_norm), "step ", step, ": the loss is ", loss,
             " and the gradient norm ", result.gradient_norm,
             "; the weights were not changed. Try a lower --rate or a longer --warmup");
-    AdamW settings{learning_rate(s, step), s.beta1, s.beta2, s.eps, s.decay, 1, step, step_of_turn(s.blocks, step)};
+  }
+
+  void update(const StepResult& result, const OptimizerSettings& s, Index step) {
+    AdamW settings{
+        learning_rate(s, step), s.beta1, s.beta2, s.eps, s.decay, 1, step, step - step_of_turn(s.blocks, step)};
     if (s.clip > 0 && result.gradient_norm > s.clip) settings.gradient_scale = s.clip / result.gradient_norm;
-    optimizer.update(dev, model, grad, settings);
+    optimizer->update(dev, model, grad, settings);
     release_gradient();
   }
 

@@ -68,12 +68,15 @@ inline std::vector<std::string> written_out(const Config& c, const std::vector<s
       names.push_back(name);
     }
   }
+  std::set<std::string> seen;
+  std::erase_if(names, [&](const std::string& name) { return !seen.insert(name).second; });
   return names;
 }
 
 inline std::map<std::string, AdapterSize> new_adapters(const Config& c, const LoraSettings& s) {
   const std::vector<std::string> layers = linear_layers(c);
   std::map<std::string, AdapterSize> adapters;
+  require(std::isfinite(static_cast<float>(s.alpha)), "--lora-alpha ", s.alpha, " is too large");
   for (const std::string& name : written_out(c, s.on)) {
     bool found = false;
     for (const std::string& layer : layers) {
@@ -114,6 +117,7 @@ inline std::string adapter_config(const Config& c, const LoraSettings& s, const 
       {"target_modules", written_out(c, s.on)},
       {"modules_to_save", modules.empty() ? Json() : Json(modules)},
       {"bias", "none"},
+      {"ensure_weight_tying", c.tied && !modules.empty()},
       {"fan_in_fan_out", c.family == "gpt2"},
       {"inference_mode", true},
   };
@@ -133,6 +137,15 @@ void save_adapters(Device& dev, const fs::path& dir, const Config& c, const Tabl
 }
 
 // --- Reading ---
+
+// Fields of adapter_config.json without effect on the model, and those that are read.
+// clang-format off
+constexpr std::string_view kKnownFields[] = {
+    "peft_type", "task_type", "base_model_name_or_path", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules",
+    "modules_to_save", "bias", "rank_pattern", "alpha_pattern", "exclude_modules", "layers_pattern", "layers_to_transform",
+    "auto_mapping", "fan_in_fan_out", "init_lora_weights", "loftq_config", "inference_mode", "eva_config", "corda_config",
+    "ensure_weight_tying", "megatron_core", "qalora_group_size", "peft_version", "revision", "runtime_config"};
+// clang-format on
 
 class AdapterDirectory {
   const std::string config_path_;
@@ -169,6 +182,7 @@ class AdapterDirectory {
       }
     }
     require(!c.adapters.empty(), file_.path().string(), ": has no adapters");
+    check_complete(c, layers);
     for (auto& [layer, size] : c.adapters) {
       file_.at(adapter_prefix(c, "") + layer + ".lora_B.weight");
       size = size_of(adapter_prefix(c, "").substr(kAdapterPrefix.size()) + layer,
@@ -179,59 +193,44 @@ class AdapterDirectory {
   // Loads the adapters, and the parameters of the base that were trained too.
   template <class Device, class T>
   void load(Device& dev, Model<T>& model) const {
-    const Config& c = model.config;
+    load(dev, model.config, table(model.config, model.weights), model.shards);
+  }
+  // The same for some rows of a table, of which this rank has its shard or all.
+  template <class Device, class T>
+  void load(Device& dev, const Config& c, const Table<T>& rows, const Group& ranks) const {
     struct Files {
       const SafetensorsFile& file;
       const Config& c;
       const Tensor& at(const std::string& name) const { return file.at(adapter_prefix(c, name) + name); }
     };
-    const Table<T> all = table(c, model.weights);
-    const Table<T> stored = rows_where(all, [&](const Parameter& p) { return p.adapter() || is_stored(c, p.name); });
-    read_tensors(dev, Files{file_, c}, "", stored, model.shards);
+    const auto is_stored = [&](const Parameter& p) {
+      return file_.find(adapter_prefix(c, p.name) + p.name) != nullptr;
+    };
+    read_tensors(dev, Files{file_, c}, "", rows_where(rows, is_stored), ranks);
   }
+
+  // The text of adapter_config.json for these adapters of another copy of the base.
+  std::string config_for(const std::string& base) const {
+    if (base == this->base()) return config;
+    auto json = nlohmann::ordered_json::parse(config);
+    json["base_model_name_or_path"] = base;
+    return json.dump(2) + "\n";
+  }
+  bool drops_out() const { return fields().get<double>("lora_dropout", 0.0) > 0; }
 
  private:
   Fields fields() const { return {json_, config_path_}; }
 
   void check_kind() const {
     const Fields f = fields();
-    require(f.get<std::string>("peft_type") == "LORA", config_path_, ": \"peft_type\": ", shown(json_.at("peft_type")),
-            " is not supported; only LORA is");
+    const auto type = f.get<std::string>("peft_type");
+    require(type == "LORA", config_path_, ": \"peft_type\": ", quote(type), " is not supported; only LORA is");
     for (const char* method : {"use_dora", "lora_bias", "use_qalora", "use_bdlora"}) f.only(method, false);
     f.only("bias", std::string("none"));
-    // Fields without effect on the model, and those that this class reads.
-    const std::set<std::string> known = {"peft_type",
-                                         "task_type",
-                                         "base_model_name_or_path",
-                                         "r",
-                                         "lora_alpha",
-                                         "lora_dropout",
-                                         "use_rslora",
-                                         "target_modules",
-                                         "modules_to_save",
-                                         "bias",
-                                         "rank_pattern",
-                                         "alpha_pattern",
-                                         "exclude_modules",
-                                         "layers_pattern",
-                                         "layers_to_transform",
-                                         "auto_mapping",
-                                         "fan_in_fan_out",
-                                         "init_lora_weights",
-                                         "loftq_config",
-                                         "inference_mode",
-                                         "eva_config",
-                                         "corda_config",
-                                         "ensure_weight_tying",
-                                         "megatron_core",
-                                         "qalora_group_size",
-                                         "peft_version",
-                                         "revision",
-                                         "runtime_config"};
     for (const auto& [name, value] : json_.items()) {
       const bool is_off = value.is_null() || value == false || (value.is_structured() && value.empty());
-      require(is_off || known.contains(name), config_path_, ": the field ", quote(name), ": ", shown(value),
-              " is not supported");
+      require(is_off || std::ranges::find(kKnownFields, name) != std::end(kKnownFields), config_path_, ": the field ",
+              quote(name), ": ", shown(value), " is not supported");
     }
     // These replace the weights of the base, so the adapter alone does not describe the model.
     if (f.has("init_lora_weights") && json_.at("init_lora_weights").is_string()) {
@@ -259,18 +258,45 @@ class AdapterDirectory {
     Tensors<float> none(c);
     return !rows_where(table(c, none), [&](const Parameter& p) { return p.name == name; }).empty();
   }
-  bool is_stored(const Config& c, const std::string& name) const {
-    return file_.find(adapter_prefix(c, name) + name) != nullptr;
+  // Every layer and module that the configuration lists by name is in the file.
+  void check_complete(const Config& c, const std::vector<std::string>& layers) const {
+    auto names = [&](const char* field) {
+      return json_.contains(field) && json_[field].is_array() ? json_[field] : Json::array();
+    };
+    auto matches = [&](const std::string& layer, const Json& name) {
+      require(name.is_string(), config_path_, ": ", shown(name), " is not a name");
+      return ends_with_name(adapter_prefix(c, "").substr(kAdapterPrefix.size()) + layer, name.get<std::string>());
+    };
+    const Fields f = fields();
+    const bool of_all_layers = !f.has("layers_to_transform") && !f.has("exclude_modules");
+    for (const Json& name : names("target_modules")) {
+      for (const std::string& layer : layers)
+        require(!of_all_layers || !matches(layer, name) || c.adapters.contains(layer), file_.path().string(),
+                ": has no adapter of ", layer, ", which \"target_modules\" lists; the file is incomplete");
+    }
+    for (const Json& name : names("modules_to_save")) {
+      const bool found = std::ranges::any_of(*c.trained, [&](const std::string& stored) {
+        const std::string module = stored.substr(0, stored.rfind('.'));
+        return matches(module, name) || module == name;
+      });
+      require(found, file_.path().string(), ": has no tensor of ", shown(name),
+              ", which \"modules_to_save\" lists; the file is incomplete");
+    }
+    Tensors<float> none(c);
+    const std::string embedding = embedding_table(c, none).front().parameter.name;
+    require(!c.tied || !c.trained->contains(embedding) || f.get<bool>("ensure_weight_tying", false), config_path_,
+            ": the embedding is trained and also the head, but \"ensure_weight_tying\" is not true");
   }
 
   AdapterSize size_of(const std::string& layer, const Tensor& a) const {
     const Fields f = fields();
-    const Index rank = pattern_value("rank_pattern", layer, static_cast<double>(f.get<Index>("r")));
-    require(a.shape.size() == 2 && a.shape[0] == rank && rank > 0, a.where, " has shape ", shown(a.shape), ", but ",
-            config_path_, " says that its rank is ", rank);
+    const double rank = pattern_value("rank_pattern", layer, static_cast<double>(f.get<Index>("r")));
+    require(a.shape.size() == 2 && a.shape[0] > 0 && static_cast<double>(a.shape[0]) == rank, a.where, " has shape ",
+            shown(a.shape), ", but ", config_path_, " says that its rank is ", rank);
     const double alpha = pattern_value("alpha_pattern", layer, f.get<double>("lora_alpha", 8.0));
-    require(std::isfinite(alpha), config_path_, ": \"lora_alpha\" is not a number");
-    return {rank, adapter_scale(alpha, rank, f.get<bool>("use_rslora", false))};
+    const double scale = adapter_scale(alpha, a.shape[0], f.get<bool>("use_rslora", false));
+    require(std::isfinite(static_cast<float>(scale)), config_path_, ": \"lora_alpha\" is too large");
+    return {a.shape[0], scale};
   }
 
   // The value of the first expression that matches the end of a layer's name, as PEFT looks it up.
@@ -290,6 +316,9 @@ class AdapterDirectory {
   const SafetensorsFile file_;
 };
 
-inline bool has_adapters(const fs::path& dir) { return fs::exists(dir / "adapter_config.json"); }
+inline bool has_adapters(const fs::path& dir) {
+  std::error_code error;
+  return fs::exists(dir / "adapter_config.json", error);
+}
 
 }  // namespace streambp

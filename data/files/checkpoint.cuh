@@ -1,8 +1,9 @@
 // Checkpoints of a training run. Each one is a model directory, plus what training needs:
 //
 //   OUT/step-000100/config.json, model.safetensors, ...   the model
-//   OUT/step-000100/training/optimizer.safetensors        Adam's moments, "m." and "v." before each name, and "master."
-//                                                         where the model's files hold fewer bits than the weights
+//   OUT/step-000100/training/optimizer.safetensors        the optimizer's state: Adam's moments, with "m." and "v." before
+//                                                         each name, "master." for float32 weights, and the weights
+//                                                         themselves where the model's files hold fewer bits
 //   OUT/step-000100/training/state.json                   the step and the options of the run
 //
 // A run that trains adapters has adapter_config.json and adapter_model.safetensors instead of the model.
@@ -57,7 +58,8 @@ inline fs::path newest_checkpoint(const fs::path& out) {
 
 // Resolves a directory with the file `kind`: `name` itself, or its newest checkpoint if `name` is a run directory.
 inline std::string directory_with(const char* kind, const std::string& name) {
-  if (fs::exists(fs::path(name) / kind)) return name;
+  std::error_code error;
+  if (fs::exists(fs::path(name) / kind, error)) return name;
   const fs::path newest = newest_checkpoint(name);
   require(!newest.empty() || !fs::exists(fs::path(name) / "run.json"), excerpt(name),
           ": is a run without a checkpoint yet; wait for one, or continue it with streambp train --resume");
@@ -86,36 +88,32 @@ inline std::string adapter_directory(const std::string& name) {
   return found;
 }
 
-// Calls f(prefix, table) for the tensors of the optimizer: moments, and the float32 weights if the model's files hold
-// fewer bits. Adapters are saved in float32.
-template <class T, class Moments, class F>
-void for_each_optimizer_table(Model<T>& model, Moments& optimizer, const ModelLayout& layout, F&& f) {
-  f("m.", trained(table(model.config, optimizer.m)));
-  f("v.", trained(table(model.config, optimizer.v)));
-  if (optimizer.has_master) {
-    f("master.", trained(table(model.config, optimizer.master)));
-  } else if (layout.adapter_config.empty() && layout.narrows<T>()) {
-    f("master.", table(model.config, model.weights));
-  }
+// Calls f(prefix, table) for the tensors of the optimizer, and for the weights if the model's files hold fewer bits.
+// Adapters are saved in float32.
+template <class T, class Optimizer, class F>
+void for_each_optimizer_table(Model<T>& model, Optimizer& optimizer, const ModelLayout& layout, F&& f) {
+  optimizer.for_each_state(model.config, f);
+  if (layout.adapter_config.empty() && layout.narrows<T>())
+    f(optimizer.has_master() ? "weights." : "master.", table(model.config, model.weights));
 }
 
 // Of the ranks that share the optimizer's state, rank 0 writes; the others have an empty directory.
-template <class Device, class T, class Moments>
+template <class Device, class T, class Optimizer>
 void write_checkpoint(Device& dev, const fs::path& directory, Model<T>& model, const ModelLayout& layout,
-                      Moments& optimizer, const Json& state) {
+                      Optimizer& optimizer, const Json& state) {
   const fs::path training = directory.empty() ? directory : directory / "training";
-  const Table<float> masters = trained(table(model.config, optimizer.master));
+  const Table<float> masters = optimizer.masters(model.config);
   const Table<T> weights = trained(table(model.config, model.weights));
   if (layout.adapter_config.empty()) {
-    const bool exact = optimizer.has_master && layout.holds_float32();
+    const bool exact = optimizer.has_master() && layout.holds_float32();
     save_model(dev, directory, model, layout, kLargestShard, optimizer.ranks, exact ? masters : Table<float>());
-  } else if (optimizer.has_master) {
+  } else if (optimizer.has_master()) {
     save_adapters(dev, directory, model.config, masters, layout.adapter_config, optimizer.ranks);
   } else {
     save_adapters(dev, directory, model.config, weights, layout.adapter_config, optimizer.ranks);
   }
   SafetensorsWriter writer(training.empty() ? training : training / "optimizer.safetensors", {});
-  for_each_optimizer_table(model, optimizer, layout, [&](const char* prefix, const auto& tensors) {
+  for_each_optimizer_table(model, optimizer, layout, [&](const std::string& prefix, const auto& tensors) {
     write_tensors(dev, writer, prefix, tensors, optimizer.ranks);
   });
   writer.finish();
@@ -133,16 +131,19 @@ inline fs::path set_aside(const fs::path& path) {
 }
 
 // Saves checkpoint state["step"]. Returns the new name of whatever had its name before, or an empty path.
-template <class Device, class T, class Moments>
+template <class Device, class T, class Optimizer>
 fs::path save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, const ModelLayout& layout,
-                         Moments& optimizer, const Json& state) {
+                         Optimizer& optimizer, const Json& state) {
   if (optimizer.ranks.rank > 0) {
     write_checkpoint(dev, {}, model, layout, optimizer, state);
     return {};
   }
   const fs::path path = out / checkpoint_name(state.at("step").get<Index>());
   fs::path aside;
-  create_directory_atomically(path, [&](const fs::path& temporary) {
+  const fs::path temporary = path.string() + ".tmp";
+  std::error_code error;
+  fs::remove_all(temporary, error);  // of a run that was killed
+  create_directory_atomically(path, temporary, [&](const fs::path&) {
     fs::create_directories(temporary / "training");
     write_checkpoint(dev, temporary, model, layout, optimizer, state);
     if (fs::exists(fs::symlink_status(path))) aside = set_aside(path);
@@ -170,16 +171,16 @@ inline void require_not_negative(const Tensor& tensor) {
           ": Adam's second moment holds a negative number; the file is damaged, use an earlier checkpoint");
 }
 
-template <class Device, class T, class Moments>
+template <class Device, class T, class Optimizer>
 void load_checkpoint(Device& dev, const fs::path& checkpoint, Model<T>& model, const ModelLayout& layout,
-                     Moments& optimizer) {
+                     Optimizer& optimizer) {
   const bool has_adapters = !layout.adapter_config.empty();
   load_model(dev, has_adapters ? layout.base : checkpoint, model);
   if (has_adapters) AdapterDirectory(checkpoint).load(dev, model);
   const SafetensorsFile file(checkpoint / "training/optimizer.safetensors");
   for (const auto& [name, tensor] : file.tensors())
     if (name.starts_with("v.")) require_not_negative(tensor);
-  for_each_optimizer_table(model, optimizer, layout, [&](const char* prefix, const auto& tensors) {
+  for_each_optimizer_table(model, optimizer, layout, [&](const std::string& prefix, const auto& tensors) {
     read_tensors(dev, file, prefix, tensors, optimizer.ranks);
   });
 }

@@ -128,12 +128,12 @@ inline void write_file_atomically(const std::filesystem::path& path,
   }
 }
 
-// Calls produce(directory) to fill a new directory, under a temporary name. If anything fails, nothing is left of it.
+// Calls produce(directory) to fill a new directory, under a temporary name that no other directory may have. If anything
+// fails, nothing is left of it.
 template <class F>
-void create_directory_atomically(const std::filesystem::path& path, F&& produce) {
-  const std::filesystem::path temporary = path.string() + ".tmp";
+void create_directory_atomically(const std::filesystem::path& path, const std::filesystem::path& temporary,
+                                 F&& produce) {
   std::error_code error;
-  std::filesystem::remove_all(temporary, error);
   std::filesystem::create_directories(temporary, error);
   require(!error, temporary.string(), ": cannot create the directory: ", error.message(), "; free some space in ",
           path.parent_path().string(), " or check its permissions");

@@ -33,6 +33,15 @@ inline Base read_base(const Fields& config) {
   f.only("bnb_4bit_quant_storage", std::string("uint8"));
   require(f.get<bool>("bnb_4bit_use_double_quant", false), f.file,
           ": only double quantisation (bnb_4bit_use_double_quant) is supported");
+  f.only("load_in_8bit", false);
+  if (f.has("llm_int8_skip_modules")) {  // embedding and head are never quantised
+    for (const Json& name : f.json.at("llm_int8_skip_modules"))
+      require(name == "lm_head" || name == "embed_tokens" || name == "model.embed_tokens", f.file,
+              ": \"llm_int8_skip_modules\": ", shown(name), " is not supported; all linear layers must be in 4 bits");
+  }
+  f.refuse_others([](const std::string& name) {
+    return name.starts_with("_") || name.starts_with("llm_int8_") || name == "bnb_4bit_compute_dtype";
+  });
   return Base::nf4;
 }
 

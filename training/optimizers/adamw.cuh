@@ -1,0 +1,27 @@
+// AdamW with moments in float32 (float64 for float64 weights), and float32 master weights beside bfloat16 ones. Or all in
+// the type of the weights, with stochastic rounding. The formula is in kernels/adamw.cuh.
+#pragma once
+
+#include "training/optimizer.cuh"
+
+namespace streambp {
+
+// M: the type of the moments.
+template <class Device, class T, class G, class M>
+class AdamWOptimizer : public Optimizer<Device, T, G> {
+ public:
+  explicit AdamWOptimizer(const Group& ranks) : Optimizer<Device, T, G>(ranks) {
+    this->template add_state<M>("m.");
+    this->template add_state<M>("v.");
+    if (sizeof(M) > sizeof(T)) this->add_master();
+  }
+
+ protected:
+  void update(Device& dev, const Updated<T, G>& u, const AdamW& settings) override {
+    const AdamWState<M> state = {this->master(u.number), this->template state<M>(0, u.number),
+                                 this->template state<M>(1, u.number)};
+    if (u.weight) adamw(dev, u.weight, u.gradient, state, settings);
+  }
+};
+
+}  // namespace streambp
