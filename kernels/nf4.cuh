@@ -7,7 +7,6 @@
 // to float32, then w to the type that the weights had before. So w has the bits that bitsandbytes computes.
 #pragma once
 
-#include <array>
 #include <bit>
 #include <cmath>
 
@@ -20,10 +19,13 @@
 namespace streambp {
 
 // The quantiles of a normal distribution, scaled to [-1, 1], published with QLoRA.
-constexpr std::array<float, 16> kNf4Values = {-1.0f,          -0.6961928010f, -0.5250730515f, -0.3949174881f,
-                                              -0.2844413817f, -0.1847734302f, -0.0910500363f, 0.0f,
-                                              0.0795802996f,  0.1609302014f,  0.2461123019f,  0.3379152417f,
-                                              0.4407098293f,  0.5626170039f,  0.7229568362f,  1.0f};
+constexpr float nf4_value(unsigned code) {
+  constexpr float values[] = {-1.0f,          -0.6961928010f, -0.5250730515f, -0.3949174881f,
+                              -0.2844413817f, -0.1847734302f, -0.0910500363f, 0.0f,
+                              0.0795802996f,  0.1609302014f,  0.2461123019f,  0.3379152417f,
+                              0.4407098293f,  0.5626170039f,  0.7229568362f,  1.0f};
+  return values[code];
+}
 
 constexpr Index kNf4Block = 64, kNf4Blocks = 256;  // weights of a scale, scales of a block scale
 
@@ -96,7 +98,7 @@ void compute_dequantise(Cpu&, Matrix<T> w, const Nf4& q) {
     const Rows part = piece(b, kNf4Block, w.size());
     for (Index i = part.begin; i < part.end; ++i) {
       const unsigned pair = q.codes(0, i / 2), code = i % 2 == 0 ? pair >> 4 : pair & 15;
-      w.data[i] = static_cast<Accumulator<T>>(rounded_to(q.type, rounded_product(kNf4Values[code], scale)));
+      w.data[i] = static_cast<Accumulator<T>>(rounded_to(q.type, rounded_product(nf4_value(code), scale)));
     }
   }
 }
@@ -113,7 +115,7 @@ void compute_dequantise(Cuda& dev, Matrix<T> w, const Nf4& q) {
     cuda::Floats<n()> values;
     for (int k = 0; k < n(); ++k) {
       const unsigned pair = q.codes(0, (j + k) / 2), code = (j + k) % 2 == 0 ? pair >> 4 : pair & 15;
-      values.x[k] = rounded_to(q.type, rounded_product(kNf4Values[code], scale));
+      values.x[k] = rounded_to(q.type, rounded_product(nf4_value(code), scale));
     }
     cuda::store(flat.row(0) + j, values);
   };

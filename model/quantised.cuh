@@ -102,6 +102,13 @@ inline std::vector<float> largest_of_blocks(const std::vector<float>& values, In
   return largest;
 }
 
+// The 16 values of weights.
+inline std::vector<float> nf4_values() {
+  std::vector<float> values;
+  for (unsigned code = 0; code < 16; ++code) values.push_back(nf4_value(code));
+  return values;
+}
+
 // Quantises weights, as bitsandbytes does: a scale is the largest value of its block, less the mean of all scales, in 8
 // bits of the largest scale of 256.
 inline Nf4Numbers quantise(const std::vector<float>& weights, Nf4Type type = Nf4Type::f32) {
@@ -119,11 +126,12 @@ inline Nf4Numbers quantise(const std::vector<float>& weights, Nf4Type type = Nf4
     q.scale_codes.push_back(nearest(q.scale_values, most > 0 ? centred[i] / most : 0));
   }
   q.codes.resize(static_cast<std::size_t>(ceil_div(n, 2)));
+  const std::vector<float> values = nf4_values();
 #pragma omp parallel for
   for (Index i = 0; i < n; i += 2) {
     auto code = [&](Index j) -> unsigned {
       const float scale = scales[static_cast<std::size_t>(j / kNf4Block)];
-      return j < n && scale > 0 ? nearest(kNf4Values, weights[static_cast<std::size_t>(j)] / scale) : 7;  // 7: zero
+      return j < n && scale > 0 ? nearest(values, weights[static_cast<std::size_t>(j)] / scale) : 7;  // 7: zero
     };
     q.codes[static_cast<std::size_t>(i / 2)] = static_cast<std::uint8_t>(code(i) << 4 | code(i + 1));
   }

@@ -125,6 +125,7 @@ class QuantisedDirectory : public TemporaryDirectory {
     Trainer<Cpu, float> trainer(dev, config_, 1, OptimizerKind::none);
     trainer.initialise(3, 0.1);
     SafetensorsWriter writer(dir / "model.safetensors", {});
+    const std::vector<float> values = nf4_values();
     std::list<Nf4Numbers> kept;
     std::list<std::string> states;
     for (const Entry<float>& e : table(config_, trainer.model.weights)) {
@@ -147,7 +148,7 @@ class QuantisedDirectory : public TemporaryDirectory {
       add(".absmax", "U8", n.scale_codes.data(), n.scale_codes.size());
       add(".nested_absmax", "F32", n.block_scales.data(), n.block_scales.size());
       add(".nested_quant_map", "F32", n.scale_values.data(), n.scale_values.size());
-      add(".quant_map", "F32", kNf4Values.data(), kNf4Values.size());
+      add(".quant_map", "F32", values.data(), values.size());
       add(kNf4State, "U8", text.data(), text.size());
     }
     writer.finish();

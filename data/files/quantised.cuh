@@ -80,8 +80,7 @@ Nf4Numbers read_nf4(const Files& files, const Parameter& p) {
   q.offset = static_cast<float>(f.get<double>("nested_offset"));
   q.type = type == "bfloat16" ? Nf4Type::bf16 : type == "float16" ? Nf4Type::f16 : Nf4Type::f32;
   const Tensor& values = files.at(p.name + ".quant_map");
-  const auto map = bytes_of<float>(values, "F32", 16);
-  require(std::equal(map.begin(), map.end(), kNf4Values.begin()), values.where, ": are not the values of nf4");
+  require(bytes_of<float>(values, "F32", 16) == nf4_values(), values.where, ": are not the values of nf4");
   auto largest = [](const std::vector<float>& v) {
     float most = 0;
     for (const float x : v) most = std::isfinite(x) ? std::max(most, std::abs(x)) : INFINITY;
