@@ -22,7 +22,7 @@ class ResidentSaved {
         first_(first),
         output_(allocate<T>(dev, rows_.own.size(), config.hidden, Kind::saved)) {}
 
-  // Allocates what is saved of the next layer and returns the matrix for its input. Layers of which nothing is saved work
+  // Allocates what is saved of the next layer and returns the matrix for its input. If nothing is saved, the layer works
   // in place on the output matrix.
   Matrix<T> open() {
     Saved saved{dev_.arena.mark(), output_, {}, {}};

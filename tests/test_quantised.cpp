@@ -75,7 +75,7 @@ TEST(Quantised, GradientsOfAdaptersMatchTheOracle) {
   for (const char* family : {"gpt2", "qwen3"}) {
     const Config c = on_nf4(family);
     const Batch batch = packed(c, {5, 270, 1, 30});
-    auto dequantised = [&](Cpu&, Model<double>& model) {  // the oracle's model, whose weights are plain
+    auto dequantised = [&](Cpu&, Model<double>& model) {  // fills the oracle's model, which has plain weights
       Cpu dev(std::size_t{1} << 24);
       Trainer<Cpu, double> trainer(dev, c, 1, OptimizerKind::none);
       trainer.initialise(3, 0.15);

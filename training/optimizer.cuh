@@ -98,7 +98,7 @@ class Optimizer {
     const auto weights = trained(table(model.config, model.weights));
     const auto gradients = trained(table(model.config, gradient));
     const double decay = settings.decay;
-    std::vector<Matrix<T>> shared;  // of which every rank has all rows
+    std::vector<Matrix<T>> shared;  // replicated on all ranks
     for (std::size_t i = 0; i < weights.size(); ++i) {
       const Parameter& p = weights[i].parameter;
       settings.decay = p.vector() ? 0 : decay;

@@ -7,7 +7,7 @@
 
 namespace streambp {
 
-// Without an optimizer: a model that is evaluated, or of which only the gradient is wanted.
+// For evaluation, or when only the gradient is needed.
 template <class Device, class T, class G>
 class NoOptimizer : public Optimizer<Device, T, G> {
  public:

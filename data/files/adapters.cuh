@@ -1,11 +1,11 @@
 // LoRA adapters in PEFT's layout:
 //
 //   adapter_config.json           rank, alpha, and the names of the linear layers
-//   adapter_model.safetensors     base_model.model.NAME.lora_A.weight, ...lora_B.weight; and the parameters of the base
-//                                 that were trained too, whose modules the configuration lists under modules_to_save
+//   adapter_model.safetensors     base_model.model.NAME.lora_A.weight and ...lora_B.weight, and the base's parameters
+//                                 that were trained as well (modules_to_save in the configuration)
 //
-// The linear layers are those whose tensors the file has. So a PEFT adapter may name them as it likes: by a list, a
-// regular expression, or layers.
+// When reading, the tensors in the file decide which layers have adapters. So any way of naming target_modules works: a
+// list, a regular expression, or layer numbers.
 #pragma once
 
 #include <algorithm>
@@ -195,7 +195,7 @@ class AdapterDirectory {
   void load(Device& dev, Model<T>& model) const {
     load(dev, model.config, table(model.config, model.weights), model.shards);
   }
-  // The same for some rows of a table, of which this rank has its shard or all.
+  // Loads the stored ones of these parameters. Each rank holds its shard of a parameter, or all of it.
   template <class Device, class T>
   void load(Device& dev, const Config& c, const Table<T>& rows, const Group& ranks) const {
     struct Files {
