@@ -24,7 +24,7 @@ class BenchCommand : public Command {
  public:
   explicit BenchCommand(CLI::App& app) : options(app, "bench", kBenchDescription, [this] { run(); }) {
     model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
-    device.add_to(options, {"auto", "f32", "bf16"}, {"none", "adamw", "adamw-bf16"});
+    device.add_to(options, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::optional);
     ranks.add_to(options);
     part.add_to(options);
     options.section("Measurement");

@@ -4,24 +4,33 @@
 
 namespace streambp {
 
-void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>& types,
-                           const std::vector<std::string>& optimizers, Lasts lasts) {
+void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>& types, Optimizers optimizers,
+                           Lasts lasts) {
   options.section("Device");
   options.add("--device", {&device, "cuda: a GPU, of several processes one each; auto: a GPU if one can be used",
                            checks::one_of({"auto", "cpu", "cuda"})});
   options.add("--dtype",
               {&dtype, "Type of weights and activations; auto: bf16 on a GPU, else f32", checks::one_of(types), lasts});
-  if (optimizers.empty()) return;
+  if (optimizers == Optimizers::none) return;
   options.add("--grad-dtype",
               {&gradient, "Type of the accumulated gradient for bf16 weights; auto: bf16, of adapters f32",
                checks::one_of({"auto", "f32", "bf16"}), lasts});
-  const bool optional = optimizers.front() == "none";
+  add_optimizer_option(options, optimizer, optimizers, lasts);
+}
+
+void add_optimizer_option(OptionTable& options, std::string& optimizer, DeviceOptions::Optimizers optimizers,
+                          Lasts lasts) {
+  const bool optional = optimizers == DeviceOptions::Optimizers::optional;
+  std::vector<std::string> names;
+  for (const auto& [name, kind] : kOptimizers)
+    if (optional || kind != OptimizerKind::none) names.push_back(name);
   options.add("--optimizer",
               {&optimizer,
                std::string(optional ? "none: forward and backward only; " : "") +
                    "adamw: float32 moments and master weights; adamw-bf16: bf16 moments, no master weights, stochastic "
-                   "rounding",
-               checks::one_of(optimizers), lasts});
+                   "rounding; adamw-8bit: the same with 8-bit moments; muon: orthogonalised momentum for the matrices "
+                   "of the layers, adamw for all others",
+               checks::one_of(names), lasts});
 }
 
 DeviceKind DeviceOptions::kind() const {

@@ -9,14 +9,18 @@ namespace streambp {
 struct DeviceOptions {
   std::string device = "auto", dtype = "auto", gradient = "auto", optimizer = "adamw";
 
-  // Commands support different types and optimizers. `lasts` applies to the type options.
-  void add_to(OptionTable& options, const std::vector<std::string>& types, const std::vector<std::string>& optimizers,
+  enum class Optimizers { none, optional, required };
+  // Commands support different types. `lasts` applies to the type options.
+  void add_to(OptionTable& options, const std::vector<std::string>& types, Optimizers optimizers,
               Lasts lasts = Lasts::no);
 
   DeviceKind kind() const;
   DType type_on(DeviceKind kind) const;
   StepSettings settings(const Config& config, Index micro_batches) const;
 };
+
+void add_optimizer_option(OptionTable& options, std::string& optimizer, DeviceOptions::Optimizers optimizers,
+                          Lasts lasts = Lasts::no);
 
 // Refuses a step that needs more memory than is free, and says what would fit.
 void require_room(const StepSettings& s, Mode mode, Index rows, Index chunk, std::size_t wanted, std::size_t room);

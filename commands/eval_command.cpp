@@ -30,7 +30,7 @@ class EvalCommand : public Command {
                              checks::between(2, kLongestStream), Lasts::no, "none"});
     options.add("--json",
                 {&json_file, "Also write the results to this JSON file", checks::writable_file(), Lasts::no, "none"});
-    device.add_to(options, {"auto", "f32", "bf16"}, {});
+    device.add_to(options, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::none);
     device.optimizer = "none";
   }
 

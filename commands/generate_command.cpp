@@ -27,7 +27,7 @@ class GenerateCommand : public Command {
  public:
   explicit GenerateCommand(CLI::App& app) : options(app, "generate", kGenerateDescription, [this] { run(); }) {
     source.add_to(options);
-    device.add_to(options, {"auto", "f32", "bf16"}, {});
+    device.add_to(options, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::none);
     device.optimizer = "none";
 
     options.section("Prompts");

@@ -1,5 +1,6 @@
 // streambp plan: memory and FLOPs of a training step, without running it.
 #include "commands/command.cuh"
+#include "commands/device_options.cuh"
 #include "commands/model_options.cuh"
 #include "commands/objective_options.cuh"
 #include "commands/part_options.cuh"
@@ -45,11 +46,7 @@ class PlanCommand : public Command {
     options.add("--grad-dtype",
                 {&gradient, "Type of the accumulated gradient for bf16 weights; auto: bf16, of adapters f32",
                  checks::one_of({"auto", "bf16", "f32"})});
-    options.add("--optimizer",
-                {&optimizer,
-                 "none; adamw: float32 moments, and float32 master weights for bf16 weights; adamw-bf16: bf16 moments, "
-                 "no master weights",
-                 checks::one_of({"none", "adamw", "adamw-bf16"})});
+    add_optimizer_option(options, optimizer, DeviceOptions::Optimizers::optional);
     options.add("--accumulate",
                 {&micro_batches,
                  "Micro-batches per step, of all ranks together. With one, the gradient reuses the memory of saved "

@@ -30,7 +30,7 @@ TrainOptions::TrainOptions(CLI::App& program, std::function<void()> run)
   table.add(
       "--model",
       {&model.model, "A model directory to fine-tune; without it a model is trained from scratch", {}, Lasts::fixed});
-  device.add_to(table, {"auto", "f32", "bf16"}, {"adamw", "adamw-bf16"}, Lasts::fixed);
+  device.add_to(table, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::required, Lasts::fixed);
   objectives.add_to(table, Lasts::fixed);
   grpo.add_to(table);
   part.add_to(table, Lasts::fixed);
@@ -145,7 +145,7 @@ void TrainOptions::settle(const std::filesystem::path& state_file) {
     if (trains_adapters() && !given("--rate")) optimizer.rate *= 20;
   }
   check();
-  optimizer.blocks = part.block_settings(seed);
+  optimizer.seed = seed, optimizer.blocks = part.block_settings(seed);
   if (fine_tunes()) sample_length = 0;
   if (learn == "all") tokens.learn = Learn::all;
 }

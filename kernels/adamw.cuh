@@ -3,11 +3,9 @@
 //   m = β₁ m + (1 - β₁) g          v = β₂ v + (1 - β₂) g²
 //   w = w - rate (m̂ / (sqrt(v̂) + eps) + decay w),          m̂ = m / (1 - β₁ᵗ),  v̂ = v / (1 - β₂ᵗ)
 //
-// g is the accumulated gradient times `gradient_scale` (clipping). bfloat16 weights are updated in one of two ways.
-// With a float32 master copy, the update goes to the copy and the weight is its rounded value. Without one, the weight
-// is updated with stochastic rounding: it is rounded up or down at random, with probabilities that make the expected
-// value exact, so updates smaller than half an ulp are not lost. The random bits depend only on the step and the
-// element, so a run is reproducible bit for bit.
+// g is the accumulated gradient times `gradient_scale`. bfloat16 weights are updated in one of two ways. With a float32
+// master copy, the update goes to the copy and the weight is its rounded value. Without one, the weight is updated with
+// stochastic rounding.
 #pragma once
 
 #include <cmath>
@@ -15,21 +13,12 @@
 #include "kernels/base/device.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
-#include "kernels/base/random.cuh"
+#include "kernels/optimizer_step.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
 #endif
 
 namespace streambp {
-
-struct AdamW {
-  double rate, beta1, beta2, eps, decay;
-  double gradient_scale = 1;
-  Index step = 1;               // of the run, counted from 1
-  Index begun = 0;              // the moments began after this step: t = step - begun
-  std::uint64_t parameter = 0;  // index of the tensor; seeds its stochastic rounding
-  Index first_row = 0;          // where w begins in that tensor
-};
 
 // M: type of the moments. The master copy is empty if the weight is updated directly.
 template <class M>
@@ -39,7 +28,7 @@ struct AdamWState {
 };
 
 template <class Device, class T, class G, class M>
-void adamw(Device& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const AdamW& settings) {
+void adamw(Device& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const OptimizerStep& settings) {
   require_shape("adamw", "gradient", g, w.rows, w.cols);
   require_shape("adamw", "first moment", state.m, w.rows, w.cols);
   require_shape("adamw", "second moment", state.v, w.rows, w.cols);
@@ -53,13 +42,13 @@ void adamw(Device& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, co
 template <class T>
 struct AdamWConstants {
   T beta1, beta2, scale, eps, rate, v_scale, decay;
-  explicit AdamWConstants(const AdamW& s)
+  explicit AdamWConstants(const OptimizerStep& s)
       : beta1(static_cast<T>(s.beta1)),
         beta2(static_cast<T>(s.beta2)),
         scale(static_cast<T>(s.gradient_scale)),
         eps(static_cast<T>(s.eps)),
-        rate(static_cast<T>(s.rate / (1 - power(s.beta1, static_cast<double>(s.step - s.begun))))),
-        v_scale(static_cast<T>(1 / (1 - power(s.beta2, static_cast<double>(s.step - s.begun))))),
+        rate(static_cast<T>(s.rate / (1 - power(s.beta1, static_cast<double>(s.updates()))))),
+        v_scale(static_cast<T>(1 / (1 - power(s.beta2, static_cast<double>(s.updates()))))),
         decay(static_cast<T>(s.rate * s.decay)) {}
 
   constexpr void update(T& w, T& m, T& v, T g) const {
@@ -70,27 +59,13 @@ struct AdamWConstants {
   }
 };
 
-// Rounds to a value of T. bfloat16: stochastic rounding. Adding 16 random bits and truncating rounds up with probability
-// (truncated bits) / 65536. Other types: unchanged.
-template <class T>
-constexpr Accumulator<T> stochastic_round(Accumulator<T> x, std::uint64_t random_bits) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    const auto bits = std::bit_cast<std::uint32_t>(x);
-    const bool finite = (bits & 0x7f800000u) != 0x7f800000u;  // adding bits to a NaN could turn it into a number
-    const auto random = static_cast<std::uint32_t>(random_bits & 0xffffu);
-    return std::bit_cast<float>(finite ? (bits + random) & 0xffff0000u : bits);
-  } else {
-    return x;
-  }
-}
-
 // --- CPU ---
 
 template <class T, class G, class M>
-void compute_adamw(Cpu&, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const AdamW& settings) {
+void compute_adamw(Cpu&, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const OptimizerStep& settings) {
   using A = Accumulator<T>;
   const AdamWConstants<A> constants(settings);
-  const Random random(static_cast<std::uint64_t>(settings.step), settings.parameter);
+  const Random random = settings.random();
 #pragma omp parallel for if (w.size() > kWorthThreads)
   for (Index i = 0; i < w.rows; ++i) {
     T* w_row = w.row(i);
@@ -128,11 +103,11 @@ void compute_adamw(Cpu&, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, c
 #ifdef STREAMBP_CUDA
 
 template <class T, class G, class M>
-void compute_adamw(Cuda& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const AdamW& settings) {
+void compute_adamw(Cuda& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const OptimizerStep& settings) {
   const Matrix<float> master = state.master;
   const Matrix<M> m = state.m, v = state.v;
   const AdamWConstants<float> constants(settings);
-  const Random random(static_cast<std::uint64_t>(settings.step), settings.parameter);
+  const Random random = settings.random();
   const Index before = settings.first_row * w.cols;
   auto f = [=] __device__(auto n, Index i, Index j) {
     auto weight = master ? cuda::load<n()>(master.row(i) + j) : cuda::load<n()>(w.row(i) + j);

@@ -1,4 +1,4 @@
-// Small operations: zero, scale, add, convert between types, column sums, sums of squares.
+// Small operations: zero, scale, add, combine, convert between types, transpose, column sums, sums of squares.
 //
 //   add_column_sums    out[j] += Σ_i x[i][j]
 //   row_squares        sums[i] = Σ_j x[i][j]², in float64
@@ -11,6 +11,7 @@
 
 #include "kernels/base/device.cuh"
 #include "kernels/base/lanes.cuh"
+#include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
@@ -38,6 +39,23 @@ void add(Device& dev, Matrix<T> y, Matrix<U> x) {
   require_shape("add", "x", x, y.rows, y.cols);
   auto op = dev.operation("add", 1.0 * x.size(), (2.0 * sizeof(T) + sizeof(U)) * x.size());
   if constexpr (Device::computes) compute_add(dev, y, x);
+}
+
+// y = a y + b x, in the type of y
+template <class Device, class T, class U>
+void combine(Device& dev, double a, Matrix<T> y, double b, Matrix<U> x) {
+  require_shape("combine", "x", x, y.rows, y.cols);
+  auto op = dev.operation("combine", 3.0 * x.size(), (2.0 * sizeof(T) + sizeof(U)) * x.size());
+  if constexpr (Device::computes)
+    compute_combine(dev, static_cast<Accumulator<T>>(a), y, static_cast<Accumulator<T>>(b), x);
+}
+
+// y = xᵀ
+template <class Device, class T>
+void transpose(Device& dev, Matrix<T> y, Input<T> x) {
+  require_shape("transpose", "x", x, y.cols, y.rows);
+  auto op = dev.operation("transpose", 0, 2.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes) compute_transpose(dev, y, x);
 }
 
 // y = x, in the type of y
@@ -91,6 +109,29 @@ void compute_add(Cpu&, Matrix<T> y, Matrix<U> x) {
   for (Index i = 0; i < x.rows; ++i) {
     for (Index j = 0; j < x.cols; ++j)
       y(i, j) = static_cast<Accumulator<T>>(y(i, j)) + static_cast<Accumulator<T>>(x(i, j));
+  }
+}
+
+template <class T, class U>
+void compute_combine(Cpu&, Accumulator<T> a, Matrix<T> y, Accumulator<T> b, Matrix<U> x) {
+  using A = Accumulator<T>;
+#pragma omp parallel for if (x.size() > kWorthThreads)
+  for (Index i = 0; i < y.rows; ++i) {
+    for (Index j = 0; j < y.cols; ++j) y(i, j) = multiply_add(a, static_cast<A>(y(i, j)), b * static_cast<A>(x(i, j)));
+  }
+}
+
+template <class T>
+void compute_transpose(Cpu&, Matrix<T> y, Input<T> x) {
+  constexpr Index block = 32;  // fits the cache
+#pragma omp parallel for if (x.size() > kWorthThreads)
+  for (Index b = 0; b < ceil_div(y.rows, block); ++b) {
+    const Rows rows = piece(b, block, y.rows);
+    for (Index begin = 0; begin < y.cols; begin += block) {
+      for (Index i = rows.begin; i < rows.end; ++i) {
+        for (Index j = begin; j < least(begin + block, y.cols); ++j) y(i, j) = x(j, i);
+      }
+    }
   }
 }
 
@@ -162,6 +203,27 @@ void compute_add(Cuda& dev, Matrix<T> y, Matrix<U> x) {
     cuda::store(y.row(i) + j, sum);
   };
   cuda::for_each_element(dev, f, y, x);
+}
+
+template <class T, class U>
+void compute_combine(Cuda& dev, float a, Matrix<T> y, float b, Matrix<U> x) {
+  auto f = [=] __device__(auto n, Index i, Index j) {
+    auto result = cuda::load<n()>(y.row(i) + j);
+    const auto term = cuda::load<n()>(x.row(i) + j);
+    for (int k = 0; k < n(); ++k) result.x[k] = multiply_add(a, result.x[k], b * term.x[k]);
+    cuda::store(y.row(i) + j, result);
+  };
+  cuda::for_each_element(dev, f, y, x);
+}
+
+template <class T>
+void compute_transpose(Cuda& dev, Matrix<T> y, Input<T> x) {
+  auto f = [=] __device__(auto n, Index i, Index j) {
+    cuda::Floats<n()> values;
+    for (int k = 0; k < n(); ++k) values.x[k] = x(j + k, i);
+    cuda::store(y.row(i) + j, values);
+  };
+  cuda::for_each_pack(dev, y.rows, y.cols, f, y);
 }
 
 template <class T, class U>

@@ -30,6 +30,7 @@ struct Parameter {
   bool transposed = false;
   Index part = 0, parts = 1;
   bool trained = true;
+  bool in_layer = false;  // else in the embedding or the head
 
   bool vector() const { return init == Init::ones || init == Init::zeros; }
   bool adapter() const { return init == Init::adapter_a || init == Init::adapter_b; }
@@ -167,6 +168,7 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   linear(w.down, {"mlp.down_proj", "mlp.c_proj"},  {d, m}, Init::residual, c.mlp_bias);
   if (c.post_norms) norm(w.post_mlp_norm, {"post_feedforward_layernorm"}, d, Norm::rms);
   // clang-format on
+  for (auto& e : table) e.parameter.in_layer = true;
   return table;
 }
 

@@ -25,10 +25,22 @@ inline Config fingerprint_model(const std::string& family, Index length) {
   return c;
 }
 
+// Adapters on all linear layers; the base is frozen.
+inline Config adapted(Config c) {
+  Tensors<float> none(c);
+  for (const auto& [p, matrix, quantised] : table(c, none)) {
+    if (p.in_layer && !p.vector()) c.adapters[p.name.substr(0, p.name.rfind('.'))] = {4, 2};
+  }
+  c.trained.emplace();
+  return c;
+}
+
 template <class T>
 class Fingerprints {
  public:
-  explicit Fingerprints(const std::string& family) : config_(fingerprint_model(family, kLength)) {}
+  static constexpr Index kLength = 400;
+  explicit Fingerprints(const std::string& family) : Fingerprints(fingerprint_model(family, kLength)) {}
+  explicit Fingerprints(const Config& config) : config_(config) {}
 
   // The gradient of the objective, as `verify --length 400` computes it; for GRPO with --kl 0.1.
   std::uint64_t gradient(ObjectiveKind kind) const {
@@ -58,7 +70,6 @@ class Fingerprints {
   }
 
  private:
-  static constexpr Index kLength = 400;
   static constexpr std::size_t kMemory = std::size_t{1} << 26;
 
   std::vector<double> logps(const Batch& batch) const {
@@ -70,7 +81,7 @@ class Fingerprints {
 
   HostGradient host(Cpu& dev, Tensors<T>& tensors) const {
     std::vector<std::vector<double>> parts;
-    for (const Entry<T>& e : table(config_, tensors)) {
+    for (const Entry<T>& e : trained(table(config_, tensors))) {
       const std::vector<T> values = to_host(dev, *e.matrix);
       parts.emplace_back(values.begin(), values.end());
     }
@@ -95,6 +106,10 @@ void for_each_fingerprint(const std::string& family, F&& found) {
   const Fingerprints<BFloat16> rounded(family);
   in_type("bf16", rounded);
   found(family + " bf16 weights-without-master", rounded.weights(OptimizerKind::adamw_pure));
+  found(family + " bf16 weights-8-bit-moments", rounded.weights(OptimizerKind::adamw_8bit));
+  const Fingerprints<float> adapters(adapted(fingerprint_model(family, Fingerprints<float>::kLength)));
+  found(family + " f32 adapters", adapters.gradient(ObjectiveKind::sft));
+  found(family + " f32 weights-muon", Fingerprints<float>(family).weights(OptimizerKind::muon));
 }
 
 }  // namespace streambp

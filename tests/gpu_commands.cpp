@@ -80,7 +80,7 @@ TEST_F(GpuCommands, TrainsInThePlannedMemoryAndSamples) {
 }
 
 TEST_F(GpuCommands, BenchMeasuresAndProfiles) {
-  for (const char* optimizer : {"none", "adamw", "adamw-bf16"}) {
+  for (const char* optimizer : {"none", "adamw", "adamw-bf16", "adamw-8bit", "muon"}) {
     const Outcome outcome = run_on_gpu(std::string("bench --length 300 --vocab 60 --repeat 2 --profile --optimizer ") +
                                        optimizer + kTinyModel + " --json " + path("bench.json"));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;

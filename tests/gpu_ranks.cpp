@@ -54,6 +54,13 @@ TEST_F(GpuRanks, GridsGiveTheBitsOfOneGpu) {
   expect_bits_of_one_gpu<BFloat16, BFloat16>(2, 2, task);
 }
 
+// A rank orthogonalises a whole matrix, whose rows come from all ranks.
+TEST_F(GpuRanks, MuonGivesTheBitsOfOneGpu) {
+  const Config c = models_for_ranks()[1].config;
+  const Task task{c, few_rows(c, 2), Mode::stream, kTile, OptimizerKind::muon};
+  expect_bits_of_one_gpu<BFloat16>(2, 1, task);
+}
+
 #ifdef CUDA_ON_CPU
 // Another rank fails: a rank that waits for it fails too, and does not hang. On GPUs, MPI ends the others.
 TEST_F(GpuRanks, FailTogether) {

@@ -108,14 +108,19 @@ TEST_F(GpuTraining, FollowsTheLossCurveOfTheCpu) {
   const auto mixed = losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw, steps, kTestTile);
   const auto wide = losses<Cuda, BFloat16, float>(OptimizerKind::adamw, steps, kTestTile);
   const auto pure = losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw_pure, steps, kTestTile);
+  const auto narrow = losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw_8bit, steps, kTestTile);
+  const auto cpu_muon = losses<Cpu, float, float>(OptimizerKind::muon, steps);
+  const auto muon = losses<Cuda, float, float>(OptimizerKind::muon, steps, kTestTile);
   EXPECT_LT(cpu.back(), cpu.front() - sized(1.5, 0.5, 0.0));
   for (std::size_t i = 0; i < std::min<std::size_t>(cpu.size(), 12); ++i) {
     EXPECT_NEAR(f32[i], cpu[i], 1e-4 * cpu[i]) << "float32, step " << i + 1;
     EXPECT_NEAR(mixed[i], cpu[i], 2e-2 * cpu[i]) << "bfloat16, step " << i + 1;
     EXPECT_NEAR(wide[i], cpu[i], 2e-2 * cpu[i]) << "bfloat16 with a float32 gradient, step " << i + 1;
     EXPECT_NEAR(pure[i], cpu[i], 3e-2 * cpu[i]) << "pure bfloat16, step " << i + 1;
+    EXPECT_NEAR(narrow[i], cpu[i], 3e-2 * cpu[i]) << "8-bit moments, step " << i + 1;
+    EXPECT_NEAR(muon[i], cpu_muon[i], 1e-3 * cpu_muon[i]) << "muon, step " << i + 1;
   }
-  for (const auto& curve : {f32, mixed, wide, pure}) EXPECT_NEAR(curve.back(), cpu.back(), 0.1 * cpu.back());
+  for (const auto& curve : {f32, mixed, wide, pure, narrow}) EXPECT_NEAR(curve.back(), cpu.back(), 0.1 * cpu.back());
 }
 
 // Several sequences decode together: the logits after each step, on the GPU and in float64 on the CPU.

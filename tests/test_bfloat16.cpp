@@ -27,7 +27,8 @@ class BFloat16Commands : public Commands {
 
 TEST_F(BFloat16Commands, TrainingResumesBitForBitInEveryCombinationOfTypes) {
   int number = 0;
-  for (const char* types : {"", " --grad-dtype f32", " --optimizer adamw-bf16"}) {
+  for (const char* types :
+       {"", " --grad-dtype f32", " --optimizer adamw-bf16", " --optimizer adamw-8bit", " --optimizer muon"}) {
     const std::string whole = "whole" + std::to_string(++number), parts = "parts" + std::to_string(number);
     const std::string run =
         "train --dtype bf16 --hidden 32 --layers 2 --heads 2 --mlp 64 --length 64 --batch 2 "

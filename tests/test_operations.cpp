@@ -286,7 +286,7 @@ TEST(Operations, EmbeddingAndItsGradient) {
 TEST(Operations, AdamWMatchesItsFormula) {
   const Index n = 5, d = 33;
   Owned<double> w(n, d, 1), g(n, d, 2), m = zeros(n, d), v = zeros(n, d), start(n, d, 1);
-  AdamW s{0.01, 0.9, 0.95, 1e-8, 0.1, 0.5, 1};
+  OptimizerStep s{0.01, 0.9, 0.95, 1e-8, 0.1, 0.5, 1};
   std::vector<double> wt(start.storage->begin(), start.storage->end()), mt(wt.size()), vt(wt.size());
   for (s.step = 1; s.step <= 5; ++s.step) {
     adamw(device(), w.m, g.m, AdamWState<double>{{}, m.m, v.m}, s);

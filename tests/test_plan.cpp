@@ -53,6 +53,15 @@ TEST(Plan, MatchesThePeakOfTheArenaToTheByte) {
   }
 }
 
+TEST(Plan, KnowsEveryOptimizer) {
+  const Config c = families()[2].config;
+  const Schedule schedule = schedule_for(Mode::stream, c, 300, kTile);
+  for (const auto& [name, kind] : kOptimizers) {
+    expect_plan_is_the_arena<float>(c, 300, schedule, kind, 1, name);
+    expect_plan_is_the_arena<BFloat16>(c, 300, schedule, kind, 2, name);
+  }
+}
+
 // All later micro-batches are like the second, so a thousand take no longer to plan.
 TEST(Plan, ManyMicroBatchesNeedTheMemoryOfTwo) {
   StepSettings s{known_models().at("gpt2"), DType::f32, OptimizerKind::adamw, 1};

@@ -34,11 +34,14 @@ TEST_F(Processes, TrainingGivesTheFilesOfOneProcess) {
   expect_same_run("eight", "ranks");
 }
 
-TEST_F(Processes, BFloat16WithoutMasterWeightsGivesTheFilesOfOneProcess) {
-  const std::string train = "train" + kModelForRanks + "--steps 3 --dtype bf16 --optimizer adamw-bf16 --accumulate 3 ";
-  expect_ok(train + "--out " + path("one"));
-  expect_runs(2, train + "--out " + path("data"));  // in the last round one rank has no micro-batch
-  expect_same_run("one", "data");
+TEST_F(Processes, OtherOptimizersGiveTheFilesOfOneProcess) {
+  for (const std::string optimizer : {"adamw-bf16", "adamw-8bit", "muon"}) {
+    const std::string train =
+        "train" + kModelForRanks + "--steps 3 --dtype bf16 --accumulate 3 --optimizer " + optimizer + " --out ";
+    expect_ok(train + path("one-" + optimizer));
+    expect_runs(2, train + path("data-" + optimizer));  // in the last round one rank has no micro-batch
+    expect_same_run("one-" + optimizer, "data-" + optimizer);
+  }
 }
 
 // Every rank has all of the adapters, whatever happens to the base.

@@ -63,9 +63,11 @@ TEST_P(EveryModel, GridsInAllTypesGiveTheBitsOfOneProcess) {
   if (kSanitized) return;  // the same code with other types
   expect_bits_of_one_process<Cpu, double>(2, 2, task);
   expect_bits_of_one_process<Cpu, BFloat16, float>(2, 2, task);
-  Task pure = task;
-  pure.optimizer = OptimizerKind::adamw_pure;
-  expect_bits_of_one_process<Cpu, BFloat16, BFloat16>(2, 2, pure);
+  for (OptimizerKind kind : {OptimizerKind::adamw_pure, OptimizerKind::adamw_8bit, OptimizerKind::muon}) {
+    Task other = task;
+    other.optimizer = kind;
+    expect_bits_of_one_process<Cpu, BFloat16, BFloat16>(2, 2, other);
+  }
 }
 
 // The weights of a pair depend on all its log-probs, which are on several ranks.

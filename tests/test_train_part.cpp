@@ -64,10 +64,12 @@ TEST_F(TrainPart, AdaptersLearnAndBecomePartOfAModel) {
 }
 
 TEST_F(TrainPart, AdaptersResumeBitForBit) {
-  for (const std::string type : {"--dtype f32", "--dtype bf16", "--dtype bf16 --optimizer adamw-bf16"}) {
+  int number = 0;
+  for (const std::string type : {"--dtype f32", "--dtype bf16", "--dtype bf16 --optimizer adamw-bf16",
+                                 "--dtype f32 --optimizer muon", "--dtype bf16 --optimizer adamw-8bit"}) {
     const std::string run =
         type + " --lora 3 --lora-on attention up_proj --rslora --steps 4 --rate 1e-2 --accumulate 2 --out ";
-    const std::string name = std::to_string(type.size());
+    const std::string name = std::to_string(number++);
     expect_ok(train(run + path("straight" + name)));
     expect_ok(train(run + path("stopped" + name) + " --stop-after 1"));
     expect_ok("train --resume --stop-after 3 --chunk 512 --out " + path("stopped" + name));

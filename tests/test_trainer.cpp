@@ -76,7 +76,9 @@ TEST(Trainer, BFloat16FollowsTheLossCurveOfFloat32) {
   const std::pair<const char*, std::vector<double>> curves[] = {
       {"master weights", losses<Cpu, BFloat16, BFloat16>(OptimizerKind::adamw, steps)},
       {"float32 gradient", losses<Cpu, BFloat16, float>(OptimizerKind::adamw, steps)},
-      {"bfloat16 only", losses<Cpu, BFloat16, BFloat16>(OptimizerKind::adamw_pure, steps)}};
+      {"bfloat16 only", losses<Cpu, BFloat16, BFloat16>(OptimizerKind::adamw_pure, steps)},
+      {"8-bit moments", losses<Cpu, BFloat16, BFloat16>(OptimizerKind::adamw_8bit, steps)},
+      {"8-bit moments of float32", losses<Cpu, float, float>(OptimizerKind::adamw_8bit, steps)}};
   EXPECT_LT(f32.back(), f32.front() - sized(0.5, 0.0));
   for (const auto& [types, curve] : curves) {
     for (std::size_t i = 0; i < curve.size(); ++i) {

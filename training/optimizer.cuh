@@ -16,13 +16,14 @@
 namespace streambp {
 
 // adamw_pure: moments in the type of the weights, no master weights
-enum class OptimizerKind { none, adamw, adamw_pure };
+enum class OptimizerKind { none, adamw, adamw_pure, adamw_8bit, muon };
 
 struct OptimizerSettings {
   double rate = 3e-4, final_rate_fraction = 0.1;
   Index warmup = 0, steps = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1;
-  double clip = 1;  // largest global gradient norm; 0: no limit
+  double clip = 1;         // largest global gradient norm; 0: no limit
+  std::uint64_t seed = 1;  // of stochastic rounding
   BlockSettings blocks = {};
 };
 
@@ -36,15 +37,18 @@ inline double learning_rate(const OptimizerSettings& s, Index step) {
   return s.rate * (s.final_rate_fraction + (1 - s.final_rate_fraction) * cosine);
 }
 
-// What an optimizer keeps under one name, such as a moment: a matrix for every trained parameter, in the table's order.
-// Allocating, sharding, saving and loading follow from this description.
+// What an optimizer keeps under one name, such as a moment: a matrix for every trained parameter, in the table's order. It
+// has the parameter's rows, so that ranks can share it. Allocating, sharding, saving and loading follow from this
+// description.
 struct State {
   template <class U>
   using Matrices = std::vector<Matrix<U>>;
 
-  std::string name;  // in checkpoints: comes before a parameter's name
-  std::variant<Matrices<float>, Matrices<double>, Matrices<BFloat16>> matrices;
+  std::string name;                    // in checkpoints: comes before a parameter's name
+  Index (*columns)(const Parameter&);  // 0: this parameter has none
+  std::variant<Matrices<float>, Matrices<double>, Matrices<BFloat16>, Matrices<std::uint8_t>> matrices;
 };
+inline Index all_columns(const Parameter& p) { return p.cols; }
 
 // The trained parameters of a model.
 inline std::vector<Parameter> trained_parameters(const Config& c) {
@@ -61,6 +65,7 @@ struct Updated {
   const Parameter& parameter;
   Matrix<T> weight;
   Matrix<G> gradient;
+  OptimizerStep settings;
 };
 
 // Every rank has the state of its shard of each trained parameter, and updates this shard.
@@ -76,7 +81,7 @@ class Optimizer {
       std::visit(
           [&](auto& matrices) {
             matrices.resize(parameters.size());
-            streambp::allocate(dev, table_of(c, matrices), Kind::optimizer, ranks);
+            streambp::allocate(dev, table_of(c, state, matrices), Kind::optimizer, ranks);
           },
           state.matrices);
     }
@@ -94,19 +99,21 @@ class Optimizer {
   }
 
   // One update. Weight decay applies to matrices only, not to norms and biases.
-  void update(Device& dev, Model<T>& model, Tensors<G>& gradient, AdamW settings) {
-    const auto weights = trained(table(model.config, model.weights));
-    const auto gradients = trained(table(model.config, gradient));
-    const double decay = settings.decay;
+  void update(Device& dev, Model<T>& model, Tensors<G>& gradient, const OptimizerStep& settings) {
+    const auto weights = table(model.config, model.weights);
+    const auto gradients = table(model.config, gradient);
+    std::vector<Updated<T, G>> all;
     std::vector<Matrix<T>> shared;  // replicated on all ranks
     for (std::size_t i = 0; i < weights.size(); ++i) {
       const Parameter& p = weights[i].parameter;
-      settings.decay = p.vector() ? 0 : decay;
-      settings.parameter = i;
-      settings.first_row = shard(p.rows, ranks).begin;
-      update(dev, {i, p, shard_of(model, weights[i]), *gradients[i].matrix}, settings);
+      if (!p.trained) continue;
+      Updated<T, G> u = {all.size(), p, shard_of(model, weights[i]), *gradients[i].matrix, settings};
+      if (p.vector()) u.settings.decay = 0;
+      u.settings.parameter = i, u.settings.first_row = shard(p.rows, ranks).begin;
+      all.push_back(u);
       if (!model.in_shards(p)) shared.push_back(*weights[i].matrix);
     }
+    update(dev, all);
     if (ranks.size > 1 && !shared.empty()) exchange(dev, "share weights", ranks, shared_rows(ranks, shared));
   }
 
@@ -114,23 +121,24 @@ class Optimizer {
   template <class F>
   void for_each_state(const Config& c, F&& f) {
     for (State& state : states_)
-      std::visit([&](auto& matrices) { f(state.name, table_of(c, matrices)); }, state.matrices);
+      std::visit([&](auto& matrices) { f(state.name, table_of(c, state, matrices)); }, state.matrices);
   }
   bool has_master() const { return !states_.empty() && states_.back().name == kMaster; }
   // The float32 weights.
   Table<float> masters(const Config& c) {
-    return has_master() ? table_of(c, std::get<State::Matrices<float>>(states_.back().matrices)) : Table<float>();
+    if (!has_master()) return {};
+    return table_of(c, states_.back(), std::get<State::Matrices<float>>(states_.back().matrices));
   }
 
   const Group ranks;
 
  protected:
-  virtual void update(Device& dev, const Updated<T, G>& updated, const AdamW& settings) = 0;
+  virtual void update(Device& dev, const std::vector<Updated<T, G>>& parameters) = 0;
 
   // For the constructor; float32 master weights come last.
   template <class U>
-  void add_state(const char* name) {
-    states_.push_back({name, State::Matrices<U>()});
+  void add_state(const char* name, Index (*columns)(const Parameter&) = all_columns) {
+    states_.push_back({name, columns, State::Matrices<U>()});
   }
   void add_master() { add_state<float>(kMaster); }
 
@@ -146,9 +154,14 @@ class Optimizer {
   static constexpr const char* kMaster = "master.";
 
   template <class U>
-  static Table<U> table_of(const Config& c, State::Matrices<U>& matrices) {
+  static Table<U> table_of(const Config& c, const State& state, State::Matrices<U>& matrices) {
     Table<U> rows;
-    for (const Parameter& p : trained_parameters(c)) rows.push_back({p, &matrices[rows.size()]});
+    std::size_t i = 0;
+    for (Parameter& p : trained_parameters(c)) {
+      p.cols = state.columns(p);
+      if (p.cols > 0) rows.push_back({p, &matrices[i]});
+      ++i;
+    }
     return rows;
   }
 

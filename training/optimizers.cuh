@@ -4,6 +4,8 @@
 #include <memory>
 
 #include "training/optimizers/adamw.cuh"
+#include "training/optimizers/adamw_8bit.cuh"
+#include "training/optimizers/muon.cuh"
 
 namespace streambp {
 
@@ -14,13 +16,15 @@ class NoOptimizer : public Optimizer<Device, T, G> {
   using Optimizer<Device, T, G>::Optimizer;
 
  protected:
-  void update(Device&, const Updated<T, G>&, const AdamW&) override { fail("there is no optimizer"); }
+  void update(Device&, const std::vector<Updated<T, G>>&) override { fail("there is no optimizer"); }
 };
 
 template <class Device, class T, class G>
 std::unique_ptr<Optimizer<Device, T, G>> make_optimizer(OptimizerKind kind, const Group& ranks) {
   if (kind == OptimizerKind::adamw) return std::make_unique<AdamWOptimizer<Device, T, G, Accumulator<T>>>(ranks);
   if (kind == OptimizerKind::adamw_pure) return std::make_unique<AdamWOptimizer<Device, T, G, T>>(ranks);
+  if (kind == OptimizerKind::adamw_8bit) return std::make_unique<AdamW8BitOptimizer<Device, T, G>>(ranks);
+  if (kind == OptimizerKind::muon) return std::make_unique<MuonOptimizer<Device, T, G>>(ranks);
   return std::make_unique<NoOptimizer<Device, T, G>>(ranks);
 }
 

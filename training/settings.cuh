@@ -3,6 +3,7 @@
 
 #include <array>
 #include <string>
+#include <utility>
 
 #include "memory/schedule.cuh"
 #include "parallel/group.cuh"
@@ -25,10 +26,16 @@ inline const char* name(DType type) {
   return type == DType::f32 ? "float32" : type == DType::f64 ? "float64" : "bfloat16";
 }
 
+inline constexpr std::array<std::pair<const char*, OptimizerKind>, 5> kOptimizers = {
+    {{"none", OptimizerKind::none},
+     {"adamw", OptimizerKind::adamw},
+     {"adamw-bf16", OptimizerKind::adamw_pure},
+     {"adamw-8bit", OptimizerKind::adamw_8bit},
+     {"muon", OptimizerKind::muon}}};
 inline OptimizerKind optimizer_named(const std::string& optimizer) {
-  return optimizer == "none"    ? OptimizerKind::none
-         : optimizer == "adamw" ? OptimizerKind::adamw
-                                : OptimizerKind::adamw_pure;
+  for (const auto& [name, kind] : kOptimizers)
+    if (optimizer == name) return kind;
+  fail("no optimizer is named ", optimizer);
 }
 
 // Longer than any memory allows, and short enough to plan in seconds.

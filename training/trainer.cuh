@@ -283,8 +283,8 @@ class Trainer {
   }
 
   void update(const StepResult& result, const OptimizerSettings& s, Index step) {
-    AdamW settings{
-        learning_rate(s, step), s.beta1, s.beta2, s.eps, s.decay, 1, step, step - step_of_turn(s.blocks, step)};
+    OptimizerStep settings{learning_rate(s, step), s.beta1, s.beta2, s.eps, s.decay};
+    settings.step = step, settings.begun = step - step_of_turn(s.blocks, step), settings.seed = s.seed;
     if (s.clip > 0 && result.gradient_norm > s.clip) settings.gradient_scale = s.clip / result.gradient_norm;
     optimizer->update(dev, model, grad, settings);
     release_gradient();

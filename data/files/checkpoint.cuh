@@ -2,8 +2,9 @@
 //
 //   OUT/step-000100/config.json, model.safetensors, ...   the model
 //   OUT/step-000100/training/optimizer.safetensors        the optimizer's state: Adam's moments, with "m." and "v." before
-//                                                         each name, "master." for float32 weights, and the weights
-//                                                         themselves where the model's files hold fewer bits
+//                                                         each name ("m8." in 8 bits), "master." for float32 weights,
+//                                                         and the weights themselves where the model's files hold
+//                                                         fewer bits
 //   OUT/step-000100/training/state.json                   the step and the options of the run
 //
 // A run that trains adapters has adapter_config.json and adapter_model.safetensors instead of the model.
@@ -179,7 +180,7 @@ void load_checkpoint(Device& dev, const fs::path& checkpoint, Model<T>& model, c
   if (has_adapters) AdapterDirectory(checkpoint).load(dev, model);
   const SafetensorsFile file(checkpoint / "training/optimizer.safetensors");
   for (const auto& [name, tensor] : file.tensors())
-    if (name.starts_with("v.")) require_not_negative(tensor);
+    if (name.starts_with("v.") || name.starts_with("v8.scale.")) require_not_negative(tensor);
   for_each_optimizer_table(model, optimizer, layout, [&](const std::string& prefix, const auto& tensors) {
     read_tensors(dev, file, prefix, tensors, optimizer.ranks);
   });

@@ -39,9 +39,14 @@ inline Index stored_at(const Parameter& p, Index i, Index j) {
   return p.transposed ? j * p.rows * p.parts + p.part * p.rows + i : (p.part * p.rows + i) * p.cols + j;
 }
 
+template <class T>
+const char* dtype_name() {
+  return std::is_same_v<T, BFloat16> ? "BF16" : sizeof(T) == 1 ? "U8" : sizeof(T) == 4 ? "F32" : "F64";
+}
+
 // NaN and infinity have the largest exponent. The loop has no branches, so that it vectorises.
 template <class T>
-bool all_finite(const T* x, Index n) {
+requires(!std::is_integral_v<T>) bool all_finite(const T* x, Index n) {
   using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,
                                   std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
   const Bits infinity = std::bit_cast<Bits>(static_cast<T>(std::numeric_limits<float>::infinity()));
@@ -53,6 +58,8 @@ bool all_finite(const T* x, Index n) {
   }
   return largest < infinity;
 }
+
+inline bool all_finite(const std::uint8_t*, Index) { return true; }
 
 // Fills a matrix on the device in blocks of about a megabyte. produce(rows, out) writes some rows and returns whether
 // they are valid; several threads call it at once. Returns whether all rows are valid.
@@ -85,7 +92,11 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
     const auto shape = stored_shape(parts.front().parameter);
     require(tensor.shape == shape, tensor.where, " has shape ", shown(tensor.shape), ", but the configuration needs ",
             shown(shape));
-    require(is_real(tensor), tensor.where, ": cannot read type ", tensor.dtype, " as real numbers; convert the file");
+    if constexpr (std::is_integral_v<T>) {
+      require(tensor.dtype == dtype_name<T>(), tensor.where, ": has type ", tensor.dtype, ", not ", dtype_name<T>());
+    } else {
+      require(is_real(tensor), tensor.where, ": cannot read type ", tensor.dtype, " as real numbers; convert the file");
+    }
     for (const Entry<T>& e : parts) {
       const Parameter& p = e.parameter;
       if (e.matrix->empty()) continue;
@@ -109,11 +120,6 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
     }
     forget(tensor);
   }
-}
-
-template <class T>
-const char* dtype_name() {
-  return std::is_same_v<T, BFloat16> ? "BF16" : sizeof(T) == 4 ? "F32" : "F64";
 }
 
 // Writes values in the stored type. Values outside its range are errors.

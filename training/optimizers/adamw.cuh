@@ -17,10 +17,12 @@ class AdamWOptimizer : public Optimizer<Device, T, G> {
   }
 
  protected:
-  void update(Device& dev, const Updated<T, G>& u, const AdamW& settings) override {
-    const AdamWState<M> state = {this->master(u.number), this->template state<M>(0, u.number),
-                                 this->template state<M>(1, u.number)};
-    if (u.weight) adamw(dev, u.weight, u.gradient, state, settings);
+  void update(Device& dev, const std::vector<Updated<T, G>>& parameters) override {
+    for (const auto& u : parameters) {
+      const AdamWState<M> state = {this->master(u.number), this->template state<M>(0, u.number),
+                                   this->template state<M>(1, u.number)};
+      if (u.weight) adamw(dev, u.weight, u.gradient, state, u.settings);
+    }
   }
 };
 

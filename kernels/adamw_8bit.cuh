@@ -1,0 +1,152 @@
+// AdamW (adamw.cuh) with moments in 8 bits. Every 256 neighbours in a row share a scale, which is their largest magnitude:
+//
+//   m[j] = signed map[code] * scale,   v[j] = unsigned map[code] * scale                      (dynamic_map.cuh)
+//
+// The update itself is in float32; afterwards the moments are rounded to the nearest code. A second moment that is not
+// zero does not become zero: AdamW divides by its root. There are no master weights; bfloat16 weights are rounded
+// stochastically.
+#pragma once
+
+#include "kernels/adamw.cuh"
+#include "kernels/dynamic_map.cuh"
+
+namespace streambp {
+
+constexpr Index kMomentBlock = 256;
+
+struct QuantisedMoment {
+  Matrix<std::uint8_t> codes;  // the shape of the weight
+  Matrix<float> scales;        // a column for each block of columns
+};
+struct QuantisedMoments {
+  QuantisedMoment m, v;
+};
+
+template <class Device, class T, class G>
+void adamw_8bit(Device& dev, Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, const OptimizerStep& settings) {
+  require_shape("adamw 8-bit", "gradient", g, w.rows, w.cols);
+  for (const QuantisedMoment& moment : {state.m, state.v}) {
+    require_shape("adamw 8-bit", "codes", moment.codes, w.rows, w.cols);
+    require_shape("adamw 8-bit", "scales", moment.scales, w.rows, ceil_div(w.cols, kMomentBlock));
+  }
+  auto op = dev.operation("adamw", 14.0 * w.size(), (2.0 * sizeof(T) + 4.0 + sizeof(G)) * w.size());
+  if constexpr (Device::computes) compute_adamw_8bit(dev, w, g, state, settings);
+}
+
+// The largest magnitude of a block, or 1 if all are zero. Moments are divided by it.
+constexpr float moment_divisor(float largest) { return largest > 0 ? largest : 1; }
+
+constexpr std::uint8_t second_moment_code(float ratio) {
+  const std::uint8_t code = DynamicMap<Sign::none>::encode(ratio);
+  return static_cast<std::uint8_t>(code + ((code == 0) & (ratio > 0)));  // without a branch: loops vectorise
+}
+
+// --- CPU ---
+
+// One block of a row.
+template <class T, class G>
+void adamw_8bit_block(Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, Index i, Index block,
+                      const AdamWConstants<Accumulator<T>>& constants, const Random& random, Index first_row) {
+  using A = Accumulator<T>;
+  const Rows part = piece(block, kMomentBlock, w.cols);
+  const Index n = part.size(), before = (first_row + i) * w.cols + part.begin;
+  T* weights = w.row(i) + part.begin;
+  const G* gradients = g.row(i) + part.begin;
+  std::uint8_t *m_codes = state.m.codes.row(i) + part.begin, *v_codes = state.v.codes.row(i) + part.begin;
+  const float m_scale = state.m.scales(i, block), v_scale = state.v.scales(i, block);
+  float m[kMomentBlock], v[kMomentBlock], most_m = 0, most_v = 0;
+#pragma omp simd reduction(max : most_m, most_v)
+  for (Index j = 0; j < n; ++j) {
+    A weight = weights[j], first = DynamicMap<Sign::both>::decode(m_codes[j]) * m_scale,
+      second = DynamicMap<Sign::none>::decode(v_codes[j]) * v_scale;
+    constants.update(weight, first, second, gradients[j]);
+    weights[j] = stochastic_round<T>(weight, random.bits(static_cast<std::uint64_t>(before + j)));
+    m[j] = static_cast<float>(first), v[j] = static_cast<float>(second);
+    const float size = m[j] < 0 ? -m[j] : m[j];
+    most_m = size > most_m ? size : most_m, most_v = v[j] > most_v ? v[j] : most_v;
+  }
+  state.m.scales(i, block) = most_m, state.v.scales(i, block) = most_v;
+  const float m_divisor = moment_divisor(most_m), v_divisor = moment_divisor(most_v);
+#pragma omp simd
+  for (Index j = 0; j < n; ++j) m_codes[j] = DynamicMap<Sign::both>::encode(m[j] / m_divisor);
+#pragma omp simd
+  for (Index j = 0; j < n; ++j) v_codes[j] = second_moment_code(v[j] / v_divisor);
+}
+
+template <class T, class G>
+void compute_adamw_8bit(Cpu&, Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, const OptimizerStep& settings) {
+  const AdamWConstants<Accumulator<T>> constants(settings);
+  const Random random = settings.random();
+  const Index blocks = state.m.scales.cols;
+#pragma omp parallel for collapse(2) if (w.size() > kWorthThreads)
+  for (Index i = 0; i < w.rows; ++i) {
+    for (Index b = 0; b < blocks; ++b) adamw_8bit_block(w, g, state, i, b, constants, random, settings.first_row);
+  }
+}
+
+// --- CUDA ---
+
+#ifdef STREAMBP_CUDA
+
+namespace cuda {
+
+// A warp updates a block; every lane has 8 of its elements, in packs of N.
+template <int N, class T, class G>
+__global__ void __launch_bounds__(kThreads)
+    adamw_8bit_kernel(Matrix<T> w, Matrix<G> g, QuantisedMoments state, AdamWConstants<float> constants, Random random,
+                      Index first_row) {
+  constexpr int kPacks = static_cast<int>(kMomentBlock) / kWarp / N;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const Index blocks = state.m.scales.cols, number = static_cast<Index>(blockIdx.x) * (kThreads / kWarp) + warp;
+  const Index i = number / blocks, block = number % blocks;
+  if (i >= w.rows) return;
+  const float m_scale = state.m.scales(i, block), v_scale = state.v.scales(i, block);
+  Floats<N> m[kPacks], v[kPacks];
+  float most_m = 0, most_v = 0;
+  for (int p = 0; p < kPacks; ++p) {
+    const Index j = block * kMomentBlock + (p * kWarp + lane) * N;
+    if (j >= w.cols) continue;
+    auto weight = load<N>(w.row(i) + j);
+    const auto gradient = load<N>(g.row(i) + j);
+    const auto m_code = load<N>(state.m.codes.row(i) + j), v_code = load<N>(state.v.codes.row(i) + j);
+    for (int k = 0; k < N; ++k) {
+      m[p].x[k] = DynamicMap<Sign::both>::decode(static_cast<std::uint8_t>(m_code.x[k])) * m_scale;
+      v[p].x[k] = DynamicMap<Sign::none>::decode(static_cast<std::uint8_t>(v_code.x[k])) * v_scale;
+      constants.update(weight.x[k], m[p].x[k], v[p].x[k], gradient.x[k]);
+      const auto element = static_cast<std::uint64_t>((first_row + i) * w.cols + j + k);
+      weight.x[k] = stochastic_round<T>(weight.x[k], random.bits(element));
+      most_m = fmaxf(most_m, fabsf(m[p].x[k])), most_v = fmaxf(most_v, v[p].x[k]);
+    }
+    store(w.row(i) + j, weight);
+  }
+  most_m = warp_max(most_m), most_v = warp_max(most_v);
+  const float m_divisor = moment_divisor(most_m), v_divisor = moment_divisor(most_v);
+  for (int p = 0; p < kPacks; ++p) {
+    const Index j = block * kMomentBlock + (p * kWarp + lane) * N;
+    if (j >= w.cols) continue;
+    for (int k = 0; k < N; ++k) {
+      m[p].x[k] = DynamicMap<Sign::both>::encode(m[p].x[k] / m_divisor);
+      v[p].x[k] = second_moment_code(v[p].x[k] / v_divisor);
+    }
+    store(state.m.codes.row(i) + j, m[p]);
+    store(state.v.codes.row(i) + j, v[p]);
+  }
+  __syncwarp();  // all lanes have read the scales
+  if (lane == 0) state.m.scales(i, block) = most_m, state.v.scales(i, block) = most_v;
+}
+
+}  // namespace cuda
+
+template <class T, class G>
+void compute_adamw_8bit(Cuda& dev, Matrix<T> w, Matrix<G> g, const QuantisedMoments& state,
+                        const OptimizerStep& settings) {
+  const bool packed = cuda::packable(w, g, state.m.codes, state.v.codes);
+  const auto kernel = packed ? cuda::adamw_8bit_kernel<cuda::kPack, T, G> : cuda::adamw_8bit_kernel<1, T, G>;
+  const Index units = w.rows * state.m.scales.cols;
+  cuda::launch(dev, kernel, cuda::grid_of(ceil_div(units, cuda::kThreads / cuda::kWarp)), cuda::kThreads, 0, w, g,
+               state, AdamWConstants<float>(settings), settings.random(), settings.first_row);
+}
+
+#endif
+
+}  // namespace streambp
