@@ -8,7 +8,7 @@
   scripts/plot.py memory sweep.json docs/memory.png                 peak memory against length, in the three modes
 
   streambp train --out run
-  scripts/plot.py loss run/metrics.jsonl loss.png                   loss
+  scripts/plot.py loss run/metrics.jsonl loss.png                   loss; of several runs, name all of them
 
   streambp train --model base --objective dpo --data preferences.jsonl --eval-every 2 --out run
   scripts/plot.py preferences run/metrics.jsonl preferences.png     accuracy and margin of held-out pairs
@@ -34,6 +34,8 @@ MODES = [
     ("checkpoint", "#d9a441", "gradient checkpointing: layer inputs kept"),
     ("stream", "#2a6f97", "StreamBP: layer inputs kept, layers in chunks"),
 ]
+
+COLOURS = ["#b0413e", "#d9a441", "#2a6f97", "#4f772d"]
 
 
 def draw_memory(plt, args):
@@ -116,14 +118,21 @@ def draw_timeline(plt, args):
 
 
 def draw_loss(plt, args):
-    with open(args.input) as file:
-        lines = [json.loads(line) for line in file]
-    steps = [(line["step"], line["loss"]) for line in lines if "loss" in line]
-    held_out = [(line["step"], line["evaluation_loss"]) for line in lines if "evaluation_loss" in line]
     fig, ax = plt.subplots(figsize=(8, 4.8))
-    ax.plot(*zip(*steps), color="#2a6f97", linewidth=1.2, label="training")
-    if held_out:
-        ax.plot(*zip(*held_out), "o-", color="#b0413e", label="held out")
+    for run, colour in zip(args.inputs, COLOURS):
+        with open(run) as file:
+            lines = [json.loads(line) for line in file]
+        name = os.path.basename(os.path.dirname(run)) + ", " if len(args.inputs) > 1 else ""
+        steps = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+        held_out = [(line["step"], line["evaluation_loss"]) for line in lines if "evaluation_loss" in line]
+        ax.plot(*zip(*steps), color=colour, linewidth=0.8, alpha=0.6, label=f"{name}training")
+        if held_out:
+            ax.plot(*zip(*held_out), "o-", color=colour, label=f"{name}held out {held_out[-1][1]:.3f}")
+    if len(args.inputs) > 1:
+        ax.set_yscale("log")
+        ticks = [0.2, 0.5, 1, 2, 5]
+        ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.set_yticks([], minor=True)
     ax.set_xlabel("step")
     ax.set_ylabel("loss, nats per token")
     ax.legend(frameon=False)
@@ -264,11 +273,17 @@ DRAWINGS = {"timeline": draw_timeline, "memory": draw_memory, "loss": draw_loss,
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=DRAWINGS, help="what to draw")
-    parser.add_argument("input", nargs="?", help="timeline.json, sweep.json, metrics.jsonl or the folder of a demonstration; not for exchange")
+    parser.add_argument("inputs", metavar="input", nargs="*",
+                        help="timeline.json, sweep.json, metrics.jsonl (for loss one or more) or the folder of a demonstration; not for exchange")
     parser.add_argument("output", help="the picture; its extension (.png, .svg) sets the format")
     args = parser.parse_args()
-    if (args.kind == "exchange") != (args.input is None):
-        parser.error("exchange takes only the output" if args.input else f"{args.kind} takes an input and an output")
+    if args.kind == "exchange" and args.inputs:
+        parser.error("exchange takes only the output")
+    if args.kind != "exchange" and not args.inputs:
+        parser.error(f"{args.kind} takes an input and an output")
+    if len(args.inputs) > (len(COLOURS) if args.kind == "loss" else 1):
+        parser.error(f"these are too many inputs for {args.kind}")
+    args.input = args.inputs[0] if args.inputs else None
     try:
         import matplotlib
     except ImportError:
@@ -280,7 +295,7 @@ def main():
     try:
         fig = DRAWINGS[args.kind](plt, args)
     except (OSError, ValueError, KeyError) as error:
-        sys.exit(f"plot.py: {args.input}: {error}; did streambp write this file?")
+        sys.exit(f"plot.py: {', '.join(args.inputs)}: {error}; did streambp write this file?")
     if fig.get_layout_engine() is None:
         fig.tight_layout()
     stem, ending = os.path.splitext(args.output)
