@@ -56,11 +56,14 @@ TEST_F(Processes, AdaptersAreTheSameOnAnyRanks) {
   expect_ok(train + "--lanes 2 --accumulate 2 --out " + path("one"));
   expect_runs(2, train + "--sequence-ranks 2 --accumulate 2 --out " + path("sequence"));
   expect_runs(2, train + "--lanes 2 --accumulate 2 --shard weights --out " + path("shards"));
-  for (const std::string run : {"sequence", "shards"}) {
+  expect_ok(train + "--base nf4 --optimizer muon --accumulate 2 --out " + path("one-nf4"));
+  expect_runs(2, train + "--base nf4 --optimizer muon --accumulate 2 --out " + path("data-nf4"));
+  for (const auto& [one, run] :
+       {std::pair<std::string, std::string>{"one", "sequence"}, {"one", "shards"}, {"one-nf4", "data-nf4"}}) {
     for (const char* file : {"adapter_model.safetensors", "training/optimizer.safetensors"})
-      EXPECT_TRUE(read_file(path("one/step-000003") + "/" + file) == read_file(path(run + "/step-000003/") + file))
+      EXPECT_TRUE(read_file(path(one + "/step-000003/") + file) == read_file(path(run + "/step-000003/") + file))
           << run << ": " << file;
-    EXPECT_EQ(metric("one", "gradient_norm"), metric(run, "gradient_norm")) << run;
+    EXPECT_EQ(metric(one, "gradient_norm"), metric(run, "gradient_norm")) << run;
   }
 }
 

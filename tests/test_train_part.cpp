@@ -107,15 +107,18 @@ TEST_F(TrainPart, OnlineGrpoTurnsTheAdaptersOff) {
   std::string prompts;
   for (int i = 0; i < 8; ++i) prompts += Json{{"prompt", "question " + std::to_string(i)}}.dump() + "\n";
   write_file_atomically(path("prompts.jsonl"), prompts);
+  const std::string train = "train --objective grpo --kl 0.1 --model " + model + " --data " + path("prompts.jsonl") +
+                            " --reward-cmd 'while read -r line; do echo ${#line}; done' --lora 4 --prompts 2 --group 4 "
+                            "--completion 12 --steps 3 --rate 1e-2 --eval-fraction 0 --out ";
   setenv("TMPDIR", path("none").c_str(), 1);  // weights cannot be offloaded
-  expect_ok("train --objective grpo --kl 0.1 --model " + model + " --data " + path("prompts.jsonl") +
-            " --reward-cmd 'while read -r line; do echo ${#line}; done' --lora 4 --prompts 2 --group 4 --completion 12 "
-            "--steps 3 --rate 1e-2 --eval-fraction 0 --out " +
-            path("run"));
+  expect_ok(train + path("run"));
   unsetenv("TMPDIR");
-  const auto kl = metric("run", "kl");
-  EXPECT_EQ(kl.front(), 0);
-  EXPECT_GT(kl.back(), 0);
+  expect_ok(train + path("more") + " --train '.*norm.*'");  // the reference has the norms of before
+  for (const char* run : {"run", "more"}) {
+    const auto kl = metric(run, "kl");
+    EXPECT_EQ(kl.front(), 0) << run;
+    EXPECT_GT(kl.back(), 0) << run;
+  }
 }
 
 TEST_F(TrainPart, OnlyNamedParametersChange) {
