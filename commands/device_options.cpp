@@ -27,10 +27,15 @@ void add_optimizer_option(OptionTable& options, std::string& optimizer, DeviceOp
   options.add("--optimizer",
               {&optimizer,
                std::string(optional ? "none: forward and backward only; " : "") +
-                   "adamw: float32 moments and master weights; adamw-bf16: bf16 moments, no master weights, stochastic "
-                   "rounding; adamw-8bit: the same with 8-bit moments; muon: orthogonalised momentum for the matrices "
-                   "of the layers, adamw for all others",
+                   "adamw: float32 moments, and master weights for bf16; adamw-bf16: bf16 moments, no master weights, "
+                   "stochastic rounding; adamw-8bit: 8-bit moments, no master weights; muon: orthogonalised momentum "
+                   "for the matrices of the layers, adamw for all others",
                checks::one_of(names), lasts});
+}
+
+void check_optimizer(const StepSettings& s) {
+  require(s.dtype == DType::bf16 || s.optimizer != OptimizerKind::adamw_bf16,
+          "--optimizer adamw-bf16 needs --dtype bf16");
 }
 
 DeviceKind DeviceOptions::kind() const {
@@ -56,8 +61,7 @@ StepSettings DeviceOptions::settings(const Config& config, Index micro_batches) 
   s.micro_batches = micro_batches;
   s.wide_gradient = gradient == "f32" || (gradient == "auto" && s.dtype == DType::bf16 && !config.adapters.empty());
   s.tile = tile_of(s.device);
-  require(s.dtype == DType::bf16 || s.optimizer != OptimizerKind::adamw_pure,
-          "--optimizer adamw-bf16 needs --dtype bf16");
+  check_optimizer(s);
   require(s.dtype == DType::bf16 || gradient == "auto", "--grad-dtype ", gradient, " needs --dtype bf16");
   return s;
 }

@@ -87,8 +87,7 @@ class PlanCommand : public Command {
     if (!options.given("--chunk")) chunk = default_chunk(settings.tile);
     check_chunk(chunk, settings.tile);
     settings.optimizer = optimizer_named(optimizer);
-    require(settings.optimizer != OptimizerKind::adamw_pure || settings.dtype == DType::bf16,
-            "--optimizer adamw-bf16 needs --dtype bf16");
+    check_optimizer(settings);
     settings.ranks = ranks.planned(settings.config, ranks.ranks);
     require(!options.given("--link") || ranks.ranks > 1, "--link is for --ranks");
     if (!options.given("--accumulate")) micro_batches = settings.ranks.streams();

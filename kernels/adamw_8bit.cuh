@@ -29,12 +29,13 @@ void adamw_8bit(Device& dev, Matrix<T> w, Matrix<G> g, const QuantisedMoments& s
     require_shape("adamw 8-bit", "codes", moment.codes, w.rows, w.cols);
     require_shape("adamw 8-bit", "scales", moment.scales, w.rows, ceil_div(w.cols, kMomentBlock));
   }
-  auto op = dev.operation("adamw", 14.0 * w.size(), (2.0 * sizeof(T) + 4.0 + sizeof(G)) * w.size());
+  auto op = dev.operation("adamw 8-bit", 14.0 * w.size(), (2.0 * sizeof(T) + 4.0 + sizeof(G)) * w.size());
   if constexpr (Device::computes) compute_adamw_8bit(dev, w, g, state, settings);
 }
 
-// The largest magnitude of a block, or 1 if all are zero. Moments are divided by it.
-constexpr float moment_divisor(float largest) { return largest > 0 ? largest : 1; }
+// From the largest magnitude of a block. The second moment overflows if gradients are huge; then it stays huge.
+constexpr float moment_scale(float largest) { return largest < 3.4e38f ? largest : 3.4e38f; }
+constexpr float moment_divisor(float scale) { return scale > 0 ? scale : 1; }
 
 constexpr std::uint8_t second_moment_code(float ratio) {
   const std::uint8_t code = DynamicMap<Sign::none>::encode(ratio);
@@ -65,6 +66,7 @@ void adamw_8bit_block(Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, I
     const float size = m[j] < 0 ? -m[j] : m[j];
     most_m = size > most_m ? size : most_m, most_v = v[j] > most_v ? v[j] : most_v;
   }
+  most_m = moment_scale(most_m), most_v = moment_scale(most_v);
   state.m.scales(i, block) = most_m, state.v.scales(i, block) = most_v;
   const float m_divisor = moment_divisor(most_m), v_divisor = moment_divisor(most_v);
 #pragma omp simd
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     store(w.row(i) + j, weight);
   }
-  most_m = warp_max(most_m), most_v = warp_max(most_v);
+  most_m = moment_scale(warp_max(most_m)), most_v = moment_scale(warp_max(most_v));
   const float m_divisor = moment_divisor(most_m), v_divisor = moment_divisor(most_v);
   for (int p = 0; p < kPacks; ++p) {
     const Index j = block * kMomentBlock + (p * kWarp + lane) * N;

@@ -45,7 +45,7 @@ struct DynamicMap {
       n = above ? next : n, scale = above ? 1 / ends[d] : scale;
     }
     const float cell = multiply_add(x, scale, -0.1f) * n * (1 / 0.9f);
-    const float j = cell < 0 ? 0 : cell > n - 1 ? n - 1 : cell;
+    const float j = cell > 0 ? (cell < n - 1 ? cell : n - 1) : 0;
     const auto u = static_cast<std::uint32_t>(static_cast<std::int32_t>(n) + static_cast<std::int32_t>(j));
     const bool zero = x < 0.5f * value(kZero + 1), one = x >= 0.5f + 0.5f * value(kOne - 1);
     return zero ? kZero : one ? kOne : u;

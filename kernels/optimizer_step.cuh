@@ -18,7 +18,7 @@ struct OptimizerStep {
   double gradient_scale = 1;    // clipping
   Index step = 1;               // of the run, counted from 1
   Index begun = 0;              // the moments began after this step
-  std::uint64_t seed = 0;       // of the run
+  std::uint64_t seed = 1;       // of the run
   std::uint64_t parameter = 0;  // its number in the table
   Index first_row = 0;          // where w begins in that parameter
 

@@ -1,9 +1,10 @@
-// x = U Vᵀ, nearly, for x = U S Vᵀ: makes all singular values about 1. A quintic Newton-Schulz iteration (Muon, Jordan 2024)
+// x = U Vᵀ, nearly, for x = U S Vᵀ: brings the singular values near 1. A quintic Newton-Schulz iteration (Muon, Jordan 2024)
 // needs only products:
 //
 //   x = x / ‖x‖,   then five times   x = a x + (b A + c A²) x  with A = x xᵀ
 //
-// Its constants were chosen for speed: singular values end between 0.7 and 1.2.
+// Its constants were chosen for speed: singular values above 0.002 ‖x‖ end between 0.68 and 1.2, and smaller ones grow by
+// up to a⁵ = 485.
 #pragma once
 
 #include <utility>
@@ -13,7 +14,7 @@
 
 namespace streambp {
 
-// The elements of a matrix and of all that orthogonalise() allocates for it.
+// The elements of a matrix and of the matrices that orthogonalise() allocates for it.
 inline Index orthogonalise_memory(Index rows, Index cols) {
   const Index n = least(rows, cols);
   return 2 * n * n + (rows > cols ? 3 : 2) * rows * cols;

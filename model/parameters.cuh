@@ -30,7 +30,7 @@ struct Parameter {
   bool transposed = false;
   Index part = 0, parts = 1;
   bool trained = true;
-  bool in_layer = false;  // else in the embedding or the head
+  bool in_layer = false;  // else of the embedding, the last norm or the head
 
   bool vector() const { return init == Init::ones || init == Init::zeros; }
   bool adapter() const { return init == Init::adapter_a || init == Init::adapter_b; }

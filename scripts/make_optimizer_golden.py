@@ -30,7 +30,6 @@ SETTINGS = {"rate": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "decay": 0.1
 
 
 def muon(golden):
-    tensors = {}
     with safe_open(golden / "qwen3.safetensors", "pt") as file:
         names = [name.removeprefix("weights/") for name in file.keys() if name.startswith("weights/")]
         parameters = {name: torch.nn.Parameter(file.get_tensor(f"weights/{name}").double()) for name in names}

@@ -119,18 +119,20 @@ def draw_timeline(plt, args):
 
 def draw_loss(plt, args):
     fig, ax = plt.subplots(figsize=(8, 4.8))
+    alone = len(args.inputs) == 1
     for run, colour in zip(args.inputs, COLOURS):
         with open(run) as file:
             lines = [json.loads(line) for line in file]
-        name = os.path.basename(os.path.dirname(run)) + ", " if len(args.inputs) > 1 else ""
+        name = "" if alone else os.path.basename(os.path.dirname(os.path.abspath(run))) + ", "
         steps = [(line["step"], line["loss"]) for line in lines if "loss" in line]
         held_out = [(line["step"], line["evaluation_loss"]) for line in lines if "evaluation_loss" in line]
-        ax.plot(*zip(*steps), color=colour, linewidth=0.8, alpha=0.6, label=f"{name}training")
+        ax.plot(*zip(*steps), color="#2a6f97" if alone else colour, linewidth=0.8, alpha=0.6, label=f"{name}training")
         if held_out:
             ax.plot(*zip(*held_out), "o-", color=colour, label=f"{name}held out {held_out[-1][1]:.3f}")
-    if len(args.inputs) > 1:
+    if not alone:
         ax.set_yscale("log")
-        ticks = [0.2, 0.5, 1, 2, 5]
+        lowest, highest = ax.get_ylim()
+        ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10) if lowest <= tick <= highest]
         ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         ax.set_yticks([], minor=True)
     ax.set_xlabel("step")
@@ -279,10 +281,11 @@ def main():
     args = parser.parse_args()
     if args.kind == "exchange" and args.inputs:
         parser.error("exchange takes only the output")
-    if args.kind != "exchange" and not args.inputs:
-        parser.error(f"{args.kind} takes an input and an output")
-    if len(args.inputs) > (len(COLOURS) if args.kind == "loss" else 1):
-        parser.error(f"these are too many inputs for {args.kind}")
+    most = len(COLOURS) if args.kind == "loss" else 1
+    if args.kind != "exchange" and not 1 <= len(args.inputs) <= most:
+        parser.error(f"{args.kind} takes {'one input' if most == 1 else f'one to {most} inputs'} and an output")
+    if args.output.endswith((".json", ".jsonl")):
+        parser.error(f"the last argument is the picture, not {args.output}")
     args.input = args.inputs[0] if args.inputs else None
     try:
         import matplotlib

@@ -105,7 +105,7 @@ void for_each_fingerprint(const std::string& family, F&& found) {
   in_type("f64", Fingerprints<double>(family));
   const Fingerprints<BFloat16> rounded(family);
   in_type("bf16", rounded);
-  found(family + " bf16 weights-without-master", rounded.weights(OptimizerKind::adamw_pure));
+  found(family + " bf16 weights-without-master", rounded.weights(OptimizerKind::adamw_bf16));
   found(family + " bf16 weights-8-bit-moments", rounded.weights(OptimizerKind::adamw_8bit));
   const Fingerprints<float> adapters(adapted(fingerprint_model(family, Fingerprints<float>::kLength)));
   found(family + " f32 adapters", adapters.gradient(ObjectiveKind::sft));

@@ -50,7 +50,7 @@ TEST_F(GpuRanks, DataRanksGiveTheBitsOfOneGpuThatAccumulates) {
 TEST_F(GpuRanks, GridsGiveTheBitsOfOneGpu) {
   if (kSanitized) GTEST_SKIP() << "slow; without sanitizers, it runs";
   const Config c = models_for_ranks()[1].config;
-  const Task task{c, few_rows(c, 2), Mode::stream, kTile, OptimizerKind::adamw_pure};
+  const Task task{c, few_rows(c, 2), Mode::stream, kTile, OptimizerKind::adamw_bf16};
   expect_bits_of_one_gpu<BFloat16, BFloat16>(2, 2, task);
 }
 

@@ -107,7 +107,7 @@ TEST_F(GpuTraining, FollowsTheLossCurveOfTheCpu) {
   const auto f32 = losses<Cuda, float, float>(OptimizerKind::adamw, steps, kTestTile);
   const auto mixed = losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw, steps, kTestTile);
   const auto wide = losses<Cuda, BFloat16, float>(OptimizerKind::adamw, steps, kTestTile);
-  const auto pure = losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw_pure, steps, kTestTile);
+  const auto pure = losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw_bf16, steps, kTestTile);
   const auto narrow = losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw_8bit, steps, kTestTile);
   const auto cpu_muon = losses<Cpu, float, float>(OptimizerKind::muon, steps);
   const auto muon = losses<Cuda, float, float>(OptimizerKind::muon, steps, kTestTile);
@@ -169,7 +169,7 @@ TEST_P(GpuWalk, GenerationInBFloat16) { expect_generation<BFloat16>(GetParam().c
 // A repeated step gives the same bits: nothing depends on the order of blocks.
 TEST_F(GpuTraining, RepeatsBitForBit) {
   const Index steps = sized<Index>(3, 3, 1);
-  const auto run = [=] { return losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw_pure, steps, kTestTile); };
+  const auto run = [=] { return losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw_bf16, steps, kTestTile); };
   const auto first = run();
   in_every_order([&] { EXPECT_EQ(run(), first); });
 }

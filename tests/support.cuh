@@ -54,6 +54,18 @@ struct Owned {
   operator Matrix<T>() const { return m; }
 };
 
+// Moments in 8 bits before the first update.
+template <class Device>
+QuantisedMoments no_moments(Device& dev, Index rows, Index cols) {
+  auto moment = [&] {
+    const QuantisedMoment m = {allocate<std::uint8_t>(dev, rows, cols, Kind::optimizer),
+                               allocate<float>(dev, rows, ceil_div(cols, kMomentBlock), Kind::optimizer)};
+    zero(dev, m.codes), zero(dev, m.scales);
+    return m;
+  };
+  return {moment(), moment()};
+}
+
 struct Family {
   std::string name;
   Config config;

@@ -27,13 +27,14 @@ class BFloat16Commands : public Commands {
 
 TEST_F(BFloat16Commands, TrainingResumesBitForBitInEveryCombinationOfTypes) {
   int number = 0;
-  for (const char* types :
-       {"", " --grad-dtype f32", " --optimizer adamw-bf16", " --optimizer adamw-8bit", " --optimizer muon"}) {
+  for (const char* types : {"", " --grad-dtype f32", " --optimizer adamw-bf16",
+                            " --optimizer adamw-8bit --family gpt2 --hidden 64", " --optimizer muon --family gpt2"}) {
     const std::string whole = "whole" + std::to_string(++number), parts = "parts" + std::to_string(number);
     const std::string run =
-        "train --dtype bf16 --hidden 32 --layers 2 --heads 2 --mlp 64 --length 64 --batch 2 "
-        "--accumulate 2 --steps 4 --eval-every 0 --sample 0" +
-        std::string(types) + " --out ";
+        "train --dtype bf16 --layers 2 --heads 2 --mlp 64 --length 64 --batch 2 --accumulate 2 --steps 4 --eval-every "
+        "0 "
+        "--sample 0" +
+        std::string(types) + (contains(types, "--hidden") ? "" : " --hidden 32") + " --out ";
     expect_ok(run + path(whole));
     expect_ok(run + path(parts) + " --stop-after 2");
     expect_ok("train --resume --sample 0 --out " + path(parts));

@@ -109,8 +109,8 @@ TEST(Plan, LongSequencesFitIn80GiB) {
     return longest_for_budget(s, Mode::stream, 1024, budget);
   };
   EXPECT_GE(longest("qwen3-8b", OptimizerKind::none, 2), 150000);  // the whole gradient resident
-  EXPECT_GE(longest("qwen3-4b", OptimizerKind::adamw_pure, 1), 260000);
-  EXPECT_GE(longest("qwen3-8b", OptimizerKind::adamw_pure, 1), 90000);
+  EXPECT_GE(longest("qwen3-4b", OptimizerKind::adamw_bf16, 1), 260000);
+  EXPECT_GE(longest("qwen3-8b", OptimizerKind::adamw_bf16, 1), 90000);
 }
 
 // With one micro-batch, the gradient reuses the memory of saved layer inputs, so the peak is less than their sum.

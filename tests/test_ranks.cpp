@@ -63,7 +63,7 @@ TEST_P(EveryModel, GridsInAllTypesGiveTheBitsOfOneProcess) {
   if (kSanitized) return;  // the same code with other types
   expect_bits_of_one_process<Cpu, double>(2, 2, task);
   expect_bits_of_one_process<Cpu, BFloat16, float>(2, 2, task);
-  for (OptimizerKind kind : {OptimizerKind::adamw_pure, OptimizerKind::adamw_8bit, OptimizerKind::muon}) {
+  for (OptimizerKind kind : {OptimizerKind::adamw_bf16, OptimizerKind::adamw_8bit, OptimizerKind::muon}) {
     Task other = task;
     other.optimizer = kind;
     expect_bits_of_one_process<Cpu, BFloat16, BFloat16>(2, 2, other);

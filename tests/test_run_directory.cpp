@@ -45,12 +45,15 @@ class RunDirectories : public TemporaryDirectory {
 
 // A model small enough to be saved often.
 struct SmallRun {
-  Config config = make_config("llama", {11, 8, 1, 2, 1, 4, 12, 0, false});
+  Config config;
   Cpu dev{std::size_t{1} << 20};
-  Trainer<Cpu, float> trainer{dev, config, 8, OptimizerKind::adamw};
+  Trainer<Cpu, float> trainer;
   ModelLayout layout{config};
 
-  SmallRun() { trainer.initialise(1); }
+  explicit SmallRun(OptimizerKind kind = OptimizerKind::adamw, Index vocab = 11)
+      : config(make_config("llama", {vocab, 8, 1, 2, 1, 4, 12, 0, false})), trainer(dev, config, 8, kind) {
+    trainer.initialise(1);
+  }
   fs::path save(const fs::path& out, const ModelLayout& files, const Json& state) {
     return save_checkpoint(dev, out, trainer.model, files, *trainer.optimizer, state);
   }
@@ -59,7 +62,7 @@ struct SmallRun {
     float* found = nullptr;
     trainer.optimizer->for_each_state(config, [&](const std::string& state, const auto& rows) {
       if constexpr (std::is_same_v<decltype(rows), const Table<float>&>)
-        if (state == name) found = &(*rows.back().matrix)(0, 3);
+        if (state == name) found = &rows.back().matrix->data[3];
     });
     return *found;
   }
@@ -272,6 +275,23 @@ TEST_F(RunDirectories, RefuseANegativeSecondMoment) {
   const fs::path bad = run.save(small, small.layout, small.state(3), RunKeep::always);
   EXPECT_ERROR(load_checkpoint(small.dev, bad, small.trainer.model, small.layout, *small.trainer.optimizer),
                "negative number");
+}
+
+TEST_F(RunDirectories, RefuseANegativeScale) {
+  RunDirectory run(out(), RunBegin::fresh);
+  run.open(0, {});
+  Index step = 0;
+  for (const char* damaged : {"", "m8.scale.", "v8.scale."}) {
+    SmallRun small(OptimizerKind::adamw_8bit, 700);
+    if (*damaged) small.moment(damaged) = -1;
+    const fs::path saved = run.save(small, small.layout, small.state(++step), RunKeep::always);
+    auto load = [&] { load_checkpoint(small.dev, saved, small.trainer.model, small.layout, *small.trainer.optimizer); };
+    if (*damaged) {
+      EXPECT_ERROR(load(), "negative number");
+    } else {
+      EXPECT_NO_THROW(load());
+    }
+  }
 }
 
 TEST(CheckpointTimers, CountStepsOrMinutes) {

@@ -227,6 +227,14 @@ TEST_F(TrainPart, BlocksTakeTurns) {
         expect_equal(run + "/step-000006/" + std::string(file), stopped + "/step-000006/" + std::string(file));
     }
   }
+  for (const std::string optimizer : {"adamw-8bit", "muon"}) {
+    const std::string with = "--steps 4 --optimizer " + optimizer + " ";
+    expect_ok(train(with + options + path(optimizer)));
+    expect_ok(train(with + "--stop-after 3 " + options + path("stopped-" + optimizer)));
+    expect_ok("train --resume --out " + path("stopped-" + optimizer));
+    expect_equal(optimizer + "/step-000004/model.safetensors",
+                 "stopped-" + optimizer + "/step-000004/model.safetensors");
+  }
   expect_refused(train("--blocks 3"), "layers are not a multiple of this");
   expect_refused(train("--blocks 1 --lora 2"), "leave out --lora and --train");
   expect_refused(train("--block-steps 2"), "--block-steps needs --blocks LAYERS");

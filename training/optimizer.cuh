@@ -15,15 +15,15 @@
 
 namespace streambp {
 
-// adamw_pure: moments in the type of the weights, no master weights
-enum class OptimizerKind { none, adamw, adamw_pure, adamw_8bit, muon };
+// adamw_bf16: moments in the type of the weights, no master weights
+enum class OptimizerKind { none, adamw, adamw_bf16, adamw_8bit, muon };
 
 struct OptimizerSettings {
   double rate = 3e-4, final_rate_fraction = 0.1;
   Index warmup = 0, steps = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1;
   double clip = 1;         // largest global gradient norm; 0: no limit
-  std::uint64_t seed = 1;  // of stochastic rounding
+  std::uint64_t seed = 1;  // of the run
   BlockSettings blocks = {};
 };
 

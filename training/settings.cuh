@@ -29,7 +29,7 @@ inline const char* name(DType type) {
 inline constexpr std::array<std::pair<const char*, OptimizerKind>, 5> kOptimizers = {
     {{"none", OptimizerKind::none},
      {"adamw", OptimizerKind::adamw},
-     {"adamw-bf16", OptimizerKind::adamw_pure},
+     {"adamw-bf16", OptimizerKind::adamw_bf16},
      {"adamw-8bit", OptimizerKind::adamw_8bit},
      {"muon", OptimizerKind::muon}}};
 inline OptimizerKind optimizer_named(const std::string& optimizer) {

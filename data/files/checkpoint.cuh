@@ -2,9 +2,9 @@
 //
 //   OUT/step-000100/config.json, model.safetensors, ...   the model
 //   OUT/step-000100/training/optimizer.safetensors        the optimizer's state: Adam's moments, with "m." and "v." before
-//                                                         each name ("m8." in 8 bits), "master." for float32 weights,
-//                                                         and the weights themselves where the model's files hold
-//                                                         fewer bits
+//                                                         each name (in 8 bits "m8.", "m8.scale.", ...), "master."
+//                                                         for float32 weights, and the weights themselves where the
+//                                                         model's files hold fewer bits
 //   OUT/step-000100/training/state.json                   the step and the options of the run
 //
 // A run that trains adapters has adapter_config.json and adapter_model.safetensors instead of the model.
@@ -161,15 +161,14 @@ inline void remove_checkpoint(const fs::path& path) {
   if (!error) fs::remove_all(renamed, error);
 }
 
-// v is an average of squares and AdamW takes its square root, so a negative value would become NaN some steps later.
+// AdamW takes the square root of v, so a negative value would become NaN some steps later. Scales are magnitudes.
 inline void require_not_negative(const Tensor& tensor) {
   const Index size = dtype_size(tensor.dtype);
   bool good = is_real(tensor);
 #pragma omp parallel for reduction(&& : good)
   for (Index i = 1; i <= tensor.count; ++i)  // little-endian: the last byte has the sign
     good = good && (tensor.data[i * size - 1] & std::byte{0x80}) == std::byte{0};
-  require(good, tensor.where,
-          ": Adam's second moment holds a negative number; the file is damaged, use an earlier checkpoint");
+  require(good, tensor.where, ": holds a negative number; the file is damaged, use an earlier checkpoint");
 }
 
 template <class Device, class T, class Optimizer>
@@ -180,7 +179,8 @@ void load_checkpoint(Device& dev, const fs::path& checkpoint, Model<T>& model, c
   if (has_adapters) AdapterDirectory(checkpoint).load(dev, model);
   const SafetensorsFile file(checkpoint / "training/optimizer.safetensors");
   for (const auto& [name, tensor] : file.tensors())
-    if (name.starts_with("v.") || name.starts_with("v8.scale.")) require_not_negative(tensor);
+    if (name.starts_with("v.") || name.starts_with("v8.scale.") || name.starts_with("m8.scale."))
+      require_not_negative(tensor);
   for_each_optimizer_table(model, optimizer, layout, [&](const std::string& prefix, const auto& tensors) {
     read_tensors(dev, file, prefix, tensors, optimizer.ranks);
   });

@@ -93,7 +93,8 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
     require(tensor.shape == shape, tensor.where, " has shape ", shown(tensor.shape), ", but the configuration needs ",
             shown(shape));
     if constexpr (std::is_integral_v<T>) {
-      require(tensor.dtype == dtype_name<T>(), tensor.where, ": has type ", tensor.dtype, ", not ", dtype_name<T>());
+      require(tensor.dtype == dtype_name<T>(), tensor.where, " has type ", tensor.dtype, ", not ", dtype_name<T>(),
+              "; the file is damaged, use an earlier checkpoint");
     } else {
       require(is_real(tensor), tensor.where, ": cannot read type ", tensor.dtype, " as real numbers; convert the file");
     }

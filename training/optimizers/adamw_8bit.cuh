@@ -1,5 +1,5 @@
-// AdamW with moments in 8 bits, and no master weights: 2 bytes a parameter and a scale for every 256. Parameters with few
-// elements, such as norms, keep their moments in float32. The formulas are in kernels/adamw_8bit.cuh and
+// AdamW with moments in 8 bits, and no master weights: 2 bytes a parameter, and scales for every 256 columns of a row.
+// Parameters with few elements, such as norms, keep their moments in float32. The formulas are in kernels/adamw_8bit.cuh and
 // kernels/adamw.cuh.
 #pragma once
 

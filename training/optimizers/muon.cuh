@@ -63,13 +63,13 @@ class MuonOptimizer : public Optimizer<Device, T, G> {
     for (std::size_t i = 0; i < matrices.size(); ++i) apply(dev, *matrices[i], directions[i]);
   }
 
-  // u
+  // Nesterov's momentum, in the type of the weights.
   Matrix<T> direction(Device& dev, const Updated<T, G>& u) const {
-    const double part = (1 - kMomentum) * u.settings.gradient_scale;
+    const double share = (1 - kMomentum) * u.settings.gradient_scale;
     const auto result = allocate<T>(dev, u.gradient.rows, u.gradient.cols, Kind::optimizer);
-    combine(dev, kMomentum, momentum(u), part, u.gradient);
+    combine(dev, kMomentum, momentum(u), share, u.gradient);
     convert(dev, result, u.gradient);
-    combine(dev, part, result, kMomentum, momentum(u));
+    combine(dev, share, result, kMomentum, momentum(u));
     return result;
   }
 
