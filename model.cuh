@@ -30,7 +30,7 @@ namespace streambp {
 
 // The RoPE frequencies of a model's global and local layers.
 struct Frequencies {
-  std::vector<double> global, local;
+  RopeFrequencies global, local;
 
   explicit Frequencies(const Config& c) {
     if (c.positions == Positions::learned) return;
@@ -288,7 +288,7 @@ class TransformerLayer {
   const Layer<T>& w;
   const Group sequence;
   AttentionShape shape;  // of this rank's heads
-  const std::vector<double>& frequencies;
+  const RopeFrequencies& frequencies;
 };
 
 // From the output of the last layer to logits and log-probs, and back.

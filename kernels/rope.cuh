@@ -6,11 +6,15 @@
 //   forward          (a, b) -> (a cos - b sin, b cos + a sin)
 //   backward         a rotation is orthogonal, so the gradient is rotated by the negative angle
 //
-// Llama 3 divides low frequencies by `factor`. With λ = 2π / frequency, and L the context length of pretraining:
+// Models are extended to longer contexts by scaling the frequencies. With L the context length of pretraining, a pair
+// makes r = L frequency / 2π rotations in it:
 //
-//   λ > L / low_freq_factor           frequency / factor
-//   λ < L / high_freq_factor          frequency
-//   between                           s * frequency + (1 - s) * frequency / factor,   s = (L/λ - low) / (high - low)
+//   frequency = keep * frequency + (1 - keep) * frequency / factor
+//
+//   linear           keep = 0
+//   llama3           keep = (r - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to 0 .. 1
+//   yarn             keep falls from 1 to 0 with i, between the pairs that make beta_fast and beta_slow rotations. Cosines
+//                    and sines are multiplied by attention_factor, which sharpens attention over more tokens.
 #pragma once
 
 #include <cmath>
@@ -25,35 +29,63 @@
 
 namespace streambp {
 
-// A factor of 1 does not scale. With original_length = 0, all frequencies are divided ("linear" scaling).
+enum class RopeType { plain, linear, llama3, yarn };
+
 struct RopeScaling {
-  double factor = 1, low_freq_factor = 1, high_freq_factor = 4, original_length = 8192;
+  RopeType type = RopeType::plain;
+  double factor = 1;
+  double original_length = 0;                           // llama3 and yarn: L
+  double low_freq_factor = 1, high_freq_factor = 4;     // llama3
+  double beta_fast = 32, beta_slow = 1;                 // yarn
+  double attention_factor = 1;                          // yarn
+  enum class Ends { whole, exact } ends = Ends::whole;  // yarn: keep falls between whole pairs
+};
+
+// Of the pairs of a head.
+struct RopeFrequencies {
+  std::vector<double> values;
+  double scale = 1;  // of cosines and sines
 };
 
 enum class Direction { forward, backward };
 
 // Rotates x (rows x heads * dim) in place.
 template <class Device, class T>
-void rope(Device& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
+void rope(Device& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const RopeFrequencies& frequencies,
           Direction direction) {
-  const auto half = static_cast<Index>(frequencies.size());
+  const auto half = static_cast<Index>(frequencies.values.size());
   require(x.cols % (2 * half) == 0, "rope: rows of ", x.cols, " cannot be split into heads of ", 2 * half);
   require_shape("rope", "positions", positions, 1, x.rows);
   auto op = dev.operation("rope", 3.0 * x.size(), 2.0 * sizeof(T) * x.size());
   if constexpr (Device::computes) compute_rope(dev, x, positions, frequencies, direction);
 }
 
-inline std::vector<double> rope_frequencies(Index dim, double theta, const RopeScaling& s) {
-  std::vector<double> frequencies;
+// The share of pair i that YaRN does not scale.
+inline double yarn_keep(Index dim, Index i, double theta, const RopeScaling& s) {
+  // The pair, as a real number, that makes this many rotations in L tokens.
+  const auto pair_with = [&](double rotations) {
+    return static_cast<double>(dim) * logarithm(s.original_length / (rotations * 6.283185307179586)) /
+           (2 * logarithm(theta));
+  };
+  const bool whole = s.ends == RopeScaling::Ends::whole;
+  double first = pair_with(s.beta_fast), last = pair_with(s.beta_slow);
+  first = std::max(whole ? std::floor(first) : first, 0.0);
+  last = std::min(whole ? std::ceil(last) : last, static_cast<double>(dim - 1));
+  if (first == last) last += 0.001;
+  return 1 - std::clamp((static_cast<double>(i) - first) / (last - first), 0.0, 1.0);
+}
+
+inline RopeFrequencies rope_frequencies(Index dim, double theta, const RopeScaling& s) {
+  RopeFrequencies frequencies{{}, s.attention_factor};
   for (Index i = 0; i < dim / 2; ++i) {
-    double f = power(theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
-    const double rotations = s.original_length * f / 6.283185307179586;  // L / λ
-    if (s.factor != 1) {
-      const double keep =
-          std::clamp((rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
-      f = keep * f + (1 - keep) * f / s.factor;
-    }
-    frequencies.push_back(f);
+    const double f = power(theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+    const double rotations = s.original_length * f / 6.283185307179586;
+    double keep = 1;
+    if (s.type == RopeType::linear) keep = 0;
+    if (s.type == RopeType::llama3)
+      keep = std::clamp((rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
+    if (s.type == RopeType::yarn) keep = yarn_keep(dim, i, theta, s);
+    frequencies.values.push_back(s.type == RopeType::plain ? f : keep * f + (1 - keep) * f / s.factor);
   }
   return frequencies;
 }
@@ -61,23 +93,23 @@ inline std::vector<double> rope_frequencies(Index dim, double theta, const RopeS
 // --- CPU ---
 
 template <class T>
-void compute_rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
+void compute_rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const RopeFrequencies& frequencies,
                   Direction direction) {
   using A = Accumulator<T>;
-  const double sign = direction == Direction::forward ? 1 : -1;
-  const auto half = static_cast<Index>(frequencies.size());
+  const double scale = frequencies.scale, signed_scale = direction == Direction::forward ? scale : -scale;
+  const auto half = static_cast<Index>(frequencies.values.size());
 #pragma omp parallel if (x.size() > kWorthThreads)
   {
-    std::vector<A> cosine(frequencies.size()), sine(frequencies.size());
+    std::vector<A> cosine(frequencies.values.size()), sine(frequencies.values.size());
 #pragma omp for
     for (Index i = 0; i < x.rows; ++i) {
       A *c = cosine.data(), *s = sine.data();
-      const double *frequency = frequencies.data(), position = positions(0, i);
+      const double *frequency = frequencies.values.data(), position = positions(0, i);
 #pragma omp simd
       for (Index j = 0; j < half; ++j) {
         const SineCosine turn = sine_cosine(position * frequency[j]);
-        c[j] = static_cast<A>(turn.cosine);
-        s[j] = static_cast<A>(sign * turn.sine);
+        c[j] = static_cast<A>(scale * turn.cosine);
+        s[j] = static_cast<A>(signed_scale * turn.sine);
       }
       for (T* head = x.row(i); head < x.row(i) + x.cols; head += 2 * half) {
         for (Index j = 0; j < half; ++j) {
@@ -99,19 +131,20 @@ namespace cuda {
 constexpr Index kMostPairs = 256;
 struct Frequencies {
   double values[kMostPairs];
+  double scale, signed_scale;
 };
 
 // One block per row. It computes the row's angles once for all heads, in float64 because positions are large.
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
-    rope_kernel(Matrix<T> x, Matrix<const std::int32_t> positions, Frequencies frequencies, Index half, float sign) {
+    rope_kernel(Matrix<T> x, Matrix<const std::int32_t> positions, Frequencies frequencies, Index half) {
   const Index i = blockIdx.x;
   auto* cosine = shared_memory<float>();
   auto* sine = cosine + half;
   for (Index f = threadIdx.x; f < half; f += kThreads) {
     const double angle = positions(0, i) * frequencies.values[f];
-    cosine[f] = static_cast<float>(std::cos(angle));
-    sine[f] = sign * static_cast<float>(std::sin(angle));
+    cosine[f] = static_cast<float>(frequencies.scale * std::cos(angle));
+    sine[f] = static_cast<float>(frequencies.signed_scale * std::sin(angle));
   }
   __syncthreads();
   for (Index pair = static_cast<Index>(threadIdx.x) * N; pair < x.cols / 2; pair += kThreads * N) {
@@ -132,17 +165,18 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace cuda
 
 template <class T>
-void compute_rope(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const std::vector<double>& frequencies,
+void compute_rope(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const RopeFrequencies& frequencies,
                   Direction direction) {
-  const auto half = static_cast<Index>(frequencies.size());
+  const auto half = static_cast<Index>(frequencies.values.size());
   require(half <= cuda::kMostPairs, "rope: heads of ", 2 * half, " are wider than the ", 2 * cuda::kMostPairs,
           " supported on a GPU");
   cuda::Frequencies f{};
-  std::copy(frequencies.begin(), frequencies.end(), f.values);
+  std::copy(frequencies.values.begin(), frequencies.values.end(), f.values);
+  f.scale = frequencies.scale, f.signed_scale = direction == Direction::forward ? f.scale : -f.scale;
   const bool packed = cuda::packable(x) && half % cuda::kPack == 0;
   const auto kernel = packed ? cuda::rope_kernel<cuda::kPack, T> : cuda::rope_kernel<1, T>;
-  cuda::launch(dev, kernel, cuda::grid_of(x.rows), cuda::kThreads, 2 * frequencies.size() * sizeof(float), x, positions,
-               f, half, direction == Direction::forward ? 1.0f : -1.0f);
+  cuda::launch(dev, kernel, cuda::grid_of(x.rows), cuda::kThreads, 2 * frequencies.values.size() * sizeof(float), x,
+               positions, f, half);
 }
 
 #endif

@@ -160,6 +160,20 @@ CASES = {
                    layer_types=["full_attention", "full_attention"], tie_word_embeddings=True),
         [20, 11, 2, 15],
     ),
+    # Qwen3's published form, with 32 original positions.
+    "qwen3_yarn": (
+        llama_like(Qwen3ForCausalLM, vocab=47, hidden=20, heads=2, kv_heads=1, mlp=36, head_dim=16,
+                   rope_scaling={"factor": 4.0, "original_max_position_embeddings": 32, "rope_type": "yarn"},
+                   rope_theta=100.0, attention_bias=False, tie_word_embeddings=True),
+        [40, 3, 19],
+    ),
+    "llama_yarn": (
+        llama_like(LlamaForCausalLM, vocab=41, hidden=16, heads=2, kv_heads=2, mlp=28, head_dim=12,
+                   rope_scaling={"beta_fast": 8.0, "beta_slow": 0.5, "factor": 6.0, "mscale": 1.0, "mscale_all_dim": 0.4,
+                                 "original_max_position_embeddings": 24, "truncate": False, "type": "yarn"},
+                   rope_theta=50.0, tie_word_embeddings=False),
+        [29, 2, 14],
+    ),
     "llama_linear": (
         llama_like(LlamaForCausalLM, vocab=37, hidden=16, heads=2, kv_heads=1, mlp=28, head_dim=8,
                    rope_scaling={"factor": 2.5, "type": "linear"}, rope_theta=1000.0, tie_word_embeddings=True),
@@ -282,8 +296,26 @@ def check_rope(model, config, length):
         check_turns(model, config, rope, length)
 
 
+def yarn(rope, frequencies):
+    """YaRN's frequencies, and its factor of cosines and sines."""
+    # The real number i at which theta^(-2i / dim) makes this many rotations in the original length.
+    base = math.log(rope["rope_theta"]) / len(frequencies)
+    first, last = (
+        math.log(rope["original_max_position_embeddings"] / (2 * math.pi * rope.get(name, usual))) / base
+        for name, usual in (("beta_fast", 32), ("beta_slow", 1))
+    )
+    if rope.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * len(frequencies) - 1)
+    divided = [min(max((i - first) / (last - first), 0), 1) for i in range(len(frequencies))]
+    assert divided[-1] == 1 and any(0 < d < 1 for d in divided), "a regime of yarn is missing"
+    frequencies = [f * (1 - d) + f * d / rope["factor"] for f, d in zip(frequencies, divided)]
+    factors = [0.1 * rope.get(name, usual) * math.log(rope["factor"]) + 1 for name, usual in (("mscale", 1), ("mscale_all_dim", 0))]
+    return frequencies, factors[0] / factors[1]
+
+
 def check_turns(model, config, rope, length, layer_type=()):
-    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    dim, scale = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"], 1
     frequencies = [rope["rope_theta"] ** (-2 * i / dim) for i in range(dim // 2)]
     if rope.get("rope_type") == "llama3":
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -291,13 +323,15 @@ def check_turns(model, config, rope, length, layer_type=()):
         keep = [min(max((t - low) / (high - low), 0), 1) for t in turns]
         assert keep[0] == 1 and keep[-1] == 0 and any(0 < k < 1 for k in keep), "a regime of llama3's rope is missing"
         frequencies = [f * (k + (1 - k) / rope["factor"]) for f, k in zip(frequencies, keep)]
+    elif rope.get("rope_type", rope.get("type")) == "yarn":
+        frequencies, scale = yarn(rope, frequencies)
     elif "factor" in rope:
         frequencies = [f / rope["factor"] for f in frequencies]
     angles = [[p * f for f in frequencies] * 2 for p in range(length)]
     cosines, sines = model.model.rotary_emb(torch.ones(1), torch.arange(length)[None], *layer_type)
     for angle, cosine, sine in zip(angles, cosines[0].tolist(), sines[0].tolist()):
-        assert_close("cosine", cosine, [math.cos(a) for a in angle])
-        assert_close("sine", sine, [math.sin(a) for a in angle])
+        assert_close("cosine", cosine, [scale * math.cos(a) for a in angle])
+        assert_close("sine", sine, [scale * math.sin(a) for a in angle])
 
 
 def assert_close(what, values, expected):

@@ -143,7 +143,7 @@ TYPED_TEST(DeviceOperations, RotaryPositions) {
     for (int i = 0; i < n; ++i) p.push_back(i * i * 700);  // up to a million: too large for angles in float32
     const TwinIntegers positions(*this->gpu, p);
     const auto x = this->random(n, heads * dim);
-    const auto f = rope_frequencies(dim, 10000, {});
+    const RopeFrequencies f = {rope_frequencies(dim, 10000, {}).values, 1.1};
     rope(*this->host, x.host.m, positions.host, f, Direction::forward);
     rope(*this->gpu, x.gpu, positions.gpu, f, Direction::forward);
     this->expect_near("forward", x);

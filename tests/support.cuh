@@ -81,7 +81,7 @@ inline std::vector<Family> families() {
   add("gpt2_odd_heads", make_config("gpt2", {41, 35, 3, 5, 5, 7, 33, 800, true}));
   add("llama2", make_config("llama", {53, 24, 2, 3, 3, 8, 40, 0, false}));
   Config* c = add("llama3", make_config("llama", {259, 40, 2, 6, 2, 10, 56, 0, true}));
-  c->rope_theta = 500, c->rope_scaling = {8, 1, 4, 64};
+  c->rope_theta = 500, c->rope_scaling = {RopeType::llama3, 8, 64};
   c = add("llama_biases", make_config("llama", {31, 20, 2, 4, 1, 6, 28, 0, false}));
   c->qkv_bias = c->output_bias = c->mlp_bias = true;
   c = add("llama_geglu", make_config("llama", {31, 20, 2, 2, 1, 10, 28, 0, false}));
@@ -93,9 +93,12 @@ inline std::vector<Family> families() {
   add("qwen2", make_config("qwen2", {71, 28, 2, 7, 1, 4, 36, 0, true}));
   add("qwen2_untied", make_config("qwen2", {71, 32, 1, 4, 4, 8, 36, 0, false}));
   add("qwen3", make_config("qwen3", {83, 25, 2, 3, 1, 22, 45, 0, true}));
-  add("qwen3_untied", make_config("qwen3", {83, 32, 3, 4, 2, 18, 45, 0, false}));
+  c = add("qwen3_untied", make_config("qwen3", {83, 32, 3, 4, 2, 18, 45, 0, false}));
+  c->rope_theta = 500;
+  c->rope_scaling = {
+      .type = RopeType::yarn, .factor = 4, .original_length = 64, .beta_fast = 8, .attention_factor = 1.2};
   c = add("gemma3", make_config("gemma3", {89, 26, 3, 4, 2, 10, 44, 0, true}));
-  c->window = 20, c->local = {true, false, true}, c->local_rope_theta = 100, c->rope_scaling = {4, 1, 4, 0};
+  c->window = 20, c->local = {true, false, true}, c->local_rope_theta = 100, c->rope_scaling = {RopeType::linear, 4};
   c = add("gemma3_untied", make_config("gemma3", {47, 32, 2, 2, 1, 16, 40, 0, false}));
   c->window = 5, c->local = {true, true}, c->score_scale = 0.2;
   return all;

@@ -122,9 +122,9 @@ TEST_P(NormOperation, MatchesItsFormulaForwardAndBackward) {
 // --- rope ---
 
 TEST(Operations, RopeRotatesPairsAndBack) {
-  for (const RopeScaling& scaling : {RopeScaling{}, RopeScaling{8, 1, 4, 64}}) {
+  for (const RopeScaling& scaling : {RopeScaling{}, RopeScaling{RopeType::llama3, 8, 64}}) {
     const Index dim = 14, heads = 3, n = 40;
-    const std::vector<double> f = rope_frequencies(dim, 300, scaling);
+    const RopeFrequencies f = rope_frequencies(dim, 300, scaling);
     std::vector<std::int32_t> positions;
     for (int i = 0; i < n; ++i) positions.push_back(i * 7);
     Owned<double> x(n, heads * dim, 1), original(n, heads * dim, 1), dy(n, heads * dim, 2), y(n, heads * dim, 1);

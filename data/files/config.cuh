@@ -57,28 +57,47 @@ inline bool is_harmless(const std::string& name) {
          ends("_pdrop") || ends("_dropout");
 }
 
-// RoPE scaling: "default", "linear" or "llama3". The object may also hold theta.
+// The factor by which YaRN multiplies cosines and sines, from its fields or as its authors suggest.
+inline double yarn_attention_factor(const Fields& s, double factor) {
+  const auto suggested = [&](double scale) { return factor > 1 ? 0.1 * scale * std::log(factor) + 1 : 1; };
+  const auto numerator = s.get<double>("mscale", 0), denominator = s.get<double>("mscale_all_dim", 0);
+  const bool both = numerator != 0 && denominator != 0;
+  return s.get<double>("attention_factor", both ? suggested(numerator) / suggested(denominator) : suggested(1));
+}
+
+// RoPE scaling: "default", "linear", "llama3" or "yarn". The object may also hold theta.
 inline RopeScaling read_rope_scaling(const Fields& s) {
+  const auto positive = [&](const char* name, auto... otherwise) {
+    const auto value = s.get<double>(name, otherwise...);
+    require(value > 0, s.file, ": the field \"", name, "\" must be positive");
+    return value;
+  };
   s.only("partial_rotary_factor", 1.0);
   const auto old_name = s.get<std::string>("type", "default");
   const auto type = s.get<std::string>("rope_type", old_name);
   RopeScaling scaling;
-  if (type == "linear" || type == "llama3") {
-    scaling = {s.get<double>("factor"), 1, 4, 0};
-    require(scaling.factor > 0, s.file, ": the field \"factor\" must be positive");
+  if (type == "linear" || type == "llama3" || type == "yarn") {
+    scaling.type = type == "linear" ? RopeType::linear : type == "llama3" ? RopeType::llama3 : RopeType::yarn;
+    scaling.factor = positive("factor");
   } else {
     require(type == "default", s.file, ": RoPE scaling of type ", quote(type),
-            " is not supported; \"default\", \"linear\" and \"llama3\" are");
+            " is not supported; \"default\", \"linear\", \"llama3\" and \"yarn\" are");
   }
+  if (type == "llama3" || type == "yarn") scaling.original_length = positive("original_max_position_embeddings");
   if (type == "llama3") {
-    for (const char* positive : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
-      require(s.get<double>(positive) > 0, s.file, ": the field \"", positive, "\" must be positive");
-    }
-    scaling.low_freq_factor = s.get<double>("low_freq_factor");
-    scaling.high_freq_factor = s.get<double>("high_freq_factor");
-    scaling.original_length = s.get<double>("original_max_position_embeddings");
+    scaling.low_freq_factor = positive("low_freq_factor"), scaling.high_freq_factor = positive("high_freq_factor");
     require(scaling.low_freq_factor < scaling.high_freq_factor, s.file,
             ": low_freq_factor must be less than high_freq_factor");
+  }
+  if (type == "yarn") {
+    scaling.beta_fast = positive("beta_fast", scaling.beta_fast),
+    scaling.beta_slow = positive("beta_slow", scaling.beta_slow);
+    require(scaling.beta_fast > scaling.beta_slow, s.file, ": beta_fast must be larger than beta_slow");
+    require(scaling.original_length > 6.2832 * scaling.beta_slow, s.file,
+            ": original_max_position_embeddings is too short for beta_slow rotations");
+    scaling.attention_factor = yarn_attention_factor(s, scaling.factor);
+    require(scaling.attention_factor > 0, s.file, ": attention_factor must be positive");
+    if (!s.get<bool>("truncate", true)) scaling.ends = RopeScaling::Ends::exact;
   }
   s.refuse_others([](const std::string& name) { return name == "rope_theta"; });
   return scaling;
@@ -98,7 +117,8 @@ inline void read_rope(const Fields& f, Config& c) {
     if (rope.has("sliding_attention")) {
       const Fields local = rope.object("sliding_attention");
       c.local_rope_theta = local.get<double>("rope_theta", 1e4);
-      require(read_rope_scaling(local).factor == 1, local.file, ": RoPE scaling of local layers is not supported");
+      require(read_rope_scaling(local).type == RopeType::plain, local.file,
+              ": RoPE scaling of local layers is not supported");
     }
     rope.refuse_others([](const std::string&) { return false; });
     const Fields global = rope.object("full_attention");
@@ -271,7 +291,16 @@ inline Json gpt2_to_json(const Config& c) {
 }
 
 inline Json rope_scaling_to_json(const RopeScaling& s) {
-  if (s.original_length == 0) return {{"rope_type", "linear"}, {"factor", s.factor}};
+  if (s.type == RopeType::linear) return {{"rope_type", "linear"}, {"factor", s.factor}};
+  if (s.type == RopeType::yarn) {
+    return {{"rope_type", "yarn"},
+            {"factor", s.factor},
+            {"original_max_position_embeddings", s.original_length},
+            {"beta_fast", s.beta_fast},
+            {"beta_slow", s.beta_slow},
+            {"attention_factor", s.attention_factor},
+            {"truncate", s.ends == RopeScaling::Ends::whole}};
+  }
   return {{"rope_type", "llama3"},
           {"factor", s.factor},
           {"low_freq_factor", s.low_freq_factor},
@@ -306,7 +335,7 @@ inline Json config_to_json(const Config& c) {
     json["query_pre_attn_scalar"] = 1 / (c.score_scale * c.score_scale);
     json["rope_local_base_freq"] = c.local_rope_theta;
   }
-  if (c.rope_scaling.factor != 1) json["rope_scaling"] = rope_scaling_to_json(c.rope_scaling);
+  if (c.rope_scaling.type != RopeType::plain) json["rope_scaling"] = rope_scaling_to_json(c.rope_scaling);
   return json;
 }
 

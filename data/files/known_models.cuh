@@ -44,7 +44,7 @@ inline const std::map<std::string, Config>& known_models() {
     // clang-format on
     for (const auto& [name, factor] : {std::pair{"llama-3.1-8b", 8}, {"llama-3.2-1b", 32}, {"llama-3.2-3b", 32}}) {
       m[name].rope_theta = 500000;
-      m[name].rope_scaling = {.factor = static_cast<double>(factor)};
+      m[name].rope_scaling = {RopeType::llama3, static_cast<double>(factor), 8192};
     }
     return m;
   }();

@@ -158,16 +158,30 @@ inline Array standardise(Tape& tape, Norm kind, double epsilon, Array x) {
   return y;
 }
 
-// The frequency of pair i: f = θ^(-2i/dim). Llama 3 divides the slow ones by a factor, keeps the fast ones and blends
-// in between:        wavelength λ = 2π / f        s = (L/λ - low) / (high - low)        f -> (1 - s) f / factor + s f
+// The frequency of pair i: f = θ^(-2i/dim). Models with a longer context than in pretraining (L) divide it by a factor:
+//   linear    all
+//   llama3    the slow ones; with the wavelength λ = 2π / f and s = (L/λ - low) / (high - low), those between become
+//             (1 - s) f / factor + s f
+//   yarn      those after pair b, with b = dim log(L / (2π β)) / (2 log θ) for β = beta_slow; those before a, for
+//             β = beta_fast, stay, and between, the share (i - a) / (b - a) is divided
 // Local layers with their own θ are not scaled.
 inline double rope_frequency(const Config& c, bool local, Index i) {
-  const double power = -2.0 * static_cast<double>(i) / static_cast<double>(c.head_dim);
-  if (local && c.local_rope_theta > 0) return std::pow(c.local_rope_theta, power);
-  const double f = std::pow(c.rope_theta, power);
+  const double dim = static_cast<double>(c.head_dim), pair = static_cast<double>(i);
+  if (local && c.local_rope_theta > 0) return std::pow(c.local_rope_theta, -2 * pair / dim);
+  const double f = std::pow(c.rope_theta, -2 * pair / dim);
   const RopeScaling& r = c.rope_scaling;
+  if (r.type == RopeType::plain) return f;
+  if (r.type == RopeType::linear) return f / r.factor;
+  if (r.type == RopeType::yarn) {
+    double a = dim * std::log(r.original_length / (2 * std::numbers::pi * r.beta_fast)) / std::log(c.rope_theta) / 2;
+    double b = dim * std::log(r.original_length / (2 * std::numbers::pi * r.beta_slow)) / std::log(c.rope_theta) / 2;
+    if (r.ends == RopeScaling::Ends::whole) a = std::floor(a), b = std::ceil(b);
+    a = std::max(a, 0.0), b = std::min(b, dim - 1);
+    if (pair <= a) return f;
+    return pair >= b ? f / r.factor : f - (pair - a) / (b - a) * (f - f / r.factor);
+  }
   const double wavelength = 2 * std::numbers::pi / f;
-  if (r.factor == 1 || wavelength < r.original_length / r.high_freq_factor) return f;
+  if (wavelength < r.original_length / r.high_freq_factor) return f;
   if (wavelength > r.original_length / r.low_freq_factor) return f / r.factor;
   const double s = (r.original_length / wavelength - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
   return (1 - s) * f / r.factor + s * f;
@@ -175,24 +189,25 @@ inline double rope_frequency(const Config& c, bool local, Index i) {
 
 // Rotates the pairs (a, b) = (x[i], x[i + dim/2]) by the angle α = position * frequency of the pair:
 //   y[i] = a cos α - b sin α        y[i + dim/2] = a sin α + b cos α
-// dx is dy rotated by -α:
+// YaRN multiplies y by a constant m. dx is dy rotated by -α, times m:
 //   da += dy[i] cos α + dy[i + dim/2] sin α        db += -dy[i] sin α + dy[i + dim/2] cos α
 inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std::int32_t>& positions, Array x) {
   const Array y = tape.zeros(x.rows, x.cols);
   const Index half = c.head_dim / 2;
+  const double m = local && c.local_rope_theta > 0 ? 1 : c.rope_scaling.attention_factor;
   for (Index t = 0; t < x.rows; ++t) {
     for (Index i = 0; i < half; ++i) {
       const double alpha = positions[t] * rope_frequency(c, local, i);
-      y(t, i).value = x(t, i).value * std::cos(alpha) - x(t, i + half).value * std::sin(alpha);
-      y(t, i + half).value = x(t, i).value * std::sin(alpha) + x(t, i + half).value * std::cos(alpha);
+      y(t, i).value = m * (x(t, i).value * std::cos(alpha) - x(t, i + half).value * std::sin(alpha));
+      y(t, i + half).value = m * (x(t, i).value * std::sin(alpha) + x(t, i + half).value * std::cos(alpha));
     }
   }
   tape.on_the_way_back([=] {
     for (Index t = 0; t < x.rows; ++t) {
       for (Index i = 0; i < half; ++i) {
         const double alpha = positions[t] * rope_frequency(c, local, i);
-        x(t, i).grad += y(t, i).grad * std::cos(alpha) + y(t, i + half).grad * std::sin(alpha);
-        x(t, i + half).grad += -y(t, i).grad * std::sin(alpha) + y(t, i + half).grad * std::cos(alpha);
+        x(t, i).grad += m * (y(t, i).grad * std::cos(alpha) + y(t, i + half).grad * std::sin(alpha));
+        x(t, i + half).grad += m * (-y(t, i).grad * std::sin(alpha) + y(t, i + half).grad * std::cos(alpha));
       }
     }
   });
