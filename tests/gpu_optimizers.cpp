@@ -138,7 +138,10 @@ class EightBits {
   // The code must have the value that is nearest to the exact moment. A second moment does not become zero.
   void expect_nearest(int moment, Index i, double exact) const {
     const double ratio = exact / scale(moment, i);
-    if (scale(moment, i) == 0) return EXPECT_EQ(exact, 0), void();
+    if (scale(moment, i) == 0) {
+      EXPECT_EQ(exact, 0);
+      return;
+    }
     EXPECT_LE(std::abs(ratio), 1.000001);
     if (moment == 1 && exact > 0) {
       EXPECT_GT(code(1, i), 0) << "element " << i;
