@@ -120,7 +120,7 @@ TEST(DynamicMaps, RoundToTheNearestValue) {
   EXPECT_EQ(DynamicMap<Sign::both>::encode(-1), 0);  // -0.993: there is no -1
 }
 
-// One parameter whose moments are in 8 bits: the state on the device, and its values on the host.
+// 8-bit moments of one parameter: the state on the device, and its values on the host.
 template <class Device>
 class EightBits {
  public:

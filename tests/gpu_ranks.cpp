@@ -54,7 +54,7 @@ TEST_F(GpuRanks, GridsGiveTheBitsOfOneGpu) {
   expect_bits_of_one_gpu<BFloat16, BFloat16>(2, 2, task);
 }
 
-// A rank orthogonalises a whole matrix, whose rows come from all ranks.
+// Each rank gathers the rows of one matrix from all ranks and orthogonalises it.
 TEST_F(GpuRanks, MuonGivesTheBitsOfOneGpu) {
   const Config c = models_for_ranks()[1].config;
   const Task task{c, few_rows(c, 2), Mode::stream, kTile, OptimizerKind::muon};
