@@ -27,7 +27,7 @@
 
 #include <functional>
 
-#include "memory/saved.cuh"
+#include "memory/far_saved.cuh"
 #include "memory/schedule.cuh"
 #include "memory/sums.cuh"
 #include "memory/weights.cuh"
@@ -76,13 +76,13 @@ class Walk {
   void gradient(const GradientOf<G>& of, const TokenWeights<A>& w, Matrix<A> logp,
                 const std::function<void()>& weigh = {}) {
     auto scope = dev.scope();
-    Saved saved(dev, c, division, schedule.keep, lowest);
-    const Matrix<T> output = forward(saved);
+    const auto saved = make_saved<Device, T>(dev, c, division, schedule, lowest);
+    const Matrix<T> output = forward(*saved);
     if (weigh) head_forward(output, logp), weigh();
     const Matrix<T> dx = head_backward(of, output, w, logp);
     for (Index l = c.layers - 1; l >= lowest; --l) {
-      layer_backward(of, l, saved, dx);
-      saved.close();
+      layer_backward(of, l, *saved, dx);
+      saved->close();
     }
     embedding_backward(of, dx);
   }
@@ -107,16 +107,15 @@ class Walk {
 
   // The output of the last layer; nothing is kept for backward.
   Matrix<T> forward() {
-    Saved saved(dev, c, division, Keep::nothing);
+    ResidentSaved<Device, T> saved(dev, c, division, Keep::nothing, 0);
     return forward(saved);
   }
 
  private:
-  using Saved = ResidentSaved<Device, T>;
-
-  Matrix<T> forward(Saved& saved) {
+  Matrix<T> forward(Saved<T>& saved) {
     Matrix<T> x = saved.open();
     embedding(dev, x, stream.embedding_index(), weights.take_embedding().weights.embedding, c.embedding_scale);
+    for (const DividedRows& chunk : chunks(schedule.chunk)) saved.finish(0, chunk.own);
     for (Index l = 0; l < c.layers; ++l) {
       const Matrix<T> y = l + 1 < c.layers ? saved.open() : saved.output();
       layer_forward(l, saved, y, x);
@@ -130,7 +129,7 @@ class Walk {
     for (Index l = 0; l < c.layers; ++l) weights.take(l, l + 1);
   }
 
-  void layer_forward(Index l, const Saved& saved, Matrix<T> y, Matrix<T> x) {
+  void layer_forward(Index l, Saved<T>& saved, Matrix<T> y, Matrix<T> x) {
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, weights.take(l, l + 1), ranks.sequence);
     auto scope = dev.scope();
     const bool kept = saved.has_activations(l);
@@ -138,26 +137,27 @@ class Walk {
     for (const DividedRows& chunk : chunks(schedule.chunk)) {
       auto chunk_scope = dev.scope();
       const Activations<T> a = kept ? saved.activations(l) : activations(chunk);
+      saved.begin(chunk.own);
       layer.forward(y.slice(chunk.own), {stream.at(chunk), x.slice(chunk.own), kv, a});
+      saved.finish(l + 1, chunk.own);
     }
   }
 
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
   template <class G>
-  void layer_backward(const GradientOf<G>& of, Index l, const Saved& saved, Matrix<T> dx) {
+  void layer_backward(const GradientOf<G>& of, Index l, Saved<T>& saved, Matrix<T> dx) {
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, weights.take(l, below(l)), ranks.sequence);
     auto sums = layer_sums(of, l);
     {
       auto scope = dev.scope();
       const bool kept = saved.has_activations(l);
-      const Matrix<T> x = saved.input(l);
-      const KeysValues<T> kv = kept ? saved.keys_values(l) : recompute_keys_values(layer, x);
+      const KeysValues<T> kv = kept ? saved.keys_values(l) : recompute_keys_values(layer, l, saved);
       const KeysValues<A> dkv = keys_values_of_stream<A>();
       zero(dev, dkv.k), zero(dev, dkv.v);
       for (const DividedRows& chunk : last_to_first(chunks(schedule.chunk))) {
         auto chunk_scope = dev.scope();
         const Activations<T> a = kept ? saved.activations(l) : activations(chunk);
-        const Chunk<T> in = {stream.at(chunk), x.slice(chunk.own), kv, a};
+        const Chunk<T> in = {stream.at(chunk), saved.input(l, chunk.own), kv, a};
         if (!kept) layer.recompute(in);
         layer.backward({sums.of_lanes(), lane_parts(division, chunk.own)}, dx.slice(chunk.own), dkv, in);
       }
@@ -165,12 +165,12 @@ class Walk {
     sums.finish();
   }
 
-  KeysValues<T> recompute_keys_values(TransformerLayer<Device, T>& layer, Matrix<T> x) {
+  KeysValues<T> recompute_keys_values(TransformerLayer<Device, T>& layer, Index l, Saved<T>& saved) {
     const KeysValues<T> kv = keys_values_of_stream<T>();
     for (const DividedRows& chunk : chunks(schedule.chunk)) {
       auto scope = dev.scope();
       const auto a = allocate_key_value_activations<T>(dev, c, chunk.own.size(), division.ranks);
-      layer.keys_values(a, kv.slice(chunk.all), x.slice(chunk.own), stream.at(chunk).positions);
+      layer.keys_values(a, kv.slice(chunk.all), saved.input(l, chunk.own), stream.at(chunk).positions);
     }
     return kv;
   }
@@ -246,12 +246,7 @@ class Walk {
 
   // The layer that backward takes after layer l; -1: none.
   Index below(Index l) const { return l > lowest ? l - 1 : -1; }
-  std::vector<DividedRows> chunks(Index size) const {
-    std::vector<DividedRows> result;
-    for (const Rows all : streambp::chunks(division.rows, size * division.ranks))
-      result.push_back({all, division.own(all)});
-    return result;
-  }
+  std::vector<DividedRows> chunks(Index size) const { return streambp::chunks(division, size); }
   template <class U>
   KeysValues<U> keys_values_of_stream() {
     return allocate_keys_values<U>(dev, c, division.rows, division.ranks);

@@ -77,7 +77,7 @@ class BenchCommand : public Command {
     planned.ranks = ranks.planned(config);
     auto add = [&](std::string label, Mode mode, Index chunk) {
       if (!modes.empty() && std::find(modes.begin(), modes.end(), name(mode)) == modes.end()) return;
-      const Schedule schedule = schedule_for(mode, config, length, chunk, settings.tile);
+      const Schedule schedule = schedule_for(mode, settings, length, chunk);
       const std::size_t peak = plan(planned, length, schedule).peak;
       if (peak <= room) {
         candidates.push_back({label, schedule, peak});

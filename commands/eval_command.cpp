@@ -98,7 +98,7 @@ class EvalCommand : public Command {
   }
 
   Schedule schedule(Index rows) const {
-    return schedule_for(Mode::stream, config, rows, default_chunk(settings.tile), settings.tile);
+    return schedule_for(Mode::stream, settings, rows, default_chunk(settings.tile));
   }
 
   std::size_t memory(Index rows) const { return plan_evaluation(settings, rows, schedule(rows)); }

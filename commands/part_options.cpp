@@ -89,7 +89,7 @@ void PartOptions::choose(Config& c) const {
     Tensors<float> none(c);
     std::string names;
     c.trained.emplace();
-    for (const auto& [parameter, matrix, quantised] : table(c, none)) {
+    for (const auto& [parameter, matrix, quantised, far] : table(c, none)) {
       if (pattern.matches(parameter.name)) c.trained->insert(parameter.name);
       if (names.size() < 200) names += " " + parameter.name;
     }

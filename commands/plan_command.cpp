@@ -144,9 +144,7 @@ class PlanCommand : public Command {
     return std::min<Index>(settings.config.max_length > 0 ? settings.config.max_length : 4096, 32768);
   }
 
-  Schedule schedule(Mode mode, Index rows) const {
-    return schedule_for(mode, settings.config, rows, chunk, settings.tile);
-  }
+  Schedule schedule(Mode mode, Index rows) const { return schedule_for(mode, settings, rows, chunk); }
 
   void usage(Index rows) {
     std::printf("Peak memory and work of a step on a stream of %ld tokens%s:\n\n", rows, shared_out(rows).c_str());
@@ -200,8 +198,7 @@ class PlanCommand : public Command {
   void chunk_for(std::size_t budget) {
     const Index found = chunk_for_budget(settings, length, budget);
     const Index tile = settings.tile;
-    const std::size_t least =
-        plan(settings, length, schedule_for(Mode::stream, settings.config, length, tile, tile)).peak;
+    const std::size_t least = plan(settings, length, schedule_for(Mode::stream, settings, length, tile)).peak;
     require(found > 0, "a step on ", length, " tokens needs at least ", human_bytes(least), ", more than the ",
             human_bytes(budget),
             " allowed; use more --memory or a shorter --length (without --length, plan shows the longest)");

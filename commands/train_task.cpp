@@ -206,9 +206,7 @@ class Preparation {
                 wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / o.batch});
     const Mode mode = mode_named(o.mode);
     const std::size_t room = o.memory.empty() ? o.room / 100 * 95 : parse_bytes(o.memory);
-    auto needed = [&](Index n) {
-      return plan(s, o.batch * n, schedule_for(mode, s.config, o.batch * n, chunk(), s.tile)).peak;
-    };
+    auto needed = [&](Index n) { return plan(s, o.batch * n, schedule_for(mode, s, o.batch * n, chunk())).peak; };
     if (needed(wanted) <= room) return wanted;
     const Index fits = longest_for_budget(s, mode, chunk(), room) / o.batch / kTile * kTile;
     require(fits > 0, "training this model needs ", human_bytes(needed(kTile)), " for the shortest documents, and ",
@@ -236,11 +234,11 @@ class Preparation {
       const std::size_t budget = parse_bytes(o.memory);
       o.chunk = chunk_for_budget(s, rows, budget);
       require(o.chunk > 0, "a step needs at least ",
-              human_bytes(plan(s, rows, schedule_for(mode, s.config, rows, s.tile, s.tile)).peak),
-              ", more than --memory ", o.memory, "; use more memory, or a smaller --batch, --length or model");
+              human_bytes(plan(s, rows, schedule_for(mode, s, rows, s.tile)).peak), ", more than --memory ", o.memory,
+              "; use more memory, or a smaller --batch, --length or model");
     }
     check_chunk(o.chunk, s.tile);
-    task.schedule = schedule_for(mode, s.config, rows, o.chunk, s.tile);
+    task.schedule = schedule_for(mode, s, rows, o.chunk);
     require_room(s, mode, rows, o.chunk, plan(s, rows, task.schedule).peak, o.room);
     plan_memory();
     require_room_to_sample();
@@ -260,7 +258,7 @@ class Preparation {
   // run that resumes in another mode or chunk samples the same tokens.
   Index parallel_completions() const {
     const StepSettings& s = task.settings;
-    const Schedule smallest = schedule_for(Mode::stream, s.config, o.rows(), s.tile, s.tile);
+    const Schedule smallest = schedule_for(Mode::stream, s, o.rows(), s.tile);
     auto planned = [&](const GenerationShape& g) { return plan_run(s, o.rows(), smallest, g); };
     const std::size_t room = planned({});
     const Index longest = task.grpo->longest();

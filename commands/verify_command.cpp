@@ -88,8 +88,7 @@ class VerifyCommand : public Command {
     if (settings_.ranks.all.size == 1) return;
     StepSettings alone = settings_;
     alone.ranks = {{}, {}, settings_.ranks.sequence.size * settings_.ranks.lanes};
-    const Schedule schedule =
-        schedule_for(Mode::stream, input_.config, input_.batch.size(), chunks_[0], settings_.tile);
+    const Schedule schedule = schedule_for(Mode::stream, settings_, input_.batch.size(), chunks_[0]);
     check("one process", chunks_[0], gradient_in(alone, schedule));
   }
 
@@ -154,7 +153,7 @@ class VerifyCommand : public Command {
 
   void verify_mode(Mode mode, Index chunk) {
     progress(mode == Mode::stream ? format("stream %ld", chunk) : name(mode));
-    const Schedule schedule = schedule_for(mode, input_.config, input_.batch.size(), chunk, settings_.tile);
+    const Schedule schedule = schedule_for(mode, settings_, input_.batch.size(), chunk);
     const GradientRun run = gradient_in(settings_, schedule);
     require(std::isfinite(run.loss), "the loss is ", std::isnan(run.loss) ? "NaN" : "infinite",
             ": there is no gradient to verify");

@@ -2,17 +2,13 @@
 // weights.
 #pragma once
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 #include <vector>
 
+#include "kernels/base/temporary_file.cuh"
 #include "model/parameters.cuh"
 
 namespace streambp {
@@ -69,18 +65,12 @@ class OffloadedWeights {
 
   static constexpr const char* kRemedy = "; set TMPDIR to a directory with enough space";
 
-  // The file has no name, so it disappears with the process. std::tmpfile would ignore TMPDIR.
   static File temporary_file() {
-    std::error_code error;
-    const std::filesystem::path directory = std::filesystem::temp_directory_path(error);
-    require(!error, "there is no directory for temporary files: ", error.message(), kRemedy);
-    std::string path = (directory / "streambp-weights-XXXXXX").string();
-    const int descriptor = mkostemp(path.data(), O_CLOEXEC);
-    require(descriptor >= 0, path, ": cannot create a temporary file for the weights: ", std::strerror(errno), kRemedy);
-    unlink(path.c_str());
-    File file(fdopen(descriptor, "w+b"));
-    if (!file) close(descriptor);
-    require(file != nullptr, path, ": cannot open the temporary file for the weights: ", std::strerror(errno));
+    Descriptor descriptor;
+    open_temporary_file(descriptor, temporary_directory());
+    File file(fdopen(descriptor.file, "w+b"));
+    require(file != nullptr, "cannot open the temporary file for the weights: ", std::strerror(errno));
+    descriptor.file = -1;  // the FILE owns it now
     return file;
   }
 

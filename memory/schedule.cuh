@@ -1,20 +1,24 @@
-// The two settings of the walk: how many rows go through a layer at a time, and what is kept for backward.
+// The settings of the walk: how many rows go through a layer at a time, and what is kept for backward, and where.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "kernels/base/matrix.cuh"
+#include "parallel/division.cuh"
 
 namespace streambp {
 
 // What stays in memory between forward and backward. `nothing` is for forward only.
 enum class Keep { nothing, inputs, activations };
 
+// In the device's memory, or in far memory (kernels/base/far.cuh).
+enum class Place { near, far };
+
 struct Schedule {
   Keep keep;
   Index chunk;       // rows of a layer's activations that exist at once, a multiple of kTile
   Index head_chunk;  // rows of logits that exist at once
+  Place inputs = Place::near;
 
   static Schedule full(Index rows) { return {Keep::activations, round_up(rows, kTile), round_up(rows, kTile)}; }
   static Schedule checkpoint(Index rows) { return {Keep::inputs, round_up(rows, kTile), round_up(rows, kTile)}; }
@@ -26,6 +30,12 @@ inline std::vector<Rows> chunks(Index rows, Index chunk) {
   require(chunk > 0 && chunk % kTile == 0, "a chunk must be a positive multiple of ", kTile, " rows, not ", chunk);
   std::vector<Rows> result;
   for (Index begin = 0; begin < rows; begin += chunk) result.push_back({begin, std::min(rows, begin + chunk)});
+  return result;
+}
+// Of a stream that ranks share, each has `chunk` rows of a chunk.
+inline std::vector<DividedRows> chunks(const Division& division, Index chunk) {
+  std::vector<DividedRows> result;
+  for (const Rows all : chunks(division.rows, chunk * division.ranks)) result.push_back({all, division.own(all)});
   return result;
 }
 template <class Chunk>

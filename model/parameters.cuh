@@ -66,12 +66,19 @@ struct Tensors {
   explicit Tensors(const Config& c) : layers(static_cast<std::size_t>(c.layers)) {}
 };
 
-// A row of the table and its tensor. If that is quantised, the matrix is empty.
+// A row of the table and its tensor. If that is quantised or in far memory, the matrix is empty.
 template <class T>
 struct Entry {
   Parameter parameter;
   Matrix<T>* matrix;
   Nf4* quantised = nullptr;
+  FarMatrix<T>* far = nullptr;
+
+  // Calls f with the matrix, near or far.
+  template <class F>
+  auto with_matrix(F&& f) const {
+    return far ? f(*far) : f(*matrix);
+  }
 };
 template <class T>
 using Table = std::vector<Entry<T>>;

@@ -21,21 +21,6 @@ inline void check(ncclResult_t result, const char* call, const char* file, int l
           "; set NCCL_DEBUG=WARN for details");
 }
 
-// Orders the later work of one stream after the earlier work of another.
-class Order {
- public:
-  Order() { STREAMBP_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
-  ~Order() { cudaEventDestroy(event_); }
-  Order(const Order&) = delete;
-  void put(cudaStream_t later, cudaStream_t earlier) {
-    STREAMBP_CHECK(cudaEventRecord(event_, earlier));
-    STREAMBP_CHECK(cudaStreamWaitEvent(later, event_, 0));
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 class NcclTransport : public Transport {
  public:
   // `hosts` connects the hosts of the same ranks, which must all call this.

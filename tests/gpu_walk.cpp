@@ -23,8 +23,9 @@ std::vector<std::pair<std::string, Schedule>> schedules(Index rows) {
   const std::pair<std::string, Schedule> full = {"full", Schedule::full(rows)},
                                          stream = {"stream", Schedule::stream(kTile, kTile)},
                                          checkpoint = {"checkpoint", Schedule::checkpoint(rows)},
-                                         wider = {"stream by two tiles", Schedule::stream(2 * kTile, kTile)};
-  if (sized(true, false, false)) return {full, stream, checkpoint, wider};
+                                         wider = {"stream by two tiles", Schedule::stream(2 * kTile, kTile)},
+                                         far = {"inputs far", with_far_inputs(wider.second)};
+  if (sized(true, false, false)) return {full, stream, checkpoint, wider, far};
   return {full, stream};
 }
 

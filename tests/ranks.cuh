@@ -39,6 +39,7 @@ struct Task {
   Index chunk = kTile;
   OptimizerKind optimizer = OptimizerKind::adamw;
   Objective objective = {};
+  Places places = {};
 };
 
 // Two steps on a device with exactly the planned memory.
@@ -51,13 +52,15 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   s.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
   s.device = Device::kind, s.tile = kTile, s.wide_gradient = sizeof(G) > sizeof(T);
   s.optimizer = task.optimizer, s.objective = task.objective, s.ranks = ranks;
-  s.micro_batches = static_cast<Index>(task.batches.size());
-  const Schedule schedule = schedule_for(task.mode, task.config, own, task.chunk);
+  s.micro_batches = static_cast<Index>(task.batches.size()), s.places = task.places;
+  const Schedule schedule = schedule_for(task.mode, s, own, task.chunk);
   const Usage planned = plan(s, rows, schedule);
-  Device dev(planned.peak, device_settings...);
+  Device dev(planned.capacity(), device_settings...);
   const Connection<Device> connection(dev, ranks);
-  Trainer<Device, T, G> trainer(dev, task.config, rows, task.optimizer, task.objective, connection.ranks);
+  Trainer<Device, T, G> trainer(dev, task.config, rows, {task.optimizer, task.places.optimizer}, task.objective,
+                                connection.ranks);
   trainer.initialise(1, 0.1);
+  dev.reset_work();
   Trained trained;
   for (Index step = 1; step <= 2; ++step) {
     const auto add_logps = [&](std::size_t, const auto& logp) {
@@ -75,6 +78,8 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   const std::string what = std::string(name(task.mode)) + ", rank " + std::to_string(ranks.all.rank);
   EXPECT_EQ(dev.arena.peak(), planned.peak) << what;
   EXPECT_EQ(dev.sent(), 2 * planned.sent) << what;
+  EXPECT_EQ(dev.far.peak(), planned.far) << what;
+  EXPECT_EQ(dev.far_traffic(), 2 * planned.far_traffic) << what;
   double sent = 0;
   for (const Group* group : {&ranks.all, &ranks.sequence})
     if (group->transport) sent += std::exchange(static_cast<ThreadTransport*>(group->transport)->sent, 0);
@@ -96,7 +101,9 @@ inline std::vector<Batch> batches_of(const Config& c, std::size_t count, const L
 
 template <class Device, class T, class G = T>
 void expect_bits_of_one_process(Index streams, Index sequence, const Task& task, auto... device_settings) {
-  const Trained alone = train<Device, T, G>(task, Ranks{{}, {}, sequence}, device_settings...);
+  Task near = task;
+  near.places = {};
+  const Trained alone = train<Device, T, G>(near, Ranks{{}, {}, sequence}, device_settings...);
   as_ranks(streams, sequence, [&](const Ranks& ranks) {
     omp_set_num_threads(1);
 #ifdef STREAMBP_CUDA

@@ -66,6 +66,11 @@ QuantisedMoments no_moments(Device& dev, Index rows, Index cols) {
   return {moment(), moment()};
 }
 
+inline Schedule with_far_inputs(Schedule schedule) {
+  schedule.inputs = Place::far;
+  return schedule;
+}
+
 struct Family {
   std::string name;
   Config config;
@@ -139,8 +144,8 @@ GradientRun run_gradient(const Config& config, const Batch& batch, const Schedul
   settings.wide_gradient = sizeof(G) > sizeof(T);
   settings.device = Device::kind;
   settings.objective = objective;
-  const std::size_t planned = plan(settings, batch.size(), schedule).peak;
-  Device dev(planned, device_settings...);
+  const Usage planned = plan(settings, batch.size(), schedule);
+  Device dev(planned.capacity(), device_settings...);
   Trainer<Device, T, G> trainer(dev, config, batch.size(), OptimizerKind::none, objective);
   fill(dev, trainer.model);
   dev.synchronize();
@@ -148,10 +153,12 @@ GradientRun run_gradient(const Config& config, const Batch& batch, const Schedul
   const Measures measures = trainer.accumulate(batch, Counts(batch), schedule);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const auto logp = trainer.log_probabilities();
+  EXPECT_EQ(dev.far.peak(), planned.far);
+  EXPECT_EQ(dev.far_traffic(), planned.far_traffic);
   return {measures.loss,
           seconds,
           dev.arena.peak(),
-          planned,
+          planned.peak,
           host_gradient(dev, config, trainer.grad),
           {logp.begin(), logp.end()},
           measures.others,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +27,16 @@ std::string error_of(const Action& action) {
   return "";
 }
 #define EXPECT_ERROR(action, said) EXPECT_PRED2(contains, error_of([&] { action; }), said)
+
+// Runs f in a child process. Returns its exit code, or 128 + n if signal n killed it.
+template <class F>
+int exit_code_of(F&& f) {
+  const pid_t child = fork();
+  if (child == 0) _exit(f());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
 
 class TemporaryDirectory : public testing::Test {
  protected:

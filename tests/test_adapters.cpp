@@ -39,7 +39,7 @@ struct Adapted {
 HostGradient gradient_of_peft(const Adapted& a) {
   std::vector<std::vector<double>> values;
   Tensors<double> none(a.config);
-  for (const auto& [p, matrix, quantised] : trained(table(a.config, none))) {
+  for (const auto& [p, matrix, quantised, far] : trained(table(a.config, none))) {
     const Tensor& tensor = a.truth.at("grad/" + adapter_prefix(a.config, p.name) + p.name);
     std::vector<double> all(static_cast<std::size_t>(tensor.count));
     read(tensor, all.data());

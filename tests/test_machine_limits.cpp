@@ -120,16 +120,6 @@ TEST_F(MachineLimits, ThreadsForAQuota) {
   EXPECT_EQ(threads_for(0.1, 8), 1);
 }
 
-// Runs f in a child process. Returns its exit code, or 128 + n if signal n killed it.
-template <class F>
-int exit_code_of(F&& f) {
-  const pid_t child = fork();
-  if (child == 0) _exit(f());
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
 TEST_F(MachineLimits, ClosedStandardDescriptorsAreOpened) {
   EXPECT_EQ(exit_code_of([&] {
               for (int file : {0, 1, 2}) close(file);

@@ -18,6 +18,10 @@ std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
     schedules.push_back({"stream " + std::to_string(tiles * kTile), Schedule::stream(tiles * kTile, kTile)});
   }
   schedules.push_back({"stream by one tile, head by two", Schedule::stream(kTile, 2 * kTile)});
+  for (Index tiles : sized<Lengths>({1, 2, 4}, {1})) {
+    schedules.push_back(
+        {"inputs far, by " + std::to_string(tiles * kTile), with_far_inputs(Schedule::stream(tiles * kTile, kTile))});
+  }
   return schedules;
 }
 

@@ -6,7 +6,7 @@
 
 namespace streambp {
 
-std::unique_ptr<Engine> make_engine(const StepSettings& s, Index rows, std::size_t capacity) {
+std::unique_ptr<Engine> make_engine(const StepSettings& s, Index rows, const Capacity& capacity) {
   if (s.device == DeviceKind::cuda) {
     require(s.dtype != DType::f64, "float64 is computed on the CPU only; use --device cpu");
     return (s.dtype == DType::f32 ? gpu::make_f32_engine : gpu::make_bf16_engine)(s, rows, capacity);

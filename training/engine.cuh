@@ -88,8 +88,8 @@ class Engine {
   virtual void time_operations(bool on) = 0;  // a GPU times them on request; a CPU always does
 };
 
-// Creates an engine for a stream of `rows` tokens, in one block of `capacity` bytes.
-std::unique_ptr<Engine> make_engine(const StepSettings& settings, Index rows, std::size_t capacity);
+// Creates an engine for a stream of `rows` tokens, in blocks of `capacity` bytes.
+std::unique_ptr<Engine> make_engine(const StepSettings& settings, Index rows, const Capacity& capacity);
 
 // --- The devices of this machine ---
 

@@ -3,7 +3,7 @@
 
 namespace streambp {
 
-std::unique_ptr<Engine> make_cpu_bf16_engine(const StepSettings& s, Index rows, std::size_t capacity) {
+std::unique_ptr<Engine> make_cpu_bf16_engine(const StepSettings& s, Index rows, const Capacity& capacity) {
   return with_types(s, [&]<class T, class G>() -> std::unique_ptr<Engine> {
     if constexpr (std::is_same_v<T, BFloat16>) return std::make_unique<EngineOn<Cpu, T, G>>(s, rows, capacity);
     fail("this engine computes in bfloat16");

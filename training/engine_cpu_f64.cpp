@@ -3,7 +3,7 @@
 
 namespace streambp {
 
-std::unique_ptr<Engine> make_cpu_f64_engine(const StepSettings& s, Index rows, std::size_t capacity) {
+std::unique_ptr<Engine> make_cpu_f64_engine(const StepSettings& s, Index rows, const Capacity& capacity) {
   return std::make_unique<EngineOn<Cpu, double, double>>(s, rows, capacity);
 }
 

@@ -5,7 +5,7 @@
 
 namespace streambp::gpu {
 
-std::unique_ptr<Engine> make_bf16_engine(const StepSettings& s, Index rows, std::size_t capacity) {
+std::unique_ptr<Engine> make_bf16_engine(const StepSettings& s, Index rows, const Capacity& capacity) {
   cuda::check_products<BFloat16>(s.config, s.tile);
   return with_types(s, [&]<class T, class G>() -> std::unique_ptr<Engine> {
     if constexpr (std::is_same_v<T, BFloat16>) return std::make_unique<EngineOn<Cuda, T, G>>(s, rows, capacity, s.tile);

@@ -14,7 +14,7 @@ std::string name() { return cuda::name(); }
 std::string address() { return cuda::address(); }
 double copy_rate() { return streambp::copy_rate<Cuda>(); }
 
-std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, std::size_t capacity) {
+std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, const Capacity& capacity) {
   cuda::check_products<float>(s.config, s.tile);
   return std::make_unique<EngineOn<Cuda, float, float>>(s, rows, capacity, s.tile);
 }

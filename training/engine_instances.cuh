@@ -5,9 +5,9 @@
 
 namespace streambp {
 
-std::unique_ptr<Engine> make_cpu_f32_engine(const StepSettings& s, Index rows, std::size_t capacity);
-std::unique_ptr<Engine> make_cpu_bf16_engine(const StepSettings& s, Index rows, std::size_t capacity);
-std::unique_ptr<Engine> make_cpu_f64_engine(const StepSettings& s, Index rows, std::size_t capacity);
+std::unique_ptr<Engine> make_cpu_f32_engine(const StepSettings& s, Index rows, const Capacity& capacity);
+std::unique_ptr<Engine> make_cpu_bf16_engine(const StepSettings& s, Index rows, const Capacity& capacity);
+std::unique_ptr<Engine> make_cpu_f64_engine(const StepSettings& s, Index rows, const Capacity& capacity);
 double cpu_matmul_rate();
 double cpu_copy_rate();
 double cpu_read_rate();
@@ -20,8 +20,8 @@ std::size_t free_memory();
 std::string name();
 std::string address();
 double copy_rate();
-std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, std::size_t capacity);
-std::unique_ptr<Engine> make_bf16_engine(const StepSettings& s, Index rows, std::size_t capacity);
+std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, const Capacity& capacity);
+std::unique_ptr<Engine> make_bf16_engine(const StepSettings& s, Index rows, const Capacity& capacity);
 double f32_matmul_rate();
 double bf16_matmul_rate();
 std::vector<ProductTiming> time_f32_products(const Config& config, Index rows, Index tile);

@@ -32,10 +32,10 @@ template <class Device, class T, class G>
 class EngineOn : public Engine {
  public:
   template <class... DeviceSettings>
-  EngineOn(const StepSettings& s, Index rows, std::size_t capacity, DeviceSettings... device_settings)
+  EngineOn(const StepSettings& s, Index rows, const Capacity& capacity, DeviceSettings... device_settings)
       : dev(capacity, device_settings...),
         connection(dev, s.ranks),
-        trainer(dev, s.config, rows, s.optimizer, s.objective, connection.ranks) {}
+        trainer(dev, s.config, rows, {s.optimizer, s.places.optimizer}, s.objective, connection.ranks) {}
 
   void initialise(std::uint64_t seed, double spread) override { trainer.initialise(seed, spread); }
   std::size_t load(const fs::path& model, const fs::path& adapters) override {

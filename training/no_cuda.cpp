@@ -14,8 +14,8 @@ std::size_t free_memory() { refuse(); }
 std::string name() { refuse(); }
 std::string address() { refuse(); }
 double copy_rate() { refuse(); }
-std::unique_ptr<Engine> make_f32_engine(const StepSettings&, Index, std::size_t) { refuse(); }
-std::unique_ptr<Engine> make_bf16_engine(const StepSettings&, Index, std::size_t) { refuse(); }
+std::unique_ptr<Engine> make_f32_engine(const StepSettings&, Index, const Capacity&) { refuse(); }
+std::unique_ptr<Engine> make_bf16_engine(const StepSettings&, Index, const Capacity&) { refuse(); }
 double f32_matmul_rate() { refuse(); }
 double bf16_matmul_rate() { refuse(); }
 std::vector<ProductTiming> time_f32_products(const Config&, Index, Index) { refuse(); }

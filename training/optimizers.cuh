@@ -20,12 +20,13 @@ class NoOptimizer : public Optimizer<Device, T, G> {
 };
 
 template <class Device, class T, class G>
-std::unique_ptr<Optimizer<Device, T, G>> make_optimizer(OptimizerKind kind, const Group& ranks) {
-  if (kind == OptimizerKind::adamw) return std::make_unique<AdamWOptimizer<Device, T, G, Accumulator<T>>>(ranks);
-  if (kind == OptimizerKind::adamw_bf16) return std::make_unique<AdamWOptimizer<Device, T, G, T>>(ranks);
-  if (kind == OptimizerKind::adamw_8bit) return std::make_unique<AdamW8BitOptimizer<Device, T, G>>(ranks);
-  if (kind == OptimizerKind::muon) return std::make_unique<MuonOptimizer<Device, T, G>>(ranks);
-  return std::make_unique<NoOptimizer<Device, T, G>>(ranks);
+std::unique_ptr<Optimizer<Device, T, G>> make_optimizer(OptimizerChoice choice, const Group& ranks) {
+  const auto [kind, place] = choice;
+  if (kind == OptimizerKind::adamw) return std::make_unique<AdamWOptimizer<Device, T, G, Accumulator<T>>>(ranks, place);
+  if (kind == OptimizerKind::adamw_bf16) return std::make_unique<AdamWOptimizer<Device, T, G, T>>(ranks, place);
+  if (kind == OptimizerKind::adamw_8bit) return std::make_unique<AdamW8BitOptimizer<Device, T, G>>(ranks, place);
+  if (kind == OptimizerKind::muon) return std::make_unique<MuonOptimizer<Device, T, G>>(ranks, place);
+  return std::make_unique<NoOptimizer<Device, T, G>>(ranks, place);
 }
 
 }  // namespace streambp

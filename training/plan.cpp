@@ -10,9 +10,10 @@ namespace {
 Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Index micro_batches) {
   return with_types(s, [&]<class T, class G>() -> Usage {
     Plan dev(s.device, s.tile);
-    Trainer<Plan, T, G> trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks);
+    Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places.optimizer}, s.objective, s.ranks);
     trainer.plan_step(micro_batches, schedule, s.optimizer, s.documents);
-    return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops(), dev.sent()};
+    return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops(),      dev.sent(),
+            dev.far.peak(),   dev.far.peak_by_kind(),   dev.far_traffic()};
   });
 }
 
@@ -39,6 +40,7 @@ Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
     const Usage next = plan_step(s, rows, schedule, two_rounds(s) + s.ranks.streams());
     usage.flops += static_cast<double>(more) * (next.flops - usage.flops);
     usage.sent += static_cast<double>(more) * (next.sent - usage.sent);
+    usage.far_traffic += static_cast<double>(more) * (next.far_traffic - usage.far_traffic);
   }
   return usage;
 }
@@ -46,7 +48,7 @@ Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
 std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation) {
   return with_types(s, [&]<class T, class G>() {
     Plan dev(s.device, s.tile);
-    Trainer<Plan, T, G> trainer(dev, s.config, rows, s.optimizer, s.objective, s.ranks);
+    Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places.optimizer}, s.objective, s.ranks);
     trainer.plan_step(two_rounds(s), schedule, s.optimizer);
     trainer.plan_evaluation(schedule);
     plan(dev, trainer.model, generation);
@@ -73,7 +75,7 @@ std::size_t plan_generation(const StepSettings& s, const GenerationShape& genera
 
 Index chunk_for_budget(const StepSettings& s, Index rows, std::size_t budget) {
   return s.tile * largest(ceil_div(rows, s.tile), [&](Index tiles) {
-           return peak(s, rows, schedule_for(Mode::stream, s.config, rows, tiles * s.tile, s.tile)) <= budget;
+           return peak(s, rows, schedule_for(Mode::stream, s, rows, tiles * s.tile)) <= budget;
          });
 }
 
@@ -82,7 +84,7 @@ Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, std::siz
   const Index unit = s.ranks.sequence.size > 1 ? s.ranks.sequence.size * s.tile : kTile;
   return unit * largest(kLongestStream / unit, [&](Index units) {
            const Index rows = units * unit;
-           return peak(s, rows, schedule_for(mode, s.config, rows, chunk, s.tile)) <= budget;
+           return peak(s, rows, schedule_for(mode, s, rows, chunk)) <= budget;
          });
 }
 

@@ -10,7 +10,12 @@ struct Usage {
   std::size_t peak = 0;
   Bytes by_kind{};
   double flops = 0;
-  double sent = 0;  // bytes to other ranks
+  double sent = 0;      // bytes to other ranks
+  std::size_t far = 0;  // peak of far memory
+  Bytes far_by_kind{};
+  double far_traffic = 0;  // bytes to and from far memory
+
+  Capacity capacity() const { return {peak, far}; }
 };
 
 Usage plan(const StepSettings& s, Index rows, const Schedule& schedule);

@@ -41,6 +41,12 @@ inline OptimizerKind optimizer_named(const std::string& optimizer) {
 // Longer than any memory allows, and short enough to plan in seconds.
 constexpr Index kLongestStream = Index{1} << 24;
 
+// Where a step keeps its data.
+struct Places {
+  Place inputs = Place::near;     // saved inputs of layers
+  Place optimizer = Place::near;  // the optimizer's state
+};
+
 struct StepSettings {
   Config config;
   DType dtype = DType::f32;  // of weights and activations
@@ -52,6 +58,7 @@ struct StepSettings {
   Index tile = kTile;   // of the device; chunks are multiples of it
   DeviceKind device = DeviceKind::cpu;
   Ranks ranks = {};
+  Places places = {};
 };
 
 // Calls f.operator()<T, G>() with the types of weights and gradient.
@@ -78,6 +85,11 @@ inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk
   if (mode == Mode::checkpoint) return Schedule::checkpoint(rows);
   chunk = std::min(chunk, round_up(rows, kTile));
   return Schedule::stream(chunk, head_chunk_for(c, chunk, tile));
+}
+inline Schedule schedule_for(Mode mode, const StepSettings& s, Index rows, Index chunk) {
+  Schedule schedule = schedule_for(mode, s.config, rows, chunk, s.tile);
+  if (schedule.keep == Keep::inputs) schedule.inputs = s.places.inputs;
+  return schedule;
 }
 
 }  // namespace streambp

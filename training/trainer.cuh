@@ -23,14 +23,14 @@ class Trainer {
   using A = Accumulator<T>;
 
   // Allocates weights, optimizer state, and a stream of `rows` tokens with the objective's data per token.
-  Trainer(Device& dev, const Config& config, Index rows, OptimizerKind kind, const Objective& objective = {},
+  Trainer(Device& dev, const Config& config, Index rows, OptimizerChoice choice, const Objective& objective = {},
           const Ranks& ranks = {})
       : dev(dev),
         objective(objective),
         ranks(ranks),
         model{config, Tensors<T>(config), ranks.shard_weights ? ranks.all : Group{}},
         grad(config),
-        optimizer(make_optimizer<Device, T, G>(kind, ranks.all)) {
+        optimizer(make_optimizer<Device, T, G>(choice, ranks.all)) {
     allocate_weights(dev, model);
     optimizer->allocate(dev, config);
     stream = allocate_stream(dev, division_of(rows));

@@ -17,22 +17,11 @@
 #include <utility>
 
 #include "kernels/base/error.cuh"
+#include "kernels/base/temporary_file.cuh"
 
 namespace streambp {
 
 constexpr const char* kLongestTemporary = ".tmp-4294967295";  // at the end of the name of a file being written
-
-// Owns a file descriptor.
-struct Descriptor {
-  int file = -1;
-
-  Descriptor() = default;
-  Descriptor(const Descriptor&) = delete;
-  ~Descriptor() { reset(); }
-  void reset() {
-    if (file >= 0) close(std::exchange(file, -1));
-  }
-};
 
 inline std::size_t regular_file_size(const std::filesystem::path& path) {
   std::error_code error;

@@ -61,24 +61,44 @@ requires(!std::is_integral_v<T>) bool all_finite(const T* x, Index n) {
 
 inline bool all_finite(const std::uint8_t*, Index) { return true; }
 
+// Rows of about a megabyte.
+template <class T, class AnyMatrix>
+Index rows_of_block(const AnyMatrix& m) {
+  return std::clamp<Index>((1 << 20) / static_cast<Index>(sizeof(T)) / m.cols, 1, m.rows);
+}
+
+// Produces some rows of a matrix in blocks, on several threads.
+template <class T, class AnyMatrix, class F>
+bool produce_rows(T* out, Rows part, const AnyMatrix& m, F&& produce) {
+  const Index rows = rows_of_block<T>(m);
+  bool good = true;
+#pragma omp parallel for reduction(&& : good) schedule(dynamic)
+  for (Index begin = part.begin; begin < part.end; begin += rows) {
+    good = produce(Rows{begin, std::min(part.end, begin + rows)}, out + (begin - part.begin) * m.cols) && good;
+  }
+  return good;
+}
+
 // Fills a matrix on the device in blocks of about a megabyte. produce(rows, out) writes some rows and returns whether
 // they are valid; several threads call it at once. Returns whether all rows are valid.
 template <class Device, class T, class F>
 bool fill(Device& dev, Matrix<T> matrix, F&& produce) {
-  const Index rows = std::clamp<Index>((1 << 20) / static_cast<Index>(sizeof(T)) / matrix.cols, 1, matrix.rows);
-  const bool in_place = std::is_same_v<Device, Cpu>;
-  const Index blocks = ceil_div(matrix.rows, rows), at_once = in_place ? blocks : std::min<Index>(blocks, 32);
-  std::vector<T> staging(in_place ? 0 : static_cast<std::size_t>(at_once * rows * matrix.cols));
+  const Index rows = rows_of_block<T>(matrix), blocks = ceil_div(matrix.rows, rows), at_once = 32;
+  if constexpr (std::is_same_v<Device, Cpu>) return produce_rows(matrix.data, {0, matrix.rows}, matrix, produce);
+  std::vector<T> staging(static_cast<std::size_t>(std::min(blocks, at_once) * rows * matrix.cols));
   bool good = true;
-  for (Index first = 0; first < blocks; first += at_once) {
-    const Rows part = {first * rows, std::min(matrix.rows, (first + at_once) * rows)};
-    T* out = in_place ? matrix.data : staging.data();
-#pragma omp parallel for reduction(&& : good) schedule(dynamic)
-    for (Index begin = part.begin; begin < part.end; begin += rows) {
-      good = produce(Rows{begin, std::min(part.end, begin + rows)}, out + (begin - part.begin) * matrix.cols) && good;
-    }
-    if (!in_place) dev.upload(matrix.slice(part), staging.data());
+  for (Index first = 0; first < matrix.rows; first += at_once * rows) {
+    const Rows part = {first, std::min(matrix.rows, first + at_once * rows)};
+    good = produce_rows(staging.data(), part, matrix, produce) && good;
+    dev.upload(matrix.slice(part), staging.data());
   }
+  return good;
+}
+template <class Device, class T, class F>
+bool fill(Device& dev, FarMatrix<T> matrix, F&& produce) {
+  std::vector<T> all(static_cast<std::size_t>(matrix.size()));
+  const bool good = produce_rows(all.data(), {0, matrix.rows}, matrix, produce);
+  dev.upload(matrix, all.data());
   return good;
 }
 
@@ -100,9 +120,7 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
     }
     for (const Entry<T>& e : parts) {
       const Parameter& p = e.parameter;
-      if (e.matrix->empty()) continue;
-      const Index first = e.matrix->rows < p.rows ? shard(p.rows, ranks).begin : 0;
-      const bool finite = fill(dev, *e.matrix, [&](Rows part, T* out) {
+      auto produce = [&](Index first, Rows part, T* out) {
         const Rows rows = {first + part.begin, first + part.end};
         const Index count = rows.size() * p.cols;
         if (!p.transposed) {
@@ -115,6 +133,10 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
           }
         }
         return all_finite(out, count);
+      };
+      const bool finite = e.with_matrix([&](auto m) {
+        const Index first = m.rows < p.rows ? shard(p.rows, ranks).begin : 0;
+        return m.empty() || fill(dev, m, [&](Rows part, T* out) { return produce(first, part, out); });
       });
       require(finite, tensor.where,
               " holds a NaN or an infinity; the file is damaged, use another one or an earlier checkpoint");
@@ -147,10 +169,11 @@ template <class Device, class T>
 std::vector<T> stored_values(Device& dev, const Table<T>& parts, const Group& ranks) {
   const Parameter& first = parts.front().parameter;
   if (parts.size() == 1 && first.parts == 1 && !first.transposed)
-    return rows_on_first(dev, ranks, *parts.front().matrix, first.rows);
+    return parts.front().with_matrix([&](auto m) { return rows_on_first<T>(dev, ranks, m, first.rows); });
   std::vector<T> stored(static_cast<std::size_t>(ranks.rank == 0 ? first.rows * first.cols * first.parts : 0));
-  for (const auto& [p, matrix, quantised] : parts) {
-    const std::vector<T> values = rows_on_first(dev, ranks, *matrix, p.rows);
+  for (const Entry<T>& e : parts) {
+    const Parameter& p = e.parameter;
+    const std::vector<T> values = e.with_matrix([&](auto m) { return rows_on_first<T>(dev, ranks, m, p.rows); });
     if (values.empty()) continue;
     for (Index i = 0; i < p.rows; ++i) {
       for (Index j = 0; j < p.cols; ++j) {

@@ -66,6 +66,13 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   void* allocate(std::size_t bytes, Kind kind, End end) {
+    const std::size_t offset = place(bytes, kind, end);
+    if (poison && block_) poison(block_ + offset, bytes);
+    return block_ ? block_ + offset : nullptr;
+  }
+
+  // The same, but returns the place in the block.
+  std::size_t place(std::size_t bytes, Kind kind, End end) {
     bytes = round_up(bytes);
     require(used() + bytes <= capacity_, "out of memory: ", used(), " of ", capacity_,
             " planned bytes are in use, and ", bytes, " more are needed for ", kKindNames[static_cast<int>(kind)],
@@ -78,9 +85,8 @@ class Arena {
       peak_ = used();
       peak_by_kind_ = by_kind_;
     }
-    if (poison && block_) poison(block_ + offset, bytes);
     if (on_change) on_change();
-    return block_ ? block_ + offset : nullptr;
+    return offset;
   }
 
   // A position of the bottom stack; release frees everything allocated there after the mark.

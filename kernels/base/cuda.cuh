@@ -48,6 +48,14 @@ inline std::string driver_problem(int driver, int toolkit) {
          version(toolkit) + ", which needs " + needed + "; update the driver" + remedy;
 }
 
+}  // namespace cuda
+}  // namespace streambp
+
+#include "kernels/base/cuda_far.cuh"
+
+namespace streambp {
+namespace cuda {
+
 // This process's place among those of the run on this machine: each uses its own GPU.
 struct Place {
   int rank = 0, count = 1;
@@ -121,14 +129,16 @@ class Cuda : private cuda::Block, public DeviceBase {
  public:
   static constexpr bool computes = true;
   static constexpr DeviceKind kind = DeviceKind::cuda;
-  explicit Cuda(std::size_t capacity, Index tile = kGpuTile)
-      : Block(Arena::round_up(capacity)), DeviceBase(capacity, Block::data, tile) {
+  explicit Cuda(const Capacity& capacity, Index tile = kGpuTile)
+      : Block(Arena::round_up(capacity.near)), DeviceBase(capacity, Block::data, tile) {
     require(tile % kTile == 0, "the tile of the GPU must be a multiple of ", kTile, " rows, not ", tile);
     STREAMBP_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     STREAMBP_CHECK(cublasLtCreate(&blas));
+    if (capacity.far > 0) far_block.emplace(capacity.far);
   }
   ~Cuda() {
     forget_spans();
+    far_block.reset();
     cublasLtDestroy(blas);
     cudaStreamDestroy(stream);
   }
@@ -145,6 +155,25 @@ class Cuda : private cuda::Block, public DeviceBase {
   void copy(Matrix<T> to, Matrix<T> from) {
     const std::size_t bytes = static_cast<std::size_t>(from.size()) * sizeof(T);
     STREAMBP_CHECK(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice, stream));
+  }
+  // Copies between host and far memory.
+  template <class T>
+  void upload(FarMatrix<T> to, const T* from) {
+    if (!to.empty()) std::memcpy(far_block->at(to.offset), from, to.bytes());
+  }
+  template <class T>
+  void download(T* to, FarMatrix<T> from) {
+    if (!from.empty()) std::memcpy(to, far_block->at(from.offset), from.bytes());
+  }
+  template <class T>
+  PendingCopy put(FarMatrix<T> far, Matrix<T> near) {
+    require_copy(far, near), account(kPut, far);
+    return far.empty() ? PendingCopy() : far_block->put(far.offset, near.data, far.bytes(), stream);
+  }
+  template <class T>
+  PendingCopy get(Matrix<T> near, FarMatrix<T> far) {
+    require_copy(far, near), account(kGet, far);
+    return far.empty() ? PendingCopy() : far_block->get(near.data, far.offset, far.bytes(), stream);
   }
   // Waits for all launched work; with `profile`, reads its times.
   void synchronize() {
@@ -229,6 +258,7 @@ class Cuda : private cuda::Block, public DeviceBase {
   }
 
   std::vector<Span> spans;
+  std::optional<cuda::FarBlock> far_block;
 };
 
 namespace cuda {

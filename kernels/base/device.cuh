@@ -9,11 +9,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/arena.cuh"
+#include "kernels/base/far.cuh"
+#include "kernels/base/far_file.cuh"
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {
@@ -29,28 +32,39 @@ struct Work {
   Index calls = 0;
   double flops = 0, bytes = 0, seconds = 0;
   double sent = 0;  // bytes sent to other ranks
+  double far = 0;   // bytes to and from far memory
 };
 
-// What all devices share: the arena with its scopes, and the accounting of work.
+// Bytes of a device's memory and of its far memory.
+struct Capacity {
+  std::size_t near = 0, far = 0;
+  std::filesystem::path directory = {};  // of the CPU's far memory; empty: the temporary directory
+
+  Capacity(std::size_t near, std::size_t far = 0) : near(near), far(far) {}
+  bool operator==(const Capacity&) const = default;
+};
+
+// What all devices share: the arenas with their scopes, and the accounting of work.
 class DeviceBase {
  public:
-  DeviceBase(std::size_t capacity, std::byte* block, Index tile) : arena(capacity, block), tile(tile) {}
+  DeviceBase(const Capacity& capacity, std::byte* block, Index tile)
+      : arena(capacity.near, block), far(capacity.far, nullptr), tile(tile) {}
 
-  Arena arena;
+  Arena arena, far;
   const Index tile;  // rows over which weight gradients are summed at a time; chunks are multiples of it
 
-  // At the end of the returned object's scope, frees what was allocated at the bottom of the arena since this call.
+  // At the end of the returned object's scope, frees what was allocated at the bottom of both arenas since this call.
   auto scope() {
     struct Scope {
-      Arena* arena;
-      Arena::Mark mark;
-      Scope(Arena& arena) : arena(&arena), mark(arena.mark()) {}
-      Scope(Scope&& other) : arena(std::exchange(other.arena, nullptr)), mark(other.mark) {}
+      DeviceBase* dev;
+      Arena::Mark near, far;
+      Scope(DeviceBase& dev) : dev(&dev), near(dev.arena.mark()), far(dev.far.mark()) {}
+      Scope(Scope&& other) : dev(std::exchange(other.dev, nullptr)), near(other.near), far(other.far) {}
       ~Scope() {
-        if (arena) arena->release(mark);
+        if (dev) dev->arena.release(near), dev->far.release(far);
       }
     };
-    return Scope(arena);
+    return Scope(*this);
   }
 
   // GPU matrix products that could not use their one-tile algorithm. Their bits may depend on the chunk.
@@ -68,6 +82,11 @@ class DeviceBase {
     for (const Work& w : work_) sum += w.sent;
     return sum;
   }
+  double far_traffic() const {
+    double sum = 0;
+    for (const Work& w : work_) sum += w.far;
+    return sum;
+  }
 
  protected:
   Work& account(std::string_view name, double flops, double bytes, double sent, Index calls = 1) {
@@ -79,6 +98,11 @@ class DeviceBase {
     w.sent += sent;
     return w;
   }
+  template <class T>
+  void account(const char* name, const FarMatrix<T>& copied) {
+    account(name, 0, 0, 0).far += static_cast<double>(copied.bytes());
+  }
+  static constexpr const char *kPut = "to far memory", *kGet = "from far memory";
 
  private:
   std::vector<Work> work_;
@@ -91,7 +115,15 @@ Matrix<T> allocate(DeviceBase& dev, Index rows, Index cols, Kind kind, End end =
   return {static_cast<T*>(dev.arena.allocate(bytes, kind, end)), rows, cols};
 }
 
-// The same with every row aligned to 128 bytes. Tensor cores need rows aligned to 16 bytes, which unpadded logits of
+// A matrix in the device's far memory.
+template <class T>
+FarMatrix<T> allocate_far(DeviceBase& dev, Index rows, Index cols, Kind kind) {
+  FarMatrix<T> m = {0, rows, cols};
+  m.offset = dev.far.place((m.bytes() + kFarAlignment - 1) / kFarAlignment * kFarAlignment, kind, End::bottom);
+  return m;
+}
+
+// A matrix with every row aligned to 128 bytes. Tensor cores need rows aligned to 16 bytes, which unpadded logits of
 // GPT-2 (vocabulary 50257) are not; in bfloat16 their rows are padded to 50304 elements. No operation reads or writes
 // the padding, so no bit of a result changes.
 template <class T>
@@ -109,7 +141,7 @@ class Plan : public DeviceBase {
   static constexpr bool computes = false;
   static constexpr std::size_t kUnlimited = std::size_t{1} << 62;
   explicit Plan(DeviceKind kind = DeviceKind::cpu, Index tile = kTile)
-      : DeviceBase(kUnlimited, nullptr, tile), kind(kind) {}
+      : DeviceBase({kUnlimited, kUnlimited}, nullptr, tile), kind(kind) {}
 
   const DeviceKind kind;
 
@@ -119,6 +151,18 @@ class Plan : public DeviceBase {
   void download(T*, Matrix<T>) {}
   template <class T>
   void copy(Matrix<T>, Matrix<T>) {}
+  template <class T>
+  void upload(FarMatrix<T>, const T*) {}
+  template <class T>
+  void download(T*, FarMatrix<T>) {}
+  template <class T>
+  PendingCopy put(FarMatrix<T> far, Matrix<T> near) {
+    return require_copy(far, near), account(kPut, far), PendingCopy();
+  }
+  template <class T>
+  PendingCopy get(Matrix<T> near, FarMatrix<T> far) {
+    return require_copy(far, near), account(kGet, far), PendingCopy();
+  }
   void synchronize() {}
 
   auto operation(const char* name, double flops, double bytes, double sent = 0) {
@@ -135,8 +179,11 @@ class Cpu : private HostBlock, public DeviceBase {
  public:
   static constexpr bool computes = true;
   static constexpr DeviceKind kind = DeviceKind::cpu;
-  explicit Cpu(std::size_t capacity)
-      : HostBlock(Arena::round_up(capacity)), DeviceBase(capacity, HostBlock::data, kTile) {}
+  explicit Cpu(const Capacity& capacity)
+      : HostBlock(Arena::round_up(capacity.near)), DeviceBase(capacity, HostBlock::data, kTile) {
+    if (capacity.far == 0) return;
+    far_file_.emplace(capacity.directory.empty() ? temporary_directory() : capacity.directory, capacity.far);
+  }
 
   // Copies between host and device memory; for contiguous matrices.
   template <class T>
@@ -155,6 +202,23 @@ class Cpu : private HostBlock, public DeviceBase {
       std::copy_n(from.data + (block << 16), least(1 << 16, from.size() - (block << 16)), to.data + (block << 16));
     }
   }
+  // Copies between host and far memory.
+  template <class T>
+  void upload(FarMatrix<T> to, const T* from) {
+    write(to, from).wait();
+  }
+  template <class T>
+  void download(T* to, FarMatrix<T> from) {
+    read(to, from).wait();
+  }
+  template <class T>
+  PendingCopy put(FarMatrix<T> far, Matrix<T> near) {
+    return require_copy(far, near), account(kPut, far), write(far, near.data);
+  }
+  template <class T>
+  PendingCopy get(Matrix<T> near, FarMatrix<T> far) {
+    return require_copy(far, near), account(kGet, far), read(near.data, far);
+  }
   void synchronize() {}
 
   // Accounts the work, and measures the time until the end of the returned object's scope.
@@ -171,11 +235,36 @@ class Cpu : private HostBlock, public DeviceBase {
     };
     return Timer{*this, name, flops, bytes, sent, Clock::now()};
   }
+
+ private:
+  template <class T>
+  PendingCopy write(FarMatrix<T> to, const T* from) {
+    return start({to.offset, to.bytes(), reinterpret_cast<const std::byte*>(from), nullptr});
+  }
+  template <class T>
+  PendingCopy read(T* to, FarMatrix<T> from) {
+    return start({from.offset, from.bytes(), nullptr, reinterpret_cast<std::byte*>(to)});
+  }
+  PendingCopy start(const FarFile::Copy& copy) {
+    if (copy.bytes == 0) return {};
+    return PendingCopy([this, number = far_file_->start(copy)] {
+      auto op = operation("wait for far memory", 0, 0);
+      far_file_->wait(number);
+    });
+  }
+
+  std::optional<FarFile> far_file_;
 };
 
 // Copies a matrix to the host.
 template <class Device, class T>
 std::vector<T> to_host(Device& dev, Matrix<T> m) {
+  std::vector<T> values(static_cast<std::size_t>(m.size()));
+  dev.download(values.data(), m);
+  return values;
+}
+template <class Device, class T>
+std::vector<T> to_host(Device& dev, FarMatrix<T> m) {
   std::vector<T> values(static_cast<std::size_t>(m.size()));
   dev.download(values.data(), m);
   return values;

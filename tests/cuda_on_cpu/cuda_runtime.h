@@ -28,7 +28,7 @@
 #define CUDA_ON_CPU 1
 #define CUDART_VERSION 13000
 
-// ---- The runtime API: calls have finished their work when they return, except NCCL's messages --------------------
+// ---- The runtime API: calls have finished their work when they return, except NCCL's messages and pinned copies ----
 
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost = 0,
@@ -75,6 +75,18 @@ inline const ErrorName& error_name(cudaError_t error) {
 
 inline std::size_t rectangle(std::size_t pitch, std::size_t width, std::size_t height) {
   return height == 0 ? 0 : (height - 1) * pitch + width;
+}
+
+// A copy from or to pinned memory, beside the host. Until it is done, its target holds 0xff bytes.
+template <class Copy>
+cudaError_t copy_later(CUstream_st& stream, void* to, std::size_t bytes, Copy&& copy) {
+  if (stream.host_work != host_work)
+    throw std::logic_error("CUDA on CPU: a stream copies, but has not waited for the work launched before");
+  {
+    const DeviceMemory::Access access;
+    std::memset(to, 0xff, bytes);
+  }
+  return stream.later(copy, CUstream_st::When::late), cudaSuccess;
 }
 
 }  // namespace cuda_on_cpu
@@ -129,14 +141,14 @@ inline cudaError_t cudaFree(void* data) {
 }
 template <class T>
 cudaError_t cudaHostAlloc(T** data, std::size_t bytes, unsigned) {
-  *data = static_cast<T*>(::operator new (bytes, std::align_val_t{256}, std::nothrow));
+  *data = static_cast<T*>(cuda_on_cpu::pinned_memory.allocate(bytes));
   return cuda_on_cpu::answer(*data ? cudaSuccess : cudaErrorMemoryAllocation);
 }
-inline cudaError_t cudaFreeHost(void* data) { return ::operator delete (data, std::align_val_t{256}), cudaSuccess; }
+inline cudaError_t cudaFreeHost(void* data) { return cuda_on_cpu::pinned_memory.release(data), cudaSuccess; }
 
 inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                                      std::size_t width, std::size_t height, cudaMemcpyKind kind,
-                                     cudaStream_t = nullptr) {
+                                     cudaStream_t stream = nullptr) {
   if (width == 0 || height == 0) return cudaSuccess;
   const bool to_device = cuda_on_cpu::device_memory.holds(to, cuda_on_cpu::rectangle(to_pitch, width, height));
   const bool from_device = cuda_on_cpu::device_memory.holds(from, cuda_on_cpu::rectangle(from_pitch, width, height));
@@ -144,10 +156,15 @@ inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void*
                        (to_device == (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) &&
                         from_device == (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice));
   if (!as_said || width > to_pitch || width > from_pitch) return cuda_on_cpu::answer(cudaErrorInvalidValue);
+  const auto copy = [=] {
+    const cuda_on_cpu::DeviceMemory::Access access;
+    for (std::size_t i = 0; i < height; ++i)
+      std::memcpy(static_cast<char*>(to) + i * to_pitch, static_cast<const char*>(from) + i * from_pitch, width);
+  };
+  if (stream && cuda_on_cpu::pinned_memory.holds(to_device ? from : to))
+    return cuda_on_cpu::copy_later(*stream, to, height == 1 ? width : 0, copy);
   if (const cudaError_t error = cuda_on_cpu::next_operation(); error != cudaSuccess) return error;
-  const cuda_on_cpu::DeviceMemory::Access access;
-  for (std::size_t i = 0; i < height; ++i)
-    std::memcpy(static_cast<char*>(to) + i * to_pitch, static_cast<const char*>(from) + i * from_pitch, width);
+  copy();
   return cudaSuccess;
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,

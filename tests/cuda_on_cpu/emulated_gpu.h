@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
 
 #include "language.h"
 #ifdef __SANITIZE_ADDRESS__
@@ -51,6 +52,34 @@ inline cudaError_t next_operation() {
   if (operations_before_failure > 0) --operations_before_failure;
   return cudaSuccess;
 }
+
+// ---- Host memory that copies can access beside the host ---------------------------------------------------------
+
+class PinnedMemory {
+ public:
+  void* allocate(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    void* data = ::operator new (bytes, std::align_val_t{256}, std::nothrow);
+    if (data) std::memset(data, 0xff, bytes), blocks_[static_cast<const char*>(data)] = bytes;
+    return data;
+  }
+  void release(void* data) {
+    const std::lock_guard lock(mutex_);
+    blocks_.erase(static_cast<const char*>(data));
+    ::operator delete (data, std::align_val_t{256});
+  }
+  bool holds(const void* data) {
+    const std::lock_guard lock(mutex_);
+    const auto after = blocks_.upper_bound(static_cast<const char*>(data));
+    return after != blocks_.begin() &&
+           static_cast<const char*>(data) < std::prev(after)->first + std::prev(after)->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const char*, std::size_t> blocks_;
+};
+inline PinnedMemory pinned_memory;
 
 // ---- Memory -----------------------------------------------------------------------------------------------------
 

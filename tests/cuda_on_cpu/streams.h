@@ -1,5 +1,6 @@
-// Streams and events. The host does the work of a stream at once; only NCCL's messages travel beside it, in a thread of
-// their stream, after a random delay. So results that depend on a wait that was forgotten are seen to be wrong.
+// Streams and events. The host does the work of a stream at once; only NCCL's messages and copies from or to pinned memory
+// travel beside it, in a thread of their stream: messages after a random delay, copies when something waits for them.
+// So results that depend on a wait that was forgotten are seen to be wrong.
 #pragma once
 
 #include <atomic>
@@ -26,9 +27,15 @@ class Moment {
     changed_.notify_all();
   }
   void wait() {
+    if (hurry) hurry();
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return come_; });
   }
+  bool has_come() {
+    const std::lock_guard lock(mutex_);
+    return come_;
+  }
+  std::function<void()> hurry;  // makes it come
   std::chrono::steady_clock::time_point time() const { return time_; }
 
  private:
@@ -51,21 +58,34 @@ struct CUstream_st {
   ~CUstream_st() {
     if (!worker_.joinable()) return;
     later(nullptr);
+    hurry();
     worker_.join();
   }
 
-  // Does `work` after the earlier work of this stream, beside the host.
-  void later(std::function<void()> work) {
+  // Does `work` after the earlier work of this stream, beside the host: soon, or as late as possible.
+  enum class When { soon, late };
+  void later(std::function<void()> work, When when = When::soon) {
     const std::lock_guard lock(mutex_);
     if (!worker_.joinable()) worker_ = std::thread([this] { run(); });
-    queue_.push_back(std::move(work));
+    queue_.push_back({std::move(work), when});
     changed_.notify_all();
+  }
+  // Something waits for the work so far.
+  void hurry() {
+    const std::lock_guard lock(mutex_);
+    hurried_ = finished_ + queue_.size();
+    changed_.notify_all();
+  }
+  bool is_beside_host() {
+    const std::lock_guard lock(mutex_);
+    return worker_.joinable();
   }
   bool idle() {
     const std::lock_guard lock(mutex_);
     return queue_.empty();
   }
   void wait() {
+    hurry();
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return queue_.empty(); });
   }
@@ -77,12 +97,18 @@ struct CUstream_st {
     std::minstd_rand random(static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(this) >> 4));
     for (std::unique_lock lock(mutex_);;) {
       changed_.wait(lock, [&] { return !queue_.empty(); });
-      if (!queue_.front()) return;
-      const std::function<void()> work = queue_.front();
-      lock.unlock();
-      std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+      const auto [work, when] = queue_.front();
+      if (!work) return;
+      if (when == When::late) {
+        changed_.wait(lock, [&] { return hurried_ > finished_; });
+        lock.unlock();
+      } else {
+        lock.unlock();
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+      }
       work();
       lock.lock();
+      ++finished_;
       queue_.pop_front();
       changed_.notify_all();
     }
@@ -90,7 +116,12 @@ struct CUstream_st {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;  // the first one is being done
+  struct Work {
+    std::function<void()> work;
+    When when;
+  };
+  std::deque<Work> queue_;                  // the first one is being done
+  std::size_t finished_ = 0, hurried_ = 0;  // how much work is done, and how much is waited for
   std::thread worker_;
 };
 using cudaStream_t = CUstream_st*;
@@ -117,8 +148,14 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cu
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
   if (const cudaError_t error = cuda_on_cpu::next_operation(); error != cudaSuccess) return error;
   const auto moment = event->moment = std::make_shared<cuda_on_cpu::Moment>();
-  event->host_work = cuda_on_cpu::host_work;
-  if (stream && !stream->idle()) return stream->later([moment] { moment->come(); }), cudaSuccess;
+  event->host_work = stream && stream->is_beside_host() ? stream->host_work : cuda_on_cpu::host_work;
+  if (stream && !stream->idle()) {
+    stream->later([moment] { moment->come(); });
+    moment->hurry = [stream, moment = std::weak_ptr(moment)] {
+      if (const auto m = moment.lock(); m && !m->has_come()) stream->hurry();
+    };
+    return cudaSuccess;
+  }
   return moment->come(), cudaSuccess;
 }
 // A stream without messages is as far as its host, so its host waits.

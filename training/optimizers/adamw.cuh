@@ -10,17 +10,16 @@ namespace streambp {
 template <class Device, class T, class G, class M>
 class AdamWOptimizer : public Optimizer<Device, T, G> {
  public:
-  explicit AdamWOptimizer(const Group& ranks) : Optimizer<Device, T, G>(ranks) {
+  AdamWOptimizer(const Group& ranks, Place place) : Optimizer<Device, T, G>(ranks, place) {
     this->template add_state<M>("m.");
     this->template add_state<M>("v.");
     if (sizeof(M) > sizeof(T)) this->add_master();
   }
 
  protected:
-  void update(Device& dev, const std::vector<Updated<T, G>>& parameters) override {
-    for (const auto& u : parameters) {
-      const AdamWState<M> state = {this->master(u.number), this->template state<M>(0, u.number),
-                                   this->template state<M>(1, u.number)};
+  void update(Device& dev, const std::vector<Updated<T, G>>& round) override {
+    for (const auto& u : round) {
+      const AdamWState<M> state = {this->master(u), this->template state<M>(0, u), this->template state<M>(1, u)};
       if (u.weight) adamw(dev, u.weight, u.gradient, state, u.settings);
     }
   }

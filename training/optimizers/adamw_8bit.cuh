@@ -11,7 +11,7 @@ namespace streambp {
 template <class Device, class T, class G>
 class AdamW8BitOptimizer : public Optimizer<Device, T, G> {
  public:
-  explicit AdamW8BitOptimizer(const Group& ranks) : Optimizer<Device, T, G>(ranks) {
+  AdamW8BitOptimizer(const Group& ranks, Place place) : Optimizer<Device, T, G>(ranks, place) {
     this->template add_state<std::uint8_t>("m8.", codes);
     this->template add_state<float>("m8.scale.", scales);
     this->template add_state<std::uint8_t>("v8.", codes);
@@ -21,8 +21,8 @@ class AdamW8BitOptimizer : public Optimizer<Device, T, G> {
   }
 
  protected:
-  void update(Device& dev, const std::vector<Updated<T, G>>& parameters) override {
-    for (const auto& u : parameters) {
+  void update(Device& dev, const std::vector<Updated<T, G>>& round) override {
+    for (const auto& u : round) {
       if (!u.weight) continue;
       if (is_small(u.parameter)) {
         const AdamWState<A> state = {{}, numbers<A>(4, u), numbers<A>(5, u)};
@@ -45,7 +45,7 @@ class AdamW8BitOptimizer : public Optimizer<Device, T, G> {
 
   template <class U>
   Matrix<U> numbers(std::size_t state, const Updated<T, G>& u) const {
-    return this->template state<U>(state, u.number);
+    return this->template state<U>(state, u);
   }
 };
 

@@ -17,50 +17,55 @@ namespace streambp {
 
 template <class Device, class T, class G>
 class MuonOptimizer : public Optimizer<Device, T, G> {
+  using Round = std::vector<Updated<T, G>>;
+
  public:
-  explicit MuonOptimizer(const Group& ranks) : Optimizer<Device, T, G>(ranks) {
+  MuonOptimizer(const Group& ranks, Place place) : Optimizer<Device, T, G>(ranks, place) {
     this->template add_state<A>("m.");
     this->template add_state<A>("v.", second_moment);
     if (sizeof(A) > sizeof(T)) this->add_master();
   }
 
  protected:
-  void update(Device& dev, const std::vector<Updated<T, G>>& parameters) override {
-    Matrices matrices;
-    for (const auto& u : parameters) {
-      if (is_matrix(u.parameter)) {
-        matrices.push_back(&u);
-      } else if (u.weight) {
-        const AdamWState<A> state = {this->master(u.number), momentum(u), this->template state<A>(1, u.number)};
-        adamw(dev, u.weight, u.gradient, state, u.settings);
-      }
-    }
-    // The largest first: ranks share a round evenly, and none needs more memory than rank 0.
-    const auto memory = [](const auto* u) { return orthogonalise_memory(u->parameter.rows, u->parameter.cols); };
+  // A matrix for each rank in each round, the largest first: ranks share a round evenly, and none needs more memory than
+  // rank 0.
+  std::vector<Round> rounds(const Round& all) const override {
+    Round matrices, others;
+    for (const auto& u : all) (is_matrix(u.parameter) ? matrices : others).push_back(u);
+    const auto memory = [](const auto& u) { return orthogonalise_memory(u.parameter.rows, u.parameter.cols); };
     std::stable_sort(matrices.begin(), matrices.end(),
-                     [&](const auto* a, const auto* b) { return memory(a) > memory(b); });
-    const auto ranks = static_cast<std::size_t>(this->ranks.size);
-    for (std::size_t i = 0; i < matrices.size(); i += ranks)
-      update_round(dev, Matrices(matrices.begin() + static_cast<std::ptrdiff_t>(i),
-                                 matrices.begin() + static_cast<std::ptrdiff_t>(std::min(i + ranks, matrices.size()))));
+                     [&](const auto& a, const auto& b) { return memory(a) > memory(b); });
+    std::vector<Round> rounds = Optimizer<Device, T, G>::rounds(others);
+    for (std::size_t i = 0; i < matrices.size(); ++i) {
+      if (i % static_cast<std::size_t>(this->ranks.size) == 0) rounds.emplace_back();
+      rounds.back().push_back(matrices[i]);
+    }
+    return rounds;
+  }
+
+  void update(Device& dev, const Round& round) override {
+    if (is_matrix(round[0].parameter)) return update_matrices(dev, round);
+    for (const auto& u : round) {
+      const AdamWState<A> state = {this->master(u), momentum(u), this->template state<A>(1, u)};
+      if (u.weight) adamw(dev, u.weight, u.gradient, state, u.settings);
+    }
   }
 
  private:
   using A = Accumulator<T>;
-  using Matrices = std::vector<const Updated<T, G>*>;
   static constexpr double kMomentum = 0.95;
 
   static bool is_matrix(const Parameter& p) { return p.in_layer && !p.vector(); }
   static Index second_moment(const Parameter& p) { return is_matrix(p) ? 0 : p.cols; }
-  Matrix<A> momentum(const Updated<T, G>& u) const { return this->template state<A>(0, u.number); }
+  Matrix<A> momentum(const Updated<T, G>& u) const { return this->template state<A>(0, u); }
 
-  // Updates a matrix for each rank, or fewer.
-  void update_round(Device& dev, const Matrices& matrices) {
+  // A matrix for each rank, or fewer.
+  void update_matrices(Device& dev, const Round& matrices) {
     auto scope = dev.scope();
     std::vector<Matrix<T>> directions;
-    for (const auto* u : matrices) directions.push_back(direction(dev, *u));
+    for (const auto& u : matrices) directions.push_back(direction(dev, u));
     orthogonalise_shards(dev, matrices, directions);
-    for (std::size_t i = 0; i < matrices.size(); ++i) apply(dev, *matrices[i], directions[i]);
+    for (std::size_t i = 0; i < matrices.size(); ++i) apply(dev, matrices[i], directions[i]);
   }
 
   // Nesterov's momentum, in the type of the weights.
@@ -74,13 +79,13 @@ class MuonOptimizer : public Optimizer<Device, T, G> {
   }
 
   // Matrix i is orthogonalised by rank i.
-  void orthogonalise_shards(Device& dev, const Matrices& matrices, const std::vector<Matrix<T>>& shards) const {
+  void orthogonalise_shards(Device& dev, const Round& matrices, const std::vector<Matrix<T>>& shards) const {
     const Group& ranks = this->ranks;
     if (ranks.size == 1) return orthogonalise(dev, shards[0]);
     Transfers gather, scatter;
     Matrix<T> whole, own;
     for (std::size_t i = 0; i < matrices.size(); ++i) {
-      const Parameter& p = matrices[i]->parameter;
+      const Parameter& p = matrices[i].parameter;
       const auto owner = static_cast<Index>(i);
       if (owner != ranks.rank) {
         gather.send(owner, shards[i]), scatter.receive(owner, shards[i]);
@@ -103,7 +108,7 @@ class MuonOptimizer : public Optimizer<Device, T, G> {
   void apply(Device& dev, const Updated<T, G>& u, Matrix<T> direction) const {
     const double size = 0.2 * std::sqrt(static_cast<double>(most(u.parameter.rows, u.parameter.cols)));
     const double kept = 1 - u.settings.rate * u.settings.decay, step = -u.settings.rate * size;
-    const Matrix<float> master = this->master(u.number);
+    const Matrix<float> master = this->master(u);
     if (!master) return combine(dev, kept, u.weight, step, direction);
     combine(dev, kept, master, step, direction);
     convert(dev, u.weight, master);

@@ -1,0 +1,36 @@
+// Far memory of the GPU: pinned host memory. The same bits as near.
+#include "tests/gpu.cuh"
+#include "tests/ranks.cuh"
+
+namespace streambp {
+namespace {
+
+class GpuFar : public GpuTest {};
+
+Trained train_with(const Task& task, const Places& places) {
+  Task with_places = task;
+  with_places.places = places;
+  return train<Cuda, BFloat16>(with_places, {}, kTile);
+}
+
+// Chunks of one tile and of two; the stream has three.
+TEST_F(GpuFar, InputsGiveTheSameBits) {
+  const Config c = models_for_ranks()[1].config;
+  for (Index tiles : sized<Lengths>({1, 2}, {1}, {1})) {
+    const Task task{c, {packed(c, sized<Lengths>({520, 40}, {520, 40}, {270}))}, Mode::stream, tiles * kTile};
+    EXPECT_TRUE(train_with(task, {Place::far, Place::near}) == train_with(task, {})) << tiles;
+  }
+}
+
+// The embedding has so many rows that it is updated in parts.
+TEST_F(GpuFar, OptimizersGiveTheSameBits) {
+  const Config c = make_config("qwen3", {4096 + 77, 8, 1, 2, 1, 4, 12, 0, true});
+  for (OptimizerKind kind : {OptimizerKind::adamw, OptimizerKind::adamw_8bit, OptimizerKind::muon}) {
+    const Task task{c, {packed(c, {30})}, Mode::stream, kTile, kind};
+    EXPECT_TRUE(train_with(task, {Place::far, Place::far}) == train_with(task, {})) << static_cast<int>(kind);
+    if (kSanitized) break;
+  }
+}
+
+}  // namespace
+}  // namespace streambp
