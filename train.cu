@@ -26,7 +26,8 @@ class TrainCommand : public Command {
  private:
   void run() {
     open_directory();
-    options.room = room_of_each_rank(options.device.kind());
+    options.room = {room_of_each_rank(options.device.kind()),
+                    far_room_of_each_rank(options.device.kind(), options.budget.directory)};
     first_then_others([&] { task = prepare(options, *directory); });
     require_equal("the data", task.source.fingerprint);
     if (!task.start.empty()) require_equal("the model", contents_key(task.start));

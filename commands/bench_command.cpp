@@ -1,6 +1,7 @@
 // streambp bench: the speed of a training step, against the machine's matmul rate.
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
+#include "commands/memory_options.cuh"
 #include "commands/part_options.cuh"
 #include "commands/rank_options.cuh"
 #include "data/files/config.cuh"
@@ -31,6 +32,9 @@ class BenchCommand : public Command {
     options.add("--length", {&length, "Tokens of the stream, one document", checks::between(1, 1 << 24)});
     options.add("--chunk", {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048)"});
     options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
+    options.add("--inputs", {&inputs, "Stream mode: keep saved layer inputs near, far, or measure both",
+                             checks::one_of({"near", "far"})});
+    memory.add_directory_to(options);
     options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
     options.add("--json",
                 {&json_file, "Also write the results to this JSON file", checks::writable_file(), Lasts::no, "none"});
@@ -41,7 +45,7 @@ class BenchCommand : public Command {
   struct Candidate {
     std::string label;
     Schedule schedule;
-    std::size_t peak;
+    Usage planned;
     std::vector<double> seconds = {};
     double flops = 0;
     std::vector<Work> work = {};
@@ -75,29 +79,41 @@ class BenchCommand : public Command {
     const std::size_t room = room_of_each_rank(settings.device);
     StepSettings planned = settings;  // of rank 0 on all ranks, so that all skip the same modes
     planned.ranks = ranks.planned(config);
-    auto add = [&](std::string label, Mode mode, Index chunk) {
+    auto add = [&](std::string label, Mode mode, Index chunk, Place inputs = Place::near) {
       if (!modes.empty() && std::find(modes.begin(), modes.end(), name(mode)) == modes.end()) return;
-      const Schedule schedule = schedule_for(mode, settings, length, chunk);
-      const std::size_t peak = plan(planned, length, schedule).peak;
-      if (peak <= room) {
-        candidates.push_back({label, schedule, peak});
+      planned.places.inputs = inputs;
+      const Schedule schedule = schedule_for(mode, planned, length, chunk);
+      const Usage usage = plan(planned, length, schedule);
+      if (usage.peak <= room) {
+        candidates.push_back({label, schedule, usage});
       } else {
-        std::printf("%s needs %s, and %s are free: skipped\n", label.c_str(), human_bytes(peak).c_str(),
+        std::printf("%s needs %s, and %s are free: skipped\n", label.c_str(), human_bytes(usage.peak).c_str(),
                     human_bytes(room).c_str());
       }
     };
     add("full", Mode::full, 0);
     add("checkpoint", Mode::checkpoint, 0);
-    for (Index chunk : stream_chunks) add(format("stream %ld", chunk), Mode::stream, chunk);
+    for (Index chunk : stream_chunks) {
+      for (const std::string& place : inputs) {
+        const bool far = place == "far";
+        add(format("stream %ld%s", chunk, far ? ", inputs far" : ""), Mode::stream, chunk,
+            far ? Place::far : Place::near);
+      }
+    }
     require(!candidates.empty(), "no mode fits into memory; give a smaller --length or model");
     measure(candidates);
   }
 
   void measure(std::vector<Candidate>& candidates) {
-    const auto by_peak = [](const Candidate& a, const Candidate& b) { return a.peak < b.peak; };
-    const std::size_t capacity = std::max_element(candidates.begin(), candidates.end(), by_peak)->peak;
+    Capacity capacity = 0;
+    for (const Candidate& c : candidates) {
+      capacity.near = std::max(capacity.near, c.planned.peak);
+      capacity.far = std::max(capacity.far, c.planned.far);
+    }
+    capacity.directory = memory.directory;
     const double first_rate = matmul_rate(settings.device, settings.dtype);
     if (profile) bandwidth = copy_rate(settings.device);
+    if (capacity.far > 0) far = far_rate(settings.device, memory.directory);
     if (gpu && profile) products = time_products(settings, std::min(length, stream_chunks.front()));
     const std::size_t free_before = free_memory(settings.device);
     const auto engine = make_engine(settings, length, capacity);
@@ -107,7 +123,7 @@ class BenchCommand : public Command {
     rate = time_runs(*engine, batches, candidates, first_rate);
     if (gpu) {
       const std::size_t free_now =
-          free_memory(settings.device) + capacity;  // approximate: other processes may allocate or free memory
+          free_memory(settings.device) + capacity.near;  // approximate: other processes may allocate or free memory
       driver_overhead = free_before > free_now ? free_before - free_now : 0;
       engine->time_operations(profile);  // a separate run, because timing every operation slows a GPU down
       for (Candidate& c : candidates) {
@@ -177,6 +193,7 @@ class BenchCommand : public Command {
                  {"sequence_ranks", settings.ranks.sequence.size},
                  {"matmul_rate", rate}};
     if (profile) json["copy_rate"] = bandwidth, json["link_rate"] = link;
+    if (far > 0) json["far_rate"] = far;
     if (gpu) json["driver_overhead"] = driver_overhead;
     TextTable table({"mode", "seconds", "min", "max", "tokens/s", "GFLOP/s", "of matmul", "memory"});
     for (const Candidate& c : candidates) {
@@ -184,13 +201,14 @@ class BenchCommand : public Command {
       const auto [least, most] = std::minmax_element(c.seconds.begin(), c.seconds.end());
       table.add({c.label, format("%.3f", seconds), format("%.3f", *least), format("%.3f", *most),
                  human_count(static_cast<double>(length * settings.ranks.streams()) / seconds),
-                 format("%.1f", flops / 1e9), format("%.2f", flops / rate), human_bytes(c.peak)});
+                 format("%.1f", flops / 1e9), format("%.2f", flops / rate), human_bytes(c.planned.peak)});
       json["runs"].push_back({{"mode", c.label},
                               {"seconds", c.seconds},
                               {"median", seconds},
                               {"flops", c.flops},
                               {"of_matmul", flops / rate},
-                              {"memory", c.peak}});
+                              {"memory", c.planned.peak},
+                              {"far_memory", c.planned.far}});
       for (const Work& w : c.work) {
         if (!profile) break;
         json["runs"].back()["profile"].push_back({{"operation", w.name},
@@ -208,6 +226,7 @@ class BenchCommand : public Command {
     if (gpu)
       std::printf("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead).c_str());
     if (profile) std::printf("Copy within memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);
+    if (far > 0) std::printf("Far memory: %.2f GB/s.\n", far / 1e9);
     if (profile && !alone) std::printf("Sent by rank 0 while all ranks send to all: %.1f GB/s.\n", link / 1e9);
     for (const Candidate& c : candidates) {
       if (profile) print_profile(c);
@@ -263,13 +282,14 @@ class BenchCommand : public Command {
   PartOptions part;
   StepSettings settings;
   bool gpu = false;
-  double rate = 0, bandwidth = 0, link = 0;  // of matmul, of copies, and between ranks
-  std::vector<ProductTiming> products;       // on a GPU
-  std::size_t driver_overhead = 0;           // beyond the planned memory: kernels and libraries
+  double rate = 0, bandwidth = 0, link = 0, far = 0;  // of matmul, of copies, between ranks, and of far memory
+  std::vector<ProductTiming> products;                // on a GPU
+  std::size_t driver_overhead = 0;                    // beyond the planned memory: kernels and libraries
   Index length = 1024, repeat = 5;
   Index steps = 0;  // taken
   std::vector<Index> stream_chunks;
-  std::vector<std::string> modes;
+  std::vector<std::string> modes, inputs = {"near"};
+  MemoryOptions memory;
   std::string json_file;
   bool profile = false;
 };

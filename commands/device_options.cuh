@@ -25,6 +25,6 @@ void add_optimizer_option(OptionTable& options, std::string& optimizer, DeviceOp
 void check_optimizer(const StepSettings& s);
 
 // Refuses a step that needs more memory than is free, and says what would fit.
-void require_room(const StepSettings& s, Mode mode, Index rows, Index chunk, std::size_t wanted, std::size_t room);
+void require_room(const StepSettings& s, Mode mode, Index rows, Index chunk, std::size_t wanted, const Capacity& room);
 
 }  // namespace streambp

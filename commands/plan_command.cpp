@@ -1,6 +1,7 @@
 // streambp plan: memory and FLOPs of a training step, without running it.
 #include "commands/command.cuh"
 #include "commands/device_options.cuh"
+#include "commands/memory_options.cuh"
 #include "commands/model_options.cuh"
 #include "commands/objective_options.cuh"
 #include "commands/part_options.cuh"
@@ -20,6 +21,8 @@ constexpr const char* kPlanDescription =
     "  streambp plan qwen3-8b --length 100000                 what does a step at this length need?\n"
     "  streambp plan qwen3-8b --memory 80GiB                  how long can the token stream be?\n"
     "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?\n\n"
+    "--far-memory lets saved layer inputs and the optimizer's state move to a second, larger memory:\n\n"
+    "  streambp plan qwen3-8b --memory 80GiB --far-memory 300GiB --optimizer adamw-bf16\n\n"
     "With --ranks it plans one process of several, and counts the bytes that it sends to the others:\n\n"
     "  streambp plan qwen3-8b --memory 80GiB --ranks 8 --sequence-ranks 8 --optimizer adamw-bf16\n\n"
     "With --objective dpo the stream holds a pair of documents, with grpo the completions of a group; the answers "
@@ -38,7 +41,7 @@ class PlanCommand : public Command {
                             {},
                             Lasts::no,
                             "none"});
-    options.add("--memory", {&memory, "Budget, such as 80GiB", checks::memory(), Lasts::no, "none"});
+    budget.add_to(options, "Budget of the device's memory, such as 80GiB", "none, with --keep unlimited");
     options.add("--device", {&device, "Where the step runs; auto: cuda for bf16, else cpu",
                              checks::one_of({"auto", "cpu", "cuda"})});
     options.add("--dtype",
@@ -54,6 +57,12 @@ class PlanCommand : public Command {
                  checks::between(1, 1 << 12), Lasts::no, "1; one per token stream"});
     ranks.add_planned_to(options);
     options.add("--link", {&link, "With --ranks: how fast a rank can send, in GB/s", checks::positive()});
+    options.section("Predicted time");
+    options.add("--matmul", {&matmul, "TFLOP/s of large matrix products", checks::positive(), Lasts::no,
+                             "600 for a GPU; measured on this CPU"});
+    options.add("--far-rate", {&far_rate, "GB/s to or from far memory", checks::positive(), Lasts::no,
+                               "25 for a GPU; measured with a file in --far"});
+    budget.add_directory_to(options);
     objectives.add_to(options);
     part.add_to(options);
     options.add("--group",
@@ -82,7 +91,8 @@ class PlanCommand : public Command {
             " needs --dtype bf16");
     settings.device = on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
     settings.tile = tile_of(settings.device);
-    require(!options.given("--chunk") || length == 0 || memory.empty(),
+    budget.check();
+    require(!options.given("--chunk") || length == 0 || budget.memory.empty(),
             "--length and --memory find the largest chunk; leave out --chunk, or one of them");
     if (!options.given("--chunk")) chunk = default_chunk(settings.tile);
     check_chunk(chunk, settings.tile);
@@ -95,7 +105,11 @@ class PlanCommand : public Command {
     settings.objective = objectives.settings(std::max<Index>(length, 1));
     require(!options.given("--group") || objectives.objective == "grpo", "--group is for --objective grpo");
     documents = objectives.objective == "dpo" ? 2 : objectives.objective == "grpo" ? group_size : 1;
-    const std::size_t budget = memory.empty() ? 0 : parse_bytes(memory);
+    places = {{}};
+    if (room().far > 0) places = budget.places(Mode::stream, settings.optimizer);
+    settings.places = places.front();
+    settle_rates();
+    const Capacity room = this->room();
     const std::string trained = describe_trained(settings.config);
     std::printf("%s\n%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
                 (trained + (trained.empty() ? "" : "\n")).c_str(), dtype.c_str(), on_gpu ? "GPU" : "CPU",
@@ -113,13 +127,34 @@ class PlanCommand : public Command {
                   counted(ranks.sequence_ranks, "rank").c_str());
       result["ranks"] = ranks.ranks, result["sequence_ranks"] = ranks.sequence_ranks, result["shard"] = ranks.sharded;
     }
-    if (budget) result["memory"] = budget;
-    if (budget && length == 0) longest(budget);
-    if (budget && length > 0) chunk_for(budget);
-    if (length > 0 || !budget) usage(length > 0 ? length : default_length());
+    const bool bounded = !budget.memory.empty();
+    if (bounded) result["memory"] = room.near, result["far_memory"] = room.far;
+    if (bounded && length == 0) longest(room);
+    if (bounded && length > 0) chunk_for(room);
+    if (length > 0 || !bounded) usage(length > 0 ? length : default_length());
     if (!sweep.empty()) write_sweep();
     if (!timeline_file.empty()) write_timeline(length > 0 ? length : default_length());
     if (!json_file.empty()) write_file_atomically(json_file, result.dump(2) + "\n");
+  }
+
+  // Without --far-memory and --keep, a plan stays in near memory.
+  Capacity room() const {
+    const bool limited = !budget.far_memory.empty(), any = !budget.keep.empty();
+    return {budget.memory.empty() ? Plan::kUnlimited : parse_bytes(budget.memory), limited
+                                                                                       ? parse_bytes(budget.far_memory)
+                                                                                   : any ? Plan::kUnlimited
+                                                                                         : 0};
+  }
+
+  void settle_rates() {
+    const DeviceKind device = settings.device;
+    const bool here = device == DeviceKind::cpu;
+    rates = usual_rates(device);
+    rates.matmul = matmul > 0 ? matmul * 1e12 : here ? matmul_rate(device, settings.dtype) : rates.matmul;
+    rates.far = far_rate > 0             ? far_rate * 1e9
+                : here && room().far > 0 ? streambp::far_rate(device, budget.directory)
+                                         : rates.far;
+    rates.link = link * 1e9;
   }
 
   // Work depends on the number of documents in the stream; memory does not.
@@ -151,60 +186,123 @@ class PlanCommand : public Command {
     TextTable table({"", "full", "checkpoint", "stream"});
     std::array<Usage, 3> usages;
     for (Mode mode : kModes) usages[static_cast<std::size_t>(mode)] = usage_in(mode, rows);
-    for (std::size_t kind = 0; kind < usages[0].by_kind.size(); ++kind) {
-      std::vector<std::string> row = {kKindNames[kind]};
-      std::size_t sum = 0;
-      for (const Usage& u : usages) sum += u.by_kind[kind], row.push_back(human_bytes(u.by_kind[kind]));
-      if (sum > 0) table.add(row);
+    auto add = [&](const std::string& name, auto&& value) {
+      std::vector<std::string> row = {name};
+      for (const Usage& u : usages) row.push_back(value(u));
+      table.add(row);
+    };
+    auto add_by_kind = [&](const std::string& prefix, Bytes Usage::*bytes) {
+      for (std::size_t kind = 0; kind < usages[0].by_kind.size(); ++kind) {
+        const bool any =
+            std::any_of(usages.begin(), usages.end(), [&](const Usage& u) { return (u.*bytes)[kind] > 0; });
+        if (any) add(prefix + kKindNames[kind], [&](const Usage& u) { return human_bytes((u.*bytes)[kind]); });
+      }
+    };
+    add_by_kind("", &Usage::by_kind);
+    add("peak", [](const Usage& u) { return human_bytes(u.peak); });
+    add_by_kind("far: ", &Usage::far_by_kind);
+    add("FLOPs", [](const Usage& u) { return human_count(u.flops); });
+    if (ranks.ranks > 1) {
+      add("sent", [](const Usage& u) { return human_bytes(static_cast<std::size_t>(u.sent)); });
+      add("time to send", [&](const Usage& u) { return human_seconds(predict(u, rates).sent); });
     }
-    std::vector<std::string> peak = {"peak"}, work = {"FLOPs"}, sent = {"sent"}, floor = {"time to send"};
-    for (Mode mode : kModes) {
-      const Usage& u = usages[static_cast<std::size_t>(mode)];
-      peak.push_back(human_bytes(u.peak));
-      work.push_back(human_count(u.flops));
-      sent.push_back(human_bytes(static_cast<std::size_t>(u.sent)));
-      floor.push_back(format("%.3g s", u.sent / (link * 1e9)));
-      Json kinds;
-      for (std::size_t kind = 0; kind < u.by_kind.size(); ++kind) kinds[kKindNames[kind]] = u.by_kind[kind];
-      result["usage"][name(mode)] = {
-          {"length", rows}, {"peak", u.peak}, {"flops", u.flops}, {"sent", u.sent}, {"by_kind", kinds}};
-    }
-    table.add(peak);
-    table.add(work);
-    if (ranks.ranks > 1) table.add(sent), table.add(floor);
+    add("predicted time", [&](const Usage& u) { return human_seconds(predict(u, rates).total()); });
     table.print();
     const Schedule stream = schedule(Mode::stream, rows);
     std::printf("\n(stream: chunks of %ld rows, logits of %ld rows)\n", stream.chunk, stream.head_chunk);
+    print_prediction(predict(usages[static_cast<std::size_t>(Mode::stream)], rates));
+    for (Mode mode : kModes) result["usage"][name(mode)] = to_json(rows, usages[static_cast<std::size_t>(mode)]);
   }
 
-  void longest(std::size_t budget) {
-    std::printf("Longest token stream in %s:\n\n", human_bytes(budget).c_str());
-    TextTable table({"mode", "tokens", "peak", "FLOPs", documents > 1 ? "of each document" : ""});
+  Json to_json(Index rows, const Usage& u) const {
+    Json kinds, far;
+    for (std::size_t kind = 0; kind < u.by_kind.size(); ++kind) {
+      kinds[kKindNames[kind]] = u.by_kind[kind];
+      if (u.far_by_kind[kind] > 0) far[kKindNames[kind]] = u.far_by_kind[kind];
+    }
+    const Seconds seconds = predict(u, rates);
+    return {{"length", rows},
+            {"peak", u.peak},
+            {"far", u.far},
+            {"flops", u.flops},
+            {"sent", u.sent},
+            {"by_kind", kinds},
+            {"far_by_kind", far},
+            {"seconds",
+             {{"total", seconds.total()},
+              {"compute", seconds.compute},
+              {"saved_inputs", seconds.inputs},
+              {"optimizer", seconds.optimizer},
+              {"send", seconds.sent}}}};
+  }
+
+  void print_prediction(const Seconds& s) const {
+    std::string text =
+        human_seconds(s.compute) + format(" to compute at %.4g TFLOP/s of matrix products", rates.matmul / 1e12);
+    if (s.inputs > 0) text += "; beside it " + human_seconds(s.inputs) + " to copy saved inputs";
+    if (s.optimizer > 0) text += "; " + human_seconds(s.optimizer) + " to copy the optimizer's state";
+    if (s.inputs + s.optimizer > 0) text += format(" at %.3g GB/s", rates.far / 1e9);
+    if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", rates.link / 1e9);
+    std::printf("(predicted time of stream: %s)\n", text.c_str());
+  }
+
+  void longest(const Capacity& room) {
+    std::printf("Longest token stream in %s%s:\n\n", human_bytes(room.near).c_str(), far_room(room).c_str());
+    std::vector<std::string> header = {"mode", "tokens", "peak", "FLOPs", "predicted"};
+    if (room.far > 0) header.insert(header.begin() + 3, "far");
+    if (documents > 1) header.push_back("of each document");
+    TextTable table(header);
     for (Mode mode : kModes) {
-      const Index rows = longest_for_budget(settings, mode, chunk, budget);
-      result["longest"][name(mode)] = rows;
-      if (rows == 0) {
-        table.add({name(mode), "0", "does not fit", "", ""});
-        continue;
+      Index rows = 0;
+      for (const Places& p : places) {
+        StepSettings with = settings;
+        with.places = p;
+        const Index n = longest_for_budget(with, mode, chunk, room);
+        if (n > rows) rows = n, settings.places = p;
       }
-      const Usage u = usage_in(mode, rows);
-      table.add({name(mode), std::to_string(rows), human_bytes(u.peak), human_count(u.flops),
-                 documents > 1 ? std::to_string(rows / documents) : ""});
+      result["longest"][name(mode)] = rows;
+      const char* limit = rows / kTile == kLongestStream / kTile ? " or more" : "";
+      std::vector<std::string> row = {name(mode), std::to_string(rows) + limit};
+      if (rows == 0) {
+        row.push_back("does not fit");
+      } else {
+        const Usage u = usage_in(mode, rows);
+        row.push_back(human_bytes(u.peak));
+        if (room.far > 0) row.push_back(human_bytes(u.far));
+        row.push_back(human_count(u.flops));
+        row.push_back(human_seconds(predict(u, rates).total()));
+        if (documents > 1) row.push_back(std::to_string(rows / documents));
+        if (mode == Mode::stream) stream = u;
+      }
+      row.resize(header.size());
+      table.add(row);
     }
     table.print();
-    std::printf("\n(stream: chunks of %ld rows)\n", chunk);
+    std::printf("\n(stream: chunks of %ld rows%s)\n", chunk, far_part(stream).c_str());
   }
 
-  void chunk_for(std::size_t budget) {
-    const Index found = chunk_for_budget(settings, length, budget);
-    const Index tile = settings.tile;
-    const std::size_t least = plan(settings, length, schedule_for(Mode::stream, settings, length, tile)).peak;
-    require(found > 0, "a step on ", length, " tokens needs at least ", human_bytes(least), ", more than the ",
-            human_bytes(budget),
-            " allowed; use more --memory or a shorter --length (without --length, plan shows the longest)");
-    std::printf("Largest chunk in %s: %ld rows\n\n", human_bytes(budget).c_str(), found);
-    result["chunk"] = chunk = found;
+  void chunk_for(const Capacity& room) {
+    const Fit found = fit(settings, Mode::stream, length, 0, room, places, rates);
+    StepSettings smallest = settings;
+    smallest.places = places.back();
+    const Usage least = plan(smallest, length, schedule_for(Mode::stream, smallest, length, settings.tile));
+    require(found.chunk > 0, "a step on ", length, " tokens needs at least ", human_bytes(least.peak),
+            least.far > 0 ? format(" and %s of far memory", human_bytes(least.far).c_str()) : "", ", more than the ",
+            human_bytes(room.near), far_room(room), " allowed; use more --memory",
+            room.far > 0 ? ", more --far-memory" : "",
+            " or a shorter --length (without --length, plan shows the longest)");
+    settings.places = found.places;
+    result["chunk"] = chunk = found.chunk;
+    std::printf("Largest chunk in %s%s: %ld rows%s\n\n", human_bytes(room.near).c_str(), far_room(room).c_str(), chunk,
+                far_part(usage_in(Mode::stream, length)).c_str());
   }
+
+  static std::string far_room(const Capacity& room) {
+    if (room.far == 0) return "";
+    return room.far == Plan::kUnlimited ? " and far memory"
+                                        : format(" and %s of far memory", human_bytes(room.far).c_str());
+  }
+  static std::string far_part(const Usage& u) { return u.far > 0 ? "; far: " + describe_far(u.far_by_kind) : ""; }
 
   void write_sweep() {
     Json curve = result;
@@ -238,11 +336,14 @@ class PlanCommand : public Command {
   ObjectiveOptions objectives;
   PartOptions part;
   RankOptions ranks;
-  double link = 50;
+  MemoryOptions budget;
+  double link = 50, matmul = 0, far_rate = 0;
   Index length = 0, chunk = 0, micro_batches = 1, group_size = 8, documents = 1;
-  std::string memory, device = "auto", dtype = "bf16", gradient = "auto", optimizer = "none", sweep, timeline_file,
-                      json_file;
+  std::string device = "auto", dtype = "bf16", gradient = "auto", optimizer = "none", sweep, timeline_file, json_file;
   StepSettings settings;
+  std::vector<Places> places;  // that --keep allows
+  Rates rates = usual_rates(DeviceKind::cuda);
+  Usage stream;  // at the longest length
   Json result;
 };
 

@@ -33,6 +33,11 @@ inline std::string human_count(double value) {
   return format(unit ? "%.2f%s" : "%.0f%s", value, units[unit]);
 }
 
+inline std::string human_seconds(double seconds) {
+  if (seconds < 120) return format("%.3g s", seconds);
+  return seconds < 7200 ? format("%.3g min", seconds / 60) : format("%.3g h", seconds / 3600);
+}
+
 // "1 document", "2 documents", "3 micro-batches".
 inline std::string counted(std::ptrdiff_t n, const std::string& what) {
   const char* ending = n == 1 ? "" : what.ends_with("ch") || what.ends_with("ss") ? "es" : "s";

@@ -79,10 +79,11 @@ void TrainOptions::add_memory_options() {
                        checks::one_of({"stream", "checkpoint", "full"}), Lasts::kept});
   table.add("--chunk", whole(chunk, "Stream mode: rows per chunk, the unit of recomputation", 1, 1 << 24, Lasts::kept,
                              "512; on a GPU 2048"));
-  table.add("--memory", {&memory, "Stream mode: memory budget, such as 512MiB; sets the largest chunk that fits",
-                         checks::memory(), Lasts::kept, "none"});
+  budget.add_to(table, "Stream mode: memory budget, such as 512MiB; sets the largest chunk that fits", "what is free",
+                Lasts::kept);
+  budget.add_directory_to(table);
   table.exclude("--memory", "--chunk");
-  table.keep_together({"--mode", "--chunk", "--memory"});
+  table.keep_together({"--mode", "--chunk", "--memory", "--far-memory", "--keep"});
 }
 
 void TrainOptions::add_optimizer_options() {
@@ -155,13 +156,15 @@ void TrainOptions::restore(const std::filesystem::path& state_file) {
   require(state.is_object() && state.contains("options") && state["options"].is_object(), state_file.string(),
           ": not the state of a run; is the file complete?");
   Json options = state["options"];
-  // A run from before there were lanes, or adapters.
+  // A run from before there were lanes, adapters, or far memory.
   if (!options.contains("--lanes")) options["--lanes"] = 1;
   const Json now = table.lasting();
   if (!options.contains("--base")) options["--base"] = "plain";
   for (const char* flag : PartOptions::kFlags)
     if (!options.contains(flag)) options[flag] = now[flag];
   if (!options.contains("--adapter")) options["--adapter"] = "";
+  for (const char* flag : {"--far-memory", "--keep"})
+    if (!options.contains(flag)) options[flag] = now[flag];
   table.restore(options, state_file.string(), out);
 }
 
@@ -179,7 +182,8 @@ void TrainOptions::check() const {
 
 void TrainOptions::check_memory() const {
   if (given("--chunk")) check_chunk(chunk, tile_of(device.kind()));
-  require(mode == "stream" || (!given("--chunk") && memory.empty()),
+  budget.check();
+  require(mode == "stream" || (!given("--chunk") && budget.memory.empty()),
           "--chunk and --memory belong to --mode stream; in ", mode, " mode the chunk is the whole stream");
 }
 

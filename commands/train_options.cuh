@@ -5,6 +5,7 @@
 
 #include "commands/device_options.cuh"
 #include "commands/grpo_options.cuh"
+#include "commands/memory_options.cuh"
 #include "commands/objective_options.cuh"
 #include "commands/part_options.cuh"
 #include "commands/rank_options.cuh"
@@ -20,18 +21,19 @@ struct TrainOptions {
   ObjectiveOptions objectives;
   GrpoOptions grpo;
   PartOptions part;
+  MemoryOptions budget;
   RankOptions ranks;
   OptimizerSettings optimizer{.rate = 4e-3, .warmup = 20, .steps = 520};
   DataOptions tokens;
 
   std::vector<std::string> data;
-  std::string adapter, mode = "stream", memory, out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
+  std::string adapter, mode = "stream", out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
   Index length = 768, batch = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
   Index evaluation_interval = 100, checkpoint_interval = CheckpointTimer::kByTime;
   double epochs = 1, evaluation_fraction = 0.05, temperature = 0.5;
   std::uint64_t seed = 1;
   bool resume = false, resumed = false;
-  std::size_t room = 0;  // how much memory each rank may use
+  Capacity room = 0;  // how much memory each rank may use
 
   TrainOptions(CLI::App& program, std::function<void()> run);
 

@@ -30,7 +30,17 @@ void TrainReport::begin(const TrainTask& task) const {
   std::printf("data     %s\n", task.source.description.c_str());
   std::printf("steps    %ld, of %ld x %ld tokens x %s; rate %g\n", o.optimizer.steps, o.batch, o.length,
               counted(o.micro_batches, "micro-batch").c_str(), o.optimizer.rate);
-  std::printf("memory   %s, planned: mode %s%s\n", human_bytes(task.memory).c_str(), o.mode.c_str(), chunked.c_str());
+  std::printf("memory   %s, planned: mode %s%s\n", human_bytes(task.memory.near).c_str(), o.mode.c_str(),
+              chunked.c_str());
+  if (task.memory.far > 0) {
+    const std::string where =
+        s.device == DeviceKind::cuda
+            ? "pinned host memory"
+            : "a file in " +
+                  (o.budget.directory.empty() ? temporary_directory() : fs::path(o.budget.directory)).string();
+    std::printf("far      %s in %s\n", describe_far(plan(s, o.rows(), task.schedule).far_by_kind).c_str(),
+                where.c_str());
+  }
   std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(s.device).c_str(), name(s.dtype),
               machine_rate_ / 1e9);
   if (const Ranks& r = s.ranks; r.all.size > 1) {
@@ -56,6 +66,7 @@ void TrainReport::step(Index step, const std::vector<Batch>& batches, const Step
                {"tokens_per_second", tokens_per_second},
                {"utilisation", utilisation},
                {"memory", device.arena.peak()},
+               {"far_memory", device.far.peak()},
                {"seconds", seconds}};
   for (const auto& [measure, value] : result.measures.others) line[measure] = value;
   directory_.write_metrics(line);

@@ -205,38 +205,69 @@ class Preparation {
                 limit = s.config.max_length > 0 ? file.together() * s.config.max_length : kLongestStream,
                 wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / o.batch});
     const Mode mode = mode_named(o.mode);
-    const std::size_t room = o.memory.empty() ? o.room / 100 * 95 : parse_bytes(o.memory);
-    auto needed = [&](Index n) { return plan(s, o.batch * n, schedule_for(mode, s, o.batch * n, chunk())).peak; };
-    if (needed(wanted) <= room) return wanted;
-    const Index fits = longest_for_budget(s, mode, chunk(), room) / o.batch / kTile * kTile;
-    require(fits > 0, "training this model needs ", human_bytes(needed(kTile)), " for the shortest documents, and ",
-            human_bytes(room),
-            o.memory.empty() ? " are free; use a smaller model, or a narrower --dtype or --optimizer"
-                             : " are allowed by --memory; use more --memory or a smaller model");
-    return fits;
+    Capacity room = budget();
+    if (o.budget.memory.empty()) room.near = room.near / 100 * 95;
+    const auto places = o.budget.places(mode, s.optimizer);
+    auto fits = [&](Index n) {
+      return fit(s, mode, o.batch * n, chunk(), room, places, usual_rates(s.device)).chunk > 0;
+    };
+    if (fits(wanted)) return wanted;
+    Index longest_that_fits = 0;
+    for (const Places& p : places) {
+      StepSettings with = s;
+      with.places = p;
+      longest_that_fits = std::max(longest_that_fits, longest_for_budget(with, mode, chunk(), room));
+    }
+    const Index fitting = longest_that_fits / o.batch / kTile * kTile;
+    require(fitting > 0, "training this model needs ", human_bytes(usage(kTile, places.back()).peak),
+            " for the shortest documents, and ", human_bytes(room.near),
+            o.budget.memory.empty() ? " are free; use a smaller model, or a narrower --dtype or --optimizer"
+                                    : " are allowed by --memory; use more --memory or a smaller model");
+    return fitting;
+  }
+
+  // Near and far memory that a step may use.
+  Capacity budget() const {
+    const MemoryOptions& b = o.budget;
+    return {b.memory.empty() ? o.room.near : parse_bytes(b.memory),
+            b.far_memory.empty() ? o.room.far : parse_bytes(b.far_memory)};
+  }
+
+  // Of a step with the smallest chunk.
+  Usage usage(Index rows, const Places& places) const {
+    StepSettings s = task.settings;
+    s.places = places;
+    return plan(s, rows, schedule_for(mode_named(o.mode), s, rows, s.tile));
   }
 
   // Sampling may need more memory than a step, because it keeps the keys and values of all layers.
   void require_room_to_sample() const {
-    const std::size_t free = o.room, allowed = o.memory.empty() ? free : parse_bytes(o.memory);
-    require(task.memory <= std::min(free, allowed), task.grpo ? "sampling a completion" : "the sample at the end",
-            " brings the run to ", human_bytes(task.memory), ", and ", human_bytes(std::min(free, allowed)),
+    const std::size_t free = o.room.near, allowed = budget().near;
+    require(task.memory.near <= std::min(free, allowed), task.grpo ? "sampling a completion" : "the sample at the end",
+            " brings the run to ", human_bytes(task.memory.near), ", and ", human_bytes(std::min(free, allowed)),
             allowed < free ? " are allowed by --memory" : " are free",
             task.grpo ? "; use a smaller --completion" : "; use --sample 0 or a shorter --length");
   }
 
   void choose_schedule() {
-    const StepSettings& s = task.settings;
+    StepSettings& s = task.settings;
     const Index rows = o.rows();
     const Mode mode = mode_named(o.mode);
-    o.chunk = chunk();
-    if (!o.memory.empty()) {
-      const std::size_t budget = parse_bytes(o.memory);
-      o.chunk = chunk_for_budget(s, rows, budget);
-      require(o.chunk > 0, "a step needs at least ",
-              human_bytes(plan(s, rows, schedule_for(mode, s, rows, s.tile)).peak), ", more than --memory ", o.memory,
-              "; use more memory, or a smaller --batch, --length or model");
+    const auto places = o.budget.places(mode, s.optimizer);
+    auto fitting = [&](Index chunk) { return fit(s, mode, rows, chunk, budget(), places, usual_rates(s.device)); };
+    Fit found = fitting(o.budget.memory.empty() ? chunk() : 0);
+    if (found.chunk == 0 && !o.given("--chunk") && o.budget.memory.empty()) found = fitting(0);
+    const Usage least = usage(rows, places.back());
+    if (found.chunk == 0 && !o.budget.memory.empty()) {
+      require(least.peak <= budget().near, "a step needs at least ", human_bytes(least.peak), ", more than --memory ",
+              o.budget.memory, "; use more memory, or a smaller --batch, --length or model");
     }
+    require(found.chunk > 0 || least.far <= budget().far, "a step needs ", human_bytes(least.far),
+            " of far memory, and ", human_bytes(budget().far),
+            o.budget.far_memory.empty() ? " are free; name a directory on another disk with --far"
+                                        : " are allowed; use more --far-memory");
+    s.places = found.chunk > 0 ? found.places : places.back();
+    o.chunk = found.chunk > 0 ? found.chunk : chunk();
     check_chunk(o.chunk, s.tile);
     task.schedule = schedule_for(mode, s, rows, o.chunk);
     require_room(s, mode, rows, o.chunk, plan(s, rows, task.schedule).peak, o.room);
@@ -252,6 +283,7 @@ class Preparation {
       shape = {task.grpo->parallel, task.grpo->longest()};
     }
     task.memory = plan_run(task.settings, o.rows(), task.schedule, shape);
+    task.memory.directory = o.budget.directory;
   }
 
   // On-line GRPO samples as many completions in parallel as fit into the memory of a step with the smallest chunk. So a
@@ -259,7 +291,7 @@ class Preparation {
   Index parallel_completions() const {
     const StepSettings& s = task.settings;
     const Schedule smallest = schedule_for(Mode::stream, s, o.rows(), s.tile);
-    auto planned = [&](const GenerationShape& g) { return plan_run(s, o.rows(), smallest, g); };
+    auto planned = [&](const GenerationShape& g) { return plan_run(s, o.rows(), smallest, g).near; };
     const std::size_t room = planned({});
     const Index longest = task.grpo->longest();
     return std::max<Index>(1, largest(task.grpo->completions(), [&](Index slots) {

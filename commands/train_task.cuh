@@ -25,7 +25,7 @@ struct TrainTask {
   std::unique_ptr<OnlineGrpo> grpo;      // on-line
   std::string base;                      // identifies the base of adapters
   std::string reference;                 // identifies the reference model, where the objective needs one
-  std::size_t memory = 0;                // of the whole run
+  Capacity memory = 0;                   // of the whole run
   std::vector<std::string> notes;        // for the user
 
   // Off-line groups without "old_logps" are assumed to be sampled by the reference model.

@@ -79,7 +79,8 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   EXPECT_EQ(dev.arena.peak(), planned.peak) << what;
   EXPECT_EQ(dev.sent(), 2 * planned.sent) << what;
   EXPECT_EQ(dev.far.peak(), planned.far) << what;
-  EXPECT_EQ(dev.far_traffic(), 2 * planned.far_traffic) << what;
+  for (std::size_t kind = 0; kind < planned.far_traffic.size(); ++kind)
+    EXPECT_EQ(dev.far_traffic()[kind], 2 * planned.far_traffic[kind]) << what;
   double sent = 0;
   for (const Group* group : {&ranks.all, &ranks.sequence})
     if (group->transport) sent += std::exchange(static_cast<ThreadTransport*>(group->transport)->sent, 0);

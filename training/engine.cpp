@@ -24,6 +24,15 @@ std::size_t free_memory(DeviceKind device) {
   return device == DeviceKind::cuda ? gpu::free_memory() : available_memory();
 }
 
+std::size_t free_far_memory(DeviceKind device, const std::filesystem::path& directory) {
+  if (device == DeviceKind::cuda) return available_memory() / 100 * 90;
+  try {
+    return std::filesystem::space(directory.empty() ? temporary_directory() : directory).available / 100 * 95;
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
 std::string device_name(DeviceKind device) {
   return device == DeviceKind::cuda ? gpu::name() : std::to_string(omp_get_max_threads()) + " threads";
 }
@@ -40,6 +49,9 @@ std::vector<ProductTiming> time_products(const StepSettings& s, Index rows) {
 }
 
 double copy_rate(DeviceKind device) { return device == DeviceKind::cuda ? gpu::copy_rate() : cpu_copy_rate(); }
+double far_rate(DeviceKind device, const std::filesystem::path& directory) {
+  return device == DeviceKind::cuda ? gpu::far_rate(directory) : cpu_far_rate(directory);
+}
 double read_rate(DeviceKind device) { return device == DeviceKind::cuda ? gpu::copy_rate() : cpu_read_rate(); }
 
 }  // namespace streambp

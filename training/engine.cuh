@@ -99,6 +99,8 @@ void choose_gpu(const Process& process);
 std::string why_no_gpu();
 // How much a run may allocate.
 std::size_t free_memory(DeviceKind device);
+// How much far memory a run may allocate; of a CPU, in this directory.
+std::size_t free_far_memory(DeviceKind device, const std::filesystem::path& directory);
 std::string device_name(DeviceKind device);
 std::string gpu_address();  // on the bus of this machine
 // FLOP/s of large matrix products; on a GPU the better of our algorithm and the library's free choice.
@@ -107,6 +109,8 @@ double matmul_rate(DeviceKind device, DType dtype);
 std::vector<ProductTiming> time_products(const StepSettings& settings, Index rows);
 // Bytes read and written per second by a copy within the device's memory.
 double copy_rate(DeviceKind device);
+// Bytes per second to or from far memory, whichever is slower.
+double far_rate(DeviceKind device, const std::filesystem::path& directory);
 // Bytes per second when reading a large block of memory; on a GPU, of a copy.
 double read_rate(DeviceKind device);
 

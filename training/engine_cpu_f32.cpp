@@ -10,5 +10,6 @@ std::unique_ptr<Engine> make_cpu_f32_engine(const StepSettings& s, Index rows, c
 double cpu_matmul_rate() { return cpu::matmul_rate(); }
 double cpu_copy_rate() { return copy_rate<Cpu>(); }
 double cpu_read_rate() { return cpu::read_rate(); }
+double cpu_far_rate(const std::filesystem::path& directory) { return far_rate<Cpu>(directory); }
 
 }  // namespace streambp

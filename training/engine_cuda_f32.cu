@@ -13,6 +13,7 @@ std::size_t free_memory() { return cuda::free_memory(); }
 std::string name() { return cuda::name(); }
 std::string address() { return cuda::address(); }
 double copy_rate() { return streambp::copy_rate<Cuda>(); }
+double far_rate(const std::filesystem::path& directory) { return streambp::far_rate<Cuda>(directory); }
 
 std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, const Capacity& capacity) {
   cuda::check_products<float>(s.config, s.tile);

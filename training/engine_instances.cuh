@@ -11,6 +11,7 @@ std::unique_ptr<Engine> make_cpu_f64_engine(const StepSettings& s, Index rows, c
 double cpu_matmul_rate();
 double cpu_copy_rate();
 double cpu_read_rate();
+double cpu_far_rate(const std::filesystem::path& directory);
 
 // Without a CUDA compiler, no_cuda.cpp defines these.
 namespace gpu {
@@ -20,6 +21,7 @@ std::size_t free_memory();
 std::string name();
 std::string address();
 double copy_rate();
+double far_rate(const std::filesystem::path& directory);
 std::unique_ptr<Engine> make_f32_engine(const StepSettings& s, Index rows, const Capacity& capacity);
 std::unique_ptr<Engine> make_bf16_engine(const StepSettings& s, Index rows, const Capacity& capacity);
 double f32_matmul_rate();

@@ -34,6 +34,32 @@ double copy_rate() {
   return best;
 }
 
+// Bytes per second to or from far memory, whichever is slower. The best of a few runs.
+template <class Device>
+double far_rate(const std::filesystem::path& directory) {
+  constexpr Index rows = 16, cols = Index{1} << 18;  // of a megabyte
+  Capacity capacity(rows * cols * sizeof(float), rows * cols * sizeof(float));
+  capacity.directory = directory;
+  Device dev(capacity);
+  const auto near = allocate<float>(dev, rows, cols, Kind::chunk);
+  zero(dev, near);
+  const auto far = allocate_far<float>(dev, rows, cols, Kind::chunk);
+  auto rate = [&](auto&& copy) {
+    double best = 0;
+    for (int i = 0; i < 3; ++i) {
+      dev.synchronize();
+      const auto start = std::chrono::steady_clock::now();
+      copy().wait();
+      dev.synchronize();
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      best = std::max(best, static_cast<double>(far.bytes()) / seconds);
+    }
+    return best;
+  };
+  const double put = rate([&] { return dev.put(far, near); });
+  return std::min(put, rate([&] { return dev.get(near, far); }));
+}
+
 // Bytes that a rank sends per second while all ranks of a group send to all others, in memory that all have left.
 // The best of a few runs.
 template <class Device>

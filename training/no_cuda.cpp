@@ -14,6 +14,7 @@ std::size_t free_memory() { refuse(); }
 std::string name() { refuse(); }
 std::string address() { refuse(); }
 double copy_rate() { refuse(); }
+double far_rate(const std::filesystem::path&) { refuse(); }
 std::unique_ptr<Engine> make_f32_engine(const StepSettings&, Index, const Capacity&) { refuse(); }
 std::unique_ptr<Engine> make_bf16_engine(const StepSettings&, Index, const Capacity&) { refuse(); }
 double f32_matmul_rate() { refuse(); }

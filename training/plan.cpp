@@ -23,8 +23,8 @@ Index two_rounds(const StepSettings& s) {
   return s.micro_batches <= 2 * streams ? s.micro_batches : 2 * streams + s.micro_batches % streams;
 }
 
-std::size_t peak(const StepSettings& s, Index rows, const Schedule& schedule) {
-  return plan_step(s, rows, schedule, two_rounds(s)).peak;
+bool fits(const StepSettings& s, Index rows, const Schedule& schedule, const Capacity& budget) {
+  return plan_step(s, rows, schedule, two_rounds(s)).fits(budget);
 }
 
 template <class T>
@@ -40,19 +40,20 @@ Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
     const Usage next = plan_step(s, rows, schedule, two_rounds(s) + s.ranks.streams());
     usage.flops += static_cast<double>(more) * (next.flops - usage.flops);
     usage.sent += static_cast<double>(more) * (next.sent - usage.sent);
-    usage.far_traffic += static_cast<double>(more) * (next.far_traffic - usage.far_traffic);
+    for (std::size_t kind = 0; kind < usage.far_traffic.size(); ++kind)
+      usage.far_traffic[kind] += static_cast<double>(more) * (next.far_traffic[kind] - usage.far_traffic[kind]);
   }
   return usage;
 }
 
-std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation) {
-  return with_types(s, [&]<class T, class G>() {
+Capacity plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation) {
+  return with_types(s, [&]<class T, class G>() -> Capacity {
     Plan dev(s.device, s.tile);
     Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places.optimizer}, s.objective, s.ranks);
     trainer.plan_step(two_rounds(s), schedule, s.optimizer);
     trainer.plan_evaluation(schedule);
     plan(dev, trainer.model, generation);
-    return dev.arena.peak();
+    return {dev.arena.peak(), dev.far.peak()};
   });
 }
 
@@ -73,18 +74,18 @@ std::size_t plan_generation(const StepSettings& s, const GenerationShape& genera
   });
 }
 
-Index chunk_for_budget(const StepSettings& s, Index rows, std::size_t budget) {
+Index chunk_for_budget(const StepSettings& s, Index rows, const Capacity& budget) {
   return s.tile * largest(ceil_div(rows, s.tile), [&](Index tiles) {
-           return peak(s, rows, schedule_for(Mode::stream, s, rows, tiles * s.tile)) <= budget;
+           return fits(s, rows, schedule_for(Mode::stream, s, rows, tiles * s.tile), budget);
          });
 }
 
-Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, std::size_t budget) {
+Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, const Capacity& budget) {
   // Ranks that share a stream have the same number of tiles each.
   const Index unit = s.ranks.sequence.size > 1 ? s.ranks.sequence.size * s.tile : kTile;
   return unit * largest(kLongestStream / unit, [&](Index units) {
            const Index rows = units * unit;
-           return peak(s, rows, schedule_for(mode, s, rows, chunk)) <= budget;
+           return fits(s, rows, schedule_for(mode, s, rows, chunk), budget);
          });
 }
 

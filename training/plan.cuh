@@ -13,9 +13,10 @@ struct Usage {
   double sent = 0;      // bytes to other ranks
   std::size_t far = 0;  // peak of far memory
   Bytes far_by_kind{};
-  double far_traffic = 0;  // bytes to and from far memory
+  ByKind<double> far_traffic{};  // bytes to and from far memory
 
   Capacity capacity() const { return {peak, far}; }
+  bool fits(const Capacity& budget) const { return peak <= budget.near && far <= budget.far; }
 };
 
 Usage plan(const StepSettings& s, Index rows, const Schedule& schedule);
@@ -26,7 +27,7 @@ struct GenerationShape {
 };
 
 // The peak memory of a run: a step, an evaluation and, with slots, generation.
-std::size_t plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation);
+Capacity plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation);
 
 // The peak memory of the weights and an evaluation of a stream.
 std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& schedule);
@@ -48,9 +49,9 @@ Index largest(Index limit, F&& fits) {
 }
 
 // The largest chunk for which a step fits the budget, or 0.
-Index chunk_for_budget(const StepSettings& s, Index rows, std::size_t budget);
+Index chunk_for_budget(const StepSettings& s, Index rows, const Capacity& budget);
 
 // The longest stream, in whole tiles, for which a step fits the budget, or 0.
-Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, std::size_t budget);
+Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, const Capacity& budget);
 
 }  // namespace streambp

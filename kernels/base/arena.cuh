@@ -24,7 +24,9 @@ enum class Kind { weights, gradients, optimizer, stream, saved, keys_values, chu
 inline constexpr std::array<const char*, static_cast<int>(Kind::count)> kKindNames = {
     "weights",         "gradients",         "optimizer", "token stream",         "saved layer inputs",
     "keys and values", "chunk activations", "logits",    "float32 gradient sums"};
-using Bytes = std::array<std::size_t, static_cast<int>(Kind::count)>;
+template <class T>
+using ByKind = std::array<T, static_cast<int>(Kind::count)>;
+using Bytes = ByKind<std::size_t>;
 
 enum class End { bottom, top };
 

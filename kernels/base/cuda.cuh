@@ -167,12 +167,12 @@ class Cuda : private cuda::Block, public DeviceBase {
   }
   template <class T>
   PendingCopy put(FarMatrix<T> far, Matrix<T> near) {
-    require_copy(far, near), account(kPut, far);
+    account(far, near);
     return far.empty() ? PendingCopy() : far_block->put(far.offset, near.data, far.bytes(), stream);
   }
   template <class T>
   PendingCopy get(Matrix<T> near, FarMatrix<T> far) {
-    require_copy(far, near), account(kGet, far);
+    account(far, near);
     return far.empty() ? PendingCopy() : far_block->get(near.data, far.offset, far.bytes(), stream);
   }
   // Waits for all launched work; with `profile`, reads its times.

@@ -32,7 +32,6 @@ struct Work {
   Index calls = 0;
   double flops = 0, bytes = 0, seconds = 0;
   double sent = 0;  // bytes sent to other ranks
-  double far = 0;   // bytes to and from far memory
 };
 
 // Bytes of a device's memory and of its far memory.
@@ -71,7 +70,7 @@ class DeviceBase {
   std::vector<std::string> algorithm_changes;
 
   const std::vector<Work>& work() const { return work_; }
-  void reset_work() { work_.clear(); }
+  void reset_work() { work_.clear(), far_traffic_ = {}; }
   double flops() const {
     double sum = 0;
     for (const Work& w : work_) sum += w.flops;
@@ -82,11 +81,8 @@ class DeviceBase {
     for (const Work& w : work_) sum += w.sent;
     return sum;
   }
-  double far_traffic() const {
-    double sum = 0;
-    for (const Work& w : work_) sum += w.far;
-    return sum;
-  }
+  // Bytes copied to and from far memory.
+  const ByKind<double>& far_traffic() const { return far_traffic_; }
 
  protected:
   Work& account(std::string_view name, double flops, double bytes, double sent, Index calls = 1) {
@@ -99,12 +95,13 @@ class DeviceBase {
     return w;
   }
   template <class T>
-  void account(const char* name, const FarMatrix<T>& copied) {
-    account(name, 0, 0, 0).far += static_cast<double>(copied.bytes());
+  void account(const FarMatrix<T>& far, const Matrix<T>& near) {
+    require_copy(far, near);
+    far_traffic_[static_cast<std::size_t>(far.kind)] += static_cast<double>(far.bytes());
   }
-  static constexpr const char *kPut = "to far memory", *kGet = "from far memory";
 
  private:
+  ByKind<double> far_traffic_{};
   std::vector<Work> work_;
 };
 
@@ -118,7 +115,7 @@ Matrix<T> allocate(DeviceBase& dev, Index rows, Index cols, Kind kind, End end =
 // A matrix in the device's far memory.
 template <class T>
 FarMatrix<T> allocate_far(DeviceBase& dev, Index rows, Index cols, Kind kind) {
-  FarMatrix<T> m = {0, rows, cols};
+  FarMatrix<T> m = {0, rows, cols, kind};
   m.offset = dev.far.place((m.bytes() + kFarAlignment - 1) / kFarAlignment * kFarAlignment, kind, End::bottom);
   return m;
 }
@@ -157,11 +154,11 @@ class Plan : public DeviceBase {
   void download(T*, FarMatrix<T>) {}
   template <class T>
   PendingCopy put(FarMatrix<T> far, Matrix<T> near) {
-    return require_copy(far, near), account(kPut, far), PendingCopy();
+    return account(far, near), PendingCopy();
   }
   template <class T>
   PendingCopy get(Matrix<T> near, FarMatrix<T> far) {
-    return require_copy(far, near), account(kGet, far), PendingCopy();
+    return account(far, near), PendingCopy();
   }
   void synchronize() {}
 
@@ -213,11 +210,11 @@ class Cpu : private HostBlock, public DeviceBase {
   }
   template <class T>
   PendingCopy put(FarMatrix<T> far, Matrix<T> near) {
-    return require_copy(far, near), account(kPut, far), write(far, near.data);
+    return account(far, near), write(far, near.data);
   }
   template <class T>
   PendingCopy get(Matrix<T> near, FarMatrix<T> far) {
-    return require_copy(far, near), account(kGet, far), read(near.data, far);
+    return account(far, near), read(near.data, far);
   }
   void synchronize() {}
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/arena.cuh"
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {
@@ -24,13 +25,14 @@ template <class T>
 struct FarMatrix {
   std::size_t offset = 0;
   Index rows = 0, cols = 0;
+  Kind kind = Kind::count;
 
   constexpr bool empty() const { return rows == 0 || cols == 0; }
   constexpr Index size() const { return rows * cols; }
   std::size_t bytes() const { return static_cast<std::size_t>(size()) * sizeof(T); }
   FarMatrix slice(Rows r) const {
     require(0 <= r.begin && r.begin <= r.end && r.end <= rows, "rows ", r.begin, "..", r.end, " of ", rows);
-    const FarMatrix part = {offset + static_cast<std::size_t>(r.begin * cols) * sizeof(T), r.size(), cols};
+    const FarMatrix part = {offset + static_cast<std::size_t>(r.begin * cols) * sizeof(T), r.size(), cols, kind};
     require(part.offset % kFarAlignment == 0, "far memory: row ", r.begin, " is not aligned");
     return part;
   }

@@ -1,0 +1,99 @@
+#include "commands/memory_options.cuh"
+
+#include <unistd.h>
+
+#include "commands/text.cuh"
+#include "parallel/processes.cuh"
+#include "training/engine.cuh"
+
+namespace streambp {
+
+namespace {
+
+// What --keep says; without a value, memory decides.
+struct Kept {
+  std::optional<Place> inputs, optimizer;
+};
+
+Kept kept(const std::vector<std::string>& words) {
+  Kept result;
+  for (const std::string& word : words) {
+    const std::size_t equals = word.find('=');
+    const std::string what = equals == std::string::npos ? "" : word.substr(0, equals),
+                      where = equals == std::string::npos ? word : word.substr(equals + 1);
+    const bool known = (where == "near" || where == "far") && (what.empty() || what == "inputs" || what == "optimizer");
+    require(known, "--keep ", quote(word), ": write near, far, or what and where, such as inputs=far optimizer=near");
+    const Place place = where == "far" ? Place::far : Place::near;
+    if (what != "optimizer") result.inputs = place;
+    if (what != "inputs") result.optimizer = place;
+  }
+  return result;
+}
+
+}  // namespace
+
+void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
+                           Lasts lasts) {
+  options.add("--memory", {&memory, help_of_memory, checks::memory(), lasts, "none"});
+  options.add(
+      "--far-memory",
+      {&far_memory,
+       "Budget of far memory, such as 200GiB: a file for a CPU, pinned host memory for a GPU. What does not fit "
+       "into near memory goes there",
+       checks::memory(), lasts, default_of_far_memory});
+  options.add("--keep",
+              {&keep,
+               "near or far: where a step keeps the saved inputs of layers and the optimizer's state; or one by one: "
+               "inputs=far optimizer=near",
+               {},
+               lasts,
+               "near, if it fits"});
+}
+
+void MemoryOptions::add_directory_to(OptionTable& options, Lasts lasts) {
+  options.add("--far", {&directory, "On a CPU: directory of far memory, on a fast disk", {}, lasts, "TMPDIR or /tmp"});
+}
+
+std::vector<Places> MemoryOptions::places(Mode mode, OptimizerKind optimizer) const {
+  const Kept insisted = kept(keep);
+  const bool all = keep.size() == 1 && keep[0] == "far";  // of what there is
+  std::vector<Places> result;
+  for (Place of_inputs : {Place::near, Place::far}) {
+    for (Place of_optimizer : {Place::near, Place::far}) {
+      const bool no_inputs = mode == Mode::full, no_optimizer = optimizer == OptimizerKind::none;
+      if ((no_inputs && of_inputs == Place::far) || (no_optimizer && of_optimizer == Place::far)) continue;
+      if (insisted.inputs.value_or(of_inputs) != of_inputs && !(all && no_inputs)) continue;
+      if (insisted.optimizer.value_or(of_optimizer) != of_optimizer && !(all && no_optimizer)) continue;
+      result.push_back({of_inputs, of_optimizer});
+    }
+  }
+  require(!result.empty(), "--keep: ",
+          mode == Mode::full && insisted.inputs == Place::far
+              ? "full mode keeps all activations in near memory; use --mode stream"
+              : "--optimizer none has no state");
+  return result;
+}
+
+void MemoryOptions::check() const {
+  kept(keep);
+  require(directory.empty() || std::filesystem::is_directory(directory), "--far ", quote(directory),
+          ": is not a directory; name one on a fast disk");
+  require(directory.empty() || access(directory.c_str(), W_OK | X_OK) == 0, "--far ", quote(directory),
+          ": cannot be written; check its permissions");
+}
+
+std::size_t far_room_of_each_rank(DeviceKind device, const std::string& directory) {
+  const auto free = static_cast<Index>(free_far_memory(device, directory));
+  return static_cast<std::size_t>(least_of_ranks(free / this_process().local_count));
+}
+
+std::string describe_far(const Bytes& far) {
+  std::string text;
+  for (std::size_t kind = 0; kind < far.size(); ++kind) {
+    if (far[kind] > 0)
+      text += format("%s%s (%s)", text.empty() ? "" : " and ", kKindNames[kind], human_bytes(far[kind]).c_str());
+  }
+  return text;
+}
+
+}  // namespace streambp

@@ -1,0 +1,32 @@
+// Options for memory: how much a step may use, and what it keeps in far memory.
+#pragma once
+
+#include <optional>
+
+#include "commands/option_table.cuh"
+#include "training/fit.cuh"
+
+namespace streambp {
+
+struct MemoryOptions {
+  std::string memory, far_memory, directory;
+  std::vector<std::string> keep;
+
+  static constexpr const char* kFlags[] = {"--memory", "--far-memory", "--keep"};
+  void add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
+              Lasts lasts = Lasts::no);
+  void add_directory_to(OptionTable& options, Lasts lasts = Lasts::no);
+
+  // The places that the options allow, near memory first.
+  std::vector<Places> places(Mode mode, OptimizerKind optimizer) const;
+  // Refuses a directory in which no file can be created.
+  void check() const;
+};
+
+// The free far memory of each rank; ranks on a machine share it.
+std::size_t far_room_of_each_rank(DeviceKind device, const std::string& directory);
+
+// "optimizer (1.20 GiB) and saved layer inputs (3.10 GiB)"; empty if all is near.
+std::string describe_far(const Bytes& far);
+
+}  // namespace streambp

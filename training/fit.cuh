@@ -1,0 +1,38 @@
+// Chooses the chunk and what goes to far memory: of what fits, the step with the least predicted time.
+#pragma once
+
+#include <vector>
+
+#include "training/plan.cuh"
+
+namespace streambp {
+
+// How fast a machine is.
+struct Rates {
+  double matmul;       // FLOP/s of large matrix products
+  double far;          // bytes per second to or from far memory
+  double link = 50e9;  // bytes per second that a rank sends
+};
+// Orders of magnitude, for choices that must not depend on a measurement. For a GPU, those of an H100 on PCIe 5.
+inline Rates usual_rates(DeviceKind device) {
+  return device == DeviceKind::cuda ? Rates{600e12, 25e9} : Rates{400e9, 1e9};
+}
+
+// The predicted time of a step. Copies of saved inputs run beside the computation; the optimizer waits for its state.
+struct Seconds {
+  double compute = 0, inputs = 0, optimizer = 0, sent = 0;
+  double total() const { return std::max(compute, inputs) + optimizer + sent; }
+};
+Seconds predict(const Usage& usage, const Rates& rates);
+
+// Rows per chunk, 0 if nothing fits.
+struct Fit {
+  Index chunk = 0;
+  Places places = {};
+};
+
+// Tries these places with this chunk; 0: in stream mode, with the largest that fits.
+Fit fit(const StepSettings& s, Mode mode, Index rows, Index chunk, const Capacity& budget,
+        const std::vector<Places>& places, const Rates& rates);
+
+}  // namespace streambp
