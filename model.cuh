@@ -48,6 +48,9 @@ struct Chunk {
   Activations<T> a;  // of these rows
 };
 
+// Whether attention's outputs are computed, or kept since forward.
+enum class Attention { computed, kept };
+
 // Where a chunk's backward pass adds weight gradients.
 template <class A>
 struct LayerSums {
@@ -86,8 +89,9 @@ class TransformerLayer {
     project_queries(a, positions);
   }
   // ... then attention to the K and V of the whole stream ...
-  void attend(const Activations<T>& a, const KeysValues<T>& kv, const StreamRows& at) {
-    attention(dev, output_of(a), input_of(a, kv), span(at));
+  void attend(const Activations<T>& a, const KeysValues<T>& kv, const StreamRows& at,
+              Attention outputs = Attention::computed) {
+    if (outputs == Attention::computed) attention(dev, output_of(a), input_of(a, kv), span(at));
     to_rows(dev, sequence, a.attended, a.heads.attended, dev.tile);
   }
   // ... and the rest of the layer.
@@ -104,13 +108,13 @@ class TransformerLayer {
     project_keys_values(a, kv, positions);
   }
 
-  // Repeats forward for a chunk as far as backward needs it; K and V exist already.
-  void recompute(const Chunk<T>& chunk) {
+  // Repeats forward for a chunk as far as backward needs it; K and V exist already, and kept outputs of attention too.
+  void recompute(const Chunk<T>& chunk, Attention outputs) {
     const Activations<T>& a = chunk.a;
     attention_norm(a, chunk.x);
     if (c.qk_norm) linear(dev, a.k_projected, a.attention_input, w.keys());
     project_queries(a, chunk.at.positions);
-    attend(a, chunk.kv, chunk.at);
+    attend(a, chunk.kv, chunk.at, outputs);
     add_attention(a, chunk.x);
     feed_forward(a);
     if (c.post_norms) linear(dev, a.mlp_output, a.activated, w.down);

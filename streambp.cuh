@@ -136,10 +136,11 @@ class Walk {
     const KeysValues<T> kv = kept ? saved.keys_values(l) : keys_values_of_stream<T>();
     for (const DividedRows& chunk : chunks(schedule.chunk)) {
       auto chunk_scope = dev.scope();
-      const Activations<T> a = kept ? saved.activations(l) : activations(chunk);
+      const Activations<T> a = kept ? saved.activations(l) : activations(chunk, saved.attention().begin(l, chunk.all));
       saved.begin(chunk.own);
       layer.forward(y.slice(chunk.own), {stream.at(chunk), x.slice(chunk.own), kv, a});
       saved.finish(l + 1, chunk.own);
+      saved.attention().finish(l, chunk.all);
     }
   }
 
@@ -156,9 +157,9 @@ class Walk {
       zero(dev, dkv.k), zero(dev, dkv.v);
       for (const DividedRows& chunk : last_to_first(chunks(schedule.chunk))) {
         auto chunk_scope = dev.scope();
-        const Activations<T> a = kept ? saved.activations(l) : activations(chunk);
+        const Activations<T> a = kept ? saved.activations(l) : activations(chunk, saved.attention().take(l, chunk.all));
         const Chunk<T> in = {stream.at(chunk), saved.input(l, chunk.own), kv, a};
-        if (!kept) layer.recompute(in);
+        if (!kept) layer.recompute(in, saved.attention().keeps(l) ? Attention::kept : Attention::computed);
         layer.backward({sums.of_lanes(), lane_parts(division, chunk.own)}, dx.slice(chunk.own), dkv, in);
       }
     }
@@ -251,8 +252,8 @@ class Walk {
   KeysValues<U> keys_values_of_stream() {
     return allocate_keys_values<U>(dev, c, division.rows, division.ranks);
   }
-  Activations<T> activations(const DividedRows& chunk) {
-    return allocate_activations<T>(dev, c, chunk, division.ranks);
+  Activations<T> activations(const DividedRows& chunk, const HeadActivations<T>& kept) {
+    return allocate_activations<T>(dev, c, chunk, division.ranks, kept);
   }
   Matrix<std::int32_t> targets(Rows rows) const { return stream.targets.columns(rows.begin, rows.size()); }
 

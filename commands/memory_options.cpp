@@ -12,7 +12,7 @@ namespace {
 
 // What --keep says; without a value, memory decides.
 struct Kept {
-  std::optional<Place> inputs, optimizer;
+  std::optional<Place> inputs, optimizer, attention;
 };
 
 Kept kept(const std::vector<std::string>& words) {
@@ -21,13 +21,20 @@ Kept kept(const std::vector<std::string>& words) {
     const std::size_t equals = word.find('=');
     const std::string what = equals == std::string::npos ? "" : word.substr(0, equals),
                       where = equals == std::string::npos ? word : word.substr(equals + 1);
-    const bool known = (where == "near" || where == "far") && (what.empty() || what == "inputs" || what == "optimizer");
+    const bool known = (where == "near" || where == "far") &&
+                       (what.empty() || what == "inputs" || what == "optimizer" || what == "attention");
     require(known, "--keep ", quote(word), ": write near, far, or what and where, such as inputs=far optimizer=near");
     const Place place = where == "far" ? Place::far : Place::near;
-    if (what != "optimizer") result.inputs = place;
-    if (what != "inputs") result.optimizer = place;
+    if (what == "inputs" || what.empty()) result.inputs = place;
+    if (what == "optimizer" || what.empty()) result.optimizer = place;
+    if (what == "attention") result.attention = place;
   }
   return result;
+}
+
+// What may be: what is insisted on, else all choices.
+std::vector<Place> choices(const std::optional<Place>& insisted, std::vector<Place> all) {
+  return insisted ? std::vector<Place>{*insisted} : all;
 }
 
 }  // namespace
@@ -41,13 +48,15 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
        "Budget of far memory, such as 200GiB: a file for a CPU, pinned host memory for a GPU. What does not fit "
        "into near memory goes there",
        checks::memory(), lasts, default_of_far_memory});
-  options.add("--keep",
-              {&keep,
-               "near or far: where a step keeps the saved inputs of layers and the optimizer's state; or one by one: "
-               "inputs=far optimizer=near",
-               {},
-               lasts,
-               "near, if it fits"});
+  options.add(
+      "--keep",
+      {&keep,
+       "near or far: where a step keeps the saved inputs of layers and the optimizer's state; or one by one: "
+       "inputs=far optimizer=near. attention=near or =far also keeps attention's outputs, so that backward does "
+       "not compute them again",
+       {},
+       lasts,
+       "near, if it fits"});
 }
 
 void MemoryOptions::add_directory_to(OptionTable& options, Lasts lasts) {
@@ -55,22 +64,25 @@ void MemoryOptions::add_directory_to(OptionTable& options, Lasts lasts) {
 }
 
 std::vector<Places> MemoryOptions::places(Mode mode, OptimizerKind optimizer) const {
-  const Kept insisted = kept(keep);
-  const bool all = keep.size() == 1 && keep[0] == "far";  // of what there is
+  Kept insisted = kept(keep);
+  const bool by_name = keep.size() > 1 || (keep.size() == 1 && keep[0].find('=') != std::string::npos);
+  const bool full = mode == Mode::full, no_state = optimizer == OptimizerKind::none;
+  require(!full || !by_name || (insisted.inputs != Place::far && !insisted.attention),
+          "--keep: full mode keeps all activations in near memory; use --mode stream");
+  require(!no_state || !by_name || insisted.optimizer != Place::far,
+          "--keep optimizer=far: --optimizer none has no state");
+  if (full) insisted.inputs = Place::near, insisted.attention = Place::nowhere;
+  if (no_state) insisted.optimizer = Place::near;
+  // Keeping attention's outputs saves time, but is worth planning only where there is much memory.
+  const std::vector<Place> near_or_far = {Place::near, Place::far};
+  const auto attention =
+      choices(insisted.attention, far_memory.empty() ? std::vector<Place>{Place::nowhere}
+                                                     : std::vector<Place>{Place::nowhere, Place::near, Place::far});
   std::vector<Places> result;
-  for (Place of_inputs : {Place::near, Place::far}) {
-    for (Place of_optimizer : {Place::near, Place::far}) {
-      const bool no_inputs = mode == Mode::full, no_optimizer = optimizer == OptimizerKind::none;
-      if ((no_inputs && of_inputs == Place::far) || (no_optimizer && of_optimizer == Place::far)) continue;
-      if (insisted.inputs.value_or(of_inputs) != of_inputs && !(all && no_inputs)) continue;
-      if (insisted.optimizer.value_or(of_optimizer) != of_optimizer && !(all && no_optimizer)) continue;
-      result.push_back({of_inputs, of_optimizer});
-    }
-  }
-  require(!result.empty(), "--keep: ",
-          mode == Mode::full && insisted.inputs == Place::far
-              ? "full mode keeps all activations in near memory; use --mode stream"
-              : "--optimizer none has no state");
+  for (Place of_attention : attention)
+    for (Place of_inputs : choices(insisted.inputs, near_or_far))
+      for (Place of_optimizer : choices(insisted.optimizer, near_or_far))
+        result.push_back({of_inputs, of_optimizer, of_attention});
   return result;
 }
 

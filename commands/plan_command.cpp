@@ -237,9 +237,9 @@ class PlanCommand : public Command {
   }
 
   void print_prediction(const Seconds& s) const {
-    std::string text =
-        human_seconds(s.compute) + format(" to compute at %.4g TFLOP/s of matrix products", rates.matmul / 1e12);
-    if (s.inputs > 0) text += "; beside it " + human_seconds(s.inputs) + " to copy saved inputs";
+    std::string text = human_seconds(s.compute) + format(" to compute at %.2f of the %.4g TFLOP/s of matrix products",
+                                                         kEfficiency, rates.matmul / 1e12);
+    if (s.inputs > 0) text += "; beside it " + human_seconds(s.inputs) + " to copy what is saved for backward";
     if (s.optimizer > 0) text += "; " + human_seconds(s.optimizer) + " to copy the optimizer's state";
     if (s.inputs + s.optimizer > 0) text += format(" at %.3g GB/s", rates.far / 1e9);
     if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", rates.link / 1e9);
@@ -257,6 +257,7 @@ class PlanCommand : public Command {
       for (const Places& p : places) {
         StepSettings with = settings;
         with.places = p;
+        if (p.attention != places.front().attention) continue;  // this takes more memory
         const Index n = longest_for_budget(with, mode, chunk, room);
         if (n > rows) rows = n, settings.places = p;
       }
@@ -283,9 +284,9 @@ class PlanCommand : public Command {
 
   void chunk_for(const Capacity& room) {
     const Fit found = fit(settings, Mode::stream, length, 0, room, places, rates);
-    StepSettings smallest = settings;
-    smallest.places = places.back();
-    const Usage least = plan(smallest, length, schedule_for(Mode::stream, smallest, length, settings.tile));
+    StepSettings least_near = settings;
+    least_near.places = smallest(places);
+    const Usage least = plan(least_near, length, schedule_for(Mode::stream, least_near, length, settings.tile));
     require(found.chunk > 0, "a step on ", length, " tokens needs at least ", human_bytes(least.peak),
             least.far > 0 ? format(" and %s of far memory", human_bytes(least.far).c_str()) : "", ", more than the ",
             human_bytes(room.near), far_room(room), " allowed; use more --memory",

@@ -219,7 +219,7 @@ class Preparation {
       longest_that_fits = std::max(longest_that_fits, longest_for_budget(with, mode, chunk(), room));
     }
     const Index fitting = longest_that_fits / o.batch / kTile * kTile;
-    require(fitting > 0, "training this model needs ", human_bytes(usage(kTile, places.back()).peak),
+    require(fitting > 0, "training this model needs ", human_bytes(usage(kTile, smallest(places)).peak),
             " for the shortest documents, and ", human_bytes(room.near),
             o.budget.memory.empty() ? " are free; use a smaller model, or a narrower --dtype or --optimizer"
                                     : " are allowed by --memory; use more --memory or a smaller model");
@@ -257,7 +257,7 @@ class Preparation {
     auto fitting = [&](Index chunk) { return fit(s, mode, rows, chunk, budget(), places, usual_rates(s.device)); };
     Fit found = fitting(o.budget.memory.empty() ? chunk() : 0);
     if (found.chunk == 0 && !o.given("--chunk") && o.budget.memory.empty()) found = fitting(0);
-    const Usage least = usage(rows, places.back());
+    const Usage least = usage(rows, smallest(places));
     if (found.chunk == 0 && !o.budget.memory.empty()) {
       require(least.peak <= budget().near, "a step needs at least ", human_bytes(least.peak), ", more than --memory ",
               o.budget.memory, "; use more memory, or a smaller --batch, --length or model");
@@ -266,7 +266,7 @@ class Preparation {
             " of far memory, and ", human_bytes(budget().far),
             o.budget.far_memory.empty() ? " are free; name a directory on another disk with --far"
                                         : " are allowed; use more --far-memory");
-    s.places = found.chunk > 0 ? found.places : places.back();
+    s.places = found.chunk > 0 ? found.places : smallest(places);
     o.chunk = found.chunk > 0 ? found.chunk : chunk();
     check_chunk(o.chunk, s.tile);
     task.schedule = schedule_for(mode, s, rows, o.chunk);

@@ -5,8 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "memory/schedule.cuh"
-#include "model/activations.cuh"
+#include "memory/kept_attention.cuh"
 
 namespace streambp {
 
@@ -14,6 +13,7 @@ namespace streambp {
 template <class T>
 class Saved {
  public:
+  explicit Saved(std::unique_ptr<KeptAttention<T>> attention) : attention_(std::move(attention)) {}
   virtual ~Saved() = default;
 
   // Forward: the matrix for the next layer's input. If it is kept elsewhere, or not at all, that is the output matrix,
@@ -31,14 +31,22 @@ class Saved {
   virtual bool has_activations(Index /*layer*/) const { return false; }
   virtual KeysValues<T> keys_values(Index) const { return {}; }
   virtual Activations<T> activations(Index) const { return {}; }
+
+  // Attention's outputs, where they are kept; the layers open and close together.
+  KeptAttention<T>& attention() { return *attention_; }
+
+ private:
+  std::unique_ptr<KeptAttention<T>> attention_;
 };
 
 // Keeps everything in device memory, from layer `first` on.
 template <class Device, class T>
 class ResidentSaved : public Saved<T> {
  public:
-  ResidentSaved(Device& dev, const Config& config, const Division& division, Keep keep, Index first)
-      : dev_(dev),
+  ResidentSaved(Device& dev, const Config& config, const Division& division, Keep keep, Index first = 0,
+                std::unique_ptr<KeptAttention<T>> attention = std::make_unique<KeptAttention<T>>())
+      : Saved<T>(std::move(attention)),
+        dev_(dev),
         config_(config),
         rows_({0, division.rows}, {0, division.own()}),
         ranks_(division.ranks),
@@ -55,11 +63,13 @@ class ResidentSaved : public Saved<T> {
       saved.activations = allocate_activations<T>(dev_, config_, rows_, ranks_);
     }
     layers_.push_back(saved);
+    this->attention().open();
     return saved.input;
   }
   Matrix<T> output() const override { return output_; }
   Matrix<T> input(Index layer, Rows rows) override { return at(layer).input.slice(rows); }
   void close() override {
+    this->attention().close();
     dev_.arena.release(layers_.back().mark);
     layers_.pop_back();
   }

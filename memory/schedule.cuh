@@ -11,14 +11,15 @@ namespace streambp {
 // What stays in memory between forward and backward. `nothing` is for forward only.
 enum class Keep { nothing, inputs, activations };
 
-// In the device's memory, or in far memory (kernels/base/far.cuh).
-enum class Place { near, far };
+// In the device's memory, in far memory (kernels/base/far.cuh), or not kept at all but recomputed.
+enum class Place { near, far, nowhere };
 
 struct Schedule {
   Keep keep;
   Index chunk;       // rows of a layer's activations that exist at once, a multiple of kTile
   Index head_chunk;  // rows of logits that exist at once
   Place inputs = Place::near;
+  Place attention = Place::nowhere;  // attention's outputs; with Keep::inputs only
 
   static Schedule full(Index rows) { return {Keep::activations, round_up(rows, kTile), round_up(rows, kTile)}; }
   static Schedule checkpoint(Index rows) { return {Keep::inputs, round_up(rows, kTile), round_up(rows, kTile)}; }

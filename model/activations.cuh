@@ -69,18 +69,24 @@ Activations<T> allocate_key_value_activations(Device& dev, const Config& c, Inde
   return a;
 }
 
+// Attention's outputs for the heads of one of `ranks` ranks.
 template <class T, class Device>
-Activations<T> allocate_activations(Device& dev, const Config& c, const DividedRows& rows, Index ranks = 1) {
+HeadActivations<T> allocate_attention(Device& dev, const Config& c, Index rows, Index ranks, Kind kind) {
+  const auto attended = allocate<T>(dev, rows, c.q_width() / ranks, kind);
+  return {{}, attended, allocate<Accumulator<T>>(dev, rows, c.heads / ranks, kind)};
+}
+
+// kept: attention's outputs, if they are kept elsewhere
+template <class T, class Device>
+Activations<T> allocate_activations(Device& dev, const Config& c, const DividedRows& rows, Index ranks = 1,
+                                    const HeadActivations<T>& kept = {}) {
   auto matrix = [&](Index cols) { return allocate<T>(dev, rows.own.size(), cols, Kind::chunk); };
-  auto of_heads = [&](Matrix<T> all) {
-    return ranks == 1 ? all : allocate<T>(dev, rows.all.size(), c.q_width() / ranks, Kind::chunk);
-  };
   Activations<T> a = allocate_key_value_activations<T>(dev, c, rows.own.size(), ranks);
   if (c.qk_norm) a.q_projected = matrix(c.q_width());
   a.q = matrix(c.q_width());
-  a.attended = matrix(c.q_width());
-  a.heads = {of_heads(a.q), of_heads(a.attended), {}};
-  a.heads.lse = allocate<Accumulator<T>>(dev, rows.all.size(), c.heads / ranks, Kind::chunk);
+  a.heads = kept.lse.cols > 0 ? kept : allocate_attention<T>(dev, c, rows.all.size(), ranks, Kind::chunk);
+  a.heads.q = ranks == 1 ? a.q : allocate<T>(dev, rows.all.size(), c.q_width() / ranks, Kind::chunk);
+  a.attended = ranks == 1 ? a.heads.attended : matrix(c.q_width());
   if (c.post_norms) a.attention_output = matrix(c.hidden), a.mlp_output = matrix(c.hidden);
   a.middle = matrix(c.hidden);
   a.mlp_input = matrix(c.hidden);

@@ -10,7 +10,7 @@
 namespace streambp {
 namespace {
 
-constexpr Places kFar = {Place::far, Place::far};
+constexpr Places kFar = {Place::far, Place::far, Place::far};
 
 class FarMemory : public TemporaryDirectory {};
 
@@ -89,7 +89,7 @@ Config large_vocabulary() { return make_config("qwen3", {2 * 4096 + 77, 12, 3, 2
 template <class T, class G = T>
 void expect_same_bits(const Task& task, const Ranks& ranks = {}) {
   const Trained near = train<Cpu, T, G>(task, ranks);
-  for (const Places& places : {Places{Place::far, Place::near}, Places{Place::near, Place::far}, kFar}) {
+  for (const Places& places : {Places{Place::far, Place::near}, Places{Place::near, Place::far, Place::near}, kFar}) {
     Task far = task;
     far.places = places;
     EXPECT_TRUE((train<Cpu, T, G>(far, ranks) == near)) << name(task.mode) << ", chunk " << task.chunk;
@@ -112,6 +112,19 @@ TEST(Far, EveryOptimizerGivesTheSameBits) {
     expect_same_bits<BFloat16>(task);
     if (kind == OptimizerKind::adamw) expect_same_bits<double>(task), expect_same_bits<BFloat16, float>(task);
   }
+}
+
+// Kept outputs of attention spare its second forward pass.
+TEST(Far, KeptAttentionSavesItsRecomputation) {
+  const Config c = models_for_ranks()[1].config;
+  StepSettings s{c};
+  auto flops = [&](Place place) {
+    s.places.attention = place;
+    return plan(s, 600, schedule_for(Mode::stream, s, 600, kTile)).flops;
+  };
+  const double pairs = 600 * 601 / 2, forward = 4 * pairs * static_cast<double>(c.q_width() * c.layers);
+  EXPECT_NEAR(flops(Place::nowhere) - flops(Place::near), forward, 0.01 * forward);
+  EXPECT_EQ(flops(Place::near), flops(Place::far));
 }
 
 TEST(Far, AdaptersGiveTheSameBits) {

@@ -18,9 +18,13 @@ std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
     schedules.push_back({"stream " + std::to_string(tiles * kTile), Schedule::stream(tiles * kTile, kTile)});
   }
   schedules.push_back({"stream by one tile, head by two", Schedule::stream(kTile, 2 * kTile)});
-  for (Index tiles : sized<Lengths>({1, 2, 4}, {1})) {
-    schedules.push_back(
-        {"inputs far, by " + std::to_string(tiles * kTile), with_far_inputs(Schedule::stream(tiles * kTile, kTile))});
+  for (Index tiles : sized<Lengths>({1, 2}, {1})) {
+    const Schedule near = Schedule::stream(tiles * kTile, kTile);
+    for (const auto& [inputs, attention] :
+         {std::pair(Place::far, Place::nowhere), {Place::near, Place::near}, {Place::far, Place::far}}) {
+      schedules.push_back({"far or kept, by " + std::to_string(tiles * kTile), near});
+      schedules.back().second.inputs = inputs, schedules.back().second.attention = attention;
+    }
   }
   return schedules;
 }

@@ -4,10 +4,6 @@ namespace streambp {
 
 namespace {
 
-// Of the rate of large matrix products, what a whole step reaches on a CPU (docs/devices.md). Attention, norms and small
-// products are slower.
-constexpr double kEfficiency = 0.82;
-
 double seconds(const Usage& usage, Kind kind, double rate) {
   return usage.far_traffic[static_cast<std::size_t>(kind)] / rate;
 }
@@ -15,7 +11,8 @@ double seconds(const Usage& usage, Kind kind, double rate) {
 }  // namespace
 
 Seconds predict(const Usage& usage, const Rates& rates) {
-  return {usage.flops / (kEfficiency * rates.matmul), seconds(usage, Kind::saved, rates.far),
+  return {usage.flops / (kEfficiency * rates.matmul),
+          seconds(usage, Kind::saved, rates.far) + seconds(usage, Kind::attention, rates.far),
           seconds(usage, Kind::optimizer, rates.far), usage.sent / rates.link};
 }
 

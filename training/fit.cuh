@@ -18,6 +18,10 @@ inline Rates usual_rates(DeviceKind device) {
   return device == DeviceKind::cuda ? Rates{600e12, 25e9} : Rates{400e9, 1e9};
 }
 
+// Of the rate of large matrix products, what a whole step reaches: measured on a CPU (docs/devices.md), where attention,
+// norms and small products are slower.
+constexpr double kEfficiency = 0.82;
+
 // The predicted time of a step. Copies of saved inputs run beside the computation; the optimizer waits for its state.
 struct Seconds {
   double compute = 0, inputs = 0, optimizer = 0, sent = 0;
@@ -25,13 +29,21 @@ struct Seconds {
 };
 Seconds predict(const Usage& usage, const Rates& rates);
 
+// Of the places that options allow, those that need the least near memory: all that can be far is far.
+inline Places smallest(const std::vector<Places>& places) {
+  Places result = places.front();
+  for (const Places& p : places)
+    if (p.attention == result.attention) result = p;
+  return result;
+}
+
 // Rows per chunk, 0 if nothing fits.
 struct Fit {
   Index chunk = 0;
   Places places = {};
 };
 
-// Tries these places with this chunk; 0: in stream mode, with the largest that fits.
+// Tries these places, near memory first, with this chunk; 0: in stream mode, with the largest that fits.
 Fit fit(const StepSettings& s, Mode mode, Index rows, Index chunk, const Capacity& budget,
         const std::vector<Places>& places, const Rates& rates);
 

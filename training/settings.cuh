@@ -45,6 +45,7 @@ constexpr Index kLongestStream = Index{1} << 24;
 struct Places {
   Place inputs = Place::near;     // saved inputs of layers
   Place optimizer = Place::near;  // the optimizer's state
+  Place attention = Place::nowhere;
 };
 
 struct StepSettings {
@@ -88,7 +89,7 @@ inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk
 }
 inline Schedule schedule_for(Mode mode, const StepSettings& s, Index rows, Index chunk) {
   Schedule schedule = schedule_for(mode, s.config, rows, chunk, s.tile);
-  if (schedule.keep == Keep::inputs) schedule.inputs = s.places.inputs;
+  if (schedule.keep == Keep::inputs) schedule.inputs = s.places.inputs, schedule.attention = s.places.attention;
   return schedule;
 }
 
