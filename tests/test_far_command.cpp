@@ -1,0 +1,117 @@
+// Far memory in the commands: the same run near and far, what the planner chooses, and refusals.
+#include "tests/commands.cuh"
+#include "training/fit.cuh"
+
+namespace streambp {
+namespace {
+
+class FarCommands : public Commands {
+ protected:
+  static std::string train(const std::string& more, Index length = 600) {
+    return "train --hidden 16 --layers 3 --heads 2 --mlp 32 --batch 1 --steps 3 --sample 0 --eval-every 0 --length " +
+           std::to_string(length) + " " + more;
+  }
+  void expect_same_run(const std::string& a, const std::string& b) const {
+    const fs::path last_a = newest_checkpoint(path(a)), last_b = newest_checkpoint(path(b));
+    for (const char* file : {"model.safetensors", "training/optimizer.safetensors"})
+      EXPECT_TRUE(read_file(last_a / file) == read_file(last_b / file)) << a << ", " << b << ": " << file;
+    EXPECT_EQ(metric(a, "loss"), metric(b, "loss"));
+  }
+  Json json(const std::string& name) const { return Json::parse(read_file(path(name))); }
+};
+
+TEST_F(FarCommands, ARunHasTheSameBitsNearAndFar) {
+  expect_ok(train("--out " + path("near") + " --keep near"));
+  EXPECT_EQ(metric("near", "far_memory"), std::vector<double>({0, 0, 0}));
+  for (const std::string keep : {"far", "far attention=far", "inputs=far attention=near", "far --mode checkpoint",
+                                 "far --mode full", "far --chunk 512"}) {
+    fs::remove_all(path("far"));
+    const Outcome outcome = execute(train("--out " + path("far") + " --far " + path("") + " --keep " + keep));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "in a file in " + path(""))) << outcome.output;
+    EXPECT_GT(metric("far", "far_memory")[0], 0);
+    expect_same_run("near", "far");
+  }
+}
+
+TEST_F(FarCommands, ARunResumesNearOrFar) {
+  for (const char* dtype : {"f32", "bf16 --optimizer adamw-8bit"}) {
+    const std::string common = std::string("--dtype ") + dtype + " --out ";
+    expect_ok(train(common + path("near")));
+    expect_ok(train(common + path("mixed") + " --stop-after 1 --keep far"));
+    expect_ok("train --out " + path("mixed") + " --resume --stop-after 2");  // still far
+    EXPECT_GT(metric("mixed", "far_memory")[1], 0);
+    expect_ok("train --out " + path("mixed") + " --resume --keep near");
+    EXPECT_EQ(metric("mixed", "far_memory")[2], 0);
+    expect_same_run("near", "mixed");
+    fs::remove_all(path("near")), fs::remove_all(path("mixed"));
+  }
+}
+
+// Too little near memory for this length, so saved inputs go to far memory, unless that is forbidden.
+TEST_F(FarCommands, TrainDecidesByMemory) {
+  const std::string plan =
+      "plan --hidden 16 --layers 3 --heads 2 --mlp 32 --vocab 256 --length 6000 --dtype f32 "
+      "--optimizer adamw --chunk 256 --keep ";
+  expect_ok(plan + "near --json " + path("near.json"));
+  expect_ok(plan + "far --json " + path("far.json"));
+  const Json near = json("near.json")["usage"]["stream"], far = json("far.json")["usage"]["stream"];
+  const auto between = (near["peak"].get<std::size_t>() + far["peak"].get<std::size_t>()) / 2;
+  const std::string run = train("--memory " + std::to_string(between) + " --out ", 6000);
+  const Outcome outcome = execute(run + path("run"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "far      saved layer inputs (")) << outcome.output;
+  EXPECT_LE(metric("run", "memory")[0], static_cast<double>(between));
+  expect_refused(run + path("refused") + " --keep near", "a step needs at least");
+  expect_refused(run + path("refused") + " --far-memory 10KiB", "a step needs");
+}
+
+TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
+  const std::string plan = "plan qwen3-8b --accumulate 2 --memory 80GiB ";
+  expect_ok(plan + "--json " + path("near.json"));
+  const Outcome outcome = execute(plan + "--far-memory 300GiB --json " + path("far.json"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "far: saved layer inputs (")) << outcome.output;
+  EXPECT_EQ(json("near.json")["longest"]["stream"], 164864);
+  EXPECT_GE(json("far.json")["longest"]["stream"], 1000000);
+  EXPECT_EQ(json("far.json")["longest"]["full"], json("near.json")["longest"]["full"]);
+
+  expect_ok("plan qwen3-8b --length 30000 --keep far --optimizer adamw-bf16 --matmul 500 --far-rate 20 --json " +
+            path("usage.json"));
+  const Json u = json("usage.json")["usage"]["stream"], full = json("usage.json")["usage"]["full"];
+  const double inputs = 36 * 30000.0 * 4096 * 2, state = 2 * 2.0 * 8190735360;
+  EXPECT_NEAR(u["far_by_kind"]["saved layer inputs"], inputs, 1e-3 * inputs);
+  EXPECT_NEAR(u["far_by_kind"]["optimizer"], state, 1e-3 * state);
+  EXPECT_FALSE(full["far_by_kind"].contains("saved layer inputs"));
+  EXPECT_NEAR(u["seconds"]["optimizer"], 2 * state / 20e9, 1e-2 * state / 20e9);  // there and back
+  EXPECT_GT(u["seconds"]["saved_inputs"], 2.9 * inputs / 20e9 * (1 - 2048.0 / 30000));
+  EXPECT_NEAR(u["seconds"]["compute"], u["flops"].get<double>() / (kEfficiency * 500e12), 1e-6);
+}
+
+TEST_F(FarCommands, BenchMeasuresBoth) {
+  const Outcome outcome = execute(
+      "bench --hidden 16 --layers 2 --heads 2 --mlp 32 --vocab 50 --length 600 --mode stream --repeat 1 --inputs near "
+      "far "
+      "--json " +
+      path("bench.json"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "stream 512, inputs far")) << outcome.output;
+  EXPECT_EQ(json("bench.json")["runs"][0]["far_memory"], 0);
+  EXPECT_GT(json("bench.json")["runs"][1]["far_memory"], 0);
+}
+
+TEST_F(FarCommands, RefusesMisuse) {
+  const std::string run = train("--out " + path("run") + " ");
+  expect_refused(run + "--keep sideways", "--keep \"sideways\": write near, far");
+  expect_refused(run + "--keep gradients=far", "write near, far");
+  expect_refused(run + "--mode full --keep inputs=far", "full mode keeps all activations in near memory");
+  expect_refused(run + "--keep far --far-memory 1KiB", "more --far-memory");
+  expect_refused(run + "--keep far --far-memory nine", "is not an amount of memory");
+  expect_refused(run + "--keep far --far " + path("nowhere"), "is not a directory");
+  expect_refused("plan gpt2 --keep optimizer=far", "has no state");
+  expect_refused("plan qwen3-8b --length 3000000 --memory 80GiB --far-memory 2TiB", "needs at least");
+  expect_refused("bench --inputs middle", "--inputs");
+}
+
+}  // namespace
+}  // namespace streambp
