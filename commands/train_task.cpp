@@ -257,22 +257,29 @@ class Preparation {
     auto fitting = [&](Index chunk) { return fit(s, mode, rows, chunk, budget(), places, usual_rates(s.device)); };
     Fit found = fitting(o.budget.memory.empty() ? chunk() : 0);
     if (found.chunk == 0 && !o.given("--chunk") && o.budget.memory.empty()) found = fitting(0);
-    const Usage least = usage(rows, smallest(places));
-    if (found.chunk == 0 && !o.budget.memory.empty()) {
-      require(least.peak <= budget().near, "a step needs at least ", human_bytes(least.peak), ", more than --memory ",
-              o.budget.memory, "; use more memory, or a smaller --batch, --length or model");
-    }
-    require(found.chunk > 0 || least.far <= budget().far, "a step needs ", human_bytes(least.far),
-            " of far memory, and ", human_bytes(budget().far),
-            o.budget.far_memory.empty() ? " are free; name a directory on another disk with --far"
-                                        : " are allowed; use more --far-memory");
     s.places = found.chunk > 0 ? found.places : smallest(places);
     o.chunk = found.chunk > 0 ? found.chunk : chunk();
+    if (found.chunk == 0) require_memory(usage(rows, s.places).peak);
     check_chunk(o.chunk, s.tile);
     task.schedule = schedule_for(mode, s, rows, o.chunk);
     require_room(s, mode, rows, o.chunk, plan(s, rows, task.schedule).peak, o.room);
+    if (found.chunk == 0) require_far_memory(rows, places.front());
     plan_memory();
     require_room_to_sample();
+  }
+
+  void require_memory(std::size_t least) const {
+    require(o.budget.memory.empty() || least <= budget().near, "a step needs at least ", human_bytes(least),
+            ", more than --memory ", o.budget.memory, "; use more memory, or a smaller --batch, --length or model");
+  }
+  void require_far_memory(Index rows, const Places& near) const {
+    const Usage all = usage(rows, near), least = usage(rows, task.settings.places);
+    const std::string alternative = all.far < least.far ? human_bytes(all.peak) + ", or " : "";
+    fail("a step needs ", alternative, human_bytes(least.peak), " and ", human_bytes(least.far), " of far memory; ",
+         human_bytes(budget().near), " and ", human_bytes(budget().far),
+         o.budget.far_memory.empty()
+             ? " are free; name a directory on another disk with --far, or use a smaller --length"
+             : " are allowed; use more --far-memory, or a smaller --length");
   }
 
   // The memory of a step, an evaluation and a sample.

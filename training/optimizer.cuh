@@ -42,14 +42,15 @@ inline double learning_rate(const OptimizerSettings& s, Index step) {
 // has the parameter's rows, so that ranks can share it. Allocating, sharding, saving and loading follow from this
 // description.
 template <class U>
-struct Numbers {
+struct StateMatrices {
   std::vector<Matrix<U>> near;
   std::vector<FarMatrix<U>> far;  // if the state is kept there
 };
 struct State {
   std::string name;                    // in checkpoints: comes before a parameter's name
   Index (*columns)(const Parameter&);  // 0: this parameter has none
-  std::variant<Numbers<float>, Numbers<double>, Numbers<BFloat16>, Numbers<std::uint8_t>> numbers;
+  std::variant<StateMatrices<float>, StateMatrices<double>, StateMatrices<BFloat16>, StateMatrices<std::uint8_t>>
+      numbers;
 };
 inline Index all_columns(const Parameter& p) { return p.cols; }
 
@@ -124,7 +125,7 @@ class Optimizer {
   // The float32 weights.
   Table<float> masters(const Config& c) {
     if (!has_master()) return {};
-    return table_of(c, states_.back(), std::get<Numbers<float>>(states_.back().numbers));
+    return table_of(c, states_.back(), std::get<StateMatrices<float>>(states_.back().numbers));
   }
 
   const Group ranks;
@@ -157,7 +158,7 @@ class Optimizer {
   // For the constructor; float32 master weights come last.
   template <class U>
   void add_state(const char* name, Index (*columns)(const Parameter&) = all_columns) {
-    states_.push_back({name, columns, Numbers<U>()});
+    states_.push_back({name, columns, StateMatrices<U>()});
   }
   void add_master() { add_state<float>(kMaster); }
 
@@ -165,7 +166,7 @@ class Optimizer {
   Matrix<U> state(std::size_t number, const Updated<T, G>& u) const {
     const State& state = states_[number];
     if (u.fetched.empty()) {
-      const Matrix<U> all = std::get<Numbers<U>>(state.numbers).near[u.number];
+      const Matrix<U> all = std::get<StateMatrices<U>>(state.numbers).near[u.number];
       return all ? all.slice(u.rows) : all;
     }
     return {reinterpret_cast<U*>(u.fetched[number]), u.rows.size(), state.columns(u.parameter)};
@@ -178,7 +179,7 @@ class Optimizer {
   static constexpr const char* kMaster = "master.";
 
   template <class U>
-  void allocate_state(Device& dev, const Config& c, const State& state, Numbers<U>& numbers) {
+  void allocate_state(Device& dev, const Config& c, const State& state, StateMatrices<U>& numbers) {
     const auto parameters = trained_parameters(c);
     numbers.near.resize(parameters.size());
     if (place == Place::near) return streambp::allocate(dev, table_of(c, state, numbers), Kind::optimizer, ranks);
@@ -187,7 +188,7 @@ class Optimizer {
   }
 
   template <class U>
-  Table<U> table_of(const Config& c, const State& state, Numbers<U>& numbers) {
+  Table<U> table_of(const Config& c, const State& state, StateMatrices<U>& numbers) {
     Table<U> rows;
     std::size_t i = 0;
     for (Parameter& p : trained_parameters(c)) {
@@ -217,6 +218,7 @@ class Optimizer {
 
   // The rows of a weight that this rank updates.
   Matrix<T> shard_of(const Model<T>& model, const Entry<T>& weight) const {
+    if (weight.quantised) return {};
     return model.in_shards(weight.parameter) ? *weight.matrix
                                              : weight.matrix->slice(shard(weight.parameter.rows, ranks));
   }
@@ -254,11 +256,11 @@ class Optimizer {
   // Calls f with the matrix of state `number`.
   template <class F>
   void with_state(std::size_t number, const Updated<T, G>& u, F&& f) const {
-    std::visit([&]<class U>(const Numbers<U>&) { f(state<U>(number, u)); }, states_[number].numbers);
+    std::visit([&]<class U>(const StateMatrices<U>&) { f(state<U>(number, u)); }, states_[number].numbers);
   }
   Index bytes_of(const Updated<T, G>& u, std::size_t number) const {
     const State& state = states_[number];
-    const Index size = std::visit([]<class U>(const Numbers<U>&) -> Index { return sizeof(U); }, state.numbers);
+    const Index size = std::visit([]<class U>(const StateMatrices<U>&) -> Index { return sizeof(U); }, state.numbers);
     return round_up(u.rows.size() * state.columns(u.parameter) * size, Arena::kAlignment);
   }
   Index bytes_of(const Round& round) const {
@@ -287,7 +289,7 @@ class Optimizer {
     for (const Updated<T, G>& u : round) {
       for (std::size_t i = 0; i < states_.size(); ++i) {
         std::visit(
-            [&]<class U>(const Numbers<U>& numbers) {
+            [&]<class U>(const StateMatrices<U>& numbers) {
               result.push_back(copy(numbers.far[u.number].slice(u.rows), state<U>(i, u)));
             },
             states_[i].numbers);
