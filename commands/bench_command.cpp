@@ -76,7 +76,12 @@ class BenchCommand : public Command {
     std::fflush(stdout);
 
     std::vector<Candidate> candidates;
-    const std::size_t room = room_of_each_rank(settings.device);
+    memory.check();
+    require(
+        !options.given("--inputs") || modes.empty() || std::find(modes.begin(), modes.end(), "stream") != modes.end(),
+        "--inputs is for stream mode");
+    const Capacity room = {room_of_each_rank(settings.device),
+                           far_room_of_each_rank(settings.device, memory.directory)};
     StepSettings planned = settings;  // of rank 0 on all ranks, so that all skip the same modes
     planned.ranks = ranks.planned(config);
     auto add = [&](std::string label, Mode mode, Index chunk, Place inputs = Place::near) {
@@ -84,12 +89,14 @@ class BenchCommand : public Command {
       planned.places.inputs = inputs;
       const Schedule schedule = schedule_for(mode, planned, length, chunk);
       const Usage usage = plan(planned, length, schedule);
-      if (usage.peak <= room) {
+      auto lacks = [&](std::size_t needed, std::size_t free, const char* what) {
+        if (needed <= free) return false;
+        std::printf("%s needs %s%s, and %s are free: skipped\n", label.c_str(), human_bytes(needed).c_str(), what,
+                    human_bytes(free).c_str());
+        return true;
+      };
+      if (!lacks(usage.peak, room.near, "") && !lacks(usage.far, room.far, " of far memory"))
         candidates.push_back({label, schedule, usage});
-      } else {
-        std::printf("%s needs %s, and %s are free: skipped\n", label.c_str(), human_bytes(usage.peak).c_str(),
-                    human_bytes(room).c_str());
-      }
     };
     add("full", Mode::full, 0);
     add("checkpoint", Mode::checkpoint, 0);

@@ -25,9 +25,12 @@ Kept kept(const std::vector<std::string>& words) {
                        (what.empty() || what == "inputs" || what == "optimizer" || what == "attention");
     require(known, "--keep ", quote(word), ": write near, far, or what and where, such as inputs=far optimizer=near");
     const Place place = where == "far" ? Place::far : Place::near;
-    if (what == "inputs" || what.empty()) result.inputs = place;
-    if (what == "optimizer" || what.empty()) result.optimizer = place;
-    if (what == "attention") result.attention = place;
+    auto set = [&](const char* name, std::optional<Place>& kept) {
+      if (what != name && !(what.empty() && &kept != &result.attention)) return;
+      require(!kept, "--keep ", quote(word), ": says again where ", name, " is kept; name it once");
+      kept = place;
+    };
+    set("inputs", result.inputs), set("optimizer", result.optimizer), set("attention", result.attention);
   }
   return result;
 }
@@ -56,11 +59,15 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
        "not compute them again",
        {},
        lasts,
-       "near, if it fits"});
+       "what fits and is fastest"});
 }
 
 void MemoryOptions::add_directory_to(OptionTable& options, Lasts lasts) {
-  options.add("--far", {&directory, "On a CPU: directory of far memory, on a fast disk", {}, lasts, "TMPDIR or /tmp"});
+  options.add("--far", {&directory,
+                        "On a CPU: directory of far memory, on a fast disk and not in memory (tmpfs)",
+                        {},
+                        lasts,
+                        "TMPDIR or /tmp"});
 }
 
 std::vector<Places> MemoryOptions::places(Mode mode, OptimizerKind optimizer) const {
@@ -73,13 +80,12 @@ std::vector<Places> MemoryOptions::places(Mode mode, OptimizerKind optimizer) co
           "--keep optimizer=far: --optimizer none has no state");
   if (full) insisted.inputs = Place::near, insisted.attention = Place::nowhere;
   if (no_state) insisted.optimizer = Place::near;
-  // Keeping attention's outputs saves time, but is worth planning only where there is much memory.
+  // Kept outputs of attention are worth considering where there is much memory.
+  std::vector<Place> attention = {Place::nowhere};
+  if (!far_memory.empty() && keep.empty()) attention = {Place::nowhere, Place::near, Place::far};
   const std::vector<Place> near_or_far = {Place::near, Place::far};
-  const auto attention =
-      choices(insisted.attention, far_memory.empty() ? std::vector<Place>{Place::nowhere}
-                                                     : std::vector<Place>{Place::nowhere, Place::near, Place::far});
   std::vector<Places> result;
-  for (Place of_attention : attention)
+  for (Place of_attention : choices(insisted.attention, attention))
     for (Place of_inputs : choices(insisted.inputs, near_or_far))
       for (Place of_optimizer : choices(insisted.optimizer, near_or_far))
         result.push_back({of_inputs, of_optimizer, of_attention});
@@ -92,6 +98,8 @@ void MemoryOptions::check() const {
           ": is not a directory; name one on a fast disk");
   require(directory.empty() || access(directory.c_str(), W_OK | X_OK) == 0, "--far ", quote(directory),
           ": cannot be written; check its permissions");
+  require(directory.empty() || !is_in_memory(directory), "--far ", quote(directory),
+          ": is in memory (tmpfs), so it saves none; name a directory on a disk");
 }
 
 std::size_t far_room_of_each_rank(DeviceKind device, const std::string& directory) {

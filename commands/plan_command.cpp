@@ -105,6 +105,8 @@ class PlanCommand : public Command {
     settings.objective = objectives.settings(std::max<Index>(length, 1));
     require(!options.given("--group") || objectives.objective == "grpo", "--group is for --objective grpo");
     documents = objectives.objective == "dpo" ? 2 : objectives.objective == "grpo" ? group_size : 1;
+    require(budget.far_memory.empty() || !budget.memory.empty(),
+            "--far-memory says how much more there is than --memory; give that too");
     places = {{}};
     if (room().far > 0) places = budget.places(Mode::stream, settings.optimizer);
     settings.places = places.front();
@@ -146,16 +148,23 @@ class PlanCommand : public Command {
                                                                                          : 0};
   }
 
+  // Choices depend on what the options say, and not on a measurement.
   void settle_rates() {
     const DeviceKind device = settings.device;
-    const bool here = device == DeviceKind::cpu;
     rates = usual_rates(device);
-    rates.matmul = matmul > 0 ? matmul * 1e12 : here ? matmul_rate(device, settings.dtype) : rates.matmul;
-    rates.far = far_rate > 0             ? far_rate * 1e9
-                : here && room().far > 0 ? streambp::far_rate(device, budget.directory)
-                                         : rates.far;
+    if (matmul > 0) rates.matmul = matmul * 1e12;
+    if (far_rate > 0) rates.far = far_rate * 1e9;
     rates.link = link * 1e9;
+    measured = rates;
+    if (device == DeviceKind::cuda) return;
+    if (matmul == 0) measured.matmul = matmul_rate(device, settings.dtype);
+    if (far_rate > 0 || room().far == 0) return;
+    try {
+      measured.far = streambp::far_rate(device, budget.directory);
+    } catch (const Error&) {  // a plan needs no disk
+    }
   }
+  Seconds seconds(const Usage& u) const { return predict(u, measured); }
 
   // Work depends on the number of documents in the stream; memory does not.
   Usage usage_in(Mode mode, Index rows) const {
@@ -204,13 +213,13 @@ class PlanCommand : public Command {
     add("FLOPs", [](const Usage& u) { return human_count(u.flops); });
     if (ranks.ranks > 1) {
       add("sent", [](const Usage& u) { return human_bytes(static_cast<std::size_t>(u.sent)); });
-      add("time to send", [&](const Usage& u) { return human_seconds(predict(u, rates).sent); });
+      add("time to send", [&](const Usage& u) { return human_seconds(seconds(u).sent); });
     }
-    add("predicted time", [&](const Usage& u) { return human_seconds(predict(u, rates).total()); });
+    add("predicted time", [&](const Usage& u) { return human_seconds(seconds(u).total()); });
     table.print();
     const Schedule stream = schedule(Mode::stream, rows);
     std::printf("\n(stream: chunks of %ld rows, logits of %ld rows)\n", stream.chunk, stream.head_chunk);
-    print_prediction(predict(usages[static_cast<std::size_t>(Mode::stream)], rates));
+    print_prediction(seconds(usages[static_cast<std::size_t>(Mode::stream)]));
     for (Mode mode : kModes) result["usage"][name(mode)] = to_json(rows, usages[static_cast<std::size_t>(mode)]);
   }
 
@@ -220,7 +229,7 @@ class PlanCommand : public Command {
       kinds[kKindNames[kind]] = u.by_kind[kind];
       if (u.far_by_kind[kind] > 0) far[kKindNames[kind]] = u.far_by_kind[kind];
     }
-    const Seconds seconds = predict(u, rates);
+    const Seconds s = seconds(u);
     return {{"length", rows},
             {"peak", u.peak},
             {"far", u.far},
@@ -229,20 +238,20 @@ class PlanCommand : public Command {
             {"by_kind", kinds},
             {"far_by_kind", far},
             {"seconds",
-             {{"total", seconds.total()},
-              {"compute", seconds.compute},
-              {"saved_inputs", seconds.inputs},
-              {"optimizer", seconds.optimizer},
-              {"send", seconds.sent}}}};
+             {{"total", s.total()},
+              {"compute", s.compute},
+              {"saved_inputs", s.inputs},
+              {"optimizer", s.optimizer},
+              {"send", s.sent}}}};
   }
 
   void print_prediction(const Seconds& s) const {
     std::string text = human_seconds(s.compute) + format(" to compute at %.2f of the %.4g TFLOP/s of matrix products",
-                                                         kEfficiency, rates.matmul / 1e12);
+                                                         kEfficiency, measured.matmul / 1e12);
     if (s.inputs > 0) text += "; beside it " + human_seconds(s.inputs) + " to copy what is saved for backward";
     if (s.optimizer > 0) text += "; " + human_seconds(s.optimizer) + " to copy the optimizer's state";
-    if (s.inputs + s.optimizer > 0) text += format(" at %.3g GB/s", rates.far / 1e9);
-    if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", rates.link / 1e9);
+    if (s.inputs + s.optimizer > 0) text += format(" at %.3g GB/s", measured.far / 1e9);
+    if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", measured.link / 1e9);
     std::printf("(predicted time of stream: %s)\n", text.c_str());
   }
 
@@ -271,7 +280,7 @@ class PlanCommand : public Command {
         row.push_back(human_bytes(u.peak));
         if (room.far > 0) row.push_back(human_bytes(u.far));
         row.push_back(human_count(u.flops));
-        row.push_back(human_seconds(predict(u, rates).total()));
+        row.push_back(human_seconds(seconds(u).total()));
         if (documents > 1) row.push_back(std::to_string(rows / documents));
         if (mode == Mode::stream) stream = u;
       }
@@ -283,7 +292,8 @@ class PlanCommand : public Command {
   }
 
   void chunk_for(const Capacity& room) {
-    const Fit found = fit(settings, Mode::stream, length, 0, room, places, rates);
+    settings.documents = documents_in(length);
+    const Fit found = fit(settings, Mode::stream, length, up_to(kLongestStream), room, places, rates);
     StepSettings least_near = settings;
     least_near.places = smallest(places);
     const Usage least = plan(least_near, length, schedule_for(Mode::stream, least_near, length, settings.tile));
@@ -343,7 +353,7 @@ class PlanCommand : public Command {
   std::string device = "auto", dtype = "bf16", gradient = "auto", optimizer = "none", sweep, timeline_file, json_file;
   StepSettings settings;
   std::vector<Places> places;  // that --keep allows
-  Rates rates = usual_rates(DeviceKind::cuda);
+  Rates rates = usual_rates(DeviceKind::cuda), measured = rates;
   Usage stream;  // at the longest length
   Json result;
 };

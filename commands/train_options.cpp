@@ -81,9 +81,9 @@ void TrainOptions::add_memory_options() {
                              "512; on a GPU 2048"));
   budget.add_to(table, "Stream mode: memory budget, such as 512MiB; sets the largest chunk that fits", "what is free",
                 Lasts::kept);
-  budget.add_directory_to(table);
+  budget.add_directory_to(table, Lasts::kept);
   table.exclude("--memory", "--chunk");
-  table.keep_together({"--mode", "--chunk", "--memory", "--far-memory", "--keep"});
+  table.keep_together({"--mode", "--chunk", "--memory"});
 }
 
 void TrainOptions::add_optimizer_options() {
@@ -163,7 +163,7 @@ void TrainOptions::restore(const std::filesystem::path& state_file) {
   for (const char* flag : PartOptions::kFlags)
     if (!options.contains(flag)) options[flag] = now[flag];
   if (!options.contains("--adapter")) options["--adapter"] = "";
-  for (const char* flag : {"--far-memory", "--keep"})
+  for (const char* flag : {"--far-memory", "--keep", "--far"})
     if (!options.contains(flag)) options[flag] = now[flag];
   table.restore(options, state_file.string(), out);
 }

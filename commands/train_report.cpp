@@ -24,7 +24,8 @@ const char* fresh_line() { return isatty(STDOUT_FILENO) ? "\r\033[K" : ""; }
 void TrainReport::begin(const TrainTask& task) const {
   const TrainOptions& o = options_;
   const StepSettings& s = task.settings;
-  const std::string chunked = o.mode == "stream" ? format(", chunks of %ld rows", task.schedule.chunk) : "";
+  const std::string chunked = (o.mode == "stream" ? format(", chunks of %ld rows", task.schedule.chunk) : "") +
+                              (task.schedule.attention == Place::near ? ", attention's outputs kept" : "");
   std::printf("model    %s\n", describe(s.config).c_str());
   if (const std::string part = describe_trained(s.config); !part.empty()) std::printf("trained  %s\n", part.c_str());
   std::printf("data     %s\n", task.source.description.c_str());

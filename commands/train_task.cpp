@@ -209,7 +209,7 @@ class Preparation {
     if (o.budget.memory.empty()) room.near = room.near / 100 * 95;
     const auto places = o.budget.places(mode, s.optimizer);
     auto fits = [&](Index n) {
-      return fit(s, mode, o.batch * n, chunk(), room, places, usual_rates(s.device)).chunk > 0;
+      return fit(s, mode, o.batch * n, exactly(chunk()), room, places, usual_rates(s.device)).chunk > 0;
     };
     if (fits(wanted)) return wanted;
     Index longest_that_fits = 0;
@@ -219,11 +219,13 @@ class Preparation {
       longest_that_fits = std::max(longest_that_fits, longest_for_budget(with, mode, chunk(), room));
     }
     const Index fitting = longest_that_fits / o.batch / kTile * kTile;
-    require(fitting > 0, "training this model needs ", human_bytes(usage(kTile, smallest(places)).peak),
+    if (fitting > 0) return fitting;
+    const Usage least = usage(kTile, smallest(places));
+    require(least.peak <= room.near, "training this model needs ", human_bytes(least.peak),
             " for the shortest documents, and ", human_bytes(room.near),
             o.budget.memory.empty() ? " are free; use a smaller model, or a narrower --dtype or --optimizer"
                                     : " are allowed by --memory; use more --memory or a smaller model");
-    return fitting;
+    refuse_far_memory(kTile, places);
   }
 
   // Near and far memory that a step may use.
@@ -254,16 +256,17 @@ class Preparation {
     const Index rows = o.rows();
     const Mode mode = mode_named(o.mode);
     const auto places = o.budget.places(mode, s.optimizer);
-    auto fitting = [&](Index chunk) { return fit(s, mode, rows, chunk, budget(), places, usual_rates(s.device)); };
-    Fit found = fitting(o.budget.memory.empty() ? chunk() : 0);
-    if (found.chunk == 0 && !o.given("--chunk") && o.budget.memory.empty()) found = fitting(0);
+    const ChunkRange chunks = !o.budget.memory.empty() ? up_to(rows + s.tile)
+                              : o.given("--chunk")     ? exactly(chunk())
+                                                       : up_to(chunk());
+    const Fit found = fit(s, mode, rows, chunks, budget(), places, usual_rates(s.device));
     s.places = found.chunk > 0 ? found.places : smallest(places);
     o.chunk = found.chunk > 0 ? found.chunk : chunk();
     if (found.chunk == 0) require_memory(usage(rows, s.places).peak);
     check_chunk(o.chunk, s.tile);
     task.schedule = schedule_for(mode, s, rows, o.chunk);
     require_room(s, mode, rows, o.chunk, plan(s, rows, task.schedule).peak, o.room);
-    if (found.chunk == 0) require_far_memory(rows, places.front());
+    if (found.chunk == 0) refuse_far_memory(rows, places);
     plan_memory();
     require_room_to_sample();
   }
@@ -272,14 +275,14 @@ class Preparation {
     require(o.budget.memory.empty() || least <= budget().near, "a step needs at least ", human_bytes(least),
             ", more than --memory ", o.budget.memory, "; use more memory, or a smaller --batch, --length or model");
   }
-  void require_far_memory(Index rows, const Places& near) const {
-    const Usage all = usage(rows, near), least = usage(rows, task.settings.places);
-    const std::string alternative = all.far < least.far ? human_bytes(all.peak) + ", or " : "";
-    fail("a step needs ", alternative, human_bytes(least.peak), " and ", human_bytes(least.far), " of far memory; ",
-         human_bytes(budget().near), " and ", human_bytes(budget().far),
-         o.budget.far_memory.empty()
-             ? " are free; name a directory on another disk with --far, or use a smaller --length"
-             : " are allowed; use more --far-memory, or a smaller --length");
+  [[noreturn]] void refuse_far_memory(Index rows, const std::vector<Places>& places) const {
+    const Usage near = usage(rows, places.front()), least = usage(rows, smallest(places));
+    auto of = [](std::size_t bytes, bool free) { return human_bytes(bytes) + (free ? " free" : " allowed"); };
+    fail("a step needs ", near.far < least.far ? human_bytes(near.peak) + ", or " : "", human_bytes(least.peak),
+         " and ", human_bytes(least.far), " of far memory; there are ", of(budget().near, o.budget.memory.empty()),
+         " and ", of(budget().far, o.budget.far_memory.empty()), "; use ",
+         o.budget.far_memory.empty() ? "--far DIR, a directory on another disk" : "more --far-memory",
+         ", or a smaller --length");
   }
 
   // The memory of a step, an evaluation and a sample.
@@ -293,16 +296,18 @@ class Preparation {
     task.memory.directory = o.budget.directory;
   }
 
-  // On-line GRPO samples as many completions in parallel as fit into the memory of a step with the smallest chunk. So a
-  // run that resumes in another mode or chunk samples the same tokens.
+  // On-line GRPO samples as many completions in parallel as fit into the memory of a step with the smallest chunk, all of
+  // it near, and into the budget. Their number does not change their tokens.
   Index parallel_completions() const {
-    const StepSettings& s = task.settings;
-    const Schedule smallest = schedule_for(Mode::stream, s, o.rows(), s.tile);
-    auto planned = [&](const GenerationShape& g) { return plan_run(s, o.rows(), smallest, g).near; };
-    const std::size_t room = planned({});
+    StepSettings near = task.settings;
+    near.places = {};
+    auto planned = [&](const StepSettings& s, const GenerationShape& g) {
+      return plan_run(s, o.rows(), schedule_for(Mode::stream, s, o.rows(), s.tile), g).near;
+    };
+    const std::size_t room = std::min(planned(near, {}), budget().near);
     const Index longest = task.grpo->longest();
     return std::max<Index>(1, largest(task.grpo->completions(), [&](Index slots) {
-                             return planned({slots, longest}) <= room;
+                             return planned(task.settings, {slots, longest}) <= room;
                            }));
   }
 

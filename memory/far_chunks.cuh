@@ -12,7 +12,7 @@ template <class Device, class T>
 class FarChunks {
  public:
   // How backward reads the chunks of a layer. Where the order turns around, both chunks are still in their slots.
-  enum class Order { last_to_first, first_to_last_and_back };
+  enum class Reading { last_to_first, first_to_last_and_back };
 
   struct Shape {
     std::vector<Index> rows;  // of each chunk
@@ -21,7 +21,7 @@ class FarChunks {
     Kind kind;
   };
 
-  FarChunks(Device& dev, Shape shape, Order order) : dev_(dev), shape_(std::move(shape)), order_(order) {
+  FarChunks(Device& dev, Shape shape, Reading reading) : dev_(dev), shape_(std::move(shape)), reading_(reading) {
     Index rows = 0;
     for (Index n : shape_.rows) rows = most(rows, n);
     for (Slot& slot : slots_) slot.memory = allocate<T>(dev, rows, shape_.cols, shape_.kind);
@@ -86,7 +86,7 @@ class FarChunks {
 
   // What backward takes, in order.
   Key key_of(std::size_t number) const {
-    const std::size_t n = shape_.rows.size(), of_layer = order_ == Order::last_to_first ? n : 2 * n,
+    const std::size_t n = shape_.rows.size(), of_layer = reading_ == Reading::last_to_first ? n : 2 * n,
                       i = of_layer - 1 - number % of_layer;  // counts down to the layer's last one, chunk 0
     return {shape_.layers - 1 - static_cast<Index>(number / of_layer), i < n ? i : 2 * n - 1 - i};
   }
@@ -104,7 +104,7 @@ class FarChunks {
 
   Device& dev_;
   const Shape shape_;
-  const Order order_;
+  const Reading reading_;
   std::vector<Layer> layers_;
   Slot slots_[2];
   Slot* in_use_ = nullptr;

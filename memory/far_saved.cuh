@@ -20,7 +20,7 @@ class FarSaved : public Saved<T> {
         chunk_(chunk),
         output_(allocate<T>(dev, division.own(), config.hidden, Kind::saved)),
         inputs_(dev, {rows_of(chunks(division, chunk)), config.hidden, config.layers, first, Kind::saved},
-                FarChunks<Device, T>::Order::first_to_last_and_back),
+                FarChunks<Device, T>::Reading::first_to_last_and_back),
         leaving_(chunks(division, chunk).size()) {}
 
   Matrix<T> open() override {

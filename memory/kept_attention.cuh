@@ -36,10 +36,14 @@ class NearAttention : public KeptAttention<T> {
   bool keeps(Index layer) const override { return layer >= first_; }
   void open() override {
     const bool kept = keeps(static_cast<Index>(layers_.size()));
+    marks_.push_back(dev_.arena.mark());
     layers_.push_back(kept ? allocate_attention<T>(dev_, config_, rows_, ranks_, Kind::attention)
                            : HeadActivations<T>());
   }
-  void close() override { layers_.pop_back(); }
+  void close() override {
+    dev_.arena.release(marks_.back());
+    marks_.pop_back(), layers_.pop_back();
+  }
 
   HeadActivations<T> begin(Index layer, Rows rows) override { return take(layer, rows); }
   HeadActivations<T> take(Index layer, Rows rows) override {
@@ -53,6 +57,7 @@ class NearAttention : public KeptAttention<T> {
   const Config& config_;
   const Index rows_, ranks_, first_;
   std::vector<HeadActivations<T>> layers_;
+  std::vector<Arena::Mark> marks_;
 };
 
 template <class Device, class T>
@@ -63,9 +68,9 @@ class FarAttention : public KeptAttention<T> {
   FarAttention(Device& dev, const Config& c, const Division& division, Index chunk, Index first)
       : chunk_(chunk * division.ranks),
         attended_(dev, {rows_of(division), c.q_width() / division.ranks, c.layers, first, Kind::attention},
-                  FarChunks<Device, T>::Order::last_to_first),
+                  FarChunks<Device, T>::Reading::last_to_first),
         lse_(dev, {rows_of(division), c.heads / division.ranks, c.layers, first, Kind::attention},
-             FarChunks<Device, A>::Order::last_to_first) {}
+             FarChunks<Device, A>::Reading::last_to_first) {}
 
   bool keeps(Index layer) const override { return attended_.keeps(layer); }
   void open() override { attended_.open(), lse_.open(); }

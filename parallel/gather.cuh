@@ -33,8 +33,8 @@ std::vector<std::vector<T>> gather_on_host(const Group& group, const std::vector
   return all;
 }
 
-// Copies a matrix, near or far, to the host of rank 0. Each rank holds its shard of the rows, or every rank holds all of them. The other
-// ranks get an empty vector.
+// Copies a matrix, near or far, to the host of rank 0. Each rank holds its shard of the rows, or every rank holds all of
+// them. The other ranks get an empty vector.
 template <class T, class Device, class AnyMatrix>
 std::vector<T> rows_on_first(Device& dev, const Group& group, AnyMatrix mine, Index rows) {
   if (mine.rows == rows) return group.rank == 0 ? to_host(dev, mine) : std::vector<T>();

@@ -6,6 +6,7 @@
 #include "data/files/checkpoint.cuh"
 #include "tests/ranks.cuh"
 #include "tests/temporary.cuh"
+#include "training/fit.cuh"
 
 namespace streambp {
 namespace {
@@ -83,6 +84,34 @@ TEST_F(FarMemory, ReportsErrorsOfTheDisk) {
             0);
 }
 
+// If the disk fails, the step fails. If it fails during the update, the weights are of no step and must not be saved.
+TEST_F(FarMemory, AStepFailsWithItsDisk) {
+  const Config c = make_config("llama", {50, 16, 2, 2, 2, 8, 30, 0, true});
+  for (const Places& places : {Places{Place::far, Place::near}, Places{Place::near, Place::far}}) {
+    EXPECT_EQ(exit_code_of([&] {
+                omp_set_num_threads(1);
+                StepSettings s{c};
+                s.places = places;
+                const Schedule schedule = schedule_for(Mode::stream, s, 600, kTile);
+                Capacity capacity = plan(s, 600, schedule).capacity();
+                capacity.directory = dir;
+                Cpu dev(capacity);
+                Trainer<Cpu, float> trainer(dev, c, 600, {OptimizerKind::adamw, places.optimizer});
+                trainer.initialise(1);
+                ::signal(SIGXFSZ, SIG_IGN);
+                const rlimit limit = {4096, 4096};
+                setrlimit(RLIMIT_FSIZE, &limit);
+                try {
+                  trainer.step({packed(c, {600})}, schedule, {.warmup = 1, .steps = 4}, 1);
+                } catch (const Error&) {
+                  return trainer.updating == (places.optimizer == Place::far) ? 0 : 1;
+                }
+                return 2;
+              }),
+              0);
+  }
+}
+
 // A parameter with so many rows is updated in parts.
 Config large_vocabulary() { return make_config("qwen3", {2 * 4096 + 77, 12, 3, 2, 1, 6, 20, 0, true}); }
 
@@ -125,6 +154,39 @@ TEST(Far, KeptAttentionSavesItsRecomputation) {
   const double pairs = 600 * 601 / 2, forward = 4 * pairs * static_cast<double>(c.q_width() * c.layers);
   EXPECT_NEAR(flops(Place::nowhere) - flops(Place::near), forward, 0.01 * forward);
   EXPECT_EQ(flops(Place::near), flops(Place::far));
+}
+
+// What is kept near is freed layer by layer, as saved inputs are, so the gradient takes its memory.
+TEST(Far, KeptAttentionIsFreedLayerByLayer) {
+  StepSettings s{known_models().at("qwen3-0.6b"), DType::bf16, OptimizerKind::none};
+  auto peak = [&](const Places& places) {
+    s.places = places;
+    return plan(s, 30000, schedule_for(Mode::stream, s, 30000, 512)).peak;
+  };
+  EXPECT_LT(peak({Place::far, Place::near, Place::near}), peak({Place::near, Place::near, Place::near}));
+}
+
+// With more memory, the step is never slower and its chunk never below the default again.
+TEST(Far, MoreMemoryIsNeverWorse) {
+  StepSettings s{make_config("llama", {256, 256, 8, 4, 4, 64, 512, 0, true})};
+  const Rates rates = usual_rates(DeviceKind::cpu);
+  std::vector<Places> places;
+  for (Place attention : {Place::nowhere, Place::near, Place::far})
+    for (Place inputs : {Place::near, Place::far}) places.push_back({inputs, Place::near, attention});
+  Index chunk = 0;
+  double time = INFINITY;
+  for (std::size_t mib = 120; mib <= 260; mib += 10) {
+    const Capacity budget(mib << 20, std::size_t{1} << 31);
+    const Fit found = fit(s, Mode::stream, 8192, up_to(8192), budget, places, rates);
+    if (found.chunk == 0) continue;
+    EXPECT_GE(std::min<Index>(found.chunk, 512), chunk) << mib;
+    chunk = std::min<Index>(found.chunk, 512);
+    s.places = found.places;
+    const double now = predict(plan(s, 8192, schedule_for(Mode::stream, s, 8192, found.chunk)), rates).total();
+    EXPECT_LE(now, 1.02 * time) << mib;
+    time = now;
+  }
+  EXPECT_EQ(chunk, 512);
 }
 
 TEST(Far, AdaptersGiveTheSameBits) {

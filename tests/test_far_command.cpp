@@ -7,6 +7,10 @@ namespace {
 
 class FarCommands : public Commands {
  protected:
+  void SetUp() override {
+    Commands::SetUp();
+    if (is_in_memory(dir)) GTEST_SKIP() << dir << " is in memory; set TMPDIR to a directory on a disk";
+  }
   static std::string train(const std::string& more, Index length = 600) {
     return "train --hidden 16 --layers 3 --heads 2 --mlp 32 --batch 1 --steps 3 --sample 0 --eval-every 0 --length " +
            std::to_string(length) + " " + more;
@@ -39,7 +43,7 @@ TEST_F(FarCommands, ARunResumesNearOrFar) {
     const std::string common = std::string("--dtype ") + dtype + " --out ";
     expect_ok(train(common + path("near")));
     expect_ok(train(common + path("mixed") + " --stop-after 1 --keep far"));
-    expect_ok("train --out " + path("mixed") + " --resume --stop-after 2");  // still far
+    expect_ok("train --out " + path("mixed") + " --resume --stop-after 2 --chunk 256");  // still far
     EXPECT_GT(metric("mixed", "far_memory")[1], 0);
     expect_ok("train --out " + path("mixed") + " --resume --keep near");
     EXPECT_EQ(metric("mixed", "far_memory")[2], 0);
@@ -83,7 +87,7 @@ TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
   EXPECT_NEAR(u["far_by_kind"]["saved layer inputs"], inputs, 1e-3 * inputs);
   EXPECT_NEAR(u["far_by_kind"]["optimizer"], state, 1e-3 * state);
   EXPECT_FALSE(full["far_by_kind"].contains("saved layer inputs"));
-  EXPECT_NEAR(u["seconds"]["optimizer"], 2 * state / 20e9, 1e-2 * state / 20e9);  // there and back
+  EXPECT_NEAR(u["seconds"]["optimizer"], state / 20e9, 1e-2 * state / 20e9);  // there and back, at once
   EXPECT_GT(u["seconds"]["saved_inputs"], 2.9 * inputs / 20e9 * (1 - 2048.0 / 30000));
   EXPECT_NEAR(u["seconds"]["compute"], u["flops"].get<double>() / (kEfficiency * 500e12), 1e-6);
 }
@@ -109,6 +113,10 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused(run + "--keep far --far-memory nine", "is not an amount of memory");
   expect_refused(run + "--keep far --far " + path("nowhere"), "is not a directory");
   expect_refused("plan gpt2 --keep optimizer=far", "has no state");
+  expect_refused("plan gpt2 --keep near far", "says again where inputs is kept");
+  expect_refused("plan gpt2 --far-memory 1GiB", "give that too");
+  if (is_in_memory("/dev/shm")) expect_refused(run + "--far /dev/shm", "is in memory");
+  expect_refused("bench --mode full --inputs far", "--inputs is for stream mode");
   expect_refused("plan qwen3-8b --length 3000000 --memory 80GiB --far-memory 2TiB", "needs at least");
   expect_refused("bench --inputs middle", "--inputs");
 }

@@ -27,7 +27,8 @@ std::size_t free_memory(DeviceKind device) {
 std::size_t free_far_memory(DeviceKind device, const std::filesystem::path& directory) {
   if (device == DeviceKind::cuda) return available_memory() / 100 * 90;
   try {
-    return std::filesystem::space(directory.empty() ? temporary_directory() : directory).available / 100 * 95;
+    const std::filesystem::path place = directory.empty() ? temporary_directory() : directory;
+    return is_in_memory(place) ? 0 : std::filesystem::space(place).available / 100 * 95;
   } catch (const std::exception&) {
     return 0;
   }

@@ -52,6 +52,7 @@ class EngineOn : public Engine {
     trainer.optimizer->start(dev, trainer.model);
   }
   fs::path save(const fs::path& out, const ModelLayout& layout, const Json& state) override {
+    require(!trainer.updating, "the last update failed halfway, so the weights cannot be saved");
     return save_checkpoint(dev, out, trainer.model, layout, *trainer.optimizer, state);
   }
   void restore(const fs::path& checkpoint, const ModelLayout& layout) override {

@@ -13,23 +13,27 @@ double seconds(const Usage& usage, Kind kind, double rate) {
 Seconds predict(const Usage& usage, const Rates& rates) {
   return {usage.flops / (kEfficiency * rates.matmul),
           seconds(usage, Kind::saved, rates.far) + seconds(usage, Kind::attention, rates.far),
-          seconds(usage, Kind::optimizer, rates.far), usage.sent / rates.link};
+          seconds(usage, Kind::optimizer, rates.far * rates.far_streams), usage.sent / rates.link};
 }
 
-Fit fit(const StepSettings& s, Mode mode, Index rows, Index chunk, const Capacity& budget,
+Fit fit(const StepSettings& s, Mode mode, Index rows, ChunkRange chunks, const Capacity& budget,
         const std::vector<Places>& places, const Rates& rates) {
   Fit best;
   double least = 0;
+  const auto useful = [&](Index chunk) { return std::min(chunk, default_chunk(s.tile)); };
   for (const Places& p : places) {
     StepSettings with = s;
     with.places = p;
-    const Index found =
-        chunk > 0 || mode != Mode::stream ? std::max(chunk, s.tile) : chunk_for_budget(with, rows, budget);
-    if (found == 0) continue;
-    const Usage usage = plan(with, rows, schedule_for(mode, with, rows, found));
+    Index chunk = std::max(chunks.most, s.tile);
+    if (mode == Mode::stream && chunks.least < chunks.most)
+      chunk = std::min(chunks.most, chunk_for_budget(with, rows, budget));
+    if (chunk == 0) continue;
+    const Usage usage = plan(with, rows, schedule_for(mode, with, rows, chunk));
     if (!usage.fits(budget)) continue;
     const double time = predict(usage, rates).total();
-    if (best.chunk == 0 || time < least) best = {found, p}, least = time;
+    const bool same_time = time < 1.01 * least && least < 1.01 * time,
+               better = same_time ? useful(chunk) > useful(best.chunk) : time < least;
+    if (best.chunk == 0 || better) best = {chunk, p}, least = time;
   }
   return best;
 }

@@ -11,11 +11,12 @@ namespace streambp {
 struct Rates {
   double matmul;       // FLOP/s of large matrix products
   double far;          // bytes per second to or from far memory
+  double far_streams;  // 2 if both directions can have this rate at once
   double link = 50e9;  // bytes per second that a rank sends
 };
 // Orders of magnitude, for choices that must not depend on a measurement. For a GPU, those of an H100 on PCIe 5.
 inline Rates usual_rates(DeviceKind device) {
-  return device == DeviceKind::cuda ? Rates{600e12, 25e9} : Rates{400e9, 1e9};
+  return device == DeviceKind::cuda ? Rates{600e12, 25e9, 2} : Rates{400e9, 1e9, 1};
 }
 
 // Of the rate of large matrix products, what a whole step reaches: measured on a CPU (docs/devices.md), where attention,
@@ -43,8 +44,16 @@ struct Fit {
   Places places = {};
 };
 
-// Tries these places, near memory first, with this chunk; 0: in stream mode, with the largest that fits.
-Fit fit(const StepSettings& s, Mode mode, Index rows, Index chunk, const Capacity& budget,
+// Which chunks to try, in stream mode. Beyond the default, a larger one saves little time.
+struct ChunkRange {
+  Index least, most;
+};
+inline ChunkRange exactly(Index chunk) { return {chunk, chunk}; }
+inline ChunkRange up_to(Index chunk) { return {0, chunk}; }
+
+// Tries these places, near memory first. Of those with about the same predicted time, it prefers the larger chunk, up to
+// the default, and then near memory.
+Fit fit(const StepSettings& s, Mode mode, Index rows, ChunkRange chunks, const Capacity& budget,
         const std::vector<Places>& places, const Rates& rates);
 
 }  // namespace streambp

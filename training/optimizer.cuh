@@ -298,9 +298,6 @@ class Optimizer {
     return result;
   }
 
-  // Rows of a part. Any matrix has aligned parts of so many rows.
-  static constexpr auto kFarRows = static_cast<Index>(kFarAlignment);
-
   std::vector<State> states_;
 };
 

@@ -196,7 +196,8 @@ class Trainer {
   Model<T> model;
   Tensors<G> grad;  // allocated from the first backward pass of a step until its end
   std::unique_ptr<Optimizer<Device, T, G>> optimizer;
-  Stream view;  // the part of the stream that the batch fills
+  Stream view;            // the part of the stream that the batch fills
+  bool updating = false;  // also after an update that failed halfway: the weights are then of no step
 
  private:
   Division division_of(Index rows) const {
@@ -286,7 +287,9 @@ class Trainer {
     OptimizerStep settings{learning_rate(s, step), s.beta1, s.beta2, s.eps, s.decay};
     settings.step = step, settings.begun = step - step_of_turn(s.blocks, step), settings.seed = s.seed;
     if (s.clip > 0 && result.gradient_norm > s.clip) settings.gradient_scale = s.clip / result.gradient_norm;
+    updating = true;
     optimizer->update(dev, model, grad, settings);
+    updating = false;
     release_gradient();
   }
 

@@ -96,9 +96,13 @@ bool fill(Device& dev, Matrix<T> matrix, F&& produce) {
 }
 template <class Device, class T, class F>
 bool fill(Device& dev, FarMatrix<T> matrix, F&& produce) {
-  std::vector<T> all(static_cast<std::size_t>(matrix.size()));
-  const bool good = produce_rows(all.data(), {0, matrix.rows}, matrix, produce);
-  dev.upload(matrix, all.data());
+  std::vector<T> staging(static_cast<std::size_t>(least(matrix.rows, kFarRows) * matrix.cols));
+  bool good = true;
+  for (Index begin = 0; begin < matrix.rows; begin += kFarRows) {
+    const Rows part = {begin, least(begin + kFarRows, matrix.rows)};
+    good = produce_rows(staging.data(), part, matrix, produce) && good;
+    dev.upload(matrix.slice(part), staging.data());
+  }
   return good;
 }
 

@@ -68,13 +68,13 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   void* allocate(std::size_t bytes, Kind kind, End end) {
-    const std::size_t offset = place(bytes, kind, end);
+    const std::size_t offset = reserve(bytes, kind, end);
     if (poison && block_) poison(block_ + offset, bytes);
     return block_ ? block_ + offset : nullptr;
   }
 
   // The same, but returns the place in the block.
-  std::size_t place(std::size_t bytes, Kind kind, End end) {
+  std::size_t reserve(std::size_t bytes, Kind kind, End end) {
     bytes = round_up(bytes);
     require(used() + bytes <= capacity_, "out of memory: ", used(), " of ", capacity_,
             " planned bytes are in use, and ", bytes, " more are needed for ", kKindNames[static_cast<int>(kind)],

@@ -156,13 +156,15 @@ class Cuda : private cuda::Block, public DeviceBase {
     const std::size_t bytes = static_cast<std::size_t>(from.size()) * sizeof(T);
     STREAMBP_CHECK(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice, stream));
   }
-  // Copies between host and far memory.
+  // Copies between host and far memory, after all copies that the computation waits for.
   template <class T>
   void upload(FarMatrix<T> to, const T* from) {
+    wait();
     if (!to.empty()) std::memcpy(far_block->at(to.offset), from, to.bytes());
   }
   template <class T>
   void download(T* to, FarMatrix<T> from) {
+    wait();
     if (!from.empty()) std::memcpy(to, far_block->at(from.offset), from.bytes());
   }
   template <class T>

@@ -31,7 +31,10 @@ class FarBlock {
   explicit FarBlock(std::size_t bytes) {
     require(bytes <= available_memory(), "this run needs ", bytes >> 20, " MiB of host memory as far memory, and only ",
             available_memory() >> 20, " MiB are free; use less --far-memory");
-    STREAMBP_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&data_), bytes, cudaHostAllocDefault));
+    const cudaError_t error = cudaHostAlloc(reinterpret_cast<void**>(&data_), bytes, cudaHostAllocDefault);
+    require(error == cudaSuccess, "cannot pin ", bytes >> 20,
+            " MiB of host memory as far memory: ", cudaGetErrorString(error),
+            "; use less --far-memory, or --keep near");
     STREAMBP_CHECK(cudaStreamCreateWithFlags(&putting_, cudaStreamNonBlocking));
     STREAMBP_CHECK(cudaStreamCreateWithFlags(&getting_, cudaStreamNonBlocking));
   }
@@ -52,11 +55,8 @@ class FarBlock {
     return copy(near, data_ + offset, bytes, cudaMemcpyHostToDevice, getting_, compute);
   }
 
-  // For the host, after all copies.
-  std::byte* at(std::size_t offset) const {
-    for (cudaStream_t stream : {putting_, getting_}) STREAMBP_CHECK(cudaStreamSynchronize(stream));
-    return data_ + offset;
-  }
+  // For the host, once no copy is under way.
+  std::byte* at(std::size_t offset) const { return data_ + offset; }
 
  private:
   PendingCopy copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,

@@ -116,7 +116,7 @@ Matrix<T> allocate(DeviceBase& dev, Index rows, Index cols, Kind kind, End end =
 template <class T>
 FarMatrix<T> allocate_far(DeviceBase& dev, Index rows, Index cols, Kind kind) {
   FarMatrix<T> m = {0, rows, cols, kind};
-  m.offset = dev.far.place((m.bytes() + kFarAlignment - 1) / kFarAlignment * kFarAlignment, kind, End::bottom);
+  m.offset = dev.far.reserve((m.bytes() + kFarAlignment - 1) / kFarAlignment * kFarAlignment, kind, End::bottom);
   return m;
 }
 

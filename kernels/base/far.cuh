@@ -20,6 +20,9 @@ namespace streambp {
 // Direct file access needs aligned blocks.
 constexpr std::size_t kFarAlignment = 4096;
 
+// Parts of so many rows are aligned in any matrix.
+constexpr auto kFarRows = static_cast<Index>(kFarAlignment);
+
 // A matrix in far memory, or some of its rows.
 template <class T>
 struct FarMatrix {

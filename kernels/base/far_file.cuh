@@ -65,13 +65,17 @@ class FarFile {
   void reserve(std::size_t bytes) {
     bytes = (bytes + kFarAlignment - 1) / kFarAlignment * kFarAlignment;
     int error = 0;
-    if (fallocate(file_.file, 0, 0, static_cast<off_t>(bytes)) != 0) error = errno;
+    do {
+      error = fallocate(file_.file, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    } while (error == EINTR);
     struct statvfs system {};
     const std::size_t free =
         fstatvfs(file_.file, &system) == 0 ? static_cast<std::size_t>(system.f_bavail) * system.f_frsize : 0;
-    if (error == EOPNOTSUPP) error = bytes <= free ? 0 : ENOSPC;  // such a file system reserves nothing
-    require(error == 0, directory_.string(), ": cannot reserve ", bytes >> 20, " MiB of far memory here, where ",
-            free >> 20, " MiB are free: ", std::strerror(error), "; name a directory on another disk with --far");
+    if (error == EOPNOTSUPP || error == ENOSYS)
+      error = bytes <= free ? 0 : ENOSPC;  // such a file system reserves nothing
+    require(error == 0, directory_.string(), ": cannot reserve ", ceil_div(static_cast<Index>(bytes), 1 << 20),
+            " MiB of far memory here, where ", free >> 20, " MiB are free: ", std::strerror(error),
+            "; name a directory on another disk with --far");
   }
 
   void run() {
@@ -86,7 +90,7 @@ class FarFile {
       lock.lock();
       if (error != 0)
         error_ = directory_.string() + ": cannot " + (copy.to ? "read" : "write") +
-                 " far memory here: " + std::strerror(error);
+                 " far memory here: " + std::strerror(error) + "; name a directory on another disk with --far";
       ++finished_;
       changed_.notify_all();
     }
@@ -101,8 +105,8 @@ class FarFile {
       const std::size_t whole = (bytes + kFarAlignment - 1) / kFarAlignment * kFarAlignment;
       for (std::size_t i = 0; i < whole;) {
         const auto place = static_cast<off_t>(copy.offset + done + i);
-        const ssize_t n =
-            copy.from ? pwrite(file_.file, buffer + i, whole - i, place) : pread(file_.file, buffer + i, whole - i, place);
+        const ssize_t n = copy.from ? pwrite(file_.file, buffer + i, whole - i, place)
+                                    : pread(file_.file, buffer + i, whole - i, place);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return n < 0 ? errno : EIO;
         i += static_cast<std::size_t>(n);

@@ -49,7 +49,7 @@ inline void open_temporary_file(Descriptor& file, const std::filesystem::path& d
   std::string path = (directory / "streambp-XXXXXX").string();  // mkostemp replaces the Xs
   file.file = mkostemp(path.data(), O_CLOEXEC);
   require(file.file >= 0, directory.string(), ": cannot create a temporary file here: ", std::strerror(errno),
-          "; set TMPDIR to another directory");
+          "; set TMPDIR, or for far memory --far, to another directory");
   unlink(path.c_str());
 }
 
