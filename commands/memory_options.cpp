@@ -27,7 +27,7 @@ Kept kept(const std::vector<std::string>& words) {
     const Place place = where == "far" ? Place::far : Place::near;
     auto set = [&](const char* name, std::optional<Place>& kept) {
       if (what != name && !(what.empty() && &kept != &result.attention)) return;
-      require(!kept, "--keep ", quote(word), ": says again where ", name, " is kept; name it once");
+      require(!kept, "--keep ", quote(word), ": names ", name, " a second time; name it once");
       kept = place;
     };
     set("inputs", result.inputs), set("optimizer", result.optimizer), set("attention", result.attention);
@@ -48,8 +48,9 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
   options.add(
       "--far-memory",
       {&far_memory,
-       "Budget of far memory, such as 200GiB: a file for a CPU, pinned host memory for a GPU. What does not fit "
-       "into near memory goes there",
+       "Budget of far memory of each rank, such as 200GiB: for a GPU pinned host memory, for a CPU a file. What "
+       "does not fit into near memory, that of the device, goes there; and attention's outputs are kept if that "
+       "saves time",
        checks::memory(), lasts, default_of_far_memory});
   options.add(
       "--keep",

@@ -113,7 +113,7 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused(run + "--keep far --far-memory nine", "is not an amount of memory");
   expect_refused(run + "--keep far --far " + path("nowhere"), "is not a directory");
   expect_refused("plan gpt2 --keep optimizer=far", "has no state");
-  expect_refused("plan gpt2 --keep near far", "says again where inputs is kept");
+  expect_refused("plan gpt2 --keep near far", "names inputs a second time");
   expect_refused("plan gpt2 --far-memory 1GiB", "give that too");
   if (is_in_memory("/dev/shm")) expect_refused(run + "--far /dev/shm", "is in memory");
   expect_refused("bench --mode full --inputs far", "--inputs is for stream mode");
