@@ -236,11 +236,11 @@ class Cpu : private HostBlock, public DeviceBase {
  private:
   template <class T>
   PendingCopy write(FarMatrix<T> to, const T* from) {
-    return start({to.offset, to.bytes(), reinterpret_cast<const std::byte*>(from), nullptr});
+    return start(FarFile::Copy{to.offset, to.bytes(), reinterpret_cast<const std::byte*>(from), nullptr});
   }
   template <class T>
   PendingCopy read(T* to, FarMatrix<T> from) {
-    return start({from.offset, from.bytes(), nullptr, reinterpret_cast<std::byte*>(to)});
+    return start(FarFile::Copy{from.offset, from.bytes(), nullptr, reinterpret_cast<std::byte*>(to)});
   }
   PendingCopy start(const FarFile::Copy& copy) {
     if (copy.bytes == 0) return {};
