@@ -40,6 +40,7 @@ template <class G>
 struct GradientOf {
   Tensors<G>& gradient;
   MicroBatch micro_batch = {};
+  Place place = Place::near;  // of the gradient's matrices of layers
 };
 
 // Tied models add the gradients of embedding and head. Over several micro-batches or lanes, they are summed apart, so
@@ -220,12 +221,12 @@ class Walk {
 
   template <class G>
   auto layer_sums(const GradientOf<G>& of, Index l) {
-    return Sums(dev, ranks, of.micro_batch, of.gradient.layers[static_cast<std::size_t>(l)], Layer<A>{},
+    return Sums(dev, ranks, of.micro_batch, of.gradient.layers[static_cast<std::size_t>(l)], of.place, Layer<A>{},
                 [&c = c, l](auto& t) { return layer_table(c, l, t); });
   }
   template <class G>
   auto head_sums(const GradientOf<G>& of) {
-    return Sums(dev, ranks, of.micro_batch, of.gradient, Tensors<A>(c),
+    return Sums(dev, ranks, of.micro_batch, of.gradient, Place::near, Tensors<A>(c),
                 [&c = c, apart = head_is_apart(of.micro_batch)](auto& t) {
                   Config separate = c;
                   separate.tied = !apart;
@@ -238,7 +239,7 @@ class Walk {
   }
   template <class G>
   auto embedding_sums(const GradientOf<G>& of) {
-    return Sums(dev, ranks, of.micro_batch, of.gradient, Tensors<A>(c),
+    return Sums(dev, ranks, of.micro_batch, of.gradient, Place::near, Tensors<A>(c),
                 [&c = c](auto& t) { return embedding_table(c, t); });
   }
   bool head_is_apart(MicroBatch micro_batch) const { return streambp::head_is_apart(c, ranks, micro_batch); }

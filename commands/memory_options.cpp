@@ -10,9 +10,28 @@ namespace streambp {
 
 namespace {
 
-// What --keep says; without a value, memory decides.
+// What --keep can name.
+struct Thing {
+  const char* name;
+  Place Places::*place;
+};
+constexpr Thing kThings[] = {{"inputs", &Places::inputs},
+                             {"optimizer", &Places::optimizer},
+                             {"weights", &Places::weights},
+                             {"gradients", &Places::gradients},
+                             {"attention", &Places::attention}};
+
+// What --keep says, in the order of kThings; without a value, memory decides. A word without a name is for all but
+// attention's outputs, which need not be kept at all.
 struct Kept {
-  std::optional<Place> inputs, optimizer, attention;
+  std::array<std::optional<Place>, std::size(kThings)> places;
+  bool by_name = false;
+
+  const std::optional<Place>& of(Place Places::*thing) const {
+    std::size_t i = 0;
+    while (kThings[i].place != thing) ++i;
+    return places[i];
+  }
 };
 
 Kept kept(const std::vector<std::string>& words) {
@@ -21,23 +40,20 @@ Kept kept(const std::vector<std::string>& words) {
     const std::size_t equals = word.find('=');
     const std::string what = equals == std::string::npos ? "" : word.substr(0, equals),
                       where = equals == std::string::npos ? word : word.substr(equals + 1);
-    const bool known = (where == "near" || where == "far") &&
-                       (what.empty() || what == "inputs" || what == "optimizer" || what == "attention");
-    require(known, "--keep ", quote(word), ": write near, far, or what and where, such as inputs=far optimizer=near");
-    const Place place = where == "far" ? Place::far : Place::near;
-    auto set = [&](const char* name, std::optional<Place>& kept) {
-      if (what != name && !(what.empty() && &kept != &result.attention)) return;
-      require(!kept, "--keep ", quote(word), ": names ", name, " a second time; name it once");
-      kept = place;
-    };
-    set("inputs", result.inputs), set("optimizer", result.optimizer), set("attention", result.attention);
+    bool known = false;
+    for (std::size_t i = 0; i < std::size(kThings); ++i) {
+      const bool named = what == kThings[i].name;
+      if (!named && !(equals == std::string::npos && kThings[i].place != &Places::attention)) continue;
+      require(!result.places[i], "--keep ", quote(word), ": names ", kThings[i].name, " a second time; name it once");
+      result.places[i] = where == "far" ? Place::far : Place::near;
+      known = where == "near" || where == "far";
+      result.by_name |= named;
+    }
+    require(known, "--keep ", quote(word),
+            ": write near, far, or what and where, such as inputs=far optimizer=near; there are inputs, optimizer, "
+            "weights, gradients and attention");
   }
   return result;
-}
-
-// What may be: what is insisted on, else all choices.
-std::vector<Place> choices(const std::optional<Place>& insisted, std::vector<Place> all) {
-  return insisted ? std::vector<Place>{*insisted} : all;
 }
 
 }  // namespace
@@ -55,9 +71,10 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
   options.add(
       "--keep",
       {&keep,
-       "near or far: where a step keeps the saved inputs of layers and the optimizer's state; or one by one: "
-       "inputs=far optimizer=near. attention=near or =far also keeps attention's outputs, so that backward does "
-       "not compute them again",
+       "near or far: where a step keeps the saved inputs of layers, the optimizer's state, the layers' weights and "
+       "their gradients; or one by one: inputs=far optimizer=far weights=near gradients=near. attention=near or =far "
+       "also "
+       "keeps attention's outputs, so that backward does not compute them again",
        {},
        lasts,
        "what fits and is fastest"});
@@ -71,26 +88,49 @@ void MemoryOptions::add_directory_to(OptionTable& options, Lasts lasts) {
                         "TMPDIR or /tmp"});
 }
 
-std::vector<Places> MemoryOptions::places(Mode mode, OptimizerKind optimizer) const {
-  Kept insisted = kept(keep);
-  const bool by_name = keep.size() > 1 || (keep.size() == 1 && keep[0].find('=') != std::string::npos);
-  const bool full = mode == Mode::full, no_state = optimizer == OptimizerKind::none;
-  require(!full || !by_name || (insisted.inputs != Place::far && !insisted.attention),
-          "--keep: full mode keeps all activations in near memory; use --mode stream");
-  require(!no_state || !by_name || insisted.optimizer != Place::far,
-          "--keep optimizer=far: --optimizer none has no state");
-  if (full) insisted.inputs = Place::near, insisted.attention = Place::nowhere;
-  if (no_state) insisted.optimizer = Place::near;
-  // Kept outputs of attention are worth considering where there is much memory.
-  std::vector<Place> attention = {Place::nowhere};
-  if (!far_memory.empty() && keep.empty()) attention = {Place::nowhere, Place::near, Place::far};
-  const std::vector<Place> near_or_far = {Place::near, Place::far};
-  std::vector<Places> result;
-  for (Place of_attention : choices(insisted.attention, attention))
-    for (Place of_inputs : choices(insisted.inputs, near_or_far))
-      for (Place of_optimizer : choices(insisted.optimizer, near_or_far))
-        result.push_back({of_inputs, of_optimizer, of_attention});
-  return result;
+std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s) const {
+  const Kept insisted = kept(keep);
+  constexpr const char* full = "full mode keeps all activations in near memory; use --mode stream";
+  const struct {
+    Place Places::*thing;
+    bool applies;
+    const char* why;
+  } fixed[] = {{&Places::inputs, mode == Mode::full, full},
+               {&Places::attention, mode == Mode::full, full},
+               {&Places::optimizer, s.optimizer == OptimizerKind::none, "--optimizer none has no state"},
+               {&Places::weights, s.config.base == Base::nf4, "weights in 4 bits stay near; leave out weights=far"}};
+  const Places usual = {};
+  for (const auto& f : fixed) {
+    const std::optional<Place> wanted = insisted.by_name ? insisted.of(f.thing) : std::nullopt;
+    require(!f.applies || !wanted || *wanted == usual.*f.thing, "--keep: ", f.why);
+  }
+  const auto decided = [&](Places p) {
+    for (const Thing& thing : kThings)
+      if (const auto place = insisted.of(thing.place)) p.*thing.place = *place;
+    for (const auto& f : fixed)
+      if (f.applies) p.*f.thing = usual.*f.thing;
+    return p;
+  };
+
+  // In the order of what they cost: copies of inputs and weights hide behind the computation; the update waits for the
+  // optimizer's state and for gradients. Kept outputs of attention are worth considering where there is much memory.
+  const Place near = Place::near, far = Place::far;
+  std::vector<Places> candidates;
+  for (Place attention : {Place::nowhere, near, far}) {
+    if (attention != Place::nowhere && (far_memory.empty() || !keep.empty())) break;
+    for (const auto& [inputs, optimizer, weights, gradients] : {std::array{near, near, near, near},
+                                                                {far, near, near, near},
+                                                                {near, far, near, near},
+                                                                {far, far, near, near},
+                                                                {far, near, far, near},
+                                                                {far, far, far, near},
+                                                                {far, far, far, far}}) {
+      const Places candidate = decided({inputs, optimizer, attention, weights, gradients});
+      if (std::find(candidates.begin(), candidates.end(), candidate) == candidates.end())
+        candidates.push_back(candidate);
+    }
+  }
+  return candidates;
 }
 
 void MemoryOptions::check() const {

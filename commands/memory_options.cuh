@@ -18,7 +18,7 @@ struct MemoryOptions {
   void add_directory_to(OptionTable& options, Lasts lasts = Lasts::no);
 
   // The places that the options allow, near memory first.
-  std::vector<Places> places(Mode mode, OptimizerKind optimizer) const;
+  std::vector<Places> places(Mode mode, const StepSettings& s) const;
   // Refuses a directory in which no file can be created.
   void check() const;
 };

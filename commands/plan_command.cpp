@@ -108,7 +108,7 @@ class PlanCommand : public Command {
     require(budget.far_memory.empty() || !budget.memory.empty(),
             "--far-memory says how much more there is than --memory; give that too");
     places = {{}};
-    if (room().far > 0) places = budget.places(Mode::stream, settings.optimizer);
+    if (room().far > 0) places = budget.places(Mode::stream, settings);
     settings.places = places.front();
     settle_rates();
     const Capacity room = this->room();
@@ -240,17 +240,17 @@ class PlanCommand : public Command {
             {"seconds",
              {{"total", s.total()},
               {"compute", s.compute},
-              {"saved_inputs", s.inputs},
-              {"optimizer", s.optimizer},
+              {"copy_beside", s.beside},
+              {"copy_waiting", s.waiting},
               {"send", s.sent}}}};
   }
 
   void print_prediction(const Seconds& s) const {
     std::string text = human_seconds(s.compute) + format(" to compute at %.2f of the %.4g TFLOP/s of matrix products",
                                                          kEfficiency, measured.matmul / 1e12);
-    if (s.inputs > 0) text += "; beside it " + human_seconds(s.inputs) + " to copy what is saved for backward";
-    if (s.optimizer > 0) text += "; " + human_seconds(s.optimizer) + " to copy the optimizer's state";
-    if (s.inputs + s.optimizer > 0) text += format(" at %.3g GB/s", measured.far / 1e9);
+    if (s.beside > 0) text += "; beside it " + human_seconds(s.beside) + " to copy what backward needs";
+    if (s.waiting > 0) text += "; " + human_seconds(s.waiting) + " to copy for the update";
+    if (s.beside + s.waiting > 0) text += format(" at %.3g GB/s", measured.far / 1e9);
     if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", measured.link / 1e9);
     std::printf("(predicted time of stream: %s)\n", text.c_str());
   }

@@ -207,7 +207,7 @@ class Preparation {
     const Mode mode = mode_named(o.mode);
     Capacity room = budget();
     if (o.budget.memory.empty()) room.near = room.near / 100 * 95;
-    const auto places = o.budget.places(mode, s.optimizer);
+    const auto places = o.budget.places(mode, s);
     auto fits = [&](Index n) {
       return fit(s, mode, o.batch * n, exactly(chunk()), room, places, usual_rates(s.device)).chunk > 0;
     };
@@ -255,7 +255,7 @@ class Preparation {
     StepSettings& s = task.settings;
     const Index rows = o.rows();
     const Mode mode = mode_named(o.mode);
-    const auto places = o.budget.places(mode, s.optimizer);
+    const auto places = o.budget.places(mode, s);
     const ChunkRange chunks = !o.budget.memory.empty() ? up_to(rows + s.tile)
                               : o.given("--chunk")     ? exactly(chunk())
                                                        : up_to(chunk());

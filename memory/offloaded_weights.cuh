@@ -40,7 +40,7 @@ class OffloadedWeights {
       require(written, "cannot write the weights to a temporary file: ", std::strerror(errno), kRemedy);
     };
     for (auto& e : table(model_.config, model_.weights)) {
-      const std::vector<T> numbers = to_host(dev_, *e.matrix);
+      const std::vector<T> numbers = e.with_matrix([&](auto m) { return to_host(dev_, m); });
       check(std::fwrite(numbers.data(), sizeof(T), numbers.size(), file_.get()) == numbers.size());
     }
     check(std::fflush(file_.get()) == 0);  // before other weights replace those on the device
@@ -50,10 +50,12 @@ class OffloadedWeights {
   void restore() {
     std::rewind(file_.get());
     for (auto& e : table(model_.config, model_.weights)) {
-      std::vector<T> numbers(static_cast<std::size_t>(e.matrix->size()));
-      require(std::fread(numbers.data(), sizeof(T), numbers.size(), file_.get()) == numbers.size(),
-              "cannot read the weights back from their temporary file: ", std::strerror(errno));
-      dev_.upload(*e.matrix, numbers.data());
+      e.with_matrix([&](auto m) {
+        std::vector<T> numbers(static_cast<std::size_t>(m.size()));
+        require(std::fread(numbers.data(), sizeof(T), numbers.size(), file_.get()) == numbers.size(),
+                "cannot read the weights back from their temporary file: ", std::strerror(errno));
+        dev_.upload(m, numbers.data());
+      });
     }
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/base/far.cuh"
 #include "parallel/division.cuh"
 
 namespace streambp {
@@ -11,8 +12,15 @@ namespace streambp {
 // What stays in memory between forward and backward. `nothing` is for forward only.
 enum class Keep { nothing, inputs, activations };
 
-// In the device's memory, in far memory (kernels/base/far.cuh), or not kept at all but recomputed.
-enum class Place { near, far, nowhere };
+// Where a step keeps its data.
+struct Places {
+  Place inputs = Place::near;     // saved inputs of layers
+  Place optimizer = Place::near;  // the optimizer's state
+  Place attention = Place::nowhere;
+  Place weights = Place::near, gradients = Place::near;  // the matrices of layers
+
+  bool operator==(const Places&) const = default;
+};
 
 struct Schedule {
   Keep keep;

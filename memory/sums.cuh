@@ -40,7 +40,8 @@ class Sums {
   using A = decltype(type_of(std::declval<SectionTable&>()));
 
  public:
-  Sums(Device& dev, const Ranks& ranks, MicroBatch micro_batch, Gradient& gradient, const Section& empty,
+  // place: where the gradient's matrices are that can be far
+  Sums(Device& dev, const Ranks& ranks, MicroBatch micro_batch, Gradient& gradient, Place place, const Section& empty,
        TableOf table_of)
       : dev(dev),
         ranks(ranks),
@@ -49,9 +50,17 @@ class Sums {
         gradient(trained(table_of(gradient))),
         sections(static_cast<std::size_t>(micro_batch.exists() ? ranks.lanes : 0), empty) {
     for (auto& e : this->gradient) {
-      if (!*e.matrix) *e.matrix = zeros<G>(shard(e.parameter.rows, ranks.all).size(), e, Kind::gradients, End::top);
+      const Index rows = shard(e.parameter.rows, ranks.all).size();
+      if (place == Place::far && e.far) {
+        first.push_back(!e.is_far());
+        if (first.back()) *e.far = allocate_far<G>(dev, rows, e.parameter.cols, Kind::gradients, End::top);
+        continue;
+      }
+      first.push_back(false);
+      if (!*e.matrix) *e.matrix = zeros<G>(rows, e, Kind::gradients, End::top);
     }
-    const bool direct = std::is_same_v<G, A> && ranks.all.size == 1 && ranks.lanes == 1 && micro_batch.number == 0;
+    const bool direct = std::is_same_v<G, A> && ranks.all.size == 1 && ranks.lanes == 1 && micro_batch.number == 0 &&
+                        place == Place::near;
     for (Section& section : sections) {
       lanes.push_back(trained(table_of(section)));
       for (std::size_t i = 0; i < lanes.back().size(); ++i) {
@@ -77,7 +86,8 @@ class Sums {
       for (std::size_t lane = 1; lane < lanes.size(); ++lane) add(dev, *lanes[0][i].matrix, *lanes[lane][i].matrix);
     }
     if (ranks.all.size > 1) return exchange_shards();
-    for (std::size_t i = 0; i < gradient.size(); ++i) add(dev, *gradient[i].matrix, *lanes[0][i].matrix);
+    for (std::size_t i = 0; i < gradient.size(); ++i)
+      add_to_gradient(i, [&](Matrix<G> m) { add(dev, m, *lanes[0][i].matrix); });
   }
 
  private:
@@ -86,6 +96,22 @@ class Sums {
     const auto matrix = allocate<T>(dev, rows, entry.parameter.cols, kind, end);
     zero(dev, matrix);
     return matrix;
+  }
+
+  // Calls add with the gradient's matrix i. From far memory it is fetched for that.
+  template <class Add>
+  void add_to_gradient(std::size_t i, Add&& add) {
+    if (!gradient[i].is_far()) return add(*gradient[i].matrix);
+    auto inner = dev.scope();
+    const FarMatrix<G> far = *gradient[i].far;
+    const auto near = allocate<G>(dev, far.rows, far.cols, Kind::gradients);
+    if (first[i]) {
+      zero(dev, near);
+    } else {
+      dev.get(near, far).wait();
+    }
+    add(near);
+    dev.put(far, near).wait();
   }
 
   void exchange_shards() {
@@ -106,7 +132,8 @@ class Sums {
       }
     }
     exchange(dev, "share gradients", ranks.all, transfers);
-    for (std::size_t i = 0; i < gradient.size(); ++i) add_in_order(*gradient[i].matrix, shards[i]);
+    for (std::size_t i = 0; i < gradient.size(); ++i)
+      add_to_gradient(i, [&](Matrix<G> m) { add_in_order(m, shards[i]); });
   }
 
   // For each stream: gradient += (lane 0 + lane 1 + ...)
@@ -125,6 +152,7 @@ class Sums {
   GradientTable gradient;
   std::vector<Section> sections;    // of each lane
   std::vector<SectionTable> lanes;  // their tables
+  std::vector<bool> first;          // of each tensor: nothing has been added to its gradient in far memory
   bool added = false;               // chunks add to the gradient itself
 };
 

@@ -1,5 +1,6 @@
 // Weights are leased: the walk takes a layer's weights just before it computes the layer and uses them only for that
-// layer. It does not know where they are stored: here, completely on this device, in 4 bits, or in shards on all ranks.
+// layer. It does not know where they are stored: here, completely on this device, in 4 bits, in far memory, or in shards
+// on all ranks.
 #pragma once
 
 #include <optional>
@@ -29,19 +30,26 @@ class Weights {
       for (const Entry<T>& e : layer_table(model.config, 0, dequantised_))
         if (e.quantised) *e.matrix = allocate<T>(dev, e.parameter.rows, e.parameter.cols, Kind::weights);
     }
-    if (model.shards.size == 1) return;
+    if (!fetches()) return;
     scope_.emplace(dev.scope());
+    Layer<T> first = model.weights.layers[0];
+    const Table<T> stored = layer_table(model.config, 0, first);
     for (Gathered& g : gathered_) {
-      for (const Entry<T>& e : without_adapters(layer_table(model.config, 0, g.weights)))
-        *e.matrix = allocate<T>(dev, e.parameter.rows, e.parameter.cols, Kind::weights);
+      const Table<T> whole = layer_table(model.config, 0, g.weights);
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        const Parameter& p = whole[i].parameter;
+        if (stored[i].is_far() || model.in_shards(p))
+          *whole[i].matrix = allocate<T>(dev, p.rows, p.cols, Kind::weights);
+      }
     }
   }
 
   // The weights of a layer, valid until the next call. `next`: the layer of that call, if there is one.
   const Layer<T>& take(Index layer, Index next) {
     if (model_.config.base == Base::nf4) return dequantise(layer);
-    if (model_.shards.size == 1) return model_.weights.layers[static_cast<std::size_t>(layer)];
+    if (!fetches()) return model_.weights.layers[static_cast<std::size_t>(layer)];
     gather(layer);
+    wait_for(gathered_[layer % 2].copies);
     if (arriving_) finish_exchange(dev_, "gather weights", model_.shards);
     arriving_ = false;
     if (0 <= next && next < model_.config.layers) gather(next);
@@ -66,7 +74,13 @@ class Weights {
   struct Gathered {
     Index layer = -1;
     Layer<T> weights;
+    std::vector<PendingCopy> copies;  // from far memory
   };
+
+  // Whether layers are fetched from other ranks or from far memory.
+  bool fetches() const {
+    return model_.config.base != Base::nf4 && (model_.shards.size > 1 || model_.place == Place::far);
+  }
 
   // Quantised weights have memory for one layer.
   const Layer<T>& dequantise(Index number) {
@@ -88,8 +102,16 @@ class Weights {
     const Table<T> whole = layer_table(model_.config, layer, g.weights),
                    mine = layer_table(model_.config, layer, stored);
     for (std::size_t i = 0; i < whole.size(); ++i) {
-      if (whole[i].parameter.adapter()) *whole[i].matrix = *mine[i].matrix;  // every rank has all of it
+      const Parameter& p = whole[i].parameter;
+      if (mine[i].is_far()) {
+        const Matrix<T> m = *whole[i].matrix;
+        g.copies.push_back(dev_.get(model_.in_shards(p) ? m.slice(shard(p.rows, model_.shards)) : m, *mine[i].far));
+      } else if (!model_.in_shards(p)) {
+        *whole[i].matrix = *mine[i].matrix;
+      }
     }
+    if (model_.shards.size == 1) return;
+    wait_for(g.copies);
     start_exchange(dev_, "gather weights", model_.shards, gathering(without_adapters(whole), without_adapters(mine)));
     arriving_ = true;
   }

@@ -26,12 +26,13 @@ struct Adapter {
 };
 
 // The weights of a linear layer. Models without biases or adapters leave these empty; so does a gradient for all that is
-// not trained. A quantised weight is empty until memory/weights.cuh hands it out.
+// not trained. A weight that is quantised or in far memory is empty until memory/weights.cuh hands it out.
 template <class T>
 struct Linear {
   Matrix<T> weight, bias;
   Adapter<T> adapter = {};
   Nf4 quantised = {};
+  FarMatrix<T> far = {};
 };
 
 // A linear layer in backward: dy is the gradient of its output, and dw is added to.

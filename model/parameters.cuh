@@ -72,12 +72,13 @@ struct Entry {
   Parameter parameter;
   Matrix<T>* matrix;
   Nf4* quantised = nullptr;
-  FarMatrix<T>* far = nullptr;
+  FarMatrix<T>* far = nullptr;  // where it can be far
 
+  bool is_far() const { return far && !far->empty(); }
   // Calls f with the matrix, near or far.
   template <class F>
   auto with_matrix(F&& f) const {
-    return far ? f(*far) : f(*matrix);
+    return is_far() ? f(*far) : f(*matrix);
   }
 };
 template <class T>
@@ -142,6 +143,7 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   };
   auto linear = [&](Linear<T>& w, ModuleName module, TensorShape shape, Init init, bool bias, FusedPart part = {}) {
     row(w.weight, module, ".weight", shape, init, part);
+    table.back().far = &w.far;
     if (c.base == Base::nf4) table.back().quantised = &w.quantised;
     if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros, part);
     if (!gpt2) part = {};
@@ -225,6 +227,7 @@ struct Model {
   Config config;
   Tensors<T> weights;
   Group shards = {};  // the ranks that share the weights: each has some rows of every tensor, but all of the adapters
+  Place place = Place::near;  // of the matrices of layers
   bool in_shards(const Parameter& p) const { return shards.size > 1 && !p.adapter(); }
   Linear<T> head() const { return config.tied ? Linear<T>{weights.embedding.tokens, {}} : weights.head; }
 };
@@ -233,9 +236,14 @@ struct Model {
 template <class Device, class T>
 void allocate_weights(Device& dev, Model<T>& model) {
   const Table<T> all = table(model.config, model.weights);
-  allocate(dev, plain(without_adapters(all)), Kind::weights, model.shards);
+  const auto is_far = [&](const Entry<T>& e) { return model.place == Place::far && e.far && !e.quantised; };
+  Table<T> near = plain(without_adapters(all));
+  std::erase_if(near, is_far);
+  allocate(dev, near, Kind::weights, model.shards);
   for (const Entry<T>& e : all) {
-    if (e.quantised) *e.quantised = allocate_nf4(dev, e.parameter.rows * e.parameter.cols);
+    const Parameter& p = e.parameter;
+    if (e.quantised) *e.quantised = allocate_nf4(dev, p.rows * p.cols);
+    if (is_far(e)) *e.far = allocate_far<T>(dev, shard(p.rows, model.shards).size(), p.cols, Kind::weights);
   }
   allocate(dev, adapters(all), Kind::weights);
 }
@@ -268,10 +276,12 @@ void initialise(Device& dev, const Model<T>& model, const Table<T>& rows, std::u
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(i);
       upload(dev, *e.quantised, quantise(values));
     } else {
-      std::vector<T> values(static_cast<std::size_t>(e.matrix->size()));
+      e.with_matrix([&](auto m) {
+        std::vector<T> values(static_cast<std::size_t>(m.size()));
 #pragma omp parallel for
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(value(i));
-      dev.upload(*e.matrix, values.data());
+        for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(value(i));
+        dev.upload(m, values.data());
+      });
     }
   }
 }

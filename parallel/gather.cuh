@@ -53,8 +53,8 @@ std::vector<T> rows_on_first(Device& dev, const Group& group, AnyMatrix mine, In
 }
 
 // Gathers the row shards of a matrix on the hosts of all ranks.
-template <class Device, class T>
-std::vector<T> rows_on_all(Device& dev, const Group& group, Matrix<T> mine) {
+template <class T, class Device, class AnyMatrix>
+std::vector<T> rows_on_all(Device& dev, const Group& group, AnyMatrix mine) {
   std::vector<T> all;
   for (const auto& part : gather_on_host(group, to_host(dev, mine))) all.insert(all.end(), part.begin(), part.end());
   return all;

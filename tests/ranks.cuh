@@ -57,7 +57,7 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   const Usage planned = plan(s, rows, schedule);
   Device dev(planned.capacity(), device_settings...);
   const Connection<Device> connection(dev, ranks);
-  Trainer<Device, T, G> trainer(dev, task.config, rows, {task.optimizer, task.places.optimizer}, task.objective,
+  Trainer<Device, T, G> trainer(dev, task.config, rows, {task.optimizer, task.places}, task.objective,
                                 connection.ranks);
   trainer.initialise(1, 0.1);
   dev.reset_work();
@@ -71,7 +71,7 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   }
   std::vector<std::vector<double>> weights;
   for (const auto& e : table(task.config, trainer.model.weights)) {
-    const std::vector<T> rows = rows_on_all(dev, trainer.model.shards, *e.matrix);
+    const std::vector<T> rows = e.with_matrix([&](auto m) { return rows_on_all<T>(dev, trainer.model.shards, m); });
     weights.emplace_back(rows.begin(), rows.end());
   }
   trained.weights.emplace(task.config, std::move(weights));

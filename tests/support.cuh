@@ -129,7 +129,7 @@ template <class Device, class T>
 HostGradient host_gradient(Device& dev, const Config& c, Tensors<T>& gradient) {
   std::vector<std::vector<double>> values;
   for (const Entry<T>& e : trained(table(c, gradient))) {
-    const std::vector<T> numbers = to_host(dev, *e.matrix);
+    const std::vector<T> numbers = e.with_matrix([&](auto m) { return to_host(dev, m); });
     values.emplace_back(numbers.begin(), numbers.end());
   }
   return {c, std::move(values)};

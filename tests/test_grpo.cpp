@@ -79,6 +79,16 @@ TEST_F(Grpo, IncreasesTheReward) {
   EXPECT_EQ(metric("run", "sampling_difference"), std::vector<double>(45, 0.0)) << "the bits of training";
 }
 
+// Sampling reads the weights of a layer from far memory, and so does the reference model, which replaces them for a while.
+TEST_F(Grpo, FarMemoryGivesTheSameBits) {
+  const std::string arguments = letters() + "--rate 1e-2 --steps 2 --inner 2 --kl 0.1 --eval-every 0 ";
+  expect_ok(run("near", arguments));
+  expect_ok(run("far", arguments + "--keep far --far " + path("")));
+  EXPECT_GT(metric("far", "far_memory")[0], 0);
+  expect_equal_models("near/step-000002", "far/step-000002");
+  EXPECT_EQ(metric("near", "sampling_difference"), metric("far", "sampling_difference"));
+}
+
 // The samples of a round are recorded as lines from which off-line training takes the same step.
 TEST_F(Grpo, OfflineTrainingMatchesOnline) {
   expect_ok(run("online", letters() + "--rate 1e-2 --steps 1 --eval-fraction 0"));

@@ -35,7 +35,7 @@ class EngineOn : public Engine {
   EngineOn(const StepSettings& s, Index rows, const Capacity& capacity, DeviceSettings... device_settings)
       : dev(capacity, device_settings...),
         connection(dev, s.ranks),
-        trainer(dev, s.config, rows, {s.optimizer, s.places.optimizer}, s.objective, connection.ranks) {}
+        trainer(dev, s.config, rows, {s.optimizer, s.places}, s.objective, connection.ranks) {}
 
   void initialise(std::uint64_t seed, double spread) override { trainer.initialise(seed, spread); }
   std::size_t load(const fs::path& model, const fs::path& adapters) override {
@@ -77,9 +77,11 @@ class EngineOn : public Engine {
   void round_weights() override {
     for (auto& e : table(trainer.model.config, trainer.model.weights)) {
       if (e.quantised) e.quantised->type = Nf4Type::bf16;
-      std::vector<T> values = to_host(dev, *e.matrix);
-      for (T& x : values) x = static_cast<T>(static_cast<float>(BFloat16(static_cast<float>(x))));
-      dev.upload(*e.matrix, values.data());
+      e.with_matrix([&](auto m) {
+        std::vector<T> values = to_host(dev, m);
+        for (T& x : values) x = static_cast<T>(static_cast<float>(BFloat16(static_cast<float>(x))));
+        dev.upload(m, values.data());
+      });
     }
   }
   HostTensors weights() override {
@@ -136,8 +138,9 @@ class EngineOn : public Engine {
     HostTensors result;
     for (const Entry<U>& e : tensors) {
       const Parameter& p = e.parameter;
-      const std::vector<U> numbers = e.quantised ? dequantised_on_host<U>(dev, *e.quantised, p.rows * p.cols)
-                                                 : rows_on_all(dev, ranks_of(p), *e.matrix);
+      const std::vector<U> numbers = e.quantised
+                                         ? dequantised_on_host<U>(dev, *e.quantised, p.rows * p.cols)
+                                         : e.with_matrix([&](auto m) { return rows_on_all<U>(dev, ranks_of(p), m); });
       result.emplace_back(numbers.begin(), numbers.end());
     }
     return result;

@@ -4,16 +4,18 @@ namespace streambp {
 
 namespace {
 
-double seconds(const Usage& usage, Kind kind, double rate) {
-  return usage.far_traffic[static_cast<std::size_t>(kind)] / rate;
+double bytes(const Usage& usage, std::initializer_list<Kind> kinds) {
+  double sum = 0;
+  for (Kind kind : kinds) sum += usage.far_traffic[static_cast<std::size_t>(kind)];
+  return sum;
 }
 
 }  // namespace
 
 Seconds predict(const Usage& usage, const Rates& rates) {
   return {usage.flops / (kEfficiency * rates.matmul),
-          seconds(usage, Kind::saved, rates.far) + seconds(usage, Kind::attention, rates.far),
-          seconds(usage, Kind::optimizer, rates.far * rates.far_streams), usage.sent / rates.link};
+          bytes(usage, {Kind::saved, Kind::attention, Kind::weights}) / rates.far,
+          bytes(usage, {Kind::optimizer, Kind::gradients}) / (rates.far * rates.far_streams), usage.sent / rates.link};
 }
 
 Fit fit(const StepSettings& s, Mode mode, Index rows, ChunkRange chunks, const Capacity& budget,

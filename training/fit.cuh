@@ -23,10 +23,11 @@ inline Rates usual_rates(DeviceKind device) {
 // norms and small products are slower.
 constexpr double kEfficiency = 0.82;
 
-// The predicted time of a step. Copies of saved inputs run beside the computation; the optimizer waits for its state.
+// The predicted time of a step. What is saved for backward, and weights, are copied beside the computation; gradients and
+// the optimizer's state are waited for.
 struct Seconds {
-  double compute = 0, inputs = 0, optimizer = 0, sent = 0;
-  double total() const { return std::max(compute, inputs) + optimizer + sent; }
+  double compute = 0, beside = 0, waiting = 0, sent = 0;
+  double total() const { return std::max(compute, beside) + waiting + sent; }
 };
 Seconds predict(const Usage& usage, const Rates& rates);
 

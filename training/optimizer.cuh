@@ -10,6 +10,7 @@
 
 #include "kernels/adamw.cuh"
 #include "kernels/elementwise.cuh"
+#include "memory/schedule.cuh"
 #include "model/parameters.cuh"
 #include "parallel/exchange.cuh"
 #include "training/blocks.cuh"
@@ -71,14 +72,16 @@ struct Updated {
   Matrix<T> weight;
   Matrix<G> gradient;  // empty before the first update
   OptimizerStep settings;
+  FarMatrix<T> far_weight = {};  // if they are in far memory, where the weight and the gradient come from
+  FarMatrix<G> far_gradient = {};
   std::vector<std::byte*> fetched = {};  // the rows of each state, if it is in far memory
 };
 
-// An optimizer, and where it keeps its state.
+// An optimizer, and where a step keeps its data.
 struct OptimizerChoice {
   OptimizerKind kind;
-  Place place = Place::near;
-  OptimizerChoice(OptimizerKind kind, Place place = Place::near) : kind(kind), place(place) {}
+  Places places = {};
+  OptimizerChoice(OptimizerKind kind, const Places& places = {}) : kind(kind), places(places) {}
 };
 
 // Every rank has the state of its shard of each trained parameter, and updates this shard. State in far memory is fetched
@@ -143,16 +146,23 @@ class Optimizer {
     return rounds;
   }
   Round parts(const Updated<T, G>& u) const {
-    if (place == Place::near) return {u};
+    if (!is_far(u)) return {u};
+    auto slice = [](auto& m, Rows rows) {
+      if (!m.empty()) m = m.slice(rows);
+    };
     Round parts;
     for (Index begin = 0; begin < u.rows.end; begin += kFarRows) {
       Updated<T, G>& part = parts.emplace_back(u);
       part.rows = {begin, least(begin + kFarRows, u.rows.end)};
-      part.weight = u.weight.slice(part.rows);
-      if (u.gradient) part.gradient = u.gradient.slice(part.rows);
+      slice(part.weight, part.rows), slice(part.gradient, part.rows);
+      slice(part.far_weight, part.rows), slice(part.far_gradient, part.rows);
       part.settings.first_row += begin;
     }
     return parts;
+  }
+
+  bool is_far(const Updated<T, G>& u) const {
+    return place == Place::far || !u.far_weight.empty() || !u.far_gradient.empty();
   }
 
   // For the constructor; float32 master weights come last.
@@ -209,7 +219,12 @@ class Optimizer {
       if (!p.trained) continue;
       const Matrix<T> weight = shard_of(model, weights[i]);
       Updated<T, G>& u = all.emplace_back(Updated<T, G>{all.size(), p, {0, weight.rows}, weight, {}, settings});
+      if (weights[i].is_far()) {
+        u.far_weight = *weights[i].far;
+        u.rows = {0, u.far_weight.rows};
+      }
       if (gradient) u.gradient = *gradients[i].matrix;
+      if (gradient && gradients[i].is_far()) u.far_gradient = *gradients[i].far;
       if (p.vector()) u.settings.decay = 0;  // of norms and biases
       u.settings.parameter = i, u.settings.first_row = shard(p.rows, ranks).begin;
     }
@@ -218,101 +233,128 @@ class Optimizer {
 
   // The rows of a weight that this rank updates.
   Matrix<T> shard_of(const Model<T>& model, const Entry<T>& weight) const {
-    if (weight.quantised) return {};
+    if (weight.quantised || weight.is_far()) return {};
     return model.in_shards(weight.parameter) ? *weight.matrix
                                              : weight.matrix->slice(shard(weight.parameter.rows, ranks));
   }
 
   // --- Rounds ---
 
-  enum class Fetch { no, yes };
+  enum class Fetch { no, yes };  // whether the state is fetched, or only set
 
-  // Calls f for each round, with the state in near memory. In far memory, a third round leaves meanwhile.
+  // Calls f for each round, with all of it in near memory. What comes from far memory returns there: while one round is
+  // updated, the next arrives and the one before leaves.
   template <class F>
   void in_rounds(Device& dev, std::vector<Round> rounds, Fetch fetch, F&& f) {
-    if (place == Place::near) return static_cast<void>(std::for_each(rounds.begin(), rounds.end(), f));
     auto scope = dev.scope();
     Index largest = 0;
     for (const Round& round : rounds) largest = most(largest, bytes_of(round));
     Matrix<std::byte> memory[3];
-    for (auto& m : memory) m = streambp::allocate<std::byte>(dev, 1, largest, Kind::optimizer);
+    if (largest > 0)
+      for (auto& m : memory) m = streambp::allocate<std::byte>(dev, 1, largest, Kind::optimizer);
     std::vector<PendingCopy> arriving, leaving[3];
     auto begin = [&](std::size_t i) {
       wait_for(leaving[i % 3]);
-      lay_out(rounds[i], memory[i % 3]);
-      arriving = fetch == Fetch::no ? std::vector<PendingCopy>()
-                                    : copies(rounds[i], [&](auto far, auto near) { return dev.get(near, far); });
+      arriving = fetched(dev, rounds[i], memory[i % 3], fetch);
     };
     for (std::size_t i = 0; i < rounds.size(); ++i) {
       if (i == 0) begin(0);
       wait_for(arriving);
       if (i + 1 < rounds.size()) begin(i + 1);
       f(rounds[i]);
-      leaving[i % 3] = copies(rounds[i], [&](auto far, auto near) { return dev.put(far, near); });
+      leaving[i % 3] = returned(dev, rounds[i]);
     }
     for (auto& copies : leaving) wait_for(copies);
   }
 
-  // Calls f with the matrix of state `number`.
+  template <class U>
+  static Index aligned_bytes(Index size) {
+    return round_up(size * static_cast<Index>(sizeof(U)), Arena::kAlignment);
+  }
+  // Near memory for what comes from far memory.
+  Index bytes_of(const Round& round) const {
+    Index bytes = 0;
+    for (const Updated<T, G>& u : round) {
+      bytes += aligned_bytes<T>(u.far_weight.size()) + aligned_bytes<G>(u.far_gradient.size());
+      for (std::size_t i = 0; i < states_.size() && place == Place::far; ++i)
+        with_far_state(i, u, [&]<class U>(FarMatrix<U> m) { bytes += aligned_bytes<U>(m.size()); });
+    }
+    return bytes;
+  }
+
+  // Gives a round its place in near memory, and begins to fetch it.
+  std::vector<PendingCopy> fetched(Device& dev, Round& round, Matrix<std::byte> memory, Fetch fetch) const {
+    std::vector<PendingCopy> copies;
+    Index used = 0;
+    auto arrive = [&]<class U>(FarMatrix<U> far, Fetch fetch) {
+      const Index bytes = aligned_bytes<U>(far.size());
+      const Matrix<U> near = {reinterpret_cast<U*>(memory.columns(used, bytes).data), far.rows, far.cols};
+      used += bytes;
+      if (fetch == Fetch::yes) copies.push_back(dev.get(near, far));
+      return near;
+    };
+    for (Updated<T, G>& u : round) {
+      if (!u.far_weight.empty()) u.weight = arrive(u.far_weight, Fetch::yes);
+      if (!u.far_gradient.empty()) u.gradient = arrive(u.far_gradient, Fetch::yes);
+      for (std::size_t i = 0; i < states_.size() && place == Place::far; ++i) {
+        with_far_state(i, u,
+                       [&](auto far) { u.fetched.push_back(reinterpret_cast<std::byte*>(arrive(far, fetch).data)); });
+      }
+    }
+    return copies;
+  }
+
+  // Begins to return weights and state.
+  std::vector<PendingCopy> returned(Device& dev, const Round& round) const {
+    std::vector<PendingCopy> copies;
+    for (const Updated<T, G>& u : round) {
+      if (!u.far_weight.empty()) copies.push_back(dev.put(u.far_weight, u.weight));
+      for (std::size_t i = 0; i < states_.size() && place == Place::far; ++i)
+        with_far_state(i, u, [&]<class U>(FarMatrix<U> far) { copies.push_back(dev.put(far, state<U>(i, u))); });
+    }
+    return copies;
+  }
+
+  // Calls f with the rows of state `number`: where they are now, or in far memory.
   template <class F>
   void with_state(std::size_t number, const Updated<T, G>& u, F&& f) const {
     std::visit([&]<class U>(const StateMatrices<U>&) { f(state<U>(number, u)); }, states_[number].numbers);
   }
-  Index bytes_of(const Updated<T, G>& u, std::size_t number) const {
-    const State& state = states_[number];
-    const Index size = std::visit([]<class U>(const StateMatrices<U>&) -> Index { return sizeof(U); }, state.numbers);
-    return round_up(u.rows.size() * state.columns(u.parameter) * size, Arena::kAlignment);
-  }
-  Index bytes_of(const Round& round) const {
-    Index bytes = 0;
-    for (const Updated<T, G>& u : round)
-      for (std::size_t i = 0; i < states_.size(); ++i) bytes += bytes_of(u, i);
-    return bytes;
-  }
-
-  // Gives the states of a round their place in `memory`.
-  void lay_out(Round& round, Matrix<std::byte> memory) const {
-    Index used = 0;
-    for (Updated<T, G>& u : round) {
-      for (std::size_t i = 0; i < states_.size(); ++i) {
-        const Index bytes = bytes_of(u, i);
-        u.fetched.push_back(memory.columns(used, bytes).data);
-        used += bytes;
-      }
-    }
-  }
-
-  // Calls copy(far, near) for each state of a round.
-  template <class Copy>
-  std::vector<PendingCopy> copies(const Round& round, Copy&& copy) const {
-    std::vector<PendingCopy> result;
-    for (const Updated<T, G>& u : round) {
-      for (std::size_t i = 0; i < states_.size(); ++i) {
-        std::visit(
-            [&]<class U>(const StateMatrices<U>& numbers) {
-              result.push_back(copy(numbers.far[u.number].slice(u.rows), state<U>(i, u)));
-            },
-            states_[i].numbers);
-      }
-    }
-    return result;
+  template <class F>
+  void with_far_state(std::size_t number, const Updated<T, G>& u, F&& f) const {
+    std::visit([&](const auto& numbers) { f(numbers.far[u.number].slice(u.rows)); }, states_[number].numbers);
   }
 
   std::vector<State> states_;
 };
+
+// Sums of squares of the rows of a gradient, which may be in far memory.
+template <class Device, class G>
+void row_squares_of(Device& dev, Matrix<double> sums, const Entry<G>& gradient) {
+  if (!gradient.is_far()) return row_squares(dev, sums, *gradient.matrix);
+  const FarMatrix<G> far = *gradient.far;
+  for (Index begin = 0; begin < far.rows; begin += kFarRows) {
+    auto scope = dev.scope();
+    const Rows part = {begin, least(begin + kFarRows, far.rows)};
+    const auto near = allocate<G>(dev, part.size(), far.cols, Kind::gradients);
+    dev.get(near, far.slice(part)).wait();
+    row_squares(dev, sums.columns(part.begin, part.size()), near);
+  }
+}
 
 // sqrt(Σ g²) over all trained parameters, row by row: the order does not depend on the shards. All ranks get it.
 template <class Device, class G>
 double global_norm(Device& dev, const Config& c, Tensors<G>& gradient, const Group& ranks) {
   const auto entries = trained(table(c, gradient));
   Index rows = 0;
-  for (const Entry<G>& e : entries) rows += e.matrix->rows;
+  const auto rows_of = [](const Entry<G>& e) { return e.with_matrix([](auto m) { return m.rows; }); };
+  for (const Entry<G>& e : entries) rows += rows_of(e);
   auto scope = dev.scope();
   const auto sums = allocate<double>(dev, 1, rows, Kind::sums);
   Index first = 0;
   for (const Entry<G>& e : entries) {
-    if (*e.matrix) row_squares(dev, sums.columns(first, e.matrix->rows), *e.matrix);
-    first += e.matrix->rows;
+    if (rows_of(e) > 0) row_squares_of(dev, sums.columns(first, rows_of(e)), e);
+    first += rows_of(e);
   }
   if constexpr (!Device::computes) return 0;
   const auto of_ranks = gather_on_host(ranks, to_host(dev, sums));

@@ -21,7 +21,8 @@ class NoOptimizer : public Optimizer<Device, T, G> {
 
 template <class Device, class T, class G>
 std::unique_ptr<Optimizer<Device, T, G>> make_optimizer(OptimizerChoice choice, const Group& ranks) {
-  const auto [kind, place] = choice;
+  const OptimizerKind kind = choice.kind;
+  const Place place = choice.places.optimizer;
   if (kind == OptimizerKind::adamw) return std::make_unique<AdamWOptimizer<Device, T, G, Accumulator<T>>>(ranks, place);
   if (kind == OptimizerKind::adamw_bf16) return std::make_unique<AdamWOptimizer<Device, T, G, T>>(ranks, place);
   if (kind == OptimizerKind::adamw_8bit) return std::make_unique<AdamW8BitOptimizer<Device, T, G>>(ranks, place);

@@ -10,7 +10,7 @@ namespace {
 Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Index micro_batches) {
   return with_types(s, [&]<class T, class G>() -> Usage {
     Plan dev(s.device, s.tile);
-    Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places.optimizer}, s.objective, s.ranks);
+    Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places}, s.objective, s.ranks);
     trainer.plan_step(micro_batches, schedule, s.optimizer, s.documents);
     return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops(),      dev.sent(),
             dev.far.peak(),   dev.far.peak_by_kind(),   dev.far_traffic()};
@@ -49,7 +49,7 @@ Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
 Capacity plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation) {
   return with_types(s, [&]<class T, class G>() -> Capacity {
     Plan dev(s.device, s.tile);
-    Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places.optimizer}, s.objective, s.ranks);
+    Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places}, s.objective, s.ranks);
     trainer.plan_step(two_rounds(s), schedule, s.optimizer);
     trainer.plan_evaluation(schedule);
     plan(dev, trainer.model, generation);
@@ -60,7 +60,7 @@ Capacity plan_run(const StepSettings& s, Index rows, const Schedule& schedule, c
 std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& schedule) {
   return with_types(s, [&]<class T, class G>() {
     Plan dev(s.device, s.tile);
-    Trainer<Plan, T, G>(dev, s.config, rows, OptimizerKind::none, {}, s.ranks).plan_evaluation(schedule);
+    Trainer<Plan, T, G>(dev, s.config, rows, {OptimizerKind::none, s.places}, {}, s.ranks).plan_evaluation(schedule);
     return dev.arena.peak();
   });
 }
@@ -68,7 +68,7 @@ std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& s
 std::size_t plan_generation(const StepSettings& s, const GenerationShape& generation) {
   return with_types(s, [&]<class T, class G>() {
     Plan dev(s.device, s.tile);
-    Trainer<Plan, T, G> trainer(dev, s.config, 0, OptimizerKind::none);
+    Trainer<Plan, T, G> trainer(dev, s.config, 0, {OptimizerKind::none, s.places});
     plan(dev, trainer.model, generation);
     return dev.arena.peak();
   });

@@ -41,13 +41,6 @@ inline OptimizerKind optimizer_named(const std::string& optimizer) {
 // Longer than any memory allows, and short enough to plan in seconds.
 constexpr Index kLongestStream = Index{1} << 24;
 
-// Where a step keeps its data.
-struct Places {
-  Place inputs = Place::near;     // saved inputs of layers
-  Place optimizer = Place::near;  // the optimizer's state
-  Place attention = Place::nowhere;
-};
-
 struct StepSettings {
   Config config;
   DType dtype = DType::f32;  // of weights and activations

@@ -11,7 +11,7 @@ Timeline timeline(const StepSettings& settings, Index rows, const Schedule& sche
   with_types(s, [&]<class T, class G>() {
     Plan dev(s.device, s.tile);
     dev.arena.on_change = [&] { result.record(dev.flops(), dev.arena.by_kind()); };
-    Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places.optimizer}, s.objective, s.ranks);
+    Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places}, s.objective, s.ranks);
     trainer.plan_step(s.micro_batches, schedule, s.optimizer, s.documents);
   });
   return result;

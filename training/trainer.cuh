@@ -22,13 +22,16 @@ class Trainer {
  public:
   using A = Accumulator<T>;
 
-  // Allocates weights, optimizer state, and a stream of `rows` tokens with the objective's data per token.
-  Trainer(Device& dev, const Config& config, Index rows, OptimizerChoice choice, const Objective& objective = {},
+  // Allocates weights, optimizer state, and a stream of `rows` tokens with the objective's data per token. Weights in far
+  // memory are in shards, so that ranks on one machine do not hold them twice.
+  Trainer(Device& dev, const Config& config, Index rows, const OptimizerChoice& choice, const Objective& objective = {},
           const Ranks& ranks = {})
       : dev(dev),
         objective(objective),
         ranks(ranks),
-        model{config, Tensors<T>(config), ranks.shard_weights ? ranks.all : Group{}},
+        places(choice.places),
+        model{config, Tensors<T>(config), ranks.shard_weights || places.weights == Place::far ? ranks.all : Group{},
+              places.weights},
         grad(config),
         optimizer(make_optimizer<Device, T, G>(choice, ranks.all)) {
     allocate_weights(dev, model);
@@ -185,7 +188,7 @@ class Trainer {
   }
 
   void release_gradient() {
-    dev.arena.release_top();
+    dev.arena.release_top(), dev.far.release_top();
     grad = Tensors<G>(model.config);
     accumulated = 0;
   }
@@ -193,6 +196,7 @@ class Trainer {
   Device& dev;
   const Objective objective;
   const Ranks ranks;
+  const Places places;
   Model<T> model;
   Tensors<G> grad;  // allocated from the first backward pass of a step until its end
   std::unique_ptr<Optimizer<Device, T, G>> optimizer;
@@ -223,14 +227,15 @@ class Trainer {
     }
     const MicroBatch micro_batch = next_micro_batch(of_step);
     require(micro_batch.exists(), "micro-batch ", micro_batch.number, " of a step that has ", micro_batch.count);
-    walk(schedule).gradient(GradientOf<G>{grad, micro_batch}, w, logp.columns(0, view.size()), weigh);
+    walk(schedule).gradient(GradientOf<G>{grad, micro_batch, places.gradients}, w, logp.columns(0, view.size()), weigh);
     complete(micro_batch);
   }
 
   // For a rank without a micro-batch in the last round.
   void add_gradient_of_others(const Counts& of_step, const Schedule& schedule) {
     const MicroBatch none = next_micro_batch(of_step);
-    walk(schedule).gradient_of_others(GradientOf<G>{grad, none}, objective.kind == ObjectiveKind::dpo);
+    walk(schedule).gradient_of_others(GradientOf<G>{grad, none, places.gradients},
+                                      objective.kind == ObjectiveKind::dpo);
     complete(none);
   }
 

@@ -114,9 +114,9 @@ Matrix<T> allocate(DeviceBase& dev, Index rows, Index cols, Kind kind, End end =
 
 // A matrix in the device's far memory.
 template <class T>
-FarMatrix<T> allocate_far(DeviceBase& dev, Index rows, Index cols, Kind kind) {
+FarMatrix<T> allocate_far(DeviceBase& dev, Index rows, Index cols, Kind kind, End end = End::bottom) {
   FarMatrix<T> m = {0, rows, cols, kind};
-  m.offset = dev.far.reserve((m.bytes() + kFarAlignment - 1) / kFarAlignment * kFarAlignment, kind, End::bottom);
+  m.offset = dev.far.reserve((m.bytes() + kFarAlignment - 1) / kFarAlignment * kFarAlignment, kind, end);
   return m;
 }
 

@@ -17,6 +17,9 @@
 
 namespace streambp {
 
+// In the device's memory, in far memory, or not kept at all but recomputed.
+enum class Place { near, far, nowhere };
+
 // Direct file access needs aligned blocks.
 constexpr std::size_t kFarAlignment = 4096;
 
