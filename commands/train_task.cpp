@@ -205,8 +205,7 @@ class Preparation {
                 limit = s.config.max_length > 0 ? file.together() * s.config.max_length : kLongestStream,
                 wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / o.batch});
     const Mode mode = mode_named(o.mode);
-    Capacity room = budget();
-    if (o.budget.memory.empty()) room.near = room.near / 100 * 95;
+    const Capacity room = budget();
     const auto places = o.budget.places(mode, s);
     auto fits = [&](Index n) {
       return fit(s, mode, o.batch * n, exactly(chunk()), room, places, usual_rates(s.device)).chunk > 0;
@@ -228,10 +227,10 @@ class Preparation {
     refuse_far_memory(kTile, places);
   }
 
-  // Near and far memory that a step may use.
+  // Near and far memory that a step may use. Some of what is free is left for tokens, buffers of files, and others.
   Capacity budget() const {
     const MemoryOptions& b = o.budget;
-    return {b.memory.empty() ? o.room.near : parse_bytes(b.memory),
+    return {b.memory.empty() ? o.room.near / 100 * 95 : parse_bytes(b.memory),
             b.far_memory.empty() ? o.room.far : parse_bytes(b.far_memory)};
   }
 

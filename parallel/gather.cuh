@@ -33,23 +33,29 @@ std::vector<std::vector<T>> gather_on_host(const Group& group, const std::vector
   return all;
 }
 
-// Copies a matrix, near or far, to the host of rank 0. Each rank holds its shard of the rows, or every rank holds all of
-// them. The other ranks get an empty vector.
-template <class T, class Device, class AnyMatrix>
-std::vector<T> rows_on_first(Device& dev, const Group& group, AnyMatrix mine, Index rows) {
-  if (mine.rows == rows) return group.rank == 0 ? to_host(dev, mine) : std::vector<T>();
-  std::vector<T> values = to_host(dev, mine);
-  Transfers transfers;
-  if (group.rank > 0) {
-    transfers.send(0, Matrix<T>(values.data(), mine.rows, mine.cols));
-  } else {
-    values.resize(static_cast<std::size_t>(rows * mine.cols));
-    for (Index peer = 1; peer < group.size; ++peer) {
-      transfers.receive(peer, Matrix<T>(values.data(), rows, mine.cols).slice(shard(rows, group, peer)));
+// Calls f(numbers) on rank 0 for the rows of a matrix, near or far, in order and a few thousand at a time. Each rank holds
+// its shard of the rows, or every rank holds all of them.
+template <class T, class Device, class AnyMatrix, class F>
+void rows_on_first(Device& dev, const Group& group, AnyMatrix mine, Index rows, F&& f) {
+  const Index holders = mine.rows == rows ? 1 : group.size;
+  for (Index holder = 0; holder < holders; ++holder) {
+    const Index held = holders == 1 ? rows : shard(rows, group, holder).size();
+    for (Index begin = 0; begin < held; begin += kFarRows) {
+      const Rows block = {begin, least(begin + kFarRows, held)};
+      std::vector<T> numbers;
+      if (group.rank == holder) numbers = to_host(dev, mine.slice(block));
+      if (holder > 0) {
+        Transfers transfers;
+        if (group.rank == holder) transfers.send(0, Matrix<T>(numbers.data(), block.size(), mine.cols));
+        if (group.rank == 0) {
+          numbers.resize(static_cast<std::size_t>(block.size() * mine.cols));
+          transfers.receive(holder, Matrix<T>(numbers.data(), block.size(), mine.cols));
+        }
+        group.transport->exchange_on_host(transfers);
+      }
+      if (group.rank == 0) f(numbers);
     }
   }
-  group.transport->exchange_on_host(transfers);
-  return group.rank == 0 ? values : std::vector<T>();
 }
 
 // Gathers the row shards of a matrix on the hosts of all ranks.

@@ -168,36 +168,40 @@ void write_numbers(std::ostream& out, const std::string& where, const std::vecto
   out.write(reinterpret_cast<const char*>(stored.data()), static_cast<std::streamsize>(stored.size() * sizeof(Stored)));
 }
 
-// The values of a stored tensor, in its order. Of the ranks that share the table, rank 0 gets them.
-template <class Device, class T>
-std::vector<T> stored_values(Device& dev, const Table<T>& parts, const Group& ranks) {
+// Calls f(numbers) for the numbers of a stored tensor, in its order and block by block; a transposed tensor, such as those
+// of GPT-2's layers, is one block. Of the ranks that share the table, rank 0 does so.
+template <class Device, class T, class F>
+void stored_blocks(Device& dev, const Table<T>& parts, const Group& ranks, F&& f) {
   const Parameter& first = parts.front().parameter;
-  if (parts.size() == 1 && first.parts == 1 && !first.transposed)
-    return parts.front().with_matrix([&](auto m) { return rows_on_first<T>(dev, ranks, m, first.rows); });
-  std::vector<T> stored(static_cast<std::size_t>(ranks.rank == 0 ? first.rows * first.cols * first.parts : 0));
+  std::vector<T> stored;
+  if (first.transposed && ranks.rank == 0)
+    stored.resize(static_cast<std::size_t>(first.rows * first.cols * first.parts));
   for (const Entry<T>& e : parts) {
     const Parameter& p = e.parameter;
-    const std::vector<T> values = e.with_matrix([&](auto m) { return rows_on_first<T>(dev, ranks, m, p.rows); });
-    if (values.empty()) continue;
-    for (Index i = 0; i < p.rows; ++i) {
-      for (Index j = 0; j < p.cols; ++j) {
-        stored[static_cast<std::size_t>(stored_at(p, i, j))] = values[static_cast<std::size_t>(i * p.cols + j)];
-      }
-    }
+    Index row = 0;
+    auto transpose = [&](const std::vector<T>& numbers) {
+      for (auto n = numbers.begin(); n != numbers.end(); ++row)
+        for (Index j = 0; j < p.cols; ++j) stored[static_cast<std::size_t>(stored_at(p, row, j))] = *n++;
+    };
+    e.with_matrix([&](auto m) {
+      rows_on_first<T>(dev, ranks, m, p.rows,
+                       [&](const std::vector<T>& numbers) { p.transposed ? transpose(numbers) : f(numbers); });
+    });
   }
-  return stored;
+  if (!stored.empty()) f(stored);
 }
 
 // Writes the values of these parameters, which are a stored tensor, in the given type.
 template <class Device, class T>
 void write_values(Device& dev, std::ostream& out, const std::string& name, const Table<T>& parts,
                   const std::string& dtype, const Group& ranks = {}) {
-  const std::vector<T> values = stored_values(dev, parts, ranks);
-  if (dtype == dtype_name<T>()) return write_numbers<T>(out, name, values);
-  if (dtype == "F32") return write_numbers<float>(out, name, values);
-  if (dtype == "BF16") return write_numbers<BFloat16>(out, name, values);
-  if (dtype == "F16") return write_numbers<StoredFloat16>(out, name, values);
-  fail(name, ": ", dtype, " is not supported for saving weights");
+  stored_blocks(dev, parts, ranks, [&](const std::vector<T>& values) {
+    if (dtype == dtype_name<T>()) return write_numbers<T>(out, name, values);
+    if (dtype == "F32") return write_numbers<float>(out, name, values);
+    if (dtype == "BF16") return write_numbers<BFloat16>(out, name, values);
+    if (dtype == "F16") return write_numbers<StoredFloat16>(out, name, values);
+    fail(name, ": ", dtype, " is not supported for saving weights");
+  });
 }
 
 // Writes the tensor that consists of these parameters, in the given type or else in the type of the table. If ranks share
