@@ -108,17 +108,16 @@ class EvalCommand : public Command {
     const Index limit = config.max_length > 0 ? config.max_length : kLongestStream;
     require(length <= limit || config.positions == Positions::rope, "--length ", length, " is longer than the ", limit,
             " positions that the model has learned");
-    Index wanted = length;
-    if (length == 0) {
-      wanted = 2048;  // short documents share a stream
-      for (const File& file : files) wanted = std::max(wanted, file.tokens.longest());
-      wanted = std::min(wanted, limit);
-    }
+    Index longest = 0;
+    for (const File& file : files) longest = std::max(longest, file.tokens.longest());
+    constexpr Index usual = 2048;  // short documents share a stream
+    const Index wanted = length > 0 ? length : std::min(std::max(longest, usual), limit);
     const Index fitting = memory(wanted) <= free ? wanted : largest(wanted, [&](Index n) { return memory(n) <= free; });
     require(fitting >= 2 && (length == 0 || fitting == wanted), "a stream of ", wanted, " tokens needs ",
             human_bytes(memory(wanted)), ", and ", human_bytes(free), " are free: there is room for ", fitting,
             " tokens; give a smaller --length or model");
     length = fitting;
+    settings.config.rope_scaling.longest = std::min(longest, length);
   }
 
   void measure(std::vector<File>& files) {

@@ -190,6 +190,7 @@ class GenerateCommand : public Command {
 
   template <class F>
   void with_generator(Index slots, Index room, F&& f) {
+    step.config.rope_scaling.longest = room;
     const auto engine = make_engine(step, 0, memory(slots, room));
     const auto start = std::chrono::steady_clock::now();
     const std::size_t bytes = engine->load(model, source.adapter);

@@ -99,8 +99,10 @@ class Preparation {
                                o.micro_batches, o.seed, too_long(), task.settings.objective.scale_rewards});
     if (!o.resumed) settle_steps(task.documents->steps_per_epoch());
     task.source = document_source(task.documents, description(file, name), file.fingerprint());
-    const Index trained_for = task.settings.config.max_length;
-    if (trained_for > 0 && std::min(longest_piece(o, task.settings.config), file.longest()) > trained_for)
+    const Index trained_for = task.settings.config.max_length,
+                longest = std::min(longest_piece(o, task.settings.config), file.longest());
+    task.settings.config.rope_scaling.longest = longest;
+    if (trained_for > 0 && longest > trained_for)
       task.notes.push_back(format("some documents are longer than the model's context of %ld tokens", trained_for));
   }
 
@@ -118,10 +120,11 @@ class Preparation {
   void prepare_prompts() {
     const fs::path reference = reference_model();
     settle_layout();
-    const Config config = this->config();
+    Config config = this->config();
     task.grpo = std::make_unique<OnlineGrpo>(
         o.grpo, OnlineGrpo::Data{o.data, o.tokens.chat, o.evaluation_fraction, o.seed}, task.start, reference);
     const Index longest = task.grpo->longest(), all = task.grpo->completions() * longest;
+    config.rope_scaling.longest = longest;
     require(config.positions == Positions::rope || longest <= config.max_length, "the longest prompt and --completion ",
             o.grpo.completion, " have ", longest, " tokens, more than the ", config.max_length,
             " positions of the model");

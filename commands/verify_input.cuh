@@ -60,6 +60,7 @@ class VerifyInput {
               length_);
       batch = random_documents(config, documents_, length_, seed);
     }
+    config.rope_scaling.longest = data_.empty() && tokens_file_.empty() ? length_ : batch.longest();
     const auto documents = static_cast<Index>(batch.documents().size());
     require(objective.kind != ObjectiveKind::dpo || documents % 2 == 0,
             "--objective dpo needs pairs of documents, not ", documents, "; give an even number of --documents");

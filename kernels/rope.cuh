@@ -15,6 +15,12 @@
 //   llama3           keep = (r - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to 0 .. 1
 //   yarn             keep falls from 1 to 0 with i, between the pairs that make beta_fast and beta_slow rotations. Cosines
 //                    and sines are multiplied by attention_factor, which sharpens attention over more tokens.
+//
+// Two kinds also depend on the length n of the longest document of a run:
+//
+//   dynamic          dynamic NTK; for n > L, theta becomes theta (factor n / L - (factor - 1))^(dim / (dim - 2))
+//   longrope         every pair has its own factor, from long_factors for n > L, else from short_factors; keep = 0.
+//                    attention_factor as in yarn
 #pragma once
 
 #include <cmath>
@@ -29,16 +35,24 @@
 
 namespace streambp {
 
-enum class RopeType { plain, linear, llama3, yarn };
+enum class RopeType { plain, linear, dynamic, llama3, yarn, longrope };
 
 struct RopeScaling {
   RopeType type = RopeType::plain;
   double factor = 1;
-  double original_length = 0;                           // llama3 and yarn: L
+  double original_length = 0;                           // L, except of linear
   double low_freq_factor = 1, high_freq_factor = 4;     // llama3
   double beta_fast = 32, beta_slow = 1;                 // yarn
-  double attention_factor = 1;                          // yarn
+  double attention_factor = 1;                          // yarn and longrope
   enum class Ends { whole, exact } ends = Ends::whole;  // yarn: keep falls between whole pairs
+  std::vector<double> short_factors = {}, long_factors = {};
+  Index longest = 0;  // n
+
+  bool depends_on_length() const { return type == RopeType::dynamic || type == RopeType::longrope; }
+  // Whether positions of documents of this length were scaled as they should be.
+  bool covers(Index length) const {
+    return !depends_on_length() || static_cast<double>(length) <= original_length || length <= longest;
+  }
 };
 
 // Of the pairs of a head.
@@ -77,15 +91,21 @@ inline double yarn_keep(Index dim, Index i, double theta, const RopeScaling& s) 
 
 inline RopeFrequencies rope_frequencies(Index dim, double theta, const RopeScaling& s) {
   RopeFrequencies frequencies{{}, s.attention_factor};
+  const auto n = static_cast<double>(s.longest), d = static_cast<double>(dim);
+  const bool stretched = n > s.original_length;
+  if (s.type == RopeType::dynamic && stretched)
+    theta *= power(s.factor * n / s.original_length - (s.factor - 1), d / (d - 2));
   for (Index i = 0; i < dim / 2; ++i) {
     const double f = power(theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
     const double rotations = s.original_length * f / 6.283185307179586;
-    double keep = 1;
+    double keep = 1, factor = s.factor;
     if (s.type == RopeType::linear) keep = 0;
+    if (s.type == RopeType::longrope)
+      keep = 0, factor = (stretched ? s.long_factors : s.short_factors)[static_cast<std::size_t>(i)];
     if (s.type == RopeType::llama3)
       keep = std::clamp((rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
     if (s.type == RopeType::yarn) keep = yarn_keep(dim, i, theta, s);
-    frequencies.values.push_back(s.type == RopeType::plain ? f : keep * f + (1 - keep) * f / s.factor);
+    frequencies.values.push_back(keep == 1 ? f : keep * f + (1 - keep) * f / factor);
   }
   return frequencies;
 }

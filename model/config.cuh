@@ -103,7 +103,14 @@ inline void validate(const Config& c) {
   require(c.window >= 0, "model: the attention window must not be negative");
   require(c.norm_eps > 0 && c.rope_theta > 0 && c.local_rope_theta >= 0,
           "model: norm epsilon and rope theta must be positive");
-  require(c.rope_scaling.type != RopeType::yarn || c.rope_theta > 1, "model: YaRN needs a rope theta above 1");
+  const RopeScaling& rope = c.rope_scaling;
+  require(rope.type != RopeType::yarn || c.rope_theta > 1, "model: YaRN needs a rope theta above 1");
+  require(rope.type != RopeType::dynamic || c.head_dim > 2, "model: dynamic NTK needs heads wider than 2");
+  for (const auto* factors : {&rope.short_factors, &rope.long_factors}) {
+    require(rope.type != RopeType::longrope || static_cast<Index>(factors->size()) == c.head_dim / 2,
+            "model: longrope needs a factor for each of the ", c.head_dim / 2, " pairs of a head, not ",
+            factors->size());
+  }
   require(c.embedding_scale > 0 && c.score_scale >= 0, "model: the scales of embedding and attention must be positive");
   require(c.local.empty() || static_cast<Index>(c.local.size()) == c.layers, "model: ", c.local.size(),
           " layers are marked local or global, but the model has ", c.layers);

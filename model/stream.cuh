@@ -59,6 +59,8 @@ struct TokenBatch {
       key_begin.push_back(begin);
     }
   }
+  // Of its documents.
+  Index longest() const { return positions.empty() ? 0 : *std::max_element(positions.begin(), positions.end()) + 1; }
   // Appends a document. Its last token may have a target too.
   void append(std::vector<std::int32_t> document, std::int32_t last_target = -1) {
     const Rows rows = {0, static_cast<Index>(document.size())};
@@ -90,6 +92,8 @@ inline void validate(const Config& c, const TokenBatch& batch) {
             " is outside the model's vocabulary of ", c.vocab);
     require(c.positions == Positions::rope || batch.positions[i] < c.max_length, "a document is longer than the ",
             c.max_length, " positions that the model has learned");
+    require(c.rope_scaling.covers(batch.positions[i] + 1), "a document has more than the ", c.rope_scaling.longest,
+            " tokens that RoPE was scaled for");
   }
 }
 

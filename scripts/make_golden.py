@@ -179,6 +179,30 @@ CASES = {
                    rope_scaling={"factor": 2.5, "type": "linear"}, rope_theta=1000.0, tie_word_embeddings=True),
         [17, 9],
     ),
+    # These two depend on the length: transformers scales by that of a forward pass, and keeps dynamic NTK's frequencies until
+    # a longer one, or one within max_position_embeddings. Here all documents have the frequencies of the longest.
+    "llama_dynamic": (
+        llama_like(LlamaForCausalLM, vocab=37, hidden=16, heads=2, kv_heads=1, mlp=28, head_dim=8,
+                   rope_scaling={"factor": 3.0, "type": "dynamic"}, rope_theta=50.0, tie_word_embeddings=True)
+        | {"max_position_embeddings": 16},
+        [31, 17, 20],
+    ),
+    "qwen3_longrope": (
+        llama_like(Qwen3ForCausalLM, vocab=37, hidden=16, heads=2, kv_heads=1, mlp=28, head_dim=8,
+                   rope_parameters={"rope_theta": 50.0, "rope_type": "longrope", "original_max_position_embeddings": 16,
+                                    "long_factor": [1.25, 2.0, 3.5, 4.0], "short_factor": [1.0, 1.0, 1.25, 1.5]},
+                   attention_bias=False, tie_word_embeddings=True),
+        [17, 29, 21],
+    ),
+    # Short documents, and an attention factor.
+    "llama_longrope": (
+        llama_like(LlamaForCausalLM, vocab=41, hidden=16, heads=2, kv_heads=2, mlp=28, head_dim=8,
+                   rope_scaling={"type": "longrope", "factor": 8.0, "attention_factor": 1.25,
+                                 "original_max_position_embeddings": 32,
+                                 "long_factor": [1.25, 2.0, 3.5, 4.0], "short_factor": [1.0, 1.125, 1.25, 1.5]},
+                   rope_theta=50.0, tie_word_embeddings=False),
+        [32, 9],
+    ),
     # The form of the published files, and the newer form with the type of every layer.
     "gemma3": (
         llama_like(Gemma3ForCausalLM, vocab=57, hidden=24, heads=3, kv_heads=1, mlp=36, head_dim=10,
@@ -316,16 +340,26 @@ def yarn(rope, frequencies):
 
 def check_turns(model, config, rope, length, layer_type=()):
     dim, scale = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"], 1
-    frequencies = [rope["rope_theta"] ** (-2 * i / dim) for i in range(dim // 2)]
-    if rope.get("rope_type") == "llama3":
+    kind, theta = rope.get("rope_type", rope.get("type")), rope["rope_theta"]
+    if kind == "dynamic" and length > config["max_position_embeddings"]:
+        stretch = rope["factor"] * length / config["max_position_embeddings"] - rope["factor"] + 1
+        theta *= stretch ** (dim / (dim - 2))
+    frequencies = [theta ** (-2 * i / dim) for i in range(dim // 2)]
+    if kind == "llama3":
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
         turns = [rope["original_max_position_embeddings"] * f / (2 * math.pi) for f in frequencies]
         keep = [min(max((t - low) / (high - low), 0), 1) for t in turns]
         assert keep[0] == 1 and keep[-1] == 0 and any(0 < k < 1 for k in keep), "a regime of llama3's rope is missing"
         frequencies = [f * (k + (1 - k) / rope["factor"]) for f, k in zip(frequencies, keep)]
-    elif rope.get("rope_type", rope.get("type")) == "yarn":
+    elif kind == "yarn":
         frequencies, scale = yarn(rope, frequencies)
-    elif "factor" in rope:
+    elif kind == "longrope":
+        pretrained = rope["original_max_position_embeddings"]
+        factor = rope.get("factor", config["max_position_embeddings"] / pretrained)
+        scale = rope.get("attention_factor", math.sqrt(1 + math.log(factor) / math.log(pretrained)))
+        factors = rope["long_factor" if length > pretrained else "short_factor"]
+        frequencies = [f / factor for f, factor in zip(frequencies, factors, strict=True)]
+    elif kind == "linear":
         frequencies = [f / rope["factor"] for f in frequencies]
     angles = [[p * f for f in frequencies] * 2 for p in range(length)]
     cosines, sines = model.model.rotary_emb(torch.ones(1), torch.arange(length)[None], *layer_type)

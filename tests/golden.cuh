@@ -26,7 +26,9 @@ struct Golden {
       : file(golden_folder() / (name + ".safetensors")),
         config(config_from_json(Json::parse(file.metadata().at("config")), name)),
         batch{numbers<std::int32_t>("tokens"), numbers<std::int32_t>("targets"), numbers<std::int32_t>("positions"),
-              numbers<std::int32_t>("key_begin")} {}
+              numbers<std::int32_t>("key_begin")} {
+    config.rope_scaling.longest = batch.longest();
+  }
 
   template <class V>
   std::vector<V> numbers(const std::string& name) const {

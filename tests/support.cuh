@@ -91,13 +91,19 @@ inline std::vector<Family> families() {
   c->qkv_bias = c->output_bias = c->mlp_bias = true;
   c = add("llama_geglu", make_config("llama", {31, 20, 2, 2, 1, 10, 28, 0, false}));
   c->mlp_kind = Mlp::geglu;
+  c->rope_scaling = {.type = RopeType::dynamic, .factor = 3, .original_length = 50, .longest = 1000};
   c = add("mistral", make_config("mistral", {61, 30, 2, 3, 1, 14, 50, 0, false}));
   c->window = 100;
   c = add("mistral_tiny_window", make_config("mistral", {61, 24, 2, 2, 2, 6, 50, 0, false}));
   c->window = 3;
   add("qwen2", make_config("qwen2", {71, 28, 2, 7, 1, 4, 36, 0, true}));
   add("qwen2_untied", make_config("qwen2", {71, 32, 1, 4, 4, 8, 36, 0, false}));
-  add("qwen3", make_config("qwen3", {83, 25, 2, 3, 1, 22, 45, 0, true}));
+  c = add("qwen3", make_config("qwen3", {83, 25, 2, 3, 1, 22, 45, 0, true}));
+  c->rope_scaling = {.type = RopeType::longrope, .original_length = 30, .attention_factor = 1.1, .longest = 1000};
+  for (int i = 0; i < 11; ++i) {
+    c->rope_scaling.short_factors.push_back(1 + 0.01 * i);
+    c->rope_scaling.long_factors.push_back(1 + 0.5 * i);
+  }
   c = add("qwen3_untied", make_config("qwen3", {83, 32, 3, 4, 2, 18, 45, 0, false}));
   c->rope_theta = 500;
   c->rope_scaling = {

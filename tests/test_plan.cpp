@@ -215,12 +215,48 @@ TEST(ConfigFile, IrrelevantFieldsAreAccepted) {
   EXPECT_EQ(refusal(json), "");
 }
 
+// Dynamic NTK stretches the context of pretraining; Phi-3's form of longrope has that context beside the object.
+TEST(ConfigFile, RopeScalingByLength) {
+  Json json = small_llama();
+  json.update({{"max_position_embeddings", 64}, {"rope_scaling", {{"type", "dynamic"}, {"factor", 2.5}}}});
+  Config c = config_from_json(json, "config.json");
+  EXPECT_EQ(c.max_length, 160);
+  EXPECT_EQ(config_to_json(config_from_json(config_to_json(c), "again")), config_to_json(c));
+  const Batch batch = packed(c, {80});
+  EXPECT_NE(error_of([&] { validate(c, batch); }).find("RoPE was scaled for"), std::string::npos);
+  c.rope_scaling.longest = 80;
+  EXPECT_NO_THROW(validate(c, batch));
+
+  json.update(
+      {{"original_max_position_embeddings", 16},
+       {"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2, 3, 4}}, {"short_factor", {1, 1, 1, 1.5}}}}});
+  c = config_from_json(json, "config.json");
+  EXPECT_EQ(c.max_length, 64);
+  EXPECT_EQ(c.rope_scaling.original_length, 16);
+  EXPECT_NEAR(c.rope_scaling.attention_factor, std::sqrt(1.5), 1e-15);
+  EXPECT_EQ(config_to_json(config_from_json(config_to_json(c), "again")), config_to_json(c));
+}
+
 TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
   EXPECT_EQ(refusal(small_llama()), "");
   const std::vector<std::pair<Json, const char*>> patches = {
       {{{"model_type", "mixtral"}}, "mixtral"},
       {{{"hidden_act", "gelu"}}, "hidden_act"},
-      {{{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4}}}}, "dynamic"},
+      {{{"rope_scaling", {{"rope_type", "proportional"}, {"factor", 4}}}}, "proportional"},
+      {{{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4}}}}, "max_position_embeddings"},
+      {{{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 0.5}}}, {"max_position_embeddings", 64}}, "at least 1"},
+      {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2}}, {"short_factor", {1, 2}}}}}, "too short"},
+      {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2}}}}, {"max_position_embeddings", 64}},
+       "short_factor"},
+      {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2}}, {"short_factor", {1, 2}}}},
+        {"max_position_embeddings", 64}},
+       "the 4 pairs of a head"},
+      {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, "x"}}, {"short_factor", {1, 2}}}},
+        {"max_position_embeddings", 64}},
+       "list of numbers"},
+      {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 0}}, {"short_factor", {1, 2}}}},
+        {"max_position_embeddings", 64}},
+       "positive"},
       {{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}}}, "original_max_position_embeddings"},
       {{{"rope_scaling",
          {{"rope_type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 64}, {"beta_fast", 1}}}},

@@ -57,6 +57,13 @@ inline bool is_harmless(const std::string& name) {
          ends("_pdrop") || ends("_dropout");
 }
 
+inline const std::vector<std::pair<std::string, RopeType>>& rope_types() {
+  static const std::vector<std::pair<std::string, RopeType>> names = {
+      {"default", RopeType::plain}, {"linear", RopeType::linear}, {"dynamic", RopeType::dynamic},
+      {"llama3", RopeType::llama3}, {"yarn", RopeType::yarn},     {"longrope", RopeType::longrope}};
+  return names;
+}
+
 // The factor by which YaRN multiplies cosines and sines, from its fields or as its authors suggest.
 inline double yarn_attention_factor(const Fields& s, double factor) {
   const auto suggested = [&](double scale) { return factor > 1 ? 0.1 * scale * std::log(factor) + 1 : 1; };
@@ -65,8 +72,23 @@ inline double yarn_attention_factor(const Fields& s, double factor) {
   return s.get<double>("attention_factor", both ? suggested(numerator) / suggested(denominator) : suggested(1));
 }
 
-// RoPE scaling: "default", "linear", "llama3" or "yarn". The object may also hold theta.
-inline RopeScaling read_rope_scaling(const Fields& s) {
+// Phi-3's form has the context length of pretraining beside the object `s`, in the configuration `f`, and not the factor.
+inline void read_longrope(const Fields& s, const Fields& f, const Config& c, RopeScaling& scaling) {
+  const auto beside = f.get<double>("original_max_position_embeddings", static_cast<double>(c.max_length));
+  scaling.original_length = s.get<double>("original_max_position_embeddings", beside);
+  require(scaling.original_length > 1, s.file, ": original_max_position_embeddings is missing or too short");
+  scaling.factor = s.get<double>("factor", static_cast<double>(c.max_length) / scaling.original_length);
+  const double suggested =
+      scaling.factor > 1 ? std::sqrt(1 + std::log(scaling.factor) / std::log(scaling.original_length)) : 1;
+  scaling.attention_factor = s.get<double>("attention_factor", suggested);
+  require(scaling.attention_factor > 0, s.file, ": attention_factor must be positive");
+  scaling.short_factors = s.numbers("short_factor"), scaling.long_factors = s.numbers("long_factor");
+  for (const auto* factors : {&scaling.short_factors, &scaling.long_factors})
+    for (double factor : *factors) require(factor > 0, s.file, ": factors must be positive, not ", factor);
+}
+
+// RoPE scaling: an object of the configuration `f`, which may also hold theta.
+inline RopeScaling read_rope_scaling(const Fields& s, const Fields& f, const Config& c) {
   const auto positive = [&](const char* name, auto... otherwise) {
     const auto value = s.get<double>(name, otherwise...);
     require(value > 0, s.file, ": the field \"", name, "\" must be positive");
@@ -75,13 +97,22 @@ inline RopeScaling read_rope_scaling(const Fields& s) {
   s.only("partial_rotary_factor", 1.0);
   const auto old_name = s.get<std::string>("type", "default");
   const auto type = s.get<std::string>("rope_type", old_name);
+  const auto found =
+      std::find_if(rope_types().begin(), rope_types().end(), [&](const auto& known) { return known.first == type; });
+  require(found != rope_types().end(), s.file, ": RoPE scaling of type ", quote(type),
+          " is not supported; default, linear, dynamic, llama3, yarn and longrope are");
   RopeScaling scaling;
-  if (type == "linear" || type == "llama3" || type == "yarn") {
-    scaling.type = type == "linear" ? RopeType::linear : type == "llama3" ? RopeType::llama3 : RopeType::yarn;
+  scaling.type = found->second;
+  if (type == "longrope") {
+    read_longrope(s, f, c, scaling);
+  } else if (type != "default") {
     scaling.factor = positive("factor");
-  } else {
-    require(type == "default", s.file, ": RoPE scaling of type ", quote(type),
-            " is not supported; \"default\", \"linear\", \"llama3\" and \"yarn\" are");
+  }
+  if (type == "dynamic") {
+    require(scaling.factor >= 1 && c.max_length > 0, s.file,
+            ": dynamic scaling needs a factor of at least 1, and max_position_embeddings beside it");
+    s.only("original_max_position_embeddings", c.max_length);
+    scaling.original_length = static_cast<double>(c.max_length);
   }
   if (type == "llama3" || type == "yarn") scaling.original_length = positive("original_max_position_embeddings");
   if (type == "llama3") {
@@ -108,7 +139,7 @@ inline RopeScaling read_rope_scaling(const Fields& s) {
 inline void read_rope(const Fields& f, Config& c) {
   const double usual_theta = c.family == "gemma3" ? 1e6 : 1e4;
   c.rope_theta = f.get<double>("rope_theta", usual_theta);
-  if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.object("rope_scaling"));
+  if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.object("rope_scaling"), f, c);
   if (c.family == "gemma3") c.local_rope_theta = f.get<double>("rope_local_base_freq", 1e4);
   if (!f.has("rope_parameters")) return;
   Fields rope = f.object("rope_parameters");
@@ -117,17 +148,17 @@ inline void read_rope(const Fields& f, Config& c) {
     if (rope.has("sliding_attention")) {
       const Fields local = rope.object("sliding_attention");
       c.local_rope_theta = local.get<double>("rope_theta", 1e4);
-      require(read_rope_scaling(local).type == RopeType::plain, local.file,
+      require(read_rope_scaling(local, f, c).type == RopeType::plain, local.file,
               ": RoPE scaling of local layers is not supported");
     }
     rope.refuse_others([](const std::string&) { return false; });
     const Fields global = rope.object("full_attention");
     c.rope_theta = global.get<double>("rope_theta", usual_theta);
-    c.rope_scaling = read_rope_scaling(global);
+    c.rope_scaling = read_rope_scaling(global, f, c);
     return;
   }
   c.rope_theta = rope.get<double>("rope_theta", usual_theta);
-  c.rope_scaling = read_rope_scaling(rope);
+  c.rope_scaling = read_rope_scaling(rope, f, c);
 }
 
 // Which layers are local: given by "layer_types", or in older files by a rule of the family.
@@ -233,6 +264,10 @@ inline Config read_llama_like(const Fields& f, const std::string& family) {
   f.only("use_mrope", false);
   read_windows(f, c);
   read_rope(f, c);
+  if (c.rope_scaling.type == RopeType::dynamic) {
+    const double stretched = c.rope_scaling.factor * static_cast<double>(c.max_length);
+    c.max_length = static_cast<Index>(std::min(stretched, 0x1p24));
+  }
   return c;
 }
 
@@ -292,6 +327,15 @@ inline Json gpt2_to_json(const Config& c) {
 
 inline Json rope_scaling_to_json(const RopeScaling& s) {
   if (s.type == RopeType::linear) return {{"rope_type", "linear"}, {"factor", s.factor}};
+  if (s.type == RopeType::dynamic) return {{"rope_type", "dynamic"}, {"factor", s.factor}};
+  if (s.type == RopeType::longrope) {
+    return {{"rope_type", "longrope"},
+            {"factor", s.factor},
+            {"short_factor", s.short_factors},
+            {"long_factor", s.long_factors},
+            {"original_max_position_embeddings", s.original_length},
+            {"attention_factor", s.attention_factor}};
+  }
   if (s.type == RopeType::yarn) {
     return {{"rope_type", "yarn"},
             {"factor", s.factor},
@@ -312,21 +356,23 @@ inline Json config_to_json(const Config& c) {
   if (c.family == "gpt2") return gpt2_to_json(c);
   const bool gemma = c.family == "gemma3", qwen = c.family == "qwen2" || c.family == "qwen3";
   const auto& [type, architecture] = family_names().at(c.family);
-  Json json = {{"model_type", type},
-               {"architectures", Json::array({architecture})},
-               {"vocab_size", c.vocab},
-               {"hidden_size", c.hidden},
-               {"num_hidden_layers", c.layers},
-               {"num_attention_heads", c.heads},
-               {"num_key_value_heads", c.kv_heads},
-               {"head_dim", c.head_dim},
-               {"intermediate_size", c.mlp},
-               {"max_position_embeddings", c.max_length},
-               {"rms_norm_eps", c.norm_eps},
-               {"rope_theta", c.rope_theta},
-               {gemma ? "hidden_activation" : "hidden_act", gemma ? "gelu_pytorch_tanh" : "silu"},
-               {"attention_bias", c.family == "qwen2" ? false : c.qkv_bias},
-               {"tie_word_embeddings", c.tied}};
+  Json json = {
+      {"model_type", type},
+      {"architectures", Json::array({architecture})},
+      {"vocab_size", c.vocab},
+      {"hidden_size", c.hidden},
+      {"num_hidden_layers", c.layers},
+      {"num_attention_heads", c.heads},
+      {"num_key_value_heads", c.kv_heads},
+      {"head_dim", c.head_dim},
+      {"intermediate_size", c.mlp},
+      {"max_position_embeddings",
+       c.rope_scaling.type == RopeType::dynamic ? static_cast<Index>(c.rope_scaling.original_length) : c.max_length},
+      {"rms_norm_eps", c.norm_eps},
+      {"rope_theta", c.rope_theta},
+      {gemma ? "hidden_activation" : "hidden_act", gemma ? "gelu_pytorch_tanh" : "silu"},
+      {"attention_bias", c.family == "qwen2" ? false : c.qkv_bias},
+      {"tie_word_embeddings", c.tied}};
   if (c.mlp_bias) json["mlp_bias"] = true;
   if (c.family == "mistral" || c.window > 0) json["sliding_window"] = c.window > 0 ? Json(c.window) : Json(nullptr);
   if (qwen && c.window > 0) json["use_sliding_window"] = true;

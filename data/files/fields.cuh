@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "data/files/files.cuh"
 #include "data/files/json.cuh"
@@ -44,6 +45,13 @@ class Fields {
   template <class V>
   V get(const char* name, V otherwise) const {
     return has(name) ? get<V>(name) : otherwise;
+  }
+  std::vector<double> numbers(const char* name) const {
+    require(has(name), file, ": the field \"", name, "\" is missing");
+    const Json& list = json.at(name);
+    require(list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& n) { return n.is_number(); }), file,
+            ": the field \"", name, "\" must be a list of numbers");
+    return list;
   }
   Fields object(const char* name) const {
     require(has(name), file, ": the field \"", name, "\" is missing");

@@ -164,13 +164,23 @@ inline Array standardise(Tape& tape, Norm kind, double epsilon, Array x) {
 //             (1 - s) f / factor + s f
 //   yarn      those after pair b, with b = dim log(L / (2π β)) / (2 log θ) for β = beta_slow; those before a, for
 //             β = beta_fast, stay, and between, the share (i - a) / (b - a) is divided
+//   longrope  all, each by its own factor: a short one if no document is longer than L, else a long one
+// Dynamic NTK has a larger θ if the longest document has n > L tokens: log θ grows by log(1 + factor (n / L - 1)) times
+// dim / (dim - 2), so that the slowest pair is as slow as if it were divided.
 // Local layers with their own θ are not scaled.
 inline double rope_frequency(const Config& c, bool local, Index i) {
   const double dim = static_cast<double>(c.head_dim), pair = static_cast<double>(i);
   if (local && c.local_rope_theta > 0) return std::pow(c.local_rope_theta, -2 * pair / dim);
   const double f = std::pow(c.rope_theta, -2 * pair / dim);
   const RopeScaling& r = c.rope_scaling;
+  const double n = static_cast<double>(r.longest);
   if (r.type == RopeType::plain) return f;
+  if (r.type == RopeType::dynamic) {
+    const double growth = n > r.original_length ? std::log(1 + r.factor * (n / r.original_length - 1)) : 0;
+    return std::exp(-2 * pair / dim * (std::log(c.rope_theta) + growth * dim / (dim - 2)));
+  }
+  if (r.type == RopeType::longrope)
+    return f / (n <= r.original_length ? r.short_factors : r.long_factors)[static_cast<std::size_t>(i)];
   if (r.type == RopeType::linear) return f / r.factor;
   if (r.type == RopeType::yarn) {
     double a = dim * std::log(r.original_length / (2 * std::numbers::pi * r.beta_fast)) / std::log(c.rope_theta) / 2;
@@ -189,7 +199,7 @@ inline double rope_frequency(const Config& c, bool local, Index i) {
 
 // Rotates the pairs (a, b) = (x[i], x[i + dim/2]) by the angle α = position * frequency of the pair:
 //   y[i] = a cos α - b sin α        y[i + dim/2] = a sin α + b cos α
-// YaRN multiplies y by a constant m. dx is dy rotated by -α, times m:
+// YaRN and longrope multiply y by a constant m. dx is dy rotated by -α, times m:
 //   da += dy[i] cos α + dy[i + dim/2] sin α        db += -dy[i] sin α + dy[i + dim/2] cos α
 inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std::int32_t>& positions, Array x) {
   const Array y = tape.zeros(x.rows, x.cols);
