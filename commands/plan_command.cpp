@@ -255,6 +255,21 @@ class PlanCommand : public Command {
     std::printf("(predicted time of stream: %s)\n", text.c_str());
   }
 
+  // Over all places; settles on those of the longest. Begins with those that need the least near memory, so that few others
+  // have to be searched.
+  Index longest_in(Mode mode, const Capacity& room) {
+    Index longest = 0;
+    for (std::size_t i = places.size(); i-- > 0;) {
+      if (places[i].attention != places.front().attention) continue;  // this takes more memory
+      StepSettings s = settings;
+      s.places = places[i];
+      if (longest > 0 && !plan(s, longest, schedule_for(mode, s, longest, chunk)).fits(room)) continue;
+      longest = longest_for_budget(s, mode, chunk, room);
+      settings.places = places[i];
+    }
+    return longest;
+  }
+
   void longest(const Capacity& room) {
     std::printf("Longest token stream in %s%s:\n\n", human_bytes(room.near).c_str(), far_room(room).c_str());
     std::vector<std::string> header = {"mode", "tokens", "peak", "FLOPs", "predicted"};
@@ -262,14 +277,7 @@ class PlanCommand : public Command {
     if (documents > 1) header.push_back("of each document");
     TextTable table(header);
     for (Mode mode : kModes) {
-      Index rows = 0;
-      for (const Places& p : places) {
-        StepSettings with = settings;
-        with.places = p;
-        if (p.attention != places.front().attention) continue;  // this takes more memory
-        const Index n = longest_for_budget(with, mode, chunk, room);
-        if (n > rows) rows = n, settings.places = p;
-      }
+      const Index rows = longest_in(mode, room);
       result["longest"][name(mode)] = rows;
       const char* limit = rows / kTile == kLongestStream / kTile ? " or more" : "";
       std::vector<std::string> row = {name(mode), std::to_string(rows) + limit};

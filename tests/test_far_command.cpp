@@ -79,23 +79,28 @@ TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
   EXPECT_TRUE(contains(outcome.output, "far: saved layer inputs (")) << outcome.output;
   EXPECT_EQ(json("near.json")["longest"]["stream"], 164864);
   EXPECT_GE(json("far.json")["longest"]["stream"], 1000000);
-  EXPECT_EQ(json("far.json")["longest"]["full"], json("near.json")["longest"]["full"]);
+  EXPECT_GT(json("far.json")["longest"]["full"], json("near.json")["longest"]["full"]);
 
-  expect_ok("plan qwen3-8b --length 30000 --keep far --optimizer adamw-bf16 --matmul 500 --far-rate 20 --json " +
-            path("usage.json"));
-  const Json u = json("usage.json")["usage"]["stream"], full = json("usage.json")["usage"]["full"];
+  auto usage = [&](const std::string& keep) {
+    expect_ok("plan qwen3-8b --length 30000 --optimizer adamw-bf16 --matmul 500 --far-rate 20 --keep " + keep +
+              " --json " + path("usage.json"));
+    return json("usage.json")["usage"];
+  };
+  const Json all = usage("inputs=far optimizer=far weights=far gradients=near"), u = all["stream"], full = all["full"];
   const double inputs = 36 * 30000.0 * 4096 * 2, state = 2 * 2.0 * 8190735360;
   EXPECT_NEAR(u["far_by_kind"]["saved layer inputs"], inputs, 1e-3 * inputs);
   EXPECT_NEAR(u["far_by_kind"]["optimizer"], state, 1e-3 * state);
   EXPECT_FALSE(full["far_by_kind"].contains("saved layer inputs"));
-  // Layers' weights are read by forward and backward, and their gradients written once and read for the norm and the
-  // update. The rest is there and back, at once.
-  const double layers = 2.0 * 6945767424;  // bytes
+  const double layers = 2.0 * 6945767424;  // bytes of their matrices
   EXPECT_NEAR(u["far_by_kind"]["weights"], layers, 1e-3 * layers);
-  EXPECT_NEAR(u["far_by_kind"]["gradients"], layers, 1e-3 * layers);
-  const double waiting = state / 20e9 + 3 * layers / 40e9;
-  EXPECT_NEAR(u["seconds"]["copy_waiting"], waiting, 1e-2 * waiting);
+  EXPECT_NEAR(u["seconds"]["copy_waiting"], state / 20e9, 1e-2 * state / 20e9);  // there and back, at once
+  // Weights are read by forward, by backward and by the update, and written by the update.
   EXPECT_GT(u["seconds"]["copy_beside"], (2.9 * inputs * (1 - 2048.0 / 30000) + 4 * layers) / 20e9);
+  // Gradients are written once, and read for the norm and for the update. They take the place of saved inputs.
+  const Json with_gradients = usage("far")["stream"];
+  EXPECT_NEAR(with_gradients["far_by_kind"]["gradients"], layers, 1e-3 * layers);
+  const double waiting = state / 20e9 + 3 * layers / 40e9;
+  EXPECT_NEAR(with_gradients["seconds"]["copy_waiting"], waiting, 1e-2 * waiting);
   EXPECT_NEAR(u["seconds"]["compute"], u["flops"].get<double>() / (kEfficiency * 500e12), 1e-6);
 }
 
@@ -126,7 +131,7 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused("plan gpt2 --far-memory 1GiB", "give that too");
   if (is_in_memory("/dev/shm")) expect_refused(run + "--far /dev/shm", "is in memory");
   expect_refused("bench --mode full --inputs far", "--inputs is for stream mode");
-  expect_refused("plan qwen3-8b --length 3000000 --memory 80GiB --far-memory 2TiB", "needs at least");
+  expect_refused("plan qwen3-8b --length 9000000 --memory 80GiB --far-memory 2TiB", "needs at least");
   expect_refused("bench --inputs middle", "--inputs");
 }
 
