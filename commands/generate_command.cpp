@@ -153,6 +153,7 @@ class GenerateCommand : public Command {
       }
     }
     const Index room = std::min(longest + length, limit());
+    step.config.rope_scaling.longest = room;
     const Index slots = fitting_slots(static_cast<Index>(tokens.size()), room);
     with_generator(slots, room, [&](TextGenerator& generator) {
       Display display(room, raw);
@@ -190,7 +191,6 @@ class GenerateCommand : public Command {
 
   template <class F>
   void with_generator(Index slots, Index room, F&& f) {
-    step.config.rope_scaling.longest = room;
     const auto engine = make_engine(step, 0, memory(slots, room));
     const auto start = std::chrono::steady_clock::now();
     const std::size_t bytes = engine->load(model, source.adapter);
@@ -226,6 +226,7 @@ class GenerateCommand : public Command {
     constexpr Index least = 64, most = 32768;  // tokens of context
     const std::size_t free = free_memory(step.device);
     const Index wanted = config.max_length > 0 ? std::min(config.max_length, most) : most;
+    step.config.rope_scaling.longest = wanted;  // whatever memory there is
     const Index room = largest(wanted, [&](Index n) { return memory(1, n) <= free; });
     if (room < std::min(least, wanted)) fitting_slots(1, std::min(least, wanted));  // reports the shortage
     with_generator(1, room, [&](TextGenerator& generator) {

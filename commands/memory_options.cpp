@@ -21,16 +21,14 @@ constexpr Thing kThings[] = {{"inputs", &Places::inputs},
                              {"gradients", &Places::gradients},
                              {"attention", &Places::attention}};
 
-// What --keep says, in the order of kThings; without a value, memory decides. A word without a name is for all but
-// attention's outputs, which need not be kept at all.
+// What --keep says. Where it says nothing, memory decides.
 struct Kept {
-  std::array<std::optional<Place>, std::size(kThings)> places;
-  bool by_name = false;
+  std::array<std::optional<Place>, std::size(kThings)> named;  // such as weights=far
+  std::optional<Place> others;  // near or far alone: all but attention's outputs, which need not be kept at all
 
-  const std::optional<Place>& of(Place Places::*thing) const {
-    std::size_t i = 0;
-    while (kThings[i].place != thing) ++i;
-    return places[i];
+  std::optional<Place> of(std::size_t thing) const {
+    const bool attention = kThings[thing].place == &Places::attention;
+    return named[thing] || attention ? named[thing] : others;
   }
 };
 
@@ -38,20 +36,16 @@ Kept kept(const std::vector<std::string>& words) {
   Kept result;
   for (const std::string& word : words) {
     const std::size_t equals = word.find('=');
-    const std::string what = equals == std::string::npos ? "" : word.substr(0, equals),
-                      where = equals == std::string::npos ? word : word.substr(equals + 1);
-    bool known = false;
-    for (std::size_t i = 0; i < std::size(kThings); ++i) {
-      const bool named = what == kThings[i].name;
-      if (!named && !(equals == std::string::npos && kThings[i].place != &Places::attention)) continue;
-      require(!result.places[i], "--keep ", quote(word), ": names ", kThings[i].name, " a second time; name it once");
-      result.places[i] = where == "far" ? Place::far : Place::near;
-      known = where == "near" || where == "far";
-      result.by_name |= named;
-    }
-    require(known, "--keep ", quote(word),
-            ": write near, far, or what and where, such as inputs=far optimizer=near; there are inputs, optimizer, "
-            "weights, gradients and attention");
+    const bool alone = equals == std::string::npos;
+    const std::string what = alone ? "" : word.substr(0, equals), where = alone ? word : word.substr(equals + 1);
+    std::optional<Place>* place = alone ? &result.others : nullptr;
+    for (std::size_t i = 0; i < std::size(kThings); ++i)
+      if (what == kThings[i].name) place = &result.named[i];
+    require(place && (where == "near" || where == "far"), "--keep ", quote(word),
+            ": expected near, far, or NAME=near or NAME=far with inputs, optimizer, weights, gradients or attention as "
+            "NAME");
+    require(!*place, "--keep ", quote(word), ": says this a second time; say it once");
+    *place = where == "far" ? Place::far : Place::near;
   }
   return result;
 }
@@ -71,10 +65,9 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
   options.add(
       "--keep",
       {&keep,
-       "near or far: where a step keeps the saved inputs of layers, the optimizer's state, the layers' weights and "
-       "their gradients; or one by one: inputs=far optimizer=far weights=near gradients=near. attention=near or =far "
-       "also "
-       "keeps attention's outputs, so that backward does not compute them again",
+       "near or far: where a step keeps the saved inputs of layers, the optimizer's state, the layers' weights and their "
+       "gradients, and one by one: far weights=near, or inputs=far. Several processes divide far weights, as with --shard "
+       "weights. attention=near or =far also keeps attention's outputs, so that backward does not compute them again",
        {},
        lasts,
        "what fits and is fastest"});
@@ -88,27 +81,30 @@ void MemoryOptions::add_directory_to(OptionTable& options, Lasts lasts) {
                         "TMPDIR or /tmp"});
 }
 
-std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s) const {
+std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Sampling sampling) const {
   const Kept insisted = kept(keep);
-  constexpr const char* full = "full mode keeps all activations in near memory; use --mode stream";
+  const bool full = mode == Mode::full, ranks_sample = sampling == Sampling::of_each_rank && s.ranks.all.size > 1;
   const struct {
     Place Places::*thing;
     bool applies;
     const char* why;
-  } fixed[] = {{&Places::inputs, mode == Mode::full, full},
-               {&Places::attention, mode == Mode::full, full},
+  } fixed[] = {{&Places::inputs, full, "full mode keeps all activations in near memory; use --mode stream"},
+               {&Places::attention, full, "full mode keeps all activations in near memory; use --mode stream"},
                {&Places::optimizer, s.optimizer == OptimizerKind::none, "--optimizer none has no state"},
-               {&Places::weights, s.config.base == Base::nf4, "weights in 4 bits stay near; leave out weights=far"}};
+               {&Places::weights, s.config.base == Base::nf4, "weights in 4 bits stay near"},
+               {&Places::weights, ranks_sample, "GRPO that samples its completions needs all weights on every rank"}};
   const Places usual = {};
-  for (const auto& f : fixed) {
-    const std::optional<Place> wanted = insisted.by_name ? insisted.of(f.thing) : std::nullopt;
-    require(!f.applies || !wanted || *wanted == usual.*f.thing, "--keep: ", f.why);
-  }
   const auto decided = [&](Places p) {
-    for (const Thing& thing : kThings)
-      if (const auto place = insisted.of(thing.place)) p.*thing.place = *place;
-    for (const auto& f : fixed)
-      if (f.applies) p.*f.thing = usual.*f.thing;
+    for (std::size_t i = 0; i < std::size(kThings); ++i) {
+      Place& place = p.*kThings[i].place;
+      place = insisted.of(i).value_or(place);
+      for (const auto& f : fixed) {
+        if (f.thing != kThings[i].place || !f.applies) continue;
+        place = usual.*f.thing;
+        require(insisted.named[i].value_or(place) == place, "--keep ", kThings[i].name, "=",
+                *insisted.named[i] == Place::far ? "far: " : "near: ", f.why);
+      }
+    }
     return p;
   };
 
@@ -152,7 +148,7 @@ std::string describe_far(const Bytes& far) {
   std::string text;
   for (std::size_t kind = 0; kind < far.size(); ++kind) {
     if (far[kind] > 0)
-      text += format("%s%s (%s)", text.empty() ? "" : " and ", kKindNames[kind], human_bytes(far[kind]).c_str());
+      text += format("%s%s (%s)", text.empty() ? "" : ", ", kKindNames[kind], human_bytes(far[kind]).c_str());
   }
   return text;
 }

@@ -17,8 +17,10 @@ struct MemoryOptions {
               Lasts lasts = Lasts::no);
   void add_directory_to(OptionTable& options, Lasts lasts = Lasts::no);
 
-  // The places that the options allow, near memory first.
-  std::vector<Places> places(Mode mode, const StepSettings& s) const;
+  // The places that the options allow, near memory first. Ranks that sample do so at their own pace, so none may need the
+  // others' shards of the weights.
+  enum class Sampling { none, of_each_rank };
+  std::vector<Places> places(Mode mode, const StepSettings& s, Sampling sampling = Sampling::none) const;
   // Refuses a directory in which no file can be created.
   void check() const;
 };
@@ -26,7 +28,7 @@ struct MemoryOptions {
 // The free far memory of each rank; ranks on a machine share it.
 std::size_t far_room_of_each_rank(DeviceKind device, const std::string& directory);
 
-// "optimizer (1.20 GiB) and saved layer inputs (3.10 GiB)"; empty if all is near.
+// "optimizer (1.20 GiB), saved layer inputs (3.10 GiB)"; empty if all is near.
 std::string describe_far(const Bytes& far);
 
 }  // namespace streambp

@@ -21,7 +21,7 @@ constexpr const char* kPlanDescription =
     "  streambp plan qwen3-8b --length 100000                 what does a step at this length need?\n"
     "  streambp plan qwen3-8b --memory 80GiB                  how long can the token stream be?\n"
     "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?\n\n"
-    "--far-memory lets saved layer inputs and the optimizer's state move to a second, larger memory:\n\n"
+    "--far-memory lets saved layer inputs, weights, gradients and the optimizer's state move to a second, larger memory:\n\n"
     "  streambp plan qwen3-8b --memory 80GiB --far-memory 300GiB --optimizer adamw-bf16\n\n"
     "With --ranks it plans one process of several, and counts the bytes that it sends to the others:\n\n"
     "  streambp plan qwen3-8b --memory 80GiB --ranks 8 --sequence-ranks 8 --optimizer adamw-bf16\n\n"
@@ -248,8 +248,8 @@ class PlanCommand : public Command {
   void print_prediction(const Seconds& s) const {
     std::string text = human_seconds(s.compute) + format(" to compute at %.2f of the %.4g TFLOP/s of matrix products",
                                                          kEfficiency, measured.matmul / 1e12);
-    if (s.beside > 0) text += "; beside it " + human_seconds(s.beside) + " to copy what backward needs";
-    if (s.waiting > 0) text += "; " + human_seconds(s.waiting) + " to copy for the update";
+    if (s.beside > 0) text += "; beside it " + human_seconds(s.beside) + " to copy what forward and backward need";
+    if (s.waiting > 0) text += "; " + human_seconds(s.waiting) + " to copy what they wait for";
     if (s.beside + s.waiting > 0) text += format(" at %.3g GB/s", measured.far / 1e9);
     if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", measured.link / 1e9);
     std::printf("(predicted time of stream: %s)\n", text.c_str());

@@ -209,7 +209,7 @@ class Preparation {
                 wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / o.batch});
     const Mode mode = mode_named(o.mode);
     const Capacity room = budget();
-    const auto places = o.budget.places(mode, s);
+    const auto places = this->places();
     auto fits = [&](Index n) {
       return fit(s, mode, o.batch * n, exactly(chunk()), room, places, usual_rates(s.device)).chunk > 0;
     };
@@ -228,6 +228,12 @@ class Preparation {
             o.budget.memory.empty() ? " are free; use a smaller model, or a narrower --dtype or --optimizer"
                                     : " are allowed by --memory; use more --memory or a smaller model");
     refuse_far_memory(kTile, places);
+  }
+
+  std::vector<Places> places() const {
+    using Sampling = MemoryOptions::Sampling;
+    return o.budget.places(mode_named(o.mode), task.settings,
+                           o.online_grpo() ? Sampling::of_each_rank : Sampling::none);
   }
 
   // Near and far memory that a step may use. Some of what is free is left for tokens, buffers of files, and others.
@@ -257,7 +263,7 @@ class Preparation {
     StepSettings& s = task.settings;
     const Index rows = o.rows();
     const Mode mode = mode_named(o.mode);
-    const auto places = o.budget.places(mode, s);
+    const auto places = this->places();
     const ChunkRange chunks = !o.budget.memory.empty() ? up_to(rows + s.tile)
                               : o.given("--chunk")     ? exactly(chunk())
                                                        : up_to(chunk());

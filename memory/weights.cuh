@@ -18,8 +18,9 @@ struct Lease {
   Section weights;
 };
 
-// Of a model in shards, a lease holds the rows of all ranks in memory of its own. All ranks take the same leases in the
-// same order. For layers there is memory for two: one in use, and the next one, which arrives meanwhile.
+// Of a model in shards or in far memory, a lease holds the weights in memory of its own. All ranks take the same leases in
+// the same order. For layers there is memory for two: one in use, and the next one, which arrives meanwhile. If both apply,
+// a rank waits for its shard to come from far memory before it sends it to the others.
 template <class Device, class T>
 class Weights {
  public:

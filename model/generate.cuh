@@ -44,7 +44,7 @@ class Generator {
     require(c.positions == Positions::rope || room <= c.max_length, "a sequence of ", room,
             " tokens is longer than the ", c.max_length, " positions of the model");
     require(c.rope_scaling.covers(room), "a sequence of ", room, " tokens is longer than the ", c.rope_scaling.longest,
-            " that RoPE was scaled for");
+            " that RoPE is scaled for");
     for (Index l = 0; l < c.layers; ++l) cache.push_back(allocate_keys_values<T>(dev, c, slots * room));
     dev.upload(key_begin, std::vector<std::int32_t>(static_cast<std::size_t>(room)).data());
   }

@@ -74,7 +74,7 @@ struct Entry {
   Nf4* quantised = nullptr;
   FarMatrix<T>* far = nullptr;  // where it can be far
 
-  bool is_far() const { return far && !far->empty(); }
+  bool is_far() const { return far && far->cols > 0; }
   // Calls f with the matrix, near or far.
   template <class F>
   auto with_matrix(F&& f) const {

@@ -93,7 +93,7 @@ inline void validate(const Config& c, const TokenBatch& batch) {
     require(c.positions == Positions::rope || batch.positions[i] < c.max_length, "a document is longer than the ",
             c.max_length, " positions that the model has learned");
     require(c.rope_scaling.covers(batch.positions[i] + 1), "a document has more than the ", c.rope_scaling.longest,
-            " tokens that RoPE was scaled for");
+            " tokens that RoPE is scaled for");
   }
 }
 

@@ -219,6 +219,15 @@ TEST(Far, RanksGiveTheBitsOfOneProcess) {
                                          {c, batches_of(c, 1), Mode::stream, kTile, OptimizerKind::adamw, {}, kFar});
 }
 
+// Three ranks, two rows of k and v: one rank has none.
+TEST(Far, RanksWithoutRowsGiveTheBitsOfOneProcess) {
+  const Config c = make_config("llama", {11, 8, 1, 2, 1, 2, 12, 0, false});
+  for (OptimizerKind kind : {OptimizerKind::adamw, OptimizerKind::muon}) {
+    const std::vector<Batch> batches = {packed(c, {9}), packed(c, {5, 6}), packed(c, {12})};
+    expect_bits_of_one_process<Cpu, float>(3, 1, {c, batches, Mode::stream, kTile, kind, {}, kFar});
+  }
+}
+
 // A checkpoint has the same bytes, and a run continues from it near or far.
 TEST_F(FarMemory, CheckpointsAreTheSame) {
   const Config c = large_vocabulary();

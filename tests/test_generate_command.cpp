@@ -42,6 +42,20 @@ class Generation : public Commands {
   std::string model;
 };
 
+// RoPE is scaled for the longest text of the run.
+TEST_F(Generation, ScalesRopeByLength) {
+  Json config = parse_json_file(path("model/config.json"));
+  config["max_position_embeddings"] = 16;
+  std::vector<std::string> scaled;
+  for (int factor : {4, 5}) {
+    config["rope_scaling"] = {{"type", "dynamic"}, {"factor", factor}};
+    write("config.json", config);
+    EXPECT_EQ(texts("--prompt ab --length 14 --temperature 0")[0]["tokens"].size(), 14u);
+    scaled.push_back(texts("--prompt ab --prompt abcdefghijklmnopqrs --length 40 --temperature 0").dump());
+  }
+  EXPECT_NE(scaled[0], scaled[1]);
+}
+
 TEST_F(Generation, ContinuesAPromptAndReportsItsTokens) {
   const Json all = texts("--prompt 'Once upon' --length 20 --seed 4");
   ASSERT_EQ(all.size(), 1u);

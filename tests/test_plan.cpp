@@ -223,13 +223,14 @@ TEST(ConfigFile, RopeScalingByLength) {
   EXPECT_EQ(c.max_length, 160);
   EXPECT_EQ(config_to_json(config_from_json(config_to_json(c), "again")), config_to_json(c));
   const Batch batch = packed(c, {80});
-  EXPECT_NE(error_of([&] { validate(c, batch); }).find("RoPE was scaled for"), std::string::npos);
+  EXPECT_NE(error_of([&] { validate(c, batch); }).find("RoPE is scaled for"), std::string::npos);
   c.rope_scaling.longest = 80;
   EXPECT_NO_THROW(validate(c, batch));
 
   json.update(
       {{"original_max_position_embeddings", 16},
        {"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2, 3, 4}}, {"short_factor", {1, 1, 1, 1.5}}}}});
+  json["rope_scaling"]["original_max_position_embeddings"] = 32;  // transformers takes the one beside the object
   c = config_from_json(json, "config.json");
   EXPECT_EQ(c.max_length, 64);
   EXPECT_EQ(c.rope_scaling.original_length, 16);
@@ -243,6 +244,8 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
       {{{"model_type", "mixtral"}}, "mixtral"},
       {{{"hidden_act", "gelu"}}, "hidden_act"},
       {{{"rope_scaling", {{"rope_type", "proportional"}, {"factor", 4}}}}, "proportional"},
+      {{{"rope_scaling", {{"type", "linear"}, {"factor", 4}}}, {"rope_parameters", {{"rope_theta", 1e4}}}},
+       "rope_parameters"},
       {{{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4}}}}, "max_position_embeddings"},
       {{{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 0.5}}}, {"max_position_embeddings", 64}}, "at least 1"},
       {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2}}, {"short_factor", {1, 2}}}}}, "too short"},
@@ -257,6 +260,10 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
       {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 0}}, {"short_factor", {1, 2}}}},
         {"max_position_embeddings", 64}},
        "positive"},
+      {{{"rope_scaling", {{"type", "longrope"}, {"factor", -4}, {"long_factor", {1, 2}}, {"short_factor", {1, 2}}}},
+        {"max_position_embeddings", 64}},
+       "\"factor\" must be positive"},
+      {{{"rope_scaling", {{"type", "longrope"}, {"original_max_position_embeddings", 16}}}}, "max_position_embeddings"},
       {{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}}}, "original_max_position_embeddings"},
       {{{"rope_scaling",
          {{"rope_type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 64}, {"beta_fast", 1}}}},

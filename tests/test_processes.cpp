@@ -118,7 +118,8 @@ TEST_F(Processes, OnlineGrpoGivesTheFilesOfOneProcess) {
       "--eval-fraction 0.2 --reward-cmd 'while read -r line; do echo ${#line}; done' ";
   expect_ok(train + "--accumulate 2 --out " + path("one"));
   expect_runs(2, train + "--stop-after 2 --out " + path("ranks"));
-  expect_runs(2, "train --resume --out " + path("ranks"));
+  // Ranks sample at their own pace, so weights stay near.
+  expect_runs(2, "train --resume --keep far --out " + path("ranks"));
   expect_same_run("one", "ranks");
   for (const char* name : {"reward", "evaluation_reward", "kl"}) EXPECT_EQ(metric("one", name), metric("ranks", name));
   EXPECT_EQ(read_file(path("one/completions.jsonl")), read_file(path("ranks/completions.jsonl")));

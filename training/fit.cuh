@@ -23,8 +23,8 @@ inline Rates usual_rates(DeviceKind device) {
 // norms and small products are slower.
 constexpr double kEfficiency = 0.82;
 
-// The predicted time of a step. What is saved for backward, and weights, are copied beside the computation; gradients and
-// the optimizer's state are waited for.
+// The predicted time of a step. What is saved for backward, and weights for a layer, are copied beside the computation.
+// Gradients are waited for, and so is all that the update copies.
 struct Seconds {
   double compute = 0, beside = 0, waiting = 0, sent = 0;
   double total() const { return std::max(compute, beside) + waiting + sent; }

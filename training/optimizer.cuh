@@ -84,7 +84,7 @@ struct OptimizerChoice {
   OptimizerChoice(OptimizerKind kind, const Places& places = {}) : kind(kind), places(places) {}
 };
 
-// Every rank has the state of its shard of each trained parameter, and updates this shard. State in far memory is fetched
+// Every rank has the state of its shard of each trained parameter, and updates this shard. What is in far memory is fetched
 // for a round of parameters at a time and returned after the update, while the next round arrives.
 template <class Device, class T, class G>
 class Optimizer {
@@ -105,7 +105,10 @@ class Optimizer {
         if (const auto master = this->master(u); master && u.weight) convert(dev, master, u.weight);
       }
     };
-    in_rounds(dev, rounds(shards(model, nullptr, {})), Fetch::no, set);
+    Round all = shards(model, nullptr, {});
+    for (auto& u : all)
+      if (!has_master()) u.far_weight = {};  // not needed
+    in_rounds(dev, rounds(all), Fetch::no, set);
   }
 
   // One update. Weight decay applies to matrices only, not to norms and biases.
@@ -220,11 +223,15 @@ class Optimizer {
       const Matrix<T> weight = shard_of(model, weights[i]);
       Updated<T, G>& u = all.emplace_back(Updated<T, G>{all.size(), p, {0, weight.rows}, weight, {}, settings});
       if (weights[i].is_far()) {
-        u.far_weight = *weights[i].far;
+        u.far_weight = *weights[i].far, u.far_weight.kind = Kind::optimizer;  // its copies are a part of the update
         u.rows = {0, u.far_weight.rows};
+        u.weight = {nullptr, 0, p.cols};  // until it is fetched
       }
       if (gradient) u.gradient = *gradients[i].matrix;
-      if (gradient && gradients[i].is_far()) u.far_gradient = *gradients[i].far;
+      if (gradient && gradients[i].is_far()) {
+        u.far_gradient = *gradients[i].far, u.far_gradient.kind = Kind::optimizer;
+        u.gradient = {nullptr, 0, p.cols};
+      }
       if (p.vector()) u.settings.decay = 0;  // of norms and biases
       u.settings.parameter = i, u.settings.first_row = shard(p.rows, ranks).begin;
     }

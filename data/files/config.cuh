@@ -74,10 +74,12 @@ inline double yarn_attention_factor(const Fields& s, double factor) {
 
 // Phi-3's form has the context length of pretraining beside the object `s`, in the configuration `f`, and not the factor.
 inline void read_longrope(const Fields& s, const Fields& f, const Config& c, RopeScaling& scaling) {
-  const auto beside = f.get<double>("original_max_position_embeddings", static_cast<double>(c.max_length));
-  scaling.original_length = s.get<double>("original_max_position_embeddings", beside);
+  const auto inside = s.get<double>("original_max_position_embeddings", static_cast<double>(c.max_length));
+  scaling.original_length = f.get<double>("original_max_position_embeddings", inside);
   require(scaling.original_length > 1, s.file, ": original_max_position_embeddings is missing or too short");
+  require(c.max_length > 0 || s.has("factor"), f.file, ": longrope needs max_position_embeddings, or a factor");
   scaling.factor = s.get<double>("factor", static_cast<double>(c.max_length) / scaling.original_length);
+  require(scaling.factor > 0, s.file, ": the field \"factor\" must be positive");
   const double suggested =
       scaling.factor > 1 ? std::sqrt(1 + std::log(scaling.factor) / std::log(scaling.original_length)) : 1;
   scaling.attention_factor = s.get<double>("attention_factor", suggested);
@@ -111,7 +113,7 @@ inline RopeScaling read_rope_scaling(const Fields& s, const Fields& f, const Con
   if (type == "dynamic") {
     require(scaling.factor >= 1 && c.max_length > 0, s.file,
             ": dynamic scaling needs a factor of at least 1, and max_position_embeddings beside it");
-    s.only("original_max_position_embeddings", c.max_length);
+    for (const Fields& fields : {s, f}) fields.has("original_max_position_embeddings");  // has no effect
     scaling.original_length = static_cast<double>(c.max_length);
   }
   if (type == "llama3" || type == "yarn") scaling.original_length = positive("original_max_position_embeddings");
@@ -142,6 +144,8 @@ inline void read_rope(const Fields& f, Config& c) {
   if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.object("rope_scaling"), f, c);
   if (c.family == "gemma3") c.local_rope_theta = f.get<double>("rope_local_base_freq", 1e4);
   if (!f.has("rope_parameters")) return;
+  require(!f.has("rope_scaling"), f.file,
+          ": has both \"rope_scaling\" and \"rope_parameters\", of earlier and of newer files; remove one of them");
   Fields rope = f.object("rope_parameters");
   if (rope.has("full_attention")) {
     require(c.family == "gemma3", rope.file, ": only Gemma has RoPE parameters for each layer type");
