@@ -223,7 +223,7 @@ TEST(Far, RanksGiveTheBitsOfOneProcess) {
 TEST(Far, RanksWithoutRowsGiveTheBitsOfOneProcess) {
   const Config c = make_config("llama", {11, 8, 1, 2, 1, 2, 12, 0, false});
   for (OptimizerKind kind : {OptimizerKind::adamw, OptimizerKind::muon}) {
-    const std::vector<Batch> batches = {packed(c, {9}), packed(c, {5, 6}), packed(c, {12})};
+    const std::vector<Batch> batches = {packed(c, {12}), packed(c, {5, 7}), packed(c, {9, 3})};
     expect_bits_of_one_process<Cpu, float>(3, 1, {c, batches, Mode::stream, kTile, kind, {}, kFar});
   }
 }
