@@ -65,9 +65,10 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
   options.add(
       "--keep",
       {&keep,
-       "near or far: where a step keeps the saved inputs of layers, the optimizer's state, the layers' weights and their "
-       "gradients, and one by one: far weights=near, or inputs=far. Several processes divide far weights, as with --shard "
-       "weights. attention=near or =far also keeps attention's outputs, so that backward does not compute them again",
+       "near or far: where a step keeps the saved inputs of layers, the optimizer's state, the layers' weights and "
+       "their gradients, and one by one: far weights=near, or inputs=far. Several processes divide far weights, as "
+       "with --shard weights. attention=near or =far also keeps attention's outputs, so that backward does not "
+       "compute them again",
        {},
        lasts,
        "what fits and is fastest"});

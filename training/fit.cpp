@@ -13,11 +13,11 @@ double bytes(const Usage& usage, std::initializer_list<Kind> kinds) {
 }  // namespace
 
 Seconds predict(const Usage& usage, const Rates& rates) {
-  return {usage.flops / (kEfficiency * rates.matmul),
-          bytes(usage, {Kind::saved, Kind::attention, Kind::weights}) / rates.far,
-          bytes(usage, {Kind::gradients}) / rates.far +
-              bytes(usage, {Kind::optimizer}) / (rates.far * rates.far_streams),
-          usage.sent / rates.link};
+  return {
+      usage.flops / (kEfficiency * rates.matmul),
+      bytes(usage, {Kind::saved, Kind::attention, Kind::weights}) / rates.far,
+      bytes(usage, {Kind::gradients}) / rates.far + bytes(usage, {Kind::optimizer}) / (rates.far * rates.far_streams),
+      usage.sent / rates.link};
 }
 
 Fit fit(const StepSettings& s, Mode mode, Index rows, ChunkRange chunks, const Capacity& budget,
