@@ -105,7 +105,10 @@ class TrainCommand : public Command {
       const double begun = seconds();
       const std::vector<Batch> batches = batches_of(step);
       engine->device().reset_work();
-      const StepResult result = or_rescue(step - 1, [&] { return take_step(batches, step); });
+      const StepResult result = or_rescue(step - 1, [&] {
+        const auto progress = report->progress(step, task, batches, engine->device());
+        return take_step(batches, step);
+      });
       if (task.grpo) or_rescue(step, [&] { task.grpo->record(step); });
       engine->synchronize();
       report->step(step, task.grpo ? task.grpo->batches : batches, result, engine->device(), seconds() - begun);

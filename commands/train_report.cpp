@@ -1,7 +1,5 @@
 #include "commands/train_report.cuh"
 
-#include <unistd.h>
-
 namespace streambp {
 
 namespace {
@@ -15,9 +13,6 @@ std::string shown(const Measures& measures) {
   }
   return text;
 }
-
-// On a terminal, moves to the beginning of the line and clears it, because it may hold the progress of a step.
-const char* fresh_line() { return isatty(STDOUT_FILENO) ? "\r\033[K" : ""; }
 
 }  // namespace
 
@@ -54,8 +49,20 @@ void TrainReport::begin(const TrainTask& task) const {
   std::fflush(stdout);
 }
 
+std::unique_ptr<StepProgress> TrainReport::progress(Index step, const TrainTask& task,
+                                                    const std::vector<Batch>& batches, DeviceBase& device) const {
+  const bool steps_are_short = step > first_step_ + 1 && seconds_ < kLongStep;
+  if (batches.empty() || steps_are_short) return nullptr;
+  StepSettings s = task.settings;
+  if (const BlockSettings& blocks = options_.optimizer.blocks)
+    s.config.trained = names_of_block(s.config, blocks, block_of_step(blocks, s.config.layers, step));
+  return std::make_unique<StepProgress>(device, format("step %ld/%ld", step, options_.last_step()),
+                                        step_flops(s, batches, task.schedule));
+}
+
 void TrainReport::step(Index step, const std::vector<Batch>& batches, const StepResult& result,
                        const DeviceBase& device, double seconds) {
+  seconds_ = seconds;
   Index tokens = 0;
   for (const Batch& batch : batches) tokens += batch.size();
   const double tokens_per_second = static_cast<double>(tokens) / seconds,
@@ -72,9 +79,9 @@ void TrainReport::step(Index step, const std::vector<Batch>& batches, const Step
   for (const auto& [measure, value] : result.measures.others) line[measure] = value;
   directory_.write_metrics(line);
 
-  // A terminal shows every step on one line; a file gets about twenty lines.
+  // Of short steps, a terminal shows each on the same line, and a file gets about twenty lines.
   const Index last = options_.last_step(), interval = std::max<Index>(1, (last - first_step_) / 20);
-  const bool terminal = isatty(STDOUT_FILENO), lasting = step == last || step % interval == 0;
+  const bool terminal = isatty(STDOUT_FILENO), lasting = step == last || step % interval == 0 || seconds > kLongStep;
   if (!terminal && !lasting) return;
   const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
   const auto left =

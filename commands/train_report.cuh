@@ -2,7 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 
+#include "commands/step_progress.cuh"
 #include "commands/train_task.cuh"
 #include "training/evaluation.cuh"
 
@@ -17,6 +19,9 @@ class TrainReport {
   // Called before the first step.
   void begin(const TrainTask& task) const;
 
+  // Nothing if steps are short. GRPO samples its batches in the step, so how much it will compute is not known.
+  std::unique_ptr<StepProgress> progress(Index step, const TrainTask& task, const std::vector<Batch>& batches,
+                                         DeviceBase& device) const;
   void step(Index step, const std::vector<Batch>& batches, const StepResult& result, const DeviceBase& device,
             double seconds);
   void evaluation(Index step, const Evaluation& evaluation, ObjectiveKind objective);
@@ -29,7 +34,8 @@ class TrainReport {
   const TrainOptions& options_;
   const Index first_step_;
   const double machine_rate_;
-  Clock::time_point start_ = Clock::now();
+  const Clock::time_point start_ = Clock::now();
+  double seconds_ = 0;  // of the last step
 };
 
 }  // namespace streambp

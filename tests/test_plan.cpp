@@ -1,5 +1,6 @@
 // The plan: its memory matches the arena to the byte, its chunks and lengths are the largest that fit, and the
 // advertised lengths fit.
+#include "commands/step_progress.cuh"
 #include "data/files/checkpoint.cuh"
 #include "tests/support.cuh"
 #include "tests/temporary.cuh"
@@ -51,6 +52,35 @@ TEST(Plan, MatchesThePeakOfTheArenaToTheByte) {
       }
     }
   }
+}
+
+TEST(Plan, EstimatesTheFlopsOfAStep) {
+  for (const Family& family : families()) {
+    const Config& c = family.config;
+    const std::vector<Batch> batches = {packed(c, {700}), packed(c, {100, 300, 50}), packed(c, {30, 400, 220})};
+    const Schedule schedule = schedule_for(Mode::stream, c, 700, kTile);
+    const StepSettings settings{c, DType::f32, OptimizerKind::adamw, 3};
+    Cpu dev(plan(settings, 700, schedule).peak);
+    Trainer<Cpu, float> trainer(dev, c, 700, OptimizerKind::adamw);
+    trainer.initialise(1, 0.1);
+    trainer.step(batches, schedule, OptimizerSettings{}, 1);
+    EXPECT_NEAR(step_flops(settings, batches, schedule) / dev.flops(), 1, 0.03) << family.name;
+  }
+}
+
+TEST(StepProgress, ShowsWhatIsDone) {
+  Plan dev;
+  const auto shown = [&](StepProgress::Pace pace, double flops) {
+    testing::internal::CaptureStdout();
+    const StepProgress progress(dev, "step 1/2", 100, pace);
+    dev.reset_work();
+    dev.operation("product", flops, 0);
+    return testing::internal::GetCapturedStdout();
+  };
+  EXPECT_TRUE(shown({0, 0}, 25).starts_with("step 1/2: 25% done, about "));
+  EXPECT_TRUE(shown({0, 0}, 500).starts_with("step 1/2: 99% done, about "));  // more than estimated
+  EXPECT_EQ(shown({1e9, 0}, 25), "");
+  EXPECT_FALSE(dev.on_work);
 }
 
 TEST(Plan, KnowsEveryOptimizer) {

@@ -1,5 +1,7 @@
 #include "training/plan.cuh"
 
+#include <cmath>
+
 #include "model/generate.cuh"
 #include "training/trainer.cuh"
 
@@ -44,6 +46,24 @@ Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
       usage.far_traffic[kind] += static_cast<double>(more) * (next.far_traffic[kind] - usage.far_traffic[kind]);
   }
   return usage;
+}
+
+double step_flops(StepSettings s, const std::vector<Batch>& batches, const Schedule& schedule) {
+  double tokens = 0, pairs = 0;  // of each token and all tokens of its document
+  for (const Batch& batch : batches) {
+    for (const Rows& document : batch.documents()) {
+      const auto n = static_cast<double>(document.size());
+      tokens += n, pairs += n * n;
+    }
+  }
+  const double rows = std::ceil(tokens / static_cast<double>(batches.size()));
+  const auto flops = [&](Index documents) {
+    s.documents = documents;
+    return plan(s, static_cast<Index>(rows), schedule).flops;
+  };
+  // Attention's FLOPs are proportional to the pairs, and two documents in place of one halve these.
+  const double one = flops(1), attention = 2 * (one - flops(2));
+  return one - attention * (1 - pairs / (rows * tokens));
 }
 
 Capacity plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation) {

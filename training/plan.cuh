@@ -21,6 +21,9 @@ struct Usage {
 
 Usage plan(const StepSettings& s, Index rows, const Schedule& schedule);
 
+// The FLOPs of a step with these micro-batches; at most a few percent off.
+double step_flops(StepSettings s, const std::vector<Batch>& batches, const Schedule& schedule);
+
 // Sequences generated in parallel, each up to `room` tokens, read up to `chunk` tokens at a time.
 struct GenerationShape {
   Index slots = 0, room = 0, chunk = kTile;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -66,6 +67,8 @@ class DeviceBase {
     return Scope(*this);
   }
 
+  std::function<void()> on_work;  // called after each operation; a GPU may still be busy with it
+
   // GPU matrix products that could not use their one-tile algorithm. Their bits may depend on the chunk.
   std::vector<std::string> algorithm_changes;
 
@@ -92,6 +95,7 @@ class DeviceBase {
     w.flops += flops;
     w.bytes += bytes;
     w.sent += sent;
+    if (on_work) on_work();
     return w;
   }
   template <class T>
