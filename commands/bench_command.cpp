@@ -58,6 +58,10 @@ class BenchCommand : public Command {
   };
 
   void run() {
+    memory.check();
+    require(
+        !options.given("--inputs") || modes.empty() || std::find(modes.begin(), modes.end(), "stream") != modes.end(),
+        "--inputs is for stream mode");
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
     Config config = model.config(length);
     part.apply(config);
@@ -77,10 +81,6 @@ class BenchCommand : public Command {
     std::fflush(stdout);
 
     std::vector<Candidate> candidates;
-    memory.check();
-    require(
-        !options.given("--inputs") || modes.empty() || std::find(modes.begin(), modes.end(), "stream") != modes.end(),
-        "--inputs is for stream mode");
     const Capacity room = {room_of_each_rank(settings.device),
                            far_room_of_each_rank(settings.device, memory.directory)};
     StepSettings planned = settings;  // of rank 0 on all ranks, so that all skip the same modes

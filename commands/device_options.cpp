@@ -73,7 +73,8 @@ void require_room(const StepSettings& s, Mode mode, Index rows, Index chunk, std
   const Index longest = longest_for_budget(s, mode, chunk, room), fitting = chunk_for_budget(s, rows, room);
   require(longest > 0, needs, "; use a smaller model, or a narrower --dtype or --optimizer");
   fail(needs, ": in ", name(mode), " mode there is room for ", longest, " tokens at a time",
-       fitting > 0 ? format("; for these %ld use --mode stream --chunk %ld or less", rows, fitting) : "");
+       fitting > 0 ? format("; for these %ld use --mode stream --chunk %ld or less", rows, fitting)
+                   : "; use a smaller --length");
 }
 
 }  // namespace streambp

@@ -1,7 +1,5 @@
 #include "commands/memory_options.cuh"
 
-#include <unistd.h>
-
 #include "commands/text.cuh"
 #include "parallel/processes.cuh"
 #include "training/engine.cuh"
@@ -30,6 +28,9 @@ struct Kept {
     const bool attention = kThings[thing].place == &Places::attention;
     return named[thing] || attention ? named[thing] : others;
   }
+  bool all_near() const {
+    return others == Place::near && std::find(named.begin(), named.end(), Place::far) == named.end();
+  }
 };
 
 Kept kept(const std::vector<std::string>& words) {
@@ -44,7 +45,7 @@ Kept kept(const std::vector<std::string>& words) {
     require(place && (where == "near" || where == "far"), "--keep ", quote(word),
             ": expected near, far, or NAME=near or NAME=far with inputs, optimizer, weights, gradients or attention as "
             "NAME");
-    require(!*place, "--keep ", quote(word), ": says this a second time; say it once");
+    require(!*place, "--keep ", quote(word), ": repeats or contradicts an earlier value; give one of them");
     *place = where == "far" ? Place::far : Place::near;
   }
   return result;
@@ -66,9 +67,9 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
       "--keep",
       {&keep,
        "near or far: where a step keeps the saved inputs of layers, the optimizer's state, the layers' weights and "
-       "their gradients, and one by one: far weights=near, or inputs=far. Several processes divide far weights, as "
-       "with --shard weights. attention=near or =far also keeps attention's outputs, so that backward does not "
-       "compute them again",
+       "their gradients. To choose one by one, write far weights=near or inputs=far; the names are inputs, optimizer, "
+       "weights and gradients. Several processes divide far weights, as with --shard weights. attention=near or =far "
+       "also keeps attention's outputs, so that backward does not compute them again",
        {},
        lasts,
        "what fits and is fastest"});
@@ -131,13 +132,16 @@ std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Samp
 }
 
 void MemoryOptions::check() const {
-  kept(keep);
-  require(directory.empty() || std::filesystem::is_directory(directory), "--far ", quote(directory),
-          ": is not a directory; name one on a fast disk");
-  require(directory.empty() || access(directory.c_str(), W_OK | X_OK) == 0, "--far ", quote(directory),
-          ": cannot be written; check its permissions");
-  require(directory.empty() || !is_in_memory(directory), "--far ", quote(directory),
-          ": is in memory (tmpfs), so it saves none; name a directory on a disk");
+  if (kept(keep).all_near() || directory.empty()) return;
+  const std::string reason = why_not_far(directory);
+  require(reason.empty(), "--far ", quote(directory), ": ", reason, "; name a directory on a fast disk");
+}
+
+std::string MemoryOptions::far_place(DeviceKind device) const {
+  if (device == DeviceKind::cuda) return "pinned host memory";
+  const std::filesystem::path place = far_directory(directory);
+  const std::string reason = why_not_far(place);
+  return "a file in " + place.string() + (reason.empty() ? "" : ", which " + reason);
 }
 
 std::size_t far_room_of_each_rank(DeviceKind device, const std::string& directory) {

@@ -21,8 +21,10 @@ struct MemoryOptions {
   // others' shards of the weights.
   enum class Sampling { none, of_each_rank };
   std::vector<Places> places(Mode mode, const StepSettings& s, Sampling sampling = Sampling::none) const;
-  // Refuses a directory in which no file can be created.
+  // Refuses a directory in which far memory cannot be.
   void check() const;
+  // "pinned host memory", or "a file in /tmp", and if it cannot be there, why.
+  std::string far_place(DeviceKind device) const;
 };
 
 // The free far memory of each rank; ranks on a machine share it.

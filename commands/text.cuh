@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -46,13 +47,8 @@ inline std::string counted(std::ptrdiff_t n, const std::string& what) {
 
 // "80GiB", "80G" and "80g" are 80 * 2^30 bytes, "80GB" is 80 * 10^9; a bare number is bytes.
 inline std::size_t parse_bytes(const std::string& text) {
-  std::size_t end = 0;
   double value = -1;
-  try {
-    value = std::stod(text, &end);
-  } catch (const std::exception&) {
-  }
-  std::string unit = text.substr(end);
+  std::string unit = std::from_chars(text.data(), text.data() + text.size(), value).ptr;
   for (char& c : unit) c = static_cast<char>(std::tolower(c));
   const std::size_t power = unit.empty() ? 0 : std::string("bkmgt").find(unit[0]);
   const bool decimal = unit.size() == 2 && unit[1] == 'b';

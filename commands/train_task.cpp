@@ -286,9 +286,10 @@ class Preparation {
   [[noreturn]] void refuse_far_memory(Index rows, const std::vector<Places>& places) const {
     const Usage near = usage(rows, places.front()), least = usage(rows, smallest(places));
     auto of = [](std::size_t bytes, bool free) { return human_bytes(bytes) + (free ? " free" : " allowed"); };
+    const std::string place = o.budget.far_memory.empty() ? ", in " + o.budget.far_place(task.settings.device) : "";
     fail("a step needs ", near.far < least.far ? human_bytes(near.peak) + ", or " : "", human_bytes(least.peak),
          " and ", human_bytes(least.far), " of far memory; there are ", of(budget().near, o.budget.memory.empty()),
-         " and ", of(budget().far, o.budget.far_memory.empty()), "; use ",
+         " near and ", of(budget().far, o.budget.far_memory.empty()), " far", place, "; use ",
          o.budget.far_memory.empty() ? "--far DIR, a directory on another disk" : "more --far-memory",
          ", or a smaller --length");
   }

@@ -106,6 +106,8 @@ inline RopeFrequencies rope_frequencies(Index dim, double theta, const RopeScali
       keep = std::clamp((rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
     if (s.type == RopeType::yarn) keep = yarn_keep(dim, i, theta, s);
     frequencies.values.push_back(keep == 1 ? f : keep * f + (1 - keep) * f / factor);
+    require(std::isfinite(frequencies.values.back()), "model: the RoPE frequency of pair ", i,
+            " is not finite; check theta and its scaling in config.json");
   }
   return frequencies;
 }

@@ -59,7 +59,7 @@ struct TokenBatch {
       key_begin.push_back(begin);
     }
   }
-  // Of its documents.
+  // The length of the longest document.
   Index longest() const { return positions.empty() ? 0 : *std::max_element(positions.begin(), positions.end()) + 1; }
   // Appends a document. Its last token may have a target too.
   void append(std::vector<std::int32_t> document, std::int32_t last_target = -1) {

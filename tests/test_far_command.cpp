@@ -43,9 +43,11 @@ TEST_F(FarCommands, ARunResumesNearOrFar) {
   for (const char* dtype : {"f32", "bf16 --optimizer adamw-8bit"}) {
     const std::string common = std::string("--dtype ") + dtype + " --out ";
     expect_ok(train(common + path("near")));
-    expect_ok(train(common + path("mixed") + " --stop-after 1 --keep far"));
+    fs::create_directory(path("disk"));
+    expect_ok(train(common + path("mixed") + " --stop-after 1 --keep far --far " + path("disk")));
     expect_ok("train --out " + path("mixed") + " --resume --stop-after 2 --chunk 256");  // still far
     EXPECT_GT(metric("mixed", "far_memory")[1], 0);
+    fs::remove(path("disk"));  // empty, and not needed any more
     expect_ok("train --out " + path("mixed") + " --resume --keep near");
     EXPECT_EQ(metric("mixed", "far_memory")[2], 0);
     expect_same_run("near", "mixed");
@@ -125,10 +127,15 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused(run + "--mode full --keep inputs=far", "full mode keeps all activations in near memory");
   expect_refused(run + "--keep far --far-memory 1KiB", "more --far-memory");
   expect_refused(run + "--keep far --far-memory nine", "is not an amount of memory");
+  expect_refused(run + "--keep far --far-memory 0x10", "is not an amount of memory");
   expect_refused(run + "--keep far --far " + path("nowhere"), "is not a directory");
+  if (is_in_memory("/dev/shm")) {
+    const Outcome outcome = execute(run + "--keep far", "TMPDIR=/dev/shm " + binary());
+    EXPECT_TRUE(contains(outcome.output, "0 B free far, in a file in /dev/shm, which is in memory")) << outcome.output;
+  }
   expect_refused("plan gpt2 --keep optimizer=far", "has no state");
-  expect_refused("plan gpt2 --keep near far", "says this a second time");
-  expect_refused("plan gpt2 --keep weights=near weights=far", "says this a second time");
+  expect_refused("plan gpt2 --keep near far", "repeats or contradicts");
+  expect_refused("plan gpt2 --keep weights=near weights=far", "repeats or contradicts");
   expect_ok("plan qwen3-0.6b --lora 8 --base nf4 --keep far inputs=near attention=far");
   expect_refused("plan gpt2 --far-memory 1GiB", "give that too");
   if (is_in_memory("/dev/shm")) expect_refused(run + "--far /dev/shm", "is in memory");

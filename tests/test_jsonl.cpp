@@ -55,6 +55,7 @@ TEST(JsonParser, EnforcesItsLimits) {
                "nested more deeply than 1 levels");
   EXPECT_ERROR(parse_json("{\"a\": 1, \"b\": {\"a\": 2}, \"a\": 3}"), "duplicate key \"a\"");
   EXPECT_ERROR(parse_json("[1]]", "x.json"), "x.json: not valid JSON: column 4: syntax error");
+  EXPECT_ERROR(parse_json("[1e400]"), "not valid JSON: number overflow parsing '1e400'");
   EXPECT_ERROR(parse_json("[\n\n1 2]"), "not valid JSON: line 3, column 3: syntax error");
 }
 

@@ -121,6 +121,10 @@ TEST_P(NormOperation, MatchesItsFormulaForwardAndBackward) {
 
 // --- rope ---
 
+TEST(Operations, RopeNeedsFiniteFrequencies) {
+  EXPECT_THROW(rope_frequencies(16, 1e4, RopeScaling{RopeType::linear, 1e-310}), Error);
+}
+
 TEST(Operations, RopeRotatesPairsAndBack) {
   for (const RopeScaling& scaling : {RopeScaling{}, RopeScaling{RopeType::llama3, 8, 64}}) {
     const Index dim = 14, heads = 3, n = 40;

@@ -27,8 +27,8 @@ std::size_t free_memory(DeviceKind device) {
 std::size_t free_far_memory(DeviceKind device, const std::filesystem::path& directory) {
   if (device == DeviceKind::cuda) return available_memory() / 100 * 90;
   try {
-    const std::filesystem::path place = directory.empty() ? temporary_directory() : directory;
-    return is_in_memory(place) ? 0 : std::filesystem::space(place).available / 100 * 95;
+    const std::filesystem::path place = far_directory(directory);
+    return why_not_far(place).empty() ? std::filesystem::space(place).available / 100 * 95 : 0;
   } catch (const std::exception&) {
     return 0;
   }

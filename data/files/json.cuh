@@ -55,6 +55,7 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
   bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) override {
     std::string what = error.what();
     what = what.substr(0, what.find("; last read"));
+    if (const std::size_t at = what.find("] "); at != what.npos) what = what.substr(at + 2);
     if (const std::size_t at = what.find("line "); at != what.npos) what = what.substr(at);
     if (what.starts_with("line 1, ")) what = what.substr(8);
     return refuse("not valid JSON: " + excerpt(what));

@@ -67,7 +67,7 @@ class DeviceBase {
     return Scope(*this);
   }
 
-  std::function<void()> on_work;  // called after each operation; a GPU may still be busy with it
+  std::function<void()> on_work;  // called when an operation is counted; a GPU may not have begun it
 
   // GPU matrix products that could not use their one-tile algorithm. Their bits may depend on the chunk.
   std::vector<std::string> algorithm_changes;
@@ -183,7 +183,7 @@ class Cpu : private HostBlock, public DeviceBase {
   explicit Cpu(const Capacity& capacity)
       : HostBlock(Arena::round_up(capacity.near)), DeviceBase(capacity, HostBlock::data, kTile) {
     if (capacity.far == 0) return;
-    far_file_.emplace(capacity.directory.empty() ? temporary_directory() : capacity.directory, capacity.far);
+    far_file_.emplace(far_directory(capacity.directory), capacity.far);
   }
 
   // Copies between host and device memory; for contiguous matrices.

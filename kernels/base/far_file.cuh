@@ -18,6 +18,19 @@
 
 namespace streambp {
 
+// The directory of the file: `named`, or the one for temporary files.
+inline std::filesystem::path far_directory(const std::filesystem::path& named) {
+  return named.empty() ? temporary_directory() : named;
+}
+
+// Why far memory cannot be in a directory: "is not a directory". Empty if it can.
+inline std::string why_not_far(const std::filesystem::path& directory) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(directory, error)) return "is not a directory";
+  if (access(directory.c_str(), W_OK | X_OK) != 0) return "cannot be written";
+  return is_in_memory(directory) ? "is in memory (tmpfs), so it saves none" : "";
+}
+
 class FarFile {
  public:
   // Reserves the space, so that a run that starts cannot fill the disk.
