@@ -29,13 +29,8 @@ void TrainReport::begin(const TrainTask& task) const {
   std::printf("memory   %s, planned: mode %s%s\n", human_bytes(task.memory.near).c_str(), o.mode.c_str(),
               chunked.c_str());
   if (task.memory.far > 0) {
-    const std::string where =
-        s.device == DeviceKind::cuda
-            ? "pinned host memory"
-            : "a file in " +
-                  (o.budget.directory.empty() ? temporary_directory() : fs::path(o.budget.directory)).string();
     std::printf("far      %s in %s\n", describe_far(plan(s, o.rows(), task.schedule).far_by_kind).c_str(),
-                where.c_str());
+                o.budget.far_place(s.device).c_str());
   }
   std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(s.device).c_str(), name(s.dtype),
               machine_rate_ / 1e9);
@@ -51,18 +46,18 @@ void TrainReport::begin(const TrainTask& task) const {
 
 std::unique_ptr<StepProgress> TrainReport::progress(Index step, const TrainTask& task,
                                                     const std::vector<Batch>& batches, DeviceBase& device) const {
-  const bool steps_are_short = step > first_step_ + 1 && seconds_ < kLongStep;
-  if (batches.empty() || steps_are_short) return nullptr;
-  StepSettings s = task.settings;
-  if (const BlockSettings& blocks = options_.optimizer.blocks)
-    s.config.trained = names_of_block(s.config, blocks, block_of_step(blocks, s.config.layers, step));
-  return std::make_unique<StepProgress>(device, format("step %ld/%ld", step, options_.last_step()),
-                                        step_flops(s, batches, task.schedule));
+  if (batches.empty()) return nullptr;
+  const auto flops = [&, step] {
+    StepSettings s = task.settings;
+    if (const BlockSettings& blocks = options_.optimizer.blocks)
+      s.config.trained = names_of_block(s.config, blocks, block_of_step(blocks, s.config.layers, step));
+    return step_flops(s, batches, task.schedule);
+  };
+  return std::make_unique<StepProgress>(device, format("step %ld/%ld", step, options_.last_step()), flops);
 }
 
 void TrainReport::step(Index step, const std::vector<Batch>& batches, const StepResult& result,
                        const DeviceBase& device, double seconds) {
-  seconds_ = seconds;
   Index tokens = 0;
   for (const Batch& batch : batches) tokens += batch.size();
   const double tokens_per_second = static_cast<double>(tokens) / seconds,
@@ -81,7 +76,7 @@ void TrainReport::step(Index step, const std::vector<Batch>& batches, const Step
 
   // Of short steps, a terminal shows each on the same line, and a file gets about twenty lines.
   const Index last = options_.last_step(), interval = std::max<Index>(1, (last - first_step_) / 20);
-  const bool terminal = isatty(STDOUT_FILENO), lasting = step == last || step % interval == 0 || seconds > kLongStep;
+  const bool terminal = on_terminal(), lasting = step == last || step % interval == 0 || seconds > kLongStep;
   if (!terminal && !lasting) return;
   const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
   const auto left =

@@ -19,7 +19,7 @@ class TrainReport {
   // Called before the first step.
   void begin(const TrainTask& task) const;
 
-  // Nothing if steps are short. GRPO samples its batches in the step, so how much it will compute is not known.
+  // Nothing for on-line GRPO: it samples its batches in the step, so how much it will compute is not known.
   std::unique_ptr<StepProgress> progress(Index step, const TrainTask& task, const std::vector<Batch>& batches,
                                          DeviceBase& device) const;
   void step(Index step, const std::vector<Batch>& batches, const StepResult& result, const DeviceBase& device,
@@ -35,7 +35,6 @@ class TrainReport {
   const Index first_step_;
   const double machine_rate_;
   const Clock::time_point start_ = Clock::now();
-  double seconds_ = 0;  // of the last step
 };
 
 }  // namespace streambp

@@ -72,13 +72,15 @@ TEST(StepProgress, ShowsWhatIsDone) {
   Plan dev;
   const auto shown = [&](StepProgress::Pace pace, double flops) {
     testing::internal::CaptureStdout();
-    const StepProgress progress(dev, "step 1/2", 100, pace);
+    const StepProgress progress(
+        dev, "step 1/2", [] { return 100.0; }, pace);
     dev.reset_work();
     dev.operation("product", flops, 0);
     return testing::internal::GetCapturedStdout();
   };
   EXPECT_TRUE(shown({0, 0}, 25).starts_with("step 1/2: 25% done, about "));
   EXPECT_TRUE(shown({0, 0}, 500).starts_with("step 1/2: 99% done, about "));  // more than estimated
+  EXPECT_EQ(shown({0, 0}, 0.5), "step 1/2: 0% done\n");
   EXPECT_EQ(shown({1e9, 0}, 25), "");
   EXPECT_FALSE(dev.on_work);
 }

@@ -21,7 +21,7 @@ struct Usage {
 
 Usage plan(const StepSettings& s, Index rows, const Schedule& schedule);
 
-// The FLOPs of a step with these micro-batches; at most a few percent off.
+// About the FLOPs of a step with these micro-batches: a few percent off, with sliding windows and many documents more.
 double step_flops(StepSettings s, const std::vector<Batch>& batches, const Schedule& schedule);
 
 // Sequences generated in parallel, each up to `room` tokens, read up to `chunk` tokens at a time.
