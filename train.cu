@@ -3,6 +3,7 @@
 // Its parts: commands/train_options.cuh (options), commands/train_task.cuh (data, settings, memory),
 // training/engine.cuh (the model on its device), training/run_directory.cuh (--out), commands/train_report.cuh (console
 // and metrics).
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -30,8 +31,8 @@ class TrainCommand : public Command {
                     far_room_of_each_rank(options.device.kind(), options.budget.directory)};
     first_then_others([&] { task = prepare(options, *directory); });
     require_equal("the data", task.source.fingerprint);
-    if (!task.start.empty()) require_equal("the model", contents_key(task.start));
-    if (!task.adapters.empty()) require_equal("the adapters", contents_key(task.adapters));
+    for (const auto& [what, directory] : {std::pair{"the model", task.start}, {"the adapters", task.adapters}})
+      if (this_process().count > 1 && !directory.empty()) require_equal(what, contents_key(directory));
     task.settings.ranks = options.ranks.grid(task.settings.config, task.settings.device);
 
     const double machine_rate = matmul_rate(task.settings.device, task.settings.dtype);
@@ -44,7 +45,9 @@ class TrainCommand : public Command {
     report.emplace(*directory, options, first_step, machine_rate);
     report->begin(task);
     if (first_step == 0) evaluate(first_step);
-    if (learn() && options.sample_length > 0) sample();
+    const bool ended = learn();
+    results_are_saved = true;
+    if (ended && options.sample_length > 0) sample();
   }
 
   // Rank 0 decides where the run is written and where it continues.
@@ -74,8 +77,8 @@ class TrainCommand : public Command {
   }
 
   Index resume(const fs::path& checkpoint) {
-    const fs::path path = checkpoint / "training/state.json";
-    const Json json = parse_json_file(path);
+    const fs::path path = state_of(checkpoint);
+    const Json json = read_state(checkpoint);
     const Fields state(json, path.string());
     require(state.get<std::string>("data") == task.source.fingerprint, task.source.description,
             ": the data has changed since the run in ", options.out, " began; restore it, or start a new run");
@@ -98,20 +101,22 @@ class TrainCommand : public Command {
   bool learn() {
     const Index last = options.last_step();
     if (first_step >= last)
-      std::printf("nothing to do: the run is at step %ld of %ld\n", first_step, options.optimizer.steps);
+      print("nothing to do: the run is at step %ld of %ld\n", first_step, options.optimizer.steps);
     const Interruption interruption;
     CheckpointTimer timer(options.checkpoint_interval, seconds());
     for (Index step = first_step + 1; step <= last; ++step) {
       const double begun = seconds();
-      const std::vector<Batch> batches = batches_of(step);
+      on_this_rank(step - 1, [&] { read_batches(step); });
       engine->device().reset_work();
       const StepResult result = or_rescue(step - 1, [&] {
         const auto progress = report->progress(step, task, batches, engine->device());
-        return take_step(batches, step);
+        return take_step(step);
       });
-      if (task.grpo) or_rescue(step, [&] { task.grpo->record(step); });
       engine->synchronize();
-      report->step(step, task.grpo ? task.grpo->batches : batches, result, engine->device(), seconds() - begun);
+      on_this_rank(step, [&] {
+        if (task.grpo) task.grpo->record(step);
+        report->step(step, task.grpo ? task.grpo->batches : batches, result, engine->device(), seconds() - begun);
+      });
 
       const bool at_end = step == last, interrupted = signal() != 0 && can_resume_after(step),
                  due = can_resume_after(step) && is_due(timer, step);
@@ -134,42 +139,73 @@ class TrainCommand : public Command {
     return largest_of_ranks(this_process().rank == 0 && timer.due(step, seconds())) > 0;
   }
 
-  std::vector<Batch> batches_of(Index step) const {
-    std::vector<Batch> batches;
-    for (Index i = 0; i < options.micro_batches && !task.grpo; ++i) batches.push_back(task.source.batch(step, i));
-    return batches;
+  // On-line GRPO makes its batches in the step.
+  void read_batches(Index step) {
+    if (task.grpo) return;
+    if (task.token_file) task.token_file->require_unchanged(task.source.fingerprint);
+    std::vector<Batch> read;
+    for (Index i = 0; i < options.micro_batches; ++i) read.push_back(task.source.batch(step, i));
+    MappedFile::require_intact();
+    batches = std::move(read);
   }
 
-  StepResult take_step(const std::vector<Batch>& batches, Index step) {
+  StepResult take_step(Index step) {
     if (!task.grpo) return engine->step(batches, task.schedule, options.optimizer, step);
     return task.grpo->step(*engine, task.settings.objective, task.schedule, options.length, options.optimizer, step);
   }
 
-  // Returns f(). If f fails, the weights are still those after step `done`, and they are saved.
+  // --- Errors ---
+
+  // Runs f, which needs no other rank. If it fails on any of them, all save the weights, which are those after step
+  // `done`.
+  template <class F>
+  void on_this_rank(Index done, F&& f) {
+    std::string failure;
+    try {
+      f();
+    } catch (const std::exception& error) {
+      failure = reason(error);
+    }
+    failure = any_of_ranks(failure);
+    if (!failure.empty()) fail_after(done, failure);
+  }
+
+  // Returns f(). If it fails, the weights are still those after step `done`, and they are saved; but not with several
+  // ranks: some of them may not have failed, and saving needs all of them.
   template <class F>
   std::invoke_result_t<F> or_rescue(Index done, F&& f) {
     try {
       return f();
     } catch (const std::exception& error) {
-      const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
-      rescue(done);
-      fail(memory ? "out of host memory" : error.what(), "; ", directory->last_checkpoint());
+      fail_after(this_process().count == 1 ? done : 0, reason(error));
     }
   }
 
-  void rescue(Index done) {
-    if (this_process().count > 1) return;  // the other ranks may not have failed, and saving needs all of them
+  static std::string reason(const std::exception& error) {
+    return dynamic_cast<const std::bad_alloc*>(&error) ? "out of host memory" : error.what();
+  }
+
+  [[noreturn]] void fail_after(Index done, const std::string& why) {
+    const std::string not_saved = rescue(done);
+    fail(why, "; ", directory->last_checkpoint(),
+         not_saved.empty() ? "" : "; a later one could not be saved: " + not_saved);
+  }
+
+  // Returns why there is something to save that could not be saved.
+  std::string rescue(Index done) {
     const bool saved = directory->checkpoint().filename() == checkpoint_name(done);
-    if (done <= first_step || !can_resume_after(done) || saved) return;
+    if (done <= first_step || !can_resume_after(done) || saved) return "";
     try {
       engine->release_gradient();
       if (!task.grpo) {  // do not save weights that give NaN
-        const auto logps = engine->evaluate({task.source.batch(done, 0)}, task.schedule);
-        for (const double logp : logps.front())
-          if (!std::isfinite(logp)) return;
+        const auto logps = engine->evaluate({batches.front()}, task.schedule);
+        const bool finite = std::ranges::all_of(logps.front(), [](double logp) { return std::isfinite(logp); });
+        if (largest_of_ranks(!finite) > 0) return "its weights give no finite loss";
       }
       save(done, RunDirectory::Keep::always);
-    } catch (const std::exception&) {  // disk full or device lost: the first error is more useful
+      return "";
+    } catch (const std::exception& error) {  // disk full or device lost
+      return reason(error);
     }
   }
 
@@ -180,25 +216,29 @@ class TrainCommand : public Command {
   }
 
   void evaluate(Index step) {
-    if (task.grpo) return report->reward(step, or_rescue(step, [&] { return task.grpo->evaluate(*engine); }));
+    if (task.grpo) {
+      const double reward = or_rescue(step, [&] { return task.grpo->evaluate(*engine); });
+      return on_this_rank(step, [&] { report->reward(step, reward); });
+    }
     const Objective& objective = task.settings.objective;
-    report->evaluation(step, streambp::evaluate(*engine, objective, task.source.evaluation, task.schedule),
-                       objective.kind);
+    const Evaluation evaluation =
+        or_rescue(step, [&] { return streambp::evaluate(*engine, objective, task.source.evaluation, task.schedule); });
+    on_this_rank(step, [&] { report->evaluation(step, evaluation, objective.kind); });
   }
 
   void save(Index step, RunDirectory::Keep keep) {
     Json state = {{"step", step}, {"data", task.source.fingerprint}, {"options", options.table.lasting()}};
     if (!task.reference.empty()) state["reference"] = task.reference;
-    if (options.trains_adapters()) state["base"] = task.base;
-    const fs::path saved = directory->save(*engine, *task.layout, state, keep);
-    if (step == options.last_step()) std::printf("saved    %s\n", saved.c_str());
+    if (options.trains_adapters()) state["base"] = task.base, state["base_directory"] = task.layout->base.string();
+    const fs::path saved = or_rescue(first_step, [&] { return directory->save(*engine, *task.layout, state, keep); });
+    if (step == options.last_step()) print("saved    %s\n", saved.c_str());
   }
 
   bool stop(Index step) {
     exit_code = 128 + signal();
-    std::printf("stopped  after step %ld by a signal; the checkpoint is %s\n", step, directory->checkpoint().c_str());
+    print("stopped  after step %ld by a signal; the checkpoint is %s\n", step, directory->checkpoint().c_str());
     if (step < options.last_step())
-      std::printf("         continue with streambp train --out %s --resume\n", options.out.c_str());
+      print("         continue with streambp train --out %s --resume\n", options.out.c_str());
     return false;
   }
 
@@ -211,15 +251,15 @@ class TrainCommand : public Command {
     Tokens tokens;
     std::string shown;
     for (const unsigned char byte : prompt) tokens.push_back(byte), shown += printable(byte);
-    std::printf("\nA sample, continuing \"%s\":\n\n%s", shown.c_str(), shown.c_str());
+    print("\nA sample, continuing \"%s\":\n\n%s", shown.c_str(), shown.c_str());
     GenerationSettings settings{{.temperature = options.temperature, .seed = options.seed}};
     settings.length = std::min(options.sample_length, options.length - static_cast<Index>(prompt.size()));
-    const auto print = [](std::size_t, const Continuation& text) {
-      std::printf("%c", printable(text.tokens.back()));
+    const auto show = [](std::size_t, const Continuation& text) {
+      print("%c", printable(text.tokens.back()));
       std::fflush(stdout);
     };
-    engine->generator(1, options.length, kTile)->generate({tokens}, settings, print);
-    std::printf("\n");
+    engine->generator(1, options.length, kTile)->generate({tokens}, settings, show);
+    print("\n");
   }
 
   // The byte as a character; '?' if it is neither printable ASCII nor a newline or tab.
@@ -234,6 +274,7 @@ class TrainCommand : public Command {
   TrainOptions options;
   std::optional<RunDirectory> directory;
   TrainTask task;
+  std::vector<Batch> batches;  // of the step
   std::unique_ptr<Engine> engine;
   std::optional<TrainReport> report;
   Index first_step = 0;

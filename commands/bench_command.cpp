@@ -6,6 +6,7 @@
 #include "commands/rank_options.cuh"
 #include "data/files/config.cuh"
 #include "data/files/files.cuh"
+#include "data/files/results.cuh"
 #include "training/plan.cuh"
 
 namespace streambp {
@@ -37,7 +38,7 @@ class BenchCommand : public Command {
     memory.add_directory_to(options);
     options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
     options.add("--json",
-                {&json_file, "Also write the results to this JSON file", checks::writable_file(), Lasts::no, "none"});
+                {&json_file, "Also write the results to this JSON file", checks::results_file(), Lasts::no, "none"});
     options.add("--profile", {&profile, "Show the time per operation"});
   }
 
@@ -75,9 +76,9 @@ class BenchCommand : public Command {
     if (stream_chunks.empty()) stream_chunks = {default_chunk(settings.tile)};
     for (Index chunk : stream_chunks) check_chunk(chunk, settings.tile);
     const std::string trained = describe_trained(config);
-    std::printf("%s\n%s%s on %s, %ld tokens, optimizer %s, median of %ld\n\n", describe(config).c_str(),
-                (trained + (trained.empty() ? "" : "\n")).c_str(), name(settings.dtype),
-                device_name(settings.device).c_str(), length, device.optimizer.c_str(), repeat);
+    print("%s\n%s%s on %s, %ld tokens, optimizer %s, median of %ld\n\n", describe(config).c_str(),
+          (trained + (trained.empty() ? "" : "\n")).c_str(), name(settings.dtype), device_name(settings.device).c_str(),
+          length, device.optimizer.c_str(), repeat);
     std::fflush(stdout);
 
     std::vector<Candidate> candidates;
@@ -92,8 +93,8 @@ class BenchCommand : public Command {
       const Usage usage = plan(planned, length, schedule);
       auto lacks = [&](std::size_t needed, std::size_t free, const char* what) {
         if (needed <= free) return false;
-        std::printf("%s needs %s%s, and %s are free: skipped\n", label.c_str(), human_bytes(needed).c_str(), what,
-                    human_bytes(free).c_str());
+        print("%s needs %s%s, and %s are free: skipped\n", label.c_str(), human_bytes(needed).c_str(), what,
+              human_bytes(free).c_str());
         return true;
       };
       if (!lacks(usage.peak, room.near, "") && !lacks(usage.far, room.far, " of far memory"))
@@ -138,7 +139,7 @@ class BenchCommand : public Command {
         if (profile) run_once(*engine, batches, c.schedule), c.work = engine->device().work();
       }
     }
-    if (this_process().rank == 0) print(candidates);
+    if (this_process().rank == 0) report(candidates);
   }
 
   // The runs take turns, so that a disturbance of the machine affects all modes. Returns the median matmul rate.
@@ -154,10 +155,10 @@ class BenchCommand : public Command {
         c.seconds.push_back(seconds);
         c.flops = engine.device().flops();
         c.work = engine.device().work();
-        if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s: %.3f s", c.label.c_str(), seconds);
+        if (isatty(STDERR_FILENO)) print_error("\r\033[K%s: %.3f s", c.label.c_str(), seconds);
       }
     }
-    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
+    if (isatty(STDERR_FILENO)) print_error("\r\033[K");
     std::sort(rates.begin(), rates.end());
     return rates[rates.size() / 2];
   }
@@ -191,7 +192,7 @@ class BenchCommand : public Command {
     return batch;
   }
 
-  void print(const std::vector<Candidate>& candidates) const {
+  void report(const std::vector<Candidate>& candidates) const {
     Json json = {{"config", config_to_json(settings.config)},
                  {"device", device_name(settings.device)},
                  {"dtype", name(settings.dtype)},
@@ -229,18 +230,17 @@ class BenchCommand : public Command {
     }
     table.print();
     const bool alone = settings.ranks.all.size == 1;
-    std::printf("\nMatmul rate of %s: %.1f GFLOP/s.%s\n", alone ? "this machine" : "rank 0", rate / 1e9,
-                alone ? "" : " GFLOP/s and memory are those of rank 0; tokens/s are those of all ranks.");
-    if (gpu)
-      std::printf("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead).c_str());
-    if (profile) std::printf("Copy within memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);
-    if (far > 0) std::printf("Far memory: %.2f GB/s.\n", far / 1e9);
-    if (profile && !alone) std::printf("Sent by rank 0 while all ranks send to all: %.1f GB/s.\n", link / 1e9);
+    print("\nMatmul rate of %s: %.1f GFLOP/s.%s\n", alone ? "this machine" : "rank 0", rate / 1e9,
+          alone ? "" : " GFLOP/s and memory are those of rank 0; tokens/s are those of all ranks.");
+    if (gpu) print("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead).c_str());
+    if (profile) print("Copy within memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);
+    if (far > 0) print("Far memory: %.2f GB/s.\n", far / 1e9);
+    if (profile && !alone) print("Sent by rank 0 while all ranks send to all: %.1f GB/s.\n", link / 1e9);
     for (const Candidate& c : candidates) {
       if (profile) print_profile(c);
     }
     if (!products.empty()) print_products(json);
-    if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
+    if (!json_file.empty()) write_results(json_file, std::move(json));
   }
 
   // The time of an operation relative to its lower bound: FLOPs at the matmul rate, bytes at the copy rate, or bytes sent
@@ -252,7 +252,7 @@ class BenchCommand : public Command {
   }
 
   void print_profile(const Candidate& c) const {
-    std::printf("\n%s, profile of one run:\n", c.label.c_str());
+    print("\n%s, profile of one run:\n", c.label.c_str());
     std::vector<Work> work = c.work;
     std::sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.seconds > b.seconds; });
     double total = 0;
@@ -268,7 +268,7 @@ class BenchCommand : public Command {
 
   // Shows the cost of algorithms that do not split sums.
   void print_products(Json& json) const {
-    std::printf("\ncuBLASLt matrix products, compared with its own choice of algorithm and 32 MiB of workspace:\n");
+    print("\ncuBLASLt matrix products, compared with its own choice of algorithm and 32 MiB of workspace:\n");
     TextTable table({"product", "GFLOP/s", "waves", "free choice", "waves", "ratio"});
     for (const ProductTiming& p : products) {
       table.add({p.name, format("%.1f", p.ours.rate / 1e9), format("%.2f", p.ours.waves),

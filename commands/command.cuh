@@ -11,7 +11,8 @@ namespace streambp {
 
 struct Command {
   virtual ~Command() = default;
-  int exit_code = 0;  // of the program, once the command has run
+  int exit_code = 0;               // of the program, once the command has run
+  bool results_are_saved = false;  // in files, so that a console that fails loses nothing
 };
 
 std::unique_ptr<Command> train_command(CLI::App& app);

@@ -8,24 +8,10 @@
 #include <vector>
 
 #include "data/tokenizer/tokenizer.cuh"
+#include "kernels/base/print.cuh"
 #include "model/generate.cuh"
 
 namespace streambp {
-
-// Drops control characters except line breaks and tabs.
-inline std::string without_controls(std::string_view text) {
-  std::string kept;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    if (byte == 0xc2 && 0x80 <= next && next < 0xa0) {  // U+0080 .. U+009F
-      ++i;
-    } else if ((byte >= 32 && byte != 127) || byte == '\n' || byte == '\t') {
-      kept += text[i];
-    }
-  }
-  return kept;
-}
 
 inline void show(std::string_view text, bool raw) {
   static const bool terminal = isatty(STDOUT_FILENO);
@@ -101,7 +87,7 @@ class Display {
     entry.shown = entry.text.text().size();
     if (!entry.ended) return false;
     show("\n", raw);
-    if (!entry.note.empty()) std::fprintf(stderr, "%s\n", entry.note.c_str());
+    if (!entry.note.empty()) print_error("%s\n", entry.note.c_str());
     opened = false;
     return true;
   }

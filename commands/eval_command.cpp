@@ -29,7 +29,7 @@ class EvalCommand : public Command {
     options.add("--length", {&length, "Maximum tokens of a stream (default: chosen by model and memory)",
                              checks::between(2, kLongestStream), Lasts::no, "none"});
     options.add("--json",
-                {&json_file, "Also write the results to this JSON file", checks::writable_file(), Lasts::no, "none"});
+                {&json_file, "Also write the results to this JSON file", checks::results_file(), Lasts::no, "none"});
     device.add_to(options, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::none);
     device.optimizer = "none";
   }
@@ -79,22 +79,15 @@ class EvalCommand : public Command {
     choose_length(files);
     measure(files);
     require(total.count > 0, data[0], ": no targets; no document has a token in the loss");
-    print(files);
+    report(files);
   }
 
   // Opens a token file directly; other data goes through a temporary token file.
   TokenFile read_tokens(const fs::path& path) const {
     if (extension_of(path) == ".safetensors") return TokenFile(path);
-    const fs::path made = fs::temp_directory_path() / ("streambp-" + std::to_string(std::random_device()()));
-    struct Removed {
-      const fs::path& path;
-      ~Removed() {
-        std::error_code error;
-        fs::remove(path, error);
-      }
-    } removed{made};
-    write_tokens({path}, model, data_options, made);
-    return TokenFile(made, path);
+    const PrivateDirectory directory;
+    write_tokens({path}, model, data_options, directory.path() / "tokens.safetensors");
+    return TokenFile(directory.path() / "tokens.safetensors", path);
   }
 
   Schedule schedule(Index rows) const {
@@ -133,7 +126,7 @@ class EvalCommand : public Command {
         count(file, batch, engine->evaluate({batch}, schedule(length)).front());
       }
     }
-    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
+    if (isatty(STDERR_FILENO)) print_error("\r\033[K");
   }
 
   void count(File& file, const Batch& batch, const std::vector<double>& logp) {
@@ -150,10 +143,10 @@ class EvalCommand : public Command {
   }
 
   static void progress(const std::string& path, Index done, Index all) {
-    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s: %ld of %ld", path.c_str(), done, all);
+    if (isatty(STDERR_FILENO)) print_error("\r\033[K%s: %ld of %ld", path.c_str(), done, all);
   }
 
-  void print(const std::vector<File>& files) const {
+  void report(const std::vector<File>& files) const {
     Json json = {{"model", source.name()}, {"length", length}, {"dtype", name(settings.dtype)}};
     auto row = [](std::vector<std::string> begin, const Loss& loss) {
       for (std::string& cell : loss.cells()) begin.push_back(std::move(cell));
@@ -180,21 +173,21 @@ class EvalCommand : public Command {
       json["positions"].back()["begin"] = begin;
       json["positions"].back()["end"] = end;
     }
-    std::printf("%s\n%s on %s, streams of up to %ld tokens\n\n", describe(config).c_str(), name(settings.dtype),
-                device_name(settings.device).c_str(), length);
+    print("%s\n%s on %s, streams of up to %ld tokens\n\n", describe(config).c_str(), name(settings.dtype),
+          device_name(settings.device).c_str(), length);
     by_file.print();
     if (split > 0) {
-      std::printf(
+      print(
           "%ld of %ld documents are longer than %ld tokens. They were split into pieces that do not see each other,\n"
           "so their loss is higher than that of one forward pass%s.\n",
           split, documents, length, config.positions == Positions::rope ? "; a larger --length avoids this" : "");
     }
     for (const File& file : files) {
-      if (const std::string skipped = file.tokens.skipped(); !skipped.empty()) std::printf("%s\n", skipped.c_str());
+      if (const std::string skipped = file.tokens.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
     }
-    std::printf("\n");
+    print("\n");
     by_position.print();
-    if (!json_file.empty()) write_file_atomically(json_file, json.dump(2) + "\n");
+    if (!json_file.empty()) write_results(json_file, std::move(json));
   }
 
   OptionTable options;

@@ -1,4 +1,6 @@
 // streambp examples: data to try training with.
+#include <fstream>
+
 #include "commands/command.cuh"
 #include "commands/option_table.cuh"
 #include "data/documents/examples.cuh"
@@ -28,20 +30,26 @@ class ExamplesCommand : public Command {
 
  private:
   void run() const {
+    require_writable(out);
+    const std::string first = example(0);
+    if (std::filesystem::exists(out) && std::filesystem::file_size(out) > 0) {
+      std::string begin(first.size(), '\0');
+      std::ifstream(out).read(begin.data(), static_cast<std::streamsize>(begin.size()));
+      require(begin == first, out, ": exists and holds something else; name another file, or remove this one");
+    }
     write_file_atomically(out, [&](std::ostream& file) {
-      for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(count); ++i) {
-        if (what == "stories") {
-          file << (i > 0 ? "\n" : "") << story(seed, i).text;
-        } else {
-          const auto example = what == "preferences" ? preference_example
-                               : what == "answers"   ? answer_example
-                               : what == "groups"    ? group_example
-                                                     : arithmetic_example;
-          file << example(seed, i).dump() << "\n";
-        }
-      }
+      for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(count); ++i) file << example(i);
     });
-    std::printf("%s: %ld examples of %s\n", out.c_str(), count, what.c_str());
+    print("%s: %ld examples of %s\n", out.c_str(), count, what.c_str());
+  }
+
+  std::string example(std::uint64_t i) const {
+    if (what == "stories") return (i > 0 ? "\n" : "") + story(seed, i).text;
+    const auto make = what == "preferences" ? preference_example
+                      : what == "answers"   ? answer_example
+                      : what == "groups"    ? group_example
+                                            : arithmetic_example;
+    return make(seed, i).dump() + "\n";
   }
 
   OptionTable options;

@@ -58,7 +58,7 @@ class GenerateCommand : public Command {
 
     options.section("Output");
     options.add("--json", {&json_file, "Write prompts, completions, tokens and log-probs to this file",
-                           checks::writable_file(), Lasts::no, "none"});
+                           checks::results_file(), Lasts::no, "none"});
     options.add("--raw", {&raw, "Show special tokens and control characters"});
     options.add("--stats", {&stats, "Show how fast weights were loaded, and compare the speed with memory bandwidth"});
   }
@@ -67,6 +67,7 @@ class GenerateCommand : public Command {
   using Clock = std::chrono::steady_clock;
 
   void run() {
+    if (json_file.empty()) signal(SIGPIPE, SIG_DFL);  // no more text than somebody reads
     source.resolve();
     config = source.config();
     model = source.model;
@@ -196,8 +197,8 @@ class GenerateCommand : public Command {
     const std::size_t bytes = engine->load(model, source.adapter);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (stats)
-      std::fprintf(stderr, "[loaded %s of weights at %.1f GB/s]\n", human_bytes(bytes).c_str(),
-                   static_cast<double>(bytes) / seconds * 1e-9);
+      print_error("[loaded %s of weights at %.1f GB/s]\n", human_bytes(bytes).c_str(),
+                  static_cast<double>(bytes) / seconds * 1e-9);
     f(*engine->generator(slots, room, chunk));
   }
 
@@ -217,7 +218,7 @@ class GenerateCommand : public Command {
                                {"logps", texts[i].logps},
                                {"end", endings[static_cast<int>(texts[i].end)]}});
     }
-    write_file_atomically(json_file, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    write_results(json_file, std::move(json));
   }
 
   // --- Chat ---
@@ -230,11 +231,10 @@ class GenerateCommand : public Command {
     const Index room = largest(wanted, [&](Index n) { return memory(1, n) <= free; });
     if (room < std::min(least, wanted)) fitting_slots(1, std::min(least, wanted));  // reports the shortage
     with_generator(1, room, [&](TextGenerator& generator) {
-      std::printf("%s%s, context of %ld tokens. /reset starts a new conversation, /quit or Ctrl-D ends.\n",
-                  model.c_str(),
-                  prompter->chat ? (", chat layout " + prompter->chat->name()).c_str()
-                                 : ": no chat template, so each line is a prompt",
-                  room);
+      print("%s%s, context of %ld tokens. /reset starts a new conversation, /quit or Ctrl-D ends.\n", model.c_str(),
+            prompter->chat ? (", chat layout " + prompter->chat->name()).c_str()
+                           : ": no chat template, so each line is a prompt",
+            room);
       std::vector<Message> messages;
       for (std::string line; show("\n> ", raw), std::getline(std::cin, line);) {
         if (line == "/quit") return;
@@ -248,7 +248,7 @@ class GenerateCommand : public Command {
         }
         if (!prompter->chat) messages.clear();
       }
-      std::printf("\n");
+      print("\n");
     });
   }
 
@@ -259,12 +259,12 @@ class GenerateCommand : public Command {
       tokens = (prompter->chat ? prompter->conversation(messages) : prompter->text(messages.back().content)).tokens;
       check(tokens, "the line");
     } catch (const Error& error) {
-      std::printf("[%s]\n", error.what());
+      print("[%s]\n", error.what());
       return {};
     }
     if (static_cast<Index>(tokens.size()) > generator.room()) {
-      std::printf("[%zu tokens exceed the context of %ld; /reset starts a new conversation]\n", tokens.size(),
-                  generator.room());
+      print("[%zu tokens exceed the context of %ld; /reset starts a new conversation]\n", tokens.size(),
+            generator.room());
       return {};
     }
     GrowingText text(prompter->tokenizer, raw, prompter->chat ? Tokens() : tokens);
@@ -275,7 +275,7 @@ class GenerateCommand : public Command {
     });
     watch.stop(generator.steps());
     const std::string said = note(reply.front(), generator.room());
-    std::printf("\n%s%s", said.c_str(), said.empty() ? "" : "\n");
+    print("\n%s%s", said.c_str(), said.empty() ? "" : "\n");
     if (stats) report(watch);
     return text.text();
   }
@@ -309,7 +309,7 @@ class GenerateCommand : public Command {
       }
     }
     std::fflush(stdout);
-    std::fprintf(stderr, "%s]\n", line.c_str());
+    print_error("%s]\n", line.c_str());
   }
 
   // Bytes of weights that a step reads: all but embedding tables, of which it reads only a few rows. A tied table is

@@ -47,7 +47,7 @@ class MergeCommand : public Command {
       merged.save(temporary, layout);
       flush_to_disk(temporary);
     });
-    std::printf("%s: %s with the adapters of %s\n", out.c_str(), source.model.c_str(), source.adapter.c_str());
+    print("%s: %s with the adapters of %s\n", out.c_str(), source.model.c_str(), source.adapter.c_str());
   }
 
   OptionTable options;

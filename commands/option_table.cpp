@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "commands/text.cuh"
-#include "data/files/files.cuh"
+#include "data/files/results.cuh"
 #include "data/tokenizer/utf8.cuh"
 
 namespace streambp {
@@ -133,7 +133,7 @@ Check accepted_by(std::function<void(const std::string&)> f) {
 }  // namespace
 
 Check memory() { return accepted_by(parse_bytes); }
-Check writable_file() { return accepted_by(require_writable); }
+Check results_file() { return accepted_by(require_replaceable); }
 
 }  // namespace checks
 

@@ -27,7 +27,7 @@ Check between(double least, double most);
 Check positive();      // finite and above zero
 Check not_negative();  // finite
 Check memory();        // an amount such as 512MiB
-Check writable_file();
+Check results_file();  // a new file, or old results of this program
 }  // namespace checks
 
 // What --resume does with an option.

@@ -128,6 +128,7 @@ void ModelSource::resolve() {
   if (model.empty()) {
     model = AdapterDirectory(adapter).base();
     std::error_code error;
+    if (is_complete_checkpoint(adapter)) model = read_sealed_json(state_of(adapter)).value("base_directory", model);
     require(fs::is_directory(model, error), adapter, ": its base ", quote(model),
             " is not a directory on this machine; name the base with --model");
   }

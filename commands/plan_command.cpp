@@ -8,6 +8,7 @@
 #include "commands/rank_options.cuh"
 #include "data/files/config.cuh"
 #include "data/files/files.cuh"
+#include "data/files/results.cuh"
 #include "training/plan.cuh"
 #include "training/timeline.cuh"
 
@@ -72,12 +73,12 @@ class PlanCommand : public Command {
     options.add("--sweep", {&sweep,
                             "Write peak memory against length for the three modes to this JSON file, with --memory "
                             "also the longest stream",
-                            checks::writable_file(), Lasts::no, "none"});
+                            checks::results_file(), Lasts::no, "none"});
     options.add("--timeline",
                 {&timeline_file, "Write memory by kind through one step, in the three modes, to this JSON file",
-                 checks::writable_file(), Lasts::no, "none"});
+                 checks::results_file(), Lasts::no, "none"});
     options.add("--json",
-                {&json_file, "Also write the answer to this JSON file", checks::writable_file(), Lasts::no, "none"});
+                {&json_file, "Also write the answer to this JSON file", checks::results_file(), Lasts::no, "none"});
   }
 
  private:
@@ -114,9 +115,9 @@ class PlanCommand : public Command {
     settle_rates();
     const Capacity room = this->room();
     const std::string trained = describe_trained(settings.config);
-    std::printf("%s\n%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
-                (trained + (trained.empty() ? "" : "\n")).c_str(), dtype.c_str(), on_gpu ? "GPU" : "CPU",
-                optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(), objectives.objective.c_str());
+    print("%s\n%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
+          (trained + (trained.empty() ? "" : "\n")).c_str(), dtype.c_str(), on_gpu ? "GPU" : "CPU", optimizer.c_str(),
+          counted(micro_batches, "micro-batch").c_str(), objectives.objective.c_str());
     result = {{"config", config_to_json(settings.config)},
               {"device", on_gpu ? "cuda" : "cpu"},
               {"dtype", dtype},
@@ -125,9 +126,8 @@ class PlanCommand : public Command {
               {"optimizer", optimizer},
               {"accumulate", micro_batches}};
     if (ranks.ranks > 1) {
-      std::printf("Rank 0 of %ld: %s at a time, %s each\n\n", ranks.ranks,
-                  counted(settings.ranks.streams(), "token stream").c_str(),
-                  counted(ranks.sequence_ranks, "rank").c_str());
+      print("Rank 0 of %ld: %s at a time, %s each\n\n", ranks.ranks,
+            counted(settings.ranks.streams(), "token stream").c_str(), counted(ranks.sequence_ranks, "rank").c_str());
       result["ranks"] = ranks.ranks, result["sequence_ranks"] = ranks.sequence_ranks, result["shard"] = ranks.sharded;
     }
     const bool bounded = !budget.memory.empty();
@@ -137,7 +137,7 @@ class PlanCommand : public Command {
     if (length > 0 || !bounded) usage(length > 0 ? length : default_length());
     if (!sweep.empty()) write_sweep();
     if (!timeline_file.empty()) write_timeline(length > 0 ? length : default_length());
-    if (!json_file.empty()) write_file_atomically(json_file, result.dump(2) + "\n");
+    if (!json_file.empty()) write_results(json_file, result);
   }
 
   // Without --far-memory and --keep, a plan stays in near memory.
@@ -192,7 +192,7 @@ class PlanCommand : public Command {
   Schedule schedule(Mode mode, Index rows) const { return schedule_for(mode, settings, rows, chunk); }
 
   void usage(Index rows) {
-    std::printf("Peak memory and work of a step on a stream of %ld tokens%s:\n\n", rows, shared_out(rows).c_str());
+    print("Peak memory and work of a step on a stream of %ld tokens%s:\n\n", rows, shared_out(rows).c_str());
     TextTable table({"", "full", "checkpoint", "stream"});
     std::array<Usage, 3> usages;
     for (Mode mode : kModes) usages[static_cast<std::size_t>(mode)] = usage_in(mode, rows);
@@ -219,7 +219,7 @@ class PlanCommand : public Command {
     add("predicted time", [&](const Usage& u) { return human_seconds(seconds(u).total()); });
     table.print();
     const Schedule stream = schedule(Mode::stream, rows);
-    std::printf("\n(stream: chunks of %ld rows, logits of %ld rows)\n", stream.chunk, stream.head_chunk);
+    print("\n(stream: chunks of %ld rows, logits of %ld rows)\n", stream.chunk, stream.head_chunk);
     print_prediction(seconds(usages[static_cast<std::size_t>(Mode::stream)]));
     for (Mode mode : kModes) result["usage"][name(mode)] = to_json(rows, usages[static_cast<std::size_t>(mode)]);
   }
@@ -253,7 +253,7 @@ class PlanCommand : public Command {
     if (s.waiting > 0) text += "; " + human_seconds(s.waiting) + " to copy what they wait for";
     if (s.beside + s.waiting > 0) text += format(" at %.3g GB/s", measured.far / 1e9);
     if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", measured.link / 1e9);
-    std::printf("(predicted time of stream: %s)\n", text.c_str());
+    print("(predicted time of stream: %s)\n", text.c_str());
   }
 
   // Over all places; settles on those of the longest. Begins with those that need the least near memory, so that few others
@@ -272,7 +272,7 @@ class PlanCommand : public Command {
   }
 
   void longest(const Capacity& room) {
-    std::printf("Longest token stream in %s%s:\n\n", human_bytes(room.near).c_str(), far_room(room).c_str());
+    print("Longest token stream in %s%s:\n\n", human_bytes(room.near).c_str(), far_room(room).c_str());
     std::vector<std::string> header = {"mode", "tokens", "peak", "FLOPs", "predicted"};
     if (room.far > 0) header.insert(header.begin() + 3, "far");
     if (documents > 1) header.push_back("of each document");
@@ -297,7 +297,7 @@ class PlanCommand : public Command {
       table.add(row);
     }
     table.print();
-    std::printf("\n(stream: chunks of %ld rows%s)\n", chunk, far_part(stream).c_str());
+    print("\n(stream: chunks of %ld rows%s)\n", chunk, far_part(stream).c_str());
   }
 
   void chunk_for(const Capacity& room) {
@@ -313,8 +313,8 @@ class PlanCommand : public Command {
             " or a shorter --length (without --length, plan shows the longest)");
     settings.places = found.places;
     result["chunk"] = chunk = found.chunk;
-    std::printf("Largest chunk in %s%s: %ld rows%s\n\n", human_bytes(room.near).c_str(), far_room(room).c_str(), chunk,
-                far_part(usage_in(Mode::stream, length)).c_str());
+    print("Largest chunk in %s%s: %ld rows%s\n\n", human_bytes(room.near).c_str(), far_room(room).c_str(), chunk,
+          far_part(usage_in(Mode::stream, length)).c_str());
   }
 
   static std::string far_room(const Capacity& room) {
@@ -335,8 +335,8 @@ class PlanCommand : public Command {
     }
     curve["chunk"] = chunk;
     curve["name"] = model.model;
-    write_file_atomically(sweep, curve.dump(1) + "\n");
-    std::printf("\nThe curve is in %s; scripts/plot.py draws it.\n", sweep.c_str());
+    write_results(sweep, std::move(curve));
+    print("\nThe curve is in %s; scripts/plot.py draws it.\n", sweep.c_str());
   }
 
   void write_timeline(Index rows) {
@@ -347,8 +347,8 @@ class PlanCommand : public Command {
       const Timeline line = timeline(settings, rows, schedule(mode, rows), parts);
       file["timeline"][name(mode)] = {{"flops", line.flops}, {"bytes", line.parts}};
     }
-    write_file_atomically(timeline_file, file.dump() + "\n");
-    std::printf("\nThe timeline is in %s; scripts/plot.py draws it.\n", timeline_file.c_str());
+    write_results(timeline_file, std::move(file), -1);
+    print("\nThe timeline is in %s; scripts/plot.py draws it.\n", timeline_file.c_str());
   }
 
   OptionTable options;

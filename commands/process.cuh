@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 
+#include "data/files/unfinished.cuh"
 #include "kernels/base/threads.cuh"
 
 namespace streambp {
@@ -19,8 +20,10 @@ inline void open_standard_descriptors() {
 inline void set_up_process(char** argv) {
   open_standard_descriptors();
   signal(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG, and the file is cleaned up
+  signal(SIGPIPE, SIG_IGN);  // the reader of the console may leave; files are written all the same
   limit_spinning(argv);
   respect_cpu_quota();
+  Unfinished::catch_signals();
 }
 
 }  // namespace streambp

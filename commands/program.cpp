@@ -1,4 +1,6 @@
 // The command line of the program: its commands, --version, and how errors become messages and exit codes.
+#include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -7,6 +9,8 @@
 #include "commands/command.cuh"
 #include "commands/display.cuh"
 #include "commands/version.cuh"
+#include "data/files/mapped_file.cuh"
+#include "data/files/unfinished.cuh"
 #include "parallel/processes.cuh"
 #include "training/engine.cuh"
 
@@ -36,13 +40,6 @@ std::string version() {
   return text;
 }
 
-// Reports output that could not be written.
-void flush_output() {
-  std::cout.flush();
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) || !std::cout)
-    fail("cannot write to standard output; is the disk full?");
-}
-
 int parse(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
@@ -50,8 +47,20 @@ int parse(CLI::App& app, int argc, char** argv) {
     if (e.get_exit_code() != 0) throw;
     app.exit(e);  // --help or --version
   }
-  flush_output();
   return 0;
+}
+
+// Reports output that could not be written. It is an error unless the command has saved its results.
+void flush_output(const std::vector<std::unique_ptr<Command>>& commands) {
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout) return;
+  const bool saved = std::ranges::any_of(commands, [](const auto& command) { return command->results_are_saved; });
+  pollfd console = {STDOUT_FILENO, POLLOUT, 0};
+  const bool reader_left = poll(&console, 1, 0) == 1 && (console.revents & POLLERR) != 0;
+  if (reader_left && !saved) throw Cancelled{SIGPIPE};  // as head(1) expects
+  const std::string lost = "cannot write to standard output; is the disk full?";
+  if (!reader_left && !saved) fail(lost);
+  if (!reader_left) std::cerr << "streambp: " << lost << " Everything else is saved.\n";
 }
 
 // The message for a command line that cannot be parsed.
@@ -91,6 +100,8 @@ int run_command(int argc, char** argv) {
   for (CLI::App* command : app.get_subcommands({})) command->group("");  // the description lists them
   try {
     int exit_code = parse(app, argc, argv);
+    MappedFile::require_intact();
+    flush_output(commands);
     for (const auto& command : commands) exit_code = std::max(exit_code, command->exit_code);
     return exit_code;
   } catch (const CLI::ParseError& e) {
@@ -118,6 +129,9 @@ int run_program(int argc, char** argv) {
     const int exit_code = run_command(argc, argv);
     leave_processes();
     return exit_code;
+  } catch (const Cancelled& cancelled) {  // what was unfinished is removed
+    signal(cancelled.signal, SIG_DFL);
+    return raise(cancelled.signal);
   } catch (const std::bad_alloc&) {
     return fail_with("out of host memory");
   } catch (const std::exception& e) {

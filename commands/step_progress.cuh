@@ -22,7 +22,7 @@ constexpr double kLongStep = 10;  // seconds
 inline bool on_terminal() { return isatty(STDOUT_FILENO) && this_process().count == 1; }
 
 // On a terminal, moves to the beginning of the line and clears it, because it may hold the progress of a step.
-inline const char* fresh_line() { return on_terminal() ? "\r\033[K" : ""; }
+inline Escape fresh_line() { return {on_terminal() ? "\r\033[K" : ""}; }
 
 // While it exists, shows how much of a step is done: on a terminal, on one line; in a file, a line every ten minutes.
 class StepProgress {
@@ -41,7 +41,7 @@ class StepProgress {
   }
   ~StepProgress() {
     device_.on_work = nullptr;
-    std::printf("%s", fresh_line());
+    print("%s", fresh_line());
   }
   StepProgress(const StepProgress&) = delete;
 
@@ -52,8 +52,8 @@ class StepProgress {
     if (flops_ == 0) flops_ = flops_of_step_();
     const double done = std::min(device_.flops() / flops_, 0.999);
     const std::string left = done < 0.01 ? "" : ", about " + human_seconds(seconds * (1 / done - 1)) + " left";
-    std::printf("%s%s: %.0f%% done%s%s", fresh_line(), name_.c_str(), std::floor(100 * done), left.c_str(),
-                on_terminal() ? "" : "\n");
+    print("%s%s: %.0f%% done%s%s", fresh_line(), name_.c_str(), std::floor(100 * done), left.c_str(),
+          on_terminal() ? "" : "\n");
     std::fflush(stdout);
   }
   double elapsed() const { return std::chrono::duration<double>(Clock::now() - begun_).count(); }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/base/error.cuh"
+#include "kernels/base/print.cuh"
 
 namespace streambp {
 
@@ -75,7 +76,7 @@ class TextTable {
         const std::string space(width[i] - row[i].size(), ' ');
         line += i == 0 ? row[i] + space : "  " + space + row[i];
       }
-      std::printf("%s\n", line.substr(0, line.find_last_not_of(' ') + 1).c_str());
+      streambp::print("%s\n", line.substr(0, line.find_last_not_of(' ') + 1).c_str());
     }
   }
 

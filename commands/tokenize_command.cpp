@@ -40,6 +40,7 @@ class TokenizeCommand : public Command {
   void run() {
     require(extension_of(out) == ".safetensors", "--out ", out,
             ": a token file is a safetensors file; name it .safetensors");
+    require_replaceable(out);
     if (learn == "all") data_options.learn = Learn::all;
     model = model_directory(model);
     const auto start = std::chrono::steady_clock::now();
@@ -50,33 +51,33 @@ class TokenizeCommand : public Command {
     const Tokenizer tokenizer{std::filesystem::path(model)};
     file.require_vocabulary(file.groups() ? INT32_MAX : tokenizer.size());  // sampled tokens may have no text
     const Index units = file.documents() / file.together();
-    for (Index i = 0; i < std::min(shown, units) * file.together(); ++i) print(tokenizer, file, i);
+    for (Index i = 0; i < std::min(shown, units) * file.together(); ++i) show(tokenizer, file, i);
     const auto tokens = static_cast<double>(file.token_count()), learned = static_cast<double>(file.learned_count());
     const char* unit = kDataUnits[static_cast<int>(file.kind())];
-    std::printf("%s: %s, %s, %ld of them in the loss (%.1f%%), the longest %s %s\n", out.c_str(),
-                counted(units, unit).c_str(), counted(file.token_count(), "token").c_str(), file.learned_count(),
-                100 * learned / tokens, unit, counted(file.longest_together(), "token").c_str());
-    std::printf("%s tokens/s on %d threads\n", human_count(tokens / seconds).c_str(), omp_get_max_threads());
-    if (const std::string skipped = file.skipped(); !skipped.empty()) std::printf("%s\n", skipped.c_str());
+    print("%s: %s, %s, %ld of them in the loss (%.1f%%), the longest %s %s\n", out.c_str(),
+          counted(units, unit).c_str(), counted(file.token_count(), "token").c_str(), file.learned_count(),
+          100 * learned / tokens, unit, counted(file.longest_together(), "token").c_str());
+    print("%s tokens/s on %d threads\n", human_count(tokens / seconds).c_str(), omp_get_max_threads());
+    if (const std::string skipped = file.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
   }
 
   // Tokens in the loss are highlighted on a terminal, and between ⟦ ⟧ elsewhere.
-  static void print(const Tokenizer& tokenizer, const TokenFile& file, Index i) {
+  static void show(const Tokenizer& tokenizer, const TokenFile& file, Index i) {
     const bool terminal = isatty(STDOUT_FILENO);
     const auto tokens = file.tokens(i);
     const auto learn = file.learn(i);
     const std::string what = file.preferences() ? format(", %s", i % 2 ? "rejected" : "chosen")
                              : file.groups()    ? format(", advantage %.3f", file.advantage(i).scaled)
                                                 : "";
-    std::printf("--- %s %ld%s, %s ---\n", kDataUnits[static_cast<int>(file.kind())], i / file.together() + 1,
-                what.c_str(), counted(file.length(i), "token").c_str());
+    print("--- %s %ld%s, %s ---\n", kDataUnits[static_cast<int>(file.kind())], i / file.together() + 1, what.c_str(),
+          counted(file.length(i), "token").c_str());
     for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
       while (end < tokens.size() && learn[end] == learn[begin]) ++end;
-      const std::string text = without_controls(tokenizer.decode(tokens.subspan(begin, end - begin)));
-      const char* marks[] = {terminal ? "\033[30;42m" : "⟦", terminal ? "\033[0m" : "⟧"};
-      std::printf("%s%s%s", learn[begin] ? marks[0] : "", text.c_str(), learn[begin] ? marks[1] : "");
+      const Escape none{""}, open{terminal ? "\033[30;42m" : "⟦"}, close{terminal ? "\033[0m" : "⟧"};
+      print("%s%s%s", learn[begin] ? open : none, tokenizer.decode(tokens.subspan(begin, end - begin)),
+            learn[begin] ? close : none);
     }
-    std::printf("\n");
+    print("\n");
   }
 
   OptionTable options;

@@ -152,20 +152,9 @@ void TrainOptions::settle(const std::filesystem::path& state_file) {
 }
 
 void TrainOptions::restore(const std::filesystem::path& state_file) {
-  const Json state = parse_json_file(state_file);
-  require(state.is_object() && state.contains("options") && state["options"].is_object(), state_file.string(),
-          ": not the state of a run; is the file complete?");
-  Json options = state["options"];
-  // A run from before there were lanes, adapters, or far memory.
-  if (!options.contains("--lanes")) options["--lanes"] = 1;
-  const Json now = table.lasting();
-  if (!options.contains("--base")) options["--base"] = "plain";
-  for (const char* flag : PartOptions::kFlags)
-    if (!options.contains(flag)) options[flag] = now[flag];
-  if (!options.contains("--adapter")) options["--adapter"] = "";
-  for (const char* flag : {"--far-memory", "--keep", "--far"})
-    if (!options.contains(flag)) options[flag] = now[flag];
-  table.restore(options, state_file.string(), out);
+  const Json state = read_sealed_json(state_file);
+  require(state.contains("options"), state_file.string(), ": not the state of a run; is the file complete?");
+  table.restore(state["options"], state_file.string(), out);
 }
 
 void TrainOptions::check() const {

@@ -21,26 +21,24 @@ void TrainReport::begin(const TrainTask& task) const {
   const StepSettings& s = task.settings;
   const std::string chunked = (o.mode == "stream" ? format(", chunks of %ld rows", task.schedule.chunk) : "") +
                               (task.schedule.attention == Place::near ? ", attention's outputs kept" : "");
-  std::printf("model    %s\n", describe(s.config).c_str());
-  if (const std::string part = describe_trained(s.config); !part.empty()) std::printf("trained  %s\n", part.c_str());
-  std::printf("data     %s\n", task.source.description.c_str());
-  std::printf("steps    %ld, of %ld x %ld tokens x %s; rate %g\n", o.optimizer.steps, o.batch, o.length,
-              counted(o.micro_batches, "micro-batch").c_str(), o.optimizer.rate);
-  std::printf("memory   %s, planned: mode %s%s\n", human_bytes(task.memory.near).c_str(), o.mode.c_str(),
-              chunked.c_str());
+  print("model    %s\n", describe(s.config).c_str());
+  if (const std::string part = describe_trained(s.config); !part.empty()) print("trained  %s\n", part.c_str());
+  print("data     %s\n", task.source.description.c_str());
+  print("steps    %ld, of %ld x %ld tokens x %s; rate %g\n", o.optimizer.steps, o.batch, o.length,
+        counted(o.micro_batches, "micro-batch").c_str(), o.optimizer.rate);
+  print("memory   %s, planned: mode %s%s\n", human_bytes(task.memory.near).c_str(), o.mode.c_str(), chunked.c_str());
   if (task.memory.far > 0) {
-    std::printf("far      %s in %s\n", describe_far(plan(s, o.rows(), task.schedule).far_by_kind).c_str(),
-                o.budget.far_place(s.device).c_str());
+    print("far      %s in %s\n", describe_far(plan(s, o.rows(), task.schedule).far_by_kind).c_str(),
+          o.budget.far_place(s.device).c_str());
   }
-  std::printf("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(s.device).c_str(), name(s.dtype),
-              machine_rate_ / 1e9);
+  print("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(s.device).c_str(), name(s.dtype), machine_rate_ / 1e9);
   if (const Ranks& r = s.ranks; r.all.size > 1) {
-    std::printf("ranks    %ld: %s at a time, %s each\n", r.all.size, counted(r.streams(), "token stream").c_str(),
-                counted(r.sequence.size, "rank").c_str());
+    print("ranks    %ld: %s at a time, %s each\n", r.all.size, counted(r.streams(), "token stream").c_str(),
+          counted(r.sequence.size, "rank").c_str());
   }
-  for (const std::string& note : task.notes) std::printf("note     %s\n", note.c_str());
-  std::printf("output   %s%s\n\n", directory_.path().c_str(),
-              first_step_ > 0 ? format(", resumed after step %ld", first_step_).c_str() : "");
+  for (const std::string& note : task.notes) print("note     %s\n", note.c_str());
+  print("output   %s%s\n\n", directory_.path().c_str(),
+        first_step_ > 0 ? format(", resumed after step %ld", first_step_).c_str() : "");
   std::fflush(stdout);
 }
 
@@ -81,10 +79,10 @@ void TrainReport::step(Index step, const std::vector<Batch>& batches, const Step
   const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
   const auto left =
       static_cast<Index>(elapsed / static_cast<double>(step - first_step_) * static_cast<double>(last - step));
-  std::printf("%s%*ld/%ld  loss %.4f%s  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s", fresh_line(),
-              static_cast<int>(std::to_string(last).size()), step, last, result.measures.loss,
-              shown(result.measures).c_str(), result.gradient_norm, human_count(tokens_per_second).c_str(),
-              100 * utilisation, human_bytes(device.arena.peak()).c_str(), left / 60, left % 60, lasting ? "\n" : "");
+  print("%s%*ld/%ld  loss %.4f%s  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s", fresh_line(),
+        static_cast<int>(std::to_string(last).size()), step, last, result.measures.loss, shown(result.measures).c_str(),
+        result.gradient_norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
+        human_bytes(device.arena.peak()).c_str(), left / 60, left % 60, lasting ? "\n" : "");
   std::fflush(stdout);
 }
 
@@ -92,8 +90,7 @@ void TrainReport::evaluation(Index step, const Evaluation& e, ObjectiveKind obje
   if (e.empty) return;
   const double loss = e.measures.loss;
   require(std::isfinite(loss), "after step ", step, " the held-out loss is ", loss,
-          "; the weights have diverged and were not saved. Try a lower --rate or a longer --warmup; ",
-          directory_.last_checkpoint());
+          "; the weights have diverged. Try a lower --rate or a longer --warmup");
   Json line = {{"step", step}, {"evaluation_loss", loss}};
   std::string details = shown(e.measures);
   if (objective == ObjectiveKind::sft && e.halves) {
@@ -102,14 +99,14 @@ void TrainReport::evaluation(Index step, const Evaluation& e, ObjectiveKind obje
   }
   for (const auto& [measure, value] : e.measures.others) line["evaluation_" + measure] = value;
   directory_.write_metrics(line);
-  std::printf("%safter step %ld: held-out loss %.4f%s\n", fresh_line(), step, loss, details.c_str());
+  print("%safter step %ld: held-out loss %.4f%s\n", fresh_line(), step, loss, details.c_str());
   std::fflush(stdout);
 }
 
 void TrainReport::reward(Index step, double reward) {
   if (std::isnan(reward)) return;
   directory_.write_metrics({{"step", step}, {"evaluation_reward", reward}});
-  std::printf("%safter step %ld: held-out reward %.3f\n", fresh_line(), step, reward);
+  print("%safter step %ld: held-out reward %.3f\n", fresh_line(), step, reward);
   std::fflush(stdout);
 }
 

@@ -15,11 +15,18 @@ Index longest_piece(const TrainOptions& o, const Config& c) {
   return c.positions == Positions::learned ? std::min(o.length, c.max_length) : o.length;
 }
 
+// How adapters name their base for others: without the directories of this machine.
+std::string public_name(const fs::path& model) {
+  const fs::path path = model.has_filename() ? model : model.parent_path();  // "models/Qwen3/"
+  if (path.is_relative()) return path.lexically_normal().string();
+  const fs::path name = path.filename(), run = path.parent_path().filename();
+  return (checkpoint_step(name.string()) ? run / name : name).string();
+}
+
 // The reference model of the run that wrote this checkpoint.
 std::string stored_reference(const fs::path& checkpoint) {
-  const fs::path path = checkpoint / "training/state.json";
-  const Json state = parse_json_file(path);
-  return Fields(state, path.string()).get<std::string>("reference");
+  const Json state = read_sealed_json(state_of(checkpoint));
+  return Fields(state, state_of(checkpoint).string()).get<std::string>("reference");
 }
 
 class Preparation {
@@ -153,7 +160,7 @@ class Preparation {
       return model;
     }
     if (o.objectives.kl == 0) return {};
-    const std::string state = (checkpoint / "training/state.json").string();
+    const std::string state = state_of(checkpoint).string();
     task.reference = stored_reference(checkpoint);
     const Json stored = parse_json(task.reference, state);
     const fs::path model = Fields(stored, state).get<std::string>("path");
@@ -169,8 +176,8 @@ class Preparation {
       task.layout->base = fs::absolute(task.start);
       task.base = contents_key(task.start);
       task.layout->adapter_config = task.adapters.empty()
-                                        ? adapter_config(config(), o.part.settings(), task.layout->base.string())
-                                        : AdapterDirectory(task.adapters).config_for(task.layout->base.string());
+                                        ? adapter_config(config(), o.part.settings(), public_name(task.start))
+                                        : AdapterDirectory(task.adapters).config_for(public_name(task.start));
       if (!task.adapters.empty() && AdapterDirectory(task.adapters).drops_out())
         task.notes.push_back("the adapters were trained with lora_dropout; this run has none");
       require(o.save_dtype == "same", "--save-dtype: adapters are always saved in float32; leave it out");
@@ -363,7 +370,7 @@ void attach_reference_logps(Engine& engine, TrainTask& task, const TrainOptions&
           [&](const std::vector<Batch>& batches) { return engine.evaluate(batches, task.schedule); },
           [](double part) {
             if (!isatty(STDOUT_FILENO)) return;
-            std::printf(part < 1 ? "\r\033[Kreference log-probs: %.0f%%" : "\r\033[K", 100 * part);
+            print(part < 1 ? "\r\033[Kreference log-probs: %.0f%%" : "\r\033[K", 100 * part);
             std::fflush(stdout);
           });
     };

@@ -31,7 +31,8 @@ constexpr const char* kVerifyDescription =
     "  streambp verify --family qwen3 --dtype f64 --oracle\n"
     "  streambp verify --objective dpo --oracle\n"
     "  streambp verify --model Qwen3-0.6B --data chats.jsonl --length 2000 --chunk 256 1024\n"
-    "  mpirun -n 4 streambp verify --sequence-ranks 2          several ranks give the bits of one process";
+    "  mpirun -n 4 streambp verify --sequence-ranks 2          several ranks give the bits of one process\n"
+    "  streambp verify --run tuned                             are the checkpoints of a run undamaged?";
 
 class VerifyCommand : public Command {
  public:
@@ -42,19 +43,21 @@ class VerifyCommand : public Command {
                  {&chunks_, "One or more chunks for stream mode (default: 256 512 768; on a GPU 2048 4096)"});
     options_.add("--tile", {&tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests"});
     ranks_.add_to(options_);
+    options_.add("--run", {&run_, "Check the files of all checkpoints of this run instead, against their hashes"});
     options_.section("Output");
     options_.add("--save-gradient",
                  {&gradient_file_, "Write the gradient of the last stream run to this safetensors file, in float32",
-                  checks::writable_file(), Lasts::no, "none"});
+                  checks::results_file(), Lasts::no, "none"});
     options_.add(
         "--oracle",
         {&with_oracle_, "Compare with the independent oracle: slow, plain loops, memory quadratic in the length"});
     options_.add("--json",
-                 {&json_file_, "Write the results to this JSON file", checks::writable_file(), Lasts::no, "none"});
+                 {&json_file_, "Write the results to this JSON file", checks::results_file(), Lasts::no, "none"});
   }
 
  private:
   void run() {
+    if (!run_.empty()) return check_run();
     settle_device();
     input_.prepare();
     settings_.config = input_.config, settings_.objective = input_.objective, settings_.optimizer = OptimizerKind::none;
@@ -78,6 +81,21 @@ class VerifyCommand : public Command {
     for (Index chunk : chunks_) verify_mode(Mode::stream, chunk);
     progress("");
     if (this_process().rank == 0) conclude();
+  }
+
+  // Are the files of all checkpoints as the run saved them?
+  void check_run() {
+    const std::vector<fs::path> checkpoints = complete_checkpoints(run_);
+    require(!checkpoints.empty(), run_, ": holds no checkpoint; name the --out directory of a run");
+    for (const fs::path& checkpoint : checkpoints) {
+      try {
+        const Json state = read_state(checkpoint);
+        print("%s: %s as saved\n", checkpoint.string(), counted(std::ssize(state["files"]), "file"));
+      } catch (const Error& error) {
+        print("%s: DAMAGED: %s\n", checkpoint.string(), error.what());
+        exit_code = 1;
+      }
+    }
   }
 
   // The gradient in float64, and if there are several ranks, the one that they must equal.
@@ -108,11 +126,11 @@ class VerifyCommand : public Command {
     const std::string weights = input_.weights.empty() ? "random weights" : "weights of " + input_.weights.string();
     const auto documents = static_cast<Index>(input_.batch.documents().size());
     const std::string trained = describe_trained(input_.config);
-    std::printf("%s, %s\n%s%s on %s, %s in %s, %s, objective %s\n\n", describe(input_.config).c_str(), weights.c_str(),
-                (trained + (trained.empty() ? "" : "\n")).c_str(), name(settings_.dtype),
-                device_name(settings_.device).c_str(), counted(input_.batch.size(), "token").c_str(),
-                counted(documents, "document").c_str(), counted(input_.batch.target_count(), "target").c_str(),
-                input_.objectives.objective.c_str());
+    print("%s, %s\n%s%s on %s, %s in %s, %s, objective %s\n\n", describe(input_.config).c_str(), weights.c_str(),
+          (trained + (trained.empty() ? "" : "\n")).c_str(), name(settings_.dtype),
+          device_name(settings_.device).c_str(), counted(input_.batch.size(), "token").c_str(),
+          counted(documents, "document").c_str(), counted(input_.batch.target_count(), "target").c_str(),
+          input_.objectives.objective.c_str());
     std::fflush(stdout);
     json_ = {{"config", config_to_json(input_.config)},
              {"dtype", name(settings_.dtype)},
@@ -198,12 +216,12 @@ class VerifyCommand : public Command {
   void conclude() {
     if (!gradient_file_.empty()) save_gradient();
     table_.print();
-    std::printf("\n");
+    print("\n");
     if (oracle_error_) {
-      std::printf("Exact: the float64 gradient differs from the oracle's by %.1e (limit %.0e).\n",
-                  oracle_error_->relative, kExact);
+      print("Exact: the float64 gradient differs from the oracle's by %.1e (limit %.0e).\n", oracle_error_->relative,
+            kExact);
     }
-    for (const std::string& problem : problems_) std::printf("FAILED: %s.\n", problem.c_str());
+    for (const std::string& problem : problems_) print("FAILED: %s.\n", problem.c_str());
     if (problems_.empty()) {
       const std::string fingerprint = format("%016lx", first_->gradient.fingerprint());
       json_["fingerprint"] = fingerprint;
@@ -213,11 +231,11 @@ class VerifyCommand : public Command {
               ? "in all modes"
               : format("on %ld ranks (%s, %s each) as in one process, in all modes", ranks.all.size,
                        counted(ranks.streams(), "stream").c_str(), counted(ranks.sequence.size, "rank").c_str());
-      std::printf("Verified: every bit of the gradient is the same %s. Fingerprint: %s%s\n", where.c_str(),
-                  fingerprint.c_str(), settings_.device == DeviceKind::cpu ? ", on any CPU." : ".");
+      print("Verified: every bit of the gradient is the same %s. Fingerprint: %s%s\n", where.c_str(),
+            fingerprint.c_str(), settings_.device == DeviceKind::cpu ? ", on any CPU." : ".");
     }
     json_["verified"] = problems_.empty();
-    if (!json_file_.empty()) write_file_atomically(json_file_, json_.dump(2) + "\n");
+    if (!json_file_.empty()) write_results(json_file_, json_);
   }
 
   void fail_with(const std::string& problem) {
@@ -287,13 +305,13 @@ class VerifyCommand : public Command {
       const std::vector<double>& values = streamed_->values[i++];
       host.upload(*e.matrix, std::vector<float>(values.begin(), values.end()).data());
     }
-    SafetensorsWriter writer(gradient_file_, {{"format", "pt"}});
+    SafetensorsWriter writer(gradient_file_, {{"format", "pt"}, {"written_by", kWrittenBy}});
     write_tensors(host, writer, "", rows);
     writer.finish();
   }
 
   static void progress(const std::string& what) {
-    if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s", what.c_str());
+    if (isatty(STDERR_FILENO)) print_error("\r\033[K%s", what.c_str());
   }
 
   OptionTable options_;
@@ -302,7 +320,7 @@ class VerifyCommand : public Command {
   RankOptions ranks_;
   Index tile_ = kGpuTile;
   std::vector<Index> chunks_;
-  std::string gradient_file_, json_file_;
+  std::string run_, gradient_file_, json_file_;
   bool with_oracle_ = false;
 
   StepSettings settings_, in_float64_;

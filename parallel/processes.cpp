@@ -23,6 +23,12 @@ std::vector<std::string> of_all_ranks(const std::string& text) {
 
 std::string from_first(const std::string& text) { return of_all_ranks(text).front(); }
 
+std::string any_of_ranks(const std::string& text) {
+  for (const std::string& of_rank : of_all_ranks(text))
+    if (!of_rank.empty()) return of_rank;
+  return "";
+}
+
 void require_equal(const std::string& what, const std::string& text) {
   const std::vector<std::string> texts = of_all_ranks(text);
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {

@@ -33,6 +33,8 @@ void leave_processes();
 const Group& all_ranks();
 // The text of rank 0.
 std::string from_first(const std::string& text);
+// The first text of a rank that is not empty.
+std::string any_of_ranks(const std::string& text);
 // Refuses ranks that differ from rank 0: "rank 2 has the options ..., but rank 0 has ...".
 void require_equal(const std::string& what, const std::string& text);
 // Refuses two ranks with the same text: "ranks 0 and 2 both use the GPU ...; REMEDY".

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "data/files/checkpoint.cuh"
 #include "data/files/known_models.cuh"
 #include "training/plan.cuh"
 #include "training/trainer.cuh"
@@ -182,5 +183,14 @@ struct PrintFamily {
     return info.param.name;
   }
 };
+
+// Two checkpoints have the same bytes.
+inline void expect_same_checkpoint(const fs::path& a, const fs::path& b) {
+  for (const char* name : {"model.safetensors", "adapter_model.safetensors", "config.json", "adapter_config.json",
+                           "tokenizer.json", "training/optimizer.safetensors"}) {
+    if (!fs::exists(file_of(a, name)) && !fs::exists(file_of(b, name))) continue;
+    EXPECT_TRUE(read_file(file_of(a, name)) == read_file(file_of(b, name))) << a << ", " << b << ": " << name;
+  }
+}
 
 }  // namespace streambp

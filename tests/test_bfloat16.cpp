@@ -19,7 +19,7 @@ class BFloat16Commands : public Commands {
   }
   Json json(const std::string& name) const { return Json::parse(read_file(path(name))); }
   void expect_same_files(const std::string& a, const std::string& b) {
-    for (const char* file : {"/step-000004/model.safetensors", "/step-000004/training/optimizer.safetensors"}) {
+    for (const char* file : {"/step-000004/model.safetensors", "/training/step-000004/optimizer.safetensors"}) {
       EXPECT_TRUE(read_file(path(a + file)) == read_file(path(b + file))) << a << file;
     }
   }
@@ -50,7 +50,7 @@ TEST_F(BFloat16Commands, FineTunesAModelDirectory) {
   expect_ok(run + path("narrow") + " --save-dtype bf16");
   const SafetensorsFile wide(path("wide/step-000004/model.safetensors")),
       narrow(path("narrow/step-000004/model.safetensors")),
-      training(path("wide/step-000004/training/optimizer.safetensors"));
+      training(path("wide/training/step-000004/optimizer.safetensors"));
   for (const auto& [name, tensor] : wide.tensors()) {
     const auto n = static_cast<std::size_t>(tensor.count);
     ASSERT_EQ(tensor.dtype, "F32") << name;

@@ -152,7 +152,7 @@ TEST_F(RunDirectories, SuggestHowToContinue) {
   add("metrics.jsonl");  // of an older version: its options are lost
   expect_refused(RunBegin::resume, "remove " + out());
   expect_refused(RunBegin::fresh, "remove " + out());
-  add("step-000010/training/state.json", "{}");
+  add("training/step-000010/state.json", "{}");
   expect_refused(RunBegin::fresh, "continue it with --resume");
   EXPECT_EQ(RunDirectory(out(), RunBegin::resume).checkpoint(), fs::path(out()) / "step-000010");
 }
@@ -174,7 +174,7 @@ TEST_F(RunDirectories, WithoutACheckpointResumeFromTheBeginning) {
 }
 
 TEST_F(RunDirectories, KeepMetricsUpToTheStep) {
-  add("step-000002/training/state.json", "{}");
+  add("training/step-000002/state.json", "{}");
   add("metrics.jsonl", "{\"step\":1}\n{\"step\":2}\nnot json\n{\"step\":3}\n[]\n{\"step\":\"1\"}\n{\"step\":4");
   RunDirectory run(out(), RunBegin::resume);
   run.open(2, {});
@@ -190,7 +190,7 @@ TEST_F(RunDirectories, AreCleanedOfUnfinishedFiles) {
   const std::set<std::string> others = {"notes.tmp", "step-x.tmp",  "a.tmp-",
                                         "a.tmp-1b",  "step-000005", "step-1.tmp.txt"};
   for (const std::string& name : others) add(name);
-  add("mine.tmp/file"), add("step-000002/training/state.json", "{}");
+  add("mine.tmp/file"), add("training/step-000002/state.json", "{}");
   { RunDirectory looks(out(), RunBegin::resume); }
   EXPECT_TRUE(fs::exists(dir / "run/step-000004.tmp")) << "nothing is removed before the run starts";
   RunDirectory run(out(), RunBegin::resume);
@@ -221,7 +221,7 @@ TEST_F(RunDirectories, KeepTheNewestTwoAutomaticCheckpointsAndAllOthers) {
 // Anything with the name of a new checkpoint is kept under another name.
 TEST_F(RunDirectories, KeepExistingFilesUnderAnotherName) {
   SmallRun small;
-  add("step-000001/training/state.json", "{}");
+  add("training/step-000001/state.json", "{}");
   add("step-000002/model.safetensors", "somebody's work");
   add("step-000002.replaced", "taken");
   RunDirectory run(out(), RunBegin::resume);

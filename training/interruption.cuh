@@ -4,8 +4,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
-#include <initializer_list>
 #include <string_view>
 
 namespace streambp {
@@ -16,13 +16,13 @@ class Interruption {
  public:
   Interruption() {
     caught_ = 0;
-    struct sigaction action = {}, present;
+    struct sigaction action = {};
     action.sa_handler = note;
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
-    for (const int signal : kSignals) {
-      sigaction(signal, nullptr, &present);
-      if (present.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
+    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      sigaction(kSignals[i], nullptr, &before_[i]);
+      if (before_[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
     }
   }
   ~Interruption() { restore(); }
@@ -32,14 +32,10 @@ class Interruption {
   static int signal() { return caught_; }
 
  private:
-  static constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP};
+  static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
 
   static void restore() {
-    struct sigaction present;
-    for (const int signal : kSignals) {
-      sigaction(signal, nullptr, &present);
-      if (present.sa_handler == note) ::signal(signal, SIG_DFL);
-    }
+    for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
   }
 
   // Uses only calls that are safe in a signal handler.
@@ -54,6 +50,7 @@ class Interruption {
   }
 
   static inline volatile sig_atomic_t caught_ = 0;
+  static inline std::array<struct sigaction, kSignals.size()> before_ = {};  // how signals were handled
 };
 
 }  // namespace streambp

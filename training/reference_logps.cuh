@@ -25,17 +25,14 @@ inline Json model_key(const std::filesystem::path& model) {
   return key;
 }
 
-// The same without the times of the files, which differ between copies.
 inline std::string contents_key(const std::filesystem::path& model) {
-  Json key = model_key(model);
-  for (Json& file : key) file.erase(2);
-  return named_by_hash("model", key.dump());
+  return named_by_hash("model", model_key(model).dump());
 }
 
 // A key that identifies reference log-probs. `longest`: documents are truncated to this length, as in training.
 inline std::string reference_key(const TokenFile& file, const std::filesystem::path& model, const std::string& dtype,
                                  Index longest) {
-  const Json key = {{"version", 1},
+  const Json key = {{"version", 2},
                     {"tokens", file.fingerprint()},
                     {"dtype", dtype},
                     {"longest", std::min(longest, file.longest())},
@@ -44,6 +41,10 @@ inline std::string reference_key(const TokenFile& file, const std::filesystem::p
 }
 
 inline std::string reference_name(const std::string& key) { return named_by_hash("reference", key); }
+
+inline std::string_view bytes_of(const std::vector<float>& numbers) {
+  return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float)};
+}
 
 // Reads the cache from the first of these places that contains it.
 inline std::optional<std::vector<float>> find_reference(const std::vector<std::filesystem::path>& places,
@@ -56,7 +57,10 @@ inline std::optional<std::vector<float>> find_reference(const std::vector<std::f
       if (made == file.metadata().end() || made->second != key || file.at("logp").count != data.token_count()) continue;
       std::vector<float> logp(static_cast<std::size_t>(data.token_count()));
       read(file.at("logp"), logp.data());
-      return logp;
+      MappedFile::require_intact();
+      const auto hash = file.metadata().find("hash");
+      const bool possible = std::ranges::all_of(logp, [](float x) { return std::isfinite(x) && x < 0.01f; });
+      if (possible && hash != file.metadata().end() && hash->second == hash_of(bytes_of(logp))) return logp;
     } catch (const Error&) {  // damaged: compute it again
     }
   }
@@ -69,7 +73,8 @@ inline void save_reference(const std::vector<std::filesystem::path>& places, con
   for (std::size_t i = 0; i < places.size(); ++i) {
     try {
       std::filesystem::create_directories(places[i]);
-      SafetensorsWriter writer(places[i] / reference_name(key), {{"format", "streambp reference"}, {"key", key}});
+      SafetensorsWriter writer(places[i] / reference_name(key),
+                               {{"format", "streambp reference"}, {"key", key}, {"hash", hash_of(bytes_of(logp))}});
       writer.add("logp", "F32", {static_cast<Index>(logp.size())}, logp.data(), logp.size() * sizeof(float));
       return writer.finish();
     } catch (const std::exception&) {

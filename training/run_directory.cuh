@@ -5,9 +5,11 @@
 //   completions.jsonl         on-line GRPO: the sampled groups
 //   tokens-*.safetensors      fine-tuning: the data as tokens, cached
 //   reference-*.safetensors   reference log-probs, cached, if they cannot be stored beside the data
-//   step-000100/              checkpoints (data/files/checkpoint.cuh)
+//   step-000100/              checkpoints (data/files/checkpoint.cuh): models, and in
+//   training/step-000100/     what training needs of them
 //
 // Only one process at a time writes here. It locks the directory until it ends. Of the ranks of a run, it is the first.
+// Files with other names are not the run's. A new run refuses a directory that has any, and no run removes them.
 #pragma once
 
 #include <fcntl.h>
@@ -17,10 +19,14 @@
 
 #include <cstdio>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "data/files/checkpoint.cuh"
+#include "data/files/lines.cuh"
+#include "kernels/base/print.cuh"
 
 namespace streambp {
 
@@ -82,7 +88,7 @@ class RunDirectory {
   const fs::path& checkpoint() const { return checkpoint_; }  // to resume from; empty: the run begins at step 0
 
   // The file with the options of the run to resume, in the field "options". Without a checkpoint it is run.json.
-  fs::path state_file() const { return checkpoint_.empty() ? path_ / "run.json" : checkpoint_ / "training/state.json"; }
+  fs::path state_file() const { return checkpoint_.empty() ? path_ / "run.json" : state_of(checkpoint_); }
 
   // Creates the directory. Runs that look for a free out/run-N at the same time get different ones, because mkdir
   // succeeds for only one of them.
@@ -108,7 +114,7 @@ class RunDirectory {
     if (!writes_) return;
     create();
     remove_temporary_files();
-    if (step == 0) write_file_atomically(path_ / "run.json", Json{{"options", options}}.dump(2) + "\n");
+    if (step == 0) write_sealed_json(path_ / "run.json", {{"options", options}});
     metrics_.open(keep_until(step, "metrics.jsonl"), std::ios::app);
     opened_ = true;
   }
@@ -116,18 +122,17 @@ class RunDirectory {
   void write_metrics(const Json& line) {
     if (!writes_) return;
     metrics_ << line.dump() << "\n" << std::flush;
-    require(metrics_.good(), (path_ / "metrics.jsonl").string(), ": cannot write: ", std::strerror(errno),
-            "; free some space, then continue with --resume");
+    require(metrics_.good(), (path_ / "metrics.jsonl").string(), ": cannot write: ", std::strerror(errno));
   }
 
   // Removes the lines for steps after `step` from a file.
   fs::path keep_until(Index step, const char* name) const {
     const fs::path path = path_ / name;
     if (!writes_) return path;
-    std::ifstream old;
-    if (step > 0) old.open(path);
+    std::optional<Lines> old;
+    if (step > 0 && fs::exists(path)) old.emplace(path, kLongestLine);
     write_file_atomically(path, [&](std::ostream& kept) {
-      for (std::string line; std::getline(old, line);) {
+      for (std::string line; old && old->next(line);) {
         const Json json = Json::parse(line, nullptr, false);
         if (json.is_object() && json.contains("step") && json["step"].is_number() && json["step"] <= step)
           kept << line << "\n";
@@ -143,8 +148,7 @@ class RunDirectory {
     const fs::path saved = path_ / checkpoint_name(state.at("step").get<Index>());
     const fs::path aside = engine.save(path_, layout, state);
     if (!aside.empty()) {
-      std::printf("note     %s was not a complete checkpoint of this run; it is now %s\n", saved.c_str(),
-                  aside.c_str());
+      print("note     %s was not a complete checkpoint of this run; it is now %s\n", saved.c_str(), aside.c_str());
     }
     checkpoint_ = saved;
     if (keep == Keep::newest_two && writes_) remove_old_checkpoints();
@@ -153,7 +157,8 @@ class RunDirectory {
 
   // For the message of a failed run: where its last weights are.
   std::string last_checkpoint() const {
-    return checkpoint_.empty() ? "there is no checkpoint yet" : "the last checkpoint is " + checkpoint_.string();
+    return checkpoint_.empty() ? "there is no checkpoint yet, so --resume would start again at the first step"
+                               : "the last checkpoint is " + checkpoint_.string() + "; --resume continues there";
   }
 
  private:
@@ -171,8 +176,36 @@ class RunDirectory {
     std::set<fs::path> found;
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(path_, error))
-      if (entry.path().filename().string().starts_with("tokens-")) found.insert(entry.path());
+      if (is_cache(entry.path().filename().string(), "tokens-")) found.insert(entry.path());
     return found;
+  }
+
+  // --- Names ---
+
+  static bool is_digits(std::string_view text, const char* digits) {
+    return !text.empty() && text.find_first_not_of(digits) == std::string_view::npos;
+  }
+  // tokens-0123456789abcdef.safetensors
+  static bool is_cache(std::string_view name, std::string_view kind) {
+    constexpr std::string_view end = ".safetensors";
+    return name.size() == kind.size() + 16 + end.size() && name.starts_with(kind) && name.ends_with(end) &&
+           is_digits(name.substr(kind.size(), 16), "0123456789abcdef");
+  }
+  static bool is_file_of_a_run(std::string_view name) {
+    return name == "run.json" || name == "metrics.jsonl" || name == "completions.jsonl" || is_cache(name, "tokens-") ||
+           is_cache(name, "reference-");
+  }
+  static bool is_checkpoint(const std::string& name) {
+    const auto step = checkpoint_step(name);
+    return step && checkpoint_name(*step) == name;
+  }
+  // The name of an unfinished file or checkpoint, as write_file_atomically and save_checkpoint choose them.
+  static bool is_unfinished(const std::string& name) {
+    const std::size_t end = name.rfind(".tmp");
+    if (end == std::string::npos) return false;
+    const std::string whole = name.substr(0, end), number = name.substr(end + 4);
+    if (number.empty()) return is_checkpoint(whole.ends_with(".old") ? whole.substr(0, whole.size() - 4) : whole);
+    return number[0] == '-' && is_digits(number.substr(1), "0123456789") && is_file_of_a_run(whole);
   }
 
   // mkdir -p. Returns whether this process made the last directory, and remembers all that it made.
@@ -189,10 +222,17 @@ class RunDirectory {
     const std::string name = path_.string();
     require(newest_checkpoint(path_).empty(), name, ": holds a run already; continue it with --resume, or give ",
             "another --out");
-    if (!fs::exists(path_ / "metrics.jsonl")) return;
-    require(!fs::exists(path_ / "run.json"), name, ": holds a run that left no checkpoint; start it again with the ",
+    require(!fs::exists(path_ / "metrics.jsonl") || fs::exists(path_ / "run.json"), name,
+            ": holds a run that left no checkpoint; give another --out, or remove ", name);
+    require(!fs::exists(path_ / "metrics.jsonl"), name,
+            ": holds a run that left no checkpoint; start it again with the ",
             "same options by --resume, or give another --out, or remove ", name);
-    fail(name, ": holds a run that left no checkpoint; give another --out, or remove ", name);
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(path_, error)) {
+      const std::string other = entry.path().filename().string();
+      require(is_unfinished(other) || is_cache(other, "tokens-") || is_cache(other, "reference-"), name, ": holds ",
+              quote(other), ", which may be yours; a new run needs a new or empty directory, so give another --out");
+    }
   }
 
   void check_resume() const {
@@ -206,32 +246,31 @@ class RunDirectory {
     fail(name, ": no complete checkpoint to resume from; start the run without --resume");
   }
 
-  // Unfinished files of a killed process. Under the lock, no other process is writing them.
+  // What a killed process left unfinished. Under the lock, no other process is writing it.
   void remove_temporary_files() const {
     std::vector<fs::path> stale;
-    for (const auto& entry : fs::directory_iterator(path_)) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(path_, error))
+      if (is_unfinished(entry.path().filename().string())) stale.push_back(entry.path());
+    for (const auto& entry : fs::directory_iterator(path_ / "training", error)) {
       const std::string name = entry.path().filename().string();
-      const std::size_t end = name.find(".tmp");
-      if (end == std::string::npos) continue;
-      const bool file = name.find_first_not_of("0123456789", end + 5) == std::string::npos &&
-                        name.compare(end, 5, ".tmp-") == 0 && name.size() > end + 5 && entry.is_regular_file();
-      const std::string stem = name.substr(0, name.find(".old.tmp"));
-      const bool checkpoint = name.size() == end + 4 && entry.is_directory() &&
-                              (checkpoint_step(name.substr(0, end)) || (stem != name && checkpoint_step(stem)));
-      if (file || checkpoint) stale.push_back(entry.path());
+      if (is_unfinished(name) || (is_checkpoint(name) && !fs::exists(path_ / name))) stale.push_back(entry.path());
     }
-    std::error_code ignored;
-    for (const fs::path& path : stale) fs::remove_all(path, ignored);
+    for (const fs::path& path : stale) fs::remove_all(path, error);
   }
 
   void remove_old_checkpoints() const {
     std::vector<fs::path> automatic;
     for (const fs::path& path : complete_checkpoints(path_)) {
-      const Json state = Json::parse(std::ifstream(path / "training/state.json"), nullptr, false);
-      if (state.is_object() && state.value("automatic", Json()) == true) automatic.push_back(path);
+      try {
+        if (read_sealed_json(state_of(path)).contains("automatic")) automatic.push_back(path);
+      } catch (const Error&) {  // damaged: leave it to the user
+      }
     }
     for (std::size_t i = 0; i + 2 < automatic.size(); ++i) remove_checkpoint(automatic[i]);
   }
+
+  static constexpr std::size_t kLongestLine = std::size_t{1} << 30;
 
   fs::path path_, checkpoint_;
   bool resumes_, writes_ = true, opened_ = false;

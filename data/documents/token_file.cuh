@@ -32,12 +32,34 @@ struct Advantage {
 inline bool is_advantage(const Advantage& a) { return std::abs(a.plain) < 1e30 && std::abs(a.scaled) < 1e30; }
 inline bool is_log_probability(double x) { return -80 < x && x < 0.01; }
 
+// Document i's part of the fingerprint of the data.
+inline std::uint64_t document_hash(Index i, std::span<const std::int32_t> tokens, std::span<const std::uint8_t> learn,
+                                   std::span<const float> old, const std::optional<Advantage>& advantage) {
+  std::uint64_t hash = mix(static_cast<std::uint64_t>(i));
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    hash = (hash ^ (static_cast<std::uint64_t>(static_cast<std::uint32_t>(tokens[t])) << 1 | learn[t])) *
+           0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
+  }
+  for (const float x : old) hash = mix(hash ^ std::bit_cast<std::uint32_t>(x));
+  if (advantage) {
+    hash = mix(hash ^ std::bit_cast<std::uint64_t>(advantage->plain));
+    hash = mix(hash ^ std::bit_cast<std::uint64_t>(advantage->scaled));
+  }
+  return mix(hash);
+}
+// `hashes`: those of the documents, combined by exclusive or.
+inline std::string fingerprint_of(std::uint64_t hashes, Index documents, DataKind kind) {
+  return std::to_string(hashes ^ (mix(static_cast<std::uint64_t>(documents)) + static_cast<std::uint64_t>(kind)));
+}
+
 class TokenFile {
  public:
   // `name` is the name of the file in messages; for a cached file, the name of the user's data.
   explicit TokenFile(const std::filesystem::path& path, const std::string& name = "")
       : file_(path), name_(name.empty() ? path.string() : name) {
-    ends_ = numbers<Index>("ends", "I64");
+    const auto ends = numbers<Index>("ends", "I64");
+    ends_ = {ends.begin(), ends.end()};  // in memory: if the file is damaged later, documents keep their places
     tokens_ = numbers<std::int32_t>("tokens", "I32");
     learn_ = numbers<std::uint8_t>("learn", "U8");
     require(documents() > 0, this->path(), ": holds no documents", kRemedy);
@@ -141,26 +163,20 @@ class TokenFile {
 
   // Identifies the data, so that a run cannot be resumed on different data.
   std::string fingerprint() const {
-    std::uint64_t hash = mix(static_cast<std::uint64_t>(documents())) + static_cast<std::uint64_t>(kind_);
+    std::uint64_t hash = 0;
 #pragma omp parallel for reduction(^ : hash)
-    for (Index i = 0; i < documents(); ++i) {
-      std::uint64_t document = mix(static_cast<std::uint64_t>(i));
-      const auto words = tokens(i);
-      const auto marks = learn(i);
-      for (std::size_t t = 0; t < words.size(); ++t) {
-        document = (document ^ (static_cast<std::uint64_t>(static_cast<std::uint32_t>(words[t])) << 1 | marks[t])) *
-                   0x9e3779b97f4a7c15u;
-        document ^= document >> 32;
-      }
-      for (const float x : old_.empty() ? old_ : part(old_, i))
-        document = mix(document ^ std::bit_cast<std::uint32_t>(x));
-      if (groups()) {
-        document = mix(document ^ std::bit_cast<std::uint64_t>(advantage(i).plain));
-        document = mix(document ^ std::bit_cast<std::uint64_t>(advantage(i).scaled));
-      }
-      hash ^= mix(document);
-    }
-    return std::to_string(hash);
+    for (Index i = 0; i < documents(); ++i)
+      hash ^= document_hash(i, tokens(i), learn(i), old_.empty() ? old_ : part(old_, i),
+                            groups() ? std::optional(advantage(i)) : std::nullopt);
+    return fingerprint_of(hash, documents(), kind_);
+  }
+
+  // Refuses a file that changed since it was opened, when it had this fingerprint.
+  void require_unchanged(const std::string& fingerprint) const {
+    if (!file_.mapping().was_written()) return;
+    const bool same = this->fingerprint() == fingerprint;
+    MappedFile::require_intact();
+    require(same, path(), ": was changed during the run; restore it");
   }
 
  private:
@@ -214,7 +230,7 @@ class TokenFile {
 
   SafetensorsFile file_;
   std::string name_;
-  std::span<const Index> ends_;
+  std::vector<Index> ends_;
   std::span<const std::int32_t> tokens_;
   std::span<const std::uint8_t> learn_;
   std::span<const double> advantages_;

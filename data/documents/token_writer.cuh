@@ -77,11 +77,13 @@ class TokenWriter {
     words_.add(block_);
     old_.add(old);
     if (advantage) advantages_.push_back(*advantage);
+    hashes_ ^= document_hash(documents(), tokens, learn, old, advantage);
     ends_.push_back(words_.count());
   }
 
   Index documents() const { return static_cast<Index>(ends_.size()); }
   Index tokens_count() const { return words_.count(); }
+  std::string fingerprint(DataKind kind) const { return fingerprint_of(hashes_, documents(), kind); }
 
   void finish(const std::map<std::string, std::string>& metadata) {
     const Index n = tokens_count(), groups = static_cast<Index>(advantages_.size());
@@ -111,6 +113,7 @@ class TokenWriter {
   std::vector<Index> ends_;
   std::vector<Advantage> advantages_;
   std::vector<std::uint32_t> block_;
+  std::uint64_t hashes_ = 0;
 };
 
 }  // namespace streambp

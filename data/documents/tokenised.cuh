@@ -13,7 +13,9 @@
 
 #include "data/documents/encoder.cuh"
 #include "data/documents/llmc_file.cuh"
-#include "data/files/text_hash.cuh"
+#include "data/files/file_hash.cuh"
+#include "data/files/results.cuh"
+#include "kernels/base/print.cuh"
 
 namespace streambp {
 
@@ -43,7 +45,7 @@ class Tokenising {
     } else {
       add_text(path);
     }
-    if (shown_) std::printf("\r\033[K"), std::fflush(stdout);
+    if (shown_) print("\r\033[K"), std::fflush(stdout);
   }
 
   DataKind kind() const { return form_ ? form_->kind : DataKind::documents; }
@@ -115,6 +117,7 @@ class Tokenising {
         block.push_back({std::move(line), lines.where()});
       }
       encode(encoder, block);
+      Unfinished::check();
       for (const Line& line : block) {
         if (!line.error.empty()) {
           bad(line.where + line.error);
@@ -160,8 +163,8 @@ class Tokenising {
     shown_ = true;
     const double seconds = std::chrono::duration<double>(last_shown_ - start_).count();
     const auto tokens = static_cast<double>(writer_.tokens_count());
-    std::printf("\r\033[Ktokenising %s: %.0f%%, %.1fM tokens, %.2fM tokens/s", path.filename().c_str(), 100 * fraction,
-                tokens / 1e6, tokens / 1e6 / seconds);
+    print("\r\033[Ktokenising %s: %.0f%%, %.1fM tokens, %.2fM tokens/s", path.filename().c_str(), 100 * fraction,
+          tokens / 1e6, tokens / 1e6 / seconds);
     std::fflush(stdout);
   }
 
@@ -177,32 +180,28 @@ class Tokenising {
   bool shown_ = false;
 };
 
-// Identifies a file by its size, its time of modification, and its first and last 64 KiB.
+// Identifies a file by its type and contents. Files are hashed once.
 inline Json file_key(const std::filesystem::path& path) {
-  constexpr std::size_t sample = 1 << 16;
-  const std::size_t size = regular_file_size(path);
-  std::ifstream file(path, std::ios::binary);
-  std::string ends(std::min(size, 2 * sample), '\0');
-  const std::size_t half = ends.size() / 2;
-  file.read(ends.data(), static_cast<std::streamsize>(half));
-  file.seekg(static_cast<std::streamoff>(size - (ends.size() - half)));
-  file.read(ends.data() + half, static_cast<std::streamsize>(ends.size() - half));
-  require(file.good(), path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");
-  const auto time = std::filesystem::last_write_time(path).time_since_epoch().count();
-  return {path.extension().string(), size, time, text_hash(ends)};
+  struct stat status {};
+  require(stat(path.c_str(), &status) == 0, path.string(), ": cannot read: ", std::strerror(errno), "; check the path");
+  static std::map<std::string, std::string> known;  // hashes
+  std::ostringstream file;
+  file << status.st_dev << ' ' << status.st_ino << ' ' << status.st_size << ' ' << status.st_mtim.tv_sec << ' '
+       << status.st_mtim.tv_nsec;
+  std::string& hash = known[file.str()];
+  if (hash.empty()) hash = file_hash(path);
+  return {path.extension().string(), status.st_size, hash};
 }
 
 // The name of a cached file with this key, such as tokens-0123456789abcdef.safetensors.
 inline std::string named_by_hash(const std::string& what, const std::string& key) {
-  char hash[20];
-  std::snprintf(hash, sizeof hash, "%016lx", static_cast<unsigned long>(text_hash(key)));
-  return what + "-" + hash + ".safetensors";
+  return what + "-" + hash_of(key) + ".safetensors";
 }
 
 // A key of everything that the tokens depend on.
 inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                             const DataOptions& options) {
-  Json key = {{"version", 3},
+  Json key = {{"version", 4},
               {"chat", options.chat},
               {"learn_all", options.learn == Learn::all},
               {"skip_bad", options.skip_bad}};
@@ -210,7 +209,7 @@ inline std::string data_key(const std::vector<std::filesystem::path>& data, cons
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
                            "chat_template.json", "generation_config.json", "config.json"}) {
     const auto path = model / name;
-    if (std::filesystem::exists(path)) key["model"][name] = text_hash(read_file(path));
+    if (std::filesystem::exists(path)) key["model"][name] = file_key(path);
   }
   return key.dump();
 }
@@ -234,11 +233,22 @@ inline void write_tokens(const std::vector<std::filesystem::path>& data, const s
           tokenising.skipped() > 0 ? "all examples were skipped, the first: " + tokenising.first_skipped()
                                    : "the files are empty");
   writer.finish({{"format", "streambp tokens"},
+                 {"written_by", kWrittenBy},
                  {"kind", kDataKinds[static_cast<int>(tokenising.kind())]},
                  {"made_from", from},
                  {"key", key},
+                 {"fingerprint", writer.fingerprint(tokenising.kind())},
                  {"skipped", std::to_string(tokenising.skipped())},
                  {"first_skipped", tokenising.first_skipped()}});
+}
+
+// Creates a directory that only this user can read, if there is none.
+inline void create_private_directories(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const bool is_new = fs::create_directories(path, error);
+  if (is_new && !error) fs::permissions(path, fs::perms::owner_all, error);
+  require(!error, path.string(), ": cannot create the directory: ", error.message(), "; choose another place");
 }
 
 // The token cache shared by all runs.
@@ -259,13 +269,14 @@ inline TokenFile tokenised(const std::vector<std::filesystem::path>& data, const
     try {
       TokenFile file(path, listed(data));
       const auto made = file.metadata().find("key");
-      if (made != file.metadata().end() && made->second == key) return file;
+      const auto tokens = file.metadata().find("fingerprint");
+      if (made != file.metadata().end() && made->second == key && tokens != file.metadata().end() &&
+          tokens->second == file.fingerprint())
+        return file;
     } catch (const Error&) {  // damaged: tokenise again
     }
   }
-  std::error_code error;
-  std::filesystem::create_directories(cache, error);
-  require(!error, cache.string(), ": cannot create the directory: ", error.message(), "; choose another place");
+  create_private_directories(cache);
   write_tokens(data, model, options, path);
   return TokenFile(path, listed(data));
 }

@@ -1,16 +1,16 @@
-// Checkpoints of a training run. Each one is a model directory, plus what training needs:
+// Checkpoints of a training run: a model directory that can be published as it is, and apart from it what training needs:
 //
 //   OUT/step-000100/config.json, model.safetensors, ...   the model
-//   OUT/step-000100/training/optimizer.safetensors        the optimizer's state: Adam's moments, with "m." and "v." before
+//   OUT/training/step-000100/optimizer.safetensors        the optimizer's state: Adam's moments, with "m." and "v." before
 //                                                         each name (in 8 bits "m8.", "m8.scale.", ...), "master."
 //                                                         for float32 weights, and the weights themselves where the
 //                                                         model's files hold fewer bits
-//   OUT/step-000100/training/state.json                   the step and the options of the run
+//   OUT/training/step-000100/state.json                   the step, the options of the run, and a hash of every file
 //
 // A run that trains adapters has adapter_config.json and adapter_model.safetensors instead of the model.
 //
-// A checkpoint is written under a temporary name and renamed once it is complete and on disk. state.json is written
-// last; a directory without it is not a complete checkpoint.
+// Both directories are written under temporary names and renamed once they are on disk, the model last. A checkpoint is
+// complete if both are there.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "data/files/adapters.cuh"
+#include "data/files/file_hash.cuh"
 
 namespace streambp {
 
@@ -35,7 +36,19 @@ inline std::optional<Index> checkpoint_step(const std::string& name) {
   return std::stoll(name.substr(5));
 }
 
-inline bool is_complete_checkpoint(const fs::path& path) { return fs::exists(path / "training/state.json"); }
+// What training needs of a checkpoint.
+inline fs::path training_of(const fs::path& checkpoint) {
+  return checkpoint.parent_path() / "training" / checkpoint.filename();
+}
+inline fs::path state_of(const fs::path& checkpoint) { return training_of(checkpoint) / "state.json"; }
+// A file of a checkpoint: "config.json", "training/optimizer.safetensors".
+inline fs::path file_of(const fs::path& checkpoint, const fs::path& name) {
+  return name.has_parent_path() ? training_of(checkpoint) / name.filename() : checkpoint / name;
+}
+
+inline bool is_complete_checkpoint(const fs::path& path) {
+  return fs::is_directory(path) && fs::exists(state_of(path));
+}
 
 // The complete checkpoints in a run's directory, oldest first.
 inline std::vector<fs::path> complete_checkpoints(const fs::path& out) {
@@ -60,8 +73,12 @@ inline fs::path newest_checkpoint(const fs::path& out) {
 // Resolves a directory with the file `kind`: `name` itself, or its newest checkpoint if `name` is a run directory.
 inline std::string directory_with(const char* kind, const std::string& name) {
   std::error_code error;
-  if (fs::exists(fs::path(name) / kind, error)) return name;
   const fs::path newest = newest_checkpoint(name);
+  const bool itself = fs::exists(fs::path(name) / kind, error);
+  require(!itself || newest.empty() || !fs::exists(newest / kind), excerpt(name), ": has a ", kind,
+          ", and also the checkpoints of a run; name a checkpoint, such as ", newest.string(),
+          ", or move the other model away");
+  if (itself) return name;
   require(!newest.empty() || !fs::exists(fs::path(name) / "run.json"), excerpt(name),
           ": is a run without a checkpoint yet; wait for one, or continue it with streambp train --resume");
   return newest.empty() ? name : newest.string();
@@ -98,11 +115,51 @@ void for_each_optimizer_table(Model<T>& model, Optimizer& optimizer, const Model
     f(optimizer.has_master() ? "weights." : "master.", table(model.config, model.weights));
 }
 
-// Of the ranks that share the optimizer's state, rank 0 writes; the others have an empty directory.
+// --- State ---
+
+// A JSON file with a hash of itself.
+inline void write_sealed_json(const fs::path& path, Json json) {
+  json["hash"] = hash_of(json.dump());
+  write_file_atomically(path, json.dump(2) + "\n");
+}
+inline Json read_sealed_json(const fs::path& path) {
+  Json json = parse_json_file(path);
+  require(json.is_object() && json.contains("hash"), path.string(), ": not the state of a run of this version");
+  const Json hash = json["hash"];
+  json.erase("hash");
+  require(hash == hash_of(json.dump()), path.string(), ": was changed since the run wrote it; restore it, or use an ",
+          "earlier checkpoint");
+  return json;
+}
+
+// The hashes of a checkpoint's files, by their names.
+inline Json hashes_of(const fs::path& model, const fs::path& training) {
+  Json hashes;
+  for (const auto& entry : fs::directory_iterator(model))
+    hashes[entry.path().filename().string()] = file_hash(entry.path());
+  hashes["training/optimizer.safetensors"] = file_hash(training / "optimizer.safetensors");
+  return hashes;
+}
+
+// The state of a checkpoint, each of whose files is as the run saved it.
+inline Json read_state(const fs::path& checkpoint) {
+  const fs::path path = state_of(checkpoint);
+  const Json state = read_sealed_json(path);
+  require(state.contains("files") && state["files"].is_object(), path.string(), ": lists no files");
+  for (const auto& [name, hash] : state["files"].items()) {
+    const fs::path file = file_of(checkpoint, name);
+    require(file_hash(file) == hash, file.string(), ": differs from what the run saved; restore it, or remove ",
+            checkpoint.string(), " to continue from an earlier checkpoint");
+  }
+  return state;
+}
+
+// --- Saving ---
+
+// Of the ranks that share the optimizer's state, rank 0 writes; the others have empty directories.
 template <class Device, class T, class Optimizer>
-void write_checkpoint(Device& dev, const fs::path& directory, Model<T>& model, const ModelLayout& layout,
-                      Optimizer& optimizer, const Json& state) {
-  const fs::path training = directory.empty() ? directory : directory / "training";
+void write_checkpoint(Device& dev, const fs::path& directory, const fs::path& training, Model<T>& model,
+                      const ModelLayout& layout, Optimizer& optimizer) {
   const Table<float> masters = optimizer.masters(model.config);
   const Table<T> weights = trained(table(model.config, model.weights));
   if (layout.adapter_config.empty()) {
@@ -118,9 +175,6 @@ void write_checkpoint(Device& dev, const fs::path& directory, Model<T>& model, c
     write_tensors(dev, writer, prefix, tensors, optimizer.ranks);
   });
   writer.finish();
-  if (directory.empty()) return;
-  write_file_atomically(training / "state.json", state.dump(2) + "\n");
-  flush_to_disk(directory);
 }
 
 // Renames whatever has the name of a new checkpoint, so that no user data is deleted.
@@ -134,20 +188,23 @@ inline fs::path set_aside(const fs::path& path) {
 // Saves checkpoint state["step"]. Returns the new name of whatever had its name before, or an empty path.
 template <class Device, class T, class Optimizer>
 fs::path save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, const ModelLayout& layout,
-                         Optimizer& optimizer, const Json& state) {
+                         Optimizer& optimizer, Json state) {
   if (optimizer.ranks.rank > 0) {
-    write_checkpoint(dev, {}, model, layout, optimizer, state);
+    write_checkpoint(dev, {}, {}, model, layout, optimizer);
     return {};
   }
-  const fs::path path = out / checkpoint_name(state.at("step").get<Index>());
+  const fs::path path = out / checkpoint_name(state.at("step").get<Index>()), training = training_of(path);
   fs::path aside;
-  const fs::path temporary = path.string() + ".tmp";
   std::error_code error;
-  fs::remove_all(temporary, error);  // of a run that was killed
-  create_directory_atomically(path, temporary, [&](const fs::path&) {
-    fs::create_directories(temporary / "training");
-    write_checkpoint(dev, temporary, model, layout, optimizer, state);
-    if (fs::exists(fs::symlink_status(path))) aside = set_aside(path);
+  for (const fs::path& of_killed_run : {path, training}) fs::remove_all(of_killed_run.string() + ".tmp", error);
+  create_directory_atomically(path, path.string() + ".tmp", [&](const fs::path& files) {
+    create_directory_atomically(training, training.string() + ".tmp", [&](const fs::path& own) {
+      write_checkpoint(dev, files, own, model, layout, optimizer);
+      state["files"] = hashes_of(files, own);
+      write_sealed_json(own / "state.json", state);
+      if (fs::exists(fs::symlink_status(path))) aside = set_aside(path);
+      fs::remove_all(training);  // of a run that was killed before it had renamed the model
+    });
   });
   return aside;
 }
@@ -158,8 +215,12 @@ inline void remove_checkpoint(const fs::path& path) {
   std::error_code error;
   fs::remove_all(renamed, error);
   fs::rename(path, renamed, error);
-  if (!error) fs::remove_all(renamed, error);
+  if (error) return;
+  fs::remove_all(training_of(path), error);
+  fs::remove_all(renamed, error);
 }
+
+// --- Loading ---
 
 // AdamW takes the square root of v, so a negative value would become NaN some steps later. Scales are magnitudes.
 inline void require_not_negative(const Tensor& tensor) {
@@ -177,13 +238,14 @@ void load_checkpoint(Device& dev, const fs::path& checkpoint, Model<T>& model, c
   const bool has_adapters = !layout.adapter_config.empty();
   load_model(dev, has_adapters ? layout.base : checkpoint, model);
   if (has_adapters) AdapterDirectory(checkpoint).load(dev, model);
-  const SafetensorsFile file(checkpoint / "training/optimizer.safetensors");
+  const SafetensorsFile file(training_of(checkpoint) / "optimizer.safetensors");
   for (const auto& [name, tensor] : file.tensors())
     if (name.starts_with("v.") || name.starts_with("v8.scale.") || name.starts_with("m8.scale."))
       require_not_negative(tensor);
   for_each_optimizer_table(model, optimizer, layout, [&](const std::string& prefix, const auto& tensors) {
     read_tensors(dev, file, prefix, tensors, optimizer.ranks);
   });
+  MappedFile::require_intact();
 }
 
 }  // namespace streambp

@@ -16,8 +16,8 @@
 #include <system_error>
 #include <utility>
 
-#include "kernels/base/error.cuh"
-#include "kernels/base/temporary_file.cuh"
+#include "data/files/mapped_file.cuh"
+#include "data/files/unfinished.cuh"
 
 namespace streambp {
 
@@ -85,27 +85,52 @@ inline bool flush_to_disk(const std::filesystem::path& path) {
   return flushed;
 }
 
-// Renames a file or directory durably: the new name survives a power failure, if the file system can flush directories.
-inline void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to) {
-  std::filesystem::rename(from, to);
-  const std::filesystem::path parent = to.parent_path();
-  flush_to_disk(parent.empty() ? "." : parent);
+// Waits until a directory's entries are on disk, if its file system can flush directories.
+inline void flush_directory(const std::filesystem::path& path) {
+  const bool flushed = flush_to_disk(path.empty() ? "." : path);
+  const bool cannot = errno == EINVAL || errno == ENOTSUP || errno == EACCES || errno == EROFS;
+  if (!flushed && !cannot) throw std::system_error(errno, std::generic_category());
 }
 
-// Calls produce(stream) to write the contents. If anything fails, the file keeps its old contents.
+// Renames a file or directory durably: the new name survives a power failure.
+inline void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to) {
+  std::filesystem::rename(from, to);
+  flush_directory(to.parent_path());
+}
+
+// A file that a signal can cancel.
+class OutputFile : public std::filebuf {
+ protected:
+  std::streamsize xsputn(const char* bytes, std::streamsize count) override {
+    Unfinished::check();
+    return std::filebuf::xsputn(bytes, count);
+  }
+  int_type overflow(int_type byte) override {
+    Unfinished::check();
+    return std::filebuf::overflow(byte);
+  }
+};
+
+// Calls produce(stream) to write the contents. If anything fails, or a signal comes, the file keeps its old contents.
 inline void write_file_atomically(const std::filesystem::path& path,
                                   const std::function<void(std::ostream&)>& produce) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   require(!exists(status) || is_regular_file(status), path.string(), ": exists and is not a file; choose another name");
   const std::string temporary = path.string() + ".tmp-" + std::to_string(std::random_device()());
+  const Unfinished unfinished;
   try {
-    std::ofstream out;
+    OutputFile file;
+    std::ostream out(&file);
     out.exceptions(std::ios::badbit | std::ios::failbit);
-    out.open(temporary, std::ios::binary);
+    const auto check = [](bool good) {
+      if (!good) throw std::system_error(errno, std::generic_category());
+    };
+    check(file.open(temporary, std::ios::out | std::ios::binary));
     produce(out);
-    out.close();
-    if (!flush_to_disk(temporary)) throw std::system_error(errno, std::generic_category());
+    check(file.close());
+    MappedFile::require_intact();
+    check(flush_to_disk(temporary));
     rename_durably(temporary, path);
   } catch (const std::system_error&) {  // may come from the stream, and then its message does not name the cause
     const int cause = errno;
@@ -115,10 +140,11 @@ inline void write_file_atomically(const std::filesystem::path& path,
     std::filesystem::remove(temporary, error);
     throw;
   }
+  Unfinished::check();
 }
 
 // Calls produce(directory) to fill a new directory, under a temporary name that no other directory may have. If anything
-// fails, nothing is left of it.
+// fails, or a signal comes, nothing is left of it.
 template <class F>
 void create_directory_atomically(const std::filesystem::path& path, const std::filesystem::path& temporary,
                                  F&& produce) {
@@ -126,17 +152,41 @@ void create_directory_atomically(const std::filesystem::path& path, const std::f
   std::filesystem::create_directories(temporary, error);
   require(!error, temporary.string(), ": cannot create the directory: ", error.message(), "; free some space in ",
           path.parent_path().string(), " or check its permissions");
+  const Unfinished unfinished;
   try {
     produce(temporary);
+    flush_directory(temporary);
     rename_durably(temporary, path);
-  } catch (const std::filesystem::filesystem_error& failure) {
+  } catch (const std::system_error& failure) {
     std::filesystem::remove_all(temporary, error);
     fail(path.string(), ": cannot save: ", failure.code().message());
   } catch (...) {
     std::filesystem::remove_all(temporary, error);
     throw;
   }
+  Unfinished::check();
 }
+
+// A temporary directory that only this user can read. It disappears with the object, or at a signal.
+class PrivateDirectory {
+ public:
+  PrivateDirectory() {
+    std::string name = (temporary_directory() / "streambp-XXXXXX").string();
+    require(mkdtemp(name.data()) != nullptr, name, ": cannot create a temporary directory: ", std::strerror(errno),
+            "; set TMPDIR to another place");
+    path_ = name;
+  }
+  ~PrivateDirectory() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  PrivateDirectory(const PrivateDirectory&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  const Unfinished unfinished_;
+  std::filesystem::path path_;
+};
 
 inline void write_file_atomically(const std::filesystem::path& path, std::string_view contents) {
   write_file_atomically(path, [&](std::ostream& out) { out << contents; });

@@ -109,6 +109,20 @@ class ModelFiles {
   std::string prefix_;
 };
 
+// A small file of a model directory. Checkpoints contain copies of it, so a link may not lead to somebody's private file: it
+// must stay in the directory, or in the blobs of a hub's cache (models--NAME/snapshots/COMMIT/FILE -> ../../blobs/HASH).
+inline std::string read_model_file(const fs::path& file) {
+  const fs::path home = fs::canonical(file.parent_path()), target = fs::canonical(file);
+  const fs::path snapshots = home.parent_path(), blobs = snapshots.parent_path() / "blobs";
+  const auto within = [&](const fs::path& directory) {
+    return std::mismatch(directory.begin(), directory.end(), target.begin(), target.end()).first == directory.end();
+  };
+  require(within(home) || (snapshots.filename() == "snapshots" && within(blobs)), file.string(), ": is a link to ",
+          target.string(), ", outside the model directory; put a copy there instead, because checkpoints would ",
+          "contain the file");
+  return read_file(file);
+}
+
 // What saving needs in addition to the weights to write a model as it was loaded.
 struct ModelLayout {
   std::string config;                         // the text of config.json
@@ -122,11 +136,11 @@ struct ModelLayout {
   // For a new model.
   explicit ModelLayout(const Config& c) : config(config_to_json(c).dump(2) + "\n") {}
 
-  explicit ModelLayout(const fs::path& dir) : config(read_file(dir / "config.json")) {
+  explicit ModelLayout(const fs::path& dir) : config(read_model_file(dir / "config.json")) {
     for (const char* name :
          {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json",
           "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"}) {
-      if (fs::exists(dir / name)) others[name] = read_file(dir / name);
+      if (fs::exists(dir / name)) others[name] = read_model_file(dir / name);
     }
     const Config c = read_config(dir);
     const ModelFiles files(dir);
@@ -173,6 +187,7 @@ std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
   for (const Entry<T>& e : parameters) {
     if (e.quantised) upload(dev, *e.quantised, nf4_of(files, e.parameter)), forget(files.at(e.parameter.name));
   }
+  MappedFile::require_intact();
   std::size_t bytes = 0;
   for (const auto& parts : by_stored_tensor(parameters)) bytes += files.at(parts.front().parameter.name).bytes;
   return bytes;

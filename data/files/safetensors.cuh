@@ -9,13 +9,11 @@
 // is renamed once it is on disk.
 #pragma once
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -142,18 +140,19 @@ class SafetensorsFile {
   explicit SafetensorsFile(const std::filesystem::path& path) : path_(path) {
     const std::size_t size = regular_file_size(path);
     require(size >= 8, path.string(), ": ", size, " bytes are too few", kRemedy);
-    map(size);
+    mapping_ = std::make_shared<MappedFile>(path, size);
     std::uint64_t length;
-    std::memcpy(&length, mapping_.get(), 8);
+    std::memcpy(&length, mapping_->data(), 8);
     require(length <= size - 8 && length <= kLongestHeader, path.string(), ": claims a header of ", length,
             " bytes and has ", size, kRemedy);
-    data_ = mapping_.get() + 8 + length;
+    data_ = mapping_->data() + 8 + length;
     data_bytes_ = static_cast<Index>(size - 8 - length);
-    parse({reinterpret_cast<const char*>(mapping_.get()) + 8, length});
+    parse(std::string(reinterpret_cast<const char*>(mapping_->data()) + 8, length));
     check_layout();
   }
 
   const std::filesystem::path& path() const { return path_; }
+  MappedFile& mapping() const { return *mapping_; }
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const Tensor* find(const std::string& name) const {
@@ -173,16 +172,6 @@ class SafetensorsFile {
  private:
   static constexpr std::uint64_t kLongestHeader = 100'000'000;  // as in the reference implementation
   static constexpr const char* kRemedy = "; the file is damaged or not a safetensors file; download it again";
-
-  void map(std::size_t size) {
-    const int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    require(file >= 0, path_.string(), ": cannot open: ", std::strerror(errno), "; check its permissions");
-    void* block = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
-    const int error = errno;
-    close(file);
-    require(block != MAP_FAILED, path_.string(), ": cannot map into memory: ", std::strerror(error));
-    mapping_ = {static_cast<std::byte*>(block), [size](std::byte* mapped) { munmap(mapped, size); }};
-  }
 
   // The header nests three deep: tensors, their fields, lists of sizes.
   static constexpr JsonLimits kHeaderLimits = {.values = 1'000'000, .depth = 3};
@@ -243,7 +232,7 @@ class SafetensorsFile {
   }
 
   std::filesystem::path path_;
-  std::shared_ptr<std::byte> mapping_;
+  std::shared_ptr<MappedFile> mapping_;
   const std::byte* data_ = nullptr;
   Index data_bytes_ = 0;
   std::map<std::string, Tensor> tensors_;

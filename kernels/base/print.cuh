@@ -1,0 +1,61 @@
+// Printing text that may come from files. Control characters in it could command the terminal, so they are dropped.
+#pragma once
+
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace streambp {
+
+// Drops control characters except line breaks and tabs.
+inline std::string without_controls(std::string_view text) {
+  std::string kept;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (byte == 0xc2 && 0x80 <= next && next < 0xa0) {  // U+0080 .. U+009F
+      ++i;
+    } else if ((byte >= 32 && byte != 127) || byte == '\n' || byte == '\t') {
+      kept += text[i];
+    }
+  }
+  return kept;
+}
+
+// Our own commands to the terminal.
+struct Escape {
+  const char* text;
+};
+
+namespace printing {
+inline const char* argument(const std::string& text) { return text.c_str(); }
+inline const char* argument(const Escape& escape) { return escape.text; }
+template <class V>
+requires std::is_arithmetic_v<V> V argument(V value) { return value; }
+
+template <class V>
+auto cleaned(const V& value) {
+  if constexpr (std::is_convertible_v<V, std::string_view>) {
+    return without_controls(value);
+  } else {
+    return value;
+  }
+}
+}  // namespace printing
+
+// printf for a pattern of our own and any arguments.
+template <class... Values>
+void print_to(std::FILE* file, const char* pattern, const Values&... values) {
+  std::fprintf(file, pattern, printing::argument(printing::cleaned(values))...);
+}
+template <class... Values>
+void print(const char* pattern, const Values&... values) {
+  print_to(stdout, pattern, values...);
+}
+template <class... Values>
+void print_error(const char* pattern, const Values&... values) {
+  print_to(stderr, pattern, values...);
+}
+
+}  // namespace streambp

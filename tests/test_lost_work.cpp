@@ -1,0 +1,283 @@
+// What a run must not lose or accept: consoles that close, full disks, data and checkpoints that change.
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "data/files/safetensors.cuh"
+#include "tests/fine_tuning.cuh"
+#include "tests/processes.cuh"
+
+namespace streambp {
+namespace {
+
+const std::string kTinyRun =
+    " --hidden 8 --layers 1 --heads 2 --mlp 16 --length 32 --batch 1 --sample 0 --eval-every 0 ";
+
+// Waits until f() holds; false after a minute.
+template <class F>
+bool eventually(F&& f) {
+  for (int i = 0; i < 6000; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(10)))
+    if (f()) return true;
+  return false;
+}
+
+// Changes one byte in the middle of a file.
+void damage(const fs::path& path) {
+  std::string bytes = read_file(path);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  write_file_atomically(path, bytes);
+}
+
+class LostWork : public FineTuning {
+ protected:
+  // Starts the program; its output goes to a pipe, whose reader leaves after the first line.
+  pid_t start_with_a_reader_that_leaves(const std::string& arguments) {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      for (const int signal : {SIGINT, SIGPIPE}) ::signal(signal, SIG_DFL);
+      dup2(ends[1], 1), dup2(ends[1], 2);
+      close(ends[0]), close(ends[1]);
+      execl("/bin/sh", "sh", "-c", ("exec " + binary() + " " + arguments).c_str(), nullptr);
+      _exit(127);
+    }
+    char byte;
+    EXPECT_EQ(::read(ends[0], &byte, 1), 1);
+    close(ends[0]), close(ends[1]);
+    return child;
+  }
+  static int exit_code(pid_t child) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  static Outcome shell(const std::string& command) { return execute("-c \"" + command + "\"", "/bin/sh"); }
+
+  void tokenise(const std::string& out) {
+    expect_ok("tokenize --model " + model + " --data " + path("data.jsonl") + " --out " + path(out));
+  }
+  // A run on this token file, with some changes to it after a few steps.
+  template <class Change>
+  Outcome run_on(const std::string& tokens, const std::string& launcher, Change&& change) {
+    const std::string command = launcher + binary() + " train --model " + model + " --data " + path(tokens) +
+                                " --length 256 --steps 100000 --eval-every 0 --out " + path("run") + " 2>&1";
+    FILE* pipe = popen(command.c_str(), "r");
+    EXPECT_TRUE(eventually([&] { return fs::exists(path("run/metrics.jsonl")) && metrics("run").size() > 3; }));
+    change();
+    Outcome outcome{-1, ""};
+    char buffer[4096];
+    for (std::size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) outcome.output.append(buffer, n);
+    const int status = pclose(pipe);
+    outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return outcome;
+  }
+  // The steps before the change are saved.
+  void expect_rescued(const Outcome& outcome, const std::string& said) {
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, said)) << outcome.output;
+    const fs::path saved = newest_checkpoint(path("run"));
+    ASSERT_FALSE(saved.empty()) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "the last checkpoint is " + saved.string())) << outcome.output;
+    EXPECT_GT(*checkpoint_step(saved.filename().string()), 3);
+  }
+};
+
+TEST_F(LostWork, ARunGoesOnWithoutAConsole) {
+  EXPECT_EQ(exit_code(start_with_a_reader_that_leaves("train" + kTinyRun + "--steps 300 --out " + path("run"))), 0);
+  EXPECT_EQ(newest_checkpoint(path("run")), fs::path(path("run/step-000300")));
+}
+
+TEST_F(LostWork, ASignalSavesTheRunWithoutAConsole) {
+  const pid_t child = start_with_a_reader_that_leaves("train" + kTinyRun + "--steps 1000000 --out " + path("run"));
+  ASSERT_TRUE(eventually([&] { return metrics("run").size() > 2; }));
+  kill(child, SIGINT);
+  EXPECT_EQ(exit_code(child), 128 + SIGINT);
+  EXPECT_FALSE(newest_checkpoint(path("run")).empty());
+}
+
+TEST_F(LostWork, CommandsThatOnlyPrintEndWithTheirReader) {
+  EXPECT_EQ(exit_code(start_with_a_reader_that_leaves("plan gpt2")), -SIGPIPE);
+}
+
+TEST_F(LostWork, ADiskThatIsFullOfMetricsLeavesACheckpoint) {
+  const Outcome outcome =
+      shell("ulimit -f 80; " + binary() + " train" + kTinyRun + "--steps 100000 --out " + path("run") + " 2>&1");
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "metrics.jsonl: cannot write: File too large")) << outcome.output;
+  const fs::path saved = newest_checkpoint(path("run"));
+  ASSERT_FALSE(saved.empty()) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "the last checkpoint is " + saved.string())) << outcome.output;
+  const Index step = *checkpoint_step(saved.filename().string());
+  expect_ok("train --resume --stop-after " + std::to_string(step + 1) + " --out " + path("run"));
+}
+
+TEST_F(LostWork, TruncatedTokensLeaveACheckpoint) {
+  tokenise("data.safetensors");
+  expect_rescued(run_on("data.safetensors", "", [&] { fs::resize_file(path("data.safetensors"), 4096); }),
+                 "data.safetensors: was truncated");
+}
+
+TEST_F(LostWork, OverwrittenTokensLeaveACheckpoint) {
+  tokenise("data.safetensors");
+  const auto overwrite = [&] {
+    std::fstream file(path("data.safetensors"), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(fs::file_size(path("data.safetensors")) / 2));
+    file.write("\1\0\0\0", 4);
+  };
+  expect_rescued(run_on("data.safetensors", "", overwrite), "data.safetensors: was changed");
+  fs::remove_all(path("run"));
+  const auto touch = [&] {
+    fs::last_write_time(path("data.safetensors"), fs::file_time_type::clock::now());
+    const std::size_t before = metrics("run").size();
+    ASSERT_TRUE(eventually([&] { return metrics("run").size() > before + 5; }));
+    fs::resize_file(path("data.safetensors"), 0);
+  };
+  run_on("data.safetensors", "", touch);
+}
+
+// --- Wrong results ---
+
+TEST_F(LostWork, AChangedBaseIsNotResumed) {
+  expect_ok(train("--lora 2 --steps 4 --stop-after 2 --out " + path("run")));
+  damage(model + "/model.safetensors");  // in its middle, of the same size
+  expect_refused("train --resume --out " + path("run"), "has changed since the run");
+}
+
+TEST_F(LostWork, ADamagedCheckpointIsNotResumed) {
+  expect_ok("train" + kTinyRun + "--steps 4 --checkpoint-every 2 --out " + path("run"));
+  expect_ok("verify --run " + path("run"));
+  const fs::path last = path("run/step-000004"), before = path("run/step-000002");
+  for (const char* name : {"model.safetensors", "config.json", "tokenizer.json", "training/optimizer.safetensors"}) {
+    const std::string good = read_file(file_of(last, name));
+    for (const bool exchanged : {false, true}) {
+      exchanged ? write_file_atomically(file_of(last, name), read_file(file_of(before, name)))
+                : damage(file_of(last, name));
+      if (read_file(file_of(last, name)) == good) continue;  // both steps have the same file
+      expect_refused("train --resume --out " + path("run"), fs::path(name).filename().string());
+      const Outcome outcome = execute("verify --run " + path("run"));
+      EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+      EXPECT_TRUE(contains(outcome.output, fs::path(name).filename().string())) << outcome.output;
+      write_file_atomically(file_of(last, name), good);
+    }
+  }
+  Json state = parse_json_file(state_of(last));
+  state["options"]["--rate"] = 0.125;
+  write_file_atomically(state_of(last), state.dump(2));
+  expect_refused("train --resume --out " + path("run"), "state.json: was changed");
+  expect_refused("verify --run " + path("nothing"), "nothing: holds no checkpoint");
+}
+
+TEST_F(LostWork, AModelBesideTheCheckpointsOfARunIsAmbiguous) {
+  expect_ok("train" + kTinyRun + "--steps 1 --out " + path("run"));
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json"})
+    fs::copy(path("run/step-000001") + "/" + name, path("run") + "/" + name);
+  expect_refused("eval --data " + path("data.jsonl") + " --model " + path("run"), "name a checkpoint");
+  const std::string before = read_file(model + "/config.json");
+  expect_refused(train("--steps 1 --out " + model), "holds \"");
+  EXPECT_EQ(read_file(model + "/config.json"), before);
+}
+
+TEST_F(LostWork, AnEditedReferenceIsComputedAgain) {
+  fs::create_directories(path("data"));
+  write_file_atomically(path("data/pairs.jsonl"),
+                        "{\"prompt\": \"Which? \", \"chosen\": \"this\", \"rejected\": \"that\"}\n");
+  const std::string run =
+      "train --objective dpo --model " + model + " --data " + path("data/pairs.jsonl") + " --steps 1 --out ";
+  expect_ok(run + path("first"));
+  for (const auto& entry : fs::directory_iterator(path("data"))) {
+    if (!entry.path().filename().string().starts_with("reference-")) continue;
+    std::string bytes = read_file(entry.path());
+    const float large = 500;
+    std::memcpy(bytes.data() + bytes.size() - 8, &large, 4);
+    write_file_atomically(entry.path(), bytes);
+  }
+  expect_ok(run + path("second"));
+  EXPECT_EQ(metric("first", "loss"), metric("second", "loss"));
+}
+
+// --- Files of others ---
+
+TEST_F(LostWork, ResultsDoNotReplaceOtherFiles) {
+  const std::string weights = model + "/model.safetensors", before = read_file(weights);
+  expect_refused("tokenize --model " + model + " --data " + path("data.jsonl") + " --out " + weights, "may be yours");
+  expect_refused("verify --length 200 --save-gradient " + weights, "may be yours");
+  expect_refused("eval --model " + model + " --data " + path("data.jsonl") + " --json " + path("data.jsonl"),
+                 "may be yours");
+  expect_refused("examples answers --out " + path("data.jsonl"), "holds something else");
+  EXPECT_EQ(read_file(weights), before);
+  for (int i = 0; i < 2; ++i) {  // what they wrote themselves, they replace
+    tokenise("data.safetensors");
+    expect_ok("plan gpt2 --json " + path("plan.json"));
+    expect_ok("examples answers --count 3 --out " + path("examples.jsonl"));
+  }
+}
+
+TEST_F(LostWork, APipeInThePlaceOfMetricsIsRefused) {
+  expect_ok("train" + kTinyRun + "--steps 3 --stop-after 1 --out " + path("run"));
+  fs::remove(path("run/metrics.jsonl"));
+  ASSERT_EQ(mkfifo(path("run/metrics.jsonl").c_str(), 0600), 0);
+  expect_refused("train --resume --out " + path("run"), "metrics.jsonl: is not a regular file");
+}
+
+// A checkpoint can be published as it is.
+TEST_F(LostWork, PublishedFilesNameNoDirectoryOfThisMachine) {
+  expect_ok(train("--lora 2 --steps 1 --out " + path("run")));
+  for (const auto& entry : fs::recursive_directory_iterator(path("run/step-000001"))) {
+    EXPECT_FALSE(contains(read_file(entry.path()), dir.string())) << entry.path();
+    EXPECT_FALSE(contains(entry.path().string(), "training"));
+  }
+  expect_ok("generate --adapter " + path("run") + " --prompt a --length 1");  // finds its base all the same
+}
+
+TEST_F(LostWork, EscapeSequencesOfFilesDoNotReachTheTerminal) {
+  const std::string name = path("da\033[31mta.jsonl");
+  write_file_atomically(name, "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"x\033]0;\": 1}\n");
+  for (const std::string command :
+       {"tokenize --skip-bad --out " + path("t.safetensors"), std::string("eval --skip-bad"),
+        "train --steps 1 --skip-bad --out " + path("run")}) {
+    const Outcome outcome = execute(command + " --model " + model + " --data '" + name + "'");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_FALSE(contains(outcome.output, "\033")) << outcome.output;
+  }
+}
+
+// --- Several ranks ---
+
+class LostWorkOfRanks : public LostWork {
+ protected:
+  void SetUp() override {
+    LostWork::SetUp();
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1);
+    if (!STREAMBP_MPI || execute("--version > /dev/null", "mpirun").exit_code != 0) GTEST_SKIP() << "needs MPI";
+  }
+  const std::string two_ = "timeout -s KILL 150 mpirun -n 2 ";
+};
+
+TEST_F(LostWorkOfRanks, FullDisksAndTruncatedTokensLeaveACheckpoint) {
+  tokenise("data.safetensors");
+  expect_rescued(run_on("data.safetensors", two_, [&] { fs::resize_file(path("data.safetensors"), 4096); }),
+                 "data.safetensors: was truncated");
+  fs::remove_all(path("run"));
+  const Outcome outcome =
+      shell("ulimit -f 80; " + two_ + binary() + " train" + kTinyRun + "--steps 100000 --out " + path("run") + " 2>&1");
+  expect_rescued(outcome, "metrics.jsonl: cannot write: File too large");
+}
+
+TEST_F(LostWorkOfRanks, RefuseADamagedCheckpointAndGoOnWithoutAConsole) {
+  const Outcome outcome =
+      shell(two_ + binary() + " train" + kTinyRun + "--steps 300 --out " + path("run") + " | head -n 1");
+  EXPECT_TRUE(eventually([&] { return fs::exists(path("run/step-000300")); })) << outcome.output;
+  damage(path("run/step-000300/model.safetensors"));
+  const Outcome refused = shell(two_ + binary() + " train --resume --out " + path("run") + " 2>&1");
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_TRUE(contains(refused.output, "model.safetensors: differs from what the run saved")) << refused.output;
+}
+
+}  // namespace
+}  // namespace streambp
