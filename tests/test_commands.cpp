@@ -161,7 +161,8 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
   write_file_atomically(checkpoint + "/model.safetensors", good);
   EXPECT_EQ(execute("verify --length 200 --model " + checkpoint).exit_code, 0);
 
-  Json config = Json::parse(read_file(checkpoint + "/config.json"));
+  const std::string good_config = read_file(checkpoint + "/config.json");
+  Json config = Json::parse(good_config);
   config["hidden_size"] = 18;
   write_file_atomically(checkpoint + "/config.json", config.dump());
   expect_refused("verify --length 200 --model " + checkpoint, "shape");
@@ -170,37 +171,31 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
   config["rope_theta"] = 5;
   write_file_atomically(checkpoint + "/config.json", config.dump());
   expect_refused("train --resume --out " + path("run"), "config.json");
-  config["rope_theta"] = 10000;
-  write_file_atomically(checkpoint + "/config.json", config.dump());
+  write_file_atomically(checkpoint + "/config.json", good_config);
 
-  std::string moments = read_file(checkpoint + "/training/optimizer.safetensors");
-  std::memcpy(moments.data() + moments.size() - 4, &bad, 4);
-  const std::string good_moments = read_file(checkpoint + "/training/optimizer.safetensors");
-  write_file_atomically(checkpoint + "/training/optimizer.safetensors", moments);
-  expect_refused("train --resume --out " + path("run"), "optimizer.safetensors");
-  write_file_atomically(checkpoint + "/training/optimizer.safetensors", good_moments);
-
-  const std::string state = read_file(checkpoint + "/training/state.json");
-  Json other_step = Json::parse(state);
+  const fs::path state_file = state_of(checkpoint);
+  const Json state = parse_json_file(state_file);
+  Json other_step = state;
   other_step["step"] = 1;
-  write_file_atomically(checkpoint + "/training/state.json", other_step.dump());
+  write_sealed_json(state_file, other_step);
   expect_refused("train --resume --out " + path("run"), "state.json");
-  auto with_option = [&](const char* name, const Json& value) {
-    Json json = Json::parse(state);
+  for (const auto& [name, value] : std::vector<std::pair<const char*, Json>>{{"--family", "nope"},
+                                                                             {"--heads", 0},
+                                                                             {"--length", 0},
+                                                                             {"--steps", -5},
+                                                                             {"--batch", -1},
+                                                                             {"--eval-fraction", 0.9},
+                                                                             {"--eval-every", -7},
+                                                                             {"--mode", "sideways"},
+                                                                             {"--clip", "much"},
+                                                                             {"--memory", "lots"}}) {
+    Json json = state;
     json["options"][name] = value;
-    return json.dump();
-  };
-  write_file_atomically(checkpoint + "/training/state.json", with_option("--family", "nope"));
-  expect_refused("train --resume --out " + path("run"), "nope");
-  for (const std::string& bytes :
-       {with_option("--heads", 0), with_option("--length", 0), with_option("--steps", -5), with_option("--batch", -1),
-        with_option("--eval-fraction", 0.9), with_option("--eval-every", -7), with_option("--mode", "sideways"),
-        with_option("--clip", "much"), with_option("--memory", "lots")}) {
-    write_file_atomically(checkpoint + "/training/state.json", bytes);
+    write_sealed_json(state_file, json);
     expect_refused("train --resume --out " + path("run"), "state.json");
   }
-  for (const std::string& bytes : {std::string("{}"), state.substr(0, 20), std::string("[1]")}) {
-    write_file_atomically(checkpoint + "/training/state.json", bytes);
+  for (const std::string& bytes : {std::string("{}"), state.dump().substr(0, 20), std::string("[1]")}) {
+    write_file_atomically(state_file, bytes);
     expect_refused("train --resume --out " + path("run"), "state.json");
   }
 }

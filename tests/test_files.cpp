@@ -80,6 +80,34 @@ class FileSizeLimit {
   rlimit before_;
 };
 
+// A signal gives up what is unfinished; a second one, or one at another time, ends the process.
+TEST_F(WholeFiles, ASignalLeavesNoUnfinishedFile) {
+  write("file", "old");
+  const auto interrupted = [&](auto&& write) {
+    return exit_code_of([&] {
+      Unfinished::catch_signals();
+      try {
+        write();
+      } catch (const Cancelled& cancelled) {
+        return 100 + cancelled.signal;
+      }
+      return 0;
+    });
+  };
+  const auto half = [](std::ostream& out) { out << "half", raise(SIGTERM), out << std::string(1 << 20, 'x'); };
+  EXPECT_EQ(interrupted([&] { write_file_atomically(dir / "file", half); }), 100 + SIGTERM);
+  EXPECT_EQ(interrupted([&] {
+              create_directory_atomically(dir / "new", dir / "new.tmp", [&](const std::filesystem::path& made) {
+                write_file_atomically(made / "first", "complete");
+                write_file_atomically(made / "second", half);
+              });
+            }),
+            100 + SIGTERM);
+  EXPECT_EQ(interrupted([] { raise(SIGTERM); }), 128 + SIGTERM);
+  EXPECT_EQ(files(), std::vector<std::string>{"file"});
+  EXPECT_EQ(read_file(dir / "file"), "old");
+}
+
 TEST_F(WholeFiles, FullDiskKeepsTheOldFile) {
   write_file_atomically(path("note"), "before");
   for (const std::size_t size : {2'000, 200'000}) {  // fails when the stream is closed, fails while it is written

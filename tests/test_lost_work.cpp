@@ -33,8 +33,9 @@ void damage(const fs::path& path) {
 
 class LostWork : public FineTuning {
  protected:
-  // Starts the program; its output goes to a pipe, whose reader leaves after the first line.
-  pid_t start_with_a_reader_that_leaves(const std::string& arguments) {
+  enum class Reader { leaves_after_a_byte, leaves_at_once };
+  // Starts the program; its output goes to a pipe.
+  pid_t start(const std::string& arguments, Reader reader = Reader::leaves_after_a_byte) {
     int ends[2];
     EXPECT_EQ(pipe(ends), 0);
     const pid_t child = fork();
@@ -46,7 +47,7 @@ class LostWork : public FineTuning {
       _exit(127);
     }
     char byte;
-    EXPECT_EQ(::read(ends[0], &byte, 1), 1);
+    EXPECT_TRUE(reader == Reader::leaves_at_once || ::read(ends[0], &byte, 1) == 1);
     close(ends[0]), close(ends[1]);
     return child;
   }
@@ -87,12 +88,12 @@ class LostWork : public FineTuning {
 };
 
 TEST_F(LostWork, ARunGoesOnWithoutAConsole) {
-  EXPECT_EQ(exit_code(start_with_a_reader_that_leaves("train" + kTinyRun + "--steps 300 --out " + path("run"))), 0);
+  EXPECT_EQ(exit_code(start("train" + kTinyRun + "--steps 300 --out " + path("run"))), 0);
   EXPECT_EQ(newest_checkpoint(path("run")), fs::path(path("run/step-000300")));
 }
 
 TEST_F(LostWork, ASignalSavesTheRunWithoutAConsole) {
-  const pid_t child = start_with_a_reader_that_leaves("train" + kTinyRun + "--steps 1000000 --out " + path("run"));
+  const pid_t child = start("train" + kTinyRun + "--steps 1000000 --out " + path("run"));
   ASSERT_TRUE(eventually([&] { return metrics("run").size() > 2; }));
   kill(child, SIGINT);
   EXPECT_EQ(exit_code(child), 128 + SIGINT);
@@ -100,7 +101,7 @@ TEST_F(LostWork, ASignalSavesTheRunWithoutAConsole) {
 }
 
 TEST_F(LostWork, CommandsThatOnlyPrintEndWithTheirReader) {
-  EXPECT_EQ(exit_code(start_with_a_reader_that_leaves("plan gpt2")), -SIGPIPE);
+  EXPECT_EQ(exit_code(start("plan gpt2", Reader::leaves_at_once)), -SIGPIPE);
 }
 
 TEST_F(LostWork, ADiskThatIsFullOfMetricsLeavesACheckpoint) {
@@ -129,14 +130,17 @@ TEST_F(LostWork, OverwrittenTokensLeaveACheckpoint) {
     file.write("\1\0\0\0", 4);
   };
   expect_rescued(run_on("data.safetensors", "", overwrite), "data.safetensors: was changed");
-  fs::remove_all(path("run"));
+}
+
+TEST_F(LostWork, TokensThatWereOnlyTouchedAreTheSame) {
+  tokenise("data.safetensors");
   const auto touch = [&] {
     fs::last_write_time(path("data.safetensors"), fs::file_time_type::clock::now());
     const std::size_t before = metrics("run").size();
-    ASSERT_TRUE(eventually([&] { return metrics("run").size() > before + 5; }));
+    EXPECT_TRUE(eventually([&] { return metrics("run").size() > before + 3; }));
     fs::resize_file(path("data.safetensors"), 0);
   };
-  run_on("data.safetensors", "", touch);
+  expect_rescued(run_on("data.safetensors", "", touch), "data.safetensors: was truncated");
 }
 
 // --- Wrong results ---
@@ -236,10 +240,9 @@ TEST_F(LostWork, PublishedFilesNameNoDirectoryOfThisMachine) {
 TEST_F(LostWork, EscapeSequencesOfFilesDoNotReachTheTerminal) {
   const std::string name = path("da\033[31mta.jsonl");
   write_file_atomically(name, "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"x\033]0;\": 1}\n");
-  for (const std::string command :
-       {"tokenize --skip-bad --out " + path("t.safetensors"), std::string("eval --skip-bad"),
-        "train --steps 1 --skip-bad --out " + path("run")}) {
-    const Outcome outcome = execute(command + " --model " + model + " --data '" + name + "'");
+  for (const std::string& command :
+       {"tokenize --out " + path("t.safetensors"), std::string("eval"), "train --steps 1 --out " + path("run")}) {
+    const Outcome outcome = execute(command + " --skip-bad --model " + model + " --data '" + name + "'");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
     EXPECT_FALSE(contains(outcome.output, "\033")) << outcome.output;
   }
@@ -270,10 +273,11 @@ TEST_F(LostWorkOfRanks, FullDisksAndTruncatedTokensLeaveACheckpoint) {
 }
 
 TEST_F(LostWorkOfRanks, RefuseADamagedCheckpointAndGoOnWithoutAConsole) {
+  // mpirun ends the ranks when its console closes; they save a checkpoint first.
   const Outcome outcome =
-      shell(two_ + binary() + " train" + kTinyRun + "--steps 300 --out " + path("run") + " | head -n 1");
-  EXPECT_TRUE(eventually([&] { return fs::exists(path("run/step-000300")); })) << outcome.output;
-  damage(path("run/step-000300/model.safetensors"));
+      shell(two_ + binary() + " train" + kTinyRun + "--steps 100000 --out " + path("run") + " | head -n 1");
+  EXPECT_TRUE(eventually([&] { return !newest_checkpoint(path("run")).empty(); })) << outcome.output;
+  damage(newest_checkpoint(path("run")) / "model.safetensors");
   const Outcome refused = shell(two_ + binary() + " train --resume --out " + path("run") + " 2>&1");
   EXPECT_NE(refused.exit_code, 0);
   EXPECT_TRUE(contains(refused.output, "model.safetensors: differs from what the run saved")) << refused.output;

@@ -187,6 +187,24 @@ TEST_F(ModelDirectories, WithWrongTensorsAreRefused) {
   expect_refusal(c, "has neither model.safetensors nor");
 }
 
+// Checkpoints copy these files.
+TEST_F(ModelDirectories, WithLinksToOtherFilesAreRefused) {
+  make("qwen3", "F32");
+  const fs::path snapshot = dir / "models--a--b/snapshots/0123";
+  fs::create_directories(snapshot), fs::create_directories(dir / "models--a--b/blobs");
+  for (const char* name : {"config.json", "model.safetensors"}) {  // as a hub's cache has them
+    fs::rename(dir / name, dir / "models--a--b/blobs" / name);
+    fs::create_symlink(fs::path("../../blobs") / name, snapshot / name);
+  }
+  write("private/secret", "secret");
+  EXPECT_NO_THROW(ModelLayout{snapshot});
+  fs::create_symlink(dir / "private/secret", snapshot / "vocab.json");
+  EXPECT_ERROR(ModelLayout{snapshot}, "outside the model directory");
+  fs::remove(snapshot / "vocab.json");
+  fs::create_directory(snapshot / "vocab.json");
+  EXPECT_ERROR(ModelLayout{snapshot}, "is a directory");
+}
+
 TEST_F(ModelDirectories, WithANegativeContextLengthAreRefused) {
   Json json = config_to_json(make_config("llama", {40, 24, 2, 4, 2, 6, 36, 64, false}));
   const auto error = [&](Index length) {

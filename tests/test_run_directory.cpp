@@ -1,6 +1,7 @@
 // The output directory of a run: locking, cleaning up after a killed run, and which checkpoints are kept.
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -13,13 +14,16 @@
 
 namespace {
 std::set<std::string>* flushed_paths = nullptr;
-}
+bool directories_fail = false;  // when they are flushed
+}  // namespace
 
 // Replaces fsync in this program, to record which paths are flushed.
 extern "C" int fsync(int file) {
   char path[4096];
   const ssize_t n = readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof path);
   if (flushed_paths && n > 0) flushed_paths->insert(std::filesystem::path(std::string(path, n)).filename());
+  struct stat status {};
+  if (directories_fail && fstat(file, &status) == 0 && S_ISDIR(status.st_mode)) return errno = EIO, -1;
   return static_cast<int>(syscall(SYS_fsync, file));
 }
 
@@ -33,6 +37,12 @@ class RunDirectories : public TemporaryDirectory {
  protected:
   std::string out() const { return (dir / "run").string(); }
   void add(const std::string& name, const std::string& contents = "") const { write("run/" + name, contents); }
+  // An empty one.
+  void add_checkpoint(Index step) const {
+    fs::create_directories(dir / "run" / checkpoint_name(step));
+    fs::create_directories(training_of(dir / "run" / checkpoint_name(step)));
+    write_sealed_json(state_of(dir / "run" / checkpoint_name(step)), {{"step", step}});
+  }
   std::set<std::string> names(const fs::path& of) const {
     std::set<std::string> all;
     for (const auto& entry : fs::directory_iterator(of)) all.insert(entry.path().filename());
@@ -125,14 +135,26 @@ TEST_F(RunDirectories, OfRefusedRunsDisappear) {
 }
 
 TEST_F(RunDirectories, ThatCannotBePreparedKeepNoTokens) {
-  fs::create_directories(dir / "run/run.json");  // in the way of the file
   {
     RunDirectory run(out(), RunBegin::fresh);
     run.create();
-    add("tokens-1.safetensors");
+    add("tokens-0123456789abcdef.safetensors"), add("tokens-mine.safetensors");
+    fs::create_directories(dir / "run/run.json");  // in the way of the file
     EXPECT_ERROR(run.open(0, {}), "run.json: exists and is not a file");
   }
-  EXPECT_EQ(names(), std::set<std::string>{"run.json"});
+  EXPECT_EQ(names(), (std::set<std::string>{"run.json", "tokens-mine.safetensors"}));
+}
+
+TEST_F(RunDirectories, WithFilesOfOthersAreRefused) {
+  for (const char* name :
+       {"run.json", "notes.tmp-2024", "step-7.tmp/notes", "config.json", "tokens-mine.safetensors", "training/notes"}) {
+    add(name, "mine");
+    expect_refused(RunBegin::fresh, "which may be yours; a new run needs a new or empty directory");
+    EXPECT_EQ(read_file(dir / "run" / name), "mine");
+    fs::remove_all(out());
+  }
+  add("tokens-0123456789abcdef.safetensors"), add("run.json.tmp-17");  // of a run that was killed as it began
+  EXPECT_NO_THROW(RunDirectory(out(), RunBegin::fresh));
 }
 
 TEST_F(RunDirectories, ThatCannotBeCreatedAreRefusedAtOnce) {
@@ -152,7 +174,7 @@ TEST_F(RunDirectories, SuggestHowToContinue) {
   add("metrics.jsonl");  // of an older version: its options are lost
   expect_refused(RunBegin::resume, "remove " + out());
   expect_refused(RunBegin::fresh, "remove " + out());
-  add("training/step-000010/state.json", "{}");
+  add_checkpoint(10);
   expect_refused(RunBegin::fresh, "continue it with --resume");
   EXPECT_EQ(RunDirectory(out(), RunBegin::resume).checkpoint(), fs::path(out()) / "step-000010");
 }
@@ -174,7 +196,7 @@ TEST_F(RunDirectories, WithoutACheckpointResumeFromTheBeginning) {
 }
 
 TEST_F(RunDirectories, KeepMetricsUpToTheStep) {
-  add("training/step-000002/state.json", "{}");
+  add_checkpoint(2);
   add("metrics.jsonl", "{\"step\":1}\n{\"step\":2}\nnot json\n{\"step\":3}\n[]\n{\"step\":\"1\"}\n{\"step\":4");
   RunDirectory run(out(), RunBegin::resume);
   run.open(2, {});
@@ -187,17 +209,20 @@ TEST_F(RunDirectories, AreCleanedOfUnfinishedFiles) {
   for (const char* stale : {"step-000004.tmp/model.safetensors", "step-000003.old.tmp/config.json",
                             "metrics.jsonl.tmp-123", "run.json.tmp-9"})
     add(stale);
-  const std::set<std::string> others = {"notes.tmp", "step-x.tmp",  "a.tmp-",
-                                        "a.tmp-1b",  "step-000005", "step-1.tmp.txt"};
+  const std::set<std::string> others = {"notes.tmp",         "step-x.tmp",      "a.tmp-",         "a.tmp-1b",
+                                        "step-000005",       "step-1.tmp.txt",  "notes.tmp-2024", "step-7.tmp",
+                                        "tokens-1.tmp-2024", "step-0000007.tmp"};
   for (const std::string& name : others) add(name);
-  add("mine.tmp/file"), add("training/step-000002/state.json", "{}");
+  for (const char* stale : {"training/step-000004.tmp/state.json", "training/step-000009/state.json"}) add(stale);
+  add("mine.tmp/file"), add_checkpoint(2);
   { RunDirectory looks(out(), RunBegin::resume); }
   EXPECT_TRUE(fs::exists(dir / "run/step-000004.tmp")) << "nothing is removed before the run starts";
   RunDirectory run(out(), RunBegin::resume);
   run.open(2, {});
   std::set<std::string> expected = others;
-  expected.insert({"mine.tmp", "step-000002", "metrics.jsonl"});
+  expected.insert({"mine.tmp", "step-000002", "metrics.jsonl", "training"});
   EXPECT_EQ(names(), expected);
+  EXPECT_EQ(names(dir / "run/training"), std::set<std::string>{"step-000002"});
 }
 
 // --- Checkpoints ---
@@ -214,14 +239,17 @@ TEST_F(RunDirectories, KeepTheNewestTwoAutomaticCheckpointsAndAllOthers) {
   EXPECT_EQ(run.checkpoint(), fs::path(out()) / "step-000004");
   run.open(4, {});
   run.save(small, small.layout, small.state(5), RunKeep::newest_two);
-  EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json", "step-000003", "step-000004", "step-000005"}));
+  const std::set<std::string> kept = {"step-000003", "step-000004", "step-000005"};
+  EXPECT_EQ(names(dir / "run/training"), kept);
+  EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json", "step-000003", "step-000004", "step-000005",
+                                            "training"}));
   EXPECT_NE(run.last_checkpoint().find("step-000005"), std::string::npos);
 }
 
 // Anything with the name of a new checkpoint is kept under another name.
 TEST_F(RunDirectories, KeepExistingFilesUnderAnotherName) {
   SmallRun small;
-  add("training/step-000001/state.json", "{}");
+  add_checkpoint(1);
   add("step-000002/model.safetensors", "somebody's work");
   add("step-000002.replaced", "taken");
   RunDirectory run(out(), RunBegin::resume);
@@ -244,6 +272,18 @@ TEST_F(RunDirectories, AreOnTheDiskBeforeASaveReturns) {
   EXPECT_TRUE(flushed.contains("run")) << "the directory that contains the renamed entry";
   EXPECT_TRUE(flushed.contains("step-000001.tmp"));
   EXPECT_TRUE(flushed.contains("training"));
+  EXPECT_TRUE(flushed.contains("step-000001.tmp"));
+}
+
+TEST_F(RunDirectories, ReportADirectoryThatCannotBeFlushed) {
+  SmallRun small;
+  RunDirectory run(out(), RunBegin::fresh);
+  run.open(0, {});
+  directories_fail = true;
+  EXPECT_ERROR(run.save(small, small.layout, small.state(1), RunKeep::always), "Input/output error");
+  EXPECT_ERROR(write_file_atomically(dir / "file", "contents"), "Input/output error");
+  directories_fail = false;
+  EXPECT_TRUE(newest_checkpoint(out()).empty());
 }
 
 // ulimit -f ends a program by SIGXFSZ, unless it ignores the signal; then the write fails and is cleaned up.
@@ -259,7 +299,8 @@ TEST_F(RunDirectories, HoldNoPartialCheckpointWhenFilesAreTooLarge) {
   EXPECT_ERROR(run.save(small, small.layout, small.state(1), RunKeep::always), "File too large");
   setrlimit(RLIMIT_FSIZE, &before);
   ::signal(SIGXFSZ, handler);
-  EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json"}));
+  EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json", "training"}));
+  EXPECT_TRUE(fs::is_empty(dir / "run/training"));
 }
 
 TEST_F(RunDirectories, RefuseANegativeSecondMoment) {

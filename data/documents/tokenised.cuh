@@ -182,8 +182,9 @@ class Tokenising {
 
 // Identifies a file by its type and contents. Files are hashed once.
 inline Json file_key(const std::filesystem::path& path) {
+  regular_file_size(path);
   struct stat status {};
-  require(stat(path.c_str(), &status) == 0, path.string(), ": cannot read: ", std::strerror(errno), "; check the path");
+  require(stat(path.c_str(), &status) == 0, path.string(), ": cannot read: ", std::strerror(errno));
   static std::map<std::string, std::string> known;  // hashes
   std::ostringstream file;
   file << status.st_dev << ' ' << status.st_ino << ' ' << status.st_size << ' ' << status.st_mtim.tv_sec << ' '

@@ -119,6 +119,7 @@ void for_each_optimizer_table(Model<T>& model, Optimizer& optimizer, const Model
 
 // A JSON file with a hash of itself.
 inline void write_sealed_json(const fs::path& path, Json json) {
+  json.erase("hash");
   json["hash"] = hash_of(json.dump());
   write_file_atomically(path, json.dump(2) + "\n");
 }
