@@ -367,6 +367,20 @@ TEST_F(RewardPrograms, LeaveNoGrandchildren) {
   EXPECT_TRUE(soon([&] { return !runs(grandchild); })) << "after its time";
 }
 
+// They leave the process group.
+TEST_F(RewardPrograms, LeaveNoDaemons) {
+  pid_t daemons[2];
+  RewardProgram other("read -r a; setsid sh -c 'echo $$; exec sleep 1000' & cat", kAmple);
+  daemons[1] = static_cast<pid_t>(other.rewards({0})[0]);
+  {
+    RewardProgram program("read -r a; setsid sh -c 'echo $$; (exec sleep 1000)' & cat", kAmple);
+    daemons[0] = static_cast<pid_t>(program.rewards({0})[0]);
+    EXPECT_TRUE(runs(daemons[0]));
+  }
+  EXPECT_FALSE(runs(daemons[0]));
+  EXPECT_TRUE(runs(daemons[1])) << "it belongs to a program that has not ended";
+}
+
 TEST_F(RewardPrograms, ThatDoNotEndWithTheirInputAreKilled) {
   pid_t process;
   {
@@ -381,19 +395,21 @@ TEST_F(RewardPrograms, ThatDoNotEndWithTheirInputAreKilled) {
 TEST_F(RewardPrograms, EndWithAKilledTrainer) {
   const pid_t trainer = fork();
   if (trainer == 0) {
-    RewardProgram program("trap '' TERM HUP INT; sleep 1000 & echo $! > " + path("made") + "; echo $$ >> " +
-                              path("made") + "; mv " + path("made") + " " + path("numbers") + "; sleep 1000",
+    RewardProgram program("trap '' TERM HUP INT; setsid sh -c 'echo $$ > " + (dir / "made").string() +
+                              "; exec sleep 1000' & until [ -s " + path("made") + " ]; do sleep 0.01; done; " +
+                              "sleep 1000 & echo $! $$ >> " + path("made") + "; mv " + path("made") + " " +
+                              path("numbers") + "; sleep 1000",
                           kAmple);
     for (;;) pause();
   }
   ASSERT_TRUE(soon([&] { return exists("numbers"); }));
   std::ifstream numbers(dir / "numbers");
-  pid_t child = 0, shell = 0;
-  numbers >> child >> shell;
-  EXPECT_TRUE(runs(child) && runs(shell));
+  pid_t daemon = 0, child = 0, shell = 0;
+  numbers >> daemon >> child >> shell;
+  EXPECT_TRUE(runs(daemon) && runs(child) && runs(shell));
   kill(trainer, SIGKILL);
   waitpid(trainer, nullptr, 0);
-  EXPECT_TRUE(soon([&] { return !runs(child) && !runs(shell); }));
+  EXPECT_TRUE(soon([&] { return !runs(daemon) && !runs(child) && !runs(shell); }));
 }
 
 TEST_F(RewardPrograms, DoNotInheritIgnoredSignals) {

@@ -6,8 +6,7 @@
 // it writes a line with one finite number to its standard output, in the same order. Standard error is shared with
 // ours. It may answer line by line or in batches, because requests are written without waiting for answers. It does not
 // know how many requests will come, so it must flush its answers: print(reward, flush=True), fflush(stdout). It should
-// exit at the end of its input. It runs in its own process group. When the run ends, even if it is killed, the rest of
-// the group is killed.
+// exit at the end of its input. When the run ends, even if it is killed, so does everything that the program has started.
 #pragma once
 
 #include <poll.h>

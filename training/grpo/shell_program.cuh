@@ -1,5 +1,6 @@
-// A shell command with pipes to its standard input and output; standard error is shared with ours. It runs in its own
-// process group. When it is stopped, or when we end for any reason, what is left of the group is killed.
+// A shell command with pipes to its standard input and output; standard error is shared with ours. When it is stopped, or
+// when we end for any reason, everything that it has started is killed: its process group, and daemons, which leave the
+// group but inherit a variable that no other process has.
 #pragma once
 
 #include <fcntl.h>
@@ -10,6 +11,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,8 +33,12 @@ class ShellProgram {
     make_pipe(output, answers);
     make_pipe(waiting, lifeline_);
     for (const int ours : {input.file, output.file}) fcntl(ours, F_SETFL, fcntl(ours, F_GETFL) | O_NONBLOCK);
-    process_ = spawn({"sh", "-c", "--", command}, questions.file, answers.file);
-    guard_ = spawn({"sh", "-c", kGuard, "streambp-guard", std::to_string(process_)}, waiting.file, STDERR_FILENO);
+    std::string cookie = kCookie + unique();
+    std::vector<char*> with_cookie = environment();
+    with_cookie.insert(with_cookie.begin(), cookie.data());
+    process_ = spawn({"sh", "-c", "--", command}, with_cookie, questions.file, answers.file);
+    guard_ = spawn({"sh", "-c", kGuard, "streambp-guard", std::to_string(process_), cookie}, environment(),
+                   waiting.file, STDERR_FILENO);
   }
   ShellProgram(const ShellProgram&) = delete;
   ~ShellProgram() { stop(kMoment); }
@@ -47,31 +53,55 @@ class ShellProgram {
   bool ended_within(double seconds) { return ended_within(process_, seconds); }
   const siginfo_t& end() const { return end_; }
 
-  // Closes the program's input and kills its group `seconds` later. The process id cannot be reused until the program
-  // is reaped, so the guard ends first and the kill comes before the wait. A program of another user may survive.
+  // Closes the program's input and kills what is left `seconds` later. Its process id cannot be reused until the program
+  // is reaped, so that is done last. A process of another user may survive.
   void stop(double seconds) {
     input.reset();
     if (process_ > 0) {
       ended_within(seconds);
-      if (guard_ > 0) {
-        kill(guard_, SIGKILL);
-        while (waitpid(guard_, nullptr, 0) < 0 && errno == EINTR) {
-        }
-        guard_ = 0;
-      }
-      kill(-process_, SIGKILL);
-      if (ended_within(5)) waitpid(process_, nullptr, WNOHANG);
+      stop_guard();
+      kill(-process_, SIGKILL);  // if someone has killed the guard
+      if (ended_within(kLongest)) waitpid(process_, nullptr, WNOHANG);
       process_ = 0;
     }
-    lifeline_.reset();
     output.reset();
   }
 
  private:
-  // The guard is a shell that reads from a pipe. Only this process holds the write end, so when this process ends for
-  // any reason, the shell kills the program's group. (PR_SET_PDEATHSIG would signal only the program's first process,
-  // and it fires when a thread ends.)
-  static constexpr const char* kGuard = "read -r line; kill -KILL -\"$1\"";
+  static constexpr double kLongest = 5;  // seconds for a killed process to disappear
+  static constexpr const char* kCookie = "STREAMBP_REWARD_PROGRAM=";
+
+  // The guard is a shell that waits for a line from us, or for our end, after which nobody can write to its pipe. Then it
+  // kills the program's group $1 and, where there is /proc, processes with the cookie $2 until there are none. It has no
+  // cookie itself. (PR_SET_PDEATHSIG would signal only the program's first process, and it fires when a thread ends.)
+  static constexpr const char* kGuard = R"(
+    read -r line
+    exec 2> /dev/null
+    kill -KILL -"$1"
+    cd /proc || exit
+    round=0
+    while [ $((round += 1)) -le 100 ]; do
+      found=$(grep -lsF -- "$2" [0-9]*/environ)
+      [ "$found" ] || exit
+      for file in $found; do kill -KILL "${file%/environ}"; done
+    done)";
+
+  static std::string unique() {
+    std::random_device random;
+    std::string text = std::to_string(getpid());
+    for (int i = 0; i < 4; ++i) text += "-" + std::to_string(random());
+    return text;
+  }
+
+  void stop_guard() {
+    if (guard_ <= 0) return;
+    [[maybe_unused]] const ssize_t written = write(lifeline_.file, "\n", 1);
+    lifeline_.reset();
+    if (!ended_within(guard_, kLongest)) kill(guard_, SIGKILL);
+    while (waitpid(guard_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    guard_ = 0;
+  }
 
   // Writing to a program that has ended must be an error, not a signal.
   static void ignore_broken_pipes() {
@@ -80,15 +110,16 @@ class ShellProgram {
     if (action.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
   }
 
-  // The variables of this process, except those by which MPI would take the program for a rank of the run.
+  // The variables of this process, except the cookie of a reward program that has started us, and those by which MPI
+  // would take the program for a rank of the run.
   static std::vector<char*> environment() {
     std::vector<char*> kept;
     for (char** variable = environ; *variable; ++variable) {
       const std::string_view text = *variable;
-      bool of_launcher = false;
-      for (const char* prefix : {"OMPI_COMM_WORLD", "PMIX_", "PMI_", "MV2_COMM_WORLD", "SLURM_STEP_NUM_TASKS"})
-        of_launcher = of_launcher || text.starts_with(prefix);
-      if (!of_launcher) kept.push_back(*variable);
+      bool left_out = false;
+      for (const char* prefix : {kCookie, "OMPI_COMM_WORLD", "PMIX_", "PMI_", "MV2_COMM_WORLD", "SLURM_STEP_NUM_TASKS"})
+        left_out = left_out || text.starts_with(prefix);
+      if (!left_out) kept.push_back(*variable);
     }
     kept.push_back(nullptr);
     return kept;
@@ -96,7 +127,8 @@ class ShellProgram {
 
   // Starts /bin/sh in a new process group. posix_spawn is safe with other threads running, and does not copy the page
   // tables of a large process.
-  pid_t spawn(std::vector<std::string> arguments, int input_file, int output_file) {
+  pid_t spawn(std::vector<std::string> arguments, const std::vector<char*>& variables, int input_file,
+              int output_file) {
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_adddup2(&files, input_file, STDIN_FILENO);
@@ -113,7 +145,7 @@ class ShellProgram {
     for (std::string& argument : arguments) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
     pid_t process = 0;
-    const int error = posix_spawn(&process, "/bin/sh", &files, &attributes, pointers.data(), environment().data());
+    const int error = posix_spawn(&process, "/bin/sh", &files, &attributes, pointers.data(), variables.data());
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
     if (error != 0) stop(0);
