@@ -109,13 +109,14 @@ class TrainCommand : public Command {
         const auto progress = report->progress(step, task, batches, engine->device());
         return take_step(batches, step);
       });
-      if (task.grpo) or_rescue(step, [&] { task.grpo->record(step); });
+      if (task.grpo) or_rescue(step, [&] { task.grpo->record(step), task.grpo->check_rewards(); });
       engine->synchronize();
       report->step(step, task.grpo ? task.grpo->batches : batches, result, engine->device(), seconds() - begun);
 
       const bool at_end = step == last, interrupted = signal() != 0 && can_resume_after(step),
                  due = can_resume_after(step) && is_due(timer, step);
       if (!interrupted && (at_end || is_evaluated(step))) evaluate(step);
+      if (task.grpo && at_end) or_rescue(step, [&] { task.grpo->finish(); });
       if (at_end || interrupted || due) {
         const bool asked_for = at_end || (due && !timer.by_time());
         const double saving = seconds();
@@ -162,6 +163,7 @@ class TrainCommand : public Command {
     const bool saved = directory->checkpoint().filename() == checkpoint_name(done);
     if (done <= first_step || !can_resume_after(done) || saved) return;
     try {
+      if (task.grpo) task.grpo->check_rewards();
       engine->release_gradient();
       if (!task.grpo) {  // do not save weights that give NaN
         const auto logps = engine->evaluate({task.source.batch(done, 0)}, task.schedule);

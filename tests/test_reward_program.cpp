@@ -78,7 +78,7 @@ TEST_F(RewardPrograms, AreAskedAgainAndAgain) {
   RewardProgram program("n=0; while read -r line; do n=$((n + 1)); echo $n.${#line}; done", kAmple);
   EXPECT_EQ(program.rewards({{}, Json::object(), {{"prompt", "a"}}}), (Numbers{1.4, 2.2, 3.14}));
   EXPECT_EQ(program.rewards({}), Numbers{});
-  for (int i = 4; i < 100; ++i) EXPECT_EQ(program.rewards({0}), Numbers{i + 0.1});
+  for (int i = 4; i < 10; ++i) EXPECT_EQ(program.rewards({0}), Numbers{i + 0.1});
 }
 
 // An evaluation may have more completions than a round, and the time limit is that of a round.
@@ -275,11 +275,43 @@ TEST_F(RewardPrograms, ThatWriteLinesWithoutEndAreRefused) {
 }
 
 TEST_F(RewardPrograms, ThatWriteTooManyLinesAreRefused) {
-  const std::string said = "after the answer to its last request, number 2; it must write one line";
+  const std::string said =
+      "after the answer to its last request, number 2, so its rewards may belong to other completions; it must write";
   EXPECT_WRONG("wrote \"3\\n\" " + said, "read -r a; read -r b; printf '1\\n2\\n3\\n'; cat", {1, 2});
   EXPECT_WRONG("wrote \"\\n\" " + said, "read -r a; read -r b; printf '1\\n2\\n\\n'; cat", {1, 2});
   EXPECT_WRONG("wrote \"abc\" " + said, "read -r a; read -r b; printf '1\\n2\\nabc'; cat", {1, 2});
   EXPECT_WRONG("wrote \"1\\n1\\n", "read -r a; yes 1", {1, 2});
+  EXPECT_WRONG("wrote \"3\\n\" " + said, "read -r a; read -r b; echo 1; echo 2; sleep 0.002; echo 3; cat", {1, 2});
+}
+
+TEST_F(RewardPrograms, ThatWriteTooManyLinesAtTheEndAreRefused) {
+  RewardProgram program("while read -r line; do echo 1; done; sleep 0.1; echo 2", kAmple);
+  program.rewards({0});
+  program.check_quiet();
+  EXPECT_ERROR(program.finish(), "wrote \"2\\n\" after the answer to its last request, number 1, so its rewards may");
+  EXPECT_ERROR(program.check_quiet(), "may belong to other completions");
+}
+
+// The rewards before were right.
+TEST_F(RewardPrograms, ThatFailOtherwiseMayBeFinished) {
+  RewardProgram program("read -r line; echo 1; exit 3", kAmple);
+  program.rewards({0});
+  EXPECT_ERROR(program.rewards({0}), "exit status 3");
+  program.check_quiet();
+  program.finish();
+}
+
+TEST_F(RewardPrograms, AreFinishedWithinTheirTime) {
+  const std::pair<std::string, double> cases[] = {{"exec cat", kAmple},
+                                                  {"sleep 1000 & exec cat", kAmple},  // has its output, but not its end
+                                                  {"exec sleep 1000", 0.1}};
+  for (const auto& [command, seconds] : cases) {
+    RewardProgram program(command, seconds);
+    const double begun = ShellProgram::now();
+    if (seconds == kAmple) program.rewards({1});
+    program.finish();
+    EXPECT_LT(ShellProgram::now() - begun, kAmple / 2) << command;
+  }
 }
 
 TEST_F(RewardPrograms, ThatAnswerWhatTheyHaveNotReadAreRefused) {
@@ -298,8 +330,9 @@ TEST_F(RewardPrograms, ThatWriteWithoutBeingAskedAreRefused) {
   EXPECT_EQ(program.rewards({0}), Numbers{1});
   write_file_atomically(dir / "go", "");
   ASSERT_TRUE(soon([&] { return exists("late"); }));
-  const std::pair<RewardProgram*, std::string> cases[] = {{&banner, "wrote \"Hello\\n\" without being asked"},
-                                                          {&program, "wrote \"2\\n\" without being asked"}};
+  EXPECT_ERROR(program.check_quiet(), "wrote \"2\\n\" after the answer to its last request, number 1, so its rewards");
+  const std::pair<RewardProgram*, std::string> cases[] = {{&banner, "wrote \"Hello\\n\" without being asked, so"},
+                                                          {&program, "wrote \"2\\n\" after the answer"}};
   for (const auto& [wrong, said] : cases) {
     for (const Requests& requests : {Requests{}, Requests{0}}) EXPECT_ERROR(wrong->rewards(requests), said);
   }

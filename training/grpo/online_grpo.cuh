@@ -73,6 +73,17 @@ class OnlineGrpo {
     return result;
   }
 
+  // Fails if the rewards that the weights were trained with may belong to other completions. Call it before the weights
+  // are saved.
+  void check_rewards() {
+    if (rewarder_) rewarder_->check_quiet();
+  }
+
+  // The same after the last rewards of the run: waits for the end of the reward program.
+  void finish() {
+    if (rewarder_) rewarder_->finish();
+  }
+
   // The mean reward of greedy completions of held-out prompts; NaN if there are no such prompts.
   double evaluate(Engine& engine) {
     constexpr std::size_t most = 256;

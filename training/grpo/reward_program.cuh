@@ -14,7 +14,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <utility>
+#include <type_traits>
 #include <vector>
 
 #include "data/files/fields.cuh"
@@ -33,16 +33,21 @@ class RewardProgram {
   // One number for each request. After an Error the program is killed, and every further call throws the same Error.
   std::vector<double> rewards(const std::vector<Json>& requests) {
     require(failure_.empty(), failure_);
-    try {
-      return ask(requests);
-    } catch (const std::exception& error) {
-      failure_ = error.what();
-      program_.stop(0);
-      throw;
-    }
+    return or_stop([&] { return ask(requests); });
+  }
+
+  // Refuses output that no request has asked for. If rewards() has failed for another reason, its numbers are right.
+  void check_quiet() { require_quiet(0); }
+
+  // Call after the last rewards(): closes the program's input and checks what it still writes until it ends, or until
+  // its time limit.
+  void finish() {
+    program_.input.reset();
+    require_quiet(seconds_);
   }
 
  private:
+  static constexpr double kQuiet = 0.05;  // seconds without output, after which no more is expected
   static constexpr double kMoment = ShellProgram::kMoment;
 
   double checked(double seconds) const {
@@ -61,15 +66,46 @@ class RewardProgram {
     return quoted + (text.size() > longest ? "...\"" : "\"");
   }
 
+  template <class F>
+  std::invoke_result_t<F> or_stop(F&& f) {
+    try {
+      return f();
+    } catch (const std::exception& error) {
+      failure_ = error.what();
+      program_.stop(0);
+      throw;
+    }
+  }
+
+  void require_quiet(double seconds) {
+    require(!surplus_, failure_);
+    if (failure_.empty()) or_stop([&] { listen(seconds); });
+  }
+
+  // Refuses any output of the next seconds.
+  void listen(double seconds) {
+    for (const double until = ShellProgram::now() + seconds;;) {
+      receive();
+      if (!read_.empty()) fail_surplus();
+      const double left = until - ShellProgram::now();
+      if (output_ended_ || left <= 0) return;
+      // Its children may keep its output open, so after the program has ended, silence means that nothing will come.
+      const bool ended = program_.ended_within(0);
+      pollfd end = {program_.output.file, POLLIN, 0};
+      if (poll(&end, 1, milliseconds(std::min(left, kQuiet))) == 0 && ended) return;
+    }
+  }
+
+  static int milliseconds(double seconds) { return static_cast<int>(std::ceil(seconds * 1000)); }
+
   std::vector<double> ask(const std::vector<Json>& requests) {
     std::string questions;
     for (const Json& request : requests)
       questions += request.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
     std::string_view unsent = questions;
+    listen(0);
     asked_ = requests.size();
     answers_.clear();
-    receive();
-    require(read_.empty(), name_, "wrote ", shown(read_), " without being asked; ", kProtocol);
 
     bool heard = true;
     for (double deadline = ShellProgram::now() + seconds_; !unsent.empty() || answers_.size() < asked_;) {
@@ -80,20 +116,18 @@ class RewardProgram {
       const bool ended = program_.ended_within(0);
       pollfd ends[] = {{program_.output.file, POLLIN, 0},
                        {unsent.empty() || !heard ? -1 : program_.input.file, POLLOUT, 0}};
-      const int ready = poll(ends, 2, static_cast<int>(std::ceil(std::min(left, kMoment / 4) * 1000)));
+      const int ready = poll(ends, 2, milliseconds(std::min(left, kMoment / 4)));
       if (ready == 0 && ended) fail_ended();
       if (ready <= 0) continue;
       if (ends[0].revents != 0) receive();
       take_answers();
-      if (answers_.size() == asked_ && !unsent.empty())
-        fail(name_, "answered its last request, number ", asked_, ", before it read it; ", kProtocol);
+      if (answers_.size() == asked_ && !unsent.empty()) fail_surplus();
       if (ends[1].revents != 0 && !send(unsent)) {
         heard = false;  // an answer or the exit status may still arrive
         deadline = std::min(deadline, ShellProgram::now() + kMoment);
       }
     }
-    receive();
-    take_answers();
+    listen(kQuiet);
     return answers_;
   }
 
@@ -128,8 +162,7 @@ class RewardProgram {
       at = end + 1;
     }
     read_.erase(0, at);
-    if (answers_.size() == asked_ && !read_.empty())
-      fail(name_, "wrote ", shown(read_), " after the answer to its last request, number ", asked_, "; ", kProtocol);
+    if (answers_.size() == asked_ && !read_.empty()) fail_surplus();
   }
 
   // The request that is waiting for an answer.
@@ -144,6 +177,16 @@ class RewardProgram {
     if (line.starts_with('+') && !line.starts_with("+-")) line.remove_prefix(1);
     const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), reward);
     return error == std::errc() && end == line.data() + line.size() && std::isfinite(reward);
+  }
+
+  // The program has written a line too many. It may be any of them, so what was taken for a reward of one completion may
+  // be that of another.
+  [[noreturn]] void fail_surplus() {
+    surplus_ = true;
+    const std::string last = "its last request, number " + std::to_string(asked_);
+    std::string what = "wrote " + shown(read_) + (asked_ > 0 ? " after the answer to " + last : " without being asked");
+    if (read_.empty()) what = "answered " + last + ", before it read it";
+    fail(name_, what, ", so its rewards may belong to other completions; ", kProtocol);
   }
 
   [[noreturn]] void fail_ended() {
@@ -180,6 +223,7 @@ class RewardProgram {
   const double seconds_;
   ShellProgram program_;
   std::string failure_;
+  bool surplus_ = false;   // why it failed
   std::size_t asked_ = 0;  // requests of this call
   std::vector<double> answers_;
   std::string read_;  // from it, not parsed yet
