@@ -200,7 +200,8 @@ class TrainCommand : public Command {
     exit_code = 128 + signal();
     std::printf("stopped  after step %ld by a signal; the checkpoint is %s\n", step, directory->checkpoint().c_str());
     if (step < options.last_step())
-      std::printf("         continue with streambp train --out %s --resume\n", options.out.c_str());
+      std::printf("         continue with streambp train --out %s --resume%s\n", options.out.c_str(),
+                  options.grpo.resume_hint());
     return false;
   }
 

@@ -112,14 +112,15 @@ TEST_F(Processes, OnlineGrpoGivesTheFilesOfOneProcess) {
   expect_ok("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out " +
             path("base"));
   expect_ok("examples arithmetic --count 20 --out " + path("sums.jsonl"));
+  const std::string reward = "--reward-cmd 'while read -r line; do echo ${#line}; done' ";
   const std::string train =
       "train --objective grpo --model " + path("base") + " --data " + path("sums.jsonl") +
       " --completion 6 --prompts 3 --group 4 --steps 4 --inner 2 --kl 0.1 --rate 1e-2 --eval-every 2 " +
-      "--eval-fraction 0.2 --reward-cmd 'while read -r line; do echo ${#line}; done' ";
+      "--eval-fraction 0.2 " + reward;
   expect_ok(train + "--accumulate 2 --out " + path("one"));
   expect_runs(2, train + "--stop-after 2 --out " + path("ranks"));
   // Ranks sample at their own pace, so weights stay near.
-  expect_runs(2, "train --resume --keep far --out " + path("ranks"));
+  expect_runs(2, "train --resume --keep far " + reward + "--out " + path("ranks"));
   expect_same_run("one", "ranks");
   for (const char* name : {"reward", "evaluation_reward", "kl"}) EXPECT_EQ(metric("one", name), metric("ranks", name));
   EXPECT_EQ(read_file(path("one/completions.jsonl")), read_file(path("ranks/completions.jsonl")));

@@ -46,15 +46,6 @@ class RewardProgram {
     require_quiet(seconds_);
   }
 
- private:
-  static constexpr double kQuiet = 0.05;  // seconds without output, after which no more is expected
-  static constexpr double kMoment = ShellProgram::kMoment;
-
-  double checked(double seconds) const {
-    require(seconds > 0, name_, "the time limit must be more than 0 s, not ", seconds);
-    return seconds;
-  }
-
   // Quotes untrusted text for a message: limited in length, without terminal control characters.
   static std::string shown(std::string_view text, std::size_t longest = 60) {
     std::string quoted = "\"";
@@ -64,6 +55,15 @@ class RewardProgram {
       quoted += code;
     }
     return quoted + (text.size() > longest ? "...\"" : "\"");
+  }
+
+ private:
+  static constexpr double kQuiet = 0.05;  // seconds without output, after which no more is expected
+  static constexpr double kMoment = ShellProgram::kMoment;
+
+  double checked(double seconds) const {
+    require(seconds > 0, name_, "the time limit must be more than 0 s, not ", seconds);
+    return seconds;
   }
 
   template <class F>
