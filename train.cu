@@ -153,13 +153,13 @@ class TrainCommand : public Command {
       return f();
     } catch (const std::exception& error) {
       const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
-      rescue(done);
+      // Saving needs all ranks, and after most errors the others have not failed.
+      if (this_process().count == 1 || dynamic_cast<const RewardError*>(&error) != nullptr) rescue(done);
       fail(memory ? "out of host memory" : error.what(), "; ", directory->last_checkpoint());
     }
   }
 
   void rescue(Index done) {
-    if (this_process().count > 1) return;  // the other ranks may not have failed, and saving needs all of them
     const bool saved = directory->checkpoint().filename() == checkpoint_name(done);
     if (done <= first_step || !can_resume_after(done) || saved) return;
     try {

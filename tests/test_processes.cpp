@@ -128,6 +128,22 @@ TEST_F(Processes, OnlineGrpoGivesTheFilesOfOneProcess) {
   EXPECT_GT(metric("one", "kl").at(3), 0);
 }
 
+// The program of rank 0 fails in the third round.
+TEST_F(Processes, AFailingRewardProgramLeavesACheckpoint) {
+  expect_ok("train --steps 1 --hidden 16 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out " +
+            path("base"));
+  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n");
+  write_file_atomically(path("reward.sh"), "for n in 1 2 3 4 5 6 7 8; do read -r line; echo $n; done; exit 3\n");
+  const Outcome outcome =
+      run(ranks(2) + "train --objective grpo --model " + path("base") + " --data " + path("prompts.jsonl") +
+          " --prompts 1 --group 4 --completion 4 --steps 5 --eval-fraction 0 --reward-cmd 'sh " + path("reward.sh") +
+          "' --out " + path("run"));
+  EXPECT_NE(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "exit status 3")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "the last checkpoint is " + path("run/step-000002"))) << outcome.output;
+  EXPECT_TRUE(is_complete_checkpoint(path("run/step-000002")));
+}
+
 TEST_F(Processes, RefusesWhatCannotWork) {
   const std::string train = "train" + kModelForRanks + "--steps 3 --out " + path("run") + " ";
   expect_refused_by_ranks(ranks(3) + train + "--sequence-ranks 2", "does not divide the number of processes, 3");

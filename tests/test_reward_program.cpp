@@ -99,11 +99,12 @@ TEST_F(RewardPrograms, NeedNotBeAsked) {
 }
 
 TEST_F(RewardPrograms, ReadJsonOfOneLineInUtf8) {
-  const Json request = {{"prompt", "p"}, {"completion", "a\nb\xff\u00e9"}, {"answer", {1, nullptr}}};
+  const Json request = {
+      {"prompt", "p"}, {"completion", "a\nb\xff\u00e9\u2028\u2029\u2028\u0085"}, {"answer", {1, nullptr}}};
   RewardProgram program(R"(read -r line
       if [ "$line" = '{"answer":[1,null],"completion":"a\nb)"
                         "\xef\xbf\xbd\u00e9"
-                        R"(","prompt":"p"}' ]; then echo 1; else echo 0; fi; cat)",
+                        R"(\u2028\u2029\u2028\u0085","prompt":"p"}' ]; then echo 1; else echo 0; fi; cat)",
                         kAmple);
   EXPECT_EQ(program.rewards({request}), Numbers{1});
 }

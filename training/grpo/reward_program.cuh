@@ -6,7 +6,7 @@
 // it writes a line with one finite number to its standard output, in the same order. Standard error is shared with
 // ours. It may answer line by line or in batches, because requests are written without waiting for answers. It does not
 // know how many requests will come, so it must flush its answers: print(reward, flush=True), fflush(stdout). It should
-// exit at the end of its input. When the run ends, even if it is killed, so does everything that the program has started.
+// exit at the end of its input. When the run ends, even if it is killed, all that the program has started is killed.
 #pragma once
 
 #include <poll.h>
@@ -100,8 +100,7 @@ class RewardProgram {
 
   std::vector<double> ask(const std::vector<Json>& requests) {
     std::string questions;
-    for (const Json& request : requests)
-      questions += request.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+    for (const Json& request : requests) questions += line_of(request);
     std::string_view unsent = questions;
     listen(0);
     asked_ = requests.size();
@@ -129,6 +128,17 @@ class RewardProgram {
     }
     listen(kQuiet);
     return answers_;
+  }
+
+  // Some languages end a line at U+0085, U+2028 and U+2029, too.
+  static std::string line_of(const Json& request) {
+    std::string line = request.dump(-1, ' ', false, Json::error_handler_t::replace);
+    for (const std::string_view end : {"\u0085", "\u2028", "\u2029"}) {
+      const std::string escaped = Json(end).dump(-1, ' ', true);
+      for (std::size_t at; (at = line.find(end)) != std::string::npos;)
+        line.replace(at, end.size(), escaped, 1, escaped.size() - 2);  // without its quotes
+    }
+    return line + '\n';
   }
 
   // False if the program has closed its input.
@@ -179,8 +189,8 @@ class RewardProgram {
     return error == std::errc() && end == line.data() + line.size() && std::isfinite(reward);
   }
 
-  // The program has written a line too many. It may be any of them, so what was taken for a reward of one completion may
-  // be that of another.
+  // The program has written a line too many. It may be any of them, so what was taken for the reward of a completion
+  // may be that of another.
   [[noreturn]] void fail_surplus() {
     surplus_ = true;
     const std::string last = "its last request, number " + std::to_string(asked_);

@@ -1,6 +1,6 @@
-// A shell command with pipes to its standard input and output; standard error is shared with ours. When it is stopped, or
-// when we end for any reason, everything that it has started is killed: its process group, and daemons, which leave the
-// group but inherit a variable that no other process has.
+// A shell command with pipes to its standard input and output; standard error is shared with ours. When it is stopped,
+// or when we end for any reason, everything that it has started is killed: its process group, and daemons, which leave
+// the group but inherit a variable that no other process has.
 #pragma once
 
 #include <fcntl.h>
@@ -53,8 +53,8 @@ class ShellProgram {
   bool ended_within(double seconds) { return ended_within(process_, seconds); }
   const siginfo_t& end() const { return end_; }
 
-  // Closes the program's input and kills what is left `seconds` later. Its process id cannot be reused until the program
-  // is reaped, so that is done last. A process of another user may survive.
+  // Closes the program's input and kills what is left `seconds` later. Its process id cannot be reused until it is
+  // reaped, so that is done last. A process of another user may survive.
   void stop(double seconds) {
     input.reset();
     if (process_ > 0) {
@@ -71,9 +71,9 @@ class ShellProgram {
   static constexpr double kLongest = 5;  // seconds for a killed process to disappear
   static constexpr const char* kCookie = "STREAMBP_REWARD_PROGRAM=";
 
-  // The guard is a shell that waits for a line from us, or for our end, after which nobody can write to its pipe. Then it
-  // kills the program's group $1 and, where there is /proc, processes with the cookie $2 until there are none. It has no
-  // cookie itself. (PR_SET_PDEATHSIG would signal only the program's first process, and it fires when a thread ends.)
+  // The guard is a shell that waits for a line from us, or for our end, after which nobody can write to its pipe. Then
+  // it kills the program's group $1 and, where there is /proc, processes with the cookie $2 until it finds none. It has
+  // no cookie itself. (PR_SET_PDEATHSIG would signal only the first process, and it fires when a thread ends.)
   static constexpr const char* kGuard = R"(
     read -r line
     exec 2> /dev/null
