@@ -112,6 +112,7 @@ class TrainCommand : public Command {
         const auto progress = report->progress(step, task, batches, engine->device());
         return take_step(step);
       });
+      if (task.grpo) or_rescue(step, [&] { task.grpo->check_rewards(); });
       engine->synchronize();
       on_this_rank(step, [&] {
         if (task.grpo) task.grpo->record(step);
@@ -121,10 +122,12 @@ class TrainCommand : public Command {
       const bool at_end = step == last, interrupted = signal() != 0 && can_resume_after(step),
                  due = can_resume_after(step) && is_due(timer, step);
       if (!interrupted && (at_end || is_evaluated(step))) evaluate(step);
+      if (task.grpo && at_end) or_rescue(step, [&] { task.grpo->finish(); });
       if (at_end || interrupted || due) {
         const bool asked_for = at_end || (due && !timer.by_time());
         const double saving = seconds();
-        save(step, asked_for ? RunDirectory::Keep::always : RunDirectory::Keep::newest_two);
+        or_rescue(first_step,
+                  [&] { save(step, asked_for ? RunDirectory::Keep::always : RunDirectory::Keep::newest_two); });
         timer.saved(saving, seconds());
       }
       if (interrupted) return stop(step);
@@ -170,14 +173,15 @@ class TrainCommand : public Command {
     if (!failure.empty()) fail_after(done, failure);
   }
 
-  // Returns f(). If it fails, the weights are still those after step `done`, and they are saved; but not with several
-  // ranks: some of them may not have failed, and saving needs all of them.
+  // Returns f(). If it fails, the weights are still those after step `done`, and they are saved.
   template <class F>
   std::invoke_result_t<F> or_rescue(Index done, F&& f) {
     try {
       return f();
     } catch (const std::exception& error) {
-      fail_after(this_process().count == 1 ? done : 0, reason(error));
+      // Saving needs all ranks, and after most errors the others have not failed.
+      const bool all_failed = this_process().count == 1 || dynamic_cast<const RewardError*>(&error) != nullptr;
+      fail_after(all_failed ? done : 0, reason(error));
     }
   }
 
@@ -196,6 +200,7 @@ class TrainCommand : public Command {
     const bool saved = directory->checkpoint().filename() == checkpoint_name(done);
     if (done <= first_step || !can_resume_after(done) || saved) return "";
     try {
+      if (task.grpo) task.grpo->check_rewards();
       engine->release_gradient();
       if (!task.grpo) {  // do not save weights that give NaN
         const auto logps = engine->evaluate({batches.front()}, task.schedule);
@@ -230,7 +235,7 @@ class TrainCommand : public Command {
     Json state = {{"step", step}, {"data", task.source.fingerprint}, {"options", options.table.lasting()}};
     if (!task.reference.empty()) state["reference"] = task.reference;
     if (options.trains_adapters()) state["base"] = task.base, state["base_directory"] = task.layout->base.string();
-    const fs::path saved = or_rescue(first_step, [&] { return directory->save(*engine, *task.layout, state, keep); });
+    const fs::path saved = directory->save(*engine, *task.layout, state, keep);
     if (step == options.last_step()) print("saved    %s\n", saved.c_str());
   }
 
@@ -238,7 +243,7 @@ class TrainCommand : public Command {
     exit_code = 128 + signal();
     print("stopped  after step %ld by a signal; the checkpoint is %s\n", step, directory->checkpoint().c_str());
     if (step < options.last_step())
-      print("         continue with streambp train --out %s --resume\n", options.out.c_str());
+      print("         continue with streambp train --out %s --resume%s\n", options.out, options.grpo.resume_hint());
     return false;
   }
 

@@ -25,9 +25,9 @@ struct GrpoOptions : GrpoSettings {
         "--reward-cmd",
         {&program,
          "A reward program: reads lines of JSON with prompt, completion and the data's other fields, and writes "
-         "one number per line; it is started once",
+         "one number per line; it is started once, and not stored: --resume needs it again",
          {},
-         Lasts::fixed});
+         Lasts::hashed});
     options.add("--reward-seconds",
                 {&seconds, "Time limit of the reward program for a round", checks::positive(), Lasts::kept});
   }

@@ -6,6 +6,7 @@
 
 #include "commands/text.cuh"
 #include "data/files/results.cuh"
+#include "data/files/text_hash.cuh"
 #include "data/tokenizer/utf8.cuh"
 
 namespace streambp {
@@ -62,6 +63,16 @@ std::string join(const std::vector<std::string>& parts) {
 
 Json to_json(const Target& target) {
   return std::visit([](auto* value) { return Json(*value); }, target);
+}
+
+// Of a text; an empty one has none.
+std::string hash_of(const std::string& text) {
+  return text.empty() ? "" : format("%016lx", static_cast<unsigned long>(text_hash(text)));
+}
+
+// What a checkpoint holds.
+Json stored_value(const Row& row) {
+  return row.lasts == Lasts::hashed ? Json(hash_of(*std::get<std::string*>(row.value))) : to_json(row.value);
 }
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
@@ -188,9 +199,20 @@ bool OptionTable::any_given(const std::vector<std::string>& flags) const {
 Json OptionTable::lasting() const {
   Json options = Json::object();
   for (const Entry& e : entries_) {
-    if (e.row.lasts != Lasts::no) options[e.flag] = to_json(e.row.value);
+    if (e.row.lasts != Lasts::no) options[e.flag] = stored_value(e.row);
   }
   return options;
+}
+
+// A run of an older version has stored the text itself.
+void OptionTable::check_hashed(const Entry& entry, const std::string& stored, const std::string& run) const {
+  const std::string here = *std::get<std::string*>(entry.row.value);
+  const std::string started = ": the run in " + run + " was started with";
+  streambp::require(stored.empty() || given(entry.flag), entry.flag, started,
+                    " this option, which is not stored; give the same value again");
+  streambp::require(!stored.empty() || here.empty(), entry.flag, started, "out this option; leave it out");
+  streambp::require(stored == hash_of(here) || stored == here, entry.flag, started, " another ", entry.flag,
+                    "; give the same value again, or start a new run");
 }
 
 void OptionTable::restore(const Json& options, const std::string& file, const std::string& run) {
@@ -208,6 +230,10 @@ void OptionTable::restore(const Json& options, const std::string& file, const st
         (stored.is_number() && here.is_number() && (stored.is_number_integer() || !here.is_number_integer())) ||
         stored.type() == here.type();
     streambp::require(alike, file, ": the option ", e.flag, " has a value of the wrong type");
+    if (e.row.lasts == Lasts::hashed) {
+      check_hashed(e, stored.get<std::string>(), run);
+      continue;
+    }
     // A default may be a special value that the command line does not accept, such as an empty string.
     const std::string error = stored == e.initial ? "" : wrong(e.row, stored);
     streambp::require(error.empty(), file, ": the option ", e.flag, ": ", error, "; is the file damaged?");

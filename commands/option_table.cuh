@@ -32,9 +32,10 @@ Check results_file();  // a new file, or old results of this program
 
 // What --resume does with an option.
 enum class Lasts {
-  no,     // applies to this invocation only
-  kept,   // restored, unless the command line changes it
-  fixed,  // restored; the command line cannot change it, because it affects the bits of the result
+  no,      // applies to this invocation only
+  kept,    // restored, unless the command line changes it
+  fixed,   // restored; the command line cannot change it, because it affects the bits of the result
+  hashed,  // fixed, but stored as a hash, so it must be given again: a command, which may hold a key, is no data
 };
 
 // Where an option's value is stored. Its initial value is the default.
@@ -83,6 +84,7 @@ class OptionTable {
 
   enum class Value { required, optional };
   void add(const std::string& flag, Row row, Value of_option);
+  void check_hashed(const Entry& entry, const std::string& stored, const std::string& run) const;
 
   CLI::App* app_;
   std::string section_;

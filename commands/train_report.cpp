@@ -24,6 +24,8 @@ void TrainReport::begin(const TrainTask& task) const {
   print("model    %s\n", describe(s.config).c_str());
   if (const std::string part = describe_trained(s.config); !part.empty()) print("trained  %s\n", part.c_str());
   print("data     %s\n", task.source.description.c_str());
+  if (const std::string& program = o.grpo.program; !program.empty())
+    print("reward   by the command %s\n", RewardProgram::shown(program, program.size()));
   print("steps    %ld, of %ld x %ld tokens x %s; rate %g\n", o.optimizer.steps, o.batch, o.length,
         counted(o.micro_batches, "micro-batch").c_str(), o.optimizer.rate);
   print("memory   %s, planned: mode %s%s\n", human_bytes(task.memory.near).c_str(), o.mode.c_str(), chunked.c_str());

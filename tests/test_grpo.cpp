@@ -177,11 +177,12 @@ TEST_F(Grpo, ResumesBitForBit) {
   const std::string options = letters() + "--rate 1e-2 --steps 6 --inner 2 --kl 0.1 --length 70 ";
   expect_ok(run("straight", options));
   expect_ok(run("stopped", options + "--stop-after 2 --mode full"));
-  expect_ok("train --resume --stop-after 4 --mode checkpoint --out " + path("stopped"));
+  const std::string resume = "train --resume " + letters() + "--out " + path("stopped");
+  expect_ok(resume + " --stop-after 4 --mode checkpoint");
   fs::rename(path("base"), path("gone"));
-  expect_refused("train --resume --out " + path("stopped"), "no longer the model");
+  expect_refused(resume, "no longer the model");
   fs::rename(path("gone"), path("base"));
-  expect_ok("train --resume --chunk 512 --out " + path("stopped"));
+  expect_ok(resume + " --chunk 512");
   expect_equal_models("straight/step-000006", "stopped/step-000006");
   EXPECT_EQ(read_file(path("straight/completions.jsonl")), read_file(path("stopped/completions.jsonl")));
   const auto kl = metric("straight", "kl");
@@ -190,6 +191,32 @@ TEST_F(Grpo, ResumesBitForBit) {
   EXPECT_GT(kl[5], 1e-4);
   EXPECT_EQ(metric("straight", "clip_fraction")[0], 0) << "on-policy";
   EXPECT_EQ(metric("straight", "clip_fraction")[2], 0) << "on-policy again in the next round";
+}
+
+// A run's directory may be published, and come from somebody else.
+TEST_F(Grpo, CommandsAreNeitherStoredNorRunFromAFile) {
+  const std::string command = "--reward-cmd 'key=secret; while read -r line; do echo ${#line}; done' ";
+  const Outcome outcome = execute(run("run", command + "--steps 2 --stop-after 1"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "reward   by the command \"key=secret; while")) << outcome.output;
+  for (const auto& entry : fs::recursive_directory_iterator(path("run"))) {
+    EXPECT_FALSE(entry.is_regular_file() && contains(read_file(entry.path()), "secret")) << entry.path();
+  }
+  const std::string resume = "train --resume --out " + path("run ");
+  expect_refused(resume, "--reward-cmd: the run in " + path("run") + " was started with this option, which is not");
+  expect_refused(resume + letters(), "--reward-cmd: the run in " + path("run") + " was started with another --reward-");
+
+  const std::string state = path("run/step-000001/training/state.json"), before = read_file(state);
+  Json edited = Json::parse(before);
+  EXPECT_EQ(edited["options"]["--reward-cmd"].get<std::string>().size(), 16u);
+  edited["options"]["--reward-cmd"] = ": > " + path("run-by-a-file") + "; cat";
+  write_file_atomically(state, edited.dump());
+  expect_refused(resume, "not stored");
+  expect_refused(resume + command, "another");
+  write_file_atomically(state, before);
+  expect_ok(resume + command);
+  expect_ok(run("exact", "--reward exact --steps 2 --stop-after 1"));
+  expect_refused("train --resume --out " + path("exact ") + command, "was started without this option; leave it out");
 }
 
 TEST_F(Grpo, UsesEveryPromptOncePerEpoch) {

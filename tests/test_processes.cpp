@@ -110,19 +110,36 @@ TEST_F(Processes, OnlineGrpoGivesTheFilesOfOneProcess) {
   expect_ok("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out " +
             path("base"));
   expect_ok("examples arithmetic --count 20 --out " + path("sums.jsonl"));
+  const std::string reward = "--reward-cmd 'while read -r line; do echo ${#line}; done' ";
   const std::string train =
       "train --objective grpo --model " + path("base") + " --data " + path("sums.jsonl") +
       " --completion 6 --prompts 3 --group 4 --steps 4 --inner 2 --kl 0.1 --rate 1e-2 --eval-every 2 " +
-      "--eval-fraction 0.2 --reward-cmd 'while read -r line; do echo ${#line}; done' ";
+      "--eval-fraction 0.2 " + reward;
   expect_ok(train + "--accumulate 2 --out " + path("one"));
   expect_runs(2, train + "--stop-after 2 --out " + path("ranks"));
   // Ranks sample at their own pace, so weights stay near.
-  expect_runs(2, "train --resume --keep far --out " + path("ranks"));
+  expect_runs(2, "train --resume --keep far " + reward + "--out " + path("ranks"));
   expect_same_run("one", "ranks");
   for (const char* name : {"reward", "evaluation_reward", "kl"}) EXPECT_EQ(metric("one", name), metric("ranks", name));
   EXPECT_EQ(read_file(path("one/completions.jsonl")), read_file(path("ranks/completions.jsonl")));
   EXPECT_GT(metric("one", "gradient_norm").at(0), 0);
   EXPECT_GT(metric("one", "kl").at(3), 0);
+}
+
+// The program of rank 0 fails in the third round.
+TEST_F(Processes, AFailingRewardProgramLeavesACheckpoint) {
+  expect_ok("train --steps 1 --hidden 16 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out " +
+            path("base"));
+  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n");
+  write_file_atomically(path("reward.sh"), "for n in 1 2 3 4 5 6 7 8; do read -r line; echo $n; done; exit 3\n");
+  const Outcome outcome =
+      run(ranks(2) + "train --objective grpo --model " + path("base") + " --data " + path("prompts.jsonl") +
+          " --prompts 1 --group 4 --completion 4 --steps 5 --eval-fraction 0 --reward-cmd 'sh " + path("reward.sh") +
+          "' --out " + path("run"));
+  EXPECT_NE(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "exit status 3")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "the last checkpoint is " + path("run/step-000002"))) << outcome.output;
+  EXPECT_TRUE(is_complete_checkpoint(path("run/step-000002")));
 }
 
 TEST_F(Processes, RefusesWhatCannotWork) {

@@ -38,23 +38,18 @@ bool runs(pid_t process) {
   return end != std::string::npos && stat[end + 2] != 'Z';
 }
 
-// Checks that no descriptor, child or SIGPIPE is left, whatever the program did.
+// Checks that no descriptor or child is left, whatever the program did.
 class RewardPrograms : public TemporaryDirectory {
  protected:
   void SetUp() override {
     TemporaryDirectory::SetUp();
+    signal(SIGPIPE, SIG_DFL);  // as in a program that knows nothing of pipes
     before = descriptors();
   }
   void TearDown() override {
     EXPECT_EQ(descriptors(), before);
     EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
     EXPECT_EQ(errno, ECHILD);
-    struct sigaction action;
-    sigset_t mask;
-    sigaction(SIGPIPE, nullptr, &action);
-    pthread_sigmask(SIG_SETMASK, nullptr, &mask);
-    EXPECT_EQ(action.sa_handler, SIG_DFL);
-    EXPECT_FALSE(sigismember(&mask, SIGPIPE));
     TemporaryDirectory::TearDown();
   }
 
@@ -83,7 +78,7 @@ TEST_F(RewardPrograms, AreAskedAgainAndAgain) {
   RewardProgram program("n=0; while read -r line; do n=$((n + 1)); echo $n.${#line}; done", kAmple);
   EXPECT_EQ(program.rewards({{}, Json::object(), {{"prompt", "a"}}}), (Numbers{1.4, 2.2, 3.14}));
   EXPECT_EQ(program.rewards({}), Numbers{});
-  for (int i = 4; i < 100; ++i) EXPECT_EQ(program.rewards({0}), Numbers{i + 0.1});
+  for (int i = 4; i < 10; ++i) EXPECT_EQ(program.rewards({0}), Numbers{i + 0.1});
 }
 
 // An evaluation may have more completions than a round, and the time limit is that of a round.
@@ -104,11 +99,12 @@ TEST_F(RewardPrograms, NeedNotBeAsked) {
 }
 
 TEST_F(RewardPrograms, ReadJsonOfOneLineInUtf8) {
-  const Json request = {{"prompt", "p"}, {"completion", "a\nb\xff\u00e9"}, {"answer", {1, nullptr}}};
+  const Json request = {
+      {"prompt", "p"}, {"completion", "a\nb\xff\u00e9\u2028\u2029\u2028\u0085"}, {"answer", {1, nullptr}}};
   RewardProgram program(R"(read -r line
       if [ "$line" = '{"answer":[1,null],"completion":"a\nb)"
                         "\xef\xbf\xbd\u00e9"
-                        R"(","prompt":"p"}' ]; then echo 1; else echo 0; fi; cat)",
+                        R"(\u2028\u2029\u2028\u0085","prompt":"p"}' ]; then echo 1; else echo 0; fi; cat)",
                         kAmple);
   EXPECT_EQ(program.rewards({request}), Numbers{1});
 }
@@ -223,20 +219,6 @@ TEST_F(RewardPrograms, ThatEndWithoutReadingDoNotEndUs) {
                large);
 }
 
-TEST_F(RewardPrograms, LeaveAPendingSignalPending) {
-  sigset_t pipe, pending;
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
-  raise(SIGPIPE);
-  EXPECT_WRONG("exit status 3", "head -c 100000 > /dev/null; exit 3", {std::string(1'000'000, 'x')});
-  sigpending(&pending);
-  EXPECT_TRUE(sigismember(&pending, SIGPIPE));
-  const timespec at_once{};
-  sigtimedwait(&pipe, nullptr, &at_once);
-  pthread_sigmask(SIG_UNBLOCK, &pipe, nullptr);
-}
-
 TEST_F(RewardPrograms, ThatCloseTheirInputAreRefused) {
   EXPECT_WRONG("closed its standard input before it answered request 1 of 1", "exec sleep 1000 < /dev/null",
                {std::string(1'000'000, 'x')});
@@ -294,11 +276,43 @@ TEST_F(RewardPrograms, ThatWriteLinesWithoutEndAreRefused) {
 }
 
 TEST_F(RewardPrograms, ThatWriteTooManyLinesAreRefused) {
-  const std::string said = "after the answer to its last request, number 2; it must write one line";
+  const std::string said =
+      "after the answer to its last request, number 2, so its rewards may belong to other completions; it must write";
   EXPECT_WRONG("wrote \"3\\n\" " + said, "read -r a; read -r b; printf '1\\n2\\n3\\n'; cat", {1, 2});
   EXPECT_WRONG("wrote \"\\n\" " + said, "read -r a; read -r b; printf '1\\n2\\n\\n'; cat", {1, 2});
   EXPECT_WRONG("wrote \"abc\" " + said, "read -r a; read -r b; printf '1\\n2\\nabc'; cat", {1, 2});
   EXPECT_WRONG("wrote \"1\\n1\\n", "read -r a; yes 1", {1, 2});
+  EXPECT_WRONG("wrote \"3\\n\" " + said, "read -r a; read -r b; echo 1; echo 2; sleep 0.002; echo 3; cat", {1, 2});
+}
+
+TEST_F(RewardPrograms, ThatWriteTooManyLinesAtTheEndAreRefused) {
+  RewardProgram program("while read -r line; do echo 1; done; sleep 0.1; echo 2", kAmple);
+  program.rewards({0});
+  program.check_quiet();
+  EXPECT_ERROR(program.finish(), "wrote \"2\\n\" after the answer to its last request, number 1, so its rewards may");
+  EXPECT_ERROR(program.check_quiet(), "may belong to other completions");
+}
+
+// The rewards before were right.
+TEST_F(RewardPrograms, ThatFailOtherwiseMayBeFinished) {
+  RewardProgram program("read -r line; echo 1; exit 3", kAmple);
+  program.rewards({0});
+  EXPECT_ERROR(program.rewards({0}), "exit status 3");
+  program.check_quiet();
+  program.finish();
+}
+
+TEST_F(RewardPrograms, AreFinishedWithinTheirTime) {
+  const std::pair<std::string, double> cases[] = {{"exec cat", kAmple},
+                                                  {"sleep 1000 & exec cat", kAmple},  // has its output, but not its end
+                                                  {"exec sleep 1000", 0.1}};
+  for (const auto& [command, seconds] : cases) {
+    RewardProgram program(command, seconds);
+    const double begun = ShellProgram::now();
+    if (seconds == kAmple) program.rewards({1});
+    program.finish();
+    EXPECT_LT(ShellProgram::now() - begun, kAmple / 2) << command;
+  }
 }
 
 TEST_F(RewardPrograms, ThatAnswerWhatTheyHaveNotReadAreRefused) {
@@ -317,8 +331,9 @@ TEST_F(RewardPrograms, ThatWriteWithoutBeingAskedAreRefused) {
   EXPECT_EQ(program.rewards({0}), Numbers{1});
   write_file_atomically(dir / "go", "");
   ASSERT_TRUE(soon([&] { return exists("late"); }));
-  const std::pair<RewardProgram*, std::string> cases[] = {{&banner, "wrote \"Hello\\n\" without being asked"},
-                                                          {&program, "wrote \"2\\n\" without being asked"}};
+  EXPECT_ERROR(program.check_quiet(), "wrote \"2\\n\" after the answer to its last request, number 1, so its rewards");
+  const std::pair<RewardProgram*, std::string> cases[] = {{&banner, "wrote \"Hello\\n\" without being asked, so"},
+                                                          {&program, "wrote \"2\\n\" after the answer"}};
   for (const auto& [wrong, said] : cases) {
     for (const Requests& requests : {Requests{}, Requests{0}}) EXPECT_ERROR(wrong->rewards(requests), said);
   }
@@ -386,6 +401,20 @@ TEST_F(RewardPrograms, LeaveNoGrandchildren) {
   EXPECT_TRUE(soon([&] { return !runs(grandchild); })) << "after its time";
 }
 
+// They leave the process group.
+TEST_F(RewardPrograms, LeaveNoDaemons) {
+  pid_t daemons[2];
+  RewardProgram other("read -r a; setsid sh -c 'echo $$; exec sleep 1000' & cat", kAmple);
+  daemons[1] = static_cast<pid_t>(other.rewards({0})[0]);
+  {
+    RewardProgram program("read -r a; setsid sh -c 'echo $$; (exec sleep 1000)' & cat", kAmple);
+    daemons[0] = static_cast<pid_t>(program.rewards({0})[0]);
+    EXPECT_TRUE(runs(daemons[0]));
+  }
+  EXPECT_FALSE(runs(daemons[0]));
+  EXPECT_TRUE(runs(daemons[1])) << "it belongs to a program that has not ended";
+}
+
 TEST_F(RewardPrograms, ThatDoNotEndWithTheirInputAreKilled) {
   pid_t process;
   {
@@ -400,25 +429,27 @@ TEST_F(RewardPrograms, ThatDoNotEndWithTheirInputAreKilled) {
 TEST_F(RewardPrograms, EndWithAKilledTrainer) {
   const pid_t trainer = fork();
   if (trainer == 0) {
-    RewardProgram program("trap '' TERM HUP INT; sleep 1000 & echo $! > " + path("made") + "; echo $$ >> " +
-                              path("made") + "; mv " + path("made") + " " + path("numbers") + "; sleep 1000",
+    RewardProgram program("trap '' TERM HUP INT; setsid sh -c 'echo $$ > " + (dir / "made").string() +
+                              "; exec sleep 1000' & until [ -s " + path("made") + " ]; do sleep 0.01; done; " +
+                              "sleep 1000 & echo $! $$ >> " + path("made") + "; mv " + path("made") + " " +
+                              path("numbers") + "; sleep 1000",
                           kAmple);
     for (;;) pause();
   }
   ASSERT_TRUE(soon([&] { return exists("numbers"); }));
   std::ifstream numbers(dir / "numbers");
-  pid_t child = 0, shell = 0;
-  numbers >> child >> shell;
-  EXPECT_TRUE(runs(child) && runs(shell));
+  pid_t daemon = 0, child = 0, shell = 0;
+  numbers >> daemon >> child >> shell;
+  EXPECT_TRUE(runs(daemon) && runs(child) && runs(shell));
   kill(trainer, SIGKILL);
   waitpid(trainer, nullptr, 0);
-  EXPECT_TRUE(soon([&] { return !runs(child) && !runs(shell); }));
+  EXPECT_TRUE(soon([&] { return !runs(daemon) && !runs(child) && !runs(shell); }));
 }
 
 TEST_F(RewardPrograms, DoNotInheritIgnoredSignals) {
   const auto before = signal(SIGXFSZ, SIG_IGN);
   EXPECT_EQ(RewardProgram("read -r a; sed -n 's/SigIgn:[[:space:]]*//p' /proc/self/status | tr -d '\\n' | "
-                          "grep -c '[1-9a-f]......$'; cat",
+                          "grep -c -e '[1-9a-f]......$' -e '[1-9a-f]...$'; cat",
                           kAmple)
                 .rewards({0}),
             Numbers{0});

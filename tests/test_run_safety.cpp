@@ -131,6 +131,27 @@ TEST_F(RunSafety, AFailingRewardProgramLeavesACheckpoint) {
   EXPECT_TRUE(is_complete_checkpoint(path("run/step-000002")));
 }
 
+// A line too many means that rewards may belong to other completions. One program writes it at the end of its input, the
+// other while the run goes on.
+TEST_F(RunSafety, WeightsWithUncertainRewardsAreNotSaved) {
+  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
+  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n");
+  for (const auto& [steps, program] :
+       {std::pair("1", "n=0; while read -r line; do n=$((n+1)); echo $n; done; echo 7"),
+        {"1000",
+         "n=0; while read -r line; do n=$((n+1)); echo $n; if [ $n -eq 8 ]; then (sleep 0.2; echo 7) & fi; done"}}) {
+    const Outcome outcome =
+        execute("train --model " + path("base") + " --data " + path("prompts.jsonl") +
+                " --objective grpo --prompts 1 " + "--group 4 --completion 4 --eval-fraction 0 --steps " + steps +
+                " --out " + path("run") + " --reward-cmd '" + program + "'");
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "its rewards may belong to other completions")) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "there is no checkpoint yet")) << outcome.output;
+    EXPECT_TRUE(newest_checkpoint(path("run")).empty());
+    fs::remove_all(path("run"));
+  }
+}
+
 // Here it fails on the first held-out prompt, when it sees it again after the second step.
 TEST_F(RunSafety, ARewardProgramThatFailsInAnEvaluationLeavesACheckpoint) {
   ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);

@@ -15,6 +15,11 @@
 
 namespace streambp {
 
+// All ranks throw it, so they can still save the weights together.
+struct RewardError : Error {
+  using Error::Error;
+};
+
 class OnlineGrpo {
  public:
   struct Data {
@@ -73,6 +78,17 @@ class OnlineGrpo {
     return result;
   }
 
+  // Fails if the rewards that the weights were trained with may belong to other completions. Call it before the weights
+  // are saved.
+  void check_rewards() {
+    on_first([](Rewarder& rewarder) { rewarder.check_quiet(); });
+  }
+
+  // The same after the last rewards of the run: waits for the end of the reward program.
+  void finish() {
+    on_first([](Rewarder& rewarder) { rewarder.finish(); });
+  }
+
   // The mean reward of greedy completions of held-out prompts; NaN if there are no such prompts.
   double evaluate(Engine& engine) {
     constexpr std::size_t most = 256;
@@ -102,7 +118,7 @@ class OnlineGrpo {
       record_ << group.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
     }
     require((record_ << std::flush).good(), record_path_.string(), ": cannot write: ", std::strerror(errno),
-            "; free some space, then continue with --resume");
+            "; free some space, then continue with --resume", settings_.resume_hint());
   }
 
  private:
@@ -124,6 +140,19 @@ class OnlineGrpo {
   }
 
   static bool first_rank() { return this_process().rank == 0; }
+
+  // Calls f with the rewarder of rank 0. If that fails, all ranks fail.
+  template <class F>
+  void on_first(F&& f) {
+    std::string failure;
+    try {
+      if (rewarder_) f(*rewarder_);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    failure = from_first(failure);
+    if (!failure.empty()) throw RewardError(failure);
+  }
 
   // A completion for each of these prompts. Every rank samples some of them and gets all.
   std::vector<Continuation> completions_of(Engine& engine, const std::vector<const Prompt*>& asked,
@@ -162,8 +191,9 @@ class OnlineGrpo {
       texts.push_back(prompter_.tokenizer.decode({completed[i].tokens.data(), completed[i].tokens.size() - stopped}));
       samples.push_back({asked[i], completed[i].tokens, completed[i].logps, stopped, texts[i]});
     }
-    const std::vector<double> rewards =
-        gather_on_host(all_ranks(), rewarder_ ? rewarder_->rewards(asked, texts) : std::vector<double>())[0];
+    std::vector<double> rewards;
+    on_first([&](Rewarder& rewarder) { rewards = rewarder.rewards(asked, texts); });
+    rewards = gather_on_host(all_ranks(), rewards)[0];
     for (std::size_t i = 0; i < samples.size(); ++i) {
       require(is_advantage({rewards[i], rewards[i]}), "a reward of ", rewards[i],
               " is too large to compare; give smaller ones");

@@ -48,6 +48,14 @@ class Rewarder {
     return rewards;
   }
 
+  // See RewardProgram.
+  void check_quiet() {
+    if (program_) program_->check_quiet();
+  }
+  void finish() {
+    if (program_) program_->finish();
+  }
+
  private:
   // The program's time limit is for the completions of a round, so a call never asks for more.
   std::vector<double> ask_program(const std::vector<const Prompt*>& prompts,

@@ -16,6 +16,7 @@ struct GrpoSettings {
 
   // On-line GRPO samples completions itself; off-line GRPO trains on groups from the data.
   bool online() const { return !reward.empty() || !program.empty(); }
+  const char* resume_hint() const { return program.empty() ? "" : " and the same --reward-cmd"; }
   Index completions() const { return prompts * group; }
 };
 
