@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "commands/text.cuh"
+#include "data/files/file_hash.cuh"
 #include "data/files/results.cuh"
-#include "data/files/text_hash.cuh"
 #include "data/tokenizer/utf8.cuh"
 
 namespace streambp {
@@ -65,14 +65,12 @@ Json to_json(const Target& target) {
   return std::visit([](auto* value) { return Json(*value); }, target);
 }
 
-// Of a text; an empty one has none.
-std::string hash_of(const std::string& text) {
-  return text.empty() ? "" : format("%016lx", static_cast<unsigned long>(text_hash(text)));
-}
+// An empty text has no hash.
+std::string hash_or_empty(const std::string& text) { return text.empty() ? "" : hash_of(text); }
 
 // What a checkpoint holds.
 Json stored_value(const Row& row) {
-  return row.lasts == Lasts::hashed ? Json(hash_of(*std::get<std::string*>(row.value))) : to_json(row.value);
+  return row.lasts == Lasts::hashed ? Json(hash_or_empty(*std::get<std::string*>(row.value))) : to_json(row.value);
 }
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
@@ -204,14 +202,13 @@ Json OptionTable::lasting() const {
   return options;
 }
 
-// A run of an older version has stored the text itself.
 void OptionTable::check_hashed(const Entry& entry, const std::string& stored, const std::string& run) const {
   const std::string here = *std::get<std::string*>(entry.row.value);
   const std::string started = ": the run in " + run + " was started with";
   streambp::require(stored.empty() || given(entry.flag), entry.flag, started,
                     " this option, which is not stored; give the same value again");
   streambp::require(!stored.empty() || here.empty(), entry.flag, started, "out this option; leave it out");
-  streambp::require(stored == hash_of(here) || stored == here, entry.flag, started, " another ", entry.flag,
+  streambp::require(stored == hash_or_empty(here), entry.flag, started, " another ", entry.flag,
                     "; give the same value again, or start a new run");
 }
 

@@ -206,11 +206,12 @@ TEST_F(Grpo, CommandsAreNeitherStoredNorRunFromAFile) {
   expect_refused(resume, "--reward-cmd: the run in " + path("run") + " was started with this option, which is not");
   expect_refused(resume + letters(), "--reward-cmd: the run in " + path("run") + " was started with another --reward-");
 
-  const std::string state = path("run/step-000001/training/state.json"), before = read_file(state);
+  const fs::path state = state_of(path("run/step-000001"));
+  const std::string before = read_file(state);
   Json edited = Json::parse(before);
   EXPECT_EQ(edited["options"]["--reward-cmd"].get<std::string>().size(), 16u);
   edited["options"]["--reward-cmd"] = ": > " + path("run-by-a-file") + "; cat";
-  write_file_atomically(state, edited.dump());
+  write_sealed_json(state, edited);
   expect_refused(resume, "not stored");
   expect_refused(resume + command, "another");
   write_file_atomically(state, before);
