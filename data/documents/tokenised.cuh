@@ -202,7 +202,7 @@ inline std::string named_by_hash(const std::string& what, const std::string& key
 // A key of everything that the tokens depend on.
 inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
                             const DataOptions& options) {
-  Json key = {{"version", 3},
+  Json key = {{"version", 4},
               {"chat", options.chat},
               {"learn_all", options.learn == Learn::all},
               {"skip_bad", options.skip_bad}};

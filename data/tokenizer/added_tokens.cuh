@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,8 +21,8 @@ struct AddedToken {
   bool strips_left, strips_right;  // the match includes white space on this side
 };
 
-// plain: special tokens in a text are ordinary text
-enum class SpecialTokens { parsed, plain };
+// Tokens that are ordinary text in a message, besides the special ones.
+using PlainTokens = std::set<std::int32_t>;
 
 class AddedTokens {
  public:
@@ -35,9 +36,10 @@ class AddedTokens {
     return std::adjacent_find(tokens_.begin(), tokens_.end(), same) == tokens_.end();
   }
 
-  // Calls f(token, begin, end) for every token in the text, and with nullptr for the text between tokens.
+  // Calls f(token, begin, end) for every token in the text, and with nullptr for the text between tokens. With `plain`,
+  // the tokens in it and the special ones are ordinary text.
   template <class F>
-  void for_each(std::string_view text, SpecialTokens special, F&& f) const {
+  void for_each(std::string_view text, const PlainTokens* plain, F&& f) const {
     std::size_t done = 0;
     for (std::size_t at = 0; !tokens_.empty() && at < text.size();) {
       const AddedToken* token = begins_[static_cast<unsigned char>(text[at])] ? longest(text.substr(at)) : nullptr;
@@ -47,7 +49,7 @@ class AddedTokens {
       }
       std::size_t begin = at, end = at + token->text.size();
       at = end;
-      if (token->special && special == SpecialTokens::plain) continue;
+      if (plain && (token->special || plain->contains(token->id))) continue;
       if (token->single_word && (ends_with_word(text.substr(0, begin)) || begins_with_word(text.substr(end)))) continue;
       if (token->strips_left) begin = done < begin ? begin - trailing_space(text.substr(done, begin - done)) : done;
       if (token->strips_right) end += leading_space(text.substr(end));

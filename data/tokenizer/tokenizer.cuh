@@ -41,11 +41,13 @@ class Tokenizer {
 
   // The tokens of a text, without prefix() and suffix().
   std::vector<std::int32_t> encode(std::string_view text, TextStart start = TextStart::beginning) const {
-    return encode(text, start, SpecialTokens::parsed);
+    return encode(text, start, nullptr);
   }
-  // The same, but special tokens are treated as plain text, so a user's message cannot fake a chat turn.
-  std::vector<std::int32_t> encode_plain(std::string_view text, TextStart start = TextStart::beginning) const {
-    return encode(text, start, SpecialTokens::plain);
+  // The same, but special tokens and those in `plain` are treated as plain text, so a user's message cannot fake a chat
+  // turn.
+  std::vector<std::int32_t> encode_plain(std::string_view text, TextStart start = TextStart::beginning,
+                                         const PlainTokens& plain = {}) const {
+    return encode(text, start, &plain);
   }
 
   // The post-processor's tokens before a text, such as BOS, and after it; can be empty.
@@ -183,18 +185,18 @@ class Tokenizer {
     return ids;
   }
 
-  std::vector<std::int32_t> encode(std::string_view bytes, TextStart start, SpecialTokens special) const {
+  std::vector<std::int32_t> encode(std::string_view bytes, TextStart start, const PlainTokens* plain) const {
     std::string repaired;
     if (!is_utf8(bytes)) append_repaired(repaired, bytes), bytes = repaired;
     std::vector<std::int32_t> tokens;
     Bpe::Scratch scratch;
     std::string buffer;
-    raw_tokens_.for_each(bytes, special, [&](const AddedToken* raw, std::size_t begin, std::size_t end) {
+    raw_tokens_.for_each(bytes, plain, [&](const AddedToken* raw, std::size_t begin, std::size_t end) {
       if (raw) return tokens.push_back(raw->id);
       const bool first = begin == 0;
       const std::string_view text =
           normalizer_.apply(bytes.substr(begin, end - begin), first ? start : TextStart::beginning, buffer);
-      normalized_tokens_.for_each(text, special, [&](const AddedToken* token, std::size_t from, std::size_t to) {
+      normalized_tokens_.for_each(text, plain, [&](const AddedToken* token, std::size_t from, std::size_t to) {
         if (token) return tokens.push_back(token->id);
         pretokenizer_.for_each_word(text.substr(from, to - from), {first && from == 0, start},
                                     [&](std::string_view word) { model_.encode(word, scratch, tokens); });
