@@ -18,7 +18,7 @@
 
 #include "data/files/fields.cuh"
 #include "data/files/name_pattern.cuh"
-#include "data/time_limit.cuh"
+#include "data/processor_time.cuh"
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {
@@ -45,12 +45,12 @@ class NamePatterns {
 
  private:
   void check_time() const {
-    require(!limit_.passed(), where_, ": matching takes too long; write fewer or simpler expressions");
+    require(processor_seconds() < latest_, where_, ": matching takes too long; write fewer or simpler expressions");
   }
 
   std::string where_;
   std::vector<NamePattern> patterns_;
-  TimeLimit limit_{10};
+  const double latest_ = processor_seconds() + 10;
 };
 
 // The strings of a list, or one string; null has none.

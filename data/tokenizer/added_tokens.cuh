@@ -26,12 +26,19 @@ using PlainTokens = std::set<std::int32_t>;
 
 class AddedTokens {
  public:
+  static constexpr std::size_t kLongest = 512;  // bytes of a token
+
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }
 
   // Call after the last add. Returns false if two tokens have the same text.
   bool finish() {
     std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
     for (const AddedToken& token : tokens_) begins_[static_cast<unsigned char>(token.text[0])] = true;
+    for (int i = 0; i < static_cast<int>(tokens_.size()); ++i) {
+      int shorter = i - 1;
+      while (shorter >= 0 && !text(i).starts_with(text(shorter))) shorter = shorter_[static_cast<std::size_t>(shorter)];
+      shorter_.push_back(shorter);
+    }
     const auto same = [](const AddedToken& a, const AddedToken& b) { return a.text == b.text; };
     return std::adjacent_find(tokens_.begin(), tokens_.end(), same) == tokens_.end();
   }
@@ -52,7 +59,7 @@ class AddedTokens {
       if (plain && (token->special || plain->contains(token->id))) continue;
       if (token->single_word && (ends_with_word(text.substr(0, begin)) || begins_with_word(text.substr(end)))) continue;
       if (token->strips_left) begin = done < begin ? begin - trailing_space(text.substr(done, begin - done)) : done;
-      if (token->strips_right) end += leading_space(text.substr(end));
+      if (token->strips_right) end = end < done ? done : end + leading_space(text.substr(end));  // done: in this space
       if (done < begin) f(nullptr, done, begin);
       f(token, begin, end);
       done = end;
@@ -61,20 +68,19 @@ class AddedTokens {
   }
 
  private:
-  // The longest token at the start of the text. The tokens are sorted; each byte narrows the range.
-  const AddedToken* longest(std::string_view text) const {
-    const AddedToken* found = nullptr;
-    auto first = tokens_.begin(), last = tokens_.end();
-    for (std::size_t i = 0; first != last && i < text.size(); ++i) {
-      const auto byte = [i](const AddedToken& t) {
-        return i < t.text.size() ? static_cast<unsigned char>(t.text[i]) : -1;
-      };
-      const int wanted = static_cast<unsigned char>(text[i]);
-      first = std::lower_bound(first, last, wanted, [&](const AddedToken& t, int value) { return byte(t) < value; });
-      last = std::upper_bound(first, last, wanted, [&](int value, const AddedToken& t) { return value < byte(t); });
-      if (first != last && first->text.size() == i + 1) found = &*first;
-    }
-    return found;
+  std::string_view text(int i) const { return tokens_[static_cast<std::size_t>(i)].text; }
+
+  // The longest token at the start of the text. The tokens are sorted, so it is the last one that is not after the text,
+  // or one that this one begins with.
+  const AddedToken* longest(std::string_view rest) const {
+    rest = rest.substr(0, kLongest);
+    const auto before = [](std::string_view a, const AddedToken& b) { return a < b.text; };
+    int i = static_cast<int>(std::upper_bound(tokens_.begin(), tokens_.end(), rest, before) - tokens_.begin()) - 1;
+    if (i < 0) return nullptr;
+    const std::string_view last = text(i);
+    const auto common = static_cast<std::size_t>(std::ranges::mismatch(last, rest).in1 - last.begin());
+    while (i >= 0 && text(i).size() > common) i = shorter_[static_cast<std::size_t>(i)];
+    return i < 0 ? nullptr : &tokens_[static_cast<std::size_t>(i)];
   }
 
   // Letters, marks, digits, connecting punctuation, joiners, and letters in circles and squares.
@@ -94,6 +100,7 @@ class AddedTokens {
   }
 
   std::vector<AddedToken> tokens_;
+  std::vector<int> shorter_;  // the longest other token that a token begins with; -1: none
   std::array<bool, 256> begins_{};
 };
 

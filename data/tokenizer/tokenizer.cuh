@@ -134,6 +134,8 @@ class Tokenizer {
     std::string buffer;
     texts_[at] = normalized ? normalizer_.apply(content, TextStart::beginning, buffer) : content;
     require(!texts_[at].empty(), where, ": its normalized text is empty");
+    require(texts_[at].size() <= AddedTokens::kLongest, where, ": has ", texts_[at].size(), " bytes; at most ",
+            AddedTokens::kLongest, " are supported");
     (normalized ? normalized_tokens_ : raw_tokens_)
         .add({id, texts_[at], f.get<bool>("special"), f.get<bool>("single_word"), f.get<bool>("lstrip"),
               f.get<bool>("rstrip")});
@@ -168,6 +170,8 @@ class Tokenizer {
       const auto ids = template_ids(f, piece.object("SpecialToken").get<std::string>("id"));
       auto& place = texts == 0 ? before : after;
       place.insert(place.end(), ids.begin(), ids.end());
+      require(before.size() + after.size() + prefix_.size() + suffix_.size() <= 64, f.file,
+              ": adds more than the 64 tokens to a text that are supported");
     }
     require(texts == 1, f.file, ": \"single\" has no place for the text");
     prefix_.insert(prefix_.begin(), before.begin(), before.end());
