@@ -10,7 +10,7 @@ namespace {
 
 class LinesOfFiles : public DataFiles {
  protected:
-  Strings lines_of(const std::string& text, std::size_t longest = Lines::kLongest) {
+  Strings lines_of(const std::string& text, std::size_t longest = kLongestText) {
     Lines file(write("lines", text), longest);
     Strings all;
     for (std::string line; file.next(line);) all.push_back(line);
