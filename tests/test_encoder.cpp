@@ -127,6 +127,9 @@ TEST_F(Encoding, RefusesExamplesWithoutTrainingTokens) {
   const Encoder chat = encoder("chatml"), qwen3 = encoder("qwen3"), none = encoder();
   EXPECT_THROW(none.encode({.kind = Example::text, .written = ""}), BadData);
   EXPECT_THROW(chat.encode({.kind = Example::conversation, .messages = {{"user", "One?"}}}), BadData);
+  Example endless = {.kind = Example::conversation};
+  for (int i = 0; i < 2000; ++i) endless.messages.insert(endless.messages.end(), {{"user", ""}, {"assistant", ""}});
+  EXPECT_ERROR(qwen3.encode(endless), "the conversation of 1024000 bytes would be repeated 2000 times");
   EXPECT_THROW(qwen3.encode({.kind = Example::conversation, .messages = {{"user", "One?"}}}), BadData);
   try {
     none.encode({.kind = Example::conversation, .messages = {{"user", "One?"}, {"assistant", "1"}}});

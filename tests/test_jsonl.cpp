@@ -184,6 +184,8 @@ TEST(Examples, WithErrorsAreRefusedWithTheCause) {
       {"{\"text\": ", "not valid JSON: column 10"},
       {"[1]", "not a JSON object"},
       {"3", "not a JSON object"},
+      {R"({"prompt": ")" + std::string(600'000, 'a') + R"(", "completions": )" + Json(1000, "b").dump() + "}",
+       "the prompt of 600002 bytes would be repeated 1000 times"},
       {"{}", "none of \"messages\""},
       {R"({"text": NaN})", "not valid JSON"},
       {R"({"text": 3})", "\"text\" is not a string"},
