@@ -1,8 +1,9 @@
 // From examples to tokens, each with a flag: does the loss cover it?
 //
 // Special tokens are recognized where a chat layout writes them and in rendered text. In a message they are ordinary
-// text, and so are the layout's own tokens, whether the tokenizer calls them special or not. The text between two special tokens is encoded in one go, layout and messages together, as at inference, but
-// split where an answer starts, because a prompt ends there.
+// text, and so are the layout's own tokens, whether the tokenizer calls them special or not. The text between two
+// special tokens is encoded in one go, layout and messages together, as at inference, but split where an answer starts,
+// because a prompt ends there.
 #pragma once
 
 #include <map>

@@ -59,7 +59,8 @@ class AddedTokens {
       if (plain && (token->special || plain->contains(token->id))) continue;
       if (token->single_word && (ends_with_word(text.substr(0, begin)) || begins_with_word(text.substr(end)))) continue;
       if (token->strips_left) begin = done < begin ? begin - trailing_space(text.substr(done, begin - done)) : done;
-      if (token->strips_right) end = end < done ? done : end + leading_space(text.substr(end));  // done: in this space
+      // Before `done` is white space that belongs to an earlier token; this one shares it.
+      if (token->strips_right) end = end < done ? done : end + leading_space(text.substr(end));
       if (done < begin) f(nullptr, done, begin);
       f(token, begin, end);
       done = end;
