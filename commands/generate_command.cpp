@@ -119,10 +119,19 @@ class GenerateCommand : public Command {
       require(!all.empty(), prompt_file, ": has no prompts; write one per line");
     }
     if (all.empty()) {
-      const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
-      add(prompter->text(text), "standard input");
+      add(prompter->text(read_input()), "standard input");
     }
     return all;
+  }
+
+  static std::string read_input() {
+    std::string text, block(1 << 16, '\0');
+    while (std::cin.read(block.data(), 1 << 16), std::cin.gcount() > 0) {
+      text.append(block, 0, index(std::cin.gcount()));
+      require(text.size() <= kLongestText, "standard input: has more than ", kLongestText,
+              " bytes; shorten the prompt, or give many in a file with --prompts");
+    }
+    return text;
   }
 
   // The longest sequence.

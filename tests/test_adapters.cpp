@@ -128,11 +128,12 @@ class RefusedAdapters : public TemporaryDirectory {
     fs::copy(adapter_folder("qwen3_rslora"), dir, fs::copy_options::recursive);
     config_ = Json::parse(read_file(dir / "adapter_config.json"));
   }
-  void expect(const std::string& reason) {
+  std::string refusal() {
     write_file_atomically(dir / "adapter_config.json", config_.dump());
     Config c = Golden("qwen3").config;
-    EXPECT_ERROR(AdapterDirectory(dir).add_to(c), reason);
+    return error_of([&] { AdapterDirectory(dir).add_to(c); });
   }
+  void expect(const std::string& reason) { EXPECT_PRED2(contains, refusal(), reason); }
   void expect_with(const char* field, const Json& value, const std::string& reason) {
     const Json before = config_;
     config_[field] = value;
@@ -192,10 +193,66 @@ TEST_F(RefusedAdapters, IncompleteFiles) {
     if (!contains(name, "layers.1.mlp.up_proj"))
       writer.add(name, tensor.dtype, tensor.shape, tensor.data, tensor.bytes);
   writer.finish();
-  expect("has no adapter of model.layers.1.mlp.up_proj, which \"target_modules\" lists");
+  expect("has no adapter of model.layers.1.mlp.up_proj, which ");
   config_["exclude_modules"] = "model.layers.1.mlp.up_proj";
   config_["modules_to_save"] = {"lm_head"};
   expect("has no tensor of \"lm_head\", which \"modules_to_save\" lists");
+}
+
+// The golden file has adapters of all linear layers of both layers.
+TEST_F(RefusedAdapters, LayersThatTheConfigurationDoesNotName) {
+  const std::string first = "has an adapter of model.layers.0.", second = "has an adapter of model.layers.1.";
+  expect_with("target_modules", {"q_proj", "mlp.up_proj"}, first);
+  expect_with("target_modules", nullptr, first);
+  expect_with("target_modules", Json::array(), first);
+  expect_with("target_modules", "model\\.layers\\.0\\..*", second);
+  expect_with("target_modules", ".*_pro", first);
+  expect_with("layers_to_transform", 0, second + "self_attn.q_proj, which " + path("adapter_config.json"));
+  expect_with("layers_to_transform", {1, 7}, first);
+  expect_with("exclude_modules", {"1.mlp.up_proj"}, second + "mlp.up_proj, ");
+  expect_with("exclude_modules", ".*1.*up_proj", second + "mlp.up_proj, ");
+  expect_with("modules_to_save", {"1.mlp"}, second + "mlp.gate_proj, ");
+  expect_with("layers_to_transform", "1", "\"1\" is not a layer");
+  expect_with("target_modules", {"q_proj", 3}, "3 is not a name");
+  expect_with("layers_pattern", "layers", "needs \"layers_to_transform\"");
+  config_["layers_to_transform"] = {0, 1};
+  expect_with("layers_pattern", {"h", "blocks"}, first);
+  expect_with("target_modules", "all-linear", "need a list");
+}
+
+TEST_F(RefusedAdapters, UnlessTheyAreNamedInAnotherWay) {
+  const auto accept_with = [&](const std::map<std::string, Json>& fields) {
+    const Json before = config_;
+    for (const auto& [field, value] : fields) config_[field] = value;
+    EXPECT_EQ(refusal(), "") << Json(fields);
+    config_ = before;
+  };
+  Json whole = Json::array();
+  for (const std::string& layer : linear_layers(Golden("qwen3").config)) whole.push_back(layer);
+  accept_with({{"target_modules", whole}});
+  accept_with({{"target_modules", whole}, {"layers_to_transform", 7}});
+  accept_with({{"target_modules", "All-Linear"}});
+  accept_with({{"target_modules",
+                "(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|"
+                "(?:\\bmodel\\.layers\\.[\\d]{1,}\\.(?:self_attn|mlp)\\."
+                "(?:(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)))"}});
+  accept_with({{"layers_to_transform", {1, 0}}});
+  accept_with({{"layers_to_transform", {0, 1, 2}}, {"layers_pattern", {"h", "layers"}}});
+  accept_with({{"layers_to_transform", {0, 1}}, {"layers_pattern", "model.layers"}});
+  accept_with({{"layers_to_transform", Json::array()}, {"layers_pattern", ""}, {"exclude_modules", ""}});
+  accept_with({{"exclude_modules", {"lm_head", "roj", "layers.7.mlp.up_proj"}}});
+}
+
+// Many entries take linear time.
+TEST_F(RefusedAdapters, TooManyPatterns) {
+  for (int i = 0; i < 50'000; ++i) config_["loftq_config"]["key-" + std::to_string(i)] = i;
+  Json& patterns = config_["rank_pattern"];
+  for (int i = 0; i < 4096; ++i) patterns["layer-" + std::to_string(i)] = 3;
+  ASSERT_EQ(refusal(), "");
+  const AdapterDirectory directory(dir);
+  EXPECT_EQ(Json::parse(directory.config_for("elsewhere"))["base_model_name_or_path"], "elsewhere");
+  patterns["one.more"] = 3;
+  expect("\"rank_pattern\": has more than 4096 entries; write fewer");
 }
 
 TEST(Adapters, NamesOfLinearLayers) {

@@ -23,6 +23,8 @@ TEST_F(WholeFiles, AreReadAndWritten) {
   EXPECT_EQ(read_file(path("empty")), "");
   EXPECT_EQ(files().size(), 2u);
   EXPECT_ERROR(read_file(path("note"), 14), "has 15 bytes, more than the 14");
+  fs::resize_file(path("empty"), kLongestText + 1);  // without blocks on disk
+  EXPECT_ERROR(read_file(path("empty")), "has 67108865 bytes, more than the 67108864");
   EXPECT_ERROR(read_file(path("missing")), path("missing") + ": no such file");
   EXPECT_ERROR(read_file(dir), "directory");
   EXPECT_ERROR(read_file("/dev/full"), "not a regular file");

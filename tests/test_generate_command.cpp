@@ -143,6 +143,7 @@ TEST_F(Generation, RefusesInvalidInputWithARemedy) {
   expect_generate_refused("--prompt a --length 0", "--length");
   expect_generate_refused("--prompt ''", "is empty");
   expect_generate_refused("< /dev/null", "standard input: is empty");
+  expect_generate_refused("< /dev/zero", "standard input: has more than 67108864 bytes; shorten the prompt");
   expect_generate_refused("--prompts " + path("nowhere"), "nowhere");
   expect_generate_refused("--prompt a --json " + path("no/such/file.json"), "no/such");
   write_file_atomically(path("empty.txt"), "\n\n");

@@ -10,7 +10,7 @@ namespace {
 
 class LinesOfFiles : public DataFiles {
  protected:
-  Strings lines_of(const std::string& text, std::size_t longest = Lines::kLongest) {
+  Strings lines_of(const std::string& text, std::size_t longest = kLongestText) {
     Lines file(write("lines", text), longest);
     Strings all;
     for (std::string line; file.next(line);) all.push_back(line);
@@ -57,6 +57,37 @@ TEST(JsonParser, EnforcesItsLimits) {
   EXPECT_ERROR(parse_json("[1]]", "x.json"), "x.json: not valid JSON: column 4: syntax error");
   EXPECT_ERROR(parse_json("[1e400]"), "not valid JSON: number overflow parsing '1e400'");
   EXPECT_ERROR(parse_json("[\n\n1 2]"), "not valid JSON: line 3, column 3: syntax error");
+}
+
+TEST(JsonMembers, HaveTheOrderOfTheText) {
+  const std::string text = "\ufeff { \"b\" : [1, {\"x\": \"}\\\"],\"}],\n\"a\\u0041\":{\"b\": 2} , \"\": \":,\" } ";
+  const std::vector<JsonMember> members = members_of(text);
+  ASSERT_EQ(members.size(), 3u);
+  EXPECT_EQ(members[0].key, "b");
+  EXPECT_EQ(members[0].value, "[1, {\"x\": \"}\\\"],\"}]");
+  EXPECT_EQ(members[1].key, "aA");
+  EXPECT_EQ(members[1].text, "\"a\\u0041\":{\"b\": 2}");
+  EXPECT_EQ(members[2].value, "\":,\"");
+  EXPECT_TRUE(members_of(" { } ").empty());
+}
+
+TEST(JsonMembers, ChangeAndNoOtherText) {
+  const std::string text = "{ \"a\": 1.0,\n   \"b\" :[2] }\n";
+  EXPECT_EQ(with_member(text, "a", "x\""), "{ \"a\": \"x\\\"\",\n   \"b\" :[2] }\n");
+  EXPECT_EQ(with_member(text, "b", nullptr), "{ \"a\": 1.0,\n   \"b\" :null }\n");
+  EXPECT_EQ(with_member(text, "c", 3), "{ \"a\": 1.0,\n   \"b\" :[2],\n  \"c\": 3 }\n");
+  EXPECT_EQ(parse_json(with_member(" {} ", "c", 3)), parse_json("{\"c\": 3}"));
+  EXPECT_EQ(without_member(text, "a"), "{ \"b\" :[2] }\n");
+  EXPECT_EQ(without_member(text, "b"), "{ \"a\": 1.0 }\n");
+  EXPECT_EQ(without_member(text, "c"), text);
+  EXPECT_EQ(without_member("{\"a\": 1}", "a"), "{}");
+}
+
+TEST(JsonMembers, TakeLinearTime) {
+  std::string text = "{\"key\": 0";
+  for (int i = 0; i < 100'000; ++i) text += ",\"key-" + std::to_string(i) + "\":" + std::to_string(i);
+  text += "}";
+  EXPECT_EQ(with_member(without_member(text, "key-7"), "key", 1).size(), text.size() - 10);
 }
 
 TEST(JsonParser, RefusesHugeInputsAfterBoundedWork) {
@@ -153,6 +184,8 @@ TEST(Examples, WithErrorsAreRefusedWithTheCause) {
       {"{\"text\": ", "not valid JSON: column 10"},
       {"[1]", "not a JSON object"},
       {"3", "not a JSON object"},
+      {R"({"prompt": ")" + std::string(600'000, 'a') + R"(", "completions": )" + Json(1000, "b").dump() + "}",
+       "the prompt of 600002 bytes would be repeated 1000 times"},
       {"{}", "none of \"messages\""},
       {R"({"text": NaN})", "not valid JSON"},
       {R"({"text": 3})", "\"text\" is not a string"},

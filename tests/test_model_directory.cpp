@@ -100,6 +100,15 @@ TEST_F(ModelDirectories, WidensAndNarrows) {
   }
   EXPECT_TRUE(contains(read_file(dir / "bf16/config.json"), "\"torch_dtype\": \"bfloat16\""));
 
+  // the rest of config.json stays as it is, however long
+  Json labels;
+  for (int i = 0; i < 100'000; ++i) labels[std::to_string(i)] = "label";
+  const std::string rest = "{ \"id2label\":" + labels.dump() + ",\n \"quantization_config\": {},";
+  ModelLayout large(c);
+  large.config = rest + " \"dtype\" : \"float32\"}";
+  large.store_as("F16");
+  EXPECT_TRUE(large.config == rest.substr(0, rest.find("\"quant")) + "\"dtype\" : \"float16\"}");
+
   // values out of range are not written as infinity
   held.model().weights.norm.weight(0, 3) = 1e6f;
   layout.store_as("F16");

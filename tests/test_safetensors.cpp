@@ -149,6 +149,11 @@ TEST_F(Safetensors, DamageIsRefusedWithTheCause) {
   const auto tensor = [](const std::string& dtype, const std::string& shape, const std::string& offsets) {
     return R"({"a":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
   };
+  const auto repeated = [](const std::string& text, int times) {
+    std::string all;
+    for (int i = 0; i < times; ++i) all += text;
+    return all;
+  };
   const std::vector<Case> cases = {
       {"", "header"},
       {"{", "header"},
@@ -173,6 +178,8 @@ TEST_F(Safetensors, DamageIsRefusedWithTheCause) {
       {tensor("F32", "[1e999]", "[0,8]"), "header"},
       {tensor("F32", "[4294967296,4294967296]", "[0,8]"), "no tensor can have the shape"},
       {tensor("F32", "[4611686018427387905]", "[0,8]"), "no tensor can have the shape"},
+      {tensor("F32", "[1,1,1,1,1,1,1,1,2]", "[0,8]"), "has 9 dimensions; at most 8 are supported"},
+      {tensor("F32", "[1" + repeated(",1", 100'000) + "]", "[0,8]"), "has 100001 dimensions"},
       {tensor("F32", "[2]", "[0]"), "a begin and an end"},
       {tensor("F32", "[2]", "[0,4,8]"), "a begin and an end"},
       {tensor("F32", "[2]", "[8,0]"), "a begin and an end"},

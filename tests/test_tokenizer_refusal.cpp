@@ -119,7 +119,7 @@ TEST_F(TokenizerRefusal, OfMetaspaceAndSplitAndStrip) {
 
 // A few replacements that make a text fill memory.
 TEST_F(TokenizerRefusal, OfExponentialGrowth) {
-  const Json doubling = {{"type", "Replace"}, {"pattern", {{"String", "e"}}}, {"content", "ee"}};
+  const Json doubling = {{"type", "Replace"}, {"pattern", {{"String", "z"}}}, {"content", "zz"}};
   const auto repeated = [](const char* name, std::size_t times, const std::vector<Json>& steps) {
     Json list = Json::array();
     for (std::size_t i = 0; i < times * steps.size(); ++i) list.push_back(steps[i % steps.size()]);
@@ -140,6 +140,8 @@ TEST_F(TokenizerRefusal, OfExponentialGrowth) {
   expect_refused(with("normalizer", repeated("normalizers", 4, {ligature, nfkc})), "times as long");
   const Json shrinking = {{"type", "Replace"}, {"pattern", {{"Regex", "[a-z]{4,}"}}}, {"content", "abcd"}};
   EXPECT_EQ(refusal(with("normalizer", repeated("normalizers", 50, {shrinking})).dump()), "");
+  expect_refused(with("normalizer", repeated("normalizers", 65, {shrinking})), "more steps than are supported");
+  expect_refused(with("decoder", repeated("decoders", 65, {{{"type", "Fuse"}}})), "more steps than are supported");
   const Json split = {{"type", "Split"}, {"pattern", {{"Regex", "."}}}, {"behavior", "Isolated"}};
   const auto space = [](const char* text) { return Json{{"type", "Metaspace"}, {"replacement", text}}; };
   const auto prefixes = [&](std::size_t n) {
@@ -179,6 +181,45 @@ TEST_F(TokenizerRefusal, OfExpressionsThatTakeForever) {
   for (int i = 0; i < 200; ++i) text += std::string(18, 'a') + "c";
   EXPECT_THROW(slow.encode(text), Error);
   EXPECT_EQ(slow.decode(slow.encode(text.substr(0, 19))), text.substr(0, 19));
+  // Each match is quick, but looks at the rest of the text; or its state fills memory.
+  const auto expect_limit = [&](const char* expression, std::size_t size, const std::string& part) {
+    json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = expression;
+    ASSERT_EQ(refusal(json.dump()), "");
+    const Tokenizer tokenizer(dir);
+    EXPECT_ERROR(tokenizer.encode(std::string(size, 'a')), part);
+  };
+  expect_limit("a(?=[^b]*c)|.", 200'000, "it takes too long; split the text");
+  expect_limit("(a|b)+", 4'000'000, "stack limit");
+  // Published expressions look far ahead, too.
+  json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = R"(\d{1,3}(?=(?:\d{3})*(?:\D|$))|\D+)";
+  ASSERT_EQ(refusal(json.dump()), "");
+  const std::string digits(10'000, '7');
+  EXPECT_EQ(Tokenizer(dir).decode(Tokenizer(dir).encode(digits)), digits);
+}
+
+// A long run costs at each place no more than a longest token.
+TEST_F(TokenizerRefusal, OfAddedTokensThatTakeForever) {
+  Json json = tokenizer_definition("gpt2");
+  Json& added = json["added_tokens"];
+  Json token = added[0];
+  token["normalized"] = false;
+  std::size_t id = json["model"]["vocab"].size();
+  for (const Json& known : added) id = std::max(id, known["id"].get<std::size_t>() + 1);
+  const auto add = [&](const std::string& content) {
+    token["id"] = id++, token["content"] = content;
+    added.push_back(token);
+  };
+  for (int i = 0; i < 3000; ++i) add(std::string(508, 'x') + std::to_string(1000 + i));
+  token["rstrip"] = true;
+  add("\t");
+  ASSERT_EQ(refusal(json.dump()), "");
+  const Tokenizer tokenizer(dir);
+  const std::string text(200'000, 'x');
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+  EXPECT_EQ(tokenizer.encode("x" + text.substr(0, 508) + "2345").back(), tokenizer.find(text.substr(0, 508) + "2345"));
+  EXPECT_EQ(tokenizer.encode(std::string(100'000, '\t')).size(), 100'000u);
+  add(std::string(513, 'x'));
+  expect_refused(json, "has 513 bytes; at most 512 are supported");
 }
 
 TEST_F(TokenizerRefusal, OfModels) {
@@ -265,6 +306,10 @@ TEST_F(TokenizerRefusal, OfTemplates) {
   expect_refused(post("special_tokens", {{"<|im_start|>", {{"ids", {99999}}}}}), "99999 is not the id of a token");
   expect_refused(post("special_tokens", {{"<|im_start|>", {{"ids", {-1}}}}}), "-1 is not the id of a token");
   expect_refused(post("special_tokens", {{"<|im_start|>", {{"ids", 5}}}}), "is not a list");
+  expect_refused(post("special_tokens", {{"<|im_start|>", {{"ids", Json(65, 5)}}}}), "more than the 64 tokens");
+  Json many = tokenizer_definition("llama3")["post_processor"]["processors"][1]["single"];
+  many.insert(many.end(), 1000, special);
+  expect_refused(post("single", many), "more than the 64 tokens");
 }
 
 TEST_F(TokenizerRefusal, IsBrief) {

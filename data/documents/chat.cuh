@@ -30,6 +30,12 @@ void require_data(bool condition, const Parts&... parts) {
   throw BadData(message.str());
 }
 
+// Refuses a text of so many bytes that would be repeated so many times. A line of data could fill the memory with it.
+inline void require_repeatable(const char* what, std::size_t bytes, std::size_t times) {
+  require_data(bytes <= (std::size_t{1} << 29) / std::max<std::size_t>(times, 1), what, " of ", bytes,
+               " bytes would be repeated ", times, " times, for each of its answers; split it");
+}
+
 struct Message {
   std::string role, content;
   bool operator==(const Message&) const = default;
@@ -142,6 +148,10 @@ class Chat {
       sequences.push_back(std::move(out.pieces));
       return sequences;
     }
+    std::size_t bytes = 0, answers = 0;
+    for (const Message& message : messages)
+      bytes += 256 + message.content.size(), answers += message.role == "assistant";
+    require_repeatable("the conversation", bytes, answers);
     for (std::size_t i = first; i < messages.size(); ++i) {
       if (messages[i].role != "assistant") continue;
       Writer out{layout_.tokens};

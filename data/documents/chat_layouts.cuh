@@ -37,13 +37,15 @@ struct Layout {
   SystemPlace system_place = SystemPlace::own_turn;
   bool alternates = false;  // user and assistant must alternate
   Reasoning reasoning = Reasoning::none;
-  std::vector<std::string> tokens;  // single tokens, in tokenizers that have them
+  std::vector<std::string> tokens;  // that the layout writes: single tokens, in tokenizers that have them
 };
 
 // <|im_start|>role ... <|im_end|>
 inline Layout chatml(const std::string& name, std::optional<std::string> default_system = {},
                      Reasoning reasoning = Reasoning::none) {
   const Frame system = {"<|im_start|>system\n", "<|im_end|>\n"};
+  std::vector<std::string> tokens = {"<|im_start|>", "<|im_end|>"};
+  if (reasoning != Reasoning::none) tokens.insert(tokens.end(), {"<think>", "</think>"});
   return {.name = name,
           .user = {"<|im_start|>user\n", "<|im_end|>\n"},
           .assistant = {"<|im_start|>assistant\n", "\n"},
@@ -52,7 +54,7 @@ inline Layout chatml(const std::string& name, std::optional<std::string> default
           .later_system = system,
           .default_system = std::move(default_system),
           .reasoning = reasoning,
-          .tokens = {"<|im_start|>", "<|im_end|>", "<think>", "</think>"}};
+          .tokens = std::move(tokens)};
 }
 
 // Llama 3: a header with the role. From Llama 3.1 on there is always a system message, which begins with dates. "Today"

@@ -1,8 +1,9 @@
 // From examples to tokens, each with a flag: does the loss cover it?
 //
 // Special tokens are recognized where a chat layout writes them and in rendered text. In a message they are ordinary
-// text. The text between two special tokens is encoded in one go, layout and messages together, as at inference, but
-// split where an answer starts, because a prompt ends there.
+// text, and so are the layout's own tokens, whether the tokenizer calls them special or not. The text between two
+// special tokens is encoded in one go, layout and messages together, as at inference, but split where an answer starts,
+// because a prompt ends there.
 #pragma once
 
 #include <map>
@@ -59,7 +60,7 @@ class Encoder {
       const auto id = tokenizer.find(text);
       // Ordinary text to this tokenizer?
       if (!id || tokenizer.encode(text, TextStart::continuation) != Tokens{*id}) continue;
-      special_[text] = *id;
+      special_[text] = *id, markers_.insert(*id);
       const Tokens after = tokenizer.encode(text + "a", TextStart::continuation);
       const Tokens continued = tokenizer.encode_plain("a", TextStart::continuation);
       const bool continues = Tokens(after.begin() + 1, after.end()) == continued;
@@ -100,7 +101,9 @@ class Encoder {
     auto learn = InLoss::no;
     auto start = TextStart::beginning;
     const auto flush = [&] {
-      if (!text.empty()) document.add(tokenizer_.encode_plain(text, start), learn), start = TextStart::continuation;
+      if (!text.empty()) {
+        document.add(tokenizer_.encode_plain(text, start, markers_), learn), start = TextStart::continuation;
+      }
       text.clear();
     };
     for (const Piece& piece : pieces) {
@@ -215,7 +218,8 @@ class Encoder {
   std::optional<Chat> chat_;
   std::string no_chat_;
   Learn learn_;
-  std::map<std::string, std::int32_t> special_;        // the layout's special tokens that the tokenizer has
+  std::map<std::string, std::int32_t> special_;        // the layout's tokens that the tokenizer has, by their text
+  PlainTokens markers_;                                // the same, by id: they are ordinary text in messages
   TextStart after_special_ = TextStart::continuation;  // how the tokenizer encodes text after one
 };
 

@@ -150,6 +150,8 @@ inline Example parse_group(const Json& json) {
   require_data(has_member(json, "prompt"), "\"completions\" without a \"prompt\"");
   const Json& completions = json["completions"];
   require_data(completions.is_array() && !completions.empty(), "\"completions\" is not a list of completions");
+  require_repeatable("the prompt", json["prompt"].dump(-1, ' ', false, Json::error_handler_t::replace).size(),
+                     completions.size());
   Example example{.kind = Example::group};
   for (const Json& completion : completions) {
     const std::string name = "completion " + std::to_string(example.sides.size() + 1);

@@ -4,8 +4,7 @@
 //   adapter_model.safetensors     base_model.model.NAME.lora_A.weight and ...lora_B.weight, and the base's parameters
 //                                 that were trained as well (modules_to_save in the configuration)
 //
-// When reading, the tensors in the file decide which layers have adapters. So any way of naming target_modules works: a
-// list, a regular expression, or layer numbers.
+// When reading, the layers with adapters in the file must be those that the configuration names, in any of PEFT's ways.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "data/files/adapter_targets.cuh"
 #include "data/files/model_directory.cuh"
-#include "data/files/name_pattern.cuh"
 
 namespace streambp {
 
@@ -166,28 +165,26 @@ class AdapterDirectory {
 
   // Adds the adapters to the configuration of their base.
   void add_to(Config& c) const {
-    const std::vector<std::string> layers = linear_layers(c);
+    const std::vector<std::string> linear = linear_layers(c);
+    const std::set<std::string> layers(linear.begin(), linear.end()), parameters = parameter_names(c);
     c.trained.emplace();
     for (const auto& [stored, tensor] : file_.tensors()) {
       const std::string name = without_prefix(c, stored, tensor), layer = name.substr(0, name.rfind(".lora_"));
       if (name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight")) {
-        require(std::ranges::find(layers, layer) != layers.end(), tensor.where, ": an adapter of ", quote(layer),
+        require(layers.contains(layer), tensor.where, ": an adapter of ", quote(layer),
                 " is not supported; only of linear layers inside the layers of the model");
         c.adapters[layer] = {};
       } else {
         refuse_other_methods(name, tensor);
-        require(is_parameter(c, name), tensor.where, ": ", quote(name), " is not a parameter of the model; is it the ",
-                "adapter's base?");
+        require(parameters.contains(name), tensor.where, ": ", quote(name), " is not a parameter of the model; is it ",
+                "the adapter's base?");
         c.trained->insert(name);
       }
     }
     require(!c.adapters.empty(), file_.path().string(), ": has no adapters");
-    check_complete(c, layers);
-    for (auto& [layer, size] : c.adapters) {
-      file_.at(adapter_prefix(c, "") + layer + ".lora_B.weight");
-      size = size_of(adapter_prefix(c, "").substr(kAdapterPrefix.size()) + layer,
-                     file_.at(adapter_prefix(c, "") + layer + ".lora_A.weight"));
-    }
+    check_targets(c, linear);
+    check_saved_modules(c);
+    read_sizes(c);
   }
 
   // Loads the adapters, and the parameters of the base that were trained too.
@@ -212,9 +209,7 @@ class AdapterDirectory {
   // The text of adapter_config.json for these adapters of another copy of the base.
   std::string config_for(const std::string& base) const {
     if (base == this->base()) return config;
-    auto json = nlohmann::ordered_json::parse(config);
-    json["base_model_name_or_path"] = base;
-    return json.dump(2) + "\n";
+    return with_member(config, "base_model_name_or_path", base);
   }
   bool drops_out() const { return fields().get<double>("lora_dropout", 0.0) > 0; }
 
@@ -254,32 +249,39 @@ class AdapterDirectory {
             ": adapters of the embedding are not supported");
   }
 
-  static bool is_parameter(const Config& c, const std::string& name) {
+  static std::set<std::string> parameter_names(const Config& c) {
     Tensors<float> none(c);
-    return !rows_where(table(c, none), [&](const Parameter& p) { return p.name == name; }).empty();
+    std::set<std::string> names;
+    for (const auto& e : table(c, none)) names.insert(e.parameter.name);
+    return names;
   }
-  // Every layer and module that the configuration lists by name is in the file.
-  void check_complete(const Config& c, const std::vector<std::string>& layers) const {
-    auto names = [&](const char* field) {
-      return json_.contains(field) && json_[field].is_array() ? json_[field] : Json::array();
-    };
-    auto matches = [&](const std::string& layer, const Json& name) {
-      require(name.is_string(), config_path_, ": ", shown(name), " is not a name");
-      return ends_with_name(adapter_prefix(c, "").substr(kAdapterPrefix.size()) + layer, name.get<std::string>());
-    };
-    const Fields f = fields();
-    const bool of_all_layers = !f.has("layers_to_transform") && !f.has("exclude_modules");
-    for (const Json& name : names("target_modules")) {
-      for (const std::string& layer : layers)
-        require(!of_all_layers || !matches(layer, name) || c.adapters.contains(layer), file_.path().string(),
-                ": has no adapter of ", layer, ", which \"target_modules\" lists; the file is incomplete");
+
+  // The name of a layer or module in PEFT's model.
+  static std::string name_in_peft(const Config& c, const std::string& name) {
+    return adapter_prefix(c, "").substr(kAdapterPrefix.size()) + name;
+  }
+
+  // The file has adapters of the layers that the configuration names, and of no others.
+  void check_targets(const Config& c, const std::vector<std::string>& layers) const {
+    const AdapterTargets targets(fields(), c.family);
+    for (const std::string& layer : layers) {
+      const bool wanted = targets.contain(name_in_peft(c, layer)), stored = c.adapters.contains(layer);
+      require(stored || !wanted, file_.path().string(), ": has no adapter of ", layer, ", which ", config_path_,
+              " names; the file is incomplete");
+      require(wanted || !stored, file_.path().string(), ": has an adapter of ", layer, ", which ", config_path_,
+              " does not name; PEFT would ignore it. Correct \"target_modules\" and the fields that restrict it");
     }
-    for (const Json& name : names("modules_to_save")) {
+  }
+
+  // Every module that the configuration lists is in the file.
+  void check_saved_modules(const Config& c) const {
+    const Fields f = fields();
+    for (const std::string& name : strings_of(f, "modules_to_save", json_.value("modules_to_save", Json()))) {
       const bool found = std::ranges::any_of(*c.trained, [&](const std::string& stored) {
         const std::string module = stored.substr(0, stored.rfind('.'));
-        return matches(module, name) || module == name;
+        return ends_with_name(name_in_peft(c, module), name) || module == name;
       });
-      require(found, file_.path().string(), ": has no tensor of ", shown(name),
+      require(found, file_.path().string(), ": has no tensor of ", quote(name),
               ", which \"modules_to_save\" lists; the file is incomplete");
     }
     Tensors<float> none(c);
@@ -288,28 +290,22 @@ class AdapterDirectory {
             ": the embedding is trained and also the head, but \"ensure_weight_tying\" is not true");
   }
 
-  AdapterSize size_of(const std::string& layer, const Tensor& a) const {
+  void read_sizes(Config& c) const {
     const Fields f = fields();
-    const double rank = pattern_value("rank_pattern", layer, static_cast<double>(f.get<Index>("r")));
-    require(a.shape.size() == 2 && a.shape[0] > 0 && static_cast<double>(a.shape[0]) == rank, a.where, " has shape ",
-            shown(a.shape), ", but ", config_path_, " says that its rank is ", rank);
-    const double alpha = pattern_value("alpha_pattern", layer, f.get<double>("lora_alpha", 8.0));
-    const double scale = adapter_scale(alpha, a.shape[0], f.get<bool>("use_rslora", false));
-    require(std::isfinite(static_cast<float>(scale)), config_path_, ": \"lora_alpha\" is too large");
-    return {a.shape[0], scale};
-  }
-
-  // The value of the first expression that matches the end of a layer's name, as PEFT looks it up.
-  double pattern_value(const char* field, const std::string& layer, double otherwise) const {
-    if (!fields().has(field)) return otherwise;
-    const auto ordered = nlohmann::ordered_json::parse(config);
-    require(ordered.at(field).is_object(), config_path_, ": ", quote(field), " is not an object");
-    for (const auto& [expression, value] : ordered.at(field).items()) {
-      require(value.is_number(), config_path_, ": ", quote(field), ": ", quote(expression), " has no number");
-      const std::string where = config_path_ + ": \"" + field + "\"";
-      if (NamePattern(where, "(.*\\.)?(" + expression + ")").matches(layer)) return value.get<double>();
+    const PatternValues ranks(f, "rank_pattern", config), alphas(f, "alpha_pattern", config);
+    const auto all_rank = static_cast<double>(f.get<Index>("r"));
+    const double all_alpha = f.get<double>("lora_alpha", 8.0);
+    const bool rank_stabilised = f.get<bool>("use_rslora", false);
+    for (auto& [layer, size] : c.adapters) {
+      file_.at(adapter_prefix(c, "") + layer + ".lora_B.weight");
+      const Tensor& a = file_.at(adapter_prefix(c, "") + layer + ".lora_A.weight");
+      const double rank = ranks.at(name_in_peft(c, layer), all_rank);
+      if (a.shape.size() != 2 || a.shape[0] <= 0 || static_cast<double>(a.shape[0]) != rank) {
+        fail(a.where, " has shape ", shown(a.shape), ", but ", config_path_, " says that its rank is ", rank);
+      }
+      size = {a.shape[0], adapter_scale(alphas.at(name_in_peft(c, layer), all_alpha), a.shape[0], rank_stabilised)};
+      require(std::isfinite(static_cast<float>(size.scale)), config_path_, ": \"lora_alpha\" is too large");
     }
-    return otherwise;
   }
 
   const Json json_;

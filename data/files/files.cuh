@@ -34,7 +34,9 @@ inline std::size_t regular_file_size(const std::filesystem::path& path) {
   return size;
 }
 
-inline std::string read_file(const std::filesystem::path& path, std::size_t limit = std::size_t{1} << 30) {
+constexpr std::size_t kLongestText = std::size_t{1} << 26;  // bytes of a small file, such as a tokenizer, or of a line
+
+inline std::string read_file(const std::filesystem::path& path, std::size_t limit = kLongestText) {
   const std::size_t size = regular_file_size(path);
   require(size <= limit, path.string(), ": has ", size, " bytes, more than the ", limit,
           " that are read; is it the right file?");

@@ -2,6 +2,7 @@
 // values, and duplicate keys are errors.
 #pragma once
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -104,6 +105,75 @@ inline Json parse_json(std::string_view text, const std::string& file, const Jso
   } catch (const BadJson& error) {
     fail(file, ": ", error.what(), "; is the file complete?");
   }
+}
+
+// --- Objects as text ---
+//
+// For what nlohmann-json loses or cannot do in linear time: the order of members, and changing one and no other.
+
+// A member of an object. `text` is all of it, `value` its value.
+struct JsonMember {
+  std::string key;
+  std::string_view text, value;
+};
+
+inline std::string_view without_spaces(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+  return text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
+}
+
+// The members of an object in the order of its text, which is valid JSON and outlives them.
+inline std::vector<JsonMember> members_of(std::string_view object) {
+  std::vector<JsonMember> members;
+  std::size_t depth = 0, begin = 0, colon = 0;
+  for (std::size_t at = 0; at < object.size(); ++at) {
+    const char c = object[at];
+    if (c == '"') {
+      for (++at; object[at] != '"'; ++at) at += object[at] == '\\';
+    } else if (c == '{' || c == '[') {
+      if (++depth == 1) begin = at + 1;
+    } else if (depth == 1 && c == ':') {
+      colon = at;
+    } else if (depth == 1 && (c == ',' || c == '}')) {
+      const std::string_view text = object.substr(begin, at - begin);
+      if (colon > begin) {  // else the object is empty
+        const std::size_t key = colon - begin;
+        members.push_back(
+            {Json::parse(text.substr(0, key)), without_spaces(text), without_spaces(text.substr(key + 1))});
+      }
+      begin = at + 1;
+    }
+    if (c == '}' || c == ']') --depth;
+  }
+  return members;
+}
+
+// The object with this value of a member, which is added at the end if there is none. All other text stays as it is.
+inline std::string with_member(std::string object, const std::string& key, const Json& value) {
+  const std::vector<JsonMember> members = members_of(object);
+  const auto position = [&](const char* at) { return static_cast<std::size_t>(at - object.data()); };
+  const auto found = std::ranges::find(members, key, &JsonMember::key);
+  if (found != members.end()) return object.replace(position(found->value.data()), found->value.size(), value.dump());
+  const std::string added = "\n  " + Json(key).dump() + ": " + value.dump();
+  if (members.empty()) return object.insert(object.find('{') + 1, added + "\n");
+  const std::string_view last = members.back().text;
+  return object.insert(position(last.data()) + last.size(), "," + added);
+}
+
+// The object without a member. All other text stays as it is.
+inline std::string without_member(std::string object, const std::string& key) {
+  const std::vector<JsonMember> members = members_of(object);
+  const auto found = std::ranges::find(members, key, &JsonMember::key);
+  if (found == members.end()) return object;
+  const auto end_of = [](const JsonMember& m) { return m.text.data() + m.text.size(); };
+  const char* begin = found->text.data();
+  const char* end = end_of(*found);
+  if (found + 1 != members.end()) {
+    end = (found + 1)->text.data();  // with the comma after it
+  } else if (found != members.begin()) {
+    begin = end_of(*(found - 1));  // with the comma before it
+  }
+  return object.erase(static_cast<std::size_t>(begin - object.data()), static_cast<std::size_t>(end - begin));
 }
 
 // Formats a value for a message.

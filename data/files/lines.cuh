@@ -12,9 +12,8 @@ namespace streambp {
 // Reads a file line by line; the file may be larger than memory. Line ends and a byte order mark are removed.
 class Lines {
  public:
-  static constexpr std::size_t kLongest = std::size_t{1} << 26;  // bytes of a line
-
-  explicit Lines(const std::filesystem::path& path, std::size_t longest = kLongest) : path_(path), longest_(longest) {
+  explicit Lines(const std::filesystem::path& path, std::size_t longest = kLongestText)
+      : path_(path), longest_(longest) {
     bytes_ = regular_file_size(path);
     file_.reset(std::fopen(path.c_str(), "rb"));
     require(file_ != nullptr, path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");

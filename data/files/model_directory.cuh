@@ -153,10 +153,9 @@ struct ModelLayout {
   void store_as(const std::string& dtype) {
     const std::map<std::string, const char*> names = {{"F32", "float32"}, {"F16", "float16"}, {"BF16", "bfloat16"}};
     for (auto& [name, type] : dtypes) type = dtype;
-    auto json = nlohmann::ordered_json::parse(config);
-    json.erase("quantization_config");
-    json[json.contains("dtype") ? "dtype" : "torch_dtype"] = names.at(dtype);
-    config = json.dump(2) + "\n";
+    const auto has_dtype = [](const JsonMember& member) { return member.key == "dtype"; };
+    const char* field = std::ranges::any_of(members_of(config), has_dtype) ? "dtype" : "torch_dtype";
+    config = with_member(without_member(config, "quantization_config"), field, names.at(dtype));
   }
 
   // Refuses types that cannot be saved, before a run starts.

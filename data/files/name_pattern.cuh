@@ -16,23 +16,28 @@ namespace streambp {
 class NamePattern {
  public:
   // `where` is for messages: the file or the option that contains the expression.
-  NamePattern(const std::string& where, const std::string& expression) : where_(where + ": " + quote(expression)) {
+  NamePattern(const std::string& where, const std::string& expression)
+      : where_(where + ": " + quote(expression)),
+        data_(pcre2_match_data_create(1, nullptr), pcre2_match_data_free),
+        context_(pcre2_match_context_create(nullptr), pcre2_match_context_free) {
+    require(data_ != nullptr && context_ != nullptr, "out of memory");
     int error = 0;
     std::size_t offset = 0;
     code_ = {pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
                            PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr),
              pcre2_code_free};
-    require(code_ != nullptr, where_, " is not a regular expression: ", message(error), " at character ", offset);
+    if (code_ == nullptr) fail(where_, " is not a regular expression: ", message(error), " at character ", offset);
+    pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);  // without it, matching is only slower
+    pcre2_set_match_limit(context_.get(), 100'000);      // names are short
+    pcre2_set_heap_limit(context_.get(), 1 << 14);       // 16 MiB
   }
 
   bool matches(const std::string& name) const {
-    const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(pcre2_match_data_create(1, nullptr),
-                                                                              pcre2_match_data_free);
-    require(data != nullptr, "out of memory");
-    // PCRE2's own limit on backtracking applies.
-    const int found =
-        pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(name.data()), name.size(), 0, 0, data.get(), nullptr);
-    require(found >= 0 || found == PCRE2_ERROR_NOMATCH, where_, " fails on ", quote(name), ": ", message(found));
+    const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(name.data()), name.size(), 0, 0,
+                                  data_.get(), context_.get());
+    if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
+      fail(where_, " fails on ", quote(name), ": ", message(found), "; write a simpler expression");
+    }
     return found >= 0;
   }
 
@@ -45,6 +50,8 @@ class NamePattern {
 
   std::string where_;
   std::shared_ptr<pcre2_code> code_;
+  std::shared_ptr<pcre2_match_data> data_;
+  std::shared_ptr<pcre2_match_context> context_;
 };
 
 }  // namespace streambp

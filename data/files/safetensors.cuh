@@ -53,10 +53,12 @@ inline bool is_real(const Tensor& tensor) {
 }
 
 inline Index element_count(const std::string& where, const std::vector<Index>& shape) {
+  require(shape.size() <= 8, where, ": has ", shape.size(), " dimensions; at most 8 are supported");
   Index bytes = 8;  // the size of the largest type, so that the byte count of no type overflows
   for (const Index n : shape) {
-    require(n >= 0 && !__builtin_mul_overflow(bytes, n, &bytes), where, ": no tensor can have the shape ", shown(shape),
-            "; is the file damaged?");
+    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) {
+      fail(where, ": no tensor can have the shape ", shown(shape), "; is the file damaged?");
+    }
   }
   return bytes / 8;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,24 +21,32 @@ struct AddedToken {
   bool strips_left, strips_right;  // the match includes white space on this side
 };
 
-// plain: special tokens in a text are ordinary text
-enum class SpecialTokens { parsed, plain };
+// Tokens that are ordinary text in a message, besides the special ones.
+using PlainTokens = std::set<std::int32_t>;
 
 class AddedTokens {
  public:
+  static constexpr std::size_t kLongest = 512;  // bytes of a token
+
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }
 
   // Call after the last add. Returns false if two tokens have the same text.
   bool finish() {
     std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
     for (const AddedToken& token : tokens_) begins_[static_cast<unsigned char>(token.text[0])] = true;
+    for (int i = 0; i < static_cast<int>(tokens_.size()); ++i) {
+      int shorter = i - 1;
+      while (shorter >= 0 && !text(i).starts_with(text(shorter))) shorter = shorter_[static_cast<std::size_t>(shorter)];
+      shorter_.push_back(shorter);
+    }
     const auto same = [](const AddedToken& a, const AddedToken& b) { return a.text == b.text; };
     return std::adjacent_find(tokens_.begin(), tokens_.end(), same) == tokens_.end();
   }
 
-  // Calls f(token, begin, end) for every token in the text, and with nullptr for the text between tokens.
+  // Calls f(token, begin, end) for every token in the text, and with nullptr for the text between tokens. With `plain`,
+  // the tokens in it and the special ones are ordinary text.
   template <class F>
-  void for_each(std::string_view text, SpecialTokens special, F&& f) const {
+  void for_each(std::string_view text, const PlainTokens* plain, F&& f) const {
     std::size_t done = 0;
     for (std::size_t at = 0; !tokens_.empty() && at < text.size();) {
       const AddedToken* token = begins_[static_cast<unsigned char>(text[at])] ? longest(text.substr(at)) : nullptr;
@@ -47,10 +56,11 @@ class AddedTokens {
       }
       std::size_t begin = at, end = at + token->text.size();
       at = end;
-      if (token->special && special == SpecialTokens::plain) continue;
+      if (plain && (token->special || plain->contains(token->id))) continue;
       if (token->single_word && (ends_with_word(text.substr(0, begin)) || begins_with_word(text.substr(end)))) continue;
       if (token->strips_left) begin = done < begin ? begin - trailing_space(text.substr(done, begin - done)) : done;
-      if (token->strips_right) end += leading_space(text.substr(end));
+      // Before `done` is white space that belongs to an earlier token; this one shares it.
+      if (token->strips_right) end = end < done ? done : end + leading_space(text.substr(end));
       if (done < begin) f(nullptr, done, begin);
       f(token, begin, end);
       done = end;
@@ -59,20 +69,19 @@ class AddedTokens {
   }
 
  private:
-  // The longest token at the start of the text. The tokens are sorted; each byte narrows the range.
-  const AddedToken* longest(std::string_view text) const {
-    const AddedToken* found = nullptr;
-    auto first = tokens_.begin(), last = tokens_.end();
-    for (std::size_t i = 0; first != last && i < text.size(); ++i) {
-      const auto byte = [i](const AddedToken& t) {
-        return i < t.text.size() ? static_cast<unsigned char>(t.text[i]) : -1;
-      };
-      const int wanted = static_cast<unsigned char>(text[i]);
-      first = std::lower_bound(first, last, wanted, [&](const AddedToken& t, int value) { return byte(t) < value; });
-      last = std::upper_bound(first, last, wanted, [&](int value, const AddedToken& t) { return value < byte(t); });
-      if (first != last && first->text.size() == i + 1) found = &*first;
-    }
-    return found;
+  std::string_view text(int i) const { return tokens_[static_cast<std::size_t>(i)].text; }
+
+  // The longest token at the start of the text. The tokens are sorted, so it is the last one that is not after the text,
+  // or one that this one begins with.
+  const AddedToken* longest(std::string_view rest) const {
+    rest = rest.substr(0, kLongest);
+    const auto before = [](std::string_view a, const AddedToken& b) { return a < b.text; };
+    int i = static_cast<int>(std::upper_bound(tokens_.begin(), tokens_.end(), rest, before) - tokens_.begin()) - 1;
+    if (i < 0) return nullptr;
+    const std::string_view last = text(i);
+    const auto common = static_cast<std::size_t>(std::ranges::mismatch(last, rest).in1 - last.begin());
+    while (i >= 0 && text(i).size() > common) i = shorter_[static_cast<std::size_t>(i)];
+    return i < 0 ? nullptr : &tokens_[static_cast<std::size_t>(i)];
   }
 
   // Letters, marks, digits, connecting punctuation, joiners, and letters in circles and squares.
@@ -92,6 +101,7 @@ class AddedTokens {
   }
 
   std::vector<AddedToken> tokens_;
+  std::vector<int> shorter_;  // the longest other token that a token begins with; -1: none
   std::array<bool, 256> begins_{};
 };
 

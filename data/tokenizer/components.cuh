@@ -10,21 +10,27 @@
 
 namespace streambp {
 
-// Calls read(type, fields) for the component in the field `name`, or for each part if it is a "Sequence".
+// Calls read(type, fields) for a component, or for each part if it is a "Sequence".
 template <class Read>
-void for_each_component(const Fields& parent, const char* name, const char* parts, Read&& read) {
-  if (!parent.has(name)) return;
-  const Fields f = parent.object(name);
+void read_component(const Fields& f, const char* parts, Read&& read) {
   const auto type = f.get<std::string>("type");
   if (type != "Sequence") return read(type, f);
   f.known({"type", parts});
   require(f.has(parts) && f.json.at(parts).is_array(), f.file, ": the field \"", parts, "\" is not a list");
-  for (std::size_t i = 0; i < f.json.at(parts).size(); ++i) {
-    const Json holder = {{"part", f.json.at(parts)[i]}};
-    const Fields in_list(holder, f.file + ", number " + std::to_string(i + 1));
-    require(in_list.has("part"), in_list.file, ": is null");
-    for_each_component(in_list, "part", parts, read);
-  }
+  std::size_t number = 0;
+  for (const Json& part : f.json.at(parts))
+    read_component(Fields(part, f.file + ", number " + std::to_string(++number)), parts, read);
+}
+
+// The same for the component in the field `name`, which may be missing. Each part takes time for every text.
+template <class Read>
+void for_each_component(const Fields& parent, const char* name, const char* parts, Read&& read) {
+  if (!parent.has(name)) return;
+  std::size_t count = 0;
+  read_component(parent.object(name), parts, [&](const std::string& type, const Fields& f) {
+    require(++count <= 64, f.file, ": more steps than are supported");
+    read(type, f);
+  });
 }
 
 // {"String": "text"} or {"Regex": "expression"}

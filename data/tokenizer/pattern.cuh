@@ -9,10 +9,12 @@
 #endif
 #include <pcre2.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "data/processor_time.cuh"
 #include "data/tokenizer/unicode_versions.cuh"
 #include "data/tokenizer/utf8.cuh"
 #include "kernels/base/error.cuh"
@@ -188,7 +190,8 @@ class Pattern {
   // Calls f(begin, end, span) for every match and every gap between matches, in order. The text is valid UTF-8.
   template <class F>
   void for_each(std::string_view text, F&& f) const {
-    std::size_t done = 0, effort = kMostEffort + 64 * text.size();
+    Effort effort(text.size());
+    std::size_t done = 0;
     for (std::size_t begin, end = 0; find(text, begin, end, effort); done = end) {
       if (begin > done) f(done, begin, Span::gap);
       f(begin, end, Span::match);
@@ -201,7 +204,7 @@ class Pattern {
   struct Matcher {
     Matcher() {
       require(data != nullptr && context != nullptr, "out of memory");
-      pcre2_set_heap_limit(context, UINT32_MAX);
+      pcre2_set_heap_limit(context, kMostMemory >> 10);
     }
     ~Matcher() {
       pcre2_match_data_free(data);
@@ -216,19 +219,46 @@ class Pattern {
   };
 
   int match(Matcher& matcher, std::string_view text, std::size_t begin, std::size_t steps) const {
-    const auto match = [&](std::uint32_t options) {
-      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), begin,
-                         PCRE2_NO_UTF_CHECK | options, matcher.data, matcher.context);
+    const auto match = [&] {
+      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), begin, PCRE2_NO_UTF_CHECK,
+                         matcher.data, matcher.context);
     };
     pcre2_set_match_limit(matcher.context, static_cast<std::uint32_t>(steps));
-    int found = match(0);
-    if (found == PCRE2_ERROR_JIT_STACKLIMIT && !matcher.stack) {
-      matcher.stack = pcre2_jit_stack_create(1 << 16, 1 << 26, nullptr);
-      if (matcher.stack) pcre2_jit_stack_assign(matcher.context, nullptr, matcher.stack);
-      found = match(0);
-    }
-    return found == PCRE2_ERROR_JIT_STACKLIMIT ? match(PCRE2_NO_JIT) : found;
+    const int found = match();
+    if (found != PCRE2_ERROR_JIT_STACKLIMIT || matcher.stack) return found;
+    matcher.stack = pcre2_jit_stack_create(1 << 16, kMostMemory, nullptr);
+    if (matcher.stack) pcre2_jit_stack_assign(matcher.context, nullptr, matcher.stack);
+    return match();
   }
+
+  // What the matches of one text may cost. Backtracking can take exponential time, so the number of steps is limited: a
+  // few are free for each match, the rest are enough to backtrack over a long text once. But each step can look at the
+  // rest of the text, so the time is limited, too, to some fifty times that of published expressions. Reading the clock
+  // takes longer than a match, so it is read only when the matches can have looked at many bytes.
+  struct Effort {
+    explicit Effort(std::size_t bytes)
+        : few(std::clamp<std::size_t>((std::size_t{1} << 30) / (bytes + 1), 256, 10'000)),
+          steps(10'000'000 + 64 * bytes),
+          seconds(1 + 2e-6 * static_cast<double>(bytes)) {}
+
+    void look_at(std::size_t bytes) {
+      if ((looked_at += bytes) >> 30) looked_at = 0, read_clock();
+    }
+    void read_clock() {
+      const double now = processor_seconds();
+      if (latest == 0) latest = now + seconds;
+      late = now > latest;
+    }
+
+    const std::size_t few;
+    std::size_t steps;
+    bool late = false;
+
+   private:
+    const double seconds;
+    std::size_t looked_at = 0;
+    double latest = 0;  // set when the clock is read first
+  };
 
   static std::string message(int error) {
     char text[200];
@@ -236,29 +266,34 @@ class Pattern {
     return text;
   }
 
-  // Finds the first match at `end` or later. Backtracking can take exponential time, so the number of steps is limited:
-  // a few are free, the rest are charged to `effort`, which is enough to backtrack over a long text once.
-  bool find(std::string_view text, std::size_t& begin, std::size_t& end, std::size_t& effort) const {
+  // Finds the first match at `end` or later.
+  bool find(std::string_view text, std::size_t& begin, std::size_t& end, Effort& effort) const {
     if (!code_) {
       begin = text.find(text_, end);
       end = begin + text_.size();
       return begin != std::string_view::npos;
     }
     thread_local Matcher matcher;
-    int found = match(matcher, text, end, kFewSteps);
-    for (std::size_t steps = kFewSteps; found == PCRE2_ERROR_MATCHLIMIT && effort > 0; effort -= steps) {
-      steps = std::min({8 * steps, effort, std::size_t{UINT32_MAX}});
+    int found = match(matcher, text, end, effort.few);
+    effort.look_at(text.size() - end);
+    for (std::size_t steps = effort.few; found == PCRE2_ERROR_MATCHLIMIT && effort.steps > 0; effort.steps -= steps) {
+      effort.read_clock();
+      if (effort.late) break;
+      steps = std::min({2 * steps, effort.steps, std::size_t{UINT32_MAX}});
       found = match(matcher, text, end, steps);
     }
     if (found == PCRE2_ERROR_NOMATCH) return false;
-    require(found >= 0, text_, " fails on a text of ", text.size(), " bytes: ", message(found));
+    if (found < 0 || effort.late) {
+      fail(text_, " fails on a text of ", text.size(), " bytes: ", effort.late ? "it takes too long" : message(found),
+           "; split the text into shorter ones, or simplify the expression");
+    }
     begin = pcre2_get_ovector_pointer(matcher.data)[0];
     end = pcre2_get_ovector_pointer(matcher.data)[1];
     require(end > begin, text_, " is not supported: it can match the empty string");
     return true;
   }
 
-  static constexpr std::size_t kFewSteps = 10'000, kMostEffort = 10'000'000;
+  static constexpr std::size_t kMostMemory = std::size_t{1} << 26;  // of a thread
 
   std::string text_;  // the plain string, or the name of the expression in messages
   std::uint32_t shortest_ = 0;

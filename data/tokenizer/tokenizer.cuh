@@ -41,11 +41,13 @@ class Tokenizer {
 
   // The tokens of a text, without prefix() and suffix().
   std::vector<std::int32_t> encode(std::string_view text, TextStart start = TextStart::beginning) const {
-    return encode(text, start, SpecialTokens::parsed);
+    return encode(text, start, nullptr);
   }
-  // The same, but special tokens are treated as plain text, so a user's message cannot fake a chat turn.
-  std::vector<std::int32_t> encode_plain(std::string_view text, TextStart start = TextStart::beginning) const {
-    return encode(text, start, SpecialTokens::plain);
+  // The same, but special tokens and those in `plain` are treated as plain text, so a user's message cannot fake a chat
+  // turn.
+  std::vector<std::int32_t> encode_plain(std::string_view text, TextStart start = TextStart::beginning,
+                                         const PlainTokens& plain = {}) const {
+    return encode(text, start, &plain);
   }
 
   // The post-processor's tokens before a text, such as BOS, and after it; can be empty.
@@ -132,6 +134,8 @@ class Tokenizer {
     std::string buffer;
     texts_[at] = normalized ? normalizer_.apply(content, TextStart::beginning, buffer) : content;
     require(!texts_[at].empty(), where, ": its normalized text is empty");
+    require(texts_[at].size() <= AddedTokens::kLongest, where, ": has ", texts_[at].size(), " bytes; at most ",
+            AddedTokens::kLongest, " are supported");
     (normalized ? normalized_tokens_ : raw_tokens_)
         .add({id, texts_[at], f.get<bool>("special"), f.get<bool>("single_word"), f.get<bool>("lstrip"),
               f.get<bool>("rstrip")});
@@ -166,6 +170,8 @@ class Tokenizer {
       const auto ids = template_ids(f, piece.object("SpecialToken").get<std::string>("id"));
       auto& place = texts == 0 ? before : after;
       place.insert(place.end(), ids.begin(), ids.end());
+      require(before.size() + after.size() + prefix_.size() + suffix_.size() <= 64, f.file,
+              ": adds more than the 64 tokens to a text that are supported");
     }
     require(texts == 1, f.file, ": \"single\" has no place for the text");
     prefix_.insert(prefix_.begin(), before.begin(), before.end());
@@ -183,18 +189,18 @@ class Tokenizer {
     return ids;
   }
 
-  std::vector<std::int32_t> encode(std::string_view bytes, TextStart start, SpecialTokens special) const {
+  std::vector<std::int32_t> encode(std::string_view bytes, TextStart start, const PlainTokens* plain) const {
     std::string repaired;
     if (!is_utf8(bytes)) append_repaired(repaired, bytes), bytes = repaired;
     std::vector<std::int32_t> tokens;
     Bpe::Scratch scratch;
     std::string buffer;
-    raw_tokens_.for_each(bytes, special, [&](const AddedToken* raw, std::size_t begin, std::size_t end) {
+    raw_tokens_.for_each(bytes, plain, [&](const AddedToken* raw, std::size_t begin, std::size_t end) {
       if (raw) return tokens.push_back(raw->id);
       const bool first = begin == 0;
       const std::string_view text =
           normalizer_.apply(bytes.substr(begin, end - begin), first ? start : TextStart::beginning, buffer);
-      normalized_tokens_.for_each(text, special, [&](const AddedToken* token, std::size_t from, std::size_t to) {
+      normalized_tokens_.for_each(text, plain, [&](const AddedToken* token, std::size_t from, std::size_t to) {
         if (token) return tokens.push_back(token->id);
         pretokenizer_.for_each_word(text.substr(from, to - from), {first && from == 0, start},
                                     [&](std::string_view word) { model_.encode(word, scratch, tokens); });
