@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <set>
 #include <string>
 #include <string_view>
@@ -33,7 +34,8 @@ class AddedTokens {
   // Call after the last add. Returns false if two tokens have the same text.
   bool finish() {
     std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
-    for (const AddedToken& token : tokens_) begins_[static_cast<unsigned char>(token.text[0])] = true;
+    for (const AddedToken& token : tokens_) ++first_[static_cast<unsigned char>(token.text[0]) + 1u];
+    std::partial_sum(first_.begin(), first_.end(), first_.begin());
     for (int i = 0; i < static_cast<int>(tokens_.size()); ++i) {
       int shorter = i - 1;
       while (shorter >= 0 && !text(i).starts_with(text(shorter))) shorter = shorter_[static_cast<std::size_t>(shorter)];
@@ -49,7 +51,7 @@ class AddedTokens {
   void for_each(std::string_view text, const PlainTokens* plain, F&& f) const {
     std::size_t done = 0;
     for (std::size_t at = 0; !tokens_.empty() && at < text.size();) {
-      const AddedToken* token = begins_[static_cast<unsigned char>(text[at])] ? longest(text.substr(at)) : nullptr;
+      const AddedToken* token = longest(text.substr(at));
       if (!token) {
         ++at;
         continue;
@@ -74,10 +76,14 @@ class AddedTokens {
   // The longest token at the start of the text. The tokens are sorted, so it is the last one that is not after the text,
   // or one that this one begins with.
   const AddedToken* longest(std::string_view rest) const {
+    const auto byte = static_cast<unsigned char>(rest[0]);
+    if (first_[byte] == first_[byte + 1u]) return nullptr;
     rest = rest.substr(0, kLongest);
     const auto before = [](std::string_view a, const AddedToken& b) { return a < b.text; };
-    int i = static_cast<int>(std::upper_bound(tokens_.begin(), tokens_.end(), rest, before) - tokens_.begin()) - 1;
-    if (i < 0) return nullptr;
+    const auto after =
+        std::upper_bound(tokens_.begin() + first_[byte], tokens_.begin() + first_[byte + 1u], rest, before);
+    int i = static_cast<int>(after - tokens_.begin()) - 1;
+    if (i < first_[byte]) return nullptr;
     const std::string_view last = text(i);
     const auto common = static_cast<std::size_t>(std::ranges::mismatch(last, rest).in1 - last.begin());
     while (i >= 0 && text(i).size() > common) i = shorter_[static_cast<std::size_t>(i)];
@@ -101,8 +107,8 @@ class AddedTokens {
   }
 
   std::vector<AddedToken> tokens_;
-  std::vector<int> shorter_;  // the longest other token that a token begins with; -1: none
-  std::array<bool, 256> begins_{};
+  std::vector<int> shorter_;      // the longest other token that a token begins with; -1: none
+  std::array<int, 257> first_{};  // the first token that begins with this byte; one more for the end
 };
 
 }  // namespace streambp
