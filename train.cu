@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <type_traits>
 
 #include "commands/command.cuh"
 #include "commands/display.cuh"
@@ -15,6 +14,7 @@
 #include "commands/train_report.cuh"
 #include "training/interruption.cuh"
 #include "training/reference_logps.cuh"
+#include "training/rescue.cuh"
 
 namespace streambp {
 
@@ -106,15 +106,15 @@ class TrainCommand : public Command {
     CheckpointTimer timer(options.checkpoint_interval, seconds());
     for (Index step = first_step + 1; step <= last; ++step) {
       const double begun = seconds();
-      on_this_rank(step - 1, [&] { read_batches(step); });
+      rescue.on_this_rank(step - 1, [&] { read_batches(step); });
       engine->device().reset_work();
-      const StepResult result = or_rescue(step - 1, [&] {
+      const StepResult result = rescue.together(step - 1, [&] {
         const auto progress = report->progress(step, task, batches, engine->device());
         return take_step(step);
       });
-      if (task.grpo) or_rescue(step, [&] { task.grpo->check_rewards(); });
+      if (task.grpo) rescue.together(step, [&] { task.grpo->check_rewards(); });
       engine->synchronize();
-      on_this_rank(step, [&] {
+      rescue.on_this_rank(step, [&] {
         if (task.grpo) task.grpo->record(step);
         report->step(step, task.grpo ? task.grpo->batches : batches, result, engine->device(), seconds() - begun);
       });
@@ -122,12 +122,12 @@ class TrainCommand : public Command {
       const bool at_end = step == last, interrupted = signal() != 0 && can_resume_after(step),
                  due = can_resume_after(step) && is_due(timer, step);
       if (!interrupted && (at_end || is_evaluated(step))) evaluate(step);
-      if (task.grpo && at_end) or_rescue(step, [&] { task.grpo->finish(); });
+      if (task.grpo && at_end) rescue.together(step, [&] { task.grpo->finish(); });
       if (at_end || interrupted || due) {
         const bool asked_for = at_end || (due && !timer.by_time());
         const double saving = seconds();
-        or_rescue(first_step,
-                  [&] { save(step, asked_for ? RunDirectory::Keep::always : RunDirectory::Keep::newest_two); });
+        rescue.together(first_step,
+                        [&] { save(step, asked_for ? RunDirectory::Keep::always : RunDirectory::Keep::newest_two); });
         timer.saved(saving, seconds());
       }
       if (interrupted) return stop(step);
@@ -157,46 +157,9 @@ class TrainCommand : public Command {
     return task.grpo->step(*engine, task.settings.objective, task.schedule, options.length, options.optimizer, step);
   }
 
-  // --- Errors ---
-
-  // Runs f, which needs no other rank. If it fails on any of them, all save the weights, which are those after step
-  // `done`.
-  template <class F>
-  void on_this_rank(Index done, F&& f) {
-    std::string failure;
-    try {
-      f();
-    } catch (const std::exception& error) {
-      failure = reason(error);
-    }
-    failure = any_of_ranks(failure);
-    if (!failure.empty()) fail_after(done, failure);
-  }
-
-  // Returns f(). If it fails, the weights are still those after step `done`, and they are saved.
-  template <class F>
-  std::invoke_result_t<F> or_rescue(Index done, F&& f) {
-    try {
-      return f();
-    } catch (const std::exception& error) {
-      // Saving needs all ranks, and after most errors the others have not failed.
-      const bool all_failed = this_process().count == 1 || dynamic_cast<const RewardError*>(&error) != nullptr;
-      fail_after(all_failed ? done : 0, reason(error));
-    }
-  }
-
-  static std::string reason(const std::exception& error) {
-    return dynamic_cast<const std::bad_alloc*>(&error) ? "out of host memory" : error.what();
-  }
-
-  [[noreturn]] void fail_after(Index done, const std::string& why) {
-    const std::string not_saved = rescue(done);
-    fail(why, "; ", directory->last_checkpoint(),
-         not_saved.empty() ? "" : "; a later one could not be saved: " + not_saved);
-  }
-
-  // Returns why there is something to save that could not be saved.
-  std::string rescue(Index done) {
+  // Saves the weights after step `done` when an error ends the run. Returns why it cannot; empty: it did, or there is
+  // nothing to save.
+  std::string save_last(Index done) {
     const bool saved = directory->checkpoint().filename() == checkpoint_name(done);
     if (done <= first_step || !can_resume_after(done) || saved) return "";
     try {
@@ -210,7 +173,7 @@ class TrainCommand : public Command {
       save(done, RunDirectory::Keep::always);
       return "";
     } catch (const std::exception& error) {  // disk full or device lost
-      return reason(error);
+      return Rescue::reason(error);
     }
   }
 
@@ -222,13 +185,13 @@ class TrainCommand : public Command {
 
   void evaluate(Index step) {
     if (task.grpo) {
-      const double reward = or_rescue(step, [&] { return task.grpo->evaluate(*engine); });
-      return on_this_rank(step, [&] { report->reward(step, reward); });
+      const double reward = rescue.together(step, [&] { return task.grpo->evaluate(*engine); });
+      return rescue.on_this_rank(step, [&] { report->reward(step, reward); });
     }
     const Objective& objective = task.settings.objective;
-    const Evaluation evaluation =
-        or_rescue(step, [&] { return streambp::evaluate(*engine, objective, task.source.evaluation, task.schedule); });
-    on_this_rank(step, [&] { report->evaluation(step, evaluation, objective.kind); });
+    const Evaluation evaluation = rescue.together(
+        step, [&] { return streambp::evaluate(*engine, objective, task.source.evaluation, task.schedule); });
+    rescue.on_this_rank(step, [&] { report->evaluation(step, evaluation, objective.kind); });
   }
 
   void save(Index step, RunDirectory::Keep keep) {
@@ -283,6 +246,7 @@ class TrainCommand : public Command {
   std::unique_ptr<Engine> engine;
   std::optional<TrainReport> report;
   Index first_step = 0;
+  const Rescue rescue{[this](Index done) { return save_last(done); }, [this] { return directory->last_checkpoint(); }};
 };
 
 }  // namespace

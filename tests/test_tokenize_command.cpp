@@ -91,7 +91,7 @@ TEST_F(TokenizeCommandTest, RefusesMisuse) {
                  "name it .safetensors");
   expect_refused("tokenize --model " + path("model") + " --chat chatml --data " + path("chats.jsonl") + " --out " +
                      path("no/such/place.safetensors"),
-                 "cannot write");
+                 "there is no directory");
   expect_refused(
       "tokenize --model " + path("nowhere") + " --data " + path("chats.jsonl") + " --out " + path("x.safetensors"),
       "is not a model directory");
