@@ -112,6 +112,7 @@ class ModelFiles {
 // A small file of a model directory. Checkpoints contain copies of it, so a link may not lead to somebody's private file: it
 // must stay in the directory, or in the blobs of a hub's cache (models--NAME/snapshots/COMMIT/FILE -> ../../blobs/HASH).
 inline std::string read_model_file(const fs::path& file) {
+  regular_file_size(file);
   const fs::path home = fs::canonical(file.parent_path()), target = fs::canonical(file);
   const fs::path snapshots = home.parent_path(), blobs = snapshots.parent_path() / "blobs";
   const auto within = [&](const fs::path& directory) {
