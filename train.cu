@@ -43,6 +43,8 @@ class TrainCommand : public Command {
     directory->open(first_step, options.table.lasting());
     if (task.grpo) task.grpo->record_in(directory->keep_until(first_step, "completions.jsonl"));
     report.emplace(*directory, options, first_step, machine_rate);
+    for (const fs::path& path : directory->incomplete())
+      task.notes.push_back("passed over " + path.string() + ", of which a part is missing");
     report->begin(task);
     if (first_step == 0) evaluate(first_step);
     const bool ended = learn();
@@ -145,9 +147,9 @@ class TrainCommand : public Command {
   // On-line GRPO makes its batches in the step.
   void read_batches(Index step) {
     if (task.grpo) return;
-    if (task.token_file) task.token_file->require_unchanged(task.source.fingerprint);
     std::vector<Batch> read;
     for (Index i = 0; i < options.micro_batches; ++i) read.push_back(task.source.batch(step, i));
+    if (task.token_file) task.token_file->require_unchanged(task.source.fingerprint);
     MappedFile::require_intact();
     batches = std::move(read);
   }
@@ -191,7 +193,8 @@ class TrainCommand : public Command {
     const Objective& objective = task.settings.objective;
     const Evaluation evaluation = rescue.together(
         step, [&] { return streambp::evaluate(*engine, objective, task.source.evaluation, task.schedule); });
-    rescue.on_this_rank(step, [&] { report->evaluation(step, evaluation, objective.kind); });
+    const bool diverged = !evaluation.empty && !std::isfinite(evaluation.measures.loss);
+    rescue.on_this_rank(diverged ? first_step : step, [&] { report->evaluation(step, evaluation, objective.kind); });
   }
 
   void save(Index step, RunDirectory::Keep keep) {

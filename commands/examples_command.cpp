@@ -31,11 +31,12 @@ class ExamplesCommand : public Command {
  private:
   void run() const {
     require_writable(out);
-    const std::string first = example(0);
-    if (std::filesystem::exists(out) && std::filesystem::file_size(out) > 0) {
-      std::string begin(first.size(), '\0');
-      std::ifstream(out).read(begin.data(), static_cast<std::streamsize>(begin.size()));
-      require(begin == first, out, ": exists and holds something else; name another file, or remove this one");
+    std::ifstream old(out);  // it may hold such examples, but nothing else
+    for (std::uint64_t i = 0; old.peek() != EOF && old.good(); ++i) {
+      const std::string expected = example(i);
+      std::string found(expected.size(), '\0');
+      old.read(found.data(), static_cast<std::streamsize>(found.size()));
+      require(found == expected, out, ": exists and holds something else; name another file, or remove this one");
     }
     write_file_atomically(out, [&](std::ostream& file) {
       for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(count); ++i) file << example(i);

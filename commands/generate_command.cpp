@@ -67,7 +67,7 @@ class GenerateCommand : public Command {
   using Clock = std::chrono::steady_clock;
 
   void run() {
-    if (json_file.empty()) signal(SIGPIPE, SIG_DFL);  // no more text than somebody reads
+    if (json_file.empty()) signal(SIGPIPE, SIG_DFL);  // stop when the reader does
     source.resolve();
     config = source.config();
     model = source.model;

@@ -25,7 +25,7 @@ struct GrpoOptions : GrpoSettings {
         "--reward-cmd",
         {&program,
          "A reward program: reads lines of JSON with prompt, completion and the data's other fields, and writes "
-         "one number per line; it is started once, and not stored: --resume needs it again",
+         "one number per line; started once; not stored, so give it again with --resume",
          {},
          Lasts::hashed});
     options.add("--reward-seconds",

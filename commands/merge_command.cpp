@@ -43,10 +43,7 @@ class MergeCommand : public Command {
     if (save_dtype != "same") layout.store_as(save_dtype == "f32" ? "F32" : save_dtype == "bf16" ? "BF16" : "F16");
     layout.require_writable();
     Merge merged(source.model, source.adapter, config);
-    create_directory_atomically(directory, temporary, [&](const fs::path&) {
-      merged.save(temporary, layout);
-      flush_to_disk(temporary);
-    });
+    create_directory_atomically(directory, temporary, [&](const fs::path&) { merged.save(temporary, layout); });
     print("%s: %s with the adapters of %s\n", out.c_str(), source.model.c_str(), source.adapter.c_str());
   }
 

@@ -35,7 +35,7 @@ enum class Lasts {
   no,      // applies to this invocation only
   kept,    // restored, unless the command line changes it
   fixed,   // restored; the command line cannot change it, because it affects the bits of the result
-  hashed,  // fixed, but stored as a hash, so it must be given again: a command, which may hold a key, is no data
+  hashed,  // fixed, but stored as a hash, so it must be given again: for commands, which may contain a key
 };
 
 // Where an option's value is stored. Its initial value is the default.

@@ -104,11 +104,12 @@ void TrainOptions::add_optimizer_options() {
 
 void TrainOptions::add_output_options() {
   table.section("Output");
-  table.add("--out", {&out,
-                      "Directory for metrics.jsonl and checkpoints, each a directory of a model or of adapters",
-                      {},
-                      Lasts::no,
-                      "out/run-1, run-2, ..."});
+  table.add("--out",
+            {&out,
+             "New or empty directory for metrics.jsonl and checkpoints, each a directory of a model or of adapters",
+             {},
+             Lasts::no,
+             "out/run-1, run-2, ..."});
   table.add("--save-dtype", {&save_dtype, "Type of saved weights; same: as loaded",
                              checks::one_of({"same", "f32", "bf16", "f16"}), Lasts::fixed});
   table.add("--eval-every",

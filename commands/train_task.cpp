@@ -17,8 +17,11 @@ Index longest_piece(const TrainOptions& o, const Config& c) {
 
 // How adapters name their base for others: without the directories of this machine.
 std::string public_name(const fs::path& model) {
-  const fs::path path = model.has_filename() ? model : model.parent_path();  // "models/Qwen3/"
-  if (path.is_relative()) return path.lexically_normal().string();
+  fs::path path = model.lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // "models/Qwen3/"
+  if (path.is_relative() && !path.string().starts_with(".")) return path.string();
+  path = fs::absolute(path).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
   const fs::path name = path.filename(), run = path.parent_path().filename();
   return (checkpoint_step(name.string()) ? run / name : name).string();
 }

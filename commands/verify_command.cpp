@@ -32,7 +32,7 @@ constexpr const char* kVerifyDescription =
     "  streambp verify --objective dpo --oracle\n"
     "  streambp verify --model Qwen3-0.6B --data chats.jsonl --length 2000 --chunk 256 1024\n"
     "  mpirun -n 4 streambp verify --sequence-ranks 2          several ranks give the bits of one process\n"
-    "  streambp verify --run tuned                             are the checkpoints of a run undamaged?";
+    "  streambp verify --run tuned                             check the files of a run's checkpoints";
 
 class VerifyCommand : public Command {
  public:
@@ -43,8 +43,8 @@ class VerifyCommand : public Command {
                  {&chunks_, "One or more chunks for stream mode (default: 256 512 768; on a GPU 2048 4096)"});
     options_.add("--tile", {&tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests"});
     ranks_.add_to(options_);
-    options_.add("--run", {&run_, "Check the files of all checkpoints of this run instead, against their hashes"});
     options_.section("Output");
+    options_.add("--run", {&run_, "Instead, check the files of this run's checkpoints against their hashes"});
     options_.add("--save-gradient",
                  {&gradient_file_, "Write the gradient of the last stream run to this safetensors file, in float32",
                   checks::results_file(), Lasts::no, "none"});
@@ -57,6 +57,9 @@ class VerifyCommand : public Command {
 
  private:
   void run() {
+    require(gradient_file_.empty() || extension_of(gradient_file_) == ".safetensors", "--save-gradient ",
+            gradient_file_, ": a gradient is a safetensors file; name it .safetensors");
+    require(gradient_file_.empty() || gradient_file_ != json_file_, "--json and --save-gradient name the same file");
     if (!run_.empty()) return check_run();
     settle_device();
     input_.prepare();
@@ -85,10 +88,13 @@ class VerifyCommand : public Command {
 
   // Are the files of all checkpoints as the run saved them?
   void check_run() {
-    const std::vector<fs::path> checkpoints = complete_checkpoints(run_);
+    require(json_file_.empty() && gradient_file_.empty() && input_.model.model.empty(),
+            "--run checks files, and takes no other options; leave them out");
+    const std::set<fs::path> checkpoints = all_checkpoints(run_);
     require(!checkpoints.empty(), run_, ": holds no checkpoint; name the --out directory of a run");
     for (const fs::path& checkpoint : checkpoints) {
       try {
+        require(is_complete_checkpoint(checkpoint), "a part of it is missing; see ", run_, " and ", run_, "/training");
         const Json state = read_state(checkpoint);
         print("%s: %s as saved\n", checkpoint.string(), counted(std::ssize(state["files"]), "file"));
       } catch (const Error& error) {

@@ -1,4 +1,4 @@
-// The processor time of the calling thread, to limit work whose amount depends on an untrusted file.
+// CPU time of the calling thread, to limit work on untrusted files.
 #pragma once
 
 #include <ctime>

@@ -211,7 +211,7 @@ def gradient(model, tokens):
 
 def streambp_gradient(job, dtype):
     folder = Path(job["folder"])
-    file = folder / f"{dtype}.gradient"
+    file = folder / f"{dtype}-gradient.safetensors"
     command = [job["streambp"], "verify", "--model", folder, "--tokens", folder / "tokens", "--chunk", job["chunk"],
                "--device", job["device"], "--dtype", dtype, "--save-gradient", file]  # fmt: skip
     run = subprocess.run([str(word) for word in command], capture_output=True, text=True)

@@ -106,6 +106,11 @@ TEST_F(WholeFiles, ASignalLeavesNoUnfinishedFile) {
             }),
             100 + SIGTERM);
   EXPECT_EQ(interrupted([] { raise(SIGTERM); }), 128 + SIGTERM);
+  EXPECT_EQ(interrupted([] {
+              const Unfinished unfinished;  // a signal after the last check
+              raise(SIGTERM);
+            }),
+            128 + SIGTERM);
   EXPECT_EQ(files(), std::vector<std::string>{"file"});
   EXPECT_EQ(read_file(dir / "file"), "old");
 }

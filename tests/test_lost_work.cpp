@@ -38,6 +38,7 @@ class LostWork : public FineTuning {
   pid_t start(const std::string& arguments, Reader reader = Reader::leaves_after_a_byte) {
     int ends[2];
     EXPECT_EQ(pipe(ends), 0);
+    if (reader == Reader::leaves_at_once) close(ends[0]);
     const pid_t child = fork();
     if (child == 0) {
       for (const int signal : {SIGINT, SIGPIPE}) ::signal(signal, SIG_DFL);
@@ -48,7 +49,8 @@ class LostWork : public FineTuning {
     }
     char byte;
     EXPECT_TRUE(reader == Reader::leaves_at_once || ::read(ends[0], &byte, 1) == 1);
-    close(ends[0]), close(ends[1]);
+    if (reader == Reader::leaves_after_a_byte) close(ends[0]);
+    close(ends[1]);
     return child;
   }
   static int exit_code(pid_t child) {
@@ -168,10 +170,17 @@ TEST_F(LostWork, ADamagedCheckpointIsNotResumed) {
       write_file_atomically(file_of(last, name), good);
     }
   }
+  expect_ok("verify --run " + path("run"));
+  write_file_atomically(last / "other.safetensors", "");
+  EXPECT_EQ(execute("verify --run " + path("run")).exit_code, 1);
+  fs::remove(last / "other.safetensors");
   Json state = parse_json_file(state_of(last));
   state["options"]["--rate"] = 0.125;
   write_file_atomically(state_of(last), state.dump(2));
   expect_refused("train --resume --out " + path("run"), "state.json: was changed");
+  fs::remove(state_of(last));
+  EXPECT_TRUE(contains(execute("verify --run " + path("run")).output, "step-000004: DAMAGED: a part of it is missing"));
+  EXPECT_TRUE(contains(execute("train --resume --out " + path("run")).output, "passed over " + last.string()));
   expect_refused("verify --run " + path("nothing"), "nothing: holds no checkpoint");
 }
 
@@ -192,13 +201,18 @@ TEST_F(LostWork, AnEditedReferenceIsComputedAgain) {
   const std::string run =
       "train --objective dpo --model " + model + " --data " + path("data/pairs.jsonl") + " --steps 1 --out ";
   expect_ok(run + path("first"));
+  std::vector<fs::path> edited;
   for (const auto& entry : fs::directory_iterator(path("data"))) {
     if (!entry.path().filename().string().starts_with("reference-")) continue;
-    std::string bytes = read_file(entry.path());
-    const float large = 500;
-    std::memcpy(bytes.data() + bytes.size() - 8, &large, 4);
-    write_file_atomically(entry.path(), bytes);
+    const fs::path file = edited.emplace_back(entry.path());
+    std::string bytes = read_file(file);
+    for (std::size_t i = 1; i <= 8; ++i) {  // log-probs of the last targets
+      const float large = 500;
+      std::memcpy(bytes.data() + bytes.size() - 4 * i, &large, 4);
+    }
+    write_file_atomically(file, bytes);
   }
+  EXPECT_EQ(edited.size(), 1u);
   expect_ok(run + path("second"));
   EXPECT_EQ(metric("first", "loss"), metric("second", "loss"));
 }
@@ -216,8 +230,10 @@ TEST_F(LostWork, ResultsDoNotReplaceOtherFiles) {
   for (int i = 0; i < 2; ++i) {  // what they wrote themselves, they replace
     tokenise("data.safetensors");
     expect_ok("plan gpt2 --json " + path("plan.json"));
-    expect_ok("examples answers --count 3 --out " + path("examples.jsonl"));
+    expect_ok("examples answers --count " + std::to_string(3 + i) + " --out " + path("examples.jsonl"));
   }
+  std::ofstream(path("examples.jsonl"), std::ios::app) << "{\"text\": \"mine\"}\n";
+  expect_refused("examples answers --out " + path("examples.jsonl"), "holds something else");
 }
 
 TEST_F(LostWork, APipeInThePlaceOfMetricsIsRefused) {
@@ -281,7 +297,7 @@ TEST_F(LostWorkOfRanks, FullDisksAndTruncatedTokensLeaveACheckpoint) {
   expect_rescued(run_on("data.safetensors", two_, fill), "metrics.jsonl: cannot write: File too large");
 }
 
-TEST_F(LostWorkOfRanks, RefuseADamagedCheckpointAndGoOnWithoutAConsole) {
+TEST_F(LostWorkOfRanks, SaveWhenTheConsoleClosesAndRefuseADamagedCheckpoint) {
   // mpirun ends the ranks when its console closes; they save a checkpoint first.
   const Outcome outcome =
       shell(two_ + binary() + " train" + kTinyRun + "--steps 600 --out " + path("run") + " | head -n 1");

@@ -173,7 +173,7 @@ TEST_F(RunDirectories, SuggestHowToContinue) {
   EXPECT_NO_THROW(RunDirectory(out(), RunBegin::fresh));
   add("metrics.jsonl");  // of an older version: its options are lost
   expect_refused(RunBegin::resume, "remove " + out());
-  expect_refused(RunBegin::fresh, "remove " + out());
+  expect_refused(RunBegin::fresh, "holds \"metrics.jsonl\", which may be yours");
   add_checkpoint(10);
   expect_refused(RunBegin::fresh, "continue it with --resume");
   EXPECT_EQ(RunDirectory(out(), RunBegin::resume).checkpoint(), fs::path(out()) / "step-000010");

@@ -13,7 +13,7 @@ namespace streambp {
 
 class Rescue {
  public:
-  // save(done): saves the weights after step `done`, with all ranks; returns why it cannot. checkpoint(): says which is
+  // save(done): saves the weights after step `done`, with all ranks; returns why it cannot. checkpoint(): describes
   // the last one.
   Rescue(std::function<std::string(Index done)> save, std::function<std::string()> checkpoint)
       : save_(std::move(save)), checkpoint_(std::move(checkpoint)) {}
@@ -50,7 +50,8 @@ class Rescue {
  private:
   [[noreturn]] void end(const std::string& why, Index done) const {
     const std::string not_saved = save_(done);
-    fail(why, "; ", checkpoint_(), not_saved.empty() ? "" : "; a later one could not be saved: " + not_saved);
+    const bool known = not_saved.empty() || not_saved == why;
+    fail(why, "; ", checkpoint_(), known ? "" : "; the last step could not be saved: " + not_saved);
   }
 
   const std::function<std::string(Index)> save_;

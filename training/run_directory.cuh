@@ -5,8 +5,8 @@
 //   completions.jsonl         on-line GRPO: the sampled groups
 //   tokens-*.safetensors      fine-tuning: the data as tokens, cached
 //   reference-*.safetensors   reference log-probs, cached, if they cannot be stored beside the data
-//   step-000100/              checkpoints (data/files/checkpoint.cuh): models, and in
-//   training/step-000100/     what training needs of them
+//   step-000100/              checkpoints (data/files/checkpoint.cuh)
+//   training/step-000100/     their training state
 //
 // Only one process at a time writes here. It locks the directory until it ends. Of the ranks of a run, it is the first.
 // Files with other names are not the run's. A new run refuses a directory that has any, and no run removes them.
@@ -155,6 +155,14 @@ class RunDirectory {
     return saved;
   }
 
+  // Newer checkpoints of which a part is missing, for a note. They are passed over.
+  std::vector<fs::path> incomplete() const {
+    std::vector<fs::path> found;
+    for (const fs::path& path : all_checkpoints(path_))
+      if (path > checkpoint_ && !is_complete_checkpoint(path) && fs::exists(path)) found.push_back(path);
+    return found;
+  }
+
   // For the message of a failed run: where its last weights are.
   std::string last_checkpoint() const {
     return checkpoint_.empty() ? "there is no checkpoint yet, so --resume would start again at the first step"
@@ -222,9 +230,7 @@ class RunDirectory {
     const std::string name = path_.string();
     require(newest_checkpoint(path_).empty(), name, ": holds a run already; continue it with --resume, or give ",
             "another --out");
-    require(!fs::exists(path_ / "metrics.jsonl") || fs::exists(path_ / "run.json"), name,
-            ": holds a run that left no checkpoint; give another --out, or remove ", name);
-    require(!fs::exists(path_ / "metrics.jsonl"), name,
+    require(!fs::exists(path_ / "metrics.jsonl") || !fs::exists(path_ / "run.json"), name,
             ": holds a run that left no checkpoint; start it again with the ",
             "same options by --resume, or give another --out, or remove ", name);
     std::error_code error;

@@ -245,10 +245,9 @@ inline void write_tokens(const std::vector<std::filesystem::path>& data, const s
 
 // Creates a directory that only this user can read, if there is none.
 inline void create_private_directories(const std::filesystem::path& path) {
-  namespace fs = std::filesystem;
   std::error_code error;
-  const bool is_new = fs::create_directories(path, error);
-  if (is_new && !error) fs::permissions(path, fs::perms::owner_all, error);
+  std::filesystem::create_directories(path.parent_path(), error);
+  if (!error && mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) error.assign(errno, std::generic_category());
   require(!error, path.string(), ": cannot create the directory: ", error.message(), "; choose another place");
 }
 

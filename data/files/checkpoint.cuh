@@ -1,4 +1,4 @@
-// Checkpoints of a training run: a model directory that can be published as it is, and apart from it what training needs:
+// Checkpoints of a training run: a model directory that can be published as it is, and apart from it the training state:
 //
 //   OUT/step-000100/config.json, model.safetensors, ...   the model
 //   OUT/training/step-000100/optimizer.safetensors        the optimizer's state: Adam's moments, with "m." and "v." before
@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,7 @@ inline std::optional<Index> checkpoint_step(const std::string& name) {
   return std::stoll(name.substr(5));
 }
 
-// What training needs of a checkpoint.
+// The training state of a checkpoint.
 inline fs::path training_of(const fs::path& checkpoint) {
   return checkpoint.parent_path() / "training" / checkpoint.filename();
 }
@@ -62,6 +63,17 @@ inline std::vector<fs::path> complete_checkpoints(const fs::path& out) {
   std::vector<fs::path> paths;
   for (const auto& [step, path] : found) paths.push_back(path);
   return paths;
+}
+
+// All of them, also those of which a part is missing.
+inline std::set<fs::path> all_checkpoints(const fs::path& out) {
+  std::set<fs::path> found;
+  std::error_code error;
+  for (const fs::path& place : {out, out / "training"}) {
+    for (const auto& entry : fs::directory_iterator(place, error))
+      if (checkpoint_step(entry.path().filename().string())) found.insert(out / entry.path().filename());
+  }
+  return found;
 }
 
 // The newest complete checkpoint in a run's directory, or an empty path.
@@ -117,18 +129,23 @@ void for_each_optimizer_table(Model<T>& model, Optimizer& optimizer, const Model
 
 // --- State ---
 
+// JSON as text. Paths may not be UTF-8.
+inline std::string text_of(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
 // A JSON file with a hash of itself.
 inline void write_sealed_json(const fs::path& path, Json json) {
   json.erase("hash");
-  json["hash"] = hash_of(json.dump());
-  write_file_atomically(path, json.dump(2) + "\n");
+  json["hash"] = hash_of(text_of(json));
+  write_file_atomically(path, text_of(json, 2) + "\n");
 }
 inline Json read_sealed_json(const fs::path& path) {
   Json json = parse_json_file(path);
   require(json.is_object() && json.contains("hash"), path.string(), ": not the state of a run of this version");
   const Json hash = json["hash"];
   json.erase("hash");
-  require(hash == hash_of(json.dump()), path.string(), ": was changed since the run wrote it; restore it, or use an ",
+  require(hash == hash_of(text_of(json)), path.string(), ": was changed since the run wrote it; restore it, or use an ",
           "earlier checkpoint");
   return json;
 }
@@ -142,7 +159,7 @@ inline Json hashes_of(const fs::path& model, const fs::path& training) {
   return hashes;
 }
 
-// The state of a checkpoint, each of whose files is as the run saved it.
+// Reads the state of a checkpoint and checks the hashes of its files.
 inline Json read_state(const fs::path& checkpoint) {
   const fs::path path = state_of(checkpoint);
   const Json state = read_sealed_json(path);
@@ -151,6 +168,11 @@ inline Json read_state(const fs::path& checkpoint) {
     const fs::path file = file_of(checkpoint, name);
     require(file_hash(file) == hash, file.string(), ": differs from what the run saved; restore it, or remove ",
             checkpoint.string(), " to continue from an earlier checkpoint");
+  }
+  for (const auto& entry : fs::directory_iterator(checkpoint)) {  // weights in another file would be read instead
+    const std::string name = entry.path().filename().string();
+    require(state["files"].contains(name) || entry.path().extension() != ".safetensors", entry.path().string(),
+            ": is no file of this checkpoint; move it away");
   }
   return state;
 }

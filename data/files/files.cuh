@@ -150,11 +150,11 @@ inline void write_file_atomically(const std::filesystem::path& path,
 template <class F>
 void create_directory_atomically(const std::filesystem::path& path, const std::filesystem::path& temporary,
                                  F&& produce) {
+  const Unfinished unfinished;
   std::error_code error;
   std::filesystem::create_directories(temporary, error);
   require(!error, temporary.string(), ": cannot create the directory: ", error.message(), "; free some space in ",
           path.parent_path().string(), " or check its permissions");
-  const Unfinished unfinished;
   try {
     produce(temporary);
     flush_directory(temporary);

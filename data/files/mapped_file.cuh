@@ -56,7 +56,7 @@ class MappedFile {
     std::string lost = lost_before_;
     for (auto& entry : all_)
       if (MappedFile* file = entry; file && file->lost_.exchange(false)) lost = file->path_;
-    fail(lost, ": was truncated while it was being read, or its disk failed; restore it and start again");
+    fail(lost, ": was truncated while it was being read, or its disk failed; restore it");
   }
 
  private:

@@ -109,7 +109,7 @@ class ModelFiles {
   std::string prefix_;
 };
 
-// A small file of a model directory. Checkpoints contain copies of it, so a link may not lead to somebody's private file: it
+// A small file of a model directory. Checkpoints contain copies of it, so a link may not lead to a private file: it
 // must stay in the directory, or in the blobs of a hub's cache (models--NAME/snapshots/COMMIT/FILE -> ../../blobs/HASH).
 inline std::string read_model_file(const fs::path& file) {
   regular_file_size(file);

@@ -1,4 +1,4 @@
-// Files of results: JSON, tokens, gradients. They are marked, so that a slip of the user's does not replace any other file.
+// Files of results: JSON, tokens, gradients. They are marked, so that a typing error cannot replace another file.
 #pragma once
 
 #include "data/files/fields.cuh"

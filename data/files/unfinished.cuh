@@ -1,15 +1,16 @@
-// Signals while a file is being written: the write is given up, what is unfinished is removed as after an error, and then
-// the signal ends the process. While nothing is unfinished, the signal ends it at once.
+// Signals while a file is being written: the write stops, unfinished files are removed as after an error, and then the
+// signal ends the process. While nothing is unfinished, the signal ends it at once.
 #pragma once
 
 #include <signal.h>
 
 #include <atomic>
+#include <exception>
 #include <initializer_list>
 
 namespace streambp {
 
-// Thrown in the place of an error. It is none: main ends the process by this signal.
+// Not an error: main ends the process with this signal.
 struct Cancelled {
   int signal;
 };
@@ -18,7 +19,10 @@ struct Cancelled {
 class Unfinished {
  public:
   Unfinished() { ++count_; }
-  ~Unfinished() { --count_; }
+  // A signal may have come after the last check.
+  ~Unfinished() {
+    if (--count_ == 0 && signal_ != 0 && std::uncaught_exceptions() == 0) raise(signal_);
+  }
   Unfinished(const Unfinished&) = delete;
 
   // Throws Cancelled if a signal came.

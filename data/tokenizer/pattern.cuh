@@ -233,13 +233,13 @@ class Pattern {
 
   // What the matches of one text may cost. Backtracking can take exponential time, so the number of steps is limited: a
   // few are free for each match, the rest are enough to backtrack over a long text once. But each step can look at the
-  // rest of the text, so the time is limited, too, to some fifty times that of published expressions. Reading the clock
+  // rest of the text, so the time is limited, too, to more than a hundred times that of published expressions. Reading the clock
   // takes longer than a match, so it is read only when the matches can have looked at many bytes.
   struct Effort {
     explicit Effort(std::size_t bytes)
         : few(std::clamp<std::size_t>((std::size_t{1} << 30) / (bytes + 1), 256, 10'000)),
           steps(10'000'000 + 64 * bytes),
-          seconds(1 + 2e-6 * static_cast<double>(bytes)) {}
+          seconds(1 + 5e-6 * static_cast<double>(bytes)) {}
 
     void look_at(std::size_t bytes) {
       if ((looked_at += bytes) >> 30) looked_at = 0, read_clock();

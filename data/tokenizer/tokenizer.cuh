@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "data/files/fields.cuh"
+#include "data/files/unfinished.cuh"
 #include "data/tokenizer/added_tokens.cuh"
 #include "data/tokenizer/bpe.cuh"
 #include "data/tokenizer/detokenizer.cuh"
@@ -203,7 +204,10 @@ class Tokenizer {
       normalized_tokens_.for_each(text, plain, [&](const AddedToken* token, std::size_t from, std::size_t to) {
         if (token) return tokens.push_back(token->id);
         pretokenizer_.for_each_word(text.substr(from, to - from), {first && from == 0, start},
-                                    [&](std::string_view word) { model_.encode(word, scratch, tokens); });
+                                    [&](std::string_view word) {
+                                      Unfinished::check();
+                                      model_.encode(word, scratch, tokens);
+                                    });
       });
     });
     return tokens;

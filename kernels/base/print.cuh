@@ -11,13 +11,12 @@ namespace streambp {
 // Drops control characters except line breaks and tabs.
 inline std::string without_controls(std::string_view text) {
   std::string kept;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    if (byte == 0xc2 && 0x80 <= next && next < 0xa0) {  // U+0080 .. U+009F
-      ++i;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (0x80 <= byte && byte < 0xa0 && kept.ends_with('\xc2')) {  // U+0080 .. U+009F
+      kept.pop_back();
     } else if ((byte >= 32 && byte != 127) || byte == '\n' || byte == '\t') {
-      kept += text[i];
+      kept += c;
     }
   }
   return kept;

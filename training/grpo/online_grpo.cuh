@@ -117,8 +117,7 @@ class OnlineGrpo {
       }
       record_ << group.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
     }
-    require((record_ << std::flush).good(), record_path_.string(), ": cannot write: ", std::strerror(errno),
-            "; free some space, then continue with --resume", settings_.resume_hint());
+    require((record_ << std::flush).good(), record_path_.string(), ": cannot write: ", std::strerror(errno));
   }
 
  private:
