@@ -1,18 +1,18 @@
 // How a gradient is computed: one walk over the layers of a model and the chunks of its token stream.
 //
-// Full-memory backpropagation, gradient checkpointing and StreamBP are this one walk with two settings:
+// Full-memory backpropagation, gradient checkpointing and StreamBP are this one walk with different settings:
 //
-//                  chunk           kept between forward and backward
-//   full           whole stream    all activations of every layer
-//   checkpoint     whole stream    the input of every layer
-//   stream         C rows          the input of every layer
+//                  chunk           head chunk      kept between forward and backward
+//   full           whole stream    whole stream    all activations of every layer
+//   checkpoint     whole stream    whole stream    the input of every layer
+//   stream         C rows          H rows          the input of every layer, and attention's outputs if they are wanted
 //
 // A row of a layer's output depends on other rows only through their keys and values. So a layer's backward pass can go
 // chunk by chunk, from the last to the first, and recompute only one chunk's activations at a time:
 //
 //   recompute K, V of the layer for all rows               K, V, dK, dV: the only full-length matrices of a layer
 //   for each chunk, last to first:
-//     recompute the chunk's activations from the saved layer input
+//     recompute the chunk's activations from the kept layer input
 //     go back through MLP, output projection, attention    adds to dK, dV of all rows up to the chunk's end
 //     dK, dV of the chunk's own rows are now complete      only later rows attend to them, and those are done
 //     go back through the Q, K, V projections              the gradient of the layer's input replaces that of its output
@@ -20,34 +20,24 @@
 // All modes give the same bits: every operation works in tiles of kTile rows and adds up tiles from the last to the
 // first, and chunks are whole tiles, visited from the last to the first.
 //
-// Several ranks can share a stream. Each has some of the rows (parallel/division.cuh), and rows depend on each other only
-// through attention, so the walk hardly changes: a chunk has rows of every rank, and around attention the ranks exchange
-// rows for heads (model.cuh).
+// A step of backward is a cell (layer, chunk). It needs the cell of the layer above, all later chunks of its own layer, and
+// the layer's K and V of earlier rows. Every order of cells that respects this gives the same bits. This walk goes layer
+// by layer, which keeps the inputs of all layers and K, V, dK, dV of one; going chunk by chunk through all layers would
+// keep K, V, dK, dV and the gradient sums of all layers, and layer inputs of one chunk.
+//
+// Several ranks can share a stream. Each has some of its rows (parallel/division.cuh), and a chunk has rows of every rank.
+// Only two places notice: attention exchanges rows for heads, and gradient sums add those of all ranks. A rank without a
+// micro-batch walks an empty stream: it has no chunks, but lends weights and adds sums like the others.
 #pragma once
 
 #include <functional>
 
-#include "memory/far_saved.cuh"
-#include "memory/schedule.cuh"
+#include "memory/kept.cuh"
 #include "memory/sums.cuh"
 #include "memory/weights.cuh"
 #include "model.cuh"
 
 namespace streambp {
-
-// Where a gradient goes, and which micro-batch it is of.
-template <class G>
-struct GradientOf {
-  Tensors<G>& gradient;
-  MicroBatch micro_batch = {};
-  Place place = Place::near;  // of the gradient's matrices of layers
-};
-
-// Tied models add the gradients of embedding and head. Over several micro-batches or lanes, they are summed apart, so
-// that the order of additions does not depend on the number of ranks.
-inline bool head_is_apart(const Config& c, const Ranks& ranks, MicroBatch micro_batch) {
-  return !c.tied || micro_batch.count > 1 || ranks.lanes * ranks.sequence.size > 1;
-}
 
 template <class Device, class T>
 class Walk {
@@ -62,40 +52,26 @@ class Walk {
         weights(dev, model),
         stream(stream),
         division(stream.division),
-        schedule(schedule),
-        ranks(ranks) {
-    for (const Index chunk : {schedule.chunk, schedule.head_chunk}) {
-      require(schedule.keep == Keep::nothing || chunk % dev.tile == 0 || chunk >= stream.size(), "chunks of ", chunk,
-              " rows are not a multiple of ", dev.tile, " rows, the tile by which this device sums weight gradients");
-    }
-  }
+        schedule(schedule.in_whole_blocks(division)),
+        ranks(ranks) {}
 
-  // Adds the gradient of the loss to `gradient`, whose tensors are allocated and zeroed on first use, and writes logp.
-  // w[t] is d loss / d logp[t]. If the weights depend on the log-probs of other tokens (DPO), `weigh` sets them once all
-  // log-probs are known; the head then computes its logits twice.
+  // Adds the gradient of the loss to that of the step, whose tensors are allocated and zeroed on first use, and writes
+  // logp. w[t] is d loss / d logp[t]. If the weights depend on the log-probs of other tokens (DPO), `weigh` sets them once
+  // all log-probs are known; the head then computes its logits twice.
   template <class G>
-  void gradient(const GradientOf<G>& of, const TokenWeights<A>& w, Matrix<A> logp,
+  void gradient(const StepGradient<G>& step, const TokenWeights<A>& w, Matrix<A> logp,
                 const std::function<void()>& weigh = {}) {
     auto scope = dev.scope();
-    const auto saved = make_saved<Device, T>(dev, c, division, schedule, lowest);
-    const Matrix<T> output = forward(*saved);
+    const GradientSums<Device, G> sums(dev, c, ranks, step);
+    KeptValues<Device, T> kept(dev, c, division, schedule, ranks.sequence, lowest);
+    const Matrix<T> output = forward(kept);
     if (weigh) head_forward(output, logp), weigh();
-    const Matrix<T> dx = head_backward(of, output, w, logp);
+    const Matrix<T> dx = head_backward(sums, output, w, logp);
     for (Index l = c.layers - 1; l >= lowest; --l) {
-      layer_backward(of, l, *saved, dx);
-      saved->close();
+      layer_backward(sums, l, kept, dx);
+      kept.close(l);
     }
-    embedding_backward(of, dx);
-  }
-
-  // For a rank without a micro-batch in the last round of a step: it leases the weights and adds what others compute.
-  template <class G>
-  void gradient_of_others(const GradientOf<G>& of, bool weighs) {
-    forward_of_others();
-    if (weighs) weights.take_head();
-    weights.take_head(), head_sums(of).finish();
-    for (Index l = c.layers - 1; l >= lowest; --l) weights.take(l, below(l)), layer_sums(of, l).finish();
-    embedding_sums(of).finish();
+    embedding_backward(sums, dx);
   }
 
   // The log-probs of the targets, without a gradient.
@@ -104,159 +80,107 @@ class Walk {
     head_forward(forward(), logp);
   }
 
-  void evaluation_of_others() { forward_of_others(), weights.take_head(); }
-
   // The output of the last layer; nothing is kept for backward.
   Matrix<T> forward() {
-    ResidentSaved<Device, T> saved(dev, c, division, Keep::nothing, 0);
-    return forward(saved);
+    KeptValues<Device, T> nothing(dev, c, division, {Keep::nothing, schedule.chunk, schedule.head_chunk},
+                                  ranks.sequence, 0);
+    return forward(nothing);
   }
 
  private:
-  Matrix<T> forward(Saved<T>& saved) {
-    Matrix<T> x = saved.open();
+  Matrix<T> forward(KeptValues<Device, T>& kept) {
+    Matrix<T> x = kept.open(0);
     embedding(dev, x, stream.embedding_index(), weights.take_embedding().weights.embedding, c.embedding_scale);
-    for (const DividedRows& chunk : chunks(schedule.chunk)) saved.finish(0, chunk.own);
+    for (const DividedRows& chunk : chunks()) kept.finish_input(0, chunk);
     for (Index l = 0; l < c.layers; ++l) {
-      const Matrix<T> y = l + 1 < c.layers ? saved.open() : saved.output();
-      layer_forward(l, saved, y, x);
+      const Matrix<T> y = l + 1 < c.layers ? kept.open(l + 1) : kept.output();
+      layer_forward(l, kept, y, x);
       x = y;
     }
     return x;
   }
 
-  void forward_of_others() {
-    weights.take_embedding();
-    for (Index l = 0; l < c.layers; ++l) weights.take(l, l + 1);
-  }
-
-  void layer_forward(Index l, Saved<T>& saved, Matrix<T> y, Matrix<T> x) {
-    TransformerLayer<Device, T> layer(dev, c, frequencies, l, weights.take(l, l + 1), ranks.sequence);
+  void layer_forward(Index l, KeptValues<Device, T>& kept, Matrix<T> y, Matrix<T> x) {
+    const auto leased = weights.take_layer(l, l + 1 < c.layers ? l + 1 : kNoLayer);
+    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
     auto scope = dev.scope();
-    const bool kept = saved.has_activations(l);
-    const KeysValues<T> kv = kept ? saved.keys_values(l) : keys_values_of_stream<T>();
-    for (const DividedRows& chunk : chunks(schedule.chunk)) {
+    const KeysValues<T> kv = kept.keys_values(l);
+    for (const DividedRows& chunk : chunks()) {
       auto chunk_scope = dev.scope();
-      const Activations<T> a = kept ? saved.activations(l) : activations(chunk, saved.attention().begin(l, chunk.all));
-      saved.begin(chunk.own);
-      layer.forward(y.slice(chunk.own), {stream.at(chunk), x.slice(chunk.own), kv, a});
-      saved.finish(l + 1, chunk.own);
-      saved.attention().finish(l, chunk.all);
+      layer.forward(y.slice(chunk.own), {stream.at(chunk), x.slice(chunk.own), kv, kept.begin(l, chunk)});
+      kept.finish(l, chunk);
     }
   }
 
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
   template <class G>
-  void layer_backward(const GradientOf<G>& of, Index l, Saved<T>& saved, Matrix<T> dx) {
-    TransformerLayer<Device, T> layer(dev, c, frequencies, l, weights.take(l, below(l)), ranks.sequence);
-    auto sums = layer_sums(of, l);
+  void layer_backward(const GradientSums<Device, G>& sums, Index l, KeptValues<Device, T>& kept, Matrix<T> dx) {
+    const auto leased = weights.take_layer(l, l > lowest ? l - 1 : kNoLayer);
+    TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
+    auto sum = sums.layer(l);
     {
       auto scope = dev.scope();
-      const bool kept = saved.has_activations(l);
-      const KeysValues<T> kv = kept ? saved.keys_values(l) : recompute_keys_values(layer, l, saved);
-      const KeysValues<A> dkv = keys_values_of_stream<A>();
+      const KeysValues<T> kv = kept.keys_values(l);
+      const KeysValues<A> dkv = allocate_keys_values<A>(dev, c, division.rows, division.ranks);
+      if (!kept.has_activations(l)) recompute_keys_values(layer, kv, l, kept);
       zero(dev, dkv.k), zero(dev, dkv.v);
-      for (const DividedRows& chunk : last_to_first(chunks(schedule.chunk))) {
+      for (const DividedRows& chunk : last_to_first(chunks())) {
         auto chunk_scope = dev.scope();
-        const Activations<T> a = kept ? saved.activations(l) : activations(chunk, saved.attention().take(l, chunk.all));
-        const Chunk<T> in = {stream.at(chunk), saved.input(l, chunk.own), kv, a};
-        if (!kept) layer.recompute(in, saved.attention().keeps(l) ? Attention::kept : Attention::computed);
-        layer.backward({sums.of_lanes(), lane_parts(division, chunk.own)}, dx.slice(chunk.own), dkv, in);
+        const Chunk<T> in = {stream.at(chunk), kept.input(l, chunk), kv, kept.take(l, chunk)};
+        if (!kept.has_activations(l))
+          layer.recompute(in, kept.has_attention(l) ? AttentionOutputs::kept : AttentionOutputs::computed);
+        layer.backward(sum.section, dx.slice(chunk.own), dkv, in);
       }
     }
-    sums.finish();
+    sum.finish();
   }
 
-  KeysValues<T> recompute_keys_values(TransformerLayer<Device, T>& layer, Index l, Saved<T>& saved) {
-    const KeysValues<T> kv = keys_values_of_stream<T>();
-    for (const DividedRows& chunk : chunks(schedule.chunk)) {
+  void recompute_keys_values(TransformerLayer<Device, T>& layer, const KeysValues<T>& kv, Index l,
+                             KeptValues<Device, T>& kept) {
+    for (const DividedRows& chunk : chunks()) {
       auto scope = dev.scope();
-      const auto a = allocate_key_value_activations<T>(dev, c, chunk.own.size(), division.ranks);
-      layer.keys_values(a, kv.slice(chunk.all), saved.input(l, chunk.own), stream.at(chunk).positions);
+      const auto a = allocate_key_value_activations<T>(dev, c, chunk.own.size());
+      layer.keys_values(a, kv.slice(chunk.all), kept.input(l, chunk), stream.at(chunk).positions);
     }
-    return kv;
   }
 
   // The head goes chunk by chunk too: logits exist for one chunk at a time.
   void head_forward(Matrix<T> x, Matrix<A> logp) {
     const auto leased = weights.take_head();
-    Head<Device, T> head(dev, c, leased.weights.norm, leased.weights.head);
-    for (const DividedRows& chunk : chunks(schedule.head_chunk)) {
-      const Rows own = chunk.own;
-      head.forward(logp.columns(own.begin, own.size()), x.slice(own), targets(own));
-    }
+    Head<Device, T> head(dev, c, leased.weights);
+    for (const DividedRows& chunk : head_chunks()) head.forward(of(logp, chunk), x.slice(chunk.own), targets(chunk));
   }
 
   // Returns the gradient of the last layer's output, in the memory of that output.
   template <class G>
-  Matrix<T> head_backward(const GradientOf<G>& of, Matrix<T> output, const TokenWeights<A>& w, Matrix<A> logp) {
+  Matrix<T> head_backward(const GradientSums<Device, G>& sums, Matrix<T> output, const TokenWeights<A>& w,
+                          Matrix<A> logp) {
     const auto leased = weights.take_head();
-    Head<Device, T> head(dev, c, leased.weights.norm, leased.weights.head);
-    auto sums = head_sums(of);
-    for (const DividedRows& chunk : last_to_first(chunks(schedule.head_chunk))) {
-      for (const LanePart& part : lane_parts(division, chunk.own)) {
-        const Rows own = {chunk.own.begin + part.rows.begin, chunk.own.begin + part.rows.end};
-        Tensors<A>& sum = sums.of_lane(part.lane);
-        const Linear<A> weight = head_is_apart(of.micro_batch) ? sum.head : Linear<A>{sum.embedding.tokens, {}};
-        head.backward(sum.norm, weight, logp.columns(own.begin, own.size()), output.slice(own), targets(own),
-                      w.columns(own));
-      }
-    }
-    sums.finish();
+    Head<Device, T> head(dev, c, leased.weights);
+    auto sum = sums.head();
+    for (const DividedRows& chunk : last_to_first(head_chunks()))
+      head.backward(sum.section, of(logp, chunk), output.slice(chunk.own), targets(chunk), w.columns(chunk.own));
+    sum.finish();
     const Matrix<T> dx = output;
     return dx;
   }
 
   template <class G>
-  void embedding_backward(const GradientOf<G>& of, Matrix<T> dx) {
-    auto sums = embedding_sums(of);
-    for (Index lane = 0; lane < ranks.lanes; ++lane) {
-      streambp::embedding_backward(dev, sums.of_lane(lane).embedding, stream.embedding_index(lane), dx,
-                                   c.embedding_scale);
-    }
-    sums.finish();
+  void embedding_backward(const GradientSums<Device, G>& sums, Matrix<T> dx) {
+    auto sum = sums.embedding();
+    streambp::embedding_backward(dev, sum.section.embedding, stream.embedding_index(), dx, c.embedding_scale);
+    sum.finish();
   }
-
-  // --- The gradient's three sections ---
-
-  template <class G>
-  auto layer_sums(const GradientOf<G>& of, Index l) {
-    return Sums(dev, ranks, of.micro_batch, of.gradient.layers[static_cast<std::size_t>(l)], of.place, Layer<A>{},
-                [&c = c, l](auto& t) { return layer_table(c, l, t); });
-  }
-  template <class G>
-  auto head_sums(const GradientOf<G>& of) {
-    return Sums(dev, ranks, of.micro_batch, of.gradient, Place::near, Tensors<A>(c),
-                [&c = c, apart = head_is_apart(of.micro_batch)](auto& t) {
-                  Config separate = c;
-                  separate.tied = !apart;
-                  auto table = head_table(separate, t);
-                  const auto embedding = embedding_table(c, t).front();
-                  if (!apart) table.push_back(embedding);
-                  if (apart && c.tied) table.back().parameter.trained = embedding.parameter.trained;
-                  return table;
-                });
-  }
-  template <class G>
-  auto embedding_sums(const GradientOf<G>& of) {
-    return Sums(dev, ranks, of.micro_batch, of.gradient, Place::near, Tensors<A>(c),
-                [&c = c](auto& t) { return embedding_table(c, t); });
-  }
-  bool head_is_apart(MicroBatch micro_batch) const { return streambp::head_is_apart(c, ranks, micro_batch); }
 
   // --- Helpers ---
 
-  // The layer that backward takes after layer l; -1: none.
-  Index below(Index l) const { return l > lowest ? l - 1 : -1; }
-  std::vector<DividedRows> chunks(Index size) const { return streambp::chunks(division, size); }
+  std::vector<DividedRows> chunks() const { return streambp::chunks(division, schedule.chunk); }
+  std::vector<DividedRows> head_chunks() const { return streambp::chunks(division, schedule.head_chunk); }
   template <class U>
-  KeysValues<U> keys_values_of_stream() {
-    return allocate_keys_values<U>(dev, c, division.rows, division.ranks);
+  static Matrix<U> of(Matrix<U> numbers, const DividedRows& chunk) {
+    return numbers.columns(chunk.own.begin, chunk.own.size());
   }
-  Activations<T> activations(const DividedRows& chunk, const HeadActivations<T>& kept) {
-    return allocate_activations<T>(dev, c, chunk, division.ranks, kept);
-  }
-  Matrix<std::int32_t> targets(Rows rows) const { return stream.targets.columns(rows.begin, rows.size()); }
+  Matrix<std::int32_t> targets(const DividedRows& chunk) const { return of(stream.targets, chunk); }
 
   Device& dev;
   const Config& c;

@@ -21,8 +21,8 @@
 #include "kernels/attention_shape.cuh"
 #include "kernels/base/device.cuh"
 #include "kernels/base/gemm.cuh"
-#include "kernels/base/lanes.cuh"
 #include "kernels/base/math.cuh"
+#include "kernels/base/row_sums.cuh"
 
 namespace streambp::cpu {
 
@@ -80,6 +80,12 @@ inline Rows visible(Index query, Rows keys, const AttentionSpan& span) {
   return {begin, std::clamp(all.end - keys.begin, begin, keys.size())};
 }
 
+// Whether all queries attend to all of the keys. If the first and the last one do, so do those between them.
+inline bool all_visible(Rows queries, Rows keys, const AttentionSpan& span) {
+  return queries.size() == 0 || (visible(queries.begin, keys, span).size() == keys.size() &&
+                                 visible(queries.end - 1, keys, span).size() == keys.size());
+}
+
 // row[j] = f(j) for visible columns, 0 elsewhere.
 template <class A, class F>
 void replace_row(A* row, Index n, Rows visible, F&& f) {
@@ -102,6 +108,27 @@ Matrix<A> stack(const LeftBlock<A>& block, Matrix<const T> q, Index dim, A facto
     }
   }
   return all;
+}
+
+// A probability of 0 times a value that is NaN or infinite is NaN. So where some rows do not see all keys of a tile, its
+// rows of K or V that are not finite become 0 in the product. Returns these rows, and replaces `m` by a copy without them.
+template <class T>
+std::vector<Index> take_out_not_finite(Matrix<const T>& m, std::vector<T>& copy) {
+  std::vector<Index> rows;
+  for (Index i = 0; i < m.rows; ++i) {
+    const T* row = m.row(i);
+    using A = Accumulator<T>;
+    const A zero = sum_of(m.cols, [=](Index j) { return A(0) * static_cast<A>(row[j]); });
+    if (zero != A(0)) rows.push_back(i);
+  }
+  if (rows.empty()) return rows;
+  copy.assign(static_cast<std::size_t>(m.size()), T(0));
+  const Matrix<T> finite(copy.data(), m.rows, m.cols);
+  for (Index i = 0; i < m.rows; ++i) {
+    if (!std::binary_search(rows.begin(), rows.end(), i)) std::copy_n(m.row(i), m.cols, finite.row(i));
+  }
+  m = finite;
+  return rows;
 }
 
 // --- Forward ---
@@ -134,7 +161,7 @@ void online_softmax_row(A* s, Index n, Rows visible, RunningSoftmax<A>& running,
   }
   std::fill(s, s + visible.begin, A(0));
   A* seen = s + visible.begin;
-  running.sum += sum_of(visible.size(), [=](Index j) { return seen[j] = exponential(seen[j] - maximum); });
+  running.sum += replace_and_sum(seen, visible.size(), [=](A score) { return exponential(score - maximum); });
   std::fill(s + visible.end, s + n, A(0));
 }
 
@@ -163,8 +190,18 @@ class AttentionTile {
         online_softmax_row(s.row(i), s.cols, visible(queries.begin + row / group, keys, span), running_[row],
                            o.row(row), dim);
       }
-      values_.pack(in.v.slice(keys), Op::as_is);
+      Matrix<const T> v = in.v.slice(keys);
+      std::vector<Index> not_finite;
+      if (!all_visible(seeing, keys, span)) not_finite = take_out_not_finite(v, finite_);
+      values_.pack(v, Op::as_is);
       multiply<A>(o.slice(rows), s, Op::as_is, values_, Update::add);
+      for (const Index key : not_finite) {
+        for (Index i = 0; i < s.rows; ++i) {
+          const Rows seen = visible(queries.begin + (rows.begin + i) / group, keys, span);
+          for (Index d = 0; d < dim && seen.begin <= key && key < seen.end; ++d)
+            o(rows.begin + i, d) += s(i, key) * static_cast<A>(in.v(keys.begin + key, d));
+        }
+      }
     }
     for (Index row = 0; row < o.rows; ++row) {
       T* to = out.attended.row(row / group) + row % group * dim;
@@ -178,6 +215,7 @@ class AttentionTile {
   RightPanels<A> keys_{kKeys}, values_{kBlock};
   Buffer<A> output_{kBlock * kBlock};
   RunningSoftmax<A> running_[kBlock];
+  std::vector<T> finite_;
 };
 
 // --- Backward ---
@@ -229,8 +267,9 @@ class AttentionBackwardTile {
 
   void take(Matrix<const T> k, Matrix<const T> v) {
     k_transposed_.pack(k, Op::transposed);
-    k_.pack(k, Op::as_is);
     v_transposed_.pack(v, Op::transposed);
+    take_out_not_finite(k, finite_);  // where a row sees them, dS is NaN already
+    k_.pack(k, Op::as_is);
   }
 
   // For the queries of span.rows: adds to dk and dv of the keys, and computes the keys' part of dQ. All matrices of
@@ -272,6 +311,7 @@ class AttentionBackwardTile {
   RightPanels<A> k_transposed_{kKeys}, k_{kBlock}, v_transposed_{kKeys}, right_{kBlock};
   LeftBlock<A> q_, dout_, p_, ds_;
   Buffer<A> partial_{kBlock * kBlock};
+  std::vector<T> finite_;
   Matrix<A> dq_;
 };
 

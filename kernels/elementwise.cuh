@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/base/device.cuh"
-#include "kernels/base/lanes.cuh"
+#include "kernels/base/row_sums.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #ifdef STREAMBP_CUDA
@@ -66,17 +66,24 @@ void convert(Device& dev, Matrix<T> y, Matrix<U> x) {
   if constexpr (Device::computes) compute_convert(dev, y, x);
 }
 
-// out += the sum over the rows of x
+// out += the sum over the rows of x, in one or several lanes
 template <class Device, class G, class T>
 void add_column_sums(Device& dev, Matrix<G> out, Matrix<T> x) {
-  require_shape("column sums", "output", out, 1, x.cols);
+  require_shape("column sums", "output", out, out.rows, x.cols);
   auto scope = dev.scope();
   auto partial = allocate<G>(dev, ceil_div(x.rows, kGroup), x.cols, Kind::chunk);
   auto op = dev.operation("bias gradient", 1.0 * x.size(), 1.0 * sizeof(T) * x.size());
   if constexpr (Device::computes) {
     group_sums(dev, partial, x);
-    add_groups(dev, out, partial);
+    add_groups_to_lanes(dev, out, partial, dev.tile);
   }
+}
+
+// Adds the sums of groups of kGroup rows to the lanes, each of which has blocks of `block` rows.
+template <class Device, class G>
+void add_groups_to_lanes(Device& dev, Matrix<G> out, Matrix<G> groups, Index block) {
+  for_each_lane_block(out.rows, groups.rows, ceil_div(block, kGroup),
+                      [&](Index lane, Rows of_block) { add_groups(dev, out.lane(lane, 1), groups.slice(of_block)); });
 }
 
 // sums[i] = Σ_j x[i][j]²

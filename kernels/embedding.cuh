@@ -16,11 +16,12 @@
 
 namespace streambp {
 
-// The token and the position of each row. For the backward pass, by_token lists the rows to be added, sorted by token, and
-// by_position the same rows by position.
+// The token and the position of each row. For the backward pass, by_token lists the rows sorted by lane, then by token,
+// and by_position by lane, then by position.
 struct EmbeddingIndex {
   Matrix<const std::int32_t> tokens, positions;
   Matrix<const std::int32_t> by_token = {}, by_position = {};
+  Index lanes = 1;
 };
 
 // With RoPE the table of positions is empty.
@@ -40,6 +41,17 @@ void embedding(Device& dev, Matrix<T> x, const EmbeddingIndex& index,
   if constexpr (Device::computes) compute_embedding(dev, x, index, tables, static_cast<T>(scale));
 }
 
+// The gradient of a table in one or several lanes, one below the other, and the rows of the stream that add to it.
+template <class G>
+struct TableSums {
+  Matrix<G> sums;
+  Matrix<const std::int32_t> indices, sorted;
+  Index rows, lanes, tile;  // of the table
+
+  // The row of `sums` to which row i of the stream adds.
+  constexpr Index row(Index i) const { return i / tile % lanes * rows + indices(0, i); }
+};
+
 // An empty table is frozen, or with RoPE there are no positions.
 template <class Device, class T, class G>
 void embedding_backward(Device& dev, const EmbeddingTables<G>& dtables, const EmbeddingIndex& index, Matrix<T> dx,
@@ -52,8 +64,13 @@ void embedding_backward(Device& dev, const EmbeddingTables<G>& dtables, const Em
   const double size = static_cast<double>(index.by_token.cols * dx.cols);
   auto op = dev.operation("embedding dw", size, (1.0 * sizeof(T) + 2.0 * sizeof(G)) * size);
   if constexpr (Device::computes) {
-    if (dtables.tokens) scatter_add_rows(dev, dtables.tokens, index.tokens, index.by_token, dx, static_cast<T>(scale));
-    if (dtables.positions) scatter_add_rows(dev, dtables.positions, index.positions, index.by_position, dx, T(1));
+    const auto table = [&](Matrix<G> sums, Matrix<const std::int32_t> rows, Matrix<const std::int32_t> sorted) {
+      return TableSums<G>{sums, rows, sorted, sums.rows / index.lanes, index.lanes, dev.tile};
+    };
+    if (dtables.tokens)
+      scatter_add_rows(dev, table(dtables.tokens, index.tokens, index.by_token), dx, static_cast<T>(scale));
+    if (dtables.positions)
+      scatter_add_rows(dev, table(dtables.positions, index.positions, index.by_position), dx, T(1));
   }
 }
 
@@ -76,14 +93,13 @@ void compute_embedding(Cpu&, Matrix<T> x, const EmbeddingIndex& index, const Emb
 
 // Threads split the columns, so every sum adds its rows in order.
 template <class T, class G>
-void scatter_add_rows(Cpu&, Matrix<G> table, Matrix<const std::int32_t> indices, Matrix<const std::int32_t> by_index,
-                      Matrix<T> dx, T scale) {
+void scatter_add_rows(Cpu&, const TableSums<G>& table, Matrix<T> dx, T scale) {
   constexpr Index block = 64;
 #pragma omp parallel for
   for (Index b = 0; b < ceil_div(dx.cols, block); ++b) {
-    for (Index slot = 0; slot < by_index.cols; ++slot) {
-      const Index i = by_index(0, slot);
-      G* row = table.row(indices(0, i));
+    for (Index slot = 0; slot < table.sorted.cols; ++slot) {
+      const Index i = table.sorted(0, slot);
+      G* row = table.sums.row(table.row(i));
       for (Index j = b * block; j < std::min(dx.cols, (b + 1) * block); ++j) row[j] += G(scale) * dx(i, j);
     }
   }
@@ -113,20 +129,20 @@ void compute_embedding(Cuda& dev, Matrix<T> x, const EmbeddingIndex& index, cons
 
 // The thread at the first slot of an index sums all slots of that index.
 template <class T, class G>
-void scatter_add_rows(Cuda& dev, Matrix<G> table, Matrix<const std::int32_t> indices,
-                      Matrix<const std::int32_t> by_index, Matrix<T> dx, T table_scale) {
+void scatter_add_rows(Cuda& dev, const TableSums<G>& table, Matrix<T> dx, T table_scale) {
   const auto scale = static_cast<float>(table_scale);
   auto f = [=] __device__(auto n, Index first, Index j) {
-    const std::int32_t index = indices(0, by_index(0, first));
-    if (first > 0 && indices(0, by_index(0, first - 1)) == index) return;
-    auto sum = cuda::load<n()>(table.row(index) + j);
-    for (Index slot = first; slot < by_index.cols && indices(0, by_index(0, slot)) == index; ++slot) {
-      const auto term = cuda::load<n()>(dx.row(by_index(0, slot)) + j);
+    const auto row_of = [&](Index slot) { return table.row(table.sorted(0, slot)); };
+    const Index row = row_of(first);
+    if (first > 0 && row_of(first - 1) == row) return;
+    auto sum = cuda::load<n()>(table.sums.row(row) + j);
+    for (Index slot = first; slot < table.sorted.cols && row_of(slot) == row; ++slot) {
+      const auto term = cuda::load<n()>(dx.row(table.sorted(0, slot)) + j);
       for (int k = 0; k < n(); ++k) sum.x[k] += scale * term.x[k];
     }
-    cuda::store(table.row(index) + j, sum);
+    cuda::store(table.sums.row(row) + j, sum);
   };
-  cuda::for_each_pack(dev, by_index.cols, dx.cols, f, table, dx);
+  cuda::for_each_pack(dev, table.sorted.cols, dx.cols, f, table.sums, dx);
 }
 
 #endif

@@ -9,7 +9,7 @@
 #include <cmath>
 
 #include "kernels/base/device.cuh"
-#include "kernels/base/lanes.cuh"
+#include "kernels/base/row_sums.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/token_weights.cuh"

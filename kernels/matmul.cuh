@@ -47,15 +47,19 @@ void matmul_backward_input(Device& dev, Matrix<T> dx, Input<T> dy, Input<T> w, U
   if constexpr (Device::computes) compute_matmul_backward_input(dev, dx, dy, w, update);
 }
 
-// dw += dyᵀ x, dbias += Σ dy. Empty ones are not computed: their weights are frozen.
+// dw += dyᵀ x, dbias += Σ dy, in one or several lanes. Empty ones are not computed: their weights are frozen.
 template <class Device, class T, class G>
 void matmul_backward_weight(Device& dev, Matrix<G> dw, Matrix<G> dbias, Matrix<T> dy, Input<T> x) {
   require_shape("matmul backward", "input", x, dy.rows, x.cols);
   if (dw) {
-    require_shape("matmul backward", "dw", dw, dy.cols, x.cols);
-    auto op = dev.operation("matmul dw", 2.0 * dw.size() * x.rows,
+    const Index lanes = dw.rows / dy.cols;
+    require_shape("matmul backward", "dw", dw, lanes * dy.cols, x.cols);
+    auto op = dev.operation("matmul dw", 2.0 * x.size() * dy.cols,
                             2.0 * sizeof(G) * dw.size() + sizeof(T) * (x.size() + dy.size()));
-    if constexpr (Device::computes) compute_matmul_backward_weight(dev, dw, dy, x);
+    for_each_lane_block(lanes, x.rows, dev.tile, [&](Index lane, Rows rows) {
+      if constexpr (Device::computes)
+        compute_matmul_backward_weight(dev, dw.lane(lane, dy.cols), dy.slice(rows), x.slice(rows));
+    });
   }
   if (dbias) add_column_sums(dev, dbias, dy);
 }

@@ -14,7 +14,7 @@
 #include <cmath>
 
 #include "kernels/base/device.cuh"
-#include "kernels/base/lanes.cuh"
+#include "kernels/base/row_sums.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/elementwise.cuh"
 
@@ -37,6 +37,7 @@ struct NormInput {
   Matrix<const T> x;
   NormWeights<T> weights;
   NormStyle style;
+  Index heads = 1;  // rows of x for each row of the stream
 };
 
 template <class Device, class T>
@@ -48,15 +49,16 @@ void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T>>& in
   if constexpr (Device::computes) compute_norm(dev, y, in);
 }
 
-// With Update::assign, dx may alias dy or x. Empty gradients are not computed: their weights are frozen.
+// With Update::assign, dx may alias dy or x. Gradients of weights are summed in one or several lanes. Empty ones are not
+// computed: their weights are frozen.
 template <class Device, class T, class G>
 void norm_backward(Device& dev, Matrix<T> dx, const NormWeights<G>& dweights, Input<T> dy,
                    const std::type_identity_t<NormInput<T>>& in, Update update) {
   const Index rows = in.x.rows, cols = in.x.cols, groups = ceil_div(rows, kGroup);
   require_shape("norm backward", "dy", dy, rows, cols);
   require_shape("norm backward", "dx", dx, rows, cols);
-  if (dweights.weight) require_shape("norm backward", "dweight", dweights.weight, 1, cols);
-  if (dweights.bias) require_shape("norm backward", "dbias", dweights.bias, 1, cols);
+  if (dweights.weight) require_shape("norm backward", "dweight", dweights.weight, dweights.weight.rows, cols);
+  if (dweights.bias) require_shape("norm backward", "dbias", dweights.bias, dweights.bias.rows, cols);
   auto scope = dev.scope();
   NormWeights<G> group_sums;  // a row for each group of rows
   group_sums.weight = allocate<G>(dev, dweights.weight ? groups : 0, cols, Kind::chunk);
@@ -65,8 +67,9 @@ void norm_backward(Device& dev, Matrix<T> dx, const NormWeights<G>& dweights, In
                           (update == Update::add ? 4.0 : 3.0) * sizeof(T) * in.x.size());
   if constexpr (Device::computes) {
     compute_norm_backward(dev, dx, group_sums, dy, in, update);
-    if (dweights.weight) add_groups(dev, dweights.weight, group_sums.weight);
-    if (dweights.bias) add_groups(dev, dweights.bias, group_sums.bias);
+    const Index block = dev.tile * in.heads;
+    if (dweights.weight) add_groups_to_lanes(dev, dweights.weight, group_sums.weight, block);
+    if (dweights.bias) add_groups_to_lanes(dev, dweights.bias, group_sums.bias, block);
   }
 }
 

@@ -29,6 +29,17 @@ struct Schedule {
   Place inputs = Place::near;
   Place attention = Place::nowhere;  // attention's outputs; with Keep::inputs only
 
+  // Chunks of whole blocks: tiles of each rank, in as many lanes.
+  Schedule in_whole_blocks(const Division& d) const {
+    Schedule result = *this;
+    for (Index* size : {&result.chunk, &result.head_chunk}) {
+      require(keep == Keep::nothing || *size % d.tile == 0 || *size >= d.own(), "chunks of ", *size,
+              " rows are not a multiple of ", d.tile, " rows, the tile by which this device sums weight gradients");
+      if (d.lanes > 1) *size = round_up(*size, d.tile * d.lanes);
+    }
+    return result;
+  }
+
   static Schedule full(Index rows) { return {Keep::activations, round_up(rows, kTile), round_up(rows, kTile)}; }
   static Schedule checkpoint(Index rows) { return {Keep::inputs, round_up(rows, kTile), round_up(rows, kTile)}; }
   static Schedule stream(Index chunk, Index head_chunk) { return {Keep::inputs, chunk, head_chunk}; }
@@ -44,7 +55,8 @@ inline std::vector<Rows> chunks(Index rows, Index chunk) {
 // Of a stream that ranks share, each has `chunk` rows of a chunk.
 inline std::vector<DividedRows> chunks(const Division& division, Index chunk) {
   std::vector<DividedRows> result;
-  for (const Rows all : chunks(division.rows, chunk * division.ranks)) result.push_back({all, division.own(all)});
+  for (const Rows all : chunks(division.rows, chunk * division.ranks))
+    result.push_back({all, division.own(all), result.size()});
   return result;
 }
 template <class Chunk>

@@ -1,13 +1,20 @@
 // Gradient sums: the gradient of one section of the parameter table (a layer, the head, the embedding), summed over the
 // chunks of one micro-batch, then added to the gradient of the step. Frozen parameters have none: their tensors are empty.
 //
-// Every lane has its own sums, in float32 at least. finish() adds the lanes in order, and the result to the gradient:
+// What a lane is. Floating-point sums depend on their order, and ranks that share a stream each sum over their own rows.
+// So that one process can repeat the additions of several, the blocks of rows (one tile each) are dealt out in turn to
+// lanes, and every lane sums only its own. Two ranks have the bits of one process with two lanes:
 //
-//   gradient += (lane 0 + lane 1 + ...)
+//   block of rows         0    1    2    3    4    5         gradient += lane 0 + lane 1
+//   two ranks             r0   r1   r0   r1   r0   r1        each rank is one lane
+//   one, --lanes 2        l0   l1   l0   l1   l0   l1        the same sums, in one process
 //
-// With several ranks, every rank owns a shard of the gradient: some rows of each tensor. finish() sends the rows of the
-// sums to their owners. The owner adds the streams of this round in the order of their micro-batches, and the lanes of
-// each stream, one per rank, in order. So the bits are those of one process.
+// The sums of a tensor in all lanes are one matrix, one lane below the other. Operations that add to weight gradients
+// know from its shape how many lanes there are (for_each_lane_block), so nothing above them mentions lanes.
+//
+// Sums are in float32 at least. finish() adds the lanes in order, and the result to the gradient. With several ranks,
+// every rank owns a shard of the gradient: some rows of each tensor. finish() sends the rows of the sums to their owners.
+// The owner adds the streams of this round in the order of their micro-batches, and the lanes of each stream in order.
 #pragma once
 
 #include <utility>
@@ -28,132 +35,171 @@ struct MicroBatch {
   bool exists() const { return number < count; }
 };
 
-// The gradient's tensors are allocated and zeroed on first use. In the simplest case, the first micro-batch on one rank
-// and one lane with a gradient in float32, chunks add to the gradient itself.
-template <class Device, class Gradient, class Section, class TableOf>
+// The gradient of a step, and the micro-batch that is added to it.
+template <class G>
+struct StepGradient {
+  Tensors<G>& tensors;
+  MicroBatch micro_batch = {};
+  Place place = Place::near;  // of the matrices of layers
+};
+
+// The sums of one section, in its tensors. The gradient's tensors are allocated and zeroed on first use. In the simplest
+// case, the first micro-batch on one rank and one lane with a gradient in float32, chunks add to the gradient itself.
+template <class Device, class G, class Section>
 class Sums {
-  template <class T>
-  static T type_of(const Table<T>&);  // never called; names the type of a table's tensors
-  using GradientTable = std::invoke_result_t<TableOf, Gradient&>;
-  using SectionTable = std::invoke_result_t<TableOf, Section&>;
-  using G = decltype(type_of(std::declval<GradientTable&>()));
-  using A = decltype(type_of(std::declval<SectionTable&>()));
+  using A = Accumulator<G>;
 
  public:
-  // place: where the gradient's matrices are that can be far
-  Sums(Device& dev, const Ranks& ranks, MicroBatch micro_batch, Gradient& gradient, Place place, const Section& empty,
-       TableOf table_of)
-      : dev(dev),
-        ranks(ranks),
-        micro_batch(micro_batch),
-        scope(dev.scope()),
-        gradient(trained(table_of(gradient))),
-        sections(static_cast<std::size_t>(micro_batch.exists() ? ranks.lanes : 0), empty) {
-    for (auto& e : this->gradient) {
-      const Index rows = shard(e.parameter.rows, ranks.all).size();
-      if (place == Place::far && e.far) {
-        first.push_back(!e.is_far());
-        if (first.back()) *e.far = allocate_far<G>(dev, rows, e.parameter.cols, Kind::gradients, End::top);
-        continue;
+  // gradient: the section's table of the step's gradient. table_of(section): the same table of the sums.
+  template <class TableOf>
+  Sums(Device& dev, const Ranks& ranks, const StepGradient<G>& step, const Table<G>& gradient, const Section& empty,
+       TableOf&& table_of)
+      : section(empty),
+        dev_(dev),
+        ranks_(ranks),
+        micro_batch_(step.micro_batch),
+        scope_(dev.scope()),
+        gradient_(trained(gradient)),
+        sums_(trained(table_of(section))),
+        direct_(std::is_same_v<G, A> && ranks.all.size == 1 && ranks.lanes == 1 && micro_batch_.number == 0 &&
+                step.place == Place::near) {
+    for (std::size_t i = 0; i < gradient_.size(); ++i) open(gradient_[i], step.place);
+    for (std::size_t i = 0; i < sums_.size(); ++i) {
+      const Parameter& p = sums_[i].parameter;
+      if constexpr (std::is_same_v<G, A>) {
+        if (direct_) *sums_[i].matrix = *gradient_[i].matrix;
       }
-      first.push_back(false);
-      if (!*e.matrix) *e.matrix = zeros<G>(rows, e, Kind::gradients, End::top);
+      if (!direct_ && micro_batch_.exists()) *sums_[i].matrix = zeros<A>(ranks.lanes * p.rows, p.cols, Kind::sums);
     }
-    const bool direct = std::is_same_v<G, A> && ranks.all.size == 1 && ranks.lanes == 1 && micro_batch.number == 0 &&
-                        place == Place::near;
-    for (Section& section : sections) {
-      lanes.push_back(trained(table_of(section)));
-      for (std::size_t i = 0; i < lanes.back().size(); ++i) {
-        auto& e = lanes.back()[i];
-        if constexpr (std::is_same_v<G, A>) {
-          if (direct) *e.matrix = *this->gradient[i].matrix;
-        }
-        if (!direct) *e.matrix = zeros<A>(e.parameter.rows, e, Kind::sums, End::bottom);
-      }
-    }
-    added = direct;
   }
   Sums(const Sums&) = delete;
 
-  // The sums of each lane.
-  std::span<Section> of_lanes() { return sections; }
-  Section& of_lane(Index lane) { return sections[static_cast<std::size_t>(lane)]; }
+  Section section;  // backward adds to its tensors
 
   // Call when all chunks of this micro-batch have been added.
   void finish() {
-    if (added) return;
-    for (std::size_t i = 0; i < gradient.size(); ++i) {
-      for (std::size_t lane = 1; lane < lanes.size(); ++lane) add(dev, *lanes[0][i].matrix, *lanes[lane][i].matrix);
+    if (direct_) return;
+    for (const Entry<A>& e : sums_) {
+      for (Index lane = 1; lane < ranks_.lanes && micro_batch_.exists(); ++lane)
+        add(dev_, lane_of(e), lane_of(e, lane));
     }
-    if (ranks.all.size > 1) return exchange_shards();
-    for (std::size_t i = 0; i < gradient.size(); ++i)
-      add_to_gradient(i, [&](Matrix<G> m) { add(dev, m, *lanes[0][i].matrix); });
+    if (ranks_.all.size > 1) return exchange_shards();
+    for (std::size_t i = 0; i < gradient_.size(); ++i)
+      add_to_gradient(i, [&](Matrix<G> m) { add(dev_, m, lane_of(sums_[i])); });
   }
 
  private:
-  template <class T, class E>
-  Matrix<T> zeros(Index rows, const E& entry, Kind kind, End end) {
-    const auto matrix = allocate<T>(dev, rows, entry.parameter.cols, kind, end);
-    zero(dev, matrix);
+  static Matrix<A> lane_of(const Entry<A>& e, Index lane = 0) { return e.matrix->lane(lane, e.parameter.rows); }
+
+  template <class T>
+  Matrix<T> zeros(Index rows, Index cols, Kind kind, End end = End::bottom) {
+    const auto matrix = allocate<T>(dev_, rows, cols, kind, end);
+    zero(dev_, matrix);
     return matrix;
+  }
+
+  // On first use: this rank's shard of a tensor of the gradient.
+  void open(const Entry<G>& e, Place place) {
+    const Index rows = shard(e.parameter.rows, ranks_.all).size();
+    const bool far = place == Place::far && e.far, first = far && !e.is_far();
+    first_.push_back(first);
+    if (first) *e.far = allocate_far<G>(dev_, rows, e.parameter.cols, Kind::gradients, End::top);
+    if (!far && !*e.matrix) *e.matrix = zeros<G>(rows, e.parameter.cols, Kind::gradients, End::top);
   }
 
   // Calls add with the gradient's matrix i. From far memory it is fetched for that.
   template <class Add>
   void add_to_gradient(std::size_t i, Add&& add) {
-    if (!gradient[i].is_far()) return add(*gradient[i].matrix);
-    auto inner = dev.scope();
-    const FarMatrix<G> far = *gradient[i].far;
-    const auto near = allocate<G>(dev, far.rows, far.cols, Kind::gradients);
-    if (first[i]) {
-      zero(dev, near);
+    if (!gradient_[i].is_far()) return add(*gradient_[i].matrix);
+    auto inner = dev_.scope();
+    const FarMatrix<G> far = *gradient_[i].far;
+    const auto near = allocate<G>(dev_, far.rows, far.cols, Kind::gradients);
+    if (first_[i]) {
+      zero(dev_, near);
     } else {
-      dev.get(near, far).wait();
+      dev_.get(near, far).wait();
     }
     add(near);
-    dev.put(far, near).wait();
+    dev_.put(far, near).wait();
   }
 
   void exchange_shards() {
     Transfers transfers;
     std::vector<std::vector<Matrix<A>>> shards;  // of each tensor: what each rank has summed
-    const Index computing = micro_batch.streams(ranks) * ranks.sequence.size;
-    for (std::size_t i = 0; i < gradient.size(); ++i) {
-      const Parameter& p = gradient[i].parameter;
-      const Rows mine = shard(p.rows, ranks.all);
+    const Group& all = ranks_.all;
+    const Index computing = micro_batch_.streams(ranks_) * ranks_.sequence.size;
+    for (const Entry<A>& e : sums_) {
+      const Parameter& p = e.parameter;
+      const Rows mine = shard(p.rows, all);
       shards.emplace_back();
-      for (Index rank = 0; rank < ranks.all.size; ++rank) {
-        const bool me = rank == ranks.all.rank;
-        if (!me && micro_batch.exists())
-          transfers.send(rank, lanes[0][i].matrix->slice(shard(p.rows, ranks.all, rank)));
+      for (Index rank = 0; rank < all.size; ++rank) {
+        const bool me = rank == all.rank;
+        if (!me && micro_batch_.exists()) transfers.send(rank, lane_of(e).slice(shard(p.rows, all, rank)));
         if (rank >= computing) continue;
-        shards[i].push_back(me ? lanes[0][i].matrix->slice(mine) : allocate<A>(dev, mine.size(), p.cols, Kind::sums));
-        if (!me) transfers.receive(rank, shards[i].back());
+        shards.back().push_back(me ? lane_of(e).slice(mine) : allocate<A>(dev_, mine.size(), p.cols, Kind::sums));
+        if (!me) transfers.receive(rank, shards.back().back());
       }
     }
-    exchange(dev, "share gradients", ranks.all, transfers);
-    for (std::size_t i = 0; i < gradient.size(); ++i)
+    exchange(dev_, "share gradients", all, transfers);
+    for (std::size_t i = 0; i < gradient_.size(); ++i)
       add_to_gradient(i, [&](Matrix<G> m) { add_in_order(m, shards[i]); });
   }
 
-  // For each stream: gradient += (lane 0 + lane 1 + ...)
+  // For each stream: gradient += (lane 0 + lane 1 + ...). Ranks that share a stream are its lanes.
   void add_in_order(Matrix<G> gradient, const std::vector<Matrix<A>>& of_ranks) {
-    const auto lanes_of_stream = static_cast<std::size_t>(ranks.sequence.size);
+    const auto lanes_of_stream = static_cast<std::size_t>(ranks_.sequence.size);
     for (std::size_t rank = 0; rank < of_ranks.size(); rank += lanes_of_stream) {
-      for (std::size_t lane = 1; lane < lanes_of_stream; ++lane) add(dev, of_ranks[rank], of_ranks[rank + lane]);
-      add(dev, gradient, of_ranks[rank]);
+      for (std::size_t lane = 1; lane < lanes_of_stream; ++lane) add(dev_, of_ranks[rank], of_ranks[rank + lane]);
+      add(dev_, gradient, of_ranks[rank]);
     }
   }
 
-  Device& dev;
-  const Ranks& ranks;
-  const MicroBatch micro_batch;
-  decltype(std::declval<Device&>().scope()) scope;
-  GradientTable gradient;
-  std::vector<Section> sections;    // of each lane
-  std::vector<SectionTable> lanes;  // their tables
-  std::vector<bool> first;          // of each tensor: nothing has been added to its gradient in far memory
-  bool added = false;               // chunks add to the gradient itself
+  Device& dev_;
+  const Ranks& ranks_;
+  const MicroBatch micro_batch_;
+  decltype(std::declval<Device&>().scope()) scope_;
+  const Table<G> gradient_;
+  const Table<A> sums_;      // of `section`
+  const bool direct_;        // chunks add to the gradient itself
+  std::vector<bool> first_;  // of each tensor: nothing has been added to its gradient in far memory
+};
+
+// The sums of each section of a step's gradient.
+template <class Device, class G>
+class GradientSums {
+  using A = Accumulator<G>;
+
+ public:
+  GradientSums(Device& dev, const Config& config, const Ranks& ranks, const StepGradient<G>& step)
+      : dev_(dev), c_(config), ranks_(ranks), step_(step) {}
+
+  Sums<Device, G, Layer<A>> layer(Index l) const {
+    return {dev_,       ranks_,
+            step_,      layer_table(c_, l, step_.tensors.layers[static_cast<std::size_t>(l)]),
+            Layer<A>{}, [&](Layer<A>& section) { return layer_table(c_, l, section); }};
+  }
+  Sums<Device, G, Tensors<A>> head() const {
+    const TiedHead tied = step_.micro_batch.count > 1 || ranks_.lanes * ranks_.sequence.size > 1
+                              ? TiedHead::apart
+                              : TiedHead::with_embedding;
+    return near([&](auto& section) { return head_gradient_table(c_, section, tied); });
+  }
+  Sums<Device, G, Tensors<A>> embedding() const {
+    return near([&](auto& section) { return embedding_table(c_, section); });
+  }
+
+ private:
+  template <class TableOf>
+  Sums<Device, G, Tensors<A>> near(TableOf&& table_of) const {
+    StepGradient<G> step = step_;
+    step.place = Place::near;
+    return {dev_, ranks_, step, table_of(step.tensors), Tensors<A>(c_), table_of};
+  }
+
+  Device& dev_;
+  const Config& c_;
+  const Ranks& ranks_;
+  const StepGradient<G> step_;
 };
 
 }  // namespace streambp

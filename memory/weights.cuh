@@ -11,14 +11,16 @@
 
 namespace streambp {
 
-// The weights of embedding and head, until the end of the lease.
+// Some weights, valid until the end of the lease.
 template <class Device, class Section>
 struct Lease {
   decltype(std::declval<Device&>().scope()) scope;
   Section weights;
 };
 
-// Of a model in shards or in far memory, a lease holds the weights in memory of its own. All ranks take the same leases in
+constexpr Index kNoLayer = -1;
+
+// If a model is in shards or in far memory, a lease has memory for the whole weights. All ranks take the same leases in
 // the same order. For layers there is memory for two: one in use, and the next one, which arrives meanwhile. If both apply,
 // a rank waits for its shard to come from far memory before it sends it to the others.
 template <class Device, class T>
@@ -45,30 +47,19 @@ class Weights {
     }
   }
 
-  // The weights of a layer, valid until the next call. `next`: the layer of that call, if there is one.
-  const Layer<T>& take(Index layer, Index next) {
-    if (model_.config.base == Base::nf4) return dequantise(layer);
-    if (!fetches()) return model_.weights.layers[static_cast<std::size_t>(layer)];
-    gather(layer);
-    wait_for(gathered_[layer % 2].copies);
-    if (arriving_) finish_exchange(dev_, "gather weights", model_.shards);
-    arriving_ = false;
-    if (0 <= next && next < model_.config.layers) gather(next);
-    return gathered_[layer % 2].weights;
-  }
+  // `next`: the layer that is taken next, or kNoLayer. One layer is on lease at a time.
+  Lease<Device, Layer<T>> take_layer(Index layer, Index next) { return {dev_.scope(), weights_of(layer, next)}; }
   // Only the embedding is valid.
   Lease<Device, Tensors<T>> take_embedding() const {
     return lease(model_.weights, [&](auto& w) { return embedding_table(model_.config, w); });
   }
-  // Only the norm and the head are valid.
+  // Only the norm and the head are valid; a tied head is the embedding.
   Lease<Device, Tensors<T>> take_head() const {
-    auto leased = lease(model_.weights, [&](auto& w) {
+    return lease(model_.weights, [&](auto& w) {
       Table<T> table = head_table(model_.config, w);
       if (model_.config.tied) table.push_back(embedding_table(model_.config, w).front());
       return table;
     });
-    if (model_.config.tied) leased.weights.head = {leased.weights.embedding.tokens, {}};
-    return leased;
   }
 
  private:
@@ -81,6 +72,17 @@ class Weights {
   // Whether layers are fetched from other ranks or from far memory.
   bool fetches() const {
     return model_.config.base != Base::nf4 && (model_.shards.size > 1 || model_.place == Place::far);
+  }
+
+  const Layer<T>& weights_of(Index layer, Index next) {
+    if (model_.config.base == Base::nf4) return dequantise(layer);
+    if (!fetches()) return model_.weights.layers[static_cast<std::size_t>(layer)];
+    gather(layer);
+    wait_for(gathered_[layer % 2].copies);
+    if (arriving_) finish_exchange(dev_, "gather weights", model_.shards);
+    arriving_ = false;
+    if (next != kNoLayer) gather(next);
+    return gathered_[layer % 2].weights;
   }
 
   // Quantised weights have memory for one layer.

@@ -81,7 +81,7 @@ class Generator {
     }
     if (filled > 0) read_pieces();
     const auto leased = weights.take_head();
-    return to_host(dev, Head<Device, T>(dev, c, leased.weights.norm, leased.weights.head).logits(last));
+    return to_host(dev, Head<Device, T>(dev, c, leased.weights).logits(last));
   }
 
   // Reuses the longest cached prefix of `text` found in any slot; returns its length. The caller reads the rest. The
@@ -148,9 +148,11 @@ class Generator {
     embedding(dev, x, {tokens.columns(0, count), positions.columns(0, count), {}, {}},
               weights.take_embedding().weights.embedding, c.embedding_scale);
     for (Index l = 0; l < c.layers; ++l) {
-      TransformerLayer<Device, T> layer(dev, c, frequencies, l, weights.take(l, l + 1));
-      layer.project(a, kv, x, positions.columns(0, count));
-      for (const Piece& piece : pieces) attend(layer, piece, cache[index(l)], kv, a);
+      const auto leased = weights.take_layer(l, l + 1 < c.layers ? l + 1 : kNoLayer);
+      TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights);
+      layer.begin(a, x);
+      layer.mixer.project(a.mixer, kv, a.mixer_input, positions.columns(0, count));
+      for (const Piece& piece : pieces) attend(layer.mixer, piece, cache[index(l)], kv, a.mixer);
       layer.finish(x, a, x);
     }
     for (const Piece& piece : pieces) {
@@ -174,17 +176,17 @@ class Generator {
   }
 
   // Appends the K and V of a piece to the cache of its slot, and attends to the whole slot.
-  void attend(TransformerLayer<Device, T>& layer, const Piece& piece, const KeysValues<T>& all, const KeysValues<T>& kv,
-              const Activations<T>& a) {
+  void attend(SoftmaxAttention<Device, T>& mixer, const Piece& piece, const KeysValues<T>& all, const KeysValues<T>& kv,
+              const AttentionActivations<T>& a) {
     const auto length = static_cast<Index>(text(piece.slot).size());
     const Rows rows = {length, length + piece.size()};
     dev.copy(rows_of(all.k, piece.slot, rows), kv.k.slice(piece.rows()));
     dev.copy(rows_of(all.v, piece.slot, rows), kv.v.slice(piece.rows()));
-    Activations<T> part;
-    part.heads = {a.q.slice(piece.rows()), a.attended.slice(piece.rows()), a.heads.lse.slice(piece.rows())};
+    auto part = [&](Matrix<T> m) { return Exchanged<T>{m.slice(piece.rows()), m.slice(piece.rows())}; };
+    const AttentionActivations<T> own = {{}, {}, part(a.q.rows), part(a.attended.rows), a.lse.slice(piece.rows())};
     const Rows slot = {0, room};
     const KeysValues<T> of_slot = {rows_of(all.k, piece.slot, slot), rows_of(all.v, piece.slot, slot)};
-    layer.attend(part, of_slot, {rows, {}, {key_begin, {}}});
+    mixer.attend({{rows, {}, {key_begin, {}}}, {}, of_slot, own});
   }
 
   Device& dev;

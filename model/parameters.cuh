@@ -64,6 +64,9 @@ struct Tensors {
   Linear<T> head;
 
   explicit Tensors(const Config& c) : layers(static_cast<std::size_t>(c.layers)) {}
+
+  // The head's linear layer. A tied head has no tensor: it is the embedding's table.
+  Linear<T> output() const { return head.weight ? head : Linear<T>{embedding.tokens, {}}; }
 };
 
 // A row of the table and its tensor. If that is quantised or in far memory, the matrix is empty.
@@ -205,6 +208,20 @@ Table<T> head_table(const Config& c, Tensors<T>& w) {
   return table;
 }
 
+// Where backward sums the gradient of a tied head: with the embedding's, or in a tensor for itself until the step ends.
+// Over several micro-batches or lanes it is apart, so that the order of additions does not depend on the number of ranks.
+enum class TiedHead { with_embedding, apart };
+
+// The tensors of a gradient to which backward through the head adds.
+template <class T>
+Table<T> head_gradient_table(const Config& c, Tensors<T>& w, TiedHead tied) {
+  Table<T> table = head_table(c, w);
+  if (!c.tied) return table;
+  table.push_back(embedding_table(c, w).front());
+  if (tied == TiedHead::apart) table.back().matrix = &w.head.weight;
+  return table;
+}
+
 template <class T>
 Table<T> table(const Config& c, Tensors<T>& w) {
   Table<T> all = embedding_table(c, w);
@@ -229,7 +246,6 @@ struct Model {
   Group shards = {};  // the ranks that share the weights: each has some rows of every tensor, but all of the adapters
   Place place = Place::near;  // of the matrices of layers
   bool in_shards(const Parameter& p) const { return shards.size > 1 && !p.adapter(); }
-  Linear<T> head() const { return config.tied ? Linear<T>{weights.embedding.tokens, {}} : weights.head; }
 };
 
 // Allocates the weights of a model.

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "kernels/base/error.cuh"
-#include "kernels/base/lanes.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/base/random.cuh"
+#include "kernels/base/row_sums.cuh"
 #include "kernels/head.cuh"
 
 namespace streambp {

@@ -115,12 +115,8 @@ struct Stream {
   StreamRows at(const DividedRows& rows) const {
     return {rows.all, positions.columns(rows.own.begin, rows.own.size()), {key_begin, key_begin_on_host}};
   }
-  EmbeddingIndex embedding_index(Index lane = 0) const {
-    auto rows_of_lane = [&](Index l) { return Division{size(), division.tile, l, division.lanes}.own(); };
-    Index begin = 0;
-    for (Index l = 0; l < lane; ++l) begin += rows_of_lane(l);
-    const Index count = rows_of_lane(lane);
-    return {tokens, positions, rows_by_token.columns(begin, count), rows_by_position.columns(begin, count)};
+  EmbeddingIndex embedding_index() const {
+    return {tokens, positions, rows_by_token, rows_by_position, division.lanes};
   }
 };
 

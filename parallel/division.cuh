@@ -1,6 +1,5 @@
 // How the rows of a token stream are divided: block b of rows, one tile, belongs to rank b mod R of the ranks that share
-// the stream; within a process, to lane b mod L. Every rank and every lane sums its own weight gradients, and these sums
-// are added in order. So R ranks give the bits of one process with R lanes.
+// the stream; within a process, to lane b mod L (memory/sums.cuh says what a lane is).
 #pragma once
 
 #include <vector>
@@ -34,29 +33,12 @@ struct Division {
   }
 };
 
-// Some rows of the stream: all of them, and where this rank's are among its own.
+// Some rows of the stream: all of them, and where this rank's are among its own rows.
 struct DividedRows {
   Rows all, own;
+  std::size_t number = 0;  // of a chunk: its place among the chunks of the stream
   DividedRows(Rows rows) : all(rows), own(rows) {}
-  DividedRows(Rows all, Rows own) : all(all), own(own) {}
+  DividedRows(Rows all, Rows own, std::size_t number = 0) : all(all), own(own), number(number) {}
 };
-
-// Rows of a chunk that add to the weight gradients of one lane.
-struct LanePart {
-  Rows rows;  // of the chunk
-  Index lane;
-};
-
-// The parts of some of this rank's rows, last to first. With one lane, all rows are one part.
-inline std::vector<LanePart> lane_parts(const Division& d, Rows own) {
-  if (d.lanes == 1) return {{{0, own.size()}, 0}};
-  std::vector<LanePart> parts;
-  for (Index end = own.end; end > own.begin;) {
-    const Index begin = std::max(own.begin, (end - 1) / d.tile * d.tile);
-    parts.push_back({Rows{begin, end}.relative_to(own), d.lane(begin)});
-    end = begin;
-  }
-  return parts;
-}
 
 }  // namespace streambp

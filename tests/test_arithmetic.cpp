@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "kernels/base/gemm.cuh"
-#include "kernels/base/lanes.cuh"
+#include "kernels/base/row_sums.cuh"
 #include "tests/support.cuh"
 
 namespace streambp {

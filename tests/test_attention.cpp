@@ -134,5 +134,37 @@ TEST(Operations, AttentionSurvivesExtremeScores) {
   }
 }
 
+// A probability of 0 times NaN would be NaN: earlier rows of the tile must not see it.
+TEST(AttentionOperations, WhatIsNotFiniteDoesNotReachEarlierRows) {
+  const Index n = 200, bad = 150;
+  std::vector<std::int32_t> one_document(static_cast<std::size_t>(n), 0);
+  const auto key_begin = integers(one_document);
+  const AttentionShape shape{4, 2, 8, 0};
+  const AttentionSpan span{{key_begin, {}}, {0, n}, shape};
+  auto run = [&](Index row, float value, bool in_k) {
+    Owned<float> q(n, 32, 1), k(n, 16, 2), v(n, 16, 3), out(n, 32, 4), lse(n, 4, 5), dout(n, 32, 6), dq(n, 32, 7),
+        dk(n, 16, 8), dv(n, 16, 9);
+    if (row < n) (in_k ? k : v).m(row, 3) = value;
+    const AttentionInput<float> input{q.m, k.m, v.m};
+    const AttentionOutput<float> output{out.m, lse.m};
+    attention(device(), output, input, span);
+    attention_backward(device(), AttentionGradient<float>{dq.m, dk.m, dv.m}, dout.m, input, output, span);
+    return std::pair{out, dq};
+  };
+  const auto finite = run(n, 0, false);
+  for (const float value : {NAN, INFINITY, -INFINITY}) {
+    for (const bool in_k : {false, true}) {
+      const auto result = run(bad, value, in_k);
+      for (const auto& [one, other] : {std::pair{finite.first, result.first}, {finite.second, result.second}}) {
+        for (Index i = 0; i < bad; ++i)
+          for (Index j = 0; j < 8; ++j) ASSERT_EQ(one.m(i, j), other.m(i, j)) << "row " << i << " of " << value;
+        if (!in_k) {
+          EXPECT_FALSE(std::isfinite(other.m(bad, 3))) << "row " << bad << " sees " << value;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace streambp

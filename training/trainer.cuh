@@ -56,6 +56,7 @@ class Trainer {
   // Adds the gradient of one micro-batch and returns its part of the loss. After the last one of the step
   // (of_step.batches), the gradient is complete.
   Measures accumulate(const Batch& batch, const Counts& of_step, const Schedule& schedule) {
+    load(batch);
     add_gradient(&batch, of_step, schedule);
     return measure(objective, batch, of_step, log_probabilities());
   }
@@ -73,7 +74,8 @@ class Trainer {
     const auto streams = static_cast<std::size_t>(ranks.streams()), mine = static_cast<std::size_t>(ranks.stream());
     for (std::size_t first = 0; first < batches.size(); first += streams) {
       const bool has_one = first + mine < batches.size();
-      has_one ? add_gradient(&batches[first + mine], counts, schedule) : add_gradient_of_others(counts, schedule);
+      has_one ? load(batches[first + mine]) : load_nothing();
+      add_gradient(has_one ? &batches[first + mine] : nullptr, counts, schedule);
       const auto logps = gather_on_host(ranks.all, has_one ? log_probabilities() : std::vector<A>());
       for (std::size_t i = first; i < std::min(batches.size(), first + streams); ++i) {
         const std::vector<A>& logp = logps[(i - first) * static_cast<std::size_t>(ranks.sequence.size)];
@@ -118,8 +120,8 @@ class Trainer {
     Counts counts;
     counts.batches = micro_batches;
     for (Index first = 0; first < micro_batches; first += ranks.streams()) {
-      const bool has_one = first + ranks.stream() < micro_batches;
-      has_one ? add_gradient(nullptr, counts, schedule) : add_gradient_of_others(counts, schedule);
+      if (first + ranks.stream() >= micro_batches) load_nothing();
+      add_gradient(nullptr, counts, schedule);
     }
     StepResult result;
     if (kind != OptimizerKind::none) check(result, 1), update(result, OptimizerSettings{}, 1);
@@ -137,9 +139,8 @@ class Trainer {
     const auto streams = static_cast<std::size_t>(ranks.streams()), mine = static_cast<std::size_t>(ranks.stream());
     for (std::size_t first = 0; first < batches.size(); first += streams) {
       const bool has_one = first + mine < batches.size();
-      if (!has_one) walk(schedule).evaluation_of_others();
-      const auto logps =
-          gather_on_host(ranks.all, has_one ? evaluate(batches[first + mine], schedule) : std::vector<A>());
+      has_one ? load(batches[first + mine]) : load_nothing();
+      const auto logps = gather_on_host(ranks.all, evaluate_loaded(schedule));
       for (std::size_t i = first; i < std::min(batches.size(), first + streams); ++i)
         all.push_back(logps[(i - first) * static_cast<std::size_t>(ranks.sequence.size)]);
     }
@@ -147,8 +148,7 @@ class Trainer {
   }
   std::vector<A> evaluate(const Batch& batch, const Schedule& schedule) {
     load(batch);
-    walk(schedule).evaluate(logp.columns(0, view.size()));
-    return log_probabilities();
+    return evaluate_loaded(schedule);
   }
 
   // Uploads this rank's rows of a batch; it may be shorter than the allocated stream.
@@ -172,6 +172,11 @@ class Trainer {
             part(stream.rows_by_token, rows_by_index(tokens, division)),
             part(stream.rows_by_position, rows_by_index(positions, division)),
             batch.key_begin};
+  }
+  // Of a rank without a micro-batch in the last round: an empty stream.
+  void load_nothing() {
+    const Matrix<std::int32_t> none = stream.tokens.columns(0, 0);
+    view = {division_of(0), none, none, none, none, none, none};
   }
 
   // Log-probs of the batch that was loaded last, of all its rows.
@@ -209,15 +214,15 @@ class Trainer {
   }
   Walk<Device, T> walk(const Schedule& schedule) { return {dev, model, view, schedule, ranks}; }
 
-  // On Plan, where only shapes matter, the batch is null.
+  std::vector<A> evaluate_loaded(const Schedule& schedule) {
+    walk(schedule).evaluate(logp.columns(0, view.size()));
+    return log_probabilities();
+  }
+
+  // Of the loaded batch. It is null on Plan, where only shapes matter, and for an empty stream.
   void add_gradient(const Batch* batch, const Counts& of_step, const Schedule& schedule) {
-    TokenWeights<A> w;
-    if (batch) {
-      load(*batch);
-      w = load_weights(*batch, of_step);
-    } else {
-      w = TokenWeights<A>{fixed, advantage, old, kl, reference}.columns({0, view.size()});
-    }
+    const TokenWeights<A> w = batch ? load_weights(*batch, of_step)
+                                    : TokenWeights<A>{fixed, advantage, old, kl, reference}.columns({0, view.size()});
     std::function<void()> weigh;
     if (objective.kind == ObjectiveKind::dpo) {
       weigh = [&] {
@@ -225,22 +230,12 @@ class Trainer {
         if (batch) measure_pairs(objective, *batch, of_step, log_probabilities(), pairs), put(fixed, pairs);
       };
     }
-    const MicroBatch micro_batch = next_micro_batch(of_step);
-    require(micro_batch.exists(), "micro-batch ", micro_batch.number, " of a step that has ", micro_batch.count);
-    walk(schedule).gradient(GradientOf<G>{grad, micro_batch, places.gradients}, w, logp.columns(0, view.size()), weigh);
+    const MicroBatch micro_batch = {ranks.stream() + ranks.streams() * accumulated++, of_step.batches};
+    require(micro_batch.exists() || view.size() == 0, "micro-batch ", micro_batch.number, " of a step that has ",
+            micro_batch.count);
+    walk(schedule).gradient(StepGradient<G>{grad, micro_batch, places.gradients}, w, logp.columns(0, view.size()),
+                            weigh);
     complete(micro_batch);
-  }
-
-  // For a rank without a micro-batch in the last round.
-  void add_gradient_of_others(const Counts& of_step, const Schedule& schedule) {
-    const MicroBatch none = next_micro_batch(of_step);
-    walk(schedule).gradient_of_others(GradientOf<G>{grad, none, places.gradients},
-                                      objective.kind == ObjectiveKind::dpo);
-    complete(none);
-  }
-
-  MicroBatch next_micro_batch(const Counts& of_step) {
-    return {ranks.stream() + ranks.streams() * accumulated++, of_step.batches};
   }
 
   // After the last micro-batch: adds the gradients of a tied head and of the embedding.
