@@ -10,6 +10,9 @@
 // Computed in tiles of queries x keys, so no N x N matrix exists. The forward pass keeps a running maximum and sum per
 // row (online softmax): when a tile of keys raises the maximum, the sums so far are rescaled.
 //
+// Backward takes five products of 2 FLOPs for each number of a head and pair of query and key. A GPU has a kernel for dQ and
+// one for dK and dV, and both compute S and dP: seven products.
+//
 // A call computes the query rows span.rows of the stream against keys 0 .. span.rows.end. dK and dV are summed over
 // tiles of queries from last to first. This order is the same for any chunk.
 #pragma once
@@ -68,7 +71,8 @@ void attention_backward(Device& dev, const AttentionGradient<T>& gradient, Input
   const auto delta = allocate<A>(dev, rows.size(), shape.heads, Kind::chunk);
   const AttentionGradient<T> sums = {gradient.dq, gradient.dk, gradient.dv, allocate_dq_sums(dev, gradient.dq)};
   auto op = dev.operation(
-      "attention backward", 10.0 * attention_pairs(span) * static_cast<double>(q_width),
+      "attention backward",
+      (dev.kind == DeviceKind::cuda ? 14.0 : 10.0) * attention_pairs(span) * static_cast<double>(q_width),
       sizeof(T) * (4.0 * in.q.size() + 2.0 * kv_width * rows.end) + sizeof(A) * 4.0 * kv_width * rows.end);
   if constexpr (Device::computes) {
     compute_attention_delta<T>(dev, delta, dout, out.attended);
