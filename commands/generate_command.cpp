@@ -134,13 +134,23 @@ class GenerateCommand : public Command {
     return text;
   }
 
-  // The longest sequence.
-  Index limit() const { return config.max_length > 0 ? config.max_length : kLongestStream; }
+  // The tokens that the model was trained on, and the longest sequence that it can read. With RoPE that has no limit.
+  Index context() const { return config.max_length > 0 ? config.max_length : kLongestStream; }
+  Index limit() const { return config.positions == Positions::learned ? config.max_length : kLongestStream; }
+
+  // Completions end with the context, unless a prompt or --length goes beyond it.
+  Index room_for(Index longest) const {
+    const bool beyond = longest >= context() || options.given("--length");
+    const Index room = std::min(longest + length, beyond ? limit() : context());
+    if (room > context())
+      print_error("note: up to %ld tokens are more than the model's context of %ld\n", room, context());
+    return room;
+  }
 
   void check(const Tokens& tokens, const std::string& where) const {
     require(!tokens.empty(), where, ": is empty, and the model has no BOS token; write a word or two");
     require(static_cast<Index>(tokens.size()) <= limit(), where, ": has ", tokens.size(),
-            " tokens, more than the model's context of ", limit(), "; shorten it");
+            " tokens, more than the model's ", limit(), " positions; shorten it");
     for (std::int32_t token : tokens) {
       require(0 <= token && token < config.vocab, where, ": token ", token, " (\"",
               prompter->tokenizer.decode({&token, 1}), "\") is outside the model's vocabulary of ", config.vocab,
@@ -162,7 +172,7 @@ class GenerateCommand : public Command {
         headings.push_back(asked.size() * index(samples) == 1 ? "" : "--- " + p.text + number + "\n");
       }
     }
-    const Index room = std::min(longest + length, limit());
+    const Index room = room_for(longest);
     step.config.rope_scaling.longest = room;
     const Index slots = fitting_slots(static_cast<Index>(tokens.size()), room);
     with_generator(slots, room, [&](TextGenerator& generator) {
