@@ -154,6 +154,26 @@ TEST_F(FineTuning, VerifiesTheGradientOnData) {
   EXPECT_TRUE(contains(outcome.output, "700 tokens in")) << outcome.output;
 }
 
+// Every name that a command reads or writes may be a plain one, in the working directory.
+TEST_F(FineTuning, PlainNamesAreInTheWorkingDirectory) {
+  fs::rename(model, path("model"));
+  fs::create_directories(path("empty"));
+  const std::string train = "train --model model --data data.jsonl --length 256 --steps 1 --lora 2 --out ";
+  for (const std::string& command : std::vector<std::string>{
+           train + "tuned", "train --resume --out tuned", train + "empty", "verify --run tuned",
+           "tokenize --model model --data data.jsonl --out t.safetensors", "merge --adapter tuned --out merged",
+           "eval --model merged --data t.safetensors --json eval.json",
+           "generate --adapter tuned --prompt a --length 1", "examples answers --out examples.jsonl"}) {
+    const Outcome outcome = execute("-c \"cd " + dir.string() + " && " + binary() + " " + command + "\"", "/bin/sh");
+    EXPECT_EQ(outcome.exit_code, 0) << command << "\n" << outcome.output;
+  }
+  const std::string here = "-c \"cd " + path("empty") + " && rm -r * && " + binary() +
+                           " train --model ../model --data ../data.jsonl --steps 1 --out .\"";
+  const Outcome outcome = execute(here, "/bin/sh");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(fs::exists(path("empty/step-000001/model.safetensors"))) << outcome.output;
+}
+
 TEST_F(FineTuning, RefusesInvalidOptions) {
   const std::string out = " --out " + path("refused");
   expect_refused("train --model " + path("nothing") + " --data x" + out, "is not a model directory");

@@ -246,7 +246,7 @@ inline void write_tokens(const std::vector<std::filesystem::path>& data, const s
 // Creates a directory that only this user can read, if there is none.
 inline void create_private_directories(const std::filesystem::path& path) {
   std::error_code error;
-  std::filesystem::create_directories(path.parent_path(), error);
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
   if (!error && mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) error.assign(errno, std::generic_category());
   require(!error, path.string(), ": cannot create the directory: ", error.message(), "; choose another place");
 }
