@@ -1,5 +1,5 @@
 // The model: a layer's forward and hand-written backward, and the head. Both work on any rows of a token stream; which
-// rows, in what order, and what is kept in between is streambp.cuh's business.
+// rows, in what order, and what is kept in between, streambp.cuh decides.
 //
 //   x       = embedding(tokens)
 //   layer     middle = x + mixer(norm(x))             y = middle + feed_forward(norm(middle))
@@ -7,15 +7,16 @@
 //
 // A layer is two residual branches. The mixer is the only part that mixes rows: here softmax attention
 // (model/softmax_attention.cuh). Everything else treats each row alone: norms, projections, and the feed-forward
-// (model/feed_forward.cuh). The walk knows of a mixer only
+// (model/feed_forward.cuh). What a layer and the walk need of a mixer:
 //
-//   the causal summary    what must exist of earlier rows before a chunk can be computed, and how it is made: K, V
-//   forward               of a chunk, which also writes the chunk's part of the summary
+//   a causal summary      what must exist of earlier rows before a chunk can be computed: K, V, made by keys_values
+//   forward               of a chunk; it also writes the chunk's part of the summary
 //   recompute, backward   of a chunk, once all later chunks of the layer are done
 //   its gradient          what backward of a chunk hands to the chunks before it: dK, dV
 //
-// docs/contributing.md shows how other mixers and feed-forwards fit. One policy for memory: activations are assigned,
-// gradients of weights are added to, and the gradient of the residual stream is updated in place.
+// docs/contributing.md shows how other mixers and feed-forwards fit. Memory: activations are assigned, gradients of weights
+// are added to, the gradient of the residual stream is updated in place, and backward may overwrite the chunk's activations
+// and its dK, dV.
 #pragma once
 
 #include "kernels/head.cuh"
@@ -49,32 +50,30 @@ class TransformerLayer {
 
   // y = layer(x) for the rows of a chunk. kv holds K and V of earlier rows and receives those of these rows. y may be x.
   void forward(Matrix<T> y, const Chunk<T>& chunk) {
-    begin(chunk.a, chunk.x);
+    before_mixer(chunk.a, chunk.x);
     mixer.forward(chunk.mixer());
-    finish(y, chunk.a, chunk.x);
+    after_mixer(y, chunk.a, chunk.x);
   }
 
-  // What comes before the mixer ...
-  void begin(const Activations<T>& a, Matrix<T> x) { norm(dev, a.mixer_input, normed(x, w.attention_norm)); }
-  // ... and after it.
-  void finish(Matrix<T> y, const Activations<T>& a, Matrix<T> x) {
-    add_mixer(a, x);
+  void before_mixer(const Activations<T>& a, Matrix<T> x) { norm(dev, a.mixer_input, normed(x, w.attention_norm)); }
+  void after_mixer(Matrix<T> y, const Activations<T>& a, Matrix<T> x) {
+    up_to_activated(a, x);
     end_branch(y, a.middle, a.feed_forward.activated, {w.down, w.post_mlp_norm}, a.feed_forward_output);
   }
 
   // K and V of some rows. kv: their slices of these rows.
   void keys_values(const Activations<T>& a, const KeysValues<T>& kv, Matrix<T> x,
                    Matrix<const std::int32_t> positions) {
-    begin(a, x);
+    before_mixer(a, x);
     mixer.keys_values(a.mixer, kv, a.mixer_input, positions);
   }
 
-  // Repeats forward for a chunk as far as backward needs it. K and V exist already, and kept outputs of attention too.
+  // Repeats forward for a chunk as far as backward needs it. K and V must exist, and kept outputs of attention too.
   void recompute(const Chunk<T>& chunk, AttentionOutputs outputs) {
     const Activations<T>& a = chunk.a;
-    begin(a, chunk.x);
+    before_mixer(a, chunk.x);
     mixer.recompute(chunk.mixer(), outputs);
-    add_mixer(a, chunk.x);
+    up_to_activated(a, chunk.x);
     if (c.post_norms) linear(dev, a.feed_forward_output, a.feed_forward.activated, w.down);
   }
 
@@ -104,7 +103,7 @@ class TransformerLayer {
  private:
   // The end of a branch: a projection back to the residual stream, in some models with a norm.
   template <class U>
-  struct End {
+  struct BranchEnd {
     const Linear<U>& projection;
     const NormWeights<U>& post_norm;
   };
@@ -112,14 +111,14 @@ class TransformerLayer {
   NormInput<T> normed(Matrix<T> x, const NormWeights<T>& weights) const { return {x, weights, c.norm_style()}; }
 
   // middle = x + mixer, and the feed-forward of its norm
-  void add_mixer(const Activations<T>& a, Matrix<T> x) {
+  void up_to_activated(const Activations<T>& a, Matrix<T> x) {
     end_branch(a.middle, x, a.mixer.attended.rows, {w.o, w.post_attention_norm}, a.mixer_output);
     norm(dev, a.feed_forward_input, normed(a.middle, w.mlp_norm));
     feed_forward.forward(a.feed_forward, a.feed_forward_input);
   }
 
   // y = residual + x wᵀ + bias; with post-norms y = residual + norm(x wᵀ + bias), and `projected` keeps the norm's input
-  void end_branch(Matrix<T> y, Matrix<T> residual, Matrix<T> x, const End<T>& end, Matrix<T> projected) {
+  void end_branch(Matrix<T> y, Matrix<T> residual, Matrix<T> x, const BranchEnd<T>& end, Matrix<T> projected) {
     if (!c.post_norms) return linear(dev, y, x, end.projection, residual);
     linear(dev, projected, x, end.projection);
     norm(dev, y, normed(projected, end.post_norm));
@@ -127,7 +126,8 @@ class TransformerLayer {
   }
 
   // Returns dx; the gradient of the residual is dy itself.
-  Matrix<T> end_branch_backward(const End<A>& g, Matrix<T> dy, Matrix<T> x, const End<T>& end, Matrix<T> projected) {
+  Matrix<T> end_branch_backward(const BranchEnd<A>& g, Matrix<T> dy, Matrix<T> x, const BranchEnd<T>& end,
+                                Matrix<T> projected) {
     const auto dx = allocate<T>(dev, x.rows, x.cols, Kind::chunk);
     auto scope = dev.scope();
     Matrix<T> dprojected = dy;

@@ -5,7 +5,7 @@
 //                  chunk           head chunk      kept between forward and backward
 //   full           whole stream    whole stream    all activations of every layer
 //   checkpoint     whole stream    whole stream    the input of every layer
-//   stream         C rows          H rows          the input of every layer, and attention's outputs if they are wanted
+//   stream         C rows          H rows          the input of every layer; optionally attention's outputs
 //
 // A row of a layer's output depends on other rows only through their keys and values. So a layer's backward pass can go
 // chunk by chunk, from the last to the first, and recompute only one chunk's activations at a time:
@@ -17,17 +17,18 @@
 //     dK, dV of the chunk's own rows are now complete      only later rows attend to them, and those are done
 //     go back through the Q, K, V projections              the gradient of the layer's input replaces that of its output
 //
-// All modes give the same bits: every operation works in tiles of kTile rows and adds up tiles from the last to the
-// first, and chunks are whole tiles, visited from the last to the first.
+// All modes give the same bits: a row's numbers do not depend on the chunk, and sums over rows add tiles (256 rows; 2048
+// on a GPU) from the last to the first. Chunks are whole tiles, visited from the last to the first.
 //
-// A step of backward is a cell (layer, chunk). It needs the cell of the layer above, all later chunks of its own layer, and
-// the layer's K and V of earlier rows. Every order of cells that respects this gives the same bits. This walk goes layer
-// by layer, which keeps the inputs of all layers and K, V, dK, dV of one; going chunk by chunk through all layers would
-// keep K, V, dK, dV and the gradient sums of all layers, and layer inputs of one chunk.
+// Several ranks can share a stream; every chunk has rows of each of them (parallel/division.cuh). Three places notice:
+// attention exchanges rows for heads (parallel/head_exchange.cuh), gradient sums add those of all ranks, in lanes
+// (memory/sums.cuh), and weights in shards come from all ranks (memory/weights.cuh). A rank without a micro-batch walks an
+// empty stream: it has no chunks, but takes part in every exchange.
 //
-// Several ranks can share a stream. Each has some of its rows (parallel/division.cuh), and a chunk has rows of every rank.
-// Only two places notice: attention exchanges rows for heads, and gradient sums add those of all ranks. A rank without a
-// micro-batch walks an empty stream: it has no chunks, but lends weights and adds sums like the others.
+// Other orders are possible. A step of backward, a cell (layer, chunk), needs the cell of the layer above, all later chunks
+// of its own layer, and the layer's K and V of earlier rows; every order that respects this gives the same bits. Layer by
+// layer keeps the inputs of all layers and K, V, dK, dV of one. Chunk by chunk through all layers would keep K, V, dK, dV
+// and the gradient sums of all layers, and layer inputs of one chunk.
 #pragma once
 
 #include <functional>
@@ -43,6 +44,7 @@ template <class Device, class T>
 class Walk {
  public:
   using A = Accumulator<T>;
+  using Kept = KeptValues<Device, T>;
 
   Walk(Device& dev, const Model<T>& model, const Stream& stream, Schedule schedule, const Ranks& ranks)
       : dev(dev),
@@ -52,7 +54,9 @@ class Walk {
         weights(dev, model),
         stream(stream),
         division(stream.division),
-        schedule(schedule.in_whole_blocks(division)),
+        schedule(schedule.in_whole_tiles(division)),
+        chunks(streambp::chunks(division, this->schedule.chunk)),
+        head_chunks(streambp::chunks(division, this->schedule.head_chunk)),
         ranks(ranks) {}
 
   // Adds the gradient of the loss to that of the step, whose tensors are allocated and zeroed on first use, and writes
@@ -63,15 +67,20 @@ class Walk {
                 const std::function<void()>& weigh = {}) {
     auto scope = dev.scope();
     const GradientSums<Device, G> sums(dev, c, ranks, step);
-    KeptValues<Device, T> kept(dev, c, division, schedule, ranks.sequence, lowest);
+    Kept kept(dev, c, division, schedule, ranks.sequence, lowest);
     const Matrix<T> output = forward(kept);
-    if (weigh) head_forward(output, logp), weigh();
+    if (weigh) {
+      head_forward(output, logp);
+      weigh();
+    }
     const Matrix<T> dx = head_backward(sums, output, w, logp);
     for (Index l = c.layers - 1; l >= lowest; --l) {
-      layer_backward(sums, l, kept, dx);
+      layer_backward(l, kept, sums, dx);
       kept.close(l);
     }
-    embedding_backward(sums, dx);
+    auto sum = sums.embedding();
+    embedding_backward(dev, sum.section.embedding, stream.embedding_index(), dx, c.embedding_scale);
+    sum.finish();
   }
 
   // The log-probs of the targets, without a gradient.
@@ -82,16 +91,15 @@ class Walk {
 
   // The output of the last layer; nothing is kept for backward.
   Matrix<T> forward() {
-    KeptValues<Device, T> nothing(dev, c, division, {Keep::nothing, schedule.chunk, schedule.head_chunk},
-                                  ranks.sequence, 0);
+    Kept nothing(dev, c, division, {Keep::nothing, schedule.chunk, schedule.head_chunk}, ranks.sequence, 0);
     return forward(nothing);
   }
 
  private:
-  Matrix<T> forward(KeptValues<Device, T>& kept) {
+  Matrix<T> forward(Kept& kept) {
     Matrix<T> x = kept.open(0);
     embedding(dev, x, stream.embedding_index(), weights.take_embedding().weights.embedding, c.embedding_scale);
-    for (const DividedRows& chunk : chunks()) kept.finish_input(0, chunk);
+    for (const DividedRows& chunk : chunks) kept.finish_input(0, chunk);
     for (Index l = 0; l < c.layers; ++l) {
       const Matrix<T> y = l + 1 < c.layers ? kept.open(l + 1) : kept.output();
       layer_forward(l, kept, y, x);
@@ -100,34 +108,36 @@ class Walk {
     return x;
   }
 
-  void layer_forward(Index l, KeptValues<Device, T>& kept, Matrix<T> y, Matrix<T> x) {
+  void layer_forward(Index l, Kept& kept, Matrix<T> y, Matrix<T> x) {
     const auto leased = weights.take_layer(l, l + 1 < c.layers ? l + 1 : kNoLayer);
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
     auto scope = dev.scope();
-    const KeysValues<T> kv = kept.keys_values(l);
-    for (const DividedRows& chunk : chunks()) {
+    const KeysValues<T> kv = kept.memory_of_keys_values(l);
+    for (const DividedRows& chunk : chunks) {
       auto chunk_scope = dev.scope();
-      layer.forward(y.slice(chunk.own), {stream.at(chunk), x.slice(chunk.own), kv, kept.begin(l, chunk)});
-      kept.finish(l, chunk);
+      const Activations<T> a = kept.begin_chunk(l, chunk);  // from here on y may replace x
+      layer.forward(y.slice(chunk.own), {stream.at(chunk), x.slice(chunk.own), kv, a});
+      kept.finish_chunk(l, chunk);
     }
   }
 
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
   template <class G>
-  void layer_backward(const GradientSums<Device, G>& sums, Index l, KeptValues<Device, T>& kept, Matrix<T> dx) {
+  void layer_backward(Index l, Kept& kept, const GradientSums<Device, G>& sums, Matrix<T> dx) {
     const auto leased = weights.take_layer(l, l > lowest ? l - 1 : kNoLayer);
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
     auto sum = sums.layer(l);
     {
       auto scope = dev.scope();
-      const KeysValues<T> kv = kept.keys_values(l);
-      const KeysValues<A> dkv = allocate_keys_values<A>(dev, c, division.rows, division.ranks);
-      if (!kept.has_activations(l)) recompute_keys_values(layer, kv, l, kept);
-      zero(dev, dkv.k), zero(dev, dkv.v);
-      for (const DividedRows& chunk : last_to_first(chunks())) {
+      const bool recomputes = !kept.has_activations(l);
+      const KeysValues<T> kv = kept.memory_of_keys_values(l);
+      const KeysValues<A> dkv = allocate_keys_values<A>(dev, c, division.rows, ranks.sequence.size);
+      if (recomputes) recompute_keys_values(l, kept, layer, kv);
+      zero(dev, dkv);
+      for (const DividedRows& chunk : last_to_first(chunks)) {
         auto chunk_scope = dev.scope();
-        const Chunk<T> in = {stream.at(chunk), kept.input(l, chunk), kv, kept.take(l, chunk)};
-        if (!kept.has_activations(l))
+        const Chunk<T> in = {stream.at(chunk), kept.input(l, chunk), kv, kept.take_chunk(l, chunk)};
+        if (recomputes)
           layer.recompute(in, kept.has_attention(l) ? AttentionOutputs::kept : AttentionOutputs::computed);
         layer.backward(sum.section, dx.slice(chunk.own), dkv, in);
       }
@@ -135,9 +145,8 @@ class Walk {
     sum.finish();
   }
 
-  void recompute_keys_values(TransformerLayer<Device, T>& layer, const KeysValues<T>& kv, Index l,
-                             KeptValues<Device, T>& kept) {
-    for (const DividedRows& chunk : chunks()) {
+  void recompute_keys_values(Index l, Kept& kept, TransformerLayer<Device, T>& layer, const KeysValues<T>& kv) {
+    for (const DividedRows& chunk : chunks) {
       auto scope = dev.scope();
       const auto a = allocate_key_value_activations<T>(dev, c, chunk.own.size());
       layer.keys_values(a, kv.slice(chunk.all), kept.input(l, chunk), stream.at(chunk).positions);
@@ -148,7 +157,8 @@ class Walk {
   void head_forward(Matrix<T> x, Matrix<A> logp) {
     const auto leased = weights.take_head();
     Head<Device, T> head(dev, c, leased.weights);
-    for (const DividedRows& chunk : head_chunks()) head.forward(of(logp, chunk), x.slice(chunk.own), targets(chunk));
+    for (const DividedRows& chunk : head_chunks)
+      head.forward(logp.columns(chunk.own), x.slice(chunk.own), stream.targets.columns(chunk.own));
   }
 
   // Returns the gradient of the last layer's output, in the memory of that output.
@@ -158,38 +168,22 @@ class Walk {
     const auto leased = weights.take_head();
     Head<Device, T> head(dev, c, leased.weights);
     auto sum = sums.head();
-    for (const DividedRows& chunk : last_to_first(head_chunks()))
-      head.backward(sum.section, of(logp, chunk), output.slice(chunk.own), targets(chunk), w.columns(chunk.own));
+    for (const DividedRows& chunk : last_to_first(head_chunks))
+      head.backward(sum.section, logp.columns(chunk.own), output.slice(chunk.own), stream.targets.columns(chunk.own),
+                    w.columns(chunk.own));
     sum.finish();
-    const Matrix<T> dx = output;
-    return dx;
+    return output;  // its memory holds the gradient now
   }
-
-  template <class G>
-  void embedding_backward(const GradientSums<Device, G>& sums, Matrix<T> dx) {
-    auto sum = sums.embedding();
-    streambp::embedding_backward(dev, sum.section.embedding, stream.embedding_index(), dx, c.embedding_scale);
-    sum.finish();
-  }
-
-  // --- Helpers ---
-
-  std::vector<DividedRows> chunks() const { return streambp::chunks(division, schedule.chunk); }
-  std::vector<DividedRows> head_chunks() const { return streambp::chunks(division, schedule.head_chunk); }
-  template <class U>
-  static Matrix<U> of(Matrix<U> numbers, const DividedRows& chunk) {
-    return numbers.columns(chunk.own.begin, chunk.own.size());
-  }
-  Matrix<std::int32_t> targets(const DividedRows& chunk) const { return of(stream.targets, chunk); }
 
   Device& dev;
   const Config& c;
-  const Index lowest;  // backward stops here: all layers below are frozen, and so is the embedding if it is not 0
+  const Index lowest;  // backward stops at this layer; above 0, all below it is frozen, the embedding too
   const Frequencies frequencies;
   Weights<Device, T> weights;
   const Stream& stream;
   const Division& division;
   const Schedule schedule;
+  const std::vector<DividedRows> chunks, head_chunks;
   const Ranks ranks;
 };
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "kernels/base/device.cuh"
-#include "kernels/base/row_sums.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
+#include "kernels/base/row_sums.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
 #endif
@@ -79,11 +79,11 @@ void add_column_sums(Device& dev, Matrix<G> out, Matrix<T> x) {
   }
 }
 
-// Adds the sums of groups of kGroup rows to the lanes, each of which has blocks of `block` rows.
+// Adds the sums of groups of kGroup rows to the lanes, which take tiles of `tile` rows in turn.
 template <class Device, class G>
-void add_groups_to_lanes(Device& dev, Matrix<G> out, Matrix<G> groups, Index block) {
-  for_each_lane_block(out.rows, groups.rows, ceil_div(block, kGroup),
-                      [&](Index lane, Rows of_block) { add_groups(dev, out.lane(lane, 1), groups.slice(of_block)); });
+void add_groups_to_lanes(Device& dev, Matrix<G> out, Matrix<G> groups, Index tile) {
+  for_each_tile_of_lanes(out.rows, groups.rows, ceil_div(tile, kGroup),
+                         [&](Index lane, Rows of_tile) { add_groups(dev, out.lane(lane, 1), groups.slice(of_tile)); });
 }
 
 // sums[i] = Σ_j x[i][j]²

@@ -56,7 +56,7 @@ void matmul_backward_weight(Device& dev, Matrix<G> dw, Matrix<G> dbias, Matrix<T
     require_shape("matmul backward", "dw", dw, lanes * dy.cols, x.cols);
     auto op = dev.operation("matmul dw", 2.0 * x.size() * dy.cols,
                             2.0 * sizeof(G) * dw.size() + sizeof(T) * (x.size() + dy.size()));
-    for_each_lane_block(lanes, x.rows, dev.tile, [&](Index lane, Rows rows) {
+    for_each_tile_of_lanes(lanes, x.rows, dev.tile, [&](Index lane, Rows rows) {
       if constexpr (Device::computes)
         compute_matmul_backward_weight(dev, dw.lane(lane, dy.cols), dy.slice(rows), x.slice(rows));
     });

@@ -14,8 +14,8 @@
 #include <cmath>
 
 #include "kernels/base/device.cuh"
-#include "kernels/base/row_sums.cuh"
 #include "kernels/base/matrix.cuh"
+#include "kernels/base/row_sums.cuh"
 #include "kernels/elementwise.cuh"
 
 namespace streambp {
@@ -67,9 +67,9 @@ void norm_backward(Device& dev, Matrix<T> dx, const NormWeights<G>& dweights, In
                           (update == Update::add ? 4.0 : 3.0) * sizeof(T) * in.x.size());
   if constexpr (Device::computes) {
     compute_norm_backward(dev, dx, group_sums, dy, in, update);
-    const Index block = dev.tile * in.heads;
-    if (dweights.weight) add_groups_to_lanes(dev, dweights.weight, group_sums.weight, block);
-    if (dweights.bias) add_groups_to_lanes(dev, dweights.bias, group_sums.bias, block);
+    const Index tile = dev.tile * in.heads;
+    if (dweights.weight) add_groups_to_lanes(dev, dweights.weight, group_sums.weight, tile);
+    if (dweights.bias) add_groups_to_lanes(dev, dweights.bias, group_sums.bias, tile);
   }
 }
 

@@ -29,42 +29,37 @@ class KeptValues {
         ranks_(ranks),
         first_(first),
         everything_(schedule.keep == Keep::activations),
-        stream_(allocate<T>(dev, division.own(), c.hidden, Kind::saved)),
+        residual_(allocate<T>(dev, division.own(), c.hidden, Kind::saved)),
         inputs_(dev, input_shape(division, schedule), KeptRows<Device, T>::Reading::first_to_last_and_back),
         attended_(dev, attention_shape(division, schedule, c.q_width())),
         lse_(dev, attention_shape(division, schedule, c.heads)),
         leaving_(inputs_.far() ? chunks(division, schedule.chunk).size() : 0),
         layers_(static_cast<std::size_t>(c.layers)) {
-    require(!everything_ || schedule.inputs == Place::near,
+    require(!everything_ || (schedule.inputs == Place::near && schedule.attention == Place::nowhere),
             "full mode keeps all activations in near memory; use stream mode");
   }
 
   // Allocates what a layer keeps. Returns the memory for its input.
   Matrix<T> open(Index layer) {
-    Layer& opened = at(layer) = {dev_.arena.mark(), dev_.far.mark(), true, {}, {}};
+    Layer& opened = at(layer) = {dev_.arena.mark(), dev_.far.mark(), {}, {}};
     inputs_.open(layer);
     if (has_activations(layer)) {
       opened.keys_values = allocate_keys_values<T>(dev_, c_, rows_.all.size(), ranks_.size);
       opened.activations = allocate_activations<T>(dev_, c_, rows_, ranks_);
     }
     attended_.open(layer), lse_.open(layer);
-    order_.push_back(layer);
-    return inputs_.keeps(layer) && !inputs_.far() ? inputs_.whole(layer) : stream_;
+    return inputs_.keeps(layer) && !inputs_.far() ? inputs_.whole(layer) : residual_;
   }
-  // Frees it, together with layers that were opened later and closed before.
-  void close(Index layer) {
-    at(layer).open = false;
-    for (; !order_.empty() && !at(order_.back()).open; order_.pop_back())
-      dev_.arena.release(at(order_.back()).mark), dev_.far.release(at(order_.back()).far_mark);
-  }
+  // Frees it, and all layers that were opened later.
+  void close(Index layer) { dev_.arena.release(at(layer).mark), dev_.far.release(at(layer).far_mark); }
 
   // --- The residual stream ---
 
-  Matrix<T> output() const { return stream_; }  // of the last layer
-  // These rows of a layer's input are computed, in the matrix of open(layer).
+  Matrix<T> output() const { return residual_; }  // of the last layer
+  // Call when these rows of a layer's input are computed, in the matrix of open(layer).
   void finish_input(Index layer, const DividedRows& chunk) {
     if (inputs_.far() && inputs_.keeps(layer))
-      leaving_[chunk.number] = inputs_.put(layer, chunk.number, stream_.slice(chunk.own));
+      leaving_[chunk.number] = inputs_.put(layer, chunk.number, residual_.slice(chunk.own));
   }
   // Backward reads them twice: first to last for K and V, then last to first.
   Matrix<T> input(Index layer, const DividedRows& chunk) { return inputs_.take(layer, chunk.number); }
@@ -74,28 +69,27 @@ class KeptValues {
   bool has_activations(Index layer) const { return everything_ && layer >= first_; }
   bool has_attention(Index layer) const { return attended_.keeps(layer); }
 
-  KeysValues<T> keys_values(Index layer) {
+  KeysValues<T> memory_of_keys_values(Index layer) {
     return has_activations(layer) ? at(layer).keys_values
                                   : allocate_keys_values<T>(dev_, c_, rows_.all.size(), ranks_.size);
   }
-  // Forward: memory for a chunk's activations, and when they and the layer's output are computed.
-  Activations<T> begin(Index layer, const DividedRows& chunk) {
+  // Forward: memory for a chunk's activations. Call finish_chunk when they and the layer's output are computed.
+  Activations<T> begin_chunk(Index layer, const DividedRows& chunk) {
     if (inputs_.far()) leaving_[chunk.number].wait();  // the output may replace the input's rows
     return activations(layer, chunk, {attended_.begin(layer, chunk.number), lse_.begin(layer, chunk.number)});
   }
-  void finish(Index layer, const DividedRows& chunk) {
+  void finish_chunk(Index layer, const DividedRows& chunk) {
     finish_input(layer + 1, chunk);
     attended_.finish(layer, chunk.number), lse_.finish(layer, chunk.number);
   }
   // Backward: what is kept of them, and memory for the rest.
-  Activations<T> take(Index layer, const DividedRows& chunk) {
+  Activations<T> take_chunk(Index layer, const DividedRows& chunk) {
     return activations(layer, chunk, {attended_.take(layer, chunk.number), lse_.take(layer, chunk.number)});
   }
 
  private:
   struct Layer {
     Arena::Mark mark, far_mark;
-    bool open = false;
     KeysValues<T> keys_values;
     Activations<T> activations;
   };
@@ -123,12 +117,11 @@ class KeptValues {
   const Group ranks_;
   const Index first_;
   const bool everything_;
-  const Matrix<T> stream_;
+  const Matrix<T> residual_;
   KeptRows<Device, T> inputs_, attended_;
   KeptRows<Device, A> lse_;
   std::vector<PendingCopy> leaving_;  // of each chunk of inputs
   std::vector<Layer> layers_;
-  std::vector<Index> order_;  // of opened layers
 };
 
 }  // namespace streambp

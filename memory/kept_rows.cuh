@@ -23,7 +23,7 @@ template <class Device, class T>
 class KeptRows {
  public:
   // How backward reads the chunks of a layer, layers from last to first. Chunks of far memory are fetched ahead in this
-  // order. Another order only costs time. Where an order turns around, both chunks are still in their slots.
+  // order. Another order only costs time. At the turn, the last two chunks are still in the slots.
   enum class Reading { last_to_first, first_to_last_and_back };
 
   KeptRows(Device& dev, KeptShape shape, Reading reading = Reading::last_to_first)
@@ -104,9 +104,10 @@ class KeptRows {
 
   // What backward takes, in the expected order.
   Key key_of(std::size_t number) const {
-    const std::size_t n = shape_.chunks.size(), of_layer = reading_ == Reading::last_to_first ? n : 2 * n,
-                      i = of_layer - 1 - number % of_layer;  // counts down to the layer's last one, chunk 0
-    return {shape_.layers - 1 - static_cast<Index>(number / of_layer), i < n ? i : 2 * n - 1 - i};
+    const std::size_t n = shape_.chunks.size(), of_layer = reading_ == Reading::last_to_first ? n : 2 * n;
+    const Index layer = shape_.layers - 1 - static_cast<Index>(number / of_layer);
+    const std::size_t left = of_layer - 1 - number % of_layer;  // of this layer, after this one
+    return {layer, left < n ? left : 2 * n - 1 - left};         // n-1 ... 0, perhaps after 0 ... n-1
   }
 
   // The slot with this chunk. If there is none, the chunk begins to arrive in the slot that is not in use.

@@ -29,12 +29,12 @@ struct Schedule {
   Place inputs = Place::near;
   Place attention = Place::nowhere;  // attention's outputs; with Keep::inputs only
 
-  // Chunks of whole blocks: tiles of each rank, in as many lanes.
-  Schedule in_whole_blocks(const Division& d) const {
+  // Chunks of whole tiles of this rank, as many for every lane.
+  Schedule in_whole_tiles(const Division& d) const {
     Schedule result = *this;
     for (Index* size : {&result.chunk, &result.head_chunk}) {
-      require(keep == Keep::nothing || *size % d.tile == 0 || *size >= d.own(), "chunks of ", *size,
-              " rows are not a multiple of ", d.tile, " rows, the tile by which this device sums weight gradients");
+      require(*size % d.tile == 0 || *size >= d.own(), "chunks of ", *size, " rows are not a multiple of ", d.tile,
+              " rows, the tile by which this device sums weight gradients");
       if (d.lanes > 1) *size = round_up(*size, d.tile * d.lanes);
     }
     return result;
@@ -52,7 +52,7 @@ inline std::vector<Rows> chunks(Index rows, Index chunk) {
   for (Index begin = 0; begin < rows; begin += chunk) result.push_back({begin, std::min(rows, begin + chunk)});
   return result;
 }
-// Of a stream that ranks share, each has `chunk` rows of a chunk.
+// Ranks that share a stream have `chunk` rows each of a chunk.
 inline std::vector<DividedRows> chunks(const Division& division, Index chunk) {
   std::vector<DividedRows> result;
   for (const Rows all : chunks(division.rows, chunk * division.ranks))

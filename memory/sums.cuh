@@ -2,15 +2,21 @@
 // chunks of one micro-batch, then added to the gradient of the step. Frozen parameters have none: their tensors are empty.
 //
 // What a lane is. Floating-point sums depend on their order, and ranks that share a stream each sum over their own rows.
-// So that one process can repeat the additions of several, the blocks of rows (one tile each) are dealt out in turn to
-// lanes, and every lane sums only its own. Two ranks have the bits of one process with two lanes:
+// So that one process can repeat the additions of several, the tiles of rows are dealt out in turn to lanes, and every lane
+// sums only its own. Two ranks have the bits of one process with two lanes:
 //
-//   block of rows         0    1    2    3    4    5         gradient += lane 0 + lane 1
+//   tile of rows          0    1    2    3    4    5
 //   two ranks             r0   r1   r0   r1   r0   r1        each rank is one lane
 //   one, --lanes 2        l0   l1   l0   l1   l0   l1        the same sums, in one process
 //
-// The sums of a tensor in all lanes are one matrix, one lane below the other. Operations that add to weight gradients
-// know from its shape how many lanes there are (for_each_lane_block), so nothing above them mentions lanes.
+//   gradient += lane 0 + lane 1
+//
+// The sums of a tensor in all lanes are one matrix, one lane below the other. Products and sums over rows know from its
+// shape how many lanes there are (for_each_tile_of_lanes), and so the layers above them know nothing of lanes.
+//
+// A tied head is the embedding's table, and both add to its gradient. With one micro-batch and one lane they add to the same
+// tensor. Otherwise the head's part is summed in a tensor for itself, head.weight, until the trainer adds it after the last
+// micro-batch: so the order of additions does not depend on the number of ranks.
 //
 // Sums are in float32 at least. finish() adds the lanes in order, and the result to the gradient. With several ranks,
 // every rank owns a shard of the gradient: some rows of each tensor. finish() sends the rows of the sums to their owners.
@@ -25,7 +31,7 @@
 
 namespace streambp {
 
-// Micro-batch `number` of the `count` of a step. A rank without one in the last round has a number of at least `count`.
+// Micro-batch `number` of the `count` of a step. number >= count: this rank has none in the last round.
 struct MicroBatch {
   Index number = 0, count = 1;
 
@@ -179,9 +185,8 @@ class GradientSums {
             Layer<A>{}, [&](Layer<A>& section) { return layer_table(c_, l, section); }};
   }
   Sums<Device, G, Tensors<A>> head() const {
-    const TiedHead tied = step_.micro_batch.count > 1 || ranks_.lanes * ranks_.sequence.size > 1
-                              ? TiedHead::apart
-                              : TiedHead::with_embedding;
+    const bool several_additions = step_.micro_batch.count > 1 || ranks_.lanes * ranks_.sequence.size > 1;
+    const TiedHead tied = several_additions ? TiedHead::apart : TiedHead::with_embedding;
     return near([&](auto& section) { return head_gradient_table(c_, section, tied); });
   }
   Sums<Device, G, Tensors<A>> embedding() const {

@@ -11,7 +11,7 @@
 
 namespace streambp {
 
-// Some weights, valid until the end of the lease.
+// Some weights, valid until the end of the lease. `scope` frees the memory that was allocated for it.
 template <class Device, class Section>
 struct Lease {
   decltype(std::declval<Device&>().scope()) scope;
@@ -20,7 +20,7 @@ struct Lease {
 
 constexpr Index kNoLayer = -1;
 
-// If a model is in shards or in far memory, a lease has memory for the whole weights. All ranks take the same leases in
+// The weights must not change while this object lives. If a model is in shards or in far memory, a lease has memory for the whole weights. All ranks take the same leases in
 // the same order. For layers there is memory for two: one in use, and the next one, which arrives meanwhile. If both apply,
 // a rank waits for its shard to come from far memory before it sends it to the others.
 template <class Device, class T>

@@ -6,7 +6,7 @@
 
 namespace streambp {
 
-// In the order in which forward computes them, each with a row for each of this rank's rows of the chunk.
+// In the order in which forward computes them, with a row for each of this rank's rows of the chunk.
 template <class T>
 struct Activations {
   Matrix<T> mixer_input;  // norm(x)
@@ -38,11 +38,11 @@ Activations<T> allocate_activations(Device& dev, const Config& c, const DividedR
   AttentionActivations<T>& m = a.mixer;
   if (c.qk_norm) m.q_projected = matrix(c.q_width());
   m.q = exchange.with_heads(matrix(c.q_width()), rows.all.size());
-  const bool is_kept = kept.lse.cols > 0;
+  const bool is_kept = static_cast<bool>(kept.lse);
   m.attended = exchange.with_rows(
-      is_kept ? kept.attended : allocate<T>(dev, rows.all.size(), exchange.own(c.q_width()), Kind::chunk),
+      is_kept ? kept.attended : allocate<T>(dev, rows.all.size(), exchange.share(c.q_width()), Kind::chunk),
       rows.own.size());
-  m.lse = is_kept ? kept.lse : allocate<Accumulator<T>>(dev, rows.all.size(), exchange.own(c.heads), Kind::chunk);
+  m.lse = is_kept ? kept.lse : allocate<Accumulator<T>>(dev, rows.all.size(), exchange.share(c.heads), Kind::chunk);
   if (c.post_norms) a.mixer_output = matrix(c.hidden), a.feed_forward_output = matrix(c.hidden);
   a.middle = matrix(c.hidden);
   a.feed_forward_input = matrix(c.hidden);

@@ -150,10 +150,10 @@ class Generator {
     for (Index l = 0; l < c.layers; ++l) {
       const auto leased = weights.take_layer(l, l + 1 < c.layers ? l + 1 : kNoLayer);
       TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights);
-      layer.begin(a, x);
+      layer.before_mixer(a, x);
       layer.mixer.project(a.mixer, kv, a.mixer_input, positions.columns(0, count));
       for (const Piece& piece : pieces) attend(layer.mixer, piece, cache[index(l)], kv, a.mixer);
-      layer.finish(x, a, x);
+      layer.after_mixer(x, a, x);
     }
     for (const Piece& piece : pieces) {
       Tokens& text = texts[index(piece.slot)];

@@ -208,8 +208,7 @@ Table<T> head_table(const Config& c, Tensors<T>& w) {
   return table;
 }
 
-// Where backward sums the gradient of a tied head: with the embedding's, or in a tensor for itself until the step ends.
-// Over several micro-batches or lanes it is apart, so that the order of additions does not depend on the number of ranks.
+// Where backward sums the gradient of a tied head (memory/sums.cuh).
 enum class TiedHead { with_embedding, apart };
 
 // The tensors of a gradient to which backward through the head adds.

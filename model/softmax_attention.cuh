@@ -43,6 +43,12 @@ KeysValues<T> allocate_keys_values(Device& dev, const Config& c, Index rows, Ind
   return {k, allocate<T>(dev, rows, c.kv_width() / ranks, Kind::keys_values)};
 }
 
+template <class Device, class T>
+void zero(Device& dev, const KeysValues<T>& kv) {
+  zero(dev, kv.k);
+  zero(dev, kv.v);
+}
+
 // Of a chunk, in the order in which forward computes them.
 template <class T>
 struct AttentionActivations {
@@ -78,7 +84,7 @@ class SoftmaxAttention {
         exchange(dev, sequence),
         shape(c.attention(layer)),
         frequencies(c.is_local(layer) ? frequencies.local : frequencies.global) {
-    shape.heads = exchange.own(shape.heads), shape.kv_heads = exchange.own(shape.kv_heads);
+    shape.heads = exchange.share(shape.heads), shape.kv_heads = exchange.share(shape.kv_heads);
   }
 
   // --- Forward ---
@@ -101,7 +107,7 @@ class SoftmaxAttention {
                    Matrix<const std::int32_t> positions) {
     auto scope = dev.scope();
     const Exchanged<T> k = exchange.with_rows(kv.k, x.rows), v = exchange.with_rows(kv.v, x.rows);
-    linear(dev, c.qk_norm ? a.k_projected : k.rows, x, w.keys());
+    linear(dev, c.qk_norm ? a.k_projected : k.rows, x, w.keys());  // with the adapter's a, where Q, K and V share one
     if (c.qk_norm) norm_heads(k.rows, a.k_projected, w.k_norm);
     apply_rope(k.rows, positions, Direction::forward);
     linear(dev, v.rows, x, w.values());
@@ -128,8 +134,8 @@ class SoftmaxAttention {
     const AttentionActivations<T>& a = chunk.a;
     const Matrix<T> dq = matrix(dattended.rows, dattended.cols);
     attention_gradient(dq, dattended, dkv, chunk);
-    const KeysValues<A> complete = dkv.slice(chunk.at.rows);
-    const Matrix<T> dk = own_rows(complete.k, chunk.x.rows), dv = own_rows(complete.v, chunk.x.rows);
+    const KeysValues<A> dkv_of_chunk = dkv.slice(chunk.at.rows);  // complete now
+    const Matrix<T> dk = own_rows(dkv_of_chunk.k, chunk.x.rows), dv = own_rows(dkv_of_chunk.v, chunk.x.rows);
     apply_rope(dq, chunk.at.positions, Direction::backward);
     apply_rope(dk, chunk.at.positions, Direction::backward);
     if (c.qk_norm) {

@@ -1,5 +1,5 @@
-// How the rows of a token stream are divided: block b of rows, one tile, belongs to rank b mod R of the ranks that share
-// the stream; within a process, to lane b mod L (memory/sums.cuh says what a lane is).
+// How the rows of a token stream are divided: tile t belongs to rank t mod R of the ranks that share the stream; of a rank's
+// tiles, tile t to lane t mod L (memory/sums.cuh says what a lane is).
 #pragma once
 
 #include <vector>

@@ -2,10 +2,10 @@
 // mixes rows and treats every head alone. So the ranks exchange rows for heads before it, and heads for rows after it:
 //
 //               head 0  head 1                   head 0  head 1
-//   block 0      r0      r0                       r0      r1
-//   block 1      r1      r1      -- to_heads ->   r0      r1
-//   block 2      r0      r0      <- to_rows  --   r0      r1
-//   block 3      r1      r1                       r0      r1
+//   tile 0       r0      r0                       r0      r1
+//   tile 1       r1      r1      -- to_heads ->   r0      r1
+//   tile 2       r0      r0      <- to_rows  --   r0      r1
+//   tile 3       r1      r1                       r0      r1
 //
 // A rank alone has all rows and all heads: the two views are the same matrix, and nothing is exchanged.
 #pragma once
@@ -27,13 +27,13 @@ class HeadExchange {
  public:
   explicit HeadExchange(Device& dev, const Group& ranks = {}) : dev_(dev), ranks_(ranks) {}
 
-  // How many of the model's heads, or of their columns, this rank attends with.
-  Index own(Index all) const { return all / ranks_.size; }
+  // This rank's share of the model's heads, or of their columns.
+  Index share(Index all) const { return all / ranks_.size; }
 
   // Memory for the other view of a matrix. `rows`: of that view.
   template <class T>
   Exchanged<T> with_heads(Matrix<T> own_rows, Index rows) {
-    return {own_rows, ranks_.size == 1 ? own_rows : allocate<T>(dev_, rows, own(own_rows.cols), Kind::chunk)};
+    return {own_rows, ranks_.size == 1 ? own_rows : allocate<T>(dev_, rows, share(own_rows.cols), Kind::chunk)};
   }
   template <class T>
   Exchanged<T> with_rows(Matrix<T> heads, Index rows) {
@@ -85,6 +85,7 @@ class HeadExchange {
   }
 
  private:
+  // Chunks begin with a tile of rank 0.
   template <class T>
   Division division(const Exchanged<T>& m) const {
     return {m.heads.rows, dev_.tile, ranks_.rank, ranks_.size};

@@ -71,7 +71,6 @@ TEST_F(Commands, MisuseExitsWith2AndNamesTheRemedy) {
   expect_refused("plan \"\"", "model: the value is empty");
   expect_refused("train --out \"\"", "--out: the value is empty");
   expect_refused("plan qwen3-8b --json " + path("no/such/dir/file.json"), "no/such/dir");
-  expect_refused("bench --model gpt2 --length 5000", "1024");
 }
 
 TEST_F(Commands, ValuesOutOfRangeAreRefused) {

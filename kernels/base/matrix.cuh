@@ -46,13 +46,13 @@ struct Rows {
 // The i-th block of `size` out of n elements; the last block may be smaller.
 constexpr Rows piece(Index i, Index size, Index n) { return {i * size, least(n, (i + 1) * size)}; }
 
-// A sum over the rows of a stream can be divided among lanes (parallel/division.cuh). Its matrix then holds one sum for
-// each lane, one below the other, and block b of the rows adds to the sum of lane b mod lanes. Calls f(lane, rows) for the
-// blocks, last to first. One lane has all rows.
+// A sum over the rows of a stream can be divided among lanes (memory/sums.cuh). Its matrix then holds one sum for each
+// lane, one below the other, and tile t of the rows adds to the sum of lane t mod lanes. Calls f(lane, rows) for the tiles,
+// last to first. One lane has all rows.
 template <class F>
-void for_each_lane_block(Index lanes, Index rows, Index block, F&& f) {
+void for_each_tile_of_lanes(Index lanes, Index rows, Index tile, F&& f) {
   if (lanes == 1) return f(Index{0}, Rows{0, rows});
-  for (Index b = ceil_div(rows, block) - 1; b >= 0; --b) f(b % lanes, piece(b, block, rows));
+  for (Index t = ceil_div(rows, tile) - 1; t >= 0; --t) f(t % lanes, piece(t, tile, rows));
 }
 
 template <class T>
@@ -85,6 +85,7 @@ struct Matrix {
     require(0 <= begin && count >= 0 && begin + count <= cols, "columns ", begin, "+", count, " of ", cols);
     return {data ? data + begin : nullptr, rows, count, stride};
   }
+  Matrix columns(Rows r) const { return columns(r.begin, r.size()); }
   // The sum of one of several lanes, of so many rows each.
   Matrix lane(Index lane, Index rows_of_lane) const { return slice({lane * rows_of_lane, (lane + 1) * rows_of_lane}); }
   // The same elements with another row width: C x (heads * dim) becomes (C * heads) x dim.
