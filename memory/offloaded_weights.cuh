@@ -2,10 +2,9 @@
 // weights.
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "kernels/base/temporary_file.cuh"
@@ -17,11 +16,9 @@ namespace streambp {
 template <class T>
 class AdaptersOff {
  public:
-  explicit AdaptersOff(Model<T>& model)
-      : model_(model), weights_(model.weights), sizes_(std::exchange(model.config.adapters, {})) {
-    for (Layer<T>& layer : model.weights.layers) {
-      for (Linear<T>* w : layer.linears()) w->adapter = {};
-    }
+  explicit AdaptersOff(Model<T>& model) : model_(model), weights_(model.weights) {
+    for (const Entry<T>& e : adapters(table(model.config, model.weights))) *e.matrix = {};
+    sizes_ = std::exchange(model.config.adapters, {});
   }
   ~AdaptersOff() { model_.weights = weights_, model_.config.adapters = std::move(sizes_); }
   AdaptersOff(const AdaptersOff&) = delete;
@@ -35,50 +32,39 @@ class AdaptersOff {
 template <class Device, class T>
 class OffloadedWeights {
  public:
-  OffloadedWeights(Device& dev, Model<T>& model) : dev_(dev), model_(model), file_(temporary_file()) {
-    auto check = [](bool written) {
-      require(written, "cannot write the weights to a temporary file: ", std::strerror(errno), kRemedy);
-    };
-    for (auto& e : table(model_.config, model_.weights)) {
-      const std::vector<T> numbers = e.with_matrix([&](auto m) { return to_host(dev_, m); });
-      check(std::fwrite(numbers.data(), sizeof(T), numbers.size(), file_.get()) == numbers.size());
-    }
-    check(std::fflush(file_.get()) == 0);  // before other weights replace those on the device
+  OffloadedWeights(Device& dev, Model<T>& model) : dev_(dev), model_(model) {
+    open_temporary_file(file_, temporary_directory());
+    for (auto& e : table(model_.config, model_.weights))
+      e.with_matrix([&](auto m) { transfer("write", ::write, to_host(dev_, m)); });
   }
 
   // Brings the weights back to the device.
   void restore() {
-    std::rewind(file_.get());
+    lseek(file_.file, 0, SEEK_SET);
     for (auto& e : table(model_.config, model_.weights)) {
       e.with_matrix([&](auto m) {
         std::vector<T> numbers(static_cast<std::size_t>(m.size()));
-        require(std::fread(numbers.data(), sizeof(T), numbers.size(), file_.get()) == numbers.size(),
-                "cannot read the weights back from their temporary file: ", std::strerror(errno));
-        dev_.upload(m, numbers.data());
+        dev_.upload(m, transfer("read", ::read, std::move(numbers)).data());
       });
     }
   }
 
  private:
-  struct Close {
-    void operator()(FILE* file) const { std::fclose(file); }
-  };
-  using File = std::unique_ptr<FILE, Close>;
-
-  static constexpr const char* kRemedy = "; set TMPDIR to a directory with enough space";
-
-  static File temporary_file() {
-    Descriptor descriptor;
-    open_temporary_file(descriptor, temporary_directory());
-    File file(fdopen(descriptor.file, "w+b"));
-    require(file != nullptr, "cannot open the temporary file for the weights: ", std::strerror(errno));
-    descriptor.file = -1;  // the FILE owns it now
-    return file;
+  template <class F>
+  std::vector<T> transfer(const char* what, F&& write_or_read, std::vector<T> numbers) {
+    auto* const bytes = reinterpret_cast<std::byte*>(numbers.data());
+    for (std::size_t done = 0; done < numbers.size() * sizeof(T);) {
+      const ssize_t n = write_or_read(file_.file, bytes + done, numbers.size() * sizeof(T) - done);
+      require(n > 0 || (n < 0 && errno == EINTR), "cannot ", what, " weights in a temporary file: ", std::strerror(errno),
+              "; set TMPDIR to a directory with enough space");
+      done += static_cast<std::size_t>(std::max<ssize_t>(n, 0));
+    }
+    return numbers;
   }
 
   Device& dev_;
   Model<T>& model_;
-  File file_;
+  Descriptor file_;
 };
 
 }  // namespace streambp
