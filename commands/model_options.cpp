@@ -1,7 +1,7 @@
 #include "commands/model_options.cuh"
 
 #include "data/files/checkpoint.cuh"
-#include "data/files/known_models.cuh"
+#include "data/files/config.cuh"
 
 namespace streambp {
 
@@ -9,18 +9,18 @@ void ModelOptions::add_to(OptionTable& options, const std::string& model_option,
   options_ = &options;
   options.section("Model");
   if (!model_option.empty()) {
-    std::string names;
-    for (const auto& [known, config] : known_models()) names += (names.empty() ? "" : ", ") + known;
-    options.add(model_option, {&model, "A config.json, a model directory, a run directory, or one of: " + names});
+    std::vector<std::string> names;
+    for (const auto& [known, config] : known_models()) names.push_back(known);
+    options.add(model_option, {&model, "A config.json, a model directory, a run directory, or one of: " + join(names)});
   }
-  const Check size = checks::between(1, 1 << 24);
-  auto add = [&](const char* flag, Target value, const char* help, const Check& check, const char* shown = "") {
+  const Check size = checks::between(1, kLargestSize);
+  auto add = [&](const char* flag, Target value, const std::string& help, const Check& check, const char* shown = "") {
     size_flags_.push_back(flag);
     options.add(flag, {value, help, check, lasts, shown});
   };
   std::vector<std::string> families;
-  for (const auto& [name, architecture] : family_names()) families.push_back(name);
-  add("--family", &family, "gpt2, llama, mistral, qwen2, qwen3 or gemma3", checks::one_of(families));
+  for (const ModelFamily& f : model_families()) families.push_back(f.name);
+  add("--family", &family, join(families), checks::one_of(families));
   add("--hidden", &hidden, "Width of the residual stream", size);
   add("--layers", &layers, "Number of layers", size);
   add("--heads", &heads, "Query heads", size);
@@ -28,9 +28,8 @@ void ModelOptions::add_to(OptionTable& options, const std::string& model_option,
       "none");
   add("--head-dim", &head_dim, "Width of a head (default: hidden / heads)", size, "none");
   add("--mlp", &mlp, "Width of the MLP (default: 8/3 of hidden; gpt2: 4 times)", size, "none");
-  add("--window", &window, "Sliding attention window of mistral and of gemma3's local layers (default: 256)",
-      checks::between(1, 1 << 24), "none");
-  add("--tied", &tied, "Tie the head to the embedding: yes, no, or auto (gpt2, qwen, gemma3: yes)",
+  add("--window", &window, "Window of local layers, in families that have them (default: 256)", size, "none");
+  add("--tied", &tied, "Tie the head to the embedding: yes, no, or auto (as most models of the family)",
       checks::one_of({"auto", "yes", "no"}));
   if (vocabulary == Vocabulary::an_option) add("--vocab", &vocab, "Vocabulary size", size);
 }
@@ -40,8 +39,8 @@ Config ModelOptions::named() const {
     require(!options_->given(flag), flag, " sets a size of a new model, but \"", model,
             "\" already has its sizes; leave out one of them");
   }
-  const auto known = known_models().find(model);
-  if (known != known_models().end()) return known->second;
+  const auto known = known_models();
+  if (known.contains(model)) return known.at(model);
   std::error_code error;
   require(
       fs::exists(model, error), quote(model),
@@ -51,19 +50,21 @@ Config ModelOptions::named() const {
 
 Config ModelOptions::config(Index max_length) const {
   if (!model.empty()) return named();
-  require(family_names().contains(family), "unknown model family ", quote(family));
-  const bool gpt2 = family == "gpt2", gemma = family == "gemma3";
-  const bool tied_by_default = gpt2 || gemma || family == "qwen2" || family == "qwen3";
+  const ModelFamily& f = family_named(family);
+  const auto is_stored = [](const Field& field) {
+    const auto* size = std::get_if<Index Config::*>(&field.meaning);
+    return size && *size == &Config::kv_heads && *field.name;
+  };
+  const bool all_heads = std::ranges::none_of(f.fields, is_stored), gated = f.defaults.gated();
   require(head_dim > 0 || hidden % heads == 0, "--hidden ", hidden, " is not divisible by --heads ", heads,
           "; choose sizes that divide, or give --head-dim");
-  require(!gpt2 || kv_heads == 0 || kv_heads == heads,
-          "gpt2 has as many key/value heads as query heads; leave out --kv-heads");
-  require(!gpt2 || head_dim == 0 || head_dim * heads == hidden, "the heads of gpt2 divide --hidden ", hidden,
-          " evenly; leave out --head-dim");
-  require(window == 0 || family == "mistral" || gemma, "--window is for --family mistral and gemma3; ", family,
-          " has no sliding window");
+  require(!all_heads || ((kv_heads == 0 || kv_heads == heads) && (head_dim == 0 || head_dim * heads == hidden)), family,
+          " has as many key/value heads as query heads, and they divide --hidden evenly; leave out --kv-heads and ",
+          "--head-dim");
+  require(window == 0 || f.defaults.window > 0, "--window: ", family, " has no sliding window; leave it out");
   const Index half_heads = heads % 2 == 0 ? heads / 2 : heads;
-  const Index usual_kv_heads = gpt2 ? heads : half_heads, usual_mlp = gpt2 ? 4 * hidden : round_up(hidden * 8 / 3, 32);
+  const Index usual_kv_heads = all_heads ? heads : half_heads;
+  const Index usual_mlp = gated ? round_up(hidden * 8 / 3, 32) : 4 * hidden;
   Config c = make_config(family, {.vocab = vocab,
                                   .hidden = hidden,
                                   .layers = layers,
@@ -72,8 +73,8 @@ Config ModelOptions::config(Index max_length) const {
                                   .head_dim = head_dim ? head_dim : hidden / heads,
                                   .mlp = mlp ? mlp : usual_mlp,
                                   .max_length = max_length,
-                                  .tied = tied == "yes" || (tied == "auto" && tied_by_default)});
-  if (family == "mistral" || gemma) c.window = window ? window : 256;
+                                  .tied = tied == "yes" || (tied == "auto" && f.defaults.tied)});
+  if (f.defaults.window > 0) c.window = window ? window : 256;
   validate(c);
   return c;
 }

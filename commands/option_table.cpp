@@ -55,12 +55,6 @@ Check check_of_type(const Target& target) {
       target);
 }
 
-std::string join(const std::vector<std::string>& parts) {
-  std::string all;
-  for (const std::string& part : parts) all += (all.empty() ? "" : ", ") + part;
-  return all;
-}
-
 Json to_json(const Target& target) {
   return std::visit([](auto* value) { return Json(*value); }, target);
 }

@@ -12,8 +12,9 @@ void PartOptions::add_to(OptionTable& options, Lasts lasts) {
                          checks::between(0, 1 << 14), lasts});
   options.add("--lora-alpha",
               {&lora.alpha, "Adapters are multiplied by this / rank", checks::positive(), lasts, "twice the rank"});
-  options.add("--lora-on",
-              {&lora.on, "Linear layers with adapters: all, attention, or names such as q_proj v_proj", {}, lasts});
+  options.add(
+      "--lora-on",
+      {&lora.on, "Linear layers with adapters: all, attention, mlp, or names such as q_proj v_proj", {}, lasts});
   options.add("--rslora", {&lora.rank_stabilised, "Divide alpha by the square root of the rank (rsLoRA)", {}, lasts});
   options.add("--train", {&train,
                           "Train only the parameters with names that this regular expression matches, such as "
@@ -42,10 +43,8 @@ void apply_base(const std::string& base, Config& c) {
   if (base == "nf4") c.base = Base::nf4;
   if (c.base == Base::plain) return;
   require(!c.adapters.empty(), "a base in 4 bits is never saved, so only its adapters can be trained; add --lora RANK");
-  Tensors<float> none(c);
-  for (const auto& e : trained(table(c, none)))
-    require(!e.quantised, e.parameter.name,
-            " is trained, but weights in 4 bits are frozen; leave out --base or --train");
+  for (const Parameter& p : trained_parameters(c))
+    require(*p.group == 0, p.name, " is trained, but weights in 4 bits are frozen; leave out --base or --train");
 }
 
 void PartOptions::check() const {
@@ -86,12 +85,11 @@ void PartOptions::choose(Config& c) const {
   }
   if (!train.empty()) {
     const NamePattern pattern("--train", train);
-    Tensors<float> none(c);
     std::string names;
     c.trained.emplace();
-    for (const auto& [parameter, matrix, quantised, far] : table(c, none)) {
-      if (pattern.matches(parameter.name)) c.trained->insert(parameter.name);
-      if (names.size() < 200) names += " " + parameter.name;
+    for (const Parameter& p : parameters_of(c)) {
+      if (pattern.matches(p.name)) c.trained->insert(p.name);
+      if (names.size() < 200) names += " " + p.name;
     }
     require(!c.trained->empty(), "--train ", quote(train), ": no parameter has such a name; the first ones are", names);
   }

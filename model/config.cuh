@@ -1,14 +1,4 @@
-// The configuration of a model. Model families differ in fields of Config, not in code paths:
-//
-//              norm    positions   MLP      biases              also
-//   gpt2       layer   learned     gelu     all                 tied head, fused and transposed weights in its files
-//   llama      rms     rope        swiglu   none (optional)     Llama 3 scales the RoPE frequencies
-//   mistral    rms     rope        swiglu   none                sliding window
-//   qwen2      rms     rope        swiglu   q, k, v             tied head in the small ones
-//   qwen3      rms     rope        swiglu   none                RMSNorm on q and k of each head, any head_dim
-//   gemma3     rms     rope        geglu    none                as qwen3, with norms of 1 + weight, also on the outputs of
-//                                                               attention and MLP; scaled embedding and scores; most layers
-//                                                               are local: a sliding window and their own RoPE theta
+// The configuration of a model. Model families (families.cuh) differ in fields of Config, not in code paths.
 #pragma once
 
 #include <map>
@@ -45,7 +35,7 @@ struct Config {
   bool post_norms = false;  // the outputs of attention and MLP are normalised before they are added
   Positions positions = Positions::rope;
   double rope_theta = 10000;
-  RopeScaling rope_scaling;
+  RopeScaling rope_scaling = {};
   Mlp mlp_kind = Mlp::swiglu;
   bool qkv_bias = false, output_bias = false, mlp_bias = false;
   bool qk_norm = false;
@@ -54,8 +44,8 @@ struct Config {
   double score_scale = 0;  // of attention; 0: 1 / √head_dim
   // In local layers a token attends to itself and the window-1 tokens before it. 0: no layer is local.
   Index window = 0;
-  std::vector<bool> local;      // local[l]: layer l is local; empty: all are
-  double local_rope_theta = 0;  // RoPE theta of local layers, without scaling; 0: the same as in other layers
+  std::vector<bool> local = {};  // local[l]: layer l is local; empty: all are
+  double local_rope_theta = 0;   // RoPE theta of local layers, without scaling; 0: the same as in other layers
 
   // What is trained: adapters always; other parameters if they are in this set, by name. Without a set: all of them.
   std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
@@ -73,8 +63,9 @@ struct Config {
   }
 };
 
-// Limits what a malicious config file can make us allocate. Far above any real model.
-constexpr Index kMostLayers = 1 << 12;
+// Limits what a malicious config file can make us allocate, and sizes of tensors that could overflow. Far above any real
+// model.
+constexpr Index kMostLayers = 1 << 12, kLargestSize = 1 << 24;
 
 // What the attention kernels hold of a head, on CPUs and GPUs.
 constexpr Index kMostHeadDim = 256, kMostGroup = 256;
@@ -83,15 +74,14 @@ constexpr Index kMostHeadDim = 256, kMostGroup = 256;
 inline void validate(const Config& c) {
   require(c.vocab > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0 && c.kv_heads > 0 && c.head_dim > 0 && c.mlp > 0,
           "model: vocabulary, hidden, layers, heads, kv-heads, head-dim and mlp must all be positive");
-  constexpr Index most = Index{1} << 24;  // so that sizes of tensors do not overflow
   require(c.layers <= kMostLayers, "model: ", c.layers, " layers are more than the ", kMostLayers,
           " that are supported");
   for (Index size : {c.vocab, c.hidden, c.heads, c.kv_heads, c.head_dim, c.mlp, c.max_length, c.window}) {
-    require(size <= most, "model: a size of ", size, " is more than the ", most, " that are supported");
+    require(size <= kLargestSize, "model: a size of ", size, " is more than the ", kLargestSize, " that are supported");
   }
   require(c.head_dim <= kMostHeadDim, "model: heads of width ", c.head_dim, " are wider than the ", kMostHeadDim,
           " that attention supports");
-  require(c.heads <= most / c.head_dim, "model: ", c.heads, " heads of ", c.head_dim, " are too wide");
+  require(c.heads <= kLargestSize / c.head_dim, "model: ", c.heads, " heads of ", c.head_dim, " are too wide");
   require(c.heads % c.kv_heads == 0, "model: ", c.heads, " query heads cannot share ", c.kv_heads,
           " key/value heads evenly; choose kv-heads that divides heads");
   require(c.heads / c.kv_heads <= kMostGroup, "model: ", c.heads / c.kv_heads,

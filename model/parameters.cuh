@@ -2,15 +2,17 @@
 // allocating, initialising, loading, saving, updating and comparing them are loops over this table.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <list>
 #include <string>
 #include <vector>
 
 #include "kernels/base/device.cuh"
 #include "kernels/base/random.cuh"
 #include "kernels/embedding.cuh"
-#include "model/config.cuh"
+#include "model/families.cuh"
 #include "model/linear.cuh"
 #include "model/quantised.cuh"
 #include "parallel/group.cuh"
@@ -26,13 +28,14 @@ struct Parameter {
   std::string name;  // in the Hugging Face checkpoint
   Index rows, cols;  // a vector has one row
   Init init;
-  // GPT-2's files store matrices transposed, and q, k, v as three parts of one tensor, side by side.
-  bool transposed = false;
-  Index part = 0, parts = 1;
+  const char* group = "";   // of a linear layer's weight: attention or mlp
+  bool transposed = false;  // in files
+  Index part = 0;           // in files, parameters of one name are the parts of one tensor, side by side
   bool trained = true;
   bool in_layer = false;  // else of the embedding, the last norm or the head
 
   bool vector() const { return init == Init::ones || init == Init::zeros; }
+  Index length() const { return vector() ? cols : rows; }
   bool adapter() const { return init == Init::adapter_a || init == Init::adapter_b; }
 };
 
@@ -110,102 +113,84 @@ Table<T> without_adapters(const Table<T>& table) {
   return rows_where(table, [](const Parameter& p) { return !p.adapter(); });
 }
 
-inline bool is_trained(const Config& c, const std::string& name) { return !c.trained || c.trained->contains(name); }
-
-inline Init norm_init(const Config& c) { return c.norm_offset == 1 ? Init::zeros : Init::ones; }
-
-// A module in Llama-like files and in GPT-2's; its tensors are NAME.weight and NAME.bias.
-struct ModuleName {
-  const char *llama, *gpt2 = "";
-};
 struct TensorShape {
   Index rows, cols;
 };
-// Which part of a fused tensor of GPT-2's files.
-struct FusedPart {
-  Index part = 0, parts = 1;
+
+// Builds a section of the table from the tensors of modules. `prefix`: of the names, in a layer.
+template <class T>
+struct Section {
+  const Config& c;
+  const std::string prefix = "";
+  Table<T> table = {};
+
+  Parameter& row(Matrix<T>& w, const std::string& module, const char* tensor, TensorShape shape, Init init) {
+    Parameter p = {prefix + module + tensor, shape.rows, shape.cols, init};
+    p.in_layer = !prefix.empty();
+    for (const Entry<T>& e : table) p.part += e.parameter.name == p.name;
+    p.trained = p.adapter() || !c.trained || c.trained->contains(p.name);
+    return table.emplace_back(Entry<T>{p, &w}).parameter;
+  }
+  void norm(NormWeights<T>& w, const char* module, Index width, Norm kind) {
+    row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : Init::ones);
+    if (kind == Norm::layer) row(w.bias, module, ".bias", {1, width}, Init::zeros);
+  }
+  void linear(const char* group, Linear<T>& w, const char* module, TensorShape shape, Init init, bool bias) {
+    Parameter& weight = row(w.weight, module, ".weight", shape, init);
+    const Index part = weight.part;
+    weight.group = group, weight.transposed = family_of(c).modules.transposed;
+    table.back().far = &w.far;
+    if (c.base == Base::nf4) table.back().quantised = &w.quantised;
+    if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros);
+    const auto adapter = c.adapters.find(prefix + module);
+    if (adapter == c.adapters.end()) return;
+    require(part == 0 || group == std::string_view("attention"), "an adapter of ", prefix, module,
+            " is not supported: gate and up are one tensor in the model's files");
+    const auto [rank, scale] = adapter->second;
+    w.adapter.scale = scale;  // not a tensor, but set with them
+    if (part == 0) row(w.adapter.a, module, ".lora_A.weight", {rank, shape.cols}, Init::adapter_a);
+    row(w.adapter.b, module, ".lora_B.weight", {shape.rows, rank}, Init::adapter_b);
+  }
 };
 
 // The table has three sections: embedding, layers, head.
 template <class T>
 Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
-  const bool gpt2 = c.family == "gpt2";
+  const Modules& names = family_of(c).modules;
   const Index d = c.hidden, q = c.q_width(), kv = c.kv_width(), m = c.mlp;
-  const std::string prefix = (gpt2 ? "h." : "model.layers.") + std::to_string(l) + ".";
-  Table<T> table;
-  auto row = [&](Matrix<T>& w, ModuleName module, const char* tensor, TensorShape shape, Init init,
-                 FusedPart part = {}) {
-    Parameter p = {prefix + (gpt2 ? module.gpt2 : module.llama) + tensor, shape.rows, shape.cols, init};
-    if (gpt2) p.transposed = !p.vector(), p.part = part.part, p.parts = part.parts;
-    p.trained = is_trained(c, p.name);
-    table.push_back({p, &w});
-  };
-  auto norm = [&](NormWeights<T>& w, ModuleName module, Index width, Norm kind) {
-    row(w.weight, module, ".weight", {1, width}, norm_init(c));
-    if (kind == Norm::layer) row(w.bias, module, ".bias", {1, width}, Init::zeros);
-  };
-  auto linear = [&](Linear<T>& w, ModuleName module, TensorShape shape, Init init, bool bias, FusedPart part = {}) {
-    row(w.weight, module, ".weight", shape, init, part);
-    table.back().far = &w.far;
-    if (c.base == Base::nf4) table.back().quantised = &w.quantised;
-    if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros, part);
-    if (!gpt2) part = {};
-    const std::string name = prefix + (gpt2 ? module.gpt2 : module.llama);
-    const auto adapter = c.adapters.find(name);
-    if (adapter == c.adapters.end()) return;
-    const auto [rank, scale] = adapter->second;
-    w.adapter.scale = scale;  // not a tensor, but set with them
-    if (part.part == 0) table.push_back({{name + ".lora_A.weight", rank, shape.cols, Init::adapter_a}, &w.adapter.a});
-    table.push_back({{.name = name + ".lora_B.weight",
-                      .rows = shape.rows,
-                      .cols = rank,
-                      .init = Init::adapter_b,
-                      .part = part.part,
-                      .parts = part.parts},
-                     &w.adapter.b});
-  };
-  const char* mlp_norm = c.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm";
-  // clang-format off
-  norm(w.attention_norm, {"input_layernorm", "ln_1"}, d, c.norm);
-  linear(w.q, {"self_attn.q_proj", "attn.c_attn"}, {q, d},  Init::normal, c.qkv_bias, {0, 3});
-  linear(w.k, {"self_attn.k_proj", "attn.c_attn"}, {kv, d}, Init::normal, c.qkv_bias, {1, 3});
-  linear(w.v, {"self_attn.v_proj", "attn.c_attn"}, {kv, d}, Init::normal, c.qkv_bias, {2, 3});
-  if (c.qk_norm) norm(w.q_norm, {"self_attn.q_norm"}, c.head_dim, Norm::rms);
-  if (c.qk_norm) norm(w.k_norm, {"self_attn.k_norm"}, c.head_dim, Norm::rms);
-  linear(w.o, {"self_attn.o_proj", "attn.c_proj"}, {d, q}, Init::residual, c.output_bias);
-  if (c.post_norms) norm(w.post_attention_norm, {"post_attention_layernorm"}, d, Norm::rms);
-  norm(w.mlp_norm, {mlp_norm, "ln_2"}, d, c.norm);
-  if (c.gated()) linear(w.gate, {"mlp.gate_proj"}, {m, d}, Init::normal, c.mlp_bias);
-  linear(w.up,   {"mlp.up_proj",   "mlp.c_fc"},    {m, d}, Init::normal,   c.mlp_bias);
-  linear(w.down, {"mlp.down_proj", "mlp.c_proj"},  {d, m}, Init::residual, c.mlp_bias);
-  if (c.post_norms) norm(w.post_mlp_norm, {"post_feedforward_layernorm"}, d, Norm::rms);
-  // clang-format on
-  for (auto& e : table) e.parameter.in_layer = true;
-  return table;
+  Section<T> rows = {c, names.layers + std::to_string(l) + "."};
+  rows.norm(w.attention_norm, names.attention_norm, d, c.norm);
+  rows.linear("attention", w.q, names.q, {q, d}, Init::normal, c.qkv_bias);
+  rows.linear("attention", w.k, names.k, {kv, d}, Init::normal, c.qkv_bias);
+  rows.linear("attention", w.v, names.v, {kv, d}, Init::normal, c.qkv_bias);
+  if (c.qk_norm) rows.norm(w.q_norm, names.q_norm, c.head_dim, Norm::rms);
+  if (c.qk_norm) rows.norm(w.k_norm, names.k_norm, c.head_dim, Norm::rms);
+  rows.linear("attention", w.o, names.o, {d, q}, Init::residual, c.output_bias);
+  if (c.post_norms) rows.norm(w.post_attention_norm, names.post_attention_norm, d, Norm::rms);
+  rows.norm(w.mlp_norm, names.mlp_norm, d, c.norm);
+  if (c.gated()) rows.linear("mlp", w.gate, names.gate, {m, d}, Init::normal, c.mlp_bias);
+  rows.linear("mlp", w.up, names.up, {m, d}, Init::normal, c.mlp_bias);
+  rows.linear("mlp", w.down, names.down, {d, m}, Init::residual, c.mlp_bias);
+  if (c.post_norms) rows.norm(w.post_mlp_norm, names.post_mlp_norm, d, Norm::rms);
+  return std::move(rows.table);
 }
 
 template <class T>
 Table<T> embedding_table(const Config& c, Tensors<T>& w) {
-  const bool gpt2 = c.family == "gpt2";
-  Table<T> table = {
-      {{gpt2 ? "wte.weight" : "model.embed_tokens.weight", c.vocab, c.hidden, Init::normal}, &w.embedding.tokens}};
-  if (c.positions == Positions::learned) {
-    table.push_back({{gpt2 ? "wpe.weight" : "model.embed_positions.weight", c.max_length, c.hidden, Init::normal},
-                     &w.embedding.positions});
-  }
-  for (auto& e : table) e.parameter.trained = is_trained(c, e.parameter.name);
-  return table;
+  const Modules& names = family_of(c).modules;
+  Section<T> rows = {c};
+  rows.row(w.embedding.tokens, names.tokens, ".weight", {c.vocab, c.hidden}, Init::normal);
+  if (c.positions == Positions::learned)
+    rows.row(w.embedding.positions, names.positions, ".weight", {c.max_length, c.hidden}, Init::normal);
+  return std::move(rows.table);
 }
 
 template <class T>
 Table<T> head_table(const Config& c, Tensors<T>& w) {
-  const bool gpt2 = c.family == "gpt2";
-  Table<T> table = {{{gpt2 ? "ln_f.weight" : "model.norm.weight", 1, c.hidden, norm_init(c)}, &w.norm.weight}};
-  if (c.norm == Norm::layer)
-    table.push_back({{gpt2 ? "ln_f.bias" : "model.norm.bias", 1, c.hidden, Init::zeros}, &w.norm.bias});
-  if (!c.tied) table.push_back({{"lm_head.weight", c.vocab, c.hidden, Init::normal}, &w.head.weight});
-  for (auto& e : table) e.parameter.trained = is_trained(c, e.parameter.name);
-  return table;
+  Section<T> rows = {c};
+  rows.norm(w.norm, family_of(c).modules.norm, c.hidden, c.norm);
+  if (!c.tied) rows.row(w.head.weight, "lm_head", ".weight", {c.vocab, c.hidden}, Init::normal);
+  return std::move(rows.table);
 }
 
 // Where backward sums the gradient of a tied head (memory/sums.cuh).
@@ -235,6 +220,15 @@ template <class Device, class T>
 void allocate(Device& dev, const Table<T>& rows, Kind kind, const Group& ranks = {}) {
   for (const Entry<T>& e : rows) {
     *e.matrix = allocate<T>(dev, shard(e.parameter.rows, ranks).size(), e.parameter.cols, kind);
+  }
+}
+
+// Allocates these tensors in memory of the host.
+template <class T>
+void allocate(std::list<std::vector<T>>& memory, const Table<T>& rows) {
+  for (const Entry<T>& e : rows) {
+    memory.emplace_back(static_cast<std::size_t>(e.parameter.rows * e.parameter.cols));
+    *e.matrix = {memory.back().data(), e.parameter.rows, e.parameter.cols};
   }
 }
 
@@ -311,12 +305,26 @@ void initialise(Device& dev, Model<T>& model, std::uint64_t seed, double spread 
   initialise_adapters(dev, model, seed, spread);
 }
 
-// Of all parameters, or with another filter.
+// The rows of the table for which `holds` holds, without tensors.
+template <class F>
+std::vector<Parameter> parameters_of(const Config& c, F&& holds) {
+  Tensors<float> none(c);
+  std::vector<Parameter> parameters;
+  for (const auto& e : rows_where(table(c, none), holds)) parameters.push_back(e.parameter);
+  return parameters;
+}
+inline std::vector<Parameter> parameters_of(const Config& c) {
+  return parameters_of(c, [](const Parameter&) { return true; });
+}
+inline std::vector<Parameter> trained_parameters(const Config& c) {
+  return parameters_of(c, [](const Parameter& p) { return p.trained; });
+}
+
+// How many numbers they have.
 template <class F>
 Index parameter_count(const Config& c, F&& counts) {
-  Tensors<float> none(c);
   Index count = 0;
-  for (const auto& e : rows_where(table(c, none), counts)) count += e.parameter.rows * e.parameter.cols;
+  for (const Parameter& p : parameters_of(c, counts)) count += p.rows * p.cols;
   return count;
 }
 inline Index parameter_count(const Config& c) {
@@ -324,7 +332,7 @@ inline Index parameter_count(const Config& c) {
 }
 // Weights of the linear layers inside the model's layers.
 inline Index linear_weights(const Config& c) {
-  return c.layers * (c.hidden * (2 * c.q_width() + 2 * c.kv_width()) + (c.gated() ? 3 : 2) * c.hidden * c.mlp);
+  return parameter_count(c, [](const Parameter& p) { return *p.group != 0; });
 }
 inline Index trained_count(const Config& c) {
   return parameter_count(c, [](const Parameter& p) { return p.trained; });

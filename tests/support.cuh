@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "data/files/checkpoint.cuh"
-#include "data/files/known_models.cuh"
+#include "data/files/config.cuh"
 #include "training/plan.cuh"
 #include "training/trainer.cuh"
 #include "training/verify/gradient_check.cuh"

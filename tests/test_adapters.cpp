@@ -37,18 +37,19 @@ struct Adapted {
 
 // The gradient of PEFT, in the table's layout.
 HostGradient gradient_of_peft(const Adapted& a) {
-  std::vector<std::vector<double>> values;
-  Tensors<double> none(a.config);
-  for (const auto& [p, matrix, quantised, far] : trained(table(a.config, none))) {
-    const Tensor& tensor = a.truth.at("grad/" + adapter_prefix(a.config, p.name) + p.name);
-    std::vector<double> all(static_cast<std::size_t>(tensor.count));
-    read(tensor, all.data());
-    auto& part = values.emplace_back();
-    for (Index i = 0; i < p.rows; ++i) {
-      for (Index j = 0; j < p.cols; ++j) part.push_back(all[static_cast<std::size_t>(stored_at(p, i, j))]);
+  struct Gradients {
+    const Adapted& a;
+    const Tensor& at(const std::string& name) const {
+      return a.truth.at("grad/" + adapter_prefix(a.config, name) + name);
     }
-  }
-  return {a.config, std::move(values)};
+  };
+  std::list<std::vector<double>> values;
+  Tensors<double> gradient(a.config);
+  const Table<double> rows = trained(table(a.config, gradient));
+  allocate(values, rows);
+  Cpu host(0);
+  read_tensors(host, Gradients{a}, "", rows);
+  return {a.config, {values.begin(), values.end()}};
 }
 
 template <class T>

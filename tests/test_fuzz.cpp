@@ -177,8 +177,8 @@ TEST_F(Fuzz, ModelDirectory) {
     const auto parameters = table(c, model.weights);
     const ModelFiles tensors(path);
     tensors.check_all_used(parameters, c);
-    for (const auto& e : parameters) {  // the arena is as large as the configuration says
-      require(tensors.at(e.parameter.name).shape == stored_shape(e.parameter), "another shape");
+    for (const auto& parts : by_stored_tensor(parameters)) {  // the arena is as large as the configuration says
+      require(tensors.at(parts.front().parameter.name).shape == stored_shape(parts), "another shape");
     }
     Cpu dev(static_cast<std::size_t>(4 * parameter_count(c)) + Arena::kAlignment * parameters.size());
     allocate(dev, parameters, Kind::weights);

@@ -306,7 +306,7 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
       {{{"num_key_value_heads", 3}}, "3 key/value heads"},
       {{{"num_attention_heads", 5}}, "num_attention_heads"},
       {{{"hidden_size", "wide"}}, "hidden_size"},
-      {{{"hidden_size", -32}}, "positive"},
+      {{{"hidden_size", -32}}, "\"hidden_size\" is -32"},
       {{{"vocab_size", nullptr}}, "vocab_size"},
       {{{"head_dim", 7}}, "even"},
       {{{"num_hidden_layers", 0}}, "positive"},

@@ -55,14 +55,6 @@ struct State {
 };
 inline Index all_columns(const Parameter& p) { return p.cols; }
 
-// The trained parameters of a model.
-inline std::vector<Parameter> trained_parameters(const Config& c) {
-  Tensors<float> none(c);
-  std::vector<Parameter> parameters;
-  for (const auto& e : trained(table(c, none))) parameters.push_back(e.parameter);
-  return parameters;
-}
-
 // Rows of a trained parameter in an update. A rank updates its shard, which may be empty.
 template <class T, class G>
 struct Updated {

@@ -92,8 +92,8 @@ class ModuleNames {
 // The linear layers that have adapters.
 class AdapterTargets {
  public:
-  AdapterTargets(const Fields& f, const std::string& family)
-      : targets_(f, "target_modules", f.has("target_modules") ? f.json.at("target_modules") : default_targets(family)),
+  AdapterTargets(const Fields& f, const std::vector<std::string>& usual)
+      : targets_(f, "target_modules", f.has("target_modules") ? f.json.at("target_modules") : Json(usual)),
         excluded_(f, "exclude_modules", f.json.value("exclude_modules", Json())),
         saved_(f.file, "modules_to_save"),
         numbered_(f.file, "layers_pattern"),
@@ -110,10 +110,6 @@ class AdapterTargets {
   }
 
  private:
-  static Json default_targets(const std::string& family) {
-    return family == "gpt2" ? Json::array({"c_attn"}) : Json::array({"q_proj", "v_proj"});
-  }
-
   static std::string lower(std::string text) {
     for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     return text;

@@ -32,43 +32,41 @@ inline double adapter_scale(double alpha, Index rank, bool rank_stabilised) {
   return alpha / (rank_stabilised ? std::sqrt(r) : r);
 }
 
-// The names of the linear layers that can have an adapter, in the table's order.
-inline std::vector<std::string> linear_layers(const Config& c) {
-  Tensors<float> none(c);
+// The names of the linear layers that can have an adapter, in the table's order: of "all", "attention" or "mlp".
+inline std::vector<std::string> linear_layers(const Config& c, std::string_view group = "all") {
   std::vector<std::string> names;
-  for (Index l = 0; l < c.layers; ++l) {
-    for (const auto& e : layer_table(c, l, none.layers[static_cast<std::size_t>(l)])) {
-      const Parameter& p = e.parameter;
-      if (!p.vector() && !p.adapter() && p.part == 0) names.push_back(p.name.substr(0, p.name.rfind('.')));
-    }
+  for (const Parameter& p : parameters_of(c)) {
+    if (*p.group && p.part == 0 && (group == "all" || group == p.group))
+      names.push_back(p.name.substr(0, p.name.rfind('.')));
   }
   return names;
 }
+
+inline std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
 inline bool ends_with_name(const std::string& whole, const std::string& name) {
   return whole == name || whole.ends_with("." + name);
 }
 
-// The names that "all" and "attention" stand for.
+// The names that groups stand for: their last parts, if no other layer has them, or what comes after a layer's number.
 inline std::vector<std::string> written_out(const Config& c, const std::vector<std::string>& on) {
-  const bool gpt2 = c.family == "gpt2";
   std::vector<std::string> names;
-  auto add = [&](std::initializer_list<const char*> more) { names.insert(names.end(), more.begin(), more.end()); };
+  auto add = [&](const std::string& name) {
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  };
+  Config one = c;
+  one.layers = 1;
+  const std::size_t prefix = (family_of(c).modules.layers + std::string("0.")).size();
+  const std::vector<std::string> all = linear_layers(one);
   for (const std::string& name : on) {
-    if (name == "all" && gpt2) {
-      add({"c_attn", "c_proj", "c_fc"});
-    } else if (name == "all") {
-      add({"q_proj", "k_proj", "v_proj", "o_proj"});
-      if (c.gated()) add({"gate_proj"});
-      add({"up_proj", "down_proj"});
-    } else if (name == "attention") {
-      gpt2 ? add({"attn.c_attn", "attn.c_proj"}) : add({"q_proj", "k_proj", "v_proj", "o_proj"});
-    } else {
-      names.push_back(name);
-    }
+    const std::vector<std::string> group = linear_layers(one, name);
+    const bool clear = std::ranges::all_of(group, [&](const std::string& layer) {
+      const auto has_same_end = [&](const std::string& other) { return last_part(other) == last_part(layer); };
+      return std::ranges::count_if(group, has_same_end) == std::ranges::count_if(all, has_same_end);
+    });
+    for (const std::string& layer : group) add(clear ? last_part(layer) : layer.substr(prefix));
+    if (group.empty()) add(name);
   }
-  std::set<std::string> seen;
-  std::erase_if(names, [&](const std::string& name) { return !seen.insert(name).second; });
   return names;
 }
 
@@ -84,10 +82,9 @@ inline std::map<std::string, AdapterSize> new_adapters(const Config& c, const Lo
       adapters[layer] = {s.rank, adapter_scale(s.alpha, s.rank, s.rank_stabilised)};
     }
     std::set<std::string> known;
-    for (const std::string& layer : layers) known.insert(layer.substr(layer.rfind('.') + 1));
-    std::string list;
-    for (const std::string& name : known) list += (list.empty() ? "" : ", ") + name;
-    require(found, "--lora-on ", name, ": the model has no linear layer of this name in its layers; it has ", list);
+    for (const std::string& layer : layers) known.insert(last_part(layer));
+    require(found, "--lora-on ", name, ": the model has no linear layer of this name in its layers; it has ",
+            join(known));
   }
   return adapters;
 }
@@ -95,7 +92,7 @@ inline std::map<std::string, AdapterSize> new_adapters(const Config& c, const Lo
 // What comes before a parameter's name in adapter_model.safetensors.
 constexpr std::string_view kAdapterPrefix = "base_model.model.";
 inline std::string adapter_prefix(const Config& c, const std::string& name) {
-  return std::string(kAdapterPrefix) + (c.family == "gpt2" && name != "lm_head.weight" ? "transformer." : "");
+  return std::string(kAdapterPrefix) + (name == "lm_head.weight" ? "" : family_of(c).modules.root);
 }
 
 // --- Writing ---
@@ -117,7 +114,7 @@ inline std::string adapter_config(const Config& c, const LoraSettings& s, const 
       {"modules_to_save", modules.empty() ? Json() : Json(modules)},
       {"bias", "none"},
       {"ensure_weight_tying", c.tied && !modules.empty()},
-      {"fan_in_fan_out", c.family == "gpt2"},
+      {"fan_in_fan_out", family_of(c).modules.transposed},
       {"inference_mode", true},
   };
   return config.dump(2) + "\n";
@@ -166,7 +163,9 @@ class AdapterDirectory {
   // Adds the adapters to the configuration of their base.
   void add_to(Config& c) const {
     const std::vector<std::string> linear = linear_layers(c);
-    const std::set<std::string> layers(linear.begin(), linear.end()), parameters = parameter_names(c);
+    const std::set<std::string> layers(linear.begin(), linear.end());
+    std::set<std::string> parameters;
+    for (const Parameter& p : parameters_of(c)) parameters.insert(p.name);
     c.trained.emplace();
     for (const auto& [stored, tensor] : file_.tensors()) {
       const std::string name = without_prefix(c, stored, tensor), layer = name.substr(0, name.rfind(".lora_"));
@@ -221,7 +220,7 @@ class AdapterDirectory {
     const auto type = f.get<std::string>("peft_type");
     require(type == "LORA", config_path_, ": \"peft_type\": ", quote(type), " is not supported; only LORA is");
     for (const char* method : {"use_dora", "lora_bias", "use_qalora", "use_bdlora"}) f.only(method, false);
-    f.only("bias", std::string("none"));
+    f.only("bias", "none");
     for (const auto& [name, value] : json_.items()) {
       const bool is_off = value.is_null() || value == false || (value.is_structured() && value.empty());
       require(is_off || std::ranges::find(kKnownFields, name) != std::end(kKnownFields), config_path_, ": the field ",
@@ -249,13 +248,6 @@ class AdapterDirectory {
             ": adapters of the embedding are not supported");
   }
 
-  static std::set<std::string> parameter_names(const Config& c) {
-    Tensors<float> none(c);
-    std::set<std::string> names;
-    for (const auto& e : table(c, none)) names.insert(e.parameter.name);
-    return names;
-  }
-
   // The name of a layer or module in PEFT's model.
   static std::string name_in_peft(const Config& c, const std::string& name) {
     return adapter_prefix(c, "").substr(kAdapterPrefix.size()) + name;
@@ -263,7 +255,8 @@ class AdapterDirectory {
 
   // The file has adapters of the layers that the configuration names, and of no others.
   void check_targets(const Config& c, const std::vector<std::string>& layers) const {
-    const AdapterTargets targets(fields(), c.family);
+    const Modules& names = family_of(c).modules;
+    const AdapterTargets targets(fields(), {last_part(names.q), last_part(names.v)});  // where PEFT puts them by itself
     for (const std::string& layer : layers) {
       const bool wanted = targets.contain(name_in_peft(c, layer)), stored = c.adapters.contains(layer);
       require(stored || !wanted, file_.path().string(), ": has no adapter of ", layer, ", which ", config_path_,
@@ -284,10 +277,8 @@ class AdapterDirectory {
       require(found, file_.path().string(), ": has no tensor of ", quote(name),
               ", which \"modules_to_save\" lists; the file is incomplete");
     }
-    Tensors<float> none(c);
-    const std::string embedding = embedding_table(c, none).front().parameter.name;
-    require(!c.tied || !c.trained->contains(embedding) || f.get<bool>("ensure_weight_tying", false), config_path_,
-            ": the embedding is trained and also the head, but \"ensure_weight_tying\" is not true");
+    require(!c.tied || !c.trained->contains(parameters_of(c).front().name) || f.get<bool>("ensure_weight_tying", false),
+            config_path_, ": the embedding is trained and also the head, but \"ensure_weight_tying\" is not true");
   }
 
   void read_sizes(Config& c) const {

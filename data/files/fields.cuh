@@ -59,10 +59,9 @@ class Fields {
   }
 
   // Refuses any value other than this one.
-  template <class V>
-  void only(const char* name, V supported) const {
-    if (!has(name) || get<V>(name) == supported) return;
-    fail(file, ": \"", name, "\": ", shown(json.at(name)), " is not supported; only ", Json(supported).dump(), " is");
+  void only(const char* name, const Json& supported) const {
+    if (!has(name) || json.at(name) == supported) return;
+    fail(file, ": \"", name, "\": ", shown(json.at(name)), " is not supported; only ", supported.dump(), " is");
   }
 
   // Refuses fields that were never read, unless they are null or `harmless`.

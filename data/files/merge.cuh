@@ -9,16 +9,14 @@ namespace streambp {
 
 class Merge {
  public:
-  Merge(const fs::path& base, const fs::path& adapters, const Config& config)
+  Merge(const fs::path& base, const fs::path& directory, const Config& config)
       : files_(base), model_{config, Tensors<float>(config)} {
     const Table<float> all = table(config, model_.weights);
     files_.check_all_used(without_adapters(all), config);
-    for (const Entry<float>& e : trained(all)) allocate(e, of_adapters_.emplace_back());
-    AdapterDirectory(adapters).load(host_, model_);
-    for (Layer<float>& l : model_.weights.layers) {
-      for (auto* w : {&l.q, &l.o, &l.gate, &l.up, &l.down}) linear_[&w->weight] = *w;
-      linear_[&l.k.weight] = l.keys(), linear_[&l.v.weight] = l.values();
-    }
+    allocate(memory_, trained(all));
+    AdapterDirectory(directory).load(host_, model_);
+    for (const Table<float>& parts : by_stored_tensor(adapters(table(config, model_.weights))))
+      adapters_[parts.front().parameter.name] = parts;
   }
 
   // Writes a model directory like that of the base, with the types of `layout`.
@@ -26,50 +24,49 @@ class Merge {
     save_tensors(dir, without_adapters(table(model_.config, model_.weights)), layout, kLargestShard,
                  [&](SafetensorsWriter& writer, const std::string& prefix, const StoredTensor<float>& stored) {
                    const std::string name = prefix + stored.name;
-                   writer.add(name, stored.dtype, stored_shape(stored.parts.front().parameter),
+                   writer.add(name, stored.dtype, stored_shape(stored.parts),
                               [=, this](std::ostream& out) { write_merged(out, name, stored); });
                  });
   }
 
  private:
-  using Memory = std::vector<float>;
-
-  static void allocate(const Entry<float>& e, Memory& memory) {
-    memory.resize(static_cast<std::size_t>(e.parameter.rows * e.parameter.cols));
-    *e.matrix = {memory.data(), e.parameter.rows, e.parameter.cols};
-  }
+  using Memory = std::list<std::vector<float>>;
 
   void write_merged(std::ostream& out, const std::string& name, const StoredTensor<float>& stored) {
-    const bool replaced = stored.parts.front().parameter.trained;
-    std::vector<Memory> memory(stored.parts.size());
-    for (std::size_t i = 0; i < memory.size() && !replaced; ++i) allocate(stored.parts[i], memory[i]);
-    if (!replaced) read_tensors(host_, files_, "", plain(stored.parts));
-    for (std::size_t i = 0; i < memory.size(); ++i) {
-      const Entry<float>& e = stored.parts[i];
-      if (e.quantised) dequantise(nf4_of(files_, e.parameter), e.matrix->reshape(e.matrix->size()));
-    }
-    for (const Entry<float>& e : stored.parts) add_adapter(e);
+    Memory memory;
+    if (!stored.parts.front().parameter.trained) allocate(memory, stored.parts), read(stored.parts);
+    add_adapters(stored);
     write_values(host_, out, name, stored.parts, stored.dtype);
   }
 
+  void read(const Table<float>& parts) {
+    if (!parts.front().quantised) return read_tensors(host_, files_, "", parts);
+    const std::vector<Nf4Numbers> numbers = nf4_of(files_, parts);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      dequantise(numbers[i], parts[i].matrix->reshape(parts[i].matrix->size()));
+  }
+
   // weight += scale b a
-  void add_adapter(const Entry<float>& e) {
-    const auto found = linear_.find(e.matrix);
-    if (found == linear_.end() || !found->second.adapter.b) return;
-    const Adapter<float>& adapter = found->second.adapter;
-    Memory memory;
-    Matrix<float> b = adapter.b;
-    allocate({{.name = "b", .rows = b.rows, .cols = b.cols, .init = Init::zeros}, &b}, memory);
-    convert(host_, b, adapter.b);
-    scale(host_, b, adapter.scale);
-    matmul_backward_input(host_, *e.matrix, b, adapter.a, Update::add);
+  void add_adapters(const StoredTensor<float>& stored) {
+    const std::string layer = stored.name.substr(0, stored.name.rfind('.'));
+    const auto size = model_.config.adapters.find(layer);
+    if (size == model_.config.adapters.end() || *stored.parts.front().parameter.group == 0) return;
+    const Matrix<float> a = *adapters_.at(layer + ".lora_A.weight").front().matrix;
+    const Table<float>& bs = adapters_.at(layer + ".lora_B.weight");
+    for (std::size_t i = 0; i < bs.size(); ++i) {
+      const Matrix<float> b = *bs[i].matrix;
+      std::vector<float> memory(b.data, b.data + b.size());
+      const Matrix<float> scaled(memory.data(), b.rows, b.cols);
+      scale(host_, scaled, size->second.scale);
+      matmul_backward_input(host_, *stored.parts[i].matrix, scaled, a, Update::add);
+    }
   }
 
   ModelFiles files_;
   Model<float> model_;
   Cpu host_{0};
-  std::list<Memory> of_adapters_;
-  std::map<const Matrix<float>*, Linear<float>> linear_;  // by its weight
+  Memory memory_;  // of what is trained
+  std::map<std::string, Table<float>> adapters_;
 };
 
 }  // namespace streambp

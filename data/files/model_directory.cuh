@@ -36,8 +36,10 @@ class ModelFiles {
       files.emplace_back(single);
       for (const auto& [name, tensor] : files.back().tensors()) tensors[name] = &tensor;
     }
-    // Published GPT-2 models have names with or without this prefix.
-    if (tensors.contains("transformer.wte.weight")) prefix_ = "transformer.";
+    for (const auto& family : model_families()) {
+      const std::string root = family.modules.root;
+      if (tensors.contains(root + family.modules.tokens + ".weight")) prefix_ = root;
+    }
   }
 
   // Null if there is no such tensor.
@@ -58,17 +60,18 @@ class ModelFiles {
   template <class T>
   void check_all_used(const Table<T>& table, const Config& c) const {
     std::set<const Tensor*> used;
+    const std::vector<const char*>& unused = family_of(c).modules.unused;
     for (const Entry<T>& e : table) {
       used.insert(&at(e.parameter.name));
       for (const char* part : kNf4Parts)
         if (e.quantised) used.insert(find(e.parameter.name + part));
     }
     for (const auto& [name, tensor] : tensors) {
-      const bool mask = c.family == "gpt2" && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
-      if (used.contains(tensor) || mask || name.ends_with("rotary_emb.inv_freq")) continue;
+      const auto ends = [&](const char* end) { return name.ends_with(end); };
+      if (used.contains(tensor) || ends("rotary_emb.inv_freq") || std::ranges::any_of(unused, ends)) continue;
       require(name == "lm_head.weight" && c.tied, tensor->where,
               " is not used by the model of config.json, so results would differ without it");
-      const Tensor& embedding = *at_embedding(c);
+      const Tensor& embedding = at(parameters_of(c).front().name);
       require(tensor->dtype == embedding.dtype && tensor->shape == embedding.shape &&
                   std::memcmp(tensor->data, embedding.data, tensor->bytes) == 0,
               tensor->where, " differs from the embedding, but config.json says that they are tied");
@@ -96,11 +99,6 @@ class ModelFiles {
         require(tensors.contains(name) && tensors[name] == &tensor, tensor.where, " is not listed in ", index.string());
       }
     }
-  }
-
-  const Tensor* at_embedding(const Config& c) const {
-    Tensors<float> none(c);
-    return &at(embedding_table(c, none).front().parameter.name);
   }
 
   fs::path dir;
@@ -146,8 +144,7 @@ struct ModelLayout {
     const Config c = read_config(dir);
     const ModelFiles files(dir);
     prefix = files.prefix();
-    Tensors<float> none(c);
-    for (const auto& e : table(c, none)) dtypes[e.parameter.name] = files.at(e.parameter.name).dtype;
+    for (const Parameter& p : parameters_of(c)) dtypes[p.name] = files.at(p.name).dtype;
   }
 
   // Changes the type of the saved tensors.
@@ -184,12 +181,16 @@ std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
   const auto parameters = without_adapters(table(model.config, model.weights));
   files.check_all_used(parameters, model.config);
   read_tensors(dev, files, "", plain(parameters), model.shards);
-  for (const Entry<T>& e : parameters) {
-    if (e.quantised) upload(dev, *e.quantised, nf4_of(files, e.parameter)), forget(files.at(e.parameter.name));
+  std::size_t bytes = 0;
+  for (const Table<T>& parts : by_stored_tensor(parameters)) {
+    const Tensor& tensor = files.at(parts.front().parameter.name);
+    bytes += tensor.bytes;
+    if (!parts.front().quantised) continue;
+    const std::vector<Nf4Numbers> numbers = nf4_of(files, parts);
+    for (std::size_t i = 0; i < parts.size(); ++i) upload(dev, *parts[i].quantised, numbers[i]);
+    forget(tensor);
   }
   MappedFile::require_intact();
-  std::size_t bytes = 0;
-  for (const auto& parts : by_stored_tensor(parameters)) bytes += files.at(parts.front().parameter.name).bytes;
   return bytes;
 }
 
@@ -210,7 +211,7 @@ std::vector<std::vector<StoredTensor<T>>> into_shards(const Table<T>& tensors, c
     const std::string& name = parts.front().parameter.name;
     const auto dtype = layout.dtypes.find(name);
     StoredTensor<T> stored{parts, name, dtype == layout.dtypes.end() ? dtype_name<T>() : dtype->second};
-    const auto shape = stored_shape(parts.front().parameter);
+    const auto shape = stored_shape(parts);
     const auto bytes = static_cast<std::size_t>(element_count(name, shape) * dtype_size(stored.dtype));
     if (shards.empty() || filled + bytes > limit) shards.emplace_back(), filled = 0;
     filled += bytes;
@@ -233,7 +234,7 @@ void save_tensors(const fs::path& dir, const Table<T>& tensors, const ModelLayou
     SafetensorsWriter writer(dir.empty() ? dir : dir / name, {{"format", "pt"}});
     for (const StoredTensor<T>& stored : shards[i]) {
       const std::string prefix = stored.name == "lm_head.weight" ? "" : layout.prefix;
-      total += element_count(stored.name, stored_shape(stored.parts.front().parameter)) * dtype_size(stored.dtype);
+      total += element_count(stored.name, stored_shape(stored.parts)) * dtype_size(stored.dtype);
       write(writer, prefix, stored);
       weight_map[prefix + stored.name] = name;
     }

@@ -26,11 +26,11 @@ constexpr const char* kNf4Parts[] = {".absmax", ".nested_absmax", ".nested_quant
 inline Base read_base(const Fields& config) {
   if (!config.has("quantization_config")) return Base::plain;
   const Fields f = config.object("quantization_config");
-  f.only("quant_method", std::string("bitsandbytes"));
+  f.only("quant_method", "bitsandbytes");
   require(f.get<bool>("load_in_4bit", false), f.file, ": only weights in 4 bits (load_in_4bit) are supported");
-  f.only("bnb_4bit_quant_type", std::string("nf4"));
+  f.only("bnb_4bit_quant_type", "nf4");
   require(f.has("bnb_4bit_quant_type"), f.file, ": weights in fp4 are not supported, only in nf4");
-  f.only("bnb_4bit_quant_storage", std::string("uint8"));
+  f.only("bnb_4bit_quant_storage", "uint8");
   require(f.get<bool>("bnb_4bit_use_double_quant", false), f.file,
           ": only double quantisation (bnb_4bit_use_double_quant) is supported");
   f.only("load_in_8bit", false);
@@ -58,12 +58,11 @@ std::vector<V> bytes_of(const Tensor& tensor, const char* dtype, Index count) {
 template <class Files>
 Nf4Numbers read_nf4(const Files& files, const Parameter& p) {
   const Tensor& codes = files.at(p.name);
-  require(p.parts == 1, codes.where, ": quantised weights of gpt2 are not supported");
   const Tensor& state = files.at(p.name + kNf4State);
   const std::string text(reinterpret_cast<const char*>(state.data), state.bytes);
   const Json json = parse_json(text, state.where);
   const Fields f(json, state.where);
-  f.only("quant_type", std::string("nf4"));
+  f.only("quant_type", "nf4");
   f.only("blocksize", kNf4Block);
   f.only("nested_blocksize", kNf4Blocks);
   require(f.has("shape") && json["shape"] == Json({p.rows, p.cols}), state.where, ": the shape ",
@@ -92,16 +91,25 @@ Nf4Numbers read_nf4(const Files& files, const Parameter& p) {
   return q;
 }
 
-// The 4-bit weights of a parameter: as they are in the files, or quantised now.
-template <class Files>
-Nf4Numbers nf4_of(const Files& files, const Parameter& p) {
-  const Tensor& tensor = files.at(p.name);
-  if (files.find(p.name + kNf4State)) return read_nf4(files, p);
-  std::vector<float> values(static_cast<std::size_t>(p.rows * p.cols));
-  Matrix<float> matrix(values.data(), p.rows, p.cols);
+// The 4-bit weights of a stored tensor's parts: as they are in the files, or quantised now.
+template <class Files, class T>
+std::vector<Nf4Numbers> nf4_of(const Files& files, const Table<T>& parts) {
+  const Tensor& tensor = files.at(parts.front().parameter.name);
+  if (files.find(parts.front().parameter.name + kNf4State)) {
+    require(parts.size() == 1, tensor.where, ": quantised weights of several layers in one tensor are not supported");
+    return {read_nf4(files, parts.front().parameter)};
+  }
+  std::list<std::vector<float>> values;
+  std::vector<Matrix<float>> matrices(parts.size());
+  Table<float> rows;
+  for (const Entry<T>& e : parts) rows.push_back({e.parameter, &matrices[rows.size()]});
+  allocate(values, rows);
   Cpu host(0);
-  read_tensors(host, files, "", Table<float>{{p, &matrix}});
-  return quantise(values, tensor.dtype == "BF16" ? Nf4Type::bf16 : tensor.dtype == "F16" ? Nf4Type::f16 : Nf4Type::f32);
+  read_tensors(host, files, "", rows);
+  std::vector<Nf4Numbers> numbers;
+  const auto type = tensor.dtype == "BF16" ? Nf4Type::bf16 : tensor.dtype == "F16" ? Nf4Type::f16 : Nf4Type::f32;
+  for (const std::vector<float>& part : values) numbers.push_back(quantise(part, type));
+  return numbers;
 }
 
 }  // namespace streambp

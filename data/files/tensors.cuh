@@ -27,16 +27,20 @@ std::vector<Table<T>> by_stored_tensor(const Table<T>& table) {
   return groups;
 }
 
-inline std::vector<std::int64_t> stored_shape(const Parameter& p) {
-  if (p.vector()) return {p.cols * p.parts};
-  if (p.transposed) return {p.cols, p.rows * p.parts};
-  return {p.rows * p.parts, p.cols};
+template <class T>
+std::vector<std::int64_t> stored_shape(const Table<T>& parts) {
+  const Parameter& p = parts.front().parameter;
+  Index length = 0;
+  for (const Entry<T>& e : parts) length += e.parameter.length();
+  if (p.vector()) return {length};
+  if (p.transposed) return {p.cols, length};
+  return {length, p.cols};
 }
 
-// The index in the stored tensor of element (i, j) of the parameter's matrix.
-inline Index stored_at(const Parameter& p, Index i, Index j) {
-  if (p.vector()) return p.part * p.cols + j;
-  return p.transposed ? j * p.rows * p.parts + p.part * p.rows + i : (p.part * p.rows + i) * p.cols + j;
+// The index in a stored tensor of this shape of element (i, j) of a part. `before`: the length of the parts before it.
+inline Index stored_at(const Parameter& p, const std::vector<std::int64_t>& shape, Index before, Index i, Index j) {
+  if (p.vector()) return before + j;
+  return p.transposed ? j * shape[1] + before + i : (before + i) * p.cols + j;
 }
 
 template <class T>
@@ -113,7 +117,7 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
                   const Group& ranks = {}) {
   for (const Table<T>& parts : by_stored_tensor(table)) {
     const Tensor& tensor = files.at(prefix + parts.front().parameter.name);
-    const auto shape = stored_shape(parts.front().parameter);
+    const auto shape = stored_shape(parts);
     require(tensor.shape == shape, tensor.where, " has shape ", shown(tensor.shape), ", but the configuration needs ",
             shown(shape));
     if constexpr (std::is_integral_v<T>) {
@@ -122,17 +126,18 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
     } else {
       require(is_real(tensor), tensor.where, ": cannot read type ", tensor.dtype, " as real numbers; convert the file");
     }
+    Index before = 0;
     for (const Entry<T>& e : parts) {
       const Parameter& p = e.parameter;
       auto produce = [&](Index first, Rows part, T* out) {
         const Rows rows = {first + part.begin, first + part.end};
         const Index count = rows.size() * p.cols;
         if (!p.transposed) {
-          read(tensor, stored_at(p, rows.begin, 0), count, out);
+          read(tensor, stored_at(p, shape, before, rows.begin, 0), count, out);
         } else {
           std::vector<T> column(static_cast<std::size_t>(rows.size()));
           for (Index j = 0; j < p.cols; ++j) {
-            read(tensor, stored_at(p, rows.begin, j), rows.size(), column.data());
+            read(tensor, stored_at(p, shape, before, rows.begin, j), rows.size(), column.data());
             for (Index i = 0; i < rows.size(); ++i) out[i * p.cols + j] = column[static_cast<std::size_t>(i)];
           }
         }
@@ -144,6 +149,7 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
       });
       require(finite, tensor.where,
               " holds a NaN or an infinity; the file is damaged, use another one or an earlier checkpoint");
+      before += p.length();
     }
     forget(tensor);
   }
@@ -172,21 +178,23 @@ void write_numbers(std::ostream& out, const std::string& where, const std::vecto
 // of GPT-2's layers, is one block. Of the ranks that share the table, rank 0 does so.
 template <class Device, class T, class F>
 void stored_blocks(Device& dev, const Table<T>& parts, const Group& ranks, F&& f) {
-  const Parameter& first = parts.front().parameter;
+  const auto shape = stored_shape(parts);
   std::vector<T> stored;
-  if (first.transposed && ranks.rank == 0)
-    stored.resize(static_cast<std::size_t>(first.rows * first.cols * first.parts));
+  if (parts.front().parameter.transposed && ranks.rank == 0)
+    stored.resize(static_cast<std::size_t>(shape[0] * shape[1]));
+  Index before = 0;
   for (const Entry<T>& e : parts) {
     const Parameter& p = e.parameter;
     Index row = 0;
     auto transpose = [&](const std::vector<T>& numbers) {
       for (auto n = numbers.begin(); n != numbers.end(); ++row)
-        for (Index j = 0; j < p.cols; ++j) stored[static_cast<std::size_t>(stored_at(p, row, j))] = *n++;
+        for (Index j = 0; j < p.cols; ++j) stored[static_cast<std::size_t>(stored_at(p, shape, before, row, j))] = *n++;
     };
     e.with_matrix([&](auto m) {
       rows_on_first<T>(dev, ranks, m, p.rows,
                        [&](const std::vector<T>& numbers) { p.transposed ? transpose(numbers) : f(numbers); });
     });
+    before += p.length();
   }
   if (!stored.empty()) f(stored);
 }
@@ -211,7 +219,7 @@ void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& pre
                   std::string dtype = "", const Group& ranks = {}) {
   const std::string name = prefix + parts.front().parameter.name;
   if (dtype.empty()) dtype = dtype_name<T>();
-  writer.add(name, dtype, stored_shape(parts.front().parameter),
+  writer.add(name, dtype, stored_shape(parts),
              [=, &dev](std::ostream& out) { write_values(dev, out, name, parts, dtype, ranks); });
 }
 

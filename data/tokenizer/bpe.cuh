@@ -36,10 +36,10 @@ class Bpe {
 
   // Reads the field "model".
   Bpe(const Fields& f, Symbols symbols) : bytes_(symbols == Symbols::bytes), where_(f.file) {
-    f.only<std::string>("type", "BPE");
+    f.only("type", "BPE");
     f.only("dropout", 0.0);
-    f.only<std::string>("continuing_subword_prefix", "");
-    f.only<std::string>("end_of_word_suffix", "");
+    f.only("continuing_subword_prefix", "");
+    f.only("end_of_word_suffix", "");
     f.known({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
              "byte_fallback", "ignore_merges", "vocab", "merges"});
     fuse_unknown_ = f.get<bool>("fuse_unk", false);

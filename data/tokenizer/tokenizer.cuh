@@ -82,7 +82,7 @@ class Tokenizer {
     // Truncation and padding are ignored, because packing decides on lengths.
     f.known({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
              "decoder", "model"});
-    f.only<std::string>("version", "1.0");
+    f.only("version", "1.0");
     texts_ = model_.texts();
     present_ = model_.present();
     special_.resize(texts_.size());

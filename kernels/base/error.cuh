@@ -42,4 +42,12 @@ inline std::string excerpt(std::string_view text) {
 }
 inline std::string quote(std::string_view text) { return '"' + excerpt(text) + '"'; }
 
+// "a, b, c"
+template <class List>
+std::string join(const List& parts) {
+  std::string all;
+  for (const auto& part : parts) all += (all.empty() ? "" : ", ") + std::string(part);
+  return all;
+}
+
 }  // namespace streambp

@@ -29,10 +29,8 @@ struct HostGradient {
   std::vector<std::vector<double>> values;
 
   // From the values of each part, in the table's order.
-  HostGradient(const Config& c, std::vector<std::vector<double>> parts) : values(std::move(parts)) {
-    Tensors<double> none(c);
-    for (const Entry<double>& e : trained(table(c, none))) parameters.push_back(e.parameter);
-  }
+  HostGradient(const Config& c, std::vector<std::vector<double>> parts)
+      : parameters(trained_parameters(c)), values(std::move(parts)) {}
   HostGradient(const HostGradient& shape, const std::map<std::string, std::vector<double>>& by_key)
       : parameters(shape.parameters) {
     for (const Parameter& p : parameters) values.push_back(by_key.at(oracle::key(p)));
@@ -112,11 +110,8 @@ inline Batch with_objective_data(Batch batch, const std::vector<double>& logp) {
 template <class Fill>
 oracle::Result oracle_gradient(const Config& config, const Batch& batch, Fill&& fill, const Objective& objective = {}) {
   Model<double> m{config, Tensors<double>(config)};
-  std::vector<std::vector<double>> storage;
-  for (auto& e : table(config, m.weights)) {
-    storage.emplace_back(static_cast<std::size_t>(e.parameter.rows * e.parameter.cols));
-    *e.matrix = {storage.back().data(), e.parameter.rows, e.parameter.cols};
-  }
+  std::list<std::vector<double>> memory;
+  allocate(memory, table(config, m.weights));
   Cpu host(0);
   fill(host, m);
   return oracle::gradient(config, m.weights, batch, oracle::loss_of(objective, batch));
