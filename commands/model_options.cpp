@@ -52,28 +52,21 @@ Config ModelOptions::config(Index max_length) const {
   if (!model.empty()) return named();
   const ModelFamily& f = family_named(family);
   const auto is_stored = [](const Field& field) {
-    const auto* size = std::get_if<Index Config::*>(&field.meaning);
+    const auto* size = std::get_if<Member<Index>>(&field.meaning);
     return size && *size == &Config::kv_heads && *field.name;
   };
-  const bool all_heads = std::ranges::none_of(f.fields, is_stored), gated = f.defaults.gated();
+  const bool all_heads = std::ranges::none_of(f.fields, is_stored);
   require(head_dim > 0 || hidden % heads == 0, "--hidden ", hidden, " is not divisible by --heads ", heads,
           "; choose sizes that divide, or give --head-dim");
   require(!all_heads || ((kv_heads == 0 || kv_heads == heads) && (head_dim == 0 || head_dim * heads == hidden)), family,
           " has as many key/value heads as query heads, and they divide --hidden evenly; leave out --kv-heads and ",
           "--head-dim");
   require(window == 0 || f.defaults.window > 0, "--window: ", family, " has no sliding window; leave it out");
-  const Index half_heads = heads % 2 == 0 ? heads / 2 : heads;
-  const Index usual_kv_heads = all_heads ? heads : half_heads;
-  const Index usual_mlp = gated ? round_up(hidden * 8 / 3, 32) : 4 * hidden;
-  Config c = make_config(family, {.vocab = vocab,
-                                  .hidden = hidden,
-                                  .layers = layers,
-                                  .heads = heads,
-                                  .kv_heads = kv_heads ? kv_heads : usual_kv_heads,
-                                  .head_dim = head_dim ? head_dim : hidden / heads,
-                                  .mlp = mlp ? mlp : usual_mlp,
-                                  .max_length = max_length,
-                                  .tied = tied == "yes" || (tied == "auto" && f.defaults.tied)});
+  const Index kv = kv_heads ? kv_heads : all_heads || heads % 2 != 0 ? heads : heads / 2;
+  const Index width = mlp ? mlp : f.defaults.gated() ? round_up(hidden * 8 / 3, 32) : 4 * hidden;
+  const bool is_tied = tied == "yes" || (tied == "auto" && f.defaults.tied);
+  Config c = make_config(
+      family, {vocab, hidden, layers, heads, kv, head_dim ? head_dim : hidden / heads, width, max_length, is_tied});
   if (f.defaults.window > 0) c.window = window ? window : 256;
   validate(c);
   return c;

@@ -19,12 +19,15 @@ namespace streambp {
 
 // --- What a description consists of ---
 
+template <class V>
+using Member = V Config::*;
+
 // A field of config.json stands for a member of Config, or is one of these:
 struct Fixed {};    // always has this value
 struct Only {};     // the same, but need not be written
 struct Ignored {};  // has no effect
 struct InverseSquare {
-  double Config::*member;  // the field is 1 / member²
+  Member<double> member;  // the field is 1 / member²
 };
 
 // A value that follows from fields further up.
@@ -37,7 +40,7 @@ enum class Written { always, if_unusual };
 
 struct Field {
   const char* name;  // empty: in no file
-  std::variant<Index Config::*, double Config::*, bool Config::*, InverseSquare, Fixed, Only, Ignored> meaning;
+  std::variant<Member<Index>, Member<double>, Member<bool>, InverseSquare, Fixed, Only, Ignored> meaning;
   // The value in files that do not have the field. Without one they must have it.
   std::variant<std::monostate, Index, double, bool, const char*, Formula> value = {};
   Written written = Written::always;
@@ -243,8 +246,8 @@ inline Config make_config(const std::string& family, const Sizes& s) {
   c.heads = s.heads, c.kv_heads = s.kv_heads, c.head_dim = s.head_dim;
   c.mlp = s.mlp, c.max_length = s.max_length, c.tied = s.tied;
   for (const Field& field : f.fields) {
-    const auto* number = std::get_if<double Config::*>(&field.meaning);
-    if (number && !*field.name) c.** number = std::get<Formula>(field.value).of(c);
+    const auto* number = std::get_if<Member<double>>(&field.meaning);
+    if (number && !*field.name) c.**number = std::get<Formula>(field.value).of(c);
     const auto* scale = std::get_if<InverseSquare>(&field.meaning);
     if (scale) c.*scale->member = 1 / std::sqrt(static_cast<double>(s.head_dim));
   }

@@ -279,18 +279,16 @@ void initialise(Device& dev, const Model<T>& model, const Table<T>& rows, std::u
     const auto value = [=, layers = model.config.layers](std::size_t i) {
       return static_cast<float>(initial_value(p, layers, random, first + i, spread));
     };
+    const auto values = [&]<class V>(V, Index size) {
+      std::vector<V> values(static_cast<std::size_t>(size));
+#pragma omp parallel for
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<V>(value(i));
+      return values;
+    };
     if (e.quantised) {
-      std::vector<float> values(static_cast<std::size_t>(p.rows * p.cols));
-#pragma omp parallel for
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(i);
-      upload(dev, *e.quantised, quantise(values));
+      upload(dev, *e.quantised, quantise(values(float(), p.rows * p.cols)));
     } else {
-      e.with_matrix([&](auto m) {
-        std::vector<T> values(static_cast<std::size_t>(m.size()));
-#pragma omp parallel for
-        for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(value(i));
-        dev.upload(m, values.data());
-      });
+      e.with_matrix([&](auto m) { dev.upload(m, values(T(), m.size()).data()); });
     }
   }
 }
@@ -306,29 +304,24 @@ void initialise(Device& dev, Model<T>& model, std::uint64_t seed, double spread 
 }
 
 // The rows of the table for which `holds` holds, without tensors.
-template <class F>
-std::vector<Parameter> parameters_of(const Config& c, F&& holds) {
+using Filter = bool (*)(const Parameter&);
+inline std::vector<Parameter> parameters_of(
+    const Config& c, Filter holds = [](const Parameter&) { return true; }) {
   Tensors<float> none(c);
   std::vector<Parameter> parameters;
   for (const auto& e : rows_where(table(c, none), holds)) parameters.push_back(e.parameter);
   return parameters;
 }
-inline std::vector<Parameter> parameters_of(const Config& c) {
-  return parameters_of(c, [](const Parameter&) { return true; });
-}
 inline std::vector<Parameter> trained_parameters(const Config& c) {
   return parameters_of(c, [](const Parameter& p) { return p.trained; });
 }
 
-// How many numbers they have.
-template <class F>
-Index parameter_count(const Config& c, F&& counts) {
+// Of all parameters but adapters, or with another filter.
+inline Index parameter_count(
+    const Config& c, Filter counts = [](const Parameter& p) { return !p.adapter(); }) {
   Index count = 0;
   for (const Parameter& p : parameters_of(c, counts)) count += p.rows * p.cols;
   return count;
-}
-inline Index parameter_count(const Config& c) {
-  return parameter_count(c, [](const Parameter& p) { return !p.adapter(); });
 }
 // Weights of the linear layers inside the model's layers.
 inline Index linear_weights(const Config& c) {

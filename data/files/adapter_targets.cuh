@@ -9,7 +9,6 @@
 //   rank_pattern, alpha_pattern   {regular expression of a name's end: value}; the first one that matches counts
 #pragma once
 
-#include <cctype>
 #include <optional>
 #include <set>
 #include <string>
@@ -68,7 +67,8 @@ class ModuleNames {
  public:
   ModuleNames(const Fields& f, const char* field, const Json& value)
       : is_expression(value.is_string()), expression_(f.file, field) {
-    for (const std::string& text : strings_of(f, field, value)) is_expression ? expression_.add(text) : add(text);
+    for (const std::string& text : strings_of(f, field, value))
+      is_expression ? expression_.add(text) : void(names_.insert(text));
   }
 
   bool has(const std::string& name) const { return expression_.first(name) || names_.contains(name); }
@@ -83,8 +83,6 @@ class ModuleNames {
   const bool is_expression;
 
  private:
-  void add(const std::string& name) { names_.insert(name); }
-
   NamePatterns expression_;
   std::set<std::string> names_;
 };
@@ -97,7 +95,8 @@ class AdapterTargets {
         excluded_(f, "exclude_modules", f.json.value("exclude_modules", Json())),
         saved_(f.file, "modules_to_save"),
         numbered_(f.file, "layers_pattern"),
-        all_(targets_.is_expression && lower(f.get<std::string>("target_modules")) == "all-linear") {
+        all_(targets_.is_expression &&
+             NamePattern(f.file, "(?i)all-linear").matches(f.get<std::string>("target_modules"))) {
     for (const std::string& name : strings_of(f, "modules_to_save", f.json.value("modules_to_save", Json())))
       saved_.add("(^|.*\\.)" + name + "($|\\..*)");
     read_layers(f);
@@ -110,11 +109,6 @@ class AdapterTargets {
   }
 
  private:
-  static std::string lower(std::string text) {
-    for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    return text;
-  }
-
   void read_layers(const Fields& f) {
     const Json layers = f.json.value("layers_to_transform", Json());
     for (const Json& number : layers.is_array() ? layers : Json::array({layers})) {

@@ -11,10 +11,12 @@
 
 namespace streambp {
 
+using RopeMember = double RopeScaling::*;
+
 // A kind of RoPE scaling: its name, and its numbers. Only those that are not `needed` have a default.
 struct RopeNumber {
   const char* name;
-  double RopeScaling::*member;
+  RopeMember member;
   bool needed = true;
 };
 struct RopeKind {

@@ -83,31 +83,24 @@ bool produce_rows(T* out, Rows part, const AnyMatrix& m, F&& produce) {
   return good;
 }
 
-// Fills a matrix on the device in blocks of about a megabyte. produce(rows, out) writes some rows and returns whether
-// they are valid; several threads call it at once. Returns whether all rows are valid.
-template <class Device, class T, class F>
-bool fill(Device& dev, Matrix<T> matrix, F&& produce) {
-  const Index rows = rows_of_block<T>(matrix), blocks = ceil_div(matrix.rows, rows), at_once = 32;
-  if constexpr (std::is_same_v<Device, Cpu>) return produce_rows(matrix.data, {0, matrix.rows}, matrix, produce);
-  std::vector<T> staging(static_cast<std::size_t>(std::min(blocks, at_once) * rows * matrix.cols));
-  bool good = true;
-  for (Index first = 0; first < matrix.rows; first += at_once * rows) {
-    const Rows part = {first, std::min(matrix.rows, first + at_once * rows)};
-    good = produce_rows(staging.data(), part, matrix, produce) && good;
-    dev.upload(matrix.slice(part), staging.data());
+// Fills a matrix on the device, near or far, in blocks of about a megabyte. produce(rows, out) writes some rows and
+// returns whether they are valid; several threads call it at once. Returns whether all rows are valid.
+template <class Device, template <class> class AnyMatrix, class T, class F>
+bool fill(Device& dev, AnyMatrix<T> matrix, F&& produce) {
+  constexpr bool near = std::is_same_v<AnyMatrix<T>, Matrix<T>>;
+  if constexpr (near && std::is_same_v<Device, Cpu>) {
+    return produce_rows(matrix.data, {0, matrix.rows}, matrix, produce);
+  } else {
+    const Index rows = least(matrix.rows, near ? 32 * rows_of_block<T>(matrix) : kFarRows);
+    std::vector<T> staging(static_cast<std::size_t>(rows * matrix.cols));
+    bool good = true;
+    for (Index begin = 0; begin < matrix.rows; begin += rows) {
+      const Rows part = {begin, least(begin + rows, matrix.rows)};
+      good = produce_rows(staging.data(), part, matrix, produce) && good;
+      dev.upload(matrix.slice(part), staging.data());
+    }
+    return good;
   }
-  return good;
-}
-template <class Device, class T, class F>
-bool fill(Device& dev, FarMatrix<T> matrix, F&& produce) {
-  std::vector<T> staging(static_cast<std::size_t>(least(matrix.rows, kFarRows) * matrix.cols));
-  bool good = true;
-  for (Index begin = 0; begin < matrix.rows; begin += kFarRows) {
-    const Rows part = {begin, least(begin + kFarRows, matrix.rows)};
-    good = produce_rows(staging.data(), part, matrix, produce) && good;
-    dev.upload(matrix.slice(part), staging.data());
-  }
-  return good;
 }
 
 // Reads every tensor of the table from `files` (a SafetensorsFile or a ModelFiles), under prefix + name. NaN and
