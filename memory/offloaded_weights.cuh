@@ -55,8 +55,8 @@ class OffloadedWeights {
     auto* const bytes = reinterpret_cast<std::byte*>(numbers.data());
     for (std::size_t done = 0; done < numbers.size() * sizeof(T);) {
       const ssize_t n = write_or_read(file_.file, bytes + done, numbers.size() * sizeof(T) - done);
-      require(n > 0 || (n < 0 && errno == EINTR), "cannot ", what, " weights in a temporary file: ", std::strerror(errno),
-              "; set TMPDIR to a directory with enough space");
+      require(n > 0 || (n < 0 && errno == EINTR), "cannot ", what,
+              " weights in a temporary file: ", std::strerror(errno), "; set TMPDIR to a directory with enough space");
       done += static_cast<std::size_t>(std::max<ssize_t>(n, 0));
     }
     return numbers;

@@ -88,11 +88,12 @@ class Weights {
   // Quantised weights have memory for one layer.
   const Layer<T>& dequantise(Index number) {
     Layer<T> layer = model_.weights.layers[static_cast<std::size_t>(number)];
-    const auto weights = layer.linears(), memory = dequantised_.linears();
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-      if (!weights[i]->quantised) continue;
-      weights[i]->weight = memory[i]->weight;
-      streambp::dequantise(dev_, weights[i]->weight, weights[i]->quantised);
+    const Table<T> stored = layer_table(model_.config, number, layer),
+                   memory = layer_table(model_.config, number, dequantised_);
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+      if (!stored[i].quantised) continue;
+      *stored[i].matrix = *memory[i].matrix;
+      streambp::dequantise(dev_, *stored[i].matrix, *stored[i].quantised);
     }
     return dequantised_ = layer;
   }

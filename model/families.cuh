@@ -247,7 +247,7 @@ inline Config make_config(const std::string& family, const Sizes& s) {
   c.mlp = s.mlp, c.max_length = s.max_length, c.tied = s.tied;
   for (const Field& field : f.fields) {
     const auto* number = std::get_if<Member<double>>(&field.meaning);
-    if (number && !*field.name) c.**number = std::get<Formula>(field.value).of(c);
+    if (number && !*field.name) c.*(*number) = std::get<Formula>(field.value).of(c);
     const auto* scale = std::get_if<InverseSquare>(&field.meaning);
     if (scale) c.*scale->member = 1 / std::sqrt(static_cast<double>(s.head_dim));
   }

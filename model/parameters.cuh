@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <list>
 #include <string>
@@ -44,8 +43,6 @@ template <class T>
 struct Layer {
   NormWeights<T> attention_norm, q_norm, k_norm, post_attention_norm, mlp_norm, post_mlp_norm;
   Linear<T> q, k, v, o, gate, up, down;
-
-  std::array<Linear<T>*, 7> linears() { return {&q, &k, &v, &o, &gate, &up, &down}; }
 
   // In GPT-2 the adapters of q, k and v share q's a.
   Linear<T> keys() const { return with_shared_a(k); }
