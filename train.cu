@@ -92,8 +92,8 @@ class TrainCommand : public Command {
     const Index step = state.get<Index>("step");
     if (options.optimizer.blocks && step > 0) engine->train_block(options.optimizer.blocks, step);
     engine->restore(checkpoint, *task.layout);
-    require(checkpoint.filename() == checkpoint_name(step) && step <= options.optimizer.steps, path.string(), ": step ",
-            step, " does not belong to this checkpoint; the file is damaged, use an earlier checkpoint");
+    require(step <= options.optimizer.steps, path.string(), ": step ", step, " is beyond the run's ",
+            options.optimizer.steps, "; the file is damaged, use an earlier checkpoint");
     return step;
   }
 
@@ -122,9 +122,12 @@ class TrainCommand : public Command {
       });
 
       const bool at_end = step == last, interrupted = signal() != 0 && can_resume_after(step),
-                 due = can_resume_after(step) && is_due(timer, step);
-      if (!interrupted && (at_end || is_evaluated(step))) evaluate(step);
-      if (task.grpo && at_end) rescue.together(step, [&] { task.grpo->finish(); });
+                 due = can_resume_after(step) && is_due(timer, step),
+                 evaluated = !interrupted && (at_end || is_evaluated(step));
+      // Evaluation comes after saving, so that a kill loses nothing; but rewards are checked to their end before saving.
+      if (task.grpo && evaluated) evaluate(step);
+      if (const double most = interrupted ? ShellProgram::kMoment : INFINITY; task.grpo && (at_end || interrupted))
+        rescue.together(step, [&] { task.grpo->finish(most); });
       if (at_end || interrupted || due) {
         const bool asked_for = at_end || (due && !timer.by_time());
         const double saving = seconds();
@@ -132,6 +135,7 @@ class TrainCommand : public Command {
                         [&] { save(step, asked_for ? RunDirectory::Keep::always : RunDirectory::Keep::newest_two); });
         timer.saved(saving, seconds());
       }
+      if (!task.grpo && evaluated) evaluate(step);
       if (interrupted) return stop(step);
     }
     // A signal may have come during the last evaluation or checkpoint.
@@ -151,6 +155,14 @@ class TrainCommand : public Command {
     for (Index i = 0; i < options.micro_batches; ++i) read.push_back(task.source.batch(step, i));
     if (task.token_file) task.token_file->require_unchanged(task.source.fingerprint);
     MappedFile::require_intact();
+    for (const Batch& batch : read) {
+      try {
+        validate(task.settings.config, batch), validate(task.settings.objective, batch);
+      } catch (const Error& error) {  // the data was good when the run began
+        fail(task.token_file ? task.token_file->path() : task.source.description,
+             ": was changed during the run: ", error.what(), "; restore it");
+      }
+    }
     batches = std::move(read);
   }
 
@@ -162,10 +174,9 @@ class TrainCommand : public Command {
   // Saves the weights after step `done` when an error ends the run. Returns why it cannot; empty: it did, or there is
   // nothing to save.
   std::string save_last(Index done) {
-    const bool saved = directory->checkpoint().filename() == checkpoint_name(done);
-    if (done <= first_step || !can_resume_after(done) || saved) return "";
+    if (done <= first_step || !can_resume_after(done) || directory->has_saved(done)) return "";
     try {
-      if (task.grpo) task.grpo->check_rewards();
+      if (task.grpo) task.grpo->finish(ShellProgram::kMoment);
       engine->release_gradient();
       if (!task.grpo) {  // do not save weights that give NaN
         const auto logps = engine->evaluate({batches.front()}, task.schedule);
@@ -193,8 +204,13 @@ class TrainCommand : public Command {
     const Objective& objective = task.settings.objective;
     const Evaluation evaluation = rescue.together(
         step, [&] { return streambp::evaluate(*engine, objective, task.source.evaluation, task.schedule); });
-    const bool diverged = !evaluation.empty && !std::isfinite(evaluation.measures.loss);
-    rescue.on_this_rank(diverged ? first_step : step, [&] { report->evaluation(step, evaluation, objective.kind); });
+    const double loss = evaluation.measures.loss;
+    require(evaluation.empty || std::isfinite(loss), "after step ", step, " the held-out loss is ", loss,
+            "; the weights have diverged. Try a lower --rate or a longer --warmup; ",
+            directory->has_saved(step)
+                ? directory->checkpoint().string() + " holds them: remove it to continue from an earlier checkpoint"
+                : directory->last_checkpoint());
+    rescue.on_this_rank(step, [&] { report->evaluation(step, evaluation, objective.kind); });
   }
 
   void save(Index step, RunDirectory::Keep keep) {
@@ -222,7 +238,7 @@ class TrainCommand : public Command {
     Tokens tokens;
     std::string shown;
     for (const unsigned char byte : prompt) tokens.push_back(byte), shown += printable(byte);
-    print("\nA sample, continuing \"%s\":\n\n%s", shown.c_str(), shown.c_str());
+    print("\nA sample, continuing \"%s\":\n\n%s", shown.c_str(), Escape{shown.c_str()});
     GenerationSettings settings{{.temperature = options.temperature, .seed = options.seed}};
     settings.length = std::min(options.sample_length, options.length - static_cast<Index>(prompt.size()));
     const auto show = [](std::size_t, const Continuation& text) {

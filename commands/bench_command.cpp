@@ -76,9 +76,9 @@ class BenchCommand : public Command {
     if (stream_chunks.empty()) stream_chunks = {default_chunk(settings.tile)};
     for (Index chunk : stream_chunks) check_chunk(chunk, settings.tile);
     const std::string trained = describe_trained(config);
-    print("%s\n%s%s on %s, %ld tokens, optimizer %s, median of %ld\n\n", describe(config).c_str(),
-          (trained + (trained.empty() ? "" : "\n")).c_str(), name(settings.dtype), device_name(settings.device).c_str(),
-          length, device.optimizer.c_str(), repeat);
+    print("%s\n%s%s%s on %s, %ld tokens, optimizer %s, median of %ld\n\n", describe(config).c_str(), trained.c_str(),
+          Escape{trained.empty() ? "" : "\n"}, name(settings.dtype), device_name(settings.device).c_str(), length,
+          device.optimizer.c_str(), repeat);
     std::fflush(stdout);
 
     std::vector<Candidate> candidates;

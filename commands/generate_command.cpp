@@ -294,7 +294,7 @@ class GenerateCommand : public Command {
     });
     watch.stop(generator.steps());
     const std::string said = note(reply.front(), generator.room());
-    print("\n%s%s", said.c_str(), said.empty() ? "" : "\n");
+    print("\n%s%s", said.c_str(), Escape{said.empty() ? "" : "\n"});
     if (stats) report(watch);
     return text.text();
   }

@@ -32,7 +32,7 @@ std::string whole(const std::string& text) {
 
 std::string utf8(const std::string& text) {
   if (is_utf8(text)) return "";
-  return quote(text) + " is not UTF-8, so the JSON files of a run cannot hold it; convert or rename it";
+  return quote(text) + " is not UTF-8; write the text in UTF-8, or rename the file";
 }
 
 // An unset variable of a script must not silently mean the default.
@@ -186,6 +186,11 @@ bool OptionTable::given(const std::string& flag) const {
 }
 bool OptionTable::any_given(const std::vector<std::string>& flags) const {
   return std::any_of(flags.begin(), flags.end(), [&](const std::string& flag) { return given(flag); });
+}
+
+void OptionTable::require_alone(const std::string& flag) const {
+  for (const Entry& e : entries_)
+    streambp::require(e.flag == flag || !given(e.flag), flag, " takes no other options; leave out ", e.flag);
 }
 
 Json OptionTable::lasting() const {

@@ -68,6 +68,7 @@ class OptionTable {
   void keep_together(std::vector<std::string> flags) { together_ = std::move(flags); }
 
   bool given(const std::string& flag) const;
+  void require_alone(const std::string& flag) const;
   bool any_given(const std::vector<std::string>& flags) const;
 
   // The values of the options that last, for a checkpoint.

@@ -2,6 +2,7 @@
 
 #include "commands/text.cuh"
 #include "data/files/checkpoint.cuh"
+#include "training/reference_logps.cuh"
 
 namespace streambp {
 
@@ -126,9 +127,12 @@ void ModelSource::resolve() {
   if (model.empty()) {
     model = AdapterDirectory(adapter).base();
     std::error_code error;
-    if (is_complete_checkpoint(adapter)) model = read_sealed_json(state_of(adapter)).value("base_directory", model);
+    const Json state = is_complete_checkpoint(adapter) ? read_sealed_json(state_of(adapter)) : Json::object();
+    model = state.value("base_directory", model);
     require(fs::is_directory(model, error), adapter, ": its base ", quote(model),
             " is not a directory on this machine; name the base with --model");
+    require(!state.contains("base") || state["base"] == contents_key(model_directory(model)), model,
+            ": has changed since the adapters of ", adapter, " were trained; restore it, or name a base with --model");
   }
   model = model_directory(model);
 }

@@ -115,9 +115,9 @@ class PlanCommand : public Command {
     settle_rates();
     const Capacity room = this->room();
     const std::string trained = describe_trained(settings.config);
-    print("%s\n%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
-          (trained + (trained.empty() ? "" : "\n")).c_str(), dtype.c_str(), on_gpu ? "GPU" : "CPU", optimizer.c_str(),
-          counted(micro_batches, "micro-batch").c_str(), objectives.objective.c_str());
+    print("%s\n%s%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
+          trained.c_str(), Escape{trained.empty() ? "" : "\n"}, dtype.c_str(), on_gpu ? "GPU" : "CPU",
+          optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(), objectives.objective.c_str());
     result = {{"config", config_to_json(settings.config)},
               {"device", on_gpu ? "cuda" : "cpu"},
               {"dtype", dtype},

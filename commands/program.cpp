@@ -68,7 +68,7 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
   if (command.empty()) return "no command is given; streambp --help lists the commands";
   const bool known = !app.get_subcommands([&](const CLI::App* entry) { return entry->get_name() == command; }).empty();
   if (!known) return quote(command) + " is not a command; streambp --help lists the commands";
-  return std::string(error.what()) + "\nSee streambp " + command + " --help";
+  return std::string(error.what()) + "; see streambp " + command + " --help";
 }
 
 // Several processes run the same command. Only the first one prints.
@@ -135,7 +135,7 @@ int run_program(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return fail_with("out of host memory");
   } catch (const std::exception& e) {
-    return fail_with(without_controls(e.what()));
+    return fail_with(on_one_line(e.what()));
   }
 }
 

@@ -53,7 +53,7 @@ class StepProgress {
     const double done = std::min(device_.flops() / flops_, 0.999);
     const std::string left = done < 0.01 ? "" : ", about " + human_seconds(seconds * (1 / done - 1)) + " left";
     print("%s%s: %.0f%% done%s%s", fresh_line(), name_.c_str(), std::floor(100 * done), left.c_str(),
-          on_terminal() ? "" : "\n");
+          Escape{on_terminal() ? "" : "\n"});
     std::fflush(stdout);
   }
   double elapsed() const { return std::chrono::duration<double>(Clock::now() - begun_).count(); }

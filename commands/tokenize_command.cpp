@@ -74,8 +74,8 @@ class TokenizeCommand : public Command {
     for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
       while (end < tokens.size() && learn[end] == learn[begin]) ++end;
       const Escape none{""}, open{terminal ? "\033[30;42m" : "⟦"}, close{terminal ? "\033[0m" : "⟧"};
-      print("%s%s%s", learn[begin] ? open : none, tokenizer.decode(tokens.subspan(begin, end - begin)),
-            learn[begin] ? close : none);
+      const std::string text = without_controls(tokenizer.decode(tokens.subspan(begin, end - begin)));
+      print("%s%s%s", learn[begin] ? open : none, Escape{text.c_str()}, learn[begin] ? close : none);
     }
     print("\n");
   }

@@ -74,7 +74,7 @@ void TrainReport::step(Index step, const std::vector<Batch>& batches, const Step
   for (const auto& [measure, value] : result.measures.others) line[measure] = value;
   directory_.write_metrics(line);
 
-  // Of short steps, a terminal shows each on the same line, and a file gets about twenty lines.
+  // A terminal shows short steps on one line; a file gets about twenty lines of them.
   const Index last = options_.last_step(), interval = std::max<Index>(1, (last - first_step_) / 20);
   const bool terminal = on_terminal(), lasting = step == last || step % interval == 0 || seconds > kLongStep;
   if (!terminal && !lasting) return;
@@ -84,15 +84,13 @@ void TrainReport::step(Index step, const std::vector<Batch>& batches, const Step
   print("%s%*ld/%ld  loss %.4f%s  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s", fresh_line(),
         static_cast<int>(std::to_string(last).size()), step, last, result.measures.loss, shown(result.measures).c_str(),
         result.gradient_norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
-        human_bytes(device.arena.peak()).c_str(), left / 60, left % 60, lasting ? "\n" : "");
+        human_bytes(device.arena.peak()).c_str(), left / 60, left % 60, Escape{lasting ? "\n" : ""});
   std::fflush(stdout);
 }
 
 void TrainReport::evaluation(Index step, const Evaluation& e, ObjectiveKind objective) {
   if (e.empty) return;
   const double loss = e.measures.loss;
-  require(std::isfinite(loss), "after step ", step, " the held-out loss is ", loss,
-          "; the weights have diverged. Try a lower --rate or a longer --warmup");
   Json line = {{"step", step}, {"evaluation_loss", loss}};
   std::string details = shown(e.measures);
   if (objective == ObjectiveKind::sft && e.halves) {

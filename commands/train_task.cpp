@@ -253,7 +253,7 @@ class Preparation {
             b.far_memory.empty() ? o.room.far : parse_bytes(b.far_memory)};
   }
 
-  // Of a step with the smallest chunk.
+  // What a step with the smallest chunk needs.
   Usage usage(Index rows, const Places& places) const {
     StepSettings s = task.settings;
     s.places = places;

@@ -88,8 +88,7 @@ class VerifyCommand : public Command {
 
   // Are the files of all checkpoints as the run saved them?
   void check_run() {
-    require(json_file_.empty() && gradient_file_.empty() && input_.model.model.empty(),
-            "--run checks files, and takes no other options; leave them out");
+    options_.require_alone("--run");
     const std::set<fs::path> checkpoints = all_checkpoints(run_);
     require(!checkpoints.empty(), run_, ": holds no checkpoint; name the --out directory of a run");
     for (const fs::path& checkpoint : checkpoints) {
@@ -132,8 +131,8 @@ class VerifyCommand : public Command {
     const std::string weights = input_.weights.empty() ? "random weights" : "weights of " + input_.weights.string();
     const auto documents = static_cast<Index>(input_.batch.documents().size());
     const std::string trained = describe_trained(input_.config);
-    print("%s, %s\n%s%s on %s, %s in %s, %s, objective %s\n\n", describe(input_.config).c_str(), weights.c_str(),
-          (trained + (trained.empty() ? "" : "\n")).c_str(), name(settings_.dtype),
+    print("%s, %s\n%s%s%s on %s, %s in %s, %s, objective %s\n\n", describe(input_.config).c_str(), weights.c_str(),
+          trained.c_str(), Escape{trained.empty() ? "" : "\n"}, name(settings_.dtype),
           device_name(settings_.device).c_str(), counted(input_.batch.size(), "token").c_str(),
           counted(documents, "document").c_str(), counted(input_.batch.target_count(), "target").c_str(),
           input_.objectives.objective.c_str());

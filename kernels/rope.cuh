@@ -55,7 +55,7 @@ struct RopeScaling {
   }
 };
 
-// Of the pairs of a head.
+// For each pair of numbers of a head.
 struct RopeFrequencies {
   std::vector<double> values;
   double scale = 1;  // of cosines and sines

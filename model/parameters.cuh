@@ -313,7 +313,7 @@ inline std::vector<Parameter> trained_parameters(const Config& c) {
   return parameters_of(c, [](const Parameter& p) { return p.trained; });
 }
 
-// Of all parameters but adapters, or with another filter.
+// Counts all parameters but adapters, or those of another filter.
 inline Index parameter_count(
     const Config& c, Filter counts = [](const Parameter& p) { return !p.adapter(); }) {
   Index count = 0;

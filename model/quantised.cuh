@@ -88,7 +88,7 @@ std::uint8_t nearest(const List& list, float x) {
   return static_cast<std::uint8_t>((up ? above : below) - list.begin());
 }
 
-// Of each block, the largest absolute value.
+// The largest absolute value of each block.
 inline std::vector<float> largest_of_blocks(const std::vector<float>& values, Index block) {
   const auto n = static_cast<Index>(values.size());
   std::vector<float> largest(static_cast<std::size_t>(ceil_div(n, block)));

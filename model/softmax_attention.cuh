@@ -49,7 +49,7 @@ void zero(Device& dev, const KeysValues<T>& kv) {
   zero(dev, kv.v);
 }
 
-// Of a chunk, in the order in which forward computes them.
+// The activations of a chunk, in the order in which forward computes them.
 template <class T>
 struct AttentionActivations {
   Matrix<T> k_projected, q_projected;  // before their norms, only with qk_norm

@@ -39,7 +39,8 @@ TEST_F(Fuzz, QuantisedWeights) {
   fuzz({{{"weights.safetensors", read_file(dir / "seed.safetensors")}}}, [&](const Files& files) {
     const SafetensorsFile file((*folder)(files) / "weights.safetensors");
     std::vector<float> weights(130);
-    dequantise(nf4_of(file, p), Matrix<float>(weights.data(), 1, 130));
+    Matrix<float> matrix(weights.data(), 1, 130);
+    dequantise(nf4_of(file, Table<float>{{p, &matrix}}).front(), matrix);
     ensure(std::ranges::all_of(weights, [](float x) { return std::isfinite(x); }), "weights are finite");
   });
 }

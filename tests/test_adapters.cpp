@@ -159,7 +159,8 @@ TEST_F(RefusedAdapters, WrongValues) {
   expect_with("r", 7, "says that its rank is 7");
   expect_with("r", "five", "\"r\" has the value \"five\"");
   expect_with("lora_alpha", "x", "\"lora_alpha\"");
-  expect_with("alpha_pattern", {{"(q_proj", 3}}, "is not a regular expression");
+  expect_with("alpha_pattern", {{"(q_proj", 3}}, "\"alpha_pattern\": \"(q_proj\" is not a regular expression");
+  expect_with("modules_to_save", {"("}, "\"modules_to_save\": \"(\" is not a regular expression");
   expect_with("alpha_pattern", {{"q_proj", "3"}}, "has no number");
   expect_with("rank_pattern", {{"q_proj", 3}}, "says that its rank is 3");
   expect_with("rank_pattern", {{"q_proj", 5.5}}, "says that its rank is 5.5");
@@ -198,6 +199,15 @@ TEST_F(RefusedAdapters, IncompleteFiles) {
   config_["exclude_modules"] = "model.layers.1.mlp.up_proj";
   config_["modules_to_save"] = {"lm_head"};
   expect("has no tensor of \"lm_head\", which \"modules_to_save\" lists");
+}
+
+TEST_F(RefusedAdapters, ModulesOutsideTheLayers) {
+  Json targets = linear_layers(Golden("qwen3").config);
+  for (const auto& [module, name] : {std::pair{"lm_head", "lm_head"}, {"embed_tokens", "model.embed_tokens"}}) {
+    targets.push_back(module);
+    expect_with("target_modules", targets, std::string("has no adapter of ") + name);
+    targets.erase(targets.size() - 1);
+  }
 }
 
 // The golden file has adapters of all linear layers of both layers.

@@ -78,6 +78,17 @@ class LostWork : public FineTuning {
     outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     return outcome;
   }
+  // Overwrites tokens in the middle of a file.
+  void overwrite(const std::string& tokens, const std::string& token) {
+    std::fstream file(path(tokens), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(fs::file_size(path(tokens)) / 8 * 4));
+    for (int i = 0; i < 100; ++i) file.write(token.data(), 4);
+  }
+  void spoil(const std::string& tokens) {
+    const auto time = fs::last_write_time(path(tokens));
+    overwrite(tokens, {"\xff\xff\0\0", 4});
+    fs::last_write_time(path(tokens), time);
+  }
   // The steps before the change are saved.
   void expect_rescued(const Outcome& outcome, const std::string& said) {
     EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
@@ -126,12 +137,28 @@ TEST_F(LostWork, TruncatedTokensLeaveACheckpoint) {
 
 TEST_F(LostWork, OverwrittenTokensLeaveACheckpoint) {
   tokenise("data.safetensors");
-  const auto overwrite = [&] {
-    std::fstream file(path("data.safetensors"), std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(static_cast<std::streamoff>(fs::file_size(path("data.safetensors")) / 2));
-    file.write("\1\0\0\0", 4);
-  };
-  expect_rescued(run_on("data.safetensors", "", overwrite), "data.safetensors: was changed");
+  expect_rescued(run_on("data.safetensors", "",
+                        [&] {
+                          overwrite("data.safetensors", {"\1\0\0\0", 4});
+                        }),
+                 "data.safetensors: was changed");
+}
+
+// The file looks unchanged, and a batch cannot be read.
+TEST_F(LostWork, TokensOutsideTheVocabularyLeaveACheckpoint) {
+  tokenise("data.safetensors");
+  expect_rescued(run_on("data.safetensors", "", [&] { spoil("data.safetensors"); }), "outside the model's vocabulary");
+}
+
+TEST_F(LostWork, TheLastCheckpointIsSavedBeforeTheLastEvaluation) {
+  const Outcome outcome = execute("train" + kTinyRun + "--steps 2 --out " + path("run"));
+  const std::size_t saved = outcome.output.find("saved    "), evaluated = outcome.output.rfind("held-out loss");
+  EXPECT_LT(saved, evaluated) << outcome.output;
+  const Outcome diverged =
+      execute("train" + kTinyRun + "--steps 1 --rate 1e38 --warmup 0 --clip 0 --out " + path("diverged"));
+  EXPECT_EQ(diverged.exit_code, 2) << diverged.output;
+  EXPECT_TRUE(contains(diverged.output, "the weights have diverged")) << diverged.output;
+  EXPECT_TRUE(contains(diverged.output, path("diverged/step-000001") + " holds them: remove it")) << diverged.output;
 }
 
 TEST_F(LostWork, TokensThatWereOnlyTouchedAreTheSame) {
@@ -182,6 +209,49 @@ TEST_F(LostWork, ADamagedCheckpointIsNotResumed) {
   EXPECT_TRUE(contains(execute("verify --run " + path("run")).output, "step-000004: DAMAGED: a part of it is missing"));
   EXPECT_TRUE(contains(execute("train --resume --out " + path("run")).output, "passed over " + last.string()));
   expect_refused("verify --run " + path("nothing"), "nothing: holds no checkpoint");
+}
+
+TEST_F(LostWork, APartOfACheckpointThatIsMissingIsNotLost) {
+  expect_ok("train" + kTinyRun + "--steps 4 --checkpoint-every 2 --out " + path("run"));
+  const fs::path last = path("run/step-000004");
+  fs::rename(last / "model.safetensors", path("model"));
+  expect_refused("train --resume --out " + path("run"),
+                 "model.safetensors: is missing from the checkpoint; restore it");
+  fs::rename(path("model"), last / "model.safetensors");
+  fs::rename(last, path("elsewhere"));
+  const Outcome outcome = execute("train --resume --stop-after 3 --out " + path("run"));
+  EXPECT_TRUE(contains(outcome.output, "passed over " + last.string())) << outcome.output;
+  EXPECT_TRUE(fs::exists(state_of(last)));
+  fs::rename(path("elsewhere"), last);
+  expect_ok("verify --run " + path("run"));
+  expect_refused("verify --length 64 --run " + path("run"), "--run takes no other options; leave out --length");
+  fs::rename(path("run/training"), path("training"));
+  expect_refused("train --resume --out " + path("run"), "a part of this checkpoint is missing, and there is no other");
+}
+
+TEST_F(LostWork, ARenamedCheckpointIsRefused) {
+  expect_ok("train" + kTinyRun + "--steps 4 --out " + path("run"));
+  for (const char* name : {"step-000003", "step-4"}) {
+    const fs::path renamed = path("run") / fs::path(name);
+    fs::rename(path("run/step-000004"), renamed);
+    fs::rename(path("run/training/step-000004"), training_of(renamed));
+    const Outcome outcome = execute("verify --run " + path("run"));
+    EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+    EXPECT_TRUE(contains(outcome.output, "step 4 does not belong to this checkpoint")) << outcome.output;
+    expect_refused("train --resume --out " + path("run"), "step 4 does not belong to this checkpoint");
+    fs::rename(renamed, path("run/step-000004"));
+    fs::rename(training_of(renamed), path("run/training/step-000004"));
+  }
+}
+
+TEST_F(LostWork, AdaptersAreOfTheirBaseAlone) {
+  expect_ok(train("--lora 2 --steps 1 --out " + path("run")));
+  damage(model + "/model.safetensors");
+  for (const std::string& command : {"eval --data " + path("data.jsonl"), "merge --out " + path("merged")})
+    expect_refused(command + " --adapter " + path("run"), "has changed since the adapters of");
+  expect_ok("merge --adapter " + path("run") + " --model " + model + " --out " + path("merged"));
+  fs::copy(path("run/step-000001/adapter_config.json"), model + "/adapter_config.json");
+  expect_refused("eval --data " + path("data.jsonl") + " --model " + model, "a whole model and also adapters");
 }
 
 TEST_F(LostWork, AModelBesideTheCheckpointsOfARunIsAmbiguous) {
@@ -254,14 +324,17 @@ TEST_F(LostWork, PublishedFilesNameNoDirectoryOfThisMachine) {
 }
 
 TEST_F(LostWork, EscapeSequencesOfFilesDoNotReachTheTerminal) {
-  const std::string name = path("da\033[31mta.jsonl");
+  const std::string name = path("da\033[31mta\nstreambp: not ours \u202e.jsonl");
   write_file_atomically(name, "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"x\033]0;\": 1}\n");
   for (const std::string& command :
        {"tokenize --out " + path("t.safetensors"), std::string("eval"), "train --steps 1 --out " + path("run")}) {
     const Outcome outcome = execute(command + " --skip-bad --model " + model + " --data '" + name + "'");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-    EXPECT_FALSE(contains(outcome.output, "\033")) << outcome.output;
+    for (const char* part : {"\033", "\nstreambp: not ours", "\u202e"})
+      EXPECT_FALSE(contains(outcome.output, part)) << outcome.output;
   }
+  fs::remove(name);
+  EXPECT_FALSE(contains(execute("eval --model " + model + " --data '" + name + "'").output, "\nstreambp: not ours"));
 }
 
 // --- Several ranks ---
@@ -283,7 +356,11 @@ class LostWorkOfRanks : public LostWork {
   const std::string two_ = "timeout -s KILL 150 mpirun -n 2 ";
 };
 
-TEST_F(LostWorkOfRanks, FullDisksAndTruncatedTokensLeaveACheckpoint) {
+TEST_F(LostWorkOfRanks, FullDisksAndBadTokensLeaveACheckpoint) {
+  tokenise("data.safetensors");
+  expect_rescued(run_on("data.safetensors", two_, [&] { spoil("data.safetensors"); }),
+                 "outside the model's vocabulary");
+  fs::remove_all(path("run")), fs::remove(path("data.safetensors"));
   tokenise("data.safetensors");
   expect_rescued(run_on("data.safetensors", two_, [&] { fs::resize_file(path("data.safetensors"), 4096); }),
                  "data.safetensors: was truncated");

@@ -212,6 +212,9 @@ TEST_F(ModelDirectories, WithLinksToOtherFilesAreRefused) {
   fs::remove(snapshot / "vocab.json");
   fs::create_directory(snapshot / "vocab.json");
   EXPECT_ERROR(ModelLayout{snapshot}, "is a directory");
+  fs::create_directory(dir / "adapters");
+  fs::create_symlink(dir / "private/secret", dir / "adapters/adapter_config.json");
+  EXPECT_ERROR(AdapterDirectory{dir / "adapters"}, "outside the model directory");
 }
 
 TEST_F(ModelDirectories, WithANegativeContextLengthAreRefused) {

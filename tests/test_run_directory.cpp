@@ -188,6 +188,8 @@ TEST_F(RunDirectories, WithoutACheckpointResumeFromTheBeginning) {
     run.write_metrics({{"step", 1}});
   }
   expect_refused(RunBegin::fresh, "--resume");
+  fs::remove(dir / "run/metrics.jsonl");
+  expect_refused(RunBegin::fresh, "by --resume");
   RunDirectory run(out(), RunBegin::resume);
   EXPECT_TRUE(run.checkpoint().empty());
   EXPECT_EQ(parse_json_file(run.state_file())["options"]["--seed"], 7);
@@ -213,7 +215,10 @@ TEST_F(RunDirectories, AreCleanedOfUnfinishedFiles) {
                                         "step-000005",       "step-1.tmp.txt",  "notes.tmp-2024", "step-7.tmp",
                                         "tokens-1.tmp-2024", "step-0000007.tmp"};
   for (const std::string& name : others) add(name);
-  for (const char* stale : {"training/step-000004.tmp/state.json", "training/step-000009/state.json"}) add(stale);
+  for (const char* stale : {"training/step-000004.tmp/state.json", "training/step-000009/state.json",
+                            "step-000009.tmp/config.json", "training/step-000003/state.json"})
+    add(stale);
+  add("training/step-000008/state.json");  // somebody has moved its model
   add("mine.tmp/file"), add_checkpoint(2);
   { RunDirectory looks(out(), RunBegin::resume); }
   EXPECT_TRUE(fs::exists(dir / "run/step-000004.tmp")) << "nothing is removed before the run starts";
@@ -222,7 +227,7 @@ TEST_F(RunDirectories, AreCleanedOfUnfinishedFiles) {
   std::set<std::string> expected = others;
   expected.insert({"mine.tmp", "step-000002", "metrics.jsonl", "training"});
   EXPECT_EQ(names(), expected);
-  EXPECT_EQ(names(dir / "run/training"), std::set<std::string>{"step-000002"});
+  EXPECT_EQ(names(dir / "run/training"), (std::set<std::string>{"step-000002", "step-000008"}));
 }
 
 // --- Checkpoints ---

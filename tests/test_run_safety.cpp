@@ -187,6 +187,45 @@ TEST_F(RunSafety, SamplesThatCannotBeRecordedLeaveACheckpointOfTheirStep) {
   EXPECT_TRUE(same_model("whole", "run"));
 }
 
+class Rewards : public RunSafety {
+ protected:
+  void SetUp() override {
+    RunSafety::SetUp();
+    ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
+    write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n");
+  }
+  // A run of short rounds with this shell script as its reward program.
+  std::string run(const std::string& script, const std::string& options = "") const {
+    write_file_atomically(path("reward.sh"), script + "\n");
+    return binary() + " train --model " + path("base") + " --data " + path("prompts.jsonl") +
+           " --objective grpo --prompts 1 --group 2 --completion 4 --eval-fraction 0 --reward-cmd \"sh " +
+           path("reward.sh") + "\" --out " + path("run ") + options + " 2>&1";
+  }
+};
+
+// The line at the end of the program's input shows that its rewards may be wrong, however the run ends.
+TEST_F(Rewards, OutputAtTheEndIsNoticedAfterASignal) {
+  const std::string signalled = "timeout -s INT --preserve-status 2 ";
+  const Outcome surplus = shell(signalled + run("while read -r line; do echo 1; done; echo 9", "--steps 1000000"));
+  EXPECT_EQ(surplus.exit_code, 2) << surplus.output;
+  EXPECT_TRUE(contains(surplus.output, "so its rewards may belong to other completions")) << surplus.output;
+  EXPECT_TRUE(newest_checkpoint(path("run")).empty());
+  fs::remove_all(path("run"));
+  const Outcome silent = shell(signalled + run("while read -r line; do echo 1; done; sleep 300", "--steps 1000000"));
+  EXPECT_EQ(silent.exit_code, 128 + SIGINT) << silent.output;
+  EXPECT_FALSE(newest_checkpoint(path("run")).empty()) << silent.output;
+}
+
+TEST_F(Rewards, SamplesThatCannotBeRecordedNameTheReason) {
+  const Outcome outcome =
+      shell("ulimit -f 300; " + run("n=0; while read -r line; do n=$((n+1)); [ $n -eq 6 ] && head -c 1000000 "
+                                    "/dev/zero >> " +
+                                        path("run/completions.jsonl") + " 2> /dev/null; echo $n; done",
+                                    "--steps 9"));
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "completions.jsonl: cannot write: File too large")) << outcome.output;
+}
+
 // The error comes while the reference model's weights are on the device; the trained ones are saved.
 TEST_F(RunSafety, AMissingReferenceModelLeavesTheTrainedWeights) {
   ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);

@@ -186,15 +186,35 @@ TEST_F(TokenizerRefusal, OfExpressionsThatTakeForever) {
     json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = expression;
     ASSERT_EQ(refusal(json.dump()), "");
     const Tokenizer tokenizer(dir);
-    EXPECT_ERROR(tokenizer.encode(std::string(size, 'a')), part);
+    EXPECT_ERROR(tokenizer.encode(std::string(size, 'a') + "dc"), part);
   };
-  expect_limit("a(?=[^b]*c)|.", 200'000, "it takes too long; split the text");
+  expect_limit("a(?=[^b]*e)|.", 200'000, "it takes too long; split the text");
+  // Each of many places takes long, most of them without a match.
+  for (const char* expression : {"a(?=.*b)", "a(?!.*b)", "(a{1,30}a{1,30}a{1,30}a{1,30}c)"})
+    expect_limit(expression, 200'000, "it takes too long; split the text");
   expect_limit("(a|b)+", 4'000'000, "stack limit");
   // Published expressions look far ahead, too.
   json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = R"(\d{1,3}(?=(?:\d{3})*(?:\D|$))|\D+)";
   ASSERT_EQ(refusal(json.dump()), "");
   const std::string digits(10'000, '7');
   EXPECT_EQ(Tokenizer(dir).decode(Tokenizer(dir).encode(digits)), digits);
+}
+
+// A search goes on in blocks; one may end before, at or after a match, or inside a character.
+TEST(Patterns, FindAMatchAtEveryDistance) {
+  const Pattern pattern = Pattern::expression("p", "(?<=a|é)bb");
+  for (const std::string filler : {"a", "é"}) {
+    std::string text;
+    for (std::size_t gap = 1; gap < 3000; gap += gap < 120 || gap > 1000 ? 61 : 1) {
+      text += filler;
+      while (text.size() < gap) text += filler;
+      std::vector<std::pair<std::size_t, std::size_t>> matches;
+      pattern.for_each(text + "bb" + filler, [&](std::size_t begin, std::size_t end, Span span) {
+        if (span == Span::match) matches.emplace_back(begin, end);
+      });
+      EXPECT_EQ(matches, (std::vector{std::pair{text.size(), text.size() + 2}})) << gap;
+    }
+  }
 }
 
 // A long run costs at each place no more than a longest token.

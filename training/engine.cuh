@@ -93,7 +93,7 @@ std::unique_ptr<Engine> make_engine(const StepSettings& settings, Index rows, co
 
 // --- The devices of this machine ---
 
-// Of several processes on this machine, each uses its own GPU. Call before anything else here.
+// Each process on this machine uses its own GPU. Call before anything else here.
 void choose_gpu(const Process& process);
 // Why no GPU can be used; empty if one can.
 std::string why_no_gpu();

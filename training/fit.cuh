@@ -19,8 +19,8 @@ inline Rates usual_rates(DeviceKind device) {
   return device == DeviceKind::cuda ? Rates{600e12, 25e9, 2} : Rates{400e9, 1e9, 1};
 }
 
-// Of the rate of large matrix products, what a whole step reaches: measured on a CPU (docs/devices.md), where attention,
-// norms and small products are slower.
+// The share of the rate of large matrix products that a whole step reaches: measured on a CPU (docs/devices.md), where
+// attention, norms and small products are slower.
 constexpr double kEfficiency = 0.82;
 
 // The predicted time of a step. What is saved for backward, and weights for a layer, are copied beside the computation.
@@ -31,7 +31,7 @@ struct Seconds {
 };
 Seconds predict(const Usage& usage, const Rates& rates);
 
-// Of the places that options allow, those that need the least near memory: all that can be far is far.
+// The places that need the least near memory, among those that options allow: all that can be far is far.
 inline Places smallest(const std::vector<Places>& places) {
   Places result = places.front();
   for (const Places& p : places)

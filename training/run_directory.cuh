@@ -87,6 +87,8 @@ class RunDirectory {
   bool resumes() const { return resumes_; }
   const fs::path& checkpoint() const { return checkpoint_; }  // to resume from; empty: the run begins at step 0
 
+  bool has_saved(Index step) const { return checkpoint_.filename() == checkpoint_name(step); }
+
   // The file with the options of the run to resume, in the field "options". Without a checkpoint it is run.json.
   fs::path state_file() const { return checkpoint_.empty() ? path_ / "run.json" : state_of(checkpoint_); }
 
@@ -155,11 +157,11 @@ class RunDirectory {
     return saved;
   }
 
-  // Newer checkpoints of which a part is missing, for a note. They are passed over.
+  // Newer checkpoints of which somebody has taken a part away, for a note. They are passed over.
   std::vector<fs::path> incomplete() const {
     std::vector<fs::path> found;
     for (const fs::path& path : all_checkpoints(path_))
-      if (path > checkpoint_ && !is_complete_checkpoint(path) && fs::exists(path)) found.push_back(path);
+      if (path > checkpoint_ && !is_complete_checkpoint(path) && !is_of_killed_run(path)) found.push_back(path);
     return found;
   }
 
@@ -216,6 +218,11 @@ class RunDirectory {
     return number[0] == '-' && is_digits(number.substr(1), "0123456789") && is_file_of_a_run(whole);
   }
 
+  // Whether a run was killed while it saved or removed this checkpoint.
+  static bool is_of_killed_run(const fs::path& checkpoint) {
+    return fs::exists(checkpoint.string() + ".tmp") || fs::exists(checkpoint.string() + ".old.tmp");
+  }
+
   // mkdir -p. Returns whether this process made the last directory, and remembers all that it made.
   bool make(const fs::path& path, std::error_code& error) {
     if (!path.parent_path().empty() && !fs::exists(path.parent_path())) make(path.parent_path(), error);
@@ -230,7 +237,7 @@ class RunDirectory {
     const std::string name = path_.string();
     require(newest_checkpoint(path_).empty(), name, ": holds a run already; continue it with --resume, or give ",
             "another --out");
-    require(!fs::exists(path_ / "metrics.jsonl") || !fs::exists(path_ / "run.json"), name,
+    require(!is_sealed_json(path_ / "run.json"), name,
             ": holds a run that left no checkpoint; start it again with the ",
             "same options by --resume, or give another --out, or remove ", name);
     std::error_code error;
@@ -246,6 +253,10 @@ class RunDirectory {
     require(fs::exists(path_), name,
             ": no such directory, so no complete checkpoint to resume from; check the path, or ",
             "start the run without --resume");
+    const std::vector<fs::path> damaged = incomplete();
+    require(!checkpoint_.empty() || damaged.empty(), damaged.empty() ? "" : damaged[0].string(),
+            ": a part of this checkpoint is missing, and there is no other to resume from; restore it (the model, and ",
+            "its state in ", name, "/training), or move what is left of it away to start again at the first step");
     if (!checkpoint_.empty() || fs::exists(path_ / "run.json")) return;
     require(!fs::exists(path_ / "metrics.jsonl"), name, ": no complete checkpoint to resume from; to start from the ",
             "beginning, remove ", name, " and start the run without --resume");
@@ -260,7 +271,8 @@ class RunDirectory {
       if (is_unfinished(entry.path().filename().string())) stale.push_back(entry.path());
     for (const auto& entry : fs::directory_iterator(path_ / "training", error)) {
       const std::string name = entry.path().filename().string();
-      if (is_unfinished(name) || (is_checkpoint(name) && !fs::exists(path_ / name))) stale.push_back(entry.path());
+      const bool has_no_model = is_checkpoint(name) && !fs::exists(path_ / name);
+      if (is_unfinished(name) || (has_no_model && is_of_killed_run(path_ / name))) stale.push_back(entry.path());
     }
     for (const fs::path& path : stale) fs::remove_all(path, error);
   }

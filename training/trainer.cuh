@@ -173,7 +173,7 @@ class Trainer {
             part(stream.rows_by_position, rows_by_index(positions, division)),
             batch.key_begin};
   }
-  // Of a rank without a micro-batch in the last round: an empty stream.
+  // An empty stream, for a rank without a micro-batch in the last round.
   void load_nothing() {
     const Matrix<std::int32_t> none = stream.tokens.columns(0, 0);
     view = {division_of(0), none, none, none, none, none, none};
@@ -219,7 +219,7 @@ class Trainer {
     return log_probabilities();
   }
 
-  // Of the loaded batch. It is null on Plan, where only shapes matter, and for an empty stream.
+  // Adds the gradient of the loaded batch. It is null on Plan, where only shapes matter, and for an empty stream.
   void add_gradient(const Batch* batch, const Counts& of_step, const Schedule& schedule) {
     const TokenWeights<A> w = batch ? load_weights(*batch, of_step)
                                     : TokenWeights<A>{fixed, advantage, old, kl, reference}.columns({0, view.size()});

@@ -89,7 +89,7 @@ class Encoder {
     for (Document& document : documents) {
       if (learn_ == Learn::all) std::fill(document.learn.begin(), document.learn.end(), 1);
       if (!document.learn.empty()) document.learn[0] = 0;
-      require_data(document.learned() > 0, "no tokens to train on");
+      require_learned(document);
     }
     return documents;
   }
@@ -124,6 +124,14 @@ class Encoder {
  private:
   static constexpr const char* kNoPrompt = "the prompt is empty, so there is no token to predict the first one from";
 
+  static void require_learned(const Document& document) {
+    const std::size_t count = document.tokens.size();
+    require_data(document.learned() > 0, "no tokens to train on: ",
+                 count == 0   ? "the text has no tokens"
+                 : count == 1 ? "the text has one token, and no other to predict it from"
+                              : "none of its tokens belong to an answer");
+  }
+
   // Encodes one answer of a preference or group.
   Document encode_side(const Example& side) const {
     require(learn_ == Learn::answers,
@@ -143,7 +151,7 @@ class Encoder {
     Document document = conversation ? encode_pieces(chat_->prompt(side.messages)) : begin(side.prompt, side.tokens);
     document.add(side.tokens, InLoss::yes);
     document.learn[0] = 0;
-    require_data(document.learned() > 0, "no tokens to train on");
+    require_learned(document);
     return document;
   }
 

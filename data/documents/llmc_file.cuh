@@ -40,8 +40,8 @@ inline void add_bin_file(const std::filesystem::path& path, TokenWriter& writer)
   std::vector<char> block(width * most);
   for (std::size_t left = tokens; left > 0;) {
     const std::size_t n = std::min(left, most);
-    require(static_cast<bool>(file.read(block.data(), static_cast<std::streamsize>(n * width))), path.string(),
-            ": cannot read: ", std::strerror(errno));
+    file.read(block.data(), static_cast<std::streamsize>(n * width));
+    require(file.good(), path.string(), ": cannot read: ", std::strerror(errno));
     for (std::size_t i = 0; i < n; ++i) {
       std::uint32_t word = 0;
       std::memcpy(&word, block.data() + i * width, width);  // little-endian

@@ -101,7 +101,7 @@ class TokenFile {
   std::span<const std::int32_t> tokens(Index i) const { return part(tokens_, i); }
   std::span<const std::uint8_t> learn(Index i) const { return part(learn_, i); }
 
-  // Of groups only.
+  // For groups only.
   Advantage advantage(Index i) const {
     const auto at = 2 * static_cast<std::size_t>(i);
     return {advantages_[at], advantages_[at + 1]};

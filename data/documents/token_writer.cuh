@@ -44,8 +44,8 @@ class Spool {
     std::rewind(file_.get());
     for (Index left = count_; left > 0;) {
       const std::size_t n = std::min(block.size(), static_cast<std::size_t>(left));
-      require(std::fread(block.data(), sizeof(T), n, file_.get()) == n, path_.string(),
-              ": cannot read its temporary file: ", std::strerror(errno));
+      const bool read = std::fread(block.data(), sizeof(T), n, file_.get()) == n;
+      require(read, path_.string(), ": cannot read its temporary file: ", std::strerror(errno));
       std::transform(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(n), values.begin(), take);
       out.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(n * sizeof(U)));
       left -= static_cast<Index>(n);

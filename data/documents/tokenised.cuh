@@ -184,7 +184,8 @@ class Tokenising {
 inline Json file_key(const std::filesystem::path& path) {
   regular_file_size(path);
   struct stat status {};
-  require(stat(path.c_str(), &status) == 0, path.string(), ": cannot read: ", std::strerror(errno));
+  const bool found = stat(path.c_str(), &status) == 0;
+  require(found, path.string(), ": cannot read: ", std::strerror(errno));
   static std::map<std::string, std::string> known;  // hashes
   std::ostringstream file;
   file << status.st_dev << ' ' << status.st_ino << ' ' << status.st_size << ' ' << status.st_mtim.tv_sec << ' '
@@ -255,7 +256,7 @@ inline void create_private_directories(const std::filesystem::path& path) {
 inline std::filesystem::path cache_directory() {
   const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
   if (cache && *cache) return std::filesystem::path(cache) / "streambp";
-  return (home && *home ? std::filesystem::path(home) / ".cache" : std::filesystem::temp_directory_path()) / "streambp";
+  return (home && *home ? std::filesystem::path(home) / ".cache" : temporary_directory()) / "streambp";
 }
 
 // The data as tokens. A token file is used as it is; other data is tokenised into the directory `cache`, unless it is

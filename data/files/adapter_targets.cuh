@@ -27,9 +27,9 @@ class NamePatterns {
  public:
   NamePatterns(const std::string& file, const char* field) : where_(file + ": \"" + field + "\"") {}
 
-  void add(const std::string& expression) {
+  void add(const std::string& text, const std::string& before = "", const std::string& after = "") {
     require(patterns_.size() < 4096, where_, ": has more than 4096 entries; write fewer, more general ones");
-    patterns_.emplace_back(where_, expression);
+    patterns_.emplace_back(where_, text, before, after);
     check_time();
   }
   bool empty() const { return patterns_.empty(); }
@@ -98,7 +98,7 @@ class AdapterTargets {
         all_(targets_.is_expression &&
              NamePattern(f.file, "(?i)all-linear").matches(f.get<std::string>("target_modules"))) {
     for (const std::string& name : strings_of(f, "modules_to_save", f.json.value("modules_to_save", Json())))
-      saved_.add("(^|.*\\.)" + name + "($|\\..*)");
+      saved_.add(name, "(^|.*\\.)", "($|\\..*)");
     read_layers(f);
   }
 
@@ -107,6 +107,8 @@ class AdapterTargets {
     if (excluded_.has(name) || excluded_.has_end(name) || saved_.first(name)) return false;
     return all_ || targets_.has(name) || (targets_.has_end(name) && is_transformed(name));
   }
+  // A linear layer outside the layers, or an embedding; not with "all-linear".
+  bool contain_other(const std::string& name) const { return !all_ && contain(name); }
 
  private:
   void read_layers(const Fields& f) {
@@ -117,7 +119,7 @@ class AdapterTargets {
       layers_.insert(number.get<Index>());
     }
     for (const std::string& name : strings_of(f, "layers_pattern", f.json.value("layers_pattern", Json())))
-      numbered_.add("(?:^|.*?\\.)" + name + "\\.\\d+\\..*");
+      numbered_.add(name, "(?:^|.*?\\.)", "\\.\\d+\\..*");
     require(!targets_.is_expression || (layers_.empty() && numbered_.empty()), f.file,
             ": \"layers_to_transform\" and \"layers_pattern\" need a list in \"target_modules\"");
     require(numbered_.empty() || !layers_.empty(), f.file, ": \"layers_pattern\" needs \"layers_to_transform\"");
@@ -127,6 +129,7 @@ class AdapterTargets {
   bool is_transformed(const std::string& name) const {
     if (layers_.empty()) return true;
     const std::size_t number = name.find_first_of("0123456789");
+    if (number == name.npos) return false;
     return layers_.contains(std::stol(name.substr(number))) && (numbered_.empty() || numbered_.first(name));
   }
 
@@ -146,7 +149,7 @@ class PatternValues {
     for (const JsonMember& entry : members_of(std::ranges::find(fields, field, &JsonMember::key)->value)) {
       const Json& value = f.json.at(field).at(entry.key);
       if (!value.is_number()) fail(f.file, ": ", quote(field), ": ", quote(entry.key), " has no number");
-      patterns_.add("(.*\\.)?(" + entry.key + ")");
+      patterns_.add(entry.key, "(.*\\.)?(", ")");
       values_.push_back(value);
     }
   }

@@ -151,7 +151,7 @@ class AdapterDirectory {
 
   explicit AdapterDirectory(const fs::path& dir)
       : config_path_((dir / "adapter_config.json").string()),
-        config(read_file(config_path_)),
+        config(read_model_file(config_path_)),
         json_(parse_json(config, config_path_)),
         file_(dir / "adapter_model.safetensors") {
     check_kind();
@@ -264,6 +264,12 @@ class AdapterDirectory {
       require(wanted || !stored, file_.path().string(), ": has an adapter of ", layer, ", which ", config_path_,
               " does not name; PEFT would ignore it. Correct \"target_modules\" and the fields that restrict it");
     }
+    Tensors<float> none(c);
+    const std::string embedding = embedding_table(c, none).front().parameter.name;
+    for (const std::string& other :
+         {std::string("lm_head"), name_in_peft(c, embedding.substr(0, embedding.rfind('.')))})
+      require(!targets.contain_other(other), file_.path().string(), ": has no adapter of ", other, ", which ",
+              config_path_, " names, and which is not supported; only linear layers inside the layers are");
   }
 
   // Every module that the configuration lists is in the file.

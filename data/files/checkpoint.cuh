@@ -87,9 +87,9 @@ inline std::string directory_with(const char* kind, const std::string& name) {
   std::error_code error;
   const fs::path newest = newest_checkpoint(name);
   const bool itself = fs::exists(fs::path(name) / kind, error);
-  require(!itself || newest.empty() || !fs::exists(newest / kind), excerpt(name), ": has a ", kind,
-          ", and also the checkpoints of a run; name a checkpoint, such as ", newest.string(),
-          ", or move the other model away");
+  require(!itself || newest.empty() || !fs::exists(newest / kind), excerpt(name), ": holds ", kind,
+          " and also the checkpoints of a run; name a checkpoint, such as ", newest.string(), ", or move ", kind,
+          " away");
   if (itself) return name;
   require(!newest.empty() || !fs::exists(fs::path(name) / "run.json"), excerpt(name),
           ": is a run without a checkpoint yet; wait for one, or continue it with streambp train --resume");
@@ -104,6 +104,8 @@ inline std::string model_directory(const std::string& name) {
   const std::string found = directory_with("config.json", name);
   require(fs::exists(fs::path(found) / "config.json") || !has_adapters(found), excerpt(name),
           ": has adapters, not a whole model; name them with --adapter, and their base with --model");
+  require(!has_adapters(found), excerpt(found), ": holds a whole model and also adapters, so it is not clear which is ",
+          "meant; move adapter_config.json or config.json to another directory");
   return found;
 }
 
@@ -145,9 +147,20 @@ inline Json read_sealed_json(const fs::path& path) {
   require(json.is_object() && json.contains("hash"), path.string(), ": not the state of a run of this version");
   const Json hash = json["hash"];
   json.erase("hash");
-  require(hash == hash_of(text_of(json)), path.string(), ": was changed since the run wrote it; restore it, or use an ",
-          "earlier checkpoint");
+  require(hash == hash_of(text_of(json)), path.string(), ": was changed since the run wrote it; restore it, or ",
+          path.filename() == "run.json"
+              ? "start a new run"
+              : "remove " + path.parent_path().string() + " to continue from an earlier checkpoint");
   return json;
+}
+
+inline bool is_sealed_json(const fs::path& path) {
+  try {
+    read_sealed_json(path);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 // The hashes of a checkpoint's files, by their names.
@@ -163,11 +176,16 @@ inline Json hashes_of(const fs::path& model, const fs::path& training) {
 inline Json read_state(const fs::path& checkpoint) {
   const fs::path path = state_of(checkpoint);
   const Json state = read_sealed_json(path);
+  const auto step = Fields(state, path.string()).get<Index>("step");
+  require(checkpoint.filename() == checkpoint_name(step), path.string(), ": step ", step,
+          " does not belong to this checkpoint; was the checkpoint renamed?");
   require(state.contains("files") && state["files"].is_object(), path.string(), ": lists no files");
   for (const auto& [name, hash] : state["files"].items()) {
     const fs::path file = file_of(checkpoint, name);
-    require(file_hash(file) == hash, file.string(), ": differs from what the run saved; restore it, or remove ",
-            checkpoint.string(), " to continue from an earlier checkpoint");
+    const bool there = fs::exists(file);
+    require(there && file_hash(file) == hash, file.string(),
+            there ? ": differs from what the run saved" : ": is missing from the checkpoint",
+            "; restore it, or remove ", checkpoint.string(), " to continue from an earlier checkpoint");
   }
   for (const auto& entry : fs::directory_iterator(checkpoint)) {  // weights in another file would be read instead
     const std::string name = entry.path().filename().string();
@@ -179,7 +197,7 @@ inline Json read_state(const fs::path& checkpoint) {
 
 // --- Saving ---
 
-// Of the ranks that share the optimizer's state, rank 0 writes; the others have empty directories.
+// Rank 0 writes. The other ranks that share the optimizer's state pass empty directories.
 template <class Device, class T, class Optimizer>
 void write_checkpoint(Device& dev, const fs::path& directory, const fs::path& training, Model<T>& model,
                       const ModelLayout& layout, Optimizer& optimizer) {
@@ -220,15 +238,20 @@ fs::path save_checkpoint(Device& dev, const fs::path& out, Model<T>& model, cons
   fs::path aside;
   std::error_code error;
   for (const fs::path& of_killed_run : {path, training}) fs::remove_all(of_killed_run.string() + ".tmp", error);
-  create_directory_atomically(path, path.string() + ".tmp", [&](const fs::path& files) {
-    create_directory_atomically(training, training.string() + ".tmp", [&](const fs::path& own) {
-      write_checkpoint(dev, files, own, model, layout, optimizer);
-      state["files"] = hashes_of(files, own);
-      write_sealed_json(own / "state.json", state);
-      if (fs::exists(fs::symlink_status(path))) aside = set_aside(path);
-      fs::remove_all(training);  // of a run that was killed before it had renamed the model
+  try {
+    create_directory_atomically(path, path.string() + ".tmp", [&](const fs::path& files) {
+      create_directory_atomically(training, training.string() + ".tmp", [&](const fs::path& own) {
+        write_checkpoint(dev, files, own, model, layout, optimizer);
+        state["files"] = hashes_of(files, own);
+        write_sealed_json(own / "state.json", state);
+        if (fs::exists(fs::symlink_status(path))) aside = set_aside(path);
+        fs::remove_all(training);  // of a run that was killed before it had renamed the model
+      });
     });
-  });
+  } catch (...) {
+    if (!fs::exists(path)) fs::remove_all(training, error);  // without its model it is not a checkpoint
+    throw;
+  }
   return aside;
 }
 

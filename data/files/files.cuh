@@ -42,8 +42,8 @@ inline std::string read_file(const std::filesystem::path& path, std::size_t limi
           " that are read; is it the right file?");
   std::string contents(size, '\0');
   std::ifstream file(path, std::ios::binary);
-  require(file && file.read(contents.data(), static_cast<std::streamsize>(contents.size())), path.string(),
-          ": cannot read: ", std::strerror(errno), "; check its permissions");
+  if (file) file.read(contents.data(), static_cast<std::streamsize>(contents.size()));
+  require(file.good(), path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");
   return contents;
 }
 
@@ -72,8 +72,9 @@ inline void require_writable(const std::filesystem::path& path) {
   require(type != std::filesystem::file_type::none, path.string(), ": cannot be written: ", error.message(),
           "; choose a shorter name, or another place");
   require(is_directory(directory), path.string(), ": there is no directory ", directory.string(), "; create it first");
-  require(access(directory.c_str(), W_OK) == 0, path.string(), ": cannot write to ", directory.string(), ": ",
-          std::strerror(errno), "; choose another place");
+  const bool writable = access(directory.c_str(), W_OK) == 0;
+  require(writable, path.string(), ": cannot write to ", directory.string(), ": ", std::strerror(errno),
+          "; choose another place");
 }
 
 // Waits until a file's contents, or a directory's entries, are on disk.
@@ -174,7 +175,8 @@ class PrivateDirectory {
  public:
   PrivateDirectory() {
     std::string name = (temporary_directory() / "streambp-XXXXXX").string();
-    require(mkdtemp(name.data()) != nullptr, name, ": cannot create a temporary directory: ", std::strerror(errno),
+    const bool created = mkdtemp(name.data()) != nullptr;
+    require(created, name, ": cannot create a temporary directory: ", std::strerror(errno),
             "; set TMPDIR to another place");
     path_ = name;
   }

@@ -6,6 +6,7 @@
 #endif
 #include <pcre2.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -15,18 +16,23 @@ namespace streambp {
 
 class NamePattern {
  public:
-  // `where` is for messages: the file or the option that contains the expression.
-  NamePattern(const std::string& where, const std::string& expression)
-      : where_(where + ": " + quote(expression)),
+  // `where` is for messages: the file or the option that contains the expression. What stands before and after it is
+  // ours.
+  NamePattern(const std::string& where, const std::string& text, const std::string& before = "",
+              const std::string& after = "")
+      : where_(where + ": " + quote(text)),
         data_(pcre2_match_data_create(1, nullptr), pcre2_match_data_free),
         context_(pcre2_match_context_create(nullptr), pcre2_match_context_free) {
     require(data_ != nullptr && context_ != nullptr, "out of memory");
+    const std::string expression = before + text + after;
     int error = 0;
     std::size_t offset = 0;
     code_ = {pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
                            PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr),
              pcre2_code_free};
-    if (code_ == nullptr) fail(where_, " is not a regular expression: ", message(error), " at character ", offset);
+    if (code_ == nullptr)
+      fail(where_, " is not a regular expression: ", message(error), " at character ",
+           std::min(offset - std::min(offset, before.size()), text.size()));
     pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);  // without it, matching is only slower
     pcre2_set_match_limit(context_.get(), 100'000);      // names are short
     pcre2_set_heap_limit(context_.get(), 1 << 14);       // 16 MiB

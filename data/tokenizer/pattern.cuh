@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "data/processor_time.cuh"
 #include "data/tokenizer/unicode_versions.cuh"
@@ -172,10 +173,11 @@ class Pattern {
     pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
     int error = 0;
     std::size_t offset = 0;
-    pattern.code_ = {pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                                   PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset,
-                                   context.get()),
-                     pcre2_code_free};
+    pattern.code_ = {
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+                      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT,
+                      &error, &offset, context.get()),
+        pcre2_code_free};
     require(pattern.code_ != nullptr, pattern.text_, " cannot be used: ", message(error));
     pcre2_jit_compile(pattern.code_.get(), PCRE2_JIT_COMPLETE);  // without it, matching is only slower
     pcre2_pattern_info(pattern.code_.get(), PCRE2_INFO_MINLENGTH, &pattern.shortest_);
@@ -218,12 +220,18 @@ class Pattern {
     pcre2_jit_stack* stack = nullptr;
   };
 
-  int match(Matcher& matcher, std::string_view text, std::size_t begin, std::size_t steps) const {
+  // Where a match may start: at one of the bytes first .. last.
+  struct Starts {
+    std::size_t first, last;
+  };
+
+  int match(Matcher& matcher, std::string_view text, const Starts& starts, std::size_t steps) const {
     const auto match = [&] {
-      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), begin, PCRE2_NO_UTF_CHECK,
-                         matcher.data, matcher.context);
+      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), starts.first,
+                         PCRE2_NO_UTF_CHECK, matcher.data, matcher.context);
     };
     pcre2_set_match_limit(matcher.context, static_cast<std::uint32_t>(steps));
+    pcre2_set_offset_limit(matcher.context, starts.last);
     const int found = match();
     if (found != PCRE2_ERROR_JIT_STACKLIMIT || matcher.stack) return found;
     matcher.stack = pcre2_jit_stack_create(1 << 16, kMostMemory, nullptr);
@@ -233,25 +241,34 @@ class Pattern {
 
   // What the matches of one text may cost. Backtracking can take exponential time, so the number of steps is limited: a
   // few are free for each match, the rest are enough to backtrack over a long text once. But each step can look at the
-  // rest of the text, so the time is limited, too, to more than a hundred times that of published expressions. Reading the clock
-  // takes longer than a match, so it is read only when the matches can have looked at many bytes.
+  // rest of the text, so the time is limited, too, to more than a hundred times that of published expressions. Reading
+  // the clock takes longer than a match, so it is read only after many of them, or when they can have looked at many
+  // bytes.
   struct Effort {
     explicit Effort(std::size_t bytes)
         : few(std::clamp<std::size_t>((std::size_t{1} << 30) / (bytes + 1), 256, 10'000)),
           steps(10'000'000 + 64 * bytes),
           seconds(1 + 5e-6 * static_cast<double>(bytes)) {}
 
-    void look_at(std::size_t bytes) {
-      if ((looked_at += bytes) >> 30) looked_at = 0, read_clock();
+    // After the tries of a match at so many places, with so many bytes after them.
+    void tried(std::size_t places, std::size_t bytes) {
+      if ((looked_at += places * (bytes + (1 << 20))) >> 30) looked_at = 0, read_clock();
     }
-    void read_clock() {
+    double read_clock() {
       const double now = processor_seconds();
       if (latest == 0) latest = now + seconds;
       late = now > latest;
+      return now;
+    }
+    // After a block without a match. The next one takes about 10 ms, if this one's time is known.
+    void end_block(double begun, double now) {
+      const bool slow = begun > 0 && now - begun > 0.01;
+      block =
+          slow ? std::max<std::size_t>(1, static_cast<std::size_t>(0.01 / (now - begun) * double(block))) : 2 * block;
     }
 
     const std::size_t few;
-    std::size_t steps;
+    std::size_t steps, block = 256;  // start positions that one call tries
     bool late = false;
 
    private:
@@ -266,7 +283,7 @@ class Pattern {
     return text;
   }
 
-  // Finds the first match at `end` or later.
+  // Finds the first match at `end` or later. One call cannot be interrupted, so it tries a block of start positions.
   bool find(std::string_view text, std::size_t& begin, std::size_t& end, Effort& effort) const {
     if (!code_) {
       begin = text.find(text_, end);
@@ -274,23 +291,36 @@ class Pattern {
       return begin != std::string_view::npos;
     }
     thread_local Matcher matcher;
-    int found = match(matcher, text, end, effort.few);
-    effort.look_at(text.size() - end);
+    const std::size_t* found_at = pcre2_get_ovector_pointer(matcher.data);
+    double begun = 0;
+    for (std::size_t start = end;;) {
+      const Starts starts = {start, std::min(start + effort.block, text.size())};
+      const int found = find_in(matcher, text, starts, effort);
+      effort.tried((found < 0 ? starts.last : found_at[0]) - start + 1, text.size() - start);
+      if ((found < 0 && found != PCRE2_ERROR_NOMATCH) || effort.late) {
+        fail(text_, " fails on a text of ", text.size(), " bytes: ", effort.late ? "it takes too long" : message(found),
+             "; split the text into shorter ones, or simplify the expression");
+      }
+      if (found >= 0) break;
+      if (starts.last == text.size()) return false;
+      for (start = starts.last + 1; start < text.size() && (text[start] & 0xc0) == 0x80;) ++start;
+      const double now = effort.read_clock();
+      effort.end_block(std::exchange(begun, now), now);
+    }
+    begin = found_at[0], end = found_at[1];
+    require(end > begin, text_, " is not supported: it can match the empty string");
+    return true;
+  }
+
+  int find_in(Matcher& matcher, std::string_view text, const Starts& starts, Effort& effort) const {
+    int found = match(matcher, text, starts, effort.few);
     for (std::size_t steps = effort.few; found == PCRE2_ERROR_MATCHLIMIT && effort.steps > 0; effort.steps -= steps) {
       effort.read_clock();
       if (effort.late) break;
       steps = std::min({2 * steps, effort.steps, std::size_t{UINT32_MAX}});
-      found = match(matcher, text, end, steps);
+      found = match(matcher, text, starts, steps);
     }
-    if (found == PCRE2_ERROR_NOMATCH) return false;
-    if (found < 0 || effort.late) {
-      fail(text_, " fails on a text of ", text.size(), " bytes: ", effort.late ? "it takes too long" : message(found),
-           "; split the text into shorter ones, or simplify the expression");
-    }
-    begin = pcre2_get_ovector_pointer(matcher.data)[0];
-    end = pcre2_get_ovector_pointer(matcher.data)[1];
-    require(end > begin, text_, " is not supported: it can match the empty string");
-    return true;
+    return found;
   }
 
   static constexpr std::size_t kMostMemory = std::size_t{1} << 26;  // of a thread

@@ -1,4 +1,5 @@
-// Printing text that may come from files. Control characters in it could command the terminal, so they are dropped.
+// Printing text that may come from files. Control characters in it could command the terminal, so they are dropped, and a
+// line break could begin a line that looks like one of ours, so it is shown as \n.
 #pragma once
 
 #include <cstdio>
@@ -8,13 +9,16 @@
 
 namespace streambp {
 
-// Drops control characters except line breaks and tabs.
+// Drops control characters except line breaks and tabs. Those of Unicode also break lines or reverse their direction.
 inline std::string without_controls(std::string_view text) {
   std::string kept;
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     if (0x80 <= byte && byte < 0xa0 && kept.ends_with('\xc2')) {  // U+0080 .. U+009F
       kept.pop_back();
+    } else if ((0xa8 <= byte && byte <= 0xae && kept.ends_with("\xe2\x80")) ||  // U+2028 .. U+202E
+               (0xa6 <= byte && byte <= 0xa9 && kept.ends_with("\xe2\x81"))) {  // U+2066 .. U+2069
+      kept.resize(kept.size() - 2);
     } else if ((byte >= 32 && byte != 127) || byte == '\n' || byte == '\t') {
       kept += c;
     }
@@ -22,7 +26,13 @@ inline std::string without_controls(std::string_view text) {
   return kept;
 }
 
-// Our own commands to the terminal.
+inline std::string on_one_line(std::string_view text) {
+  std::string line;
+  for (const char c : without_controls(text)) c == '\n' ? line += "\\n" : line += c;
+  return line;
+}
+
+// Our own commands to the terminal and line breaks, printed as they are.
 struct Escape {
   const char* text;
 };
@@ -36,7 +46,7 @@ requires std::is_arithmetic_v<V> V argument(V value) { return value; }
 template <class V>
 auto cleaned(const V& value) {
   if constexpr (std::is_convertible_v<V, std::string_view>) {
-    return without_controls(value);
+    return on_one_line(value);
   } else {
     return value;
   }

@@ -84,9 +84,9 @@ class OnlineGrpo {
     on_first([](Rewarder& rewarder) { rewarder.check_quiet(); });
   }
 
-  // The same after the last rewards of the run: waits for the end of the reward program.
-  void finish() {
-    on_first([](Rewarder& rewarder) { rewarder.finish(); });
+  // The same after the last rewards of the run: waits at most this long for the end of the reward program.
+  void finish(double seconds) {
+    on_first([&](Rewarder& rewarder) { rewarder.finish(seconds); });
   }
 
   // The mean reward of greedy completions of held-out prompts; NaN if there are no such prompts.
@@ -117,7 +117,8 @@ class OnlineGrpo {
       }
       record_ << group.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
     }
-    require((record_ << std::flush).good(), record_path_.string(), ": cannot write: ", std::strerror(errno));
+    record_.flush();
+    require(record_.good(), record_path_.string(), ": cannot write: ", std::strerror(errno));
   }
 
  private:
@@ -191,13 +192,13 @@ class OnlineGrpo {
       samples.push_back({asked[i], completed[i].tokens, completed[i].logps, stopped, texts[i]});
     }
     std::vector<double> rewards;
-    on_first([&](Rewarder& rewarder) { rewards = rewarder.rewards(asked, texts); });
+    on_first([&](Rewarder& rewarder) {
+      rewards = rewarder.rewards(asked, texts);
+      for (const double reward : rewards)
+        require(is_advantage({reward, reward}), "a reward of ", reward, " is too large to compare; give smaller ones");
+    });
     rewards = gather_on_host(all_ranks(), rewards)[0];
-    for (std::size_t i = 0; i < samples.size(); ++i) {
-      require(is_advantage({rewards[i], rewards[i]}), "a reward of ", rewards[i],
-              " is too large to compare; give smaller ones");
-      samples[i].reward = rewards[i];
-    }
+    for (std::size_t i = 0; i < samples.size(); ++i) samples[i].reward = rewards[i];
     return samples;
   }
 

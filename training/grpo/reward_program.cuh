@@ -39,11 +39,11 @@ class RewardProgram {
   // Refuses output that no request has asked for. If rewards() has failed for another reason, its numbers are right.
   void check_quiet() { require_quiet(0); }
 
-  // Call after the last rewards(): closes the program's input and checks what it still writes until it ends, or until
-  // its time limit.
-  void finish() {
+  // Call after the last rewards(): closes the program's input and checks what it still writes until it ends, for at most
+  // this long, or until its time limit.
+  void finish(double seconds = INFINITY) {
     program_.input.reset();
-    require_quiet(seconds_);
+    require_quiet(std::min(seconds, seconds_));
   }
 
   // Quotes untrusted text for a message: limited in length, without terminal control characters.

@@ -52,8 +52,8 @@ class Rewarder {
   void check_quiet() {
     if (program_) program_->check_quiet();
   }
-  void finish() {
-    if (program_) program_->finish();
+  void finish(double seconds) {
+    if (program_) program_->finish(seconds);
   }
 
  private:
