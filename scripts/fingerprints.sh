@@ -18,10 +18,16 @@ esac
 expected=tests/golden/fingerprints.txt
 out=build-fingerprints
 mkdir -p "$out"
-names=() skipped=()
+names=() skipped=() jobs=()
 
-# compute NAME COMPILER FLAGS... [-- EMULATOR...]
+# compute NAME COMPILER FLAGS... [-- EMULATOR...]: in the background, as many at a time as there are processors
 compute() {
+  names+=("$1")
+  [ "$(jobs -rp | wc -l)" -lt "$(nproc)" ] || wait -n
+  build_and_run "$@" &
+  jobs+=($!)
+}
+build_and_run() {
   local name=$1 compiler=$2 flags=()
   shift 2
   while [ $# -gt 0 ] && [ "$1" != -- ]; do flags+=("$1") && shift; done
@@ -32,7 +38,6 @@ compute() {
   local built=$SECONDS
   "$@" "$out/$name" > "$out/$name.txt"
   echo "fingerprints: $name built in $((built - begin)) s, ran in $((SECONDS - built)) s"
-  names+=("$name")
 }
 
 runs() { # whether this processor has all of these features
@@ -62,6 +67,7 @@ if [ "$machine" != aarch64 ]; then
     skipped+=("armv8-a: no cross compiler or no QEMU; scripts/setup.sh --arm installs them")
   fi
 fi
+for job in "${jobs[@]}"; do wait "$job"; done
 [ "$mode" != --update ] || cp "$out/${names[0]}.txt" "$expected"
 
 # A row per fingerprint, a column per processor.

@@ -7,10 +7,9 @@ section() { printf '\n== %s\n\n' "$1"; }
 
 section "Setup"
 scripts/setup.sh
-cmake --preset release > /dev/null
+cmake --preset release | grep '^-- [A-Za-z]*: ' # what is built, and why
 
-if command -v nvcc > /dev/null; then minutes="about 3 minutes"; else minutes="about 2 minutes"; fi
-section "Compiling: $minutes on two cores, once"
+section "Compiling: about a minute and a half on two cores, more for a GPU; once"
 cmake --build --preset release --target streambp -j "$(nproc)"
 section "The gradient: StreamBP against full-memory backpropagation, bit for bit"
 build/streambp verify --oracle

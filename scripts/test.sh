@@ -1,31 +1,54 @@
 #!/usr/bin/env bash
-# Sets up, builds, and runs all tests: first the release build, then the same tests under AddressSanitizer and UBSan.
-#   scripts/test.sh              everything, 20 to 40 minutes on two cores
-#   scripts/test.sh release      the release build only
+# Sets up, builds, and runs all tests.
+#   scripts/test.sh              the release build
+#   scripts/test.sh --all        also everything else that a change must pass: the formatting, the tests under
+#                                AddressSanitizer and UBSan, the GPU code if there is nvcc, the fingerprints, a short run
 #   scripts/test.sh sanitize     the sanitizer build only
 #   scripts/test.sh debug        a build for a debugger, with assertions in the standard library
+# The build shows its percentage, and the tests their number and how many there are.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-presets=("$@")
-[ $# -gt 0 ] || presets=(release sanitize)
-for preset in "${presets[@]}"; do
-  case "$preset" in
-    release | debug | sanitize) ;;
-    *) echo "test.sh: unknown build \"$preset\"; use release, debug or sanitize" >&2 && exit 2 ;;
-  esac
-done
+section() { printf '== %s (after %d min)\n' "$1" $((SECONDS / 60)); }
 
-scripts/setup.sh
 times=()
-for preset in "${presets[@]}"; do
-  echo "== $preset: build"
-  begin=$SECONDS
-  cmake --preset "$preset" -DSTREAMBP_TESTS=ON > /dev/null
+build_and_test() { # PRESET [OPTIONS FOR CMAKE...] [-- OPTIONS FOR CTEST...]
+  local preset=$1 options=(-DSTREAMBP_TESTS=ON) begin=$SECONDS built
+  shift
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do options+=("$1") && shift; done
+  [ $# -eq 0 ] || shift
+  section "$preset: build"
+  cmake --preset "$preset" "${options[@]}" | grep '^-- [A-Za-z]*: '
   cmake --build --preset "$preset" -j "$(nproc)"
   built=$SECONDS
-  echo "== $preset: test"
-  ctest --preset "$preset" -j "$(nproc)" --no-tests=error
+  section "$preset: test"
+  ctest --preset "$preset" -j "$(nproc)" --no-tests=error "$@"
   times+=("$preset: built in $((built - begin)) s, tested in $((SECONDS - built)) s")
-done
+}
+
+everything() {
+  if command -v clang-format > /dev/null; then
+    section "formatting"
+    git ls-files '*.cu' '*.cuh' '*.cpp' 'tests/cuda_on_cpu/*.h' | xargs clang-format --dry-run -Werror
+  fi
+  build_and_test release -DSTREAMBP_CUDA=OFF
+  build_and_test sanitize
+  if command -v nvcc > /dev/null; then
+    build_and_test release -DSTREAMBP_CUDA=ON -- -L gpu # everything else is built and tested already
+    section "kernels"
+    scripts/kernel_resources.sh
+  fi
+  section "the same bits on other processors"
+  scripts/fingerprints.sh
+  section "a short run"
+  build/streambp verify --oracle
+  build/streambp train --steps 5 --sample 40 --out "$(mktemp -d)/run"
+}
+
+[ $# -le 1 ] || { echo "test.sh: it takes one argument" >&2 && exit 2; }
+case "${1:-release}" in
+  release | debug | sanitize) scripts/setup.sh && build_and_test "${1:-release}" ;;
+  --all) scripts/setup.sh && everything ;;
+  *) echo "test.sh: unknown argument \"$1\"; use --all, release, sanitize or debug" >&2 && exit 2 ;;
+esac
 printf '== %s\n' "${times[@]}"

@@ -24,7 +24,7 @@ const std::string kTinyModel = " --hidden 32 --layers 2 --heads 2 --mlp 64";
 TEST_F(GpuCommands, VerifyProvesTheGradient) {
   for (const char* dtype : {"f32", "bf16"}) {
     for (const char* family : {"gpt2", "mistral", "qwen3"}) {
-      const Outcome outcome = run_on_gpu(std::string("verify --tile 256 --length ") + sized("3000", "600", "300") +
+      const Outcome outcome = run_on_gpu(std::string("verify --tile 256 --length ") + sized("3000", "300", "300") +
                                          " --vocab 60 --family " + family + " --dtype " + dtype + kTinyModel +
                                          " --json " + path("verify.json"));
       EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
@@ -56,8 +56,8 @@ TEST_F(GpuCommands, VerifySavesTheGradientForGivenTokens) {
 TEST_F(GpuCommands, TrainingResumesBitForBit) {
   for (const std::string types :
        {"--dtype f32", "--dtype bf16", "--dtype bf16 --grad-dtype f32", "--dtype bf16 --optimizer adamw-bf16"}) {
-    const std::string common =
-        kTinyModel + " --length 64 --batch 2 --accumulate 2 --steps 2 --eval-every 0 " + types + " --sample 0 --out ";
+    const std::string common = kTinyModel + " --length " + sized("64", "24", "24") +
+                               " --batch 2 --accumulate 2 --steps 2 --eval-every 0 " + types + " --sample 0 --out ";
     const std::string whole = path("whole" + types), parts = path("parts" + types);
     const Outcome outcome = run_on_gpu("train" + common + "'" + whole + "'");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;

@@ -24,8 +24,8 @@ class GpuProcesses : public Processes {
   }
   const std::string program = kEmulated ? STREAMBP_EMULATED : binary();
   const std::string train =
-      "train --device cuda" + kModel + "--length 120 --steps 2 --accumulate 2 --sample 0 --eval-every 0 ";
-  const std::string verify = "verify --device cuda" + kModel + "--length 400 --tile 256 --sequence-ranks 2 ";
+      "train --device cuda" + kModel + "--length 40 --steps 2 --accumulate 2 --sample 0 --eval-every 0 ";
+  const std::string verify = "verify --device cuda" + kModel + "--length 300 --tile 256 --sequence-ranks 2 ";
 };
 
 TEST_F(GpuProcesses, GiveTheBitsOfOneGpu) {

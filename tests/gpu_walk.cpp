@@ -32,7 +32,7 @@ std::vector<std::pair<std::string, Schedule>> schedules(Index rows) {
 template <class T, class G>
 void expect_gradient(const Config& c, double tolerance, const Objective& objective = {}) {
   const std::vector<Index> documents =
-      sized<std::vector<Index>>({5, 300, 1, 220, 60, 1037}, {5, 300, 1, 220, 60, 37}, {5, 170, 1, 120});
+      sized<std::vector<Index>>({5, 300, 1, 220, 60, 1037}, {5, 170, 1, 120}, {5, 170, 1, 120});
   Batch batch = packed(c, documents);
   const Schedule whole = Schedule::full(batch.size());
   if (objective.kind != ObjectiveKind::sft) {
@@ -103,7 +103,7 @@ TEST_F(GpuTraining, Float32GradientRoundsToTheBFloat16Gradient) {
 TEST_F(GpuTraining, BFloat16IsNoWorseThanPyTorchs) { expect_no_worse_than_pytorch<Cuda>(kTestTile); }
 
 TEST_F(GpuTraining, FollowsTheLossCurveOfTheCpu) {
-  const Index steps = sized<Index>(200, 12, 2);
+  const Index steps = sized<Index>(200, 6, 2);
   const auto cpu = losses<Cpu, float, float>(OptimizerKind::adamw, steps);
   const auto f32 = losses<Cuda, float, float>(OptimizerKind::adamw, steps, kTestTile);
   const auto mixed = losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw, steps, kTestTile);
@@ -112,7 +112,7 @@ TEST_F(GpuTraining, FollowsTheLossCurveOfTheCpu) {
   const auto narrow = losses<Cuda, BFloat16, BFloat16>(OptimizerKind::adamw_8bit, steps, kTestTile);
   const auto cpu_muon = losses<Cpu, float, float>(OptimizerKind::muon, steps);
   const auto muon = losses<Cuda, float, float>(OptimizerKind::muon, steps, kTestTile);
-  EXPECT_LT(cpu.back(), cpu.front() - sized(1.5, 0.5, 0.0));
+  EXPECT_LT(cpu.back(), cpu.front() - sized(1.5, 0.2, 0.0));
   for (std::size_t i = 0; i < std::min<std::size_t>(cpu.size(), 12); ++i) {
     EXPECT_NEAR(f32[i], cpu[i], 1e-4 * cpu[i]) << "float32, step " << i + 1;
     EXPECT_NEAR(mixed[i], cpu[i], 2e-2 * cpu[i]) << "bfloat16, step " << i + 1;

@@ -11,7 +11,7 @@
 #include "data/files/checkpoint.cuh"
 #include "data/files/config.cuh"
 #include "training/plan.cuh"
-#include "training/trainer.cuh"
+#include "training/trainer_instances.cuh"
 #include "training/verify/gradient_check.cuh"
 
 namespace streambp {

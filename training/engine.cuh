@@ -3,14 +3,15 @@
 //
 //   engine_on.cuh            the engine, for any device and types, from Trainer and Generator
 //   engine_cpu_f32.cpp ...   its instances, one translation unit each
+//   engine_files.cuh         its weights in files, compiled apart
 //   engine.cpp               picks the instance
 #pragma once
 
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 
-#include "data/files/model_directory.cuh"
 #include "model/generate.cuh"
 #include "parallel/processes.cuh"
 #include "training/product_timing.cuh"
@@ -18,6 +19,10 @@
 #include "training/trainer.cuh"
 
 namespace streambp {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+struct ModelLayout;
 
 // Completes prompts, with a prefix cache. Must not outlive its engine.
 class TextGenerator {

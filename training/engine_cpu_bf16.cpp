@@ -3,6 +3,10 @@
 
 namespace streambp {
 
+template class Trainer<Cpu, BFloat16>;
+template class Trainer<Cpu, BFloat16, float>;
+template class Generator<Cpu, BFloat16>;
+
 std::unique_ptr<Engine> make_cpu_bf16_engine(const StepSettings& s, Index rows, const Capacity& capacity) {
   return with_types(s, [&]<class T, class G>() -> std::unique_ptr<Engine> {
     if constexpr (std::is_same_v<T, BFloat16>) return std::make_unique<EngineOn<Cpu, T, G>>(s, rows, capacity);

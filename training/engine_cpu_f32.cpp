@@ -3,6 +3,9 @@
 
 namespace streambp {
 
+template class Trainer<Cpu, float>;
+template class Generator<Cpu, float>;
+
 std::unique_ptr<Engine> make_cpu_f32_engine(const StepSettings& s, Index rows, const Capacity& capacity) {
   return std::make_unique<EngineOn<Cpu, float, float>>(s, rows, capacity);
 }

@@ -3,6 +3,12 @@
 #include "training/product_benchmark.cuh"
 #include "training/verify/product_check.cuh"
 
+namespace streambp {
+template class Trainer<Cuda, BFloat16>;
+template class Trainer<Cuda, BFloat16, float>;
+template class Generator<Cuda, BFloat16>;
+}  // namespace streambp
+
 namespace streambp::gpu {
 
 std::unique_ptr<Engine> make_bf16_engine(const StepSettings& s, Index rows, const Capacity& capacity) {

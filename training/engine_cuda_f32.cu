@@ -3,6 +3,11 @@
 #include "training/product_benchmark.cuh"
 #include "training/verify/product_check.cuh"
 
+namespace streambp {
+template class Trainer<Cuda, float>;
+template class Generator<Cuda, float>;
+}  // namespace streambp
+
 namespace streambp::gpu {
 
 void set_place(Index rank, Index count, bool alone) {

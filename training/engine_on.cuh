@@ -2,10 +2,9 @@
 // compiles all operations for its types, so each has its own translation unit.
 #pragma once
 
-#include "data/files/checkpoint.cuh"
-#include "memory/offloaded_weights.cuh"
 #include "parallel/connection.cuh"
 #include "training/engine.cuh"
+#include "training/engine_files.cuh"
 #include "training/microbenchmarks.cuh"
 
 namespace streambp {
@@ -38,40 +37,17 @@ class EngineOn : public Engine {
         trainer(dev, s.config, rows, {s.optimizer, s.places}, s.objective, connection.ranks) {}
 
   void initialise(std::uint64_t seed, double spread) override { trainer.initialise(seed, spread); }
-  std::size_t load(const fs::path& model, const fs::path& adapters) override {
-    const std::size_t bytes = load_model(dev, model, trainer.model);
-    if (!adapters.empty()) AdapterDirectory(adapters).load(dev, trainer.model);
-    trainer.optimizer->start(dev, trainer.model);
-    if (!adapters.empty())  // the master weights, without rounding
-      AdapterDirectory(adapters).load(dev, trainer.model.config, trainer.optimizer->masters(trainer.model.config),
-                                      trainer.ranks.all);
-    return bytes;
-  }
+  std::size_t load(const fs::path& model, const fs::path& adapters) override { return files().load(model, adapters); }
   void initialise_adapters(std::uint64_t seed) override {
     streambp::initialise_adapters(dev, trainer.model, seed);
     trainer.optimizer->start(dev, trainer.model);
   }
   fs::path save(const fs::path& out, const ModelLayout& layout, const Json& state) override {
-    require(!trainer.updating, "the last update failed halfway, so the weights cannot be saved");
-    return save_checkpoint(dev, out, trainer.model, layout, *trainer.optimizer, state);
+    return files().save(out, layout, state);
   }
-  void restore(const fs::path& checkpoint, const ModelLayout& layout) override {
-    load_checkpoint(dev, checkpoint, trainer.model, layout, *trainer.optimizer);
-  }
+  void restore(const fs::path& checkpoint, const ModelLayout& layout) override { files().restore(checkpoint, layout); }
   void with_weights_of(const fs::path& model, const std::function<void()>& f) override {
-    const Config& c = trainer.model.config;
-    const bool base_is_frozen = !c.adapters.empty() && c.trained && c.trained->empty();
-    const AdaptersOff<T> off(trainer.model);
-    if (base_is_frozen) return f();
-    OffloadedWeights<Device, T> present(dev, trainer.model);
-    try {
-      load_model(dev, model, trainer.model);
-      f();
-    } catch (...) {  // restore the weights, so that they can still be saved
-      present.restore();
-      throw;
-    }
-    present.restore();
+    files().with_weights_of(model, f);
   }
   void train_block(const BlockSettings& blocks, Index step) override { trainer.train_block(blocks, step); }
   void round_weights() override {
@@ -145,6 +121,8 @@ class EngineOn : public Engine {
     }
     return result;
   }
+
+  EngineFiles<Device, T, G> files() { return {dev, trainer}; }
 
   Device dev;
   Connection<Device> connection;

@@ -7,6 +7,8 @@
 
 namespace streambp {
 
+template class Trainer<Plan, float>;
+
 namespace {
 
 Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Index micro_batches) {
