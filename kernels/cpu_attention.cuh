@@ -117,16 +117,13 @@ std::vector<Index> take_out_not_finite(Matrix<const T>& m, std::vector<T>& copy)
   std::vector<Index> rows;
   for (Index i = 0; i < m.rows; ++i) {
     const T* row = m.row(i);
-    using A = Accumulator<T>;
-    const A zero = sum_of(m.cols, [=](Index j) { return A(0) * static_cast<A>(row[j]); });
-    if (zero != A(0)) rows.push_back(i);
+    if (sum_of(m.cols, [=](Index j) { return Accumulator<T>(0) * row[j]; }) != 0) rows.push_back(i);
   }
   if (rows.empty()) return rows;
-  copy.assign(static_cast<std::size_t>(m.size()), T(0));
+  copy.resize(static_cast<std::size_t>(m.size()));
   const Matrix<T> finite(copy.data(), m.rows, m.cols);
-  for (Index i = 0; i < m.rows; ++i) {
-    if (!std::binary_search(rows.begin(), rows.end(), i)) std::copy_n(m.row(i), m.cols, finite.row(i));
-  }
+  for (Index i = 0; i < m.rows; ++i) std::copy_n(m.row(i), m.cols, finite.row(i));
+  for (const Index i : rows) std::fill_n(finite.row(i), m.cols, T(0));
   m = finite;
   return rows;
 }

@@ -201,16 +201,6 @@ class Generator {
   std::vector<Tokens> texts;
 };
 
-// The peak memory of the weights and a generator.
-template <class T>
-std::size_t generation_memory(const Config& c, Index slots, Index room, Index chunk) {
-  Plan dev;
-  Model<T> model{c, Tensors<T>(c)};
-  allocate_weights(dev, model);
-  Generator<Plan, T>(dev, model, slots, room, chunk).plan();
-  return dev.arena.peak();
-}
-
 struct GenerationSettings {
   Sampling sampling;
   Index length = 1;               // maximum number of tokens

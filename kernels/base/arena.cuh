@@ -102,10 +102,6 @@ class Arena {
   std::size_t peak() const { return peak_; }
   const Bytes& by_kind() const { return by_kind_; }
   const Bytes& peak_by_kind() const { return peak_by_kind_; }
-  void reset_peak() {
-    peak_ = used();
-    peak_by_kind_ = by_kind_;
-  }
 
  private:
   struct Allocation {
