@@ -213,6 +213,14 @@ TYPED_TEST(DeviceOperations, Embeddings) {
     embedding_backward(*this->host, EmbeddingTables<double>{{}, dpositions.host.m}, on_host, dx.host.m, 1.5);
     embedding_backward(*this->gpu, EmbeddingTables<float>{{}, dpositions.gpu}, on_gpu, dx.gpu, 1.5);
     this->expect_near("dpositions beside a frozen table", dpositions, 1e-5);
+    const Division lanes = {n, kTile, 0, 1, 2};
+    const TwinIntegers by_lane_and_token(*this->gpu, rows_by_index(t, lanes));
+    const auto both_lanes = this->wide(2 * vocab, d);
+    embedding_backward(*this->host, EmbeddingTables<double>{both_lanes.host.m, {}},
+                       {tokens.host, positions.host, by_lane_and_token.host, {}, 2}, dx.host.m, 1.5);
+    embedding_backward(*this->gpu, EmbeddingTables<float>{both_lanes.gpu, {}},
+                       {tokens.gpu, positions.gpu, by_lane_and_token.gpu, {}, 2}, dx.gpu, 1.5);
+    this->expect_near("dtable of two lanes", both_lanes, 1e-5);
   }
 }
 
