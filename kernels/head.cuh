@@ -9,9 +9,9 @@
 #include <cmath>
 
 #include "kernels/base/device.cuh"
-#include "kernels/base/row_sums.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
+#include "kernels/base/row_sums.cuh"
 #include "kernels/token_weights.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"

@@ -66,8 +66,7 @@ void expect_golden(const std::string& name, double tolerance) {
   golden.weights()(dev, trainer.model);
   trainer.load(batch);
   Walk<Cpu, T> walk(dev, trainer.model, trainer.view, {Keep::nothing, kTile, kTile}, {});
-  const Matrix<T> computed =
-      Head<Cpu, T>(dev, golden.config, trainer.model.weights).logits(walk.forward());
+  const Matrix<T> computed = Head<Cpu, T>(dev, golden.config, trainer.model.weights).logits(walk.forward());
   for (std::size_t i = 0; i < logits.size(); ++i) {
     ASSERT_NEAR(
         static_cast<double>(computed(static_cast<Index>(i) / computed.cols, static_cast<Index>(i) % computed.cols)),
