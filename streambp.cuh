@@ -59,8 +59,8 @@ class Walk {
         head_chunks(streambp::chunks(division, this->schedule.head_chunk)),
         ranks(ranks) {}
 
-  // Adds the gradient of the loss to that of the step, whose tensors are allocated and zeroed on first use, and writes
-  // logp. w[t] is d loss / d logp[t]. If the weights depend on the log-probs of other tokens (DPO), `weigh` sets them once
+  // Adds the gradient of the loss to the step's gradient, which is allocated and zeroed on first use, and writes logp.
+  // w[t] is d loss / d logp[t]. If the weights depend on the log-probs of other tokens (DPO), `weigh` sets them once
   // all log-probs are known; the head then computes its logits twice.
   template <class G>
   void gradient(const StepGradient<G>& step, const TokenWeights<A>& w, Matrix<A> logp,

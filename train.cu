@@ -44,7 +44,7 @@ class TrainCommand : public Command {
     if (task.grpo) task.grpo->record_in(directory->keep_until(first_step, "completions.jsonl"));
     report.emplace(*directory, options, first_step, machine_rate);
     for (const fs::path& path : directory->incomplete())
-      task.notes.push_back("passed over " + path.string() + ", of which a part is missing");
+      task.notes.push_back("skipped " + path.string() + ": a part of it is missing");
     report->begin(task);
     if (first_step == 0) evaluate(first_step);
     const bool ended = learn();

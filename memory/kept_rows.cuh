@@ -110,7 +110,7 @@ class KeptRows {
     return {layer, left < n ? left : 2 * n - 1 - left};         // n-1 ... 0, perhaps after 0 ... n-1
   }
 
-  // The slot with this chunk. If there is none, the chunk begins to arrive in the slot that is not in use.
+  // The slot that holds this chunk. If none does, starts to fetch it into the free slot.
   Slot& slot_with(Key key) {
     for (Slot& slot : slots_)
       if (slot.key == key) return slot;

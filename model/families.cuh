@@ -95,7 +95,7 @@ inline double four_times_hidden(const Config& c) { return 4 * static_cast<double
 inline double root_of_hidden(const Config& c) { return std::sqrt(static_cast<double>(c.hidden)); }
 
 // clang-format off
-// Llama's fields, with changes: fields in addition, or in the place of those with the same name.
+// Llama's fields, with changes: each replaces the fields of the same name, or is added.
 inline std::vector<Field> llama_fields(const std::vector<Field>& changes = {}) {
   std::vector<Field> fields = {
       {"vocab_size", &Config::vocab},
@@ -202,7 +202,7 @@ inline ModelFamily qwen3() {
 }
 
 // As Qwen3, with norms of 1 + weight, also on the outputs of attention and MLP, and scaled embeddings and scores. Most
-// layers are local, with a RoPE theta of their own.
+// layers are local and have a second RoPE theta.
 inline ModelFamily gemma3() {
   return {
       .name = "gemma3", .type = "gemma3_text", .architecture = "Gemma3ForCausalLM",

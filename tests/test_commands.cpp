@@ -369,7 +369,7 @@ TEST_F(Commands, ResumingFromAnEarlierCheckpointRewritesTheMetrics) {
   ASSERT_EQ(execute("train --steps 6 --checkpoint-every 2 --out " + path("run") + kTiny).exit_code, 0);
   const std::string truth = read_file(path("run/step-000006/model.safetensors"));
   fs::remove_all(path("run/step-000006"));
-  fs::remove(path("run/training/step-000004/state.json"));  // an incomplete one is passed over
+  fs::remove(path("run/training/step-000004/state.json"));  // an incomplete checkpoint is skipped
   ASSERT_EQ(execute("train --resume --sample 0 --out " + path("run")).exit_code, 0);
   EXPECT_TRUE(read_file(path("run/step-000006/model.safetensors")) == truth);
   std::vector<Index> steps;

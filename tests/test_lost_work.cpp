@@ -207,7 +207,7 @@ TEST_F(LostWork, ADamagedCheckpointIsNotResumed) {
   expect_refused("train --resume --out " + path("run"), "state.json: was changed");
   fs::remove(state_of(last));
   EXPECT_TRUE(contains(execute("verify --run " + path("run")).output, "step-000004: DAMAGED: a part of it is missing"));
-  EXPECT_TRUE(contains(execute("train --resume --out " + path("run")).output, "passed over " + last.string()));
+  EXPECT_TRUE(contains(execute("train --resume --out " + path("run")).output, "skipped " + last.string()));
   expect_refused("verify --run " + path("nothing"), "nothing: holds no checkpoint");
 }
 
@@ -220,7 +220,7 @@ TEST_F(LostWork, APartOfACheckpointThatIsMissingIsNotLost) {
   fs::rename(path("model"), last / "model.safetensors");
   fs::rename(last, path("elsewhere"));
   const Outcome outcome = execute("train --resume --stop-after 3 --out " + path("run"));
-  EXPECT_TRUE(contains(outcome.output, "passed over " + last.string())) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "skipped " + last.string())) << outcome.output;
   EXPECT_TRUE(fs::exists(state_of(last)));
   fs::rename(path("elsewhere"), last);
   expect_ok("verify --run " + path("run"));

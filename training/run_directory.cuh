@@ -157,7 +157,7 @@ class RunDirectory {
     return saved;
   }
 
-  // Newer checkpoints of which somebody has taken a part away, for a note. They are passed over.
+  // Newer checkpoints with a missing part. They are skipped, with a note.
   std::vector<fs::path> incomplete() const {
     std::vector<fs::path> found;
     for (const fs::path& path : all_checkpoints(path_))

@@ -65,7 +65,7 @@ inline std::vector<fs::path> complete_checkpoints(const fs::path& out) {
   return paths;
 }
 
-// All of them, also those of which a part is missing.
+// All checkpoints, incomplete ones too.
 inline std::set<fs::path> all_checkpoints(const fs::path& out) {
   std::set<fs::path> found;
   std::error_code error;
