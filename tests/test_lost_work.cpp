@@ -69,7 +69,7 @@ class LostWork : public FineTuning {
     const std::string command = launcher + binary() + " train --model " + model + " --data " + path(tokens) +
                                 " --length 256 --steps 100000 --eval-every 0 --out " + path("run") + " 2>&1";
     FILE* pipe = popen(command.c_str(), "r");
-    EXPECT_TRUE(eventually([&] { return fs::exists(path("run/metrics.jsonl")) && metrics("run").size() > 3; }));
+    EXPECT_TRUE(eventually([&] { return fs::exists(path("run/metrics.jsonl")) && metrics("run").size() > 4; }));
     change();
     Outcome outcome{-1, ""};
     char buffer[4096];
