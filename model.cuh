@@ -6,8 +6,8 @@
 //   logits  = norm(x) headᵀ                           x: the output of the last layer
 //
 // A layer is two residual branches. The mixer is the only part that mixes rows: here softmax attention
-// (model/softmax_attention.cuh). Everything else treats each row alone: norms, projections, and the feed-forward
-// (model/feed_forward.cuh). What a layer and the walk need of a mixer:
+// (model/softmax_attention.h). Everything else treats each row alone: norms, projections, and the feed-forward
+// (model/feed_forward.h). What a layer and the walk need of a mixer:
 //
 //   a causal summary      what must exist of earlier rows before a chunk can be computed: K, V, made by keys_values
 //   forward               of a chunk; it also writes the chunk's part of the summary
@@ -20,7 +20,7 @@
 #pragma once
 
 #include "kernels/head.cuh"
-#include "model/activations.cuh"
+#include "model/activations.h"
 
 namespace streambp {
 

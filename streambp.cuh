@@ -20,9 +20,9 @@
 // All modes give the same bits: a row's numbers do not depend on the chunk, and sums over rows add tiles (256 rows; 2048
 // on a GPU) from the last to the first. Chunks are whole tiles, visited from the last to the first.
 //
-// Several ranks can share a stream; every chunk has rows of each of them (parallel/division.cuh). Three places notice:
-// attention exchanges rows for heads (parallel/head_exchange.cuh), gradient sums add those of all ranks, in lanes
-// (memory/sums.cuh), and weights in shards come from all ranks (memory/weights.cuh). A rank without a micro-batch walks an
+// Several ranks can share a stream; every chunk has rows of each of them (parallel/division.h). Three places notice:
+// attention exchanges rows for heads (parallel/head_exchange.h), gradient sums add those of all ranks, in lanes
+// (memory/sums.h), and weights in shards come from all ranks (memory/weights.h). A rank without a micro-batch walks an
 // empty stream: it has no chunks, but takes part in every exchange.
 //
 // Other orders are possible. A step of backward, a cell (layer, chunk), needs the cell of the layer above, all later chunks
@@ -33,9 +33,9 @@
 
 #include <functional>
 
-#include "memory/kept.cuh"
-#include "memory/sums.cuh"
-#include "memory/weights.cuh"
+#include "memory/kept.h"
+#include "memory/sums.h"
+#include "memory/weights.h"
 #include "model.cuh"
 
 namespace streambp {

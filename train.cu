@@ -1,20 +1,20 @@
 // A training run from top to bottom: parse, prepare, loop { batch, gradient, step }, save. And main, at the end.
 //
-// Its parts: commands/train_options.cuh (options), commands/train_task.cuh (data, settings, memory),
-// training/engine.cuh (the model on its device), training/run_directory.cuh (--out), commands/train_report.cuh (console
+// Its parts: commands/train_options.h (options), commands/train_task.h (data, settings, memory),
+// training/engine.h (the model on its device), training/run_directory.h (--out), commands/train_report.h (console
 // and metrics).
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 
-#include "commands/command.cuh"
-#include "commands/display.cuh"
-#include "commands/process.cuh"
-#include "commands/train_report.cuh"
-#include "training/interruption.cuh"
-#include "training/reference_logps.cuh"
-#include "training/rescue.cuh"
+#include "commands/command.h"
+#include "commands/display.h"
+#include "commands/process.h"
+#include "commands/train_report.h"
+#include "training/interruption.h"
+#include "training/reference_logps.h"
+#include "training/rescue.h"
 
 namespace streambp {
 

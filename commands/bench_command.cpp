@@ -1,13 +1,13 @@
 // streambp bench: the speed of a training step, against the machine's matmul rate.
-#include "commands/command.cuh"
-#include "commands/device_options.cuh"
-#include "commands/memory_options.cuh"
-#include "commands/part_options.cuh"
-#include "commands/rank_options.cuh"
-#include "data/files/config.cuh"
-#include "data/files/files.cuh"
-#include "data/files/results.cuh"
-#include "training/plan.cuh"
+#include "commands/command.h"
+#include "commands/device_options.h"
+#include "commands/memory_options.h"
+#include "commands/part_options.h"
+#include "commands/rank_options.h"
+#include "data/files/config.h"
+#include "data/files/files.h"
+#include "data/files/results.h"
+#include "training/plan.h"
 
 namespace streambp {
 namespace {

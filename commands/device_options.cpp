@@ -1,6 +1,6 @@
-#include "commands/device_options.cuh"
+#include "commands/device_options.h"
 
-#include "training/plan.cuh"
+#include "training/plan.h"
 
 namespace streambp {
 

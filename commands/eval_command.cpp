@@ -1,11 +1,11 @@
 // streambp eval: the loss of a model on documents, by file and by position.
-#include "commands/command.cuh"
-#include "commands/device_options.cuh"
-#include "commands/part_options.cuh"
-#include "data/documents/packing.cuh"
-#include "data/documents/tokenised.cuh"
-#include "data/files/checkpoint.cuh"
-#include "training/plan.cuh"
+#include "commands/command.h"
+#include "commands/device_options.h"
+#include "commands/part_options.h"
+#include "data/documents/packing.h"
+#include "data/documents/tokenised.h"
+#include "data/files/checkpoint.h"
+#include "training/plan.h"
 
 namespace streambp {
 namespace {

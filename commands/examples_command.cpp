@@ -1,10 +1,10 @@
 // streambp examples: data to try training with.
 #include <fstream>
 
-#include "commands/command.cuh"
-#include "commands/option_table.cuh"
-#include "data/documents/examples.cuh"
-#include "data/files/files.cuh"
+#include "commands/command.h"
+#include "commands/option_table.h"
+#include "data/documents/examples.h"
+#include "data/files/files.h"
 
 namespace streambp {
 namespace {

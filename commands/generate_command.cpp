@@ -3,13 +3,13 @@
 #include <numeric>
 #include <optional>
 
-#include "commands/command.cuh"
-#include "commands/device_options.cuh"
-#include "commands/display.cuh"
-#include "commands/part_options.cuh"
-#include "data/files/checkpoint.cuh"
-#include "training/grpo/prompts.cuh"
-#include "training/plan.cuh"
+#include "commands/command.h"
+#include "commands/device_options.h"
+#include "commands/display.h"
+#include "commands/part_options.h"
+#include "data/files/checkpoint.h"
+#include "training/grpo/prompts.h"
+#include "training/plan.h"
 
 namespace streambp {
 namespace {

@@ -1,8 +1,8 @@
-#include "commands/memory_options.cuh"
+#include "commands/memory_options.h"
 
-#include "commands/text.cuh"
-#include "parallel/processes.cuh"
-#include "training/engine.cuh"
+#include "commands/text.h"
+#include "parallel/processes.h"
+#include "training/engine.h"
 
 namespace streambp {
 

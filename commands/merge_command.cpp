@@ -1,10 +1,10 @@
 // streambp merge: adapters become part of a whole model.
 #include <random>
 
-#include "commands/command.cuh"
-#include "commands/part_options.cuh"
-#include "data/files/checkpoint.cuh"
-#include "data/files/merge.cuh"
+#include "commands/command.h"
+#include "commands/part_options.h"
+#include "data/files/checkpoint.h"
+#include "data/files/merge.h"
 
 namespace streambp {
 namespace {

@@ -1,7 +1,7 @@
-#include "commands/model_options.cuh"
+#include "commands/model_options.h"
 
-#include "data/files/checkpoint.cuh"
-#include "data/files/config.cuh"
+#include "data/files/checkpoint.h"
+#include "data/files/config.h"
 
 namespace streambp {
 

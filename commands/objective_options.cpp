@@ -1,4 +1,4 @@
-#include "commands/objective_options.cuh"
+#include "commands/objective_options.h"
 
 #include <cmath>
 

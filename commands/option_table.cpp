@@ -1,13 +1,13 @@
-#include "commands/option_table.cuh"
+#include "commands/option_table.h"
 
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cmath>
 
-#include "commands/text.cuh"
-#include "data/files/file_hash.cuh"
-#include "data/files/results.cuh"
-#include "data/tokenizer/utf8.cuh"
+#include "commands/text.h"
+#include "data/files/file_hash.h"
+#include "data/files/results.h"
+#include "data/tokenizer/utf8.h"
 
 namespace streambp {
 

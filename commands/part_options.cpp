@@ -1,8 +1,8 @@
-#include "commands/part_options.cuh"
+#include "commands/part_options.h"
 
-#include "commands/text.cuh"
-#include "data/files/checkpoint.cuh"
-#include "training/reference_logps.cuh"
+#include "commands/text.h"
+#include "data/files/checkpoint.h"
+#include "training/reference_logps.h"
 
 namespace streambp {
 

@@ -1,16 +1,16 @@
 // streambp plan: memory and FLOPs of a training step, without running it.
-#include "commands/command.cuh"
-#include "commands/device_options.cuh"
-#include "commands/memory_options.cuh"
-#include "commands/model_options.cuh"
-#include "commands/objective_options.cuh"
-#include "commands/part_options.cuh"
-#include "commands/rank_options.cuh"
-#include "data/files/config.cuh"
-#include "data/files/files.cuh"
-#include "data/files/results.cuh"
-#include "training/plan.cuh"
-#include "training/timeline.cuh"
+#include "commands/command.h"
+#include "commands/device_options.h"
+#include "commands/memory_options.h"
+#include "commands/model_options.h"
+#include "commands/objective_options.h"
+#include "commands/part_options.h"
+#include "commands/rank_options.h"
+#include "data/files/config.h"
+#include "data/files/files.h"
+#include "data/files/results.h"
+#include "training/plan.h"
+#include "training/timeline.h"
 
 namespace streambp {
 namespace {

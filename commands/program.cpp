@@ -6,13 +6,13 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
-#include "commands/command.cuh"
-#include "commands/display.cuh"
-#include "commands/version.cuh"
-#include "data/files/mapped_file.cuh"
-#include "data/files/unfinished.cuh"
-#include "parallel/processes.cuh"
-#include "training/engine.cuh"
+#include "commands/command.h"
+#include "commands/display.h"
+#include "commands/version.h"
+#include "data/files/mapped_file.h"
+#include "data/files/unfinished.h"
+#include "parallel/processes.h"
+#include "training/engine.h"
 
 namespace streambp {
 

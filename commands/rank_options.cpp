@@ -1,8 +1,8 @@
-#include "commands/rank_options.cuh"
+#include "commands/rank_options.h"
 
 #include <unistd.h>
 
-#include "commands/text.cuh"
+#include "commands/text.h"
 
 namespace streambp {
 

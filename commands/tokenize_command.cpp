@@ -1,11 +1,11 @@
 // streambp tokenize: tokenises data, ahead of training or for inspection.
 #include <omp.h>
-#include "commands/command.cuh"
-#include "commands/display.cuh"
-#include "commands/option_table.cuh"
-#include "commands/text.cuh"
-#include "data/documents/tokenised.cuh"
-#include "data/files/checkpoint.cuh"
+#include "commands/command.h"
+#include "commands/display.h"
+#include "commands/option_table.h"
+#include "commands/text.h"
+#include "data/documents/tokenised.h"
+#include "data/files/checkpoint.h"
 
 namespace streambp {
 namespace {

@@ -1,4 +1,4 @@
-#include "commands/train_options.cuh"
+#include "commands/train_options.h"
 
 namespace streambp {
 

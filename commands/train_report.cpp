@@ -1,4 +1,4 @@
-#include "commands/train_report.cuh"
+#include "commands/train_report.h"
 
 namespace streambp {
 

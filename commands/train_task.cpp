@@ -1,10 +1,10 @@
-#include "commands/train_task.cuh"
+#include "commands/train_task.h"
 
 #include <unistd.h>
 
-#include "data/documents/stories.cuh"
-#include "data/tokenizer/byte_tokenizer.cuh"
-#include "training/reference_logps.cuh"
+#include "data/documents/stories.h"
+#include "data/tokenizer/byte_tokenizer.h"
+#include "training/reference_logps.h"
 
 namespace streambp {
 

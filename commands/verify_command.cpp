@@ -5,15 +5,15 @@
 //   planned     every mode uses exactly the planned memory
 //   rounding    the error against the float64 gradient. Full memory has the same error, so it is only reported; it is a
 //               failure only if rounding in this type cannot explain it
-#include "commands/command.cuh"
-#include "commands/device_options.cuh"
-#include "commands/rank_options.cuh"
-#include "commands/verify_input.cuh"
-#include "data/files/checkpoint.cuh"
-#include "training/engine.cuh"
-#include "training/plan.cuh"
-#include "training/reference_logps.cuh"
-#include "training/verify/gradient_check.cuh"
+#include "commands/command.h"
+#include "commands/device_options.h"
+#include "commands/rank_options.h"
+#include "commands/verify_input.h"
+#include "data/files/checkpoint.h"
+#include "training/engine.h"
+#include "training/plan.h"
+#include "training/reference_logps.h"
+#include "training/verify/gradient_check.h"
 
 namespace streambp {
 namespace {

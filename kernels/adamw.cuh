@@ -13,7 +13,7 @@
 #include "kernels/base/device.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
-#include "kernels/optimizer_step.cuh"
+#include "kernels/optimizer_step.h"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
 #endif

@@ -1,6 +1,6 @@
 // AdamW (adamw.cuh) with moments in 8 bits. Every 256 neighbours in a row share a scale, which is their largest magnitude:
 //
-//   m[j] = signed map[code] * scale,   v[j] = unsigned map[code] * scale                      (dynamic_map.cuh)
+//   m[j] = signed map[code] * scale,   v[j] = unsigned map[code] * scale                      (dynamic_map.h)
 //
 // The update itself is in float32; afterwards the moments are rounded to the nearest code. A second moment that is not
 // zero does not become zero: AdamW divides by its root. There are no master weights; bfloat16 weights are rounded
@@ -8,7 +8,7 @@
 #pragma once
 
 #include "kernels/adamw.cuh"
-#include "kernels/dynamic_map.cuh"
+#include "kernels/dynamic_map.h"
 
 namespace streambp {
 

@@ -17,10 +17,10 @@
 // tiles of queries from last to first. This order is the same for any chunk.
 #pragma once
 
-#include "kernels/attention_shape.cuh"
+#include "kernels/attention_shape.h"
 #include "kernels/base/device.cuh"
 #include "kernels/base/matrix.cuh"
-#include "kernels/cpu_attention.cuh"
+#include "kernels/cpu_attention.h"
 #ifdef STREAMBP_CUDA
 #include "kernels/flash.cuh"
 #include "kernels/plain_attention.cuh"

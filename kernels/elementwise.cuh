@@ -12,7 +12,7 @@
 #include "kernels/base/device.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
-#include "kernels/base/row_sums.cuh"
+#include "kernels/base/row_sums.h"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
 #endif

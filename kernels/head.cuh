@@ -11,8 +11,8 @@
 #include "kernels/base/device.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
-#include "kernels/base/row_sums.cuh"
-#include "kernels/token_weights.cuh"
+#include "kernels/base/row_sums.h"
+#include "kernels/token_weights.h"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
 #endif

@@ -6,7 +6,7 @@
 //                    dbias += Σ_rows dy
 //
 // CPU: threads take units of work, one tile of rows times some columns, as they become free. The order of every sum is
-// gemm.cuh's, so results do not depend on the units. dw adds tiles from last to first.
+// gemm.h's, so results do not depend on the units. dw adds tiles from last to first.
 //
 // GPU: cuBLASLt. Its algorithm is chosen once per shape of weight, for one tile of rows, and used for any number of
 // rows. It may not split a sum across blocks, so the result of a row does not depend on other rows. dw adds tiles (of
@@ -16,7 +16,7 @@
 #include <omp.h>
 
 #include "kernels/base/device.cuh"
-#include "kernels/base/gemm.cuh"
+#include "kernels/base/gemm.h"
 #include "kernels/base/matrix.cuh"
 #include "kernels/elementwise.cuh"
 #ifdef STREAMBP_CUDA

@@ -15,7 +15,7 @@
 
 #include "kernels/base/device.cuh"
 #include "kernels/base/matrix.cuh"
-#include "kernels/base/row_sums.cuh"
+#include "kernels/base/row_sums.h"
 #include "kernels/elementwise.cuh"
 
 namespace streambp {

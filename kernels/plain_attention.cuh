@@ -2,7 +2,7 @@
 // in tiles of 32: each lane computes one score, and then sums some of the head's columns over all 32.
 #pragma once
 
-#include "kernels/attention_shape.cuh"
+#include "kernels/attention_shape.h"
 #include "kernels/base/cuda.cuh"
 #include "kernels/base/math.cuh"
 

@@ -1,7 +1,7 @@
 // Connects the devices of a run. CPUs exchange messages as their hosts do; GPUs have their own way (parallel/nccl.cuh).
 #pragma once
 
-#include "parallel/gather.cuh"
+#include "parallel/gather.h"
 
 namespace streambp {
 

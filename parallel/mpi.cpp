@@ -9,7 +9,7 @@
 #include <cstring>
 #include <memory>
 
-#include "parallel/processes.cuh"
+#include "parallel/processes.h"
 
 namespace streambp {
 

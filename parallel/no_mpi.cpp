@@ -1,7 +1,7 @@
 // Built without MPI: a run has one process.
 #include <cstdlib>
 
-#include "parallel/processes.cuh"
+#include "parallel/processes.h"
 
 namespace streambp {
 

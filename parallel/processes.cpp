@@ -1,4 +1,4 @@
-#include "parallel/processes.cuh"
+#include "parallel/processes.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@ tests/golden/chat_tokens.json: the same, tokenised with small tokenizers of the 
     python3 scripts/make_chat_golden.py TEMPLATES_DIR
 
 TEMPLATES_DIR holds the published templates in files named LAYOUT--ANYTHING.jinja, where LAYOUT is a name in
-data/documents/chat_layouts.cuh. This repository keeps the hashes of the templates and our rendered conversations, not the
+data/documents/chat_layouts.h. This repository keeps the hashes of the templates and our rendered conversations, not the
 templates. All templates of a layout must render the same text.
 
 Needs: pip install transformers jinja2. tests/test_chat.cpp reads the result without Python.

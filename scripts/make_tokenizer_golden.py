@@ -241,7 +241,7 @@ def mix(x):
 
 
 class Draw:
-    """The random numbers of kernels/base/random.cuh in order."""
+    """The random numbers of kernels/base/random.h in order."""
 
     def __init__(self, seed):
         self.key, self.index = mix(mix(seed)), -1

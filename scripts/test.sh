@@ -29,7 +29,7 @@ build_and_test() { # PRESET [OPTIONS FOR CMAKE...] [-- OPTIONS FOR CTEST...]
 everything() {
   if command -v clang-format > /dev/null; then
     section "formatting"
-    git ls-files '*.cu' '*.cuh' '*.cpp' 'tests/cuda_on_cpu/*.h' | xargs clang-format --dry-run -Werror
+    git ls-files '*.cu' '*.cuh' '*.cpp' '*.h' | xargs clang-format --dry-run -Werror
   fi
   build_and_test release -DSTREAMBP_CUDA=OFF
   build_and_test sanitize

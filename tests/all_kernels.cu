@@ -1,6 +1,6 @@
 // Instantiates every kernel: a training step in each combination of types. scripts/kernel_resources.sh compiles it;
 // nothing runs it.
-#include "training/trainer.cuh"
+#include "training/trainer.h"
 
 namespace streambp {
 

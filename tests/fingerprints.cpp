@@ -1,5 +1,5 @@
 // Prints the fingerprints of this machine. See scripts/fingerprints.sh.
-#include "tests/fingerprints.cuh"
+#include "tests/fingerprints.h"
 
 #include <cstdio>
 

@@ -1,7 +1,7 @@
 // Fuzz tests of adapters and quantised weights: the files of PEFT and of bitsandbytes.
-#include "data/files/adapters.cuh"
-#include "tests/fuzz_fixture.cuh"
-#include "tests/golden.cuh"
+#include "data/files/adapters.h"
+#include "tests/fuzz_fixture.h"
+#include "tests/golden.h"
 
 namespace streambp {
 namespace {

@@ -1,9 +1,9 @@
 // Fuzz tests of training data: JSON lines, token files, chat templates and generation settings.
-#include "data/documents/sources.cuh"
-#include "data/documents/tokenised.cuh"
-#include "data/files/generation_config.cuh"
-#include "tests/chat_models.cuh"
-#include "tests/fuzz_fixture.cuh"
+#include "data/documents/sources.h"
+#include "data/documents/tokenised.h"
+#include "data/files/generation_config.h"
+#include "tests/chat_models.h"
+#include "tests/fuzz_fixture.h"
 
 namespace streambp {
 namespace {

@@ -1,8 +1,8 @@
 // Fuzz tests of tokenizers: tokenizer.json, texts, token ids and regular expressions.
-#include "data/files/text_hash.cuh"
-#include "data/tokenizer/tokenizer.cuh"
-#include "tests/fuzz_fixture.cuh"
-#include "tests/golden.cuh"
+#include "data/files/text_hash.h"
+#include "data/tokenizer/tokenizer.h"
+#include "tests/fuzz_fixture.h"
+#include "tests/golden.h"
 
 namespace streambp {
 namespace {

@@ -1,7 +1,7 @@
 // The commands on the Cuda device: the program on a GPU, or a build with emulated GPU code.
-#include "tests/byte_model.cuh"
-#include "tests/commands.cuh"
-#include "tests/gpu.cuh"
+#include "tests/byte_model.h"
+#include "tests/commands.h"
+#include "tests/gpu.h"
 
 namespace streambp {
 namespace {

@@ -1,7 +1,7 @@
 // The Cuda device itself: drivers, errors, and the algorithms of matrix products.
 #include "kernels/matmul.cuh"
-#include "tests/gpu.cuh"
-#include "tests/temporary.cuh"
+#include "tests/gpu.h"
+#include "tests/temporary.h"
 #include "training/product_benchmark.cuh"
 
 namespace streambp {

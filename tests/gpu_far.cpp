@@ -1,5 +1,5 @@
 // Far memory of the GPU: pinned host memory. The same bits as near.
-#include "tests/gpu.cuh"
+#include "tests/gpu.h"
 #include "tests/ranks.cuh"
 
 namespace streambp {

@@ -1,7 +1,7 @@
 // Each operation of both devices, in float32 and bfloat16, against the CPU in float64, for awkward shapes.
-#include "model/quantised.cuh"
-#include "tests/gpu.cuh"
-#include "training/optimizer.cuh"
+#include "model/quantised.h"
+#include "tests/gpu.h"
+#include "training/optimizer.h"
 
 namespace streambp {
 namespace {

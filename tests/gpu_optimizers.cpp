@@ -1,9 +1,9 @@
 // The optimizers' operations on both devices, against float64: AdamW in every combination of types, stochastic rounding,
 // moments in 8 bits, and orthogonalised matrices.
 #include "kernels/adamw_8bit.cuh"
-#include "kernels/orthogonalise.cuh"
-#include "model/quantised.cuh"
-#include "tests/gpu.cuh"
+#include "kernels/orthogonalise.h"
+#include "model/quantised.h"
+#include "tests/gpu.h"
 
 namespace streambp {
 namespace {

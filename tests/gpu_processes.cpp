@@ -1,6 +1,6 @@
 // The program with one GPU per process, connected by NCCL and started by mpirun.
-#include "tests/gpu.cuh"
-#include "tests/processes.cuh"
+#include "tests/gpu.h"
+#include "tests/processes.h"
 
 #ifdef STREAMBP_NCCL
 

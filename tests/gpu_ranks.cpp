@@ -1,5 +1,5 @@
 // Ranks on GPUs, connected by NCCL: they give the bits of one GPU. With fewer than four GPUs, visibly skipped.
-#include "tests/gpu.cuh"
+#include "tests/gpu.h"
 #include "tests/ranks.cuh"
 
 #ifdef STREAMBP_NCCL

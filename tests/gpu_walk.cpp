@@ -1,9 +1,9 @@
 // The walk on the Cuda device: every family in every mode against the CPU's float64, with equal bits in all modes and
 // chunks, within the planned memory. And training.
-#include "data/files/adapters.cuh"
-#include "model/generate.cuh"
-#include "tests/gpu.cuh"
-#include "tests/training.cuh"
+#include "data/files/adapters.h"
+#include "model/generate.h"
+#include "tests/gpu.h"
+#include "tests/training.h"
 
 namespace streambp {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "parallel/connection.cuh"
 #include "tests/support.cuh"
-#include "tests/thread_ranks.cuh"
+#include "tests/thread_ranks.h"
 
 namespace streambp {
 

@@ -8,11 +8,11 @@
 #include <memory>
 #include <vector>
 
-#include "data/files/checkpoint.cuh"
-#include "data/files/config.cuh"
-#include "training/plan.cuh"
+#include "data/files/checkpoint.h"
+#include "data/files/config.h"
+#include "training/plan.h"
 #include "training/trainer_instances.cuh"
-#include "training/verify/gradient_check.cuh"
+#include "training/verify/gradient_check.h"
 
 namespace streambp {
 

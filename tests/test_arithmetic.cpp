@@ -2,8 +2,8 @@
 // are accurate.
 #include <numeric>
 
-#include "kernels/base/gemm.cuh"
-#include "kernels/base/row_sums.cuh"
+#include "kernels/base/gemm.h"
+#include "kernels/base/row_sums.h"
 #include "tests/support.cuh"
 
 namespace streambp {
@@ -11,7 +11,7 @@ namespace {
 
 using cpu::Op;
 
-// An element by the definition in gemm.cuh.
+// An element by the definition in gemm.h.
 template <class A, class T>
 A defined(A start, const std::function<T(Index)>& a, const std::function<T(Index)>& b, Index inner) {
   for (Index block = 0; block < inner; block += cpu::kBlock) {

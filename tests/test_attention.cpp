@@ -1,5 +1,5 @@
 // Attention: forward against its formula in float64, backward against central finite differences, and by chunks.
-#include "tests/operations.cuh"
+#include "tests/operations.h"
 
 namespace streambp {
 namespace {

@@ -1,7 +1,7 @@
 // The commands with --dtype bf16 on the CPU: training in every combination of types, saved models, generation and
 // evaluation beside float32.
-#include "tests/byte_model.cuh"
-#include "tests/commands.cuh"
+#include "tests/byte_model.h"
+#include "tests/commands.h"
 
 namespace streambp {
 namespace {

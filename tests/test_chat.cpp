@@ -1,8 +1,8 @@
 // Chat layouts against the published templates, rendered by transformers (scripts/make_chat_golden.py).
-#include "data/documents/chat.cuh"
-#include "data/files/generation_config.cuh"
-#include "tests/golden.cuh"
-#include "tests/temporary.cuh"
+#include "data/documents/chat.h"
+#include "data/files/generation_config.h"
+#include "tests/golden.h"
+#include "tests/temporary.h"
 
 namespace streambp {
 namespace {

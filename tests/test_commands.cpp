@@ -1,6 +1,6 @@
 // The command line as a user runs it: its output, files and exit codes, and how it handles misuse.
-#include "data/documents/stories.cuh"
-#include "tests/commands.cuh"
+#include "data/documents/stories.h"
+#include "tests/commands.h"
 
 namespace streambp {
 namespace {

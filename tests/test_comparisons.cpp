@@ -1,5 +1,5 @@
 // Data that compares answers: preferences and groups as tokens.
-#include "tests/encoding.cuh"
+#include "tests/encoding.h"
 
 namespace streambp {
 namespace {

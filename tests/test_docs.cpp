@@ -3,8 +3,8 @@
 #include <regex>
 #include <set>
 
-#include "data/files/files.cuh"
-#include "tests/commands.cuh"
+#include "data/files/files.h"
+#include "tests/commands.h"
 
 namespace streambp {
 namespace {

@@ -1,6 +1,6 @@
 // Examples give the same tokens as in transformers, the loss covers the right tokens, and data files become cached
 // token files.
-#include "tests/encoding.cuh"
+#include "tests/encoding.h"
 
 namespace streambp {
 namespace {

@@ -1,12 +1,12 @@
 // The example data: every answer is consistent with its question, and training can read every line.
-#include "data/documents/examples.cuh"
+#include "data/documents/examples.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <set>
 
-#include "data/documents/jsonl.cuh"
+#include "data/documents/jsonl.h"
 
 namespace streambp {
 namespace {

@@ -1,7 +1,7 @@
 // A family of models as one more description: Phi-3. In its files q, k and v are one tensor, and so are gate and up.
-#include "data/files/adapters.cuh"
+#include "data/files/adapters.h"
 #include "tests/support.cuh"
-#include "tests/temporary.cuh"
+#include "tests/temporary.h"
 
 namespace streambp {
 namespace {

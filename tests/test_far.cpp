@@ -3,10 +3,10 @@
 
 #include <csignal>
 
-#include "data/files/checkpoint.cuh"
+#include "data/files/checkpoint.h"
 #include "tests/ranks.cuh"
-#include "tests/temporary.cuh"
-#include "training/fit.cuh"
+#include "tests/temporary.h"
+#include "training/fit.h"
 
 namespace streambp {
 namespace {

@@ -1,6 +1,6 @@
 // Far memory in the commands: the same run near and far, what the planner chooses, and refusals.
-#include "tests/commands.cuh"
-#include "training/fit.cuh"
+#include "tests/commands.h"
+#include "training/fit.h"
 
 namespace streambp {
 namespace {

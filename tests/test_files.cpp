@@ -3,8 +3,8 @@
 
 #include <csignal>
 
-#include "data/files/safetensors.cuh"
-#include "tests/temporary.cuh"
+#include "data/files/safetensors.h"
+#include "tests/temporary.h"
 
 namespace streambp {
 namespace {

@@ -1,5 +1,5 @@
 // streambp train --model: fine-tunes a model directory.
-#include "tests/fine_tuning.cuh"
+#include "tests/fine_tuning.h"
 
 namespace streambp {
 namespace {

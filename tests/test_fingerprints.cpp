@@ -1,7 +1,7 @@
 // The order of every sum and all elementary functions are the program's own, so a gradient has the same bits on every
 // processor. If a change of the arithmetic is intended, scripts/fingerprints.sh --update writes the new values; the one
 // in README.md and docs/verification.md changes, too.
-#include "tests/fingerprints.cuh"
+#include "tests/fingerprints.h"
 
 #include <fstream>
 

@@ -1,7 +1,7 @@
 // Fuzz tests of safetensors files and models, and of the fuzzer itself. The other parsers are in fuzz_*.cpp.
-#include "data/files/model_directory.cuh"
-#include "tests/fuzz_fixture.cuh"
-#include "tests/golden.cuh"
+#include "data/files/model_directory.h"
+#include "tests/fuzz_fixture.h"
+#include "tests/golden.h"
 
 // Fuzzed parsers run under a limit of memory.
 void* operator new(std::size_t bytes) {

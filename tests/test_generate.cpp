@@ -1,9 +1,9 @@
 // Generation: logits match the walk over whole sequences for any batching, and log-probs of sampled tokens are those of
 // training.
-#include "data/files/checkpoint.cuh"
-#include "model/generate.cuh"
+#include "data/files/checkpoint.h"
+#include "model/generate.h"
 #include "tests/support.cuh"
-#include "training/grpo/rollouts.cuh"
+#include "training/grpo/rollouts.h"
 
 namespace streambp {
 namespace {

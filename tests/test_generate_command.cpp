@@ -1,9 +1,9 @@
 // streambp generate as a user runs it, on a tiny model that the test makes.
 #include <pty.h>
 
-#include "commands/display.cuh"
-#include "tests/byte_model.cuh"
-#include "tests/commands.cuh"
+#include "commands/display.h"
+#include "tests/byte_model.h"
+#include "tests/commands.h"
 
 namespace streambp {
 namespace {

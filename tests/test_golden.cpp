@@ -1,5 +1,5 @@
 // Golden data from PyTorch (scripts/make_golden.py): transformers' own classes evaluated in float64.
-#include "tests/training.cuh"
+#include "tests/training.h"
 
 namespace streambp {
 namespace {

@@ -1,6 +1,6 @@
 // On-line GRPO: advantages, batches of completions, and runs of train --objective grpo.
-#include "tests/commands.cuh"
-#include "training/grpo/rollouts.cuh"
+#include "tests/commands.h"
+#include "training/grpo/rollouts.h"
 
 namespace streambp {
 namespace {

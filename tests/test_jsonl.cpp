@@ -1,9 +1,9 @@
 // JSON lines from untrusted files: the lines, the JSON parser and its limits, and the examples.
-#include "data/documents/jsonl.cuh"
+#include "data/documents/jsonl.h"
 
 #include <ctime>
 
-#include "tests/data_files.cuh"
+#include "tests/data_files.h"
 
 namespace streambp {
 namespace {

@@ -6,9 +6,9 @@
 #include <fstream>
 #include <thread>
 
-#include "data/files/safetensors.cuh"
-#include "tests/fine_tuning.cuh"
-#include "tests/processes.cuh"
+#include "data/files/safetensors.h"
+#include "tests/fine_tuning.h"
+#include "tests/processes.h"
 
 namespace streambp {
 namespace {

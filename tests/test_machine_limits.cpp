@@ -3,12 +3,12 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "commands/process.cuh"
-#include "data/files/config.cuh"
-#include "kernels/base/host_memory.cuh"
-#include "memory/offloaded_weights.cuh"
-#include "tests/temporary.cuh"
-#include "training/interruption.cuh"
+#include "commands/process.h"
+#include "data/files/config.h"
+#include "kernels/base/host_memory.h"
+#include "memory/offloaded_weights.h"
+#include "tests/temporary.h"
+#include "training/interruption.h"
 
 namespace streambp {
 namespace {

@@ -1,6 +1,6 @@
 // Model directories: every type and layout round-trips, and errors name the file and the tensor.
-#include "data/files/model_directory.cuh"
-#include "tests/commands.cuh"
+#include "data/files/model_directory.h"
+#include "tests/commands.h"
 
 namespace streambp {
 namespace {

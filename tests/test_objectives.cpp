@@ -1,5 +1,5 @@
 // The objectives: their gradients against the oracle in all modes, and the batches that they refuse.
-#include "tests/golden.cuh"
+#include "tests/golden.h"
 
 namespace streambp {
 namespace {

@@ -2,8 +2,8 @@
 // a row alone against those of the same row in a larger matrix.
 #include "kernels/adamw.cuh"
 #include "kernels/elementwise.cuh"
-#include "tests/operations.cuh"
-#include "training/optimizer.cuh"
+#include "tests/operations.h"
+#include "training/optimizer.h"
 
 namespace streambp {
 namespace {

@@ -1,6 +1,6 @@
 // Optimizers against PyTorch and bitsandbytes: golden data made by scripts/make_optimizer_golden.py.
 #include "kernels/adamw_8bit.cuh"
-#include "tests/golden.cuh"
+#include "tests/golden.h"
 
 namespace streambp {
 namespace {

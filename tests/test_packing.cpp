@@ -2,7 +2,7 @@
 #include <cmath>
 #include <set>
 
-#include "tests/data_files.cuh"
+#include "tests/data_files.h"
 
 namespace streambp {
 namespace {

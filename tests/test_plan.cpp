@@ -1,9 +1,9 @@
 // The plan: its memory matches the arena to the byte, its chunks and lengths are the largest that fit, and the
 // advertised lengths fit.
-#include "commands/step_progress.cuh"
-#include "data/files/checkpoint.cuh"
+#include "commands/step_progress.h"
+#include "data/files/checkpoint.h"
 #include "tests/support.cuh"
-#include "tests/temporary.cuh"
+#include "tests/temporary.h"
 
 namespace streambp {
 namespace {

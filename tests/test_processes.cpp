@@ -1,7 +1,7 @@
 // Runs of several processes under mpirun: the bits of one process, resuming on other numbers of ranks, and faults.
 #include <chrono>
 
-#include "tests/processes.cuh"
+#include "tests/processes.h"
 
 namespace streambp {
 namespace {

@@ -1,9 +1,9 @@
 // Weights in 4 bits: against bitsandbytes (scripts/make_quantised_golden.py), the oracle, and in all modes.
 #include <list>
 
-#include "data/files/adapters.cuh"
-#include "tests/golden.cuh"
-#include "tests/temporary.cuh"
+#include "data/files/adapters.h"
+#include "tests/golden.h"
+#include "tests/temporary.h"
 
 namespace streambp {
 namespace {

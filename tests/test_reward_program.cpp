@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "tests/temporary.cuh"
-#include "training/grpo/rewards.cuh"
+#include "tests/temporary.h"
+#include "training/grpo/rewards.h"
 
 namespace streambp {
 namespace {

@@ -8,9 +8,9 @@
 #include <set>
 
 #include "tests/support.cuh"
-#include "tests/temporary.cuh"
-#include "training/run_directory.cuh"
-#include "training/trainer.cuh"
+#include "tests/temporary.h"
+#include "training/run_directory.h"
+#include "training/trainer.h"
 
 namespace {
 std::set<std::string>* flushed_paths = nullptr;

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <thread>
 
-#include "kernels/base/threads.cuh"
-#include "tests/commands.cuh"
+#include "kernels/base/threads.h"
+#include "tests/commands.h"
 
 namespace streambp {
 namespace {

@@ -4,9 +4,9 @@
 #include <fstream>
 #include <limits>
 
-#include "data/files/safetensors.cuh"
-#include "kernels/base/random.cuh"
-#include "tests/temporary.cuh"
+#include "data/files/safetensors.h"
+#include "kernels/base/random.h"
+#include "tests/temporary.h"
 
 namespace streambp {
 namespace {

@@ -1,5 +1,5 @@
 // Tokens are sampled from the specified distribution.
-#include "model/sampling.cuh"
+#include "model/sampling.h"
 
 #include <set>
 

@@ -4,7 +4,7 @@
 #include <set>
 #include <tuple>
 
-#include "data/documents/stories.cuh"
+#include "data/documents/stories.h"
 
 namespace streambp {
 namespace {

@@ -1,7 +1,7 @@
 // The timeline of `plan`: its maximum is the planned peak, and its output file is checked before the work.
-#include "training/timeline.cuh"
+#include "training/timeline.h"
 
-#include "tests/commands.cuh"
+#include "tests/commands.h"
 
 namespace streambp {
 namespace {

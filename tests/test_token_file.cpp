@@ -1,8 +1,8 @@
 // Token files: round trips, damage, and llm.c's format.
 #include <cmath>
 
-#include "data/documents/llmc_file.cuh"
-#include "tests/data_files.cuh"
+#include "data/documents/llmc_file.h"
+#include "tests/data_files.h"
 
 namespace streambp {
 namespace {

@@ -1,6 +1,6 @@
 // The command tokenize.
-#include "data/documents/token_file.cuh"
-#include "tests/chat_models.cuh"
+#include "data/documents/token_file.h"
+#include "tests/chat_models.h"
 
 namespace streambp {
 namespace {

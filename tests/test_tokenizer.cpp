@@ -4,9 +4,9 @@
 #include <map>
 #include <thread>
 
-#include "data/files/text_hash.cuh"
-#include "kernels/base/random.cuh"
-#include "tests/tokenizers.cuh"
+#include "data/files/text_hash.h"
+#include "kernels/base/random.h"
+#include "tests/tokenizers.h"
 
 namespace streambp {
 namespace {

@@ -1,9 +1,9 @@
 // A damaged, malicious or unsupported tokenizer.json is refused. The error names the file and the reason.
 #include <fstream>
 
-#include "kernels/base/random.cuh"
-#include "tests/temporary.cuh"
-#include "tests/tokenizers.cuh"
+#include "kernels/base/random.h"
+#include "tests/temporary.h"
+#include "tests/tokenizers.h"
 
 namespace streambp {
 namespace {

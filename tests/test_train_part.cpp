@@ -1,5 +1,5 @@
 // Training a part of a model from the command line: adapters and parameters by name.
-#include "tests/fine_tuning.cuh"
+#include "tests/fine_tuning.h"
 
 namespace streambp {
 namespace {

@@ -1,9 +1,9 @@
 // What is trained: adapters and frozen parameters, in every family and mode, against the oracle and bit for bit.
 #include <regex>
 
-#include "data/files/adapters.cuh"
+#include "data/files/adapters.h"
 #include "tests/support.cuh"
-#include "training/blocks.cuh"
+#include "training/blocks.h"
 
 namespace streambp {
 namespace {

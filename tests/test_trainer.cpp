@@ -1,5 +1,5 @@
 // A training step, text data, and the comparison of gradients.
-#include "tests/training.cuh"
+#include "tests/training.h"
 
 namespace streambp {
 namespace {

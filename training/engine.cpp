@@ -1,8 +1,8 @@
-#include "training/engine.cuh"
+#include "training/engine.h"
 
 #include <omp.h>
 
-#include "training/engine_instances.cuh"
+#include "training/engine_instances.h"
 
 namespace streambp {
 

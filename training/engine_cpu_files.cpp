@@ -1,4 +1,4 @@
-#include "training/engine_files_on.cuh"
+#include "training/engine_files_on.h"
 
 namespace streambp {
 

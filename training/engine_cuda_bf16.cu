@@ -1,5 +1,5 @@
-#include "training/engine_instances.cuh"
-#include "training/engine_on.cuh"
+#include "training/engine_instances.h"
+#include "training/engine_on.h"
 #include "training/product_benchmark.cuh"
 #include "training/verify/product_check.cuh"
 

@@ -1,4 +1,4 @@
-#include "training/fit.cuh"
+#include "training/fit.h"
 
 namespace streambp {
 

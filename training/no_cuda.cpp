@@ -1,5 +1,5 @@
 // Replaces the GPU engines in a build without a CUDA compiler.
-#include "training/engine_instances.cuh"
+#include "training/engine_instances.h"
 
 namespace streambp::gpu {
 

@@ -1,9 +1,9 @@
-#include "training/plan.cuh"
+#include "training/plan.h"
 
 #include <cmath>
 
-#include "model/generate.cuh"
-#include "training/trainer.cuh"
+#include "model/generate.h"
+#include "training/trainer.h"
 
 namespace streambp {
 

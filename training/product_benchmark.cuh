@@ -2,7 +2,7 @@
 // chunk, and with the library's unrestricted choice and 32 MiB of workspace, which is the baseline.
 #pragma once
 
-#include "training/product_timing.cuh"
+#include "training/product_timing.h"
 #include "training/verify/product_check.cuh"
 
 #ifdef STREAMBP_CUDA

@@ -1,6 +1,6 @@
-#include "training/timeline.cuh"
+#include "training/timeline.h"
 
-#include "training/trainer.cuh"
+#include "training/trainer.h"
 
 namespace streambp {
 

@@ -1,8 +1,8 @@
 // The trainers and generators that the engines and the plan compile. A file that includes this links to them.
 #pragma once
 
-#include "model/generate.cuh"
-#include "training/trainer.cuh"
+#include "model/generate.h"
+#include "training/trainer.h"
 
 namespace streambp {
 

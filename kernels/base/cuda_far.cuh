@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "kernels/base/far.cuh"
-#include "kernels/base/host_memory.cuh"
+#include "kernels/base/far.h"
+#include "kernels/base/host_memory.h"
 
 namespace streambp::cuda {
 

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/arena.cuh"
-#include "kernels/base/far.cuh"
-#include "kernels/base/far_file.cuh"
+#include "kernels/base/arena.h"
+#include "kernels/base/far.h"
+#include "kernels/base/far_file.h"
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {

@@ -12,7 +12,7 @@
 //
 // b must have its columns side by side in a vector. If it is given transposed, packing transposes it in registers.
 
-#include "kernels/base/gemm.cuh"
+#include "kernels/base/gemm.h"
 
 #include <algorithm>
 #include <utility>

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/base/error.cuh"
+#include "kernels/base/error.h"
 
 namespace streambp {
 
@@ -46,7 +46,7 @@ struct Rows {
 // The i-th block of `size` out of n elements; the last block may be smaller.
 constexpr Rows piece(Index i, Index size, Index n) { return {i * size, least(n, (i + 1) * size)}; }
 
-// A sum over the rows of a stream can be divided among lanes (memory/sums.cuh). Its matrix then holds one sum for each
+// A sum over the rows of a stream can be divided among lanes (memory/sums.h). Its matrix then holds one sum for each
 // lane, one below the other, and tile t of the rows adds to the sum of lane t mod lanes. Calls f(lane, rows) for the tiles,
 // last to first. One lane has all rows.
 template <class F>

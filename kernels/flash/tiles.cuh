@@ -1,7 +1,7 @@
 // Shared by the flash attention kernels: tile sizes, inputs and the mask.
 #pragma once
 
-#include "kernels/attention_shape.cuh"
+#include "kernels/attention_shape.h"
 #include "kernels/base/tiles.cuh"
 
 namespace streambp::cuda {

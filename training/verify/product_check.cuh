@@ -3,7 +3,7 @@
 // rows inside a chunk of two tiles. This takes a few milliseconds.
 #pragma once
 
-#include "model/parameters.cuh"
+#include "model/parameters.h"
 
 #ifdef STREAMBP_CUDA
 #include <algorithm>

@@ -1,0 +1,101 @@
+// Prints generated text as valid UTF-8; on a terminal, without control characters.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer/tokenizer.h"
+#include "kernels/base/print.h"
+#include "model/generate.h"
+
+namespace streambp {
+
+inline void show(std::string_view text, bool raw) {
+  static const bool terminal = isatty(STDOUT_FILENO);
+  const std::string shown = terminal && !raw ? without_controls(text) : std::string(text);
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+  std::fflush(stdout);
+}
+
+// Tells the user that a completion was cut off.
+inline std::string note(const Continuation& text, Index room) {
+  if (text.end == Ending::length)
+    return "[stopped after " + std::to_string(text.tokens.size()) + " tokens; --length allows more]";
+  if (text.end == Ending::room) return "[stopped: the context of " + std::to_string(room) + " tokens is full]";
+  return "";
+}
+
+// The text of a completion during generation, without its stop token; raw: with all special tokens. `before`: the
+// tokens that precede it.
+class GrowingText {
+ public:
+  GrowingText(const Tokenizer& tokenizer, bool raw, const Tokens& before)
+      : decoder(tokenizer, raw ? Skip::none : Skip::special), raw(raw) {
+    for (const std::int32_t token : before) decoder.add(token);
+  }
+
+  // Decodes the newest token. Returns the new text; empty if a character is still incomplete.
+  std::string add(const Continuation& text) {
+    std::string more;
+    if (raw || text.end != Ending::stop) more = decoder.add(text.tokens.back());
+    if (text.end != Ending::none) more += decoder.finish();
+    all += more;
+    return more;
+  }
+  const std::string& text() const { return all; }
+
+ private:
+  StreamingDecoder decoder;
+  bool raw;
+  std::string all;
+};
+
+// Prints parallel completions in order, each under its heading. The first unfinished one is streamed; the others are
+// printed after it.
+class Display {
+ public:
+  Display(Index room, bool raw) : room(room), raw(raw) {}
+
+  void open(const std::string& heading, GrowingText text) { texts.push_back({heading, std::move(text)}); }
+
+  void add(std::size_t number, const Continuation& text) {
+    Entry& entry = texts[number];
+    entry.text.add(text);
+    entry.ended = text.end != Ending::none;
+    if (text.end == Ending::room) entry.note = note(text, room);
+    while (front < texts.size() && show_front()) ++front;
+  }
+  const std::string& text(std::size_t number) const { return texts[number].text.text(); }
+
+ private:
+  struct Entry {
+    std::string heading;
+    GrowingText text;
+    std::size_t shown = 0;
+    std::string note = "";
+    bool ended = false;
+  };
+
+  // Prints the new part of the first unfinished completion. Returns whether it is now finished.
+  bool show_front() {
+    Entry& entry = texts[front];
+    if (entry.shown == 0 && !opened) show(entry.heading, raw), opened = true;
+    show(std::string_view(entry.text.text()).substr(entry.shown), raw);
+    entry.shown = entry.text.text().size();
+    if (!entry.ended) return false;
+    show("\n", raw);
+    if (!entry.note.empty()) print_error("%s\n", entry.note.c_str());
+    opened = false;
+    return true;
+  }
+
+  Index room;
+  bool raw, opened = false;
+  std::vector<Entry> texts;
+  std::size_t front = 0;
+};
+
+}  // namespace streambp

@@ -1,0 +1,47 @@
+// The options of on-line GRPO: sampling and rewards. Without a reward, GRPO is off-line.
+#pragma once
+
+#include "commands/option_table.h"
+#include "training/grpo/settings.h"
+
+namespace streambp {
+
+struct GrpoOptions : GrpoSettings {
+  static constexpr const char* kFlags[] = {"--prompts", "--group",      "--completion",    "--inner",
+                                           "--reward",  "--reward-cmd", "--reward-seconds"};
+
+  void add_to(OptionTable& options) {
+    options_ = &options;
+    options.section("Groups, for --objective grpo");
+    options.add("--prompts", {&prompts, "Prompts in a round; each gets a group of completions",
+                              checks::between(1, 1 << 16), Lasts::fixed});
+    options.add("--group", {&group, "Completions of a prompt", checks::between(2, 1 << 12), Lasts::fixed});
+    options.add("--completion",
+                {&completion, "Maximum tokens of a completion", checks::between(1, 1 << 20), Lasts::fixed});
+    options.add("--inner", {&inner, "Optimizer steps per round", checks::between(1, 1 << 10), Lasts::fixed});
+    options.add("--reward", {&reward, "exact: 1 for a completion that equals the line's \"answer\", else 0",
+                             checks::one_of({"exact"}), Lasts::fixed});
+    options.add(
+        "--reward-cmd",
+        {&program,
+         "A reward program: reads lines of JSON with prompt, completion and the data's other fields, and writes "
+         "one number per line; started once; not stored, so give it again with --resume",
+         {},
+         Lasts::hashed});
+    options.add("--reward-seconds",
+                {&seconds, "Time limit of the reward program for a round", checks::positive(), Lasts::kept});
+  }
+
+  bool any_given() const { return options_->any_given({std::begin(kFlags), std::end(kFlags)}); }
+
+  void check() const {
+    require(reward.empty() || program.empty(), "--reward and --reward-cmd cannot be combined; give one of them");
+    require(online() || !any_given(), "options such as --group are for completions that the program samples, with ",
+            "--reward or --reward-cmd");
+  }
+
+ private:
+  OptionTable* options_ = nullptr;
+};
+
+}  // namespace streambp

@@ -1,0 +1,36 @@
+// Options for memory: how much a step may use, and what it keeps in far memory.
+#pragma once
+
+#include <optional>
+
+#include "commands/option_table.h"
+#include "training/fit.h"
+
+namespace streambp {
+
+struct MemoryOptions {
+  std::string memory, far_memory, directory;
+  std::vector<std::string> keep;
+
+  static constexpr const char* kFlags[] = {"--memory", "--far-memory", "--keep"};
+  void add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
+              Lasts lasts = Lasts::no);
+  void add_directory_to(OptionTable& options, Lasts lasts = Lasts::no);
+
+  // The places that the options allow, near memory first. Ranks that sample do so at their own pace, so none may need the
+  // others' shards of the weights.
+  enum class Sampling { none, of_each_rank };
+  std::vector<Places> places(Mode mode, const StepSettings& s, Sampling sampling = Sampling::none) const;
+  // Refuses a directory in which far memory cannot be.
+  void check() const;
+  // "pinned host memory", or "a file in /tmp", and if it cannot be there, why.
+  std::string far_place(DeviceKind device) const;
+};
+
+// The free far memory of each rank; ranks on a machine share it.
+std::size_t far_room_of_each_rank(DeviceKind device, const std::string& directory);
+
+// "optimizer (1.20 GiB), saved layer inputs (3.10 GiB)"; empty if all is near.
+std::string describe_far(const Bytes& far);
+
+}  // namespace streambp

@@ -1,0 +1,96 @@
+// The options of a command as a table: one row declares an option's flag, default, help and check, and whether `train
+// --resume` restores it. (CLI11 does the parsing. Only option_table.cpp and program.cpp include it, because it
+// is slow to compile.)
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "data/files/json.h"
+#include "kernels/base/matrix.cuh"
+
+namespace CLI {
+class App;
+}
+
+namespace streambp {
+
+// Says what is wrong with a value; empty: nothing.
+using Check = std::function<std::string(const std::string& value)>;
+
+namespace checks {
+Check one_of(std::vector<std::string> choices);
+Check between(double least, double most);
+Check positive();      // finite and above zero
+Check not_negative();  // finite
+Check memory();        // an amount such as 512MiB
+Check results_file();  // a new file, or old results of this program
+}  // namespace checks
+
+// What --resume does with an option.
+enum class Lasts {
+  no,      // applies to this invocation only
+  kept,    // restored, unless the command line changes it
+  fixed,   // restored; the command line cannot change it, because it affects the bits of the result
+  hashed,  // fixed, but stored as a hash, so it must be given again: for commands, which may contain a key
+};
+
+// Where an option's value is stored. Its initial value is the default.
+using Target =
+    std::variant<bool*, Index*, double*, std::uint64_t*, std::string*, std::vector<std::string>*, std::vector<Index>*>;
+
+struct Row {
+  Target value;
+  std::string help;
+  Check check = {};
+  Lasts lasts = Lasts::no;
+  std::string shown_default = {};  // the default shown by --help, if it differs from the value
+};
+
+class OptionTable {
+ public:
+  // Adds a command to the program. run() is called once its options are parsed.
+  OptionTable(CLI::App& program, const std::string& command, const std::string& description, std::function<void()> run);
+
+  // Rows added from now on appear under this heading in --help.
+  void section(const std::string& heading) { section_ = heading; }
+  // A flag begins with "--"; a name without it is a positional argument.
+  void add(const std::string& flag, Row row);
+  // The same, but the value of the option may be omitted.
+  void add_with_optional_value(const std::string& flag, Row row);
+  void require(const std::string& flag);
+  // Refuses to accept both options.
+  void exclude(const std::string& flag, const std::string& other);
+  // These options form one setting: if one of them is given, --resume restores none of them.
+  void keep_together(std::vector<std::string> flags) { together_ = std::move(flags); }
+
+  bool given(const std::string& flag) const;
+  void require_alone(const std::string& flag) const;
+  bool any_given(const std::vector<std::string>& flags) const;
+
+  // The values of the options that last, for a checkpoint.
+  Json lasting() const;
+  // Restores them from a checkpoint. Messages name `file` and `run`.
+  void restore(const Json& options, const std::string& file, const std::string& run);
+
+ private:
+  struct Entry {
+    std::string flag;
+    Row row;
+    Json initial;  // the default
+  };
+
+  enum class Value { required, optional };
+  void add(const std::string& flag, Row row, Value of_option);
+  void check_hashed(const Entry& entry, const std::string& stored, const std::string& run) const;
+
+  CLI::App* app_;
+  std::string section_;
+  std::vector<Entry> entries_;
+  std::vector<std::string> together_;
+};
+
+}  // namespace streambp

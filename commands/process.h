@@ -1,0 +1,29 @@
+// Prepares the process before anything else.
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+
+#include "data/files/unfinished.h"
+#include "kernels/base/threads.h"
+
+namespace streambp {
+
+// Opens /dev/null on closed standard descriptors. Otherwise the next files opened would get their numbers and receive
+// what the program prints.
+inline void open_standard_descriptors() {
+  for (int file = 0; file <= 2; ++file)
+    if (fcntl(file, F_GETFD) < 0) open("/dev/null", O_RDWR);
+}
+
+// Call first in main: it may execute the program again.
+inline void set_up_process(char** argv) {
+  open_standard_descriptors();
+  signal(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG, and the file is cleaned up
+  signal(SIGPIPE, SIG_IGN);  // the reader of the console may leave; files are written all the same
+  limit_spinning(argv);
+  respect_cpu_quota();
+  Unfinished::catch_signals();
+}
+
+}  // namespace streambp

@@ -1,0 +1,70 @@
+// The progress of a long step, on the console.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <string>
+
+#include "commands/text.h"
+#include "kernels/base/device.cuh"
+#include "parallel/processes.h"
+
+namespace streambp {
+
+constexpr double kLongStep = 10;  // seconds
+
+// Open MPI gives each rank a terminal, even if it writes what comes out of it to a file.
+inline bool on_terminal() { return isatty(STDOUT_FILENO) && this_process().count == 1; }
+
+// On a terminal, moves to the beginning of the line and clears it, because it may hold the progress of a step.
+inline Escape fresh_line() { return {on_terminal() ? "\r\033[K" : ""}; }
+
+// While it exists, shows how much of a step is done: on a terminal, on one line; in a file, a line every ten minutes.
+class StepProgress {
+ public:
+  struct Pace {
+    double first, then;  // seconds
+  };
+  static Pace usual() { return on_terminal() ? Pace{kLongStep, 1} : Pace{600, 600}; }
+
+  // flops() is about as many as the step will take. It is called only if the step is long.
+  StepProgress(DeviceBase& device, const std::string& name, const std::function<double()>& flops, Pace pace = usual())
+      : device_(device), name_(name), flops_of_step_(flops), pace_(pace) {
+    device.on_work = [this] {
+      if (const double now = elapsed(); now >= next_) show(now), next_ = now + pace_.then;
+    };
+  }
+  ~StepProgress() {
+    device_.on_work = nullptr;
+    print("%s", fresh_line());
+  }
+  StepProgress(const StepProgress&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void show(double seconds) {
+    if (flops_ == 0) flops_ = flops_of_step_();
+    const double done = std::min(device_.flops() / flops_, 0.999);
+    const std::string left = done < 0.01 ? "" : ", about " + human_seconds(seconds * (1 / done - 1)) + " left";
+    print("%s%s: %.0f%% done%s%s", fresh_line(), name_.c_str(), std::floor(100 * done), left.c_str(),
+          Escape{on_terminal() ? "" : "\n"});
+    std::fflush(stdout);
+  }
+  double elapsed() const { return std::chrono::duration<double>(Clock::now() - begun_).count(); }
+
+  DeviceBase& device_;
+  const std::string name_;
+  const std::function<double()> flops_of_step_;
+  double flops_ = 0;
+  const Pace pace_;
+  const Clock::time_point begun_ = Clock::now();
+  double next_ = pace_.first;
+};
+
+}  // namespace streambp

@@ -1,0 +1,87 @@
+// Human-readable sizes and counts, and tables.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "kernels/base/print.h"
+
+namespace streambp {
+
+template <class... Values>
+std::string format(const char* pattern, Values... values) {
+  std::string text(static_cast<std::size_t>(std::snprintf(nullptr, 0, pattern, values...)), '\0');
+  std::snprintf(text.data(), text.size() + 1, pattern, values...);
+  return text;
+}
+
+inline std::string human_bytes(std::size_t bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  int unit = 0;
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+  return unit == 0 ? format("%zu B", bytes) : format("%.2f %s", value, units[unit]);
+}
+
+inline std::string human_count(double value) {
+  const char* units[] = {"", "k", "M", "G", "T", "P", "E"};
+  int unit = 0;
+  for (; std::abs(value) >= 1000 && unit < 6; ++unit) value /= 1000;
+  return format(unit ? "%.2f%s" : "%.0f%s", value, units[unit]);
+}
+
+inline std::string human_seconds(double seconds) {
+  if (seconds < 120) return format("%.3g s", seconds);
+  return seconds < 7200 ? format("%.3g min", seconds / 60) : format("%.3g h", seconds / 3600);
+}
+
+// "1 document", "2 documents", "3 micro-batches".
+inline std::string counted(std::ptrdiff_t n, const std::string& what) {
+  const char* ending = n == 1 ? "" : what.ends_with("ch") || what.ends_with("ss") ? "es" : "s";
+  return std::to_string(n) + " " + what + ending;
+}
+
+// "80GiB", "80G" and "80g" are 80 * 2^30 bytes, "80GB" is 80 * 10^9; a bare number is bytes.
+inline std::size_t parse_bytes(const std::string& text) {
+  double value = -1;
+  std::string unit = std::from_chars(text.data(), text.data() + text.size(), value).ptr;
+  for (char& c : unit) c = static_cast<char>(std::tolower(c));
+  const std::size_t power = unit.empty() ? 0 : std::string("bkmgt").find(unit[0]);
+  const bool decimal = unit.size() == 2 && unit[1] == 'b';
+  const bool known = power != std::string::npos && (unit.size() <= 1 || decimal || unit.substr(1) == "ib");
+  require(value > 0 && known, "\"", text, "\" is not an amount of memory; write it like 24GiB, 512MiB or 80GB");
+  const double bytes = value * std::pow(decimal ? 1000.0 : 1024.0, static_cast<double>(power));
+  require(bytes < 0x1p60, "\"", text, "\" is more memory than any machine has");
+  return static_cast<std::size_t>(bytes);
+}
+
+// A table with a header. All columns but the first are aligned to the right.
+class TextTable {
+ public:
+  explicit TextTable(std::vector<std::string> header) : rows{std::move(header)} {}
+  void add(std::vector<std::string> row) { rows.push_back(std::move(row)); }
+  void print() const {
+    std::vector<std::size_t> width(rows[0].size());
+    for (const auto& row : rows) {
+      for (std::size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
+    }
+    for (const auto& row : rows) {
+      std::string line;
+      for (std::size_t i = 0; i < row.size(); ++i) {
+        const std::string space(width[i] - row[i].size(), ' ');
+        line += i == 0 ? row[i] + space : "  " + space + row[i];
+      }
+      streambp::print("%s\n", line.substr(0, line.find_last_not_of(' ') + 1).c_str());
+    }
+  }
+
+ private:
+  std::vector<std::vector<std::string>> rows;
+};
+
+}  // namespace streambp

@@ -1,0 +1,67 @@
+// The options of a training run.
+#pragma once
+
+#include <filesystem>
+
+#include "commands/device_options.h"
+#include "commands/grpo_options.h"
+#include "commands/memory_options.h"
+#include "commands/objective_options.h"
+#include "commands/part_options.h"
+#include "commands/rank_options.h"
+#include "data/documents/tokenised.h"
+#include "training/run_directory.h"
+
+namespace streambp {
+
+struct TrainOptions {
+  OptionTable table;
+  ModelOptions model;
+  DeviceOptions device;
+  ObjectiveOptions objectives;
+  GrpoOptions grpo;
+  PartOptions part;
+  MemoryOptions budget;
+  RankOptions ranks;
+  OptimizerSettings optimizer{.rate = 4e-3, .warmup = 20, .steps = 520};
+  DataOptions tokens;
+
+  std::vector<std::string> data;
+  std::string adapter, mode = "stream", out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
+  Index length = 768, batch = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
+  Index evaluation_interval = 100, checkpoint_interval = CheckpointTimer::kByTime;
+  double epochs = 1, evaluation_fraction = 0.05, temperature = 0.5;
+  std::uint64_t seed = 1;
+  bool resume = false, resumed = false;
+  Capacity room = 0;  // how much memory each rank may use
+
+  TrainOptions(CLI::App& program, std::function<void()> run);
+
+  // Completes the options, from `state_file` (the checkpoint or run.json of the run to resume) or with the defaults of
+  // fine-tuning. Then refuses combinations that make no sense.
+  void settle(const std::filesystem::path& state_file);
+
+  bool given(const std::string& flag) const { return table.given(flag); }
+  // Starts from a model directory; otherwise a model is trained from scratch.
+  bool fine_tunes() const { return !model.model.empty(); }
+  bool trains_adapters() const { return part.adapters() || !adapter.empty(); }
+  // Samples completions itself.
+  bool online_grpo() const { return objectives.objective == "grpo" && grpo.online(); }
+  Index rows() const { return batch * length; }  // of a micro-batch's stream
+  Index last_step() const { return stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps; }
+
+ private:
+  void add_data_options();
+  void add_memory_options();
+  void add_optimizer_options();
+  void add_output_options();
+
+  void restore(const std::filesystem::path& state_file);
+  void check() const;
+  void check_memory() const;
+  void check_data() const;
+  void check_grpo() const;
+  void check_ranks() const;
+};
+
+}  // namespace streambp

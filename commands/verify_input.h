@@ -1,0 +1,142 @@
+// The input of `streambp verify`: a model, and a batch of random documents, user data or given tokens.
+#pragma once
+
+#include "commands/model_options.h"
+#include "commands/objective_options.h"
+#include "commands/part_options.h"
+#include "data/documents/packing.h"
+#include "data/documents/tokenised.h"
+#include "data/files/checkpoint.h"
+#include "parallel/processes.h"
+#include "training/verify/random_documents.h"
+
+namespace streambp {
+
+class VerifyInput {
+ public:
+  ModelOptions model;
+  ObjectiveOptions objectives;
+  PartOptions part;
+  std::string adapter;
+  std::uint64_t seed = 1;
+
+  void add_to(OptionTable& options) {
+    options_ = &options;
+    model.add_to(options, "--model", ModelOptions::Vocabulary::an_option);
+    objectives.add_to(options);
+    part.add_to(options);
+    options.add("--adapter", {&adapter, "Load the adapters of this directory, in PEFT's layout, into --model"});
+    options.section("Stream");
+    options.add("--length",
+                {&length_, "Tokens of the stream, in documents of unequal length", checks::between(4, 1 << 24)});
+    options.add("--documents",
+                {&documents_, "Documents in the stream", checks::between(1, 1 << 20), Lasts::no, "3; for pairs 4"});
+    options.add("--data", {&data_,
+                           "Use documents (dpo: pairs) from these files; needs a --model directory with a tokenizer. "
+                           "Log-probs, rewards and advantages are random"});
+    options.add("--chat", {&data_options_.chat, "Chat layout of --data: " + Chat::names()});
+    options.add("--tokens", {&tokens_file_, "Use the tokens in this file (little-endian int32) as one document"});
+    options.add("--seed", {&seed, "Seed of random weights and tokens"});
+  }
+
+  // Reads or draws the batch, and checks it against the model.
+  void prepare() {
+    require(data_.empty() || tokens_file_.empty(), "--data and --tokens cannot be combined; leave out one");
+    refuse_unused("--chat", data_.empty(), "--data");
+    refuse_unused("--documents", !data_.empty() || !tokens_file_.empty(), "random documents");
+    refuse_unused("--length", !tokens_file_.empty(), "random documents and --data");
+    objective = objectives.settings(length_);
+    if (objective.kind == ObjectiveKind::dpo && !options_->given("--documents")) documents_ = 4;
+    if (fs::is_directory(model.model)) model.model = model_directory(model.model);
+    if (!tokens_file_.empty()) {
+      batch = tokens_of_file();
+      length_ = batch.size();
+    }
+    config = model.config(length_);
+    choose_part();
+    if (!data_.empty()) first_then_others([&] { batch = documents_of_data(); });
+    if (batch.size() == 0) {
+      require(documents_ * 2 <= length_, "--documents ", documents_, " of two tokens or more do not fit --length ",
+              length_);
+      batch = random_documents(config, documents_, length_, seed);
+    }
+    config.rope_scaling.longest = data_.empty() && tokens_file_.empty() ? length_ : batch.longest();
+    const auto documents = static_cast<Index>(batch.documents().size());
+    require(objective.kind != ObjectiveKind::dpo || documents % 2 == 0,
+            "--objective dpo needs pairs of documents, not ", documents, "; give an even number of --documents");
+    require(config.positions == Positions::rope || batch.size() <= config.max_length * documents, "--length ",
+            batch.size(), " in ", documents, " documents is longer than the ", config.max_length,
+            " positions of the model; give more --documents");
+    if (fs::is_directory(model.model)) weights = model.model;
+  }
+
+  // One micro-batch per token stream: different random documents, or the same --data or --tokens for each.
+  std::vector<Batch> batches(Index streams) const {
+    std::vector<Batch> all(static_cast<std::size_t>(streams), batch);
+    for (Index i = 1; i < streams && data_.empty() && tokens_file_.empty(); ++i)
+      all[static_cast<std::size_t>(i)] =
+          random_documents(config, documents_, length_, seed + static_cast<std::uint64_t>(i));
+    return all;
+  }
+
+  Config config;
+  Objective objective;
+  Batch batch;
+  fs::path weights;  // a model directory; empty: random weights
+
+ private:
+  // What is trained: what the options say, or what the adapters' files say.
+  void choose_part() {
+    if (adapter.empty()) return part.apply(config);
+    require(fs::is_directory(model.model), "--adapter goes with --model DIR, the base of the adapters");
+    for (const char* flag : PartOptions::kFlags) refuse_unused(flag, true, "new adapters, without --adapter");
+    adapter = adapter_directory(adapter);
+    AdapterDirectory(adapter).add_to(config);
+    apply_base(part.base, config);
+  }
+
+  void refuse_unused(const char* flag, bool unused, const char* used_for) const {
+    require(!unused || !options_->given(flag), flag, " is for ", used_for, "; leave it out");
+  }
+
+  Batch tokens_of_file() const {
+    const std::string bytes = read_file(tokens_file_, std::size_t{1} << 26);
+    std::vector<std::int32_t> tokens(bytes.size() / 4);
+    require(tokens.size() >= 2 && bytes.size() % 4 == 0, tokens_file_, ": ", bytes.size(),
+            " bytes are not two or more tokens of 4 bytes each");
+    std::memcpy(tokens.data(), bytes.data(), bytes.size());
+    Batch result;
+    result.append(tokens);
+    return result;
+  }
+
+  // Documents in the order of the data, up to `length` tokens.
+  Batch documents_of_data() {
+    require(fs::is_directory(model.model), "--data goes with --model DIR, a model directory with a tokenizer");
+    const TokenFile file = tokenised({data_.begin(), data_.end()}, model.model, data_options_, cache_directory());
+    file.require_vocabulary(config.vocab);
+    const Index longest = config.positions == Positions::learned ? config.max_length : length_;
+    const bool pairs = objective.kind == ObjectiveKind::dpo, grpo = objective.kind == ObjectiveKind::grpo;
+    if (!grpo || file.preferences()) objectives.require_kind(file);
+    Batch result;
+    for (Index d = 0; d < file.documents() && result.size() + 2 <= length_; ++d) {
+      const Index left = length_ - result.size(), room = pairs ? length_ / 2 : left;  // half for each side of a pair
+      if (pairs && d % 2 == 0 && result.size() > 0 && file.length(d) + file.length(d + 1) > left) break;
+      const PackedPiece piece{d, 0, std::min({file.length(d), longest, room})};
+      Batch document;
+      append(document, file, piece);
+      if (!grpo || document.target_count() > 0) append(result, file, piece);
+    }
+    require(result.target_count() > 0, data_[0], ": its first ", length_,
+            " tokens have no targets; give a larger --length");
+    return result;
+  }
+
+  OptionTable* options_ = nullptr;
+  Index length_ = 1200, documents_ = 3;
+  std::vector<std::string> data_;
+  DataOptions data_options_;
+  std::string tokens_file_;
+};
+
+}  // namespace streambp

@@ -1,0 +1,189 @@
+// Packing: groups documents into token streams (packs) of at most `length` tokens with little unused space.
+//
+// Best-fit decreasing: longest first, each piece goes into the pack where it leaves the least space. Every epoch
+// shuffles pieces of equal length and the order of the packs. Packs depend only on (pieces, length, seed, epoch), so a
+// resumed run needs no state; the number of packs depends only on the lengths. The two documents of a preference are
+// packed as one unit.
+#pragma once
+
+#include <map>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "data/batch.h"
+#include "data/documents/token_file.h"
+#include "kernels/base/random.h"
+
+namespace streambp {
+
+// What to do with a document that is longer than a pack.
+enum class TooLong { split, truncate, refuse };
+
+// Tokens begin .. begin + length of a document.
+struct PackedPiece {
+  Index document, begin, length;
+};
+
+// Cuts documents of these lengths into pieces of at most `longest` tokens.
+inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longest, TooLong too_long,
+                                    const char* unit = "document") {
+  require(longest > 0, "cannot cut documents into pieces of ", longest, " tokens");
+  std::vector<PackedPiece> pieces;
+  for (std::size_t d = 0; d < lengths.size(); ++d) {
+    require(lengths[d] <= longest || too_long != TooLong::refuse, unit, " ", d + 1, " has ", lengths[d],
+            " tokens, more than the ", longest,
+            " that --length and the model allow; use a larger --length or --too-long truncate");
+    const Index end = too_long == TooLong::truncate ? std::min(lengths[d], longest) : lengths[d];
+    for (Index begin = 0; begin < end; begin += longest) {
+      pieces.push_back({static_cast<Index>(d), begin, std::min(longest, end - begin)});
+    }
+  }
+  return pieces;
+}
+
+// Cuts pairs, documents 2i and 2i + 1, to at most `longest` tokens per document and `length` per pair. The longer
+// document loses its end, or both are cut to the same length. A pair is compared as a whole, so TooLong::split refuses
+// pairs that are too long.
+inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index length, Index longest,
+                                          TooLong too_long) {
+  require(longest > 0, "cannot cut documents into pieces of ", longest, " tokens");
+  std::vector<PackedPiece> pieces;
+  for (std::size_t d = 0; d + 1 < lengths.size(); d += 2) {
+    const Index chosen = std::min(lengths[d], longest), rejected = std::min(lengths[d + 1], longest);
+    const PackedPiece pair[] = {
+        {static_cast<Index>(d), 0, std::min(chosen, std::max(length / 2, length - rejected))},
+        {static_cast<Index>(d) + 1, 0, std::min(rejected, std::max(length / 2, length - chosen))}};
+    const bool whole = pair[0].length == lengths[d] && pair[1].length == lengths[d + 1];
+    require(whole || too_long == TooLong::truncate, "pair ", d / 2 + 1, " has ", lengths[d] + lengths[d + 1],
+            " tokens, ", lengths[d], " chosen and ", lengths[d + 1], " rejected; --length and the model allow ", length,
+            " in all and ", longest, " in each; use a larger --length, or --too-long truncate");
+    pieces.insert(pieces.end(), std::begin(pair), std::end(pair));
+  }
+  return pieces;
+}
+
+class Packing {
+ public:
+  // Every `together` consecutive pieces form a unit: they go into the same pack, in this order.
+  Packing(std::vector<PackedPiece> pieces, Index length, std::uint64_t seed, Index together = 1)
+      : length_(length), together_(together), seed_(seed), pieces_(std::move(pieces)) {
+    require(!pieces_.empty(), "there are no documents to pack");
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const Index all = length_of(static_cast<Index>(i) / together);
+      require(0 < pieces_[i].length && all <= length, "a piece of ", all, " tokens does not fit a pack of ", length);
+    }
+    arrange(0);
+  }
+
+  // The number of packs in an epoch.
+  Index size() const { return static_cast<Index>(begin_.size()) - 1; }
+  Index tokens() const {
+    return std::accumulate(pieces_.begin(), pieces_.end(), Index{0}, [](Index n, auto& p) { return n + p.length; });
+  }
+
+  // Pack n of the run, counted over all epochs.
+  std::span<const PackedPiece> pack(Index n) {
+    if (n / size() != epoch_) arrange(n / size());
+    const Index at = order_[static_cast<std::size_t>(n % size())];
+    const auto begin = static_cast<std::size_t>(begin_[static_cast<std::size_t>(at)]);
+    const auto end = static_cast<std::size_t>(begin_[static_cast<std::size_t>(at) + 1]);
+    return std::span<const PackedPiece>(packed_).subspan(begin, end - begin);
+  }
+
+ private:
+  // Pieces of unit i.
+  std::span<const PackedPiece> unit(Index i) const {
+    return std::span(pieces_).subspan(static_cast<std::size_t>(i * together_), static_cast<std::size_t>(together_));
+  }
+  Index length_of(Index unit) const {
+    Index length = 0;
+    for (const PackedPiece& piece : this->unit(unit)) length += piece.length;
+    return length;
+  }
+
+  // A random order that depends on seed, epoch and use.
+  std::vector<Index> shuffled(std::size_t n, std::uint64_t use) const {
+    return streambp::shuffled(n, Random(seed_, mix(static_cast<std::uint64_t>(epoch_)) + use));
+  }
+
+  void arrange(Index epoch) {
+    epoch_ = epoch;
+    std::vector<Index> order = shuffled(pieces_.size() / static_cast<std::size_t>(together_), 1);
+    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return length_of(a) > length_of(b); });
+    const std::vector<Index> pack_of = best_fit(order);
+
+    // The pieces of all packs, pack by pack.
+    begin_.assign(static_cast<std::size_t>(packs_) + 1, 0);
+    for (const Index pack : pack_of) begin_[static_cast<std::size_t>(pack) + 1] += together_;
+    std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
+    packed_.resize(pieces_.size());
+    std::vector<Index> next(begin_.begin(), begin_.end() - 1);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      Index& place = next[static_cast<std::size_t>(pack_of[i])];
+      for (const PackedPiece& piece : unit(order[i])) packed_[static_cast<std::size_t>(place++)] = piece;
+    }
+    order_ = shuffled(static_cast<std::size_t>(packs_), 2);
+  }
+
+  // The pack of each unit. Units are placed in this order.
+  std::vector<Index> best_fit(const std::vector<Index>& order) {
+    std::map<Index, std::vector<Index>> packs_with_room;
+    std::vector<Index> pack_of(order.size());
+    packs_ = 0;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const Index need = length_of(order[i]);
+      const auto found = packs_with_room.lower_bound(need);
+      Index room = length_;
+      if (found == packs_with_room.end()) {
+        pack_of[i] = packs_++;
+      } else {
+        room = found->first;
+        pack_of[i] = found->second.back();
+        found->second.pop_back();
+        if (found->second.empty()) packs_with_room.erase(found);
+      }
+      if (room > need) packs_with_room[room - need].push_back(pack_of[i]);
+    }
+    return pack_of;
+  }
+
+  Index length_, together_;
+  std::uint64_t seed_;
+  std::vector<PackedPiece> pieces_;  // of all documents
+  // The current epoch.
+  Index epoch_ = 0, packs_ = 0;
+  std::vector<PackedPiece> packed_;  // pack by pack
+  std::vector<Index> begin_;         // where each pack begins in packed_, and the end
+  std::vector<Index> order_;         // in which packs are used
+};
+
+// The data that objectives need in addition to tokens. Log-probs are of all targets of the file; empty: unknown.
+struct Known {
+  std::span<const float> reference = {}, old = {};
+  bool scaled = true;  // advantages divided by the standard deviation of their group
+};
+
+// Appends a piece of a document to a batch, as a document. The target of its last token is the document's next one.
+inline void append(Batch& batch, const TokenFile& data, const PackedPiece& piece, const Known& known = {}) {
+  const Rows rows = {piece.begin, piece.begin + piece.length};
+  const std::size_t first = batch.targets.size();
+  batch.append(data.tokens(piece.document), rows, data.learn(piece.document));
+  const auto log_probs = [&](std::vector<double>& to, std::span<const float> of_all_tokens) {
+    if (of_all_tokens.empty()) return;
+    const float* from = of_all_tokens.data() + data.begin(piece.document) + rows.begin;
+    for (std::size_t i = first; i < batch.targets.size(); ++i)
+      to.push_back(batch.targets[i] < 0 ? 0.0 : from[i - first]);
+  };
+  log_probs(batch.reference, known.reference);
+  log_probs(batch.old, known.old);
+  if (!data.groups()) return;
+  const Advantage advantage = data.advantage(piece.document);
+  batch.advantages.resize(batch.targets.size(), known.scaled ? advantage.scaled : advantage.plain);
+}
+
+inline void append(Batch& batch, const TokenFile& data, std::span<const PackedPiece> pack, const Known& known = {}) {
+  for (const PackedPiece& piece : pack) append(batch, data, piece, known);
+}
+
+}  // namespace streambp

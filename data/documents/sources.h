@@ -1,0 +1,154 @@
+// The training loop's view of the data: micro-batches for training, and held-out batches for evaluation. Batches hold
+// bytes of a text, or packed documents. For preferences, documents 2i and 2i + 1 of a batch are a pair, the chosen one
+// first.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/documents/packing.h"
+#include "data/documents/text.h"
+
+namespace streambp {
+
+struct Source {
+  std::string description, fingerprint;
+  std::function<Batch(Index step, Index micro_batch)> batch;
+  std::vector<Batch> evaluation;
+};
+
+constexpr Index kEvaluationBatches = 8;
+
+// Micro-batches of `documents` documents of `length` bytes.
+inline Source text_source(std::shared_ptr<const Text> text, const std::string& name, std::uint64_t seed,
+                          Index documents, Index length) {
+  Source source{name, text->fingerprint(), {}, {}};
+  source.batch = [=](Index step, Index i) { return text->batch(seed, step, i, documents, length); };
+  for (Index i = 0; i < kEvaluationBatches && text->holds_out(); ++i) {
+    source.evaluation.push_back(text->evaluation_batch(i, kEvaluationBatches, documents, length));
+  }
+  return source;
+}
+
+struct DocumentSettings {
+  double evaluation_fraction;
+  Index length;   // tokens in a pack
+  Index longest;  // tokens in a piece of a document
+  Index packs, micro_batches;
+  std::uint64_t seed;
+  TooLong too_long;
+  bool scaled = true;  // divide advantages by the standard deviation of their group
+};
+
+class Documents {
+ public:
+  Documents(TokenFile file, const DocumentSettings& s) : file(std::move(file)), s(s) {
+    const Index together = this->file.together();
+    const auto unit = [&](const PackedPiece& piece) { return piece.document / together; };
+    const auto pieces = pieces_with_targets();
+    left_out = this->file.documents() / together;
+    for (std::size_t i = 0; i < pieces.size(); ++i) left_out -= i == 0 || unit(pieces[i]) != unit(pieces[i - 1]);
+    auto is_held_out = [&](const PackedPiece& piece) {
+      return Random(s.seed, 0xe7a1).uniform(holdout_key(piece.document)) < s.evaluation_fraction;
+    };
+    std::vector<PackedPiece> training, evaluation;
+    for (const PackedPiece& piece : pieces) (is_held_out(piece) ? evaluation : training).push_back(piece);
+    if (training.empty()) std::swap(training, evaluation);
+    packing.emplace(training, s.length, s.seed, together);
+    if (!evaluation.empty()) held_out.emplace(evaluation, s.length, s.seed, together);
+    evaluate();
+  }
+
+  // Adds the reference model's log-prob of each token's target to all batches, held-out ones included. Completions
+  // without old log-probs are treated as sampled by the reference model.
+  void attach(std::span<const float> reference) {
+    require(std::cmp_equal(reference.size(), file.token_count()), file.name(), ": has ", file.token_count(),
+            " tokens, but there are ", reference.size(), " reference log-probs");
+    this->reference.assign(reference.begin(), reference.end());
+    evaluate();
+  }
+
+  Index steps_per_epoch() const { return ceil_div(packing->size(), s.packs * s.micro_batches); }
+
+  // Steps count from one. Each step takes the next packs.
+  Batch batch(Index step, Index micro_batch) {
+    const Index first = ((step - 1) * s.micro_batches + micro_batch) * s.packs;
+    Batch batch;
+    for (Index n = first; n < first + s.packs; ++n) append(batch, file, packing->pack(n), known());
+    return batch;
+  }
+
+  std::vector<Batch> evaluation;
+  Index left_out;  // documents or pairs dropped: no target after cutting, or pairs that are equal after cutting
+
+ private:
+  Known known() const {
+    const bool sampled_by_it = file.groups() && file.old().empty();
+    return {reference, sampled_by_it ? std::span<const float>(reference) : file.old(), s.scaled};
+  }
+
+  // Documents with the same key are held out together: the two of a pair, and all completions of a prompt.
+  std::uint64_t holdout_key(Index document) const {
+    if (!file.groups()) return static_cast<std::uint64_t>(document / file.together());
+    const auto learn = file.learn(document);
+    std::uint64_t hash = 0;
+    for (std::size_t t = 0; t == 0 || !learn[t]; ++t) {
+      hash = mix(hash ^ static_cast<std::uint64_t>(file.tokens(document)[t]));
+    }
+    return hash;
+  }
+
+  std::vector<PackedPiece> pieces_with_targets() const {
+    // A reward is for the whole completion, so groups are never split.
+    const TooLong too_long = file.groups() && s.too_long == TooLong::split ? TooLong::refuse : s.too_long;
+    const std::vector<PackedPiece> all =
+        file.preferences() ? cut_pairs(file.lengths(), s.length, s.longest, s.too_long)
+                           : cut(file.lengths(), s.longest, too_long, kDataUnits[static_cast<int>(file.kind())]);
+    std::vector<PackedPiece> pieces;
+    for (auto unit = all.begin(); unit != all.end(); unit += file.together()) {
+      const auto next = unit + file.together();
+      const bool differ = !file.preferences() || !std::ranges::equal(seen(unit[0]), seen(unit[1]));
+      if (differ && std::all_of(unit, next, [&](auto& piece) { return has_target(piece); })) {
+        pieces.insert(pieces.end(), unit, next);
+      }
+    }
+    require(!pieces.empty(), "no document has a target within --length; use a larger --length");
+    return pieces;
+  }
+
+  // The end of the tokens that the piece reads or predicts.
+  Index reach(const PackedPiece& piece) const {
+    return std::min(piece.begin + piece.length + 1, file.length(piece.document));
+  }
+  std::span<const std::int32_t> seen(const PackedPiece& piece) const {
+    return file.tokens(piece.document).first(static_cast<std::size_t>(reach(piece)));
+  }
+  bool has_target(const PackedPiece& piece) const {
+    const auto learn = file.learn(piece.document);
+    return std::any_of(learn.begin() + piece.begin + 1, learn.begin() + std::max(reach(piece), piece.begin + 1),
+                       [](std::uint8_t mark) { return mark; });
+  }
+
+  void evaluate() {
+    evaluation.clear();
+    for (Index n = 0; held_out && n < std::min(held_out->size(), kEvaluationBatches * s.packs); ++n) {
+      if (n % s.packs == 0) evaluation.emplace_back();
+      append(evaluation.back(), file, held_out->pack(n), known());
+    }
+  }
+
+  TokenFile file;
+  DocumentSettings s;
+  std::optional<Packing> packing, held_out;
+  std::vector<float> reference;  // empty: unknown
+};
+
+inline Source document_source(std::shared_ptr<Documents> documents, const std::string& description,
+                              const std::string& fingerprint) {
+  return {description, fingerprint, [=](Index step, Index i) { return documents->batch(step, i); },
+          documents->evaluation};
+}
+
+}  // namespace streambp

@@ -1,0 +1,285 @@
+// Tokenises data files (JSONL, plain text, llm.c's .bin, token files) into one token file, in the given order. All data
+// must be of one kind: documents, preferences or groups.
+//
+// Blocks of lines are tokenised on all cores and keep their order. The result is cached under a key of the files, the
+// tokenizer and the options.
+#pragma once
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+
+#include "data/documents/encoder.h"
+#include "data/documents/llmc_file.h"
+#include "data/files/file_hash.h"
+#include "data/files/results.h"
+#include "kernels/base/print.h"
+
+namespace streambp {
+
+struct DataOptions {
+  std::string chat = "";         // a layout's name; empty: the layout of the model's template
+  Learn learn = Learn::answers;  // the tokens in the loss
+  bool skip_bad = false;         // skip lines that cannot be used
+};
+
+class Tokenising {
+ public:
+  Tokenising(const std::filesystem::path& model, const DataOptions& options, TokenWriter& writer)
+      : model_(model), options_(options), writer_(writer) {}
+
+  void add(const std::filesystem::path& path) {
+    const std::string extension = extension_of(path);
+    if (extension == ".bin") {
+      require_kind({}, path.string() + ": ");
+      add_bin_file(path, writer_);
+    } else if (extension == ".safetensors") {
+      const TokenFile file(path);
+      file.require_vocabulary(INT32_MAX);
+      require_kind({file.kind(), !file.old().empty()}, path.string() + ": ");
+      for (Index i = 0; i < file.documents(); ++i) writer_.add(document(file, i));
+    } else if (holds_json_lines(path)) {
+      add_lines(path);
+    } else {
+      add_text(path);
+    }
+    if (shown_) print("\r\033[K"), std::fflush(stdout);
+  }
+
+  DataKind kind() const { return form_ ? form_->kind : DataKind::documents; }
+  Index skipped() const { return skipped_; }
+  const std::string& first_skipped() const { return first_skipped_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Loaded on first use, because data that is already tokenised needs no tokenizer.
+  const Encoder& encoder() {
+    if (!encoder_) {
+      tokenizer_.emplace(model_);
+      std::optional<Chat> chat;
+      std::string no_chat;
+      try {
+        chat = Chat::of(model_, options_.chat);
+      } catch (const Error& error) {
+        if (!options_.chat.empty()) throw;
+        no_chat = error.what();
+      }
+      encoder_.emplace(*tokenizer_, model_, std::move(chat), no_chat, options_.learn);
+    }
+    return *encoder_;
+  }
+
+  struct Form {
+    DataKind kind = DataKind::documents;
+    bool old = false;  // with old log-probs
+  };
+
+  // The first example sets the form. A different form is an error even with --skip-bad, because either could be wrong.
+  void require_kind(const Form& form, const std::string& where) {
+    if (!form_) form_ = form;
+    constexpr const char* names[] = {"a document", "a preference", "a group"};
+    require(form.kind == form_->kind, where, names[static_cast<int>(form.kind)], " among ",
+            kDataKinds[static_cast<int>(form_->kind)], "; all data must be of one kind");
+    require(form.old == form_->old, where, form.old ? "has" : "lacks",
+            " \"old_logps\", unlike the examples before it; ", "give them for all or for none");
+  }
+
+  void add_text(const std::filesystem::path& path) {
+    require_kind({}, path.string() + ": ");
+    std::string text = read_file(path, std::size_t{1} << 36);
+    if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
+    try {
+      require_data(is_utf8(text), "is not UTF-8; convert it, for example with iconv");
+      for (const Document& d : encoder().encode({.kind = Example::text, .written = std::move(text)})) writer_.add(d);
+    } catch (const BadData& error) {
+      bad(path.string() + ": " + error.what());
+    }
+  }
+
+  struct Line {
+    std::string text, where;
+    Form form = {};
+    std::vector<Document> documents = {};
+    std::string error = {};
+  };
+
+  void add_lines(const std::filesystem::path& path) {
+    const Encoder& encoder = this->encoder();
+    Lines lines(path);
+    for (bool more = true; more;) {
+      std::vector<Line> block;
+      std::size_t bytes = 0;
+      for (std::string line; bytes < (std::size_t{1} << 22) && (more = lines.next(line)); bytes += line.size() + 1) {
+        if (line.find_first_not_of(" \t") == std::string::npos) continue;
+        block.push_back({std::move(line), lines.where()});
+      }
+      encode(encoder, block);
+      Unfinished::check();
+      for (const Line& line : block) {
+        if (!line.error.empty()) {
+          bad(line.where + line.error);
+          continue;
+        }
+        require_kind(line.form, line.where);
+        for (const Document& document : line.documents) writer_.add(document);
+      }
+      progress(path, lines.fraction());
+    }
+  }
+
+  static void encode(const Encoder& encoder, std::vector<Line>& block) {
+    std::exception_ptr failure;  // an error that is not caused by the data
+#pragma omp parallel for schedule(dynamic)
+    for (std::size_t i = 0; i < block.size(); ++i) {
+      try {
+        const Example example = parse_example(block[i].text);
+        block[i].form = {example.kind == Example::preference ? DataKind::preferences
+                         : example.kind == Example::group    ? DataKind::groups
+                                                             : DataKind::documents,
+                         !example.old.empty()};
+        block[i].documents = encoder.encode(example);
+      } catch (const BadData& error) {
+        block[i].error = error.what();
+      } catch (...) {
+#pragma omp critical(streambp_tokenising)
+        failure = std::current_exception();
+      }
+    }
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  void bad(const std::string& what) {
+    require(options_.skip_bad, what, "; fix it, or skip such examples with --skip-bad");
+    if (skipped_++ == 0) first_skipped_ = what;
+  }
+
+  void progress(const std::filesystem::path& path, double fraction) {
+    static const bool terminal = isatty(STDOUT_FILENO);
+    if (!terminal || Clock::now() - last_shown_ < std::chrono::milliseconds(200)) return;
+    last_shown_ = Clock::now();
+    shown_ = true;
+    const double seconds = std::chrono::duration<double>(last_shown_ - start_).count();
+    const auto tokens = static_cast<double>(writer_.tokens_count());
+    print("\r\033[Ktokenising %s: %.0f%%, %.1fM tokens, %.2fM tokens/s", path.filename().c_str(), 100 * fraction,
+          tokens / 1e6, tokens / 1e6 / seconds);
+    std::fflush(stdout);
+  }
+
+  std::filesystem::path model_;
+  DataOptions options_;
+  TokenWriter& writer_;
+  std::optional<Tokenizer> tokenizer_;
+  std::optional<Encoder> encoder_;
+  std::optional<Form> form_;  // empty until the first example
+  Index skipped_ = 0;
+  std::string first_skipped_;
+  Clock::time_point start_ = Clock::now(), last_shown_ = start_;
+  bool shown_ = false;
+};
+
+// Identifies a file by its type and contents. Files are hashed once.
+inline Json file_key(const std::filesystem::path& path) {
+  regular_file_size(path);
+  struct stat status {};
+  const bool found = stat(path.c_str(), &status) == 0;
+  require(found, path.string(), ": cannot read: ", std::strerror(errno));
+  static std::map<std::string, std::string> known;  // hashes
+  std::ostringstream file;
+  file << status.st_dev << ' ' << status.st_ino << ' ' << status.st_size << ' ' << status.st_mtim.tv_sec << ' '
+       << status.st_mtim.tv_nsec;
+  std::string& hash = known[file.str()];
+  if (hash.empty()) hash = file_hash(path);
+  return {path.extension().string(), status.st_size, hash};
+}
+
+// The name of a cached file with this key, such as tokens-0123456789abcdef.safetensors.
+inline std::string named_by_hash(const std::string& what, const std::string& key) {
+  return what + "-" + hash_of(key) + ".safetensors";
+}
+
+// A key of everything that the tokens depend on.
+inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
+                            const DataOptions& options) {
+  Json key = {{"version", 4},
+              {"chat", options.chat},
+              {"learn_all", options.learn == Learn::all},
+              {"skip_bad", options.skip_bad}};
+  for (const auto& path : data) key["files"].push_back(file_key(path));
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+                           "chat_template.json", "generation_config.json", "config.json"}) {
+    const auto path = model / name;
+    if (std::filesystem::exists(path)) key["model"][name] = file_key(path);
+  }
+  return key.dump();
+}
+
+// "a.jsonl, b.txt"
+inline std::string listed(const std::vector<std::filesystem::path>& data) {
+  std::string all;
+  for (const auto& path : data) all += (all.empty() ? "" : ", ") + path.string();
+  return all;
+}
+
+inline void write_tokens(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
+                         const DataOptions& options, const std::filesystem::path& out) {
+  require(!data.empty(), "no data files; give at least one with --data");
+  const std::string key = data_key(data, model, options);
+  const std::string from = listed(data);
+  TokenWriter writer(out);
+  Tokenising tokenising(model, options, writer);
+  for (const auto& path : data) tokenising.add(path);
+  require(writer.documents() > 0, from, ": no documents found; ",
+          tokenising.skipped() > 0 ? "all examples were skipped, the first: " + tokenising.first_skipped()
+                                   : "the files are empty");
+  writer.finish({{"format", "streambp tokens"},
+                 {"written_by", kWrittenBy},
+                 {"kind", kDataKinds[static_cast<int>(tokenising.kind())]},
+                 {"made_from", from},
+                 {"key", key},
+                 {"fingerprint", writer.fingerprint(tokenising.kind())},
+                 {"skipped", std::to_string(tokenising.skipped())},
+                 {"first_skipped", tokenising.first_skipped()}});
+}
+
+// Creates a directory that only this user can read, if there is none.
+inline void create_private_directories(const std::filesystem::path& path) {
+  std::error_code error;
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
+  if (!error && mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) error.assign(errno, std::generic_category());
+  require(!error, path.string(), ": cannot create the directory: ", error.message(), "; choose another place");
+}
+
+// The token cache shared by all runs.
+inline std::filesystem::path cache_directory() {
+  const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (cache && *cache) return std::filesystem::path(cache) / "streambp";
+  return (home && *home ? std::filesystem::path(home) / ".cache" : temporary_directory()) / "streambp";
+}
+
+// The data as tokens. A token file is used as it is; other data is tokenised into the directory `cache`, unless it is
+// cached there.
+inline TokenFile tokenised(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
+                           const DataOptions& options, const std::filesystem::path& cache) {
+  if (data.size() == 1 && extension_of(data[0]) == ".safetensors") return TokenFile(data[0]);
+  const std::string key = data_key(data, model, options);
+  const auto path = cache / named_by_hash("tokens", key);
+  if (std::filesystem::exists(path)) {
+    try {
+      TokenFile file(path, listed(data));
+      const auto made = file.metadata().find("key");
+      const auto tokens = file.metadata().find("fingerprint");
+      if (made != file.metadata().end() && made->second == key && tokens != file.metadata().end() &&
+          tokens->second == file.fingerprint())
+        return file;
+    } catch (const Error&) {  // damaged: tokenise again
+    }
+  }
+  create_private_directories(cache);
+  write_tokens(data, model, options, path);
+  return TokenFile(path, listed(data));
+}
+
+}  // namespace streambp

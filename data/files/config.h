@@ -1,0 +1,169 @@
+// Reads and writes the config.json of a Hugging Face model directory.
+//
+// Unsupported values and unknown fields are errors, because they might change what the model computes.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "data/files/quantised.h"
+#include "data/files/rope_fields.h"
+#include "model/families.h"
+
+namespace streambp {
+
+// Fields that do not affect what the model computes: its origin, sampling, and training, including dropout, which
+// streambp does not use.
+inline bool is_harmless(const std::string& name) {
+  // clang-format off
+  static const std::set<std::string> harmless = {
+      "cache_implementation", "do_sample", "dtype", "gradient_checkpointing", "id2label", "initializer_factor",
+      "initializer_range", "is_llama_config", "keys_to_ignore_at_inference", "label2id", "max_length",
+      "max_window_layers", "min_length", "model_type", "n_ctx", "num_logits_to_keep", "output_attentions",
+      "output_hidden_states", "output_past", "predict_special_tokens", "pretraining_tp", "repetition_penalty",
+      "return_dict", "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "torch_dtype",
+      "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache"};
+  // clang-format on
+  auto ends = [&](const char* end) { return name.ends_with(end); };
+  return harmless.contains(name) || name.starts_with("_") || name.starts_with("summary_") || ends("_token_id") ||
+         ends("_pdrop") || ends("_dropout");
+}
+
+// Which layers are local: given by "layer_types", or in older files by the family's rule.
+inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) {
+  const bool upper = family.local == LocalLayers::upper, most = family.local == LocalLayers::all_but_every_sixth;
+  const bool missing = !f.json.contains("sliding_window") && family.local == LocalLayers::all;
+  const Index window = missing ? family.defaults.window : f.get<Index>("sliding_window", 0);
+  if (upper && !f.get<bool>("use_sliding_window", false)) return void(f.has("layer_types"));
+  c.window = window;
+  require(!most || window > 0, f.file, ": \"sliding_window\" must be positive");
+  const auto old_pattern = f.get<Index>("_sliding_window_pattern", 6);
+  const auto pattern = f.get<Index>("sliding_window_pattern", old_pattern);
+  const auto first_local = f.get<Index>("max_window_layers", 28);
+  require(pattern > 0, f.file, ": \"sliding_window_pattern\" must be positive");
+  if (f.has("layer_types")) {
+    const Json& types = f.json.at("layer_types");
+    require(types.is_array() && static_cast<Index>(types.size()) == c.layers, f.file,
+            ": \"layer_types\" must name a type for each of the ", c.layers, " layers");
+    for (const Json& type : types) {
+      require(type == "full_attention" || type == "sliding_attention", f.file, ": \"layer_types\": ", shown(type),
+              " is not supported; \"full_attention\" and \"sliding_attention\" are");
+      c.local.push_back(type == "sliding_attention");
+    }
+  } else if (upper || most) {
+    for (Index l = 0; l < c.layers; ++l) c.local.push_back(upper ? l >= first_local : (l + 1) % pattern != 0);
+  }
+}
+
+// The value of a field in the file, or else the one that the family gives it.
+template <class V>
+V read_value(const Fields& f, const Field& field, const Config& c) {
+  V value;
+  if (*field.name && f.has(field.name)) {
+    value = f.get<V>(field.name);
+  } else if (const auto* formula = std::get_if<Formula>(&field.value)) {
+    const double result = formula->of(c);
+    require(std::is_same_v<V, double> || (std::abs(result) < 1e9 && result == std::floor(result)), f.file, ": ",
+            formula->text, " is ", result, ", not a whole number; is ", quote(field.name), " missing?");
+    value = static_cast<V>(result);
+  } else {
+    const V* otherwise = std::get_if<V>(&field.value);
+    value = otherwise ? *otherwise : f.get<V>(field.name);
+  }
+  if constexpr (std::is_same_v<V, Index>) {
+    require(value >= 0, f.file, ": ", quote(field.name), " is ", value, ", but must not be negative");
+    require(value <= kLargestSize, f.file, ": ", quote(field.name), " is ", value, ", more than the ", kLargestSize,
+            " that are supported");
+  }
+  return value;
+}
+
+// The value that a file must have, or the usual one; null: neither.
+inline Json value_of(const Field& field) {
+  const auto json = []<class V>(const V& value) -> Json {
+    if constexpr (std::is_constructible_v<Json, V>) return value;
+    return {};
+  };
+  return std::visit(json, field.value);
+}
+
+inline void read_field(const Fields& f, const Field& field, Config& c) {
+  const auto read = [&]<class Meaning>(Meaning meaning) {
+    if constexpr (std::is_same_v<Meaning, InverseSquare>) {
+      const auto value = read_value<double>(f, field, c);
+      require(value > 0, f.file, ": ", quote(field.name), " must be positive");
+      c.*meaning.member = 1 / std::sqrt(value);
+    } else if constexpr (std::is_same_v<Meaning, Fixed> || std::is_same_v<Meaning, Only>) {
+      f.only(field.name, value_of(field));
+    } else if constexpr (std::is_same_v<Meaning, Ignored>) {
+      f.has(field.name);
+    } else {
+      c.*meaning = read_value<std::decay_t<decltype(c.*meaning)>>(f, field, c);
+    }
+  };
+  std::visit(read, field.meaning);
+}
+
+// Null: none.
+inline Json written_value(const Field& field, const Config& c) {
+  const auto value = [&]<class Meaning>(Meaning meaning) -> Json {
+    if constexpr (std::is_same_v<Meaning, InverseSquare>) return 1 / (c.*meaning.member * c.*meaning.member);
+    if constexpr (std::is_member_pointer_v<Meaning>) return c.*meaning;
+    return std::is_same_v<Meaning, Only> ? Json() : value_of(field);
+  };
+  return std::visit(value, field.meaning);
+}
+
+inline Config config_from_json(const Json& json, const std::string& file) {
+  const Fields f(json, file);
+  const auto type = f.get<std::string>("model_type");
+  std::vector<std::string> types;
+  for (const ModelFamily& family : model_families()) types.push_back(family.type);
+  const auto found = std::ranges::find(model_families(), type, &ModelFamily::type);
+  require(found != model_families().end(), file, ": models of type ", quote(type), " are not supported; ", join(types),
+          " are");
+  if (f.has("architectures") && json.at("architectures") != Json::array({found->architecture})) {
+    fail(file, ": the architecture ", shown(json.at("architectures")), " is not supported; ", type,
+         " models must have [", quote(found->architecture), "]");
+  }
+  Config c = found->defaults;
+  c.family = found->name, c.window = 0;
+  for (const Field& field : found->fields) read_field(f, field, c);
+  if (found->local != LocalLayers::none) read_windows(f, *found, c);
+  if (c.positions == Positions::rope) read_rope(f, c);
+  c.base = read_base(f);
+  f.refuse_others(is_harmless);
+  try {
+    validate(c);
+  } catch (const Error& e) {
+    fail(file, ": ", e.what());
+  }
+  return c;
+}
+
+// Reads a config.json, or the one in a directory.
+inline Config read_config(std::filesystem::path path) {
+  if (std::filesystem::is_directory(path)) path /= "config.json";
+  return config_from_json(parse_json_file(path), path.string());
+}
+
+inline Json config_to_json(const Config& c) {
+  const ModelFamily& family = family_of(c);
+  Json json = {{"model_type", family.type}, {"architectures", Json::array({family.architecture})}};
+  for (const Field& field : family.fields) {
+    const Json value = written_value(field, c);
+    const bool usual = field.written == Written::if_unusual && value == value_of(field);
+    if (*field.name && !usual && !value.is_null()) json[field.name] = value;
+  }
+  if (family.local == LocalLayers::all || c.window > 0) json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
+  if (family.local == LocalLayers::upper && c.window > 0) json["use_sliding_window"] = true;
+  for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");
+  write_rope(json, c.rope_scaling);
+  return json;
+}
+
+}  // namespace streambp

@@ -1,0 +1,72 @@
+// Merges adapters into the weights of their base: weight + scale b a, in float32, one tensor at a time.
+#pragma once
+
+#include <list>
+
+#include "data/files/adapters.h"
+
+namespace streambp {
+
+class Merge {
+ public:
+  Merge(const fs::path& base, const fs::path& directory, const Config& config)
+      : files_(base), model_{config, Tensors<float>(config)} {
+    const Table<float> all = table(config, model_.weights);
+    files_.check_all_used(without_adapters(all), config);
+    allocate(memory_, trained(all));
+    AdapterDirectory(directory).load(host_, model_);
+    for (const Table<float>& parts : by_stored_tensor(adapters(table(config, model_.weights))))
+      adapters_[parts.front().parameter.name] = parts;
+  }
+
+  // Writes a model directory like that of the base, with the types of `layout`.
+  void save(const fs::path& dir, const ModelLayout& layout) {
+    save_tensors(dir, without_adapters(table(model_.config, model_.weights)), layout, kLargestShard,
+                 [&](SafetensorsWriter& writer, const std::string& prefix, const StoredTensor<float>& stored) {
+                   const std::string name = prefix + stored.name;
+                   writer.add(name, stored.dtype, stored_shape(stored.parts),
+                              [=, this](std::ostream& out) { write_merged(out, name, stored); });
+                 });
+  }
+
+ private:
+  using Memory = std::list<std::vector<float>>;
+
+  void write_merged(std::ostream& out, const std::string& name, const StoredTensor<float>& stored) {
+    Memory memory;
+    if (!stored.parts.front().parameter.trained) allocate(memory, stored.parts), read(stored.parts);
+    add_adapters(stored);
+    write_values(host_, out, name, stored.parts, stored.dtype);
+  }
+
+  void read(const Table<float>& parts) {
+    if (!parts.front().quantised) return read_tensors(host_, files_, "", parts);
+    const std::vector<Nf4Numbers> numbers = nf4_of(files_, parts);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      dequantise(numbers[i], parts[i].matrix->reshape(parts[i].matrix->size()));
+  }
+
+  // weight += scale b a
+  void add_adapters(const StoredTensor<float>& stored) {
+    const std::string layer = stored.name.substr(0, stored.name.rfind('.'));
+    const auto size = model_.config.adapters.find(layer);
+    if (size == model_.config.adapters.end() || *stored.parts.front().parameter.group == 0) return;
+    const Matrix<float> a = *adapters_.at(layer + ".lora_A.weight").front().matrix;
+    const Table<float>& bs = adapters_.at(layer + ".lora_B.weight");
+    for (std::size_t i = 0; i < bs.size(); ++i) {
+      const Matrix<float> b = *bs[i].matrix;
+      std::vector<float> memory(b.data, b.data + b.size());
+      const Matrix<float> scaled(memory.data(), b.rows, b.cols);
+      scale(host_, scaled, size->second.scale);
+      matmul_backward_input(host_, *stored.parts[i].matrix, scaled, a, Update::add);
+    }
+  }
+
+  ModelFiles files_;
+  Model<float> model_;
+  Cpu host_{0};
+  Memory memory_;  // of what is trained
+  std::map<std::string, Table<float>> adapters_;
+};
+
+}  // namespace streambp

@@ -1,0 +1,266 @@
+// A Hugging Face model directory:
+//
+//   config.json                        the architecture
+//   model.safetensors                  the weights; or, in shards,
+//   model-00001-of-00002.safetensors, ..., and model.safetensors.index.json, which lists the shard of each tensor
+//   tokenizer.json, ...                copied without changes
+//
+// A model is saved as it was loaded: the same tensor names and types, config.json and tokenizer.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "data/files/config.h"
+#include "data/files/tensors.h"
+
+namespace streambp {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kLargestShard = 5'000'000'000;
+
+// The tensors of a model directory, in one file or in shards.
+class ModelFiles {
+ public:
+  explicit ModelFiles(const fs::path& dir) : dir(dir) {
+    const fs::path index = dir / "model.safetensors.index.json", single = dir / "model.safetensors";
+    if (!fs::exists(single) && fs::exists(index)) {
+      open_shards(index);
+    } else {
+      require(fs::exists(single) || !fs::is_directory(dir), dir.string(),
+              ": has neither model.safetensors nor model.safetensors.index.json; convert other formats to safetensors");
+      files.emplace_back(single);
+      for (const auto& [name, tensor] : files.back().tensors()) tensors[name] = &tensor;
+    }
+    for (const auto& family : model_families()) {
+      const std::string root = family.modules.root;
+      if (tensors.contains(root + family.modules.tokens + ".weight")) prefix_ = root;
+    }
+  }
+
+  // Null if there is no such tensor.
+  const Tensor* find(const std::string& name) const {
+    auto found = tensors.find(prefix_ + name);
+    if (found == tensors.end()) found = tensors.find(name);  // the head has no prefix
+    return found == tensors.end() ? nullptr : found->second;
+  }
+  const Tensor& at(const std::string& name) const {
+    const Tensor* found = find(name);
+    require(found, dir.string(), ": no tensor ", quote(prefix_ + name), " among the ", tensors.size(),
+            " of its files; do they belong to this config.json?");
+    return *found;
+  }
+  const std::string& prefix() const { return prefix_; }
+
+  // Refuses tensors that the model does not use, except those that can be derived from others.
+  template <class T>
+  void check_all_used(const Table<T>& table, const Config& c) const {
+    std::set<const Tensor*> used;
+    const std::vector<const char*>& unused = family_of(c).modules.unused;
+    for (const Entry<T>& e : table) {
+      used.insert(&at(e.parameter.name));
+      for (const char* part : kNf4Parts)
+        if (e.quantised) used.insert(find(e.parameter.name + part));
+    }
+    for (const auto& [name, tensor] : tensors) {
+      const auto ends = [&](const char* end) { return name.ends_with(end); };
+      if (used.contains(tensor) || ends("rotary_emb.inv_freq") || std::ranges::any_of(unused, ends)) continue;
+      require(name == "lm_head.weight" && c.tied, tensor->where,
+              " is not used by the model of config.json, so results would differ without it");
+      const Tensor& embedding = at(parameters_of(c).front().name);
+      require(tensor->dtype == embedding.dtype && tensor->shape == embedding.shape &&
+                  std::memcmp(tensor->data, embedding.data, tensor->bytes) == 0,
+              tensor->where, " differs from the embedding, but config.json says that they are tied");
+      forget(*tensor), forget(embedding);
+    }
+  }
+
+ private:
+  void open_shards(const fs::path& index) {
+    const Json json = parse_json_file(index);
+    require(json.is_object() && json.contains("weight_map") && json["weight_map"].is_object(), index.string(),
+            ": has no \"weight_map\"; is the file complete?");
+    std::map<std::string, std::size_t> shard_of;
+    for (const auto& [name, value] : json["weight_map"].items()) {
+      if (!value.is_string()) fail(index.string(), ": ", quote(name), ": ", shown(value), " is not the name of a file");
+      const auto shard = value.get<std::string>();
+      require(fs::path(shard).filename() == shard && shard.ends_with(".safetensors"), index.string(), ": ",
+              quote(shard), " is not the name of a safetensors file in the same directory");
+      const auto [found, is_new] = shard_of.try_emplace(shard, files.size());
+      if (is_new) files.emplace_back(dir / shard);
+      tensors[name] = &files[found->second].at(name);
+    }
+    for (const SafetensorsFile& file : files) {
+      for (const auto& [name, tensor] : file.tensors()) {
+        require(tensors.contains(name) && tensors[name] == &tensor, tensor.where, " is not listed in ", index.string());
+      }
+    }
+  }
+
+  fs::path dir;
+  std::vector<SafetensorsFile> files;
+  std::map<std::string, const Tensor*> tensors;
+  std::string prefix_;
+};
+
+// A small file of a model directory. Checkpoints contain copies of it, so a link may not lead to a private file: it
+// must stay in the directory, or in the blobs of a hub's cache (models--NAME/snapshots/COMMIT/FILE -> ../../blobs/HASH).
+inline std::string read_model_file(const fs::path& file) {
+  regular_file_size(file);
+  const fs::path home = fs::canonical(file.parent_path()), target = fs::canonical(file);
+  const fs::path snapshots = home.parent_path(), blobs = snapshots.parent_path() / "blobs";
+  const auto within = [&](const fs::path& directory) {
+    return std::mismatch(directory.begin(), directory.end(), target.begin(), target.end()).first == directory.end();
+  };
+  require(within(home) || (snapshots.filename() == "snapshots" && within(blobs)), file.string(), ": is a link to ",
+          target.string(), ", outside the model directory; put a copy there instead, because checkpoints would ",
+          "contain the file");
+  return read_file(file);
+}
+
+// What saving needs in addition to the weights to write a model as it was loaded.
+struct ModelLayout {
+  std::string config;                         // the text of config.json
+  std::map<std::string, std::string> others;  // contents of the other small files, by name
+  std::string prefix;                         // of the tensors' names
+  std::map<std::string, std::string> dtypes;  // by parameter name
+  // With an adapter_config.json, checkpoints hold adapters only, for the model in this directory.
+  std::string adapter_config = "";
+  fs::path base = "";
+
+  // For a new model.
+  explicit ModelLayout(const Config& c) : config(config_to_json(c).dump(2) + "\n") {}
+
+  explicit ModelLayout(const fs::path& dir) : config(read_model_file(dir / "config.json")) {
+    for (const char* name :
+         {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json",
+          "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"}) {
+      if (fs::exists(dir / name)) others[name] = read_model_file(dir / name);
+    }
+    const Config c = read_config(dir);
+    const ModelFiles files(dir);
+    prefix = files.prefix();
+    for (const Parameter& p : parameters_of(c)) dtypes[p.name] = files.at(p.name).dtype;
+  }
+
+  // Changes the type of the saved tensors.
+  void store_as(const std::string& dtype) {
+    const std::map<std::string, const char*> names = {{"F32", "float32"}, {"F16", "float16"}, {"BF16", "bfloat16"}};
+    for (auto& [name, type] : dtypes) type = dtype;
+    const auto has_dtype = [](const JsonMember& member) { return member.key == "dtype"; };
+    const char* field = std::ranges::any_of(members_of(config), has_dtype) ? "dtype" : "torch_dtype";
+    config = with_member(without_member(config, "quantization_config"), field, names.at(dtype));
+  }
+
+  // Refuses types that cannot be saved, before a run starts.
+  void require_writable() const {
+    for (const auto& [name, type] : dtypes) {
+      require(type == "F32" || type == "F16" || type == "BF16", "the weights ", quote(name), " have the type ", type,
+              ", which cannot be saved; choose float32, float16 or bfloat16 with --save-dtype");
+    }
+  }
+  // Whether all tensors were loaded from float32.
+  bool holds_float32() const { return !dtypes.empty() && !narrows<float>(); }
+  // Whether saving values of type T loses bits.
+  template <class T>
+  bool narrows() const {
+    return std::any_of(dtypes.begin(), dtypes.end(), [](const auto& entry) {
+      return dtype_size(entry.second) < static_cast<Index>(sizeof(T)) || (sizeof(T) == 2 && entry.second == "F16");
+    });
+  }
+};
+
+// Loads the weights of a model directory. Returns their size in the files.
+template <class Device, class T>
+std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
+  const ModelFiles files(dir);
+  const auto parameters = without_adapters(table(model.config, model.weights));
+  files.check_all_used(parameters, model.config);
+  read_tensors(dev, files, "", plain(parameters), model.shards);
+  std::size_t bytes = 0;
+  for (const Table<T>& parts : by_stored_tensor(parameters)) {
+    const Tensor& tensor = files.at(parts.front().parameter.name);
+    bytes += tensor.bytes;
+    if (!parts.front().quantised) continue;
+    const std::vector<Nf4Numbers> numbers = nf4_of(files, parts);
+    for (std::size_t i = 0; i < parts.size(); ++i) upload(dev, *parts[i].quantised, numbers[i]);
+    forget(tensor);
+  }
+  MappedFile::require_intact();
+  return bytes;
+}
+
+// A tensor of a saved model: its parameters, and its type in the file.
+template <class T>
+struct StoredTensor {
+  Table<T> parts;
+  std::string name, dtype;
+};
+
+// Distributes a model's tensors, in their order, over shards of at most `limit` bytes.
+template <class T>
+std::vector<std::vector<StoredTensor<T>>> into_shards(const Table<T>& tensors, const ModelLayout& layout,
+                                                      std::size_t limit) {
+  std::vector<std::vector<StoredTensor<T>>> shards;
+  std::size_t filled = 0;
+  for (const Table<T>& parts : by_stored_tensor(tensors)) {
+    const std::string& name = parts.front().parameter.name;
+    const auto dtype = layout.dtypes.find(name);
+    StoredTensor<T> stored{parts, name, dtype == layout.dtypes.end() ? dtype_name<T>() : dtype->second};
+    const auto shape = stored_shape(parts);
+    const auto bytes = static_cast<std::size_t>(element_count(name, shape) * dtype_size(stored.dtype));
+    if (shards.empty() || filled + bytes > limit) shards.emplace_back(), filled = 0;
+    filled += bytes;
+    shards.back().push_back(std::move(stored));
+  }
+  return shards;
+}
+
+// Saves a model to an existing directory, in files of at most `limit` bytes. write(writer, prefix, tensor) adds a tensor
+// to a file. If ranks share the weights, all of them call this; rank 0 writes, and the others have an empty directory.
+template <class T, class F>
+void save_tensors(const fs::path& dir, const Table<T>& tensors, const ModelLayout& layout, std::size_t limit,
+                  F&& write) {
+  const auto shards = into_shards(tensors, layout, limit);
+  Index total = 0;
+  Json weight_map = Json::object();
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    char name[64] = "model.safetensors";
+    if (shards.size() > 1) std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
+    SafetensorsWriter writer(dir.empty() ? dir : dir / name, {{"format", "pt"}});
+    for (const StoredTensor<T>& stored : shards[i]) {
+      const std::string prefix = stored.name == "lm_head.weight" ? "" : layout.prefix;
+      total += element_count(stored.name, stored_shape(stored.parts)) * dtype_size(stored.dtype);
+      write(writer, prefix, stored);
+      weight_map[prefix + stored.name] = name;
+    }
+    writer.finish();
+  }
+  if (dir.empty()) return;
+  if (shards.size() > 1) {
+    const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+    write_file_atomically(dir / "model.safetensors.index.json", index.dump(2) + "\n");
+  }
+  for (const auto& [name, contents] : layout.others) write_file_atomically(dir / name, contents);
+  write_file_atomically(dir / "config.json", layout.config);
+}
+
+// The float32 values in `masters` replace those of the weights.
+template <class Device, class T>
+void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLayout& layout,
+                std::size_t limit = kLargestShard, const Group& ranks = {}, const Table<float>& masters = {}) {
+  std::map<std::string, Table<float>> exact;
+  for (const Table<float>& parts : by_stored_tensor(masters)) exact[parts.front().parameter.name] = parts;
+  save_tensors(dir, without_adapters(table(model.config, model.weights)), layout, limit,
+               [&](SafetensorsWriter& writer, const std::string& prefix, const StoredTensor<T>& stored) {
+                 const auto master = exact.find(stored.name);
+                 if (master == exact.end()) return write_tensor(dev, writer, prefix, stored.parts, stored.dtype, ranks);
+                 write_tensor(dev, writer, prefix, master->second, stored.dtype, ranks);
+               });
+}
+
+}  // namespace streambp

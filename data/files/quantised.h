@@ -1,0 +1,115 @@
+// Quantised weights in the files of a model. bitsandbytes stores a weight NAME as
+//
+//   NAME                                   U8    the codes
+//   NAME.absmax                            U8    the codes of the scales
+//   NAME.nested_absmax                     F32   the block scales
+//   NAME.nested_quant_map                  F32   256 values of scales
+//   NAME.quant_map                         F32   16 values of weights
+//   NAME.quant_state.bitsandbytes__nf4     U8    JSON: shape, type, block sizes, offset
+//
+// Other files hold plain weights, which are quantised while they are loaded.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "data/files/fields.h"
+#include "data/files/tensors.h"
+#include "model/quantised.h"
+
+namespace streambp {
+
+constexpr const char* kNf4State = ".quant_state.bitsandbytes__nf4";
+constexpr const char* kNf4Parts[] = {".absmax", ".nested_absmax", ".nested_quant_map", ".quant_map", kNf4State};
+
+// Whether a model of this config.json is quantised by bitsandbytes in a way that can be loaded.
+inline Base read_base(const Fields& config) {
+  if (!config.has("quantization_config")) return Base::plain;
+  const Fields f = config.object("quantization_config");
+  f.only("quant_method", "bitsandbytes");
+  require(f.get<bool>("load_in_4bit", false), f.file, ": only weights in 4 bits (load_in_4bit) are supported");
+  f.only("bnb_4bit_quant_type", "nf4");
+  require(f.has("bnb_4bit_quant_type"), f.file, ": weights in fp4 are not supported, only in nf4");
+  f.only("bnb_4bit_quant_storage", "uint8");
+  require(f.get<bool>("bnb_4bit_use_double_quant", false), f.file,
+          ": only double quantisation (bnb_4bit_use_double_quant) is supported");
+  f.only("load_in_8bit", false);
+  if (f.has("llm_int8_skip_modules")) {  // embedding and head are never quantised
+    for (const Json& name : f.json.at("llm_int8_skip_modules"))
+      require(name == "lm_head" || name == "embed_tokens" || name == "model.embed_tokens", f.file,
+              ": \"llm_int8_skip_modules\": ", shown(name), " is not supported; all linear layers must be in 4 bits");
+  }
+  f.refuse_others([](const std::string& name) {
+    return name.starts_with("_") || name.starts_with("llm_int8_") || name == "bnb_4bit_compute_dtype";
+  });
+  return Base::nf4;
+}
+
+template <class V>
+std::vector<V> bytes_of(const Tensor& tensor, const char* dtype, Index count) {
+  require(tensor.dtype == dtype && tensor.count == count, tensor.where, ": is ", tensor.dtype, " of shape ",
+          shown(tensor.shape), "; expected ", count, " numbers of type ", dtype);
+  std::vector<V> values(static_cast<std::size_t>(count));
+  std::memcpy(values.data(), tensor.data, tensor.bytes);
+  return values;
+}
+
+// Reads a weight that bitsandbytes has quantised.
+template <class Files>
+Nf4Numbers read_nf4(const Files& files, const Parameter& p) {
+  const Tensor& codes = files.at(p.name);
+  const Tensor& state = files.at(p.name + kNf4State);
+  const std::string text(reinterpret_cast<const char*>(state.data), state.bytes);
+  const Json json = parse_json(text, state.where);
+  const Fields f(json, state.where);
+  f.only("quant_type", "nf4");
+  f.only("blocksize", kNf4Block);
+  f.only("nested_blocksize", kNf4Blocks);
+  require(f.has("shape") && json["shape"] == Json({p.rows, p.cols}), state.where, ": the shape ",
+          shown(json.value("shape", Json())), " is not ", p.rows, " x ", p.cols, " as config.json says");
+  const auto type = f.get<std::string>("dtype");
+  require(type == "bfloat16" || type == "float16" || type == "float32", state.where, ": weights of type ", quote(type),
+          " are not supported");
+  const Index size = p.rows * p.cols, scales = ceil_div(size, kNf4Block), blocks = ceil_div(scales, kNf4Blocks);
+  Nf4Numbers q;
+  q.codes = bytes_of<std::uint8_t>(codes, "U8", ceil_div(size, 2));
+  q.scale_codes = bytes_of<std::uint8_t>(files.at(p.name + ".absmax"), "U8", scales);
+  q.block_scales = bytes_of<float>(files.at(p.name + ".nested_absmax"), "F32", blocks);
+  q.scale_values = bytes_of<float>(files.at(p.name + ".nested_quant_map"), "F32", 256);
+  q.offset = static_cast<float>(f.get<double>("nested_offset"));
+  q.type = type == "bfloat16" ? Nf4Type::bf16 : type == "float16" ? Nf4Type::f16 : Nf4Type::f32;
+  const Tensor& values = files.at(p.name + ".quant_map");
+  require(bytes_of<float>(values, "F32", 16) == nf4_values(), values.where, ": are not the values of nf4");
+  auto largest = [](const std::vector<float>& v) {
+    float most = 0;
+    for (const float x : v) most = std::isfinite(x) ? std::max(most, std::abs(x)) : INFINITY;
+    return most;
+  };
+  const float scale = largest(q.scale_values) * largest(q.block_scales) + std::abs(q.offset);
+  require(std::isfinite(rounded_to(q.type, scale)), codes.where,
+          ": its scales hold a NaN, an infinity or far too large numbers; the file is damaged");
+  return q;
+}
+
+// The 4-bit weights of a stored tensor's parts: as they are in the files, or quantised now.
+template <class Files, class T>
+std::vector<Nf4Numbers> nf4_of(const Files& files, const Table<T>& parts) {
+  const Tensor& tensor = files.at(parts.front().parameter.name);
+  if (files.find(parts.front().parameter.name + kNf4State)) {
+    require(parts.size() == 1, tensor.where, ": quantised weights of several layers in one tensor are not supported");
+    return {read_nf4(files, parts.front().parameter)};
+  }
+  std::list<std::vector<float>> values;
+  std::vector<Matrix<float>> matrices(parts.size());
+  Table<float> rows;
+  for (const Entry<T>& e : parts) rows.push_back({e.parameter, &matrices[rows.size()]});
+  allocate(values, rows);
+  Cpu host(0);
+  read_tensors(host, files, "", rows);
+  std::vector<Nf4Numbers> numbers;
+  const auto type = tensor.dtype == "BF16" ? Nf4Type::bf16 : tensor.dtype == "F16" ? Nf4Type::f16 : Nf4Type::f32;
+  for (const std::vector<float>& part : values) numbers.push_back(quantise(part, type));
+  return numbers;
+}
+
+}  // namespace streambp

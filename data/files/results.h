@@ -1,0 +1,37 @@
+// Files of results: JSON, tokens, gradients. They are marked, so that a typing error cannot replace another file.
+#pragma once
+
+#include "data/files/fields.h"
+#include "data/files/safetensors.h"
+
+namespace streambp {
+
+constexpr const char* kWrittenBy = "streambp";
+
+inline void write_results(const std::filesystem::path& path, Json results, int indent = 2) {
+  results["written_by"] = kWrittenBy;
+  write_file_atomically(path, results.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+// Refuses to replace a file that holds anything else than such results.
+inline void require_replaceable(const std::filesystem::path& path) {
+  require_writable(path);
+  if (!std::filesystem::exists(path) || std::filesystem::file_size(path) == 0) return;
+  bool is_ours = false;
+  try {
+    if (extension_of(path) == ".safetensors") {
+      const auto metadata = SafetensorsFile(path).metadata();
+      const auto mark = metadata.find("written_by");
+      is_ours = mark != metadata.end() && mark->second == kWrittenBy;
+    } else {
+      const Json json = parse_json_file(path);
+      is_ours = json.is_object() && json.value("written_by", Json()) == kWrittenBy;
+    }
+  } catch (const Error&) {
+  }
+  require(is_ours, path.string(),
+          ": exists and may be yours; results replace only earlier results of this program, so ",
+          "name another file, or remove this one");
+}
+
+}  // namespace streambp

@@ -1,0 +1,148 @@
+// RoPE's fields in a config.json, in the old and the new spelling.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "data/files/fields.h"
+#include "model/config.h"
+
+namespace streambp {
+
+using RopeMember = double RopeScaling::*;
+
+// A kind of RoPE scaling: its name, and its numbers. Only those that are not `needed` have a default.
+struct RopeNumber {
+  const char* name;
+  RopeMember member;
+  bool needed = true;
+};
+struct RopeKind {
+  const char* name;
+  RopeType type;
+  std::vector<RopeNumber> numbers;
+};
+inline const std::vector<RopeKind>& rope_kinds() {
+  static const RopeNumber factor = {"factor", &RopeScaling::factor},
+                          length = {"original_max_position_embeddings", &RopeScaling::original_length},
+                          low = {"low_freq_factor", &RopeScaling::low_freq_factor},
+                          high = {"high_freq_factor", &RopeScaling::high_freq_factor},
+                          fast = {"beta_fast", &RopeScaling::beta_fast, false},
+                          slow = {"beta_slow", &RopeScaling::beta_slow, false},
+                          attention = {"attention_factor", &RopeScaling::attention_factor, false};
+  static const std::vector<RopeKind> kinds = {{"default", RopeType::plain, {}},
+                                              {"linear", RopeType::linear, {factor}},
+                                              {"dynamic", RopeType::dynamic, {factor}},
+                                              {"llama3", RopeType::llama3, {factor, length, low, high}},
+                                              {"yarn", RopeType::yarn, {factor, length, fast, slow, attention}},
+                                              {"longrope", RopeType::longrope, {factor, length, attention}}};
+  return kinds;
+}
+
+// The factor by which YaRN multiplies cosines and sines, as its authors suggest.
+inline double yarn_attention_factor(const Fields& s) {
+  const auto factor = s.get<double>("factor");
+  const auto suggested = [&](double scale) { return factor > 1 ? 0.1 * scale * std::log(factor) + 1 : 1; };
+  const auto numerator = s.get<double>("mscale", 0), denominator = s.get<double>("mscale_all_dim", 0);
+  return numerator != 0 && denominator != 0 ? suggested(numerator) / suggested(denominator) : suggested(1);
+}
+
+// Phi-3's form has the context length of pretraining beside the object `s`, in the configuration `f`, and not the factor.
+inline void read_longrope(const Fields& s, const Fields& f, const Config& c, RopeScaling& scaling) {
+  const auto inside = s.get<double>("original_max_position_embeddings", static_cast<double>(c.max_length));
+  scaling.original_length = f.get<double>("original_max_position_embeddings", inside);
+  require(scaling.original_length > 1, s.file, ": original_max_position_embeddings is missing or too short");
+  require(c.max_length > 0 || s.has("factor"), f.file, ": longrope needs max_position_embeddings, or a factor");
+  scaling.factor = s.get<double>("factor", static_cast<double>(c.max_length) / scaling.original_length);
+  require(scaling.factor > 0, s.file, ": the field \"factor\" must be positive");
+  const double suggested =
+      scaling.factor > 1 ? std::sqrt(1 + std::log(scaling.factor) / std::log(scaling.original_length)) : 1;
+  scaling.attention_factor = s.get<double>("attention_factor", suggested);
+  require(scaling.attention_factor > 0, s.file, ": attention_factor must be positive");
+  scaling.short_factors = s.numbers("short_factor"), scaling.long_factors = s.numbers("long_factor");
+  for (const auto* factors : {&scaling.short_factors, &scaling.long_factors})
+    for (double factor : *factors) require(factor > 0, s.file, ": factors must be positive, not ", factor);
+}
+
+// RoPE scaling: an object of the configuration `f`, which may also hold theta.
+inline RopeScaling read_rope_scaling(const Fields& s, const Fields& f, const Config& c) {
+  s.only("partial_rotary_factor", 1.0);
+  const auto old_name = s.get<std::string>("type", "default");
+  const auto name = s.get<std::string>("rope_type", old_name);
+  const auto kind = std::ranges::find(rope_kinds(), name, &RopeKind::name);
+  require(kind != rope_kinds().end(), s.file, ": RoPE scaling of type ", quote(name),
+          " is not supported; default, linear, dynamic, llama3, yarn and longrope are");
+  RopeScaling scaling;
+  scaling.type = kind->type;
+  if (scaling.type == RopeType::yarn) scaling.attention_factor = yarn_attention_factor(s);
+  if (scaling.type == RopeType::longrope) read_longrope(s, f, c, scaling);
+  for (const auto& [field, member, needed] : kind->numbers) {
+    if (scaling.type == RopeType::longrope) continue;
+    scaling.*member = needed ? s.get<double>(field) : s.get<double>(field, scaling.*member);
+    require(scaling.*member > 0, s.file, ": the field \"", field, "\" must be positive");
+  }
+  if (scaling.type == RopeType::dynamic) {
+    require(scaling.factor >= 1 && c.max_length > 0, s.file,
+            ": dynamic scaling needs a factor of at least 1, and max_position_embeddings beside it");
+    for (const Fields& fields : {s, f}) fields.has("original_max_position_embeddings");  // has no effect
+    scaling.original_length = static_cast<double>(c.max_length);
+  }
+  if (scaling.type == RopeType::llama3) {
+    require(scaling.low_freq_factor < scaling.high_freq_factor, s.file,
+            ": low_freq_factor must be less than high_freq_factor");
+  }
+  if (scaling.type == RopeType::yarn) {
+    require(scaling.beta_fast > scaling.beta_slow, s.file, ": beta_fast must be larger than beta_slow");
+    require(scaling.original_length > 6.2832 * scaling.beta_slow, s.file,
+            ": original_max_position_embeddings is too short for beta_slow rotations");
+    if (!s.get<bool>("truncate", true)) scaling.ends = RopeScaling::Ends::exact;
+  }
+  s.refuse_others([](const std::string& name) { return name == "rope_theta"; });
+  return scaling;
+}
+
+// transformers 5 keeps theta and the scaling in one object (Gemma: one for each layer type); earlier versions have
+// separate fields. `c` has the family's theta, or that of a separate field.
+inline void read_rope(const Fields& f, Config& c) {
+  if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.object("rope_scaling"), f, c);
+  if (f.has("rope_parameters")) {
+    require(!f.has("rope_scaling"), f.file,
+            ": has both \"rope_scaling\" and \"rope_parameters\", of earlier and of newer files; remove one of them");
+    const auto read = [&](const Fields& rope) {
+      c.rope_theta = rope.get<double>("rope_theta", c.rope_theta);
+      c.rope_scaling = read_rope_scaling(rope, f, c);
+    };
+    const Fields rope = f.object("rope_parameters");
+    if (!rope.has("full_attention")) {
+      read(rope);
+    } else {
+      require(c.local_rope_theta > 0, rope.file, ": only Gemma has RoPE parameters for each layer type");
+      if (rope.has("sliding_attention")) {
+        const Fields local = rope.object("sliding_attention");
+        c.local_rope_theta = local.get<double>("rope_theta", c.local_rope_theta);
+        require(read_rope_scaling(local, f, c).type == RopeType::plain, local.file,
+                ": RoPE scaling of local layers is not supported");
+      }
+      rope.refuse_others([](const std::string&) { return false; });
+      read(rope.object("full_attention"));
+    }
+  }
+  if (c.rope_scaling.type == RopeType::dynamic) {
+    const double stretched = c.rope_scaling.factor * static_cast<double>(c.max_length);
+    c.max_length = static_cast<Index>(std::min(stretched, 0x1p24));
+  }
+}
+
+inline void write_rope(Json& json, const RopeScaling& s) {
+  if (s.type == RopeType::plain) return;
+  const RopeKind& kind = *std::ranges::find(rope_kinds(), s.type, &RopeKind::type);
+  Json& rope = json["rope_scaling"] = {{"rope_type", kind.name}};
+  for (const RopeNumber& number : kind.numbers) rope[number.name] = s.*number.member;
+  if (s.type == RopeType::dynamic) json["max_position_embeddings"] = static_cast<Index>(s.original_length);
+  if (s.type == RopeType::longrope) rope["short_factor"] = s.short_factors, rope["long_factor"] = s.long_factors;
+  if (s.type == RopeType::yarn) rope["truncate"] = s.ends == RopeScaling::Ends::whole;
+}
+
+}  // namespace streambp

@@ -1,0 +1,304 @@
+// Safetensors: named tensors in one file, the format of Hugging Face checkpoints.
+//
+//   8 bytes     n, the length of the header, little-endian
+//   n bytes     JSON: {"wte.weight": {"dtype": "F32", "shape": [50257, 768], "data_offsets": [begin, end]}, ...,
+//                      "__metadata__": {"any": "text"}}
+//   the rest    the tensors, back to back; offsets count from here
+//
+// Reading validates the whole header before it touches the data. Writing is atomic: it goes to a temporary file, which
+// is renamed once it is on disk.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "data/files/files.h"
+#include "data/files/json.h"
+#include "kernels/base/matrix.cuh"
+
+namespace streambp {
+
+struct Tensor {
+  std::string where;  // "file: tensor "name"", for messages
+  std::string dtype;
+  std::vector<Index> shape;
+  Index count;            // of elements
+  const std::byte* data;  // in the mapped file; not aligned
+  std::size_t bytes;
+};
+
+// Bytes of an element; 0 for types that cannot be read.
+inline Index dtype_size(const std::string& dtype) {
+  static const std::map<std::string, Index> sizes = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2},
+                                                     {"I64", 8}, {"I32", 4}, {"U8", 1}};
+  const auto found = sizes.find(dtype);
+  return found == sizes.end() ? 0 : found->second;
+}
+
+inline bool is_real(const Tensor& tensor) {
+  return tensor.dtype == "F32" || tensor.dtype == "F64" || tensor.dtype == "F16" || tensor.dtype == "BF16";
+}
+
+inline Index element_count(const std::string& where, const std::vector<Index>& shape) {
+  require(shape.size() <= 8, where, ": has ", shape.size(), " dimensions; at most 8 are supported");
+  Index bytes = 8;  // the size of the largest type, so that the byte count of no type overflows
+  for (const Index n : shape) {
+    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) {
+      fail(where, ": no tensor can have the shape ", shown(shape), "; is the file damaged?");
+    }
+  }
+  return bytes / 8;
+}
+
+// IEEE half precision: 1 sign bit, 5 exponent bits, 10 fraction bits.
+struct StoredFloat16 {
+  std::uint16_t bits;
+  operator float() const {
+    const std::uint32_t sign = bits >> 15, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    if (exponent == 0) return (sign ? -0x1p-24f : 0x1p-24f) * static_cast<float>(fraction);
+    const std::uint32_t widened = exponent == 31 ? 255 : exponent + 127 - 15;  // 31: infinity and NaN
+    return std::bit_cast<float>(sign << 31 | widened << 23 | fraction << 13);
+  }
+
+  StoredFloat16() = default;
+  explicit StoredFloat16(float x) {  // to nearest, ties to even; overflow gives infinity
+    const auto b = std::bit_cast<std::uint32_t>(x);
+    const std::uint32_t sign = b >> 16 & 0x8000u, magnitude = b & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {
+      bits = static_cast<std::uint16_t>(sign | 0x7e00u);  // NaN
+    } else if (magnitude < 0x38800000u) {  // below 2^-14: added to 1/2, its last 24 bits are multiples of 2^-24
+      const float steps = std::bit_cast<float>(magnitude) + 0.5f;
+      bits = static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(steps) - 0x3f000000u));
+    } else {
+      const std::uint32_t rounded = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13;
+      bits = static_cast<std::uint16_t>(sign | std::min(rounded, 0x7c00u));
+    }
+  }
+};
+
+// Elements [first, first + count) as T. Real types convert to real types, integers to integer types that can hold them.
+template <class T>
+void read(const Tensor& tensor, Index first, Index count, T* out) {
+  require(0 <= first && 0 <= count && first + count <= tensor.count, tensor.where, ": has ", tensor.count, " elements");
+  constexpr bool real = std::is_floating_point_v<T> || std::is_same_v<T, BFloat16>;
+  const auto convert = [&](auto stored) {
+    using Stored = decltype(stored);
+    const std::byte* data = tensor.data + first * static_cast<Index>(sizeof stored);
+    if constexpr (std::is_same_v<Stored, T>) {
+      if (count > 0) std::memcpy(out, data, static_cast<std::size_t>(count) * sizeof stored);
+    } else {
+      for (Index i = 0; i < count; ++i) {
+        std::memcpy(&stored, data + i * static_cast<Index>(sizeof stored), sizeof stored);
+        if constexpr (std::is_integral_v<T>) {
+          require(std::in_range<T>(stored), tensor.where, ": ", +stored, " is out of range");
+        }
+        out[i] = static_cast<T>(stored);
+      }
+    }
+  };
+  if constexpr (real) {
+    if (tensor.dtype == "F32") return convert(float{});
+    if (tensor.dtype == "F64") return convert(double{});
+    if (tensor.dtype == "F16") return convert(StoredFloat16{});
+    if (tensor.dtype == "BF16") return convert(BFloat16{});
+  } else {
+    if (tensor.dtype == "I32") return convert(std::int32_t{});
+    if (tensor.dtype == "I64") return convert(std::int64_t{});
+    if (tensor.dtype == "U8") return convert(std::uint8_t{});
+  }
+  const char* kind = real ? "real numbers" : "integers";
+  fail(tensor.where, ": cannot read type ", tensor.dtype, " as ", kind, "; convert the file");
+}
+
+template <class T>
+void read(const Tensor& tensor, T* out) {
+  read(tensor, 0, tensor.count, out);
+}
+
+// Returns the pages of a mapped tensor to the system. Later reads load them again.
+inline void forget(const Tensor& tensor) {
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(tensor.data) / page * page;
+  const auto end = (reinterpret_cast<std::uintptr_t>(tensor.data) + tensor.bytes) / page * page;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+// A file, mapped into memory and checked. Its tensors live as long as the object or a copy of it.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path) : path_(path) {
+    const std::size_t size = regular_file_size(path);
+    require(size >= 8, path.string(), ": ", size, " bytes are too few", kRemedy);
+    mapping_ = std::make_shared<MappedFile>(path, size);
+    std::uint64_t length;
+    std::memcpy(&length, mapping_->data(), 8);
+    require(length <= size - 8 && length <= kLongestHeader, path.string(), ": claims a header of ", length,
+            " bytes and has ", size, kRemedy);
+    data_ = mapping_->data() + 8 + length;
+    data_bytes_ = static_cast<Index>(size - 8 - length);
+    parse(std::string(reinterpret_cast<const char*>(mapping_->data()) + 8, length));
+    check_layout();
+  }
+
+  const std::filesystem::path& path() const { return path_; }
+  MappedFile& mapping() const { return *mapping_; }
+  const std::map<std::string, Tensor>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const Tensor* find(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? nullptr : &found->second;
+  }
+  const Tensor& at(const std::string& name) const {
+    if (const Tensor* tensor = find(name)) return *tensor;
+    std::string near;
+    auto neighbour = tensors_.lower_bound(name);
+    if (neighbour != tensors_.begin()) --neighbour;
+    for (int i = 0; i < 3 && neighbour != tensors_.end(); ++i) near += " " + quote(neighbour++->first);
+    fail(path_.string(), ": no tensor ", quote(name), " among its ", tensors_.size(),
+         near.empty() ? "" : "; similar names:", near, "; is it a file of this model?");
+  }
+
+ private:
+  static constexpr std::uint64_t kLongestHeader = 100'000'000;  // as in the reference implementation
+  static constexpr const char* kRemedy = "; the file is damaged or not a safetensors file; download it again";
+
+  // The header nests three deep: tensors, their fields, lists of sizes.
+  static constexpr JsonLimits kHeaderLimits = {.values = 1'000'000, .depth = 3};
+
+  void parse(std::string_view text) {
+    std::string where = path_.string() + ": header";
+    try {
+      const Json header = parse_json(text, kHeaderLimits);
+      require(header.is_object(), where, ": is not a JSON object", kRemedy);
+      for (const auto& [name, entry] : header.items()) {
+        where = path_.string() + ": tensor " + quote(name);
+        if (name == "__metadata__") {
+          metadata_ = entry.get<std::map<std::string, std::string>>();
+        } else {
+          tensors_[name] = describe(where, entry);
+        }
+      }
+    } catch (const BadJson& error) {
+      fail(where, ": ", error.what(), kRemedy);
+    } catch (const Json::exception& error) {  // a field is missing or has the wrong type
+      fail(where, ": ", excerpt(error.what()), kRemedy);
+    }
+  }
+
+  Tensor describe(const std::string& where, const Json& entry) const {
+    const std::string dtype = entry.at("dtype");
+    require(dtype.size() <= 32, where, ": ", quote(dtype), " is not a type", kRemedy);
+    const std::vector<Index> shape = sizes(where, entry.at("shape")), span = sizes(where, entry.at("data_offsets"));
+    require(span.size() == 2 && span[0] <= span[1], where, ": data_offsets are not a begin and an end", kRemedy);
+    require(span[1] <= data_bytes_, where, ": ends at byte ", span[1], " of ", data_bytes_, ", so the file is ",
+            "truncated; download it again");
+    const Index count = element_count(where, shape), bytes = span[1] - span[0], size = dtype_size(dtype);
+    require(size == 0 || bytes == count * size, where, ": ", dtype, " of shape ", shown(shape), " takes ", count * size,
+            " bytes, not ", bytes, kRemedy);
+    return {where, dtype, shape, count, data_ + span[0], static_cast<std::size_t>(bytes)};
+  }
+
+  static std::vector<Index> sizes(const std::string& where, const Json& list) {
+    const auto is_size = [](const Json& n) {
+      return n.is_number_unsigned() && std::in_range<Index>(n.get<std::uint64_t>());
+    };
+    require(list.is_array() && std::all_of(list.begin(), list.end(), is_size), where,
+            ": shape and data_offsets must be lists of numbers from 0 to 2^63-1", kRemedy);
+    return list;
+  }
+
+  // The tensors cover the data without gaps or overlaps.
+  void check_layout() const {
+    std::vector<std::tuple<const std::byte*, std::size_t, const Tensor*>> spans;
+    for (const auto& [name, tensor] : tensors_) spans.emplace_back(tensor.data, tensor.bytes, &tensor);
+    std::sort(spans.begin(), spans.end());
+    const std::byte* end = data_;
+    for (const auto& [begin, bytes, tensor] : spans) {
+      require(begin == end, tensor->where, ": does not begin where the previous tensor ends", kRemedy);
+      end += bytes;
+    }
+    require(end == data_ + data_bytes_, path_.string(), ": has bytes that belong to no tensor", kRemedy);
+  }
+
+  std::filesystem::path path_;
+  std::shared_ptr<MappedFile> mapping_;
+  const std::byte* data_ = nullptr;
+  Index data_bytes_ = 0;
+  std::map<std::string, Tensor> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+// Collects descriptions of tensors; finish() writes the file. The data must stay valid until then. With an empty path,
+// finish() produces the data and writes nothing: so ranks other than the first take part in producing it.
+class SafetensorsWriter {
+ public:
+  using Produce = std::function<void(std::ostream&)>;  // writes the bytes of a tensor
+
+  SafetensorsWriter(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata)
+      : path_(path) {
+    header_["__metadata__"] = metadata;
+  }
+
+  void add(const std::string& name, const std::string& dtype, const std::vector<Index>& shape, Produce produce) {
+    const std::string where = path_.string() + ": tensor " + quote(name);
+    require(dtype_size(dtype) > 0, where, ": ", dtype, " is not a type that can be written");
+    require(!header_.contains(name), where, ": is a duplicate");
+    const Index begin = end_;
+    end_ += element_count(where, shape) * dtype_size(dtype);
+    header_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {begin, end_}}};
+    parts_.push_back({where, end_, std::move(produce)});
+  }
+  void add(const std::string& name, const std::string& dtype, const std::vector<Index>& shape, const void* data,
+           std::size_t bytes) {
+    add(name, dtype, shape,
+        [=](std::ostream& out) { out.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes)); });
+  }
+
+  void finish() const {
+    if (path_.empty()) {
+      std::ostream nowhere(nullptr);
+      for (const Part& part : parts_) part.produce(nowhere);
+      return;
+    }
+    write_file_atomically(path_, [&](std::ostream& out) {
+      std::string header = header_.dump(-1, ' ', false, Json::error_handler_t::replace);
+      header.resize(round_up(static_cast<Index>(header.size()), 8), ' ');  // so that the data is aligned
+      const std::uint64_t length = header.size();
+      out.write(reinterpret_cast<const char*>(&length), 8);
+      out << header;
+      const Index data = out.tellp();
+      for (const Part& part : parts_) {
+        part.produce(out);
+        require(out.tellp() - data == part.end, part.where, ": ", out.tellp() - data,
+                " bytes of data, but it should end after ", part.end);
+      }
+    });
+  }
+
+ private:
+  struct Part {
+    std::string where;
+    Index end;
+    Produce produce;
+  };
+
+  std::filesystem::path path_;
+  nlohmann::ordered_json header_;
+  std::vector<Part> parts_;
+  Index end_ = 0;  // of the data so far
+};
+
+}  // namespace streambp

@@ -1,0 +1,225 @@
+// Reads and writes the parameters of a table as tensors of a file, with the shapes and the order of Hugging Face.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "data/files/safetensors.h"
+#include "model/parameters.h"
+#include "parallel/gather.h"
+
+namespace streambp {
+
+// Groups the entries of the table by stored tensor: one entry, or the parts of a fused tensor.
+template <class T>
+std::vector<Table<T>> by_stored_tensor(const Table<T>& table) {
+  std::vector<Table<T>> groups;
+  std::map<std::string, std::size_t> position;
+  for (const Entry<T>& e : table) {
+    const auto [found, is_new] = position.try_emplace(e.parameter.name, groups.size());
+    if (is_new) groups.emplace_back();
+    groups[found->second].push_back(e);
+  }
+  return groups;
+}
+
+template <class T>
+std::vector<std::int64_t> stored_shape(const Table<T>& parts) {
+  const Parameter& p = parts.front().parameter;
+  Index length = 0;
+  for (const Entry<T>& e : parts) length += e.parameter.length();
+  if (p.vector()) return {length};
+  if (p.transposed) return {p.cols, length};
+  return {length, p.cols};
+}
+
+// The index in a stored tensor of this shape of element (i, j) of a part. `before`: the length of the parts before it.
+inline Index stored_at(const Parameter& p, const std::vector<std::int64_t>& shape, Index before, Index i, Index j) {
+  if (p.vector()) return before + j;
+  return p.transposed ? j * shape[1] + before + i : (before + i) * p.cols + j;
+}
+
+template <class T>
+const char* dtype_name() {
+  return std::is_same_v<T, BFloat16> ? "BF16" : sizeof(T) == 1 ? "U8" : sizeof(T) == 4 ? "F32" : "F64";
+}
+
+// NaN and infinity have the largest exponent. The loop has no branches, so that it vectorises.
+template <class T>
+requires(!std::is_integral_v<T>) bool all_finite(const T* x, Index n) {
+  using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
+  const Bits infinity = std::bit_cast<Bits>(static_cast<T>(std::numeric_limits<float>::infinity()));
+  Bits largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (Index i = 0; i < n; ++i) {
+    const auto exponent = static_cast<Bits>(std::bit_cast<Bits>(x[i]) & infinity);
+    largest = exponent > largest ? exponent : largest;
+  }
+  return largest < infinity;
+}
+
+inline bool all_finite(const std::uint8_t*, Index) { return true; }
+
+// Rows of about a megabyte.
+template <class T, class AnyMatrix>
+Index rows_of_block(const AnyMatrix& m) {
+  return std::clamp<Index>((1 << 20) / static_cast<Index>(sizeof(T)) / m.cols, 1, m.rows);
+}
+
+// Produces some rows of a matrix in blocks, on several threads.
+template <class T, class AnyMatrix, class F>
+bool produce_rows(T* out, Rows part, const AnyMatrix& m, F&& produce) {
+  const Index rows = rows_of_block<T>(m);
+  bool good = true;
+#pragma omp parallel for reduction(&& : good) schedule(dynamic)
+  for (Index begin = part.begin; begin < part.end; begin += rows) {
+    good = produce(Rows{begin, std::min(part.end, begin + rows)}, out + (begin - part.begin) * m.cols) && good;
+  }
+  return good;
+}
+
+// Fills a matrix on the device, near or far, in blocks of about a megabyte. produce(rows, out) writes some rows and
+// returns whether they are valid; several threads call it at once. Returns whether all rows are valid.
+template <class Device, template <class> class AnyMatrix, class T, class F>
+bool fill(Device& dev, AnyMatrix<T> matrix, F&& produce) {
+  constexpr bool near = std::is_same_v<AnyMatrix<T>, Matrix<T>>;
+  if constexpr (near && std::is_same_v<Device, Cpu>) {
+    return produce_rows(matrix.data, {0, matrix.rows}, matrix, produce);
+  } else {
+    const Index rows = least(matrix.rows, near ? 32 * rows_of_block<T>(matrix) : kFarRows);
+    std::vector<T> staging(static_cast<std::size_t>(rows * matrix.cols));
+    bool good = true;
+    for (Index begin = 0; begin < matrix.rows; begin += rows) {
+      const Rows part = {begin, least(begin + rows, matrix.rows)};
+      good = produce_rows(staging.data(), part, matrix, produce) && good;
+      dev.upload(matrix.slice(part), staging.data());
+    }
+    return good;
+  }
+}
+
+// Reads every tensor of the table from `files` (a SafetensorsFile or a ModelFiles), under prefix + name. NaN and
+// infinity are errors. If ranks share the table, this rank reads its shard of each tensor.
+template <class Device, class Files, class T>
+void read_tensors(Device& dev, const Files& files, const std::string& prefix, const Table<T>& table,
+                  const Group& ranks = {}) {
+  for (const Table<T>& parts : by_stored_tensor(table)) {
+    const Tensor& tensor = files.at(prefix + parts.front().parameter.name);
+    const auto shape = stored_shape(parts);
+    require(tensor.shape == shape, tensor.where, " has shape ", shown(tensor.shape), ", but the configuration needs ",
+            shown(shape));
+    if constexpr (std::is_integral_v<T>) {
+      require(tensor.dtype == dtype_name<T>(), tensor.where, " has type ", tensor.dtype, ", not ", dtype_name<T>(),
+              "; the file is damaged, use an earlier checkpoint");
+    } else {
+      require(is_real(tensor), tensor.where, ": cannot read type ", tensor.dtype, " as real numbers; convert the file");
+    }
+    Index before = 0;
+    for (const Entry<T>& e : parts) {
+      const Parameter& p = e.parameter;
+      auto produce = [&](Index first, Rows part, T* out) {
+        const Rows rows = {first + part.begin, first + part.end};
+        const Index count = rows.size() * p.cols;
+        if (!p.transposed) {
+          read(tensor, stored_at(p, shape, before, rows.begin, 0), count, out);
+        } else {
+          std::vector<T> column(static_cast<std::size_t>(rows.size()));
+          for (Index j = 0; j < p.cols; ++j) {
+            read(tensor, stored_at(p, shape, before, rows.begin, j), rows.size(), column.data());
+            for (Index i = 0; i < rows.size(); ++i) out[i * p.cols + j] = column[static_cast<std::size_t>(i)];
+          }
+        }
+        return all_finite(out, count);
+      };
+      const bool finite = e.with_matrix([&](auto m) {
+        const Index first = m.rows < p.rows ? shard(p.rows, ranks).begin : 0;
+        return m.empty() || fill(dev, m, [&](Rows part, T* out) { return produce(first, part, out); });
+      });
+      require(finite, tensor.where,
+              " holds a NaN or an infinity; the file is damaged, use another one or an earlier checkpoint");
+      before += p.length();
+    }
+    forget(tensor);
+  }
+}
+
+// Writes values in the stored type. Values outside its range are errors.
+template <class Stored, class T>
+void write_numbers(std::ostream& out, const std::string& where, const std::vector<T>& values) {
+  std::vector<Stored> stored(values.size());
+  bool finite = true;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if constexpr (std::is_same_v<Stored, T>) {
+      stored[i] = values[i];
+    } else {
+      stored[i] = static_cast<Stored>(static_cast<float>(values[i]));
+    }
+    finite &= std::isfinite(static_cast<float>(stored[i]));
+  }
+  require(finite, where,
+          ": holds a NaN, an infinity, or a value out of range for the type of the file; nothing was written. "
+          "Try a lower --rate, or a wider --save-dtype");
+  out.write(reinterpret_cast<const char*>(stored.data()), static_cast<std::streamsize>(stored.size() * sizeof(Stored)));
+}
+
+// Calls f(numbers) for the numbers of a stored tensor, in its order and block by block; a transposed tensor, such as those
+// of GPT-2's layers, is one block. Of the ranks that share the table, rank 0 does so.
+template <class Device, class T, class F>
+void stored_blocks(Device& dev, const Table<T>& parts, const Group& ranks, F&& f) {
+  const auto shape = stored_shape(parts);
+  std::vector<T> stored;
+  if (parts.front().parameter.transposed && ranks.rank == 0)
+    stored.resize(static_cast<std::size_t>(shape[0] * shape[1]));
+  Index before = 0;
+  for (const Entry<T>& e : parts) {
+    const Parameter& p = e.parameter;
+    Index row = 0;
+    auto transpose = [&](const std::vector<T>& numbers) {
+      for (auto n = numbers.begin(); n != numbers.end(); ++row)
+        for (Index j = 0; j < p.cols; ++j) stored[static_cast<std::size_t>(stored_at(p, shape, before, row, j))] = *n++;
+    };
+    e.with_matrix([&](auto m) {
+      rows_on_first<T>(dev, ranks, m, p.rows,
+                       [&](const std::vector<T>& numbers) { p.transposed ? transpose(numbers) : f(numbers); });
+    });
+    before += p.length();
+  }
+  if (!stored.empty()) f(stored);
+}
+
+// Writes the values of these parameters, which are a stored tensor, in the given type.
+template <class Device, class T>
+void write_values(Device& dev, std::ostream& out, const std::string& name, const Table<T>& parts,
+                  const std::string& dtype, const Group& ranks = {}) {
+  stored_blocks(dev, parts, ranks, [&](const std::vector<T>& values) {
+    if (dtype == dtype_name<T>()) return write_numbers<T>(out, name, values);
+    if (dtype == "F32") return write_numbers<float>(out, name, values);
+    if (dtype == "BF16") return write_numbers<BFloat16>(out, name, values);
+    if (dtype == "F16") return write_numbers<StoredFloat16>(out, name, values);
+    fail(name, ": ", dtype, " is not supported for saving weights");
+  });
+}
+
+// Writes the tensor that consists of these parameters, in the given type or else in the type of the table. If ranks share
+// the table, all of them call this, and rank 0 writes.
+template <class Device, class T>
+void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& parts,
+                  std::string dtype = "", const Group& ranks = {}) {
+  const std::string name = prefix + parts.front().parameter.name;
+  if (dtype.empty()) dtype = dtype_name<T>();
+  writer.add(name, dtype, stored_shape(parts),
+             [=, &dev](std::ostream& out) { write_values(dev, out, name, parts, dtype, ranks); });
+}
+
+template <class Device, class T>
+void write_tensors(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& table,
+                   const Group& ranks = {}) {
+  for (const Table<T>& parts : by_stored_tensor(table)) write_tensor(dev, writer, prefix, parts, "", ranks);
+}
+
+}  // namespace streambp

@@ -1,0 +1,247 @@
+// Text to tokens and back by a Hugging Face tokenizer.json, with the results of the `tokenizers` library:
+//
+//   1. split off added tokens (added_tokens.h)
+//   2. normalize the text between them (normalizer.h)
+//   3. split off the added tokens that are matched in normalized text
+//   4. split the rest into words (pretokenizer.h)
+//   5. merge each word into tokens (bpe.h)
+//
+// Unsupported components and fields are errors that name them; they are never ignored.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "data/files/fields.h"
+#include "data/files/unfinished.h"
+#include "data/tokenizer/added_tokens.h"
+#include "data/tokenizer/bpe.h"
+#include "data/tokenizer/detokenizer.h"
+#include "data/tokenizer/pretokenizer.h"
+
+namespace streambp {
+
+enum class Skip { none, special };  // tokens that decoding leaves out
+
+class Tokenizer {
+ public:
+  // Reads a tokenizer.json, or the one in a directory.
+  explicit Tokenizer(const std::filesystem::path& path)
+      : Tokenizer(Fields(parse_json_file(file_in(path)), file_in(path).string())) {}
+
+  // The largest id + 1.
+  Index size() const { return static_cast<Index>(texts_.size()); }
+
+  // The tokens of a text, without prefix() and suffix().
+  std::vector<std::int32_t> encode(std::string_view text, TextStart start = TextStart::beginning) const {
+    return encode(text, start, nullptr);
+  }
+  // The same, but special tokens and those in `plain` are treated as plain text, so a user's message cannot fake a chat
+  // turn.
+  std::vector<std::int32_t> encode_plain(std::string_view text, TextStart start = TextStart::beginning,
+                                         const PlainTokens& plain = {}) const {
+    return encode(text, start, &plain);
+  }
+
+  // The post-processor's tokens before a text, such as BOS, and after it; can be empty.
+  const std::vector<std::int32_t>& prefix() const { return prefix_; }
+  const std::vector<std::int32_t>& suffix() const { return suffix_; }
+
+  // The text of tokens. Skips ids without a token.
+  std::string decode(std::span<const std::int32_t> tokens, Skip skip = Skip::none) const {
+    std::vector<std::string> texts;
+    for (const std::int32_t token : tokens) {
+      if (visible(token, skip)) texts.push_back(texts_[static_cast<std::size_t>(token)]);
+    }
+    return Detokenizer(detokenizer_).add(std::move(texts), TextEnd::closed);
+  }
+
+  // The id of the token with this text.
+  std::optional<std::int32_t> find(std::string_view token) const {
+    const auto found = added_ids_.find(std::string(token));
+    return found == added_ids_.end() ? model_.find(std::string(token)) : found->second;
+  }
+  bool special(std::int32_t id) const { return has(id) && special_[static_cast<std::size_t>(id)]; }
+
+ private:
+  friend class StreamingDecoder;
+
+  explicit Tokenizer(const Fields& f)
+      : normalizer_(f),
+        pretokenizer_(f, normalizer_),
+        model_(f.object("model"), pretokenizer_.byte_level() ? Bpe::Symbols::bytes : Bpe::Symbols::characters),
+        detokenizer_(f) {
+    // Truncation and padding are ignored, because packing decides on lengths.
+    f.known({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
+             "decoder", "model"});
+    f.only("version", "1.0");
+    texts_ = model_.texts();
+    present_ = model_.present();
+    special_.resize(texts_.size());
+    read_added_tokens(f);
+    for_each_component(f, "post_processor", "processors",
+                       [&](const std::string& type, const Fields& processor) { read_processor(type, processor); });
+  }
+
+  static std::filesystem::path file_in(const std::filesystem::path& path) {
+    return std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
+  }
+
+  bool has(Index id) const { return id >= 0 && id < size() && present_[static_cast<std::size_t>(id)]; }
+  bool visible(std::int32_t id, Skip skip) const {
+    return has(id) && !(skip == Skip::special && special_texts_.count(texts_[static_cast<std::size_t>(id)]) > 0);
+  }
+
+  void read_added_tokens(const Fields& f) {
+    if (!f.has("added_tokens")) return;
+    const Json& list = f.json.at("added_tokens");
+    require(list.is_array(), f.file, ": the field \"added_tokens\" is not a list");
+    Index next = static_cast<Index>(model_.count());
+    for (const Json& entry : list) {
+      const Fields token(entry, f.file + ", \"added_tokens\"");
+      token.known({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+      const auto content = token.get<std::string>("content");
+      if (content.empty()) continue;  // as in the library
+      const std::string where = token.file + ", " + quote(content);
+      const Index id = token.get<Index>("id");
+      // The library takes the id from the vocabulary and numbers the other added tokens itself.
+      const auto known = model_.find(content);
+      const Index expected = known ? *known : next++;
+      require(id == expected, where, ": has the id ", id, "; the vocabulary implies ", expected);
+      require(id <= Bpe::kLargestId, where, ": the id is larger than ", Bpe::kLargestId);
+      require(added_ids_.emplace(content, static_cast<std::int32_t>(id)).second, where, ": is listed twice");
+      add(token, where, content, static_cast<std::int32_t>(id));
+    }
+    for (AddedTokens* tokens : {&raw_tokens_, &normalized_tokens_}) {
+      require(tokens->finish(), f.file, ", \"added_tokens\": two have the same normalized text");
+    }
+  }
+
+  void add(const Fields& f, const std::string& where, const std::string& content, std::int32_t id) {
+    const auto at = static_cast<std::size_t>(id);
+    if (at >= texts_.size()) texts_.resize(at + 1), present_.resize(at + 1), special_.resize(at + 1);
+    present_[at] = true;
+    special_[at] = f.get<bool>("special");
+    if (special_[at]) special_texts_.insert(content);
+    const bool normalized = f.get<bool>("normalized");
+    std::string buffer;
+    texts_[at] = normalized ? normalizer_.apply(content, TextStart::beginning, buffer) : content;
+    require(!texts_[at].empty(), where, ": its normalized text is empty");
+    require(texts_[at].size() <= AddedTokens::kLongest, where, ": has ", texts_[at].size(), " bytes; at most ",
+            AddedTokens::kLongest, " are supported");
+    (normalized ? normalized_tokens_ : raw_tokens_)
+        .add({id, texts_[at], f.get<bool>("special"), f.get<bool>("single_word"), f.get<bool>("lstrip"),
+              f.get<bool>("rstrip")});
+  }
+
+  void read_processor(const std::string& type, const Fields& f) {
+    if (type == "ByteLevel") {  // changes only offsets
+      f.known({"type", "add_prefix_space", "trim_offsets", "use_regex"});
+    } else if (type == "TemplateProcessing") {
+      f.known({"type", "single", "pair", "special_tokens"});
+      read_template(f);
+    } else {
+      fail(f.file, ": a post_processor of type ", quote(type),
+           " is not supported; ByteLevel, TemplateProcessing and Sequence are");
+    }
+  }
+
+  // "single" is a list of {"SpecialToken": {"id": text, "type_id": 0}} around one {"Sequence": {"id": "A", "type_id": 0}}.
+  void read_template(const Fields& f) {
+    require(f.has("single") && f.json.at("single").is_array(), f.file, ": the field \"single\" is not a list");
+    std::vector<std::int32_t> before, after;
+    int texts = 0;
+    for (const Json& entry : f.json.at("single")) {
+      const Fields piece(entry, f.file + ", \"single\"");
+      piece.known({"SpecialToken", "Sequence"});
+      if (piece.has("Sequence")) {
+        const Fields sequence = piece.object("Sequence");
+        require(sequence.get<std::string>("id") == "A" && piece.json.size() == 1 && ++texts == 1, sequence.file,
+                ": expected one sequence, \"A\"");
+        continue;
+      }
+      const auto ids = template_ids(f, piece.object("SpecialToken").get<std::string>("id"));
+      auto& place = texts == 0 ? before : after;
+      place.insert(place.end(), ids.begin(), ids.end());
+      require(before.size() + after.size() + prefix_.size() + suffix_.size() <= 64, f.file,
+              ": adds more than the 64 tokens to a text that are supported");
+    }
+    require(texts == 1, f.file, ": \"single\" has no place for the text");
+    prefix_.insert(prefix_.begin(), before.begin(), before.end());
+    suffix_.insert(suffix_.end(), after.begin(), after.end());
+  }
+
+  std::vector<std::int32_t> template_ids(const Fields& f, const std::string& name) const {
+    const Fields token = f.object("special_tokens").object(name.c_str());
+    require(token.has("ids") && token.json.at("ids").is_array(), token.file, ": the field \"ids\" is not a list");
+    std::vector<std::int32_t> ids;
+    for (const Json& id : token.json.at("ids")) {
+      require(id.is_number_integer() && has(id.get<Index>()), token.file, ": ", shown(id), " is not the id of a token");
+      ids.push_back(id.get<std::int32_t>());
+    }
+    return ids;
+  }
+
+  std::vector<std::int32_t> encode(std::string_view bytes, TextStart start, const PlainTokens* plain) const {
+    std::string repaired;
+    if (!is_utf8(bytes)) append_repaired(repaired, bytes), bytes = repaired;
+    std::vector<std::int32_t> tokens;
+    Bpe::Scratch scratch;
+    std::string buffer;
+    raw_tokens_.for_each(bytes, plain, [&](const AddedToken* raw, std::size_t begin, std::size_t end) {
+      if (raw) return tokens.push_back(raw->id);
+      const bool first = begin == 0;
+      const std::string_view text =
+          normalizer_.apply(bytes.substr(begin, end - begin), first ? start : TextStart::beginning, buffer);
+      normalized_tokens_.for_each(text, plain, [&](const AddedToken* token, std::size_t from, std::size_t to) {
+        if (token) return tokens.push_back(token->id);
+        pretokenizer_.for_each_word(text.substr(from, to - from), {first && from == 0, start},
+                                    [&](std::string_view word) {
+                                      Unfinished::check();
+                                      model_.encode(word, scratch, tokens);
+                                    });
+      });
+    });
+    return tokens;
+  }
+
+  Normalizer normalizer_;
+  PreTokenizer pretokenizer_;
+  Bpe model_;
+  Detokenizer detokenizer_;
+  AddedTokens raw_tokens_, normalized_tokens_;  // matched in the text and in the normalized text
+  std::unordered_map<std::string, std::int32_t> added_ids_;
+  std::unordered_set<std::string> special_texts_;
+  std::vector<std::string> texts_;  // by id, for decoding
+  std::vector<bool> present_, special_;
+  std::vector<std::int32_t> prefix_, suffix_;
+};
+
+// Decodes token by token. The results of all `add` and of `finish` together equal that of `decode`. Each is whole
+// characters that no later token changes.
+class StreamingDecoder {
+ public:
+  explicit StreamingDecoder(const Tokenizer& tokenizer, Skip skip = Skip::none)
+      : tokenizer_(tokenizer), skip_(skip), detokenizer_(tokenizer.detokenizer_) {}
+
+  std::string add(std::int32_t token) {
+    if (!tokenizer_.visible(token, skip_)) return "";
+    return detokenizer_.add({tokenizer_.texts_[static_cast<std::size_t>(token)]}, TextEnd::open);
+  }
+  std::string finish() { return detokenizer_.add({}, TextEnd::closed); }
+
+ private:
+  const Tokenizer& tokenizer_;
+  const Skip skip_;
+  Detokenizer detokenizer_;
+};
+
+}  // namespace streambp

@@ -1,0 +1,109 @@
+// The configuration of a model. Model families (families.h) differ in fields of Config, not in code paths.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/activation.cuh"
+#include "kernels/attention_shape.h"
+#include "kernels/norm.cuh"
+#include "kernels/rope.cuh"
+
+namespace streambp {
+
+enum class Norm { rms, layer };
+enum class Positions { learned, rope };
+
+// How the weights of linear layers are stored: as they are, or in 4 bits (kernels/nf4.cuh).
+enum class Base { plain, nf4 };
+
+// A low-rank adapter (LoRA) of a linear layer; see model/linear.h.
+struct AdapterSize {
+  Index rank = 0;
+  double scale = 0;
+};
+
+struct Config {
+  std::string family = "llama";
+  Index vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, mlp = 0;
+  Index max_length = 0;  // rows of the learned position table; with RoPE, the context length of pretraining
+  Norm norm = Norm::rms;
+  double norm_eps = 1e-5, norm_offset = 0;
+  bool post_norms = false;  // the outputs of attention and MLP are normalised before they are added
+  Positions positions = Positions::rope;
+  double rope_theta = 10000;
+  RopeScaling rope_scaling = {};
+  Mlp mlp_kind = Mlp::swiglu;
+  bool qkv_bias = false, output_bias = false, mlp_bias = false;
+  bool qk_norm = false;
+  bool tied = false;  // the head's weight is the token embedding
+  double embedding_scale = 1;
+  double score_scale = 0;  // of attention; 0: 1 / √head_dim
+  // In local layers a token attends to itself and the window-1 tokens before it. 0: no layer is local.
+  Index window = 0;
+  std::vector<bool> local = {};  // local[l]: layer l is local; empty: all are
+  double local_rope_theta = 0;   // RoPE theta of local layers, without scaling; 0: the same as in other layers
+
+  // What is trained: adapters always; other parameters if they are in this set, by name. Without a set: all of them.
+  std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
+  std::optional<std::set<std::string>> trained = {};
+  Base base = Base::plain;
+
+  Index q_width() const { return heads * head_dim; }
+  Index kv_width() const { return kv_heads * head_dim; }
+  bool gated() const { return mlp_kind != Mlp::gelu; }
+  bool is_local(Index layer) const { return window > 0 && (local.empty() || local[static_cast<std::size_t>(layer)]); }
+  NormStyle norm_style() const { return {.eps = norm_eps, .centered = norm == Norm::layer, .offset = norm_offset}; }
+  NormStyle head_norm_style() const { return {.eps = norm_eps, .centered = false, .offset = norm_offset}; }
+  AttentionShape attention(Index layer) const {
+    return {heads, kv_heads, head_dim, is_local(layer) ? window : 0, score_scale};
+  }
+};
+
+// Limits what a malicious config file can make us allocate, and sizes of tensors that could overflow. Far above any real
+// model.
+constexpr Index kMostLayers = 1 << 12, kLargestSize = 1 << 24;
+
+// What the attention kernels hold of a head, on CPUs and GPUs.
+constexpr Index kMostHeadDim = 256, kMostGroup = 256;
+
+// Refuses unsupported sizes, with messages for the user.
+inline void validate(const Config& c) {
+  require(c.vocab > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0 && c.kv_heads > 0 && c.head_dim > 0 && c.mlp > 0,
+          "model: vocabulary, hidden, layers, heads, kv-heads, head-dim and mlp must all be positive");
+  require(c.layers <= kMostLayers, "model: ", c.layers, " layers are more than the ", kMostLayers,
+          " that are supported");
+  for (Index size : {c.vocab, c.hidden, c.heads, c.kv_heads, c.head_dim, c.mlp, c.max_length, c.window}) {
+    require(size <= kLargestSize, "model: a size of ", size, " is more than the ", kLargestSize, " that are supported");
+  }
+  require(c.head_dim <= kMostHeadDim, "model: heads of width ", c.head_dim, " are wider than the ", kMostHeadDim,
+          " that attention supports");
+  require(c.heads <= kLargestSize / c.head_dim, "model: ", c.heads, " heads of ", c.head_dim, " are too wide");
+  require(c.heads % c.kv_heads == 0, "model: ", c.heads, " query heads cannot share ", c.kv_heads,
+          " key/value heads evenly; choose kv-heads that divides heads");
+  require(c.heads / c.kv_heads <= kMostGroup, "model: ", c.heads / c.kv_heads,
+          " query heads share a key/value head, more than the ", kMostGroup, " that attention supports");
+  require(c.positions == Positions::learned || c.head_dim % 2 == 0,
+          "model: RoPE rotates pairs of numbers, so head-dim must be even, not ", c.head_dim);
+  require(c.positions == Positions::rope || c.max_length > 0,
+          "model: learned positions need a positive maximum length");
+  require(c.window >= 0, "model: the attention window must not be negative");
+  require(c.norm_eps > 0 && c.rope_theta > 0 && c.local_rope_theta >= 0,
+          "model: norm epsilon and rope theta must be positive");
+  const RopeScaling& rope = c.rope_scaling;
+  require(rope.type != RopeType::yarn || c.rope_theta > 1, "model: YaRN needs a rope theta above 1");
+  require(rope.type != RopeType::dynamic || c.head_dim > 2, "model: dynamic NTK needs heads wider than 2");
+  for (const auto* factors : {&rope.short_factors, &rope.long_factors}) {
+    require(rope.type != RopeType::longrope || static_cast<Index>(factors->size()) == c.head_dim / 2,
+            "model: longrope needs a factor for each of the ", c.head_dim / 2, " pairs of a head, not ",
+            factors->size());
+  }
+  require(c.embedding_scale > 0 && c.score_scale >= 0, "model: the scales of embedding and attention must be positive");
+  require(c.local.empty() || static_cast<Index>(c.local.size()) == c.layers, "model: ", c.local.size(),
+          " layers are marked local or global, but the model has ", c.layers);
+}
+
+}  // namespace streambp

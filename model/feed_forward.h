@@ -1,0 +1,48 @@
+// The feed-forward of a transformer layer, row by row. x: the residual stream after its norm.
+//
+//   activated = act(x gateᵀ) * (x upᵀ)        or act(x upᵀ) without a gate; the layer projects it down (model.cuh)
+#pragma once
+
+#include "kernels/activation.cuh"
+#include "model/linear.h"
+#include "model/parameters.h"
+
+namespace streambp {
+
+template <class T>
+struct FeedForwardActivations {
+  Matrix<T> gate, up;   // gate only where the model has one
+  Matrix<T> activated;  // the input of the down projection
+};
+
+template <class Device, class T>
+class FeedForward {
+ public:
+  using A = Accumulator<T>;
+  using Back = LinearBackward<T, A>;
+
+  FeedForward(Device& dev, const Config& c, const Layer<T>& weights) : dev(dev), c(c), w(weights) {}
+
+  void forward(const FeedForwardActivations<T>& a, Matrix<T> x) {
+    if (c.gated()) linear(dev, a.gate, x, w.gate);
+    linear(dev, a.up, x, w.up);
+    activation(dev, c.mlp_kind, a.activated, a.gate, a.up);
+  }
+
+  // Returns dx, and adds to the gradients of the weights.
+  Matrix<T> backward(const Layer<A>& g, Matrix<T> dactivated, const FeedForwardActivations<T>& a, Matrix<T> x) {
+    // From here on the memory of gate and up holds their gradients.
+    const auto [dgate, dup] = activation_backward(dev, c.mlp_kind, a.gate, a.up, dactivated);
+    const auto dx = allocate<T>(dev, x.rows, x.cols, Kind::chunk);
+    linear_backward(dev, dx, x, {Back{g.up, dup, w.up}}, Update::assign);
+    if (c.gated()) linear_backward(dev, dx, x, {Back{g.gate, dgate, w.gate}}, Update::add);
+    return dx;
+  }
+
+ private:
+  Device& dev;
+  const Config& c;
+  const Layer<T>& w;
+};
+
+}  // namespace streambp

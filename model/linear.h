@@ -1,0 +1,97 @@
+// A linear layer: y = x weightᵀ + bias. Weights are (outputs x inputs).
+//
+// It can have an adapter (LoRA), two thin matrices a (rank x inputs) and b (outputs x rank):
+//
+//   forward          y += low bᵀ                          low = scale x aᵀ
+//   backward         db += dyᵀ low                        low is computed again, which is cheap
+//                    da += dlowᵀ x                        dlow = scale dy b
+//                    dx += dlow a
+//
+// In GPT-2's files q, k and v are one linear layer. Here they are three that share an a, so dlow = scale Σ dy b.
+#pragma once
+
+#include <initializer_list>
+#include <span>
+#include <utility>
+
+#include "kernels/matmul.cuh"
+#include "kernels/nf4.cuh"
+
+namespace streambp {
+
+template <class T>
+struct Adapter {
+  Matrix<T> a, b;
+  double scale = 0;
+};
+
+// The weights of a linear layer. Models without biases or adapters leave these empty; so does a gradient for all that is
+// not trained. A weight that is quantised or in far memory is empty until memory/weights.h hands it out.
+template <class T>
+struct Linear {
+  Matrix<T> weight, bias;
+  Adapter<T> adapter = {};
+  Nf4 quantised = {};
+  FarMatrix<T> far = {};
+};
+
+// A linear layer in backward: dy is the gradient of its output, and dw is added to.
+template <class T, class A>
+struct LinearBackward {
+  const Linear<A>& dw;
+  Matrix<T> dy;
+  const Linear<T>& w;
+};
+
+// scale x aᵀ, in memory of the caller's scope
+template <class Device, class T>
+Matrix<T> low_rank(Device& dev, Matrix<T> x, const Adapter<T>& adapter) {
+  const auto low = allocate<T>(dev, x.rows, adapter.a.rows, Kind::chunk);
+  matmul(dev, low, x, adapter.a);
+  scale(dev, low, adapter.scale);
+  return low;
+}
+
+// y = x weightᵀ + bias + residual + low bᵀ. y may be the residual.
+template <class Device, class T>
+void linear(Device& dev, Matrix<T> y, Matrix<T> x, const Linear<T>& w, Input<T> residual = {}) {
+  matmul(dev, y, x, w.weight, w.bias, residual);
+  if (!w.adapter.b) return;
+  auto scope = dev.scope();
+  matmul(dev, y, low_rank(dev, x, w.adapter), w.adapter.b, {}, y);
+}
+
+// Adds to da, db and dx of layers that share an a.
+template <class Device, class T, class A>
+void adapter_backward(Device& dev, Matrix<T> dx, Matrix<T> x, std::span<const LinearBackward<T, A>> layers) {
+  auto scope = dev.scope();
+  const Adapter<T>& adapter = layers[0].w.adapter;
+  const auto low = low_rank(dev, x, adapter), dlow = allocate<T>(dev, x.rows, adapter.a.rows, Kind::chunk);
+  Update update = Update::assign;
+  for (const auto& [dw, dy, w] : layers) {
+    matmul_backward_weight(dev, dw.adapter.b, {}, dy, low);
+    matmul_backward_input(dev, dlow, dy, w.adapter.b, std::exchange(update, Update::add));
+  }
+  scale(dev, dlow, adapter.scale);
+  matmul_backward_weight(dev, layers[0].dw.adapter.a, {}, dlow, x);
+  matmul_backward_input(dev, dx, dlow, adapter.a, Update::add);
+}
+
+// For layers with the same input x: dx = Σ dy weight, or dx += Σ dy weight; dweight += dyᵀ x, dbias += Σ_rows dy; and the
+// same for adapters. A layer with a b but no a shares the a of the layer before.
+template <class Device, class T, class A>
+void linear_backward(Device& dev, Matrix<T> dx, Matrix<T> x, std::initializer_list<LinearBackward<T, A>> layers,
+                     Update update) {
+  for (const auto& [dw, dy, w] : layers) {
+    matmul_backward_input(dev, dx, dy, w.weight, std::exchange(update, Update::add));
+    matmul_backward_weight(dev, dw.weight, dw.bias, dy, x);
+  }
+  for (auto first = layers.begin(); first != layers.end();) {
+    auto next = first + 1;
+    while (next != layers.end() && next->w.adapter.b && !next->w.adapter.a) ++next;
+    if (first->w.adapter.b) adapter_backward<Device, T, A>(dev, dx, x, {first, next});
+    first = next;
+  }
+}
+
+}  // namespace streambp

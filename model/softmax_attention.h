@@ -1,0 +1,214 @@
+// Causal softmax attention, the mixer of a transformer layer. x: the layer's input after its norm.
+//
+//   q, k, v  = x qᵀ, x kᵀ, x vᵀ            q and k with a norm per head where the model has one, and with RoPE
+//   attended = attention(q, K, V)          the layer projects it and adds it to the residual stream (model.cuh)
+//
+// Row i attends to rows before it only through K and V, so these are what a chunk needs of the stream (its causal summary),
+// and dK, dV are what a chunk hands to the chunks before it. Where ranks share a stream, each computes everything else
+// for its own rows, and attention for its own heads.
+#pragma once
+
+#include "kernels/attention.cuh"
+#include "kernels/norm.cuh"
+#include "kernels/rope.cuh"
+#include "model/linear.h"
+#include "model/parameters.h"
+#include "model/stream.h"
+#include "parallel/head_exchange.h"
+
+namespace streambp {
+
+// The RoPE frequencies of a model's global and local layers.
+struct Frequencies {
+  RopeFrequencies global, local;
+
+  explicit Frequencies(const Config& c) {
+    if (c.positions == Positions::learned) return;
+    global = local = rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling);
+    if (c.local_rope_theta > 0) local = rope_frequencies(c.head_dim, c.local_rope_theta, {});
+  }
+};
+
+// K and V, or their gradients.
+template <class T>
+struct KeysValues {
+  Matrix<T> k, v;
+  KeysValues slice(Rows rows) const { return {k.slice(rows), v.slice(rows)}; }
+};
+
+// K and V of this rank's heads, for some rows of the stream.
+template <class T, class Device>
+KeysValues<T> allocate_keys_values(Device& dev, const Config& c, Index rows, Index ranks = 1) {
+  const auto k = allocate<T>(dev, rows, c.kv_width() / ranks, Kind::keys_values);
+  return {k, allocate<T>(dev, rows, c.kv_width() / ranks, Kind::keys_values)};
+}
+
+template <class Device, class T>
+void zero(Device& dev, const KeysValues<T>& kv) {
+  zero(dev, kv.k);
+  zero(dev, kv.v);
+}
+
+// The activations of a chunk, in the order in which forward computes them.
+template <class T>
+struct AttentionActivations {
+  Matrix<T> k_projected, q_projected;  // before their norms, only with qk_norm
+  Exchanged<T> q;                      // after RoPE
+  Exchanged<T> attended;
+  Matrix<Accumulator<T>> lse;  // log Σ exp of the attention scores, a column for each of this rank's heads
+};
+
+// A chunk of rows on its way through attention.
+template <class T>
+struct AttentionChunk {
+  StreamRows at;
+  Matrix<T> x;       // of this rank's rows of the chunk
+  KeysValues<T> kv;  // of the whole stream
+  AttentionActivations<T> a;
+};
+
+// Whether attention's outputs are computed, or kept since forward.
+enum class AttentionOutputs { computed, kept };
+
+template <class Device, class T>
+class SoftmaxAttention {
+ public:
+  using A = Accumulator<T>;
+  using Back = LinearBackward<T, A>;
+
+  SoftmaxAttention(Device& dev, const Config& c, const Frequencies& frequencies, Index layer, const Layer<T>& weights,
+                   const Group& sequence)
+      : dev(dev),
+        c(c),
+        w(weights),
+        exchange(dev, sequence),
+        shape(c.attention(layer)),
+        frequencies(c.is_local(layer) ? frequencies.local : frequencies.global) {
+    shape.heads = exchange.share(shape.heads), shape.kv_heads = exchange.share(shape.kv_heads);
+  }
+
+  // --- Forward ---
+
+  // Reads K and V of earlier rows and writes those of the chunk's rows.
+  void forward(const AttentionChunk<T>& chunk) {
+    project(chunk.a, chunk.kv.slice(chunk.at.rows), chunk.x, chunk.at.positions);
+    attend(chunk);
+  }
+
+  // Q, K and V of some rows. kv: their slices of these rows.
+  void project(const AttentionActivations<T>& a, const KeysValues<T>& kv, Matrix<T> x,
+               Matrix<const std::int32_t> positions) {
+    keys_values(a, kv, x, positions);
+    queries(a, x, positions);
+  }
+
+  // K and V of some rows.
+  void keys_values(const AttentionActivations<T>& a, const KeysValues<T>& kv, Matrix<T> x,
+                   Matrix<const std::int32_t> positions) {
+    auto scope = dev.scope();
+    const Exchanged<T> k = exchange.with_rows(kv.k, x.rows), v = exchange.with_rows(kv.v, x.rows);
+    linear(dev, c.qk_norm ? a.k_projected : k.rows, x, w.keys());  // with the adapter's a, where Q, K and V share one
+    if (c.qk_norm) norm_heads(k.rows, a.k_projected, w.k_norm);
+    apply_rope(k.rows, positions, Direction::forward);
+    linear(dev, v.rows, x, w.values());
+    exchange.to_heads(k), exchange.to_heads(v);
+  }
+
+  void attend(const AttentionChunk<T>& chunk, AttentionOutputs outputs = AttentionOutputs::computed) {
+    if (outputs == AttentionOutputs::computed) attention(dev, output_of(chunk), input_of(chunk), span(chunk));
+    exchange.to_rows(chunk.a.attended);
+  }
+
+  // Repeats forward as far as backward needs it. K and V exist already.
+  void recompute(const AttentionChunk<T>& chunk, AttentionOutputs outputs) {
+    if (c.qk_norm) linear(dev, chunk.a.k_projected, chunk.x, w.keys());
+    queries(chunk.a, chunk.x, chunk.at.positions);
+    attend(chunk, outputs);
+  }
+
+  // --- Backward ---
+
+  // Returns dx. Adds to the gradients of the weights, and to dK, dV of all rows up to the chunk's end. Later chunks must be
+  // done: only then are dK, dV of the chunk's own rows complete.
+  Matrix<T> backward(const Layer<A>& g, Matrix<T> dattended, const KeysValues<A>& dkv, const AttentionChunk<T>& chunk) {
+    const AttentionActivations<T>& a = chunk.a;
+    const Matrix<T> dq = matrix(dattended.rows, dattended.cols);
+    attention_gradient(dq, dattended, dkv, chunk);
+    const KeysValues<A> dkv_of_chunk = dkv.slice(chunk.at.rows);  // complete now
+    const Matrix<T> dk = own_rows(dkv_of_chunk.k, chunk.x.rows), dv = own_rows(dkv_of_chunk.v, chunk.x.rows);
+    apply_rope(dq, chunk.at.positions, Direction::backward);
+    apply_rope(dk, chunk.at.positions, Direction::backward);
+    if (c.qk_norm) {
+      norm_heads_backward(dq, g.q_norm, a.q_projected, w.q_norm);
+      norm_heads_backward(dk, g.k_norm, a.k_projected, w.k_norm);
+    }
+    const Matrix<T> dx = matrix(chunk.x.rows, chunk.x.cols);
+    linear_backward(dev, dx, chunk.x, {Back{g.q, dq, w.q}, Back{g.k, dk, w.k}, Back{g.v, dv, w.v}}, Update::assign);
+    return dx;
+  }
+
+ private:
+  void queries(const AttentionActivations<T>& a, Matrix<T> x, Matrix<const std::int32_t> positions) {
+    linear(dev, c.qk_norm ? a.q_projected : a.q.rows, x, w.q);
+    if (c.qk_norm) norm_heads(a.q.rows, a.q_projected, w.q_norm);
+    apply_rope(a.q.rows, positions, Direction::forward);
+    exchange.to_heads(a.q);
+  }
+
+  // From dattended to dq, and to dK, dV of all rows that the chunk attends to.
+  void attention_gradient(Matrix<T> dq, Matrix<T> dattended, const KeysValues<A>& dkv, const AttentionChunk<T>& chunk) {
+    auto scope = dev.scope();
+    const Index rows = chunk.at.rows.size();
+    const Exchanged<T> dout = exchange.with_heads(dattended, rows), dqueries = exchange.with_heads(dq, rows);
+    exchange.to_heads(dout);
+    attention_backward(dev, AttentionGradient<T>{dqueries.heads, dkv.k, dkv.v}, dout.heads, input_of(chunk),
+                       output_of(chunk), span(chunk));
+    exchange.to_rows(dqueries);
+  }
+
+  // A gradient of this rank's heads, in the type of activations, for this rank's rows.
+  Matrix<T> own_rows(Matrix<A> heads, Index rows) {
+    const Exchanged<T> m = exchange.with_rows(in_type_of_activations(heads), rows);
+    exchange.to_rows(m);
+    return m.rows;
+  }
+
+  Matrix<T> in_type_of_activations(Matrix<A> m) {
+    if constexpr (std::is_same_v<T, A>) {
+      return m;
+    } else {
+      const auto converted = matrix(m.rows, m.cols);
+      convert(dev, converted, m);
+      return converted;
+    }
+  }
+
+  void norm_heads(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights) {
+    norm(dev, y.reshape(c.head_dim), heads_of(x, weights));
+  }
+  void norm_heads_backward(Matrix<T> dx, const NormWeights<A>& g, Matrix<T> x, const NormWeights<T>& weights) {
+    const Matrix<T> heads = dx.reshape(c.head_dim);
+    norm_backward(dev, heads, g, heads, heads_of(x, weights), Update::assign);
+  }
+  NormInput<T> heads_of(Matrix<T> x, const NormWeights<T>& weights) const {
+    return {x.reshape(c.head_dim), weights, c.head_norm_style(), x.cols / c.head_dim};
+  }
+
+  void apply_rope(Matrix<T> x, Matrix<const std::int32_t> positions, Direction direction) {
+    if (c.positions == Positions::rope) rope(dev, x, positions, frequencies, direction);
+  }
+
+  AttentionInput<T> input_of(const AttentionChunk<T>& chunk) const { return {chunk.a.q.heads, chunk.kv.k, chunk.kv.v}; }
+  AttentionOutput<T> output_of(const AttentionChunk<T>& chunk) const { return {chunk.a.attended.heads, chunk.a.lse}; }
+  AttentionSpan span(const AttentionChunk<T>& chunk) const { return {chunk.at.mask, chunk.at.rows, shape}; }
+  Matrix<T> matrix(Index rows, Index cols) { return allocate<T>(dev, rows, cols, Kind::chunk); }
+
+  Device& dev;
+  const Config& c;
+  const Layer<T>& w;
+  HeadExchange<Device> exchange;
+  AttentionShape shape;  // of this rank's heads
+  const RopeFrequencies& frequencies;
+};
+
+}  // namespace streambp

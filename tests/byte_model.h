@@ -1,0 +1,45 @@
+// Small model directories for tests of commands: random weights and a byte tokenizer.
+#pragma once
+
+#include "data/files/checkpoint.h"
+#include "data/tokenizer/byte_tokenizer.h"
+
+namespace streambp {
+
+// Tokens 0 .. 255 are bytes, followed by the special tokens.
+inline Json byte_tokenizer(const std::vector<std::string>& special) {
+  Json vocabulary = Json::object(), added = Json::array();
+  for (int byte = 0; byte < 256; ++byte) vocabulary[visible_byte(byte)] = byte;
+  for (const std::string& token : special) {
+    added.push_back({{"id", 256 + added.size()},
+                     {"content", token},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
+  }
+  const Json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  return {{"version", "1.0"},
+          {"added_tokens", added},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", byte_level},
+          {"post_processor", nullptr},
+          {"decoder", byte_level},
+          {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", Json::array()}}}};
+}
+
+// `change` may change the weights before they are saved.
+template <class F>
+void save_random_model(const fs::path& dir, const Config& c, std::uint64_t seed, F&& change) {
+  Cpu dev(std::size_t{1} << 24);
+  Model<float> m{c, Tensors<float>(c)};
+  allocate(dev, table(c, m.weights), Kind::weights);
+  initialise(dev, m, seed, 0.3);
+  change(m);
+  fs::create_directories(dir);
+  save_model(dev, dir, m, ModelLayout(c));
+}
+
+}  // namespace streambp

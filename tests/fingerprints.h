@@ -1,0 +1,114 @@
+// Fingerprints of gradients and weights. They need no library and little of the program, so they also compile for other
+// processors: scripts/fingerprints.sh compares them.
+#pragma once
+
+#include "data/files/config.h"
+#include "training/trainer.h"
+#include "training/verify/gradient_check.h"
+#include "training/verify/random_documents.h"
+
+namespace streambp {
+
+// The model of `streambp verify --family FAMILY --layers 2`.
+inline Config fingerprint_model(const std::string& family, Index length) {
+  const bool gpt2 = family == "gpt2";
+  Config c = make_config(family, {.vocab = 256,
+                                  .hidden = 128,
+                                  .layers = 2,
+                                  .heads = 4,
+                                  .kv_heads = gpt2 ? 4 : 2,
+                                  .head_dim = 32,
+                                  .mlp = gpt2 ? 512 : 352,
+                                  .max_length = length,
+                                  .tied = true});
+  if (family == "gemma3") c.window = 256;
+  return c;
+}
+
+// Adapters on all linear layers; the base is frozen.
+inline Config adapted(Config c) {
+  for (const Parameter& p : parameters_of(c)) {
+    if (p.in_layer && !p.vector()) c.adapters[p.name.substr(0, p.name.rfind('.'))] = {4, 2};
+  }
+  c.trained.emplace();
+  return c;
+}
+
+template <class T>
+class Fingerprints {
+ public:
+  static constexpr Index kLength = 400;
+  explicit Fingerprints(const std::string& family) : Fingerprints(fingerprint_model(family, kLength)) {}
+  explicit Fingerprints(const Config& config) : config_(config) {}
+
+  // The gradient of the objective, as `verify --length 400` computes it; for GRPO with --kl 0.1.
+  std::uint64_t gradient(ObjectiveKind kind) const {
+    const Objective objective{.kind = kind,
+                              .mean = kind == ObjectiveKind::grpo ? Mean::documents : Mean::tokens,
+                              .kl = kind == ObjectiveKind::grpo ? 0.1 : 0};
+    Batch batch = random_documents(config_, kind == ObjectiveKind::dpo ? 4 : 3, kLength, 1);
+    if (kind != ObjectiveKind::sft) batch = with_objective_data(batch, logps(batch));
+    Cpu dev(kMemory);
+    Trainer<Cpu, T> trainer(dev, config_, kLength, OptimizerKind::none, objective);
+    trainer.initialise(1, 0.05);
+    trainer.accumulate(batch, Counts(batch), Schedule::stream(kTile, kTile));
+    return host(dev, trainer.grad).fingerprint();
+  }
+
+  // The weights after two steps of AdamW.
+  std::uint64_t weights(OptimizerKind kind = OptimizerKind::adamw) const {
+    Cpu dev(kMemory);
+    Trainer<Cpu, T, T> trainer(dev, config_, kLength, kind);
+    trainer.initialise(1);
+    const OptimizerSettings settings{.warmup = 1, .steps = 4};
+    for (Index step = 1; step <= 2; ++step) {
+      const std::vector<Batch> batches = {random_documents(config_, 3, kLength, static_cast<std::uint64_t>(step))};
+      trainer.step(batches, Schedule::stream(kTile, kTile), settings, step);
+    }
+    return host(dev, trainer.model.weights).fingerprint();
+  }
+
+ private:
+  static constexpr std::size_t kMemory = std::size_t{1} << 26;
+
+  std::vector<double> logps(const Batch& batch) const {
+    Cpu dev(kMemory);
+    Trainer<Cpu, double> trainer(dev, config_, kLength, OptimizerKind::none);
+    trainer.initialise(1, 0.05);
+    return trainer.evaluate(batch, Schedule::stream(kTile, kTile));
+  }
+
+  HostGradient host(Cpu& dev, Tensors<T>& tensors) const {
+    std::vector<std::vector<double>> parts;
+    for (const Entry<T>& e : trained(table(config_, tensors))) {
+      const std::vector<T> values = to_host(dev, *e.matrix);
+      parts.emplace_back(values.begin(), values.end());
+    }
+    return {config_, std::move(parts)};
+  }
+
+  Config config_;
+};
+
+// Calls found("FAMILY DTYPE WHAT", fingerprint) for every fingerprint of a family.
+template <class F>
+void for_each_fingerprint(const std::string& family, F&& found) {
+  const std::pair<const char*, ObjectiveKind> objectives[] = {
+      {"sft", ObjectiveKind::sft}, {"dpo", ObjectiveKind::dpo}, {"grpo", ObjectiveKind::grpo}};
+  auto in_type = [&](const std::string& dtype, const auto& of) {
+    const std::string name = family + " " + dtype + " ";
+    for (const auto& [objective, kind] : objectives) found(name + objective, of.gradient(kind));
+    found(name + "weights", of.weights());
+  };
+  in_type("f32", Fingerprints<float>(family));
+  in_type("f64", Fingerprints<double>(family));
+  const Fingerprints<BFloat16> rounded(family);
+  in_type("bf16", rounded);
+  found(family + " bf16 weights-without-master", rounded.weights(OptimizerKind::adamw_bf16));
+  found(family + " bf16 weights-8-bit-moments", rounded.weights(OptimizerKind::adamw_8bit));
+  const Fingerprints<float> adapters(adapted(fingerprint_model(family, Fingerprints<float>::kLength)));
+  found(family + " f32 adapters", adapters.gradient(ObjectiveKind::sft));
+  found(family + " f32 weights-muon", Fingerprints<float>(family).weights(OptimizerKind::muon));
+}
+
+}  // namespace streambp

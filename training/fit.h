@@ -1,0 +1,60 @@
+// Chooses the chunk and what goes to far memory: of what fits, the step with the least predicted time.
+#pragma once
+
+#include <vector>
+
+#include "training/plan.h"
+
+namespace streambp {
+
+// How fast a machine is.
+struct Rates {
+  double matmul;       // FLOP/s of large matrix products
+  double far;          // bytes per second to or from far memory
+  double far_streams;  // 2 if both directions can have this rate at once
+  double link = 50e9;  // bytes per second that a rank sends
+};
+// Orders of magnitude, for choices that must not depend on a measurement. For a GPU, those of an H100 on PCIe 5.
+inline Rates usual_rates(DeviceKind device) {
+  return device == DeviceKind::cuda ? Rates{600e12, 25e9, 2} : Rates{400e9, 1e9, 1};
+}
+
+// The share of the rate of large matrix products that a whole step reaches: measured on a CPU (docs/devices.md), where
+// attention, norms and small products are slower.
+constexpr double kEfficiency = 0.82;
+
+// The predicted time of a step. What is saved for backward, and weights for a layer, are copied beside the computation.
+// Gradients are waited for, and so is all that the update copies.
+struct Seconds {
+  double compute = 0, beside = 0, waiting = 0, sent = 0;
+  double total() const { return std::max(compute, beside) + waiting + sent; }
+};
+Seconds predict(const Usage& usage, const Rates& rates);
+
+// The places that need the least near memory, among those that options allow: all that can be far is far.
+inline Places smallest(const std::vector<Places>& places) {
+  Places result = places.front();
+  for (const Places& p : places)
+    if (p.attention == result.attention) result = p;
+  return result;
+}
+
+// Rows per chunk, 0 if nothing fits.
+struct Fit {
+  Index chunk = 0;
+  Places places = {};
+};
+
+// Which chunks to try, in stream mode. Beyond the default, a larger one saves little time.
+struct ChunkRange {
+  Index least, most;
+};
+inline ChunkRange exactly(Index chunk) { return {chunk, chunk}; }
+inline ChunkRange up_to(Index chunk) { return {0, chunk}; }
+
+// Tries these places, near memory first. Of those with about the same predicted time, it prefers the larger chunk, up to
+// the default, and then near memory.
+Fit fit(const StepSettings& s, Mode mode, Index rows, ChunkRange chunks, const Capacity& budget,
+        const std::vector<Places>& places, const Rates& rates);
+
+}  // namespace streambp

@@ -1,0 +1,295 @@
+// On-line GRPO. In each round the model samples a group of completions per prompt, the completions are rewarded, and
+// one or more optimizer steps use the advantage of each completion over its group.
+#pragma once
+
+#include <cmath>
+#include <fstream>
+#include <map>
+
+#include "data/documents/text.h"
+#include "data/files/checkpoint.h"
+#include "parallel/processes.h"
+#include "training/engine.h"
+#include "training/grpo/rewards.h"
+#include "training/grpo/rollouts.h"
+
+namespace streambp {
+
+// All ranks throw it, so they can still save the weights together.
+struct RewardError : Error {
+  using Error::Error;
+};
+
+class OnlineGrpo {
+ public:
+  struct Data {
+    std::vector<std::string> files;  // of prompts
+    std::string chat_layout;         // of conversations; empty: that of the model's template
+    double held_out = 0;             // fraction of the prompts
+    std::uint64_t seed = 1;
+  };
+
+  // model: provides the tokenizer. reference: the reference model of --kl.
+  OnlineGrpo(const GrpoSettings& settings, const Data& data, const fs::path& model, const fs::path& reference)
+      : settings_(settings), reference_(reference), seed_(data.seed), prompter_(model, data.chat_layout) {
+    if (first_rank()) rewarder_.emplace(settings);
+    std::uint64_t hash = 0;
+    for (Prompt& prompt : read_prompts(data.files, prompter_, settings)) {
+      const auto number = static_cast<std::uint64_t>(training_.size() + held_out_.size());
+      hash ^= mix(number ^ text_hash(prompt.line.dump(-1, ' ', false, Json::error_handler_t::replace)));
+      longest_ = std::max(longest_, static_cast<Index>(prompt.tokens.size()));
+      (Random(data.seed, 0xe7a1).uniform(number) < data.held_out ? held_out_ : training_).push_back(std::move(prompt));
+    }
+    if (training_.empty()) std::swap(training_, held_out_);
+    fingerprint = std::to_string(hash);
+  }
+
+  std::string fingerprint;     // of the prompts
+  Index parallel = 1;          // completions sampled in parallel
+  Index micro_batches = 1;     // of a round, at least
+  std::vector<Batch> batches;  // of the round
+
+  Index prompts() const { return static_cast<Index>(training_.size()); }
+  Index completions() const { return settings_.completions(); }      // of a round
+  Index longest() const { return longest_ + settings_.completion; }  // prompt and completion
+  Index steps_per_epoch() const { return ceil_div(prompts(), settings_.prompts) * settings_.inner; }
+  bool begins_round(Index step) const { return (step - 1) % settings_.inner == 0; }
+
+  StepResult step(Engine& engine, const Objective& objective, const Schedule& schedule, Index rows,
+                  const OptimizerSettings& optimizer, Index step) {
+    const bool begins = begins_round(step);
+    if (begins) sample(engine, objective, schedule, rows, (step - 1) / settings_.inner);
+    double entropy = 0;
+    std::vector<std::vector<double>> logps(batches.size());  // per token of the batch
+    StepResult result =
+        engine.step(batches, schedule, optimizer, step, [&](std::size_t i, const std::vector<double>& logp) {
+          logps[i] = logp;
+          for (double x : logp) entropy -= x;
+        });
+    if (begins) {
+      logps_ = by_completion(logps);
+      round_["sampling_difference"] = sampling_difference();
+    }
+    for (std::size_t i = 0; i < batches.size() && begins && settings_.inner > 1; ++i) batches[i].old = logps[i];
+    Counts counts;
+    for (const Batch& batch : batches) counts += Counts(batch);
+    result.measures.others["entropy"] = entropy / static_cast<double>(counts.targets);
+    for (const auto& [name, value] : round_) result.measures.others[name] = value;
+    return result;
+  }
+
+  // Fails if the rewards that the weights were trained with may belong to other completions. Call it before the weights
+  // are saved.
+  void check_rewards() {
+    on_first([](Rewarder& rewarder) { rewarder.check_quiet(); });
+  }
+
+  // The same after the last rewards of the run: waits at most this long for the end of the reward program.
+  void finish(double seconds) {
+    on_first([&](Rewarder& rewarder) { rewarder.finish(seconds); });
+  }
+
+  // The mean reward of greedy completions of held-out prompts; NaN if there are no such prompts.
+  double evaluate(Engine& engine) {
+    constexpr std::size_t most = 256;
+    std::vector<const Prompt*> asked;
+    for (std::size_t i = 0; i < std::min(most, held_out_.size()); ++i) asked.push_back(&held_out_[i]);
+    return asked.empty() ? NAN : mean_reward(complete(engine, asked, {.temperature = 0}));
+  }
+
+  // The file for record(); off-line training can read it.
+  void record_in(const fs::path& path) {
+    record_path_ = path;
+    if (first_rank()) record_.open(path, std::ios::app);
+  }
+
+  // After a step that begins a round: writes the groups of the round, with the log-probs that the step computed.
+  void record(Index step) {
+    if (!begins_round(step) || !first_rank()) return;
+    for (std::size_t i = 0; i < samples_.size(); i += index(settings_.group)) {
+      const Json& line = samples_[i].prompt->line;
+      Json group = {{"step", step}, {"prompt", line[line.contains("messages") ? "messages" : "prompt"]}};
+      for (std::size_t j = i; j < i + index(settings_.group); ++j) {
+        group["texts"].push_back(samples_[j].text);
+        group["completions"].push_back(samples_[j].tokens);
+        group["rewards"].push_back(samples_[j].reward);
+        group["old_logps"].push_back(logps_[j]);
+      }
+      record_ << group.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+    }
+    record_.flush();
+    require(record_.good(), record_path_.string(), ": cannot write: ", std::strerror(errno));
+  }
+
+ private:
+  struct Sample {
+    const Prompt* prompt;
+    Tokens tokens;
+    std::vector<double> logps;  // of the tokens, as they were sampled
+    bool stopped;
+    std::string text = "";
+    double reward = 0;
+  };
+
+  // Prompt n of the run, counted over all epochs. Every epoch has its own order.
+  const Prompt& prompt(Index n) {
+    const Index epoch = n / prompts();
+    if (epoch != epoch_) order_ = shuffled(training_.size(), Random(seed_, mix(static_cast<std::uint64_t>(epoch))));
+    epoch_ = epoch;
+    return training_[index(order_[index(n % prompts())])];
+  }
+
+  static bool first_rank() { return this_process().rank == 0; }
+
+  // Calls f with the rewarder of rank 0. If that fails, all ranks fail.
+  template <class F>
+  void on_first(F&& f) {
+    std::string failure;
+    try {
+      if (rewarder_) f(*rewarder_);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    failure = from_first(failure);
+    if (!failure.empty()) throw RewardError(failure);
+  }
+
+  // A completion for each of these prompts. Every rank samples some of them and gets all.
+  std::vector<Continuation> completions_of(Engine& engine, const std::vector<const Prompt*>& asked,
+                                           const Sampling& sampling) {
+    const Process& process = this_process();
+    const Rows mine = shard(static_cast<Index>(asked.size()), {process.rank, process.count});
+    std::vector<Tokens> begun;
+    for (Index i = mine.begin; i < mine.end; ++i) begun.push_back(asked[index(i)]->tokens);
+    const GenerationSettings settings = {sampling, settings_.completion, prompter_.stop, index(mine.begin)};
+    auto generator = engine.generator(parallel, longest(), kTile);
+    std::vector<double> sampled;  // of each completion: its ending, its number of tokens, tokens and log-probs
+    for (const Continuation& c : generator->generate(begun, settings, [](std::size_t, const Continuation&) {})) {
+      sampled.insert(sampled.end(), {static_cast<double>(c.end), static_cast<double>(c.tokens.size())});
+      sampled.insert(sampled.end(), c.tokens.begin(), c.tokens.end());
+      sampled.insert(sampled.end(), c.logps.begin(), c.logps.end());
+    }
+    std::vector<Continuation> all;
+    for (const std::vector<double>& of_rank : gather_on_host(all_ranks(), sampled)) {
+      for (auto next = of_rank.begin(); next != of_rank.end();) {
+        const auto end = static_cast<Ending>(*next++);
+        const auto count = static_cast<std::ptrdiff_t>(*next++);
+        all.push_back({{next, next + count}, {next + count, next + 2 * count}, end});
+        next += 2 * count;
+      }
+    }
+    return all;
+  }
+
+  // Samples and rewards one completion for each of these prompts.
+  std::vector<Sample> complete(Engine& engine, const std::vector<const Prompt*>& asked, const Sampling& sampling) {
+    const std::vector<Continuation> completed = completions_of(engine, asked, sampling);
+    std::vector<Sample> samples;
+    std::vector<std::string> texts;
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      const bool stopped = completed[i].end == Ending::stop;
+      texts.push_back(prompter_.tokenizer.decode({completed[i].tokens.data(), completed[i].tokens.size() - stopped}));
+      samples.push_back({asked[i], completed[i].tokens, completed[i].logps, stopped, texts[i]});
+    }
+    std::vector<double> rewards;
+    on_first([&](Rewarder& rewarder) {
+      rewards = rewarder.rewards(asked, texts);
+      for (const double reward : rewards)
+        require(is_advantage({reward, reward}), "a reward of ", reward, " is too large to compare; give smaller ones");
+    });
+    rewards = gather_on_host(all_ranks(), rewards)[0];
+    for (std::size_t i = 0; i < samples.size(); ++i) samples[i].reward = rewards[i];
+    return samples;
+  }
+
+  void sample(Engine& engine, const Objective& objective, const Schedule& schedule, Index rows, Index round) {
+    std::vector<const Prompt*> asked;
+    for (Index i = 0; i < completions(); ++i) asked.push_back(&prompt(round * settings_.prompts + i / settings_.group));
+    samples_ = complete(engine, asked, {.seed = mix(seed_ ^ mix(static_cast<std::uint64_t>(round) + 0x9290))});
+    std::vector<Rollout> rollouts;
+    for (auto group = samples_.begin(); group != samples_.end(); group += settings_.group) {
+      std::vector<double> rewards;
+      for (Index i = 0; i < settings_.group; ++i) rewards.push_back(group[i].reward);
+      const std::vector<double> better = advantages(rewards, objective.scale_rewards ? Scaled::yes : Scaled::no);
+      for (Index i = 0; i < settings_.group; ++i) {
+        Rollout rollout{group[i].prompt->tokens, static_cast<Index>(group[i].prompt->tokens.size()), better[index(i)]};
+        rollout.tokens.insert(rollout.tokens.end(), group[i].tokens.begin(), group[i].tokens.end());
+        rollouts.push_back(std::move(rollout));
+      }
+    }
+    batches = batches_of(rollouts, rows, micro_batches);
+    if (objective.kl > 0) compute_reference_logps(engine, schedule);
+    describe(rollouts);
+  }
+
+  // Computes the reference log-probs of the round. Meanwhile the reference model replaces the trained one on the
+  // device.
+  void compute_reference_logps(Engine& engine, const Schedule& schedule) {
+    engine.with_weights_of(reference_, [&] {
+      const std::vector<std::vector<double>> logps = engine.evaluate(batches, schedule);
+      for (std::size_t i = 0; i < batches.size(); ++i) batches[i].reference = logps[i];
+    });
+  }
+
+  // Log-probs per token of the batches become log-probs per token of each completion.
+  std::vector<std::vector<double>> by_completion(const std::vector<std::vector<double>>& logps) const {
+    std::vector<std::vector<double>> result;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      for (const Rows rows : batches[i].documents()) {
+        result.emplace_back();
+        for_each_target(batches[i], rows, [&](std::size_t t) { result.back().push_back(logps[i][t]); });
+      }
+    }
+    return result;
+  }
+
+  // The largest difference between log-probs in sampling and in the round's first step. On a CPU it is 0.
+  double sampling_difference() const {
+    double largest = 0;
+    for (std::size_t i = 0; i < samples_.size(); ++i) {
+      for (std::size_t t = 0; t < logps_[i].size(); ++t) {
+        largest = std::max(largest, std::abs(logps_[i][t] - samples_[i].logps[t]));
+      }
+    }
+    return largest;
+  }
+
+  static double mean_reward(const std::vector<Sample>& samples) {
+    double sum = 0;
+    for (const Sample& s : samples) sum += s.reward;
+    return sum / static_cast<double>(samples.size());
+  }
+
+  void describe(const std::vector<Rollout>& rollouts) {
+    const auto n = static_cast<double>(samples_.size());
+    const double mean = mean_reward(samples_);
+    double squares = 0, tokens = 0, stopped = 0, idle = 0;
+    for (const Sample& s : samples_) {
+      squares += (s.reward - mean) * (s.reward - mean);
+      tokens += static_cast<double>(s.tokens.size());
+      stopped += s.stopped;
+    }
+    for (const Rollout& rollout : rollouts) idle += rollout.advantage == 0;
+    round_ = {{"reward", mean},
+              {"reward_deviation", std::sqrt(squares / n)},
+              {"length", tokens / n},
+              {"stopped", stopped / n},
+              {"without_advantage", idle / n}};
+  }
+
+  const GrpoSettings settings_;
+  const fs::path reference_;
+  const std::uint64_t seed_;
+  Prompter prompter_;
+  std::optional<Rewarder> rewarder_;  // on rank 0
+  std::vector<Prompt> training_, held_out_;
+  std::vector<Index> order_;  // of the prompts in the epoch
+  Index longest_ = 0, epoch_ = -1;
+  std::vector<Sample> samples_;             // of the round, group by group
+  std::vector<std::vector<double>> logps_;  // of their tokens, in the round's first step
+  std::map<std::string, double> round_;
+  std::ofstream record_;
+  fs::path record_path_;
+};
+
+}  // namespace streambp

@@ -1,0 +1,371 @@
+// Optimizers: the interface, the learning-rate schedule, and clipping by the global norm. Each optimizer is a file in
+// training/optimizers/.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kernels/adamw.cuh"
+#include "kernels/elementwise.cuh"
+#include "memory/schedule.h"
+#include "model/parameters.h"
+#include "parallel/exchange.h"
+#include "training/blocks.h"
+
+namespace streambp {
+
+// adamw_bf16: moments in the type of the weights, no master weights
+enum class OptimizerKind { none, adamw, adamw_bf16, adamw_8bit, muon };
+
+struct OptimizerSettings {
+  double rate = 3e-4, final_rate_fraction = 0.1;
+  Index warmup = 0, steps = 0;
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1;
+  double clip = 1;         // largest global gradient norm; 0: no limit
+  std::uint64_t seed = 1;  // of the run
+  BlockSettings blocks = {};
+};
+
+// Linear warm-up from zero, then a cosine down to the final fraction. Steps count from one.
+inline double learning_rate(const OptimizerSettings& s, Index step) {
+  const auto t = static_cast<double>(step), warmup = static_cast<double>(s.warmup),
+             total = static_cast<double>(s.steps);
+  if (t <= warmup) return s.rate * t / warmup;
+  const double progress = total > warmup ? std::min(1.0, (t - warmup) / (total - warmup)) : 1;
+  const double cosine = 0.5 * (1 + sine_cosine(3.141592653589793 * progress).cosine);
+  return s.rate * (s.final_rate_fraction + (1 - s.final_rate_fraction) * cosine);
+}
+
+// What an optimizer keeps under one name, such as a moment: a matrix for every trained parameter, in the table's order. It
+// has the parameter's rows, so that ranks can share it. Allocating, sharding, saving and loading follow from this
+// description.
+template <class U>
+struct StateMatrices {
+  std::vector<Matrix<U>> near;
+  std::vector<FarMatrix<U>> far;  // if the state is kept there
+};
+struct State {
+  std::string name;                    // in checkpoints: comes before a parameter's name
+  Index (*columns)(const Parameter&);  // 0: this parameter has none
+  std::variant<StateMatrices<float>, StateMatrices<double>, StateMatrices<BFloat16>, StateMatrices<std::uint8_t>>
+      numbers;
+};
+inline Index all_columns(const Parameter& p) { return p.cols; }
+
+// Rows of a trained parameter in an update. A rank updates its shard, which may be empty.
+template <class T, class G>
+struct Updated {
+  std::size_t number;  // among the trained parameters
+  Parameter parameter;
+  Rows rows;  // of the shard
+  Matrix<T> weight;
+  Matrix<G> gradient;  // empty before the first update
+  OptimizerStep settings;
+  FarMatrix<T> far_weight = {};  // if they are in far memory, where the weight and the gradient come from
+  FarMatrix<G> far_gradient = {};
+  std::vector<std::byte*> fetched = {};  // the rows of each state, if it is in far memory
+};
+
+// An optimizer, and where a step keeps its data.
+struct OptimizerChoice {
+  OptimizerKind kind;
+  Places places = {};
+  OptimizerChoice(OptimizerKind kind, const Places& places = {}) : kind(kind), places(places) {}
+};
+
+// Every rank has the state of its shard of each trained parameter, and updates this shard. What is in far memory is fetched
+// for a round of parameters at a time and returned after the update, while the next round arrives.
+template <class Device, class T, class G>
+class Optimizer {
+ public:
+  Optimizer(const Group& ranks, Place place) : ranks(ranks), place(place) {}
+  virtual ~Optimizer() = default;
+
+  void allocate(Device& dev, const Config& c) {
+    for (State& state : states_)
+      std::visit([&](auto& numbers) { allocate_state(dev, c, state, numbers); }, state.numbers);
+  }
+
+  // Before the first update: zero the state, copy the weights to the master weights.
+  void start(Device& dev, Model<T>& model) {
+    auto set = [&](const Round& round) {
+      for (const Updated<T, G>& u : round) {
+        for (std::size_t i = 0; i < states_.size(); ++i) with_state(i, u, [&](auto m) { zero(dev, m); });
+        if (const auto master = this->master(u); master && u.weight) convert(dev, master, u.weight);
+      }
+    };
+    Round all = shards(model, nullptr, {});
+    for (auto& u : all)
+      if (!has_master()) u.far_weight = {};  // not needed
+    in_rounds(dev, rounds(all), Fetch::no, set);
+  }
+
+  // One update. Weight decay applies to matrices only, not to norms and biases.
+  void update(Device& dev, Model<T>& model, Tensors<G>& gradient, const OptimizerStep& settings) {
+    in_rounds(dev, rounds(shards(model, &gradient, settings)), Fetch::yes,
+              [&](const Round& round) { update(dev, round); });
+    std::vector<Matrix<T>> shared;  // replicated on all ranks
+    for (const auto& e : trained(table(model.config, model.weights)))
+      if (!model.in_shards(e.parameter)) shared.push_back(*e.matrix);
+    if (ranks.size > 1 && !shared.empty()) exchange(dev, "share weights", ranks, shared_rows(ranks, shared));
+  }
+
+  // Calls f(name, table) for every state.
+  template <class F>
+  void for_each_state(const Config& c, F&& f) {
+    for (State& state : states_)
+      std::visit([&](auto& numbers) { f(state.name, table_of(c, state, numbers)); }, state.numbers);
+  }
+  bool has_master() const { return !states_.empty() && states_.back().name == kMaster; }
+  // The float32 weights.
+  Table<float> masters(const Config& c) {
+    if (!has_master()) return {};
+    return table_of(c, states_.back(), std::get<StateMatrices<float>>(states_.back().numbers));
+  }
+
+  const Group ranks;
+  const Place place;
+
+ protected:
+  // Parameters that are updated together.
+  using Round = std::vector<Updated<T, G>>;
+  virtual void update(Device& dev, const Round& round) = 0;
+  // By default each parameter alone, and in far memory a few thousand rows.
+  virtual std::vector<Round> rounds(const Round& all) const {
+    std::vector<Round> rounds;
+    for (const auto& u : all)
+      for (const auto& part : parts(u)) rounds.push_back({part});
+    return rounds;
+  }
+  Round parts(const Updated<T, G>& u) const {
+    if (!is_far(u)) return {u};
+    auto slice = [](auto& m, Rows rows) {
+      if (!m.empty()) m = m.slice(rows);
+    };
+    Round parts;
+    for (Index begin = 0; begin < u.rows.end; begin += kFarRows) {
+      Updated<T, G>& part = parts.emplace_back(u);
+      part.rows = {begin, least(begin + kFarRows, u.rows.end)};
+      slice(part.weight, part.rows), slice(part.gradient, part.rows);
+      slice(part.far_weight, part.rows), slice(part.far_gradient, part.rows);
+      part.settings.first_row += begin;
+    }
+    return parts;
+  }
+
+  bool is_far(const Updated<T, G>& u) const {
+    return place == Place::far || !u.far_weight.empty() || !u.far_gradient.empty();
+  }
+
+  // For the constructor; float32 master weights come last.
+  template <class U>
+  void add_state(const char* name, Index (*columns)(const Parameter&) = all_columns) {
+    states_.push_back({name, columns, StateMatrices<U>()});
+  }
+  void add_master() { add_state<float>(kMaster); }
+
+  template <class U>
+  Matrix<U> state(std::size_t number, const Updated<T, G>& u) const {
+    const State& state = states_[number];
+    if (u.fetched.empty()) {
+      const Matrix<U> all = std::get<StateMatrices<U>>(state.numbers).near[u.number];
+      return all ? all.slice(u.rows) : all;
+    }
+    return {reinterpret_cast<U*>(u.fetched[number]), u.rows.size(), state.columns(u.parameter)};
+  }
+  Matrix<float> master(const Updated<T, G>& u) const {
+    return has_master() ? state<float>(states_.size() - 1, u) : Matrix<float>();
+  }
+
+ private:
+  static constexpr const char* kMaster = "master.";
+
+  template <class U>
+  void allocate_state(Device& dev, const Config& c, const State& state, StateMatrices<U>& numbers) {
+    const auto parameters = trained_parameters(c);
+    numbers.near.resize(parameters.size());
+    if (place == Place::near) return streambp::allocate(dev, table_of(c, state, numbers), Kind::optimizer, ranks);
+    for (const Parameter& p : parameters)
+      numbers.far.push_back(allocate_far<U>(dev, shard(p.rows, ranks).size(), state.columns(p), Kind::optimizer));
+  }
+
+  template <class U>
+  Table<U> table_of(const Config& c, const State& state, StateMatrices<U>& numbers) {
+    Table<U> rows;
+    std::size_t i = 0;
+    for (Parameter& p : trained_parameters(c)) {
+      p.cols = state.columns(p);
+      if (p.cols > 0) rows.push_back({p, &numbers.near[i], nullptr, place == Place::far ? &numbers.far[i] : nullptr});
+      ++i;
+    }
+    return rows;
+  }
+
+  // This rank's shard of every trained parameter.
+  Round shards(Model<T>& model, Tensors<G>* gradient, const OptimizerStep& settings) {
+    Round all;
+    const auto weights = table(model.config, model.weights);
+    const auto gradients = gradient ? table(model.config, *gradient) : Table<G>();
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const Parameter& p = weights[i].parameter;
+      if (!p.trained) continue;
+      const Matrix<T> weight = shard_of(model, weights[i]);
+      Updated<T, G>& u = all.emplace_back(Updated<T, G>{all.size(), p, {0, weight.rows}, weight, {}, settings});
+      if (weights[i].is_far()) {
+        u.far_weight = *weights[i].far, u.far_weight.kind = Kind::optimizer;  // its copies are a part of the update
+        u.rows = {0, u.far_weight.rows};
+        u.weight = {nullptr, 0, p.cols};  // until it is fetched
+      }
+      if (gradient) u.gradient = *gradients[i].matrix;
+      if (gradient && gradients[i].is_far()) {
+        u.far_gradient = *gradients[i].far, u.far_gradient.kind = Kind::optimizer;
+        u.gradient = {nullptr, 0, p.cols};
+      }
+      if (p.vector()) u.settings.decay = 0;  // of norms and biases
+      u.settings.parameter = i, u.settings.first_row = shard(p.rows, ranks).begin;
+    }
+    return all;
+  }
+
+  // The rows of a weight that this rank updates.
+  Matrix<T> shard_of(const Model<T>& model, const Entry<T>& weight) const {
+    if (weight.quantised || weight.is_far()) return {};
+    return model.in_shards(weight.parameter) ? *weight.matrix
+                                             : weight.matrix->slice(shard(weight.parameter.rows, ranks));
+  }
+
+  // --- Rounds ---
+
+  enum class Fetch { no, yes };  // whether the state is fetched, or only set
+
+  // Calls f for each round, with all of it in near memory. What comes from far memory returns there: while one round is
+  // updated, the next arrives and the one before leaves.
+  template <class F>
+  void in_rounds(Device& dev, std::vector<Round> rounds, Fetch fetch, F&& f) {
+    auto scope = dev.scope();
+    Index largest = 0;
+    for (const Round& round : rounds) largest = most(largest, bytes_of(round));
+    Matrix<std::byte> memory[3];
+    if (largest > 0)
+      for (auto& m : memory) m = streambp::allocate<std::byte>(dev, 1, largest, Kind::optimizer);
+    std::vector<PendingCopy> arriving, leaving[3];
+    auto begin = [&](std::size_t i) {
+      wait_for(leaving[i % 3]);
+      arriving = fetched(dev, rounds[i], memory[i % 3], fetch);
+    };
+    for (std::size_t i = 0; i < rounds.size(); ++i) {
+      if (i == 0) begin(0);
+      wait_for(arriving);
+      if (i + 1 < rounds.size()) begin(i + 1);
+      f(rounds[i]);
+      leaving[i % 3] = returned(dev, rounds[i]);
+    }
+    for (auto& copies : leaving) wait_for(copies);
+  }
+
+  template <class U>
+  static Index aligned_bytes(Index size) {
+    return round_up(size * static_cast<Index>(sizeof(U)), Arena::kAlignment);
+  }
+  // Near memory for what comes from far memory.
+  Index bytes_of(const Round& round) const {
+    Index bytes = 0;
+    for (const Updated<T, G>& u : round) {
+      bytes += aligned_bytes<T>(u.far_weight.size()) + aligned_bytes<G>(u.far_gradient.size());
+      for (std::size_t i = 0; i < states_.size() && place == Place::far; ++i)
+        with_far_state(i, u, [&]<class U>(FarMatrix<U> m) { bytes += aligned_bytes<U>(m.size()); });
+    }
+    return bytes;
+  }
+
+  // Gives a round its place in near memory, and begins to fetch it.
+  std::vector<PendingCopy> fetched(Device& dev, Round& round, Matrix<std::byte> memory, Fetch fetch) const {
+    std::vector<PendingCopy> copies;
+    Index used = 0;
+    auto arrive = [&]<class U>(FarMatrix<U> far, Fetch fetch) {
+      const Index bytes = aligned_bytes<U>(far.size());
+      const Matrix<U> near = {reinterpret_cast<U*>(memory.columns(used, bytes).data), far.rows, far.cols};
+      used += bytes;
+      if (fetch == Fetch::yes) copies.push_back(dev.get(near, far));
+      return near;
+    };
+    for (Updated<T, G>& u : round) {
+      if (!u.far_weight.empty()) u.weight = arrive(u.far_weight, Fetch::yes);
+      if (!u.far_gradient.empty()) u.gradient = arrive(u.far_gradient, Fetch::yes);
+      for (std::size_t i = 0; i < states_.size() && place == Place::far; ++i) {
+        with_far_state(i, u,
+                       [&](auto far) { u.fetched.push_back(reinterpret_cast<std::byte*>(arrive(far, fetch).data)); });
+      }
+    }
+    return copies;
+  }
+
+  // Begins to return weights and state.
+  std::vector<PendingCopy> returned(Device& dev, const Round& round) const {
+    std::vector<PendingCopy> copies;
+    for (const Updated<T, G>& u : round) {
+      if (!u.far_weight.empty()) copies.push_back(dev.put(u.far_weight, u.weight));
+      for (std::size_t i = 0; i < states_.size() && place == Place::far; ++i)
+        with_far_state(i, u, [&]<class U>(FarMatrix<U> far) { copies.push_back(dev.put(far, state<U>(i, u))); });
+    }
+    return copies;
+  }
+
+  // Calls f with the rows of state `number`: where they are now, or in far memory.
+  template <class F>
+  void with_state(std::size_t number, const Updated<T, G>& u, F&& f) const {
+    std::visit([&]<class U>(const StateMatrices<U>&) { f(state<U>(number, u)); }, states_[number].numbers);
+  }
+  template <class F>
+  void with_far_state(std::size_t number, const Updated<T, G>& u, F&& f) const {
+    std::visit([&](const auto& numbers) { f(numbers.far[u.number].slice(u.rows)); }, states_[number].numbers);
+  }
+
+  std::vector<State> states_;
+};
+
+// Sums of squares of the rows of a gradient, which may be in far memory.
+template <class Device, class G>
+void row_squares_of(Device& dev, Matrix<double> sums, const Entry<G>& gradient) {
+  if (!gradient.is_far()) return row_squares(dev, sums, *gradient.matrix);
+  const FarMatrix<G> far = *gradient.far;
+  for (Index begin = 0; begin < far.rows; begin += kFarRows) {
+    auto scope = dev.scope();
+    const Rows part = {begin, least(begin + kFarRows, far.rows)};
+    const auto near = allocate<G>(dev, part.size(), far.cols, Kind::gradients);
+    dev.get(near, far.slice(part)).wait();
+    row_squares(dev, sums.columns(part.begin, part.size()), near);
+  }
+}
+
+// sqrt(Σ g²) over all trained parameters, row by row: the order does not depend on the shards. All ranks get it.
+template <class Device, class G>
+double global_norm(Device& dev, const Config& c, Tensors<G>& gradient, const Group& ranks) {
+  const auto entries = trained(table(c, gradient));
+  Index rows = 0;
+  const auto rows_of = [](const Entry<G>& e) { return e.with_matrix([](auto m) { return m.rows; }); };
+  for (const Entry<G>& e : entries) rows += rows_of(e);
+  auto scope = dev.scope();
+  const auto sums = allocate<double>(dev, 1, rows, Kind::sums);
+  Index first = 0;
+  for (const Entry<G>& e : entries) {
+    if (rows_of(e) > 0) row_squares_of(dev, sums.columns(first, rows_of(e)), e);
+    first += rows_of(e);
+  }
+  if constexpr (!Device::computes) return 0;
+  const auto of_ranks = gather_on_host(ranks, to_host(dev, sums));
+  std::vector<std::size_t> next(of_ranks.size());
+  double sum = 0;
+  for (const Entry<G>& e : entries) {
+    for (Index rank = 0; rank < ranks.size; ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      for (Index i = 0; i < shard(e.parameter.rows, ranks, rank).size(); ++i) sum += of_ranks[r][next[r]++];
+    }
+  }
+  return std::sqrt(sum);
+}
+
+}  // namespace streambp

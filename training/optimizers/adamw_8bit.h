@@ -1,0 +1,52 @@
+// AdamW with moments in 8 bits, and no master weights: 2 bytes a parameter, and scales for every 256 columns of a row.
+// Parameters with few elements, such as norms, keep their moments in float32. The formulas are in kernels/adamw_8bit.cuh and
+// kernels/adamw.cuh.
+#pragma once
+
+#include "kernels/adamw_8bit.cuh"
+#include "training/optimizer.h"
+
+namespace streambp {
+
+template <class Device, class T, class G>
+class AdamW8BitOptimizer : public Optimizer<Device, T, G> {
+ public:
+  AdamW8BitOptimizer(const Group& ranks, Place place) : Optimizer<Device, T, G>(ranks, place) {
+    this->template add_state<std::uint8_t>("m8.", codes);
+    this->template add_state<float>("m8.scale.", scales);
+    this->template add_state<std::uint8_t>("v8.", codes);
+    this->template add_state<float>("v8.scale.", scales);
+    this->template add_state<A>("m.", small);
+    this->template add_state<A>("v.", small);
+  }
+
+ protected:
+  void update(Device& dev, const std::vector<Updated<T, G>>& round) override {
+    for (const auto& u : round) {
+      if (!u.weight) continue;
+      if (is_small(u.parameter)) {
+        const AdamWState<A> state = {{}, numbers<A>(4, u), numbers<A>(5, u)};
+        adamw(dev, u.weight, u.gradient, state, u.settings);
+      } else {
+        const QuantisedMoments state = {{numbers<std::uint8_t>(0, u), numbers<float>(1, u)},
+                                        {numbers<std::uint8_t>(2, u), numbers<float>(3, u)}};
+        adamw_8bit(dev, u.weight, u.gradient, state, u.settings);
+      }
+    }
+  }
+
+ private:
+  using A = Accumulator<T>;
+
+  static bool is_small(const Parameter& p) { return p.rows * p.cols < 4096; }
+  static Index codes(const Parameter& p) { return is_small(p) ? 0 : p.cols; }
+  static Index scales(const Parameter& p) { return is_small(p) ? 0 : ceil_div(p.cols, kMomentBlock); }
+  static Index small(const Parameter& p) { return is_small(p) ? p.cols : 0; }
+
+  template <class U>
+  Matrix<U> numbers(std::size_t state, const Updated<T, G>& u) const {
+    return this->template state<U>(state, u);
+  }
+};
+
+}  // namespace streambp

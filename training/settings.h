@@ -1,0 +1,89 @@
+// The settings of a training step, and their names on the command line.
+#pragma once
+
+#include <array>
+#include <string>
+#include <utility>
+
+#include "memory/schedule.h"
+#include "parallel/group.h"
+#include "training/objectives.h"
+#include "training/optimizer.h"
+
+namespace streambp {
+
+enum class Mode { full, checkpoint, stream };
+inline constexpr std::array<Mode, 3> kModes = {Mode::full, Mode::checkpoint, Mode::stream};
+inline const char* name(Mode mode) {
+  return mode == Mode::full ? "full" : mode == Mode::checkpoint ? "checkpoint" : "stream";
+}
+inline Mode mode_named(const std::string& mode) {
+  return mode == "full" ? Mode::full : mode == "checkpoint" ? Mode::checkpoint : Mode::stream;
+}
+
+enum class DType { f32, f64, bf16 };
+inline const char* name(DType type) {
+  return type == DType::f32 ? "float32" : type == DType::f64 ? "float64" : "bfloat16";
+}
+
+inline constexpr std::array<std::pair<const char*, OptimizerKind>, 5> kOptimizers = {
+    {{"none", OptimizerKind::none},
+     {"adamw", OptimizerKind::adamw},
+     {"adamw-bf16", OptimizerKind::adamw_bf16},
+     {"adamw-8bit", OptimizerKind::adamw_8bit},
+     {"muon", OptimizerKind::muon}}};
+inline OptimizerKind optimizer_named(const std::string& optimizer) {
+  for (const auto& [name, kind] : kOptimizers)
+    if (optimizer == name) return kind;
+  fail("no optimizer is named ", optimizer);
+}
+
+// Longer than any memory allows, and short enough to plan in seconds.
+constexpr Index kLongestStream = Index{1} << 24;
+
+struct StepSettings {
+  Config config;
+  DType dtype = DType::f32;  // of weights and activations
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  Index micro_batches = 1;
+  bool wide_gradient = false;  // float32 where weights are bfloat16
+  Objective objective = {};
+  Index documents = 1;  // in a micro-batch, of equal length
+  Index tile = kTile;   // of the device; chunks are multiples of it
+  DeviceKind device = DeviceKind::cpu;
+  Ranks ranks = {};
+  Places places = {};
+};
+
+// Calls f.operator()<T, G>() with the types of weights and gradient.
+template <class F>
+auto with_types(const StepSettings& s, F&& f) {
+  if (s.dtype == DType::f32) return f.template operator()<float, float>();
+  if (s.dtype == DType::f64) return f.template operator()<double, double>();
+  return s.wide_gradient ? f.template operator()<BFloat16, float>() : f.template operator()<BFloat16, BFloat16>();
+}
+
+inline Index tile_of(DeviceKind device) { return device == DeviceKind::cuda ? kGpuTile : kTile; }
+
+// The default chunk of stream mode.
+inline Index default_chunk(Index tile) { return std::max<Index>(tile, 512); }
+
+// Chosen so that logits take about as much memory as the activations of a chunk; at least one tile.
+inline Index head_chunk_for(const Config& c, Index chunk, Index tile) {
+  const Index width = 5 * c.hidden + 4 * c.q_width() + (c.gated() ? 4 : 3) * c.mlp;
+  return std::min(chunk, std::max(chunk * width / c.vocab / tile * tile, tile));
+}
+
+inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk, Index tile = kTile) {
+  if (mode == Mode::full) return Schedule::full(rows);
+  if (mode == Mode::checkpoint) return Schedule::checkpoint(rows);
+  chunk = std::min(chunk, round_up(rows, kTile));
+  return Schedule::stream(chunk, head_chunk_for(c, chunk, tile));
+}
+inline Schedule schedule_for(Mode mode, const StepSettings& s, Index rows, Index chunk) {
+  Schedule schedule = schedule_for(mode, s.config, rows, chunk, s.tile);
+  if (schedule.keep == Keep::inputs) schedule.inputs = s.places.inputs, schedule.attention = s.places.attention;
+  return schedule;
+}
+
+}  // namespace streambp

@@ -1,0 +1,120 @@
+// Compares the gradients of two modes, or of a mode and the oracle.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "training/verify/oracle_objectives.h"
+
+namespace streambp {
+
+// Gradients that vanish in exact arithmetic, such as attention's over equal tokens, are rounding errors only. So a tensor
+// is measured against at least this part of the largest entry of the whole gradient.
+constexpr double kSmallTensor = 1e-4;
+
+// max |a - b| / max |b| per tensor, for the worst tensor. The parts of a fused tensor count as one tensor.
+struct Difference {
+  double relative = 0;
+  std::string tensor;
+};
+
+// A copy of a gradient on the host, in double, part by part of the table.
+struct HostGradient {
+  std::vector<Parameter> parameters;
+  std::vector<std::vector<double>> values;
+
+  // From the values of each part, in the table's order.
+  HostGradient(const Config& c, std::vector<std::vector<double>> parts)
+      : parameters(trained_parameters(c)), values(std::move(parts)) {}
+  HostGradient(const HostGradient& shape, const std::map<std::string, std::vector<double>>& by_key)
+      : parameters(shape.parameters) {
+    for (const Parameter& p : parameters) values.push_back(by_key.at(oracle::key(p)));
+  }
+
+  // Bit for bit: a NaN equals itself, and -0 is not 0.
+  bool operator==(const HostGradient& other) const {
+    auto equal = [](const std::vector<double>& a, const std::vector<double>& b) {
+      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+    };
+    return std::equal(values.begin(), values.end(), other.values.begin(), other.values.end(), equal);
+  }
+
+  // A hash of every bit.
+  std::uint64_t fingerprint() const {
+    std::uint64_t hash = 0;
+    for (const auto& part : values) {
+      for (double x : part) hash = mix(hash ^ std::bit_cast<std::uint64_t>(x));
+    }
+    return hash;
+  }
+
+  Difference difference(const HostGradient& truth) const {
+    struct Sizes {
+      double error = 0, largest = 0;
+    };
+    std::map<std::string, Sizes> tensors;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      Sizes& sizes = tensors[parameters[i].name];
+      for (std::size_t j = 0; j < values[i].size(); ++j) {
+        const double error = std::abs(values[i][j] - truth.values[i][j]);
+        sizes.error = std::max(sizes.error, std::isfinite(error) ? error : INFINITY);  // a NaN is an infinite error
+        sizes.largest = std::max(sizes.largest, std::abs(truth.values[i][j]));
+      }
+    }
+    double largest = 0;
+    for (const auto& [name, sizes] : tensors) largest = std::max(largest, sizes.largest);
+    Difference result;
+    for (const auto& [name, sizes] : tensors) {
+      const double scale = std::max(sizes.largest, kSmallTensor * largest);
+      const double relative = scale > 0 ? sizes.error / scale : sizes.error;
+      if (relative > result.relative) result = {relative, name};
+    }
+    return result;
+  }
+};
+
+struct GradientRun {
+  double loss, seconds;
+  std::size_t peak, planned;
+  HostGradient gradient;
+  std::vector<double> logp;
+  std::map<std::string, double> others;    // metrics of the objective other than the loss
+  std::vector<std::string> warnings = {};  // reasons to doubt bit-for-bit equality
+};
+
+// Adds random data for DPO and GRPO. The log-probs are close to the model's own, so that policy ratios fall on both
+// sides of the usual clipping limits, but not so close to a limit that rounding matters. Every fourth advantage is
+// zero.
+inline Batch with_objective_data(Batch batch, const std::vector<double>& logp) {
+  constexpr double distances[] = {-0.5, -0.4, -0.1, 0.02, 0.1, 0.4};
+  batch.reference = batch.old = batch.advantages = std::vector<double>(logp.size());
+  std::uint64_t document = 0;
+  for (Rows rows : batch.documents()) {
+    const double advantage = document++ % 4 == 3 ? 0 : Random(8).normal(document);
+    for (auto t = static_cast<std::size_t>(rows.begin); t < static_cast<std::size_t>(rows.end); ++t) {
+      if (batch.targets[t] < 0) continue;
+      batch.reference[t] = logp[t] + 0.3 * Random(6).normal(t);
+      batch.old[t] = logp[t] + distances[Random(7).below(6, t)];
+      batch.advantages[t] = advantage;
+    }
+  }
+  return batch;
+}
+
+// The oracle's gradient, for the weights that fill(host, model) writes.
+template <class Fill>
+oracle::Result oracle_gradient(const Config& config, const Batch& batch, Fill&& fill, const Objective& objective = {}) {
+  Model<double> m{config, Tensors<double>(config)};
+  std::list<std::vector<double>> memory;
+  allocate(memory, table(config, m.weights));
+  Cpu host(0);
+  fill(host, m);
+  return oracle::gradient(config, m.weights, batch, oracle::loss_of(objective, batch));
+}
+
+}  // namespace streambp

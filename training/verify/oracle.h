@@ -1,0 +1,174 @@
+// The oracle: a slow, naive and independent implementation of log-probs and gradients, in double precision.
+//
+// Tests and `verify` measure against it, so it shares no arithmetic with the program: plain loops, one head at a time,
+// and every intermediate result kept, including the N x N attention probabilities and the logits of the whole stream. The operations
+// are in oracle_operations.h.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "model/parameters.h"
+#include "training/verify/oracle_operations.h"
+
+namespace streambp::oracle {
+
+struct Result {
+  double loss = 0;                                      // Σ_t w[t] logp[t]
+  std::vector<double> logp;                             // N; 0 without a target
+  std::vector<double> logits;                           // N x vocab
+  std::map<std::string, std::vector<double>> gradient;  // by key(parameter); each laid out as its tensor is
+};
+
+// GPT-2's q, k and v share one name, so the key includes the part.
+inline std::string key(const Parameter& p) { return p.name + "#" + std::to_string(p.part); }
+
+// ---- The model is composed of operations, so its backward needs no code ----
+
+// x wᵀ + b
+inline Array linear(Tape& tape, Array x, Array w, Array b = {}) {
+  const Array y = product(tape, x, transpose(w));
+  return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
+}
+
+// y + scale (x aᵀ) bᵀ
+inline Array add_adapter(Tape& tape, Array y, Array x, Array a, const Adapter<Number>& adapter) {
+  if (!adapter.b) return y;
+  const Array low = product(tape, x, transpose(a));
+  const Array added = product(tape, low, transpose(adapter.b));
+  return add(tape, y, multiply(tape, added, tape.constant(y.rows, y.cols, adapter.scale)));
+}
+
+// x wᵀ + b + scale (x aᵀ) bᵀ
+inline Array linear(Tape& tape, Array x, const Linear<Number>& w) {
+  return add_adapter(tape, linear(tape, x, w.weight, w.bias), x, w.adapter.a, w.adapter);
+}
+
+// x̂ * w + b, or x̂ * (1 + w), where x̂ is the standardised x
+inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Array b = {}) {
+  const Array standard = standardise(tape, kind, c.norm_eps, x);
+  Array y = multiply(tape, standard, repeat(w, x.rows));
+  if (c.norm_offset == 1) y = add(tape, y, standard);
+  return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
+}
+
+// Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
+// query heads may share a key/value head. Depending on the model, q_h and k_h are normed and rotated.
+inline Array attention(Tape& tape, const Config& c, bool local, const TokenBatch& batch, const Layer<Number>& w,
+                       Array x) {
+  auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
+  auto norm_and_rope = [&](Array y, Array norm_weight) {
+    if (c.qk_norm) y = norm(tape, c, Norm::rms, y, norm_weight);
+    if (c.positions == Positions::rope) y = rope(tape, c, local, batch.positions, y);
+    return y;
+  };
+  const Array q = linear(tape, x, w.q);
+  const Array k = linear(tape, x, w.keys());
+  const Array v = linear(tape, x, w.values());
+  Array sum = tape.zeros(x.rows, c.hidden);
+  for (Index h = 0; h < c.heads; ++h) {
+    const Index shared = h / (c.heads / c.kv_heads);
+    const Array q_h = norm_and_rope(head(q, h), w.q_norm.weight);
+    const Array k_h = norm_and_rope(head(k, shared), w.k_norm.weight);
+    const Array p = attention_softmax(tape, c, local, batch, product(tape, q_h, transpose(k_h)));
+    const Array attended = product(tape, p, head(v, shared));
+    sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));
+    if (w.o.adapter.b) sum = add_adapter(tape, sum, attended, head(w.o.adapter.a, h), w.o.adapter);
+  }
+  return w.o.bias ? add(tape, sum, repeat(w.o.bias, sum.rows)) : sum;
+}
+
+// down(f(gate(x)) * up(x)), without a gate down(f(up(x)))
+inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
+  const Array up = linear(tape, x, w.up);
+  if (!c.gated()) return linear(tape, activation(tape, c.mlp_kind, up), w.down);
+  const Array gate = activation(tape, c.mlp_kind, linear(tape, x, w.gate));
+  return linear(tape, multiply(tape, gate, up), w.down);
+}
+
+// h = x + attention(norm(x))        y = h + mlp(norm(h))        with post-norms: x + norm(attention(...)), h + norm(mlp(...))
+inline Array layer(Tape& tape, const Config& c, bool local, const TokenBatch& batch, const Layer<Number>& w, Array x) {
+  const Array x_norm = norm(tape, c, c.norm, x, w.attention_norm.weight, w.attention_norm.bias);
+  Array attended = attention(tape, c, local, batch, w, x_norm);
+  if (c.post_norms) attended = norm(tape, c, c.norm, attended, w.post_attention_norm.weight);
+  const Array h = add(tape, x, attended);
+  const Array h_norm = norm(tape, c, c.norm, h, w.mlp_norm.weight, w.mlp_norm.bias);
+  Array y = mlp(tape, c, w, h_norm);
+  if (c.post_norms) y = norm(tape, c, c.norm, y, w.post_mlp_norm.weight);
+  return add(tape, h, y);
+}
+
+// The logits of every token: N x vocab.
+inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const Tensors<Number>& w) {
+  Array x = look_up(tape, w.embedding.tokens, batch.tokens);
+  if (c.embedding_scale != 1) x = multiply(tape, x, tape.constant(x.rows, x.cols, c.embedding_scale));
+  if (c.positions == Positions::learned) x = add(tape, x, look_up(tape, w.embedding.positions, batch.positions));
+  for (std::size_t l = 0; l < w.layers.size(); ++l) {
+    const bool local = c.window > 0 && (c.local.empty() || c.local[l]);
+    x = layer(tape, c, local, batch, w.layers[l], x);
+  }
+  x = norm(tape, c, c.norm, x, w.norm.weight, w.norm.bias);
+  return linear(tape, x, c.tied ? w.embedding.tokens : w.head.weight);
+}
+
+// ---- The interface ----
+
+// A copy of the weights with room for their gradient, on the tape.
+template <class T>
+Tensors<Number> copy(Tape& tape, const Config& c, Tensors<T>& weights) {
+  Tensors<Number> copies(c);
+  const Table<T> from = table(c, weights);
+  const Table<Number> to = table(c, copies);
+  for (std::size_t n = 0; n < to.size(); ++n) {
+    const Matrix<T>& weight = *from[n].matrix;
+    const Array a = tape.zeros(weight.rows, weight.cols);
+    for (Index i = 0; i < a.rows; ++i) {
+      for (Index j = 0; j < a.cols; ++j) a(i, j).value = weight(i, j);
+    }
+    *to[n].matrix = {a.data, a.rows, a.cols};
+  }
+  return copies;
+}
+
+// A loss and its derivatives w[t] = d loss / d logp[t], as a function of the log-probs of the targets.
+struct Loss {
+  double value;
+  std::vector<double> w;
+};
+using LossOf = std::function<Loss(const std::vector<double>& logp)>;
+
+// loss = Σ_t w[t] logp[t]
+inline LossOf linear(const std::vector<double>& w) {
+  return [=](const std::vector<double>& logp) {
+    return Loss{std::inner_product(w.begin(), w.end(), logp.begin(), 0.0), w};
+  };
+}
+
+// The loss and its gradient.
+template <class T>
+Result gradient(const Config& c, Tensors<T>& weights, const TokenBatch& batch, const LossOf& loss_of) {
+  validate(c, batch);
+  Tape tape;
+  Tensors<Number> copies = copy(tape, c, weights);
+  const Array logits = model(tape, c, batch, copies);
+  const Array logp = log_probability(tape, logits, batch.targets);
+
+  Result result;
+  for (Index t = 0; t < logp.rows; ++t) {
+    result.logp.push_back(logp(t, 0).value);
+    for (Index v = 0; v < logits.cols; ++v) result.logits.push_back(logits(t, v).value);
+  }
+  const Loss loss = loss_of(result.logp);
+  result.loss = loss.value;
+  for (Index t = 0; t < logp.rows; ++t) logp(t, 0).grad = loss.w.at(t);
+  tape.backward();
+  for (const auto& [parameter, matrix, quantised, far] : table(c, copies)) {
+    for (Index n = 0; n < matrix->size(); ++n) result.gradient[key(parameter)].push_back(matrix->data[n].grad);
+  }
+  return result;
+}
+
+}  // namespace streambp::oracle

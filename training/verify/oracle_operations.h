@@ -1,0 +1,311 @@
+// The operations of the oracle, on arrays that know their gradient.
+//
+// Every operation is one function: its formula, the forward loops, and the backward loops. Forward records the backward
+// loops on a tape, which then runs in reverse. The backward loops of an operation read the gradient of its output and
+// add to the gradients of its inputs. dy means d loss / d y.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numbers>
+#include <vector>
+
+#include "model/stream.h"
+
+namespace streambp::oracle {
+
+// ---- Arrays and the tape ----
+
+// A value of the computation, and d loss / d value.
+struct Number {
+  double value = 0, grad = 0;
+};
+
+// A view of a matrix. A transpose, a range of columns and a repeated row are views of the same values and need no
+// backward. A tensor that the model does not have is an array without rows.
+struct Array {
+  Number* data = nullptr;
+  Index rows = 0, cols = 0, row_stride = 0, col_stride = 0;
+
+  Array() = default;
+  Array(Number* data, Index rows, Index cols, Index row_stride, Index col_stride)
+      : data(data), rows(rows), cols(cols), row_stride(row_stride), col_stride(col_stride) {}
+  Array(const Matrix<Number>& m) : Array(m.data, m.rows, m.cols, m.stride, 1) {}
+
+  Number& operator()(Index i, Index j) const { return data[i * row_stride + j * col_stride]; }
+};
+
+inline Array transpose(Array a) { return {a.data, a.cols, a.rows, a.col_stride, a.row_stride}; }
+inline Array columns(Array a, Index begin, Index count) {
+  return {&a(0, begin), a.rows, count, a.row_stride, a.col_stride};
+}
+inline Array repeat(Array row, Index rows) { return {row.data, rows, row.cols, 0, row.col_stride}; }
+
+// Owns the values, and runs backward from the last operation to the first.
+struct Tape {
+  std::vector<std::vector<Number>> numbers;
+  std::vector<std::function<void()>> steps;
+
+  Array zeros(Index rows, Index cols) {
+    return {numbers.emplace_back(static_cast<std::size_t>(rows * cols)).data(), rows, cols, cols, 1};
+  }
+  Array constant(Index rows, Index cols, double value) {
+    const Array one = zeros(1, 1);
+    one.data->value = value;
+    return {one.data, rows, cols, 0, 0};
+  }
+  void on_the_way_back(std::function<void()> step) { steps.push_back(step); }
+  void backward() {
+    for (auto step = steps.rbegin(); step != steps.rend(); ++step) (*step)();
+  }
+};
+
+// ---- Operations ----
+
+// y = a + b        da += dy        db += dy
+inline Array add(Tape& tape, Array a, Array b) {
+  const Array y = tape.zeros(a.rows, a.cols);
+  for (Index t = 0; t < y.rows; ++t) {
+    for (Index i = 0; i < y.cols; ++i) y(t, i).value = a(t, i).value + b(t, i).value;
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < y.rows; ++t) {
+      for (Index i = 0; i < y.cols; ++i) {
+        a(t, i).grad += y(t, i).grad;
+        b(t, i).grad += y(t, i).grad;
+      }
+    }
+  });
+  return y;
+}
+
+// y = a * b, elementwise        da += dy * b        db += dy * a
+inline Array multiply(Tape& tape, Array a, Array b) {
+  const Array y = tape.zeros(a.rows, a.cols);
+  for (Index t = 0; t < y.rows; ++t) {
+    for (Index i = 0; i < y.cols; ++i) y(t, i).value = a(t, i).value * b(t, i).value;
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < y.rows; ++t) {
+      for (Index i = 0; i < y.cols; ++i) {
+        a(t, i).grad += y(t, i).grad * b(t, i).value;
+        b(t, i).grad += y(t, i).grad * a(t, i).value;
+      }
+    }
+  });
+  return y;
+}
+
+// y = a b, the matrix product: y[i,j] = Σ_k a[i,k] b[k,j]        da += dy bᵀ        db += aᵀ dy
+inline Array product(Tape& tape, Array a, Array b) {
+  const Array y = tape.zeros(a.rows, b.cols);
+  for (Index i = 0; i < y.rows; ++i) {
+    for (Index j = 0; j < y.cols; ++j) {
+      for (Index k = 0; k < a.cols; ++k) y(i, j).value += a(i, k).value * b(k, j).value;
+    }
+  }
+  tape.on_the_way_back([=] {
+    for (Index i = 0; i < y.rows; ++i) {
+      for (Index j = 0; j < y.cols; ++j) {
+        for (Index k = 0; k < a.cols; ++k) {
+          a(i, k).grad += y(i, j).grad * b(k, j).value;
+          b(k, j).grad += y(i, j).grad * a(i, k).value;
+        }
+      }
+    }
+  });
+  return y;
+}
+
+// y[t] = table[row[t]]        dtable[row[t]] += dy[t]
+inline Array look_up(Tape& tape, Array table, const std::vector<std::int32_t>& row) {
+  const Array y = tape.zeros(static_cast<Index>(row.size()), table.cols);
+  for (Index t = 0; t < y.rows; ++t) {
+    for (Index i = 0; i < y.cols; ++i) y(t, i).value = table(row[t], i).value;
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < y.rows; ++t) {
+      for (Index i = 0; i < y.cols; ++i) table(row[t], i).grad += y(t, i).grad;
+    }
+  });
+  return y;
+}
+
+// For each row: y = (x - μ) / σ with σ = sqrt(mean((x - μ)²) + ε). LayerNorm: μ = mean(x). RMSNorm: μ = 0.
+// dx += (dy - mean(dy) - y mean(dy * y)) / σ, without mean(dy) in RMSNorm
+inline Array standardise(Tape& tape, Norm kind, double epsilon, Array x) {
+  const Array y = tape.zeros(x.rows, x.cols), sigma = tape.zeros(x.rows, 1);
+  const double n = static_cast<double>(x.cols);
+  for (Index t = 0; t < x.rows; ++t) {
+    double mu = 0, variance = 0;
+    for (Index i = 0; i < x.cols; ++i) mu += kind == Norm::layer ? x(t, i).value / n : 0;
+    for (Index i = 0; i < x.cols; ++i) variance += std::pow(x(t, i).value - mu, 2) / n;
+    sigma(t, 0).value = std::sqrt(variance + epsilon);
+    for (Index i = 0; i < x.cols; ++i) y(t, i).value = (x(t, i).value - mu) / sigma(t, 0).value;
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < x.rows; ++t) {
+      double mean_dy = 0, mean_dy_y = 0;
+      for (Index i = 0; i < x.cols; ++i) mean_dy += kind == Norm::layer ? y(t, i).grad / n : 0;
+      for (Index i = 0; i < x.cols; ++i) mean_dy_y += y(t, i).grad * y(t, i).value / n;
+      for (Index i = 0; i < x.cols; ++i) {
+        x(t, i).grad += (y(t, i).grad - mean_dy - y(t, i).value * mean_dy_y) / sigma(t, 0).value;
+      }
+    }
+  });
+  return y;
+}
+
+// The frequency of pair i: f = θ^(-2i/dim). Models with a longer context than in pretraining (L) divide it by a factor:
+//   linear    all
+//   llama3    the slow ones; with the wavelength λ = 2π / f and s = (L/λ - low) / (high - low), those between become
+//             (1 - s) f / factor + s f
+//   yarn      those after pair b, with b = dim log(L / (2π β)) / (2 log θ) for β = beta_slow; those before a, for
+//             β = beta_fast, stay, and between, the share (i - a) / (b - a) is divided
+//   longrope  all, each by its own factor: a short one if no document is longer than L, else a long one
+// Dynamic NTK has a larger θ if the longest document has n > L tokens: log θ grows by log(1 + factor (n / L - 1)) times
+// dim / (dim - 2), so that the slowest pair is as slow as if it were divided.
+// Local layers with their own θ are not scaled.
+inline double rope_frequency(const Config& c, bool local, Index i) {
+  const double dim = static_cast<double>(c.head_dim), pair = static_cast<double>(i);
+  if (local && c.local_rope_theta > 0) return std::pow(c.local_rope_theta, -2 * pair / dim);
+  const double f = std::pow(c.rope_theta, -2 * pair / dim);
+  const RopeScaling& r = c.rope_scaling;
+  const double n = static_cast<double>(r.longest);
+  if (r.type == RopeType::plain) return f;
+  if (r.type == RopeType::dynamic) {
+    const double growth = n > r.original_length ? std::log(1 + r.factor * (n / r.original_length - 1)) : 0;
+    return std::exp(-2 * pair / dim * (std::log(c.rope_theta) + growth * dim / (dim - 2)));
+  }
+  if (r.type == RopeType::longrope)
+    return f / (n <= r.original_length ? r.short_factors : r.long_factors)[static_cast<std::size_t>(i)];
+  if (r.type == RopeType::linear) return f / r.factor;
+  if (r.type == RopeType::yarn) {
+    double a = dim * std::log(r.original_length / (2 * std::numbers::pi * r.beta_fast)) / std::log(c.rope_theta) / 2;
+    double b = dim * std::log(r.original_length / (2 * std::numbers::pi * r.beta_slow)) / std::log(c.rope_theta) / 2;
+    if (r.ends == RopeScaling::Ends::whole) a = std::floor(a), b = std::ceil(b);
+    a = std::max(a, 0.0), b = std::min(b, dim - 1);
+    if (pair <= a) return f;
+    return pair >= b ? f / r.factor : f - (pair - a) / (b - a) * (f - f / r.factor);
+  }
+  const double wavelength = 2 * std::numbers::pi / f;
+  if (wavelength < r.original_length / r.high_freq_factor) return f;
+  if (wavelength > r.original_length / r.low_freq_factor) return f / r.factor;
+  const double s = (r.original_length / wavelength - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
+  return (1 - s) * f / r.factor + s * f;
+}
+
+// Rotates the pairs (a, b) = (x[i], x[i + dim/2]) by the angle α = position * frequency of the pair:
+//   y[i] = a cos α - b sin α        y[i + dim/2] = a sin α + b cos α
+// YaRN and longrope multiply y by a constant m. dx is dy rotated by -α, times m:
+//   da += dy[i] cos α + dy[i + dim/2] sin α        db += -dy[i] sin α + dy[i + dim/2] cos α
+inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std::int32_t>& positions, Array x) {
+  const Array y = tape.zeros(x.rows, x.cols);
+  const Index half = c.head_dim / 2;
+  const double m = local && c.local_rope_theta > 0 ? 1 : c.rope_scaling.attention_factor;
+  for (Index t = 0; t < x.rows; ++t) {
+    for (Index i = 0; i < half; ++i) {
+      const double alpha = positions[t] * rope_frequency(c, local, i);
+      y(t, i).value = m * (x(t, i).value * std::cos(alpha) - x(t, i + half).value * std::sin(alpha));
+      y(t, i + half).value = m * (x(t, i).value * std::sin(alpha) + x(t, i + half).value * std::cos(alpha));
+    }
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < x.rows; ++t) {
+      for (Index i = 0; i < half; ++i) {
+        const double alpha = positions[t] * rope_frequency(c, local, i);
+        x(t, i).grad += m * (y(t, i).grad * std::cos(alpha) + y(t, i + half).grad * std::sin(alpha));
+        x(t, i + half).grad += m * (-y(t, i).grad * std::sin(alpha) + y(t, i + half).grad * std::cos(alpha));
+      }
+    }
+  });
+  return y;
+}
+
+// log Σ_j exp x[t,j], with the maximum of x subtracted to avoid overflow
+inline double log_sum_exp(Array x, Index t) {
+  double largest = x(t, 0).value, sum = 0;
+  for (Index j = 0; j < x.cols; ++j) largest = std::max(largest, x(t, j).value);
+  for (Index j = 0; j < x.cols; ++j) sum += std::exp(x(t, j).value - largest);
+  return largest + std::log(sum);
+}
+
+// Does token i attend to token j? Not to the future, other documents, or tokens outside the window.
+inline bool visible(const Config& c, bool local, const TokenBatch& batch, Index i, Index j) {
+  return batch.key_begin[i] <= j && j <= i && (!local || i - j < c.window);
+}
+
+// p[i] = softmax(s[i] / sqrt(dim)) over the visible j, else 0         (some models replace 1 / sqrt(dim))
+// ds[i,j] += p[i,j] (dp[i,j] - Σ_k p[i,k] dp[i,k]) / sqrt(dim)
+inline Array attention_softmax(Tape& tape, const Config& c, bool local, const TokenBatch& batch, Array s) {
+  const Array p = tape.zeros(s.rows, s.cols);
+  const double root = c.score_scale > 0 ? 1 / c.score_scale : std::sqrt(static_cast<double>(c.head_dim));
+  constexpr double never = -std::numeric_limits<double>::infinity();
+  for (Index i = 0; i < s.rows; ++i) {
+    for (Index j = 0; j < s.cols; ++j) p(i, j).value = visible(c, local, batch, i, j) ? s(i, j).value / root : never;
+    const double total = log_sum_exp(p, i);
+    for (Index j = 0; j < s.cols; ++j) p(i, j).value = std::exp(p(i, j).value - total);
+  }
+  tape.on_the_way_back([=] {
+    for (Index i = 0; i < s.rows; ++i) {
+      double sum = 0;
+      for (Index k = 0; k < s.cols; ++k) sum += p(i, k).value * p(i, k).grad;
+      for (Index j = 0; j < s.cols; ++j) s(i, j).grad += p(i, j).value * (p(i, j).grad - sum) / root;
+    }
+  });
+  return p;
+}
+
+// logp[t] = log softmax(logits[t])[target]        dlogits[t,v] += dlogp[t] ([v = target] - softmax(logits[t])[v])
+// A token without a target (-1) has logp 0 and no gradient.
+inline Array log_probability(Tape& tape, Array logits, const std::vector<std::int32_t>& target) {
+  const Array logp = tape.zeros(logits.rows, 1);
+  for (Index t = 0; t < logits.rows; ++t) {
+    if (target[t] >= 0) logp(t, 0).value = logits(t, target[t]).value - log_sum_exp(logits, t);
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < logits.rows; ++t) {
+      if (target[t] < 0) continue;
+      const double total = log_sum_exp(logits, t);
+      for (Index v = 0; v < logits.cols; ++v) {
+        const double softmax = std::exp(logits(t, v).value - total);
+        logits(t, v).grad += logp(t, 0).grad * ((v == target[t] ? 1 : 0) - softmax);
+      }
+    }
+  });
+  return logp;
+}
+
+// SiLU: f(x) = x σ(x)        GELU: f(x) = x/2 (1 + tanh u) with u = sqrt(2/π) (x + 0.044715 x³)
+inline double f(Mlp kind, double x) {
+  if (kind == Mlp::swiglu) return x / (1 + std::exp(-x));
+  const double u = std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+  return x / 2 * (1 + std::tanh(u));
+}
+
+// SiLU: f'(x) = σ + x σ (1 - σ)        GELU: f'(x) = (1 + tanh u) / 2 + x/2 (1 - tanh² u) du/dx
+inline double f_slope(Mlp kind, double x) {
+  const double sigma = 1 / (1 + std::exp(-x));
+  if (kind == Mlp::swiglu) return sigma + x * sigma * (1 - sigma);
+  const double u = std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+  const double du = std::sqrt(2 / std::numbers::pi) * (1 + 3 * 0.044715 * x * x);
+  return (1 + std::tanh(u)) / 2 + x / 2 * (1 - std::pow(std::tanh(u), 2)) * du;
+}
+
+// y = f(x), elementwise        dx += dy f'(x)
+inline Array activation(Tape& tape, Mlp kind, Array x) {
+  const Array y = tape.zeros(x.rows, x.cols);
+  for (Index t = 0; t < x.rows; ++t) {
+    for (Index i = 0; i < x.cols; ++i) y(t, i).value = f(kind, x(t, i).value);
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < x.rows; ++t) {
+      for (Index i = 0; i < x.cols; ++i) x(t, i).grad += y(t, i).grad * f_slope(kind, x(t, i).value);
+    }
+  });
+  return y;
+}
+
+}  // namespace streambp::oracle
