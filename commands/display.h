@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "commands/print.h"
 #include "data/tokenizer/tokenizer.h"
-#include "kernels/base/print.h"
 #include "model/generate.h"
 
 namespace streambp {

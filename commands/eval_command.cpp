@@ -2,6 +2,7 @@
 #include "commands/command.h"
 #include "commands/device_options.h"
 #include "commands/part_options.h"
+#include "commands/step_progress.h"
 #include "data/documents/packing.h"
 #include "data/documents/tokenised.h"
 #include "data/files/checkpoint.h"
@@ -194,7 +195,7 @@ class EvalCommand : public Command {
   ModelSource source;
   std::string model, json_file;
   std::vector<std::string> data;
-  DataOptions data_options;
+  DataOptions data_options = {.progress = show_progress};
   DeviceOptions device;
   Index length = 0;
 

@@ -2,7 +2,7 @@
 
 #include "commands/text.h"
 #include "data/files/checkpoint.h"
-#include "training/reference_logps.h"
+#include "data/files/file_key.h"
 
 namespace streambp {
 

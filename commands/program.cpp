@@ -73,7 +73,7 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
 
 // Several processes run the same command. Only the first one prints.
 void join_others(int argc, char** argv) {
-  join_processes();
+  if (const std::string note = join_processes(); !note.empty()) print_error("streambp: note: %s\n", note);
   const Process& process = this_process();
   if (process.count == 1) return;
   const std::string command = argc > 1 ? argv[1] : "";

@@ -1,4 +1,4 @@
-// The progress of a long step, on the console.
+// Progress on the console: of a long step, and of what precedes the first one.
 #pragma once
 
 #include <unistd.h>
@@ -11,6 +11,7 @@
 #include <string>
 
 #include "commands/text.h"
+#include "data/progress.h"
 #include "kernels/base/device.cuh"
 #include "parallel/processes.h"
 
@@ -23,6 +24,26 @@ inline bool on_terminal() { return isatty(STDOUT_FILENO) && this_process().count
 
 // On a terminal, moves to the beginning of the line and clears it, because it may hold the progress of a step.
 inline Escape fresh_line() { return {on_terminal() ? "\r\033[K" : ""}; }
+
+// On a terminal, shows on one line how far the work is.
+inline void show_progress(const Progress& progress) {
+  using Clock = std::chrono::steady_clock;
+  static std::string work;  // shown now
+  static Clock::time_point begun, shown;
+  if (!on_terminal()) return;
+  const Clock::time_point now = Clock::now();
+  const bool done = progress.fraction >= 1;
+  if (work != progress.work) work = progress.work, begun = now;
+  if (!done && now - shown < std::chrono::milliseconds(200)) return;
+  shown = now;
+  const double tokens = static_cast<double>(progress.tokens) / 1e6;
+  const std::string speed = progress.tokens == 0 ? ""
+                                                 : format(", %.1fM tokens, %.2fM tokens/s", tokens,
+                                                          tokens / std::chrono::duration<double>(now - begun).count());
+  print("%s", fresh_line());
+  if (!done) print("%s: %.0f%%%s", work, 100 * progress.fraction, speed);
+  std::fflush(stdout);
+}
 
 // While it exists, shows how much of a step is done: on a terminal, on one line; in a file, a line every ten minutes.
 class StepProgress {

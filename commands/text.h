@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "commands/print.h"
 #include "kernels/base/error.h"
-#include "kernels/base/print.h"
 
 namespace streambp {
 

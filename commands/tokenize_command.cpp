@@ -3,6 +3,7 @@
 #include "commands/command.h"
 #include "commands/display.h"
 #include "commands/option_table.h"
+#include "commands/step_progress.h"
 #include "commands/text.h"
 #include "data/documents/tokenised.h"
 #include "data/files/checkpoint.h"
@@ -83,7 +84,7 @@ class TokenizeCommand : public Command {
   OptionTable options;
   std::string model, out, learn = "answers";
   std::vector<std::string> data;
-  DataOptions data_options;
+  DataOptions data_options = {.progress = show_progress};
   Index shown = 0;
 };
 

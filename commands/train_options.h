@@ -9,8 +9,9 @@
 #include "commands/objective_options.h"
 #include "commands/part_options.h"
 #include "commands/rank_options.h"
+#include "commands/step_progress.h"
 #include "data/documents/tokenised.h"
-#include "training/run_directory.h"
+#include "training/checkpoint_timer.h"
 
 namespace streambp {
 
@@ -24,7 +25,7 @@ struct TrainOptions {
   MemoryOptions budget;
   RankOptions ranks;
   OptimizerSettings optimizer{.rate = 4e-3, .warmup = 20, .steps = 520};
-  DataOptions tokens;
+  DataOptions tokens = {.progress = show_progress};
 
   std::vector<std::string> data;
   std::string adapter, mode = "stream", out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
@@ -47,8 +48,6 @@ struct TrainOptions {
   bool trains_adapters() const { return part.adapters() || !adapter.empty(); }
   // Samples completions itself.
   bool online_grpo() const { return objectives.objective == "grpo" && grpo.online(); }
-  Index rows() const { return batch * length; }  // of a micro-batch's stream
-  Index last_step() const { return stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps; }
 
  private:
   void add_data_options();

@@ -16,21 +16,22 @@ std::string shown(const Measures& measures) {
 
 }  // namespace
 
-void TrainReport::begin(const TrainTask& task) const {
+void TrainReport::begin(Index first_step) {
+  first_step_ = first_step, start_ = Clock::now();
   const TrainOptions& o = options_;
-  const StepSettings& s = task.settings;
-  const std::string chunked = (o.mode == "stream" ? format(", chunks of %ld rows", task.schedule.chunk) : "") +
-                              (task.schedule.attention == Place::near ? ", attention's outputs kept" : "");
+  const StepSettings& s = run_.settings;
+  const std::string chunked = (o.mode == "stream" ? format(", chunks of %ld rows", run_.schedule.chunk) : "") +
+                              (run_.schedule.attention == Place::near ? ", attention's outputs kept" : "");
   print("model    %s\n", describe(s.config).c_str());
   if (const std::string part = describe_trained(s.config); !part.empty()) print("trained  %s\n", part.c_str());
-  print("data     %s\n", task.source.description.c_str());
+  print("data     %s\n", run_.source.description.c_str());
   if (const std::string& program = o.grpo.program; !program.empty())
     print("reward   by the command %s\n", RewardProgram::shown(program, program.size()));
-  print("steps    %ld, of %ld x %ld tokens x %s; rate %g\n", o.optimizer.steps, o.batch, o.length,
-        counted(o.micro_batches, "micro-batch").c_str(), o.optimizer.rate);
-  print("memory   %s, planned: mode %s%s\n", human_bytes(task.memory.near).c_str(), o.mode.c_str(), chunked.c_str());
-  if (task.memory.far > 0) {
-    print("far      %s in %s\n", describe_far(plan(s, o.rows(), task.schedule).far_by_kind).c_str(),
+  print("steps    %ld, of %ld x %ld tokens x %s; rate %g\n", run_.optimizer.steps, run_.batch, run_.length,
+        counted(run_.micro_batches, "micro-batch").c_str(), run_.optimizer.rate);
+  print("memory   %s, planned: mode %s%s\n", human_bytes(run_.memory.near).c_str(), o.mode.c_str(), chunked.c_str());
+  if (run_.memory.far > 0) {
+    print("far      %s in %s\n", describe_far(plan(s, run_.rows(), run_.schedule).far_by_kind).c_str(),
           o.budget.far_place(s.device).c_str());
   }
   print("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(s.device).c_str(), name(s.dtype), machine_rate_ / 1e9);
@@ -38,26 +39,28 @@ void TrainReport::begin(const TrainTask& task) const {
     print("ranks    %ld: %s at a time, %s each\n", r.all.size, counted(r.streams(), "token stream").c_str(),
           counted(r.sequence.size, "rank").c_str());
   }
-  for (const std::string& note : task.notes) print("note     %s\n", note.c_str());
+  for (const std::string& text : task_.notes) note(text);
+  for (const fs::path& path : directory_.incomplete()) note("skipped " + path.string() + ": a part of it is missing");
   print("output   %s%s\n\n", directory_.path().c_str(),
-        first_step_ > 0 ? format(", resumed after step %ld", first_step_).c_str() : "");
+        first_step > 0 ? format(", resumed after step %ld", first_step).c_str() : "");
+  if (first_step >= run_.last_step())
+    print("nothing to do: the run is at step %ld of %ld\n", first_step, run_.optimizer.steps);
   std::fflush(stdout);
 }
 
-std::unique_ptr<StepProgress> TrainReport::progress(Index step, const TrainTask& task,
-                                                    const std::vector<Batch>& batches, DeviceBase& device) const {
-  if (batches.empty()) return nullptr;
-  const auto flops = [&, step] {
-    StepSettings s = task.settings;
-    if (const BlockSettings& blocks = options_.optimizer.blocks)
+void TrainReport::step_begins(Index step, const std::vector<Batch>& batches, DeviceBase& device) {
+  if (batches.empty()) return;
+  const auto flops = [this, step, &batches] {
+    StepSettings s = run_.settings;
+    if (const BlockSettings& blocks = run_.optimizer.blocks)
       s.config.trained = names_of_block(s.config, blocks, block_of_step(blocks, s.config.layers, step));
-    return step_flops(s, batches, task.schedule);
+    return step_flops(s, batches, run_.schedule);
   };
-  return std::make_unique<StepProgress>(device, format("step %ld/%ld", step, options_.last_step()), flops);
+  progress_.emplace(device, format("step %ld/%ld", step, run_.last_step()), flops);
 }
 
-void TrainReport::step(Index step, const std::vector<Batch>& batches, const StepResult& result,
-                       const DeviceBase& device, double seconds) {
+void TrainReport::step(const StepReport& report) {
+  const auto& [step, batches, result, device, seconds] = report;
   Index tokens = 0;
   for (const Batch& batch : batches) tokens += batch.size();
   const double tokens_per_second = static_cast<double>(tokens) / seconds,
@@ -65,7 +68,7 @@ void TrainReport::step(Index step, const std::vector<Batch>& batches, const Step
   Json line = {{"step", step},
                {"loss", result.measures.loss},
                {"gradient_norm", result.gradient_norm},
-               {"rate", learning_rate(options_.optimizer, step)},
+               {"rate", learning_rate(run_.optimizer, step)},
                {"tokens_per_second", tokens_per_second},
                {"utilisation", utilisation},
                {"memory", device.arena.peak()},
@@ -75,7 +78,7 @@ void TrainReport::step(Index step, const std::vector<Batch>& batches, const Step
   directory_.write_metrics(line);
 
   // A terminal shows short steps on one line; a file gets about twenty lines of them.
-  const Index last = options_.last_step(), interval = std::max<Index>(1, (last - first_step_) / 20);
+  const Index last = run_.last_step(), interval = std::max<Index>(1, (last - first_step_) / 20);
   const bool terminal = on_terminal(), lasting = step == last || step % interval == 0 || seconds > kLongStep;
   if (!terminal && !lasting) return;
   const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
@@ -88,12 +91,11 @@ void TrainReport::step(Index step, const std::vector<Batch>& batches, const Step
   std::fflush(stdout);
 }
 
-void TrainReport::evaluation(Index step, const Evaluation& e, ObjectiveKind objective) {
-  if (e.empty) return;
+void TrainReport::evaluation(Index step, const Evaluation& e) {
   const double loss = e.measures.loss;
   Json line = {{"step", step}, {"evaluation_loss", loss}};
   std::string details = shown(e.measures);
-  if (objective == ObjectiveKind::sft && e.halves) {
+  if (run_.settings.objective.kind == ObjectiveKind::sft && e.halves) {
     line["first_half"] = e.halves->first, line["second_half"] = e.halves->second;
     details = format(" (first half of documents %.4f, second %.4f)", e.halves->first, e.halves->second);
   }
@@ -104,10 +106,15 @@ void TrainReport::evaluation(Index step, const Evaluation& e, ObjectiveKind obje
 }
 
 void TrainReport::reward(Index step, double reward) {
-  if (std::isnan(reward)) return;
   directory_.write_metrics({{"step", step}, {"evaluation_reward", reward}});
   print("%safter step %ld: held-out reward %.3f\n", fresh_line(), step, reward);
   std::fflush(stdout);
 }
+
+void TrainReport::saved(Index step, const fs::path& checkpoint) {
+  if (step == run_.last_step()) print("saved    %s\n", checkpoint.c_str());
+}
+
+void TrainReport::note(const std::string& text) { print("note     %s\n", text.c_str()); }
 
 }  // namespace streambp

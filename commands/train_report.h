@@ -1,40 +1,46 @@
-// The progress reports of a training run: on the console, and in metrics.jsonl.
+// Reports a training run: on the console, and in metrics.jsonl.
 #pragma once
 
 #include <chrono>
-#include <memory>
+#include <optional>
 
+#include "commands/interruption.h"
 #include "commands/step_progress.h"
 #include "commands/train_task.h"
-#include "training/evaluation.h"
 
 namespace streambp {
 
-class TrainReport {
+class TrainReport : public Observer {
  public:
   // machine_rate: FLOP/s of large matrix products, the baseline of utilisation.
-  TrainReport(RunDirectory& directory, const TrainOptions& options, Index first_step, double machine_rate)
-      : directory_(directory), options_(options), first_step_(first_step), machine_rate_(machine_rate) {}
+  TrainReport(RunDirectory& directory, const TrainOptions& options, const TrainTask& task, double machine_rate)
+      : directory_(directory), options_(options), task_(task), run_(task.run), machine_rate_(machine_rate) {}
 
-  // Called before the first step.
-  void begin(const TrainTask& task) const;
-
-  // Nothing for on-line GRPO: it samples its batches in the step, so how much it will compute is not known.
-  std::unique_ptr<StepProgress> progress(Index step, const TrainTask& task, const std::vector<Batch>& batches,
-                                         DeviceBase& device) const;
-  void step(Index step, const std::vector<Batch>& batches, const StepResult& result, const DeviceBase& device,
-            double seconds);
-  void evaluation(Index step, const Evaluation& evaluation, ObjectiveKind objective);
-  void reward(Index step, double reward);
+  void progress(const Progress& progress) override { show_progress(progress); }
+  void begin(Index first_step) override;
+  void steps_begin() override { interruption_.emplace(); }
+  bool interrupted() override { return Interruption::signal() != 0; }
+  // Shows nothing for on-line GRPO: it samples its batches in the step, so how much it will compute is not known.
+  void step_begins(Index step, const std::vector<Batch>& batches, DeviceBase& device) override;
+  void step_ends() override { progress_.reset(); }
+  void step(const StepReport& report) override;
+  void evaluation(Index step, const Evaluation& evaluation) override;
+  void reward(Index step, double reward) override;
+  void saved(Index step, const fs::path& checkpoint) override;
+  void note(const std::string& text) override;
 
  private:
   using Clock = std::chrono::steady_clock;
 
   RunDirectory& directory_;
   const TrainOptions& options_;
-  const Index first_step_;
+  const TrainTask& task_;
+  const Run& run_;
   const double machine_rate_;
-  const Clock::time_point start_ = Clock::now();
+  Index first_step_ = 0;
+  Clock::time_point start_;
+  std::optional<Interruption> interruption_;
+  std::optional<StepProgress> progress_;
 };
 
 }  // namespace streambp

@@ -1,19 +1,12 @@
 #include "commands/train_task.h"
 
-#include <unistd.h>
-
+#include "data/documents/reference_logps.h"
 #include "data/documents/stories.h"
 #include "data/tokenizer/byte_tokenizer.h"
-#include "training/reference_logps.h"
 
 namespace streambp {
 
 namespace {
-
-// Documents are cut at this length.
-Index longest_piece(const TrainOptions& o, const Config& c) {
-  return c.positions == Positions::learned ? std::min(o.length, c.max_length) : o.length;
-}
 
 // How adapters name their base for others: without the directories of this machine.
 std::string public_name(const fs::path& model) {
@@ -26,46 +19,60 @@ std::string public_name(const fs::path& model) {
   return (checkpoint_step(name.string()) ? run / name : name).string();
 }
 
-// The reference model of the run that wrote this checkpoint.
-std::string stored_reference(const fs::path& checkpoint) {
-  const Json state = read_sealed_json(state_of(checkpoint));
-  return Fields(state, state_of(checkpoint).string()).get<std::string>("reference");
-}
-
 class Preparation {
  public:
-  Preparation(TrainOptions& options, RunDirectory& directory)
+  Preparation(const TrainOptions& options, RunDirectory& directory)
       : o(options), directory(directory), checkpoint(directory.checkpoint()) {}
 
-  TrainTask run() {
-    task.start = checkpoint;
-    if (o.fine_tunes() && (checkpoint.empty() || o.trains_adapters())) task.start = model_directory(o.model.model);
-    if (o.trains_adapters()) task.adapters = !checkpoint.empty() ? checkpoint : first_adapters();
+  TrainTask prepare() {
+    run.length = o.length, run.batch = o.batch, run.micro_batches = o.micro_batches;
+    run.optimizer = o.optimizer, run.seed = o.seed, run.stop_after = o.stop_after;
+    run.evaluation_interval = o.evaluation_interval, run.checkpoint_interval = o.checkpoint_interval;
+    run.start = checkpoint;
+    if (o.fine_tunes()) {
+      run.model = o.model.model;
+      run.reference_caches = {fs::absolute(o.data[0]).parent_path(), directory.path()};
+      if (checkpoint.empty() || o.trains_adapters()) run.start = model_directory(o.model.model);
+    }
+    if (o.trains_adapters()) run.adapters = !checkpoint.empty() ? checkpoint : first_adapters();
     if (!o.fine_tunes()) {
       prepare_text();
-      choose_schedule();
     } else if (o.online_grpo()) {
       prepare_prompts();
-      choose_schedule();
     } else {
       directory.create();  // the tokens are kept there
       prepare_documents();
-      choose_schedule();
     }
-    o.device.dtype = task.settings.dtype == DType::bf16 ? "bf16" : "f32";  // store the type that "auto" chose
+    choose_schedule();
+    run.options = settled_options();
     return std::move(task);
   }
 
  private:
+  // The options with the values that were left to this program.
+  Json settled_options() const {
+    Json options = o.table.lasting();
+    options["--dtype"] = run.settings.dtype == DType::bf16 ? "bf16" : "f32";
+    options["--length"] = run.length, options["--chunk"] = chosen_chunk;
+    options["--steps"] = run.optimizer.steps, options["--warmup"] = run.optimizer.warmup;
+    return options;
+  }
+
+  // Documents are cut at this length.
+  Index longest_piece() const {
+    const Config& c = run.settings.config;
+    return c.positions == Positions::learned ? std::min(run.length, c.max_length) : run.length;
+  }
+
   fs::path first_adapters() const { return o.adapter.empty() ? fs::path() : fs::path(adapter_directory(o.adapter)); }
 
   // The model, and what of it is trained.
   Config config() const {
-    Config c = read_config(task.start);
-    if (task.adapters.empty()) {
+    Config c = read_config(run.start);
+    if (run.adapters.empty()) {
       o.part.apply(c);
     } else {
-      AdapterDirectory(task.adapters).add_to(c);
+      AdapterDirectory(run.adapters).add_to(c);
       apply_base(o.part.base, c);
     }
     return c;
@@ -81,37 +88,36 @@ class Preparation {
   // From scratch: bytes of a text.
   void prepare_text() {
     const std::string name = o.data.empty() ? "generated stories" : o.data[0];
-    task.text = std::make_shared<Text>(
+    const auto text = std::make_shared<Text>(
         o.data.empty() ? stories(o.seed, std::size_t{1} << 21) : read_file(o.data[0], std::size_t{1} << 36),
         o.evaluation_fraction, o.length, name);
     ModelOptions sizes = o.model;
     sizes.vocab = Text::kVocabulary;
-    task.settings = settings(sizes.config(o.length), o.micro_batches);
-    task.layout.emplace(task.settings.config);
-    task.layout->others = byte_tokenizer_files();
-    task.source = text_source(task.text, name, o.seed, o.batch, o.length);
+    run.settings = settings(sizes.config(o.length), o.micro_batches);
+    run.layout.emplace(run.settings.config);
+    run.layout->others = byte_tokenizer_files();
+    task.prompt = o.prompt.empty() ? text->prompt() : o.prompt;
+    run.source = text_source(text, name, o.seed, o.batch, o.length);
   }
 
   // Fine-tuning: documents in the model's tokens.
   void prepare_documents() {
-    task.settings = settings(config(), o.micro_batches);
+    run.settings = settings(config(), o.micro_batches);
     settle_layout();
     const std::string name = o.data.size() == 1 ? o.data[0] : std::to_string(o.data.size()) + " files";
-    const TokenFile& file =
-        task.token_file.emplace(tokenised({o.data.begin(), o.data.end()}, task.start, o.tokens, directory.path()));
-    file.require_vocabulary(task.settings.config.vocab);
+    const TokenFile file = tokenised({o.data.begin(), o.data.end()}, run.start, o.tokens, directory.path());
+    file.require_vocabulary(run.settings.config.vocab);
     o.objectives.require_kind(file);
-    task.settings.objective = o.objectives.settings(file.most_learned());
+    run.settings.objective = o.objectives.settings(file.most_learned());
     if (const std::string skipped = file.skipped(); !skipped.empty()) task.notes.push_back(skipped);
-    if (!o.resumed && !o.given("--length")) o.length = length_for(file);
-    task.documents = std::make_shared<Documents>(
-        file, DocumentSettings{o.evaluation_fraction, o.length, longest_piece(o, task.settings.config), o.batch,
-                               o.micro_batches, o.seed, too_long(), task.settings.objective.scale_rewards});
-    if (!o.resumed) settle_steps(task.documents->steps_per_epoch());
-    task.source = document_source(task.documents, description(file, name), file.fingerprint());
-    const Index trained_for = task.settings.config.max_length,
-                longest = std::min(longest_piece(o, task.settings.config), file.longest());
-    task.settings.config.rope_scaling.longest = longest;
+    if (!o.resumed && !o.given("--length")) run.length = length_for(file);
+    run.documents = std::make_shared<Documents>(
+        file, DocumentSettings{o.evaluation_fraction, run.length, longest_piece(), o.batch, o.micro_batches, o.seed,
+                               too_long(), run.settings.objective.scale_rewards});
+    if (!o.resumed) settle_steps(run.documents->steps_per_epoch());
+    run.source = document_source(run.documents, description(file, name), file.fingerprint());
+    const Index trained_for = run.settings.config.max_length, longest = std::min(longest_piece(), file.longest());
+    run.settings.config.rope_scaling.longest = longest;
     if (trained_for > 0 && longest > trained_for)
       task.notes.push_back(format("some documents are longer than the model's context of %ld tokens", trained_for));
   }
@@ -121,8 +127,8 @@ class Preparation {
     std::string text = format("%s: %s of %ld tokens in all, %ld in the loss, the longest %ld", name.c_str(),
                               counted(file.documents() / file.together(), unit).c_str(), file.token_count(),
                               file.learned_count(), file.longest_together());
-    if (task.documents->left_out > 0) text += format("; %ld have no targets within --length", task.documents->left_out);
-    if (task.documents->evaluation.empty()) text += "; none are held out";
+    if (run.documents->left_out > 0) text += format("; %ld have no targets within --length", run.documents->left_out);
+    if (run.documents->evaluation.empty()) text += "; none are held out";
     return text;
   }
 
@@ -131,41 +137,41 @@ class Preparation {
     const fs::path reference = reference_model();
     settle_layout();
     Config config = this->config();
-    task.grpo = std::make_unique<OnlineGrpo>(
-        o.grpo, OnlineGrpo::Data{o.data, o.tokens.chat, o.evaluation_fraction, o.seed}, task.start, reference);
-    const Index longest = task.grpo->longest(), all = task.grpo->completions() * longest;
+    run.grpo = std::make_unique<OnlineGrpo>(
+        o.grpo, OnlineGrpo::Data{o.data, o.tokens.chat, o.evaluation_fraction, o.seed}, run.start, reference);
+    const Index longest = run.grpo->longest(), all = run.grpo->completions() * longest;
     config.rope_scaling.longest = longest;
     require(config.positions == Positions::rope || longest <= config.max_length, "the longest prompt and --completion ",
             o.grpo.completion, " have ", longest, " tokens, more than the ", config.max_length,
             " positions of the model");
-    if (!o.resumed && !o.given("--length")) o.length = std::min(all, std::max<Index>(longest, 4096));
-    require(o.length >= longest, "--length ", o.length, ": the longest prompt and its completion have ", longest,
+    if (!o.resumed && !o.given("--length")) run.length = std::min(all, std::max<Index>(longest, 4096));
+    require(run.length >= longest, "--length ", run.length, ": the longest prompt and its completion have ", longest,
             " tokens");
-    require(task.grpo->completions() >= o.micro_batches, "a round of ", task.grpo->completions(),
+    require(run.grpo->completions() >= o.micro_batches, "a round of ", run.grpo->completions(),
             " completions is too small for ", o.micro_batches,
             " micro-batches (--accumulate, by default one per token stream); use more --prompts, or fewer processes");
-    task.grpo->micro_batches = o.micro_batches;
+    run.grpo->micro_batches = o.micro_batches;
     // A round has more micro-batches if its completions are long. Two rounds of the ranks have the memory of any more.
     const Index two_each = 2 * o.ranks.planned(config).streams();
-    task.settings = settings(config, o.length < all ? std::max(o.micro_batches, two_each) : o.micro_batches);
-    task.settings.objective = o.objectives.settings(o.grpo.completion);
-    if (!o.resumed) settle_steps(task.grpo->steps_per_epoch());
-    task.source.description = format("%s, %ld with %s each in a round", counted(task.grpo->prompts(), "prompt").c_str(),
-                                     o.grpo.prompts, counted(o.grpo.group, "completion").c_str());
-    task.source.fingerprint = task.grpo->fingerprint;
+    run.settings = settings(config, run.length < all ? std::max(o.micro_batches, two_each) : o.micro_batches);
+    run.settings.objective = o.objectives.settings(o.grpo.completion);
+    if (!o.resumed) settle_steps(run.grpo->steps_per_epoch());
+    run.source.description = format("%s, %ld with %s each in a round", counted(run.grpo->prompts(), "prompt").c_str(),
+                                    o.grpo.prompts, counted(o.grpo.group, "completion").c_str());
+    run.source.fingerprint = run.grpo->fingerprint;
   }
 
   // The reference model of --kl: the model that the run started from.
   fs::path reference_model() {
     if (!o.resumed || checkpoint.empty()) {
       const fs::path model = fs::absolute(model_directory(o.model.model));
-      if (o.objectives.kl > 0) task.reference = Json{{"path", model.string()}, {"model", model_key(model)}}.dump();
+      if (o.objectives.kl > 0) run.reference = Json{{"path", model.string()}, {"model", model_key(model)}}.dump();
       return model;
     }
     if (o.objectives.kl == 0) return {};
     const std::string state = state_of(checkpoint).string();
-    task.reference = stored_reference(checkpoint);
-    const Json stored = parse_json(task.reference, state);
+    run.reference = stored_reference(checkpoint);
+    const Json stored = parse_json(run.reference, state);
     const fs::path model = Fields(stored, state).get<std::string>("path");
     require(fs::is_directory(model) && model_key(model) == stored.at("model"), model.string(),
             ": is no longer the model that the run in ", o.out, " started from, which --kl needs; restore it");
@@ -174,30 +180,30 @@ class Preparation {
 
   // Checkpoints have the layout of the model, or of the adapters, that were loaded.
   void settle_layout() {
-    task.layout.emplace(task.start);
+    run.layout.emplace(run.start);
     if (o.trains_adapters()) {
-      task.layout->base = fs::absolute(task.start);
-      task.base = contents_key(task.start);
-      task.layout->adapter_config = task.adapters.empty()
-                                        ? adapter_config(config(), o.part.settings(), public_name(task.start))
-                                        : AdapterDirectory(task.adapters).config_for(public_name(task.start));
-      if (!task.adapters.empty() && AdapterDirectory(task.adapters).drops_out())
+      run.layout->base = fs::absolute(run.start);
+      run.base = contents_key(run.start);
+      run.layout->adapter_config = run.adapters.empty()
+                                       ? adapter_config(config(), o.part.settings(), public_name(run.start))
+                                       : AdapterDirectory(run.adapters).config_for(public_name(run.start));
+      if (!run.adapters.empty() && AdapterDirectory(run.adapters).drops_out())
         task.notes.push_back("the adapters were trained with lora_dropout; this run has none");
       require(o.save_dtype == "same", "--save-dtype: adapters are always saved in float32; leave it out");
       return;
     }
     const std::map<std::string, const char*> types = {{"f32", "F32"}, {"bf16", "BF16"}, {"f16", "F16"}};
-    if (o.save_dtype != "same") task.layout->store_as(types.at(o.save_dtype));
-    task.layout->require_writable();
+    if (o.save_dtype != "same") run.layout->store_as(types.at(o.save_dtype));
+    run.layout->require_writable();
   }
 
   void settle_steps(Index of_an_epoch) {
     if (!o.given("--steps")) {
       const double steps = std::ceil(o.epochs * static_cast<double>(of_an_epoch));
       require(steps < 0x1p30, "--epochs ", o.epochs, " is more than 2^30 steps; use fewer");
-      o.optimizer.steps = round_up(std::max<Index>(1, static_cast<Index>(steps)), o.online_grpo() ? o.grpo.inner : 1);
+      run.optimizer.steps = round_up(std::max<Index>(1, static_cast<Index>(steps)), o.online_grpo() ? o.grpo.inner : 1);
     }
-    if (!o.given("--warmup")) o.optimizer.warmup = std::min<Index>(20, o.optimizer.steps / 10);
+    if (!o.given("--warmup")) run.optimizer.warmup = std::min<Index>(20, run.optimizer.steps / 10);
   }
 
   TooLong too_long() const {
@@ -205,15 +211,15 @@ class Preparation {
   }
 
   Index chunk() const {
-    const bool chosen = o.given("--chunk") || (o.resumed && o.chunk % task.settings.tile == 0);
-    return chosen ? o.chunk : default_chunk(task.settings.tile);
+    const bool chosen = o.given("--chunk") || (o.resumed && o.chunk % run.settings.tile == 0);
+    return chosen ? o.chunk : default_chunk(run.settings.tile);
   }
 
   // The length of a pack: at least the longest document, and at least a few thousand tokens, so that a step has little
   // overhead; but no more than fits into memory and no more than there is data.
   Index length_for(const TokenFile& file) const {
     constexpr Index usual = 4096;
-    const StepSettings& s = task.settings;
+    const StepSettings& s = run.settings;
     const Index all = round_up(file.token_count(), kTile), longest = round_up(file.longest_together(), kTile),
                 limit = s.config.max_length > 0 ? file.together() * s.config.max_length : kLongestStream,
                 wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / o.batch});
@@ -242,8 +248,7 @@ class Preparation {
 
   std::vector<Places> places() const {
     using Sampling = MemoryOptions::Sampling;
-    return o.budget.places(mode_named(o.mode), task.settings,
-                           o.online_grpo() ? Sampling::of_each_rank : Sampling::none);
+    return o.budget.places(mode_named(o.mode), run.settings, o.online_grpo() ? Sampling::of_each_rank : Sampling::none);
   }
 
   // Near and far memory that a step may use. Some of what is free is left for tokens, buffers of files, and others.
@@ -255,7 +260,7 @@ class Preparation {
 
   // What a step with the smallest chunk needs.
   Usage usage(Index rows, const Places& places) const {
-    StepSettings s = task.settings;
+    StepSettings s = run.settings;
     s.places = places;
     return plan(s, rows, schedule_for(mode_named(o.mode), s, rows, s.tile));
   }
@@ -263,15 +268,15 @@ class Preparation {
   // Sampling may need more memory than a step, because it keeps the keys and values of all layers.
   void require_room_to_sample() const {
     const std::size_t free = o.room.near, allowed = budget().near;
-    require(task.memory.near <= std::min(free, allowed), task.grpo ? "sampling a completion" : "the sample at the end",
-            " brings the run to ", human_bytes(task.memory.near), ", and ", human_bytes(std::min(free, allowed)),
+    require(run.memory.near <= std::min(free, allowed), run.grpo ? "sampling a completion" : "the sample at the end",
+            " brings the run to ", human_bytes(run.memory.near), ", and ", human_bytes(std::min(free, allowed)),
             allowed < free ? " are allowed by --memory" : " are free",
-            task.grpo ? "; use a smaller --completion" : "; use --sample 0 or a shorter --length");
+            run.grpo ? "; use a smaller --completion" : "; use --sample 0 or a shorter --length");
   }
 
   void choose_schedule() {
-    StepSettings& s = task.settings;
-    const Index rows = o.rows();
+    StepSettings& s = run.settings;
+    const Index rows = run.rows();
     const Mode mode = mode_named(o.mode);
     const auto places = this->places();
     const ChunkRange chunks = !o.budget.memory.empty() ? up_to(rows + s.tile)
@@ -279,11 +284,11 @@ class Preparation {
                                                        : up_to(chunk());
     const Fit found = fit(s, mode, rows, chunks, budget(), places, usual_rates(s.device));
     s.places = found.chunk > 0 ? found.places : smallest(places);
-    o.chunk = found.chunk > 0 ? found.chunk : chunk();
+    chosen_chunk = found.chunk > 0 ? found.chunk : chunk();
     if (found.chunk == 0) require_memory(usage(rows, s.places).peak);
-    check_chunk(o.chunk, s.tile);
-    task.schedule = schedule_for(mode, s, rows, o.chunk);
-    require_room(s, mode, rows, o.chunk, plan(s, rows, task.schedule).peak, o.room);
+    check_chunk(chosen_chunk, s.tile);
+    run.schedule = schedule_for(mode, s, rows, chosen_chunk);
+    require_room(s, mode, rows, chosen_chunk, plan(s, rows, run.schedule).peak, o.room);
     if (found.chunk == 0) refuse_far_memory(rows, places);
     plan_memory();
     require_room_to_sample();
@@ -296,7 +301,7 @@ class Preparation {
   [[noreturn]] void refuse_far_memory(Index rows, const std::vector<Places>& places) const {
     const Usage near = usage(rows, places.front()), least = usage(rows, smallest(places));
     auto of = [](std::size_t bytes, bool free) { return human_bytes(bytes) + (free ? " free" : " allowed"); };
-    const std::string place = o.budget.far_memory.empty() ? ", in " + o.budget.far_place(task.settings.device) : "";
+    const std::string place = o.budget.far_memory.empty() ? ", in " + o.budget.far_place(run.settings.device) : "";
     fail("a step needs ", near.far < least.far ? human_bytes(near.peak) + ", or " : "", human_bytes(least.peak),
          " and ", human_bytes(least.far), " of far memory; there are ", of(budget().near, o.budget.memory.empty()),
          " near and ", of(budget().far, o.budget.far_memory.empty()), " far", place, "; use ",
@@ -306,83 +311,42 @@ class Preparation {
 
   // The memory of a step, an evaluation and a sample.
   void plan_memory() {
-    GenerationShape shape = o.sample_length > 0 ? GenerationShape{1, o.length} : GenerationShape{};
-    if (task.grpo) {
-      task.grpo->parallel = parallel_completions();
-      shape = {task.grpo->parallel, task.grpo->longest()};
+    GenerationShape shape = o.sample_length > 0 ? GenerationShape{1, run.length} : GenerationShape{};
+    if (run.grpo) {
+      run.grpo->parallel = parallel_completions();
+      shape = {run.grpo->parallel, run.grpo->longest()};
     }
-    task.memory = plan_run(task.settings, o.rows(), task.schedule, shape);
-    task.memory.directory = o.budget.directory;
+    run.memory = plan_run(run.settings, run.rows(), run.schedule, shape);
+    run.memory.directory = o.budget.directory;
   }
 
   // On-line GRPO samples as many completions in parallel as fit into the memory of a step with the smallest chunk, all of
   // it near, and into the budget. Their number does not change their tokens.
   Index parallel_completions() const {
-    StepSettings near = task.settings;
+    StepSettings near = run.settings;
     near.places = {};
     auto planned = [&](const StepSettings& s, const GenerationShape& g) {
-      return plan_run(s, o.rows(), schedule_for(Mode::stream, s, o.rows(), s.tile), g).near;
+      return plan_run(s, run.rows(), schedule_for(Mode::stream, s, run.rows(), s.tile), g).near;
     };
     const std::size_t room = std::min(planned(near, {}), budget().near);
-    const Index longest = task.grpo->longest();
-    return std::max<Index>(1, largest(task.grpo->completions(), [&](Index slots) {
-                             return planned(task.settings, {slots, longest}) <= room;
+    const Index longest = run.grpo->longest();
+    return std::max<Index>(1, largest(run.grpo->completions(), [&](Index slots) {
+                             return planned(run.settings, {slots, longest}) <= room;
                            }));
   }
 
-  TrainOptions& o;
+  const TrainOptions& o;
   RunDirectory& directory;
   const fs::path checkpoint;
   TrainTask task;
+  Run& run = task.run;
+  Index chosen_chunk = 0;
 };
 
 }  // namespace
 
-TrainTask prepare(TrainOptions& options, RunDirectory& directory) { return Preparation(options, directory).run(); }
-
-void attach_reference_logps(Engine& engine, TrainTask& task, const TrainOptions& options,
-                            const RunDirectory& directory) {
-  const TokenFile& file = *task.token_file;
-  const std::vector<fs::path> places = {fs::absolute(options.data[0]).parent_path(), directory.path()};
-  const Index longest = longest_piece(options, task.settings.config);
-  const auto key = [&] {
-    const std::string type = name(task.settings.dtype);
-    return reference_key(file, model_directory(options.model.model),
-                         task.settings.config.base == Base::nf4 ? type + " on nf4" : type, longest);
-  };
-  // Rank 0 looks for them; the others may have other disks.
-  const bool first = this_process().rank == 0;
-  std::optional<std::vector<float>> logps;
-  if (first) {
-    task.reference = directory.checkpoint().empty() ? key() : stored_reference(directory.checkpoint());
-    logps = find_reference(places, task.reference, file);
-    require(logps || task.reference == key(), options.model.model, ": is no longer the model that the run in ",
-            options.out, " started from; its reference log-probs are needed: restore the model, or ",
-            reference_name(task.reference));
-  }
-  task.reference = from_first(task.reference);
-  if (largest_of_ranks(logps.has_value()) > 0) {
-    const std::string bytes = from_first(
-        logps ? std::string(reinterpret_cast<const char*>(logps->data()), logps->size() * sizeof(float)) : "");
-    logps.emplace(bytes.size() / sizeof(float));
-    std::memcpy(logps->data(), bytes.data(), bytes.size());
-  } else {
-    auto compute = [&] {
-      logps = compute_reference(
-          file, {longest, options.rows(), task.settings.ranks.streams()},
-          [&](const std::vector<Batch>& batches) { return engine.evaluate(batches, task.schedule); },
-          [](double part) {
-            if (!isatty(STDOUT_FILENO)) return;
-            print(part < 1 ? "\r\033[Kreference log-probs: %.0f%%" : "\r\033[K", 100 * part);
-            std::fflush(stdout);
-          });
-    };
-    const bool is_reference = directory.checkpoint().empty() && !options.trains_adapters();
-    is_reference ? compute() : engine.with_weights_of(model_directory(options.model.model), compute);
-    if (first) save_reference(places, task.reference, *logps);
-  }
-  task.documents->attach(*logps);
-  task.source.evaluation = task.documents->evaluation;
+TrainTask prepare(const TrainOptions& options, RunDirectory& directory) {
+  return Preparation(options, directory).prepare();
 }
 
 }  // namespace streambp

@@ -10,9 +10,9 @@
 #include "commands/rank_options.h"
 #include "commands/verify_input.h"
 #include "data/files/checkpoint.h"
+#include "data/files/file_key.h"
 #include "training/engine.h"
 #include "training/plan.h"
-#include "training/reference_logps.h"
 #include "training/verify/gradient_check.h"
 
 namespace streambp {

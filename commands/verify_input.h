@@ -135,7 +135,7 @@ class VerifyInput {
   OptionTable* options_ = nullptr;
   Index length_ = 1200, documents_ = 3;
   std::vector<std::string> data_;
-  DataOptions data_options_;
+  DataOptions data_options_ = {.progress = show_progress};
   std::string tokens_file_;
 };
 

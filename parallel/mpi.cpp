@@ -4,7 +4,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -25,8 +24,9 @@ int launched() {
   return 1;
 }
 
-// Processes that may run on the same cores share them, unless the user has decided with OMP_NUM_THREADS.
-void share_cores(MPI_Comm machine) {
+// Processes that may run on the same cores share them, unless the user has decided with OMP_NUM_THREADS. Returns a note
+// for the user; empty: none.
+std::string share_cores(MPI_Comm machine) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
   sched_getaffinity(0, sizeof mine, &mine);
@@ -34,18 +34,15 @@ void share_cores(MPI_Comm machine) {
   MPI_Allgather(&mine, sizeof mine, MPI_BYTE, masks.data(), sizeof mine, MPI_BYTE, machine);
   int sharing = 0;
   for (const cpu_set_t& mask : masks) sharing += CPU_EQUAL(&mask, &mine) != 0;
-  if (std::getenv("OMP_NUM_THREADS") != nullptr) return;
+  if (std::getenv("OMP_NUM_THREADS") != nullptr) return "";
   omp_set_num_threads(std::max(1, omp_get_max_threads() / sharing));
   cpu_set_t all;
   CPU_ZERO(&all);
   for (const cpu_set_t& mask : masks) CPU_OR(&all, &all, &mask);
   const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-  if (process.local_rank == 0 && CPU_COUNT(&all) < cores) {
-    std::fprintf(stderr,
-                 "streambp: note: the launcher gives the ranks %d of the %ld cores of this machine; with mpirun, "
-                 "--bind-to none gives them all\n",
-                 CPU_COUNT(&all), cores);
-  }
+  if (process.local_rank > 0 || CPU_COUNT(&all) >= cores) return "";
+  return "the launcher gives the ranks " + std::to_string(CPU_COUNT(&all)) + " of the " + std::to_string(cores) +
+         " cores of this machine; with mpirun, --bind-to none gives them all";
 }
 
 class MpiTransport : public Transport {
@@ -93,9 +90,9 @@ Transport* new_transport(MPI_Comm comm) {
 
 }  // namespace
 
-void join_processes() {
+std::string join_processes() {
   const int started = launched();
-  if (started <= 1) return;  // one process does not need MPI, which is slow to start
+  if (started <= 1) return "";  // one process does not need MPI, which is slow to start
   int threads = 0, rank = 0, count = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -108,7 +105,7 @@ void join_processes() {
   MPI_Comm_rank(machine, &rank);
   MPI_Comm_size(machine, &count);
   process.local_rank = rank, process.local_count = count;
-  share_cores(machine);
+  return share_cores(machine);
 }
 
 const Process& this_process() { return process; }

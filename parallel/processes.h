@@ -14,8 +14,9 @@ struct Process {
   Index local_rank = 0, local_count = 1;  // on this machine
 };
 
-// Joins the other processes that the launcher started. Call once, early in main.
-void join_processes();
+// Joins the other processes that the launcher started. Call once, early in main. Returns a note for the user; empty:
+// none.
+std::string join_processes();
 // This process. Until join_processes(), it is alone.
 const Process& this_process();
 

@@ -3,12 +3,12 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include "commands/interruption.h"
 #include "commands/process.h"
 #include "data/files/config.h"
 #include "kernels/base/host_memory.h"
 #include "memory/offloaded_weights.h"
 #include "tests/temporary.h"
-#include "training/interruption.h"
 
 namespace streambp {
 namespace {

@@ -1,5 +1,6 @@
 // The objectives: their gradients against the oracle in all modes, and the batches that they refuse.
 #include "tests/golden.h"
+#include "tests/temporary.h"
 
 namespace streambp {
 namespace {
@@ -81,6 +82,29 @@ TEST_P(EveryObjective, GradientMatchesTheOracleInAllModesBitForBit) {
     if (!narrow) narrow = single;
     EXPECT_TRUE(single.gradient == narrow->gradient && single.loss == narrow->loss);
   }
+}
+
+// A caller's loss is in the place of DPO's formula, so with that formula it has DPO's bits.
+TEST(OwnLosses, HaveTheBitsOfTheSameFormulaOfOurs) {
+  const auto [c, batch] = setting("llama3");
+  const Objective dpo = {.kind = ObjectiveKind::dpo, .beta = 0.7};
+  Objective own = {.kind = ObjectiveKind::own};
+  own.loss = [&](const Batch& of, const std::vector<double>& logps, std::vector<double>& weights) {
+    return measure_pairs(dpo, of, Counts(of), logps, weights).loss;
+  };
+  for (const Schedule& schedule : schedules(batch.size())) {
+    const GradientRun ours = run_gradient<Cpu, float>(c, batch, schedule, random_weights(), dpo),
+                      theirs = run_gradient<Cpu, float>(c, batch, schedule, random_weights(), own);
+    EXPECT_TRUE(theirs.gradient == ours.gradient && theirs.loss == ours.loss);
+    EXPECT_EQ(theirs.peak, theirs.planned);
+  }
+  const auto refused = [&] {
+    return error_of([&] { run_gradient<Cpu, float>(c, batch, Schedule::full(batch.size()), random_weights(), own); });
+  };
+  own.loss = [](const Batch&, const std::vector<double>&, std::vector<double>& weights) { return weights.clear(), 0; };
+  EXPECT_TRUE(contains(refused(), "0 weights for"));
+  own.loss = {};
+  EXPECT_TRUE(contains(refused(), "it has none"));
 }
 
 // The loss of a step does not depend on how its documents are split into micro-batches.

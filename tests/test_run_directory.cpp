@@ -7,9 +7,10 @@
 
 #include <set>
 
+#include "data/files/run_directory.h"
 #include "tests/support.cuh"
 #include "tests/temporary.h"
-#include "training/run_directory.h"
+#include "training/checkpoint_timer.h"
 #include "training/trainer.h"
 
 namespace {
@@ -259,9 +260,7 @@ TEST_F(RunDirectories, KeepExistingFilesUnderAnotherName) {
   add("step-000002.replaced", "taken");
   RunDirectory run(out(), RunBegin::resume);
   run.open(1, {});
-  testing::internal::CaptureStdout();
-  run.save(small, small.layout, small.state(2), RunKeep::always);
-  EXPECT_NE(testing::internal::GetCapturedStdout().find("step-000002.replaced-2"), std::string::npos);
+  EXPECT_EQ(run.save(small, small.layout, small.state(2), RunKeep::always).aside.filename(), "step-000002.replaced-2");
   EXPECT_EQ(read_file(dir / "run/step-000002.replaced-2/model.safetensors"), "somebody's work");
   EXPECT_TRUE(is_complete_checkpoint(dir / "run/step-000002"));
 }
@@ -312,13 +311,13 @@ TEST_F(RunDirectories, RefuseANegativeSecondMoment) {
   SmallRun small;
   RunDirectory run(out(), RunBegin::fresh);
   run.open(0, {});
-  const fs::path saved = run.save(small, small.layout, small.state(1), RunKeep::always);
+  const fs::path saved = run.save(small, small.layout, small.state(1), RunKeep::always).path;
   EXPECT_NO_THROW(load_checkpoint(small.dev, saved, small.trainer.model, small.layout, *small.trainer.optimizer));
   small.moment("m.") = -1e-3f;  // a first moment may be negative
-  const fs::path good = run.save(small, small.layout, small.state(2), RunKeep::always);
+  const fs::path good = run.save(small, small.layout, small.state(2), RunKeep::always).path;
   EXPECT_NO_THROW(load_checkpoint(small.dev, good, small.trainer.model, small.layout, *small.trainer.optimizer));
   small.moment("v.") = -1e-30f;
-  const fs::path bad = run.save(small, small.layout, small.state(3), RunKeep::always);
+  const fs::path bad = run.save(small, small.layout, small.state(3), RunKeep::always).path;
   EXPECT_ERROR(load_checkpoint(small.dev, bad, small.trainer.model, small.layout, *small.trainer.optimizer),
                "negative number");
 }
@@ -330,7 +329,7 @@ TEST_F(RunDirectories, RefuseANegativeScale) {
   for (const char* damaged : {"", "m8.scale.", "v8.scale."}) {
     SmallRun small(OptimizerKind::adamw_8bit, 700);
     if (*damaged) small.moment(damaged) = -1;
-    const fs::path saved = run.save(small, small.layout, small.state(++step), RunKeep::always);
+    const fs::path saved = run.save(small, small.layout, small.state(++step), RunKeep::always).path;
     auto load = [&] { load_checkpoint(small.dev, saved, small.trainer.model, small.layout, *small.trainer.optimizer); };
     if (*damaged) {
       EXPECT_ERROR(load(), "negative number");

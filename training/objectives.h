@@ -12,11 +12,14 @@
 //   GRPO   loss = Σ_t n[t] (-min(r A, clip(r, 1 - low, 1 + high) A) + kl (e^δ - δ - 1)),   as in kernels/token_weights.h
 //          A: the advantage of the document over its group; r: the policy ratio e^(logp - old)
 //
+//   own    any differentiable function of the log-probs; the caller computes loss and w[t]
+//
 // n[t] turns the sum into a mean: over all targets of the optimizer step (1 / targets), over documents of their means
 // (1 / documents / targets of the document), or over documents of a fixed length (1 / documents / length). It counts the
 // whole step, so accumulating micro-batches is exact.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 
@@ -25,9 +28,14 @@
 
 namespace streambp {
 
-enum class ObjectiveKind { sft, dpo, grpo };
+enum class ObjectiveKind { sft, dpo, grpo, own };
 enum class Mean { tokens, documents, length };
 enum class Preference { sigmoid, ipo, simpo };
+
+// A loss of your own: returns its value for a micro-batch, and writes d loss / d logp of every token to `weights`, which
+// are zero before. `logps` has the log-prob of every token's target, and 0 where there is none.
+using LossFunction =
+    std::function<double(const Batch&, const std::vector<double>& logps, std::vector<double>& weights)>;
 
 struct Objective {
   ObjectiveKind kind = ObjectiveKind::sft;
@@ -40,6 +48,11 @@ struct Objective {
   double clip_low = 0.2, clip_high = 0.2, kl = 0;
   bool scale_rewards = true;  // divide advantages by the standard deviation of their group
 
+  // own
+  LossFunction loss = {};
+
+  // The weights of tokens depend on the log-probs of others, so they are computed between forward and backward.
+  bool weighs_between() const { return kind == ObjectiveKind::dpo || kind == ObjectiveKind::own; }
   bool averages() const { return preference != Preference::sigmoid; }
   bool has_reference() const {
     return (kind == ObjectiveKind::dpo && preference != Preference::simpo) || (kind == ObjectiveKind::grpo && kl > 0);
@@ -76,7 +89,8 @@ struct Measures {
 
 // Refuses a batch without the data that the objective needs.
 inline void validate(const Objective& o, const Batch& batch) {
-  if (o.kind == ObjectiveKind::sft) return;
+  require(o.kind != ObjectiveKind::own || o.loss, "the objective is your own loss, but it has none");
+  if (o.kind == ObjectiveKind::sft || o.kind == ObjectiveKind::own) return;
   const std::vector<Rows> documents = batch.documents();
   for (std::size_t i = 0; i < documents.size(); ++i) {
     require(batch.target_count(documents[i]) > 0, "document ", i + 1, " of a batch has an empty completion");
@@ -155,12 +169,23 @@ Measures measure_pairs(const Objective& o, const Batch& batch, const Counts& ste
   return sum;
 }
 
+// The same for all objectives that weigh their tokens between forward and backward.
+template <class A>
+Measures measure_and_weigh(const Objective& o, const Batch& batch, const Counts& step, const std::vector<A>& logp,
+                           std::vector<double>& w) {
+  if (o.kind == ObjectiveKind::dpo) return measure_pairs(o, batch, step, logp, w);
+  w.assign(logp.size(), 0);
+  const double loss = o.loss(batch, {logp.begin(), logp.end()}, w);
+  require(w.size() == logp.size(), "your loss has ", w.size(), " weights for ", logp.size(), " tokens");
+  return {loss};
+}
+
 // A batch's part of the step's loss, from its log-probs, summed in order and in double.
 template <class A>
 Measures measure(const Objective& o, const Batch& batch, const Counts& step, const std::vector<A>& logp) {
-  if (o.kind == ObjectiveKind::dpo) {
+  if (o.weighs_between()) {
     std::vector<double> w;
-    return measure_pairs(o, batch, step, logp, w);
+    return measure_and_weigh(o, batch, step, logp, w);
   }
   const std::vector<double> n = shares(o, batch, step);
   Measures sum;

@@ -224,10 +224,10 @@ class Trainer {
     const TokenWeights<A> w = batch ? load_weights(*batch, of_step)
                                     : TokenWeights<A>{fixed, advantage, old, kl, reference}.columns({0, view.size()});
     std::function<void()> weigh;
-    if (objective.kind == ObjectiveKind::dpo) {
+    if (objective.weighs_between()) {
       weigh = [&] {
-        std::vector<double> pairs;
-        if (batch) measure_pairs(objective, *batch, of_step, log_probabilities(), pairs), put(fixed, pairs);
+        std::vector<double> weights;
+        if (batch) measure_and_weigh(objective, *batch, of_step, log_probabilities(), weights), put(fixed, weights);
       };
     }
     const MicroBatch micro_batch = {ranks.stream() + ranks.streams() * accumulated++, of_step.batches};
@@ -256,7 +256,7 @@ class Trainer {
   // The weights of the batch's tokens, or the data that they are computed from.
   TokenWeights<A> load_weights(const Batch& batch, const Counts& of_step) {
     validate(objective, batch);
-    if (objective.kind == ObjectiveKind::dpo) return {.fixed = fixed.columns(0, view.size())};
+    if (objective.weighs_between()) return {.fixed = fixed.columns(0, view.size())};
     std::vector<double> n = shares(objective, batch, of_step);
     auto times = [&](auto&& factor) {
       std::vector<double> product = n;

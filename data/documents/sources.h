@@ -44,7 +44,7 @@ struct DocumentSettings {
 
 class Documents {
  public:
-  Documents(TokenFile file, const DocumentSettings& s) : file(std::move(file)), s(s) {
+  Documents(TokenFile file, const DocumentSettings& s) : file(std::move(file)), settings(s) {
     const Index together = this->file.together();
     const auto unit = [&](const PackedPiece& piece) { return piece.document / together; };
     const auto pieces = pieces_with_targets();
@@ -70,23 +70,25 @@ class Documents {
     evaluate();
   }
 
-  Index steps_per_epoch() const { return ceil_div(packing->size(), s.packs * s.micro_batches); }
+  Index steps_per_epoch() const { return ceil_div(packing->size(), settings.packs * settings.micro_batches); }
 
   // Steps count from one. Each step takes the next packs.
   Batch batch(Index step, Index micro_batch) {
-    const Index first = ((step - 1) * s.micro_batches + micro_batch) * s.packs;
+    const Index first = ((step - 1) * settings.micro_batches + micro_batch) * settings.packs;
     Batch batch;
-    for (Index n = first; n < first + s.packs; ++n) append(batch, file, packing->pack(n), known());
+    for (Index n = first; n < first + settings.packs; ++n) append(batch, file, packing->pack(n), known());
     return batch;
   }
 
+  const TokenFile file;
+  const DocumentSettings settings;
   std::vector<Batch> evaluation;
   Index left_out;  // documents or pairs dropped: no target after cutting, or pairs that are equal after cutting
 
  private:
   Known known() const {
     const bool sampled_by_it = file.groups() && file.old().empty();
-    return {reference, sampled_by_it ? std::span<const float>(reference) : file.old(), s.scaled};
+    return {reference, sampled_by_it ? std::span<const float>(reference) : file.old(), settings.scaled};
   }
 
   // Documents with the same key are held out together: the two of a pair, and all completions of a prompt.
@@ -102,10 +104,10 @@ class Documents {
 
   std::vector<PackedPiece> pieces_with_targets() const {
     // A reward is for the whole completion, so groups are never split.
-    const TooLong too_long = file.groups() && s.too_long == TooLong::split ? TooLong::refuse : s.too_long;
+    const TooLong too_long = file.groups() && settings.too_long == TooLong::split ? TooLong::refuse : settings.too_long;
     const std::vector<PackedPiece> all =
-        file.preferences() ? cut_pairs(file.lengths(), s.length, s.longest, s.too_long)
-                           : cut(file.lengths(), s.longest, too_long, kDataUnits[static_cast<int>(file.kind())]);
+        file.preferences() ? cut_pairs(file.lengths(), settings.length, settings.longest, settings.too_long)
+                           : cut(file.lengths(), settings.longest, too_long, kDataUnits[static_cast<int>(file.kind())]);
     std::vector<PackedPiece> pieces;
     for (auto unit = all.begin(); unit != all.end(); unit += file.together()) {
       const auto next = unit + file.together();
@@ -133,14 +135,12 @@ class Documents {
 
   void evaluate() {
     evaluation.clear();
-    for (Index n = 0; held_out && n < std::min(held_out->size(), kEvaluationBatches * s.packs); ++n) {
-      if (n % s.packs == 0) evaluation.emplace_back();
+    for (Index n = 0; held_out && n < std::min(held_out->size(), kEvaluationBatches * settings.packs); ++n) {
+      if (n % settings.packs == 0) evaluation.emplace_back();
       append(evaluation.back(), file, held_out->pack(n), known());
     }
   }
 
-  TokenFile file;
-  DocumentSettings s;
   std::optional<Packing> packing, held_out;
   std::vector<float> reference;  // empty: unknown
 };

@@ -5,17 +5,13 @@
 // tokenizer and the options.
 #pragma once
 
-#include <unistd.h>
-
-#include <chrono>
-#include <cstdio>
 #include <exception>
 
 #include "data/documents/encoder.h"
 #include "data/documents/llmc_file.h"
-#include "data/files/file_hash.h"
+#include "data/files/file_key.h"
 #include "data/files/results.h"
-#include "kernels/base/print.h"
+#include "data/progress.h"
 
 namespace streambp {
 
@@ -23,6 +19,7 @@ struct DataOptions {
   std::string chat = "";         // a layout's name; empty: the layout of the model's template
   Learn learn = Learn::answers;  // the tokens in the loss
   bool skip_bad = false;         // skip lines that cannot be used
+  OnProgress progress = {};
 };
 
 class Tokenising {
@@ -45,7 +42,7 @@ class Tokenising {
     } else {
       add_text(path);
     }
-    if (shown_) print("\r\033[K"), std::fflush(stdout);
+    progress(path, 1);
   }
 
   DataKind kind() const { return form_ ? form_->kind : DataKind::documents; }
@@ -53,8 +50,6 @@ class Tokenising {
   const std::string& first_skipped() const { return first_skipped_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   // Loaded on first use, because data that is already tokenised needs no tokenizer.
   const Encoder& encoder() {
     if (!encoder_) {
@@ -157,15 +152,8 @@ class Tokenising {
   }
 
   void progress(const std::filesystem::path& path, double fraction) {
-    static const bool terminal = isatty(STDOUT_FILENO);
-    if (!terminal || Clock::now() - last_shown_ < std::chrono::milliseconds(200)) return;
-    last_shown_ = Clock::now();
-    shown_ = true;
-    const double seconds = std::chrono::duration<double>(last_shown_ - start_).count();
-    const auto tokens = static_cast<double>(writer_.tokens_count());
-    print("\r\033[Ktokenising %s: %.0f%%, %.1fM tokens, %.2fM tokens/s", path.filename().c_str(), 100 * fraction,
-          tokens / 1e6, tokens / 1e6 / seconds);
-    std::fflush(stdout);
+    if (options_.progress)
+      options_.progress({"tokenising " + path.filename().string(), fraction, writer_.tokens_count()});
   }
 
   std::filesystem::path model_;
@@ -176,29 +164,7 @@ class Tokenising {
   std::optional<Form> form_;  // empty until the first example
   Index skipped_ = 0;
   std::string first_skipped_;
-  Clock::time_point start_ = Clock::now(), last_shown_ = start_;
-  bool shown_ = false;
 };
-
-// Identifies a file by its type and contents. Files are hashed once.
-inline Json file_key(const std::filesystem::path& path) {
-  regular_file_size(path);
-  struct stat status {};
-  const bool found = stat(path.c_str(), &status) == 0;
-  require(found, path.string(), ": cannot read: ", std::strerror(errno));
-  static std::map<std::string, std::string> known;  // hashes
-  std::ostringstream file;
-  file << status.st_dev << ' ' << status.st_ino << ' ' << status.st_size << ' ' << status.st_mtim.tv_sec << ' '
-       << status.st_mtim.tv_nsec;
-  std::string& hash = known[file.str()];
-  if (hash.empty()) hash = file_hash(path);
-  return {path.extension().string(), status.st_size, hash};
-}
-
-// The name of a cached file with this key, such as tokens-0123456789abcdef.safetensors.
-inline std::string named_by_hash(const std::string& what, const std::string& key) {
-  return what + "-" + hash_of(key) + ".safetensors";
-}
 
 // A key of everything that the tokens depend on.
 inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,

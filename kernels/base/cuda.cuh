@@ -202,10 +202,7 @@ class Cuda : private cuda::Block, public DeviceBase {
   }
 
   // Records that a product could not use its one-tile algorithm. Its bits may depend on the chunk, so `verify` fails.
-  void report_algorithm_change(std::string what) {
-    std::fprintf(stderr, "streambp: warning: %s\n", what.c_str());
-    algorithm_changes.push_back(std::move(what));
-  }
+  void report_algorithm_change(std::string what) { algorithm_changes.push_back(std::move(what)); }
 
   cudaStream_t stream = nullptr;
   cublasLtHandle_t blas = nullptr;

@@ -6,28 +6,11 @@
 #pragma once
 
 #include "data/documents/packing.h"
-#include "data/documents/tokenised.h"
+#include "data/documents/token_file.h"
+#include "data/files/checkpoint.h"
+#include "data/files/file_key.h"
 
 namespace streambp {
-
-// A key that identifies the weights of a model directory.
-inline Json model_key(const std::filesystem::path& model) {
-  std::vector<std::filesystem::path> parts;
-  for (const auto& entry : std::filesystem::directory_iterator(model)) {
-    const auto& path = entry.path();
-    if (path.extension() == ".safetensors" || path.filename() == "config.json" ||
-        path.filename() == "adapter_config.json")
-      parts.push_back(path);
-  }
-  std::sort(parts.begin(), parts.end());
-  Json key = Json::array();
-  for (const auto& path : parts) key.push_back(file_key(path));
-  return key;
-}
-
-inline std::string contents_key(const std::filesystem::path& model) {
-  return named_by_hash("model", model_key(model).dump());
-}
 
 // A key that identifies reference log-probs. `longest`: documents are truncated to this length, as in training.
 inline std::string reference_key(const TokenFile& file, const std::filesystem::path& model, const std::string& dtype,
@@ -44,6 +27,12 @@ inline std::string reference_name(const std::string& key) { return named_by_hash
 
 inline std::string_view bytes_of(const std::vector<float>& numbers) {
   return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float)};
+}
+
+// The reference model of the run that wrote this checkpoint.
+inline std::string stored_reference(const std::filesystem::path& checkpoint) {
+  const Json state = read_sealed_json(state_of(checkpoint));
+  return Fields(state, state_of(checkpoint).string()).get<std::string>("reference");
 }
 
 // Reads the cache from the first of these places that contains it.

@@ -26,28 +26,8 @@
 
 #include "data/files/checkpoint.h"
 #include "data/files/lines.h"
-#include "kernels/base/print.h"
 
 namespace streambp {
-
-// When to save a checkpoint during a run.
-class CheckpointTimer {
- public:
-  static constexpr Index kByTime = -1;
-  static constexpr double kSeconds = 600;  // between automatic checkpoints
-
-  // every: the number of steps between checkpoints; 0: only at the end; kByTime: about every ten minutes.
-  CheckpointTimer(Index every, double now) : every_(every), due_(now + kSeconds) {}
-
-  bool by_time() const { return every_ == kByTime; }
-  bool due(Index step, double now) const { return by_time() ? now >= due_ : every_ > 0 && step % every_ == 0; }
-  // Saving takes at most 5% of the time, even on a slow disk.
-  void saved(double begun, double now) { due_ = now + std::max(kSeconds, 20 * (now - begun)); }
-
- private:
-  Index every_;
-  double due_;
-};
 
 class RunDirectory {
  public:
@@ -143,18 +123,17 @@ class RunDirectory {
     return path;
   }
 
-  // Saves the engine's weights and optimizer as checkpoint state["step"]; returns its path.
+  struct Saved {
+    fs::path path, aside;  // aside: where something else went that had the name of the checkpoint; usually empty
+  };
+  // Saves the engine's weights and optimizer as checkpoint state["step"].
   template <class Engine>
-  fs::path save(Engine& engine, const ModelLayout& layout, Json state, Keep keep) {
+  Saved save(Engine& engine, const ModelLayout& layout, Json state, Keep keep) {
     if (keep == Keep::newest_two) state["automatic"] = true;
-    const fs::path saved = path_ / checkpoint_name(state.at("step").get<Index>());
+    checkpoint_ = path_ / checkpoint_name(state.at("step").get<Index>());
     const fs::path aside = engine.save(path_, layout, state);
-    if (!aside.empty()) {
-      print("note     %s was not a complete checkpoint of this run; it is now %s\n", saved.c_str(), aside.c_str());
-    }
-    checkpoint_ = saved;
     if (keep == Keep::newest_two && writes_) remove_old_checkpoints();
-    return saved;
+    return {checkpoint_, aside};
   }
 
   // Newer checkpoints with a missing part. They are skipped, with a note.

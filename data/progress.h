@@ -1,0 +1,20 @@
+// How the library tells that long work advances. It prints nothing itself.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "kernels/base/matrix.cuh"
+
+namespace streambp {
+
+struct Progress {
+  std::string work;     // such as "tokenising chats.jsonl"
+  double fraction = 0;  // 1 once it is done
+  Index tokens = 0;     // so far, where they are counted
+};
+
+// May be called very often.
+using OnProgress = std::function<void(const Progress&)>;
+
+}  // namespace streambp

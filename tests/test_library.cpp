@@ -1,0 +1,96 @@
+// The library without the program: a run with an observer of its own, and the installed package.
+#include <regex>
+
+#include "tests/commands.h"
+#include "training/train.h"
+
+namespace streambp {
+namespace {
+
+using Library = Commands;
+
+// A tiny model on a text.
+Run tiny_run() {
+  Run run;
+  const auto text = std::make_shared<Text>(std::string(20000, 'a') + std::string(20000, 'b'), 0.1, 64, "a text");
+  run.settings.config = make_config("llama", {256, 32, 1, 2, 1, 16, 64, 64, true});
+  run.batch = 2, run.length = 64;
+  run.schedule = schedule_for(Mode::stream, run.settings, run.rows(), kTile);
+  run.memory = plan_run(run.settings, run.rows(), run.schedule, {});
+  run.optimizer = {.rate = 1e-2, .warmup = 0, .steps = 6};
+  run.source = text_source(text, "a text", 1, run.batch, run.length);
+  run.layout.emplace(run.settings.config);
+  return run;
+}
+
+// Writes down what it hears, and wants to stop after some steps.
+struct Listener : Observer {
+  void begin(Index first_step) override { heard.push_back("begin " + std::to_string(first_step)); }
+  bool interrupted() override { return losses.size() == stop_after; }
+  void step(const StepReport& report) override { losses.push_back(report.result.measures.loss); }
+  void evaluation(Index step, const Evaluation&) override { heard.push_back("evaluation " + std::to_string(step)); }
+  void saved(Index step, const fs::path&) override { heard.push_back("saved " + std::to_string(step)); }
+
+  std::size_t stop_after = 1000;
+  std::vector<double> losses;
+  std::vector<std::string> heard;
+};
+
+TEST_F(Library, ARunTellsItsObserverWhatHappensAndPrintsNothing) {
+  const auto run_in = [&](const std::string& name, RunDirectory::Begin begin, Listener& listener) {
+    streambp::Run run = tiny_run();
+    RunDirectory directory(path(name), begin);
+    const auto engine = make_engine(run.settings, run.rows(), run.memory);
+    return train(*engine, run, directory, listener);
+  };
+  using enum RunDirectory::Begin;
+  Listener whole, part, rest;
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  const Ended ended = run_in("whole", fresh, whole);
+  EXPECT_EQ(ended.step, 6);
+  EXPECT_FALSE(ended.interrupted);
+  EXPECT_EQ(whole.heard, (std::vector<std::string>{"begin 0", "evaluation 0", "saved 6", "evaluation 6"}));
+  EXPECT_EQ(whole.losses.size(), 6u);
+  part.stop_after = 2;
+  EXPECT_TRUE(run_in("part", fresh, part).interrupted);
+  EXPECT_EQ(part.heard, (std::vector<std::string>{"begin 0", "evaluation 0", "saved 2"}));
+  run_in("part", resume, rest);
+  EXPECT_EQ(rest.heard[0], "begin 2");
+  part.losses.insert(part.losses.end(), rest.losses.begin(), rest.losses.end());
+  EXPECT_EQ(testing::internal::GetCapturedStdout() + testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(part.losses, whole.losses);
+}
+
+// As docs/library.md shows it.
+TEST_F(Library, TheInstalledPackageBuildsTheExample) {
+  const std::string source = STREAMBP_SOURCE, page = read_file(source + "/docs/library.md");
+  const std::size_t begin = page.find("```cmake\n") + 9;
+  write("own/CMakeLists.txt", page.substr(begin, page.find("```", begin) - begin));
+  fs::copy_file(source + "/docs/your-own-loss.cpp", path("own/your-own-loss.cpp"));
+  expect_ok("train --layers 1 --hidden 32 --heads 2 --steps 1 --length 64 --sample 0 --out " + path("run"));
+  for (const std::string& command :
+       {"--install " + fs::path(binary()).parent_path().string() + " --prefix " + path("installed"),
+        "-S " + path("own") + " -B " + path("build") + " -DCMAKE_PREFIX_PATH=" + path("installed"),
+        "--build " + path("build")}) {
+    const Outcome outcome = execute(command, "cmake");
+    ASSERT_EQ(outcome.exit_code, 0) << command << "\n" << outcome.output;
+  }
+  const std::string example = path("build/your-own-loss");
+  const Outcome outcome = execute(path("run/step-000001") + " 'To be or not to be'", example);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  std::vector<double> losses;
+  const std::regex loss("loss ([0-9.]+)");
+  for (std::sregex_iterator m(outcome.output.begin(), outcome.output.end(), loss), end; m != end; ++m)
+    losses.push_back(std::stod((*m)[1]));
+  ASSERT_EQ(losses.size(), 11u) << outcome.output;
+  EXPECT_EQ(losses[0], losses[1]);
+  EXPECT_LT(losses.back(), losses.front());
+  const Outcome refused = execute(path("run") + " text", example);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_TRUE(contains(refused.output, "your-own-loss: ")) << refused.output;
+  EXPECT_EQ(execute(path("installed/bin/streambp") + " --version", "env").exit_code, 0);
+}
+
+}  // namespace
+}  // namespace streambp
