@@ -60,9 +60,7 @@ class BenchCommand : public Command {
 
   void run() {
     memory.check();
-    require(
-        !options.given("--inputs") || modes.empty() || std::find(modes.begin(), modes.end(), "stream") != modes.end(),
-        "--inputs is for stream mode");
+    options.only({"--inputs"}, wanted(Mode::stream), " is for stream mode");
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
     Config config = model.config(length);
     part.apply(config);
@@ -80,14 +78,23 @@ class BenchCommand : public Command {
           Escape{trained.empty() ? "" : "\n"}, name(settings.dtype), device_name(settings.device).c_str(), length,
           device.optimizer.c_str(), repeat);
     std::fflush(stdout);
+    std::vector<Candidate> candidates = candidates_that_fit();
+    require(!candidates.empty(), "no mode fits into memory; give a smaller --length or model");
+    measure(candidates);
+  }
 
+  bool wanted(Mode mode) const {
+    return modes.empty() || std::find(modes.begin(), modes.end(), name(mode)) != modes.end();
+  }
+
+  std::vector<Candidate> candidates_that_fit() {
     std::vector<Candidate> candidates;
     const Capacity room = {room_of_each_rank(settings.device),
                            far_room_of_each_rank(settings.device, memory.directory)};
     StepSettings planned = settings;  // of rank 0 on all ranks, so that all skip the same modes
-    planned.ranks = ranks.planned(config);
+    planned.ranks = ranks.planned(settings.config);
     auto add = [&](std::string label, Mode mode, Index chunk, Place inputs = Place::near) {
-      if (!modes.empty() && std::find(modes.begin(), modes.end(), name(mode)) == modes.end()) return;
+      if (!wanted(mode)) return;
       planned.places.inputs = inputs;
       const Schedule schedule = schedule_for(mode, planned, length, chunk);
       const Usage usage = plan(planned, length, schedule);
@@ -109,8 +116,7 @@ class BenchCommand : public Command {
             far ? Place::far : Place::near);
       }
     }
-    require(!candidates.empty(), "no mode fits into memory; give a smaller --length or model");
-    measure(candidates);
+    return candidates;
   }
 
   void measure(std::vector<Candidate>& candidates) {

@@ -6,21 +6,21 @@ namespace streambp {
 
 void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>& types, Optimizers optimizers,
                            Lasts lasts) {
+  dtype = types.front();
   options.section("Device");
-  options.add("--device", {&device, "cuda: a GPU, of several processes one each; auto: a GPU if one can be used",
+  options.add("--device", {&device,
+                           planned ? "Where the step runs; auto: cuda for bf16, else cpu"
+                                   : "cuda: a GPU, of several processes one each; auto: a GPU if one can be used",
                            checks::one_of({"auto", "cpu", "cuda"})});
-  options.add("--dtype",
-              {&dtype, "Type of weights and activations; auto: bf16 on a GPU, else f32", checks::one_of(types), lasts});
+  options.add(
+      "--dtype",
+      {&dtype, std::string("Type of weights and activations") + (planned ? "" : "; auto: bf16 on a GPU, else f32"),
+       checks::one_of(types), lasts});
   if (optimizers == Optimizers::none) return;
   options.add("--grad-dtype",
               {&gradient, "Type of the accumulated gradient for bf16 weights; auto: bf16, of adapters f32",
                checks::one_of({"auto", "f32", "bf16"}), lasts});
-  add_optimizer_option(options, optimizer, optimizers, lasts);
-}
-
-void add_optimizer_option(OptionTable& options, std::string& optimizer, DeviceOptions::Optimizers optimizers,
-                          Lasts lasts) {
-  const bool optional = optimizers == DeviceOptions::Optimizers::optional;
+  const bool optional = optimizers == Optimizers::optional;
   std::vector<std::string> names;
   for (const auto& [name, kind] : kOptimizers)
     if (optional || kind != OptimizerKind::none) names.push_back(name);
@@ -33,16 +33,10 @@ void add_optimizer_option(OptionTable& options, std::string& optimizer, DeviceOp
                checks::one_of(names), lasts});
 }
 
-void check_optimizer(const StepSettings& s) {
-  require(s.dtype == DType::bf16 || s.optimizer != OptimizerKind::adamw_bf16,
-          "--optimizer adamw-bf16 needs --dtype bf16");
-}
-
 DeviceKind DeviceOptions::kind() const {
-  if (device == "cpu" || dtype == "f64") {
-    require(device != "cuda", "--dtype f64 runs on the CPU only; on a GPU use f32 or bf16");
-    return DeviceKind::cpu;
-  }
+  require(dtype != "f64" || device != "cuda", "--dtype f64 runs on the CPU only; on a GPU use f32 or bf16");
+  if (device == "cpu" || dtype == "f64") return DeviceKind::cpu;
+  if (planned) return device == "cuda" || dtype == "bf16" ? DeviceKind::cuda : DeviceKind::cpu;
   const std::string reason = why_no_gpu();
   require(reason.empty() || device == "auto", "--device cuda: no GPU can be used: ", reason, "; use --device cpu");
   return reason.empty() ? DeviceKind::cuda : DeviceKind::cpu;
@@ -59,10 +53,11 @@ StepSettings DeviceOptions::settings(const Config& config, Index micro_batches) 
   s.dtype = type_on(s.device);
   s.optimizer = optimizer_named(optimizer);
   s.micro_batches = micro_batches;
-  s.wide_gradient = gradient == "f32" || (gradient == "auto" && s.dtype == DType::bf16 && !config.adapters.empty());
+  const bool bf16 = s.dtype == DType::bf16;
+  s.wide_gradient = gradient == "f32" || (gradient == "auto" && bf16 && !config.adapters.empty());
   s.tile = tile_of(s.device);
-  check_optimizer(s);
-  require(s.dtype == DType::bf16 || gradient == "auto", "--grad-dtype ", gradient, " needs --dtype bf16");
+  require(bf16 || s.optimizer != OptimizerKind::adamw_bf16, "--optimizer adamw-bf16 needs --dtype bf16");
+  require(bf16 || gradient == "auto", "--grad-dtype ", gradient, " needs --dtype bf16");
   return s;
 }
 

@@ -8,9 +8,10 @@ namespace streambp {
 
 struct DeviceOptions {
   std::string device = "auto", dtype = "auto", gradient = "auto", optimizer = "adamw";
+  bool planned = false;  // the device need not exist
 
   enum class Optimizers { none, optional, required };
-  // Commands support different types. `lasts` applies to the type options.
+  // Commands support different types, the default first. `lasts` applies to the type options.
   void add_to(OptionTable& options, const std::vector<std::string>& types, Optimizers optimizers,
               Lasts lasts = Lasts::no);
 
@@ -18,11 +19,6 @@ struct DeviceOptions {
   DType type_on(DeviceKind kind) const;
   StepSettings settings(const Config& config, Index micro_batches) const;
 };
-
-void add_optimizer_option(OptionTable& options, std::string& optimizer, DeviceOptions::Optimizers optimizers,
-                          Lasts lasts = Lasts::no);
-
-void check_optimizer(const StepSettings& s);
 
 // Refuses a step that needs more memory than is free, and says what would fit.
 void require_room(const StepSettings& s, Mode mode, Index rows, Index chunk, std::size_t wanted, const Capacity& room);

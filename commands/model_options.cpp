@@ -35,10 +35,8 @@ void ModelOptions::add_to(OptionTable& options, const std::string& model_option,
 }
 
 Config ModelOptions::named() const {
-  for (const std::string& flag : size_flags_) {
-    require(!options_->given(flag), flag, " sets a size of a new model, but \"", model,
-            "\" already has its sizes; leave out one of them");
-  }
+  options_->only(size_flags_, false,
+                 " sets a size of a new model, but " + quote(model) + " already has its sizes; leave out one of them");
   const auto known = known_models();
   if (known.contains(model)) return known.at(model);
   std::error_code error;

@@ -29,15 +29,15 @@ void ObjectiveOptions::add_to(OptionTable& options, Lasts lasts) {
 }
 
 void ObjectiveOptions::check() const {
-  auto belongs = [&](const char* flag, bool fits, const char* to) {
-    require(!options_->given(flag) || fits, flag, " is for ", to, "; leave it out");
-  };
   const bool dpo = objective == "dpo", grpo = objective == "grpo";
-  belongs("--mean", !dpo, "--objective sft and grpo");
-  for (const char* flag : {"--preference", "--beta"}) belongs(flag, dpo, "--objective dpo");
-  belongs("--label-smoothing", dpo && preference != "ipo", "--objective dpo with --preference sigmoid or simpo");
-  belongs("--margin", dpo && preference == "simpo", "--objective dpo with --preference simpo");
-  for (const char* flag : {"--clip-low", "--clip-high", "--kl"}) belongs(flag, grpo, "--objective grpo");
+  const auto is_for = [&](const std::vector<std::string>& flags, bool fits, const std::string& what) {
+    options_->only(flags, fits, " is for --objective " + what + "; leave it out");
+  };
+  is_for({"--mean"}, !dpo, "sft and grpo");
+  is_for({"--preference", "--beta"}, dpo, "dpo");
+  is_for({"--label-smoothing"}, dpo && preference != "ipo", "dpo with --preference sigmoid or simpo");
+  is_for({"--margin"}, dpo && preference == "simpo", "dpo with --preference simpo");
+  is_for({"--clip-low", "--clip-high", "--kl"}, grpo, "grpo");
 }
 
 void ObjectiveOptions::require_kind(const TokenFile& file) const {

@@ -188,6 +188,10 @@ bool OptionTable::any_given(const std::vector<std::string>& flags) const {
   return std::any_of(flags.begin(), flags.end(), [&](const std::string& flag) { return given(flag); });
 }
 
+void OptionTable::only(const std::vector<std::string>& flags, bool applies, const std::string& why) const {
+  for (const std::string& flag : flags) streambp::require(applies || !given(flag), flag, why);
+}
+
 void OptionTable::require_alone(const std::string& flag) const {
   for (const Entry& e : entries_)
     streambp::require(e.flag == flag || !given(e.flag), flag, " takes no other options; leave out ", e.flag);

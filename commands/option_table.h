@@ -67,6 +67,9 @@ class OptionTable {
   // These options form one setting: if one of them is given, --resume restores none of them.
   void keep_together(std::vector<std::string> flags) { together_ = std::move(flags); }
 
+  // Refuses these options unless `applies`: "FLAG WHY".
+  void only(const std::vector<std::string>& flags, bool applies, const std::string& why) const;
+
   bool given(const std::string& flag) const;
   void require_alone(const std::string& flag) const;
   bool any_given(const std::vector<std::string>& flags) const;

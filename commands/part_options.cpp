@@ -49,10 +49,8 @@ void apply_base(const std::string& base, Config& c) {
 }
 
 void PartOptions::check() const {
-  for (const char* flag : {"--lora-alpha", "--lora-on", "--rslora"})
-    require(adapters() || !options_->given(flag), flag, " needs --lora RANK");
-  for (const char* flag : {"--block-steps", "--block-order"})
-    require(blocks || !options_->given(flag), flag, " needs --blocks LAYERS");
+  options_->only({"--lora-alpha", "--lora-on", "--rslora"}, adapters(), " needs --lora RANK");
+  options_->only({"--block-steps", "--block-order"}, blocks.layers > 0, " needs --blocks LAYERS");
   require(!blocks || (!adapters() && train.empty()), "--blocks says what is trained; leave out --lora and --train");
 }
 

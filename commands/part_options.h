@@ -14,8 +14,8 @@ struct PartOptions {
   std::string block_order = "random", base = "plain";
 
   void add_to(OptionTable& options, Lasts lasts = Lasts::no);
-  static constexpr const char* kFlags[] = {"--lora",  "--lora-alpha", "--lora-on",     "--rslora",
-                                           "--train", "--blocks",     "--block-steps", "--block-order"};
+  static inline const std::vector<std::string> kFlags = {"--lora",  "--lora-alpha", "--lora-on",     "--rslora",
+                                                         "--train", "--blocks",     "--block-steps", "--block-order"};
 
   void check() const;
   bool adapters() const { return lora.rank > 0; }

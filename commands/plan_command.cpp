@@ -44,14 +44,6 @@ class PlanCommand : public Command {
                             Lasts::no,
                             "none"});
     budget.add_to(options, "Budget of the device's memory, such as 80GiB", "none, with --keep unlimited");
-    options.add("--device", {&device, "Where the step runs; auto: cuda for bf16, else cpu",
-                             checks::one_of({"auto", "cpu", "cuda"})});
-    options.add("--dtype",
-                {&dtype, "Type of weights and activations: bf16, f32 or f64", checks::one_of({"bf16", "f32", "f64"})});
-    options.add("--grad-dtype",
-                {&gradient, "Type of the accumulated gradient for bf16 weights; auto: bf16, of adapters f32",
-                 checks::one_of({"auto", "bf16", "f32"})});
-    add_optimizer_option(options, optimizer, DeviceOptions::Optimizers::optional);
     options.add("--accumulate",
                 {&micro_batches,
                  "Micro-batches per step, of all ranks together. With one, the gradient reuses the memory of saved "
@@ -59,6 +51,7 @@ class PlanCommand : public Command {
                  checks::between(1, 1 << 12), Lasts::no, "1; one per token stream"});
     ranks.add_planned_to(options);
     options.add("--link", {&link, "With --ranks: how fast a rank can send, in GB/s", checks::positive()});
+    device.add_to(options, {"bf16", "f32", "f64"}, DeviceOptions::Optimizers::optional);
     options.section("Predicted time");
     options.add("--matmul", {&matmul, "TFLOP/s of large matrix products", checks::positive(), Lasts::no,
                              "600 for a GPU; measured on this CPU"});
@@ -83,53 +76,10 @@ class PlanCommand : public Command {
 
  private:
   void run() {
-    settings.config = model.config(std::max<Index>(length, 1024));
-    part.apply(settings.config);
-    settings.dtype = dtype == "bf16" ? DType::bf16 : dtype == "f64" ? DType::f64 : DType::f32;
-    settings.wide_gradient = gradient == "f32" || (gradient == "auto" && dtype == "bf16" && part.adapters());
-    const bool on_gpu = device == "cuda" || (device == "auto" && settings.dtype == DType::bf16);
-    require(!on_gpu || settings.dtype != DType::f64, "--dtype f64 runs on the CPU only; on a GPU use f32 or bf16");
-    require(!options.given("--grad-dtype") || settings.dtype == DType::bf16, "--grad-dtype ", gradient,
-            " needs --dtype bf16");
-    settings.device = on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
-    settings.tile = tile_of(settings.device);
-    budget.check();
-    require(!options.given("--chunk") || length == 0 || budget.memory.empty(),
-            "--length and --memory find the largest chunk; leave out --chunk, or one of them");
-    if (!options.given("--chunk")) chunk = default_chunk(settings.tile);
-    check_chunk(chunk, settings.tile);
-    settings.optimizer = optimizer_named(optimizer);
-    check_optimizer(settings);
-    settings.ranks = ranks.planned(settings.config, ranks.ranks);
-    require(!options.given("--link") || ranks.ranks > 1, "--link is for --ranks");
-    if (!options.given("--accumulate")) micro_batches = settings.ranks.streams();
-    settings.micro_batches = micro_batches;
-    settings.objective = objectives.settings(std::max<Index>(length, 1));
-    require(!options.given("--group") || objectives.objective == "grpo", "--group is for --objective grpo");
-    documents = objectives.objective == "dpo" ? 2 : objectives.objective == "grpo" ? group_size : 1;
-    require(budget.far_memory.empty() || !budget.memory.empty(),
-            "--far-memory says how much more there is than --memory; give that too");
-    places = {{}};
-    if (room().far > 0) places = budget.places(Mode::stream, settings);
-    settings.places = places.front();
+    settle();
     settle_rates();
+    introduce();
     const Capacity room = this->room();
-    const std::string trained = describe_trained(settings.config);
-    print("%s\n%s%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
-          trained.c_str(), Escape{trained.empty() ? "" : "\n"}, dtype.c_str(), on_gpu ? "GPU" : "CPU",
-          optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(), objectives.objective.c_str());
-    result = {{"config", config_to_json(settings.config)},
-              {"device", on_gpu ? "cuda" : "cpu"},
-              {"dtype", dtype},
-              {"objective", objectives.objective},
-              {"documents", documents},
-              {"optimizer", optimizer},
-              {"accumulate", micro_batches}};
-    if (ranks.ranks > 1) {
-      print("Rank 0 of %ld: %s at a time, %s each\n\n", ranks.ranks,
-            counted(settings.ranks.streams(), "token stream").c_str(), counted(ranks.sequence_ranks, "rank").c_str());
-      result["ranks"] = ranks.ranks, result["sequence_ranks"] = ranks.sequence_ranks, result["shard"] = ranks.sharded;
-    }
     const bool bounded = !budget.memory.empty();
     if (bounded) result["memory"] = room.near, result["far_memory"] = room.far;
     if (bounded && length == 0) longest(room);
@@ -138,6 +88,49 @@ class PlanCommand : public Command {
     if (!sweep.empty()) write_sweep();
     if (!timeline_file.empty()) write_timeline(length > 0 ? length : default_length());
     if (!json_file.empty()) write_results(json_file, result);
+  }
+
+  void settle() {
+    Config config = model.config(std::max<Index>(length, 1024));
+    part.apply(config);
+    const Ranks grid = ranks.planned(config, ranks.ranks);
+    if (!options.given("--accumulate")) micro_batches = grid.streams();
+    settings = device.settings(config, micro_batches);
+    settings.ranks = grid;
+    settings.objective = objectives.settings(std::max<Index>(length, 1));
+    documents = objectives.objective == "dpo" ? 2 : objectives.objective == "grpo" ? group_size : 1;
+    options.only({"--link"}, ranks.ranks > 1, " is for --ranks");
+    options.only({"--group"}, objectives.objective == "grpo", " is for --objective grpo");
+    options.only({"--chunk"}, length == 0 || budget.memory.empty(),
+                 ": --length and --memory find the largest chunk; leave out --chunk, or one of them");
+    if (!options.given("--chunk")) chunk = default_chunk(settings.tile);
+    check_chunk(chunk, settings.tile);
+    budget.check();
+    require(budget.far_memory.empty() || !budget.memory.empty(),
+            "--far-memory says how much more there is than --memory; give that too");
+    places = {{}};
+    if (room().far > 0) places = budget.places(Mode::stream, settings);
+    settings.places = places.front();
+  }
+
+  // Prints what is planned.
+  void introduce() {
+    const std::string trained = describe_trained(settings.config);
+    const bool on_gpu = settings.device == DeviceKind::cuda;
+    print("%s\n%s%s%s on a %s, optimizer %s, %s a step, objective %s\n\n", describe(settings.config).c_str(),
+          trained.c_str(), Escape{trained.empty() ? "" : "\n"}, device.dtype.c_str(), on_gpu ? "GPU" : "CPU",
+          device.optimizer.c_str(), counted(micro_batches, "micro-batch").c_str(), objectives.objective.c_str());
+    result = {{"config", config_to_json(settings.config)},
+              {"device", on_gpu ? "cuda" : "cpu"},
+              {"dtype", device.dtype},
+              {"objective", objectives.objective},
+              {"documents", documents},
+              {"optimizer", device.optimizer},
+              {"accumulate", micro_batches}};
+    if (ranks.ranks == 1) return;
+    print("Rank 0 of %ld: %s at a time, %s each\n\n", ranks.ranks,
+          counted(settings.ranks.streams(), "token stream").c_str(), counted(ranks.sequence_ranks, "rank").c_str());
+    result["ranks"] = ranks.ranks, result["sequence_ranks"] = ranks.sequence_ranks, result["shard"] = ranks.sharded;
   }
 
   // Without --far-memory and --keep, a plan stays in near memory.
@@ -357,9 +350,10 @@ class PlanCommand : public Command {
   PartOptions part;
   RankOptions ranks;
   MemoryOptions budget;
+  DeviceOptions device{.optimizer = "none", .planned = true};
   double link = 50, matmul = 0, far_rate = 0;
   Index length = 0, chunk = 0, micro_batches = 1, group_size = 8, documents = 1;
-  std::string device = "auto", dtype = "bf16", gradient = "auto", optimizer = "none", sweep, timeline_file, json_file;
+  std::string sweep, timeline_file, json_file;
   StepSettings settings;
   std::vector<Places> places;  // that --keep allows
   Rates rates = usual_rates(DeviceKind::cuda), measured = rates;

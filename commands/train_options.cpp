@@ -182,26 +182,19 @@ void TrainOptions::check_data() const {
   const bool all_tokens = std::all_of(data.begin(), data.end(), [](const std::string& name) {
     return extension_of(name) == ".safetensors" || extension_of(name) == ".bin";
   });
-  for (const char* flag : {"--chat", "--learn", "--skip-bad"}) {
-    require(!given(flag) || !all_tokens || !fine_tunes() || data.empty(), flag,
-            " is for text, but this data is already tokenised");
-  }
-  for (const char* flag : PartOptions::kFlags) {
-    require(fine_tunes() || !given(flag), flag, " needs --model DIR, a model to fine-tune");
-    require(adapter.empty() || !given(flag), flag,
-            ": the adapters of --adapter already say what is trained; leave it out");
-  }
+  const std::string needs_model = " needs --model DIR, a model to fine-tune";
+  table.only({"--chat", "--learn", "--skip-bad"}, !all_tokens || !fine_tunes() || data.empty(),
+             " is for text, but this data is already tokenised");
+  table.only(PartOptions::kFlags, fine_tunes(), needs_model);
+  table.only({"--chat", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype", "--objective"}, fine_tunes(),
+             needs_model);
+  table.only(PartOptions::kFlags, adapter.empty(),
+             ": the adapters of --adapter already say what is trained; leave it out");
+  table.only({"--sample", "--prompt", "--temperature"}, !fine_tunes(),
+             " is for models from scratch; sample from a fine-tuned one with streambp generate");
   require(fine_tunes() || adapter.empty(), "--adapter needs --model DIR, the base of the adapters");
-  require(fine_tunes() || part.base == "plain", "--base nf4 needs --model DIR, a model to fine-tune");
+  require(fine_tunes() || part.base == "plain", "--base nf4", needs_model);
   part.check();
-  for (const char* flag :
-       {"--chat", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype", "--objective"}) {
-    require(fine_tunes() || !given(flag), flag, " needs --model DIR, a model to fine-tune");
-  }
-  for (const char* flag : {"--sample", "--prompt", "--temperature"}) {
-    require(!fine_tunes() || !given(flag), flag,
-            " is for models from scratch; sample from a fine-tuned one with streambp generate");
-  }
   require(!fine_tunes() || !data.empty(), "--model needs --data FILE to train on");
   require(fine_tunes() || data.size() <= 1, "--data: training from scratch takes only one text");
   require(!fine_tunes() || !model.sizes_given(), "--model already has its sizes; leave out the options of ",
@@ -217,9 +210,8 @@ void TrainOptions::check_grpo() const {
   }
   grpo.check();
   if (!online_grpo()) return;
-  for (const char* flag : {"--batch", "--learn", "--too-long", "--skip-bad"}) {
-    require(!given(flag), flag, " has no meaning with --reward or --reward-cmd, where a round is a batch");
-  }
+  table.only({"--batch", "--learn", "--too-long", "--skip-bad"}, false,
+             " has no meaning with --reward or --reward-cmd, where a round is a batch");
   for (const auto& [flag, steps] : {std::pair{"--steps", optimizer.steps},
                                     {"--stop-after", stop_after},
                                     {"--checkpoint-every", std::max<Index>(0, checkpoint_interval)}}) {

@@ -63,10 +63,10 @@ class VerifyCommand : public Command {
     if (!run_.empty()) return check_run();
     settle_device();
     input_.prepare();
-    settings_.config = input_.config, settings_.objective = input_.objective, settings_.optimizer = OptimizerKind::none;
-    settings_.ranks = ranks_.grid(input_.config, settings_.device);
-    settings_.micro_batches = settings_.ranks.streams();
-    settings_.wide_gradient = settings_.dtype == DType::bf16 && !input_.config.adapters.empty();
+    const Ranks grid = ranks_.grid(input_.config, device_.kind());
+    const Index tile = settings_.tile;
+    settings_ = device_.settings(input_.config, grid.streams());
+    settings_.objective = input_.objective, settings_.ranks = grid, settings_.tile = tile;
     in_float64_ = settings_;
     in_float64_.device = DeviceKind::cpu, in_float64_.dtype = DType::f64, in_float64_.tile = kTile;
     in_float64_.ranks = {}, in_float64_.wide_gradient = false;
@@ -116,9 +116,7 @@ class VerifyCommand : public Command {
   }
 
   void settle_device() {
-    settings_.device = device_.kind();
-    const bool gpu = settings_.device == DeviceKind::cuda;
-    settings_.dtype = device_.type_on(settings_.device);
+    const bool gpu = device_.kind() == DeviceKind::cuda;
     require(gpu || !options_.given("--tile"), "--tile is for GPUs; on a CPU the tile is always ", kTile, " rows");
     settings_.tile = gpu ? tile_ : kTile;
     require(settings_.tile > 0 && settings_.tile % kTile == 0, "--tile ", tile_, " is not a multiple of ", kTile,
@@ -321,7 +319,7 @@ class VerifyCommand : public Command {
 
   OptionTable options_;
   VerifyInput input_;
-  DeviceOptions device_;
+  DeviceOptions device_{.optimizer = "none"};
   RankOptions ranks_;
   Index tile_ = kGpuTile;
   std::vector<Index> chunks_;

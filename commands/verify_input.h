@@ -42,9 +42,10 @@ class VerifyInput {
   // Reads or draws the batch, and checks it against the model.
   void prepare() {
     require(data_.empty() || tokens_file_.empty(), "--data and --tokens cannot be combined; leave out one");
-    refuse_unused("--chat", data_.empty(), "--data");
-    refuse_unused("--documents", !data_.empty() || !tokens_file_.empty(), "random documents");
-    refuse_unused("--length", !tokens_file_.empty(), "random documents and --data");
+    const bool tokens = !tokens_file_.empty();
+    options_->only({"--chat"}, !data_.empty(), " is for --data; leave it out");
+    options_->only({"--documents"}, data_.empty() && !tokens, " is for random documents; leave it out");
+    options_->only({"--length"}, !tokens, " is for random documents and --data; leave it out");
     objective = objectives.settings(length_);
     if (objective.kind == ObjectiveKind::dpo && !options_->given("--documents")) documents_ = 4;
     if (fs::is_directory(model.model)) model.model = model_directory(model.model);
@@ -89,14 +90,10 @@ class VerifyInput {
   void choose_part() {
     if (adapter.empty()) return part.apply(config);
     require(fs::is_directory(model.model), "--adapter goes with --model DIR, the base of the adapters");
-    for (const char* flag : PartOptions::kFlags) refuse_unused(flag, true, "new adapters, without --adapter");
+    options_->only(PartOptions::kFlags, false, " is for new adapters, without --adapter; leave it out");
     adapter = adapter_directory(adapter);
     AdapterDirectory(adapter).add_to(config);
     apply_base(part.base, config);
-  }
-
-  void refuse_unused(const char* flag, bool unused, const char* used_for) const {
-    require(!unused || !options_->given(flag), flag, " is for ", used_for, "; leave it out");
   }
 
   Batch tokens_of_file() const {
