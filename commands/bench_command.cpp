@@ -199,6 +199,23 @@ class BenchCommand : public Command {
   }
 
   void report(const std::vector<Candidate>& candidates) const {
+    Json json = table_of(candidates);
+    const bool alone = settings.ranks.all.size == 1;
+    print("\nMatmul rate of %s: %.1f GFLOP/s.%s\n", alone ? "this machine" : "rank 0", rate / 1e9,
+          alone ? "" : " GFLOP/s and memory are those of rank 0; tokens/s are those of all ranks.");
+    if (gpu) print("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead).c_str());
+    if (profile) print("Copy within memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);
+    if (far > 0) print("Far memory: %.2f GB/s.\n", far / 1e9);
+    if (profile && !alone) print("Sent by rank 0 while all ranks send to all: %.1f GB/s.\n", link / 1e9);
+    for (const Candidate& c : candidates) {
+      if (profile) print_profile(c);
+    }
+    if (!products.empty()) print_products(json);
+    if (!json_file.empty()) write_results(json_file, std::move(json));
+  }
+
+  // Prints the table, and returns it with all else that was measured.
+  Json table_of(const std::vector<Candidate>& candidates) const {
     Json json = {{"config", config_to_json(settings.config)},
                  {"device", device_name(settings.device)},
                  {"dtype", name(settings.dtype)},
@@ -235,18 +252,7 @@ class BenchCommand : public Command {
       }
     }
     table.print();
-    const bool alone = settings.ranks.all.size == 1;
-    print("\nMatmul rate of %s: %.1f GFLOP/s.%s\n", alone ? "this machine" : "rank 0", rate / 1e9,
-          alone ? "" : " GFLOP/s and memory are those of rank 0; tokens/s are those of all ranks.");
-    if (gpu) print("The driver uses %s in addition to the planned memory.\n", human_bytes(driver_overhead).c_str());
-    if (profile) print("Copy within memory: %.1f GB/s, read and written.\n", bandwidth / 1e9);
-    if (far > 0) print("Far memory: %.2f GB/s.\n", far / 1e9);
-    if (profile && !alone) print("Sent by rank 0 while all ranks send to all: %.1f GB/s.\n", link / 1e9);
-    for (const Candidate& c : candidates) {
-      if (profile) print_profile(c);
-    }
-    if (!products.empty()) print_products(json);
-    if (!json_file.empty()) write_results(json_file, std::move(json));
+    return json;
   }
 
   // The time of an operation relative to its lower bound: FLOPs at the matmul rate, bytes at the copy rate, or bytes sent

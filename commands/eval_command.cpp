@@ -149,10 +149,23 @@ class EvalCommand : public Command {
 
   void report(const std::vector<File>& files) const {
     Json json = {{"model", source.name()}, {"length", length}, {"dtype", name(settings.dtype)}};
-    auto row = [](std::vector<std::string> begin, const Loss& loss) {
-      for (std::string& cell : loss.cells()) begin.push_back(std::move(cell));
-      return begin;
-    };
+    print("%s\n%s on %s, streams of up to %ld tokens\n\n", describe(config).c_str(), name(settings.dtype),
+          device_name(settings.device).c_str(), length);
+    report_by_file(files, json);
+    for (const File& file : files) {
+      if (const std::string skipped = file.tokens.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
+    }
+    print("\n");
+    report_by_position(json);
+    if (!json_file.empty()) write_results(json_file, std::move(json));
+  }
+
+  static std::vector<std::string> row(std::vector<std::string> begin, const Loss& loss) {
+    for (std::string& cell : loss.cells()) begin.push_back(std::move(cell));
+    return begin;
+  }
+
+  void report_by_file(const std::vector<File>& files, Json& json) const {
     TextTable by_file({"data", "documents", "targets", "loss", "perplexity"});
     Index documents = 0, split = 0;
     for (const File& file : files) {
@@ -166,6 +179,15 @@ class EvalCommand : public Command {
     }
     if (files.size() > 1) by_file.add(row({"total", std::to_string(documents)}, total));
     json["total"] = total.json();
+    by_file.print();
+    if (split == 0) return;
+    print(
+        "%ld of %ld documents are longer than %ld tokens. They were split into pieces that do not see each other,\n"
+        "so their loss is higher than that of one forward pass%s.\n",
+        split, documents, length, config.positions == Positions::rope ? "; a larger --length avoids this" : "");
+  }
+
+  void report_by_position(Json& json) const {
     TextTable by_position({"context", "targets", "loss", "perplexity"});
     for (std::size_t i = 0; i < buckets.size(); ++i) {
       const Index end = kFirstBucket << i, begin = i == 0 ? 0 : end / 2;
@@ -174,21 +196,7 @@ class EvalCommand : public Command {
       json["positions"].back()["begin"] = begin;
       json["positions"].back()["end"] = end;
     }
-    print("%s\n%s on %s, streams of up to %ld tokens\n\n", describe(config).c_str(), name(settings.dtype),
-          device_name(settings.device).c_str(), length);
-    by_file.print();
-    if (split > 0) {
-      print(
-          "%ld of %ld documents are longer than %ld tokens. They were split into pieces that do not see each other,\n"
-          "so their loss is higher than that of one forward pass%s.\n",
-          split, documents, length, config.positions == Positions::rope ? "; a larger --length avoids this" : "");
-    }
-    for (const File& file : files) {
-      if (const std::string skipped = file.tokens.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
-    }
-    print("\n");
     by_position.print();
-    if (!json_file.empty()) write_results(json_file, std::move(json));
   }
 
   OptionTable options;

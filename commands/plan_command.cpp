@@ -295,7 +295,7 @@ class PlanCommand : public Command {
 
   void chunk_for(const Capacity& room) {
     settings.documents = documents_in(length);
-    const Fit found = fit(settings, Mode::stream, length, up_to(kLongestStream), room, places, rates);
+    const Fit found = fit(settings, Mode::stream, length, {up_to(kLongestStream), room, places}, rates);
     StepSettings least_near = settings;
     least_near.places = smallest(places);
     const Usage least = plan(least_near, length, schedule_for(Mode::stream, least_near, length, settings.tile));

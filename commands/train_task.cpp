@@ -227,7 +227,7 @@ class Preparation {
     const Capacity room = budget();
     const auto places = this->places();
     auto fits = [&](Index n) {
-      return fit(s, mode, o.batch * n, exactly(chunk()), room, places, usual_rates(s.device)).chunk > 0;
+      return fit(s, mode, o.batch * n, {exactly(chunk()), room, places}, usual_rates(s.device)).chunk > 0;
     };
     if (fits(wanted)) return wanted;
     Index longest_that_fits = 0;
@@ -282,7 +282,7 @@ class Preparation {
     const ChunkRange chunks = !o.budget.memory.empty() ? up_to(rows + s.tile)
                               : o.given("--chunk")     ? exactly(chunk())
                                                        : up_to(chunk());
-    const Fit found = fit(s, mode, rows, chunks, budget(), places, usual_rates(s.device));
+    const Fit found = fit(s, mode, rows, {chunks, budget(), places}, usual_rates(s.device));
     s.places = found.chunk > 0 ? found.places : smallest(places);
     chosen_chunk = found.chunk > 0 ? found.chunk : chunk();
     if (found.chunk == 0) require_memory(usage(rows, s.places).peak);

@@ -178,7 +178,7 @@ TEST(Far, MoreMemoryIsNeverWorse) {
   double time = INFINITY;
   for (std::size_t mib = 120; mib <= 260; mib += 10) {
     const Capacity budget(mib << 20, std::size_t{1} << 31);
-    const Fit found = fit(s, Mode::stream, 8192, up_to(8192), budget, places, rates);
+    const Fit found = fit(s, Mode::stream, 8192, {up_to(8192), budget, places}, rates);
     if (found.chunk == 0) continue;
     EXPECT_GE(std::min<Index>(found.chunk, 512), chunk) << mib;
     chunk = std::min<Index>(found.chunk, 512);

@@ -20,8 +20,8 @@ Seconds predict(const Usage& usage, const Rates& rates) {
       usage.sent / rates.link};
 }
 
-Fit fit(const StepSettings& s, Mode mode, Index rows, ChunkRange chunks, const Capacity& budget,
-        const std::vector<Places>& places, const Rates& rates) {
+Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, const Rates& rates) {
+  const auto& [chunks, budget, places] = allowed;
   Fit best;
   double least = 0;
   const auto useful = [&](Index chunk) { return std::min(chunk, default_chunk(s.tile)); };

@@ -52,9 +52,14 @@ struct ChunkRange {
 inline ChunkRange exactly(Index chunk) { return {chunk, chunk}; }
 inline ChunkRange up_to(Index chunk) { return {0, chunk}; }
 
-// Tries these places, near memory first. Of those with about the same predicted time, it prefers the larger chunk, up to
-// the default, and then near memory.
-Fit fit(const StepSettings& s, Mode mode, Index rows, ChunkRange chunks, const Capacity& budget,
-        const std::vector<Places>& places, const Rates& rates);
+// What a step may use.
+struct Allowed {
+  ChunkRange chunks;
+  Capacity budget;
+  std::vector<Places> places;  // near memory first
+};
+
+// Of what has about the same predicted time, prefers the larger chunk, up to the default, and then near memory.
+Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, const Rates& rates);
 
 }  // namespace streambp
