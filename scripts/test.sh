@@ -13,7 +13,7 @@ section() { printf '== %s (after %d min)\n' "$1" $((SECONDS / 60)); }
 
 times=()
 build_and_test() { # PRESET [OPTIONS FOR CMAKE...] [-- OPTIONS FOR CTEST...]
-  local preset=$1 options=(-DSTREAMBP_TESTS=ON) begin=$SECONDS built
+  local preset=$1 options=(-DSTREAMBP_TESTS=ON -DSTREAMBP_WERROR=ON) begin=$SECONDS built
   shift
   while [ $# -gt 0 ] && [ "$1" != -- ]; do options+=("$1") && shift; done
   [ $# -eq 0 ] || shift
