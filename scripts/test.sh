@@ -34,7 +34,7 @@ everything() {
   build_and_test release -DSTREAMBP_CUDA=OFF
   build_and_test sanitize
   if command -v nvcc > /dev/null; then
-    build_and_test release -DSTREAMBP_CUDA=ON -- -L gpu # everything else is built and tested already
+    build_and_test release -DSTREAMBP_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 -- -L gpu # everything else is built and tested already
     section "kernels"
     scripts/kernel_resources.sh
   fi

@@ -1,10 +1,10 @@
-// Replaces the GPU engines in a build without a CUDA compiler.
+// Replaces the GPU engines in a build without GPU code. STREAMBP_NO_GPU_CODE says why there is none.
 #include "training/engine_instances.h"
 
 namespace streambp::gpu {
 
 void set_place(Index, Index, bool) {}
-std::string why_unusable() { return "this program was built without a CUDA compiler"; }
+std::string why_unusable() { return "this program was built without GPU code: " STREAMBP_NO_GPU_CODE; }
 
 namespace {
 [[noreturn]] void refuse() { fail("no GPU can be used: ", why_unusable()); }
