@@ -123,6 +123,7 @@ class VerifyCommand : public Command {
             " rows");
     if (chunks_.empty()) chunks_ = gpu ? std::vector<Index>{tile_, 2 * tile_} : std::vector<Index>{256, 512, 768};
     for (Index chunk : chunks_) check_chunk(chunk, settings_.tile);
+    input_.lengthen_to(3 * settings_.tile + kTile / 2);  // several tiles and chunks in every mode
   }
 
   void announce() {

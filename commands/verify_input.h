@@ -27,8 +27,8 @@ class VerifyInput {
     part.add_to(options);
     options.add("--adapter", {&adapter, "Load the adapters of this directory, in PEFT's layout, into --model"});
     options.section("Stream");
-    options.add("--length",
-                {&length_, "Tokens of the stream, in documents of unequal length", checks::between(4, 1 << 24)});
+    options.add("--length", {&length_, "Tokens of the stream, in documents of unequal length",
+                             checks::between(4, 1 << 24), Lasts::no, "1200; on a GPU more than three tiles"});
     options.add("--documents",
                 {&documents_, "Documents in the stream", checks::between(1, 1 << 20), Lasts::no, "3; for pairs 4"});
     options.add("--data", {&data_,
@@ -37,6 +37,11 @@ class VerifyInput {
     options.add("--chat", {&data_options_.chat, "Chat layout of --data: " + Chat::names()});
     options.add("--tokens", {&tokens_file_, "Use the tokens in this file (little-endian int32) as one document"});
     options.add("--seed", {&seed, "Seed of random weights and tokens"});
+  }
+
+  // Unless the options say how many tokens.
+  void lengthen_to(Index length) {
+    if (!options_->given("--length")) length_ = std::max(length_, length);
   }
 
   // Reads or draws the batch, and checks it against the model.

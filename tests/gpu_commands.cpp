@@ -36,6 +36,14 @@ TEST_F(GpuCommands, VerifyProvesTheGradient) {
   }
 }
 
+TEST_F(GpuCommands, VerifyComparesSeveralChunksByDefault) {
+  const Outcome outcome =
+      run_on_gpu("verify --tile 512 --vocab 20 --dtype f32 --hidden 16 --layers 1 --heads 1 --mlp 16");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "1664 tokens")) << outcome.output;
+  EXPECT_TRUE(contains(outcome.output, "stream       1024")) << outcome.output;
+}
+
 TEST_F(GpuCommands, VerifySavesTheGradientForGivenTokens) {
   const std::vector<std::int32_t> tokens = {5, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9};
   std::ofstream(path("tokens"), std::ios::binary)
