@@ -4,7 +4,7 @@
 #include "commands/command.h"
 #include "commands/part_options.h"
 #include "data/files/checkpoint.h"
-#include "data/files/merge.h"
+#include "training/merge.h"
 
 namespace streambp {
 namespace {
