@@ -5,7 +5,7 @@
 #include <signal.h>
 
 #include "data/files/unfinished.h"
-#include "kernels/base/threads.h"
+#include "kernels/base/system.h"
 
 namespace streambp {
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/base/temporary_file.h"
+#include "kernels/base/system.h"
 #include "model/parameters.h"
 
 namespace streambp {

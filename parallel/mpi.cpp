@@ -1,9 +1,9 @@
 // The processes of a run, connected by MPI.
 #include <mpi.h>
 #include <omp.h>
-#include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -27,21 +27,17 @@ int launched() {
 // Processes that may run on the same cores share them, unless the user has decided with OMP_NUM_THREADS. Returns a note
 // for the user; empty: none.
 std::string share_cores(MPI_Comm machine) {
-  cpu_set_t mine;
-  CPU_ZERO(&mine);
-  sched_getaffinity(0, sizeof mine, &mine);
-  std::vector<cpu_set_t> masks(static_cast<std::size_t>(process.local_count));
-  MPI_Allgather(&mine, sizeof mine, MPI_BYTE, masks.data(), sizeof mine, MPI_BYTE, machine);
-  int sharing = 0;
-  for (const cpu_set_t& mask : masks) sharing += CPU_EQUAL(&mask, &mine) != 0;
+  const Processors mine = own_processors();
+  std::vector<Processors> of_ranks(process.local_count);
+  MPI_Allgather(&mine, sizeof mine, MPI_BYTE, of_ranks.data(), sizeof mine, MPI_BYTE, machine);
   if (std::getenv("OMP_NUM_THREADS") != nullptr) return "";
+  const auto sharing = static_cast<int>(std::ranges::count(of_ranks, mine));
   omp_set_num_threads(std::max(1, omp_get_max_threads() / sharing));
-  cpu_set_t all;
-  CPU_ZERO(&all);
-  for (const cpu_set_t& mask : masks) CPU_OR(&all, &all, &mask);
+  Processors all;
+  for (const Processors& of_rank : of_ranks) all |= of_rank;
   const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-  if (process.local_rank > 0 || CPU_COUNT(&all) >= cores) return "";
-  return "the launcher gives the ranks " + std::to_string(CPU_COUNT(&all)) + " of the " + std::to_string(cores) +
+  if (process.local_rank > 0 || static_cast<long>(all.count()) >= cores) return "";
+  return "the launcher gives the ranks " + std::to_string(all.count()) + " of the " + std::to_string(cores) +
          " cores of this machine; with mpirun, --bind-to none gives them all";
 }
 

@@ -6,7 +6,7 @@
 #include "commands/interruption.h"
 #include "commands/process.h"
 #include "data/files/config.h"
-#include "kernels/base/host_memory.h"
+#include "kernels/base/system.h"
 #include "memory/offloaded_weights.h"
 #include "tests/temporary.h"
 

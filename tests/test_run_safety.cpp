@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "kernels/base/threads.h"
+#include "kernels/base/system.h"
 #include "tests/commands.h"
 
 namespace streambp {

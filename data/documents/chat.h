@@ -75,7 +75,7 @@ class Chat {
   using Messages = std::span<const Message>;
 
   // The layout of the model's template, or the layout named `forced`.
-  static Chat of(const std::filesystem::path& model, const std::string& forced = "") {
+  static Chat of(const fs::path& model, const std::string& forced = "") {
     if (!forced.empty()) return Chat(named(forced), model);
     const Template found = read_template(model);
     const char* remedy =
@@ -195,7 +195,7 @@ class Chat {
     }
   };
 
-  Chat(const Layout& layout, const std::filesystem::path& model) : Chat(layout, read_text_tokens(model)) {}
+  Chat(const Layout& layout, const fs::path& model) : Chat(layout, read_text_tokens(model)) {}
 
   static const Layout& named(const std::string& name) {
     for (const Layout& layout : chat_layouts()) {

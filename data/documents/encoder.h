@@ -27,7 +27,7 @@ inline Tokens missing_prefix(const Tokenizer& tokenizer, const Tokens& tokens) {
 }
 
 // The token that ends a sequence: eos_token of tokenizer_config.json, or else the first eos_token_id.
-inline std::int32_t read_end_token(const std::filesystem::path& model, const Tokenizer& tokenizer) {
+inline std::int32_t read_end_token(const fs::path& model, const Tokenizer& tokenizer) {
   const std::string text = read_text_tokens(model).eos;
   if (!text.empty()) {
     const auto id = tokenizer.find(text);
@@ -47,8 +47,7 @@ enum class Learn { answers, all };
 class Encoder {
  public:
   // `no_chat` is the error message for conversations when there is no chat layout.
-  Encoder(const Tokenizer& tokenizer, const std::filesystem::path& model, std::optional<Chat> chat, std::string no_chat,
-          Learn learn)
+  Encoder(const Tokenizer& tokenizer, const fs::path& model, std::optional<Chat> chat, std::string no_chat, Learn learn)
       : tokenizer_(tokenizer),
         end_(tokenizer.suffix()),
         chat_(std::move(chat)),

@@ -14,7 +14,7 @@ struct LlmcHeader {
   std::int32_t first;         // the token that starts each document
 };
 
-inline LlmcHeader read_llmc_header(const std::filesystem::path& path, std::ifstream& file) {
+inline LlmcHeader read_llmc_header(const fs::path& path, std::ifstream& file) {
   const std::size_t size = regular_file_size(path);
   std::array<std::int32_t, 256> header{};
   require(size >= sizeof header && file.read(reinterpret_cast<char*>(header.data()), sizeof header), path.string(),
@@ -28,7 +28,7 @@ inline LlmcHeader read_llmc_header(const std::filesystem::path& path, std::ifstr
   return {width, room, gpt2 ? 50256 : 128000};
 }
 
-inline void add_bin_file(const std::filesystem::path& path, TokenWriter& writer) {
+inline void add_bin_file(const fs::path& path, TokenWriter& writer) {
   std::ifstream file(path, std::ios::binary);
   const auto [width, tokens, first] = read_llmc_header(path, file);
   Document document;

@@ -56,7 +56,7 @@ inline std::string fingerprint_of(std::uint64_t hashes, Index documents, DataKin
 class TokenFile {
  public:
   // `name` is the name of the file in messages; for a cached file, the name of the user's data.
-  explicit TokenFile(const std::filesystem::path& path, const std::string& name = "")
+  explicit TokenFile(const fs::path& path, const std::string& name = "")
       : file_(path), name_(name.empty() ? path.string() : name) {
     const auto ends = numbers<Index>("ends", "I64");
     ends_ = {ends.begin(), ends.end()};  // in memory: if the file is damaged later, documents keep their places

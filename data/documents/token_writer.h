@@ -17,7 +17,7 @@ namespace streambp {
 template <class T>
 class Spool {
  public:
-  explicit Spool(const std::filesystem::path& path) : path_(path) {
+  explicit Spool(const fs::path& path) : path_(path) {
     const std::string name = path.string() + ".tmp-" + std::to_string(std::random_device()());
     const int file = open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     require(file >= 0, path.string(), ": cannot write: ", std::strerror(errno), "; choose another place");
@@ -56,14 +56,14 @@ class Spool {
   struct Close {
     void operator()(FILE* file) const { std::fclose(file); }
   };
-  std::filesystem::path path_;
+  fs::path path_;
   std::unique_ptr<FILE, Close> file_;
   Index count_ = 0;
 };
 
 class TokenWriter {
  public:
-  explicit TokenWriter(const std::filesystem::path& path) : path_(path), words_(path), old_(path) {}
+  explicit TokenWriter(const fs::path& path) : path_(path), words_(path), old_(path) {}
 
   void add(const Document& document) {
     const auto& [tokens, learn, advantage, old] = document;
@@ -107,7 +107,7 @@ class TokenWriter {
   }
 
  private:
-  std::filesystem::path path_;
+  fs::path path_;
   Spool<std::uint32_t> words_;  // token << 1 | learn
   Spool<float> old_;
   std::vector<Index> ends_;

@@ -24,10 +24,10 @@ struct DataOptions {
 
 class Tokenising {
  public:
-  Tokenising(const std::filesystem::path& model, const DataOptions& options, TokenWriter& writer)
+  Tokenising(const fs::path& model, const DataOptions& options, TokenWriter& writer)
       : model_(model), options_(options), writer_(writer) {}
 
-  void add(const std::filesystem::path& path) {
+  void add(const fs::path& path) {
     const std::string extension = extension_of(path);
     if (extension == ".bin") {
       require_kind({}, path.string() + ": ");
@@ -82,7 +82,7 @@ class Tokenising {
             " \"old_logps\", unlike the examples before it; ", "give them for all or for none");
   }
 
-  void add_text(const std::filesystem::path& path) {
+  void add_text(const fs::path& path) {
     require_kind({}, path.string() + ": ");
     std::string text = read_file(path, std::size_t{1} << 36);
     if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
@@ -101,7 +101,7 @@ class Tokenising {
     std::string error = {};
   };
 
-  void add_lines(const std::filesystem::path& path) {
+  void add_lines(const fs::path& path) {
     const Encoder& encoder = this->encoder();
     Lines lines(path);
     for (bool more = true; more;) {
@@ -151,12 +151,12 @@ class Tokenising {
     if (skipped_++ == 0) first_skipped_ = what;
   }
 
-  void progress(const std::filesystem::path& path, double fraction) {
+  void progress(const fs::path& path, double fraction) {
     if (options_.progress)
       options_.progress({"tokenising " + path.filename().string(), fraction, writer_.tokens_count()});
   }
 
-  std::filesystem::path model_;
+  fs::path model_;
   DataOptions options_;
   TokenWriter& writer_;
   std::optional<Tokenizer> tokenizer_;
@@ -167,8 +167,7 @@ class Tokenising {
 };
 
 // A key of everything that the tokens depend on.
-inline std::string data_key(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
-                            const DataOptions& options) {
+inline std::string data_key(const std::vector<fs::path>& data, const fs::path& model, const DataOptions& options) {
   Json key = {{"version", 4},
               {"chat", options.chat},
               {"learn_all", options.learn == Learn::all},
@@ -177,20 +176,20 @@ inline std::string data_key(const std::vector<std::filesystem::path>& data, cons
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
                            "chat_template.json", "generation_config.json", "config.json"}) {
     const auto path = model / name;
-    if (std::filesystem::exists(path)) key["model"][name] = file_key(path);
+    if (fs::exists(path)) key["model"][name] = file_key(path);
   }
   return key.dump();
 }
 
 // "a.jsonl, b.txt"
-inline std::string listed(const std::vector<std::filesystem::path>& data) {
+inline std::string listed(const std::vector<fs::path>& data) {
   std::string all;
   for (const auto& path : data) all += (all.empty() ? "" : ", ") + path.string();
   return all;
 }
 
-inline void write_tokens(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
-                         const DataOptions& options, const std::filesystem::path& out) {
+inline void write_tokens(const std::vector<fs::path>& data, const fs::path& model, const DataOptions& options,
+                         const fs::path& out) {
   require(!data.empty(), "no data files; give at least one with --data");
   const std::string key = data_key(data, model, options);
   const std::string from = listed(data);
@@ -211,28 +210,28 @@ inline void write_tokens(const std::vector<std::filesystem::path>& data, const s
 }
 
 // Creates a directory that only this user can read, if there is none.
-inline void create_private_directories(const std::filesystem::path& path) {
+inline void create_private_directories(const fs::path& path) {
   std::error_code error;
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
   if (!error && mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) error.assign(errno, std::generic_category());
   require(!error, path.string(), ": cannot create the directory: ", error.message(), "; choose another place");
 }
 
 // The token cache shared by all runs.
-inline std::filesystem::path cache_directory() {
+inline fs::path cache_directory() {
   const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
-  if (cache && *cache) return std::filesystem::path(cache) / "streambp";
-  return (home && *home ? std::filesystem::path(home) / ".cache" : temporary_directory()) / "streambp";
+  if (cache && *cache) return fs::path(cache) / "streambp";
+  return (home && *home ? fs::path(home) / ".cache" : temporary_directory()) / "streambp";
 }
 
 // The data as tokens. A token file is used as it is; other data is tokenised into the directory `cache`, unless it is
 // cached there.
-inline TokenFile tokenised(const std::vector<std::filesystem::path>& data, const std::filesystem::path& model,
-                           const DataOptions& options, const std::filesystem::path& cache) {
+inline TokenFile tokenised(const std::vector<fs::path>& data, const fs::path& model, const DataOptions& options,
+                           const fs::path& cache) {
   if (data.size() == 1 && extension_of(data[0]) == ".safetensors") return TokenFile(data[0]);
   const std::string key = data_key(data, model, options);
   const auto path = cache / named_by_hash("tokens", key);
-  if (std::filesystem::exists(path)) {
+  if (fs::exists(path)) {
     try {
       TokenFile file(path, listed(data));
       const auto made = file.metadata().find("key");

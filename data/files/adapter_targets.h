@@ -17,7 +17,6 @@
 
 #include "data/files/fields.h"
 #include "data/files/name_pattern.h"
-#include "data/processor_time.h"
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {

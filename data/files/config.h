@@ -146,8 +146,8 @@ inline Config config_from_json(const Json& json, const std::string& file) {
 }
 
 // Reads a config.json, or the one in a directory.
-inline Config read_config(std::filesystem::path path) {
-  if (std::filesystem::is_directory(path)) path /= "config.json";
+inline Config read_config(fs::path path) {
+  if (fs::is_directory(path)) path /= "config.json";
   return config_from_json(parse_json_file(path), path.string());
 }
 

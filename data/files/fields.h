@@ -15,7 +15,7 @@
 
 namespace streambp {
 
-inline Json parse_json_file(const std::filesystem::path& path) { return parse_json(read_file(path), path.string()); }
+inline Json parse_json_file(const fs::path& path) { return parse_json(read_file(path), path.string()); }
 
 // Reads fields of a JSON object and remembers which ones were read. Every error names the file and the field.
 class Fields {

@@ -20,7 +20,7 @@ inline std::string hash_digits(std::uint64_t hash) {
 
 inline std::string hash_of(std::string_view bytes) { return hash_digits(XXH3_64bits(bytes.data(), bytes.size())); }
 
-inline std::string file_hash(const std::filesystem::path& path) {
+inline std::string file_hash(const fs::path& path) {
   regular_file_size(path);
   Descriptor file;
   file.file = open(path.c_str(), O_RDONLY | O_CLOEXEC);

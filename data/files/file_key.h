@@ -13,15 +13,15 @@
 namespace streambp {
 
 // Identifies a file by its type and contents. Files are hashed once.
-inline Json file_key(const std::filesystem::path& path) {
+inline Json file_key(const fs::path& path) {
   regular_file_size(path);
   struct stat status {};
   const bool found = stat(path.c_str(), &status) == 0;
   require(found, path.string(), ": cannot read: ", std::strerror(errno));
   static std::map<std::string, std::string> known;  // hashes
   std::ostringstream file;
-  file << status.st_dev << ' ' << status.st_ino << ' ' << status.st_size << ' ' << status.st_mtim.tv_sec << ' '
-       << status.st_mtim.tv_nsec;
+  file << status.st_dev << ' ' << status.st_ino << ' ' << status.st_size << ' ' << written_at(status).tv_sec << ' '
+       << written_at(status).tv_nsec;
   std::string& hash = known[file.str()];
   if (hash.empty()) hash = file_hash(path);
   return {path.extension().string(), status.st_size, hash};
@@ -33,8 +33,8 @@ inline std::string named_by_hash(const std::string& what, const std::string& key
 }
 
 // A key that identifies the weights of a model directory.
-inline Json model_key(const std::filesystem::path& model) {
-  std::vector<std::filesystem::path> parts;
+inline Json model_key(const fs::path& model) {
+  std::vector<fs::path> parts;
   for (const auto& entry : std::filesystem::directory_iterator(model)) {
     const auto& path = entry.path();
     if (path.extension() == ".safetensors" || path.filename() == "config.json" ||
@@ -48,7 +48,7 @@ inline Json model_key(const std::filesystem::path& model) {
 }
 
 // The same as a short name.
-inline std::string contents_key(const std::filesystem::path& model) {
+inline std::string contents_key(const fs::path& model) {
   return named_by_hash("model", model_key(model).dump());
 }
 

@@ -23,20 +23,20 @@ namespace streambp {
 
 constexpr const char* kLongestTemporary = ".tmp-4294967295";  // at the end of the name of a file being written
 
-inline std::size_t regular_file_size(const std::filesystem::path& path) {
+inline std::size_t regular_file_size(const fs::path& path) {
   std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  require(status.type() != std::filesystem::file_type::not_found, path.string(), ": no such file; check the path");
+  const auto status = fs::status(path, error);
+  require(status.type() != fs::file_type::not_found, path.string(), ": no such file; check the path");
   require(!is_directory(status), path.string(), ": is a directory, not a file; name a file in it");
   require(is_regular_file(status), path.string(), ": is not a regular file that can be read; check the path");
-  const auto size = std::filesystem::file_size(path, error);
+  const auto size = fs::file_size(path, error);
   require(!error, path.string(), ": cannot read its size: ", error.message());
   return size;
 }
 
 constexpr std::size_t kLongestText = std::size_t{1} << 26;  // bytes of a small file, such as a tokenizer, or of a line
 
-inline std::string read_file(const std::filesystem::path& path, std::size_t limit = kLongestText) {
+inline std::string read_file(const fs::path& path, std::size_t limit = kLongestText) {
   const std::size_t size = regular_file_size(path);
   require(size <= limit, path.string(), ": has ", size, " bytes, more than the ", limit,
           " that are read; is it the right file?");
@@ -48,28 +48,28 @@ inline std::string read_file(const std::filesystem::path& path, std::size_t limi
 }
 
 // The type of a file by its name: the extension with its dot, in lower case.
-inline std::string extension_of(const std::filesystem::path& path) {
+inline std::string extension_of(const fs::path& path) {
   std::string extension = path.extension().string();
   for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return extension;
 }
 
 // Whether each line of the file is a JSON value.
-inline bool holds_json_lines(const std::filesystem::path& path) {
+inline bool holds_json_lines(const fs::path& path) {
   const std::string extension = extension_of(path);
   return extension == ".jsonl" || extension == ".ndjson" || extension == ".json";
 }
 
 // Refuses a path that cannot be written. Call before doing the work.
-inline void require_writable(const std::filesystem::path& path) {
-  const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : ".";
+inline void require_writable(const fs::path& path) {
+  const fs::path directory = path.has_parent_path() ? path.parent_path() : ".";
   std::error_code error;
-  const auto status = std::filesystem::status(path, error);
+  const auto status = fs::status(path, error);
   require(!is_directory(status), path.string(), ": is a directory, not a file; name a file in it");
   require(!exists(status) || is_regular_file(status), path.string(), ": exists and is not a file; choose another name");
   // It is written under a longer name first.
-  const auto type = std::filesystem::status(path.string() + kLongestTemporary, error).type();
-  require(type != std::filesystem::file_type::none, path.string(), ": cannot be written: ", error.message(),
+  const auto type = fs::status(path.string() + kLongestTemporary, error).type();
+  require(type != fs::file_type::none, path.string(), ": cannot be written: ", error.message(),
           "; choose a shorter name, or another place");
   require(is_directory(directory), path.string(), ": there is no directory ", directory.string(), "; create it first");
   const bool writable = access(directory.c_str(), W_OK) == 0;
@@ -78,7 +78,7 @@ inline void require_writable(const std::filesystem::path& path) {
 }
 
 // Waits until a file's contents, or a directory's entries, are on disk.
-inline bool flush_to_disk(const std::filesystem::path& path) {
+inline bool flush_to_disk(const fs::path& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return false;
   const bool flushed = fsync(file) == 0;
@@ -89,15 +89,15 @@ inline bool flush_to_disk(const std::filesystem::path& path) {
 }
 
 // Waits until a directory's entries are on disk, if its file system can flush directories.
-inline void flush_directory(const std::filesystem::path& path) {
+inline void flush_directory(const fs::path& path) {
   const bool flushed = flush_to_disk(path.empty() ? "." : path);
   const bool cannot = errno == EINVAL || errno == ENOTSUP || errno == EACCES || errno == EROFS;
   if (!flushed && !cannot) throw std::system_error(errno, std::generic_category());
 }
 
 // Renames a file or directory durably: the new name survives a power failure.
-inline void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to) {
-  std::filesystem::rename(from, to);
+inline void rename_durably(const fs::path& from, const fs::path& to) {
+  fs::rename(from, to);
   flush_directory(to.parent_path());
 }
 
@@ -115,10 +115,9 @@ class OutputFile : public std::filebuf {
 };
 
 // Calls produce(stream) to write the contents. If anything fails, or a signal comes, the file keeps its old contents.
-inline void write_file_atomically(const std::filesystem::path& path,
-                                  const std::function<void(std::ostream&)>& produce) {
+inline void write_file_atomically(const fs::path& path, const std::function<void(std::ostream&)>& produce) {
   std::error_code error;
-  const auto status = std::filesystem::status(path, error);
+  const auto status = fs::status(path, error);
   require(!exists(status) || is_regular_file(status), path.string(), ": exists and is not a file; choose another name");
   const std::string temporary = path.string() + ".tmp-" + std::to_string(std::random_device()());
   const Unfinished unfinished;
@@ -137,10 +136,10 @@ inline void write_file_atomically(const std::filesystem::path& path,
     rename_durably(temporary, path);
   } catch (const std::system_error&) {  // may come from the stream, and then its message does not name the cause
     const int cause = errno;
-    std::filesystem::remove(temporary, error);
+    fs::remove(temporary, error);
     fail(path.string(), ": cannot write: ", std::strerror(cause), "; free some space or choose another place");
   } catch (...) {
-    std::filesystem::remove(temporary, error);
+    fs::remove(temporary, error);
     throw;
   }
   Unfinished::check();
@@ -149,11 +148,10 @@ inline void write_file_atomically(const std::filesystem::path& path,
 // Calls produce(directory) to fill a new directory, under a temporary name that no other directory may have. If anything
 // fails, or a signal comes, nothing is left of it.
 template <class F>
-void create_directory_atomically(const std::filesystem::path& path, const std::filesystem::path& temporary,
-                                 F&& produce) {
+void create_directory_atomically(const fs::path& path, const fs::path& temporary, F&& produce) {
   const Unfinished unfinished;
   std::error_code error;
-  std::filesystem::create_directories(temporary, error);
+  fs::create_directories(temporary, error);
   require(!error, temporary.string(), ": cannot create the directory: ", error.message(), "; free some space in ",
           path.parent_path().string(), " or check its permissions");
   try {
@@ -161,10 +159,10 @@ void create_directory_atomically(const std::filesystem::path& path, const std::f
     flush_directory(temporary);
     rename_durably(temporary, path);
   } catch (const std::system_error& failure) {
-    std::filesystem::remove_all(temporary, error);
+    fs::remove_all(temporary, error);
     fail(path.string(), ": cannot save: ", failure.code().message());
   } catch (...) {
-    std::filesystem::remove_all(temporary, error);
+    fs::remove_all(temporary, error);
     throw;
   }
   Unfinished::check();
@@ -182,17 +180,17 @@ class PrivateDirectory {
   }
   ~PrivateDirectory() {
     std::error_code error;
-    std::filesystem::remove_all(path_, error);
+    fs::remove_all(path_, error);
   }
   PrivateDirectory(const PrivateDirectory&) = delete;
-  const std::filesystem::path& path() const { return path_; }
+  const fs::path& path() const { return path_; }
 
  private:
   const Unfinished unfinished_;
-  std::filesystem::path path_;
+  fs::path path_;
 };
 
-inline void write_file_atomically(const std::filesystem::path& path, std::string_view contents) {
+inline void write_file_atomically(const fs::path& path, std::string_view contents) {
   write_file_atomically(path, [&](std::ostream& out) { out << contents; });
 }
 

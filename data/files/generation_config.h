@@ -18,7 +18,7 @@ struct EosTokens {
 };
 
 // eos_token_id, a number or a list, from generation_config.json or else from config.json.
-inline EosTokens read_eos_tokens(const std::filesystem::path& model) {
+inline EosTokens read_eos_tokens(const fs::path& model) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     const std::string file = (model / name).string();
     const Json json = read_model_json(file);
@@ -40,7 +40,7 @@ struct GenerationDefaults {
   std::set<std::int32_t> stop;
 };
 
-inline GenerationDefaults read_generation_defaults(const std::filesystem::path& model) {
+inline GenerationDefaults read_generation_defaults(const fs::path& model) {
   GenerationDefaults defaults;
   const std::vector<std::int32_t> eos = read_eos_tokens(model).ids;
   defaults.stop = {eos.begin(), eos.end()};

@@ -12,8 +12,7 @@ namespace streambp {
 // Reads a file line by line; the file may be larger than memory. Line ends and a byte order mark are removed.
 class Lines {
  public:
-  explicit Lines(const std::filesystem::path& path, std::size_t longest = kLongestText)
-      : path_(path), longest_(longest) {
+  explicit Lines(const fs::path& path, std::size_t longest = kLongestText) : path_(path), longest_(longest) {
     bytes_ = regular_file_size(path);
     file_.reset(std::fopen(path.c_str(), "rb"));
     require(file_ != nullptr, path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");
@@ -61,7 +60,7 @@ class Lines {
   struct Close {
     void operator()(FILE* file) const { std::fclose(file); }
   };
-  std::filesystem::path path_;
+  fs::path path_;
   std::size_t longest_, bytes_ = 0, read_ = 0, at_ = 0, end_ = 0;
   std::unique_ptr<FILE, Close> file_;
   std::string block_;

@@ -5,29 +5,20 @@
 // file is complete that was made from it.
 #pragma once
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <filesystem>
 
-#include "kernels/base/error.h"
-#include "kernels/base/temporary_file.h"
+#include "kernels/base/system.h"
 
 namespace streambp {
 
 class MappedFile {
  public:
   // `size`: the size of the file, which is not empty.
-  MappedFile(const std::filesystem::path& path, std::size_t size) : path_(path.string()), size_(size) {
+  MappedFile(const fs::path& path, std::size_t size) : path_(path.string()), size_(size) {
     file_.file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     require(file_.file >= 0, path_, ": cannot open: ", std::strerror(errno), "; check its permissions");
     void* block = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file_.file, 0);
@@ -64,7 +55,7 @@ class MappedFile {
   std::array<std::int64_t, 3> last_write() const {
     struct stat status {};
     fstat(file_.file, &status);
-    return {status.st_mtim.tv_sec, status.st_mtim.tv_nsec, status.st_size};
+    return {written_at(status).tv_sec, written_at(status).tv_nsec, status.st_size};
   }
 
   // In the list for the handler. A file beyond its end has no protection.

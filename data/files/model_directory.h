@@ -19,8 +19,6 @@
 
 namespace streambp {
 
-namespace fs = std::filesystem;
-
 constexpr std::size_t kLargestShard = 5'000'000'000;
 
 // The tensors of a model directory, in one file or in shards.

@@ -8,15 +8,15 @@ namespace streambp {
 
 constexpr const char* kWrittenBy = "streambp";
 
-inline void write_results(const std::filesystem::path& path, Json results, int indent = 2) {
+inline void write_results(const fs::path& path, Json results, int indent = 2) {
   results["written_by"] = kWrittenBy;
   write_file_atomically(path, results.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 // Refuses to replace a file that holds anything else than such results.
-inline void require_replaceable(const std::filesystem::path& path) {
+inline void require_replaceable(const fs::path& path) {
   require_writable(path);
-  if (!std::filesystem::exists(path) || std::filesystem::file_size(path) == 0) return;
+  if (!fs::exists(path) || fs::file_size(path) == 0) return;
   bool is_ours = false;
   try {
     if (extension_of(path) == ".safetensors") {

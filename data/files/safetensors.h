@@ -9,9 +9,6 @@
 // is renamed once it is on disk.
 #pragma once
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -129,17 +126,12 @@ void read(const Tensor& tensor, T* out) {
 }
 
 // Returns the pages of a mapped tensor to the system. Later reads load them again.
-inline void forget(const Tensor& tensor) {
-  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<std::uintptr_t>(tensor.data) / page * page;
-  const auto end = (reinterpret_cast<std::uintptr_t>(tensor.data) + tensor.bytes) / page * page;
-  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-}
+inline void forget(const Tensor& tensor) { forget_pages(tensor.data, tensor.bytes); }
 
 // A file, mapped into memory and checked. Its tensors live as long as the object or a copy of it.
 class SafetensorsFile {
  public:
-  explicit SafetensorsFile(const std::filesystem::path& path) : path_(path) {
+  explicit SafetensorsFile(const fs::path& path) : path_(path) {
     const std::size_t size = regular_file_size(path);
     require(size >= 8, path.string(), ": ", size, " bytes are too few", kRemedy);
     mapping_ = std::make_shared<MappedFile>(path, size);
@@ -153,7 +145,7 @@ class SafetensorsFile {
     check_layout();
   }
 
-  const std::filesystem::path& path() const { return path_; }
+  const fs::path& path() const { return path_; }
   MappedFile& mapping() const { return *mapping_; }
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -233,7 +225,7 @@ class SafetensorsFile {
     require(end == data_ + data_bytes_, path_.string(), ": has bytes that belong to no tensor", kRemedy);
   }
 
-  std::filesystem::path path_;
+  fs::path path_;
   std::shared_ptr<MappedFile> mapping_;
   const std::byte* data_ = nullptr;
   Index data_bytes_ = 0;
@@ -247,8 +239,7 @@ class SafetensorsWriter {
  public:
   using Produce = std::function<void(std::ostream&)>;  // writes the bytes of a tensor
 
-  SafetensorsWriter(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata)
-      : path_(path) {
+  SafetensorsWriter(const fs::path& path, const std::map<std::string, std::string>& metadata) : path_(path) {
     header_["__metadata__"] = metadata;
   }
 
@@ -295,7 +286,7 @@ class SafetensorsWriter {
     Produce produce;
   };
 
-  std::filesystem::path path_;
+  fs::path path_;
   nlohmann::ordered_json header_;
   std::vector<Part> parts_;
   Index end_ = 0;  // of the data so far

@@ -9,8 +9,8 @@
 namespace streambp {
 
 // A small JSON file of a model directory; null if there is no such file.
-inline Json read_model_json(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) return nullptr;
+inline Json read_model_json(const fs::path& path) {
+  if (!fs::exists(path)) return nullptr;
   Json json = parse_json_file(path);
   require(json.is_object(), path.string(), ": is not a JSON object; is the file complete?");
   return json;
@@ -21,7 +21,7 @@ struct TextTokens {
   std::string bos, eos;
 };
 
-inline TextTokens read_text_tokens(const std::filesystem::path& model) {
+inline TextTokens read_text_tokens(const fs::path& model) {
   TextTokens tokens;
   for (const char* name : {"special_tokens_map.json", "tokenizer_config.json"}) {  // the second takes precedence
     const Json json = read_model_json(model / name);
@@ -53,9 +53,9 @@ inline std::string default_template(const Json& list, const std::string& file) {
   fail(file, ": no chat template is named \"default\"; choose a layout with --chat");
 }
 
-inline Template read_template(const std::filesystem::path& model) {
-  const std::filesystem::path jinja = model / "chat_template.jinja";
-  if (std::filesystem::exists(jinja)) return {read_file(jinja), jinja.string()};
+inline Template read_template(const fs::path& model) {
+  const fs::path jinja = model / "chat_template.jinja";
+  if (fs::exists(jinja)) return {read_file(jinja), jinja.string()};
   for (const char* name : {"chat_template.json", "tokenizer_config.json"}) {
     const Json json = read_model_json(model / name);
     if (!json.is_object() || !json.contains("chat_template") || json["chat_template"].is_null()) continue;

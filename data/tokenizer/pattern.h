@@ -15,10 +15,10 @@
 #include <string_view>
 #include <utility>
 
-#include "data/processor_time.h"
 #include "data/tokenizer/unicode_versions.h"
 #include "data/tokenizer/utf8.h"
 #include "kernels/base/error.h"
+#include "kernels/base/system.h"
 
 namespace streambp {
 

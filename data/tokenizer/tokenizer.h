@@ -34,7 +34,7 @@ enum class Skip { none, special };  // tokens that decoding leaves out
 class Tokenizer {
  public:
   // Reads a tokenizer.json, or the one in a directory.
-  explicit Tokenizer(const std::filesystem::path& path)
+  explicit Tokenizer(const fs::path& path)
       : Tokenizer(Fields(parse_json_file(file_in(path)), file_in(path).string())) {}
 
   // The largest id + 1.
@@ -91,9 +91,7 @@ class Tokenizer {
                        [&](const std::string& type, const Fields& processor) { read_processor(type, processor); });
   }
 
-  static std::filesystem::path file_in(const std::filesystem::path& path) {
-    return std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
-  }
+  static fs::path file_in(const fs::path& path) { return fs::is_directory(path) ? path / "tokenizer.json" : path; }
 
   bool has(Index id) const { return id >= 0 && id < size() && present_[static_cast<std::size_t>(id)]; }
   bool visible(std::int32_t id, Skip skip) const {

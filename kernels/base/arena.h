@@ -4,18 +4,11 @@
 // block, an Arena only counts bytes; `streambp plan` uses this to find the peak.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <array>
-#include <cerrno>
 #include <cstddef>
-#include <cstring>
 #include <functional>
-#include <string>
-#include <vector>
 
-#include "kernels/base/error.h"
-#include "kernels/base/host_memory.h"
+#include "kernels/base/system.h"
 
 namespace streambp {
 
@@ -39,7 +32,7 @@ class HostBlock {
             " MiB are free; use a shorter stream or a smaller model");
     void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     require(block != MAP_FAILED, "cannot reserve ", bytes, " bytes of memory: ", std::strerror(errno));
-    madvise(block, bytes, MADV_HUGEPAGE);
+    use_huge_pages(block, bytes);
     data = static_cast<std::byte*>(block);
   }
   ~HostBlock() {

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "kernels/base/far.h"
-#include "kernels/base/host_memory.h"
 
 namespace streambp::cuda {
 

@@ -38,7 +38,7 @@ struct Work {
 // Bytes of a device's memory and of its far memory.
 struct Capacity {
   std::size_t near = 0, far = 0;
-  std::filesystem::path directory = {};  // of the CPU's far memory; empty: the temporary directory
+  fs::path directory = {};  // of the CPU's far memory; empty: the temporary directory
 
   Capacity(std::size_t near, std::size_t far = 0) : near(near), far(far) {}
   bool operator==(const Capacity&) const = default;

@@ -4,9 +4,6 @@
 // would only cost memory and time. Direct access needs aligned memory, so the thread copies through a buffer.
 #pragma once
 
-#include <sys/statvfs.h>
-
-#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -14,19 +11,16 @@
 #include <thread>
 
 #include "kernels/base/far.h"
-#include "kernels/base/temporary_file.h"
 
 namespace streambp {
 
 // The directory of the file: `named`, or the one for temporary files.
-inline std::filesystem::path far_directory(const std::filesystem::path& named) {
-  return named.empty() ? temporary_directory() : named;
-}
+inline fs::path far_directory(const fs::path& named) { return named.empty() ? temporary_directory() : named; }
 
 // Why far memory cannot be in a directory: "is not a directory". Empty if it can.
-inline std::string why_not_far(const std::filesystem::path& directory) {
+inline std::string why_not_far(const fs::path& directory) {
   std::error_code error;
-  if (!std::filesystem::is_directory(directory, error)) return "is not a directory";
+  if (!fs::is_directory(directory, error)) return "is not a directory";
   if (access(directory.c_str(), W_OK | X_OK) != 0) return "cannot be written";
   return is_in_memory(directory) ? "is in memory (tmpfs), so it saves none" : "";
 }
@@ -34,11 +28,10 @@ inline std::string why_not_far(const std::filesystem::path& directory) {
 class FarFile {
  public:
   // Reserves the space, so that a run that starts cannot fill the disk.
-  FarFile(const std::filesystem::path& directory, std::size_t bytes) : directory_(directory) {
+  FarFile(const fs::path& directory, std::size_t bytes) : directory_(directory) {
     open_temporary_file(file_, directory);
     reserve(bytes);
-    const int flags = fcntl(file_.file, F_GETFL);
-    static_cast<void>(fcntl(file_.file, F_SETFL, flags | O_DIRECT));  // fails where there is no direct access
+    bypass_page_cache(file_.file);
     thread_ = std::thread([this] { run(); });
   }
   ~FarFile() {
@@ -77,17 +70,9 @@ class FarFile {
 
   void reserve(std::size_t bytes) {
     bytes = (bytes + kFarAlignment - 1) / kFarAlignment * kFarAlignment;
-    int error = 0;
-    do {
-      error = fallocate(file_.file, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-    } while (error == EINTR);
-    struct statvfs system {};
-    const std::size_t free =
-        fstatvfs(file_.file, &system) == 0 ? static_cast<std::size_t>(system.f_bavail) * system.f_frsize : 0;
-    if (error == EOPNOTSUPP || error == ENOSYS)
-      error = bytes <= free ? 0 : ENOSPC;  // such a file system reserves nothing
+    const int error = reserve_space(file_.file, bytes);
     require(error == 0, directory_.string(), ": cannot reserve ", ceil_div(static_cast<Index>(bytes), 1 << 20),
-            " MiB of far memory here, where ", free >> 20, " MiB are free: ", std::strerror(error),
+            " MiB of far memory here, where ", free_space(file_.file) >> 20, " MiB are free: ", std::strerror(error),
             "; name a directory on another disk with --far");
   }
 
@@ -129,7 +114,7 @@ class FarFile {
     return 0;
   }
 
-  const std::filesystem::path directory_;
+  const fs::path directory_;
   Descriptor file_;
   const std::unique_ptr<std::byte, decltype(&std::free)> buffer_{
       static_cast<std::byte*>(std::aligned_alloc(kFarAlignment, kBuffer)), &std::free};

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kernels/base/temporary_file.h"
+#include "kernels/base/system.h"
 
 namespace streambp {
 
