@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "commands/text.h"
-#include "data/files/file_hash.h"
+#include "data/files/hash.h"
 #include "data/files/results.h"
 #include "data/tokenizer/utf8.h"
 

@@ -1,5 +1,5 @@
 // Fuzz tests of tokenizers: tokenizer.json, texts, token ids and regular expressions.
-#include "data/files/text_hash.h"
+#include "data/files/hash.h"
 #include "data/tokenizer/tokenizer.h"
 #include "tests/fuzz_fixture.h"
 #include "tests/golden.h"

@@ -4,7 +4,7 @@
 #include <map>
 #include <thread>
 
-#include "data/files/text_hash.h"
+#include "data/files/hash.h"
 #include "kernels/base/random.h"
 #include "tests/tokenizers.h"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "data/documents/chat_layouts.h"
-#include "data/files/text_hash.h"
+#include "data/files/hash.h"
 #include "data/files/tokenizer_config.h"
 
 namespace streambp {

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "data/batch.h"
-#include "data/files/text_hash.h"
+#include "data/files/hash.h"
 
 namespace streambp {
 

@@ -1,13 +1,6 @@
 // Writes a token file document by document. Only the ends of the documents are held in memory.
 #pragma once
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <random>
-
 #include "data/documents/token_file.h"
 
 namespace streambp {
@@ -53,11 +46,8 @@ class Spool {
   }
 
  private:
-  struct Close {
-    void operator()(FILE* file) const { std::fclose(file); }
-  };
   fs::path path_;
-  std::unique_ptr<FILE, Close> file_;
+  FilePointer file_;
   Index count_ = 0;
 };
 

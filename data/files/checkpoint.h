@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "data/files/adapters.h"
-#include "data/files/file_hash.h"
+#include "data/files/hash.h"
 
 namespace streambp {
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <filesystem>
 #include <initializer_list>
 #include <memory>
 #include <set>
@@ -29,10 +28,13 @@ class Fields {
     return json.contains(name) && !json.at(name).is_null();
   }
 
+  const Json& at(const char* name) const {
+    require(has(name), file, ": the field \"", name, "\" is missing");
+    return json.at(name);
+  }
   template <class V>
   V get(const char* name) const {
-    require(has(name), file, ": the field \"", name, "\" is missing");
-    const Json& value = json.at(name);
+    const Json& value = at(name);
     const bool fits =
         std::is_same_v<V, bool>          ? value.is_boolean()
         : std::is_same_v<V, std::string> ? value.is_string()
@@ -47,15 +49,15 @@ class Fields {
     return has(name) ? get<V>(name) : otherwise;
   }
   std::vector<double> numbers(const char* name) const {
-    require(has(name), file, ": the field \"", name, "\" is missing");
-    const Json& list = json.at(name);
+    const Json& list = at(name);
     require(list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& n) { return n.is_number(); }), file,
             ": the field \"", name, "\" must be a list of numbers");
     return list;
   }
-  Fields object(const char* name) const {
-    require(has(name), file, ": the field \"", name, "\" is missing");
-    return {json.at(name), file + ", \"" + name + "\""};
+  Fields object(const char* name) const { return {at(name), file + ", \"" + name + "\""}; }
+  const Json& list(const char* name) const {
+    require(has(name) && json.at(name).is_array(), file, ": the field \"", name, "\" is not a list");
+    return json.at(name);
   }
 
   // Refuses any value other than this one.

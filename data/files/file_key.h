@@ -7,7 +7,7 @@
 #include <map>
 #include <sstream>
 
-#include "data/files/file_hash.h"
+#include "data/files/hash.h"
 #include "data/files/json.h"
 
 namespace streambp {

@@ -1,20 +1,15 @@
 // Reads and writes whole files. Errors name the file. Writing is atomic: a file is either complete or unchanged.
 #pragma once
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cctype>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
+#include <cstdio>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <utility>
 
 #include "data/files/mapped_file.h"
 #include "data/files/unfinished.h"
@@ -45,6 +40,23 @@ inline std::string read_file(const fs::path& path, std::size_t limit = kLongestT
   if (file) file.read(contents.data(), static_cast<std::streamsize>(contents.size()));
   require(file.good(), path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");
   return contents;
+}
+
+struct CloseFile {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using FilePointer = std::unique_ptr<std::FILE, CloseFile>;
+
+inline FilePointer open_to_read(const fs::path& path) {
+  FilePointer file(std::fopen(path.c_str(), "rb"));
+  require(file != nullptr, path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");
+  return file;
+}
+// Fills the block from the file and returns the number of bytes; less than the block only at the end.
+inline std::size_t read_block(const FilePointer& file, std::string& block, const fs::path& path) {
+  const std::size_t count = std::fread(block.data(), 1, block.size(), file.get());
+  require(!std::ferror(file.get()), path.string(), ": cannot read: ", std::strerror(errno));
+  return count;
 }
 
 // The type of a file by its name: the extension with its dot, in lower case.

@@ -1,10 +1,6 @@
 // The lines of a text file.
 #pragma once
 
-#include <cstdio>
-#include <memory>
-#include <string>
-
 #include "data/files/files.h"
 
 namespace streambp {
@@ -12,12 +8,8 @@ namespace streambp {
 // Reads a file line by line; the file may be larger than memory. Line ends and a byte order mark are removed.
 class Lines {
  public:
-  explicit Lines(const fs::path& path, std::size_t longest = kLongestText) : path_(path), longest_(longest) {
-    bytes_ = regular_file_size(path);
-    file_.reset(std::fopen(path.c_str(), "rb"));
-    require(file_ != nullptr, path.string(), ": cannot read: ", std::strerror(errno), "; check its permissions");
-    block_.resize(1 << 20);
-  }
+  explicit Lines(const fs::path& path, std::size_t longest = kLongestText)
+      : path_(path), longest_(longest), bytes_(regular_file_size(path)), file_(open_to_read(path)) {}
 
   bool next(std::string& line) {
     line.clear();
@@ -51,19 +43,15 @@ class Lines {
  private:
   bool fill() {
     at_ = 0;
-    end_ = std::fread(block_.data(), 1, block_.size(), file_.get());
+    end_ = read_block(file_, block_, path_);
     read_ += end_;
-    require(!std::ferror(file_.get()), path_.string(), ": cannot read: ", std::strerror(errno));
     return end_ > 0;
   }
 
-  struct Close {
-    void operator()(FILE* file) const { std::fclose(file); }
-  };
   fs::path path_;
-  std::size_t longest_, bytes_ = 0, read_ = 0, at_ = 0, end_ = 0;
-  std::unique_ptr<FILE, Close> file_;
-  std::string block_;
+  std::size_t longest_, bytes_, read_ = 0, at_ = 0, end_ = 0;
+  FilePointer file_;
+  std::string block_ = std::string(1 << 20, '\0');
   std::size_t number_ = 0;
 };
 

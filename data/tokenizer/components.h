@@ -16,9 +16,8 @@ void read_component(const Fields& f, const char* parts, Read&& read) {
   const auto type = f.get<std::string>("type");
   if (type != "Sequence") return read(type, f);
   f.known({"type", parts});
-  require(f.has(parts) && f.json.at(parts).is_array(), f.file, ": the field \"", parts, "\" is not a list");
   std::size_t number = 0;
-  for (const Json& part : f.json.at(parts))
+  for (const Json& part : f.list(parts))
     read_component(Fields(part, f.file + ", number " + std::to_string(++number)), parts, read);
 }
 

@@ -100,10 +100,8 @@ class Tokenizer {
 
   void read_added_tokens(const Fields& f) {
     if (!f.has("added_tokens")) return;
-    const Json& list = f.json.at("added_tokens");
-    require(list.is_array(), f.file, ": the field \"added_tokens\" is not a list");
     Index next = static_cast<Index>(model_.count());
-    for (const Json& entry : list) {
+    for (const Json& entry : f.list("added_tokens")) {
       const Fields token(entry, f.file + ", \"added_tokens\"");
       token.known({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
       const auto content = token.get<std::string>("content");
@@ -154,10 +152,9 @@ class Tokenizer {
 
   // "single" is a list of {"SpecialToken": {"id": text, "type_id": 0}} around one {"Sequence": {"id": "A", "type_id": 0}}.
   void read_template(const Fields& f) {
-    require(f.has("single") && f.json.at("single").is_array(), f.file, ": the field \"single\" is not a list");
     std::vector<std::int32_t> before, after;
     int texts = 0;
-    for (const Json& entry : f.json.at("single")) {
+    for (const Json& entry : f.list("single")) {
       const Fields piece(entry, f.file + ", \"single\"");
       piece.known({"SpecialToken", "Sequence"});
       if (piece.has("Sequence")) {
@@ -179,9 +176,8 @@ class Tokenizer {
 
   std::vector<std::int32_t> template_ids(const Fields& f, const std::string& name) const {
     const Fields token = f.object("special_tokens").object(name.c_str());
-    require(token.has("ids") && token.json.at("ids").is_array(), token.file, ": the field \"ids\" is not a list");
     std::vector<std::int32_t> ids;
-    for (const Json& id : token.json.at("ids")) {
+    for (const Json& id : token.list("ids")) {
       require(id.is_number_integer() && has(id.get<Index>()), token.file, ": ", shown(id), " is not the id of a token");
       ids.push_back(id.get<std::int32_t>());
     }
