@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "data/files/fields.h"
-#include "data/files/name_pattern.h"
+#include "data/files/regular_expression.h"
 #include "kernels/base/matrix.cuh"
 
 namespace streambp {

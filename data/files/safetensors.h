@@ -37,14 +37,6 @@ struct Tensor {
   std::size_t bytes;
 };
 
-// Bytes of an element; 0 for types that cannot be read.
-inline Index dtype_size(const std::string& dtype) {
-  static const std::map<std::string, Index> sizes = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2},
-                                                     {"I64", 8}, {"I32", 4}, {"U8", 1}};
-  const auto found = sizes.find(dtype);
-  return found == sizes.end() ? 0 : found->second;
-}
-
 inline bool is_real(const Tensor& tensor) {
   return tensor.dtype == "F32" || tensor.dtype == "F64" || tensor.dtype == "F16" || tensor.dtype == "BF16";
 }
@@ -86,17 +78,38 @@ struct StoredFloat16 {
   }
 };
 
+// Calls f with a value of the stored type, if it is one that can be read.
+template <class F>
+void with_stored_type(const std::string& dtype, F&& f) {
+  if (dtype == "F32") return f(float());
+  if (dtype == "F64") return f(double());
+  if (dtype == "F16") return f(StoredFloat16());
+  if (dtype == "BF16") return f(BFloat16());
+  if (dtype == "I32") return f(std::int32_t());
+  if (dtype == "I64") return f(std::int64_t());
+  if (dtype == "U8") return f(std::uint8_t());
+}
+
+// Bytes of an element; 0 for types that cannot be read.
+inline Index dtype_size(const std::string& dtype) {
+  Index size = 0;
+  with_stored_type(dtype, [&](auto value) { size = sizeof value; });
+  return size;
+}
+
 // Elements [first, first + count) as T. Real types convert to real types, integers to integer types that can hold them.
 template <class T>
 void read(const Tensor& tensor, Index first, Index count, T* out) {
   require(0 <= first && 0 <= count && first + count <= tensor.count, tensor.where, ": has ", tensor.count, " elements");
-  constexpr bool real = std::is_floating_point_v<T> || std::is_same_v<T, BFloat16>;
-  const auto convert = [&](auto stored) {
+  bool fits = false;
+  with_stored_type(tensor.dtype, [&](auto stored) {
     using Stored = decltype(stored);
     const std::byte* data = tensor.data + first * static_cast<Index>(sizeof stored);
     if constexpr (std::is_same_v<Stored, T>) {
+      fits = true;
       if (count > 0) std::memcpy(out, data, static_cast<std::size_t>(count) * sizeof stored);
-    } else {
+    } else if constexpr (std::is_integral_v<Stored> == std::is_integral_v<T>) {
+      fits = true;
       for (Index i = 0; i < count; ++i) {
         std::memcpy(&stored, data + i * static_cast<Index>(sizeof stored), sizeof stored);
         if constexpr (std::is_integral_v<T>) {
@@ -105,19 +118,9 @@ void read(const Tensor& tensor, Index first, Index count, T* out) {
         out[i] = static_cast<T>(stored);
       }
     }
-  };
-  if constexpr (real) {
-    if (tensor.dtype == "F32") return convert(float{});
-    if (tensor.dtype == "F64") return convert(double{});
-    if (tensor.dtype == "F16") return convert(StoredFloat16{});
-    if (tensor.dtype == "BF16") return convert(BFloat16{});
-  } else {
-    if (tensor.dtype == "I32") return convert(std::int32_t{});
-    if (tensor.dtype == "I64") return convert(std::int64_t{});
-    if (tensor.dtype == "U8") return convert(std::uint8_t{});
-  }
-  const char* kind = real ? "real numbers" : "integers";
-  fail(tensor.where, ": cannot read type ", tensor.dtype, " as ", kind, "; convert the file");
+  });
+  const char* kind = std::is_integral_v<T> ? "integers" : "real numbers";
+  require(fits, tensor.where, ": cannot read type ", tensor.dtype, " as ", kind, "; convert the file");
 }
 
 template <class T>

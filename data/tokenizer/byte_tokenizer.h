@@ -18,28 +18,18 @@ inline std::map<std::string, std::string> byte_tokenizer_files() {
   const char* end_of_text = "<|endoftext|>";
   Json vocabulary;
   for (int byte = 0; byte < 256; ++byte) vocabulary[byte == 0 ? end_of_text : visible_byte(byte)] = byte;
-  const Json end = {{"id", 0},         {"content", end_of_text}, {"single_word", false}, {"lstrip", false},
-                    {"rstrip", false}, {"normalized", false},    {"special", true}};
-  const Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-  const Json tokenizer = {{"version", "1.0"},
-                          {"truncation", nullptr},
-                          {"padding", nullptr},
-                          {"added_tokens", Json::array({end})},
-                          {"normalizer", nullptr},
-                          {"pre_tokenizer", bytes},
-                          {"post_processor", nullptr},
-                          {"decoder", bytes},
-                          {"model",
-                           {{"type", "BPE"},
-                            {"dropout", nullptr},
-                            {"unk_token", nullptr},
-                            {"continuing_subword_prefix", nullptr},
-                            {"end_of_word_suffix", nullptr},
-                            {"fuse_unk", false},
-                            {"byte_fallback", false},
-                            {"ignore_merges", false},
-                            {"vocab", vocabulary},
-                            {"merges", Json::array()}}}};
+  Json tokenizer = Json::parse(R"({
+    "version": "1.0", "truncation": null, "padding": null,
+    "added_tokens": [{"id": 0, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
+                      "normalized": false, "special": true}],
+    "normalizer": null,
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+    "post_processor": null,
+    "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+    "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+              "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+              "vocab": {}, "merges": []}})");
+  tokenizer["model"]["vocab"] = vocabulary;
   const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                        {"eos_token", end_of_text},
                        {"clean_up_tokenization_spaces", false}};

@@ -4,6 +4,7 @@
 // part of the text that no later token can change. At the closed end, it returns the rest.
 #pragma once
 
+#include <charconv>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -116,15 +117,10 @@ class Detokenizer {
 
   // The value of "<0x41>", or -1. Accepts + as the first digit, as the library does.
   static int byte_value(std::string_view token) {
-    if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return -1;
-    const auto digit = [](char c) {
-      return c >= '0' && c <= '9'   ? c - '0'
-             : c >= 'a' && c <= 'f' ? c - 'a' + 10
-             : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                    : -1;
-    };
-    const int high = token[3] == '+' ? 0 : digit(token[3]), low = digit(token[4]);
-    return high < 0 || low < 0 ? -1 : 16 * high + low;
+    if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return -1;
+    std::uint8_t value = 0;
+    const auto [end, error] = std::from_chars(&token[token[3] == '+' ? 4 : 3], &token[5], value, 16);
+    return error == std::errc() && end == &token[5] ? value : -1;
   }
 
   // The replacement becomes a space. In the first token it is removed, because encoding may have added it.

@@ -4,20 +4,12 @@
 // differently is translated, or refused with the reason.
 #pragma once
 
-#ifndef PCRE2_CODE_UNIT_WIDTH
-#define PCRE2_CODE_UNIT_WIDTH 8
-#endif
-#include <pcre2.h>
-
-#include <algorithm>
-#include <memory>
-#include <string>
 #include <string_view>
 #include <utility>
 
+#include "data/files/regular_expression.h"
 #include "data/tokenizer/unicode_versions.h"
 #include "data/tokenizer/utf8.h"
-#include "kernels/base/error.h"
 #include "kernels/base/system.h"
 
 namespace streambp {
@@ -166,20 +158,11 @@ class Pattern {
   static Pattern expression(const std::string& where, std::string_view source) {
     Pattern pattern;
     pattern.text_ = where + ": the regular expression " + excerpt(source);
-    const std::string translated = Translation(where, source).result;
-    const std::shared_ptr<pcre2_compile_context> context(pcre2_compile_context_create(nullptr),
-                                                         pcre2_compile_context_free);
-    require(context != nullptr, "out of memory");
-    pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-    int error = 0;
-    std::size_t offset = 0;
-    pattern.code_ = {
-        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT,
-                      &error, &offset, context.get()),
-        pcre2_code_free};
-    require(pattern.code_ != nullptr, pattern.text_, " cannot be used: ", message(error));
-    pcre2_jit_compile(pattern.code_.get(), PCRE2_JIT_COMPLETE);  // without it, matching is only slower
+    const CompiledExpression compiled =
+        compile_expression("(*LF)" + Translation(where, source).result,  // lines end with LF
+                           PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_USE_OFFSET_LIMIT);
+    require(compiled.code != nullptr, pattern.text_, " cannot be used: ", compiled.error);
+    pattern.code_ = compiled.code;
     pcre2_pattern_info(pattern.code_.get(), PCRE2_INFO_MINLENGTH, &pattern.shortest_);
     require(pattern.shortest_ > 0, pattern.text_, " is not supported: it can match the empty string");
     return pattern;
@@ -277,12 +260,6 @@ class Pattern {
     double latest = 0;  // set when the clock is read first
   };
 
-  static std::string message(int error) {
-    char text[200];
-    pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(text), sizeof text);
-    return text;
-  }
-
   // Finds the first match at `end` or later. One call cannot be interrupted, so it tries a block of start positions.
   bool find(std::string_view text, std::size_t& begin, std::size_t& end, Effort& effort) const {
     if (!code_) {
@@ -298,7 +275,8 @@ class Pattern {
       const int found = find_in(matcher, text, starts, effort);
       effort.tried((found < 0 ? starts.last : found_at[0]) - start + 1, text.size() - start);
       if ((found < 0 && found != PCRE2_ERROR_NOMATCH) || effort.late) {
-        fail(text_, " fails on a text of ", text.size(), " bytes: ", effort.late ? "it takes too long" : message(found),
+        fail(text_, " fails on a text of ", text.size(),
+             " bytes: ", effort.late ? "it takes too long" : pcre2_message(found),
              "; split the text into shorter ones, or simplify the expression");
       }
       if (found >= 0) break;
