@@ -67,7 +67,21 @@ def unknown():
     new = {c for c in matches(r"[\p{L}\p{M}\p{N}\p{S}]") if unicodedata.category(chr(c)) == "Cn"}
     found = marks | changed | new
     assert all(map(inert, found))
-    return ranges(sorted(found))
+    return joined(list(ranges(sorted(found))))
+
+
+def joined(found):
+    """The ranges, with those joined between which no normal form changes or composes any character."""
+    composed = {c for code in CODES for c in unicodedata.decomposition(chr(code)).split() if not c.startswith("<")}
+    quiet = {c for c in CODES if f"{c:04X}" not in composed and inert(c) and decomposed(chr(c)) == chr(c)
+             and unicodedata.category(chr(c))[0] != "M"}
+    begin, last = found[0]
+    for first, end in found[1:]:
+        if not all(c in quiet for c in range(last + 1, first)):
+            yield begin, last
+            begin = first
+        last = end
+    yield begin, last
 
 
 def lowercase():
@@ -99,12 +113,19 @@ def literal(ranges):
     lines, line = [], ""
     for first, last in ranges:
         part = f"\\x{{{first:X}}}" if first == last else f"\\x{{{first:X}}}-\\x{{{last:X}}}"
-        if len(line + part) > 100:
+        if len(line + part) > 108:
             lines.append(line)
             line = ""
         line += part
     lines.append(line)
-    return "".join(f'\n   R"({line})"' for line in lines) if line else '""'
+    return "\n     ".join(f'R"({line})"' for line in lines) if line else '""'
+
+
+def table(kinds):
+    """A row for each kind that has new characters, and then those that have none."""
+    entries = [f'{{"{kind}", {literal(later(kind))}}}' for kind in kinds]
+    empty = [entry for entry in entries if entry.endswith('""}')]
+    return "\n".join(f"    {entry}," for entry in entries if entry not in empty) + "\n" + rows(empty)
 
 
 def main():
@@ -126,9 +147,11 @@ struct Later {{
 }};
 
 inline constexpr Later kLater[] = {{
-{"".join(f'  {{"{kind}",{literal(later(kind))}}},{chr(10)}' for kind in CATEGORIES + SCRIPTS)}}};
+{table(CATEGORIES + SCRIPTS)}
+}};
 
-// Characters newer than the library's normal forms, which leave them as they are: those that other versions change.
+// Characters newer than the library's normal forms, which leave them as they are: those that other versions change, and
+// neighbours that no version changes.
 struct Range {{
   char32_t first, last;
 }};
