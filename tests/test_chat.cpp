@@ -113,11 +113,9 @@ TEST_P(Layouts, TrainingSequencesStartWithTheirPrompts) {
 
 TEST_P(Layouts, AreRecognisedByTheirTemplates) {
   std::vector<std::string> hashes;
-  for (const KnownTemplate& known : kKnownTemplates) {
-    char hex[17];
-    std::snprintf(hex, sizeof hex, "%016lx", static_cast<unsigned long>(known.hash));
-    if (known.layout == GetParam()) hashes.push_back(hex);
-  }
+  for (const KnownTemplates& known : kKnownTemplates)
+    if (known.layout == GetParam())
+      for (const std::uint64_t hash : known.hashes) hashes.push_back(hash_digits(hash));
   EXPECT_EQ(Json(hashes), golden.at("templates"));
 }
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +14,7 @@
 #include "data/documents/chat_layouts.h"
 #include "data/files/hash.h"
 #include "data/files/tokenizer_config.h"
+#include "data/tokenizer/utf8.h"
 
 namespace streambp {
 
@@ -48,19 +48,11 @@ struct Piece {
   bool markup;  // written by the layout: special tokens are tokens; in content they are plain text
 };
 
-// Jinja's trim removes Unicode white space.
+// Jinja's trim removes Unicode white space and four separators of ASCII.
 inline std::string_view trimmed(std::string_view text) {
-  static constexpr std::string_view spaces[] = {
-      "\t",     "\n",     "\v",     "\f",     "\r",     "\x1c",   "\x1d",   "\x1e",   "\x1f",   " ",
-      "\u0085", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
-      "\u2007", "\u2008", "\u2009", "\u200a", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"};
-  for (bool more = true; more;) {
-    more = false;
-    for (const std::string_view space : spaces) {
-      if (text.starts_with(space)) text.remove_prefix(space.size()), more = true;
-      if (text.ends_with(space)) text.remove_suffix(space.size()), more = true;
-    }
-  }
+  const auto trimmed_away = [](char32_t c) { return is_space(c) || (0x1C <= c && c <= 0x1F); };
+  text.remove_prefix(leading_space(text, trimmed_away));
+  text.remove_suffix(trailing_space(text, trimmed_away));
   return text;
 }
 inline std::string_view without_leading(std::string_view text, char c) {
@@ -83,15 +75,17 @@ class Chat {
         "{\"prompt\", \"completion\"}";
     require(!found.text.empty(), model.string(), ": the model has no chat template", remedy);
     const std::uint64_t hash = text_hash(found.text.substr(0, found.text.find_last_not_of(" \t\r\n\f\v") + 1));
-    const auto known = std::ranges::find(kKnownTemplates, hash, &KnownTemplate::hash);
+    const auto known = std::ranges::find_if(kKnownTemplates, [&](const KnownTemplates& templates) {
+      return std::ranges::count(templates.hashes, hash) > 0;
+    });
     require(known != std::end(kKnownTemplates), found.file, ": unknown chat template", remedy, ". Layouts: ", names());
     return Chat(named(known->layout), model);
   }
 
   static std::string names() {
-    std::string all;
-    for (const Layout& layout : chat_layouts()) all += (all.empty() ? "" : ", ") + layout.name;
-    return all;
+    std::vector<std::string> names;
+    for (const Layout& layout : chat_layouts()) names.push_back(layout.name);
+    return join(names);
   }
 
   Chat(const Layout& layout, const TextTokens& own) : layout_(layout) {
@@ -198,9 +192,8 @@ class Chat {
   Chat(const Layout& layout, const fs::path& model) : Chat(layout, read_text_tokens(model)) {}
 
   static const Layout& named(const std::string& name) {
-    for (const Layout& layout : chat_layouts()) {
-      if (layout.name == name) return layout;
-    }
+    const auto found = std::ranges::find(chat_layouts(), name, &Layout::name);
+    if (found != chat_layouts().end()) return *found;
     fail("--chat ", excerpt(name), ": no such layout; choose one of ", names());
   }
 

@@ -149,46 +149,32 @@ inline const std::vector<Layout>& chat_layouts() {
   return layouts;
 }
 
-// Published templates, by the hash of their text without trailing white space. scripts/make_chat_golden.py computes the
-// hashes, and checks that all templates of a layout render alike.
-struct KnownTemplate {
-  std::uint64_t hash;
+// Published templates of each layout, by the hash of their text without trailing white space. scripts/make_chat_golden.py
+// computes the hashes, and checks that all templates of a layout render alike.
+struct KnownTemplates {
   const char* layout;
+  std::vector<std::uint64_t> hashes;
 };
-inline constexpr KnownTemplate kKnownTemplates[] = {
-    {0x17fde6ecda9c7c01u, "chatml"},
-    {0x773d13e188afc917u, "chatml"},
-    {0xa41d6bae9b9141bcu, "chatml"},
-    {0x88bf4138d5c826f0u, "chatml"},
-    {0x3751fe8ea48448abu, "chatml"},
-    {0xaf82eb57e8662e59u, "qwen1.5"},
-    {0xc867da37c989d41fu, "qwen1.5"},
-    {0x75e88977b2787cd7u, "qwen2"},
-    {0x16bc91fc7006a16du, "qwen2"},
-    {0x8a87094e0e1e24c5u, "qwen2"},
-    {0xe642ce246d7f2e3du, "qwen2.5"},
-    {0xfbed2ee177a43d8du, "qwen2.5-math"},
-    {0x2bfdb7aa9754484eu, "qwen3"},
-    {0x959a4551391a6549u, "qwen3"},
-    {0x9cdcd79e2ef275aau, "qwen3"},
-    {0xcd0d41a64dfce181u, "qwen3-thinking-2507"},
-    {0x3da2a7a654434111u, "qwen3-thinking-2507"},
-    {0x09b5156a5cf6abfcu, "smollm2"},
-    {0x45ec583d4d25bc3au, "smollm2"},
-    {0x32844fd43eab01d2u, "llama3"},
-    {0x0e60067a5537498eu, "llama3"},
-    {0x368f4c34b8554414u, "llama3.1"},
-    {0xcc0368e1ffb6b958u, "llama3.1"},
-    {0x8c734b90b4f8d84du, "mistral-v1"},
-    {0x46eac0bf5c765c47u, "mistral-v1-system"},
-    {0x2487e6e79d6345cfu, "mistral-v3"},
-    {0x20783e9d94168233u, "mistral-v3-tekken"},
-    {0xe4a9cc594604808au, "mistral-v7"},
-    {0x5c10ee65212d93b3u, "gemma2"},
-    {0xd19b6ff3a49deea5u, "gemma3"},
-    {0xa0156608461ac2dbu, "gemma3"},
-    {0xcd8b49000db02c2cu, "zephyr"},
-    {0x0af6ea9cf9896e56u, "zephyr"},
+inline const std::vector<KnownTemplates> kKnownTemplates = {
+    {"chatml",
+     {0x17fde6ecda9c7c01u, 0x773d13e188afc917u, 0xa41d6bae9b9141bcu, 0x88bf4138d5c826f0u, 0x3751fe8ea48448abu}},
+    {"qwen1.5", {0xaf82eb57e8662e59u, 0xc867da37c989d41fu}},
+    {"qwen2", {0x75e88977b2787cd7u, 0x16bc91fc7006a16du, 0x8a87094e0e1e24c5u}},
+    {"qwen2.5", {0xe642ce246d7f2e3du}},
+    {"qwen2.5-math", {0xfbed2ee177a43d8du}},
+    {"qwen3", {0x2bfdb7aa9754484eu, 0x959a4551391a6549u, 0x9cdcd79e2ef275aau}},
+    {"qwen3-thinking-2507", {0xcd0d41a64dfce181u, 0x3da2a7a654434111u}},
+    {"smollm2", {0x09b5156a5cf6abfcu, 0x45ec583d4d25bc3au}},
+    {"llama3", {0x32844fd43eab01d2u, 0x0e60067a5537498eu}},
+    {"llama3.1", {0x368f4c34b8554414u, 0xcc0368e1ffb6b958u}},
+    {"mistral-v1", {0x8c734b90b4f8d84du}},
+    {"mistral-v1-system", {0x46eac0bf5c765c47u}},
+    {"mistral-v3", {0x2487e6e79d6345cfu}},
+    {"mistral-v3-tekken", {0x20783e9d94168233u}},
+    {"mistral-v7", {0xe4a9cc594604808au}},
+    {"gemma2", {0x5c10ee65212d93b3u}},
+    {"gemma3", {0xd19b6ff3a49deea5u, 0xa0156608461ac2dbu}},
+    {"zephyr", {0xcd8b49000db02c2cu, 0x0af6ea9cf9896e56u}},
 };
 
 }  // namespace streambp

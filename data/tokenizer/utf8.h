@@ -114,7 +114,8 @@ inline bool is_space(char32_t c) {
 }
 
 // The number of bytes of white space at the beginning.
-inline std::size_t leading_space(std::string_view text) {
+template <class IsSpace = decltype(is_space)>
+std::size_t leading_space(std::string_view text, IsSpace&& is_space = streambp::is_space) {
   std::string_view rest = text;
   while (!rest.empty()) {
     const Character c = first_character(rest);
@@ -132,7 +133,8 @@ inline std::size_t last_character(std::string_view text) {
 }
 
 // The number of bytes of white space at the end.
-inline std::size_t trailing_space(std::string_view text) {
+template <class IsSpace = decltype(is_space)>
+std::size_t trailing_space(std::string_view text, IsSpace&& is_space = streambp::is_space) {
   std::string_view rest = text;
   while (!rest.empty()) {
     const std::size_t begin = last_character(rest);
