@@ -120,7 +120,7 @@ std::vector<Index> take_out_not_finite(Matrix<const T>& m, std::vector<T>& copy)
     if (sum_of(m.cols, [=](Index j) { return Accumulator<T>(0) * row[j]; }) != 0) rows.push_back(i);
   }
   if (rows.empty()) return rows;
-  copy.resize(static_cast<std::size_t>(m.size()));
+  copy.resize(m.size());
   const Matrix<T> finite(copy.data(), m.rows, m.cols);
   for (Index i = 0; i < m.rows; ++i) std::copy_n(m.row(i), m.cols, finite.row(i));
   for (const Index i : rows) std::fill_n(finite.row(i), m.cols, T(0));
@@ -252,7 +252,7 @@ class Turns {
   }
 
  private:
-  std::atomic<Index>& at(Index tile) { return next_[static_cast<std::size_t>(tile)]; }
+  std::atomic<Index>& at(Index tile) { return next_[tile]; }
   std::vector<std::atomic<Index>> next_;
 };
 
@@ -360,7 +360,7 @@ void compute_attention_backward(Cpu& dev, const AttentionGradient<T>& gradient, 
   const auto tiles_of_head = static_cast<Index>(query_tiles.size());
   cpu::Turns turns(shape.kv_heads * tiles_of_head);
   for (Index turn = 0; turn < shape.kv_heads * tiles_of_head; ++turn) {
-    const cpu::QueryTile& tile = query_tiles[static_cast<std::size_t>(turn % tiles_of_head)];
+    const cpu::QueryTile& tile = query_tiles[turn % tiles_of_head];
     turns.start(turn, cpu::first_tile_of_keys(tile.rows.begin, span));
   }
   compute_zero(dev, gradient.dq_sums);
@@ -373,7 +373,7 @@ void compute_attention_backward(Cpu& dev, const AttentionGradient<T>& gradient, 
       auto of_keys = [&](auto m) { return m.slice(keys).columns(kv_head * dim, dim); };
       tile.take(of_keys(in.k), of_keys(in.v));
       for (Index t = key_tile.queries.end - 1; t >= key_tile.queries.begin; --t) {  // last to first
-        const Rows queries = query_tiles[static_cast<std::size_t>(t)].rows;
+        const Rows queries = query_tiles[t].rows;
         if (queries.end <= keys.begin) break;
         if (key_tile.number < cpu::first_tile_of_keys(queries.begin, span)) continue;
         const Rows seeing = cpu::queries_of(queries, keys, span);

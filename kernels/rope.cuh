@@ -100,8 +100,7 @@ inline RopeFrequencies rope_frequencies(Index dim, double theta, const RopeScali
     const double rotations = s.original_length * f / 6.283185307179586;
     double keep = 1, factor = s.factor;
     if (s.type == RopeType::linear) keep = 0;
-    if (s.type == RopeType::longrope)
-      keep = 0, factor = (stretched ? s.long_factors : s.short_factors)[static_cast<std::size_t>(i)];
+    if (s.type == RopeType::longrope) keep = 0, factor = (stretched ? s.long_factors : s.short_factors)[i];
     if (s.type == RopeType::llama3)
       keep = std::clamp((rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
     if (s.type == RopeType::yarn) keep = yarn_keep(dim, i, theta, s);

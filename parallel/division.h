@@ -27,8 +27,8 @@ struct Division {
   // The rank's part of numbers per row of the stream.
   template <class T>
   std::vector<T> own(const std::vector<T>& all) const {
-    std::vector<T> mine(static_cast<std::size_t>(own()));
-    for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = all[static_cast<std::size_t>(place(static_cast<Index>(i)))];
+    std::vector<T> mine(own());
+    for (Index i = 0; i < own(); ++i) mine[i] = all[place(i)];
     return mine;
   }
 };

@@ -9,24 +9,24 @@ namespace streambp {
 // Every rank of the group gets the numbers of all of them, rank by rank.
 template <class T>
 std::vector<std::vector<T>> gather_on_host(const Group& group, const std::vector<T>& mine) {
-  std::vector<std::vector<T>> all(static_cast<std::size_t>(group.size));
-  all[static_cast<std::size_t>(group.rank)] = mine;
+  std::vector<std::vector<T>> all(group.size);
+  all[group.rank] = mine;
   if (group.size == 1) return all;
   auto to_all = [&](auto&& of_peer, auto own) {
     Transfers transfers;
     for (Index peer = 0; peer < group.size; ++peer) {
       if (peer == group.rank) continue;
       transfers.send(peer, own);
-      transfers.receive(peer, of_peer(static_cast<std::size_t>(peer)));
+      transfers.receive(peer, of_peer(peer));
     }
     group.transport->exchange_on_host(transfers);
   };
-  std::vector<Index> counts(static_cast<std::size_t>(group.size));
-  Index count = static_cast<Index>(mine.size());
-  to_all([&](std::size_t peer) { return Matrix<Index>(&counts[peer], 1, 1); }, Matrix<Index>(&count, 1, 1));
+  std::vector<Index> counts(group.size);
+  Index count = std::ssize(mine);
+  to_all([&](Index peer) { return Matrix<Index>(&counts[peer], 1, 1); }, Matrix<Index>(&count, 1, 1));
   to_all(
-      [&](std::size_t peer) {
-        all[peer].resize(static_cast<std::size_t>(counts[peer]));
+      [&](Index peer) {
+        all[peer].resize(counts[peer]);
         return Matrix<T>(all[peer].data(), 1, counts[peer]);
       },
       Matrix<const T>(mine.data(), 1, count));
@@ -48,7 +48,7 @@ void rows_on_first(Device& dev, const Group& group, AnyMatrix mine, Index rows, 
         Transfers transfers;
         if (group.rank == holder) transfers.send(0, Matrix<T>(numbers.data(), block.size(), mine.cols));
         if (group.rank == 0) {
-          numbers.resize(static_cast<std::size_t>(block.size() * mine.cols));
+          numbers.resize(block.size() * mine.cols);
           transfers.receive(holder, Matrix<T>(numbers.data(), block.size(), mine.cols));
         }
         group.transport->exchange_on_host(transfers);

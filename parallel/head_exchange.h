@@ -79,7 +79,7 @@ class HeadExchange {
       if (peer == ranks_.rank) {
         for_each_tile(chunk, peer, [&](Rows own, Rows all) { convert(dev_, part.slice(own), m.heads.slice(all)); });
       } else {
-        convert(dev_, part, packed[static_cast<std::size_t>(peer)]);
+        convert(dev_, part, packed[peer]);
       }
     }
   }

@@ -30,14 +30,12 @@ inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longes
                                     const char* unit = "document") {
   require(longest > 0, "cannot cut documents into pieces of ", longest, " tokens");
   std::vector<PackedPiece> pieces;
-  for (std::size_t d = 0; d < lengths.size(); ++d) {
+  for (Index d = 0; d < std::ssize(lengths); ++d) {
     require(lengths[d] <= longest || too_long != TooLong::refuse, unit, " ", d + 1, " has ", lengths[d],
             " tokens, more than the ", longest,
             " that --length and the model allow; use a larger --length or --too-long truncate");
     const Index end = too_long == TooLong::truncate ? std::min(lengths[d], longest) : lengths[d];
-    for (Index begin = 0; begin < end; begin += longest) {
-      pieces.push_back({static_cast<Index>(d), begin, std::min(longest, end - begin)});
-    }
+    for (Index begin = 0; begin < end; begin += longest) pieces.push_back({d, begin, std::min(longest, end - begin)});
   }
   return pieces;
 }
@@ -49,11 +47,10 @@ inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index 
                                           TooLong too_long) {
   require(longest > 0, "cannot cut documents into pieces of ", longest, " tokens");
   std::vector<PackedPiece> pieces;
-  for (std::size_t d = 0; d + 1 < lengths.size(); d += 2) {
+  for (Index d = 0; d + 1 < std::ssize(lengths); d += 2) {
     const Index chosen = std::min(lengths[d], longest), rejected = std::min(lengths[d + 1], longest);
-    const PackedPiece pair[] = {
-        {static_cast<Index>(d), 0, std::min(chosen, std::max(length / 2, length - rejected))},
-        {static_cast<Index>(d) + 1, 0, std::min(rejected, std::max(length / 2, length - chosen))}};
+    const PackedPiece pair[] = {{d, 0, std::min(chosen, std::max(length / 2, length - rejected))},
+                                {d + 1, 0, std::min(rejected, std::max(length / 2, length - chosen))}};
     const bool whole = pair[0].length == lengths[d] && pair[1].length == lengths[d + 1];
     require(whole || too_long == TooLong::truncate, "pair ", d / 2 + 1, " has ", lengths[d] + lengths[d + 1],
             " tokens, ", lengths[d], " chosen and ", lengths[d + 1], " rejected; --length and the model allow ", length,
@@ -69,15 +66,15 @@ class Packing {
   Packing(std::vector<PackedPiece> pieces, Index length, std::uint64_t seed, Index together = 1)
       : length_(length), together_(together), seed_(seed), pieces_(std::move(pieces)) {
     require(!pieces_.empty(), "there are no documents to pack");
-    for (std::size_t i = 0; i < pieces_.size(); ++i) {
-      const Index all = length_of(static_cast<Index>(i) / together);
+    for (Index i = 0; i < std::ssize(pieces_); ++i) {
+      const Index all = length_of(i / together);
       require(0 < pieces_[i].length && all <= length, "a piece of ", all, " tokens does not fit a pack of ", length);
     }
     arrange(0);
   }
 
   // The number of packs in an epoch.
-  Index size() const { return static_cast<Index>(begin_.size()) - 1; }
+  Index size() const { return std::ssize(begin_) - 1; }
   Index tokens() const {
     return std::accumulate(pieces_.begin(), pieces_.end(), Index{0}, [](Index n, auto& p) { return n + p.length; });
   }
@@ -85,17 +82,13 @@ class Packing {
   // Pack n of the run, counted over all epochs.
   std::span<const PackedPiece> pack(Index n) {
     if (n / size() != epoch_) arrange(n / size());
-    const Index at = order_[static_cast<std::size_t>(n % size())];
-    const auto begin = static_cast<std::size_t>(begin_[static_cast<std::size_t>(at)]);
-    const auto end = static_cast<std::size_t>(begin_[static_cast<std::size_t>(at) + 1]);
-    return std::span<const PackedPiece>(packed_).subspan(begin, end - begin);
+    const Index at = order_[n % size()];
+    return std::span<const PackedPiece>(packed_).subspan(begin_[at], begin_[at + 1] - begin_[at]);
   }
 
  private:
   // Pieces of unit i.
-  std::span<const PackedPiece> unit(Index i) const {
-    return std::span(pieces_).subspan(static_cast<std::size_t>(i * together_), static_cast<std::size_t>(together_));
-  }
+  std::span<const PackedPiece> unit(Index i) const { return std::span(pieces_).subspan(i * together_, together_); }
   Index length_of(Index unit) const {
     Index length = 0;
     for (const PackedPiece& piece : this->unit(unit)) length += piece.length;
@@ -109,21 +102,21 @@ class Packing {
 
   void arrange(Index epoch) {
     epoch_ = epoch;
-    std::vector<Index> order = shuffled(pieces_.size() / static_cast<std::size_t>(together_), 1);
+    std::vector<Index> order = shuffled(std::ssize(pieces_) / together_, 1);
     std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return length_of(a) > length_of(b); });
     const std::vector<Index> pack_of = best_fit(order);
 
     // The pieces of all packs, pack by pack.
-    begin_.assign(static_cast<std::size_t>(packs_) + 1, 0);
-    for (const Index pack : pack_of) begin_[static_cast<std::size_t>(pack) + 1] += together_;
+    begin_.assign(packs_ + 1, 0);
+    for (const Index pack : pack_of) begin_[pack + 1] += together_;
     std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
     packed_.resize(pieces_.size());
     std::vector<Index> next(begin_.begin(), begin_.end() - 1);
     for (std::size_t i = 0; i < order.size(); ++i) {
-      Index& place = next[static_cast<std::size_t>(pack_of[i])];
-      for (const PackedPiece& piece : unit(order[i])) packed_[static_cast<std::size_t>(place++)] = piece;
+      Index& place = next[pack_of[i]];
+      for (const PackedPiece& piece : unit(order[i])) packed_[place++] = piece;
     }
-    order_ = shuffled(static_cast<std::size_t>(packs_), 2);
+    order_ = shuffled(packs_, 2);
   }
 
   // The pack of each unit. Units are placed in this order.

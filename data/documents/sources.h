@@ -125,7 +125,7 @@ class Documents {
     return std::min(piece.begin + piece.length + 1, file.length(piece.document));
   }
   std::span<const std::int32_t> seen(const PackedPiece& piece) const {
-    return file.tokens(piece.document).first(static_cast<std::size_t>(reach(piece)));
+    return file.tokens(piece.document).first(reach(piece));
   }
   bool has_target(const PackedPiece& piece) const {
     const auto learn = file.learn(piece.document);

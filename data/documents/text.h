@@ -36,7 +36,7 @@ class Text {
   Batch batch(std::uint64_t seed, Index step, Index micro_batch, Index documents, Index length) const {
     const Random random(seed, mix(static_cast<std::uint64_t>(step)) + static_cast<std::uint64_t>(micro_batch));
     Batch batch;
-    const std::size_t starts = training.size() - static_cast<std::size_t>(length);
+    const std::size_t starts = training.size() - length;
     for (Index i = 0; i < documents; ++i)
       append(batch, training, random.below(starts, static_cast<std::uint64_t>(i)), length);
     return batch;
@@ -45,10 +45,10 @@ class Text {
   // Batch `index` of `count`. Their documents are spread evenly over the held-out text.
   Batch evaluation_batch(Index index, Index count, Index documents, Index length) const {
     Batch batch;
-    const Index starts = static_cast<Index>(evaluation.size()) - length;
+    const Index starts = std::ssize(evaluation) - length;
     for (Index i = 0; i < documents; ++i) {
       const Index offset = starts * (index * documents + i) / (count * documents);
-      append(batch, evaluation, static_cast<std::size_t>(offset), length);
+      append(batch, evaluation, offset, length);
     }
     return batch;
   }

@@ -94,35 +94,27 @@ class TokenFile {
   bool groups() const { return kind_ == DataKind::groups; }
   // The number of documents that belong together: 2 for pairs, else 1.
   Index together() const { return preferences() ? 2 : 1; }
-  Index documents() const { return static_cast<Index>(ends_.size()); }
-  Index token_count() const { return static_cast<Index>(tokens_.size()); }
-  Index begin(Index i) const { return i == 0 ? 0 : ends_[static_cast<std::size_t>(i - 1)]; }
-  Index length(Index i) const { return ends_[static_cast<std::size_t>(i)] - begin(i); }
+  Index documents() const { return std::ssize(ends_); }
+  Index token_count() const { return std::ssize(tokens_); }
+  Index begin(Index i) const { return i == 0 ? 0 : ends_[i - 1]; }
+  Index length(Index i) const { return ends_[i] - begin(i); }
   std::span<const std::int32_t> tokens(Index i) const { return part(tokens_, i); }
   std::span<const std::uint8_t> learn(Index i) const { return part(learn_, i); }
 
   // For groups only.
-  Advantage advantage(Index i) const {
-    const auto at = 2 * static_cast<std::size_t>(i);
-    return {advantages_[at], advantages_[at + 1]};
-  }
+  Advantage advantage(Index i) const { return {advantages_[2 * i], advantages_[2 * i + 1]}; }
   std::span<const float> old() const { return old_; }  // empty: unknown
 
   std::vector<Index> lengths() const {
     std::vector<Index> lengths(ends_.size());
-    for (Index i = 0; i < documents(); ++i) lengths[static_cast<std::size_t>(i)] = length(i);
+    for (Index i = 0; i < documents(); ++i) lengths[i] = length(i);
     return lengths;
   }
-  Index longest() const {
-    const auto all = lengths();
-    return all.empty() ? 0 : *std::max_element(all.begin(), all.end());
-  }
+  Index longest() const { return std::ranges::max(lengths()); }
   // The most tokens of a document or pair, which must fit into one pack.
   Index longest_together() const {
     Index most = 0;
-    for (Index i = 0; i < documents(); i += together()) {
-      most = std::max(most, ends_[static_cast<std::size_t>(i + together() - 1)] - begin(i));
-    }
+    for (Index i = 0; i < documents(); i += together()) most = std::max(most, ends_[i + together() - 1] - begin(i));
     return most;
   }
   // The number of tokens in the loss. The first token of a document never counts, because nothing precedes it.
@@ -131,7 +123,7 @@ class TokenFile {
 #pragma omp parallel for reduction(+ : count)
     for (Index i = 0; i < documents(); ++i) {
       const auto marks = learn(i).subspan(1);
-      count += static_cast<Index>(marks.size()) - std::count(marks.begin(), marks.end(), 0);
+      count += std::ssize(marks) - std::ranges::count(marks, 0);
     }
     return count;
   }
@@ -139,9 +131,7 @@ class TokenFile {
   // The most such tokens of one document.
   Index most_learned() const {
     Index most = 0;
-    for (Index i = 0; i < documents(); ++i) {
-      most = std::max<Index>(most, std::ranges::count(learn(i).subspan(1), std::uint8_t{1}));
-    }
+    for (Index i = 0; i < documents(); ++i) most = std::max<Index>(most, std::ranges::count(learn(i).subspan(1), 1));
     return most;
   }
 
@@ -151,13 +141,12 @@ class TokenFile {
     Index first = none;
 #pragma omp parallel for reduction(min : first)
     for (Index i = 0; i < token_count(); ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      if (tokens_[at] < 0 || tokens_[at] >= vocab || learn_[at] > 1) first = std::min(first, i);
+      if (tokens_[i] < 0 || tokens_[i] >= vocab || learn_[i] > 1) first = std::min(first, i);
     }
     if (first == none) return;
-    const auto at = static_cast<std::size_t>(first);
-    require(learn_[at] <= 1, name_, ": \"learn\" of token ", first, " is ", +learn_[at], ", neither 0 nor 1", kRemedy);
-    fail(name_, ": token ", first, " is ", tokens_[at], ", outside the model's vocabulary of ", vocab,
+    require(learn_[first] <= 1, name_, ": \"learn\" of token ", first, " is ", +learn_[first], ", neither 0 nor 1",
+            kRemedy);
+    fail(name_, ": token ", first, " is ", tokens_[first], ", outside the model's vocabulary of ", vocab,
          "; was the data tokenised for another model?");
   }
 
@@ -225,7 +214,7 @@ class TokenFile {
   }
   template <class T>
   std::span<const T> part(std::span<const T> all, Index i) const {
-    return all.subspan(static_cast<std::size_t>(begin(i)), static_cast<std::size_t>(length(i)));
+    return all.subspan(begin(i), length(i));
   }
 
   SafetensorsFile file_;
@@ -261,7 +250,7 @@ inline Document document(const TokenFile& file, Index i) {
   Document document{all(file.tokens(i)), all(file.learn(i))};
   if (file.groups()) document.advantage = file.advantage(i);
   if (!file.old().empty()) {
-    document.old = all(file.old().subspan(static_cast<std::size_t>(file.begin(i)), document.tokens.size()));
+    document.old = all(file.old().subspan(file.begin(i), document.tokens.size()));
   }
   return document;
 }

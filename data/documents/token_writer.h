@@ -24,7 +24,7 @@ class Spool {
     const bool written = std::fwrite(values.data(), sizeof(T), values.size(), file_.get()) == values.size();
     require(written, path_.string(), ": cannot write: ", std::strerror(errno),
             "; free some space or choose another place");
-    count_ += static_cast<Index>(values.size());
+    count_ += std::ssize(values);
   }
   Index count() const { return count_; }
 
@@ -71,12 +71,12 @@ class TokenWriter {
     ends_.push_back(words_.count());
   }
 
-  Index documents() const { return static_cast<Index>(ends_.size()); }
+  Index documents() const { return std::ssize(ends_); }
   Index tokens_count() const { return words_.count(); }
   std::string fingerprint(DataKind kind) const { return fingerprint_of(hashes_, documents(), kind); }
 
   void finish(const std::map<std::string, std::string>& metadata) {
-    const Index n = tokens_count(), groups = static_cast<Index>(advantages_.size());
+    const Index n = tokens_count(), groups = std::ssize(advantages_);
     require((groups == 0 || groups == documents()) && (old_.count() == 0 || old_.count() == n), path_.string(),
             ": some documents have advantages or old log-probs and others do not");
     SafetensorsWriter file(path_, metadata);

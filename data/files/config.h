@@ -47,7 +47,7 @@ inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) 
   require(pattern > 0, f.file, ": \"sliding_window_pattern\" must be positive");
   if (f.has("layer_types")) {
     const Json& types = f.json.at("layer_types");
-    require(types.is_array() && static_cast<Index>(types.size()) == c.layers, f.file,
+    require(types.is_array() && std::ssize(types) == c.layers, f.file,
             ": \"layer_types\" must name a type for each of the ", c.layers, " layers");
     for (const Json& type : types) {
       require(type == "full_attention" || type == "sliding_attention", f.file, ": \"layer_types\": ", shown(type),

@@ -49,7 +49,7 @@ template <class V>
 std::vector<V> bytes_of(const Tensor& tensor, const char* dtype, Index count) {
   require(tensor.dtype == dtype && tensor.count == count, tensor.where, ": is ", tensor.dtype, " of shape ",
           shown(tensor.shape), "; expected ", count, " numbers of type ", dtype);
-  std::vector<V> values(static_cast<std::size_t>(count));
+  std::vector<V> values(count);
   std::memcpy(values.data(), tensor.data, tensor.bytes);
   return values;
 }

@@ -269,7 +269,7 @@ class SafetensorsWriter {
     }
     write_file_atomically(path_, [&](std::ostream& out) {
       std::string header = header_.dump(-1, ' ', false, Json::error_handler_t::replace);
-      header.resize(round_up(static_cast<Index>(header.size()), 8), ' ');  // so that the data is aligned
+      header.resize(round_up(std::ssize(header), 8), ' ');  // so that the data is aligned
       const std::uint64_t length = header.size();
       out.write(reinterpret_cast<const char*>(&length), 8);
       out << header;

@@ -92,7 +92,7 @@ bool fill(Device& dev, AnyMatrix<T> matrix, F&& produce) {
     return produce_rows(matrix.data, {0, matrix.rows}, matrix, produce);
   } else {
     const Index rows = least(matrix.rows, near ? 32 * rows_of_block<T>(matrix) : kFarRows);
-    std::vector<T> staging(static_cast<std::size_t>(rows * matrix.cols));
+    std::vector<T> staging(rows * matrix.cols);
     bool good = true;
     for (Index begin = 0; begin < matrix.rows; begin += rows) {
       const Rows part = {begin, least(begin + rows, matrix.rows)};
@@ -128,10 +128,10 @@ void read_tensors(Device& dev, const Files& files, const std::string& prefix, co
         if (!p.transposed) {
           read(tensor, stored_at(p, shape, before, rows.begin, 0), count, out);
         } else {
-          std::vector<T> column(static_cast<std::size_t>(rows.size()));
+          std::vector<T> column(rows.size());
           for (Index j = 0; j < p.cols; ++j) {
             read(tensor, stored_at(p, shape, before, rows.begin, j), rows.size(), column.data());
-            for (Index i = 0; i < rows.size(); ++i) out[i * p.cols + j] = column[static_cast<std::size_t>(i)];
+            for (Index i = 0; i < rows.size(); ++i) out[i * p.cols + j] = column[i];
           }
         }
         return all_finite(out, count);
@@ -173,15 +173,14 @@ template <class Device, class T, class F>
 void stored_blocks(Device& dev, const Table<T>& parts, const Group& ranks, F&& f) {
   const auto shape = stored_shape(parts);
   std::vector<T> stored;
-  if (parts.front().parameter.transposed && ranks.rank == 0)
-    stored.resize(static_cast<std::size_t>(shape[0] * shape[1]));
+  if (parts.front().parameter.transposed && ranks.rank == 0) stored.resize(shape[0] * shape[1]);
   Index before = 0;
   for (const Entry<T>& e : parts) {
     const Parameter& p = e.parameter;
     Index row = 0;
     auto transpose = [&](const std::vector<T>& numbers) {
       for (auto n = numbers.begin(); n != numbers.end(); ++row)
-        for (Index j = 0; j < p.cols; ++j) stored[static_cast<std::size_t>(stored_at(p, shape, before, row, j))] = *n++;
+        for (Index j = 0; j < p.cols; ++j) stored[stored_at(p, shape, before, row, j)] = *n++;
     };
     e.with_matrix([&](auto m) {
       rows_on_first<T>(dev, ranks, m, p.rows,

@@ -38,7 +38,7 @@ class AddedTokens {
     std::partial_sum(first_.begin(), first_.end(), first_.begin());
     for (int i = 0; i < static_cast<int>(tokens_.size()); ++i) {
       int shorter = i - 1;
-      while (shorter >= 0 && !text(i).starts_with(text(shorter))) shorter = shorter_[static_cast<std::size_t>(shorter)];
+      while (shorter >= 0 && !text(i).starts_with(text(shorter))) shorter = shorter_[shorter];
       shorter_.push_back(shorter);
     }
     const auto same = [](const AddedToken& a, const AddedToken& b) { return a.text == b.text; };
@@ -71,7 +71,7 @@ class AddedTokens {
   }
 
  private:
-  std::string_view text(int i) const { return tokens_[static_cast<std::size_t>(i)].text; }
+  std::string_view text(int i) const { return tokens_[i].text; }
 
   // The longest token at the start of the text. The tokens are sorted, so it is the last one that is not after the text,
   // or one that this one begins with.
@@ -86,8 +86,8 @@ class AddedTokens {
     if (i < first_[byte]) return nullptr;
     const std::string_view last = text(i);
     const auto common = static_cast<std::size_t>(std::ranges::mismatch(last, rest).in1 - last.begin());
-    while (i >= 0 && text(i).size() > common) i = shorter_[static_cast<std::size_t>(i)];
-    return i < 0 ? nullptr : &tokens_[static_cast<std::size_t>(i)];
+    while (i >= 0 && text(i).size() > common) i = shorter_[i];
+    return i < 0 ? nullptr : &tokens_[i];
   }
 
   // Letters, marks, digits, connecting punctuation, joiners, and letters in circles and squares.

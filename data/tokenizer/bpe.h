@@ -290,8 +290,8 @@ class Bpe {
   }
 
   struct Candidate {
-    std::uint32_t rank, left;
-    std::int32_t merged;
+    std::uint32_t rank;
+    std::int32_t left, merged;
     bool operator<(const Candidate& other) const {  // the heap returns the largest first
       return rank != other.rank ? rank > other.rank : left > other.left;
     }
@@ -309,36 +309,34 @@ class Bpe {
     const auto consider = [&](std::int32_t left, std::int32_t right) {
       if (left < 0 || right >= count) return;
       const PairTable::Entry& pair = pairs_.at(symbols[left], symbols[right]);
-      if (pair.rank != PairTable::kNever) queue.push({pair.rank, static_cast<std::uint32_t>(left), pair.merged});
+      if (pair.rank != PairTable::kNever) queue.push({pair.rank, left, pair.merged});
     };
     while (!queue.empty()) {
       const Candidate top = queue.top();
       queue.pop();
-      const std::size_t left = top.left;
-      const std::int32_t right = next[left];
+      const std::int32_t left = top.left, right = next[left];
       if (symbols[left] < 0 || right >= count) continue;
       // Symbols only grow, so if the pair merges into a different token than the candidate's, the candidate is stale.
       if (pairs_.at(symbols[left], symbols[right]).merged != top.merged) continue;
       symbols[left] = top.merged;
       symbols[right] = -1;
-      next[left] = next[static_cast<std::size_t>(right)];
-      if (next[left] < count) previous[static_cast<std::size_t>(next[left])] = static_cast<std::int32_t>(left);
-      consider(previous[left], static_cast<std::int32_t>(left));
-      consider(static_cast<std::int32_t>(left), next[left]);
+      next[left] = next[right];
+      if (next[left] < count) previous[next[left]] = left;
+      consider(previous[left], left);
+      consider(left, next[left]);
     }
-    for (std::int32_t i = 0; i < count; i = next[static_cast<std::size_t>(i)]) out.push_back(symbols[i]);
+    for (std::int32_t i = 0; i < count; i = next[i]) out.push_back(symbols[i]);
   }
 
   // Links `count` symbols and returns the pairs that can be merged.
   static std::vector<Candidate> first_candidates(Scratch& scratch, std::int32_t count) {
-    scratch.previous.resize(static_cast<std::size_t>(count));
-    scratch.next.resize(static_cast<std::size_t>(count));
+    scratch.previous.resize(count);
+    scratch.next.resize(count);
     std::vector<Candidate> candidates;
     for (std::int32_t i = 0; i < count; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      scratch.previous[at] = i - 1, scratch.next[at] = i + 1;
-      if (i + 1 == count || scratch.merges[at].rank == PairTable::kNever) continue;
-      candidates.push_back({scratch.merges[at].rank, static_cast<std::uint32_t>(i), scratch.merges[at].merged});
+      scratch.previous[i] = i - 1, scratch.next[i] = i + 1;
+      if (i + 1 == count || scratch.merges[i].rank == PairTable::kNever) continue;
+      candidates.push_back({scratch.merges[i].rank, i, scratch.merges[i].merged});
     }
     return candidates;
   }

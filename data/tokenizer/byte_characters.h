@@ -29,7 +29,7 @@ inline std::optional<std::string> bytes_of(std::string_view text) {
   static const std::array<int, 0x144> byte_of = [] {
     std::array<int, 0x144> all;
     all.fill(-1);
-    for (int b = 0; b < 256; ++b) all[byte_characters()[static_cast<std::size_t>(b)]] = b;
+    for (int b = 0; b < 256; ++b) all[byte_characters()[b]] = b;
     return all;
   }();
   std::string bytes;

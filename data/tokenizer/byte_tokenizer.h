@@ -11,7 +11,7 @@
 
 namespace streambp {
 
-inline std::string visible_byte(int byte) { return to_utf8(byte_characters()[static_cast<std::size_t>(byte)]); }
+inline std::string visible_byte(int byte) { return to_utf8(byte_characters()[byte]); }
 
 inline std::map<std::string, std::string> byte_tokenizer_files() {
   using Json = nlohmann::ordered_json;

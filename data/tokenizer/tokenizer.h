@@ -38,7 +38,7 @@ class Tokenizer {
       : Tokenizer(Fields(parse_json_file(file_in(path)), file_in(path).string())) {}
 
   // The largest id + 1.
-  Index size() const { return static_cast<Index>(texts_.size()); }
+  Index size() const { return std::ssize(texts_); }
 
   // The tokens of a text, without prefix() and suffix().
   std::vector<std::int32_t> encode(std::string_view text, TextStart start = TextStart::beginning) const {
@@ -59,7 +59,7 @@ class Tokenizer {
   std::string decode(std::span<const std::int32_t> tokens, Skip skip = Skip::none) const {
     std::vector<std::string> texts;
     for (const std::int32_t token : tokens) {
-      if (visible(token, skip)) texts.push_back(texts_[static_cast<std::size_t>(token)]);
+      if (visible(token, skip)) texts.push_back(texts_[token]);
     }
     return Detokenizer(detokenizer_).add(std::move(texts), TextEnd::closed);
   }
@@ -69,7 +69,7 @@ class Tokenizer {
     const auto found = added_ids_.find(std::string(token));
     return found == added_ids_.end() ? model_.find(std::string(token)) : found->second;
   }
-  bool special(std::int32_t id) const { return has(id) && special_[static_cast<std::size_t>(id)]; }
+  bool special(std::int32_t id) const { return has(id) && special_[id]; }
 
  private:
   friend class StreamingDecoder;
@@ -93,9 +93,9 @@ class Tokenizer {
 
   static fs::path file_in(const fs::path& path) { return fs::is_directory(path) ? path / "tokenizer.json" : path; }
 
-  bool has(Index id) const { return id >= 0 && id < size() && present_[static_cast<std::size_t>(id)]; }
+  bool has(Index id) const { return id >= 0 && id < size() && present_[id]; }
   bool visible(std::int32_t id, Skip skip) const {
-    return has(id) && !(skip == Skip::special && special_texts_.count(texts_[static_cast<std::size_t>(id)]) > 0);
+    return has(id) && !(skip == Skip::special && special_texts_.count(texts_[id]) > 0);
   }
 
   void read_added_tokens(const Fields& f) {
@@ -122,19 +122,19 @@ class Tokenizer {
   }
 
   void add(const Fields& f, const std::string& where, const std::string& content, std::int32_t id) {
-    const auto at = static_cast<std::size_t>(id);
-    if (at >= texts_.size()) texts_.resize(at + 1), present_.resize(at + 1), special_.resize(at + 1);
-    present_[at] = true;
-    special_[at] = f.get<bool>("special");
-    if (special_[at]) special_texts_.insert(content);
+    if (id >= size()) texts_.resize(id + 1), present_.resize(id + 1), special_.resize(id + 1);
+    present_[id] = true;
+    special_[id] = f.get<bool>("special");
+    if (special_[id]) special_texts_.insert(content);
     const bool normalized = f.get<bool>("normalized");
     std::string buffer;
-    texts_[at] = normalized ? normalizer_.apply(content, TextStart::beginning, buffer) : content;
-    require(!texts_[at].empty(), where, ": its normalized text is empty");
-    require(texts_[at].size() <= AddedTokens::kLongest, where, ": has ", texts_[at].size(), " bytes; at most ",
+    std::string& text = texts_[id];
+    text = normalized ? normalizer_.apply(content, TextStart::beginning, buffer) : content;
+    require(!text.empty(), where, ": its normalized text is empty");
+    require(text.size() <= AddedTokens::kLongest, where, ": has ", text.size(), " bytes; at most ",
             AddedTokens::kLongest, " are supported");
     (normalized ? normalized_tokens_ : raw_tokens_)
-        .add({id, texts_[at], f.get<bool>("special"), f.get<bool>("single_word"), f.get<bool>("lstrip"),
+        .add({id, text, f.get<bool>("special"), f.get<bool>("single_word"), f.get<bool>("lstrip"),
               f.get<bool>("rstrip")});
   }
 
@@ -228,7 +228,7 @@ class StreamingDecoder {
 
   std::string add(std::int32_t token) {
     if (!tokenizer_.visible(token, skip_)) return "";
-    return detokenizer_.add({tokenizer_.texts_[static_cast<std::size_t>(token)]}, TextEnd::open);
+    return detokenizer_.add({tokenizer_.texts_[token]}, TextEnd::open);
   }
   std::string finish() { return detokenizer_.add({}, TextEnd::closed); }
 

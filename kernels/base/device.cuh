@@ -260,13 +260,13 @@ class Cpu : private HostBlock, public DeviceBase {
 // Copies a matrix to the host.
 template <class Device, class T>
 std::vector<T> to_host(Device& dev, Matrix<T> m) {
-  std::vector<T> values(static_cast<std::size_t>(m.size()));
+  std::vector<T> values(m.size());
   dev.download(values.data(), m);
   return values;
 }
 template <class Device, class T>
 std::vector<T> to_host(Device& dev, FarMatrix<T> m) {
-  std::vector<T> values(static_cast<std::size_t>(m.size()));
+  std::vector<T> values(m.size());
   dev.download(values.data(), m);
   return values;
 }
