@@ -42,17 +42,32 @@ constexpr std::uint8_t second_moment_code(float ratio) {
   return static_cast<std::uint8_t>(code + ((code == 0) & (ratio > 0)));  // without a branch: loops vectorise
 }
 
+// What the kernels need.
+template <class T, class G>
+struct AdamW8bit {
+  Matrix<T> w;
+  Matrix<G> g;
+  QuantisedMoments state;
+  AdamWConstants<Accumulator<T>> constants;
+  Random random;
+  Index first_row;
+
+  AdamW8bit(Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, const OptimizerStep& settings)
+      : w(w), g(g), state(state), constants(settings), random(settings.random()), first_row(settings.first_row) {}
+};
+
 // --- CPU ---
 
 // One block of a row.
 template <class T, class G>
-void adamw_8bit_block(Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, Index i, Index block,
-                      const AdamWConstants<Accumulator<T>>& constants, const Random& random, Index first_row) {
+void adamw_8bit_block(const AdamW8bit<T, G>& update, Index i, Index block) {
   using A = Accumulator<T>;
+  const Matrix<T> w = update.w;
+  const QuantisedMoments& state = update.state;
   const Rows part = piece(block, kMomentBlock, w.cols);
-  const Index n = part.size(), before = (first_row + i) * w.cols + part.begin;
+  const Index n = part.size(), before = (update.first_row + i) * w.cols + part.begin;
   T* weights = w.row(i) + part.begin;
-  const G* gradients = g.row(i) + part.begin;
+  const G* gradients = update.g.row(i) + part.begin;
   std::uint8_t *m_codes = state.m.codes.row(i) + part.begin, *v_codes = state.v.codes.row(i) + part.begin;
   const float m_scale = state.m.scales(i, block), v_scale = state.v.scales(i, block);
   float m[kMomentBlock], v[kMomentBlock], most_m = 0, most_v = 0;
@@ -60,8 +75,8 @@ void adamw_8bit_block(Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, I
   for (Index j = 0; j < n; ++j) {
     A weight = weights[j], first = DynamicMap<Sign::both>::decode(m_codes[j]) * m_scale,
       second = DynamicMap<Sign::none>::decode(v_codes[j]) * v_scale;
-    constants.update(weight, first, second, gradients[j]);
-    weights[j] = stochastic_round<T>(weight, random.bits(static_cast<std::uint64_t>(before + j)));
+    update.constants.update(weight, first, second, gradients[j]);
+    weights[j] = stochastic_round<T>(weight, update.random.bits(static_cast<std::uint64_t>(before + j)));
     m[j] = static_cast<float>(first), v[j] = static_cast<float>(second);
     const float size = m[j] < 0 ? -m[j] : m[j];
     most_m = size > most_m ? size : most_m, most_v = v[j] > most_v ? v[j] : most_v;
@@ -77,12 +92,11 @@ void adamw_8bit_block(Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, I
 
 template <class T, class G>
 void compute_adamw_8bit(Cpu&, Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, const OptimizerStep& settings) {
-  const AdamWConstants<Accumulator<T>> constants(settings);
-  const Random random = settings.random();
+  const AdamW8bit<T, G> update(w, g, state, settings);
   const Index blocks = state.m.scales.cols;
 #pragma omp parallel for collapse(2) if (w.size() > kWorthThreads)
   for (Index i = 0; i < w.rows; ++i) {
-    for (Index b = 0; b < blocks; ++b) adamw_8bit_block(w, g, state, i, b, constants, random, settings.first_row);
+    for (Index b = 0; b < blocks; ++b) adamw_8bit_block(update, i, b);
   }
 }
 
@@ -94,9 +108,8 @@ namespace cuda {
 
 // A warp updates a block; every lane has 8 of its elements, in packs of N.
 template <int N, class T, class G>
-__global__ void __launch_bounds__(kThreads)
-    adamw_8bit_kernel(Matrix<T> w, Matrix<G> g, QuantisedMoments state, AdamWConstants<float> constants, Random random,
-                      Index first_row) {
+__global__ void __launch_bounds__(kThreads) adamw_8bit_kernel(AdamW8bit<T, G> update) {
+  const auto& [w, g, state, constants, random, first_row] = update;
   constexpr int kPacks = static_cast<int>(kMomentBlock) / kWarp / N;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const Index blocks = state.m.scales.cols, number = static_cast<Index>(blockIdx.x) * (kThreads / kWarp) + warp;
@@ -145,8 +158,8 @@ void compute_adamw_8bit(Cuda& dev, Matrix<T> w, Matrix<G> g, const QuantisedMome
   const bool packed = cuda::packable(w, g, state.m.codes, state.v.codes);
   const auto kernel = packed ? cuda::adamw_8bit_kernel<cuda::kPack, T, G> : cuda::adamw_8bit_kernel<1, T, G>;
   const Index units = w.rows * state.m.scales.cols;
-  cuda::launch(dev, kernel, cuda::grid_of(ceil_div(units, cuda::kThreads / cuda::kWarp)), cuda::kThreads, 0, w, g,
-               state, AdamWConstants<float>(settings), settings.random(), settings.first_row);
+  cuda::launch(dev, kernel, cuda::grid_of(ceil_div(units, cuda::kThreads / cuda::kWarp)), cuda::kThreads, 0,
+               AdamW8bit<T, G>(w, g, state, settings));
 }
 
 #endif

@@ -392,7 +392,7 @@ void compute_attention_backward(Cpu& dev, const AttentionGradient<T>& gradient, 
       }
     }
   }
-  if constexpr (!std::is_same_v<T, Accumulator<T>>) compute_convert(dev, gradient.dq, gradient.dq_sums);
+  if constexpr (!std::is_same_v<T, Accumulator<T>>) compute_update(dev, gradient.dq, gradient.dq_sums, Converted{});
 }
 
 }  // namespace streambp

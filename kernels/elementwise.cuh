@@ -19,6 +19,24 @@
 
 namespace streambp {
 
+// The elements of y = f(y, x), in the type of the arithmetic.
+template <class A>
+struct Multiple {
+  A factor;
+  constexpr A operator()(A y, A) const { return factor * y; }
+};
+template <class A>
+struct WeightedSum {
+  A a, b;
+  constexpr A operator()(A y, A x) const { return multiply_add(a, y, b * x); }
+};
+struct PlainSum {
+  constexpr auto operator()(auto y, auto x) const { return y + x; }
+};
+struct Converted {
+  constexpr auto operator()(auto, auto x) const { return x; }
+};
+
 // x = 0
 template <class Device, class T>
 void zero(Device& dev, Matrix<T> x) {
@@ -30,7 +48,8 @@ void zero(Device& dev, Matrix<T> x) {
 template <class Device, class T>
 void scale(Device& dev, Matrix<T> x, double factor) {
   auto op = dev.operation("scale", 1.0 * x.size(), 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) compute_scale(dev, x, static_cast<Accumulator<T>>(factor));
+  if constexpr (Device::computes)
+    compute_update(dev, x, x, Multiple<Accumulator<T>>{static_cast<Accumulator<T>>(factor)});
 }
 
 // y += x, in the type of y
@@ -38,7 +57,7 @@ template <class Device, class T, class U>
 void add(Device& dev, Matrix<T> y, Matrix<U> x) {
   require_shape("add", "x", x, y.rows, y.cols);
   auto op = dev.operation("add", 1.0 * x.size(), (2.0 * sizeof(T) + sizeof(U)) * x.size());
-  if constexpr (Device::computes) compute_add(dev, y, x);
+  if constexpr (Device::computes) compute_update(dev, y, x, PlainSum{});
 }
 
 // y = a y + b x, in the type of y
@@ -46,8 +65,8 @@ template <class Device, class T, class U>
 void combine(Device& dev, double a, Matrix<T> y, double b, Matrix<U> x) {
   require_shape("combine", "x", x, y.rows, y.cols);
   auto op = dev.operation("combine", 3.0 * x.size(), (2.0 * sizeof(T) + sizeof(U)) * x.size());
-  if constexpr (Device::computes)
-    compute_combine(dev, static_cast<Accumulator<T>>(a), y, static_cast<Accumulator<T>>(b), x);
+  using A = Accumulator<T>;
+  if constexpr (Device::computes) compute_update(dev, y, x, WeightedSum<A>{static_cast<A>(a), static_cast<A>(b)});
 }
 
 // y = xᵀ
@@ -63,7 +82,7 @@ template <class Device, class T, class U>
 void convert(Device& dev, Matrix<T> y, Matrix<U> x) {
   require_shape("convert", "x", x, y.rows, y.cols);
   auto op = dev.operation("convert", 0, (1.0 * sizeof(T) + sizeof(U)) * x.size());
-  if constexpr (Device::computes) compute_convert(dev, y, x);
+  if constexpr (Device::computes) compute_update(dev, y, x, Converted{});
 }
 
 // out += the sum over the rows of x, in one or several lanes
@@ -102,29 +121,12 @@ void compute_zero(Cpu&, Matrix<T> x) {
   for (Index i = 0; i < x.rows; ++i) std::fill_n(x.row(i), x.cols, T(0));
 }
 
-template <class T>
-void compute_scale(Cpu&, Matrix<T> x, Accumulator<T> factor) {
-#pragma omp parallel for if (x.size() > kWorthThreads)
-  for (Index i = 0; i < x.rows; ++i) {
-    for (Index j = 0; j < x.cols; ++j) x(i, j) = factor * x(i, j);
-  }
-}
-
-template <class T, class U>
-void compute_add(Cpu&, Matrix<T> y, Matrix<U> x) {
-#pragma omp parallel for if (x.size() > kWorthThreads)
-  for (Index i = 0; i < x.rows; ++i) {
-    for (Index j = 0; j < x.cols; ++j)
-      y(i, j) = static_cast<Accumulator<T>>(y(i, j)) + static_cast<Accumulator<T>>(x(i, j));
-  }
-}
-
-template <class T, class U>
-void compute_combine(Cpu&, Accumulator<T> a, Matrix<T> y, Accumulator<T> b, Matrix<U> x) {
+template <class T, class U, class F>
+void compute_update(Cpu&, Matrix<T> y, Matrix<U> x, F f) {
   using A = Accumulator<T>;
 #pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < y.rows; ++i) {
-    for (Index j = 0; j < y.cols; ++j) y(i, j) = multiply_add(a, static_cast<A>(y(i, j)), b * static_cast<A>(x(i, j)));
+    for (Index j = 0; j < y.cols; ++j) y(i, j) = f(static_cast<A>(y(i, j)), static_cast<A>(x(i, j)));
   }
 }
 
@@ -139,14 +141,6 @@ void compute_transpose(Cpu&, Matrix<T> y, Input<T> x) {
         for (Index j = begin; j < least(begin + block, y.cols); ++j) y(i, j) = x(j, i);
       }
     }
-  }
-}
-
-template <class T, class U>
-void compute_convert(Cpu&, Matrix<T> y, Matrix<U> x) {
-#pragma omp parallel for if (x.size() > kWorthThreads)
-  for (Index i = 0; i < x.rows; ++i) {
-    for (Index j = 0; j < x.cols; ++j) y(i, j) = static_cast<Accumulator<T>>(x(i, j));
   }
 }
 
@@ -191,36 +185,15 @@ void compute_zero(Cuda& dev, Matrix<T> x) {
   STREAMBP_CHECK(cudaMemsetAsync(x.data, 0, static_cast<std::size_t>(x.size()) * sizeof(T), dev.stream));
 }
 
-template <class T>
-void compute_scale(Cuda& dev, Matrix<T> x, float factor) {
-  auto f = [=] __device__(auto n, Index i, Index j) {
-    auto value = cuda::load<n()>(x.row(i) + j);
-    for (int k = 0; k < n(); ++k) value.x[k] *= factor;
-    cuda::store(x.row(i) + j, value);
-  };
-  cuda::for_each_element(dev, f, x);
-}
-
-template <class T, class U>
-void compute_add(Cuda& dev, Matrix<T> y, Matrix<U> x) {
-  auto f = [=] __device__(auto n, Index i, Index j) {
-    auto sum = cuda::load<n()>(y.row(i) + j);
-    const auto term = cuda::load<n()>(x.row(i) + j);
-    for (int k = 0; k < n(); ++k) sum.x[k] += term.x[k];
-    cuda::store(y.row(i) + j, sum);
-  };
-  cuda::for_each_element(dev, f, y, x);
-}
-
-template <class T, class U>
-void compute_combine(Cuda& dev, float a, Matrix<T> y, float b, Matrix<U> x) {
-  auto f = [=] __device__(auto n, Index i, Index j) {
+template <class T, class U, class F>
+void compute_update(Cuda& dev, Matrix<T> y, Matrix<U> x, F f) {
+  auto update = [=] __device__(auto n, Index i, Index j) {
     auto result = cuda::load<n()>(y.row(i) + j);
-    const auto term = cuda::load<n()>(x.row(i) + j);
-    for (int k = 0; k < n(); ++k) result.x[k] = multiply_add(a, result.x[k], b * term.x[k]);
+    const auto other = cuda::load<n()>(x.row(i) + j);
+    for (int k = 0; k < n(); ++k) result.x[k] = f(result.x[k], other.x[k]);
     cuda::store(y.row(i) + j, result);
   };
-  cuda::for_each_element(dev, f, y, x);
+  cuda::for_each_element(dev, update, y, x);
 }
 
 template <class T>
@@ -231,12 +204,6 @@ void compute_transpose(Cuda& dev, Matrix<T> y, Input<T> x) {
     cuda::store(y.row(i) + j, values);
   };
   cuda::for_each_pack(dev, y.rows, y.cols, f, y);
-}
-
-template <class T, class U>
-void compute_convert(Cuda& dev, Matrix<T> y, Matrix<U> x) {
-  auto f = [=] __device__(auto n, Index i, Index j) { cuda::store(y.row(i) + j, cuda::load<n()>(x.row(i) + j)); };
-  cuda::for_each_element(dev, f, y, x);
 }
 
 template <class T>

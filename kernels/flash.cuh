@@ -23,10 +23,14 @@ void with_head_dim(Index dim, F&& f) {
   fail("attention: heads of ", dim, " are wider than the 256 supported on a GPU");
 }
 
-template <class... M>
-bool rows_aligned(Index head_dim, const M&... m) {
-  auto one = [](const auto& m) { return m.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0; };
-  return head_dim % 8 == 0 && (one(m) && ...);
+// dout: in the backward pass
+inline FlashInput flash_input(const AttentionInput<BFloat16>& in, const AttentionSpan& span,
+                              Matrix<const BFloat16> dout = {}) {
+  bool aligned = span.shape.head_dim % 8 == 0;
+  for (const auto& m : {in.q, in.k, in.v, dout})
+    aligned = aligned && m.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0;
+  const auto scale = static_cast<float>(span.shape.scale());
+  return {in.q, in.k, in.v, span.mask.key_begin, span.rows, span.shape, scale, aligned};
 }
 
 // The tiles of `size` rows that cover the span's rows.
@@ -40,9 +44,7 @@ struct TilesOf {
 inline void compute_attention(Cuda& dev, const AttentionOutput<BFloat16>& out, const AttentionInput<BFloat16>& in,
                               const AttentionSpan& span) {
   const AttentionShape& shape = span.shape;
-  const bool aligned = cuda::rows_aligned(shape.head_dim, in.q, in.k, in.v);
-  const cuda::FlashInput input{
-      in.q, in.k, in.v, span.mask.key_begin, span.rows, shape, static_cast<float>(shape.scale()), aligned};
+  const cuda::FlashInput input = cuda::flash_input(in, span);
   cuda::with_head_dim(shape.head_dim, [&](auto dim) {
     const cuda::TilesOf tiles(span.rows, cuda::Flash<dim()>::kQueries);
     cuda::launch(dev, cuda::flash_kernel<dim()>, cuda::grid_of(tiles.count, shape.heads), cuda::kTileThreads,
@@ -54,9 +56,7 @@ inline void compute_attention_backward(Cuda& dev, const AttentionGradient<BFloat
                                        const AttentionUpstream<BFloat16>& upstream, const AttentionInput<BFloat16>& in,
                                        const AttentionSpan& span) {
   const AttentionShape& shape = span.shape;
-  const bool aligned = cuda::rows_aligned(shape.head_dim, in.q, in.k, in.v, upstream.dout);
-  const cuda::FlashInput input{
-      in.q, in.k, in.v, span.mask.key_begin, span.rows, shape, static_cast<float>(shape.scale()), aligned};
+  const cuda::FlashInput input = cuda::flash_input(in, span, upstream.dout);
   cuda::with_head_dim(shape.head_dim, [&](auto dim) {
     using Size = cuda::Flash<dim()>;
     const cuda::TilesOf tiles(span.rows, Size::kQueries);

@@ -162,23 +162,20 @@ void compute_matmul_backward_weight(Cpu&, Matrix<Accumulator<T>> dw, Matrix<T> d
 
 template <class T>
 void compute_matmul(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
-  const Input<T> start = residual ? residual : y;
   const Update update = residual ? Update::add : Update::assign;
-  cuda::Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias.data, start, update, cuda::Along::result}.compute(dev);
+  cuda::forward_product(y, x, w, bias.data, residual ? residual : y, update).compute(dev);
 }
 
 template <class T>
 void compute_matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
-  cuda::Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, dx, update, cuda::Along::result}.compute(dev);
+  cuda::input_product(dx, dy, w, dx, update).compute(dev);
 }
 
 template <class T>
 void compute_matmul_backward_weight(Cuda& dev, Matrix<float> dw, Matrix<T> dy, Input<T> x) {
   for (Index t = ceil_div(x.rows, dev.tile) - 1; t >= 0; --t) {  // last to first
     const Rows tile = piece(t, dev.tile, x.rows);
-    const Input<T> x_tile = x.slice(tile), dy_tile = dy.slice(tile);
-    cuda::Product{dw, CUBLAS_OP_N, x_tile, CUBLAS_OP_T, dy_tile, nullptr, dw, Update::add, cuda::Along::sum}.compute(
-        dev);
+    cuda::weight_product(dw, dy.slice(tile), x.slice(tile), Update::add).compute(dev);
   }
 }
 

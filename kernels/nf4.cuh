@@ -7,9 +7,6 @@
 // to float32, then w to the type that the weights had before. So w has the bits that bitsandbytes computes.
 #pragma once
 
-#include <bit>
-#include <cmath>
-
 #include "kernels/base/device.cuh"
 #include "kernels/base/matrix.cuh"
 #ifdef STREAMBP_CUDA
@@ -52,18 +49,8 @@ void dequantise(Device& dev, Matrix<T> w, const Nf4& q) {
   if constexpr (Device::computes) compute_dequantise(dev, w, q);
 }
 
-// Rounds to a type of few bits. float16 has 5 bits of exponent; below 2^-14 its steps are 2^-24.
 constexpr float rounded_to(Nf4Type type, float x) {
-  if (type == Nf4Type::bf16) return BFloat16(x);
-  if (type == Nf4Type::f32) return x;
-  const float size = x < 0 ? -x : x;
-  if (size >= 65520) return x < 0 ? -INFINITY : INFINITY;
-  if (size < 0x1p-14f) {
-    const float steps = size * 0x1p24f, shifted = (steps + 0x1p23f) - 0x1p23f;  // to the nearest, ties to even
-    return (x < 0 ? -shifted : shifted) * 0x1p-24f;
-  }
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  return std::bit_cast<float>((bits + 0xfffu + ((bits >> 13) & 1u)) & ~0x1fffu);
+  return type == Nf4Type::bf16 ? BFloat16(x) : type == Nf4Type::f16 ? Float16(x) : x;
 }
 
 // Compilers may not fuse these.

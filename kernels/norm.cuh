@@ -105,11 +105,11 @@ void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy
   if (dweight_sum) std::fill_n(dweight_sum, x.cols, G(0));
   if (dbias_sum) std::fill_n(dbias_sum, x.cols, G(0));
   for (Index i = 0; i < x.rows; ++i) {
-    const auto [mean, scale] = norm_statistics(x.row(i), x.cols, in.style);
+    const NormStatistics<A> row = norm_statistics(x.row(i), x.cols, in.style);
     const T *x_row = x.row(i), *dy_row = dy.row(i), *w = in.weights.weight.data;
     T* dx_row = dx.row(i);
     const auto g = [=](Index j) { return A(dy_row[j]) * (offset + A(w[j])); };
-    const auto normed = [=](Index j) { return (A(x_row[j]) - mean) * scale; };
+    const auto normed = [=](Index j) { return (A(x_row[j]) - row.mean) * row.scale; };
     const double sum_g = in.style.centered ? sum_of(x.cols, [=](Index j) { return static_cast<double>(g(j)); }) : 0;
     const double sum_gx = sum_of(x.cols, [=](Index j) { return static_cast<double>(g(j) * normed(j)); });
     const A mean_g = static_cast<A>(sum_g / static_cast<double>(x.cols));
@@ -122,7 +122,7 @@ void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy
     }
 #pragma omp simd
     for (Index j = 0; j < x.cols; ++j) {  // last: dx may alias dy or x
-      const A d = scale * (g(j) - normed(j) * mean_gx - mean_g);
+      const A d = row.scale * (g(j) - normed(j) * mean_gx - mean_g);
       dx_row[j] = update == Update::add ? A(dx_row[j]) + d : d;
     }
   }
@@ -137,10 +137,10 @@ void compute_norm(Cpu&, Matrix<T> y, const NormInput<T>& in) {
   const Matrix<const T> x = in.x, weight = in.weights.weight, bias = in.weights.bias;
 #pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) {
-    const auto [mean, scale] = cpu::norm_statistics(x.row(i), x.cols, in.style);
+    const NormStatistics<A> row = cpu::norm_statistics(x.row(i), x.cols, in.style);
     const T *from = x.row(i), *w = weight.data, *b = bias.data;
     T* to = y.row(i);
-    const auto scaled = [=](Index j) { return (A(from[j]) - mean) * scale * (offset + A(w[j])); };
+    const auto scaled = [=](Index j) { return (A(from[j]) - row.mean) * row.scale * (offset + A(w[j])); };
     if (b) {  // two loops: a choice within one would become a masked load from address 0, which is slow
 #pragma omp simd
       for (Index j = 0; j < x.cols; ++j) to[j] = scaled(j) + A(b[j]);

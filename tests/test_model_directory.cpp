@@ -119,21 +119,21 @@ TEST_F(ModelDirectories, WidensAndNarrows) {
 
 TEST_F(ModelDirectories, Float16ConversionMatchesTheProcessor) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
-    const auto ours = StoredFloat16(std::bit_cast<StoredFloat16>(static_cast<std::uint16_t>(bits)));
+    const auto ours = Float16(std::bit_cast<Float16>(static_cast<std::uint16_t>(bits)));
     const auto theirs = std::bit_cast<_Float16>(static_cast<std::uint16_t>(bits));
     if (theirs != theirs) {
       EXPECT_NE(static_cast<float>(ours), static_cast<float>(ours));
       continue;
     }
     EXPECT_EQ(static_cast<float>(ours), static_cast<float>(theirs));
-    EXPECT_EQ(StoredFloat16(static_cast<float>(theirs)).bits, bits);
+    EXPECT_EQ(Float16(static_cast<float>(theirs)).bits, bits);
   }
   for (std::uint64_t i = 0; i < 2'000'000; ++i) {  // any float32, half of them within float16's range
     auto bits = static_cast<std::uint32_t>(Random(1).below(std::uint64_t{1} << 32, i));
     if (i % 2) bits = (bits & 0x807fffffu) | (95 + bits % 50) << 23;
     const float x = std::bit_cast<float>(bits);
     if (x != x) continue;
-    ASSERT_EQ(StoredFloat16(x).bits, std::bit_cast<std::uint16_t>(static_cast<_Float16>(x))) << x;
+    ASSERT_EQ(Float16(x).bits, std::bit_cast<std::uint16_t>(static_cast<_Float16>(x))) << x;
   }
 }
 

@@ -57,7 +57,7 @@ TEST_P(BitsAndBytes, QuantisesAsBitsandbytesDoes) {
 TEST(Quantised, RoundsToFloat16AsStoredValuesDo) {
   for (const float x : {0.0f, 1.0f, -1.00049f, 1.00048828f, 65504.0f, 65519.9f, 65520.0f, -1e9f, 6.1e-5f, 6.0e-8f,
                         2.9e-8f, 2.98e-8f, -8.9e-8f, 0x1.002p0f, 0x1.006p0f}) {
-    const float rounded = static_cast<float>(StoredFloat16(x));
+    const float rounded = static_cast<float>(Float16(x));
     EXPECT_EQ(std::bit_cast<std::uint32_t>(rounded_to(Nf4Type::f16, x)), std::bit_cast<std::uint32_t>(rounded)) << x;
   }
 }

@@ -65,7 +65,7 @@ class ModelFiles {
         if (e.quantised) used.insert(find(e.parameter.name + part));
     }
     for (const auto& [name, tensor] : tensors) {
-      const auto ends = [&](const char* end) { return name.ends_with(end); };
+      const auto ends = [&name = name](const char* end) { return name.ends_with(end); };
       if (used.contains(tensor) || ends("rotary_emb.inv_freq") || std::ranges::any_of(unused, ends)) continue;
       require(name == "lm_head.weight" && c.tied, tensor->where,
               " is not used by the model of config.json, so results would differ without it");

@@ -52,38 +52,12 @@ inline Index element_count(const std::string& where, const std::vector<Index>& s
   return bytes / 8;
 }
 
-// IEEE half precision: 1 sign bit, 5 exponent bits, 10 fraction bits.
-struct StoredFloat16 {
-  std::uint16_t bits;
-  operator float() const {
-    const std::uint32_t sign = bits >> 15, exponent = bits >> 10 & 31, fraction = bits & 1023;
-    if (exponent == 0) return (sign ? -0x1p-24f : 0x1p-24f) * static_cast<float>(fraction);
-    const std::uint32_t widened = exponent == 31 ? 255 : exponent + 127 - 15;  // 31: infinity and NaN
-    return std::bit_cast<float>(sign << 31 | widened << 23 | fraction << 13);
-  }
-
-  StoredFloat16() = default;
-  explicit StoredFloat16(float x) {  // to nearest, ties to even; overflow gives infinity
-    const auto b = std::bit_cast<std::uint32_t>(x);
-    const std::uint32_t sign = b >> 16 & 0x8000u, magnitude = b & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) {
-      bits = static_cast<std::uint16_t>(sign | 0x7e00u);  // NaN
-    } else if (magnitude < 0x38800000u) {  // below 2^-14: added to 1/2, its last 24 bits are multiples of 2^-24
-      const float steps = std::bit_cast<float>(magnitude) + 0.5f;
-      bits = static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(steps) - 0x3f000000u));
-    } else {
-      const std::uint32_t rounded = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13;
-      bits = static_cast<std::uint16_t>(sign | std::min(rounded, 0x7c00u));
-    }
-  }
-};
-
 // Calls f with a value of the stored type, if it is one that can be read.
 template <class F>
 void with_stored_type(const std::string& dtype, F&& f) {
   if (dtype == "F32") return f(float());
   if (dtype == "F64") return f(double());
-  if (dtype == "F16") return f(StoredFloat16());
+  if (dtype == "F16") return f(Float16());
   if (dtype == "BF16") return f(BFloat16());
   if (dtype == "I32") return f(std::int32_t());
   if (dtype == "I64") return f(std::int64_t());

@@ -199,7 +199,7 @@ void write_values(Device& dev, std::ostream& out, const std::string& name, const
     if (dtype == dtype_name<T>()) return write_numbers<T>(out, name, values);
     if (dtype == "F32") return write_numbers<float>(out, name, values);
     if (dtype == "BF16") return write_numbers<BFloat16>(out, name, values);
-    if (dtype == "F16") return write_numbers<StoredFloat16>(out, name, values);
+    if (dtype == "F16") return write_numbers<Float16>(out, name, values);
     fail(name, ": ", dtype, " is not supported for saving weights");
   });
 }

@@ -182,4 +182,20 @@ struct Product {
   }
 };
 
+// y = x wᵀ + bias, with Update::add also + start
+template <class T>
+Product forward_product(Matrix<T> y, Input<T> x, Input<T> w, const void* bias, Input<T> start, Update update) {
+  return {y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias, start, update, Along::result};
+}
+// dx = dy w, with Update::add also + start
+template <class T>
+Product input_product(Matrix<T> dx, Input<T> dy, Input<T> w, Input<T> start, Update update) {
+  return {dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, start, update, Along::result};
+}
+// dw = dyᵀ x, or dw += dyᵀ x
+template <class T>
+Product weight_product(Matrix<float> dw, Matrix<T> dy, Input<T> x, Update update) {
+  return {dw, CUBLAS_OP_N, x, CUBLAS_OP_T, dy, nullptr, dw, update, Along::sum};
+}
+
 }  // namespace streambp::cuda

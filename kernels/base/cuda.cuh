@@ -69,6 +69,13 @@ inline int current_gpu() {
   return number;
 }
 
+inline cudaDeviceProp properties() {
+  cudaDeviceProp properties;
+  STREAMBP_CHECK(cudaGetDeviceProperties(&properties, current_gpu()));
+  return properties;
+}
+inline std::string name() { return properties().name; }
+
 // Why no GPU can be used; empty if one can. Selects this process's GPU. A launcher may show each process only its own.
 inline std::string unusable() {
   int driver = 0, count = 0;
@@ -77,17 +84,10 @@ inline std::string unusable() {
   if (const cudaError_t error = cudaGetDeviceCount(&count)) return cudaGetErrorString(error);
   if (count == 0) return "the driver lists no GPU";
   if (place.count > 1) STREAMBP_CHECK(cudaSetDevice(place.rank % count));
-  cudaDeviceProp properties;
-  STREAMBP_CHECK(cudaGetDeviceProperties(&properties, current_gpu()));
-  if (properties.major >= 8) return {};
-  return std::string(properties.name) + " has compute capability " + std::to_string(properties.major) + "." +
-         std::to_string(properties.minor) + ", and 8.0 is the minimum";
-}
-
-inline std::string name() {
-  cudaDeviceProp properties;
-  STREAMBP_CHECK(cudaGetDeviceProperties(&properties, current_gpu()));
-  return properties.name;
+  const cudaDeviceProp gpu = properties();
+  if (gpu.major >= 8) return {};
+  return std::string(gpu.name) + " has compute capability " + std::to_string(gpu.major) + "." +
+         std::to_string(gpu.minor) + ", and 8.0 is the minimum";
 }
 
 // The GPU's address on the bus of this machine.

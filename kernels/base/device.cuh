@@ -27,6 +27,15 @@ enum class DeviceKind { cpu, cuda };
 // Below this many elements, starting threads costs more than it saves.
 constexpr Index kWorthThreads = Index{1} << 14;
 
+// Seconds since it was created.
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 // Number of calls, cost and time of an operation.
 struct Work {
   std::string_view name;
@@ -74,16 +83,8 @@ class DeviceBase {
 
   const std::vector<Work>& work() const { return work_; }
   void reset_work() { work_.clear(), far_traffic_ = {}; }
-  double flops() const {
-    double sum = 0;
-    for (const Work& w : work_) sum += w.flops;
-    return sum;
-  }
-  double sent() const {
-    double sum = 0;
-    for (const Work& w : work_) sum += w.sent;
-    return sum;
-  }
+  double flops() const { return total(&Work::flops); }
+  double sent() const { return total(&Work::sent); }
   // Bytes copied to and from far memory.
   const ByKind<double>& far_traffic() const { return far_traffic_; }
 
@@ -105,6 +106,12 @@ class DeviceBase {
   }
 
  private:
+  double total(double Work::*field) const {
+    double sum = 0;
+    for (const Work& w : work_) sum += w.*field;
+    return sum;
+  }
+
   ByKind<double> far_traffic_{};
   std::vector<Work> work_;
 };
@@ -146,16 +153,12 @@ class Plan : public DeviceBase {
 
   const DeviceKind kind;
 
-  template <class T>
-  void upload(Matrix<T>, const T*) {}
-  template <class T>
-  void download(T*, Matrix<T>) {}
+  template <class M, class T>
+  void upload(const M&, const T*) {}
+  template <class M, class T>
+  void download(T*, const M&) {}
   template <class T>
   void copy(Matrix<T>, Matrix<T>) {}
-  template <class T>
-  void upload(FarMatrix<T>, const T*) {}
-  template <class T>
-  void download(T*, FarMatrix<T>) {}
   template <class T>
   PendingCopy put(FarMatrix<T> far, Matrix<T> near) {
     return account(far, near), PendingCopy();
@@ -224,17 +227,14 @@ class Cpu : private HostBlock, public DeviceBase {
 
   // Accounts the work, and measures the time until the end of the returned object's scope.
   auto operation(const char* name, double flops, double bytes, double sent = 0) {
-    using Clock = std::chrono::steady_clock;
     struct Timer {
       Cpu& dev;
       const char* name;
       double flops, bytes, sent;
-      Clock::time_point start;
-      ~Timer() {
-        dev.account(name, flops, bytes, sent).seconds += std::chrono::duration<double>(Clock::now() - start).count();
-      }
+      Stopwatch watch = {};
+      ~Timer() { dev.account(name, flops, bytes, sent).seconds += watch.seconds(); }
     };
-    return Timer{*this, name, flops, bytes, sent, Clock::now()};
+    return Timer{*this, name, flops, bytes, sent};
   }
 
  private:
@@ -258,14 +258,8 @@ class Cpu : private HostBlock, public DeviceBase {
 };
 
 // Copies a matrix to the host.
-template <class Device, class T>
-std::vector<T> to_host(Device& dev, Matrix<T> m) {
-  std::vector<T> values(m.size());
-  dev.download(values.data(), m);
-  return values;
-}
-template <class Device, class T>
-std::vector<T> to_host(Device& dev, FarMatrix<T> m) {
+template <class Device, template <class> class AnyMatrix, class T>
+std::vector<T> to_host(Device& dev, AnyMatrix<T> m) {
   std::vector<T> values(m.size());
   dev.download(values.data(), m);
   return values;

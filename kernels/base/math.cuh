@@ -6,11 +6,19 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 namespace streambp {
 
-constexpr float multiply_add(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
-constexpr double multiply_add(double x, double y, double z) { return __builtin_fma(x, y, z); }
+// x y + z, rounded once. A template, because Clang does not know the functions in constants.
+template <class T>
+constexpr T multiply_add(T x, T y, T z) {
+  if constexpr (std::is_same_v<T, float>) {
+    return __builtin_fmaf(x, y, z);
+  } else {
+    return __builtin_fma(x, y, z);
+  }
+}
 
 // polynomial(x, a, b, c, ...) = a + b x + c x² + ...
 template <class T>

@@ -126,6 +126,32 @@ struct BFloat16 {
   constexpr operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 };
 
+// IEEE half precision, for storage only: 1 sign bit, 5 exponent bits, 10 fraction bits.
+struct Float16 {
+  std::uint16_t bits;
+  constexpr operator float() const {
+    const std::uint32_t sign = bits >> 15, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    if (exponent == 0) return (sign ? -0x1p-24f : 0x1p-24f) * static_cast<float>(fraction);
+    const std::uint32_t widened = exponent == 31 ? 255 : exponent + 127 - 15;  // 31: infinity and NaN
+    return std::bit_cast<float>(sign << 31 | widened << 23 | fraction << 13);
+  }
+
+  Float16() = default;
+  constexpr explicit Float16(float x) {  // to nearest, ties to even; overflow gives infinity
+    const auto b = std::bit_cast<std::uint32_t>(x);
+    const std::uint32_t sign = b >> 16 & 0x8000u, magnitude = b & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {
+      bits = static_cast<std::uint16_t>(sign | 0x7e00u);  // NaN
+    } else if (magnitude < 0x38800000u) {  // below 2^-14: added to 1/2, its last 24 bits are multiples of 2^-24
+      const float steps = std::bit_cast<float>(magnitude) + 0.5f;
+      bits = static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(steps) - 0x3f000000u));
+    } else {
+      const std::uint32_t rounded = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13;
+      bits = static_cast<std::uint16_t>(sign | (rounded < 0x7c00u ? rounded : 0x7c00u));
+    }
+  }
+};
+
 // The type of sums over many terms: at least float32.
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
