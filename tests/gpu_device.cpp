@@ -2,7 +2,7 @@
 #include "kernels/matmul.cuh"
 #include "tests/gpu.h"
 #include "tests/temporary.h"
-#include "training/product_benchmark.cuh"
+#include "training/products.cuh"
 
 namespace streambp {
 namespace {

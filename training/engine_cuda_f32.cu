@@ -1,7 +1,6 @@
 #include "training/engine_instances.h"
 #include "training/engine_on.h"
-#include "training/product_benchmark.cuh"
-#include "training/verify/product_check.cuh"
+#include "training/products.cuh"
 
 namespace streambp {
 template class Trainer<Cuda, float>;

@@ -1,40 +1,39 @@
 // Micro-benchmarks of the machine's peak speed, the baseline for the program's own speed.
 #pragma once
 
-#include <omp.h>
-
-#include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <vector>
 
 #include "kernels/base/random.h"
-#include "kernels/elementwise.cuh"
 #include "kernels/matmul.cuh"
 #include "parallel/exchange.h"
 
 namespace streambp {
 
-// Bytes read and written per second by a copy within device memory, larger than any cache. The best of a few runs.
+// The shortest time of a few runs of f, in seconds: other processes may be running.
+template <class Device, class F>
+double shortest_seconds(Device& dev, int runs, F&& f) {
+  double shortest = INFINITY;
+  for (int i = 0; i < runs; ++i) {
+    dev.synchronize();
+    const Stopwatch watch;
+    f();
+    dev.synchronize();
+    shortest = std::min(shortest, watch.seconds());
+  }
+  return shortest;
+}
+
+// Bytes read and written per second by a copy within device memory, larger than any cache.
 template <class Device>
 double copy_rate() {
   constexpr Index n = Index{1} << 26;
   Device dev(2 * n * sizeof(float));
   const auto from = allocate<float>(dev, 1, n, Kind::chunk), to = allocate<float>(dev, 1, n, Kind::chunk);
   zero(dev, from);
-  double best = 0;
-  for (int i = 0; i < 6; ++i) {
-    dev.synchronize();
-    const auto start = std::chrono::steady_clock::now();
-    dev.copy(to, from);
-    dev.synchronize();
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    best = std::max(best, 2.0 * n * sizeof(float) / seconds);
-  }
-  return best;
+  return 2.0 * n * sizeof(float) / shortest_seconds(dev, 6, [&] { dev.copy(to, from); });
 }
 
-// Bytes per second to or from far memory, whichever is slower. The best of a few runs.
+// Bytes per second to or from far memory, whichever is slower.
 template <class Device>
 double far_rate(const std::filesystem::path& directory) {
   constexpr Index rows = 16, cols = Index{1} << 18;  // of a megabyte
@@ -44,24 +43,12 @@ double far_rate(const std::filesystem::path& directory) {
   const auto near = allocate<float>(dev, rows, cols, Kind::chunk);
   zero(dev, near);
   const auto far = allocate_far<float>(dev, rows, cols, Kind::chunk);
-  auto rate = [&](auto&& copy) {
-    double best = 0;
-    for (int i = 0; i < 3; ++i) {
-      dev.synchronize();
-      const auto start = std::chrono::steady_clock::now();
-      copy().wait();
-      dev.synchronize();
-      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      best = std::max(best, static_cast<double>(far.bytes()) / seconds);
-    }
-    return best;
-  };
-  const double put = rate([&] { return dev.put(far, near); });
-  return std::min(put, rate([&] { return dev.get(near, far); }));
+  const double put = shortest_seconds(dev, 3, [&] { dev.put(far, near).wait(); });
+  const double get = shortest_seconds(dev, 3, [&] { dev.get(near, far).wait(); });
+  return static_cast<double>(far.bytes()) / std::max(put, get);
 }
 
 // Bytes that a rank sends per second while all ranks of a group send to all others, in memory that all have left.
-// The best of a few runs.
 template <class Device>
 double link_rate(Device& dev, const Group& group) {
   if (group.size == 1) return 0;
@@ -71,16 +58,8 @@ double link_rate(Device& dev, const Group& group) {
   const auto m = allocate<float>(dev, group.size, std::min(left / (2 * group.size), Index{1} << 22), Kind::chunk);
   zero(dev, m);
   const Transfers transfers = shared_rows<float>(group, {m});
-  double best = 0;
-  for (int i = 0; i < 6; ++i) {
-    dev.synchronize();
-    const auto start = std::chrono::steady_clock::now();
-    group.transport->start(transfers), group.transport->finish();
-    dev.synchronize();
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    best = std::max(best, bytes_sent(transfers) / seconds);
-  }
-  return best;
+  const auto send = [&] { group.transport->start(transfers), group.transport->finish(); };
+  return bytes_sent(transfers) / shortest_seconds(dev, 6, send);
 }
 
 namespace cpu {
@@ -96,17 +75,11 @@ inline Matrix<float> noise(Cpu& dev, Index rows, Index cols, std::uint64_t seed)
   return m;
 }
 
-// The shortest of a few products of n x n matrices, in seconds, because other processes may be running.
+// Of a product of n x n matrices.
 inline double product_seconds(Index n) {
   Cpu dev(3 * static_cast<std::size_t>(n * n) * sizeof(float) + 4096);
   const auto x = noise(dev, n, n, 1), w = noise(dev, n, n, 2), y = noise(dev, n, n, 3);
-  double shortest = INFINITY;
-  for (int i = 0; i < 6; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    matmul(dev, y, x, w);
-    shortest = std::min(shortest, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  return shortest;
+  return shortest_seconds(dev, 6, [&] { matmul(dev, y, x, w); });
 }
 
 // FLOP/s of a large product: one that takes 20 ms, so that slow machines need not wait.
@@ -118,15 +91,15 @@ inline double matmul_rate() {
   }
 }
 
-// Bytes per second when reading a large block of host memory. The best of a few runs.
+// Bytes per second when reading a large block of host memory.
 inline double read_rate() {
   constexpr Index n = Index{1} << 27, block = Index{1} << 16, streams = 8, lanes = 16;
   Cpu dev(n * sizeof(float));
   const auto m = allocate<float>(dev, n / block, block, Kind::chunk);
   for (Index i = 0; i < m.size(); ++i) m.data[i] = 1;
-  double best = 0, sum = 0;
-  for (int i = 0; i < 6; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+  double all = 0;
+  const double seconds = shortest_seconds(dev, 6, [&] {
+    double sum = 0;
 #pragma omp parallel for reduction(+ : sum)
     for (Index row = 0; row < m.rows; ++row) {
       float sums[streams][lanes] = {};  // several read streams are faster than one
@@ -139,11 +112,10 @@ inline double read_rate() {
       }
       for (const auto& stream : sums) sum += static_cast<double>(stream[0]);
     }
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    best = std::max(best, static_cast<double>(n) * sizeof(float) / seconds);
-  }
-  require(sum > 0, "memory does not hold what was written");
-  return best;
+    all += sum;
+  });
+  require(all > 0, "memory does not hold what was written");
+  return static_cast<double>(n) * sizeof(float) / seconds;
 }
 
 }  // namespace cpu

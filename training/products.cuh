@@ -1,9 +1,8 @@
-// Checks that a row of a matrix product has the same bits alone and inside a chunk. This depends on cuBLASLt, so every
-// GPU run checks it once per shape before it starts: one tile of rows, and its first 256 and 255 rows, against the same
-// rows inside a chunk of two tiles. This takes a few milliseconds.
+// The matrix products of a model by cuBLASLt: a check of their bits, and their speed.
 #pragma once
 
 #include "model/parameters.h"
+#include "training/product_timing.h"
 
 #ifdef STREAMBP_CUDA
 #include <algorithm>
@@ -75,6 +74,11 @@ bool equal_bits(Cuda& dev, Matrix<std::int32_t> flag, Matrix<const T> a, Matrix<
   return differs == 0;
 }
 
+// --- The same bits alone and inside a chunk ---
+
+// Whether a row of a product has the same bits alone and inside a chunk depends on cuBLASLt, so every GPU run checks it
+// once per shape before it starts: one tile of rows, and its first 256 and 255 rows, against the same rows inside a chunk
+// of two tiles. This takes a few milliseconds.
 template <class T>
 class ProductCheck {
  public:
@@ -97,12 +101,12 @@ class ProductCheck {
     auto output = [&](Index rows, std::uint64_t seed) { return output_noise<T>(dev, shape, rows, seed); };
     auto forward = [&](const void* bias, Update update) {
       check(input, output, [=, this](Matrix<T> y, Matrix<T> start, Matrix<T> x) {
-        return Product{y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias, start, update, Along::result};
+        return forward_product<T>(y, x, w, bias, start, update);
       });
     };
     auto backward = [&](Update update) {
       check(output, input, [=, this](Matrix<T> dx, Matrix<T> start, Matrix<T> dy) {
-        return Product{dx, CUBLAS_OP_N, w, CUBLAS_OP_N, dy, nullptr, start, update, Along::result};
+        return input_product<T>(dx, dy, w, start, update);
       });
     };
     forward(shape.bias ? bias.data : nullptr, shape.residual ? Update::add : Update::assign);
@@ -141,6 +145,93 @@ template <class T>
 void check_products(const Config& config, Index tile) {
   for (const LinearShape& shape : linear_shapes(config)) {
     if (ProductCheck<T>::bytes(shape, tile) <= free_memory()) ProductCheck<T>(shape, tile).run();
+  }
+}
+
+// --- Speed ---
+
+// With the one-tile algorithm, which keeps bits independent of the chunk, and with the library's unrestricted choice and
+// 32 MiB of workspace, which is the baseline.
+class ProductBenchmark {
+ public:
+  explicit ProductBenchmark(Cuda& dev) : dev(dev) {
+    workspace = allocate<std::byte>(dev, 1, static_cast<Index>(kFreeChoice.workspace), Kind::chunk);
+  }
+
+  ProductTiming time(const Product& p) {
+    const Index rows = p.rows_of_stream();
+    Description description;
+    p.describe(description);
+    const Product::Layouts layouts(p, rows);
+    const cublasLtMatmulAlgo_t ours = p.algorithm(dev, description, layouts);
+    cublasLtMatmulHeuristicResult_t check{};
+    STREAMBP_CHECK(cublasLtMatmulAlgoCheck(dev.blas, description, layouts.a, layouts.b, layouts.start, layouts.result,
+                                           &ours, &check));
+    const cublasLtMatmulHeuristicResult_t choice = p.choose(dev, description, rows, kFreeChoice);
+    const double flops = 2.0 * static_cast<double>(p.result.rows) * static_cast<double>(p.result.cols) *
+                         static_cast<double>(p.along == Along::sum ? rows : p.a.rows * p.a.cols / p.result.rows);
+    auto speed = [&](const cublasLtMatmulAlgo_t& algorithm, float waves, Matrix<std::byte> space) {
+      return ProductSpeed{flops / seconds([&] { p.multiply(dev, description, layouts, algorithm, space); }), waves};
+    };
+    return {p.to_string(rows), speed(ours, check.wavesCount, {}), speed(choice.algo, choice.wavesCount, workspace)};
+  }
+
+ private:
+  // Seconds per call: the best of three series, after a warm-up call.
+  template <class F>
+  double seconds(F&& f) {
+    auto series = [&](int calls) {
+      dev.synchronize();
+      const Stopwatch watch;
+      for (int i = 0; i < calls; ++i) f();
+      dev.synchronize();
+      return watch.seconds() / calls;
+    };
+    const int calls = static_cast<int>(std::clamp(5e-3 / series(1), 1.0, 20.0));
+    return std::min({series(calls), series(calls), series(calls)});
+  }
+
+  Cuda& dev;
+  Matrix<std::byte> workspace;
+};
+
+// The three products of every linear layer of the model for `rows` rows; the weight gradient for one tile. Shapes that
+// do not fit into GPU memory are skipped.
+template <class T>
+std::vector<ProductTiming> time_products(const Config& config, Index rows, Index tile) {
+  std::vector<ProductTiming> timings;
+  for (const LinearShape& s : linear_shapes(config)) {
+    const auto size = static_cast<std::size_t>(s.inputs * s.outputs) * (sizeof(T) + sizeof(float)) +
+                      static_cast<std::size_t>(rows * (s.inputs + aligned_width<T>(s.outputs))) * sizeof(T) +
+                      kFreeChoice.workspace + (std::size_t{1} << 16);
+    if (size > free_memory()) continue;
+    Cuda dev(size, tile);
+    ProductBenchmark benchmark(dev);
+    const Matrix<T> w = repeated_noise<T>(dev, s.outputs, s.inputs, 1), x = repeated_noise<T>(dev, rows, s.inputs, 2),
+                    y = output_noise<T>(dev, s, rows, 3);
+    const Matrix<float> dw = allocate<float>(dev, s.outputs, s.inputs, Kind::chunk);
+    const Rows first = piece(0, tile, rows);
+    auto add = [&](const char* name, const Product& p) {
+      timings.push_back(benchmark.time(p));
+      timings.back().name = name + std::string(": ") + timings.back().name;
+    };
+    add("forward", forward_product(y, x, w, nullptr, y, Update::assign));
+    add("dx", input_product(x, y, w, x, Update::assign));
+    add("dw", weight_product(dw, y.slice(first), x.slice(first), Update::assign));
+  }
+  return timings;
+}
+
+// Square products that take a few milliseconds: the baseline of "of matmul".
+template <class T>
+ProductTiming time_large_product() {
+  constexpr Index most = sizeof(T) == 2 ? 8192 : 4096;
+  for (Index n = 128;; n *= 2) {
+    Cuda dev(static_cast<std::size_t>(3 * n * n) * sizeof(T) + kFreeChoice.workspace + (std::size_t{1} << 16));
+    const Matrix<T> w = repeated_noise<T>(dev, n, n, 1), x = repeated_noise<T>(dev, n, n, 2),
+                    y = repeated_noise<T>(dev, n, n, 3);
+    const ProductTiming timing = ProductBenchmark(dev).time(forward_product(y, x, w, nullptr, y, Update::assign));
+    if (n == most || 2.0 * static_cast<double>(n * n * n) / timing.ours.rate > 1e-3) return timing;
   }
 }
 
