@@ -114,19 +114,13 @@ class Chat {
   const std::vector<std::string>& tokens() const { return layout_.tokens; }
 
   // The whole conversation, as rendered by the template.
-  std::vector<Piece> render(Messages messages) const {
-    check(messages);
-    Writer out{layout_.tokens};
-    write(messages, out);
-    return out.pieces;
-  }
+  std::vector<Piece> render(Messages messages) const { return rendered(messages).pieces; }
 
   // The conversation up to the generation prompt. The model's answer follows.
   std::vector<Piece> prompt(Messages messages) const {
-    check(messages);
-    Writer out{layout_.tokens};
-    write(messages, out);
-    ask(out);
+    Writer out = rendered(messages);
+    out.markup(layout_.assistant.before);
+    if (layout_.reasoning == Reasoning::begun_by_prompt) out.markup("<think>\n");
     return out.pieces;
   }
 
@@ -220,6 +214,13 @@ class Chat {
     }
   }
 
+  Writer rendered(Messages messages) const {
+    check(messages);
+    Writer out{layout_.tokens};
+    write(messages, out);
+    return out;
+  }
+
   // The loss covers answers from message `first` on.
   void write(Messages messages, Writer& out, std::size_t first = 0) const {
     out.markup(layout_.begin);
@@ -249,11 +250,6 @@ class Chat {
     }
     out.content(layout_.user.trim ? trimmed(message.content) : message.content);
     out.markup(layout_.user.after);
-  }
-
-  void ask(Writer& out) const {
-    out.markup(layout_.assistant.before);
-    if (layout_.reasoning == Reasoning::begun_by_prompt) out.markup("<think>\n");
   }
 
   // The text that the model generates after the prompt, and the layout's text after it.

@@ -2,9 +2,10 @@
 // use open addressing and are at most half full, so most lookups access one cache line.
 #pragma once
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -68,21 +69,11 @@ class WordTable {
   };
 
   std::size_t slot(std::string_view word) const {
-    std::size_t i = hash(word) >> (64 - bits_);
+    std::size_t i = XXH3_64bits(word.data(), word.size()) >> (64 - bits_);
     while (entries_[i].id >= 0 && std::string_view(text_).substr(entries_[i].begin, entries_[i].size) != word) {
       i = (i + 1) & (entries_.size() - 1);
     }
     return i;
-  }
-  static std::uint64_t hash(std::string_view word) {
-    std::uint64_t hash = word.size() * 0x9E3779B97F4A7C15u;
-    for (std::size_t i = 0; i < word.size(); i += 8) {
-      std::uint64_t part = 0;
-      std::memcpy(&part, word.data() + i, std::min<std::size_t>(8, word.size() - i));
-      hash = (hash ^ part) * 0xFF51AFD7ED558CCDu;
-      hash ^= hash >> 32;
-    }
-    return hash * 0x9E3779B97F4A7C15u;
   }
 
   int bits_ = 1;

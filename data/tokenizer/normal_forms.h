@@ -23,10 +23,6 @@ namespace streambp {
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 
-inline std::string normalized(NormalForm form, std::string_view text);
-inline std::string lowercase(std::string_view text);
-inline std::string without_marks(std::string_view text);
-
 // The most bytes that one byte can become: U+0390 in NFD, U+FDFA in NFKD.
 constexpr double longest_expansion(NormalForm form) {
   return form == NormalForm::nfkc || form == NormalForm::nfkd ? 11 : 3;

@@ -1,6 +1,8 @@
 // UTF-8: reads and writes characters, replaces invalid bytes, finds white space.
 #pragma once
 
+#include <utf8proc.h>
+
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -36,16 +38,9 @@ inline Character first_character(std::string_view text) {
 }
 
 inline void append_utf8(std::string& text, char32_t code) {
-  const auto add = [&](char32_t byte) { text += static_cast<char>(byte); };
-  if (code < 0x80) {
-    add(code);
-  } else if (code < 0x800) {
-    add(0xC0 | code >> 6), add(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    add(0xE0 | code >> 12), add(0x80 | (code >> 6 & 0x3F)), add(0x80 | (code & 0x3F));
-  } else {
-    add(0xF0 | code >> 18), add(0x80 | (code >> 12 & 0x3F)), add(0x80 | (code >> 6 & 0x3F)), add(0x80 | (code & 0x3F));
-  }
+  utf8proc_uint8_t bytes[4];
+  const auto count = utf8proc_encode_char(static_cast<utf8proc_int32_t>(code), bytes);
+  text.append(bytes, bytes + count);
 }
 
 inline std::string to_utf8(char32_t code) {
