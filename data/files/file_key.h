@@ -48,8 +48,6 @@ inline Json model_key(const fs::path& model) {
 }
 
 // The same as a short name.
-inline std::string contents_key(const fs::path& model) {
-  return named_by_hash("model", model_key(model).dump());
-}
+inline std::string contents_key(const fs::path& model) { return named_by_hash("model", model_key(model).dump()); }
 
 }  // namespace streambp
