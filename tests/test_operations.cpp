@@ -19,7 +19,7 @@ INSTANTIATE_TEST_SUITE_P(Operations, Matmul,
                                          Shape{300, 770, 31}, Shape{257, 33, 800}));
 
 TEST_P(Matmul, MatchesItsFormulaForwardAndBackward) {
-  const auto [n, in, out] = GetParam();
+  const Index n = GetParam().rows, in = GetParam().inputs, out = GetParam().outputs;
   Owned<double> x(n, in, 1), w(out, in, 2), bias(1, out, 3), residual(n, out, 4), y(n, out, 5), dy(n, out, 6);
   auto formula = [&](bool b, bool r) {
     return [&, b, r](Index i, Index j) {

@@ -334,8 +334,9 @@ TEST_F(RewardPrograms, ThatWriteWithoutBeingAskedAreRefused) {
   EXPECT_ERROR(program.check_quiet(), "wrote \"2\\n\" after the answer to its last request, number 1, so its rewards");
   const std::pair<RewardProgram*, std::string> cases[] = {{&banner, "wrote \"Hello\\n\" without being asked, so"},
                                                           {&program, "wrote \"2\\n\" after the answer"}};
-  for (const auto& [wrong, said] : cases) {
-    for (const Requests& requests : {Requests{}, Requests{0}}) EXPECT_ERROR(wrong->rewards(requests), said);
+  for (const auto& wrong : cases) {
+    for (const Requests& requests : {Requests{}, Requests{0}})
+      EXPECT_ERROR(wrong.first->rewards(requests), wrong.second);
   }
 }
 

@@ -270,8 +270,13 @@ TEST_F(RunSafety, AFileSizeLimitIsAnErrorAndLeavesNoTemporaryFile) {
   for (const std::string& name : files()) EXPECT_FALSE(contains(name, ".tmp")) << name;
 }
 
-// libgomp shows what it has read from the environment.
+// The OpenMP library shows what it has read from the environment: GCC's libgomp, or Clang's libomp.
 TEST_F(RunSafety, ThreadsSpinBrieflyUnlessConfiguredOtherwise) {
+#ifdef __clang__
+  const Outcome outcome =
+      shell("env -u OMP_WAIT_POLICY -u KMP_BLOCKTIME OMP_DISPLAY_ENV=verbose " + binary() + " --help 2>&1");
+  EXPECT_TRUE(contains(outcome.output, "KMP_BLOCKTIME='1'")) << outcome.output;
+#else
   auto spins = [](const std::string& environment, const std::string& expected) {
     const Outcome outcome = shell("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose " + environment +
                                   " " + binary() + " --help 2>&1");
@@ -286,6 +291,7 @@ TEST_F(RunSafety, ThreadsSpinBrieflyUnlessConfiguredOtherwise) {
   spins("OMP_WAIT_POLICY=passive",
         "GOMP_SPINCOUNT = \x27"
         "0\x27");
+#endif
 }
 
 // A bound thread may run on one CPU only. If the program executed itself again, libgomp would see only that CPU.

@@ -149,7 +149,7 @@ inline ncclResult_t end_group() {
     }
     ncclComm& comm = *messages[0].comm;
     ++comm.under_way;
-    stream->later([&comm, messages] {
+    stream->later([&comm, messages = messages] {
       if (const ncclResult_t result = deliver(messages); result != ncclSuccess) comm.error = result;
       --comm.under_way;
     });
