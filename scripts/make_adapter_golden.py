@@ -1,21 +1,12 @@
 #!/usr/bin/env python3
 """Writes tests/golden_adapters/<case>/: LoRA adapters saved by PEFT, and their gradients in float64."""
 
-import argparse
 import json
 import zlib
-from pathlib import Path
 
 import torch
-from make_golden import (
-    CASES,
-    FLOAT32,
-    everything_in_float64,
-    forward,
-    make_model,
-    make_stream,
-    write_safetensors,
-)
+from golden import FLOAT32, arguments, everything_in_float64, forward, make_model, write_safetensors
+from make_golden import CASES, make_stream
 from peft import LoraConfig, get_peft_model
 
 EXPLANATION = """
@@ -89,13 +80,7 @@ def make_case(name, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXPLANATION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    golden = Path(__file__).parents[1] / "tests" / "golden_adapters"
-    parser.add_argument("--out", type=Path, default=golden, help="folder to write to (default: tests/golden_adapters)")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = arguments(__doc__, EXPLANATION, "golden_adapters")
     print(f"{'case':18}{'trained':>9}{'loss':>9}")
     for name in ADAPTERS:
         make_case(name, options.out)

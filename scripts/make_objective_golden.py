@@ -1,31 +1,18 @@
 #!/usr/bin/env python3
 """Writes tests/golden_objectives/<model>.safetensors: losses and gradients of training objectives, in float64."""
 
-import argparse
 import copy
 import json
 import math
 import statistics
 import zlib
-from pathlib import Path
 
 import torch
-from make_golden import (
-    FLOAT32,
-    assert_close,
-    check_norm,
-    check_rope,
-    checkpoint_parameters,
-    everything_in_float64,
-    finite_difference_error,
-    forward,
-    gpt2,
-    llama_like,
-    make_model,
-    write_safetensors,
-)
+from golden import (
+    FLOAT32, arguments, assert_close, check_norm, check_rope, checkpoint_parameters, everything_in_float64,
+    finite_difference_error, forward, gpt2, llama_like, make_model, write_safetensors,
+)  # fmt: skip
 from torch.nn.functional import logsigmoid
-from transformers import Qwen3ForCausalLM
 
 EXPLANATION = """
 A file holds one tiny model and several cases. A case is an objective with its settings, a stream of N tokens, and the
@@ -85,7 +72,7 @@ Needs: pip install torch transformers safetensors      (the files were made with
 # ---- Models; cases, with the inputs of each loss in addition to logp; lengths of documents ----
 
 MODELS = {
-    "qwen3": llama_like(Qwen3ForCausalLM, vocab=31, hidden=12, heads=2, kv_heads=1, mlp=20, head_dim=8,
+    "qwen3": llama_like("Qwen3", vocab=31, hidden=12, heads=2, kv_heads=1, mlp=20, head_dim=8,
                         rope_parameters={"rope_theta": 1000.0, "rope_type": "default"}, attention_bias=False,
                         layer_types=["full_attention", "full_attention"], tie_word_embeddings=True),
     "gpt2": gpt2(vocab=29, hidden=12, heads=2, mlp=20),
@@ -349,21 +336,9 @@ def make_file(model_name, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXPLANATION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names, golden = ", ".join(MODELS), Path(__file__).parents[1] / "tests" / "golden_objectives"
-    parser.add_argument("model", nargs="*", default=list(MODELS), help=f"models to write (default: all): {names}")
-    parser.add_argument("--out", type=Path, default=golden, help=f"folder to write to (default: tests/{golden.name})")
-    options = parser.parse_args()
-    for name in options.model:
-        if name not in MODELS:
-            parser.error(f"unknown model '{name}'; choose from {names}")
-
-    torch.set_num_threads(1)  # fixes the order of sums: every run gives the same bits
-    options.out.mkdir(parents=True, exist_ok=True)
+    options = arguments(__doc__, EXPLANATION, "golden_objectives", MODELS)
     print(f"{'model':9}{'case':15}{'tokens':>6}{'loss':>11}{'finite difference':>19}{'bytes':>11}")
-    total = sum(make_file(name, options.out) for name in options.model)
+    total = sum(make_file(name, options.out) for name in options.case)
     print(f"{'total':9}{total:62,}")
 
 

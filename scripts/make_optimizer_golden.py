@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
 """Writes tests/golden/optimizers/*.safetensors: updates by PyTorch's Muon and AdamW, and by bitsandbytes' 8-bit AdamW."""
 
-import argparse
 import json
-from pathlib import Path
 from unittest.mock import patch
 
 import bitsandbytes
 import torch
-from make_golden import write_safetensors
+from golden import arguments, write_safetensors
 from safetensors import safe_open
 
 EXPLANATION = """
@@ -77,16 +75,10 @@ def adamw_8bit(golden):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXPLANATION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    golden = Path(__file__).parents[1] / "tests" / "golden"
-    parser.add_argument("--golden", type=Path, default=golden, help="folder of golden data (default: tests/golden)")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    (options.golden / "optimizers").mkdir(parents=True, exist_ok=True)
-    muon(options.golden)
-    adamw_8bit(options.golden)
+    golden = arguments(__doc__, EXPLANATION, "golden").out
+    (golden / "optimizers").mkdir(exist_ok=True)
+    muon(golden)
+    adamw_8bit(golden)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,9 @@
 #!/usr/bin/env python3
 """Writes tests/golden/quantised/nf4.safetensors: weights in 4 bits by bitsandbytes, and their dequantised values."""
 
-import argparse
-from pathlib import Path
-
 import bitsandbytes.functional as bnb
 import torch
-from make_golden import write_safetensors
+from golden import arguments, write_safetensors
 
 EXPLANATION = """
 For every case NAME:
@@ -27,14 +24,8 @@ CASES = {
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXPLANATION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    golden = Path(__file__).parents[1] / "tests" / "golden" / "quantised"
-    parser.add_argument("--out", type=Path, default=golden, help="folder to write to (default: tests/golden/quantised)")
-    options = parser.parse_args()
+    options = arguments(__doc__, EXPLANATION, "golden/quantised")
     torch.manual_seed(1)
-    torch.set_num_threads(1)
     tensors = {}
     for name, (shape, dtype) in CASES.items():
         before = torch.randn(shape) * torch.rand(shape[0], 1) * (2e-5 if name == "tiny" else 0.1)
@@ -43,7 +34,6 @@ def main():
         tensors |= {name: codes, f"{name}/before": before.float()}
         tensors |= {f"{name}.{part}": tensor for part, tensor in state.as_dict(packed=True).items()}
         tensors[f"{name}/after"] = bnb.dequantize_4bit(codes, state).float()
-    options.out.mkdir(parents=True, exist_ok=True)
     write_safetensors(options.out / "nf4.safetensors", tensors, {"made by": "scripts/make_quantised_golden.py"})
 
 

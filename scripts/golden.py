@@ -1,0 +1,251 @@
+"""Shared by the scripts that make golden data: tiny models of transformers in float64, checks of them, and files."""
+
+import argparse
+import copy
+import json
+import math
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import transformers
+from safetensors.torch import save
+
+# They must be loaded before `everything_in_float64` changes the meaning of torch.float32.
+MODELS = {
+    name: getattr(transformers, name)
+    for name in ["GPT2LMHeadModel", *(f"{family}ForCausalLM" for family in ("Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3"))]
+}
+FLOAT32 = torch.float32  # remains float32 inside `everything_in_float64`
+
+
+# ---- Models: a config.json in the form of published models, and the model entirely in float64 ----
+
+
+def gpt2(vocab, hidden, heads, mlp):
+    return {
+        "activation_function": "gelu_new",
+        "architectures": ["GPT2LMHeadModel"],
+        "bos_token_id": vocab - 1,
+        "eos_token_id": vocab - 1,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt2",
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_inner": mlp,  # null means 4 * n_embd
+        "n_layer": 2,
+        "n_positions": 32,
+        "vocab_size": vocab,
+    }
+
+
+def llama_like(family, vocab, hidden, heads, kv_heads, mlp, **more):
+    gemma = family == "Gemma3"
+    return {
+        "hidden_activation" if gemma else "hidden_act": "gelu_pytorch_tanh" if gemma else "silu",
+        "architectures": [family + "ForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "max_position_embeddings": 64,
+        "model_type": "gemma3_text" if gemma else family.lower(),
+        "num_attention_heads": heads,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-05,
+        "vocab_size": vocab,
+        **more,
+    }
+
+
+@contextmanager
+def everything_in_float64():
+    """Replaces float32 by float64 while a model is built and run.
+
+    Casting the model is not enough: to stay accurate in bfloat16, transformers casts to float32 inside the computation
+    (RMSNorm's input, RoPE's angles, and RoPE's frequencies when it builds the model). In this context, every name that
+    transformers uses for float32 means float64.
+    """
+    with (
+        patch.multiple(torch, float32=torch.float64, float=torch.float64),
+        patch.object(torch.Tensor, "float", torch.Tensor.double),
+    ):
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(FLOAT32)
+
+
+def empty_model(config):
+    model_class = MODELS[config["architectures"][0]]
+    own_config = model_class.config_class.from_dict(copy.deepcopy(config))  # a copy: transformers changes it
+    return model_class._from_config(own_config, attn_implementation="sdpa").eval()
+
+
+def make_model(config, random):
+    """A model with no parameter at a special value such as 0 or 1. All parameters are float32 numbers."""
+    model = empty_model(config).double()
+    gemma = config["model_type"] == "gemma3_text"
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            norm_weight = parameter.ndim == 1 and name.endswith("weight") and not gemma
+            noise = 0.25 * torch.randn(parameter.shape, generator=random, dtype=torch.double)
+            parameter.copy_((noise + 1 if norm_weight else noise).type(FLOAT32))
+    return model
+
+
+def checkpoint_parameters(model):
+    """The parameters by their names in published checkpoints (GPT-2's have no prefix)."""
+    return {name.removeprefix("transformer."): parameter for name, parameter in model.named_parameters()}
+
+
+def logits_of(model, stream, lengths):
+    """Runs the documents one by one."""
+    documents = stream["tokens"].long().split(lengths)
+    return torch.cat([model(document[None], use_cache=False).logits[0] for document in documents])
+
+
+def forward(model, stream, lengths):
+    """Logits, log-probs of the targets and the mean loss."""
+    logits, targets = logits_of(model, stream, lengths), stream["targets"].long()
+    has_target = targets >= 0
+    logp = logits.log_softmax(-1).gather(1, targets.clamp(min=0)[:, None])[:, 0] * has_target
+    return logits, logp, -logp.sum() / has_target.sum()
+
+
+# ---- Checks ----
+
+
+def check_norm(model, config):
+    """Compares the final norm with its formula in plain Python floats (float64)."""
+    norm = model.transformer.ln_f if "n_embd" in config else model.model.norm
+    weight, x = norm.weight.tolist(), [math.sin(i) for i in range(len(norm.weight))]
+    bias, offset = [0] * len(x), 1 if config["model_type"] == "gemma3_text" else 0
+    if "n_embd" in config:
+        bias, mean = norm.bias.tolist(), sum(x) / len(x)
+        x = [v - mean for v in x]
+    epsilon = config.get("layer_norm_epsilon") or config["rms_norm_eps"]
+    scale = 1 / math.sqrt(sum(v * v for v in x) / len(x) + epsilon)
+    expected = [(offset + w) * v * scale + b for w, v, b in zip(weight, x, bias)]
+    assert_close("norm", norm(torch.tensor([[math.sin(i) for i in range(len(x))]]))[0].tolist(), expected)
+
+
+def check_rope(model, config, length):
+    """Compares RoPE's cosines and sines with their formula in plain Python floats."""
+    rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})}
+    if config["model_type"] == "gemma3_text":
+        local = rope.get("sliding_attention") or {"rope_theta": config["rope_local_base_freq"]}
+        check_turns(model, config, local, length, layer_type=["sliding_attention"])
+        check_turns(model, config, rope.get("full_attention", rope), length, layer_type=["full_attention"])
+    else:
+        check_turns(model, config, rope, length)
+
+
+def yarn(rope, frequencies):
+    """YaRN's frequencies, and its factor of cosines and sines."""
+    # The real number i at which theta^(-2i / dim) makes this many rotations in the original length.
+    base = math.log(rope["rope_theta"]) / len(frequencies)
+    first, last = (
+        math.log(rope["original_max_position_embeddings"] / (2 * math.pi * rope.get(name, usual))) / base
+        for name, usual in (("beta_fast", 32), ("beta_slow", 1))
+    )
+    if rope.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * len(frequencies) - 1)
+    divided = [min(max((i - first) / (last - first), 0), 1) for i in range(len(frequencies))]
+    assert divided[-1] == 1 and any(0 < d < 1 for d in divided), "a regime of yarn is missing"
+    frequencies = [f * (1 - d) + f * d / rope["factor"] for f, d in zip(frequencies, divided)]
+    factors = [0.1 * rope.get(name, usual) * math.log(rope["factor"]) + 1 for name, usual in (("mscale", 1), ("mscale_all_dim", 0))]
+    return frequencies, factors[0] / factors[1]
+
+
+def check_turns(model, config, rope, length, layer_type=()):
+    dim, scale = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"], 1
+    kind, theta = rope.get("rope_type", rope.get("type")), rope["rope_theta"]
+    if kind == "dynamic" and length > config["max_position_embeddings"]:
+        stretch = rope["factor"] * length / config["max_position_embeddings"] - rope["factor"] + 1
+        theta *= stretch ** (dim / (dim - 2))
+    frequencies = [theta ** (-2 * i / dim) for i in range(dim // 2)]
+    if kind == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        turns = [rope["original_max_position_embeddings"] * f / (2 * math.pi) for f in frequencies]
+        keep = [min(max((t - low) / (high - low), 0), 1) for t in turns]
+        assert keep[0] == 1 and keep[-1] == 0 and any(0 < k < 1 for k in keep), "a regime of llama3's rope is missing"
+        frequencies = [f * (k + (1 - k) / rope["factor"]) for f, k in zip(frequencies, keep)]
+    elif kind == "yarn":
+        frequencies, scale = yarn(rope, frequencies)
+    elif kind == "longrope":
+        pretrained = rope["original_max_position_embeddings"]
+        factor = rope.get("factor", config["max_position_embeddings"] / pretrained)
+        scale = rope.get("attention_factor", math.sqrt(1 + math.log(factor) / math.log(pretrained)))
+        factors = rope["long_factor" if length > pretrained else "short_factor"]
+        frequencies = [f / factor for f, factor in zip(frequencies, factors, strict=True)]
+    elif kind == "linear":
+        frequencies = [f / rope["factor"] for f in frequencies]
+    angles = [[p * f for f in frequencies] * 2 for p in range(length)]
+    cosines, sines = model.model.rotary_emb(torch.ones(1), torch.arange(length)[None], *layer_type)
+    for angle, cosine, sine in zip(angles, cosines[0].tolist(), sines[0].tolist()):
+        assert_close("cosine", cosine, [scale * math.cos(a) for a in angle])
+        assert_close("sine", sine, [scale * math.sin(a) for a in angle])
+
+
+def assert_close(what, values, expected):
+    error = max(abs(v - e) for v, e in zip(values, expected, strict=True))
+    assert error < 1e-14, f"{what}: differs by {error:.1e} from a plain computation"
+
+
+def finite_difference_error(model, loss_of_model, random):
+    """The relative error of the gradient against the slope of the loss along a line.
+
+    The line points uphill in every parameter, by a random amount, so errors cannot cancel.
+    """
+    parameters = list(model.parameters())
+    start = [p.detach().clone() for p in parameters]
+    line = [torch.randn(p.shape, generator=random).abs().copysign(p.grad) for p in parameters]
+    length = math.sqrt(sum((d * d).sum().item() for d in line))
+    slope = sum((d * p.grad).sum().item() for d, p in zip(line, parameters)) / length
+
+    @torch.no_grad()
+    def loss_at(distance):
+        for parameter, origin, d in zip(parameters, start, line):
+            parameter.copy_(origin + distance / length * d)
+        return loss_of_model().item()
+
+    h = 1e-5
+    measured = (loss_at(h) - loss_at(-h)) / (2 * h)
+    return abs(measured - slope) / abs(slope)
+
+
+# ---- The command line, and files ----
+
+
+def arguments(doc, explanation, folder, cases=()):
+    """The cases to write (all, unless the command line names some) and the folder to write to."""
+    parser = argparse.ArgumentParser(
+        description=doc, epilog=explanation, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if cases:
+        parser.add_argument("case", nargs="*", default=list(cases), help=f"to write (default: all): {', '.join(cases)}")
+    tests = Path(__file__).parents[1] / "tests"
+    parser.add_argument("--out", type=Path, default=tests / folder, help=f"folder to write to (default: tests/{folder})")
+    options = parser.parse_args()
+    for name in options.case if cases else []:
+        if name not in cases:
+            parser.error(f"unknown case '{name}'; choose from {', '.join(cases)}")
+    torch.set_num_threads(1)  # fixes the order of sums: every run gives the same bits
+    options.out.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def write_safetensors(file, tensors, metadata):
+    """Writes deterministically: `save` orders metadata arbitrarily, this keeps the given order."""
+    content = save(tensors, metadata)
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:begin]) | {"__metadata__": metadata}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the tensors stay aligned
+    # Written under a temporary name first, so that a file with the final name is always complete.
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_bytes(len(header).to_bytes(8, "little") + header + content[begin:])
+    os.replace(unfinished, file)
