@@ -14,7 +14,8 @@ import json
 import pathlib
 import sys
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from make_tokenizer_golden import BYTES, LLAMA3, UNDERSCORE, Hash, byte_level, fallback, sequence, split
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 S, U, A = "system", "user", "assistant"
@@ -51,10 +52,9 @@ CONVERSATIONS = [
 
 
 def fnv1a(text):
-    value = 0xCBF29CE484222325
-    for byte in text.encode():
-        value = (value ^ byte) * 0x100000001B3 % 2**64
-    return f"{value:016x}"
+    digest = Hash()
+    digest.add(text.encode())
+    return f"{digest.value:016x}"
 
 
 def after_users(conversation):
@@ -66,18 +66,9 @@ TEXT = ["How far is the moon? About 384 000 km. Answer briefly. One? Two? Three?
         "<|user|>\n <|assistant|>\n [INST] more and around [/INST] \u00fc e\u0301 end here I am, you are, don't."]
 
 
-def byte_level(special):
+def byte_tokenizer(special):
     """Like GPT-2, Llama 3 and Qwen: bytes, split by a pattern."""
-    tokenizer = Tokenizer(models.BPE())
-    pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-               r"\s*[\r\n]+|\s+(?!\S)|\s+")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(pattern), "isolated"),
-         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=360, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(TEXT * 3, trainer)
+    tokenizer = byte_level(sequence(pre_tokenizers, split(LLAMA3), BYTES), size=360, texts=TEXT * 3)
     tokenizer.add_special_tokens(special)
     thinking = [AddedToken(name, normalized=False) for name in ("<think>", "</think>")]  # not special, as in Qwen3
     tokenizer.add_tokens(thinking)
@@ -86,26 +77,15 @@ def byte_level(special):
 
 def sentencepiece(special, legacy):
     """Like Llama 2 and Mistral: characters. A space precedes the text; with `legacy`, each text between special tokens."""
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
-    if legacy:
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
-                                           decoders.Strip(" ", 1, 0)])
+    decoder = sequence(decoders, UNDERSCORE, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0))
     lines = [word for text in TEXT for word in text.replace(" ", " \u2581").split(" ")]
-    trainer = trainers.BpeTrainer(vocab_size=430, special_tokens=["<unk>"] + [f"<0x{b:02X}>" for b in range(256)],
-                                  show_progress=False)
-    normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Sequence([]), pre_tokenizers.Sequence([])
-    tokenizer.train_from_iterator(lines * 3, trainer)
-    content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] == "<unk>"]
-    tokenizer = Tokenizer.from_str(json.dumps(content))
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    if pre_tokenizer is not None:
-        tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer = fallback(decoder=decoder, size=430, texts=lines * 3, special=["<unk>"])
+    if legacy:
+        tokenizer.normalizer = sequence(normalizers, normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581"))
+        tokenizer.pre_tokenizer = sequence(pre_tokenizers)
+    else:
+        tokenizer.normalizer = sequence(normalizers)
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.add_special_tokens(special)
     return tokenizer
 
@@ -115,8 +95,8 @@ def special(*names):
 
 
 TOKENIZERS = {
-    "byte_level": (lambda: byte_level(special("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>",
-                                              "<|end_header_id|>", "<|eot_id|>")),
+    "byte_level": (lambda: byte_tokenizer(special("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>",
+                                                  "<|end_header_id|>", "<|eot_id|>")),
                    ["chatml", "qwen3", "llama3.1"]),
     "legacy": (lambda: sentencepiece(special("<s>", "</s>"), True), ["mistral-v1", "mistral-v1-system", "zephyr"]),
     "metaspace": (lambda: sentencepiece(special("<s>", "</s>", "[INST]", "[/INST]", "<start_of_turn>",

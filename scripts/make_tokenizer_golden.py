@@ -104,18 +104,19 @@ def frequent(count):
     return "".join(c for c in SENTENCES if c in kept)
 
 
-def byte_level(pre_tokenizer, normalizer=None, size=600, **model):
+def byte_level(pre_tokenizer, normalizer=None, size=600, texts=(SENTENCES,), **model):
     tokenizer = Tokenizer(models.BPE(**model))
     if normalizer:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    tokenizer.train_from_iterator([SENTENCES], trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
-def fallback(normalizer=None, pre_tokenizer=None, decoder=None, train=None, size=650, **model):
+def fallback(normalizer=None, pre_tokenizer=None, decoder=None, train=None, size=650, texts=None,
+             special=("<unk>", "<s>", "</s>"), **model):
     """Characters, with tokens <0x00> to <0xFF> for those outside the vocabulary."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True, **model))
     if normalizer:
@@ -124,8 +125,8 @@ def fallback(normalizer=None, pre_tokenizer=None, decoder=None, train=None, size
         tokenizer.pre_tokenizer = train
     trainer = trainers.BpeTrainer(
         vocab_size=size, show_progress=False,
-        special_tokens=["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)])
-    tokenizer.train_from_iterator([frequent(150)], trainer)
+        special_tokens=[*special, *(f"<0x{b:02X}>" for b in range(256))])
+    tokenizer.train_from_iterator(texts or [frequent(150)], trainer)
     settings = json.loads(tokenizer.to_str())
     settings["added_tokens"] = [t for t in settings["added_tokens"] if not t["content"].startswith("<0x")]
     tokenizer = Tokenizer.from_str(json.dumps(settings))
