@@ -21,39 +21,22 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
+from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 SIZES = dict(vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=0, pad_token_id=None)  # fmt: skip
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)  # fmt: skip
-MODELS = {
-    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=400, n_embd=64, n_layer=3, n_head=4, n_positions=512,
-                                         bos_token_id=None, eos_token_id=0)),
-    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
-    "llama3": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=LLAMA3)),
-    "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=48)),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=True)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=32)),
-    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, head_dim=32, query_pre_attn_scalar=20, sliding_window=32,
-                                                  sliding_window_pattern=2)),
-}  # fmt: skip
+CONFIGS = {
+    "gpt2": GPT2Config(vocab_size=400, n_embd=64, n_layer=3, n_head=4, n_positions=512, bos_token_id=None, eos_token_id=0),
+    "llama": LlamaConfig(**SIZES),
+    "llama3": LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=LLAMA3),
+    "mistral": MistralConfig(**SIZES, sliding_window=48),
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, head_dim=32),
+    "gemma3": Gemma3TextConfig(**SIZES, head_dim=32, query_pre_attn_scalar=20, sliding_window=32, sliding_window_pattern=2),
+}
 
 
 def make_tokenizer(text):
@@ -117,9 +100,9 @@ def check(name, dtype, folder, binary, data, documents):
 
     errors = []
     base = folder / "base"
-    model_class, config = MODELS[name]
     torch.manual_seed(1)
-    model_class(config).to(dtype).save_pretrained(base, max_shard_size="100KB" if dtype == torch.bfloat16 else "5GB")
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]).to(dtype)
+    model.save_pretrained(base, max_shard_size="100KB" if dtype == torch.bfloat16 else "5GB")
     tokenizer = make_tokenizer("\n".join(documents))
     tokenizer.save_pretrained(base)
 
@@ -165,7 +148,7 @@ def main():
     options = parser.parse_args()
     documents = [p for p in (root / "README.md").read_text().split("\n\n") if 100 < len(p) < 600]
     print(f"{'model':9}{'type':16}{'tensors':>8}{'loss':>10}{'with adapters':>15}{'difference':>12}")
-    for name in MODELS:
+    for name in CONFIGS:
         for dtype in (torch.float32, torch.bfloat16):
             with tempfile.TemporaryDirectory() as folder:
                 data = Path(folder) / "data.jsonl"
