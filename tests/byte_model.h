@@ -31,15 +31,23 @@ inline Json byte_tokenizer(const std::vector<std::string>& special) {
 }
 
 // `change` may change the weights before they are saved.
-template <class F>
-void save_random_model(const fs::path& dir, const Config& c, std::uint64_t seed, F&& change) {
+template <class F = decltype([](Model<float>&) {})>
+void save_random_model(const fs::path& dir, const Config& c, F&& change = {}) {
   Cpu dev(std::size_t{1} << 24);
   Model<float> m{c, Tensors<float>(c)};
   allocate(dev, table(c, m.weights), Kind::weights);
-  initialise(dev, m, seed, 0.3);
+  initialise(dev, m, 1, 0.3);
   change(m);
   fs::create_directories(dir);
   save_model(dev, dir, m, ModelLayout(c));
+}
+
+// The same, with a tokenizer that has ChatML's tokens.
+template <class F = decltype([](Model<float>&) {})>
+void save_chat_model(const fs::path& dir, const Config& c, F&& change = {}) {
+  save_random_model(dir, c, change);
+  write_file_atomically(dir / "tokenizer.json", byte_tokenizer({"<|im_start|>", "<|im_end|>"}).dump());
+  write_file_atomically(dir / "tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
 }
 
 }  // namespace streambp

@@ -19,14 +19,17 @@ T sized(T on_gpu, T emulated, T sanitized) {
   return kEmulated || std::getenv("STREAMBP_SMALL_TESTS") ? emulated : on_gpu;
 }
 
-// Skips a test visibly without a GPU.
-class GpuTest : public testing::Test {
+// Skips tests visibly without a GPU.
+template <class Fixture>
+class OnGpu : public Fixture {
  protected:
   void SetUp() override {
+    Fixture::SetUp();
     const std::string reason = cuda::unusable();
     if (!reason.empty()) GTEST_SKIP() << "no GPU: " << reason;
   }
 };
+using GpuTest = OnGpu<testing::Test>;
 
 // Runs f once on a GPU; emulated, once per order of threads, since a missing barrier shows in some order.
 // Sanitizers look for wrong addresses, which do not depend on the order.
@@ -90,5 +93,19 @@ struct TwinIntegers {
   }
   TwinIntegers(const TwinIntegers&) = delete;
 };
+
+// What an argument is on each device: its matrix, or itself.
+template <class T>
+Matrix<double> on_host(const Twin<T>& twin) {
+  return twin.host.m;
+}
+template <class T>
+Matrix<T> on_gpu(const Twin<T>& twin) {
+  return twin.gpu;
+}
+inline auto on_host(const TwinIntegers& twin) { return twin.host; }
+inline auto on_gpu(const TwinIntegers& twin) { return twin.gpu; }
+inline auto on_host(const auto& argument) { return argument; }
+inline auto on_gpu(const auto& argument) { return argument; }
 
 }  // namespace streambp

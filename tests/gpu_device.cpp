@@ -46,18 +46,6 @@ TEST_F(CudaDevice, TimesProductsAgainstTheFreeChoice) {
   EXPECT_GT(cuda::time_large_product<BFloat16>().free_choice.rate, 0);
 }
 
-TEST_F(CudaDevice, CountsAndTimesOperations) {
-  Cuda dev(std::size_t{1} << 20, kTile);
-  const auto x = allocate<float>(dev, 8, 8, Kind::chunk), y = allocate<float>(dev, 8, 8, Kind::chunk);
-  dev.profile = true;
-  zero(dev, x), zero(dev, y), add(dev, y, x);
-  dev.synchronize();
-  double seconds = 0;
-  for (const Work& w : dev.work()) seconds += w.seconds;
-  EXPECT_GT(seconds, 0);
-  EXPECT_TRUE(dev.algorithm_changes.empty());
-}
-
 template <class Device, class T>
 Matrix<T> random_matrix(Device& dev, Index rows, Index cols, std::uint64_t seed) {
   const Matrix<T> m = allocate<T>(dev, rows, cols, Kind::chunk);
@@ -120,8 +108,8 @@ TEST_F(CudaDevice, AlignsEveryOperandOfAProduct) {
 
 TEST(GpuDriver, IsCheckedFirst) {
   cuda_on_cpu::driver_version = 12040;
-  EXPECT_NE(cuda::unusable().find("needs driver r580"), std::string::npos);
-  EXPECT_NE(error_of([] { Cuda dev(1024); }).find("update the driver"), std::string::npos);
+  EXPECT_PRED2(contains, cuda::unusable(), "needs driver r580");
+  EXPECT_PRED2(contains, error_of([] { Cuda dev(1024); }), "update the driver");
   cuda_on_cpu::driver_version = 0;
   EXPECT_EQ(cuda::unusable(), "no NVIDIA driver is loaded");
   cuda_on_cpu::driver_version = 13000;
@@ -166,8 +154,7 @@ TEST_F(CudaDevice, ReportsEveryChangeOfAlgorithm) {
   for (int again = 0; again < 2; ++again) matmul(dev, y, x, w);
   cuda_on_cpu::rejects = nullptr;
   ASSERT_EQ(dev.algorithm_changes.size(), 1u);
-  EXPECT_NE(dev.algorithm_changes[0].find("the product of 300 rows of 40 numbers to 24 (float32)"), std::string::npos)
-      << dev.algorithm_changes[0];
+  EXPECT_PRED2(contains, dev.algorithm_changes[0], "the product of 300 rows of 40 numbers to 24 (float32)");
 }
 
 TEST_F(CudaDevice, AChangeOfAlgorithmReachesVerify) {
@@ -186,9 +173,7 @@ TEST_F(CudaDevice, RefusesALibraryWithShapeDependentBits) {
     cuda_on_cpu::descends = [=](const cuda_on_cpu::Product& p) { return p.n == rows && p.k == 100; };
     const std::string error = error_of([&] { cuda::check_products<float>(c, kTile); });
     cuda_on_cpu::descends = nullptr;
-    EXPECT_NE(error.find("rows of 100 numbers to 36 (float32) has different bits inside a chunk of 512"),
-              std::string::npos)
-        << error;
+    EXPECT_PRED2(contains, error, "rows of 100 numbers to 36 (float32) has different bits inside a chunk of 512");
   }
 }
 

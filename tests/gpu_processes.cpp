@@ -10,14 +10,8 @@ namespace {
 const std::string kModel = " --family qwen3 --hidden 32 --layers 2 --heads 4 --kv-heads 2 --mlp 48 ";
 
 // Emulated, every process has the number of GPUs that CUDA_ON_CPU_GPUS says.
-class GpuProcesses : public Processes {
+class GpuProcesses : public OnGpu<Processes> {
  protected:
-  void SetUp() override {
-    Processes::SetUp();
-    if (IsSkipped()) return;
-    const std::string reason = cuda::unusable();
-    if (!reason.empty()) GTEST_SKIP() << "no GPU: " << reason;
-  }
   void TearDown() override {
     unsetenv("CUDA_ON_CPU_GPUS");
     Processes::TearDown();
@@ -33,18 +27,18 @@ TEST_F(GpuProcesses, GiveTheBitsOfOneGpu) {
   cudaGetDeviceCount(&count);
   if (!kEmulated && count < 2) GTEST_SKIP() << "needs 2 GPUs";
   setenv("CUDA_ON_CPU_GPUS", "2", 1);
-  ASSERT_EQ(execute(train + "--out " + path("one"), program).exit_code, 0);
-  expect_runs(2, train + "--shard weights --out " + path("data"), program);
+  expect_outcome(0, execute(train + "--out one", program));
+  expect_runs(2, train + "--shard weights --out data", program);
   expect_same_run("one", "data");
-  expect_runs(2, verify + "--json " + path("verify.json"), program);
-  EXPECT_TRUE(parse_json_file(path("verify.json"))["verified"]);
+  expect_runs(2, verify + "--json verify.json", program);
+  EXPECT_TRUE(parse_json_file("verify.json")["verified"]);
 }
 
 TEST_F(GpuProcesses, NeedAGpuEach) {
   int count = 0;
   cudaGetDeviceCount(&count);
   if (count > 1) GTEST_SKIP() << "needs one GPU";
-  expect_refused_by_ranks(ranks(2, program) + train + "--out " + path("run"), "ranks 0 and 1 both use the GPU");
+  expect_refused_by_ranks(ranks(2, program) + train + "--out run", "ranks 0 and 1 both use the GPU");
 }
 
 }  // namespace

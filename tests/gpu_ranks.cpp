@@ -7,12 +7,13 @@
 namespace streambp {
 namespace {
 
-class GpuRanks : public testing::Test {
+class GpuRanks : public GpuTest {
  protected:
   static constexpr int kGpus = 4;
+  const Config c = models_for_ranks()[1].config;
   void SetUp() override {
-    const std::string reason = cuda::unusable();
-    if (!reason.empty()) GTEST_SKIP() << "no GPU: " << reason;
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
 #ifdef CUDA_ON_CPU
     cuda_on_cpu::gpu_count = kGpus;
 #endif
@@ -36,7 +37,6 @@ std::vector<Batch> few_rows(const Config& c, std::size_t count) {
 }
 
 TEST_F(GpuRanks, SequenceRanksGiveTheBitsOfLanes) {
-  const Config c = models_for_ranks()[1].config;
   expect_bits_of_one_gpu<float>(1, 2, {c, few_rows(c, 1), Mode::stream});
   if (!kSanitized) expect_bits_of_one_gpu<BFloat16>(1, 4, {c, few_rows(c, 1), Mode::full});
 }
@@ -49,13 +49,11 @@ TEST_F(GpuRanks, DataRanksGiveTheBitsOfOneGpuThatAccumulates) {
 
 TEST_F(GpuRanks, GridsGiveTheBitsOfOneGpu) {
   if (kSanitized) GTEST_SKIP() << "slow; without sanitizers, it runs";
-  const Config c = models_for_ranks()[1].config;
   const Task task{c, few_rows(c, 2), Mode::stream, kTile, OptimizerKind::adamw_bf16};
   expect_bits_of_one_gpu<BFloat16, BFloat16>(2, 2, task);
 }
 
 TEST_F(GpuRanks, FarMemoryGivesTheBitsOfOneGpu) {
-  const Config c = models_for_ranks()[1].config;
   Task task{c, few_rows(c, 1), Mode::stream, kTile, OptimizerKind::adamw_bf16};
   task.places = {Place::far, Place::far, Place::far, Place::far, Place::far};
   expect_bits_of_one_gpu<BFloat16>(1, 2, task);
@@ -63,7 +61,6 @@ TEST_F(GpuRanks, FarMemoryGivesTheBitsOfOneGpu) {
 
 // Each rank gathers the rows of one matrix from all ranks and orthogonalises it.
 TEST_F(GpuRanks, MuonGivesTheBitsOfOneGpu) {
-  const Config c = models_for_ranks()[1].config;
   const Task task{c, few_rows(c, 2), Mode::stream, kTile, OptimizerKind::muon};
   expect_bits_of_one_gpu<BFloat16>(2, 1, task);
 }
@@ -71,7 +68,6 @@ TEST_F(GpuRanks, MuonGivesTheBitsOfOneGpu) {
 #ifdef CUDA_ON_CPU
 // Another rank fails: a rank that waits for it fails too, and does not hang. On GPUs, MPI ends the others.
 TEST_F(GpuRanks, FailTogether) {
-  const Config c = models_for_ranks()[1].config;
   std::atomic<int> failed = 0;
   auto run = [&] {
     as_ranks(2, 1, [&](const Ranks& ranks) {
@@ -82,14 +78,10 @@ TEST_F(GpuRanks, FailTogether) {
       const auto numbers = allocate<float>(dev, 64, 64, Kind::chunk);
       zero(dev, numbers);
       exchange(dev, "share", connection.ranks.all, shared_rows<float>(connection.ranks.all, {numbers}));
-      try {
-        dev.synchronize();
-      } catch (const Error& e) {
-        ++failed;
-        EXPECT_NE(std::string(e.what()).find("the connection to another GPU has failed"), std::string::npos)
-            << e.what();
-        throw;
-      }
+      const std::string said = error_of([&] { dev.synchronize(); });
+      EXPECT_PRED2(contains, said, "the connection to another GPU has failed");
+      failed += !said.empty();
+      fail(said);
     });
   };
   EXPECT_THROW(run(), Error);

@@ -10,6 +10,7 @@
 
 #include "data/files/checkpoint.h"
 #include "data/files/config.h"
+#include "tests/temporary.h"
 #include "training/plan.h"
 #include "training/trainer_instances.cuh"
 #include "training/verify/gradient_check.h"
@@ -131,6 +132,14 @@ inline Batch packed(const Config& c, const std::vector<Index>& lengths, std::uin
   return batch;
 }
 
+// The numbers of a stored tensor.
+template <class V>
+std::vector<V> numbers(const Tensor& tensor) {
+  std::vector<V> values(static_cast<std::size_t>(tensor.count));
+  read(tensor, values.data());
+  return values;
+}
+
 // A copy on the host of the trained parameters: of their gradient or their weights.
 template <class Device, class T>
 HostGradient host_gradient(Device& dev, const Config& c, Tensors<T>& gradient) {
@@ -170,6 +179,24 @@ GradientRun run_gradient(const Config& config, const Batch& batch, const Schedul
           {logp.begin(), logp.end()},
           measures.others,
           dev.algorithm_changes};
+}
+
+// The gradient and the loss of a run are those of the oracle.
+inline void expect_oracle(const GradientRun& run, const oracle::Result& truth, const std::string& what = "") {
+  const Difference error = run.gradient.difference(HostGradient(run.gradient, truth.gradient));
+  EXPECT_LE(error.relative, 1e-10) << what << ": " << error.tensor;
+  EXPECT_NEAR(run.loss, truth.loss, 1e-10 * std::abs(truth.loss)) << what;
+  for (std::size_t t = 0; t < truth.logp.size(); ++t)
+    ASSERT_NEAR(run.logp[t], truth.logp[t], 1e-9) << what << ", token " << t;
+}
+
+// Two runs give the same bits; each takes exactly the planned memory.
+inline void expect_same_bits(const GradientRun& run, const GradientRun& first, const std::string& what = "") {
+  EXPECT_TRUE(run.gradient == first.gradient) << what << ": " << run.gradient.difference(first.gradient).tensor;
+  EXPECT_EQ(run.loss, first.loss) << what;
+  EXPECT_EQ(run.logp, first.logp) << what;
+  EXPECT_EQ(run.others, first.others) << what;
+  EXPECT_EQ(run.peak, run.planned) << what << ": the plan and the arena disagree";
 }
 
 // Weights without special values such as 0 or 1.

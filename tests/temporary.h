@@ -2,12 +2,16 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "data/files/files.h"
@@ -16,27 +20,56 @@ namespace streambp {
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// The message of the Error that `action` throws; empty if it throws none.
-template <class Action>
+// The message of the Error that `action` throws, or of one kind of errors; empty if it throws none.
+template <class Kind = Error, class Action>
 std::string error_of(const Action& action) {
   try {
     action();
-  } catch (const Error& error) {
+  } catch (const Kind& error) {
     return error.what();
   }
   return "";
 }
 #define EXPECT_ERROR(action, said) EXPECT_PRED2(contains, error_of([&] { action; }), said)
 
-// Runs f in a child process. Returns its exit code, or 128 + n if signal n killed it.
+// Waits for a child process. Returns its exit code, or -n if signal n killed it.
+inline int exit_code(pid_t child) {
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+// Runs f in a child process.
 template <class F>
 int exit_code_of(F&& f) {
   const pid_t child = fork();
   if (child == 0) _exit(f());
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return exit_code(child);
 }
+
+// Waits until the condition holds; false after a minute.
+template <class Condition>
+bool eventually(const Condition& condition) {
+  for (int i = 0; i < 6000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  return condition();
+}
+
+// Simulates a full disk: during its lifetime, no file can grow beyond a limit.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  void (*handler_)(int);
+  rlimit before_;
+};
 
 class TemporaryDirectory : public testing::Test {
  protected:

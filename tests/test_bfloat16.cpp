@@ -11,17 +11,9 @@ class BFloat16Commands : public Commands {
   // A model of bytes in float32 files, and text.
   void SetUp() override {
     Commands::SetUp();
-    save_random_model(path("model"), make_config("qwen3", {259, 32, 2, 4, 2, 8, 64, 300, false}), 1, [](auto&) {});
-    write_file_atomically(path("model/tokenizer.json"), byte_tokenizer({"<|im_start|>", "<|im_end|>"}).dump());
-    write_file_atomically(path("model/tokenizer_config.json"), "{\"eos_token\": \"<|im_end|>\"}");
-    write_file_atomically(path("text.txt"), "A text to be read.");
-    write_file_atomically(path("data.jsonl"), "{\"prompt\": \"One and one\", \"completion\": \" is two.\"}\n");
-  }
-  Json json(const std::string& name) const { return Json::parse(read_file(path(name))); }
-  void expect_same_files(const std::string& a, const std::string& b) {
-    for (const char* file : {"/step-000004/model.safetensors", "/training/step-000004/optimizer.safetensors"}) {
-      EXPECT_TRUE(read_file(path(a + file)) == read_file(path(b + file))) << a << file;
-    }
+    save_chat_model("model", make_config("qwen3", {259, 32, 2, 4, 2, 8, 64, 300, false}));
+    write_file_atomically("text.txt", "A text to be read.");
+    write_file_atomically("data.jsonl", "{\"prompt\": \"One and one\", \"completion\": \" is two.\"}\n");
   }
 };
 
@@ -32,50 +24,48 @@ TEST_F(BFloat16Commands, TrainingResumesBitForBitInEveryCombinationOfTypes) {
     const std::string whole = "whole" + std::to_string(++number), parts = "parts" + std::to_string(number);
     const std::string run =
         "train --dtype bf16 --layers 2 --heads 2 --mlp 64 --length 64 --batch 2 --accumulate 2 --steps 4 --eval-every "
-        "0 "
-        "--sample 0" +
+        "0 --sample 0" +
         std::string(types) + (contains(types, "--hidden") ? "" : " --hidden 32") + " --out ";
-    expect_ok(run + path(whole));
-    expect_ok(run + path(parts) + " --stop-after 2");
-    expect_ok("train --resume --sample 0 --out " + path(parts));
-    expect_same_files(whole, parts);
+    expect_ok(run + whole);
+    expect_ok(run + parts + " --stop-after 2");
+    expect_ok("train --resume --sample 0 --out " + parts);
+    expect_same_run(whole, parts);
   }
 }
 
 // The saved model is the master weights in float32, or with --save-dtype their rounded values.
 TEST_F(BFloat16Commands, FineTunesAModelDirectory) {
-  const std::string run = "train --dtype bf16 --model " + path("model") + " --data " + path("data.jsonl") +
-                          " --steps 4 --rate 1e-3 --eval-fraction 0 --out ";
-  expect_ok(run + path("wide"));
-  expect_ok(run + path("narrow") + " --save-dtype bf16");
-  const SafetensorsFile wide(path("wide/step-000004/model.safetensors")),
-      narrow(path("narrow/step-000004/model.safetensors")),
-      training(path("wide/training/step-000004/optimizer.safetensors"));
+  const std::string run =
+      "train --dtype bf16 --model model --data data.jsonl --steps 4 --rate 1e-3 --eval-fraction 0 --out ";
+  expect_ok(run + "wide");
+  expect_ok(run + "narrow --save-dtype bf16");
+  const SafetensorsFile wide("wide/step-000004/model.safetensors"), narrow("narrow/step-000004/model.safetensors"),
+      training("wide/training/step-000004/optimizer.safetensors");
   for (const auto& [name, tensor] : wide.tensors()) {
-    const auto n = static_cast<std::size_t>(tensor.count);
     ASSERT_EQ(tensor.dtype, "F32") << name;
     EXPECT_EQ(std::memcmp(tensor.data, training.at("master." + name).data, tensor.bytes), 0) << name;
     ASSERT_EQ(narrow.at(name).dtype, "BF16") << name;
-    std::vector<float> master(n);
-    std::vector<BFloat16> rounded(n);
-    read(tensor, master.data()), read(narrow.at(name), rounded.data());
-    for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(BFloat16(master[i]).bits, rounded[i].bits) << name;
+    const auto master = numbers<float>(tensor);
+    const auto rounded = numbers<BFloat16>(narrow.at(name));
+    for (std::size_t i = 0; i < master.size(); ++i) ASSERT_EQ(BFloat16(master[i]).bits, rounded[i].bits) << name;
   }
-  expect_ok("eval --dtype bf16 --model " + path("narrow") + " --data " + path("text.txt"));
+  expect_ok("eval --dtype bf16 --model narrow --data text.txt");
 }
 
 TEST_F(BFloat16Commands, GeneratesAndEvaluatesAlmostLikeFloat32) {
-  const std::string model = " --model " + path("model");
+  const std::string model = " --model model";
   for (const char* dtype : {"f32", "bf16"}) {
-    const std::string type = std::string(" --dtype ") + dtype + " --json " + path(dtype);
+    const std::string type = std::string(" --dtype ") + dtype + " --json " + dtype;
     expect_ok("generate --chat chatml --prompt Hello you --samples 2 --length 8 --seed 3" + model + type);
-    expect_ok("eval --data " + path("text.txt") + model + type + ".eval");
+    expect_ok("eval --data text.txt" + model + type + ".eval");
   }
-  ASSERT_EQ(json("bf16")["texts"].size(), 4u);
+  ASSERT_EQ(parse_json_file("bf16")["texts"].size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(json("bf16")["texts"][i]["prompt_tokens"], json("f32")["texts"][i]["prompt_tokens"]);
+    EXPECT_EQ(parse_json_file("bf16")["texts"][i]["prompt_tokens"],
+              parse_json_file("f32")["texts"][i]["prompt_tokens"]);
   }
-  const double loss = json("bf16.eval")["total"]["loss"], exact = json("f32.eval")["total"]["loss"];
+  const double loss = parse_json_file("bf16.eval")["total"]["loss"],
+               exact = parse_json_file("f32.eval")["total"]["loss"];
   EXPECT_NE(loss, exact);
   EXPECT_NEAR(loss, exact, 0.1);
 }
@@ -88,10 +78,10 @@ TEST_F(BFloat16Commands, EveryObjectiveHasTheSameBitsInAllModes) {
 
 TEST_F(BFloat16Commands, BenchAndPlanCountTheMemoryOfTheCpu) {
   const std::string step = " --optimizer adamw-bf16 --length 600 --dtype bf16 --device cpu --json ";
-  expect_ok("bench --family qwen3 --repeat 1 --mode stream" + step + path("bench"));
-  expect_ok("plan --family qwen3 --vocab 256" + step + path("plan"));
-  EXPECT_EQ(json("bench")["dtype"], "bfloat16");
-  EXPECT_EQ(json("bench")["runs"][0]["memory"], json("plan")["usage"]["stream"]["peak"]);
+  expect_ok("bench --family qwen3 --repeat 1 --mode stream" + step + "bench");
+  expect_ok("plan --family qwen3 --vocab 256" + step + "plan");
+  EXPECT_EQ(parse_json_file("bench")["dtype"], "bfloat16");
+  EXPECT_EQ(parse_json_file("bench")["runs"][0]["memory"], parse_json_file("plan")["usage"]["stream"]["peak"]);
 }
 
 }  // namespace

@@ -61,12 +61,7 @@ TEST_F(Encoding, OfPreferencesEqualsThatOfCompletions) {
 TEST_F(Encoding, RefusesInvalidPreferences) {
   model("byte_level");
   const auto refused = [&](const Encoder& encoder, const std::string& line, const char* said) {
-    try {
-      encoder.encode(parse_example(line));
-      ADD_FAILURE() << line;
-    } catch (const BadData& error) {
-      EXPECT_TRUE(contains(error.what(), said)) << line << "\n" << error.what();
-    }
+    EXPECT_PRED2(contains, error_of<BadData>([&] { encoder.encode(parse_example(line)); }), said) << line;
   };
   refused(encoder(), R"({"prompt": "a", "chosen": "b", "rejected": "b</s>"})", "nothing to prefer");
   refused(encoder(), R"({"prompt": "", "chosen": "b", "rejected": "c"})", "the prompt is empty");
@@ -83,14 +78,8 @@ TEST_F(Encoding, RefusesInvalidPreferences) {
   EXPECT_EQ(learned(encoder("chatml").encode(parse_example(longer)).at(1)), "c<|im_end|>e<|im_end|>");
   // This error is not caused by the line.
   for (const std::string& line : {spaces, std::string(R"({"prompt": "a", "chosen": "b", "rejected": "c"})")}) {
-    try {
-      encoder("chatml", Learn::all).encode(parse_example(line));
-      ADD_FAILURE() << line;
-    } catch (const BadData& error) {
-      ADD_FAILURE() << error.what();
-    } catch (const Error& error) {
-      EXPECT_TRUE(contains(error.what(), "--learn all")) << error.what();
-    }
+    const auto encode = [&] { encoder("chatml", Learn::all).encode(parse_example(line)); };
+    EXPECT_ERROR(EXPECT_EQ(error_of<BadData>(encode), ""), "--learn all");
   }
 }
 
@@ -169,11 +158,11 @@ TEST_F(Encoding, RefusesMixedGroups) {
   const auto mixed = [&](const std::string& a, const std::string& b) {
     return refusal({write("m.jsonl", a + "\n" + b + "\n")}, {.chat = "chatml", .skip_bad = true});
   };
-  EXPECT_TRUE(
-      contains(mixed(group + "}", group + R"(, "old_logps": [[-1], [-1]]})"), "m.jsonl:2: has \"old_logps\", unlike"));
-  EXPECT_TRUE(contains(mixed(group + R"(, "old_logps": [[-1], [-1]]})", group + "}"),
-                       "m.jsonl:2: lacks \"old_logps\", unlike"));
-  EXPECT_TRUE(contains(mixed(group + "}", R"({"text": "a"})"), "m.jsonl:2: a document among groups"));
+  EXPECT_PRED2(contains, mixed(group + "}", group + R"(, "old_logps": [[-1], [-1]]})"),
+               "m.jsonl:2: has \"old_logps\", unlike");
+  EXPECT_PRED2(contains, mixed(group + R"(, "old_logps": [[-1], [-1]]})", group + "}"),
+               "m.jsonl:2: lacks \"old_logps\", unlike");
+  EXPECT_PRED2(contains, mixed(group + "}", R"({"text": "a"})"), "m.jsonl:2: a document among groups");
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // A family of models as one more description: Phi-3. In its files q, k and v are one tensor, and so are gate and up.
 #include "data/files/adapters.h"
 #include "tests/support.cuh"
-#include "tests/temporary.h"
 
 namespace streambp {
 namespace {
@@ -69,8 +68,7 @@ TEST_F(NewFamily, ItsModelsAreSavedInPartsOfDifferentSizesAndLoaded) {
   const SafetensorsFile file(dir / "model.safetensors");
   const auto expect_stored = [&](const std::string& name, const std::vector<Matrix<float>>& parts) {
     const Tensor& tensor = file.at("model.layers.1." + name + ".weight");
-    std::vector<float> stored(static_cast<std::size_t>(tensor.count)), expected;
-    read(tensor, stored.data());
+    std::vector<float> expected;
     Index rows = 0;
     for (const Matrix<float>& part : parts) {
       const std::vector<float> numbers = to_host(dev, part);
@@ -78,7 +76,7 @@ TEST_F(NewFamily, ItsModelsAreSavedInPartsOfDifferentSizesAndLoaded) {
       rows += part.rows;
     }
     EXPECT_EQ(tensor.shape, (std::vector<std::int64_t>{rows, parts[0].cols})) << name;
-    EXPECT_EQ(stored, expected) << name;
+    EXPECT_EQ(numbers<float>(tensor), expected) << name;
   };
   const Layer<float>& w = model.weights.layers[1];
   expect_stored("self_attn.qkv_proj", {w.q.weight, w.k.weight, w.v.weight});
@@ -92,9 +90,7 @@ TEST_F(NewFamily, ItsGradientsAreExactInEveryMode) {
     const oracle::Result truth = oracle_gradient(c, batch, random_weights());
     for (const Mode mode : kModes) {
       const Schedule schedule = schedule_for(mode, c, batch.size(), kTile);
-      const GradientRun run = run_gradient<Cpu, double>(c, batch, schedule, random_weights());
-      const Difference error = run.gradient.difference(HostGradient(run.gradient, truth.gradient));
-      EXPECT_LE(error.relative, 1e-10) << name(mode) << ": " << error.tensor;
+      expect_oracle(run_gradient<Cpu, double>(c, batch, schedule, random_weights()), truth, name(mode));
     }
   };
   expect_exact(config());

@@ -15,23 +15,16 @@ class FarCommands : public Commands {
     return "train --hidden 16 --layers 3 --heads 2 --mlp 32 --batch 1 --steps 3 --sample 0 --eval-every 0 --length " +
            std::to_string(length) + " " + more;
   }
-  void expect_same_run(const std::string& a, const std::string& b) const {
-    expect_same_checkpoint(newest_checkpoint(path(a)), newest_checkpoint(path(b)));
-    EXPECT_EQ(metric(a, "loss"), metric(b, "loss"));
-  }
-  Json json(const std::string& name) const { return Json::parse(read_file(path(name))); }
 };
 
 TEST_F(FarCommands, ARunHasTheSameBitsNearAndFar) {
-  expect_ok(train("--out " + path("near") + " --keep near"));
+  expect_ok(train("--out near --keep near"));
   EXPECT_EQ(metric("near", "far_memory"), std::vector<double>({0, 0, 0}));
   for (const std::string keep :
        {"far", "far attention=far", "inputs=far attention=near", "weights=far", "gradients=far optimizer=far",
         "far --mode checkpoint", "far --mode full", "far --chunk 512"}) {
-    fs::remove_all(path("far"));
-    const Outcome outcome = execute(train("--out " + path("far") + " --far " + path("") + " --keep " + keep));
-    ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
-    EXPECT_TRUE(contains(outcome.output, "in a file in " + path(""))) << outcome.output;
+    fs::remove_all("far");
+    expect_ok(train("--out far --far . --keep " + keep), "in a file in .");
     EXPECT_GT(metric("far", "far_memory")[0], 0);
     expect_same_run("near", "far");
   }
@@ -40,51 +33,48 @@ TEST_F(FarCommands, ARunHasTheSameBitsNearAndFar) {
 TEST_F(FarCommands, ARunResumesNearOrFar) {
   for (const char* dtype : {"f32", "bf16 --optimizer adamw-8bit"}) {
     const std::string common = std::string("--dtype ") + dtype + " --out ";
-    expect_ok(train(common + path("near")));
-    fs::create_directory(path("disk"));
-    expect_ok(train(common + path("mixed") + " --stop-after 1 --keep far --far " + path("disk")));
-    expect_ok("train --out " + path("mixed") + " --resume --stop-after 2 --chunk 256");  // still far
+    expect_ok(train(common + "near"));
+    fs::create_directory("disk");
+    expect_ok(train(common + "mixed --stop-after 1 --keep far --far disk"));
+    expect_ok("train --out mixed --resume --stop-after 2 --chunk 256");  // still far
     EXPECT_GT(metric("mixed", "far_memory")[1], 0);
-    fs::remove(path("disk"));  // empty, and not needed any more
-    expect_ok("train --out " + path("mixed") + " --resume --keep near");
+    fs::remove("disk");  // empty, and not needed any more
+    expect_ok("train --out mixed --resume --keep near");
     EXPECT_EQ(metric("mixed", "far_memory")[2], 0);
     expect_same_run("near", "mixed");
-    fs::remove_all(path("near")), fs::remove_all(path("mixed"));
+    fs::remove_all("near"), fs::remove_all("mixed");
   }
 }
 
 // Too little near memory for this length, so saved inputs go to far memory, unless that is forbidden.
 TEST_F(FarCommands, TrainDecidesByMemory) {
   const std::string plan =
-      "plan --hidden 16 --layers 3 --heads 2 --mlp 32 --vocab 256 --length 6000 --dtype f32 "
-      "--optimizer adamw --chunk 256 --keep ";
-  expect_ok(plan + "near --json " + path("near.json"));
-  expect_ok(plan + "far --json " + path("far.json"));
-  const Json near = json("near.json")["usage"]["stream"], far = json("far.json")["usage"]["stream"];
-  const auto between = (near["peak"].get<std::size_t>() + far["peak"].get<std::size_t>()) / 2;
+      "plan --hidden 16 --layers 3 --heads 2 --mlp 32 --vocab 256 --length 6000 --dtype f32 --optimizer adamw --chunk "
+      "256 --keep ";
+  expect_ok(plan + "near --json near.json");
+  expect_ok(plan + "far --json far.json");
+  const auto peak = [](const char* file) -> std::size_t { return parse_json_file(file)["usage"]["stream"]["peak"]; };
+  const std::size_t between = (peak("near.json") + peak("far.json")) / 2;
   const std::string run = train("--memory " + std::to_string(between) + " --out ", 6000);
-  const Outcome outcome = execute(run + path("run"));
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "far      saved layer inputs (")) << outcome.output;
+  expect_ok(run + "run", "far      saved layer inputs (");
   EXPECT_LE(metric("run", "memory")[0], static_cast<double>(between));
-  expect_refused(run + path("refused") + " --keep near", "a step needs at least");
-  expect_refused(run + path("refused") + " --far-memory 10KiB", "a step needs");
+  expect_refused(run + "refused --keep near", "a step needs at least");
+  expect_refused(run + "refused --far-memory 10KiB", "a step needs");
 }
 
 TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
   const std::string plan = "plan qwen3-8b --accumulate 2 --memory 80GiB ";
-  expect_ok(plan + "--json " + path("near.json"));
-  const Outcome outcome = execute(plan + "--far-memory 300GiB --json " + path("far.json"));
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "far: saved layer inputs (")) << outcome.output;
-  EXPECT_EQ(json("near.json")["longest"]["stream"], 164864);
-  EXPECT_GE(json("far.json")["longest"]["stream"], 1000000);
-  EXPECT_GT(json("far.json")["longest"]["full"], json("near.json")["longest"]["full"]);
+  expect_ok(plan + "--json near.json");
+  expect_ok(plan + "--far-memory 300GiB --json far.json", "far: saved layer inputs (");
+  const Json near = parse_json_file("near.json")["longest"], far = parse_json_file("far.json")["longest"];
+  EXPECT_EQ(near["stream"], 164864);
+  EXPECT_GE(far["stream"], 1000000);
+  EXPECT_GT(far["full"], near["full"]);
 
   auto usage = [&](const std::string& keep) {
     expect_ok("plan qwen3-8b --length 30000 --optimizer adamw-bf16 --matmul 500 --far-rate 20 --keep " + keep +
-              " --json " + path("usage.json"));
-    return json("usage.json")["usage"];
+              " --json usage.json");
+    return parse_json_file("usage.json")["usage"];
   };
   const Json all = usage("inputs=far optimizer=far weights=far gradients=near"), u = all["stream"], full = all["full"];
   const double inputs = 36 * 30000.0 * 4096 * 2, state = 2 * 2.0 * 8190735360;
@@ -105,19 +95,16 @@ TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
 }
 
 TEST_F(FarCommands, BenchMeasuresBoth) {
-  const Outcome outcome = execute(
+  expect_ok(
       "bench --hidden 16 --layers 2 --heads 2 --mlp 32 --vocab 50 --length 600 --mode stream --repeat 1 --inputs near "
-      "far "
-      "--json " +
-      path("bench.json"));
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "stream 512, inputs far")) << outcome.output;
-  EXPECT_EQ(json("bench.json")["runs"][0]["far_memory"], 0);
-  EXPECT_GT(json("bench.json")["runs"][1]["far_memory"], 0);
+      "far --json bench.json",
+      "stream 512, inputs far");
+  EXPECT_EQ(parse_json_file("bench.json")["runs"][0]["far_memory"], 0);
+  EXPECT_GT(parse_json_file("bench.json")["runs"][1]["far_memory"], 0);
 }
 
 TEST_F(FarCommands, RefusesMisuse) {
-  const std::string run = train("--out " + path("run") + " ");
+  const std::string run = train("--out run ");
   expect_refused(run + "--keep sideways", "--keep \"sideways\": expected near, far");
   expect_refused(run + "--keep activations=far", "expected near, far");
   expect_refused(run + "--keep weights=", "expected near, far");
@@ -126,10 +113,10 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused(run + "--keep far --far-memory 1KiB", "more --far-memory");
   expect_refused(run + "--keep far --far-memory nine", "is not an amount of memory");
   expect_refused(run + "--keep far --far-memory 0x10", "is not an amount of memory");
-  expect_refused(run + "--keep far --far " + path("nowhere"), "is not a directory");
+  expect_refused(run + "--keep far --far nowhere", "is not a directory");
   if (is_in_memory("/dev/shm")) {
-    const Outcome outcome = execute(run + "--keep far", "TMPDIR=/dev/shm " + binary());
-    EXPECT_TRUE(contains(outcome.output, "0 B free far, in a file in /dev/shm, which is in memory")) << outcome.output;
+    expect_outcome(2, execute(run + "--keep far", "TMPDIR=/dev/shm " + binary()),
+                   "0 B free far, in a file in /dev/shm, which is in memory");
   }
   expect_refused("plan gpt2 --keep optimizer=far", "has no state");
   expect_refused("plan gpt2 --keep near far", "repeats or contradicts");

@@ -5,29 +5,29 @@ namespace streambp {
 namespace {
 
 TEST_F(FineTuning, RateZeroLeavesTheModelUnchanged) {
-  expect_ok(train("--rate 0 --steps 1 --out " + path("same")));
+  expect_ok(train("--rate 0 --steps 1 --out same"));
   for (const char* file :
        {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
-    expect_equal("same/step-000001/" + std::string(file), "base/step-000002/" + std::string(file));
+    expect_equal("same/step-000001/" + std::string(file), "model/" + std::string(file));
   }
-  expect_ok(train("--rate 0 --steps 1 --save-dtype bf16 --out " + path("narrow")));
-  const SafetensorsFile narrow(path("narrow/step-000001/model.safetensors"));
+  expect_ok(train("--rate 0 --steps 1 --save-dtype bf16 --out narrow"));
+  const SafetensorsFile narrow("narrow/step-000001/model.safetensors");
   for (const auto& [name, tensor] : narrow.tensors()) EXPECT_EQ(tensor.dtype, "BF16") << name;
 }
 
 // Also if the files have fewer bits than the weights: the checkpoint stores the unrounded weights separately.
 TEST_F(FineTuning, ResumesBitForBit) {
   const std::string run = "--steps 6 --rate 1e-2 --accumulate 2 --save-dtype bf16 --out ";
-  expect_ok(train(run + path("straight")));
-  expect_ok(train(run + path("stopped") + " --stop-after 2"));
-  expect_ok("train --resume --stop-after 5 --chunk 512 --out " + path("stopped"));
-  fs::rename(path("base"), path("gone"));  // the checkpoint has everything that is needed
-  expect_ok("train --resume --mode checkpoint --out " + path("stopped"));
-  expect_same_checkpoint(path("straight/step-000006"), path("stopped/step-000006"));
+  expect_ok(train(run + "straight"));
+  expect_ok(train(run + "stopped --stop-after 2"));
+  expect_ok("train --resume --stop-after 5 --chunk 512 --out stopped");
+  fs::rename("model", "gone");  // the checkpoint has everything that is needed
+  expect_ok("train --resume --mode checkpoint --out stopped");
+  expect_same_run("straight", "stopped");
 }
 
 TEST_F(FineTuning, ReducesTheHeldOutLoss) {
-  expect_ok(train("--epochs 12 --rate 1e-2 --eval-fraction 0.2 --out " + path("run")));
+  expect_ok(train("--epochs 12 --rate 1e-2 --eval-fraction 0.2 --out run"));
   const auto held_out = metric("run", "evaluation_loss");
   ASSERT_GE(held_out.size(), 2u);
   EXPECT_LT(held_out.back(), 0.3 * held_out.front());
@@ -39,8 +39,8 @@ TEST_F(FineTuning, LossesOfHalvesNeedTargetsInBoth) {
     for (int i = 0; i < 20; ++i) {
       lines += Json{{"prompt", std::string(60, 'q') + std::to_string(i)}, {"completion", completion}}.dump() + "\n";
     }
-    write_file_atomically(path("data.jsonl"), lines);
-    const std::string run = path("run") + std::to_string(completion.size());
+    write_file_atomically("data.jsonl", lines);
+    const std::string run = "run" + std::to_string(completion.size());
     expect_ok(train("--steps 1 --eval-fraction 0.2 --out " + run));
     return contains(read_file(run + "/metrics.jsonl"), "first_half");
   };
@@ -54,26 +54,19 @@ class DpoTraining : public FineTuning {
  protected:
   void SetUp() override {
     FineTuning::SetUp();
-    fs::create_directory(path("data"));
-    expect_ok("examples preferences --count 60 --out " + path("data/pairs.jsonl"));
+    fs::create_directory("data");
+    expect_ok("examples preferences --count 60 --out data/pairs.jsonl");
   }
-  std::string prefer(const std::string& arguments) const {
-    return "train --objective dpo --model " + model + " --data " + path("data/pairs.jsonl") + " " + arguments;
-  }
-  std::vector<fs::path> references() const {
-    std::vector<fs::path> found;
-    for (const auto& entry : fs::directory_iterator(path("data"))) {
-      if (entry.path().filename().string().starts_with("reference-")) found.push_back(entry.path());
-    }
-    return found;
+  static std::string prefer(const std::string& arguments) {
+    return "train --objective dpo --model model --data data/pairs.jsonl " + arguments;
   }
 };
 
 TEST_F(DpoTraining, LearnsToPreferTheChosenAnswers) {
   for (const char* preference : {"sigmoid", "ipo", "simpo"}) {
     const std::string run = preference;
-    expect_ok(prefer("--steps 30 --rate 3e-3 --length 600 --eval-fraction 0.3 --out " + path(run) + " --preference " +
-                     preference));
+    expect_ok(
+        prefer("--steps 30 --rate 3e-3 --length 600 --eval-fraction 0.3 --out " + run + " --preference " + preference));
     const auto accuracy = metric(run, "evaluation_accuracy"), margin = metric(run, "evaluation_margin");
     ASSERT_GE(accuracy.size(), 2u);
     EXPECT_GT(accuracy.back(), 0.9) << preference;
@@ -89,32 +82,32 @@ TEST_F(DpoTraining, LearnsToPreferTheChosenAnswers) {
 
 TEST_F(DpoTraining, ResumesBitForBitAndReusesTheReference) {
   const std::string run = "--steps 6 --rate 1e-2 --length 300 --accumulate 2 --out ";
-  expect_ok(prefer(run + path("straight")));
+  expect_ok(prefer(run + "straight"));
   ASSERT_EQ(references().size(), 1u);
   const fs::path reference = references()[0];
   const auto made = fs::last_write_time(reference);
-  expect_ok(prefer(run + path("stopped") + " --stop-after 2"));
+  expect_ok(prefer(run + "stopped --stop-after 2"));
   EXPECT_EQ(fs::last_write_time(reference), made) << "it was computed again";
-  expect_ok("train --resume --stop-after 3 --mode full --out " + path("stopped"));
+  expect_ok("train --resume --stop-after 3 --mode full --out stopped");
   write_file_atomically(reference, "damaged");
-  expect_ok("train --resume --stop-after 4 --mode checkpoint --out " + path("stopped"));
+  expect_ok("train --resume --stop-after 4 --mode checkpoint --out stopped");
   EXPECT_EQ(references().size(), 1u);
-  fs::rename(model, path("gone"));  // its log-probs are cached
-  expect_ok("train --resume --stop-after 5 --out " + path("stopped"));
+  fs::rename("model", "gone");  // its log-probs are cached
+  expect_ok("train --resume --stop-after 5 --out stopped");
   fs::remove(reference);
-  expect_refused("train --resume --out " + path("stopped"), "not a model directory");
-  fs::rename(path("gone"), model);
-  expect_ok("train --resume --out " + path("stopped"));
-  expect_same_checkpoint(path("straight/step-000006"), path("stopped/step-000006"));
+  expect_refused("train --resume --out stopped", "not a model directory");
+  fs::rename("gone", "model");
+  expect_ok("train --resume --out stopped");
+  expect_same_run("straight", "stopped");
 }
 
 TEST_F(DpoTraining, RefusesConflictingOptionsAndData) {
-  const std::string out = " --out " + path("refused");
-  const std::string on_pairs = " --model " + model + " --data " + path("data/pairs.jsonl");
+  const std::string out = " --out refused";
+  const std::string on_pairs = " --model model --data data/pairs.jsonl";
   expect_refused("train" + on_pairs + out, "--objective dpo");
   expect_refused("eval" + on_pairs, "preferences");
   expect_refused("verify" + on_pairs, "--objective dpo");
-  expect_refused("verify --objective dpo --model " + model + " --data " + path("data.jsonl"), "no preferences");
+  expect_refused("verify --objective dpo --model model --data data.jsonl", "no preferences");
   expect_refused(train("--objective dpo" + out), "\"chosen\"");
   expect_refused(prefer("--length 100" + out), "--too-long truncate");
   expect_refused("train --objective dpo" + out, "--model");
@@ -129,100 +122,82 @@ TEST_F(DpoTraining, RefusesConflictingOptionsAndData) {
 }
 
 TEST_F(DpoTraining, VerifiesTheGradientOnPairs) {
-  const Outcome outcome = execute("verify --objective dpo --model " + model + " --data " + path("data/pairs.jsonl") +
-                                  " --length 700 --dtype f64");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;
+  expect_ok("verify --objective dpo --model model --data data/pairs.jsonl --length 700 --dtype f64", "Verified");
 }
 
 TEST_F(DpoTraining, RefusesToResumeWithADifferentReferenceModel) {
-  expect_ok(prefer("--steps 3 --stop-after 1 --length 300 --out " + path("run")));
+  expect_ok(prefer("--steps 3 --stop-after 1 --length 300 --out run"));
   fs::remove(references()[0]);
   expect_ok(
-      "train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --seed 9 --out " +
-      path("other"));
-  fs::remove_all(model);
-  fs::rename(path("other/step-000002"), model);
-  expect_refused("train --resume --out " + path("run"), "no longer the model");
+      "train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --seed 9 --out other");
+  fs::remove_all("model");
+  fs::rename("other/step-000002", "model");
+  expect_refused("train --resume --out run", "no longer the model");
 }
 
 TEST_F(FineTuning, VerifiesTheGradientOnData) {
-  const Outcome outcome =
-      execute("verify --model " + model + " --data " + path("data.jsonl") + " --length 700 --dtype f64");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "Verified")) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "700 tokens in")) << outcome.output;
+  expect_ok("verify --model model --data data.jsonl --length 700 --dtype f64", "Verified", "700 tokens in");
 }
 
 // Every name that a command reads or writes may be a plain one, in the working directory.
 TEST_F(FineTuning, PlainNamesAreInTheWorkingDirectory) {
-  fs::rename(model, path("model"));
-  fs::create_directories(path("empty"));
+  fs::create_directories("empty");
   const std::string train = "train --model model --data data.jsonl --length 256 --steps 1 --lora 2 --out ";
   for (const std::string& command : std::vector<std::string>{
            train + "tuned", "train --resume --out tuned", train + "empty", "verify --run tuned",
            "tokenize --model model --data data.jsonl --out t.safetensors", "merge --adapter tuned --out merged",
            "eval --model merged --data t.safetensors --json eval.json",
-           "generate --adapter tuned --prompt a --length 1", "examples answers --out examples.jsonl"}) {
-    const Outcome outcome = execute("-c \"cd " + dir.string() + " && " + binary() + " " + command + "\"", "/bin/sh");
-    EXPECT_EQ(outcome.exit_code, 0) << command << "\n" << outcome.output;
-  }
-  const std::string here = "-c \"cd " + path("empty") + " && rm -r * && " + binary() +
-                           " train --model ../model --data ../data.jsonl --steps 1 --out .\"";
-  const Outcome outcome = execute(here, "/bin/sh");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_TRUE(fs::exists(path("empty/step-000001/model.safetensors"))) << outcome.output;
+           "generate --adapter tuned --prompt a --length 1", "examples answers --out examples.jsonl"})
+    expect_ok(command);
+  expect_outcome(0, shell("cd empty && rm -r * && " + binary() +
+                          " train --model ../model --data ../data.jsonl --steps 1 --out ."));
+  EXPECT_TRUE(fs::exists("empty/step-000001/model.safetensors"));
 }
 
 TEST_F(FineTuning, RefusesInvalidOptions) {
-  const std::string out = " --out " + path("refused");
-  expect_refused("train --model " + path("nothing") + " --data x" + out, "is not a model directory");
-  expect_refused("train --model \"\" --data " + path("data.jsonl") + out, "--model: the value is empty");
-  expect_refused("train --model " + model + out, "--data");
-  expect_refused("train --model " + model + " --data " + path("nothing.jsonl") + out, "nothing.jsonl");
+  const std::string out = " --out refused";
+  expect_refused("train --model nothing --data x" + out, "is not a model directory");
+  expect_refused("train --model \"\" --data data.jsonl" + out, "--model: the value is empty");
+  expect_refused("train --model model" + out, "--data");
+  expect_refused("train --model model --data nothing.jsonl" + out, "nothing.jsonl");
   expect_refused(train("--hidden 64" + out), "leave out the options of models from scratch");
   expect_refused(train("--sample 10" + out), "streambp generate");
   expect_refused("train --epochs 2" + out, "--model");
   expect_refused(train("--chat chatml --learn half" + out), "--learn");
-  expect_refused("verify --data " + path("data.jsonl"), "--model DIR");
-  write_file_atomically(path("base/step-000002/model.safetensors"), "nonsense");
+  expect_refused("verify --data data.jsonl", "--model DIR");
+  write_file_atomically("model/model.safetensors", "nonsense");
   expect_refused(train(out), "model.safetensors");
 }
 
 TEST_F(FineTuning, RefusedRunsLeaveNoFiles) {
-  write_file_atomically(path("empty.jsonl"), "");
-  write_file_atomically(path("bad.jsonl"), "{\"prompt\": \"a\"\n");
-  const std::string on = "train --model " + model + " --data ", out = " --out " + path("deep/refused");
-  expect_refused(on + path("data.jsonl") + " --memory lots" + out, "lots");
-  expect_refused("train --model " + model + " --data " + path("data.jsonl") + " --length 256 --memory 10KiB" + out,
-                 "needs at least");
+  write_file_atomically("empty.jsonl", "");
+  write_file_atomically("bad.jsonl", "{\"prompt\": \"a\"\n");
+  const std::string on = "train --model model --data ", out = " --out deep/refused";
+  expect_refused(on + "data.jsonl --memory lots" + out, "lots");
+  expect_refused("train --model model --data data.jsonl --length 256 --memory 10KiB" + out, "needs at least");
   expect_refused(train("--mode full" + out), "--chunk");
   expect_refused(train("--mode sideways" + out), "--mode");
   expect_refused(train("--objective dpo" + out), "\"chosen\"");
   expect_refused(train("--objective grpo" + out), "\"rewards\"");
   expect_refused(train("--epochs 1e300" + out), "--epochs");
   expect_refused(train("--chat nothing" + out), "nothing");
-  expect_refused(on + path("data.jsonl") + " --too-long refuse --length 32" + out,
+  expect_refused(on + "data.jsonl --too-long refuse --length 32" + out,
                  "more than the 32 that --length and the model allow; use a larger --length or --too-long truncate");
-  expect_refused(on + path("data.jsonl") + " --memory 10KiB" + out, "use more --memory or a smaller model");
+  expect_refused(on + "data.jsonl --memory 10KiB" + out, "use more --memory or a smaller model");
   expect_refused(train("--batch 4000000" + out), "--batch");
-  expect_refused(on + path("empty.jsonl") + out, "empty.jsonl");
-  expect_refused(on + path("bad.jsonl") + out, "bad.jsonl:1");
-  fs::create_directory(path("mine"));
-  expect_refused(train("--objective dpo --out " + path("mine")), "\"chosen\"");
+  expect_refused(on + "empty.jsonl" + out, "empty.jsonl");
+  expect_refused(on + "bad.jsonl" + out, "bad.jsonl:1");
+  fs::create_directory("mine");
+  expect_refused(train("--objective dpo --out mine"), "\"chosen\"");
   // The weights are read after the data.
-  Json config = Json::parse(read_file(model + "/config.json"));
-  config["intermediate_size"] = config["intermediate_size"].get<Index>() * 2;
-  write_file_atomically(model + "/config.json", config.dump());
-  expect_refused(train("--out " + path("mine")), "has shape");
+  change_config("intermediate_size", 8);
+  expect_refused(train("--out mine"), "has shape");
   expect_refused(train(out), "has shape");
 }
 
 TEST_F(FineTuning, DocumentsOutsideTheVocabularyAreRefused) {
-  Json config = Json::parse(read_file(model + "/config.json"));
-  config["vocab_size"] = 100;
-  write_file_atomically(model + "/config.json", config.dump());
-  expect_refused(train("--out " + path("run")), "outside the model's vocabulary of 100");
+  change_config("vocab_size", 100);
+  expect_refused(train("--out run"), "outside the model's vocabulary of 100");
 }
 
 }  // namespace

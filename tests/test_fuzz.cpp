@@ -28,7 +28,7 @@ class FuzzerFinds : public testing::Test {
           if (files.at("a.json").find("9") != std::string::npos) bug();
         }};
     const FuzzReport found = Fuzzer(target, limits).run(0, 1000);
-    EXPECT_TRUE(contains(found.failure, said)) << found.failure;
+    EXPECT_PRED2(contains, found.failure, said);
     EXPECT_GT(found.cases, 0);
     EXPECT_LT(found.cases, 1000);
     const FuzzReport alone = Fuzzer(target, limits).run(found.cases, 1);  // that case again
@@ -122,7 +122,12 @@ TEST_F(Fuzz, Safetensors) {
       golden.metadata());
   fuzz(seeds, [&](const Files& files) {
     const fs::path path = (*folder)(files) / "a.safetensors";
-    use(SafetensorsFile(path), files.contains("a.safetensors") ? files.at("a.safetensors").size() : 0);
+    try {
+      use(SafetensorsFile(path), files.contains("a.safetensors") ? files.at("a.safetensors").size() : 0);
+    } catch (const Error& error) {
+      ensure(contains(error.what(), path.string() + ":"), "the error names the file");
+      throw;
+    }
   });
 }
 

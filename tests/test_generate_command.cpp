@@ -14,37 +14,28 @@ class Generation : public Commands {
 
   void SetUp() override {
     Commands::SetUp();
-    fs::create_directories(path("model"));
-    Config c = make_config("llama", {kVocabulary, 32, 2, 4, 2, 8, 64, 300, false});
-    save(c);
-    write("tokenizer.json", byte_tokenizer({"<|im_start|>", "<|im_end|>"}));
-    write("tokenizer_config.json", {{"eos_token", "<|im_end|>"}});
-    model = " --model " + path("model");
+    save_chat_model("model", config());
   }
 
-  void save(const Config& c, std::uint64_t seed = 1, bool damaged = false) {
-    save_random_model(path("model"), c, seed, [&](Model<float>& m) {
-      if (damaged) m.weights.head.weight(5, 3) = m.weights.norm.weight(0, 3) = 3e38f;
-    });
+  static Config config(Index vocabulary = kVocabulary) {
+    return make_config("llama", {vocabulary, 32, 2, 4, 2, 8, 64, 300, false});
   }
-  void write(const std::string& name, const Json& json) { write_file_atomically(path("model/" + name), json.dump()); }
+  void write(const std::string& name, const Json& json) { write_file_atomically("model/" + name, json.dump()); }
 
   // The texts that a run writes to its --json file.
   Json texts(const std::string& arguments) {
-    const Outcome outcome = execute("generate" + model + " --json " + path("out.json") + " " + arguments);
-    EXPECT_EQ(outcome.exit_code, 0) << arguments << "\n" << outcome.output;
-    return outcome.exit_code == 0 ? Json::parse(read_file(path("out.json")))["texts"] : Json::array();
+    expect_ok("generate --model model --json out.json " + arguments);
+    return parse_json_file("out.json")["texts"];
   }
-  void expect_generate_refused(const std::string& arguments, const std::string& said) {
-    expect_refused("generate" + model + " " + arguments, said);
+  template <class... Said>
+  void expect_generate_refused(const std::string& arguments, const Said&... said) {
+    expect_refused("generate --model model " + arguments, said...);
   }
-
-  std::string model;
 };
 
 // RoPE is scaled for the longest text of the run.
 TEST_F(Generation, ScalesRopeByLength) {
-  Json config = parse_json_file(path("model/config.json"));
+  Json config = parse_json_file("model/config.json");
   config["max_position_embeddings"] = 16;
   std::vector<std::string> scaled;
   for (int factor : {4, 5}) {
@@ -78,28 +69,26 @@ TEST_F(Generation, ContinuesAPromptAndReportsItsTokens) {
 }
 
 TEST_F(Generation, ReadsPromptsFromEverySource) {
-  write_file_atomically(path("prompts.txt"), "first\n\nsecond, longer\n");
-  const Json lines = texts("--prompts " + path("prompts.txt") + " --samples 2 --length 5");
+  write_file_atomically("prompts.txt", "first\n\nsecond, longer\n");
+  const Json lines = texts("--prompts prompts.txt --samples 2 --length 5");
   ASSERT_EQ(lines.size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(lines[i]["prompt"], i < 2 ? "first" : "second, longer");
   EXPECT_NE(lines[0]["tokens"], lines[1]["tokens"]);
 
-  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"first\"}\n{\"prompt\": \"second, longer\"}\n");
-  EXPECT_EQ(texts("--prompts " + path("prompts.jsonl") + " --samples 2 --length 5"), lines);
-  fs::rename(path("prompts.jsonl"), path("prompts.JSONL"));
-  EXPECT_EQ(texts("--prompts " + path("prompts.JSONL") + " --samples 2 --length 5"), lines);
+  write_file_atomically("prompts.jsonl", "{\"prompt\": \"first\"}\n{\"prompt\": \"second, longer\"}\n");
+  EXPECT_EQ(texts("--prompts prompts.jsonl --samples 2 --length 5"), lines);
+  fs::rename("prompts.jsonl", "prompts.JSONL");
+  EXPECT_EQ(texts("--prompts prompts.JSONL --samples 2 --length 5"), lines);
   EXPECT_EQ(texts("--prompt first 'second, longer' --samples 2 --length 5"), lines);
   EXPECT_EQ(texts("--length 5 --prompt first < /dev/null")[0], lines[0]);
 
-  const Outcome piped =
-      execute("generate" + model + " --json " + path("out.json") + " --length 5", "printf first | " + binary());
-  EXPECT_EQ(piped.exit_code, 0) << piped.output;
-  EXPECT_EQ(Json::parse(read_file(path("out.json")))["texts"][0], lines[0]);
+  expect_outcome(0, shell("printf first | " + binary() + " generate --model model --json out.json --length 5"));
+  EXPECT_EQ(parse_json_file("out.json")["texts"][0], lines[0]);
 
   // each completion appears under its prompt, in the order of the prompts
-  const Outcome shown = execute("generate" + model + " --prompts " + path("prompts.txt") + " --length 5 2> /dev/null");
-  EXPECT_TRUE(shown.output.starts_with("--- first\n")) << shown.output;
-  EXPECT_TRUE(contains(shown.output, "\n--- second, longer\n")) << shown.output;
+  const std::string shown =
+      expect_ok("generate --model model --prompts prompts.txt --length 5 2> /dev/null", "\n--- second, longer\n");
+  EXPECT_TRUE(shown.starts_with("--- first\n")) << shown;
 }
 
 TEST_F(Generation, RendersConversationsInTheChatLayout) {
@@ -110,10 +99,10 @@ TEST_F(Generation, RendersConversationsInTheChatLayout) {
     written += id < 256 ? std::string(1, static_cast<char>(id)) : id == 256 ? "<S>" : "<E>";
   }
   EXPECT_EQ(written, "<S>system\nBrief.<E>\n<S>user\nHello<E>\n<S>assistant\n");
-  write_file_atomically(path("chats.jsonl"),
-                        "{\"messages\": [{\"role\": \"system\", \"content\": \"Brief.\"}, {\"role\": \"user\", "
-                        "\"content\": \"Hello\"}]}\n");
-  EXPECT_EQ(texts("--chat chatml --prompts " + path("chats.jsonl") + " --length 3"), chat);
+  write_file_atomically(
+      "chats.jsonl",
+      R"({"messages": [{"role": "system", "content": "Brief."}, {"role": "user", "content": "Hello"}]})");
+  EXPECT_EQ(texts("--chat chatml --prompts chats.jsonl --length 3"), chat);
   expect_generate_refused("--chat --prompt Hello", "no chat template");
   expect_generate_refused("--chat nonsense --prompt Hello", "nonsense");
 }
@@ -128,7 +117,7 @@ TEST_F(Generation, StopsAtStopTokensAndWhenTheContextIsFull) {
   write("generation_config.json", {{"do_sample", true}, {"top_k", 1}, {"eos_token_id", first[4]}});
   EXPECT_EQ(texts("--prompt ab --length 9")[0], stopped) << "the stop token is the most likely token";
 
-  fs::remove(path("model/generation_config.json"));  // <|im_end|>, which alone stops now, is not sampled here
+  fs::remove("model/generation_config.json");  // <|im_end|>, which alone stops now, is not sampled here
   const std::string almost_full = "--temperature 2 --top-p 1 --prompt " + std::string(290, 'a');
   const Json full = texts(almost_full)[0];
   EXPECT_EQ(full["end"], "context");
@@ -147,68 +136,62 @@ TEST_F(Generation, RefusesInvalidInputWithARemedy) {
   expect_generate_refused("--prompt ''", "is empty");
   expect_generate_refused("< /dev/null", "standard input: is empty");
   expect_generate_refused("< /dev/zero", "standard input: has more than 67108864 bytes; shorten the prompt");
-  expect_generate_refused("--prompts " + path("nowhere"), "nowhere");
-  expect_generate_refused("--prompt a --json " + path("no/such/file.json"), "no/such");
-  write_file_atomically(path("empty.txt"), "\n\n");
-  expect_generate_refused("--prompts " + path("empty.txt"), "has no prompts");
-  write_file_atomically(path("bad.jsonl"), "{\"prompt\": \"a\"}\n{\"prompt\": 3}\n");
-  expect_generate_refused("--prompts " + path("bad.jsonl"), "bad.jsonl:2: ");
-  write_file_atomically(path("bad.jsonl"), "{\"prompt\": ");
-  expect_generate_refused("--prompts " + path("bad.jsonl"), "bad.jsonl:1: ");
+  expect_generate_refused("--prompts nowhere", "nowhere");
+  expect_generate_refused("--prompt a --json no/such/file.json", "no/such");
+  write_file_atomically("empty.txt", "\n\n");
+  expect_generate_refused("--prompts empty.txt", "has no prompts");
+  write_file_atomically("bad.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": 3}\n");
+  expect_generate_refused("--prompts bad.jsonl", "bad.jsonl:2: ");
+  write_file_atomically("bad.jsonl", "{\"prompt\": ");
+  expect_generate_refused("--prompts bad.jsonl", "bad.jsonl:1: ");
   expect_refused("generate --prompt a", "--model");
-  expect_refused("generate --prompt a --model " + path("nowhere"), "nowhere");
-  for (const auto& [json, said] :
-       std::vector<std::pair<Json, std::string>>{{{{"temperature", "hot"}}, "\"temperature\""},
-                                                 {{{"top_k", 1.5}}, "\"top_k\""},
-                                                 {{{"top_p", 7}}, "top-p"},
-                                                 {{{"do_sample", 1}}, "\"do_sample\""},
-                                                 {{{"eos_token_id", "x"}}, "\"eos_token_id\""},
-                                                 {{{"eos_token_id", {1, -2}}}, "\"eos_token_id\""},
-                                                 {Json::array(), "object"}}) {
+  expect_refused("generate --prompt a --model nowhere", "nowhere");
+  const std::pair<Json, std::string> wrong_settings[] = {{{{"temperature", "hot"}}, "\"temperature\""},
+                                                         {{{"top_k", 1.5}}, "\"top_k\""},
+                                                         {{{"top_p", 7}}, "top-p"},
+                                                         {{{"do_sample", 1}}, "\"do_sample\""},
+                                                         {{{"eos_token_id", "x"}}, "\"eos_token_id\""},
+                                                         {{{"eos_token_id", {1, -2}}}, "\"eos_token_id\""},
+                                                         {Json::array(), "object"}};
+  for (const auto& [json, said] : wrong_settings) {
     write("generation_config.json", json);
-    expect_generate_refused("--prompt a", "generation_config.json");
-    expect_generate_refused("--prompt a", said);
+    expect_generate_refused("--prompt a", "generation_config.json", said);
   }
-  fs::remove(path("model/generation_config.json"));
+  fs::remove("model/generation_config.json");
 
   write("tokenizer.json", byte_tokenizer({"<|im_start|>", "<|im_end|>", "<x>", "<y>"}));
-  EXPECT_EQ(execute("generate" + model + " --prompt a --length 2").exit_code, 0);
+  expect_ok("generate --model model --prompt a --length 2");
   expect_generate_refused("--prompt 'a<y>'", "token 259 (\"<y>\") is outside the model's vocabulary of 259");
-  save(make_config("llama", {kVocabulary, 32, 2, 4, 2, 8, 64, 300, false}), 1, true);
+  save_chat_model("model", config(),
+                  [](auto& m) { m.weights.head.weight(5, 3) = m.weights.norm.weight(0, 3) = 3e38f; });
   expect_generate_refused("--prompt a", "prompt 1: the logit of token");
-  fs::remove(path("model/tokenizer.json"));
+  fs::remove("model/tokenizer.json");
   expect_generate_refused("--prompt a", "tokenizer.json");
-  fs::remove(path("model/model.safetensors"));
+  fs::remove("model/model.safetensors");
   write("tokenizer.json", byte_tokenizer({"<|im_start|>", "<|im_end|>"}));
   expect_generate_refused("--prompt a", "model.safetensors");
 }
 
 TEST_F(Generation, ReportsWhatFitsBeforeItStarts) {
-  Config c = make_config("llama", {kVocabulary, 4096, 1, 32, 32, 128, 32, 1 << 24, false});
-  write("config.json", config_to_json(c));
-  const Outcome outcome = execute("generate" + model + " --prompt a --length 16777000");
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_TRUE(contains(outcome.output, "are free: there is room for ")) << outcome.output;
+  write("config.json", config_to_json(make_config("llama", {kVocabulary, 4096, 1, 32, 32, 128, 32, 1 << 24, false})));
+  expect_failed("generate --model model --prompt a --length 16777000", "are free: there is room for ");
 }
 
 TEST_F(Generation, ReportsItsSpeed) {
-  const Outcome outcome = execute("generate" + model + " --prompt a --length 20 --temperature 2 --stats");
-  EXPECT_EQ(outcome.exit_code, 0);
-  EXPECT_TRUE(contains(outcome.output, " tokens/s")) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "of memory bandwidth (")) << outcome.output;
+  expect_ok("generate --model model --prompt a --length 20 --temperature 2 --stats", " tokens/s",
+            "of memory bandwidth (");
 }
 
 // --- eval ---
 
 TEST_F(Generation, EvalMatchesTheWalkByFileAndPosition) {
-  write_file_atomically(path("long.txt"), std::string(500, 'a') + "b");
-  write_file_atomically(path("short.jsonl"), "{\"text\": \"abcabc\"}\n{\"prompt\": \"ab\", \"completion\": \"cab\"}\n");
+  write_file_atomically("long.txt", std::string(500, 'a') + "b");
+  write_file_atomically("short.jsonl", "{\"text\": \"abcabc\"}\n{\"prompt\": \"ab\", \"completion\": \"cab\"}\n");
   auto eval = [&](const std::string& arguments) {
-    const Outcome outcome = execute("eval" + model + " --json " + path("eval.json") + " " + arguments);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-    return Json::parse(read_file(path("eval.json")));
+    expect_ok("eval --model model --json eval.json " + arguments);
+    return parse_json_file("eval.json");
   };
-  const std::string both = "--data " + path("long.txt") + " " + path("short.jsonl");
+  const std::string both = "--data long.txt short.jsonl";
   const Json result = eval(both);
   EXPECT_EQ(result["length"], 300) << "the context length of the model";
   ASSERT_EQ(result["files"].size(), 2u);
@@ -222,42 +205,36 @@ TEST_F(Generation, EvalMatchesTheWalkByFileAndPosition) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(result["positions"][i]["targets"], targets[i] - (i == 1)) << i;
 
   // the loss of the first file, computed by the walk for each piece separately
-  Tokens text;
-  for (int i = 0; i < 500; ++i) text.push_back('a');
+  Tokens text(500, 'a');
   text.push_back('b'), text.push_back(257);
   Cpu dev(std::size_t{1} << 26);
-  const Config c = read_config(path("model"));
+  const Config c = read_config("model");
   Trainer<Cpu, float> trainer(dev, c, 300, OptimizerKind::none);
-  load_model(dev, path("model"), trainer.model);
+  load_model(dev, "model", trainer.model);
   double sum = 0;
   for (std::size_t begin : {0, 300}) {
     const std::size_t end = std::min<std::size_t>(begin + 300, text.size());
     Batch batch;
-    batch.append(
-        Tokens(text.begin() + static_cast<std::ptrdiff_t>(begin), text.begin() + static_cast<std::ptrdiff_t>(end)),
-        end < text.size() ? text[end] : -1);
+    batch.append(Tokens(&text[begin], text.data() + end), end < text.size() ? text[end] : -1);
     for (float logp : trainer.evaluate(batch, Schedule::full(300))) sum -= static_cast<double>(logp);
   }
   EXPECT_NEAR(result["files"][0]["loss"].get<double>(), sum / 501, 1e-5 * sum / 501);
   EXPECT_NEAR(result["total"]["perplexity"].get<double>(), std::exp(result["total"]["loss"].get<double>()), 1e-6);
 
   EXPECT_EQ(eval(both + " --length 100")["positions"].size(), 1u);
-  const Outcome outcome = execute("eval" + model + " " + both);
-  for (const char* part : {"long.txt", "total", "perplexity", "256-511", "1 of 3 documents are longer than 300 tokens"})
-    EXPECT_TRUE(contains(outcome.output, part)) << part;
+  expect_ok("eval --model model " + both, "long.txt", "total", "perplexity", "256-511",
+            "1 of 3 documents are longer than 300 tokens");
   EXPECT_EQ(eval(both + " --length 502")["files"][0]["split"], 0);
-  EXPECT_FALSE(contains(execute("eval" + model + " " + both + " --length 502").output, "documents are longer"));
-  write_file_atomically(path("bad.jsonl"), "{\"text\": \"abc\"}\nnonsense\n");
-  const Outcome skipping = execute("eval" + model + " --skip-bad --data " + path("bad.jsonl"));
-  EXPECT_TRUE(contains(skipping.output, "examples skipped: 1, the first: " + path("bad.jsonl:2: "))) << skipping.output;
-  const std::string tokens = path("tokens.SAFETENSORS");
-  ASSERT_EQ(execute("tokenize" + model + " --data " + path("long.txt") + " --out " + tokens).exit_code, 0);
-  EXPECT_EQ(eval("--data " + tokens)["total"], eval("--data " + path("long.txt"))["total"]);
-  expect_refused("eval" + model, "--data");
-  expect_refused("eval" + model + " --data " + path("nowhere.txt"), "nowhere.txt");
-  expect_refused("eval" + model + " --data " + path("long.txt") + " --length 1", "--length");
-  save(make_config("llama", {200, 32, 2, 4, 2, 8, 64, 300, false}));
-  expect_refused("eval" + model + " --data " + path("long.txt"), "vocabulary of 200");
+  EXPECT_FALSE(contains(expect_ok("eval --model model --length 502 " + both), "documents are longer"));
+  write_file_atomically("bad.jsonl", "{\"text\": \"abc\"}\nnonsense\n");
+  expect_ok("eval --model model --skip-bad --data bad.jsonl", "examples skipped: 1, the first: bad.jsonl:2: ");
+  expect_ok("tokenize --model model --data long.txt --out tokens.SAFETENSORS");
+  EXPECT_EQ(eval("--data tokens.SAFETENSORS")["total"], eval("--data long.txt")["total"]);
+  expect_refused("eval --model model", "--data");
+  expect_refused("eval --model model --data nowhere.txt", "nowhere.txt");
+  expect_refused("eval --model model --data long.txt --length 1", "--length");
+  save_random_model("model", config(200));
+  expect_refused("eval --model model --data long.txt", "vocabulary of 200");
 }
 
 // --- on a terminal ---
@@ -278,15 +255,13 @@ Outcome on_terminal(const std::string& arguments, const std::string& input) {
     execl("/bin/sh", "sh", "-c", ("stty -echo; exec " + binary() + " " + arguments).c_str(), nullptr);
     _exit(127);
   }
-  Outcome outcome{-1, ""};
+  Outcome outcome{arguments, -1, ""};
   EXPECT_EQ(write(terminal, input.data(), input.size()), static_cast<ssize_t>(input.size()));
   char buffer[4096];
   for (ssize_t n; (n = ::read(terminal, buffer, sizeof buffer)) > 0;)
     outcome.output.append(buffer, static_cast<std::size_t>(n));
-  int status = 0;
-  waitpid(child, &status, 0);
+  outcome.exit_code = exit_code(child);
   close(terminal);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return outcome;
 }
 
@@ -294,23 +269,19 @@ TEST_F(Generation, ChatsOnATerminal) {
   if (const std::string reason = why_no_terminal(); !reason.empty()) {
     GTEST_SKIP() << "no pseudo-terminal on this machine: " << reason;
   }
-  const std::string greedy = model + " --chat chatml --length 12 --temperature 0";
-  const Outcome once = on_terminal("generate" + greedy, "Hello\n/quit\n");
-  EXPECT_EQ(once.exit_code, 0) << once.output;
-  EXPECT_TRUE(contains(once.output, "chat layout chatml, context of 300 tokens")) << once.output;
+  const std::string greedy = " --model model --chat chatml --length 12 --temperature 0";
   const std::string answer = texts("--chat chatml --length 12 --temperature 0 --prompt Hello")[0]["text"];
   std::string shown;  // a terminal begins a line with "\r\n"
   for (char c : without_controls(answer)) shown += c == '\n' ? "\r\n" : std::string(1, c);
-  EXPECT_TRUE(contains(once.output, shown)) << once.output;
+  expect_outcome(0, on_terminal("generate" + greedy, "Hello\n/quit\n"), "chat layout chatml, context of 300 tokens",
+                 shown);
 
   // a second turn sees the first, and after /reset does not
   auto answers = [&](const std::string& input) {
-    const Outcome outcome = on_terminal("generate" + greedy, input);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    const std::string output = expect_outcome(0, on_terminal("generate" + greedy, input));
     std::vector<std::string> parts;
-    for (std::size_t at = 0, next; (next = outcome.output.find("> ", at)) != std::string::npos; at = next + 2) {
-      parts.push_back(outcome.output.substr(at, next - at));
-    }
+    for (std::size_t at = 0, next; (next = output.find("> ", at)) != std::string::npos; at = next + 2)
+      parts.push_back(output.substr(at, next - at));
     return parts;
   };
   const auto reset = answers("Hello\n/reset\nHello\n\x04"), twice = answers("Hello\nHello\n\x04");
@@ -319,9 +290,8 @@ TEST_F(Generation, ChatsOnATerminal) {
   EXPECT_EQ(twice[1], reset[1]);
   EXPECT_NE(twice[2], twice[1]);
 
-  const Outcome full = on_terminal("generate" + greedy, std::string(290, 'x') + "\n/quit\n");
-  EXPECT_EQ(full.exit_code, 0);
-  EXPECT_TRUE(contains(full.output, " tokens exceed the context of 300; /reset")) << full.output;
+  expect_outcome(0, on_terminal("generate" + greedy, std::string(290, 'x') + "\n/quit\n"),
+                 " tokens exceed the context of 300; /reset");
 }
 
 }  // namespace

@@ -45,21 +45,18 @@ class Grpo : public Commands {
  protected:
   void SetUp() override {
     Commands::SetUp();
-    expect_ok("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out " +
-              path("base"));
-    expect_ok("examples arithmetic --count 40 --out " + path("sums.jsonl"));
+    expect_ok("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out base");
+    expect_ok("examples arithmetic --count 40 --out sums.jsonl");
     // Rewards completions by their number of lower-case letters, regardless of prompts and answers.
-    write_file_atomically(
-        path("letters.sh"),
-        "while read -r line; do c=${line#*\\\"completion\\\":\\\"}; c=${c%%\\\"*}; d=$(printf %s \"$c\" | tr "
-        "-cd 'a-z'); echo ${#d}; done\n");
+    write_file_atomically("letters.sh",
+                          "while read -r line; do c=${line#*\\\"completion\\\":\\\"}; c=${c%%\\\"*}; d=$(printf %s "
+                          "\"$c\" | tr -cd 'a-z'); echo ${#d}; done\n");
   }
   std::string run(const std::string& name, const std::string& arguments) const {
-    return "train --objective grpo --model " + path("base") + " --data " + path("sums.jsonl") +
-           " --completion 12 --prompts 3 --group 4 --out " + path(name) + " " + arguments;
+    return "train --objective grpo --model base --data sums.jsonl --completion 12 --prompts 3 --group 4 --out " + name +
+           " " + arguments;
   }
-  std::string letters() const { return "--reward-cmd 'sh " + path("letters.sh") + "' "; }
-  void expect_equal_models(const std::string& a, const std::string& b) { expect_same_checkpoint(path(a), path(b)); }
+  std::string letters() const { return "--reward-cmd 'sh letters.sh' "; }
 };
 
 TEST_F(Grpo, IncreasesTheReward) {
@@ -79,56 +76,46 @@ TEST_F(Grpo, IncreasesTheReward) {
 TEST_F(Grpo, FarMemoryGivesTheSameBits) {
   const std::string arguments = letters() + "--rate 1e-2 --steps 2 --inner 2 --kl 0.1 --eval-every 0 ";
   expect_ok(run("near", arguments));
-  expect_ok(run("far", arguments + "--keep far --far " + path("")));
+  expect_ok(run("far", arguments + "--keep far --far ."));
   EXPECT_GT(metric("far", "far_memory")[0], 0);
-  expect_equal_models("near/step-000002", "far/step-000002");
+  expect_same_run("near", "far");
   EXPECT_EQ(metric("near", "sampling_difference"), metric("far", "sampling_difference"));
 }
 
 // The samples of a round are recorded as lines from which off-line training takes the same step.
 TEST_F(Grpo, OfflineTrainingMatchesOnline) {
   expect_ok(run("online", letters() + "--rate 1e-2 --steps 1 --eval-fraction 0"));
-  std::istringstream lines(read_file(path("online/completions.jsonl")));
-  Index groups = 0;
+  const std::vector<Json> groups = json_lines("online/completions.jsonl");
   double reward = 0;
-  for (std::string line; std::getline(lines, line); ++groups) {
-    const Json json = Json::parse(line);
+  std::string without_logps;
+  for (Json json : groups) {
     ASSERT_EQ(json["rewards"].size(), 4u);
     for (std::size_t i = 0; i < 4; ++i) {
       reward += json["rewards"][i].get<double>() / 12;
       EXPECT_EQ(json["completions"][i].size(), json["old_logps"][i].size());
     }
+    json.erase("old_logps");
+    without_logps += json.dump() + "\n";
   }
   EXPECT_NEAR(metric("online", "reward").at(0), reward, 1e-12);
-  EXPECT_EQ(groups, 3);
-  const std::string offline = "train --objective grpo --model " + path("base") +
-                              " --rate 1e-2 --steps 1 --length 512 "
-                              "--eval-fraction 0 --data ";
-  expect_ok(offline + path("online/completions.jsonl") + " --out " + path("offline"));
+  EXPECT_EQ(groups.size(), 3u);
+  const std::string offline =
+      "train --objective grpo --model base --rate 1e-2 --steps 1 --length 512 --eval-fraction 0 --data ";
+  expect_ok(offline + "online/completions.jsonl --out offline");
   // also without old log-probs, because the reference model sampled the tokens
-  std::string unknown;
-  std::istringstream again(read_file(path("online/completions.jsonl")));
-  for (std::string line; std::getline(again, line);) {
-    Json json = Json::parse(line);
-    json.erase("old_logps");
-    unknown += json.dump() + "\n";
-  }
-  write_file_atomically(path("unknown.jsonl"), unknown);
-  expect_ok(offline + path("unknown.jsonl") + " --out " + path("unknown"));
+  write_file_atomically("unknown.jsonl", without_logps);
+  expect_ok(offline + "unknown.jsonl --out unknown");
   const auto norm = [&](const char* name) { return metric(name, "gradient_norm").at(0); };
   EXPECT_NEAR(norm("offline"), norm("online"), 1e-5 * norm("online"));
   EXPECT_NEAR(norm("unknown"), norm("online"), 1e-5 * norm("online"));
-  const SafetensorsFile a(path("online/step-000001/model.safetensors"));
-  for (const char* name : {"offline", "unknown"}) {
-    const SafetensorsFile b(path(name) + "/step-000001/model.safetensors");
+  const SafetensorsFile a("online/step-000001/model.safetensors"), base("base/step-000002/model.safetensors");
+  for (const std::string name : {"offline", "unknown"}) {
+    const SafetensorsFile b(name + "/step-000001/model.safetensors");
     double difference = 0, moved = 0;
     for (const auto& [tensor, entry] : a.tensors()) {
-      std::vector<float> x(static_cast<std::size_t>(entry.count)), y(x.size()), begun(x.size());
-      const SafetensorsFile base(path("base/step-000002/model.safetensors"));
-      read(entry, x.data()), read(b.at(tensor), y.data()), read(base.at(tensor), begun.data());
+      const auto x = numbers<float>(entry), y = numbers<float>(b.at(tensor)), begun = numbers<float>(base.at(tensor));
       for (std::size_t i = 0; i < x.size(); ++i) {
-        difference += std::abs(static_cast<double>(x[i]) - y[i]),
-            moved += std::abs(static_cast<double>(x[i]) - begun[i]);
+        difference += std::abs(double{x[i]} - y[i]), moved += std::abs(double{x[i]} - begun[i]);
       }
     }
     EXPECT_GT(moved, 0);
@@ -137,39 +124,37 @@ TEST_F(Grpo, OfflineTrainingMatchesOnline) {
 }
 
 TEST_F(Grpo, OfflineIncreasesTheRewardAndResumesBitForBit) {
-  expect_ok("examples groups --count 10 --out " + path("groups.jsonl"));
+  expect_ok("examples groups --count 10 --out groups.jsonl");
   const auto offline = [&](const std::string& options) {
-    return "train --objective grpo --model " + path("base") + " --data " + path("groups.jsonl") +
-           " --rate 3e-3 --steps 6 --length 6000 --eval-fraction 0 --kl 0.1 " + options;
+    return "train --objective grpo --model base --data groups.jsonl --rate 3e-3 --steps 6 --length 6000 "
+           "--eval-fraction 0 --kl 0.1 " +
+           options;
   };
-  expect_ok(offline("--out " + path("straight")));
+  expect_ok(offline("--out straight"));
   const auto loss = metric("straight", "loss");  // every step learns all of them
   ASSERT_EQ(loss.size(), 6u);
   EXPECT_NEAR(loss[0], 0, 1e-6) << "advantages of a group cancel";
   EXPECT_LT(loss[5], -0.01);
   EXPECT_NEAR(metric("straight", "kl").at(0), 0, 1e-6);
   EXPECT_EQ(metric("straight", "clip_fraction").size(), 6u);
-  expect_ok(offline("--stop-after 2 --mode full --out " + path("stopped")));
-  expect_ok("train --resume --stop-after 4 --mode checkpoint --out " + path("stopped"));
-  expect_ok("train --resume --out " + path("stopped"));
-  expect_equal_models("straight/step-000006", "stopped/step-000006");
-  expect_ok("verify --objective grpo --model " + path("base") + " --data " + path("groups.jsonl") + " --length 400");
+  expect_ok(offline("--stop-after 2 --mode full --out stopped"));
+  expect_ok("train --resume --stop-after 4 --mode checkpoint --out stopped");
+  expect_ok("train --resume --out stopped");
+  expect_same_run("straight", "stopped");
+  expect_ok("verify --objective grpo --model base --data groups.jsonl --length 400");
 }
 
 TEST_F(Grpo, OfflineRefusesInvalidData) {
-  expect_ok("examples groups --count 30 --out " + path("groups.jsonl"));
-  const std::string groups =
-      "train --model " + path("base") + " --data " + path("groups.jsonl") + " --out " + path("run ");
+  expect_ok("examples groups --count 30 --out groups.jsonl");
+  const std::string groups = "train --model base --data groups.jsonl --out run ";
   expect_refused(groups, "--objective grpo");
   expect_refused(groups + "--objective dpo", "no preferences");
   expect_refused(groups + "--objective grpo --group 4", "--reward-cmd");
   expect_refused(groups + "--objective grpo --length 60", "--too-long truncate");
   expect_refused(groups + "--objective grpo --learn all", "--learn all");
-  write_file_atomically(path("text.jsonl"), "{\"text\": \"a\"}\n");
-  expect_refused(
-      "train --objective grpo --model " + path("base") + " --data " + path("text.jsonl") + " --out " + path("run"),
-      "\"rewards\"");
-  expect_refused("eval --model " + path("base") + " --data " + path("groups.jsonl"), "groups");
+  write_file_atomically("text.jsonl", "{\"text\": \"a\"}\n");
+  expect_refused("train --objective grpo --model base --data text.jsonl --out run", "\"rewards\"");
+  expect_refused("eval --model base --data groups.jsonl", "groups");
 }
 
 // Several steps per round, clipping, a KL penalty, several micro-batches, and different modes.
@@ -177,14 +162,14 @@ TEST_F(Grpo, ResumesBitForBit) {
   const std::string options = letters() + "--rate 1e-2 --steps 6 --inner 2 --kl 0.1 --length 70 ";
   expect_ok(run("straight", options));
   expect_ok(run("stopped", options + "--stop-after 2 --mode full"));
-  const std::string resume = "train --resume " + letters() + "--out " + path("stopped");
+  const std::string resume = "train --resume " + letters() + "--out stopped";
   expect_ok(resume + " --stop-after 4 --mode checkpoint");
-  fs::rename(path("base"), path("gone"));
+  fs::rename("base", "gone");
   expect_refused(resume, "no longer the model");
-  fs::rename(path("gone"), path("base"));
+  fs::rename("gone", "base");
   expect_ok(resume + " --chunk 512");
-  expect_equal_models("straight/step-000006", "stopped/step-000006");
-  EXPECT_EQ(read_file(path("straight/completions.jsonl")), read_file(path("stopped/completions.jsonl")));
+  expect_same_run("straight", "stopped");
+  EXPECT_EQ(read_file("straight/completions.jsonl"), read_file("stopped/completions.jsonl"));
   const auto kl = metric("straight", "kl");
   ASSERT_EQ(kl.size(), 6u);
   EXPECT_NEAR(kl[0], 0, 1e-6) << "still the reference model";
@@ -196,44 +181,40 @@ TEST_F(Grpo, ResumesBitForBit) {
 // A run's directory may be published, and come from somebody else.
 TEST_F(Grpo, CommandsAreNeitherStoredNorRunFromAFile) {
   const std::string command = "--reward-cmd 'key=secret; while read -r line; do echo ${#line}; done' ";
-  const Outcome outcome = execute(run("run", command + "--steps 2 --stop-after 1"));
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "reward   by the command \"key=secret; while")) << outcome.output;
-  for (const auto& entry : fs::recursive_directory_iterator(path("run"))) {
+  expect_ok(run("run", command + "--steps 2 --stop-after 1"), "reward   by the command \"key=secret; while");
+  for (const auto& entry : fs::recursive_directory_iterator("run")) {
     EXPECT_FALSE(entry.is_regular_file() && contains(read_file(entry.path()), "secret")) << entry.path();
   }
-  const std::string resume = "train --resume --out " + path("run ");
-  expect_refused(resume, "--reward-cmd: the run in " + path("run") + " was started with this option, which is not");
-  expect_refused(resume + letters(), "--reward-cmd: the run in " + path("run") + " was started with another --reward-");
+  const std::string resume = "train --resume --out run ";
+  expect_refused(resume, "--reward-cmd: the run in run was started with this option, which is not");
+  expect_refused(resume + letters(), "--reward-cmd: the run in run was started with another --reward-");
 
-  const fs::path state = state_of(path("run/step-000001"));
+  const fs::path state = state_of("run/step-000001");
   const std::string before = read_file(state);
   Json edited = Json::parse(before);
   EXPECT_EQ(edited["options"]["--reward-cmd"].get<std::string>().size(), 16u);
-  edited["options"]["--reward-cmd"] = ": > " + path("run-by-a-file") + "; cat";
+  edited["options"]["--reward-cmd"] = ": > run-by-a-file; cat";
   write_sealed_json(state, edited);
   expect_refused(resume, "not stored");
   expect_refused(resume + command, "another");
   write_file_atomically(state, before);
   expect_ok(resume + command);
   expect_ok(run("exact", "--reward exact --steps 2 --stop-after 1"));
-  expect_refused("train --resume --out " + path("exact ") + command, "was started without this option; leave it out");
+  expect_refused("train --resume --out exact " + command, "was started without this option; leave it out");
 }
 
 TEST_F(Grpo, UsesEveryPromptOncePerEpoch) {
   expect_ok(
-      "train --objective grpo --model " + path("base") + " --data " + path("sums.jsonl") +
-      " --completion 2 --prompts 9 --group 2 --reward exact --inner 2 --eval-fraction 0 --save-dtype bf16 --out " +
-      path("run"));  // 40 prompts: 5 rounds
+      "train --objective grpo --model base --data sums.jsonl --completion 2 --prompts 9 --group 2 --reward exact "
+      "--inner 2 --eval-fraction 0 --save-dtype bf16 --out run");  // 40 prompts: 5 rounds
   EXPECT_EQ(metric("run", "reward").size(), 10u);
-  const SafetensorsFile narrow(path("run/step-000010/model.safetensors"));
+  const SafetensorsFile narrow("run/step-000010/model.safetensors");
   for (const auto& [name, tensor] : narrow.tensors()) EXPECT_EQ(tensor.dtype, "BF16") << name;
 }
 
 TEST_F(Grpo, EqualRewardsChangeNothing) {
   expect_ok(run("run", "--reward-cmd 'while read -r line; do echo 3; done' --rate 1e-2 --steps 2"));
-  EXPECT_TRUE(read_file(path("run/step-000002/model.safetensors")) ==
-              read_file(path("base/step-000002/model.safetensors")));
+  EXPECT_TRUE(read_file("run/step-000002/model.safetensors") == read_file("base/step-000002/model.safetensors"));
 }
 
 TEST_F(Grpo, FailingRewardsStopTheRun) {
@@ -242,12 +223,10 @@ TEST_F(Grpo, FailingRewardsStopTheRun) {
                                       {"cat > /dev/null; sleep 100", "did not answer"},
                                       {"while read -r line; do echo nan; done", "nan"},
                                       {"while read -r line; do echo -1e200; done", "too large to compare"}}) {
-    const Outcome outcome =
-        execute(run("run", "--steps 2 --reward-seconds 1 --reward-cmd '" + std::string(program) + "'"));
-    EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
-    EXPECT_TRUE(contains(outcome.output, said)) << outcome.output;
-    EXPECT_FALSE(fs::exists(path("run/step-000002")));
-    fs::remove_all(path("run"));
+    const std::string limit = contains(program, "sleep") ? "--reward-seconds 1 " : "";
+    expect_failed(run("run", limit + "--steps 2 --reward-cmd '" + program + "'"), said);
+    EXPECT_FALSE(fs::exists("run/step-000002"));
+    fs::remove_all("run");
   }
 }
 
@@ -260,21 +239,17 @@ TEST_F(Grpo, RefusesInvalidOptions) {
   expect_refused(run("run", "--reward exact --length 10"), "--length");
   expect_refused(run("run", "--reward exact --group 1"), "--group");
   expect_refused(run("run", "--reward exact --kl -1"), "--kl");
-  expect_refused(
-      "train --model " + path("base") + " --data " + path("sums.jsonl") + " --reward exact --out " + path("run"),
-      "--objective grpo");
-  expect_refused("train --objective grpo --reward exact --out " + path("run"), "--model");
+  expect_refused("train --model base --data sums.jsonl --reward exact --out run", "--objective grpo");
+  expect_refused("train --objective grpo --reward exact --out run", "--model");
   // A step fits; the keys and values of one completion do not.
-  expect_ok("train --steps 1 --hidden 32 --heads 4 --kv-heads 4 --layers 30 --length 64 --batch 1 --sample 0 --out " +
-            path("deep"));
-  expect_refused("train --objective grpo --reward exact --model " + path("deep") + " --data " + path("sums.jsonl") +
-                     " --prompts 1 --group 2 --completion 20000 --memory 110MiB --steps 1 --out " + path("run"),
-                 "sampling a completion brings the run to 152");
-  write_file_atomically(path("bad.jsonl"),
-                        "{\"prompt\": \"1 + 1 = \", \"answer\": \"2\"}\n{\"prompt\": \"1 + 1 = \"}\n");
-  expect_refused("train --objective grpo --reward exact --model " + path("base") + " --data " + path("bad.jsonl") +
-                     " --out " + path("run"),
-                 "bad.jsonl:2: ");
+  expect_ok(
+      "train --steps 1 --hidden 32 --heads 4 --kv-heads 4 --layers 30 --length 64 --batch 1 --sample 0 --out deep");
+  expect_refused(
+      "train --objective grpo --reward exact --model deep --data sums.jsonl --prompts 1 --group 2 --completion 20000 "
+      "--memory 110MiB --steps 1 --out run",
+      "sampling a completion brings the run to 152");
+  write_file_atomically("bad.jsonl", "{\"prompt\": \"1 + 1 = \", \"answer\": \"2\"}\n{\"prompt\": \"1 + 1 = \"}\n");
+  expect_refused("train --objective grpo --reward exact --model base --data bad.jsonl --out run", "bad.jsonl:2: ");
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ TEST_F(ModelDirectories, WidensAndNarrows) {
     EXPECT_EQ(float(BFloat16(*x)),
               narrow.model().weights.embedding.tokens.data[x - held.model().weights.embedding.tokens.data]);
   }
-  EXPECT_TRUE(contains(read_file(dir / "bf16/config.json"), "\"torch_dtype\": \"bfloat16\""));
+  EXPECT_PRED2(contains, read_file(dir / "bf16/config.json"), "\"torch_dtype\": \"bfloat16\"");
 
   // the rest of config.json stays as it is, however long
   Json labels;
@@ -163,11 +163,7 @@ TEST_F(ModelDirectories, NamesWithGpt2sPrefixStay) {
 
 TEST_F(ModelDirectories, MayHoldATiedHeadThatEqualsTheEmbedding) {
   const Config c = make("gpt2", "F32");
-  std::vector<float> embedding(40 * 24);
-  {
-    const SafetensorsFile file(dir / "model.safetensors");
-    read(file.at("wte.weight"), embedding.data());
-  }
+  auto embedding = numbers<float>(SafetensorsFile(dir / "model.safetensors").at("wte.weight"));
   rewrite("lm_head.weight", "F32", {40, 24}, embedding);
   EXPECT_EQ(refusal(c), "");
   embedding[5] += 1;
@@ -239,7 +235,7 @@ TEST_F(ModelDirectories, WithHugeFieldsAreRefusedBriefly) {
     Json json = config_to_json(make_config("llama", {40, 24, 2, 4, 2, 6, 36, 64, false}));
     json.update(patch);
     const std::string said = error_of([&] { config_from_json(json, "config.json"); });
-    EXPECT_TRUE(contains(said, "www...")) << said.substr(0, 1000);
+    EXPECT_PRED2(contains, said, "www...") << said.substr(0, 1000);
     EXPECT_LT(said.size(), 500u);
   }
 }

@@ -270,11 +270,10 @@ TEST_F(Preferences, ThatAreTooLongAreCutOrLeftOut) {
 
 // Answers that differ only after the cut.
 TEST_F(Preferences, ThatAreEqualAfterCuttingAreLeftOut) {
-  TokenWriter writer(dir / "t.safetensors");
-  for (const std::int32_t last : {8, 9}) writer.add(Document{{1, 2, 3, 4, 5, last}, {0, 1, 1, 1, 1, 1}});
-  for (const std::int32_t only : {8, 9}) writer.add(Document{{1, only}, {0, 1}});
-  writer.finish({{"kind", "preferences"}});
-  file.emplace(dir / "t.safetensors");
+  std::vector<Document> pairs;
+  for (const std::int32_t last : {8, 9}) pairs.push_back({{1, 2, 3, 4, 5, last}, {0, 1, 1, 1, 1, 1}});
+  for (const std::int32_t only : {8, 9}) pairs.push_back({{1, only}, {0, 1}});
+  file.emplace(token_file(pairs, {{"kind", "preferences"}}));
   EXPECT_EQ(documents(12, TooLong::refuse).left_out, 0);
   EXPECT_EQ(documents(10, TooLong::truncate).left_out, 0);  // the sixth tokens are targets
   EXPECT_EQ(documents(8, TooLong::truncate).left_out, 1);

@@ -3,7 +3,6 @@
 #include "commands/step_progress.h"
 #include "data/files/checkpoint.h"
 #include "tests/support.cuh"
-#include "tests/temporary.h"
 
 namespace streambp {
 namespace {
@@ -255,7 +254,7 @@ TEST(ConfigFile, RopeScalingByLength) {
   EXPECT_EQ(c.max_length, 160);
   EXPECT_EQ(config_to_json(config_from_json(config_to_json(c), "again")), config_to_json(c));
   const Batch batch = packed(c, {80});
-  EXPECT_NE(error_of([&] { validate(c, batch); }).find("RoPE is scaled for"), std::string::npos);
+  EXPECT_PRED2(contains, error_of([&] { validate(c, batch); }), "RoPE is scaled for");
   c.rope_scaling.longest = 80;
   EXPECT_NO_THROW(validate(c, batch));
 
@@ -272,6 +271,11 @@ TEST(ConfigFile, RopeScalingByLength) {
 
 TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
   EXPECT_EQ(refusal(small_llama()), "");
+  const auto longrope = [](const std::map<std::string, Json>& fields) {
+    Json scaling = {{"type", "longrope"}, {"long_factor", {1, 2}}, {"short_factor", {1, 2}}};
+    for (const auto& [field, value] : fields) scaling[field] = value;
+    return Json{{"rope_scaling", scaling}, {"max_position_embeddings", 64}};
+  };
   const std::vector<std::pair<Json, const char*>> patches = {
       {{{"model_type", "mixtral"}}, "mixtral"},
       {{{"hidden_act", "gelu"}}, "hidden_act"},
@@ -283,18 +287,10 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
       {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2}}, {"short_factor", {1, 2}}}}}, "too short"},
       {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2}}}}, {"max_position_embeddings", 64}},
        "short_factor"},
-      {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2}}, {"short_factor", {1, 2}}}},
-        {"max_position_embeddings", 64}},
-       "the 4 pairs of a head"},
-      {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, "x"}}, {"short_factor", {1, 2}}}},
-        {"max_position_embeddings", 64}},
-       "list of numbers"},
-      {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 0}}, {"short_factor", {1, 2}}}},
-        {"max_position_embeddings", 64}},
-       "positive"},
-      {{{"rope_scaling", {{"type", "longrope"}, {"factor", -4}, {"long_factor", {1, 2}}, {"short_factor", {1, 2}}}},
-        {"max_position_embeddings", 64}},
-       "\"factor\" must be positive"},
+      {longrope({}), "the 4 pairs of a head"},
+      {longrope({{"long_factor", {1, "x"}}}), "list of numbers"},
+      {longrope({{"long_factor", {1, 0}}}), "positive"},
+      {longrope({{"factor", -4}}), "\"factor\" must be positive"},
       {{{"rope_scaling", {{"type", "longrope"}, {"original_max_position_embeddings", 16}}}}, "max_position_embeddings"},
       {{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}}}, "original_max_position_embeddings"},
       {{{"rope_scaling",
@@ -331,9 +327,9 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
   for (const auto& [patch, named] : patches) {
     Json json = small_llama();
     json.update(patch);
-    EXPECT_NE(refusal(json).find(named), std::string::npos) << patch << ": " << refusal(json);
+    EXPECT_PRED2(contains, refusal(json), named) << patch << ": ";
   }
-  EXPECT_NE(refusal(Json::array()).find("object"), std::string::npos);
+  EXPECT_PRED2(contains, refusal(Json::array()), "object");
 }
 
 }  // namespace

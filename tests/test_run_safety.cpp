@@ -1,9 +1,6 @@
 // Runs on a machine that is shared and imperfect: signals, kills, full disks, closed descriptors, other runs.
 #include <signal.h>
 
-#include <chrono>
-#include <thread>
-
 #include "kernels/base/system.h"
 #include "tests/commands.h"
 
@@ -15,70 +12,40 @@ const std::string kSmall =
 
 class RunSafety : public Commands {
  protected:
-  static Outcome shell(const std::string& command) { return execute("-c '" + command + "'", "/bin/sh"); }
-
-  // Starts `train` in the background; its output goes to a file.
-  pid_t start(const std::string& arguments, const std::string& log = "log") {
-    const std::string command = "exec " + binary() + " train " + arguments + " > " + path(log) + " 2>&1";
-    const pid_t child = fork();
-    if (child == 0) {
-      for (const int ignored : {SIGINT, SIGTERM, SIGHUP}) signal(ignored, SIG_DFL);  // as in a background shell
-      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-      _exit(127);
-    }
-    return child;
+  // Starts the program; its output goes to the file "log".
+  static pid_t start(const std::string& arguments) {
+    return in_background("exec " + binary() + " " + arguments + " > log 2>&1");
   }
-  static int exit_code(pid_t child) {
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-
-  // Steps that the run has reported.
-  Index steps(const std::string& run) const {
-    Index last = 0;
-    for (const Json& line : metrics(run))
-      if (line.contains("loss")) last = line["step"];
-    return last;
-  }
-  bool reaches(const std::string& run, Index step) const {
-    for (int i = 0; i < 6000 && steps(run) < step; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return steps(run) >= step;
-  }
-  bool same_model(const std::string& a, const std::string& b) const {
-    return read_file(newest_checkpoint(path(a)) / "model.safetensors") ==
-           read_file(newest_checkpoint(path(b)) / "model.safetensors");
+  static bool same_model(const std::string& a, const std::string& b) {
+    return read_file(newest_checkpoint(a) / "model.safetensors") ==
+           read_file(newest_checkpoint(b) / "model.safetensors");
   }
 };
 
 TEST_F(RunSafety, ASignalSavesACheckpointAndTheRunContinuesWithTheSameBits) {
-  const std::string run = kSmall + "--steps 400 --out ";
-  ASSERT_EQ(execute("train" + run + path("whole")).exit_code, 0);
+  const std::string run = kSmall + "--steps 100000 --out ";
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    const std::string name = "run" + std::to_string(signal), out = path(name);
-    const pid_t child = start(run + out);
+    const std::string name = "run" + std::to_string(signal), whole = "whole" + std::to_string(signal);
+    const pid_t child = start("train" + run + name);
     ASSERT_TRUE(reaches(name, 2));
     kill(child, signal);
     EXPECT_EQ(exit_code(child), 128 + signal);
-    const fs::path saved = newest_checkpoint(out);
-    const std::string log = read_file(path("log"));
+    const fs::path saved = newest_checkpoint(name);
+    const std::string log = read_file("log");
     ASSERT_FALSE(saved.empty()) << log;
-    EXPECT_TRUE(contains(log, saved.string())) << log;
-    EXPECT_TRUE(contains(log, "--out " + out + " --resume")) << log;
+    EXPECT_PRED2(contains, log, saved.string());
+    EXPECT_PRED2(contains, log, "--out " + name + " --resume");
     EXPECT_EQ(steps(name), checkpoint_step(saved.filename().string()));
-    ASSERT_EQ(execute("train --resume --sample 0 --eval-every 0 --out " + out).exit_code, 0);
-    EXPECT_TRUE(same_model("whole", name));
+    const std::string stop = " --stop-after " + std::to_string(steps(name) + 20);
+    expect_ok("train --resume --out " + name + stop);
+    expect_ok("train" + run + whole + stop);
+    EXPECT_TRUE(same_model(whole, name));
   }
 }
 
 TEST_F(RunSafety, ARunUnderNohupIgnoresSighup) {
-  const std::string command =
-      "trap \"\" HUP; exec " + binary() + " train" + kSmall + "--steps 200 --out " + path("run") + " > /dev/null 2>&1";
-  const pid_t child = fork();
-  if (child == 0) {
-    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-    _exit(127);
-  }
+  const pid_t child =
+      in_background("trap '' HUP; exec " + binary() + " train" + kSmall + "--steps 200 --out run > /dev/null 2>&1");
   ASSERT_TRUE(reaches("run", 2));
   kill(child, SIGHUP);
   EXPECT_EQ(exit_code(child), 0);
@@ -87,220 +54,179 @@ TEST_F(RunSafety, ARunUnderNohupIgnoresSighup) {
 
 // The error messages do not contradict each other.
 TEST_F(RunSafety, ARunKilledBeforeItsFirstCheckpointStartsAgain) {
-  const std::string run = kSmall + "--seed 5 --rate 0.002 --steps 300 --out ";
-  ASSERT_EQ(execute("train" + run + path("whole")).exit_code, 0);
-  const pid_t child = start(run + path("run"));
+  const std::string run = kSmall + "--seed 5 --rate 0.002 --steps 100000 --out ";
+  const pid_t child = start("train" + run + "run");
   ASSERT_TRUE(reaches("run", 2));
   kill(child, SIGKILL);
   EXPECT_EQ(exit_code(child), -SIGKILL);
-  ASSERT_TRUE(newest_checkpoint(path("run")).empty());
-  expect_refused("train" + run + path("run"), "--resume");
-  expect_refused("train --resume --seed 6 --out " + path("run"), "--seed");
-  const Outcome again = execute("train --resume --sample 0 --eval-every 0 --out " + path("run"));
-  ASSERT_EQ(again.exit_code, 0) << again.output;
+  ASSERT_TRUE(newest_checkpoint("run").empty());
+  expect_refused("train" + run + "run", "--resume");
+  expect_refused("train --resume --seed 6 --out run", "--seed");
+  expect_ok("train --resume --stop-after 30 --out run");
+  expect_ok("train" + run + "whole --stop-after 30");
   EXPECT_TRUE(same_model("whole", "run"));
 }
 
 TEST_F(RunSafety, TheLastFiniteWeightsAreSavedWhenTheGradientIsNan) {
   // After a first step this large the loss is finite, but its gradient is not.
-  const Outcome outcome =
-      execute("train" + kSmall + "--steps 50 --rate 1e8 --warmup 0 --clip 0 --family gpt2 --out " + path("run"));
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_TRUE(contains(outcome.output, "the last checkpoint is " + path("run/step-000001"))) << outcome.output;
-  EXPECT_EQ(newest_checkpoint(path("run")), fs::path(path("run/step-000001")));
+  expect_failed("train" + kSmall + "--steps 50 --rate 1e8 --warmup 0 --clip 0 --family gpt2 --out run",
+                "the last checkpoint is run/step-000001");
+  EXPECT_EQ(newest_checkpoint("run"), fs::path("run/step-000001"));
 }
 
 TEST_F(RunSafety, WeightsWithANanLossAreNotSaved) {
-  const Outcome outcome = execute("train" + kSmall + "--steps 50 --rate 1e30 --warmup 0 --clip 0 --out " + path("run"));
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_TRUE(contains(outcome.output, "there is no checkpoint yet")) << outcome.output;
-  EXPECT_TRUE(newest_checkpoint(path("run")).empty());
-}
-
-// The weights are fine when a reward program fails: they are saved.
-TEST_F(RunSafety, AFailingRewardProgramLeavesACheckpoint) {
-  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
-  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n");
-  const Outcome outcome = execute(
-      "train --model " + path("base") + " --data " + path("prompts.jsonl") +
-      " --objective grpo --prompts 1 --group 4 " + "--completion 4 --steps 5 --eval-fraction 0 --out " + path("run") +
-      " --reward-cmd 'n=0; while read -r line; do n=$((n+1)); [ $n -gt 8 ] && exit 3; echo $n; done'");
-  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "exit status 3")) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "the last checkpoint is " + path("run/step-000002"))) << outcome.output;
-  EXPECT_TRUE(is_complete_checkpoint(path("run/step-000002")));
-}
-
-// A line too many means that rewards may belong to other completions. One program writes it at the end of its input, the
-// other while the run goes on.
-TEST_F(RunSafety, WeightsWithUncertainRewardsAreNotSaved) {
-  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
-  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n");
-  for (const auto& [steps, program] :
-       {std::pair("1", "n=0; while read -r line; do n=$((n+1)); echo $n; done; echo 7"),
-        {"1000",
-         "n=0; while read -r line; do n=$((n+1)); echo $n; if [ $n -eq 8 ]; then (sleep 0.2; echo 7) & fi; done"}}) {
-    const Outcome outcome =
-        execute("train --model " + path("base") + " --data " + path("prompts.jsonl") +
-                " --objective grpo --prompts 1 " + "--group 4 --completion 4 --eval-fraction 0 --steps " + steps +
-                " --out " + path("run") + " --reward-cmd '" + program + "'");
-    EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
-    EXPECT_TRUE(contains(outcome.output, "its rewards may belong to other completions")) << outcome.output;
-    EXPECT_TRUE(contains(outcome.output, "there is no checkpoint yet")) << outcome.output;
-    EXPECT_TRUE(newest_checkpoint(path("run")).empty());
-    fs::remove_all(path("run"));
-  }
-}
-
-// Here it fails on the first held-out prompt, when it sees it again after the second step.
-TEST_F(RunSafety, ARewardProgramThatFailsInAnEvaluationLeavesACheckpoint) {
-  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
-  std::string prompts;
-  for (char c = 'a'; c <= 'z'; ++c) prompts += std::string("{\"prompt\": \"") + c + "\"}\n";
-  write_file_atomically(path("prompts.jsonl"), prompts);
-  const Outcome outcome = execute(
-      "train --model " + path("base") + " --data " + path("prompts.jsonl") +
-      " --objective grpo --prompts 1 --group 4 --completion 4 --steps 5 --eval-fraction 0.5 --eval-every 2 --out " +
-      path("run") + " --reward-cmd 'read -r line; held=${line#*prompt}; echo 0; while read -r line; do " +
-      "[ \"${line#*prompt}\" = \"$held\" ] && exit 3; echo 1; done'");
-  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "exit status 3")) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "the last checkpoint is " + path("run/step-000002"))) << outcome.output;
-  EXPECT_TRUE(is_complete_checkpoint(path("run/step-000002")));
-}
-
-// The samples of a step are recorded after the weights have changed, so the checkpoint must be that of the step.
-TEST_F(RunSafety, SamplesThatCannotBeRecordedLeaveACheckpointOfTheirStep) {
-  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
-  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n");
-  write_file_atomically(path("reward.sh"), "n=0; while read -r line; do n=$((n+1)); echo $n; done\n");
-  const std::string run = " train --model " + path("base") + " --data " + path("prompts.jsonl") +
-                          " --objective grpo --prompts 1 --group 32 --completion 40 --steps 9 --rate 1e-2 --warmup 0 " +
-                          "--eval-fraction 0 --reward-cmd \"sh " + path("reward.sh") + "\" --out ";
-  // After a few steps completions.jsonl exceeds this limit. The files of a checkpoint are smaller.
-  const Outcome outcome = shell("ulimit -f 300; " + binary() + run + path("run") + " 2>&1");
-  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "completions.jsonl: cannot write: File too large")) << outcome.output;
-  const auto saved = checkpoint_step(newest_checkpoint(path("run")).filename().string());
-  ASSERT_TRUE(saved && *saved > 1 && *saved < 9) << outcome.output;
-  ASSERT_EQ(execute(run + path("whole") + " --stop-after " + std::to_string(*saved)).exit_code, 0);
-  EXPECT_TRUE(same_model("whole", "run"));
-}
-
-class Rewards : public RunSafety {
- protected:
-  void SetUp() override {
-    RunSafety::SetUp();
-    ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
-    write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n");
-  }
-  // A run of short rounds with this shell script as its reward program.
-  std::string run(const std::string& script, const std::string& options = "") const {
-    write_file_atomically(path("reward.sh"), script + "\n");
-    return binary() + " train --model " + path("base") + " --data " + path("prompts.jsonl") +
-           " --objective grpo --prompts 1 --group 2 --completion 4 --eval-fraction 0 --reward-cmd \"sh " +
-           path("reward.sh") + "\" --out " + path("run ") + options + " 2>&1";
-  }
-};
-
-// The line at the end of the program's input shows that its rewards may be wrong, however the run ends.
-TEST_F(Rewards, OutputAtTheEndIsNoticedAfterASignal) {
-  // In the foreground, timeout sends the signal once, and not also to its group.
-  const std::string signalled = "timeout --foreground -s INT --preserve-status 2 ";
-  const Outcome surplus = shell(signalled + run("while read -r line; do echo 1; done; echo 9", "--steps 1000000"));
-  EXPECT_EQ(surplus.exit_code, 2) << surplus.output;
-  EXPECT_TRUE(contains(surplus.output, "so its rewards may belong to other completions")) << surplus.output;
-  EXPECT_TRUE(newest_checkpoint(path("run")).empty());
-  fs::remove_all(path("run"));
-  const Outcome silent = shell(signalled + run("while read -r line; do echo 1; done; sleep 300", "--steps 1000000"));
-  EXPECT_EQ(silent.exit_code, 128 + SIGINT) << silent.output;
-  EXPECT_FALSE(newest_checkpoint(path("run")).empty()) << silent.output;
-}
-
-TEST_F(Rewards, SamplesThatCannotBeRecordedNameTheReason) {
-  const Outcome outcome =
-      shell("ulimit -f 300; " + run("n=0; while read -r line; do n=$((n+1)); [ $n -eq 6 ] && head -c 1000000 "
-                                    "/dev/zero >> " +
-                                        path("run/completions.jsonl") + " 2> /dev/null; echo $n; done",
-                                    "--steps 9"));
-  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "completions.jsonl: cannot write: File too large")) << outcome.output;
-}
-
-// The error comes while the reference model's weights are on the device; the trained ones are saved.
-TEST_F(RunSafety, AMissingReferenceModelLeavesTheTrainedWeights) {
-  ASSERT_EQ(execute("train" + kSmall + "--steps 1 --out " + path("base")).exit_code, 0);
-  write_file_atomically(path("prompts.jsonl"), "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n");
-  const std::string common = "train --model " + path("base") + " --data " + path("prompts.jsonl") +
-                             " --objective grpo --kl 0.1 --prompts 1 --group 4 --completion 4 --steps 5 --rate 1e-2 "
-                             "--warmup 0 --eval-fraction 0 --reward-cmd 'n=0; while read -r line; do n=$((n+1)); ";
-  const Outcome whole = execute(common + "echo $n; done' --stop-after 1 --out " + path("whole"));
-  ASSERT_EQ(whole.exit_code, 0) << whole.output;
-  const Outcome outcome = execute(common + "[ $n -eq 5 ] && rm " + path("base/step-000001/model.safetensors") +
-                                  "; echo $n; done' --out " + path("run"));
-  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
-  ASSERT_EQ(newest_checkpoint(path("run")), fs::path(path("run/step-000001"))) << outcome.output;
-  EXPECT_TRUE(same_model("whole", "run"));
+  expect_failed("train" + kSmall + "--steps 50 --rate 1e30 --warmup 0 --clip 0 --out run",
+                "there is no checkpoint yet");
+  EXPECT_TRUE(newest_checkpoint("run").empty());
 }
 
 TEST_F(RunSafety, ClosedDescriptorsDoNotBecomeFilesOfTheRun) {
   for (const char* closed : {"<&- >&-", "<&- >&- 2>&-", ">&-"}) {
-    const Outcome outcome = shell(binary() + " train" + kSmall + "--steps 3 --out " + path("run") + " " + closed);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-    std::istringstream lines(read_file(path("run/metrics.jsonl")));
+    expect_ok("train" + kSmall + "--steps 3 --out run " + closed);
+    std::istringstream lines(read_file("run/metrics.jsonl"));
     for (std::string line; std::getline(lines, line);) EXPECT_TRUE(Json::accept(line)) << closed << ": " << line;
     EXPECT_EQ(steps("run"), 3);
-    fs::remove_all(path("run"));
+    fs::remove_all("run");
   }
 }
 
 TEST_F(RunSafety, UnnamedRunsGetSeparateDirectories) {
   const std::string train = binary() + " train" + kSmall + "--steps 1 > /dev/null";
-  const Outcome outcome = shell("cd " + dir.string() + " && for i in 1 2 3; do " + train + " & done; wait");
-  EXPECT_EQ(outcome.output, "");
+  EXPECT_EQ(shell("for i in 1 2 3; do " + train + " & done; wait").output, "");
   for (const char* name : {"out/run-1", "out/run-2", "out/run-3"})
-    EXPECT_FALSE(newest_checkpoint(path(name)).empty()) << name;
+    EXPECT_FALSE(newest_checkpoint(name).empty()) << name;
 }
 
 TEST_F(RunSafety, AFileSizeLimitIsAnErrorAndLeavesNoTemporaryFile) {
-  const Outcome outcome =
-      shell("ulimit -f 16; " + binary() + " train" + kSmall + "--steps 1 --out " + path("run") + " 2>&1");
-  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
-  EXPECT_TRUE(contains(outcome.output, "File too large")) << outcome.output;
+  expect_outcome(2, shell("ulimit -f 16; " + binary() + " train" + kSmall + "--steps 1 --out run"), "File too large");
   for (const std::string& name : files()) EXPECT_FALSE(contains(name, ".tmp")) << name;
 }
 
 // The OpenMP library shows what it has read from the environment: GCC's libgomp, or Clang's libomp.
 TEST_F(RunSafety, ThreadsSpinBrieflyUnlessConfiguredOtherwise) {
 #ifdef __clang__
-  const Outcome outcome =
-      shell("env -u OMP_WAIT_POLICY -u KMP_BLOCKTIME OMP_DISPLAY_ENV=verbose " + binary() + " --help 2>&1");
+  const Outcome outcome = shell("env -u OMP_WAIT_POLICY -u KMP_BLOCKTIME OMP_DISPLAY_ENV=verbose " + binary() + " --help");
   EXPECT_TRUE(contains(outcome.output, "KMP_BLOCKTIME='1'")) << outcome.output;
 #else
   auto spins = [](const std::string& environment, const std::string& expected) {
-    const Outcome outcome = shell("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose " + environment +
-                                  " " + binary() + " --help 2>&1");
-    const std::size_t last = outcome.output.rfind("GOMP_SPINCOUNT");
+    const std::string shown = shell("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose " + environment +
+                                    " " + binary() + " --help")
+                                  .output;
+    const std::size_t last = shown.rfind("GOMP_SPINCOUNT");
     ASSERT_NE(last, std::string::npos);
-    EXPECT_TRUE(outcome.output.substr(last).starts_with(expected)) << outcome.output.substr(last, 80);
+    EXPECT_TRUE(shown.substr(last).starts_with("GOMP_SPINCOUNT = '" + expected)) << shown.substr(last, 80);
   };
-  spins("", std::string("GOMP_SPINCOUNT = ") + "\x27" + kSpinCount);
-  spins("GOMP_SPINCOUNT=77",
-        "GOMP_SPINCOUNT = \x27"
-        "77\x27");
-  spins("OMP_WAIT_POLICY=passive",
-        "GOMP_SPINCOUNT = \x27"
-        "0\x27");
+  spins("", kSpinCount);
+  spins("GOMP_SPINCOUNT=77", "77'");
+  spins("OMP_WAIT_POLICY=passive", "0'");
 #endif
 }
 
 // A bound thread may run on one CPU only. If the program executed itself again, libgomp would see only that CPU.
 TEST_F(RunSafety, BoundThreadsUseAllCpus) {
   const std::string show = "env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u OMP_NUM_THREADS ";
-  const Outcome free = shell(show + binary() + " --version");
-  ASSERT_EQ(free.exit_code, 0) << free.output;
+  const std::string free = expect_outcome(0, shell(show + binary() + " --version"));
   for (const char* bound : {"OMP_PROC_BIND=true ", "OMP_PLACES=threads "})
-    EXPECT_EQ(shell(show + bound + binary() + " --version").output, free.output) << bound;
+    EXPECT_EQ(shell(show + bound + binary() + " --version").output, free) << bound;
+}
+
+// --- Reward programs ---
+
+class Rewards : public RunSafety {
+ protected:
+  void SetUp() override {
+    RunSafety::SetUp();
+    expect_ok("train" + kSmall + "--steps 1 --out base");
+    std::string prompts;
+    for (char c = 'a'; c <= 'z'; ++c) prompts += std::string("{\"prompt\": \"") + c + "\"}\n";
+    write_file_atomically("prompts.jsonl", prompts);
+  }
+  // A run with this shell script as its reward program.
+  static std::string run(const std::string& options, const std::string& script) {
+    write_file_atomically("reward.sh", script + "\n");
+    return "train --model base --data prompts.jsonl --objective grpo --prompts 1 --reward-cmd 'sh reward.sh' " +
+           options;
+  }
+  static inline const std::string kShort = "--group 4 --completion 4 --eval-fraction 0 --out run ";
+};
+
+// The weights are fine when a reward program fails: they are saved.
+TEST_F(Rewards, AFailingProgramLeavesACheckpoint) {
+  expect_failed(
+      run(kShort + "--steps 5", "n=0; while read -r line; do n=$((n+1)); [ $n -gt 8 ] && exit 3; echo $n; done"),
+      "exit status 3", "the last checkpoint is run/step-000002");
+  EXPECT_TRUE(is_complete_checkpoint("run/step-000002"));
+}
+
+// A line too many means that rewards may belong to other completions. One program writes it at the end of its input, the
+// other while the run goes on.
+TEST_F(Rewards, WeightsWithUncertainRewardsAreNotSaved) {
+  for (const auto& [steps, script] :
+       {std::pair("1", "n=0; while read -r line; do n=$((n+1)); echo $n; done; echo 7"),
+        {"1000",
+         "n=0; while read -r line; do n=$((n+1)); echo $n; if [ $n -eq 8 ]; then (sleep 0.2; echo 7) & fi; done"}}) {
+    expect_failed(run(kShort + "--steps " + steps, script), "its rewards may belong to other completions",
+                  "there is no checkpoint yet");
+    EXPECT_TRUE(newest_checkpoint("run").empty());
+    fs::remove_all("run");
+  }
+}
+
+// Here it fails on the first held-out prompt, when it sees it again after the second step.
+TEST_F(Rewards, AProgramThatFailsInAnEvaluationLeavesACheckpoint) {
+  expect_failed(run("--group 4 --completion 4 --steps 5 --eval-fraction 0.5 --eval-every 2 --out run",
+                    "read -r line; held=${line#*prompt}; echo 0; "
+                    "while read -r line; do [ \"${line#*prompt}\" = \"$held\" ] && exit 3; echo 1; done"),
+                "exit status 3", "the last checkpoint is run/step-000002");
+  EXPECT_TRUE(is_complete_checkpoint("run/step-000002"));
+}
+
+// The samples of a step are recorded after the weights have changed, so the checkpoint must be that of the step.
+TEST_F(Rewards, SamplesThatCannotBeRecordedLeaveACheckpointOfTheirStep) {
+  const std::string train = run("--group 32 --completion 40 --steps 9 --rate 1e-2 --warmup 0 --eval-fraction 0 --out ",
+                                "n=0; while read -r line; do n=$((n+1)); echo $n; done");
+  // After a few steps completions.jsonl exceeds this limit. The files of a checkpoint are smaller.
+  const Outcome outcome = shell("ulimit -f 300; " + binary() + " " + train + "run");
+  expect_outcome(2, outcome, "completions.jsonl: cannot write: File too large");
+  const auto saved = checkpoint_step(newest_checkpoint("run").filename().string());
+  ASSERT_TRUE(saved && *saved > 1 && *saved < 9) << outcome;
+  expect_ok(train + "whole --stop-after " + std::to_string(*saved));
+  EXPECT_TRUE(same_model("whole", "run"));
+}
+
+// The line at the end of the program's input shows that its rewards may be wrong, however the run ends.
+TEST_F(Rewards, OutputAtTheEndIsNoticedAfterASignal) {
+  const auto interrupted = [](const std::string& last) {
+    const pid_t child = start(run(kShort + "--steps 1000000", "while read -r line; do echo 1; done; " + last));
+    EXPECT_TRUE(reaches("run", 2));
+    kill(child, SIGINT);
+    return exit_code(child);
+  };
+  EXPECT_EQ(interrupted("echo 9"), 2) << read_file("log");
+  EXPECT_PRED2(contains, read_file("log"), "so its rewards may belong to other completions");
+  EXPECT_TRUE(newest_checkpoint("run").empty());
+  fs::remove_all("run");
+  EXPECT_EQ(interrupted("sleep 300"), 128 + SIGINT) << read_file("log");
+  EXPECT_FALSE(newest_checkpoint("run").empty()) << read_file("log");
+}
+
+TEST_F(Rewards, SamplesThatCannotBeRecordedNameTheReason) {
+  const std::string train = run(kShort + "--steps 9",
+                                "n=0; while read -r line; do n=$((n+1)); [ $n -eq 6 ] && head -c 1000000 /dev/zero >> "
+                                "run/completions.jsonl 2> /dev/null; echo $n; done");
+  expect_outcome(2, shell("ulimit -f 300; " + binary() + " " + train),
+                 "completions.jsonl: cannot write: File too large");
+}
+
+// The error comes while the reference model's weights are on the device; the trained ones are saved.
+TEST_F(Rewards, AMissingReferenceModelLeavesTheTrainedWeights) {
+  const std::string options = "--kl 0.1 --group 4 --completion 4 --steps 5 --rate 1e-2 --warmup 0 --eval-fraction 0 ";
+  const std::string count = "n=0; while read -r line; do n=$((n+1)); ", next = "echo $n; done";
+  expect_ok(run(options + "--stop-after 1 --out whole", count + next));
+  const std::string said = expect_failed(
+      run(options + "--out run", count + "[ $n -eq 5 ] && rm base/step-000001/model.safetensors; " + next));
+  ASSERT_EQ(newest_checkpoint("run"), fs::path("run/step-000001")) << said;
+  EXPECT_TRUE(same_model("whole", "run"));
 }
 
 }  // namespace

@@ -5,8 +5,7 @@
 #include <limits>
 
 #include "data/files/safetensors.h"
-#include "kernels/base/random.h"
-#include "tests/temporary.h"
+#include "tests/support.cuh"
 
 namespace streambp {
 namespace {
@@ -29,10 +28,7 @@ class Safetensors : public TemporaryDirectory {
 
 template <class T>
 std::vector<T> values(const SafetensorsFile& file, const std::string& name) {
-  const Tensor& tensor = file.at(name);
-  std::vector<T> result(static_cast<std::size_t>(tensor.count));
-  read(tensor, result.data());
-  return result;
+  return numbers<T>(file.at(name));
 }
 
 template <class T>
@@ -254,59 +250,17 @@ TEST_F(Safetensors, HugeHeadersAreRefusedAfterBoundedWork) {
   EXPECT_ERROR(SafetensorsFile{path()}, "header: more than 1000000 values");
 }
 
-// A valid file with bytes changed, cut off or inserted is either read or refused.
-TEST_F(Safetensors, DamageNeverCrashes) {
-  const std::vector<float> f32 = {1, 2, 3, 4, 5, 6};
-  const std::vector<std::uint16_t> bf16 = {0x3f80, 0x4000, 0x4040};
-  const std::vector<Index> i64 = {1, -2};
+// Fuzz.Safetensors damages files at random.
+TEST_F(Safetensors, EveryTruncationIsRefused) {
   SafetensorsWriter writer(path(), {{"format", "pt"}});
-  writer.add("weight", "F32", {2, 3}, f32.data(), 24);
-  add(writer, "scale", "BF16", bf16);
-  add(writer, "steps", "I64", i64);
+  add(writer, "scale", "BF16", std::vector<std::uint16_t>{0x3f80, 0x4000, 0x4040});
+  add(writer, "steps", "I64", std::vector<Index>{1, -2});
   writer.finish();
   const std::string valid = read_file(path());
-  int refused = 0, accepted = 0;
-  const auto open_and_read = [&](const std::string& bytes) {
-    put(bytes);
-    const std::string message = error_of([&] {
-      const SafetensorsFile file(path());
-      for (const auto& [name, tensor] : file.tensors()) {
-        if (tensor.dtype[0] == 'I' || tensor.dtype[0] == 'U') {
-          values<Index>(file, name);
-        } else {
-          values<float>(file, name);
-        }
-      }
-    });
-    (message.empty() ? accepted : refused) += 1;
-    EXPECT_TRUE(message.empty() || contains(message, path().string() + ":")) << message;
-  };
-  for (std::size_t length = 0; length < valid.size(); ++length) open_and_read(valid.substr(0, length));
-  EXPECT_EQ(accepted, 0);
-
-  const std::string telling = "0123456789[]{}\",:-.eFI\\ \xff";
-  const Random random(1);
-  for (std::uint64_t trial = 0, drawn = 0; trial < 6000; ++trial) {
-    std::string bytes = valid;
-    for (std::uint64_t changes = 1 + random.below(4, drawn++); changes > 0; --changes) {
-      const std::size_t at = random.below(bytes.size(), drawn++);
-      const char byte = random.below(2, drawn++) ? telling[random.below(telling.size(), drawn++)]
-                                                 : static_cast<char>(random.below(256, drawn++));
-      switch (random.below(4, drawn++)) {
-        case 0:
-          bytes.erase(at, 1);
-          break;
-        case 1:
-          bytes.insert(at, 1, byte);
-          break;
-        default:
-          bytes[at] = byte;
-      }
-    }
-    open_and_read(bytes);
+  for (std::size_t length = 0; length < valid.size(); ++length) {
+    put(valid.substr(0, length));
+    EXPECT_ERROR(SafetensorsFile{path()}, path().string() + ":");
   }
-  EXPECT_GT(refused, 3000);
-  EXPECT_GT(accepted, 100);
 }
 
 TEST_F(Safetensors, AFailingProducerLeavesNoFile) {

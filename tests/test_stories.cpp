@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "data/documents/stories.h"
+#include "tests/temporary.h"
 
 namespace streambp {
 namespace {
@@ -153,7 +154,7 @@ TEST(Stories, EveryAnswerFollowsFromItsOpening) {
 
     for (const auto* mention : {"thought of the _ _ and", "Where is the _ _?", "looked for the _ _ until"}) {
       for (const Words& w : find_all(lines[1], mention)) {
-        EXPECT_NE(lines[0].find("the " + w[0] + " " + w[1] + " "), std::string::npos) << w[0] << " " << w[1];
+        EXPECT_PRED2(contains, lines[0], "the " + w[0] + " " + w[1] + " ") << w[0] << " " << w[1];
       }
     }
   }

@@ -43,11 +43,9 @@ TEST(Timeline, ShowsSavedInputsGiveWayToTheGradient) {
 }
 
 TEST_F(Commands, PlanWritesATimeline) {
-  ASSERT_EQ(execute("plan qwen3-0.6b --length 5000 --json " + path("plan.json") + " --timeline " + path("line.json"))
-                .exit_code,
-            0);
-  const Json usage = Json::parse(read_file(path("plan.json")))["usage"];
-  const Json line = Json::parse(read_file(path("line.json")));
+  expect_ok("plan qwen3-0.6b --length 5000 --json plan.json --timeline line.json");
+  const Json usage = parse_json_file("plan.json")["usage"];
+  const Json line = parse_json_file("line.json");
   ASSERT_EQ(line["kinds"].size(), kKindNames.size());
   for (Mode mode : kModes) {
     std::size_t peak = 0;
@@ -57,9 +55,9 @@ TEST_F(Commands, PlanWritesATimeline) {
 }
 
 TEST_F(Commands, PlanRefusesAnUnwritableTimelineBeforeTheWork) {
-  expect_refused("plan qwen3-8b --timeline " + path("nowhere/line.json"), "nowhere");
+  expect_refused("plan qwen3-8b --timeline nowhere/line.json", "nowhere");
   expect_refused("plan qwen3-8b --timeline " + dir.string(), "directory");
-  EXPECT_FALSE(contains(execute("plan qwen3-8b --timeline " + path("nowhere/line.json")).output, "FLOPs"));
+  EXPECT_FALSE(contains(execute("plan qwen3-8b --timeline nowhere/line.json").output, "FLOPs"));
 }
 
 }  // namespace

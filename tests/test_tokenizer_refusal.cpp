@@ -363,14 +363,6 @@ TEST_F(TokenizerRefusal, OfDamagedFiles) {
   EXPECT_PRED2(contains, refusal("{\"normalizer\":" + deep + "}"), "more deeply");
   std::filesystem::remove(dir / "tokenizer.json");
   EXPECT_ERROR(Tokenizer{dir}, "no such file");
-  // Random bytes change: an error or success, but no crash.
-  for (std::uint64_t i = 0; i < 300; ++i) {
-    std::string changed = whole;
-    for (std::uint64_t k = 0; k < 3; ++k) {
-      changed[Random(i).below(changed.size(), 2 * k)] = static_cast<char>(Random(i).below(128, 2 * k + 1));
-    }
-    refusal(changed);
-  }
 }
 
 }  // namespace
