@@ -6,9 +6,11 @@
 
 #include <array>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,11 @@
 namespace streambp {
 
 using Files = std::map<std::string, std::string>;  // contents by name; the extension gives the type
+
+inline std::vector<std::string> words(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
 
 class Dice {
  public:
@@ -68,37 +75,19 @@ class Damage {
     if (bytes.empty()) bytes = "\n";
     const std::size_t at = dice_.below(bytes.size()), most = bytes.size() - at;
     const std::size_t n = dice_.between(1, std::min<std::size_t>(most, dice_.one_in(4) ? most : 8));
-    switch (dice_.below(9)) {
-      case 0:
-        bytes[at] = static_cast<char>(bytes[at] ^ 1 << dice_.below(8));
-        break;
-      case 1:
-        bytes[at] = static_cast<char>(dice_.below(256));
-        break;
-      case 2:
-        bytes.insert(at, 1, dice_.pick(kMarks));
-        break;
-      case 3:
-        bytes.erase(at, n);
-        break;
-      case 4:
-        bytes.resize(at);
-        break;
-      case 5:
-        bytes.insert(dice_.below(bytes.size()), std::string(bytes, at, n));
-        break;
-      case 6: {  // the start of this file, the end of another
-        const std::string& other = elsewhere(name, bytes);
-        bytes = bytes.substr(0, at) + other.substr(dice_.below(other.size() + 1));
-        break;
-      }
-      case 7:
-        change_integer(bytes, dice_.one_in(3) ? 0 : at);
-        break;
-      default:
-        change_digits(bytes, at);
-        break;
+    const std::size_t kind = dice_.below(9);
+    if (kind == 0) bytes[at] = static_cast<char>(bytes[at] ^ 1 << dice_.below(8));
+    if (kind == 1) bytes[at] = static_cast<char>(dice_.below(256));
+    if (kind == 2) bytes.insert(at, 1, dice_.pick(kMarks));
+    if (kind == 3) bytes.erase(at, n);
+    if (kind == 4) bytes.resize(at);
+    if (kind == 5) bytes.insert(dice_.below(bytes.size()), std::string(bytes, at, n));
+    if (kind == 6) {  // the start of this file, the end of another
+      const std::string& other = elsewhere(name, bytes);
+      bytes = bytes.substr(0, at) + other.substr(dice_.below(other.size() + 1));
     }
+    if (kind == 7) change_integer(bytes, dice_.one_in(3) ? 0 : at);
+    if (kind == 8) change_digits(bytes, at);
   }
 
   // Overwrites a binary integer of one to eight bytes.
@@ -106,8 +95,15 @@ class Damage {
     const std::size_t width = std::min(std::size_t{1} << dice_.below(4), bytes.size() - at);
     std::uint64_t value = 0;
     std::memcpy(&value, bytes.data() + at, width);
-    value = dice_.one_in(2) ? value + dice_.between(1, 16) - 8 : dice_.pick(kIntegers);
+    value = dice_.one_in(2) ? value + dice_.between(1, 16) - 8 : near_a_limit();
     std::memcpy(bytes.data() + at, &value, width);
+  }
+
+  // 2^n, or one or eight less, for the n at which some type or format ends.
+  std::uint64_t near_a_limit() {
+    constexpr std::uint64_t below[] = {0, 1, 8};
+    const unsigned bits = dice_.pick(kLimits);
+    return (bits < 64 ? std::uint64_t{1} << bits : 0) - dice_.pick(below);
   }
 
   // Replaces a decimal number.
@@ -183,18 +179,19 @@ class Damage {
 
   void change(Json& root, const Json& other) {
     Json& value = any(root);
-    switch (dice_.below(8)) {
-      case 0:
-        value = dice_.one_in(3) ? part_of(root) : part_of(other);
-        break;
-      case 1:
-        value = value.is_structured() && dice_.one_in(2) ? Json(value.type()) : dice_.pick(values());
-        break;
-      default:
-        if (value.is_array()) return change_list(value, other);
-        if (value.is_object()) return change_object(value, other);
-        if (value.is_string()) return change_text(value.get_ref<std::string&>(), other);
-        value = value.is_number() && dice_.one_in(2) ? Json(value.get<double>() * 2 - 1) : dice_.pick(values());
+    const std::size_t kind = dice_.below(8);
+    if (kind == 0) {
+      value = dice_.one_in(3) ? part_of(root) : part_of(other);
+    } else if (kind == 1) {
+      value = value.is_structured() && dice_.one_in(2) ? Json(value.type()) : dice_.pick(values());
+    } else if (value.is_array()) {
+      change_list(value, other);
+    } else if (value.is_object()) {
+      change_object(value, other);
+    } else if (value.is_string()) {
+      change_text(value.get_ref<std::string&>(), other);
+    } else {
+      value = value.is_number() && dice_.one_in(2) ? Json(value.get<double>() * 2 - 1) : dice_.pick(values());
     }
   }
 
@@ -220,25 +217,16 @@ class Damage {
     const auto member = std::next(object.begin(), static_cast<std::ptrdiff_t>(dice_.below(object.size())));
     const std::string name = member.key();
     const Json value = member.value();
-    switch (dice_.below(5)) {
-      case 0:
-        object.erase(name);
-        break;
-      case 1:
-        object["@again@" + name] = part_of(other);
-        break;
-      case 2:
-        object[name] = dice_.pick(values());
-        break;
-      case 3:
-        object[name] = part_of(object);
-        break;
-      default: {
-        std::string changed = name;
-        change_text(changed, other);
-        object.erase(name);
-        object[changed] = value;
-      }
+    const std::size_t kind = dice_.below(5);
+    if (kind == 0) object.erase(name);
+    if (kind == 1) object["@again@" + name] = part_of(other);
+    if (kind == 2) object[name] = dice_.pick(values());
+    if (kind == 3) object[name] = part_of(object);
+    if (kind == 4) {
+      std::string changed = name;
+      change_text(changed, other);
+      object.erase(name);
+      object[changed] = value;
     }
   }
 
@@ -273,55 +261,11 @@ class Damage {
   }
 
   static constexpr std::string_view kMarks = R"({}[]",:\0-9e.+*?()|^$ )";
-  static constexpr std::uint64_t kIntegers[] = {0,
-                                                1,
-                                                0x7f,
-                                                0x80,
-                                                0xff,
-                                                0x7fff,
-                                                0xffff,
-                                                0x10000,
-                                                0x00ffffff,
-                                                0x01000000,
-                                                0x7fffffff,
-                                                0x80000000,
-                                                0xffffffff,
-                                                0x100000000,
-                                                0x0fffffffffffffff,
-                                                0x7fffffffffffffff,
-                                                0x8000000000000000,
-                                                0xfffffffffffffff8,
-                                                0xffffffffffffffff};
-  static constexpr const char* kNumbers[] = {"0",
-                                             "1",
-                                             "2",
-                                             "8",
-                                             "255",
-                                             "65536",
-                                             "16777215",
-                                             "16777216",
-                                             "2147483647",
-                                             "2147483648",
-                                             "4294967295",
-                                             "9007199254740993",
-                                             "2305843009213693953",
-                                             "9223372036854775807",
-                                             "9223372036854775808",
-                                             "18446744073709551615",
-                                             "18446744073709551616",
-                                             "-1",
-                                             "-9223372036854775808",
-                                             "0.5",
-                                             "1e-320",
-                                             "1e308",
-                                             "1e309",
-                                             "-0.0",
-                                             "00",
-                                             "null",
-                                             "true",
-                                             "[]",
-                                             "{}",
-                                             "\"\""};
+  static constexpr unsigned kLimits[] = {0, 7, 8, 15, 16, 24, 31, 32, 60, 63, 64};
+  static inline const std::vector<std::string> kNumbers = words(
+      "0 1 2 8 255 65536 16777215 16777216 2147483647 2147483648 4294967295 9007199254740993 2305843009213693953 "
+      "9223372036854775807 9223372036854775808 18446744073709551615 18446744073709551616 -1 -9223372036854775808 0.5 "
+      "1e-320 1e308 1e309 -0.0 00 null true [] {} \"\"");
   static inline const std::string kTexts[] = {
       "",      "a",      " ", std::string(1, '\0'), "\u2581", "\U0010ffff", ".", "/", "(a|aa)+", "[^a]*a", "<0xFF>",
       "{bos}", "\u0301", ".."};
@@ -330,7 +274,7 @@ class Damage {
   static const std::vector<Json>& values() {
     static const std::vector<Json> all = [] {
       std::vector<Json> list(std::begin(kTexts), std::end(kTexts));
-      for (const char* number : kNumbers) {
+      for (const std::string& number : kNumbers) {
         if (Json json = Json::parse(number, nullptr, false); !json.is_discarded()) list.push_back(std::move(json));
       }
       return list;
