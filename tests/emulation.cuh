@@ -7,9 +7,10 @@
 
 #include <functional>
 #include <random>
-#include <string>
 #include <thread>
 #include <vector>
+
+#include "tests/temporary.h"
 
 namespace streambp::emulation {
 
@@ -34,17 +35,10 @@ T* shared() {
   return static_cast<T*>(cuda_on_cpu::shared_memory());
 }
 
-// The message that launch throws, or "none".
+// The error that launch throws, or "".
 template <class F>
 std::string complaint(dim3 grid, dim3 block, std::size_t shared_bytes, F&& body) {
-  try {
-    launch(grid, block, shared_bytes, body);
-  } catch (const std::logic_error& error) {
-    return error.what();
-  }
-  return "none";
+  return error_of<std::logic_error>([&] { launch(grid, block, shared_bytes, body); });
 }
-
-inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace streambp::emulation

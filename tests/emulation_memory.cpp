@@ -67,9 +67,9 @@ TEST(CudaOnCpu, FragmentsMultiplyAsMatrices) {
 TEST(CudaOnCpu, LdmatrixNeedsAlignedRowsInSharedMemory) {
   std::uint32_t outside[4];
   std::uint32_t r[4];
-  EXPECT_TRUE(has(complaint(1, 32, 1024, [&] { ptx::ldmatrix_x4(r, shared<char>() + 8); }), "aligned"));
-  EXPECT_TRUE(has(complaint(1, 32, 1024, [&] { ptx::ldmatrix_x4(r, shared<char>() + 1024); }), "outside"));
-  EXPECT_TRUE(has(complaint(1, 32, 1024, [&] { ptx::ldmatrix_x4_trans(r, outside); }), "ldmatrix_x4_trans"));
+  EXPECT_PRED2(contains, complaint(1, 32, 1024, [&] { ptx::ldmatrix_x4(r, shared<char>() + 8); }), "aligned");
+  EXPECT_PRED2(contains, complaint(1, 32, 1024, [&] { ptx::ldmatrix_x4(r, shared<char>() + 1024); }), "outside");
+  EXPECT_PRED2(contains, complaint(1, 32, 1024, [&] { ptx::ldmatrix_x4_trans(r, outside); }), "ldmatrix_x4_trans");
 }
 
 TEST(CudaOnCpu, Bf16RoundsToNearestEven) {
@@ -109,10 +109,10 @@ TEST(CudaOnCpu, AsyncCopiesArriveWithTheWaitForTheirGroup) {
     EXPECT_EQ(target[11], 11);
     ptx::cp_async_commit();  // an empty group may stay
   });
-  EXPECT_TRUE(has(complaint(1, 1, 48, [&] { ptx::cp_async_16(shared<float>(), source, true); }), "waited for"));
-  EXPECT_TRUE(has(complaint(1, 1, 48, [&] { ptx::cp_async_16(shared<float>(), source + 1, true); }), "aligned"));
-  EXPECT_TRUE(has(complaint(1, 1, 48, [&] { ptx::cp_async_16(shared<float>() + 1, source, true); }), "aligned"));
-  EXPECT_TRUE(has(complaint(1, 1, 40, [&] { ptx::cp_async_16(shared<float>() + 8, source, true); }), "outside"));
+  EXPECT_PRED2(contains, complaint(1, 1, 48, [&] { ptx::cp_async_16(shared<float>(), source, true); }), "waited for");
+  EXPECT_PRED2(contains, complaint(1, 1, 48, [&] { ptx::cp_async_16(shared<float>(), source + 1, true); }), "aligned");
+  EXPECT_PRED2(contains, complaint(1, 1, 48, [&] { ptx::cp_async_16(shared<float>() + 1, source, true); }), "aligned");
+  EXPECT_PRED2(contains, complaint(1, 1, 40, [&] { ptx::cp_async_16(shared<float>() + 8, source, true); }), "outside");
 }
 
 TEST(CudaOnCpu, FreshSharedMemoryIsNan) {

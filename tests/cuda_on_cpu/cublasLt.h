@@ -14,28 +14,16 @@
 
 enum cublasStatus_t {
   CUBLAS_STATUS_SUCCESS = 0,
-  CUBLAS_STATUS_NOT_INITIALIZED = 1,
-  CUBLAS_STATUS_ALLOC_FAILED = 3,
   CUBLAS_STATUS_INVALID_VALUE = 7,
-  CUBLAS_STATUS_ARCH_MISMATCH = 8,
-  CUBLAS_STATUS_MAPPING_ERROR = 11,
   CUBLAS_STATUS_EXECUTION_FAILED = 13,
-  CUBLAS_STATUS_INTERNAL_ERROR = 14,
-  CUBLAS_STATUS_NOT_SUPPORTED = 15,
-  CUBLAS_STATUS_LICENSE_ERROR = 16
+  CUBLAS_STATUS_NOT_SUPPORTED = 15
 };
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 using cudaDataType = cudaDataType_t;
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
 enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 };
-enum cublasLtReductionScheme_t {
-  CUBLASLT_REDUCTION_SCHEME_NONE = 0,
-  CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
-  CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
-  CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
-  CUBLASLT_REDUCTION_SCHEME_MASK = 7
-};
+enum cublasLtReductionScheme_t { CUBLASLT_REDUCTION_SCHEME_NONE = 0, CUBLASLT_REDUCTION_SCHEME_MASK = 7 };
 enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_TRANSA = 3,
   CUBLASLT_MATMUL_DESC_TRANSB = 4,
@@ -82,28 +70,11 @@ struct cublasLtMatmulHeuristicResult_t {
 
 namespace cuda_on_cpu {
 
-struct StatusName {
-  cublasStatus_t status;
-  const char *name, *text;
-};
-inline constexpr StatusName kStatusNames[] = {
+inline constexpr Name<cublasStatus_t> kStatusNames[] = {
     {CUBLAS_STATUS_SUCCESS, "CUBLAS_STATUS_SUCCESS", "success"},
-    {CUBLAS_STATUS_NOT_INITIALIZED, "CUBLAS_STATUS_NOT_INITIALIZED", "the library was not initialized"},
-    {CUBLAS_STATUS_ALLOC_FAILED, "CUBLAS_STATUS_ALLOC_FAILED", "the resource allocation failed"},
     {CUBLAS_STATUS_INVALID_VALUE, "CUBLAS_STATUS_INVALID_VALUE", "an unsupported value or parameter was passed"},
-    {CUBLAS_STATUS_ARCH_MISMATCH, "CUBLAS_STATUS_ARCH_MISMATCH", "the device lacks a feature that is required"},
-    {CUBLAS_STATUS_MAPPING_ERROR, "CUBLAS_STATUS_MAPPING_ERROR", "an access to GPU memory space failed"},
     {CUBLAS_STATUS_EXECUTION_FAILED, "CUBLAS_STATUS_EXECUTION_FAILED", "the GPU program failed to execute"},
-    {CUBLAS_STATUS_INTERNAL_ERROR, "CUBLAS_STATUS_INTERNAL_ERROR", "an internal operation failed"},
-    {CUBLAS_STATUS_NOT_SUPPORTED, "CUBLAS_STATUS_NOT_SUPPORTED", "the functionality requested is not supported"},
-    {CUBLAS_STATUS_LICENSE_ERROR, "CUBLAS_STATUS_LICENSE_ERROR", "the license check failed"}};
-inline constexpr StatusName kUnknownStatus{CUBLAS_STATUS_INTERNAL_ERROR, "unknown", "unknown"};
-inline const StatusName& status_name(cublasStatus_t status) {
-  for (const StatusName& s : kStatusNames) {
-    if (s.status == status) return s;
-  }
-  return kUnknownStatus;
-}
+    {CUBLAS_STATUS_NOT_SUPPORTED, "CUBLAS_STATUS_NOT_SUPPORTED", "the functionality requested is not supported"}};
 
 template <class T>
 cublasStatus_t set_attribute(T& field, const void* value, std::size_t bytes) {
@@ -171,8 +142,12 @@ inline cublasStatus_t check_product(cublasLtMatmulDesc_t op, cublasLtMatrixLayou
 
 }  // namespace cuda_on_cpu
 
-inline const char* cublasGetStatusName(cublasStatus_t status) { return cuda_on_cpu::status_name(status).name; }
-inline const char* cublasGetStatusString(cublasStatus_t status) { return cuda_on_cpu::status_name(status).text; }
+inline const char* cublasGetStatusName(cublasStatus_t status) {
+  return cuda_on_cpu::find_name(cuda_on_cpu::kStatusNames, status).name;
+}
+inline const char* cublasGetStatusString(cublasStatus_t status) {
+  return cuda_on_cpu::find_name(cuda_on_cpu::kStatusNames, status).text;
+}
 
 inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return cuda_on_cpu::create(handle); }
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return cuda_on_cpu::destroy(handle); }

@@ -37,10 +37,7 @@ enum cudaMemcpyKind {
   cudaMemcpyDeviceToDevice = 3,
   cudaMemcpyDefault = 4
 };
-enum cudaFuncAttribute {
-  cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
-  cudaFuncAttributePreferredSharedMemoryCarveout = 9
-};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 inline constexpr unsigned cudaHostAllocDefault = 0, cudaStreamDefault = 0, cudaStreamNonBlocking = 1,
                           cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
 
@@ -51,11 +48,17 @@ struct cudaDeviceProp {
 };
 namespace cuda_on_cpu {
 
-struct ErrorName {
-  cudaError_t error;
+// A status of a library.
+template <class Status>
+struct Name {
+  Status status;
   const char *name, *text;
 };
-inline constexpr ErrorName kErrorNames[] = {
+template <class Status, std::size_t n>
+const Name<Status>& find_name(const Name<Status> (&names)[n], Status status) {
+  return *std::find_if(names, names + n - 1, [&](const auto& name) { return name.status == status; });
+}
+inline constexpr Name<cudaError_t> kErrorNames[] = {
     {cudaSuccess, "cudaSuccess", "no error"},
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
@@ -65,13 +68,6 @@ inline constexpr ErrorName kErrorNames[] = {
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"}};
-inline constexpr ErrorName kUnknownError{cudaSuccess, "unrecognized error code", "unrecognized error code"};
-inline const ErrorName& error_name(cudaError_t error) {
-  for (const ErrorName& e : kErrorNames) {
-    if (e.error == error) return e;
-  }
-  return kUnknownError;
-}
 
 inline std::size_t rectangle(std::size_t pitch, std::size_t width, std::size_t height) {
   return height == 0 ? 0 : (height - 1) * pitch + width;
@@ -91,8 +87,12 @@ cudaError_t copy_later(CUstream_st& stream, void* to, std::size_t bytes, Copy&& 
 
 }  // namespace cuda_on_cpu
 
-inline const char* cudaGetErrorName(cudaError_t error) { return cuda_on_cpu::error_name(error).name; }
-inline const char* cudaGetErrorString(cudaError_t error) { return cuda_on_cpu::error_name(error).text; }
+inline const char* cudaGetErrorName(cudaError_t error) {
+  return cuda_on_cpu::find_name(cuda_on_cpu::kErrorNames, error).name;
+}
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return cuda_on_cpu::find_name(cuda_on_cpu::kErrorNames, error).text;
+}
 inline cudaError_t cudaPeekAtLastError() { return cuda_on_cpu::last_error; }
 inline cudaError_t cudaGetLastError() { return std::exchange(cuda_on_cpu::last_error, cudaSuccess); }
 
@@ -125,9 +125,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
   return cudaSuccess;
 }
 template <class Function>
-cudaError_t cudaFuncSetAttribute(Function*, cudaFuncAttribute attribute, int value) {
-  const bool fits = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize ||
-                    (value >= 0 && static_cast<std::size_t>(value) <= cuda_on_cpu::gpu.shared_bytes);
+cudaError_t cudaFuncSetAttribute(Function*, cudaFuncAttribute, int value) {
+  const bool fits = value >= 0 && static_cast<std::size_t>(value) <= cuda_on_cpu::gpu.shared_bytes;
   return cuda_on_cpu::answer(fits ? cudaSuccess : cudaErrorInvalidValue);
 }
 

@@ -17,26 +17,6 @@ struct dim3 {
   constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
   constexpr operator uint3() const { return {x, y, z}; }
 };
-struct alignas(16) int4 {
-  int x, y, z, w;
-};
-struct alignas(16) uint4 {
-  unsigned x, y, z, w;
-};
-struct alignas(16) float4 {
-  float x, y, z, w;
-};
-struct alignas(8) uint2 {
-  unsigned x, y;
-};
-struct alignas(8) float2 {
-  float x, y;
-};
-constexpr int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-constexpr uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-constexpr float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-constexpr uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-constexpr float2 make_float2(float x, float y) { return {x, y}; }
 
 // Of the running fiber.
 inline constinit thread_local uint3 threadIdx{}, blockIdx{};

@@ -20,13 +20,11 @@
 
 enum ncclResult_t {
   ncclSuccess = 0,
-  ncclUnhandledCudaError = 1,
   ncclSystemError = 2,
   ncclInternalError = 3,
   ncclInvalidArgument = 4,
   ncclInvalidUsage = 5,
-  ncclRemoteError = 6,
-  ncclInProgress = 7
+  ncclRemoteError = 6
 };
 enum ncclDataType_t { ncclInt8 = 0, ncclChar = 0 };
 struct ncclUniqueId {
@@ -34,20 +32,14 @@ struct ncclUniqueId {
 };
 
 inline const char* ncclGetErrorString(ncclResult_t result) {
-  switch (result) {
-    case ncclSuccess:
-      return "no error";
-    case ncclSystemError:
-      return "unhandled system error";
-    case ncclInvalidArgument:
-      return "invalid argument";
-    case ncclInvalidUsage:
-      return "invalid usage";
-    case ncclRemoteError:
-      return "remote process exited or there was a network error";
-    default:
-      return "internal error";
-  }
+  constexpr cuda_on_cpu::Name<ncclResult_t> names[] = {
+      {ncclSuccess, "", "no error"},
+      {ncclSystemError, "", "unhandled system error"},
+      {ncclInvalidArgument, "", "invalid argument"},
+      {ncclInvalidUsage, "", "invalid usage"},
+      {ncclRemoteError, "", "remote process exited or there was a network error"},
+      {ncclInternalError, "", "internal error"}};
+  return cuda_on_cpu::find_name(names, result).text;
 }
 
 // One rank of a communicator: a socket to every other rank.
