@@ -1,6 +1,8 @@
 // Golden data from PyTorch, made by scripts/make_golden.py: models, batches and their gradients in float64.
 #pragma once
 
+#include <list>
+
 #include "data/files/checkpoint.h"
 #include "tests/support.cuh"
 
@@ -32,9 +34,7 @@ struct Golden {
 
   template <class V>
   std::vector<V> numbers(const std::string& name) const {
-    std::vector<V> values(static_cast<std::size_t>(file.at(name).count));
-    read(file.at(name), values.data());
-    return values;
+    return streambp::numbers<V>(file.at(name));
   }
   auto weights() const {
     return [this](auto& dev, auto& model) { read_tensors(dev, file, "weights/", table(model.config, model.weights)); };
@@ -44,5 +44,32 @@ struct Golden {
   Config config;
   Batch batch;
 };
+
+// A golden gradient, in the table's layout. file.at(prefix + NAME) is a tensor.
+template <class File>
+HostGradient golden_gradient(const File& file, const std::string& prefix, const Config& c) {
+  std::list<std::vector<double>> values;
+  Tensors<double> gradient(c);
+  const Table<double> rows = trained(table(c, gradient));
+  allocate(values, rows);
+  Cpu host(0);
+  read_tensors(host, file, prefix, rows);
+  return {c, {values.begin(), values.end()}};
+}
+
+// The gradient and the loss are the golden ones in every mode.
+template <class T, class Fill>
+std::vector<GradientRun> expect_golden(const HostGradient& truth, double loss, double tolerance, const Config& c,
+                                       const Batch& batch, Fill&& weights, const Objective& objective = {}) {
+  std::vector<GradientRun> runs;
+  for (Mode mode : kModes) {
+    const Schedule schedule = schedule_for(mode, c, batch.size(), kTile);
+    const GradientRun& run = runs.emplace_back(run_gradient<Cpu, T>(c, batch, schedule, weights, objective));
+    const Difference error = run.gradient.difference(truth);
+    EXPECT_LE(error.relative, tolerance) << name(mode) << ": " << error.tensor;
+    EXPECT_NEAR(run.loss, loss, tolerance * std::max(1.0, std::abs(loss))) << name(mode);
+  }
+  return runs;
+}
 
 }  // namespace streambp

@@ -35,36 +35,20 @@ struct Adapted {
   Config config;
 };
 
-// The gradient of PEFT, in the table's layout.
-HostGradient gradient_of_peft(const Adapted& a) {
-  struct Gradients {
-    const Adapted& a;
-    const Tensor& at(const std::string& name) const {
-      return a.truth.at("grad/" + adapter_prefix(a.config, name) + name);
-    }
-  };
-  std::list<std::vector<double>> values;
-  Tensors<double> gradient(a.config);
-  const Table<double> rows = trained(table(a.config, gradient));
-  allocate(values, rows);
-  Cpu host(0);
-  read_tensors(host, Gradients{a}, "", rows);
-  return {a.config, {values.begin(), values.end()}};
-}
+// The tensors of PEFT's gradient by the names of parameters.
+struct GradientsOfPeft {
+  const Adapted& adapted;
+  const Tensor& at(const std::string& name) const {
+    return adapted.truth.at("grad/" + adapter_prefix(adapted.config, name) + name);
+  }
+};
 
 template <class T>
 void expect_gradient_of_peft(const std::string& name, double tolerance) {
   const Adapted a(name);
-  const HostGradient truth = gradient_of_peft(a);
-  std::vector<double> loss(1), logp(a.base.batch.tokens.size());
-  read(a.truth.at("loss"), loss.data());
-  read(a.truth.at("logp"), logp.data());
-  for (Mode mode : kModes) {
-    const Schedule schedule = schedule_for(mode, a.config, a.base.batch.size(), kTile);
-    const GradientRun run = run_gradient<Cpu, T>(a.config, a.base.batch, schedule, a.weights());
-    const Difference error = run.gradient.difference(truth);
-    EXPECT_LE(error.relative, tolerance) << streambp::name(mode) << ": " << error.tensor;
-    EXPECT_NEAR(run.loss, loss[0], tolerance * loss[0]) << streambp::name(mode);
+  const HostGradient truth = golden_gradient(GradientsOfPeft{a}, "", a.config);
+  const auto loss = numbers<double>(a.truth.at("loss")), logp = numbers<double>(a.truth.at("logp"));
+  for (const GradientRun& run : expect_golden<T>(truth, loss[0], tolerance, a.config, a.base.batch, a.weights())) {
     for (std::size_t t = 0; t < logp.size(); ++t) ASSERT_NEAR(run.logp[t], logp[t], 10 * tolerance) << "token " << t;
   }
 }

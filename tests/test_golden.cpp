@@ -33,31 +33,15 @@ TEST_P(GoldenCase, TheTableNamesExactlyTheTensorsOfTheCheckpoint) {
 }
 
 template <class T>
-void expect_golden(const std::string& name, double tolerance) {
+void expect_golden_case(const std::string& name, double tolerance) {
   const Golden golden(name);
   const Batch& batch = golden.batch;
-  const double loss = golden.numbers<double>("loss")[0];
   const auto logp = golden.numbers<double>("logp"), logits = golden.numbers<double>("logits");
-
-  // the golden gradient, in the table's layout
-  std::vector<Owned<double>> storage;
-  Tensors<double> truth_tensors(golden.config);
-  for (auto& e : table(golden.config, truth_tensors)) {
-    *e.matrix = storage.emplace_back(e.parameter.rows, e.parameter.cols, 0);
-  }
-  Cpu host(0);
-  read_tensors(host, golden.file, "grad/", table(golden.config, truth_tensors));
-  const HostGradient truth = host_gradient(host, golden.config, truth_tensors);
-
-  for (Mode mode : kModes) {
-    const Schedule schedule = schedule_for(mode, golden.config, batch.size(), kTile);
-    const GradientRun run = run_gradient<Cpu, T>(golden.config, batch, schedule, golden.weights());
-    const Difference error = run.gradient.difference(truth);
-    EXPECT_LE(error.relative, tolerance) << streambp::name(mode) << ": " << error.tensor;
-    EXPECT_NEAR(run.loss, loss, tolerance * loss) << streambp::name(mode);
-    for (std::size_t t = 0; t < logp.size(); ++t) {
-      EXPECT_NEAR(run.logp[t], logp[t], tolerance * max_abs(logp)) << streambp::name(mode) << ", token " << t;
-    }
+  const HostGradient truth = golden_gradient(golden.file, "grad/", golden.config);
+  const double loss = golden.numbers<double>("loss")[0];
+  for (const GradientRun& run : expect_golden<T>(truth, loss, tolerance, golden.config, batch, golden.weights())) {
+    for (std::size_t t = 0; t < logp.size(); ++t)
+      EXPECT_NEAR(run.logp[t], logp[t], tolerance * max_abs(logp)) << "token " << t;
   }
 
   // the logits, from the forward pass alone
@@ -75,8 +59,8 @@ void expect_golden(const std::string& name, double tolerance) {
   }
 }
 
-TEST_P(GoldenCase, Float64AgreesTo1em10) { expect_golden<double>(GetParam(), 1e-10); }
-TEST_P(GoldenCase, Float32AgreesTo1em5) { expect_golden<float>(GetParam(), 1e-5); }
+TEST_P(GoldenCase, Float64AgreesTo1em10) { expect_golden_case<double>(GetParam(), 1e-10); }
+TEST_P(GoldenCase, Float32AgreesTo1em5) { expect_golden_case<float>(GetParam(), 1e-5); }
 
 TEST(Golden, BFloat16IsNoWorseThanPyTorchs) { expect_no_worse_than_pytorch<Cpu>(); }
 

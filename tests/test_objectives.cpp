@@ -69,18 +69,14 @@ TEST_P(EveryObjective, GradientMatchesTheOracleInAllModesBitForBit) {
   std::optional<GradientRun> first, narrow;
   for (const Schedule& schedule : schedules(batch.size())) {
     const GradientRun run = run_gradient<Cpu, double>(c, batch, schedule, random_weights(), objective);
-    const Difference error = run.gradient.difference(HostGradient(run.gradient, truth.gradient));
-    EXPECT_LE(error.relative, 1e-10) << error.tensor;
-    EXPECT_NEAR(run.loss, truth.loss, 1e-10 * std::abs(truth.loss));
-    EXPECT_EQ(run.peak, run.planned);
+    expect_oracle(run, truth);
     if (!first) first = run;
-    EXPECT_TRUE(run.gradient == first->gradient && run.loss == first->loss && run.logp == first->logp);
-    EXPECT_EQ(run.others, first->others);
+    expect_same_bits(run, *first);
 
     const GradientRun single = run_gradient<Cpu, float>(c, batch, schedule, random_weights(), objective);
     EXPECT_LE(single.gradient.difference(run.gradient).relative, 1e-5);
     if (!narrow) narrow = single;
-    EXPECT_TRUE(single.gradient == narrow->gradient && single.loss == narrow->loss);
+    expect_same_bits(single, *narrow);
   }
 }
 
@@ -213,44 +209,25 @@ void expect_golden_objectives(const std::string& model, double tolerance) {
   const Json all = Json::parse(file.metadata().at("cases"));
   ASSERT_GE(all.size(), 13u);
   for (const auto& [name, settings] : all.items()) {
+    SCOPED_TRACE(name);
     auto numbers = [&, prefix = name + "/"]<class V>(const std::string& what, V) {
-      std::vector<V> values;
-      if (file.tensors().count(prefix + what) == 0) return values;
-      values.resize(static_cast<std::size_t>(file.at(prefix + what).count));
-      read(file.at(prefix + what), values.data());
-      return values;
+      const Tensor* tensor = file.find(prefix + what);
+      return tensor ? streambp::numbers<V>(*tensor) : std::vector<V>();
     };
     constexpr std::int32_t integers = 0;
     const Batch batch{numbers("tokens", integers),    numbers("targets", integers), numbers("positions", integers),
                       numbers("key_begin", integers), numbers("reference", 0.0),    numbers("old", 0.0),
                       numbers("advantage", 0.0)};
-    std::vector<Owned<double>> storage;
-    Tensors<double> gradient(c);
-    for (auto& e : table(c, gradient)) *e.matrix = storage.emplace_back(e.parameter.rows, e.parameter.cols, 0);
-    Cpu host(0);
-    read_tensors(host, file, name + "/grad/", table(c, gradient));
-    const HostGradient truth = host_gradient(host, c, gradient);
-    const double loss = numbers("loss", 0.0)[0];
-
-    const Objective objective = objective_of(settings);
+    const HostGradient truth = golden_gradient(file, name + "/grad/", c);
     auto weights = [&](auto& dev, auto& m) { read_tensors(dev, file, "weights/", table(m.config, m.weights)); };
-    for (Mode mode : kModes) {
-      const Schedule schedule = schedule_for(mode, c, batch.size(), kTile);
-      const GradientRun run = run_gradient<Cpu, T>(c, batch, schedule, weights, objective);
-      const Difference error = run.gradient.difference(truth);
-      EXPECT_LE(error.relative, tolerance) << name << ", " << streambp::name(mode) << ": " << error.tensor;
-      EXPECT_NEAR(run.loss, loss, tolerance * std::max(1.0, std::abs(loss))) << name;
-      for (const auto& [ours, theirs] : {std::pair{"reward_chosen", "rewards_chosen"},
-                                         {"reward_rejected", "rewards_rejected"},
-                                         {"accuracy", "accuracy"},
-                                         {"margin", "margin"},
-                                         {"kl", "kl"},
-                                         {"clip_fraction", "clip_fraction"}}) {
-        const auto metric = numbers(std::string("metrics/") + theirs, 0.0);
+    for (const GradientRun& run :
+         expect_golden<T>(truth, numbers("loss", 0.0)[0], tolerance, c, batch, weights, objective_of(settings))) {
+      for (const std::string ours : {"reward_chosen", "reward_rejected", "accuracy", "margin", "kl", "clip_fraction"}) {
+        const std::string theirs = ours.starts_with("reward_") ? "rewards_" + ours.substr(7) : ours;
+        const auto metric = numbers("metrics/" + theirs, 0.0);
         if (metric.empty()) continue;
-        ASSERT_EQ(run.others.count(ours), 1u) << name << ": " << ours;
-        EXPECT_NEAR(run.others.at(ours), metric[0], tolerance * std::max(1.0, std::abs(metric[0])))
-            << name << ": " << ours;
+        ASSERT_EQ(run.others.count(ours), 1u) << ours;
+        EXPECT_NEAR(run.others.at(ours), metric[0], tolerance * std::max(1.0, std::abs(metric[0]))) << ours;
       }
     }
   }
