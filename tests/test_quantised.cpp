@@ -1,6 +1,4 @@
 // Weights in 4 bits: against bitsandbytes (scripts/make_quantised_golden.py), the oracle, and in all modes.
-#include <list>
-
 #include "data/files/adapters.h"
 #include "tests/golden.h"
 #include "tests/temporary.h"
@@ -15,11 +13,6 @@ struct QuantisedCase {
 
 class BitsAndBytes : public testing::TestWithParam<QuantisedCase> {
  protected:
-  std::vector<float> numbers(const std::string& name) const {
-    std::vector<float> values(static_cast<std::size_t>(file.at(name).count));
-    read(file.at(name), values.data());
-    return values;
-  }
   Parameter parameter() const {
     return {.name = GetParam().name, .rows = GetParam().rows, .cols = GetParam().cols, .init = Init::normal};
   }
@@ -32,7 +25,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, BitsAndBytes,
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(BitsAndBytes, ValuesHaveTheBitsOfBitsandbytes) {
-  const std::vector<float> expected = numbers(GetParam().name + "/after");
+  const auto expected = numbers<float>(file.at(GetParam().name + "/after"));
   std::vector<float> values(expected.size());
   dequantise(read_nf4(file, parameter()), Matrix<float>(values.data(), 1, static_cast<Index>(values.size())));
   for (std::size_t i = 0; i < values.size(); ++i)
@@ -42,7 +35,7 @@ TEST_P(BitsAndBytes, ValuesHaveTheBitsOfBitsandbytes) {
 // The mean of the scales is rounded in another order, so a scale may differ by a step of its 8 bits.
 TEST_P(BitsAndBytes, QuantisesAsBitsandbytesDoes) {
   const Nf4Numbers theirs = read_nf4(file, parameter()),
-                   ours = quantise(numbers(GetParam().name + "/before"), theirs.type);
+                   ours = quantise(numbers<float>(file.at(GetParam().name + "/before")), theirs.type);
   EXPECT_EQ(ours.codes, theirs.codes);
   EXPECT_NEAR(ours.offset, theirs.offset, 1e-6 * theirs.offset);
   std::size_t others = 0;
@@ -89,13 +82,9 @@ TEST(Quantised, GradientsOfAdaptersMatchTheOracle) {
     };
     const oracle::Result truth = oracle_gradient(c, batch, dequantised);
     const GradientRun exact = run_gradient<Cpu, double>(c, batch, Schedule::stream(kTile, kTile), random_weights());
-    const Difference error = exact.gradient.difference(HostGradient(exact.gradient, truth.gradient));
-    EXPECT_LE(error.relative, 1e-10) << error.tensor;
-    EXPECT_NEAR(exact.loss, truth.loss, 1e-10 * truth.loss);
+    expect_oracle(exact, truth);
     for (const Schedule& schedule : {Schedule::full(batch.size()), Schedule::stream(2 * kTile, kTile)}) {
-      const GradientRun other = run_gradient<Cpu, double>(c, batch, schedule, random_weights());
-      EXPECT_TRUE(other.gradient == exact.gradient);
-      EXPECT_EQ(other.peak, other.planned);
+      expect_same_bits(run_gradient<Cpu, double>(c, batch, schedule, random_weights()), exact);
     }
   }
 }
@@ -178,8 +167,7 @@ TEST_F(QuantisedDirectory, LoadsAndComputesWithTheseWeights) {
     load_model(dev, dir, model);
     initialise_adapters(dev, model, 3, 0.1);
   });
-  EXPECT_EQ(loaded.logp, made.logp);
-  EXPECT_TRUE(loaded.gradient == made.gradient);
+  expect_same_bits(loaded, made);
 }
 
 TEST_F(QuantisedDirectory, RefusesOtherQuantisations) {
