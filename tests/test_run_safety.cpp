@@ -105,7 +105,8 @@ TEST_F(RunSafety, AFileSizeLimitIsAnErrorAndLeavesNoTemporaryFile) {
 // The OpenMP library shows what it has read from the environment: GCC's libgomp, or Clang's libomp.
 TEST_F(RunSafety, ThreadsSpinBrieflyUnlessConfiguredOtherwise) {
 #ifdef __clang__
-  const Outcome outcome = shell("env -u OMP_WAIT_POLICY -u KMP_BLOCKTIME OMP_DISPLAY_ENV=verbose " + binary() + " --help");
+  const Outcome outcome =
+      shell("env -u OMP_WAIT_POLICY -u KMP_BLOCKTIME OMP_DISPLAY_ENV=verbose " + binary() + " --help");
   EXPECT_TRUE(contains(outcome.output, "KMP_BLOCKTIME='1'")) << outcome.output;
 #else
   auto spins = [](const std::string& environment, const std::string& expected) {
