@@ -6,6 +6,11 @@
 namespace streambp {
 namespace {
 
+template <class T>
+NormWeights<T> norm_weights(Matrix<T> weight, Matrix<T> bias) {
+  return {weight, bias};
+}
+
 template <class Device, class Number>
 struct On {
   using D = Device;
@@ -107,20 +112,20 @@ TYPED_TEST(DeviceOperations, Norms) {
         this->both(forward, y, x, w, b);
         this->expect_near("y", y);
         const auto backward = [=](auto& dev, auto dx, auto dw, auto db, auto dy, auto x, auto w) {
-          norm_backward(dev, dx, NormWeights{dw, if_biased(db)}, dy, {x, {w, {}}, style}, Update::add);
+          norm_backward(dev, dx, norm_weights(dw, if_biased(db)), dy, {x, {w, {}}, style}, Update::add);
         };
         this->both(backward, dx, dw, db, dy, x, w);
         this->expect_near("dx", dx);
         this->expect_near("dweight", dw, 3e-5);
         if (bias) this->expect_near("dbias", db, 3e-5);
         const auto frozen = [=](auto& dev, auto dx, auto db, auto dy, auto x, auto w) {
-          norm_backward(dev, dx, NormWeights{decltype(db){}, if_biased(db)}, dy, {x, {w, {}}, style}, Update::add);
+          norm_backward(dev, dx, norm_weights(decltype(db){}, if_biased(db)), dy, {x, {w, {}}, style}, Update::add);
         };
         this->both(frozen, dx, db, dy, x, w);
         this->expect_near("dx beside a frozen weight", dx);
         if (bias) this->expect_near("dbias beside a frozen weight", db, 3e-5);
         const auto in_place = [=](auto& dev, auto dy, auto dw, auto x, auto w) {
-          norm_backward(dev, dy, NormWeights{dw, decltype(dw){}}, dy, {x, {w, {}}, style}, Update::assign);
+          norm_backward(dev, dy, norm_weights(dw, decltype(dw){}), dy, {x, {w, {}}, style}, Update::assign);
         };
         this->both(in_place, dy, dw, x, w);
         this->expect_near("dx in the memory of dy", dy);
