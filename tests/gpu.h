@@ -108,4 +108,10 @@ inline auto on_gpu(const TwinIntegers& twin) { return twin.gpu; }
 inline auto on_host(const auto& argument) { return argument; }
 inline auto on_gpu(const auto& argument) { return argument; }
 
+// Clang 14 does not deduce the template argument of an aggregate.
+template <class T>
+NormWeights<T> norm_weights(Matrix<T> weight, Matrix<T> bias) {
+  return {weight, bias};
+}
+
 }  // namespace streambp

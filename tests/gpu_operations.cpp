@@ -6,11 +6,6 @@
 namespace streambp {
 namespace {
 
-template <class T>
-NormWeights<T> norm_weights(Matrix<T> weight, Matrix<T> bias) {
-  return {weight, bias};
-}
-
 template <class Device, class Number>
 struct On {
   using D = Device;
