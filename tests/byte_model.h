@@ -1,6 +1,8 @@
 // Small model directories for tests of commands: random weights and a byte tokenizer.
 #pragma once
 
+#include <functional>
+
 #include "data/files/checkpoint.h"
 #include "data/tokenizer/byte_tokenizer.h"
 
@@ -30,21 +32,21 @@ inline Json byte_tokenizer(const std::vector<std::string>& special) {
           {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", Json::array()}}}};
 }
 
-// `change` may change the weights before they are saved.
-template <class F = decltype([](Model<float>&) {})>
-void save_random_model(const fs::path& dir, const Config& c, F&& change = {}) {
+// Changes the weights before they are saved.
+using Change = std::function<void(Model<float>&)>;
+
+inline void save_random_model(const fs::path& dir, const Config& c, const Change& change = {}) {
   Cpu dev(std::size_t{1} << 24);
   Model<float> m{c, Tensors<float>(c)};
   allocate(dev, table(c, m.weights), Kind::weights);
   initialise(dev, m, 1, 0.3);
-  change(m);
+  if (change) change(m);
   fs::create_directories(dir);
   save_model(dev, dir, m, ModelLayout(c));
 }
 
 // The same, with a tokenizer that has ChatML's tokens.
-template <class F = decltype([](Model<float>&) {})>
-void save_chat_model(const fs::path& dir, const Config& c, F&& change = {}) {
+inline void save_chat_model(const fs::path& dir, const Config& c, const Change& change = {}) {
   save_random_model(dir, c, change);
   write_file_atomically(dir / "tokenizer.json", byte_tokenizer({"<|im_start|>", "<|im_end|>"}).dump());
   write_file_atomically(dir / "tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
