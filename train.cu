@@ -59,7 +59,8 @@ class TrainCommand : public Command {
 
   void report_stop(Index step) {
     exit_code = 128 + static_cast<int>(largest_of_ranks(Interruption::signal()));
-    print("stopped  after step %ld by a signal; the checkpoint is %s\n", step, directory->checkpoint().c_str());
+    print("%sstopped  after step %ld by a signal; the checkpoint is %s\n", fresh_line(), step,
+          directory->checkpoint().c_str());
     if (step < task.run.last_step())
       print("         continue with streambp train --out %s --resume%s\n", options.out, options.grpo.resume_hint());
   }

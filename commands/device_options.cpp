@@ -14,7 +14,7 @@ void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>&
                            checks::one_of({"auto", "cpu", "cuda"})});
   options.add(
       "--dtype",
-      {&dtype, std::string("Type of weights and activations") + (planned ? "" : "; auto: bf16 on a GPU, else f32"),
+      {&dtype, "Type of weights and activations: " + join(types) + (planned ? "" : "; auto: bf16 on a GPU, else f32"),
        checks::one_of(types), lasts});
   if (optimizers == Optimizers::none) return;
   options.add("--grad-dtype",

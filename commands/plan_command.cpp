@@ -102,7 +102,7 @@ class PlanCommand : public Command {
     options.only({"--link"}, ranks.ranks > 1, " is for --ranks");
     options.only({"--group"}, objectives.objective == "grpo", " is for --objective grpo");
     options.only({"--chunk"}, length == 0 || budget.memory.empty(),
-                 ": --length and --memory find the largest chunk; leave out --chunk, or one of them");
+                 " is chosen by --length and --memory together; leave out --chunk, or one of them");
     if (!options.given("--chunk")) chunk = default_chunk(settings.tile);
     check_chunk(chunk, settings.tile);
     budget.check();

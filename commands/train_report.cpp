@@ -115,6 +115,6 @@ void TrainReport::saved(Index step, const fs::path& checkpoint) {
   if (step == run_.last_step()) print("saved    %s\n", checkpoint.c_str());
 }
 
-void TrainReport::note(const std::string& text) { print("note     %s\n", text.c_str()); }
+void TrainReport::note(const std::string& text) { print("%snote     %s\n", fresh_line(), text.c_str()); }
 
 }  // namespace streambp

@@ -19,10 +19,10 @@ class TrainReport : public Observer {
   void progress(const Progress& progress) override { show_progress(progress); }
   void begin(Index first_step) override;
   void steps_begin() override { interruption_.emplace(); }
-  bool interrupted() override { return Interruption::signal() != 0; }
+  bool interrupted() noexcept override { return Interruption::signal() != 0; }
   // Shows nothing for on-line GRPO: it samples its batches in the step, so how much it will compute is not known.
   void step_begins(Index step, const std::vector<Batch>& batches, DeviceBase& device) override;
-  void step_ends() override { progress_.reset(); }
+  void step_ends() noexcept override { progress_.reset(); }
   void step(const StepReport& report) override;
   void evaluation(Index step, const Evaluation& evaluation) override;
   void reward(Index step, double reward) override;

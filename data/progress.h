@@ -1,4 +1,4 @@
-// How the library tells that long work advances. It prints nothing itself.
+// How the library reports the progress of long work. It prints nothing itself.
 #pragma once
 
 #include <functional>

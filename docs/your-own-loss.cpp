@@ -31,6 +31,7 @@ int main(int argc, char** argv) try {
 
   Batch batch;  // documents end to end; here only one
   batch.append(Tokenizer(model).encode(argv[2]));
+  require(batch.target_count() > 0, "the text needs at least two tokens");
 
   StepSettings settings;
   settings.config = read_config(model);

@@ -45,13 +45,15 @@ TEST_F(Gpus, GetTheCodeThatTheyRun) {
 
 TEST_F(Gpus, WithoutCodeAreExplained) {
   EXPECT_EQ(decision("none", "13.0", false), "this machine has no GPU (-DSTREAMBP_CUDA=ON compiles for others)|");
-  EXPECT_EQ(decision("none", "", false), "nvcc was not found in PATH, CUDA_HOME, CUDA_PATH or /usr/local/cuda|");
+  EXPECT_EQ(decision("none", "", false),
+            "nvcc was not found in PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda or /opt/cuda|");
   const std::string no_nvcc = decision("8.9\\n", "", true);
   EXPECT_TRUE(contains(no_nvcc, "has an NVIDIA GPU. Install the CUDA toolkit, 12.4 or later, and build again|"))
       << no_nvcc;
   EXPECT_EQ(decision("none", "", true), no_nvcc);
-  EXPECT_TRUE(contains(decision("none", "13.0", true), "nvidia-smi lists no GPU. Mend that"));
+  EXPECT_TRUE(contains(decision("none", "13.0", true), "nvidia-smi lists no GPU. Fix that"));
   EXPECT_TRUE(contains(decision("8.9\\n", "12.0", true), "/bin/nvcc is CUDA 12.0. Install CUDA 12.4 or later"));
+  EXPECT_TRUE(contains(decision("8.9\\n", "broken", true), "/bin/nvcc is CUDA of an unknown version. Install"));
   EXPECT_EQ(decision("7.5\\n", "13.0", true), "this machine's GPU has compute capability 7.5, and 8.0 is the minimum|");
   EXPECT_EQ(decision("8.9\\n", "13.0", true, "OFF"), "-DSTREAMBP_CUDA=OFF was given|");
   EXPECT_TRUE(contains(decision("none", "12.0", false, "ON"), "STREAMBP_CUDA is ON, but"));

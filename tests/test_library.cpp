@@ -26,7 +26,7 @@ Run tiny_run() {
 // Writes down what it hears, and wants to stop after some steps.
 struct Listener : Observer {
   void begin(Index first_step) override { heard.push_back("begin " + std::to_string(first_step)); }
-  bool interrupted() override { return losses.size() == stop_after; }
+  bool interrupted() noexcept override { return losses.size() == stop_after; }
   void step(const StepReport& report) override { losses.push_back(report.result.measures.loss); }
   void evaluation(Index step, const Evaluation&) override { heard.push_back("evaluation " + std::to_string(step)); }
   void saved(Index step, const fs::path&) override { heard.push_back("saved " + std::to_string(step)); }
@@ -62,6 +62,22 @@ TEST_F(Library, ARunTellsItsObserverWhatHappensAndPrintsNothing) {
   EXPECT_EQ(part.losses, whole.losses);
 }
 
+TEST_F(Library, AnIncompleteRunIsRefused) {
+  const auto refusal = [&](auto&& spoil) {
+    streambp::Run run = tiny_run();
+    spoil(run);
+    RunDirectory directory(path("run"), RunDirectory::Begin::fresh);
+    const auto engine = make_engine(run.settings, run.rows(), run.memory);
+    Listener listener;
+    return error_of([&] { train(*engine, run, directory, listener); });
+  };
+  EXPECT_PRED2(contains, refusal([](auto& run) { run.layout.reset(); }), "set Run::layout");
+  EXPECT_PRED2(contains, refusal([](auto& run) { run.source.batch = {}; }), "set Run::source");
+  EXPECT_PRED2(contains, refusal([](auto& run) { run.settings.objective.kind = ObjectiveKind::dpo; }),
+               "Run::documents");
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
 // As docs/library.md shows it.
 TEST_F(Library, TheInstalledPackageBuildsTheExample) {
   const std::string source = STREAMBP_SOURCE, page = read_file(source + "/docs/library.md");
@@ -86,9 +102,8 @@ TEST_F(Library, TheInstalledPackageBuildsTheExample) {
   ASSERT_EQ(losses.size(), 11u) << outcome.output;
   EXPECT_EQ(losses[0], losses[1]);
   EXPECT_LT(losses.back(), losses.front());
-  const Outcome refused = execute(path("run") + " text", example);
-  EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_TRUE(contains(refused.output, "your-own-loss: ")) << refused.output;
+  expect_outcome(2, execute(path("run") + " text", example), "your-own-loss: ");
+  expect_outcome(2, execute(path("run/step-000001") + " a", example), "at least two tokens");
   EXPECT_EQ(execute(path("installed/bin/streambp") + " --version", "env").exit_code, 0);
 }
 

@@ -298,6 +298,8 @@ TEST_F(RunDirectories, HoldNoPartialCheckpointWhenFilesAreTooLarge) {
   }
   EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json", "training"}));
   EXPECT_TRUE(fs::is_empty(dir / "run/training"));
+  EXPECT_FALSE(run.has_saved(1));
+  EXPECT_PRED2(contains, run.last_checkpoint(), "there is no checkpoint yet");
 }
 
 TEST_F(RunDirectories, RefuseANegativeSecondMoment) {

@@ -20,6 +20,7 @@ class Training {
       : engine_(engine), run_(run), directory_(directory), observer_(observer), grpo_(run.grpo.get()) {}
 
   Ended run() {
+    check();
     first_step_ = load();
     if (run_.needs_reference_logps()) attach_reference_logps(engine_, run_, directory_, observer_);
     directory_.open(first_step_, run_.options);
@@ -31,6 +32,13 @@ class Training {
   }
 
  private:
+  void check() const {
+    require(run_.layout.has_value(), "the run has no layout for its checkpoints; set Run::layout");
+    require(grpo_ || run_.source.batch, "the run has no batches; set Run::source");
+    require(run_.documents || !run_.needs_reference_logps(),
+            "this objective needs reference log-probs, which are those of Run::documents; set it");
+  }
+
   // Loads or initialises the weights and the optimizer. Returns the number of steps already done.
   Index load() {
     if (!directory_.checkpoint().empty()) return resume(directory_.checkpoint());

@@ -1,4 +1,4 @@
-// A training run. Fill in a Run, make its engine, and call train(); an Observer hears what happens. The program does the
+// A training run. Fill in a Run, make its engine, and call train(); an Observer is told what happens. The program does the
 // same: commands/train_task.cpp makes a Run from options, and commands/train_report.h is its Observer.
 #pragma once
 
@@ -67,7 +67,8 @@ struct StepReport {
   double seconds;
 };
 
-// What a run tells its caller, on every rank. An error thrown here ends the run, which saves a checkpoint first.
+// What a run tells its caller, on every rank. An error thrown by step(), evaluation() or reward() ends the run, which saves
+// a checkpoint first.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -77,10 +78,10 @@ class Observer {
   virtual void begin(Index /*first_step*/) {}
   // From here on, the run asks whether to stop: at the end of a step, with a checkpoint.
   virtual void steps_begin() {}
-  virtual bool interrupted() { return false; }
+  virtual bool interrupted() noexcept { return false; }
   // Between these two calls, the device computes the step. On-line GRPO has no batches yet: it samples them.
   virtual void step_begins(Index /*step*/, const std::vector<Batch>&, DeviceBase&) {}
-  virtual void step_ends() {}
+  virtual void step_ends() noexcept {}
   virtual void step(const StepReport&) {}
   virtual void evaluation(Index /*step*/, const Evaluation&) {}
   virtual void reward(Index /*step*/, double /*mean*/) {}  // of held-out prompts

@@ -130,8 +130,9 @@ class RunDirectory {
   template <class Engine>
   Saved save(Engine& engine, const ModelLayout& layout, Json state, Keep keep) {
     if (keep == Keep::newest_two) state["automatic"] = true;
-    checkpoint_ = path_ / checkpoint_name(state.at("step").get<Index>());
+    const fs::path saved = path_ / checkpoint_name(state.at("step").get<Index>());
     const fs::path aside = engine.save(path_, layout, state);
+    checkpoint_ = saved;
     if (keep == Keep::newest_two && writes_) remove_old_checkpoints();
     return {checkpoint_, aside};
   }

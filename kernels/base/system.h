@@ -1,6 +1,6 @@
 // What the operating system provides: files, memory, processors, and the limits of containers and batch systems.
 //
-// All that only Linux has stands in this file, with what other POSIX systems have instead.
+// Code that only works on Linux is in this file only, with what other POSIX systems have instead.
 #pragma once
 
 #include <fcntl.h>
