@@ -60,7 +60,7 @@ class BenchCommand : public Command {
 
   void run() {
     memory.check();
-    options.only({"--inputs"}, wanted(Mode::stream), " is for stream mode");
+    options.only({"--chunk", "--inputs"}, wanted(Mode::stream), " is for stream mode");
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
     Config config = model.config(length);
     part.apply(config);

@@ -59,9 +59,9 @@ class PlanCommand : public Command {
                                "25 for a GPU; measured with a file in --far"});
     budget.add_directory_to(options);
     objectives.add_to(options);
-    part.add_to(options);
     options.add("--group",
                 {&group_size, "grpo: completions of a prompt, all in one stream", checks::between(1, 1 << 16)});
+    part.add_to(options);
     options.section("Output");
     options.add("--sweep", {&sweep,
                             "Write peak memory against length for the three modes to this JSON file, with --memory "

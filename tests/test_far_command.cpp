@@ -125,6 +125,7 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused("plan gpt2 --far-memory 1GiB", "give that too");
   if (is_in_memory("/dev/shm")) expect_refused(run + "--far /dev/shm", "is in memory");
   expect_refused("bench --mode full --inputs far", "--inputs is for stream mode");
+  expect_refused("bench --mode full --chunk 256", "--chunk is for stream mode");
   expect_refused("plan qwen3-8b --length 9000000 --memory 80GiB --far-memory 2TiB", "needs at least");
   expect_refused("bench --inputs middle", "--inputs");
 }
