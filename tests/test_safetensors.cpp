@@ -252,9 +252,11 @@ TEST_F(Safetensors, HugeHeadersAreRefusedAfterBoundedWork) {
 
 // Fuzz.Safetensors damages files at random.
 TEST_F(Safetensors, EveryTruncationIsRefused) {
+  const std::vector<std::uint16_t> scale = {0x3f80, 0x4000, 0x4040};
+  const std::vector<Index> steps = {1, -2};
   SafetensorsWriter writer(path(), {{"format", "pt"}});
-  add(writer, "scale", "BF16", std::vector<std::uint16_t>{0x3f80, 0x4000, 0x4040});
-  add(writer, "steps", "I64", std::vector<Index>{1, -2});
+  add(writer, "scale", "BF16", scale);
+  add(writer, "steps", "I64", steps);
   writer.finish();
   const std::string valid = read_file(path());
   for (std::size_t length = 0; length < valid.size(); ++length) {
