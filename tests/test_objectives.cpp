@@ -80,7 +80,7 @@ TEST_P(EveryObjective, GradientMatchesTheOracleInAllModesBitForBit) {
   }
 }
 
-// A caller's loss is in the place of DPO's formula, so with that formula it has DPO's bits.
+// With DPO's formula as the caller's own loss, the gradient has the bits of --objective dpo.
 TEST(OwnLosses, HaveTheBitsOfTheSameFormulaOfOurs) {
   const auto [c, batch] = setting("llama3");
   const Objective dpo = {.kind = ObjectiveKind::dpo, .beta = 0.7};

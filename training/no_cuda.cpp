@@ -1,4 +1,4 @@
-// Replaces the GPU engines in a build without GPU code. STREAMBP_NO_GPU_CODE says why there is none.
+// Stands in for the GPU engines in a build without GPU code. STREAMBP_NO_GPU_CODE is the reason.
 #include "training/engine_instances.h"
 
 namespace streambp::gpu {
