@@ -2,12 +2,10 @@
 // weights.
 #pragma once
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <optional>
 #include <vector>
 
-#include "kernels/base/system.h"
+#include "kernels/base/far_file.h"
 #include "model/parameters.h"
 
 namespace streambp {
@@ -33,38 +31,37 @@ template <class Device, class T>
 class OffloadedWeights {
  public:
   OffloadedWeights(Device& dev, Model<T>& model) : dev_(dev), model_(model) {
-    open_temporary_file(file_, temporary_directory());
-    for (auto& e : table(model_.config, model_.weights))
-      e.with_matrix([&](auto m) { transfer("write", ::write, to_host(dev_, m)); });
+    file_.emplace(temporary_directory(), for_each_weight([](auto, std::size_t) {}));
+    for_each_weight([&](auto m, std::size_t offset) {
+      const std::vector<T> numbers = to_host(dev_, m);
+      file_->wait(file_->start({offset, bytes(m), reinterpret_cast<const std::byte*>(numbers.data()), nullptr}));
+    });
   }
 
   // Brings the weights back to the device.
   void restore() {
-    lseek(file_.file, 0, SEEK_SET);
-    for (auto& e : table(model_.config, model_.weights)) {
-      e.with_matrix([&](auto m) {
-        std::vector<T> numbers(static_cast<std::size_t>(m.size()));
-        dev_.upload(m, transfer("read", ::read, std::move(numbers)).data());
-      });
-    }
+    for_each_weight([&](auto m, std::size_t offset) {
+      std::vector<T> numbers(static_cast<std::size_t>(m.size()));
+      file_->wait(file_->start({offset, bytes(m), nullptr, reinterpret_cast<std::byte*>(numbers.data())}));
+      dev_.upload(m, numbers.data());
+    });
   }
 
  private:
+  static std::size_t bytes(const auto& m) { return static_cast<std::size_t>(m.size()) * sizeof(T); }
+
+  // Calls f(weight, its offset in the file). Returns the size of the file.
   template <class F>
-  std::vector<T> transfer(const char* what, F&& write_or_read, std::vector<T> numbers) {
-    auto* const bytes = reinterpret_cast<std::byte*>(numbers.data());
-    for (std::size_t done = 0; done < numbers.size() * sizeof(T);) {
-      const ssize_t n = write_or_read(file_.file, bytes + done, numbers.size() * sizeof(T) - done);
-      require(n > 0 || (n < 0 && errno == EINTR), "cannot ", what,
-              " weights in a temporary file: ", std::strerror(errno), "; set TMPDIR to a directory with enough space");
-      done += static_cast<std::size_t>(std::max<ssize_t>(n, 0));
-    }
-    return numbers;
+  std::size_t for_each_weight(F&& f) {
+    std::size_t end = 0;
+    for (auto& e : table(model_.config, model_.weights))
+      e.with_matrix([&](auto m) { f(m, end), end += (bytes(m) + kFarAlignment - 1) / kFarAlignment * kFarAlignment; });
+    return end;
   }
 
   Device& dev_;
   Model<T>& model_;
-  Descriptor file_;
+  std::optional<FarFile> file_;
 };
 
 }  // namespace streambp

@@ -163,7 +163,7 @@ TEST_F(Fuzz, ModelDirectory) {
     layout.prefix = prefix;
     for (const auto& e : table(c, model.weights)) layout.dtypes[e.parameter.name] = dtype;
     fs::create_directories(dir / "model");
-    save_model(dev, dir / "model", model, layout, shard);
+    save_model(dev, dir / "model", model, layout, {shard});
     seeds.push_back(files_in(dir / "model"));
     fs::remove_all(dir / "model");
   };

@@ -29,7 +29,7 @@ class ModelDirectories : public Commands {
     Tensors<float> none(c);
     for (const auto& e : table(c, none)) layout.dtypes[e.parameter.name] = dtype;
     layout.store_as(dtype);
-    save_model(held.dev, dir, held.model(), layout, shard);
+    save_model(held.dev, dir, held.model(), layout, {shard});
     return c;
   }
   std::string refusal(const Config& c) {
@@ -67,7 +67,7 @@ TEST_F(ModelDirectories, RoundTripInEveryTypeInOneFileOrInShards) {
         EXPECT_EQ(fs::exists(dir / "model.safetensors"), shard == kLargestShard);
         Held held(c);
         load_model(held.dev, dir, held.model());
-        save_model(held.dev, dir / "again", held.model(), ModelLayout(dir), shard);
+        save_model(held.dev, dir / "again", held.model(), ModelLayout(dir), {shard});
         std::size_t compared = 0;
         for (const auto& entry : fs::directory_iterator(dir)) {
           if (!entry.is_regular_file()) continue;

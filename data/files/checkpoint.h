@@ -205,7 +205,7 @@ void write_checkpoint(Device& dev, const fs::path& directory, const fs::path& tr
   const Table<T> weights = trained(table(model.config, model.weights));
   if (layout.adapter_config.empty()) {
     const bool exact = optimizer.has_master() && layout.holds_float32();
-    save_model(dev, directory, model, layout, kLargestShard, optimizer.ranks, exact ? masters : Table<float>());
+    save_model(dev, directory, model, layout, {.ranks = optimizer.ranks, .masters = exact ? masters : Table<float>()});
   } else if (optimizer.has_master()) {
     save_adapters(dev, directory, model.config, masters, layout.adapter_config, optimizer.ranks);
   } else {

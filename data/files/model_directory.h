@@ -247,17 +247,21 @@ void save_tensors(const fs::path& dir, const Table<T>& tensors, const ModelLayou
   write_file_atomically(dir / "config.json", layout.config);
 }
 
-// The float32 values in `masters` replace those of the weights.
+struct Saving {
+  std::size_t limit = kLargestShard;  // of a file
+  Group ranks = {};                   // that hold shards of the weights
+  Table<float> masters = {};          // their values replace those of the weights
+};
 template <class Device, class T>
-void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLayout& layout,
-                std::size_t limit = kLargestShard, const Group& ranks = {}, const Table<float>& masters = {}) {
+void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLayout& layout, const Saving& s = {}) {
   std::map<std::string, Table<float>> exact;
-  for (const Table<float>& parts : by_stored_tensor(masters)) exact[parts.front().parameter.name] = parts;
-  save_tensors(dir, without_adapters(table(model.config, model.weights)), layout, limit,
+  for (const Table<float>& parts : by_stored_tensor(s.masters)) exact[parts.front().parameter.name] = parts;
+  save_tensors(dir, without_adapters(table(model.config, model.weights)), layout, s.limit,
                [&](SafetensorsWriter& writer, const std::string& prefix, const StoredTensor<T>& stored) {
                  const auto master = exact.find(stored.name);
-                 if (master == exact.end()) return write_tensor(dev, writer, prefix, stored.parts, stored.dtype, ranks);
-                 write_tensor(dev, writer, prefix, master->second, stored.dtype, ranks);
+                 if (master == exact.end())
+                   return write_tensor(dev, writer, prefix, stored.parts, stored.dtype, s.ranks);
+                 write_tensor(dev, writer, prefix, master->second, stored.dtype, s.ranks);
                });
 }
 
