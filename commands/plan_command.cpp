@@ -53,6 +53,9 @@ class PlanCommand : public Command {
     options.add("--link", {&link, "With --ranks: how fast a rank can send, in GB/s", checks::positive()});
     device.add_to(options, {"bf16", "f32", "f64"}, DeviceOptions::Optimizers::optional);
     options.section("Predicted time");
+    options.add("--rates", {&rates_file,
+                            "What bench --profile --json FILE measured on the machine; the following default "
+                            "to it"});
     options.add("--matmul", {&matmul, "TFLOP/s of large matrix products", checks::positive(), Lasts::no,
                              "600 for a GPU; measured on this CPU"});
     options.add("--far-rate", {&far_rate, "GB/s to or from far memory", checks::positive(), Lasts::no,
@@ -145,18 +148,38 @@ class PlanCommand : public Command {
   // Choices depend on what the options say, and not on a measurement.
   void settle_rates() {
     const DeviceKind device = settings.device;
-    rates = usual_rates(device);
-    if (matmul > 0) rates.matmul = matmul * 1e12;
+    rates = usual_rates(device, settings.config.head_dim);
+    const double share = rates.attention / rates.matmul;  // a machine with other rates is expected to have it, too
+    if (matmul > 0) rates.matmul = matmul * 1e12, rates.attention = share * rates.matmul;
     if (far_rate > 0) rates.far = far_rate * 1e9;
     rates.link = link * 1e9;
     measured = rates;
+    if (!rates_file.empty()) return read_rates();
     if (device == DeviceKind::cuda) return;
-    if (matmul == 0) measured.matmul = matmul_rate(device, settings.dtype);
+    if (matmul == 0)
+      measured.matmul = matmul_rate(device, settings.dtype), measured.attention = share * measured.matmul;
     if (far_rate > 0 || room().far == 0) return;
     try {
       measured.far = streambp::far_rate(device, budget.directory);
     } catch (const Error&) {  // a plan needs no disk
     }
+  }
+  // Options go before the file.
+  void read_rates() {
+    const Json file = parse_json_file(rates_file);
+    const auto read = [&](const char* name, double& rate, bool given) {
+      const auto found = file.find(name);
+      if (found == file.end() || given) return;
+      require(found->is_number() && *found >= 0, rates_file, ": ", name, " is not a rate; write the file with bench ",
+              "--profile --json");
+      if (*found > 0) rate = *found;
+    };
+    require(file.is_object() && file.contains("matmul_rate"), rates_file, ": holds no rates; write it with bench ",
+            "--profile --json");
+    read("matmul_rate", measured.matmul, matmul > 0);
+    read("attention_rate", measured.attention, false);
+    read("far_rate", measured.far, far_rate > 0);
+    read("link_rate", measured.link, options.given("--link"));
   }
   Seconds seconds(const Usage& u) const { return predict(u, measured); }
 
@@ -240,12 +263,16 @@ class PlanCommand : public Command {
   }
 
   void print_prediction(const Seconds& s) const {
-    std::string text = human_seconds(s.compute) + format(" to compute at %.2f of the %.4g TFLOP/s of matrix products",
-                                                         kEfficiency, measured.matmul / 1e12);
+    std::string text = human_seconds(s.compute) + format(
+                                                      " to compute at %.2f of the %.4g TFLOP/s of matrix products, "
+                                                      "and %.3g in attention",
+                                                      kEfficiency, measured.matmul / 1e12, measured.attention / 1e12);
     if (s.beside > 0) text += "; beside it " + human_seconds(s.beside) + " to copy what forward and backward need";
     if (s.waiting > 0) text += "; " + human_seconds(s.waiting) + " to copy what they wait for";
     if (s.beside + s.waiting > 0) text += format(" at %.3g GB/s", measured.far / 1e9);
     if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", measured.link / 1e9);
+    const bool assumed = settings.device == DeviceKind::cuda && matmul == 0 && rates_file.empty();
+    if (assumed) text += "; the rates are assumed, those of an H100: give measured ones with --rates";
     print("(predicted time of stream: %s)\n", text.c_str());
   }
 
@@ -356,7 +383,8 @@ class PlanCommand : public Command {
   std::string sweep, timeline_file, json_file;
   StepSettings settings;
   std::vector<Places> places;  // that --keep allows
-  Rates rates = usual_rates(DeviceKind::cuda), measured = rates;
+  std::string rates_file;
+  Rates rates = usual_rates(DeviceKind::cuda, 128), measured = rates;
   Usage stream;  // at the longest length
   Json result;
 };

@@ -84,6 +84,19 @@ TEST(StepProgress, ShowsWhatIsDone) {
   EXPECT_FALSE(dev.on_work);
 }
 
+// With 2048 rows, the products of a narrow model have fewer blocks than a GPU runs at once.
+TEST(Plan, DefaultChunksFillAGpu) {
+  StepSettings s{known_models().at("qwen3-8b")};
+  s.device = DeviceKind::cuda, s.tile = kGpuTile;
+  EXPECT_EQ(default_chunk(s), 2048);
+  s.config.hidden = 1536;
+  EXPECT_EQ(default_chunk(s), 4096);
+  s.config.hidden = 768;
+  EXPECT_EQ(default_chunk(s), 8192);
+  s.device = DeviceKind::cpu, s.tile = kTile;
+  EXPECT_EQ(default_chunk(s), 512);
+}
+
 TEST(Plan, KnowsEveryOptimizer) {
   const Config c = families()[2].config;
   const Schedule schedule = schedule_for(Mode::stream, c, 300, kTile);

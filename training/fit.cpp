@@ -14,7 +14,7 @@ double bytes(const Usage& usage, std::initializer_list<Kind> kinds) {
 
 Seconds predict(const Usage& usage, const Rates& rates) {
   return {
-      usage.flops / (kEfficiency * rates.matmul),
+      (usage.flops - usage.attention_flops) / (kEfficiency * rates.matmul) + usage.attention_flops / rates.attention,
       bytes(usage, {Kind::saved, Kind::attention, Kind::weights}) / rates.far,
       bytes(usage, {Kind::gradients}) / rates.far + bytes(usage, {Kind::optimizer}) / (rates.far * rates.far_streams),
       usage.sent / rates.link};
@@ -24,7 +24,7 @@ Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, co
   const auto& [chunks, budget, places] = allowed;
   Fit best;
   double least = 0;
-  const auto useful = [&](Index chunk) { return std::min(chunk, default_chunk(s.tile)); };
+  const auto useful = [&](Index chunk) { return std::min(chunk, default_chunk(s)); };
   for (const Places& p : places) {
     StepSettings with = s;
     with.places = p;

@@ -7,21 +7,24 @@
 
 namespace streambp {
 
+// The share of the rate of large matrix products that the rest of a step reaches: measured on a CPU (docs/devices.md),
+// where attention, norms and small products are slower.
+constexpr double kEfficiency = 0.82;
+
 // How fast a machine is.
 struct Rates {
   double matmul;       // FLOP/s of large matrix products
+  double attention;    // FLOP/s of attention
   double far;          // bytes per second to or from far memory
   double far_streams;  // 2 if both directions can have this rate at once
   double link = 50e9;  // bytes per second that a rank sends
 };
-// Orders of magnitude, for choices that must not depend on a measurement. For a GPU, those of an H100 on PCIe 5.
-inline Rates usual_rates(DeviceKind device) {
-  return device == DeviceKind::cuda ? Rates{600e12, 25e9, 2} : Rates{400e9, 1e9, 1};
+// Orders of magnitude, for choices that must not depend on a measurement. For a GPU, those of an H100 on PCIe 5; attention
+// uses mma.sync there, whose best kernels reach about these rates. `bench --profile` measures the true ones.
+inline Rates usual_rates(DeviceKind device, Index head_dim) {
+  if (device == DeviceKind::cpu) return {400e9, kEfficiency * 400e9, 1e9, 1};
+  return {600e12, head_dim <= 64 ? 200e12 : head_dim <= 128 ? 300e12 : 150e12, 25e9, 2};
 }
-
-// The share of the rate of large matrix products that a whole step reaches: measured on a CPU (docs/devices.md), where
-// attention, norms and small products are slower.
-constexpr double kEfficiency = 0.82;
 
 // The predicted time of a step. What is saved for backward, and weights for a layer, are copied beside the computation.
 // Gradients are waited for, and so is all that the update copies.

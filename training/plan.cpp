@@ -16,8 +16,14 @@ Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Ind
     Plan dev(s.device, s.tile);
     Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places}, s.objective, s.ranks);
     trainer.plan_step(micro_batches, schedule, s.optimizer, s.documents);
-    return {dev.arena.peak(), dev.arena.peak_by_kind(), dev.flops(),      dev.sent(),
-            dev.far.peak(),   dev.far.peak_by_kind(),   dev.far_traffic()};
+    return {dev.arena.peak(),
+            dev.arena.peak_by_kind(),
+            dev.flops(),
+            total_of("attention", &Work::flops, dev.work()),
+            dev.sent(),
+            dev.far.peak(),
+            dev.far.peak_by_kind(),
+            dev.far_traffic()};
   });
 }
 
@@ -43,6 +49,7 @@ Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
   if (const Index more = (s.micro_batches - two_rounds(s)) / s.ranks.streams(); more > 0) {
     const Usage next = plan_step(s, rows, schedule, two_rounds(s) + s.ranks.streams());
     usage.flops += static_cast<double>(more) * (next.flops - usage.flops);
+    usage.attention_flops += static_cast<double>(more) * (next.attention_flops - usage.attention_flops);
     usage.sent += static_cast<double>(more) * (next.sent - usage.sent);
     for (std::size_t kind = 0; kind < usage.far_traffic.size(); ++kind)
       usage.far_traffic[kind] += static_cast<double>(more) * (next.far_traffic[kind] - usage.far_traffic[kind]);

@@ -65,8 +65,13 @@ auto with_types(const StepSettings& s, F&& f) {
 
 inline Index tile_of(DeviceKind device) { return device == DeviceKind::cuda ? kGpuTile : kTile; }
 
-// The default chunk of stream mode.
+// The default chunk of stream mode. That of a run also fills a GPU: the products of a narrow model with 2048 rows have
+// fewer blocks than a GPU runs at once.
 inline Index default_chunk(Index tile) { return std::max<Index>(tile, 512); }
+inline Index default_chunk(const StepSettings& s) {
+  const Index least = default_chunk(s.tile), filling = (Index{1} << 23) / s.config.hidden;
+  return s.device == DeviceKind::cuda ? least * std::clamp<Index>(filling / least, 1, 4) : least;
+}
 
 // Chosen so that logits take about as much memory as the activations of a chunk; at least one tile.
 inline Index head_chunk_for(const Config& c, Index chunk, Index tile) {

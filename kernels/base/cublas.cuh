@@ -1,4 +1,6 @@
-// Matrix products with cuBLASLt. The algorithm does not depend on the number of rows of the stream.
+// Matrix products with cuBLASLt. The algorithm does not depend on the number of rows of the stream, so that a row's bits do
+// not either: every number of rows uses the algorithm of one tile. Whether that suffices depends on the library, so a check
+// tries its candidates before a run (training/products.cuh). If all depend on the number of rows, a product goes tile by tile.
 #pragma once
 
 #include "kernels/base/cuda.cuh"
@@ -18,6 +20,14 @@ struct Operand {
         rows(m.cols),
         cols(m.rows),
         stride(m.stride) {}
+
+  // Rows of the row-major matrix.
+  Operand slice(Rows r) const {
+    Operand part = *this;
+    part.data = static_cast<const std::byte*>(data) + r.begin * stride * (type == CUDA_R_16BF ? 2 : 4);
+    part.cols = r.size();
+    return part;
+  }
 
   Index alignment() const {
     const auto address = reinterpret_cast<std::uintptr_t>(data);
@@ -54,6 +64,15 @@ struct Limits {
 };
 constexpr Limits kFreeChoice{CUBLASLT_REDUCTION_SCHEME_MASK, std::size_t{32} << 20};
 
+// How a product is computed: with which of the library's candidates, best first, and whether tile by tile.
+struct Choice {
+  int candidate = 0;
+  bool by_tile = false;
+};
+constexpr int kMostCandidates = 16;
+using ProductShape = std::array<Index, 7>;
+inline std::map<ProductShape, Choice> choices;  // others: the first candidate
+
 // result = op(a) op(b) + bias, with Update::add also + start, in the library's column order
 struct Product {
   Operand result;
@@ -86,6 +105,21 @@ struct Product {
             (bias ? 1 : 0) + (update == Update::add ? 2 : 0)};
   }
 
+  // What it computes, for any number of rows.
+  ProductShape shape() const {
+    return {result.type,
+            a.type,
+            result.rows,
+            along == Along::result ? a.rows * a.cols : result.cols,
+            op_a,
+            op_b,
+            (bias ? 1 : 0) + (update == Update::add ? 2 : 0)};
+  }
+  Choice choice() const {
+    const auto found = choices.find(shape());
+    return found == choices.end() ? Choice{} : found->second;
+  }
+
   Index rows_of_stream() const { return b.cols; }
 
   void describe(Description& description) const {
@@ -110,9 +144,9 @@ struct Product {
           result(p.result, p.along == Along::sum ? p.result.cols : rows) {}
   };
 
-  // The library's first choice for this number of rows.
+  // The library's candidate of this number for this number of rows. If it has fewer, the last one.
   cublasLtMatmulHeuristicResult_t choose(Cuda& dev, const Description& description, Index rows,
-                                         const Limits& limits = {}) const {
+                                         const Limits& limits = {}, int candidate = 0) const {
     const Layouts layouts(*this, rows);
     Preference preference;
     STREAMBP_CHECK(cublasLtMatmulPreferenceCreate(&preference.handle));
@@ -126,12 +160,12 @@ struct Product {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(b));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(start));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(result));
-    cublasLtMatmulHeuristicResult_t choice{};
+    std::array<cublasLtMatmulHeuristicResult_t, kMostCandidates> found{};
     int count = 0;
     STREAMBP_CHECK(cublasLtMatmulAlgoGetHeuristic(dev.blas, description, layouts.a, layouts.b, layouts.start,
-                                                  layouts.result, preference, 1, &choice, &count));
+                                                  layouts.result, preference, candidate + 1, found.data(), &count));
     require(count > 0, "cuBLASLt has no algorithm for ", to_string(rows));
-    return choice;
+    return found[static_cast<std::size_t>(std::min(candidate, count - 1))];
   }
 
   // The algorithm chosen for one tile of rows, used for any number of rows. If the library rejects it for some number
@@ -142,7 +176,8 @@ struct Product {
     if (known != dev.algorithms.end()) return known->second;
     auto tile = dev.algorithms.find(key(dev.tile));
     if (tile == dev.algorithms.end()) {
-      tile = dev.algorithms.emplace(key(dev.tile), choose(dev, description, dev.tile).algo).first;
+      tile =
+          dev.algorithms.emplace(key(dev.tile), choose(dev, description, dev.tile, {}, choice().candidate).algo).first;
     }
     cublasLtMatmulHeuristicResult_t check{};
     const cublasStatus_t status = cublasLtMatmulAlgoCheck(dev.blas, description, layouts.a, layouts.b, layouts.start,
@@ -158,6 +193,15 @@ struct Product {
 
   void compute(Cuda& dev) const {
     if (result.rows == 0 || result.cols == 0) return;
+    if (const Index rows = rows_of_stream(); choice().by_tile && rows > dev.tile) {
+      for (Index t = 0; t < ceil_div(rows, dev.tile); ++t) {
+        Product part = *this;
+        const Rows tile = piece(t, dev.tile, rows);
+        part.b = b.slice(tile), part.start = start.slice(tile), part.result = result.slice(tile);
+        part.compute(dev);
+      }
+      return;
+    }
     Description description;
     describe(description);
     const Layouts layouts(*this, rows_of_stream());

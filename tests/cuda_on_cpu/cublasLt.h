@@ -108,7 +108,9 @@ inline void put_number(void* data, int type, std::size_t i, float x) {
 
 struct Product {
   std::size_t m, n, k;  // D is m x n, the sums have k terms
+  std::uint64_t algorithm = 0;
 };
+inline int candidates = 1;  // algorithms for each product; all give the same bits
 
 // Test hooks: products for which the library rejects an algorithm, or sums over descending k.
 inline std::function<bool(const Product&)> rejects, descends;
@@ -192,8 +194,8 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
                                                      cublasLtMatmulHeuristicResult_t results[], int* returned) {
   if (!handle || !preference || requested <= 0 || !results || !returned) return CUBLAS_STATUS_INVALID_VALUE;
   const cublasStatus_t status = cuda_on_cpu::check_product(op, a, b, c, d);
-  results[0] = {{}, 0, status, 1, {}};
-  *returned = status == CUBLAS_STATUS_SUCCESS ? 1 : 0;
+  *returned = status == CUBLAS_STATUS_SUCCESS ? std::min(requested, cuda_on_cpu::candidates) : 0;
+  for (int i = 0; i < *returned; ++i) results[i] = {{{static_cast<std::uint64_t>(i)}}, 0, status, 1, {}};
   return status;
 }
 inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
@@ -214,7 +216,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                                      const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                                      cublasLtMatrixLayout_t b_layout, const void* beta_pointer, const void* c,
                                      cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
-                                     const cublasLtMatmulAlgo_t*, void*, std::size_t, cudaStream_t) {
+                                     const cublasLtMatmulAlgo_t* algorithm, void*, std::size_t, cudaStream_t) {
   using namespace cuda_on_cpu;
   using Four = float __attribute__((vector_size(16)));   // a vector that every processor has
   constexpr std::size_t kFours = 8, kRows = 4 * kFours;  // rows of D computed together, in registers
@@ -227,6 +229,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   if (beta != 0 && !c) return CUBLAS_STATUS_INVALID_VALUE;
   const int bias_type = op->bias_type < 0 ? d_layout->type : op->bias_type;
   const auto stride = [](cublasLtMatrixLayout_t m) { return static_cast<std::size_t>(m->stride); };
+  p.algorithm = algorithm->data[0];
   const bool descending = descends && descends(p);
   if (misaligned(a, a_layout) || misaligned(b, b_layout) || misaligned(d, d_layout)) ++misaligned_products;
   if (next_operation() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
