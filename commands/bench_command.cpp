@@ -4,6 +4,7 @@
 #include "commands/memory_options.h"
 #include "commands/part_options.h"
 #include "commands/rank_options.h"
+#include "commands/step_progress.h"
 #include "data/files/config.h"
 #include "data/files/files.h"
 #include "data/files/results.h"
@@ -31,7 +32,7 @@ class BenchCommand : public Command {
     part.add_to(options);
     options.section("Measurement");
     options.add("--length", {&length, "Tokens of the stream, one document", checks::between(1, 1 << 24)});
-    options.add("--chunk", {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048)"});
+    options.add("--chunk", {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048 to 8192)"});
     options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
     options.add("--inputs", {&inputs, "Stream mode: keep saved layer inputs near, far, or measure both",
                              checks::one_of({"near", "far"})});
@@ -71,7 +72,7 @@ class BenchCommand : public Command {
     const Ranks grid = ranks.grid(config, device.kind());
     settings = device.settings(config, grid.streams());
     settings.ranks = grid;
-    if (stream_chunks.empty()) stream_chunks = {default_chunk(settings.tile)};
+    if (stream_chunks.empty()) stream_chunks = {default_chunk(settings)};
     for (Index chunk : stream_chunks) check_chunk(chunk, settings.tile);
     const std::string trained = describe_trained(config);
     print("%s\n%s%s%s on %s, %ld tokens, optimizer %s, median of %ld\n\n", describe(config).c_str(), trained.c_str(),
@@ -125,7 +126,7 @@ class BenchCommand : public Command {
       capacity.near = std::max(capacity.near, c.planned.peak);
       capacity.far = std::max(capacity.far, c.planned.far);
     }
-    capacity.directory = memory.directory;
+    capacity.directory = memory.directory, capacity.on_reserved = show_reserved;
     const double first_rate = matmul_rate(settings.device, settings.dtype);
     if (profile) bandwidth = copy_rate(settings.device);
     if (capacity.far > 0) far = far_rate(settings.device, memory.directory);
@@ -224,7 +225,11 @@ class BenchCommand : public Command {
                  {"ranks", settings.ranks.all.size},
                  {"sequence_ranks", settings.ranks.sequence.size},
                  {"matmul_rate", rate}};
-    if (profile) json["copy_rate"] = bandwidth, json["link_rate"] = link;
+    if (profile) {
+      const std::vector<Work>& work = candidates.back().work;
+      json["copy_rate"] = bandwidth, json["link_rate"] = link;
+      json["attention_rate"] = total_of("attention", &Work::flops, work) / total_of("attention", &Work::seconds, work);
+    }
     if (far > 0) json["far_rate"] = far;
     if (gpu) json["driver_overhead"] = driver_overhead;
     TextTable table({"mode", "seconds", "min", "max", "tokens/s", "GFLOP/s", "of matmul", "memory"});

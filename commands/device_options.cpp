@@ -39,7 +39,12 @@ DeviceKind DeviceOptions::kind() const {
   if (planned) return device == "cuda" || dtype == "bf16" ? DeviceKind::cuda : DeviceKind::cpu;
   const std::string reason = why_no_gpu();
   require(reason.empty() || device == "auto", "--device cuda: no GPU can be used: ", reason, "; use --device cpu");
-  return reason.empty() ? DeviceKind::cuda : DeviceKind::cpu;
+  if (!reason.empty()) return DeviceKind::cpu;
+  [[maybe_unused]] static const bool told = [] {  // once
+    if (const std::string note = gpu_note(); !note.empty()) print_error("streambp: note: %s\n", note);
+    return true;
+  }();
+  return DeviceKind::cuda;
 }
 
 DType DeviceOptions::type_on(DeviceKind kind) const {

@@ -28,7 +28,8 @@ constexpr const char* kProgramDescription =
     "  streambp eval            measure a model's loss on documents, by file and by position\n"
     "  streambp generate        continue prompts, or chat\n"
     "  streambp merge           make adapters part of a whole model\n"
-    "  streambp examples        write example data\n\n"
+    "  streambp examples        write example data\n"
+    "  streambp devices         list this machine's CPU and GPUs, and why one cannot be used\n\n"
     "Every command has its own --help. Exit codes: 0 done, 1 a verification failed, 2 an error; 128 + N: ended by\n"
     "signal N.";
 
@@ -83,7 +84,7 @@ void join_others(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) arguments += (i > 1 ? " " : "") + std::string(argv[i]);
   require_equal("the version", std::string(kVersion) + " (" + kCommit + ")");
   require_equal("the options", arguments);
-  for (const char* alone : {"plan", "tokenize", "eval", "generate", "merge", "examples"})
+  for (const char* alone : {"plan", "tokenize", "eval", "generate", "merge", "examples", "devices"})
     require(command != alone, "streambp ", command, " runs in one process; start it without mpirun");
 }
 
@@ -94,7 +95,7 @@ int run_command(int argc, char** argv) {
   app.set_version_flag("--version", version);
   std::vector<std::unique_ptr<Command>> commands;
   for (const auto make : {train_command, verify_command, plan_command, bench_command, tokenize_command, eval_command,
-                          generate_command, merge_command, examples_command}) {
+                          generate_command, merge_command, examples_command, devices_command}) {
     commands.push_back(make(app));
   }
   for (CLI::App* command : app.get_subcommands({})) command->group("");  // the description lists them

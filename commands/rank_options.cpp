@@ -52,8 +52,11 @@ void check_grid(const Config& config, Index ranks, Index sequence_ranks, Index l
 void check_devices(DeviceKind device) {
   if (this_process().count == 1) return;
   const bool on_gpu = device == DeviceKind::cuda;
-  require_equal("the device", on_gpu ? device_name(device) : "CPU");
-  if (on_gpu) require_different("the GPU", gpu_address() + " of " + host_name(), "start one process per GPU");
+  require_equal("the device", on_gpu ? device_name(device) : "CPU",
+                "other GPUs give other bits; choose GPUs of one kind with CUDA_VISIBLE_DEVICES");
+  if (on_gpu)
+    require_different("the GPU", gpu_address() + " of " + host_name(),
+                      "start one process per GPU (the MIG slices of a GPU count as one)");
 }
 
 }  // namespace

@@ -45,6 +45,8 @@ inline void show_progress(const Progress& progress) {
   std::fflush(stdout);
 }
 
+inline void show_reserved(double share) { show_progress({"reserving far memory", share}); }
+
 // While it exists, shows how much of a step is done: on a terminal, on one line; in a file, a line every ten minutes.
 class StepProgress {
  public:

@@ -210,10 +210,9 @@ class Preparation {
     return o.too_long == "split" ? TooLong::split : o.too_long == "truncate" ? TooLong::truncate : TooLong::refuse;
   }
 
-  Index chunk() const {
-    const bool chosen = o.given("--chunk") || (o.resumed && o.chunk % run.settings.tile == 0);
-    return chosen ? o.chunk : default_chunk(run.settings.tile);
-  }
+  bool chunk_is_chosen() const { return o.given("--chunk") || (o.resumed && o.chunk % run.settings.tile == 0); }
+  Index chunk() const { return chunk_is_chosen() ? o.chunk : default_chunk(run.settings); }
+  Index least_chunk() const { return chunk_is_chosen() ? o.chunk : default_chunk(run.settings.tile); }
 
   // The length of a pack: at least the longest document, and at least a few thousand tokens, so that a step has little
   // overhead; but no more than fits into memory and no more than there is data.
@@ -227,14 +226,15 @@ class Preparation {
     const Capacity room = budget();
     const auto places = this->places();
     auto fits = [&](Index n) {
-      return fit(s, mode, o.batch * n, {exactly(chunk()), room, places}, usual_rates(s.device)).chunk > 0;
+      return fit(s, mode, o.batch * n, {exactly(least_chunk()), room, places}, usual_rates(s.device, s.config.head_dim))
+                 .chunk > 0;
     };
     if (fits(wanted)) return wanted;
     Index longest_that_fits = 0;
     for (const Places& p : places) {
       StepSettings with = s;
       with.places = p;
-      longest_that_fits = std::max(longest_that_fits, longest_for_budget(with, mode, chunk(), room));
+      longest_that_fits = std::max(longest_that_fits, longest_for_budget(with, mode, least_chunk(), room));
     }
     const Index fitting = longest_that_fits / o.batch / kTile * kTile;
     if (fitting > 0) return fitting;
@@ -282,7 +282,7 @@ class Preparation {
     const ChunkRange chunks = !o.budget.memory.empty() ? up_to(rows + s.tile)
                               : o.given("--chunk")     ? exactly(chunk())
                                                        : up_to(chunk());
-    const Fit found = fit(s, mode, rows, {chunks, budget(), places}, usual_rates(s.device));
+    const Fit found = fit(s, mode, rows, {chunks, budget(), places}, usual_rates(s.device, s.config.head_dim));
     s.places = found.chunk > 0 ? found.places : smallest(places);
     chosen_chunk = found.chunk > 0 ? found.chunk : chunk();
     if (found.chunk == 0) require_memory(usage(rows, s.places).peak);
@@ -317,7 +317,7 @@ class Preparation {
       shape = {run.grpo->parallel, run.grpo->longest()};
     }
     run.memory = plan_run(run.settings, run.rows(), run.schedule, shape);
-    run.memory.directory = o.budget.directory;
+    run.memory.directory = o.budget.directory, run.memory.on_reserved = show_reserved;
   }
 
   // On-line GRPO samples as many completions in parallel as fit into the memory of a step with the smallest chunk, all of

@@ -5,11 +5,14 @@
 
 namespace streambp {
 
-// `hosts`: the ranks, with transports between their hosts. All ranks must create it.
+// `hosts`: the ranks, with transports between their hosts. All ranks must create it. Before messages, it is attached to the
+// device; it exists earlier, because it takes a GPU's memory before a run takes the rest.
 template <class Device>
 class Connection {
  public:
-  Connection(Device&, const Ranks& hosts) : ranks(hosts) {}
+  explicit Connection(const Ranks& hosts) : ranks(hosts) {}
+  void attach(Device&) {}
+  void close() {}  // before the device ends
 
   Ranks ranks;  // with transports between their devices
 };

@@ -86,6 +86,12 @@ Transport* new_transport(MPI_Comm comm) {
 
 }  // namespace
 
+std::string process_library() {
+  int version = 0, minor = 0;
+  MPI_Get_version(&version, &minor);
+  return "MPI " + std::to_string(version) + "." + std::to_string(minor);
+}
+
 std::string join_processes() {
   const int started = launched();
   if (started <= 1) return "";  // one process does not need MPI, which is slow to start

@@ -24,7 +24,7 @@ inline void check(ncclResult_t result, const char* call, const char* file, int l
 class NcclTransport : public Transport {
  public:
   // `hosts` connects the hosts of the same ranks, which must all call this.
-  NcclTransport(Cuda& dev, cudaStream_t stream, const Group& hosts) : dev_(dev), stream_(stream), hosts_(hosts) {
+  NcclTransport(cudaStream_t stream, const Group& hosts) : stream_(stream), hosts_(hosts) {
     ncclUniqueId id{};
     if (hosts.rank == 0) STREAMBP_CHECK(ncclGetUniqueId(&id));
     const std::vector<char> mine(id.internal, id.internal + sizeof id.internal);
@@ -41,8 +41,9 @@ class NcclTransport : public Transport {
     }
   }
 
+  void attach(Cuda& dev) { computing_ = dev.stream; }
   void start(const Transfers& transfers) override {
-    order_.put(stream_, dev_.stream);
+    order_.put(stream_, computing_);
     STREAMBP_CHECK(ncclGroupStart());
     ncclResult_t result = ncclSuccess;
     for (const Transfer& t : transfers.sends) {
@@ -56,7 +57,7 @@ class NcclTransport : public Transport {
     STREAMBP_CHECK(ncclGroupEnd());  // also after an error: the group must not stay open
     STREAMBP_CHECK(result);
   }
-  void finish() override { order_.put(dev_.stream, stream_); }
+  void finish() override { order_.put(computing_, stream_); }
   void exchange_on_host(const Transfers& transfers) override { hosts_.transport->exchange_on_host(transfers); }
 
   void check_peers() {
@@ -67,8 +68,8 @@ class NcclTransport : public Transport {
   }
 
  private:
-  Cuda& dev_;
   const cudaStream_t stream_;
+  cudaStream_t computing_ = nullptr;
   const Group hosts_;
   Order order_;
   ncclComm_t communicator_ = nullptr;
@@ -79,12 +80,12 @@ class NcclTransport : public Transport {
 template <>
 class Connection<Cuda> {
  public:
-  Connection(Cuda& dev, const Ranks& hosts) : ranks(hosts), dev_(dev) {
+  explicit Connection(const Ranks& hosts) : ranks(hosts) {
     if (hosts.all.size == 1) return;
     // Both groups use one stream: all ranks start their messages in the same order, so they cannot wait in a circle.
     STREAMBP_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     auto connect = [&](const Group& group) {
-      return transports_.emplace_back(std::make_unique<cuda::NcclTransport>(dev, stream_, group)).get();
+      return transports_.emplace_back(std::make_unique<cuda::NcclTransport>(stream_, group)).get();
     };
     ranks.all.transport = connect(hosts.all);
     if (hosts.sequence.size == hosts.all.size) {
@@ -92,22 +93,29 @@ class Connection<Cuda> {
     } else if (hosts.sequence.size > 1) {
       ranks.sequence.transport = connect(hosts.sequence);
     }
+  }
+  ~Connection() { close(); }
+  Connection(const Connection&) = delete;
+
+  void attach(Cuda& dev) {
+    if (transports_.empty()) return;
+    dev_ = &dev;
+    for (const auto& transport : transports_) transport->attach(dev);
     dev.while_waiting = [this] {
       for (const auto& transport : transports_) transport->check_peers();
       std::this_thread::yield();
     };
   }
-  ~Connection() {
-    dev_.while_waiting = nullptr;
+  void close() {
+    if (Cuda* const dev = std::exchange(dev_, nullptr)) dev->while_waiting = nullptr;
     transports_.clear();
-    if (stream_) cudaStreamDestroy(stream_);
+    if (stream_) cudaStreamDestroy(std::exchange(stream_, nullptr));
   }
-  Connection(const Connection&) = delete;
 
   Ranks ranks;
 
  private:
-  Cuda& dev_;
+  Cuda* dev_ = nullptr;
   cudaStream_t stream_ = nullptr;
   std::vector<std::unique_ptr<cuda::NcclTransport>> transports_;
 };
@@ -121,11 +129,13 @@ namespace streambp {
 template <>
 class Connection<Cuda> {
  public:
-  Connection(Cuda&, const Ranks& hosts) : ranks(hosts) {
+  explicit Connection(const Ranks& hosts) : ranks(hosts) {
     require(hosts.all.size == 1,
             "this program was built without NCCL, so a run has one GPU; install NVIDIA's libnccl-dev and "
             "build it again, or use --device cpu");
   }
+  void attach(Cuda&) {}
+  void close() {}
   Ranks ranks;
 };
 

@@ -5,6 +5,8 @@
 
 namespace streambp {
 
+std::string process_library() { return ""; }
+
 std::string join_processes() {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     const char* count = std::getenv(variable);

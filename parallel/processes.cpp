@@ -29,11 +29,11 @@ std::string any_of_ranks(const std::string& text) {
   return "";
 }
 
-void require_equal(const std::string& what, const std::string& text) {
+void require_equal(const std::string& what, const std::string& text, const std::string& remedy) {
   const std::vector<std::string> texts = of_all_ranks(text);
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     require(texts[rank] == texts[0], "rank ", rank, " has ", what, " ", quote(texts[rank]), ", but rank 0 has ",
-            quote(texts[0]), "; they must be equal");
+            quote(texts[0]), "; ", remedy);
   }
 }
 

@@ -14,6 +14,9 @@ struct Process {
   Index local_rank = 0, local_count = 1;  // on this machine
 };
 
+// What connects processes: "MPI 3.1". Empty: nothing.
+std::string process_library();
+
 // Joins the other processes that the launcher started. Call once, early in main. Returns a note for the user; empty:
 // none.
 std::string join_processes();
@@ -36,8 +39,8 @@ const Group& all_ranks();
 std::string from_first(const std::string& text);
 // The first text of a rank that is not empty.
 std::string any_of_ranks(const std::string& text);
-// Refuses ranks that differ from rank 0: "rank 2 has the options ..., but rank 0 has ...".
-void require_equal(const std::string& what, const std::string& text);
+// Refuses ranks that differ from rank 0: "rank 2 has the options ..., but rank 0 has ...; REMEDY".
+void require_equal(const std::string& what, const std::string& text, const std::string& remedy = "they must be equal");
 // Refuses two ranks with the same text: "ranks 0 and 2 both use the GPU ...; REMEDY".
 void require_different(const std::string& what, const std::string& text, const std::string& remedy);
 // The smallest and the largest of all ranks' numbers.

@@ -14,6 +14,9 @@ mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
 bin=build
 [ -d bin ] && bin=bin
+if [ -e build/CMakeCache.txt ] && [ ! -x "$bin/test_gpu" ]; then
+  cmake -S . -B build -DSTREAMBP_TESTS=ON > /dev/null && cmake --build build -j "$(nproc)" --target streambp test_gpu || exit 2
+fi
 for program in streambp test_gpu; do
   [ -x "$bin/$program" ] || { echo "gpu_report.sh: $bin/$program is missing; build it with CUDA, or run in a bundle" >&2 && exit 2; }
 done
@@ -91,8 +94,10 @@ bench() { # NAME SECONDS OPTIONS...
 
 section "Correct"
 tests=("$bin/test_gpu" --gtest_brief=1)
-step "Operations against the CPU's float64; the device" 120 "${tests[@]}" --gtest_filter='DeviceOperations*cuda*:GpuAdamW*:GpuDevice*:CudaDevice*:GpuDriver*'
-step "The walk: all families, all modes, equal bits; training" 120 "${tests[@]}" --gtest_filter='*GpuWalk*:GpuTraining*'
+step "Operations against the CPU's float64; the device" 120 "${tests[@]}" --gtest_filter='DeviceOperations*cuda*:GpuAdamW*:GpuMuon*:GpuDevice*:CudaDevice*:GpuDriver*'
+step "The gradient: several tiles of 2048 rows and several chunks, in all modes" 60 "$bin/streambp" verify --device cuda
+step "The walk: all families, all modes, equal bits; training; far memory" 120 "${tests[@]}" --gtest_filter='*GpuWalk*:GpuTraining*:GpuFar*'
+step "Ranks: as many as there are GPUs" 60 "${tests[@]}" --gtest_filter='GpuRanks*:GpuProcesses*'
 step "Commands" 90 "${tests[@]}" --gtest_filter='GpuCommands*'
 # Check our kernels only, and leave out the tests that call cuBLASLt: instrumenting its kernels takes minutes, and without
 # that initcheck takes their results for uninitialized memory.

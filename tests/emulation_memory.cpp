@@ -242,9 +242,10 @@ TEST(CudaOnCpu, StreamsEventsAndProperties) {
   EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
   EXPECT_STREQ(properties.name, "CUDA on CPU");
   EXPECT_EQ(cudaGetDeviceProperties(&properties, 1), cudaErrorInvalidDevice);
-  float* pinned = nullptr;
-  EXPECT_EQ(cudaHostAlloc(&pinned, 64, cudaHostAllocDefault), cudaSuccess);
-  EXPECT_EQ(cudaFreeHost(pinned), cudaSuccess);
+  float pinned[16];
+  EXPECT_EQ(cudaHostRegister(pinned, 64, cudaHostRegisterDefault), cudaSuccess);
+  EXPECT_EQ(cudaHostUnregister(pinned), cudaSuccess);
+  EXPECT_EQ(cudaHostUnregister(pinned), cudaErrorInvalidValue);
   cudaGetLastError();
 }
 

@@ -130,6 +130,18 @@ TEST_F(GpuCommands, GeneratesAndEvaluatesLikeTheCpu) {
   }
 }
 
+TEST_F(GpuCommands, ListsTheDevices) {
+  const std::string program = kEmulated ? STREAMBP_EMULATED : binary();
+  const auto devices = [&](const std::string& machine) {
+    return expect_outcome(0, execute(machine + program + " devices", "env"), "CPU      ", ", compute capability ",
+                          " free", "GPU code for compute capability ", "; the driver supports CUDA ", "MPI      ");
+  };
+  const std::string one = devices("CUDA_ON_CPU_GPUS=1 "), two = devices("CUDA_ON_CPU_GPUS=2 ");
+  if (!kEmulated || STREAMBP_MPI == 0) return;
+  EXPECT_FALSE(contains(one, "mpirun -n"));
+  EXPECT_TRUE(contains(two, "mpirun -n 2 streambp train ... uses all of them")) << two;
+}
+
 TEST_F(GpuCommands, ReportsWhatFitsWhenARunDoesNot) {
   for (const auto& [options, said] : {std::pair<std::string, std::string>("--hidden 102400 --layers 200 --heads 800",
                                                                           "are free; use a smaller model"),

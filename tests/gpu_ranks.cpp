@@ -73,7 +73,8 @@ TEST_F(GpuRanks, FailTogether) {
     as_ranks(2, 1, [&](const Ranks& ranks) {
       cudaSetDevice(static_cast<int>(ranks.all.rank));
       Cuda dev(std::size_t{1} << 20, kTile);
-      const Connection<Cuda> connection(dev, ranks);
+      Connection<Cuda> connection(ranks);
+      connection.attach(dev);
       if (ranks.all.rank == 1) fail("the first failure");
       const auto numbers = allocate<float>(dev, 64, 64, Kind::chunk);
       zero(dev, numbers);

@@ -56,7 +56,8 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   const Schedule schedule = schedule_for(task.mode, s, own, task.chunk);
   const Usage planned = plan(s, rows, schedule);
   Device dev(planned.capacity(), device_settings...);
-  const Connection<Device> connection(dev, ranks);
+  Connection<Device> connection(ranks);
+  connection.attach(dev);
   Trainer<Device, T, G> trainer(dev, task.config, rows, {task.optimizer, task.places}, task.objective,
                                 connection.ranks);
   trainer.initialise(1, 0.1);

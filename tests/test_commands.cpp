@@ -113,6 +113,7 @@ TEST_F(Commands, VerifyPrintsTheSameFingerprintOnEveryMachine) {
 
 TEST_F(Commands, VersionNamesCommitAndDevices) {
   expect_ok("--version", "streambp ", "commit ", "CPU ", "threads", "GPU ");
+  expect_ok("devices", "CPU ", "threads", "of memory free", "GPU ", "MPI ");
 }
 
 TEST_F(Commands, ErrorsNameUnusableFiles) {
@@ -236,6 +237,27 @@ TEST_F(Commands, BenchPrintsEveryMode) {
       "bench --family qwen3 --hidden 32 --layers 1 --length 600 --repeat 1 --chunk 256 512 --profile --json bench.json",
       "full", "checkpoint", "stream 256", "stream 512", "attention backward");
   EXPECT_EQ(parse_json_file("bench.json")["runs"].size(), 4u);
+  EXPECT_GT(parse_json_file("bench.json")["attention_rate"], 0);
+  expect_ok("plan gpt2 --length 2000 --rates bench.json", "predicted time");
+}
+
+// On a GPU, attention has its own rate: twice as many tokens take more than twice as long.
+TEST_F(Commands, PlanPredictsWithTheRatesOfTheMachine) {
+  const auto seconds = [](const std::string& options) {
+    expect_ok("plan qwen3-0.6b --length 65536 --json plan.json " + options);
+    return parse_json_file("plan.json")["usage"]["stream"]["seconds"]["total"].get<double>();
+  };
+  write("rates.json", R"({"matmul_rate": 6e14, "attention_rate": 3e14})");
+  write("slow.json", R"({"matmul_rate": 6e14, "attention_rate": 1e14})");
+  const double assumed = seconds(""), half = seconds("--matmul 300");
+  EXPECT_EQ(seconds("--rates rates.json"), assumed);
+  EXPECT_NEAR(half, 2 * assumed, 1e-9 * half);
+  EXPECT_GT(seconds("--rates slow.json"), 2 * assumed) << "most of this step is attention";
+  write("none.json", "{}");
+  expect_refused("plan gpt2 --rates none.json", "none.json: holds no rates; write it with bench --profile --json");
+  write("text.json", R"({"matmul_rate": "fast"})");
+  expect_refused("plan gpt2 --rates text.json", "text.json: matmul_rate is not a rate");
+  expect_refused("plan gpt2 --rates missing.json", "missing.json");
 }
 
 TEST_F(Commands, RunDirectoriesAreModels) {

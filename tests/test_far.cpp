@@ -148,7 +148,7 @@ TEST(Far, KeptAttentionIsFreedLayerByLayer) {
 // With more memory, the step is never slower and its chunk never below the default again.
 TEST(Far, MoreMemoryIsNeverWorse) {
   StepSettings s{make_config("llama", {256, 256, 8, 4, 4, 64, 512, 0, true})};
-  const Rates rates = usual_rates(DeviceKind::cpu);
+  const Rates rates = usual_rates(DeviceKind::cpu, 64);
   std::vector<Places> places;
   for (Place attention : {Place::nowhere, Place::near, Place::far})
     for (Place inputs : {Place::near, Place::far}) places.push_back({inputs, Place::near, attention});

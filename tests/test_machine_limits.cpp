@@ -35,6 +35,19 @@ TEST_F(MachineLimits, MemoryWithoutGroupsIsThatOfTheMachine) {
   EXPECT_EQ(available_memory(root), std::size_t{1} << 62);
 }
 
+TEST_F(MachineLimits, OfPinnedMemoryAreNamed) {
+  write("proc/version", "Linux version 6.6 (gcc 13)\n");
+  rlimit limit{}, usual{};
+  getrlimit(RLIMIT_MEMLOCK, &usual);
+  limit = {std::min<rlim_t>(usual.rlim_max, 1 << 20), usual.rlim_max};
+  setrlimit(RLIMIT_MEMLOCK, &limit);
+  EXPECT_EQ(limit_of_pinned_memory(1000, root), "");
+  EXPECT_TRUE(contains(limit_of_pinned_memory(5 << 20, root), "ulimit -l allows "));
+  setrlimit(RLIMIT_MEMLOCK, &usual);
+  write("proc/version", "Linux version 5.15.0-microsoft-standard-WSL2 (gcc 11)\n");
+  EXPECT_TRUE(contains(limit_of_pinned_memory(1000, root), "raise memory= in .wslconfig"));
+}
+
 TEST_F(MachineLimits, MemoryOfVersion2) {
   write("proc/self/cgroup", "0::/jobs/mine\n");
   write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n");

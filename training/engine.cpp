@@ -9,6 +9,8 @@ namespace streambp {
 std::unique_ptr<Engine> make_engine(const StepSettings& s, Index rows, const Capacity& capacity) {
   if (s.device == DeviceKind::cuda) {
     require(s.dtype != DType::f64, "float64 is computed on the CPU only; use --device cpu");
+    const std::string reason = why_no_gpu();
+    require(reason.empty(), "no GPU can be used: ", reason, "; use --device cpu");
     return (s.dtype == DType::f32 ? gpu::make_f32_engine : gpu::make_bf16_engine)(s, rows, capacity);
   }
   return (s.dtype == DType::f64   ? make_cpu_f64_engine
@@ -19,6 +21,10 @@ std::unique_ptr<Engine> make_engine(const StepSettings& s, Index rows, const Cap
 void choose_gpu(const Process& p) { gpu::set_place(p.local_rank, p.local_count, p.count == 1); }
 
 std::string why_no_gpu() { return gpu::why_unusable(); }
+std::string gpu_note() { return gpu::note(); }
+Index gpus_for_ranks() { return gpu::count_for_ranks(); }
+std::vector<FoundGpu> found_gpus() { return gpu::found(); }
+std::string gpu_software() { return gpu::software(); }
 
 std::size_t free_memory(DeviceKind device) {
   return device == DeviceKind::cuda ? gpu::free_memory() : available_memory();

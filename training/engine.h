@@ -102,6 +102,17 @@ std::unique_ptr<Engine> make_engine(const StepSettings& settings, Index rows, co
 void choose_gpu(const Process& process);
 // Why no GPU can be used; empty if one can.
 std::string why_no_gpu();
+// What the user should know about this process's GPU before it starts; usually empty.
+std::string gpu_note();
+Index gpus_for_ranks();  // 1 or 0 without NCCL
+// All GPUs, and what the program brings for them. Looking takes some memory on each GPU until the process ends.
+struct FoundGpu {
+  std::string name, capability;
+  std::size_t free = 0, total = 0;
+  std::string problem = {};  // why it cannot be used; empty if it can
+};
+std::vector<FoundGpu> found_gpus();
+std::string gpu_software();
 // How much a run may allocate.
 std::size_t free_memory(DeviceKind device);
 // How much far memory a run may allocate; of a CPU, in this directory.

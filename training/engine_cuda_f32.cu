@@ -9,13 +9,6 @@ template class Generator<Cuda, float>;
 
 namespace streambp::gpu {
 
-void set_place(Index rank, Index count, bool alone) {
-  cuda::place = {static_cast<int>(rank), static_cast<int>(count), alone};
-}
-std::string why_unusable() { return cuda::unusable(); }
-std::size_t free_memory() { return cuda::free_memory(); }
-std::string name() { return cuda::name(); }
-std::string address() { return cuda::address(); }
 double copy_rate() { return streambp::copy_rate<Cuda>(); }
 double far_rate(const std::filesystem::path& directory) { return streambp::far_rate<Cuda>(directory); }
 

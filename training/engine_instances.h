@@ -17,6 +17,10 @@ double cpu_far_rate(const std::filesystem::path& directory);
 namespace gpu {
 void set_place(Index rank, Index count, bool alone);
 std::string why_unusable();
+std::vector<FoundGpu> found();
+Index count_for_ranks();
+std::string software();
+std::string note();
 std::size_t free_memory();
 std::string name();
 std::string address();

@@ -32,9 +32,12 @@ class EngineOn : public Engine {
  public:
   template <class... DeviceSettings>
   EngineOn(const StepSettings& s, Index rows, const Capacity& capacity, DeviceSettings... device_settings)
-      : dev(capacity, device_settings...),
-        connection(dev, s.ranks),
-        trainer(dev, s.config, rows, {s.optimizer, s.places}, s.objective, connection.ranks) {}
+      : connection(s.ranks),
+        dev(capacity, device_settings...),
+        trainer(dev, s.config, rows, {s.optimizer, s.places}, s.objective, connection.ranks) {
+    connection.attach(dev);
+  }
+  ~EngineOn() override { connection.close(); }
 
   void initialise(std::uint64_t seed, double spread) override { trainer.initialise(seed, spread); }
   std::size_t load(const fs::path& model, const fs::path& adapters) override { return files().load(model, adapters); }
@@ -124,8 +127,8 @@ class EngineOn : public Engine {
 
   EngineFiles<Device, T, G> files() { return {dev, trainer}; }
 
-  Device dev;
   Connection<Device> connection;
+  Device dev;
   Trainer<Device, T, G> trainer;
 };
 

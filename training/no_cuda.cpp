@@ -5,11 +5,15 @@ namespace streambp::gpu {
 
 void set_place(Index, Index, bool) {}
 std::string why_unusable() { return "this program was built without GPU code: " STREAMBP_NO_GPU_CODE; }
+std::vector<FoundGpu> found() { return {}; }
+Index count_for_ranks() { return 0; }
+std::string software() { return {}; }
 
 namespace {
 [[noreturn]] void refuse() { fail("no GPU can be used: ", why_unusable()); }
 }  // namespace
 
+std::string note() { refuse(); }
 std::size_t free_memory() { refuse(); }
 std::string name() { refuse(); }
 std::string address() { refuse(); }

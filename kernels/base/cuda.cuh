@@ -12,98 +12,16 @@
 #include <map>
 #include <tuple>
 
+#include "kernels/base/cuda_far.cuh"
 #include "kernels/base/device.cuh"
+#include "kernels/base/gpus.cuh"
 
 namespace streambp {
 
 namespace cuda {
 
-inline void check(cudaError_t error, const char* call, const char* file, int line) {
-  require(error == cudaSuccess, file, ":", line, ": ", call, ": ", cudaGetErrorString(error), " (",
-          cudaGetErrorName(error), ")");
-}
 inline void check(cublasStatus_t status, const char* call, const char* file, int line) {
   require(status == CUBLAS_STATUS_SUCCESS, file, ":", line, ": ", call, ": ", cublasLtGetStatusString(status));
-}
-#define STREAMBP_CHECK(call) ::streambp::cuda::check(call, #call, __FILE__, __LINE__)
-
-// A driver runs programs built with the same or an older major version of CUDA.
-struct MinimumDriver {
-  int cuda, driver;  // release 12 needs r525
-};
-constexpr MinimumDriver kMinimumDrivers[] = {{13, 580}, {12, 525}};
-
-// Why a program built with this CUDA toolkit cannot run on this driver; empty if it can. Versions are in CUDA's format:
-// 12040 is 12.4. `driver` is the newest CUDA version that the driver supports, or 0 without a driver.
-inline std::string driver_problem(int driver, int toolkit) {
-  if (driver == 0) return "no NVIDIA driver is loaded";
-  if (driver / 1000 >= toolkit / 1000) return {};
-  auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
-  std::string needed = "a newer driver";
-  for (const MinimumDriver& m : kMinimumDrivers) {
-    if (m.cuda == toolkit / 1000) needed = "driver r" + std::to_string(m.driver) + " or newer";
-  }
-  const std::string remedy = driver / 1000 >= 12 ? ", or build with CUDA " + std::to_string(driver / 1000) : "";
-  return "the NVIDIA driver supports CUDA " + version(driver) + ", and this program was built with CUDA " +
-         version(toolkit) + ", which needs " + needed + "; update the driver" + remedy;
-}
-
-}  // namespace cuda
-}  // namespace streambp
-
-#include "kernels/base/cuda_far.cuh"
-
-namespace streambp {
-namespace cuda {
-
-// This process's place among those of the run on this machine: each uses its own GPU.
-struct Place {
-  int rank = 0, count = 1;
-  bool alone = true;  // no other process on any machine
-};
-inline Place place;
-
-inline int current_gpu() {
-  int number = 0;
-  STREAMBP_CHECK(cudaGetDevice(&number));
-  return number;
-}
-
-inline cudaDeviceProp properties() {
-  cudaDeviceProp properties;
-  STREAMBP_CHECK(cudaGetDeviceProperties(&properties, current_gpu()));
-  return properties;
-}
-inline std::string name() { return properties().name; }
-
-// Why no GPU can be used; empty if one can. Selects this process's GPU. A launcher may show each process only its own.
-inline std::string unusable() {
-  int driver = 0, count = 0;
-  if (const cudaError_t error = cudaDriverGetVersion(&driver)) return cudaGetErrorString(error);
-  if (std::string problem = driver_problem(driver, CUDART_VERSION); !problem.empty()) return problem;
-  if (const cudaError_t error = cudaGetDeviceCount(&count)) return cudaGetErrorString(error);
-  if (count == 0) return "the driver lists no GPU";
-  if (place.count > 1) STREAMBP_CHECK(cudaSetDevice(place.rank % count));
-  const cudaDeviceProp gpu = properties();
-  if (gpu.major >= 8) return {};
-  return std::string(gpu.name) + " has compute capability " + std::to_string(gpu.major) + "." +
-         std::to_string(gpu.minor) + ", and 8.0 is the minimum";
-}
-
-// The GPU's address on the bus of this machine.
-inline std::string address() {
-  char id[32];
-  STREAMBP_CHECK(cudaDeviceGetPCIBusId(id, sizeof id, current_gpu()));
-  return id;
-}
-
-// The memory that a run may use: free memory minus a reserve for kernels and libraries, which CUDA loads on first use,
-// and for the buffers of NCCL.
-inline std::size_t free_memory() {
-  const std::size_t reserve = std::size_t{place.alone ? 384u : 896u} << 20;
-  std::size_t free = 0, total = 0;
-  STREAMBP_CHECK(cudaMemGetInfo(&free, &total));
-  return free > reserve ? free - reserve : 0;
 }
 
 // A block of the GPU's memory.
@@ -112,8 +30,14 @@ class Block {
   explicit Block(std::size_t bytes) {
     const std::string reason = unusable();
     require(reason.empty(), "no GPU can be used: ", reason, "; use --device cpu");
+    const MemoryOfGpu memory = memory_of_gpu();
+    const std::size_t taken = memory.total - memory.free;
     require(bytes <= free_memory(), "this run needs ", bytes >> 20, " MiB of GPU memory and ", name(), " has ",
-            free_memory() >> 20, " MiB free; use a smaller --chunk, --length or model");
+            free_memory() >> 20, " MiB free",
+            taken > memory.total / 8 ? ", because " + std::to_string(taken >> 20) +
+                                           " MiB are in use already (nvidia-smi lists the processes)"
+                                     : "",
+            "; use a smaller --chunk, --length or model");
     if (bytes > 0) STREAMBP_CHECK(cudaMalloc(reinterpret_cast<void**>(&data), bytes));
   }
   ~Block() { cudaFree(data); }
@@ -134,7 +58,7 @@ class Cuda : private cuda::Block, public DeviceBase {
     require(tile % kTile == 0, "the tile of the GPU must be a multiple of ", kTile, " rows, not ", tile);
     STREAMBP_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     STREAMBP_CHECK(cublasLtCreate(&blas));
-    if (capacity.far > 0) far_block.emplace(capacity.far);
+    if (capacity.far > 0) far_block.emplace(capacity);
   }
   ~Cuda() {
     forget_spans();
@@ -170,12 +94,14 @@ class Cuda : private cuda::Block, public DeviceBase {
   template <class T>
   PendingCopy put(FarMatrix<T> far, Matrix<T> near) {
     account(far, near);
-    return far.empty() ? PendingCopy() : far_block->put(far.offset, near.data, far.bytes(), stream);
+    return far.empty() ? PendingCopy()
+                       : far_block->put(far.offset, reinterpret_cast<const std::byte*>(near.data), far.bytes(), stream);
   }
   template <class T>
   PendingCopy get(Matrix<T> near, FarMatrix<T> far) {
     account(far, near);
-    return far.empty() ? PendingCopy() : far_block->get(near.data, far.offset, far.bytes(), stream);
+    return far.empty() ? PendingCopy()
+                       : far_block->get(reinterpret_cast<std::byte*>(near.data), far.offset, far.bytes(), stream);
   }
   // Waits for all launched work; with `profile`, reads its times.
   void synchronize() {

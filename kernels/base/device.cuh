@@ -44,13 +44,22 @@ struct Work {
   double sent = 0;  // bytes sent to other ranks
 };
 
+// Of all operations with names that start with this.
+inline double total_of(std::string_view start, double Work::*field, const std::vector<Work>& work) {
+  double sum = 0;
+  for (const Work& w : work)
+    if (w.name.starts_with(start)) sum += w.*field;
+  return sum;
+}
+
 // Bytes of a device's memory and of its far memory.
 struct Capacity {
   std::size_t near = 0, far = 0;
   fs::path directory = {};  // of the CPU's far memory; empty: the temporary directory
 
+  std::function<void(double share)> on_reserved = {};  // called while far memory is reserved, which can take minutes
+
   Capacity(std::size_t near, std::size_t far = 0) : near(near), far(far) {}
-  bool operator==(const Capacity&) const = default;
 };
 
 // What all devices share: the arenas with their scopes, and the accounting of work.
@@ -83,8 +92,8 @@ class DeviceBase {
 
   const std::vector<Work>& work() const { return work_; }
   void reset_work() { work_.clear(), far_traffic_ = {}; }
-  double flops() const { return total(&Work::flops); }
-  double sent() const { return total(&Work::sent); }
+  double flops() const { return total_of("", &Work::flops, work_); }
+  double sent() const { return total_of("", &Work::sent, work_); }
   // Bytes copied to and from far memory.
   const ByKind<double>& far_traffic() const { return far_traffic_; }
 
@@ -106,12 +115,6 @@ class DeviceBase {
   }
 
  private:
-  double total(double Work::*field) const {
-    double sum = 0;
-    for (const Work& w : work_) sum += w.*field;
-    return sum;
-  }
-
   ByKind<double> far_traffic_{};
   std::vector<Work> work_;
 };

@@ -6,12 +6,14 @@
 #include <fcntl.h>
 #include <omp.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 #ifdef __linux__
 #include <sched.h>
 #include <sys/auxv.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #endif
 
@@ -123,6 +125,33 @@ inline void use_huge_pages([[maybe_unused]] void* block, [[maybe_unused]] std::s
 #ifdef __linux__
   madvise(block, bytes, MADV_HUGEPAGE);
 #endif
+}
+
+// Memory that is not used yet will be on the NUMA node of a device on the bus, where the system says which that is.
+inline void place_near(const std::string& bus_address, void* data, std::size_t bytes) {
+#ifdef __linux__
+  int node = -1;
+  std::ifstream("/sys/bus/pci/devices/" + bus_address + "/numa_node") >> node;
+  constexpr int preferred = 1, most = 63;  // MPOL_PREFERRED
+  if (node < 0 || node >= most) return;
+  const unsigned long nodes = 1ul << node;
+  syscall(SYS_mbind, data, bytes, preferred, &nodes, most, 0);
+#else
+  static_cast<void>(bus_address), static_cast<void>(data), static_cast<void>(bytes);
+#endif
+}
+
+// What limits pinned memory here, and the remedy: "...; ". Empty if nothing is known.
+inline std::string limit_of_pinned_memory(std::size_t wanted, const fs::path& root = "/") {
+  std::string kernel;
+  std::getline(std::ifstream(root / "proc/version") >> std::ws, kernel);
+  if (kernel.find("icrosoft") != std::string::npos)
+    return "WSL allows only a part of its memory; raise memory= in .wslconfig, or ";
+  rlimit limit{};
+  getrlimit(RLIMIT_MEMLOCK, &limit);
+  if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= wanted) return "";
+  return "ulimit -l allows " + std::to_string(limit.rlim_cur >> 20) + " MiB; raise it (in a container with --ulimit " +
+         "memlock=-1), or ";
 }
 
 // Returns pages of a mapped file to the system. Later reads load them again.

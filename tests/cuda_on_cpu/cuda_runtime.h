@@ -27,6 +27,7 @@
 
 #define CUDA_ON_CPU 1
 #define CUDART_VERSION 13000
+#define __CUDA_ARCH_LIST__ 800, 900
 
 // ---- The runtime API: calls have finished their work when they return, except NCCL's messages and pinned copies ----
 
@@ -38,7 +39,7 @@ enum cudaMemcpyKind {
   cudaMemcpyDefault = 4
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
-inline constexpr unsigned cudaHostAllocDefault = 0, cudaStreamDefault = 0, cudaStreamNonBlocking = 1,
+inline constexpr unsigned cudaHostRegisterDefault = 0, cudaStreamDefault = 0, cudaStreamNonBlocking = 1,
                           cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
 
 struct cudaDeviceProp {
@@ -63,6 +64,9 @@ inline constexpr Name<cudaError_t> kErrorNames[] = {
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
     {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"},
+    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice", "no kernel image is available"},
+    {cudaErrorUnsupportedPtxVersion, "cudaErrorUnsupportedPtxVersion", "the PTX has an unsupported version"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
@@ -120,7 +124,7 @@ inline cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device < 0 || device >= cuda_on_cpu::gpu_count) return cuda_on_cpu::answer(cudaErrorInvalidDevice);
   const std::size_t memory = cuda_on_cpu::device_memory.free + cuda_on_cpu::device_memory.used();
-  const cuda_on_cpu::Gpu& gpu = cuda_on_cpu::gpu;
+  const cuda_on_cpu::Gpu& gpu = device == 0 ? cuda_on_cpu::gpu : cuda_on_cpu::later_gpus;
   *properties = {"CUDA on CPU", memory, 48 << 10, gpu.shared_bytes, gpu.major, gpu.minor, 4, 1 << 20, warpSize, 1024};
   return cudaSuccess;
 }
@@ -130,20 +134,27 @@ cudaError_t cudaFuncSetAttribute(Function*, cudaFuncAttribute, int value) {
   return cuda_on_cpu::answer(fits ? cudaSuccess : cudaErrorInvalidValue);
 }
 
+struct cudaFuncAttributes {};
+template <class Function>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Function*) {
+  return cuda_on_cpu::answer(cuda_on_cpu::image_error);
+}
+
 template <class T>
 cudaError_t cudaMalloc(T** data, std::size_t bytes) {
   *data = bytes == 0 ? nullptr : static_cast<T*>(cuda_on_cpu::device_memory.allocate(bytes));
   return cuda_on_cpu::answer(bytes == 0 || *data ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 inline cudaError_t cudaFree(void* data) {
+  if (cuda_on_cpu::context_error != cudaSuccess) return cuda_on_cpu::answer(cuda_on_cpu::context_error);
   return cuda_on_cpu::answer(!data || cuda_on_cpu::device_memory.release(data) ? cudaSuccess : cudaErrorInvalidValue);
 }
-template <class T>
-cudaError_t cudaHostAlloc(T** data, std::size_t bytes, unsigned) {
-  *data = static_cast<T*>(cuda_on_cpu::pinned_memory.allocate(bytes));
-  return cuda_on_cpu::answer(*data ? cudaSuccess : cudaErrorMemoryAllocation);
+inline cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned) {
+  return cuda_on_cpu::answer(cuda_on_cpu::pinned_memory.pin(data, bytes) ? cudaSuccess : cudaErrorMemoryAllocation);
 }
-inline cudaError_t cudaFreeHost(void* data) { return cuda_on_cpu::pinned_memory.release(data), cudaSuccess; }
+inline cudaError_t cudaHostUnregister(void* data) {
+  return cuda_on_cpu::answer(cuda_on_cpu::pinned_memory.unpin(data) ? cudaSuccess : cudaErrorInvalidValue);
+}
 
 inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                                      std::size_t width, std::size_t height, cudaMemcpyKind kind,
@@ -160,8 +171,12 @@ inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void*
     for (std::size_t i = 0; i < height; ++i)
       std::memcpy(static_cast<char*>(to) + i * to_pitch, static_cast<const char*>(from) + i * from_pitch, width);
   };
-  if (stream && cuda_on_cpu::pinned_memory.holds(to_device ? from : to))
-    return cuda_on_cpu::copy_later(*stream, to, height == 1 ? width : 0, copy);
+  const void* const on_host = to_device ? from : to;
+  const bool pinned = cuda_on_cpu::pinned_memory.holds(on_host);
+  const std::size_t host_bytes = cuda_on_cpu::rectangle(to_device ? from_pitch : to_pitch, width, height);
+  if (pinned && !cuda_on_cpu::pinned_memory.holds(on_host, host_bytes))  // two pieces that were pinned apart
+    return cuda_on_cpu::answer(cudaErrorInvalidValue);
+  if (stream && pinned) return cuda_on_cpu::copy_later(*stream, to, height == 1 ? width : 0, copy);
   if (const cudaError_t error = cuda_on_cpu::next_operation(); error != cudaSuccess) return error;
   copy();
   return cudaSuccess;

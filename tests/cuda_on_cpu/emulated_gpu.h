@@ -26,7 +26,9 @@ struct Gpu {
   std::size_t shared_bytes;
 };
 inline constexpr Gpu kGeForce{8, 6, 99 << 10}, kA100{8, 0, 163 << 10}, kHopper{9, 0, 227 << 10};
-inline Gpu gpu = kGeForce;
+inline Gpu gpu = kGeForce, later_gpus = kGeForce;  // the first GPU, and all others
+// What the driver answers to the first use of a GPU, and to the first use of the program's kernels there.
+inline cudaError_t context_error = cudaSuccess, image_error = cudaSuccess;
 inline int driver_version = 13000;  // the newest CUDA that the driver supports; 0: no driver
 inline int gpu_count = [] {
   const char* count = std::getenv("CUDA_ON_CPU_GPUS");
@@ -57,22 +59,26 @@ inline cudaError_t next_operation() {
 
 class PinnedMemory {
  public:
-  void* allocate(std::size_t bytes) {
+  std::size_t limit = SIZE_MAX;  // bytes that can be pinned
+
+  bool pin(void* data, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
-    void* data = ::operator new (bytes, std::align_val_t{256}, std::nothrow);
-    if (data) std::memset(data, 0xff, bytes), blocks_[static_cast<const char*>(data)] = bytes;
-    return data;
+    if (bytes > limit) return false;
+    limit -= bytes;
+    std::memset(data, 0xff, bytes);
+    return blocks_[static_cast<const char*>(data)] = bytes, true;
   }
-  void release(void* data) {
+  bool unpin(void* data) {
     const std::lock_guard lock(mutex_);
-    blocks_.erase(static_cast<const char*>(data));
-    ::operator delete (data, std::align_val_t{256});
+    const auto found = blocks_.find(static_cast<const char*>(data));
+    if (found == blocks_.end()) return false;
+    return limit += found->second, blocks_.erase(found), true;
   }
-  bool holds(const void* data) {
+  bool holds(const void* data, std::size_t bytes = 1) {
     const std::lock_guard lock(mutex_);
     const auto after = blocks_.upper_bound(static_cast<const char*>(data));
     return after != blocks_.begin() &&
-           static_cast<const char*>(data) < std::prev(after)->first + std::prev(after)->second;
+           static_cast<const char*>(data) + bytes <= std::prev(after)->first + std::prev(after)->second;
   }
 
  private:
