@@ -251,6 +251,7 @@ class PlanCommand : public Command {
             {"peak", u.peak},
             {"far", u.far},
             {"flops", u.flops},
+            {"attention_flops", u.attention_flops},
             {"sent", u.sent},
             {"by_kind", kinds},
             {"far_by_kind", far},

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compiles all kernels for several GPUs, with warnings as errors, and prints the resources of each kernel as reported by
-# ptxas: registers, spilled bytes, stack, static shared memory. Fails if a kernel spills more than a few registers.
+# ptxas: registers, spilled bytes, stack, static shared memory. Fails if a kernel spills more than a few registers. With
+# cuobjdump, also what a tile of the attention kernels costs (scripts/attention_loops.py).
 #   scripts/kernel_resources.sh              for sm_80, sm_90 and the newest architecture of the toolkit
 #   scripts/kernel_resources.sh 86 89        for these
 set -euo pipefail
@@ -57,3 +58,9 @@ c++filt < "$work/log" | awk -v most="$most_spilled" '
     if (bad) { print "Kernels that spill more than " most " bytes:" bad > "/dev/stderr"; exit 1 }
     print rows " kernels, none spills more than " most " bytes"
   }'
+
+if command -v cuobjdump > /dev/null && command -v python3 > /dev/null; then
+  cuobjdump -sass "$work/all.o" | scripts/attention_loops.py
+else
+  echo "The cycles of the attention loops are not counted: cuobjdump (of the CUDA toolkit) or python3 was not found."
+fi

@@ -34,6 +34,7 @@ struct SharedTile {
 template <int ROWS, int COLS>
 __device__ void load(SharedTile<ROWS, COLS> tile, Matrix<const BFloat16> m, int first, int end, bool aligned) {
   constexpr int pieces = COLS / 8;
+  const bool whole = 0 <= first && first + ROWS <= end && COLS <= m.cols;
   auto inside = [&](int row, int col) { return 0 <= first + row && first + row < end && col < m.cols; };
   if (!aligned) {
     for (int i = threadIdx.x; i < ROWS * COLS; i += kTileThreads) {
@@ -44,12 +45,15 @@ __device__ void load(SharedTile<ROWS, COLS> tile, Matrix<const BFloat16> m, int 
     constexpr int step = kTileThreads / pieces, steps = (ROWS + step - 1) / step;
     const int begin = threadIdx.x / pieces, col = threadIdx.x % pieces * 8;
     const BFloat16* from = m.row(first + begin) + col;
+    auto copy = [&](auto&& is_valid) {
 #pragma unroll
-    for (int i = 0; i < steps; ++i, from += step * m.stride) {
-      const int row = begin + i * step;
-      const bool valid = inside(row, col);
-      if (ROWS % step == 0 || row < ROWS) ptx::cp_async_16(tile.at(row, col), valid ? from : m.data, valid);
-    }
+      for (int i = 0; i < steps; ++i, from += step * m.stride) {
+        const int row = begin + i * step;
+        const bool valid = is_valid(row, col);
+        if (ROWS % step == 0 || row < ROWS) ptx::cp_async_16(tile.at(row, col), valid ? from : m.data, valid);
+      }
+    };
+    whole ? copy([](int, int) { return true; }) : copy(inside);  // most tiles need no comparisons
   } else {
 #pragma unroll
     for (int i = threadIdx.x; i < ROWS * pieces; i += kTileThreads) {

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kTileThreads)
     multiply_transposed(dp, dout, warp_row, v);
     for (int m = 0; m < M; ++m) {
       for (int n = 0; n < KEYS / 8; ++n) {
-        for (int i = 0; i < 4; ++i) p.x[m][n][i] *= (dp.x[m][n][i] - delta.x[m][i / 2]) * in.scale;
+        for (int i = 0; i < 4; ++i) p.x[m][n][i] *= dp.x[m][n][i] - delta.x[m][i / 2];
       }
     }
     multiply(sum, LeftOperand<M, KEYS / 16>(p), k);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kTileThreads)
   sum.for_each([&](float& x, int m, int half, int col) {
     const int row = tile.row(m, half);
     if (!in.computes(row) || col >= in.shape.head_dim) return;
-    dq(row - in.rows_begin(), h * in.shape.head_dim + col) = BFloat16(x);
+    dq(row - in.rows_begin(), h * in.shape.head_dim + col) = BFloat16(x * in.scale);
   });
 }
 
@@ -197,11 +197,15 @@ __global__ void __launch_bounds__(kTileThreads)
     }
     ptx::cp_async_wait<1>();
     __syncthreads();  // dout, lse, delta and first_keys have arrived
-    p.for_each([&](float& x, int m, int half, int col) {
-      const int key = first_key + warp_row + row_of(m, half);
-      const bool visible = memory.first_keys[col] <= key && key <= step.query + col;
-      x = visible ? ptx::exp2_approx(x * scale - memory.lse[col]) : 0;
-    });
+    const bool all_visible = in.rows_begin() <= step.query && step.query + QUERIES <= in.rows_end() &&
+                             memory.first_keys[QUERIES - 1] <= first_key && first_key + Size::kKeys <= step.query + 1;
+    if (!all_visible) {
+      p.for_each([&](float& x, int m, int half, int col) {
+        const int key = first_key + warp_row + row_of(m, half);
+        x = memory.first_keys[col] <= key && key <= step.query + col ? x : -INFINITY;
+      });
+    }
+    p.for_each([&](float& x, int, int, int col) { x = ptx::exp2_approx(fmaf(x, scale, -memory.lse[col])); });
     multiply(dv_sum, LeftOperand<1, QUERIES / 16>(p), dout, first_col);
     multiply_transposed(dp, v, warp_row, dout);
     for (int n = 0; n < N; ++n) {

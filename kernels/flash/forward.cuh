@@ -13,17 +13,20 @@ __device__ inline float finite(float maximum) { return maximum == -INFINITY ? 0 
 // so far.
 template <int M, int N, int D>
 __device__ void online_softmax(Numbers<M, N>& s, PerRow<M>& maximum, PerRow<M>& sum, Numbers<M, D>& o, float scale) {
-  PerRow<M> shrink = maximum;
+  PerRow<M> shrink = maximum, offset;
+  bool raised = false;  // a maximum; seldom after the first tiles, and else there is nothing to rescale
   row_max(maximum, s);
   for (int m = 0; m < M; ++m) {
     for (int half = 0; half < 2; ++half) {
+      offset.x[m][half] = -finite(maximum.x[m][half]) * scale;
       shrink.x[m][half] = ptx::exp2_approx((shrink.x[m][half] - finite(maximum.x[m][half])) * scale);
+      raised |= shrink.x[m][half] != 1;
       sum.x[m][half] *= shrink.x[m][half];
     }
   }
-  s.for_each([&](float& x, int m, int half, int) { x = ptx::exp2_approx((x - finite(maximum.x[m][half])) * scale); });
+  s.for_each([&](float& x, int m, int half, int) { x = ptx::exp2_approx(fmaf(x, scale, offset.x[m][half])); });
   add_row_sum(sum, s);
-  o.for_each([&](float& x, int m, int half, int) { x *= shrink.x[m][half]; });
+  if (__any_sync(0xffffffffu, raised)) o.for_each([&](float& x, int m, int half, int) { x *= shrink.x[m][half]; });
 }
 
 // A block's shared memory.
