@@ -51,6 +51,7 @@ class BenchCommand : public Command {
     std::vector<double> seconds = {};
     double flops = 0;
     std::vector<Work> work = {};
+    Index launches = 0;  // on a GPU
 
     double median() const {
       std::vector<double> sorted = seconds;
@@ -143,7 +144,9 @@ class BenchCommand : public Command {
       driver_overhead = free_before > free_now ? free_before - free_now : 0;
       engine->time_operations(profile);  // a separate run, because timing every operation slows a GPU down
       for (Candidate& c : candidates) {
-        if (profile) run_once(*engine, batches, c.schedule), c.work = engine->device().work();
+        if (!profile) continue;
+        run_once(*engine, batches, c.schedule);
+        c.work = engine->device().work(), c.launches = engine->device().launches;
       }
     }
     if (this_process().rank == 0) report(candidates);
@@ -246,6 +249,7 @@ class BenchCommand : public Command {
                               {"of_matmul", flops / rate},
                               {"memory", c.planned.peak},
                               {"far_memory", c.planned.far}});
+      if (gpu && profile) json["runs"].back()["launches"] = c.launches;
       for (const Work& w : c.work) {
         if (!profile) break;
         json["runs"].back()["profile"].push_back({{"operation", w.name},
@@ -269,7 +273,8 @@ class BenchCommand : public Command {
   }
 
   void print_profile(const Candidate& c) const {
-    print("\n%s, profile of one run:\n", c.label.c_str());
+    const std::string launches = gpu ? format(", %ld launches", c.launches) : "";
+    print("\n%s, profile of one run%s:\n", c.label.c_str(), launches.c_str());
     std::vector<Work> work = c.work;
     std::sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.seconds > b.seconds; });
     double total = 0;

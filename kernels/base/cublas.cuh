@@ -211,6 +211,7 @@ struct Product {
   void multiply(Cuda& dev, const Description& description, const Layouts& layouts,
                 const cublasLtMatmulAlgo_t& algorithm, Matrix<std::byte> workspace) const {
     const float alpha = 1, beta = update == Update::add ? 1 : 0;
+    ++dev.launches;
     STREAMBP_CHECK(cublasLtMatmul(dev.blas, description, &alpha, a.data, layouts.a, b.data, layouts.b, &beta,
                                   start.data, layouts.start, const_cast<void*>(result.data), layouts.result, &algorithm,
                                   workspace.data, static_cast<std::size_t>(workspace.size()), dev.stream));

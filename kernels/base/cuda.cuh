@@ -193,6 +193,7 @@ template <class... Parameters, class... Arguments>
 void launch(Cuda& dev, void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared,
             Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
+  ++dev.launches;
   std::tuple<Parameters...> values(arguments...);
   if (shared > (48u << 10)) {  // more than the default limit
     STREAMBP_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
@@ -206,7 +207,6 @@ void launch(Cuda& dev, void (*kernel)(Parameters...), dim3 grid, int threads, st
       },
       values);
 #else
-  static_cast<void>(dev);
   STREAMBP_CHECK(
       cuda_on_cpu::launch(grid, dim3(static_cast<unsigned>(threads)), shared, [&] { std::apply(kernel, values); }));
 #endif

@@ -87,11 +87,14 @@ class DeviceBase {
 
   std::function<void()> on_work;  // called when an operation is counted; a GPU may not have begun it
 
+  // Kernels and matrix products that a GPU was told to run, since reset_work(). Each costs some microseconds.
+  Index launches = 0;
+
   // GPU matrix products that could not use their one-tile algorithm. Their bits may depend on the chunk.
   std::vector<std::string> algorithm_changes;
 
   const std::vector<Work>& work() const { return work_; }
-  void reset_work() { work_.clear(), far_traffic_ = {}; }
+  void reset_work() { work_.clear(), far_traffic_ = {}, launches = 0; }
   double flops() const { return total_of("", &Work::flops, work_); }
   double sent() const { return total_of("", &Work::sent, work_); }
   // Bytes copied to and from far memory.
