@@ -9,13 +9,14 @@
 #pragma once
 
 #include <cmath>
+#include <vector>
 
 #include "kernels/base/device.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/optimizer_step.h"
 #ifdef STREAMBP_CUDA
-#include "kernels/base/packs.cuh"
+#include "kernels/base/jobs.cuh"
 #endif
 
 namespace streambp {
@@ -27,29 +28,23 @@ struct AdamWState {
   Matrix<M> m, v;
 };
 
-template <class Device, class T, class G, class M>
-void adamw(Device& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const OptimizerStep& settings) {
-  require_shape("adamw", "gradient", g, w.rows, w.cols);
-  require_shape("adamw", "first moment", state.m, w.rows, w.cols);
-  require_shape("adamw", "second moment", state.v, w.rows, w.cols);
-  if (state.master) require_shape("adamw", "master copy", state.master, w.rows, w.cols);
-  auto op = dev.operation("adamw", 14.0 * w.size(),
-                          (2.0 * sizeof(T) + 8.0 * (state.master ? 1 : 0) + 4.0 * sizeof(M) + sizeof(G)) * w.size());
-  if constexpr (Device::computes) compute_adamw(dev, w, g, state, settings);
-}
-
 // The constants of the formula, in the type of the arithmetic.
 template <class T>
 struct AdamWConstants {
   T beta1, beta2, scale, eps, rate, v_scale, decay;
-  explicit AdamWConstants(const OptimizerStep& s)
+  Random random;
+  Index first_row;  // where w begins in its parameter
+
+  AdamWConstants(const OptimizerStep& s)
       : beta1(static_cast<T>(s.beta1)),
         beta2(static_cast<T>(s.beta2)),
         scale(static_cast<T>(s.gradient_scale)),
         eps(static_cast<T>(s.eps)),
         rate(static_cast<T>(s.rate / (1 - power(s.beta1, static_cast<double>(s.updates()))))),
         v_scale(static_cast<T>(1 / (1 - power(s.beta2, static_cast<double>(s.updates()))))),
-        decay(static_cast<T>(s.rate * s.decay)) {}
+        decay(static_cast<T>(s.rate * s.decay)),
+        random(s.random()),
+        first_row(s.first_row) {}
 
   constexpr void update(T& w, T& m, T& v, T g) const {
     g *= scale;
@@ -57,21 +52,56 @@ struct AdamWConstants {
     v = beta2 * v + (1 - beta2) * g * g;
     w -= rate * m / (std::sqrt(v * v_scale) + eps) + decay * w;
   }
+
+  // For w[i][j] of so many columns.
+  constexpr std::uint64_t random_bits(Index i, Index j, Index cols) const {
+    return random.bits(static_cast<std::uint64_t>((first_row + i) * cols + j));
+  }
 };
+
+// The update of one weight.
+template <class T, class G, class State>
+struct AdamWUpdate {
+  Matrix<T> w;
+  Matrix<G> g;
+  State state;
+  AdamWConstants<Accumulator<T>> constants;
+};
+
+template <class Device, class T, class G, class M>
+void adamw(Device& dev, const std::vector<AdamWUpdate<T, G, AdamWState<M>>>& all) {
+  double size = 0, bytes = 0;
+  for (const auto& [w, g, state, constants] : all) {
+    require_shape("adamw", "gradient", g, w.rows, w.cols);
+    require_shape("adamw", "first moment", state.m, w.rows, w.cols);
+    require_shape("adamw", "second moment", state.v, w.rows, w.cols);
+    if (state.master) require_shape("adamw", "master copy", state.master, w.rows, w.cols);
+    size += static_cast<double>(w.size());
+    bytes += (2.0 * sizeof(T) + 8.0 * (state.master ? 1 : 0) + 4.0 * sizeof(M) + sizeof(G)) * w.size();
+  }
+  auto op = dev.operation("adamw", 14.0 * size, bytes);
+  if constexpr (Device::computes) compute_adamw(dev, all);
+}
 
 // --- CPU ---
 
 template <class T, class G, class M>
-void compute_adamw(Cpu&, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const OptimizerStep& settings) {
+void compute_adamw(Cpu& dev, const std::vector<AdamWUpdate<T, G, AdamWState<M>>>& all) {
+  for (const auto& update : all) compute_adamw(dev, update);
+}
+
+template <class T, class G, class M>
+void compute_adamw(Cpu&, const AdamWUpdate<T, G, AdamWState<M>>& update) {
   using A = Accumulator<T>;
-  const AdamWConstants<A> constants(settings);
-  const Random random = settings.random();
+  const Matrix<T> w = update.w;
+  const AdamWConstants<A> constants = update.constants;
+  const AdamWState<M>& state = update.state;
 #pragma omp parallel for if (w.size() > kWorthThreads)
   for (Index i = 0; i < w.rows; ++i) {
     T* w_row = w.row(i);
     float* master = state.master ? state.master.row(i) : nullptr;
     M *m_row = state.m.row(i), *v_row = state.v.row(i);
-    const G* g_row = g.row(i);
+    const G* g_row = update.g.row(i);
     const auto updated = [=](A weight, Index j, std::uint64_t bits) {
       A first = m_row[j], second = v_row[j];
       constants.update(weight, first, second, g_row[j]);
@@ -79,9 +109,7 @@ void compute_adamw(Cpu&, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, c
       v_row[j] = stochastic_round<M>(second, bits >> 16);
       return weight;
     };
-    const auto bits = [=, first_row = settings.first_row](Index j) {
-      return random.bits(static_cast<std::uint64_t>((first_row + i) * w.cols + j));
-    };
+    const auto bits = [=](Index j) { return constants.random_bits(i, j, w.cols); };
     if (master) {
 #pragma omp simd
       for (Index j = 0; j < w.cols; ++j) {
@@ -102,30 +130,40 @@ void compute_adamw(Cpu&, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, c
 
 #ifdef STREAMBP_CUDA
 
+namespace cuda {
+
 template <class T, class G, class M>
-void compute_adamw(Cuda& dev, Matrix<T> w, Matrix<G> g, const AdamWState<M>& state, const OptimizerStep& settings) {
-  const Matrix<float> master = state.master;
-  const Matrix<M> m = state.m, v = state.v;
-  const AdamWConstants<float> constants(settings);
-  const Random random = settings.random();
-  const Index before = settings.first_row * w.cols;
-  auto f = [=] __device__(auto n, Index i, Index j) {
-    auto weight = master ? cuda::load<n()>(master.row(i) + j) : cuda::load<n()>(w.row(i) + j);
-    auto first = cuda::load<n()>(m.row(i) + j), second = cuda::load<n()>(v.row(i) + j);
-    const auto gradient = cuda::load<n()>(g.row(i) + j);
+struct AdamWElements {
+  AdamWUpdate<T, G, AdamWState<M>> of;
+
+  __device__ void operator()(auto n, Index i, Index j) const {
+    const auto& [w, g, state, constants] = of;
+    const auto& [master, m, v] = state;
+    auto weight = master ? load<n()>(master.row(i) + j) : load<n()>(w.row(i) + j);
+    auto first = load<n()>(m.row(i) + j), second = load<n()>(v.row(i) + j);
+    const auto gradient = load<n()>(g.row(i) + j);
     for (int k = 0; k < n(); ++k) {
       constants.update(weight.x[k], first.x[k], second.x[k], gradient.x[k]);
-      const std::uint64_t bits = random.bits(static_cast<std::uint64_t>(before + i * w.stride + j + k));
+      const std::uint64_t bits = constants.random_bits(i, j + k, w.cols);
       first.x[k] = stochastic_round<M>(first.x[k], bits);
       second.x[k] = stochastic_round<M>(second.x[k], bits >> 16);
       if (!master) weight.x[k] = stochastic_round<T>(weight.x[k], bits >> 32);
     }
-    cuda::store(m.row(i) + j, first);
-    cuda::store(v.row(i) + j, second);
-    if (master) cuda::store(master.row(i) + j, weight);
-    cuda::store(w.row(i) + j, weight);
-  };
-  cuda::for_each_element(dev, f, w, master, m, v, g);
+    store(m.row(i) + j, first);
+    store(v.row(i) + j, second);
+    if (master) store(master.row(i) + j, weight);
+    store(w.row(i) + j, weight);
+  }
+};
+
+}  // namespace cuda
+
+template <class T, class G, class M>
+void compute_adamw(Cuda& dev, const std::vector<AdamWUpdate<T, G, AdamWState<M>>>& all) {
+  using Update = cuda::AdamWElements<T, G, M>;
+  std::vector<cuda::Elements<Update>> jobs;
+  for (const auto& u : all) jobs.push_back(cuda::elements(Update{u}, u.w, u.g, u.state.master, u.state.m, u.state.v));
+  cuda::run(dev, jobs);
 }
 
 #endif

@@ -22,15 +22,25 @@ struct QuantisedMoments {
   QuantisedMoment m, v;
 };
 
+template <class T>
+void require_shape(const QuantisedMoment& moment, const Matrix<T>& w) {
+  require_shape("adamw 8-bit", "codes", moment.codes, w.rows, w.cols);
+  require_shape("adamw 8-bit", "scales", moment.scales, w.rows, ceil_div(w.cols, kMomentBlock));
+}
+
+template <class T, class G>
+using AdamW8bit = AdamWUpdate<T, G, QuantisedMoments>;
+
 template <class Device, class T, class G>
-void adamw_8bit(Device& dev, Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, const OptimizerStep& settings) {
-  require_shape("adamw 8-bit", "gradient", g, w.rows, w.cols);
-  for (const QuantisedMoment& moment : {state.m, state.v}) {
-    require_shape("adamw 8-bit", "codes", moment.codes, w.rows, w.cols);
-    require_shape("adamw 8-bit", "scales", moment.scales, w.rows, ceil_div(w.cols, kMomentBlock));
+void adamw_8bit(Device& dev, const std::vector<AdamW8bit<T, G>>& all) {
+  double size = 0;
+  for (const auto& [w, g, state, constants] : all) {
+    require_shape("adamw 8-bit", "gradient", g, w.rows, w.cols);
+    require_shape(state.m, w), require_shape(state.v, w);
+    size += static_cast<double>(w.size());
   }
-  auto op = dev.operation("adamw 8-bit", 14.0 * w.size(), (2.0 * sizeof(T) + 4.0 + sizeof(G)) * w.size());
-  if constexpr (Device::computes) compute_adamw_8bit(dev, w, g, state, settings);
+  auto op = dev.operation("adamw 8-bit", 14.0 * size, (2.0 * sizeof(T) + 4.0 + sizeof(G)) * size);
+  if constexpr (Device::computes) compute_adamw_8bit(dev, all);
 }
 
 // From the largest magnitude of a block. The second moment overflows if gradients are huge; then it stays huge.
@@ -42,20 +52,6 @@ constexpr std::uint8_t second_moment_code(float ratio) {
   return static_cast<std::uint8_t>(code + ((code == 0) & (ratio > 0)));  // without a branch: loops vectorise
 }
 
-// What the kernels need.
-template <class T, class G>
-struct AdamW8bit {
-  Matrix<T> w;
-  Matrix<G> g;
-  QuantisedMoments state;
-  AdamWConstants<Accumulator<T>> constants;
-  Random random;
-  Index first_row;
-
-  AdamW8bit(Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, const OptimizerStep& settings)
-      : w(w), g(g), state(state), constants(settings), random(settings.random()), first_row(settings.first_row) {}
-};
-
 // --- CPU ---
 
 // One block of a row.
@@ -65,7 +61,7 @@ void adamw_8bit_block(const AdamW8bit<T, G>& update, Index i, Index block) {
   const Matrix<T> w = update.w;
   const QuantisedMoments& state = update.state;
   const Rows part = piece(block, kMomentBlock, w.cols);
-  const Index n = part.size(), before = (update.first_row + i) * w.cols + part.begin;
+  const Index n = part.size();
   T* weights = w.row(i) + part.begin;
   const G* gradients = update.g.row(i) + part.begin;
   std::uint8_t *m_codes = state.m.codes.row(i) + part.begin, *v_codes = state.v.codes.row(i) + part.begin;
@@ -76,7 +72,7 @@ void adamw_8bit_block(const AdamW8bit<T, G>& update, Index i, Index block) {
     A weight = weights[j], first = DynamicMap<Sign::both>::decode(m_codes[j]) * m_scale,
       second = DynamicMap<Sign::none>::decode(v_codes[j]) * v_scale;
     update.constants.update(weight, first, second, gradients[j]);
-    weights[j] = stochastic_round<T>(weight, update.random.bits(static_cast<std::uint64_t>(before + j)));
+    weights[j] = stochastic_round<T>(weight, update.constants.random_bits(i, part.begin + j, w.cols));
     m[j] = static_cast<float>(first), v[j] = static_cast<float>(second);
     const float size = m[j] < 0 ? -m[j] : m[j];
     most_m = size > most_m ? size : most_m, most_v = v[j] > most_v ? v[j] : most_v;
@@ -91,12 +87,13 @@ void adamw_8bit_block(const AdamW8bit<T, G>& update, Index i, Index block) {
 }
 
 template <class T, class G>
-void compute_adamw_8bit(Cpu&, Matrix<T> w, Matrix<G> g, const QuantisedMoments& state, const OptimizerStep& settings) {
-  const AdamW8bit<T, G> update(w, g, state, settings);
-  const Index blocks = state.m.scales.cols;
-#pragma omp parallel for collapse(2) if (w.size() > kWorthThreads)
-  for (Index i = 0; i < w.rows; ++i) {
-    for (Index b = 0; b < blocks; ++b) adamw_8bit_block(update, i, b);
+void compute_adamw_8bit(Cpu&, const std::vector<AdamW8bit<T, G>>& all) {
+  for (const auto& update : all) {
+    const Index rows = update.w.rows, blocks = update.state.m.scales.cols;
+#pragma omp parallel for collapse(2) if (update.w.size() > kWorthThreads)
+    for (Index i = 0; i < rows; ++i) {
+      for (Index b = 0; b < blocks; ++b) adamw_8bit_block(update, i, b);
+    }
   }
 }
 
@@ -106,13 +103,13 @@ void compute_adamw_8bit(Cpu&, Matrix<T> w, Matrix<G> g, const QuantisedMoments& 
 
 namespace cuda {
 
-// A warp updates a block; every lane has 8 of its elements, in packs of N.
+// A warp updates a block of 256 columns; every lane has 8 of its elements, in packs of N.
 template <int N, class T, class G>
-__global__ void __launch_bounds__(kThreads) adamw_8bit_kernel(AdamW8bit<T, G> update) {
-  const auto& [w, g, state, constants, random, first_row] = update;
+__device__ void adamw_8bit_blocks(const AdamW8bit<T, G>& update, Index thread_block) {
+  const auto& [w, g, state, constants] = update;
   constexpr int kPacks = static_cast<int>(kMomentBlock) / kWarp / N;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const Index blocks = state.m.scales.cols, number = static_cast<Index>(blockIdx.x) * (kThreads / kWarp) + warp;
+  const Index blocks = state.m.scales.cols, number = thread_block * (kThreads / kWarp) + warp;
   const Index i = number / blocks, block = number % blocks;
   if (i >= w.rows) return;
   const float m_scale = state.m.scales(i, block), v_scale = state.v.scales(i, block);
@@ -128,8 +125,7 @@ __global__ void __launch_bounds__(kThreads) adamw_8bit_kernel(AdamW8bit<T, G> up
       m[p].x[k] = DynamicMap<Sign::both>::decode(static_cast<std::uint8_t>(m_code.x[k])) * m_scale;
       v[p].x[k] = DynamicMap<Sign::none>::decode(static_cast<std::uint8_t>(v_code.x[k])) * v_scale;
       constants.update(weight.x[k], m[p].x[k], v[p].x[k], gradient.x[k]);
-      const auto element = static_cast<std::uint64_t>((first_row + i) * w.cols + j + k);
-      weight.x[k] = stochastic_round<T>(weight.x[k], random.bits(element));
+      weight.x[k] = stochastic_round<T>(weight.x[k], constants.random_bits(i, j + k, w.cols));
       most_m = fmaxf(most_m, fabsf(m[p].x[k])), most_v = fmaxf(most_v, v[p].x[k]);
     }
     store(w.row(i) + j, weight);
@@ -150,16 +146,25 @@ __global__ void __launch_bounds__(kThreads) adamw_8bit_kernel(AdamW8bit<T, G> up
   if (lane == 0) state.m.scales(i, block) = most_m, state.v.scales(i, block) = most_v;
 }
 
+// A job.
+template <class T, class G>
+struct AdamW8bitBlocks {
+  AdamW8bit<T, G> update;
+  bool packed;
+
+  Index blocks() const { return ceil_div(update.w.rows * update.state.m.scales.cols, kThreads / kWarp); }
+  __device__ void operator()(Index block) const {
+    packed ? adamw_8bit_blocks<kPack>(update, block) : adamw_8bit_blocks<1>(update, block);
+  }
+};
+
 }  // namespace cuda
 
 template <class T, class G>
-void compute_adamw_8bit(Cuda& dev, Matrix<T> w, Matrix<G> g, const QuantisedMoments& state,
-                        const OptimizerStep& settings) {
-  const bool packed = cuda::packable(w, g, state.m.codes, state.v.codes);
-  const auto kernel = packed ? cuda::adamw_8bit_kernel<cuda::kPack, T, G> : cuda::adamw_8bit_kernel<1, T, G>;
-  const Index units = w.rows * state.m.scales.cols;
-  cuda::launch(dev, kernel, cuda::grid_of(ceil_div(units, cuda::kThreads / cuda::kWarp)), cuda::kThreads, 0,
-               AdamW8bit<T, G>(w, g, state, settings));
+void compute_adamw_8bit(Cuda& dev, const std::vector<AdamW8bit<T, G>>& all) {
+  std::vector<cuda::AdamW8bitBlocks<T, G>> jobs;
+  for (const auto& u : all) jobs.push_back({u, cuda::packable(u.w, u.g, u.state.m.codes, u.state.v.codes)});
+  cuda::run(dev, jobs);
 }
 
 #endif

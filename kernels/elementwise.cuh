@@ -3,6 +3,8 @@
 //   add_column_sums    out[j] += Σ_i x[i][j]
 //   row_squares        sums[i] = Σ_j x[i][j]², in float64
 //
+// What is done to all tensors of a model takes a list of matrices, which a GPU handles in few launches (base/jobs.cuh).
+//
 // A sum over rows, such as the gradient of a bias, adds partial sums over kGroup rows each, from last to first: the
 // order does not depend on the chunk.
 #pragma once
@@ -14,7 +16,7 @@
 #include "kernels/base/matrix.cuh"
 #include "kernels/base/row_sums.h"
 #ifdef STREAMBP_CUDA
-#include "kernels/base/packs.cuh"
+#include "kernels/base/jobs.cuh"
 #endif
 
 namespace streambp {
@@ -37,11 +39,24 @@ struct Converted {
   constexpr auto operator()(auto, auto x) const { return x; }
 };
 
+// y = f(y, x)
+template <class T, class U>
+struct Operands {
+  Matrix<T> y;
+  Matrix<U> x;
+};
+
 // x = 0
 template <class Device, class T>
+void zero(Device& dev, const std::vector<Matrix<T>>& all) {
+  double size = 0;
+  for (const Matrix<T>& x : all) size += static_cast<double>(x.size());
+  auto op = dev.operation("zero", 0, sizeof(T) * size);
+  if constexpr (Device::computes) compute_zero(dev, all);
+}
+template <class Device, class T>
 void zero(Device& dev, Matrix<T> x) {
-  auto op = dev.operation("zero", 0, 1.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) compute_zero(dev, x);
+  zero(dev, std::vector<Matrix<T>>{x});
 }
 
 // x *= factor
@@ -49,15 +64,23 @@ template <class Device, class T>
 void scale(Device& dev, Matrix<T> x, double factor) {
   auto op = dev.operation("scale", 1.0 * x.size(), 2.0 * sizeof(T) * x.size());
   if constexpr (Device::computes)
-    compute_update(dev, x, x, Multiple<Accumulator<T>>{static_cast<Accumulator<T>>(factor)});
+    compute_update<T, T>(dev, {{x, x}}, Multiple<Accumulator<T>>{static_cast<Accumulator<T>>(factor)});
 }
 
 // y += x, in the type of y
 template <class Device, class T, class U>
+void add(Device& dev, const std::vector<Operands<T, U>>& all) {
+  double size = 0;
+  for (const auto& [y, x] : all) {
+    require_shape("add", "x", x, y.rows, y.cols);
+    size += static_cast<double>(x.size());
+  }
+  auto op = dev.operation("add", size, (2.0 * sizeof(T) + sizeof(U)) * size);
+  if constexpr (Device::computes) compute_update(dev, all, PlainSum{});
+}
+template <class Device, class T, class U>
 void add(Device& dev, Matrix<T> y, Matrix<U> x) {
-  require_shape("add", "x", x, y.rows, y.cols);
-  auto op = dev.operation("add", 1.0 * x.size(), (2.0 * sizeof(T) + sizeof(U)) * x.size());
-  if constexpr (Device::computes) compute_update(dev, y, x, PlainSum{});
+  add(dev, std::vector<Operands<T, U>>{{y, x}});
 }
 
 // y = a y + b x, in the type of y
@@ -66,7 +89,8 @@ void combine(Device& dev, double a, Matrix<T> y, double b, Matrix<U> x) {
   require_shape("combine", "x", x, y.rows, y.cols);
   auto op = dev.operation("combine", 3.0 * x.size(), (2.0 * sizeof(T) + sizeof(U)) * x.size());
   using A = Accumulator<T>;
-  if constexpr (Device::computes) compute_update(dev, y, x, WeightedSum<A>{static_cast<A>(a), static_cast<A>(b)});
+  if constexpr (Device::computes)
+    compute_update<T, U>(dev, {{y, x}}, WeightedSum<A>{static_cast<A>(a), static_cast<A>(b)});
 }
 
 // y = xᵀ
@@ -82,7 +106,7 @@ template <class Device, class T, class U>
 void convert(Device& dev, Matrix<T> y, Matrix<U> x) {
   require_shape("convert", "x", x, y.rows, y.cols);
   auto op = dev.operation("convert", 0, (1.0 * sizeof(T) + sizeof(U)) * x.size());
-  if constexpr (Device::computes) compute_update(dev, y, x, Converted{});
+  if constexpr (Device::computes) compute_update<T, U>(dev, {{y, x}}, Converted{});
 }
 
 // out += the sum over the rows of x, in one or several lanes
@@ -106,11 +130,24 @@ void add_groups_to_lanes(Device& dev, Matrix<G> out, Matrix<G> groups, Index til
 }
 
 // sums[i] = Σ_j x[i][j]²
+template <class T>
+struct RowSquares {
+  Matrix<double> sums;
+  Matrix<T> x;
+};
+template <class Device, class T>
+void row_squares(Device& dev, const std::vector<RowSquares<T>>& all) {
+  double size = 0;
+  for (const auto& [sums, x] : all) {
+    require_shape("row squares", "sums", sums, 1, x.rows);
+    size += static_cast<double>(x.size());
+  }
+  auto op = dev.operation("gradient norm", 2.0 * size, sizeof(T) * size);
+  if constexpr (Device::computes) compute_row_squares(dev, all);
+}
 template <class Device, class T>
 void row_squares(Device& dev, Matrix<double> sums, Matrix<T> x) {
-  require_shape("row squares", "sums", sums, 1, x.rows);
-  auto op = dev.operation("gradient norm", 2.0 * x.size(), 1.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) compute_row_squares(dev, sums, x);
+  row_squares(dev, std::vector<RowSquares<T>>{{sums, x}});
 }
 
 // --- CPU ---
@@ -120,6 +157,10 @@ void compute_zero(Cpu&, Matrix<T> x) {
 #pragma omp parallel for if (x.size() > kWorthThreads)
   for (Index i = 0; i < x.rows; ++i) std::fill_n(x.row(i), x.cols, T(0));
 }
+template <class T>
+void compute_zero(Cpu& dev, const std::vector<Matrix<T>>& all) {
+  for (const Matrix<T>& x : all) compute_zero(dev, x);
+}
 
 template <class T, class U, class F>
 void compute_update(Cpu&, Matrix<T> y, Matrix<U> x, F f) {
@@ -128,6 +169,10 @@ void compute_update(Cpu&, Matrix<T> y, Matrix<U> x, F f) {
   for (Index i = 0; i < y.rows; ++i) {
     for (Index j = 0; j < y.cols; ++j) y(i, j) = f(static_cast<A>(y(i, j)), static_cast<A>(x(i, j)));
   }
+}
+template <class T, class U, class F>
+void compute_update(Cpu& dev, const std::vector<Operands<T, U>>& all, F f) {
+  for (const auto& [y, x] : all) compute_update(dev, y, x, f);
 }
 
 template <class T>
@@ -174,26 +219,50 @@ void compute_row_squares(Cpu&, Matrix<double> sums, Matrix<T> x) {
     sums(0, i) = cpu::sum_of(x.cols, square);
   }
 }
+template <class T>
+void compute_row_squares(Cpu& dev, const std::vector<RowSquares<T>>& all) {
+  for (const auto& [sums, x] : all) compute_row_squares(dev, sums, x);
+}
 
 // --- CUDA ---
 
 #ifdef STREAMBP_CUDA
 
+namespace cuda {
+
 template <class T>
-void compute_zero(Cuda& dev, Matrix<T> x) {
-  require(x.contiguous(), "zero: the matrix is not contiguous");
-  STREAMBP_CHECK(cudaMemsetAsync(x.data, 0, static_cast<std::size_t>(x.size()) * sizeof(T), dev.stream));
+struct Zero {
+  Matrix<T> x;
+  __device__ void operator()(auto n, Index i, Index j) const { store(x.row(i) + j, Floats<n()>()); }
+};
+
+template <class T, class U, class F>
+struct UpdateElements {
+  Matrix<T> y;
+  Matrix<U> x;
+  F f;
+  __device__ void operator()(auto n, Index i, Index j) const {
+    auto result = load<n()>(y.row(i) + j);
+    const auto other = load<n()>(x.row(i) + j);
+    for (int k = 0; k < n(); ++k) result.x[k] = f(result.x[k], other.x[k]);
+    store(y.row(i) + j, result);
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void compute_zero(Cuda& dev, const std::vector<Matrix<T>>& all) {
+  std::vector<cuda::Elements<cuda::Zero<T>>> jobs;
+  for (const Matrix<T>& x : all) jobs.push_back(cuda::elements(cuda::Zero<T>{x}, x));
+  cuda::run(dev, jobs);
 }
 
 template <class T, class U, class F>
-void compute_update(Cuda& dev, Matrix<T> y, Matrix<U> x, F f) {
-  auto update = [=] __device__(auto n, Index i, Index j) {
-    auto result = cuda::load<n()>(y.row(i) + j);
-    const auto other = cuda::load<n()>(x.row(i) + j);
-    for (int k = 0; k < n(); ++k) result.x[k] = f(result.x[k], other.x[k]);
-    cuda::store(y.row(i) + j, result);
-  };
-  cuda::for_each_element(dev, update, y, x);
+void compute_update(Cuda& dev, const std::vector<Operands<T, U>>& all, F f) {
+  std::vector<cuda::Elements<cuda::UpdateElements<T, U, F>>> jobs;
+  for (const auto& [y, x] : all) jobs.push_back(cuda::elements(cuda::UpdateElements<T, U, F>{y, x, f}, y, x));
+  cuda::run(dev, jobs);
 }
 
 template <class T>
@@ -245,19 +314,29 @@ static __global__ void __launch_bounds__(kTilesAtOnce* kWarp)
   if (warp == 0 && column < out.cols) out(0, column) = total;
 }
 
-// A warp sums a row.
-template <int N, class T>
-__global__ void __launch_bounds__(kThreads) row_squares_kernel(Matrix<double> sums, Matrix<T> x) {
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const Index i = static_cast<Index>(blockIdx.x) * (kThreads / kWarp) + warp;
-  double sum = 0;
-  for (Index j = static_cast<Index>(lane) * N; i < x.rows && j < x.cols; j += kWarp * N) {
-    const auto values = load<N>(x.row(i) + j);
-    for (int k = 0; k < N; ++k) sum += static_cast<double>(values.x[k]) * static_cast<double>(values.x[k]);
+// A job: a warp sums a row.
+template <class T>
+struct SumRowSquares {
+  static constexpr Index kRows = kThreads / kWarp;  // of a block
+  RowSquares<T> of;
+  bool packed;
+
+  Index blocks() const { return ceil_div(of.x.rows, kRows); }
+  __device__ void operator()(Index block) const { packed ? sum<kPack>(block) : sum<1>(block); }
+
+  template <int N>
+  __device__ void sum(Index block) const {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    const Index i = block * kRows + warp;
+    double sum = 0;
+    for (Index j = static_cast<Index>(lane) * N; i < of.x.rows && j < of.x.cols; j += kWarp * N) {
+      const auto values = load<N>(of.x.row(i) + j);
+      for (int k = 0; k < N; ++k) sum += static_cast<double>(values.x[k]) * static_cast<double>(values.x[k]);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0 && i < of.x.rows) of.sums(0, i) = sum;
   }
-  sum = warp_sum(sum);
-  if (lane == 0 && i < x.rows) sums(0, i) = sum;
-}
+};
 
 }  // namespace cuda
 
@@ -268,10 +347,10 @@ inline void add_groups(Cuda& dev, Matrix<float> out, Matrix<float> partial) {
 }
 
 template <class T>
-void compute_row_squares(Cuda& dev, Matrix<double> sums, Matrix<T> x) {
-  const auto kernel = cuda::packable(x) ? cuda::row_squares_kernel<cuda::kPack, T> : cuda::row_squares_kernel<1, T>;
-  const Index rows_per_block = cuda::kThreads / cuda::kWarp;
-  cuda::launch(dev, kernel, cuda::grid_of(ceil_div(x.rows, rows_per_block)), cuda::kThreads, 0, sums, x);
+void compute_row_squares(Cuda& dev, const std::vector<RowSquares<T>>& all) {
+  std::vector<cuda::SumRowSquares<T>> jobs;
+  for (const RowSquares<T>& of : all) jobs.push_back({of, cuda::packable(of.x)});
+  cuda::run(dev, jobs);
 }
 
 #endif

@@ -69,14 +69,15 @@ class Sums {
         sums_(trained(table_of(section))),
         direct_(std::is_same_v<G, A> && ranks.all.size == 1 && ranks.lanes == 1 && micro_batch_.number == 0 &&
                 step.place == Place::near) {
-    for (std::size_t i = 0; i < gradient_.size(); ++i) open(gradient_[i], step.place);
-    for (std::size_t i = 0; i < sums_.size(); ++i) {
-      const Parameter& p = sums_[i].parameter;
-      if constexpr (std::is_same_v<G, A>) {
-        if (direct_) *sums_[i].matrix = *gradient_[i].matrix;
-      }
-      if (!direct_ && micro_batch_.exists()) *sums_[i].matrix = zeros<A>(ranks.lanes * p.rows, p.cols, Kind::sums);
+    open_gradient(step.place);
+    if constexpr (std::is_same_v<G, A>) {
+      for (std::size_t i = 0; i < sums_.size() && direct_; ++i) *sums_[i].matrix = *gradient_[i].matrix;
     }
+    if (direct_ || !micro_batch_.exists()) return;
+    std::vector<Matrix<A>> all;
+    for (const auto& [p, matrix, quantised, far] : sums_)
+      all.push_back(*matrix = allocate<A>(dev, ranks.lanes * p.rows, p.cols, Kind::sums));
+    zero(dev, all);
   }
   Sums(const Sums&) = delete;
 
@@ -85,38 +86,84 @@ class Sums {
   // Call when all chunks of this micro-batch have been added.
   void finish() {
     if (direct_) return;
-    for (const Entry<A>& e : sums_) {
-      for (Index lane = 1; lane < ranks_.lanes && micro_batch_.exists(); ++lane)
-        add(dev_, lane_of(e), lane_of(e, lane));
-    }
-    if (ranks_.all.size > 1) return exchange_shards();
-    for (std::size_t i = 0; i < gradient_.size(); ++i)
-      add_to_gradient(i, [&](Matrix<G> m) { add(dev_, m, lane_of(sums_[i])); });
+    for (Index lane = 1; lane < ranks_.lanes && micro_batch_.exists(); ++lane) add_each(sums_of(0), sums_of(lane));
+    add_in_order(ranks_.all.size > 1 ? exchanged_shards() : std::vector<Matrices>{sums_of(0)});
   }
 
  private:
+  using Matrices = std::vector<Matrix<A>>;  // of each tensor
+
   static Matrix<A> lane_of(const Entry<A>& e, Index lane = 0) { return e.matrix->lane(lane, e.parameter.rows); }
-
-  template <class T>
-  Matrix<T> zeros(Index rows, Index cols, Kind kind, End end = End::bottom) {
-    const auto matrix = allocate<T>(dev_, rows, cols, kind, end);
-    zero(dev_, matrix);
-    return matrix;
+  Matrices sums_of(Index lane) const {
+    Matrices sums;
+    for (const Entry<A>& e : sums_) sums.push_back(lane_of(e, lane));
+    return sums;
   }
 
-  // On first use: this rank's shard of a tensor of the gradient.
-  void open(const Entry<G>& e, Place place) {
-    const Index rows = shard(e.parameter.rows, ranks_.all).size();
-    const bool far = place == Place::far && e.far, first = far && !e.is_far();
-    first_.push_back(first);
-    if (first) *e.far = allocate_far<G>(dev_, rows, e.parameter.cols, Kind::gradients, End::top);
-    if (!far && !*e.matrix) *e.matrix = zeros<G>(rows, e.parameter.cols, Kind::gradients, End::top);
+  // On first use: this rank's shards of the tensors of the gradient.
+  void open_gradient(Place place) {
+    std::vector<Matrix<G>> opened;
+    for (const Entry<G>& e : gradient_) {
+      const Index rows = shard(e.parameter.rows, ranks_.all).size(), cols = e.parameter.cols;
+      const bool far = place == Place::far && e.far, first = far && !e.is_far();
+      first_.push_back(first);
+      if (first) *e.far = allocate_far<G>(dev_, rows, cols, Kind::gradients, End::top);
+      if (!far && !*e.matrix) opened.push_back(*e.matrix = allocate<G>(dev_, rows, cols, Kind::gradients, End::top));
+    }
+    zero(dev_, opened);
   }
 
-  // Calls add with the gradient's matrix i. From far memory it is fetched for that.
+  // What each rank has summed of this rank's shards.
+  std::vector<Matrices> exchanged_shards() {
+    Transfers transfers;
+    const Group& all = ranks_.all;
+    const Index computing = micro_batch_.streams(ranks_) * ranks_.sequence.size;
+    std::vector<Matrices> of_ranks(static_cast<std::size_t>(computing));
+    for (const Entry<A>& e : sums_) {
+      const Parameter& p = e.parameter;
+      const Rows mine = shard(p.rows, all);
+      for (Index rank = 0; rank < all.size; ++rank) {
+        const bool me = rank == all.rank;
+        if (!me && micro_batch_.exists()) transfers.send(rank, lane_of(e).slice(shard(p.rows, all, rank)));
+        if (rank >= computing) continue;
+        const auto sum = me ? lane_of(e).slice(mine) : allocate<A>(dev_, mine.size(), p.cols, Kind::sums);
+        of_ranks[static_cast<std::size_t>(rank)].push_back(sum);
+        if (!me) transfers.receive(rank, sum);
+      }
+    }
+    exchange(dev_, "share gradients", all, transfers);
+    return of_ranks;
+  }
+
+  // For each stream: gradient += (lane 0 + lane 1 + ...). Ranks that share a stream are its lanes.
+  void add_in_order(const std::vector<Matrices>& of_ranks) {
+    const auto lanes_of_stream = static_cast<std::size_t>(ranks_.sequence.size);
+    for (std::size_t rank = 0; rank < of_ranks.size(); rank += lanes_of_stream) {
+      for (std::size_t lane = 1; lane < lanes_of_stream; ++lane) add_each(of_ranks[rank], of_ranks[rank + lane]);
+      std::vector<Operands<G, A>> near;
+      for (std::size_t i = 0; i < gradient_.size(); ++i)
+        if (!gradient_[i].is_far()) near.push_back({*gradient_[i].matrix, of_ranks[rank][i]});
+      add(dev_, near);
+    }
+    for (std::size_t i = 0; i < gradient_.size(); ++i) {
+      if (!gradient_[i].is_far()) continue;
+      in_near_memory(i, [&](Matrix<G> gradient) {
+        for (std::size_t rank = 0; rank < of_ranks.size(); rank += lanes_of_stream)
+          add(dev_, gradient, of_ranks[rank][i]);
+      });
+    }
+  }
+
+  // y += x for each tensor
+  void add_each(const Matrices& y, const Matrices& x) {
+    std::vector<Operands<A, A>> all;
+    for (std::size_t i = 0; i < y.size(); ++i) all.push_back({y[i], x[i]});
+    add(dev_, all);
+  }
+
+  // Calls add with the gradient's matrix i, which comes from far memory and returns there.
   template <class Add>
-  void add_to_gradient(std::size_t i, Add&& add) {
-    if (!gradient_[i].is_far()) return add(*gradient_[i].matrix);
+  void in_near_memory(std::size_t i, Add&& add) {
     auto inner = dev_.scope();
     const FarMatrix<G> far = *gradient_[i].far;
     const auto near = allocate<G>(dev_, far.rows, far.cols, Kind::gradients);
@@ -127,37 +174,6 @@ class Sums {
     }
     add(near);
     dev_.put(far, near).wait();
-  }
-
-  void exchange_shards() {
-    Transfers transfers;
-    std::vector<std::vector<Matrix<A>>> shards;  // of each tensor: what each rank has summed
-    const Group& all = ranks_.all;
-    const Index computing = micro_batch_.streams(ranks_) * ranks_.sequence.size;
-    for (const Entry<A>& e : sums_) {
-      const Parameter& p = e.parameter;
-      const Rows mine = shard(p.rows, all);
-      shards.emplace_back();
-      for (Index rank = 0; rank < all.size; ++rank) {
-        const bool me = rank == all.rank;
-        if (!me && micro_batch_.exists()) transfers.send(rank, lane_of(e).slice(shard(p.rows, all, rank)));
-        if (rank >= computing) continue;
-        shards.back().push_back(me ? lane_of(e).slice(mine) : allocate<A>(dev_, mine.size(), p.cols, Kind::sums));
-        if (!me) transfers.receive(rank, shards.back().back());
-      }
-    }
-    exchange(dev_, "share gradients", all, transfers);
-    for (std::size_t i = 0; i < gradient_.size(); ++i)
-      add_to_gradient(i, [&](Matrix<G> m) { add_in_order(m, shards[i]); });
-  }
-
-  // For each stream: gradient += (lane 0 + lane 1 + ...). Ranks that share a stream are its lanes.
-  void add_in_order(Matrix<G> gradient, const std::vector<Matrix<A>>& of_ranks) {
-    const auto lanes_of_stream = static_cast<std::size_t>(ranks_.sequence.size);
-    for (std::size_t rank = 0; rank < of_ranks.size(); rank += lanes_of_stream) {
-      for (std::size_t lane = 1; lane < lanes_of_stream; ++lane) add(dev_, of_ranks[rank], of_ranks[rank + lane]);
-      add(dev_, gradient, of_ranks[rank]);
-    }
   }
 
   Device& dev_;

@@ -45,8 +45,7 @@ KeysValues<T> allocate_keys_values(Device& dev, const Config& c, Index rows, Ind
 
 template <class Device, class T>
 void zero(Device& dev, const KeysValues<T>& kv) {
-  zero(dev, kv.k);
-  zero(dev, kv.v);
+  zero(dev, std::vector{kv.k, kv.v});
 }
 
 // The activations of a chunk, in the order in which forward computes them.

@@ -20,8 +20,9 @@ void expect_adamw(Device& gpu, bool with_master, double tolerance) {
   gpu.upload(master.gpu, std::vector<float>(w.host.storage->begin(), w.host.storage->end()).data());
   OptimizerStep s{0.01, 0.9, 0.95, 1e-8, 0.1, 0.5, 1};
   for (s.step = 1; s.step <= 20; ++s.step) {
-    adamw(host, w.host.m, g.host.m, AdamWState<double>{{}, m.host.m, v.host.m}, s);
-    adamw(gpu, w.gpu, g.gpu, AdamWState<M>{with_master ? master.gpu : Matrix<float>{}, m.gpu, v.gpu}, s);
+    adamw(host, std::vector{AdamWUpdate<double, double, AdamWState<double>>{w.host, g.host, {{}, m.host, v.host}, s}});
+    const AdamWState<M> state = {with_master ? master.gpu : Matrix<float>{}, m.gpu, v.gpu};
+    adamw(gpu, std::vector{AdamWUpdate<T, G, AdamWState<M>>{w.gpu, g.gpu, state, s}});
   }
   EXPECT_LE(error_of(gpu, w), tolerance) << "w";
   EXPECT_LE(error_of(gpu, m), tolerance) << "m";
@@ -59,7 +60,8 @@ std::vector<BFloat16> stochastically_rounded(Device&& gpu, std::uint64_t seed = 
   const Twin<BFloat16> w(gpu, n, d, 1, 0, 1), g(gpu, n, d, 2, 0, 1), m(gpu, n, d, 3, 0, 1), v(gpu, n, d, 4, 0, 1);
   OptimizerStep s{1e-4, 0.9, 0.9, 0, 0, 1, 100000};  // every update is 1e-4; an ulp of 1 is 8e-3, and 4e-3 below 1
   s.seed = seed;
-  for (int i = 0; i < 20; ++i, ++s.step) adamw(gpu, w.gpu, g.gpu, AdamWState<BFloat16>{{}, m.gpu, v.gpu}, s);
+  using Update = AdamWUpdate<BFloat16, BFloat16, AdamWState<BFloat16>>;
+  for (int i = 0; i < 20; ++i, ++s.step) adamw(gpu, std::vector{Update{w.gpu, g.gpu, {{}, m.gpu, v.gpu}, s}});
   return to_host(gpu, w.gpu);
 }
 
@@ -198,7 +200,7 @@ void expect_adamw_8bit(Device& dev, Index rows, Index cols, double tolerance) {
       v.push_back(0.95 * moments.value(1, i) + 0.05 * gradient * gradient);
       x -= 0.01 * (m.back() / b1 / (std::sqrt(v.back() / b2) + 1e-8) + 0.1 * x);
     }
-    adamw_8bit(dev, w.gpu, g.gpu, moments.state, s);
+    adamw_8bit(dev, std::vector{AdamW8bit<T, G>{w.gpu, g.gpu, moments.state, s}});
     moments.download();
     for (Index i = 0; i < rows * cols; ++i) {
       moments.expect_nearest(0, i, m[static_cast<std::size_t>(i)]);
@@ -214,7 +216,8 @@ void expect_finite_after_huge_gradients(Device&& dev) {
   const Twin<float> w(dev, 2, 300, 1), g(dev, 2, 300, 2, 1e25);
   EightBits<std::remove_reference_t<Device>> moments(dev, 2, 300);
   OptimizerStep s{0.01, 0.9, 0.95, 1e-8, 0.1};
-  for (s.step = 1; s.step <= 4; ++s.step) adamw_8bit(dev, w.gpu, g.gpu, moments.state, s);
+  for (s.step = 1; s.step <= 4; ++s.step)
+    adamw_8bit(dev, std::vector{AdamW8bit<float, float>{w.gpu, g.gpu, moments.state, s}});
   for (const float x : to_host(dev, w.gpu)) ASSERT_TRUE(std::isfinite(x));
 }
 TEST(CpuAdamW, InEightBitsSurvivesHugeGradients) { expect_finite_after_huge_gradients(Cpu(1 << 20)); }

@@ -54,7 +54,7 @@ TEST(Optimizers, AdamWInEightBitsIsBitsandbytes) {
   const QuantisedMoments state = no_moments(dev, rows, cols);
   for (Index step = 0; step < all.shape[0]; ++step) {
     read(all, step * rows * cols, rows * cols, g.m.data);
-    adamw_8bit(dev, w.m, g.m, state, truth.step(step + 1));
+    adamw_8bit(dev, std::vector{AdamW8bit<float, float>{w, g, state, truth.step(step + 1)}});
   }
   Index different = 0;
   const double rate = truth.settings["rate"];

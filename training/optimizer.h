@@ -133,15 +133,19 @@ class Optimizer {
   // Parameters that are updated together.
   using Round = std::vector<Updated<T, G>>;
   virtual void update(Device& dev, const Round& round) = 0;
-  // By default each parameter alone, and in far memory a few thousand rows.
+  // By default all parameters in near memory together, and of those in far memory a few thousand rows at a time.
   virtual std::vector<Round> rounds(const Round& all) const {
+    Round near;
     std::vector<Round> rounds;
-    for (const auto& u : all)
-      for (const auto& part : parts(u)) rounds.push_back({part});
+    for (const auto& u : all) {
+      if (!is_far(u)) near.push_back(u);
+      if (is_far(u))
+        for (const auto& part : far_parts(u)) rounds.push_back({part});
+    }
+    if (!near.empty()) rounds.push_back(near);
     return rounds;
   }
-  Round parts(const Updated<T, G>& u) const {
-    if (!is_far(u)) return {u};
+  Round far_parts(const Updated<T, G>& u) const {
     auto slice = [](auto& m, Rows rows) {
       if (!m.empty()) m = m.slice(rows);
     };
@@ -327,11 +331,9 @@ class Optimizer {
   std::vector<State> states_;
 };
 
-// Sums of squares of the rows of a gradient, which may be in far memory.
+// Sums of squares of the rows of a gradient in far memory.
 template <class Device, class G>
-void row_squares_of(Device& dev, Matrix<double> sums, const Entry<G>& gradient) {
-  if (!gradient.is_far()) return row_squares(dev, sums, *gradient.matrix);
-  const FarMatrix<G> far = *gradient.far;
+void far_row_squares(Device& dev, Matrix<double> sums, FarMatrix<G> far) {
   for (Index begin = 0; begin < far.rows; begin += kFarRows) {
     auto scope = dev.scope();
     const Rows part = {begin, least(begin + kFarRows, far.rows)};
@@ -351,10 +353,13 @@ double global_norm(Device& dev, const Config& c, Tensors<G>& gradient, const Gro
   auto scope = dev.scope();
   const auto sums = allocate<double>(dev, 1, rows, Kind::sums);
   Index first = 0;
+  std::vector<RowSquares<G>> near;
   for (const Entry<G>& e : entries) {
-    if (rows_of(e) > 0) row_squares_of(dev, sums.columns(first, rows_of(e)), e);
+    const auto of_rows = sums.columns(first, rows_of(e));
+    e.is_far() ? far_row_squares(dev, of_rows, *e.far) : near.push_back({of_rows, *e.matrix});
     first += rows_of(e);
   }
+  row_squares(dev, near);
   if constexpr (!Device::computes) return 0;
   const auto of_ranks = gather_on_host(ranks, to_host(dev, sums));
   std::vector<std::size_t> next(of_ranks.size());

@@ -76,16 +76,16 @@ void for_each_pack(Cuda& dev, Index rows, Index cols, F f, const Matrix<T>&... m
   }
 }
 
-// The same for matrices of equal shape (or empty ones). If all are contiguous, they are treated as one long row.
+// Of equal shape (or empty): if all are contiguous, each becomes one long row.
+template <class... T>
+void flatten(Matrix<T>&... m) {
+  if (((m.empty() || m.contiguous()) && ...)) ((m = m ? m.reshape(m.size()) : m), ...);
+}
+
+// The same for matrices of equal shape (or empty ones).
 template <class F, class U, class... T>
 void for_each_element(Cuda& dev, F f, Matrix<U> first, Matrix<T>... m) {
-  auto flatten = [](auto& x) {
-    if (x) x = x.reshape(x.size());
-  };
-  if (first.contiguous() && ((m.empty() || m.contiguous()) && ...)) {
-    flatten(first);
-    (flatten(m), ...);
-  }
+  flatten(first, m...);
   for_each_pack(dev, first.rows, first.cols, f, first, m...);
 }
 

@@ -18,10 +18,12 @@ class AdamWOptimizer : public Optimizer<Device, T, G> {
 
  protected:
   void update(Device& dev, const std::vector<Updated<T, G>>& round) override {
+    std::vector<AdamWUpdate<T, G, AdamWState<M>>> updates;
     for (const auto& u : round) {
       const AdamWState<M> state = {this->master(u), this->template state<M>(0, u), this->template state<M>(1, u)};
-      if (u.weight) adamw(dev, u.weight, u.gradient, state, u.settings);
+      if (u.weight) updates.push_back({u.weight, u.gradient, state, u.settings});
     }
+    adamw(dev, updates);
   }
 };
 

@@ -16,23 +16,27 @@ class AdamW8BitOptimizer : public Optimizer<Device, T, G> {
     this->template add_state<float>("m8.scale.", scales);
     this->template add_state<std::uint8_t>("v8.", codes);
     this->template add_state<float>("v8.scale.", scales);
-    this->template add_state<A>("m.", small);
-    this->template add_state<A>("v.", small);
+    this->template add_state<A>("m.", small_columns);
+    this->template add_state<A>("v.", small_columns);
   }
 
  protected:
   void update(Device& dev, const std::vector<Updated<T, G>>& round) override {
+    std::vector<AdamWUpdate<T, G, AdamWState<A>>> small;
+    std::vector<AdamW8bit<T, G>> large;
     for (const auto& u : round) {
       if (!u.weight) continue;
       if (is_small(u.parameter)) {
         const AdamWState<A> state = {{}, numbers<A>(4, u), numbers<A>(5, u)};
-        adamw(dev, u.weight, u.gradient, state, u.settings);
+        small.push_back({u.weight, u.gradient, state, u.settings});
       } else {
         const QuantisedMoments state = {{numbers<std::uint8_t>(0, u), numbers<float>(1, u)},
                                         {numbers<std::uint8_t>(2, u), numbers<float>(3, u)}};
-        adamw_8bit(dev, u.weight, u.gradient, state, u.settings);
+        large.push_back({u.weight, u.gradient, state, u.settings});
       }
     }
+    adamw(dev, small);
+    adamw_8bit(dev, large);
   }
 
  private:
@@ -41,7 +45,7 @@ class AdamW8BitOptimizer : public Optimizer<Device, T, G> {
   static bool is_small(const Parameter& p) { return p.rows * p.cols < 4096; }
   static Index codes(const Parameter& p) { return is_small(p) ? 0 : p.cols; }
   static Index scales(const Parameter& p) { return is_small(p) ? 0 : ceil_div(p.cols, kMomentBlock); }
-  static Index small(const Parameter& p) { return is_small(p) ? p.cols : 0; }
+  static Index small_columns(const Parameter& p) { return is_small(p) ? p.cols : 0; }
 
   template <class U>
   Matrix<U> numbers(std::size_t state, const Updated<T, G>& u) const {

@@ -45,10 +45,12 @@ class MuonOptimizer : public Optimizer<Device, T, G> {
 
   void update(Device& dev, const Round& round) override {
     if (is_matrix(round[0].parameter)) return update_matrices(dev, round);
+    std::vector<AdamWUpdate<T, G, AdamWState<A>>> updates;
     for (const auto& u : round) {
       const AdamWState<A> state = {this->master(u), momentum(u), this->template state<A>(1, u)};
-      if (u.weight) adamw(dev, u.weight, u.gradient, state, u.settings);
+      if (u.weight) updates.push_back({u.weight, u.gradient, state, u.settings});
     }
+    adamw(dev, updates);
   }
 
  private:
