@@ -283,6 +283,12 @@ inline Multiprocessor& here() {
 
 inline void* shared_memory() { return here().shared_memory(); }
 
+// All kernels of an OS thread run on the same fibers: each has a mapping of its own, and a process may have 65 530.
+inline Multiprocessor& multiprocessor() {
+  static thread_local const auto mine = std::make_unique<Multiprocessor>();
+  return *mine;
+}
+
 // Calls body() for every thread of every block. Rethrows what a thread throws, and throws std::logic_error for a kernel
 // that cannot end.
 template <class F>
@@ -294,13 +300,12 @@ cudaError_t launch(dim3 grid, dim3 block, std::size_t shared_bytes, F&& body) {
     return answer(cudaErrorInvalidConfiguration);
   if (const cudaError_t error = next_operation(); error != cudaSuccess) return error;
   if (running_on) throw std::logic_error("CUDA on CPU: a kernel was launched inside a kernel");
-  static thread_local const auto mine = std::make_unique<Multiprocessor>();
   struct Running {
     explicit Running(Multiprocessor& m) { running_on = &m; }
     ~Running() { running_on = nullptr; }
-  } running(*mine);
+  } running(multiprocessor());
   const DeviceMemory::Access access;
-  mine->run(grid, block, shared_bytes, std::ref(body));
+  running_on->run(grid, block, shared_bytes, std::ref(body));
   return cudaSuccess;
 }
 
