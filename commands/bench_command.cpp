@@ -32,7 +32,8 @@ class BenchCommand : public Command {
     part.add_to(options);
     options.section("Measurement");
     options.add("--length", {&length, "Tokens of the stream, one document", checks::between(1, 1 << 24)});
-    options.add("--chunk", {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048 to 8192)"});
+    options.add("--chunk",
+                {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048 to 8192)"});
     options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
     options.add("--inputs", {&inputs, "Stream mode: keep saved layer inputs near, far, or measure both",
                              checks::one_of({"near", "far"})});
