@@ -32,11 +32,47 @@ struct AttentionSpan {
   AttentionShape shape;
 };
 
+// In generation, the rows of a chunk are the next tokens of several sequences, and each sequence has its K and V in a
+// part of a cache. For each row: the row of the cache where its sequence begins, and its position in the sequence.
+struct SequenceIndex {
+  Matrix<const std::int32_t> starts, positions;
+
+  constexpr Index cache_row(Index i) const { return starts(0, i) + positions(0, i); }
+  // The rows of the cache from the start of row i's sequence.
+  template <class T>
+  constexpr Matrix<T> sequence_of(Index i, Matrix<T> cache) const {
+    return {cache.row(starts(0, i)), cache.rows - starts(0, i), cache.cols, cache.stride};
+  }
+};
+
+// The tokens that a chunk adds to a sequence: rows row, row + 1, ... of the chunk.
+struct SequencePiece {
+  Index start;  // of the sequence, in the cache
+  Rows tokens;  // counted from its start
+  Index row;
+  Rows rows() const { return {row, row + tokens.size()}; }
+  Rows cached() const { return {start, start + tokens.end}; }  // the keys up to the last of these tokens
+};
+
+// The same on the host and on the device. mask: zeros, because every sequence is one document.
+struct SequenceRows {
+  std::span<const SequencePiece> pieces;
+  SequenceIndex index;
+  DocumentMask mask;
+};
+
 // q: a row for each of span.rows, of width heads * head_dim. k, v: a row for each token of the stream, of width
 // kv_heads * head_dim.
 template <class T>
 struct AttentionInput {
   Matrix<const T> q, k, v;
+};
+
+// K and V, or their gradients.
+template <class T>
+struct KeysValues {
+  Matrix<T> k, v;
+  KeysValues slice(Rows rows) const { return {k.slice(rows), v.slice(rows)}; }
 };
 
 // attended: same shape as q. lse: log Σ exp(score), of width heads.

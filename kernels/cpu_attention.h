@@ -131,10 +131,10 @@ std::vector<Index> take_out_not_finite(Matrix<const T>& m, std::vector<T>& copy)
 // --- Forward ---
 
 // Queries of a tile, so few that every thread gets work. Results do not depend on it.
-inline Index queries_of_tile_for_threads(const AttentionSpan& span) {
+inline Index queries_of_tile_for_threads(Index queries, const AttentionShape& shape) {
   constexpr Index few = 16;
-  Index size = queries_of_tile(span.shape);
-  while (size > few && span.rows.size() * span.shape.kv_heads < 2 * omp_get_max_threads() * size) size /= 2;
+  Index size = queries_of_tile(shape);
+  while (size > few && queries * shape.kv_heads < 2 * omp_get_max_threads() * size) size /= 2;
   return size;
 }
 
@@ -214,6 +214,17 @@ class AttentionTile {
   RunningSoftmax<A> running_[kBlock];
   std::vector<T> finite_;
 };
+
+// A tile of the span's queries, for one group of heads.
+template <class T>
+void attend(const AttentionOutput<T>& out, const AttentionInput<T>& in, const QueryTile& tile, Index kv_head,
+            const AttentionSpan& span) {
+  thread_local AttentionTile<T> memory;
+  const Rows rows = tile.rows.relative_to(span.rows);
+  auto heads = [&](auto m) { return m.slice(rows).columns(piece(kv_head, m.cols / span.shape.kv_heads, m.cols)); };
+  auto keys = [&](auto m) { return m.columns(kv_head * span.shape.head_dim, span.shape.head_dim); };
+  memory.compute({heads(out.attended), heads(out.lse)}, {heads(in.q), keys(in.k), keys(in.v)}, tile, span);
+}
 
 // --- Backward ---
 
@@ -318,20 +329,10 @@ namespace streambp {
 
 template <class T>
 void compute_attention(Cpu&, const AttentionOutput<T>& out, const AttentionInput<T>& in, const AttentionSpan& span) {
-  const Index dim = span.shape.head_dim, group = span.shape.group();
-  const std::vector<cpu::QueryTile> tiles = cpu::query_tiles(span, cpu::queries_of_tile_for_threads(span));
+  const auto tiles = cpu::query_tiles(span, cpu::queries_of_tile_for_threads(span.rows.size(), span.shape));
 #pragma omp parallel for collapse(2) schedule(dynamic)
   for (std::size_t t = tiles.size(); t > 0; --t) {  // the last tiles of a document take longest
-    for (Index kv_head = 0; kv_head < span.shape.kv_heads; ++kv_head) {
-      thread_local cpu::AttentionTile<T> tile;
-      const Rows rows = tiles[t - 1].rows;
-      auto heads = [&](auto m, Index width) {
-        return m.slice(rows.relative_to(span.rows)).columns(kv_head * group * width, group * width);
-      };
-      auto of_keys = [&](auto m) { return m.columns(kv_head * dim, dim); };
-      tile.compute({heads(out.attended, dim), heads(out.lse, 1)}, {heads(in.q, dim), of_keys(in.k), of_keys(in.v)},
-                   tiles[t - 1], span);
-    }
+    for (Index kv_head = 0; kv_head < span.shape.kv_heads; ++kv_head) cpu::attend(out, in, tiles[t - 1], kv_head, span);
   }
 }
 

@@ -46,9 +46,10 @@ inline void compute_attention(Cuda& dev, const AttentionOutput<BFloat16>& out, c
   const AttentionShape& shape = span.shape;
   const cuda::FlashInput input = cuda::flash_input(in, span);
   cuda::with_head_dim(shape.head_dim, [&](auto dim) {
-    const cuda::TilesOf tiles(span.rows, cuda::Flash<dim()>::kQueries);
+    constexpr int queries = cuda::Flash<dim()>::kQueries;
+    const cuda::TilesOf tiles(span.rows, queries);
     cuda::launch(dev, cuda::flash_kernel<dim()>, cuda::grid_of(tiles.count, shape.heads), cuda::kTileThreads,
-                 cuda::FlashMemory<dim()>::kBytes, input, out.attended, out.lse, static_cast<int>(tiles.last));
+                 cuda::FlashMemory<dim(), queries>::kBytes, input, out, static_cast<int>(tiles.last));
   });
 }
 

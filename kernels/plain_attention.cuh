@@ -42,10 +42,9 @@ struct HeadSum {
 // The warps of a block process consecutive rows. blockIdx.y is the head.
 __device__ inline Index row_of_warp() { return static_cast<Index>(blockIdx.x) * kPlainWarps + threadIdx.x / kWarp; }
 
-static __global__ void __launch_bounds__(kPlainThreads)
-    plain_attention_kernel(PlainInput in, Matrix<float> out, Matrix<float> lse) {
-  const Index i = row_of_warp(), h = blockIdx.y, dim = in.shape.head_dim, row = in.rows.begin + i;
-  if (row >= in.rows.end) return;
+// Row i of q and head h.
+__device__ inline void plain_attend(const PlainInput& in, Index i, Index h, const AttentionOutput<float>& out) {
+  const Index dim = in.shape.head_dim, row = in.rows.begin + i;
   const Index kv = h / in.shape.group() * dim, lane = threadIdx.x % kWarp;
   float* p = shared_memory<float[kWarp]>()[threadIdx.x / kWarp];
   const float* q = in.q.row(i) + h * dim;
@@ -69,8 +68,14 @@ static __global__ void __launch_bounds__(kPlainThreads)
     });
     __syncwarp();
   }
-  o.for_each(dim, [&](float x, Index d) { out(i, h * dim + d) = x / sum; });
-  if (lane == 0) lse(i, h) = maximum + std::log(sum);
+  o.for_each(dim, [&](float x, Index d) { out.attended(i, h * dim + d) = x / sum; });
+  if (lane == 0) out.lse(i, h) = maximum + std::log(sum);
+}
+
+static __global__ void __launch_bounds__(kPlainThreads)
+    plain_attention_kernel(PlainInput in, AttentionOutput<float> out) {
+  const Index i = row_of_warp();
+  if (in.rows.begin + i < in.rows.end) plain_attend(in, i, blockIdx.y, out);
 }
 
 // P and dS of one query and one key.
@@ -174,8 +179,7 @@ void compute_attention_delta(Cuda& dev, Matrix<float> delta, Input<T> dout, Inpu
 inline void compute_attention(Cuda& dev, const AttentionOutput<float>& out, const AttentionInput<float>& in,
                               const AttentionSpan& span) {
   cuda::launch(dev, cuda::plain_attention_kernel, cuda::plain_grid(span.rows.size(), span.shape.heads),
-               cuda::kPlainThreads, cuda::kPlainThreads * sizeof(float), cuda::plain_input(in, span), out.attended,
-               out.lse);
+               cuda::kPlainThreads, cuda::kPlainThreads * sizeof(float), cuda::plain_input(in, span), out);
 }
 
 inline void compute_attention_backward(Cuda& dev, const AttentionGradient<float>& gradient,

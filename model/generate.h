@@ -2,8 +2,8 @@
 //
 // Several sequences grow at once, each in a slot. Slot s owns rows [s * room, (s + 1) * room) of the cache of every
 // layer. A step reads new tokens of each slot: one for a sequence that is being generated, many for a prompt. Their
-// rows form one chunk, so every projection is one matrix product. Only attention runs slot by slot, each on its part of
-// the cache.
+// rows form one chunk. So every operation runs once for all slots, and a GPU launches as many kernels for 64 slots as for
+// one.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +37,7 @@ class Generator {
         frequencies(c),
         weights(dev, model),
         scope(dev.scope()),
-        tokens(allocate<std::int32_t>(dev, 1, this->chunk, Kind::stream)),
-        positions(allocate<std::int32_t>(dev, 1, this->chunk, Kind::stream)),
+        table(allocate<std::int32_t>(dev, 1, 4 * this->chunk, Kind::stream)),
         key_begin(allocate<std::int32_t>(dev, 1, room, Kind::stream)),
         texts(static_cast<std::size_t>(slots)) {
     require(c.positions == Positions::rope || room <= c.max_length, "a sequence of ", room,
@@ -61,25 +60,25 @@ class Generator {
     ++steps;
     auto scope = dev.scope();
     const Matrix<T> last = allocate<T>(dev, static_cast<Index>(readings.size()), c.hidden, Kind::chunk);
-    std::vector<Piece> pieces;
-    Index filled = 0;
-    auto read_pieces = [&] {
-      read_chunk(pieces, filled, last);
-      pieces.clear();
-      filled = 0;
+    Chunk next;
+    Index done = 0;  // readings
+    auto read_next = [&] {
+      const Index ending = static_cast<Index>(next.ends.size());
+      read_chunk(next, last.slice({done, done + ending}));
+      done += ending;
+      next = {};
     };
-    for (std::size_t i = 0; i < readings.size(); ++i) {
-      const auto& [slot, tokens] = readings[i];
+    for (const auto& [slot, tokens] : readings) {
       check(slot, tokens);
       for (std::size_t begin = 0; begin < tokens.size();) {
-        const auto part = tokens.subspan(begin, std::min(tokens.size() - begin, index(chunk - filled)));
+        const auto part = tokens.subspan(begin, std::min(tokens.size() - begin, index(chunk - next.rows())));
         begin += part.size();
-        pieces.push_back({slot, part, filled, begin == tokens.size() ? static_cast<Index>(i) : -1});
-        filled += pieces.back().size();
-        if (filled == chunk) read_pieces();
+        append(next, slot, part);
+        if (begin == tokens.size()) next.ends.push_back(static_cast<std::int32_t>(next.rows() - 1));
+        if (next.rows() == chunk) read_next();
       }
     }
-    if (filled > 0) read_pieces();
+    if (next.rows() > 0) read_next();
     const auto leased = weights.take_head();
     return to_host(dev, Head<Device, T>(dev, c, leased.weights).logits(last));
   }
@@ -108,14 +107,12 @@ class Generator {
   }
 
  private:
-  // Tokens of one slot in one chunk, starting at row `begin` of the chunk. The hidden state of the last row goes to row
-  // `reading` of the step's result; -1: the reading continues in the next chunk.
-  struct Piece {
-    Index slot;
-    std::span<const std::int32_t> tokens;
-    Index begin, reading;
-    Index size() const { return static_cast<Index>(tokens.size()); }
-    Rows rows() const { return {begin, begin + size()}; }
+  // The rows that are read at once: for each its token, its position, and the row of the cache where its slot begins.
+  struct Chunk {
+    std::vector<SequencePiece> pieces;
+    Tokens tokens, positions, starts;
+    Tokens ends;  // the last rows of the readings that end in this chunk
+    Index rows() const { return static_cast<Index>(tokens.size()); }
   };
 
   void check(Index slot, std::span<const std::int32_t> tokens) const {
@@ -138,55 +135,52 @@ class Generator {
     return m.slice({slot * room + rows.begin, slot * room + rows.end});
   }
 
-  void read_chunk(const std::vector<Piece>& pieces, Index count, Matrix<T> last) {
-    upload(pieces, count);
+  void append(Chunk& rows, Index slot, std::span<const std::int32_t> tokens) {
+    Tokens& text = texts[index(slot)];
+    const auto length = static_cast<Index>(text.size()), count = static_cast<Index>(tokens.size());
+    rows.pieces.push_back({slot * room, {length, length + count}, rows.rows()});
+    rows.tokens.insert(rows.tokens.end(), tokens.begin(), tokens.end());
+    for (Index i = 0; i < count; ++i) rows.positions.push_back(static_cast<std::int32_t>(length + i));
+    rows.starts.resize(rows.tokens.size(), static_cast<std::int32_t>(slot * room));
+    text.insert(text.end(), tokens.begin(), tokens.end());
+  }
+
+  // ends: receives the hidden states of the last rows of readings.
+  void read_chunk(const Chunk& rows, Matrix<T> ends) {
+    const auto [tokens, last, sequences] = upload(rows);
     auto scope = dev.scope();
-    const auto x = allocate<T>(dev, count, c.hidden, Kind::chunk);
-    const Activations<T> a = allocate_activations<T>(dev, c, Rows{0, count});
-    auto matrix = [&] { return allocate<T>(dev, count, c.kv_width(), Kind::chunk); };
+    const auto x = allocate<T>(dev, rows.rows(), c.hidden, Kind::chunk);
+    const Activations<T> a = allocate_activations<T>(dev, c, Rows{0, rows.rows()});
+    auto matrix = [&] { return allocate<T>(dev, rows.rows(), c.kv_width(), Kind::chunk); };
     const KeysValues<T> kv = {matrix(), matrix()};
-    embedding(dev, x, {tokens.columns(0, count), positions.columns(0, count), {}, {}},
-              weights.take_embedding().weights.embedding, c.embedding_scale);
+    const Matrix<const std::int32_t> positions = sequences.index.positions;
+    embedding(dev, x, {tokens, positions, {}, {}}, weights.take_embedding().weights.embedding, c.embedding_scale);
     for (Index l = 0; l < c.layers; ++l) {
       const auto leased = weights.take_layer(l, l + 1 < c.layers ? l + 1 : kNoLayer);
       TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights);
       layer.before_mixer(a, x);
-      layer.mixer.project(a.mixer, kv, a.mixer_input, positions.columns(0, count));
-      for (const Piece& piece : pieces) attend(layer.mixer, piece, cache[index(l)], kv, a.mixer);
+      layer.mixer.project(a.mixer, kv, a.mixer_input, positions);
+      layer.mixer.attend(a.mixer, kv, cache[index(l)], sequences);
       layer.after_mixer(x, a, x);
     }
-    for (const Piece& piece : pieces) {
-      Tokens& text = texts[index(piece.slot)];
-      text.insert(text.end(), piece.tokens.begin(), piece.tokens.end());
-      if (piece.reading < 0) continue;
-      dev.copy(last.slice({piece.reading, piece.reading + 1}), x.slice({piece.rows().end - 1, piece.rows().end}));
-    }
+    embedding(dev, ends, {last, last, {}, {}}, EmbeddingTables<T>{x, {}}, 1);  // row i is row last[i] of x
   }
 
-  void upload(const std::vector<Piece>& pieces, Index count) {
-    Tokens read, places;
-    for (const Piece& piece : pieces) {
-      read.insert(read.end(), piece.tokens.begin(), piece.tokens.end());
-      for (Index i = 0; i < piece.size(); ++i) {
-        places.push_back(static_cast<std::int32_t>(text(piece.slot).size()) + static_cast<std::int32_t>(i));
-      }
-    }
-    dev.upload(tokens.columns(0, count), read.data());
-    dev.upload(positions.columns(0, count), places.data());
-  }
-
-  // Appends the K and V of a piece to the cache of its slot, and attends to the whole slot.
-  void attend(SoftmaxAttention<Device, T>& mixer, const Piece& piece, const KeysValues<T>& all, const KeysValues<T>& kv,
-              const AttentionActivations<T>& a) {
-    const auto length = static_cast<Index>(text(piece.slot).size());
-    const Rows rows = {length, length + piece.size()};
-    dev.copy(rows_of(all.k, piece.slot, rows), kv.k.slice(piece.rows()));
-    dev.copy(rows_of(all.v, piece.slot, rows), kv.v.slice(piece.rows()));
-    auto part = [&](Matrix<T> m) { return Exchanged<T>{m.slice(piece.rows()), m.slice(piece.rows())}; };
-    const AttentionActivations<T> own = {{}, {}, part(a.q.rows), part(a.attended.rows), a.lse.slice(piece.rows())};
-    const Rows slot = {0, room};
-    const KeysValues<T> of_slot = {rows_of(all.k, piece.slot, slot), rows_of(all.v, piece.slot, slot)};
-    mixer.attend({{rows, {}, {key_begin, {}}}, {}, of_slot, own});
+  // A chunk on the device.
+  struct Uploaded {
+    Matrix<const std::int32_t> tokens, ends;
+    SequenceRows sequences;
+  };
+  Uploaded upload(const Chunk& rows) {
+    Tokens all;
+    auto place = [&](const Tokens& numbers) {
+      all.insert(all.end(), numbers.begin(), numbers.end());
+      return table.columns(static_cast<Index>(all.size() - numbers.size()), static_cast<Index>(numbers.size()));
+    };
+    const SequenceIndex of_rows = {place(rows.starts), place(rows.positions)};
+    const Uploaded uploaded = {place(rows.tokens), place(rows.ends), {rows.pieces, of_rows, {key_begin, {}}}};
+    dev.upload(table.columns(0, static_cast<Index>(all.size())), all.data());
+    return uploaded;
   }
 
   Device& dev;
@@ -195,9 +189,9 @@ class Generator {
   const Frequencies frequencies;
   Weights<Device, T> weights;
   decltype(std::declval<Device&>().scope()) scope;
-  const Matrix<std::int32_t> tokens, positions;  // of the chunk
-  const Matrix<std::int32_t> key_begin;          // zeros: every slot is one document
-  std::vector<KeysValues<T>> cache;              // of each layer
+  const Matrix<std::int32_t> table;      // of the chunk that is read
+  const Matrix<std::int32_t> key_begin;  // zeros: every slot is one document
+  std::vector<KeysValues<T>> cache;      // of each layer
   std::vector<Tokens> texts;
 };
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/attention.cuh"
+#include "kernels/cached_attention.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
 #include "model/linear.h"
@@ -27,13 +28,6 @@ struct Frequencies {
     global = local = rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling);
     if (c.local_rope_theta > 0) local = rope_frequencies(c.head_dim, c.local_rope_theta, {});
   }
-};
-
-// K and V, or their gradients.
-template <class T>
-struct KeysValues {
-  Matrix<T> k, v;
-  KeysValues slice(Rows rows) const { return {k.slice(rows), v.slice(rows)}; }
 };
 
 // K and V of this rank's heads, for some rows of the stream.
@@ -116,6 +110,13 @@ class SoftmaxAttention {
   void attend(const AttentionChunk<T>& chunk, AttentionOutputs outputs = AttentionOutputs::computed) {
     if (outputs == AttentionOutputs::computed) attention(dev, output_of(chunk), input_of(chunk), span(chunk));
     exchange.to_rows(chunk.a.attended);
+  }
+
+  // In generation: appends the K and V of a chunk to the cache of its sequences, and attends to it.
+  void attend(const AttentionActivations<T>& a, const KeysValues<T>& kv, const KeysValues<T>& cache,
+              const SequenceRows& rows) {
+    append_to_cache(dev, cache, kv, rows);
+    cached_attention(dev, AttentionOutput<T>{a.attended.rows, a.lse}, {a.q.rows, cache.k, cache.v}, rows, shape);
   }
 
   // Repeats forward as far as backward needs it. K and V exist already.

@@ -1,5 +1,6 @@
-// Instantiates every kernel: a training step in each combination of types. scripts/kernel_resources.sh compiles it;
+// Instantiates every kernel: a training step in each combination of types, and generation. scripts/kernel_resources.sh compiles it;
 // nothing runs it.
+#include "model/generate.h"
 #include "training/trainer.h"
 
 namespace streambp {
@@ -11,5 +12,8 @@ void step(Cuda& dev, const Config& c, const Batch& batch) {
 template void step<float, float>(Cuda&, const Config&, const Batch&);
 template void step<BFloat16, float>(Cuda&, const Config&, const Batch&);
 template void step<BFloat16, BFloat16>(Cuda&, const Config&, const Batch&);
+
+template class Generator<Cuda, float>;
+template class Generator<Cuda, BFloat16>;
 
 }  // namespace streambp

@@ -1,4 +1,5 @@
 // Each operation of both devices, in float32 and bfloat16, against the CPU in float64, for awkward shapes.
+#include "kernels/cached_attention.cuh"
 #include "model/quantised.h"
 #include "tests/gpu.h"
 #include "training/optimizer.h"
@@ -353,6 +354,91 @@ TYPED_TEST(DeviceOperations, Attention) {
 
 TYPED_TEST(DeviceOperations, AttentionInEveryOrderOfThreads) {
   in_every_order([&] { expect_attention(*this, {2, 1, 24, 0, {150, 130}}); });
+}
+
+// Sequences of a cache that read their last tokens. Each case: these lengths, and the number of tokens that each reads.
+struct CachedCase {
+  Index heads, kv_heads, dim, window;
+  std::vector<Index> lengths, reads;
+};
+
+template <class Fixture>
+void expect_cached_attention(Fixture& on, const CachedCase& p) {
+  using T = typename Fixture::T;
+  SCOPED_TRACE(std::to_string(p.heads) + " heads, " + std::to_string(p.kv_heads) + " kv heads of " +
+               std::to_string(p.dim) + ", window " + std::to_string(p.window));
+  auto& gpu = *on.gpu;
+  auto scope = gpu.scope();
+  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window};
+  const Index room = *std::max_element(p.lengths.begin(), p.lengths.end()), q_width = p.heads * p.dim,
+              kv_width = p.kv_heads * p.dim;
+  std::vector<SequencePiece> pieces;
+  std::vector<std::int32_t> s, t;
+  for (std::size_t i = 0; i < p.lengths.size(); ++i) {
+    const auto start = static_cast<Index>(i) * room;
+    pieces.push_back({start, {p.lengths[i] - p.reads[i], p.lengths[i]}, static_cast<Index>(t.size())});
+    s.resize(s.size() + static_cast<std::size_t>(p.reads[i]), static_cast<std::int32_t>(start));
+    for (Index j = pieces[i].tokens.begin; j < pieces[i].tokens.end; ++j) t.push_back(static_cast<std::int32_t>(j));
+  }
+  const TwinIntegers starts(gpu, s), positions(gpu, t), zeros(gpu, Tokens(static_cast<std::size_t>(room)));
+  const Index n = starts.host.cols, cached = room * static_cast<Index>(p.lengths.size());
+  const Twin<T> q(gpu, n, q_width, 1), k(gpu, cached, kv_width, 2), v(gpu, cached, kv_width, 3),
+      out(gpu, n, q_width, 4), new_k(gpu, n, kv_width, 5), new_v(gpu, n, kv_width, 6);
+  const Twin<float> lse(gpu, n, p.heads, 7);
+  const auto append = [&](auto& dev, auto k, auto v, auto new_k, auto new_v, auto starts, auto positions) {
+    append_to_cache(dev, KeysValues{k, v}, {new_k, new_v}, {pieces, {starts, positions}, {}});
+  };
+  on.both(append, k, v, new_k, new_v, starts, positions);
+  EXPECT_EQ(error_of(gpu, k), 0);
+  EXPECT_EQ(error_of(gpu, v), 0);
+  const auto attend = [&](auto& dev, auto out, auto lse, auto q, auto k, auto v, auto starts, auto positions,
+                          auto zeros) {
+    cached_attention(dev, AttentionOutput{out, lse}, {q, k, v}, {pieces, {starts, positions}, {zeros}}, shape);
+  };
+  on.both(attend, out, lse, q, k, v, starts, positions, zeros);
+  on.expect_near("out", out);
+  on.expect_near("lse", lse);
+
+  // Each sequence alone, as a stream that begins with it and as the only one of a chunk: the same bits.
+  const auto bits = [&](auto m) {
+    const auto numbers = to_host(gpu, m);
+    const auto* bytes = reinterpret_cast<const char*>(numbers.data());
+    return std::string(bytes, bytes + numbers.size() * sizeof(numbers[0]));
+  };
+  const auto expect_bits = [&](const char* what, const SequencePiece& piece, const AttentionOutput<T>& alone) {
+    EXPECT_EQ(bits(out.gpu.slice(piece.rows())), bits(alone.attended)) << what << ", sequence at " << piece.start;
+    EXPECT_EQ(bits(lse.gpu.slice(piece.rows())), bits(alone.lse)) << what << ", sequence at " << piece.start;
+  };
+  for (const SequencePiece& piece : pieces) {
+    const Twin<T> out2(gpu, piece.tokens.size(), q_width, 8);
+    const Twin<float> lse2(gpu, piece.tokens.size(), p.heads, 9);
+    const AttentionOutput<T> alone = {out2.gpu, lse2.gpu};
+    const Matrix<T> queries = q.gpu.slice(piece.rows());
+    attention(gpu, alone, {queries, k.gpu.slice(piece.cached()), v.gpu.slice(piece.cached())},
+              {{zeros.gpu}, piece.tokens, shape});
+    expect_bits("a stream", piece, alone);
+    const std::vector<SequencePiece> only = {{piece.start, piece.tokens, 0}};
+    const Rows rows = piece.rows();
+    cached_attention(gpu, alone, {queries, k.gpu, v.gpu},
+                     {only, {starts.gpu.columns(rows), positions.gpu.columns(rows)}, {zeros.gpu}}, shape);
+    expect_bits("alone", piece, alone);
+  }
+}
+
+TYPED_TEST(DeviceOperations, CachedAttention) {
+  std::vector<CachedCase> cases = {{6, 2, 5, 0, {300, 1, 64, 65}, {1, 1, 1, 1}},
+                                   {4, 1, 40, 0, {130, 20, 1, 129}, {100, 1, 1, 3}},
+                                   {2, 2, 64, 17, {200, 3, 90}, {1, 3, 70}},
+                                   {8, 2, 16, 150, {270, 300}, {1, 31}},
+                                   {70, 1, 8, 0, {20, 100}, {5, 1}},  // more heads of a group than rows of a tile
+                                   {2, 1, 6, 2, {140, 1}, {4, 1}}};
+  for (Index dim : {80, 96, 128, 200, 256}) cases.push_back({4, 2, dim, 0, {sized<Index>(700, 130, 70), 33}, {1, 20}});
+  if (sized(true, false, false)) cases.push_back({16, 2, 128, 0, {5000, 1, 64, 2000}, {1, 1, 64, 500}});
+  for (const CachedCase& p : cases) expect_cached_attention(*this, p);
+}
+
+TYPED_TEST(DeviceOperations, CachedAttentionInEveryOrderOfThreads) {
+  in_every_order([&] { expect_cached_attention(*this, {4, 2, 24, 0, {150, 9}, {1, 9}}); });
 }
 
 TYPED_TEST(DeviceOperations, AttentionSurvivesExtremeScores) {

@@ -156,6 +156,73 @@ void expect_generation(const Config& c, double tolerance) {
 TEST_P(GpuWalk, GenerationInFloat32) { expect_generation<float>(GetParam().config, 1e-5); }
 TEST_P(GpuWalk, GenerationInBFloat16) { expect_generation<BFloat16>(GetParam().config, 0.06); }
 
+template <class T>
+struct GeneratingGpu {
+  Cuda gpu{std::size_t{1} << 26, kTestTile};
+  Model<T> model;
+
+  explicit GeneratingGpu(const Config& c) : model{c, Tensors<T>(c)} {
+    allocate(gpu, table(c, model.weights), Kind::weights);
+    initialise(gpu, model, 3, 0.15);
+  }
+};
+
+// The logits of a slot do not depend on the slots that are read beside it: the same bits.
+template <class T>
+void expect_independent_slots(const Config& c) {
+  GeneratingGpu<T> subject(c);
+  Generator<Cuda, T> together(subject.gpu, subject.model, 5, 100, 64), alone(subject.gpu, subject.model, 1, 100, 64);
+  const auto width = static_cast<std::ptrdiff_t>(c.vocab);
+  for (const Index length : {70, 1, 1}) {
+    std::vector<Tokens> texts;
+    std::vector<typename Generator<Cuda, T>::Reading> readings;
+    for (Index slot = 0; slot < 5; ++slot) texts.push_back(packed(c, {std::max<Index>(1, length - 7 * slot)}).tokens);
+    for (Index slot = 0; slot < 5; ++slot) readings.push_back({slot, texts[index(slot)]});
+    const auto all = together.read(readings), one = alone.read({{0, texts[2]}});
+    EXPECT_EQ(std::memcmp(&all[index(2 * width)], one.data(), one.size() * sizeof(T)), 0) << length;
+  }
+}
+TEST_F(GpuTraining, SlotsDoNotDependOnEachOther) {
+  expect_independent_slots<float>(families()[3].config);
+  expect_independent_slots<BFloat16>(families()[3].config);
+}
+
+#ifdef CUDA_ON_CPU
+// What the host gives to the GPU (kernels, products, copies, waits) to read one token in each of several slots.
+template <class T>
+std::size_t work_of_a_token(const Config& c, Index slots) {
+  GeneratingGpu<T> subject(c);
+  Generator<Cuda, T> generator(subject.gpu, subject.model, slots, 20, 64);
+  const Tokens text = {1, 2, 3}, next = {5};
+  std::size_t work = 0;
+  for (const Tokens& tokens : {text, next}) {
+    std::vector<typename Generator<Cuda, T>::Reading> readings;
+    for (Index slot = 0; slot < slots; ++slot) readings.push_back({slot, tokens});
+    const auto poison = std::exchange(Arena::poison, nullptr);  // it would fill every allocation
+    const std::size_t before = cuda_on_cpu::host_work;
+    generator.read(readings);
+    work = cuda_on_cpu::host_work - before;
+    Arena::poison = poison;
+  }
+  return work;
+}
+
+TEST_F(GpuTraining, LaunchesPerTokenDoNotDependOnTheSlots) {
+  Config c = make_config("qwen3", {83, 24, 1, 2, 1, 16, 40, 0, true});
+  const auto expect_work = [&]<class T>(T) {
+    c.layers = 1;
+    const std::size_t one_layer = work_of_a_token<T>(c, 1);
+    c.layers = 2;
+    const std::size_t work = work_of_a_token<T>(c, 1);
+    for (const Index slots : {3, 8}) EXPECT_EQ(work_of_a_token<T>(c, slots), work) << slots << " slots";
+    EXPECT_EQ(work - one_layer, 16u) << "of a layer: 9 kernels and 7 products";
+    EXPECT_EQ(one_layer - 16, 8u) << "embedding, last rows, norm, logits; tokens in, logits out, and waiting for both";
+  };
+  expect_work(0.0f);
+  expect_work(BFloat16());
+}
+#endif
+
 // A repeated step gives the same bits: nothing depends on the order of blocks.
 TEST_F(GpuTraining, RepeatsBitForBit) {
   const Index steps = sized<Index>(3, 3, 1);

@@ -1,4 +1,5 @@
 // Attention: forward against its formula in float64, backward against central finite differences, and by chunks.
+#include "kernels/cached_attention.cuh"
 #include "tests/operations.h"
 
 namespace streambp {
@@ -85,6 +86,69 @@ TEST_P(AttentionOperation, MatchesItsFormulaForwardAndBackward) {
   }
   EXPECT_EQ(*out.storage, *out2.storage);
   EXPECT_EQ(*lse.storage, *lse2.storage);
+}
+
+// --- Generation: the next tokens of several sequences, against a cache ---
+
+class CachedAttention : public testing::TestWithParam<AttentionCase> {};
+// In place of the documents of a case: sequences of these lengths.
+INSTANTIATE_TEST_SUITE_P(Operations, CachedAttention,
+                         testing::Values(AttentionCase{4, 2, 8, 0, {1, 129, 50}},
+                                         AttentionCase{6, 2, 5, 0, {300, 1, 7}},
+                                         AttentionCase{3, 1, 7, 40, {128, 256, 200}, 0.7},
+                                         AttentionCase{2, 2, 3, 1, {140}}));
+
+// Sequences read the last tokens of what they hold, at most 9 rows or one row each, and one reads nothing. Their rows follow
+// each other in another order than their parts of the cache.
+TEST_P(CachedAttention, MatchesItsFormulaAndHasTheBitsOfAStream) {
+  const AttentionCase& p = GetParam();
+  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window, p.score_scale};
+  const Index room = 320, q_width = p.heads * p.dim, kv_width = p.kv_heads * p.dim, group = p.heads / p.kv_heads;
+  for (const Index most : {1, 9, 400}) {
+    std::vector<SequencePiece> pieces = {{0, {7, 7}, 0}};
+    std::vector<std::int32_t> starts, positions, zeros(static_cast<std::size_t>(room));
+    for (auto s = static_cast<Index>(p.documents.size()) - 1; s >= 0; --s) {
+      const Index length = p.documents[static_cast<std::size_t>(s)], begin = std::max<Index>(0, length - most);
+      pieces.push_back({s * room, {begin, length}, static_cast<Index>(positions.size())});
+      for (Index i = begin; i < length; ++i) {
+        starts.push_back(static_cast<std::int32_t>(s * room)), positions.push_back(static_cast<std::int32_t>(i));
+      }
+    }
+    const auto n = static_cast<Index>(positions.size()), cached = room * static_cast<Index>(p.documents.size());
+    Owned<double> q(n, q_width, 1), k(cached, kv_width, 2), v(cached, kv_width, 3), out(n, q_width, 4),
+        lse(n, p.heads, 5), new_k(n, kv_width, 6), new_v(n, kv_width, 7);
+    const SequenceRows rows = {pieces, {integers(starts), integers(positions)}, {integers(zeros), {}}};
+    append_to_cache(device(), KeysValues<double>{k.m, v.m}, {new_k.m, new_v.m}, rows);
+    cached_attention(device(), AttentionOutput<double>{out.m, lse.m}, {q.m, k.m, v.m}, rows, shape);
+    expect_near(out.m, [&](Index i, Index j) {
+      const Index h = j / p.dim, kv = h / group, position = positions[static_cast<std::size_t>(i)];
+      double total = 0, sum = 0;
+      for (Index t = p.window > 0 ? std::max<Index>(0, position - p.window + 1) : 0; t <= position; ++t) {
+        const Index key = starts[static_cast<std::size_t>(i)] + t;
+        double score = 0;
+        for (Index c = 0; c < p.dim; ++c) score += q.m(i, h * p.dim + c) * k.m(key, kv * p.dim + c);
+        const double e = std::exp(score * shape.scale());
+        total += e, sum += e * v.m(key, kv * p.dim + j % p.dim);
+      }
+      return sum / total;
+    });
+    for (const SequencePiece& piece : pieces) {
+      Owned<double> alone(piece.tokens.size(), q_width, 4), lse_alone(piece.tokens.size(), p.heads, 5);
+      for (Index i = 0; i < piece.tokens.size(); ++i) {
+        for (Index j = 0; j < kv_width; ++j) {
+          ASSERT_EQ(k.m(piece.start + piece.tokens.begin + i, j), new_k.m(piece.row + i, j));
+          ASSERT_EQ(v.m(piece.start + piece.tokens.begin + i, j), new_v.m(piece.row + i, j));
+        }
+      }
+      attention(device(), AttentionOutput<double>{alone.m, lse_alone.m},
+                {q.m.slice(piece.rows()), k.m.slice(piece.cached()), v.m.slice(piece.cached())},
+                {rows.mask, piece.tokens, shape});
+      for (Index i = 0; i < alone.m.rows; ++i) {
+        for (Index j = 0; j < q_width; ++j) ASSERT_EQ(alone.m(i, j), out.m(piece.row + i, j)) << i << ", " << j;
+        for (Index h = 0; h < p.heads; ++h) ASSERT_EQ(lse_alone.m(i, h), lse.m(piece.row + i, h)) << i << ", " << h;
+      }
+    }
+  }
 }
 
 // The result of a row depends on its document only, not on where the document lies in the stream.

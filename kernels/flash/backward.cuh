@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kTileThreads)
   using Size = Flash<DIM>;
   constexpr int M = Size::kM, KEYS = Size::kBackwardKeys;
   const int h = blockIdx.y;
-  const QueryTile<M> tile(in, last_tile - static_cast<int>(blockIdx.x), Size::kQueries);  // longest first
+  const int number = last_tile - static_cast<int>(blockIdx.x);  // longest first
+  const QueryTile<M> tile(in, number * Size::kQueries, Size::kQueries, {h});
   const int warp_row = threadIdx.x / kWarp * 16 * M;
   const auto keys = in.head(in.k, in.kv_head(h)), values = in.head(in.v, in.kv_head(h));
 

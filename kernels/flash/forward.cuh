@@ -30,28 +30,25 @@ __device__ void online_softmax(Numbers<M, N>& s, PerRow<M>& maximum, PerRow<M>& 
 }
 
 // A block's shared memory.
-template <int DIM>
+template <int DIM, int QUERIES>
 struct FlashMemory {
-  SharedTile<Flash<DIM>::kQueries, DIM> q;
+  SharedTile<QUERIES, DIM> q;
   SharedTile<Flash<DIM>::kForwardKeys, DIM> k, v;
 
   static constexpr std::size_t kBytes = sizeof(BFloat16) * (decltype(q)::kSize + 2 * decltype(k)::kSize);
   __device__ explicit FlashMemory(BFloat16* memory) : q{memory}, k{q.data + q.kSize}, v{k.data + k.kSize} {}
 };
 
-template <int DIM>
-__global__ void __launch_bounds__(kTileThreads)
-    flash_kernel(FlashInput in, Matrix<BFloat16> out, Matrix<float> lse, int last_tile) {
-  using Size = Flash<DIM>;
-  constexpr int M = Size::kM, KEYS = Size::kForwardKeys;
-  const int h = blockIdx.y;
-  const QueryTile<M> tile(in, last_tile - static_cast<int>(blockIdx.x), Size::kQueries);  // longest first
+// A tile of queries, which are on their way to shared memory, attends to the keys of a head.
+template <int DIM, int QUERIES, int M, class Heads>
+__device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput& in, const QueryTile<M, Heads>& tile,
+                       int kv_head, const AttentionOutput<BFloat16>& out) {
+  constexpr int KEYS = Flash<DIM>::kForwardKeys;
+  static_assert(QUERIES == kTileWarps * 16 * M);
+  const auto [q, k, v] = memory;
   const int warp_row = threadIdx.x / kWarp * 16 * M;
-  const auto keys = in.head(in.k, in.kv_head(h)), values = in.head(in.v, in.kv_head(h));
-
-  const auto [q, k, v] = FlashMemory<DIM>(shared_memory<BFloat16>());
+  const auto keys = in.head(in.k, kv_head), values = in.head(in.v, kv_head);
   const int first_key = tile.first / KEYS * KEYS, end = tile.end < in.rows_end() ? tile.end : in.rows_end();
-  load(q, in.head(in.q, h), tile.begin - in.rows_begin(), static_cast<int>(in.rows.size()), in.aligned);
   load(k, keys, first_key, in.rows_end(), in.aligned);
 
   Numbers<M, DIM / 8> o;
@@ -81,11 +78,22 @@ __global__ void __launch_bounds__(kTileThreads)
     for (int half = 0; half < 2; ++half) inverse.x[m][half] = 1 / sum.x[m][half];
   }
   o.for_each([&](float& x, int m, int half, int col) {
-    const int row = tile.row(m, half), i = row - in.rows_begin();
+    const int row = tile.row(m, half), i = row - in.rows_begin(), h = tile.head(m, half);
     if (!in.computes(row)) return;
-    if (col < in.shape.head_dim) out(i, h * in.shape.head_dim + col) = BFloat16(x * inverse.x[m][half]);
-    if (col == 0) lse(i, h) = maximum.x[m][half] * in.scale + std::log(sum.x[m][half]);
+    if (col < in.shape.head_dim) out.attended(i, h * in.shape.head_dim + col) = BFloat16(x * inverse.x[m][half]);
+    if (col == 0) out.lse(i, h) = maximum.x[m][half] * in.scale + std::log(sum.x[m][half]);
   });
+}
+
+template <int DIM>
+__global__ void __launch_bounds__(kTileThreads)
+    flash_kernel(FlashInput in, AttentionOutput<BFloat16> out, int last_tile) {
+  using Size = Flash<DIM>;
+  const int h = blockIdx.y, number = last_tile - static_cast<int>(blockIdx.x);  // longest first
+  const QueryTile<Size::kM> tile(in, number * Size::kQueries, Size::kQueries, {h});
+  const FlashMemory<DIM, Size::kQueries> memory(shared_memory<BFloat16>());
+  load(memory.q, in.head(in.q, h), tile.begin - in.rows_begin(), static_cast<int>(in.rows.size()), in.aligned);
+  attend(memory, in, tile, in.kv_head(h), out);
 }
 
 }  // namespace streambp::cuda

@@ -46,19 +46,30 @@ struct FlashInput {
   __device__ int rows_end() const { return static_cast<int>(rows.end); }
 };
 
+// The query and the head of a row of a tile. In training, all rows of a tile have the same head.
+struct OneHead {
+  int h;
+  __device__ int query(int row) const { return row; }
+  __device__ int head(int) const { return h; }
+};
+
 // A block's tile of queries, rows begin .. end of the stream, and the keys they attend to.
-template <int M>
+template <int M, class Heads = OneHead>
 struct QueryTile {
   int begin, end;
+  Heads heads;
   int first, last;  // the smallest and the largest first key of the rows
 
-  __device__ QueryTile(const FlashInput& in, int tile, int size) : begin(tile * size), end(begin + size) {
+  __device__ QueryTile(const FlashInput& in, int begin, int size, Heads heads)
+      : begin(begin), end(begin + size), heads(heads) {
     first = in.first_key(begin < in.rows_begin() ? in.rows_begin() : begin);
     last = in.first_key((end < in.rows_end() ? end : in.rows_end()) - 1);
   }
-  __device__ int row(int m, int half) const {
-    return begin + static_cast<int>(threadIdx.x) / kWarp * 16 * M + row_of(m, half);
+  __device__ int row_of_tile(int m, int half) const {
+    return static_cast<int>(threadIdx.x) / kWarp * 16 * M + row_of(m, half);
   }
+  __device__ int row(int m, int half) const { return begin + heads.query(row_of_tile(m, half)); }
+  __device__ int head(int m, int half) const { return heads.head(row_of_tile(m, half)); }
   // Whether every row of the tile attends to all keys in key .. key + count.
   __device__ bool all_visible(const FlashInput& in, int key, int count) const {
     const bool whole = in.rows_begin() <= begin && end <= in.rows_end();

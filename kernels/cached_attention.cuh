@@ -1,0 +1,133 @@
+// Attention in generation. The rows of a chunk are the next tokens of several sequences. Row i is token position[i] of a
+// sequence whose K and V begin at row start[i] of a cache:
+//
+//   append           K, V of row i become row start[i] + position[i] of the cache
+//   attend           row i attends to rows start[i] + [first, position[i]] of the cache, as in attention.cuh,
+//                    first = max(0, position[i] - window + 1)
+//
+// Each is one launch, or on the CPU one parallel region, for all sequences. The bits of a row depend on its sequence
+// alone. They are those of attention() for a stream that begins with the sequence.
+#pragma once
+
+#include "kernels/attention.cuh"
+#ifdef STREAMBP_CUDA
+#include "kernels/base/packs.cuh"
+#include "kernels/flash/cached.cuh"
+#endif
+
+namespace streambp {
+
+// Writes K and V of the chunk's rows to the cache.
+template <class Device, class T>
+void append_to_cache(Device& dev, const KeysValues<T>& cache, const std::type_identity_t<KeysValues<T>>& kv,
+                     const SequenceRows& rows) {
+  require_shape("cache", "keys", kv.k, rows.index.positions.cols, cache.k.cols);
+  require_shape("cache", "values", kv.v, rows.index.positions.cols, cache.v.cols);
+  auto op = dev.operation("append to cache", 0, 4.0 * sizeof(T) * kv.k.size());
+  if constexpr (Device::computes) compute_append(dev, cache, kv, rows);
+}
+
+// in.q: the chunk's rows. in.k, in.v: the cache.
+template <class Device, class T>
+void cached_attention(Device& dev, const AttentionOutput<T>& out, const std::type_identity_t<AttentionInput<T>>& in,
+                      const SequenceRows& rows, const AttentionShape& shape) {
+  const Index q_width = shape.heads * shape.head_dim, kv_width = shape.kv_heads * shape.head_dim;
+  require_shape("cached attention", "queries", in.q, rows.index.positions.cols, q_width);
+  require_shape("cached attention", "output", out.attended, in.q.rows, q_width);
+  require_shape("cached attention", "lse", out.lse, in.q.rows, shape.heads);
+  double pairs = 0, keys = 0;
+  for (const SequencePiece& piece : rows.pieces) {
+    require(in.k.cols == kv_width && piece.cached().end <= in.k.rows, "cached attention: a small cache");
+    pairs += attention_pairs({{}, piece.tokens, shape});
+    keys += static_cast<double>(piece.tokens.end);
+  }
+  auto op = dev.operation("attention", 4.0 * pairs * static_cast<double>(q_width),
+                          sizeof(T) * (2.0 * in.q.size() + 2.0 * kv_width * keys));
+  if constexpr (Device::computes) compute_cached_attention(dev, out, in, rows, shape);
+}
+
+// --- CPU ---
+
+template <class T>
+void compute_append(Cpu&, const KeysValues<T>& cache, const KeysValues<T>& kv, const SequenceRows& rows) {
+#pragma omp parallel for if (kv.k.size() > kWorthThreads)
+  for (Index i = 0; i < kv.k.rows; ++i) {
+    const Index to = rows.index.cache_row(i);
+    std::copy_n(kv.k.row(i), kv.k.cols, cache.k.row(to));
+    std::copy_n(kv.v.row(i), kv.v.cols, cache.v.row(to));
+  }
+}
+
+template <class T>
+void compute_cached_attention(Cpu&, const AttentionOutput<T>& out, const AttentionInput<T>& in,
+                              const SequenceRows& rows, const AttentionShape& shape) {
+  struct Tile {
+    const SequencePiece* piece;
+    cpu::QueryTile queries;
+  };
+  std::vector<Tile> tiles;
+  const Index size = cpu::queries_of_tile_for_threads(in.q.rows, shape);
+  for (const SequencePiece& piece : rows.pieces) {
+    for (const auto& queries : cpu::query_tiles({rows.mask, piece.tokens, shape}, size))
+      tiles.push_back({&piece, queries});
+  }
+#pragma omp parallel for collapse(2) schedule(dynamic)
+  for (std::size_t t = tiles.size(); t > 0; --t) {
+    for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+      const auto& [piece, queries] = tiles[t - 1];
+      const Rows chunk = piece->rows(), cached = piece->cached();
+      cpu::attend<T>({out.attended.slice(chunk), out.lse.slice(chunk)},
+                     {in.q.slice(chunk), in.k.slice(cached), in.v.slice(cached)}, queries, kv_head,
+                     {rows.mask, piece->tokens, shape});
+    }
+  }
+}
+
+// --- CUDA ---
+
+#ifdef STREAMBP_CUDA
+
+template <class T>
+void compute_append(Cuda& dev, const KeysValues<T>& cache, const KeysValues<T>& kv, const SequenceRows& rows) {
+  auto f = [=, index = rows.index] __device__(auto n, Index i, Index j) {
+    const Index to = index.cache_row(i);
+    cuda::store(cache.k.row(to) + j, cuda::load<n()>(kv.k.row(i) + j));
+    cuda::store(cache.v.row(to) + j, cuda::load<n()>(kv.v.row(i) + j));
+  };
+  cuda::for_each_pack(dev, kv.k.rows, kv.k.cols, f, kv.k, kv.v, cache.k, cache.v);
+}
+
+namespace cuda {
+
+// In float32: a warp for each row and head. The heads of a group are neighbours, so they share K and V in the L1 cache.
+static __global__ void __launch_bounds__(kPlainThreads)
+    plain_cached_kernel(PlainInput in, SequenceIndex rows, AttentionOutput<float> out) {
+  const Index unit = row_of_warp(), i = unit / in.shape.heads;
+  if (i >= in.q.rows) return;
+  in.k = rows.sequence_of(i, in.k), in.v = rows.sequence_of(i, in.v);
+  in.rows = {rows.positions(0, i) - i, rows.positions(0, i) + 1};
+  plain_attend(in, i, unit % in.shape.heads, out);
+}
+
+}  // namespace cuda
+
+inline void compute_cached_attention(Cuda& dev, const AttentionOutput<float>& out, const AttentionInput<float>& in,
+                                     const SequenceRows& rows, const AttentionShape& shape) {
+  cuda::launch(dev, cuda::plain_cached_kernel, cuda::plain_grid(in.q.rows * shape.heads, 1), cuda::kPlainThreads,
+               cuda::kPlainThreads * sizeof(float), cuda::plain_input(in, {rows.mask, {0, 0}, shape}), rows.index, out);
+}
+
+inline void compute_cached_attention(Cuda& dev, const AttentionOutput<BFloat16>& out,
+                                     const AttentionInput<BFloat16>& in, const SequenceRows& rows,
+                                     const AttentionShape& shape) {
+  const cuda::FlashInput input = cuda::flash_input(in, {rows.mask, {0, 0}, shape});
+  const Index stacks = shape.kv_heads * cuda::HeadStack::per_group(shape);
+  cuda::with_head_dim(shape.head_dim, [&](auto dim) {
+    cuda::launch(dev, cuda::flash_cached_kernel<dim()>, cuda::grid_of(in.q.rows, stacks), cuda::kTileThreads,
+                 cuda::CachedMemory<dim()>::kBytes, input, rows.index, out);
+  });
+}
+
+#endif
+
+}  // namespace streambp

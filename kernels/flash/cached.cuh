@@ -1,0 +1,64 @@
+// Flash attention in generation: a block owns the next queries of one sequence and all heads of a group, so it reads the
+// group's K and V once. Row r of its tile is head r % heads of query r / heads. The loop over keys is that of training, and
+// a row's bits depend on no other row of its tile: they are those of training for a stream that begins with the sequence.
+#pragma once
+
+#include "kernels/flash/forward.cuh"
+
+namespace streambp::cuda {
+
+constexpr int kCachedRows = kTileWarps * 16;  // of a tile
+template <int DIM>
+using CachedMemory = FlashMemory<DIM, kCachedRows>;
+
+// Heads of a group, at most one for each row of a tile. blockIdx.y counts the stacks of all groups.
+struct HeadStack {
+  int kv_head, first, count;
+
+  static constexpr Index per_group(const AttentionShape& shape) { return ceil_div(shape.group(), kCachedRows); }
+  __device__ explicit HeadStack(const AttentionShape& shape) {
+    const int group = static_cast<int>(shape.group()), stacks = static_cast<int>(per_group(shape));
+    const int before = static_cast<int>(blockIdx.y) % stacks * kCachedRows;
+    kv_head = static_cast<int>(blockIdx.y) / stacks;
+    first = kv_head * group + before;
+    count = static_cast<int>(least(group - before, kCachedRows));
+  }
+  __device__ int query(int row) const { return row / count; }
+  __device__ int head(int row) const { return first + row % count; }
+};
+
+// Block i owns the rows of the chunk from row i to the end of its sequence or of its tile, if row i is the first of them.
+// The tiles of a sequence begin at multiples of `size` tokens. Returns the number of rows, or 0.
+__device__ inline int rows_of_block(const SequenceIndex& rows, int size) {
+  const Index i = blockIdx.x;
+  auto continues = [&](Index row) {
+    return rows.starts(0, row - 1) == rows.starts(0, row) && rows.positions(0, row) % size != 0;
+  };
+  if (i > 0 && continues(i)) return 0;
+  Index end = i + 1;
+  while (end < rows.positions.cols && continues(end)) ++end;
+  return static_cast<int>(end - i);
+}
+
+template <int DIM>
+__global__ void __launch_bounds__(kTileThreads)
+    flash_cached_kernel(FlashInput in, SequenceIndex rows, AttentionOutput<BFloat16> out) {
+  const Index i = blockIdx.x, dim = in.shape.head_dim;
+  const HeadStack heads(in.shape);
+  const int queries = rows_of_block(rows, kCachedRows / heads.count);
+  if (queries == 0) return;
+  const CachedMemory<DIM> memory(shared_memory<BFloat16>());
+  for (int at = threadIdx.x; at < kCachedRows * DIM; at += kTileThreads) {
+    const int row = at / DIM, col = at % DIM;
+    const bool used = row < queries * heads.count && col < dim;
+    *memory.q.at(row, col) = used ? in.q(i + heads.query(row), heads.head(row) * dim + col) : BFloat16(0);
+  }
+  in.k = rows.sequence_of(i, in.k), in.v = rows.sequence_of(i, in.v);
+  const int position = rows.positions(0, i);
+  in.rows = {position, position + queries};
+  out = {{out.attended.row(i), queries, out.attended.cols, out.attended.stride},
+         {out.lse.row(i), queries, out.lse.cols, out.lse.stride}};
+  attend(memory, in, QueryTile<1, HeadStack>(in, position, queries, heads), heads.kv_head, out);
+}
+
+}  // namespace streambp::cuda
