@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "kernels/attention_shape.h"
-#include "kernels/base/device.cuh"
 #include "kernels/base/gemm.h"
 #include "kernels/base/math.cuh"
 #include "kernels/base/row_sums.h"
+#include "kernels/elementwise.cuh"
 
 namespace streambp::cpu {
 

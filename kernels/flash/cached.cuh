@@ -1,6 +1,7 @@
 // Flash attention in generation: a block owns the next queries of one sequence and all heads of a group, so it reads the
 // group's K and V once. Row r of its tile is head r % heads of query r / heads. The loop over keys is that of training, and
 // a row's bits depend on no other row of its tile: they are those of training for a stream that begins with the sequence.
+// So keys are not split over blocks, and few long sequences do not fill a GPU.
 #pragma once
 
 #include "kernels/flash/forward.cuh"
