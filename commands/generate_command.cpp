@@ -197,7 +197,7 @@ class GenerateCommand : public Command {
 
   // The number of sequences in parallel that fit into memory.
   Index fitting_slots(Index texts, Index room) const {
-    constexpr Index most = 16;  // more gain little on a CPU
+    const Index most = step.device == DeviceKind::cuda ? 256 : 16;  // more gain little on a CPU
     const std::size_t free = free_memory(step.device);
     auto fits = [&](Index slots, Index room) { return memory(slots, room) <= free; };
     const Index slots = largest(std::min(texts, most), [&](Index n) { return fits(n, room); });

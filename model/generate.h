@@ -55,8 +55,9 @@ class Generator {
   // The tokens in a slot's cache.
   const Tokens& text(Index slot) const { return texts[index(slot)]; }
 
-  // Appends tokens to slots; each slot may occur once. Returns one row of logits per reading, after its last token.
-  std::vector<T> read(const std::vector<Reading>& readings) {
+  // Appends tokens to slots; each slot may occur once. Returns one row of logits per reading, after its last token. The
+  // next call overwrites them.
+  const std::vector<T>& read(const std::vector<Reading>& readings) {
     ++steps;
     auto scope = dev.scope();
     const Matrix<T> last = allocate<T>(dev, static_cast<Index>(readings.size()), c.hidden, Kind::chunk);
@@ -80,7 +81,10 @@ class Generator {
     }
     if (next.rows() > 0) read_next();
     const auto leased = weights.take_head();
-    return to_host(dev, Head<Device, T>(dev, c, leased.weights).logits(last));
+    const Matrix<T> of_last = Head<Device, T>(dev, c, leased.weights).logits(last);
+    logits.resize(index(of_last.size()));
+    dev.download(logits.data(), of_last);
+    return logits;
   }
 
   // Reuses the longest cached prefix of `text` found in any slot; returns its length. The caller reads the rest. The
@@ -193,6 +197,7 @@ class Generator {
   const Matrix<std::int32_t> key_begin;  // zeros: every slot is one document
   std::vector<KeysValues<T>> cache;      // of each layer
   std::vector<Tokens> texts;
+  std::vector<T> logits;
 };
 
 struct GenerationSettings {
@@ -261,7 +266,7 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
     }
     std::vector<typename Generator<Device, T>::Reading> readings;
     for (const Active& a : active) readings.push_back({a.slot, a.unread});
-    const std::vector<T> logits = generator.read(readings);
+    const std::vector<T>& logits = generator.read(readings);
     std::vector<std::size_t> lengths;
     for (const Active& a : active) lengths.push_back(generator.text(a.slot).size());
     const std::vector<Draw> draws = draw_rows<T>(logits, active, lengths, s);
