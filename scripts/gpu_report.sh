@@ -94,7 +94,7 @@ bench() { # NAME SECONDS OPTIONS...
 
 section "Correct"
 tests=("$bin/test_gpu" --gtest_brief=1)
-step "Operations against the CPU's float64; the device" 120 "${tests[@]}" --gtest_filter='DeviceOperations*cuda*:GpuAdamW*:GpuMuon*:GpuDevice*:CudaDevice*:GpuDriver*'
+step "Operations against the CPU's float64; the device" 120 "${tests[@]}" --gtest_filter='Device*cuda*:GpuAdamW*:GpuMuon*:GpuDevice*:CudaDevice*:GpuDriver*'
 step "The gradient: several tiles of 2048 rows and several chunks, in all modes" 60 "$bin/streambp" verify --device cuda
 step "The walk: all families, all modes, equal bits; training; far memory" 120 "${tests[@]}" --gtest_filter='*GpuWalk*:GpuTraining*:GpuFar*'
 step "Ranks: as many as there are GPUs" 60 "${tests[@]}" --gtest_filter='GpuRanks*:GpuProcesses*'
@@ -105,7 +105,7 @@ if command -v compute-sanitizer > /dev/null; then
   export STREAMBP_SMALL_TESTS=1
   for tool in memcheck racecheck initcheck; do
     step "compute-sanitizer $tool" 75 compute-sanitizer --tool "$tool" --kernel-name kns=streambp --error-exitcode 9 \
-      "${tests[@]}" --gtest_filter='DeviceOperations*cuda*:GpuAdamW*-*MatrixProducts*'
+      "${tests[@]}" --gtest_filter='Device*cuda*:GpuAdamW*-*MatrixProducts*'
   done
   unset STREAMBP_SMALL_TESTS
 fi

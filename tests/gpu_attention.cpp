@@ -1,0 +1,194 @@
+// Attention of both devices, in training and in generation, against the CPU in float64, for awkward shapes.
+#include "kernels/cached_attention.cuh"
+#include "tests/both_devices.h"
+
+namespace streambp {
+namespace {
+
+template <class Tested>
+class DeviceAttention : public OnBothDevices<Tested> {};
+TYPED_TEST_SUITE(DeviceAttention, DeviceTypes, DeviceTypeNames);
+
+struct AttentionCase {
+  Index heads, kv_heads, dim, window;
+  std::vector<Index> documents;
+};
+
+template <class Fixture>
+void expect_attention(Fixture& on, const AttentionCase& p) {
+  using T = typename Fixture::T;
+  SCOPED_TRACE(std::to_string(p.heads) + " heads, " + std::to_string(p.kv_heads) + " kv heads of " +
+               std::to_string(p.dim) + ", window " + std::to_string(p.window));
+  auto& gpu = *on.gpu;
+  auto scope = gpu.scope();
+  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window};
+  std::vector<std::int32_t> b;
+  for (Index length : p.documents)
+    b.insert(b.end(), static_cast<std::size_t>(length), static_cast<std::int32_t>(b.size()));
+  const TwinIntegers begins(gpu, b);
+  const Index n = begins.host.cols, q_width = p.heads * p.dim, kv_width = p.kv_heads * p.dim;
+  const Twin<T> q(gpu, n, q_width, 1), k(gpu, n, kv_width, 2), v(gpu, n, kv_width, 3), dout(gpu, n, q_width, 6);
+  const Twin<T> out(gpu, n, q_width, 4), dq(gpu, n, q_width, 7);
+  const Twin<float> lse(gpu, n, p.heads, 5), dk(gpu, n, kv_width, 8), dv(gpu, n, kv_width, 9);
+  const auto forward = [&](auto& dev, Rows r, auto out, auto lse, auto q, auto k, auto v, auto begins) {
+    attention(dev, AttentionOutput{out.slice(r), lse.slice(r)}, {q.slice(r), k, v}, {{begins}, r, shape});
+  };
+  const auto backward = [&](auto& dev, Rows r, auto dq, auto dk, auto dv, auto dout, auto q, auto k, auto v, auto out,
+                            auto lse, auto begins) {
+    attention_backward(dev, AttentionGradient{dq.slice(r), dk, dv}, dout.slice(r), {q.slice(r), k, v},
+                       {out.slice(r), lse.slice(r)}, {{begins}, r, shape});
+  };
+  on.both(forward, Rows{0, n}, out, lse, q, k, v, begins);
+  on.expect_near("out", out);
+  on.expect_near("lse", lse, kRounding<T>);
+  on.both(backward, Rows{0, n}, dq, dk, dv, dout, q, k, v, out, lse, begins);
+  on.expect_near("dq", dq, 2 * kRounding<T>);
+  on.expect_near("dk", dk, 2 * kRounding<T>);
+  on.expect_near("dv", dv, 2 * kRounding<T>);
+
+  // by chunks: the same bits
+  const Twin<T> out2(gpu, n, q_width, 14), dq2(gpu, n, q_width, 17);
+  const Twin<float> lse2(gpu, n, p.heads, 15), dk2(gpu, n, kv_width, 8), dv2(gpu, n, kv_width, 9);
+  const auto rows_on_gpu = [&](const auto& f, Rows r, const auto&... twins) { f(gpu, r, on_gpu(twins)...); };
+  for (Rows r : chunks(n, kTile)) rows_on_gpu(forward, r, out2, lse2, q, k, v, begins);
+  for (Rows r : last_to_first(chunks(n, kTile)))
+    rows_on_gpu(backward, r, dq2, dk2, dv2, dout, q, k, v, out2, lse2, begins);
+  const auto expect_equal = [&](const char* what, const auto& a, const auto& b) {
+    const auto x = to_host(gpu, on_gpu(a)), y = to_host(gpu, on_gpu(b));
+    EXPECT_EQ(std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])), 0) << what << ": chunks changed bits";
+  };
+  expect_equal("out", out, out2), expect_equal("lse", lse, lse2), expect_equal("dq", dq, dq2);
+  expect_equal("dk", dk, dk2), expect_equal("dv", dv, dv2);
+
+  // as in generation: rows that start inside a tile
+  for (Rows r : {Rows{0, 1}, Rows{n / 2, n / 2 + 1}, Rows{n - 1, n}}) {
+    rows_on_gpu(forward, r, out2, lse2, q, k, v, begins);
+  }
+  expect_equal("a row alone", out, out2);
+}
+
+TYPED_TEST(DeviceAttention, MatchesItsFormula) {
+  std::vector<AttentionCase> cases = {{6, 2, 5, 0, {300}},
+                                      {2, 1, 40, 0, {1, 127, 128, 2, 90}},
+                                      {2, 2, 64, 17, {280, 40}},
+                                      {2, 1, 6, 2, {140}},
+                                      {1, 1, 16, 150, {400}}};
+  for (Index dim : {80, 96, 128, 200}) cases.push_back({2, 1, dim, 0, {sized<Index>(130, 130, 70), 160}});
+  if (sized(true, false, false)) {
+    for (Index dim : {64, 80, 96, 128, 256}) {
+      for (Index window : {0, 700}) cases.push_back({4, 2, dim, window, {1500, 1, 64, 2000, 63, 469}});
+    }
+  }
+  for (const AttentionCase& p : cases) expect_attention(*this, p);
+}
+
+TYPED_TEST(DeviceAttention, InEveryOrderOfThreads) {
+  in_every_order([&] { expect_attention(*this, {2, 1, 24, 0, {150, 130}}); });
+}
+
+// Sequences of a cache that read their last tokens. Each case: these lengths, and the number of tokens that each reads.
+struct CachedCase {
+  Index heads, kv_heads, dim, window;
+  std::vector<Index> lengths, reads;
+};
+
+template <class Fixture>
+void expect_cached_attention(Fixture& on, const CachedCase& p) {
+  using T = typename Fixture::T;
+  SCOPED_TRACE(std::to_string(p.heads) + " heads, " + std::to_string(p.kv_heads) + " kv heads of " +
+               std::to_string(p.dim) + ", window " + std::to_string(p.window));
+  auto& gpu = *on.gpu;
+  auto scope = gpu.scope();
+  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window};
+  const Index room = *std::max_element(p.lengths.begin(), p.lengths.end()), q_width = p.heads * p.dim,
+              kv_width = p.kv_heads * p.dim;
+  std::vector<SequencePiece> pieces;
+  std::vector<std::int32_t> s, t;
+  for (std::size_t i = 0; i < p.lengths.size(); ++i) {
+    const auto start = static_cast<Index>(i) * room;
+    pieces.push_back({start, {p.lengths[i] - p.reads[i], p.lengths[i]}, static_cast<Index>(t.size())});
+    s.resize(s.size() + static_cast<std::size_t>(p.reads[i]), static_cast<std::int32_t>(start));
+    for (Index j = pieces[i].tokens.begin; j < pieces[i].tokens.end; ++j) t.push_back(static_cast<std::int32_t>(j));
+  }
+  const TwinIntegers starts(gpu, s), positions(gpu, t), zeros(gpu, Tokens(static_cast<std::size_t>(room)));
+  const Index n = starts.host.cols, cached = room * static_cast<Index>(p.lengths.size());
+  const Twin<T> q(gpu, n, q_width, 1), k(gpu, cached, kv_width, 2), v(gpu, cached, kv_width, 3),
+      out(gpu, n, q_width, 4), new_k(gpu, n, kv_width, 5), new_v(gpu, n, kv_width, 6);
+  const Twin<float> lse(gpu, n, p.heads, 7);
+  const auto append = [&](auto& dev, auto k, auto v, auto new_k, auto new_v, auto starts, auto positions) {
+    append_to_cache(dev, KeysValues{k, v}, {new_k, new_v}, {pieces, {starts, positions}, {}});
+  };
+  on.both(append, k, v, new_k, new_v, starts, positions);
+  EXPECT_EQ(error_of(gpu, k), 0);
+  EXPECT_EQ(error_of(gpu, v), 0);
+  const auto attend = [&](auto& dev, auto out, auto lse, auto q, auto k, auto v, auto starts, auto positions,
+                          auto zeros) {
+    cached_attention(dev, AttentionOutput{out, lse}, {q, k, v}, {pieces, {starts, positions}, {zeros}}, shape);
+  };
+  on.both(attend, out, lse, q, k, v, starts, positions, zeros);
+  on.expect_near("out", out);
+  on.expect_near("lse", lse);
+
+  // Each sequence alone, as a stream that begins with it and as the only one of a chunk: the same bits.
+  const auto bits = [&](auto m) {
+    const auto numbers = to_host(gpu, m);
+    const auto* bytes = reinterpret_cast<const char*>(numbers.data());
+    return std::string(bytes, bytes + numbers.size() * sizeof(numbers[0]));
+  };
+  const auto expect_bits = [&](const char* what, const SequencePiece& piece, const AttentionOutput<T>& alone) {
+    EXPECT_EQ(bits(out.gpu.slice(piece.rows())), bits(alone.attended)) << what << ", sequence at " << piece.start;
+    EXPECT_EQ(bits(lse.gpu.slice(piece.rows())), bits(alone.lse)) << what << ", sequence at " << piece.start;
+  };
+  for (const SequencePiece& piece : pieces) {
+    const Twin<T> out2(gpu, piece.tokens.size(), q_width, 8);
+    const Twin<float> lse2(gpu, piece.tokens.size(), p.heads, 9);
+    const AttentionOutput<T> alone = {out2.gpu, lse2.gpu};
+    const Matrix<T> queries = q.gpu.slice(piece.rows());
+    attention(gpu, alone, {queries, k.gpu.slice(piece.cached()), v.gpu.slice(piece.cached())},
+              {{zeros.gpu}, piece.tokens, shape});
+    expect_bits("a stream", piece, alone);
+    const std::vector<SequencePiece> only = {{piece.start, piece.tokens, 0}};
+    const Rows rows = piece.rows();
+    cached_attention(gpu, alone, {queries, k.gpu, v.gpu},
+                     {only, {starts.gpu.columns(rows), positions.gpu.columns(rows)}, {zeros.gpu}}, shape);
+    expect_bits("alone", piece, alone);
+  }
+}
+
+TYPED_TEST(DeviceAttention, Cached) {
+  std::vector<CachedCase> cases = {{6, 2, 5, 0, {300, 1, 64, 65}, {1, 1, 1, 1}},
+                                   {4, 1, 40, 0, {130, 20, 1, 129}, {100, 1, 1, 3}},
+                                   {2, 2, 64, 17, {200, 3, 90}, {1, 3, 70}},
+                                   {8, 2, 16, 150, {270, 300}, {1, 31}},
+                                   {70, 1, 8, 0, {20, 100}, {5, 1}},  // more heads of a group than rows of a tile
+                                   {2, 1, 6, 2, {140, 1}, {4, 1}}};
+  for (Index dim : {80, 96, 128, 200, 256}) cases.push_back({4, 2, dim, 0, {sized<Index>(700, 130, 70), 33}, {1, 20}});
+  if (sized(true, false, false)) cases.push_back({16, 2, 128, 0, {5000, 1, 64, 2000}, {1, 1, 64, 500}});
+  for (const CachedCase& p : cases) expect_cached_attention(*this, p);
+}
+
+TYPED_TEST(DeviceAttention, CachedInEveryOrderOfThreads) {
+  in_every_order([&] { expect_cached_attention(*this, {4, 2, 24, 0, {150, 9}, {1, 9}}); });
+}
+
+TYPED_TEST(DeviceAttention, SurvivesExtremeScores) {
+  using T = typename TypeParam::T;
+  const Index n = 200;
+  const TwinIntegers begins(*this->gpu, std::vector<std::int32_t>(static_cast<std::size_t>(n), 0));
+  const auto q = this->random(n, 16, 300), k = this->random(n, 16, 300), v = this->random(n, 16),
+             out = this->random(n, 16), dout = this->random(n, 16), dq = this->random(n, 16);
+  const auto lse = this->wide(n, 1), dk = this->wide(n, 16), dv = this->wide(n, 16);
+  const AttentionShape shape{1, 1, 16, 0};
+  const AttentionSpan span{{begins.gpu}, {0, n}, shape};
+  const AttentionOutput<T> output{out.gpu, lse.gpu};
+  attention(*this->gpu, output, {q.gpu, k.gpu, v.gpu}, span);
+  attention_backward(*this->gpu, AttentionGradient<T>{dq.gpu, dk.gpu, dv.gpu}, dout.gpu, {q.gpu, k.gpu, v.gpu}, output,
+                     span);
+  auto expect_finite = [&](auto m) {
+    for (auto x : to_host(*this->gpu, m)) ASSERT_TRUE(std::isfinite(static_cast<float>(x)));
+  };
+  expect_finite(out.gpu), expect_finite(lse.gpu), expect_finite(dq.gpu), expect_finite(dk.gpu), expect_finite(dv.gpu);
+}
+
+}  // namespace
+}  // namespace streambp
