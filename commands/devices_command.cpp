@@ -18,9 +18,10 @@ class DevicesCommand : public Command {
   void run() {
     print("CPU      %s, %s of memory free\n", device_name(DeviceKind::cpu), human_bytes(free_memory(DeviceKind::cpu)));
     const std::string no_gpu = why_no_gpu(), code = gpu_software(), mpi = process_library();
+    Index number = 0;
     for (const FoundGpu& gpu : found_gpus()) {
       const std::string memory = human_bytes(gpu.free) + " of " + human_bytes(gpu.total) + " free";
-      print("GPU      %s, compute capability %s: %s\n", gpu.name, gpu.capability,
+      print("GPU %-4ld %s, compute capability %s, at %s: %s\n", number++, gpu.name, gpu.capability, gpu.address,
             gpu.problem.empty() ? memory : "not used: " + gpu.problem);
     }
     if (!no_gpu.empty()) print("GPU      none can be used: %s\n", no_gpu);

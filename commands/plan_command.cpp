@@ -53,9 +53,8 @@ class PlanCommand : public Command {
     options.add("--link", {&link, "With --ranks: how fast a rank can send, in GB/s", checks::positive()});
     device.add_to(options, {"bf16", "f32", "f64"}, DeviceOptions::Optimizers::optional);
     options.section("Predicted time");
-    options.add("--rates", {&rates_file,
-                            "What bench --profile --json FILE measured on the machine; the following default "
-                            "to it"});
+    options.add("--rates",
+                {&rates_file, "Rates measured by bench --profile --json FILE; defaults for the options below"});
     options.add("--matmul", {&matmul, "TFLOP/s of large matrix products", checks::positive(), Lasts::no,
                              "600 for a GPU; measured on this CPU"});
     options.add("--far-rate", {&far_rate, "GB/s to or from far memory", checks::positive(), Lasts::no,
@@ -164,7 +163,7 @@ class PlanCommand : public Command {
     } catch (const Error&) {  // a plan needs no disk
     }
   }
-  // Options go before the file.
+  // Options override the file.
   void read_rates() {
     const Json file = parse_json_file(rates_file);
     const auto read = [&](const char* name, double& rate, bool given) {

@@ -39,9 +39,9 @@ void TrainReport::begin(Index first_step) {
     print("ranks    %ld: %s at a time, %s each\n", r.all.size, counted(r.streams(), "token stream").c_str(),
           counted(r.sequence.size, "rank").c_str());
   }
-  if (s.device == DeviceKind::cuda && s.ranks.all.size == 1 && gpus_for_ranks() > 1 && !process_library().empty())
-    note(format("%ld GPUs can be used; mpirun -n %ld streambp train ... uses all of them", gpus_for_ranks(),
-                gpus_for_ranks()));
+  const bool alone = s.device == DeviceKind::cuda && s.ranks.all.size == 1 && !process_library().empty();
+  if (const Index gpus = alone ? gpus_for_ranks() : 0; gpus > 1)
+    note(format("%ld GPUs can be used; mpirun -n %ld streambp train ... uses all of them", gpus, gpus));
   for (const std::string& text : task_.notes) note(text);
   for (const fs::path& path : directory_.incomplete()) note("skipped " + path.string() + ": a part of it is missing");
   print("output   %s%s\n\n", directory_.path().c_str(),

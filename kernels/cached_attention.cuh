@@ -37,7 +37,7 @@ void cached_attention(Device& dev, const AttentionOutput<T>& out, const std::typ
   require_shape("cached attention", "lse", out.lse, in.q.rows, shape.heads);
   double pairs = 0, keys = 0;
   for (const SequencePiece& piece : rows.pieces) {
-    require(in.k.cols == kv_width && piece.cached().end <= in.k.rows, "cached attention: a small cache");
+    require(in.k.cols == kv_width && piece.cached().end <= in.k.rows, "cached attention: the cache is too small");
     pairs += attention_pairs({{}, piece.tokens, shape});
     keys += static_cast<double>(piece.tokens.end);
   }

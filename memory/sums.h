@@ -71,7 +71,8 @@ class Sums {
                 step.place == Place::near) {
     open_gradient(step.place);
     if constexpr (std::is_same_v<G, A>) {
-      for (std::size_t i = 0; i < sums_.size() && direct_; ++i) *sums_[i].matrix = *gradient_[i].matrix;
+      if (direct_)
+        for (std::size_t i = 0; i < sums_.size(); ++i) *sums_[i].matrix = *gradient_[i].matrix;
     }
     if (direct_ || !micro_batch_.exists()) return;
     std::vector<Matrix<A>> all;

@@ -69,8 +69,8 @@ class Generator {
       done += ending;
       next = {};
     };
+    for (const auto& [slot, tokens] : readings) check(slot, tokens);
     for (const auto& [slot, tokens] : readings) {
-      check(slot, tokens);
       for (std::size_t begin = 0; begin < tokens.size();) {
         const auto part = tokens.subspan(begin, std::min(tokens.size() - begin, index(chunk - next.rows())));
         begin += part.size();

@@ -5,14 +5,15 @@
 
 Counts the instructions that a warp executes for a tile without masked or missing rows, and from them the cycles of a
 block (four warps, one on each quarter of an SM): issue takes one cycle per instruction and quarter; tensor cores 8 per
-product of 16 x 8 x 16, as on an A100 (an H100 takes at least 4); ldmatrix 4 for its 512 bytes, in memory that the four
-warps share. The longest is the bound, in FLOPs per cycle and SM.
+product of 16 x 8 x 16 on an A100, and at least 4 on an H100 and later; ldmatrix 4 for its 512 bytes, in memory that the
+four warps share. The longest is the bound, in FLOPs per cycle and SM.
 """
 import re
 import sys
 from collections import Counter
 
-TENSOR_CYCLES, SHARED_CYCLES, WARPS = 8, 4, 4
+TENSOR_CYCLES = {"sm_80": 8, "sm_86": 16, "sm_89": 16}  # GeForce: half the rate with sums in float32; others: 4
+SHARED_CYCLES, WARPS = 4, 4
 
 
 def functions(lines):
@@ -79,7 +80,7 @@ def main():
         if not loop:
             continue
         counts = Counter(re.sub(r"^@!?U?P\d+\s+", "", i).split()[0].split(".")[0] for _, i in loop)
-        cycles = {"issue": len(loop), "tensor": TENSOR_CYCLES * counts["HMMA"],
+        cycles = {"issue": len(loop), "tensor": TENSOR_CYCLES.get(architecture, 4) * counts["HMMA"],
                   "shared": SHARED_CYCLES * WARPS * counts["LDSM"]}
         rows.append((architecture, kernel[1], int(kernel[2]), counts["HMMA"], cycles))
     if not rows:

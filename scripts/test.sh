@@ -37,6 +37,7 @@ everything() {
     local log=build/kernel_resources.log
     scripts/kernel_resources.sh > $log 2>&1 & # beside nvcc, which keeps one core busy
     local resources=$!
+    trap "kill $resources 2> /dev/null || true" EXIT
     build_and_test release -DSTREAMBP_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 -- -L gpu # everything else is built and tested already
     section "kernels"
     wait $resources || { cat $log && exit 1; }

@@ -60,10 +60,12 @@ TEST_F(Machines, WithAGpuThatAnotherProcessUses) {
 
 TEST_F(Machines, WithAGpuThatWasHiddenFromTheBuild) {
   cuda_on_cpu::gpu = kNewest;
-  cuda_on_cpu::image_error = cudaErrorNoKernelImageForDevice;
-  EXPECT_PRED2(contains, refusal(),
-               "it has compute capability 12.1, and this program was built for 8.0, 9.0; build it "
-               "with cmake -DCMAKE_CUDA_ARCHITECTURES=121");
+  for (const cudaError_t error : {cudaErrorNoKernelImageForDevice, cudaErrorInvalidDeviceFunction}) {
+    cuda_on_cpu::image_error = error;
+    EXPECT_PRED2(contains, refusal(),
+                 "it has compute capability 12.1, and this program was built for 8.0, 9.0; build "
+                 "it with cmake -DCMAKE_CUDA_ARCHITECTURES=121 and a CUDA toolkit that knows it");
+  }
   cuda_on_cpu::image_error = cudaErrorUnsupportedPtxVersion;
   EXPECT_PRED2(contains, refusal(), "update the driver, or build it with cmake -DCMAKE_CUDA_ARCHITECTURES=121");
   cuda_on_cpu::image_error = cudaSuccess;

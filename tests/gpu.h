@@ -31,6 +31,19 @@ class OnGpu : public Fixture {
 };
 using GpuTest = OnGpu<testing::Test>;
 
+// Gives a variable another value in a scope.
+template <class T>
+class Changed {
+ public:
+  Changed(T& variable, T value) : variable_(variable), before_(std::exchange(variable, value)) {}
+  ~Changed() { variable_ = before_; }
+  Changed(const Changed&) = delete;
+
+ private:
+  T& variable_;
+  const T before_;
+};
+
 // Runs f once on a GPU; emulated, once per order of threads, since a missing barrier shows in some order.
 // Sanitizers look for wrong addresses, which do not depend on the order.
 template <class F>

@@ -176,6 +176,9 @@ TEST_F(CudaDevice, FindsProductsWhoseBitsDoNotDependOnTheNumberOfRows) {
   };
   cuda_on_cpu::candidates = 3;
   EXPECT_EQ(error_if([](const auto& p) { return p.n == 512 && p.algorithm < 2; }), "") << "the third candidate";
+  cuda_on_cpu::rejects = [](const auto& p) { return p.n == 512 && p.k == 100 && p.algorithm == 0; };
+  EXPECT_EQ(error_if([](const auto&) { return false; }), "") << "the first one is rejected for a chunk";
+  cuda_on_cpu::rejects = nullptr;
   cuda_on_cpu::candidates = 1;
   EXPECT_EQ(error_if([](const auto& p) { return p.n > 256; }), "") << "tile by tile";
   for (const std::size_t rows : {255, 256})

@@ -15,19 +15,18 @@ Trained train_with(const Task& task, const Places& places) {
 
 // Chunks of one tile and of two; the stream has three.
 TEST_F(GpuFar, InputsGiveTheSameBits) {
-  const std::size_t usual_piece = std::exchange(cuda::pinned_piece, std::size_t{1} << 14);  // copies cross pieces
+  const Changed piece(cuda::pinned_piece, std::size_t{1} << 16);  // copies cross pieces
   const Config c = models_for_ranks()[1].config;
   for (Index tiles : sized<Lengths>({1, 2}, {1}, {1})) {
     const Task task{c, {packed(c, sized<Lengths>({520, 40}, {520, 40}, {270}))}, Mode::stream, tiles * kTile};
     EXPECT_TRUE(train_with(task, {Place::far, Place::near, Place::far, Place::far, Place::far}) == train_with(task, {}))
         << tiles;
   }
-  cuda::pinned_piece = usual_piece;
 }
 
 TEST_F(GpuFar, IsReservedInPieces) {
-  const std::size_t usual_piece = std::exchange(cuda::pinned_piece, std::size_t{1} << 14);
-  Capacity capacity(0, 40'000);
+  const Changed piece(cuda::pinned_piece, std::size_t{1} << 16);
+  Capacity capacity(0, 160'000);
   std::vector<double> shares;
   capacity.on_reserved = [&](double share) { shares.push_back(share); };
   const auto error = [&] { return error_of([&] { Cuda dev(capacity); }); };
@@ -35,12 +34,10 @@ TEST_F(GpuFar, IsReservedInPieces) {
   ASSERT_EQ(shares.size(), 3u);
   EXPECT_EQ(shares[2], 1);
 #ifdef CUDA_ON_CPU
-  cuda_on_cpu::pinned_memory.limit = 20'000;
+  const Changed limit(cuda_on_cpu::pinned_memory.limit, std::size_t{80'000});
   EXPECT_PRED2(contains, error(), "only 0 MiB: out of memory; ");
-  EXPECT_EQ(cuda_on_cpu::pinned_memory.limit, 20'000u) << "what was pinned is released";
-  cuda_on_cpu::pinned_memory.limit = SIZE_MAX;
+  EXPECT_EQ(cuda_on_cpu::pinned_memory.limit, 80'000u) << "what was pinned is released";
 #endif
-  cuda::pinned_piece = usual_piece;
 }
 
 // The embedding has so many rows that it is updated in parts.

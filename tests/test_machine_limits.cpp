@@ -41,11 +41,12 @@ TEST_F(MachineLimits, OfPinnedMemoryAreNamed) {
   getrlimit(RLIMIT_MEMLOCK, &usual);
   limit = {std::min<rlim_t>(usual.rlim_max, 1 << 20), usual.rlim_max};
   setrlimit(RLIMIT_MEMLOCK, &limit);
-  EXPECT_EQ(limit_of_pinned_memory(1000, root), "");
-  EXPECT_TRUE(contains(limit_of_pinned_memory(5 << 20, root), "ulimit -l allows "));
+  EXPECT_EQ(limit_of_pinned_memory(0, 1000, root), "");
+  EXPECT_EQ(limit_of_pinned_memory(3 << 20, 5 << 20, root), "");
+  EXPECT_TRUE(contains(limit_of_pinned_memory(0, 5 << 20, root), "ulimit -l allows "));
   setrlimit(RLIMIT_MEMLOCK, &usual);
   write("proc/version", "Linux version 5.15.0-microsoft-standard-WSL2 (gcc 11)\n");
-  EXPECT_TRUE(contains(limit_of_pinned_memory(1000, root), "raise memory= in .wslconfig"));
+  EXPECT_TRUE(contains(limit_of_pinned_memory(0, 1000, root), "raise memory= in .wslconfig"));
 }
 
 TEST_F(MachineLimits, MemoryOfVersion2) {

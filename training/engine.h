@@ -104,10 +104,10 @@ void choose_gpu(const Process& process);
 std::string why_no_gpu();
 // What the user should know about this process's GPU before it starts; usually empty.
 std::string gpu_note();
-Index gpus_for_ranks();  // 1 or 0 without NCCL
+Index gpus_for_ranks();  // of one kind; at most one without NCCL
 // All GPUs, and what the program brings for them. Looking takes some memory on each GPU until the process ends.
 struct FoundGpu {
-  std::string name, capability;
+  std::string name, capability, address;  // on the bus
   std::size_t free = 0, total = 0;
   std::string problem = {};  // why it cannot be used; empty if it can
 };

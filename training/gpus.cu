@@ -10,13 +10,14 @@
 namespace streambp::gpu {
 namespace {
 
-// What nvcc compiled for: 890 is 8.9. The last one also as PTX, which the driver translates for newer GPUs.
+// What nvcc compiled for: 890 is 8.9. At least the last one is there as PTX too, which the driver translates for newer GPUs.
 constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
 
 __global__ void probe() {}
 
 std::string rebuilt_for(int capability) {
-  return "build it with cmake -DCMAKE_CUDA_ARCHITECTURES=" + std::to_string(capability);
+  return "build it with cmake -DCMAKE_CUDA_ARCHITECTURES=" + std::to_string(capability) +
+         " and a CUDA toolkit that knows it";
 }
 
 std::string built_for() {
@@ -35,29 +36,18 @@ bool has_code_for(int capability) {
 
 // Why this process cannot use a supported GPU after all; empty if it can.
 std::string refusal_of(int gpu) {
-  const std::string name = cuda::name(gpu) + ": ", other = "choose another GPU with CUDA_VISIBLE_DEVICES";
-  STREAMBP_CHECK(cudaSetDevice(gpu));
   cudaFuncAttributes attributes;
-  cudaError_t error = cudaFree(nullptr);  // connects to the GPU
+  cudaError_t error = cudaSetDevice(gpu);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, probe);
-  cudaGetLastError();
-  switch (error) {
-    case cudaSuccess:
-      return {};
-    case cudaErrorDevicesUnavailable:
-      return name + "another process has it for itself, or its compute mode forbids it; end that process (nvidia-smi " +
-             "lists it), set the mode with nvidia-smi -c DEFAULT, or " + other;
-    case cudaErrorMemoryAllocation:
-      return name + "its memory is full; end the processes that use it (nvidia-smi lists them), or " + other;
-    case cudaErrorNoKernelImageForDevice:
-      return name + "it has compute capability " + cuda::capability_name(cuda::capability(gpu)) +
-             ", and this program was built for " + built_for() + "; " + rebuilt_for(cuda::capability(gpu));
-    case cudaErrorUnsupportedPtxVersion:
-      return name + "the driver is too old to translate this program's code for it; update the driver, or " +
-             rebuilt_for(cuda::capability(gpu));
-    default:
-      return name + cudaGetErrorString(error) + "; nvidia-smi shows its state, and a restart may mend it, or " + other;
-  }
+  cudaGetLastError();  // clears it
+  const std::string number = cuda::capability_name(cuda::capability(gpu));
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
+    return cuda::name(gpu) + ": it has compute capability " + number + ", and this program was built for " +
+           built_for() + "; " + rebuilt_for(cuda::capability(gpu));
+  if (error == cudaErrorUnsupportedPtxVersion)
+    return cuda::name(gpu) + ": the driver is too old to translate this program's code for it; update the driver, or " +
+           rebuilt_for(cuda::capability(gpu));
+  return error == cudaSuccess ? "" : cuda::refusal(gpu, error);
 }
 
 }  // namespace
@@ -77,7 +67,7 @@ std::vector<FoundGpu> found() {
   if (!cuda::why_none(count).empty()) return gpus;
   for (int gpu = 0; gpu < count; ++gpu) {
     const int capability = cuda::capability(gpu);
-    FoundGpu& f = gpus.emplace_back(FoundGpu{cuda::name(gpu), cuda::capability_name(capability)});
+    FoundGpu& f = gpus.emplace_back(FoundGpu{cuda::name(gpu), cuda::capability_name(capability), cuda::address(gpu)});
     f.problem = capability < cuda::kOldest ? cuda::capability_name(cuda::kOldest) + " is the minimum" : refusal_of(gpu);
     if (!f.problem.empty()) continue;
     const cuda::MemoryOfGpu memory = cuda::memory_of_gpu();
@@ -87,20 +77,21 @@ std::vector<FoundGpu> found() {
 }
 
 Index count_for_ranks() {
-  std::string problem;
-  const auto supported = static_cast<Index>(cuda::supported_gpus(problem).size());
 #ifdef STREAMBP_NCCL
-  return supported;
+  std::string problem;
+  const std::vector<int> gpus = cuda::supported_gpus(problem);
+  if (gpus.empty()) return 0;
+  return std::ranges::count(gpus, cuda::name(gpus[0]), [](int gpu) { return cuda::name(gpu); });  // of one kind
 #else
-  return least(supported, 1);
+  return why_unusable().empty() ? 1 : 0;
 #endif
 }
 
 std::string software() {
   int driver = 0;
   cudaDriverGetVersion(&driver);
-  std::string text = "for compute capability " + built_for() + ", CUDA " + cuda::cuda_version(CUDART_VERSION) +
-                     "; the driver supports " + (driver == 0 ? "none" : "CUDA " + cuda::cuda_version(driver));
+  std::string text = "for compute capability " + built_for() + ", CUDA " + cuda::cuda_version(CUDART_VERSION) + "; " +
+                     (driver == 0 ? "no driver" : "the driver supports CUDA " + cuda::cuda_version(driver));
 #ifdef STREAMBP_NCCL
   return text + "; NCCL " + std::to_string(NCCL_VERSION_CODE / 10000) + "." +
          std::to_string(NCCL_VERSION_CODE / 100 % 100);

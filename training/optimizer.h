@@ -138,9 +138,11 @@ class Optimizer {
     Round near;
     std::vector<Round> rounds;
     for (const auto& u : all) {
-      if (!is_far(u)) near.push_back(u);
-      if (is_far(u))
+      if (!is_far(u)) {
+        near.push_back(u);
+      } else {
         for (const auto& part : far_parts(u)) rounds.push_back({part});
+      }
     }
     if (!near.empty()) rounds.push_back(near);
     return rounds;
@@ -356,7 +358,8 @@ double global_norm(Device& dev, const Config& c, Tensors<G>& gradient, const Gro
   std::vector<RowSquares<G>> near;
   for (const Entry<G>& e : entries) {
     const auto of_rows = sums.columns(first, rows_of(e));
-    e.is_far() ? far_row_squares(dev, of_rows, *e.far) : near.push_back({of_rows, *e.matrix});
+    if (e.is_far()) far_row_squares(dev, of_rows, *e.far);
+    if (!e.is_far()) near.push_back({of_rows, *e.matrix});
     first += rows_of(e);
   }
   row_squares(dev, near);

@@ -77,7 +77,7 @@ bool equal_bits(Cuda& dev, Matrix<std::int32_t> flag, Matrix<const T> a, Matrix<
 // --- The same bits alone and inside a chunk ---
 
 // Whether a row of a product has the same bits alone and inside a chunk depends on cuBLASLt, so every GPU run checks it
-// once per shape before it starts: one tile of rows, and its first 256 and 255 rows, against the same rows inside a chunk
+// once per shape before it starts: one tile of rows, and its first 256, 255, 33 and 1, against the same rows inside a chunk
 // of two tiles. It takes the library's first candidate that passes, which takes a few milliseconds; if none does, the first
 // that passes when it computes the chunk tile by tile.
 template <class T>
@@ -124,18 +124,21 @@ class ProductCheck {
     const Matrix<T> x = operand(2 * dev.tile, 3), start = result(2 * dev.tile, 4), chunk = result(2 * dev.tile, 5),
                     alone = result(dev.tile, 6);
     const Product whole = product(chunk, start, x);
+    Description description;
+    whole.describe(description);
+    const auto candidates = static_cast<int>(whole.candidates(dev, description, dev.tile, kMostCandidates).size());
     std::string different;
     for (const bool by_tile : {false, true}) {
-      for (int candidate = 0; candidate < kMostCandidates; ++candidate) {
+      for (int candidate = 0; candidate < candidates; ++candidate) {
         choices[whole.shape()] = {candidate, by_tile};
-        dev.algorithms.clear();
+        dev.algorithms.clear(), dev.algorithm_changes.clear();
         whole.compute(dev);
         different.clear();
-        for (Index count : {dev.tile, kTile, kTile - 1}) {
+        for (Index count : {dev.tile, kTile, kTile - 1, Index{33}, Index{1}}) {
           const Rows part = {dev.tile, dev.tile + count};
           const Product alone_product = product(alone.slice({0, count}), start.slice(part), x.slice(part));
           alone_product.compute(dev);
-          if (!equal_bits<T>(dev, flag, alone.slice({0, count}), chunk.slice(part)))
+          if (!dev.algorithm_changes.empty() || !equal_bits<T>(dev, flag, alone.slice({0, count}), chunk.slice(part)))
             different = alone_product.to_string(count);
         }
         if (different.empty()) return;
@@ -179,7 +182,7 @@ class ProductBenchmark {
     cublasLtMatmulHeuristicResult_t check{};
     STREAMBP_CHECK(cublasLtMatmulAlgoCheck(dev.blas, description, layouts.a, layouts.b, layouts.start, layouts.result,
                                            &ours, &check));
-    const cublasLtMatmulHeuristicResult_t choice = p.choose(dev, description, rows, kFreeChoice);
+    const cublasLtMatmulHeuristicResult_t choice = p.candidates(dev, description, rows, 1, kFreeChoice).front();
     const double flops = 2.0 * static_cast<double>(p.result.rows) * static_cast<double>(p.result.cols) *
                          static_cast<double>(p.along == Along::sum ? rows : p.a.rows * p.a.cols / p.result.rows);
     auto speed = [&](const cublasLtMatmulAlgo_t& algorithm, float waves, Matrix<std::byte> space) {

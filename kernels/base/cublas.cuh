@@ -144,9 +144,9 @@ struct Product {
           result(p.result, p.along == Along::sum ? p.result.cols : rows) {}
   };
 
-  // The library's candidate of this number for this number of rows. If it has fewer, the last one.
-  cublasLtMatmulHeuristicResult_t choose(Cuda& dev, const Description& description, Index rows,
-                                         const Limits& limits = {}, int candidate = 0) const {
+  // The library's candidates for this number of rows, best first: one at least.
+  std::vector<cublasLtMatmulHeuristicResult_t> candidates(Cuda& dev, const Description& description, Index rows,
+                                                          int most, const Limits& limits = {}) const {
     const Layouts layouts(*this, rows);
     Preference preference;
     STREAMBP_CHECK(cublasLtMatmulPreferenceCreate(&preference.handle));
@@ -160,12 +160,14 @@ struct Product {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(b));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(start));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(result));
-    std::array<cublasLtMatmulHeuristicResult_t, kMostCandidates> found{};
+    std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<std::size_t>(most));
     int count = 0;
     STREAMBP_CHECK(cublasLtMatmulAlgoGetHeuristic(dev.blas, description, layouts.a, layouts.b, layouts.start,
-                                                  layouts.result, preference, candidate + 1, found.data(), &count));
-    require(count > 0, "cuBLASLt has no algorithm for ", to_string(rows));
-    return found[static_cast<std::size_t>(std::min(candidate, count - 1))];
+                                                  layouts.result, preference, most, found.data(), &count));
+    found.resize(static_cast<std::size_t>(count));
+    std::erase_if(found, [](const auto& candidate) { return candidate.state != CUBLAS_STATUS_SUCCESS; });
+    require(!found.empty(), "cuBLASLt has no algorithm for ", to_string(rows));
+    return found;
   }
 
   // The algorithm chosen for one tile of rows, used for any number of rows. If the library rejects it for some number
@@ -176,8 +178,9 @@ struct Product {
     if (known != dev.algorithms.end()) return known->second;
     auto tile = dev.algorithms.find(key(dev.tile));
     if (tile == dev.algorithms.end()) {
-      tile =
-          dev.algorithms.emplace(key(dev.tile), choose(dev, description, dev.tile, {}, choice().candidate).algo).first;
+      tile = dev.algorithms
+                 .emplace(key(dev.tile), candidates(dev, description, dev.tile, choice().candidate + 1).back().algo)
+                 .first;
     }
     cublasLtMatmulHeuristicResult_t check{};
     const cublasStatus_t status = cublasLtMatmulAlgoCheck(dev.blas, description, layouts.a, layouts.b, layouts.start,
@@ -188,7 +191,7 @@ struct Product {
     dev.report_algorithm_change("cuBLASLt rejects the algorithm of one tile (" + std::to_string(dev.tile) +
                                 " rows) for " + to_string(rows) + ": " + cublasLtGetStatusString(status) +
                                 "; with another one, bits may depend on the chunk");
-    return dev.algorithms.emplace(key(rows), choose(dev, description, rows).algo).first->second;
+    return dev.algorithms.emplace(key(rows), candidates(dev, description, rows, 1).front().algo).first->second;
   }
 
   void compute(Cuda& dev) const {

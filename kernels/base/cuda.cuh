@@ -32,8 +32,8 @@ class Block {
     require(reason.empty(), "no GPU can be used: ", reason, "; use --device cpu");
     const MemoryOfGpu memory = memory_of_gpu();
     const std::size_t taken = memory.total - memory.free;
-    require(bytes <= free_memory(), "this run needs ", bytes >> 20, " MiB of GPU memory and ", name(), " has ",
-            free_memory() >> 20, " MiB free",
+    require(bytes <= memory.free, "this run needs ", bytes >> 20, " MiB of GPU memory and ", name(), " has ",
+            memory.free >> 20, " MiB free",
             taken > memory.total / 8 ? ", because " + std::to_string(taken >> 20) +
                                            " MiB are in use already (nvidia-smi lists the processes)"
                                      : "",

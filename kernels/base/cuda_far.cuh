@@ -40,20 +40,13 @@ class PinnedMemory {
     require(block != MAP_FAILED, "cannot allocate ", bytes >> 20,
             " MiB of host memory as far memory: ", std::strerror(errno), "; use less --far-memory");
     data = static_cast<std::byte*>(block);
-    place_near(address(), data, bytes);
-    use_huge_pages(data, bytes);
-    while (pinned_ < bytes) {
-      const std::size_t piece = std::min(pinned_piece, bytes - pinned_);
-      touch(data + pinned_, piece);
-      if (const cudaError_t error = cudaHostRegister(data + pinned_, piece, cudaHostRegisterDefault)) {
-        const std::size_t pinned = pinned_;
-        release();
-        fail("cannot pin ", bytes >> 20, " MiB of host memory as far memory, only ", pinned >> 20,
-             " MiB: ", cudaGetErrorString(error), "; ", limit_of_pinned_memory(bytes),
-             "use less --far-memory, or --keep near");
-      }
-      pinned_ += piece;
-      if (on_pinned) on_pinned(static_cast<double>(pinned_) / static_cast<double>(bytes));
+    try {
+      place_near(address(), data, bytes);
+      use_huge_pages(data, bytes);
+      pin(on_pinned);
+    } catch (...) {
+      release();
+      throw;
     }
   }
   ~PinnedMemory() { release(); }
@@ -67,6 +60,18 @@ class PinnedMemory {
     constexpr std::size_t page = 4096;
 #pragma omp parallel for schedule(static, 512)
     for (std::size_t i = 0; i < bytes; i += page) piece[i] = std::byte{0};
+  }
+  void pin(const std::function<void(double share)>& on_pinned) {
+    while (pinned_ < bytes_) {
+      const std::size_t piece = std::min(pinned_piece, bytes_ - pinned_);
+      touch(data + pinned_, piece);
+      const cudaError_t error = cudaHostRegister(data + pinned_, piece, cudaHostRegisterDefault);
+      require(error == cudaSuccess, "cannot pin ", bytes_ >> 20, " MiB of host memory as far memory, only ",
+              pinned_ >> 20, " MiB: ", cudaGetErrorString(error), "; ", limit_of_pinned_memory(pinned_, bytes_),
+              "use less --far-memory, or --keep near");
+      pinned_ += piece;
+      if (on_pinned) on_pinned(static_cast<double>(pinned_) / static_cast<double>(bytes_));
+    }
   }
   void release() {
     for (std::size_t i = 0; i < pinned_; i += pinned_piece) cudaHostUnregister(data + i);

@@ -73,7 +73,7 @@ class FarFile {
     const int error = reserve_space(file_.file, bytes);
     require(error == 0, directory_.string(), ": cannot reserve ", ceil_div(static_cast<Index>(bytes), 1 << 20),
             " MiB of far memory here, where ", free_space(file_.file) >> 20, " MiB are free: ", std::strerror(error),
-            "; name a directory on another disk with --far, or set TMPDIR");
+            elsewhere());
   }
 
   void run() {
@@ -88,11 +88,15 @@ class FarFile {
       lock.lock();
       if (error != 0)
         error_ = directory_.string() + ": cannot " + (copy.to ? "read" : "write") +
-                 " far memory here: " + std::strerror(error) +
-                 "; name a directory on another disk with --far, or set TMPDIR";
+                 " far memory here: " + std::strerror(error) + elsewhere();
       ++finished_;
       changed_.notify_all();
     }
+  }
+
+  std::string elsewhere() const {
+    return directory_ == temporary_directory() ? "; set TMPDIR to a directory on another disk"
+                                               : "; name a directory on another disk with --far";
   }
 
   // Returns the error number, or 0.

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cctype>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -51,9 +52,9 @@ inline int current_gpu() {
   return number;
 }
 inline cudaDeviceProp properties(int gpu = current_gpu()) {
-  cudaDeviceProp properties;
-  STREAMBP_CHECK(cudaGetDeviceProperties(&properties, gpu));
-  return properties;
+  cudaDeviceProp found;
+  STREAMBP_CHECK(cudaGetDeviceProperties(&found, gpu));
+  return found;
 }
 inline int capability(int gpu = current_gpu()) {
   const cudaDeviceProp p = properties(gpu);
@@ -94,18 +95,36 @@ inline std::vector<int> supported_gpus(std::string& problem) {
   return supported;
 }
 
+// Why a supported GPU refuses this process, and the remedy.
+inline std::string refusal(int gpu, cudaError_t error) {
+  const std::string other = "choose another GPU with CUDA_VISIBLE_DEVICES";
+  switch (error) {
+    case cudaErrorDevicesUnavailable:
+      return name(gpu) + ": another process has it for itself, or its compute mode forbids it; end that process " +
+             "(nvidia-smi lists it), set the mode with nvidia-smi -c DEFAULT, or " + other;
+    case cudaErrorMemoryAllocation:
+      return name(gpu) + ": its memory is full; end the processes that use it (nvidia-smi lists them), or " + other;
+    default:
+      return name(gpu) + ": " + cudaGetErrorString(error) +
+             "; nvidia-smi shows its state; restarting the machine may help, or " + other;
+  }
+}
+
 // Why no GPU can be used; empty if one can. Selects this process's GPU. A launcher may show each process only its own.
 inline std::string unusable() {
   std::string problem;
   const std::vector<int> gpus = supported_gpus(problem);
-  if (!gpus.empty()) STREAMBP_CHECK(cudaSetDevice(gpus[static_cast<std::size_t>(place.rank) % gpus.size()]));
-  return problem;
+  if (gpus.empty()) return problem;
+  const int gpu = gpus[static_cast<std::size_t>(place.rank) % gpus.size()];
+  const cudaError_t error = cudaSetDevice(gpu);  // connects to it
+  return error == cudaSuccess ? "" : refusal(gpu, error);
 }
 
-// The GPU's address on the bus of this machine.
-inline std::string address() {
+// The GPU's address on the bus of this machine, as Linux spells it: 0000:c1:00.0.
+inline std::string address(int gpu = current_gpu()) {
   char id[32];
-  STREAMBP_CHECK(cudaDeviceGetPCIBusId(id, sizeof id, current_gpu()));
+  STREAMBP_CHECK(cudaDeviceGetPCIBusId(id, sizeof id, gpu));
+  for (char& c : id) c = static_cast<char>(std::tolower(c));
   return id;
 }
 
@@ -118,8 +137,8 @@ inline MemoryOfGpu memory_of_gpu() {
   return m;
 }
 
-// The memory that a run may use: free memory minus a reserve for kernels and libraries, which CUDA loads on first use,
-// and for the buffers of NCCL.
+// The memory that a run may plan with: free memory minus a reserve for kernels and libraries, which CUDA loads on first
+// use, and for the buffers of NCCL.
 inline std::size_t free_memory() {
   const std::size_t reserve = std::size_t{place.alone ? 384u : 896u} << 20, free = memory_of_gpu().free;
   return free > reserve ? free - reserve : 0;

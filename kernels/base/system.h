@@ -142,14 +142,15 @@ inline void place_near(const std::string& bus_address, void* data, std::size_t b
 }
 
 // What limits pinned memory here, and the remedy: "...; ". Empty if nothing is known.
-inline std::string limit_of_pinned_memory(std::size_t wanted, const fs::path& root = "/") {
+inline std::string limit_of_pinned_memory(std::size_t pinned, std::size_t wanted, const fs::path& root = "/") {
   std::string kernel;
   std::getline(std::ifstream(root / "proc/version") >> std::ws, kernel);
   if (kernel.find("icrosoft") != std::string::npos)
     return "WSL allows only a part of its memory; raise memory= in .wslconfig, or ";
   rlimit limit{};
   getrlimit(RLIMIT_MEMLOCK, &limit);
-  if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= wanted) return "";
+  const bool limits = pinned <= limit.rlim_cur && limit.rlim_cur < wanted;  // most drivers do not count against it
+  if (limit.rlim_cur == RLIM_INFINITY || !limits) return "";
   return "ulimit -l allows " + std::to_string(limit.rlim_cur >> 20) + " MiB; raise it (in a container with --ulimit " +
          "memlock=-1), or ";
 }

@@ -206,6 +206,7 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtM
   if (!handle || !algorithm || !result) return CUBLAS_STATUS_INVALID_VALUE;
   cuda_on_cpu::Product p{};
   cublasStatus_t status = cuda_on_cpu::check_product(op, a, b, c, d, &p);
+  p.algorithm = algorithm->data[0];
   if (status == CUBLAS_STATUS_SUCCESS && cuda_on_cpu::rejects && cuda_on_cpu::rejects(p))
     status = CUBLAS_STATUS_NOT_SUPPORTED;
   *result = {*algorithm, 0, status, 1, {}};

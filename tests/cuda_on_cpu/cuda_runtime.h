@@ -65,6 +65,7 @@ inline constexpr Name<cudaError_t> kErrorNames[] = {
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
     {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"},
+    {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice", "no kernel image is available"},
     {cudaErrorUnsupportedPtxVersion, "cudaErrorUnsupportedPtxVersion", "the PTX has an unsupported version"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
@@ -109,10 +110,11 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
 inline cudaError_t cudaGetDevice(int* device) { return *device = cuda_on_cpu::current_gpu, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= cuda_on_cpu::gpu_count) return cuda_on_cpu::answer(cudaErrorInvalidDevice);
-  return cuda_on_cpu::current_gpu = device, cudaSuccess;
+  cuda_on_cpu::current_gpu = device;
+  return cuda_on_cpu::answer(cuda_on_cpu::context_error);
 }
 inline cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
-  std::snprintf(id, static_cast<std::size_t>(length), "0000:%02x:00.0", device);
+  std::snprintf(id, static_cast<std::size_t>(length), "0000:%02X:00.0", 0xc0 + device);
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceSynchronize() { return cuda_on_cpu::next_operation(); }
@@ -146,7 +148,6 @@ cudaError_t cudaMalloc(T** data, std::size_t bytes) {
   return cuda_on_cpu::answer(bytes == 0 || *data ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 inline cudaError_t cudaFree(void* data) {
-  if (cuda_on_cpu::context_error != cudaSuccess) return cuda_on_cpu::answer(cuda_on_cpu::context_error);
   return cuda_on_cpu::answer(!data || cuda_on_cpu::device_memory.release(data) ? cudaSuccess : cudaErrorInvalidValue);
 }
 inline cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned) {
