@@ -52,7 +52,7 @@ void together_and_alone(Cuda& dev, const std::vector<Job>& jobs, const std::vect
 template <class T>
 void expect_equal_bytes(Cuda& dev, Matrix<T> a, Matrix<T> b, const char* what) {
   const auto x = to_host(dev, a), y = to_host(dev, b);
-  EXPECT_EQ(std::memcmp(x.data(), y.data(), x.size() * sizeof(T)), 0) << what;
+  EXPECT_TRUE(x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(T)) == 0) << what;
 }
 
 template <class T, class U>

@@ -56,9 +56,9 @@ class Cuda : private cuda::Block, public DeviceBase {
   explicit Cuda(const Capacity& capacity, Index tile = kGpuTile)
       : Block(Arena::round_up(capacity.near)), DeviceBase(capacity, Block::data, tile) {
     require(tile % kTile == 0, "the tile of the GPU must be a multiple of ", kTile, " rows, not ", tile);
+    if (capacity.far > 0) far_block.emplace(capacity);
     STREAMBP_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     STREAMBP_CHECK(cublasLtCreate(&blas));
-    if (capacity.far > 0) far_block.emplace(capacity);
   }
   ~Cuda() {
     forget_spans();
