@@ -161,7 +161,7 @@ TEST_F(CudaDevice, FindsProductsWhoseBitsDoNotDependOnTheNumberOfRows) {
   const auto error_if = [&](auto descends) {
     cuda_on_cpu::descends = [=](const cuda_on_cpu::Product& p) { return p.k == 100 && descends(p); };
     const std::string error = error_of([&] { cuda::check_products<float>(c, kTile); });
-    if (error.empty()) {
+    if (error.empty() && !kSanitized) {
       const auto adapted = [](const auto& choice) { return choice.second.candidate > 0 || choice.second.by_tile; };
       EXPECT_TRUE(std::ranges::any_of(cuda::choices, adapted));
       const auto run = [&](Index chunk) {
