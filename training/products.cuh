@@ -126,7 +126,7 @@ class ProductCheck {
     const Product whole = product(chunk, start, x);
     Description description;
     whole.describe(description);
-    const auto candidates = static_cast<int>(whole.candidates(dev, description, dev.tile, kMostCandidates).size());
+    const int candidates = whole.candidates(dev, description, dev.tile, kMostCandidates).count;
     std::string different;
     for (const bool by_tile : {false, true}) {
       for (int candidate = 0; candidate < candidates; ++candidate) {
@@ -182,7 +182,7 @@ class ProductBenchmark {
     cublasLtMatmulHeuristicResult_t check{};
     STREAMBP_CHECK(cublasLtMatmulAlgoCheck(dev.blas, description, layouts.a, layouts.b, layouts.start, layouts.result,
                                            &ours, &check));
-    const cublasLtMatmulHeuristicResult_t choice = p.candidates(dev, description, rows, 1, kFreeChoice).front();
+    const cublasLtMatmulHeuristicResult_t choice = p.candidates(dev, description, rows, 1, kFreeChoice).last();
     const double flops = 2.0 * static_cast<double>(p.result.rows) * static_cast<double>(p.result.cols) *
                          static_cast<double>(p.along == Along::sum ? rows : p.a.rows * p.a.cols / p.result.rows);
     auto speed = [&](const cublasLtMatmulAlgo_t& algorithm, float waves, Matrix<std::byte> space) {

@@ -3,6 +3,8 @@
 // tries its candidates before a run (training/products.cuh). If all depend on the number of rows, a product goes tile by tile.
 #pragma once
 
+#include <span>
+
 #include "kernels/base/cuda.cuh"
 
 namespace streambp::cuda {
@@ -70,6 +72,11 @@ struct Choice {
   bool by_tile = false;
 };
 constexpr int kMostCandidates = 16;
+struct Candidates {
+  std::array<cublasLtMatmulHeuristicResult_t, kMostCandidates> found{};  // best first
+  int count = 0;
+  const cublasLtMatmulHeuristicResult_t& last() const { return found[static_cast<std::size_t>(count - 1)]; }
+};
 using ProductShape = std::array<Index, 7>;
 inline std::map<ProductShape, Choice> choices;  // others: the first candidate
 
@@ -145,8 +152,8 @@ struct Product {
   };
 
   // The library's candidates for this number of rows, best first: one at least.
-  std::vector<cublasLtMatmulHeuristicResult_t> candidates(Cuda& dev, const Description& description, Index rows,
-                                                          int most, const Limits& limits = {}) const {
+  Candidates candidates(Cuda& dev, const Description& description, Index rows, int most,
+                        const Limits& limits = {}) const {
     const Layouts layouts(*this, rows);
     Preference preference;
     STREAMBP_CHECK(cublasLtMatmulPreferenceCreate(&preference.handle));
@@ -160,14 +167,14 @@ struct Product {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(b));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(start));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(result));
-    std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<std::size_t>(most));
+    Candidates all;
     int count = 0;
     STREAMBP_CHECK(cublasLtMatmulAlgoGetHeuristic(dev.blas, description, layouts.a, layouts.b, layouts.start,
-                                                  layouts.result, preference, most, found.data(), &count));
-    found.resize(static_cast<std::size_t>(count));
-    std::erase_if(found, [](const auto& candidate) { return candidate.state != CUBLAS_STATUS_SUCCESS; });
-    require(!found.empty(), "cuBLASLt has no algorithm for ", to_string(rows));
-    return found;
+                                                  layouts.result, preference, most, all.found.data(), &count));
+    for (const auto& candidate : std::span(all.found).first(static_cast<std::size_t>(count)))
+      if (candidate.state == CUBLAS_STATUS_SUCCESS) all.found[static_cast<std::size_t>(all.count++)] = candidate;
+    require(all.count > 0, "cuBLASLt has no algorithm for ", to_string(rows));
+    return all;
   }
 
   // The algorithm chosen for one tile of rows, used for any number of rows. If the library rejects it for some number
@@ -179,7 +186,7 @@ struct Product {
     auto tile = dev.algorithms.find(key(dev.tile));
     if (tile == dev.algorithms.end()) {
       tile = dev.algorithms
-                 .emplace(key(dev.tile), candidates(dev, description, dev.tile, choice().candidate + 1).back().algo)
+                 .emplace(key(dev.tile), candidates(dev, description, dev.tile, choice().candidate + 1).last().algo)
                  .first;
     }
     cublasLtMatmulHeuristicResult_t check{};
@@ -191,7 +198,7 @@ struct Product {
     dev.report_algorithm_change("cuBLASLt rejects the algorithm of one tile (" + std::to_string(dev.tile) +
                                 " rows) for " + to_string(rows) + ": " + cublasLtGetStatusString(status) +
                                 "; with another one, bits may depend on the chunk");
-    return dev.algorithms.emplace(key(rows), candidates(dev, description, rows, 1).front().algo).first->second;
+    return dev.algorithms.emplace(key(rows), candidates(dev, description, rows, 1).last().algo).first->second;
   }
 
   void compute(Cuda& dev) const {
