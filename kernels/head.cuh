@@ -117,6 +117,7 @@ struct Softmax {
     sum = sum * exponential(maximum - larger) + other.sum * exponential(other.maximum - larger);
     maximum = larger;
   }
+  __device__ float logp(float x) const { return x - maximum - std::log(sum); }
 };
 
 // All lanes get the softmax of the warp.
@@ -127,24 +128,15 @@ __device__ inline void merge_lanes(Softmax& softmax) {
   }
 }
 
-// One block per row. The first pass reads the row from memory, the second from the cache.
 constexpr int kHeadThreads = 1024;
 static_assert(kHeadThreads == kWarp * kWarp);
+
+// The softmax of a row, by all threads of a block, which may then use their shared memory again.
 template <int N, class T>
-__global__ void __launch_bounds__(kHeadThreads)
-    log_probabilities_kernel(Matrix<float> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                             TokenWeights<float> w) {
-  const Index i = blockIdx.x, first = static_cast<Index>(threadIdx.x) * N, step = Index{kHeadThreads} * N;
+__device__ Softmax softmax_of(const T* row, Index n) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  T* row = logits.row(i);
-  const std::int32_t target = targets(0, i);
-  if (target < 0) {
-    if (threadIdx.x == 0) logp(0, i) = 0;
-    for (Index j = first; j < logits.cols && w; j += step) store(row + j, Floats<N>());
-    return;
-  }
   Softmax softmax;
-  for (Index j = first; j < logits.cols; j += step) {
+  for (Index j = static_cast<Index>(threadIdx.x) * N; j < n; j += Index{kHeadThreads} * N) {
     const auto x = load<N>(row + j);
     Softmax pack;
     for (int k = 0; k < N; ++k) pack.maximum = x.x[k] > pack.maximum ? x.x[k] : pack.maximum;
@@ -156,10 +148,27 @@ __global__ void __launch_bounds__(kHeadThreads)
   if (lane == 0) warps[warp] = softmax;
   __syncthreads();
   softmax = warps[lane];  // the number of warps in a block equals the number of lanes in a warp
+  __syncthreads();
   merge_lanes(softmax);
-  const float target_logit = static_cast<float>(row[target]);
-  __syncthreads();  // all threads have read the target's logit before it is overwritten
-  const float row_logp = target_logit - softmax.maximum - std::log(softmax.sum);
+  return softmax;
+}
+
+// One block per row. The first pass reads the row from memory, the second from the cache.
+template <int N, class T>
+__global__ void __launch_bounds__(kHeadThreads)
+    log_probabilities_kernel(Matrix<float> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
+                             TokenWeights<float> w) {
+  const Index i = blockIdx.x, first = static_cast<Index>(threadIdx.x) * N, step = Index{kHeadThreads} * N;
+  T* row = logits.row(i);
+  const std::int32_t target = targets(0, i);
+  if (target < 0) {
+    if (threadIdx.x == 0) logp(0, i) = 0;
+    for (Index j = first; j < logits.cols && w; j += step) store(row + j, Floats<N>());
+    return;
+  }
+  const float target_logit = static_cast<float>(row[target]);  // before any thread overwrites it
+  const Softmax softmax = softmax_of<N>(row, logits.cols);
+  const float row_logp = softmax.logp(target_logit);
   if (threadIdx.x == 0) logp(0, i) = row_logp;
   if (!w) return;
   const float weight = w(i, row_logp), factor = -weight / softmax.sum;

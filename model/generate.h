@@ -11,9 +11,9 @@
 #include <span>
 #include <vector>
 
+#include "kernels/sampling.cuh"
 #include "memory/weights.h"
 #include "model.cuh"
-#include "model/sampling.h"
 
 namespace streambp {
 
@@ -26,6 +26,7 @@ class Generator {
   struct Reading {
     Index slot;
     std::span<const std::int32_t> tokens;
+    std::size_t completion = 0;  // its number, which chooses its random numbers
   };
 
   // Holds `slots` sequences of up to `room` tokens each; reads at most `chunk` tokens at a time.
@@ -37,8 +38,9 @@ class Generator {
         frequencies(c),
         weights(dev, model),
         scope(dev.scope()),
-        table(allocate<std::int32_t>(dev, 1, 4 * this->chunk, Kind::stream)),
+        table(allocate<std::int32_t>(dev, 1, 4 * this->chunk + 2 * slots, Kind::stream)),
         key_begin(allocate<std::int32_t>(dev, 1, room, Kind::stream)),
+        draws(allocate<Draw>(dev, 1, slots, Kind::stream)),
         texts(static_cast<std::size_t>(slots)) {
     require(c.positions == Positions::rope || room <= c.max_length, "a sequence of ", room,
             " tokens is longer than the ", c.max_length, " positions of the model");
@@ -55,36 +57,24 @@ class Generator {
   // The tokens in a slot's cache.
   const Tokens& text(Index slot) const { return texts[index(slot)]; }
 
-  // Appends tokens to slots; each slot may occur once. Returns one row of logits per reading, after its last token. The
-  // next call overwrites them.
-  const std::vector<T>& read(const std::vector<Reading>& readings) {
-    ++steps;
-    auto scope = dev.scope();
-    const Matrix<T> last = allocate<T>(dev, static_cast<Index>(readings.size()), c.hidden, Kind::chunk);
-    Chunk next;
-    Index done = 0;  // readings
-    auto read_next = [&] {
-      const Index ending = static_cast<Index>(next.ends.size());
-      read_chunk(next, last.slice({done, done + ending}));
-      done += ending;
-      next = {};
-    };
-    for (const auto& [slot, tokens] : readings) check(slot, tokens);
-    for (const auto& [slot, tokens] : readings) {
-      for (std::size_t begin = 0; begin < tokens.size();) {
-        const auto part = tokens.subspan(begin, std::min(tokens.size() - begin, index(chunk - next.rows())));
-        begin += part.size();
-        append(next, slot, part);
-        if (begin == tokens.size()) next.ends.push_back(static_cast<std::int32_t>(next.rows() - 1));
-        if (next.rows() == chunk) read_next();
-      }
-    }
-    if (next.rows() > 0) read_next();
-    const auto leased = weights.take_head();
-    const Matrix<T> of_last = Head<Device, T>(dev, c, leased.weights).logits(last);
-    logits.resize(index(of_last.size()));
-    dev.download(logits.data(), of_last);
-    return logits;
+  // Appends tokens to slots; each slot may occur once. Returns one row of logits per reading, after its last token.
+  std::vector<T> read(const std::vector<Reading>& readings) {
+    std::vector<T> result;
+    compute(readings, [&](Matrix<T> logits, const DrawIndex&) {
+      result.resize(index(logits.size()));
+      dev.download(result.data(), logits);
+    });
+    return result;
+  }
+
+  // The same, but returns the token that is sampled after each reading.
+  std::vector<Draw> read(const std::vector<Reading>& readings, const Sampling& sampling) {
+    std::vector<Draw> result(readings.size());
+    const Matrix<Draw> of_readings = draws.columns(0, static_cast<Index>(readings.size()));
+    compute(readings,
+            [&](Matrix<T> logits, const DrawIndex& rows) { sample(dev, of_readings, logits, rows, sampling); });
+    dev.download(result.data(), of_readings);
+    return result;
   }
 
   // Reuses the longest cached prefix of `text` found in any slot; returns its length. The caller reads the rest. The
@@ -107,7 +97,7 @@ class Generator {
     const Tokens tokens(index(std::min(room, ceil_div(chunk, slots()))));
     std::vector<Reading> readings;
     for (Index slot = 0; slot < slots(); ++slot) readings.push_back({slot, tokens});
-    read(readings);
+    read(readings, Sampling());
   }
 
  private:
@@ -118,6 +108,34 @@ class Generator {
     Tokens ends;  // the last rows of the readings that end in this chunk
     Index rows() const { return static_cast<Index>(tokens.size()); }
   };
+
+  // Appends tokens to slots and calls use(logits, index), with one row for each reading.
+  template <class F>
+  void compute(const std::vector<Reading>& readings, F&& use) {
+    ++steps;
+    auto scope = dev.scope();
+    const Matrix<T> last = allocate<T>(dev, static_cast<Index>(readings.size()), c.hidden, Kind::chunk);
+    Chunk next;
+    Index done = 0;  // readings
+    auto compute_next = [&](const Uploaded& rows) {
+      const Index before = std::exchange(done, done + rows.ends.cols);
+      compute_chunk(rows, last.slice({before, done}));
+    };
+    for (const Reading& r : readings) check(r.slot, r.tokens);
+    for (const auto& [slot, tokens, completion] : readings) {
+      for (std::size_t begin = 0; begin < tokens.size();) {
+        if (next.rows() == chunk) compute_next(upload(std::exchange(next, {}), {}));
+        const auto part = tokens.subspan(begin, std::min(tokens.size() - begin, index(chunk - next.rows())));
+        begin += part.size();
+        append(next, slot, part);
+        if (begin == tokens.size()) next.ends.push_back(static_cast<std::int32_t>(next.rows() - 1));
+      }
+    }
+    const Uploaded rows = upload(next, readings);
+    compute_next(rows);
+    const auto leased = weights.take_head();
+    use(Head<Device, T>(dev, c, leased.weights).logits(last), rows.draws);
+  }
 
   void check(Index slot, std::span<const std::int32_t> tokens) const {
     require(!tokens.empty(), "no token to read");
@@ -149,42 +167,49 @@ class Generator {
     text.insert(text.end(), tokens.begin(), tokens.end());
   }
 
+  // A chunk on the device.
+  struct Uploaded {
+    Matrix<const std::int32_t> tokens, ends;
+    SequenceRows sequences;
+    DrawIndex draws;
+  };
+  Uploaded upload(const Chunk& rows, const std::vector<Reading>& readings) {
+    Tokens all, completions, lengths;
+    for (const Reading& r : readings) {
+      completions.push_back(static_cast<std::int32_t>(r.completion));
+      lengths.push_back(static_cast<std::int32_t>(text(r.slot).size()));
+    }
+    auto place = [&](const Tokens& numbers) {
+      all.insert(all.end(), numbers.begin(), numbers.end());
+      return table.columns(static_cast<Index>(all.size() - numbers.size()), static_cast<Index>(numbers.size()));
+    };
+    const SequenceIndex of_rows = {place(rows.starts), place(rows.positions)};
+    const SequenceRows sequences = {rows.pieces, of_rows, {key_begin, {}}};
+    const Uploaded uploaded = {place(rows.tokens), place(rows.ends), sequences, {place(completions), place(lengths)}};
+    dev.upload(table.columns(0, static_cast<Index>(all.size())), all.data());
+    return uploaded;
+  }
+
   // ends: receives the hidden states of the last rows of readings.
-  void read_chunk(const Chunk& rows, Matrix<T> ends) {
-    const auto [tokens, last, sequences] = upload(rows);
+  void compute_chunk(const Uploaded& chunk, Matrix<T> ends) {
+    const Matrix<const std::int32_t> tokens = chunk.tokens, last = chunk.ends,
+                                     positions = chunk.sequences.index.positions;
+    const Index rows = tokens.cols;
     auto scope = dev.scope();
-    const auto x = allocate<T>(dev, rows.rows(), c.hidden, Kind::chunk);
-    const Activations<T> a = allocate_activations<T>(dev, c, Rows{0, rows.rows()});
-    auto matrix = [&] { return allocate<T>(dev, rows.rows(), c.kv_width(), Kind::chunk); };
+    const auto x = allocate<T>(dev, rows, c.hidden, Kind::chunk);
+    const Activations<T> a = allocate_activations<T>(dev, c, Rows{0, rows});
+    auto matrix = [&] { return allocate<T>(dev, rows, c.kv_width(), Kind::chunk); };
     const KeysValues<T> kv = {matrix(), matrix()};
-    const Matrix<const std::int32_t> positions = sequences.index.positions;
     embedding(dev, x, {tokens, positions, {}, {}}, weights.take_embedding().weights.embedding, c.embedding_scale);
     for (Index l = 0; l < c.layers; ++l) {
       const auto leased = weights.take_layer(l, l + 1 < c.layers ? l + 1 : kNoLayer);
       TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights);
       layer.before_mixer(a, x);
       layer.mixer.project(a.mixer, kv, a.mixer_input, positions);
-      layer.mixer.attend(a.mixer, kv, cache[index(l)], sequences);
+      layer.mixer.attend(a.mixer, kv, cache[index(l)], chunk.sequences);
       layer.after_mixer(x, a, x);
     }
     embedding(dev, ends, {last, last, {}, {}}, EmbeddingTables<T>{x, {}}, 1);  // row i is row last[i] of x
-  }
-
-  // A chunk on the device.
-  struct Uploaded {
-    Matrix<const std::int32_t> tokens, ends;
-    SequenceRows sequences;
-  };
-  Uploaded upload(const Chunk& rows) {
-    Tokens all;
-    auto place = [&](const Tokens& numbers) {
-      all.insert(all.end(), numbers.begin(), numbers.end());
-      return table.columns(static_cast<Index>(all.size() - numbers.size()), static_cast<Index>(numbers.size()));
-    };
-    const SequenceIndex of_rows = {place(rows.starts), place(rows.positions)};
-    const Uploaded uploaded = {place(rows.tokens), place(rows.ends), {rows.pieces, of_rows, {key_begin, {}}}};
-    dev.upload(table.columns(0, static_cast<Index>(all.size())), all.data());
-    return uploaded;
   }
 
   Device& dev;
@@ -195,9 +220,9 @@ class Generator {
   decltype(std::declval<Device&>().scope()) scope;
   const Matrix<std::int32_t> table;      // of the chunk that is read
   const Matrix<std::int32_t> key_begin;  // zeros: every slot is one document
+  const Matrix<Draw> draws;              // of the readings
   std::vector<KeysValues<T>> cache;      // of each layer
   std::vector<Tokens> texts;
-  std::vector<T> logits;
 };
 
 struct GenerationSettings {
@@ -223,30 +248,6 @@ struct Active {
   Tokens unread;
 };
 
-template <class T>
-void require_finite(std::span<const T> logits, std::size_t text, std::size_t position) {
-  const auto bad =
-      std::find_if(logits.begin(), logits.end(), [](T x) { return !std::isfinite(static_cast<float>(x)); });
-  if (bad == logits.end()) return;
-  fail("prompt ", text + 1, ": the logit of token ", bad - logits.begin(), " after position ", position, " is ",
-       static_cast<float>(*bad), "; are the weights damaged, or too large for this --dtype?");
-}
-
-// Samples from each row of logits. The random number depends only on the seed, the completion's number and the position.
-template <class T>
-std::vector<Draw> draw_rows(std::span<const T> logits, const std::vector<Active>& active,
-                            const std::vector<std::size_t>& positions, const GenerationSettings& s) {
-  const std::size_t vocabulary = logits.size() / active.size();
-  std::vector<Draw> draws(active.size());
-  auto row = [&](std::size_t i) { return logits.subspan(i * vocabulary, vocabulary); };
-  for (std::size_t i = 0; i < active.size(); ++i) require_finite(row(i), s.first + active[i].number, positions[i]);
-#pragma omp parallel for if (active.size() > 1)
-  for (std::size_t i = 0; i < active.size(); ++i) {
-    draws[i] = draw(row(i), s.sampling, Random(s.sampling.seed, s.first + active[i].number).uniform(positions[i]));
-  }
-  return draws;
-}
-
 // Completes the prompts, as many in parallel as the generator has slots. When a sequence ends, the next prompt takes
 // its slot. Calls on_token(prompt number, continuation) after every token. A completion depends on the prompt, its
 // number and the seed, not on the other sequences.
@@ -265,20 +266,21 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
       ++next;
     }
     std::vector<typename Generator<Device, T>::Reading> readings;
-    for (const Active& a : active) readings.push_back({a.slot, a.unread});
-    const std::vector<T>& logits = generator.read(readings);
-    std::vector<std::size_t> lengths;
-    for (const Active& a : active) lengths.push_back(generator.text(a.slot).size());
-    const std::vector<Draw> draws = draw_rows<T>(logits, active, lengths, s);
+    for (const Active& a : active) readings.push_back({a.slot, a.unread, s.first + a.number});
+    const std::vector<Draw> draws = generator.read(readings, s.sampling);
     std::vector<Active> still_active;
     for (std::size_t i = 0; i < active.size(); ++i) {
       Continuation& text = texts[active[i].number];
+      const auto length = static_cast<Index>(generator.text(active[i].slot).size());
+      require(!draws[i].is_bad(), "prompt ", readings[i].completion + 1, ": the logit of token ", draws[i].bad_token(),
+              " after position ", length, " is ", draws[i].logp,
+              "; are the weights damaged, or too large for this --dtype?");
       const std::int32_t token = draws[i].token;
       text.tokens.push_back(token);
       text.logps.push_back(draws[i].logp);
       text.end = s.stop.count(token) > 0                              ? Ending::stop
                  : static_cast<Index>(text.tokens.size()) == s.length ? Ending::length
-                 : static_cast<Index>(lengths[i]) == generator.room   ? Ending::room
+                 : length == generator.room                           ? Ending::room
                                                                       : Ending::none;
       if (text.end == Ending::none) {
         still_active.push_back({active[i].number, active[i].slot, {token}});

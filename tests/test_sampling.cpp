@@ -1,5 +1,5 @@
 // Tokens are sampled from the specified distribution.
-#include "model/sampling.h"
+#include "kernels/sampling.cuh"
 
 #include <set>
 

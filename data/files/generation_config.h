@@ -8,7 +8,7 @@
 
 #include "data/files/config.h"
 #include "data/files/tokenizer_config.h"
-#include "model/sampling.h"
+#include "kernels/cpu_sampling.h"
 
 namespace streambp {
 

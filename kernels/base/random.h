@@ -27,7 +27,9 @@ struct Random {
 
   constexpr std::uint64_t bits(std::uint64_t index) const { return mix(key ^ mix(index)); }
   // Uniform in (0, 1).
-  double uniform(std::uint64_t index) const { return (static_cast<double>(bits(index) >> 11) + 0.5) * 0x1p-53; }
+  constexpr double uniform(std::uint64_t index) const {
+    return (static_cast<double>(bits(index) >> 11) + 0.5) * 0x1p-53;
+  }
   // Uniform in 0 .. n-1, with a negligible bias of n / 2^64.
   std::uint64_t below(std::uint64_t n, std::uint64_t index) const { return bits(index) % n; }
   // Standard normal (Box-Muller).

@@ -1,4 +1,4 @@
-// Sampling the next token from a row of logits:
+// What is sampled from, and sampling a token on the CPU:
 //
 //   p = softmax(logits / temperature)          temperature 0: greedy decoding
 //   top-k      keep the k most likely tokens; 0: all
@@ -38,6 +38,11 @@ inline void validate(const Sampling& s) {
 struct Draw {
   std::int32_t token;
   double logp;
+
+  // A logit that is not finite, of some token.
+  static constexpr Draw of_bad_logit(Index id, double logit) { return {static_cast<std::int32_t>(-1 - id), logit}; }
+  bool is_bad() const { return token < 0; }
+  std::int32_t bad_token() const { return -1 - token; }
 };
 
 // A token and its probability relative to the most likely token.
@@ -102,12 +107,15 @@ inline Candidate last_candidate(std::span<const float> weights, const Sampling& 
   return *std::max_element(left.begin(), left.end());
 }
 
-// Samples with a uniform random number from (0, 1). Logits must be finite.
+// Samples with a uniform random number from (0, 1).
 template <class T>
 Draw draw(std::span<const T> logits, const Sampling& s, double uniform) {
   using A = Accumulator<T>;
   const auto n = static_cast<Index>(logits.size());
   const T* x = logits.data();
+  const auto is_bad = [](T logit) { return !std::isfinite(static_cast<A>(logit)); };
+  if (const auto bad = std::find_if(logits.begin(), logits.end(), is_bad); bad != logits.end())
+    return Draw::of_bad_logit(bad - logits.begin(), static_cast<double>(static_cast<A>(*bad)));
   std::vector<float> weights(logits.size());  // exp((x - maximum) / temperature), at first with temperature 1
   float* w = weights.data();
   const auto softmax = cpu::softmax_of(x, n, [=](Index j, A term) { w[j] = static_cast<float>(term); });

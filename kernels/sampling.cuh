@@ -1,0 +1,155 @@
+// Sampling: a token for each row of logits, and its log-prob. What is sampled from: cpu_sampling.h.
+//
+// The random number of a row is a pure function of the seed, the number of its completion and the length of its text. So
+// a token depends neither on the rows beside it nor on the order in which completions are sampled.
+#pragma once
+
+#include <bit>
+
+#include "kernels/base/device.cuh"
+#include "kernels/cpu_sampling.h"
+
+namespace streambp {
+
+// Of each row.
+struct DrawIndex {
+  Matrix<const std::int32_t> completions, lengths;
+
+  constexpr double uniform(std::uint64_t seed, Index row) const {
+    return Random(seed, static_cast<std::uint64_t>(completions(0, row)))
+        .uniform(static_cast<std::uint64_t>(lengths(0, row)));
+  }
+};
+
+// Writes a draw for each row; in a row with a logit that is not finite, Draw::of_bad_logit.
+template <class Device, class T>
+void sample(Device& dev, Matrix<Draw> draws, Matrix<T> logits, const DrawIndex& index, const Sampling& s) {
+  require_shape("sampling", "draws", draws, 1, logits.rows);
+  require_shape("sampling", "completions", index.completions, 1, logits.rows);
+  require_shape("sampling", "lengths", index.lengths, 1, logits.rows);
+  auto op = dev.operation("sampling", 0, sizeof(T) * static_cast<double>(logits.size()));
+  if constexpr (Device::computes) compute_sample(dev, draws, logits, index, s);
+}
+
+// --- CPU ---
+
+template <class T>
+void compute_sample(Cpu&, Matrix<Draw> draws, Matrix<T> logits, const DrawIndex& index, const Sampling& s) {
+#pragma omp parallel for if (logits.rows > 1)
+  for (Index i = 0; i < logits.rows; ++i) {
+    draws(0, i) =
+        draw(std::span<const T>(logits.row(i), static_cast<std::size_t>(logits.cols)), s, index.uniform(s.seed, i));
+  }
+}
+
+// --- CUDA ---
+
+#ifdef STREAMBP_CUDA
+
+namespace cuda {
+
+// A number for each token of a row: its token id, or how likely it is. Both are ordered so that the tokens that count first
+// have the larger numbers: those with smaller ids; those that are more likely, and of equally likely ones the smaller.
+struct TokenOrder {
+  int id_bits, logit_bits;
+
+  template <class T>
+  __device__ explicit TokenOrder(const Matrix<T>& logits)
+      : id_bits(64 - std::countl_zero(static_cast<std::uint64_t>(logits.cols))), logit_bits(8 * sizeof(T)) {}
+
+  __device__ std::uint64_t by_id(Index id) const { return (std::uint64_t{1} << id_bits) - 1 - id; }
+  __device__ Index id(std::uint64_t number) const { return static_cast<Index>(by_id(0) - number); }
+  __device__ std::uint64_t by_logit(float x, Index id) const {
+    const auto bits = std::bit_cast<std::uint32_t>(x == 0 ? 0.0f : x);  // -0 equals 0
+    const std::uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
+    return static_cast<std::uint64_t>(ordered >> (32 - logit_bits)) << id_bits | by_id(id);
+  }
+};
+
+// A row of logits, read by all threads of a block.
+template <int N, class T>
+struct LogitsOfRow {
+  const T* x;
+  Index n;
+
+  // Σ f(logit, id) over all tokens, in a fixed order
+  template <class F>
+  __device__ double total(F&& f) const {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    double sum = 0;
+    for (Index j = static_cast<Index>(threadIdx.x) * N; j < n; j += Index{kHeadThreads} * N) {
+      const auto pack = load<N>(x + j);
+      for (int k = 0; k < N; ++k) sum += f(pack.x[k], j + k);
+    }
+    sum = warp_sum(sum);
+    auto* warps = shared_memory<double>();
+    if (lane == 0) warps[warp] = sum;
+    __syncthreads();
+    sum = warps[lane];
+    __syncthreads();
+    return warp_sum(sum);
+  }
+
+  // The first token, in the order of falling numbers, at which Σ mass reaches `wanted`. Returns its number. Found bit by
+  // bit: a bit is set if the tokens with this number or a larger one have enough mass.
+  template <class Number, class Mass>
+  __device__ std::uint64_t quantile(double wanted, int bits, Number&& number, Mass&& mass) const {
+    std::uint64_t found = 0;
+    for (int bit = bits - 1; bit >= 0; --bit) {
+      const std::uint64_t next = found | std::uint64_t{1} << bit;
+      const auto mass_from_next = [&](float x, Index id) { return number(x, id) >= next ? mass(x, id) : 0.0; };
+      if (total(mass_from_next) >= wanted) found = next;
+    }
+    return found;
+  }
+};
+
+// One block per row.
+template <int N, class T>
+__global__ void __launch_bounds__(kHeadThreads)
+    sample_kernel(Matrix<Draw> draws, Matrix<T> logits, DrawIndex index, Sampling s) {
+  const Index i = blockIdx.x;
+  const LogitsOfRow<N, T> row{logits.row(i), logits.cols};
+  const TokenOrder order(logits);
+  const auto by_id = [&](float, Index id) { return order.by_id(id); };
+  const auto by_logit = [&](float x, Index id) { return order.by_logit(x, id); };
+  const auto finish = [&](const Draw& draw) {
+    if (threadIdx.x == 0) draws(0, i) = draw;
+  };
+
+  const auto bad = [](float x, Index) { return std::isfinite(x) ? 0.0 : 1.0; };
+  if (row.total(bad) > 0) {
+    const Index id = order.id(row.quantile(1, order.id_bits, by_id, bad));
+    return finish(Draw::of_bad_logit(id, static_cast<float>(row.x[id])));
+  }
+  const Softmax softmax = softmax_of<N>(row.x, row.n);
+  const auto sharpness =
+      static_cast<float>(s.temperature == 0 ? 1 : 1 / (s.temperature > 1e-30 ? s.temperature : 1e-30));
+  std::uint64_t last = 0;  // the number of the least likely token that is kept
+  const auto weight = [&](float x, Index id) {
+    if (order.by_logit(x, id) < last) return 0.0;
+    return static_cast<double>(exponential((x - softmax.maximum) * sharpness));
+  };
+  const int bits = order.logit_bits + order.id_bits;
+  const auto one = [](float, Index) { return 1.0; };
+  const Index k = s.temperature == 0 ? 1 : s.top_k;
+  if (k > 0) last = row.quantile(static_cast<double>(k), bits, by_logit, one);
+  if (s.top_p < 1) last = row.quantile(s.top_p * row.total(weight), bits, by_logit, weight);
+  const double wanted = index.uniform(s.seed, i) * row.total(weight);
+  const Index id = order.id(row.quantile(wanted, order.id_bits, by_id, weight));
+  const float logit = static_cast<float>(row.x[id]);
+  finish({static_cast<std::int32_t>(id), static_cast<double>(softmax.logp(logit))});
+}
+
+}  // namespace cuda
+
+template <class T>
+void compute_sample(Cuda& dev, Matrix<Draw> draws, Matrix<T> logits, const DrawIndex& index, const Sampling& s) {
+  const auto kernel = cuda::packable(logits) ? cuda::sample_kernel<cuda::kPack, T> : cuda::sample_kernel<1, T>;
+  cuda::launch(dev, kernel, cuda::grid_of(logits.rows), cuda::kHeadThreads, cuda::kWarp * sizeof(double), draws, logits,
+               index, s);
+}
+
+#endif
+
+}  // namespace streambp
