@@ -26,6 +26,8 @@ struct Sampling {
   double temperature = 1, top_p = 1;
   Index top_k = 0;
   std::uint64_t seed = 1;
+
+  bool operator==(const Sampling&) const = default;
 };
 
 inline void validate(const Sampling& s) {

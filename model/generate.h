@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/base/repeats.cuh"
 #include "kernels/sampling.cuh"
 #include "memory/weights.h"
 #include "model.cuh"
@@ -60,7 +61,7 @@ class Generator {
   // Appends tokens to slots; each slot may occur once. Returns one row of logits per reading, after its last token.
   std::vector<T> read(const std::vector<Reading>& readings) {
     std::vector<T> result;
-    compute(readings, [&](Matrix<T> logits, const DrawIndex&) {
+    compute(readings, Repeated::no, [&](Matrix<T> logits, const DrawIndex&) {
       result.resize(index(logits.size()));
       dev.download(result.data(), logits);
     });
@@ -71,7 +72,8 @@ class Generator {
   std::vector<Draw> read(const std::vector<Reading>& readings, const Sampling& sampling) {
     std::vector<Draw> result(readings.size());
     const Matrix<Draw> of_readings = draws.columns(0, static_cast<Index>(readings.size()));
-    compute(readings,
+    if (std::exchange(sampling_before, sampling) != sampling) repeats.forget();
+    compute(readings, Repeated::yes,
             [&](Matrix<T> logits, const DrawIndex& rows) { sample(dev, of_readings, logits, rows, sampling); });
     dev.download(result.data(), of_readings);
     return result;
@@ -109,9 +111,12 @@ class Generator {
     Index rows() const { return static_cast<Index>(tokens.size()); }
   };
 
+  // Whether later calls do the same operations on the same memory.
+  enum class Repeated { no, yes };
+
   // Appends tokens to slots and calls use(logits, index), with one row for each reading.
   template <class F>
-  void compute(const std::vector<Reading>& readings, F&& use) {
+  void compute(const std::vector<Reading>& readings, Repeated repeated, F&& use) {
     ++steps;
     auto scope = dev.scope();
     const Matrix<T> last = allocate<T>(dev, static_cast<Index>(readings.size()), c.hidden, Kind::chunk);
@@ -132,9 +137,17 @@ class Generator {
       }
     }
     const Uploaded rows = upload(next, readings);
-    compute_next(rows);
-    const auto leased = weights.take_head();
-    use(Head<Device, T>(dev, c, leased.weights).logits(last), rows.draws);
+    const auto finish = [&] {
+      compute_next(rows);
+      const auto leased = weights.take_head();
+      use(Head<Device, T>(dev, c, leased.weights).logits(last), rows.draws);
+    };
+    const bool one_token_each = done == 0 && next.rows() == static_cast<Index>(readings.size());
+    if (repeated == Repeated::yes && one_token_each && weights.stay()) {
+      repeats.run(dev, next.rows(), finish);
+    } else {
+      finish();
+    }
   }
 
   void check(Index slot, std::span<const std::int32_t> tokens) const {
@@ -223,6 +236,8 @@ class Generator {
   const Matrix<Draw> draws;              // of the readings
   std::vector<KeysValues<T>> cache;      // of each layer
   std::vector<Tokens> texts;
+  Repeats<Device> repeats;  // a token of each of so many sequences
+  Sampling sampling_before;
 };
 
 struct GenerationSettings {

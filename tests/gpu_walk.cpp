@@ -187,6 +187,57 @@ TEST_F(GpuTraining, SlotsDoNotDependOnEachOther) {
   expect_independent_slots<BFloat16>(families()[3].config);
 }
 
+// The first tokens are launched operation by operation, later ones as a graph: the draws and the counted work are those of
+// single launches, also when a sequence ends, another one begins, or the sampling changes.
+template <class T>
+void expect_repeats(const Config& c) {
+  struct Run {
+    std::vector<Draw> draws;
+    std::vector<Work> work;
+    std::vector<Index> launches;  // of each step
+  };
+  const auto run = [&](bool single_launches) {
+    GeneratingGpu<T> subject(c);
+    subject.gpu.profile = single_launches;  // it times every operation, so none is part of a graph
+    Generator<Cuda, T> generator(subject.gpu, subject.model, 3, 40, 64);
+    Run result;
+    std::vector<Tokens> next = {{1, 2, 3}, {4, 5}, {6}};
+    for (int step = 0; step < 18; ++step) {
+      const std::vector<Index> slots = step < 7 || step > 12 ? std::vector<Index>{0, 1, 2} : std::vector<Index>{2, 0};
+      if (step == 13) next[1] = {7, 8, 9}, generator.reuse_prefix(1, next[1]);
+      std::vector<typename Generator<Cuda, T>::Reading> readings;
+      for (const Index slot : slots) readings.push_back({slot, next[index(slot)], index(slot) + 5});
+      const Index before = subject.gpu.launches;
+      const auto draws = generator.read(readings, {.temperature = step < 16 ? 1.0 : 0.8, .seed = 3});
+      result.launches.push_back(subject.gpu.launches - before);
+      for (std::size_t i = 0; i < slots.size(); ++i) next[index(slots[i])] = {draws[i].token};
+      result.draws.insert(result.draws.end(), draws.begin(), draws.end());
+    }
+    result.work = subject.gpu.work();
+    return result;
+  };
+  const Run graphs = run(false), singly = run(true);
+  for (std::size_t i = 0; i < singly.draws.size(); ++i) {
+    EXPECT_EQ(graphs.draws[i].token, singly.draws[i].token) << i;
+    EXPECT_EQ(graphs.draws[i].logp, singly.draws[i].logp) << i;
+  }
+  ASSERT_EQ(graphs.work.size(), singly.work.size());
+  for (const Work& w : singly.work) {
+    const auto same = std::find_if(graphs.work.begin(), graphs.work.end(), [&](auto& g) { return g.name == w.name; });
+    ASSERT_NE(same, graphs.work.end()) << w.name;
+    EXPECT_TRUE(same->calls == w.calls && same->flops == w.flops && same->bytes == w.bytes) << w.name;
+  }
+  const Index single = singly.launches[1];
+  EXPECT_GT(single, 16);
+  EXPECT_EQ(graphs.launches, (std::vector<Index>{singly.launches[0], single, single, single, 1, 1, 1, single, single,
+                                                 single, 1, 1, 1, singly.launches[13], 1, 1, single, single}));
+}
+TEST_F(GpuTraining, RepeatedTokensAreOneLaunchWithTheSameBits) {
+  const Config c = make_config("qwen3", {83, 24, 2, 2, 1, 16, 40, 0, true});
+  expect_repeats<float>(c);
+  expect_repeats<BFloat16>(c);
+}
+
 #ifdef CUDA_ON_CPU
 // What the host gives to the GPU (kernels, products, copies, waits) to read one token in each of several slots.
 template <class T>

@@ -202,7 +202,7 @@ struct Product {
   }
 
   void compute(Cuda& dev) const {
-    if (result.rows == 0 || result.cols == 0) return;
+    if (result.rows == 0 || result.cols == 0 || dev.only_accounts) return;
     if (const Index rows = rows_of_stream(); choice().by_tile && rows > dev.tile) {
       for (Index t = 0; t < ceil_div(rows, dev.tile); ++t) {
         Product part = *this;

@@ -133,6 +133,7 @@ class Cuda : private cuda::Block, public DeviceBase {
   cudaStream_t stream = nullptr;
   cublasLtHandle_t blas = nullptr;
   bool profile = false;
+  bool only_accounts = false;           // operations launch nothing: a graph does their work (repeats.cuh)
   std::function<void()> while_waiting;  // called while the host waits; throws if another rank has failed
   std::map<std::array<Index, 15>, cublasLtMatmulAlgo_t> algorithms;  // of matrix products, chosen once per shape
 
@@ -192,7 +193,7 @@ namespace cuda {
 template <class... Parameters, class... Arguments>
 void launch(Cuda& dev, void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared,
             Arguments... arguments) {
-  if (grid.x == 0 || grid.y == 0) return;
+  if (grid.x == 0 || grid.y == 0 || dev.only_accounts) return;
   ++dev.launches;
   std::tuple<Parameters...> values(arguments...);
   if (shared > (48u << 10)) {  // more than the default limit
@@ -208,7 +209,7 @@ void launch(Cuda& dev, void (*kernel)(Parameters...), dim3 grid, int threads, st
       values);
 #else
   STREAMBP_CHECK(
-      cuda_on_cpu::launch(grid, dim3(static_cast<unsigned>(threads)), shared, [&] { std::apply(kernel, values); }));
+      cuda_on_cpu::launch(grid, dim3(static_cast<unsigned>(threads)), shared, [=] { std::apply(kernel, values); }));
 #endif
 }
 

@@ -227,6 +227,15 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   if (!handle || !alpha_pointer || !a || !b || !beta_pointer || !d) return CUBLAS_STATUS_INVALID_VALUE;
   const float alpha = *static_cast<const float*>(alpha_pointer), beta = *static_cast<const float*>(beta_pointer);
+  if (recording) {  // with copies of everything that the caller destroys
+    recording->push_back([=, op = *op, a_layout = *a_layout, b_layout = *b_layout, c_layout = *c_layout,
+                          d_layout = *d_layout, algorithm = *algorithm]() mutable {
+      const cublasStatus_t status = cublasLtMatmul(handle, &op, &alpha, a, &a_layout, b, &b_layout, &beta, c, &c_layout,
+                                                   d, &d_layout, &algorithm, nullptr, 0, nullptr);
+      return status == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorIllegalAddress;
+    });
+    return CUBLAS_STATUS_SUCCESS;
+  }
   if (beta != 0 && !c) return CUBLAS_STATUS_INVALID_VALUE;
   const int bias_type = op->bias_type < 0 ? d_layout->type : op->bias_type;
   const auto stride = [](cublasLtMatrixLayout_t m) { return static_cast<std::size_t>(m->stride); };

@@ -72,7 +72,9 @@ inline constexpr Name<cudaError_t> kErrorNames[] = {
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
-    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"}};
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"}};
 
 inline std::size_t rectangle(std::size_t pitch, std::size_t width, std::size_t height) {
   return height == 0 ? 0 : (height - 1) * pitch + width;
@@ -190,8 +192,12 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cud
   return cudaMemcpyAsync(to, from, bytes, kind);
 }
 inline cudaError_t cudaMemset2DAsync(void* data, std::size_t pitch, int value, std::size_t width, std::size_t height,
-                                     cudaStream_t = nullptr) {
+                                     cudaStream_t stream = nullptr) {
   if (width == 0 || height == 0) return cudaSuccess;
+  if (cuda_on_cpu::recording) {
+    cuda_on_cpu::recording->push_back([=] { return cudaMemset2DAsync(data, pitch, value, width, height, stream); });
+    return cudaSuccess;
+  }
   if (width > pitch || !cuda_on_cpu::device_memory.holds(data, cuda_on_cpu::rectangle(pitch, width, height)))
     return cuda_on_cpu::answer(cudaErrorInvalidValue);
   if (const cudaError_t error = cuda_on_cpu::next_operation(); error != cudaSuccess) return error;

@@ -48,7 +48,11 @@ inline cudaError_t answer(cudaError_t error) {
 // a GPU with a lost context. Negative: none fails.
 inline int operations_before_failure = -1;
 inline constinit thread_local std::size_t host_work = 0;  // operations of this host thread so far
+// The graph that this host thread records. Launches and fills are added to it, and everything else is refused.
+using Graph = std::vector<std::function<cudaError_t()>>;
+inline constinit thread_local Graph* recording = nullptr;
 inline cudaError_t next_operation() {
+  if (recording) return answer(cudaErrorStreamCaptureUnsupported);
   ++host_work;
   if (operations_before_failure == 0) return answer(cudaErrorIllegalAddress);
   if (operations_before_failure > 0) --operations_before_failure;

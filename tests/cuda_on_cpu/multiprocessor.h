@@ -298,6 +298,10 @@ cudaError_t launch(dim3 grid, dim3 block, std::size_t shared_bytes, F&& body) {
   if (shared_bytes > gpu.shared_bytes) return answer(cudaErrorInvalidValue);
   if (threads == 0 || threads > kMaxThreads || block.z > 64 || blocks == 0 || grid.y > 65535 || grid.z > 65535)
     return answer(cudaErrorInvalidConfiguration);
+  if (recording) {
+    recording->push_back([=]() mutable { return launch(grid, block, shared_bytes, body); });
+    return cudaSuccess;
+  }
   if (const cudaError_t error = next_operation(); error != cudaSuccess) return error;
   if (running_on) throw std::logic_error("CUDA on CPU: a kernel was launched inside a kernel");
   struct Running {

@@ -158,6 +158,36 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
   }
   return moment->come(), cudaSuccess;
 }
+// Graphs. Their work is done when they are launched, as one operation of the host.
+struct CUgraph_st {
+  cuda_on_cpu::Graph work;
+};
+struct CUgraphExec_st : CUgraph_st {};
+using cudaGraph_t = CUgraph_st*;
+using cudaGraphExec_t = CUgraphExec_st*;
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  if (cuda_on_cpu::recording) return cuda_on_cpu::answer(cudaErrorStreamCaptureUnsupported);
+  return cuda_on_cpu::recording = new cuda_on_cpu::Graph, cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  const std::unique_ptr<cuda_on_cpu::Graph> work(std::exchange(cuda_on_cpu::recording, nullptr));
+  return *graph = new CUgraph_st{*work}, cudaSuccess;
+}
+inline cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* graph, cudaGraph_t from, unsigned long long) {
+  return *graph = new CUgraphExec_st{*from}, cudaSuccess;
+}
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
+  if (const cudaError_t error = cuda_on_cpu::next_operation(); error != cudaSuccess) return error;
+  const std::size_t host_work = cuda_on_cpu::host_work;
+  for (const auto& work : graph->work)
+    if (const cudaError_t error = work(); error != cudaSuccess) return error;
+  return cuda_on_cpu::host_work = host_work, cudaSuccess;
+}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return delete graph, cudaSuccess; }
+
 // A stream without messages is as far as its host, so its host waits.
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
   if (!event->moment) return cudaSuccess;
