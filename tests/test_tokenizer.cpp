@@ -250,7 +250,7 @@ TEST(LongWords, MergeAccordingToTheDefinition) {
 
 // Texts that make a naive implementation run forever or overflow the stack.
 TEST(LongTexts, OfManyShapes) {
-  const std::size_t size = 1 << 18;
+  const std::size_t size = sized<std::size_t>(1 << 18, 1 << 15);
   const auto repeat = [&](const std::string& unit) {
     std::string text;
     while (text.size() < size) text += unit;

@@ -101,18 +101,27 @@ inline Array multiply(Tape& tape, Array a, Array b) {
 // y = a b, the matrix product: y[i,j] = Σ_k a[i,k] b[k,j]        da += dy bᵀ        db += aᵀ dy
 inline Array product(Tape& tape, Array a, Array b) {
   const Array y = tape.zeros(a.rows, b.cols);
+#pragma omp parallel for
   for (Index i = 0; i < y.rows; ++i) {
     for (Index j = 0; j < y.cols; ++j) {
-      for (Index k = 0; k < a.cols; ++k) y(i, j).value += a(i, k).value * b(k, j).value;
+      double sum = 0;
+      for (Index k = 0; k < a.cols; ++k) sum += a(i, k).value * b(k, j).value;
+      y(i, j).value = sum;
     }
   }
   tape.on_the_way_back([=] {
+#pragma omp parallel for
     for (Index i = 0; i < y.rows; ++i) {
       for (Index j = 0; j < y.cols; ++j) {
-        for (Index k = 0; k < a.cols; ++k) {
-          a(i, k).grad += y(i, j).grad * b(k, j).value;
-          b(k, j).grad += y(i, j).grad * a(i, k).value;
-        }
+        const double dy = y(i, j).grad;
+        for (Index k = 0; k < a.cols; ++k) a(i, k).grad += dy * b(k, j).value;
+      }
+    }
+#pragma omp parallel for
+    for (Index j = 0; j < y.cols; ++j) {
+      for (Index i = 0; i < y.rows; ++i) {
+        const double dy = y(i, j).grad;
+        for (Index k = 0; k < a.cols; ++k) b(k, j).grad += dy * a(i, k).value;
       }
     }
   });
