@@ -1,4 +1,4 @@
-// What is sampled from, and sampling a token on the CPU:
+// The distribution that tokens are sampled from, and sampling on the CPU:
 //
 //   p = softmax(logits / temperature)          temperature 0: greedy decoding
 //   top-k      keep the k most likely tokens; 0: all
@@ -13,39 +13,14 @@
 #include <span>
 #include <vector>
 
-#include "kernels/base/error.h"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/base/random.h"
 #include "kernels/base/row_sums.h"
+#include "kernels/base/sampling.h"
 #include "kernels/head.cuh"
 
 namespace streambp {
-
-struct Sampling {
-  double temperature = 1, top_p = 1;
-  Index top_k = 0;
-  std::uint64_t seed = 1;
-
-  bool operator==(const Sampling&) const = default;
-};
-
-inline void validate(const Sampling& s) {
-  require(std::isfinite(s.temperature) && s.temperature >= 0, "the temperature must be 0 or more, not ", s.temperature);
-  require(s.top_p > 0 && s.top_p <= 1, "top-p must be more than 0 and at most 1, not ", s.top_p);
-  require(s.top_k >= 0, "top-k must be 0 (all tokens) or more, not ", s.top_k);
-}
-
-// A sampled token and its log-prob at temperature 1, before top-k and top-p.
-struct Draw {
-  std::int32_t token;
-  double logp;
-
-  // A logit that is not finite, of some token.
-  static constexpr Draw of_bad_logit(Index id, double logit) { return {static_cast<std::int32_t>(-1 - id), logit}; }
-  bool is_bad() const { return token < 0; }
-  std::int32_t bad_token() const { return -1 - token; }
-};
 
 // A token and its probability relative to the most likely token.
 struct Candidate {

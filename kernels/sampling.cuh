@@ -72,16 +72,17 @@ struct LogitsOfRow {
   const T* x;
   Index n;
 
-  // Σ f(logit, id) over all tokens, in a fixed order
+  // Σ f(logit, id) over all tokens, in a fixed order. A thread adds few numbers, so float32 is enough for it, and much
+  // faster than float64 on a GeForce.
   template <class F>
   __device__ double total(F&& f) const {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-    double sum = 0;
+    float own = 0;
     for (Index j = static_cast<Index>(threadIdx.x) * N; j < n; j += Index{kHeadThreads} * N) {
       const auto pack = load<N>(x + j);
-      for (int k = 0; k < N; ++k) sum += f(pack.x[k], j + k);
+      for (int k = 0; k < N; ++k) own += f(pack.x[k], j + k);
     }
-    sum = warp_sum(sum);
+    double sum = warp_sum(static_cast<double>(own));
     auto* warps = shared_memory<double>();
     if (lane == 0) warps[warp] = sum;
     __syncthreads();
@@ -97,7 +98,7 @@ struct LogitsOfRow {
     std::uint64_t found = 0;
     for (int bit = bits - 1; bit >= 0; --bit) {
       const std::uint64_t next = found | std::uint64_t{1} << bit;
-      const auto mass_from_next = [&](float x, Index id) { return number(x, id) >= next ? mass(x, id) : 0.0; };
+      const auto mass_from_next = [&](float x, Index id) { return number(x, id) >= next ? mass(x, id) : 0.0f; };
       if (total(mass_from_next) >= wanted) found = next;
     }
     return found;
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kHeadThreads)
     if (threadIdx.x == 0) draws(0, i) = draw;
   };
 
-  const auto bad = [](float x, Index) { return std::isfinite(x) ? 0.0 : 1.0; };
+  const auto bad = [](float x, Index) { return std::isfinite(x) ? 0.0f : 1.0f; };
   if (row.total(bad) > 0) {
     const Index id = order.id(row.quantile(1, order.id_bits, by_id, bad));
     return finish(Draw::of_bad_logit(id, static_cast<float>(row.x[id])));
@@ -127,18 +128,19 @@ __global__ void __launch_bounds__(kHeadThreads)
       static_cast<float>(s.temperature == 0 ? 1 : 1 / (s.temperature > 1e-30 ? s.temperature : 1e-30));
   std::uint64_t last = 0;  // the number of the least likely token that is kept
   const auto weight = [&](float x, Index id) {
-    if (order.by_logit(x, id) < last) return 0.0;
-    return static_cast<double>(exponential((x - softmax.maximum) * sharpness));
+    return order.by_logit(x, id) < last ? 0.0f : exponential((x - softmax.maximum) * sharpness);
   };
   const int bits = order.logit_bits + order.id_bits;
-  const auto one = [](float, Index) { return 1.0; };
-  const Index k = s.temperature == 0 ? 1 : s.top_k;
-  if (k > 0) last = row.quantile(static_cast<double>(k), bits, by_logit, one);
+  const auto one = [](float, Index) { return 1.0f; };
+  const auto take = [&](Index id) {
+    const float logit = static_cast<float>(row.x[id]);
+    finish({static_cast<std::int32_t>(id), static_cast<double>(softmax.logp(logit))});
+  };
+  if (s.temperature == 0) return take(order.id(row.quantile(1, bits, by_logit, one) & order.by_id(0)));
+  if (s.top_k > 0) last = row.quantile(static_cast<double>(s.top_k), bits, by_logit, one);
   if (s.top_p < 1) last = row.quantile(s.top_p * row.total(weight), bits, by_logit, weight);
   const double wanted = index.uniform(s.seed, i) * row.total(weight);
-  const Index id = order.id(row.quantile(wanted, order.id_bits, by_id, weight));
-  const float logit = static_cast<float>(row.x[id]);
-  finish({static_cast<std::int32_t>(id), static_cast<double>(softmax.logp(logit))});
+  take(order.id(row.quantile(wanted, order.id_bits, by_id, weight)));
 }
 
 }  // namespace cuda

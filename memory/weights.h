@@ -48,7 +48,7 @@ class Weights {
   }
 
   // Whether the weights of a lease are always in the same memory.
-  bool stay() const { return model_.shards.size == 1 && !fetches(); }
+  bool have_fixed_addresses() const { return model_.shards.size == 1 && !fetches(); }
 
   // `next`: the layer that is taken next, or kNoLayer. One layer is on lease at a time.
   Lease<Device, Layer<T>> take_layer(Index layer, Index next) { return {dev_.scope(), weights_of(layer, next)}; }

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/base/repeats.cuh"
+#include "kernels/base/graph_cache.cuh"
 #include "kernels/sampling.cuh"
 #include "memory/weights.h"
 #include "model.cuh"
@@ -72,7 +72,7 @@ class Generator {
   std::vector<Draw> read(const std::vector<Reading>& readings, const Sampling& sampling) {
     std::vector<Draw> result(readings.size());
     const Matrix<Draw> of_readings = draws.columns(0, static_cast<Index>(readings.size()));
-    if (std::exchange(sampling_before, sampling) != sampling) repeats.forget();
+    if (std::exchange(sampling_before, sampling) != sampling) graphs.forget();
     compute(readings, Repeated::yes,
             [&](Matrix<T> logits, const DrawIndex& rows) { sample(dev, of_readings, logits, rows, sampling); });
     dev.download(result.data(), of_readings);
@@ -142,9 +142,12 @@ class Generator {
       const auto leased = weights.take_head();
       use(Head<Device, T>(dev, c, leased.weights).logits(last), rows.draws);
     };
+    // Graphs hold addresses: they are valid while the arena below and the adapters stay.
+    if (std::exchange(last_before, last.data) != last.data) graphs.forget();
+    if (std::exchange(adapted_before, !c.adapters.empty()) != !c.adapters.empty()) graphs.forget();
     const bool one_token_each = done == 0 && next.rows() == static_cast<Index>(readings.size());
-    if (repeated == Repeated::yes && one_token_each && weights.stay()) {
-      repeats.run(dev, next.rows(), finish);
+    if (repeated == Repeated::yes && one_token_each && weights.have_fixed_addresses()) {
+      graphs.run(dev, next.rows(), finish);
     } else {
       finish();
     }
@@ -236,8 +239,11 @@ class Generator {
   const Matrix<Draw> draws;              // of the readings
   std::vector<KeysValues<T>> cache;      // of each layer
   std::vector<Tokens> texts;
-  Repeats<Device> repeats;  // a token of each of so many sequences
+  GraphCache<Device> graphs;  // of a token in each of so many sequences
+  // What the graphs were recorded with.
   Sampling sampling_before;
+  T* last_before = nullptr;
+  bool adapted_before = false;
 };
 
 struct GenerationSettings {
@@ -284,18 +290,20 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
     for (const Active& a : active) readings.push_back({a.slot, a.unread, s.first + a.number});
     const std::vector<Draw> draws = generator.read(readings, s.sampling);
     std::vector<Active> still_active;
+    const auto length_of = [&](const Active& a) { return static_cast<Index>(generator.text(a.slot).size()); };
+    for (std::size_t i = 0; i < active.size(); ++i) {
+      require(!draws[i].is_bad(), "prompt ", readings[i].completion + 1, ": the logit of token ", draws[i].bad_token(),
+              " after position ", length_of(active[i]), " is ", draws[i].logp,
+              "; are the weights damaged, or too large for this --dtype?");
+    }
     for (std::size_t i = 0; i < active.size(); ++i) {
       Continuation& text = texts[active[i].number];
-      const auto length = static_cast<Index>(generator.text(active[i].slot).size());
-      require(!draws[i].is_bad(), "prompt ", readings[i].completion + 1, ": the logit of token ", draws[i].bad_token(),
-              " after position ", length, " is ", draws[i].logp,
-              "; are the weights damaged, or too large for this --dtype?");
       const std::int32_t token = draws[i].token;
       text.tokens.push_back(token);
       text.logps.push_back(draws[i].logp);
       text.end = s.stop.count(token) > 0                              ? Ending::stop
                  : static_cast<Index>(text.tokens.size()) == s.length ? Ending::length
-                 : length == generator.room                           ? Ending::room
+                 : length_of(active[i]) == generator.room             ? Ending::room
                                                                       : Ending::none;
       if (text.end == Ending::none) {
         still_active.push_back({active[i].number, active[i].slot, {token}});

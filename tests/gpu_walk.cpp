@@ -238,6 +238,59 @@ TEST_F(GpuTraining, RepeatedTokensAreOneLaunchWithTheSameBits) {
   expect_repeats<BFloat16>(c);
 }
 
+// A graph holds addresses, so it is not used when the memory below has moved.
+TEST_F(GpuTraining, GraphsSurviveAnotherGenerator) {
+  const Config c = make_config("qwen3", {83, 24, 2, 2, 1, 16, 40, 0, true});
+  const auto run = [&](bool with_another) {
+    GeneratingGpu<BFloat16> subject(c);
+    using G = Generator<Cuda, BFloat16>;
+    G generator(subject.gpu, subject.model, 1, 40, 64);
+    std::optional<G> another;
+    std::vector<std::int32_t> tokens = {1};
+    for (int step = 0; step < 20; ++step) {
+      const Tokens next = {tokens.back()};
+      if (step == 8 && with_another) another.emplace(subject.gpu, subject.model, 2, 40, 64);
+      if (another) another->read({{0, next}, {1, next}}, Sampling());
+      tokens.push_back(generator.read({{0, next}}, Sampling()).front().token);
+    }
+    return tokens;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+// Work that cannot be recorded is launched singly, and an error does not outlive it.
+TEST_F(GpuTraining, WorkThatIsNoGraphIsLaunchedSingly) {
+  Cuda dev(1 << 16);
+  GraphCache<Cuda> graphs;
+  const auto m = allocate<float>(dev, 1, 100, Kind::chunk);
+  std::vector<float> host(100, 1.0f);
+  dev.upload(m, host.data());
+  int runs = 0;
+  for (int i = 0; i < 6; ++i) {
+    graphs.run(dev, 1, [&] {
+      ++runs;
+      zero(dev, m);
+      dev.synchronize();  // which a graph must not
+    });
+  }
+  EXPECT_EQ(runs, 7) << "the fourth one was tried twice";
+  dev.download(host.data(), m);
+  EXPECT_EQ(host, std::vector<float>(100));
+  for (const int failing : {4, 6}) {  // while it is recorded; while a graph works
+    GraphCache<Cuda> others;
+    int run = 0;
+    const auto work = [&] {
+      zero(dev, m);
+      if (run == failing) fail("broken");
+    };
+    while (++run < failing) others.run(dev, 1, work);
+    EXPECT_EQ(error_of([&] { others.run(dev, 1, work); }), "broken");
+    EXPECT_FALSE(dev.only_accounts);
+    run = 0;
+    EXPECT_NO_THROW(others.run(dev, 1, work));
+  }
+}
+
 #ifdef CUDA_ON_CPU
 // What the host gives to the GPU (kernels, products, copies, waits) to read one token in each of several slots.
 template <class T>

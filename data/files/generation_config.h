@@ -8,7 +8,7 @@
 
 #include "data/files/config.h"
 #include "data/files/tokenizer_config.h"
-#include "kernels/cpu_sampling.h"
+#include "kernels/base/sampling.h"
 
 namespace streambp {
 

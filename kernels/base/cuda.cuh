@@ -133,7 +133,7 @@ class Cuda : private cuda::Block, public DeviceBase {
   cudaStream_t stream = nullptr;
   cublasLtHandle_t blas = nullptr;
   bool profile = false;
-  bool only_accounts = false;           // operations launch nothing: a graph does their work (repeats.cuh)
+  bool only_accounts = false;           // operations launch nothing: a graph does their work (graph_cache.cuh)
   std::function<void()> while_waiting;  // called while the host waits; throws if another rank has failed
   std::map<std::array<Index, 15>, cublasLtMatmulAlgo_t> algorithms;  // of matrix products, chosen once per shape
 

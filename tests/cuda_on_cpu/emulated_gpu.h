@@ -51,8 +51,9 @@ inline constinit thread_local std::size_t host_work = 0;  // operations of this 
 // The graph that this host thread records. Launches and fills are added to it, and everything else is refused.
 using Graph = std::vector<std::function<cudaError_t()>>;
 inline constinit thread_local Graph* recording = nullptr;
+inline constinit thread_local bool refused_to_record = false;  // then there will be no graph
 inline cudaError_t next_operation() {
-  if (recording) return answer(cudaErrorStreamCaptureUnsupported);
+  if (recording) return refused_to_record = true, answer(cudaErrorStreamCaptureUnsupported);
   ++host_work;
   if (operations_before_failure == 0) return answer(cudaErrorIllegalAddress);
   if (operations_before_failure > 0) --operations_before_failure;

@@ -173,6 +173,8 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
 }
 inline cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
   const std::unique_ptr<cuda_on_cpu::Graph> work(std::exchange(cuda_on_cpu::recording, nullptr));
+  if (!work || std::exchange(cuda_on_cpu::refused_to_record, false))
+    return cuda_on_cpu::answer(cudaErrorStreamCaptureUnsupported);
   return *graph = new CUgraph_st{*work}, cudaSuccess;
 }
 inline cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* graph, cudaGraph_t from, unsigned long long) {
