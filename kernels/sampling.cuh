@@ -53,9 +53,10 @@ namespace cuda {
 struct TokenOrder {
   int id_bits, logit_bits;
 
+  // Only on the host: nvcc compiles the functions of <bit> for the GPU without a warning, but to nothing.
   template <class T>
-  __device__ explicit TokenOrder(const Matrix<T>& logits)
-      : id_bits(64 - std::countl_zero(static_cast<std::uint64_t>(logits.cols))), logit_bits(8 * sizeof(T)) {}
+  explicit TokenOrder(const Matrix<T>& logits)
+      : id_bits(static_cast<int>(std::bit_width(static_cast<std::uint64_t>(logits.cols)))), logit_bits(8 * sizeof(T)) {}
 
   __device__ std::uint64_t by_id(Index id) const { return (std::uint64_t{1} << id_bits) - 1 - id; }
   __device__ Index id(std::uint64_t number) const { return static_cast<Index>(by_id(0) - number); }
@@ -108,10 +109,9 @@ struct LogitsOfRow {
 // One block per row.
 template <int N, class T>
 __global__ void __launch_bounds__(kHeadThreads)
-    sample_kernel(Matrix<Draw> draws, Matrix<T> logits, DrawIndex index, Sampling s) {
+    sample_kernel(Matrix<Draw> draws, Matrix<T> logits, TokenOrder order, DrawIndex index, Sampling s) {
   const Index i = blockIdx.x;
   const LogitsOfRow<N, T> row{logits.row(i), logits.cols};
-  const TokenOrder order(logits);
   const auto by_id = [&](float, Index id) { return order.by_id(id); };
   const auto by_logit = [&](float x, Index id) { return order.by_logit(x, id); };
   const auto finish = [&](const Draw& draw) {
@@ -149,7 +149,7 @@ template <class T>
 void compute_sample(Cuda& dev, Matrix<Draw> draws, Matrix<T> logits, const DrawIndex& index, const Sampling& s) {
   const auto kernel = cuda::packable(logits) ? cuda::sample_kernel<cuda::kPack, T> : cuda::sample_kernel<1, T>;
   cuda::launch(dev, kernel, cuda::grid_of(logits.rows), cuda::kHeadThreads, cuda::kWarp * sizeof(double), draws, logits,
-               index, s);
+               cuda::TokenOrder(logits), index, s);
 }
 
 #endif
