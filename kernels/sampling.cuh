@@ -124,8 +124,7 @@ __global__ void __launch_bounds__(kHeadThreads)
     return finish(Draw::of_bad_logit(id, static_cast<float>(row.x[id])));
   }
   const Softmax softmax = softmax_of<N>(row.x, row.n);
-  const auto sharpness =
-      static_cast<float>(s.temperature == 0 ? 1 : 1 / (s.temperature > 1e-30 ? s.temperature : 1e-30));
+  const auto sharpness = static_cast<float>(1 / (s.temperature > 1e-30 ? s.temperature : 1e-30));
   std::uint64_t last = 0;  // the number of the least likely token that is kept
   const auto weight = [&](float x, Index id) {
     return order.by_logit(x, id) < last ? 0.0f : exponential((x - softmax.maximum) * sharpness);

@@ -34,7 +34,7 @@ class GraphCache<Cuda> {
     if (dev.profile || refused_) return work();  // a profile times every operation
     if (entries_.size() == kMostKeys && !entries_.contains(key)) forget();
     Entry& e = entries_[key];
-    if (++e.runs < kRunsBeforeGraph) return work();
+    if (++e.runs <= kRunsBeforeGraph) return work();
     const bool is_new = !e.graph;
     if (is_new) e.graph = record(dev, work);
     if (!e.graph) {
@@ -54,9 +54,9 @@ class GraphCache<Cuda> {
   }
 
  private:
-  static constexpr int kRunsBeforeGraph =
-      4;  // recording costs time, and the driver must have loaded the kernels before
-  static constexpr std::size_t kMostKeys = 16;  // graphs take memory
+  // Recording costs time, and the driver must have loaded the kernels before. Graphs take memory.
+  static constexpr int kRunsBeforeGraph = 3;
+  static constexpr std::size_t kMostKeys = 16;
 
   struct Entry {
     int runs = 0;
