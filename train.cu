@@ -78,7 +78,7 @@ class TrainCommand : public Command {
       print("%c", printable(text.tokens.back()));
       std::fflush(stdout);
     };
-    engine->generator(1, task.run.length, kTile)->generate({tokens}, settings, show);
+    engine->generator({1, task.run.length})->generate({tokens}, settings, show);
     print("\n");
   }
 

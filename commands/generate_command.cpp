@@ -174,8 +174,9 @@ class GenerateCommand : public Command {
     }
     const Index room = room_for(longest);
     step.config.rope_scaling.longest = room;
-    const Index slots = fitting_slots(static_cast<Index>(tokens.size()), room);
-    with_generator(slots, room, [&](TextGenerator& generator) {
+    GenerationShape shape = {1, room, chunk, samples, longest};
+    shape.slots = fitting_slots(static_cast<Index>(tokens.size()), shape);
+    with_generator(shape, [&](TextGenerator& generator) {
       Display display(room, raw);
       for (std::size_t i = 0; i < tokens.size(); ++i) {
         display.open(headings[i], GrowingText(prompter->tokenizer, raw, prompter->chat ? Tokens() : tokens[i]));
@@ -193,32 +194,35 @@ class GenerateCommand : public Command {
 
   GenerationSettings settings() const { return {sampling, length, prompter->stop}; }
 
-  std::size_t memory(Index slots, Index room) const { return plan_generation(step, {slots, room, chunk}); }
+  std::size_t memory(const GenerationShape& shape) const { return plan_generation(step, shape); }
+  std::size_t memory_of_one(Index room) const { return memory({1, room, chunk}); }
 
   // The number of sequences in parallel that fit into memory.
-  Index fitting_slots(Index texts, Index room) const {
+  Index fitting_slots(Index texts, GenerationShape shape) const {
     const Index most = step.device == DeviceKind::cuda ? 256 : 16;  // more gain little on a CPU
     const std::size_t free = free_memory(step.device);
-    auto fits = [&](Index slots, Index room) { return memory(slots, room) <= free; };
-    const Index slots = largest(std::min(texts, most), [&](Index n) { return fits(n, room); });
+    const Index slots = largest(std::min(texts, most), [&](Index n) {
+      shape.slots = n;
+      return memory(shape) <= free;
+    });
     if (slots > 0) return slots;
-    const Index longest = largest(room, [&](Index n) { return fits(1, n); });
-    const std::string needs = format("a sequence of %ld tokens needs %s, and %s are free", room,
-                                     human_bytes(memory(1, room)).c_str(), human_bytes(free).c_str());
+    const Index longest = largest(shape.room, [&](Index n) { return memory_of_one(n) <= free; });
+    const std::string needs = format("a sequence of %ld tokens needs %s, and %s are free", shape.room,
+                                     human_bytes(memory_of_one(shape.room)).c_str(), human_bytes(free).c_str());
     require(longest > 0, needs, "; use a smaller model", step.dtype == DType::bf16 ? "" : " or --dtype bf16");
     fail(needs, ": there is room for ", longest, " tokens; give a shorter prompt or --length");
   }
 
   template <class F>
-  void with_generator(Index slots, Index room, F&& f) {
-    const auto engine = make_engine(step, 0, memory(slots, room));
+  void with_generator(const GenerationShape& shape, F&& f) {
+    const auto engine = make_engine(step, 0, memory(shape));
     const auto start = std::chrono::steady_clock::now();
     const std::size_t bytes = engine->load(model, source.adapter);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (stats)
       print_error("[loaded %s of weights at %.1f GB/s]\n", human_bytes(bytes).c_str(),
                   static_cast<double>(bytes) / seconds * 1e-9);
-    f(*engine->generator(slots, room, chunk));
+    f(*engine->generator(shape));
   }
 
   void write_json(const std::vector<Prompt>& asked, const std::vector<Continuation>& texts,
@@ -247,9 +251,9 @@ class GenerateCommand : public Command {
     const std::size_t free = free_memory(step.device);
     const Index wanted = config.max_length > 0 ? std::min(config.max_length, most) : most;
     step.config.rope_scaling.longest = wanted;  // whatever memory there is
-    const Index room = largest(wanted, [&](Index n) { return memory(1, n) <= free; });
-    if (room < std::min(least, wanted)) fitting_slots(1, std::min(least, wanted));  // reports the shortage
-    with_generator(1, room, [&](TextGenerator& generator) {
+    const Index room = largest(wanted, [&](Index n) { return memory_of_one(n) <= free; });
+    if (room < std::min(least, wanted)) fitting_slots(1, {1, std::min(least, wanted), chunk});  // reports the shortage
+    with_generator({1, room, chunk}, [&](TextGenerator& generator) {
       print("%s%s, context of %ld tokens. /reset starts a new conversation, /quit or Ctrl-D ends.\n", model.c_str(),
             prompter->chat ? (", chat layout " + prompter->chat->name()).c_str()
                            : ": no chat template, so each line is a prompt",

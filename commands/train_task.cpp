@@ -314,7 +314,7 @@ class Preparation {
     GenerationShape shape = o.sample_length > 0 ? GenerationShape{1, run.length} : GenerationShape{};
     if (run.grpo) {
       run.grpo->parallel = parallel_completions();
-      shape = {run.grpo->parallel, run.grpo->longest()};
+      shape = run.grpo->shape(run.grpo->parallel);
     }
     run.memory = plan_run(run.settings, run.rows(), run.schedule, shape);
     run.memory.directory = o.budget.directory, run.memory.on_reserved = show_reserved;
@@ -329,9 +329,8 @@ class Preparation {
       return plan_run(s, run.rows(), schedule_for(Mode::stream, s, run.rows(), s.tile), g).near;
     };
     const std::size_t room = std::min(planned(near, {}), budget().near);
-    const Index longest = run.grpo->longest();
     return std::max<Index>(1, largest(run.grpo->completions(), [&](Index slots) {
-                             return planned(run.settings, {slots, longest}) <= room;
+                             return planned(run.settings, run.grpo->shape(slots)) <= room;
                            }));
   }
 

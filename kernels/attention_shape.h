@@ -32,26 +32,34 @@ struct AttentionSpan {
   AttentionShape shape;
 };
 
-// In generation, the rows of a chunk are the next tokens of several sequences, and each sequence has its K and V in a
-// part of a cache. For each row: the row of the cache where its sequence begins, and its position in the sequence.
-struct SequenceIndex {
-  Matrix<const std::int32_t> starts, positions;
+// In generation, the K and V of a sequence lie in pages of a cache, as in vLLM: those of tokens p kPage, p kPage + 1, ...
+// are rows table[p] kPage, table[p] kPage + 1, ... Sequences share the pages of a common prefix. A page holds whole tiles
+// of keys.
+constexpr Index kPage = 128;
 
-  constexpr Index cache_row(Index i) const { return starts(0, i) + positions(0, i); }
-  // The rows of the cache from the start of row i's sequence.
-  template <class T>
-  constexpr Matrix<T> sequence_of(Index i, Matrix<T> cache) const {
-    return {cache.row(starts(0, i)), cache.rows - starts(0, i), cache.cols, cache.stride};
-  }
+// The pages of one sequence. Without a table, token i is row i, as in training.
+struct Pages {
+  const std::int32_t* table = nullptr;
+
+  // From a token of a page to its row.
+  constexpr Index shift(Index token) const { return table ? (table[token / kPage] - token / kPage) * kPage : 0; }
+};
+
+// The rows of a chunk are the next tokens of several sequences. tables: the pages of each sequence, a row for each. For
+// each row of the chunk: its sequence, and its position in it.
+struct SequenceIndex {
+  Matrix<const std::int32_t> tables, sequences, positions;
+
+  constexpr Pages pages_of(Index i) const { return {tables.row(sequences(0, i))}; }
+  constexpr Index cache_row(Index i) const { return positions(0, i) + pages_of(i).shift(positions(0, i)); }
 };
 
 // The tokens that a chunk adds to a sequence: rows row, row + 1, ... of the chunk.
 struct SequencePiece {
-  Index start;  // of the sequence, in the cache
+  Index sequence;
   Rows tokens;  // counted from its start
   Index row;
   Rows rows() const { return {row, row + tokens.size()}; }
-  Rows cached() const { return {start, start + tokens.end}; }  // the keys up to the last of these tokens
 };
 
 // The same on the host and on the device. mask: zeros, because every sequence is one document.
@@ -62,10 +70,11 @@ struct SequenceRows {
 };
 
 // q: a row for each of span.rows, of width heads * head_dim. k, v: a row for each token of the stream, of width
-// kv_heads * head_dim.
+// kv_heads * head_dim; in generation, those of a cache.
 template <class T>
 struct AttentionInput {
   Matrix<const T> q, k, v;
+  Pages pages = {};
 };
 
 // K and V, or their gradients.

@@ -1,8 +1,8 @@
 // Attention in generation. The rows of a chunk are the next tokens of several sequences. Row i is token position[i] of a
-// sequence whose K and V begin at row start[i] of a cache:
+// sequence with K and V in pages of a cache:
 //
-//   append           K, V of row i become row start[i] + position[i] of the cache
-//   attend           row i attends to rows start[i] + [first, position[i]] of the cache, as in attention.cuh,
+//   append           K, V of row i become those of token position[i]
+//   attend           row i attends to tokens [first, position[i]] of its sequence, as in attention.cuh,
 //                    first = max(0, position[i] - window + 1)
 //
 // Each is one launch, or on the CPU one parallel region, for all sequences. The bits of a row depend on its sequence
@@ -37,7 +37,8 @@ void cached_attention(Device& dev, const AttentionOutput<T>& out, const std::typ
   require_shape("cached attention", "lse", out.lse, in.q.rows, shape.heads);
   double pairs = 0, keys = 0;
   for (const SequencePiece& piece : rows.pieces) {
-    require(in.k.cols == kv_width && piece.cached().end <= in.k.rows, "cached attention: the cache is too small");
+    require(in.k.cols == kv_width && piece.tokens.end <= rows.index.tables.cols * kPage,
+            "cached attention: the cache is too small");
     pairs += attention_pairs({{}, piece.tokens, shape});
     keys += static_cast<double>(piece.tokens.end);
   }
@@ -75,9 +76,9 @@ void compute_cached_attention(Cpu&, const AttentionOutput<T>& out, const Attenti
   for (std::size_t t = tiles.size(); t > 0; --t) {
     for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
       const auto& [piece, queries] = tiles[t - 1];
-      const Rows chunk = piece->rows(), cached = piece->cached();
+      const Rows chunk = piece->rows();
       cpu::attend<T>({out.attended.slice(chunk), out.lse.slice(chunk)},
-                     {in.q.slice(chunk), in.k.slice(cached), in.v.slice(cached)}, queries, kv_head,
+                     {in.q.slice(chunk), in.k, in.v, {rows.index.tables.row(piece->sequence)}}, queries, kv_head,
                      {rows.mask, piece->tokens, shape});
     }
   }
@@ -104,7 +105,7 @@ static __global__ void __launch_bounds__(kPlainThreads)
     plain_cached_kernel(PlainInput in, SequenceIndex rows, AttentionOutput<float> out) {
   const Index unit = row_of_warp(), i = unit / in.shape.heads;
   if (i >= in.q.rows) return;
-  in.k = rows.sequence_of(i, in.k), in.v = rows.sequence_of(i, in.v);
+  in.pages = rows.pages_of(i);
   in.rows = {rows.positions(0, i) - i, rows.positions(0, i) + 1};
   plain_attend(in, i, unit % in.shape.heads, out);
 }

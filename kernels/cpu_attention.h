@@ -27,7 +27,7 @@
 namespace streambp::cpu {
 
 constexpr Index kKeys = 128;  // keys of a tile
-static_assert(kTile % kKeys == 0);
+static_assert(kTile % kKeys == 0 && kPage % kKeys == 0);
 
 // Queries of a tile, a power of two, so that tiles divide chunks.
 inline Index queries_of_tile(const AttentionShape& shape) {
@@ -167,7 +167,8 @@ class AttentionTile {
  public:
   using A = Accumulator<T>;
 
-  // in.q and out: the rows of the tile and the columns of a group. in.k, in.v: all rows of the group's key/value head.
+  // in.q and out: the rows of the tile and the columns of a group. in.k, in.v: all rows of the group's key/value head. The
+  // keys of a tile follow each other in one page.
   void compute(const AttentionOutput<T>& out, const AttentionInput<T>& in, const QueryTile& tile,
                const AttentionSpan& span) {
     const auto& [queries, document] = tile;
@@ -179,15 +180,17 @@ class AttentionTile {
     for (Index t = first_tile_of_keys(queries.begin, span); document + t * kKeys < queries.end; ++t) {
       const Rows keys = keys_of_tile(t, document, queries.end), seeing = queries_of(queries, keys, span),
                  rows = {(seeing.begin - queries.begin) * group, (seeing.end - queries.begin) * group};
+      const Index shift = in.pages.shift(keys.begin);
+      const Rows of_cache = {keys.begin + shift, keys.end + shift};
       const Matrix<A> s = scores_.matrix(q.rows, keys.size()).slice(rows);
-      keys_.pack(in.k.slice(keys), Op::transposed);
+      keys_.pack(in.k.slice(of_cache), Op::transposed);
       multiply<A>(s, q.slice(rows), Op::as_is, keys_, Update::assign);
       for (Index i = 0; i < s.rows; ++i) {
         const Index row = rows.begin + i;
         online_softmax_row(s.row(i), s.cols, visible(queries.begin + row / group, keys, span), running_[row],
                            o.row(row), dim);
       }
-      Matrix<const T> v = in.v.slice(keys);
+      Matrix<const T> v = in.v.slice(of_cache);
       std::vector<Index> not_finite;
       if (!all_visible(seeing, keys, span)) not_finite = take_out_not_finite(v, finite_);
       values_.pack(v, Op::as_is);
@@ -196,7 +199,7 @@ class AttentionTile {
         for (Index i = 0; i < s.rows; ++i) {
           const Rows seen = visible(queries.begin + (rows.begin + i) / group, keys, span);
           for (Index d = 0; d < dim && seen.begin <= key && key < seen.end; ++d)
-            o(rows.begin + i, d) += s(i, key) * static_cast<A>(in.v(keys.begin + key, d));
+            o(rows.begin + i, d) += s(i, key) * static_cast<A>(in.v(of_cache.begin + key, d));
         }
       }
     }
@@ -223,7 +226,7 @@ void attend(const AttentionOutput<T>& out, const AttentionInput<T>& in, const Qu
   const Rows rows = tile.rows.relative_to(span.rows);
   auto heads = [&](auto m) { return m.slice(rows).columns(piece(kv_head, m.cols / span.shape.kv_heads, m.cols)); };
   auto keys = [&](auto m) { return m.columns(kv_head * span.shape.head_dim, span.shape.head_dim); };
-  memory.compute({heads(out.attended), heads(out.lse)}, {heads(in.q), keys(in.k), keys(in.v)}, tile, span);
+  memory.compute({heads(out.attended), heads(out.lse)}, {heads(in.q), keys(in.k), keys(in.v), in.pages}, tile, span);
 }
 
 // --- Backward ---

@@ -18,7 +18,9 @@ struct PlainInput {
   Rows rows;
   AttentionShape shape;
   float scale;
+  Pages pages = {};
 };
+static_assert(kPage % kWarp == 0);
 
 __device__ inline float dot(const float* a, const float* b, Index n) {
   float sum = 0;
@@ -52,9 +54,9 @@ __device__ inline void plain_attend(const PlainInput& in, Index i, Index h, cons
   HeadSum o;
   float maximum = -INFINITY, sum = 0;
   for (Index begin = keys.begin / kWarp * kWarp; begin < keys.end; begin += kWarp) {
-    const Index key = begin + lane;
+    const Index key = begin + lane, shift = in.pages.shift(begin);
     const bool visible = keys.begin <= key && key < keys.end;
-    const float s = visible ? dot(q, in.k.row(key) + kv, dim) * in.scale : -INFINITY;
+    const float s = visible ? dot(q, in.k.row(key + shift) + kv, dim) * in.scale : -INFINITY;
     const float now = fmaxf(maximum, warp_max(s)), shrink = maximum == -INFINITY ? 0 : exponential(maximum - now);
     p[lane] = visible ? exponential(s - now) : 0;
     sum = sum * shrink + warp_sum(p[lane]);
@@ -63,7 +65,7 @@ __device__ inline void plain_attend(const PlainInput& in, Index i, Index h, cons
     o.for_each(dim, [&](float& x, Index d) {
       x *= shrink;
       for (Index j = most(begin, keys.begin); j < least(begin + kWarp, keys.end); ++j) {
-        x += p[j - begin] * in.v(j, kv + d);
+        x += p[j - begin] * in.v(j + shift, kv + d);
       }
     });
     __syncwarp();

@@ -1,24 +1,39 @@
 // Generation with a key/value cache.
 //
-// Several sequences grow at once, each in a slot. Slot s owns rows [s * room, (s + 1) * room) of the cache of every
-// layer. A step reads new tokens of each slot: one for a sequence that is being generated, many for a prompt. Their
-// rows form one chunk. So every operation runs once for all slots, and a GPU launches as many kernels for 64 slots as for
-// one.
+// Several sequences grow at once, each in a slot. The cache of every layer consists of pages, and a slot has a table of
+// its pages, so the completions of a prompt hold its keys and values once. A step reads new tokens of each slot: one for
+// a sequence that is being generated, many for a prompt. Their rows form one chunk. So every operation runs once for all
+// slots, and a GPU launches as many kernels for 64 slots as for one.
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
 
 #include "kernels/base/graph_cache.cuh"
 #include "kernels/sampling.cuh"
+#include "memory/page_tables.h"
 #include "memory/weights.h"
 #include "model.cuh"
 
 namespace streambp {
 
 inline std::size_t index(Index i) { return static_cast<std::size_t>(i); }
+
+// Sequences generated in parallel, each up to `room` tokens, read up to `chunk` tokens at a time.
+struct GenerationShape {
+  Index slots = 0, room = 0, chunk = kTile;
+  Index samples = 1, prompt = 0;  // completions of each prompt, and tokens of the longest one
+
+  Index pages_of_slot() const { return ceil_div(room, kPage); }
+  // Of the cache. The completions of a prompt share the whole pages before its last token.
+  Index pages() const {
+    const Index shared = samples > 1 ? (prompt - 1) / kPage : 0;
+    return ceil_div(slots, samples) * shared + slots * (pages_of_slot() - shared);
+  }
+};
 
 template <class Device, class T>
 class Generator {
@@ -30,24 +45,25 @@ class Generator {
     std::size_t completion = 0;  // its number, which chooses its random numbers
   };
 
-  // Holds `slots` sequences of up to `room` tokens each; reads at most `chunk` tokens at a time.
-  Generator(Device& dev, const Model<T>& model, Index slots, Index room, Index chunk)
-      : room(room),
+  Generator(Device& dev, const Model<T>& model, const GenerationShape& shape)
+      : room(shape.room),
         dev(dev),
         c(model.config),
-        chunk(std::min(chunk, slots * room)),
+        chunk(std::min(shape.chunk, shape.slots * room)),
         frequencies(c),
         weights(dev, model),
         scope(dev.scope()),
-        table(allocate<std::int32_t>(dev, 1, 4 * this->chunk + 2 * slots, Kind::stream)),
+        table(allocate<std::int32_t>(dev, 1, 4 * chunk + 2 * shape.slots, Kind::stream)),
+        tables(allocate<std::int32_t>(dev, shape.slots, shape.pages_of_slot(), Kind::stream)),
         key_begin(allocate<std::int32_t>(dev, 1, room, Kind::stream)),
-        draws(allocate<Draw>(dev, 1, slots, Kind::stream)),
-        texts(static_cast<std::size_t>(slots)) {
+        draws(allocate<Draw>(dev, 1, shape.slots, Kind::stream)),
+        pages(shape.pages(), shape.slots),
+        texts(index(shape.slots)) {
     require(c.positions == Positions::rope || room <= c.max_length, "a sequence of ", room,
             " tokens is longer than the ", c.max_length, " positions of the model");
     require(c.rope_scaling.covers(room), "a sequence of ", room, " tokens is longer than the ", c.rope_scaling.longest,
             " that RoPE is scaled for");
-    for (Index l = 0; l < c.layers; ++l) cache.push_back(allocate_keys_values<T>(dev, c, slots * room));
+    for (Index l = 0; l < c.layers; ++l) cache.push_back(allocate_keys_values<T>(dev, c, shape.pages() * kPage));
     dev.upload(key_begin, std::vector<std::int32_t>(static_cast<std::size_t>(room)).data());
   }
 
@@ -79,26 +95,46 @@ class Generator {
     return result;
   }
 
-  // Reuses the longest cached prefix of `text` found in any slot; returns its length. The caller reads the rest. The
-  // last token is never reused, because its logits are needed.
-  Index reuse_prefix(Index slot, std::span<const std::int32_t> text) {
-    Index best = slot, longest = shared(slot, text);
+  // Prepares a slot for a text that grows to at most `length` tokens. Reuses the longest cached prefix found in any slot
+  // and returns its length; the caller reads the rest. The last token is never reused, because its logits are needed.
+  // If too few pages are free, it takes those of idle slots; if these are too few, it returns nothing.
+  std::optional<Index> start(Index slot, std::span<const std::int32_t> text, Index length,
+                             std::span<const Index> idle) {
+    Index best = slot, known = shared(slot, text);
     for (Index other = 0; other < slots(); ++other) {
-      if (shared(other, text) > longest) best = other, longest = shared(other, text);
+      if (shared(other, text) > known) best = other, known = shared(other, text);
     }
-    auto copy = [&](Matrix<T> m) { dev.copy(rows_of(m, slot, {0, longest}), rows_of(m, best, {0, longest})); };
-    for (const KeysValues<T>& kv : cache) {
-      if (best != slot && longest > 0) copy(kv.k), copy(kv.v);
+    PageTables::Table prefix = pages.of(best);
+    prefix.resize(index(ceil_div(known, kPage)));
+    texts[index(slot)].assign(text.begin(), text.begin() + known);
+    pages.share(slot, prefix);
+    // The slot will write to the last page if only a part of it is reused.
+    const auto copies = [&] { return known % kPage != 0 && pages.is_shared(prefix.back()) ? 1 : 0; };
+    const auto missing = [&] {
+      return ceil_div(length, kPage) - static_cast<Index>(prefix.size()) + copies() - pages.free();
+    };
+    for (const Index other : idle) {
+      if (other != slot && missing() > 0) clear(other);
     }
-    texts[index(slot)].assign(text.begin(), text.begin() + longest);
-    return longest;
+    if (missing() > 0) return clear(slot), std::nullopt;
+    if (copies()) {
+      const std::int32_t before = pages.replace_last(slot);
+      copy_page(pages.of(slot).back(), before);
+    }
+    pages.grow(slot, length);
+    return known;
   }
 
-  // The largest possible step, for the Plan device.
+  // The largest possible step, for the Plan device: a full chunk, if there are pages for it.
   void plan() {
-    const Tokens tokens(index(std::min(room, ceil_div(chunk, slots()))));
+    const Tokens tokens(index(room));
     std::vector<Reading> readings;
-    for (Index slot = 0; slot < slots(); ++slot) readings.push_back({slot, tokens});
+    Index rows = chunk, free = pages.free();
+    for (Index others = slots() - 1; others >= 0; --others) {  // each reads a token or more
+      const Index length = std::min({room, std::max(rows - others, Index{1}), (free - others) * kPage});
+      readings.push_back({slots() - 1 - others, std::span(tokens).first(index(length))});
+      rows -= length, free -= ceil_div(length, kPage);
+    }
     read(readings, Sampling());
   }
 
@@ -106,7 +142,7 @@ class Generator {
   // The rows that are read at once: for each its token, its position, and the row of the cache where its slot begins.
   struct Chunk {
     std::vector<SequencePiece> pieces;
-    Tokens tokens, positions, starts;
+    Tokens tokens, positions, slots;
     Tokens ends;  // the last rows of the readings that end in this chunk
     Index rows() const { return static_cast<Index>(tokens.size()); }
   };
@@ -169,17 +205,26 @@ class Generator {
            own.begin();
   }
 
-  Matrix<T> rows_of(Matrix<T> m, Index slot, Rows rows) const {
-    return m.slice({slot * room + rows.begin, slot * room + rows.end});
+  void clear(Index slot) {
+    pages.release(slot);
+    texts[index(slot)].clear();
+  }
+
+  void copy_page(Index to, Index from) {
+    const auto copy = [&](Matrix<T> m) {
+      dev.copy(m.slice(piece(to, kPage, m.rows)), m.slice(piece(from, kPage, m.rows)));
+    };
+    for (const KeysValues<T>& kv : cache) copy(kv.k), copy(kv.v);
   }
 
   void append(Chunk& rows, Index slot, std::span<const std::int32_t> tokens) {
     Tokens& text = texts[index(slot)];
     const auto length = static_cast<Index>(text.size()), count = static_cast<Index>(tokens.size());
-    rows.pieces.push_back({slot * room, {length, length + count}, rows.rows()});
+    pages.grow(slot, length + count);
+    rows.pieces.push_back({slot, {length, length + count}, rows.rows()});
     rows.tokens.insert(rows.tokens.end(), tokens.begin(), tokens.end());
     for (Index i = 0; i < count; ++i) rows.positions.push_back(static_cast<std::int32_t>(length + i));
-    rows.starts.resize(rows.tokens.size(), static_cast<std::int32_t>(slot * room));
+    rows.slots.resize(rows.tokens.size(), static_cast<std::int32_t>(slot));
     text.insert(text.end(), tokens.begin(), tokens.end());
   }
 
@@ -190,6 +235,7 @@ class Generator {
     DrawIndex draws;
   };
   Uploaded upload(const Chunk& rows, const std::vector<Reading>& readings) {
+    if (pages.changed()) upload_tables();
     Tokens all, completions, lengths;
     for (const Reading& r : readings) {
       completions.push_back(static_cast<std::int32_t>(r.completion));
@@ -199,11 +245,17 @@ class Generator {
       all.insert(all.end(), numbers.begin(), numbers.end());
       return table.columns(static_cast<Index>(all.size() - numbers.size()), static_cast<Index>(numbers.size()));
     };
-    const SequenceIndex of_rows = {place(rows.starts), place(rows.positions)};
+    const SequenceIndex of_rows = {tables, place(rows.slots), place(rows.positions)};
     const SequenceRows sequences = {rows.pieces, of_rows, {key_begin, {}}};
     const Uploaded uploaded = {place(rows.tokens), place(rows.ends), sequences, {place(completions), place(lengths)}};
     dev.upload(table.columns(0, static_cast<Index>(all.size())), all.data());
     return uploaded;
+  }
+
+  void upload_tables() {
+    PageTables::Table all(index(tables.size()));
+    for (Index slot = 0; slot < slots(); ++slot) std::ranges::copy(pages.of(slot), all.begin() + slot * tables.cols);
+    dev.upload(tables, all.data());
   }
 
   // ends: receives the hidden states of the last rows of readings.
@@ -235,9 +287,11 @@ class Generator {
   Weights<Device, T> weights;
   decltype(std::declval<Device&>().scope()) scope;
   const Matrix<std::int32_t> table;      // of the chunk that is read
+  const Matrix<std::int32_t> tables;     // of the pages of each slot
   const Matrix<std::int32_t> key_begin;  // zeros: every slot is one document
   const Matrix<Draw> draws;              // of the readings
   std::vector<KeysValues<T>> cache;      // of each layer
+  PageTables pages;
   std::vector<Tokens> texts;
   GraphCache<Device> graphs;  // of a token in each of so many sequences
   // What the graphs were recorded with.
@@ -281,10 +335,12 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
   for (Index slot = generator.slots() - 1; slot >= 0; --slot) free.push_back(slot);
   for (std::size_t next = 0; next < prompts.size() || !active.empty();) {
     if (next < prompts.size() && !free.empty()) {  // one at a time, so that later prompts can reuse a shared prefix
-      const Index known = generator.reuse_prefix(free.back(), prompts[next]);
-      active.push_back({next, free.back(), {prompts[next].begin() + known, prompts[next].end()}});
-      free.pop_back();
-      ++next;
+      const Index longest = std::min(generator.room, static_cast<Index>(prompts[next].size()) + s.length);
+      if (const auto known = generator.start(free.back(), prompts[next], longest, free)) {
+        active.push_back({next, free.back(), {prompts[next].begin() + *known, prompts[next].end()}});
+        free.pop_back();
+        ++next;
+      }
     }
     std::vector<typename Generator<Device, T>::Reading> readings;
     for (const Active& a : active) readings.push_back({a.slot, a.unread, s.first + a.number});

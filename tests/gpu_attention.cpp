@@ -1,6 +1,7 @@
 // Attention of both devices, in training and in generation, against the CPU in float64, for awkward shapes.
 #include "kernels/cached_attention.cuh"
 #include "tests/both_devices.h"
+#include "tests/paged.h"
 
 namespace streambp {
 namespace {
@@ -104,28 +105,31 @@ void expect_cached_attention(Fixture& on, const CachedCase& p) {
               kv_width = p.kv_heads * p.dim;
   std::vector<SequencePiece> pieces;
   std::vector<std::int32_t> s, t;
+  const ShuffledPages pages(static_cast<Index>(p.lengths.size()), room);
   for (std::size_t i = 0; i < p.lengths.size(); ++i) {
-    const auto start = static_cast<Index>(i) * room;
-    pieces.push_back({start, {p.lengths[i] - p.reads[i], p.lengths[i]}, static_cast<Index>(t.size())});
-    s.resize(s.size() + static_cast<std::size_t>(p.reads[i]), static_cast<std::int32_t>(start));
+    pieces.push_back({static_cast<Index>(i), {p.lengths[i] - p.reads[i], p.lengths[i]}, static_cast<Index>(t.size())});
+    s.resize(s.size() + static_cast<std::size_t>(p.reads[i]), static_cast<std::int32_t>(i));
     for (Index j = pieces[i].tokens.begin; j < pieces[i].tokens.end; ++j) t.push_back(static_cast<std::int32_t>(j));
   }
-  const TwinIntegers starts(gpu, s), positions(gpu, t), zeros(gpu, Tokens(static_cast<std::size_t>(room)));
-  const Index n = starts.host.cols, cached = room * static_cast<Index>(p.lengths.size());
-  const Twin<T> q(gpu, n, q_width, 1), k(gpu, cached, kv_width, 2), v(gpu, cached, kv_width, 3),
+  const TwinIntegers tables(gpu, pages.tables), sequences(gpu, s), positions(gpu, t),
+      zeros(gpu, Tokens(static_cast<std::size_t>(room)));
+  const Index n = positions.host.cols;
+  const Twin<T> q(gpu, n, q_width, 1), k(gpu, pages.rows(), kv_width, 2), v(gpu, pages.rows(), kv_width, 3),
       out(gpu, n, q_width, 4), new_k(gpu, n, kv_width, 5), new_v(gpu, n, kv_width, 6);
   const Twin<float> lse(gpu, n, p.heads, 7);
-  const auto append = [&](auto& dev, auto k, auto v, auto new_k, auto new_v, auto starts, auto positions) {
-    append_to_cache(dev, KeysValues{k, v}, {new_k, new_v}, {pieces, {starts, positions}, {}});
+  const auto rows_of = [&](auto tables, auto sequences, auto positions) {
+    return SequenceIndex{tables.reshape(pages.of_sequence), sequences, positions};
   };
-  on.both(append, k, v, new_k, new_v, starts, positions);
+  const auto append = [&](auto& dev, auto k, auto v, auto new_k, auto new_v, auto... rows) {
+    append_to_cache(dev, KeysValues{k, v}, {new_k, new_v}, {pieces, rows_of(rows...), {}});
+  };
+  on.both(append, k, v, new_k, new_v, tables, sequences, positions);
   EXPECT_EQ(error_of(gpu, k), 0);
   EXPECT_EQ(error_of(gpu, v), 0);
-  const auto attend = [&](auto& dev, auto out, auto lse, auto q, auto k, auto v, auto starts, auto positions,
-                          auto zeros) {
-    cached_attention(dev, AttentionOutput{out, lse}, {q, k, v}, {pieces, {starts, positions}, {zeros}}, shape);
+  const auto attend = [&](auto& dev, auto out, auto lse, auto q, auto k, auto v, auto zeros, auto... rows) {
+    cached_attention(dev, AttentionOutput{out, lse}, {q, k, v}, {pieces, rows_of(rows...), {zeros}}, shape);
   };
-  on.both(attend, out, lse, q, k, v, starts, positions, zeros);
+  on.both(attend, out, lse, q, k, v, zeros, tables, sequences, positions);
   on.expect_near("out", out);
   on.expect_near("lse", lse);
 
@@ -136,21 +140,23 @@ void expect_cached_attention(Fixture& on, const CachedCase& p) {
     return std::string(bytes, bytes + numbers.size() * sizeof(numbers[0]));
   };
   const auto expect_bits = [&](const char* what, const SequencePiece& piece, const AttentionOutput<T>& alone) {
-    EXPECT_EQ(bits(out.gpu.slice(piece.rows())), bits(alone.attended)) << what << ", sequence at " << piece.start;
-    EXPECT_EQ(bits(lse.gpu.slice(piece.rows())), bits(alone.lse)) << what << ", sequence at " << piece.start;
+    EXPECT_EQ(bits(out.gpu.slice(piece.rows())), bits(alone.attended)) << what << ", sequence " << piece.sequence;
+    EXPECT_EQ(bits(lse.gpu.slice(piece.rows())), bits(alone.lse)) << what << ", sequence " << piece.sequence;
   };
   for (const SequencePiece& piece : pieces) {
     const Twin<T> out2(gpu, piece.tokens.size(), q_width, 8);
     const Twin<float> lse2(gpu, piece.tokens.size(), p.heads, 9);
     const AttentionOutput<T> alone = {out2.gpu, lse2.gpu};
     const Matrix<T> queries = q.gpu.slice(piece.rows());
-    attention(gpu, alone, {queries, k.gpu.slice(piece.cached()), v.gpu.slice(piece.cached())},
-              {{zeros.gpu}, piece.tokens, shape});
+    const Twin<T> keys(gpu, piece.tokens.end, kv_width, 0), values(gpu, piece.tokens.end, kv_width, 0);
+    pages.gather(gpu, keys.gpu, k.gpu, piece.sequence), pages.gather(gpu, values.gpu, v.gpu, piece.sequence);
+    attention(gpu, alone, {queries, keys.gpu, values.gpu}, {{zeros.gpu}, piece.tokens, shape});
     expect_bits("a stream", piece, alone);
-    const std::vector<SequencePiece> only = {{piece.start, piece.tokens, 0}};
+    const std::vector<SequencePiece> only = {{piece.sequence, piece.tokens, 0}};
     const Rows rows = piece.rows();
     cached_attention(gpu, alone, {queries, k.gpu, v.gpu},
-                     {only, {starts.gpu.columns(rows), positions.gpu.columns(rows)}, {zeros.gpu}}, shape);
+                     {only, rows_of(tables.gpu, sequences.gpu.columns(rows), positions.gpu.columns(rows)), {zeros.gpu}},
+                     shape);
     expect_bits("alone", piece, alone);
   }
 }

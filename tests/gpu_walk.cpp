@@ -121,7 +121,7 @@ void expect_generation(const Config& c, double tolerance) {
   auto run = [&]<class Device, class U>(Device& dev, Model<U>& model) {
     allocate(dev, table(c, model.weights), Kind::weights);
     initialise(dev, model, 3, 0.15);
-    Generator<Device, U> generator(dev, model, 3, room, chunk);
+    Generator<Device, U> generator(dev, model, {3, room, chunk});
     std::vector<double> all;
     std::vector<Tokens> next;
     for (Index length : lengths) next.push_back(packed(c, {length}).tokens);
@@ -138,7 +138,7 @@ void expect_generation(const Config& c, double tolerance) {
   Plan plan;
   Model<T> planned{c, Tensors<T>(c)}, model = planned;
   allocate(plan, table(c, planned.weights), Kind::weights);
-  Generator<Plan, T>(plan, planned, 3, room, chunk).plan();
+  Generator<Plan, T>(plan, planned, {3, room, chunk}).plan();
   Cuda gpu(plan.arena.peak(), kTestTile);
   const std::vector<double> ours = run(gpu, model);
   EXPECT_EQ(gpu.arena.peak(), plan.arena.peak());
@@ -171,7 +171,8 @@ struct GeneratingGpu {
 template <class T>
 void expect_independent_slots(const Config& c) {
   GeneratingGpu<T> subject(c);
-  Generator<Cuda, T> together(subject.gpu, subject.model, 5, 100, 64), alone(subject.gpu, subject.model, 1, 100, 64);
+  Generator<Cuda, T> together(subject.gpu, subject.model, {5, 100, 64}),
+      alone(subject.gpu, subject.model, {1, 100, 64});
   const auto width = static_cast<std::ptrdiff_t>(c.vocab);
   for (const Index length : {70, 1, 1}) {
     std::vector<Tokens> texts;
@@ -199,12 +200,12 @@ void expect_repeats(const Config& c) {
   const auto run = [&](bool single_launches) {
     GeneratingGpu<T> subject(c);
     subject.gpu.profile = single_launches;  // it times every operation, so none is part of a graph
-    Generator<Cuda, T> generator(subject.gpu, subject.model, 3, 40, 64);
+    Generator<Cuda, T> generator(subject.gpu, subject.model, {3, 40, 64});
     Run result;
     std::vector<Tokens> next = {{1, 2, 3}, {4, 5}, {6}};
     for (int step = 0; step < 18; ++step) {
       const std::vector<Index> slots = step < 7 || step > 12 ? std::vector<Index>{0, 1, 2} : std::vector<Index>{2, 0};
-      if (step == 13) next[1] = {7, 8, 9}, generator.reuse_prefix(1, next[1]);
+      if (step == 13) next[1] = {7, 8, 9}, generator.start(1, next[1], 40, {});
       std::vector<typename Generator<Cuda, T>::Reading> readings;
       for (const Index slot : slots) readings.push_back({slot, next[index(slot)], index(slot) + 5});
       const Index before = subject.gpu.launches;
@@ -244,12 +245,12 @@ TEST_F(GpuTraining, GraphsSurviveAnotherGenerator) {
   const auto run = [&](bool with_another) {
     GeneratingGpu<BFloat16> subject(c);
     using G = Generator<Cuda, BFloat16>;
-    G generator(subject.gpu, subject.model, 1, 40, 64);
+    G generator(subject.gpu, subject.model, {1, 40, 64});
     std::optional<G> another;
     std::vector<std::int32_t> tokens = {1};
     for (int step = 0; step < 20; ++step) {
       const Tokens next = {tokens.back()};
-      if (step == 8 && with_another) another.emplace(subject.gpu, subject.model, 2, 40, 64);
+      if (step == 8 && with_another) another.emplace(subject.gpu, subject.model, GenerationShape{2, 40, 64});
       if (another) another->read({{0, next}, {1, next}}, Sampling());
       tokens.push_back(generator.read({{0, next}}, Sampling()).front().token);
     }
@@ -296,7 +297,7 @@ TEST_F(GpuTraining, WorkThatIsNoGraphIsLaunchedSingly) {
 template <class T>
 std::size_t work_of_a_token(const Config& c, Index slots) {
   GeneratingGpu<T> subject(c);
-  Generator<Cuda, T> generator(subject.gpu, subject.model, slots, 20, 64);
+  Generator<Cuda, T> generator(subject.gpu, subject.model, {slots, 20, 64});
   const Tokens text = {1, 2, 3}, next = {5};
   std::size_t work = 0;
   for (const Tokens& tokens : {text, next}) {

@@ -1,6 +1,7 @@
 // Attention: forward against its formula in float64, backward against central finite differences, and by chunks.
 #include "kernels/cached_attention.cuh"
 #include "tests/operations.h"
+#include "tests/paged.h"
 
 namespace streambp {
 namespace {
@@ -98,33 +99,36 @@ INSTANTIATE_TEST_SUITE_P(Operations, CachedAttention,
                                          AttentionCase{3, 1, 7, 40, {128, 256, 200}, 0.7},
                                          AttentionCase{2, 2, 3, 1, {140}}));
 
-// Sequences read the last tokens of what they hold, at most 9 rows or one row each, and one reads nothing. Their rows follow
-// each other in another order than their parts of the cache.
+// Sequences read the last tokens of what they hold, at most 9 rows or one row each, and one reads nothing.
 TEST_P(CachedAttention, MatchesItsFormulaAndHasTheBitsOfAStream) {
   const AttentionCase& p = GetParam();
   const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window, p.score_scale};
   const Index room = 320, q_width = p.heads * p.dim, kv_width = p.kv_heads * p.dim, group = p.heads / p.kv_heads;
+  ShuffledPages pages(static_cast<Index>(p.documents.size()), room);
   for (const Index most : {1, 9, 400}) {
     std::vector<SequencePiece> pieces = {{0, {7, 7}, 0}};
-    std::vector<std::int32_t> starts, positions, zeros(static_cast<std::size_t>(room));
+    std::vector<std::int32_t> sequences, positions, begins(static_cast<std::size_t>(room));
     for (auto s = static_cast<Index>(p.documents.size()) - 1; s >= 0; --s) {
       const Index length = p.documents[static_cast<std::size_t>(s)], begin = std::max<Index>(0, length - most);
-      pieces.push_back({s * room, {begin, length}, static_cast<Index>(positions.size())});
+      pieces.push_back({s, {begin, length}, static_cast<Index>(positions.size())});
       for (Index i = begin; i < length; ++i) {
-        starts.push_back(static_cast<std::int32_t>(s * room)), positions.push_back(static_cast<std::int32_t>(i));
+        sequences.push_back(static_cast<std::int32_t>(s)), positions.push_back(static_cast<std::int32_t>(i));
       }
     }
-    const auto n = static_cast<Index>(positions.size()), cached = room * static_cast<Index>(p.documents.size());
-    Owned<double> q(n, q_width, 1), k(cached, kv_width, 2), v(cached, kv_width, 3), out(n, q_width, 4),
+    const auto n = static_cast<Index>(positions.size());
+    Owned<double> q(n, q_width, 1), k(pages.rows(), kv_width, 2), v(pages.rows(), kv_width, 3), out(n, q_width, 4),
         lse(n, p.heads, 5), new_k(n, kv_width, 6), new_v(n, kv_width, 7);
-    const SequenceRows rows = {pieces, {integers(starts), integers(positions)}, {integers(zeros), {}}};
+    const SequenceRows rows = {
+        pieces,
+        {integers(pages.tables).reshape(pages.of_sequence), integers(sequences), integers(positions)},
+        {integers(begins), {}}};
     append_to_cache(device(), KeysValues<double>{k.m, v.m}, {new_k.m, new_v.m}, rows);
     cached_attention(device(), AttentionOutput<double>{out.m, lse.m}, {q.m, k.m, v.m}, rows, shape);
     expect_near(out.m, [&](Index i, Index j) {
       const Index h = j / p.dim, kv = h / group, position = positions[static_cast<std::size_t>(i)];
       double total = 0, sum = 0;
       for (Index t = p.window > 0 ? std::max<Index>(0, position - p.window + 1) : 0; t <= position; ++t) {
-        const Index key = starts[static_cast<std::size_t>(i)] + t;
+        const Index key = pages.row(sequences[static_cast<std::size_t>(i)], t);
         double score = 0;
         for (Index c = 0; c < p.dim; ++c) score += q.m(i, h * p.dim + c) * k.m(key, kv * p.dim + c);
         const double e = std::exp(score * shape.scale());
@@ -136,13 +140,15 @@ TEST_P(CachedAttention, MatchesItsFormulaAndHasTheBitsOfAStream) {
       Owned<double> alone(piece.tokens.size(), q_width, 4), lse_alone(piece.tokens.size(), p.heads, 5);
       for (Index i = 0; i < piece.tokens.size(); ++i) {
         for (Index j = 0; j < kv_width; ++j) {
-          ASSERT_EQ(k.m(piece.start + piece.tokens.begin + i, j), new_k.m(piece.row + i, j));
-          ASSERT_EQ(v.m(piece.start + piece.tokens.begin + i, j), new_v.m(piece.row + i, j));
+          const Index row = pages.row(piece.sequence, piece.tokens.begin + i);
+          ASSERT_EQ(k.m(row, j), new_k.m(piece.row + i, j));
+          ASSERT_EQ(v.m(row, j), new_v.m(piece.row + i, j));
         }
       }
+      const Owned<double> k_alone = zeros(piece.tokens.end, kv_width), v_alone = zeros(piece.tokens.end, kv_width);
+      pages.gather(device(), k_alone.m, k.m, piece.sequence), pages.gather(device(), v_alone.m, v.m, piece.sequence);
       attention(device(), AttentionOutput<double>{alone.m, lse_alone.m},
-                {q.m.slice(piece.rows()), k.m.slice(piece.cached()), v.m.slice(piece.cached())},
-                {rows.mask, piece.tokens, shape});
+                {q.m.slice(piece.rows()), k_alone.m, v_alone.m}, {rows.mask, piece.tokens, shape});
       for (Index i = 0; i < alone.m.rows; ++i) {
         for (Index j = 0; j < q_width; ++j) ASSERT_EQ(alone.m(i, j), out.m(piece.row + i, j)) << i << ", " << j;
         for (Index h = 0; h < p.heads; ++h) ASSERT_EQ(lse_alone.m(i, h), lse.m(piece.row + i, h)) << i << ", " << h;

@@ -72,7 +72,7 @@ void expect_logits_of_whole_texts(const Config& c, double tolerance) {
     truths.push_back(subject.logits(texts.back()));
   }
   for (Index chunk : {64, 1000}) {
-    Generator<Cpu, T> generator(subject.dev, subject.model, 4, 300, chunk);
+    Generator<Cpu, T> generator(subject.dev, subject.model, {4, 300, chunk});
     const Random random(5);
     for (std::uint64_t step = 0;; ++step) {
       std::vector<typename Generator<Cpu, T>::Reading> readings;
@@ -113,7 +113,7 @@ TEST_P(EveryGenerator, CompletionsDoNotDependOnOtherSequences) {
   GenerationSettings settings{{.temperature = 0.9, .top_p = 0.9, .top_k = 20, .seed = 7}, 30, {2, 9}};
   std::vector<std::vector<Tokens>> results;
   for (Index slots : {1, 2, 6}) {
-    Generator<Cpu, double> generator(subject.dev, subject.model, slots, 100, 32);
+    Generator<Cpu, double> generator(subject.dev, subject.model, {slots, 100, 32});
     std::vector<Tokens> told(prompts.size()), tokens;
     const auto texts = generate(generator, prompts, settings, [&](std::size_t i, const Continuation& text) {
       EXPECT_TRUE(told[i].size() < 30 && text.tokens.size() == told[i].size() + 1);
@@ -177,7 +177,7 @@ void expect_logps_of_training(const Config& c) {
   Trainer<Cpu, T> trainer(dev, c, 800, OptimizerKind::none);
   initialise(dev, trainer.model, 3, 0.15);
   for (const auto& [slots, chunk] : {std::pair<Index, Index>{1, 64}, {3, 256}, {5, 1000}}) {
-    Generator<Cpu, T> generator(subject.dev, subject.model, slots, 320, chunk);
+    Generator<Cpu, T> generator(subject.dev, subject.model, {slots, 320, chunk});
     const auto completions = generate(generator, prompts, {samplings[slots / 2], 12, {}}, kQuietly);
     const Batch batch = packed_texts(prompts, completions);
     const std::vector<Accumulator<T>> logps = trainer.evaluate(batch, Schedule::stream(kTile, kTile));
@@ -197,7 +197,7 @@ TEST_P(EveryGenerator, PolicyRatiosOfSampledTokensAreOne) {
   const Config& c = GetParam().config;
   Subject<float> subject(c);
   const std::vector<Tokens> prompts = related_prompts(c);
-  Generator<Cpu, float> generator(subject.dev, subject.model, 2, 320, 256);
+  Generator<Cpu, float> generator(subject.dev, subject.model, {2, 320, 256});
   const auto completions = generate(generator, prompts, {{}, 12, {}}, kQuietly);
   Batch batch = packed_texts(prompts, completions);
   const Objective objective{.kind = ObjectiveKind::grpo, .clip_low = 0, .clip_high = 0};
@@ -212,12 +212,12 @@ TEST_P(EveryGenerator, PolicyRatiosOfSampledTokensAreOne) {
 TEST(Generate, ReusesPrefixesOfAnySlot) {
   const Config c = families()[3].config;
   Subject<double> subject(c);
-  Generator<Cpu, double> generator(subject.dev, subject.model, 3, 50, 16);
+  Generator<Cpu, double> generator(subject.dev, subject.model, {3, 50, 16});
   const Tokens text = random_tokens(c, 40, 1);
-  EXPECT_EQ(generator.reuse_prefix(0, text), 0);
+  EXPECT_EQ(generator.start(0, text, 50, {}), 0);
   generator.read({{0, text}});
-  EXPECT_EQ(generator.reuse_prefix(0, text), 39) << "the last token is read again";
-  EXPECT_EQ(generator.reuse_prefix(1, text), 39) << "from another slot";
+  EXPECT_EQ(generator.start(0, text, 50, {}), 39) << "the last token is read again";
+  EXPECT_EQ(generator.start(1, text, 50, {}), 39) << "from another slot";
   EXPECT_EQ(generator.text(1), Tokens(text.begin(), text.begin() + 39));
 
   Tokens other(text.begin(), text.begin() + 20);  // diverges from the first sequence
@@ -225,17 +225,67 @@ TEST(Generate, ReusesPrefixesOfAnySlot) {
   other.push_back(text[3]);
   const Matrix<double> truth = subject.logits(other);
   for (auto [slot, known] : {std::pair<Index, Index>{0, 20}, {2, 21}}) {  // slot 2 finds all but the last in slot 0
-    EXPECT_EQ(generator.reuse_prefix(slot, other), known);
+    EXPECT_EQ(generator.start(slot, other, 50, {}), known);
     const auto logits = generator.read({{slot, std::span(other).subspan(index(known))}});
     EXPECT_LE(error<double>(logits, truth, 21), 1e-10);
   }
-  EXPECT_EQ(generator.reuse_prefix(0, Tokens{}), 0);
+  EXPECT_EQ(generator.start(0, Tokens{}, 50, {}), 0);
+}
+
+// The completions of a prompt hold its whole pages once. If the pages do not suffice for all slots, because completions
+// of many prompts are left, the next prompts wait. Tokens and log-probs are those of sequences with pages of their own.
+TEST(Generate, CompletionsShareThePagesOfTheirPrompt) {
+  EXPECT_EQ((GenerationShape{8, 320, 64, 8, 300}.pages()), 2 + 8 * 1);
+  EXPECT_EQ((GenerationShape{8, 320, 64, 1, 300}.pages()), 8 * 3);
+  EXPECT_EQ((GenerationShape{9, 400, 64, 4, 130}.pages()), 3 * 1 + 9 * 3);
+  EXPECT_EQ((GenerationShape{3, 256, 64, 3, 256}.pages()), 1 + 3 * 1) << "the last token is read by each";
+  const Config c = families()[3].config;
+  Subject<float> subject(c);
+  const GenerationSettings settings{{.seed = 4}, 20, {2, 9, 31}};
+  for (const bool same_prompts : {true, false}) {
+    std::vector<Tokens> prompts;
+    for (const Index length : sized<Lengths>({300, 256, 129, 5}, {140, 128})) {
+      const Tokens prompt = random_tokens(c, length, 1);  // one is the beginning of another
+      for (std::int32_t sample = 0; sample < 4; ++sample) {
+        prompts.push_back(prompt);
+        if (!same_prompts) prompts.back()[0] = sample;
+      }
+    }
+    std::vector<std::vector<Continuation>> runs;
+    for (const GenerationShape& shape : {GenerationShape{3, 320, 64}, {4, 320, 64, 4, 300}, {8, 320, 64, 8, 300}}) {
+      Generator<Cpu, float> generator(subject.dev, subject.model, shape);
+      runs.push_back(generate(generator, prompts, settings, kQuietly));
+      for (std::size_t i = 0; i < prompts.size(); ++i) {
+        ASSERT_EQ(runs.back()[i].tokens, runs[0][i].tokens) << i;
+        ASSERT_EQ(runs.back()[i].logps, runs[0][i].logps) << i;
+      }
+    }
+  }
+}
+
+// Without idle slots to take pages from, a sequence starts only when another has ended.
+TEST(Generate, SequencesWaitForPages) {
+  const Config c = families()[3].config;
+  Subject<float> subject(c);
+  Generator<Cpu, float> generator(subject.dev, subject.model, {4, 300, 64, 4, 257});
+  const Tokens first = random_tokens(c, 280, 1), second = random_tokens(c, 280, 2);
+  const auto start = [&](Index slot, const Tokens& text, const std::vector<Index>& idle) {
+    const auto known = generator.start(slot, text, 300, idle);
+    if (known) generator.read({{slot, std::span(text).subspan(index(*known))}});
+    return known;
+  };
+  EXPECT_EQ(start(0, first, {}), 0);
+  EXPECT_EQ(start(1, first, {}), 279);
+  EXPECT_EQ(start(2, second, {}), std::nullopt) << "2 pages of 6 are free, and it needs 3";
+  EXPECT_TRUE(generator.text(2).empty());
+  EXPECT_EQ(start(2, second, {0, 1, 2}), 0) << "takes the pages of ended sequences";
+  EXPECT_TRUE(generator.text(0).empty());
 }
 
 TEST(Generate, StopsWhenTheCacheIsFull) {
   const Config c = families()[3].config;
   Subject<float> subject(c);
-  Generator<Cpu, float> generator(subject.dev, subject.model, 2, 12, 16);
+  Generator<Cpu, float> generator(subject.dev, subject.model, {2, 12, 16});
   const auto text = generate(generator, {random_tokens(c, 10, 1)}, {{}, 100, {}}, kQuietly);
   EXPECT_EQ(text.front().end, Ending::room);
   EXPECT_EQ(text.front().tokens.size(), 3u) << "two fit into the cache, and one is sampled after them";
@@ -245,15 +295,15 @@ TEST(Generate, StopsWhenTheCacheIsFull) {
   EXPECT_THROW(generator.read({{1, Tokens{}}}), Error);
   const Config learned = families()[0].config;
   Subject<float> gpt2(learned);
-  EXPECT_NO_THROW((Generator<Cpu, float>(gpt2.dev, gpt2.model, 1, learned.max_length, 16)));
-  EXPECT_THROW((Generator<Cpu, float>(gpt2.dev, gpt2.model, 1, learned.max_length + 1, 16)), Error);
+  EXPECT_NO_THROW((Generator<Cpu, float>(gpt2.dev, gpt2.model, {1, learned.max_length, 16})));
+  EXPECT_THROW((Generator<Cpu, float>(gpt2.dev, gpt2.model, {1, learned.max_length + 1, 16})), Error);
 }
 
 TEST(Generate, ReportsNanLogits) {
   const Config c = families()[3].config;
   Subject<float> subject(c);
   subject.model.weights.norm.weight(0, 0) = std::nanf("");
-  Generator<Cpu, float> generator(subject.dev, subject.model, 1, 12, 16);
+  Generator<Cpu, float> generator(subject.dev, subject.model, {1, 12, 16});
   EXPECT_ERROR(generate(generator, {Tokens(2, 1)}, GenerationSettings({}, 3, {}), kQuietly),
                "prompt 1: the logit of token 0 after position 2 is nan");
 }
@@ -265,12 +315,12 @@ TEST(Generate, PlannedMemoryIsThePeakOfTheArena) {
       Plan plan;
       Model<float> planned{c, Tensors<float>(c)};
       allocate(plan, table(c, planned.weights), Kind::weights);
-      Generator<Plan, float>(plan, planned, slots, room, chunk).plan();
+      Generator<Plan, float>(plan, planned, {slots, room, chunk}).plan();
       Cpu dev(plan.arena.peak());
       Model<float> model{c, Tensors<float>(c)};
       allocate(dev, table(c, model.weights), Kind::weights);
       initialise(dev, model, 1);
-      Generator<Cpu, float> generator(dev, model, slots, room, chunk);
+      Generator<Cpu, float> generator(dev, model, {slots, room, chunk});
       std::vector<Tokens> prompts(index(2 * slots), random_tokens(c, room - 3, 1));
       for (Tokens& prompt : prompts) prompt[0] = static_cast<std::int32_t>(&prompt - prompts.data());
       generate(generator, prompts, {{}, 2, {}}, kQuietly);
@@ -278,7 +328,7 @@ TEST(Generate, PlannedMemoryIsThePeakOfTheArena) {
       std::vector<Generator<Cpu, float>::Reading> readings;
       const Tokens longest = random_tokens(c, room, 2);
       for (Index slot = 0; slot < slots; ++slot) {
-        generator.reuse_prefix(slot, Tokens{});
+        generator.start(slot, Tokens{}, room, {});
         readings.push_back({slot, longest});
       }
       generator.read(readings);

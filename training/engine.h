@@ -81,7 +81,7 @@ class Engine {
 
   // --- Generation ---
 
-  virtual std::unique_ptr<TextGenerator> generator(Index slots, Index room, Index chunk) = 0;
+  virtual std::unique_ptr<TextGenerator> generator(const GenerationShape& shape) = 0;
 
   // --- The device ---
 

@@ -12,8 +12,7 @@ namespace streambp {
 template <class Device, class T>
 class GeneratorOn : public TextGenerator {
  public:
-  GeneratorOn(Device& dev, const Model<T>& model, Index slots, Index room, Index chunk)
-      : generator_(dev, model, slots, room, chunk) {}
+  GeneratorOn(Device& dev, const Model<T>& model, const GenerationShape& shape) : generator_(dev, model, shape) {}
 
   std::vector<Continuation> generate(const std::vector<Tokens>& prompts, const GenerationSettings& settings,
                                      const OnToken& on_token) override {
@@ -87,11 +86,11 @@ class EngineOn : public Engine {
     return all;
   }
 
-  std::unique_ptr<TextGenerator> generator(Index slots, Index room, Index chunk) override {
+  std::unique_ptr<TextGenerator> generator(const GenerationShape& shape) override {
     if constexpr (std::is_same_v<T, double>) {
       fail("float64 verifies gradients; it does not generate");
     } else {
-      return std::make_unique<GeneratorOn<Device, T>>(dev, trainer.model, slots, room, chunk);
+      return std::make_unique<GeneratorOn<Device, T>>(dev, trainer.model, shape);
     }
   }
 

@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "model/generate.h"
 #include "training/trainer.h"
 
 namespace streambp {
@@ -39,7 +38,7 @@ bool fits(const StepSettings& s, Index rows, const Schedule& schedule, const Cap
 
 template <class T>
 void plan(Plan& dev, const Model<T>& model, const GenerationShape& g) {
-  if (g.slots > 0) Generator<Plan, T>(dev, model, g.slots, g.room, g.chunk).plan();
+  if (g.slots > 0) Generator<Plan, T>(dev, model, g).plan();
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // separate formula. Also the largest chunk and the longest stream for a memory budget.
 #pragma once
 
+#include "model/generate.h"
 #include "training/settings.h"
 
 namespace streambp {
@@ -23,11 +24,6 @@ Usage plan(const StepSettings& s, Index rows, const Schedule& schedule);
 
 // About the FLOPs of a step with these micro-batches: a few percent off, with sliding windows and many documents more.
 double step_flops(StepSettings s, const std::vector<Batch>& batches, const Schedule& schedule);
-
-// Sequences generated in parallel, each up to `room` tokens, read up to `chunk` tokens at a time.
-struct GenerationShape {
-  Index slots = 0, room = 0, chunk = kTile;
-};
 
 // The peak memory of a run: a step, an evaluation and, with slots, generation.
 Capacity plan_run(const StepSettings& s, Index rows, const Schedule& schedule, const GenerationShape& generation);

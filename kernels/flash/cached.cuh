@@ -15,9 +15,10 @@ using CachedMemory = FlashMemory<DIM, kCachedRows>;
 // Heads of a group, at most one for each row of a tile. blockIdx.y counts the stacks of all groups.
 struct HeadStack {
   int kv_head, first, count;
+  Pages pages;  // of the block's sequence
 
   static constexpr Index per_group(const AttentionShape& shape) { return ceil_div(shape.group(), kCachedRows); }
-  __device__ explicit HeadStack(const AttentionShape& shape) {
+  __device__ HeadStack(const AttentionShape& shape, const Pages& pages) : pages(pages) {
     const int group = static_cast<int>(shape.group()), stacks = static_cast<int>(per_group(shape));
     const int before = static_cast<int>(blockIdx.y) % stacks * kCachedRows;
     kv_head = static_cast<int>(blockIdx.y) / stacks;
@@ -26,6 +27,7 @@ struct HeadStack {
   }
   __device__ int query(int row) const { return row / count; }
   __device__ int head(int row) const { return first + row % count; }
+  __device__ int shift(int key) const { return static_cast<int>(pages.shift(key)); }
 };
 
 // Block i owns the rows of the chunk from row i to the end of its sequence or of its tile, if row i is the first of them.
@@ -33,7 +35,7 @@ struct HeadStack {
 __device__ inline int rows_of_block(const SequenceIndex& rows, int size) {
   const Index i = blockIdx.x;
   auto continues = [&](Index row) {
-    return rows.starts(0, row - 1) == rows.starts(0, row) && rows.positions(0, row) % size != 0;
+    return rows.sequences(0, row - 1) == rows.sequences(0, row) && rows.positions(0, row) % size != 0;
   };
   if (i > 0 && continues(i)) return 0;
   Index end = i + 1;
@@ -45,7 +47,7 @@ template <int DIM>
 __global__ void __launch_bounds__(kTileThreads)
     flash_cached_kernel(FlashInput in, SequenceIndex rows, AttentionOutput<BFloat16> out) {
   const Index i = blockIdx.x, dim = in.shape.head_dim;
-  const HeadStack heads(in.shape);
+  const HeadStack heads(in.shape, rows.pages_of(i));
   const int queries = rows_of_block(rows, kCachedRows / heads.count);
   if (queries == 0) return;
   const CachedMemory<DIM> memory(shared_memory<BFloat16>());
@@ -54,7 +56,6 @@ __global__ void __launch_bounds__(kTileThreads)
     const bool used = row < queries * heads.count && col < dim;
     *memory.q.at(row, col) = used ? in.q(i + heads.query(row), heads.head(row) * dim + col) : BFloat16(0);
   }
-  in.k = rows.sequence_of(i, in.k), in.v = rows.sequence_of(i, in.v);
   const int position = rows.positions(0, i);
   in.rows = {position, position + queries};
   out = {{out.attended.row(i), queries, out.attended.cols, out.attended.stride},

@@ -44,12 +44,16 @@ template <int DIM, int QUERIES, int M, class Heads>
 __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput& in, const QueryTile<M, Heads>& tile,
                        int kv_head, const AttentionOutput<BFloat16>& out) {
   constexpr int KEYS = Flash<DIM>::kForwardKeys;
-  static_assert(QUERIES == kTileWarps * 16 * M);
+  static_assert(QUERIES == kTileWarps * 16 * M && kPage % KEYS == 0);
   const auto [q, k, v] = memory;
   const int warp_row = threadIdx.x / kWarp * 16 * M;
   const auto keys = in.head(in.k, kv_head), values = in.head(in.v, kv_head);
   const int first_key = tile.first / KEYS * KEYS, end = tile.end < in.rows_end() ? tile.end : in.rows_end();
-  load(k, keys, first_key, in.rows_end(), in.aligned);
+  const auto load_rows = [&](auto to, const Matrix<const BFloat16>& from, int begin) {
+    const int shift = begin < in.rows_end() ? tile.heads.shift(begin) : 0;
+    load(to, from, begin + shift, in.rows_end() + shift, in.aligned);
+  };
+  load_rows(k, keys, first_key);
 
   Numbers<M, DIM / 8> o;
   PerRow<M> maximum, sum;
@@ -58,13 +62,13 @@ __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput
   for (int begin = first_key; begin < end; begin += KEYS) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // k has arrived; all warps are done with the old v
-    load(v, values, begin, in.rows_end(), in.aligned);
+    load_rows(v, values, begin);
     Numbers<M, KEYS / 8> s;
     s.fill(0);
     multiply_transposed(s, q, warp_row, k);
     ptx::cp_async_wait<0>();
     __syncthreads();  // v has arrived; all warps are done with the old k
-    load(k, keys, begin + KEYS, in.rows_end(), in.aligned);
+    load_rows(k, keys, begin + KEYS);
 
     tile.hide_invisible(in, s, begin);
     online_softmax(s, maximum, sum, o, scale);

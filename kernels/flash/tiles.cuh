@@ -46,9 +46,11 @@ struct FlashInput {
   __device__ int rows_end() const { return static_cast<int>(rows.end); }
 };
 
-// The query and the head of a row of a tile. In training, all rows of a tile have the same head.
+// The query and the head of a row of a tile, and the place of a key in memory. In training, all rows of a tile have the
+// same head, and keys follow each other.
 struct OneHead {
   int h;
+  __device__ int shift(int) const { return 0; }
   __device__ int query(int row) const { return row; }
   __device__ int head(int) const { return h; }
 };

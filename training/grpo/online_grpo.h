@@ -45,13 +45,14 @@ class OnlineGrpo {
   }
 
   std::string fingerprint;     // of the prompts
-  Index parallel = 1;          // completions sampled in parallel
+  Index parallel = 1;          // completions sampled at once
   Index micro_batches = 1;     // of a round, at least
   std::vector<Batch> batches;  // of the round
 
   Index prompts() const { return static_cast<Index>(training_.size()); }
   Index completions() const { return settings_.completions(); }      // of a round
   Index longest() const { return longest_ + settings_.completion; }  // prompt and completion
+  GenerationShape shape(Index parallel) const { return {parallel, longest(), kTile, settings_.group, longest_}; }
   Index steps_per_epoch() const { return ceil_div(prompts(), settings_.prompts) * settings_.inner; }
   bool begins_round(Index step) const { return (step - 1) % settings_.inner == 0; }
 
@@ -162,7 +163,7 @@ class OnlineGrpo {
     std::vector<Tokens> begun;
     for (Index i = mine.begin; i < mine.end; ++i) begun.push_back(asked[index(i)]->tokens);
     const GenerationSettings settings = {sampling, settings_.completion, prompter_.stop, index(mine.begin)};
-    auto generator = engine.generator(parallel, longest(), kTile);
+    auto generator = engine.generator(shape(parallel));
     std::vector<double> sampled;  // of each completion: its ending, its number of tokens, tokens and log-probs
     for (const Continuation& c : generator->generate(begun, settings, [](std::size_t, const Continuation&) {})) {
       sampled.insert(sampled.end(), {static_cast<double>(c.end), static_cast<double>(c.tokens.size())});
