@@ -40,12 +40,15 @@ struct NormInput {
   Index heads = 1;  // rows of x for each row of the stream
 };
 
+// For each element.
+inline double norm_flops(const NormStyle& style) { return style.centered ? 7 : 4; }
+
 template <class Device, class T>
 void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T>>& in) {
   require_shape("norm", "input", in.x, y.rows, y.cols);
   require_shape("norm", "weight", in.weights.weight, 1, y.cols);
   if (in.weights.bias) require_shape("norm", "bias", in.weights.bias, 1, y.cols);
-  auto op = dev.operation("norm", (in.style.centered ? 7.0 : 4.0) * y.size(), 2.0 * sizeof(T) * y.size());
+  auto op = dev.operation("norm", norm_flops(in.style) * static_cast<double>(y.size()), 2.0 * sizeof(T) * y.size());
   if constexpr (Device::computes) compute_norm(dev, y, in);
 }
 
@@ -94,6 +97,22 @@ NormStatistics<Accumulator<T>> norm_statistics(const T* x, Index n, const NormSt
   return {static_cast<A>(mean), static_cast<A>(1 / std::sqrt(squares / count + style.eps))};
 }
 
+template <class T, class U>
+void norm_row(T* to, const U* from, Index n, const NormWeights<T>& weights, const NormStyle& style) {
+  using A = Accumulator<T>;
+  const NormStatistics<A> row = norm_statistics(from, n, style);
+  const A offset = static_cast<A>(style.offset);
+  const T *w = weights.weight.data, *b = weights.bias.data;
+  const auto scaled = [=](Index j) { return (A(from[j]) - row.mean) * row.scale * (offset + A(w[j])); };
+  if (b) {  // two loops: a choice within one would become a masked load from address 0, which is slow
+#pragma omp simd
+    for (Index j = 0; j < n; ++j) to[j] = scaled(j) + A(b[j]);
+  } else {
+#pragma omp simd
+    for (Index j = 0; j < n; ++j) to[j] = scaled(j);
+  }
+}
+
 // The backward pass of a group of rows. Writes the group's part of dweight and dbias to a row of sums, or nothing if that
 // is null.
 template <class T, class G>
@@ -132,23 +151,8 @@ void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy
 
 template <class T>
 void compute_norm(Cpu&, Matrix<T> y, const NormInput<T>& in) {
-  using A = Accumulator<T>;
-  const A offset = static_cast<A>(in.style.offset);
-  const Matrix<const T> x = in.x, weight = in.weights.weight, bias = in.weights.bias;
-#pragma omp parallel for if (x.size() > kWorthThreads)
-  for (Index i = 0; i < x.rows; ++i) {
-    const NormStatistics<A> row = cpu::norm_statistics(x.row(i), x.cols, in.style);
-    const T *from = x.row(i), *w = weight.data, *b = bias.data;
-    T* to = y.row(i);
-    const auto scaled = [=](Index j) { return (A(from[j]) - row.mean) * row.scale * (offset + A(w[j])); };
-    if (b) {  // two loops: a choice within one would become a masked load from address 0, which is slow
-#pragma omp simd
-      for (Index j = 0; j < x.cols; ++j) to[j] = scaled(j) + A(b[j]);
-    } else {
-#pragma omp simd
-      for (Index j = 0; j < x.cols; ++j) to[j] = scaled(j);
-    }
-  }
+#pragma omp parallel for if (y.size() > kWorthThreads)
+  for (Index i = 0; i < y.rows; ++i) cpu::norm_row(y.row(i), in.x.row(i), y.cols, in.weights, in.style);
 }
 
 template <class T, class G>
@@ -169,21 +173,36 @@ void compute_norm_backward(Cpu&, Matrix<T> dx, const NormWeights<G>& group_sums,
 
 namespace cuda {
 
-// Computed by one warp.
+// Computed by a warp, or by fewer of its lanes: any power of two that covers the row gives the same bits.
 template <int N, class T>
-__device__ NormStatistics<float> norm_statistics(const T* x, Index n, float eps, bool centered) {
-  const int lane = threadIdx.x % kWarp;
+__device__ NormStatistics<float> norm_statistics(const T* x, Index n, const NormStyle& style, int lanes = kWarp) {
+  const int lane = threadIdx.x % lanes;
+  const float eps = static_cast<float>(style.eps);
   float mean = 0, squares = 0;
-  for (Index j = lane * N; j < n && centered; j += kWarp * N) {
+  for (Index j = lane * N; j < n && style.centered; j += lanes * N) {
     const auto value = load<N>(x + j);
     for (int k = 0; k < N; ++k) mean += value.x[k];
   }
-  if (centered) mean = warp_sum(mean) / static_cast<float>(n);
-  for (Index j = lane * N; j < n; j += kWarp * N) {
+  if (style.centered) mean = warp_sum(mean, lanes) / static_cast<float>(n);
+  for (Index j = lane * N; j < n; j += lanes * N) {
     const auto value = load<N>(x + j);
     for (int k = 0; k < N; ++k) squares += (value.x[k] - mean) * (value.x[k] - mean);
   }
-  return {mean, 1 / std::sqrt(warp_sum(squares) / static_cast<float>(n) + eps)};
+  return {mean, 1 / std::sqrt(warp_sum(squares, lanes) / static_cast<float>(n) + eps)};
+}
+
+// Elements j .. j + N of a row, normed.
+template <int N, class T>
+__device__ Floats<N> normed(Floats<N> x, Index j, const NormStatistics<float>& row, const NormWeights<T>& weights,
+                            const NormStyle& style) {
+  const float offset = static_cast<float>(style.offset);
+  const auto w = load<N>(weights.weight.data + j);
+  for (int k = 0; k < N; ++k) x.x[k] = (x.x[k] - row.mean) * row.scale * (offset + w.x[k]);
+  if (weights.bias) {
+    const auto b = load<N>(weights.bias.data + j);
+    for (int k = 0; k < N; ++k) x.x[k] += b.x[k];
+  }
+  return x;
 }
 
 // One warp per row.
@@ -191,19 +210,10 @@ template <int N, class T>
 __global__ void __launch_bounds__(kThreads) norm_kernel(Matrix<T> y, NormInput<T> in) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const Index i = static_cast<Index>(blockIdx.x) * (kThreads / kWarp) + warp, n = in.x.cols;
-  const float offset = static_cast<float>(in.style.offset);
   if (i >= in.x.rows) return;
-  const auto [mean, scale] = norm_statistics<N>(in.x.row(i), n, static_cast<float>(in.style.eps), in.style.centered);
-  for (Index j = lane * N; j < n; j += kWarp * N) {
-    auto value = load<N>(in.x.row(i) + j);
-    const auto w = load<N>(in.weights.weight.data + j);
-    for (int k = 0; k < N; ++k) value.x[k] = (value.x[k] - mean) * scale * (offset + w.x[k]);
-    if (in.weights.bias) {
-      const auto b = load<N>(in.weights.bias.data + j);
-      for (int k = 0; k < N; ++k) value.x[k] += b.x[k];
-    }
-    store(y.row(i) + j, value);
-  }
+  const auto row = norm_statistics<N>(in.x.row(i), n, in.style);
+  for (Index j = lane * N; j < n; j += kWarp * N)
+    store(y.row(i) + j, normed(load<N>(in.x.row(i) + j), j, row, in.weights, in.style));
 }
 
 // Replaces each value by its sum over all threads of the block. scratch: N floats per warp.

@@ -6,6 +6,8 @@
 //   forward          (a, b) -> (a cos - b sin, b cos + a sin)
 //   backward         a rotation is orthogonal, so the gradient is rotated by the negative angle
 //
+// Some models norm each head before they rotate it; both are one pass over memory.
+//
 // Models are extended to longer contexts by scaling the frequencies. With L the context length of pretraining, a pair
 // makes r = L frequency / 2π rotations in it:
 //
@@ -29,6 +31,7 @@
 #include "kernels/base/device.cuh"
 #include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
+#include "kernels/norm.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
 #endif
@@ -63,15 +66,28 @@ struct RopeFrequencies {
 
 enum class Direction { forward, backward };
 
-// Rotates x (rows x heads * dim) in place.
-template <class Device, class T>
-void rope(Device& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const RopeFrequencies& frequencies,
-          Direction direction) {
+// The norm of each head, with one weight for all heads. Empty: there is none.
+template <class T>
+struct HeadNorm {
+  NormWeights<T> weights;
+  NormStyle style;
+};
+
+// y = x (rows x heads * dim), normed if there is a norm, rounded to the type of y, and rotated. y may be x.
+template <class Device, class T, class U>
+void rope(Device& dev, Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions,
+          const RopeFrequencies& frequencies, Direction direction, const std::type_identity_t<HeadNorm<T>>& norm = {}) {
   const auto half = static_cast<Index>(frequencies.values.size());
+  const bool normed = static_cast<bool>(norm.weights.weight);
   require(x.cols % (2 * half) == 0, "rope: rows of ", x.cols, " cannot be split into heads of ", 2 * half);
+  require_shape("rope", "output", y, x.rows, x.cols);
   require_shape("rope", "positions", positions, 1, x.rows);
-  auto op = dev.operation("rope", 3.0 * x.size(), 2.0 * sizeof(T) * x.size());
-  if constexpr (Device::computes) compute_rope(dev, x, positions, frequencies, direction);
+  if (normed) require_shape("rope", "norm's weight", norm.weights.weight, 1, 2 * half);
+  if (norm.weights.bias) require_shape("rope", "norm's bias", norm.weights.bias, 1, 2 * half);
+  auto op = dev.operation(normed ? "norm and rope" : "rope",
+                          (normed ? norm_flops(norm.style) + 3 : 3) * static_cast<double>(x.size()),
+                          (1.0 * sizeof(T) + sizeof(U)) * x.size());
+  if constexpr (Device::computes) compute_rope(dev, y, x, positions, frequencies, direction, norm);
 }
 
 // The share of pair i that YaRN does not scale.
@@ -113,9 +129,9 @@ inline RopeFrequencies rope_frequencies(Index dim, double theta, const RopeScali
 
 // --- CPU ---
 
-template <class T>
-void compute_rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const RopeFrequencies& frequencies,
-                  Direction direction) {
+template <class T, class U>
+void compute_rope(Cpu&, Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions,
+                  const RopeFrequencies& frequencies, Direction direction, const HeadNorm<T>& norm) {
   using A = Accumulator<T>;
   const double scale = frequencies.scale, signed_scale = direction == Direction::forward ? scale : -scale;
   const auto half = static_cast<Index>(frequencies.values.size());
@@ -132,7 +148,15 @@ void compute_rope(Cpu&, Matrix<T> x, Matrix<const std::int32_t> positions, const
         c[j] = static_cast<A>(scale * turn.cosine);
         s[j] = static_cast<A>(signed_scale * turn.sine);
       }
-      for (T* head = x.row(i); head < x.row(i) + x.cols; head += 2 * half) {
+      for (Index begin = 0; begin < x.cols; begin += 2 * half) {
+        const U* from = x.row(i) + begin;
+        T* head = y.row(i) + begin;
+        if (norm.weights.weight) {
+          cpu::norm_row(head, from, 2 * half, norm.weights, norm.style);
+        } else {
+#pragma omp simd
+          for (Index j = 0; j < 2 * half; ++j) head[j] = from[j];
+        }
         for (Index j = 0; j < half; ++j) {
           const A a = head[j], b = head[j + half];
           head[j] = a * c[j] - b * s[j];
@@ -155,13 +179,21 @@ struct Frequencies {
   double scale, signed_scale;
 };
 
-// One block per row. It computes the row's angles once for all heads, in float64 because positions are large.
-template <int N, class T>
+// One block per row. It computes the row's angles once for all heads, in float64 because positions are large. If heads have
+// a norm, each group of `lanes` lanes first sums up a head in packs of S; groups without a head repeat the last one.
+template <int S, int N, class T, class U>
 __global__ void __launch_bounds__(kThreads)
-    rope_kernel(Matrix<T> x, Matrix<const std::int32_t> positions, Frequencies frequencies, Index half) {
-  const Index i = blockIdx.x;
+    rope_kernel(Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions, Frequencies frequencies, Index half,
+                HeadNorm<T> norm, int lanes) {
+  const Index i = blockIdx.x, dim = 2 * half, heads = x.cols / dim;
+  const bool with_norm = static_cast<bool>(norm.weights.weight);
   auto* cosine = shared_memory<float>();
   auto* sine = cosine + half;
+  auto* statistics = reinterpret_cast<NormStatistics<float>*>(sine + half);  // of each head
+  for (Index first = 0; first < heads && with_norm; first += kThreads / lanes) {
+    const Index head = least(first + threadIdx.x / lanes, heads - 1);
+    statistics[head] = norm_statistics<S>(x.row(i) + head * dim, dim, norm.style, lanes);
+  }
   for (Index f = threadIdx.x; f < half; f += kThreads) {
     const double angle = positions(0, i) * frequencies.values[f];
     cosine[f] = static_cast<float>(frequencies.scale * std::cos(angle));
@@ -170,34 +202,46 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   for (Index pair = static_cast<Index>(threadIdx.x) * N; pair < x.cols / 2; pair += kThreads * N) {
     const Index head = pair / half, j = pair % half;
-    T* at = x.row(i) + head * 2 * half + j;
-    const auto a = load<N>(at), b = load<N>(at + half);
+    const U* from = x.row(i) + head * dim + j;
+    T* to = y.row(i) + head * dim + j;
+    auto a = load<N>(from), b = load<N>(from + half);
+    if (with_norm) {
+      a = normed(a, j, statistics[head], norm.weights, norm.style);
+      b = normed(b, j + half, statistics[head], norm.weights, norm.style);
+    }
+    a = rounded<T>(a), b = rounded<T>(b);
     const auto c = load<N>(cosine + j), s = load<N>(sine + j);
     Floats<N> rotated_a, rotated_b;
     for (int k = 0; k < N; ++k) {
       rotated_a.x[k] = a.x[k] * c.x[k] - b.x[k] * s.x[k];
       rotated_b.x[k] = b.x[k] * c.x[k] + a.x[k] * s.x[k];
     }
-    store(at, rotated_a);
-    store(at + half, rotated_b);
+    store(to, rotated_a);
+    store(to + half, rotated_b);
   }
 }
 
 }  // namespace cuda
 
-template <class T>
-void compute_rope(Cuda& dev, Matrix<T> x, Matrix<const std::int32_t> positions, const RopeFrequencies& frequencies,
-                  Direction direction) {
+template <class T, class U>
+void compute_rope(Cuda& dev, Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions,
+                  const RopeFrequencies& frequencies, Direction direction, const HeadNorm<T>& norm) {
   const auto half = static_cast<Index>(frequencies.values.size());
   require(half <= cuda::kMostPairs, "rope: heads of ", 2 * half, " are wider than the ", 2 * cuda::kMostPairs,
           " supported on a GPU");
   cuda::Frequencies f{};
   std::copy(frequencies.values.begin(), frequencies.values.end(), f.values);
   f.scale = frequencies.scale, f.signed_scale = direction == Direction::forward ? f.scale : -f.scale;
-  const bool packed = cuda::packable(x) && half % cuda::kPack == 0;
-  const auto kernel = packed ? cuda::rope_kernel<cuda::kPack, T> : cuda::rope_kernel<1, T>;
-  cuda::launch(dev, kernel, cuda::grid_of(x.rows), cuda::kThreads, 2 * frequencies.values.size() * sizeof(float), x,
-               positions, f, half);
+  constexpr int N = cuda::kPack;
+  const bool packed = cuda::packable(y, x, norm.weights.weight, norm.weights.bias);
+  const auto kernel = packed && half % N == 0 ? cuda::rope_kernel<N, N, T, U>
+                      : packed                ? cuda::rope_kernel<N, 1, T, U>
+                                              : cuda::rope_kernel<1, 1, T, U>;
+  int lanes = cuda::kWarp;  // no more than a head needs
+  while (lanes / 2 * (packed ? N : 1) >= 2 * half) lanes /= 2;
+  const Index floats = 2 * half + 2 * (norm.weights.weight ? x.cols / (2 * half) : 0);
+  cuda::launch(dev, kernel, cuda::grid_of(x.rows), cuda::kThreads, static_cast<std::size_t>(floats) * sizeof(float), y,
+               x, positions, f, half, norm, lanes);
 }
 
 #endif

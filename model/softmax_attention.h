@@ -101,8 +101,7 @@ class SoftmaxAttention {
     auto scope = dev.scope();
     const Exchanged<T> k = exchange.with_rows(kv.k, x.rows), v = exchange.with_rows(kv.v, x.rows);
     linear(dev, c.qk_norm ? a.k_projected : k.rows, x, w.keys());  // with the adapter's a, where Q, K and V share one
-    if (c.qk_norm) norm_heads(k.rows, a.k_projected, w.k_norm);
-    apply_rope(k.rows, positions, Direction::forward);
+    norm_and_rope(k.rows, a.k_projected, w.k_norm, positions);
     linear(dev, v.rows, x, w.values());
     exchange.to_heads(k), exchange.to_heads(v);
   }
@@ -135,9 +134,8 @@ class SoftmaxAttention {
     const Matrix<T> dq = matrix(dattended.rows, dattended.cols);
     attention_gradient(dq, dattended, dkv, chunk);
     const KeysValues<A> dkv_of_chunk = dkv.slice(chunk.at.rows);  // complete now
-    const Matrix<T> dk = own_rows(dkv_of_chunk.k, chunk.x.rows), dv = own_rows(dkv_of_chunk.v, chunk.x.rows);
-    apply_rope(dq, chunk.at.positions, Direction::backward);
-    apply_rope(dk, chunk.at.positions, Direction::backward);
+    const Matrix<T> dk = keys_gradient(dkv_of_chunk.k, chunk), dv = own_rows(dkv_of_chunk.v, chunk.x.rows);
+    rope_backward(dq, dq, chunk.at.positions);
     if (c.qk_norm) {
       norm_heads_backward(dq, g.q_norm, a.q_projected, w.q_norm);
       norm_heads_backward(dk, g.k_norm, a.k_projected, w.k_norm);
@@ -150,8 +148,7 @@ class SoftmaxAttention {
  private:
   void queries(const AttentionActivations<T>& a, Matrix<T> x, Matrix<const std::int32_t> positions) {
     linear(dev, c.qk_norm ? a.q_projected : a.q.rows, x, w.q);
-    if (c.qk_norm) norm_heads(a.q.rows, a.q_projected, w.q_norm);
-    apply_rope(a.q.rows, positions, Direction::forward);
+    norm_and_rope(a.q.rows, a.q_projected, w.q_norm, positions);
     exchange.to_heads(a.q);
   }
 
@@ -166,26 +163,31 @@ class SoftmaxAttention {
     exchange.to_rows(dqueries);
   }
 
+  // dK of this rank's rows, before RoPE. A rank alone converts and rotates in one pass.
+  Matrix<T> keys_gradient(Matrix<A> heads, const AttentionChunk<T>& chunk) {
+    const bool at_once = exchange.alone() && c.positions == Positions::rope;
+    const Matrix<T> dk = at_once ? memory_for(heads) : own_rows(heads, chunk.x.rows);
+    at_once ? rope_backward(dk, heads, chunk.at.positions) : rope_backward(dk, dk, chunk.at.positions);
+    return dk;
+  }
+
   // A gradient of this rank's heads, in the type of activations, for this rank's rows.
   Matrix<T> own_rows(Matrix<A> heads, Index rows) {
-    const Exchanged<T> m = exchange.with_rows(in_type_of_activations(heads), rows);
+    const Exchanged<T> m = exchange.with_rows(memory_for(heads), rows);
+    if constexpr (!std::is_same_v<T, A>) convert(dev, m.heads, heads);
     exchange.to_rows(m);
     return m.rows;
   }
 
-  Matrix<T> in_type_of_activations(Matrix<A> m) {
+  // Memory for m in the type of activations: its own, if it has that type.
+  Matrix<T> memory_for(Matrix<A> m) {
     if constexpr (std::is_same_v<T, A>) {
       return m;
     } else {
-      const auto converted = matrix(m.rows, m.cols);
-      convert(dev, converted, m);
-      return converted;
+      return matrix(m.rows, m.cols);
     }
   }
 
-  void norm_heads(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights) {
-    norm(dev, y.reshape(c.head_dim), heads_of(x, weights));
-  }
   void norm_heads_backward(Matrix<T> dx, const NormWeights<A>& g, Matrix<T> x, const NormWeights<T>& weights) {
     const Matrix<T> heads = dx.reshape(c.head_dim);
     norm_backward(dev, heads, g, heads, heads_of(x, weights), Update::assign);
@@ -194,8 +196,17 @@ class SoftmaxAttention {
     return {x.reshape(c.head_dim), weights, c.head_norm_style(), x.cols / c.head_dim};
   }
 
-  void apply_rope(Matrix<T> x, Matrix<const std::int32_t> positions, Direction direction) {
-    if (c.positions == Positions::rope) rope(dev, x, positions, frequencies, direction);
+  // Queries or keys. x: y before the norm, only with qk_norm.
+  void norm_and_rope(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights, Matrix<const std::int32_t> positions) {
+    if (c.positions == Positions::rope) {
+      rope(dev, y, c.qk_norm ? x : y, positions, frequencies, Direction::forward, {weights, c.head_norm_style()});
+    } else if (c.qk_norm) {
+      norm(dev, y.reshape(c.head_dim), heads_of(x, weights));
+    }
+  }
+  template <class U>
+  void rope_backward(Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions) {
+    if (c.positions == Positions::rope) rope(dev, y, x, positions, frequencies, Direction::backward);
   }
 
   AttentionInput<T> input_of(const AttentionChunk<T>& chunk) const { return {chunk.a.q.heads, chunk.kv.k, chunk.kv.v}; }

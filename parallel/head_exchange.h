@@ -27,22 +27,24 @@ class HeadExchange {
  public:
   explicit HeadExchange(Device& dev, const Group& ranks = {}) : dev_(dev), ranks_(ranks) {}
 
+  bool alone() const { return ranks_.size == 1; }
+
   // This rank's share of the model's heads, or of their columns.
   Index share(Index all) const { return all / ranks_.size; }
 
   // Memory for the other view of a matrix. `rows`: of that view.
   template <class T>
   Exchanged<T> with_heads(Matrix<T> own_rows, Index rows) {
-    return {own_rows, ranks_.size == 1 ? own_rows : allocate<T>(dev_, rows, share(own_rows.cols), Kind::chunk)};
+    return {own_rows, alone() ? own_rows : allocate<T>(dev_, rows, share(own_rows.cols), Kind::chunk)};
   }
   template <class T>
   Exchanged<T> with_rows(Matrix<T> heads, Index rows) {
-    return {ranks_.size == 1 ? heads : allocate<T>(dev_, rows, heads.cols * ranks_.size, Kind::chunk), heads};
+    return {alone() ? heads : allocate<T>(dev_, rows, heads.cols * ranks_.size, Kind::chunk), heads};
   }
 
   template <class T>
   void to_heads(const Exchanged<T>& m) {
-    if (ranks_.size == 1) return;
+    if (alone()) return;
     const Division chunk = division(m);
     auto scope = dev_.scope();
     Transfers transfers;
@@ -62,7 +64,7 @@ class HeadExchange {
 
   template <class T>
   void to_rows(const Exchanged<T>& m) {
-    if (ranks_.size == 1) return;
+    if (alone()) return;
     const Division chunk = division(m);
     auto scope = dev_.scope();
     Transfers transfers;

@@ -84,11 +84,65 @@ TYPED_TEST(DeviceOperations, RotaryPositions) {
     const TwinIntegers positions(*this->gpu, p);
     const auto x = this->random(n, heads * dim);
     const RopeFrequencies f = {rope_frequencies(dim, 10000, {}).values, 1.1};
-    this->both(FUNCTION(rope), x, positions, f, Direction::forward);
+    this->both(FUNCTION(rope), x, x, positions, f, Direction::forward);
     this->expect_near("forward", x);
-    this->both(FUNCTION(rope), x, positions, f, Direction::backward);
+    this->both(FUNCTION(rope), x, x, positions, f, Direction::backward);
     this->expect_near("backward", x);
   }
+}
+
+// Queries and keys are normed, or converted, in the pass that rotates them.
+template <class T, class Device>
+void expect_bits_of_two_passes(Device& dev, Index dim, Index heads, const NormStyle& style) {
+  auto scope = dev.scope();
+  const Index n = 3, cols = heads * dim;
+  const TwinIntegers at(dev, {0, 77, 131071});
+  const RopeFrequencies f = {rope_frequencies(dim, 10000, {}).values, 1.1};
+  const Twin<T> x(dev, n, cols, 1, 1, 0.3), w(dev, 1, dim, 2, 0.2, 1), b(dev, 1, dim, 3), y(dev, n, cols, 4);
+  const Twin<Accumulator<T>> sums(dev, n, cols, 5);
+  const HeadNorm<T> head_norm = {norm_weights(w.gpu, style.centered ? b.gpu : Matrix<T>()), style};
+  const Twin<T> from(dev, n, cols + 16, 6), to(dev, n, cols + 16, 7);
+  const Matrix<T> strided_x = from.gpu.columns(8, cols), strided_y = to.gpu.columns(8, cols);
+  const auto expect_same = [&](const char* what, Matrix<T> m) {
+    const std::vector<T> expected = to_host(dev, y.gpu), values = to_host(dev, m);
+    EXPECT_EQ(std::memcmp(values.data(), expected.data(), values.size() * sizeof(T)), 0) << what;
+  };
+  norm(dev, y.gpu.reshape(dim), {x.gpu.reshape(dim), head_norm.weights, style});
+  rope(dev, y.gpu, y.gpu, at.gpu, f, Direction::forward);
+  convert(dev, strided_x, x.gpu);
+  dev.reset_work();
+  rope(dev, strided_y, strided_x, at.gpu, f, Direction::forward, head_norm);
+  EXPECT_EQ(dev.launches, Device::kind == DeviceKind::cuda ? 1 : 0);
+  EXPECT_EQ(dev.work().front().bytes, 2.0 * sizeof(T) * x.gpu.size());
+  expect_same("normed", strided_y);
+  rope(dev, x.gpu, x.gpu, at.gpu, f, Direction::forward, head_norm);
+  expect_same("normed in place", x.gpu);
+
+  convert(dev, y.gpu, sums.gpu);
+  rope(dev, y.gpu, y.gpu, at.gpu, f, Direction::backward);
+  rope(dev, strided_y, sums.gpu, at.gpu, f, Direction::backward);
+  expect_same("converted", strided_y);
+}
+template <class T, class Device>
+void expect_bits_of_two_passes(Device& dev) {
+  in_every_order([&] {
+    for (const Index dim : {6, 10, 24, 80, 96, 128, 256}) {
+      for (const Index heads : {1, 2, 3, 4, 5, 37}) {
+        for (const NormStyle& style :
+             {NormStyle{.eps = 1e-5}, NormStyle{.eps = 1e-5, .offset = 1}, NormStyle{.eps = 1e-5, .centered = true}}) {
+          SCOPED_TRACE(testing::Message() << heads << " heads of " << dim);
+          expect_bits_of_two_passes<T>(dev, dim, heads, style);
+        }
+      }
+    }
+  });
+}
+TYPED_TEST(DeviceOperations, NormAndRotationInOnePass) {
+  expect_bits_of_two_passes<typename TestFixture::T>(*this->gpu);
+}
+TEST(CpuOperations, NormAndRotationInOnePass) {
+  Cpu dev(std::size_t{1} << 24);
+  expect_bits_of_two_passes<double>(dev);
 }
 
 TYPED_TEST(DeviceOperations, Activations) {

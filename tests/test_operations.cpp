@@ -131,7 +131,7 @@ TEST(Operations, RopeRotatesPairsAndBack) {
     std::vector<std::int32_t> positions;
     for (int i = 0; i < n; ++i) positions.push_back(i * 7);
     Owned<double> x(n, heads * dim, 1), original(n, heads * dim, 1), dy(n, heads * dim, 2), y(n, heads * dim, 1);
-    rope(device(), x.m, integers(positions), f, Direction::forward);
+    rope(device(), x.m, x.m, integers(positions), f, Direction::forward);
     expect_near(
         x.m,
         [&](Index i, Index j) {
@@ -151,13 +151,13 @@ TEST(Operations, RopeRotatesPairsAndBack) {
           return k < dim / 2 ? a * c - b * s : b * c + a * s;
         },
         1e-11);
-    rope(device(), x.m, integers(positions), f, Direction::backward);
+    rope(device(), x.m, x.m, integers(positions), f, Direction::backward);
     expect_near(x.m, [&](Index i, Index j) { return original.m(i, j); });
     Owned<double> dx(n, heads * dim, 2);
-    rope(device(), dx.m, integers(positions), f, Direction::backward);
+    rope(device(), dx.m, dx.m, integers(positions), f, Direction::backward);
     expect_gradient("dx", original.m, dx.m, [&] {
       std::copy_n(original.m.data, original.m.size(), y.m.data);
-      rope(device(), y.m, integers(positions), f, Direction::forward);
+      rope(device(), y.m, y.m, integers(positions), f, Direction::forward);
       return dot(y.m, dy.m);
     });
   }

@@ -42,6 +42,13 @@ __device__ void store(T* to, const Floats<N>& from) {
   *reinterpret_cast<Memory<N, T>*>(to) = memory;
 }
 
+// As stored in the type T.
+template <class T, int N>
+__device__ Floats<N> rounded(Floats<N> x) {
+  for (float& value : x.x) value = static_cast<float>(static_cast<T>(value));
+  return x;
+}
+
 // Can packs cover all rows of these matrices?
 template <class... T>
 bool packable(const Matrix<T>&... m) {
