@@ -21,7 +21,7 @@ class TrainCommand : public Command {
  private:
   void run() {
     open_directory();
-    options.room = {room_of_each_rank(options.device.kind()),
+    options.room = {options.ranks.room(options.device.kind()),
                     far_room_of_each_rank(options.device.kind(), options.budget.directory)};
     first_then_others([&] { task = prepare(options, *directory); });
     Run& run = task.run;

@@ -92,8 +92,7 @@ class BenchCommand : public Command {
 
   std::vector<Candidate> candidates_that_fit() {
     std::vector<Candidate> candidates;
-    const Capacity room = {room_of_each_rank(settings.device),
-                           far_room_of_each_rank(settings.device, memory.directory)};
+    const Capacity room = {ranks.room(settings.device), far_room_of_each_rank(settings.device, memory.directory)};
     StepSettings planned = settings;  // of rank 0 on all ranks, so that all skip the same modes
     planned.ranks = ranks.planned(settings.config);
     auto add = [&](std::string label, Mode mode, Index chunk, Place inputs = Place::near) {

@@ -37,9 +37,13 @@ void add_division(OptionTable& options, RankOptions& o, const Check& count) {
                checks::one_of({"state", "weights"})});
 }
 
-void check_grid(const Config& config, Index ranks, Index sequence_ranks, Index lanes) {
+void check_streams(Index ranks, Index sequence_ranks) {
   require(ranks % sequence_ranks == 0, "--sequence-ranks ", sequence_ranks,
           " does not divide the number of processes, ", ranks, "; start a multiple of it (plan: --ranks)");
+}
+
+void check_grid(const Config& config, Index ranks, Index sequence_ranks, Index lanes) {
+  check_streams(ranks, sequence_ranks);
   require(config.kv_heads % sequence_ranks == 0, "--sequence-ranks ", sequence_ranks,
           ": every rank attends with its share of the ", config.kv_heads, " key/value heads of the model; use ",
           divisors(config.kv_heads));
@@ -78,13 +82,15 @@ void RankOptions::add_to(OptionTable& options, Lasts lasts) {
                           count, lasts, "--sequence-ranks"});
 }
 
-Ranks RankOptions::planned(const Config& config) const {
+Index RankOptions::started() const {
   const Index count = this_process().count;
   require(ranks == 0 || ranks == count, "--ranks ", ranks, ", but ", counted(count, "process"),
           count == 1 ? " was" : " were", " started; start them with mpirun -n ", ranks,
           " streambp ... (on Debian or Ubuntu: apt-get install openmpi-bin)");
-  return planned(config, count);
+  return count;
 }
+
+Ranks RankOptions::planned(const Config& config) const { return planned(config, started()); }
 
 Ranks RankOptions::planned(const Config& config, Index count) const {
   check_grid(config, count, sequence_ranks, lanes);
@@ -101,9 +107,10 @@ Ranks RankOptions::grid(const Config& config, DeviceKind device) const {
   return grid;
 }
 
-std::size_t room_of_each_rank(DeviceKind device) {
+std::size_t RankOptions::room(DeviceKind device) const {
+  check_streams(started(), sequence_ranks);
   check_devices(device);
-  const auto free = static_cast<Index>(free_memory(device));
+  const auto free = static_cast<Index>(free_memory(device, ranks_of_run(sequence_ranks)));
   return static_cast<std::size_t>(
       least_of_ranks(device == DeviceKind::cuda ? free : free / this_process().local_count));
 }

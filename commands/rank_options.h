@@ -21,9 +21,12 @@ struct RankOptions {
   // The same for planning, seen from rank 0, which needs the most memory.
   Ranks planned(const Config& config) const;
   Ranks planned(const Config& config, Index count) const;
-};
+  // How much memory each rank may use: ranks on a machine share it, and all take as much as the one with the least. All
+  // ranks must call it.
+  std::size_t room(DeviceKind device) const;
 
-// How much memory each rank may use: ranks on a machine share it.
-std::size_t room_of_each_rank(DeviceKind device);
+ private:
+  Index started() const;  // the number of processes, which must be --ranks
+};
 
 }  // namespace streambp

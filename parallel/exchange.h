@@ -4,7 +4,6 @@
 //   shared_rows   the messages by which every rank gets the rows of a matrix that the others own
 #pragma once
 
-#include "kernels/elementwise.cuh"
 #include "parallel/gather.h"
 
 namespace streambp {

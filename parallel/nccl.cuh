@@ -4,6 +4,7 @@
 
 #include "kernels/base/cuda.cuh"
 #include "parallel/connection.cuh"
+#include "parallel/exchange.h"
 
 #ifdef STREAMBP_NCCL
 #include <nccl.h>
@@ -30,6 +31,7 @@ class NcclTransport : public Transport {
     const std::vector<char> mine(id.internal, id.internal + sizeof id.internal);
     std::memcpy(id.internal, gather_on_host(hosts, mine)[0].data(), sizeof id.internal);
     STREAMBP_CHECK(ncclCommInitRank(&communicator_, static_cast<int>(hosts.size), id, static_cast<int>(hosts.rank)));
+    greet();
   }
   // After an error it does not wait for the other ranks.
   ~NcclTransport() {
@@ -68,6 +70,14 @@ class NcclTransport : public Transport {
   }
 
  private:
+  // Sends a byte to every other rank. NCCL allocates its buffers for a rank, hundreds of MiB, at the first message.
+  void greet() {
+    const Block block(static_cast<std::size_t>(hosts_.size));
+    const Matrix<std::byte> bytes = {block.data, hosts_.size, 1};
+    start(shared_rows<std::byte>(hosts_, {bytes}));
+    STREAMBP_CHECK(cudaStreamSynchronize(stream_));
+  }
+
   const cudaStream_t stream_;
   cudaStream_t computing_ = nullptr;
   const Group hosts_;

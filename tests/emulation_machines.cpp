@@ -83,7 +83,7 @@ TEST_F(Machines, WithGpusOfSeveralKinds) {
   EXPECT_EQ(refusal(), "");
   EXPECT_EQ(cuda::current_gpu(), 1);
   EXPECT_EQ(gpus_for_ranks(), 2);
-  cuda::place = {1, 2, false};
+  cuda::place = {1, 2};
   EXPECT_EQ(refusal(), "");
   EXPECT_EQ(cuda::current_gpu(), 2);
   const std::vector<FoundGpu> gpus = found_gpus();

@@ -1,6 +1,7 @@
 // Ranks on GPUs, connected by NCCL: they give the bits of one GPU. With fewer than four GPUs, visibly skipped.
 #include "tests/gpu.h"
 #include "tests/ranks.cuh"
+#include "training/engine_instances.h"
 
 #ifdef STREAMBP_NCCL
 
@@ -66,6 +67,28 @@ TEST_F(GpuRanks, MuonGivesTheBitsOfOneGpu) {
 }
 
 #ifdef CUDA_ON_CPU
+// NCCL takes its memory before a run takes the rest, and a run knows how much is left.
+TEST_F(GpuRanks, MemoryOfTheConnectionIsMeasured) {
+  const std::size_t alone = gpu::free_memory({});
+  as_ranks(2, 2, [&](const Ranks& ranks) { EXPECT_LT(gpu::free_memory(ranks), alone); });
+  EXPECT_EQ(gpu::free_memory({}), alone);
+  as_ranks(2, 1, [&](const Ranks& ranks) {
+    Connection<Cuda> connection(ranks);
+    gather_on_host<Index>(ranks.all, {});  // all are connected
+    if (ranks.all.rank == 0) cuda_on_cpu::device_memory.free = std::size_t{2} << 20;
+    gather_on_host<Index>(ranks.all, {});
+    Cuda dev(std::size_t{1} << 20, kTile);
+    connection.attach(dev);
+    const auto numbers = allocate<float>(dev, 2, 1, Kind::chunk);
+    const auto rank = static_cast<float>(ranks.all.rank);
+    dev.upload(numbers.slice(shard(2, ranks.all)), &rank);
+    exchange(dev, "share", connection.ranks.all, shared_rows<float>(connection.ranks.all, {numbers}));
+    EXPECT_EQ(to_host(dev, numbers), std::vector<float>({0, 1}));
+    connection.close();
+  });
+  cuda_on_cpu::device_memory.free = std::size_t{1} << 30;
+}
+
 // Another rank fails: a rank that waits for it fails too, and does not hang. On GPUs, MPI ends the others.
 TEST_F(GpuRanks, FailTogether) {
   std::atomic<int> failed = 0;

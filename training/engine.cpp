@@ -18,7 +18,7 @@ std::unique_ptr<Engine> make_engine(const StepSettings& s, Index rows, const Cap
                                   : make_cpu_bf16_engine)(s, rows, capacity);
 }
 
-void choose_gpu(const Process& p) { gpu::set_place(p.local_rank, p.local_count, p.count == 1); }
+void choose_gpu(const Process& p) { gpu::set_place(p.local_rank, p.local_count); }
 
 std::string why_no_gpu() { return gpu::why_unusable(); }
 std::string gpu_note() { return gpu::note(); }
@@ -26,8 +26,8 @@ Index gpus_for_ranks() { return gpu::count_for_ranks(); }
 std::vector<FoundGpu> found_gpus() { return gpu::found(); }
 std::string gpu_software() { return gpu::software(); }
 
-std::size_t free_memory(DeviceKind device) {
-  return device == DeviceKind::cuda ? gpu::free_memory() : available_memory();
+std::size_t free_memory(DeviceKind device, const Ranks& hosts) {
+  return device == DeviceKind::cuda ? gpu::free_memory(hosts) : available_memory();
 }
 
 std::size_t free_far_memory(DeviceKind device, const std::filesystem::path& directory) {

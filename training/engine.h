@@ -113,8 +113,8 @@ struct FoundGpu {
 };
 std::vector<FoundGpu> found_gpus();
 std::string gpu_software();
-// How much a run may allocate.
-std::size_t free_memory(DeviceKind device);
+// How much a run may allocate, beside the buffers that connect the GPUs of these ranks. All ranks must call it.
+std::size_t free_memory(DeviceKind device, const Ranks& hosts = {});
 // How much far memory a run may allocate; of a CPU, in this directory.
 std::size_t free_far_memory(DeviceKind device, const std::filesystem::path& directory);
 std::string device_name(DeviceKind device);

@@ -15,13 +15,13 @@ double cpu_far_rate(const std::filesystem::path& directory);
 
 // Without a CUDA compiler, no_cuda.cpp defines these.
 namespace gpu {
-void set_place(Index rank, Index count, bool alone);
+void set_place(Index rank, Index count);
 std::string why_unusable();
 std::vector<FoundGpu> found();
 Index count_for_ranks();
 std::string software();
 std::string note();
-std::size_t free_memory();
+std::size_t free_memory(const Ranks& hosts);
 std::string name();
 std::string address();
 double copy_rate();

@@ -4,7 +4,7 @@
 #include <nccl.h>
 #endif
 
-#include "kernels/base/gpus.cuh"
+#include "parallel/connection.cuh"
 #include "training/engine_instances.h"
 
 namespace streambp::gpu {
@@ -52,9 +52,7 @@ std::string refusal_of(int gpu) {
 
 }  // namespace
 
-void set_place(Index rank, Index count, bool alone) {
-  cuda::place = {static_cast<int>(rank), static_cast<int>(count), alone};
-}
+void set_place(Index rank, Index count) { cuda::place = {static_cast<int>(rank), static_cast<int>(count)}; }
 
 std::string why_unusable() {
   std::string problem = cuda::unusable();
@@ -109,6 +107,9 @@ std::string note() {
 
 std::string name() { return cuda::name(); }
 std::string address() { return cuda::address(); }
-std::size_t free_memory() { return cuda::free_memory(); }
+std::size_t free_memory(const Ranks& hosts) {
+  const Connection<Cuda> connection(hosts);  // measures what is left beside it
+  return cuda::free_memory();
+}
 
 }  // namespace streambp::gpu

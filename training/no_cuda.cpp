@@ -3,7 +3,7 @@
 
 namespace streambp::gpu {
 
-void set_place(Index, Index, bool) {}
+void set_place(Index, Index) {}
 std::string why_unusable() { return "this program was built without GPU code: " STREAMBP_NO_GPU_CODE; }
 std::vector<FoundGpu> found() { return {}; }
 Index count_for_ranks() { return 0; }
@@ -14,7 +14,7 @@ namespace {
 }  // namespace
 
 std::string note() { refuse(); }
-std::size_t free_memory() { refuse(); }
+std::size_t free_memory(const Ranks&) { refuse(); }
 std::string name() { refuse(); }
 std::string address() { refuse(); }
 double copy_rate() { refuse(); }

@@ -65,7 +65,6 @@ inline std::string name(int gpu = current_gpu()) { return properties(gpu).name; 
 // This process's place among those of the run on this machine: each uses its own GPU.
 struct Place {
   int rank = 0, count = 1;
-  bool alone = true;  // no other process on any machine
 };
 inline Place place;
 
@@ -138,9 +137,9 @@ inline MemoryOfGpu memory_of_gpu() {
 }
 
 // The memory that a run may plan with: free memory minus a reserve for kernels and libraries, which CUDA loads on first
-// use, and for the buffers of NCCL.
+// use.
 inline std::size_t free_memory() {
-  const std::size_t reserve = std::size_t{place.alone ? 384u : 896u} << 20, free = memory_of_gpu().free;
+  const std::size_t reserve = std::size_t{384} << 20, free = memory_of_gpu().free;
   return free > reserve ? free - reserve : 0;
 }
 

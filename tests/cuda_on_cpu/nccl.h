@@ -20,6 +20,7 @@
 
 enum ncclResult_t {
   ncclSuccess = 0,
+  ncclUnhandledCudaError = 1,
   ncclSystemError = 2,
   ncclInternalError = 3,
   ncclInvalidArgument = 4,
@@ -34,6 +35,7 @@ struct ncclUniqueId {
 inline const char* ncclGetErrorString(ncclResult_t result) {
   constexpr cuda_on_cpu::Name<ncclResult_t> names[] = {
       {ncclSuccess, "", "no error"},
+      {ncclUnhandledCudaError, "", "unhandled cuda error"},
       {ncclSystemError, "", "unhandled system error"},
       {ncclInvalidArgument, "", "invalid argument"},
       {ncclInvalidUsage, "", "invalid usage"},
@@ -45,13 +47,21 @@ inline const char* ncclGetErrorString(ncclResult_t result) {
 // One rank of a communicator: a socket to every other rank.
 struct ncclComm {
   int rank = 0;
-  std::vector<int> sockets;  // by rank; -1: this rank
+  std::vector<int> sockets;    // by rank; -1: this rank
+  std::vector<void*> buffers;  // by rank; allocated at the first message
   std::atomic<ncclResult_t> error = ncclSuccess;
   std::atomic<int> under_way = 0;  // groups of messages
 
   ~ncclComm() {
     for (const int socket : sockets)
       if (socket >= 0) close(socket);
+    for (void* const buffer : buffers) cuda_on_cpu::device_memory.release(buffer);
+  }
+
+  bool has_buffer(int peer) {
+    void*& buffer = buffers[static_cast<std::size_t>(peer)];
+    if (!buffer) buffer = cuda_on_cpu::device_memory.allocate(std::size_t{1} << 16);
+    return buffer != nullptr;
   }
 };
 using ncclComm_t = ncclComm*;
@@ -153,6 +163,7 @@ inline ncclResult_t add_to_group(const Message& m) {
   const bool valid = m.peer >= 0 && m.peer < static_cast<int>(m.comm->sockets.size()) && m.peer != m.comm->rank;
   if (!valid || !device_memory.holds(m.data, m.bytes)) return ncclInvalidArgument;
   if (m.comm->error != ncclSuccess) return m.comm->error;
+  if (!m.comm->has_buffer(m.peer)) return ncclUnhandledCudaError;
   group.push_back(m);
   return group_depth > 0 ? ncclSuccess : end_group();
 }
@@ -208,6 +219,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int count, ncclUniqueId i
   auto made = std::make_unique<ncclComm>();
   made->rank = rank;
   made->sockets.assign(static_cast<std::size_t>(count), -1);
+  made->buffers.assign(static_cast<std::size_t>(count), nullptr);
   if (!cuda_on_cpu::connect_ranks(*made, id)) return ncclSystemError;
   return *comm = made.release(), ncclSuccess;
 }
