@@ -8,9 +8,9 @@ namespace streambp {
 
 // Every rank of the group gets the numbers of all of them, rank by rank.
 template <class T>
-std::vector<std::vector<T>> gather_on_host(const Group& group, const std::vector<T>& mine) {
+std::vector<std::vector<T>> gather_on_host(const Group& group, std::vector<T> numbers) {
   std::vector<std::vector<T>> all(group.size);
-  all[group.rank] = mine;
+  const std::vector<T>& mine = all[group.rank] = std::move(numbers);
   if (group.size == 1) return all;
   auto to_all = [&](auto&& of_peer, auto own) {
     Transfers transfers;
