@@ -14,6 +14,7 @@
 #include <cmath>
 
 #include "kernels/base/device.cuh"
+#include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #include "kernels/base/row_sums.h"
 #include "kernels/elementwise.cuh"
@@ -191,16 +192,15 @@ __device__ NormStatistics<float> norm_statistics(const T* x, Index n, const Norm
   return {mean, 1 / std::sqrt(warp_sum(squares, lanes) / static_cast<float>(n) + eps)};
 }
 
-// Elements j .. j + N of a row, normed.
+// Elements j .. j + N of a row, normed. A kernel that rotates them too has the same bits: the compiler does not choose what
+// to fuse.
 template <int N, class T>
 __device__ Floats<N> normed(Floats<N> x, Index j, const NormStatistics<float>& row, const NormWeights<T>& weights,
                             const NormStyle& style) {
   const float offset = static_cast<float>(style.offset);
-  const auto w = load<N>(weights.weight.data + j);
-  for (int k = 0; k < N; ++k) x.x[k] = (x.x[k] - row.mean) * row.scale * (offset + w.x[k]);
-  if (weights.bias) {
-    const auto b = load<N>(weights.bias.data + j);
-    for (int k = 0; k < N; ++k) x.x[k] += b.x[k];
+  const auto w = load<N>(weights.weight.data + j), b = weights.bias ? load<N>(weights.bias.data + j) : Floats<N>();
+  for (int k = 0; k < N; ++k) {
+    x.x[k] = multiply_add((x.x[k] - row.mean) * row.scale, offset + w.x[k], b.x[k]);
   }
   return x;
 }

@@ -180,7 +180,7 @@ struct Frequencies {
 };
 
 // One block per row. It computes the row's angles once for all heads, in float64 because positions are large. If heads have
-// a norm, each group of `lanes` lanes first sums up a head in packs of S; groups without a head repeat the last one.
+// a norm, each group of `lanes` lanes first sums up a head in packs of S.
 template <int S, int N, class T, class U>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions, Frequencies frequencies, Index half,
@@ -191,8 +191,9 @@ __global__ void __launch_bounds__(kThreads)
   auto* sine = cosine + half;
   auto* statistics = reinterpret_cast<NormStatistics<float>*>(sine + half);  // of each head
   for (Index first = 0; first < heads && with_norm; first += kThreads / lanes) {
-    const Index head = least(first + threadIdx.x / lanes, heads - 1);
-    statistics[head] = norm_statistics<S>(x.row(i) + head * dim, dim, norm.style, lanes);
+    const Index head = first + threadIdx.x / lanes;  // groups without a head sum up the last one
+    const auto sums = norm_statistics<S>(x.row(i) + least(head, heads - 1) * dim, dim, norm.style, lanes);
+    if (head < heads && threadIdx.x % lanes == 0) statistics[head] = sums;
   }
   for (Index f = threadIdx.x; f < half; f += kThreads) {
     const double angle = positions(0, i) * frequencies.values[f];
@@ -213,8 +214,8 @@ __global__ void __launch_bounds__(kThreads)
     const auto c = load<N>(cosine + j), s = load<N>(sine + j);
     Floats<N> rotated_a, rotated_b;
     for (int k = 0; k < N; ++k) {
-      rotated_a.x[k] = a.x[k] * c.x[k] - b.x[k] * s.x[k];
-      rotated_b.x[k] = b.x[k] * c.x[k] + a.x[k] * s.x[k];
+      rotated_a.x[k] = multiply_add(a.x[k], c.x[k], -(b.x[k] * s.x[k]));
+      rotated_b.x[k] = multiply_add(b.x[k], c.x[k], a.x[k] * s.x[k]);
     }
     store(to, rotated_a);
     store(to + half, rotated_b);

@@ -13,7 +13,7 @@ class Machines : public testing::Test {
     cuda_on_cpu::gpu = cuda_on_cpu::later_gpus = cuda_on_cpu::kGeForce;
     cuda_on_cpu::driver_version = 13000, cuda_on_cpu::gpu_count = 1, cuda_on_cpu::current_gpu = 0;
     cuda_on_cpu::context_error = cuda_on_cpu::image_error = cudaSuccess;
-    cuda::place = {};
+    cuda::local_rank = 0;
     unsetenv("CUDA_VISIBLE_DEVICES");
   }
 
@@ -83,7 +83,7 @@ TEST_F(Machines, WithGpusOfSeveralKinds) {
   EXPECT_EQ(refusal(), "");
   EXPECT_EQ(cuda::current_gpu(), 1);
   EXPECT_EQ(gpus_for_ranks(), 2);
-  cuda::place = {1, 2};
+  cuda::local_rank = 1;
   EXPECT_EQ(refusal(), "");
   EXPECT_EQ(cuda::current_gpu(), 2);
   const std::vector<FoundGpu> gpus = found_gpus();

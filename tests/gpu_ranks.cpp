@@ -94,8 +94,9 @@ TEST_F(GpuRanks, FailTogether) {
   std::atomic<int> failed = 0;
   auto run = [&] {
     as_ranks(2, 1, [&](const Ranks& ranks) {
-      cudaSetDevice(static_cast<int>(ranks.all.rank));
+      cuda::local_rank = static_cast<int>(ranks.all.rank);
       Cuda dev(std::size_t{1} << 20, kTile);
+      EXPECT_EQ(cuda::current_gpu(), ranks.all.rank) << "each rank uses its own";
       Connection<Cuda> connection(ranks);
       connection.attach(dev);
       if (ranks.all.rank == 1) fail("the first failure");

@@ -109,7 +109,7 @@ void expect_bits_of_one_process(Index streams, Index sequence, const Task& task,
   as_ranks(streams, sequence, [&](const Ranks& ranks) {
     omp_set_num_threads(1);
 #ifdef STREAMBP_CUDA
-    if (Device::kind == DeviceKind::cuda) cudaSetDevice(static_cast<int>(ranks.all.rank));
+    if (Device::kind == DeviceKind::cuda) cuda::local_rank = static_cast<int>(ranks.all.rank);
 #endif
     Ranks with_shards = ranks;
     with_shards.shard_weights = true;

@@ -38,7 +38,7 @@ TEST_F(Commands, MisuseExitsWith2AndNamesTheRemedy) {
   expect_refused(
       "train --length 20000 --batch 1 --hidden 32 --heads 4 --kv-heads 4 --layers 30 --memory 110MiB --steps 1 --out "
       "run",
-      "the sample at the end brings the run to 152");
+      "the sample at the end brings the run to 153");
   expect_refused("train --prompt caf\xe9" + kTiny, "\xe9\" is not UTF-8");
   expect_refused("eval --model model --data caf\xe9.txt", "is not UTF-8");
   expect_refused("train --rate nan", "--rate");

@@ -247,7 +247,7 @@ TEST_F(Grpo, RefusesInvalidOptions) {
   expect_refused(
       "train --objective grpo --reward exact --model deep --data sums.jsonl --prompts 1 --group 2 --completion 20000 "
       "--memory 110MiB --steps 1 --out run",
-      "sampling a completion brings the run to 152");
+      "sampling a completion brings the run to 153");
   write_file_atomically("bad.jsonl", "{\"prompt\": \"1 + 1 = \", \"answer\": \"2\"}\n{\"prompt\": \"1 + 1 = \"}\n");
   expect_refused("train --objective grpo --reward exact --model base --data bad.jsonl --out run", "bad.jsonl:2: ");
 }

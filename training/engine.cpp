@@ -18,7 +18,7 @@ std::unique_ptr<Engine> make_engine(const StepSettings& s, Index rows, const Cap
                                   : make_cpu_bf16_engine)(s, rows, capacity);
 }
 
-void choose_gpu(const Process& p) { gpu::set_place(p.local_rank, p.local_count); }
+void choose_gpu(const Process& p) { gpu::set_local_rank(p.local_rank); }
 
 std::string why_no_gpu() { return gpu::why_unusable(); }
 std::string gpu_note() { return gpu::note(); }

@@ -15,7 +15,7 @@ double cpu_far_rate(const std::filesystem::path& directory);
 
 // Without a CUDA compiler, no_cuda.cpp defines these.
 namespace gpu {
-void set_place(Index rank, Index count);
+void set_local_rank(Index rank);
 std::string why_unusable();
 std::vector<FoundGpu> found();
 Index count_for_ranks();

@@ -52,7 +52,7 @@ std::string refusal_of(int gpu) {
 
 }  // namespace
 
-void set_place(Index rank, Index count) { cuda::place = {static_cast<int>(rank), static_cast<int>(count)}; }
+void set_local_rank(Index rank) { cuda::local_rank = static_cast<int>(rank); }
 
 std::string why_unusable() {
   std::string problem = cuda::unusable();

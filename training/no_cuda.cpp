@@ -3,7 +3,7 @@
 
 namespace streambp::gpu {
 
-void set_place(Index, Index) {}
+void set_local_rank(Index) {}
 std::string why_unusable() { return "this program was built without GPU code: " STREAMBP_NO_GPU_CODE; }
 std::vector<FoundGpu> found() { return {}; }
 Index count_for_ranks() { return 0; }

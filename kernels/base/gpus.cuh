@@ -62,11 +62,8 @@ inline int capability(int gpu = current_gpu()) {
 }
 inline std::string name(int gpu = current_gpu()) { return properties(gpu).name; }
 
-// This process's place among those of the run on this machine: each uses its own GPU.
-struct Place {
-  int rank = 0, count = 1;
-};
-inline Place place;
+// This process's number among those of the run on this machine: each uses its own GPU. In tests, threads are ranks.
+inline thread_local int local_rank = 0;
 
 // Why the driver shows no GPU to this process; empty if it does. Sets `count`.
 inline std::string why_none(int& count) {
@@ -114,7 +111,7 @@ inline std::string unusable() {
   std::string problem;
   const std::vector<int> gpus = supported_gpus(problem);
   if (gpus.empty()) return problem;
-  const int gpu = gpus[static_cast<std::size_t>(place.rank) % gpus.size()];
+  const int gpu = gpus[static_cast<std::size_t>(local_rank) % gpus.size()];
   const cudaError_t error = cudaSetDevice(gpu);  // connects to it
   return error == cudaSuccess ? "" : refusal(gpu, error);
 }
