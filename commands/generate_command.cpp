@@ -174,7 +174,7 @@ class GenerateCommand : public Command {
     }
     const Index room = room_for(longest);
     step.config.rope_scaling.longest = room;
-    GenerationShape shape = {1, room, chunk, samples, longest};
+    GenerationShape shape = {1, room, chunk, samples, longest, length};
     shape.slots = fitting_slots(static_cast<Index>(tokens.size()), shape);
     with_generator(shape, [&](TextGenerator& generator) {
       Display display(room, raw);

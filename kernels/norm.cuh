@@ -187,13 +187,16 @@ __device__ NormStatistics<float> norm_statistics(const T* x, Index n, const Norm
   if (style.centered) mean = warp_sum(mean, lanes) / static_cast<float>(n);
   for (Index j = lane * N; j < n; j += lanes * N) {
     const auto value = load<N>(x + j);
-    for (int k = 0; k < N; ++k) squares += (value.x[k] - mean) * (value.x[k] - mean);
+    for (int k = 0; k < N; ++k) {
+      const float distance = value.x[k] - mean;
+      squares = multiply_add(distance, distance, squares);
+    }
   }
   return {mean, 1 / std::sqrt(warp_sum(squares, lanes) / static_cast<float>(n) + eps)};
 }
 
-// Elements j .. j + N of a row, normed. A kernel that rotates them too has the same bits: the compiler does not choose what
-// to fuse.
+// Elements j .. j + N of a row, normed. Fused multiply-adds are explicit, so that norm_kernel and rope_kernel compute the
+// same bits.
 template <int N, class T>
 __device__ Floats<N> normed(Floats<N> x, Index j, const NormStatistics<float>& row, const NormWeights<T>& weights,
                             const NormStyle& style) {

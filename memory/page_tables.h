@@ -20,10 +20,10 @@ class PageTables {
   const Table& of(Index sequence) const { return tables_[sequence]; }
   Index free() const { return static_cast<Index>(free_.size()); }
   bool is_shared(std::int32_t page) const { return users_[page] > 1; }
-  // Whether a table is another than at the last call.
+  // Whether a table has changed since the last call.
   bool changed() { return std::exchange(changed_, false); }
 
-  // The sequence gets these pages, which others hold too, in place of its own.
+  // Gives the sequence these pages, which others hold too, in place of its own.
   void share(Index sequence, Table pages) {
     for (const std::int32_t page : pages) ++users_[page];
     release(sequence);
@@ -39,7 +39,7 @@ class PageTables {
     changed_ |= more > 0;
   }
 
-  // Replaces the last page of a sequence by a free one. Returns the page that it was.
+  // Replaces the last page of a sequence by a free one. Returns the old page.
   std::int32_t replace_last(Index sequence) {
     const std::int32_t before = std::exchange(tables_[sequence].back(), take());
     drop(before);

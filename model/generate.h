@@ -25,13 +25,16 @@ inline std::size_t index(Index i) { return static_cast<std::size_t>(i); }
 // Sequences generated in parallel, each up to `room` tokens, read up to `chunk` tokens at a time.
 struct GenerationShape {
   Index slots = 0, room = 0, chunk = kTile;
-  Index samples = 1, prompt = 0;  // completions of each prompt, and tokens of the longest one
+  // Completions of each prompt; tokens of the longest prompt and of the longest completion.
+  Index samples = 1, prompt = 0, completion = 0;
 
   Index pages_of_slot() const { return ceil_div(room, kPage); }
-  // Of the cache. The completions of a prompt share the whole pages before its last token.
+  // Of the cache. Completions share the whole pages before the last token of their prompt; their own tokens begin
+  // anywhere in a page.
   Index pages() const {
-    const Index shared = samples > 1 ? (prompt - 1) / kPage : 0;
-    return ceil_div(slots, samples) * shared + slots * (pages_of_slot() - shared);
+    const Index all = slots * pages_of_slot();
+    if (samples == 1) return all;
+    return std::min(all, ceil_div(slots, samples) * ((prompt - 1) / kPage) + slots * (1 + ceil_div(completion, kPage)));
   }
 };
 
@@ -125,21 +128,21 @@ class Generator {
     return known;
   }
 
-  // The largest possible step, for the Plan device: a full chunk, if there are pages for it.
+  // A step as large as any of generate(), for the Plan device: a full chunk, if there are pages for it.
   void plan() {
     const Tokens tokens(index(room));
     std::vector<Reading> readings;
     Index rows = chunk, free = pages.free();
-    for (Index others = slots() - 1; others >= 0; --others) {  // each reads a token or more
-      const Index length = std::min({room, std::max(rows - others, Index{1}), (free - others) * kPage});
-      readings.push_back({slots() - 1 - others, std::span(tokens).first(index(length))});
+    for (Index slots_left = slots() - 1; slots_left >= 0; --slots_left) {  // each reads a token or more
+      const Index length = std::min({room, std::max(rows - slots_left, Index{1}), (free - slots_left) * kPage});
+      readings.push_back({slots() - 1 - slots_left, std::span(tokens).first(index(length))});
       rows -= length, free -= ceil_div(length, kPage);
     }
     read(readings, Sampling());
   }
 
  private:
-  // The rows that are read at once: for each its token, its position, and the row of the cache where its slot begins.
+  // The rows that are read at once: for each its token, its position and its slot.
   struct Chunk {
     std::vector<SequencePiece> pieces;
     Tokens tokens, positions, slots;
@@ -333,10 +336,15 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
   std::vector<Active> active;
   std::vector<Index> free;
   for (Index slot = generator.slots() - 1; slot >= 0; --slot) free.push_back(slot);
+  std::size_t too_few = 0;  // free slots when there were too few pages for a prompt
   for (std::size_t next = 0; next < prompts.size() || !active.empty();) {
-    if (next < prompts.size() && !free.empty()) {  // one at a time, so that later prompts can reuse a shared prefix
+    // One at a time, so that later prompts can reuse a shared prefix.
+    if (next < prompts.size() && free.size() > too_few) {
       const Index longest = std::min(generator.room, static_cast<Index>(prompts[next].size()) + s.length);
-      if (const auto known = generator.start(free.back(), prompts[next], longest, free)) {
+      const auto known = generator.start(free.back(), prompts[next], longest, free);
+      require(known || !active.empty(), "the cache of keys and values has too few pages for prompt ", next + 1);
+      too_few = known ? 0 : free.size();
+      if (known) {
         active.push_back({next, free.back(), {prompts[next].begin() + *known, prompts[next].end()}});
         free.pop_back();
         ++next;

@@ -165,9 +165,13 @@ class SoftmaxAttention {
 
   // dK of this rank's rows, before RoPE. A rank alone converts and rotates in one pass.
   Matrix<T> keys_gradient(Matrix<A> heads, const AttentionChunk<T>& chunk) {
-    const bool at_once = exchange.alone() && c.positions == Positions::rope;
-    const Matrix<T> dk = at_once ? memory_for(heads) : own_rows(heads, chunk.x.rows);
-    at_once ? rope_backward(dk, heads, chunk.at.positions) : rope_backward(dk, dk, chunk.at.positions);
+    if (exchange.alone() && c.positions == Positions::rope) {
+      const Matrix<T> dk = memory_for(heads);
+      rope_backward(dk, heads, chunk.at.positions);
+      return dk;
+    }
+    const Matrix<T> dk = own_rows(heads, chunk.x.rows);
+    rope_backward(dk, dk, chunk.at.positions);
     return dk;
   }
 

@@ -47,10 +47,11 @@ runs() { # whether this processor has all of these features
 
 machine=$(uname -m)
 if [ "$machine" = x86_64 ]; then
-  compute x86-64-v3-O1 g++ -O1 -march=x86-64-v3  # test_fingerprints runs those of this processor at -O3
+  compute x86-64-v3-O1 g++ -O1 -march=x86-64-v3
   if runs avx512f avx512bw avx512dq avx512vl; then
     compute x86-64-v4 g++ -O3 -march=x86-64-v4
   else
+    [ "$mode" = --update ] || compute x86-64-v3 g++ -O3 -march=x86-64-v3
     skipped+=("x86-64-v4: this processor has no AVX-512")
   fi
 else

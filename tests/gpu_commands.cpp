@@ -116,7 +116,9 @@ TEST_F(GpuCommands, GeneratesAndEvaluatesLikeTheCpu) {
     return std::pair(parse_json_file("gpu.json"), parse_json_file("cpu.json"));
   };
   for (const std::string dtype : {"f32", "bf16"}) {
-    const auto [gpu, cpu] = both("generate --chat chatml --prompt Hello you --samples 2 --length 8 --seed 3", dtype);
+    const std::string longer = "Hello " + std::string(150, 'x');  // its completions share a page of the cache
+    const auto [gpu, cpu] =
+        both("generate --chat chatml --prompt Hello " + longer + " --samples 2 --length 8 --seed 3", dtype);
     ASSERT_EQ(gpu["texts"].size(), 4u);
     for (std::size_t i = 0; i < 4; ++i) {
       EXPECT_EQ(gpu["texts"][i]["prompt_tokens"], cpu["texts"][i]["prompt_tokens"]);

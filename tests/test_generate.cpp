@@ -229,16 +229,18 @@ TEST(Generate, ReusesPrefixesOfAnySlot) {
     const auto logits = generator.read({{slot, std::span(other).subspan(index(known))}});
     EXPECT_LE(error<double>(logits, truth, 21), 1e-10);
   }
+  const auto logits = generator.read({{1, std::span(text).subspan(39)}});
+  EXPECT_LE(error<double>(logits, subject.logits(text), 39), 1e-10) << "slot 1 keeps what it shared with slot 0";
   EXPECT_EQ(generator.start(0, Tokens{}, 50, {}), 0);
 }
 
 // The completions of a prompt hold its whole pages once. If the pages do not suffice for all slots, because completions
 // of many prompts are left, the next prompts wait. Tokens and log-probs are those of sequences with pages of their own.
 TEST(Generate, CompletionsShareThePagesOfTheirPrompt) {
-  EXPECT_EQ((GenerationShape{8, 320, 64, 8, 300}.pages()), 2 + 8 * 1);
-  EXPECT_EQ((GenerationShape{8, 320, 64, 1, 300}.pages()), 8 * 3);
-  EXPECT_EQ((GenerationShape{9, 400, 64, 4, 130}.pages()), 3 * 1 + 9 * 3);
-  EXPECT_EQ((GenerationShape{3, 256, 64, 3, 256}.pages()), 1 + 3 * 1) << "the last token is read by each";
+  EXPECT_EQ((GenerationShape{8, 320, 64, 8, 300, 20}.pages()), 2 + 8 * 2);
+  EXPECT_EQ((GenerationShape{8, 320, 64, 1, 300, 20}.pages()), 8 * 3);
+  EXPECT_EQ((GenerationShape{9, 513, 64, 4, 257, 256}.pages()), 3 * 2 + 9 * 3);
+  EXPECT_EQ((GenerationShape{9, 400, 64, 4, 130, 270}.pages()), 9 * 4) << "no more than without samples";
   const Config c = families()[3].config;
   Subject<float> subject(c);
   const GenerationSettings settings{{.seed = 4}, 20, {2, 9, 31}};
@@ -251,13 +253,19 @@ TEST(Generate, CompletionsShareThePagesOfTheirPrompt) {
         if (!same_prompts) prompts.back()[0] = sample;
       }
     }
-    std::vector<std::vector<Continuation>> runs;
-    for (const GenerationShape& shape : {GenerationShape{3, 320, 64}, {4, 320, 64, 4, 300}, {8, 320, 64, 8, 300}}) {
+    std::vector<Continuation> alone;
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      Generator<Cpu, float> generator(subject.dev, subject.model, {1, 320, 64});
+      const GenerationSettings of_prompt{settings.sampling, settings.length, settings.stop, i};
+      alone.push_back(generate(generator, {prompts[i]}, of_prompt, kQuietly).front());
+    }
+    for (const GenerationShape& shape :
+         {GenerationShape{3, 320, 64}, {4, 320, 64, 4, 300, 20}, {8, 320, 64, 8, 300, 20}}) {
       Generator<Cpu, float> generator(subject.dev, subject.model, shape);
-      runs.push_back(generate(generator, prompts, settings, kQuietly));
+      const auto completions = generate(generator, prompts, settings, kQuietly);
       for (std::size_t i = 0; i < prompts.size(); ++i) {
-        ASSERT_EQ(runs.back()[i].tokens, runs[0][i].tokens) << i;
-        ASSERT_EQ(runs.back()[i].logps, runs[0][i].logps) << i;
+        ASSERT_EQ(completions[i].tokens, alone[i].tokens) << i;
+        ASSERT_EQ(completions[i].logps, alone[i].logps) << i;
       }
     }
   }
@@ -267,19 +275,20 @@ TEST(Generate, CompletionsShareThePagesOfTheirPrompt) {
 TEST(Generate, SequencesWaitForPages) {
   const Config c = families()[3].config;
   Subject<float> subject(c);
-  Generator<Cpu, float> generator(subject.dev, subject.model, {4, 300, 64, 4, 257});
-  const Tokens first = random_tokens(c, 280, 1), second = random_tokens(c, 280, 2);
-  const auto start = [&](Index slot, const Tokens& text, const std::vector<Index>& idle) {
+  Generator<Cpu, float> generator(subject.dev, subject.model, {4, 300, 64, 4, 280, 20});  // 10 pages
+  const auto start = [&](Index slot, std::uint64_t seed, const std::vector<Index>& idle) {
+    const Tokens text = random_tokens(c, 280, seed);
     const auto known = generator.start(slot, text, 300, idle);
     if (known) generator.read({{slot, std::span(text).subspan(index(*known))}});
     return known;
   };
-  EXPECT_EQ(start(0, first, {}), 0);
-  EXPECT_EQ(start(1, first, {}), 279);
-  EXPECT_EQ(start(2, second, {}), std::nullopt) << "2 pages of 6 are free, and it needs 3";
-  EXPECT_TRUE(generator.text(2).empty());
-  EXPECT_EQ(start(2, second, {0, 1, 2}), 0) << "takes the pages of ended sequences";
-  EXPECT_TRUE(generator.text(0).empty());
+  for (const Index slot : {0, 1, 2}) EXPECT_EQ(start(slot, static_cast<std::uint64_t>(slot), {}), 0);
+  EXPECT_EQ(start(3, 4, {}), std::nullopt) << "one page is free, and it needs 3";
+  EXPECT_TRUE(generator.text(3).empty());
+  EXPECT_EQ(start(3, 2, {}), 279) << "it needs one page beside those of slot 2";
+  EXPECT_EQ(start(3, 4, {3, 1, 0}), 0) << "takes the pages of an idle sequence";
+  EXPECT_TRUE(generator.text(1).empty());
+  EXPECT_EQ(generator.text(0).size(), 280u) << "and no more than it needs";
 }
 
 TEST(Generate, StopsWhenTheCacheIsFull) {
@@ -308,33 +317,48 @@ TEST(Generate, ReportsNanLogits) {
                "prompt 1: the logit of token 0 after position 2 is nan");
 }
 
+// Calls use(generator) with exactly the planned memory, and returns whether all of it was needed.
+template <class F>
+bool needs_planned_memory(const Config& c, const GenerationShape& shape, F&& use) {
+  Plan plan;
+  Model<float> planned{c, Tensors<float>(c)};
+  allocate(plan, table(c, planned.weights), Kind::weights);
+  Generator<Plan, float>(plan, planned, shape).plan();
+  Cpu dev(plan.arena.peak());
+  Model<float> model{c, Tensors<float>(c)};
+  allocate(dev, table(c, model.weights), Kind::weights);
+  initialise(dev, model, 1);
+  Generator<Cpu, float> generator(dev, model, shape);
+  use(generator);
+  return dev.arena.peak() == plan.arena.peak();
+}
+
 TEST(Generate, PlannedMemoryIsThePeakOfTheArena) {
   for (const Family& family : families()) {
-    for (auto [slots, room, chunk] : {std::array<Index, 3>{1, 50, 512}, {3, 100, 64}, {5, 20, 64}}) {
-      const Config& c = family.config;
-      Plan plan;
-      Model<float> planned{c, Tensors<float>(c)};
-      allocate(plan, table(c, planned.weights), Kind::weights);
-      Generator<Plan, float>(plan, planned, {slots, room, chunk}).plan();
-      Cpu dev(plan.arena.peak());
-      Model<float> model{c, Tensors<float>(c)};
-      allocate(dev, table(c, model.weights), Kind::weights);
-      initialise(dev, model, 1);
-      Generator<Cpu, float> generator(dev, model, {slots, room, chunk});
-      std::vector<Tokens> prompts(index(2 * slots), random_tokens(c, room - 3, 1));
-      for (Tokens& prompt : prompts) prompt[0] = static_cast<std::int32_t>(&prompt - prompts.data());
-      generate(generator, prompts, {{}, 2, {}}, kQuietly);
-      EXPECT_LE(dev.arena.peak(), plan.arena.peak());
-      std::vector<Generator<Cpu, float>::Reading> readings;
-      const Tokens longest = random_tokens(c, room, 2);
-      for (Index slot = 0; slot < slots; ++slot) {
-        generator.start(slot, Tokens{}, room, {});
-        readings.push_back({slot, longest});
-      }
-      generator.read(readings);
-      EXPECT_EQ(dev.arena.peak(), plan.arena.peak()) << family.name << ", " << slots << " slots";
+    for (const GenerationShape& shape : {GenerationShape{1, 50, 512}, {3, 100, 64}, {5, 20, 64}}) {
+      const auto use = [&](Generator<Cpu, float>& generator) {
+        std::vector<Tokens> prompts(index(2 * shape.slots), random_tokens(family.config, shape.room - 3, 1));
+        for (Tokens& prompt : prompts) prompt[0] = static_cast<std::int32_t>(&prompt - prompts.data());
+        generate(generator, prompts, {{}, 2, {}}, kQuietly);
+        std::vector<Generator<Cpu, float>::Reading> readings;
+        const Tokens longest = random_tokens(family.config, shape.room, 2);
+        for (Index slot = 0; slot < shape.slots; ++slot) {
+          generator.start(slot, Tokens{}, shape.room, {});
+          readings.push_back({slot, longest});
+        }
+        generator.read(readings);
+      };
+      EXPECT_TRUE(needs_planned_memory(family.config, shape, use)) << family.name << ", " << shape.slots << " slots";
     }
   }
+}
+
+TEST(Generate, SharedPagesFitThePlannedMemory) {
+  const Config c = families()[3].config;
+  EXPECT_TRUE(needs_planned_memory(c, {4, 300, 64, 4, 257, 43}, [&](Generator<Cpu, float>& generator) {
+    const std::vector<Tokens> prompts(6, random_tokens(c, 257, 1));
+    generate(generator, prompts, {{}, 43, {}}, kQuietly);
+  }));
 }
 
 }  // namespace

@@ -99,7 +99,7 @@ std::unique_ptr<Engine> make_engine(const StepSettings& settings, Index rows, co
 // --- The devices of this machine ---
 
 // Each process on this machine uses its own GPU. Call before anything else here.
-void choose_gpu(const Process& process);
+void choose_gpu(const Process& process);  // in the thread that makes the engine
 // Why no GPU can be used; empty if one can.
 std::string why_no_gpu();
 // What the user should know about this process's GPU before it starts; usually empty.

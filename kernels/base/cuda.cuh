@@ -230,8 +230,8 @@ __device__ T* shared_memory() {
 #endif
 }
 
-// Every lane gets the sum (or maximum) of all 32 lanes, with the same bits: x + y == y + x. Sums can be of
-// groups of lanes, a power of two each.
+// Every lane gets the sum (or maximum) of all 32 lanes, with the same bits: x + y == y + x. warp_sum can also sum groups
+// of `lanes` lanes, a power of two.
 template <class T>
 __device__ T warp_sum(T x, int lanes = kWarp) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);

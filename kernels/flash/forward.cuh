@@ -50,7 +50,7 @@ __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput
   const auto keys = in.head(in.k, kv_head), values = in.head(in.v, kv_head);
   const int first_key = tile.first / KEYS * KEYS, end = tile.end < in.rows_end() ? tile.end : in.rows_end();
   const auto load_rows = [&](auto to, const Matrix<const BFloat16>& from, int begin) {
-    const int shift = begin < in.rows_end() ? tile.heads.shift(begin) : 0;
+    const int shift = begin < in.rows_end() ? tile.heads.shift(begin) : 0;  // there is no page after the last key
     load(to, from, begin + shift, in.rows_end() + shift, in.aligned);
   };
   load_rows(k, keys, first_key);

@@ -52,7 +52,13 @@ class OnlineGrpo {
   Index prompts() const { return static_cast<Index>(training_.size()); }
   Index completions() const { return settings_.completions(); }      // of a round
   Index longest() const { return longest_ + settings_.completion; }  // prompt and completion
-  GenerationShape shape(Index parallel) const { return {parallel, longest(), kTile, settings_.group, longest_}; }
+  GenerationShape shape(Index parallel) const {
+    return {.slots = parallel,
+            .room = longest(),
+            .samples = settings_.group,
+            .prompt = longest_,
+            .completion = settings_.completion};
+  }
   Index steps_per_epoch() const { return ceil_div(prompts(), settings_.prompts) * settings_.inner; }
   bool begins_round(Index step) const { return (step - 1) % settings_.inner == 0; }
 
