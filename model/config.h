@@ -36,6 +36,7 @@ struct Config {
   Positions positions = Positions::rope;
   double rope_theta = 10000;
   RopeScaling rope_scaling = {};
+  std::vector<bool> without_rope = {};  // without_rope[l]: layer l has no RoPE; empty: all have it
   Mlp mlp_kind = Mlp::swiglu;
   bool qkv_bias = false, output_bias = false, mlp_bias = false;
   bool qk_norm = false;
@@ -56,6 +57,9 @@ struct Config {
   Index kv_width() const { return kv_heads * head_dim; }
   bool gated() const { return mlp_kind != Mlp::gelu; }
   bool is_local(Index layer) const { return window > 0 && (local.empty() || local[static_cast<std::size_t>(layer)]); }
+  bool has_rope(Index layer) const {
+    return positions == Positions::rope && (without_rope.empty() || !without_rope[static_cast<std::size_t>(layer)]);
+  }
   NormStyle norm_style() const { return {.eps = norm_eps, .centered = norm == Norm::layer, .offset = norm_offset}; }
   NormStyle head_norm_style() const { return {.eps = norm_eps, .centered = false, .offset = norm_offset}; }
   AttentionShape attention(Index layer) const {
@@ -104,6 +108,8 @@ inline void validate(const Config& c) {
   require(c.embedding_scale > 0 && c.score_scale >= 0, "model: the scales of embedding and attention must be positive");
   require(c.local.empty() || static_cast<Index>(c.local.size()) == c.layers, "model: ", c.local.size(),
           " layers are marked local or global, but the model has ", c.layers);
+  require(c.without_rope.empty() || static_cast<Index>(c.without_rope.size()) == c.layers,
+          "model: ", c.without_rope.size(), " layers are marked with or without RoPE, but the model has ", c.layers);
 }
 
 }  // namespace streambp

@@ -46,8 +46,9 @@ struct Field {
   Written written = Written::always;
 };
 
-// Which layers are local, where a file has no list of them. In upper ones, a file must enable the window.
-enum class LocalLayers { none, all, upper, all_but_every_sixth };
+// Which layers are local, where a file has no list of them. A file must enable the window of upper ones, and name that
+// of all_if_named.
+enum class LocalLayers { none, all, all_if_named, upper, all_but_every_sixth };
 
 // The names of modules in files; their tensors are NAME.weight and NAME.bias. Linear layers of one name are parts of one
 // tensor, in the order of the layer's table.
@@ -83,6 +84,7 @@ struct ModelFamily {
   Config defaults = {};             // of a new model
   std::vector<Field> fields = {};   // in an order in which formulas find what they need
   LocalLayers local = LocalLayers::none;
+  Index without_rope_every = 0;  // every such layer has no RoPE, where a file has no list of them; 0: all have it
   Modules modules = {};
   std::vector<Published> published = {};
 };
@@ -116,8 +118,8 @@ inline std::vector<Field> llama_fields(const std::vector<Field>& changes = {}) {
       {"partial_rotary_factor", Only{}, 1.0}, {"rope_interleaved", Only{}, false}, {"use_mrope", Only{}, false}};
   for (const Field& change : changes) {
     std::erase_if(fields, [&](const Field& f) { return *f.name && f.name == std::string_view(change.name); });
-    fields.push_back(change);
   }
+  fields.insert(fields.end(), changes.begin(), changes.end());
   return fields;
 }
 
@@ -201,6 +203,48 @@ inline ModelFamily qwen3() {
                     {"qwen3-32b",  {151936, 5120, 64, 64, 8, 128, 25600, 40960, false}}}};
 }
 
+// As Llama, with biases of queries, keys and values.
+inline ModelFamily seed_oss() {
+  return {
+      .name = "seed_oss", .type = "seed_oss", .architecture = "SeedOssForCausalLM",
+      .defaults = {.norm_eps = 1e-6, .rope_theta = 1e7, .qkv_bias = true},
+      .fields = llama_fields({{"head_dim", &Config::head_dim, 128},
+                              {"attention_bias", &Config::qkv_bias, true},
+                              {"attention_out_bias", &Config::output_bias, false}}),
+      .published = {{"seed-oss-36b", {155136, 5120, 64, 80, 8, 128, 27648, 524288, false}}}};
+}
+
+// As Llama, but every fourth layer has no RoPE.
+inline ModelFamily smollm3() {
+  return {
+      .name = "smollm3", .type = "smollm3", .architecture = "SmolLM3ForCausalLM",
+      .defaults = {.norm_eps = 1e-6, .rope_theta = 5e6, .tied = true},
+      .fields = llama_fields({{"rope_theta", &Config::rope_theta, 2e6},
+                              {"tie_word_embeddings", &Config::tied, true},
+                              {"use_sliding_window", Only{}, false}, {"sliding_window", Ignored{}},
+                              {"layer_types", Ignored{}}}),
+      .without_rope_every = 4,
+      .published = {{"smollm3-3b", {128256, 2048, 36, 16, 4, 128, 11008, 65536, true}}}};
+}
+
+// LayerNorm, biases everywhere, and GPT-2's MLP with RoPE.
+inline ModelFamily starcoder2() {
+  return {
+      .name = "starcoder2", .type = "starcoder2", .architecture = "Starcoder2ForCausalLM",
+      .defaults = {.norm = Norm::layer, .rope_theta = 1e6, .mlp_kind = Mlp::gelu,
+                   .qkv_bias = true, .output_bias = true, .mlp_bias = true, .tied = true, .window = 4096},
+      .fields = llama_fields({{"norm_epsilon", &Config::norm_eps, 1e-5}, {"rms_norm_eps", Ignored{}},
+                              {"use_bias", &Config::qkv_bias, true}, {"use_bias", &Config::output_bias, true},
+                              {"use_bias", &Config::mlp_bias, true}, {"attention_bias", Ignored{}},
+                              {"mlp_bias", Ignored{}}, {"tie_word_embeddings", &Config::tied, true},
+                              {"hidden_act", Fixed{}, "gelu_pytorch_tanh"}}),
+      .local = LocalLayers::all_if_named,
+      .modules = {.up = "mlp.c_fc", .down = "mlp.c_proj"},
+      .published = {{"starcoder2-3b",  {49152, 3072, 30, 24, 2, 128, 12288, 16384, true}},
+                    {"starcoder2-7b",  {49152, 4608, 32, 36, 4, 128, 18432, 16384, true}},
+                    {"starcoder2-15b", {49152, 6144, 40, 48, 4, 128, 24576, 16384, false}, 1e5}}};
+}
+
 // As Qwen3, with norms of 1 + weight, also on the outputs of attention and MLP, and scaled embeddings and scores. Most
 // layers are local and have a second RoPE theta.
 inline ModelFamily gemma3() {
@@ -227,7 +271,8 @@ inline ModelFamily gemma3() {
 
 // All families. A program may add its own.
 inline std::deque<ModelFamily>& model_families() {
-  static std::deque<ModelFamily> all = {gpt2(), llama(), mistral(), qwen2(), qwen3(), gemma3()};
+  static std::deque<ModelFamily> all = {gpt2(),   llama(),    mistral(), qwen2(),     qwen3(),
+                                        gemma3(), seed_oss(), smollm3(), starcoder2()};
   return all;
 }
 inline const ModelFamily& family_named(const std::string& name) {
@@ -236,6 +281,13 @@ inline const ModelFamily& family_named(const std::string& name) {
   return *found;
 }
 inline const ModelFamily& family_of(const Config& c) { return family_named(c.family); }
+
+// Every n-th layer.
+inline std::vector<bool> every_layer(Index n, Index layers) {
+  std::vector<bool> result;
+  for (Index l = 1; l <= layers; ++l) result.push_back(l % n == 0);
+  return result;
+}
 
 // A new model of a family.
 inline Config make_config(const std::string& family, const Sizes& s) {
@@ -253,6 +305,7 @@ inline Config make_config(const std::string& family, const Sizes& s) {
   }
   const bool mixed = f.local == LocalLayers::all_but_every_sixth;
   for (Index l = 0; mixed && l < s.layers; ++l) c.local.push_back((l + 1) % 6 != 0);
+  if (f.without_rope_every > 0) c.without_rope = every_layer(f.without_rope_every, s.layers);
   return c;
 }
 

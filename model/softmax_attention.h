@@ -76,6 +76,7 @@ class SoftmaxAttention {
         w(weights),
         exchange(dev, sequence),
         shape(c.attention(layer)),
+        rotates(c.has_rope(layer)),
         frequencies(c.is_local(layer) ? frequencies.local : frequencies.global) {
     shape.heads = exchange.share(shape.heads), shape.kv_heads = exchange.share(shape.kv_heads);
   }
@@ -165,7 +166,7 @@ class SoftmaxAttention {
 
   // dK of this rank's rows, before RoPE. A rank alone converts and rotates in one pass.
   Matrix<T> keys_gradient(Matrix<A> heads, const AttentionChunk<T>& chunk) {
-    if (exchange.alone() && c.positions == Positions::rope) {
+    if (exchange.alone() && rotates) {
       const Matrix<T> dk = memory_for(heads);
       rope_backward(dk, heads, chunk.at.positions);
       return dk;
@@ -202,7 +203,7 @@ class SoftmaxAttention {
 
   // Queries or keys. x: y before the norm, only with qk_norm.
   void norm_and_rope(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights, Matrix<const std::int32_t> positions) {
-    if (c.positions == Positions::rope) {
+    if (rotates) {
       rope(dev, y, c.qk_norm ? x : y, positions, frequencies, Direction::forward, {weights, c.head_norm_style()});
     } else if (c.qk_norm) {
       norm(dev, y.reshape(c.head_dim), heads_of(x, weights));
@@ -210,7 +211,7 @@ class SoftmaxAttention {
   }
   template <class U>
   void rope_backward(Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions) {
-    if (c.positions == Positions::rope) rope(dev, y, x, positions, frequencies, Direction::backward);
+    if (rotates) rope(dev, y, x, positions, frequencies, Direction::backward);
   }
 
   AttentionInput<T> input_of(const AttentionChunk<T>& chunk) const { return {chunk.a.q.heads, chunk.kv.k, chunk.kv.v}; }
@@ -223,6 +224,7 @@ class SoftmaxAttention {
   const Layer<T>& w;
   HeadExchange<Device> exchange;
   AttentionShape shape;  // of this rank's heads
+  const bool rotates;    // by RoPE
   const RopeFrequencies& frequencies;
 };
 

@@ -23,6 +23,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import SeedOssConfig, SmolLM3Config, Starcoder2Config
 
 SIZES = dict(vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=0, pad_token_id=None)  # fmt: skip
@@ -35,6 +36,9 @@ CONFIGS = {
     "mistral": MistralConfig(**SIZES, sliding_window=48),
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SIZES, head_dim=32),
+    "seed_oss": SeedOssConfig(**SIZES, head_dim=32),
+    "smollm3": SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
+    "starcoder2": Starcoder2Config(**SIZES, sliding_window=48),
     "gemma3": Gemma3TextConfig(**SIZES, head_dim=32, query_pre_attn_scalar=20, sliding_window=32, sliding_window_pattern=2),
 }
 

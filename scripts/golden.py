@@ -13,10 +13,13 @@ import torch
 import transformers
 from safetensors.torch import save
 
+# Their names in model_type, where these are not those of the classes in lower case.
+FAMILIES = ["Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3", "SeedOss", "SmolLM3", "Starcoder2"]
+TYPES = {"Gemma3": "gemma3_text", "SeedOss": "seed_oss"}
 # They must be loaded before `everything_in_float64` changes the meaning of torch.float32.
 MODELS = {
     name: getattr(transformers, name)
-    for name in ["GPT2LMHeadModel", *(f"{family}ForCausalLM" for family in ("Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3"))]
+    for name in ["GPT2LMHeadModel", *(f"{family}ForCausalLM" for family in FAMILIES)]
 }
 FLOAT32 = torch.float32  # remains float32 inside `everything_in_float64`
 
@@ -42,18 +45,18 @@ def gpt2(vocab, hidden, heads, mlp):
 
 
 def llama_like(family, vocab, hidden, heads, kv_heads, mlp, **more):
-    gemma = family == "Gemma3"
+    gelu = family in ("Gemma3", "Starcoder2")
     return {
-        "hidden_activation" if gemma else "hidden_act": "gelu_pytorch_tanh" if gemma else "silu",
+        "hidden_activation" if family == "Gemma3" else "hidden_act": "gelu_pytorch_tanh" if gelu else "silu",
         "architectures": [family + "ForCausalLM"],
         "hidden_size": hidden,
         "intermediate_size": mlp,
         "max_position_embeddings": 64,
-        "model_type": "gemma3_text" if gemma else family.lower(),
+        "model_type": TYPES.get(family, family.lower()),
         "num_attention_heads": heads,
         "num_hidden_layers": 2,
         "num_key_value_heads": kv_heads,
-        "rms_norm_eps": 1e-05,
+        "norm_epsilon" if family == "Starcoder2" else "rms_norm_eps": 1e-05,
         "vocab_size": vocab,
         **more,
     }
@@ -123,10 +126,10 @@ def check_norm(model, config):
     norm = model.transformer.ln_f if "n_embd" in config else model.model.norm
     weight, x = norm.weight.tolist(), [math.sin(i) for i in range(len(norm.weight))]
     bias, offset = [0] * len(x), 1 if config["model_type"] == "gemma3_text" else 0
-    if "n_embd" in config:
+    if isinstance(norm, torch.nn.LayerNorm):
         bias, mean = norm.bias.tolist(), sum(x) / len(x)
         x = [v - mean for v in x]
-    epsilon = config.get("layer_norm_epsilon") or config["rms_norm_eps"]
+    epsilon = next(config[name] for name in ("layer_norm_epsilon", "norm_epsilon", "rms_norm_eps") if name in config)
     scale = 1 / math.sqrt(sum(v * v for v in x) / len(x) + epsilon)
     expected = [(offset + w) * v * scale + b for w, v, b in zip(weight, x, bias)]
     assert_close("norm", norm(torch.tensor([[math.sin(i) for i in range(len(x))]]))[0].tolist(), expected)

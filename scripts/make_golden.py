@@ -133,6 +133,19 @@ CASES = {
         layer_types=["full_attention", "sliding_attention"],
         rope_parameters={"full_attention": {"rope_theta": 500.0, **LINEAR_ROPE},
                          "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}}),
+    "seed_oss": case(
+        [19, 2, 21], "SeedOss", vocab=53, hidden=20, heads=4, kv_heads=2, mlp=36, head_dim=6,
+        rope_theta=100.0, attention_bias=True, attention_out_bias=False, attention_dropout=0.1, residual_dropout=0.1,
+        tie_word_embeddings=False),
+    "smollm3": case(
+        [23, 4, 14], "SmolLM3", vocab=47, hidden=24, heads=4, kv_heads=1, mlp=32, no_rope_layers=[1, 0],
+        rope_theta=500.0, attention_bias=False, layer_types=["full_attention", "full_attention"],
+        no_rope_layer_interval=4, use_sliding_window=False, sliding_window=None, pad_token_id=None,
+        tie_word_embeddings=True),
+    "starcoder2": case(
+        [17, 3, 26], "Starcoder2", vocab=59, hidden=24, heads=3, kv_heads=1, mlp=52,
+        rope_theta=999.5, sliding_window=7, use_bias=True, residual_dropout=0.1, embedding_dropout=0.1,
+        attention_dropout=0.1),
 }  # fmt: skip
 
 

@@ -110,6 +110,11 @@ inline std::vector<Family> families() {
   c->rope_theta = 500;
   c->rope_scaling = {
       .type = RopeType::yarn, .factor = 4, .original_length = 64, .beta_fast = 8, .attention_factor = 1.2};
+  add("seed_oss", make_config("seed_oss", {37, 20, 2, 4, 2, 6, 28, 0, false}));
+  c = add("smollm3", make_config("smollm3", {43, 22, 3, 4, 1, 8, 36, 0, true}));
+  c->without_rope = {false, true, false};
+  c = add("starcoder2", make_config("starcoder2", {53, 26, 2, 3, 1, 10, 44, 0, true}));
+  c->window = 40;
   c = add("gemma3", make_config("gemma3", {89, 26, 3, 4, 2, 10, 44, 0, true}));
   c->window = 20, c->local = {true, false, true}, c->local_rope_theta = 100, c->rope_scaling = {RopeType::linear, 4};
   c = add("gemma3_untied", make_config("gemma3", {47, 32, 2, 2, 1, 16, 40, 0, false}));

@@ -190,7 +190,8 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
 // --- verify ---
 
 TEST_F(Commands, VerifyProvesEveryFamilyAndWritesItsTable) {
-  for (const char* family : {"gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma3"}) {
+  for (const char* family :
+       {"gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma3", "seed_oss", "smollm3", "starcoder2"}) {
     expect_ok("verify --length 600 --hidden 32 --layers 2 --dtype f64 --oracle --family " + std::string(family) +
                   " --json verify.json",
               "Verified");

@@ -192,7 +192,8 @@ TEST(Plan, ParameterCountsMatchPublishedModels) {
       {"qwen3-8b", 8190.7e6},     {"qwen3-14b", 14768.3e6},      {"qwen3-32b", 32762.1e6},
       {"llama-2-7b", 6738.4e6},   {"mistral-7b-v0.1", 7241.7e6}, {"smollm2-135m", 134.5e6},
       {"smollm2-1.7b", 1711.4e6}, {"tinyllama-1.1b", 1100.0e6},  {"gemma-3-270m", 268.1e6},
-      {"gemma-3-1b", 999.9e6}};
+      {"gemma-3-1b", 999.9e6},    {"smollm3-3b", 3075.1e6},      {"starcoder2-3b", 3030.4e6},
+      {"starcoder2-7b", 7174.0e6}};
   for (const auto& [model, count] : published) {
     EXPECT_NEAR(static_cast<double>(parameter_count(known_models().at(model))), count, 0.1e6) << model;
   }

@@ -59,6 +59,18 @@ inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) 
   }
 }
 
+// Which layers have no RoPE: those with a 0 in "no_rope_layers", or every n-th.
+inline void read_layers_without_rope(const Fields& f, const ModelFamily& family, Config& c) {
+  const auto interval = f.get<Index>("no_rope_layer_interval", family.without_rope_every);
+  require(interval > 0, f.file, ": \"no_rope_layer_interval\" must be positive");
+  c.without_rope = every_layer(interval, c.layers);
+  if (!f.has("no_rope_layers")) return;
+  const std::vector<double> with_rope = f.numbers("no_rope_layers");
+  require(std::ssize(with_rope) >= c.layers, f.file, ": \"no_rope_layers\" must have a number for each of the ",
+          c.layers, " layers");
+  for (Index l = 0; l < c.layers; ++l) c.without_rope[l] = with_rope[l] == 0;
+}
+
 // The value of a field in the file, or else the one that the family gives it.
 template <class V>
 V read_value(const Fields& f, const Field& field, const Config& c) {
@@ -134,6 +146,7 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   c.family = found->name, c.window = 0;
   for (const Field& field : found->fields) read_field(f, field, c);
   if (found->local != LocalLayers::none) read_windows(f, *found, c);
+  if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, c);
   c.base = read_base(f);
   f.refuse_others(is_harmless);
@@ -162,6 +175,7 @@ inline Json config_to_json(const Config& c) {
   if (family.local == LocalLayers::all || c.window > 0) json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
   if (family.local == LocalLayers::upper && c.window > 0) json["use_sliding_window"] = true;
   for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");
+  for (const bool without : c.without_rope) json["no_rope_layers"].push_back(without ? 0 : 1);
   write_rope(json, c.rope_scaling);
   return json;
 }

@@ -55,14 +55,18 @@ inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Arra
   return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
 }
 
+struct LayerKind {
+  bool local, rotates;
+};
+
 // Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
 // query heads may share a key/value head. Depending on the model, q_h and k_h are normed and rotated.
-inline Array attention(Tape& tape, const Config& c, bool local, const TokenBatch& batch, const Layer<Number>& w,
+inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenBatch& batch, const Layer<Number>& w,
                        Array x) {
   auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
   auto norm_and_rope = [&](Array y, Array norm_weight) {
     if (c.qk_norm) y = norm(tape, c, Norm::rms, y, norm_weight);
-    if (c.positions == Positions::rope) y = rope(tape, c, local, batch.positions, y);
+    if (kind.rotates) y = rope(tape, c, kind.local, batch.positions, y);
     return y;
   };
   const Array q = linear(tape, x, w.q);
@@ -73,7 +77,7 @@ inline Array attention(Tape& tape, const Config& c, bool local, const TokenBatch
     const Index shared = h / (c.heads / c.kv_heads);
     const Array q_h = norm_and_rope(head(q, h), w.q_norm.weight);
     const Array k_h = norm_and_rope(head(k, shared), w.k_norm.weight);
-    const Array p = attention_softmax(tape, c, local, batch, product(tape, q_h, transpose(k_h)));
+    const Array p = attention_softmax(tape, c, kind.local, batch, product(tape, q_h, transpose(k_h)));
     const Array attended = product(tape, p, head(v, shared));
     sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));
     if (w.o.adapter.b) sum = add_adapter(tape, sum, attended, head(w.o.adapter.a, h), w.o.adapter);
@@ -90,9 +94,10 @@ inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
 }
 
 // h = x + attention(norm(x))        y = h + mlp(norm(h))        with post-norms: x + norm(attention(...)), h + norm(mlp(...))
-inline Array layer(Tape& tape, const Config& c, bool local, const TokenBatch& batch, const Layer<Number>& w, Array x) {
+inline Array layer(Tape& tape, const Config& c, LayerKind kind, const TokenBatch& batch, const Layer<Number>& w,
+                   Array x) {
   const Array x_norm = norm(tape, c, c.norm, x, w.attention_norm.weight, w.attention_norm.bias);
-  Array attended = attention(tape, c, local, batch, w, x_norm);
+  Array attended = attention(tape, c, kind, batch, w, x_norm);
   if (c.post_norms) attended = norm(tape, c, c.norm, attended, w.post_attention_norm.weight);
   const Array h = add(tape, x, attended);
   const Array h_norm = norm(tape, c, c.norm, h, w.mlp_norm.weight, w.mlp_norm.bias);
@@ -108,7 +113,8 @@ inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const T
   if (c.positions == Positions::learned) x = add(tape, x, look_up(tape, w.embedding.positions, batch.positions));
   for (std::size_t l = 0; l < w.layers.size(); ++l) {
     const bool local = c.window > 0 && (c.local.empty() || c.local[l]);
-    x = layer(tape, c, local, batch, w.layers[l], x);
+    const bool rotates = c.positions == Positions::rope && (c.without_rope.empty() || !c.without_rope[l]);
+    x = layer(tape, c, {local, rotates}, batch, w.layers[l], x);
   }
   x = norm(tape, c, c.norm, x, w.norm.weight, w.norm.bias);
   return linear(tape, x, c.tied ? w.embedding.tokens : w.head.weight);
