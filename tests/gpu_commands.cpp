@@ -116,7 +116,7 @@ TEST_F(GpuCommands, GeneratesAndEvaluatesLikeTheCpu) {
     return std::pair(parse_json_file("gpu.json"), parse_json_file("cpu.json"));
   };
   for (const std::string dtype : {"f32", "bf16"}) {
-    const std::string longer = "Hello " + std::string(150, 'x');  // its completions share a page of the cache
+    const std::string longer(150, 'x');  // its completions share a page of the cache
     const auto [gpu, cpu] =
         both("generate --chat chatml --prompt Hello " + longer + " --samples 2 --length 8 --seed 3", dtype);
     ASSERT_EQ(gpu["texts"].size(), 4u);
