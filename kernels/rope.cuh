@@ -66,7 +66,7 @@ struct RopeFrequencies {
 
 enum class Direction { forward, backward };
 
-// The norm of each head, with one weight for all heads. Empty: there is none.
+// A norm of each head before RoPE. All heads share its weights. Without weights, there is no norm.
 template <class T>
 struct HeadNorm {
   NormWeights<T> weights;

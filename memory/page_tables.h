@@ -1,4 +1,4 @@
-// The pages of a key/value cache: which sequence holds which. Sequences that begin with the same tokens share pages.
+// Which pages of a key/value cache each sequence holds. Sequences that begin with the same tokens share pages.
 // attention_shape.h explains how attention finds its keys in them.
 #pragma once
 

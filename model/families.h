@@ -46,8 +46,8 @@ struct Field {
   Written written = Written::always;
 };
 
-// Which layers are local, where a file has no list of them. A file must enable the window of upper ones, and name that
-// of all_if_named.
+// Which layers are local if a file does not list them. `upper` needs "use_sliding_window", all_if_named needs
+// "sliding_window".
 enum class LocalLayers { none, all, all_if_named, upper, all_but_every_sixth };
 
 // The names of modules in files; their tensors are NAME.weight and NAME.bias. Linear layers of one name are parts of one
@@ -84,7 +84,7 @@ struct ModelFamily {
   Config defaults = {};             // of a new model
   std::vector<Field> fields = {};   // in an order in which formulas find what they need
   LocalLayers local = LocalLayers::none;
-  Index without_rope_every = 0;  // every such layer has no RoPE, where a file has no list of them; 0: all have it
+  Index without_rope_every = 0;  // every n-th layer has no RoPE, if a file does not list them; 0: all have it
   Modules modules = {};
   std::vector<Published> published = {};
 };

@@ -234,8 +234,8 @@ TEST(Generate, ReusesPrefixesOfAnySlot) {
   EXPECT_EQ(generator.start(0, Tokens{}, 50, {}), 0);
 }
 
-// The completions of a prompt hold its whole pages once. If the pages do not suffice for all slots, because completions
-// of many prompts are left, the next prompts wait. Tokens and log-probs are those of sequences with pages of their own.
+// Completions share the whole pages of their prompt. When there are too few pages for all slots, the next prompts wait. Each
+// completion has the same tokens and log-probs as alone in a generator.
 TEST(Generate, CompletionsShareThePagesOfTheirPrompt) {
   EXPECT_EQ((GenerationShape{8, 320, 64, 8, 300, 20}.pages()), 2 + 8 * 2);
   EXPECT_EQ((GenerationShape{8, 320, 64, 1, 300, 20}.pages()), 8 * 3);
