@@ -5,6 +5,8 @@
 //   layer     middle = x + mixer(norm(x))             y = middle + feed_forward(norm(middle))
 //   logits  = norm(x) headᵀ                           x: the output of the last layer
 //
+// Some models norm the outputs of both branches, before or instead of their inputs. In some, both branches start at x.
+//
 // A layer is two residual branches. The mixer is the only part that mixes rows: here softmax attention
 // (model/softmax_attention.h). Everything else treats each row alone: norms, projections, and the feed-forward
 // (model/feed_forward.h). What a layer and the walk need of a mixer:
@@ -55,7 +57,7 @@ class TransformerLayer {
     after_mixer(y, chunk.a, chunk.x);
   }
 
-  void before_mixer(const Activations<T>& a, Matrix<T> x) { norm(dev, a.mixer_input, normed(x, w.attention_norm)); }
+  void before_mixer(const Activations<T>& a, Matrix<T> x) { begin_branch(a.mixer_input, x, w.attention_norm); }
   void after_mixer(Matrix<T> y, const Activations<T>& a, Matrix<T> x) {
     up_to_activated(a, x);
     end_branch(y, a.middle, a.feed_forward.activated, {w.down, w.post_mlp_norm}, a.feed_forward_output);
@@ -81,19 +83,24 @@ class TransformerLayer {
   // to the gradients of the weights, and to dK, dV of all rows up to the chunk's end. Later chunks must be done.
   void backward(const Layer<A>& g, Matrix<T> dx, const KeysValues<A>& dkv, const Chunk<T>& chunk) {
     const Activations<T>& a = chunk.a;
-    {  // y = middle + feed_forward(norm(middle))
+    auto scope = dev.scope();
+    Matrix<T> dnormed_of_both;  // only in parallel branches
+    {                           // y = middle + feed_forward(norm(middle))
+      if (c.parallel) dnormed_of_both = allocate<T>(dev, dx.rows, dx.cols, Kind::chunk);
       auto scope = dev.scope();
       const auto dactivated = end_branch_backward({g.down, g.post_mlp_norm}, dx, a.feed_forward.activated,
                                                   {w.down, w.post_mlp_norm}, a.feed_forward_output);
       const auto dnormed = feed_forward.backward(g, dactivated, a.feed_forward, a.feed_forward_input);
-      norm_backward(dev, dx, g.mlp_norm, dnormed, normed(a.middle, w.mlp_norm), Update::add);
+      c.parallel ? dev.copy(dnormed_of_both, dnormed)
+                 : begin_branch_backward(dx, g.mlp_norm, dnormed, a.middle, w.mlp_norm);
     }
     {  // middle = x + mixer(norm(x))
       auto scope = dev.scope();
       const auto dattended = end_branch_backward({g.o, g.post_attention_norm}, dx, a.mixer.attended.rows,
                                                  {w.o, w.post_attention_norm}, a.mixer_output);
       const auto dnormed = mixer.backward(g, dattended, dkv, chunk.mixer());
-      norm_backward(dev, dx, g.attention_norm, dnormed, normed(chunk.x, w.attention_norm), Update::add);
+      if (c.parallel) add(dev, dnormed, dnormed_of_both);
+      begin_branch_backward(dx, g.attention_norm, dnormed, chunk.x, w.attention_norm);
     }
   }
 
@@ -113,15 +120,27 @@ class TransformerLayer {
   // middle = x + mixer, and the feed-forward of its norm
   void up_to_activated(const Activations<T>& a, Matrix<T> x) {
     end_branch(a.middle, x, a.mixer.attended.rows, {w.o, w.post_attention_norm}, a.mixer_output);
-    norm(dev, a.feed_forward_input, normed(a.middle, w.mlp_norm));
+    c.parallel ? begin_branch(a.feed_forward_input, x, w.attention_norm)
+               : begin_branch(a.feed_forward_input, a.middle, w.mlp_norm);
     feed_forward.forward(a.feed_forward, a.feed_forward_input);
   }
 
-  // y = residual + x wᵀ + bias; with post-norms y = residual + norm(x wᵀ + bias), and `projected` keeps the norm's input
+  // y = norm(x), or x in models without these norms
+  void begin_branch(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights) {
+    c.pre_norms ? norm(dev, y, normed(x, weights)) : dev.copy(y, x);
+  }
+  void begin_branch_backward(Matrix<T> dx, const NormWeights<A>& g, Matrix<T> dy, Matrix<T> x,
+                             const NormWeights<T>& weights) {
+    c.pre_norms ? norm_backward(dev, dx, g, dy, normed(x, weights), Update::add) : add(dev, dx, dy);
+  }
+
+  // y = residual + x wᵀ + bias; with post-norms y = residual + norm(x wᵀ + bias), and `projected` keeps the norm's input.
+  // Some models scale what they add to the residual.
   void end_branch(Matrix<T> y, Matrix<T> residual, Matrix<T> x, const BranchEnd<T>& end, Matrix<T> projected) {
-    if (!c.post_norms) return linear(dev, y, x, end.projection, residual);
-    linear(dev, projected, x, end.projection);
-    norm(dev, y, normed(projected, end.post_norm));
+    if (!c.post_norms && c.residual_scale == 1) return linear(dev, y, x, end.projection, residual);
+    linear(dev, c.post_norms ? projected : y, x, end.projection);
+    if (c.post_norms) norm(dev, y, normed(projected, end.post_norm));
+    if (c.residual_scale != 1) scale(dev, y, c.residual_scale);
     add(dev, y, residual);
   }
 
@@ -131,10 +150,13 @@ class TransformerLayer {
     const auto dx = allocate<T>(dev, x.rows, x.cols, Kind::chunk);
     auto scope = dev.scope();
     Matrix<T> dprojected = dy;
-    if (c.post_norms) {
-      dprojected = allocate<T>(dev, dy.rows, dy.cols, Kind::chunk);
-      norm_backward(dev, dprojected, g.post_norm, dy, normed(projected, end.post_norm), Update::assign);
+    if (c.post_norms || c.residual_scale != 1) dprojected = allocate<T>(dev, dy.rows, dy.cols, Kind::chunk);
+    if (c.residual_scale != 1) {
+      dev.copy(dprojected, dy);
+      scale(dev, dprojected, c.residual_scale);
+      dy = dprojected;
     }
+    if (c.post_norms) norm_backward(dev, dprojected, g.post_norm, dy, normed(projected, end.post_norm), Update::assign);
     linear_backward(dev, dx, x, {LinearBackward<T, A>{g.projection, dprojected, end.projection}}, Update::assign);
     return dx;
   }
@@ -168,6 +190,7 @@ class Head {
     const Matrix<T> dlogits = log_probabilities_backward(dev, logp, logits_of_normed(y), targets, token_weights);
     const auto dy = allocate<T>(dev, x.rows, c.hidden, Kind::chunk);
     linear_backward(dev, dy, y, {LinearBackward<T, A>{g.output(), dlogits, w}}, Update::assign);
+    if (c.logit_scale != 1) scale(dev, dy, c.logit_scale);
     const Matrix<T> dx = x;  // the same memory
     norm_backward(dev, dx, g.norm, dy, {x, norm_weights, c.norm_style()}, Update::assign);
   }
@@ -176,6 +199,7 @@ class Head {
   Matrix<T> normed(Matrix<T> x) {
     const auto y = allocate<T>(dev, x.rows, c.hidden, Kind::chunk);
     norm(dev, y, {x, norm_weights, c.norm_style()});
+    if (c.logit_scale != 1) scale(dev, y, c.logit_scale);
     return y;
   }
   Matrix<T> logits_of_normed(Matrix<T> y) {

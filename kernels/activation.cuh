@@ -3,7 +3,9 @@
 //   a(x) = x σ(z(x))            SiLU: z = x            GELU: z = sqrt(8/π) (x + 0.044715 x³)
 //   a'(x) = σ + x σ (1 - σ) z'(x)
 //
-//   forward          y = a(gate) * up      (SwiGLU, GeGLU)          y = a(up)      (GELU without a gate)
+// relu² is max(x, 0)², with the slope 2 max(x, 0).
+//
+//   forward          y = a(gate) * up      (SwiGLU, GeGLU)          y = a(up)      (without a gate)
 //   backward         dup = dy * a(gate)    dgate = dy * up * a'(gate)          dup = dy * a'(up)
 #pragma once
 
@@ -16,7 +18,7 @@
 
 namespace streambp {
 
-enum class Mlp { gelu, swiglu, geglu };
+enum class Mlp { gelu, swiglu, geglu, relu2 };
 
 struct Silu {
   template <class T>
@@ -44,15 +46,31 @@ struct Gelu {
   }
 };
 
+struct Relu2 {};
+
+template <class A, class T>
+constexpr T activated(A, T x) {
+  return x * sigmoid(A::z(x));
+}
+template <class T>
+constexpr T activated(Relu2, T x) {
+  return x > T(0) ? x * x : T(0);
+}
+
+// Calls f with the activation of this kind.
+template <class F>
+void with_activation(Mlp kind, F&& f) {
+  if (kind == Mlp::swiglu) return f(Silu{});
+  kind == Mlp::relu2 ? f(Relu2{}) : f(Gelu{});
+}
+
 // y = a(gate) * up; with an empty gate, y = a(up)
 template <class Device, class T>
 void activation(Device& dev, Mlp kind, Matrix<T> y, Input<T> gate, Input<T> up) {
   require_shape("activation", "up", up, y.rows, y.cols);
   if (gate) require_shape("activation", "gate", gate, y.rows, y.cols);
   auto op = dev.operation("activation", 8.0 * y.size(), sizeof(T) * (y.size() + up.size() + gate.size()));
-  if constexpr (Device::computes) {
-    kind == Mlp::swiglu ? compute_activation(dev, Silu{}, y, gate, up) : compute_activation(dev, Gelu{}, y, gate, up);
-  }
+  if constexpr (Device::computes) with_activation(kind, [&](auto a) { compute_activation(dev, a, y, gate, up); });
 }
 
 template <class T>
@@ -66,10 +84,8 @@ MlpGradient<T> activation_backward(Device& dev, Mlp kind, Matrix<T> gate, Matrix
   require_shape("activation backward", "dy", dy, up.rows, up.cols);
   auto op =
       dev.operation("activation backward", 14.0 * dy.size(), sizeof(T) * (dy.size() + 2.0 * (up.size() + gate.size())));
-  if constexpr (Device::computes) {
-    kind == Mlp::swiglu ? compute_activation_backward(dev, Silu{}, gate, up, dy)
-                        : compute_activation_backward(dev, Gelu{}, gate, up, dy);
-  }
+  if constexpr (Device::computes)
+    with_activation(kind, [&](auto a) { compute_activation_backward(dev, a, gate, up, dy); });
   return {gate, up};
 }
 
@@ -79,15 +95,20 @@ template <class A, class T>
 struct ValueAndSlope {
   T value, slope;
   constexpr explicit ValueAndSlope(T x) {
-    const T s = sigmoid(A::z(x));
-    value = x * s;
-    slope = s + x * s * (T(1) - s) * A::z_slope(x);
+    if constexpr (std::is_same_v<A, Relu2>) {
+      value = activated(A{}, x);
+      slope = x > T(0) ? T(2) * x : T(0);
+    } else {
+      const T s = sigmoid(A::z(x));
+      value = x * s;
+      slope = s + x * s * (T(1) - s) * A::z_slope(x);
+    }
   }
 };
 
 template <class A, class T>
 void compute_activation(Cpu&, A, Matrix<T> y, Input<T> gate, Input<T> up) {
-  const auto a = [](Accumulator<T> x) { return x * sigmoid(A::z(x)); };
+  const auto a = [](Accumulator<T> x) { return activated(A{}, x); };
 #pragma omp parallel for if (y.size() > kWorthThreads)
   for (Index i = 0; i < y.rows; ++i) {
     const T *g = gate ? gate.row(i) : nullptr, *u = up.row(i);
@@ -132,7 +153,7 @@ void compute_activation(Cuda& dev, A, Matrix<T> y, Input<T> gate, Input<T> up) {
   auto f = [=] __device__(auto n, Index i, Index j) {
     auto u = cuda::load<n()>(up.row(i) + j);
     const auto x = gated ? cuda::load<n()>(gate.row(i) + j) : u;
-    for (int k = 0; k < n(); ++k) u.x[k] = x.x[k] * sigmoid(A::z(x.x[k])) * (gated ? u.x[k] : 1);
+    for (int k = 0; k < n(); ++k) u.x[k] = activated(A{}, x.x[k]) * (gated ? u.x[k] : 1);
     cuda::store(y.row(i) + j, u);
   };
   cuda::for_each_element(dev, f, y, gate, up);

@@ -1,5 +1,6 @@
-// Rotary position embedding (RoPE): a head's vector is dim/2 pairs (x[i], x[i + dim/2]), each rotated by an angle that
-// grows with the position:
+// Rotary position embedding (RoPE): a head's vector is dim/2 pairs (x[i], x[i + dim/2]), in some models neighbours
+// (x[2i], x[2i + 1]), each rotated by an angle that grows with the position. Some models rotate only the first dim numbers
+// of a head.
 //
 //   angle(p, i) = p * frequency[i]          frequency[i] = theta^(-2i / dim)
 //
@@ -58,10 +59,14 @@ struct RopeScaling {
   }
 };
 
-// For each pair of numbers of a head.
+// Which numbers are rotated together: x[i] and x[i + dim/2], or x[2i] and x[2i + 1].
+enum class RopePairs { halves, neighbours };
+
 struct RopeFrequencies {
-  std::vector<double> values;
-  double scale = 1;  // of cosines and sines
+  std::vector<double> values;  // for each pair
+  double scale = 1;            // of cosines and sines
+  Index dim = 0;               // of a head; numbers after the pairs are not rotated
+  RopePairs pairs = RopePairs::halves;
 };
 
 enum class Direction { forward, backward };
@@ -77,13 +82,14 @@ struct HeadNorm {
 template <class Device, class T, class U>
 void rope(Device& dev, Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions,
           const RopeFrequencies& frequencies, Direction direction, const std::type_identity_t<HeadNorm<T>>& norm = {}) {
-  const auto half = static_cast<Index>(frequencies.values.size());
+  const Index dim = frequencies.dim;
   const bool normed = static_cast<bool>(norm.weights.weight);
-  require(x.cols % (2 * half) == 0, "rope: rows of ", x.cols, " cannot be split into heads of ", 2 * half);
+  require(dim >= 2 * static_cast<Index>(frequencies.values.size()) && x.cols % dim == 0, "rope: rows of ", x.cols,
+          " cannot be split into heads of ", dim);
   require_shape("rope", "output", y, x.rows, x.cols);
   require_shape("rope", "positions", positions, 1, x.rows);
-  if (normed) require_shape("rope", "norm's weight", norm.weights.weight, 1, 2 * half);
-  if (norm.weights.bias) require_shape("rope", "norm's bias", norm.weights.bias, 1, 2 * half);
+  if (normed) require_shape("rope", "norm's weight", norm.weights.weight, 1, dim);
+  if (norm.weights.bias) require_shape("rope", "norm's bias", norm.weights.bias, 1, dim);
   auto op = dev.operation(normed ? "norm and rope" : "rope",
                           (normed ? norm_flops(norm.style) + 3 : 3) * static_cast<double>(x.size()),
                           (1.0 * sizeof(T) + sizeof(U)) * x.size());
@@ -106,7 +112,7 @@ inline double yarn_keep(Index dim, Index i, double theta, const RopeScaling& s) 
 }
 
 inline RopeFrequencies rope_frequencies(Index dim, double theta, const RopeScaling& s) {
-  RopeFrequencies frequencies{{}, s.attention_factor};
+  RopeFrequencies frequencies{{}, s.attention_factor, dim};
   const auto n = static_cast<double>(s.longest), d = static_cast<double>(dim);
   const bool stretched = n > s.original_length;
   if (s.type == RopeType::dynamic && stretched)
@@ -129,12 +135,26 @@ inline RopeFrequencies rope_frequencies(Index dim, double theta, const RopeScali
 
 // --- CPU ---
 
+namespace cpu {
+
+// The numbers x[Step * i] and x[Step * i + distance] of pair i.
+template <Index Step, class T, class A>
+void rotate_pairs(T* x, Index pairs, Index distance, const A* cosine, const A* sine) {
+  for (Index i = 0; i < pairs; ++i) {
+    const A a = x[Step * i], b = x[Step * i + distance];
+    x[Step * i] = a * cosine[i] - b * sine[i];
+    x[Step * i + distance] = b * cosine[i] + a * sine[i];
+  }
+}
+
+}  // namespace cpu
+
 template <class T, class U>
 void compute_rope(Cpu&, Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions,
                   const RopeFrequencies& frequencies, Direction direction, const HeadNorm<T>& norm) {
   using A = Accumulator<T>;
   const double scale = frequencies.scale, signed_scale = direction == Direction::forward ? scale : -scale;
-  const auto half = static_cast<Index>(frequencies.values.size());
+  const auto half = static_cast<Index>(frequencies.values.size()), dim = frequencies.dim;
 #pragma omp parallel if (x.size() > kWorthThreads)
   {
     std::vector<A> cosine(frequencies.values.size()), sine(frequencies.values.size());
@@ -148,20 +168,17 @@ void compute_rope(Cpu&, Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> pos
         c[j] = static_cast<A>(scale * turn.cosine);
         s[j] = static_cast<A>(signed_scale * turn.sine);
       }
-      for (Index begin = 0; begin < x.cols; begin += 2 * half) {
+      for (Index begin = 0; begin < x.cols; begin += dim) {
         const U* from = x.row(i) + begin;
         T* head = y.row(i) + begin;
         if (norm.weights.weight) {
-          cpu::norm_row(head, from, 2 * half, norm.weights, norm.style);
+          cpu::norm_row(head, from, dim, norm.weights, norm.style);
         } else {
 #pragma omp simd
-          for (Index j = 0; j < 2 * half; ++j) head[j] = from[j];
+          for (Index j = 0; j < dim; ++j) head[j] = from[j];
         }
-        for (Index j = 0; j < half; ++j) {
-          const A a = head[j], b = head[j + half];
-          head[j] = a * c[j] - b * s[j];
-          head[j + half] = b * c[j] + a * s[j];
-        }
+        frequencies.pairs == RopePairs::halves ? cpu::rotate_pairs<1>(head, half, half, c, s)
+                                               : cpu::rotate_pairs<2>(head, half, 1, c, s);
       }
     }
   }
@@ -177,10 +194,13 @@ constexpr Index kMostPairs = 256;
 struct Frequencies {
   double values[kMostPairs];
   double scale, signed_scale;
+  Index rotated;  // pairs
+  RopePairs pairs;
 };
 
 // One block per row. It computes the row's angles once for all heads, in float64 because positions are large. If heads have
-// a norm, each group of `lanes` lanes first sums up a head in packs of S.
+// a norm, each group of `lanes` lanes first sums up a head in packs of S. Numbers that are not rotated are pairs too, with
+// an angle of 0. half: pairs of a head.
 template <int S, int N, class T, class U>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions, Frequencies frequencies, Index half,
@@ -195,20 +215,25 @@ __global__ void __launch_bounds__(kThreads)
     const auto sums = norm_statistics<S>(x.row(i) + least(head, heads - 1) * dim, dim, norm.style, lanes);
     if (head < heads && threadIdx.x % lanes == 0) statistics[head] = sums;
   }
+  const Index rotated = frequencies.rotated;
   for (Index f = threadIdx.x; f < half; f += kThreads) {
-    const double angle = positions(0, i) * frequencies.values[f];
-    cosine[f] = static_cast<float>(frequencies.scale * std::cos(angle));
+    const double angle = f < rotated ? positions(0, i) * frequencies.values[f] : 0;
+    cosine[f] = f < rotated ? static_cast<float>(frequencies.scale * std::cos(angle)) : 1;
     sine[f] = static_cast<float>(frequencies.signed_scale * std::sin(angle));
   }
   __syncthreads();
   for (Index pair = static_cast<Index>(threadIdx.x) * N; pair < x.cols / 2; pair += kThreads * N) {
     const Index head = pair / half, j = pair % half;
-    const U* from = x.row(i) + head * dim + j;
-    T* to = y.row(i) + head * dim + j;
-    auto a = load<N>(from), b = load<N>(from + half);
+    // the numbers of this pair
+    const bool neighbours = frequencies.pairs == RopePairs::neighbours;
+    const Index first = j >= rotated ? j + rotated : neighbours ? 2 * j : j;
+    const Index second = j >= rotated ? j + half : neighbours ? first + 1 : j + rotated;
+    const U* from = x.row(i) + head * dim;
+    T* to = y.row(i) + head * dim;
+    auto a = load<N>(from + first), b = load<N>(from + second);
     if (with_norm) {
-      a = normed(a, j, statistics[head], norm.weights, norm.style);
-      b = normed(b, j + half, statistics[head], norm.weights, norm.style);
+      a = normed(a, first, statistics[head], norm.weights, norm.style);
+      b = normed(b, second, statistics[head], norm.weights, norm.style);
     }
     a = rounded<T>(a), b = rounded<T>(b);
     const auto c = load<N>(cosine + j), s = load<N>(sine + j);
@@ -217,8 +242,8 @@ __global__ void __launch_bounds__(kThreads)
       rotated_a.x[k] = multiply_add(a.x[k], c.x[k], -(b.x[k] * s.x[k]));
       rotated_b.x[k] = multiply_add(b.x[k], c.x[k], a.x[k] * s.x[k]);
     }
-    store(to, rotated_a);
-    store(to + half, rotated_b);
+    store(to + first, rotated_a);
+    store(to + second, rotated_b);
   }
 }
 
@@ -227,17 +252,19 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, class U>
 void compute_rope(Cuda& dev, Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions,
                   const RopeFrequencies& frequencies, Direction direction, const HeadNorm<T>& norm) {
-  const auto half = static_cast<Index>(frequencies.values.size());
+  const auto rotated = static_cast<Index>(frequencies.values.size()), half = frequencies.dim / 2;
   require(half <= cuda::kMostPairs, "rope: heads of ", 2 * half, " are wider than the ", 2 * cuda::kMostPairs,
           " supported on a GPU");
   cuda::Frequencies f{};
   std::copy(frequencies.values.begin(), frequencies.values.end(), f.values);
   f.scale = frequencies.scale, f.signed_scale = direction == Direction::forward ? f.scale : -f.scale;
+  f.rotated = rotated, f.pairs = frequencies.pairs;
   constexpr int N = cuda::kPack;
   const bool packed = cuda::packable(y, x, norm.weights.weight, norm.weights.bias);
-  const auto kernel = packed && half % N == 0 ? cuda::rope_kernel<N, N, T, U>
-                      : packed                ? cuda::rope_kernel<N, 1, T, U>
-                                              : cuda::rope_kernel<1, 1, T, U>;
+  const bool adjacent = half % N == 0 && rotated % N == 0 && f.pairs == RopePairs::halves;
+  const auto kernel = packed && adjacent ? cuda::rope_kernel<N, N, T, U>
+                      : packed           ? cuda::rope_kernel<N, 1, T, U>
+                                         : cuda::rope_kernel<1, 1, T, U>;
   int lanes = cuda::kWarp;  // no more than a head needs
   while (lanes / 2 * (packed ? N : 1) >= 2 * half) lanes /= 2;
   const Index floats = 2 * half + 2 * (norm.weights.weight ? x.cols / (2 * half) : 0);

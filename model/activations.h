@@ -9,11 +9,11 @@ namespace streambp {
 // In the order in which forward computes them, with a row for each of this rank's rows of the chunk.
 template <class T>
 struct Activations {
-  Matrix<T> mixer_input;  // norm(x)
+  Matrix<T> mixer_input;  // norm(x), or x
   AttentionActivations<T> mixer;
   Matrix<T> mixer_output;        // only with post-norms: the mixer's branch before its norm
   Matrix<T> middle;              // x + the mixer's branch
-  Matrix<T> feed_forward_input;  // norm(middle)
+  Matrix<T> feed_forward_input;  // norm(middle), or middle
   FeedForwardActivations<T> feed_forward;
   Matrix<T> feed_forward_output;  // only with post-norms
 };
@@ -24,7 +24,7 @@ Activations<T> allocate_key_value_activations(Device& dev, const Config& c, Inde
   auto matrix = [&](Index cols) { return allocate<T>(dev, rows, cols, Kind::chunk); };
   Activations<T> a;
   a.mixer_input = matrix(c.hidden);
-  if (c.qk_norm) a.mixer.k_projected = matrix(c.kv_width());
+  if (c.has_qk_norm()) a.mixer.k_projected = matrix(c.kv_width());
   return a;
 }
 
@@ -36,7 +36,7 @@ Activations<T> allocate_activations(Device& dev, const Config& c, const DividedR
   HeadExchange exchange(dev, ranks);
   Activations<T> a = allocate_key_value_activations<T>(dev, c, rows.own.size());
   AttentionActivations<T>& m = a.mixer;
-  if (c.qk_norm) m.q_projected = matrix(c.q_width());
+  if (c.has_qk_norm()) m.q_projected = matrix(c.q_width());
   m.q = exchange.with_heads(matrix(c.q_width()), rows.all.size());
   const bool is_kept = static_cast<bool>(kept.lse);
   m.attended = exchange.with_rows(

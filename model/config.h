@@ -17,6 +17,9 @@ namespace streambp {
 enum class Norm { rms, layer };
 enum class Positions { learned, rope };
 
+// A norm of queries and keys: of each head before or after RoPE, or of all heads together, before RoPE.
+enum class QkNorm { none, heads, heads_after_rope, all };
+
 // How the weights of linear layers are stored: as they are, or in 4 bits (kernels/nf4.cuh).
 enum class Base { plain, nf4 };
 
@@ -32,17 +35,23 @@ struct Config {
   Index max_length = 0;  // rows of the learned position table; with RoPE, the context length of pretraining
   Norm norm = Norm::rms;
   double norm_eps = 1e-5, norm_offset = 0;
-  bool post_norms = false;  // the outputs of attention and MLP are normalised before they are added
+  bool norm_bias = true;    // of LayerNorm
+  bool pre_norms = true;    // the inputs of attention and MLP are normalised
+  bool post_norms = false;  // their outputs are normalised before they are added
+  bool parallel = false;    // attention and MLP have the same input, and both outputs are added to it
   Positions positions = Positions::rope;
   double rope_theta = 10000;
   RopeScaling rope_scaling = {};
+  RopePairs rope_pairs = RopePairs::halves;
+  double rotary_share = 1;              // of the numbers of a head; the others are not rotated
   std::vector<bool> without_rope = {};  // without_rope[l]: layer l has no RoPE; empty: all have it
   Mlp mlp_kind = Mlp::swiglu;
   bool qkv_bias = false, output_bias = false, mlp_bias = false;
-  bool qk_norm = false;
+  QkNorm qk_norm = QkNorm::none;
   bool tied = false;  // the head's weight is the token embedding
-  double embedding_scale = 1;
-  double score_scale = 0;  // of attention; 0: 1 / √head_dim
+  double embedding_scale = 1, logit_scale = 1;
+  double residual_scale = 1;  // of the outputs of attention and MLP
+  double score_scale = 0;     // of attention; 0: 1 / √head_dim
   // In local layers a token attends to itself and the window-1 tokens before it. 0: no layer is local.
   Index window = 0;
   std::vector<bool> local = {};  // local[l]: layer l is local; empty: all are
@@ -55,7 +64,9 @@ struct Config {
 
   Index q_width() const { return heads * head_dim; }
   Index kv_width() const { return kv_heads * head_dim; }
-  bool gated() const { return mlp_kind != Mlp::gelu; }
+  Index rotary_dim() const { return static_cast<Index>(static_cast<double>(head_dim) * rotary_share); }
+  bool gated() const { return mlp_kind == Mlp::swiglu || mlp_kind == Mlp::geglu; }
+  bool has_qk_norm() const { return qk_norm != QkNorm::none; }
   bool is_local(Index layer) const { return window > 0 && (local.empty() || local[static_cast<std::size_t>(layer)]); }
   bool has_rope(Index layer) const {
     return positions == Positions::rope && (without_rope.empty() || !without_rope[static_cast<std::size_t>(layer)]);
@@ -90,8 +101,12 @@ inline void validate(const Config& c) {
           " key/value heads evenly; choose kv-heads that divides heads");
   require(c.heads / c.kv_heads <= kMostGroup, "model: ", c.heads / c.kv_heads,
           " query heads share a key/value head, more than the ", kMostGroup, " that attention supports");
-  require(c.positions == Positions::learned || c.head_dim % 2 == 0,
-          "model: RoPE rotates pairs of numbers, so head-dim must be even, not ", c.head_dim);
+  const Index rotated = c.rotary_share > 0 && c.rotary_share <= 1 ? c.rotary_dim() : 0;
+  require(c.positions == Positions::learned || (c.head_dim % 2 == 0 && rotated % 2 == 0),
+          "model: RoPE rotates pairs of numbers, so head-dim and its rotated part must be even, not ", c.head_dim,
+          " and ", rotated);
+  require(c.positions == Positions::learned || rotated > 0, "model: RoPE must rotate a part of a head, not ",
+          c.rotary_share);
   require(c.positions == Positions::rope || c.max_length > 0,
           "model: learned positions need a positive maximum length");
   require(c.window >= 0, "model: the attention window must not be negative");
@@ -99,13 +114,13 @@ inline void validate(const Config& c) {
           "model: norm epsilon and rope theta must be positive");
   const RopeScaling& rope = c.rope_scaling;
   require(rope.type != RopeType::yarn || c.rope_theta > 1, "model: YaRN needs a rope theta above 1");
-  require(rope.type != RopeType::dynamic || c.head_dim > 2, "model: dynamic NTK needs heads wider than 2");
+  require(rope.type != RopeType::dynamic || rotated > 2, "model: dynamic NTK needs heads wider than 2");
   for (const auto* factors : {&rope.short_factors, &rope.long_factors}) {
-    require(rope.type != RopeType::longrope || static_cast<Index>(factors->size()) == c.head_dim / 2,
-            "model: longrope needs a factor for each of the ", c.head_dim / 2, " pairs of a head, not ",
-            factors->size());
+    require(rope.type != RopeType::longrope || static_cast<Index>(factors->size()) == rotated / 2,
+            "model: longrope needs a factor for each of the ", rotated / 2, " pairs of a head, not ", factors->size());
   }
-  require(c.embedding_scale > 0 && c.score_scale >= 0, "model: the scales of embedding and attention must be positive");
+  require(c.embedding_scale > 0 && c.score_scale >= 0 && c.residual_scale > 0 && c.logit_scale > 0,
+          "model: the scales of embedding, attention, residuals and logits must be positive");
   require(c.local.empty() || static_cast<Index>(c.local.size()) == c.layers, "model: ", c.local.size(),
           " layers are marked local or global, but the model has ", c.layers);
   require(c.without_rope.empty() || static_cast<Index>(c.without_rope.size()) == c.layers,

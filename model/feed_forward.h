@@ -25,7 +25,7 @@ class FeedForward {
 
   void forward(const FeedForwardActivations<T>& a, Matrix<T> x) {
     if (c.gated()) linear(dev, a.gate, x, w.gate);
-    linear(dev, a.up, x, w.up);
+    linear(dev, a.up, x, w.ups());
     activation(dev, c.mlp_kind, a.activated, a.gate, a.up);
   }
 
@@ -34,6 +34,10 @@ class FeedForward {
     // From here on the memory of gate and up holds their gradients.
     const auto [dgate, dup] = activation_backward(dev, c.mlp_kind, a.gate, a.up, dactivated);
     const auto dx = allocate<T>(dev, x.rows, x.cols, Kind::chunk);
+    if (w.up.adapter.b && !w.up.adapter.a) {  // shares gate's a
+      linear_backward(dev, dx, x, {Back{g.gate, dgate, w.gate}, Back{g.up, dup, w.up}}, Update::assign);
+      return dx;
+    }
     linear_backward(dev, dx, x, {Back{g.up, dup, w.up}}, Update::assign);
     if (c.gated()) linear_backward(dev, dx, x, {Back{g.gate, dgate, w.gate}}, Update::add);
     return dx;

@@ -44,13 +44,14 @@ struct Layer {
   NormWeights<T> attention_norm, q_norm, k_norm, post_attention_norm, mlp_norm, post_mlp_norm;
   Linear<T> q, k, v, o, gate, up, down;
 
-  // In GPT-2 the adapters of q, k and v share q's a.
-  Linear<T> keys() const { return with_shared_a(k); }
-  Linear<T> values() const { return with_shared_a(v); }
+  // Where q, k and v are one tensor in files, as in GPT-2, their adapters share q's a; so do gate and up in Phi-3.
+  Linear<T> keys() const { return with_shared_a(k, q); }
+  Linear<T> values() const { return with_shared_a(v, q); }
+  Linear<T> ups() const { return with_shared_a(up, gate); }
 
  private:
-  Linear<T> with_shared_a(Linear<T> w) const {
-    if (!w.adapter.a) w.adapter.a = q.adapter.a;
+  static Linear<T> with_shared_a(Linear<T> w, const Linear<T>& first) {
+    if (!w.adapter.a) w.adapter.a = first.adapter.a;
     return w;
   }
 };
@@ -130,7 +131,7 @@ struct Section {
   }
   void norm(NormWeights<T>& w, const char* module, Index width, Norm kind) {
     row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : Init::ones);
-    if (kind == Norm::layer) row(w.bias, module, ".bias", {1, width}, Init::zeros);
+    if (kind == Norm::layer && c.norm_bias) row(w.bias, module, ".bias", {1, width}, Init::zeros);
   }
   void linear(const char* group, Linear<T>& w, const char* module, TensorShape shape, Init init, bool bias) {
     Parameter& weight = row(w.weight, module, ".weight", shape, init);
@@ -141,8 +142,6 @@ struct Section {
     if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros);
     const auto adapter = c.adapters.find(prefix + module);
     if (adapter == c.adapters.end()) return;
-    require(part == 0 || group == std::string_view("attention"), "an adapter of ", prefix, module,
-            " is not supported: gate and up are one tensor in the model's files");
     const auto [rank, scale] = adapter->second;
     w.adapter.scale = scale;  // not a tensor, but set with them
     if (part == 0) row(w.adapter.a, module, ".lora_A.weight", {rank, shape.cols}, Init::adapter_a);
@@ -156,15 +155,18 @@ Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   const Modules& names = family_of(c).modules;
   const Index d = c.hidden, q = c.q_width(), kv = c.kv_width(), m = c.mlp;
   Section<T> rows = {c, names.layers + std::to_string(l) + "."};
-  rows.norm(w.attention_norm, names.attention_norm, d, c.norm);
+  if (c.pre_norms) rows.norm(w.attention_norm, names.attention_norm, d, c.norm);
   rows.linear("attention", w.q, names.q, {q, d}, Init::normal, c.qkv_bias);
   rows.linear("attention", w.k, names.k, {kv, d}, Init::normal, c.qkv_bias);
   rows.linear("attention", w.v, names.v, {kv, d}, Init::normal, c.qkv_bias);
-  if (c.qk_norm) rows.norm(w.q_norm, names.q_norm, c.head_dim, Norm::rms);
-  if (c.qk_norm) rows.norm(w.k_norm, names.k_norm, c.head_dim, Norm::rms);
+  if (c.has_qk_norm()) {
+    const bool all = c.qk_norm == QkNorm::all;
+    rows.norm(w.q_norm, names.q_norm, all ? q : c.head_dim, Norm::rms);
+    rows.norm(w.k_norm, names.k_norm, all ? kv : c.head_dim, Norm::rms);
+  }
   rows.linear("attention", w.o, names.o, {d, q}, Init::residual, c.output_bias);
   if (c.post_norms) rows.norm(w.post_attention_norm, names.post_attention_norm, d, Norm::rms);
-  rows.norm(w.mlp_norm, names.mlp_norm, d, c.norm);
+  if (c.pre_norms && !c.parallel) rows.norm(w.mlp_norm, names.mlp_norm, d, c.norm);
   if (c.gated()) rows.linear("mlp", w.gate, names.gate, {m, d}, Init::normal, c.mlp_bias);
   rows.linear("mlp", w.up, names.up, {m, d}, Init::normal, c.mlp_bias);
   rows.linear("mlp", w.down, names.down, {d, m}, Init::residual, c.mlp_bias);

@@ -1,6 +1,6 @@
 // Causal softmax attention, the mixer of a transformer layer. x: the layer's input after its norm.
 //
-//   q, k, v  = x qᵀ, x kᵀ, x vᵀ            q and k with a norm per head where the model has one, and with RoPE
+//   q, k, v  = x qᵀ, x kᵀ, x vᵀ            q and k with a norm where the model has one, and with RoPE
 //   attended = attention(q, K, V)          the layer projects it and adds it to the residual stream (model.cuh)
 //
 // Row i attends to rows before it only through K and V, so these are what a chunk needs of the stream (its causal summary),
@@ -25,8 +25,10 @@ struct Frequencies {
 
   explicit Frequencies(const Config& c) {
     if (c.positions == Positions::learned) return;
-    global = local = rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling);
-    if (c.local_rope_theta > 0) local = rope_frequencies(c.head_dim, c.local_rope_theta, {});
+    global = local = rope_frequencies(c.rotary_dim(), c.rope_theta, c.rope_scaling);
+    if (c.local_rope_theta > 0) local = rope_frequencies(c.rotary_dim(), c.local_rope_theta, {});
+    global.dim = local.dim = c.head_dim;
+    global.pairs = local.pairs = c.rope_pairs;
   }
 };
 
@@ -45,7 +47,7 @@ void zero(Device& dev, const KeysValues<T>& kv) {
 // The activations of a chunk, in the order in which forward computes them.
 template <class T>
 struct AttentionActivations {
-  Matrix<T> k_projected, q_projected;  // before their norms, only with qk_norm
+  Matrix<T> k_projected, q_projected;  // before their norms, only where they have one
   Exchanged<T> q;                      // after RoPE
   Exchanged<T> attended;
   Matrix<Accumulator<T>> lse;  // log Σ exp of the attention scores, a column for each of this rank's heads
@@ -77,6 +79,7 @@ class SoftmaxAttention {
         exchange(dev, sequence),
         shape(c.attention(layer)),
         rotates(c.has_rope(layer)),
+        norm_after_rope(c.qk_norm == QkNorm::heads_after_rope),
         frequencies(c.is_local(layer) ? frequencies.local : frequencies.global) {
     shape.heads = exchange.share(shape.heads), shape.kv_heads = exchange.share(shape.kv_heads);
   }
@@ -101,8 +104,9 @@ class SoftmaxAttention {
                    Matrix<const std::int32_t> positions) {
     auto scope = dev.scope();
     const Exchanged<T> k = exchange.with_rows(kv.k, x.rows), v = exchange.with_rows(kv.v, x.rows);
-    linear(dev, c.qk_norm ? a.k_projected : k.rows, x, w.keys());  // with the adapter's a, where Q, K and V share one
-    norm_and_rope(k.rows, a.k_projected, w.k_norm, positions);
+    const Matrix<T> projected = c.has_qk_norm() ? a.k_projected : k.rows;
+    project_one(projected, x, w.keys(), positions);
+    norm_and_rope(k.rows, projected, w.k_norm, positions);
     linear(dev, v.rows, x, w.values());
     exchange.to_heads(k), exchange.to_heads(v);
   }
@@ -121,7 +125,7 @@ class SoftmaxAttention {
 
   // Repeats forward as far as backward needs it. K and V exist already.
   void recompute(const AttentionChunk<T>& chunk, AttentionOutputs outputs) {
-    if (c.qk_norm) linear(dev, chunk.a.k_projected, chunk.x, w.keys());
+    if (c.has_qk_norm()) project_one(chunk.a.k_projected, chunk.x, w.keys(), chunk.at.positions);
     queries(chunk.a, chunk.x, chunk.at.positions);
     attend(chunk, outputs);
   }
@@ -136,11 +140,12 @@ class SoftmaxAttention {
     attention_gradient(dq, dattended, dkv, chunk);
     const KeysValues<A> dkv_of_chunk = dkv.slice(chunk.at.rows);  // complete now
     const Matrix<T> dk = keys_gradient(dkv_of_chunk.k, chunk), dv = own_rows(dkv_of_chunk.v, chunk.x.rows);
-    rope_backward(dq, dq, chunk.at.positions);
-    if (c.qk_norm) {
-      norm_heads_backward(dq, g.q_norm, a.q_projected, w.q_norm);
-      norm_heads_backward(dk, g.k_norm, a.k_projected, w.k_norm);
+    if (!norm_after_rope) rope_backward(dq, dq, chunk.at.positions);
+    if (c.has_qk_norm()) {
+      qk_norm_backward(dq, g.q_norm, a.q_projected, w.q_norm);
+      qk_norm_backward(dk, g.k_norm, a.k_projected, w.k_norm);
     }
+    if (norm_after_rope) rope_backward(dq, dq, chunk.at.positions), rope_backward(dk, dk, chunk.at.positions);
     const Matrix<T> dx = matrix(chunk.x.rows, chunk.x.cols);
     linear_backward(dev, dx, chunk.x, {Back{g.q, dq, w.q}, Back{g.k, dk, w.k}, Back{g.v, dv, w.v}}, Update::assign);
     return dx;
@@ -148,8 +153,9 @@ class SoftmaxAttention {
 
  private:
   void queries(const AttentionActivations<T>& a, Matrix<T> x, Matrix<const std::int32_t> positions) {
-    linear(dev, c.qk_norm ? a.q_projected : a.q.rows, x, w.q);
-    norm_and_rope(a.q.rows, a.q_projected, w.q_norm, positions);
+    const Matrix<T> projected = c.has_qk_norm() ? a.q_projected : a.q.rows;
+    project_one(projected, x, w.q, positions);
+    norm_and_rope(a.q.rows, projected, w.q_norm, positions);
     exchange.to_heads(a.q);
   }
 
@@ -164,8 +170,9 @@ class SoftmaxAttention {
     exchange.to_rows(dqueries);
   }
 
-  // dK of this rank's rows, before RoPE. A rank alone converts and rotates in one pass.
+  // dK of this rank's rows, before RoPE unless a norm follows it. A rank alone converts and rotates in one pass.
   Matrix<T> keys_gradient(Matrix<A> heads, const AttentionChunk<T>& chunk) {
+    if (norm_after_rope) return own_rows(heads, chunk.x.rows);
     if (exchange.alone() && rotates) {
       const Matrix<T> dk = memory_for(heads);
       rope_backward(dk, heads, chunk.at.positions);
@@ -193,22 +200,29 @@ class SoftmaxAttention {
     }
   }
 
-  void norm_heads_backward(Matrix<T> dx, const NormWeights<A>& g, Matrix<T> x, const NormWeights<T>& weights) {
-    const Matrix<T> heads = dx.reshape(c.head_dim);
-    norm_backward(dev, heads, g, heads, heads_of(x, weights), Update::assign);
+  // Queries or keys, from their projection to what attention reads: y = rope(norm(x)) where the model has these, for each
+  // head in one pass; or y = norm(rope(x)), and project_one has rotated x. Without a norm, y is x.
+  void norm_and_rope(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights, Matrix<const std::int32_t> positions) {
+    if (c.qk_norm == QkNorm::heads && rotates) {
+      return rope(dev, y, x, positions, frequencies, Direction::forward, {weights, c.head_norm_style()});
+    }
+    if (c.has_qk_norm()) norm(dev, normed_rows(y), qk_norm_input(x, weights));
+    if (rotates && !norm_after_rope) rope(dev, y, y, positions, frequencies, Direction::forward);
   }
-  NormInput<T> heads_of(Matrix<T> x, const NormWeights<T>& weights) const {
-    return {x.reshape(c.head_dim), weights, c.head_norm_style(), x.cols / c.head_dim};
+  void project_one(Matrix<T> y, Matrix<T> x, const Linear<T>& w, Matrix<const std::int32_t> positions) {
+    linear(dev, y, x, w);
+    if (rotates && norm_after_rope) rope(dev, y, y, positions, frequencies, Direction::forward);
   }
 
-  // Queries or keys. x: y before the norm, only with qk_norm.
-  void norm_and_rope(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights, Matrix<const std::int32_t> positions) {
-    if (rotates) {
-      rope(dev, y, c.qk_norm ? x : y, positions, frequencies, Direction::forward, {weights, c.head_norm_style()});
-    } else if (c.qk_norm) {
-      norm(dev, y.reshape(c.head_dim), heads_of(x, weights));
-    }
+  void qk_norm_backward(Matrix<T> dx, const NormWeights<A>& g, Matrix<T> x, const NormWeights<T>& weights) {
+    norm_backward(dev, normed_rows(dx), g, normed_rows(dx), qk_norm_input(x, weights), Update::assign);
   }
+  NormInput<T> qk_norm_input(Matrix<T> x, const NormWeights<T>& weights) const {
+    return {normed_rows(x), weights, c.head_norm_style(), x.cols / normed_rows(x).cols};
+  }
+  // A row for each norm: for each head, or for all heads together.
+  Matrix<T> normed_rows(Matrix<T> x) const { return c.qk_norm == QkNorm::all ? x : x.reshape(c.head_dim); }
+
   template <class U>
   void rope_backward(Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions) {
     if (rotates) rope(dev, y, x, positions, frequencies, Direction::backward);
@@ -225,6 +239,7 @@ class SoftmaxAttention {
   HeadExchange<Device> exchange;
   AttentionShape shape;  // of this rank's heads
   const bool rotates;    // by RoPE
+  const bool norm_after_rope;
   const RopeFrequencies& frequencies;
 };
 

@@ -22,13 +22,17 @@ from peft import PeftModel
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
-from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
-from transformers import SeedOssConfig, SmolLM3Config, Starcoder2Config
+from transformers import (
+    ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config,
+    GraniteConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, LlamaConfig, MinistralConfig, MistralConfig,
+    Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, SeedOssConfig, SmolLM3Config, Starcoder2Config,
+)  # fmt: skip
 
 SIZES = dict(vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=0, pad_token_id=None)  # fmt: skip
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)  # fmt: skip
+GRANITE = dict(embedding_multiplier=6.0, attention_multiplier=0.1, residual_multiplier=0.3, logits_scaling=4.0)
 CONFIGS = {
     "gpt2": GPT2Config(vocab_size=400, n_embd=64, n_layer=3, n_head=4, n_positions=512, bos_token_id=None, eos_token_id=0),
     "llama": LlamaConfig(**SIZES),
@@ -39,7 +43,25 @@ CONFIGS = {
     "seed_oss": SeedOssConfig(**SIZES, head_dim=32),
     "smollm3": SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
     "starcoder2": Starcoder2Config(**SIZES, sliding_window=48),
+    "gemma": GemmaConfig(**SIZES, head_dim=32),
     "gemma3": Gemma3TextConfig(**SIZES, head_dim=32, query_pre_attn_scalar=20, sliding_window=32, sliding_window_pattern=2),
+    "ministral": MinistralConfig(**SIZES, sliding_window=48, layer_types=["full_attention"] + 2 * ["sliding_attention"]),
+    "phi3": Phi3Config(**SIZES, partial_rotary_factor=0.5),
+    "olmo2": Olmo2Config(**SIZES),
+    "olmo3": Olmo3Config(**SIZES, sliding_window=48),
+    "exaone4": Exaone4Config(**SIZES, sliding_window=48, sliding_window_pattern=2),
+    "glm": GlmConfig(**SIZES, head_dim=32),
+    "glm4": Glm4Config(**SIZES, head_dim=32),
+    "granite": GraniteConfig(**SIZES, **GRANITE),
+    "granite_hybrid": GraniteMoeHybridConfig(
+        **SIZES, **GRANITE, shared_intermediate_size=96, num_local_experts=0, position_embedding_type="rope",
+        layer_types=3 * ["full_attention"], mamba_n_heads=4),
+    "cohere": CohereConfig(**SIZES),
+    "cohere2": Cohere2Config(**SIZES, sliding_window=48, sliding_window_pattern=3),
+    "hunyuan": HunYuanDenseV1Config(**SIZES, head_dim=32, rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=20.0, factor=1.0)),
+    "ernie4_5": Ernie4_5Config(**SIZES, head_dim=32, use_bias=True),
+    "helium": HeliumConfig(**SIZES, head_dim=16),
+    "arcee": ArceeConfig(**SIZES),
 }
 
 

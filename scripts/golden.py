@@ -14,8 +14,15 @@ import transformers
 from safetensors.torch import save
 
 # Their names in model_type, where these are not those of the classes in lower case.
-FAMILIES = ["Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3", "SeedOss", "SmolLM3", "Starcoder2"]
-TYPES = {"Gemma3": "gemma3_text", "SeedOss": "seed_oss"}
+FAMILIES = [
+    "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma3", "Glm", "Glm4", "Granite", "GraniteMoeHybrid",
+    "Helium", "HunYuanDenseV1", "Llama", "Ministral", "Mistral", "Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "SeedOss",
+    "SmolLM3", "Starcoder2",
+]  # fmt: skip
+TYPES = {"Gemma3": "gemma3_text", "HunYuanDenseV1": "hunyuan_v1_dense", "SeedOss": "seed_oss"}
+ACTIVATIONS = {"Arcee": "relu2", "Gemma": "gelu", "Gemma3": "gelu_pytorch_tanh", "Starcoder2": "gelu_pytorch_tanh"}
+EPSILONS = {"Cohere": "layer_norm_eps", "Cohere2": "layer_norm_eps", "Starcoder2": "norm_epsilon"}
+GEMMA = ("gemma", "gemma3_text")  # their norms multiply by 1 + weight
 # They must be loaded before `everything_in_float64` changes the meaning of torch.float32.
 MODELS = {
     name: getattr(transformers, name)
@@ -45,9 +52,8 @@ def gpt2(vocab, hidden, heads, mlp):
 
 
 def llama_like(family, vocab, hidden, heads, kv_heads, mlp, **more):
-    gelu = family in ("Gemma3", "Starcoder2")
     return {
-        "hidden_activation" if family == "Gemma3" else "hidden_act": "gelu_pytorch_tanh" if gelu else "silu",
+        "hidden_activation" if family == "Gemma3" else "hidden_act": ACTIVATIONS.get(family, "silu"),
         "architectures": [family + "ForCausalLM"],
         "hidden_size": hidden,
         "intermediate_size": mlp,
@@ -56,7 +62,7 @@ def llama_like(family, vocab, hidden, heads, kv_heads, mlp, **more):
         "num_attention_heads": heads,
         "num_hidden_layers": 2,
         "num_key_value_heads": kv_heads,
-        "norm_epsilon" if family == "Starcoder2" else "rms_norm_eps": 1e-05,
+        EPSILONS.get(family, "rms_norm_eps"): 1e-05,
         "vocab_size": vocab,
         **more,
     }
@@ -90,7 +96,7 @@ def empty_model(config):
 def make_model(config, random):
     """A model with no parameter at a special value such as 0 or 1. All parameters are float32 numbers."""
     model = empty_model(config).double()
-    gemma = config["model_type"] == "gemma3_text"
+    gemma = config["model_type"] in GEMMA
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             norm_weight = parameter.ndim == 1 and name.endswith("weight") and not gemma
@@ -125,11 +131,12 @@ def check_norm(model, config):
     """Compares the final norm with its formula in plain Python floats (float64)."""
     norm = model.transformer.ln_f if "n_embd" in config else model.model.norm
     weight, x = norm.weight.tolist(), [math.sin(i) for i in range(len(norm.weight))]
-    bias, offset = [0] * len(x), 1 if config["model_type"] == "gemma3_text" else 0
-    if isinstance(norm, torch.nn.LayerNorm):
-        bias, mean = norm.bias.tolist(), sum(x) / len(x)
+    bias, offset = [0] * len(x), 1 if config["model_type"] in GEMMA else 0
+    if "LayerNorm" in type(norm).__name__:
+        bias, mean = getattr(norm, "bias", torch.zeros(len(x))).tolist(), sum(x) / len(x)
         x = [v - mean for v in x]
-    epsilon = next(config[name] for name in ("layer_norm_epsilon", "norm_epsilon", "rms_norm_eps") if name in config)
+    names = ("layer_norm_epsilon", *EPSILONS.values(), "rms_norm_eps")
+    epsilon = next(config[name] for name in names if name in config)
     scale = 1 / math.sqrt(sum(v * v for v in x) / len(x) + epsilon)
     expected = [(offset + w) * v * scale + b for w, v, b in zip(weight, x, bias)]
     assert_close("norm", norm(torch.tensor([[math.sin(i) for i in range(len(x))]]))[0].tolist(), expected)
@@ -138,8 +145,8 @@ def check_norm(model, config):
 def check_rope(model, config, length):
     """Compares RoPE's cosines and sines with their formula in plain Python floats."""
     rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})}
-    if config["model_type"] == "gemma3_text":
-        local = rope.get("sliding_attention") or {"rope_theta": config["rope_local_base_freq"]}
+    if config["model_type"] in ("gemma3_text", "olmo3"):
+        local = rope.get("sliding_attention") or {"rope_theta": config.get("rope_local_base_freq", rope.get("rope_theta"))}
         check_turns(model, config, local, length, layer_type=["sliding_attention"])
         check_turns(model, config, rope.get("full_attention", rope), length, layer_type=["full_attention"])
     else:
@@ -161,12 +168,15 @@ def yarn(rope, frequencies):
     assert divided[-1] == 1 and any(0 < d < 1 for d in divided), "a regime of yarn is missing"
     frequencies = [f * (1 - d) + f * d / rope["factor"] for f, d in zip(frequencies, divided)]
     factors = [0.1 * rope.get(name, usual) * math.log(rope["factor"]) + 1 for name, usual in (("mscale", 1), ("mscale_all_dim", 0))]
-    return frequencies, factors[0] / factors[1]
+    return frequencies, rope.get("attention_factor", factors[0] / factors[1])
 
 
 def check_turns(model, config, rope, length, layer_type=()):
     dim, scale = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"], 1
+    dim = int(dim * rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1)))
     kind, theta = rope.get("rope_type", rope.get("type")), rope["rope_theta"]
+    if "alpha" in rope:
+        kind, theta = "default", theta * rope["alpha"] ** (dim / (dim - 2))
     if kind == "dynamic" and length > config["max_position_embeddings"]:
         stretch = rope["factor"] * length / config["max_position_embeddings"] - rope["factor"] + 1
         theta *= stretch ** (dim / (dim - 2))
@@ -180,14 +190,17 @@ def check_turns(model, config, rope, length, layer_type=()):
     elif kind == "yarn":
         frequencies, scale = yarn(rope, frequencies)
     elif kind == "longrope":
-        pretrained = rope["original_max_position_embeddings"]
+        pretrained = (rope | config)["original_max_position_embeddings"]
         factor = rope.get("factor", config["max_position_embeddings"] / pretrained)
         scale = rope.get("attention_factor", math.sqrt(1 + math.log(factor) / math.log(pretrained)))
         factors = rope["long_factor" if length > pretrained else "short_factor"]
         frequencies = [f / factor for f, factor in zip(frequencies, factors, strict=True)]
     elif kind == "linear":
         frequencies = [f / rope["factor"] for f in frequencies]
-    angles = [[p * f for f in frequencies] * 2 for p in range(length)]
+    if "ohere" in type(model).__name__:
+        angles = [[p * f for f in frequencies for _ in range(2)] for p in range(length)]
+    else:
+        angles = [[p * f for f in frequencies] * 2 for p in range(length)]
     cosines, sines = model.model.rotary_emb(torch.ones(1), torch.arange(length)[None], *layer_type)
     for angle, cosine, sine in zip(angles, cosines[0].tolist(), sines[0].tolist()):
         assert_close("cosine", cosine, [scale * math.cos(a) for a in angle])

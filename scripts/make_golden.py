@@ -146,6 +146,82 @@ CASES = {
         [17, 3, 26], "Starcoder2", vocab=59, hidden=24, heads=3, kv_heads=1, mlp=52,
         rope_theta=999.5, sliding_window=7, use_bias=True, residual_dropout=0.1, embedding_dropout=0.1,
         attention_dropout=0.1),
+    "gemma": case(
+        [19, 3, 18], "Gemma", vocab=47, hidden=20, heads=2, kv_heads=1, mlp=36, head_dim=12,
+        rope_theta=500.0, attention_bias=False, hidden_activation=None, pad_token_id=None),
+    "ministral": case(
+        [23, 5, 12], "Ministral", vocab=43, hidden=24, heads=3, kv_heads=1, mlp=40, head_dim=10, rope_theta=500.0,
+        sliding_window=6, layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=False),
+    "phi3": case(
+        [19, 2, 24], "Phi3", vocab=53, hidden=24, heads=4, kv_heads=2, mlp=36, rope_theta=300.0, rope_scaling=None,
+        attention_bias=False, original_max_position_embeddings=64, pad_token_id=None, sliding_window=9,
+        tie_word_embeddings=False),
+    # Phi-4-mini's form: RoPE rotates a part of each head.
+    "phi3_partial": case(
+        [17, 22, 18], "Phi3", vocab=41, hidden=32, heads=4, kv_heads=1, mlp=28, rope_theta=300.0,
+        partial_rotary_factor=0.75, original_max_position_embeddings=16, full_attn_mod=1, interpolate_factor=1,
+        lm_head_bias=False, mlp_bias=False, attention_bias=False, pad_token_id=None, sliding_window=262144,
+        rope_scaling={"type": "longrope", "long_factor": [1.25, 2.0, 3.5], "short_factor": [1.0, 1.0, 1.25]},
+        tie_word_embeddings=True),
+    "olmo2": case(
+        [21, 3, 17], "Olmo2", vocab=47, hidden=24, heads=4, kv_heads=2, mlp=36, rope_theta=500.0, rope_scaling=None,
+        attention_bias=False, pad_token_id=None, tie_word_embeddings=False),
+    # The published form, and the newer form with RoPE for each layer type.
+    "olmo3": case(
+        [40, 3, 17], "Olmo3", vocab=43, hidden=24, heads=2, kv_heads=2, mlp=36, rope_theta=500000.0, sliding_window=7,
+        rope_scaling={"factor": 4.0, "original_max_position_embeddings": 4096, "rope_type": "yarn", "beta_fast": 32.0,
+                      "beta_slow": 1.0, "attention_factor": 1.125},
+        layer_types=["sliding_attention", "full_attention"], pad_token_id=None, tie_word_embeddings=False),
+    "olmo3_parameters": case(
+        [19, 8], "Olmo3", vocab=37, hidden=20, heads=2, kv_heads=1, mlp=28, head_dim=10, sliding_window=5,
+        rope_parameters={"full_attention": {"rope_theta": 300.0, **LINEAR_ROPE},
+                         "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}},
+        layer_types=["full_attention", "sliding_attention"], pad_token_id=None, tie_word_embeddings=False),
+    "exaone4": case(
+        [23, 4, 15], "Exaone4", vocab=47, hidden=24, heads=3, kv_heads=1, mlp=40, head_dim=10, rope_theta=500.0,
+        rope_scaling=LLAMA3_ROPE | {"factor": 16.0}, sliding_window=6, sliding_window_pattern="LG",
+        layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=False),
+    "exaone4_global": case(
+        [19, 9], "Exaone4", vocab=37, hidden=16, heads=2, kv_heads=2, mlp=28, rope_theta=500.0, sliding_window=None,
+        sliding_window_pattern=None, layer_types=["full_attention", "full_attention"], tie_word_embeddings=True),
+    "glm": case(
+        [18, 3, 21], "Glm", vocab=43, hidden=24, heads=3, kv_heads=1, mlp=36, head_dim=12, rope_theta=500.0,
+        partial_rotary_factor=0.5, attention_bias=True, pad_token_id=None, tie_word_embeddings=False),
+    "glm4": case(
+        [22, 2, 14], "Glm4", vocab=47, hidden=24, heads=4, kv_heads=2, mlp=32, head_dim=8, attention_bias=False,
+        rope_parameters={"rope_theta": 300.0, "rope_type": "default", "partial_rotary_factor": 0.5}, pad_token_id=None,
+        tie_word_embeddings=False),
+    "granite": case(
+        [21, 3, 17], "Granite", vocab=49, hidden=24, heads=4, kv_heads=2, mlp=36, rope_theta=500.0, rope_scaling=None,
+        attention_bias=False, mlp_bias=False, embedding_multiplier=6.0, attention_multiplier=0.2,
+        residual_multiplier=0.3, logits_scaling=4.0, tie_word_embeddings=True),
+    "granite_hybrid": case(
+        [19, 3, 19], "GraniteMoeHybrid", vocab=43, hidden=24, heads=4, kv_heads=2, mlp=99, rope_theta=500.0,
+        shared_intermediate_size=36, num_local_experts=0, num_experts_per_tok=0, position_embedding_type="rope",
+        layer_types=["attention", "attention"], mamba_n_heads=4, mamba_d_head=12, mamba_expand=2, mamba_n_groups=1,
+        embedding_multiplier=6, attention_multiplier=0.2, residual_multiplier=0.3, logits_scaling=4,
+        attention_bias=False, normalization_function="rmsnorm", tie_word_embeddings=True),
+    "cohere": case(
+        [17, 3, 23], "Cohere", vocab=47, hidden=24, heads=3, kv_heads=1, mlp=36, rope_theta=500.0, logit_scale=0.3,
+        use_qk_norm=False, attention_bias=False, pad_token_id=None),
+    "cohere2": case(
+        [24, 2, 18], "Cohere2", vocab=43, hidden=24, heads=4, kv_heads=2, mlp=40, rope_theta=500.0, logit_scale=0.25,
+        sliding_window=6, sliding_window_pattern=2, attention_bias=False, order_of_interleaved_layers="local_attn_first",
+        position_embedding_type="rope_gptj", rotary_pct=1.0, use_parallel_block=True, pad_token_id=None),
+    "hunyuan": case(
+        [21, 3, 16], "HunYuanDenseV1", vocab=47, hidden=20, heads=3, kv_heads=1, mlp=36, head_dim=10, rope_theta=100.0,
+        rope_scaling={"alpha": 50.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
+                      "mscale_all_dim": 1.0, "type": "dynamic"},
+        attention_bias=False, use_qk_norm=True, attention_head_dim=10, tie_word_embeddings=True),
+    "ernie4_5": case(
+        [19, 4, 17], "Ernie4_5", vocab=43, hidden=20, heads=4, kv_heads=2, mlp=36, head_dim=6, rope_theta=500.0,
+        rope_scaling=None, use_bias=True, pad_token_id=None, tie_word_embeddings=True),
+    "helium": case(
+        [18, 2, 22], "Helium", vocab=43, hidden=24, heads=3, kv_heads=1, mlp=36, head_dim=8, rope_theta=500.0,
+        attention_bias=False, mlp_bias=False, pad_token_id=None, tie_word_embeddings=False),
+    "arcee": case(
+        [17, 3, 20], "Arcee", vocab=41, hidden=24, heads=3, kv_heads=1, mlp=52, head_dim=8, rope_theta=500.0,
+        attention_bias=False, mlp_bias=False, rope_scaling=None, tie_word_embeddings=False),
 }  # fmt: skip
 
 

@@ -75,15 +75,21 @@ TYPED_TEST(DeviceOperations, Norms) {
   });
 }
 
+// Frequencies of heads of which RoPE rotates this many numbers.
+inline RopeFrequencies turns(Index dim, Index rotated, RopePairs pairs = RopePairs::halves) {
+  return {rope_frequencies(rotated, 10000, {}).values, 1.1, dim, pairs};
+}
+
 TYPED_TEST(DeviceOperations, RotaryPositions) {
-  for (const Index dim : {6, 64, 128}) {
+  const auto halves = RopePairs::halves, neighbours = RopePairs::neighbours;
+  for (const RopeFrequencies& f : {turns(6, 6), turns(64, 64), turns(128, 128), turns(96, 64, halves),
+                                   turns(10, 6, halves), turns(64, 64, neighbours), turns(64, 32, neighbours)}) {
     auto scope = this->gpu->scope();
     const Index n = 37, heads = 3;
     std::vector<std::int32_t> p;
     for (int i = 0; i < n; ++i) p.push_back(i * i * 700);  // up to a million: too large for angles in float32
     const TwinIntegers positions(*this->gpu, p);
-    const auto x = this->random(n, heads * dim);
-    const RopeFrequencies f = {rope_frequencies(dim, 10000, {}).values, 1.1};
+    const auto x = this->random(n, heads * f.dim);
     this->both(FUNCTION(rope), x, x, positions, f, Direction::forward);
     this->expect_near("forward", x);
     this->both(FUNCTION(rope), x, x, positions, f, Direction::backward);
@@ -93,11 +99,10 @@ TYPED_TEST(DeviceOperations, RotaryPositions) {
 
 // Queries and keys are normed, or converted, in the pass that rotates them.
 template <class T, class Device>
-void expect_bits_of_two_passes(Device& dev, Index dim, Index heads, const NormStyle& style) {
+void expect_bits_of_two_passes(Device& dev, const RopeFrequencies& f, Index heads, const NormStyle& style) {
   auto scope = dev.scope();
-  const Index n = 3, cols = heads * dim;
+  const Index n = 3, dim = f.dim, cols = heads * dim;
   const TwinIntegers at(dev, {0, 77, 131071});
-  const RopeFrequencies f = {rope_frequencies(dim, 10000, {}).values, 1.1};
   const Twin<T> x(dev, n, cols, 1, 1, 0.3), w(dev, 1, dim, 2, 0.2, 1), b(dev, 1, dim, 3), y(dev, n, cols, 4);
   const Twin<Accumulator<T>> sums(dev, n, cols, 5);
   const HeadNorm<T> head_norm = {norm_weights(w.gpu, style.centered ? b.gpu : Matrix<T>()), style};
@@ -126,12 +131,14 @@ void expect_bits_of_two_passes(Device& dev, Index dim, Index heads, const NormSt
 template <class T, class Device>
 void expect_bits_of_two_passes(Device& dev) {
   in_every_order([&] {
-    for (const Index dim : {6, 10, 24, 80, 96, 128, 256}) {
+    for (const RopeFrequencies& f :
+         {turns(6, 6), turns(10, 10), turns(24, 24), turns(80, 80), turns(96, 96), turns(128, 128), turns(256, 256),
+          turns(24, 10), turns(96, 64), turns(64, 64, RopePairs::neighbours), turns(80, 40, RopePairs::neighbours)}) {
       for (const Index heads : {1, 2, 3, 4, 5, 37}) {
         for (const NormStyle& style :
              {NormStyle{.eps = 1e-5}, NormStyle{.eps = 1e-5, .offset = 1}, NormStyle{.eps = 1e-5, .centered = true}}) {
-          SCOPED_TRACE(testing::Message() << heads << " heads of " << dim);
-          expect_bits_of_two_passes<T>(dev, dim, heads, style);
+          SCOPED_TRACE(testing::Message() << heads << " heads of " << f.dim);
+          expect_bits_of_two_passes<T>(dev, f, heads, style);
         }
       }
     }
@@ -146,12 +153,14 @@ TEST(CpuOperations, NormAndRotationInOnePass) {
 }
 
 TYPED_TEST(DeviceOperations, Activations) {
-  for (const Mlp kind : {Mlp::gelu, Mlp::swiglu, Mlp::geglu}) {
+  for (const Mlp kind : {Mlp::gelu, Mlp::swiglu, Mlp::geglu, Mlp::relu2}) {
     for (const Index cols : {19, 64}) {
       auto scope = this->gpu->scope();
       const auto gate = this->random(130, cols, 2), up = this->random(130, cols, 2), y = this->random(130, cols),
                  dy = this->random(130, cols);
-      const auto if_gated = [=](auto gate) { return kind == Mlp::gelu ? decltype(gate){} : gate; };
+      const auto if_gated = [=](auto gate) {
+        return kind == Mlp::gelu || kind == Mlp::relu2 ? decltype(gate){} : gate;
+      };
       const auto forward = [=](auto& dev, auto y, auto gate, auto up) { activation(dev, kind, y, if_gated(gate), up); };
       this->both(forward, y, gate, up);
       this->expect_near("y", y);

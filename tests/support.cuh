@@ -110,7 +110,8 @@ inline std::vector<Family> families() {
   c->rope_theta = 500;
   c->rope_scaling = {
       .type = RopeType::yarn, .factor = 4, .original_length = 64, .beta_fast = 8, .attention_factor = 1.2};
-  add("seed_oss", make_config("seed_oss", {37, 20, 2, 4, 2, 6, 28, 0, false}));
+  c = add("phi3", make_config("phi3", {37, 20, 2, 4, 2, 10, 28, 0, false}));
+  c->rotary_share = 0.6, c->window = 100;
   c = add("smollm3", make_config("smollm3", {43, 22, 3, 4, 1, 8, 36, 0, true}));
   c->without_rope = {false, true, false};
   c = add("starcoder2", make_config("starcoder2", {53, 26, 2, 3, 1, 10, 44, 0, true}));
@@ -119,6 +120,14 @@ inline std::vector<Family> families() {
   c->window = 20, c->local = {true, false, true}, c->local_rope_theta = 100, c->rope_scaling = {RopeType::linear, 4};
   c = add("gemma3_untied", make_config("gemma3", {47, 32, 2, 2, 1, 16, 40, 0, false}));
   c->window = 5, c->local = {true, true}, c->score_scale = 0.2;
+  add("olmo2", make_config("olmo2", {59, 22, 2, 4, 2, 10, 34, 0, false}));
+  add("glm4", make_config("glm4", {47, 26, 2, 3, 1, 12, 30, 0, false}));
+  c = add("granite_hybrid", make_config("granitemoehybrid", {61, 20, 2, 4, 2, 8, 26, 0, true}));
+  c->embedding_scale = 3, c->residual_scale = 0.4, c->score_scale = 0.25, c->logit_scale = 0.5;
+  c = add("cohere2", make_config("cohere2", {43, 24, 3, 4, 2, 10, 38, 0, true}));
+  c->window = 30, c->local = {true, false, true}, c->without_rope = {false, true, false}, c->logit_scale = 0.4;
+  c = add("hunyuan_relu2", make_config("hunyuan", {51, 24, 2, 3, 1, 14, 42, 0, false}));
+  c->mlp_kind = Mlp::relu2;
   return all;
 }
 

@@ -1,29 +1,12 @@
-// A family of models as one more description: Phi-3. In its files q, k and v are one tensor, and so are gate and up.
+// Phi-3: in its files q, k and v are one tensor, and so are gate and up. And families as descriptions.
 #include "data/files/adapters.h"
 #include "tests/support.cuh"
 
 namespace streambp {
 namespace {
 
-// clang-format off
-ModelFamily phi3() {
-  return {
-      .name = "phi3", .type = "phi3", .architecture = "Phi3ForCausalLM",
-      .fields = llama_fields({{"rms_norm_eps", &Config::norm_eps, 1e-5},
-                              {"auto_map", Ignored{}},
-                              {"original_max_position_embeddings", Ignored{}}}),
-      .local = LocalLayers::all,
-      .modules = {.q = "self_attn.qkv_proj", .k = "self_attn.qkv_proj", .v = "self_attn.qkv_proj",
-                  .gate = "mlp.gate_up_proj", .up = "mlp.gate_up_proj"},
-      .published = {{"phi-3-mini-4k", {32064, 3072, 32, 32, 32, 96, 8192, 4096, false}}}};
-}
-// clang-format on
-
-class NewFamily : public TemporaryDirectory {
+class FusedTensors : public TemporaryDirectory {
  protected:
-  static void SetUpTestSuite() { model_families().push_back(phi3()); }
-  static void TearDownTestSuite() { model_families().pop_back(); }
-
   const Config& config() {
     //                               vocabulary hidden layers heads kv dim mlp length tied
     static const Config c = make_config("phi3", {61, 30, 2, 6, 2, 10, 50, 128, false});
@@ -31,7 +14,7 @@ class NewFamily : public TemporaryDirectory {
   }
 };
 
-TEST_F(NewFamily, IsReadFromConfigJsonAndWritten) {
+TEST_F(FusedTensors, IsReadFromConfigJsonAndWritten) {
   const Json published = Json::parse(R"({"architectures": ["Phi3ForCausalLM"], "attention_bias": false,
       "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "bos_token_id": 1, "embd_pdrop": 0.0,
       "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192,
@@ -52,7 +35,22 @@ TEST_F(NewFamily, IsReadFromConfigJsonAndWritten) {
   EXPECT_ERROR(config_from_json(other, "config.json"), "embedding_multiplier");
 }
 
-TEST_F(NewFamily, ItsModelsAreSavedInPartsOfDifferentSizesAndLoaded) {
+// A program may add a family. It is read and computed like the others.
+TEST(Families, CanBeAdded) {
+  ModelFamily mine = llama();
+  mine.name = mine.type = "mine", mine.architecture = "MineForCausalLM", mine.published = {};
+  mine.defaults.pre_norms = false, mine.defaults.post_norms = true;
+  mine.modules.post_attention_norm = "after_attention", mine.modules.post_mlp_norm = "after_mlp";
+  model_families().push_back(mine);
+  const Config c = make_config("mine", {61, 30, 2, 6, 2, 10, 50, 128, false});
+  EXPECT_EQ(config_to_json(config_from_json(config_to_json(c), "config.json")), config_to_json(c));
+  const Batch batch = packed(c, {40, 60});
+  expect_oracle(run_gradient<Cpu, double>(c, batch, Schedule::stream(kTile, kTile), random_weights()),
+                oracle_gradient(c, batch, random_weights()));
+  model_families().pop_back();
+}
+
+TEST_F(FusedTensors, ItsModelsAreSavedInPartsOfDifferentSizesAndLoaded) {
   const Config& c = config();
   Cpu dev(std::size_t{1} << 22);
   Model<float> model{c, Tensors<float>(c)}, loaded{c, Tensors<float>(c)};
@@ -84,7 +82,7 @@ TEST_F(NewFamily, ItsModelsAreSavedInPartsOfDifferentSizesAndLoaded) {
   expect_stored("self_attn.o_proj", {w.o.weight});
 }
 
-TEST_F(NewFamily, ItsGradientsAreExactInEveryMode) {
+TEST_F(FusedTensors, ItsGradientsAreExactInEveryMode) {
   const auto expect_exact = [](const Config& c) {
     const Batch batch = packed(c, {150, 200});
     const oracle::Result truth = oracle_gradient(c, batch, random_weights());
@@ -95,12 +93,10 @@ TEST_F(NewFamily, ItsGradientsAreExactInEveryMode) {
   };
   expect_exact(config());
   Config adapted = config();
-  adapted.adapters = new_adapters(adapted, {3, 6, false, {"attention", "down_proj"}});
-  adapted.trained.emplace();
-  EXPECT_EQ(adapted.adapters.size(), 6u);
-  expect_exact(adapted);
   adapted.adapters = new_adapters(adapted, {3, 6, false, {"all"}});
-  EXPECT_ERROR(trained_count(adapted), "gate and up are one tensor");
+  adapted.trained.emplace();
+  EXPECT_EQ(adapted.adapters.size(), 8u);
+  expect_exact(adapted);
 }
 
 }  // namespace

@@ -163,16 +163,45 @@ TEST(Operations, RopeRotatesPairsAndBack) {
   }
 }
 
+// A head of 5 + 5 rotated numbers and 4 others, in pairs of neighbours.
+TEST(Operations, RopeRotatesAPartOfAHead) {
+  const Index dim = 14, rotated = 10, n = 20;
+  std::vector<std::int32_t> positions;
+  for (int i = 0; i < n; ++i) positions.push_back(i * 3);
+  for (const RopePairs pairs : {RopePairs::halves, RopePairs::neighbours}) {
+    RopeFrequencies f = rope_frequencies(rotated, 300, {});
+    f.dim = dim, f.pairs = pairs;
+    const Owned<double> x(n, 2 * dim, 1), original(n, 2 * dim, 1);
+    rope(device(), x.m, x.m, integers(positions), f, Direction::forward);
+    for (Index i = 0; i < n; ++i) {
+      for (Index h = 0; h < 2 * dim; h += dim) {
+        for (Index p = 0; p < rotated / 2; ++p) {
+          const Index first = h + (pairs == RopePairs::halves ? p : 2 * p);
+          const Index second = pairs == RopePairs::halves ? first + rotated / 2 : first + 1;
+          const double angle = 3.0 * static_cast<double>(i) * std::pow(300.0, -0.2 * static_cast<double>(p));
+          const double a = original.m(i, first), b = original.m(i, second);
+          EXPECT_NEAR(x.m(i, first), a * std::cos(angle) - b * std::sin(angle), 1e-12);
+          EXPECT_NEAR(x.m(i, second), b * std::cos(angle) + a * std::sin(angle), 1e-12);
+        }
+        for (Index j = h + rotated; j < h + dim; ++j) EXPECT_EQ(x.m(i, j), original.m(i, j));
+      }
+    }
+    rope(device(), x.m, x.m, integers(positions), f, Direction::backward);
+    expect_near(x.m, [&](Index i, Index j) { return original.m(i, j); });
+  }
+}
+
 // --- activations ---
 
 class ActivationOperation : public testing::TestWithParam<Mlp> {};
-INSTANTIATE_TEST_SUITE_P(Operations, ActivationOperation, testing::Values(Mlp::gelu, Mlp::swiglu, Mlp::geglu));
+INSTANTIATE_TEST_SUITE_P(Operations, ActivationOperation,
+                         testing::Values(Mlp::gelu, Mlp::swiglu, Mlp::geglu, Mlp::relu2));
 
 TEST_P(ActivationOperation, MatchesItsFormulaForwardAndBackward) {
   const Mlp kind = GetParam();
   const Index n = 130, d = 19;
   Owned<double> g(n, d, 1, 2), up(n, d, 2, 2), y(n, d, 3), dy(n, d, 4);
-  const M gate = kind == Mlp::gelu ? M{} : g.m;
+  const M gate = kind == Mlp::gelu || kind == Mlp::relu2 ? M{} : g.m;
   const Loss loss = [&] {
     activation(device(), kind, y.m, gate, up.m);
     return dot(y.m, dy.m);
@@ -180,8 +209,10 @@ TEST_P(ActivationOperation, MatchesItsFormulaForwardAndBackward) {
   loss();
   expect_near(y.m, [&](Index i, Index j) {
     const double x = gate ? g.m(i, j) : up.m(i, j);
-    const double a = kind == Mlp::swiglu ? x / (1 + std::exp(-x))
-                                         : 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    const double a = kind == Mlp::relu2 ? (x > 0 ? x * x : 0)
+                     : kind == Mlp::swiglu
+                         ? x / (1 + std::exp(-x))
+                         : 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     return gate ? a * up.m(i, j) : a;
   });
   const Owned<double> gate_copy(n, d, 1, 2), up_copy(n, d, 2, 2);

@@ -185,15 +185,19 @@ TEST(Plan, BytesPerTokenMatchTheFormula) {
 
 TEST(Plan, ParameterCountsMatchPublishedModels) {
   const std::map<std::string, double> published = {
-      {"gpt2", 124.44e6},         {"gpt2-xl", 1557.6e6},         {"llama-3.2-1b", 1235.8e6},
-      {"llama-3.2-3b", 3212.7e6}, {"llama-3.1-8b", 8030.3e6},    {"qwen2.5-0.5b", 494.0e6},
-      {"qwen2.5-1.5b", 1543.7e6}, {"qwen2.5-3b", 3085.9e6},      {"qwen2.5-7b", 7615.6e6},
-      {"qwen3-0.6b", 596.0e6},    {"qwen3-1.7b", 1720.6e6},      {"qwen3-4b", 4022.5e6},
-      {"qwen3-8b", 8190.7e6},     {"qwen3-14b", 14768.3e6},      {"qwen3-32b", 32762.1e6},
-      {"llama-2-7b", 6738.4e6},   {"mistral-7b-v0.1", 7241.7e6}, {"smollm2-135m", 134.5e6},
-      {"smollm2-1.7b", 1711.4e6}, {"tinyllama-1.1b", 1100.0e6},  {"gemma-3-270m", 268.1e6},
-      {"gemma-3-1b", 999.9e6},    {"smollm3-3b", 3075.1e6},      {"starcoder2-3b", 3030.4e6},
-      {"starcoder2-7b", 7174.0e6}};
+      {"gpt2", 124.44e6},          {"gpt2-xl", 1557.6e6},         {"llama-3.2-1b", 1235.8e6},
+      {"llama-3.2-3b", 3212.7e6},  {"llama-3.1-8b", 8030.3e6},    {"qwen2.5-0.5b", 494.0e6},
+      {"qwen2.5-1.5b", 1543.7e6},  {"qwen2.5-3b", 3085.9e6},      {"qwen2.5-7b", 7615.6e6},
+      {"qwen3-0.6b", 596.0e6},     {"qwen3-1.7b", 1720.6e6},      {"qwen3-4b", 4022.5e6},
+      {"qwen3-8b", 8190.7e6},      {"qwen3-14b", 14768.3e6},      {"qwen3-32b", 32762.1e6},
+      {"llama-2-7b", 6738.4e6},    {"mistral-7b-v0.1", 7241.7e6}, {"smollm2-135m", 134.5e6},
+      {"smollm2-1.7b", 1711.4e6},  {"tinyllama-1.1b", 1100.0e6},  {"gemma-3-270m", 268.1e6},
+      {"gemma-3-1b", 999.9e6},     {"smollm3-3b", 3075.1e6},      {"starcoder2-3b", 3030.4e6},
+      {"starcoder2-7b", 7174.0e6}, {"gemma-2b", 2506.2e6},        {"gemma-7b", 8537.7e6},
+      {"phi-3-mini-4k", 3821.1e6}, {"phi-4", 14659.5e6},          {"olmo-2-7b", 7298.6e6},
+      {"glm-4-9b", 9400.0e6},      {"granite-3.3-2b", 2533.5e6},  {"granite-3.3-8b", 8170.8e6},
+      {"command-r", 34980.8e6},    {"aya-expanse-8b", 8028.0e6},  {"exaone-4.0-1.2b", 1279.4e6},
+      {"ernie-4.5-0.3b", 360.7e6}, {"seed-oss-36b", 36151.1e6}};
   for (const auto& [model, count] : published) {
     EXPECT_NEAR(static_cast<double>(parameter_count(known_models().at(model))), count, 0.1e6) << model;
   }

@@ -24,12 +24,14 @@ struct LinearShape {
 
 inline std::vector<LinearShape> linear_shapes(const Config& c) {
   const Index q = c.q_width(), kv = c.kv_width();
-  const std::set<LinearShape> shapes = {{.inputs = c.hidden, .outputs = q, .bias = c.qkv_bias, .adds = true},
-                                        {.inputs = c.hidden, .outputs = kv, .bias = c.qkv_bias, .adds = true},
-                                        {.inputs = q, .outputs = c.hidden, .bias = c.output_bias, .residual = true},
-                                        {.inputs = c.hidden, .outputs = c.mlp, .bias = c.mlp_bias, .adds = true},
-                                        {.inputs = c.mlp, .outputs = c.hidden, .bias = c.mlp_bias, .residual = true},
-                                        {.inputs = c.hidden, .outputs = c.vocab, .logits = true}};
+  const bool residual = !c.post_norms && c.residual_scale == 1;  // else it is added later
+  const std::set<LinearShape> shapes = {
+      {.inputs = c.hidden, .outputs = q, .bias = c.qkv_bias, .adds = true},
+      {.inputs = c.hidden, .outputs = kv, .bias = c.qkv_bias, .adds = true},
+      {.inputs = q, .outputs = c.hidden, .bias = c.output_bias, .residual = residual},
+      {.inputs = c.hidden, .outputs = c.mlp, .bias = c.mlp_bias, .adds = true},
+      {.inputs = c.mlp, .outputs = c.hidden, .bias = c.mlp_bias, .residual = residual},
+      {.inputs = c.hidden, .outputs = c.vocab, .logits = true}};
   return {shapes.begin(), shapes.end()};
 }
 

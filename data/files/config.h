@@ -33,18 +33,28 @@ inline bool is_harmless(const std::string& name) {
          ends("_pdrop") || ends("_dropout");
 }
 
+// Of so many layers, one is global. Files may give a number or, in Exaone, a pattern such as LLLG.
+inline Index read_window_pattern(const Fields& f, Index usual) {
+  for (const char* name : {"sliding_window_pattern", "_sliding_window_pattern"}) {
+    if (!f.has(name)) continue;
+    const auto text = f.json.at(name).is_string() ? f.get<std::string>(name) : std::string();
+    const Index pattern = text.empty() ? f.get<Index>(name) : static_cast<Index>(text.size());
+    require(pattern > 0 && (text.empty() || text.find('G') == text.size() - 1), f.file, ": ", quote(name),
+            " must be positive, or a pattern such as LLLG");
+    return pattern;
+  }
+  return usual;
+}
+
 // Which layers are local: given by "layer_types", or in older files by the family's rule.
 inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) {
-  const bool upper = family.local == LocalLayers::upper, most = family.local == LocalLayers::all_but_every_sixth;
+  const bool upper = family.local == LocalLayers::upper, most = family.local == LocalLayers::most;
   const bool missing = !f.json.contains("sliding_window") && family.local == LocalLayers::all;
   const Index window = missing ? family.defaults.window : f.get<Index>("sliding_window", 0);
   if (upper && !f.get<bool>("use_sliding_window", false)) return void(f.has("layer_types"));
   c.window = window;
-  require(!most || window > 0, f.file, ": \"sliding_window\" must be positive");
-  const auto old_pattern = f.get<Index>("_sliding_window_pattern", 6);
-  const auto pattern = f.get<Index>("sliding_window_pattern", old_pattern);
+  const Index pattern = most ? read_window_pattern(f, family.global_every) : 0;
   const auto first_local = f.get<Index>("max_window_layers", 28);
-  require(pattern > 0, f.file, ": \"sliding_window_pattern\" must be positive");
   if (f.has("layer_types")) {
     const Json& types = f.json.at("layer_types");
     require(types.is_array() && std::ssize(types) == c.layers, f.file,
@@ -54,9 +64,14 @@ inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) 
               " is not supported; \"full_attention\" and \"sliding_attention\" are");
       c.local.push_back(type == "sliding_attention");
     }
-  } else if (upper || most) {
-    for (Index l = 0; l < c.layers; ++l) c.local.push_back(upper ? l >= first_local : (l + 1) % pattern != 0);
+  } else if (most) {
+    c.local = all_but_every_layer(pattern, c.layers);
+  } else if (upper) {
+    for (Index l = 0; l < c.layers; ++l) c.local.push_back(l >= first_local);
   }
+  const bool some_local = std::ranges::find(c.local, true) != c.local.end();
+  require(!most || window > 0 || !some_local, f.file, ": \"sliding_window\" must be positive");
+  if (family.local_rope && window > 0) c.without_rope = without(c.local);
 }
 
 // Which layers have no RoPE: those with a 0 in "no_rope_layers", or every n-th.
@@ -105,10 +120,19 @@ inline Json value_of(const Field& field) {
 
 inline void read_field(const Fields& f, const Field& field, Config& c) {
   const auto read = [&]<class Meaning>(Meaning meaning) {
-    if constexpr (std::is_same_v<Meaning, InverseSquare>) {
+    if constexpr (std::is_same_v<Meaning, InverseSquare> || std::is_same_v<Meaning, Inverse>) {
       const auto value = read_value<double>(f, field, c);
       require(value > 0, f.file, ": ", quote(field.name), " must be positive");
-      c.*meaning.member = 1 / std::sqrt(value);
+      c.*meaning.member = 1 / (std::is_same_v<Meaning, Inverse> ? value : std::sqrt(value));
+    } else if constexpr (std::is_same_v<Meaning, Either>) {
+      if (!f.has(field.name) || f.json.at(field.name) != meaning.other) f.only(field.name, value_of(field));
+    } else if constexpr (std::is_same_v<Meaning, AllOf>) {
+      if (!f.has(field.name)) return;
+      for (const Json& value : f.list(field.name)) {
+        if (value != meaning.other && value != value_of(field))
+          fail(f.file, ": ", quote(field.name), ": ", shown(value), " is not supported; only ", value_of(field).dump(),
+               " is");
+      }
     } else if constexpr (std::is_same_v<Meaning, Fixed> || std::is_same_v<Meaning, Only>) {
       f.only(field.name, value_of(field));
     } else if constexpr (std::is_same_v<Meaning, Ignored>) {
@@ -123,7 +147,10 @@ inline void read_field(const Fields& f, const Field& field, Config& c) {
 // Null: none.
 inline Json written_value(const Field& field, const Config& c) {
   const auto value = [&]<class Meaning>(Meaning meaning) -> Json {
+    if constexpr (std::is_same_v<Meaning, Inverse>) return 1 / c.*meaning.member;
     if constexpr (std::is_same_v<Meaning, InverseSquare>) return 1 / (c.*meaning.member * c.*meaning.member);
+    if constexpr (std::is_same_v<Meaning, AllOf>)
+      return std::vector(static_cast<std::size_t>(c.layers), value_of(field));
     if constexpr (std::is_member_pointer_v<Meaning>) return c.*meaning;
     return std::is_same_v<Meaning, Only> ? Json() : value_of(field);
   };
@@ -147,7 +174,7 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   for (const Field& field : found->fields) read_field(f, field, c);
   if (found->local != LocalLayers::none) read_windows(f, *found, c);
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
-  if (c.positions == Positions::rope) read_rope(f, c);
+  if (c.positions == Positions::rope) read_rope(f, *found, c);
   c.base = read_base(f);
   f.refuse_others(is_harmless);
   try {
@@ -175,7 +202,8 @@ inline Json config_to_json(const Config& c) {
   if (family.local == LocalLayers::all || c.window > 0) json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
   if (family.local == LocalLayers::upper && c.window > 0) json["use_sliding_window"] = true;
   for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");
-  for (const bool without : c.without_rope) json["no_rope_layers"].push_back(without ? 0 : 1);
+  for (const bool without : family.local_rope ? std::vector<bool>() : c.without_rope)
+    json["no_rope_layers"].push_back(without ? 0 : 1);
   write_rope(json, c.rope_scaling);
   return json;
 }

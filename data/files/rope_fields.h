@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "data/files/fields.h"
-#include "model/config.h"
+#include "model/families.h"
 
 namespace streambp {
 
@@ -68,7 +68,7 @@ inline void read_longrope(const Fields& s, const Fields& f, const Config& c, Rop
 
 // RoPE scaling: an object of the configuration `f`, which may also hold theta.
 inline RopeScaling read_rope_scaling(const Fields& s, const Fields& f, const Config& c) {
-  s.only("partial_rotary_factor", 1.0);
+  s.only("partial_rotary_factor", c.rotary_share);
   const auto old_name = s.get<std::string>("type", "default");
   const auto name = s.get<std::string>("rope_type", old_name);
   const auto kind = std::ranges::find(rope_kinds(), name, &RopeKind::name);
@@ -103,22 +103,37 @@ inline RopeScaling read_rope_scaling(const Fields& s, const Fields& f, const Con
   return scaling;
 }
 
-// transformers 5 keeps theta and the scaling in one object (Gemma: one for each layer type); earlier versions have
-// separate fields. `c` has the family's theta, or that of a separate field.
-inline void read_rope(const Fields& f, Config& c) {
-  if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.object("rope_scaling"), f, c);
+// Hunyuan's scaling by "alpha" is a larger theta for documents of all lengths.
+inline void read_rope_alpha(const Fields& s, Config& c) {
+  s.only("type", "dynamic"), s.only("rope_type", "dynamic");
+  for (const char* name : {"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}) s.has(name);  // no effect
+  const auto alpha = s.get<double>("alpha");
+  s.refuse_others([](const std::string& name) { return name == "rope_theta"; });
+  const auto dim = static_cast<double>(c.rotary_dim());
+  require(alpha > 0 && dim > 2, s.file, ": \"alpha\" must be positive, and heads wider than 2");
+  c.rope_theta *= std::pow(alpha, dim / (dim - 2));
+}
+
+// transformers 5 keeps theta and the scaling in one object (in some families one for each layer type); earlier versions
+// have separate fields. `c` has the family's theta, or that of a separate field.
+inline void read_rope(const Fields& f, const ModelFamily& family, Config& c) {
+  const auto read = [&](const Fields& rope) {
+    c.rope_theta = rope.get<double>("rope_theta", c.rope_theta);
+    if (varies(family, "partial_rotary_factor"))
+      c.rotary_share = rope.get<double>("partial_rotary_factor", c.rotary_share);
+    if (family.rope_alpha && rope.has("alpha")) return read_rope_alpha(rope, c);
+    c.rope_scaling = read_rope_scaling(rope, f, c);
+  };
+  if (f.has("rope_scaling")) read(f.object("rope_scaling"));
   if (f.has("rope_parameters")) {
     require(!f.has("rope_scaling"), f.file,
             ": has both \"rope_scaling\" and \"rope_parameters\", of earlier and of newer files; remove one of them");
-    const auto read = [&](const Fields& rope) {
-      c.rope_theta = rope.get<double>("rope_theta", c.rope_theta);
-      c.rope_scaling = read_rope_scaling(rope, f, c);
-    };
     const Fields rope = f.object("rope_parameters");
     if (!rope.has("full_attention")) {
       read(rope);
     } else {
-      require(c.local_rope_theta > 0, rope.file, ": only Gemma has RoPE parameters for each layer type");
+      require(c.local_rope_theta > 0, rope.file, ": ", family.name,
+              " models do not have RoPE parameters for each layer type");
       if (rope.has("sliding_attention")) {
         const Fields local = rope.object("sliding_attention");
         c.local_rope_theta = local.get<double>("rope_theta", c.local_rope_theta);

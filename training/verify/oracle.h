@@ -60,17 +60,21 @@ struct LayerKind {
 };
 
 // Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
-// query heads may share a key/value head. Depending on the model, q_h and k_h are normed and rotated.
+// query heads may share a key/value head. Depending on the model, q_h and k_h are normed and rotated, or rotated and
+// normed, or the norm is that of all heads.
 inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenBatch& batch, const Layer<Number>& w,
                        Array x) {
   auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
   auto norm_and_rope = [&](Array y, Array norm_weight) {
-    if (c.qk_norm) y = norm(tape, c, Norm::rms, y, norm_weight);
+    if (c.qk_norm == QkNorm::heads) y = norm(tape, c, Norm::rms, y, norm_weight);
     if (kind.rotates) y = rope(tape, c, kind.local, batch.positions, y);
+    if (c.qk_norm == QkNorm::heads_after_rope) y = norm(tape, c, Norm::rms, y, norm_weight);
     return y;
   };
-  const Array q = linear(tape, x, w.q);
-  const Array k = linear(tape, x, w.keys());
+  Array q = linear(tape, x, w.q);
+  Array k = linear(tape, x, w.keys());
+  if (c.qk_norm == QkNorm::all) q = norm(tape, c, Norm::rms, q, w.q_norm.weight);
+  if (c.qk_norm == QkNorm::all) k = norm(tape, c, Norm::rms, k, w.k_norm.weight);
   const Array v = linear(tape, x, w.values());
   Array sum = tape.zeros(x.rows, c.hidden);
   for (Index h = 0; h < c.heads; ++h) {
@@ -87,23 +91,27 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
 
 // down(f(gate(x)) * up(x)), without a gate down(f(up(x)))
 inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
-  const Array up = linear(tape, x, w.up);
+  const Array up = linear(tape, x, w.ups());
   if (!c.gated()) return linear(tape, activation(tape, c.mlp_kind, up), w.down);
   const Array gate = activation(tape, c.mlp_kind, linear(tape, x, w.gate));
   return linear(tape, multiply(tape, gate, up), w.down);
 }
 
 // h = x + attention(norm(x))        y = h + mlp(norm(h))        with post-norms: x + norm(attention(...)), h + norm(mlp(...))
+// Some models have only post-norms. Parallel branches: y = h + mlp(norm(x)). Some scale both branches.
 inline Array layer(Tape& tape, const Config& c, LayerKind kind, const TokenBatch& batch, const Layer<Number>& w,
                    Array x) {
-  const Array x_norm = norm(tape, c, c.norm, x, w.attention_norm.weight, w.attention_norm.bias);
+  const auto scaled = [&](Array y) { return multiply(tape, y, tape.constant(y.rows, y.cols, c.residual_scale)); };
+  const auto normed = [&](Array y, const NormWeights<Number>& weights) {
+    return c.pre_norms ? norm(tape, c, c.norm, y, weights.weight, weights.bias) : y;
+  };
+  const Array x_norm = normed(x, w.attention_norm);
   Array attended = attention(tape, c, kind, batch, w, x_norm);
   if (c.post_norms) attended = norm(tape, c, c.norm, attended, w.post_attention_norm.weight);
-  const Array h = add(tape, x, attended);
-  const Array h_norm = norm(tape, c, c.norm, h, w.mlp_norm.weight, w.mlp_norm.bias);
-  Array y = mlp(tape, c, w, h_norm);
+  const Array h = add(tape, x, scaled(attended));
+  Array y = mlp(tape, c, w, c.parallel ? x_norm : normed(h, w.mlp_norm));
   if (c.post_norms) y = norm(tape, c, c.norm, y, w.post_mlp_norm.weight);
-  return add(tape, h, y);
+  return add(tape, h, scaled(y));
 }
 
 // The logits of every token: N x vocab.
@@ -117,7 +125,8 @@ inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const T
     x = layer(tape, c, {local, rotates}, batch, w.layers[l], x);
   }
   x = norm(tape, c, c.norm, x, w.norm.weight, w.norm.bias);
-  return linear(tape, x, c.tied ? w.embedding.tokens : w.head.weight);
+  const Array logits = linear(tape, x, c.tied ? w.embedding.tokens : w.head.weight);
+  return multiply(tape, logits, tape.constant(logits.rows, logits.cols, c.logit_scale));
 }
 
 // ---- The interface ----

@@ -178,7 +178,7 @@ inline Array standardise(Tape& tape, Norm kind, double epsilon, Array x) {
 // dim / (dim - 2), so that the slowest pair is as slow as if it were divided.
 // Local layers with their own θ are not scaled.
 inline double rope_frequency(const Config& c, bool local, Index i) {
-  const double dim = static_cast<double>(c.head_dim), pair = static_cast<double>(i);
+  const double dim = static_cast<double>(c.rotary_dim()), pair = static_cast<double>(i);
   if (local && c.local_rope_theta > 0) return std::pow(c.local_rope_theta, -2 * pair / dim);
   const double f = std::pow(c.rope_theta, -2 * pair / dim);
   const RopeScaling& r = c.rope_scaling;
@@ -208,26 +208,33 @@ inline double rope_frequency(const Config& c, bool local, Index i) {
 
 // Rotates the pairs (a, b) = (x[i], x[i + dim/2]) by the angle α = position * frequency of the pair:
 //   y[i] = a cos α - b sin α        y[i + dim/2] = a sin α + b cos α
+// In some models the pairs are (x[2i], x[2i + 1]). Numbers after the first dim stay.
 // YaRN and longrope multiply y by a constant m. dx is dy rotated by -α, times m:
 //   da += dy[i] cos α + dy[i + dim/2] sin α        db += -dy[i] sin α + dy[i + dim/2] cos α
 inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std::int32_t>& positions, Array x) {
   const Array y = tape.zeros(x.rows, x.cols);
-  const Index half = c.head_dim / 2;
+  const Index half = c.rotary_dim() / 2;
+  const auto first = [=, &c](Index i) { return c.rope_pairs == RopePairs::neighbours ? 2 * i : i; };
+  const auto second = [=, &c](Index i) { return c.rope_pairs == RopePairs::neighbours ? 2 * i + 1 : i + half; };
   const double m = local && c.local_rope_theta > 0 ? 1 : c.rope_scaling.attention_factor;
   for (Index t = 0; t < x.rows; ++t) {
     for (Index i = 0; i < half; ++i) {
       const double alpha = positions[t] * rope_frequency(c, local, i);
-      y(t, i).value = m * (x(t, i).value * std::cos(alpha) - x(t, i + half).value * std::sin(alpha));
-      y(t, i + half).value = m * (x(t, i).value * std::sin(alpha) + x(t, i + half).value * std::cos(alpha));
+      const double a = x(t, first(i)).value, b = x(t, second(i)).value;
+      y(t, first(i)).value = m * (a * std::cos(alpha) - b * std::sin(alpha));
+      y(t, second(i)).value = m * (a * std::sin(alpha) + b * std::cos(alpha));
     }
+    for (Index i = 2 * half; i < x.cols; ++i) y(t, i).value = x(t, i).value;
   }
   tape.on_the_way_back([=] {
     for (Index t = 0; t < x.rows; ++t) {
       for (Index i = 0; i < half; ++i) {
         const double alpha = positions[t] * rope_frequency(c, local, i);
-        x(t, i).grad += m * (y(t, i).grad * std::cos(alpha) + y(t, i + half).grad * std::sin(alpha));
-        x(t, i + half).grad += m * (-y(t, i).grad * std::sin(alpha) + y(t, i + half).grad * std::cos(alpha));
+        const double da = y(t, first(i)).grad, db = y(t, second(i)).grad;
+        x(t, first(i)).grad += m * (da * std::cos(alpha) + db * std::sin(alpha));
+        x(t, second(i)).grad += m * (-da * std::sin(alpha) + db * std::cos(alpha));
       }
+      for (Index i = 2 * half; i < x.cols; ++i) x(t, i).grad += y(t, i).grad;
     }
   });
   return y;
@@ -287,8 +294,9 @@ inline Array log_probability(Tape& tape, Array logits, const std::vector<std::in
   return logp;
 }
 
-// SiLU: f(x) = x σ(x)        GELU: f(x) = x/2 (1 + tanh u) with u = sqrt(2/π) (x + 0.044715 x³)
+// SiLU: f(x) = x σ(x)        GELU: f(x) = x/2 (1 + tanh u) with u = sqrt(2/π) (x + 0.044715 x³)        relu²: max(x, 0)²
 inline double f(Mlp kind, double x) {
+  if (kind == Mlp::relu2) return std::pow(std::max(x, 0.0), 2);
   if (kind == Mlp::swiglu) return x / (1 + std::exp(-x));
   const double u = std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
   return x / 2 * (1 + std::tanh(u));
@@ -296,6 +304,7 @@ inline double f(Mlp kind, double x) {
 
 // SiLU: f'(x) = σ + x σ (1 - σ)        GELU: f'(x) = (1 + tanh u) / 2 + x/2 (1 - tanh² u) du/dx
 inline double f_slope(Mlp kind, double x) {
+  if (kind == Mlp::relu2) return 2 * std::max(x, 0.0);
   const double sigma = 1 / (1 + std::exp(-x));
   if (kind == Mlp::swiglu) return sigma + x * sigma * (1 - sigma);
   const double u = std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);

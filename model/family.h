@@ -1,0 +1,100 @@
+// The description of a model family, from which config.json is read and written, tensors get their names, and --family and
+// the names of published models get their configurations. A family that differs from others in fields of Config only is
+// one more description (model/families), and no other change.
+//
+// What `defaults` say about the architecture holds for all models of a family; its fields replace the rest.
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "model/config.h"
+
+namespace streambp {
+
+template <class V>
+using Member = V Config::*;
+
+// A field of config.json stands for a member of Config, or is one of these:
+struct Fixed {};    // always has this value
+struct Only {};     // the same, but need not be written
+struct Ignored {};  // has no effect
+struct Either {     // as Fixed, or this value
+  const char* other;
+};
+struct AllOf {  // a list of nothing but the usual value and this one
+  const char* other;
+};
+struct Inverse {
+  Member<double> member;  // the field is 1 / member
+};
+struct InverseSquare {
+  Member<double> member;  // the field is 1 / member²
+};
+
+// A value that follows from fields further up.
+struct Formula {
+  const char* text;
+  double (*of)(const Config&);
+};
+
+enum class Written { always, if_unusual };
+
+struct Field {
+  const char* name;  // empty: in no file
+  std::variant<Member<Index>, Member<double>, Member<bool>, Inverse, InverseSquare, Fixed, Only, Either, AllOf, Ignored>
+      meaning;
+  // The value in files that do not have the field. Without one they must have it.
+  std::variant<std::monostate, Index, double, bool, const char*, Formula> value = {};
+  Written written = Written::always;
+};
+
+// Which layers are local if a file does not list them. `upper` needs "use_sliding_window", all_if_named needs
+// "sliding_window"; of `most`, every n-th layer is global.
+enum class LocalLayers { none, all, all_if_named, upper, most };
+
+// The names of modules in files; their tensors are NAME.weight and NAME.bias. Linear layers of one name are parts of one
+// tensor, in the order of the layer's table.
+struct Modules {
+  const char *tokens = "model.embed_tokens", *positions = "", *layers = "model.layers.", *norm = "model.norm";
+  // in a layer
+  const char *attention_norm = "input_layernorm", *mlp_norm = "post_attention_layernorm";
+  const char *q = "self_attn.q_proj", *k = "self_attn.k_proj", *v = "self_attn.v_proj", *o = "self_attn.o_proj";
+  const char *q_norm = "self_attn.q_norm", *k_norm = "self_attn.k_norm";
+  const char *post_attention_norm = "", *post_mlp_norm = "";
+  const char *gate = "mlp.gate_proj", *up = "mlp.up_proj", *down = "mlp.down_proj";
+
+  bool transposed = false;  // linear layers are stored as (inputs x outputs)
+  const char* root = "";    // comes before all names but the head's: always in adapters, sometimes in models
+  std::vector<const char*> unused = {};  // the ends of names of tensors that files have without need
+};
+
+// What distinguishes the models of a family.
+struct Sizes {
+  Index vocab, hidden, layers, heads, kv_heads, head_dim, mlp, max_length;
+  bool tied;
+};
+struct Published {
+  const char* name;
+  Sizes sizes;
+  double rope_theta = 0;  // 0: the family's
+  RopeScaling rope_scaling = {};
+  void (*also)(Config&) = nullptr;  // sets other members
+};
+
+struct ModelFamily {
+  const char* name;                 // for --family
+  const char *type, *architecture;  // in config.json
+  Config defaults = {};             // of a new model
+  std::vector<Field> fields = {};   // in an order in which formulas find what they need
+  LocalLayers local = LocalLayers::none;
+  Index global_every = 0;        // n, where most layers are local
+  bool local_rope = false;       // where some layers are local, only these have RoPE
+  Index without_rope_every = 0;  // every n-th layer has no RoPE, if a file does not list them; 0: all have it
+  bool rope_alpha = false;       // dynamic RoPE scaling by "alpha": a larger theta, for all lengths
+  Modules modules = {};
+  std::vector<Published> published = {};
+};
+
+}  // namespace streambp
