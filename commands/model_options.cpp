@@ -73,10 +73,11 @@ Config ModelOptions::config(Index max_length) const {
 std::string describe(const Config& c) {
   return format(
       "%s, %s parameters: %ld layers of width %ld, %ld query and %ld key/value heads of %ld, MLP %ld, vocabulary "
-      "%ld%s%s",
+      "%ld%s%s%s",
       c.family.c_str(), human_count(static_cast<double>(parameter_count(c))).c_str(), c.layers, c.hidden, c.heads,
       c.kv_heads, c.head_dim, c.mlp, c.vocab, c.tied ? " (tied)" : "",
-      c.window ? format(", window %ld", c.window).c_str() : "");
+      c.window ? format(", window %ld", c.window).c_str() : "",
+      c.root.empty() ? "" : "; the text model of a multimodal one, of which all else stays as it is");
 }
 
 void check_chunk(Index chunk, Index tile) {

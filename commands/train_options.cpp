@@ -1,5 +1,9 @@
 #include "commands/train_options.h"
 
+#include <algorithm>
+
+#include "data/files/checkpoint.h"
+
 namespace streambp {
 
 namespace {
@@ -93,8 +97,17 @@ void TrainOptions::add_optimizer_options() {
   table.add("--epochs", {&epochs, "With --model: passes over the data", checks::positive()});
   table.add("--rate", {&optimizer.rate, "Peak learning rate", checks::not_negative(), Lasts::fixed,
                        "0.004; with --model 1e-05, for dpo and grpo 1e-06; of adapters 20 times that"});
-  table.add("--warmup", whole(optimizer.warmup, "Steps of linear warm-up; a cosine to a tenth of the rate follows", 0,
-                              1 << 30, Lasts::fixed, "20; with --model a tenth of the steps at most"));
+  table.add("--warmup", whole(optimizer.warmup, "Steps of linear warm-up", 0, 1 << 30, Lasts::fixed,
+                              "20; with --model a tenth of the steps at most"));
+  table.add("--schedule",
+            {&schedule,
+             "After the warm-up the rate goes down along a cosine or linear, or is constant; wsd: constant, "
+             "then linear in the last steps. A constant or wsd run can be resumed with more --steps",
+             checks::one_of(kSchedules), Lasts::fixed});
+  table.add("--cooldown", whole(optimizer.cooldown, "Last steps of wsd, in which the rate goes down", 0, 1 << 30,
+                                Lasts::fixed, "a fifth of the steps"));
+  table.add("--final-rate", {&optimizer.final_rate_fraction, "Rate at the end, as a fraction of --rate",
+                             checks::between(0, 1), Lasts::fixed});
   table.add("--decay", {&optimizer.decay, "Weight decay of matrices", checks::not_negative(), Lasts::fixed,
                         "0.1; with --model 0"});
   table.add("--clip",
@@ -146,6 +159,7 @@ void TrainOptions::settle(const std::filesystem::path& state_file) {
     // Adapters begin at zero, so they learn at ten to twenty times the rate.
     if (trains_adapters() && !given("--rate")) optimizer.rate *= 20;
   }
+  optimizer.schedule = static_cast<RateSchedule>(std::ranges::find(kSchedules, schedule) - kSchedules.begin());
   check();
   optimizer.seed = seed, optimizer.blocks = part.block_settings(seed);
   if (fine_tunes()) sample_length = 0;
@@ -155,7 +169,16 @@ void TrainOptions::settle(const std::filesystem::path& state_file) {
 void TrainOptions::restore(const std::filesystem::path& state_file) {
   const Json state = read_sealed_json(state_file);
   require(state.contains("options"), state_file.string(), ": not the state of a run; is the file complete?");
-  table.restore(state["options"], state_file.string(), out);
+  Json options = state["options"];
+  // What checkpoints of earlier versions do not have.
+  const Json usual = {{"--schedule", "cosine"}, {"--cooldown", 0}, {"--final-rate", 0.1}};
+  if (options.is_object()) options.insert(usual.begin(), usual.end());
+  // The rate of the steps so far does not depend on how many follow, unless the cool-down has begun.
+  const Json before = options.value("--schedule", Json());
+  const bool extends = given("--steps") && (before == "constant" || before == "wsd") && options.contains("--steps") &&
+                       options["--steps"].is_number_integer() && options["--steps"] < optimizer.steps;
+  if (extends) options["--steps"] = optimizer.steps;
+  table.restore(options, state_file.string(), out);
 }
 
 void TrainOptions::check() const {
@@ -168,6 +191,8 @@ void TrainOptions::check() const {
   check_ranks();
   require(!given("--epochs") || (!given("--steps") && !resume),
           "--epochs sets the number of steps; leave out --steps. A resumed run keeps its steps");
+  table.only({"--cooldown"}, schedule == "wsd", " belongs to --schedule wsd");
+  table.only({"--final-rate"}, schedule != "constant", " has no meaning with --schedule constant");
 }
 
 void TrainOptions::check_memory() const {

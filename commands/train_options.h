@@ -15,6 +15,9 @@
 
 namespace streambp {
 
+// In the order of RateSchedule.
+inline const std::vector<std::string> kSchedules = {"cosine", "linear", "constant", "wsd"};
+
 struct TrainOptions {
   OptionTable table;
   ModelOptions model;
@@ -28,7 +31,8 @@ struct TrainOptions {
   DataOptions tokens = {.progress = show_progress};
 
   std::vector<std::string> data;
-  std::string adapter, mode = "stream", out, prompt, too_long = "split", learn = "answers", save_dtype = "same";
+  std::string adapter, mode = "stream", out, prompt, too_long = "split", learn = "answers", save_dtype = "same",
+                       schedule = "cosine";
   Index length = 768, batch = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
   Index evaluation_interval = 100, checkpoint_interval = CheckpointTimer::kByTime;
   double epochs = 1, evaluation_fraction = 0.05, temperature = 0.5;

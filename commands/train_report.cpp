@@ -14,6 +14,17 @@ std::string shown(const Measures& measures) {
   return text;
 }
 
+// The corner points of the learning rate.
+std::string describe_rate(const OptimizerSettings& s, const std::string& schedule) {
+  std::string text = format("%g", s.rate);
+  if (s.warmup > 0) text += format(" after %s of warm-up", counted(std::min(s.warmup, s.steps), "step").c_str());
+  const Index full = last_full_rate(s);
+  if (full >= s.steps) return text + (s.schedule == RateSchedule::constant ? ", then constant" : "");
+  if (s.schedule == RateSchedule::wsd) text += format(", constant until step %ld", full);
+  return text + format(", then %s to %g at step %ld", schedule == "cosine" ? "a cosine" : "linear",
+                       learning_rate(s, s.steps), s.steps);
+}
+
 }  // namespace
 
 void TrainReport::begin(Index first_step) {
@@ -27,8 +38,9 @@ void TrainReport::begin(Index first_step) {
   print("data     %s\n", run_.source.description.c_str());
   if (const std::string& program = o.grpo.program; !program.empty())
     print("reward   by the command %s\n", RewardProgram::shown(program, program.size()));
-  print("steps    %ld, of %ld x %ld tokens x %s; rate %g\n", run_.optimizer.steps, run_.batch, run_.length,
-        counted(run_.micro_batches, "micro-batch").c_str(), run_.optimizer.rate);
+  print("steps    %ld, of %ld x %ld tokens x %s\n", run_.optimizer.steps, run_.batch, run_.length,
+        counted(run_.micro_batches, "micro-batch").c_str());
+  print("rate     %s\n", describe_rate(run_.optimizer, o.schedule).c_str());
   print("memory   %s, planned: mode %s%s\n", human_bytes(run_.memory.near).c_str(), o.mode.c_str(), chunked.c_str());
   if (run_.memory.far > 0) {
     print("far      %s in %s\n", describe_far(plan(s, run_.rows(), run_.schedule).far_by_kind).c_str(),

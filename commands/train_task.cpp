@@ -43,6 +43,7 @@ class Preparation {
       directory.create();  // the tokens are kept there
       prepare_documents();
     }
+    settle_cooldown();
     choose_schedule();
     run.options = settled_options();
     return std::move(task);
@@ -55,6 +56,7 @@ class Preparation {
     options["--dtype"] = run.settings.dtype == DType::bf16 ? "bf16" : "f32";
     options["--length"] = run.length, options["--chunk"] = chosen_chunk;
     options["--steps"] = run.optimizer.steps, options["--warmup"] = run.optimizer.warmup;
+    options["--cooldown"] = run.optimizer.cooldown;
     return options;
   }
 
@@ -204,6 +206,10 @@ class Preparation {
       run.optimizer.steps = round_up(std::max<Index>(1, static_cast<Index>(steps)), o.online_grpo() ? o.grpo.inner : 1);
     }
     if (!o.given("--warmup")) run.optimizer.warmup = std::min<Index>(20, run.optimizer.steps / 10);
+  }
+
+  void settle_cooldown() {
+    if (o.schedule == "wsd" && !o.resumed && !o.given("--cooldown")) run.optimizer.cooldown = run.optimizer.steps / 5;
   }
 
   TooLong too_long() const {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "data/files/config.h"
+#include "data/files/model_directory.h"
 #include "data/tokenizer/tokenizer.h"
 #include "training/engine.h"
 #include "training/plan.h"

@@ -31,6 +31,9 @@ struct AdapterSize {
 
 struct Config {
   std::string family = "llama";
+  // In a multimodal model: what the names of the text model's tensors begin with instead of "model.". Empty: a text model.
+  std::string root = {};
+  std::string head = "lm_head";
   Index vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, mlp = 0;
   Index max_length = 0;  // rows of the learned position table; with RoPE, the context length of pretraining
   Norm norm = Norm::rms;

@@ -27,6 +27,13 @@ inline const ModelFamily& family_named(const std::string& name) {
 }
 inline const ModelFamily& family_of(const Config& c) { return family_named(c.family); }
 
+// The name of a module in the model's files.
+inline std::string module_name(const Config& c, std::string_view name) {
+  constexpr std::string_view usual = "model.";
+  if (c.root.empty() || !name.starts_with(usual)) return std::string(name);
+  return c.root + std::string(name.substr(usual.size()));
+}
+
 // Whether models of a family differ in a field of config.json that stands for a number.
 inline bool varies(const ModelFamily& family, std::string_view name) {
   return std::ranges::any_of(family.fields, [&](const Field& field) {

@@ -129,7 +129,7 @@ struct Section {
     p.trained = p.adapter() || !c.trained || c.trained->contains(p.name);
     return table.emplace_back(Entry<T>{p, &w}).parameter;
   }
-  void norm(NormWeights<T>& w, const char* module, Index width, Norm kind) {
+  void norm(NormWeights<T>& w, const std::string& module, Index width, Norm kind) {
     row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : Init::ones);
     if (kind == Norm::layer && c.norm_bias) row(w.bias, module, ".bias", {1, width}, Init::zeros);
   }
@@ -154,7 +154,7 @@ template <class T>
 Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   const Modules& names = family_of(c).modules;
   const Index d = c.hidden, q = c.q_width(), kv = c.kv_width(), m = c.mlp;
-  Section<T> rows = {c, names.layers + std::to_string(l) + "."};
+  Section<T> rows = {c, module_name(c, names.layers) + std::to_string(l) + "."};
   if (c.pre_norms) rows.norm(w.attention_norm, names.attention_norm, d, c.norm);
   rows.linear("attention", w.q, names.q, {q, d}, Init::normal, c.qkv_bias);
   rows.linear("attention", w.k, names.k, {kv, d}, Init::normal, c.qkv_bias);
@@ -178,7 +178,7 @@ template <class T>
 Table<T> embedding_table(const Config& c, Tensors<T>& w) {
   const Modules& names = family_of(c).modules;
   Section<T> rows = {c};
-  rows.row(w.embedding.tokens, names.tokens, ".weight", {c.vocab, c.hidden}, Init::normal);
+  rows.row(w.embedding.tokens, module_name(c, names.tokens), ".weight", {c.vocab, c.hidden}, Init::normal);
   if (c.positions == Positions::learned)
     rows.row(w.embedding.positions, names.positions, ".weight", {c.max_length, c.hidden}, Init::normal);
   return std::move(rows.table);
@@ -187,8 +187,8 @@ Table<T> embedding_table(const Config& c, Tensors<T>& w) {
 template <class T>
 Table<T> head_table(const Config& c, Tensors<T>& w) {
   Section<T> rows = {c};
-  rows.norm(w.norm, family_of(c).modules.norm, c.hidden, c.norm);
-  if (!c.tied) rows.row(w.head.weight, "lm_head", ".weight", {c.vocab, c.hidden}, Init::normal);
+  rows.norm(w.norm, module_name(c, family_of(c).modules.norm), c.hidden, c.norm);
+  if (!c.tied) rows.row(w.head.weight, c.head, ".weight", {c.vocab, c.hidden}, Init::normal);
   return std::move(rows.table);
 }
 

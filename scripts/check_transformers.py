@@ -21,11 +21,12 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers import (
     ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config,
     GraniteConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, LlamaConfig, MinistralConfig, MistralConfig,
     Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, SeedOssConfig, SmolLM3Config, Starcoder2Config,
+    Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3VLConfig, SmolVLMConfig,
 )  # fmt: skip
 
 SIZES = dict(vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
@@ -63,6 +64,21 @@ CONFIGS = {
     "helium": HeliumConfig(**SIZES, head_dim=16),
     "arcee": ArceeConfig(**SIZES),
 }
+VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16)
+QWEN_VISION = dict(depth=1, hidden_size=32, intermediate_size=48, num_heads=2, out_hidden_size=64)
+MULTIMODAL = {
+    "gemma3_vision": Gemma3Config(text_config=CONFIGS["gemma3"].to_dict(), vision_config=VISION, tie_word_embeddings=True),
+    "mistral3": Mistral3Config(
+        text_config=CONFIGS["mistral"].to_dict(), vision_config=dict(VISION, model_type="pixtral", head_dim=16), tie_word_embeddings=False),
+    "qwen2_5_vl": Qwen2_5_VLConfig(
+        text_config=dict(SIZES, rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 3, 3])),
+        vision_config=QWEN_VISION, tie_word_embeddings=False),
+    "qwen3_vl": Qwen3VLConfig(
+        text_config=dict(SIZES, head_dim=32, rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[8, 4, 4], mrope_interleaved=True)),
+        vision_config=dict(QWEN_VISION, deepstack_visual_indexes=[0]), tie_word_embeddings=True),
+    "smolvlm": SmolVLMConfig(text_config=CONFIGS["llama"].to_dict(), vision_config=VISION, tie_word_embeddings=False, pad_token_id=0),
+}  # fmt: skip
+CONFIGS |= MULTIMODAL
 
 
 def make_tokenizer(text):
@@ -125,9 +141,10 @@ def check(name, dtype, folder, binary, data, documents):
         return loss / count
 
     errors = []
+    auto = AutoModelForImageTextToText if name in MULTIMODAL else AutoModelForCausalLM
     base = folder / "base"
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]).to(dtype)
+    model = auto.from_config(CONFIGS[name]).to(dtype)
     model.save_pretrained(base, max_shard_size="100KB" if dtype == torch.bfloat16 else "5GB")
     tokenizer = make_tokenizer("\n".join(documents))
     tokenizer.save_pretrained(base)
@@ -139,24 +156,24 @@ def check(name, dtype, folder, binary, data, documents):
         assert same, f"{name}: {tensor} has changed"
 
     tuned = tune(folder / "tuned", 1e-3)
-    model, loading = AutoModelForCausalLM.from_pretrained(tuned, output_loading_info=True, dtype=torch.float32)
+    model, loading = auto.from_pretrained(tuned, output_loading_info=True, dtype=torch.float32)
     assert not any(loading.values()), f"{name}: {loading}"
     loss = loss_of(model, "--model", tuned)
 
     adapters = tune(folder / "adapters", 1e-2, "--lora", 4, "--lora-on", "all", "--train", ".*(norm|ln_).*")
-    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapters)
+    adapted = PeftModel.from_pretrained(auto.from_pretrained(base, dtype=torch.float32), adapters)
     loaded = adapted.load_adapter(adapters, adapter_name="again")
     assert not loaded.missing_keys and not loaded.unexpected_keys, f"{name}: {loaded}"
     with_adapters = loss_of(adapted, "--adapter", adapters)
-    assert abs(with_adapters - loss_of(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), "--model", base)) > 1e-3
+    assert abs(with_adapters - loss_of(auto.from_pretrained(base, dtype=torch.float32), "--model", base)) > 1e-3
     run("merge", "--adapter", adapters, "--out", folder / "merged", "--save-dtype", "f32")
-    merged = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype=torch.float32)
+    merged = auto.from_pretrained(folder / "merged", dtype=torch.float32)
     assert abs(loss_of(merged, "--model", folder / "merged") - with_adapters) < 1e-5 * with_adapters
 
-    if name != "gpt2":  # bitsandbytes transposes its weights
+    if name != "gpt2" and name not in MULTIMODAL:  # bitsandbytes transposes GPT-2's weights, and quantises vision too
         nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                                  bnb_4bit_compute_dtype=torch.float32)  # fmt: skip
-        quantised = AutoModelForCausalLM.from_pretrained(base, quantization_config=nf4, dtype=dtype)
+        quantised = auto.from_pretrained(base, quantization_config=nf4, dtype=dtype)
         quantised.save_pretrained(folder / "nf4")
         tokenizer.save_pretrained(folder / "nf4")
         in_four_bits = loss_of(dequantised(quantised), "--model", folder / "nf4")
@@ -164,17 +181,18 @@ def check(name, dtype, folder, binary, data, documents):
             folder / "eval.json")  # fmt: skip
         here = json.loads((folder / "eval.json").read_text())["total"]["loss"]
         assert abs(here - in_four_bits) < 1e-3, f"{name}: quantised by streambp {here}, by bitsandbytes {in_four_bits}"
-    print(f"{name:9}{str(dtype):16}{len(before):8}{loss:10.4f}{with_adapters:15.4f}{max(errors):12.1e}", flush=True)
+    print(f"{name:15}{str(dtype):16}{len(before):8}{loss:10.4f}{with_adapters:15.4f}{max(errors):12.1e}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     root = Path(__file__).resolve().parents[1]
+    parser.add_argument("model", nargs="*", default=list(CONFIGS), help=f"to check (default: all): {', '.join(CONFIGS)}")
     parser.add_argument("--streambp", type=Path, default=root / "build" / "streambp", help="the program")
     options = parser.parse_args()
     documents = [p for p in (root / "README.md").read_text().split("\n\n") if 100 < len(p) < 600]
-    print(f"{'model':9}{'type':16}{'tensors':>8}{'loss':>10}{'with adapters':>15}{'difference':>12}")
-    for name in CONFIGS:
+    print(f"{'model':15}{'type':16}{'tensors':>8}{'loss':>10}{'with adapters':>15}{'difference':>12}")
+    for name in options.model:
         for dtype in (torch.float32, torch.bfloat16):
             with tempfile.TemporaryDirectory() as folder:
                 data = Path(folder) / "data.jsonl"

@@ -6,6 +6,24 @@ namespace {
 
 // --- a step ---
 
+TEST(Trainer, RatesFollowTheirSchedule) {
+  using enum RateSchedule;
+  const auto rates = [](RateSchedule schedule, Index cooldown = 0) {
+    std::vector<double> all;
+    for (Index step = 1; step <= 9; ++step)
+      all.push_back(learning_rate(
+          {.rate = 8, .final_rate_fraction = 0.25, .warmup = 2, .steps = 8, .schedule = schedule, .cooldown = cooldown},
+          step));
+    return all;
+  };
+  EXPECT_EQ(rates(constant), std::vector<double>({4, 8, 8, 8, 8, 8, 8, 8, 8}));
+  EXPECT_EQ(rates(linear), std::vector<double>({4, 8, 7, 6, 5, 4, 3, 2, 2}));
+  EXPECT_EQ(rates(wsd, 4), std::vector<double>({4, 8, 8, 8, 6.5, 5, 3.5, 2, 2}));
+  EXPECT_EQ(rates(wsd, 7), rates(linear));  // it begins after the warm-up
+  EXPECT_DOUBLE_EQ(rates(cosine)[4], 2 + 6 * 0.5);
+  EXPECT_DOUBLE_EQ(rates(cosine)[7], 2);
+}
+
 // Three steps of two unequal micro-batches, with warm-up and clipping, against the oracle's gradient and AdamW written
 // out.
 TEST(Trainer, StepsMatchAdamWOnTheOraclesGradient) {

@@ -20,23 +20,37 @@ namespace streambp {
 // adamw_bf16: moments in the type of the weights, no master weights
 enum class OptimizerKind { none, adamw, adamw_bf16, adamw_8bit, muon };
 
+// The learning rate after the warm-up: down along a cosine or a line, or constant. wsd (warm-up, stable, decay) is constant
+// and then goes down a line in the last `cooldown` steps.
+enum class RateSchedule { cosine, linear, constant, wsd };
+
 struct OptimizerSettings {
   double rate = 3e-4, final_rate_fraction = 0.1;
   Index warmup = 0, steps = 0;
+  RateSchedule schedule = RateSchedule::cosine;
+  Index cooldown = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1;
   double clip = 1;         // largest global gradient norm; 0: no limit
   std::uint64_t seed = 1;  // of the run
   BlockSettings blocks = {};
 };
 
-// Linear warm-up from zero, then a cosine down to the final fraction. Steps count from one.
+// The last step with the full rate.
+inline Index last_full_rate(const OptimizerSettings& s) {
+  if (s.schedule == RateSchedule::constant) return std::max(s.warmup, s.steps);
+  return s.schedule == RateSchedule::wsd ? std::max(s.warmup, s.steps - s.cooldown) : s.warmup;
+}
+
+// Linear warm-up from zero, then the schedule, down to the final fraction. Steps count from one.
 inline double learning_rate(const OptimizerSettings& s, Index step) {
   const auto t = static_cast<double>(step), warmup = static_cast<double>(s.warmup),
-             total = static_cast<double>(s.steps);
+             total = static_cast<double>(s.steps), begin = static_cast<double>(last_full_rate(s));
   if (t <= warmup) return s.rate * t / warmup;
-  const double progress = total > warmup ? std::min(1.0, (t - warmup) / (total - warmup)) : 1;
+  if (t <= begin) return s.rate;
+  const double progress = total > begin ? std::min(1.0, (t - begin) / (total - begin)) : 1;
   const double cosine = 0.5 * (1 + sine_cosine(3.141592653589793 * progress).cosine);
-  return s.rate * (s.final_rate_fraction + (1 - s.final_rate_fraction) * cosine);
+  const double share = s.schedule == RateSchedule::cosine ? cosine : 1 - progress;
+  return s.rate * (s.final_rate_fraction + (1 - s.final_rate_fraction) * share);
 }
 
 // What an optimizer keeps under one name, such as a moment: a matrix for every trained parameter, in the table's order. It

@@ -56,7 +56,7 @@ inline std::vector<std::string> written_out(const Config& c, const std::vector<s
   };
   Config one = c;
   one.layers = 1;
-  const std::size_t prefix = (family_of(c).modules.layers + std::string("0.")).size();
+  const std::size_t prefix = module_name(c, family_of(c).modules.layers).size() + std::string("0.").size();
   const std::vector<std::string> all = linear_layers(one);
   for (const std::string& name : on) {
     const std::vector<std::string> group = linear_layers(one, name);
@@ -92,7 +92,7 @@ inline std::map<std::string, AdapterSize> new_adapters(const Config& c, const Lo
 // What comes before a parameter's name in adapter_model.safetensors.
 constexpr std::string_view kAdapterPrefix = "base_model.model.";
 inline std::string adapter_prefix(const Config& c, const std::string& name) {
-  return std::string(kAdapterPrefix) + (name == "lm_head.weight" ? "" : family_of(c).modules.root);
+  return std::string(kAdapterPrefix) + (name == c.head + ".weight" ? "" : family_of(c).modules.root);
 }
 
 // --- Writing ---
@@ -266,8 +266,7 @@ class AdapterDirectory {
     }
     Tensors<float> none(c);
     const std::string embedding = embedding_table(c, none).front().parameter.name;
-    for (const std::string& other :
-         {std::string("lm_head"), name_in_peft(c, embedding.substr(0, embedding.rfind('.')))})
+    for (const std::string& other : {c.head, name_in_peft(c, embedding.substr(0, embedding.rfind('.')))})
       require(!targets.contain_other(other), file_.path().string(), ": has no adapter of ", other, ", which ",
               config_path_, " names, and which is not supported; only linear layers inside the layers are");
   }

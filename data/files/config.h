@@ -12,6 +12,7 @@
 
 #include "data/files/quantised.h"
 #include "data/files/rope_fields.h"
+#include "data/files/towers.h"
 #include "model/families.h"
 
 namespace streambp {
@@ -160,8 +161,14 @@ inline Json written_value(const Field& field, const Config& c) {
 inline Config config_from_json(const Json& json, const std::string& file) {
   const Fields f(json, file);
   const auto type = f.get<std::string>("model_type");
+  if (const Tower* tower = tower_of(type)) {
+    Config c = config_from_json(text_config(json, *tower, file), file);
+    c.root = "model.language_model.";
+    return c;
+  }
   std::vector<std::string> types;
   for (const ModelFamily& family : model_families()) types.push_back(family.type);
+  for (const Tower& tower : kTowers) types.push_back(tower.type);
   const auto found = std::ranges::find(model_families(), type, &ModelFamily::type);
   require(found != model_families().end(), file, ": models of type ", quote(type), " are not supported; ", join(types),
           " are");
@@ -183,12 +190,6 @@ inline Config config_from_json(const Json& json, const std::string& file) {
     fail(file, ": ", e.what());
   }
   return c;
-}
-
-// Reads a config.json, or the one in a directory.
-inline Config read_config(fs::path path) {
-  if (fs::is_directory(path)) path /= "config.json";
-  return config_from_json(parse_json_file(path), path.string());
 }
 
 inline Json config_to_json(const Config& c) {

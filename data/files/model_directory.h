@@ -10,6 +10,7 @@
 
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -53,11 +54,22 @@ class ModelFiles {
     return *found;
   }
   const std::string& prefix() const { return prefix_; }
+  const std::map<std::string, const Tensor*>& all() const { return tensors; }
+
+  // The tensors of a multimodal model's other parts.
+  std::map<std::string, const Tensor*> other_parts(const Config& c) const {
+    std::map<std::string, const Tensor*> others = tensors;
+    std::erase_if(others, [&](const auto& entry) {
+      return c.root.empty() || entry.first.starts_with(c.root) || entry.first == c.head + ".weight";
+    });
+    return others;
+  }
 
   // Refuses tensors that the model does not use, except those that can be derived from others.
   template <class T>
   void check_all_used(const Table<T>& table, const Config& c) const {
     std::set<const Tensor*> used;
+    for (const auto& [name, tensor] : other_parts(c)) used.insert(tensor);
     const std::vector<const char*>& unused = family_of(c).modules.unused;
     for (const Entry<T>& e : table) {
       used.insert(&at(e.parameter.name));
@@ -67,7 +79,7 @@ class ModelFiles {
     for (const auto& [name, tensor] : tensors) {
       const auto ends = [&name = name](const char* end) { return name.ends_with(end); };
       if (used.contains(tensor) || ends("rotary_emb.inv_freq") || std::ranges::any_of(unused, ends)) continue;
-      require(name == "lm_head.weight" && c.tied, tensor->where,
+      require(name == c.head + ".weight" && c.tied, tensor->where,
               " is not used by the model of config.json, so results would differ without it");
       const Tensor& embedding = at(parameters_of(c).front().name);
       require(tensor->dtype == embedding.dtype && tensor->shape == embedding.shape &&
@@ -105,6 +117,15 @@ class ModelFiles {
   std::string prefix_;
 };
 
+// Reads a config.json, or the one in a model directory.
+inline Config read_config(fs::path path) {
+  const bool is_directory = fs::is_directory(path);
+  const fs::path file = is_directory ? path / "config.json" : path;
+  Config c = config_from_json(parse_json_file(file), file.string());
+  if (is_directory && !c.root.empty()) find_tower(ModelFiles(path).all(), c, path.string());
+  return c;
+}
+
 // A small file of a model directory. Checkpoints contain copies of it, so a link may not lead to a private file: it
 // must stay in the directory, or in the blobs of a hub's cache (models--NAME/snapshots/COMMIT/FILE -> ../../blobs/HASH).
 inline std::string read_model_file(const fs::path& file) {
@@ -122,10 +143,12 @@ inline std::string read_model_file(const fs::path& file) {
 
 // What saving needs in addition to the weights to write a model as it was loaded.
 struct ModelLayout {
-  std::string config;                         // the text of config.json
-  std::map<std::string, std::string> others;  // contents of the other small files, by name
-  std::string prefix;                         // of the tensors' names
-  std::map<std::string, std::string> dtypes;  // by parameter name
+  std::string config;                                // the text of config.json
+  std::map<std::string, std::string> others;         // contents of the other small files, by name
+  std::string prefix;                                // of the tensors' names
+  std::map<std::string, std::string> dtypes;         // by parameter name
+  std::shared_ptr<const ModelFiles> source = {};     // of a multimodal model
+  std::map<std::string, const Tensor*> copied = {};  // the tensors of its other parts
   // With an adapter_config.json, checkpoints hold adapters only, for the model in this directory.
   std::string adapter_config = "";
   fs::path base = "";
@@ -136,13 +159,16 @@ struct ModelLayout {
   explicit ModelLayout(const fs::path& dir) : config(read_model_file(dir / "config.json")) {
     for (const char* name :
          {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json",
-          "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"}) {
+          "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
+          "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}) {
       if (fs::exists(dir / name)) others[name] = read_model_file(dir / name);
     }
     const Config c = read_config(dir);
-    const ModelFiles files(dir);
-    prefix = files.prefix();
-    for (const Parameter& p : parameters_of(c)) dtypes[p.name] = files.at(p.name).dtype;
+    source = std::make_shared<ModelFiles>(dir);
+    prefix = source->prefix();
+    copied = source->other_parts(c);
+    for (const Parameter& p : parameters_of(c)) dtypes[p.name] = source->at(p.name).dtype;
+    if (copied.empty()) source = {};
   }
 
   // Changes the type of the saved tensors.
@@ -192,11 +218,14 @@ std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
   return bytes;
 }
 
-// A tensor of a saved model: its parameters, and its type in the file.
+// A tensor of a saved model: its parameters, and its type in the file; or a copy of another one.
 template <class T>
 struct StoredTensor {
   Table<T> parts;
   std::string name, dtype;
+  const Tensor* copied = nullptr;
+
+  std::vector<Index> shape() const { return copied ? copied->shape : stored_shape(parts); }
 };
 
 // Distributes a model's tensors, in their order, over shards of at most `limit` bytes.
@@ -205,16 +234,18 @@ std::vector<std::vector<StoredTensor<T>>> into_shards(const Table<T>& tensors, c
                                                       std::size_t limit) {
   std::vector<std::vector<StoredTensor<T>>> shards;
   std::size_t filled = 0;
-  for (const Table<T>& parts : by_stored_tensor(tensors)) {
-    const std::string& name = parts.front().parameter.name;
-    const auto dtype = layout.dtypes.find(name);
-    StoredTensor<T> stored{parts, name, dtype == layout.dtypes.end() ? dtype_name<T>() : dtype->second};
-    const auto shape = stored_shape(parts);
-    const auto bytes = static_cast<std::size_t>(element_count(name, shape) * dtype_size(stored.dtype));
+  const auto add = [&](StoredTensor<T> stored) {
+    const auto bytes = static_cast<std::size_t>(element_count(stored.name, stored.shape()) * dtype_size(stored.dtype));
     if (shards.empty() || filled + bytes > limit) shards.emplace_back(), filled = 0;
     filled += bytes;
     shards.back().push_back(std::move(stored));
+  };
+  for (const Table<T>& parts : by_stored_tensor(tensors)) {
+    const std::string& name = parts.front().parameter.name;
+    const auto dtype = layout.dtypes.find(name);
+    add({parts, name, dtype == layout.dtypes.end() ? dtype_name<T>() : dtype->second});
   }
+  for (const auto& [name, tensor] : layout.copied) add({{}, name, tensor->dtype, tensor});
   return shards;
 }
 
@@ -231,9 +262,13 @@ void save_tensors(const fs::path& dir, const Table<T>& tensors, const ModelLayou
     if (shards.size() > 1) std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
     SafetensorsWriter writer(dir.empty() ? dir : dir / name, {{"format", "pt"}});
     for (const StoredTensor<T>& stored : shards[i]) {
-      const std::string prefix = stored.name == "lm_head.weight" ? "" : layout.prefix;
-      total += element_count(stored.name, stored_shape(stored.parts)) * dtype_size(stored.dtype);
-      write(writer, prefix, stored);
+      const std::string prefix = stored.copied || stored.name == "lm_head.weight" ? "" : layout.prefix;
+      total += element_count(stored.name, stored.shape()) * dtype_size(stored.dtype);
+      if (stored.copied) {
+        writer.add(stored.name, stored.dtype, stored.shape(), stored.copied->data, stored.copied->bytes);
+      } else {
+        write(writer, prefix, stored);
+      }
       weight_map[prefix + stored.name] = name;
     }
     writer.finish();

@@ -45,7 +45,11 @@ inline ModelFamily gemma3() {
       .name = "gemma3", .type = "gemma3_text", .architecture = "Gemma3ForCausalLM",
       .defaults = {.norm_eps = 1e-6, .norm_offset = 1, .post_norms = true, .rope_theta = 1e6, .mlp_kind = Mlp::geglu,
                    .qk_norm = QkNorm::heads, .tied = true, .window = 512, .local_rope_theta = 1e4},
-      .fields = llama_fields({{"head_dim", &Config::head_dim, 256},
+      // the first fields are often left out
+      .fields = llama_fields({{"vocab_size", &Config::vocab, 262208},
+                              {"num_attention_heads", &Config::heads, 8},
+                              {"num_key_value_heads", &Config::kv_heads, 4},
+                              {"head_dim", &Config::head_dim, 256},
                               {"rope_theta", &Config::rope_theta, 1e6},
                               {"rope_local_base_freq", &Config::local_rope_theta, 1e4},
                               {"tie_word_embeddings", &Config::tied, true},

@@ -1,0 +1,89 @@
+// Multimodal models of which the text model is trained: it computes text as if it were alone. Their other parts, such as a
+// vision encoder, are neither computed nor changed, and saved bit for bit as they were.
+//
+// Their config.json holds that of the text model as "text_config", or in older files as its own fields. The names of the
+// text model's tensors begin with something else than "model.", which depends on the version of transformers.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "data/files/fields.h"
+#include "model/config.h"
+
+namespace streambp {
+
+struct Tower {
+  const char *type, *architecture;  // in config.json
+  const char* text;                 // the usual type of the text model
+};
+// clang-format off
+inline constexpr Tower kTowers[] = {
+    {"gemma3",          "Gemma3ForConditionalGeneration",         "gemma3_text"},
+    {"mistral3",        "Mistral3ForConditionalGeneration",       "mistral"},
+    {"qwen2_vl",        "Qwen2VLForConditionalGeneration",        "qwen2"},
+    {"qwen2_5_vl",      "Qwen2_5_VLForConditionalGeneration",     "qwen2"},
+    {"qwen3_vl",        "Qwen3VLForConditionalGeneration",        "qwen3"},
+    {"smolvlm",         "SmolVLMForConditionalGeneration",        "llama"},
+    {"idefics3",        "Idefics3ForConditionalGeneration",       "llama"},
+    {"internvl",        "InternVLForConditionalGeneration",       "qwen2"},
+    {"llava",           "LlavaForConditionalGeneration",          "llama"},
+    {"llava_onevision", "LlavaOnevisionForConditionalGeneration", "qwen2"},
+    {"aya_vision",      "AyaVisionForConditionalGeneration",      "cohere2"},
+    {"cohere2_vision",  "Cohere2VisionForConditionalGeneration",  "cohere2"}};
+// clang-format on
+
+// Null: a text model.
+inline const Tower* tower_of(const std::string& type) {
+  const auto found = std::ranges::find(kTowers, type, [](const Tower& t) { return std::string(t.type); });
+  return found == std::end(kTowers) ? nullptr : found;
+}
+
+// Qwen's RoPE has three positions (time, height, width) for images. Those of text are equal, so it is plain RoPE.
+inline void remove_sections(Json& config) {
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {
+    if (!config.contains(name) || !config[name].is_object()) continue;
+    Json& rope = config[name];
+    const bool sections = rope.erase("mrope_section") + rope.erase("mrope_interleaved") > 0;
+    for (const char* type : {"type", "rope_type"})
+      if (sections && rope.value(type, Json()) == "mrope") rope[type] = "default";
+  }
+}
+
+// The config.json of the text model.
+inline Json text_config(const Json& json, const Tower& tower, const std::string& file) {
+  const Fields f(json, file);
+  f.only("architectures", Json::array({tower.architecture}));
+  const bool nested = f.has("text_config");
+  Json text = nested ? json.at("text_config") : json;
+  require(text.is_object(), file, ": \"text_config\" is not an object");
+  for (const char* name : {"architectures", "vision_config"}) text.erase(name);  // of the whole model
+  for (const char* name : {"tie_word_embeddings", "quantization_config"})
+    if (json.contains(name)) text[name] = json.at(name);
+  // fields of SmolVLM's text models without effect
+  for (const char* name : {"pixel_shuffle_factor", "perceiver_config", "neftune_noise_alpha"}) text.erase(name);
+  for (const char* name : {"qk_layer_norms", "use_resampler"})
+    if (text.value(name, Json()) == false) text.erase(name);
+  remove_sections(text);
+  const auto type = nested ? Fields(text, file).get<std::string>("model_type", tower.text) : std::string(tower.text);
+  text["model_type"] = type == tower.type + std::string("_text") && type != "gemma3_text" ? tower.text : type;
+  return text;
+}
+
+// Finds the text model's tensors among the names of a model's tensors.
+template <class Names>
+void find_tower(const Names& names, Config& c, const std::string& where) {
+  const std::string tokens = "embed_tokens.weight", head = "lm_head.weight";
+  c.root.clear();
+  for (const auto& [name, tensor] : names) {
+    if (name.ends_with("." + tokens)) {
+      require(c.root.empty(), where, ": has several token embeddings: in ", c.root, " and as ", quote(name));
+      c.root = name.substr(0, name.size() - tokens.size());
+    }
+    if (name == head || name.ends_with("." + head))
+      c.head = name.substr(0, name.size() - std::string(".weight").size());
+  }
+  require(!c.root.empty(), where, ": no tensor's name ends with ", quote(tokens));
+}
+
+}  // namespace streambp

@@ -1,0 +1,160 @@
+// Multimodal models: the text model is found, trained and saved, and everything else stays as it is.
+#include "data/files/adapters.h"
+#include "tests/golden.h"
+
+namespace streambp {
+namespace {
+
+const char* const kVision = R"({"hidden_size": 8, "model_type": "siglip_vision_model"})";
+
+// The tensors of a file: type, shape and bytes by name.
+using Stored = std::map<std::string, std::tuple<std::string, std::vector<Index>, std::string>>;
+Stored stored(const fs::path& dir) {
+  Stored all;
+  const ModelFiles files(dir);
+  for (const auto& [name, tensor] : files.all())
+    all[name] = {tensor->dtype, tensor->shape, std::string(reinterpret_cast<const char*>(tensor->data), tensor->bytes)};
+  return all;
+}
+
+// A golden model as the text model of a multimodal one. `root`: of its tensors' names. Norms stay in float32, the other
+// weights become bfloat16.
+void write_tower(const Golden& golden, const fs::path& dir, const std::string& root, const std::string& head) {
+  const Json text = Json::parse(golden.file.metadata().at("config"));
+  const Json config = {{"model_type", "gemma3"}, {"architectures", {"Gemma3ForConditionalGeneration"}},
+                       {"text_config", text},    {"vision_config", Json::parse(kVision)},
+                       {"image_token_index", 3}, {"mm_tokens_per_image", 256}};
+  write_file_atomically(dir / "config.json", config.dump(1));
+  write_file_atomically(dir / "preprocessor_config.json", R"({"do_resize":  true})");
+  std::list<std::vector<BFloat16>> narrow;
+  SafetensorsWriter writer(dir / "model.safetensors", {{"format", "pt"}});
+  for (const auto& [name, tensor] : golden.file.tensors()) {
+    if (!name.starts_with("weights/")) continue;
+    std::string stored_name = name.substr(8);
+    stored_name = stored_name.starts_with("model.") ? root + stored_name.substr(6) : head + ".weight";
+    if (tensor.shape.size() == 1) {
+      writer.add(stored_name, "F32", tensor.shape, tensor.data, tensor.bytes);
+      continue;
+    }
+    std::vector<BFloat16>& numbers = narrow.emplace_back();
+    for (const float x : streambp::numbers<float>(tensor)) numbers.push_back(BFloat16(x));
+    writer.add(stored_name, "BF16", tensor.shape, numbers.data(), 2 * numbers.size());
+  }
+  static const std::vector<float> vision(24, 0.3f);
+  writer.add("vision_tower.encoder.layers.0.weight", "F32", {4, 6}, vision.data(), 96);
+  writer.add("multi_modal_projector.norm.weight", "F16", {48}, vision.data(), 96);
+  writer.finish();
+}
+
+class Towers : public TemporaryDirectory {};
+
+TEST_F(Towers, AreSavedAsTheyWereLoaded) {
+  for (const char* name : {"gemma3", "gemma3_scaled"}) {  // tied and untied
+    for (const auto& [root, head] : {std::pair("language_model.model.", "language_model.lm_head"),
+                                     std::pair("model.language_model.", "lm_head")}) {
+      const Golden golden(name);
+      write_tower(golden, dir, root, head);
+      Config c = read_config(dir);
+      EXPECT_EQ(c.root, root);
+      EXPECT_EQ(c.family, "gemma3");
+      EXPECT_EQ(parameter_count(c), parameter_count(golden.config));
+      Cpu dev(std::size_t{1} << 22);
+      Model<float> model{c, Tensors<float>(c)};
+      allocate_weights(dev, model);
+      load_model(dev, dir, model);
+      const ModelLayout layout(dir);
+      for (const std::size_t limit : {kLargestShard, std::size_t{20'000}}) {
+        const fs::path saved = dir / "saved";
+        fs::create_directory(saved);
+        save_model(dev, saved, model, layout, {.limit = limit});
+        EXPECT_TRUE(stored(saved) == stored(dir)) << name << ", " << root;
+        EXPECT_EQ(read_file(saved / "config.json"), read_file(dir / "config.json"));
+        EXPECT_EQ(read_file(saved / "preprocessor_config.json"), read_file(dir / "preprocessor_config.json"));
+        fs::remove_all(saved);
+      }
+      if (c.tied) continue;
+      c.adapters = new_adapters(c, {2, 4, false, {"all"}});
+      c.trained = {head + std::string(".weight")};
+      Model<float> adapted{c, Tensors<float>(c)};
+      Cpu other(std::size_t{1} << 22);
+      allocate_weights(other, adapted);
+      initialise(other, adapted, 1);
+      save_adapters(other, dir, c, trained(table(c, adapted.weights)), adapter_config(c, {2, 4}, "base"));
+      const SafetensorsFile file(dir / "adapter_model.safetensors");
+      EXPECT_TRUE(file.find("base_model.model." + std::string(root) + "layers.0.self_attn.q_proj.lora_A.weight"));
+      EXPECT_TRUE(file.find("base_model.model." + std::string(head) + ".weight"));
+      Config read = read_config(dir);
+      AdapterDirectory(dir).add_to(read);
+      EXPECT_EQ(read.adapters.size(), c.adapters.size());
+    }
+  }
+}
+
+TEST_F(Towers, AreFoundByTheirTokens) {
+  const Golden golden("gemma3_scaled");
+  write_tower(golden, dir, "language_model.", "lm_head");
+  EXPECT_EQ(read_config(dir).root, "language_model.");
+  write_tower(golden, dir, "model.text.embed_tokens.weight.", "lm_head");
+  EXPECT_EQ(read_config(dir).root, "model.text.embed_tokens.weight.");
+  SafetensorsWriter writer(dir / "model.safetensors", {{"format", "pt"}});
+  const float x = 1;
+  for (const char* name : {"a.embed_tokens.weight", "b.embed_tokens.weight"}) writer.add(name, "F32", {1, 1}, &x, 4);
+  writer.finish();
+  EXPECT_ERROR(read_config(dir), "several token embeddings");
+}
+
+// The configurations of published models, with the fields that matter here.
+TEST(TowerConfig, IsReadInAllItsForms) {
+  const Json qwen = {
+      {"hidden_size", 2048},       {"intermediate_size", 11008},
+      {"num_attention_heads", 16}, {"num_hidden_layers", 36},
+      {"num_key_value_heads", 2},  {"rms_norm_eps", 1e-6},
+      {"rope_theta", 1e6},         {"vocab_size", 151936},
+      {"max_window_layers", 70},   {"use_sliding_window", false},
+      {"sliding_window", 32768},   {"rope_scaling", {{"type", "mrope"}, {"mrope_section", {16, 24, 24}}}}};
+  Json flat = qwen;
+  flat.update({{"model_type", "qwen2_5_vl"},
+               {"architectures", {"Qwen2_5_VLForConditionalGeneration"}},
+               {"tie_word_embeddings", true},
+               {"vision_start_token_id", 151652},
+               {"vision_config", Json::parse(kVision)}});
+  Json nested = {{"model_type", "qwen2_5_vl"},  {"architectures", {"Qwen2_5_VLForConditionalGeneration"}},
+                 {"tie_word_embeddings", true}, {"image_token_id", 151655},
+                 {"text_config", qwen},         {"vision_config", Json::parse(kVision)}};
+  nested["text_config"]["model_type"] = "qwen2_5_vl_text";
+  for (const Json& json : {flat, nested}) {
+    const Config c = config_from_json(json, "config.json");
+    EXPECT_EQ(c.family, "qwen2");
+    EXPECT_TRUE(c.tied && c.qkv_bias);
+    EXPECT_EQ(parameter_count(c), parameter_count(known_models().at("qwen2.5-3b")));
+    EXPECT_FALSE(c.root.empty());
+  }
+  // Gemma's files leave out what has its usual value.
+  const Json gemma = {{"model_type", "gemma3"},
+                      {"architectures", {"Gemma3ForConditionalGeneration"}},
+                      {"text_config",
+                       {{"hidden_size", 2560},
+                        {"intermediate_size", 10240},
+                        {"model_type", "gemma3_text"},
+                        {"num_hidden_layers", 34},
+                        {"rope_scaling", {{"factor", 8.0}, {"rope_type", "linear"}}},
+                        {"sliding_window", 1024}}},
+                      {"vision_config", Json::parse(kVision)}};
+  EXPECT_NEAR(static_cast<double>(parameter_count(config_from_json(gemma, "config.json"))), 3880.3e6, 0.1e6);
+
+  Json other = nested;
+  other["text_config"]["rope_scaling"]["type"] = "magic";
+  EXPECT_ERROR(config_from_json(other, "config.json"), "magic");
+  other = nested;
+  other["text_config"]["model_type"] = "mamba";
+  EXPECT_ERROR(config_from_json(other, "config.json"), "mamba");
+  other = nested;
+  other["text_config"] = 3;
+  EXPECT_ERROR(config_from_json(other, "config.json"), "text_config");
+  other = nested;
+  other["architectures"] = {"Qwen2_5_VLModel"};
+  EXPECT_ERROR(config_from_json(other, "config.json"), "Qwen2_5_VLModel");
+}
+
+}  // namespace
+}  // namespace streambp
