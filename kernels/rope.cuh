@@ -17,7 +17,8 @@
 //   linear           keep = 0
 //   llama3           keep = (r - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to 0 .. 1
 //   yarn             keep falls from 1 to 0 with i, between the pairs that make beta_fast and beta_slow rotations. Cosines
-//                    and sines are multiplied by attention_factor, which sharpens attention over more tokens.
+//                    and sines are multiplied by attention_factor, which sharpens attention over more tokens; in some
+//                    models those of queries also by 1 + query_beta log(1 + floor(position / L)).
 //
 // Two kinds also depend on the length n of the longest document of a run:
 //
@@ -48,6 +49,7 @@ struct RopeScaling {
   double low_freq_factor = 1, high_freq_factor = 4;     // llama3
   double beta_fast = 32, beta_slow = 1;                 // yarn
   double attention_factor = 1;                          // yarn and longrope
+  double query_beta = 0;                                // yarn
   enum class Ends { whole, exact } ends = Ends::whole;  // yarn: keep falls between whole pairs
   std::vector<double> short_factors = {}, long_factors = {};
   Index longest = 0;  // n
@@ -67,6 +69,11 @@ struct RopeFrequencies {
   double scale = 1;            // of cosines and sines
   Index dim = 0;               // of a head; numbers after the pairs are not rotated
   RopePairs pairs = RopePairs::halves;
+  double beta = 0, length = 1;  // of queries that grow with the position
+
+  double scale_at(double position) const {
+    return beta == 0 ? scale : scale * (1 + beta * logarithm(1 + std::floor(position / length)));
+  }
 };
 
 enum class Direction { forward, backward };
@@ -153,7 +160,6 @@ template <class T, class U>
 void compute_rope(Cpu&, Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions,
                   const RopeFrequencies& frequencies, Direction direction, const HeadNorm<T>& norm) {
   using A = Accumulator<T>;
-  const double scale = frequencies.scale, signed_scale = direction == Direction::forward ? scale : -scale;
   const auto half = static_cast<Index>(frequencies.values.size()), dim = frequencies.dim;
 #pragma omp parallel if (x.size() > kWorthThreads)
   {
@@ -162,6 +168,8 @@ void compute_rope(Cpu&, Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> pos
     for (Index i = 0; i < x.rows; ++i) {
       A *c = cosine.data(), *s = sine.data();
       const double *frequency = frequencies.values.data(), position = positions(0, i);
+      const double scale = frequencies.scale_at(position);
+      const double signed_scale = direction == Direction::forward ? scale : -scale;
 #pragma omp simd
       for (Index j = 0; j < half; ++j) {
         const SineCosine turn = sine_cosine(position * frequency[j]);
@@ -194,6 +202,7 @@ constexpr Index kMostPairs = 256;
 struct Frequencies {
   double values[kMostPairs];
   double scale, signed_scale;
+  double beta, length;
   Index rotated;  // pairs
   RopePairs pairs;
 };
@@ -216,10 +225,12 @@ __global__ void __launch_bounds__(kThreads)
     if (head < heads && threadIdx.x % lanes == 0) statistics[head] = sums;
   }
   const Index rotated = frequencies.rotated;
+  const double grown =
+      frequencies.beta == 0 ? 1 : 1 + frequencies.beta * std::log(1 + std::floor(positions(0, i) / frequencies.length));
   for (Index f = threadIdx.x; f < half; f += kThreads) {
     const double angle = f < rotated ? positions(0, i) * frequencies.values[f] : 0;
-    cosine[f] = f < rotated ? static_cast<float>(frequencies.scale * std::cos(angle)) : 1;
-    sine[f] = static_cast<float>(frequencies.signed_scale * std::sin(angle));
+    cosine[f] = f < rotated ? static_cast<float>(grown * frequencies.scale * std::cos(angle)) : 1;
+    sine[f] = static_cast<float>(grown * frequencies.signed_scale * std::sin(angle));
   }
   __syncthreads();
   for (Index pair = static_cast<Index>(threadIdx.x) * N; pair < x.cols / 2; pair += kThreads * N) {
@@ -258,6 +269,7 @@ void compute_rope(Cuda& dev, Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t
   cuda::Frequencies f{};
   std::copy(frequencies.values.begin(), frequencies.values.end(), f.values);
   f.scale = frequencies.scale, f.signed_scale = direction == Direction::forward ? f.scale : -f.scale;
+  f.beta = frequencies.beta, f.length = frequencies.length;
   f.rotated = rotated, f.pairs = frequencies.pairs;
   constexpr int N = cuda::kPack;
   const bool packed = cuda::packable(y, x, norm.weights.weight, norm.weights.bias);

@@ -93,6 +93,7 @@ struct ModelFamily {
   bool local_rope = false;       // where some layers are local, only these have RoPE
   Index without_rope_every = 0;  // every n-th layer has no RoPE, if a file does not list them; 0: all have it
   bool rope_alpha = false;       // dynamic RoPE scaling by "alpha": a larger theta, for all lengths
+  bool query_beta = false;       // queries that grow with the position: "llama_4_scaling_beta" of RoPE
   Modules modules = {};
   std::vector<Published> published = {};
 };

@@ -20,16 +20,22 @@
 namespace streambp {
 
 // The RoPE frequencies of a model's global and local layers.
-struct Frequencies {
-  RopeFrequencies global, local;
+struct LayerFrequencies {
+  RopeFrequencies keys, queries;
 
-  explicit Frequencies(const Config& c) {
-    if (c.positions == Positions::learned) return;
-    global = local = rope_frequencies(c.rotary_dim(), c.rope_theta, c.rope_scaling);
-    if (c.local_rope_theta > 0) local = rope_frequencies(c.rotary_dim(), c.local_rope_theta, {});
-    global.dim = local.dim = c.head_dim;
-    global.pairs = local.pairs = c.rope_pairs;
+  LayerFrequencies(const Config& c, double theta, const RopeScaling& scaling)
+      : keys(rope_frequencies(c.rotary_dim(), theta, scaling)) {
+    keys.dim = c.head_dim, keys.pairs = c.rope_pairs;
+    queries = keys;
+    queries.beta = scaling.query_beta, queries.length = scaling.original_length;
   }
+};
+struct Frequencies {
+  LayerFrequencies global, local;
+
+  explicit Frequencies(const Config& c)
+      : global(c, c.rope_theta, c.rope_scaling),
+        local(c.local_rope_theta > 0 ? LayerFrequencies(c, c.local_rope_theta, {}) : global) {}
 };
 
 // K and V of this rank's heads, for some rows of the stream.
@@ -105,8 +111,8 @@ class SoftmaxAttention {
     auto scope = dev.scope();
     const Exchanged<T> k = exchange.with_rows(kv.k, x.rows), v = exchange.with_rows(kv.v, x.rows);
     const Matrix<T> projected = c.has_qk_norm() ? a.k_projected : k.rows;
-    project_one(projected, x, w.keys(), positions);
-    norm_and_rope(k.rows, projected, w.k_norm, positions);
+    project_one(projected, x, w.keys(), positions, frequencies.keys);
+    norm_and_rope(k.rows, projected, w.k_norm, positions, frequencies.keys);
     linear(dev, v.rows, x, w.values());
     exchange.to_heads(k), exchange.to_heads(v);
   }
@@ -125,7 +131,7 @@ class SoftmaxAttention {
 
   // Repeats forward as far as backward needs it. K and V exist already.
   void recompute(const AttentionChunk<T>& chunk, AttentionOutputs outputs) {
-    if (c.has_qk_norm()) project_one(chunk.a.k_projected, chunk.x, w.keys(), chunk.at.positions);
+    if (c.has_qk_norm()) project_one(chunk.a.k_projected, chunk.x, w.keys(), chunk.at.positions, frequencies.keys);
     queries(chunk.a, chunk.x, chunk.at.positions);
     attend(chunk, outputs);
   }
@@ -140,12 +146,13 @@ class SoftmaxAttention {
     attention_gradient(dq, dattended, dkv, chunk);
     const KeysValues<A> dkv_of_chunk = dkv.slice(chunk.at.rows);  // complete now
     const Matrix<T> dk = keys_gradient(dkv_of_chunk.k, chunk), dv = own_rows(dkv_of_chunk.v, chunk.x.rows);
-    if (!norm_after_rope) rope_backward(dq, dq, chunk.at.positions);
+    const auto rotate_queries_back = [&] { rope_backward(dq, dq, chunk.at.positions, frequencies.queries); };
+    if (!norm_after_rope) rotate_queries_back();
     if (c.has_qk_norm()) {
       qk_norm_backward(dq, g.q_norm, a.q_projected, w.q_norm);
       qk_norm_backward(dk, g.k_norm, a.k_projected, w.k_norm);
     }
-    if (norm_after_rope) rope_backward(dq, dq, chunk.at.positions), rope_backward(dk, dk, chunk.at.positions);
+    if (norm_after_rope) rotate_queries_back(), rope_backward(dk, dk, chunk.at.positions, frequencies.keys);
     const Matrix<T> dx = matrix(chunk.x.rows, chunk.x.cols);
     linear_backward(dev, dx, chunk.x, {Back{g.q, dq, w.q}, Back{g.k, dk, w.k}, Back{g.v, dv, w.v}}, Update::assign);
     return dx;
@@ -154,8 +161,8 @@ class SoftmaxAttention {
  private:
   void queries(const AttentionActivations<T>& a, Matrix<T> x, Matrix<const std::int32_t> positions) {
     const Matrix<T> projected = c.has_qk_norm() ? a.q_projected : a.q.rows;
-    project_one(projected, x, w.q, positions);
-    norm_and_rope(a.q.rows, projected, w.q_norm, positions);
+    project_one(projected, x, w.q, positions, frequencies.queries);
+    norm_and_rope(a.q.rows, projected, w.q_norm, positions, frequencies.queries);
     exchange.to_heads(a.q);
   }
 
@@ -175,11 +182,11 @@ class SoftmaxAttention {
     if (norm_after_rope) return own_rows(heads, chunk.x.rows);
     if (exchange.alone() && rotates) {
       const Matrix<T> dk = memory_for(heads);
-      rope_backward(dk, heads, chunk.at.positions);
+      rope_backward(dk, heads, chunk.at.positions, frequencies.keys);
       return dk;
     }
     const Matrix<T> dk = own_rows(heads, chunk.x.rows);
-    rope_backward(dk, dk, chunk.at.positions);
+    rope_backward(dk, dk, chunk.at.positions, frequencies.keys);
     return dk;
   }
 
@@ -202,16 +209,18 @@ class SoftmaxAttention {
 
   // Queries or keys, from their projection to what attention reads: y = rope(norm(x)) where the model has these, for each
   // head in one pass; or y = norm(rope(x)), and project_one has rotated x. Without a norm, y is x.
-  void norm_and_rope(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights, Matrix<const std::int32_t> positions) {
+  void norm_and_rope(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights, Matrix<const std::int32_t> positions,
+                     const RopeFrequencies& f) {
     if (c.qk_norm == QkNorm::heads && rotates) {
-      return rope(dev, y, x, positions, frequencies, Direction::forward, {weights, c.head_norm_style()});
+      return rope(dev, y, x, positions, f, Direction::forward, {weights, c.head_norm_style()});
     }
     if (c.has_qk_norm()) norm(dev, normed_rows(y), qk_norm_input(x, weights));
-    if (rotates && !norm_after_rope) rope(dev, y, y, positions, frequencies, Direction::forward);
+    if (rotates && !norm_after_rope) rope(dev, y, y, positions, f, Direction::forward);
   }
-  void project_one(Matrix<T> y, Matrix<T> x, const Linear<T>& w, Matrix<const std::int32_t> positions) {
+  void project_one(Matrix<T> y, Matrix<T> x, const Linear<T>& w, Matrix<const std::int32_t> positions,
+                   const RopeFrequencies& f) {
     linear(dev, y, x, w);
-    if (rotates && norm_after_rope) rope(dev, y, y, positions, frequencies, Direction::forward);
+    if (rotates && norm_after_rope) rope(dev, y, y, positions, f, Direction::forward);
   }
 
   void qk_norm_backward(Matrix<T> dx, const NormWeights<A>& g, Matrix<T> x, const NormWeights<T>& weights) {
@@ -224,8 +233,8 @@ class SoftmaxAttention {
   Matrix<T> normed_rows(Matrix<T> x) const { return c.qk_norm == QkNorm::all ? x : x.reshape(c.head_dim); }
 
   template <class U>
-  void rope_backward(Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions) {
-    if (rotates) rope(dev, y, x, positions, frequencies, Direction::backward);
+  void rope_backward(Matrix<T> y, Matrix<U> x, Matrix<const std::int32_t> positions, const RopeFrequencies& f) {
+    if (rotates) rope(dev, y, x, positions, f, Direction::backward);
   }
 
   AttentionInput<T> input_of(const AttentionChunk<T>& chunk) const { return {chunk.a.q.heads, chunk.kv.k, chunk.kv.v}; }
@@ -240,7 +249,7 @@ class SoftmaxAttention {
   AttentionShape shape;  // of this rank's heads
   const bool rotates;    // by RoPE
   const bool norm_after_rope;
-  const RopeFrequencies& frequencies;
+  const LayerFrequencies& frequencies;
 };
 
 }  // namespace streambp

@@ -16,7 +16,7 @@ from safetensors.torch import save
 # Their names in model_type, where these are not those of the classes in lower case.
 FAMILIES = [
     "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma3", "Glm", "Glm4", "Granite", "GraniteMoeHybrid",
-    "Helium", "HunYuanDenseV1", "Llama", "Ministral", "Mistral", "Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "SeedOss",
+    "Helium", "HunYuanDenseV1", "Llama", "Ministral", "Ministral3", "Mistral", "Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "SeedOss",
     "SmolLM3", "Starcoder2",
 ]  # fmt: skip
 TYPES = {"Gemma3": "gemma3_text", "HunYuanDenseV1": "hunyuan_v1_dense", "SeedOss": "seed_oss"}

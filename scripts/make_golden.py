@@ -152,6 +152,12 @@ CASES = {
     "ministral": case(
         [23, 5, 12], "Ministral", vocab=43, hidden=24, heads=3, kv_heads=1, mlp=40, head_dim=10, rope_theta=500.0,
         sliding_window=6, layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=False),
+    "ministral3": case(
+        [40, 3, 18], "Ministral3", vocab=43, hidden=20, heads=3, kv_heads=1, mlp=36, head_dim=10, sliding_window=None,
+        rope_parameters={"beta_fast": 32.0, "beta_slow": 1.0, "factor": 4.0, "llama_4_scaling_beta": 0.3, "mscale": 1.0,
+                         "mscale_all_dim": 1.0, "original_max_position_embeddings": 16, "rope_theta": 30.0,
+                         "max_position_embeddings": 64, "rope_type": "yarn", "type": "yarn"},
+        pad_token_id=None, tie_word_embeddings=True),
     "phi3": case(
         [19, 2, 24], "Phi3", vocab=53, hidden=24, heads=4, kv_heads=2, mlp=36, rope_theta=300.0, rope_scaling=None,
         attention_bias=False, original_max_position_embeddings=64, pad_token_id=None, sliding_window=9,

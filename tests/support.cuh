@@ -112,6 +112,7 @@ inline std::vector<Family> families() {
       .type = RopeType::yarn, .factor = 4, .original_length = 64, .beta_fast = 8, .attention_factor = 1.2};
   c = add("phi3", make_config("phi3", {37, 20, 2, 4, 2, 10, 28, 0, false}));
   c->rotary_share = 0.6, c->window = 100;
+  c->rope_scaling = {.type = RopeType::yarn, .factor = 4, .original_length = 64, .query_beta = 0.2};
   c = add("smollm3", make_config("smollm3", {43, 22, 3, 4, 1, 8, 36, 0, true}));
   c->without_rope = {false, true, false};
   c = add("starcoder2", make_config("starcoder2", {53, 26, 2, 3, 1, 10, 44, 0, true}));

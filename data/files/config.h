@@ -22,12 +22,17 @@ namespace streambp {
 inline bool is_harmless(const std::string& name) {
   // clang-format off
   static const std::set<std::string> harmless = {
-      "cache_implementation", "do_sample", "dtype", "gradient_checkpointing", "id2label", "initializer_factor",
-      "initializer_range", "is_llama_config", "keys_to_ignore_at_inference", "label2id", "max_length",
-      "max_window_layers", "min_length", "model_type", "n_ctx", "num_logits_to_keep", "output_attentions",
-      "output_hidden_states", "output_past", "predict_special_tokens", "pretraining_tp", "repetition_penalty",
-      "return_dict", "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "torch_dtype",
-      "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache"};
+      "auto_map", "bad_words_ids", "begin_suppress_tokens", "cache_implementation", "diversity_penalty", "do_sample",
+      "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task",
+      "gradient_checkpointing", "id2label", "initializer_factor", "initializer_range", "is_decoder", "is_llama_config",
+      "keys_to_ignore_at_inference", "label2id", "length_penalty", "max_length", "max_window_layers", "min_length",
+      "model_type", "n_ctx", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_logits_to_keep",
+      "num_return_sequences", "output_attentions", "output_hidden_states", "output_past", "output_scores",
+      "predict_special_tokens", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values",
+      "repetition_penalty", "return_dict", "return_dict_in_generate", "suppress_tokens", "task_specific_params",
+      "temperature", "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
+      "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16",
+      "use_cache"};
   // clang-format on
   auto ends = [&](const char* end) { return name.ends_with(end); };
   return harmless.contains(name) || name.starts_with("_") || name.starts_with("summary_") || ends("_token_id") ||
@@ -183,6 +188,8 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, *found, c);
   c.base = read_base(f);
+  for (const char* name : {"is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"}) f.only(name, false);
+  f.only("chunk_size_feed_forward", 0), f.only("pruned_heads", Json::object());
   f.refuse_others(is_harmless);
   try {
     validate(c);

@@ -72,7 +72,8 @@ class Fields {
     for (const auto& [name, value] : json.items()) {
       if (value.is_null() || asked->contains(name) || harmless(name)) continue;
       fail(file, ": the field ", quote(name),
-           " is unknown and may change what the model computes; if you know that it does not, remove it");
+           " is unknown and may change what the model computes; if you know that it does not, remove it. Known are ",
+           join(*asked));
     }
   }
 

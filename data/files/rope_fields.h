@@ -97,6 +97,11 @@ inline RopeScaling read_rope_scaling(const Fields& s, const Fields& f, const Con
     require(scaling.beta_fast > scaling.beta_slow, s.file, ": beta_fast must be larger than beta_slow");
     require(scaling.original_length > 6.2832 * scaling.beta_slow, s.file,
             ": original_max_position_embeddings is too short for beta_slow rotations");
+    if (family_of(c).query_beta) {
+      scaling.query_beta = s.get<double>("llama_4_scaling_beta", 0.0);
+      s.has("max_position_embeddings");  // has no effect
+      require(scaling.query_beta >= 0, s.file, ": \"llama_4_scaling_beta\" must not be negative");
+    }
     if (!s.get<bool>("truncate", true)) scaling.ends = RopeScaling::Ends::exact;
   }
   s.refuse_others([](const std::string& name) { return name == "rope_theta"; });
@@ -125,6 +130,8 @@ inline void read_rope(const Fields& f, const ModelFamily& family, Config& c) {
     c.rope_scaling = read_rope_scaling(rope, f, c);
   };
   if (f.has("rope_scaling")) read(f.object("rope_scaling"));
+  require(!family.query_beta || f.has("rope_scaling") || f.has("rope_parameters"), f.file,
+          ": the field \"rope_parameters\" is missing");
   if (f.has("rope_parameters")) {
     require(!f.has("rope_scaling"), f.file,
             ": has both \"rope_scaling\" and \"rope_parameters\", of earlier and of newer files; remove one of them");
@@ -157,6 +164,7 @@ inline void write_rope(Json& json, const RopeScaling& s) {
   for (const RopeNumber& number : kind.numbers) rope[number.name] = s.*number.member;
   if (s.type == RopeType::dynamic) json["max_position_embeddings"] = static_cast<Index>(s.original_length);
   if (s.type == RopeType::longrope) rope["short_factor"] = s.short_factors, rope["long_factor"] = s.long_factors;
+  if (s.query_beta > 0) rope["llama_4_scaling_beta"] = s.query_beta;
   if (s.type == RopeType::yarn) rope["truncate"] = s.ends == RopeScaling::Ends::whole;
 }
 

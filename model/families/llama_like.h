@@ -110,6 +110,20 @@ inline ModelFamily ministral() {
       .local = LocalLayers::all};
 }
 
+// As Mistral, with YaRN and queries that grow with the position.
+inline ModelFamily ministral3() {
+  const RopeScaling yarn = {.type = RopeType::yarn, .factor = 16, .original_length = 16384, .query_beta = 0.1};
+  return {
+      .name = "ministral3", .type = "ministral3", .architecture = "Ministral3ForCausalLM",
+      .defaults = {.rope_theta = 1e6},
+      .fields = llama_fields({{"head_dim", &Config::head_dim, 128}, {"rms_norm_eps", &Config::norm_eps, 1e-5}}),
+      .local = LocalLayers::all,
+      .query_beta = true,
+      .published = {{"ministral-3-3b",  {131072, 3072, 26, 32, 8, 128,  9216, 262144, true},  0, yarn},
+                    {"ministral-3-8b",  {131072, 4096, 34, 32, 8, 128, 14336, 262144, false}, 0, yarn},
+                    {"ministral-3-14b", {131072, 5120, 40, 32, 8, 128, 16384, 262144, false}, 1e9, yarn}}};
+}
+
 inline ModelFamily qwen2() {
   return {
       .name = "qwen2", .type = "qwen2", .architecture = "Qwen2ForCausalLM",

@@ -65,9 +65,9 @@ struct LayerKind {
 inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenBatch& batch, const Layer<Number>& w,
                        Array x) {
   auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
-  auto norm_and_rope = [&](Array y, Array norm_weight) {
+  auto norm_and_rope = [&](Array y, Array norm_weight, double beta) {
     if (c.qk_norm == QkNorm::heads) y = norm(tape, c, Norm::rms, y, norm_weight);
-    if (kind.rotates) y = rope(tape, c, kind.local, batch.positions, y);
+    if (kind.rotates) y = rope(tape, c, kind.local, batch.positions, y, beta);
     if (c.qk_norm == QkNorm::heads_after_rope) y = norm(tape, c, Norm::rms, y, norm_weight);
     return y;
   };
@@ -79,8 +79,8 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
   Array sum = tape.zeros(x.rows, c.hidden);
   for (Index h = 0; h < c.heads; ++h) {
     const Index shared = h / (c.heads / c.kv_heads);
-    const Array q_h = norm_and_rope(head(q, h), w.q_norm.weight);
-    const Array k_h = norm_and_rope(head(k, shared), w.k_norm.weight);
+    const Array q_h = norm_and_rope(head(q, h), w.q_norm.weight, c.rope_scaling.query_beta);
+    const Array k_h = norm_and_rope(head(k, shared), w.k_norm.weight, 0);
     const Array p = attention_softmax(tape, c, kind.local, batch, product(tape, q_h, transpose(k_h)));
     const Array attended = product(tape, p, head(v, shared));
     sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));

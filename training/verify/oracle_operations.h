@@ -211,15 +211,20 @@ inline double rope_frequency(const Config& c, bool local, Index i) {
 // In some models the pairs are (x[2i], x[2i + 1]). Numbers after the first dim stay.
 // YaRN and longrope multiply y by a constant m. dx is dy rotated by -α, times m:
 //   da += dy[i] cos α + dy[i + dim/2] sin α        db += -dy[i] sin α + dy[i + dim/2] cos α
-inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std::int32_t>& positions, Array x) {
+// Some models multiply queries by a number that grows with the position.
+inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std::int32_t>& positions, Array x,
+                  double beta = 0) {
   const Array y = tape.zeros(x.rows, x.cols);
   const Index half = c.rotary_dim() / 2;
   const auto first = [=, &c](Index i) { return c.rope_pairs == RopePairs::neighbours ? 2 * i : i; };
   const auto second = [=, &c](Index i) { return c.rope_pairs == RopePairs::neighbours ? 2 * i + 1 : i + half; };
-  const double m = local && c.local_rope_theta > 0 ? 1 : c.rope_scaling.attention_factor;
+  const double factor = local && c.local_rope_theta > 0 ? 1 : c.rope_scaling.attention_factor;
+  const auto m_at = [=, length = c.rope_scaling.original_length](double position) {
+    return beta > 0 ? factor * (1 + beta * std::log(1 + std::floor(position / length))) : factor;
+  };
   for (Index t = 0; t < x.rows; ++t) {
     for (Index i = 0; i < half; ++i) {
-      const double alpha = positions[t] * rope_frequency(c, local, i);
+      const double alpha = positions[t] * rope_frequency(c, local, i), m = m_at(positions[t]);
       const double a = x(t, first(i)).value, b = x(t, second(i)).value;
       y(t, first(i)).value = m * (a * std::cos(alpha) - b * std::sin(alpha));
       y(t, second(i)).value = m * (a * std::sin(alpha) + b * std::cos(alpha));
@@ -229,7 +234,7 @@ inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std
   tape.on_the_way_back([=] {
     for (Index t = 0; t < x.rows; ++t) {
       for (Index i = 0; i < half; ++i) {
-        const double alpha = positions[t] * rope_frequency(c, local, i);
+        const double alpha = positions[t] * rope_frequency(c, local, i), m = m_at(positions[t]);
         const double da = y(t, first(i)).grad, db = y(t, second(i)).grad;
         x(t, first(i)).grad += m * (da * std::cos(alpha) + db * std::sin(alpha));
         x(t, second(i)).grad += m * (-da * std::sin(alpha) + db * std::cos(alpha));
