@@ -35,6 +35,13 @@ TEST_F(FusedTensors, IsReadFromConfigJsonAndWritten) {
   EXPECT_ERROR(config_from_json(other, "config.json"), "embedding_multiplier");
 }
 
+TEST(Families, AreListedInTheDocs) {
+  const std::string page = read_file(fs::path(STREAMBP_SOURCE) / "docs/models.md");
+  for (const ModelFamily& family : model_families())
+    EXPECT_TRUE(contains(page, "`" + std::string(family.type) + "`")) << family.type;
+  for (const Tower& tower : kTowers) EXPECT_TRUE(contains(page, "`" + std::string(tower.type) + "`")) << tower.type;
+}
+
 // A program may add a family. It is read and computed like the others.
 TEST(Families, CanBeAdded) {
   ModelFamily mine = llama();
