@@ -3,6 +3,8 @@
 //   w[i] = value[code[i]] * scale[i / 64]                                       16 values, code: 4 bits
 //   scale[b] = scale_value[scale_code[b]] * block_scale[b / 256] + offset       256 values, scale_code: 8 bits
 //
+// Without double quantisation every scale is a block scale, with a value of 1 and no offset.
+//
 // Elements count through all rows. A byte holds two codes, the first one in its upper half. Every operation is rounded
 // to float32, then w to the type that the weights had before. So w has the bits that bitsandbytes computes.
 #pragma once
@@ -34,6 +36,7 @@ struct Nf4 {
   Matrix<float> block_scales, scale_values;  // a row each
   float offset = 0;
   Nf4Type type = Nf4Type::f32;
+  Index scales = kNf4Blocks;  // of a block scale
 
   explicit operator bool() const { return static_cast<bool>(codes); }
 };
@@ -43,7 +46,7 @@ template <class Device, class T>
 void dequantise(Device& dev, Matrix<T> w, const Nf4& q) {
   require_shape("nf4", "codes", q.codes, 1, ceil_div(w.size(), 2));
   require_shape("nf4", "scales", q.scale_codes, 1, ceil_div(w.size(), kNf4Block));
-  require_shape("nf4", "block scales", q.block_scales, 1, ceil_div(q.scale_codes.cols, kNf4Blocks));
+  require_shape("nf4", "block scales", q.block_scales, 1, ceil_div(q.scale_codes.cols, q.scales));
   require_shape("nf4", "values of scales", q.scale_values, 1, 256);
   auto op = dev.operation("dequantise", 2.0 * w.size(), (0.5 + sizeof(T)) * w.size());
   if constexpr (Device::computes) compute_dequantise(dev, w, q);
@@ -71,7 +74,7 @@ constexpr float rounded_sum(float a, float b) {
 
 constexpr float nf4_scale(const Nf4& q, Index block) {
   const float value = q.scale_values(0, q.scale_codes(0, block));
-  return rounded_sum(rounded_product(value, q.block_scales(0, block / kNf4Blocks)), q.offset);
+  return rounded_sum(rounded_product(value, q.block_scales(0, block / q.scales)), q.offset);
 }
 
 // --- CPU ---

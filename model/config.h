@@ -64,6 +64,7 @@ struct Config {
   std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
   std::optional<std::set<std::string>> trained = {};
   Base base = Base::plain;
+  bool plain_scales = false;  // of weights in 4 bits: without double quantisation
 
   Index q_width() const { return heads * head_dim; }
   Index kv_width() const { return kv_heads * head_dim; }

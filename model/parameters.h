@@ -250,7 +250,7 @@ void allocate_weights(Device& dev, Model<T>& model) {
   allocate(dev, near, Kind::weights, model.shards);
   for (const Entry<T>& e : all) {
     const Parameter& p = e.parameter;
-    if (e.quantised) *e.quantised = allocate_nf4(dev, p.rows * p.cols);
+    if (e.quantised) *e.quantised = allocate_nf4(dev, p.rows * p.cols, model.config.plain_scales ? 1 : kNf4Blocks);
     if (is_far(e)) *e.far = allocate_far<T>(dev, shard(p.rows, model.shards).size(), p.cols, Kind::weights);
   }
   allocate(dev, adapters(all), Kind::weights);

@@ -16,15 +16,17 @@ struct Nf4Numbers {
   std::vector<float> block_scales, scale_values;
   float offset = 0;
   Nf4Type type = Nf4Type::f32;
+  Index scales = kNf4Blocks;
 };
 
 template <class Device>
-Nf4 allocate_nf4(Device& dev, Index size) {
+Nf4 allocate_nf4(Device& dev, Index size, Index scales_of_block = kNf4Blocks) {
   const Index scales = ceil_div(size, kNf4Block);
   Nf4 q;
+  q.scales = scales_of_block;
   q.codes = allocate<std::uint8_t>(dev, 1, ceil_div(size, 2), Kind::weights);
   q.scale_codes = allocate<std::uint8_t>(dev, 1, scales, Kind::weights);
-  q.block_scales = allocate<float>(dev, 1, ceil_div(scales, kNf4Blocks), Kind::weights);
+  q.block_scales = allocate<float>(dev, 1, ceil_div(scales, scales_of_block), Kind::weights);
   q.scale_values = allocate<float>(dev, 1, 256, Kind::weights);
   return q;
 }
@@ -49,14 +51,15 @@ void dequantise(const Nf4Numbers& n, Matrix<T> weights) {
     return Matrix<Number>(const_cast<Number*>(v.data()), 1, static_cast<Index>(v.size()));  // only read
   };
   Cpu host(0);
-  dequantise(host, weights,
-             {view(n.codes), view(n.scale_codes), view(n.block_scales), view(n.scale_values), n.offset, n.type});
+  dequantise(
+      host, weights,
+      {view(n.codes), view(n.scale_codes), view(n.block_scales), view(n.scale_values), n.offset, n.type, n.scales});
 }
 template <class T, class Device>
 std::vector<T> dequantised_on_host(Device& dev, const Nf4& q, Index size) {
   std::vector<T> values(static_cast<std::size_t>(size));
   dequantise(Nf4Numbers{to_host(dev, q.codes), to_host(dev, q.scale_codes), to_host(dev, q.block_scales),
-                        to_host(dev, q.scale_values), q.offset, q.type},
+                        to_host(dev, q.scale_values), q.offset, q.type, q.scales},
              Matrix<T>(values.data(), 1, size));
   return values;
 }

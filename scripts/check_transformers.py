@@ -146,6 +146,7 @@ def check(name, dtype, folder, binary, data, documents):
     torch.manual_seed(1)
     model = auto.from_config(CONFIGS[name]).to(dtype)
     model.save_pretrained(base, max_shard_size="100KB" if dtype == torch.bfloat16 else "5GB")
+    model.config.to_json_file(base / "config.json", use_diff=False)  # with all fields that have their usual values
     tokenizer = make_tokenizer("\n".join(documents))
     tokenizer.save_pretrained(base)
 

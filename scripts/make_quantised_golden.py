@@ -20,6 +20,7 @@ CASES = {
     "float16": ((300, 64), torch.float16),  # 300 scales: two blocks of scales
     "float32": ((5, 26), torch.float32),  # the last block is not full
     "tiny": ((7, 64), torch.float16),  # values below the normal range of float16
+    "plain_scales": ((300, 64), torch.bfloat16),  # without double quantisation
 }
 
 
@@ -30,7 +31,7 @@ def main():
     for name, (shape, dtype) in CASES.items():
         before = torch.randn(shape) * torch.rand(shape[0], 1) * (2e-5 if name == "tiny" else 0.1)
         before = before.to(dtype)
-        codes, state = bnb.quantize_4bit(before, blocksize=64, quant_type="nf4", compress_statistics=True)
+        codes, state = bnb.quantize_4bit(before, blocksize=64, quant_type="nf4", compress_statistics=name != "plain_scales")
         tensors |= {name: codes, f"{name}/before": before.float()}
         tensors |= {f"{name}.{part}": tensor for part, tensor in state.as_dict(packed=True).items()}
         tensors[f"{name}/after"] = bnb.dequantize_4bit(codes, state).float()

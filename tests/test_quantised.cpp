@@ -21,7 +21,8 @@ class BitsAndBytes : public testing::TestWithParam<QuantisedCase> {
 };
 INSTANTIATE_TEST_SUITE_P(Golden, BitsAndBytes,
                          testing::Values(QuantisedCase{"bfloat16", 96, 64}, QuantisedCase{"float16", 300, 64},
-                                         QuantisedCase{"float32", 5, 26}, QuantisedCase{"tiny", 7, 64}),
+                                         QuantisedCase{"float32", 5, 26}, QuantisedCase{"tiny", 7, 64},
+                                         QuantisedCase{"plain_scales", 300, 64}),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(BitsAndBytes, ValuesHaveTheBitsOfBitsandbytes) {
@@ -37,6 +38,7 @@ TEST_P(BitsAndBytes, QuantisesAsBitsandbytesDoes) {
   const Nf4Numbers theirs = read_nf4(file, parameter()),
                    ours = quantise(numbers<float>(file.at(GetParam().name + "/before")), theirs.type);
   EXPECT_EQ(ours.codes, theirs.codes);
+  if (GetParam().name == "plain_scales") return;
   EXPECT_NEAR(ours.offset, theirs.offset, 1e-6 * theirs.offset);
   std::size_t others = 0;
   for (std::size_t i = 0; i < ours.scale_codes.size(); ++i) {
@@ -109,6 +111,9 @@ class QuantisedDirectory : public TemporaryDirectory {
  protected:
   void SetUp() override {
     TemporaryDirectory::SetUp();
+    write_model(true);
+  }
+  void write_model(bool double_quantised) {
     config_.base = Base::nf4;
     Cpu dev(std::size_t{1} << 24);
     Trainer<Cpu, float> trainer(dev, config_, 1, OptimizerKind::none);
@@ -117,6 +122,7 @@ class QuantisedDirectory : public TemporaryDirectory {
     const std::vector<float> values = nf4_values();
     std::list<Nf4Numbers> kept;
     std::list<std::string> states;
+    std::list<std::vector<float>> plain;
     for (const Entry<float>& e : table(config_, trainer.model.weights)) {
       const Parameter& p = e.parameter;
       if (!e.quantised) {
@@ -126,22 +132,28 @@ class QuantisedDirectory : public TemporaryDirectory {
       const Nf4Numbers& n = kept.emplace_back(Nf4Numbers{
           to_host(dev, e.quantised->codes), to_host(dev, e.quantised->scale_codes),
           to_host(dev, e.quantised->block_scales), to_host(dev, e.quantised->scale_values), e.quantised->offset});
-      const Json state = {{"quant_type", "nf4"},      {"blocksize", 64},           {"nested_blocksize", 256},
-                          {"dtype", "float32"},       {"shape", {p.rows, p.cols}}, {"nested_offset", n.offset},
-                          {"nested_dtype", "float32"}};
+      Json state = {{"quant_type", "nf4"}, {"blocksize", 64}, {"dtype", "float32"}, {"shape", {p.rows, p.cols}}};
+      if (double_quantised)
+        state.update({{"nested_blocksize", 256}, {"nested_offset", n.offset}, {"nested_dtype", "float32"}});
       const std::string& text = states.emplace_back(state.dump());
       auto add = [&](const std::string& name, const char* type, const auto* data, std::size_t count) {
         writer.add(p.name + name, type, {static_cast<Index>(count)}, data, count * sizeof(*data));
       };
       add("", "U8", n.codes.data(), n.codes.size());
-      add(".absmax", "U8", n.scale_codes.data(), n.scale_codes.size());
-      add(".nested_absmax", "F32", n.block_scales.data(), n.block_scales.size());
-      add(".nested_quant_map", "F32", n.scale_values.data(), n.scale_values.size());
+      if (double_quantised) {
+        add(".absmax", "U8", n.scale_codes.data(), n.scale_codes.size());
+        add(".nested_absmax", "F32", n.block_scales.data(), n.block_scales.size());
+        add(".nested_quant_map", "F32", n.scale_values.data(), n.scale_values.size());
+      } else {
+        std::vector<float>& scales = plain.emplace_back();
+        for (Index b = 0; b < std::ssize(n.scale_codes); ++b) scales.push_back(nf4_scale(*e.quantised, b));
+        add(".absmax", "F32", scales.data(), scales.size());
+      }
       add(".quant_map", "F32", values.data(), values.size());
       add(kNf4State, "U8", text.data(), text.size());
     }
     writer.finish();
-    write_config(Json::object());
+    write_config({{"bnb_4bit_use_double_quant", double_quantised}});
   }
   void write_config(const Json& other) {
     Json json = config_to_json(config_);
@@ -163,11 +175,18 @@ TEST_F(QuantisedDirectory, LoadsAndComputesWithTheseWeights) {
   const Batch batch = packed(c, {60});
   const Schedule schedule = Schedule::full(batch.size());
   const GradientRun made = run_gradient<Cpu, float>(c, batch, schedule, random_weights(3, 0.1));
-  const GradientRun loaded = run_gradient<Cpu, float>(c, batch, schedule, [&](auto& dev, auto& model) {
+  const auto load = [&](auto& dev, auto& model) {
     load_model(dev, dir, model);
     initialise_adapters(dev, model, 3, 0.1);
-  });
-  expect_same_bits(loaded, made);
+  };
+  expect_same_bits(run_gradient<Cpu, float>(c, batch, schedule, load), made);
+
+  write_model(false);  // the same scales, without double quantisation
+  c.plain_scales = read_config(dir).plain_scales;
+  EXPECT_TRUE(c.plain_scales);
+  const GradientRun plain = run_gradient<Cpu, float>(c, batch, schedule, load);
+  EXPECT_TRUE(plain.gradient == made.gradient);
+  EXPECT_EQ(plain.peak, plain.planned);
 }
 
 TEST_F(QuantisedDirectory, RefusesOtherQuantisations) {
@@ -178,7 +197,7 @@ TEST_F(QuantisedDirectory, RefusesOtherQuantisations) {
   refuses({{"quant_method", "gptq"}}, "\"quant_method\"");
   refuses({{"load_in_4bit", false}}, "only weights in 4 bits");
   refuses({{"bnb_4bit_quant_type", "fp4"}}, "\"bnb_4bit_quant_type\"");
-  refuses({{"bnb_4bit_use_double_quant", false}}, "only double quantisation");
+  refuses({{"bnb_4bit_quant_type", nullptr}}, "quantise with bnb_4bit_quant_type=\"nf4\"");
   refuses({{"llm_int8_skip_modules", {"lm_head", "model.layers.0.mlp"}}}, "all linear layers must be in 4 bits");
   refuses({{"a_new_option", 1}}, "\"a_new_option\"");
 }

@@ -187,7 +187,7 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   if (found->local != LocalLayers::none) read_windows(f, *found, c);
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, *found, c);
-  c.base = read_base(f);
+  read_base(f, c);
   for (const char* name : {"is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"}) f.only(name, false);
   f.only("chunk_size_feed_forward", 0), f.only("pruned_heads", Json::object());
   f.refuse_others(is_harmless);

@@ -7,6 +7,8 @@
 //   NAME.quant_map                         F32   16 values of weights
 //   NAME.quant_state.bitsandbytes__nf4     U8    JSON: shape, type, block sizes, offset
 //
+// Without double quantisation NAME.absmax holds the scales themselves (F32), and there are no nested tensors.
+//
 // Other files hold plain weights, which are quantised while they are loaded.
 #pragma once
 
@@ -23,16 +25,16 @@ constexpr const char* kNf4State = ".quant_state.bitsandbytes__nf4";
 constexpr const char* kNf4Parts[] = {".absmax", ".nested_absmax", ".nested_quant_map", ".quant_map", kNf4State};
 
 // Whether a model of this config.json is quantised by bitsandbytes in a way that can be loaded.
-inline Base read_base(const Fields& config) {
-  if (!config.has("quantization_config")) return Base::plain;
+inline void read_base(const Fields& config, Config& c) {
+  if (!config.has("quantization_config")) return;
   const Fields f = config.object("quantization_config");
   f.only("quant_method", "bitsandbytes");
   require(f.get<bool>("load_in_4bit", false), f.file, ": only weights in 4 bits (load_in_4bit) are supported");
   f.only("bnb_4bit_quant_type", "nf4");
-  require(f.has("bnb_4bit_quant_type"), f.file, ": weights in fp4 are not supported, only in nf4");
+  require(f.has("bnb_4bit_quant_type"), f.file, ": weights in fp4 are not supported; quantise with ",
+          "bnb_4bit_quant_type=\"nf4\"");
   f.only("bnb_4bit_quant_storage", "uint8");
-  require(f.get<bool>("bnb_4bit_use_double_quant", false), f.file,
-          ": only double quantisation (bnb_4bit_use_double_quant) is supported");
+  c.plain_scales = !f.get<bool>("bnb_4bit_use_double_quant", false);
   f.only("load_in_8bit", false);
   if (f.has("llm_int8_skip_modules")) {  // embedding and head are never quantised
     for (const Json& name : f.json.at("llm_int8_skip_modules"))
@@ -42,7 +44,7 @@ inline Base read_base(const Fields& config) {
   f.refuse_others([](const std::string& name) {
     return name.starts_with("_") || name.starts_with("llm_int8_") || name == "bnb_4bit_compute_dtype";
   });
-  return Base::nf4;
+  c.base = Base::nf4;
 }
 
 template <class V>
@@ -73,10 +75,18 @@ Nf4Numbers read_nf4(const Files& files, const Parameter& p) {
   const Index size = p.rows * p.cols, scales = ceil_div(size, kNf4Block), blocks = ceil_div(scales, kNf4Blocks);
   Nf4Numbers q;
   q.codes = bytes_of<std::uint8_t>(codes, "U8", ceil_div(size, 2));
-  q.scale_codes = bytes_of<std::uint8_t>(files.at(p.name + ".absmax"), "U8", scales);
-  q.block_scales = bytes_of<float>(files.at(p.name + ".nested_absmax"), "F32", blocks);
-  q.scale_values = bytes_of<float>(files.at(p.name + ".nested_quant_map"), "F32", 256);
-  q.offset = static_cast<float>(f.get<double>("nested_offset"));
+  const Tensor& absmax = files.at(p.name + ".absmax");
+  if (absmax.dtype == "F32") {
+    q.block_scales = bytes_of<float>(absmax, "F32", scales);
+    q.scale_values = dynamic_map(true);  // the last value is 1
+    q.scale_codes.assign(static_cast<std::size_t>(scales), 255);
+    q.scales = 1;
+  } else {
+    q.scale_codes = bytes_of<std::uint8_t>(absmax, "U8", scales);
+    q.block_scales = bytes_of<float>(files.at(p.name + ".nested_absmax"), "F32", blocks);
+    q.scale_values = bytes_of<float>(files.at(p.name + ".nested_quant_map"), "F32", 256);
+    q.offset = static_cast<float>(f.get<double>("nested_offset"));
+  }
   q.type = type == "bfloat16" ? Nf4Type::bf16 : type == "float16" ? Nf4Type::f16 : Nf4Type::f32;
   const Tensor& values = files.at(p.name + ".quant_map");
   require(bytes_of<float>(values, "F32", 16) == nf4_values(), values.where, ": are not the values of nf4");
