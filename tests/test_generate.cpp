@@ -57,7 +57,7 @@ double error(std::span<const T> logits, Matrix<T> truth, Index row) {
 const auto kQuietly = [](std::size_t, const Continuation&) {};
 
 class EveryGenerator : public testing::TestWithParam<Family> {};
-INSTANTIATE_TEST_SUITE_P(Generate, EveryGenerator, testing::ValuesIn(families()), PrintFamily());
+INSTANTIATE_TEST_SUITE_P(Generate, EveryGenerator, testing::ValuesIn(walked_families()), PrintFamily());
 
 // Sequences of different lengths are read in parallel, some by one token and some by many, in chunks that split them
 // anywhere.
@@ -334,7 +334,7 @@ bool needs_planned_memory(const Config& c, const GenerationShape& shape, F&& use
 }
 
 TEST(Generate, PlannedMemoryIsThePeakOfTheArena) {
-  for (const Family& family : families()) {
+  for (const Family& family : walked_families()) {
     for (const GenerationShape& shape : {GenerationShape{1, 50, 512}, {3, 100, 64}, {5, 20, 64}}) {
       const auto use = [&](Generator<Cpu, float>& generator) {
         std::vector<Tokens> prompts(index(2 * shape.slots), random_tokens(family.config, shape.room - 3, 1));

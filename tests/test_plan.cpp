@@ -34,7 +34,7 @@ void expect_plan_is_the_arena(const Config& c, Index rows, const Schedule& sched
 }
 
 TEST(Plan, MatchesThePeakOfTheArenaToTheByte) {
-  for (const Family& family : families()) {
+  for (const Family& family : walked_families()) {
     for (Index rows : sized<Lengths>({1, 256, 600, 769}, {300})) {
       for (Mode mode : kModes) {
         for (OptimizerKind kind :
@@ -55,7 +55,7 @@ TEST(Plan, MatchesThePeakOfTheArenaToTheByte) {
 }
 
 TEST(Plan, EstimatesTheFlopsOfAStep) {
-  for (const Family& family : families()) {
+  for (const Family& family : walked_families()) {
     const Config& c = family.config;
     const std::vector<Batch> batches = {packed(c, {700}), packed(c, {100, 300, 50}), packed(c, {30, 400, 220})};
     const Schedule schedule = schedule_for(Mode::stream, c, 700, kTile);

@@ -8,7 +8,7 @@ namespace {
 const Lengths kDocuments = sized<Lengths>({5, 300, 1, 220, 60, 37}, {5, 270, 1, 60});
 
 class EveryFamily : public testing::TestWithParam<Family> {};
-INSTANTIATE_TEST_SUITE_P(Walk, EveryFamily, testing::ValuesIn(families()), PrintFamily());
+INSTANTIATE_TEST_SUITE_P(Walk, EveryFamily, testing::ValuesIn(walked_families()), PrintFamily());
 
 std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
   std::vector<std::pair<std::string, Schedule>> schedules = {{"full", Schedule::full(rows)},
