@@ -3,6 +3,7 @@
 
 For every family a tiny model with random weights is saved by transformers, in one float32 file and in bfloat16 shards.
 streambp loads the model and saves it unchanged (a run with a learning rate of 0): every tensor must have the same bits.
+In float32, both train it for 20 steps with AdamW on a document, and every loss must be the same.
 Then it fine-tunes the model: transformers must load the result with no missing or unexpected tensors, and both must
 compute the same loss for the same text. Then it trains adapters (LoRA): PEFT must load them, with no missing or
 unexpected tensors, and compute the same loss; and the merged model must give the loss, too. streambp must load the model that
@@ -114,6 +115,21 @@ def dequantised(model):
     return model
 
 
+def train_in_transformers(model, ids, steps):
+    """The loss of each step of AdamW on one document."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0)
+    losses = []
+    model.eval()  # without dropout
+    for _ in range(steps):
+        loss = torch.nn.functional.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 def check(name, dtype, folder, binary, data, documents):
     def run(*arguments):
         done = subprocess.run([binary, *map(str, arguments)], capture_output=True, text=True)
@@ -156,6 +172,19 @@ def check(name, dtype, folder, binary, data, documents):
         same = before[tensor].dtype == after[tensor].dtype and torch.equal(before[tensor], after[tensor])
         assert same, f"{name}: {tensor} has changed"
 
+    trained = "-"
+    if dtype == torch.float32:
+        one = folder / "one.jsonl"
+        one.write_text(json.dumps({"text": documents[0]}) + "\n")
+        run("train", "--model", base, "--data", one, "--steps", 20, "--rate", 1e-3, "--warmup", 0, "--schedule", "constant",
+            "--eval-fraction", 0, "--device", "cpu", "--out", folder / "one")  # fmt: skip
+        lines = [json.loads(line) for line in (folder / "one/metrics.jsonl").read_text().splitlines()]
+        ours = [line["loss"] for line in lines if "loss" in line]
+        theirs = train_in_transformers(model, torch.tensor(tokenizer(documents[0]).input_ids + [0]), 20)
+        assert theirs[-1] < theirs[0] and len(ours) == 20
+        trained = max(abs(a - b) / b for a, b in zip(ours, theirs))
+        assert trained < 1e-4, f"{name}: losses of training {ours}, in transformers {theirs}"
+
     tuned = tune(folder / "tuned", 1e-3)
     model, loading = auto.from_pretrained(tuned, output_loading_info=True, dtype=torch.float32)
     assert not any(loading.values()), f"{name}: {loading}"
@@ -182,7 +211,7 @@ def check(name, dtype, folder, binary, data, documents):
             folder / "eval.json")  # fmt: skip
         here = json.loads((folder / "eval.json").read_text())["total"]["loss"]
         assert abs(here - in_four_bits) < 1e-3, f"{name}: quantised by streambp {here}, by bitsandbytes {in_four_bits}"
-    print(f"{name:15}{str(dtype):16}{len(before):8}{loss:10.4f}{with_adapters:15.4f}{max(errors):12.1e}", flush=True)
+    print(f"{name:15}{str(dtype):16}{len(before):8}{loss:10.4f}{with_adapters:15.4f}{max(errors):12.1e}{trained if trained == '-' else f'{trained:.1e}':>12}", flush=True)
 
 
 def main():
@@ -192,7 +221,7 @@ def main():
     parser.add_argument("--streambp", type=Path, default=root / "build" / "streambp", help="the program")
     options = parser.parse_args()
     documents = [p for p in (root / "README.md").read_text().split("\n\n") if 100 < len(p) < 600]
-    print(f"{'model':15}{'type':16}{'tensors':>8}{'loss':>10}{'with adapters':>15}{'difference':>12}")
+    print(f"{'model':15}{'type':16}{'tensors':>8}{'loss':>10}{'with adapters':>15}{'difference':>12}{'20 steps':>12}")
     for name in options.model:
         for dtype in (torch.float32, torch.bfloat16):
             with tempfile.TemporaryDirectory() as folder:
