@@ -80,10 +80,16 @@ inline RopeFrequencies turns(Index dim, Index rotated, RopePairs pairs = RopePai
   return {rope_frequencies(rotated, 10000, {}).values, 1.1, dim, pairs};
 }
 
+inline RopeFrequencies growing(RopeFrequencies f) {
+  f.beta = 0.3, f.length = 1000;
+  return f;
+}
+
 TYPED_TEST(DeviceOperations, RotaryPositions) {
   const auto halves = RopePairs::halves, neighbours = RopePairs::neighbours;
-  for (const RopeFrequencies& f : {turns(6, 6), turns(64, 64), turns(128, 128), turns(96, 64, halves),
-                                   turns(10, 6, halves), turns(64, 64, neighbours), turns(64, 32, neighbours)}) {
+  for (const RopeFrequencies& f :
+       {turns(6, 6), turns(64, 64), turns(128, 128), turns(96, 64, halves), turns(10, 6, halves),
+        turns(64, 64, neighbours), turns(64, 32, neighbours), growing(turns(64, 64))}) {
     auto scope = this->gpu->scope();
     const Index n = 37, heads = 3;
     std::vector<std::int32_t> p;

@@ -184,6 +184,8 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   Config c = found->defaults;
   c.family = found->name, c.window = 0;
   for (const Field& field : found->fields) read_field(f, field, c);
+  require(c.score_scale > 0 || !varies(*found, "attention_multiplier"), file,
+          ": \"attention_multiplier\" must be positive");
   if (found->local != LocalLayers::none) read_windows(f, *found, c);
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, *found, c);

@@ -66,6 +66,7 @@ inline Json text_config(const Json& json, const Tower& tower, const std::string&
     if (text.value(name, Json()) == false) text.erase(name);
   remove_sections(text);
   const auto type = nested ? Fields(text, file).get<std::string>("model_type", tower.text) : std::string(tower.text);
+  require(!tower_of(type), file, ": the text model of a ", tower.type, " model cannot be of type ", quote(type));
   text["model_type"] = type == tower.type + std::string("_text") && type != "gemma3_text" ? tower.text : type;
   return text;
 }
