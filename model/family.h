@@ -86,8 +86,9 @@ struct Published {
 struct ModelFamily {
   const char* name;                 // for --family
   const char *type, *architecture;  // in config.json
-  Config defaults = {};             // of a new model
-  std::vector<Field> fields = {};   // in an order in which formulas find what they need
+  const char* older_architecture = "";
+  Config defaults = {};            // of a new model
+  std::vector<Field> fields = {};  // in an order in which formulas find what they need
   LocalLayers local = LocalLayers::none;
   Index global_every = 0;        // n, where most layers are local
   bool local_rope = false;       // where some layers are local, only these have RoPE

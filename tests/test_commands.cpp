@@ -324,9 +324,9 @@ TEST_F(Commands, ResumingKeepsTheOptionsOfTheRun) {
 // The rate of a constant or wsd run does not depend on the number of steps, so more steps give the bits of a longer run.
 TEST_F(Commands, RunsOfAConstantRateCanBeExtended) {
   const std::string run = "train --warmup 1 --cooldown 2 --schedule wsd" + kTiny;
-  expect_ok(run + "--steps 6 --out whole",
+  expect_ok(run + " --steps 6 --out whole",
             "0.004 after 1 step of warm-up, constant until step 4, then linear to 0.0004 at step 6");
-  expect_ok(run + "--steps 5 --stop-after 3 --out part");
+  expect_ok(run + " --steps 5 --stop-after 3 --out part");
   expect_failed("train --resume --out part --steps 4", "--steps 4");
   expect_ok("train --resume --out part --steps 6");
   expect_same_checkpoint("whole/step-000006", "part/step-000006");

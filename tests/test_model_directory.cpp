@@ -236,7 +236,7 @@ TEST_F(ModelDirectories, WithHugeFieldsAreRefusedBriefly) {
     json.update(patch);
     const std::string said = error_of([&] { config_from_json(json, "config.json"); });
     EXPECT_PRED2(contains, said, "www...") << said.substr(0, 1000);
-    EXPECT_LT(said.size(), 500u);
+    EXPECT_LT(said.size(), 1200u);  // with the names of all fields or types
   }
 }
 

@@ -64,7 +64,8 @@ TEST(Plan, EstimatesTheFlopsOfAStep) {
     Trainer<Cpu, float> trainer(dev, c, 700, OptimizerKind::adamw);
     trainer.initialise(1, 0.1);
     trainer.step(batches, schedule, OptimizerSettings{}, 1);
-    EXPECT_NEAR(step_flops(settings, batches, schedule) / dev.flops(), 1, 0.03) << family.name;
+    EXPECT_NEAR(step_flops(settings, batches, schedule) / dev.flops(), 1, 0.05)
+        << family.name;  // windows are estimated
   }
 }
 
@@ -339,7 +340,7 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
       {{{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2}, {"beta_fast", 32}}}}, "beta_fast"},
       {{{"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}}, "partial_rotary_factor"},
       {{{"sliding_window", 128}}, "sliding_window"},
-      {{{"model_type", "gemma3"}}, "gemma3"},
+      {{{"model_type", "gemma3"}}, "text_config"},
       {{{"model_type", "gemma3_text"}, {"hidden_act", "gelu_pytorch_tanh"}}, "sliding_window"},
       {{{"partial_rotary_factor", 0.5}}, "partial_rotary_factor"},
   };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <variant>
 #include <vector>
@@ -37,7 +38,7 @@ struct OptimizerSettings {
 
 // The last step with the full rate.
 inline Index last_full_rate(const OptimizerSettings& s) {
-  if (s.schedule == RateSchedule::constant) return std::max(s.warmup, s.steps);
+  if (s.schedule == RateSchedule::constant) return std::numeric_limits<Index>::max();
   return s.schedule == RateSchedule::wsd ? std::max(s.warmup, s.steps - s.cooldown) : s.warmup;
 }
 

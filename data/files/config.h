@@ -25,7 +25,7 @@ inline bool is_harmless(const std::string& name) {
       "auto_map", "bad_words_ids", "begin_suppress_tokens", "cache_implementation", "diversity_penalty", "do_sample",
       "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task",
       "gradient_checkpointing", "id2label", "initializer_factor", "initializer_range", "is_decoder", "is_llama_config",
-      "keys_to_ignore_at_inference", "label2id", "length_penalty", "max_length", "max_window_layers", "min_length",
+      "keys_to_ignore_at_inference", "label2id", "length_penalty", "max_length", "max_sequence_length", "max_window_layers", "min_length",
       "model_type", "n_ctx", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_logits_to_keep",
       "num_return_sequences", "output_attentions", "output_hidden_states", "output_past", "output_scores",
       "predict_special_tokens", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values",
@@ -177,7 +177,8 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   const auto found = std::ranges::find(model_families(), type, &ModelFamily::type);
   require(found != model_families().end(), file, ": models of type ", quote(type), " are not supported; ", join(types),
           " are");
-  if (f.has("architectures") && json.at("architectures") != Json::array({found->architecture})) {
+  const auto is = [&](const char* name) { return json.at("architectures") == Json::array({name}); };
+  if (f.has("architectures") && !is(found->architecture) && !is(found->older_architecture)) {
     fail(file, ": the architecture ", shown(json.at("architectures")), " is not supported; ", type,
          " models must have [", quote(found->architecture), "]");
   }

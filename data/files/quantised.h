@@ -28,7 +28,9 @@ constexpr const char* kNf4Parts[] = {".absmax", ".nested_absmax", ".nested_quant
 inline void read_base(const Fields& config, Config& c) {
   if (!config.has("quantization_config")) return;
   const Fields f = config.object("quantization_config");
-  f.only("quant_method", "bitsandbytes");
+  require(f.get<std::string>("quant_method", "") == "bitsandbytes", f.file, ": weights quantised by ",
+          quote(f.get<std::string>("quant_method", "?")), " are not supported; load the model in transformers, ",
+          "dequantise it (for fp8: FineGrainedFP8Config(dequantize=True)), save it in bfloat16, and use that");
   require(f.get<bool>("load_in_4bit", false), f.file, ": only weights in 4 bits (load_in_4bit) are supported");
   f.only("bnb_4bit_quant_type", "nf4");
   require(f.has("bnb_4bit_quant_type"), f.file, ": weights in fp4 are not supported; quantise with ",

@@ -16,13 +16,14 @@ namespace streambp {
 struct Tower {
   const char *type, *architecture;  // in config.json
   const char* text;                 // the usual type of the text model
+  bool flat = false;                // older files have its fields beside "vision_config"
 };
 // clang-format off
 inline constexpr Tower kTowers[] = {
     {"gemma3",          "Gemma3ForConditionalGeneration",         "gemma3_text"},
     {"mistral3",        "Mistral3ForConditionalGeneration",       "mistral"},
-    {"qwen2_vl",        "Qwen2VLForConditionalGeneration",        "qwen2"},
-    {"qwen2_5_vl",      "Qwen2_5_VLForConditionalGeneration",     "qwen2"},
+    {"qwen2_vl",        "Qwen2VLForConditionalGeneration",        "qwen2", true},
+    {"qwen2_5_vl",      "Qwen2_5_VLForConditionalGeneration",     "qwen2", true},
     {"qwen3_vl",        "Qwen3VLForConditionalGeneration",        "qwen3"},
     {"smolvlm",         "SmolVLMForConditionalGeneration",        "llama"},
     {"idefics3",        "Idefics3ForConditionalGeneration",       "llama"},
@@ -55,6 +56,7 @@ inline Json text_config(const Json& json, const Tower& tower, const std::string&
   const Fields f(json, file);
   f.only("architectures", Json::array({tower.architecture}));
   const bool nested = f.has("text_config");
+  require(nested || tower.flat, file, ": the field \"text_config\" is missing");
   Json text = nested ? json.at("text_config") : json;
   require(text.is_object(), file, ": \"text_config\" is not an object");
   for (const char* name : {"architectures", "vision_config"}) text.erase(name);  // of the whole model
@@ -64,6 +66,11 @@ inline Json text_config(const Json& json, const Tower& tower, const std::string&
   for (const char* name : {"pixel_shuffle_factor", "perceiver_config", "neftune_noise_alpha"}) text.erase(name);
   for (const char* name : {"qk_layer_norms", "use_resampler"})
     if (text.value(name, Json()) == false) text.erase(name);
+  if (std::string_view(tower.type) == "llava") {  // leaves out what transformers' Llama has by itself
+    const Json usual = {{"hidden_size", 4096},       {"intermediate_size", 11008}, {"num_hidden_layers", 32},
+                        {"num_attention_heads", 32}, {"vocab_size", 32000},        {"max_position_embeddings", 2048}};
+    text.insert(usual.begin(), usual.end());
+  }
   remove_sections(text);
   const auto type = nested ? Fields(text, file).get<std::string>("model_type", tower.text) : std::string(tower.text);
   require(!tower_of(type), file, ": the text model of a ", tower.type, " model cannot be of type ", quote(type));

@@ -184,6 +184,7 @@ inline ModelFamily starcoder2() {
                               {"use_bias", &Config::qkv_bias, true}, {"use_bias", &Config::output_bias, true},
                               {"use_bias", &Config::mlp_bias, true}, {"attention_bias", Ignored{}},
                               {"mlp_bias", Ignored{}}, {"tie_word_embeddings", &Config::tied, true},
+                              {"mlp_type", Only{}, "default"}, {"norm_type", Only{}, "layer_norm"},
                               {"hidden_act", Fixed{}, "gelu_pytorch_tanh"}}),
       .local = LocalLayers::all_if_named,
       .modules = {.up = "mlp.c_fc", .down = "mlp.c_proj"},
@@ -211,6 +212,7 @@ inline ModelFamily phi3() {
 inline ModelFamily ernie4_5() {
   return {
       .name = "ernie4_5", .type = "ernie4_5", .architecture = "Ernie4_5ForCausalLM",
+      .older_architecture = "Ernie4_5_ForCausalLM",
       .defaults = {.rope_theta = 5e5, .rope_pairs = RopePairs::neighbours, .tied = true},
       .fields = llama_fields({{"head_dim", &Config::head_dim, 128},
                               {"rms_norm_eps", &Config::norm_eps, 1e-5},
