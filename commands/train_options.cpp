@@ -99,11 +99,10 @@ void TrainOptions::add_optimizer_options() {
                        "0.004; with --model 1e-05, for dpo and grpo 1e-06; of adapters 20 times that"});
   table.add("--warmup", whole(optimizer.warmup, "Steps of linear warm-up", 0, 1 << 30, Lasts::fixed,
                               "20; with --model a tenth of the steps at most"));
-  table.add("--schedule",
-            {&schedule,
-             "After the warm-up the rate goes down along a cosine or linear, or is constant; wsd: constant, "
-             "then linear in the last steps. A constant or wsd run can be resumed with more --steps",
-             checks::one_of(kSchedules), Lasts::fixed});
+  table.add("--schedule", {&schedule,
+                           "After the warm-up the rate falls along a cosine or a line, or is constant; wsd: constant, "
+                           "then linear in the last steps. A constant or wsd run can be resumed with more --steps",
+                           checks::one_of(kSchedules), Lasts::fixed});
   table.add("--cooldown", whole(optimizer.cooldown, "Last steps of wsd, in which the rate goes down", 0, 1 << 30,
                                 Lasts::fixed, "a fifth of the steps"));
   table.add("--final-rate", {&optimizer.final_rate_fraction, "Rate at the end, as a fraction of --rate",
@@ -177,7 +176,14 @@ void TrainOptions::restore(const std::filesystem::path& state_file) {
   const Json before = options.value("--schedule", Json());
   const bool extends = given("--steps") && (before == "constant" || before == "wsd") && options.contains("--steps") &&
                        options["--steps"].is_number_integer() && options["--steps"] < optimizer.steps;
-  if (extends) options["--steps"] = optimizer.steps;
+  if (extends) {
+    const Index last_full = options["--steps"].get<Index>() - options.value("--cooldown", Index{0});
+    require(
+        before != "wsd" || state.value("step", Index{0}) <= last_full, "--steps ", optimizer.steps,
+        ": the cool-down of the run in ", out, " began after step ", last_full,
+        ", so it cannot be extended; next time keep a checkpoint before it, with --checkpoint-every or --stop-after");
+    options["--steps"] = optimizer.steps;
+  }
   table.restore(options, state_file.string(), out);
 }
 

@@ -209,7 +209,8 @@ class Preparation {
   }
 
   void settle_cooldown() {
-    if (o.schedule == "wsd" && !o.resumed && !o.given("--cooldown")) run.optimizer.cooldown = run.optimizer.steps / 5;
+    if (o.schedule == "wsd" && !o.resumed && !o.given("--cooldown"))
+      run.optimizer.cooldown = std::max<Index>(1, run.optimizer.steps / 5);
   }
 
   TooLong too_long() const {

@@ -1,4 +1,4 @@
-// Rotary position embedding (RoPE): a head's vector is dim/2 pairs (x[i], x[i + dim/2]), in some models neighbours
+// Rotary position embedding (RoPE): a head's vector is dim/2 pairs (x[i], x[i + dim/2]), in some models interleaved,
 // (x[2i], x[2i + 1]), each rotated by an angle that grows with the position. Some models rotate only the first dim numbers
 // of a head.
 //
@@ -62,14 +62,14 @@ struct RopeScaling {
 };
 
 // Which numbers are rotated together: x[i] and x[i + dim/2], or x[2i] and x[2i + 1].
-enum class RopePairs { halves, neighbours };
+enum class RopePairs { halves, interleaved };
 
 struct RopeFrequencies {
   std::vector<double> values;  // for each pair
   double scale = 1;            // of cosines and sines
   Index dim = 0;               // of a head; numbers after the pairs are not rotated
   RopePairs pairs = RopePairs::halves;
-  double beta = 0, length = 1;  // of queries that grow with the position
+  double beta = 0, length = 1;  // of queries: scaled by a factor that grows with the position
 
   double scale_at(double position) const {
     return beta == 0 ? scale : scale * (1 + beta * logarithm(1 + std::floor(position / length)));
@@ -236,9 +236,9 @@ __global__ void __launch_bounds__(kThreads)
   for (Index pair = static_cast<Index>(threadIdx.x) * N; pair < x.cols / 2; pair += kThreads * N) {
     const Index head = pair / half, j = pair % half;
     // the numbers of this pair
-    const bool neighbours = frequencies.pairs == RopePairs::neighbours;
-    const Index first = j >= rotated ? j + rotated : neighbours ? 2 * j : j;
-    const Index second = j >= rotated ? j + half : neighbours ? first + 1 : j + rotated;
+    const bool interleaved = frequencies.pairs == RopePairs::interleaved;
+    const Index first = j >= rotated ? j + rotated : interleaved ? 2 * j : j;
+    const Index second = j >= rotated ? j + half : interleaved ? first + 1 : j + rotated;
     const U* from = x.row(i) + head * dim;
     T* to = y.row(i) + head * dim;
     auto a = load<N>(from + first), b = load<N>(from + second);

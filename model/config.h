@@ -1,6 +1,7 @@
 // The configuration of a model. Model families (families.h) differ in fields of Config, not in code paths.
 #pragma once
 
+#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
@@ -31,9 +32,9 @@ struct AdapterSize {
 
 struct Config {
   std::string family = "llama";
-  // In a multimodal model: what the names of the text model's tensors begin with instead of "model.". Empty: a text model.
+  // In a multimodal model: what the names of the text model's parameters begin with instead of "model.". Empty: a text
+  // model.
   std::string root = {};
-  std::string head = "lm_head";
   Index vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, mlp = 0;
   Index max_length = 0;  // rows of the learned position table; with RoPE, the context length of pretraining
   Norm norm = Norm::rms;
@@ -125,6 +126,8 @@ inline void validate(const Config& c) {
   }
   require(c.embedding_scale > 0 && c.score_scale >= 0 && c.residual_scale > 0 && c.logit_scale > 0,
           "model: the scales of embedding, attention, residuals and logits must be positive");
+  for (const double scale : {c.embedding_scale, c.score_scale, c.residual_scale, c.logit_scale, c.rope_theta})
+    require(std::isfinite(scale), "model: a scale or RoPE's theta is not finite");
   require(c.local.empty() || static_cast<Index>(c.local.size()) == c.layers, "model: ", c.local.size(),
           " layers are marked local or global, but the model has ", c.layers);
   require(c.without_rope.empty() || static_cast<Index>(c.without_rope.size()) == c.layers,

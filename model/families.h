@@ -27,7 +27,7 @@ inline const ModelFamily& family_named(const std::string& name) {
 }
 inline const ModelFamily& family_of(const Config& c) { return family_named(c.family); }
 
-// The name of a module in the model's files.
+// The name of a module, as transformers and PEFT have it.
 inline std::string module_name(const Config& c, std::string_view name) {
   constexpr std::string_view usual = "model.";
   if (c.root.empty() || !name.starts_with(usual)) return std::string(name);

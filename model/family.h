@@ -19,6 +19,7 @@ using Member = V Config::*;
 // A field of config.json stands for a member of Config, or is one of these:
 struct Fixed {};    // always has this value
 struct Only {};     // the same, but need not be written
+struct Needed {};   // as Fixed, and files must have it
 struct Ignored {};  // has no effect
 struct Either {     // as Fixed, or this value
   const char* other;
@@ -43,7 +44,8 @@ enum class Written { always, if_unusual };
 
 struct Field {
   const char* name;  // empty: in no file
-  std::variant<Member<Index>, Member<double>, Member<bool>, Inverse, InverseSquare, Fixed, Only, Either, AllOf, Ignored>
+  std::variant<Member<Index>, Member<double>, Member<bool>, Inverse, InverseSquare, Fixed, Only, Needed, Either, AllOf,
+               Ignored>
       meaning;
   // The value in files that do not have the field. Without one they must have it.
   std::variant<std::monostate, Index, double, bool, const char*, Formula> value = {};
@@ -51,8 +53,8 @@ struct Field {
 };
 
 // Which layers are local if a file does not list them. `upper` needs "use_sliding_window", all_if_named needs
-// "sliding_window"; of `most`, every n-th layer is global.
-enum class LocalLayers { none, all, all_if_named, upper, most };
+// "sliding_window"; `all` cannot list them; of `most`, every n-th layer is global.
+enum class LocalLayers { none, all, all_or_listed, all_if_named, upper, most };
 
 // The names of modules in files; their tensors are NAME.weight and NAME.bias. Linear layers of one name are parts of one
 // tensor, in the order of the layer's table.
@@ -90,11 +92,12 @@ struct ModelFamily {
   Config defaults = {};            // of a new model
   std::vector<Field> fields = {};  // in an order in which formulas find what they need
   LocalLayers local = LocalLayers::none;
-  Index global_every = 0;        // n, where most layers are local
-  bool local_rope = false;       // where some layers are local, only these have RoPE
-  Index without_rope_every = 0;  // every n-th layer has no RoPE, if a file does not list them; 0: all have it
-  bool rope_alpha = false;       // dynamic RoPE scaling by "alpha": a larger theta, for all lengths
-  bool query_beta = false;       // queries that grow with the position: "llama_4_scaling_beta" of RoPE
+  Index global_every = 0;           // n, where most layers are local
+  bool local_rope = false;          // only local layers have RoPE
+  bool rope_if_all_global = false;  // ... but all have it if none is local
+  Index without_rope_every = 0;     // every n-th layer has no RoPE, if a file does not list them; 0: all have it
+  bool rope_alpha = false;          // dynamic RoPE scaling by "alpha": a larger theta, for all lengths
+  bool query_beta = false;  // queries scaled by a factor that grows with the position: "llama_4_scaling_beta" of RoPE
   Modules modules = {};
   std::vector<Published> published = {};
 };

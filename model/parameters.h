@@ -188,7 +188,7 @@ template <class T>
 Table<T> head_table(const Config& c, Tensors<T>& w) {
   Section<T> rows = {c};
   rows.norm(w.norm, module_name(c, family_of(c).modules.norm), c.hidden, c.norm);
-  if (!c.tied) rows.row(w.head.weight, c.head, ".weight", {c.vocab, c.hidden}, Init::normal);
+  if (!c.tied) rows.row(w.head.weight, "lm_head", ".weight", {c.vocab, c.hidden}, Init::normal);
   return std::move(rows.table);
 }
 

@@ -19,7 +19,7 @@
 
 namespace streambp {
 
-// The RoPE frequencies of a model's global and local layers.
+// The RoPE frequencies of a layer's keys and queries.
 struct LayerFrequencies {
   RopeFrequencies keys, queries;
 
@@ -30,6 +30,7 @@ struct LayerFrequencies {
     queries.beta = scaling.query_beta, queries.length = scaling.original_length;
   }
 };
+// Those of a model's global and local layers.
 struct Frequencies {
   LayerFrequencies global, local;
 

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers import (
     ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config,
-    GraniteConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, LlamaConfig, MinistralConfig, MistralConfig,
+    GraniteConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
     Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, SeedOssConfig, SmolLM3Config, Starcoder2Config,
     Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3VLConfig, SmolVLMConfig,
 )  # fmt: skip
@@ -48,6 +48,9 @@ CONFIGS = {
     "gemma": GemmaConfig(**SIZES, head_dim=32),
     "gemma3": Gemma3TextConfig(**SIZES, head_dim=32, query_pre_attn_scalar=20, sliding_window=32, sliding_window_pattern=2),
     "ministral": MinistralConfig(**SIZES, sliding_window=48, layer_types=["full_attention"] + 2 * ["sliding_attention"]),
+    "ministral3": Ministral3Config(
+        **SIZES, head_dim=16, rope_parameters=dict(
+            rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=64, llama_4_scaling_beta=0.2)),
     "phi3": Phi3Config(**SIZES, partial_rotary_factor=0.5),
     "olmo2": Olmo2Config(**SIZES),
     "olmo3": Olmo3Config(**SIZES, sliding_window=48),

@@ -86,10 +86,10 @@ inline RopeFrequencies growing(RopeFrequencies f) {
 }
 
 TYPED_TEST(DeviceOperations, RotaryPositions) {
-  const auto halves = RopePairs::halves, neighbours = RopePairs::neighbours;
+  const auto halves = RopePairs::halves, interleaved = RopePairs::interleaved;
   for (const RopeFrequencies& f :
        {turns(6, 6), turns(64, 64), turns(128, 128), turns(96, 64, halves), turns(10, 6, halves),
-        turns(64, 64, neighbours), turns(64, 32, neighbours), growing(turns(64, 64))}) {
+        turns(64, 64, interleaved), turns(64, 32, interleaved), growing(turns(64, 64))}) {
     auto scope = this->gpu->scope();
     const Index n = 37, heads = 3;
     std::vector<std::int32_t> p;
@@ -139,7 +139,7 @@ void expect_bits_of_two_passes(Device& dev) {
   in_every_order([&] {
     for (const RopeFrequencies& f :
          {turns(6, 6), turns(10, 10), turns(24, 24), turns(80, 80), turns(96, 96), turns(128, 128), turns(256, 256),
-          turns(24, 10), turns(96, 64), turns(64, 64, RopePairs::neighbours), turns(80, 40, RopePairs::neighbours)}) {
+          turns(24, 10), turns(96, 64), turns(64, 64, RopePairs::interleaved), turns(80, 40, RopePairs::interleaved)}) {
       for (const Index heads : {1, 2, 3, 4, 5, 37}) {
         for (const NormStyle& style :
              {NormStyle{.eps = 1e-5}, NormStyle{.eps = 1e-5, .offset = 1}, NormStyle{.eps = 1e-5, .centered = true}}) {

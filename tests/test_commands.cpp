@@ -321,20 +321,22 @@ TEST_F(Commands, ResumingKeepsTheOptionsOfTheRun) {
   EXPECT_EQ(option("step-000006", "--checkpoint-every"), 3);
 }
 
-// The rate of a constant or wsd run does not depend on the number of steps, so more steps give the bits of a longer run.
+// With the same warm-up and cool-down, the rate of a constant or wsd run so far does not depend on the number of steps, so
+// more steps give the bits of a longer run.
 TEST_F(Commands, RunsOfAConstantRateCanBeExtended) {
   const std::string run = "train --warmup 1 --cooldown 2 --schedule wsd" + kTiny;
   expect_ok(run + " --steps 6 --out whole",
             "0.004 after 1 step of warm-up, constant until step 4, then linear to 0.0004 at step 6");
   expect_ok(run + " --steps 5 --stop-after 3 --out part");
-  expect_failed("train --resume --out part --steps 4", "--steps 4");
+  expect_refused("train --resume --out part --steps 4", "--steps 4");
+  expect_refused("train --resume --out whole --steps 9", "cool-down");
   expect_ok("train --resume --out part --steps 6");
   expect_same_checkpoint("whole/step-000006", "part/step-000006");
   expect_ok("train --schedule constant --warmup 0 --steps 2 --out constant" + kTiny, "0.004, then constant");
   expect_ok("train --resume --out constant --steps 3");
   EXPECT_TRUE(fs::exists("constant/step-000003"));
-  expect_failed("train --schedule constant --final-rate 0.5 --out x" + kTiny, "--final-rate");
-  expect_failed("train --cooldown 3 --out x" + kTiny, "belongs to --schedule wsd");
+  expect_refused("train --schedule constant --final-rate 0.5 --out x" + kTiny, "--final-rate");
+  expect_refused("train --cooldown 3 --out x" + kTiny, "belongs to --schedule wsd");
 }
 
 TEST_F(Commands, ResumingOnADifferentTextIsRefused) {

@@ -27,9 +27,7 @@ TEST_F(FusedTensors, IsReadFromConfigJsonAndWritten) {
   EXPECT_EQ(c.head_dim, 96);
   EXPECT_EQ(parameter_count(c), 3'821'079'552);
   EXPECT_EQ(config_to_json(config_from_json(config_to_json(c), "config.json")), config_to_json(c));
-  Config known = known_models().at("phi-3-mini-4k");
-  known.window = 2047;
-  EXPECT_EQ(config_to_json(known), config_to_json(c));
+  EXPECT_EQ(config_to_json(known_models().at("phi-3-mini-4k")), config_to_json(c));
   Json other = published;
   other["embedding_multiplier"] = 12;
   EXPECT_ERROR(config_from_json(other, "config.json"), "embedding_multiplier");

@@ -168,7 +168,7 @@ TEST(Operations, RopeRotatesAPartOfAHead) {
   const Index dim = 14, rotated = 10, n = 20;
   std::vector<std::int32_t> positions;
   for (int i = 0; i < n; ++i) positions.push_back(i * 3);
-  for (const RopePairs pairs : {RopePairs::halves, RopePairs::neighbours}) {
+  for (const RopePairs pairs : {RopePairs::halves, RopePairs::interleaved}) {
     RopeFrequencies f = rope_frequencies(rotated, 300, {});
     f.dim = dim, f.pairs = pairs;
     const Owned<double> x(n, 2 * dim, 1), original(n, 2 * dim, 1);

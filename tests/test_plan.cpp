@@ -234,6 +234,33 @@ std::string refusal(const Json& json) {
   return error_of([&] { config_from_json(json, "config.json"); });
 }
 
+// What transformers does where a field is missing or unusual.
+TEST(ConfigFile, LayersWithoutRopeOrWindows) {
+  const auto read = [](const char* family, const Json& patch) {
+    Json json = config_to_json(make_config(family, {100, 32, 4, 4, 2, 8, 64, 128, true}));
+    json.update(patch);
+    return config_from_json(json, "config.json");
+  };
+  const Json global = {{"sliding_window", nullptr}, {"layer_types", std::vector<std::string>(4, "full_attention")}};
+  EXPECT_FALSE(read("cohere2", global).has_rope(0));
+  EXPECT_TRUE(read("exaone4", global).has_rope(0));
+  for (const char* family : {"cohere2", "exaone4"}) {
+    EXPECT_TRUE(read(family, {}).has_rope(0));
+    EXPECT_FALSE(read(family, {}).has_rope(3));
+  }
+  EXPECT_EQ(read("exaone4", {{"layer_types", nullptr}, {"sliding_window_pattern", "LG"}}).local,
+            std::vector<bool>({true, false, true, false}));
+  EXPECT_ERROR(read("exaone4", {{"layer_types", nullptr}, {"sliding_window_pattern", "XG"}}), "LLLG");
+  const Json mixed = {{"layer_types", {"full_attention", "sliding_attention", "full_attention", "full_attention"}}};
+  EXPECT_TRUE(read("ministral", mixed).is_local(1) && !read("ministral", mixed).is_local(2));
+  EXPECT_ERROR(read("mistral", mixed), "have the window");
+  EXPECT_ERROR(read("granitemoehybrid", {{"position_embedding_type", nullptr}}), "position_embedding_type");
+  EXPECT_ERROR(read("granitemoehybrid", {{"layer_types", std::vector<std::string>(4, "linear_attention")}}),
+               "linear_attention");
+  EXPECT_ERROR(read("granite", {{"attention_multiplier", 0}}), "attention_multiplier");
+  EXPECT_ERROR(read("granite", {{"logits_scaling", 1e-310}}), "finite");
+}
+
 TEST(ConfigFile, LocalLayersByNameAndByRule) {
   Json json = config_to_json(make_config("gemma3", {100, 32, 13, 4, 2, 8, 64, 128, true}));
   json.erase("layer_types");  // every sixth is global
@@ -341,7 +368,7 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
       {{{"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}}, "partial_rotary_factor"},
       {{{"sliding_window", 128}}, "sliding_window"},
       {{{"model_type", "gemma3"}}, "text_config"},
-      {{{"model_type", "gemma3_text"}, {"hidden_act", "gelu_pytorch_tanh"}}, "sliding_window"},
+      {{{"model_type", "gemma3_text"}, {"hidden_act", "gelu_pytorch_tanh"}, {"sliding_window", 0}}, "sliding_window"},
       {{{"partial_rotary_factor", 0.5}}, "partial_rotary_factor"},
   };
   for (const auto& [patch, named] : patches) {

@@ -43,6 +43,7 @@ void write_tower(const Golden& golden, const fs::path& dir, const std::string& r
   static const std::vector<float> vision(24, 0.3f);
   writer.add("vision_tower.encoder.layers.0.weight", "F32", {4, 6}, vision.data(), 96);
   writer.add("multi_modal_projector.norm.weight", "F16", {48}, vision.data(), 96);
+  writer.add("vision_tower.mask", "BOOL", {96}, vision.data(), 96);
   writer.finish();
 }
 
@@ -55,7 +56,8 @@ TEST_F(Towers, AreSavedAsTheyWereLoaded) {
       const Golden golden(name);
       write_tower(golden, dir, root, head);
       Config c = read_config(dir);
-      EXPECT_EQ(c.root, root);
+      EXPECT_EQ(ModelFiles(dir, c.root).names().text, root);
+      EXPECT_EQ(c.root, "model.language_model.");
       EXPECT_EQ(c.family, "gemma3");
       EXPECT_EQ(parameter_count(c), parameter_count(golden.config));
       Cpu dev(std::size_t{1} << 22);
@@ -74,15 +76,19 @@ TEST_F(Towers, AreSavedAsTheyWereLoaded) {
       }
       if (c.tied) continue;
       c.adapters = new_adapters(c, {2, 4, false, {"all"}});
-      c.trained = {head + std::string(".weight")};
+      c.trained = {"lm_head.weight", "model.language_model.layers.1.input_layernorm.weight"};
       Model<float> adapted{c, Tensors<float>(c)};
       Cpu other(std::size_t{1} << 22);
       allocate_weights(other, adapted);
       initialise(other, adapted, 1);
       save_adapters(other, dir, c, trained(table(c, adapted.weights)), adapter_config(c, {2, 4}, "base"));
       const SafetensorsFile file(dir / "adapter_model.safetensors");
-      EXPECT_TRUE(file.find("base_model.model." + std::string(root) + "layers.0.self_attn.q_proj.lora_A.weight"));
-      EXPECT_TRUE(file.find("base_model.model." + std::string(head) + ".weight"));
+      // PEFT's names are those of the modules, not of the files.
+      for (const char* name : {"model.language_model.layers.0.self_attn.q_proj.lora_A.weight", "lm_head.weight",
+                               "model.language_model.layers.1.input_layernorm.weight"})
+        EXPECT_TRUE(file.find("base_model.model." + std::string(name))) << name;
+      const Json targets = parse_json_file(dir / "adapter_config.json").at("target_modules");
+      EXPECT_EQ(targets.get<std::string>().find("model\\.language_model\\.(.*\\.)?("), 0u) << targets;
       Config read = read_config(dir);
       AdapterDirectory(dir).add_to(read);
       EXPECT_EQ(read.adapters.size(), c.adapters.size());
@@ -93,14 +99,24 @@ TEST_F(Towers, AreSavedAsTheyWereLoaded) {
 TEST_F(Towers, AreFoundByTheirTokens) {
   const Golden golden("gemma3_scaled");
   write_tower(golden, dir, "language_model.", "lm_head");
-  EXPECT_EQ(read_config(dir).root, "language_model.");
+  EXPECT_EQ(ModelFiles(dir, read_config(dir).root).names().text, "language_model.");
   write_tower(golden, dir, "model.text.embed_tokens.weight.", "lm_head");
-  EXPECT_EQ(read_config(dir).root, "model.text.embed_tokens.weight.");
-  SafetensorsWriter writer(dir / "model.safetensors", {{"format", "pt"}});
+  EXPECT_EQ(ModelFiles(dir, read_config(dir).root).names().text, "model.text.embed_tokens.weight.");
+  EXPECT_FALSE(read_config(dir).tied);
   const float x = 1;
-  for (const char* name : {"a.embed_tokens.weight", "b.embed_tokens.weight"}) writer.add(name, "F32", {1, 1}, &x, 4);
-  writer.finish();
-  EXPECT_ERROR(read_config(dir), "several token embeddings");
+  const auto write = [&](const std::vector<const char*>& names) {
+    SafetensorsWriter writer(dir / "model.safetensors", {{"format", "pt"}});
+    for (const char* name : names) writer.add(name, "F32", {1, 1}, &x, 4);
+    writer.finish();
+  };
+  write({"a.embed_tokens.weight"});
+  EXPECT_TRUE(read_config(dir).tied);  // there is no head
+  write({"a.embed_tokens.weight", "b.embed_tokens.weight"});
+  EXPECT_ERROR(read_config(dir), "several embed_tokens.weight");
+  write({"a.embed_tokens.weight", "lm_head.weight", "talker.lm_head.weight"});
+  EXPECT_ERROR(read_config(dir), "several lm_head.weight");
+  write({"a.weight"});
+  EXPECT_ERROR(read_config(dir), "no tensor's name ends with");
 }
 
 // The configurations of published models, with the fields that matter here.
@@ -154,6 +170,17 @@ TEST(TowerConfig, IsReadInAllItsForms) {
   other = nested;
   other["architectures"] = {"Qwen2_5_VLModel"};
   EXPECT_ERROR(config_from_json(other, "config.json"), "Qwen2_5_VLModel");
+  other = nested;
+  other["text_config"]["model_type"] = "gemma3";
+  EXPECT_ERROR(config_from_json(other, "config.json"), "cannot be of type");
+  other = nested;
+  other["tie_word_embeddings"] = false;
+  EXPECT_FALSE(config_from_json(other, "config.json").tied);
+  other["text_config"]["tie_word_embeddings"] = true;
+  EXPECT_TRUE(config_from_json(other, "config.json").tied);
+  for (const char* field : {"rms_norm_eps", "rope_theta"}) other["text_config"].erase(field);
+  EXPECT_EQ(config_from_json(other, "config.json").norm_eps, 1e-5);  // not Qwen2's
+  EXPECT_EQ(config_from_json(other, "config.json").rope_theta, 1e6);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace streambp {
 class Merge {
  public:
   Merge(const fs::path& base, const fs::path& directory, const Config& config)
-      : files_(base), model_{config, Tensors<float>(config)} {
+      : files_(base, config.root), model_{config, Tensors<float>(config)} {
     const Table<float> all = table(config, model_.weights);
     files_.check_all_used(without_adapters(all), config);
     allocate(memory_, trained(all));
@@ -22,8 +22,7 @@ class Merge {
   // Writes a model directory like that of the base, with the types of `layout`.
   void save(const fs::path& dir, const ModelLayout& layout) {
     save_tensors(dir, without_adapters(table(model_.config, model_.weights)), layout, kLargestShard,
-                 [&](SafetensorsWriter& writer, const std::string& prefix, const StoredTensor<float>& stored) {
-                   const std::string name = prefix + stored.name;
+                 [&](SafetensorsWriter& writer, const std::string& name, const StoredTensor<float>& stored) {
                    writer.add(name, stored.dtype, stored_shape(stored.parts),
                               [=, this](std::ostream& out) { write_merged(out, name, stored); });
                  });

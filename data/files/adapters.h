@@ -89,10 +89,24 @@ inline std::map<std::string, AdapterSize> new_adapters(const Config& c, const Lo
   return adapters;
 }
 
+// "target_modules": the names, or in a multimodal model a regular expression of them, so that PEFT leaves its other parts
+// alone.
+inline Json target_modules(const Config& c, const std::vector<std::string>& on) {
+  if (c.root.empty()) return written_out(c, on);
+  const auto escaped = [](const std::string& text) {
+    std::string result;
+    for (const char x : text) result += x == '.' ? std::string("\\.") : std::string(1, x);
+    return result;
+  };
+  std::string names;
+  for (const std::string& name : written_out(c, on)) names += (names.empty() ? "" : "|") + escaped(name);
+  return escaped(c.root) + "(.*\\.)?(" + names + ")";
+}
+
 // What comes before a parameter's name in adapter_model.safetensors.
 constexpr std::string_view kAdapterPrefix = "base_model.model.";
 inline std::string adapter_prefix(const Config& c, const std::string& name) {
-  return std::string(kAdapterPrefix) + (name == c.head + ".weight" ? "" : family_of(c).modules.root);
+  return std::string(kAdapterPrefix) + (name == "lm_head.weight" ? "" : family_of(c).modules.root);
 }
 
 // --- Writing ---
@@ -110,7 +124,7 @@ inline std::string adapter_config(const Config& c, const LoraSettings& s, const 
       {"lora_alpha", s.alpha},
       {"lora_dropout", 0.0},
       {"use_rslora", s.rank_stabilised},
-      {"target_modules", written_out(c, s.on)},
+      {"target_modules", target_modules(c, s.on)},
       {"modules_to_save", modules.empty() ? Json() : Json(modules)},
       {"bias", "none"},
       {"ensure_weight_tying", c.tied && !modules.empty()},
@@ -126,8 +140,10 @@ template <class Device, class T>
 void save_adapters(Device& dev, const fs::path& dir, const Config& c, const Table<T>& trained,
                    const std::string& config, const Group& ranks = {}) {
   SafetensorsWriter writer(dir.empty() ? dir : dir / "adapter_model.safetensors", {{"format", "pt"}});
-  for (const Table<T>& parts : by_stored_tensor(trained))
-    write_tensor(dev, writer, adapter_prefix(c, parts.front().parameter.name), parts, "F32", ranks);
+  for (const Table<T>& parts : by_stored_tensor(trained)) {
+    const std::string& name = parts.front().parameter.name;
+    write_tensor(dev, writer, adapter_prefix(c, name) + name, parts, "F32", ranks);
+  }
   writer.finish();
   if (!dir.empty()) write_file_atomically(dir / "adapter_config.json", config);
 }
@@ -266,7 +282,8 @@ class AdapterDirectory {
     }
     Tensors<float> none(c);
     const std::string embedding = embedding_table(c, none).front().parameter.name;
-    for (const std::string& other : {c.head, name_in_peft(c, embedding.substr(0, embedding.rfind('.')))})
+    for (const std::string& other :
+         {std::string("lm_head"), name_in_peft(c, embedding.substr(0, embedding.rfind('.')))})
       require(!targets.contain_other(other), file_.path().string(), ": has no adapter of ", other, ", which ",
               config_path_, " names, and which is not supported; only linear layers inside the layers are");
   }

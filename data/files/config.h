@@ -45,7 +45,7 @@ inline Index read_window_pattern(const Fields& f, Index usual) {
     if (!f.has(name)) continue;
     const auto text = f.json.at(name).is_string() ? f.get<std::string>(name) : std::string();
     const Index pattern = text.empty() ? f.get<Index>(name) : static_cast<Index>(text.size());
-    require(pattern > 0 && (text.empty() || text.find('G') == text.size() - 1), f.file, ": ", quote(name),
+    require(pattern > 0 && (text.empty() || text == std::string(text.size() - 1, 'L') + 'G'), f.file, ": ", quote(name),
             " must be positive, or a pattern such as LLLG");
     return pattern;
   }
@@ -55,8 +55,9 @@ inline Index read_window_pattern(const Fields& f, Index usual) {
 // Which layers are local: given by "layer_types", or in older files by the family's rule.
 inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) {
   const bool upper = family.local == LocalLayers::upper, most = family.local == LocalLayers::most;
-  const bool missing = !f.json.contains("sliding_window") && family.local == LocalLayers::all;
-  const Index window = missing ? family.defaults.window : f.get<Index>("sliding_window", 0);
+  const bool all = family.local == LocalLayers::all || family.local == LocalLayers::all_or_listed;
+  const Index usual = most ? 4096 : all ? family.defaults.window : 0;  // of transformers
+  const Index window = f.json.contains("sliding_window") ? f.get<Index>("sliding_window", 0) : usual;
   if (upper && !f.get<bool>("use_sliding_window", false)) return void(f.has("layer_types"));
   c.window = window;
   const Index pattern = most ? read_window_pattern(f, family.global_every) : 0;
@@ -69,6 +70,8 @@ inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) 
       require(type == "full_attention" || type == "sliding_attention", f.file, ": \"layer_types\": ", shown(type),
               " is not supported; \"full_attention\" and \"sliding_attention\" are");
       c.local.push_back(type == "sliding_attention");
+      require(family.local != LocalLayers::all || window == 0 || c.local.back(), f.file,
+              ": \"layer_types\": all layers of ", family.name, " models have the window");
     }
   } else if (most) {
     c.local = all_but_every_layer(pattern, c.layers);
@@ -77,7 +80,7 @@ inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) 
   }
   const bool some_local = std::ranges::find(c.local, true) != c.local.end();
   require(!most || window > 0 || !some_local, f.file, ": \"sliding_window\" must be positive");
-  if (family.local_rope && window > 0) c.without_rope = without(c.local);
+  if (family.local_rope && (some_local || !family.rope_if_all_global)) c.without_rope = without(c.local);
 }
 
 // Which layers have no RoPE: those with a 0 in "no_rope_layers", or every n-th.
@@ -133,13 +136,14 @@ inline void read_field(const Fields& f, const Field& field, Config& c) {
     } else if constexpr (std::is_same_v<Meaning, Either>) {
       if (!f.has(field.name) || f.json.at(field.name) != meaning.other) f.only(field.name, value_of(field));
     } else if constexpr (std::is_same_v<Meaning, AllOf>) {
-      if (!f.has(field.name)) return;
       for (const Json& value : f.list(field.name)) {
         if (value != meaning.other && value != value_of(field))
           fail(f.file, ": ", quote(field.name), ": ", shown(value), " is not supported; only ", value_of(field).dump(),
                " is");
       }
-    } else if constexpr (std::is_same_v<Meaning, Fixed> || std::is_same_v<Meaning, Only>) {
+    } else if constexpr (std::is_same_v<Meaning, Fixed> || std::is_same_v<Meaning, Only> ||
+                         std::is_same_v<Meaning, Needed>) {
+      if (std::is_same_v<Meaning, Needed>) f.at(field.name);
       f.only(field.name, value_of(field));
     } else if constexpr (std::is_same_v<Meaning, Ignored>) {
       f.has(field.name);
@@ -168,7 +172,7 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   const auto type = f.get<std::string>("model_type");
   if (const Tower* tower = tower_of(type)) {
     Config c = config_from_json(text_config(json, *tower, file), file);
-    c.root = "model.language_model.";
+    c.root = tower->root;
     return c;
   }
   std::vector<std::string> types;
@@ -210,7 +214,8 @@ inline Json config_to_json(const Config& c) {
     const bool usual = field.written == Written::if_unusual && value == value_of(field);
     if (*field.name && !usual && !value.is_null()) json[field.name] = value;
   }
-  if (family.local == LocalLayers::all || c.window > 0) json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
+  const bool all = family.local == LocalLayers::all || family.local == LocalLayers::all_or_listed;
+  if (all || c.window > 0) json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
   if (family.local == LocalLayers::upper && c.window > 0) json["use_sliding_window"] = true;
   for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");
   for (const bool without : family.local_rope ? std::vector<bool>() : c.without_rope)

@@ -22,10 +22,22 @@ namespace streambp {
 
 constexpr std::size_t kLargestShard = 5'000'000'000;
 
-// The tensors of a model directory, in one file or in shards.
+// How the files call the parameters.
+struct StoredNames {
+  std::string prefix = {};  // comes before all names but the head's
+  // In a multimodal model: names begin with `text` instead of `root`.
+  std::string root = {}, text = {}, head = "lm_head.weight";
+
+  std::string of(const std::string& name) const {
+    if (name == "lm_head.weight") return head;
+    return !root.empty() && name.starts_with(root) ? text + name.substr(root.size()) : prefix + name;
+  }
+};
+
+// The tensors of a model directory, in one file or in shards. `root`: Config::root.
 class ModelFiles {
  public:
-  explicit ModelFiles(const fs::path& dir) : dir(dir) {
+  explicit ModelFiles(const fs::path& dir, const std::string& root = "") : dir(dir) {
     const fs::path index = dir / "model.safetensors.index.json", single = dir / "model.safetensors";
     if (!fs::exists(single) && fs::exists(index)) {
       open_shards(index);
@@ -36,31 +48,31 @@ class ModelFiles {
       for (const auto& [name, tensor] : files.back().tensors()) tensors[name] = &tensor;
     }
     for (const auto& family : model_families()) {
-      const std::string root = family.modules.root;
-      if (tensors.contains(root + family.modules.tokens + ".weight")) prefix_ = root;
+      const std::string prefix = family.modules.root;
+      if (tensors.contains(prefix + family.modules.tokens + ".weight")) names_.prefix = prefix;
     }
+    if (!root.empty()) names_.root = root, find_text_model();
   }
 
   // Null if there is no such tensor.
   const Tensor* find(const std::string& name) const {
-    auto found = tensors.find(prefix_ + name);
-    if (found == tensors.end()) found = tensors.find(name);  // the head has no prefix
+    const auto found = tensors.find(names_.of(name));
     return found == tensors.end() ? nullptr : found->second;
   }
   const Tensor& at(const std::string& name) const {
     const Tensor* found = find(name);
-    require(found, dir.string(), ": no tensor ", quote(prefix_ + name), " among the ", tensors.size(),
+    require(found, dir.string(), ": no tensor ", quote(names_.of(name)), " among the ", tensors.size(),
             " of its files; do they belong to this config.json?");
     return *found;
   }
-  const std::string& prefix() const { return prefix_; }
+  const StoredNames& names() const { return names_; }
   const std::map<std::string, const Tensor*>& all() const { return tensors; }
 
   // The tensors of a multimodal model's other parts.
-  std::map<std::string, const Tensor*> other_parts(const Config& c) const {
+  std::map<std::string, const Tensor*> other_parts() const {
     std::map<std::string, const Tensor*> others = tensors;
     std::erase_if(others, [&](const auto& entry) {
-      return c.root.empty() || entry.first.starts_with(c.root) || entry.first == c.head + ".weight";
+      return names_.root.empty() || entry.first.starts_with(names_.text) || entry.first == names_.head;
     });
     return others;
   }
@@ -69,7 +81,7 @@ class ModelFiles {
   template <class T>
   void check_all_used(const Table<T>& table, const Config& c) const {
     std::set<const Tensor*> used;
-    for (const auto& [name, tensor] : other_parts(c)) used.insert(tensor);
+    for (const auto& [name, tensor] : other_parts()) used.insert(tensor);
     const std::vector<const char*>& unused = family_of(c).modules.unused;
     for (const Entry<T>& e : table) {
       used.insert(&at(e.parameter.name));
@@ -79,7 +91,7 @@ class ModelFiles {
     for (const auto& [name, tensor] : tensors) {
       const auto ends = [&name = name](const char* end) { return name.ends_with(end); };
       if (used.contains(tensor) || ends("rotary_emb.inv_freq") || std::ranges::any_of(unused, ends)) continue;
-      require(name == c.head + ".weight" && c.tied, tensor->where,
+      require(name == names_.head && c.tied, tensor->where,
               " is not used by the model of config.json, so results would differ without it");
       const Tensor& embedding = at(parameters_of(c).front().name);
       require(tensor->dtype == embedding.dtype && tensor->shape == embedding.shape &&
@@ -111,10 +123,27 @@ class ModelFiles {
     }
   }
 
+  // A multimodal model's text model is where its token embedding is.
+  void find_text_model() {
+    const auto find = [&](const std::string& end) {
+      std::string found;
+      for (const auto& [name, tensor] : tensors) {
+        if (name != end && !name.ends_with("." + end)) continue;
+        require(found.empty(), dir.string(), ": has several ", end, ": ", quote(found), " and ", quote(name));
+        found = name;
+      }
+      return found;
+    };
+    const std::string tokens = "embed_tokens.weight", found = find(tokens), head = find("lm_head.weight");
+    require(!found.empty(), dir.string(), ": no tensor's name ends with ", quote(tokens));
+    names_.text = found.substr(0, found.size() - tokens.size());
+    if (!head.empty()) names_.head = head;
+  }
+
   fs::path dir;
   std::vector<SafetensorsFile> files;
   std::map<std::string, const Tensor*> tensors;
-  std::string prefix_;
+  StoredNames names_;
 };
 
 // Reads a config.json, or the one in a model directory.
@@ -122,7 +151,8 @@ inline Config read_config(fs::path path) {
   const bool is_directory = fs::is_directory(path);
   const fs::path file = is_directory ? path / "config.json" : path;
   Config c = config_from_json(parse_json_file(file), file.string());
-  if (is_directory && !c.root.empty()) find_tower(ModelFiles(path).all(), c, path.string());
+  // Files disagree on where tie_word_embeddings stands, and transformers on its default; a head that is not stored is tied.
+  if (is_directory && !c.root.empty() && !c.tied) c.tied = !ModelFiles(path, c.root).find("lm_head.weight");
   return c;
 }
 
@@ -143,9 +173,9 @@ inline std::string read_model_file(const fs::path& file) {
 
 // What saving needs in addition to the weights to write a model as it was loaded.
 struct ModelLayout {
-  std::string config;                                // the text of config.json
-  std::map<std::string, std::string> others;         // contents of the other small files, by name
-  std::string prefix;                                // of the tensors' names
+  std::string config;                         // the text of config.json
+  std::map<std::string, std::string> others;  // contents of the other small files, by name
+  StoredNames names;
   std::map<std::string, std::string> dtypes;         // by parameter name
   std::shared_ptr<const ModelFiles> source = {};     // of a multimodal model
   std::map<std::string, const Tensor*> copied = {};  // the tensors of its other parts
@@ -164,20 +194,25 @@ struct ModelLayout {
       if (fs::exists(dir / name)) others[name] = read_model_file(dir / name);
     }
     const Config c = read_config(dir);
-    source = std::make_shared<ModelFiles>(dir);
-    prefix = source->prefix();
-    copied = source->other_parts(c);
+    source = std::make_shared<ModelFiles>(dir, c.root);
+    names = source->names();
+    copied = source->other_parts();
     for (const Parameter& p : parameters_of(c)) dtypes[p.name] = source->at(p.name).dtype;
     if (copied.empty()) source = {};
   }
 
   // Changes the type of the saved tensors.
   void store_as(const std::string& dtype) {
-    const std::map<std::string, const char*> names = {{"F32", "float32"}, {"F16", "float16"}, {"BF16", "bfloat16"}};
+    const std::map<std::string, const char*> types = {{"F32", "float32"}, {"F16", "float16"}, {"BF16", "bfloat16"}};
+    for (const auto& [name, tensor] : copied) {
+      require(
+          !name.ends_with(kNf4State), tensor->where,
+          ": the other parts of the model are in 4 bits too; load them in transformers, dequantise, and merge there");
+    }
     for (auto& [name, type] : dtypes) type = dtype;
     const auto has_dtype = [](const JsonMember& member) { return member.key == "dtype"; };
     const char* field = std::ranges::any_of(members_of(config), has_dtype) ? "dtype" : "torch_dtype";
-    config = with_member(without_member(config, "quantization_config"), field, names.at(dtype));
+    config = with_member(without_member(config, "quantization_config"), field, types.at(dtype));
   }
 
   // Refuses types that cannot be saved, before a run starts.
@@ -201,7 +236,7 @@ struct ModelLayout {
 // Loads the weights of a model directory. Returns their size in the files.
 template <class Device, class T>
 std::size_t load_model(Device& dev, const fs::path& dir, Model<T>& model) {
-  const ModelFiles files(dir);
+  const ModelFiles files(dir, model.config.root);
   const auto parameters = without_adapters(table(model.config, model.weights));
   files.check_all_used(parameters, model.config);
   read_tensors(dev, files, "", plain(parameters), model.shards);
@@ -249,8 +284,8 @@ std::vector<std::vector<StoredTensor<T>>> into_shards(const Table<T>& tensors, c
   return shards;
 }
 
-// Saves a model to an existing directory, in files of at most `limit` bytes. write(writer, prefix, tensor) adds a tensor
-// to a file. If ranks share the weights, all of them call this; rank 0 writes, and the others have an empty directory.
+// Saves a model to an existing directory, in files of at most `limit` bytes. write(writer, name, tensor) adds a tensor to
+// a file. If ranks share the weights, all of them call this; rank 0 writes, and the others have an empty directory.
 template <class T, class F>
 void save_tensors(const fs::path& dir, const Table<T>& tensors, const ModelLayout& layout, std::size_t limit,
                   F&& write) {
@@ -262,14 +297,14 @@ void save_tensors(const fs::path& dir, const Table<T>& tensors, const ModelLayou
     if (shards.size() > 1) std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
     SafetensorsWriter writer(dir.empty() ? dir : dir / name, {{"format", "pt"}});
     for (const StoredTensor<T>& stored : shards[i]) {
-      const std::string prefix = stored.copied || stored.name == "lm_head.weight" ? "" : layout.prefix;
+      const std::string stored_name = stored.copied ? stored.name : layout.names.of(stored.name);
       total += element_count(stored.name, stored.shape()) * dtype_size(stored.dtype);
       if (stored.copied) {
-        writer.add(stored.name, stored.dtype, stored.shape(), stored.copied->data, stored.copied->bytes);
+        writer.add(stored_name, stored.dtype, stored.shape(), stored.copied->data, stored.copied->bytes);
       } else {
-        write(writer, prefix, stored);
+        write(writer, stored_name, stored);
       }
-      weight_map[prefix + stored.name] = name;
+      weight_map[stored_name] = name;
     }
     writer.finish();
   }
@@ -292,11 +327,10 @@ void save_model(Device& dev, const fs::path& dir, Model<T>& model, const ModelLa
   std::map<std::string, Table<float>> exact;
   for (const Table<float>& parts : by_stored_tensor(s.masters)) exact[parts.front().parameter.name] = parts;
   save_tensors(dir, without_adapters(table(model.config, model.weights)), layout, s.limit,
-               [&](SafetensorsWriter& writer, const std::string& prefix, const StoredTensor<T>& stored) {
+               [&](SafetensorsWriter& writer, const std::string& name, const StoredTensor<T>& stored) {
                  const auto master = exact.find(stored.name);
-                 if (master == exact.end())
-                   return write_tensor(dev, writer, prefix, stored.parts, stored.dtype, s.ranks);
-                 write_tensor(dev, writer, prefix, master->second, stored.dtype, s.ranks);
+                 if (master == exact.end()) return write_tensor(dev, writer, name, stored.parts, stored.dtype, s.ranks);
+                 write_tensor(dev, writer, name, master->second, stored.dtype, s.ranks);
                });
 }
 

@@ -51,7 +51,8 @@ inline double yarn_attention_factor(const Fields& s) {
 
 // Phi-3's form has the context length of pretraining beside the object `s`, in the configuration `f`, and not the factor.
 inline void read_longrope(const Fields& s, const Fields& f, const Config& c, RopeScaling& scaling) {
-  const auto inside = s.get<double>("original_max_position_embeddings", static_cast<double>(c.max_length));
+  const double usual = c.family == "phi3" ? 4096 : static_cast<double>(c.max_length);  // of transformers
+  const auto inside = s.get<double>("original_max_position_embeddings", usual);
   scaling.original_length = f.get<double>("original_max_position_embeddings", inside);
   require(scaling.original_length > 1, s.file, ": original_max_position_embeddings is missing or too short");
   require(c.max_length > 0 || s.has("factor"), f.file, ": longrope needs max_position_embeddings, or a factor");
@@ -111,6 +112,7 @@ inline RopeScaling read_rope_scaling(const Fields& s, const Fields& f, const Con
 // Hunyuan's scaling by "alpha" is a larger theta for documents of all lengths.
 inline void read_rope_alpha(const Fields& s, Config& c) {
   s.only("type", "dynamic"), s.only("rope_type", "dynamic");
+  require(s.has("type") || s.has("rope_type"), s.file, ": the field \"rope_type\" is missing");
   for (const char* name : {"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}) s.has(name);  // no effect
   const auto alpha = s.get<double>("alpha");
   s.refuse_others([](const std::string& name) { return name == "rope_theta"; });

@@ -66,7 +66,11 @@ void with_stored_type(const std::string& dtype, F&& f) {
 
 // Bytes of an element; 0 for types that cannot be read.
 inline Index dtype_size(const std::string& dtype) {
-  Index size = 0;
+  static const std::map<std::string, Index> others = {{"BOOL", 1},    {"I8", 1},  {"F8_E4M3", 1},
+                                                      {"F8_E5M2", 1}, {"I16", 2}, {"U16", 2},
+                                                      {"U32", 4},     {"I64", 8}, {"U64", 8}};
+  const auto found = others.find(dtype);
+  Index size = found == others.end() ? 0 : found->second;
   with_stored_type(dtype, [&](auto value) { size = sizeof value; });
   return size;
 }

@@ -204,13 +204,10 @@ void write_values(Device& dev, std::ostream& out, const std::string& name, const
   });
 }
 
-// Writes the tensor that consists of these parameters, in the given type or else in the type of the table. If ranks share
-// the table, all of them call this, and rank 0 writes.
+// Writes the tensor that consists of these parameters. If ranks share the table, all of them call this, and rank 0 writes.
 template <class Device, class T>
-void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& parts,
-                  std::string dtype = "", const Group& ranks = {}) {
-  const std::string name = prefix + parts.front().parameter.name;
-  if (dtype.empty()) dtype = dtype_name<T>();
+void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& name, const Table<T>& parts,
+                  const std::string& dtype = dtype_name<T>(), const Group& ranks = {}) {
   writer.add(name, dtype, stored_shape(parts),
              [=, &dev](std::ostream& out) { write_values(dev, out, name, parts, dtype, ranks); });
 }
@@ -218,7 +215,8 @@ void write_tensor(Device& dev, SafetensorsWriter& writer, const std::string& pre
 template <class Device, class T>
 void write_tensors(Device& dev, SafetensorsWriter& writer, const std::string& prefix, const Table<T>& table,
                    const Group& ranks = {}) {
-  for (const Table<T>& parts : by_stored_tensor(table)) write_tensor(dev, writer, prefix, parts, "", ranks);
+  for (const Table<T>& parts : by_stored_tensor(table))
+    write_tensor(dev, writer, prefix + parts.front().parameter.name, parts, dtype_name<T>(), ranks);
 }
 
 }  // namespace streambp

@@ -1,8 +1,8 @@
 // Multimodal models of which the text model is trained: it computes text as if it were alone. Their other parts, such as a
 // vision encoder, are neither computed nor changed, and saved bit for bit as they were.
 //
-// Their config.json holds that of the text model as "text_config", or in older files as its own fields. The names of the
-// text model's tensors begin with something else than "model.", which depends on the version of transformers.
+// Their config.json holds that of the text model as "text_config", or in older files as its own fields. How the files call
+// the text model's tensors depends on the version of transformers (StoredNames in model_directory.h).
 #pragma once
 
 #include <algorithm>
@@ -14,21 +14,27 @@
 namespace streambp {
 
 struct Tower {
-  const char *type, *architecture;  // in config.json
-  const char* text;                 // the usual type of the text model
-  bool flat = false;                // older files have its fields beside "vision_config"
+  const char *type, *architecture;             // in config.json
+  const char* text;                            // the usual type of the text model
+  const char* usual = "{}";                    // what its configuration may leave out, as transformers fills it in
+  const char* root = "model.language_model.";  // of the names of its parameters
+  bool flat = false;                           // older files have its fields beside "vision_config"
 };
 // clang-format off
+inline constexpr const char
+    *kQwen2 = R"({"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80})",
+    *kLlama = R"({"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+                  "vocab_size": 32000, "max_position_embeddings": 2048})";
 inline constexpr Tower kTowers[] = {
     {"gemma3",          "Gemma3ForConditionalGeneration",         "gemma3_text"},
     {"mistral3",        "Mistral3ForConditionalGeneration",       "mistral"},
-    {"qwen2_vl",        "Qwen2VLForConditionalGeneration",        "qwen2", true},
-    {"qwen2_5_vl",      "Qwen2_5_VLForConditionalGeneration",     "qwen2", true},
-    {"qwen3_vl",        "Qwen3VLForConditionalGeneration",        "qwen3"},
-    {"smolvlm",         "SmolVLMForConditionalGeneration",        "llama"},
-    {"idefics3",        "Idefics3ForConditionalGeneration",       "llama"},
+    {"qwen2_vl",        "Qwen2VLForConditionalGeneration",        "qwen2", kQwen2, "model.language_model.", true},
+    {"qwen2_5_vl",      "Qwen2_5_VLForConditionalGeneration",     "qwen2", kQwen2, "model.language_model.", true},
+    {"qwen3_vl",        "Qwen3VLForConditionalGeneration",        "qwen3", R"({"rope_theta": 5e5})"},
+    {"smolvlm",         "SmolVLMForConditionalGeneration",        "llama", kLlama, "model.text_model."},
+    {"idefics3",        "Idefics3ForConditionalGeneration",       "llama", kLlama, "model.text_model."},
     {"internvl",        "InternVLForConditionalGeneration",       "qwen2"},
-    {"llava",           "LlavaForConditionalGeneration",          "llama"},
+    {"llava",           "LlavaForConditionalGeneration",          "llama", kLlama},
     {"llava_onevision", "LlavaOnevisionForConditionalGeneration", "qwen2"},
     {"aya_vision",      "AyaVisionForConditionalGeneration",      "cohere2"},
     {"cohere2_vision",  "Cohere2VisionForConditionalGeneration",  "cohere2"}};
@@ -60,38 +66,21 @@ inline Json text_config(const Json& json, const Tower& tower, const std::string&
   Json text = nested ? json.at("text_config") : json;
   require(text.is_object(), file, ": \"text_config\" is not an object");
   for (const char* name : {"architectures", "vision_config"}) text.erase(name);  // of the whole model
-  for (const char* name : {"tie_word_embeddings", "quantization_config"})
-    if (json.contains(name)) text[name] = json.at(name);
+  if (json.contains("quantization_config")) text["quantization_config"] = json.at("quantization_config");
+  // Versions of transformers disagree on which of the two counts.
+  const char* const tied = "tie_word_embeddings";
+  if (json.value(tied, Json()) == true || (json.contains(tied) && !text.contains(tied))) text[tied] = json.at(tied);
   // fields of SmolVLM's text models without effect
   for (const char* name : {"pixel_shuffle_factor", "perceiver_config", "neftune_noise_alpha"}) text.erase(name);
   for (const char* name : {"qk_layer_norms", "use_resampler"})
     if (text.value(name, Json()) == false) text.erase(name);
-  if (std::string_view(tower.type) == "llava") {  // leaves out what transformers' Llama has by itself
-    const Json usual = {{"hidden_size", 4096},       {"intermediate_size", 11008}, {"num_hidden_layers", 32},
-                        {"num_attention_heads", 32}, {"vocab_size", 32000},        {"max_position_embeddings", 2048}};
-    text.insert(usual.begin(), usual.end());
-  }
+  const Json usual = Json::parse(tower.usual);
+  text.insert(usual.begin(), usual.end());
   remove_sections(text);
   const auto type = nested ? Fields(text, file).get<std::string>("model_type", tower.text) : std::string(tower.text);
   require(!tower_of(type), file, ": the text model of a ", tower.type, " model cannot be of type ", quote(type));
   text["model_type"] = type == tower.type + std::string("_text") && type != "gemma3_text" ? tower.text : type;
   return text;
-}
-
-// Finds the text model's tensors among the names of a model's tensors.
-template <class Names>
-void find_tower(const Names& names, Config& c, const std::string& where) {
-  const std::string tokens = "embed_tokens.weight", head = "lm_head.weight";
-  c.root.clear();
-  for (const auto& [name, tensor] : names) {
-    if (name.ends_with("." + tokens)) {
-      require(c.root.empty(), where, ": has several token embeddings: in ", c.root, " and as ", quote(name));
-      c.root = name.substr(0, name.size() - tokens.size());
-    }
-    if (name == head || name.ends_with("." + head))
-      c.head = name.substr(0, name.size() - std::string(".weight").size());
-  }
-  require(!c.root.empty(), where, ": no tensor's name ends with ", quote(tokens));
 }
 
 }  // namespace streambp

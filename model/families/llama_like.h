@@ -107,10 +107,10 @@ inline ModelFamily ministral() {
       .name = "ministral", .type = "ministral", .architecture = "MinistralForCausalLM",
       .defaults = {.norm_eps = 1e-6, .window = 4096},
       .fields = llama_fields(),
-      .local = LocalLayers::all};
+      .local = LocalLayers::all_or_listed};
 }
 
-// As Mistral, with YaRN and queries that grow with the position.
+// As Mistral, with YaRN, and queries scaled by a factor that grows with the position.
 inline ModelFamily ministral3() {
   const RopeScaling yarn = {.type = RopeType::yarn, .factor = 16, .original_length = 16384, .query_beta = 0.1};
   return {
@@ -200,7 +200,7 @@ inline ModelFamily phi3() {
       .fields = llama_fields({{"rms_norm_eps", &Config::norm_eps, 1e-5},
                               {"partial_rotary_factor", &Config::rotary_share, 1.0, Written::if_unusual},
                               {"original_max_position_embeddings", Ignored{}}, {"interpolate_factor", Ignored{}},
-                              {"full_attn_mod", Ignored{}}, {"lm_head_bias", Only{}, false}, {"auto_map", Ignored{}}}),
+                              {"full_attn_mod", Ignored{}}, {"lm_head_bias", Only{}, false}}),
       .local = LocalLayers::all,
       .modules = {.q = "self_attn.qkv_proj", .k = "self_attn.qkv_proj", .v = "self_attn.qkv_proj",
                   .gate = "mlp.gate_up_proj", .up = "mlp.gate_up_proj"},
@@ -208,12 +208,12 @@ inline ModelFamily phi3() {
                     {"phi-4",         {100352, 5120, 40, 40, 10, 128, 17920, 16384, false}, 2.5e5}}};
 }
 
-// As Llama; RoPE rotates neighbours.
+// As Llama, with interleaved RoPE.
 inline ModelFamily ernie4_5() {
   return {
       .name = "ernie4_5", .type = "ernie4_5", .architecture = "Ernie4_5ForCausalLM",
       .older_architecture = "Ernie4_5_ForCausalLM",
-      .defaults = {.rope_theta = 5e5, .rope_pairs = RopePairs::neighbours, .tied = true},
+      .defaults = {.rope_theta = 5e5, .rope_pairs = RopePairs::interleaved, .tied = true},
       .fields = llama_fields({{"head_dim", &Config::head_dim, 128},
                               {"rms_norm_eps", &Config::norm_eps, 1e-5},
                               {"rope_theta", &Config::rope_theta, 5e5},
@@ -224,11 +224,11 @@ inline ModelFamily ernie4_5() {
       .published = {{"ernie-4.5-0.3b", {103424, 1024, 18, 16, 2, 128, 3072, 131072, true}}}};
 }
 
-// As Llama; RoPE rotates neighbours.
+// As Llama, with interleaved RoPE.
 inline ModelFamily helium() {
   return {
       .name = "helium", .type = "helium", .architecture = "HeliumForCausalLM",
-      .defaults = {.norm_eps = 1e-8, .rope_theta = 1e5, .rope_pairs = RopePairs::neighbours},
+      .defaults = {.norm_eps = 1e-8, .rope_theta = 1e5, .rope_pairs = RopePairs::interleaved},
       .fields = llama_fields({{"head_dim", &Config::head_dim, 128},
                               {"rms_norm_eps", &Config::norm_eps, 1e-8},
                               {"rope_theta", &Config::rope_theta, 1e5},

@@ -99,17 +99,17 @@ inline ModelFamily exaone4() {
       .defaults = {.pre_norms = false, .post_norms = true, .rope_theta = 1e6, .qk_norm = QkNorm::heads, .window = 4096},
       .fields = llama_fields({{"num_key_value_heads", &Config::kv_heads, 32},
                               {"rms_norm_eps", &Config::norm_eps, 1e-5}}),
-      .local = LocalLayers::most, .global_every = 4, .local_rope = true,
+      .local = LocalLayers::most, .global_every = 4, .local_rope = true, .rope_if_all_global = true,
       .modules = {.post_attention_norm = "post_attention_layernorm", .post_mlp_norm = "post_feedforward_layernorm"},
       .published = {{"exaone-4.0-1.2b", {102400, 2048, 30, 32, 8,  64,  4096,  65536, true}, 0, kExaone4Rope, all_global},
                     {"exaone-4.0-32b",  {102400, 5120, 64, 40, 8, 128, 27392, 131072, false}, 0, kExaone4Rope}}};
 }
 
-// RoPE rotates neighbours in half of each head; gate and up are one tensor in files.
+// Interleaved RoPE in half of each head; gate and up are one tensor in files.
 inline ModelFamily glm() {
   return {
       .name = "glm", .type = "glm", .architecture = "GlmForCausalLM",
-      .defaults = {.norm_eps = 1.5625e-7, .rope_pairs = RopePairs::neighbours, .rotary_share = 0.5, .qkv_bias = true},
+      .defaults = {.norm_eps = 1.5625e-7, .rope_pairs = RopePairs::interleaved, .rotary_share = 0.5, .qkv_bias = true},
       .fields = llama_fields({{"num_key_value_heads", &Config::kv_heads, 2},
                               {"head_dim", &Config::head_dim, 128},
                               {"rms_norm_eps", &Config::norm_eps, 1.5625e-7},
@@ -150,8 +150,8 @@ inline ModelFamily granite_hybrid() {
   f.name = f.type = "granitemoehybrid", f.architecture = "GraniteMoeHybridForCausalLM";
   f.fields = with_changes(f.fields, {
       {"intermediate_size", Ignored{}}, {"shared_intermediate_size", &Config::mlp}, {"mlp_bias", Only{}, false},
-      {"num_local_experts", Fixed{}, 0}, {"layer_types", AllOf{"full_attention"}, "attention"},
-      {"position_embedding_type", Fixed{}, "rope"}, {"normalization_function", Only{}, "rmsnorm"},
+      {"num_local_experts", Needed{}, 0}, {"layer_types", AllOf{"full_attention"}, "attention"},
+      {"position_embedding_type", Needed{}, "rope"}, {"normalization_function", Only{}, "rmsnorm"},
       {"num_experts_per_tok", Ignored{}}, {"output_router_logits", Ignored{}}, {"router_aux_loss_coef", Ignored{}},
       {"mamba_n_heads", Ignored{}}, {"mamba_n_groups", Ignored{}}, {"mamba_d_state", Ignored{}},
       {"mamba_d_head", Ignored{}}, {"mamba_d_conv", Ignored{}}, {"mamba_expand", Ignored{}},
@@ -164,12 +164,12 @@ inline ModelFamily granite_hybrid() {
   return f;
 }
 
-// Attention and MLP have the same input, after a LayerNorm without bias; RoPE rotates neighbours; logits are scaled.
+// Attention and MLP have the same input, after a LayerNorm without bias; interleaved RoPE; logits are scaled.
 inline ModelFamily cohere() {
   return {
       .name = "cohere", .type = "cohere", .architecture = "CohereForCausalLM",
       .defaults = {.norm = Norm::layer, .norm_bias = false, .parallel = true, .rope_theta = 5e5,
-                   .rope_pairs = RopePairs::neighbours, .tied = true, .logit_scale = 0.0625},
+                   .rope_pairs = RopePairs::interleaved, .tied = true, .logit_scale = 0.0625},
       .fields = llama_fields({{"layer_norm_eps", &Config::norm_eps, 1e-5}, {"rms_norm_eps", Ignored{}},
                               {"logit_scale", &Config::logit_scale, 0.0625},
                               {"rope_theta", &Config::rope_theta, 5e5},

@@ -216,8 +216,8 @@ inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std
                   double beta = 0) {
   const Array y = tape.zeros(x.rows, x.cols);
   const Index half = c.rotary_dim() / 2;
-  const auto first = [=, &c](Index i) { return c.rope_pairs == RopePairs::neighbours ? 2 * i : i; };
-  const auto second = [=, &c](Index i) { return c.rope_pairs == RopePairs::neighbours ? 2 * i + 1 : i + half; };
+  const auto first = [=, &c](Index i) { return c.rope_pairs == RopePairs::interleaved ? 2 * i : i; };
+  const auto second = [=, &c](Index i) { return c.rope_pairs == RopePairs::interleaved ? 2 * i + 1 : i + half; };
   const double factor = local && c.local_rope_theta > 0 ? 1 : c.rope_scaling.attention_factor;
   const auto m_at = [=, length = c.rope_scaling.original_length](double position) {
     return beta > 0 ? factor * (1 + beta * std::log(1 + std::floor(position / length))) : factor;
