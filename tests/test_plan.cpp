@@ -234,6 +234,31 @@ std::string refusal(const Json& json) {
   return error_of([&] { config_from_json(json, "config.json"); });
 }
 
+// config.json of published models, one of each form. The counts are those that their pages state.
+TEST(ConfigFile, PublishedOnesAreRead) {
+  const std::map<std::string, Index> counts = {{"01-ai/Yi-34B", 34'388'917'248},
+                                               {"HuggingFaceTB/SmolLM3-3B", 3'075'098'624},
+                                               {"LGAI-EXAONE/EXAONE-4.0-32B", 32'003'216'384},
+                                               {"Qwen/Qwen2.5-VL-3B-Instruct", 3'085'938'688},
+                                               {"Qwen/Qwen3-VL-8B-Instruct", 8'190'735'360},
+                                               {"allenai/OLMo-2-1124-7B-Instruct", 7'298'617'344},
+                                               {"google/gemma-7b", 8'537'680'896},
+                                               {"ibm-granite/granite-3.3-8b-instruct", 8'170'864'640},
+                                               {"llava-hf/llava-1.5-7b-hf", 6'738'939'904},
+                                               {"meta-llama/Llama-3.1-70B-Instruct", 70'553'706'496},
+                                               {"microsoft/Phi-4-mini-instruct", 3'836'021'760},
+                                               {"microsoft/phi-4", 14'659'507'200},
+                                               {"mistralai/Mistral-Nemo-Instruct-2407", 12'247'782'400},
+                                               {"mistralai/Mistral-Small-3.2-24B", 23'572'403'200},
+                                               {"tiiuae/Falcon3-7B-Instruct", 7'455'550'464}};
+  const Json all = parse_json_file(fs::path(STREAMBP_SOURCE) / "tests/golden/published_configs.json");
+  EXPECT_GE(all.size(), 47u);
+  for (const auto& [model, json] : all.items()) {
+    const Index count = parameter_count(config_from_json(json, model));
+    EXPECT_EQ(count, counts.contains(model) ? counts.at(model) : count) << model;
+  }
+}
+
 // What transformers does where a field is missing or unusual.
 TEST(ConfigFile, LayersWithoutRopeOrWindows) {
   const auto read = [](const char* family, const Json& patch) {
