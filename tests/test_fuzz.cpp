@@ -160,7 +160,11 @@ TEST_F(Fuzz, ModelDirectory) {
     allocate(dev, table(c, model.weights), Kind::weights);
     initialise(dev, model, 1);
     ModelLayout layout(c);
-    layout.prefix = prefix;
+    layout.names.prefix = prefix;
+    if (!c.root.empty()) {  // a multimodal model
+      layout.config = Json{{"model_type", "gemma3"}, {"text_config", config_to_json(c)}}.dump();
+      layout.names = {"", c.root, "language_model.model.", "language_model.lm_head.weight"};
+    }
     for (const auto& e : table(c, model.weights)) layout.dtypes[e.parameter.name] = dtype;
     fs::create_directories(dir / "model");
     save_model(dev, dir / "model", model, layout, {shard});
@@ -173,6 +177,9 @@ TEST_F(Fuzz, ModelDirectory) {
   add(make_config("llama", {5, 4, 1, 2, 1, 2, 3, 0, false}), "", "BF16", 100);
   add(make_config("qwen2", {5, 4, 2, 2, 1, 2, 3, 0, true}), "", "F32", 600);
   add(make_config("gemma3", {5, 4, 2, 2, 1, 2, 3, 0, true}), "", "F32", kLargestShard);
+  Config text = make_config("gemma3", {5, 4, 2, 2, 1, 2, 3, 0, false});
+  text.root = "model.language_model.";
+  add(text, "", "BF16", kLargestShard);
   fuzz(seeds, [&](const Files& files) {
     const fs::path path = (*folder)(files);
     ModelLayout layout(path);
