@@ -187,7 +187,7 @@ TEST_F(Fuzz, ModelDirectory) {
     const Config c = read_config(path);
     Model<float> model{c, Tensors<float>(c)};
     const auto parameters = table(c, model.weights);
-    const ModelFiles tensors(path);
+    const ModelFiles tensors(path, c.root);
     tensors.check_all_used(parameters, c);
     for (const auto& parts : by_stored_tensor(parameters)) {  // the arena is as large as the configuration says
       require(tensors.at(parts.front().parameter.name).shape == stored_shape(parts), "another shape");

@@ -35,19 +35,17 @@ void expect_plan_is_the_arena(const Config& c, Index rows, const Schedule& sched
 
 TEST(Plan, MatchesThePeakOfTheArenaToTheByte) {
   for (const Family& family : walked_families()) {
-    for (Index rows : sized<Lengths>({1, 256, 600, 769}, {300})) {
+    for (Index rows : sized<Lengths>({1, 600, 769}, {300})) {
       for (Mode mode : kModes) {
-        for (OptimizerKind kind :
-             sized<std::vector<OptimizerKind>>({OptimizerKind::none, OptimizerKind::adamw}, {OptimizerKind::adamw})) {
-          for (Index micro_batches : sized<Lengths>({1, 2}, {2})) {
-            const Schedule schedule = schedule_for(mode, family.config, rows, kTile);
-            const std::string what = family.name + ", " + std::to_string(rows) + " rows, " + name(mode) + ", " +
-                                     std::to_string(micro_batches);
-            expect_plan_is_the_arena<float>(family.config, rows, schedule, kind, micro_batches, what);
-            if (rows != sized<Index>(600, 300)) continue;
-            expect_plan_is_the_arena<BFloat16>(family.config, rows, schedule, kind, micro_batches, what);
-            expect_plan_is_the_arena<double>(family.config, rows, schedule, kind, micro_batches, what);
-          }
+        for (Index micro_batches : sized<Lengths>({1, 2}, {2})) {
+          const OptimizerKind kind = micro_batches == 1 ? OptimizerKind::none : OptimizerKind::adamw;
+          const Schedule schedule = schedule_for(mode, family.config, rows, kTile);
+          const std::string what =
+              family.name + ", " + std::to_string(rows) + " rows, " + name(mode) + ", " + std::to_string(micro_batches);
+          expect_plan_is_the_arena<float>(family.config, rows, schedule, kind, micro_batches, what);
+          if (rows != sized<Index>(600, 300)) continue;
+          expect_plan_is_the_arena<BFloat16>(family.config, rows, schedule, kind, micro_batches, what);
+          expect_plan_is_the_arena<double>(family.config, rows, schedule, kind, micro_batches, what);
         }
       }
     }
@@ -270,8 +268,8 @@ TEST(ConfigFile, LayersWithoutRopeOrWindows) {
   EXPECT_FALSE(read("cohere2", global).has_rope(0));
   EXPECT_TRUE(read("exaone4", global).has_rope(0));
   for (const char* family : {"cohere2", "exaone4"}) {
-    EXPECT_TRUE(read(family, {}).has_rope(0));
-    EXPECT_FALSE(read(family, {}).has_rope(3));
+    EXPECT_TRUE(read(family, Json::object()).has_rope(0));
+    EXPECT_FALSE(read(family, Json::object()).has_rope(3));
   }
   EXPECT_EQ(read("exaone4", {{"layer_types", nullptr}, {"sliding_window_pattern", "LG"}}).local,
             std::vector<bool>({true, false, true, false}));

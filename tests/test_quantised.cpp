@@ -194,7 +194,7 @@ TEST_F(QuantisedDirectory, RefusesOtherQuantisations) {
     write_config(other);
     EXPECT_ERROR(read_config(dir), reason);
   };
-  refuses({{"quant_method", "gptq"}}, "\"quant_method\"");
+  refuses({{"quant_method", "gptq"}}, "quantised by \"gptq\"");
   refuses({{"load_in_4bit", false}}, "only weights in 4 bits");
   refuses({{"bnb_4bit_quant_type", "fp4"}}, "\"bnb_4bit_quant_type\"");
   refuses({{"bnb_4bit_quant_type", nullptr}}, "quantise with bnb_4bit_quant_type=\"nf4\"");

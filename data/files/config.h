@@ -70,15 +70,16 @@ inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) 
       require(type == "full_attention" || type == "sliding_attention", f.file, ": \"layer_types\": ", shown(type),
               " is not supported; \"full_attention\" and \"sliding_attention\" are");
       c.local.push_back(type == "sliding_attention");
-      require(family.local != LocalLayers::all || window == 0 || c.local.back(), f.file,
-              ": \"layer_types\": all layers of ", family.name, " models have the window");
     }
   } else if (most) {
     c.local = all_but_every_layer(pattern, c.layers);
   } else if (upper) {
     for (Index l = 0; l < c.layers; ++l) c.local.push_back(l >= first_local);
   }
-  const bool some_local = std::ranges::find(c.local, true) != c.local.end();
+  const auto has = [&](bool local) { return std::ranges::find(c.local, local) != c.local.end(); };
+  const bool some_local = has(true);
+  require(family.local != LocalLayers::all || window == 0 || !has(false), f.file, ": \"layer_types\": all layers of ",
+          family.name, " models have the window");
   require(!most || window > 0 || !some_local, f.file, ": \"sliding_window\" must be positive");
   if (family.local_rope && (some_local || !family.rope_if_all_global)) c.without_rope = without(c.local);
 }
@@ -215,7 +216,8 @@ inline Json config_to_json(const Config& c) {
     if (*field.name && !usual && !value.is_null()) json[field.name] = value;
   }
   const bool all = family.local == LocalLayers::all || family.local == LocalLayers::all_or_listed;
-  if (all || c.window > 0) json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
+  if (all || family.local == LocalLayers::most || c.window > 0)
+    json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
   if (family.local == LocalLayers::upper && c.window > 0) json["use_sliding_window"] = true;
   for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");
   for (const bool without : family.local_rope ? std::vector<bool>() : c.without_rope)

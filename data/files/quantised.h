@@ -107,14 +107,16 @@ Nf4Numbers read_nf4(const Files& files, const Parameter& p) {
 template <class Files, class T>
 std::vector<Nf4Numbers> nf4_of(const Files& files, const Table<T>& parts) {
   const Tensor& tensor = files.at(parts.front().parameter.name);
+  const Nf4* const memory = parts.front().quantised;
+  const Nf4* const expected = memory && *memory ? memory : nullptr;
   if (files.find(parts.front().parameter.name + kNf4State)) {
     require(parts.size() == 1, tensor.where, ": quantised weights of several layers in one tensor are not supported");
     const Nf4Numbers numbers = read_nf4(files, parts.front().parameter);
-    require(!*parts.front().quantised || parts.front().quantised->scales == numbers.scales, tensor.where,
+    require(!expected || expected->scales == numbers.scales, tensor.where,
             ": its scales are not as bnb_4bit_use_double_quant in config.json says");
     return {numbers};
   }
-  require(!*parts.front().quantised || parts.front().quantised->scales == kNf4Blocks, tensor.where,
+  require(!expected || expected->scales == kNf4Blocks, tensor.where,
           ": is not in 4 bits, although config.json says so");
   std::list<std::vector<float>> values;
   std::vector<Matrix<float>> matrices(parts.size());
