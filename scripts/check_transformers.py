@@ -47,7 +47,7 @@ CONFIGS = {
     "starcoder2": Starcoder2Config(**SIZES, sliding_window=48),
     "gemma": GemmaConfig(**SIZES, head_dim=32),
     "gemma3": Gemma3TextConfig(**SIZES, head_dim=32, query_pre_attn_scalar=20, sliding_window=32, sliding_window_pattern=2),
-    "ministral": MinistralConfig(**SIZES, sliding_window=48, layer_types=["full_attention"] + 2 * ["sliding_attention"]),
+    "ministral": MinistralConfig(**SIZES, head_dim=16, sliding_window=48, layer_types=["full_attention"] + 2 * ["sliding_attention"]),
     "ministral3": Ministral3Config(
         **SIZES, head_dim=16, rope_parameters=dict(
             rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=64, llama_4_scaling_beta=0.2)),
