@@ -34,7 +34,7 @@ SIZES = dict(vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_l
              num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=0, pad_token_id=None)  # fmt: skip
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)  # fmt: skip
-GRANITE = dict(embedding_multiplier=6.0, attention_multiplier=0.1, residual_multiplier=0.3, logits_scaling=4.0)
+GRANITE = dict(embedding_multiplier=6.0, attention_multiplier=0.1, residual_multiplier=0.3, logits_scaling=0.5)
 CONFIGS = {
     "gpt2": GPT2Config(vocab_size=400, n_embd=64, n_layer=3, n_head=4, n_positions=512, bos_token_id=None, eos_token_id=0),
     "llama": LlamaConfig(**SIZES),
