@@ -42,7 +42,7 @@ struct Setting {
   Batch batch;
 };
 Setting setting(const char* family) {
-  for (const Family& f : walked_families()) {
+  for (const Family& f : families()) {
     if (f.name != family) continue;
     const Batch batch = packed(f.config, kLengths);
     const Schedule schedule = Schedule::stream(kTile, kTile);
