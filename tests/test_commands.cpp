@@ -190,11 +190,13 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
 // --- verify ---
 
 TEST_F(Commands, VerifyProvesEveryFamilyAndWritesItsTable) {
-  for (const char* family :
-       {"gpt2", "qwen3", "gemma3", "starcoder2", "phi3", "olmo2", "glm4", "granitemoehybrid", "cohere2", "hunyuan"}) {
-    expect_ok("verify --length 600 --hidden 32 --layers 2 --dtype f64 --oracle --family " + std::string(family) +
-                  " --json verify.json",
-              "Verified");
+  using Names = std::vector<std::string>;
+  for (const std::string& family : sized<Names>(
+           {"gpt2", "qwen3", "gemma3", "starcoder2", "phi3", "olmo2", "glm4", "granitemoehybrid", "cohere2", "hunyuan"},
+           {"gpt2", "gemma3", "glm4", "cohere2"})) {
+    expect_ok(
+        "verify --length 600 --hidden 32 --layers 2 --dtype f64 --oracle --family " + family + " --json verify.json",
+        "Verified");
     const Json json = parse_json_file("verify.json");
     EXPECT_TRUE(json["verified"].get<bool>());
     EXPECT_EQ(json["runs"].size(), 5u);
