@@ -36,7 +36,7 @@ struct Nf4 {
   Matrix<float> block_scales, scale_values;  // a row each
   float offset = 0;
   Nf4Type type = Nf4Type::f32;
-  Index scales = kNf4Blocks;  // of a block scale
+  Index scales = kNf4Blocks;  // of a block scale: 256, or 1
 
   explicit operator bool() const { return static_cast<bool>(codes); }
 };
@@ -74,7 +74,9 @@ constexpr float rounded_sum(float a, float b) {
 
 constexpr float nf4_scale(const Nf4& q, Index block) {
   const float value = q.scale_values(0, q.scale_codes(0, block));
-  return rounded_sum(rounded_product(value, q.block_scales(0, block / q.scales)), q.offset);
+  const Index of_block =
+      q.scales == 1 ? block : block / kNf4Blocks;  // dividing by a variable would make a kernel spill
+  return rounded_sum(rounded_product(value, q.block_scales(0, of_block)), q.offset);
 }
 
 // --- CPU ---
