@@ -77,8 +77,7 @@ std::string describe(const Config& c) {
       c.family.c_str(), human_count(static_cast<double>(parameter_count(c))).c_str(), c.layers, c.hidden, c.heads,
       c.kv_heads, c.head_dim, c.mlp, c.vocab, c.tied ? " (tied)" : "",
       c.window ? format(", window %ld", c.window).c_str() : "",
-      c.root.empty() ? ""
-                     : "; the text model of a multimodal checkpoint, of which all other tensors are kept unchanged");
+      c.root.empty() ? "" : "; text model of a multimodal checkpoint; the other tensors stay unchanged");
 }
 
 void check_chunk(Index chunk, Index tile) {

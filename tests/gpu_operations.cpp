@@ -75,7 +75,7 @@ TYPED_TEST(DeviceOperations, Norms) {
   });
 }
 
-// Frequencies of heads of which RoPE rotates this many numbers.
+// RoPE for heads of `dim` numbers, of which the first `rotated` are rotated.
 inline RopeFrequencies turns(Index dim, Index rotated, RopePairs pairs = RopePairs::halves) {
   return {rope_frequencies(rotated, 10000, {}).values, 1.1, dim, pairs};
 }
