@@ -1,7 +1,7 @@
 // The model: a layer's forward and hand-written backward, and the head. Both work on any rows of a token stream; which
 // rows, in what order, and what is kept in between, streambp.cuh decides.
 //
-//   x       = embedding(tokens)
+//   x       = embedding(tokens), in some models with a norm
 //   layer     middle = x + mixer(norm(x))             y = middle + feed_forward(norm(middle))
 //   logits  = norm(x) headᵀ                           x: the output of the last layer
 //
@@ -36,6 +36,23 @@ struct Chunk {
 
   AttentionChunk<T> mixer() const { return {at, a.mixer_input, kv, a.mixer}; }
 };
+
+// The input of the first layer.
+template <class Device, class T>
+void embed(Device& dev, const Config& c, Matrix<T> x, const EmbeddingIndex& rows, const EmbeddingTables<T>& tables) {
+  embedding(dev, x, rows, tables, c.embedding_scale);
+  if (c.embedding_norm) norm(dev, x, {x, {}, c.norm_style()});
+}
+
+// dx is the gradient of that input; it becomes the gradient of the norm's input, which is computed again.
+template <class Device, class T>
+void embedding_norm_backward(Device& dev, const Config& c, Matrix<T> dx, const EmbeddingIndex& rows,
+                             const EmbeddingTables<T>& tables) {
+  auto scope = dev.scope();
+  const auto x = allocate<T>(dev, dx.rows, dx.cols, Kind::chunk);
+  embedding(dev, x, rows, tables, c.embedding_scale);
+  norm_backward(dev, dx, NormWeights<Accumulator<T>>{}, dx, {x, {}, c.norm_style()}, Update::assign);
+}
 
 template <class Device, class T>
 class TransformerLayer {
@@ -187,7 +204,8 @@ class Head {
                 const TokenWeights<A>& token_weights) {
     auto scope = dev.scope();
     const Matrix<T> y = normed(x);
-    const Matrix<T> dlogits = log_probabilities_backward(dev, logp, logits_of_normed(y), targets, token_weights);
+    const Matrix<T> dlogits =
+        log_probabilities_backward(dev, logp, logits_of_normed(y), targets, token_weights, c.logit_cap);
     const auto dy = allocate<T>(dev, x.rows, c.hidden, Kind::chunk);
     linear_backward(dev, dy, y, {LinearBackward<T, A>{g.output(), dlogits, w}}, Update::assign);
     if (c.logit_scale != 1) scale(dev, dy, c.logit_scale);
@@ -205,6 +223,7 @@ class Head {
   Matrix<T> logits_of_normed(Matrix<T> y) {
     const auto logits = allocate_aligned<T>(dev, y.rows, c.vocab, Kind::logits);
     linear(dev, logits, y, w);
+    if (c.logit_cap > 0) soft_cap(dev, logits, c.logit_cap);
     return logits;
   }
 

@@ -67,6 +67,7 @@ class Walk {
                 const std::function<void()>& weigh = {}) {
     auto scope = dev.scope();
     const GradientSums<Device, G> sums(dev, c, ranks, step);
+    const EmbeddingIndex rows = stream.embedding_index();
     Kept kept(dev, c, division, schedule, ranks.sequence, lowest);
     const Matrix<T> output = forward(kept);
     if (weigh) {
@@ -78,8 +79,9 @@ class Walk {
       layer_backward(l, kept, sums, dx);
       kept.close(l);
     }
+    if (c.embedding_norm) embedding_norm_backward(dev, c, dx, rows, weights.take_embedding().weights.embedding);
     auto sum = sums.embedding();
-    embedding_backward(dev, sum.section.embedding, stream.embedding_index(), dx, c.embedding_scale);
+    embedding_backward(dev, sum.section.embedding, rows, dx, c.embedding_scale);
     sum.finish();
   }
 
@@ -98,7 +100,7 @@ class Walk {
  private:
   Matrix<T> forward(Kept& kept) {
     Matrix<T> x = kept.open(0);
-    embedding(dev, x, stream.embedding_index(), weights.take_embedding().weights.embedding, c.embedding_scale);
+    embed(dev, c, x, stream.embedding_index(), weights.take_embedding().weights.embedding);
     for (const DividedRows& chunk : chunks) kept.finish_input(0, chunk);
     for (Index l = 0; l < c.layers; ++l) {
       const Matrix<T> y = l + 1 < c.layers ? kept.open(l + 1) : kept.output();

@@ -7,6 +7,8 @@
 //                    dS = P * (dP - rowsum(dO * O))
 //                    dQ = scale dS K       dK += scale dSᵀ Q
 //
+// Some models cap the scores: S = cap tanh(scale Q Kᵀ / cap). Then dS is also multiplied by the slope 1 - (S / cap)².
+//
 // Computed in tiles of queries x keys, so no N x N matrix exists. The forward pass keeps a running maximum and sum per
 // row (online softmax): when a tile of keys raises the maximum, the sums so far are rescaled.
 //
@@ -20,7 +22,7 @@
 #include "kernels/attention_shape.h"
 #include "kernels/base/device.cuh"
 #include "kernels/base/matrix.cuh"
-#include "kernels/cpu_attention.h"
+#include "kernels/cpu_attention_backward.h"
 #ifdef STREAMBP_CUDA
 #include "kernels/flash.cuh"
 #include "kernels/plain_attention.cuh"

@@ -14,6 +14,7 @@ struct AttentionShape {
   Index heads, kv_heads, head_dim;
   Index window;            // 0: no window
   double score_scale = 0;  // 0: 1 / √head_dim
+  double score_cap = 0;    // 0: none
   double scale() const { return score_scale > 0 ? score_scale : 1 / std::sqrt(static_cast<double>(head_dim)); }
   constexpr Index group() const { return heads / kv_heads; }  // query heads that share a key/value head
 };

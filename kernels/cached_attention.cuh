@@ -123,8 +123,8 @@ inline void compute_cached_attention(Cuda& dev, const AttentionOutput<BFloat16>&
                                      const AttentionShape& shape) {
   const cuda::FlashInput input = cuda::flash_input(in, {rows.mask, {0, 0}, shape});
   const Index stacks = shape.kv_heads * cuda::HeadStack::per_group(shape);
-  cuda::with_head_dim(shape.head_dim, [&](auto dim) {
-    cuda::launch(dev, cuda::flash_cached_kernel<dim()>, cuda::grid_of(in.q.rows, stacks), cuda::kTileThreads,
+  cuda::with_kernel_for(shape, [&](auto dim, auto capped) {
+    cuda::launch(dev, cuda::flash_cached_kernel<dim(), capped()>, cuda::grid_of(in.q.rows, stacks), cuda::kTileThreads,
                  cuda::CachedMemory<dim()>::kBytes, input, rows.index, out);
   });
 }

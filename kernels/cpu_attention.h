@@ -5,15 +5,13 @@
 // the product with a tile of keys, and stay in the cache.
 //
 // All queries and keys of a tile belong to one document, and tiles of keys count from its first token. So the results
-// of a query depend neither on other queries nor on where its document lies in the stream. dK and dV of a tile of keys
-// are summed over tiles of queries from last to first; these end at multiples of their size, like chunks. dQ is summed
-// over tiles of keys from first to last.
+// of a query depend neither on other queries nor on where its document lies in the stream. The backward pass is in
+// cpu_attention_backward.h.
 #pragma once
 
 #include <omp.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <vector>
@@ -86,15 +84,6 @@ inline bool all_visible(Rows queries, Rows keys, const AttentionSpan& span) {
                                  visible(queries.end - 1, keys, span).size() == keys.size());
 }
 
-// row[j] = f(j) for visible columns, 0 elsewhere.
-template <class A, class F>
-void replace_row(A* row, Index n, Rows visible, F&& f) {
-  std::fill(row, row + visible.begin, A(0));
-#pragma omp simd
-  for (Index j = visible.begin; j < visible.end; ++j) row[j] = f(j);
-  std::fill(row + visible.end, row + n, A(0));
-}
-
 // The rows of one group of heads, as the rows of a tile: q has `group` heads side by side.
 template <class A, class T>
 Matrix<A> stack(const LeftBlock<A>& block, Matrix<const T> q, Index dim, A factor = 1) {
@@ -128,7 +117,12 @@ std::vector<Index> take_out_not_finite(Matrix<const T>& m, std::vector<T>& copy)
   return rows;
 }
 
-// --- Forward ---
+// Caps the scores of a row that a query sees.
+template <class A>
+void cap_scores(A* s, Rows visible, A cap) {
+#pragma omp simd
+  for (Index j = visible.begin; j < visible.end; ++j) s[j] = soft_capped(s[j], cap);
+}
 
 // Queries of a tile, so few that every thread gets work. Results do not depend on it.
 inline Index queries_of_tile_for_threads(Index queries, const AttentionShape& shape) {
@@ -187,8 +181,9 @@ class AttentionTile {
       multiply<A>(s, q.slice(rows), Op::as_is, keys_, Update::assign);
       for (Index i = 0; i < s.rows; ++i) {
         const Index row = rows.begin + i;
-        online_softmax_row(s.row(i), s.cols, visible(queries.begin + row / group, keys, span), running_[row],
-                           o.row(row), dim);
+        const Rows seen = visible(queries.begin + row / group, keys, span);
+        if (span.shape.score_cap > 0) cap_scores(s.row(i), seen, static_cast<A>(span.shape.score_cap));
+        online_softmax_row(s.row(i), s.cols, seen, running_[row], o.row(row), dim);
       }
       Matrix<const T> v = in.v.slice(of_cache);
       std::vector<Index> not_finite;
@@ -229,103 +224,6 @@ void attend(const AttentionOutput<T>& out, const AttentionInput<T>& in, const Qu
   memory.compute({heads(out.attended), heads(out.lse)}, {heads(in.q), keys(in.k), keys(in.v), in.pages}, tile, span);
 }
 
-// --- Backward ---
-
-// Keys of one document, as rows of the stream. number: the tile's index in the document. queries: the document's tiles
-// of queries.
-struct KeyTile {
-  Index number;
-  Rows keys, queries;
-};
-
-// The tiles of keys that the queries attend to.
-inline std::vector<KeyTile> key_tiles(const std::vector<QueryTile>& queries, const AttentionSpan& span) {
-  std::vector<KeyTile> tiles;
-  for (auto begin = queries.begin(); begin != queries.end();) {
-    const auto end = std::find_if(begin, queries.end(), [&](auto& tile) { return tile.document != begin->document; });
-    const Index last = (end - 1)->rows.end;
-    for (Index t = first_tile_of_keys(begin->rows.begin, span); begin->document + t * kKeys < last; ++t) {
-      tiles.push_back({t, keys_of_tile(t, begin->document, last), {begin - queries.begin(), end - queries.begin()}});
-    }
-    begin = end;
-  }
-  return tiles;
-}
-
-// Tiles of keys add to the dQ of a tile of queries in order: each waits until the one before has added its part.
-class Turns {
- public:
-  Turns(Index count) : next_(static_cast<std::size_t>(count)) {}
-  void start(Index tile, Index first) { at(tile).store(first, std::memory_order_relaxed); }
-  void wait(Index tile, Index turn) {
-    for (Index now; (now = at(tile).load(std::memory_order_acquire)) != turn;) at(tile).wait(now);
-  }
-  void finish(Index tile, Index turn) {
-    at(tile).store(turn + 1, std::memory_order_release);
-    at(tile).notify_all();
-  }
-
- private:
-  std::atomic<Index>& at(Index tile) { return next_[tile]; }
-  std::vector<std::atomic<Index>> next_;
-};
-
-// The backward pass of a tile of keys.
-template <class T>
-class AttentionBackwardTile {
- public:
-  using A = Accumulator<T>;
-
-  void take(Matrix<const T> k, Matrix<const T> v) {
-    k_transposed_.pack(k, Op::transposed);
-    v_transposed_.pack(v, Op::transposed);
-    take_out_not_finite(k, finite_);  // where a row sees them, dS is NaN already
-    k_.pack(k, Op::as_is);
-  }
-
-  // For the queries of span.rows: adds to dk and dv of the keys, and computes the keys' part of dQ. All matrices of
-  // queries have these rows and the columns of a group.
-  void compute(Matrix<A> dk, Matrix<A> dv, const AttentionUpstream<T>& upstream, Matrix<const T> q, Rows keys,
-               const AttentionSpan& span) {
-    const Index dim = span.shape.head_dim, group = q.cols / dim;
-    const Matrix<A> scaled_q = stack(q_, q, dim, static_cast<A>(span.shape.scale())),
-                    dout = stack(dout_, upstream.dout, dim), p = p_.matrix(scaled_q.rows, keys.size()),
-                    ds = ds_.matrix(scaled_q.rows, keys.size());
-    multiply<A>(p, scaled_q, Op::as_is, k_transposed_, Update::assign);
-    multiply<A>(ds, dout, Op::as_is, v_transposed_, Update::assign);
-    for (Index row = 0; row < p.rows; ++row) {
-      const Rows row_visible = visible(span.rows.begin + row / group, keys, span);
-      A *p_row = p.row(row), *ds_row = ds.row(row);
-      const A lse = upstream.lse(row / group, row % group), delta = upstream.delta(row / group, row % group);
-      replace_row(p_row, keys.size(), row_visible, [=](Index j) { return exponential(p_row[j] - lse); });
-      replace_row(ds_row, keys.size(), row_visible, [=](Index j) { return p_row[j] * (ds_row[j] - delta); });
-    }
-    right_.pack(Matrix<const A>(dout), Op::as_is);
-    multiply<A>(dv, p, Op::transposed, right_, Update::add);
-    right_.pack(Matrix<const A>(scaled_q), Op::as_is);
-    multiply<A>(dk, ds, Op::transposed, right_, Update::add);
-    dq_ = Matrix<A>(partial_.data(), ds.rows, dim);
-    multiply<A>(dq_, ds, Op::as_is, k_, Update::assign);
-  }
-
-  // Adds the part of dQ that compute() left.
-  void add_to(Matrix<A> dq, const AttentionShape& shape) const {
-    const Index group = dq.cols / shape.head_dim;
-    const A scale = static_cast<A>(shape.scale());
-    for (Index row = 0; row < dq_.rows; ++row) {
-      A* to = dq.row(row / group) + row % group * shape.head_dim;
-      for (Index d = 0; d < shape.head_dim; ++d) to[d] += scale * dq_(row, d);
-    }
-  }
-
- private:
-  RightPanels<A> k_transposed_{kKeys}, k_{kBlock}, v_transposed_{kKeys}, right_{kBlock};
-  LeftBlock<A> q_, dout_, p_, ds_;
-  Buffer<A> partial_{kBlock * kBlock};
-  std::vector<T> finite_;
-  Matrix<A> dq_;
-};
-
 }  // namespace streambp::cpu
 
 namespace streambp {
@@ -337,66 +235,6 @@ void compute_attention(Cpu&, const AttentionOutput<T>& out, const AttentionInput
   for (std::size_t t = tiles.size(); t > 0; --t) {  // the last tiles of a document take longest
     for (Index kv_head = 0; kv_head < span.shape.kv_heads; ++kv_head) cpu::attend(out, in, tiles[t - 1], kv_head, span);
   }
-}
-
-// delta = rowsum(dO * O) of each head
-template <class T>
-void compute_attention_delta(Cpu&, Matrix<Accumulator<T>> delta, Input<T> dout, Input<T> out) {
-  using A = Accumulator<T>;
-  const Index dim = out.cols / delta.cols;
-#pragma omp parallel for
-  for (Index i = 0; i < delta.rows; ++i) {
-    for (Index h = 0; h < delta.cols; ++h) {
-      const T *a = dout.row(i) + h * dim, *b = out.row(i) + h * dim;
-      delta(i, h) = cpu::sum_of(dim, [=](Index d) { return static_cast<A>(a[d]) * static_cast<A>(b[d]); });
-    }
-  }
-}
-
-template <class T>
-void compute_attention_backward(Cpu& dev, const AttentionGradient<T>& gradient, const AttentionUpstream<T>& upstream,
-                                const AttentionInput<T>& in, const AttentionSpan& span) {
-  const AttentionShape& shape = span.shape;
-  const Index dim = shape.head_dim, group = shape.group(), size = cpu::queries_of_tile(shape);
-  require(span.rows.begin % size == 0, "attention: a chunk of the backward pass starts within a tile of queries");
-  const std::vector<cpu::QueryTile> query_tiles = cpu::query_tiles(span, size);
-  const std::vector<cpu::KeyTile> key_tiles = cpu::key_tiles(query_tiles, span);
-  const auto tiles_of_head = static_cast<Index>(query_tiles.size());
-  cpu::Turns turns(shape.kv_heads * tiles_of_head);
-  for (Index turn = 0; turn < shape.kv_heads * tiles_of_head; ++turn) {
-    const cpu::QueryTile& tile = query_tiles[turn % tiles_of_head];
-    turns.start(turn, cpu::first_tile_of_keys(tile.rows.begin, span));
-  }
-  compute_zero(dev, gradient.dq_sums);
-  // A thread takes tiles of keys in order, so the tile that others wait for is always being computed.
-#pragma omp parallel for collapse(2) schedule(monotonic : dynamic)
-  for (const cpu::KeyTile& key_tile : key_tiles) {
-    for (Index kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-      thread_local cpu::AttentionBackwardTile<T> tile;
-      const Rows keys = key_tile.keys;
-      auto of_keys = [&](auto m) { return m.slice(keys).columns(kv_head * dim, dim); };
-      tile.take(of_keys(in.k), of_keys(in.v));
-      for (Index t = key_tile.queries.end - 1; t >= key_tile.queries.begin; --t) {  // last to first
-        const Rows queries = query_tiles[t].rows;
-        if (queries.end <= keys.begin) break;
-        if (key_tile.number < cpu::first_tile_of_keys(queries.begin, span)) continue;
-        const Rows seeing = cpu::queries_of(queries, keys, span);
-        auto heads = [&](auto m, Index width) {
-          return m.slice(seeing.relative_to(span.rows)).columns(kv_head * group * width, group * width);
-        };
-        if (seeing.size() > 0) {
-          tile.compute(of_keys(gradient.dk), of_keys(gradient.dv),
-                       {heads(upstream.dout, dim), heads(upstream.lse, 1), heads(upstream.delta, 1)}, heads(in.q, dim),
-                       keys, {span.mask, seeing, shape});
-        }
-        const Index turn = kv_head * tiles_of_head + t;
-        turns.wait(turn, key_tile.number);
-        if (seeing.size() > 0) tile.add_to(heads(gradient.dq_sums, dim), shape);
-        turns.finish(turn, key_tile.number);
-      }
-    }
-  }
-  if constexpr (!std::is_same_v<T, Accumulator<T>>) compute_update(dev, gradient.dq, gradient.dq_sums, Converted{});
 }
 
 }  // namespace streambp

@@ -1,4 +1,4 @@
-// Small operations: zero, scale, add, combine, convert between types, transpose, column sums, sums of squares.
+// Small operations: zero, scale, soft cap, add, combine, convert between types, transpose, column sums, sums of squares.
 //
 //   add_column_sums    out[j] += Σ_i x[i][j]
 //   row_squares        sums[i] = Σ_j x[i][j]², in float64
@@ -31,6 +31,11 @@ template <class A>
 struct WeightedSum {
   A a, b;
   constexpr A operator()(A y, A x) const { return multiply_add(a, y, b * x); }
+};
+template <class A>
+struct SoftCap {
+  A cap;
+  constexpr A operator()(A y, A) const { return soft_capped(y, cap); }
 };
 struct PlainSum {
   constexpr auto operator()(auto y, auto x) const { return y + x; }
@@ -65,6 +70,14 @@ void scale(Device& dev, Matrix<T> x, double factor) {
   auto op = dev.operation("scale", 1.0 * x.size(), 2.0 * sizeof(T) * x.size());
   if constexpr (Device::computes)
     compute_update<T, T>(dev, {{x, x}}, Multiple<Accumulator<T>>{static_cast<Accumulator<T>>(factor)});
+}
+
+// x = cap tanh(x / cap)
+template <class Device, class T>
+void soft_cap(Device& dev, Matrix<T> x, double cap) {
+  auto op = dev.operation("soft cap", 8.0 * x.size(), 2.0 * sizeof(T) * x.size());
+  if constexpr (Device::computes)
+    compute_update<T, T>(dev, {{x, x}}, SoftCap<Accumulator<T>>{static_cast<Accumulator<T>>(cap)});
 }
 
 // y += x, in the type of y

@@ -12,15 +12,23 @@ namespace streambp {
 
 namespace cuda {
 
+// Calls f(dim, capped): the smallest size of a kernel that holds the heads, and whether scores are capped. Few models have
+// a cap, so its kernels come in fewer sizes.
+template <int DIM>
+using Dim = std::integral_constant<int, DIM>;
 template <class F>
-void with_head_dim(Index dim, F&& f) {
-  if (dim <= 32) return f(std::integral_constant<int, 32>());
-  if (dim <= 64) return f(std::integral_constant<int, 64>());
-  if (dim <= 80) return f(std::integral_constant<int, 80>());
-  if (dim <= 96) return f(std::integral_constant<int, 96>());
-  if (dim <= 128) return f(std::integral_constant<int, 128>());
-  if (dim <= 256) return f(std::integral_constant<int, 256>());
-  fail("attention: heads of ", dim, " are wider than the 256 supported on a GPU");
+void with_kernel_for(const AttentionShape& shape, F&& f) {
+  const Index dim = shape.head_dim;
+  constexpr std::true_type capped;
+  constexpr std::false_type plain;
+  require(dim <= 256, "attention: heads of ", dim, " are wider than the 256 supported on a GPU");
+  if (shape.score_cap > 0) return dim <= 128 ? f(Dim<128>(), capped) : f(Dim<256>(), capped);
+  if (dim <= 32) return f(Dim<32>(), plain);
+  if (dim <= 64) return f(Dim<64>(), plain);
+  if (dim <= 80) return f(Dim<80>(), plain);
+  if (dim <= 96) return f(Dim<96>(), plain);
+  if (dim <= 128) return f(Dim<128>(), plain);
+  f(Dim<256>(), plain);
 }
 
 // dout: in the backward pass
@@ -29,8 +37,8 @@ inline FlashInput flash_input(const AttentionInput<BFloat16>& in, const Attentio
   bool aligned = span.shape.head_dim % 8 == 0;
   for (const auto& m : {in.q, in.k, in.v, dout})
     aligned = aligned && m.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0;
-  const auto scale = static_cast<float>(span.shape.scale());
-  return {in.q, in.k, in.v, span.mask.key_begin, span.rows, span.shape, scale, aligned};
+  const auto scale = static_cast<float>(span.shape.scale()), cap = static_cast<float>(span.shape.score_cap) / scale;
+  return {in.q, in.k, in.v, span.mask.key_begin, span.rows, span.shape, scale, cap, aligned};
 }
 
 // The tiles of `size` rows that cover the span's rows.
@@ -45,10 +53,10 @@ inline void compute_attention(Cuda& dev, const AttentionOutput<BFloat16>& out, c
                               const AttentionSpan& span) {
   const AttentionShape& shape = span.shape;
   const cuda::FlashInput input = cuda::flash_input(in, span);
-  cuda::with_head_dim(shape.head_dim, [&](auto dim) {
+  cuda::with_kernel_for(shape, [&](auto dim, auto capped) {
     constexpr int queries = cuda::Flash<dim()>::kQueries;
     const cuda::TilesOf tiles(span.rows, queries);
-    cuda::launch(dev, cuda::flash_kernel<dim()>, cuda::grid_of(tiles.count, shape.heads), cuda::kTileThreads,
+    cuda::launch(dev, cuda::flash_kernel<dim(), capped()>, cuda::grid_of(tiles.count, shape.heads), cuda::kTileThreads,
                  cuda::FlashMemory<dim(), queries>::kBytes, input, out, static_cast<int>(tiles.last));
   });
 }
@@ -58,13 +66,14 @@ inline void compute_attention_backward(Cuda& dev, const AttentionGradient<BFloat
                                        const AttentionSpan& span) {
   const AttentionShape& shape = span.shape;
   const cuda::FlashInput input = cuda::flash_input(in, span, upstream.dout);
-  cuda::with_head_dim(shape.head_dim, [&](auto dim) {
+  cuda::with_kernel_for(shape, [&](auto dim, auto capped) {
     using Size = cuda::Flash<dim()>;
     const cuda::TilesOf tiles(span.rows, Size::kQueries);
-    cuda::launch(dev, cuda::flash_queries_kernel<dim()>, cuda::grid_of(tiles.count, shape.heads), cuda::kTileThreads,
-                 cuda::FlashQueriesMemory<dim()>::kBytes, input, upstream, gradient.dq, static_cast<int>(tiles.last));
+    cuda::launch(dev, cuda::flash_queries_kernel<dim(), capped()>, cuda::grid_of(tiles.count, shape.heads),
+                 cuda::kTileThreads, cuda::FlashQueriesMemory<dim()>::kBytes, input, upstream, gradient.dq,
+                 static_cast<int>(tiles.last));
     constexpr Index parts = dim() / Size::kColumns;  // the columns of dK and dV are split into this many parts
-    cuda::launch(dev, cuda::flash_keys_kernel<dim()>,
+    cuda::launch(dev, cuda::flash_keys_kernel<dim(), capped()>,
                  cuda::grid_of(ceil_div(span.rows.end, Size::kKeys), shape.kv_heads * parts), cuda::kTileThreads,
                  cuda::FlashKeysMemory<dim()>::kBytes, input, upstream, gradient.dk, gradient.dv);
   });

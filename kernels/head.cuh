@@ -3,7 +3,8 @@
 //   forward          logp[t] = logits[t][target] - log Σ_v exp(logits[t][v])
 //   backward         dlogits[t] = w[t] (onehot(target) - softmax(logits[t])),      w[t] = d loss / d logp[t]
 //
-// A row without a target (-1) has logp 0 and gradient 0.
+// A row without a target (-1) has logp 0 and gradient 0. Where the logits are capped, y = cap tanh(x / cap), the gradient is
+// that of x.
 #pragma once
 
 #include <cmath>
@@ -25,23 +26,23 @@ void log_probabilities(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<con
   log_probabilities_and_gradient(dev, logp, logits, targets, TokenWeights<A>{});
 }
 
-// Writes logp. The gradient overwrites the logits. It is returned under a new name.
+// Writes logp. The gradient overwrites the logits. It is returned under a new name. cap: of the logits; 0: none.
 template <class Device, class T, class A>
 Matrix<T> log_probabilities_backward(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                                     const std::type_identity_t<TokenWeights<A>>& w) {
+                                     const std::type_identity_t<TokenWeights<A>>& w, double cap = 0) {
   require_shape(w, logits.rows);
-  log_probabilities_and_gradient(dev, logp, logits, targets, w);
+  log_probabilities_and_gradient(dev, logp, logits, targets, w, static_cast<A>(cap));
   return logits;
 }
 
 // Writes logp and, with weights, the gradient.
 template <class Device, class T, class A>
 void log_probabilities_and_gradient(Device& dev, Matrix<A> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                                    const TokenWeights<A>& w) {
+                                    const TokenWeights<A>& w, A cap = 0) {
   require_shape("head", "log-probs", logp, 1, logits.rows);
   require_shape("head", "targets", targets, 1, logits.rows);
   auto op = dev.operation("softmax", 5.0 * logits.size(), 2.0 * sizeof(T) * logits.size());
-  if constexpr (Device::computes) compute_log_probabilities(dev, logp, logits, targets, w);
+  if constexpr (Device::computes) compute_log_probabilities(dev, logp, logits, targets, w, cap);
 }
 
 // --- CPU ---
@@ -75,8 +76,9 @@ Softmax<Accumulator<T>> softmax_of(const T* x, Index n, F&& keep) {
 
 template <class T>
 void compute_log_probabilities(Cpu&, Matrix<Accumulator<T>> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                               const TokenWeights<Accumulator<T>>& w) {
+                               const TokenWeights<Accumulator<T>>& w, Accumulator<T> cap) {
   using A = Accumulator<T>;
+  const auto keep_nothing = [](Index, A) {};
 #pragma omp parallel for schedule(dynamic, 8)
   for (Index i = 0; i < logits.rows; ++i) {
     const std::int32_t target = targets(0, i);
@@ -88,17 +90,25 @@ void compute_log_probabilities(Cpu&, Matrix<Accumulator<T>> logp, Matrix<T> logi
     }
     const A target_logit = row[target];
     constexpr bool keeps_terms = std::is_same_v<T, A>;  // bfloat16 would round them
-    const auto softmax = cpu::softmax_of(row, logits.cols, [=](Index j, A term) {
+    const auto keep_term = [=](Index j, A term) {
       if constexpr (keeps_terms) row[j] = term;
-    });
+    };
+    const auto softmax = cap > 0 ? cpu::softmax_of(row, logits.cols, keep_nothing)  // the slope needs the logit
+                                 : cpu::softmax_of(row, logits.cols, keep_term);
     logp(0, i) = softmax.logp(target_logit);
     if (!w) continue;
     const A weight = w(i, logp(0, i)), factor = -weight / softmax.sum;
+    const auto term_of = [=](A logit) { return exponential(logit - softmax.maximum); };
+    const A at_target = factor * term_of(target_logit) + weight;
+    if (cap > 0) {
 #pragma omp simd
-    for (Index j = 0; j < logits.cols; ++j) {
-      row[j] = factor * (keeps_terms ? A(row[j]) : exponential(A(row[j]) - softmax.maximum));
+      for (Index j = 0; j < logits.cols; ++j) row[j] = factor * term_of(A(row[j])) * soft_cap_slope(A(row[j]), cap);
+      row[target] = at_target * soft_cap_slope(target_logit, cap);
+    } else {
+#pragma omp simd
+      for (Index j = 0; j < logits.cols; ++j) row[j] = factor * (keeps_terms ? A(row[j]) : term_of(A(row[j])));
+      row[target] = at_target;
     }
-    row[target] = factor * exponential(target_logit - softmax.maximum) + weight;
   }
 }
 
@@ -157,7 +167,7 @@ __device__ Softmax softmax_of(const T* row, Index n) {
 template <int N, class T>
 __global__ void __launch_bounds__(kHeadThreads)
     log_probabilities_kernel(Matrix<float> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                             TokenWeights<float> w) {
+                             TokenWeights<float> w, float cap) {
   const Index i = blockIdx.x, first = static_cast<Index>(threadIdx.x) * N, step = Index{kHeadThreads} * N;
   T* row = logits.row(i);
   const std::int32_t target = targets(0, i);
@@ -175,7 +185,8 @@ __global__ void __launch_bounds__(kHeadThreads)
   for (Index j = first; j < logits.cols; j += step) {
     auto x = load<N>(row + j);
     for (int k = 0; k < N; ++k) {
-      x.x[k] = factor * exponential(x.x[k] - softmax.maximum) + (j + k == target ? weight : 0);
+      const float slope = cap > 0 ? soft_cap_slope(x.x[k], cap) : 1;
+      x.x[k] = (factor * exponential(x.x[k] - softmax.maximum) + (j + k == target ? weight : 0)) * slope;
     }
     store(row + j, x);
   }
@@ -185,11 +196,11 @@ __global__ void __launch_bounds__(kHeadThreads)
 
 template <class T>
 void compute_log_probabilities(Cuda& dev, Matrix<float> logp, Matrix<T> logits, Matrix<const std::int32_t> targets,
-                               const TokenWeights<float>& w) {
+                               const TokenWeights<float>& w, float cap) {
   const auto kernel =
       cuda::packable(logits) ? cuda::log_probabilities_kernel<cuda::kPack, T> : cuda::log_probabilities_kernel<1, T>;
   cuda::launch(dev, kernel, cuda::grid_of(logits.rows), cuda::kHeadThreads, cuda::kWarp * sizeof(cuda::Softmax), logp,
-               logits, targets, w);
+               logits, targets, w, cap);
 }
 
 #endif

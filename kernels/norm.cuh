@@ -3,6 +3,7 @@
 //   μ = mean(x) for LayerNorm, 0 for RMSNorm        r = 1 / sqrt(mean((x - μ)²) + eps)
 //
 //   forward          x̂ = (x - μ) r          y = x̂ * (offset + weight) + bias          offset: 1 in Gemma, else 0
+//                    without weights y = x̂
 //   backward         g = dy * (offset + weight)
 //                    dx = r (g - x̂ mean(g * x̂) - mean(g))          the last term for LayerNorm only
 //                    dweight += Σ_rows dy * x̂        dbias += Σ_rows dy
@@ -47,7 +48,7 @@ inline double norm_flops(const NormStyle& style) { return style.centered ? 7 : 4
 template <class Device, class T>
 void norm(Device& dev, Matrix<T> y, const std::type_identity_t<NormInput<T>>& in) {
   require_shape("norm", "input", in.x, y.rows, y.cols);
-  require_shape("norm", "weight", in.weights.weight, 1, y.cols);
+  if (in.weights.weight) require_shape("norm", "weight", in.weights.weight, 1, y.cols);
   if (in.weights.bias) require_shape("norm", "bias", in.weights.bias, 1, y.cols);
   auto op = dev.operation("norm", norm_flops(in.style) * static_cast<double>(y.size()), 2.0 * sizeof(T) * y.size());
   if constexpr (Device::computes) compute_norm(dev, y, in);
@@ -104,8 +105,13 @@ void norm_row(T* to, const U* from, Index n, const NormWeights<T>& weights, cons
   const NormStatistics<A> row = norm_statistics(from, n, style);
   const A offset = static_cast<A>(style.offset);
   const T *w = weights.weight.data, *b = weights.bias.data;
-  const auto scaled = [=](Index j) { return (A(from[j]) - row.mean) * row.scale * (offset + A(w[j])); };
-  if (b) {  // two loops: a choice within one would become a masked load from address 0, which is slow
+  const auto standard = [=](Index j) { return (A(from[j]) - row.mean) * row.scale; };
+  const auto scaled = [=](Index j) { return standard(j) * (offset + A(w[j])); };
+  // a loop for each case: a choice within one would become a masked load from address 0, which is slow
+  if (!w) {
+#pragma omp simd
+    for (Index j = 0; j < n; ++j) to[j] = standard(j);
+  } else if (b) {
 #pragma omp simd
     for (Index j = 0; j < n; ++j) to[j] = scaled(j) + A(b[j]);
   } else {
@@ -114,21 +120,20 @@ void norm_row(T* to, const U* from, Index n, const NormWeights<T>& weights, cons
   }
 }
 
-// The backward pass of a group of rows. Writes the group's part of dweight and dbias to a row of sums, or nothing if that
-// is null.
-template <class T, class G>
-void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy, const NormInput<T>& in,
-                         Update update) {
+// The backward pass of a group of rows. factor(j): what column j is multiplied by. Writes the group's part of dweight and
+// dbias to a row of sums, or nothing if that is null.
+template <class T, class G, class F>
+void norm_backward_group(Matrix<T> dx, G* dweight_sum, G* dbias_sum, Input<T> dy, const NormInput<T>& in, Update update,
+                         F&& factor) {
   using A = Accumulator<T>;
-  const A offset = static_cast<A>(in.style.offset);
   const Matrix<const T> x = in.x;
   if (dweight_sum) std::fill_n(dweight_sum, x.cols, G(0));
   if (dbias_sum) std::fill_n(dbias_sum, x.cols, G(0));
   for (Index i = 0; i < x.rows; ++i) {
     const NormStatistics<A> row = norm_statistics(x.row(i), x.cols, in.style);
-    const T *x_row = x.row(i), *dy_row = dy.row(i), *w = in.weights.weight.data;
+    const T *x_row = x.row(i), *dy_row = dy.row(i);
     T* dx_row = dx.row(i);
-    const auto g = [=](Index j) { return A(dy_row[j]) * (offset + A(w[j])); };
+    const auto g = [=](Index j) { return A(dy_row[j]) * factor(j); };
     const auto normed = [=](Index j) { return (A(x_row[j]) - row.mean) * row.scale; };
     const double sum_g = in.style.centered ? sum_of(x.cols, [=](Index j) { return static_cast<double>(g(j)); }) : 0;
     const double sum_gx = sum_of(x.cols, [=](Index j) { return static_cast<double>(g(j) * normed(j)); });
@@ -159,12 +164,18 @@ void compute_norm(Cpu&, Matrix<T> y, const NormInput<T>& in) {
 template <class T, class G>
 void compute_norm_backward(Cpu&, Matrix<T> dx, const NormWeights<G>& group_sums, Input<T> dy, const NormInput<T>& in,
                            Update update) {
+  using A = Accumulator<T>;
+  const A offset = static_cast<A>(in.style.offset);
+  const T* w = in.weights.weight.data;
 #pragma omp parallel for
   for (Index g = 0; g < ceil_div(in.x.rows, kGroup); ++g) {
     const Rows rows = piece(g, kGroup, in.x.rows);
     const auto row = [=](Matrix<G> sums) { return sums ? sums.row(g) : nullptr; };
-    cpu::norm_backward_group<T>(dx.slice(rows), row(group_sums.weight), row(group_sums.bias), dy.slice(rows),
-                                {in.x.slice(rows), in.weights, in.style}, update);
+    const auto compute = [&](auto factor) {
+      cpu::norm_backward_group<T>(dx.slice(rows), row(group_sums.weight), row(group_sums.bias), dy.slice(rows),
+                                  {in.x.slice(rows), in.weights, in.style}, update, factor);
+    };
+    w ? compute([=](Index j) { return offset + A(w[j]); }) : compute([](Index) { return A(1); });
   }
 }
 
@@ -195,15 +206,23 @@ __device__ NormStatistics<float> norm_statistics(const T* x, Index n, const Norm
   return {mean, 1 / std::sqrt(warp_sum(squares, lanes) / static_cast<float>(n) + eps)};
 }
 
+// What elements j .. j + N of a row are multiplied by.
+template <int N, class T>
+__device__ Floats<N> norm_factors(const NormWeights<T>& weights, float offset, Index j) {
+  auto factors = weights.weight ? load<N>(weights.weight.data + j) : Floats<N>();
+  for (float& x : factors.x) x = weights.weight ? offset + x : 1;
+  return factors;
+}
+
 // Elements j .. j + N of a row, normed. Fused multiply-adds are explicit, so that norm_kernel and rope_kernel compute the
 // same bits.
 template <int N, class T>
 __device__ Floats<N> normed(Floats<N> x, Index j, const NormStatistics<float>& row, const NormWeights<T>& weights,
                             const NormStyle& style) {
-  const float offset = static_cast<float>(style.offset);
-  const auto w = load<N>(weights.weight.data + j), b = weights.bias ? load<N>(weights.bias.data + j) : Floats<N>();
+  const auto factors = norm_factors<N>(weights, static_cast<float>(style.offset), j);
+  const auto b = weights.bias ? load<N>(weights.bias.data + j) : Floats<N>();
   for (int k = 0; k < N; ++k) {
-    x.x[k] = multiply_add((x.x[k] - row.mean) * row.scale, offset + w.x[k], b.x[k]);
+    x.x[k] = multiply_add((x.x[k] - row.mean) * row.scale, factors.x[k], b.x[k]);
   }
   return x;
 }
@@ -264,12 +283,12 @@ struct NormBackwardRows {
     if (in.style.centered) compute_mean(scratch);
     float sums[3 * R] = {};  // of each row: Σ (x - μ)², Σ g (x - μ), Σ g
     for (Index j = first; j < in.x.cols; j += step) {
-      const auto w = load<N>(in.weights.weight.data + j);
+      const auto factors = norm_factors<N>(in.weights, offset, j);
       for (int r = 0; r < R; ++r) {
         if (begin + r >= end) continue;
         const auto value = load<N>(in.x.row(begin + r) + j), d = load<N>(dy.row(begin + r) + j);
         for (int k = 0; k < N; ++k) {
-          const float g = d.x[k] * (offset + w.x[k]), distance = value.x[k] - mean[r];
+          const float g = d.x[k] * factors.x[k], distance = value.x[k] - mean[r];
           sums[3 * r] += distance * distance;
           sums[3 * r + 1] += g * distance;
           sums[3 * r + 2] += g;
@@ -287,7 +306,7 @@ struct NormBackwardRows {
   // Writes dx, and adds to the sums for dweight and dbias, which may be null.
   __device__ void write(Matrix<T> dx, Update update, float* dweight_sum, float* dbias_sum) const {
     for (Index j = first; j < in.x.cols; j += step) {
-      const auto w = load<N>(in.weights.weight.data + j);
+      const auto factors = norm_factors<N>(in.weights, offset, j);
       auto dw = dweight_sum ? load<N>(dweight_sum + j) : Floats<N>();
       Floats<N> db;
       for (int r = 0; r < R; ++r) {
@@ -297,7 +316,7 @@ struct NormBackwardRows {
         auto result = update == Update::add ? load<N>(dx.row(i) + j) : Floats<N>();
         for (int k = 0; k < N; ++k) {
           const float normed = (value.x[k] - mean[r]) * scale[r];
-          result.x[k] += scale[r] * (d.x[k] * (offset + w.x[k]) - normed * mean_gx[r] - mean_g[r]);
+          result.x[k] += scale[r] * (d.x[k] * factors.x[k] - normed * mean_gx[r] - mean_g[r]);
           dw.x[k] += d.x[k] * normed;
           db.x[k] += d.x[k];
         }

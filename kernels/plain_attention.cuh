@@ -17,8 +17,11 @@ struct PlainInput {
   Matrix<const std::int32_t> key_begin;
   Rows rows;
   AttentionShape shape;
-  float scale;
+  float scale, cap;
   Pages pages = {};
+
+  // The score of a product of query and key.
+  __device__ float score(float product) const { return cap > 0 ? soft_capped(product * scale, cap) : product * scale; }
 };
 static_assert(kPage % kWarp == 0);
 
@@ -56,7 +59,7 @@ __device__ inline void plain_attend(const PlainInput& in, Index i, Index h, cons
   for (Index begin = keys.begin / kWarp * kWarp; begin < keys.end; begin += kWarp) {
     const Index key = begin + lane, shift = in.pages.shift(begin);
     const bool visible = keys.begin <= key && key < keys.end;
-    const float s = visible ? dot(q, in.k.row(key + shift) + kv, dim) * in.scale : -INFINITY;
+    const float s = visible ? in.score(dot(q, in.k.row(key + shift) + kv, dim)) : -INFINITY;
     const float now = fmaxf(maximum, warp_max(s)), shrink = maximum == -INFINITY ? 0 : exponential(maximum - now);
     p[lane] = visible ? exponential(s - now) : 0;
     sum = sum * shrink + warp_sum(p[lane]);
@@ -85,10 +88,11 @@ struct Score {
   float p, ds;
   __device__ Score(const PlainInput& in, const AttentionUpstream<float>& upstream, Index i, Index h, Index key) {
     const Index dim = in.shape.head_dim, kv = h / in.shape.group() * dim;
-    const float s = dot(in.q.row(i) + h * dim, in.k.row(key) + kv, dim) * in.scale;
+    const float s = in.score(dot(in.q.row(i) + h * dim, in.k.row(key) + kv, dim));
     const float dp = dot(upstream.dout.row(i) + h * dim, in.v.row(key) + kv, dim);
     p = exponential(s - upstream.lse(i, h));
     ds = p * (dp - upstream.delta(i, h)) * in.scale;
+    if (in.cap > 0) ds *= soft_cap_slope(s, in.cap);
   }
   __device__ Score() : p(0), ds(0) {}
 };
@@ -165,7 +169,8 @@ __global__ void __launch_bounds__(kPlainThreads)
 inline PlainInput plain_input(const AttentionInput<float>& in, const AttentionSpan& span) {
   require(span.shape.head_dim <= kMostDims, "attention: heads of ", span.shape.head_dim, " are wider than the ",
           kMostDims, " supported on a GPU");
-  return {in.q, in.k, in.v, span.mask.key_begin, span.rows, span.shape, static_cast<float>(span.shape.scale())};
+  const auto scale = static_cast<float>(span.shape.scale()), cap = static_cast<float>(span.shape.score_cap);
+  return {in.q, in.k, in.v, span.mask.key_begin, span.rows, span.shape, scale, cap};
 }
 
 inline dim3 plain_grid(Index rows, Index heads) { return grid_of(ceil_div(rows, kPlainWarps), heads); }

@@ -40,6 +40,7 @@ struct Config {
   Norm norm = Norm::rms;
   double norm_eps = 1e-5, norm_offset = 0;
   bool norm_bias = true;    // of LayerNorm
+  bool norm_weight = true;  // of all norms
   bool pre_norms = true;    // the inputs of attention and MLP are normalised
   bool post_norms = false;  // their outputs are normalised before they are added
   bool parallel = false;    // attention and MLP have the same input, and both outputs are added to it
@@ -47,6 +48,7 @@ struct Config {
   double rope_theta = 10000;
   RopeScaling rope_scaling = {};
   RopePairs rope_pairs = RopePairs::halves;
+  bool rope_reversed = false;           // rotates by the negative angle
   double rotary_share = 1;              // of the numbers of a head; the others are not rotated
   std::vector<bool> without_rope = {};  // without_rope[l]: layer l has no RoPE; empty: all have it
   Mlp mlp_kind = Mlp::swiglu;
@@ -54,8 +56,10 @@ struct Config {
   QkNorm qk_norm = QkNorm::none;
   bool tied = false;  // the head's weight is the token embedding
   double embedding_scale = 1, logit_scale = 1;
-  double residual_scale = 1;  // of the outputs of attention and MLP
-  double score_scale = 0;     // of attention; 0: 1 / √head_dim
+  bool embedding_norm = false;          // the input of the first layer is normalised
+  double residual_scale = 1;            // of the outputs of attention and MLP
+  double score_scale = 0;               // of attention; 0: 1 / √head_dim
+  double score_cap = 0, logit_cap = 0;  // soft caps; 0: none
   // In local layers a token attends to itself and the window-1 tokens before it. 0: no layer is local.
   Index window = 0;
   std::vector<bool> local = {};  // local[l]: layer l is local; empty: all are
@@ -79,7 +83,7 @@ struct Config {
   NormStyle norm_style() const { return {.eps = norm_eps, .centered = norm == Norm::layer, .offset = norm_offset}; }
   NormStyle head_norm_style() const { return {.eps = norm_eps, .centered = false, .offset = norm_offset}; }
   AttentionShape attention(Index layer) const {
-    return {heads, kv_heads, head_dim, is_local(layer) ? window : 0, score_scale};
+    return {heads, kv_heads, head_dim, is_local(layer) ? window : 0, score_scale, score_cap};
   }
 };
 
@@ -126,8 +130,10 @@ inline void validate(const Config& c) {
   }
   require(c.embedding_scale > 0 && c.score_scale >= 0 && c.residual_scale > 0 && c.logit_scale > 0,
           "model: the scales of embedding, attention, residuals and logits must be positive");
-  for (const double scale : {c.embedding_scale, c.score_scale, c.residual_scale, c.logit_scale, c.rope_theta})
-    require(std::isfinite(scale), "model: a scale or RoPE's theta is not finite");
+  require(c.score_cap >= 0 && c.logit_cap >= 0, "model: the soft caps of scores and logits must not be negative");
+  for (const double number :
+       {c.embedding_scale, c.score_scale, c.residual_scale, c.logit_scale, c.rope_theta, c.score_cap, c.logit_cap})
+    require(std::isfinite(number), "model: a scale, a soft cap or RoPE's theta is not finite");
   require(c.local.empty() || static_cast<Index>(c.local.size()) == c.layers, "model: ", c.local.size(),
           " layers are marked local or global, but the model has ", c.layers);
   require(c.without_rope.empty() || static_cast<Index>(c.without_rope.size()) == c.layers,

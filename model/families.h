@@ -14,10 +14,11 @@ namespace streambp {
 
 // All families. A program may add its own.
 inline std::deque<ModelFamily>& model_families() {
-  static std::deque<ModelFamily> all = {
-      gpt2(), llama(), mistral(), ministral(), ministral3(), qwen2(),          qwen3(),    gemma(),     gemma3(),
-      phi3(), olmo2(), olmo3(),   smollm3(),   granite(),    granite_hybrid(), exaone4(),  cohere(),    cohere2(),
-      glm(),  glm4(),  hunyuan(), ernie4_5(),  helium(),     arcee(),          seed_oss(), starcoder2()};
+  static std::deque<ModelFamily> all = {gpt2(),   llama(),   mistral(),  ministral(), ministral3(),     qwen2(),
+                                        qwen3(),  gemma(),   gemma2(),   gemma3(),    nanochat(),       phi3(),
+                                        olmo2(),  olmo3(),   smollm3(),  granite(),   granite_hybrid(), exaone4(),
+                                        cohere(), cohere2(), glm(),      glm4(),      hunyuan(),        ernie4_5(),
+                                        helium(), arcee(),   seed_oss(), starcoder2()};
   return all;
 }
 inline const ModelFamily& family_named(const std::string& name) {

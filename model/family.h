@@ -33,6 +33,9 @@ struct Inverse {
 struct InverseSquare {
   Member<double> member;  // the field is 1 / member²
 };
+struct OrNull {
+  Member<double> member;  // null: 0
+};
 
 // A value that follows from fields further up.
 struct Formula {
@@ -44,8 +47,8 @@ enum class Written { always, if_unusual };
 
 struct Field {
   const char* name;  // empty: in no file
-  std::variant<Member<Index>, Member<double>, Member<bool>, Inverse, InverseSquare, Fixed, Only, Needed, Either, AllOf,
-               Ignored>
+  std::variant<Member<Index>, Member<double>, Member<bool>, Inverse, InverseSquare, OrNull, Fixed, Only, Needed, Either,
+               AllOf, Ignored>
       meaning;
   // The value in files that do not have the field. Without one they must have it.
   std::variant<std::monostate, Index, double, bool, const char*, Formula> value = {};

@@ -271,7 +271,7 @@ class Generator {
     const Activations<T> a = allocate_activations<T>(dev, c, Rows{0, rows});
     auto matrix = [&] { return allocate<T>(dev, rows, c.kv_width(), Kind::chunk); };
     const KeysValues<T> kv = {matrix(), matrix()};
-    embedding(dev, x, {tokens, positions, {}, {}}, weights.take_embedding().weights.embedding, c.embedding_scale);
+    embed(dev, c, x, {tokens, positions}, weights.take_embedding().weights.embedding);
     for (Index l = 0; l < c.layers; ++l) {
       const auto leased = weights.take_layer(l, l + 1 < c.layers ? l + 1 : kNoLayer);
       TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights);

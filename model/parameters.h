@@ -130,6 +130,7 @@ struct Section {
     return table.emplace_back(Entry<T>{p, &w}).parameter;
   }
   void norm(NormWeights<T>& w, const std::string& module, Index width, Norm kind) {
+    if (!c.norm_weight) return;
     row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : Init::ones);
     if (kind == Norm::layer && c.norm_bias) row(w.bias, module, ".bias", {1, width}, Init::zeros);
   }

@@ -19,6 +19,18 @@ struct Nf4Numbers {
   Index scales = kNf4Blocks;
 };
 
+// Some of the weights. They begin with a block scale.
+inline Nf4Numbers part_of(const Nf4Numbers& q, Rows weights) {
+  const auto part = [&](const auto& all, Index weights_of_one) {
+    const auto end = all.begin() + ceil_div(weights.end, weights_of_one);
+    return std::decay_t<decltype(all)>(all.begin() + weights.begin / weights_of_one, end);
+  };
+  Nf4Numbers p = q;
+  p.codes = part(q.codes, 2), p.scale_codes = part(q.scale_codes, kNf4Block);
+  p.block_scales = part(q.block_scales, kNf4Block * q.scales);
+  return p;
+}
+
 template <class Device>
 Nf4 allocate_nf4(Device& dev, Index size, Index scales_of_block = kNf4Blocks) {
   const Index scales = ceil_div(size, kNf4Block);

@@ -26,6 +26,7 @@ struct LayerFrequencies {
   LayerFrequencies(const Config& c, double theta, const RopeScaling& scaling)
       : keys(rope_frequencies(c.rotary_dim(), theta, scaling)) {
     keys.dim = c.head_dim, keys.pairs = c.rope_pairs;
+    for (double& frequency : keys.values) frequency = c.rope_reversed ? -frequency : frequency;
     queries = keys;
     queries.beta = scaling.query_beta, queries.length = scaling.original_length;
   }

@@ -75,21 +75,22 @@ def whole_tile(body):
 def main():
     rows = []
     for architecture, name, code in functions(sys.stdin):
-        kernel = re.search(r"(flash_\w*?kernel)ILi(\d+)E", name)
+        kernel = re.search(r"(flash_\w*?kernel)ILi(\d+)ELb([01])E", name)
         loop = whole_tile(tile_loop(code)) if kernel else []
         if not loop:
             continue
         counts = Counter(re.sub(r"^@!?U?P\d+\s+", "", i).split()[0].split(".")[0] for _, i in loop)
         cycles = {"issue": len(loop), "tensor": TENSOR_CYCLES.get(architecture, 4) * counts["HMMA"],
                   "shared": SHARED_CYCLES * WARPS * counts["LDSM"]}
-        rows.append((architecture, kernel[1], int(kernel[2]), counts["HMMA"], cycles))
+        capped = " capped" if kernel[3] == "1" else ""
+        rows.append((architecture, kernel[1] + capped, int(kernel[2]), counts["HMMA"], cycles))
     if not rows:
         sys.exit("attention_loops.py: no attention kernel in the input; pipe the output of cuobjdump -sass into it")
-    print(f"{'GPU':8} {'attention kernel':22} {'head':>4} {'issue':>6} {'tensor':>6} {'shared':>6}  bound")
+    print(f"{'GPU':8} {'attention kernel':27} {'head':>4} {'issue':>6} {'tensor':>6} {'shared':>6}  bound")
     for architecture, kernel, head, products, cycles in sorted(rows, key=lambda row: row[:3]):
         bound = max(cycles, key=cycles.get)
         flops = 2 * 16 * 8 * 16 * products * WARPS / cycles[bound]
-        print(f"{architecture:8} {kernel:22} {head:4} {cycles['issue']:6} {cycles['tensor']:6} {cycles['shared']:6}  "
+        print(f"{architecture:8} {kernel:27} {head:4} {cycles['issue']:6} {cycles['tensor']:6} {cycles['shared']:6}  "
               f"{bound}, {flops:.0f} FLOPs")
 
 

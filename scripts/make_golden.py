@@ -133,6 +133,18 @@ CASES = {
         layer_types=["full_attention", "sliding_attention"],
         rope_parameters={"full_attention": {"rope_theta": 500.0, **LINEAR_ROPE},
                          "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}}),
+    # Two layers: a local and a global one. Scores and logits reach the bend of their caps.
+    "gemma2": case(
+        [23, 3, 16], "Gemma2", vocab=47, hidden=24, heads=4, kv_heads=2, mlp=36, head_dim=10, rope_theta=300.0,
+        attn_logit_softcapping=1.5, final_logit_softcapping=2.0, query_pre_attn_scalar=12, sliding_window=6,
+        sliding_window_size=6, attention_bias=False, cache_implementation="hybrid", pad_token_id=None),
+    "gemma2_uncapped": case(
+        [14, 9], "Gemma2", vocab=37, hidden=20, heads=2, kv_heads=1, mlp=28, head_dim=8, rope_theta=300.0,
+        attn_logit_softcapping=None, final_logit_softcapping=None, query_pre_attn_scalar=8, sliding_window=5,
+        layer_types=["full_attention", "sliding_attention"], pad_token_id=None, tie_word_embeddings=False),
+    "nanochat": case(
+        [21, 3, 18], "NanoChat", vocab=43, hidden=24, heads=3, kv_heads=1, mlp=40, rope_theta=300.0,
+        final_logit_softcapping=2.0, attention_bias=False, pad_token_id=None, tie_word_embeddings=False),
     "seed_oss": case(
         [19, 2, 21], "SeedOss", vocab=53, hidden=20, heads=4, kv_heads=2, mlp=36, head_dim=6,
         rope_theta=100.0, attention_bias=True, attention_out_bias=False, attention_dropout=0.1, residual_dropout=0.1,

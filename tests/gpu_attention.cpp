@@ -13,6 +13,7 @@ TYPED_TEST_SUITE(DeviceAttention, DeviceTypes, DeviceTypeNames);
 struct AttentionCase {
   Index heads, kv_heads, dim, window;
   std::vector<Index> documents;
+  double cap = 0;
 };
 
 template <class Fixture>
@@ -22,7 +23,7 @@ void expect_attention(Fixture& on, const AttentionCase& p) {
                std::to_string(p.dim) + ", window " + std::to_string(p.window));
   auto& gpu = *on.gpu;
   auto scope = gpu.scope();
-  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window};
+  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window, 0, p.cap};
   std::vector<std::int32_t> b;
   for (Index length : p.documents)
     b.insert(b.end(), static_cast<std::size_t>(length), static_cast<std::int32_t>(b.size()));
@@ -69,15 +70,15 @@ void expect_attention(Fixture& on, const AttentionCase& p) {
 }
 
 TYPED_TEST(DeviceAttention, MatchesItsFormula) {
-  std::vector<AttentionCase> cases = {{6, 2, 5, 0, {300}},
-                                      {2, 1, 40, 0, {1, 127, 128, 2, 90}},
-                                      {2, 2, 64, 17, {280, 40}},
-                                      {2, 1, 6, 2, {140}},
-                                      {1, 1, 16, 150, {400}}};
-  for (Index dim : {80, 96, 128, 200}) cases.push_back({2, 1, dim, 0, {sized<Index>(130, 130, 70), 160}});
+  std::vector<AttentionCase> cases = {{6, 2, 5, 0, {300}},       {2, 1, 40, 0, {1, 127, 128, 2, 90}},
+                                      {2, 2, 64, 17, {280, 40}}, {2, 1, 6, 2, {140}},
+                                      {1, 1, 16, 150, {400}},    {2, 1, 24, 60, {170, 30}, 0.7}};
+  for (Index dim : {80, 96, 128, 200})
+    cases.push_back({2, 1, dim, 0, {sized<Index>(130, 130, 70), 160}, dim == 200 ? 1.5 : 0});
   if (sized(true, false, false)) {
     for (Index dim : {64, 80, 96, 128, 256}) {
-      for (Index window : {0, 700}) cases.push_back({4, 2, dim, window, {1500, 1, 64, 2000, 63, 469}});
+      for (Index window : {0, 700})
+        cases.push_back({4, 2, dim, window, {1500, 1, 64, 2000, 63, 469}, window == 0 ? 0 : 2.0});
     }
   }
   for (const AttentionCase& p : cases) expect_attention(*this, p);
@@ -91,6 +92,7 @@ TYPED_TEST(DeviceAttention, InEveryOrderOfThreads) {
 struct CachedCase {
   Index heads, kv_heads, dim, window;
   std::vector<Index> lengths, reads;
+  double cap = 0;
 };
 
 template <class Fixture>
@@ -100,7 +102,7 @@ void expect_cached_attention(Fixture& on, const CachedCase& p) {
                std::to_string(p.dim) + ", window " + std::to_string(p.window));
   auto& gpu = *on.gpu;
   auto scope = gpu.scope();
-  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window};
+  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window, 0, p.cap};
   const Index room = *std::max_element(p.lengths.begin(), p.lengths.end()), q_width = p.heads * p.dim,
               kv_width = p.kv_heads * p.dim;
   std::vector<SequencePiece> pieces;
@@ -165,7 +167,7 @@ TYPED_TEST(DeviceAttention, Cached) {
   std::vector<CachedCase> cases = {{6, 2, 5, 0, {300, 1, 64, 65}, {1, 1, 1, 1}},
                                    {4, 1, 40, 0, {130, 20, 1, 129}, {100, 1, 1, 3}},
                                    {2, 2, 64, 17, {200, 3, 90}, {1, 3, 70}},
-                                   {8, 2, 16, 150, {270, 300}, {1, 31}},
+                                   {8, 2, 16, 150, {270, 300}, {1, 31}, 0.7},
                                    {70, 1, 8, 0, {20, 100}, {5, 1}},  // more heads of a group than rows of a tile
                                    {2, 1, 6, 2, {140, 1}, {4, 1}}};
   for (Index dim : {80, 96, 128, 200, 256}) cases.push_back({4, 2, dim, 0, {sized<Index>(700, 130, 70), 33}, {1, 20}});

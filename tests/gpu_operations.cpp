@@ -70,6 +70,14 @@ TYPED_TEST(DeviceOperations, Norms) {
         };
         this->both(in_place, dy, dw, x, w);
         this->expect_near("dx in the memory of dy", dy);
+        const auto without_weights = [=](auto& dev, auto y, auto dy, auto x) {
+          norm(dev, y, {x, {}, style});
+          norm_backward(dev, dy, norm_weights(decltype(dw.gpu){}, decltype(dw.gpu){}), dy, {x, {}, style},
+                        Update::assign);
+        };
+        this->both(without_weights, y, dy, x);
+        this->expect_near("y without weights", y);
+        this->expect_near("dx without weights", dy);
       }
     }
   });
@@ -196,6 +204,14 @@ TYPED_TEST(DeviceOperations, LogProbabilities) {
       this->both(backward, logp, logits, targets, w);
       this->expect_near("logp", logp, 1e-5);
       this->expect_near("dlogits", logits);
+      const auto capped = this->random(n, vocab, 3);
+      const auto capped_backward = [](auto& dev, auto logp, auto logits, auto targets, auto w) {
+        soft_cap(dev, logits, 4);
+        log_probabilities_backward(dev, logp, logits, targets, {w}, 4);
+      };
+      this->both(capped_backward, logp, capped, targets, w);
+      this->expect_near("logp of capped logits", logp, kRounding<typename TestFixture::T>);
+      this->expect_near("gradient of uncapped logits", capped);
     }
   });
 }

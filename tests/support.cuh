@@ -129,6 +129,9 @@ inline std::vector<Family> families() {
   c->embedding_scale = 3, c->residual_scale = 0.4, c->score_scale = 0.25, c->logit_scale = 0.5;
   c = add("cohere2", make_config("cohere2", {43, 24, 3, 4, 2, 10, 38, 0, true}));
   c->window = 30, c->local = {true, false, true}, c->without_rope = {false, true, false}, c->logit_scale = 0.4;
+  c = add("gemma2", make_config("gemma2", {47, 24, 3, 4, 2, 10, 36, 0, true}));
+  c->window = 40, c->score_cap = 0.3, c->logit_cap = 0.7;
+  add("nanochat", make_config("nanochat", {53, 22, 2, 3, 1, 12, 38, 0, false}))->logit_cap = 0.5;
   c = add("hunyuan_relu2", make_config("hunyuan", {51, 24, 2, 3, 1, 14, 42, 0, false}));
   c->mlp_kind = Mlp::relu2;
   return all;
@@ -136,8 +139,8 @@ inline std::vector<Family> families() {
 
 // One of each kind of layer.
 inline std::vector<Family> distinct_families() {
-  static const std::set<std::string> distinct = {"gpt2", "gemma3",         "phi3",    "olmo2",
-                                                 "glm4", "granite_hybrid", "cohere2", "hunyuan_relu2"};
+  static const std::set<std::string> distinct = {"gpt2",     "gemma3", "phi3",           "olmo2",   "gemma2",
+                                                 "nanochat", "glm4",   "granite_hybrid", "cohere2", "hunyuan_relu2"};
   std::vector<Family> all = families();
   std::erase_if(all, [](const Family& family) { return !distinct.contains(family.name); });
   return all;

@@ -9,7 +9,7 @@ namespace {
 struct AttentionCase {
   Index heads, kv_heads, dim, window;
   std::vector<Index> documents;
-  double score_scale = 0;
+  double score_scale = 0, score_cap = 0;
 };
 void PrintTo(const AttentionCase& p, std::ostream* out) {
   *out << p.heads << " heads, " << p.kv_heads << " kv heads of " << p.dim << ", window " << p.window;
@@ -19,11 +19,12 @@ INSTANTIATE_TEST_SUITE_P(Operations, AttentionOperation,
                          testing::Values(AttentionCase{2, 2, 8, 0, {50}}, AttentionCase{6, 2, 5, 0, {300}},
                                          AttentionCase{3, 1, 7, 0, {1, 127, 128, 2, 90}},
                                          AttentionCase{4, 4, 3, 17, {280, 40}, 0.7}, AttentionCase{2, 1, 6, 1, {140}},
-                                         AttentionCase{2, 1, 4, 150, {400}}));
+                                         AttentionCase{2, 1, 4, 150, {400}},
+                                         AttentionCase{4, 2, 6, 30, {150, 40}, 1.5, 2.5}));
 
 TEST_P(AttentionOperation, MatchesItsFormulaForwardAndBackward) {
   const AttentionCase& p = GetParam();
-  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window, p.score_scale};
+  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window, p.score_scale, p.score_cap};
   std::vector<std::int32_t> begins;
   for (Index length : p.documents)
     begins.insert(begins.end(), static_cast<std::size_t>(length), static_cast<std::int32_t>(begins.size()));
@@ -48,8 +49,8 @@ TEST_P(AttentionOperation, MatchesItsFormulaForwardAndBackward) {
       if (p.window > 0 && t <= i - p.window) continue;
       double score = 0;
       for (Index c = 0; c < p.dim; ++c) score += q.m(i, h * p.dim + c) * k.m(t, kv * p.dim + c);
-      const double e =
-          std::exp(score * (p.score_scale > 0 ? p.score_scale : 1 / std::sqrt(static_cast<double>(p.dim))));
+      score *= p.score_scale > 0 ? p.score_scale : 1 / std::sqrt(static_cast<double>(p.dim));
+      const double e = std::exp(p.score_cap > 0 ? p.score_cap * std::tanh(score / p.score_cap) : score);
       total += e, sum += e * v.m(t, kv * p.dim + j % p.dim);
     }
     return sum / total;
@@ -96,13 +97,13 @@ class CachedAttention : public testing::TestWithParam<AttentionCase> {};
 INSTANTIATE_TEST_SUITE_P(Operations, CachedAttention,
                          testing::Values(AttentionCase{4, 2, 8, 0, {1, 129, 50}},
                                          AttentionCase{6, 2, 5, 0, {300, 1, 7}},
-                                         AttentionCase{3, 1, 7, 40, {128, 256, 200}, 0.7},
+                                         AttentionCase{3, 1, 7, 40, {128, 256, 200}, 0.7, 1.5},
                                          AttentionCase{2, 2, 3, 1, {140}}));
 
 // Sequences read the last tokens of what they hold, at most 9 rows or one row each, and one reads nothing.
 TEST_P(CachedAttention, MatchesItsFormulaAndHasTheBitsOfAStream) {
   const AttentionCase& p = GetParam();
-  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window, p.score_scale};
+  const AttentionShape shape{p.heads, p.kv_heads, p.dim, p.window, p.score_scale, p.score_cap};
   const Index room = 320, q_width = p.heads * p.dim, kv_width = p.kv_heads * p.dim, group = p.heads / p.kv_heads;
   ShuffledPages pages(static_cast<Index>(p.documents.size()), room);
   for (const Index most : {1, 9, 400}) {
@@ -131,7 +132,8 @@ TEST_P(CachedAttention, MatchesItsFormulaAndHasTheBitsOfAStream) {
         const Index key = pages.row(sequences[static_cast<std::size_t>(i)], t);
         double score = 0;
         for (Index c = 0; c < p.dim; ++c) score += q.m(i, h * p.dim + c) * k.m(key, kv * p.dim + c);
-        const double e = std::exp(score * shape.scale());
+        score *= shape.scale();
+        const double e = std::exp(p.score_cap > 0 ? p.score_cap * std::tanh(score / p.score_cap) : score);
         total += e, sum += e * v.m(key, kv * p.dim + j % p.dim);
       }
       return sum / total;

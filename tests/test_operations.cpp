@@ -68,27 +68,29 @@ TEST(Operations, RefuseShapesThatDoNotMatch) {
 
 // --- norms ---
 
+enum class Has { nothing, weight, weight_and_bias };
 struct NormCase {
   NormStyle style;
-  bool with_bias;
+  Has has;
   Index rows, cols;
 };
 class NormOperation : public testing::TestWithParam<NormCase> {};
 INSTANTIATE_TEST_SUITE_P(Operations, NormOperation,
-                         testing::Values(NormCase{{.eps = 1e-5}, false, 300, 24},
-                                         NormCase{{.eps = 1e-5, .centered = true}, true, 300, 24},
-                                         NormCase{{.eps = 1e-5, .offset = 1}, false, 2, 7},
-                                         NormCase{{.eps = 1e-5, .centered = true}, false, 129, 33},
-                                         NormCase{{.eps = 1e-5}, false, 256, 1}));
+                         testing::Values(NormCase{{.eps = 1e-5}, Has::weight, 300, 24},
+                                         NormCase{{.eps = 1e-5, .centered = true}, Has::weight_and_bias, 300, 24},
+                                         NormCase{{.eps = 1e-5, .offset = 1}, Has::weight, 2, 7},
+                                         NormCase{{.eps = 1e-5, .centered = true}, Has::weight, 129, 33},
+                                         NormCase{{.eps = 1e-5}, Has::nothing, 140, 19},
+                                         NormCase{{.eps = 1e-5}, Has::weight, 256, 1}));
 
 TEST_P(NormOperation, MatchesItsFormulaForwardAndBackward) {
-  const auto [style, with_bias, n, d] = GetParam();
+  const auto [style, has, n, d] = GetParam();
   Owned<double> x(n, d, 1, 1, 0.3), w(1, d, 2, 0.2, 1), b(1, d, 3), y(n, d, 4), dy(n, d, 5);
-  const M bias = with_bias ? b.m : M{};
+  const M weight = has == Has::nothing ? M{} : w.m, bias = has == Has::weight_and_bias ? b.m : M{};
   const Index cols = d;
   const NormStyle s = style;
   const Loss loss = [&] {
-    norm(device(), y.m, {x.m, {w.m, bias}, s});
+    norm(device(), y.m, {x.m, {weight, bias}, s});
     return dot(y.m, dy.m);
   };
   loss();
@@ -96,13 +98,14 @@ TEST_P(NormOperation, MatchesItsFormulaForwardAndBackward) {
     double mean = 0, squares = 0;
     for (Index k = 0; s.centered && k < cols; ++k) mean += x.m(i, k) / static_cast<double>(cols);
     for (Index k = 0; k < cols; ++k) squares += (x.m(i, k) - mean) * (x.m(i, k) - mean) / static_cast<double>(cols);
-    return (x.m(i, j) - mean) / std::sqrt(squares + s.eps) * (s.offset + w.m(0, j)) + (bias ? b.m(0, j) : 0);
+    return (x.m(i, j) - mean) / std::sqrt(squares + s.eps) * (weight ? s.offset + w.m(0, j) : 1) +
+           (bias ? b.m(0, j) : 0);
   });
   Owned<double> dx = zeros(n, d), dw = zeros(1, d), db = zeros(1, d);
-  const NormInput<double> input{x.m, {w.m, bias}, style};
-  norm_backward(device(), dx.m, NormWeights<double>{dw.m, bias ? db.m : M{}}, dy.m, input, Update::add);
+  const NormInput<double> input{x.m, {weight, bias}, style};
+  norm_backward(device(), dx.m, NormWeights<double>{weight ? dw.m : M{}, bias ? db.m : M{}}, dy.m, input, Update::add);
   expect_gradient("dx", x.m, dx.m, loss);
-  expect_gradient("dw", w.m, dw.m, loss);
+  if (weight) expect_gradient("dw", w.m, dw.m, loss);
   if (bias) expect_gradient("db", b.m, db.m, loss);
 
   // Update::add adds to dx; Update::assign also works in place of dy or x
@@ -114,7 +117,7 @@ TEST_P(NormOperation, MatchesItsFormulaForwardAndBackward) {
   norm_backward(device(), dy.m, ignored, dy.m, input, Update::assign);
   expect_near(dy.m, [&](Index i, Index j) { return dx.m(i, j); });
   Owned<double> fresh_dy(n, d, 5);
-  norm_backward(device(), in_x.m, ignored, fresh_dy.m, {in_x.m, {w.m, {}}, style}, Update::assign);
+  norm_backward(device(), in_x.m, ignored, fresh_dy.m, {in_x.m, {weight, {}}, style}, Update::assign);
   expect_near(in_x.m, [&](Index i, Index j) { return dx.m(i, j); });
 }
 
@@ -242,6 +245,32 @@ TEST(Operations, HeadComputesLogProbsAndTheirGradient) {
   });
   Owned<double> dlogits(n, vocab, 1, 3);
   log_probabilities_backward(device(), logp.m, dlogits.m, integers(targets), {w.m});
+  expect_gradient("dlogits", logits.m, dlogits.m, loss);
+}
+
+TEST(Operations, HeadGoesBackThroughTheSoftCap) {
+  const Index n = 9, vocab = 37;
+  const double cap = 2.5;
+  Owned<double> logits(n, vocab, 1, 3), logp(1, n, 2), w(1, n, 3), capped(n, vocab, 4);
+  std::vector<std::int32_t> targets;
+  for (Index i = 0; i < n; ++i) targets.push_back(i % 5 == 0 ? -1 : static_cast<std::int32_t>(i * 7 % vocab));
+  const auto cap_logits = [&] {
+    std::copy_n(logits.m.data, logits.m.size(), capped.m.data);
+    soft_cap(device(), capped.m, cap);
+  };
+  const Loss loss = [&] {
+    cap_logits();
+    log_probabilities(device(), logp.m, capped.m, integers(targets));
+    return dot(logp.m, w.m);
+  };
+  cap_logits();
+  expect_near(capped.m, [&](Index i, Index j) { return cap * std::tanh(logits.m(i, j) / cap); });
+  log_probabilities_backward(device(), logp.m, capped.m, integers(targets), {w.m}, cap);
+  const Owned<double> dlogits(n, vocab, 5);
+  std::copy_n(capped.m.data, capped.m.size(), dlogits.m.data);
+  const std::vector<double> before = *logp.storage;
+  loss();
+  EXPECT_EQ(*logp.storage, before);
   expect_gradient("dlogits", logits.m, dlogits.m, loss);
 }
 

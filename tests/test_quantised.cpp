@@ -49,6 +49,24 @@ TEST_P(BitsAndBytes, QuantisesAsBitsandbytesDoes) {
   for (std::size_t i = 0; i < 256; ++i) EXPECT_NEAR(ours.scale_values[i], theirs.scale_values[i], 2e-7) << i;
 }
 
+// The layers of a fused tensor.
+TEST(Quantised, PartsHaveTheValuesOfTheWhole) {
+  const Index block = kNf4Block * kNf4Blocks, n = 3 * block + 130;
+  std::vector<float> weights;
+  for (Index i = 0; i < n; ++i) weights.push_back(static_cast<float>(Random(1).normal(static_cast<std::uint64_t>(i))));
+  const auto values_of = [](const Nf4Numbers& numbers, Index size) {
+    std::vector<float> values(static_cast<std::size_t>(size));
+    dequantise(numbers, Matrix<float>(values.data(), 1, size));
+    return values;
+  };
+  const Nf4Numbers whole = quantise(weights);
+  const std::vector<float> expected = values_of(whole, n);
+  for (const Rows part : {Rows{0, block}, Rows{block, 3 * block}, Rows{2 * block, n}}) {
+    EXPECT_EQ(values_of(part_of(whole, part), part.size()),
+              std::vector<float>(expected.begin() + part.begin, expected.begin() + part.end));
+  }
+}
+
 TEST(Quantised, RoundsToFloat16AsStoredValuesDo) {
   for (const float x : {0.0f, 1.0f, -1.00049f, 1.00048828f, 65504.0f, 65519.9f, 65520.0f, -1e9f, 6.1e-5f, 6.0e-8f,
                         2.9e-8f, 2.98e-8f, -8.9e-8f, 0x1.002p0f, 0x1.006p0f}) {

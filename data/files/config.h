@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <string>
 #include <variant>
@@ -134,6 +135,9 @@ inline void read_field(const Fields& f, const Field& field, Config& c) {
       const auto value = read_value<double>(f, field, c);
       require(value > 0, f.file, ": ", quote(field.name), " must be positive");
       c.*meaning.member = 1 / (std::is_same_v<Meaning, Inverse> ? value : std::sqrt(value));
+    } else if constexpr (std::is_same_v<Meaning, OrNull>) {
+      const bool null = f.json.contains(field.name) && !f.has(field.name);
+      c.*meaning.member = null ? 0 : read_value<double>(f, field, c);
     } else if constexpr (std::is_same_v<Meaning, Either>) {
       if (!f.has(field.name) || f.json.at(field.name) != meaning.other) f.only(field.name, value_of(field));
     } else if constexpr (std::is_same_v<Meaning, AllOf>) {
@@ -160,12 +164,32 @@ inline Json written_value(const Field& field, const Config& c) {
   const auto value = [&]<class Meaning>(Meaning meaning) -> Json {
     if constexpr (std::is_same_v<Meaning, Inverse>) return 1 / c.*meaning.member;
     if constexpr (std::is_same_v<Meaning, InverseSquare>) return 1 / (c.*meaning.member * c.*meaning.member);
+    if constexpr (std::is_same_v<Meaning, OrNull>) return c.*meaning.member > 0 ? Json(c.*meaning.member) : Json();
     if constexpr (std::is_same_v<Meaning, AllOf>)
       return std::vector(static_cast<std::size_t>(c.layers), value_of(field));
     if constexpr (std::is_member_pointer_v<Meaning>) return c.*meaning;
     return std::is_same_v<Meaning, Only> ? Json() : value_of(field);
   };
   return std::visit(value, field.meaning);
+}
+
+// Why well-known models of other types are refused.
+inline std::string reason_against(const std::string& type) {
+  static const std::map<std::string, std::set<std::string>> reasons = {
+      {"its global layers have heads of 512 (attention supports 256), and E2B and E4B also have per-layer embeddings "
+       "and "
+       "shared keys and values",
+       {"gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"}},
+      {"it has per-layer embeddings and shared keys and values", {"gemma3n", "gemma3n_text"}},
+      {"mixtures of experts are not supported",
+       {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "hunyuan_v1_moe", "llama4",
+        "llama4_text", "minimax", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe"}},
+      {"layers of linear attention and state spaces are not supported",
+       {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "nemotron_h",
+        "qwen3_5", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba2"}}};
+  for (const auto& [reason, types] : reasons)
+    if (types.contains(type)) return reason;
+  return "";
 }
 
 inline Config config_from_json(const Json& json, const std::string& file) {
@@ -180,6 +204,9 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   for (const ModelFamily& family : model_families()) types.push_back(family.type);
   for (const Tower& tower : kTowers) types.push_back(tower.type);
   const auto found = std::ranges::find(model_families(), type, &ModelFamily::type);
+  const std::string reason = reason_against(type);
+  require(reason.empty(), file, ": models of type ", quote(type), " are not supported: ", reason);
+  std::ranges::sort(types);
   require(found != model_families().end(), file, ": models of type ", quote(type), " are not supported; ", join(types),
           " are");
   const auto is = [&](const char* name) { return json.at("architectures") == Json::array({name}); };
@@ -213,7 +240,8 @@ inline Json config_to_json(const Config& c) {
   for (const Field& field : family.fields) {
     const Json value = written_value(field, c);
     const bool usual = field.written == Written::if_unusual && value == value_of(field);
-    if (*field.name && !usual && !value.is_null()) json[field.name] = value;
+    const bool null = std::holds_alternative<OrNull>(field.meaning);  // else it would be the usual value
+    if (*field.name && !usual && (null || !value.is_null())) json[field.name] = value;
   }
   const bool all = family.local == LocalLayers::all || family.local == LocalLayers::all_or_listed;
   if (all || family.local == LocalLayers::most || c.window > 0)

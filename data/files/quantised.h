@@ -110,11 +110,23 @@ std::vector<Nf4Numbers> nf4_of(const Files& files, const Table<T>& parts) {
   const Nf4* const memory = parts.front().quantised;
   const Nf4* const expected = memory && *memory ? memory : nullptr;
   if (files.find(parts.front().parameter.name + kNf4State)) {
-    require(parts.size() == 1, tensor.where, ": quantised weights of several layers in one tensor are not supported");
-    const Nf4Numbers numbers = read_nf4(files, parts.front().parameter);
-    require(!expected || expected->scales == numbers.scales, tensor.where,
+    Parameter whole = parts.front().parameter;
+    whole.rows = stored_shape(parts)[whole.transposed ? 1 : 0];
+    require(parts.size() == 1 || !whole.transposed, tensor.where,
+            ": quantised weights of several layers in one transposed tensor are not supported");
+    const Nf4Numbers all = read_nf4(files, whole);
+    require(!expected || expected->scales == all.scales, tensor.where,
             ": its scales are not as bnb_4bit_use_double_quant in config.json says");
-    return {numbers};
+    std::vector<Nf4Numbers> numbers;
+    Index begin = 0;
+    for (const Entry<T>& e : parts) {
+      const Index end = begin + e.parameter.rows * e.parameter.cols;
+      require(begin % (kNf4Block * all.scales) == 0, tensor.where, ": a block of ", kNf4Block * all.scales,
+              " weights belongs to two layers, which is not supported; quantise without double quantisation");
+      numbers.push_back(part_of(all, {begin, end}));
+      begin = end;
+    }
+    return numbers;
   }
   require(!expected || expected->scales == kNf4Blocks, tensor.where,
           ": is not in 4 bits, although config.json says so");

@@ -103,6 +103,18 @@ constexpr T sigmoid(T x) {
   return T(1) / (T(1) + exponential(-x));
 }
 
+// A soft cap: y = cap tanh(x / cap), with tanh(z) = e / (e + 2) and e = exp(2z) - 1.
+template <class T>
+constexpr T soft_capped(T x, T cap) {
+  const T e = exponential_minus_one(2 * x / cap);
+  return cap * (e / (e + 2));
+}
+// dy / dx
+template <class T>
+constexpr T soft_cap_slope(T y, T cap) {
+  return 1 - y / cap * (y / cap);
+}
+
 // log(x) = e ln 2 + log(m) with x = 2^e m and 1/√2 <= m < √2. With s = (m - 1) / (m + 1):
 // log(m) = 2 (s + s³/3 + s⁵/5 + ...)
 inline double logarithm(double x) {

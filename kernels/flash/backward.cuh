@@ -29,7 +29,7 @@ struct FlashQueriesMemory {
         v{k_odd.data + k_odd.kSize} {}
 };
 
-template <int DIM>
+template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kTileThreads)
     flash_queries_kernel(FlashInput in, AttentionUpstream<BFloat16> upstream, Matrix<BFloat16> dq, int last_tile) {
   using Size = Flash<DIM>;
@@ -68,8 +68,11 @@ __global__ void __launch_bounds__(kTileThreads)
     Numbers<M, KEYS / 8> p, dp;
     p.fill(0), dp.fill(0);
     multiply_transposed(p, q, warp_row, k);
+    [[maybe_unused]] Numbers<M, KEYS / 8> slopes;
+    if constexpr (CAPPED) cap_scores(p, in.cap), slopes = cap_slopes(p, in.cap);
     tile.hide_invisible(in, p, begin);
     p.for_each([&](float& x, int m, int half, int) { x = ptx::exp2_approx(x * scale - lse.x[m][half]); });
+    if constexpr (CAPPED) multiply_by(p, slopes);
     ptx::cp_async_wait<1>();
     __syncthreads();  // v has arrived
     multiply_transposed(dp, dout, warp_row, v);
@@ -132,7 +135,7 @@ struct FlashStep {
   }
 };
 
-template <int DIM>
+template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kTileThreads)
     flash_keys_kernel(FlashInput in, AttentionUpstream<BFloat16> upstream, Matrix<float> dk, Matrix<float> dv) {
   using Size = Flash<DIM>;
@@ -198,6 +201,8 @@ __global__ void __launch_bounds__(kTileThreads)
     }
     ptx::cp_async_wait<1>();
     __syncthreads();  // dout, lse, delta and first_keys have arrived
+    [[maybe_unused]] Numbers<1, N> slopes;
+    if constexpr (CAPPED) cap_scores(p, in.cap), slopes = cap_slopes(p, in.cap);
     const bool all_visible = in.rows_begin() <= step.query && step.query + QUERIES <= in.rows_end() &&
                              memory.first_keys[QUERIES - 1] <= first_key && first_key + Size::kKeys <= step.query + 1;
     if (!all_visible) {
@@ -208,6 +213,7 @@ __global__ void __launch_bounds__(kTileThreads)
     }
     p.for_each([&](float& x, int, int, int col) { x = ptx::exp2_approx(fmaf(x, scale, -memory.lse[col])); });
     multiply(dv_sum, LeftOperand<1, QUERIES / 16>(p), dout, first_col);
+    if constexpr (CAPPED) multiply_by(p, slopes);
     multiply_transposed(dp, v, warp_row, dout);
     for (int n = 0; n < N; ++n) {
       for (int j = 0; j < 4; ++j) {

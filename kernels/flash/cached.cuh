@@ -43,7 +43,7 @@ __device__ inline int rows_of_block(const SequenceIndex& rows, int size) {
   return static_cast<int>(end - i);
 }
 
-template <int DIM>
+template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kTileThreads)
     flash_cached_kernel(FlashInput in, SequenceIndex rows, AttentionOutput<BFloat16> out) {
   const Index i = blockIdx.x, dim = in.shape.head_dim;
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kTileThreads)
   in.rows = {position, position + queries};
   out = {{out.attended.row(i), queries, out.attended.cols, out.attended.stride},
          {out.lse.row(i), queries, out.lse.cols, out.lse.stride}};
-  attend(memory, in, QueryTile<1, HeadStack>(in, position, queries, heads), heads.kv_head, out);
+  attend<CAPPED>(memory, in, QueryTile<1, HeadStack>(in, position, queries, heads), heads.kv_head, out);
 }
 
 }  // namespace streambp::cuda

@@ -40,7 +40,7 @@ struct FlashMemory {
 };
 
 // A tile of queries, which are on their way to shared memory, attends to the keys of a head.
-template <int DIM, int QUERIES, int M, class Heads>
+template <bool CAPPED, int DIM, int QUERIES, int M, class Heads>
 __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput& in, const QueryTile<M, Heads>& tile,
                        int kv_head, const AttentionOutput<BFloat16>& out) {
   constexpr int KEYS = Flash<DIM>::kForwardKeys;
@@ -70,6 +70,7 @@ __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput
     __syncthreads();  // v has arrived; all warps are done with the old k
     load_rows(k, keys, begin + KEYS);
 
+    if constexpr (CAPPED) cap_scores(s, in.cap);
     tile.hide_invisible(in, s, begin);
     online_softmax(s, maximum, sum, o, scale);
     multiply(o, LeftOperand<M, KEYS / 16>(s), v);
@@ -89,7 +90,7 @@ __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput
   });
 }
 
-template <int DIM>
+template <int DIM, bool CAPPED>
 __global__ void __launch_bounds__(kTileThreads)
     flash_kernel(FlashInput in, AttentionOutput<BFloat16> out, int last_tile) {
   using Size = Flash<DIM>;
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const QueryTile<Size::kM> tile(in, number * Size::kQueries, Size::kQueries, {h});
   const FlashMemory<DIM, Size::kQueries> memory(shared_memory<BFloat16>());
   load(memory.q, in.head(in.q, h), tile.begin - in.rows_begin(), static_cast<int>(in.rows.size()), in.aligned);
-  attend(memory, in, tile, in.kv_head(h), out);
+  attend<CAPPED>(memory, in, tile, in.kv_head(h), out);
 }
 
 }  // namespace streambp::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attention_shape.h"
+#include "kernels/base/math.cuh"
 #include "kernels/base/tiles.cuh"
 
 namespace streambp::cuda {
@@ -30,6 +31,7 @@ struct FlashInput {
   Rows rows;
   AttentionShape shape;
   float scale;
+  float cap;     // of scores before they are scaled; 0: none
   bool aligned;  // rows start at multiples of 16 bytes
 
   __device__ Matrix<const BFloat16> head(Matrix<const BFloat16> m, Index h) const {
@@ -45,6 +47,26 @@ struct FlashInput {
   __device__ int rows_begin() const { return static_cast<int>(rows.begin); }
   __device__ int rows_end() const { return static_cast<int>(rows.end); }
 };
+
+// Scores become cap tanh(score / cap), with tanh(z) = 1 - 2 / (1 + exp(2z)).
+template <int M, int N>
+__device__ void cap_scores(Numbers<M, N>& s, float cap) {
+  const float rate = 2 * kLog2E / cap;
+  s.for_each([&](float& x, int, int, int) { x = cap - __fdividef(2 * cap, 1 + ptx::exp2_approx(x * rate)); });
+}
+// The slopes of capped scores.
+template <int M, int N>
+__device__ Numbers<M, N> cap_slopes(Numbers<M, N> s, float cap) {
+  const float inverse = 1 / cap;
+  s.for_each([&](float& x, int, int, int) { x = 1 - x * inverse * (x * inverse); });
+  return s;
+}
+
+template <int M, int N>
+__device__ void multiply_by(Numbers<M, N>& numbers, const Numbers<M, N>& factors) {
+#pragma unroll
+  for (int i = 0; i < M * N * 4; ++i) (&numbers.x[0][0][0])[i] *= (&factors.x[0][0][0])[i];
+}
 
 // The query and the head of a row of a tile, and the place of a key in memory. In training, all rows of a tile have the
 // same head, and keys follow each other.

@@ -18,6 +18,7 @@ inline const RopeScaling kExaone4Rope = {.type = RopeType::llama3, .factor = 16,
 const double kHunyuanTheta = 1e4 * std::pow(1000, 128 / 126.0);
 inline void without_qkv_bias(Config& c) { c.qkv_bias = false; }
 inline void granite_8b(Config& c) { c.score_scale = 1.0 / 128, c.logit_scale = 1.0 / 16; }
+inline void score_scale_12th(Config& c) { c.score_scale = 1.0 / 12; }
 inline void all_global(Config& c) { c.window = 0, c.local.assign(c.local.size(), false), c.without_rope.clear(); }
 inline void logit_scale_8th(Config& c) { c.logit_scale = 0.125; }
 inline void logit_scale_4th(Config& c) { c.logit_scale = 0.25; }
@@ -38,6 +39,27 @@ inline ModelFamily gemma() {
                     {"gemma-7b", {256000, 3072, 28, 16, 16, 256, 24576, 8192, true}}}};
 }
 
+// As Gemma, with norms of the outputs of attention and MLP too, soft caps of scores and logits, and every second layer
+// local.
+inline ModelFamily gemma2() {
+  ModelFamily f = gemma();
+  f.name = f.type = "gemma2", f.architecture = "Gemma2ForCausalLM";
+  f.defaults.post_norms = true, f.defaults.window = 4096, f.defaults.score_cap = 50, f.defaults.logit_cap = 30;
+  f.fields = with_changes(f.fields, {
+      {"query_pre_attn_scalar", InverseSquare{&Config::score_scale}, 256.0},
+      {"attn_logit_softcapping", OrNull{&Config::score_cap}, 50.0},
+      {"final_logit_softcapping", OrNull{&Config::logit_cap}, 30.0},
+      {"hidden_act", Only{}, "gelu_pytorch_tanh"}, {"hidden_activation", Fixed{}, "gelu_pytorch_tanh"},
+      {"sliding_window_size", Ignored{}}});
+  f.local = LocalLayers::most, f.global_every = 2;
+  f.modules = {.mlp_norm = "pre_feedforward_layernorm", .post_attention_norm = "post_attention_layernorm",
+               .post_mlp_norm = "post_feedforward_layernorm"};
+  f.published = {{"gemma-2-2b",  {256000, 2304, 26,  8,  4, 256,  9216, 8192, true}},
+                 {"gemma-2-9b",  {256000, 3584, 42, 16,  8, 256, 14336, 8192, true}},
+                 {"gemma-2-27b", {256000, 4608, 46, 32, 16, 128, 36864, 8192, true}, 0, {}, score_scale_12th}};
+  return f;
+}
+
 // As Gemma, with norms of queries and keys, and of the outputs of attention and MLP. Most layers are local and have a
 // second RoPE theta.
 inline ModelFamily gemma3() {
@@ -54,6 +76,8 @@ inline ModelFamily gemma3() {
                               {"rope_local_base_freq", &Config::local_rope_theta, 1e4},
                               {"tie_word_embeddings", &Config::tied, true},
                               {"query_pre_attn_scalar", InverseSquare{&Config::score_scale}, 256.0},
+                              {"attn_logit_softcapping", OrNull{&Config::score_cap}, 0.0},
+                              {"final_logit_softcapping", OrNull{&Config::logit_cap}, 0.0},
                               {"", &Config::embedding_scale, Formula{"√hidden_size", root_of_hidden}},
                               {"hidden_act", Only{}, "gelu_pytorch_tanh"},
                               {"hidden_activation", Fixed{}, "gelu_pytorch_tanh"},
@@ -214,6 +238,19 @@ inline ModelFamily hunyuan() {
                     {"hunyuan-1.8b", {120818, 2048, 32, 16, 4, 128,  6144, 262144, true}, kHunyuanTheta},
                     {"hunyuan-4b",   {120818, 3072, 36, 32, 8, 128,  8192, 262144, true}, kHunyuanTheta},
                     {"hunyuan-7b",   {128167, 4096, 32, 32, 8, 128, 14336, 262144, true}, kHunyuanTheta}}};
+}
+
+// Norms without weights, also of the embedding, and of each head after RoPE, which rotates backwards; an MLP of relu²
+// without a gate; capped logits.
+inline ModelFamily nanochat() {
+  return {
+      .name = "nanochat", .type = "nanochat", .architecture = "NanoChatForCausalLM",
+      .defaults = {.norm_eps = 1e-6, .norm_weight = false, .rope_reversed = true, .mlp_kind = Mlp::relu2,
+                   .qk_norm = QkNorm::heads_after_rope, .embedding_norm = true, .logit_cap = 15},
+      .fields = llama_fields({{"final_logit_softcapping", OrNull{&Config::logit_cap}, 15.0},
+                              {"hidden_act", Fixed{}, "relu2"}}),
+      .modules = {.up = "mlp.fc1", .down = "mlp.fc2"},
+      .published = {{"nanochat-d32", {65536, 2048, 32, 16, 16, 128, 8192, 2048, false}}}};
 }
 // clang-format on
 

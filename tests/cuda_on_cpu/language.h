@@ -23,6 +23,8 @@ inline constinit thread_local uint3 threadIdx{}, blockIdx{};
 inline constinit thread_local dim3 blockDim, gridDim;
 inline constexpr int warpSize = 32;
 
+inline float __fdividef(float x, float y) { return x / y; }
+
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,

@@ -47,9 +47,10 @@ inline Array linear(Tape& tape, Array x, const Linear<Number>& w) {
   return add_adapter(tape, linear(tape, x, w.weight, w.bias), x, w.adapter.a, w.adapter);
 }
 
-// x̂ * w + b, or x̂ * (1 + w), where x̂ is the standardised x
+// x̂ * w + b, or x̂ * (1 + w), or x̂ without weights, where x̂ is the standardised x
 inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Array b = {}) {
   const Array standard = standardise(tape, kind, c.norm_eps, x);
+  if (!w.rows) return standard;
   Array y = multiply(tape, standard, repeat(w, x.rows));
   if (c.norm_offset == 1) y = add(tape, y, standard);
   return b.rows ? add(tape, y, repeat(b, y.rows)) : y;
@@ -81,7 +82,9 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
     const Index shared = h / (c.heads / c.kv_heads);
     const Array q_h = norm_and_rope(head(q, h), w.q_norm.weight, c.rope_scaling.query_beta);
     const Array k_h = norm_and_rope(head(k, shared), w.k_norm.weight, 0);
-    const Array p = attention_softmax(tape, c, kind.local, batch, product(tape, q_h, transpose(k_h)));
+    Array s = product(tape, q_h, transpose(k_h));
+    if (c.score_cap > 0) s = soft_cap(tape, s, c.score_cap * score_root(c));
+    const Array p = attention_softmax(tape, c, kind.local, batch, s);
     const Array attended = product(tape, p, head(v, shared));
     sum = add(tape, sum, linear(tape, attended, head(w.o.weight, h)));
     if (w.o.adapter.b) sum = add_adapter(tape, sum, attended, head(w.o.adapter.a, h), w.o.adapter);
@@ -118,6 +121,7 @@ inline Array layer(Tape& tape, const Config& c, LayerKind kind, const TokenBatch
 inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const Tensors<Number>& w) {
   Array x = look_up(tape, w.embedding.tokens, batch.tokens);
   if (c.embedding_scale != 1) x = multiply(tape, x, tape.constant(x.rows, x.cols, c.embedding_scale));
+  if (c.embedding_norm) x = norm(tape, c, c.norm, x, {});
   if (c.positions == Positions::learned) x = add(tape, x, look_up(tape, w.embedding.positions, batch.positions));
   for (std::size_t l = 0; l < w.layers.size(); ++l) {
     const bool local = c.window > 0 && (c.local.empty() || c.local[l]);
@@ -125,8 +129,9 @@ inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const T
     x = layer(tape, c, {local, rotates}, batch, w.layers[l], x);
   }
   x = norm(tape, c, c.norm, x, w.norm.weight, w.norm.bias);
-  const Array logits = linear(tape, x, c.tied ? w.embedding.tokens : w.head.weight);
-  return multiply(tape, logits, tape.constant(logits.rows, logits.cols, c.logit_scale));
+  Array logits = linear(tape, x, c.tied ? w.embedding.tokens : w.head.weight);
+  logits = multiply(tape, logits, tape.constant(logits.rows, logits.cols, c.logit_scale));
+  return c.logit_cap > 0 ? soft_cap(tape, logits, c.logit_cap) : logits;
 }
 
 // ---- The interface ----

@@ -209,13 +209,14 @@ inline double rope_frequency(const Config& c, bool local, Index i) {
 // Rotates the pairs (a, b) = (x[i], x[i + dim/2]) by the angle α = position * frequency of the pair:
 //   y[i] = a cos α - b sin α        y[i + dim/2] = a sin α + b cos α
 // In some models the pairs are (x[2i], x[2i + 1]). Numbers after the first dim stay.
-// YaRN and longrope multiply y by a constant m. dx is dy rotated by -α, times m:
+// Some models rotate by -α. YaRN and longrope multiply y by a constant m. dx is dy rotated by -α, times m:
 //   da += dy[i] cos α + dy[i + dim/2] sin α        db += -dy[i] sin α + dy[i + dim/2] cos α
 // Some models multiply queries by a number that grows with the position.
 inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std::int32_t>& positions, Array x,
                   double beta = 0) {
   const Array y = tape.zeros(x.rows, x.cols);
   const Index half = c.rotary_dim() / 2;
+  const int turn = c.rope_reversed ? -1 : 1;
   const auto first = [=, &c](Index i) { return c.rope_pairs == RopePairs::interleaved ? 2 * i : i; };
   const auto second = [=, &c](Index i) { return c.rope_pairs == RopePairs::interleaved ? 2 * i + 1 : i + half; };
   const double factor = local && c.local_rope_theta > 0 ? 1 : c.rope_scaling.attention_factor;
@@ -224,7 +225,7 @@ inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std
   };
   for (Index t = 0; t < x.rows; ++t) {
     for (Index i = 0; i < half; ++i) {
-      const double alpha = positions[t] * rope_frequency(c, local, i), m = m_at(positions[t]);
+      const double alpha = turn * positions[t] * rope_frequency(c, local, i), m = m_at(positions[t]);
       const double a = x(t, first(i)).value, b = x(t, second(i)).value;
       y(t, first(i)).value = m * (a * std::cos(alpha) - b * std::sin(alpha));
       y(t, second(i)).value = m * (a * std::sin(alpha) + b * std::cos(alpha));
@@ -234,7 +235,7 @@ inline Array rope(Tape& tape, const Config& c, bool local, const std::vector<std
   tape.on_the_way_back([=] {
     for (Index t = 0; t < x.rows; ++t) {
       for (Index i = 0; i < half; ++i) {
-        const double alpha = positions[t] * rope_frequency(c, local, i), m = m_at(positions[t]);
+        const double alpha = turn * positions[t] * rope_frequency(c, local, i), m = m_at(positions[t]);
         const double da = y(t, first(i)).grad, db = y(t, second(i)).grad;
         x(t, first(i)).grad += m * (da * std::cos(alpha) + db * std::sin(alpha));
         x(t, second(i)).grad += m * (-da * std::sin(alpha) + db * std::cos(alpha));
@@ -258,11 +259,31 @@ inline bool visible(const Config& c, bool local, const TokenBatch& batch, Index 
   return batch.key_begin[i] <= j && j <= i && (!local || i - j < c.window);
 }
 
+// y = cap tanh(x / cap)        dx += dy (1 - tanh²)
+inline Array soft_cap(Tape& tape, Array x, double cap) {
+  const Array y = tape.zeros(x.rows, x.cols);
+  for (Index t = 0; t < x.rows; ++t) {
+    for (Index i = 0; i < x.cols; ++i) y(t, i).value = cap * std::tanh(x(t, i).value / cap);
+  }
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < x.rows; ++t) {
+      for (Index i = 0; i < x.cols; ++i)
+        x(t, i).grad += y(t, i).grad * (1 - std::pow(std::tanh(x(t, i).value / cap), 2));
+    }
+  });
+  return y;
+}
+
+// What scores are divided by.
+inline double score_root(const Config& c) {
+  return c.score_scale > 0 ? 1 / c.score_scale : std::sqrt(static_cast<double>(c.head_dim));
+}
+
 // p[i] = softmax(s[i] / sqrt(dim)) over the visible j, else 0         (some models replace 1 / sqrt(dim))
 // ds[i,j] += p[i,j] (dp[i,j] - Σ_k p[i,k] dp[i,k]) / sqrt(dim)
 inline Array attention_softmax(Tape& tape, const Config& c, bool local, const TokenBatch& batch, Array s) {
   const Array p = tape.zeros(s.rows, s.cols);
-  const double root = c.score_scale > 0 ? 1 / c.score_scale : std::sqrt(static_cast<double>(c.head_dim));
+  const double root = score_root(c);
   constexpr double never = -std::numeric_limits<double>::infinity();
   for (Index i = 0; i < s.rows; ++i) {
     for (Index j = 0; j < s.cols; ++j) p(i, j).value = visible(c, local, batch, i, j) ? s(i, j).value / root : never;

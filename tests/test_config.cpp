@@ -1,0 +1,222 @@
+// config.json: what is read, written, accepted and refused.
+#include "data/files/checkpoint.h"
+#include "tests/support.cuh"
+
+namespace streambp {
+namespace {
+
+TEST(ConfigFile, KnownModelsSurviveTheRoundTrip) {
+  for (const auto& [model, config] : known_models()) {
+    const Config back = config_from_json(config_to_json(config), model);
+    EXPECT_EQ(config_to_json(back), config_to_json(config)) << model;
+    EXPECT_EQ(parameter_count(back), parameter_count(config)) << model;
+  }
+}
+
+TEST(ConfigFile, MistralWithAndWithoutWindow) {
+  Config c = make_config("mistral", {100, 32, 2, 4, 2, 8, 64, 128, false});
+  for (Index window : {0, 7, 4096}) {
+    c.window = window;
+    EXPECT_EQ(config_from_json(config_to_json(c), "config.json").window, window);
+  }
+  Json json = config_to_json(c);
+  json.erase("sliding_window");
+  EXPECT_EQ(config_from_json(json, "config.json").window, 4096);  // the default of transformers
+}
+
+Json small_llama() {
+  return {{"model_type", "llama"},    {"vocab_size", 100},        {"hidden_size", 32},       {"num_hidden_layers", 2},
+          {"num_attention_heads", 4}, {"num_key_value_heads", 2}, {"intermediate_size", 64}, {"rms_norm_eps", 1e-5}};
+}
+
+std::string refusal(const Json& json) {
+  return error_of([&] { config_from_json(json, "config.json"); });
+}
+
+// config.json of published models, one of each form. The counts are those that their pages state.
+TEST(ConfigFile, PublishedOnesAreRead) {
+  const std::map<std::string, Index> counts = {{"01-ai/Yi-34B", 34'388'917'248},
+                                               {"HuggingFaceTB/SmolLM3-3B", 3'075'098'624},
+                                               {"LGAI-EXAONE/EXAONE-4.0-32B", 32'003'216'384},
+                                               {"Qwen/Qwen2.5-VL-3B-Instruct", 3'085'938'688},
+                                               {"Qwen/Qwen3-VL-8B-Instruct", 8'190'735'360},
+                                               {"allenai/OLMo-2-1124-7B-Instruct", 7'298'617'344},
+                                               {"google/gemma-7b", 8'537'680'896},
+                                               {"ibm-granite/granite-3.3-8b-instruct", 8'170'864'640},
+                                               {"llava-hf/llava-1.5-7b-hf", 6'738'939'904},
+                                               {"meta-llama/Llama-3.1-70B-Instruct", 70'553'706'496},
+                                               {"microsoft/Phi-4-mini-instruct", 3'836'021'760},
+                                               {"microsoft/phi-4", 14'659'507'200},
+                                               {"mistralai/Mistral-Nemo-Instruct-2407", 12'247'782'400},
+                                               {"mistralai/Mistral-Small-3.2-24B", 23'572'403'200},
+                                               {"tiiuae/Falcon3-7B-Instruct", 7'455'550'464}};
+  const Json all = parse_json_file(fs::path(STREAMBP_SOURCE) / "tests/golden/published_configs.json");
+  EXPECT_GE(all.size(), 47u);
+  for (const auto& [model, json] : all.items()) {
+    const Index count = parameter_count(config_from_json(json, model));
+    EXPECT_EQ(count, counts.contains(model) ? counts.at(model) : count) << model;
+  }
+}
+
+// Null is no cap; without the field there is one.
+TEST(ConfigFile, SoftCapsMayBeNull) {
+  Json json = config_to_json(make_config("gemma2", {100, 32, 4, 4, 2, 8, 64, 128, true}));
+  EXPECT_EQ(json.at("attn_logit_softcapping"), 50);
+  json["attn_logit_softcapping"] = nullptr, json.erase("final_logit_softcapping");
+  const Config c = config_from_json(json, "config.json");
+  EXPECT_EQ(c.score_cap, 0);
+  EXPECT_EQ(c.logit_cap, 30);
+  EXPECT_EQ(config_to_json(c).at("attn_logit_softcapping"), Json());
+  EXPECT_TRUE(c.is_local(0) && !c.is_local(1));
+}
+
+// What transformers does where a field is missing or unusual.
+TEST(ConfigFile, LayersWithoutRopeOrWindows) {
+  const auto read = [](const char* family, const Json& patch) {
+    Json json = config_to_json(make_config(family, {100, 32, 4, 4, 2, 8, 64, 128, true}));
+    json.update(patch);
+    return config_from_json(json, "config.json");
+  };
+  const Json global = {{"sliding_window", nullptr}, {"layer_types", std::vector<std::string>(4, "full_attention")}};
+  EXPECT_FALSE(read("cohere2", global).has_rope(0));
+  EXPECT_TRUE(read("exaone4", global).has_rope(0));
+  for (const char* family : {"cohere2", "exaone4"}) {
+    EXPECT_TRUE(read(family, Json::object()).has_rope(0));
+    EXPECT_FALSE(read(family, Json::object()).has_rope(3));
+  }
+  EXPECT_EQ(read("exaone4", {{"layer_types", nullptr}, {"sliding_window_pattern", "LG"}}).local,
+            std::vector<bool>({true, false, true, false}));
+  EXPECT_ERROR(read("exaone4", {{"layer_types", nullptr}, {"sliding_window_pattern", "XG"}}), "LLLG");
+  const Json mixed = {{"layer_types", {"full_attention", "sliding_attention", "full_attention", "full_attention"}}};
+  EXPECT_TRUE(read("ministral", mixed).is_local(1) && !read("ministral", mixed).is_local(2));
+  EXPECT_ERROR(read("mistral", mixed), "have the window");
+  EXPECT_ERROR(read("granitemoehybrid", {{"position_embedding_type", nullptr}}), "position_embedding_type");
+  EXPECT_ERROR(read("granitemoehybrid", {{"layer_types", std::vector<std::string>(4, "linear_attention")}}),
+               "linear_attention");
+  EXPECT_ERROR(read("granite", {{"attention_multiplier", 0}}), "attention_multiplier");
+  EXPECT_ERROR(read("granite", {{"logits_scaling", 1e-310}}), "finite");
+}
+
+TEST(ConfigFile, LocalLayersByNameAndByRule) {
+  Json json = config_to_json(make_config("gemma3", {100, 32, 13, 4, 2, 8, 64, 128, true}));
+  json.erase("layer_types");  // every sixth is global
+  std::vector<bool> local(13, true);
+  local[5] = local[11] = false;
+  EXPECT_EQ(config_from_json(json, "config.json").local, local);
+  json["sliding_window_pattern"] = 2;
+  EXPECT_FALSE(config_from_json(json, "config.json").is_local(1));
+  Json qwen = config_to_json(make_config("qwen2", {100, 32, 3, 4, 2, 8, 64, 128, true}));
+  qwen.update({{"sliding_window", 64}, {"max_window_layers", 1}});
+  EXPECT_FALSE(config_from_json(qwen, "config.json").is_local(2));  // unless it is enabled
+  qwen["use_sliding_window"] = true;
+  EXPECT_EQ(config_from_json(qwen, "config.json").local, (std::vector<bool>{false, true, true}));
+}
+
+// Other fields of published files. None of them changes what the model computes.
+TEST(ConfigFile, IrrelevantFieldsAreAccepted) {
+  Json json = small_llama();
+  json.update({{"_name_or_path", "x"},
+               {"bos_token_id", 1},
+               {"eos_token_id", {1, 2}},
+               {"torch_dtype", "bfloat16"},
+               {"attention_dropout", 0.1},
+               {"transformers_version", "4.51.0"},
+               {"use_cache", true},
+               {"pretraining_tp", 1},
+               {"rope_interleaved", false},
+               {"final_logit_softcapping", nullptr},
+               {"initializer_range", 0.02}});
+  EXPECT_EQ(refusal(json), "");
+}
+
+// Dynamic NTK stretches the context of pretraining; Phi-3's form of longrope has that context beside the object.
+TEST(ConfigFile, RopeScalingByLength) {
+  Json json = small_llama();
+  json.update({{"max_position_embeddings", 64}, {"rope_scaling", {{"type", "dynamic"}, {"factor", 2.5}}}});
+  Config c = config_from_json(json, "config.json");
+  EXPECT_EQ(c.max_length, 160);
+  EXPECT_EQ(config_to_json(config_from_json(config_to_json(c), "again")), config_to_json(c));
+  const Batch batch = packed(c, {80});
+  EXPECT_PRED2(contains, error_of([&] { validate(c, batch); }), "RoPE is scaled for");
+  c.rope_scaling.longest = 80;
+  EXPECT_NO_THROW(validate(c, batch));
+
+  json.update(
+      {{"original_max_position_embeddings", 16},
+       {"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2, 3, 4}}, {"short_factor", {1, 1, 1, 1.5}}}}});
+  json["rope_scaling"]["original_max_position_embeddings"] = 32;  // transformers takes the one beside the object
+  c = config_from_json(json, "config.json");
+  EXPECT_EQ(c.max_length, 64);
+  EXPECT_EQ(c.rope_scaling.original_length, 16);
+  EXPECT_NEAR(c.rope_scaling.attention_factor, std::sqrt(1.5), 1e-15);
+  EXPECT_EQ(config_to_json(config_from_json(config_to_json(c), "again")), config_to_json(c));
+}
+
+TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
+  EXPECT_EQ(refusal(small_llama()), "");
+  const auto longrope = [](const std::map<std::string, Json>& fields) {
+    Json scaling = {{"type", "longrope"}, {"long_factor", {1, 2}}, {"short_factor", {1, 2}}};
+    for (const auto& [field, value] : fields) scaling[field] = value;
+    return Json{{"rope_scaling", scaling}, {"max_position_embeddings", 64}};
+  };
+  const std::vector<std::pair<Json, const char*>> patches = {
+      {{{"model_type", "unknown"}}, "\"unknown\" are not supported; arcee, aya_vision"},
+      {{{"model_type", "mixtral"}}, "mixtures of experts"},
+      {{{"model_type", "gemma4_text"}}, "heads of 512"},
+      {{{"model_type", "gemma2"}, {"hidden_act", nullptr}, {"attn_logit_softcapping", -1}}, "soft caps"},
+      {{{"hidden_act", "gelu"}}, "hidden_act"},
+      {{{"rope_scaling", {{"rope_type", "proportional"}, {"factor", 4}}}}, "proportional"},
+      {{{"rope_scaling", {{"type", "linear"}, {"factor", 4}}}, {"rope_parameters", {{"rope_theta", 1e4}}}},
+       "rope_parameters"},
+      {{{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4}}}}, "max_position_embeddings"},
+      {{{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 0.5}}}, {"max_position_embeddings", 64}}, "at least 1"},
+      {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2}}, {"short_factor", {1, 2}}}}}, "too short"},
+      {{{"rope_scaling", {{"type", "longrope"}, {"long_factor", {1, 2}}}}, {"max_position_embeddings", 64}},
+       "short_factor"},
+      {longrope({}), "the 4 pairs of a head"},
+      {longrope({{"long_factor", {1, "x"}}}), "list of numbers"},
+      {longrope({{"long_factor", {1, 0}}}), "positive"},
+      {longrope({{"factor", -4}}), "\"factor\" must be positive"},
+      {{{"rope_scaling", {{"type", "longrope"}, {"original_max_position_embeddings", 16}}}}, "max_position_embeddings"},
+      {{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}}}, "original_max_position_embeddings"},
+      {{{"rope_scaling",
+         {{"rope_type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 64}, {"beta_fast", 1}}}},
+       "beta_fast"},
+      {{{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8}}}}, "original_max_position_embeddings"},
+      {{{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8}, {"original_max_position_embeddings", 64}}}},
+       "low_freq_factor"},
+      {{{"num_key_value_heads", 3}}, "3 key/value heads"},
+      {{{"num_attention_heads", 5}}, "num_attention_heads"},
+      {{{"hidden_size", "wide"}}, "hidden_size"},
+      {{{"hidden_size", -32}}, "\"hidden_size\" is -32"},
+      {{{"vocab_size", nullptr}}, "vocab_size"},
+      {{{"head_dim", 7}}, "even"},
+      {{{"num_hidden_layers", 0}}, "positive"},
+      {{{"num_hidden_layers", 4097}}, "4097 layers"},
+      {{{"model_type", "gpt2"}, {"n_embd", -4611686018427387904}, {"n_layer", 2}, {"n_head", 2}}, "n_embd"},
+      {{{"hidden_size", 4000000000}, {"head_dim", 64}}, "4000000000"},
+      {{{"intermediate_size", 4611686018427387904}}, "supported"},
+      {{{"rms_norm_eps", 0}}, "epsilon"},
+      {{{"layer_types", {"full_attention"}}, {"model_type", "mistral"}}, "each of the 2 layers"},
+      {{{"layer_types", {"full_attention", "linear_attention"}}, {"model_type", "mistral"}}, "linear_attention"},
+      {{{"architectures", {"LlamaForSequenceClassification"}}}, "LlamaForSequenceClassification"},
+      {{{"final_logit_softcapping", 30.0}}, "final_logit_softcapping"},
+      {{{"residual_multiplier", 0.22}}, "residual_multiplier"},
+      {{{"quantization_config", {{"bits", 4}}}}, "quantization_config"},
+      {{{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2}, {"beta_fast", 32}}}}, "beta_fast"},
+      {{{"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}}, "partial_rotary_factor"},
+      {{{"sliding_window", 128}}, "sliding_window"},
+      {{{"model_type", "gemma3"}}, "text_config"},
+      {{{"model_type", "gemma3_text"}, {"hidden_act", "gelu_pytorch_tanh"}, {"sliding_window", 0}}, "sliding_window"},
+      {{{"partial_rotary_factor", 0.5}}, "partial_rotary_factor"},
+  };
+  for (const auto& [patch, named] : patches) {
+    Json json = small_llama();
+    json.update(patch);
+    EXPECT_PRED2(contains, refusal(json), named) << patch << ": ";
+  }
+  EXPECT_PRED2(contains, refusal(Json::array()), "object");
+}
+
+}  // namespace
+}  // namespace streambp
