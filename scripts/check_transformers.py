@@ -196,8 +196,9 @@ def check(name, dtype, folder, binary, data, documents):
     assert not any(loading.values()), f"{name}: {loading}"
     loss = loss_of(model, "--model", tuned)
 
-    norms = () if name == "nanochat" else ("--train", ".*(norm|ln_).*")  # nanochat's have no weights
-    adapters = tune(folder / "adapters", 1e-2, "--lora", 4, "--lora-on", "all", *norms)
+    # nanochat's norms have no weights, and adapters alone change little in three steps
+    rate, norms = (1e-1, ()) if name == "nanochat" else (1e-2, ("--train", ".*(norm|ln_).*"))
+    adapters = tune(folder / "adapters", rate, "--lora", 4, "--lora-on", "all", *norms)
     adapted = PeftModel.from_pretrained(auto.from_pretrained(base, dtype=torch.float32), adapters)
     loaded = adapted.load_adapter(adapters, adapter_name="again")
     assert not loaded.missing_keys and not loaded.unexpected_keys, f"{name}: {loaded}"
