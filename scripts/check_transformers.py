@@ -61,8 +61,9 @@ CONFIGS = {
     "glm": GlmConfig(**SIZES, head_dim=32),
     "glm4": Glm4Config(**SIZES, head_dim=32),
     "granite": GraniteConfig(**SIZES, **GRANITE),
+    # On CPUs bitsandbytes 0.50 dequantises weights wrongly if their rows are not whole blocks of 64 (96, for example).
     "granite_hybrid": GraniteMoeHybridConfig(
-        **SIZES, **GRANITE, shared_intermediate_size=96, num_local_experts=0, position_embedding_type="rope",
+        **SIZES, **GRANITE, shared_intermediate_size=128, num_local_experts=0, position_embedding_type="rope",
         layer_types=3 * ["full_attention"], mamba_n_heads=4),
     "cohere": CohereConfig(**SIZES),
     "cohere2": Cohere2Config(**SIZES, sliding_window=48, sliding_window_pattern=3),
