@@ -130,10 +130,11 @@ inline void validate(const Config& c) {
   }
   require(c.embedding_scale > 0 && c.score_scale >= 0 && c.residual_scale > 0 && c.logit_scale > 0,
           "model: the scales of embedding, attention, residuals and logits must be positive");
-  require(c.score_cap >= 0 && c.logit_cap >= 0, "model: the soft caps of scores and logits must not be negative");
-  for (const double number :
-       {c.embedding_scale, c.score_scale, c.residual_scale, c.logit_scale, c.rope_theta, c.score_cap, c.logit_cap})
-    require(std::isfinite(number), "model: a scale, a soft cap or RoPE's theta is not finite");
+  constexpr double kLargestCap = 1000;  // rounding errors grow with the cap
+  require(c.score_cap >= 0 && c.logit_cap >= 0 && c.score_cap <= kLargestCap && c.logit_cap <= kLargestCap,
+          "model: the soft caps of scores and logits must be between 0 (none) and ", kLargestCap);
+  for (const double scale : {c.embedding_scale, c.score_scale, c.residual_scale, c.logit_scale, c.rope_theta})
+    require(std::isfinite(scale), "model: a scale or RoPE's theta is not finite");
   require(c.local.empty() || static_cast<Index>(c.local.size()) == c.layers, "model: ", c.local.size(),
           " layers are marked local or global, but the model has ", c.layers);
   require(c.without_rope.empty() || static_cast<Index>(c.without_rope.size()) == c.layers,

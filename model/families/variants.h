@@ -248,6 +248,7 @@ inline ModelFamily nanochat() {
       .defaults = {.norm_eps = 1e-6, .norm_weight = false, .rope_reversed = true, .mlp_kind = Mlp::relu2,
                    .qk_norm = QkNorm::heads_after_rope, .embedding_norm = true, .logit_cap = 15},
       .fields = llama_fields({{"final_logit_softcapping", OrNull{&Config::logit_cap}, 15.0},
+                              {"logits_soft_cap", Only{}, 15.0}, {"qkv_bias", Only{}, false},  // of early files
                               {"hidden_act", Fixed{}, "relu2"}}),
       .modules = {.up = "mlp.fc1", .down = "mlp.fc2"},
       .published = {{"nanochat-d32", {65536, 2048, 32, 16, 16, 128, 8192, 2048, false}}}};
