@@ -176,15 +176,13 @@ inline Json written_value(const Field& field, const Config& c) {
 // Why well-known models of other types are refused.
 inline std::string reason_against(const std::string& type) {
   static const std::map<std::string, std::set<std::string>> reasons = {
-      {"its global layers have heads of 512 (attention supports 256), and E2B and E4B also have per-layer embeddings "
-       "and "
-       "shared keys and values",
+      {"their global layers have heads of 512 (attention supports 256); some have per-layer embeddings and shared K, V",
        {"gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"}},
-      {"it has per-layer embeddings and shared keys and values", {"gemma3n", "gemma3n_text"}},
-      {"mixtures of experts are not supported",
+      {"they have per-layer embeddings and shared keys and values", {"gemma3n", "gemma3n_text"}},
+      {"they are mixtures of experts",
        {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "hunyuan_v1_moe", "llama4",
         "llama4_text", "minimax", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe"}},
-      {"layers of linear attention and state spaces are not supported",
+      {"they have layers of linear attention or state spaces",
        {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "nemotron_h",
         "qwen3_5", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba2"}}};
   for (const auto& [reason, types] : reasons)
