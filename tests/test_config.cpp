@@ -74,6 +74,17 @@ TEST(ConfigFile, SoftCapsMayBeNull) {
   EXPECT_TRUE(c.is_local(0) && !c.is_local(1));
 }
 
+// Every field of transformers' configuration classes, with its default value (scripts/make_default_configs.py).
+TEST(ConfigFile, DefaultsOfTransformersAreRead) {
+  const Json all = parse_json_file(fs::path(STREAMBP_SOURCE) / "tests/golden/default_configs.json");
+  EXPECT_EQ(all.size(), model_families().size());
+  for (const Json& model : all) {
+    const Json& json = model.at("config");
+    EXPECT_EQ(parameter_count(config_from_json(json, json.at("model_type"))), model.at("parameters"))
+        << json.at("model_type");
+  }
+}
+
 // What transformers does where a field is missing or unusual.
 TEST(ConfigFile, LayersWithoutRopeOrWindows) {
   const auto read = [](const char* family, const Json& patch) {
