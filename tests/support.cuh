@@ -139,8 +139,8 @@ inline std::vector<Family> families() {
 
 // One of each kind of layer.
 inline std::vector<Family> distinct_families() {
-  static const std::set<std::string> distinct = {"gpt2",     "gemma3", "phi3",           "olmo2",   "gemma2",
-                                                 "nanochat", "glm4",   "granite_hybrid", "cohere2", "hunyuan_relu2"};
+  static const std::set<std::string> distinct = {"gpt2", "gemma2",         "gemma3",  "phi3",    "olmo2",
+                                                 "glm4", "granite_hybrid", "cohere2", "nanochat"};
   std::vector<Family> all = families();
   std::erase_if(all, [](const Family& family) { return !distinct.contains(family.name); });
   return all;
