@@ -66,6 +66,7 @@ TEST(ConfigFile, PublishedOnesAreRead) {
 TEST(ConfigFile, SoftCapsMayBeNull) {
   Json json = config_to_json(make_config("gemma2", {100, 32, 4, 4, 2, 8, 64, 128, true}));
   EXPECT_EQ(json.at("attn_logit_softcapping"), 50);
+  EXPECT_TRUE(json.at("query_pre_attn_scalar").is_number_integer());
   json["attn_logit_softcapping"] = nullptr, json.erase("final_logit_softcapping");
   const Config c = config_from_json(json, "config.json");
   EXPECT_EQ(c.score_cap, 0);

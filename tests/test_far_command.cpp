@@ -48,6 +48,7 @@ TEST_F(FarCommands, ARunResumesNearOrFar) {
 
 // Too little near memory for this length, so saved inputs go to far memory, unless that is forbidden.
 TEST_F(FarCommands, TrainDecidesByMemory) {
+  if (kSanitized) GTEST_SKIP() << "slow; without sanitizers, it runs";
   const std::string plan =
       "plan --hidden 16 --layers 3 --heads 2 --mlp 32 --vocab 256 --length 6000 --dtype f32 --optimizer adamw --chunk "
       "256 --keep ";
@@ -63,6 +64,7 @@ TEST_F(FarCommands, TrainDecidesByMemory) {
 }
 
 TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
+  if (kSanitized) GTEST_SKIP() << "slow; without sanitizers, it runs";
   const std::string plan = "plan qwen3-8b --accumulate 2 --memory 80GiB ";
   expect_ok(plan + "--json near.json");
   expect_ok(plan + "--far-memory 300GiB --json far.json", "far: saved layer inputs (");

@@ -163,7 +163,10 @@ inline void read_field(const Fields& f, const Field& field, Config& c) {
 inline Json written_value(const Field& field, const Config& c) {
   const auto value = [&]<class Meaning>(Meaning meaning) -> Json {
     if constexpr (std::is_same_v<Meaning, Inverse>) return 1 / c.*meaning.member;
-    if constexpr (std::is_same_v<Meaning, InverseSquare>) return 1 / (c.*meaning.member * c.*meaning.member);
+    if constexpr (std::is_same_v<Meaning, InverseSquare>) {  // transformers wants an integer
+      const double value = 1 / (c.*meaning.member * c.*meaning.member), whole = std::round(value);
+      return std::abs(value - whole) < 1e-9 * whole ? Json(static_cast<Index>(whole)) : Json(value);
+    }
     if constexpr (std::is_same_v<Meaning, OrNull>) return c.*meaning.member > 0 ? Json(c.*meaning.member) : Json();
     if constexpr (std::is_same_v<Meaning, AllOf>)
       return std::vector(static_cast<std::size_t>(c.layers), value_of(field));
@@ -202,11 +205,11 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   for (const ModelFamily& family : model_families()) types.push_back(family.type);
   for (const Tower& tower : kTowers) types.push_back(tower.type);
   const auto found = std::ranges::find(model_families(), type, &ModelFamily::type);
+  const bool known = found != model_families().end();
   const std::string reason = reason_against(type);
-  require(reason.empty(), file, ": models of type ", quote(type), " are not supported: ", reason);
+  require(known || reason.empty(), file, ": models of type ", quote(type), " are not supported: ", reason);
   std::ranges::sort(types);
-  require(found != model_families().end(), file, ": models of type ", quote(type), " are not supported; ", join(types),
-          " are");
+  require(known, file, ": models of type ", quote(type), " are not supported; ", join(types), " are");
   const auto is = [&](const char* name) { return json.at("architectures") == Json::array({name}); };
   if (f.has("architectures") && !is(found->architecture) && !is(found->older_architecture)) {
     fail(file, ": the architecture ", shown(json.at("architectures")), " is not supported; ", type,

@@ -122,7 +122,7 @@ std::vector<Nf4Numbers> nf4_of(const Files& files, const Table<T>& parts) {
     for (const Entry<T>& e : parts) {
       const Index end = begin + e.parameter.rows * e.parameter.cols;
       require(begin % (kNf4Block * all.scales) == 0, tensor.where, ": a block of ", kNf4Block * all.scales,
-              " weights belongs to two layers, which is not supported; quantise without double quantisation");
+              " weights belongs to two projections, which is not supported");
       numbers.push_back(part_of(all, {begin, end}));
       begin = end;
     }

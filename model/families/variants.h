@@ -76,7 +76,6 @@ inline ModelFamily gemma3() {
                               {"rope_local_base_freq", &Config::local_rope_theta, 1e4},
                               {"tie_word_embeddings", &Config::tied, true},
                               {"query_pre_attn_scalar", InverseSquare{&Config::score_scale}, 256.0},
-                              {"attn_logit_softcapping", OrNull{&Config::score_cap}, 0.0},
                               {"final_logit_softcapping", OrNull{&Config::logit_cap}, 0.0},
                               {"", &Config::embedding_scale, Formula{"√hidden_size", root_of_hidden}},
                               {"hidden_act", Only{}, "gelu_pytorch_tanh"},
@@ -240,8 +239,8 @@ inline ModelFamily hunyuan() {
                     {"hunyuan-7b",   {128167, 4096, 32, 32, 8, 128, 14336, 262144, true}, kHunyuanTheta}}};
 }
 
-// Norms without weights, also of the embedding, and of each head after RoPE, which rotates backwards; an MLP of relu²
-// without a gate; capped logits.
+// Norms have no weights. The embedding is normed, and so is each head after RoPE, which rotates by the negative angle. The
+// MLP is relu² without a gate; logits are capped.
 inline ModelFamily nanochat() {
   return {
       .name = "nanochat", .type = "nanochat", .architecture = "NanoChatForCausalLM",
