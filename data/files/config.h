@@ -165,7 +165,7 @@ inline Json written_value(const Field& field, const Config& c) {
     if constexpr (std::is_same_v<Meaning, Inverse>) return 1 / c.*meaning.member;
     if constexpr (std::is_same_v<Meaning, InverseSquare>) {  // transformers wants an integer
       const double value = 1 / (c.*meaning.member * c.*meaning.member), whole = std::round(value);
-      return std::abs(value - whole) < 1e-9 * whole ? Json(static_cast<Index>(whole)) : Json(value);
+      return whole < 1e9 && std::abs(value - whole) < 1e-9 * whole ? Json(static_cast<Index>(whole)) : Json(value);
     }
     if constexpr (std::is_same_v<Meaning, OrNull>) return c.*meaning.member > 0 ? Json(c.*meaning.member) : Json();
     if constexpr (std::is_same_v<Meaning, AllOf>)
