@@ -12,10 +12,11 @@ namespace streambp {
 
 namespace cuda {
 
-// Calls f(dim, capped): the smallest size of a kernel that holds the heads, and whether scores are capped. Few models have
-// a cap, so its kernels come in fewer sizes.
 template <int DIM>
 using Dim = std::integral_constant<int, DIM>;
+
+// Calls f(dim, capped): the smallest size of a kernel that holds the heads, and whether scores are capped. Few models have
+// a cap, so its kernels come in fewer sizes.
 template <class F>
 void with_kernel_for(const AttentionShape& shape, F&& f) {
   const Index dim = shape.head_dim;

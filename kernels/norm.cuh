@@ -4,7 +4,7 @@
 //
 //   forward          x̂ = (x - μ) r          y = x̂ * (offset + weight) + bias          offset: 1 in Gemma, else 0
 //                    without weights y = x̂
-//   backward         g = dy * (offset + weight)
+//   backward         g = dy * (offset + weight), without weights g = dy
 //                    dx = r (g - x̂ mean(g * x̂) - mean(g))          the last term for LayerNorm only
 //                    dweight += Σ_rows dy * x̂        dbias += Σ_rows dy
 //

@@ -34,7 +34,7 @@ struct InverseSquare {
   Member<double> member;  // the field is 1 / member²
 };
 struct OrNull {
-  Member<double> member;  // null: 0
+  Member<double> member;  // a number, or null for 0
 };
 
 // A value that follows from fields further up.

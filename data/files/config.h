@@ -185,7 +185,7 @@ inline std::string reason_against(const std::string& type) {
       {"they are mixtures of experts",
        {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "hunyuan_v1_moe", "llama4",
         "llama4_text", "minimax", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe"}},
-      {"they have layers of linear attention or state spaces",
+      {"they have layers of linear attention, state spaces or convolutions",
        {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "nemotron_h",
         "qwen3_5", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba2"}}};
   for (const auto& [reason, types] : reasons)

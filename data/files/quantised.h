@@ -113,7 +113,7 @@ std::vector<Nf4Numbers> nf4_of(const Files& files, const Table<T>& parts) {
     Parameter whole = parts.front().parameter;
     whole.rows = stored_shape(parts)[whole.transposed ? 1 : 0];
     require(parts.size() == 1 || !whole.transposed, tensor.where,
-            ": quantised weights of several layers in one transposed tensor are not supported");
+            ": quantised weights of several projections in one transposed tensor are not supported");
     const Nf4Numbers all = read_nf4(files, whole);
     require(!expected || expected->scales == all.scales, tensor.where,
             ": its scales are not as bnb_4bit_use_double_quant in config.json says");
