@@ -79,8 +79,9 @@ class Walk {
       layer_backward(l, kept, sums, dx);
       kept.close(l);
     }
-    if (c.embedding_norm) embedding_norm_backward(dev, c, dx, rows, weights.take_embedding().weights.embedding);
     auto sum = sums.embedding();
+    if (c.embedding_norm && sum.section.embedding.tokens)
+      embedding_norm_backward(dev, c, dx, rows, weights.take_embedding().weights.embedding);
     embedding_backward(dev, sum.section.embedding, rows, dx, c.embedding_scale);
     sum.finish();
   }

@@ -133,6 +133,8 @@ inline void validate(const Config& c) {
   constexpr double kLargestCap = 1000;  // rounding errors grow with the cap
   require(c.score_cap >= 0 && c.logit_cap >= 0 && c.score_cap <= kLargestCap && c.logit_cap <= kLargestCap,
           "model: the soft caps of scores and logits must be between 0 (none) and ", kLargestCap);
+  require(c.norm_weight || c.qk_norm != QkNorm::heads, "model: norms of heads before RoPE must have weights");
+  require(!c.embedding_norm || c.positions == Positions::rope, "model: learned positions follow a norm of embeddings");
   for (const double scale : {c.embedding_scale, c.score_scale, c.residual_scale, c.logit_scale, c.rope_theta})
     require(std::isfinite(scale), "model: a scale or RoPE's theta is not finite");
   require(c.local.empty() || static_cast<Index>(c.local.size()) == c.layers, "model: ", c.local.size(),

@@ -5,7 +5,7 @@ For every family a tiny model with random weights is saved by transformers, in o
 streambp loads the model and saves it unchanged (a run with a learning rate of 0): every tensor must have the same bits.
 In float32, both train it for 20 steps with AdamW on a document, and every loss must be the same.
 Then it fine-tunes the model: transformers must load the result with no missing or unexpected tensors, and both must
-compute the same loss for the same text. Then it trains adapters (LoRA): PEFT must load them, with no missing or
+compute the same loss for the same text; so they must for a new model of the family (train --family). Then it trains adapters (LoRA): PEFT must load them, with no missing or
 unexpected tensors, and compute the same loss; and the merged model must give the loss, too. streambp must load the model that
 bitsandbytes has quantised to 4 bits, with the loss of transformers.
 
@@ -22,7 +22,7 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers import (
     ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config,
     GraniteConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
@@ -147,14 +147,14 @@ def check(name, dtype, folder, binary, data, documents):
             "cpu", "--out", out, *options)  # fmt: skip
         return out / "step-000003"
 
-    def loss_of(model, *source):
+    def loss_of(model, *source, own=None):
         """The loss in transformers, after comparing it with that of streambp."""
         run("eval", *source, "--data", data, "--dtype", "f32", "--device", "cpu", "--json", folder / "eval.json")
         ours = json.loads((folder / "eval.json").read_text())["total"]
         loss, count = 0.0, 0
         with torch.no_grad():
             for document in documents:
-                ids = torch.tensor(tokenizer(document).input_ids + [0])
+                ids = torch.tensor((own or tokenizer)(document).input_ids + [0])
                 logp = model(ids[None]).logits[0, :-1].log_softmax(-1)
                 loss -= logp.gather(1, ids[1:, None]).sum().item()
                 count += len(ids) - 1
@@ -196,6 +196,14 @@ def check(name, dtype, folder, binary, data, documents):
     model, loading = auto.from_pretrained(tuned, output_loading_info=True, dtype=torch.float32)
     assert not any(loading.values()), f"{name}: {loading}"
     loss = loss_of(model, "--model", tuned)
+
+    if name not in MULTIMODAL and name != "llama3" and dtype == torch.float32:
+        run("train", "--family", model.config.model_type.removesuffix("_text").removesuffix("_v1_dense"), "--steps", 1, "--sample", 0,
+            "--length", 640, "--device", "cpu", "--out", folder / "new")  # fmt: skip
+        new = folder / "new/step-000001"
+        model, loading = auto.from_pretrained(new, output_loading_info=True, dtype=torch.float32)
+        assert not any(loading.values()), f"{name}: {loading}"
+        loss_of(model, "--model", new, own=AutoTokenizer.from_pretrained(new))
 
     # nanochat's norms have no weights, and adapters alone change little in three steps
     rate, norms = (1e-1, ()) if name == "nanochat" else (1e-2, ("--train", ".*(norm|ln_).*"))

@@ -129,7 +129,7 @@ CASES = {
         pad_token_id=None, sliding_window=6, sliding_window_pattern=2),
     "gemma3_scaled": case(
         [19, 11, 8], "Gemma3", vocab=45, hidden=28, heads=4, kv_heads=2, mlp=32, head_dim=8,
-        query_pre_attn_scalar=8, pad_token_id=None, sliding_window=4, tie_word_embeddings=False,
+        query_pre_attn_scalar=8, pad_token_id=None, sliding_window=4, tie_word_embeddings=False, final_logit_softcapping=2.0,
         layer_types=["full_attention", "sliding_attention"],
         rope_parameters={"full_attention": {"rope_theta": 500.0, **LINEAR_ROPE},
                          "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"}}),

@@ -178,8 +178,11 @@ TEST(ConfigFile, UnsupportedFieldsAreRefusedByName) {
   const std::vector<std::pair<Json, const char*>> patches = {
       {{{"model_type", "unknown"}}, "\"unknown\" are not supported; arcee, aya_vision"},
       {{{"model_type", "mixtral"}}, "mixtures of experts"},
+      {{{"model_type", "qwen3_5_moe"}}, "mixtures of experts"},
       {{{"model_type", "gemma4_text"}}, "heads of 512"},
-      {{{"model_type", "gemma2"}, {"hidden_act", nullptr}, {"attn_logit_softcapping", -1}}, "soft caps"},
+      {{{"model_type", "gemma2"}, {"hidden_act", nullptr}, {"attn_logit_softcapping", -1}}, "positive or null"},
+      {{{"model_type", "gemma2"}, {"hidden_act", nullptr}, {"attn_logit_softcapping", 0}}, "positive or null"},
+      {{{"model_type", "gemma2"}, {"hidden_act", nullptr}, {"attn_logit_softcapping", 2000}}, "soft caps"},
       {{{"hidden_act", "gelu"}}, "hidden_act"},
       {{{"rope_scaling", {{"rope_type", "proportional"}, {"factor", 4}}}}, "proportional"},
       {{{"rope_scaling", {{"type", "linear"}, {"factor", 4}}}, {"rope_parameters", {{"rope_theta", 1e4}}}},

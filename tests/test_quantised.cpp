@@ -67,6 +67,37 @@ TEST(Quantised, PartsHaveTheValuesOfTheWhole) {
   }
 }
 
+// Several layers' weights in one tensor of a file: each gets its rows, if they begin with a block of scales.
+TEST(Quantised, PartsOfATensorInAFile) {
+  const SafetensorsFile file(golden_folder() / "quantised/nf4.safetensors");
+  const auto parts_of = [&](Parameter p, Index rows, Nf4* expected = nullptr) {
+    std::vector<Parameter> parts(2, p);
+    parts[0].rows = rows, parts[1].rows = p.rows - rows;
+    Table<float> table;
+    std::vector<Matrix<float>> matrices(2);
+    for (std::size_t i = 0; i < 2; ++i) table.push_back({parts[i], &matrices[i], expected});
+    return nf4_of(file, table);
+  };
+  Parameter p = {.name = "plain_scales", .rows = 300, .cols = 64, .init = Init::normal};
+  const auto whole = numbers<float>(file.at("plain_scales/after"));
+  std::vector<float> values(whole.size());
+  const auto parts = parts_of(p, 101);
+  EXPECT_EQ(parts[0].scales, 1);
+  dequantise(parts[0], Matrix<float>(values.data(), 101, 64));
+  dequantise(parts[1], Matrix<float>(values.data() + 101 * 64, 199, 64));
+  EXPECT_EQ(values, whole);
+
+  std::vector<std::uint8_t> codes(1);
+  Nf4 with_double_quantisation;
+  with_double_quantisation.codes = Matrix<std::uint8_t>(codes.data(), 1, 1);
+  EXPECT_ERROR(parts_of(p, 101, &with_double_quantisation), "bnb_4bit_use_double_quant");
+  p.transposed = true;
+  EXPECT_ERROR(parts_of(p, 101), "one transposed tensor");
+  p = {.name = "float16", .rows = 300, .cols = 64, .init = Init::normal};
+  EXPECT_ERROR(parts_of(p, 101), "a block of 16384 weights belongs to two projections");
+  EXPECT_NO_THROW(parts_of(p, 256));
+}
+
 TEST(Quantised, RoundsToFloat16AsStoredValuesDo) {
   for (const float x : {0.0f, 1.0f, -1.00049f, 1.00048828f, 65504.0f, 65519.9f, 65520.0f, -1e9f, 6.1e-5f, 6.0e-8f,
                         2.9e-8f, 2.98e-8f, -8.9e-8f, 0x1.002p0f, 0x1.006p0f}) {

@@ -136,8 +136,9 @@ inline void read_field(const Fields& f, const Field& field, Config& c) {
       require(value > 0, f.file, ": ", quote(field.name), " must be positive");
       c.*meaning.member = 1 / (std::is_same_v<Meaning, Inverse> ? value : std::sqrt(value));
     } else if constexpr (std::is_same_v<Meaning, OrNull>) {
-      const bool null = f.json.contains(field.name) && !f.has(field.name);
+      const bool has = f.has(field.name), null = f.json.contains(field.name) && !has;
       c.*meaning.member = null ? 0 : read_value<double>(f, field, c);
+      require(!has || c.*meaning.member > 0, f.file, ": ", quote(field.name), " must be positive or null");
     } else if constexpr (std::is_same_v<Meaning, Either>) {
       if (!f.has(field.name) || f.json.at(field.name) != meaning.other) f.only(field.name, value_of(field));
     } else if constexpr (std::is_same_v<Meaning, AllOf>) {
@@ -183,14 +184,14 @@ inline std::string reason_against(const std::string& type) {
        {"gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"}},
       {"they have per-layer embeddings and shared keys and values", {"gemma3n", "gemma3n_text"}},
       {"they are mixtures of experts",
-       {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "hunyuan_v1_moe", "llama4",
-        "llama4_text", "minimax", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe"}},
+       {"dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "gpt_oss", "jetmoe", "kimi_k2", "llama4",
+        "llama4_text", "minimax", "minimax_m2", "mixtral"}},
       {"they have layers of linear attention, state spaces or convolutions",
        {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "nemotron_h",
         "qwen3_5", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba2"}}};
   for (const auto& [reason, types] : reasons)
     if (types.contains(type)) return reason;
-  return "";
+  return type.find("moe") != type.npos ? "they are mixtures of experts" : "";
 }
 
 inline Config config_from_json(const Json& json, const std::string& file) {

@@ -183,8 +183,12 @@ struct ModelLayout {
   std::string adapter_config = "";
   fs::path base = "";
 
-  // For a new model.
-  explicit ModelLayout(const Config& c) : config(config_to_json(c).dump(2) + "\n") {}
+  // For a new model. transformers' default pad token may be outside its vocabulary.
+  explicit ModelLayout(const Config& c) {
+    Json json = config_to_json(c);
+    json["pad_token_id"] = nullptr;
+    config = json.dump(2) + "\n";
+  }
 
   explicit ModelLayout(const fs::path& dir) : config(read_model_file(dir / "config.json")) {
     for (const char* name :
