@@ -1,4 +1,5 @@
 // streambp eval: the loss of a model on documents, by file and by position.
+#include "commands/chat_options.h"
 #include "commands/command.h"
 #include "commands/device_options.h"
 #include "commands/part_options.h"
@@ -25,7 +26,7 @@ class EvalCommand : public Command {
     source.add_to(options);
     options.add("--data", {&data, "One or more data files"});
     options.require("--data");
-    options.add("--chat", {&data_options.chat, "Chat layout to use instead of the model's template: " + Chat::names()});
+    add_chat_options(options, data_options.chat);
     options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines"});
     options.add("--length", {&length, "Maximum tokens of a stream (default: chosen by model and memory)",
                              checks::between(2, kLongestStream), Lasts::no, "none"});

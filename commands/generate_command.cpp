@@ -3,11 +3,13 @@
 #include <numeric>
 #include <optional>
 
+#include "commands/chat_options.h"
 #include "commands/command.h"
 #include "commands/device_options.h"
 #include "commands/display.h"
 #include "commands/part_options.h"
 #include "data/files/checkpoint.h"
+#include "data/files/results.h"
 #include "training/grpo/prompts.h"
 #include "training/plan.h"
 
@@ -35,8 +37,8 @@ class GenerateCommand : public Command {
     options.add("--prompts", {&prompt_file,
                               "A file of prompts, one per line; .jsonl: one object per line, with \"prompt\" or "
                               "\"messages\""});
-    options.add_with_optional_value(
-        "--chat", {&layout, "Prompts are user messages; with a name, in this chat layout: " + Chat::names()});
+    options.add_with_optional_value("--chat", {&chat.given, std::string("Prompts are user messages. ") + kChatHelp});
+    add_rendering_options(options, chat);
     options.add("--system", {&system, "System message of conversations; implies --chat"});
     options.add("--samples", {&samples, "Completions of each prompt", checks::between(1, 1 << 20)});
 
@@ -74,7 +76,7 @@ class GenerateCommand : public Command {
     require(fs::exists(fs::path(model) / "tokenizer.json"), model,
             ": has no tokenizer.json, so text cannot become tokens; copy the model's tokenizer.json there");
     settle_sampling();
-    prompter.emplace(model, layout, system);
+    prompter.emplace(model, chat, system);
     const bool converses = prompts.empty() && prompt_file.empty() && isatty(STDIN_FILENO);
     if (options.given("--chat") || !system.empty() || (converses && !read_template(model).text.empty())) {
       prompter->open_chat();
@@ -255,16 +257,17 @@ class GenerateCommand : public Command {
     if (room < std::min(least, wanted)) fitting_slots(1, {1, std::min(least, wanted), chunk});  // reports the shortage
     with_generator({1, room, chunk}, [&](TextGenerator& generator) {
       print("%s%s, context of %ld tokens. /reset starts a new conversation, /quit or Ctrl-D ends.\n", model.c_str(),
-            prompter->chat ? (", chat layout " + prompter->chat->name()).c_str()
+            prompter->chat ? (", chat template " + prompter->chat->name()).c_str()
                            : ": no chat template, so each line is a prompt",
             room);
-      std::vector<Message> messages;
+      Conversation conversation;
+      std::vector<Message>& messages = conversation.messages;
       for (std::string line; show("\n> ", raw), std::getline(std::cin, line);) {
         if (line == "/quit") return;
         if (line == "/reset") messages.clear();
         if (line.empty() || line == "/reset") continue;
         messages.push_back({"user", line});
-        if (const std::optional<std::string> reply = turn(generator, messages)) {
+        if (const std::optional<std::string> reply = turn(generator, conversation)) {
           messages.push_back({"assistant", *reply});
         } else {
           messages.pop_back();
@@ -276,10 +279,12 @@ class GenerateCommand : public Command {
   }
 
   // The model's answer to the last message; empty if the message is unusable.
-  std::optional<std::string> turn(TextGenerator& generator, const std::vector<Message>& messages) {
+  std::optional<std::string> turn(TextGenerator& generator, const Conversation& conversation) {
     Tokens tokens;
     try {
-      tokens = (prompter->chat ? prompter->conversation(messages) : prompter->text(messages.back().content)).tokens;
+      tokens = (prompter->chat ? prompter->conversation(conversation)
+                               : prompter->text(conversation.messages.back().content()))
+                   .tokens;
       check(tokens, "the line");
     } catch (const Error& error) {
       print("[%s]\n", error.what());
@@ -347,7 +352,8 @@ class GenerateCommand : public Command {
 
   OptionTable options;
   ModelSource source;
-  std::string model, prompt_file, layout, system, json_file;
+  std::string model, prompt_file, system, json_file;
+  ChatOptions chat;
   std::vector<std::string> prompts;
   DeviceOptions device;
   Sampling sampling;

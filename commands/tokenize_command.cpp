@@ -1,5 +1,6 @@
 // streambp tokenize: tokenises data, ahead of training or for inspection.
 #include <omp.h>
+#include "commands/chat_options.h"
 #include "commands/command.h"
 #include "commands/display.h"
 #include "commands/option_table.h"
@@ -20,8 +21,8 @@ constexpr const char* kTokenizeDescription =
     "  {\"prompt\": \"...\", \"chosen\": \"...\", \"rejected\": \"...\"}              preferences\n"
     "  {\"prompt\": \"...\", \"completions\": [\"...\", ...], \"rewards\": [1, ...]}  groups\n"
     "llm.c's .bin, token files (.safetensors), and any other file as one text. All data must be of one kind. The loss\n"
-    "covers answers, completions and texts. Conversations use the layout of the model's chat template. Where that\n"
-    "layout drops parts of earlier answers, such as reasoning, a conversation becomes one document per answer.";
+    "covers answers, completions and texts. Conversations are rendered by the model's chat template. Where it drops\n"
+    "parts of earlier answers, such as reasoning, these answers become documents of their own.";
 
 class TokenizeCommand : public Command {
  public:
@@ -30,11 +31,16 @@ class TokenizeCommand : public Command {
     options.add("--data", {&data, "One or more data files"});
     options.add("--out", {&out, "The token file to write (.safetensors)"});
     for (const char* flag : {"--model", "--data", "--out"}) options.require(flag);
-    options.add("--chat", {&data_options.chat, "Chat layout to use instead of the model's template: " + Chat::names()});
+    add_chat_options(options, data_options.chat);
     options.add("--learn", {&learn, "Tokens in the loss: answers, or all", checks::one_of({"answers", "all"})});
     options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines instead of stopping at the first"});
     options.add("--show",
                 {&shown, "Print the first documents, with the tokens in the loss marked", checks::between(0, 1 << 30)});
+    options.add("--render", {&rendered,
+                             "Also write each document's text, learned spans and tokens to this JSONL file",
+                             {},
+                             Lasts::no,
+                             "none"});
   }
 
  private:
@@ -42,6 +48,10 @@ class TokenizeCommand : public Command {
     require(extension_of(out) == ".safetensors", "--out ", out,
             ": a token file is a safetensors file; name it .safetensors");
     require_replaceable(out);
+    if (!rendered.empty()) {
+      require_writable(rendered);
+      require(!fs::exists(rendered), "--render ", rendered, ": exists already; remove it, or name another file");
+    }
     if (learn == "all") data_options.learn = Learn::all;
     model = model_directory(model);
     const auto start = std::chrono::steady_clock::now();
@@ -53,6 +63,12 @@ class TokenizeCommand : public Command {
     file.require_vocabulary(file.groups() ? INT32_MAX : tokenizer.size());  // sampled tokens may have no text
     const Index units = file.documents() / file.together();
     for (Index i = 0; i < std::min(shown, units) * file.together(); ++i) show(tokenizer, file, i);
+    if (!rendered.empty()) {
+      write_file_atomically(rendered, [&](std::ostream& lines) {
+        for (Index i = 0; i < file.documents(); ++i)
+          lines << rendering(tokenizer, file, i).dump(-1, ' ', false, OrderedJson::error_handler_t::replace) << "\n";
+      });
+    }
     const auto tokens = static_cast<double>(file.token_count()), learned = static_cast<double>(file.learned_count());
     const char* unit = kDataUnits[static_cast<int>(file.kind())];
     print("%s: %s, %s, %ld of them in the loss (%.1f%%), the longest %s %s\n", out.c_str(),
@@ -62,7 +78,25 @@ class TokenizeCommand : public Command {
     if (const std::string skipped = file.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
   }
 
-  // Tokens in the loss are highlighted on a terminal, and between ⟦ ⟧ elsewhere.
+  // A document as JSON: its text, the learned parts of it as [begin, end) in bytes, and its tokens.
+  static OrderedJson rendering(const Tokenizer& tokenizer, const TokenFile& file, Index i) {
+    const auto tokens = file.tokens(i);
+    const auto learn = file.learn(i);
+    StreamingDecoder decoder(tokenizer);
+    std::string text;
+    OrderedJson spans = OrderedJson::array();
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+      const std::size_t begin = text.size();
+      text += decoder.add(tokens[t]);
+      if (!learn[t]) continue;
+      if (t == 0 || !learn[t - 1]) spans.push_back({begin, begin});
+      spans.back()[1] = text.size();
+    }
+    text += decoder.finish();
+    return {{"text", text}, {"learned", spans}, {"tokens", std::vector(tokens.begin(), tokens.end())}};
+  }
+
+  // Tokens in the loss are highlighted on a terminal, and between ⟦ ⟧ elsewhere. Special tokens are blue there.
   static void show(const Tokenizer& tokenizer, const TokenFile& file, Index i) {
     const bool terminal = isatty(STDOUT_FILENO);
     const auto tokens = file.tokens(i);
@@ -75,14 +109,20 @@ class TokenizeCommand : public Command {
     for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
       while (end < tokens.size() && learn[end] == learn[begin]) ++end;
       const Escape none{""}, open{terminal ? "\033[30;42m" : "⟦"}, close{terminal ? "\033[0m" : "⟧"};
-      const std::string text = without_controls(tokenizer.decode(tokens.subspan(begin, end - begin)));
-      print("%s%s%s", learn[begin] ? open : none, Escape{text.c_str()}, learn[begin] ? close : none);
+      print("%s", learn[begin] ? open : none);
+      for (std::size_t t = begin, next = begin; t < end; t = next) {
+        const bool special = terminal && tokenizer.special(tokens[t]);
+        while (next < end && (terminal && tokenizer.special(tokens[next])) == special) ++next;
+        const std::string text = without_controls(tokenizer.decode(tokens.subspan(t, next - t)));
+        print("%s%s%s", Escape{special ? "\033[34m" : ""}, Escape{text.c_str()}, Escape{special ? "\033[39m" : ""});
+      }
+      print("%s", learn[begin] ? close : none);
     }
     print("\n");
   }
 
   OptionTable options;
-  std::string model, out, learn = "answers";
+  std::string model, out, rendered, learn = "answers";
   std::vector<std::string> data;
   DataOptions data_options = {.progress = show_progress};
   Index shown = 0;

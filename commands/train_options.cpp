@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "commands/chat_options.h"
 #include "data/files/checkpoint.h"
 
 namespace streambp {
@@ -67,8 +68,7 @@ void TrainOptions::add_data_options() {
                   1, 1 << 12, Lasts::fixed, "1; one per token stream"));
   table.add("--eval-fraction",
             {&evaluation_fraction, "Held-out fraction of the data", checks::between(0, 0.5), Lasts::fixed});
-  table.add("--chat",
-            {&tokens.chat, "Chat layout to use instead of the model's template: " + Chat::names(), {}, Lasts::fixed});
+  add_chat_options(table, tokens.chat, Lasts::fixed);
   table.add("--learn", {&learn, "Tokens in the loss: answers (completions and the assistant's messages) or all",
                         checks::one_of({"answers", "all"}), Lasts::fixed});
   table.add("--too-long",
@@ -214,11 +214,12 @@ void TrainOptions::check_data() const {
     return extension_of(name) == ".safetensors" || extension_of(name) == ".bin";
   });
   const std::string needs_model = " needs --model DIR, a model to fine-tune";
-  table.only({"--chat", "--learn", "--skip-bad"}, !all_tokens || !fine_tunes() || data.empty(),
-             " is for text, but this data is already tokenised");
+  table.only({"--chat", "--date", "--trust-messages", "--learn", "--skip-bad"},
+             !all_tokens || !fine_tunes() || data.empty(), " is for text, but this data is already tokenised");
   table.only(PartOptions::kFlags, fine_tunes(), needs_model);
-  table.only({"--chat", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype", "--objective"}, fine_tunes(),
-             needs_model);
+  table.only({"--chat", "--date", "--trust-messages", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype",
+              "--objective"},
+             fine_tunes(), needs_model);
   table.only(PartOptions::kFlags, adapter.empty(),
              ": the adapters of --adapter already say what is trained; leave it out");
   table.only({"--sample", "--prompt", "--temperature"}, !fine_tunes(),

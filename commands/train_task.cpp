@@ -183,6 +183,8 @@ class Preparation {
   // Checkpoints have the layout of the model, or of the adapters, that were loaded.
   void settle_layout() {
     run.layout.emplace(run.start);
+    const ChatOptions& chat = o.tokens.chat;
+    if (!chat.given.empty()) run.layout->others["chat_template.jinja"] = Chat::of(run.start, chat).source();
     if (o.trains_adapters()) {
       run.layout->base = fs::absolute(run.start);
       run.base = contents_key(run.start);

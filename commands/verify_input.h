@@ -1,9 +1,11 @@
 // The input of `streambp verify`: a model, and a batch of random documents, user data or given tokens.
 #pragma once
 
+#include "commands/chat_options.h"
 #include "commands/model_options.h"
 #include "commands/objective_options.h"
 #include "commands/part_options.h"
+#include "commands/step_progress.h"
 #include "data/documents/packing.h"
 #include "data/documents/tokenised.h"
 #include "data/files/checkpoint.h"
@@ -34,7 +36,7 @@ class VerifyInput {
     options.add("--data", {&data_,
                            "Use documents (dpo: pairs) from these files; needs a --model directory with a tokenizer. "
                            "Log-probs, rewards and advantages are random"});
-    options.add("--chat", {&data_options_.chat, "Chat layout of --data: " + Chat::names()});
+    add_chat_options(options, data_options_.chat);
     options.add("--tokens", {&tokens_file_, "Use the tokens in this file (little-endian int32) as one document"});
     options.add("--seed", {&seed, "Seed of random weights and tokens"});
   }
@@ -48,7 +50,7 @@ class VerifyInput {
   void prepare() {
     require(data_.empty() || tokens_file_.empty(), "--data and --tokens cannot be combined; leave out one");
     const bool tokens = !tokens_file_.empty();
-    options_->only({"--chat"}, !data_.empty(), " is for --data; leave it out");
+    options_->only({"--chat", "--date", "--trust-messages"}, !data_.empty(), " is for --data; leave it out");
     options_->only({"--documents"}, data_.empty() && !tokens, " is for random documents; leave it out");
     options_->only({"--length"}, !tokens, " is for random documents and --data; leave it out");
     objective = objectives.settings(length_);

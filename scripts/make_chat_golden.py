@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/chat.json: conversations rendered with published chat templates by transformers; and
-tests/golden/chat_tokens.json: the same, tokenised with small tokenizers of the types that such models use.
+"""Writes what transformers and jinja2 make of chat templates:
 
-    python3 scripts/make_chat_golden.py TEMPLATES_DIR
+    tests/golden/chat.json         conversations, rendered with the templates in tests/golden/chat_templates
+    tests/golden/chat_tokens.json  the same, tokenised with small tokenizers of the types that such models use
+    tests/golden/language.json     expressions and statements, one by one
 
-TEMPLATES_DIR holds the published templates in files named LAYOUT--ANYTHING.jinja, where LAYOUT is a name in
-data/documents/chat_layouts.h. This repository keeps the hashes of the templates and our rendered conversations, not the
-templates. All templates of a layout must render the same text.
+    python3 scripts/make_chat_golden.py
 
-Needs: pip install transformers jinja2. tests/test_chat.cpp reads the result without Python.
+Needs: pip install transformers jinja2. tests/test_chat.cpp and tests/test_template.cpp read the results without Python.
 """
+import datetime
 import json
 import pathlib
-import sys
 
-from make_tokenizer_golden import BYTES, LLAMA3, UNDERSCORE, Hash, byte_level, fallback, sequence, split
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from make_tokenizer_golden import BYTES, LLAMA3, UNDERSCORE, byte_level, fallback, sequence, split
+from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 
 S, U, A = "system", "user", "assistant"
 CONVERSATIONS = [
@@ -51,15 +51,33 @@ CONVERSATIONS = [
 ]
 
 
-def fnv1a(text):
-    digest = Hash()
-    digest.add(text.encode())
-    return f"{digest.value:016x}"
+WEATHER = {"type": "function", "function": {
+    "name": "weather", "description": "The weather in a \"city\".", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}}
 
 
-def after_users(conversation):
-    """The number of messages before each point where a model would generate."""
-    return [i + 1 for i, message in enumerate(conversation) if message["role"] == U]
+def call(arguments):
+    return {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+
+
+def message(role, content, **others):
+    return {"role": role, "content": content} | others
+
+
+MORE = [
+    {"messages": [message(S, "Be brief."), message(U, "How warm is it in Z\u00fcrich?"),
+                  message(A, "", tool_calls=[call({"city": "Z\u00fcrich", "days": 1})]), message("tool", "21 \u00b0C"),
+                  message(A, "21 \u00b0C.")], "tools": [WEATHER]},
+    {"messages": [message(U, "How warm is it in Z\u00fcrich and Bern?"),
+                  message(A, "I look.", tool_calls=[call({"city": "Z\u00fcrich"}), call({"city": "Bern"})]),
+                  message("tool", "21"), message("tool", "22"), message(A, "21 and 22.", reasoning_content="Read.\n"),
+                  message(U, "Thanks"), message(A, "Gladly.", reasoning_content="A greeting.")], "tools": [WEATHER]},
+    {"messages": [message(U, "One?"), message(A, "1", reasoning_content="Easy."), message(U, "Two?")],
+     "enable_thinking": False},
+    {"messages": [message(U, "One?"), message(A, None, tool_calls=[call({"city": "Bern"})])]},
+    {"messages": [message(U, "One?"), message("judge", "x")]},
+    {"messages": [message(U, "One?"), message(A, "1")], "date_string": "26 Jul 2024"},
+]
 
 
 TEXT = ["How far is the moon? About 384 000 km. Answer briefly. One? Two? Three? 1 2 3 user assistant system model\n\n",
@@ -97,11 +115,10 @@ def special(*names):
 TOKENIZERS = {
     "byte_level": (lambda: byte_tokenizer(special("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>",
                                                   "<|end_header_id|>", "<|eot_id|>")),
-                   ["chatml", "qwen3", "llama3.1"]),
-    "legacy": (lambda: sentencepiece(special("<s>", "</s>"), True), ["mistral-v1", "mistral-v1-system", "zephyr"]),
+                   ["turns", "marked", "headers"]),
+    "legacy": (lambda: sentencepiece(special("<s>", "</s>"), True), ["brackets", "roles"]),
     "metaspace": (lambda: sentencepiece(special("<s>", "</s>", "[INST]", "[/INST]", "<start_of_turn>",
-                                                "<end_of_turn>"), False),
-                  ["mistral-v3", "mistral-v3-tekken", "gemma3", "zephyr"]),
+                                                "<end_of_turn>"), False), ["brackets", "parts", "roles"]),
 }
 
 
@@ -111,64 +128,148 @@ def crosses(tokenizer, text, borders):
     return any(begin < border < end for begin, end in spans for border in borders)
 
 
-def tokenise(directory, conversations, render):
+def tokenise(templates, conversations, render):
     result = {}
-    for name, (make, layouts) in TOKENIZERS.items():
+    for name, (make, names) in TOKENIZERS.items():
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=make(), bos_token="<s>", eos_token="</s>")
-        result[name] = {"tokenizer": json.loads(tokenizer.backend_tokenizer.to_str()), "layouts": {}}
-        for layout in layouts:
-            template = sorted(directory.glob(f"{layout}--*.jinja"))[0].read_text().rstrip()
+        result[name] = {"tokenizer": json.loads(tokenizer.backend_tokenizer.to_str()), "templates": {}}
+        for template in names:
             cases = []
             for c in [0, 1, 2, 3, 4, 5, 6, 11, 13]:
-                text = render(template, conversations[c], False)
+                text = render(templates[template], conversations[c], False)
                 if text is None:
                     continue
-                ids = tokenizer.apply_chat_template(conversations[c], chat_template=template, tokenize=True,
-                                                    date_string="26 Jul 2024", return_dict=False)
-                assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+                ids = tokenizer(text, add_special_tokens=False)["input_ids"]
                 # An answer begins where its prompt ends; no prompt can end inside a token.
-                borders = [len(prompt) for i, m in enumerate(conversations[c]) if m["role"] == A
-                           for prompt in [render(template, conversations[c][:i], True)] if text.startswith(prompt)]
+                messages = conversations[c]["messages"]
+                borders = [len(prompt) for i, m in enumerate(messages) if m["role"] == A and i > 0
+                           for prompt in [render(templates[template], {"messages": messages[:i]}, True)]
+                           if prompt and text.startswith(prompt)]
                 if not crosses(tokenizer, text, borders):
                     cases.append({"conversation": c, "ids": ids})
-            result[name]["layouts"][layout] = cases
-            print(f"{name}, {layout}: {len(cases)} conversations")
+            result[name]["templates"][template] = cases
+            print(f"{name}, {template}: {len(cases)} conversations")
     return result
 
 
-def main():
-    directory = pathlib.Path(sys.argv[1])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), bos_token="<s>", eos_token="</s>")
-    conversations = [[{"role": role, "content": content} for role, content in c] for c in CONVERSATIONS]
+# Each is rendered with these variables.
+VARIABLES = {
+    "n": 7, "x": -2.5, "big": 1e16, "small": 1.5e-5, "yes": True, "nothing": None, "s": " A b\u00e9\n", "quotes": "it's \"q\"",
+    "list": [3, 1, 2], "words": ["b", "A", "c", "a"], "empty": [], "dict": {"b": 1, "a": [1, 2.0, None], "items": "own"},
+    "people": [{"name": "Bo", "age": 3, "tags": ["x"]}, {"name": "al", "age": 1}, {"name": "Cy", "age": 2, "ok": False}],
+    "deep": {"a": {"b": [{"c": "d"}]}}, "wide": "\u65e5\u672c\u8a9e \U0001d11e\u0007",
+}
+EXPRESSIONS = """
+1 + 2 * 3 - 4 / 2 | 7 // 2 | -7 // 2 | -7 % 3 | 7 % -3 | 2 ** 3 ** 2 | -2 ** 2 | 7.5 % 2 | -7.5 // 2 | 1 / 3 | 2 ** -1
+n + x | n * 2.0 | n ~ x ~ s ~ nothing ~ yes | 'a' 'b' | 'ab' * 3 | [1] + [2] | (1, 2) + (3,) | 3 * [0] | true + 1
+1 < 2 <= 2 < 3 | 1 < 2 > 5 | 'a' < 'b' | [1, 2] < [1, 3] | 1 == 1.0 | true == 1 | '1' == 1 | none == nothing | 1 != 2
+'b' in 'abc' | 3 in list | 'b' in dict | 4 not in list | not 1 == 2 | not n or yes and nothing | nothing or 'x' | n and 0
+'a' if yes else 'b' | 'a' if nothing | 'a' if nothing else 'b' if n > 8 else 'c' | (1, 2) | (1,) | () | [] | {} | {'a': 1}
+list[0] | list[-1] | list[9] | list[1:] | list[::-1] | list[-2:] | list[5:1:-2] | s[2:4] | s[::-1] | wide[0] | dict.b
+dict['a'][1] | deep.a.b[0].c | deep['a']['b'] | dict.missing | dict.items()|list | dict['items'] | dict.keys()|list | dict.get('z', 5)
+dict.get('z') | missing | missing is defined | n is defined | dict.zz is not defined | missing or 'd' | missing == none
+big | small | 1e5 | 1.0 | 100000000000000000000.0 | 0.1 + 0.2 | 123456789012345678 | 1e-4 | 1e22 | x * 1e300 * 1e300
+[1, 2.0, 'a', none, true, {'k': [1]}] | quotes | [quotes, s, wide] | ['a\\nb\\tc\\\\', "it's"] | {'a': 'b', 1: 2}
+s.strip() | s.lstrip() | s.rstrip('\\n') | 'xxaxx'.strip('x') | 'a,b,,c'.split(',') | ' a  b '.split() | 'a b c'.split(' ', 1)
+'a b c'.rsplit(' ', 1) | 'a b c d'.split(none, 2) | 'abc'.startswith('ab') | 'abc'.endswith(('x', 'bc')) | 'aXbX'.replace('X', '')
+'aaa'.replace('a', 'b', 2) | 'ab'.replace('', '-') | s.upper() | s.lower() | 'stra\u00dfe'.upper() | 'hello wORLD'.title()
+'hello wORLD'.capitalize() | 'abcabc'.find('c') | 'abc'.rfind('z') | 'abcabc'.count('bc') | ', '.join(words) | 'a\\nb\\r\\nc'.splitlines()
+'{} and {}'.format(1, 'b') | '{1}{0}{k}'.format(1, 2, k=3)
+'prefix-x'.removeprefix('prefix-') | 'x.py'.removesuffix('.py') | '12'.isdigit() | ''.isdigit()
+'abcb'.index('b') | list.index(1) | list.count(3) | dict.copy()
+'%s is %d%%' % ('a', 3) | '%s' % n
+s|trim | 'xax'|trim('x') | list|length | s|length | dict|length | missing|length | list|first | words|last | empty|first | list|join
+words|join(', ') | people|join('/', attribute='name') | 'abc'|join('-') | 'ab'|list | dict|list | list|string | none|string
+missing|default('d') | nothing|default('d') | nothing|default('d', true) | ''|d('e', boolean=true) | n|default('d') | missing|default
+words|sort | words|sort(reverse=true) | words|sort(case_sensitive=true) | people|sort(attribute='age')|map(attribute='name')|list
+list|min | list|max | words|min | empty|max | list|sum | people|sum(attribute='age') | people|sum('age', 10) | -3|abs | x|abs
+words|unique|list | [1, 1, 2]|unique|list | list|reverse|list | 'abc'|reverse | list|map('string')|list | words|map('upper')|join
+people|map(attribute='tags', default='none')|list | people|selectattr('ok', 'defined')|map(attribute='name')|list
+people|selectattr('age', 'gt', 1)|map(attribute='name')|join(',') | people|rejectattr('tags')|list|length | list|select('odd')|list
+list|reject('equalto', 1)|list | people|selectattr('ok')|list | empty|selectattr('x')|list | nothing|map('upper')|list | list|select|list
+list|batch(2)|list | list|batch(2, 0)|list | [1,2,3,4,5]|slice(2)|list | [1,2,3,4,5]|slice(3, 'x')|list | 'a\\nb\\n\\nc'|indent
+'a\\nb'|indent(2, true) | 'a\\n\\nb'|indent(1, blank=true) | 'a\\nb'|indent('> ') | '42'|int | ' 4.7 '|int | 'x'|int | 'x'|int(5)
+3.9|int | '2.5'|float | 'x'|float | true|int | 2.5|round | 3.5|round | 2.345|round(2) | 2.1|round(method='ceil') | 2.9|round(0, 'floor')
+7|round | 'hello world-of (x)'|title | 'ABC def'|capitalize | 'a'|upper | s|lower | 'aXb'|replace('X', 'Y') | 'a b  c'|wordcount
+dict|tojson | s|tojson | wide|tojson | wide|tojson(ensure_ascii=true) | dict|tojson(indent=2) | [[], {}]|tojson(indent=1)
+dict|tojson(separators=(',', ':')) | dict|tojson(sort_keys=true) | x|tojson | {1: true, none: 2}|tojson | quotes|tojson | '</a>&'|tojson
+dict|dictsort | {'b': 1, 'A': 2}|dictsort | {'b': 1, 'A': 2}|dictsort(true) | {'b': 1, 'a': 2}|dictsort(by='value') | dict|items|list
+'%s-%s'|format(1, 'b') | 'x'|safe | '<'|safe + '<&"' | '<' + '>'|safe | '<'|safe ~ '<' | (1, 2)|list | range(3)|list | range(5, 0, -2)|list
+n is number | x is float | n is float | n is integer | yes is integer | yes is boolean | nothing is none | s is string | list is string
+dict is mapping | list is mapping | list is sequence | s is sequence | dict is iterable | n is iterable | missing is iterable | range is callable
+n is odd | n is even | n is divisibleby 7 | n is divisibleby(2) | yes is true | yes is false | 1 is true | n is eq 7 | n is equalto(7) | n is ne 7
+n is gt 6 | n is ge 7 | n is lt 7 | n is le(7) | 3 is in list | 3 is in([1, 2]) | 'a' is lower | 'A' is upper | n is sameas 7 | 'join' is filter
+not n is odd | n is not odd | n is odd and yes | namespace(a=1).a | dict(a=1, b='c') | 'a'.missing is defined | n.real is string
+range(2)|map('string')|list | 'a'|replace('a', 'b')|upper ~ 'c' | (list|sort)[0] | list|sort|first + 1 | {'a': 1}.a | [1, [2, [3]]][1][1]
+'\\x41\\u00e9\\101\\q' | 'a\\'b' | "a\\"b" | 1_000 | 1.5e3 | 'a' * n | dict == {'b': 1} | [1, 2] == [1, 2] | (1, 2) == [1, 2]
+raise_exception('no') | missing.x | missing['x'] | n() | nothing.x | nothing[0] | 1 + 'a' | 'a' + none | 1 / 0 | 1 % 0 | list < 3 | missing + 1
+list.append(1) | dict.update({}) | s|nosuchfilter | n is nosuchtest | 'a' in n | n[0] | n|length | 'abc'.nosuch() | [1] * 'a' | x|tojson(1) | missing|int
+""".replace("\n", " | ").split(" | ")
+STATEMENTS = [
+    "{% for i in list %}{{ i }}{% if not loop.last %}, {% endif %}{% endfor %}", "{% for i in empty %}x{% else %}none{% endfor %}",
+    "{% for i in list if i > 1 %}{{ loop.index }}/{{ loop.length }}:{{ i }} {% endfor %}", "{% for k, v in dict.items() %}{{ k }}={{ v }};{% endfor %}",
+    "{% for i in list %}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}{{ loop.previtem }}{{ loop.nextitem }} {% endfor %}",
+    "{% for i in list %}{{ loop.cycle('a', 'b') }}{{ loop.changed(i > 1) }}{{ loop.depth }}{% endfor %}",
+    "{% for i in [[1, [2]], [3]] recursive %}{% if i is iterable %}({{ loop(i) }}{{ loop.depth0 }}){% else %}{{ i }}{% endif %}{% endfor %}",
+    "{% for i in list %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "{% for i in list %}{% if i == 1 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+    "{% for c in 'abc' %}{{ c }}-{% endfor %}", "{% for i in missing %}x{% endfor %}", "{% for k in dict %}{{ k }}{% endfor %}",
+    "{% set a = 1 %}{% for i in list %}{% set a = a + i %}{{ a }} {% endfor %}{{ a }}", "{% set ns = namespace(a=1) %}{% for i in list %}{% set ns.a = ns.a + i %}{% endfor %}{{ ns.a }}",
+    "{% set a, b = 1, 'x' %}{{ a }}{{ b }}", "{% set a %}x{{ n }}{% endset %}[{{ a }}]{{ a is string }}", "{% set a | upper | trim %} x{% endset %}[{{ a }}]",
+    "{% if n > 8 %}a{% elif n > 6 %}b{% else %}c{% endif %}", "{% if yes %}{% set a = 2 %}{% endif %}{{ a }}",
+    "{% macro m(a, b='d', c=n) %}[{{ a }}{{ b }}{{ c }}{{ varargs }}{{ kwargs }}]{% endmacro %}{{ m(1) }}{{ m(1, 2, 3, 4) }}{{ m(b=5, z=6) }}",
+    "{% macro m(a) %}{{ a }}{% endmacro %}{{ m() }}|{{ m(1) ~ m(2) }}|{{ m.name }}", "{% macro m(n) %}{{ n }}{% if n > 0 %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(3) }}",
+    "{% macro m(a) %}<{{ caller(a + 1) }}>{% endmacro %}{% call(x) m(1) %}{{ x }}{{ n }}{% endcall %}", "{% macro m() %}<{{ caller() }}>{% endmacro %}{% call m() %}in{% endcall %}",
+    "{% set z = 1 %}{% macro m() %}{{ z }}{% endmacro %}{% set z = 2 %}{{ m() }}", "{% filter upper %}a{{ s }}{% endfilter %}",
+    "{% raw %}{{ x }} {% if %}{% endraw %}!", "a{# {{ x }} #}b", "a\n{# c #}\nb", "  {% if yes %}\n  x\n  {% endif %}\ny\n", "a {%- if yes -%} b {%- endif -%} c", "a\n  {{- n -}}\n b",
+    "a\n  {%+ if yes %}b{% endif +%}\nc", "{{ n }}  {% if yes %}b{% endif %}", "x\n\n", "{% raw %}\n a {% endraw %}\nb", "a\r\nb\rc\n", "{{ '}}' }}{{ \"%}\" }}{{ {'a': {'b': 1}} }}",
+    "{% generation %}a{{ n }}{% endgeneration %}b", "{% for a, b in [(1, 2), [3, 4]] %}{{ a }}{{ b }}{% endfor %}", "{% for i in range(3) %}{% for j in range(i) %}{{ loop.index }}{{ i }}{% endfor %};{% endfor %}",
+    "{% if n %}", "{% endif %}", "{{ n", "{% for i %}{% endfor %}", "{{ 1 + }}", "{{ 'a }}", "{% set 1 = 2 %}", "{{ a b }}", "{% nosuch %}", "{# x", "{{ (1 }}", "{% break %}", "{% set dict.a = 1 %}",
+    "{% for a, b in [1] %}{% endfor %}", "{% set a, b = [1] %}", "{{ loop }}", "{% include 'x' %}", "{% macro m(a) %}{{ a.b.c }}{% endmacro %}{{ m(1) }}",
+]
 
-    def render(template, messages, open_end):
+
+def language(environment):
+    def result(source):
         try:
-            return tokenizer.apply_chat_template(
-                messages, chat_template=template, tokenize=False, add_generation_prompt=open_end,
-                date_string="26 Jul 2024")  # the default date of templates without a clock
-        except Exception:  # raise_exception in a template
+            return environment.from_string(source).render(**VARIABLES)
+        except Exception:
+            return None
+    sources = ["{{ " + e.strip() + " }}" for e in EXPRESSIONS if e.strip()] + STATEMENTS
+    results = {source: result(source) for source in sources}
+    print(f"{len(results)} expressions and statements, {list(results.values()).count(None)} of them errors")
+    return {"variables": VARIABLES, "results": results}
+
+
+class Today(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2026, 11, 25)
+
+
+def main():
+    folder = pathlib.Path(__file__).resolve().parents[1] / "tests" / "golden"
+    templates = {file.stem: file.read_text() for file in sorted((folder / "chat_templates").glob("*.jinja"))}
+    conversations = [{"messages": [message(role, content) for role, content in c]} for c in CONVERSATIONS] + MORE
+    chat_template_utils.datetime = Today
+
+    def render(template, conversation, prompt):
+        try:
+            return chat_template_utils._compile_jinja_template(template).render(
+                **{"tools": None, "documents": None} | conversation, add_generation_prompt=prompt, bos_token="<s>", eos_token="</s>")
+        except Exception:
             return None
 
-    layouts = {}
-    for path in sorted(directory.glob("*--*.jinja")):
-        template = path.read_text().rstrip()
-        rendered = {"whole": [render(template, c, False) for c in conversations],
-                    "prompts": [[render(template, c[:i], True) for i in after_users(c)] for c in conversations]}
-        entry = layouts.setdefault(path.name.split("--")[0], {"templates": [], **rendered})
-        entry["templates"].append(fnv1a(template))
-        for key, texts in rendered.items():
-            for have, want, conversation in zip(texts, entry[key], CONVERSATIONS):
-                if have != want:
-                    sys.exit(f"{path.name}: {key}: differs from others of its layout:\n"
-                             f"{conversation}\n{have!r}\n{want!r}")
+    rendered = {name: {"whole": [render(template, c, False) for c in conversations],
+                       "prompts": [render(template, c, True) for c in conversations]} for name, template in templates.items()}
+    for name, results in rendered.items():
+        print(f"{name}: {len(conversations)} conversations, {results['whole'].count(None)} of them refused")
 
-    result = pathlib.Path(__file__).parent.parent / "tests/golden/chat.json"
-    result.write_text(json.dumps({"conversations": conversations, "layouts": layouts}, indent=0, ensure_ascii=True))
-    print(f"{result}: {len(layouts)} layouts, {sum(len(e['templates']) for e in layouts.values())} templates, "
-          f"{len(conversations)} conversations, {result.stat().st_size} bytes")
-    tokens = result.with_name("chat_tokens.json")
-    tokens.write_text(json.dumps(tokenise(directory, conversations, render), separators=(",", ":"), ensure_ascii=True))
-    print(f"{tokens}: {tokens.stat().st_size} bytes")
+    def write(name, value):
+        (folder / name).write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+    write("chat.json", {"conversations": conversations, "templates": rendered})
+    write("chat_tokens.json", tokenise(templates, conversations, render))
+    write("language.json", language(chat_template_utils._compile_jinja_template("").environment))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,10 @@ inline const Json& golden_chat_tokens() {
   return json;
 }
 
+inline std::string chat_template(const std::string& name) {
+  return (golden_folder() / "chat_templates" / (name + ".jinja")).string();
+}
+
 // Creates a directory with the tokenizer "byte_level", "legacy" or "metaspace". All have <s> and </s>.
 inline void make_tokenizer_directory(const fs::path& dir, const std::string& tokenizer) {
   fs::create_directories(dir);

@@ -14,8 +14,8 @@ class Encoding : public TemporaryDirectory {
   }
   Encoder encoder(const std::string& chat = "", Learn learn = Learn::answers) const {
     std::optional<Chat> layout;
-    if (!chat.empty()) layout = Chat::of(dir / "model", chat);
-    return Encoder(*tokens_, dir / "model", layout, "no layout here", learn);
+    if (!chat.empty()) layout = Chat::of(dir / "model", {chat == "chatml" ? chat : chat_template(chat), "2026-11-25"});
+    return Encoder(*tokens_, dir / "model", layout, "no template here", learn);
   }
   std::string text(std::span<const std::int32_t> tokens) const { return tokens_->decode(tokens); }
   std::string learned(const Document& document) const {

@@ -13,6 +13,12 @@ const char* const kLines[] = {
     R"( {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello."}], "id": 7})",
     R"({"messages": [{"role": "user", "content": "é\u0000"}, {"role": "assistant", "content": "a", "tool_calls": []},)"
     R"( {"role": "user", "content": "<tool_response>x</tool_response>"}, {"role": "assistant", "content": "b"}]})",
+    R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "Warm?"}]}, {"role": "assistant", "content":)"
+    R"( null, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{\"a\": [1, 2.5]}"}}]}, {"role": "tool",)"
+    R"( "content": "21"}, {"role": "assistant", "content": "21", "reasoning": "so", "weight": 1}], "tools": [{"x": 1}]})",
+    R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "train": false},)"
+    R"( {"from": "gpt", "value": "c"}], "chat_template_kwargs": {"enable_thinking": false}})",
+    R"({"instruction": "a", "input": "b", "output": "c"})",
     R"({"prompt": [{"role": "user", "content": "1+1?"}], "completion": [{"role": "assistant", "content": "2"}]})",
     R"({"prompt": "<s>[INST] Say [/INST]", "completion": " it</s>", "tools": null})",
     R"({"text": "Once upon a time \ud83d\ude00"})",
@@ -31,18 +37,18 @@ TEST_F(Fuzz, Examples) {
   make_tokenizer_directory(dir / "model", "metaspace");
   const Tokenizer tokenizer(dir / "model");
   std::vector<Encoder> encoders;
-  for (const Layout& layout : chat_layouts()) {
-    encoders.emplace_back(tokenizer, dir / "model", Chat::of(dir / "model", layout.name), "",
-                          encoders.size() % 4 == 0 ? Learn::all : Learn::answers);
+  for (const char* name : {"turns", "marked", "headers", "brackets", "roles", "parts", "plain"}) {
+    for (const Learn learn : {Learn::answers, Learn::all})
+      encoders.emplace_back(tokenizer, dir / "model", Chat::of(dir / "model", {chat_template(name)}), "", learn);
   }
   std::vector<Files> seeds;
   for (const char* line : kLines)
-    seeds.push_back({{"data.jsonl", line}, {"layout", {static_cast<char>(2 * seeds.size())}}});
+    seeds.push_back({{"data.jsonl", line}, {"template", {static_cast<char>(2 * seeds.size())}}});
   seeds.push_back(
-      {{"data.jsonl", std::string("\xef\xbb\xbf") + kLines[0] + "\r\n\n" + kLines[4] + "\n"}, {"layout", "x"}});
+      {{"data.jsonl", std::string("\xef\xbb\xbf") + kLines[0] + "\r\n\n" + kLines[4] + "\n"}, {"template", "x"}});
   fuzz(seeds, [&](const Files& files) {
     require(files.size() == 2, "a file is missing");
-    const Encoder& encoder = encoders[text_hash(files.at("layout")) % encoders.size()];
+    const Encoder& encoder = encoders[text_hash(files.at("template")) % encoders.size()];
     Lines lines((*folder)(files) / "data.jsonl", 10'000);
     for (std::string line; lines.next(line);) {
       if (line.empty()) continue;
@@ -123,6 +129,23 @@ TEST_F(Fuzz, BinFile) {
   });
 }
 
+// Damaged templates end in a text or an error.
+TEST_F(Fuzz, TemplatePrograms) {
+  const auto golden = parse_json<OrderedJson>(read_file(golden_folder() / "language.json"));
+  jinja::Variables variables;
+  for (const auto& [name, value] : golden["variables"].items()) variables.emplace_back(name, jinja::from_json(value));
+  std::vector<Files> seeds;
+  std::string some;
+  for (const auto& [source, result] : golden["results"].items()) {
+    some += source + "\n";
+    if (some.size() > 300 || source.find('%') != source.npos) seeds.push_back({{"template", std::exchange(some, "")}});
+  }
+  fuzz(seeds, [&](const Files& files) {
+    const jinja::Text text = jinja::Template(files.at("template"), "2026-11-25").render(variables, 1'000'000);
+    ensure(is_utf8(jinja::to_utf8(text)), "the text is UTF-8");
+  });
+}
+
 TEST_F(Fuzz, ChatAndGeneration) {
   make_tokenizer_directory(dir / "model", "byte_level");
   const Tokenizer tokenizer(dir / "model");
@@ -139,18 +162,9 @@ TEST_F(Fuzz, ChatAndGeneration) {
        {"generation_config.json", R"({"do_sample": false, "eos_token_id": null})"}}};
   fuzz(seeds, [&](const Files& files) {
     const fs::path path = (*folder)(files);
-    read_template(path);
-    bool known = true;
-    try {
-      const auto layouts = chat_layouts();
-      const Chat chat = Chat::of(path, layouts[text_hash(files.begin()->second) % layouts.size()].name);
-      const Message messages[] = {{"user", "a{eos}"}, {"assistant", "b"}};
-      ensure(!chat.render(messages).empty() && !chat.training_sequences(messages).empty(), "a conversation has text");
-      Chat::of(path);  // an unknown template
-    } catch (const Error&) {
-      known = false;
-    }
-    ensure(!known, "the template is unknown");
+    const bool there = !read_template(path).text.empty();
+    const Chat chat = there ? Chat::of(path) : Chat::of(path, {"chatml"});
+    chat.render({.messages = {{"user", "a{eos}"}, {"assistant", "b"}}});
     const std::int32_t end = read_end_token(path, tokenizer);
     ensure(end >= 0 && end < tokenizer.size(), "the end is a token");
     for (const std::int32_t stop : read_generation_defaults(path).stop) ensure(stop >= 0, "ids are not negative");

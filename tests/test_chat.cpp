@@ -1,190 +1,237 @@
-// Chat layouts against the published templates, rendered by transformers (scripts/make_chat_golden.py).
-#include "data/documents/chat.h"
-#include "data/files/generation_config.h"
-#include "tests/golden.h"
-#include "tests/temporary.h"
+// Conversations rendered by chat templates (tests/golden/chat_templates), against transformers
+// (scripts/make_chat_golden.py); and what is learned of them.
+#include "data/documents/encoder.h"
+#include "tests/chat_models.h"
 
 namespace streambp {
 namespace {
 
-const TextTokens kOwn = {"<s>", "</s>"};
-
-Chat chat_of(const std::string& name) {
-  for (const Layout& layout : chat_layouts()) {
-    if (layout.name == name) return Chat(layout, kOwn);
-  }
-  throw std::logic_error(name);
-}
-
-const Json& golden_chat() {
-  static const Json json = Json::parse(read_file(golden_folder() / "chat.json"));
+const OrderedJson& golden_chat() {
+  static const auto json = parse_json<OrderedJson>(read_file(golden_folder() / "chat.json"));
   return json;
 }
 
-std::vector<std::vector<Message>> conversations() {
-  std::vector<std::vector<Message>> all;
-  for (const Json& conversation : golden_chat().at("conversations")) {
-    auto& messages = all.emplace_back();
-    for (const Json& m : conversation) messages.push_back({m.at("role"), m.at("content")});
-  }
-  return all;
+Chat chat_of(const std::string& name) {
+  ChatOptions options;
+  options.date = "2026-11-25";
+  return Chat(read_file(chat_template(name)), name, {"<s>", "</s>"}, options);
 }
 
-std::string text_of(const std::vector<Piece>& pieces) {
-  std::string text;
-  for (const Piece& piece : pieces) text += piece.text;
-  return text;
-}
-std::string learned_of(const std::vector<Piece>& pieces) {
-  std::string text;
-  for (const Piece& piece : pieces) text += piece.learn ? piece.text : "";
-  return text;
+Conversation from_golden(const OrderedJson& json) {
+  Conversation c = conversation_of(json, parse_messages(json["messages"], "messages")).chat;
+  for (const char* name : {"enable_thinking", "date_string"})
+    if (json.contains(name)) c.variables.emplace_back(name, jinja::from_json(json[name]));
+  return c;
 }
 
-// The text, or null if the conversation is refused.
-template <class Render>
-Json rendered(const Render& render) {
-  try {
-    return text_of(render());
-  } catch (const BadData&) {
-    return nullptr;
-  }
-}
+class Templates : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(All, Templates,
+                         testing::Values("turns", "marked", "headers", "brackets", "roles", "parts", "plain"));
 
-class Layouts : public testing::TestWithParam<std::string> {
- protected:
+TEST_P(Templates, RenderAsTransformersDoes) {
   const Chat chat = chat_of(GetParam());
-  const Json& golden = golden_chat().at("layouts").at(GetParam());
-};
-
-TEST_P(Layouts, RenderConversationsLikeTheTemplates) {
-  const auto all = conversations();
-  ASSERT_EQ(all.size(), golden.at("whole").size());
-  for (std::size_t c = 0; c < all.size(); ++c) {
-    EXPECT_EQ(rendered([&] { return chat.render(all[c]); }), golden["whole"][c]) << "conversation " << c;
-    std::size_t next = 0;
-    for (std::size_t i = 0; i < all[c].size(); ++i) {
-      if (all[c][i].role != "user") continue;
-      const std::span<const Message> before(all[c].data(), i + 1);
-      EXPECT_EQ(rendered([&] { return chat.prompt(before); }), golden["prompts"][c].at(next++)) << c << ", " << i;
-    }
-  }
-}
-
-// The loss covers every answer once, with the token that ends it.
-TEST_P(Layouts, LearnEveryAnswerToItsEnd) {
-  for (const auto& messages : conversations()) {
-    if (rendered([&] { return chat.render(messages); }).is_null()) continue;
-    std::size_t answers = 0, learned = 0;
-    for (const Message& message : messages) answers += message.role == "assistant";
-    for (const auto& sequence : chat.training_sequences(messages)) {
-      for (std::size_t p = 0; p < sequence.size(); ++p) {
-        const bool end = sequence[p].learn && sequence[p].markup && sequence[p].text == chat.end();
-        learned += end;
-        if (sequence[p].learn && (p + 1 == sequence.size() || !sequence[p + 1].learn)) {
-          EXPECT_TRUE(end) << sequence[p].text;
-        }
+  const OrderedJson& golden = golden_chat()["templates"][GetParam()];
+  for (std::size_t i = 0; i < golden_chat()["conversations"].size(); ++i) {
+    const auto render = [&](Chat::End end) -> OrderedJson {
+      try {
+        return chat.render(from_golden(golden_chat()["conversations"][i]), end).text;
+      } catch (const BadData&) {
+        return nullptr;
       }
+    };
+    EXPECT_EQ(render(Chat::End::whole), golden["whole"][i]) << i;
+    EXPECT_EQ(render(Chat::End::prompt), golden["prompts"][i]) << i;
+  }
+}
+
+class LearnedTurns : public TemporaryDirectory {
+ protected:
+  void SetUp() override {
+    TemporaryDirectory::SetUp();
+    use("byte_level");
+  }
+  void use(const std::string& tokenizer) {
+    make_tokenizer_directory(dir, tokenizer);
+    tokenizer_.emplace(dir);
+  }
+  // The learned texts of each document, between bars.
+  std::vector<std::string> learned(const std::string& name, const std::string& line) {
+    const Encoder encoder(*tokenizer_, dir, chat_of(name), "", Learn::answers);
+    std::vector<std::string> all;
+    for (const Document& document : encoder.encode(parse_example(line))) {
+      std::string text;
+      for (std::size_t t = 0; t < document.tokens.size(); ++t) {
+        if (!document.learn[t]) continue;
+        if (!document.learn[t - 1] && !text.empty()) text += "|";
+        text += tokenizer_->decode({&document.tokens[t], 1});
+      }
+      all.push_back(text);
     }
-    EXPECT_EQ(learned, answers) << text_of(chat.render(messages));
+    return all;
   }
-}
-
-// Each answer follows its prompt exactly.
-TEST_P(Layouts, TrainingSequencesStartWithTheirPrompts) {
-  std::vector<Message> messages = {{"user", "One?"},     {"assistant", "1"}, {"user", "Two?"},
-                                   {"assistant", " 2 "}, {"user", "Three?"}, {"assistant", "3"}};
-  if (GetParam() != "gemma2" && GetParam() != "mistral-v1") messages.insert(messages.begin(), {"system", "Briefly."});
-  std::vector<std::string> texts;
-  std::string learned;
-  for (const auto& sequence : chat.training_sequences(messages))
-    texts.push_back(text_of(sequence)), learned += learned_of(sequence);
-  std::string expected;
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    if (messages[i].role != "assistant") continue;
-    const std::string prompt = text_of(chat.prompt(std::span(messages).first(i)));
-    const auto found = std::find_if(texts.begin(), texts.end(), [&](auto& text) { return text.starts_with(prompt); });
-    ASSERT_NE(found, texts.end()) << prompt;
-    const std::size_t end = found->find(chat.end(), prompt.size());
-    expected += found->substr(prompt.size(), end + chat.end().size() - prompt.size());
+  std::string refusal(const std::string& name, const std::string& line) {
+    return error_of([&] { learned(name, line); });
   }
-  EXPECT_EQ(learned, expected);
+
+  std::optional<Tokenizer> tokenizer_;
+};
+using Learned = std::vector<std::string>;
+
+TEST_F(LearnedTurns, EndWithTheirEndToken) {
+  const std::string line =
+      R"({"messages": [{"role": "user", "content": "One?"}, {"role": "assistant", "content": " 1 "},
+                               {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2"},
+                               {"role": "user", "content": "Three?"}]})";
+  EXPECT_EQ(learned("marked", line), Learned{"1<|im_end|>|2<|im_end|>"});
+  EXPECT_EQ(learned("headers", line), Learned{"1<|eot_id|>|2<|eot_id|>"});
+  use("metaspace");
+  EXPECT_EQ(learned("parts", line), Learned{"1<end_of_turn>|2<end_of_turn>"});
+  EXPECT_EQ(learned("brackets", line), Learned{"1</s>|2</s>"});
 }
 
-TEST_P(Layouts, AreRecognisedByTheirTemplates) {
-  std::vector<std::string> hashes;
-  for (const KnownTemplates& known : kKnownTemplates)
-    if (known.layout == GetParam())
-      for (const std::uint64_t hash : known.hashes) hashes.push_back(hash_digits(hash));
-  EXPECT_EQ(Json(hashes), golden.at("templates"));
+// Reasoning stays in the turns after the last question only, as at inference: earlier turns are documents of their own.
+TEST_F(LearnedTurns, ThatAreRenderedDifferentlyLaterAreTheirOwnDocuments) {
+  const std::string line = R"({"messages": [{"role": "user", "content": "One?"},
+      {"role": "assistant", "reasoning_content": "Easy.", "content": "1"}, {"role": "user", "content": "Two?"},
+      {"role": "assistant", "content": "<think>\nHard.\n</think>\n\n2"}]})";
+  EXPECT_EQ(learned("turns", line),
+            (Learned{"<think>\nHard.\n</think>\n\n2<|im_end|>", "<think>\nEasy.\n</think>\n\n1<|im_end|>"}));
 }
 
-std::vector<std::string> layout_names() {
-  std::vector<std::string> names;
-  for (const Layout& layout : chat_layouts()) names.push_back(layout.name);
-  return names;
-}
-INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(layout_names()), [](const auto& info) {
-  std::string name = info.param;
-  for (char& c : name) c = std::isalnum(c) ? c : '_';
-  return name;
-});
-
-TEST(Chat, GoldenDataCoversEveryLayout) { EXPECT_EQ(golden_chat().at("layouts").size(), chat_layouts().size()); }
-
-TEST(Chat, LearnsFromTheGivenMessageOn) {
-  const std::vector<Message> messages = {{"user", "One?"}, {"assistant", "1"}, {"user", "Two?"}, {"assistant", "2"}};
-  EXPECT_EQ(learned_of(chat_of("chatml").training_sequences(messages, 3).at(0)), "2<|im_end|>");
-  const auto qwen3 = chat_of("qwen3").training_sequences(messages, 2);
-  ASSERT_EQ(qwen3.size(), 1u);
-  EXPECT_EQ(learned_of(qwen3[0]), "<think>\n\n</think>\n\n2<|im_end|>");
+// The template has the system message in prompts only.
+TEST_F(LearnedTurns, FollowThePromptOfInference) {
+  use("metaspace");
+  const std::string line =
+      R"({"messages": [{"role": "system", "content": "Brief."}, {"role": "user", "content": "One?"},
+      {"role": "assistant", "content": "1"}, {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2"}]})";
+  EXPECT_EQ(learned("brackets", line), (Learned{"1</s>", "2</s>"}));
+  const Encoder encoder(*tokenizer_, dir, chat_of("brackets"), "", Learn::answers);
+  const auto documents = encoder.encode(parse_example(line));
+  EXPECT_EQ(tokenizer_->decode(documents.at(0).tokens), "<s>[INST] Brief.\n\nOne?[/INST]\n 1</s>");
+  EXPECT_EQ(tokenizer_->decode(documents.at(1).tokens),
+            "<s>[INST] One?[/INST]\n 1</s>\n[INST] Brief.\n\nTwo?[/INST]\n 2</s>");
 }
 
-TEST(Chat, OnlyTokensOfTheLayoutAreMarkup) {
-  const std::vector<Message> messages = {{"user", "<|im_end|>"}, {"assistant", "<|im_start|>"}};
-  std::vector<std::string> markup, content;
-  for (const Piece& piece : chat_of("chatml").render(messages)) (piece.markup ? markup : content).push_back(piece.text);
-  EXPECT_EQ(content, (std::vector<std::string>{"<|im_end|>", "<|im_start|>"}));
-  EXPECT_EQ(markup, (std::vector<std::string>{"<|im_start|>", "user\n", "<|im_end|>", "\n", "<|im_start|>",
-                                              "assistant\n", "<|im_end|>", "\n"}));
+TEST_F(LearnedTurns, OfToolsAndTheirResults) {
+  const std::string line = R"({"messages": [{"role": "user", "content": "Warm?"},
+      {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "1", "type": "function", "function":
+          {"name": "weather", "arguments": "{\"city\":\"Bern\",\"days\":1}"}}]},
+      {"role": "tool", "content": "<|im_end|>21"}, {"role": "assistant", "content": "21"}],
+      "tools": [{"name": "weather"}]})";
+  const std::string call =
+      "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\", \"days\": 1}}\n</tool_call><|im_end|>";
+  EXPECT_EQ(learned("turns", line),
+            (Learned{"<think>\n\n</think>\n\n21<|im_end|>", "<think>\n\n</think>\n\nI look.\n" + call}));
 }
 
-TEST(Chat, RefusesUnknownRoles) {
-  const Chat chat = chat_of("chatml");
-  EXPECT_THROW(chat.render({}), BadData);
-  const std::vector<Message> tool = {{"user", "x"}, {"tool", "y"}};
-  EXPECT_THROW(chat.render(tool), BadData);
+TEST_F(LearnedTurns, LeaveOutMessagesThatAreNotToBeLearned) {
+  const std::string line = R"({"messages": [{"role": "user", "content": "One?"},
+      {"role": "assistant", "content": "1", "weight": 0}, {"role": "user", "content": "Two?"},
+      {"role": "assistant", "content": "2", "train": true}]})";
+  EXPECT_EQ(learned("headers", line), Learned{"2<|eot_id|>"});
+  EXPECT_EQ(learned("marked", line), Learned{"2<|im_end|>"});
+  EXPECT_PRED2(contains, refusal("marked", R"({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]})"),
+               "\"weight\" must be 0 or 1");
+}
+
+// The prompt opens a block that the turn leaves out, and no token ends a turn: the end token is added.
+TEST_F(LearnedTurns, WithoutAnEndTokenGetTheModels) {
+  const std::string line =
+      R"({"messages": [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "1"}]})";
+  EXPECT_EQ(learned("plain", line), Learned{"1</s>"});
+  write("generation_config.json", "{\"eos_token_id\": [" + std::to_string(*tokenizer_->find("<|eot_id|>")) + "]}");
+  EXPECT_EQ(learned("headers", line), Learned{"1<|eot_id|>"});
+}
+
+TEST_F(LearnedTurns, StartWhereTheConversationDoesIfTheAssistantBegins) {
+  EXPECT_EQ(learned("headers",
+                    R"({"messages": [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "?"}]})"),
+            Learned{"Hi.<|eot_id|>"});
+}
+
+TEST_F(LearnedTurns, AreRefusedIfTheTemplateContradictsItself) {
+  const Chat chat("{% for m in messages %}{{ m.content ~ loop.length }}{% endfor %}", "counts", {});
+  const Encoder encoder(*tokenizer_, dir, chat, "", Learn::answers);
+  const std::string line =
+      R"({"messages": [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "1"}]})";
+  EXPECT_ERROR(encoder.encode(parse_example(line)), "not clear what the model would generate");
+}
+
+TEST(Chat, GivesTemplatesArgumentsInTheFormThatTheyRead) {
+  const std::string source = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments";
+  const auto render = [&](const std::string& end, const std::string& arguments) {
+    const std::string line =
+        R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f",
+                               "arguments": )" +
+        arguments + "}}]}]}";
+    return Chat(source + end + " }}{% endfor %}{% endfor %}", "calls", {}).render(parse_example(line).chat).text;
+  };
+  for (const char* arguments : {R"({"a": 1})", R"("{\"a\":1}")"}) {
+    EXPECT_EQ(render(" | tojson", arguments), R"({"a": 1})");
+    EXPECT_EQ(render(".items() | list", arguments), "[('a', 1)]");
+  }
+  EXPECT_EQ(render(" + '!'", R"({"a": 1})"), R"({"a": 1}!)");
+  EXPECT_EQ(render(" + '!'", R"("{\"a\":1}")"), R"({"a":1}!)");
+}
+
+TEST(Chat, JoinsPartsForTemplatesThatReadText) {
+  const Conversation c = parse_example(R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a "},
+                                          {"type": "text", "text": " b"}]}]})")
+                             .chat;
+  EXPECT_EQ(Chat("{{ messages[0].content + '!' }}", "text", {}).render(c).text, "a  b!");
+  EXPECT_EQ(chat_of("parts").render(c).text, "<s><start_of_turn>user\nab<end_of_turn>\n");
+}
+
+TEST(Chat, GivesReasoningTheNameThatTheTemplateReads) {
+  for (const char* given : {"reasoning", "thinking", "reasoning_content"}) {
+    const std::string line =
+        std::string(R"({"messages": [{"role": "assistant", "content": "a", ")") + given + "\": \"b\"}]}";
+    for (const char* read : {"reasoning", "thinking", "reasoning_content"})
+      EXPECT_EQ(Chat("{{ messages[0]." + std::string(read) + " }}", "", {}).render(parse_example(line).chat).text, "b");
+  }
 }
 
 class ModelDirectory : public TemporaryDirectory {
  protected:
-  void expect_refused(const std::string& said, const std::string& forced = "") {
-    EXPECT_ERROR(Chat::of(dir, forced), said);
+  void expect_refused(const std::string& said, const std::string& given = "") {
+    EXPECT_ERROR(Chat::of(dir, {given}), said);
   }
 };
 
 TEST_F(ModelDirectory, WithoutATemplateNamesTheRemedies) {
-  expect_refused("no chat template; name a layout with --chat");
+  expect_refused("no chat template; name one with --chat");
   write("tokenizer_config.json", R"({"chat_template": null})");
   expect_refused("no chat template");
-  EXPECT_EQ(Chat::of(dir, "chatml").name(), "chatml");
+  EXPECT_EQ(Chat::of(dir, {"chatml"}).name(), "chatml");
+  expect_refused("no such file; name a Jinja template, or chatml", "nonsense");
 }
 
-TEST_F(ModelDirectory, WithAnUnknownTemplateIsRefused) {
-  write("chat_template.jinja", "{{ messages }}");
-  expect_refused("chat_template.jinja: unknown chat template");
-  expect_refused("qwen3");  // the list of layouts
-  expect_refused("no such layout", "nonsense");
+TEST_F(ModelDirectory, WithABrokenTemplateNamesItsFile) {
+  write("chat_template.jinja", "\n{% if %}");
+  expect_refused("chat_template.jinja: line 2: expected a value");
+  write("own.jinja", "{{ messages[0].content");
+  expect_refused("own.jinja: line 1: {{ has no }}", (dir / "own.jinja").string());
+  write("own.jinja", "\xff");
+  expect_refused("not UTF-8", (dir / "own.jinja").string());
 }
 
-// Published templates are not part of the repository, so errors show which template was found.
 TEST_F(ModelDirectory, FindsTheTemplateInEveryFile) {
-  write("chat_template.json", R"({"chat_template": "x"})");
-  expect_refused("chat_template.json: unknown chat template");
-  fs::remove(dir / "chat_template.json");
+  const auto found = [&] {
+    const Chat chat = Chat::of(dir);
+    return chat.render({.messages = {{"user", "u"}}}).text + " " + fs::path(chat.name()).filename().string();
+  };
+  write("tokenizer_config.json",
+        R"({"bos_token": {"content": "<b>"}, "chat_template": "{{ bos_token }}{{ eos_token }}"})");
+  write("special_tokens_map.json", R"({"bos_token": "<b0>", "eos_token": "<e0>"})");
+  EXPECT_EQ(found(), "<b><e0> tokenizer_config.json");
   write("tokenizer_config.json",
         R"({"chat_template": [{"name": "tool_use", "template": "y"}, {"name": "default", "template": "x"}]})");
-  expect_refused("tokenizer_config.json: unknown chat template");
+  EXPECT_EQ(found(), "x tokenizer_config.json");
+  write("chat_template.json", R"({"chat_template": "z"})");
+  EXPECT_EQ(found(), "z chat_template.json");
+  write("chat_template.jinja", "w");
+  EXPECT_EQ(found(), "w chat_template.jinja");
+  fs::remove(dir / "chat_template.jinja"), fs::remove(dir / "chat_template.json");
   write("tokenizer_config.json", R"({"chat_template": [{"name": "tool_use", "template": "y"}, 3]})");
   expect_refused("no chat template is named \"default\"");
   write("tokenizer_config.json", R"({"chat_template": 3})");
@@ -195,28 +242,6 @@ TEST_F(ModelDirectory, FindsTheTemplateInEveryFile) {
   expect_refused("not valid JSON");
   write("tokenizer_config.json", "{\"chat_template\": " + std::string(100'000, '[') + std::string(100'000, ']') + "}");
   expect_refused("nested more deeply");
-}
-
-TEST_F(ModelDirectory, GivesLayoutsItsBosAndEos) {
-  write("special_tokens_map.json", R"({"bos_token": "<b0>", "eos_token": "<e0>"})");
-  write("tokenizer_config.json", R"({"bos_token": {"content": "<b>"}})");
-  const TextTokens own = read_text_tokens(dir);
-  EXPECT_EQ(own.bos, "<b>");
-  EXPECT_EQ(own.eos, "<e0>");
-  EXPECT_EQ(Chat::of(dir, "zephyr").end(), "<e0>");
-  const std::vector<Message> messages = {{"user", "x"}};
-  EXPECT_EQ(text_of(Chat::of(dir, "mistral-v1").prompt(messages)), "<b>[INST] x [/INST]");
-}
-
-TEST_F(ModelDirectory, MayHaveBosAndEosThatLookLikePlaceholders) {
-  write("tokenizer_config.json", R"({"bos_token": "{bos}{eos}", "eos_token": "{bos}"})");
-  const std::vector<Message> messages = {{"user", "x"}, {"assistant", "y"}};
-  EXPECT_FALSE(text_of(Chat::of(dir, "mistral-v1").render(messages)).empty());
-}
-
-TEST_F(ModelDirectory, WithoutTheBosOfALayoutIsRefused) {
-  write("tokenizer_config.json", R"({"bos_token": null})");
-  expect_refused("needs a bos_token", "llama3");
 }
 
 // Training and generation use the same rule: training ends sequences with the first token, generation stops at all.

@@ -14,33 +14,33 @@ TEST_F(Encoding, OfPreferencesDiffersOnlyInTheAnswer) {
   const auto preference = [](std::vector<Message> prompt, const std::string& chosen, const std::string& rejected) {
     Example example{.kind = Example::preference};
     for (const std::string& answer : {chosen, rejected}) {
-      example.sides.push_back({.kind = Example::conversation, .messages = prompt, .first = prompt.size()});
-      example.sides.back().messages.push_back({"assistant", answer});
+      example.sides.push_back({.kind = Example::conversation, .chat = {.messages = prompt}, .first = prompt.size()});
+      example.sides.back().chat.messages.push_back({"assistant", answer});
     }
     return example;
   };
   const std::vector<Message> prompt = {system, one, first, two};
   const std::pair<const char*, std::vector<std::string>> cases[] = {
       {"chatml", {"2<|im_end|>", " 3<|im_end|>"}},
-      {"llama3", {"2<|eot_id|>", "3<|eot_id|>"}},
-      {"mistral-v3", {" 2</s>", " 3</s>"}},
-      {"qwen3", {"<think>\n\n</think>\n\n2<|im_end|>", "<think>\n\n</think>\n\n 3<|im_end|>"}},
-      {"qwen3-thinking-2507", {"\n</think>\n\n2<|im_end|>", "\n</think>\n\n 3<|im_end|>"}}};
-  for (const auto& [layout, answers] : cases) {
-    const Encoder encoder = this->encoder(layout);
+      {"headers", {"2<|eot_id|>", "3<|eot_id|>"}},
+      {"brackets", {" 2</s>", " 3</s>"}},
+      {"marked", {"2<|im_end|>", "3<|im_end|>"}},
+      {"turns", {"<think>\n\n</think>\n\n2<|im_end|>", "<think>\n\n</think>\n\n 3<|im_end|>"}}};
+  for (const auto& [used, answers] : cases) {
+    const Encoder encoder = this->encoder(used);
     const auto pair = encoder.encode(preference(prompt, "2", " 3"));
-    ASSERT_EQ(pair.size(), 2u) << layout;
-    const Tokens before = encoder.encode_pieces(Chat::of(dir / "model", layout).prompt(prompt)).tokens;
+    ASSERT_EQ(pair.size(), 2u) << used;
+    const Tokens before = encoder.prompt({.messages = prompt}).tokens;
     for (const std::size_t side : {0, 1}) {
       const Document& document = pair[side];
-      EXPECT_EQ(learned(document), answers[side]) << layout;
-      ASSERT_LT(before.size(), document.tokens.size()) << layout;
-      EXPECT_TRUE(std::equal(before.begin(), before.end(), document.tokens.begin())) << layout;
+      EXPECT_EQ(learned(document), answers[side]) << used;
+      ASSERT_LT(before.size(), document.tokens.size()) << used;
+      EXPECT_TRUE(std::equal(before.begin(), before.end(), document.tokens.begin())) << used;
       EXPECT_EQ(std::ranges::find(document.learn, 1) - document.learn.begin(), static_cast<Index>(before.size()))
-          << layout;
+          << used;
     }
   }
-  EXPECT_EQ(learned(encoder("qwen3").encode(preference(prompt, "<think>\nhm\n</think>\n\n2", "3")).at(0)),
+  EXPECT_EQ(learned(encoder("turns").encode(preference(prompt, "<think>\nhm\n</think>\n\n2", "3")).at(0)),
             "<think>\nhm\n</think>\n\n2<|im_end|>");
 }
 
@@ -68,13 +68,13 @@ TEST_F(Encoding, RefusesInvalidPreferences) {
   const std::string spaces = R"({"prompt": [{"role": "user", "content": "a"}], )"
                              R"("chosen": [{"role": "assistant", "content": "b"}], )"
                              R"("rejected": [{"role": "assistant", "content": "b "}]})";
-  refused(encoder("llama3"), spaces, "nothing to prefer");  // this layout trims
+  refused(encoder("headers"), spaces, "nothing to prefer");  // this template trims
   EXPECT_EQ(encoder("chatml").encode(parse_example(spaces)).size(), 2u);
   const std::string longer =
       R"({"prompt": [{"role": "user", "content": "a"}], "chosen": [{"role": "assistant", "content": "b"}], )"
       R"("rejected": [{"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}, )"
       R"({"role": "assistant", "content": "e"}]})";
-  refused(encoder("qwen3"), longer, "after the prompt come 2 answers");
+  refused(encoder("turns"), longer, "after the prompt come 2 answers");
   EXPECT_EQ(learned(encoder("chatml").encode(parse_example(longer)).at(1)), "c<|im_end|>e<|im_end|>");
   // This error is not caused by the line.
   for (const std::string& line : {spaces, std::string(R"({"prompt": "a", "chosen": "b", "rejected": "c"})")}) {
@@ -87,7 +87,7 @@ TEST_F(Encoding, RefusesInvalidPreferences) {
 
 TEST_F(Encoding, OfGroupsHasEveryCompletion) {
   model("byte_level");
-  const auto of = [&](const std::string& line, const DataOptions& options = {.chat = "chatml"}) {
+  const auto of = [&](const std::string& line, const DataOptions& options = {.chat = {"chatml"}}) {
     return tokenise({write("g.jsonl", line + "\n")}, options);
   };
   const TokenFile written = of(R"({"prompt": "ab", "completions": ["c", "de", ""], "rewards": [1, 0, 2]})");
@@ -123,7 +123,7 @@ TEST_F(Encoding, OfGroupsHasEveryCompletion) {
 TEST_F(Encoding, RefusesInvalidGroups) {
   model("byte_level");
   const auto expect_refused = [&](const std::string& line, const std::string& said) {
-    const std::string refused = refusal({write("g.jsonl", line + "\n")}, {.chat = "chatml"});
+    const std::string refused = refusal({write("g.jsonl", line + "\n")}, {.chat = {"chatml"}});
     EXPECT_TRUE(contains(refused, "g.jsonl:1: ") && contains(refused, said)) << line << "\n" << refused;
   };
   const std::string begin = R"({"prompt": "ab", "completions": )", two = begin + R"(["c", "d"], )";
@@ -156,7 +156,7 @@ TEST_F(Encoding, RefusesMixedGroups) {
   model("byte_level");
   const std::string group = R"({"prompt": "a", "completions": [[5], [6]], "rewards": [1, 0])";
   const auto mixed = [&](const std::string& a, const std::string& b) {
-    return refusal({write("m.jsonl", a + "\n" + b + "\n")}, {.chat = "chatml", .skip_bad = true});
+    return refusal({write("m.jsonl", a + "\n" + b + "\n")}, {.chat = {"chatml"}, .skip_bad = true});
   };
   EXPECT_PRED2(contains, mixed(group + "}", group + R"(, "old_logps": [[-1], [-1]]})"),
                "m.jsonl:2: has \"old_logps\", unlike");

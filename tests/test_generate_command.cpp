@@ -91,7 +91,7 @@ TEST_F(Generation, ReadsPromptsFromEverySource) {
   EXPECT_TRUE(shown.starts_with("--- first\n")) << shown;
 }
 
-TEST_F(Generation, RendersConversationsInTheChatLayout) {
+TEST_F(Generation, RendersConversations) {
   const Json chat = texts("--chat chatml --system Brief. --prompt Hello --length 3");
   std::string written;
   for (const Json& token : chat[0]["prompt_tokens"]) {
@@ -273,7 +273,7 @@ TEST_F(Generation, ChatsOnATerminal) {
   const std::string answer = texts("--chat chatml --length 12 --temperature 0 --prompt Hello")[0]["text"];
   std::string shown;  // a terminal begins a line with "\r\n"
   for (char c : without_controls(answer)) shown += c == '\n' ? "\r\n" : std::string(1, c);
-  expect_outcome(0, on_terminal("generate" + greedy, "Hello\n/quit\n"), "chat layout chatml, context of 300 tokens",
+  expect_outcome(0, on_terminal("generate" + greedy, "Hello\n/quit\n"), "chat template chatml, context of 300 tokens",
                  shown);
 
   // a second turn sees the first, and after /reset does not

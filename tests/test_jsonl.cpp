@@ -126,17 +126,30 @@ TEST(Examples, OfAllForms) {
   const Example chat =
       parse_example(R"({"messages": [{"role": "user", "content": "a", "id": 3}], "prompt": "ignored"})");
   EXPECT_EQ(chat.kind, Example::conversation);
-  ASSERT_EQ(chat.messages.size(), 1u);
-  EXPECT_EQ(chat.messages[0].content, "a");
+  ASSERT_EQ(chat.chat.messages.size(), 1u);
+  EXPECT_EQ(chat.chat.messages[0].content(), "a");
   // Some exporters write every member, empty or not.
   const char* members = R"("reasoning_content": "", "tool_calls": [], "thinking": null)";
   EXPECT_EQ(parse_example(R"({"messages": [{"role": "assistant", "content": "b", )" + std::string(members) + "}]}")
-                .messages.size(),
+                .chat.messages.size(),
             1u);
+  const Example tools = parse_example(
+      R"({"messages": [{"role": "assistant", "content": null, "train": false, "tool_calls": [{"function": {"name": "f"}}]}],
+          "tools": "[{\"b\": 1, \"a\": 2}]", "chat_template_kwargs": {"think": true}})");
+  EXPECT_FALSE(tools.chat.messages[0].learned);
+  EXPECT_EQ(jinja::to_utf8(jinja::str(tools.chat.tools)), "[{'b': 1, 'a': 2}]") << "in the order of the file";
+  EXPECT_EQ(tools.chat.variables.at(0).first, "think");
+  const Example sharegpt = parse_example(
+      R"({"system": "s", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]})");
+  ASSERT_EQ(sharegpt.chat.messages.size(), 3u);
+  EXPECT_EQ(sharegpt.chat.messages[1], (Message{"user", "a"}));
+  EXPECT_EQ(sharegpt.chat.messages[2], (Message{"assistant", "b"}));
+  const Example alpaca = parse_example(R"({"instruction": "Add.", "input": "1 2", "output": "3"})");
+  EXPECT_EQ(alpaca.chat.messages, (std::vector<Message>{{"user", "Add.\n\n1 2"}, {"assistant", "3"}}));
   const Example parts = parse_example(
       R"({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]})");
   EXPECT_EQ(parts.first, 1u);
-  EXPECT_EQ(parts.messages.size(), 2u);
+  EXPECT_EQ(parts.chat.messages.size(), 2u);
   const Example completion = parse_example(R"({"prompt": "a", "completion": "b"})");
   EXPECT_EQ(completion.kind, Example::completion);
   EXPECT_EQ(completion.prompt + completion.written, "ab");
@@ -171,10 +184,10 @@ TEST(Examples, OfPreferencesHaveTwoSides) {
     for (const Example& side : example.sides) {
       EXPECT_EQ(side.kind, Example::conversation);
       EXPECT_EQ(side.first, 3u);
-      ASSERT_EQ(side.messages.size(), 4u);
-      EXPECT_EQ(side.messages[2].content, "c");
+      ASSERT_EQ(side.chat.messages.size(), 4u);
+      EXPECT_EQ(side.chat.messages[2].content(), "c");
     }
-    EXPECT_EQ(example.sides[0].messages[3].content + example.sides[1].messages[3].content, "de");
+    EXPECT_EQ(example.sides[0].chat.messages[3].content() + example.sides[1].chat.messages[3].content(), "de");
   }
 }
 
@@ -209,16 +222,22 @@ TEST(Examples, WithErrorsAreRefusedWithTheCause) {
       {R"({"messages": ["a"]})", "message 1: not an object"},
       {R"({"messages": [{"content": "a"}]})", "message 1: no \"role\""},
       {R"({"messages": [{"role": "user"}]})", "message 1: no \"content\""},
-      {R"({"messages": [{"role": "user", "content": null}]})", "\"content\" is not a string"},
-      {R"({"messages": [{"role": "user", "content": [{"text": "a"}]}]})", "\"content\" is not a string"},
-      {R"({"messages": [{"role": 3, "content": "a"}]})", "\"role\" is not a string"},
-      {R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]})",
-       "\"tool_calls\" is not supported"},
-      {R"({"messages": [{"role": "assistant", "content": "a", "reasoning_content": "b"}]})",
-       "\"reasoning_content\" is not supported"},
-      {R"({"messages": [], "tools": [{}]})", "\"tools\" is not supported"},
-      {R"({"messages": [{"role": "assistant", "content": "", "weight": 0}]})", "\"weight\" is not supported"},
-      {R"({"text": "a", "completion": "b"})", "more than one of"},
+      {R"({"messages": [{"role": "user", "content": null}]})", "message 1: no \"content\""},
+      {R"({"messages": [{"role": "user", "content": 3}]})", "\"content\" is not a string"},
+      {R"({"messages": [{"role": "user", "content": [{"text": "a"}]}]})", "a part without a type"},
+      {R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})", "a part of type \"image\""},
+      {R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})", "has no text"},
+      {R"({"messages": [{"role": 3, "content": "a"}]})", "no \"role\""},
+      {R"({"messages": [{"role": "assistant", "content": "", "weight": 0.5}]})", "\"weight\" must be 0 or 1"},
+      {R"({"messages": [], "tools": {}})", "\"tools\" is not a list"},
+      {R"({"messages": [], "tools": "[1"})", "not valid JSON"},
+      {R"({"messages": [], "chat_template_kwargs": 1})", "\"chat_template_kwargs\" is not an object"},
+      {R"({"messages": [{"role": "user", "content": "", "x": 18446744073709551615}]})", "is too large"},
+      {R"({"conversations": [{"from": "nobody", "value": "a"}]})", "the role \"nobody\" is not known"},
+      {R"({"conversations": [{"from": "gpt"}]})", "no \"from\" and \"value\""},
+      {R"({"conversations": [3]})", "message 1: not an object"},
+      {R"({"instruction": "a"})", "\"output\" is not a string"},
+      {R"({"instruction": "a", "output": "b", "input": 3})", "\"input\" is not a string"},
       {R"({"messages": [], "chosen": [], "rejected": []})", "more than one of"},
       {R"({"prompt": "a", "completion": "b", "rejected": "c"})", "more than one of"},
       {R"({"prompt": "a", "chosen": "b"})", "a preference without \"rejected\""},
@@ -241,7 +260,6 @@ TEST(Examples, WithErrorsAreRefusedWithTheCause) {
        "\"rejected\" is an empty answer"},
       {R"({"chosen": [{"role": "assistant", "content": "a"}], "rejected": [{"role": "assistant"}]})",
        "rejected, message 1: no \"content\""},
-      {R"({"chosen": [], "rejected": [], "tools": [1]})", "\"tools\" is not supported"},
   };
   for (const auto& [line, said] : cases) {
     const std::string error = error_of<BadData>([&] { parse_example(line); });

@@ -1,5 +1,6 @@
 // The command tokenize.
 #include "data/documents/token_file.h"
+#include "data/files/lines.h"
 #include "tests/chat_models.h"
 
 namespace streambp {
@@ -33,7 +34,7 @@ TEST_F(TokenizeCommandTest, ShowsTheTokensUnderTheLoss) {
 }
 
 TEST_F(TokenizeCommandTest, ReadsSeveralFilesAndItsOwnOutput) {
-  expect_ok(arguments("chats.jsonl", "--chat zephyr --learn all"));
+  expect_ok(arguments("chats.jsonl", "--learn all --chat " + chat_template("roles")));
   const TokenFile first("out.safetensors");
   EXPECT_EQ(first.learned_count(), first.token_count() - 2);
   expect_ok("tokenize --model model --data out.safetensors chats.jsonl --chat chatml --out both.safetensors");
@@ -61,6 +62,21 @@ TEST_F(TokenizeCommandTest, ShowsPairs) {
   expect_refused(arguments("pairs.jsonl chats.jsonl", "--chat chatml"), "chats.jsonl:1: a document among preferences");
 }
 
+TEST_F(TokenizeCommandTest, WritesRenderings) {
+  expect_ok(arguments("chats.jsonl", "--chat chatml --render seen.jsonl"));
+  Lines lines("seen.jsonl");
+  std::string line;
+  ASSERT_TRUE(lines.next(line));
+  const Json first = Json::parse(line);
+  const std::string text = first["text"];
+  EXPECT_EQ(text, "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n1<|im_end|>");
+  ASSERT_EQ(first["learned"].size(), 1u);
+  const std::size_t begin = first["learned"][0][0], end = first["learned"][0][1];
+  EXPECT_EQ(text.substr(begin, end - begin), "1<|im_end|>");
+  EXPECT_EQ(std::ssize(first["tokens"]), TokenFile("out.safetensors").length(0));
+  expect_refused(arguments("chats.jsonl", "--chat chatml --render seen.jsonl"), "exists already");
+}
+
 TEST_F(TokenizeCommandTest, CountsWhatItSkips) {
   expect_refused(arguments("bad.jsonl"), "bad.jsonl:2: not valid JSON");
   expect_ok(arguments("bad.jsonl", "--skip-bad"), "examples skipped: 1, the first: ");
@@ -68,8 +84,8 @@ TEST_F(TokenizeCommandTest, CountsWhatItSkips) {
 
 TEST_F(TokenizeCommandTest, RefusesMisuse) {
   expect_refused("tokenize", "--model is required");
-  expect_refused(arguments("chats.jsonl"), "has no chat template; name a layout with --chat");
-  expect_refused(arguments("chats.jsonl", "--chat nonsense"), "no such layout; choose one of chatml");
+  expect_refused(arguments("chats.jsonl"), "has no chat template; name one with --chat");
+  expect_refused(arguments("chats.jsonl", "--chat nonsense"), "no such file; name a Jinja template, or chatml");
   expect_refused(arguments("missing.jsonl"), "no such file");
   expect_refused(arguments("chats.jsonl", "--learn nothing"), "--learn");
   expect_refused("tokenize --model model --data chats.jsonl --out x.json", "name it .safetensors");

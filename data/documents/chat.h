@@ -1,20 +1,16 @@
-// Conversations as text: messages, rendered in the layout of the model's chat template.
+// Conversations as text: the model's chat template, executed (data/template).
 //
-// Templates are Jinja programs, but they are not executed. A hash of the text identifies a published template, and
-// chat_layouts.h describes its layout as data. An unknown template is an error.
+// A conversation reaches the template as transformers passes it, but for two things that published data and templates
+// disagree on. Arguments of tool calls are objects, as at inference, unless the template wants strings. Content in parts
+// becomes one string, unless the template reads parts.
 #pragma once
 
-#include <algorithm>
-#include <cstring>
-#include <span>
+#include <ctime>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "data/documents/chat_layouts.h"
-#include "data/files/hash.h"
 #include "data/files/tokenizer_config.h"
-#include "data/tokenizer/utf8.h"
+#include "data/template/template.h"
 
 namespace streambp {
 
@@ -36,266 +32,265 @@ inline void require_repeatable(const char* what, std::size_t bytes, std::size_t 
                " bytes would be repeated ", times, " times, for each of its answers; split it");
 }
 
+struct ChatOptions {
+  std::string given = "";        // a chat template to use instead of the model's: a file, or "chatml"
+  std::string date = "";         // that templates see, "YYYY-MM-DD"; empty: today
+  bool trusts_messages = false;  // special tokens in messages are tokens, as in transformers
+};
+
+inline std::string today() {
+  char text[16];
+  const std::time_t now = std::time(nullptr);
+  std::tm day = {};
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d", localtime_r(&now, &day))};
+}
+
+// A dict with "role", "content" and whatever else the template reads.
 struct Message {
-  std::string role, content;
-  bool operator==(const Message&) const = default;
+  jinja::Value value;
+  bool learned = true;  // false: the data say that it is not to be learned
+
+  explicit Message(jinja::Value value) : value(std::move(value)) {}
+  Message(const char* role, const std::string& content)
+      : value(jinja::dict_of({{"role", role}, {"content", jinja::to_text(content, jinja::kData)}})) {}
+
+  const jinja::Value* find(std::string_view member) const { return value.dict()->member(member); }
+  bool has_role(std::string_view role) const { return jinja::equal(*find("role"), jinja::to_text(role)); }
+  // "" if it is no text
+  std::string content() const {
+    const jinja::Value* content = find("content");
+    return content && content->text() ? jinja::to_utf8(*content->text()) : "";
+  }
+  bool empty() const {
+    const jinja::Value *text = find("content"), *calls = find("tool_calls");
+    return !(text && jinja::is_true(*text)) && !(calls && jinja::is_true(*calls));
+  }
+  bool operator==(const Message& other) const { return jinja::equal(value, other.value); }
 };
 
-// A part of a rendered conversation.
-struct Piece {
-  std::string text;
-  bool learn;   // the loss covers this part: the assistant's answer and its end token
-  bool markup;  // written by the layout: special tokens are tokens; in content they are plain text
+struct Conversation {
+  std::vector<Message> messages = {};
+  jinja::Value tools = jinja::None{};
+  jinja::Variables variables = {};  // "chat_template_kwargs"
+
+  Conversation first(std::size_t count) const {
+    return {{messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(count)}, tools, variables};
+  }
+  bool operator==(const Conversation& other) const {
+    return messages == other.messages && jinja::equal(tools, other.tools);
+  }
 };
 
-// Jinja's trim removes Unicode white space and four separators of ASCII.
-inline std::string_view trimmed(std::string_view text) {
-  const auto trimmed_away = [](char32_t c) { return is_space(c) || (0x1C <= c && c <= 0x1F); };
-  text.remove_prefix(leading_space(text, trimmed_away));
-  text.remove_suffix(trailing_space(text, trimmed_away));
-  return text;
-}
-inline std::string_view without_leading(std::string_view text, char c) {
-  return text.substr(std::min(text.find_first_not_of(c), text.size()));
-}
-inline std::string_view without_trailing(std::string_view text, char c) {
-  return text.substr(0, text.find_last_not_of(c) + 1);
-}
+// A rendered conversation. For each byte: does it come from the data, and is it in a {% generation %} block?
+struct RenderedChat {
+  std::string text, data, marked;
+  std::size_t answer = std::string::npos;  // the first byte from the last message, if that is wanted
+
+  RenderedChat() = default;
+  explicit RenderedChat(jinja::TextView rendered) {
+    text.reserve(rendered.size());
+    for (std::size_t begin = 0, end = 0; begin < rendered.size(); begin = end) {  // a run of equal marks
+      const char32_t marks = rendered[begin] & ~jinja::kCode;
+      while (end < rendered.size() && (rendered[end] & ~jinja::kCode) == marks) ++end;
+      if ((marks & jinja::kAnswer) != 0) answer = std::min(answer, text.size());
+      jinja::append_utf8(text, rendered.substr(begin, end - begin));
+      data.resize(text.size(), (marks & jinja::kData) != 0), marked.resize(text.size(), (marks & jinja::kLearned) != 0);
+    }
+  }
+};
+
+// For models without a template.
+constexpr const char* kChatml =
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% "
+    "endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 class Chat {
  public:
-  using Messages = std::span<const Message>;
-
-  // The layout of the model's template, or the layout named `forced`.
-  static Chat of(const fs::path& model, const std::string& forced = "") {
-    if (!forced.empty()) return Chat(named(forced), model);
-    const Template found = read_template(model);
-    const char* remedy =
-        "; name a layout with --chat, or use data that is rendered already: {\"text\"} or "
-        "{\"prompt\", \"completion\"}";
-    require(!found.text.empty(), model.string(), ": the model has no chat template", remedy);
-    const std::uint64_t hash = text_hash(found.text.substr(0, found.text.find_last_not_of(" \t\r\n\f\v") + 1));
-    const auto known = std::ranges::find_if(kKnownTemplates, [&](const KnownTemplates& templates) {
-      return std::ranges::count(templates.hashes, hash) > 0;
-    });
-    require(known != std::end(kKnownTemplates), found.file, ": unknown chat template", remedy, ". Layouts: ", names());
-    return Chat(named(known->layout), model);
-  }
-
-  static std::string names() {
-    std::vector<std::string> names;
-    for (const Layout& layout : chat_layouts()) names.push_back(layout.name);
-    return join(names);
-  }
-
-  Chat(const Layout& layout, const TextTokens& own) : layout_(layout) {
-    const auto replace = [&](std::string& text, const char* mark, const std::string& token, const char* name) {
-      for (std::size_t at = 0; (at = text.find(mark, at)) != std::string::npos; at += token.size()) {
-        require(!token.empty(), "the chat layout ", layout.name, " needs a ", name,
-                ", but the model's tokenizer_config.json has none; choose another layout with --chat");
-        text.replace(at, std::strlen(mark), token);
+  // The model's template; or the one in this file, or "chatml".
+  static Chat of(const fs::path& model, const ChatOptions& options = {}) {
+    const std::string& given = options.given;
+    const auto compile = [&](const std::string& text, const std::string& name) {
+      try {
+        return Chat(text, name, read_text_tokens(model), options);
+      } catch (const jinja::TemplateError& error) {
+        fail(name, ": ", error.what());
       }
     };
-    const auto fill = [&](std::string& text) {
-      replace(text, "{bos}", own.bos, "bos_token");
-      replace(text, "{eos}", own.eos, "eos_token");
-    };
-    fill(layout_.begin), fill(layout_.end);
-    for (Frame* frame : {&layout_.system, &layout_.later_system, &layout_.user, &layout_.assistant}) {
-      fill(frame->before), fill(frame->after);
+    if (given == "chatml") return compile(kChatml, given);
+    if (!given.empty()) {
+      require(fs::is_regular_file(given), "--chat ", excerpt(given),
+              ": no such file; name a Jinja template, or chatml");
+      return compile(read_file(given, jinja::kLongestTemplate), given);
     }
-    for (std::string& token : layout_.tokens) fill(token);
+    const Template found = read_template(model);
+    require(
+        !found.text.empty(), model.string(),
+        ": the model has no chat template; name one with --chat (FILE.jinja, or chatml), or use data that is rendered "
+        "already: {\"text\"} or {\"prompt\", \"completion\"}");
+    return compile(found.text, found.file);
   }
 
-  const std::string& name() const { return layout_.name; }
-  // The text that a model generates at the end of an answer.
-  const std::string& end() const { return layout_.end; }
-  // Texts of the layout that are single tokens in tokenizers made for it.
-  const std::vector<std::string>& tokens() const { return layout_.tokens; }
-
-  // The whole conversation, as rendered by the template.
-  std::vector<Piece> render(Messages messages) const { return rendered(messages).pieces; }
-
-  // The conversation up to the generation prompt. The model's answer follows.
-  std::vector<Piece> prompt(Messages messages) const {
-    Writer out = rendered(messages);
-    out.markup(layout_.assistant.before);
-    if (layout_.reasoning == Reasoning::begun_by_prompt) out.markup("<think>\n");
-    return out.pieces;
+  // Does the template ask for the date?
+  static bool reads_date(const fs::path& model, const std::string& given) {
+    const bool is_file = fs::is_regular_file(given);
+    const std::string text = is_file         ? read_file(given, jinja::kLongestTemplate)
+                             : given.empty() ? read_template(model).text
+                                             : "";
+    return text.find("strftime_now") != text.npos;
   }
 
-  // The sequences to train on. Each answer from message `first` on appears exactly as the model would generate it.
-  // Usually this is one sequence. Some layouts rewrite earlier turns (Qwen3 drops their reasoning): then there is one
-  // sequence per answer.
-  std::vector<std::vector<Piece>> training_sequences(Messages messages, std::size_t first = 0) const {
-    check(messages);
-    std::vector<std::vector<Piece>> sequences;
-    if (!rewrites_earlier_turns(messages)) {
-      Writer out{layout_.tokens};
-      write(messages, out, first);
-      sequences.push_back(std::move(out.pieces));
-      return sequences;
+  Chat(const std::string& source, std::string name, const TextTokens& own, const ChatOptions& options = {})
+      : trusts_messages_(options.trusts_messages),
+        source_(source),
+        name_(std::move(name)),
+        own_(own),
+        program_(source, options.date.empty() ? today() : options.date) {
+    reads_parts_ = reads_parts();
+    wants_argument_text_ = !reads_argument_objects();
+  }
+
+  const std::string& name() const { return name_; }
+  const std::string& source() const { return source_; }
+  bool trusts_messages() const { return trusts_messages_; }
+  bool marks_answers() const { return program_.marks_answers(); }
+
+  enum class End { whole, prompt };  // prompt: with the generation prompt; the model's answer follows
+
+  RenderedChat render(const Conversation& c, End end = End::whole) const {
+    require_data(!c.messages.empty(), "the conversation has no messages");
+    try {
+      return RenderedChat(execute(c, end));
+    } catch (const jinja::TemplateError& error) {
+      throw BadData(name_ + ": " + error.what());
     }
-    std::size_t bytes = 0, answers = 0;
-    for (const Message& message : messages)
-      bytes += 256 + message.content.size(), answers += message.role == "assistant";
-    require_repeatable("the conversation", bytes, answers);
-    for (std::size_t i = first; i < messages.size(); ++i) {
-      if (messages[i].role != "assistant") continue;
-      Writer out{layout_.tokens};
-      write(messages.first(i), out, i);
-      out.markup(layout_.assistant.before);
-      answer(messages.first(i + 1), i, i, out);
-      sequences.push_back(std::move(out.pieces));
-    }
-    return sequences;
   }
 
  private:
-  // Collects pieces. Within markup, each token is its own piece.
-  struct Writer {
-    const std::vector<std::string>& tokens;
-    std::vector<Piece> pieces = {};
+  using Value = jinja::Value;
 
-    void add(std::string_view text, bool learn, bool markup) {
-      if (!text.empty()) pieces.push_back({std::string(text), learn, markup});
+  jinja::Text execute(const Conversation& c, End end) const {
+    std::vector<Value> messages;
+    for (const Message& message : c.messages) messages.push_back(adapted(message));
+    jinja::Variables variables = {{"messages", messages},
+                                  {"tools", c.tools},
+                                  {"documents", jinja::None{}},
+                                  {"add_generation_prompt", end == End::prompt}};
+    const auto token = [&](const char* name, const std::string& text) {
+      if (!text.empty()) variables.emplace_back(name, jinja::to_text(text));
+    };
+    token("bos_token", own_.bos), token("eos_token", own_.eos);
+    token("unk_token", own_.unk), token("pad_token", own_.pad);
+    variables.insert(variables.end(), c.variables.begin(), c.variables.end());
+    return program_.render(variables);
+  }
+
+  // The message in the form that the template reads.
+  Value adapted(const Message& message) const {
+    std::vector<std::pair<Value, Value>> members = message.value.dict()->members;
+    bool changed = false;
+    for (auto& [key, value] : members) {
+      const std::string name = key.text() ? jinja::to_utf8(*key.text()) : "";
+      if (name == "content" && value.list() && !reads_parts_) value = joined_parts(value), changed = true;
+      if (name == "tool_calls" && value.list()) value = with_arguments(value), changed = true;
     }
-    void content(std::string_view text, bool learn = false) { add(text, learn, false); }
-    void markup(std::string_view text, bool learn = false) {
-      std::size_t begin = 0;  // of the text after the last token
-      for (std::size_t at = 0; at < text.size();) {
-        const std::string_view rest = text.substr(at);
-        const auto token = std::find_if(tokens.begin(), tokens.end(), [&](auto& t) { return rest.starts_with(t); });
-        if (token == tokens.end()) {
-          ++at;
-          continue;
+    // Reasoning has three names.
+    for (const char* name : {"reasoning_content", "reasoning", "thinking"}) {
+      if (const Value* reasoning = message.find(name); reasoning && reasoning->text()) {
+        for (const char* other : {"reasoning_content", "reasoning", "thinking"}) {
+          if (message.find(other) || source_.find(other) == source_.npos) continue;
+          members.emplace_back(other, *reasoning), changed = true;
         }
-        add(text.substr(begin, at - begin), learn, true);
-        add(*token, learn, true);
-        begin = at += token->size();
-      }
-      add(text.substr(begin), learn, true);
-    }
-    void turn(const Frame& frame, std::string_view text) {
-      markup(frame.before);
-      content(frame.trim ? trimmed(text) : text);
-      markup(frame.after);
-    }
-  };
-
-  Chat(const Layout& layout, const fs::path& model) : Chat(layout, read_text_tokens(model)) {}
-
-  static const Layout& named(const std::string& name) {
-    const auto found = std::ranges::find(chat_layouts(), name, &Layout::name);
-    if (found != chat_layouts().end()) return *found;
-    fail("--chat ", excerpt(name), ": no such layout; choose one of ", names());
-  }
-
-  bool rewrites_earlier_turns(Messages messages) const {
-    const bool moving_system = layout_.system_place == SystemPlace::last_user_turn && messages[0].role == "system";
-    return moving_system || layout_.reasoning != Reasoning::none;
-  }
-
-  void check(Messages messages) const {
-    require_data(!messages.empty(), "the conversation has no messages");
-    const bool system = messages[0].role == "system";
-    require_data(!system || layout_.system_place != SystemPlace::refused, "the chat layout ", layout_.name,
-                 " has no system message");
-    for (std::size_t i = 0; i < messages.size(); ++i) {
-      const std::string& role = messages[i].role;
-      const bool known = role == "system" || role == "user" || role == "assistant";
-      require_data(known, "message ", i + 1, ": the role ", quote(role), " is not system, user or assistant");
-      require_data(role != "system" || i == 0 || !layout_.later_system.before.empty(), "message ", i + 1,
-                   ": in the chat layout ", layout_.name, " a system message must come first");
-      const bool users = (i - system) % 2 == 0;
-      require_data(!layout_.alternates || (system && i == 0) || role == (users ? "user" : "assistant"), "message ",
-                   i + 1, ": in the chat layout ", layout_.name,
-                   " user and assistant must alternate, starting with the user");
-    }
-  }
-
-  Writer rendered(Messages messages) const {
-    check(messages);
-    Writer out{layout_.tokens};
-    write(messages, out);
-    return out;
-  }
-
-  // The loss covers answers from message `first` on.
-  void write(Messages messages, Writer& out, std::size_t first = 0) const {
-    out.markup(layout_.begin);
-    const bool given = !messages.empty() && messages[0].role == "system";
-    const bool shared = given && layout_.system_place != SystemPlace::own_turn;
-    if (given && !shared) out.turn(layout_.system, messages[0].content);
-    if (!given && layout_.default_system) out.turn(layout_.system, *layout_.default_system);
-    for (std::size_t i = given; i < messages.size(); ++i) {
-      const Message& message = messages[i];
-      if (message.role == "assistant") {
-        out.markup(layout_.assistant.before);
-        answer(messages, i, first, out);
-      } else if (message.role == "system") {
-        out.turn(layout_.later_system, message.content);
-      } else {
-        const std::size_t place = layout_.system_place == SystemPlace::last_user_turn ? messages.size() - 1 : 1;
-        user_turn(message, shared && i == place ? &messages[0] : nullptr, out);
+        break;
       }
     }
+    return changed ? jinja::dict_of(std::move(members)) : message.value;
   }
 
-  void user_turn(const Message& message, const Message* system, Writer& out) const {
-    out.markup(layout_.user.before);
-    if (system) {
-      out.content(system->content);
-      out.markup(layout_.system.after);
+  static Value joined_parts(const Value& parts) {
+    jinja::Text text;
+    for (const Value& part : parts.list()->items) {
+      const Value* content = part.dict() ? part.dict()->member("text") : nullptr;
+      if (content && content->text()) text += *content->text();
     }
-    out.content(layout_.user.trim ? trimmed(message.content) : message.content);
-    out.markup(layout_.user.after);
+    return text;
   }
 
-  // The text that the model generates after the prompt, and the layout's text after it.
-  void answer(Messages messages, std::size_t i, std::size_t first, Writer& out) const {
-    const std::string& content = messages[i].content;
-    const bool learn = i >= first;
-    out.markup(layout_.lead, learn);
-    if (layout_.reasoning == Reasoning::none) {
-      out.content(layout_.assistant.trim ? trimmed(content) : content, learn);
-    } else {
-      reasoned(messages, i, out, learn);
+  Value with_arguments(const Value& calls) const {
+    std::vector<Value> all;
+    for (const Value& call : calls.list()->items) {
+      const Value* function = call.dict() ? call.dict()->member("function") : nullptr;
+      const bool nested = function && function->dict();
+      const Value* arguments = call.dict() ? (nested ? *function : call).dict()->member("arguments") : nullptr;
+      if (!arguments) {
+        all.push_back(call);
+        continue;
+      }
+      const Value inner = with(nested ? *function : call, "arguments", converted(*arguments));
+      all.push_back(nested ? with(call, "function", inner) : inner);
     }
-    out.markup(layout_.end, learn);
-    out.markup(layout_.assistant.after);
+    return all;
+  }
+  static Value with(const Value& dict, const char* name, Value value) {
+    std::vector<std::pair<Value, Value>> members = dict.dict()->members;
+    members.emplace_back(name, std::move(value));
+    return jinja::dict_of(std::move(members));
+  }
+  Value converted(const Value& arguments) const {
+    if (wants_argument_text_ && arguments.dict()) {
+      jinja::Text text;
+      jinja::append_json(text, arguments, {});
+      return text;
+    }
+    if (wants_argument_text_ || !arguments.text()) return arguments;
+    try {
+      const auto json = parse_json<OrderedJson>(jinja::to_utf8(*arguments.text()), kArgumentLimits);
+      return json.is_object() ? jinja::from_json(json) : arguments;
+    } catch (const BadJson&) {
+      return arguments;
+    }
+  }
+  static constexpr JsonLimits kArgumentLimits = {.values = 100'000, .depth = 32};
+
+  // --- What the template reads, found out by trying ---
+
+  // The text of a question and an answer, or "" if the template refuses it.
+  std::string tried(const Message& question, const Message& answer) const {
+    try {
+      return jinja::to_utf8(execute({.messages = {question, answer}}, End::whole));
+    } catch (const jinja::TemplateError&) {
+      return "";
+    }
+  }
+  bool reads_parts() {
+    reads_parts_ = true;
+    const Value part = jinja::dict_of({{"type", "text"}, {"text", "x"}});
+    const Value parts(std::vector<Value>{part});
+    const auto message = [&](const char* role) {
+      return Message(jinja::dict_of({{"role", role}, {"content", parts}}));
+    };
+    const std::string whole = tried({"user", "x"}, {"assistant", "x"});
+    return !whole.empty() && tried(message("user"), message("assistant")) == whole;
+  }
+  bool reads_argument_objects() {
+    wants_argument_text_ = false;
+    const Value arguments = jinja::dict_of({{"probe", "text"}});
+    const Value function = jinja::dict_of({{"name", "f"}, {"arguments", arguments}});
+    const Value call = jinja::dict_of({{"id", "000000000"}, {"type", "function"}, {"function", function}});
+    const Message message(
+        jinja::dict_of({{"role", "assistant"}, {"content", ""}, {"tool_calls", std::vector<Value>{call}}}));
+    const std::string text = tried({"user", "u"}, message);
+    if (text.find("probe") != text.npos) return text.find("{'probe'") == text.npos;
+    wants_argument_text_ = true;
+    const std::string with_text = tried({"user", "u"}, message);
+    return with_text.find("probe") == with_text.npos;  // it reads neither
   }
 
-  // Qwen3: reasoning stays in answers to the last question. Without reasoning, the last answer gets an empty block.
-  void reasoned(Messages messages, std::size_t i, Writer& out, bool learn) const {
-    const std::string_view content = messages[i].content, open = "<think>", close = "</think>";
-    std::string_view reasoning = "", answer = content;
-    if (content.find(close) != content.npos) {
-      reasoning = without_trailing(content.substr(0, content.find(close)), '\n');
-      if (const std::size_t at = reasoning.rfind(open); at != reasoning.npos) reasoning.remove_prefix(at + open.size());
-      reasoning = without_leading(reasoning, '\n');
-      answer = without_leading(content.substr(content.rfind(close) + close.size()), '\n');
-    }
-    if (i > last_question(messages) && (i + 1 == messages.size() || !reasoning.empty())) {
-      out.markup("<think>\n", learn && layout_.reasoning == Reasoning::begun_by_model);
-      out.content(without_trailing(without_leading(reasoning, '\n'), '\n'), learn);
-      out.markup("\n</think>\n\n", learn);
-      answer = without_leading(answer, '\n');
-    }
-    out.content(answer, learn);
-  }
-
-  // The last user message that is not the result of a tool.
-  static std::size_t last_question(Messages messages) {
-    for (std::size_t i = messages.size(); i-- > 0;) {
-      const std::string& text = messages[i].content;
-      if (messages[i].role == "user" && !(text.starts_with("<tool_response>") && text.ends_with("</tool_response>")))
-        return i;
-    }
-    return messages.size() - 1;
-  }
-
-  Layout layout_;
+  bool trusts_messages_;
+  std::string source_, name_;
+  TextTokens own_;
+  jinja::Template program_;
+  bool reads_parts_ = true, wants_argument_text_ = false;
 };
 
 }  // namespace streambp

@@ -1,18 +1,18 @@
 // From examples to tokens, each with a flag: does the loss cover it?
 //
-// Special tokens are recognized where a chat layout writes them and in rendered text. In a message they are ordinary
-// text, and so are the layout's own tokens, whether the tokenizer calls them special or not. The text between two
-// special tokens is encoded in one go, layout and messages together, as at inference, but split where an answer starts,
-// because a prompt ends there.
+// Special tokens are recognized where a chat template writes them and in rendered text. In a message they are ordinary
+// text, and so are the tokens that end a turn or that the template's generation prompt writes, whether the tokenizer calls
+// them special or not. Text is encoded in one go, template and messages together, as at inference, but split where an
+// answer starts, because a prompt ends there.
 #pragma once
 
 #include <map>
 #include <optional>
 
 #include "data/documents/advantages.h"
-#include "data/documents/chat.h"
 #include "data/documents/jsonl.h"
 #include "data/documents/token_file.h"
+#include "data/documents/turns.h"
 #include "data/files/generation_config.h"
 #include "data/tokenizer/tokenizer.h"
 #include "model/stream.h"
@@ -46,7 +46,7 @@ enum class Learn { answers, all };
 
 class Encoder {
  public:
-  // `no_chat` is the error message for conversations when there is no chat layout.
+  // `no_chat` is the error message for conversations when there is no chat template.
   Encoder(const Tokenizer& tokenizer, const fs::path& model, std::optional<Chat> chat, std::string no_chat, Learn learn)
       : tokenizer_(tokenizer),
         end_(tokenizer.suffix()),
@@ -55,15 +55,26 @@ class Encoder {
         learn_(learn) {
     if (end_.empty()) end_ = {read_end_token(model, tokenizer)};
     if (!chat_) return;
-    for (const std::string& text : chat_->tokens()) {
-      const auto id = tokenizer.find(text);
-      // Ordinary text to this tokenizer?
-      if (!id || tokenizer.encode(text, TextStart::continuation) != Tokens{*id}) continue;
-      special_[text] = *id, markers_.insert(*id);
-      const Tokens after = tokenizer.encode(text + "a", TextStart::continuation);
-      const Tokens continued = tokenizer.encode_plain("a", TextStart::continuation);
-      const bool continues = Tokens(after.begin() + 1, after.end()) == continued;
-      after_special_ = continues ? TextStart::continuation : TextStart::beginning;
+    stop_ = {end_.begin(), end_.end()};
+    for (const std::int32_t id : read_eos_tokens(model).ids) stop_.insert(id);
+    markers_ = stop_;
+    const std::string special = tokenizer.decode(Tokens{*stop_.begin()});
+    const Tokens after = tokenizer.encode(special + "a", TextStart::continuation);
+    const Tokens continued = tokenizer.encode_plain("a", TextStart::continuation);
+    if (after.empty() || Tokens(after.begin() + 1, after.end()) != continued) after_token_ = TextStart::beginning;
+    try {
+      const RenderedChat prompt = chat_->render({.messages = {{"user", "u"}}}, Chat::End::prompt);
+      tokenizer.for_each_added(prompt.text, {prompt.data, stop_}, [&](auto id, auto, auto) { markers_.insert(id); });
+    } catch (const BadData&) {  // the template wants other conversations
+    }
+  }
+
+  // The token with which the template ends an answer.
+  std::optional<std::int32_t> end_of_turn() const {
+    try {
+      return Turns(*chat_, tokenizer_, stop_, markers_).end_token();
+    } catch (const BadData&) {  // the template wants other conversations
+      return {};
     }
   }
 
@@ -76,10 +87,10 @@ class Encoder {
     if (example.kind == Example::conversation) {
       require(chat_.has_value(), no_chat_);
       if (learn_ == Learn::all) {
-        documents.push_back(encode_pieces(chat_->render(example.messages)));
+        documents.push_back(encode(TrainingText{chat_->render(example.chat)}));
       } else {
-        for (const auto& sequence : chat_->training_sequences(example.messages, example.first))
-          documents.push_back(encode_pieces(sequence));
+        const Turns turns(*chat_, tokenizer_, stop_, markers_);
+        for (const TrainingText& text : turns.of(example.chat, example.first)) documents.push_back(encode(text));
       }
       require_data(!documents.empty(), "no answer of the assistant to train on");
     } else {
@@ -93,30 +104,35 @@ class Encoder {
     return documents;
   }
 
+  // The conversation as a prompt.
+  Document prompt(const Conversation& c) const { return encode(TrainingText{chat_->render(c, Chat::End::prompt)}); }
+
   // Encodes a rendered conversation, or the beginning of one.
-  Document encode_pieces(const std::vector<Piece>& pieces) const {
+  Document encode(const TrainingText& text) const {
     Document document;
-    std::string text;
-    auto learn = InLoss::no;
-    auto start = TextStart::beginning;
-    const auto flush = [&] {
-      if (!text.empty()) {
-        document.add(tokenizer_.encode_plain(text, start, markers_), learn), start = TextStart::continuation;
-      }
-      text.clear();
-    };
-    for (const Piece& piece : pieces) {
-      const auto special = piece.markup ? special_.find(piece.text) : special_.end();
-      if (InLoss{piece.learn} != learn) flush(), learn = InLoss{piece.learn};
-      if (special == special_.end()) {
-        text += piece.text;
-      } else {
-        flush();
-        document.add({&special->second, 1}, learn);
-        start = after_special_;
-      }
+    std::size_t done = 0;
+    std::set<std::size_t> ends;  // of added tokens
+    if (after_token_ == TextStart::beginning) {
+      tokenizer_.for_each_added(text.chat.text, {text.chat.data, markers_},
+                                [&](auto, auto, auto end) { ends.insert(end); });
     }
-    flush();
+    const auto add = [&](std::size_t end, InLoss learn) {
+      if (end == done) return;
+      const Origin origin = {std::string_view(text.chat.data).substr(done, end - done), markers_};
+      const std::string_view part = std::string_view(text.chat.text).substr(done, end - done);
+      const TextStart start = done == 0             ? TextStart::beginning
+                              : ends.contains(done) ? after_token_
+                                                    : TextStart::continuation;
+      document.add(chat_->trusts_messages() ? tokenizer_.encode(part, start) : tokenizer_.encode(part, start, origin),
+                   learn);
+      done = end;
+    };
+    for (const Rows& rows : text.learned) {
+      add(static_cast<std::size_t>(rows.begin), InLoss::no);
+      add(static_cast<std::size_t>(rows.end), InLoss::yes);
+    }
+    add(text.chat.text.size(), InLoss::no);
+    if (text.lacks_end) document.add(end_, InLoss::yes);
     return document;
   }
 
@@ -139,7 +155,7 @@ class Encoder {
     if (!side.tokens.empty()) return encode_sampled(side);
     std::vector<Document> documents = encode(side);
     require_data(documents.size() == 1, "after the prompt come ", documents.size(),
-                 " answers, and the chat layout renders earlier answers differently; give one answer");
+                 " answers, and the chat template renders earlier answers differently; give one answer");
     return std::move(documents[0]);
   }
 
@@ -147,7 +163,7 @@ class Encoder {
   Document encode_sampled(const Example& side) const {
     const bool conversation = side.kind == Example::conversation;
     require(!conversation || chat_.has_value(), no_chat_);
-    Document document = conversation ? encode_pieces(chat_->prompt(side.messages)) : begin(side.prompt, side.tokens);
+    Document document = conversation ? prompt(side.chat) : begin(side.prompt, side.tokens);
     document.add(side.tokens, InLoss::yes);
     document.learn[0] = 0;
     require_learned(document);
@@ -225,9 +241,9 @@ class Encoder {
   std::optional<Chat> chat_;
   std::string no_chat_;
   Learn learn_;
-  std::map<std::string, std::int32_t> special_;        // the layout's tokens that the tokenizer has, by their text
-  PlainTokens markers_;                                // the same, by id: they are ordinary text in messages
-  TextStart after_special_ = TextStart::continuation;  // how the tokenizer encodes text after one
+  std::set<std::int32_t> stop_;                      // tokens that end a sequence or a turn
+  TextStart after_token_ = TextStart::continuation;  // how the tokenizer encodes text after an added token
+  std::set<std::int32_t> markers_;  // these, and what the generation prompt writes: ordinary text in messages
 };
 
 }  // namespace streambp

@@ -1,6 +1,11 @@
 // Training examples, one JSON object per line:
 //
-//   {"messages": [{"role": "user", "content": "..."}, ...]}     a conversation
+//   {"messages": [{"role": "user", "content": "..."}, ...]}     a conversation, with "tools" if there are any; a message can
+//                                                               have "tool_calls", "reasoning_content" and whatever else
+//                                                               the chat template reads; with "weight": 0 or
+//                                                               "train": false it is not learned
+//   {"conversations": [{"from": "human", "value": "..."}, ...]} the same (ShareGPT)
+//   {"instruction": "...", "input": "...", "output": "..."}     a question and its answer (Alpaca)
 //   {"prompt": "...", "completion": "..."}                      rendered text; or both are lists of messages
 //   {"text": "..."}                                             text
 //   {"prompt": "...", "chosen": "...", "rejected": "..."}       a preference between two completions, in either form;
@@ -10,7 +15,7 @@
 //                                                               "rewards"; optionally "old_logps": for each completion
 //                                                               the log-probs of its tokens when they were sampled
 //
-// Other members are ignored, unless they would change what the model reads; then the line is refused.
+// Conversations can have "chat_template_kwargs", variables of the template. Other members are ignored.
 #pragma once
 
 #include <cmath>
@@ -22,7 +27,7 @@ namespace streambp {
 
 struct Example {
   enum Kind { conversation, completion, text, preference, group } kind;
-  std::vector<Message> messages = {};
+  Conversation chat = {};
   std::size_t first = 0;  // the loss covers answers from this message on
   std::string prompt = "", written = "";
   std::vector<std::int32_t> tokens = {};      // a completion given as tokens instead of text
@@ -34,9 +39,9 @@ struct Example {
 
 constexpr JsonLimits kLineLimits = {.values = 2'000'000, .depth = 32};
 
-inline Json parse_line(std::string_view line) {
+inline OrderedJson parse_line(std::string_view line) {
   try {
-    Json json = parse_json(line, kLineLimits);
+    OrderedJson json = parse_json<OrderedJson>(line, kLineLimits);
     require_data(json.is_object(), "not a JSON object, {...}");
     return json;
   } catch (const BadJson& error) {
@@ -44,36 +49,130 @@ inline Json parse_line(std::string_view line) {
   }
 }
 
-// Refuses members that would change the text that the model reads but that no layout supports.
-inline void refuse_members(const Json& object, const std::string& where, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    const bool there = object.contains(name) && !object[name].is_null() && !object[name].empty() && object[name] != "";
-    require_data(!there, where, "\"", name, "\" is not supported; remove it, or use rendered text");
+// Exported tables have null for missing members.
+inline bool has_member(const OrderedJson& json, const char* name) {
+  return json.contains(name) && !json[name].is_null();
+}
+
+// JSON as a template's value. Objects with very many members would be slow there.
+inline jinja::Value data_value(const OrderedJson& json) {
+  try {
+    return jinja::from_json(json);
+  } catch (const jinja::TemplateError& error) {
+    throw BadData(error.what());
   }
 }
 
-inline std::vector<Message> parse_messages(const Json& list, const char* name) {
+// "weight" is 0 or 1, "train" true or false.
+inline bool is_learned(const OrderedJson& message, const std::string& where) {
+  for (const char* name : {"weight", "train"}) {
+    if (!has_member(message, name)) continue;
+    const OrderedJson& value = message[name];
+    require_data(value == 0 || value == 1 || value.is_boolean(), where, "\"", name, "\" must be 0 or 1, or a boolean");
+    if (value == 0 || value == false) return false;
+  }
+  return true;
+}
+
+inline void require_text(const OrderedJson& content, const std::string& where) {
+  if (content.is_null() || content.is_string() || content.is_object()) return;
+  require_data(content.is_array(), where, "\"content\" is not a string");
+  for (const OrderedJson& part : content) {
+    require_data(part.is_object() && part.contains("type"), where, "\"content\" has a part without a type");
+    require_data(part["type"] == "text", where, "\"content\" has a part of type ", part["type"].dump(),
+                 "; only text is supported");
+    require_data(part.contains("text") && part["text"].is_string(), where, "a part of \"content\" has no text");
+  }
+}
+
+inline std::vector<Message> parse_messages(const OrderedJson& list, const char* name) {
   require_data(list.is_array(), "\"", name, "\" is not a list of messages");
   std::vector<Message> messages;
-  for (const Json& entry : list) {
+  for (const OrderedJson& entry : list) {
     const std::string where = std::string(name) + ", message " + std::to_string(messages.size() + 1) + ": ";
     require_data(entry.is_object(), where, "not an object with role and content");
-    refuse_members(entry, where,
-                   {"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "weight", "train"});
-    for (const char* key : {"role", "content"}) {
-      require_data(entry.contains(key), where, "no \"", key, "\"");
-      require_data(entry[key].is_string(), where, "\"", key, "\" is not a string");
-    }
-    messages.push_back({entry["role"].get<std::string>(), entry["content"].get<std::string>()});
+    require_data(has_member(entry, "role") && entry["role"].is_string(), where, "no \"role\"");
+    const bool calls = has_member(entry, "tool_calls") || has_member(entry, "function_call");
+    require_data(calls || has_member(entry, "content"), where, "no \"content\"");
+    if (entry.contains("content")) require_text(entry["content"], where);
+    messages.emplace_back(data_value(entry)).learned = is_learned(entry, where);
   }
   return messages;
 }
 
-inline Example parse_completion(const Json& prompt, const Json& completion, const char* name) {
+// Lists, also as text that holds JSON, as tables store them.
+inline OrderedJson parse_list(const OrderedJson& json, const char* name) {
+  const OrderedJson list = json.is_string() ? parse_json<OrderedJson>(json.get<std::string>(), kLineLimits) : json;
+  require_data(list.is_array(), "\"", name, "\" is not a list");
+  return list;
+}
+
+// What a conversation has besides its messages.
+inline Conversation parse_surroundings(const OrderedJson& json) {
+  Conversation chat;
+  if (has_member(json, "tools")) {
+    const OrderedJson tools = parse_list(json["tools"], "tools");
+    if (!tools.empty()) chat.tools = data_value(tools);
+  }
+  if (!has_member(json, "chat_template_kwargs")) return chat;
+  const OrderedJson& variables = json["chat_template_kwargs"];
+  require_data(variables.is_object(), "\"chat_template_kwargs\" is not an object");
+  for (const auto& [name, value] : variables.items()) chat.variables.emplace_back(name, data_value(value));
+  return chat;
+}
+
+inline Example conversation_of(const OrderedJson& line, std::vector<Message> messages) {
+  Example example{.kind = Example::conversation, .chat = parse_surroundings(line)};
+  example.chat.messages = std::move(messages);
+  return example;
+}
+
+// ShareGPT's names of roles.
+inline Example parse_sharegpt(const OrderedJson& line) {
+  static const std::map<std::string, const char*> roles = {
+      {"human", "user"},          {"user", "user"},        {"gpt", "assistant"},
+      {"assistant", "assistant"}, {"bot", "assistant"},    {"system", "system"},
+      {"tool", "tool"},           {"observation", "tool"}, {"function_response", "tool"}};
+  OrderedJson messages = OrderedJson::array();
+  const OrderedJson list = parse_list(line["conversations"], "conversations");
+  if (has_member(line, "system")) messages.push_back({{"role", "system"}, {"content", line["system"]}});
+  for (const OrderedJson& entry : list) {
+    const std::string where = "conversations, message " + std::to_string(messages.size() + 1) + ": ";
+    require_data(entry.is_object(), where, "not an object with from and value");
+    if (has_member(entry, "role")) {
+      messages.push_back(entry);
+      continue;
+    }
+    require_data(has_member(entry, "from") && entry["from"].is_string() && has_member(entry, "value"), where,
+                 "no \"from\" and \"value\"");
+    const auto role = roles.find(entry["from"].get<std::string>());
+    require_data(role != roles.end(), where, "the role ", entry["from"].dump(), " is not known");
+    OrderedJson message = {{"role", role->second}, {"content", entry["value"]}};
+    for (const char* name : {"weight", "train"})
+      if (entry.contains(name)) message[name] = entry[name];
+    messages.push_back(std::move(message));
+  }
+  return conversation_of(line, parse_messages(messages, "conversations"));
+}
+
+inline Example parse_alpaca(const OrderedJson& line) {
+  for (const char* name : {"instruction", "output"})
+    require_data(has_member(line, name) && line[name].is_string(), "\"", name, "\" is not a string");
+  std::string question = line["instruction"].get<std::string>();
+  if (has_member(line, "input")) {
+    require_data(line["input"].is_string(), "\"input\" is not a string");
+    const auto input = line["input"].get<std::string>();
+    if (!input.empty()) question += "\n\n" + input;
+  }
+  return conversation_of(line, {{"user", question}, {"assistant", line["output"].get<std::string>()}});
+}
+
+inline Example parse_completion(const OrderedJson& line, const OrderedJson& prompt, const OrderedJson& completion,
+                                const char* name) {
   if (prompt.is_array()) {
-    Example example{.kind = Example::conversation, .messages = parse_messages(prompt, "prompt")};
-    example.first = example.messages.size();
-    for (Message& message : parse_messages(completion, name)) example.messages.push_back(std::move(message));
+    Example example = conversation_of(line, parse_messages(prompt, "prompt"));
+    example.first = example.chat.messages.size();
+    for (Message& message : parse_messages(completion, name)) example.chat.messages.push_back(std::move(message));
     return example;
   }
   require_data(prompt.is_string() && completion.is_string(), "\"prompt\" and \"", name,
@@ -83,44 +182,45 @@ inline Example parse_completion(const Json& prompt, const Json& completion, cons
 
 // The prompt of two conversations is their common prefix, even if it is longer than the line's "prompt". A "prompt"
 // string may repeat the first question.
-inline Example parse_preference(const Json& prompt, const Json& chosen, const Json& rejected) {
+inline Example parse_preference(const OrderedJson& line) {
+  const OrderedJson empty = OrderedJson::array();
+  const OrderedJson &prompt = has_member(line, "prompt") ? line["prompt"] : empty, &chosen = line["chosen"],
+                    &rejected = line["rejected"];
   Example example{.kind = Example::preference};
   const char* names[] = {"chosen", "rejected"};
   const bool repeated = prompt.is_string() && chosen.is_array() && rejected.is_array();
-  const Json& begin = repeated ? Json::array() : prompt;
-  example.sides = {parse_completion(begin, chosen, names[0]), parse_completion(begin, rejected, names[1])};
+  const OrderedJson& begin = repeated ? empty : prompt;
+  example.sides = {parse_completion(line, begin, chosen, names[0]), parse_completion(line, begin, rejected, names[1])};
   for (std::size_t i = 0; i < 2 && repeated; ++i) {
-    const auto& messages = example.sides[i].messages;
-    const auto first = std::ranges::find(messages, "user", &Message::role);
-    require_data(first != messages.end() && first->content == prompt, "\"", names[i],
+    const auto& messages = example.sides[i].chat.messages;
+    const auto first = std::ranges::find_if(messages, [](const Message& m) { return m.has_role("user"); });
+    require_data(first != messages.end() && first->content() == prompt, "\"", names[i],
                  "\" is a list of messages that does not start with the \"prompt\"");
   }
-  const auto &a = example.sides[0].messages, &b = example.sides[1].messages;
+  const auto &a = example.sides[0].chat.messages, &b = example.sides[1].chat.messages;
   require_data(a != b || example.sides[0].written != example.sides[1].written,
                "nothing to prefer: \"chosen\" and \"rejected\" are equal");
   const auto common = static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
   for (const std::size_t i : {0, 1}) {
     Example& side = example.sides[i];
     const bool conversation = side.kind == Example::conversation;
-    require_data(!conversation || common < side.messages.size(), "\"", names[i],
+    const std::vector<Message>& messages = side.chat.messages;
+    require_data(!conversation || common < messages.size(), "\"", names[i],
                  "\" has no answer: all its messages are in the common prefix");
-    require_data(!conversation || side.messages[common].role == "assistant", "\"", names[i],
+    require_data(!conversation || messages[common].has_role("assistant"), "\"", names[i],
                  "\" differs from the other at message ", common + 1, ", which is not an assistant message");
-    require_data(!(conversation ? side.messages[common].content : side.written).empty(), "\"", names[i],
-                 "\" is an empty answer");
+    const bool empty_answer = conversation ? messages[common].empty() : side.written.empty();
+    require_data(!empty_answer, "\"", names[i], "\" is an empty answer");
     side.first = common;
   }
   return example;
 }
 
-// Exported tables have null for missing members.
-inline bool has_member(const Json& json, const char* name) { return json.contains(name) && !json[name].is_null(); }
-
 // A list of finite numbers.
-inline std::vector<double> parse_numbers(const Json& list, const std::string& name) {
+inline std::vector<double> parse_numbers(const OrderedJson& list, const std::string& name) {
   require_data(list.is_array(), name, " is not a list of numbers");
   std::vector<double> numbers;
-  for (const Json& number : list) {
+  for (const OrderedJson& number : list) {
     require_data(number.is_number() && std::isfinite(number.get<double>()), name, ", entry ", numbers.size() + 1,
                  ": not a finite number");
     numbers.push_back(number.get<double>());
@@ -129,36 +229,36 @@ inline std::vector<double> parse_numbers(const Json& list, const std::string& na
 }
 
 // A completion as the token ids that a model sampled. The tokenizer may split the same text differently.
-inline Example parse_sampled(const Json& prompt, const Json& tokens, const std::string& name) {
+inline Example parse_sampled(const OrderedJson& line, const OrderedJson& tokens, const std::string& name) {
   Example example{.kind = Example::completion};
+  const OrderedJson& prompt = line["prompt"];
   if (prompt.is_array()) {
-    example.kind = Example::conversation;
-    example.messages = parse_messages(prompt, "prompt");
-    require_data(!example.messages.empty(), "\"prompt\" has no message");
+    example = conversation_of(line, parse_messages(prompt, "prompt"));
+    require_data(!example.chat.messages.empty(), "\"prompt\" has no message");
   } else {
     require_data(prompt.is_string(), "\"prompt\" is neither a string nor a list of messages");
     example.prompt = prompt.get<std::string>();
   }
-  for (const Json& token : tokens) {
+  for (const OrderedJson& token : tokens) {
     require_data(token.is_number_unsigned() && token.get<std::uint64_t>() < INT32_MAX, name, ": not a list of tokens");
     example.tokens.push_back(token.get<std::int32_t>());
   }
   return example;
 }
 
-inline Example parse_group(const Json& json) {
+inline Example parse_group(const OrderedJson& json) {
   require_data(has_member(json, "prompt"), "\"completions\" without a \"prompt\"");
-  const Json& completions = json["completions"];
+  const OrderedJson& completions = json["completions"];
   require_data(completions.is_array() && !completions.empty(), "\"completions\" is not a list of completions");
-  require_repeatable("the prompt", json["prompt"].dump(-1, ' ', false, Json::error_handler_t::replace).size(),
+  require_repeatable("the prompt", json["prompt"].dump(-1, ' ', false, OrderedJson::error_handler_t::replace).size(),
                      completions.size());
   Example example{.kind = Example::group};
-  for (const Json& completion : completions) {
+  for (const OrderedJson& completion : completions) {
     const std::string name = "completion " + std::to_string(example.sides.size() + 1);
     require_data(!completion.is_array() || !completion.empty(), name, ": an empty list");
     const bool sampled = completion.is_array() && completion[0].is_number();
-    example.sides.push_back(sampled ? parse_sampled(json["prompt"], completion, name)
-                                    : parse_completion(json["prompt"], completion, name.c_str()));
+    example.sides.push_back(sampled ? parse_sampled(json, completion, name)
+                                    : parse_completion(json, json["prompt"], completion, name.c_str()));
   }
   example.relative = has_member(json, "advantages");
   require_data(has_member(json, "rewards") != example.relative,
@@ -170,38 +270,42 @@ inline Example parse_group(const Json& json) {
                example.relative ? "advantages" : "rewards", "\"");
   require_data(example.relative || n > 1, "a group of one completion: its reward cannot be compared");
   if (!has_member(json, "old_logps")) return example;
-  const Json& old = json["old_logps"];
+  const OrderedJson& old = json["old_logps"];
   require_data(old.is_array() && old.size() == n, "\"old_logps\" is not a list of ", n, " lists of numbers");
-  for (const Json& numbers : old) example.old.push_back(parse_numbers(numbers, "\"old_logps\""));
+  for (const OrderedJson& numbers : old) example.old.push_back(parse_numbers(numbers, "\"old_logps\""));
   return example;
 }
 
 inline Example parse_example(std::string_view line) {
-  const Json json = parse_line(line);
+  const OrderedJson json = parse_line(line);
   const auto has = [&](const char* name) { return has_member(json, name); };
   const auto has_list = [&](const char* name) { return has(name) && json[name].is_array(); };
   const bool preference = has("chosen") || has("rejected");
   // Published preference data often repeats the chosen conversation as "messages".
   const bool repeated = has("messages") && has_list("chosen") && json["messages"] == json["chosen"];
   const bool conversation = has("messages") && (!repeated || json["chosen"].empty());
-  require_data(conversation + has("completion") + has("completions") + has("text") + preference <= 1,
-               "more than one of \"messages\", \"completion\", \"completions\", \"text\" and \"chosen\"");
-  if (conversation || has_list("prompt") || has_list("chosen")) refuse_members(json, "", {"tools", "functions"});
-  if (conversation) return {.kind = Example::conversation, .messages = parse_messages(json["messages"], "messages")};
+  require_data(
+      conversation + has("conversations") + has("completion") + has("completions") + has("text") + preference <= 1,
+      "more than one of \"messages\", \"conversations\", \"completion\", \"completions\", \"text\" and "
+      "\"chosen\"");
+  if (conversation) return conversation_of(json, parse_messages(parse_list(json["messages"], "messages"), "messages"));
+  if (has("conversations")) return parse_sharegpt(json);
   if (has("completion")) {
     require_data(has("prompt"), "a \"completion\" without a \"prompt\"");
-    return parse_completion(json["prompt"], json["completion"], "completion");
+    return parse_completion(json, json["prompt"], json["completion"], "completion");
   }
   if (has("completions")) return parse_group(json);
   if (preference) {
     for (const char* name : {"chosen", "rejected"}) require_data(has(name), "a preference without \"", name, "\"");
-    return parse_preference(has("prompt") ? json["prompt"] : Json::array(), json["chosen"], json["rejected"]);
+    return parse_preference(json);
   }
+  if (has("instruction") && !has("text")) return parse_alpaca(json);
   require_data(!has("prompt"),
                "a \"prompt\" without a completion; to sample completions, use train --objective grpo with --reward or "
                "--reward-cmd");
   require_data(has("text"),
-               "none of \"messages\", \"prompt\" and \"completion\", \"text\", \"chosen\" and \"rejected\"");
+               "none of \"messages\", \"conversations\", \"prompt\" and \"completion\", \"instruction\" and "
+               "\"output\", \"text\", \"chosen\" and \"rejected\"");
   require_data(json["text"].is_string(), "\"text\" is not a string");
   return {.kind = Example::text, .written = json["text"].get<std::string>()};
 }

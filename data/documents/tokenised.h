@@ -16,7 +16,7 @@
 namespace streambp {
 
 struct DataOptions {
-  std::string chat = "";         // a layout's name; empty: the layout of the model's template
+  ChatOptions chat = {};
   Learn learn = Learn::answers;  // the tokens in the loss
   bool skip_bad = false;         // skip lines that cannot be used
   OnProgress progress = {};
@@ -59,7 +59,7 @@ class Tokenising {
       try {
         chat = Chat::of(model_, options_.chat);
       } catch (const Error& error) {
-        if (!options_.chat.empty()) throw;
+        if (!options_.chat.given.empty()) throw;
         no_chat = error.what();
       }
       encoder_.emplace(*tokenizer_, model_, std::move(chat), no_chat, options_.learn);
@@ -168,11 +168,14 @@ class Tokenising {
 
 // A key of everything that the tokens depend on.
 inline std::string data_key(const std::vector<fs::path>& data, const fs::path& model, const DataOptions& options) {
-  Json key = {{"version", 4},
-              {"chat", options.chat},
+  Json key = {{"version", 5},
+              {"chat", options.chat.given},
+              {"trusts_messages", options.chat.trusts_messages},
               {"learn_all", options.learn == Learn::all},
               {"skip_bad", options.skip_bad}};
   for (const auto& path : data) key["files"].push_back(file_key(path));
+  if (fs::is_regular_file(options.chat.given)) key["chat"] = file_key(options.chat.given);
+  if (Chat::reads_date(model, options.chat.given)) key["date"] = options.chat.date;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
                            "chat_template.json", "generation_config.json", "config.json"}) {
     const auto path = model / name;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -13,7 +14,8 @@
 
 namespace streambp {
 
-using Json = nlohmann::json;
+using Json = nlohmann::json;                 // sorts the members of objects
+using OrderedJson = nlohmann::ordered_json;  // keeps their order, and finds them in linear time
 
 struct JsonLimits {
   std::size_t values = 4'000'000;  // a large tokenizer.json has two million; an object takes about 150 bytes
@@ -27,29 +29,37 @@ struct BadJson : Error {
 
 // Builds a value from the parser's SAX events. (The callback parser of nlohmann-json rescans an object or array for
 // each member, and silently keeps the last of duplicate keys.)
-class JsonBuilder final : public nlohmann::json_sax<Json> {
+template <class J>
+class JsonBuilder final : public nlohmann::json_sax<J> {
  public:
   explicit JsonBuilder(const JsonLimits& limits) : limits_(limits) {}
 
-  Json take() { return std::move(root_); }
+  J take() { return std::move(root_); }
   const std::string& error() const { return error_; }
 
   bool null() override { return add(nullptr); }
   bool boolean(bool value) override { return add(value); }
-  bool number_integer(Json::number_integer_t value) override { return add(value); }
-  bool number_unsigned(Json::number_unsigned_t value) override { return add(value); }
-  bool number_float(Json::number_float_t value, const std::string&) override { return add(value); }
+  bool number_integer(std::int64_t value) override { return add(value); }
+  bool number_unsigned(std::uint64_t value) override { return add(value); }
+  bool number_float(double value, const std::string&) override { return add(value); }
   bool string(std::string& value) override { return add(std::move(value)); }
-  bool binary(Json::binary_t&) override { return refuse("binary values are not JSON"); }
-  bool start_object(std::size_t) override { return open(Json::value_t::object); }
-  bool start_array(std::size_t) override { return open(Json::value_t::array); }
+  bool binary(typename J::binary_t&) override { return refuse("binary values are not JSON"); }
+  bool start_object(std::size_t) override { return open(J::value_t::object); }
+  bool start_array(std::size_t) override { return open(J::value_t::array); }
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
 
   bool key(std::string& name) override {
-    const auto [member, is_new] = open_.back()->get_ref<Json::object_t&>().try_emplace(name);
-    member_ = &member->second;
-    return is_new || refuse("duplicate key " + quote(name));
+    auto& object = open_.back()->template get_ref<typename J::object_t&>();
+    if constexpr (std::is_same_v<J, OrderedJson>) {
+      if (!keys_.back().insert(name).second) return refuse("duplicate key " + quote(name));
+      member_ = &static_cast<typename OrderedJson::object_t::Container&>(object).emplace_back(name, J()).second;
+      return true;
+    } else {
+      const auto [member, is_new] = object.try_emplace(name);
+      member_ = &member->second;
+      return is_new || refuse("duplicate key " + quote(name));
+    }
   }
 
   // "[json.exception...] parse error at line 1, column 9: ...; last read: ..."
@@ -68,33 +78,36 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
     return place(std::forward<V>(value)) != nullptr;
   }
 
-  Json* place(Json value) {
+  J* place(J value) {
     if (++values_ > limits_.values) return refuse("more than " + std::to_string(limits_.values) + " values"), nullptr;
-    Json& to = open_.empty() ? root_ : open_.back()->is_object() ? *member_ : open_.back()->emplace_back();
+    J& to = open_.empty() ? root_ : open_.back()->is_object() ? *member_ : open_.back()->emplace_back();
     to = std::move(value);
     return &to;
   }
 
-  bool open(Json::value_t type) {
+  bool open(typename J::value_t type) {
     if (open_.size() == limits_.depth)
       return refuse("nested more deeply than " + std::to_string(limits_.depth) + " levels");
     open_.push_back(place(type));
+    keys_.emplace_back();
     return open_.back() != nullptr;
   }
-  bool close() { return open_.pop_back(), true; }
+  bool close() { return keys_.pop_back(), open_.pop_back(), true; }
   bool refuse(const std::string& why) { return error_ = why, false; }
 
   const JsonLimits limits_;
-  Json root_;
-  std::vector<Json*> open_;  // the objects and arrays that contain the next value
-  Json* member_ = nullptr;   // the member of the innermost object whose key was just read
+  J root_;
+  std::vector<J*> open_;                               // the objects and arrays that contain the next value
+  std::vector<std::unordered_set<std::string>> keys_;  // of each of them, where an object does not find its keys itself
+  J* member_ = nullptr;                                // the member of the innermost object whose key was just read
   std::size_t values_ = 0;
   std::string error_;
 };
 
-inline Json parse_json(std::string_view text, const JsonLimits& limits = {}) {
-  JsonBuilder builder(limits);
-  if (!Json::sax_parse(text, &builder)) throw BadJson(builder.error());
+template <class J = Json>
+J parse_json(std::string_view text, const JsonLimits& limits = {}) {
+  JsonBuilder<J> builder(limits);
+  if (!J::sax_parse(text, &builder)) throw BadJson(builder.error());
   return builder.take();
 }
 

@@ -16,9 +16,9 @@ inline Json read_model_json(const fs::path& path) {
   return json;
 }
 
-// The text of the model's BOS and EOS tokens, "" if it has none.
+// The text of the model's tokens with a role, "" if it has none.
 struct TextTokens {
-  std::string bos, eos;
+  std::string bos, eos, unk = "", pad = "";
 };
 
 inline TextTokens read_text_tokens(const fs::path& model) {
@@ -33,6 +33,8 @@ inline TextTokens read_text_tokens(const fs::path& model) {
     };
     take("bos_token", tokens.bos);
     take("eos_token", tokens.eos);
+    take("unk_token", tokens.unk);
+    take("pad_token", tokens.pad);
   }
   return tokens;
 }
@@ -50,7 +52,7 @@ inline std::string default_template(const Json& list, const std::string& file) {
     };
     if (is_text("name") && is_text("template") && entry["name"] == "default") return entry["template"];
   }
-  fail(file, ": no chat template is named \"default\"; choose a layout with --chat");
+  fail(file, ": no chat template is named \"default\"; choose a template with --chat");
 }
 
 inline Template read_template(const fs::path& model) {

@@ -22,8 +22,16 @@ struct AddedToken {
   bool strips_left, strips_right;  // the match includes white space on this side
 };
 
-// Tokens that are ordinary text in a message, besides the special ones.
-using PlainTokens = std::set<std::int32_t>;
+// Where the bytes of a text come from. In what comes from the data, special tokens and those in `plain` are ordinary text.
+struct Origin {
+  std::string_view data;  // 1 for each byte that comes from the data, else 0; empty: all do
+  const std::set<std::int32_t>& plain;
+
+  bool allows(const AddedToken& token, std::size_t begin, std::size_t end) const {
+    if (!token.special && !plain.contains(token.id)) return true;
+    return !data.empty() && data.substr(begin, end - begin).find('\1') == data.npos;
+  }
+};
 
 class AddedTokens {
  public:
@@ -45,10 +53,9 @@ class AddedTokens {
     return std::adjacent_find(tokens_.begin(), tokens_.end(), same) == tokens_.end();
   }
 
-  // Calls f(token, begin, end) for every token in the text, and with nullptr for the text between tokens. With `plain`,
-  // the tokens in it and the special ones are ordinary text.
+  // Calls f(token, begin, end) for every token in the text, and with nullptr for the text between tokens.
   template <class F>
-  void for_each(std::string_view text, const PlainTokens* plain, F&& f) const {
+  void for_each(std::string_view text, const Origin* origin, F&& f) const {
     std::size_t done = 0;
     for (std::size_t at = 0; !tokens_.empty() && at < text.size();) {
       const AddedToken* token = longest(text.substr(at));
@@ -58,7 +65,7 @@ class AddedTokens {
       }
       std::size_t begin = at, end = at + token->text.size();
       at = end;
-      if (plain && (token->special || plain->contains(token->id))) continue;
+      if (origin && !origin->allows(*token, begin, end)) continue;
       if (token->single_word && (ends_with_word(text.substr(0, begin)) || begins_with_word(text.substr(end)))) continue;
       if (token->strips_left) begin = done < begin ? begin - trailing_space(text.substr(done, begin - done)) : done;
       // Before `done` is white space that belongs to an earlier token; this one shares it.

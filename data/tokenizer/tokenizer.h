@@ -44,11 +44,19 @@ class Tokenizer {
   std::vector<std::int32_t> encode(std::string_view text, TextStart start = TextStart::beginning) const {
     return encode(text, start, nullptr);
   }
-  // The same, but special tokens and those in `plain` are treated as plain text, so a user's message cannot fake a chat
-  // turn.
-  std::vector<std::int32_t> encode_plain(std::string_view text, TextStart start = TextStart::beginning,
-                                         const PlainTokens& plain = {}) const {
-    return encode(text, start, &plain);
+  // The same, but what comes from the data cannot become special tokens, so a user's message cannot fake a chat turn.
+  std::vector<std::int32_t> encode(std::string_view text, TextStart start, const Origin& origin) const {
+    return encode(text, start, &origin);
+  }
+  std::vector<std::int32_t> encode_plain(std::string_view text, TextStart start = TextStart::beginning) const {
+    return encode(text, start, Origin{{}, none_});
+  }
+  // Calls f(id, end) for each added token in the text, as in `encode`.
+  template <class F>
+  void for_each_added(std::string_view text, const Origin& origin, F&& f) const {
+    template_tokens_.for_each(text, &origin, [&](const AddedToken* token, std::size_t begin, std::size_t) {
+      if (token) f(token->id, begin, begin + token->text.size());
+    });
   }
 
   // The post-processor's tokens before a text, such as BOS, and after it; can be empty.
@@ -116,7 +124,7 @@ class Tokenizer {
       require(added_ids_.emplace(content, static_cast<std::int32_t>(id)).second, where, ": is listed twice");
       add(token, where, content, static_cast<std::int32_t>(id));
     }
-    for (AddedTokens* tokens : {&raw_tokens_, &normalized_tokens_}) {
+    for (AddedTokens* tokens : {&raw_tokens_, &normalized_tokens_, &template_tokens_}) {
       require(tokens->finish(), f.file, ", \"added_tokens\": two have the same normalized text");
     }
   }
@@ -133,9 +141,10 @@ class Tokenizer {
     require(!text.empty(), where, ": its normalized text is empty");
     require(text.size() <= AddedTokens::kLongest, where, ": has ", text.size(), " bytes; at most ",
             AddedTokens::kLongest, " are supported");
-    (normalized ? normalized_tokens_ : raw_tokens_)
-        .add({id, text, f.get<bool>("special"), f.get<bool>("single_word"), f.get<bool>("lstrip"),
-              f.get<bool>("rstrip")});
+    const AddedToken token = {
+        id, text, f.get<bool>("special"), f.get<bool>("single_word"), f.get<bool>("lstrip"), f.get<bool>("rstrip")};
+    (normalized ? normalized_tokens_ : raw_tokens_).add(token);
+    if (!normalized || text == content) template_tokens_.add(token);
   }
 
   void read_processor(const std::string& type, const Fields& f) {
@@ -184,25 +193,28 @@ class Tokenizer {
     return ids;
   }
 
-  std::vector<std::int32_t> encode(std::string_view bytes, TextStart start, const PlainTokens* plain) const {
+  std::vector<std::int32_t> encode(std::string_view bytes, TextStart start, const Origin* origin) const {
     std::string repaired;
     if (!is_utf8(bytes)) append_repaired(repaired, bytes), bytes = repaired;
     std::vector<std::int32_t> tokens;
     Bpe::Scratch scratch;
     std::string buffer;
-    raw_tokens_.for_each(bytes, plain, [&](const AddedToken* raw, std::size_t begin, std::size_t end) {
+    const Origin data = {{}, origin ? origin->plain : none_};  // normalizing loses the origin
+    const AddedTokens& first_tokens = origin ? template_tokens_ : raw_tokens_;
+    first_tokens.for_each(bytes, origin, [&](const AddedToken* raw, std::size_t begin, std::size_t end) {
       if (raw) return tokens.push_back(raw->id);
       const bool first = begin == 0;
       const std::string_view text =
           normalizer_.apply(bytes.substr(begin, end - begin), first ? start : TextStart::beginning, buffer);
-      normalized_tokens_.for_each(text, plain, [&](const AddedToken* token, std::size_t from, std::size_t to) {
-        if (token) return tokens.push_back(token->id);
-        pretokenizer_.for_each_word(text.substr(from, to - from), {first && from == 0, start},
-                                    [&](std::string_view word) {
-                                      Unfinished::check();
-                                      model_.encode(word, scratch, tokens);
-                                    });
-      });
+      normalized_tokens_.for_each(
+          text, origin ? &data : nullptr, [&](const AddedToken* token, std::size_t from, std::size_t to) {
+            if (token) return tokens.push_back(token->id);
+            pretokenizer_.for_each_word(text.substr(from, to - from), {first && from == 0, start},
+                                        [&](std::string_view word) {
+                                          Unfinished::check();
+                                          model_.encode(word, scratch, tokens);
+                                        });
+          });
     });
     return tokens;
   }
@@ -212,6 +224,8 @@ class Tokenizer {
   Bpe model_;
   Detokenizer detokenizer_;
   AddedTokens raw_tokens_, normalized_tokens_;  // matched in the text and in the normalized text
+  AddedTokens template_tokens_;                 // in text with a known origin: those that normalizing does not change
+  std::set<std::int32_t> none_;
   std::unordered_map<std::string, std::int32_t> added_ids_;
   std::unordered_set<std::string> special_texts_;
   std::vector<std::string> texts_;  // by id, for decoding

@@ -24,14 +24,14 @@ class OnlineGrpo {
  public:
   struct Data {
     std::vector<std::string> files;  // of prompts
-    std::string chat_layout;         // of conversations; empty: that of the model's template
-    double held_out = 0;             // fraction of the prompts
+    ChatOptions chat;
+    double held_out = 0;  // fraction of the prompts
     std::uint64_t seed = 1;
   };
 
   // model: provides the tokenizer. reference: the reference model of --kl.
   OnlineGrpo(const GrpoSettings& settings, const Data& data, const fs::path& model, const fs::path& reference)
-      : settings_(settings), reference_(reference), seed_(data.seed), prompter_(model, data.chat_layout) {
+      : settings_(settings), reference_(reference), seed_(data.seed), prompter_(model, data.chat) {
     if (first_rank()) rewarder_.emplace(settings);
     std::uint64_t hash = 0;
     for (Prompt& prompt : read_prompts(data.files, prompter_, settings)) {

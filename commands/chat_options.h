@@ -1,0 +1,28 @@
+// The options that say how conversations become text.
+#pragma once
+
+#include "commands/option_table.h"
+#include "data/documents/chat.h"
+
+namespace streambp {
+
+constexpr const char* kChatFlags[] = {"--chat", "--date", "--trust-messages"};
+constexpr const char* kChatHelp = "Chat template to use instead of the model's: a Jinja file, or chatml";
+
+// All but --chat
+inline void add_rendering_options(OptionTable& options, ChatOptions& chat, Lasts lasts = Lasts::no) {
+  if (chat.date.empty()) chat.date = today();
+  options.add("--date", {&chat.date, "The date that chat templates see, YYYY-MM-DD", {}, lasts, "today"});
+  options.add("--trust-messages",
+              {&chat.trusts_messages,
+               "Special tokens in messages are tokens, as in transformers; without this option they are text",
+               {},
+               lasts});
+}
+
+inline void add_chat_options(OptionTable& options, ChatOptions& chat, Lasts lasts = Lasts::no) {
+  options.add("--chat", {&chat.given, kChatHelp, {}, lasts, "the model's"});
+  add_rendering_options(options, chat, lasts);
+}
+
+}  // namespace streambp

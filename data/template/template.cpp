@@ -1,0 +1,95 @@
+// The program of a template, and the functions that it can call.
+#include "data/template/template.h"
+
+#include <ctime>
+
+#include "data/template/parser.h"
+
+namespace streambp::jinja {
+
+namespace {
+
+std::tm parse_date(const std::string& date) {
+  std::tm day = {};
+  const char* end = strptime(date.c_str(), "%Y-%m-%d", &day);
+  expect(end && *end == 0, "the date ", quote(date), " is not YYYY-MM-DD");
+  return day;
+}
+
+Value range(const Arguments& a) {
+  const std::size_t count = a.positional.size();
+  expect(count >= 1 && count <= 3, "range needs one to three numbers");
+  const std::int64_t first = count > 1 ? integer_at(a, 0, "start", 0) : 0, last = integer_at(a, count > 1, "stop", 0),
+                     step = count > 2 ? integer_at(a, 2, "step", 1) : 1;
+  expect(step != 0, "range: a step of 0");
+  std::vector<Value> numbers;
+  for (std::int64_t i = first; step > 0 ? i < last : i > last; i += step) {
+    expect(numbers.size() < 100'000, "range: more than 100000 numbers");
+    numbers.emplace_back(i);
+    if (step > 0 ? i > INT64_MAX - step : i < INT64_MIN - step) break;
+  }
+  return numbers;
+}
+
+// A function of every template
+Value global(Run& run, std::string_view name, const std::tm& date) {
+  if (name == "range") return function(range);
+  if (name == "dict") {
+    return function([](const Arguments& a) {
+      const Value start = a.at(0, "mapping");
+      std::vector<std::pair<Value, Value>> members;
+      if (start.dict()) members = start.dict()->members;
+      for (const auto& [key, value] : a.named) members.emplace_back(key, value);
+      return dict_of(std::move(members));
+    });
+  }
+  if (name == "namespace") {
+    return function([&run](const Arguments& a) -> Value {
+      Namespace* space = run.new_namespace();
+      if (!a.positional.empty() && a.positional[0].dict())
+        for (const auto& [key, value] : a.positional[0].dict()->members) space->set(str(key), value);
+      for (const auto& [key, value] : a.named) space->set(key, value);
+      return space;
+    });
+  }
+  if (name == "raise_exception")
+    return function([](const Arguments& a) -> Value { refuse(to_utf8(str(a.at(0, "message")))); });
+  return function([&date](const Arguments& a) -> Value {
+    char text[512];
+    const std::string form = to_utf8(text_at(a, 0, "format"));
+    expect(form.size() < 100, "strftime_now: a long format");
+    return to_text({text, std::strftime(text, sizeof text, form.c_str(), &date)});
+  });
+}
+
+}  // namespace
+
+struct Template::Program {
+  std::tm date;
+  Names names = {};
+  Body body = {};
+};
+
+Template::Template(std::string_view source, const std::string& date) {
+  expect(source.size() <= kLongestTemplate, "the template has more than ", kLongestTemplate, " bytes");
+  expect(is_utf8(source), "the template is not UTF-8");
+  const auto program = std::make_shared<Program>(Program{parse_date(date)});
+  program->body = Parser::parse(source, program->names);
+  program_ = program;
+}
+
+bool Template::marks_answers() const { return program_->names.find(to_text(kGenerationMark)).has_value(); }
+
+Text Template::render(const Variables& variables, std::size_t work) const {
+  for (const auto& [name, value] : variables) work += 100 * std::min(value.extent().weight, kHeaviest / 100);
+  Run run(work);
+  const auto set = [&](std::string_view name, auto&& value) {
+    if (const auto number = program_->names.find(to_text(name))) run.set(*number, value());
+  };
+  for (const char* name : {"range", "dict", "namespace", "raise_exception", "strftime_now"})
+    set(name, [&] { return global(run, name, program_->date); });
+  for (const auto& [name, value] : variables) set(name, [&] { return value; });
+  return run.printed([&] { execute(program_->body, run); });
+}
+
+}  // namespace streambp::jinja
