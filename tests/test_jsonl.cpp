@@ -218,7 +218,7 @@ TEST(Examples, WithErrorsAreRefusedWithTheCause) {
       {R"({"prompt": "a", "completion": 3})", "must both be text"},
       {R"({"prompt": [], "completion": "b"})", "\"completion\" is not a list of messages"},
       {R"({"prompt": "a", "completion": []})", "must both be text"},
-      {R"({"messages": "a"})", "not a list of messages"},
+      {R"({"messages": "a"})", "\"messages\" is text that is not valid JSON"},
       {R"({"messages": ["a"]})", "message 1: not an object"},
       {R"({"messages": [{"content": "a"}]})", "message 1: no \"role\""},
       {R"({"messages": [{"role": "user"}]})", "message 1: no \"content\""},

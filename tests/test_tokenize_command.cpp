@@ -53,7 +53,7 @@ TEST_F(TokenizeCommandTest, ShowsPairs) {
     return "--- pair 1, " + side + ", " + std::to_string(length) +
            " tokens ---\n<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n⟦" + answer + "<|im_end|>⟧\n";
   };
-  const std::string both = shown("chosen", file.length(0), "1") + "\n" + shown("rejected", file.length(1), "eleven");
+  const std::string both = shown("chosen", file.length(0), "1") + shown("rejected", file.length(1), "eleven");
   EXPECT_PRED2(contains, outcome, both) << outcome << "\nexpected: " << both;
   EXPECT_FALSE(contains(outcome, "pair 2")) << outcome;
   EXPECT_PRED2(contains, outcome, ": 2 pairs, " + std::to_string(file.token_count()) + " tokens, ");

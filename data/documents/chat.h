@@ -273,17 +273,19 @@ class Chat {
     return !whole.empty() && tried(message("user"), message("assistant")) == whole;
   }
   bool reads_argument_objects() {
-    wants_argument_text_ = false;
     const Value arguments = jinja::dict_of({{"probe", "text"}});
     const Value function = jinja::dict_of({{"name", "f"}, {"arguments", arguments}});
     const Value call = jinja::dict_of({{"id", "000000000"}, {"type", "function"}, {"function", function}});
-    const Message message(
-        jinja::dict_of({{"role", "assistant"}, {"content", ""}, {"tool_calls", std::vector<Value>{call}}}));
-    const std::string text = tried({"user", "u"}, message);
-    if (text.find("probe") != text.npos) return text.find("{'probe'") == text.npos;
-    wants_argument_text_ = true;
-    const std::string with_text = tried({"user", "u"}, message);
-    return with_text.find("probe") == with_text.npos;  // it reads neither
+    const Value calls(std::vector<Value>{call});
+    for (const Value& content : {Value(""), Value(jinja::None{})}) {
+      const Message message(jinja::dict_of({{"role", "assistant"}, {"content", content}, {"tool_calls", calls}}));
+      for (const bool wants_text : {false, true}) {
+        wants_argument_text_ = wants_text;
+        const std::string text = tried({"user", "u"}, message);
+        if (text.find("probe") != text.npos && text.find("{'probe'") == text.npos) return !wants_text;
+      }
+    }
+    return true;  // it reads none
   }
 
   bool trusts_messages_;

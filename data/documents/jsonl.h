@@ -102,9 +102,13 @@ inline std::vector<Message> parse_messages(const OrderedJson& list, const char* 
 
 // Lists, also as text that holds JSON, as tables store them.
 inline OrderedJson parse_list(const OrderedJson& json, const char* name) {
-  const OrderedJson list = json.is_string() ? parse_json<OrderedJson>(json.get<std::string>(), kLineLimits) : json;
-  require_data(list.is_array(), "\"", name, "\" is not a list");
-  return list;
+  try {
+    OrderedJson list = json.is_string() ? parse_json<OrderedJson>(json.get<std::string>(), kLineLimits) : json;
+    require_data(list.is_array(), "\"", name, "\" is not a list");
+    return list;
+  } catch (const BadJson& error) {
+    throw BadData("\"" + std::string(name) + "\" is text that is " + error.what());
+  }
 }
 
 // What a conversation has besides its messages.

@@ -144,7 +144,7 @@ class Tokenizer {
     const AddedToken token = {
         id, text, f.get<bool>("special"), f.get<bool>("single_word"), f.get<bool>("lstrip"), f.get<bool>("rstrip")};
     (normalized ? normalized_tokens_ : raw_tokens_).add(token);
-    if (!normalized || text == content) template_tokens_.add(token);
+    if (!normalized || (token.special && text == content)) template_tokens_.add(token);
   }
 
   void read_processor(const std::string& type, const Fields& f) {
@@ -224,7 +224,7 @@ class Tokenizer {
   Bpe model_;
   Detokenizer detokenizer_;
   AddedTokens raw_tokens_, normalized_tokens_;  // matched in the text and in the normalized text
-  AddedTokens template_tokens_;                 // in text with a known origin: those that normalizing does not change
+  AddedTokens template_tokens_;                 // in text with a known origin: these too, if special and unchanged
   std::set<std::int32_t> none_;
   std::unordered_map<std::string, std::int32_t> added_ids_;
   std::unordered_set<std::string> special_texts_;
