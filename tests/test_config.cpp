@@ -62,6 +62,13 @@ TEST(ConfigFile, PublishedOnesAreRead) {
   }
 }
 
+TEST(ConfigFile, OfANewModelIsReadBack) {
+  for (const ModelFamily& family : model_families()) {
+    const Json json = config_to_json(make_config(family.name, {100, 32, 4, 4, 4, 8, 64, 128, true}));
+    EXPECT_EQ(config_to_json(config_from_json(json, family.name)), json) << family.name;
+  }
+}
+
 // Null is no cap; without the field there is one.
 TEST(ConfigFile, SoftCapsMayBeNull) {
   Json json = config_to_json(make_config("gemma2", {100, 32, 4, 4, 2, 8, 64, 128, true}));

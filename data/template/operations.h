@@ -11,6 +11,9 @@ constexpr std::size_t kLongestText = 1 << 26;
 inline void limit(const Text& text) {
   expect(text.size() <= kLongestText, "a text of more than ", kLongestText, " characters");
 }
+inline void limit(const std::vector<Value>& parts) {
+  expect(parts.size() <= kMostElements, "a list of more than ", kMostElements, " items");
+}
 
 enum class Operator { plus, minus, times, divide, floor_divide, modulo, power, join };
 
@@ -209,6 +212,7 @@ inline Value split(TextView text, const Value& separator, std::int64_t most, boo
          text = without_ends(text, !from_right, from_right, is_white)) {
       std::size_t n = 0;
       while (n < text.size() && !is_white(from_right ? text[text.size() - 1 - n] : text[n])) ++n;
+      limit(parts);
       parts.emplace_back(from_right ? text.substr(text.size() - n) : text.substr(0, n));
       from_right ? text.remove_suffix(n) : text.remove_prefix(n);
     }
@@ -218,6 +222,7 @@ inline Value split(TextView text, const Value& separator, std::int64_t most, boo
     while (!limited()) {
       const std::size_t at = from_right ? text.rfind(mark) : text.find(mark);
       if (at == text.npos) break;
+      limit(parts);
       const TextView after = text.substr(at + mark.size());
       parts.emplace_back(from_right ? after : text.substr(0, at));
       text = from_right ? text.substr(0, at) : after;
@@ -251,6 +256,7 @@ inline std::vector<Value> lines_of(TextView text, bool with_ends) {
     const auto end = static_cast<std::size_t>(std::ranges::find_if(text, is_end) - text.begin());
     std::size_t next = std::min(end + 1, text.size());
     if (next < text.size() && code_of(text[end]) == '\r' && code_of(text[next]) == '\n') ++next;
+    limit(lines);
     lines.emplace_back(text.substr(0, with_ends ? next : end));
     text.remove_prefix(next);
   }

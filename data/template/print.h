@@ -180,6 +180,7 @@ inline Value from_json(const nlohmann::ordered_json& json, char32_t marks = kDat
     return list;
   }
   if (json.is_object()) {
+    expect(json.size() <= 10'000, "an object has more than 10000 members");  // they are found one by one
     Dict dict;
     for (const auto& [key, value] : json.items())
       dict.members.emplace_back(to_text(key, marks), from_json(value, marks));

@@ -115,7 +115,8 @@ inline ModelFamily ministral3() {
   const RopeScaling yarn = {.type = RopeType::yarn, .factor = 16, .original_length = 16384, .query_beta = 0.1};
   return {
       .name = "ministral3", .type = "ministral3", .architecture = "Ministral3ForCausalLM",
-      .defaults = {.rope_theta = 1e6},
+      .defaults = {.rope_theta = 1e6,  // files must have the scaling; a factor of 1 changes nothing
+                   .rope_scaling = {.type = RopeType::yarn, .factor = 1, .original_length = 16384, .query_beta = 0.1}},
       .fields = llama_fields({{"head_dim", &Config::head_dim, 128}, {"rms_norm_eps", &Config::norm_eps, 1e-5}}),
       .local = LocalLayers::all,
       .query_beta = true,
