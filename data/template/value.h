@@ -262,7 +262,8 @@ constexpr std::size_t kMostElements = 4'000'000;
 inline std::vector<Value> elements_of(const Value& v) {
   if (v.list()) return v.list()->items;
   std::vector<Value> elements;
-  expect(!v.text() || v.text()->size() <= kMostElements, "a text of more than ", kMostElements, " characters is a list");
+  expect(!v.text() || v.text()->size() <= kMostElements, "a text of more than ", kMostElements,
+         " characters is a list");
   if (v.text())
     for (const char32_t c : *v.text()) elements.emplace_back(Text(1, c));
   else if (v.dict())
