@@ -22,7 +22,7 @@ constexpr const char* kTokenizeDescription =
     "  {\"prompt\": \"...\", \"completions\": [\"...\", ...], \"rewards\": [1, ...]}  groups\n"
     "llm.c's .bin, token files (.safetensors), and any other file as one text. All data must be of one kind. The loss\n"
     "covers answers, completions and texts. Conversations are rendered by the model's chat template. Where it drops\n"
-    "parts of earlier answers, such as reasoning, these answers become documents of their own.";
+    "parts of earlier answers, such as reasoning, each of these becomes a separate document.";
 
 class TokenizeCommand : public Command {
  public:

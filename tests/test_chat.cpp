@@ -89,7 +89,7 @@ TEST_F(LearnedTurns, EndWithTheirEndToken) {
   EXPECT_EQ(learned("brackets", line), Learned{"1</s>|2</s>"});
 }
 
-// Reasoning stays in the turns after the last question only, as at inference: earlier turns are documents of their own.
+// Reasoning stays in the turns after the last question only, as at inference; earlier turns become separate documents.
 TEST_F(LearnedTurns, ThatAreRenderedDifferentlyLaterAreTheirOwnDocuments) {
   const std::string line = R"({"messages": [{"role": "user", "content": "One?"},
       {"role": "assistant", "reasoning_content": "Easy.", "content": "1"}, {"role": "user", "content": "Two?"},

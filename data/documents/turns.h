@@ -8,8 +8,8 @@
 //   turn     <|im_start|>user⏎One?<|im_end|>⏎<|im_start|>assistant⏎1<|im_end|>⏎
 //                                                                  ^----------^ learned
 //
-// The end is the first token after the text that stops generation, or the first special one. Templates that render a turn differently once others
-// follow it, because they drop old reasoning, give that turn a text for itself, as inference sees it.
+// The end is the first token after the text that stops generation, or else the first special one. Some templates render a
+// turn differently once others follow, because they drop old reasoning. Such a turn becomes a separate document.
 #pragma once
 
 #include <set>
