@@ -106,6 +106,10 @@ inline void validate(const Config& c) {
   require(c.head_dim <= kMostHeadDim, "model: heads of width ", c.head_dim, " are wider than the ", kMostHeadDim,
           " that attention supports");
   require(c.heads <= kLargestSize / c.head_dim, "model: ", c.heads, " heads of ", c.head_dim, " are too wide");
+  const auto real = [](Index n) { return static_cast<double>(n); };
+  const double linear = real(c.hidden) * (2 * real(c.heads) * real(c.head_dim) + 3 * real(c.mlp)),
+               weights = real(c.layers) * linear + 2 * real(c.vocab) * real(c.hidden);
+  require(weights < 0x1p46, "model: ", weights, " weights are too many; are its sizes right?");
   require(c.heads % c.kv_heads == 0, "model: ", c.heads, " query heads cannot share ", c.kv_heads,
           " key/value heads evenly; choose kv-heads that divides heads");
   require(c.heads / c.kv_heads <= kMostGroup, "model: ", c.heads / c.kv_heads,

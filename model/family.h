@@ -95,11 +95,11 @@ struct ModelFamily {
   Config defaults = {};            // of a new model
   std::vector<Field> fields = {};  // in an order in which formulas find what they need
   LocalLayers local = LocalLayers::none;
-  Index global_every = 0;           // n, where most layers are local
-  bool local_rope = false;          // only local layers have RoPE
-  bool rope_if_all_global = false;  // ... but all have it if none is local
-  Index without_rope_every = 0;     // every n-th layer has no RoPE, if a file does not list them; 0: all have it
-  bool rope_alpha = false;          // dynamic RoPE scaling by "alpha": a larger theta, for all lengths
+  Index global_every = 0;            // n, where most layers are local
+  bool local_rope = false;           // only local layers have RoPE
+  bool rope_without_window = false;  // ... but all have it if there is no window
+  Index without_rope_every = 0;      // every n-th layer has no RoPE, if a file does not list them; 0: all have it
+  bool rope_alpha = false;           // dynamic RoPE scaling by "alpha": a larger theta, for all lengths
   bool query_beta = false;  // queries scaled by a factor that grows with the position: "llama_4_scaling_beta" of RoPE
   Modules modules = {};
   std::vector<Published> published = {};

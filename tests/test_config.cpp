@@ -103,6 +103,10 @@ TEST(ConfigFile, LayersWithoutRopeOrWindows) {
   const Json global = {{"sliding_window", nullptr}, {"layer_types", std::vector<std::string>(4, "full_attention")}};
   EXPECT_FALSE(read("cohere2", global).has_rope(0));
   EXPECT_TRUE(read("exaone4", global).has_rope(0));
+  Json with_window = global;
+  with_window["sliding_window"] = 16;
+  EXPECT_FALSE(read("exaone4", with_window).has_rope(0));
+  EXPECT_ERROR(read("starcoder2", with_window), "all layers of starcoder2 models have the window");
   for (const char* family : {"cohere2", "exaone4"}) {
     EXPECT_TRUE(read(family, Json::object()).has_rope(0));
     EXPECT_FALSE(read(family, Json::object()).has_rope(3));
@@ -133,6 +137,11 @@ TEST(ConfigFile, LocalLayersByNameAndByRule) {
   EXPECT_FALSE(config_from_json(qwen, "config.json").is_local(2));  // unless it is enabled
   qwen["use_sliding_window"] = true;
   EXPECT_EQ(config_from_json(qwen, "config.json").local, (std::vector<bool>{false, true, true}));
+  qwen.erase("sliding_window");
+  EXPECT_EQ(config_from_json(qwen, "config.json").window, 4096);  // the default of transformers
+  Json cohere = config_to_json(make_config("cohere2", {100, 32, 3, 4, 2, 8, 64, 128, true}));
+  cohere.erase("rope_theta"), cohere.erase("rope_parameters");
+  EXPECT_EQ(config_from_json(cohere, "config.json").rope_theta, 1e4);
 }
 
 // Other fields of published files. None of them changes what the model computes.

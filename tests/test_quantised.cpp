@@ -244,9 +244,9 @@ TEST_F(QuantisedDirectory, RefusesOtherQuantisations) {
     EXPECT_ERROR(read_config(dir), reason);
   };
   refuses({{"quant_method", "gptq"}}, "quantised by \"gptq\"");
-  refuses({{"load_in_4bit", false}}, "only weights in 4 bits");
-  refuses({{"bnb_4bit_quant_type", "fp4"}}, "\"bnb_4bit_quant_type\"");
-  refuses({{"bnb_4bit_quant_type", nullptr}}, "quantise with bnb_4bit_quant_type=\"nf4\"");
+  refuses({{"load_in_4bit", false}}, "only nf4 is supported");
+  refuses({{"bnb_4bit_quant_type", "fp4"}}, "call dequantize() on it");
+  refuses({{"bnb_4bit_quant_type", nullptr}}, "only nf4 is supported");
   refuses({{"llm_int8_skip_modules", {"lm_head", "model.layers.0.mlp"}}}, "all linear layers must be in 4 bits");
   refuses({{"a_new_option", 1}}, "\"a_new_option\"");
 }

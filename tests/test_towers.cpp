@@ -96,6 +96,24 @@ TEST_F(Towers, AreSavedAsTheyWereLoaded) {
   }
 }
 
+TEST_F(Towers, WithTypesThatCannotBeSavedAreRefused) {
+  const Golden golden("gemma3");
+  write_tower(golden, dir, "language_model.", "lm_head");
+  SafetensorsWriter writer(dir / "other.safetensors", {{"format", "pt"}});
+  const SafetensorsFile file(dir / "model.safetensors");
+  for (const auto& [name, tensor] : file.tensors())
+    writer.add(name, tensor.dtype, tensor.shape, tensor.data, tensor.bytes);
+  const float x[2] = {};
+  writer.add("vision_tower.waves", "F32", {2}, x, 8);
+  writer.finish();
+  std::string bytes = read_file(dir / "other.safetensors");
+  const std::size_t at = bytes.find("\"vision_tower.waves\"");
+  const std::size_t type = bytes.find("F32", at), shape = bytes.find("[2]", at);
+  bytes.replace(type, 3, "C64"), bytes.replace(shape, 3, "[1]");
+  write_file_atomically(dir / "model.safetensors", bytes);
+  EXPECT_ERROR(ModelLayout(dir).require_writable(), "\"vision_tower.waves\": has the type C64, which cannot be saved");
+}
+
 TEST_F(Towers, AreFoundByTheirTokens) {
   const Golden golden("gemma3_scaled");
   write_tower(golden, dir, "language_model.", "lm_head");
@@ -110,6 +128,14 @@ TEST_F(Towers, AreFoundByTheirTokens) {
     writer.finish();
   };
   write({"a.embed_tokens.weight"});
+  EXPECT_FALSE(read_config(dir).tied);  // the head is lost
+  Json config = parse_json_file(dir / "config.json");
+  for (Json* fields : {&config, &config["text_config"]}) fields->erase("tie_word_embeddings");
+  config["text_config"]["model_type"] = "qwen3";  // not tied by default
+  for (const char* field : {"layer_types", "final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar",
+                            "use_bidirectional_attention", "hidden_activation", "sliding_window", "rope_parameters"})
+    config["text_config"].erase(field);
+  write_file_atomically(dir / "config.json", config.dump());
   EXPECT_TRUE(read_config(dir).tied);  // there is no head
   write({"a.embed_tokens.weight", "b.embed_tokens.weight"});
   EXPECT_ERROR(read_config(dir), "several embed_tokens.weight");

@@ -41,7 +41,9 @@ std::size_t free_far_memory(DeviceKind device, const std::filesystem::path& dire
 }
 
 std::string device_name(DeviceKind device) {
-  return device == DeviceKind::cuda ? gpu::name() : std::to_string(omp_get_max_threads()) + " threads";
+  return device == DeviceKind::cuda
+             ? gpu::name()
+             : std::to_string(omp_get_max_threads()) + (omp_get_max_threads() == 1 ? " thread" : " threads");
 }
 
 std::string gpu_address() { return gpu::address(); }

@@ -57,7 +57,7 @@ inline Index read_window_pattern(const Fields& f, Index usual) {
 inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) {
   const bool upper = family.local == LocalLayers::upper, most = family.local == LocalLayers::most;
   const bool all = family.local == LocalLayers::all || family.local == LocalLayers::all_or_listed;
-  const Index usual = most ? 4096 : all ? family.defaults.window : 0;  // of transformers
+  const Index usual = most || upper ? 4096 : all ? family.defaults.window : 0;  // of transformers
   const Index window = f.json.contains("sliding_window") ? f.get<Index>("sliding_window", 0) : usual;
   if (upper && !f.get<bool>("use_sliding_window", false)) return void(f.has("layer_types"));
   c.window = window;
@@ -79,10 +79,11 @@ inline void read_windows(const Fields& f, const ModelFamily& family, Config& c) 
   }
   const auto has = [&](bool local) { return std::ranges::find(c.local, local) != c.local.end(); };
   const bool some_local = has(true);
-  require(family.local != LocalLayers::all || window == 0 || !has(false), f.file, ": \"layer_types\": all layers of ",
-          family.name, " models have the window");
+  const bool every = family.local == LocalLayers::all || family.local == LocalLayers::all_if_named;
+  require(!every || window == 0 || !has(false), f.file, ": \"layer_types\": all layers of ", family.name,
+          " models have the window");
   require(!most || window > 0 || !some_local, f.file, ": \"sliding_window\" must be positive");
-  if (family.local_rope && (some_local || !family.rope_if_all_global)) c.without_rope = without(c.local);
+  if (family.local_rope && (window > 0 || !family.rope_without_window)) c.without_rope = without(c.local);
 }
 
 // Which layers have no RoPE: those with a 0 in "no_rope_layers", or every n-th.
@@ -194,11 +195,11 @@ inline std::string reason_against(const std::string& type) {
   return type.find("moe") != type.npos ? "they are mixtures of experts" : "";
 }
 
-inline Config config_from_json(const Json& json, const std::string& file) {
+inline Config config_from_json(const Json& json, const std::string& file, const std::string& root = "") {
   const Fields f(json, file);
   const auto type = f.get<std::string>("model_type");
   if (const Tower* tower = tower_of(type)) {
-    Config c = config_from_json(text_config(json, *tower, file), file);
+    Config c = config_from_json(text_config(json, *tower, file), file, tower->root);
     c.root = tower->root;
     return c;
   }
@@ -224,7 +225,7 @@ inline Config config_from_json(const Json& json, const std::string& file) {
   if (found->local != LocalLayers::none) read_windows(f, *found, c);
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, *found, c);
-  read_base(f, c);
+  read_base(f, c, root);
   for (const char* name : {"is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"}) f.only(name, false);
   f.only("chunk_size_feed_forward", 0), f.only("pruned_heads", Json::object());
   f.refuse_others(is_harmless);

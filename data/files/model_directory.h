@@ -43,7 +43,8 @@ class ModelFiles {
       open_shards(index);
     } else {
       require(fs::exists(single) || !fs::is_directory(dir), dir.string(),
-              ": has neither model.safetensors nor model.safetensors.index.json; convert other formats to safetensors");
+              ": has neither model.safetensors nor model.safetensors.index.json; download what is missing, or convert "
+              "other formats to safetensors");
       files.emplace_back(single);
       for (const auto& [name, tensor] : files.back().tensors()) tensors[name] = &tensor;
     }
@@ -92,11 +93,12 @@ class ModelFiles {
       const auto ends = [&name = name](const char* end) { return name.ends_with(end); };
       if (used.contains(tensor) || ends("rotary_emb.inv_freq") || std::ranges::any_of(unused, ends)) continue;
       require(name == names_.head && c.tied, tensor->where,
-              " is not used by the model of config.json, so results would differ without it");
+              " is not used by the model of config.json, so results would differ without it; do they belong together?");
       const Tensor& embedding = at(parameters_of(c).front().name);
       require(tensor->dtype == embedding.dtype && tensor->shape == embedding.shape &&
                   std::memcmp(tensor->data, embedding.data, tensor->bytes) == 0,
-              tensor->where, " differs from the embedding, but config.json says that they are tied");
+              tensor->where, " differs from the embedding, but config.json says that they are tied; set ",
+              "\"tie_word_embeddings\" to false");
       forget(*tensor), forget(embedding);
     }
   }
@@ -113,14 +115,18 @@ class ModelFiles {
       require(fs::path(shard).filename() == shard && shard.ends_with(".safetensors"), index.string(), ": ",
               quote(shard), " is not the name of a safetensors file in the same directory");
       const auto [found, is_new] = shard_of.try_emplace(shard, files.size());
+      require(!is_new || fs::exists(dir / shard), (dir / shard).string(), ": there is no such file, but ",
+              index.filename().string(), " names it; download it again");
       if (is_new) files.emplace_back(dir / shard);
       tensors[name] = &files[found->second].at(name);
     }
     for (const SafetensorsFile& file : files) {
       for (const auto& [name, tensor] : file.tensors()) {
-        require(tensors.contains(name) && tensors[name] == &tensor, tensor.where, " is not listed in ", index.string());
+        require(tensors.contains(name) && tensors[name] == &tensor, tensor.where, " is not listed in ", index.string(),
+                "; are the files of one model?");
       }
     }
+    require(!tensors.empty(), index.string(), ": names no tensors; download it again");
   }
 
   // A multimodal model's text model is where its token embedding is.
@@ -129,13 +135,15 @@ class ModelFiles {
       std::string found;
       for (const auto& [name, tensor] : tensors) {
         if (name != end && !name.ends_with("." + end)) continue;
-        require(found.empty(), dir.string(), ": has several ", end, ": ", quote(found), " and ", quote(name));
+        require(found.empty(), dir.string(), ": has several ", end, ", ", quote(found), " and ", quote(name),
+                ", so its text model is not found; save the text model alone");
         found = name;
       }
       return found;
     };
     const std::string tokens = "embed_tokens.weight", found = find(tokens), head = find("lm_head.weight");
-    require(!found.empty(), dir.string(), ": no tensor's name ends with ", quote(tokens));
+    require(!found.empty(), dir.string(), ": no tensor's name ends with ", quote(tokens),
+            ", so it has no text model; do its files belong to this config.json?");
     names_.text = found.substr(0, found.size() - tokens.size());
     if (!head.empty()) names_.head = head;
   }
@@ -146,13 +154,21 @@ class ModelFiles {
   StoredNames names_;
 };
 
+// Does a multimodal model's config.json say whether its embeddings are tied?
+inline bool says_tied(const Json& config) {
+  const char* const name = "tie_word_embeddings";
+  return config.contains(name) || (config.contains("text_config") && config["text_config"].contains(name));
+}
+
 // Reads a config.json, or the one in a model directory.
 inline Config read_config(fs::path path) {
   const bool is_directory = fs::is_directory(path);
   const fs::path file = is_directory ? path / "config.json" : path;
   Config c = config_from_json(parse_json_file(file), file.string());
-  // Files disagree on where tie_word_embeddings stands, and transformers on its default; a head that is not stored is tied.
-  if (is_directory && !c.root.empty() && !c.tied) c.tied = !ModelFiles(path, c.root).find("lm_head.weight");
+  // Multimodal models: versions of transformers disagree on the default of tie_word_embeddings. Without the field, a head
+  // that is not stored is tied.
+  if (is_directory && !c.root.empty() && !c.tied && !says_tied(parse_json_file(file)))
+    c.tied = !ModelFiles(path, c.root).find("lm_head.weight");
   return c;
 }
 
@@ -225,6 +241,9 @@ struct ModelLayout {
       require(type == "F32" || type == "F16" || type == "BF16", "the weights ", quote(name), " have the type ", type,
               ", which cannot be saved; choose float32, float16 or bfloat16 with --save-dtype");
     }
+    for (const auto& [name, tensor] : copied)
+      require(dtype_size(tensor->dtype) > 0, tensor->where, ": has the type ", tensor->dtype,
+              ", which cannot be saved; convert it in transformers");
   }
   // Whether all tensors were loaded from float32.
   bool holds_float32() const { return !dtypes.empty() && !narrows<float>(); }

@@ -24,23 +24,31 @@ namespace streambp {
 constexpr const char* kNf4State = ".quant_state.bitsandbytes__nf4";
 constexpr const char* kNf4Parts[] = {".absmax", ".nested_absmax", ".nested_quant_map", ".quant_map", kNf4State};
 
-// Whether a model of this config.json is quantised by bitsandbytes in a way that can be loaded.
-inline void read_base(const Fields& config, Config& c) {
+// Embedding and head are never quantised, and the other parts of a multimodal model do not matter.
+inline bool is_never_quantised(const std::string& module, const std::string& root) {
+  if (module == "lm_head" || module == "embed_tokens" || module == "model.embed_tokens") return true;
+  const auto has = [&](const char* part) { return module.find(part) != module.npos; };
+  return !root.empty() && (has("vision") || has("visual") || has("projector") || has("connector") || has("lm_head"));
+}
+
+// Whether a model of this config.json is quantised by bitsandbytes in a way that can be loaded. root: of a multimodal
+// model's text model.
+inline void read_base(const Fields& config, Config& c, const std::string& root) {
   if (!config.has("quantization_config")) return;
   const Fields f = config.object("quantization_config");
-  require(f.get<std::string>("quant_method", "") == "bitsandbytes", f.file, ": weights quantised by ",
-          quote(f.get<std::string>("quant_method", "?")), " are not supported; load the model in transformers, ",
-          "dequantise it (for fp8: FineGrainedFP8Config(dequantize=True)), save it in bfloat16, and use that");
-  require(f.get<bool>("load_in_4bit", false), f.file, ": only weights in 4 bits (load_in_4bit) are supported");
-  f.only("bnb_4bit_quant_type", "nf4");
-  require(f.has("bnb_4bit_quant_type"), f.file, ": weights in fp4 are not supported; quantise with ",
-          "bnb_4bit_quant_type=\"nf4\"");
+  const auto method = f.get<std::string>("quant_method", f.has("load_in_4bit") ? "bitsandbytes" : "an unknown method");
+  require(method == "bitsandbytes", f.file, ": weights quantised by ", quote(method), " are not supported; load the ",
+          "model in transformers, dequantise it ", method == "fp8" ? "(FineGrainedFP8Config(dequantize=True)), " : "",
+          method == "mxfp4" ? "(Mxfp4Config(dequantize=True)), " : "", "save it in bfloat16, and use that");
+  const bool nf4 = f.get<bool>("load_in_4bit", false) && f.get<std::string>("bnb_4bit_quant_type", "fp4") == "nf4";
+  require(nf4, f.file, ": of bitsandbytes' types only nf4 is supported; load the model in transformers, call ",
+          "dequantize() on it, save it, and use that, if you like with --base nf4");
   f.only("bnb_4bit_quant_storage", "uint8");
   c.plain_scales = !f.get<bool>("bnb_4bit_use_double_quant", false);
   f.only("load_in_8bit", false);
   if (f.has("llm_int8_skip_modules")) {  // embedding and head are never quantised
     for (const Json& name : f.json.at("llm_int8_skip_modules"))
-      require(name == "lm_head" || name == "embed_tokens" || name == "model.embed_tokens", f.file,
+      require(name.is_string() && is_never_quantised(name.get<std::string>(), root), f.file,
               ": \"llm_int8_skip_modules\": ", shown(name), " is not supported; all linear layers must be in 4 bits");
   }
   f.refuse_others([](const std::string& name) {

@@ -122,7 +122,7 @@ inline ModelFamily exaone4() {
       .defaults = {.pre_norms = false, .post_norms = true, .rope_theta = 1e6, .qk_norm = QkNorm::heads, .window = 4096},
       .fields = llama_fields({{"num_key_value_heads", &Config::kv_heads, 32},
                               {"rms_norm_eps", &Config::norm_eps, 1e-5}}),
-      .local = LocalLayers::most, .global_every = 4, .local_rope = true, .rope_if_all_global = true,
+      .local = LocalLayers::most, .global_every = 4, .local_rope = true, .rope_without_window = true,
       .modules = {.post_attention_norm = "post_attention_layernorm", .post_mlp_norm = "post_feedforward_layernorm"},
       .published = {{"exaone-4.0-1.2b", {102400, 2048, 30, 32, 8,  64,  4096,  65536, true}, 0, kExaone4Rope, all_global},
                     {"exaone-4.0-32b",  {102400, 5120, 64, 40, 8, 128, 27392, 131072, false}, 0, kExaone4Rope}}};
@@ -209,7 +209,7 @@ inline ModelFamily cohere2() {
   f.name = f.type = "cohere2", f.architecture = "Cohere2ForCausalLM";
   f.defaults.window = 4096;
   f.fields = with_changes(f.fields, {
-      {"rotary_pct", Only{}, 1.0}, {"use_gated_activation", Only{}, true}, {"use_parallel_block", Only{}, true},
+      {"rope_theta", &Config::rope_theta, 1e4}, {"rotary_pct", Only{}, 1.0}, {"use_gated_activation", Only{}, true}, {"use_parallel_block", Only{}, true},
       {"use_parallel_embedding", Ignored{}}, {"use_embedding_sharing", Ignored{}}, {"layer_switch", Ignored{}},
       {"position_embedding_type", Only{}, "rope_gptj"}, {"order_of_interleaved_layers", Only{}, "local_attn_first"}});
   f.local = LocalLayers::most, f.global_every = 4, f.local_rope = true;
