@@ -98,6 +98,7 @@ TEST(Language, HasLimits) {
   };
   std::string doubled = "{% set s = 'abcdefgh' %}";
   for (int i = 0; i < 40; ++i) doubled += "{% set s = s + s %}";
+  std::string shared = "{% set n = namespace(x=[]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}";
   const std::vector<std::pair<std::string, const char*>> cases = {
       {many + end, "too much work"},
       {doubled, "too much work"},
@@ -116,11 +117,34 @@ TEST(Language, HasLimits) {
       {nested(9999, "{% if n %}", "", "{% endif %}"), "more than 150 levels"},
       {std::string(2 << 20, 'x'), "more than 1048576 bytes"},
       {"{{ 9223372036854775807 + 1 }}", "too large"},
-      {"{{ 2 ** 64 }}", "too large"}};
+      {"{{ 2 ** 64 }}", "too large"},
+      // Values that share parts, and functions that hold values
+      {shared + "{% set d = {n.x: 1} %}", "too much work"},
+      {shared + "{{ 'x'.replace('x', n.x ~ '') }}", "too much work"},
+      {shared + "{{ raise_exception(message=n.x) }}", "too much work"},
+      {"{% set n = namespace(x=1) %}{% for i in range(9999) %}{% set n.x = [n.x].count %}{% endfor %}",
+       "nested more deeply"},
+      {"{{ ('a'|map(*(['map'] * 2000)))|list }}", "too much work"},
+      // Searches, and results that are not printed
+      {"{% set s = 'a' * 9999 %}{{ ('a' * 4999 ~ 'b') in s }}", "too much work"},
+      {"{% set s = 'a' * 9999 %}{{ s.rsplit('b' ~ 'a' * 4999) }}", "too much work"},
+      {"{% set s = 'b' * 9999 %}{{ s.strip('a' * 9999 ~ 'b') }}", "too much work"},
+      {"{% for i in range(999) %}{% set x = 'a' * 9999 %}{% endfor %}", "too much work"},
+      {"{% for i in range(999) %}{% set x = [1]|batch(9999, 'x') %}{% endfor %}", "too much work"},
+      {"{{ range(9999)|unique|list|length }}", "too much work"},
+      {"{{ range(99)|tojson(indent='a' * 9999) }}", "an indent of more than 1000"}};
   for (const auto& [source, said] : cases) {
     const auto run = [&] { Template(source, "2026-11-25").render({{"n", std::int64_t{7}}}, 3'000'000); };
     EXPECT_ERROR(run(), said) << source.substr(0, 60);
   }
+  // A long conversation is no hostile one.
+  std::vector<Value> messages;
+  for (int i = 0; i < 2000; ++i)
+    messages.push_back(dict_of({{"role", "user"}, {"content", to_text(std::string(2000, 'x'), kData)}}));
+  const std::string template_of_many =
+      "{% for m in messages %}{% if loop.index0 == messages|length - 1 and messages[0].role == 'user' and "
+      "messages is defined and (messages|first).content is string %}{{ m.content|trim + '.' }}{% endif %}{% endfor %}";
+  EXPECT_EQ(Template(template_of_many, "2026-11-25").render({{"messages", messages}}).size(), 2001u);
   // What holds itself is freed.
   EXPECT_EQ(rendered("{% set n = namespace() %}{% set n.n = n %}{% macro m() %}{% endmacro %}{% set n.m = m %}x"), "x");
   EXPECT_EQ(rendered("{% set n = namespace() %}{% for i in list %}{% set n.c = loop.cycle %}{% endfor %}{{ n.c(1) }}"),

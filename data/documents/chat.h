@@ -120,7 +120,7 @@ class Chat {
     if (given == "chatml") return compile(kChatml, given);
     if (!given.empty()) {
       require(fs::is_regular_file(given), "--chat ", excerpt(given),
-              ": no such file; name a Jinja template, or chatml");
+              fs::exists(given) ? ": is not a file" : ": no such file", "; name a Jinja template, or chatml");
       return compile(read_file(given, jinja::kLongestTemplate), given);
     }
     const Template found = read_template(model);
@@ -185,12 +185,20 @@ class Chat {
     return program_.render(variables);
   }
 
+  // Names of roles are part of the markup: templates write "<|" + role + "|>".
+  static bool is_known_role(const jinja::Text& role) {
+    constexpr const char* known[] = {"system", "user", "assistant", "tool", "developer", "function", "model"};
+    return std::ranges::any_of(known, [&](const char* name) { return role == jinja::to_text(name); });
+  }
+
   // The message in the form that the template reads.
   Value adapted(const Message& message) const {
     std::vector<std::pair<Value, Value>> members = message.value.dict()->members;
     bool changed = false;
     for (auto& [key, value] : members) {
       const std::string name = key.text() ? jinja::to_utf8(*key.text()) : "";
+      if (name == "role" && value.text() && is_known_role(*value.text()))
+        value = jinja::unmarked(value), changed = true;
       if (name == "content" && value.list() && !reads_parts_) value = joined_parts(value), changed = true;
       if (name == "tool_calls" && value.list()) value = with_arguments(value), changed = true;
     }
@@ -204,7 +212,7 @@ class Chat {
         break;
       }
     }
-    return changed ? jinja::dict_of(std::move(members)) : message.value;
+    return changed ? Value(jinja::Dict{std::move(members)}) : message.value;
   }
 
   static Value joined_parts(const Value& parts) {
@@ -233,8 +241,9 @@ class Chat {
   }
   static Value with(const Value& dict, const char* name, Value value) {
     std::vector<std::pair<Value, Value>> members = dict.dict()->members;
-    members.emplace_back(name, std::move(value));
-    return jinja::dict_of(std::move(members));
+    for (auto& [key, old] : members)
+      if (jinja::equal(key, name)) old = value;
+    return jinja::Dict{std::move(members)};
   }
   Value converted(const Value& arguments) const {
     if (wants_argument_text_ && arguments.dict()) {

@@ -54,9 +54,11 @@ class Turns {
     require_repeatable("the conversation", whole.chat.text.size() + 256 * c.messages.size(), turns);
     for (const std::size_t i : answers(c, first)) {
       Turn turn = this->turn(c, i, whole.chat);
-      if (whole.chat.text.compare(0, turn.end, turn.chat.text, 0, turn.end) == 0) {
-        // A template without end tokens: the next turn's first token stops generation.
-        const std::size_t next = turn.has_end ? turn.end : stop_at(whole.chat, turn.end);
+      const bool same = whole.chat.text.compare(0, turn.end, turn.chat.text, 0, turn.end) == 0;
+      // A template without end tokens: the next turn's first token stops generation. If that does not either, only the
+      // last turn can be followed by an end token.
+      const std::size_t next = turn.has_end ? turn.end : same ? stop_at(whole.chat, turn.end) : std::string::npos;
+      if (same && (next != std::string::npos || i + 1 == c.messages.size())) {
         whole.lacks_end = next == std::string::npos;
         whole.learned.push_back({position(turn.begin), position(next == std::string::npos ? turn.end : next)});
       } else {
@@ -148,7 +150,7 @@ class Turns {
     const RenderedChat prompt = chat_.render(c.first(i), Chat::End::prompt);
     t.begin = common(prompt.text, t.chat.text);
     if (t.begin == prompt.text.size()) return;
-    if (t.begin < common(chat_.render(c.first(i)).text, prompt.text)) return replace_prompt(t, prompt, c, i);
+    if (t.begin <= common(chat_.render(c.first(i)).text, prompt.text)) return replace_prompt(t, prompt, c, i);
     // The prompt opens what this turn leaves out, such as reasoning.
     for (const RenderedChat& chat : {std::cref(prompt), std::cref(t.chat)}) {  // not within a token
       for_each_token(chat, 0, [&](std::int32_t, std::size_t from, std::size_t to) {
@@ -168,15 +170,29 @@ class Turns {
       return chat.data.rfind('\1', before) + 1;  // npos + 1 is 0
     };
     const std::string closing = prompt.text.substr(after_data(prompt, prompt.text.size()));
-    const std::size_t begin = after_data(turn, turn.answer == 0 ? 0 : turn.answer - 1);
-    require_data(turn.answer != std::string::npos && turn.text.compare(begin, closing.size(), closing) == 0, "message ",
-                 i + 1, ": the chat template renders the conversation before it as ",
-                 quote(around(prompt.text, t.begin)), " for its prompt, but with the message as ",
-                 quote(around(turn.text, t.begin)), ", so it is not clear what the model would generate");
+    const std::size_t begin = after_data(turn, turn.answer == 0 ? 0 : turn.answer - 1),
+                      rest = end_of(closing, turn, begin);
+    require_data(turn.answer != std::string::npos && rest != std::string::npos, "message ", i + 1,
+                 ": the chat template renders the conversation before it as ", quote(around(prompt.text, t.begin)),
+                 " for its prompt, but with the message as ", quote(around(turn.text, t.begin)),
+                 ", so it is not clear what the model would generate");
     t.chat = prompt, t.begin = prompt.text.size();
-    const std::size_t rest = begin + closing.size();
     t.chat.text += turn.text.substr(rest), t.chat.data += turn.data.substr(rest),
         t.chat.marked += turn.marked.substr(rest);
+  }
+  // The end of `closing`, which stands at `begin`, or npos. The template's white space may differ.
+  static std::size_t end_of(std::string_view closing, const RenderedChat& turn, std::size_t begin) {
+    const auto is_white = [](char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; };
+    const auto markup = [&](std::size_t at) { return at < turn.text.size() && turn.data[at] == 0; };
+    std::size_t at = begin;
+    for (const char c : closing) {
+      if (is_white(c)) continue;
+      while (markup(at) && is_white(turn.text[at])) ++at;
+      if (!markup(at) || turn.text[at++] != c) return std::string::npos;
+    }
+    const std::size_t last = closing.find_last_not_of(" \n\t\r");
+    for (const char c : closing.substr(last == closing.npos ? 0 : last + 1)) at += markup(at) && turn.text[at] == c;
+    return at;
   }
   static std::string around(const std::string& text, std::size_t at) { return text.substr(at < 40 ? 0 : at - 40, 80); }
 

@@ -126,11 +126,11 @@ class ExpressionParser {
     node->first = std::move(first);
     return node;
   }
-  std::optional<Comparison::Operator> comparator() {
-    using C = Comparison;
-    constexpr std::pair<const char*, C::Operator> symbols[] = {{"==", C::equal_to}, {"!=", C::not_equal},
-                                                               {"<", C::less_than}, {"<=", C::less_or_equal},
-                                                               {">", C::greater},   {">=", C::greater_or_equal}};
+  std::optional<Comparator> comparator() {
+    using C = Comparator;
+    constexpr std::pair<const char*, C> symbols[] = {{"==", C::equal_to}, {"!=", C::not_equal},
+                                                     {"<", C::less_than}, {"<=", C::less_or_equal},
+                                                     {">", C::greater},   {">=", C::greater_or_equal}};
     for (const auto& [symbol, op] : symbols)
       if (skip(symbol)) return op;
     if (skip_name("in")) return C::in;

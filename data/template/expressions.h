@@ -1,8 +1,7 @@
 // The expressions of a template, each with its value.
 #pragma once
 
-#include "data/template/filters.h"
-#include "data/template/methods.h"
+#include "data/template/tests.h"
 
 namespace streambp::jinja {
 
@@ -50,6 +49,7 @@ struct DictLiteral final : Expression {
     std::vector<std::pair<Value, Value>> values;
     for (const auto& [key, value] : members) {
       Value name = key->value(run);  // before its value
+      run.spend(name.extent().weight * (1 + values.size() / 16));
       values.emplace_back(std::move(name), value->value(run));
     }
     return dict_of(std::move(values));
@@ -76,40 +76,18 @@ struct Logic final : Expression {
 
 // a < b <= c ...
 struct Comparison final : Expression {
-  enum Operator { equal_to, not_equal, less_than, less_or_equal, greater, greater_or_equal, in, not_in };
   ExpressionPointer first;
-  std::vector<std::pair<Operator, ExpressionPointer>> others;
+  std::vector<std::pair<Comparator, ExpressionPointer>> others;
 
   Value evaluate(Run& run) const override {
     Value a = first->value(run);
     for (const auto& [compare, other] : others) {
       Value b = other->value(run);
       run.spend(a), run.spend(b);
-      if (!holds(compare, a, b)) return false;
+      if (!holds(run, compare, a, b)) return false;
       a = std::move(b);
     }
     return true;
-  }
-  static bool holds(Operator compare, const Value& a, const Value& b) {
-    switch (compare) {
-      case equal_to:
-        return equal(a, b);
-      case not_equal:
-        return !equal(a, b);
-      case less_than:
-        return less(a, b);
-      case less_or_equal:
-        return less(a, b) || equal(a, b);
-      case greater:
-        return less(b, a);
-      case greater_or_equal:
-        return less(b, a) || equal(a, b);
-      case in:
-        return is_in(a, b);
-      case not_in:
-        return !is_in(a, b);
-    }
-    return false;
   }
 };
 
@@ -184,6 +162,7 @@ struct Item final : Expression {
   Value evaluate(Run& run) const override {
     const Value v = object->value(run), i = index->value(run);
     expect(!v.undefined(), described(v));
+    if (!i.integer()) run.spend(i);
     if (const Object* inner = v.object()) return i.text() ? inner->attribute(*i.text()) : Value();
     Value found = item_of(run, v, i);
     return found.undefined() && i.text() ? method_of(run, v, *i.text()) : found;
@@ -219,7 +198,7 @@ struct CallArguments {
     for (const auto& [name, e] : named) all.named.emplace_back(name, e->value(run));
     if (!dict) return all;
     const Value more = dict->value(run);
-    expect(more.dict(), "** needs a dict");
+    expect(more.dict() && more.size() <= 1000, "** needs a dict of at most 1000 members");
     for (const auto& [key, value] : more.dict()->members) {
       expect(key.text(), "** needs names");
       all.named.emplace_back(*key.text(), value);
@@ -240,7 +219,8 @@ struct Call final : Expression {
     Arguments values = arguments.values(run);
     if (!caller.undefined()) values.named.emplace_back(to_text("caller"), caller);
     for (const Value& argument : values.positional) run.spend(argument);
-    return v.object()->call(values);
+    for (const auto& [name, argument] : values.named) run.spend(argument);
+    return run.made(v.object()->call(values));
   }
 };
 

@@ -1,4 +1,4 @@
-// The filters and tests of Jinja, and `tojson` as transformers defines it.
+// The filters of Jinja, and `tojson` as transformers defines it.
 #pragma once
 
 #include "data/template/methods.h"
@@ -12,10 +12,11 @@ bool passes(Run& run, const Value& v, const std::string& name, const Arguments& 
 inline Value attribute_of(Run& run, Value v, const Value& path) {
   if (path.integer()) return item_of(run, v, path);
   expect(path.text(), "an attribute is ", described(path), ", not a name");
-  const Value names = split(*path.text(), Text(1, '.'), -1, false);
+  const Value names = split(run, *path.text(), Text(1, '.'), -1, false);
   for (const Value& name : names.list()->items) {
     if (v.undefined()) return v;
-    const bool number = every(*name.text(), is_digit) && name.text()->size() < 10;
+    const auto is_ascii_digit = [](char32_t c) { return code_of(c) >= '0' && code_of(c) <= '9'; };
+    const bool number = every(*name.text(), is_ascii_digit) && name.text()->size() < 10;
     const Value key = number ? Value(std::int64_t{std::stol(to_utf8(*name.text()))}) : name;
     v = v.object() && !number ? v.object()->attribute(*name.text()) : item_of(run, v, key);
   }
@@ -82,18 +83,19 @@ inline Value extreme(Run& run, const Value& v, const Arguments& a, bool largest)
   return items.empty() ? Value(Undefined{"the extreme of an empty list"}) : items.front();
 }
 
-inline Value unique(const Value& v, const Arguments& a) {
+inline Value unique(Run& run, const Value& v, const Arguments& a) {
   std::vector<Value> items, seen;
   for (Value& item : elements_of(v)) {
     Value key = comparable(item, is_true(a.at(0, "case_sensitive")));
-    if (std::ranges::any_of(seen, [&](const Value& other) { return equal(key, other); })) continue;
+    const auto same = [&](const Value& other) { return run.spend(key), equal(key, other); };
+    if (std::ranges::any_of(seen, same)) continue;
     seen.push_back(std::move(key)), items.push_back(std::move(item));
   }
   return {std::move(items), ListKind::iterator};
 }
 
 // Pieces of `n` items (batch), or n pieces (slice), the last ones filled up
-inline Value pieces(const Value& v, const Arguments& a, bool batches) {
+inline Value pieces(Run& run, const Value& v, const Arguments& a, bool batches) {
   const std::vector<Value> items = elements_of(v);
   const Value n = a.at(0, batches ? "linecount" : "slices"), fill = a.at(1, "fill_with", None{});
   expect(n.integer() && n.to_integer() > 0 && n.to_integer() <= kMostRepeats, "batch and slice need a positive number");
@@ -107,19 +109,20 @@ inline Value pieces(const Value& v, const Arguments& a, bool batches) {
                              items.begin() + static_cast<std::ptrdiff_t>(begin + size));
     begin += size;
     const std::size_t missing = batches ? count - size : items.size() % count != 0 && !longer;
+    run.spend(32 * (1 + size + missing));
     if (!fill.none()) piece.resize(size + missing, fill);
     all.emplace_back(std::move(piece));
   }
   return {std::move(all), ListKind::iterator};
 }
 
-inline Value indented(const Value& v, const Arguments& a) {
+inline Value indented(Run& run, const Value& v, const Arguments& a) {
   const Value width = a.at(0, "width", std::int64_t{4});
   expect(width.text() || (width.integer() && width.to_integer() <= 1000), "indent: a width of ", described(width));
   const auto spaces = width.text() ? 0 : static_cast<std::size_t>(std::max<std::int64_t>(0, width.to_integer()));
   const Text indent = width.text() ? *width.text() : Text(spaces, ' ');
   const bool first = is_true(a.at(1, "first")), blank = is_true(a.at(2, "blank"));
-  const Value all = split(str(v), Text(1, '\n'), -1, false);
+  const Value all = split(run, str(v), Text(1, '\n'), -1, false);
   Text out;
   for (std::size_t i = 0; i < all.list()->items.size(); ++i) {
     const Text& line = *all.list()->items[i].text();
@@ -138,7 +141,8 @@ inline Value rounded(const Value& v, const Arguments& a) {
   const double scale = std::pow(10.0, static_cast<double>(precision)), x = v.to_double();
   if (method == to_text("ceil")) return std::ceil(x * scale) / scale;
   if (method == to_text("floor")) return std::floor(x * scale) / scale;
-  if (v.integer() && precision >= 0) return v;
+  if (v.integer() && precision >= 0) return v.to_integer();
+  if (v.integer()) return static_cast<std::int64_t>(std::nearbyint(x * scale) / scale);
   if (precision <= 0) return std::nearbyint(x * scale) / scale;
   char digits[400];
   std::snprintf(digits, sizeof digits, "%.*f", static_cast<int>(std::min<std::int64_t>(precision, 60)), x);
@@ -186,14 +190,15 @@ inline Value to_json(const Value& v, const Arguments& a) {
   if (indent.integer())
     style.indent = Text(static_cast<std::size_t>(std::clamp<std::int64_t>(indent.to_integer(), 0, 100)), ' ');
   if (indent.text()) style.indent = *indent.text();
+  expect(style.indent.size() <= 1000, "tojson: an indent of more than 1000 characters");
   if (style.indented) style.comma = to_text(",");
   if (!separators.none()) {
     expect(separators.list() && separators.list()->items.size() == 2, "tojson: separators are two strings");
     style.comma = str(separators.list()->items[0]), style.colon = str(separators.list()->items[1]);
   }
+  expect(style.comma.size() + style.colon.size() <= 1000, "tojson: separators of more than 1000 characters");
   Text out;
   append_json(out, v, style);
-  limit(out);
   return out;
 }
 
@@ -218,7 +223,6 @@ inline Value sum_of(Run& run, const Value& v, const Arguments& a) {
 }
 
 using Filter = Value (*)(Run&, const Value&, const Arguments&);
-using R = Run&;
 using V = const Value&;
 
 inline const std::map<std::string, Filter>& filters() {
@@ -231,7 +235,7 @@ inline const std::map<std::string, Filter>& filters() {
       {"count", length},
       {"default", otherwise},
       {"d", otherwise},
-      {"trim", [](R, V v, A a) -> Value { return stripped(str(v), a.at(0, "chars", None{}), true, true); }},
+      {"trim", [](R run, V v, A a) -> Value { return stripped(run, str(v), a.at(0, "chars", None{}), true, true); }},
       {"upper", [](R, V v, A) -> Value { return in_case(str(v), true); }},
       {"lower", [](R, V v, A) -> Value { return in_case(str(v), false); }},
       {"capitalize", [](R, V v, A) -> Value { return capitalised(str(v)); }},
@@ -244,10 +248,10 @@ inline const std::map<std::string, Filter>& filters() {
          return text;
        }},
       {"replace",
-       [](R, V v, A a) -> Value {
-         return replaced(str(v), str(a.at(0, "old")), str(a.at(1, "new")), integer_at(a, 2, "count", -1));
+       [](R run, V v, A a) -> Value {
+         return replaced(run, str(v), str(a.at(0, "old")), str(a.at(1, "new")), integer_at(a, 2, "count", -1));
        }},
-      {"indent", [](R, V v, A a) { return indented(v, a); }},
+      {"indent", [](R run, V v, A a) { return indented(run, v, a); }},
       {"format",
        [](R, V v, A a) -> Value { return formatted(str(v), Value(a.positional, ListKind::tuple)); }},
       {"tojson", [](R, V v, A a) { return to_json(v, a); }},
@@ -289,7 +293,7 @@ inline const std::map<std::string, Filter>& filters() {
        }},
       {"min", [](R run, V v, A a) { return extreme(run, v, a, false); }},
       {"max", [](R run, V v, A a) { return extreme(run, v, a, true); }},
-      {"unique", [](R, V v, A a) { return unique(v, a); }},
+      {"unique", [](R run, V v, A a) { return unique(run, v, a); }},
       {"reverse",
        [](R, V v, A) -> Value {
          if (v.text()) return Text(v.text()->rbegin(), v.text()->rend());
@@ -302,8 +306,8 @@ inline const std::map<std::string, Filter>& filters() {
       {"reject", [](R run, V v, A a) { return chosen(run, v, a, false, false); }},
       {"selectattr", [](R run, V v, A a) { return chosen(run, v, a, true, true); }},
       {"rejectattr", [](R run, V v, A a) { return chosen(run, v, a, true, false); }},
-      {"batch", [](R, V v, A a) { return pieces(v, a, true); }},
-      {"slice", [](R, V v, A a) { return pieces(v, a, false); }},
+      {"batch", [](R run, V v, A a) { return pieces(run, v, a, true); }},
+      {"slice", [](R run, V v, A a) { return pieces(run, v, a, false); }},
       {"int", [](R, V v, A a) { return number_from(v, a.at(0, "default", std::int64_t{0}), true); }},
       {"float", [](R, V v, A a) { return number_from(v, a.at(0, "default", 0.0), false); }},
       {"round", [](R, V v, A a) { return rounded(v, a); }},
@@ -312,81 +316,21 @@ inline const std::map<std::string, Filter>& filters() {
          expect(v.number() && !(v.integer() && v.to_integer() == INT64_MIN), "abs: ", described(v));
          return v.integer() ? Value(std::abs(v.to_integer())) : Value(std::abs(v.to_double()));
        }},
-      {"sum", [](R run, V v, A a) { return sum_of(run, v, a); }},
-      {"wordcount", [](R, V v, A) { return length_of(split(str(v), None{}, -1, false)); }}};
+      {"sum", [](R run, V v, A a) { return sum_of(run, v, a); }}};
   return all;
 }
 
 inline Value filtered(Run& run, const Value& v, const std::string& name, const Arguments& a) {
   const auto found = filters().find(name);
   expect(found != filters().end(), "no filter is named ", quote(name));
-  run.spend(v);
-  Value result = found->second(run, v, a);
-  run.spend(result);
-  return result;
-}
-
-using ValueTest = bool (*)(const Value&, const Value&);
-
-inline const std::map<std::string, ValueTest>& tests() {
-  static const ValueTest eq = equal, ne = [](V v, V x) { return !equal(v, x); }, lt = less,
-                         le = [](V v, V x) { return less(v, x) || equal(v, x); },
-                         gt = [](V v, V x) { return less(x, v); },
-                         ge = [](V v, V x) { return less(x, v) || equal(v, x); };
-  static const auto remainder = [](V v, std::int64_t n) {
-    expect(v.integer() && n != 0, "divisibility of ", described(v));
-    return n == -1 ? 0 : v.to_integer() % n;
-  };
-  static const std::map<std::string, ValueTest> all = {
-      {"defined", [](V v, V) { return !v.undefined(); }},
-      {"undefined", [](V v, V) { return v.undefined(); }},
-      {"none", [](V v, V) { return v.none(); }},
-      {"boolean", [](V v, V) { return v.is<bool>(); }},
-      {"true", [](V v, V) { return v.is<bool>() && is_true(v); }},
-      {"false", [](V v, V) { return v.is<bool>() && !is_true(v); }},
-      {"integer", [](V v, V) { return v.is<std::int64_t>(); }},
-      {"float", [](V v, V) { return v.is<double>(); }},
-      {"number", [](V v, V) { return v.number(); }},
-      {"string", [](V v, V) { return v.text() != nullptr; }},
-      {"mapping", [](V v, V) { return v.dict() != nullptr; }},
-      {"sequence",
-       [](V v, V) {
-         return v.text() || v.dict() || v.undefined() || (v.list() && v.list()->kind != ListKind::iterator);
-       }},
-      {"iterable", [](V v, V) { return v.text() || v.list() || v.dict() || v.undefined(); }},
-      {"callable", [](V v, V) { return v.object() && v.object()->callable(); }},
-      {"odd", [](V v, V) { return remainder(v, 2) != 0; }},
-      {"even", [](V v, V) { return remainder(v, 2) == 0; }},
-      {"divisibleby", [](V v, V x) { return x.integer() && remainder(v, x.to_integer()) == 0; }},
-      {"lower", [](V v, V) { return str(v) == in_case(str(v), false) && str(v) != in_case(str(v), true); }},
-      {"upper", [](V v, V) { return str(v) == in_case(str(v), true) && str(v) != in_case(str(v), false); }},
-      {"in", [](V v, V x) { return is_in(v, x); }},
-      {"sameas", [](V v, V x) { return v.held.index() == x.held.index() && equal(v, x); }},
-      {"eq", eq},
-      {"equalto", eq},
-      {"==", eq},
-      {"ne", ne},
-      {"!=", ne},
-      {"lt", lt},
-      {"lessthan", lt},
-      {"<", lt},
-      {"le", le},
-      {"<=", le},
-      {"gt", gt},
-      {"greaterthan", gt},
-      {">", gt},
-      {"ge", ge},
-      {">=", ge},
-      {"filter", [](V v, V) { return v.text() && filters().contains(to_utf8(*v.text())); }}};
-  return all;
-}
-
-inline bool passes(Run& run, const Value& v, const std::string& name, const Arguments& a) {
-  const auto found = tests().find(name);
-  expect(found != tests().end(), "no test is named ", quote(name));
-  const Value argument = a.at(0, "other");
-  run.spend(v), run.spend(argument);
-  return found->second(v, argument);
+  const Run::Level level(run);
+  // These do not read what the items hold.
+  constexpr const char* shallow[] = {"length", "count",  "default",    "d",          "first", "last",  "list", "items",
+                                     "select", "reject", "selectattr", "rejectattr", "map",   "batch", "slice"};
+  std::ranges::find(shallow, name) != std::end(shallow) ? run.spend(v.size()) : run.spend(v);
+  for (const Value& argument : a.positional) run.spend(argument);
+  for (const auto& [key, argument] : a.named) run.spend(argument);
+  return run.made(found->second(run, v, a));
 }
 
 }  // namespace streambp::jinja

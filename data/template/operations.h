@@ -6,7 +6,6 @@
 namespace streambp::jinja {
 
 constexpr std::int64_t kMostRepeats = 1'000'000;
-constexpr std::size_t kLongestText = 1 << 26;
 
 inline void limit(const Text& text) {
   expect(text.size() <= kLongestText, "a text of more than ", kLongestText, " characters");
@@ -76,7 +75,7 @@ inline Value of_reals(Operator op, double a, double b) {
 // v[i], or an undefined value
 inline Value item_of(Run& run, const Value& v, const Value& i) {
   if (v.dict()) {
-    run.spend(v.dict()->members.size());
+    run.spend(v.dict()->members.size() * (1 + i.size() / 16));
     const Value* found = v.dict()->find(i);
     return found ? *found : Value(Undefined{"a member of a dict"});
   }
@@ -113,15 +112,60 @@ inline Value slice_of(const Value& v, const Value& from, const Value& to, const 
   return v.text() ? Value(std::move(text)) : Value(std::move(list));
 }
 
+// The first place of `part` at or after `from`, or the last place. Every compared character is paid for.
+inline std::size_t find(Run& run, TextView text, TextView part, std::size_t from = 0) {
+  for (std::size_t at = from; at + part.size() <= text.size(); ++at) {
+    std::size_t same = 0;
+    while (same < part.size() && code_of(text[at + same]) == code_of(part[same])) ++same;
+    run.spend(1 + same);
+    if (same == part.size()) return at;
+  }
+  return text.npos;
+}
+inline std::size_t find_last(Run& run, TextView text, TextView part) {
+  for (std::size_t end = text.size(); end >= part.size(); --end) {
+    std::size_t same = 0;
+    while (same < part.size() && code_of(text[end - 1 - same]) == code_of(part[part.size() - 1 - same])) ++same;
+    run.spend(1 + same);
+    if (same == part.size()) return end - same;
+    if (end == 0) break;
+  }
+  return text.npos;
+}
+
 // x in whole
-inline bool is_in(const Value& x, const Value& whole) {
-  if (whole.dict()) return whole.dict()->find(x);
+inline bool is_in(Run& run, const Value& x, const Value& whole) {
+  if (whole.dict()) return !item_of(run, whole, x).undefined();
   if (whole.text()) {
     expect(x.text(), "a string cannot contain ", described(x));
-    return whole.text()->find(*x.text()) != Text::npos;
+    return find(run, *whole.text(), *x.text()) != Text::npos;
   }
   const std::vector<Value> elements = elements_of(whole);
   return std::ranges::any_of(elements, [&](const Value& element) { return equal(element, x); });
+}
+
+enum class Comparator { equal_to, not_equal, less_than, less_or_equal, greater, greater_or_equal, in, not_in };
+
+inline bool holds(Run& run, Comparator compare, const Value& a, const Value& b) {
+  switch (compare) {
+    case Comparator::equal_to:
+      return equal(a, b);
+    case Comparator::not_equal:
+      return !equal(a, b);
+    case Comparator::less_than:
+      return less(a, b);
+    case Comparator::less_or_equal:
+      return less(a, b) || equal(a, b);
+    case Comparator::greater:
+      return less(b, a);
+    case Comparator::greater_or_equal:
+      return less(b, a) || equal(a, b);
+    case Comparator::in:
+      return is_in(run, a, b);
+    case Comparator::not_in:
+      return !is_in(run, a, b);
+  }
+  return false;
 }
 
 // --- Strings ---
@@ -176,13 +220,16 @@ inline Text sum_of(const Text& a, const Text& b) {
 }
 
 // strip(characters): without them, or without white space
-inline Text stripped(TextView text, const Value& characters, bool left, bool right) {
+inline Text stripped(Run& run, TextView text, const Value& characters, bool left, bool right) {
   if (characters.none() || characters.undefined()) return Text(without_ends(text, left, right, is_white));
   expect(characters.text(), "strip: the characters are ", described(characters));
-  return Text(without_ends(text, left, right, [&](char32_t c) { return characters.text()->find(c) != Text::npos; }));
+  return Text(without_ends(text, left, right, [&](char32_t c) {
+    run.spend(characters.text()->size());
+    return characters.text()->find(c) != Text::npos;
+  }));
 }
 
-inline Text replaced(TextView text, TextView from, TextView to, std::int64_t most) {
+inline Text replaced(Run& run, TextView text, TextView from, TextView to, std::int64_t most) {
   Text out;
   std::size_t done = 0;
   for (; most != 0; --most) {
@@ -193,7 +240,7 @@ inline Text replaced(TextView text, TextView from, TextView to, std::int64_t mos
       out += text[done++];
       continue;
     }
-    const std::size_t at = text.find(from, done);
+    const std::size_t at = find(run, text, from, done);
     if (at == text.npos) break;
     out += text.substr(done, at - done);
     out += to;
@@ -202,13 +249,13 @@ inline Text replaced(TextView text, TextView from, TextView to, std::int64_t mos
   return out += text.substr(done);
 }
 
-inline Value split(TextView text, const Value& separator, std::int64_t most, bool from_right) {
+inline Value split(Run& run, TextView text, const Value& separator, std::int64_t most, bool from_right) {
   std::vector<Value> parts;
   const bool spaces = separator.none();
   expect(spaces || (separator.text() && !separator.text()->empty()), "split: the separator is empty or no string");
   const auto limited = [&] { return most >= 0 && std::cmp_greater_equal(parts.size(), most); };
   if (spaces) {
-    for (text = without_ends(text, true, true, is_white); !text.empty() && !limited();
+    for (text = without_ends(text, !from_right, from_right, is_white); !text.empty() && !limited();
          text = without_ends(text, !from_right, from_right, is_white)) {
       std::size_t n = 0;
       while (n < text.size() && !is_white(from_right ? text[text.size() - 1 - n] : text[n])) ++n;
@@ -220,7 +267,7 @@ inline Value split(TextView text, const Value& separator, std::int64_t most, boo
   } else {
     const TextView mark = *separator.text();
     while (!limited()) {
-      const std::size_t at = from_right ? text.rfind(mark) : text.find(mark);
+      const std::size_t at = from_right ? find_last(run, text, mark) : find(run, text, mark);
       if (at == text.npos) break;
       limit(parts);
       const TextView after = text.substr(at + mark.size());
@@ -230,6 +277,7 @@ inline Value split(TextView text, const Value& separator, std::int64_t most, boo
     parts.emplace_back(text);
   }
   if (from_right) std::ranges::reverse(parts);
+  run.spend(32 * parts.size());
   return parts;
 }
 
@@ -280,6 +328,7 @@ inline Text formatted(TextView form, const Value& values) {
       out += form[i];
       continue;
     }
+    limit(out);
     expect(next < all.size() && (kind == 's' || all[next].integer()), "a format has no value that fits");
     out += str(kind == 's' || !all[next].is<bool>() ? all[next] : Value(all[next].to_integer()));
     ++next;

@@ -139,6 +139,7 @@ inline void append_json(Text& out, const Value& v, const JsonStyle& style, int l
     out += open;
     bool first = true;
     for (const auto& item : items) {
+      expect(out.size() <= kLongestText, "JSON of more than ", kLongestText, " characters");
       if (!std::exchange(first, false)) out += style.comma;
       new_line(level + 1);
       append(item);
@@ -180,7 +181,7 @@ inline Value from_json(const nlohmann::ordered_json& json, char32_t marks = kDat
     return list;
   }
   if (json.is_object()) {
-    expect(json.size() <= 10'000, "an object has more than 10000 members");  // they are found one by one
+    expect(json.size() <= kMostMembers, "an object has more than ", kMostMembers, " members");
     Dict dict;
     for (const auto& [key, value] : json.items())
       dict.members.emplace_back(to_text(key, marks), from_json(value, marks));
@@ -192,6 +193,13 @@ inline Value from_json(const nlohmann::ordered_json& json, char32_t marks = kDat
          " is too large");
   if (json.is_number()) return json.get<std::int64_t>();
   return None{};
+}
+
+// Text without marks
+inline Value unmarked(const Value& v) {
+  Text text = *v.text();
+  for (char32_t& c : text) c = code_of(c);
+  return text;
 }
 
 // The value with more marks on its text.

@@ -7,7 +7,12 @@
 namespace streambp::jinja {
 
 struct Scope {
+  explicit Scope(std::shared_ptr<Scope> outer = {})
+      : outer(std::move(outer)), depth(this->outer ? this->outer->depth + 1 : 0) {
+    expect(depth <= 2000, "more than 2000 scopes are nested");
+  }
   std::shared_ptr<Scope> outer;
+  int depth;
   std::vector<std::pair<int, Value>> variables = {};  // by the number of their name
 };
 
@@ -25,15 +30,20 @@ class Run {
     work_ -= work;
   }
   void spend(const Value& value) { spend(value.extent().weight); }
+  // For a new value
+  Value made(Value value) { return spend((value.list() ? 32 : 4) * value.size()), value; }
 
   // The value of a variable, or null.
-  const Value* find(int name) const {
-    for (const Scope* scope = scope_.get(); scope; scope = scope->outer.get())
+  const Value* find(int name) {
+    for (const Scope* scope = scope_.get(); scope; scope = scope->outer.get()) {
+      spend(scope->variables.size() / 8);
       for (const auto& [key, value] : scope->variables)
         if (key == name) return &value;
+    }
     return nullptr;
   }
   void set(int name, Value value) {
+    spend(scope_->variables.size() / 8);
     for (auto& [key, old] : scope_->variables)
       if (key == name) return void(old = std::move(value));
     scope_->variables.emplace_back(name, std::move(value));

@@ -139,7 +139,6 @@ struct LoopState final : Object, std::enable_shared_from_this<LoopState> {
   std::vector<Value> items;
   std::int64_t depth = 1;
   std::size_t at = 0;
-  mutable std::vector<Value> last_changed = {};
 
   bool callable() const override { return code->recursive; }
   Value call(const Arguments& a) const override {
@@ -160,17 +159,12 @@ struct LoopState final : Object, std::enable_shared_from_this<LoopState> {
     if (n == "previtem") return at > 0 ? items[at - 1] : Value(Undefined{"the item before the first"});
     if (n == "nextitem") return i + 1 < size ? items[at + 1] : Value(Undefined{"the item after the last"});
     if (n == "cycle") {
-      return function([self = shared_from_this()](const Arguments& a) {
+      const std::shared_ptr<const LoopState> self = shared_from_this();
+      const auto body = [self](const Arguments& a) {
         expect(!a.positional.empty(), "cycle needs values");
         return a.positional[self->at % a.positional.size()];
-      });
-    }
-    if (n == "changed") {
-      return function([self = shared_from_this()](const Arguments& a) -> Value {
-        if (std::ranges::equal(self->last_changed, a.positional, equal)) return false;
-        self->last_changed = a.positional;
-        return true;
-      });
+      };
+      return function(body, std::shared_ptr<const Object>(self));
     }
     return Undefined{"an attribute of a loop"};
   }
@@ -179,6 +173,7 @@ struct LoopState final : Object, std::enable_shared_from_this<LoopState> {
 inline void For::iterate(Run& run, const Value& all, std::int64_t depth) const {
   const auto state = std::make_shared<LoopState>();
   state->code = this, state->run = &run, state->depth = depth;
+  extend(state->extent, all);
   for (Value& item : elements_of(all)) {
     run.spend(16);
     if (condition) {

@@ -12,7 +12,9 @@ namespace {
 std::tm parse_date(const std::string& date) {
   std::tm day = {};
   const char* end = strptime(date.c_str(), "%Y-%m-%d", &day);
-  expect(end && *end == 0, "the date ", quote(date), " is not YYYY-MM-DD");
+  const int wanted = day.tm_mday;
+  expect(end && *end == 0 && timegm(&day) != -1 && day.tm_mday == wanted, "the date ", quote(date),
+         " is not YYYY-MM-DD, or no day");
   return day;
 }
 
@@ -56,11 +58,16 @@ Value global(Run& run, std::string_view name, const std::tm& date) {
     return function([](const Arguments& a) -> Value { refuse(to_utf8(str(a.at(0, "message")))); });
   return function([&date](const Arguments& a) -> Value {
     char text[512];
-    const std::string form = to_utf8(text_at(a, 0, "format"));
+    const Text given = text_at(a, 0, "format");
+    const std::string form = to_utf8(given);
     expect(form.size() < 100, "strftime_now: a long format");
-    return to_text({text, std::strftime(text, sizeof text, form.c_str(), &date)});
+    const bool data = std::ranges::any_of(given, [](char32_t c) { return (c & kData) != 0; });
+    return to_text({text, std::strftime(text, sizeof text, form.c_str(), &date)}, data ? kData : 0);
   });
 }
+
+// What data can add to the work of a run
+constexpr std::size_t kMostWork = 4'000'000'000;
 
 }  // namespace
 
@@ -81,8 +88,9 @@ Template::Template(std::string_view source, const std::string& date) {
 bool Template::marks_answers() const { return program_->names.find(to_text(kGenerationMark)).has_value(); }
 
 Text Template::render(const Variables& variables, std::size_t work) const {
-  for (const auto& [name, value] : variables) work += 100 * std::min(value.extent().weight, kHeaviest / 100);
-  Run run(work);
+  std::size_t weight = 0;
+  for (const auto& [name, value] : variables) weight += std::min(value.extent().weight, kMostWork);
+  Run run(work + std::min(200 * weight, kMostWork));
   const auto set = [&](std::string_view name, auto&& value) {
     if (const auto number = program_->names.find(to_text(name))) run.set(*number, value());
   };

@@ -1,6 +1,6 @@
 // Chat templates, executed: the Jinja that transformers runs them with.
 //
-//   lexer.h -> parser.h -> statements.h, expressions.h (the program) -> filters.h, methods.h -> value.h, print.h
+//   lexer.h -> parser.h -> statements.h, expressions.h (the program) -> filters.h, tests.h, methods.h -> value.h, print.h
 //
 // The result knows of each character if it comes from the template or from the data (text.h).
 #pragma once
@@ -21,8 +21,8 @@ class Template {
   // Are there {% generation %} blocks?
   bool marks_answers() const;
 
-  // work: what a run may do besides reading the variables a hundred times, about the characters and values it touches
-  Text render(const Variables& variables, std::size_t work = 200'000'000) const;
+  // work: about the characters and values that a run may touch, besides reading the variables 200 times
+  Text render(const Variables& variables, std::size_t work = 100'000'000) const;
 
  private:
   struct Program;

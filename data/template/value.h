@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <utility>
@@ -61,6 +62,7 @@ struct Dict {
 };
 // Something with attributes, or that can be called.
 struct Object {
+  Extent extent = {};  // of the values that it holds
   virtual ~Object() = default;
   virtual Value attribute(TextView name) const;
   virtual Value call(const Arguments& arguments) const;
@@ -119,7 +121,12 @@ struct Value {
   std::int64_t to_integer() const { return is<bool>() ? std::get<bool>(held) : std::get<std::int64_t>(held); }
   double to_double() const { return is<double>() ? std::get<double>(held) : static_cast<double>(to_integer()); }
   Extent extent() const {
+    if (const auto* shared = get<Object>()) return shared->extent;
     return list() ? list()->extent : dict() ? dict()->extent : Extent{0, text() ? 8 + text()->size() : 8};
+  }
+  // Characters, items or members
+  std::size_t size() const {
+    return text() ? text()->size() : list() ? list()->items.size() : dict() ? dict()->members.size() : 0;
   }
 };
 
@@ -148,9 +155,14 @@ inline Value::Value(List list) {
   held = std::make_shared<const List>(std::move(list));
 }
 inline Value::Value(Dict dict) {
-  const std::size_t n = dict.members.size();
-  dict.extent.weight += n * n / 8;  // members are found one by one
-  for (const auto& [key, value] : dict.members) extend(dict.extent, key), extend(dict.extent, value);
+  std::size_t keys = 0;
+  for (const auto& [key, value] : dict.members) {
+    extend(dict.extent, key), extend(dict.extent, value);
+    keys += key.extent().weight;
+  }
+  // Members are found one by one.
+  dict.extent.weight =
+      std::min(kHeaviest, dict.extent.weight + dict.members.size() * std::min(keys, kHeaviest >> 20) / 8);
   held = std::make_shared<const Dict>(std::move(dict));
 }
 inline Value pair_of(Value a, Value b) { return Value({std::move(a), std::move(b)}, ListKind::tuple); }
@@ -179,8 +191,11 @@ struct Function final : Object {
   Value call(const Arguments& arguments) const override { return body(arguments); }
   const Body body;
 };
-inline Value function(Function::Body body) {
-  return std::shared_ptr<const Object>(std::make_shared<const Function>(std::move(body)));
+// `bound`: the value that the function holds
+inline Value function(Function::Body body, const Value& bound = {}) {
+  const auto made = std::make_shared<Function>(std::move(body));
+  extend(made->extent, bound);
+  return std::shared_ptr<const Object>(made);
 }
 
 inline Value Object::attribute(TextView) const { return Undefined{"an attribute"}; }
@@ -234,6 +249,8 @@ inline bool less(const Value& a, const Value& b) {
   return std::ranges::lexicographical_compare(a.list()->items, b.list()->items, less);
 }
 
+constexpr std::size_t kMostMembers = 10'000;  // they are found one by one
+
 inline const Value* Dict::find(const Value& key) const {
   for (const auto& [name, value] : members)
     if (equal(name, key)) return &value;
@@ -243,10 +260,15 @@ inline const Value* Dict::member(std::string_view name) const { return find(Valu
 
 // A dict; of equal keys the last value counts.
 inline Value dict_of(std::vector<std::pair<Value, Value>> members) {
+  expect(members.size() <= kMostMembers, "a dict of more than ", kMostMembers, " members");
   Dict dict;
+  std::map<TextView, std::size_t> texts;  // the places of such keys
   for (auto& [key, value] : members) {
     const auto same = [&](const auto& member) { return equal(member.first, key); };
-    const auto found = std::ranges::find_if(dict.members, same);
+    const auto found =
+        key.text() ? dict.members.begin() +
+                         static_cast<std::ptrdiff_t>(texts.try_emplace(*key.text(), dict.members.size()).first->second)
+                   : std::ranges::find_if(dict.members, same);
     if (found == dict.members.end()) {
       dict.members.emplace_back(std::move(key), std::move(value));
     } else {
@@ -256,14 +278,15 @@ inline Value dict_of(std::vector<std::pair<Value, Value>> members) {
   return dict;
 }
 
-constexpr std::size_t kMostElements = 4'000'000;
+constexpr std::size_t kMostElements = 1'000'000;
+constexpr std::size_t kLongestText = 1 << 26;
 
 // The elements that a loop visits: of lists, characters of text, keys of dicts; none of an undefined value.
 inline std::vector<Value> elements_of(const Value& v) {
   if (v.list()) return v.list()->items;
   std::vector<Value> elements;
   expect(!v.text() || v.text()->size() <= kMostElements, "a text of more than ", kMostElements,
-         " characters is a list");
+         " characters is used as a list");
   if (v.text())
     for (const char32_t c : *v.text()) elements.emplace_back(Text(1, c));
   else if (v.dict())

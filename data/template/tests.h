@@ -1,0 +1,77 @@
+// The tests of Jinja: {{ value is name(argument) }}
+#pragma once
+
+#include "data/template/filters.h"
+
+namespace streambp::jinja {
+
+using ValueTest = bool (*)(Run&, const Value&, const Value&);
+
+template <Comparator compare>
+bool compares(Run& run, const Value& v, const Value& x) {
+  return holds(run, compare, v, x);
+}
+
+inline const std::map<std::string, ValueTest>& tests() {
+  constexpr ValueTest eq = compares<Comparator::equal_to>, ne = compares<Comparator::not_equal>,
+                      lt = compares<Comparator::less_than>, le = compares<Comparator::less_or_equal>,
+                      gt = compares<Comparator::greater>, ge = compares<Comparator::greater_or_equal>;
+  static const auto remainder = [](V v, std::int64_t n) {
+    expect(v.integer() && n != 0, "divisibility of ", described(v));
+    return n == -1 ? 0 : v.to_integer() % n;
+  };
+  static const std::map<std::string, ValueTest> all = {
+      {"defined", [](R, V v, V) { return !v.undefined(); }},
+      {"undefined", [](R, V v, V) { return v.undefined(); }},
+      {"none", [](R, V v, V) { return v.none(); }},
+      {"boolean", [](R, V v, V) { return v.is<bool>(); }},
+      {"true", [](R, V v, V) { return v.is<bool>() && is_true(v); }},
+      {"false", [](R, V v, V) { return v.is<bool>() && !is_true(v); }},
+      {"integer", [](R, V v, V) { return v.is<std::int64_t>(); }},
+      {"float", [](R, V v, V) { return v.is<double>(); }},
+      {"number", [](R, V v, V) { return v.number(); }},
+      {"string", [](R, V v, V) { return v.text() != nullptr; }},
+      {"mapping", [](R, V v, V) { return v.dict() != nullptr; }},
+      {"sequence",
+       [](R, V v, V) {
+         return v.text() || v.dict() || v.undefined() || (v.list() && v.list()->kind != ListKind::iterator);
+       }},
+      {"iterable", [](R, V v, V) { return v.text() || v.list() || v.dict() || v.undefined(); }},
+      {"callable", [](R, V v, V) { return v.object() && v.object()->callable(); }},
+      {"odd", [](R, V v, V) { return remainder(v, 2) != 0; }},
+      {"even", [](R, V v, V) { return remainder(v, 2) == 0; }},
+      {"divisibleby", [](R, V v, V x) { return x.integer() && remainder(v, x.to_integer()) == 0; }},
+      {"lower", [](R, V v, V) { return str(v) == in_case(str(v), false) && str(v) != in_case(str(v), true); }},
+      {"upper", [](R, V v, V) { return str(v) == in_case(str(v), true) && str(v) != in_case(str(v), false); }},
+      {"in", compares<Comparator::in>},
+      {"sameas", [](R, V v, V x) { return v.held.index() == x.held.index() && equal(v, x); }},
+      {"eq", eq},
+      {"equalto", eq},
+      {"==", eq},
+      {"ne", ne},
+      {"!=", ne},
+      {"lt", lt},
+      {"lessthan", lt},
+      {"<", lt},
+      {"le", le},
+      {"<=", le},
+      {"gt", gt},
+      {"greaterthan", gt},
+      {">", gt},
+      {"ge", ge},
+      {">=", ge},
+      {"filter", [](R, V v, V) { return v.text() && filters().contains(to_utf8(*v.text())); }}};
+  return all;
+}
+
+inline bool passes(Run& run, const Value& v, const std::string& name, const Arguments& a) {
+  const auto found = tests().find(name);
+  expect(found != tests().end(), "no test is named ", quote(name));
+  const Run::Level level(run);
+  const Value argument = a.at(0, "other");
+  argument.undefined() ? run.spend(v.size()) : run.spend(v);
+  run.spend(argument);
+  return found->second(run, v, argument);
+}
+
+}  // namespace streambp::jinja
