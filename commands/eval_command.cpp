@@ -24,7 +24,7 @@ class EvalCommand : public Command {
  public:
   explicit EvalCommand(CLI::App& app) : options(app, "eval", kEvalDescription, [this] { run(); }) {
     source.add_to(options);
-    options.add("--data", {&data, "One or more data files"});
+    options.add("--data", {&data, "Data: files and folders"});
     options.require("--data");
     add_chat_options(options, data_options.chat);
     options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines"});
@@ -71,8 +71,10 @@ class EvalCommand : public Command {
     model = source.model;
     settings = device.settings(config, 1);
     std::vector<File> files;
-    for (const std::string& path : data) {
-      files.push_back({path, read_tokens(path)});
+    for (const DataPart& part : data_parts(data)) {
+      const std::string& path = part.name;
+      require(part.weight == 0, path, ": weights are for training; leave them out");
+      files.push_back({path, read_tokens(part)});
       files.back().tokens.require_vocabulary(config.vocab);
       require(files.back().tokens.kind() == DataKind::documents, path, ": ",
               kDataKinds[static_cast<int>(files.back().tokens.kind())],
@@ -85,11 +87,11 @@ class EvalCommand : public Command {
   }
 
   // Opens a token file directly; other data goes through a temporary token file.
-  TokenFile read_tokens(const fs::path& path) const {
-    if (extension_of(path) == ".safetensors") return TokenFile(path);
+  TokenFile read_tokens(const DataPart& part) const {
     const PrivateDirectory directory;
-    write_tokens({path}, model, data_options, directory.path() / "tokens.safetensors");
-    return TokenFile(directory.path() / "tokens.safetensors", path);
+    if (!holds_tokens({part})) write_tokens({part}, model, data_options, directory.path() / "tokens.safetensors");
+    return holds_tokens({part}) ? TokenFile(part.files[0])
+                                : TokenFile(directory.path() / "tokens.safetensors", part.name);
   }
 
   Schedule schedule(Index rows) const {

@@ -33,9 +33,10 @@ class VerifyInput {
                              checks::between(4, 1 << 24), Lasts::no, "1200; on a GPU more than three tiles"});
     options.add("--documents",
                 {&documents_, "Documents in the stream", checks::between(1, 1 << 20), Lasts::no, "3; for pairs 4"});
-    options.add("--data", {&data_,
-                           "Use documents (dpo: pairs) from these files; needs a --model directory with a tokenizer. "
-                           "Log-probs, rewards and advantages are random"});
+    options.add("--data",
+                {&data_,
+                 "Use documents (dpo: pairs) from these files and folders; needs a --model directory with a tokenizer. "
+                 "Log-probs, rewards and advantages are random"});
     add_chat_options(options, data_options_.chat);
     options.add("--tokens", {&tokens_file_, "Use the tokens in this file (little-endian int32) as one document"});
     options.add("--seed", {&seed, "Seed of random weights and tokens"});
@@ -117,7 +118,7 @@ class VerifyInput {
   // Documents in the order of the data, up to `length` tokens.
   Batch documents_of_data() {
     require(fs::is_directory(model.model), "--data goes with --model DIR, a model directory with a tokenizer");
-    const TokenFile file = tokenised({data_.begin(), data_.end()}, model.model, data_options_, cache_directory());
+    const TokenFile file = tokenised(data_parts(data_), model.model, data_options_, cache_directory());
     file.require_vocabulary(config.vocab);
     const Index longest = config.positions == Positions::learned ? config.max_length : length_;
     const bool pairs = objective.kind == ObjectiveKind::dpo, grpo = objective.kind == ObjectiveKind::grpo;

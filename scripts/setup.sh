@@ -4,7 +4,7 @@
 #   scripts/setup.sh --arm    also a cross compiler and an emulator for 64-bit Arm, for scripts/fingerprints.sh
 set -euo pipefail
 
-packages=(g++ make cmake libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libxxhash-dev libgtest-dev libopenmpi-dev openmpi-bin)
+packages=(g++ make cmake libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libxxhash-dev zlib1g-dev libzstd-dev libgtest-dev libopenmpi-dev openmpi-bin)
 case "${1:-}" in
   "") ;;
   --arm) packages+=(g++-aarch64-linux-gnu qemu-user) ;;
@@ -15,7 +15,7 @@ if ! command -v apt-get > /dev/null; then
   cat >&2 << EOF
 setup.sh supports Debian and Ubuntu. On another system, install these with its package manager:
   a C++20 compiler with OpenMP (g++ 12 or later), make, CMake 3.22 or later,
-  CLI11, nlohmann-json, PCRE2, utf8proc, xxHash and GoogleTest, with their headers; for several processes an MPI.
+  CLI11, nlohmann-json, PCRE2, utf8proc, xxHash, zlib, zstd and GoogleTest, with their headers; for several processes an MPI.
 EOF
   exit 2
 fi

@@ -29,7 +29,7 @@ class Encoding : public TemporaryDirectory {
     return std::count(document.tokens.begin(), document.tokens.end(), tokens_->find(token).value());
   }
   TokenFile tokenise(const std::vector<fs::path>& data, const DataOptions& options = {}) {
-    return tokenised(data, dir / "model", options, dir / "cache");
+    return tokenised(data_parts({data.begin(), data.end()}), dir / "model", options, dir / "cache");
   }
   std::string refusal(const std::vector<fs::path>& data, const DataOptions& options = {}) {
     return error_of([&] { tokenise(data, options); });

@@ -45,12 +45,12 @@ TEST_F(Fuzz, Examples) {
     seeds.push_back({{"data.jsonl", line}, {"template", {static_cast<char>(2 * seeds.size())}}});
   seeds.push_back(
       {{"data.jsonl", std::string("\xef\xbb\xbf") + kLines[0] + "\r\n\n" + kLines[4] + "\n"}, {"template", "x"}});
+  seeds.push_back({{"data.jsonl", "[" + std::string(kLines[0]) + ",\n" + kLines[4] + "]"}, {"template", "x"}});
   fuzz(seeds, [&](const Files& files) {
     require(files.size() == 2, "a file is missing");
     const Encoder& encoder = encoders[text_hash(files.at("template")) % encoders.size()];
-    Lines lines((*folder)(files) / "data.jsonl", 10'000);
+    JsonValues lines((*folder)(files) / "data.jsonl", 10'000);
     for (std::string line; lines.next(line);) {
-      if (line.empty()) continue;
       const Example example = parse_example(line);
       const std::vector<Document> documents = encoder.encode(example);
       if (example.kind == Example::conversation) all.encode(example);
@@ -67,6 +67,23 @@ TEST_F(Fuzz, Examples) {
       }
     }
   });
+}
+
+TEST_F(Fuzz, CompressedFiles) {
+  const std::string text = std::string(kLines[0]) + "\n" + std::string(300, 'x');
+  std::string gzip(1000, '\0'), zstd(1000, '\0');
+  z_stream z = {};
+  deflateInit2(&z, 9, Z_DEFLATED, 16 + MAX_WBITS, 8, Z_DEFAULT_STRATEGY);
+  z.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data())), z.avail_in = static_cast<uInt>(text.size());
+  z.next_out = reinterpret_cast<Bytef*>(gzip.data()), z.avail_out = static_cast<uInt>(gzip.size());
+  deflate(&z, Z_FINISH), gzip.resize(z.total_out), deflateEnd(&z);
+  zstd.resize(ZSTD_compress(zstd.data(), zstd.size(), text.data(), text.size(), 3));
+  fuzz({{{"a.gz", gzip}}, {{"a.gz", gzip + gzip}}, {{"a.zst", zstd}}, {{"a.zst", zstd + zstd}}},
+       [&](const Files& files) {
+         require(!files.empty(), "a file is missing");
+         const std::string read = read_text((*folder)(files) / files.begin()->first, 100'000);
+         ensure(read.size() <= 100'000, "the limit holds");
+       });
 }
 
 TEST_F(Fuzz, TokenFile) {

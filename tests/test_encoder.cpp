@@ -249,7 +249,8 @@ TEST_F(Encoding, RefusesUnreadableFiles) {
   model("byte_level");
   EXPECT_PRED2(contains, refusal({}), "no data files");
   EXPECT_PRED2(contains, refusal({dir / "missing.jsonl"}), "no such file");
-  EXPECT_PRED2(contains, refusal({dir}), "is a directory");
+  fs::create_directory(dir / "empty");
+  EXPECT_PRED2(contains, refusal({dir / "empty"}), "no data in this folder");
   EXPECT_PRED2(contains, refusal({write("empty.jsonl", "\n \n")}), "no documents");
   EXPECT_PRED2(contains, refusal({write("empty.txt", "")}), "no tokens to train on: the text has one token");
   EXPECT_PRED2(contains, refusal({write("latin.txt", "caf\xe9")}), "latin.txt: ") << refusal({dir / "latin.txt"});

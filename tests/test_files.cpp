@@ -56,8 +56,9 @@ TEST_F(WholeFiles, RequireWritableNamesTheProblem) {
 TEST(FileTypes, AreToldByTheNameWhateverItsCase) {
   EXPECT_EQ(extension_of("a.b/C.SafeTensors"), ".safetensors");
   EXPECT_EQ(extension_of("a.b/c"), "");
-  for (const char* name : {"a.jsonl", "a.JSONL", "a.ndjson", "a.txt.json"}) EXPECT_TRUE(holds_json_lines(name)) << name;
-  for (const char* name : {"a.jsonl.gz", "jsonl", "a.txt"}) EXPECT_FALSE(holds_json_lines(name)) << name;
+  for (const char* name : {"a.jsonl", "a.JSONL", "a.ndjson", "a.txt.json", "a.jsonl.gz", "a.json.ZST"})
+    EXPECT_TRUE(holds_json(name)) << name;
+  for (const char* name : {"a.gz", "jsonl", "a.txt", "a.txt.gz", "a.jsonl.xz"}) EXPECT_FALSE(holds_json(name)) << name;
 }
 
 // A signal gives up what is unfinished; a second one, or one at another time, ends the process.

@@ -1,4 +1,4 @@
-// Training examples, one JSON object per line:
+// Training examples, as JSON objects:
 //
 //   {"messages": [{"role": "user", "content": "..."}, ...]}     a conversation, with "tools" if there are any; a message can
 //                                                               have "tool_calls", "reasoning_content" and whatever else
@@ -15,7 +15,8 @@
 //                                                               "rewards"; optionally "old_logps": for each completion
 //                                                               the log-probs of its tokens when they were sampled
 //
-// Conversations can have "chat_template_kwargs", variables of the template. Other members are ignored.
+// Conversations can have "chat_template_kwargs", variables of the template. Other members are ignored. A file has one
+// object per line, or a list of them.
 #pragma once
 
 #include <cmath>
@@ -35,6 +36,7 @@ struct Example {
   std::vector<double> rewards = {};           // of the completions
   bool relative = false;                      // the rewards are already advantages
   std::vector<std::vector<double>> old = {};  // log-probs when sampled, of each completion; empty: unknown
+  std::string form = "";                      // the members that hold it, for messages
 };
 
 constexpr JsonLimits kLineLimits = {.values = 2'000'000, .depth = 32};
@@ -121,7 +123,11 @@ inline Conversation parse_surroundings(const OrderedJson& json) {
   if (!has_member(json, "chat_template_kwargs")) return chat;
   const OrderedJson& variables = json["chat_template_kwargs"];
   require_data(variables.is_object(), "\"chat_template_kwargs\" is not an object");
-  for (const auto& [name, value] : variables.items()) chat.variables.emplace_back(name, data_value(value));
+  for (const auto& [name, value] : variables.items()) {
+    for (const char* own : {"messages", "tools", "documents", "add_generation_prompt"})
+      require_data(name != own, "\"chat_template_kwargs\" cannot set \"", own, "\"; the conversation does");
+    chat.variables.emplace_back(name, data_value(value));
+  }
   return chat;
 }
 
@@ -280,8 +286,7 @@ inline Example parse_group(const OrderedJson& json) {
   return example;
 }
 
-inline Example parse_example(std::string_view line) {
-  const OrderedJson json = parse_line(line);
+inline Example parse_form(const OrderedJson& json) {
   const auto has = [&](const char* name) { return has_member(json, name); };
   const auto has_list = [&](const char* name) { return has(name) && json[name].is_array(); };
   const bool preference = has("chosen") || has("rejected");
@@ -312,6 +317,27 @@ inline Example parse_example(std::string_view line) {
                "\"output\", \"text\", \"chosen\" and \"rejected\"");
   require_data(json["text"].is_string(), "\"text\" is not a string");
   return {.kind = Example::text, .written = json["text"].get<std::string>()};
+}
+
+// Which members hold the example, and whether they are text or messages.
+inline std::string form_of(const OrderedJson& json, const Example& example) {
+  const char* prompt = has_member(json, "prompt") ? "prompt, " : "";
+  if (example.kind == Example::text) return "text";
+  if (example.kind == Example::group) return "prompt, completions";
+  if (example.kind == Example::preference)
+    return std::string(prompt) + "chosen, rejected" + (json["chosen"].is_array() ? " as messages" : "");
+  if (has_member(json, "completion"))
+    return std::string(prompt) + "completion" + (json["prompt"].is_array() ? " as messages" : "");
+  return has_member(json, "messages")        ? "messages"
+         : has_member(json, "conversations") ? "conversations"
+                                             : "instruction, output";
+}
+
+inline Example parse_example(std::string_view line) {
+  const OrderedJson json = parse_line(line);
+  Example example = parse_form(json);
+  example.form = form_of(json, example);
+  return example;
 }
 
 }  // namespace streambp

@@ -5,10 +5,11 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "data/documents/packing.h"
+#include "data/documents/mixture.h"
 #include "data/documents/text.h"
 
 namespace streambp {
@@ -56,7 +57,7 @@ class Documents {
     std::vector<PackedPiece> training, evaluation;
     for (const PackedPiece& piece : pieces) (is_held_out(piece) ? evaluation : training).push_back(piece);
     if (training.empty()) std::swap(training, evaluation);
-    packing.emplace(training, s.length, s.seed, together);
+    packing.emplace(parts_of(training), s.seed);
     if (!evaluation.empty()) held_out.emplace(evaluation, s.length, s.seed, together);
     evaluate();
   }
@@ -80,10 +81,15 @@ class Documents {
     return batch;
   }
 
+  // How a part of data with weights is used: its share of an epoch's tokens, and how often an epoch uses its documents.
+  double share(std::size_t part) const { return packing->share(part); }
+  double passes(std::size_t part) const { return packing->passes(part); }
+
   const TokenFile file;
   const DocumentSettings settings;
   std::vector<Batch> evaluation;
-  Index left_out;  // documents or pairs dropped: no target after cutting, or pairs that are equal after cutting
+  Index cut_off = 0;  // documents that lose their end
+  Index left_out;     // documents or pairs dropped: no target after cutting, or pairs that are equal after cutting
 
  private:
   Known known() const {
@@ -102,12 +108,35 @@ class Documents {
     return hash;
   }
 
-  std::vector<PackedPiece> pieces_with_targets() const {
+  // One part, unless the file has weights.
+  std::vector<Mixture::Part> parts_of(const std::vector<PackedPiece>& pieces) const {
+    std::vector<Mixture::Part> parts;
+    auto next = pieces.begin();
+    Index end = file.mixes() ? 0 : file.documents();
+    for (const TokenPart& part : file.parts) {
+      if (file.mixes()) end += part.documents;
+      const auto begin = next;
+      while (next != pieces.end() && next->document < end) ++next;
+      require(begin != next, part.name,
+              ": none of its documents has a target within --length, or all are held out; use ",
+              "a larger --length or a smaller --eval-fraction");
+      parts.push_back({Packing({begin, next}, settings.length, settings.seed + parts.size(), file.together()),
+                       file.mixes() ? part.weight : 1});
+      if (!file.mixes()) break;
+    }
+    return parts;
+  }
+
+  std::vector<PackedPiece> pieces_with_targets() {
     // A reward is for the whole completion, so groups are never split.
     const TooLong too_long = file.groups() && settings.too_long == TooLong::split ? TooLong::refuse : settings.too_long;
     const std::vector<PackedPiece> all =
         file.preferences() ? cut_pairs(file.lengths(), settings.length, settings.longest, settings.too_long)
                            : cut(file.lengths(), settings.longest, too_long, kDataUnits[static_cast<int>(file.kind())]);
+    std::set<Index> whole;  // documents with their end
+    for (const PackedPiece& piece : all)
+      if (piece.begin + piece.length == file.length(piece.document)) whole.insert(piece.document);
+    cut_off = file.documents() - std::ssize(whole);
     std::vector<PackedPiece> pieces;
     for (auto unit = all.begin(); unit != all.end(); unit += file.together()) {
       const auto next = unit + file.together();
@@ -141,7 +170,8 @@ class Documents {
     }
   }
 
-  std::optional<Packing> packing, held_out;
+  std::optional<Mixture> packing;
+  std::optional<Packing> held_out;
   std::vector<float> reference;  // empty: unknown
 };
 

@@ -4,6 +4,9 @@
 //   "tokens"   I32 [N]
 //   "learn"    U8  [N]           1: the loss covers this token
 //
+// The metadata's "parts" are what the documents were made from, in order: a JSON list of {"name", "form", "documents",
+// "weight"}. Training mixes parts with weights by them.
+//
 // If the metadata has "kind": "preferences", documents 2i and 2i + 1 are a pair: two answers to one prompt, the chosen
 // one first. If it has "kind": "groups", documents are completions with rewards, and there are also
 //
@@ -15,6 +18,7 @@
 #include <optional>
 #include <span>
 
+#include "data/files/fields.h"
 #include "data/files/safetensors.h"
 #include "kernels/base/random.h"
 
@@ -23,6 +27,13 @@ namespace streambp {
 enum class DataKind { documents, preferences, groups };
 constexpr const char* kDataKinds[] = {"documents", "preferences", "groups"};  // in files
 constexpr const char* kDataUnits[] = {"document", "pair", "completion"};      // in messages
+
+// A part of the data: a file, or a folder of files.
+struct TokenPart {
+  std::string name, form;  // the form of its examples, such as "messages"; empty: unknown
+  Index documents;
+  double weight = 0;  // its share of the tokens, in proportion to other parts; 0: no weights are given
+};
 
 struct Advantage {
   double plain = 0, scaled = 0;
@@ -70,6 +81,7 @@ class TokenFile {
     }
     require(end == token_count() && tokens_.size() == learn_.size(), this->path(), ": documents end after ", end,
             " tokens, and there are ", tokens_.size(), " tokens and ", learn_.size(), " entries of \"learn\"", kRemedy);
+    read_parts();
     const auto kind = metadata().find("kind");
     if (kind == metadata().end()) return;
     const auto known = std::ranges::find(kDataKinds, kind->second);
@@ -89,6 +101,8 @@ class TokenFile {
     if (count == metadata().end() || first == metadata().end() || count->second == "0") return "";
     return "examples skipped: " + count->second + ", the first: " + first->second;
   }
+  std::vector<TokenPart> parts;  // at least one
+  bool mixes() const { return parts[0].weight > 0; }
   DataKind kind() const { return kind_; }
   bool preferences() const { return kind_ == DataKind::preferences; }
   bool groups() const { return kind_ == DataKind::groups; }
@@ -147,7 +161,7 @@ class TokenFile {
     require(learn_[first] <= 1, name_, ": \"learn\" of token ", first, " is ", +learn_[first], ", neither 0 nor 1",
             kRemedy);
     fail(name_, ": token ", first, " is ", tokens_[first], ", outside the model's vocabulary of ", vocab,
-         "; was the data tokenised for another model?");
+         "; was the data tokenised for another model, or is tokenizer.json another model's?");
   }
 
   // Identifies the data, so that a run cannot be resumed on different data.
@@ -157,6 +171,8 @@ class TokenFile {
     for (Index i = 0; i < documents(); ++i)
       hash ^= document_hash(i, tokens(i), learn(i), old_.empty() ? old_ : part(old_, i),
                             groups() ? std::optional(advantage(i)) : std::nullopt);
+    for (const TokenPart& part : parts)
+      if (part.weight > 0) hash = mix(hash ^ std::bit_cast<std::uint64_t>(part.weight));
     return fingerprint_of(hash, documents(), kind_);
   }
 
@@ -170,6 +186,29 @@ class TokenFile {
 
  private:
   static constexpr const char* kRemedy = "; tokenise the data again";
+
+  void read_parts() {
+    const auto found = metadata().find("parts");
+    if (found == metadata().end()) {
+      parts = {{name_, "", documents()}};
+      return;
+    }
+    const std::string where = path() + ": \"parts\"";
+    const Json list = parse_json(found->second, where);
+    require(list.is_array() && !list.empty(), where, ": is not a list", kRemedy);
+    Index all = 0;
+    for (const Json& entry : list) {
+      const Fields part(entry, where);
+      parts.push_back({part.get<std::string>("name"), part.get<std::string>("form"), part.get<Index>("documents"),
+                       part.get<double>("weight")});
+      const auto& [name, form, count, weight] = parts.back();
+      require(
+          0 < count && count <= documents() - all && weight >= 0 && std::isfinite(weight) && (weight > 0) == mixes(),
+          where, ": ", entry.dump(), " does not fit the file", kRemedy);
+      all += count;
+    }
+    require(all == documents(), where, ": are ", all, " documents, but there are ", documents(), kRemedy);
+  }
 
   void require_pairs() const {
     require(documents() % 2 == 0, path(), ": preferences are pairs of documents, but there are ", documents(), kRemedy);

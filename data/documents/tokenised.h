@@ -1,5 +1,5 @@
-// Tokenises data files (JSONL, plain text, llm.c's .bin, token files) into one token file, in the given order. All data
-// must be of one kind: documents, preferences or groups.
+// Tokenises data files (JSON, plain text, llm.c's .bin, token files) into one token file, in the given order. All data
+// must be of one kind: documents, preferences or groups. The examples of a file must have one form, such as messages.
 //
 // Blocks of lines are tokenised on all cores and keep their order. The result is cached under a key of the files, the
 // tokenizer and the options.
@@ -7,6 +7,7 @@
 
 #include <exception>
 
+#include "data/documents/data_files.h"
 #include "data/documents/encoder.h"
 #include "data/documents/llmc_file.h"
 #include "data/files/file_key.h"
@@ -27,29 +28,44 @@ class Tokenising {
   Tokenising(const fs::path& model, const DataOptions& options, TokenWriter& writer)
       : model_(model), options_(options), writer_(writer) {}
 
+  void add(const DataPart& part) {
+    forms_.clear();
+    const Index before = writer_.documents();
+    for (const fs::path& file : part.files) add(file);
+    const Index documents = writer_.documents() - before;
+    require(documents > 0, part.name, ": no documents found; ",
+            skipped_ > 0 ? "examples were skipped, the first: " + first_skipped_ : "it is empty");
+    std::string forms;
+    for (const std::string& form : forms_) forms += (forms.empty() ? "" : "; ") + form;
+    parts_.push_back({{"name", part.name}, {"form", forms}, {"documents", documents}, {"weight", part.weight}});
+  }
+
+  DataKind kind() const { return form_ ? form_->kind : DataKind::documents; }
+  const Json& parts() const { return parts_; }
+  Index skipped() const { return skipped_; }
+  const std::string& first_skipped() const { return first_skipped_; }
+
+ private:
   void add(const fs::path& path) {
     const std::string extension = extension_of(path);
     if (extension == ".bin") {
       require_kind({}, path.string() + ": ");
+      forms_.insert("tokens");
       add_bin_file(path, writer_);
     } else if (extension == ".safetensors") {
       const TokenFile file(path);
       file.require_vocabulary(INT32_MAX);
+      forms_.insert("tokens");
       require_kind({file.kind(), !file.old().empty()}, path.string() + ": ");
       for (Index i = 0; i < file.documents(); ++i) writer_.add(document(file, i));
-    } else if (holds_json_lines(path)) {
-      add_lines(path);
+    } else if (holds_json(path)) {
+      add_examples(path);
     } else {
       add_text(path);
     }
     progress(path, 1);
   }
 
-  DataKind kind() const { return form_ ? form_->kind : DataKind::documents; }
-  Index skipped() const { return skipped_; }
-  const std::string& first_skipped() const { return first_skipped_; }
-
- private:
   // Loaded on first use, because data that is already tokenised needs no tokenizer.
   const Encoder& encoder() {
     if (!encoder_) {
@@ -84,8 +100,8 @@ class Tokenising {
 
   void add_text(const fs::path& path) {
     require_kind({}, path.string() + ": ");
-    std::string text = read_file(path, std::size_t{1} << 36);
-    if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
+    forms_.insert("plain text");
+    std::string text = read_text(path, std::size_t{1} << 36);
     try {
       require_data(is_utf8(text), "is not UTF-8; convert it, for example with iconv");
       for (const Document& d : encoder().encode({.kind = Example::text, .written = std::move(text)})) writer_.add(d);
@@ -97,20 +113,20 @@ class Tokenising {
   struct Line {
     std::string text, where;
     Form form = {};
+    std::string form_name = {};
     std::vector<Document> documents = {};
     std::string error = {};
   };
 
-  void add_lines(const fs::path& path) {
+  void add_examples(const fs::path& path) {
     const Encoder& encoder = this->encoder();
-    Lines lines(path);
+    JsonValues lines(path);
+    std::string form, first;  // of the file, and the place of its first example
     for (bool more = true; more;) {
       std::vector<Line> block;
       std::size_t bytes = 0;
-      for (std::string line; bytes < (std::size_t{1} << 22) && (more = lines.next(line)); bytes += line.size() + 1) {
-        if (line.find_first_not_of(" \t") == std::string::npos) continue;
+      for (std::string line; bytes < (std::size_t{1} << 22) && (more = lines.next(line)); bytes += line.size() + 1)
         block.push_back({std::move(line), lines.where()});
-      }
       encode(encoder, block);
       Unfinished::check();
       for (const Line& line : block) {
@@ -119,10 +135,14 @@ class Tokenising {
           continue;
         }
         require_kind(line.form, line.where);
+        if (form.empty()) form = line.form_name, first = line.where.substr(0, line.where.size() - 2);
+        require(line.form_name == form, line.where, "has ", line.form_name, ", but ", first, " has ", form,
+                "; give each form its own file");
         for (const Document& document : line.documents) writer_.add(document);
       }
       progress(path, lines.fraction());
     }
+    if (!form.empty()) forms_.insert(form);
   }
 
   static void encode(const Encoder& encoder, std::vector<Line>& block) {
@@ -135,6 +155,7 @@ class Tokenising {
                          : example.kind == Example::group    ? DataKind::groups
                                                              : DataKind::documents,
                          !example.old.empty()};
+        block[i].form_name = example.form;
         block[i].documents = encoder.encode(example);
       } catch (const BadData& error) {
         block[i].error = error.what();
@@ -148,7 +169,7 @@ class Tokenising {
 
   void bad(const std::string& what) {
     require(options_.skip_bad, what, "; fix it, or skip such examples with --skip-bad");
-    if (skipped_++ == 0) first_skipped_ = what;
+    if (++skipped_ <= 3) first_skipped_ += (first_skipped_.empty() ? "" : "\n  ") + what;
   }
 
   void progress(const fs::path& path, double fraction) {
@@ -161,19 +182,25 @@ class Tokenising {
   TokenWriter& writer_;
   std::optional<Tokenizer> tokenizer_;
   std::optional<Encoder> encoder_;
-  std::optional<Form> form_;  // empty until the first example
+  std::optional<Form> form_;     // empty until the first example
+  std::set<std::string> forms_;  // of the current part
+  Json parts_ = Json::array();
   Index skipped_ = 0;
-  std::string first_skipped_;
+  std::string first_skipped_;  // three of them
 };
 
 // A key of everything that the tokens depend on.
-inline std::string data_key(const std::vector<fs::path>& data, const fs::path& model, const DataOptions& options) {
-  Json key = {{"version", 5},
+inline std::string data_key(const std::vector<DataPart>& data, const fs::path& model, const DataOptions& options) {
+  Json key = {{"version", 6},
               {"chat", options.chat.given},
               {"trusts_messages", options.chat.trusts_messages},
               {"learn_all", options.learn == Learn::all},
               {"skip_bad", options.skip_bad}};
-  for (const auto& path : data) key["files"].push_back(file_key(path));
+  for (const DataPart& part : data) {
+    Json files = {part.name};
+    for (const fs::path& file : part.files) files.push_back(file_key(file));
+    key["parts"].push_back(files);
+  }
   if (fs::is_regular_file(options.chat.given)) key["chat"] = file_key(options.chat.given);
   if (Chat::reads_date(model, options.chat.given)) key["date"] = options.chat.date;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
@@ -185,27 +212,25 @@ inline std::string data_key(const std::vector<fs::path>& data, const fs::path& m
 }
 
 // "a.jsonl, b.txt"
-inline std::string listed(const std::vector<fs::path>& data) {
+inline std::string listed(const std::vector<DataPart>& data) {
   std::string all;
-  for (const auto& path : data) all += (all.empty() ? "" : ", ") + path.string();
+  for (const DataPart& part : data) all += (all.empty() ? "" : ", ") + part.name;
   return all;
 }
 
-inline void write_tokens(const std::vector<fs::path>& data, const fs::path& model, const DataOptions& options,
+inline void write_tokens(const std::vector<DataPart>& data, const fs::path& model, const DataOptions& options,
                          const fs::path& out) {
   require(!data.empty(), "no data files; give at least one with --data");
   const std::string key = data_key(data, model, options);
   const std::string from = listed(data);
   TokenWriter writer(out);
   Tokenising tokenising(model, options, writer);
-  for (const auto& path : data) tokenising.add(path);
-  require(writer.documents() > 0, from, ": no documents found; ",
-          tokenising.skipped() > 0 ? "all examples were skipped, the first: " + tokenising.first_skipped()
-                                   : "the files are empty");
+  for (const DataPart& part : data) tokenising.add(part);
   writer.finish({{"format", "streambp tokens"},
                  {"written_by", kWrittenBy},
                  {"kind", kDataKinds[static_cast<int>(tokenising.kind())]},
                  {"made_from", from},
+                 {"parts", tokenising.parts().dump(-1, ' ', false, Json::error_handler_t::replace)},
                  {"key", key},
                  {"fingerprint", writer.fingerprint(tokenising.kind())},
                  {"skipped", std::to_string(tokenising.skipped())},
@@ -227,27 +252,39 @@ inline fs::path cache_directory() {
   return (home && *home ? fs::path(home) / ".cache" : temporary_directory()) / "streambp";
 }
 
+// One token file, which is used as it is.
+inline bool holds_tokens(const std::vector<DataPart>& data) {
+  return data.size() == 1 && data[0].files.size() == 1 && extension_of(data[0].files[0]) == ".safetensors";
+}
+
 // The data as tokens. A token file is used as it is; other data is tokenised into the directory `cache`, unless it is
 // cached there.
-inline TokenFile tokenised(const std::vector<fs::path>& data, const fs::path& model, const DataOptions& options,
+inline TokenFile tokenised(const std::vector<DataPart>& data, const fs::path& model, const DataOptions& options,
                            const fs::path& cache) {
-  if (data.size() == 1 && extension_of(data[0]) == ".safetensors") return TokenFile(data[0]);
+  if (holds_tokens(data)) return TokenFile(data[0].files[0]);
+  const auto open = [&](const fs::path& path) {
+    TokenFile file(path, listed(data));
+    for (std::size_t i = 0; i < file.parts.size(); ++i) file.parts[i].weight = data.at(i).weight;
+    return file;
+  };
   const std::string key = data_key(data, model, options);
   const auto path = cache / named_by_hash("tokens", key);
   if (fs::exists(path)) {
     try {
-      TokenFile file(path, listed(data));
+      TokenFile file(path);
       const auto made = file.metadata().find("key");
       const auto tokens = file.metadata().find("fingerprint");
       if (made != file.metadata().end() && made->second == key && tokens != file.metadata().end() &&
           tokens->second == file.fingerprint())
-        return file;
+        return open(path);
     } catch (const Error&) {  // damaged: tokenise again
     }
   }
   create_private_directories(cache);
-  write_tokens(data, model, options, path);
-  return TokenFile(path, listed(data));
+  std::vector<DataPart> unweighted = data;  // cached tokens can be mixed in other ways
+  for (DataPart& part : unweighted) part.weight = 0;
+  write_tokens(unweighted, model, options, path);
+  return open(path);
 }
 
 }  // namespace streambp

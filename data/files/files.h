@@ -65,11 +65,16 @@ inline std::string extension_of(const fs::path& path) {
   for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return extension;
 }
-
-// Whether each line of the file is a JSON value.
-inline bool holds_json_lines(const fs::path& path) {
+// The same without .gz and .zst.
+inline std::string content_type(const fs::path& path) {
   const std::string extension = extension_of(path);
-  return extension == ".jsonl" || extension == ".ndjson" || extension == ".json";
+  return extension == ".gz" || extension == ".zst" ? extension_of(path.stem()) : extension;
+}
+
+// Whether the file holds JSON values: one per line, or all in a list.
+inline bool holds_json(const fs::path& path) {
+  const std::string type = content_type(path);
+  return type == ".jsonl" || type == ".ndjson" || type == ".json";
 }
 
 // Refuses a path that cannot be written. Call before doing the work.

@@ -1,7 +1,7 @@
-// The lines of a text file.
+// The lines of a text file, and the JSON values of a data file.
 #pragma once
 
-#include "data/files/files.h"
+#include "data/files/reader.h"
 
 namespace streambp {
 
@@ -9,7 +9,7 @@ namespace streambp {
 class Lines {
  public:
   explicit Lines(const fs::path& path, std::size_t longest = kLongestText)
-      : path_(path), longest_(longest), bytes_(regular_file_size(path)), file_(open_to_read(path)) {}
+      : path_(path), longest_(longest), reader_(path) {}
 
   bool next(std::string& line) {
     line.clear();
@@ -30,7 +30,6 @@ class Lines {
       line.append(begin, n);
       at_ += n + complete;
     }
-    if (number_ == 1 && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);
     if (line.ends_with('\r')) line.pop_back();
     return true;
   }
@@ -38,21 +37,86 @@ class Lines {
   // The position of the last line for messages, such as "file:17: ".
   std::string where() const { return path_.string() + ":" + std::to_string(number_) + ": "; }
   // How much of the file has been read.
-  double fraction() const { return bytes_ == 0 ? 1 : static_cast<double>(read_) / static_cast<double>(bytes_); }
+  double fraction() const { return reader_.fraction(); }
 
- private:
+ protected:
   bool fill() {
+    const bool begins = block_.empty();
+    if (begins) block_.resize(1 << 20);
     at_ = 0;
-    end_ = read_block(file_, block_, path_);
-    read_ += end_;
-    return end_ > 0;
+    end_ = reader_.read(block_);
+    if (begins && std::string_view(block_).substr(0, end_).starts_with("\xef\xbb\xbf")) at_ = 3;
+    return at_ < end_;
   }
 
   fs::path path_;
-  std::size_t longest_, bytes_, read_ = 0, at_ = 0, end_ = 0;
-  FilePointer file_;
-  std::string block_ = std::string(1 << 20, '\0');
+  std::size_t longest_, at_ = 0, end_ = 0;
+  Reader reader_;
+  std::string block_;
   std::size_t number_ = 0;
+};
+
+// Reads the JSON values of a file one by one: its lines, or the elements of an array, [...]. Empty lines are left out.
+class JsonValues : private Lines {
+ public:
+  explicit JsonValues(const fs::path& path, std::size_t longest = kLongestText) : Lines(path, longest) {
+    fill();
+    const std::size_t first = std::string_view(block_).substr(0, end_).find_first_not_of(" \t\r\n", at_);
+    if (first >= end_ || block_[first] != '[') return;
+    at_ = first + 1, is_array_ = true;
+  }
+
+  bool next(std::string& value) {
+    if (is_array_) return next_element(value);
+    while (Lines::next(value)) {
+      if (value.find_first_not_of(" \t") != std::string::npos) return true;
+    }
+    return false;
+  }
+
+  std::string where() const {
+    return is_array_ ? path_.string() + ", example " + std::to_string(number_) + ": " : Lines::where();
+  }
+  using Lines::fraction;
+
+ private:
+  // An element ends at a comma or at the closing bracket, outside of strings and of nested values.
+  bool next_element(std::string& value) {
+    value.clear();
+    if (ended_) return false;
+    ++number_;
+    bool in_string = false, escaped = false;
+    for (std::ptrdiff_t depth = 0;;) {
+      require(at_ < end_ || fill(), where(), "the list does not end; is the file complete?");
+      const char c = block_[at_++];
+      const bool ends = !in_string && depth == 0 && (c == ',' || c == ']');
+      if (ends && c == ']') {
+        require_end();
+        return number_ > 1 || value.find_first_not_of(" \t\r\n") != std::string::npos;  // not: []
+      }
+      if (ends) return true;
+      if (escaped) {
+        escaped = false;
+      } else if (c == '\\') {
+        escaped = in_string;
+      } else if (c == '"') {
+        in_string = !in_string;
+      } else if (!in_string) {
+        depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+      }
+      require(value.size() < longest_, where(), "has more than ", longest_, " bytes; split it");
+      value += c;
+    }
+  }
+  void require_end() {
+    ended_ = true;
+    for (; at_ < end_ || fill(); ++at_) {
+      require(std::string_view(" \t\r\n").find(block_[at_]) != std::string_view::npos, path_.string(), ": example ",
+              number_, " is followed by text after the list");
+    }
+  }
+
+  bool is_array_ = false, ended_ = false;
 };
 
 }  // namespace streambp

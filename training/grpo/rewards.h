@@ -1,6 +1,7 @@
 // Prompts with their data, and the rewards of completions.
 #pragma once
 
+#include "data/documents/data_files.h"
 #include "data/documents/jsonl.h"
 #include "training/grpo/prompts.h"
 #include "training/grpo/reward_program.h"
@@ -8,15 +9,14 @@
 
 namespace streambp {
 
-// All prompts of the JSONL files.
-inline std::vector<Prompt> read_prompts(const std::vector<std::string>& files, Prompter& prompter,
+// All prompts of the JSON files.
+inline std::vector<Prompt> read_prompts(const std::vector<std::string>& data, Prompter& prompter,
                                         const GrpoSettings& settings) {
   const bool need_answer = !settings.reward.empty();
   std::vector<Prompt> prompts;
-  for (const std::string& file : files) {
-    Lines lines(file);
+  for (const fs::path& file : data_files(data)) {
+    JsonValues lines(file);
     for (std::string line; lines.next(line);) {
-      if (line.find_first_not_of(" \t") == std::string::npos) continue;
       try {
         prompts.push_back(prompter.line(line));
         require_data(!prompts.back().tokens.empty(), "the prompt is empty");
@@ -28,7 +28,7 @@ inline std::vector<Prompt> read_prompts(const std::vector<std::string>& files, P
       }
     }
   }
-  require(!prompts.empty(), files[0], ": no prompts; give lines such as {\"prompt\": \"...\"}");
+  require(!prompts.empty(), data[0], ": no prompts; give lines such as {\"prompt\": \"...\"}");
   return prompts;
 }
 
