@@ -6,7 +6,7 @@
 #include "commands/option_table.h"
 #include "commands/step_progress.h"
 #include "commands/text.h"
-#include "data/documents/tokenised.h"
+#include "data/documents/data_checks.h"
 #include "data/files/checkpoint.h"
 
 namespace streambp {
@@ -15,20 +15,22 @@ namespace {
 constexpr const char* kTokenizeDescription =
     "Tokenise data for training.\n\n"
     "  streambp tokenize --model qwen3-0.6b/ --data chats.jsonl --out chats.safetensors --show 3\n\n"
-    "Data files: .jsonl with one object per line,\n"
+    "Data files and folders: .jsonl with one object per line, or .json with a list of them,\n"
     "  {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, {\"role\": \"assistant\", \"content\": \"...\"}]}\n"
     "  {\"prompt\": \"...\", \"completion\": \"...\"}   or   {\"text\": \"...\"}\n"
     "  {\"prompt\": \"...\", \"chosen\": \"...\", \"rejected\": \"...\"}              preferences\n"
     "  {\"prompt\": \"...\", \"completions\": [\"...\", ...], \"rewards\": [1, ...]}  groups\n"
-    "llm.c's .bin, token files (.safetensors), and any other file as one text. All data must be of one kind. The loss\n"
-    "covers answers, completions and texts. Conversations are rendered by the model's chat template. Where it drops\n"
-    "parts of earlier answers, such as reasoning, each of these becomes a separate document.";
+    "llm.c's .bin, token files (.safetensors), and any other file as one text; also .gz and .zst. All data must be of\n"
+    "one kind, and all examples of a file of one form. The loss covers answers, completions and texts. Conversations\n"
+    "are rendered by the model's chat template. Where it drops parts of earlier answers, such as reasoning, each of\n"
+    "these becomes a separate document.";
 
 class TokenizeCommand : public Command {
  public:
   explicit TokenizeCommand(CLI::App& app) : options(app, "tokenize", kTokenizeDescription, [this] { run(); }) {
     options.add("--model", {&model, "The model's directory, with its tokenizer.json"});
-    options.add("--data", {&data, "One or more data files"});
+    options.add("--data",
+                {&data, "Data: files and folders; to mix them by weight in training: a.jsonl:0.7 b.jsonl:0.3"});
     options.add("--out", {&out, "The token file to write (.safetensors)"});
     for (const char* flag : {"--model", "--data", "--out"}) options.require(flag);
     add_chat_options(options, data_options.chat);
@@ -55,7 +57,7 @@ class TokenizeCommand : public Command {
     if (learn == "all") data_options.learn = Learn::all;
     model = model_directory(model);
     const auto start = std::chrono::steady_clock::now();
-    write_tokens({data.begin(), data.end()}, model, data_options, out);
+    write_tokens(data_parts(data), model, data_options, out);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
     const TokenFile file(out);
@@ -74,7 +76,12 @@ class TokenizeCommand : public Command {
     print("%s: %s, %s, %ld of them in the loss (%.1f%%), the longest %s %s\n", out.c_str(),
           counted(units, unit).c_str(), counted(file.token_count(), "token").c_str(), file.learned_count(),
           100 * learned / tokens, unit, counted(file.longest_together(), "token").c_str());
-    print("%s tokens/s on %d threads\n", human_count(tokens / seconds).c_str(), omp_get_max_threads());
+    print("%s tokens/s on %s\n", human_count(tokens / seconds).c_str(),
+          counted(omp_get_max_threads(), "thread").c_str());
+    for (const TokenPart& part : file.parts)
+      print("%s: %s%s\n", part.name.c_str(), counted(part.documents / file.together(), unit).c_str(),
+            part.form.empty() ? "" : (" with " + part.form).c_str());
+    for (const std::string& text : DataChecks(file, model, data_options).warnings()) print("%s\n", text.c_str());
     if (const std::string skipped = file.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
   }
 

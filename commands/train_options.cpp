@@ -54,9 +54,10 @@ void TrainOptions::add_data_options() {
   table.add(
       "--data",
       {&data,
-       "Training data. With --model: .jsonl with messages, prompt and completion, or text; for dpo prompt, chosen "
-       "and rejected; for grpo prompt, completions and rewards, or prompts only; token files; texts. From "
-       "scratch: one text; its bytes are the tokens (default: generated stories)",
+       "Training data: files and folders. With --model: .jsonl or .json with messages, prompt and completion, or "
+       "text; for dpo prompt, chosen and rejected; for grpo prompt, completions and rewards, or prompts only; token "
+       "files; texts; also .gz and .zst. To mix by weight: a.jsonl:0.7 b.jsonl:0.3. From scratch: one text; its bytes "
+       "are the tokens (default: generated stories)",
        {},
        Lasts::fixed});
   table.add("--length", whole(length, "Tokens of a document, or with --model of a pack of documents", 2, 1 << 24,
@@ -210,8 +211,11 @@ void TrainOptions::check_memory() const {
 
 void TrainOptions::check_data() const {
   if (fine_tunes() && !resumed) model_directory(model.model);
-  const bool all_tokens = std::all_of(data.begin(), data.end(), [](const std::string& name) {
-    return extension_of(name) == ".safetensors" || extension_of(name) == ".bin";
+  const auto parts = data_parts(data);
+  const bool all_tokens = std::ranges::all_of(parts, [](const DataPart& part) {
+    return std::ranges::all_of(part.files, [](const fs::path& file) {
+      return extension_of(file) == ".safetensors" || extension_of(file) == ".bin";
+    });
   });
   const std::string needs_model = " needs --model DIR, a model to fine-tune";
   table.only({"--chat", "--date", "--trust-messages", "--learn", "--skip-bad"},
@@ -228,10 +232,10 @@ void TrainOptions::check_data() const {
   require(fine_tunes() || part.base == "plain", "--base nf4", needs_model);
   part.check();
   require(!fine_tunes() || !data.empty(), "--model needs --data FILE to train on");
-  require(fine_tunes() || data.size() <= 1, "--data: training from scratch takes only one text");
+  require(fine_tunes() || data.empty() || (parts.size() == 1 && parts[0].files.size() == 1),
+          "--data: training from scratch takes only one text");
   require(!fine_tunes() || !model.sizes_given(), "--model already has its sizes; leave out the options of ",
           "models from scratch");
-  for (const std::string& path : data) regular_file_size(path);
 }
 
 // Every round begins with sampling, so checkpoints are only possible between rounds.

@@ -36,6 +36,7 @@ void TrainReport::begin(Index first_step) {
   print("model    %s\n", describe(s.config).c_str());
   if (const std::string part = describe_trained(s.config); !part.empty()) print("trained  %s\n", part.c_str());
   print("data     %s\n", run_.source.description.c_str());
+  if (!task_.first_learned.empty()) print("learns   first: %s\n", task_.first_learned.c_str());
   if (const std::string& program = o.grpo.program; !program.empty())
     print("reward   by the command %s\n", RewardProgram::shown(program, program.size()));
   print("steps    %ld, of %ld x %ld tokens x %s\n", run_.optimizer.steps, run_.batch, run_.length,
@@ -91,6 +92,7 @@ void TrainReport::step(const StepReport& report) {
                {"seconds", seconds}};
   for (const auto& [measure, value] : result.measures.others) line[measure] = value;
   directory_.write_metrics(line);
+  if (step == 1) check_round(result.measures);
 
   // A terminal shows short steps on one line; a file gets about twenty lines of them.
   const Index last = run_.last_step(), interval = std::max<Index>(1, (last - first_step_) / 20);
@@ -104,6 +106,21 @@ void TrainReport::step(const StepReport& report) {
         result.gradient_norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
         human_bytes(device.arena.peak()).c_str(), left / 60, left % 60, Escape{lasting ? "\n" : ""});
   std::fflush(stdout);
+}
+
+// On-line GRPO: a first round that teaches nothing.
+void TrainReport::check_round(const Measures& measures) {
+  const auto is = [&](const char* name, double value) {
+    const auto found = measures.others.find(name);
+    return found != measures.others.end() && found->second == value;
+  };
+  if (is("without_advantage", 1))
+    note(
+        "warning: in the first round the completions of each prompt have the same reward, so the model learns nothing "
+        "from it; check the rewards, or use easier or harder prompts or a larger --group");
+  if (is("stopped", 0))
+    note(format("warning: all completions of the first round were cut off at %ld tokens; use a larger --completion",
+                options_.grpo.completion));
 }
 
 void TrainReport::evaluation(Index step, const Evaluation& e) {

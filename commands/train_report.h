@@ -24,6 +24,7 @@ class TrainReport : public Observer {
   void step_begins(Index step, const std::vector<Batch>& batches, DeviceBase& device) override;
   void step_ends() noexcept override { progress_.reset(); }
   void step(const StepReport& report) override;
+  void check_round(const Measures& measures);
   void evaluation(Index step, const Evaluation& evaluation) override;
   void reward(Index step, double reward) override;
   void saved(Index step, const fs::path& checkpoint) override;

@@ -1,5 +1,6 @@
 #include "commands/train_task.h"
 
+#include "data/documents/data_checks.h"
 #include "data/documents/reference_logps.h"
 #include "data/documents/stories.h"
 #include "data/tokenizer/byte_tokenizer.h"
@@ -91,7 +92,7 @@ class Preparation {
   void prepare_text() {
     const std::string name = o.data.empty() ? "generated stories" : o.data[0];
     const auto text = std::make_shared<Text>(
-        o.data.empty() ? stories(o.seed, std::size_t{1} << 21) : read_file(o.data[0], std::size_t{1} << 36),
+        o.data.empty() ? stories(o.seed, std::size_t{1} << 21) : read_text(data_files(o.data)[0], std::size_t{1} << 36),
         o.evaluation_fraction, o.length, name);
     ModelOptions sizes = o.model;
     sizes.vocab = Text::kVocabulary;
@@ -106,8 +107,7 @@ class Preparation {
   void prepare_documents() {
     run.settings = settings(config(), o.micro_batches);
     settle_layout();
-    const std::string name = o.data.size() == 1 ? o.data[0] : std::to_string(o.data.size()) + " files";
-    const TokenFile file = tokenised({o.data.begin(), o.data.end()}, run.start, o.tokens, directory.path());
+    const TokenFile file = tokenised(data_parts(o.data), run.start, o.tokens, directory.path());
     file.require_vocabulary(run.settings.config.vocab);
     o.objectives.require_kind(file);
     run.settings.objective = o.objectives.settings(file.most_learned());
@@ -117,21 +117,47 @@ class Preparation {
         file, DocumentSettings{o.evaluation_fraction, run.length, longest_piece(), o.batch, o.micro_batches, o.seed,
                                too_long(), run.settings.objective.scale_rewards});
     if (!o.resumed) settle_steps(run.documents->steps_per_epoch());
-    run.source = document_source(run.documents, description(file, name), file.fingerprint());
+    run.source = document_source(run.documents, description(file), file.fingerprint());
+    check_data(file);
     const Index trained_for = run.settings.config.max_length, longest = std::min(longest_piece(), file.longest());
     run.settings.config.rope_scaling.longest = longest;
     if (trained_for > 0 && longest > trained_for)
       task.notes.push_back(format("some documents are longer than the model's context of %ld tokens", trained_for));
   }
 
-  std::string description(const TokenFile& file, const std::string& name) const {
+  std::string description(const TokenFile& file) const {
     const char* unit = kDataUnits[static_cast<int>(file.kind())];
-    std::string text = format("%s: %s of %ld tokens in all, %ld in the loss, the longest %ld", name.c_str(),
-                              counted(file.documents() / file.together(), unit).c_str(), file.token_count(),
-                              file.learned_count(), file.longest_together());
+    const Index tokens = file.token_count(), learned = file.learned_count();
+    std::string text = file.parts.size() == 1 ? shown(file.parts[0]) : counted(std::ssize(file.parts), "part");
+    text += format(": %s of %ld tokens in all, %ld in the loss (%.1f%%), the longest %ld",
+                   counted(file.documents() / file.together(), unit).c_str(), tokens, learned,
+                   100 * static_cast<double>(learned) / static_cast<double>(tokens), file.longest_together());
     if (run.documents->left_out > 0) text += format("; %ld have no targets within --length", run.documents->left_out);
+    if (run.documents->cut_off > 0) text += format("; %ld are cut at --length", run.documents->cut_off);
     if (run.documents->evaluation.empty()) text += "; none are held out";
+    for (std::size_t i = 0; i < file.parts.size() && file.parts.size() > 1; ++i) {
+      text += "\n         " + shown(file.parts[i]) + ": " + counted(file.parts[i].documents / file.together(), unit);
+      if (file.mixes())
+        text += format(", %.0f%% of an epoch's tokens, each used %.2f times", 100 * run.documents->share(i),
+                       run.documents->passes(i));
+    }
     return text;
+  }
+  static std::string shown(const TokenPart& part) {
+    return part.name + (part.form.empty() ? "" : " (" + part.form + ")");
+  }
+
+  // A run that cannot learn is refused, or the user is warned.
+  void check_data(const TokenFile& file) {
+    const DataChecks checks(file, run.start, o.tokens);
+    task.first_learned = checks.first_learned();
+    for (const std::string& text : checks.warnings()) task.notes.push_back(text);
+    if (run.documents->cut_off == file.documents())
+      task.notes.push_back("warning: every document is cut at --length, so the model learns no end; use a larger one");
+    bool differ = !file.groups();
+    for (Index i = 0; i < file.documents() && !differ; ++i) differ = file.advantage(i).plain != 0;
+    require(differ, file.name(), ": all completions of a prompt have the same reward, for every prompt, so there is ",
+            "nothing to learn; check the rewards");
   }
 
   // On-line GRPO: prompts for which the model samples completions.

@@ -78,6 +78,8 @@ class Tokenizer {
     return found == added_ids_.end() ? model_.find(std::string(token)) : found->second;
   }
   bool special(std::int32_t id) const { return has(id) && special_[id]; }
+  // Tokens beside the vocabulary, with their ids.
+  const std::unordered_map<std::string, std::int32_t>& added() const { return added_ids_; }
 
  private:
   friend class StreamingDecoder;
