@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "commands/print.h"
+#include "data/documents/reasoning.h"
 #include "data/tokenizer/tokenizer.h"
 #include "model/generate.h"
 
@@ -29,27 +30,45 @@ inline std::string note(const Continuation& text, Index room) {
 }
 
 // The text of a completion during generation, without its stop token; raw: with all special tokens. `before`: the
-// tokens that precede it.
+// tokens that precede it; `reasoning`: the marks of reasoning, if it can begin with some.
 class GrowingText {
  public:
-  GrowingText(const Tokenizer& tokenizer, bool raw, const Tokens& before)
-      : decoder(tokenizer, raw ? Skip::none : Skip::special), raw(raw) {
+  GrowingText(const Tokenizer& tokenizer, bool raw, const Tokens& before, const ReasoningMarks& reasoning = {})
+      : decoder(tokenizer, raw ? Skip::none : Skip::special), tokenizer(tokenizer), raw(raw), marks(reasoning) {
     for (const std::int32_t token : before) decoder.add(token);
   }
 
-  // Decodes the newest token. Returns the new text; empty if a character is still incomplete.
-  std::string add(const Continuation& text) {
-    std::string more;
-    if (raw || text.end != Ending::stop) more = decoder.add(text.tokens.back());
-    if (text.end != Ending::none) more += decoder.finish();
-    all += more;
-    return more;
+  // Decodes the newest token. Text is missing while a character is incomplete.
+  void add(const Continuation& text) {
+    const std::int32_t token = text.tokens.back();
+    if (raw || text.end != Ending::stop)
+      all += is_mark(token) && !raw ? tokenizer.decode({&token, 1}) : decoder.add(token);
+    if (text.end != Ending::none) all += decoder.finish();
   }
   const std::string& text() const { return all; }
+  Reasoned reasoned() const { return split_reasoning(all, marks); }
+
+  // Prints the text from here on. On a terminal, reasoning is dim.
+  void show_from(std::size_t begin) const {
+    const std::string_view more = std::string_view(all).substr(begin);
+    const std::size_t end = reasoning_end(all, marks), dim = end <= begin ? 0 : std::min(end - begin, more.size());
+    const bool dims = dim > 0 && !raw && isatty(STDOUT_FILENO);
+    if (dims) print("\033[2m");
+    show(more.substr(0, dim), raw);
+    if (dims) print("\033[22m");
+    show(more.substr(dim), raw);
+  }
 
  private:
+  // Marks are often special tokens, which are not shown otherwise.
+  bool is_mark(std::int32_t token) const {
+    return token == tokenizer.find(marks.open) || token == tokenizer.find(marks.close);
+  }
+
   StreamingDecoder decoder;
+  const Tokenizer& tokenizer;
   bool raw;
+  ReasoningMarks marks;
   std::string all;
 };
 
@@ -68,7 +87,7 @@ class Display {
     if (text.end == Ending::room) entry.note = note(text, room);
     while (front < texts.size() && show_front()) ++front;
   }
-  const std::string& text(std::size_t number) const { return texts[number].text.text(); }
+  Reasoned text(std::size_t number) const { return texts[number].text.reasoned(); }
 
  private:
   struct Entry {
@@ -83,7 +102,7 @@ class Display {
   bool show_front() {
     Entry& entry = texts[front];
     if (entry.shown == 0 && !opened) show(entry.heading, raw), opened = true;
-    show(std::string_view(entry.text.text()).substr(entry.shown), raw);
+    entry.text.show_from(entry.shown);
     entry.shown = entry.text.text().size();
     if (!entry.ended) return false;
     show("\n", raw);

@@ -7,6 +7,7 @@
 #include "commands/command.h"
 #include "commands/device_options.h"
 #include "commands/display.h"
+#include "commands/generation_time.h"
 #include "commands/part_options.h"
 #include "data/files/checkpoint.h"
 #include "data/files/results.h"
@@ -23,7 +24,9 @@ constexpr const char* kGenerateDescription =
     "  streambp generate --model qwen3-0.6b/ --chat --prompts questions.txt --json answers.json\n\n"
     "Without prompts, it chats on a terminal, in the layout of the model's chat template; otherwise one prompt is\n"
     "read from standard input. /reset starts a new conversation, /quit or Ctrl-D ends it. Sampling defaults come\n"
-    "from the model's generation_config.json. The same seed gives the same text.";
+    "from the model's generation_config.json. The same seed gives the same text. On a terminal, reasoning is dim; "
+    "with\n"
+    "--json it is apart from the text.";
 
 class GenerateCommand : public Command {
  public:
@@ -35,11 +38,12 @@ class GenerateCommand : public Command {
     options.section("Prompts");
     options.add("--prompt", {&prompts, "One or more prompts"});
     options.add("--prompts", {&prompt_file,
-                              "A file of prompts, one per line; .jsonl: one object per line, with \"prompt\" or "
+                              "A file of prompts, one per line; .jsonl or .json: objects with \"prompt\" or "
                               "\"messages\""});
     options.add_with_optional_value("--chat", {&chat.given, std::string("Prompts are user messages. ") + kChatHelp});
     add_rendering_options(options, chat);
     options.add("--system", {&system, "System message of conversations; implies --chat"});
+    options.add("--tools", {&tools_file, "Tools of conversations: a JSON list of functions; implies --chat"});
     options.add("--samples", {&samples, "Completions of each prompt", checks::between(1, 1 << 20)});
 
     options.section("Sampling");
@@ -66,8 +70,6 @@ class GenerateCommand : public Command {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   void run() {
     if (json_file.empty()) signal(SIGPIPE, SIG_DFL);  // stop when the reader does
     source.resolve();
@@ -76,10 +78,15 @@ class GenerateCommand : public Command {
     require(fs::exists(fs::path(model) / "tokenizer.json"), model,
             ": has no tokenizer.json, so text cannot become tokens; copy the model's tokenizer.json there");
     settle_sampling();
-    prompter.emplace(model, chat, system);
+    prompter.emplace(model, chat, system, read_tools(tools_file));
+    for (const std::int32_t id : prompter->stop)
+      require(id < config.vocab, model, ": \"eos_token_id\" ", id, " in generation_config.json or config.json is ",
+              "outside the model's vocabulary of ", config.vocab, "; mend the file");
     const bool converses = prompts.empty() && prompt_file.empty() && isatty(STDIN_FILENO);
-    if (options.given("--chat") || !system.empty() || (converses && !read_template(model).text.empty())) {
+    if (options.given("--chat") || !system.empty() || !tools_file.empty() ||
+        (converses && !read_template(model).text.empty())) {
       prompter->open_chat();
+      reasoning = reasoning_marks(prompter->chat->source());
     }
     step = device.settings(config, 1);
     chunk = default_chunk(step.tile);
@@ -108,15 +115,20 @@ class GenerateCommand : public Command {
     };
     for (const std::string& text : prompts) add(prompter->text(text), "--prompt \"" + text.substr(0, 40) + "\"");
     if (!prompt_file.empty()) {
-      const bool json = holds_json_lines(prompt_file);
-      Lines lines(prompt_file);
-      for (std::string line; lines.next(line);) {
-        if (line.find_first_not_of(" \t") == std::string::npos) continue;
-        try {
-          add(json ? prompter->line(line) : prompter->text(line), lines.where() + "the prompt");
-        } catch (const BadData& error) {
-          fail(lines.where(), error.what());
+      const auto add_all = [&](auto&& lines, auto&& prompt_of) {
+        for (std::string line; lines.next(line);) {
+          if (line.find_first_not_of(" \t") == std::string::npos) continue;
+          try {
+            add(prompt_of(line), lines.where() + "the prompt");
+          } catch (const BadData& error) {
+            fail(lines.where(), error.what());
+          }
         }
+      };
+      if (holds_json(prompt_file)) {
+        add_all(JsonValues(prompt_file), [&](const std::string& line) { return prompter->line(line); });
+      } else {
+        add_all(Lines(prompt_file), [&](const std::string& line) { return prompter->text(line); });
       }
       require(!all.empty(), prompt_file, ": has no prompts; write one per line");
     }
@@ -181,9 +193,9 @@ class GenerateCommand : public Command {
     with_generator(shape, [&](TextGenerator& generator) {
       Display display(room, raw);
       for (std::size_t i = 0; i < tokens.size(); ++i) {
-        display.open(headings[i], GrowingText(prompter->tokenizer, raw, prompter->chat ? Tokens() : tokens[i]));
+        display.open(headings[i], growing(tokens[i]));
       }
-      Stopwatch watch;
+      GenerationTime watch;
       const auto texts = generator.generate(tokens, settings(), [&](std::size_t number, const Continuation& text) {
         watch.drawn(generator.steps());
         display.add(number, text);
@@ -192,6 +204,12 @@ class GenerateCommand : public Command {
       report(watch);
       if (!json_file.empty()) write_json(asked, texts, display);
     });
+  }
+
+  // The answer to a prompt.
+  GrowingText growing(const Tokens& prompt) const {
+    if (!prompter->chat) return {prompter->tokenizer, raw, prompt};
+    return {prompter->tokenizer, raw, {}, opened(reasoning, prompter->tokenizer.decode(prompt))};
   }
 
   GenerationSettings settings() const { return {sampling, length, prompter->stop}; }
@@ -235,9 +253,11 @@ class GenerateCommand : public Command {
                  {"seed", sampling.seed},   {"texts", Json::array()}};
     for (std::size_t i = 0; i < texts.size(); ++i) {
       const Prompt& p = asked[i / index(samples)];
+      const auto [thought, answer] = display.text(i);
       json["texts"].push_back({{"prompt", p.text},
                                {"prompt_tokens", p.tokens},
-                               {"text", display.text(i)},
+                               {"text", answer},
+                               {"reasoning", thought},
                                {"tokens", texts[i].tokens},
                                {"logp", std::accumulate(texts[i].logps.begin(), texts[i].logps.end(), 0.0)},
                                {"logps", texts[i].logps},
@@ -256,33 +276,34 @@ class GenerateCommand : public Command {
     const Index room = largest(wanted, [&](Index n) { return memory_of_one(n) <= free; });
     if (room < std::min(least, wanted)) fitting_slots(1, {1, std::min(least, wanted), chunk});  // reports the shortage
     with_generator({1, room, chunk}, [&](TextGenerator& generator) {
-      print("%s%s, context of %ld tokens. /reset starts a new conversation, /quit or Ctrl-D ends.\n", model.c_str(),
+      print("%s%s, context of %ld tokens. /reset starts a new conversation, /quit or Ctrl-D ends%s.\n", model.c_str(),
             prompter->chat ? (", chat template " + prompter->chat->name()).c_str()
                            : ": no chat template, so each line is a prompt",
-            room);
+            room, tools_file.empty() ? "" : "; /tool TEXT answers a tool call");
       Conversation conversation;
       std::vector<Message>& messages = conversation.messages;
+      Tokens known;  // what the model has read and written
       for (std::string line; show("\n> ", raw), std::getline(std::cin, line);) {
         if (line == "/quit") return;
-        if (line == "/reset") messages.clear();
+        if (line == "/reset" || !prompter->chat) messages.clear(), known.clear();
         if (line.empty() || line == "/reset") continue;
-        messages.push_back({"user", line});
-        if (const std::optional<std::string> reply = turn(generator, conversation)) {
-          messages.push_back({"assistant", *reply});
+        const bool of_tool = line.starts_with("/tool ");
+        messages.push_back({of_tool ? "tool" : "user", of_tool ? line.substr(6) : line});
+        if (const std::optional<Message> reply = turn(generator, conversation, known)) {
+          messages.push_back(*reply);
         } else {
           messages.pop_back();
         }
-        if (!prompter->chat) messages.clear();
       }
       print("\n");
     });
   }
 
-  // The model's answer to the last message; empty if the message is unusable.
-  std::optional<std::string> turn(TextGenerator& generator, const Conversation& conversation) {
+  // The model's answer to the last message; empty if the message is unusable. Its tokens become known.
+  std::optional<Message> turn(TextGenerator& generator, const Conversation& conversation, Tokens& known) {
     Tokens tokens;
     try {
-      tokens = (prompter->chat ? prompter->conversation(conversation)
+      tokens = (prompter->chat ? prompter->conversation(conversation, known)
                                : prompter->text(conversation.messages.back().content()))
                    .tokens;
       check(tokens, "the line");
@@ -295,34 +316,30 @@ class GenerateCommand : public Command {
             generator.room());
       return {};
     }
-    GrowingText text(prompter->tokenizer, raw, prompter->chat ? Tokens() : tokens);
-    Stopwatch watch;
+    GrowingText text = growing(tokens);
+    GenerationTime watch;
     const auto reply = generator.generate({tokens}, settings(), [&](std::size_t, const Continuation& more) {
       watch.drawn(generator.steps());
-      show(text.add(more), raw);
+      const std::size_t shown = text.text().size();
+      text.add(more);
+      text.show_from(shown);
     });
     watch.stop(generator.steps());
     const std::string said = note(reply.front(), generator.room());
     print("\n%s%s", said.c_str(), Escape{said.empty() ? "" : "\n"});
     if (stats) report(watch);
-    return text.text();
+    known = tokens;
+    known.insert(known.end(), reply.front().tokens.begin(), reply.front().tokens.end());
+    const auto [thought, answer] = text.reasoned();
+    std::vector<std::pair<jinja::Value, jinja::Value>> members = {{"role", "assistant"}, {"content", data(answer)}};
+    if (!thought.empty()) members.emplace_back("reasoning_content", data(thought));
+    return Message(jinja::dict_of(std::move(members)));
   }
+  static jinja::Value data(const std::string& text) { return jinja::to_text(text, jinja::kData); }
 
   // --- Speed ---
 
-  struct Stopwatch {
-    Clock::time_point start = Clock::now(), first, end;
-    Index tokens = 0, first_step = 0, steps = 0;  // steps after the first sampled token
-    void drawn(Index step) {
-      if (tokens++ == 0) first = Clock::now(), first_step = step;
-    }
-    void stop(Index step) { end = Clock::now(), steps = step - first_step; }
-    static double seconds(Clock::time_point a, Clock::time_point b) {
-      return std::chrono::duration<double>(b - a).count();
-    }
-  };
-
-  void report(const Stopwatch& watch) const {
+  void report(const GenerationTime& watch) const {
     const double all = watch.seconds(watch.start, watch.end), after = watch.seconds(watch.first, watch.end);
     std::string line = format("[%ld tokens in %.2f s, the first after %.2f s", watch.tokens, all,
                               watch.seconds(watch.start, watch.first));
@@ -352,7 +369,7 @@ class GenerateCommand : public Command {
 
   OptionTable options;
   ModelSource source;
-  std::string model, prompt_file, system, json_file;
+  std::string model, prompt_file, system, tools_file, json_file;
   ChatOptions chat;
   std::vector<std::string> prompts;
   DeviceOptions device;
@@ -363,6 +380,7 @@ class GenerateCommand : public Command {
   Config config;
   StepSettings step;
   std::optional<Prompter> prompter;
+  ReasoningMarks reasoning;
 };
 
 }  // namespace

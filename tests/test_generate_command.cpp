@@ -103,6 +103,17 @@ TEST_F(Generation, RendersConversations) {
       "chats.jsonl",
       R"({"messages": [{"role": "system", "content": "Brief."}, {"role": "user", "content": "Hello"}]})");
   EXPECT_EQ(texts("--chat chatml --prompts chats.jsonl --length 3"), chat);
+  // Tools, and reasoning that the prompt opens
+  write_file_atomically("tools.json", R"([{"type": "function", "function": {"name": "search"}}])");
+  write_file_atomically("thinking.jinja",
+                        "{{ tools[0].function.name }} {{ messages[0].content }}{% if x %}</think>{% endif %}<think>\n");
+  const Json thought = texts("--chat thinking.jinja --tools tools.json --prompt Hello --length 4")[0];
+  EXPECT_EQ(thought["prompt_tokens"].size(), std::string("search Hello<think>\n").size());
+  EXPECT_EQ(thought["text"], "");
+  EXPECT_EQ(thought["tokens"].size(), 4u);
+  expect_generate_refused("--tools missing.json --prompt Hello", "missing.json: no such file");
+  write_file_atomically("tools.json", "{}");
+  expect_generate_refused("--chat chatml --tools tools.json --prompt Hello", "tools.json: not a list of tools");
   expect_generate_refused("--chat --prompt Hello", "no chat template");
   expect_generate_refused("--chat nonsense --prompt Hello", "nonsense");
 }

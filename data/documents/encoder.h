@@ -104,13 +104,18 @@ class Encoder {
     return documents;
   }
 
-  // The conversation as a prompt.
-  Document prompt(const Conversation& c) const { return encode(TrainingText{chat_->render(c, Chat::End::prompt)}); }
+  // The conversation as a prompt. If it begins with what `known` says, it keeps these tokens: those that the model has
+  // read and written.
+  Document prompt(const Conversation& c, const Tokens& known = {}) const {
+    return encode(TrainingText{chat_->render(c, Chat::End::prompt)}, known);
+  }
 
   // Encodes a rendered conversation, or the beginning of one.
-  Document encode(const TrainingText& text) const {
+  Document encode(const TrainingText& text, const Tokens& known = {}) const {
     Document document;
     std::size_t done = 0;
+    const std::string begun = tokenizer_.decode(known);
+    if (text.chat.text.starts_with(begun)) document.add(known, InLoss::no), done = begun.size();
     std::set<std::size_t> ends;  // of added tokens
     if (after_token_ == TextStart::beginning) {
       tokenizer_.for_each_added(text.chat.text, {text.chat.data, markers_},
@@ -128,6 +133,7 @@ class Encoder {
       done = end;
     };
     for (const Rows& rows : text.learned) {
+      require_data(std::cmp_greater_equal(rows.begin, done), "the chat template renders its answers in another order");
       add(static_cast<std::size_t>(rows.begin), InLoss::no);
       add(static_cast<std::size_t>(rows.end), InLoss::yes);
     }

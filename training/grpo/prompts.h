@@ -15,23 +15,41 @@ struct Prompt {
   Json line = {};  // its line of JSONL, if it has one
 };
 
+// The tools of a file: a JSON list of functions as in OpenAI's API.
+inline jinja::Value read_tools(const fs::path& file) {
+  if (file.empty()) return jinja::None{};
+  try {
+    const auto tools = parse_json<OrderedJson>(read_file(file), kLineLimits);
+    const bool good = tools.is_array() && !tools.empty() && std::ranges::all_of(tools, &OrderedJson::is_object);
+    require_data(good, "not a list of tools, [{\"type\": \"function\", ...}, ...]");
+    return data_value(tools);
+  } catch (const Error& error) {
+    fail(file.string(), ": ", error.what());
+  }
+}
+
 class Prompter {
  public:
-  Prompter(const std::filesystem::path& model, ChatOptions options, std::string system = "")
+  // system, tools: of conversations without them.
+  Prompter(const std::filesystem::path& model, ChatOptions options, std::string system = "",
+           jinja::Value tools = jinja::None{})
       : tokenizer(model),
         stop(read_generation_defaults(model).stop),
         model_(model),
         options_(std::move(options)),
-        system_(std::move(system)) {}
+        system_(std::move(system)),
+        tools_(std::move(tools)) {}
 
   // From now on, each prompt is a user message.
   void open_chat() { prepare_chat(), talks_ = true; }
 
-  Prompt conversation(Conversation c) {
+  // `known`: the tokens with which it probably begins, because the model has read and written them.
+  Prompt conversation(Conversation c, const Tokens& known = {}) {
     prepare_chat();
     if (!system_.empty() && !c.messages.front().has_role("system"))
       c.messages.insert(c.messages.begin(), {"system", system_});
-    return {c.messages.back().content(), encoder_->prompt(c).tokens};
+    if (!c.tools.list()) c.tools = tools_;
+    return {c.messages.back().content(), encoder_->prompt(c, known).tokens};
   }
 
   // Prepends the tokenizer's prefix, such as BOS, unless the text already begins with it.
@@ -75,6 +93,7 @@ class Prompter {
   const std::filesystem::path model_;
   const ChatOptions options_;
   const std::string system_;
+  const jinja::Value tools_;
   std::optional<Encoder> encoder_;
   bool talks_ = false;  // prompts are user messages
 };
