@@ -87,6 +87,8 @@ class GenerateCommand : public Command {
         (converses && !read_template(model).text.empty())) {
       prompter->open_chat();
       reasoning = reasoning_marks(prompter->chat->source());
+      require(tools_file.empty() || prompter->chat->source().find("tools") != std::string::npos, "--tools: the chat ",
+              "template ", prompter->chat->name(), " writes no tools; use a model that was trained with them");
     }
     step = device.settings(config, 1);
     chunk = default_chunk(step.tile);

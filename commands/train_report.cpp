@@ -36,6 +36,7 @@ void TrainReport::begin(Index first_step) {
   print("model    %s\n", describe(s.config).c_str());
   if (const std::string part = describe_trained(s.config); !part.empty()) print("trained  %s\n", part.c_str());
   print("data     %s\n", run_.source.description.c_str());
+  for (const std::string& part : task_.parts) print("         %s\n", part.c_str());
   if (!task_.first_learned.empty()) print("learns   first: %s\n", task_.first_learned.c_str());
   if (const std::string& program = o.grpo.program; !program.empty())
     print("reward   by the command %s\n", RewardProgram::shown(program, program.size()));

@@ -118,6 +118,7 @@ class Preparation {
                                too_long(), run.settings.objective.scale_rewards});
     if (!o.resumed) settle_steps(run.documents->steps_per_epoch());
     run.source = document_source(run.documents, description(file), file.fingerprint());
+    describe_parts(file);
     check_data(file);
     const Index trained_for = run.settings.config.max_length, longest = std::min(longest_piece(), file.longest());
     run.settings.config.rope_scaling.longest = longest;
@@ -135,13 +136,16 @@ class Preparation {
     if (run.documents->left_out > 0) text += format("; %ld have no targets within --length", run.documents->left_out);
     if (run.documents->cut_off > 0) text += format("; %ld are cut at --length", run.documents->cut_off);
     if (run.documents->evaluation.empty()) text += "; none are held out";
-    for (std::size_t i = 0; i < file.parts.size() && file.parts.size() > 1; ++i) {
-      text += "\n         " + shown(file.parts[i]) + ": " + counted(file.parts[i].documents / file.together(), unit);
-      if (file.mixes())
-        text += format(", %.0f%% of an epoch's tokens, each used %.2f times", 100 * run.documents->share(i),
-                       run.documents->passes(i));
-    }
     return text;
+  }
+  void describe_parts(const TokenFile& file) {
+    const char* unit = kDataUnits[static_cast<int>(file.kind())];
+    for (std::size_t i = 0; i < file.parts.size() && file.parts.size() > 1; ++i) {
+      task.parts.push_back(shown(file.parts[i]) + ": " + counted(file.parts[i].documents / file.together(), unit));
+      if (file.mixes())
+        task.parts.back() += format(", %.0f%% of an epoch's tokens, each used %.2f times",
+                                    100 * run.documents->share(i), run.documents->passes(i));
+    }
   }
   static std::string shown(const TokenPart& part) {
     return part.name + (part.form.empty() ? "" : " (" + part.form + ")");

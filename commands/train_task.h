@@ -10,6 +10,7 @@ namespace streambp {
 struct TrainTask {
   Run run;
   std::string prompt;              // of the sample at the end
+  std::vector<std::string> parts;  // of the data, described, if there are several
   std::string first_learned;       // of the data
   std::vector<std::string> notes;  // for the user
 };

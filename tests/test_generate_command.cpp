@@ -114,6 +114,8 @@ TEST_F(Generation, RendersConversations) {
   expect_generate_refused("--tools missing.json --prompt Hello", "missing.json: no such file");
   write_file_atomically("tools.json", "{}");
   expect_generate_refused("--chat chatml --tools tools.json --prompt Hello", "tools.json: not a list of tools");
+  write_file_atomically("tools.json", "[{}]");
+  expect_generate_refused("--chat chatml --tools tools.json --prompt Hello", "writes no tools");
   expect_generate_refused("--chat --prompt Hello", "no chat template");
   expect_generate_refused("--chat nonsense --prompt Hello", "nonsense");
 }

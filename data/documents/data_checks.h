@@ -79,8 +79,9 @@ class DataChecks {
 
   template <class Warn>
   void check_template(const Warn& warn) const {
-    const Chat chat = Chat::of(model_, options_.chat);
     const std::string own = read_template(model_).text;
+    if (own.empty() && options_.chat.given.empty()) return;  // the data are tokens already
+    const Chat chat = Chat::of(model_, options_.chat);
     warn(!own.empty() && own != chat.source(),
          "--chat " + options_.chat.given + " replaces the model's chat template, which it was trained with");
     RenderedChat text;

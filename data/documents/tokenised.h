@@ -169,7 +169,7 @@ class Tokenising {
 
   void bad(const std::string& what) {
     require(options_.skip_bad, what, "; fix it, or skip such examples with --skip-bad");
-    if (++skipped_ <= 3) first_skipped_ += (first_skipped_.empty() ? "" : "\n  ") + what;
+    if (++skipped_ <= 3) first_skipped_ += (first_skipped_.empty() ? "" : "; ") + what;
   }
 
   void progress(const fs::path& path, double fraction) {
