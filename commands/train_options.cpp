@@ -233,7 +233,7 @@ void TrainOptions::check_data() const {
   part.check();
   require(!fine_tunes() || !data.empty(), "--model needs --data FILE to train on");
   require(fine_tunes() || data.empty() || (parts.size() == 1 && parts[0].files.size() == 1),
-          "--data: training from scratch takes only one text");
+          "--data: training from scratch takes only one text, not several files or a directory of them");
   require(!fine_tunes() || !model.sizes_given(), "--model already has its sizes; leave out the options of ",
           "models from scratch");
 }

@@ -106,9 +106,9 @@ TEST_F(Generation, RendersConversations) {
   // Tools, and reasoning that the prompt opens
   write_file_atomically("tools.json", R"([{"type": "function", "function": {"name": "search"}}])");
   write_file_atomically("thinking.jinja",
-                        "{{ tools[0].function.name }} {{ messages[0].content }}{% if x %}</think>{% endif %}<think>\n");
+                        "{{ tools[0].function.name }} {{ messages[0].content }}{% if x %}</think>{% endif %}<think>");
   const Json thought = texts("--chat thinking.jinja --tools tools.json --prompt Hello --length 4")[0];
-  EXPECT_EQ(thought["prompt_tokens"].size(), std::string("search Hello<think>\n").size());
+  EXPECT_EQ(thought["prompt_tokens"].size(), std::string("search Hello<think>").size());
   EXPECT_EQ(thought["text"], "");
   EXPECT_EQ(thought["tokens"].size(), 4u);
   expect_generate_refused("--tools missing.json --prompt Hello", "missing.json: no such file");
@@ -199,12 +199,14 @@ TEST_F(Generation, ReportsItsSpeed) {
 
 TEST_F(Generation, EvalMatchesTheWalkByFileAndPosition) {
   write_file_atomically("long.txt", std::string(500, 'a') + "b");
-  write_file_atomically("short.jsonl", "{\"text\": \"abcabc\"}\n{\"prompt\": \"ab\", \"completion\": \"cab\"}\n");
+  fs::create_directory("short");
+  write_file_atomically("short/a.jsonl", "{\"text\": \"abcabc\"}\n");
+  write_file_atomically("short/b.jsonl", "{\"prompt\": \"ab\", \"completion\": \"cab\"}\n");
   auto eval = [&](const std::string& arguments) {
     expect_ok("eval --model model --json eval.json " + arguments);
     return parse_json_file("eval.json");
   };
-  const std::string both = "--data long.txt short.jsonl";
+  const std::string both = "--data long.txt short";
   const Json result = eval(both);
   EXPECT_EQ(result["length"], 300) << "the context length of the model";
   ASSERT_EQ(result["files"].size(), 2u);

@@ -52,7 +52,7 @@ inline std::vector<fs::path> files_in(const fs::path& folder) {
 // The weight at the end of "FILE:0.7", if FILE is there.
 inline std::optional<double> weight_of(const std::string& argument) {
   const std::size_t colon = argument.rfind(':');
-  if (colon == std::string::npos || fs::exists(argument) || !fs::exists(argument.substr(0, colon))) return {};
+  if (colon == std::string::npos || is_there(argument) || !is_there(argument.substr(0, colon))) return {};
   double weight = 0;
   const char *begin = argument.data() + colon + 1, *end = argument.data() + argument.size();
   const auto parsed = std::from_chars(begin, end, weight);
@@ -66,7 +66,8 @@ inline std::vector<DataPart> data_parts(const std::vector<std::string>& argument
   for (const std::string& argument : arguments) {
     const std::optional<double> weight = weight_of(argument);
     DataPart part{weight ? argument.substr(0, argument.rfind(':')) : argument, {}, weight.value_or(0)};
-    part.files = fs::is_directory(part.name) ? files_in(part.name) : std::vector<fs::path>{part.name};
+    part.files =
+        is_there(part.name) && fs::is_directory(part.name) ? files_in(part.name) : std::vector<fs::path>{part.name};
     for (const fs::path& file : part.files) regular_file_size(file), refuse_tables(file);
     parts.push_back(std::move(part));
   }

@@ -18,6 +18,12 @@ namespace streambp {
 
 constexpr const char* kLongestTemporary = ".tmp-4294967295";  // at the end of the name of a file being written
 
+// False also for names that are too long.
+inline bool is_there(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
 inline std::size_t regular_file_size(const fs::path& path) {
   std::error_code error;
   const auto status = fs::status(path, error);

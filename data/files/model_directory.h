@@ -115,7 +115,7 @@ class ModelFiles {
       require(fs::path(shard).filename() == shard && shard.ends_with(".safetensors"), index.string(), ": ",
               quote(shard), " is not the name of a safetensors file in the same directory");
       const auto [found, is_new] = shard_of.try_emplace(shard, files.size());
-      require(!is_new || fs::exists(dir / shard), (dir / shard).string(), ": there is no such file, but ",
+      require(!is_new || is_there(dir / shard), (dir / shard).string(), ": there is no such file, but ",
               index.filename().string(), " names it; download it again");
       if (is_new) files.emplace_back(dir / shard);
       tensors[name] = &files[found->second].at(name);
