@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -133,10 +132,10 @@ class Documents {
     const std::vector<PackedPiece> all =
         file.preferences() ? cut_pairs(file.lengths(), settings.length, settings.longest, settings.too_long)
                            : cut(file.lengths(), settings.longest, too_long, kDataUnits[static_cast<int>(file.kind())]);
-    std::set<Index> whole;  // documents with their end
-    for (const PackedPiece& piece : all)
-      if (piece.begin + piece.length == file.length(piece.document)) whole.insert(piece.document);
-    cut_off = file.documents() - std::ssize(whole);
+    const auto ends = [&](const PackedPiece& piece) {
+      return piece.begin + piece.length == file.length(piece.document);
+    };
+    cut_off = file.documents() - std::ranges::count_if(all, ends);
     std::vector<PackedPiece> pieces;
     for (auto unit = all.begin(); unit != all.end(); unit += file.together()) {
       const auto next = unit + file.together();
