@@ -24,9 +24,8 @@ constexpr const char* kGenerateDescription =
     "  streambp generate --model qwen3-0.6b/ --chat --prompts questions.txt --json answers.json\n\n"
     "Without prompts, it chats on a terminal, in the layout of the model's chat template; otherwise one prompt is\n"
     "read from standard input. /reset starts a new conversation, /quit or Ctrl-D ends it. Sampling defaults come\n"
-    "from the model's generation_config.json. The same seed gives the same text. On a terminal, reasoning is dim; "
-    "with\n"
-    "--json it is apart from the text.";
+    "from the model's generation_config.json. The same seed gives the same text. Reasoning is dim on a terminal, and\n"
+    "apart from the text with --json.";
 
 class GenerateCommand : public Command {
  public:

@@ -1,6 +1,6 @@
 // The fixture of the fuzz tests: runs a parser on damaged seeds, which are small valid files.
 //
-//   STREAMBP_FUZZ_CASES   cases for each test; default 2000
+//   STREAMBP_FUZZ_CASES   cases for each test; default 2000, with sanitizers 1000
 //   STREAMBP_FUZZ_FIRST   the number of the first case
 #pragma once
 
@@ -8,6 +8,7 @@
 
 #include "tests/commands.h"
 #include "tests/fuzz.h"
+#include "tests/support.cuh"
 
 namespace streambp {
 
@@ -37,7 +38,7 @@ class Fuzz : public Commands {
         FAIL() << "a seed is invalid: " << error.what();
       }
     }
-    const Index count = from_environment("STREAMBP_FUZZ_CASES", 2000);
+    const Index count = from_environment("STREAMBP_FUZZ_CASES", sized(2000, 1000));
     const Index first = from_environment("STREAMBP_FUZZ_FIRST", 0);
     Fuzzer fuzzer(target);
     const FuzzReport r = fuzzer.run(first, count);

@@ -155,6 +155,8 @@ TEST_F(Grpo, OfflineRefusesInvalidData) {
   write_file_atomically("text.jsonl", "{\"text\": \"a\"}\n");
   expect_refused("train --objective grpo --model base --data text.jsonl --out run", "\"rewards\"");
   expect_refused("eval --model base --data groups.jsonl", "groups");
+  write_file_atomically("equal.jsonl", "{\"prompt\": \"a\", \"completions\": [\"b\", \"c\"], \"rewards\": [1, 1]}\n");
+  expect_refused("train --objective grpo --model base --data equal.jsonl --out run", "so there is nothing to learn");
 }
 
 // Several steps per round, clipping, a KL penalty, several micro-batches, and different modes.
@@ -213,7 +215,8 @@ TEST_F(Grpo, UsesEveryPromptOncePerEpoch) {
 }
 
 TEST_F(Grpo, EqualRewardsChangeNothing) {
-  expect_ok(run("run", "--reward-cmd 'while read -r line; do echo 3; done' --rate 1e-2 --steps 2"));
+  expect_ok(run("run", "--reward-cmd 'while read -r line; do echo 3; done' --rate 1e-2 --steps 2"),
+            "in the first round the completions of each prompt have the same reward");
   EXPECT_TRUE(read_file("run/step-000002/model.safetensors") == read_file("base/step-000002/model.safetensors"));
 }
 

@@ -18,8 +18,9 @@ struct Prompt {
 // The tools of a file: a JSON list of functions as in OpenAI's API.
 inline jinja::Value read_tools(const fs::path& file) {
   if (file.empty()) return jinja::None{};
+  const std::string text = read_file(file);
   try {
-    const auto tools = parse_json<OrderedJson>(read_file(file), kLineLimits);
+    const auto tools = parse_json<OrderedJson>(text, kLineLimits);
     const bool good = tools.is_array() && !tools.empty() && std::ranges::all_of(tools, &OrderedJson::is_object);
     require_data(good, "not a list of tools, [{\"type\": \"function\", ...}, ...]");
     return data_value(tools);
