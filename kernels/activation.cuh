@@ -22,11 +22,11 @@ enum class Mlp { gelu, swiglu, geglu, relu2 };
 
 struct Silu {
   template <class T>
-  static constexpr T z(T x) {
+  STREAMBP_INLINE static T z(T x) {
     return x;
   }
   template <class T>
-  static constexpr T z_slope(T) {
+  STREAMBP_INLINE static T z_slope(T) {
     return T(1);
   }
 };
@@ -37,11 +37,11 @@ struct Gelu {
   static constexpr T k = T(0.044715);
 
   template <class T>
-  static constexpr T z(T x) {
+  STREAMBP_INLINE static T z(T x) {
     return c<T> * (x + k<T> * x * x * x);
   }
   template <class T>
-  static constexpr T z_slope(T x) {
+  STREAMBP_INLINE static T z_slope(T x) {
     return c<T> * (T(1) + T(3) * k<T> * x * x);
   }
 };
@@ -49,11 +49,11 @@ struct Gelu {
 struct Relu2 {};
 
 template <class A, class T>
-constexpr T activated(A, T x) {
+STREAMBP_INLINE T activated(A, T x) {
   return x * sigmoid(A::z(x));
 }
 template <class T>
-constexpr T activated(Relu2, T x) {
+STREAMBP_INLINE T activated(Relu2, T x) {
   return x > T(0) ? x * x : T(0);
 }
 
@@ -94,7 +94,7 @@ MlpGradient<T> activation_backward(Device& dev, Mlp kind, Matrix<T> gate, Matrix
 template <class A, class T>
 struct ValueAndSlope {
   T value, slope;
-  constexpr explicit ValueAndSlope(T x) {
+  STREAMBP_INLINE explicit ValueAndSlope(T x) {
     if constexpr (std::is_same_v<A, Relu2>) {
       value = activated(A{}, x);
       slope = x > T(0) ? T(2) * x : T(0);

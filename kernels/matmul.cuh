@@ -121,7 +121,9 @@ void compute_matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, In
           for (Index j = 0; j < sums.cols; ++j) sums(i, j) += bias(0, cols.begin + j);
         }
       }
-      cpu::gemm<A, T>(sums, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed);
+      rows.size() <= cpu::kFewRows<T>
+          ? cpu::multiply_few_rows<A, T>(sums, x.slice(rows), w.slice(cols))
+          : cpu::gemm<A, T>(sums, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed);
     });
   });
 }

@@ -34,7 +34,7 @@ build_and_run() {
   [ $# -eq 0 ] || shift
   local begin=$SECONDS
   "$compiler" -std=c++20 -DNDEBUG -fopenmp -Wall -Wextra -Werror -ffp-contract=off "${flags[@]}" -I. \
-    tests/fingerprints.cpp kernels/base/gemm.cpp -o "$out/$name"
+    tests/fingerprints.cpp kernels/base/few_rows.cpp kernels/base/gemm.cpp -o "$out/$name"
   local built=$SECONDS
   "$@" "$out/$name" > "$out/$name.txt"
   echo "fingerprints: $name built in $((built - begin)) s, ran in $((SECONDS - built)) s"

@@ -39,6 +39,11 @@ void expect_defined_bits(Index rows, Index cols, Index inner, Op op_a, Op op_b) 
   const Owned<A> start(rows, cols + 3, 3);  // the rows of c are not contiguous
   Owned<A> c(rows, cols + 3, 3);
   cpu::gemm<A, T>(c.m.columns(1, cols), a, op_a, b, op_b);
+  if (a_as_is && !b_as_is && rows <= cpu::kFewRows<T>) {
+    Owned<A> few(rows, cols + 3, 3);
+    cpu::multiply_few_rows<A, T>(few.m.columns(1, cols), a, b);
+    for (Index i = 0; i < few.m.size(); ++i) ASSERT_EQ(few.m.data[i], c.m.data[i]) << rows << " rows, element " << i;
+  }
   for (Index i = 0; i < rows; ++i) {
     for (Index j = 0; j < cols + 3; ++j) {
       if (j == 0 || j > cols) {
@@ -61,6 +66,10 @@ void expect_defined_bits() {
     for (const Op op_b : {Op::as_is, Op::transposed}) {
       for (const auto& [rows, cols, inner] : shapes) expect_defined_bits<A, T>(rows, cols, inner, op_a, op_b);
     }
+  }
+  for (Index rows = 1; rows <= cpu::kFewRows<T>; ++rows) {
+    for (const auto& [cols, inner] : {std::pair<Index, Index>{35, 261}, {64, 40}})
+      expect_defined_bits<A, T>(rows, cols, inner, Op::as_is, Op::transposed);
   }
 }
 
@@ -91,6 +100,8 @@ TEST(Gemm, RefusesOperandsThatDoNotFit) {
   EXPECT_THROW(block.matrix(cpu::kBlock + 1, 1), Error);
   EXPECT_THROW(cpu::multiply<float>(c.m, b.m, Op::as_is, panels, Update::add), Error);  // not in a block
   EXPECT_THROW(cpu::multiply<float>(c.m, block.matrix(2, 5), Op::as_is, panels, Update::add), Error);
+  const Owned<float> many(17, 8, 3);
+  EXPECT_THROW(cpu::multiply_few_rows<float>(c.m, Matrix<const float>(many.m), Matrix<const float>(b.m)), Error);
 }
 
 // A row of a matmul has the same bits alone, among other rows, and on any number of threads.

@@ -15,72 +15,16 @@
 #include "kernels/base/gemm.h"
 
 #include <algorithm>
-#include <utility>
 
-#ifdef __aarch64__
-#include <arm_neon.h>
-#else
-#include <immintrin.h>
-#endif
-
-#if !(defined(__AVX2__) && defined(__FMA__)) && !defined(__aarch64__)
-#error \
-    "streambp needs a processor with AVX2 and fused multiply-add, or 64-bit Arm: build with -DSTREAMBP_ARCH=x86-64-v3 or newer"
-#endif
+#include "kernels/base/vectors.h"
 
 namespace streambp::cpu {
 
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64, kVectors = 4;
-#elif defined(__AVX2__)
-constexpr int kVectorBytes = 32, kVectors = 2;
-#else
-constexpr int kVectorBytes = 16, kVectors = 4;
-#endif
 constexpr int kRows = 6;
-
-template <class A>
-struct VectorOf {
-  using Aligned [[gnu::vector_size(kVectorBytes)]] = A;
-  using Loose [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(A)), gnu::may_alias]] = A;
-};
-template <class A>
-using Vector = typename VectorOf<A>::Aligned;
-template <class A>
-constexpr int kLanes = kVectorBytes / sizeof(A);
 template <class A>
 constexpr Index kPanel = kVectors* kLanes<A>;
 constexpr Index kPackedColumns = 128;  // of b, in some panels
 static_assert(kPackedColumns % kPanel<float> == 0);
-
-template <class A>
-Vector<A> load(const A* from) {
-  return *reinterpret_cast<const typename VectorOf<A>::Loose*>(from);
-}
-template <class A>
-void store(A* to, Vector<A> x) {
-  *reinterpret_cast<typename VectorOf<A>::Loose*>(to) = x;
-}
-
-// x y + sum, rounded once
-#if defined(__AVX512F__)
-inline Vector<float> fused(Vector<float> x, float y, Vector<float> sum) {
-  return _mm512_fmadd_ps(x, _mm512_set1_ps(y), sum);
-}
-inline Vector<double> fused(Vector<double> x, double y, Vector<double> sum) {
-  return _mm512_fmadd_pd(x, _mm512_set1_pd(y), sum);
-}
-#elif defined(__AVX2__)
-inline Vector<float> fused(Vector<float> x, float y, Vector<float> sum) {
-  return _mm256_fmadd_ps(x, _mm256_set1_ps(y), sum);
-}
-inline Vector<double> fused(Vector<double> x, double y, Vector<double> sum) {
-  return _mm256_fmadd_pd(x, _mm256_set1_pd(y), sum);
-}
-#elif defined(__aarch64__)
-inline Vector<float> fused(Vector<float> x, float y, Vector<float> sum) { return vfmaq_n_f32(sum, x, y); }
-inline Vector<double> fused(Vector<double> x, double y, Vector<double> sum) { return vfmaq_n_f64(sum, x, y); }
-#endif
 
 // --- The innermost loop ---
 
@@ -167,44 +111,6 @@ void multiply(Matrix<A> c, Input<A> a, Op op, const RightPanels<A>& b, Update up
 }
 
 // --- Packing ---
-
-// The even lanes of the result come from a, the odd ones from b: a0 b0 a1 b1 ..., from the lower or upper halves.
-template <int UPPER, class A, int... I>
-Vector<A> interleave(Vector<A> a, Vector<A> b, std::integer_sequence<int, I...>) {
-  constexpr int n = kLanes<A>;
-  return __builtin_shufflevector(a, b, (UPPER * n / 2 + I / 2 + I % 2 * n)...);
-}
-
-// Transposes a square of vectors. Interleaving row i with row i + n/2, for all i, moves the highest bit of the row
-// number to the lowest bit of the column number; after log2(n) times, rows and columns are exchanged.
-template <class A>
-void transpose(Vector<A> (&x)[kLanes<A>]) {
-  constexpr int n = kLanes<A>;
-  constexpr auto lanes = std::make_integer_sequence<int, n>();
-#pragma GCC unroll 4
-  for (int times = 1; times < n; times *= 2) {
-    Vector<A> y[n];
-#pragma GCC unroll 8
-    for (int i = 0; i < n / 2; ++i) {
-      y[2 * i] = interleave<0, A>(x[i], x[i + n / 2], lanes);
-      y[2 * i + 1] = interleave<1, A>(x[i], x[i + n / 2], lanes);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) x[i] = y[i];
-  }
-}
-
-// A vector of numbers in the type of the sums.
-template <class A, class T>
-Vector<A> load_as(const T* from) {
-  if constexpr (std::is_same_v<A, T>) {
-    return load(from);
-  } else {
-    A x[kLanes<A>];
-    for (int i = 0; i < kLanes<A>; ++i) x[i] = static_cast<A>(from[i]);
-    return load(x);
-  }
-}
 
 // Panel p holds the columns from p kPanel on: panel[k][j] = b(k, p kPanel + j).
 template <class A, class T>

@@ -6,7 +6,8 @@
 // depends on its row of a and its column of b only: it has the same bits in a product of any size, on any number of
 // threads, and for any vector width.
 //
-// gemm() multiplies matrices of any size. Attention keeps its operands packed over several products and uses the parts:
+// gemm() multiplies matrices of any size; multiply_few_rows() is faster for decoding, which is a product of few rows with
+// all weights. Attention keeps its operands packed over several products and uses the parts:
 //
 //   LeftBlock       some rows of a, copied close together, for the L2 cache
 //   RightPanels     b in panels: the columns that the innermost loop computes at once
@@ -82,5 +83,12 @@ void multiply(Matrix<A> c, Input<A> a, Op op, const RightPanels<A>& b, Update up
 // c += op_a(a) op_b(b), for a c of at most kBlock rows
 template <class A, class T>
 void gemm(Matrix<A> c, Matrix<const T> a, Op op_a, Matrix<const T> b, Op op_b);
+
+// y += x wᵀ for at most kFewRows rows of x: the same bits, but w is read where it lies. A bfloat16 must be converted
+// first, which is worth it for fewer rows.
+template <class T>
+constexpr Index kFewRows = std::is_same_v<T, BFloat16> ? 4 : 16;
+template <class A, class T>
+void multiply_few_rows(Matrix<A> y, Matrix<const T> x, Matrix<const T> w);
 
 }  // namespace streambp::cpu

@@ -10,9 +10,12 @@
 
 namespace streambp {
 
+// A loop over elements becomes vectors only if everything that it calls is inlined, which compilers refuse in large files.
+#define STREAMBP_INLINE [[gnu::always_inline]] constexpr
+
 // x y + z, rounded once. A template, because Clang does not know the functions in constants.
 template <class T>
-constexpr T multiply_add(T x, T y, T z) {
+STREAMBP_INLINE T multiply_add(T x, T y, T z) {
   if constexpr (std::is_same_v<T, float>) {
     return __builtin_fmaf(x, y, z);
   } else {
@@ -22,11 +25,11 @@ constexpr T multiply_add(T x, T y, T z) {
 
 // polynomial(x, a, b, c, ...) = a + b x + c x² + ...
 template <class T>
-constexpr T polynomial(T, T last) {
+STREAMBP_INLINE T polynomial(T, T last) {
   return last;
 }
 template <class T, class... Rest>
-constexpr T polynomial(T x, T first, Rest... rest) {
+STREAMBP_INLINE T polynomial(T x, T first, Rest... rest) {
   return multiply_add(polynomial(x, rest...), x, first);
 }
 
@@ -36,7 +39,7 @@ struct Reduced {
   T r, power;
 };
 
-constexpr Reduced<float> reduced(float x) {
+STREAMBP_INLINE Reduced<float> reduced(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the low bits
@@ -47,7 +50,7 @@ constexpr Reduced<float> reduced(float x) {
   return {r, std::bit_cast<float>(power)};
 }
 
-constexpr Reduced<double> reduced(double x) {
+STREAMBP_INLINE Reduced<double> reduced(double x) {
   x = x < -708.0 ? -708.0 : x;
   x = x > 709.0 ? 709.0 : x;
   const double shift = 6755399441055744.0;  // 1.5 * 2^52
@@ -59,17 +62,17 @@ constexpr Reduced<double> reduced(double x) {
 }
 
 // (exp(r) - 1 - r) / r²
-constexpr float exponential_tail(float r) {
+STREAMBP_INLINE float exponential_tail(float r) {
   return polynomial(r, 5.0000001201e-1f, 1.6666665459e-1f, 4.1665795894e-2f, 8.3334519073e-3f, 1.3981999507e-3f,
                     1.9875691500e-4f);
 }
-constexpr double exponential_tail(double r) {
+STREAMBP_INLINE double exponential_tail(double r) {
   return polynomial(r, 1 / 2.0, 1 / 6.0, 1 / 24.0, 1 / 120.0, 1 / 720.0, 1 / 5040.0, 1 / 40320.0, 1 / 362880.0,
                     1 / 3628800.0, 1 / 39916800.0, 1 / 479001600.0, 1 / 6227020800.0);
 }
 
 // exp(x) = 2^n exp(r). The result is never infinite or zero.
-constexpr float exponential(float x) {
+STREAMBP_INLINE float exponential(float x) {
 #ifdef __CUDA_ARCH__  // the hardware computes 2^t; `lost` compensates the rounding of t = x log2 e
   x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
   const float t = x * 1.44269504f, lost = fmaf(x, 1.44269504f, -t) + x * 1.92596299e-8f;
@@ -80,14 +83,14 @@ constexpr float exponential(float x) {
   const auto [r, power] = reduced(x);
   return polynomial(r, 1.0f, 1.0f, exponential_tail(r)) * power;
 }
-constexpr double exponential(double x) {
+STREAMBP_INLINE double exponential(double x) {
   const auto [r, power] = reduced(x);
   return polynomial(r, 1.0, 1.0, exponential_tail(r)) * power;
 }
 
 // exp(x) - 1 = 2^n (exp(r) - 1) + (2^n - 1), which does not cancel near 0
 template <class T>
-constexpr T exponential_minus_one(T x) {
+STREAMBP_INLINE T exponential_minus_one(T x) {
 #ifdef __CUDA_ARCH__
   return ::expm1(x);
 #endif
@@ -96,7 +99,7 @@ constexpr T exponential_minus_one(T x) {
 }
 
 template <class T>
-constexpr T sigmoid(T x) {
+STREAMBP_INLINE T sigmoid(T x) {
 #ifdef __CUDA_ARCH__
   return __fdividef(1, 1 + exponential(-x));
 #endif
@@ -105,13 +108,13 @@ constexpr T sigmoid(T x) {
 
 // A soft cap: y = cap tanh(x / cap), with tanh(z) = e / (e + 2) and e = exp(2z) - 1.
 template <class T>
-constexpr T soft_capped(T x, T cap) {
+STREAMBP_INLINE T soft_capped(T x, T cap) {
   const T e = exponential_minus_one(2 * x / cap);
   return cap * (e / (e + 2));
 }
 // dy / dx
 template <class T>
-constexpr T soft_cap_slope(T y, T cap) {
+STREAMBP_INLINE T soft_cap_slope(T y, T cap) {
   return 1 - y / cap * (y / cap);
 }
 
