@@ -22,7 +22,8 @@ build_and_test() { # PRESET [OPTIONS FOR CMAKE...] [-- OPTIONS FOR CTEST...]
   cmake --build --preset "$preset" -j "$(nproc)"
   built=$SECONDS
   section "$preset: test"
-  ctest --preset "$preset" -j "$(nproc)" --no-tests=error "$@"
+  # As many tests as cores run side by side, so each has one thread; tests of threads set their number.
+  OMP_NUM_THREADS=1 ctest --preset "$preset" -j "$(nproc)" --no-tests=error "$@"
   times+=("$preset: built in $((built - begin)) s, tested in $((SECONDS - built)) s")
 }
 

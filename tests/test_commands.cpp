@@ -112,8 +112,8 @@ TEST_F(Commands, VerifyPrintsTheSameFingerprintOnEveryMachine) {
 }
 
 TEST_F(Commands, VersionNamesCommitAndDevices) {
-  expect_ok("--version", "streambp ", "commit ", "CPU ", "threads", "GPU ");
-  expect_ok("devices", "CPU ", "threads", "of memory free", "GPU ", "MPI ");
+  expect_ok("--version", "streambp ", "commit ", "CPU ", " thread", "GPU ");
+  expect_ok("devices", "CPU ", " thread", "of memory free", "GPU ", "MPI ");
 }
 
 TEST_F(Commands, ErrorsNameUnusableFiles) {
