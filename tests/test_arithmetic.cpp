@@ -100,8 +100,8 @@ TEST(Gemm, RefusesOperandsThatDoNotFit) {
   EXPECT_THROW(block.matrix(cpu::kBlock + 1, 1), Error);
   EXPECT_THROW(cpu::multiply<float>(c.m, b.m, Op::as_is, panels, Update::add), Error);  // not in a block
   EXPECT_THROW(cpu::multiply<float>(c.m, block.matrix(2, 5), Op::as_is, panels, Update::add), Error);
-  const Owned<float> many(17, 8, 3);
-  EXPECT_THROW(cpu::multiply_few_rows<float>(c.m, Matrix<const float>(many.m), Matrix<const float>(b.m)), Error);
+  const Owned<float> many(17, 8, 3), product(17, 4, 4);
+  EXPECT_THROW(cpu::multiply_few_rows<float>(product.m, Matrix<const float>(many.m), Matrix<const float>(b.m)), Error);
 }
 
 // A row of a matmul has the same bits alone, among other rows, and on any number of threads.

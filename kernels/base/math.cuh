@@ -10,7 +10,7 @@
 
 namespace streambp {
 
-// A loop over elements becomes vectors only if everything that it calls is inlined, which compilers refuse in large files.
+// A loop over elements is vectorised only if all functions it calls are inlined, which GCC stops doing in large files.
 #define STREAMBP_INLINE [[gnu::always_inline]] constexpr
 
 // x y + z, rounded once. A template, because Clang does not know the functions in constants.

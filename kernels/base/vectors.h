@@ -35,6 +35,7 @@ template <class A>
 using Vector = typename VectorOf<A>::Aligned;
 template <class A>
 constexpr int kLanes = kVectorBytes / sizeof(A);
+
 template <class A>
 Vector<A> load(const A* from) {
   return *reinterpret_cast<const typename VectorOf<A>::Loose*>(from);
