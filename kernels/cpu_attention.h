@@ -84,16 +84,61 @@ inline bool all_visible(Rows queries, Rows keys, const AttentionSpan& span) {
                                  visible(queries.end - 1, keys, span).size() == keys.size());
 }
 
+// A matrix of type M that can be the left operand of a product in T. In bfloat16, the operand is a copy, rounded.
+template <class M, class T>
+class OperandMatrix {
+ public:
+  Matrix<M> matrix(Index rows, Index cols) const {
+    if constexpr (kIsOperand) {
+      return block_.matrix(rows, cols);
+    } else {
+      require(rows <= kBlock && cols <= kBlock, "attention: a tile of ", rows, "x", cols, " is too large");
+      return {memory_.data(), rows, cols};
+    }
+  }
+
+  Left<T> operand(Matrix<M> m, Op op) const {
+    if constexpr (kIsOperand)
+      return as_left(m, op);
+    else if constexpr (std::is_same_v<M, T>)
+      return block_.copy(m, op);
+    else {
+      const Matrix<T> rounded(rounded_.data(), m.rows, m.cols);
+      for (Index i = 0; i < m.rows; ++i) {
+        for (Index j = 0; j < m.cols; ++j) rounded(i, j) = m(i, j);
+      }
+      return block_.copy(rounded, op);
+    }
+  }
+
+ private:
+  static constexpr bool kIsOperand = std::is_same_v<M, T> && std::is_same_v<T, Accumulator<T>>;
+  LeftBlock<T> block_;
+  Buffer<M> memory_{kIsOperand ? 0 : kBlock * kBlock};
+  Buffer<T> rounded_{std::is_same_v<M, T> ? 0 : kBlock * kBlock};
+};
+
+// S = of_scores (of_queries Q) Kᵀ. A bfloat16 is not scaled, because that would round it once more.
+template <class T>
+struct ScoreScale {
+  using A = Accumulator<T>;
+  A of_queries, of_scores;
+
+  ScoreScale(const AttentionShape& shape)
+      : of_queries(std::is_same_v<T, A> ? static_cast<A>(shape.scale()) : A(1)),
+        of_scores(std::is_same_v<T, A> ? A(1) : static_cast<A>(shape.scale())) {}
+};
+
 // The rows of one group of heads, as the rows of a tile: q has `group` heads side by side.
-template <class A, class T>
-Matrix<A> stack(const LeftBlock<A>& block, Matrix<const T> q, Index dim, A factor = 1) {
+template <class T>
+Matrix<T> stack(const OperandMatrix<T, T>& memory, Matrix<const T> q, Index dim, Accumulator<T> factor = 1) {
   const Index group = q.cols / dim;
-  const Matrix<A> all = block.matrix(q.rows * group, dim);
+  const Matrix<T> all = memory.matrix(q.rows * group, dim);
   for (Index i = 0; i < q.rows; ++i) {
     for (Index g = 0; g < group; ++g) {
       const T* from = q.row(i) + g * dim;
-      A* to = all.row(i * group + g);
-      for (Index d = 0; d < dim; ++d) to[d] = static_cast<A>(from[d]) * factor;
+      T* to = all.row(i * group + g);
+      for (Index d = 0; d < dim; ++d) to[d] = from[d] * factor;
     }
   }
   return all;
@@ -117,11 +162,15 @@ std::vector<Index> take_out_not_finite(Matrix<const T>& m, std::vector<T>& copy)
   return rows;
 }
 
-// Caps the scores of a row that a query sees.
+// Scales and caps the scores of a row that a query sees. cap: 0 for none
 template <class A>
-void cap_scores(A* s, Rows visible, A cap) {
+void scale_scores(A* s, Rows visible, A scale, A cap) {
 #pragma omp simd
-  for (Index j = visible.begin; j < visible.end; ++j) s[j] = soft_capped(s[j], cap);
+  for (Index j = visible.begin; j < visible.end; ++j) s[j] *= scale;
+  if (cap > 0) {
+#pragma omp simd
+    for (Index j = visible.begin; j < visible.end; ++j) s[j] = soft_capped(s[j], cap);
+  }
 }
 
 // Queries of a tile, so few that every thread gets work. Results do not depend on it.
@@ -167,7 +216,8 @@ class AttentionTile {
                const AttentionSpan& span) {
     const auto& [queries, document] = tile;
     const Index dim = span.shape.head_dim, group = in.q.cols / dim;
-    const Matrix<A> q = stack(queries_, in.q, dim, static_cast<A>(span.shape.scale()));
+    const ScoreScale<T> scale(span.shape);
+    const Left<T> q = queries_.operand(stack(queries_, in.q, dim, scale.of_queries), Op::as_is);
     const Matrix<A> o(output_.data(), q.rows, dim);
     std::fill_n(o.data, o.size(), A(0));
     std::fill_n(running_, q.rows, RunningSoftmax<A>{});
@@ -178,18 +228,18 @@ class AttentionTile {
       const Rows of_cache = {keys.begin + shift, keys.end + shift};
       const Matrix<A> s = scores_.matrix(q.rows, keys.size()).slice(rows);
       keys_.pack(in.k.slice(of_cache), Op::transposed);
-      multiply<A>(s, q.slice(rows), Op::as_is, keys_, Update::assign);
+      multiply(s, q.slice(rows), keys_, Update::assign);
       for (Index i = 0; i < s.rows; ++i) {
         const Index row = rows.begin + i;
         const Rows seen = visible(queries.begin + row / group, keys, span);
-        if (span.shape.score_cap > 0) cap_scores(s.row(i), seen, static_cast<A>(span.shape.score_cap));
+        scale_scores(s.row(i), seen, scale.of_scores, static_cast<A>(span.shape.score_cap));
         online_softmax_row(s.row(i), s.cols, seen, running_[row], o.row(row), dim);
       }
       Matrix<const T> v = in.v.slice(of_cache);
       std::vector<Index> not_finite;
       if (!all_visible(seeing, keys, span)) not_finite = take_out_not_finite(v, finite_);
       values_.pack(v, Op::as_is);
-      multiply<A>(o.slice(rows), s, Op::as_is, values_, Update::add);
+      multiply(o.slice(rows), scores_.operand(s, Op::as_is), values_, Update::add);
       for (const Index key : not_finite) {
         for (Index i = 0; i < s.rows; ++i) {
           const Rows seen = visible(queries.begin + (rows.begin + i) / group, keys, span);
@@ -206,8 +256,9 @@ class AttentionTile {
   }
 
  private:
-  LeftBlock<A> queries_, scores_;
-  RightPanels<A> keys_{kKeys}, values_{kBlock};
+  OperandMatrix<T, T> queries_;
+  OperandMatrix<A, T> scores_;
+  RightPanels<T> keys_{kKeys}, values_{kBlock};
   Buffer<A> output_{kBlock * kBlock};
   RunningSoftmax<A> running_[kBlock];
   std::vector<T> finite_;

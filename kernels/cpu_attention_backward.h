@@ -21,16 +21,16 @@ void replace_row(A* row, Index n, Rows visible, F&& f) {
 
 // A row of scores S becomes P, and the row of dP becomes dS.
 template <class A>
-void softmax_backward_row(Matrix<A> p, Matrix<A> ds, Rows visible, A lse, A delta, A cap) {
+void softmax_backward_row(Matrix<A> p, Matrix<A> ds, Rows visible, A lse, A delta, A scale, A cap) {
   A *p_row = p.data, *ds_row = ds.data;
   if (cap > 0) {
-    cap_scores(p_row, visible, cap);
+    scale_scores(p_row, visible, scale, cap);
     replace_row(ds_row, ds.cols, visible, [=](Index j) { return (ds_row[j] - delta) * soft_cap_slope(p_row[j], cap); });
     replace_row(p_row, p.cols, visible, [=](Index j) { return exponential(p_row[j] - lse); });
-    replace_row(ds_row, ds.cols, visible, [=](Index j) { return p_row[j] * ds_row[j]; });
+    replace_row(ds_row, ds.cols, visible, [=](Index j) { return p_row[j] * ds_row[j] * scale; });
   } else {
-    replace_row(p_row, p.cols, visible, [=](Index j) { return exponential(p_row[j] - lse); });
-    replace_row(ds_row, ds.cols, visible, [=](Index j) { return p_row[j] * (ds_row[j] - delta); });
+    replace_row(p_row, p.cols, visible, [=](Index j) { return exponential(p_row[j] * scale - lse); });
+    replace_row(ds_row, ds.cols, visible, [=](Index j) { return p_row[j] * (ds_row[j] - delta) * scale; });
   }
 }
 
@@ -91,28 +91,29 @@ class AttentionBackwardTile {
   void compute(Matrix<A> dk, Matrix<A> dv, const AttentionUpstream<T>& upstream, Matrix<const T> q, Rows keys,
                const AttentionSpan& span) {
     const Index dim = span.shape.head_dim, group = q.cols / dim;
-    const Matrix<A> scaled_q = stack(q_, q, dim, static_cast<A>(span.shape.scale())),
-                    dout = stack(dout_, upstream.dout, dim), p = p_.matrix(scaled_q.rows, keys.size()),
-                    ds = ds_.matrix(scaled_q.rows, keys.size());
-    multiply<A>(p, scaled_q, Op::as_is, k_transposed_, Update::assign);
-    multiply<A>(ds, dout, Op::as_is, v_transposed_, Update::assign);
+    const ScoreScale<T> scale(span.shape);
+    const Matrix<T> scaled_q = stack(q_, q, dim, scale.of_queries), dout = stack(dout_, upstream.dout, dim);
+    const Matrix<A> p = p_.matrix(scaled_q.rows, keys.size()), ds = ds_.matrix(scaled_q.rows, keys.size());
+    multiply(p, q_.operand(scaled_q, Op::as_is), k_transposed_, Update::assign);
+    multiply(ds, dout_.operand(dout, Op::as_is), v_transposed_, Update::assign);
     for (Index row = 0; row < p.rows; ++row) {
       softmax_backward_row(p.slice({row, row + 1}), ds.slice({row, row + 1}),
                            visible(span.rows.begin + row / group, keys, span), upstream.lse(row / group, row % group),
-                           upstream.delta(row / group, row % group), static_cast<A>(span.shape.score_cap));
+                           upstream.delta(row / group, row % group), scale.of_scores,
+                           static_cast<A>(span.shape.score_cap));
     }
-    right_.pack(Matrix<const A>(dout), Op::as_is);
-    multiply<A>(dv, p, Op::transposed, right_, Update::add);
-    right_.pack(Matrix<const A>(scaled_q), Op::as_is);
-    multiply<A>(dk, ds, Op::transposed, right_, Update::add);
+    right_.pack(dout, Op::as_is);
+    multiply(dv, p_.operand(p, Op::transposed), right_, Update::add);
+    right_.pack(scaled_q, Op::as_is);
+    multiply(dk, ds_.operand(ds, Op::transposed), right_, Update::add);
     dq_ = Matrix<A>(partial_.data(), ds.rows, dim);
-    multiply<A>(dq_, ds, Op::as_is, k_, Update::assign);
+    multiply(dq_, ds_.operand(ds, Op::as_is), k_, Update::assign);
   }
 
   // Adds the part of dQ that compute() left.
   void add_to(Matrix<A> dq, const AttentionShape& shape) const {
     const Index group = dq.cols / shape.head_dim;
-    const A scale = static_cast<A>(shape.scale());
+    const A scale = ScoreScale<T>(shape).of_queries;
     for (Index row = 0; row < dq_.rows; ++row) {
       A* to = dq.row(row / group) + row % group * shape.head_dim;
       for (Index d = 0; d < shape.head_dim; ++d) to[d] += scale * dq_(row, d);
@@ -120,8 +121,9 @@ class AttentionBackwardTile {
   }
 
  private:
-  RightPanels<A> k_transposed_{kKeys}, k_{kBlock}, v_transposed_{kKeys}, right_{kBlock};
-  LeftBlock<A> q_, dout_, p_, ds_;
+  RightPanels<T> k_transposed_{kKeys}, k_{kBlock}, v_transposed_{kKeys}, right_{kBlock};
+  OperandMatrix<T, T> q_, dout_;
+  OperandMatrix<A, T> p_, ds_;
   Buffer<A> partial_{kBlock * kBlock};
   std::vector<T> finite_;
   Matrix<A> dq_;

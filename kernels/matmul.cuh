@@ -25,16 +25,16 @@
 
 namespace streambp {
 
-// y = x wᵀ + bias + residual
-template <class Device, class T>
-void matmul(Device& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias = {}, Input<T> residual = {}) {
+// y = x wᵀ + bias + residual. y may have the type of the sums.
+template <class Device, class Y, class T = Y>
+void matmul(Device& dev, Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bias = {}, Input<Y> residual = {}) {
   require_shape("matmul", "input", x, y.rows, w.cols);
   require_shape("matmul", "output", y, x.rows, w.rows);
   if (bias) require_shape("matmul", "bias", bias, 1, y.cols);
   if (residual) require_shape("matmul", "residual", residual, y.rows, y.cols);
-  auto op =
-      dev.operation("matmul", 2.0 * y.size() * w.cols, sizeof(T) * (x.size() + w.size() + y.size() + residual.size()));
-  if constexpr (Device::computes) compute_matmul(dev, y, x, w, bias, residual);
+  auto op = dev.operation("matmul", 2.0 * y.size() * w.cols,
+                          sizeof(T) * (x.size() + w.size()) + sizeof(Y) * (y.size() + residual.size()));
+  if constexpr (Device::computes) compute_matmul<Y, T>(dev, y, x, w, bias, residual);
 }
 
 // dx = dy w, or dx += dy w
@@ -105,8 +105,8 @@ void compute_in_sums(Matrix<T> out, F&& f) {
 
 }  // namespace cpu
 
-template <class T>
-void compute_matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
+template <class Y, class T>
+void compute_matmul(Cpu&, Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bias, Input<Y> residual) {
   using A = Accumulator<T>;
   cpu::for_each_unit(y.rows, y.cols, [&](Rows rows, Rows cols) {
     cpu::compute_in_sums(y.slice(rows).columns(cols.begin, cols.size()), [&](Matrix<A> sums) {
@@ -121,9 +121,9 @@ void compute_matmul(Cpu&, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, In
           for (Index j = 0; j < sums.cols; ++j) sums(i, j) += bias(0, cols.begin + j);
         }
       }
-      rows.size() <= cpu::kFewRows<T>
-          ? cpu::multiply_few_rows<A, T>(sums, x.slice(rows), w.slice(cols))
-          : cpu::gemm<A, T>(sums, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed);
+      rows.size() <= cpu::kFewRows
+          ? cpu::multiply_few_rows<T>(sums, x.slice(rows), w.slice(cols))
+          : cpu::gemm<T>(sums, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed);
     });
   });
 }
@@ -141,7 +141,7 @@ void compute_matmul_backward_input(Cpu&, Matrix<T> dx, Input<T> dy, Input<T> w, 
           std::fill_n(sums.row(i), sums.cols, A(0));
         }
       }
-      cpu::gemm<A, T>(sums, dy.slice(rows), cpu::Op::as_is, w.columns(cols.begin, cols.size()), cpu::Op::as_is);
+      cpu::gemm<T>(sums, dy.slice(rows), cpu::Op::as_is, w.columns(cols.begin, cols.size()), cpu::Op::as_is);
     });
   });
 }
@@ -152,8 +152,8 @@ void compute_matmul_backward_weight(Cpu&, Matrix<Accumulator<T>> dw, Matrix<T> d
     for (Index t = ceil_div(x.rows, kTile) - 1; t >= 0; --t) {  // last to first
       const Rows tile = piece(t, kTile, x.rows);
       const Input<T> dy_tile = dy.slice(tile).columns(rows.begin, rows.size());
-      cpu::gemm<Accumulator<T>, T>(dw.slice(rows).columns(cols.begin, cols.size()), dy_tile, cpu::Op::transposed,
-                                   x.slice(tile).columns(cols.begin, cols.size()), cpu::Op::as_is);
+      cpu::gemm<T>(dw.slice(rows).columns(cols.begin, cols.size()), dy_tile, cpu::Op::transposed,
+                   x.slice(tile).columns(cols.begin, cols.size()), cpu::Op::as_is);
     }
   });
 }
@@ -162,10 +162,10 @@ void compute_matmul_backward_weight(Cpu&, Matrix<Accumulator<T>> dw, Matrix<T> d
 
 #ifdef STREAMBP_CUDA
 
-template <class T>
-void compute_matmul(Cuda& dev, Matrix<T> y, Input<T> x, Input<T> w, Input<T> bias, Input<T> residual) {
+template <class Y, class T>
+void compute_matmul(Cuda& dev, Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bias, Input<Y> residual) {
   const Update update = residual ? Update::add : Update::assign;
-  cuda::forward_product(y, x, w, bias.data, residual ? residual : y, update).compute(dev);
+  cuda::forward_product<T>(y, x, w, bias.data, residual ? residual : y, update).compute(dev);
 }
 
 template <class T>

@@ -22,23 +22,23 @@ struct DrawIndex {
 };
 
 // Writes a draw for each row; in a row with a logit that is not finite, Draw::of_bad_logit.
-template <class Device, class T>
-void sample(Device& dev, Matrix<Draw> draws, Matrix<T> logits, const DrawIndex& index, const Sampling& s) {
+template <class Device, class A>
+void sample(Device& dev, Matrix<Draw> draws, Matrix<A> logits, const DrawIndex& index, const Sampling& s) {
   require_shape("sampling", "draws", draws, 1, logits.rows);
   require_shape("sampling", "completions", index.completions, 1, logits.rows);
   require_shape("sampling", "lengths", index.lengths, 1, logits.rows);
-  auto op = dev.operation("sampling", 0, sizeof(T) * static_cast<double>(logits.size()));
+  auto op = dev.operation("sampling", 0, sizeof(A) * static_cast<double>(logits.size()));
   if constexpr (Device::computes) compute_sample(dev, draws, logits, index, s);
 }
 
 // --- CPU ---
 
-template <class T>
-void compute_sample(Cpu&, Matrix<Draw> draws, Matrix<T> logits, const DrawIndex& index, const Sampling& s) {
+template <class A>
+void compute_sample(Cpu&, Matrix<Draw> draws, Matrix<A> logits, const DrawIndex& index, const Sampling& s) {
 #pragma omp parallel for if (logits.rows > 1)
   for (Index i = 0; i < logits.rows; ++i) {
     draws(0, i) =
-        draw(std::span<const T>(logits.row(i), static_cast<std::size_t>(logits.cols)), s, index.uniform(s.seed, i));
+        draw(std::span<const A>(logits.row(i), static_cast<std::size_t>(logits.cols)), s, index.uniform(s.seed, i));
   }
 }
 
@@ -51,26 +51,26 @@ namespace cuda {
 // A number for each token of a row: its token id, or how likely it is. Both are ordered so that the tokens that count first
 // have the larger numbers: those with smaller ids; those that are more likely, and of equally likely ones the smaller.
 struct TokenOrder {
-  int id_bits, logit_bits;
+  static constexpr int logit_bits = 32;
+  int id_bits;
 
   // Only on the host: nvcc compiles the functions of <bit> for the GPU without a warning, but to nothing.
-  template <class T>
-  explicit TokenOrder(const Matrix<T>& logits)
-      : id_bits(static_cast<int>(std::bit_width(static_cast<std::uint64_t>(logits.cols)))), logit_bits(8 * sizeof(T)) {}
+  explicit TokenOrder(const Matrix<float>& logits)
+      : id_bits(static_cast<int>(std::bit_width(static_cast<std::uint64_t>(logits.cols)))) {}
 
   __device__ std::uint64_t by_id(Index id) const { return (std::uint64_t{1} << id_bits) - 1 - id; }
   __device__ Index id(std::uint64_t number) const { return static_cast<Index>(by_id(0) - number); }
   __device__ std::uint64_t by_logit(float x, Index id) const {
     const auto bits = std::bit_cast<std::uint32_t>(x == 0 ? 0.0f : x);  // -0 equals 0
     const std::uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
-    return static_cast<std::uint64_t>(ordered >> (32 - logit_bits)) << id_bits | by_id(id);
+    return static_cast<std::uint64_t>(ordered) << id_bits | by_id(id);
   }
 };
 
 // A row of logits, read by all threads of a block.
-template <int N, class T>
+template <int N>
 struct LogitsOfRow {
-  const T* x;
+  const float* x;
   Index n;
 
   // Σ f(logit, id) over all tokens, in a fixed order. A thread adds few numbers, so float32 is enough for it, and much
@@ -107,11 +107,11 @@ struct LogitsOfRow {
 };
 
 // One block per row.
-template <int N, class T>
+template <int N>
 __global__ void __launch_bounds__(kHeadThreads)
-    sample_kernel(Matrix<Draw> draws, Matrix<T> logits, TokenOrder order, DrawIndex index, Sampling s) {
+    sample_kernel(Matrix<Draw> draws, Matrix<float> logits, TokenOrder order, DrawIndex index, Sampling s) {
   const Index i = blockIdx.x;
-  const LogitsOfRow<N, T> row{logits.row(i), logits.cols};
+  const LogitsOfRow<N> row{logits.row(i), logits.cols};
   const auto by_id = [&](float, Index id) { return order.by_id(id); };
   const auto by_logit = [&](float x, Index id) { return order.by_logit(x, id); };
   const auto finish = [&](const Draw& draw) {
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   const auto bad = [](float x, Index) { return std::isfinite(x) ? 0.0f : 1.0f; };
   if (row.total(bad) > 0) {
     const Index id = order.id(row.quantile(1, order.id_bits, by_id, bad));
-    return finish(Draw::of_bad_logit(id, static_cast<float>(row.x[id])));
+    return finish(Draw::of_bad_logit(id, row.x[id]));
   }
   const Softmax softmax = softmax_of<N>(row.x, row.n);
   const auto sharpness = static_cast<float>(1 / (s.temperature > 1e-30 ? s.temperature : 1e-30));
@@ -132,8 +132,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   const int bits = order.logit_bits + order.id_bits;
   const auto one = [](float, Index) { return 1.0f; };
   const auto take = [&](Index id) {
-    const float logit = static_cast<float>(row.x[id]);
-    finish({static_cast<std::int32_t>(id), static_cast<double>(softmax.logp(logit))});
+    finish({static_cast<std::int32_t>(id), static_cast<double>(softmax.logp(row.x[id]))});
   };
   if (s.temperature == 0) return take(order.id(row.quantile(1, bits, by_logit, one) & order.by_id(0)));
   if (s.top_k > 0) last = row.quantile(static_cast<double>(s.top_k), bits, by_logit, one);
@@ -144,9 +143,9 @@ __global__ void __launch_bounds__(kHeadThreads)
 
 }  // namespace cuda
 
-template <class T>
-void compute_sample(Cuda& dev, Matrix<Draw> draws, Matrix<T> logits, const DrawIndex& index, const Sampling& s) {
-  const auto kernel = cuda::packable(logits) ? cuda::sample_kernel<cuda::kPack, T> : cuda::sample_kernel<1, T>;
+inline void compute_sample(Cuda& dev, Matrix<Draw> draws, Matrix<float> logits, const DrawIndex& index,
+                           const Sampling& s) {
+  const auto kernel = cuda::packable(logits) ? cuda::sample_kernel<cuda::kPack> : cuda::sample_kernel<1>;
   cuda::launch(dev, kernel, cuda::grid_of(logits.rows), cuda::kHeadThreads, cuda::kWarp * sizeof(double), draws, logits,
                cuda::TokenOrder(logits), index, s);
 }

@@ -41,6 +41,8 @@ struct GenerationShape {
 template <class Device, class T>
 class Generator {
  public:
+  using A = Accumulator<T>;
+
   // The next tokens of a slot, at least one.
   struct Reading {
     Index slot;
@@ -78,9 +80,9 @@ class Generator {
   const Tokens& text(Index slot) const { return texts[index(slot)]; }
 
   // Appends tokens to slots; each slot may occur once. Returns one row of logits per reading, after its last token.
-  std::vector<T> read(const std::vector<Reading>& readings) {
-    std::vector<T> result;
-    compute(readings, Repeated::no, [&](Matrix<T> logits, const DrawIndex&) {
+  std::vector<A> read(const std::vector<Reading>& readings) {
+    std::vector<A> result;
+    compute(readings, Repeated::no, [&](Matrix<A> logits, const DrawIndex&) {
       result.resize(index(logits.size()));
       dev.download(result.data(), logits);
     });
@@ -93,7 +95,7 @@ class Generator {
     const Matrix<Draw> of_readings = draws.columns(0, static_cast<Index>(readings.size()));
     if (std::exchange(sampling_before, sampling) != sampling) graphs.forget();
     compute(readings, Repeated::yes,
-            [&](Matrix<T> logits, const DrawIndex& rows) { sample(dev, of_readings, logits, rows, sampling); });
+            [&](Matrix<A> logits, const DrawIndex& rows) { sample(dev, of_readings, logits, rows, sampling); });
     dev.download(result.data(), of_readings);
     return result;
   }

@@ -53,12 +53,12 @@ Matrix<T> low_rank(Device& dev, Matrix<T> x, const Adapter<T>& adapter) {
 }
 
 // y = x weightᵀ + bias + residual + low bᵀ. y may be the residual.
-template <class Device, class T>
-void linear(Device& dev, Matrix<T> y, Matrix<T> x, const Linear<T>& w, Input<T> residual = {}) {
-  matmul(dev, y, x, w.weight, w.bias, residual);
+template <class Device, class Y, class T>
+void linear(Device& dev, Matrix<Y> y, Matrix<T> x, const Linear<T>& w, Input<Y> residual = {}) {
+  matmul<Device, Y, T>(dev, y, x, w.weight, w.bias, residual);
   if (!w.adapter.b) return;
   auto scope = dev.scope();
-  matmul(dev, y, low_rank(dev, x, w.adapter), w.adapter.b, {}, y);
+  matmul<Device, Y, T>(dev, y, low_rank(dev, x, w.adapter), w.adapter.b, {}, y);
 }
 
 // Adds to da, db and dx of layers that share an a.

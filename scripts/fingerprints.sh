@@ -50,6 +50,11 @@ if [ "$machine" = x86_64 ]; then
   compute x86-64-v3-O1 g++ -O1 -march=x86-64-v3
   if runs avx512f avx512bw avx512dq avx512vl; then
     compute x86-64-v4 g++ -O3 -march=x86-64-v4
+    if runs avx512_bf16; then
+      compute avx512-bf16 g++ -O3 -march=x86-64-v4 -mavx512bf16
+    else
+      skipped+=("avx512-bf16: this processor does not multiply pairs of bfloat16")
+    fi
   else
     [ "$mode" = --update ] || compute x86-64-v3 g++ -O3 -march=x86-64-v3
     skipped+=("x86-64-v4: this processor has no AVX-512")

@@ -4,9 +4,9 @@
 #include <cstdio>
 
 int main() {
-  for (const char* family : {"gpt2", "qwen3", "gemma3"}) {
-    streambp::for_each_fingerprint(family, [](const std::string& what, std::uint64_t fingerprint) {
-      std::printf("%s %016llx\n", what.c_str(), static_cast<unsigned long long>(fingerprint));
-    });
-  }
+  const auto print = [](const std::string& what, std::uint64_t fingerprint) {
+    std::printf("%s %016llx\n", what.c_str(), static_cast<unsigned long long>(fingerprint));
+  };
+  for (const char* family : {"gpt2", "qwen3", "gemma3"}) streambp::for_each_fingerprint(family, print);
+  print("products bf16 small", streambp::fingerprint_of_small_products());
 }

@@ -90,6 +90,34 @@ class Fingerprints {
   Config config_;
 };
 
+// Products of bfloat16 next to the smallest normal number, where processors round in different ways: the odd number of a
+// pair is about that large, and the even one far below its last bit.
+inline std::uint64_t fingerprint_of_small_products() {
+  constexpr Index rows = 20, cols = 70, inner = 61;
+  const Random random(1);
+  const auto numbers = [&](Index count, Index step, float tiny) {
+    std::vector<BFloat16> result(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      const auto sign = random.uniform(i) < 0.5 ? -1.0f : 1.0f;
+      const bool odd = static_cast<Index>(i) / step % inner % 2 == 1;
+      result[i] = odd ? sign * 0x1p-63f : static_cast<float>(random.normal(i)) * tiny;
+    }
+    return result;
+  };
+  const std::vector<BFloat16> a = numbers(rows * inner, 1, 0x1p-76f), b = numbers(cols * inner, 1, 0x1p-75f);
+  const Matrix<const BFloat16> w(b.data(), cols, inner);
+  std::vector<float> sums(rows * cols);
+  std::uint64_t hash = 0;
+  for (const Index count : {Index{3}, Index{11}, rows}) {
+    const Matrix<const BFloat16> x(a.data(), count, inner);
+    const Matrix<float> y(sums.data(), count, cols);
+    count < rows ? cpu::multiply_few_rows<BFloat16>(y, x, w)
+                 : cpu::gemm<BFloat16>(y, x, cpu::Op::as_is, w, cpu::Op::transposed);
+    for (const float sum : sums) hash = mix(hash ^ std::bit_cast<std::uint32_t>(sum));
+  }
+  return hash;
+}
+
 // Calls found("FAMILY DTYPE WHAT", fingerprint) for every fingerprint of a family.
 template <class F>
 void for_each_fingerprint(const std::string& family, F&& found) {

@@ -67,7 +67,7 @@ void expect_same_bits_with_aligned_logits(Device&& dev) {
   std::vector<std::int32_t> values;
   for (Index i = 0; i < rows; ++i) values.push_back(static_cast<std::int32_t>(i * 7 % (vocab + 1) - 1));
   dev.upload(targets, values.data());
-  auto head = [&](Matrix<T> logits) {
+  auto head = [&](Matrix<A> logits) {
     const auto dx = allocate<T>(dev, rows, inputs, Kind::chunk);
     const auto logp = allocate<A>(dev, 1, rows, Kind::chunk), dw = allocate<A>(dev, vocab, inputs, Kind::chunk);
     std::vector<double> all;
@@ -75,17 +75,17 @@ void expect_same_bits_with_aligned_logits(Device&& dev) {
       for (auto number : to_host(dev, m)) all.push_back(static_cast<double>(number));
     };
     zero(dev, dw);
-    matmul(dev, logits, x, w);
+    matmul<Device, A, T>(dev, logits, x, w);
     collect(logits);
-    const Matrix<T> dlogits = log_probabilities_backward(dev, logp, logits, targets, TokenWeights<A>{.fixed = weights});
+    const Matrix<T> dlogits = log_probabilities_backward<T>(dev, logp, logits, targets, {.fixed = weights});
     matmul_backward_input(dev, dx, dlogits, w, Update::assign);
     matmul_backward_weight(dev, dw, Matrix<A>{}, dlogits, x);
     collect(logp), collect(dlogits), collect(dx), collect(dw);
     return all;
   };
-  const Matrix<T> aligned = allocate_aligned<T>(dev, rows, vocab, Kind::logits);
-  EXPECT_EQ(aligned.stride * static_cast<Index>(sizeof(T)) % 128, 0);
-  EXPECT_EQ(head(aligned), head(allocate<T>(dev, rows, vocab, Kind::logits)));
+  const Matrix<A> aligned = allocate_aligned<A>(dev, rows, vocab, Kind::logits);
+  EXPECT_EQ(aligned.stride * static_cast<Index>(sizeof(A)) % 128, 0);
+  EXPECT_EQ(head(aligned), head(allocate<A>(dev, rows, vocab, Kind::logits)));
 }
 TEST_F(CudaDevice, AligningLogitsChangesNoBits) {
   constexpr std::size_t room = std::size_t{1} << 22;

@@ -133,7 +133,7 @@ void expect_generation(const Config& c, double tolerance) {
       std::vector<typename Generator<Device, U>::Reading> readings;
       for (Index slot = 0; slot < 3; ++slot) readings.push_back({slot, next[index(slot)]});
       const auto logits = generator.read(readings);
-      for (U x : logits) all.push_back(static_cast<double>(x));
+      for (const auto x : logits) all.push_back(static_cast<double>(x));
       for (Index slot = 0; slot < 3; ++slot)
         next[index(slot)] = {static_cast<std::int32_t>((7 * step + slot) % c.vocab)};
     }

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "kernels/base/gemm.h"
+#include "kernels/base/pairs.h"
 #include "kernels/base/row_sums.h"
 #include "tests/support.cuh"
 
@@ -11,37 +12,63 @@ namespace {
 
 using cpu::Op;
 
+// x y + sum as defined for bfloat16: rounded once, and subnormal numbers become zero.
+float flushed(float x) { return std::abs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+float fused_and_flushed(float x, float y, float sum) {
+  x = flushed(x), y = flushed(y);
+  const float result = std::fma(x, y, sum);
+  if (std::abs(result) != 0x1p-126f) return flushed(result);
+  // Rounded to 24 bits, as if there were no smallest exponent, is it the smallest normal number?
+  const double least = std::copysign(0x1p-126 - 0x1p-151, result);
+  const double excess = std::fma(static_cast<double>(x), static_cast<double>(y), static_cast<double>(sum) - least);
+  return excess * least >= 0 ? result : std::copysign(0.0f, result);
+}
+
 // An element by the definition in gemm.h.
-template <class A, class T>
-A defined(A start, const std::function<T(Index)>& a, const std::function<T(Index)>& b, Index inner) {
+template <class T>
+Accumulator<T> defined(Accumulator<T> start, const std::function<T(Index)>& a, const std::function<T(Index)>& b,
+                       Index inner) {
+  using A = Accumulator<T>;
+  constexpr bool in_pairs = std::is_same_v<T, BFloat16>;
   for (Index block = 0; block < inner; block += cpu::kBlock) {
     A sum = 0;
-    for (Index k = block; k < std::min(inner, block + cpu::kBlock); ++k) {
-      sum = std::fma(static_cast<A>(a(k)), static_cast<A>(b(k)), sum);
+    const Index end = std::min(inner, block + cpu::kBlock);
+    for (Index k = block; k < (in_pairs ? round_up(end, 2) : end); ++k) {
+      if constexpr (in_pairs) {
+        const auto number = [&](auto& f) { return (k ^ 1) < inner ? static_cast<float>(f(k ^ 1)) : 0; };
+        sum = fused_and_flushed(number(a), number(b), sum);
+      } else {
+        sum = std::fma(a(k), b(k), sum);
+      }
     }
-    start += sum;
+    start = in_pairs ? flushed(flushed(start) + sum) : start + sum;
   }
   return start;
 }
 
-template <class A, class T>
-void expect_defined_bits(Index rows, Index cols, Index inner, Op op_a, Op op_b) {
-  auto matrix = [](Index rows, Index cols, std::uint64_t seed) {
+// Small: products and sums around the smallest normal number.
+template <class T>
+void expect_defined_bits(Index rows, Index cols, Index inner, Op op_a, Op op_b, bool small) {
+  using A = Accumulator<T>;
+  auto matrix = [small](Index rows, Index cols, std::uint64_t seed) {
     const Owned<float> noise(rows, cols, seed);
     std::vector<T> values;
-    for (Index i = 0; i < noise.m.size(); ++i) values.push_back(static_cast<T>(noise.m.data[i]));
+    for (Index i = 0; i < noise.m.size(); ++i) {
+      values.push_back(static_cast<T>(noise.m.data[i] * (small ? 0x1p-63f : 1)));
+      if (small && i % 5 == 0) values.back() = static_cast<T>(noise.m.data[i] * 0x1p-130f);  // subnormal
+    }
     return values;
   };
   const bool a_as_is = op_a == Op::as_is, b_as_is = op_b == Op::as_is;
   const std::vector<T> a_values = matrix(rows, inner, 1), b_values = matrix(inner, cols, 2);
   const Matrix<const T> a(a_values.data(), a_as_is ? rows : inner, a_as_is ? inner : rows),
       b(b_values.data(), b_as_is ? inner : cols, b_as_is ? cols : inner);
-  const Owned<A> start(rows, cols + 3, 3);  // the rows of c are not contiguous
-  Owned<A> c(rows, cols + 3, 3);
-  cpu::gemm<A, T>(c.m.columns(1, cols), a, op_a, b, op_b);
-  if (a_as_is && !b_as_is && rows <= cpu::kFewRows<T>) {
-    Owned<A> few(rows, cols + 3, 3);
-    cpu::multiply_few_rows<A, T>(few.m.columns(1, cols), a, b);
+  const double spread = small ? 0x1p-127 : 1;
+  const Owned<A> start(rows, cols + 3, 3, spread), c(rows, cols + 3, 3, spread),  // the rows of c are not contiguous
+      few(rows, cols + 3, 3, spread);
+  cpu::gemm<T>(c.m.columns(1, cols), a, op_a, b, op_b);
+  if (a_as_is && !b_as_is && rows <= cpu::kFewRows) {
+    cpu::multiply_few_rows<T>(few.m.columns(1, cols), a, b);
     for (Index i = 0; i < few.m.size(); ++i) ASSERT_EQ(few.m.data[i], c.m.data[i]) << rows << " rows, element " << i;
   }
   for (Index i = 0; i < rows; ++i) {
@@ -50,7 +77,7 @@ void expect_defined_bits(Index rows, Index cols, Index inner, Op op_a, Op op_b) 
         ASSERT_EQ(c.m(i, j), start.m(i, j)) << "outside c";
         continue;
       }
-      const A expected = defined<A, T>(
+      const A expected = defined<T>(
           start.m(i, j), [&](Index k) { return a_as_is ? a(i, k) : a(k, i); },
           [&](Index k) { return b_as_is ? b(k, j - 1) : b(j - 1, k); }, inner);
       ASSERT_EQ(c.m(i, j), expected) << rows << "x" << cols << "x" << inner << " at " << i << ", " << j - 1;
@@ -58,37 +85,47 @@ void expect_defined_bits(Index rows, Index cols, Index inner, Op op_a, Op op_b) 
   }
 }
 
-template <class A, class T>
-void expect_defined_bits() {
+template <class T>
+void expect_defined_bits(bool small) {
   constexpr std::array<Index, 3> shapes[] = {{1, 1, 1},     {2, 3, 5},    {5, 17, 16},   {6, 64, 32},
                                              {13, 31, 255}, {7, 65, 256}, {3, 130, 257}, {256, 5, 600}};
   for (const Op op_a : {Op::as_is, Op::transposed}) {
     for (const Op op_b : {Op::as_is, Op::transposed}) {
-      for (const auto& [rows, cols, inner] : shapes) expect_defined_bits<A, T>(rows, cols, inner, op_a, op_b);
+      for (const auto& [rows, cols, inner] : shapes) expect_defined_bits<T>(rows, cols, inner, op_a, op_b, small);
     }
   }
-  for (Index rows = 1; rows <= cpu::kFewRows<T>; ++rows) {
+  for (Index rows = 1; rows <= cpu::kFewRows; ++rows) {
     for (const auto& [cols, inner] : {std::pair<Index, Index>{35, 261}, {64, 40}})
-      expect_defined_bits<A, T>(rows, cols, inner, Op::as_is, Op::transposed);
+      expect_defined_bits<T>(rows, cols, inner, Op::as_is, Op::transposed, small);
   }
 }
 
 TEST(Gemm, EveryElementHasTheBitsOfItsDefinition) {
-  expect_defined_bits<float, float>();
-  expect_defined_bits<double, double>();
-  expect_defined_bits<float, BFloat16>();
+  expect_defined_bits<float>(false);
+  expect_defined_bits<double>(false);
+}
+
+// With the instruction, if this processor has it, and without.
+TEST(Gemm, PairsOfBFloat16HaveTheBitsOfTheirDefinition) {
+  bool& in_pairs = cpu::multiplies_pairs();
+  const bool before = in_pairs;
+  for (in_pairs = false;; in_pairs = true) {
+    for (const bool small : {false, true}) expect_defined_bits<BFloat16>(small);
+    if (in_pairs) break;
+  }
+  in_pairs = before;
 }
 
 TEST(Gemm, MultiplyAssignsOrAdds) {
   const Owned<float> a(9, 40, 1), b(40, 70, 2);
   const cpu::LeftBlock<float> block;
   cpu::RightPanels<float> panels(70);
-  panels.pack(Matrix<const float>(b.m), Op::as_is);
-  const Matrix<float> rows = block.copy(Matrix<const float>(a.m));
+  panels.pack(b.m, Op::as_is);
+  const cpu::Left<float> rows = block.copy(a.m, Op::as_is);
   Owned<float> once(9, 70, 3), twice(9, 70, 4);
-  cpu::multiply<float>(once.m, rows, Op::as_is, panels, Update::assign);
-  cpu::multiply<float>(twice.m, rows, Op::as_is, panels, Update::assign);
-  cpu::multiply<float>(twice.m, rows, Op::as_is, panels, Update::add);
+  cpu::multiply<float>(once.m, rows, panels, Update::assign);
+  cpu::multiply<float>(twice.m, rows, panels, Update::assign);
+  cpu::multiply<float>(twice.m, rows, panels, Update::add);
   for (Index i = 0; i < once.m.size(); ++i) ASSERT_EQ(twice.m.data[i], once.m.data[i] + once.m.data[i]);
 }
 
@@ -96,12 +133,12 @@ TEST(Gemm, RefusesOperandsThatDoNotFit) {
   const cpu::LeftBlock<float> block;
   cpu::RightPanels<float> panels(8);
   Owned<float> b(4, 8, 1), c(2, 8, 2);
-  panels.pack(Matrix<const float>(b.m), Op::as_is);
+  panels.pack(b.m, Op::as_is);
   EXPECT_THROW(block.matrix(cpu::kBlock + 1, 1), Error);
-  EXPECT_THROW(cpu::multiply<float>(c.m, b.m, Op::as_is, panels, Update::add), Error);  // not in a block
-  EXPECT_THROW(cpu::multiply<float>(c.m, block.matrix(2, 5), Op::as_is, panels, Update::add), Error);
+  EXPECT_THROW(cpu::multiply<float>(c.m, block.copy(b.m, Op::as_is), panels, Update::add), Error);
+  EXPECT_THROW(block.copy(c.m, Op::as_is).slice({1, 3}), Error);
   const Owned<float> many(17, 8, 3), product(17, 4, 4);
-  EXPECT_THROW(cpu::multiply_few_rows<float>(product.m, Matrix<const float>(many.m), Matrix<const float>(b.m)), Error);
+  EXPECT_THROW(cpu::multiply_few_rows<float>(product.m, many.m, b.m), Error);
 }
 
 // A row of a matmul has the same bits alone, among other rows, and on any number of threads.

@@ -33,6 +33,18 @@ TEST_F(BFloat16Commands, TrainingResumesBitForBitInEveryCombinationOfTypes) {
   }
 }
 
+TEST_F(BFloat16Commands, ARunOfAnotherVersionSaysThatItsBitsDiffer) {
+  expect_ok(
+      "train --dtype bf16 --layers 2 --hidden 32 --length 64 --batch 2 --steps 3 --stop-after 1 --sample 0 --out run");
+  const auto resume = [](const std::string& more) { return expect_ok("train --resume --sample 0 --out run" + more); };
+  EXPECT_FALSE(contains(resume(" --stop-after 2"), "bits differ"));
+  const fs::path state_file = state_of("run/step-000002");
+  Json state = read_sealed_json(state_file);
+  state.erase("bf16_version");  // earlier versions had none
+  write_sealed_json(state_file, state);
+  EXPECT_PRED2(contains, resume(""), "from here on, the run's bits differ");
+}
+
 // The saved model is the master weights in float32, or with --save-dtype their rounded values.
 TEST_F(BFloat16Commands, FineTunesAModelDirectory) {
   const std::string run =

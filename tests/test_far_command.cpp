@@ -69,7 +69,7 @@ TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
   expect_ok(plan + "--json near.json");
   expect_ok(plan + "--far-memory 300GiB --json far.json", "far: saved layer inputs (");
   const Json near = parse_json_file("near.json")["longest"], far = parse_json_file("far.json")["longest"];
-  EXPECT_EQ(near["stream"], 164864);
+  EXPECT_EQ(near["stream"], 162816);
   EXPECT_GE(far["stream"], 1000000);
   EXPECT_GT(far["full"], near["full"]);
 

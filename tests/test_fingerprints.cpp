@@ -15,16 +15,20 @@ INSTANTIATE_TEST_SUITE_P(Families, Fingerprint,
                          testing::ValuesIn(sized<std::vector<const char*>>({"gpt2", "qwen3", "gemma3"}, {"gpt2"})),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST_P(Fingerprint, IsTheSameOnEveryMachine) {
+void expect_fingerprint(const std::string& what, std::uint64_t fingerprint) {
   std::ifstream file(STREAMBP_SOURCE "/tests/golden/fingerprints.txt");
   std::map<std::string, std::string> expected;
-  for (std::string family, dtype, what; file >> family >> dtype >> what;)
-    file >> expected[family + " " + dtype + " " + what];
-  for_each_fingerprint(GetParam(), [&](const std::string& what, std::uint64_t fingerprint) {
-    char digits[17];
-    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(fingerprint));
-    EXPECT_EQ(digits, expected[what]) << what;
-  });
+  for (std::string family, dtype, name; file >> family >> dtype >> name;)
+    file >> expected[family + " " + dtype + " " + name];
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(fingerprint));
+  EXPECT_EQ(digits, expected[what]) << what;
+}
+
+TEST_P(Fingerprint, IsTheSameOnEveryMachine) { for_each_fingerprint(GetParam(), expect_fingerprint); }
+
+TEST(Fingerprints, OfSmallProductsIsTheSameOnEveryMachine) {
+  expect_fingerprint("products bf16 small", fingerprint_of_small_products());
 }
 
 }  // namespace

@@ -244,7 +244,7 @@ TEST(Operations, HeadComputesLogProbsAndTheirGradient) {
     return target < 0 ? 0 : logits.m(i, target) - std::log(sum);
   });
   Owned<double> dlogits(n, vocab, 1, 3);
-  log_probabilities_backward(device(), logp.m, dlogits.m, integers(targets), {w.m});
+  log_probabilities_backward<double>(device(), logp.m, dlogits.m, integers(targets), {w.m});
   expect_gradient("dlogits", logits.m, dlogits.m, loss);
 }
 
@@ -265,7 +265,7 @@ TEST(Operations, HeadGoesBackThroughTheSoftCap) {
   };
   cap_logits();
   expect_near(capped.m, [&](Index i, Index j) { return cap * std::tanh(logits.m(i, j) / cap); });
-  log_probabilities_backward(device(), logp.m, capped.m, integers(targets), {w.m}, cap);
+  log_probabilities_backward<double>(device(), logp.m, capped.m, integers(targets), {w.m}, cap);
   const Owned<double> dlogits(n, vocab, 5);
   std::copy_n(capped.m.data, capped.m.size(), dlogits.m.data);
   const std::vector<double> before = *logp.storage;
@@ -279,7 +279,7 @@ TEST(Operations, HeadSurvivesExtremeLogits) {
   Owned<float> logits(3, 4, 1, 0), logp(1, 3, 2), w(1, 3, 3);
   const float rows[3][4] = {{1e30f, 0, 0, 0}, {-1e30f, 0, 1e4f, 0}, {-88, -100, -1000, -90}};
   std::copy_n(&rows[0][0], 12, logits.m.data);
-  log_probabilities_backward(device(), logp.m, logits.m, integers(targets), {w.m});
+  log_probabilities_backward<float>(device(), logp.m, logits.m, integers(targets), {w.m});
   for (float x : *logits.storage) EXPECT_TRUE(std::isfinite(x));
   EXPECT_EQ(logp.m(0, 0), 0);
   EXPECT_EQ(logp.m(0, 1), -1e4f);

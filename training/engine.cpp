@@ -49,7 +49,7 @@ std::string device_name(DeviceKind device) {
 std::string gpu_address() { return gpu::address(); }
 
 double matmul_rate(DeviceKind device, DType dtype) {
-  if (device == DeviceKind::cpu) return cpu_matmul_rate();
+  if (device == DeviceKind::cpu) return dtype == DType::bf16 ? cpu_bf16_matmul_rate() : cpu_f32_matmul_rate();
   return dtype == DType::bf16 ? gpu::bf16_matmul_rate() : gpu::f32_matmul_rate();
 }
 

@@ -14,4 +14,6 @@ std::unique_ptr<Engine> make_cpu_bf16_engine(const StepSettings& s, Index rows, 
   });
 }
 
+double cpu_bf16_matmul_rate() { return cpu::matmul_rate<BFloat16>(); }
+
 }  // namespace streambp

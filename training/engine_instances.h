@@ -8,7 +8,8 @@ namespace streambp {
 std::unique_ptr<Engine> make_cpu_f32_engine(const StepSettings& s, Index rows, const Capacity& capacity);
 std::unique_ptr<Engine> make_cpu_bf16_engine(const StepSettings& s, Index rows, const Capacity& capacity);
 std::unique_ptr<Engine> make_cpu_f64_engine(const StepSettings& s, Index rows, const Capacity& capacity);
-double cpu_matmul_rate();
+double cpu_f32_matmul_rate();
+double cpu_bf16_matmul_rate();
 double cpu_copy_rate();
 double cpu_read_rate();
 double cpu_far_rate(const std::filesystem::path& directory);

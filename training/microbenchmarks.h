@@ -65,8 +65,9 @@ double link_rate(Device& dev, const Group& group) {
 namespace cpu {
 
 // Random numbers in -1 .. 1. On zeros, a processor can be faster than on real data.
-inline Matrix<float> noise(Cpu& dev, Index rows, Index cols, std::uint64_t seed) {
-  const auto m = allocate<float>(dev, rows, cols, Kind::chunk);
+template <class T>
+Matrix<T> noise(Cpu& dev, Index rows, Index cols, std::uint64_t seed) {
+  const auto m = allocate<T>(dev, rows, cols, Kind::chunk);
   const Random random(seed);
 #pragma omp parallel for
   for (Index i = 0; i < m.size(); ++i) {
@@ -76,17 +77,19 @@ inline Matrix<float> noise(Cpu& dev, Index rows, Index cols, std::uint64_t seed)
 }
 
 // Of a product of n x n matrices.
-inline double product_seconds(Index n) {
-  Cpu dev(3 * static_cast<std::size_t>(n * n) * sizeof(float) + 4096);
-  const auto x = noise(dev, n, n, 1), w = noise(dev, n, n, 2), y = noise(dev, n, n, 3);
+template <class T>
+double product_seconds(Index n) {
+  Cpu dev(3 * static_cast<std::size_t>(n * n) * sizeof(T) + 4096);
+  const auto x = noise<T>(dev, n, n, 1), w = noise<T>(dev, n, n, 2), y = noise<T>(dev, n, n, 3);
   return shortest_seconds(dev, 6, [&] { matmul(dev, y, x, w); });
 }
 
 // FLOP/s of a large product: one that takes 5 ms, so that slow machines need not wait.
-inline double matmul_rate() {
+template <class T>
+double matmul_rate() {
   constexpr Index largest = 1536;
   for (Index n = largest / 4;; n *= 2) {
-    const double seconds = product_seconds(n);
+    const double seconds = product_seconds<T>(n);
     if (seconds > 0.005 || n == largest) return 2.0 * static_cast<double>(n * n * n) / seconds;
   }
 }

@@ -18,7 +18,7 @@ struct LinearShape {
   Index inputs, outputs;
   bool bias = false, residual = false;
   bool adds = false;    // its backward pass adds to dx
-  bool logits = false;  // its outputs are logits, in aligned rows
+  bool logits = false;  // its outputs are float32 logits, in aligned rows; their gradient lies in the same memory
   auto operator<=>(const LinearShape&) const = default;
 };
 
@@ -54,14 +54,16 @@ Matrix<T> repeated_noise(Cuda& dev, Index rows, Index cols, std::uint64_t seed) 
   return m;
 }
 
+// The outputs of a layer, or their gradient.
 template <class T>
 Matrix<T> output_noise(Cuda& dev, const LinearShape& s, Index rows, std::uint64_t seed) {
-  const Index width = s.logits ? aligned_width<T>(s.outputs) : s.outputs;
+  constexpr Index numbers = sizeof(float) / sizeof(T);  // for each logit
+  const Index width = s.logits ? numbers * aligned_width<float>(s.outputs) : s.outputs;
   return repeated_noise<T>(dev, rows, width, seed).columns(0, s.outputs);
 }
 
 template <class T>
-bool equal_bits(Cuda& dev, Matrix<std::int32_t> flag, Matrix<const T> a, Matrix<const T> b) {
+bool equal_bits(Cuda& dev, Matrix<std::int32_t> flag, Matrix<T> a, Matrix<T> b) {
   using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
   std::int32_t differs = 0;
   dev.upload(flag, &differs);
@@ -95,24 +97,28 @@ class ProductCheck {
     const Index outputs = aligned_width<T>(s.outputs);
     const Index numbers =
         (s.inputs + 1) * outputs + 5 * tile * most(s.inputs, outputs) + 2 * tile * least(s.inputs, outputs);
-    return static_cast<std::size_t>(numbers) * sizeof(T) + (std::size_t{1} << 16);
+    return static_cast<std::size_t>(numbers) * (s.logits ? sizeof(float) : sizeof(T)) + (std::size_t{1} << 16);
   }
 
   // Throws an Error that names the product if a row's bits depend on other rows with every candidate.
   void run() {
     auto input = [&](Index rows, std::uint64_t seed) { return repeated_noise<T>(dev, rows, shape.inputs, seed); };
     auto output = [&](Index rows, std::uint64_t seed) { return output_noise<T>(dev, shape, rows, seed); };
-    auto forward = [&](const void* bias, Update update) {
-      check(input, output, [=, this](Matrix<T> y, Matrix<T> start, Matrix<T> x) {
-        return forward_product<T>(y, x, w, bias, start, update);
-      });
+    auto logits = [&](Index rows, std::uint64_t seed) { return output_noise<float>(dev, shape, rows, seed); };
+    auto forward = [&](auto& result, const void* bias, Update update) {
+      check(input, result,
+            [=, this](auto y, auto start, Matrix<T> x) { return forward_product<T>(y, x, w, bias, start, update); });
     };
     auto backward = [&](Update update) {
       check(output, input, [=, this](Matrix<T> dx, Matrix<T> start, Matrix<T> dy) {
         return input_product<T>(dx, dy, w, start, update);
       });
     };
-    forward(shape.bias ? bias.data : nullptr, shape.residual ? Update::add : Update::assign);
+    if (shape.logits) {
+      forward(logits, nullptr, Update::assign);
+    } else {
+      forward(output, shape.bias ? bias.data : nullptr, shape.residual ? Update::add : Update::assign);
+    }
     backward(Update::assign);
     if (shape.adds) backward(Update::add);
   }
@@ -123,8 +129,8 @@ class ProductCheck {
   template <class Operand, class Result, class F>
   void check(Operand&& operand, Result&& result, F&& product) {
     auto scope = dev.scope();
-    const Matrix<T> x = operand(2 * dev.tile, 3), start = result(2 * dev.tile, 4), chunk = result(2 * dev.tile, 5),
-                    alone = result(dev.tile, 6);
+    const Matrix<T> x = operand(2 * dev.tile, 3);
+    const auto start = result(2 * dev.tile, 4), chunk = result(2 * dev.tile, 5), alone = result(dev.tile, 6);
     const Product whole = product(chunk, start, x);
     Description description;
     whole.describe(description);
@@ -140,7 +146,7 @@ class ProductCheck {
           const Rows part = {dev.tile, dev.tile + count};
           const Product alone_product = product(alone.slice({0, count}), start.slice(part), x.slice(part));
           alone_product.compute(dev);
-          if (!dev.algorithm_changes.empty() || !equal_bits<T>(dev, flag, alone.slice({0, count}), chunk.slice(part)))
+          if (!dev.algorithm_changes.empty() || !equal_bits(dev, flag, alone.slice({0, count}), chunk.slice(part)))
             different = alone_product.to_string(count);
         }
         if (different.empty()) return;
@@ -219,7 +225,8 @@ std::vector<ProductTiming> time_products(const Config& config, Index rows, Index
   std::vector<ProductTiming> timings;
   for (const LinearShape& s : linear_shapes(config)) {
     const auto size = static_cast<std::size_t>(s.inputs * s.outputs) * (sizeof(T) + sizeof(float)) +
-                      static_cast<std::size_t>(rows * (s.inputs + aligned_width<T>(s.outputs))) * sizeof(T) +
+                      static_cast<std::size_t>(rows * (s.inputs + aligned_width<T>(s.outputs))) *
+                          (s.logits ? sizeof(float) : sizeof(T)) +
                       kFreeChoice.workspace + (std::size_t{1} << 16);
     if (size > free_memory()) continue;
     Cuda dev(size, tile);
@@ -232,7 +239,9 @@ std::vector<ProductTiming> time_products(const Config& config, Index rows, Index
       timings.push_back(benchmark.time(p));
       timings.back().name = name + std::string(": ") + timings.back().name;
     };
-    add("forward", forward_product(y, x, w, nullptr, y, Update::assign));
+    const Matrix<float> logits(reinterpret_cast<float*>(y.data), y.rows, y.cols, aligned_width<float>(y.cols));
+    add("forward", s.logits ? forward_product<T>(logits, x, w, nullptr, logits, Update::assign)
+                            : forward_product<T>(y, x, w, nullptr, y, Update::assign));
     add("dx", input_product(x, y, w, x, Update::assign));
     add("dw", weight_product(dw, y.slice(first), x.slice(first), Update::assign));
   }
@@ -247,7 +256,7 @@ ProductTiming time_large_product() {
     Cuda dev(static_cast<std::size_t>(3 * n * n) * sizeof(T) + kFreeChoice.workspace + (std::size_t{1} << 16));
     const Matrix<T> w = repeated_noise<T>(dev, n, n, 1), x = repeated_noise<T>(dev, n, n, 2),
                     y = repeated_noise<T>(dev, n, n, 3);
-    const ProductTiming timing = ProductBenchmark(dev).time(forward_product(y, x, w, nullptr, y, Update::assign));
+    const ProductTiming timing = ProductBenchmark(dev).time(forward_product<T>(y, x, w, nullptr, y, Update::assign));
     if (n == most || 2.0 * static_cast<double>(n * n * n) / timing.ours.rate > 1e-3) return timing;
   }
 }

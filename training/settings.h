@@ -73,20 +73,23 @@ inline Index default_chunk(const StepSettings& s) {
   return s.device == DeviceKind::cuda ? least * std::clamp<Index>(filling / least, 1, 4) : least;
 }
 
-// Chosen so that logits take about as much memory as the activations of a chunk; at least one tile.
-inline Index head_chunk_for(const Config& c, Index chunk, Index tile) {
+// Chosen so that logits, which are never bfloat16, take about as much memory as the activations of a chunk; at least one
+// tile.
+inline Index head_chunk_for(const Config& c, Index chunk, Index tile, DType dtype) {
   const Index width = 5 * c.hidden + 4 * c.q_width() + (c.gated() ? 4 : 3) * c.mlp;
-  return std::min(chunk, std::max(chunk * width / c.vocab / tile * tile, tile));
+  const Index logits = dtype == DType::bf16 ? 2 * c.vocab : c.vocab;
+  return std::min(chunk, std::max(chunk * width / logits / tile * tile, tile));
 }
 
-inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk, Index tile = kTile) {
+inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk, Index tile = kTile,
+                             DType dtype = DType::f32) {
   if (mode == Mode::full) return Schedule::full(rows);
   if (mode == Mode::checkpoint) return Schedule::checkpoint(rows);
   chunk = std::min(chunk, round_up(rows, kTile));
-  return Schedule::stream(chunk, head_chunk_for(c, chunk, tile));
+  return Schedule::stream(chunk, head_chunk_for(c, chunk, tile, dtype));
 }
 inline Schedule schedule_for(Mode mode, const StepSettings& s, Index rows, Index chunk) {
-  Schedule schedule = schedule_for(mode, s.config, rows, chunk, s.tile);
+  Schedule schedule = schedule_for(mode, s.config, rows, chunk, s.tile, s.dtype);
   if (schedule.keep == Keep::inputs) schedule.inputs = s.places.inputs, schedule.attention = s.places.attention;
   return schedule;
 }

@@ -63,6 +63,10 @@ class Training {
             (checkpoint / "config.json").string(), ": is not the model that ", path.string(), " describes");
     require(!adapters || state.get<std::string>("base") == run_.base, run_.start.string(), ": has changed", began);
     const Index step = state.get<Index>("step");
+    if (run_.settings.dtype == DType::bf16 && state.get<Index>("bf16_version", 1) != kBFloat16Version)
+      observer_.note(
+          "another version of streambp computed the steps so far, with other sums in bfloat16; from here on, the "
+          "run's bits differ from what that version would give");
     if (run_.optimizer.blocks && step > 0) engine_.train_block(run_.optimizer.blocks, step);
     engine_.restore(checkpoint, *run_.layout);
     require(step <= run_.optimizer.steps, path.string(), ": step ", step, " is beyond the run's ", run_.optimizer.steps,
@@ -172,6 +176,7 @@ class Training {
 
   void save(Index step, RunDirectory::Keep keep) {
     Json state = {{"step", step}, {"data", run_.source.fingerprint}, {"options", run_.options}};
+    if (run_.settings.dtype == DType::bf16) state["bf16_version"] = kBFloat16Version;
     if (!run_.reference.empty()) state["reference"] = run_.reference;
     if (run_.trains_adapters()) state["base"] = run_.base, state["base_directory"] = run_.layout->base.string();
     const RunDirectory::Saved saved = directory_.save(engine_, *run_.layout, state, keep);

@@ -139,7 +139,7 @@ struct Product {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT);
     if (!bias) return;
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, result.type);
+    set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, a.type);
   }
 
   struct Layouts {
@@ -238,8 +238,8 @@ struct Product {
 };
 
 // y = x wᵀ + bias, with Update::add also + start
-template <class T>
-Product forward_product(Matrix<T> y, Input<T> x, Input<T> w, const void* bias, Input<T> start, Update update) {
+template <class T, class Y>
+Product forward_product(Matrix<Y> y, Input<T> x, Input<T> w, const void* bias, Input<Y> start, Update update) {
   return {y, CUBLAS_OP_T, w, CUBLAS_OP_N, x, bias, start, update, Along::result};
 }
 // dx = dy w, with Update::add also + start

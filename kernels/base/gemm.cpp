@@ -16,55 +16,61 @@
 
 #include <algorithm>
 
-#include "kernels/base/vectors.h"
+#include "kernels/base/pairs.h"
 
 namespace streambp::cpu {
 
+// The innermost loop multiplies elements of type E: numbers, or pairs of bfloat16.
 constexpr int kRows = 6;
-template <class A>
-constexpr Index kPanel = kVectors* kLanes<A>;
+template <class E>
+constexpr Index kPanel = kVectors* kLanes<E>;
 constexpr Index kPackedColumns = 128;  // of b, in some panels
 static_assert(kPackedColumns % kPanel<float> == 0);
+template <class E>
+constexpr Index kStride = LeftBlock<Sum<E>>::kStride;
 
 // --- The innermost loop ---
 
 // ROWS rows of c times VECTORS vectors of its columns.
-template <int ROWS, int VECTORS, Op OP, class A>
-void multiply_tile(Matrix<A> c, const A* a, const A* b, Index inner, Update update) {
+template <int ROWS, int VECTORS, Op OP, class E>
+void multiply_tile(Matrix<Sum<E>> c, const E* a, const E* b, Index inner, Update update) {
 #pragma GCC unroll 6
   for (int i = 0; i < ROWS; ++i) {  // fetch the tile of c while the sums are computed
     for (int line = 0; line < VECTORS * kVectorBytes; line += 64) {
       __builtin_prefetch(reinterpret_cast<const char*>(c.row(i)) + line, 1);
     }
   }
-  Vector<A> sums[ROWS][VECTORS] = {};
-  for (Index k = 0; k < inner; ++k) {
-    Vector<A> x[VECTORS];
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) x[v] = load(b + k * kPanel<A> + v * kLanes<A>);
+  Vector<Sum<E>> sums[ROWS][VECTORS];
+  with_fused<E>([&](auto fused) {
 #pragma GCC unroll 6
-    for (int i = 0; i < ROWS; ++i) {
-      constexpr Index stride = LeftBlock<A>::kStride;
-      const A y = OP == Op::as_is ? a[i * stride + k] : a[k * stride + i];
+    for (auto& row : sums) std::fill_n(row, VECTORS, Vector<Sum<E>>{});
+    for (Index k = 0; k < inner; ++k) {
+      Vector<E> x[VECTORS];
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) sums[i][v] = fused(x[v], y, sums[i][v]);
+      for (int v = 0; v < VECTORS; ++v) x[v] = load(b + k * kPanel<E> + v * kLanes<E>);
+#pragma GCC unroll 6
+      for (int i = 0; i < ROWS; ++i) {
+        const E y = OP == Op::as_is ? a[i * kStride<E> + k] : a[k * kStride<E> + i];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) sums[i][v] = fused(x[v], y, sums[i][v]);
+      }
     }
-  }
+  });
 #pragma GCC unroll 6
   for (int i = 0; i < ROWS; ++i) {
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
-      A* to = c.row(i) + v * kLanes<A>;
+      Sum<E>* to = c.row(i) + v * kLanes<E>;
       store(to, update == Update::add ? load(to) + sums[i][v] : sums[i][v]);
     }
   }
 }
 
 // The same if c ends within a vector.
-template <int ROWS, int VECTORS, Op OP, class A>
-void multiply_ragged_tile(Matrix<A> c, const A* a, const A* b, Index inner, Update update) {
-  A sums[ROWS * VECTORS * kLanes<A>];
-  const Matrix<A> all(sums, ROWS, VECTORS * kLanes<A>);
+template <int ROWS, int VECTORS, Op OP, class E>
+void multiply_ragged_tile(Matrix<Sum<E>> c, const E* a, const E* b, Index inner, Update update) {
+  Sum<E> sums[ROWS * VECTORS * kLanes<E>];
+  const Matrix<Sum<E>> all(sums, ROWS, VECTORS * kLanes<E>);
   multiply_tile<ROWS, VECTORS, OP>(all, a, b, inner, Update::assign);
   for (Index i = 0; i < ROWS; ++i) {
     for (Index j = 0; j < c.cols; ++j) c(i, j) = update == Update::add ? c(i, j) + all(i, j) : all(i, j);
@@ -72,143 +78,159 @@ void multiply_ragged_tile(Matrix<A> c, const A* a, const A* b, Index inner, Upda
 }
 
 // All rows, ROWS at a time and then the rest in smaller tiles.
-template <int ROWS, int VECTORS, Op OP, class A>
-void multiply_rows(Matrix<A> c, const A* a, const A* b, Index inner, Update update) {
-  constexpr Index step = OP == Op::as_is ? LeftBlock<A>::kStride : 1;  // from one row of op(a) to the next
+template <int ROWS, int VECTORS, Op OP, class E>
+void multiply_rows(Matrix<Sum<E>> c, const E* a, const E* b, Index inner, Update update) {
+  constexpr Index step = OP == Op::as_is ? kStride<E> : 1;  // from one row of op(a) to the next
   const auto tile =
-      c.cols == VECTORS * kLanes<A> ? multiply_tile<ROWS, VECTORS, OP, A> : multiply_ragged_tile<ROWS, VECTORS, OP, A>;
+      c.cols == VECTORS * kLanes<E> ? multiply_tile<ROWS, VECTORS, OP, E> : multiply_ragged_tile<ROWS, VECTORS, OP, E>;
   Index i = 0;
   for (; i + ROWS <= c.rows; i += ROWS) {
     tile({c.row(i), ROWS, c.cols, c.stride}, a + i * step, b, inner, update);
   }
   if constexpr (ROWS > 1) {
-    const Matrix<A> rest(c.row(i), c.rows - i, c.cols, c.stride);
+    const Matrix<Sum<E>> rest(c.row(i), c.rows - i, c.cols, c.stride);
     multiply_rows<(ROWS > 4 ? 4 : ROWS / 2), VECTORS, OP>(rest, a + i * step, b, inner, update);
   }
 }
 
 // A panel, with as many vectors as its columns need.
-template <int VECTORS, Op OP, class A>
-void multiply_panel(Matrix<A> c, const A* a, const A* b, Index inner, Update update) {
+template <int VECTORS, Op OP, class E>
+void multiply_panel(Matrix<Sum<E>> c, const E* a, const E* b, Index inner, Update update) {
   if constexpr (VECTORS > 1) {
-    if (c.cols <= (VECTORS - 1) * kLanes<A>) return multiply_panel<VECTORS - 1, OP>(c, a, b, inner, update);
+    if (c.cols <= (VECTORS - 1) * kLanes<E>) return multiply_panel<VECTORS - 1, OP>(c, a, b, inner, update);
   }
   multiply_rows<kRows, VECTORS, OP>(c, a, b, inner, update);
 }
 
-template <class A>
-void multiply(Matrix<A> c, Input<A> a, Op op, const RightPanels<A>& b, Update update) {
-  require(a.stride == LeftBlock<A>::kStride, "gemm: the left operand is not in a block");
-  require(c.rows == (op == Op::as_is ? a.rows : a.cols) && c.cols == b.cols &&
-              b.rows == (op == Op::as_is ? a.cols : a.rows),
-          "gemm: the operands do not fit together");
-  const A* panel = b.data();
-  for (Index j = 0; j < c.cols; j += kPanel<A>, panel += b.rows * kPanel<A>) {
-    const Matrix<A> part = c.columns(j, least(kPanel<A>, c.cols - j));
-    op == Op::as_is ? multiply_panel<kVectors, Op::as_is>(part, a.data, panel, b.rows, update)
-                    : multiply_panel<kVectors, Op::transposed>(part, a.data, panel, b.rows, update);
+template <class E>
+void multiply_panels(Matrix<Sum<E>> c, const E* a, Op op, const E* panel, Index inner, Update update) {
+  for (Index j = 0; j < c.cols; j += kPanel<E>, panel += inner * kPanel<E>) {
+    const Matrix<Sum<E>> part = c.columns(j, least(kPanel<E>, c.cols - j));
+    op == Op::as_is ? multiply_panel<kVectors, Op::as_is>(part, a, panel, inner, update)
+                    : multiply_panel<kVectors, Op::transposed>(part, a, panel, inner, update);
   }
+}
+
+template <class T>
+void multiply(Matrix<Accumulator<T>> c, const Left<T>& a, const RightPanels<T>& b, Update update) {
+  require(c.rows == a.rows && c.cols == b.cols && a.inner == b.rows, "gemm: the operands do not fit together");
+  with_elements<T>([&]<class E>(E) {
+    multiply_panels<E>(c, reinterpret_cast<const E*>(a.data), a.op, reinterpret_cast<const E*>(b.data()),
+                       elements<E, T>(b.rows), update);
+  });
+}
+
+template <class T>
+Left<T> Left<T>::slice(Rows some) const {
+  require(0 <= some.begin && some.begin <= some.end && some.end <= rows, "gemm: rows outside the operand");
+  return {data + some.begin * (op == Op::as_is ? LeftBlock<T>::kStride : 1), op, some.size(), inner};
 }
 
 // --- Packing ---
 
 // Panel p holds the columns from p kPanel on: panel[k][j] = b(k, p kPanel + j).
-template <class A, class T>
-void pack_rows(A* panels, Matrix<const T> b) {
-  for (Index k = 0; k < b.rows; ++k) {
-    const T* row = b.row(k);
-    A* panel = panels + k * kPanel<A>;
+template <class E, class T>
+void pack_rows(E* panels, Matrix<const T> b) {
+  const Index inner = elements<E, T>(b.rows);
+  for (Index k = 0; k < inner; ++k) {
+    const ElementsOfColumns<E, T> row{b, k};
+    E* panel = panels + k * kPanel<E>;
     Index j = 0;
-    for (; j + kPanel<A> <= b.cols; j += kPanel<A>, panel += b.rows * kPanel<A>) {
+    for (; j + kPanel<E> <= b.cols; j += kPanel<E>, panel += inner * kPanel<E>) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) store(panel + v * kLanes<A>, load_as<A>(row + j + v * kLanes<A>));
+      for (int v = 0; v < kVectors; ++v) store(panel + v * kLanes<E>, row.vector(j + v * kLanes<E>));
     }
     if (j == b.cols) continue;
-    for (Index i = 0; i < kPanel<A>; ++i) panel[i] = j + i < b.cols ? static_cast<A>(row[j + i]) : A(0);
+    for (Index i = 0; i < kPanel<E>; ++i) panel[i] = j + i < b.cols ? row[j + i] : E(0);
   }
 }
 
 // panel[k][j] = b(j, k) for the rows of a panel
-template <class A, class T>
-void pack_transposed(A* panel, Matrix<const T> b) {
-  constexpr Index n = kLanes<A>;
-  for (Index j = 0; j < kPanel<A>; j += n) {
+template <class E, class T>
+void pack_transposed(E* panel, Matrix<const T> b) {
+  constexpr Index n = kLanes<E>;
+  const Index inner = elements<E, T>(b.cols);
+  const auto row = [b](Index j) { return ElementsOfRow<E, T>{b.row(j), b.cols}; };
+  for (Index j = 0; j < kPanel<E>; j += n) {
     Index k = 0;
-    for (; j + n <= b.rows && k + n <= b.cols; k += n) {
-      Vector<A> x[n];
+    for (; j + n <= b.rows && k + n <= row(j).whole(); k += n) {
+      Vector<E> x[n];
 #pragma GCC unroll 16
-      for (Index i = 0; i < n; ++i) x[i] = load_as<A>(b.row(j + i) + k);
-      transpose<A>(x);
+      for (Index i = 0; i < n; ++i) x[i] = row(j + i).vector(k);
+      transpose<E>(x);
 #pragma GCC unroll 16
-      for (Index i = 0; i < n; ++i) store(panel + (k + i) * kPanel<A> + j, x[i]);
+      for (Index i = 0; i < n; ++i) store(panel + (k + i) * kPanel<E> + j, x[i]);
     }
-    for (; k < b.cols; ++k) {
-      for (Index i = j; i < j + n; ++i) panel[k * kPanel<A> + i] = i < b.rows ? static_cast<A>(b(i, k)) : A(0);
+    for (; k < inner; ++k) {
+      for (Index i = j; i < j + n; ++i) panel[k * kPanel<E> + i] = i < b.rows ? row(i)[k] : E(0);
     }
   }
 }
 
-template <class A>
-RightPanels<A>::RightPanels(Index most_cols)
-    : most_cols_(most_cols), memory_(kBlock * round_up(most_cols, kPanel<A>)) {}
-
-template <class A>
 template <class T>
-void RightPanels<A>::pack(Matrix<const T> b, Op op) {
+RightPanels<T>::RightPanels(Index most_cols)
+    : most_cols_(most_cols), memory_(kBlock * round_up(most_cols, kPanel<Accumulator<T>>)) {}
+
+template <class T>
+void RightPanels<T>::pack(Matrix<const T> b, Op op) {
   rows = op == Op::as_is ? b.rows : b.cols;
   cols = op == Op::as_is ? b.cols : b.rows;
   require(rows <= kBlock && cols <= most_cols_, "panels of ", rows, "x", cols, " are too large");
-  A* panel = memory_.data();
-  if (op == Op::as_is) return pack_rows(panel, b);
-  for (Index j = 0; j < cols; j += kPanel<A>, panel += rows * kPanel<A>) {
-    pack_transposed(panel, b.slice({j, least(j + kPanel<A>, cols)}));
-  }
+  with_elements<T>([&]<class E>(E) {
+    E* panel = reinterpret_cast<E*>(memory_.data());
+    if (op == Op::as_is) return pack_rows(panel, b);
+    for (Index j = 0; j < cols; j += kPanel<E>, panel += elements<E, T>(rows) * kPanel<E>) {
+      pack_transposed(panel, b.slice({j, least(j + kPanel<E>, cols)}));
+    }
+  });
 }
 
-template <class A>
 template <class T>
-Matrix<A> LeftBlock<A>::copy(Matrix<const T> m) const {
-  const Matrix<A> block = matrix(m.rows, m.cols);
-  for (Index i = 0; i < m.rows; ++i) {
-    Index j = 0;
-    for (; j + kLanes<A> <= m.cols; j += kLanes<A>) store(block.row(i) + j, load_as<A>(m.row(i) + j));
-    for (; j < m.cols; ++j) block(i, j) = static_cast<A>(m(i, j));
-  }
-  return block;
+Left<T> LeftBlock<T>::copy(Matrix<const T> m, Op op) const {
+  require(m.rows <= kBlock && m.cols <= kBlock, "a block of ", m.rows, "x", m.cols, " is too large");
+  with_elements<T>([&]<class E>(E) {
+    E* to = reinterpret_cast<E*>(memory_.data());
+    if (op == Op::as_is) {
+      for (Index i = 0; i < m.rows; ++i) {
+        copy_elements(to + i * kStride, {0, elements<E, T>(m.cols)}, ElementsOfRow<E, T>{m.row(i), m.cols});
+      }
+    } else {
+      for (Index k = 0; k < elements<E, T>(m.rows); ++k) {
+        copy_elements(to + k * kStride, {0, m.cols}, ElementsOfColumns<E, T>{m, k});
+      }
+    }
+  });
+  return {memory_.data(), op, op == Op::as_is ? m.rows : m.cols, op == Op::as_is ? m.cols : m.rows};
 }
 
 // --- A product of any size ---
 
-template <class A, class T>
-void gemm(Matrix<A> c, Matrix<const T> a, Op op_a, Matrix<const T> b, Op op_b) {
-  thread_local LeftBlock<A> left;
-  thread_local RightPanels<A> right(kPackedColumns);
+template <class T>
+void gemm(Matrix<Accumulator<T>> c, Matrix<const T> a, Op op_a, Matrix<const T> b, Op op_b) {
+  thread_local LeftBlock<T> left_block;
+  thread_local RightPanels<T> right(kPackedColumns);
   const Index inner = op_a == Op::as_is ? a.cols : a.rows;
   for (Index block = 0; block < ceil_div(inner, kBlock); ++block) {
     const Rows k = piece(block, kBlock, inner);
-    const Matrix<A> rows = left.copy(op_a == Op::as_is ? a.columns(k.begin, k.size()) : a.slice(k));
-    const Matrix<const T> b_rows = op_b == Op::as_is ? b.slice(k) : b.columns(k.begin, k.size());
+    const Left<T> left = left_block.copy(op_a == Op::as_is ? a.columns(k) : a.slice(k), op_a);
+    const Matrix<const T> b_rows = op_b == Op::as_is ? b.slice(k) : b.columns(k);
     for (Index j = 0; j < c.cols; j += kPackedColumns) {
       const Rows cols = {j, least(j + kPackedColumns, c.cols)};
-      right.pack(op_b == Op::as_is ? b_rows.columns(j, cols.size()) : b_rows.slice(cols), op_b);
-      multiply<A>(c.columns(j, cols.size()), rows, op_a, right, Update::add);
+      right.pack(op_b == Op::as_is ? b_rows.columns(cols) : b_rows.slice(cols), op_b);
+      multiply<T>(c.columns(cols), left, right, Update::add);
     }
   }
 }
 
-#define STREAMBP_GEMM(A, T)                                     \
-  template Matrix<A> LeftBlock<A>::copy(Matrix<const T>) const; \
-  template void RightPanels<A>::pack(Matrix<const T>, Op);      \
-  template void gemm(Matrix<A>, Matrix<const T>, Op, Matrix<const T>, Op);
-#define STREAMBP_PRODUCTS(A)     \
-  template class LeftBlock<A>;   \
-  template class RightPanels<A>; \
-  template void multiply(Matrix<A>, Input<A>, Op, const RightPanels<A>&, Update);
+#define STREAMBP_PRODUCTS(T)                                                                     \
+  template struct Left<T>;                                                                       \
+  template class LeftBlock<T>;                                                                   \
+  template class RightPanels<T>;                                                                 \
+  template void multiply(Matrix<Accumulator<T>>, const Left<T>&, const RightPanels<T>&, Update); \
+  template void gemm(Matrix<Accumulator<T>>, Matrix<const T>, Op, Matrix<const T>, Op);
 
 STREAMBP_PRODUCTS(float)
 STREAMBP_PRODUCTS(double)
-STREAMBP_GEMM(float, float)
-STREAMBP_GEMM(float, BFloat16)
-STREAMBP_GEMM(double, double)
+STREAMBP_PRODUCTS(BFloat16)
 
 }  // namespace streambp::cpu

@@ -6,6 +6,9 @@
 // depends on its row of a and its column of b only: it has the same bits in a product of any size, on any number of
 // threads, and for any vector width.
 //
+// For bfloat16, sums are in float32 and the order is that of the instruction which multiplies pairs: k = 1, 0, 3, 2, 5, 4
+// ... (a last pair of one is filled up with zeros), and subnormal numbers count as zero. See pairs.h.
+//
 // gemm() multiplies matrices of any size; multiply_few_rows() is faster for decoding, which is a product of few rows with
 // all weights. Attention keeps its operands packed over several products and uses the parts:
 //
@@ -41,54 +44,69 @@ class Buffer {
   std::unique_ptr<A, Free> data_;
 };
 
-// The left operand: at most kBlock x kBlock numbers. The distance between rows is a constant, so that it is part of the
-// instructions of the innermost loop, and is not a power of two, so that rows do not compete for the same cache sets.
-template <class A>
+// The left operand of multiply(), op(a), in a LeftBlock.
+template <class T>
+struct Left {
+  const Accumulator<T>* data;  // for bfloat16, it depends on the processor what lies there
+  Op op;
+  Index rows, inner;
+
+  Left slice(Rows some) const;
+};
+
+// Memory for a left operand of at most kBlock x kBlock numbers. The distance between rows is a constant, so that it is part
+// of the instructions of the innermost loop, and is not a power of two, so that rows do not compete for the same cache sets.
+template <class T>
 class LeftBlock {
  public:
+  using A = Accumulator<T>;
   static constexpr Index kStride = kBlock + 64 / sizeof(A);
 
   LeftBlock() : memory_(kBlock * kStride) {}
+  Left<T> copy(Matrix<const T> m, Op op) const;
+  // A matrix in this memory
   Matrix<A> matrix(Index rows, Index cols) const {
     require(rows <= kBlock && cols <= kBlock, "a block of ", rows, "x", cols, " is too large");
     return {memory_.data(), rows, cols, kStride};
   }
-  template <class T>
-  Matrix<A> copy(Matrix<const T> m) const;
 
  private:
   Buffer<A> memory_;
 };
 
-// The right operand: b or its transpose, of at most kBlock rows.
+// A matrix that lies in the memory of a LeftBlock, as an operand.
 template <class A>
+Left<A> as_left(Matrix<A> m, Op op) {
+  require(m.stride == LeftBlock<A>::kStride, "gemm: the left operand is not in a block");
+  return {m.data, op, op == Op::as_is ? m.rows : m.cols, op == Op::as_is ? m.cols : m.rows};
+}
+
+// The right operand: op(b), of at most kBlock rows.
+template <class T>
 class RightPanels {
  public:
   explicit RightPanels(Index most_cols);
-  template <class T>
   void pack(Matrix<const T> b, Op op);
 
   Index rows = 0, cols = 0;
-  const A* data() const { return memory_.data(); }
+  const Accumulator<T>* data() const { return memory_.data(); }
 
  private:
   Index most_cols_;
-  Buffer<A> memory_;
+  Buffer<Accumulator<T>> memory_;
 };
 
-// c = op(a) b, or c += op(a) b. a must lie in a LeftBlock.
-template <class A>
-void multiply(Matrix<A> c, Input<A> a, Op op, const RightPanels<A>& b, Update update);
+// c = a b, or c += a b
+template <class T>
+void multiply(Matrix<Accumulator<T>> c, const Left<T>& a, const RightPanels<T>& b, Update update);
 
 // c += op_a(a) op_b(b), for a c of at most kBlock rows
-template <class A, class T>
-void gemm(Matrix<A> c, Matrix<const T> a, Op op_a, Matrix<const T> b, Op op_b);
-
-// y += x wᵀ for at most kFewRows rows of x: the same bits, but w is read where it lies. A bfloat16 must be converted
-// first, which is worth it for fewer rows.
 template <class T>
-constexpr Index kFewRows = std::is_same_v<T, BFloat16> ? 4 : 16;
-template <class A, class T>
-void multiply_few_rows(Matrix<A> y, Matrix<const T> x, Matrix<const T> w);
+void gemm(Matrix<Accumulator<T>> c, Matrix<const T> a, Op op_a, Matrix<const T> b, Op op_b);
+
+// y += x wᵀ for at most kFewRows rows of x: the same bits, but w is read where it lies.
+constexpr Index kFewRows = 16;
+template <class T>
+void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w);
 
 }  // namespace streambp::cpu

@@ -152,6 +152,10 @@ struct Float16 {
   }
 };
 
+// The version of the arithmetic in bfloat16: results of another one have other bits. 2: products in pairs (gemm.h),
+// logits in float32.
+constexpr Index kBFloat16Version = 2;
+
 // The type of sums over many terms: at least float32.
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;

@@ -29,7 +29,7 @@ constexpr int kVectorBytes = 16, kVectors = 4;
 template <class A>
 struct VectorOf {
   using Aligned [[gnu::vector_size(kVectorBytes)]] = A;
-  using Loose [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(A)), gnu::may_alias]] = A;
+  using Loose [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(BFloat16)), gnu::may_alias]] = A;
 };
 template <class A>
 using Vector = typename VectorOf<A>::Aligned;
@@ -88,18 +88,6 @@ void transpose(Vector<A> (&x)[kLanes<A>]) {
     }
 #pragma GCC unroll 16
     for (int i = 0; i < n; ++i) x[i] = y[i];
-  }
-}
-
-// A vector of numbers in the type of the sums.
-template <class A, class T>
-Vector<A> load_as(const T* from) {
-  if constexpr (std::is_same_v<A, T>) {
-    return load(from);
-  } else {
-    A x[kLanes<A>];
-    for (int i = 0; i < kLanes<A>; ++i) x[i] = static_cast<A>(from[i]);
-    return load(x);
   }
 }
 
