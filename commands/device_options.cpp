@@ -17,9 +17,11 @@ void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>&
       {&dtype, "Type of weights and activations: " + join(types) + (planned ? "" : "; auto: bf16 on a GPU, else f32"),
        checks::one_of(types), lasts});
   if (optimizers == Optimizers::none) return;
-  options.add("--grad-dtype",
-              {&gradient, "Type of the accumulated gradient for bf16 weights; auto: bf16, of adapters f32",
-               checks::one_of({"auto", "f32", "bf16"}), lasts});
+  options.add("--grad-dtype", {&gradient,
+                               "Type of the accumulated gradient for bf16 weights; auto: f32 for adapters and for 16 "
+                               "or more micro-batches, else "
+                               "bf16",
+                               checks::one_of({"auto", "f32", "bf16"}), lasts});
   const bool optional = optimizers == Optimizers::optional;
   std::vector<std::string> names;
   for (const auto& [name, kind] : kOptimizers)
@@ -59,7 +61,10 @@ StepSettings DeviceOptions::settings(const Config& config, Index micro_batches) 
   s.optimizer = optimizer_named(optimizer);
   s.micro_batches = micro_batches;
   const bool bf16 = s.dtype == DType::bf16;
-  s.wide_gradient = gradient == "f32" || (gradient == "auto" && bf16 && !config.adapters.empty());
+  // From so many on, rounding after each of them loses twice as much as rounding once (docs/log.md).
+  constexpr Index many = 16;
+  s.wide_gradient =
+      gradient == "f32" || (gradient == "auto" && bf16 && (!config.adapters.empty() || micro_batches >= many));
   s.tile = tile_of(s.device);
   require(bf16 || s.optimizer != OptimizerKind::adamw_bf16, "--optimizer adamw-bf16 needs --dtype bf16");
   require(bf16 || gradient == "auto", "--grad-dtype ", gradient, " needs --dtype bf16");

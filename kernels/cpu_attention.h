@@ -84,7 +84,8 @@ inline bool all_visible(Rows queries, Rows keys, const AttentionSpan& span) {
                                  visible(queries.end - 1, keys, span).size() == keys.size());
 }
 
-// A matrix of type M that can be the left operand of a product in T. In bfloat16, the operand is a copy, rounded.
+// A matrix of type M that can be the left operand of a product in T. For bfloat16, round() must see its rows first, while they
+// are in the L1 cache, and the operand is a copy.
 template <class M, class T>
 class OperandMatrix {
  public:
@@ -97,22 +98,29 @@ class OperandMatrix {
     }
   }
 
+  // Some of its rows.
+  void round(Matrix<M> m) const {
+    if constexpr (std::is_same_v<M, T>) return;
+    const Matrix<T> to = rounded(m);
+    for (Index i = 0; i < m.rows; ++i) {
+      for (Index j = 0; j < m.cols; ++j) to(i, j) = m(i, j);
+    }
+  }
   Left<T> operand(Matrix<M> m, Op op) const {
     if constexpr (kIsOperand)
       return as_left(m, op);
-    else if constexpr (std::is_same_v<M, T>)
-      return block_.copy(m, op);
-    else {
-      const Matrix<T> rounded(rounded_.data(), m.rows, m.cols);
-      for (Index i = 0; i < m.rows; ++i) {
-        for (Index j = 0; j < m.cols; ++j) rounded(i, j) = m(i, j);
-      }
-      return block_.copy(rounded, op);
-    }
+    else
+      return block_.copy(rounded(m), op);
   }
 
  private:
   static constexpr bool kIsOperand = std::is_same_v<M, T> && std::is_same_v<T, Accumulator<T>>;
+  Matrix<T> rounded(Matrix<M> m) const {
+    if constexpr (std::is_same_v<M, T>)
+      return m;
+    else
+      return {rounded_.data() + (m.data - memory_.data()), m.rows, m.cols, m.stride};
+  }
   LeftBlock<T> block_;
   Buffer<M> memory_{kIsOperand ? 0 : kBlock * kBlock};
   Buffer<T> rounded_{std::is_same_v<M, T> ? 0 : kBlock * kBlock};
@@ -138,7 +146,10 @@ Matrix<T> stack(const OperandMatrix<T, T>& memory, Matrix<const T> q, Index dim,
     for (Index g = 0; g < group; ++g) {
       const T* from = q.row(i) + g * dim;
       T* to = all.row(i * group + g);
-      for (Index d = 0; d < dim; ++d) to[d] = from[d] * factor;
+      if (factor == 1)
+        std::copy_n(from, dim, to);
+      else
+        for (Index d = 0; d < dim; ++d) to[d] = from[d] * factor;
     }
   }
   return all;
@@ -162,15 +173,11 @@ std::vector<Index> take_out_not_finite(Matrix<const T>& m, std::vector<T>& copy)
   return rows;
 }
 
-// Scales and caps the scores of a row that a query sees. cap: 0 for none
+// Scales and caps the scores of a row that a query sees.
 template <class A>
-void scale_scores(A* s, Rows visible, A scale, A cap) {
+void cap_scores(A* s, Rows visible, A scale, A cap) {
 #pragma omp simd
-  for (Index j = visible.begin; j < visible.end; ++j) s[j] *= scale;
-  if (cap > 0) {
-#pragma omp simd
-    for (Index j = visible.begin; j < visible.end; ++j) s[j] = soft_capped(s[j], cap);
-  }
+  for (Index j = visible.begin; j < visible.end; ++j) s[j] = soft_capped(s[j] * scale, cap);
 }
 
 // Queries of a tile, so few that every thread gets work. Results do not depend on it.
@@ -187,12 +194,12 @@ struct RunningSoftmax {
   A maximum = -INFINITY, sum = 0;
 };
 
-// One row of scores: S becomes P = exp(S - maximum). If the maximum rises, the output so far is rescaled.
+// One row of scores: S becomes P = exp(scale S - maximum). If the maximum rises, the output so far is rescaled.
 template <class A>
-void online_softmax_row(A* s, Index n, Rows visible, RunningSoftmax<A>& running, A* output, Index dim) {
+void online_softmax_row(A* s, Index n, Rows visible, A scale, RunningSoftmax<A>& running, A* output, Index dim) {
   A maximum = running.maximum;
 #pragma omp simd reduction(max : maximum)
-  for (Index j = visible.begin; j < visible.end; ++j) maximum = s[j] > maximum ? s[j] : maximum;
+  for (Index j = visible.begin; j < visible.end; ++j) maximum = s[j] * scale > maximum ? s[j] * scale : maximum;
   if (maximum > running.maximum) {
     const A shrink = running.sum == 0 ? A(0) : exponential(running.maximum - maximum);
     running.sum *= shrink;
@@ -201,7 +208,7 @@ void online_softmax_row(A* s, Index n, Rows visible, RunningSoftmax<A>& running,
   }
   std::fill(s, s + visible.begin, A(0));
   A* seen = s + visible.begin;
-  running.sum += replace_and_sum(seen, visible.size(), [=](A score) { return exponential(score - maximum); });
+  running.sum += replace_and_sum(seen, visible.size(), [=](A score) { return exponential(score * scale - maximum); });
   std::fill(s + visible.end, s + n, A(0));
 }
 
@@ -232,8 +239,10 @@ class AttentionTile {
       for (Index i = 0; i < s.rows; ++i) {
         const Index row = rows.begin + i;
         const Rows seen = visible(queries.begin + row / group, keys, span);
-        scale_scores(s.row(i), seen, scale.of_scores, static_cast<A>(span.shape.score_cap));
-        online_softmax_row(s.row(i), s.cols, seen, running_[row], o.row(row), dim);
+        const A cap = static_cast<A>(span.shape.score_cap);
+        if (cap > 0) cap_scores(s.row(i), seen, scale.of_scores, cap);
+        online_softmax_row(s.row(i), s.cols, seen, cap > 0 ? A(1) : scale.of_scores, running_[row], o.row(row), dim);
+        scores_.round(s.slice({i, i + 1}));
       }
       Matrix<const T> v = in.v.slice(of_cache);
       std::vector<Index> not_finite;

@@ -24,7 +24,7 @@ template <class A>
 void softmax_backward_row(Matrix<A> p, Matrix<A> ds, Rows visible, A lse, A delta, A scale, A cap) {
   A *p_row = p.data, *ds_row = ds.data;
   if (cap > 0) {
-    scale_scores(p_row, visible, scale, cap);
+    cap_scores(p_row, visible, scale, cap);
     replace_row(ds_row, ds.cols, visible, [=](Index j) { return (ds_row[j] - delta) * soft_cap_slope(p_row[j], cap); });
     replace_row(p_row, p.cols, visible, [=](Index j) { return exponential(p_row[j] - lse); });
     replace_row(ds_row, ds.cols, visible, [=](Index j) { return p_row[j] * ds_row[j] * scale; });
@@ -101,6 +101,7 @@ class AttentionBackwardTile {
                            visible(span.rows.begin + row / group, keys, span), upstream.lse(row / group, row % group),
                            upstream.delta(row / group, row % group), scale.of_scores,
                            static_cast<A>(span.shape.score_cap));
+      p_.round(p.slice({row, row + 1})), ds_.round(ds.slice({row, row + 1}));
     }
     right_.pack(dout, Op::as_is);
     multiply(dv, p_.operand(p, Op::transposed), right_, Update::add);

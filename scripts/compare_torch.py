@@ -117,9 +117,9 @@ def bench(args, folder, length, mode, chunk):
     """One turn of a mode."""
     try:
         _, resident = run_streambp(
-            args.streambp, "bench", "--model", folder / "config.json", "--length", length, "--mode", mode, "--chunk", chunk,
-            "--repeat", args.repeat, "--optimizer", args.ours, "--device", args.device, "--dtype", args.dtype,
-            "--json", folder / "bench.json")  # fmt: skip
+            args.streambp, "bench", "--model", folder / "config.json", "--length", length, "--mode", mode,
+            *(["--chunk", chunk] if mode == "stream" else []), "--repeat", args.repeat, "--optimizer", args.ours,
+            "--device", args.device, "--dtype", args.dtype, "--json", folder / "bench.json")  # fmt: skip
     except Mistake as problem:
         return OUT_OF_MEMORY if "no mode fits" in str(problem) else {"problem": f"failed: {problem}"}
     results = json.loads((folder / "bench.json").read_text())
@@ -295,7 +295,7 @@ def prepare(args, folder):
     if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
         raise Mistake(f"--json {args.json}: not a file in an existing folder")
     args.preload = unlock_mkl(folder) if args.unlock_mkl else None
-    versions = in_child("about", preload=args.preload)
+    versions = in_child("about", preload=args.preload, dtype=args.dtype or "f32")
     if "problem" in versions:
         needs = "this needs torch, transformers 4.56 or later, safetensors and numpy; install them with pip"
         raise Mistake(f"{sys.executable}: {versions['problem'].removeprefix('failed: ')}: {needs}")
@@ -341,7 +341,7 @@ def run(args, folder):
     print(f"{args.model}, {args.dtype}, medians of {args.turns} turns, on {place}")
     print(f"PyTorch {versions['torch']}, transformers {versions['transformers']}, SDPA attention: {kernels}")
     if args.device == "cpu":
-        print(f"PyTorch's matrix product in float32: {versions['matmul_rate'] / 1e9:.0f} GFLOP/s"
+        print(f"PyTorch's matrix product in {args.dtype}: {versions['matmul_rate'] / 1e9:.0f} GFLOP/s"
               + (", MKL unlocked" if args.unlock_mkl else ""))  # fmt: skip
     result = {"model": args.model, "config": config, "device": args.device, "dtype": args.dtype, "attention": kernels,
               "optimizer": args.optimizer, **versions, "lengths": [], "longest": [], "agreement": []}  # fmt: skip

@@ -30,15 +30,15 @@ SECONDS = 5  # of warm-up, and of measurement
 
 def about(job):
     """Versions, the GPU that PyTorch sees, and the rate of its matrix product on the CPU."""
-    answer = {"torch": torch.__version__, "transformers": transformers.__version__, "matmul_rate": matmul_rate()}
+    answer = {"torch": torch.__version__, "transformers": transformers.__version__, "matmul_rate": matmul_rate(DTYPES[job["dtype"]])}
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     return answer | ({"gpu": gpu.name, "gpu_memory": gpu.total_memory} if gpu else {})
 
 
-def matmul_rate():
-    """FLOPs per second of a large product in float32."""
+def matmul_rate(dtype):
+    """FLOPs per second of a large product on the CPU."""
     n, seconds = 2048, []
-    a, b = torch.randn(n, n), torch.randn(n, n)
+    a, b = (torch.randn(n, n).to(getattr(torch, dtype)) for _ in range(2))
     for _ in range(7):
         start = time.perf_counter()
         a @ b.T

@@ -159,6 +159,29 @@ TEST(Matmul, BitsOfARowDependOnTheRowOnly) {
   }
 }
 
+// Logits of 20 and more, rounded to bfloat16, would be off by up to 0.06.
+TEST(Head, LogProbsOfBFloat16HaveTheAccuracyOfFloat32) {
+  constexpr Index rows = 30, hidden = 64, vocab = 500;
+  Cpu dev(std::size_t{1} << 20);
+  const Owned<BFloat16> y(rows, hidden, 1), w(vocab, hidden, 2);
+  const Owned<float> logits(rows, vocab, 3), logp(1, rows, 4);
+  std::vector<std::int32_t> targets;
+  for (Index i = 0; i < rows; ++i) targets.push_back(static_cast<std::int32_t>(i * 7));
+  matmul<Cpu, float, BFloat16>(dev, logits.m, y.m, w.m);
+  log_probabilities(dev, logp.m, logits.m, Matrix<const std::int32_t>(targets.data(), 1, rows));
+  for (Index i = 0; i < rows; ++i) {
+    std::vector<double> truth(vocab);
+    double sum = 0;
+    for (Index j = 0; j < vocab; ++j) {
+      for (Index k = 0; k < hidden; ++k)
+        truth[index(j)] += static_cast<double>(y.m(i, k)) * static_cast<double>(w.m(j, k));
+      sum += std::exp(truth[index(j)]);
+    }
+    EXPECT_NEAR(logp.m(0, i), truth[static_cast<std::size_t>(targets[static_cast<std::size_t>(i)])] - std::log(sum),
+                2e-5);
+  }
+}
+
 TEST(LaneSums, AddElementsInAFixedOrder) {
   for (Index n : {0, 1, 15, 16, 17, 100}) {
     const Owned<float> x(1, std::max<Index>(n, 1), 7);

@@ -93,6 +93,12 @@ TEST_F(BFloat16Commands, BenchAndPlanCountTheMemoryOfTheCpu) {
   expect_ok("bench --family qwen3 --repeat 1 --mode stream" + step + "bench");
   expect_ok("plan --family qwen3 --vocab 256" + step + "plan");
   EXPECT_EQ(parse_json_file("bench")["dtype"], "bfloat16");
+  const auto gradients = [&](const std::string& options) -> std::size_t {
+    expect_ok("plan qwen3-0.6b" + step + "gradients.json " + options);
+    return parse_json_file("gradients.json")["usage"]["full"]["by_kind"]["gradients"];
+  };
+  EXPECT_EQ(gradients("--accumulate 16"), 2 * gradients("--accumulate 15"));
+  EXPECT_EQ(gradients("--accumulate 16 --grad-dtype bf16"), gradients("--accumulate 2"));
   EXPECT_EQ(parse_json_file("bench")["runs"][0]["memory"], parse_json_file("plan")["usage"]["stream"]["peak"]);
 }
 

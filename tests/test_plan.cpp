@@ -125,7 +125,7 @@ TEST(Plan, ChunkAndLengthAreTheLargestThatFit) {
   StepSettings s{known_models().at("qwen3-0.6b"), DType::bf16, OptimizerKind::none, 1};
   const std::size_t budget = std::size_t{5} << 30;
   const Index chunk = chunk_for_budget(s, 40000, budget);
-  auto peak = [&](Mode mode, Index rows, Index c) { return plan(s, rows, schedule_for(mode, s.config, rows, c)).peak; };
+  auto peak = [&](Mode mode, Index rows, Index c) { return plan(s, rows, schedule_for(mode, s, rows, c)).peak; };
   ASSERT_GT(chunk, 0);
   EXPECT_LE(peak(Mode::stream, 40000, chunk), budget);
   EXPECT_GT(peak(Mode::stream, 40000, chunk + kTile), budget);

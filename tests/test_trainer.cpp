@@ -24,6 +24,36 @@ TEST(Trainer, RatesFollowTheirSchedule) {
   EXPECT_DOUBLE_EQ(rates(cosine)[7], 2);
 }
 
+// Rounded to bfloat16 after each micro-batch, a sum of many loses part of what the last ones add. Hence --grad-dtype auto.
+TEST(Trainer, SumsOfManyMicroBatchesNeedAFloat32Gradient) {
+  const Config c = families()[4].config;
+  const Schedule schedule = Schedule::stream(kTile, kTile);
+  const auto gradient = [&]<class G>(Index count, G) {
+    std::vector<Batch> batches;
+    for (Index i = 0; i < count; ++i) batches.push_back(packed(c, {40}, static_cast<std::uint64_t>(i)));
+    Cpu dev(std::size_t{1} << 25);
+    Trainer<Cpu, BFloat16, G> trainer(dev, c, batches[0].size(), OptimizerKind::none);
+    trainer.initialise(3, 0.15);
+    trainer.accumulate(batches, schedule);
+    return host_gradient(dev, c, trainer.grad).values;
+  };
+  std::map<Index, double> error;
+  for (const Index count : {1, 4, 16, 64}) {
+    const auto narrow = gradient(count, BFloat16()), wide = gradient(count, 0.0f);
+    double difference = 0, squares = 0;
+    for (std::size_t i = 0; i < wide.size(); ++i) {
+      for (std::size_t j = 0; j < wide[i].size(); ++j) {
+        difference += std::pow(narrow[i][j] - wide[i][j], 2), squares += std::pow(wide[i][j], 2);
+      }
+    }
+    error[count] = std::sqrt(difference / squares);
+    std::printf("%ld micro-batches: a sum in bfloat16 differs by %.4f from one in float32\n", count, error[count]);
+  }
+  EXPECT_LT(error[1], 0.003);
+  EXPECT_GT(error[16], 1.5 * error[1]);
+  EXPECT_GT(error[64], 2 * error[1]);
+}
+
 // Three steps of two unequal micro-batches, with warm-up and clipping, against the oracle's gradient and AdamW written
 // out.
 TEST(Trainer, StepsMatchAdamWOnTheOraclesGradient) {

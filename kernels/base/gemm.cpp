@@ -33,7 +33,7 @@ constexpr Index kStride = LeftBlock<Sum<E>>::kStride;
 
 // ROWS rows of c times VECTORS vectors of its columns.
 template <int ROWS, int VECTORS, Op OP, class E>
-void multiply_tile(Matrix<Sum<E>> c, const E* a, const E* b, Index inner, Update update) {
+void multiply_tile(const Matrix<Sum<E>>& c, const E* a, const E* b, Index inner, Update update) {
 #pragma GCC unroll 6
   for (int i = 0; i < ROWS; ++i) {  // fetch the tile of c while the sums are computed
     for (int line = 0; line < VECTORS * kVectorBytes; line += 64) {
@@ -68,7 +68,7 @@ void multiply_tile(Matrix<Sum<E>> c, const E* a, const E* b, Index inner, Update
 
 // The same if c ends within a vector.
 template <int ROWS, int VECTORS, Op OP, class E>
-void multiply_ragged_tile(Matrix<Sum<E>> c, const E* a, const E* b, Index inner, Update update) {
+void multiply_ragged_tile(const Matrix<Sum<E>>& c, const E* a, const E* b, Index inner, Update update) {
   Sum<E> sums[ROWS * VECTORS * kLanes<E>];
   const Matrix<Sum<E>> all(sums, ROWS, VECTORS * kLanes<E>);
   multiply_tile<ROWS, VECTORS, OP>(all, a, b, inner, Update::assign);
@@ -79,7 +79,7 @@ void multiply_ragged_tile(Matrix<Sum<E>> c, const E* a, const E* b, Index inner,
 
 // All rows, ROWS at a time and then the rest in smaller tiles.
 template <int ROWS, int VECTORS, Op OP, class E>
-void multiply_rows(Matrix<Sum<E>> c, const E* a, const E* b, Index inner, Update update) {
+void multiply_rows(const Matrix<Sum<E>>& c, const E* a, const E* b, Index inner, Update update) {
   constexpr Index step = OP == Op::as_is ? kStride<E> : 1;  // from one row of op(a) to the next
   const auto tile =
       c.cols == VECTORS * kLanes<E> ? multiply_tile<ROWS, VECTORS, OP, E> : multiply_ragged_tile<ROWS, VECTORS, OP, E>;
@@ -95,7 +95,7 @@ void multiply_rows(Matrix<Sum<E>> c, const E* a, const E* b, Index inner, Update
 
 // A panel, with as many vectors as its columns need.
 template <int VECTORS, Op OP, class E>
-void multiply_panel(Matrix<Sum<E>> c, const E* a, const E* b, Index inner, Update update) {
+void multiply_panel(const Matrix<Sum<E>>& c, const E* a, const E* b, Index inner, Update update) {
   if constexpr (VECTORS > 1) {
     if (c.cols <= (VECTORS - 1) * kLanes<E>) return multiply_panel<VECTORS - 1, OP>(c, a, b, inner, update);
   }
@@ -103,7 +103,7 @@ void multiply_panel(Matrix<Sum<E>> c, const E* a, const E* b, Index inner, Updat
 }
 
 template <class E>
-void multiply_panels(Matrix<Sum<E>> c, const E* a, Op op, const E* panel, Index inner, Update update) {
+void multiply_panels(const Matrix<Sum<E>>& c, const E* a, Op op, const E* panel, Index inner, Update update) {
   for (Index j = 0; j < c.cols; j += kPanel<E>, panel += inner * kPanel<E>) {
     const Matrix<Sum<E>> part = c.columns(j, least(kPanel<E>, c.cols - j));
     op == Op::as_is ? multiply_panel<kVectors, Op::as_is>(part, a, panel, inner, update)
