@@ -18,9 +18,8 @@ void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>&
        checks::one_of(types), lasts});
   if (optimizers == Optimizers::none) return;
   options.add("--grad-dtype", {&gradient,
-                               "Type of the accumulated gradient for bf16 weights; auto: f32 for adapters and for 16 "
-                               "or more micro-batches, else "
-                               "bf16",
+                               "Type of the accumulated gradient for bf16 weights; auto: f32 for adapters and from "
+                               "--accumulate 16 on, else bf16",
                                checks::one_of({"auto", "f32", "bf16"}), lasts});
   const bool optional = optimizers == Optimizers::optional;
   std::vector<std::string> names;

@@ -185,7 +185,8 @@ class Preparation {
     run.grpo->micro_batches = o.micro_batches;
     // A round has more micro-batches if its completions are long. Two rounds of the ranks have the memory of any more.
     const Index two_each = 2 * o.ranks.planned(config).streams();
-    run.settings = settings(config, run.length < all ? std::max(o.micro_batches, two_each) : o.micro_batches);
+    run.settings = settings(config, o.micro_batches);
+    if (run.length < all) run.settings.micro_batches = std::max(o.micro_batches, two_each);
     run.settings.objective = o.objectives.settings(o.grpo.completion);
     if (!o.resumed) settle_steps(run.grpo->steps_per_epoch());
     run.source.description = format("%s, %ld with %s each in a round", counted(run.grpo->prompts(), "prompt").c_str(),

@@ -84,8 +84,8 @@ inline bool all_visible(Rows queries, Rows keys, const AttentionSpan& span) {
                                  visible(queries.end - 1, keys, span).size() == keys.size());
 }
 
-// A matrix of type M that can be the left operand of a product in T. For bfloat16, round() must see its rows first, while they
-// are in the L1 cache, and the operand is a copy.
+// A matrix of type M that can be the left operand of a product in T. If T is narrower, round() keeps a copy of its rows, best
+// while they are in the L1 cache; operand() reads this copy.
 template <class M, class T>
 class OperandMatrix {
  public:
@@ -98,12 +98,13 @@ class OperandMatrix {
     }
   }
 
-  // Some of its rows.
+  // m: some of its rows
   void round(Matrix<M> m) const {
-    if constexpr (std::is_same_v<M, T>) return;
-    const Matrix<T> to = rounded(m);
-    for (Index i = 0; i < m.rows; ++i) {
-      for (Index j = 0; j < m.cols; ++j) to(i, j) = m(i, j);
+    if constexpr (!std::is_same_v<M, T>) {
+      const Matrix<T> to = rounded(m);
+      for (Index i = 0; i < m.rows; ++i) {
+        for (Index j = 0; j < m.cols; ++j) to(i, j) = m(i, j);
+      }
     }
   }
   Left<T> operand(Matrix<M> m, Op op) const {
@@ -146,10 +147,11 @@ Matrix<T> stack(const OperandMatrix<T, T>& memory, Matrix<const T> q, Index dim,
     for (Index g = 0; g < group; ++g) {
       const T* from = q.row(i) + g * dim;
       T* to = all.row(i * group + g);
-      if (factor == 1)
+      if (factor == 1) {
         std::copy_n(from, dim, to);
-      else
+      } else {
         for (Index d = 0; d < dim; ++d) to[d] = from[d] * factor;
+      }
     }
   }
   return all;

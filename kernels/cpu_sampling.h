@@ -85,20 +85,19 @@ inline Candidate last_candidate(std::span<const float> weights, const Sampling& 
 }
 
 // Samples with a uniform random number from (0, 1).
-template <class T>
-Draw draw(std::span<const T> logits, const Sampling& s, double uniform) {
-  using A = Accumulator<T>;
+template <class A>
+Draw draw(std::span<const A> logits, const Sampling& s, double uniform) {
   const auto n = static_cast<Index>(logits.size());
-  const T* x = logits.data();
-  const auto is_bad = [](T logit) { return !std::isfinite(static_cast<A>(logit)); };
+  const A* x = logits.data();
+  const auto is_bad = [](A logit) { return !std::isfinite(logit); };
   if (const auto bad = std::find_if(logits.begin(), logits.end(), is_bad); bad != logits.end())
-    return Draw::of_bad_logit(bad - logits.begin(), static_cast<double>(static_cast<A>(*bad)));
+    return Draw::of_bad_logit(bad - logits.begin(), static_cast<double>(*bad));
   std::vector<float> weights(logits.size());  // exp((x - maximum) / temperature), at first with temperature 1
   float* w = weights.data();
   const auto softmax = cpu::softmax_of(x, n, [=](Index j, A term) { w[j] = static_cast<float>(term); });
   const auto largest = std::max_element(logits.begin(), logits.end());
   auto drawn = [&](std::size_t token) {
-    return Draw{static_cast<std::int32_t>(token), static_cast<double>(softmax.logp(static_cast<A>(logits[token])))};
+    return Draw{static_cast<std::int32_t>(token), static_cast<double>(softmax.logp(logits[token]))};
   };
   if (s.temperature == 0) return drawn(static_cast<std::size_t>(largest - logits.begin()));
 

@@ -93,7 +93,7 @@ void round_in_place(T* to, const A* from, Index n) {
       A numbers[block];
       T rounded[block];
       std::memcpy(numbers, from + begin, count * sizeof(A));
-      for (Index j = 0; j < block; ++j) rounded[j] = numbers[j];
+      for (std::size_t j = 0; j < count; ++j) rounded[j] = numbers[j];
       std::memcpy(to + begin, rounded, count * sizeof(T));
     }
   }
@@ -212,8 +212,8 @@ __global__ void __launch_bounds__(kHeadThreads)
     const Index j = begin + first;
     Floats<N> x;
     if (j < logits.cols) x = load<N>(row + j);
-    if constexpr (sizeof(T) < sizeof(float))
-      __syncthreads();  // a gradient overwrites logits that other threads have read
+    // A gradient half as wide as the logits overwrites logits of this part or earlier ones: all threads have read them.
+    if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
     for (int k = 0; k < N; ++k) {
       const float slope = cap > 0 ? soft_cap_slope(x.x[k], cap) : 1;
       x.x[k] = (factor * exponential(x.x[k] - softmax.maximum) + (j + k == target ? weight : 0)) * slope;

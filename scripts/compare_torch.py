@@ -295,7 +295,7 @@ def prepare(args, folder):
     if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
         raise Mistake(f"--json {args.json}: not a file in an existing folder")
     args.preload = unlock_mkl(folder) if args.unlock_mkl else None
-    versions = in_child("about", preload=args.preload, dtype=args.dtype or "f32")
+    versions = in_child("about", preload=args.preload, device=args.device, dtype=args.dtype or "f32")
     if "problem" in versions:
         needs = "this needs torch, transformers 4.56 or later, safetensors and numpy; install them with pip"
         raise Mistake(f"{sys.executable}: {versions['problem'].removeprefix('failed: ')}: {needs}")

@@ -57,7 +57,7 @@ if [ "$machine" = x86_64 ]; then
     fi
   else
     [ "$mode" = --update ] || compute x86-64-v3 g++ -O3 -march=x86-64-v3
-    skipped+=("x86-64-v4: this processor has no AVX-512")
+    skipped+=("x86-64-v4 and avx512-bf16: this processor has no AVX-512")
   fi
 else
   compute native g++ -O3 -mcpu=native

@@ -29,9 +29,11 @@ SECONDS = 5  # of warm-up, and of measurement
 
 
 def about(job):
-    """Versions, the GPU that PyTorch sees, and the rate of its matrix product on the CPU."""
-    answer = {"torch": torch.__version__, "transformers": transformers.__version__, "matmul_rate": matmul_rate(DTYPES[job["dtype"]])}
+    """Versions, the GPU that PyTorch sees, or the rate of its matrix product on the CPU."""
+    answer = {"torch": torch.__version__, "transformers": transformers.__version__}
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+    if job["device"] == "cpu" or not gpu:
+        answer["matmul_rate"] = matmul_rate(DTYPES[job["dtype"]])
     return answer | ({"gpu": gpu.name, "gpu_memory": gpu.total_memory} if gpu else {})
 
 

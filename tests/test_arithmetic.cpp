@@ -105,15 +105,14 @@ TEST(Gemm, EveryElementHasTheBitsOfItsDefinition) {
   expect_defined_bits<double>(false);
 }
 
-// With the instruction, if this processor has it, and without.
+// In pairs, by the instruction or, on a processor without it, as two multiply-adds; and in float32.
 TEST(Gemm, PairsOfBFloat16HaveTheBitsOfTheirDefinition) {
-  bool& in_pairs = cpu::multiplies_pairs();
-  const bool before = in_pairs;
-  for (in_pairs = false;; in_pairs = true) {
+  const bool before = cpu::multiplies_pairs();
+  for (const bool in_pairs : {false, true}) {
+    cpu::multiplies_pairs() = in_pairs;
     for (const bool small : {false, true}) expect_defined_bits<BFloat16>(small);
-    if (in_pairs) break;
   }
-  in_pairs = before;
+  cpu::multiplies_pairs() = before;
 }
 
 TEST(Gemm, MultiplyAssignsOrAdds) {

@@ -80,6 +80,12 @@ TEST_F(DpoTraining, LearnsToPreferTheChosenAnswers) {
   EXPECT_EQ(references().size(), 1u) << "one for sigmoid and ipo, none for simpo";
 }
 
+TEST_F(DpoTraining, CachedReferencesInBFloat16NameTheVersionOfTheArithmetic) {
+  expect_ok(prefer("--dtype bf16 --steps 1 --length 300 --out run"));
+  ASSERT_EQ(references().size(), 1u);
+  EXPECT_PRED2(contains, SafetensorsFile(references()[0]).metadata().at("key"), "bfloat16, version 2");
+}
+
 TEST_F(DpoTraining, ResumesBitForBitAndReusesTheReference) {
   const std::string run = "--steps 6 --rate 1e-2 --length 300 --accumulate 2 --out ";
   expect_ok(prefer(run + "straight"));

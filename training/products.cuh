@@ -95,9 +95,10 @@ class ProductCheck {
 
   static std::size_t bytes(const LinearShape& s, Index tile) {
     const Index outputs = aligned_width<T>(s.outputs);
-    const Index numbers =
-        (s.inputs + 1) * outputs + 5 * tile * most(s.inputs, outputs) + 2 * tile * least(s.inputs, outputs);
-    return static_cast<std::size_t>(numbers) * (s.logits ? sizeof(float) : sizeof(T)) + (std::size_t{1} << 16);
+    const Index weights = (s.inputs + 1) * outputs,
+                rows = 5 * tile * most(s.inputs, outputs) + 2 * tile * least(s.inputs, outputs);
+    return static_cast<std::size_t>(weights) * sizeof(T) +
+           static_cast<std::size_t>(rows) * (s.logits ? sizeof(float) : sizeof(T)) + (std::size_t{1} << 16);
   }
 
   // Throws an Error that names the product if a row's bits depend on other rows with every candidate.
@@ -239,9 +240,12 @@ std::vector<ProductTiming> time_products(const Config& config, Index rows, Index
       timings.push_back(benchmark.time(p));
       timings.back().name = name + std::string(": ") + timings.back().name;
     };
-    const Matrix<float> logits(reinterpret_cast<float*>(y.data), y.rows, y.cols, aligned_width<float>(y.cols));
-    add("forward", s.logits ? forward_product<T>(logits, x, w, nullptr, logits, Update::assign)
-                            : forward_product<T>(y, x, w, nullptr, y, Update::assign));
+    if (s.logits) {
+      const Matrix<float> logits(reinterpret_cast<float*>(y.data), y.rows, y.cols, aligned_width<float>(y.cols));
+      add("forward", forward_product<T>(logits, x, w, nullptr, logits, Update::assign));
+    } else {
+      add("forward", forward_product<T>(y, x, w, nullptr, y, Update::assign));
+    }
     add("dx", input_product(x, y, w, x, Update::assign));
     add("dw", weight_product(dw, y.slice(first), x.slice(first), Update::assign));
   }

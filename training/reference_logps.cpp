@@ -10,7 +10,8 @@ namespace {
 std::optional<std::vector<float>> cached(Run& run, const RunDirectory& directory, Index longest) {
   const StepSettings& s = run.settings;
   const auto key = [&] {
-    const std::string type = std::string(name(s.dtype)) + (s.config.base == Base::nf4 ? " on nf4" : "");
+    const std::string version = s.dtype == DType::bf16 ? ", version " + std::to_string(kBFloat16Version) : "",
+                      type = name(s.dtype) + version + (s.config.base == Base::nf4 ? " on nf4" : "");
     return reference_key(run.documents->file, model_directory(run.model), type, longest);
   };
   std::optional<std::vector<float>> logps;
@@ -19,8 +20,8 @@ std::optional<std::vector<float>> cached(Run& run, const RunDirectory& directory
     run.reference = directory.checkpoint().empty() ? key() : stored_reference(directory.checkpoint());
     logps = find_reference(run.reference_caches, run.reference, file);
     require(logps || run.reference == key(), run.model.string(), ": is no longer the model that the run in ",
-            directory.path().string(), " started from; its reference log-probs are needed: restore the model, or ",
-            reference_name(run.reference));
+            directory.path().string(), " started from, or another version of streambp began the run; its reference ",
+            "log-probs are needed: restore the model, or ", reference_name(run.reference));
   }
   run.reference = from_first(run.reference);
   if (largest_of_ranks(logps.has_value()) == 0) return {};

@@ -17,7 +17,7 @@ inline std::string reference_key(const TokenFile& file, const std::filesystem::p
                                  Index longest) {
   const Json key = {{"version", 2},
                     {"tokens", file.fingerprint()},
-                    {"dtype", dtype == "bf16" ? dtype + " " + std::to_string(kBFloat16Version) : dtype},
+                    {"dtype", dtype},
                     {"longest", std::min(longest, file.longest())},
                     {"model", model_key(model)}};
   return key.dump();

@@ -138,7 +138,7 @@ FarMatrix<T> allocate_far(DeviceBase& dev, Index rows, Index cols, Kind kind, En
 }
 
 // A matrix with every row aligned to 128 bytes. Tensor cores need rows aligned to 16 bytes, which unpadded logits of
-// GPT-2 (vocabulary 50257) are not; in bfloat16 their rows are padded to 50304 elements. No operation reads or writes
+// GPT-2 (vocabulary 50257) are not; their rows are padded to 50272 float32. No operation reads or writes
 // the padding, so no bit of a result changes.
 template <class T>
 constexpr Index aligned_width(Index cols) {

@@ -31,7 +31,8 @@ constexpr Index kStride = LeftBlock<Sum<E>>::kStride;
 
 // --- The innermost loop ---
 
-// ROWS rows of c times VECTORS vectors of its columns.
+// ROWS rows of c times VECTORS vectors of its columns. Matrices are passed by reference: a copy would be written in parts and
+// read at once, and the processor would wait for its own stores.
 template <int ROWS, int VECTORS, Op OP, class E>
 void multiply_tile(const Matrix<Sum<E>>& c, const E* a, const E* b, Index inner, Update update) {
 #pragma GCC unroll 6

@@ -106,7 +106,7 @@ void require_shape(const char* operation, const char* what, const Matrix<T>& m, 
           "x", cols);
 }
 
-// bfloat16: the upper half of a float32. For storage only; arithmetic is in float32. Assigning a float32 to an element
+// bfloat16: the upper half of a float32. Sums are in float32. Assigning a float32 to an element
 // rounds it. Compilers vectorise that, but not the copy of a temporary.
 struct BFloat16 {
   std::uint16_t bits;

@@ -20,11 +20,9 @@ namespace streambp::cpu {
 using Pair = std::uint32_t;
 
 // A pair as two fused multiply-adds.
-template <class Sum>
-Sum fused_in_two(Vector<Pair> x, Pair y, Sum sum) {
-  const auto part = [](auto bits) { return std::bit_cast<float>(bits); };
-  sum = fused(std::bit_cast<Sum>(x & 0xffff0000u), part(y & 0xffff0000u), sum);
-  return fused(std::bit_cast<Sum>(x << 16), part(y << 16), sum);
+inline Vector<float> fused_in_two(Vector<Pair> x, Pair y, Vector<float> sum) {
+  sum = fused(std::bit_cast<Vector<float>>(x & 0xffff0000u), std::bit_cast<float>(y & 0xffff0000u), sum);
+  return fused(std::bit_cast<Vector<float>>(x << 16), std::bit_cast<float>(y << 16), sum);
 }
 
 #ifdef __AVX512BF16__
@@ -45,7 +43,7 @@ class FlushToZero {
 
  private:
   static void set(unsigned mode) {
-    asm volatile("" ::: "memory");  // arithmetic stays on its side, with its loads and stores
+    asm volatile("" ::: "memory");  // loads and stores stay on their side, and with them the arithmetic between them
     _mm_setcsr(mode);
     asm volatile("" ::: "memory");
   }
@@ -70,6 +68,7 @@ class FlushToZero {
 inline Vector<float> fused_as_on_x86(Vector<float> x, float y, Vector<float> sum) {
   constexpr float smallest = 0x1p-126f;
   const FlushToZero gradual(false);
+  asm volatile("" : "+w"(x), "+w"(sum));  // nothing below is computed before
   const auto flushed = [](float x) { return std::abs(x) < smallest ? std::copysign(0.0f, x) : x; };
   for (int i = 0; i < kLanes<float>; ++i) {
     const float a = flushed(x[i]), b = flushed(y), result = std::fma(a, b, sum[i]);
@@ -78,6 +77,7 @@ inline Vector<float> fused_as_on_x86(Vector<float> x, float y, Vector<float> sum
                  excess = std::fma(double{a}, double{b}, sum[i] - least);
     sum[i] = std::abs(result) == smallest && excess * least < 0 ? std::copysign(0.0f, result) : flushed(result);
   }
+  asm volatile("" : "+w"(sum));
   return sum;
 }
 
@@ -137,7 +137,7 @@ inline bool& multiplies_pairs() {
 template <class E>
 using Sum = std::conditional_t<std::is_same_v<E, Pair>, float, E>;
 
-// Calls f(E()) with the type of the elements of T on this processor.
+// Calls f(E()) with the type of the elements of T on this processor. For bfloat16, subnormal numbers become zero within f.
 template <class T, class F>
 void with_elements(F&& f) {
   if constexpr (std::is_same_v<T, BFloat16>) {

@@ -27,7 +27,7 @@ constexpr int kVectorBytes = 16, kVectors = 4;
 #endif
 
 template <class A>
-struct VectorOf {
+struct VectorOf {  // loose: pairs of bfloat16 may begin at any of them
   using Aligned [[gnu::vector_size(kVectorBytes)]] = A;
   using Loose [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(BFloat16)), gnu::may_alias]] = A;
 };
