@@ -56,7 +56,7 @@ TEST_P(EveryFamily, GradientInBFloat16MatchesFloat64ToRounding) {
   const GradientRun truth = run_gradient<Cpu, double>(c, batch, schedule, random_weights());
   const Difference error =
       run_gradient<Cpu, BFloat16>(c, batch, schedule, random_weights()).gradient.difference(truth.gradient);
-  EXPECT_LE(error.relative, 0.06) << error.tensor;
+  EXPECT_LE(error.relative, 0.08) << error.tensor;  // the norms of q and k are small sums of large numbers
 }
 
 template <class T>
