@@ -16,7 +16,8 @@ class DevicesCommand : public Command {
 
  private:
   void run() {
-    print("CPU      %s, %s of memory free\n", device_name(DeviceKind::cpu), human_bytes(free_memory(DeviceKind::cpu)));
+    print("CPU      %s, products with %s, %s of memory free\n", device_name(DeviceKind::cpu), product_instructions(),
+          human_bytes(free_memory(DeviceKind::cpu)));
     const std::string no_gpu = why_no_gpu(), code = gpu_software(), mpi = process_library();
     Index number = 0;
     for (const FoundGpu& gpu : found_gpus()) {

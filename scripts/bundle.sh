@@ -49,7 +49,7 @@ echo "CUDA $version, compute capabilities $architectures"
 
 programs=(streambp test_gpu)
 build=build-bundle-$version
-cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DSTREAMBP_CUDA=ON -DSTREAMBP_NCCL=OFF -DSTREAMBP_MPI=OFF -DSTREAMBP_ARCH=x86-64-v3 -DSTREAMBP_TESTS=ON \
+cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DSTREAMBP_CUDA=ON -DSTREAMBP_NCCL=OFF -DSTREAMBP_MPI=OFF -DSTREAMBP_TESTS=ON \
   -DCMAKE_CUDA_COMPILER="$nvcc" ${toolkit:+-DCUDAToolkit_ROOT="$toolkit"} \
   -DCMAKE_CUDA_ARCHITECTURES="$architectures" > /dev/null
 cmake --build "$build" -j "$(nproc)" --target "${programs[@]}"

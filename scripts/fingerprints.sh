@@ -20,24 +20,50 @@ out=build-fingerprints
 mkdir -p "$out"
 names=() skipped=() jobs=()
 
-# compute NAME COMPILER FLAGS... [-- EMULATOR...]: in the background, as many at a time as there are processors
+# build PROGRAM COMPILER FLAGS...
+build() {
+  local program=$1 begin=$SECONDS objects=() avx512=(-mavx512f -mavx512bw -mavx512dq -mavx512vl)
+  shift
+  local compile=("$@" -std=c++20 -DNDEBUG -fopenmp -Wall -Wextra -Werror -ffp-contract=off -I.)
+  products() { # INSTRUCTIONS FLAGS...: as in CMakeLists.txt
+    local instructions=$1 file
+    shift
+    for file in products few_rows; do
+      objects+=("$program-$instructions-$file.o")
+      "${compile[@]}" "$@" "-DSTREAMBP_INSTRUCTIONS=$instructions" -c "kernels/base/$file.cpp" -o "${objects[-1]}"
+    done
+  }
+  if [[ $("$1" -dumpmachine) == x86_64* ]]; then
+    products avx2 -mavx2 -mfma -mno-avx512f
+    products avx512 "${avx512[@]}" -mno-avx512bf16
+    products avx512bf16 "${avx512[@]}" -mavx512bf16
+  else
+    products neon
+  fi
+  "${compile[@]}" tests/fingerprints.cpp kernels/base/gemm.cpp "${objects[@]}" -o "$program"
+  echo "fingerprints: $(basename "$program") built in $((SECONDS - begin)) s"
+}
+
+# compute NAME "INSTRUCTIONS..." COMPILER FLAGS... [-- EMULATOR...]: builds a program and runs it with the products of each
+# of these instruction sets, in the background, with as many programs at a time as there are processors.
 compute() {
-  names+=("$1")
+  local instructions
+  for instructions in $2; do names+=("$1-$instructions"); done
   [ "$(jobs -rp | wc -l)" -lt "$(nproc)" ] || wait -n
   build_and_run "$@" &
   jobs+=($!)
 }
 build_and_run() {
-  local name=$1 compiler=$2 flags=()
+  local name=$1 all=$2 flags=() instructions begin
   shift 2
   while [ $# -gt 0 ] && [ "$1" != -- ]; do flags+=("$1") && shift; done
   [ $# -eq 0 ] || shift
-  local begin=$SECONDS
-  "$compiler" -std=c++20 -DNDEBUG -fopenmp -Wall -Wextra -Werror -ffp-contract=off "${flags[@]}" -I. \
-    tests/fingerprints.cpp kernels/base/few_rows.cpp kernels/base/gemm.cpp -o "$out/$name"
-  local built=$SECONDS
-  "$@" "$out/$name" > "$out/$name.txt"
-  echo "fingerprints: $name built in $((built - begin)) s, ran in $((SECONDS - built)) s"
+  build "$out/$name" "${flags[@]}"
+  for instructions in $all; do
+    begin=$SECONDS
+    "$@" "$out/$name" "$instructions" > "$out/$name-$instructions.txt"
+    echo "fingerprints: $name ran with $instructions in $((SECONDS - begin)) s"
+  done
 }
 
 runs() { # whether this processor has all of these features
@@ -47,29 +73,27 @@ runs() { # whether this processor has all of these features
 
 machine=$(uname -m)
 if [ "$machine" = x86_64 ]; then
-  compute x86-64-v3-O1 g++ -O1 -march=x86-64-v3
-  if runs avx512f avx512bw avx512dq avx512vl; then
-    compute x86-64-v4 g++ -O3 -march=x86-64-v4
-    if runs avx512_bf16; then
-      compute avx512-bf16 g++ -O3 -march=x86-64-v4 -mavx512bf16
-    else
-      skipped+=("avx512-bf16: this processor does not multiply pairs of bfloat16")
-    fi
+  compute v3-O1 AVX2 g++ -O1 -march=x86-64-v3
+  if ! runs avx512f avx512bw avx512dq avx512vl; then
+    [ "$mode" = --update ] || compute v3-O3 AVX2 g++ -O3 -march=x86-64-v3
+    skipped+=("AVX-512 and AVX512_BF16: this processor does not have them")
+  elif runs avx512_bf16; then
+    compute v4-O3 "AVX-512 AVX512_BF16" g++ -O3 -march=x86-64-v4
   else
-    [ "$mode" = --update ] || compute x86-64-v3 g++ -O3 -march=x86-64-v3
-    skipped+=("x86-64-v4 and avx512-bf16: this processor has no AVX-512")
+    compute v4-O3 AVX-512 g++ -O3 -march=x86-64-v4
+    skipped+=("AVX512_BF16: this processor does not multiply pairs of bfloat16")
   fi
 else
-  compute native g++ -O3 -mcpu=native
+  compute native NEON g++ -O3 -mcpu=native
   skipped+=("x86-64: this is $machine")
 fi
 if [ "$machine" != aarch64 ]; then
   if [ -n "$mode" ]; then
-    skipped+=("armv8-a: $mode does not emulate")
+    skipped+=("Arm: $mode does not emulate")
   elif command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /dev/null; then
-    compute armv8-a aarch64-linux-gnu-g++ -O3 -march=armv8-a -- qemu-aarch64 -L /usr/aarch64-linux-gnu
+    compute armv8-O3 NEON aarch64-linux-gnu-g++ -O3 -march=armv8-a -- qemu-aarch64 -L /usr/aarch64-linux-gnu
   else
-    skipped+=("armv8-a: no cross compiler or no QEMU; scripts/setup.sh --arm installs them")
+    skipped+=("Arm: no cross compiler or no QEMU; scripts/setup.sh --arm installs them")
   fi
 fi
 for job in "${jobs[@]}"; do wait "$job"; done

@@ -3,7 +3,6 @@
 #include <numeric>
 
 #include "kernels/base/gemm.h"
-#include "kernels/base/pairs.h"
 #include "kernels/base/row_sums.h"
 #include "tests/support.cuh"
 
@@ -101,18 +100,14 @@ void expect_defined_bits(bool small) {
 }
 
 TEST(Gemm, EveryElementHasTheBitsOfItsDefinition) {
-  expect_defined_bits<float>(false);
-  expect_defined_bits<double>(false);
-}
-
-// In pairs, by the instruction or, on a processor without it, as two multiply-adds; and in float32.
-TEST(Gemm, PairsOfBFloat16HaveTheBitsOfTheirDefinition) {
-  const bool before = cpu::multiplies_pairs();
-  for (const bool in_pairs : {false, true}) {
-    cpu::multiplies_pairs() = in_pairs;
+  for (const std::string& instructions : cpu::instruction_sets()) {
+    SCOPED_TRACE(instructions);
+    cpu::use_instructions(instructions);
+    expect_defined_bits<float>(false);
+    expect_defined_bits<double>(false);
     for (const bool small : {false, true}) expect_defined_bits<BFloat16>(small);
   }
-  cpu::multiplies_pairs() = before;
+  EXPECT_THROW(cpu::use_instructions("MMX"), Error);
 }
 
 TEST(Gemm, MultiplyAssignsOrAdds) {

@@ -1,4 +1,5 @@
 // The library without the program: a run with an observer of its own, and the installed package.
+#include <cstring>
 #include <regex>
 
 #include "tests/commands.h"
@@ -105,6 +106,31 @@ TEST_F(Library, TheInstalledPackageBuildsTheExample) {
   expect_outcome(2, execute(path("run") + " text", example), "your-own-loss: ");
   expect_outcome(2, execute(path("run/step-000001") + " a", example), "at least two tokens");
   EXPECT_EQ(execute(path("installed/bin/streambp") + " --version", "env").exit_code, 0);
+}
+
+// The linker keeps one copy of a template that several files define, perhaps one that an old processor cannot run. So files
+// compiled for newer processors define none that others could share.
+TEST_F(Library, NothingButProductsIsCompiledForNewProcessors) {
+#ifndef NDEBUG
+  GTEST_SKIP() << "only an optimised build inlines everything that it should";
+#endif
+  const fs::path library = fs::path(binary()).parent_path() / "libstreambp.a";
+  const Outcome symbols = execute("--demangle --defined-only " + library.string(), "nm");
+  ASSERT_EQ(symbols.exit_code, 0) << symbols.output;
+  std::istringstream lines(symbols.output);
+  Index own = 0;
+  bool in_products = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.ends_with(".o:")) in_products = line == "products.cpp.o:" || line == "few_rows.cpp.o:";
+    if (!in_products || line.size() < 19 || std::strchr("WVu", line[17]) == nullptr) continue;
+    const std::string name = line.substr(19);
+    if (name.starts_with("DW.ref.")) continue;  // data for exceptions
+    const bool apart =
+        name.find("streambp::cpu::avx") != std::string::npos || name.find("::neon::") != std::string::npos;
+    EXPECT_TRUE(apart) << name;
+    own += apart;
+  }
+  EXPECT_GT(own, 10);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include "kernels/base/gemm.h"
 #include "training/engine_instances.h"
 
 namespace streambp {
@@ -45,6 +46,8 @@ std::string device_name(DeviceKind device) {
              ? gpu::name()
              : std::to_string(omp_get_max_threads()) + (omp_get_max_threads() == 1 ? " thread" : " threads");
 }
+
+std::string product_instructions() { return cpu::instruction_sets().back(); }
 
 std::string gpu_address() { return gpu::address(); }
 

@@ -118,7 +118,8 @@ std::size_t free_memory(DeviceKind device, const Ranks& hosts = {});
 // How much far memory a run may allocate; of a CPU, in this directory.
 std::size_t free_far_memory(DeviceKind device, const std::filesystem::path& directory);
 std::string device_name(DeviceKind device);
-std::string gpu_address();  // on the bus of this machine
+std::string product_instructions();  // which ones the CPU uses, such as AVX2
+std::string gpu_address();           // on the bus of this machine
 // FLOP/s of large matrix products; on a GPU the better of our algorithm and the library's free choice.
 double matmul_rate(DeviceKind device, DType dtype);
 // On a GPU: the speed of the model's matrix products for this number of rows.

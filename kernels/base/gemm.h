@@ -19,6 +19,8 @@
 
 #include <memory>
 #include <new>
+#include <string>
+#include <vector>
 
 #include "kernels/base/matrix.cuh"
 
@@ -108,5 +110,10 @@ void gemm(Matrix<Accumulator<T>> c, Matrix<const T> a, Op op_a, Matrix<const T> 
 constexpr Index kFewRows = 16;
 template <class T>
 void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w);
+
+// The instruction sets of this processor for which products are compiled. The last one is the best, and is used unless a
+// test chooses another one: all give the same bits.
+std::vector<std::string> instruction_sets();
+void use_instructions(const std::string& name);
 
 }  // namespace streambp::cpu

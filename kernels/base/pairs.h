@@ -3,8 +3,8 @@
 //
 //   sum = fma(a[1], b[1], sum)        sum = fma(a[0], b[0], sum)        subnormal numbers, given or computed, become zero
 //
-// Every processor sums products of bfloat16 like this. One without the instruction packs the operands as float32, in this
-// order, and flushes subnormal numbers to zero.
+// All products of bfloat16 are summed like this. Without the instruction, operands are packed as float32, in this order, and
+// subnormal numbers are flushed to zero.
 #pragma once
 
 #include <array>
@@ -14,24 +14,16 @@
 
 #include "kernels/base/vectors.h"
 
-namespace streambp::cpu {
+namespace streambp::cpu::STREAMBP_INSTRUCTIONS {
 
 // Two bfloat16 for consecutive k; the first one is in the lower half.
 using Pair = std::uint32_t;
-
-// A pair as two fused multiply-adds.
-inline Vector<float> fused_in_two(Vector<Pair> x, Pair y, Vector<float> sum) {
-  sum = fused(std::bit_cast<Vector<float>>(x & 0xffff0000u), std::bit_cast<float>(y & 0xffff0000u), sum);
-  return fused(std::bit_cast<Vector<float>>(x << 16), std::bit_cast<float>(y << 16), sum);
-}
 
 #ifdef __AVX512BF16__
 inline Vector<float> fused(Vector<Pair> x, Pair y, Vector<float> sum) {
   return _mm512_dpbf16_ps(sum, std::bit_cast<__m512bh>(x),
                           std::bit_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(y))));
 }
-#else
-inline Vector<float> fused(Vector<Pair> x, Pair y, Vector<float> sum) { return fused_in_two(x, y, sum); }
 #endif
 
 // While it lives, this thread replaces subnormal operands and results by zero.
@@ -105,54 +97,64 @@ void with_fused(F&& sum_up) {
   sum_up([](auto x, auto y, auto sum) { return fused(x, y, sum); });
 }
 
-// Whether this processor multiplies pairs, exactly as defined above. Tests set it.
-inline bool& multiplies_pairs() {
-  static bool answer = [] {
 #ifdef __AVX512BF16__
-    const FlushToZero flush;
-    // Ones, ties, results near the smallest normal number, subnormal numbers, cancellation, overflow.
-    constexpr std::array<Pair, 7> values = {0x3f803f80, 0x3f813b80, 0x00800080, 0x3f7f00ff,
-                                            0x0001807f, 0xbf803f80, 0x7f7f2f80};
-    constexpr std::array<float, 6> sums = {0, -1, 0x1p-126f, -0x1.fffffep-126f, 0x1.000002p0f, 0x1p-149f};
-    for (const Pair x : values) {
-      for (const Pair y : values) {
-        for (const float sum : sums) {
-          const Vector<float> start = sum - Vector<float>{}, once = fused(x + Vector<Pair>{}, y, start),
-                              twice = fused_in_two(x + Vector<Pair>{}, y, start);
-          if (std::memcmp(&once, &twice, sizeof(once)) != 0) return false;
-        }
+// Whether the instruction of this processor does exactly what is defined above.
+inline bool has_the_order_of_pairs() {
+  const FlushToZero flush;
+  // Ones, ties, results near the smallest normal number, subnormal numbers, cancellation, overflow.
+  constexpr Pair values[] = {0x3f803f80, 0x3f813b80, 0x00800080, 0x3f7f00ff, 0x0001807f, 0xbf803f80, 0x7f7f2f80};
+  constexpr float sums[] = {0, -1, 0x1p-126f, -0x1.fffffep-126f, 0x1.000002p0f, 0x1p-149f};
+  const auto number = [](Pair bits) { return std::bit_cast<float>(bits); };
+  for (const Pair x : values) {
+    for (const Pair y : values) {
+      for (const float start : sums) {
+        const Vector<float> sum = start - Vector<float>{}, once = fused(x + Vector<Pair>{}, y, sum),
+                            odd = fused(number(x & 0xffff0000u) - Vector<float>{}, number(y & 0xffff0000u), sum),
+                            both = fused(number(x << 16) - Vector<float>{}, number(y << 16), odd);
+        if (std::memcmp(&once, &both, sizeof(once)) != 0) return false;
       }
     }
-    return true;
-#else
-    return false;
-#endif
-  }();
-  return answer;
+  }
+  return true;
 }
+#endif
 
 // --- Elements: what the innermost loop multiplies ---
 
 // float32 and float64: the numbers themselves. bfloat16: pairs, or float32 numbers in the order of pairs.
+template <class T>
+struct ElementOf {
+  using Type = T;
+};
+template <>
+struct ElementOf<BFloat16> {
+#ifdef __AVX512BF16__
+  using Type = Pair;
+#else
+  using Type = float;
+#endif
+};
+template <class T>
+using Element = typename ElementOf<T>::Type;
 template <class E>
 using Sum = std::conditional_t<std::is_same_v<E, Pair>, float, E>;
 
-// Calls f(E()) with the type of the elements of T on this processor. For bfloat16, subnormal numbers become zero within f.
-template <class T, class F>
-void with_elements(F&& f) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    const FlushToZero flush;
-    multiplies_pairs() ? f(Pair()) : f(float());
-  } else {
-    f(T());
-  }
+// The elements for n consecutive numbers.
+template <class T>
+constexpr Index elements(Index n) {
+  if constexpr (std::is_same_v<Element<T>, T>) return n;
+  return std::is_same_v<Element<T>, Pair> ? ceil_div(n, 2) : round_up(n, 2);
 }
 
-// The elements for n consecutive numbers.
-template <class E, class T>
-constexpr Index elements(Index n) {
-  if constexpr (std::is_same_v<E, T>) return n;
-  return std::is_same_v<E, Pair> ? ceil_div(n, 2) : round_up(n, 2);
+// Calls sum_up(), with FlushToZero for bfloat16.
+template <class T, class F>
+void in_mode_of(F&& sum_up) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const FlushToZero flush;
+    sum_up();
+  } else {
+    sum_up();
+  }
 }
 
 // The bits of as many bfloat16 as a vector has float32, each in the lower half.
@@ -163,17 +165,18 @@ inline Vector<Pair> load_bits(const BFloat16* from) {
 }
 
 // Element k of all columns of a matrix, whose rows are the numbers. vector(j) reads elements that end at whole() or before.
-template <class E, class T>
+template <class T>
 struct ElementsOfColumns {
   Matrix<const T> m;
   Index k;
   Index whole() const { return m.cols; }
-  Vector<E> vector(Index j) const { return load(m.row(k) + j); }
-  E operator[](Index j) const { return m(k, j); }
+  Vector<T> vector(Index j) const { return load(m.row(k) + j); }
+  T operator[](Index j) const { return m(k, j); }
 };
 
+#ifdef __AVX512BF16__
 template <>
-struct ElementsOfColumns<Pair, BFloat16> {
+struct ElementsOfColumns<BFloat16> {
   ElementsOfColumns(Matrix<const BFloat16> m, Index k)
       : cols(m.cols),
         even(m.row(2 * k)),
@@ -188,31 +191,34 @@ struct ElementsOfColumns<Pair, BFloat16> {
   Pair mask;  // 0 if the last pair has one number only
 };
 
+#else
 template <>
-struct ElementsOfColumns<float, BFloat16> {
+struct ElementsOfColumns<BFloat16> {
   ElementsOfColumns(Matrix<const BFloat16> m, Index k)
       : cols(m.cols), row(m.row(least(k ^ 1, m.rows - 1))), mask((k ^ 1) < m.rows ? ~0u : 0) {}
   Index whole() const { return cols; }
-  Vector<float> vector(Index j) const { return std::bit_cast<Vector<float>>((load_bits(row + j) & mask) << 16); }
+  Vector<float> vector(Index j) const { return std::bit_cast<Vector<float> >((load_bits(row + j) & mask) << 16); }
   float operator[](Index j) const { return std::bit_cast<float>((row[j].bits & mask) << 16); }
 
   Index cols;
   const BFloat16* row;
   Pair mask;
 };
+#endif
 
 // The elements of a row of n numbers.
-template <class E, class T>
+template <class T>
 struct ElementsOfRow {
   const T* row;
   Index n;
   Index whole() const { return n; }
-  Vector<E> vector(Index k) const { return load(row + k); }
-  E operator[](Index k) const { return row[k]; }
+  Vector<T> vector(Index k) const { return load(row + k); }
+  T operator[](Index k) const { return row[k]; }
 };
 
+#ifdef __AVX512BF16__
 template <>
-struct ElementsOfRow<Pair, BFloat16> {
+struct ElementsOfRow<BFloat16> {
   const BFloat16* row;
   Index n;
   Index whole() const { return n / 2; }
@@ -220,20 +226,22 @@ struct ElementsOfRow<Pair, BFloat16> {
   Pair operator[](Index k) const { return row[2 * k].bits | (2 * k + 1 < n ? Pair{row[2 * k + 1].bits} << 16 : 0); }
 };
 
+#else
 template <>
-struct ElementsOfRow<float, BFloat16> {
+struct ElementsOfRow<BFloat16> {
   const BFloat16* row;
   Index n;
   Index whole() const { return n; }
-  Vector<float> vector(Index k) const { return std::bit_cast<Vector<float>>(exchanged(load_bits(row + k) << 16)); }
+  Vector<float> vector(Index k) const { return std::bit_cast<Vector<float> >(exchanged(load_bits(row + k) << 16)); }
   float operator[](Index k) const { return (k ^ 1) < n ? static_cast<float>(row[k ^ 1]) : 0.0f; }
 
  private:
   static Vector<Pair> exchanged(Vector<Pair> x) {
     return [x]<int... I>(std::integer_sequence<int, I...>) { return __builtin_shufflevector(x, x, (I ^ 1)...); }
-    (std::make_integer_sequence<int, kLanes<Pair>>());
+    (std::make_integer_sequence<int, kLanes<Pair> >());
   }
 };
+#endif
 
 // Some elements of a row or of columns.
 template <class E, class Source>
@@ -243,4 +251,4 @@ void copy_elements(E* to, Rows some, const Source& source) {
   for (; k < some.end; ++k) *to++ = source[k];
 }
 
-}  // namespace streambp::cpu
+}  // namespace streambp::cpu::STREAMBP_INSTRUCTIONS

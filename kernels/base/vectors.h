@@ -1,9 +1,9 @@
-// Vectors of the width of this processor, and what the matrix products do with them.
+// Vectors of an instruction set, and what the matrix products do with them.
 #pragma once
 
 #include <utility>
 
-#include "kernels/base/matrix.cuh"
+#include "kernels/base/products.h"
 
 #ifdef __aarch64__
 #include <arm_neon.h>
@@ -11,12 +11,7 @@
 #include <immintrin.h>
 #endif
 
-#if !(defined(__AVX2__) && defined(__FMA__)) && !defined(__aarch64__)
-#error \
-    "streambp needs a processor with AVX2 and fused multiply-add, or 64-bit Arm: build with -DSTREAMBP_ARCH=x86-64-v3 or newer"
-#endif
-
-namespace streambp::cpu {
+namespace streambp::cpu::STREAMBP_INSTRUCTIONS {
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64, kVectors = 4;
@@ -43,6 +38,20 @@ Vector<A> load(const A* from) {
 template <class A>
 void store(A* to, Vector<A> x) {
   *reinterpret_cast<typename VectorOf<A>::Loose*>(to) = x;
+}
+template <class V, int N>
+void clear(V (&vectors)[N]) {
+  for (V& x : vectors) x = V{};
+}
+
+// Parts of a matrix, unchecked
+template <class T>
+Matrix<T> rows_of(const Matrix<T>& m, Index begin, Index count) {
+  return {m.row(begin), count, m.cols, m.stride};
+}
+template <class T>
+Matrix<T> columns_of(const Matrix<T>& m, Index begin, Index count) {
+  return {m.data + begin, m.rows, count, m.stride};
 }
 
 // x y + sum, rounded once
@@ -91,4 +100,4 @@ void transpose(Vector<A> (&x)[kLanes<A>]) {
   }
 }
 
-}  // namespace streambp::cpu
+}  // namespace streambp::cpu::STREAMBP_INSTRUCTIONS
