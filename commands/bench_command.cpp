@@ -52,7 +52,8 @@ class BenchCommand : public Command {
     std::vector<double> seconds = {};
     double flops = 0;
     std::vector<Work> work = {};
-    Index launches = 0;  // on a GPU
+    Index launches = 0;       // on a GPU
+    double busy_seconds = 0;  // of all threads of the CPU, in the last run
 
     double median() const {
       std::vector<double> sorted = seconds;
@@ -160,7 +161,9 @@ class BenchCommand : public Command {
       if (i == repeat && candidates.front().seconds.size() == static_cast<std::size_t>(repeat)) break;
       if (!gpu) rates.push_back(matmul_rate(settings.device, settings.dtype));
       for (Candidate& c : candidates) {
-        const double seconds = run_once(engine, batches, c.schedule);
+        const double before = processor_seconds(CLOCK_PROCESS_CPUTIME_ID),
+                     seconds = run_once(engine, batches, c.schedule);
+        c.busy_seconds = processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - before;
         if (i == 0 && seconds < 10) continue;  // a warm-up; long runs do not need it
         c.seconds.push_back(seconds);
         c.flops = engine.device().flops();
@@ -279,6 +282,13 @@ class BenchCommand : public Command {
     std::sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.seconds > b.seconds; });
     double total = 0;
     for (const Work& w : work) total += w.seconds;
+    if (!gpu) {
+      // If threads wait only where one works alone, idle time is (threads - 1) times the time of that one.
+      const double threads = omp_get_max_threads(), run = c.seconds.back(), busy = c.busy_seconds / run;
+      print("%.2f of %.0f threads were busy: at most %.1f%% of the time is serial. Between operations: %.1f%%.\n", busy,
+            threads, 100 * std::clamp((threads - busy) / std::max(1.0, threads - 1), 0.0, 1.0),
+            100 * (1 - total / run));
+    }
     TextTable table({"operation", "calls", "seconds", "share", "GFLOP/s", "GB/s", "over floor"});
     for (const Work& w : work) {
       table.add({std::string(w.name), std::to_string(w.calls), format("%.3f", w.seconds),

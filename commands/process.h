@@ -22,7 +22,7 @@ inline void set_up_process(char** argv) {
   signal(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG, and the file is cleaned up
   signal(SIGPIPE, SIG_IGN);  // the reader of the console may leave; files are written all the same
   limit_spinning(argv);
-  respect_cpu_quota();
+  choose_threads();
   Unfinished::catch_signals();
 }
 

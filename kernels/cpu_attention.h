@@ -85,7 +85,7 @@ inline bool all_visible(Rows queries, Rows keys, const AttentionSpan& span) {
 }
 
 // A matrix of type M that can be the left operand of a product in T. If T is narrower, round() keeps a copy of its rows, best
-// while they are in the L1 cache; operand() reads this copy.
+// while they are in the L1 cache; rounded() and operand() read this copy.
 template <class M, class T>
 class OperandMatrix {
  public:
@@ -107,6 +107,12 @@ class OperandMatrix {
       }
     }
   }
+  Matrix<T> rounded(Matrix<M> m) const {
+    if constexpr (std::is_same_v<M, T>)
+      return m;
+    else
+      return {rounded_.data() + (m.data - memory_.data()), m.rows, m.cols, m.stride};
+  }
   Left<T> operand(Matrix<M> m, Op op) const {
     if constexpr (kIsOperand)
       return as_left(m, op);
@@ -116,12 +122,6 @@ class OperandMatrix {
 
  private:
   static constexpr bool kIsOperand = std::is_same_v<M, T> && std::is_same_v<T, Accumulator<T>>;
-  Matrix<T> rounded(Matrix<M> m) const {
-    if constexpr (std::is_same_v<M, T>)
-      return m;
-    else
-      return {rounded_.data() + (m.data - memory_.data()), m.rows, m.cols, m.stride};
-  }
   LeftBlock<T> block_;
   Buffer<M> memory_{kIsOperand ? 0 : kBlock * kBlock};
   Buffer<T> rounded_{std::is_same_v<M, T> ? 0 : kBlock * kBlock};
@@ -226,7 +226,9 @@ class AttentionTile {
     const auto& [queries, document] = tile;
     const Index dim = span.shape.head_dim, group = in.q.cols / dim;
     const ScoreScale<T> scale(span.shape);
-    const Left<T> q = queries_.operand(stack(queries_, in.q, dim, scale.of_queries), Op::as_is);
+    const Matrix<T> stacked = stack(queries_, in.q, dim, scale.of_queries);
+    const Left<T> q = queries_.operand(stacked, Op::as_is);
+    const bool few = q.rows <= kFewRows;  // as in decoding: then packing K and V would take longer than the products
     const Matrix<A> o(output_.data(), q.rows, dim);
     std::fill_n(o.data, o.size(), A(0));
     std::fill_n(running_, q.rows, RunningSoftmax<A>{});
@@ -236,8 +238,13 @@ class AttentionTile {
       const Index shift = in.pages.shift(keys.begin);
       const Rows of_cache = {keys.begin + shift, keys.end + shift};
       const Matrix<A> s = scores_.matrix(q.rows, keys.size()).slice(rows);
-      keys_.pack(in.k.slice(of_cache), Op::transposed);
-      multiply(s, q.slice(rows), keys_, Update::assign);
+      if (few) {
+        for (Index i = 0; i < s.rows; ++i) std::fill_n(s.row(i), s.cols, A(0));
+        multiply_few_rows<T>(s, stacked.slice(rows), in.k.slice(of_cache), Op::transposed);
+      } else {
+        keys_.pack(in.k.slice(of_cache), Op::transposed);
+        multiply(s, q.slice(rows), keys_, Update::assign);
+      }
       for (Index i = 0; i < s.rows; ++i) {
         const Index row = rows.begin + i;
         const Rows seen = visible(queries.begin + row / group, keys, span);
@@ -249,8 +256,12 @@ class AttentionTile {
       Matrix<const T> v = in.v.slice(of_cache);
       std::vector<Index> not_finite;
       if (!all_visible(seeing, keys, span)) not_finite = take_out_not_finite(v, finite_);
-      values_.pack(v, Op::as_is);
-      multiply(o.slice(rows), scores_.operand(s, Op::as_is), values_, Update::add);
+      if (few) {
+        multiply_few_rows<T>(o.slice(rows), scores_.rounded(s), v, Op::as_is);
+      } else {
+        values_.pack(v, Op::as_is);
+        multiply(o.slice(rows), scores_.operand(s, Op::as_is), values_, Update::add);
+      }
       for (const Index key : not_finite) {
         for (Index i = 0; i < s.rows; ++i) {
           const Rows seen = visible(queries.begin + (rows.begin + i) / group, keys, span);

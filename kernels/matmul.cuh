@@ -122,7 +122,7 @@ void compute_matmul(Cpu&, Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bias, In
         }
       }
       rows.size() <= cpu::kFewRows
-          ? cpu::multiply_few_rows<T>(sums, x.slice(rows), w.slice(cols))
+          ? cpu::multiply_few_rows<T>(sums, x.slice(rows), w.slice(cols), cpu::Op::transposed)
           : cpu::gemm<T>(sums, x.slice(rows), cpu::Op::as_is, w.slice(cols), cpu::Op::transposed);
     });
   });

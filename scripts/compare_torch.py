@@ -2,6 +2,9 @@
 """Compares with PyTorch: time and memory of a training step, the longest sequence, the gradient's error.
 
   scripts/compare_torch.py                                          on a GPU Qwen3-0.6B at 8192, else a tiny model
+  scripts/compare_torch.py --busy 1                                 also beside a process that keeps one core busy
+  scripts/compare_torch.py --model out/run/step-000100 --decode 1 16
+                                                                    generation of 1 and of 16 sequences
   scripts/compare_torch.py --model gpt2 --compile                   GPT-2 124M at 1024, PyTorch also with torch.compile
   scripts/compare_torch.py --model qwen3-4b --length 6144 24576 --chunk 2048 4096
   scripts/compare_torch.py --model qwen3-8b --memory-cap 80GiB --only torch-checkpoint torch-chunked stream
@@ -21,6 +24,9 @@ in the machine's speed affects all of them. The figures are medians over all tur
 fastest comparable row over the time of this program's row: full is compared with torch, checkpoint and stream with
 torch-checkpoint and torch-chunked. "of its memory" compares with the same row.
 
+"kept" is the speed beside busy processes over the speed without them. --decode needs a model with weights: a folder that
+this program and transformers read. Both sample from all tokens; the prompt and the first tokens are not counted.
+
 On a GPU, memory counts weights, gradient, optimizer and activations, not the driver: what PyTorch's allocator handed out
 (peak) and holds (reserved; with expandable segments, unless PYTORCH_CUDA_ALLOC_CONF is set). On a CPU it is the peak of
 the process's resident memory, libraries included.
@@ -36,6 +42,7 @@ Needs: pip install torch 'transformers>=4.56' safetensors numpy
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -50,11 +57,12 @@ TORCH = {"torch": "PyTorch", "torch-checkpoint": "PyTorch, checkpointing",
          "torch-chunked": "PyTorch, checkpointing + chunked loss"}  # fmt: skip
 MODES = ["full", "checkpoint", "stream"]
 OUT_OF_MEMORY = {"problem": "out of memory"}
-TINY = {  # takes seconds on a CPU
-    "model_type": "qwen3", "vocab_size": 8192, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 704, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+TINY = {  # what `streambp train` trains by default; takes seconds on a CPU
+    "model_type": "llama", "vocab_size": 256, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 352, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
     "hidden_act": "silu", "tie_word_embeddings": True,
 }  # fmt: skip
+DECODED = 128  # tokens of each sequence
 INTEL = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"  # replaces MKL's check for an Intel CPU
 
 
@@ -83,7 +91,7 @@ def in_child(do, **job):
 
 
 def run_streambp(program, *arguments):
-    """Runs the program. Returns its output and its peak resident memory."""
+    """Runs the program. Returns its output, its peak resident memory, and what it reported beside the output."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen([program, *map(str, arguments)], stdout=out, stderr=errors)
         _, status, usage = os.wait4(child.pid, 0)
@@ -93,7 +101,7 @@ def run_streambp(program, *arguments):
         if child.returncode:
             said = errors.read().strip().splitlines() or [f"{program} ended with exit code {child.returncode}"]
             raise Mistake(said[0].removeprefix("streambp: "))
-        return out.read(), 1024 * usage.ru_maxrss
+        return out.read(), 1024 * usage.ru_maxrss, errors.read()
 
 
 def check_program(program):
@@ -101,7 +109,7 @@ def check_program(program):
         raise Mistake(f"{program} is not a program; build it (see README.md), or pass its path: --streambp PATH")
     needed = {"plan": ["--device"], "bench": ["--device", "--dtype", "--optimizer none"], "verify": ["--tokens", "--save-gradient"]}
     for command, options in needed.items():
-        text, _ = run_streambp(program, command, "--help")
+        text, *_ = run_streambp(program, command, "--help")
         for option in options:
             if option not in text:
                 raise Mistake(f"{program} is too old: its {command} has no {option}; rebuild it")
@@ -116,7 +124,7 @@ def plan(args, folder, model, *more):
 def bench(args, folder, length, mode, chunk):
     """One turn of a mode."""
     try:
-        _, resident = run_streambp(
+        _, resident, _ = run_streambp(
             args.streambp, "bench", "--model", folder / "config.json", "--length", length, "--mode", mode,
             *(["--chunk", chunk] if mode == "stream" else []), "--repeat", args.repeat, "--optimizer", args.ours,
             "--device", args.device, "--dtype", args.dtype, "--json", folder / "bench.json")  # fmt: skip
@@ -131,11 +139,23 @@ def bench(args, folder, length, mode, chunk):
 # ---- Time and memory ----
 
 
+@contextlib.contextmanager
+def busy_processes(count):
+    """While it lives, processes compute beside this one."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 class Row:
     """A way to compute the step. `baseline` names the rows it is compared with: "full" or "checkpointing"."""
 
-    def __init__(self, label, baseline, ours, turn):
-        self.label, self.baseline, self.ours, self.turn = label, baseline, ours, turn
+    def __init__(self, label, baseline, ours, busy, turn):
+        self.label, self.baseline, self.ours, self.busy, self.turn = label, baseline, ours, busy, turn
         self.answer = {}
 
     def take_turn(self):
@@ -143,8 +163,12 @@ class Row:
         if "problem" in self.answer:
             return
         answer, before = self.turn(), self.answer
+        if self.busy and "seconds" in answer:
+            with busy_processes(self.busy):
+                answer["beside"] = self.turn()["seconds"]
         if "seconds" in answer and before:
-            answer["seconds"] = before["seconds"] + answer["seconds"]
+            for seconds in ["seconds", "beside"] if self.busy else ["seconds"]:
+                answer[seconds] = before[seconds] + answer[seconds]
             answer["memory"] = max(answer["memory"], before["memory"])
         self.answer = answer
 
@@ -161,13 +185,13 @@ def rows_of(args, folder, config, length):
                    "dtype": args.dtype, "optimizer": args.optimizer, "preload": args.preload}  # fmt: skip
             if name in args.only:
                 rows.append(Row(label + (", compiled" if compiled else ""),
-                                "full" if name == "torch" else "checkpointing", False,
+                                "full" if name == "torch" else "checkpointing", False, args.busy,
                                 lambda job=job: in_child("measure", **job)))  # fmt: skip
     for mode in MODES:
         for chunk in args.chunk if mode == "stream" else args.chunk[:1]:
             if mode in args.only:
                 rows.append(Row(f"streambp {mode}" + (f" {chunk}" if mode == "stream" else ""),
-                                "full" if mode == "full" else "checkpointing", True,
+                                "full" if mode == "full" else "checkpointing", True, args.busy,
                                 lambda mode=mode, chunk=chunk: bench(args, folder, length, mode, chunk)))  # fmt: skip
     return rows
 
@@ -184,7 +208,8 @@ def compare(args, folder, config, length):
             row.take_turn()
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    say("", "seconds", "tokens/s", "speed-up", "peak", "of its memory", "reserved" if args.device == "cuda" else "")
+    say("", "seconds", "tokens/s", "speed-up", "peak", "of its memory",
+        "reserved" if args.device == "cuda" else "kept" if args.busy else "")  # fmt: skip
     for row in rows:
         if row.seconds is None:
             say(row.label, row.answer["problem"])
@@ -193,15 +218,43 @@ def compare(args, folder, config, length):
         best = min(others, key=lambda o: o.seconds, default=None)
         speed_up = best.seconds / row.seconds if best else None
         of_memory = row.answer["memory"] / best.answer["memory"] if best else None
+        kept = row.seconds / statistics.median(row.answer["beside"]) if args.busy else None
         row.answer |= {"median": row.seconds, "tokens_per_second": length / row.seconds,
-                       "speed_up": speed_up, "of_memory": of_memory}  # fmt: skip
+                       "speed_up": speed_up, "of_memory": of_memory, "kept": kept}  # fmt: skip
         say(row.label, f"{row.seconds:.3f}", f"{length / row.seconds:.0f}", f"{speed_up:.2f}" if best else "",
             human(row.answer["memory"]), f"{of_memory:.2f}" if best else "",
-            human(row.answer["reserved"]) if "reserved" in row.answer else "")  # fmt: skip
+            human(row.answer["reserved"]) if "reserved" in row.answer else f"{kept:.2f}" if args.busy else "")  # fmt: skip
     rates = [row.answer["matmul_rate"] for row in rows if "matmul_rate" in row.answer]
     if rates:
         print(f"\nstreambp's matrix product: {statistics.median(rates) / 1e9:.0f} GFLOP/s")
     return [{"row": row.label, **row.answer} for row in rows]
+
+
+def decode(args):
+    """Tokens a second of generation, in turns."""
+    print(f"\n{DECODED} more tokens of each sequence:\n")
+    say("", "sequences", "ms per token", "tokens/s", "speed-up", "of bandwidth")
+    results = []
+    for sequences in args.decode:
+        job = {"model": args.model, "sequences": sequences, "tokens": DECODED, "device": args.device,
+               "dtype": args.dtype, "preload": args.preload}  # fmt: skip
+        torch, ours, bandwidth = [], [], []
+        for _ in range(args.turns):
+            answer = in_child("decode", **job)
+            if "problem" in answer:
+                raise Mistake(f"PyTorch: {answer['problem']}")
+            torch += answer["seconds"]
+            *_, said = run_streambp(args.streambp, "generate", "--model", args.model, "--prompt", "The", "--samples", sequences,
+                                "--length", DECODED, "--temperature", 1, "--top-p", 1, "--device", args.device,
+                                "--dtype", args.dtype, "--stats")  # fmt: skip
+            found = re.search(r"([\d.]+) ms per step, ([\d.]+) of memory bandwidth", said)
+            ours.append(float(found[1]) / 1e3)
+            bandwidth.append(float(found[2]))
+        torch, ours, share = map(statistics.median, (torch, ours, bandwidth))
+        for label, seconds, *more in [("PyTorch", torch), ("streambp", ours, f"{torch / ours:.2f}", f"{share:.2f}")]:
+            say(label, sequences, f"{1e3 * seconds:.2f}", f"{sequences / seconds:.1f}", *more)
+        results.append({"sequences": sequences, "torch": torch, "streambp": ours, "of_bandwidth": share})
+    return results
 
 
 # ---- The longest sequence, and the gradient ----
@@ -273,6 +326,9 @@ def options():
     parser.add_argument("--unlock-mkl", action="store_true", help="on a CPU: let MKL use its kernels for Intel's CPUs")
     parser.add_argument("--memory-cap", help="also find the longest sequence in this memory, such as 80GiB; GPU only")
     parser.add_argument("--only", nargs="+", choices=[*TORCH, *MODES], default=[*TORCH, *MODES], help="only these rows")
+    parser.add_argument("--busy", type=count(1024), help="CPU: measure each row also beside this many busy processes")
+    parser.add_argument("--decode", type=count(4096), nargs="+", metavar="SEQUENCES",
+                        help="only the speed of generation, for these numbers of sequences; --model is a folder")  # fmt: skip
     parser.add_argument("--skip-agreement", action="store_true", help="skip the comparison of gradients")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     return parser.parse_args()
@@ -301,8 +357,10 @@ def prepare(args, folder):
         raise Mistake(f"{sys.executable}: {versions['problem'].removeprefix('failed: ')}: {needs}")
     args.device = args.device or ("cuda" if "gpu" in versions else "cpu")
     on_gpu = args.device == "cuda"
-    if on_gpu and args.unlock_mkl:
-        raise Mistake("--unlock-mkl is for --device cpu")
+    if on_gpu and (args.unlock_mkl or args.busy):
+        raise Mistake("--unlock-mkl and --busy are for --device cpu")
+    if args.decode and not os.path.isfile(os.path.join(args.model or "", "model.safetensors")):
+        raise Mistake("--decode needs --model, a folder with model.safetensors")
     if on_gpu and "gpu" not in versions:
         raise Mistake("--device cuda: PyTorch sees no GPU")
     args.dtype = args.dtype or ("bf16" if on_gpu else "f32")
@@ -316,7 +374,7 @@ def prepare(args, folder):
     model = folder / "tiny.json" if args.model == "tiny" else args.model
     planned = [plan(args, folder, model, "--chunk", chunk) for chunk in args.chunk]
     config = planned[0]["config"]  # as the program parsed it
-    if max(args.length) > config.get("n_positions", max(args.length)):
+    if not args.decode and max(args.length) > config.get("n_positions", max(args.length)):
         raise Mistake(f"--length {max(args.length)}: {args.model} has at most {config['n_positions']} positions")
     if args.memory_cap and not on_gpu:
         raise Mistake("--memory-cap needs a GPU: PyTorch can limit only the memory of a GPU")
@@ -343,6 +401,9 @@ def run(args, folder):
     if args.device == "cpu":
         print(f"PyTorch's matrix product in {args.dtype}: {versions['matmul_rate'] / 1e9:.0f} GFLOP/s"
               + (", MKL unlocked" if args.unlock_mkl else ""))  # fmt: skip
+    if args.decode:
+        write(args.json, {"model": args.model, "dtype": args.dtype, **versions, "decode": decode(args)})
+        return 0
     result = {"model": args.model, "config": config, "device": args.device, "dtype": args.dtype, "attention": kernels,
               "optimizer": args.optimizer, **versions, "lengths": [], "longest": [], "agreement": []}  # fmt: skip
     for length in args.length:

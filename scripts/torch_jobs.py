@@ -120,6 +120,22 @@ class Training:
         return seconds
 
 
+def decode(job):
+    """Seconds per token of all sequences, after the prompt and some first tokens."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, DTYPES[job["dtype"]]))
+    model.to(job["device"]).eval()
+    prompt = torch.full([job["sequences"], 3], 1, device=job["device"])
+
+    def seconds(tokens):
+        start = time.perf_counter()
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=True, top_k=0, pad_token_id=0,
+                       min_new_tokens=tokens, max_new_tokens=tokens)  # fmt: skip
+        return time.perf_counter() - start
+
+    seconds(16)  # warms up
+    return {"seconds": [(seconds(16 + job["tokens"]) - seconds(16)) / job["tokens"] for _ in range(3)]}
+
+
 def or_out_of_memory(work):
     """Returns the result of `work`, or None if memory ran out."""
     try:
@@ -255,7 +271,7 @@ def agreement(job):
     return {"rows": rows}
 
 
-JOBS = {job.__name__: job for job in (about, measure, longest, agreement)}
+JOBS = {job.__name__: job for job in (about, measure, decode, longest, agreement)}
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])

@@ -111,7 +111,7 @@ inline std::uint64_t fingerprint_of_small_products() {
   for (const Index count : {Index{3}, Index{11}, rows}) {
     const Matrix<const BFloat16> x(a.data(), count, inner);
     const Matrix<float> y(sums.data(), count, cols);
-    count < rows ? cpu::multiply_few_rows<BFloat16>(y, x, w)
+    count < rows ? cpu::multiply_few_rows<BFloat16>(y, x, w, cpu::Op::transposed)
                  : cpu::gemm<BFloat16>(y, x, cpu::Op::as_is, w, cpu::Op::transposed);
     for (const float sum : sums) hash = mix(hash ^ std::bit_cast<std::uint32_t>(sum));
   }

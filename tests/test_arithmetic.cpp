@@ -66,8 +66,8 @@ void expect_defined_bits(Index rows, Index cols, Index inner, Op op_a, Op op_b, 
   const Owned<A> start(rows, cols + 3, 3, spread), c(rows, cols + 3, 3, spread),  // the rows of c are not contiguous
       few(rows, cols + 3, 3, spread);
   cpu::gemm<T>(c.m.columns(1, cols), a, op_a, b, op_b);
-  if (a_as_is && !b_as_is && rows <= cpu::kFewRows) {
-    cpu::multiply_few_rows<T>(few.m.columns(1, cols), a, b);
+  if (a_as_is && rows <= cpu::kFewRows) {
+    cpu::multiply_few_rows<T>(few.m.columns(1, cols), a, b, op_b);
     for (Index i = 0; i < few.m.size(); ++i) ASSERT_EQ(few.m.data[i], c.m.data[i]) << rows << " rows, element " << i;
   }
   for (Index i = 0; i < rows; ++i) {
@@ -96,6 +96,8 @@ void expect_defined_bits(bool small) {
   for (Index rows = 1; rows <= cpu::kFewRows; ++rows) {
     for (const auto& [cols, inner] : {std::pair<Index, Index>{35, 261}, {64, 40}})
       expect_defined_bits<T>(rows, cols, inner, Op::as_is, Op::transposed, small);
+    for (const auto& [cols, inner] : {std::pair<Index, Index>{112, 261}, {64, 41}})
+      expect_defined_bits<T>(rows, cols, inner, Op::as_is, Op::as_is, small);
   }
 }
 
@@ -132,7 +134,7 @@ TEST(Gemm, RefusesOperandsThatDoNotFit) {
   EXPECT_THROW(cpu::multiply<float>(c.m, block.copy(b.m, Op::as_is), panels, Update::add), Error);
   EXPECT_THROW(block.copy(c.m, Op::as_is).slice({1, 3}), Error);
   const Owned<float> many(17, 8, 3), product(17, 4, 4);
-  EXPECT_THROW(cpu::multiply_few_rows<float>(product.m, many.m, b.m), Error);
+  EXPECT_THROW(cpu::multiply_few_rows<float>(product.m, many.m, b.m, Op::transposed), Error);
 }
 
 // A row of a matmul has the same bits alone, among other rows, and on any number of threads.

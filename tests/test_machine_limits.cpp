@@ -126,6 +126,22 @@ TEST_F(MachineLimits, CpuQuotas) {
   EXPECT_EQ(cpu_quota(root), 0.5);
 }
 
+TEST_F(MachineLimits, CoresAndMemoryNodesOfProcessors) {
+  Processors own;
+  for (const std::size_t i : {0, 1, 2, 5, 9}) own.set(i);
+  EXPECT_EQ(count_cores(own, root), 5);  // nothing is known
+  for (const int i : {0, 1, 2, 3}) {
+    for (const int processor : {i, i + 4}) {
+      const std::string about = "sys/devices/system/cpu/cpu" + std::to_string(processor);
+      write(about + "/topology/thread_siblings_list", std::to_string(i) + "," + std::to_string(i + 4) + "\n");
+      write(about + "/node" + std::to_string(i / 2) + "/cpulist", "");
+    }
+  }
+  EXPECT_EQ(count_cores(own, root), 4);  // 0, 1 with 5, 2, 9
+  EXPECT_EQ(memory_nodes(own, root).to_ulong(), 3u);
+  EXPECT_EQ(memory_nodes(Processors(0b100010), root).to_ulong(), 1u);
+}
+
 TEST_F(MachineLimits, ThreadsForAQuota) {
   EXPECT_EQ(threads_for(std::nullopt, 8), 8);
   EXPECT_EQ(threads_for(16, 8), 8);

@@ -33,6 +33,7 @@ class HostBlock {
     void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     require(block != MAP_FAILED, "cannot reserve ", bytes, " bytes of memory: ", std::strerror(errno));
     use_huge_pages(block, bytes);
+    spread_pages(block, bytes);
     data = static_cast<std::byte*>(block);
   }
   ~HostBlock() {

@@ -1,8 +1,9 @@
-// Products with few rows, as in decoding: y += x wᵀ. All of w is used once, so the speed of memory should be the limit.
-// But gemm() packs w, and for one row of x that takes longer than the product. Here, w is read where it lies:
+// Products with few rows, as in decoding. All of w is used once, so the speed of memory should be the limit. But gemm()
+// packs w, and for one row of x that takes longer than the product. Here, w is read where it lies:
 //
-//   1 to 4 rows     squares of w are transposed in registers, so that its rows are side by side in a vector
-//   5 to 16 rows    x is packed with its rows side by side in a vector, and each number of w multiplies all of them
+//   y += x w      its columns are side by side in a vector
+//   y += x wᵀ     1 to 4 rows: squares of w are transposed in registers, so that its rows are side by side in a vector
+//                 5 to 16 rows: x is packed with its rows side by side in a vector, and each number of w multiplies all
 //
 // The sums have gemm()'s order, so the bits are the same.
 
@@ -17,6 +18,55 @@ constexpr Index kElementsOfBlock = elements<T>(kBlock);
 template <class T>
 ElementsOfRow<T> row_of(Matrix<const T> w, Index j) {
   return {w.row(j), w.cols};
+}
+
+// ROWS rows of x, in elements, times VECTORS vectors of columns of w.
+template <int ROWS, int VECTORS, class T>
+void multiply_columns(Matrix<Accumulator<T>> y, Input<Element<T>> x, Matrix<const T> w) {
+  using E = Element<T>;
+  for (Index begin = 0; begin < x.cols; begin += kElementsOfBlock<T>) {
+    Vector<Sum<E>> sums[ROWS][VECTORS];
+    with_fused<E>([&](auto fused) {
+      for (auto& row : sums) clear(row);
+      for (Index k = begin; k < least(begin + kElementsOfBlock<T>, x.cols); ++k) {
+        const ElementsOfColumns<T> columns{w, k};
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+          const Vector<E> some = columns.vector(v * kLanes<E>);
+#pragma GCC unroll 4
+          for (int i = 0; i < ROWS; ++i) sums[i][v] = fused(some, x(i, k), sums[i][v]);
+        }
+      }
+    });
+    for (int i = 0; i < ROWS; ++i) {
+      for (int v = 0; v < VECTORS; ++v) {
+        Sum<E>* to = y.row(i) + v * kLanes<E>;
+        store(to, load(to) + sums[i][v]);
+      }
+    }
+  }
+}
+
+// All rows and columns, ROWS and VECTORS at a time and then the rest in smaller tiles. The columns fill their vectors.
+template <int ROWS, int VECTORS, class T>
+void multiply_all_columns(Matrix<Accumulator<T>> y, Input<Element<T>> x, Matrix<const T> w) {
+  constexpr Index width = VECTORS * kLanes<Element<T>>;
+  Index i = 0, j = 0;
+  for (; j + width <= w.cols; j += width) {
+    for (i = 0; i + ROWS <= x.rows; i += ROWS) {
+      multiply_columns<ROWS, VECTORS>(columns_of(rows_of(y, i, ROWS), j, width), rows_of(x, i, ROWS),
+                                      columns_of(w, j, width));
+    }
+    if constexpr (ROWS > 1) {
+      const Index rest = x.rows - i;
+      multiply_all_columns<ROWS / 2, VECTORS>(columns_of(rows_of(y, i, rest), j, width), rows_of(x, i, rest),
+                                              columns_of(w, j, width));
+    }
+  }
+  if constexpr (VECTORS > 1) {
+    const Index rest = w.cols - j;
+    multiply_all_columns<ROWS, VECTORS / 2>(columns_of(y, j, rest), x, columns_of(w, j, rest));
+  }
 }
 
 // ROWS rows of x, in elements, times up to a vector of rows of w.
@@ -141,7 +191,7 @@ void multiply_up_to_sixteen(Matrix<Accumulator<T>> y, Input<Element<T>> x, Matri
 }
 
 template <class T>
-void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w, Accumulator<T>* scratch) {
+void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w, Op op, Accumulator<T>* scratch) {
   using E = Element<T>;
   E* copies = reinterpret_cast<E*>(scratch);
   Matrix<const E> in_elements;
@@ -153,15 +203,16 @@ void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const
       copy_elements(copies, {0, in_elements.cols}, row_of(x, i));
   }
   in_mode_of<T>([&] {
+    if (op == Op::as_is) return multiply_all_columns<4, 4>(y, in_elements, w);
     x.rows <= 4 ? multiply_up_to_four<4>(y, in_elements, w)
                 : multiply_up_to_sixteen<kFewRows / kLanes<E>>(y, in_elements, w, copies);
   });
 }
 
 #ifndef __AVX512BF16__
-template void multiply_few_rows(Matrix<float>, Matrix<const float>, Matrix<const float>, float*);
-template void multiply_few_rows(Matrix<double>, Matrix<const double>, Matrix<const double>, double*);
+template void multiply_few_rows(Matrix<float>, Matrix<const float>, Matrix<const float>, Op, float*);
+template void multiply_few_rows(Matrix<double>, Matrix<const double>, Matrix<const double>, Op, double*);
 #endif
-template void multiply_few_rows(Matrix<float>, Matrix<const BFloat16>, Matrix<const BFloat16>, float*);
+template void multiply_few_rows(Matrix<float>, Matrix<const BFloat16>, Matrix<const BFloat16>, Op, float*);
 
 }  // namespace streambp::cpu::STREAMBP_INSTRUCTIONS

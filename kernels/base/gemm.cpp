@@ -110,12 +110,14 @@ void gemm(Matrix<Accumulator<T>> c, Matrix<const T> a, Op op_a, Matrix<const T> 
 }
 
 template <class T>
-void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w) {
-  require(x.rows <= kFewRows && y.rows == x.rows && y.cols == w.rows && x.cols == w.cols,
+void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w, Op op) {
+  const auto [inner, cols] = op == Op::as_is ? std::pair(w.rows, w.cols) : std::pair(w.cols, w.rows);
+  require(x.rows <= kFewRows && y.rows == x.rows && y.cols == cols && x.cols == inner,
           "product of few rows: the operands do not fit together");
+  if (op == Op::as_is && cols % kMostLanes != 0) return gemm<T>(y, x, Op::as_is, w, op);
   thread_local std::vector<Accumulator<T>> scratch;
   scratch.resize(static_cast<std::size_t>(2 * kFewRows * round_up(x.cols, 2)));
-  chosen<T>().multiply_few_rows(y, x, w, scratch.data());
+  chosen<T>().multiply_few_rows(y, x, w, op, scratch.data());
 }
 
 #define STREAMBP_PRODUCTS(T)                                                                     \
@@ -124,7 +126,7 @@ void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const
   template class RightPanels<T>;                                                                 \
   template void multiply(Matrix<Accumulator<T>>, const Left<T>&, const RightPanels<T>&, Update); \
   template void gemm(Matrix<Accumulator<T>>, Matrix<const T>, Op, Matrix<const T>, Op);          \
-  template void multiply_few_rows(Matrix<Accumulator<T>>, Matrix<const T>, Matrix<const T>);
+  template void multiply_few_rows(Matrix<Accumulator<T>>, Matrix<const T>, Matrix<const T>, Op);
 
 STREAMBP_PRODUCTS(float)
 STREAMBP_PRODUCTS(double)

@@ -106,10 +106,10 @@ void multiply(Matrix<Accumulator<T>> c, const Left<T>& a, const RightPanels<T>& 
 template <class T>
 void gemm(Matrix<Accumulator<T>> c, Matrix<const T> a, Op op_a, Matrix<const T> b, Op op_b);
 
-// y += x wᵀ for at most kFewRows rows of x: the same bits, but w is read where it lies.
+// y += x op(w) for at most kFewRows rows of x: the same bits, but w is read where it lies.
 constexpr Index kFewRows = 16;
 template <class T>
-void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w);
+void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w, Op op);
 
 // The instruction sets of this processor for which products are compiled. The last one is the best, and is used unless a
 // test chooses another one: all give the same bits.

@@ -187,7 +187,7 @@ void copy_left(Accumulator<T>* block, Matrix<const T> m, Op op) {
 }
 
 template <class T>  // in few_rows.cpp
-void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w, Accumulator<T>* scratch);
+void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w, Op op, Accumulator<T>* scratch);
 
 template <class T>
 Products<T> products() {

@@ -17,11 +17,12 @@ struct Products {
   void (*pack_right)(A* panels, Matrix<const T> b, Op op);
   // c = op(a) b or c += op(a) b, for operands that the functions above have copied
   void (*multiply)(Matrix<A> c, const A* block, Op op, const A* panels, Index inner, Update update);
-  // y += x wᵀ. scratch: for 2 kFewRows rows of x
-  void (*multiply_few_rows)(Matrix<A> y, Matrix<const T> x, Matrix<const T> w, A* scratch);
+  // y += x op(w). scratch: for 2 kFewRows rows of x. If op is as_is, y has a multiple of kMostLanes columns
+  void (*multiply_few_rows)(Matrix<A> y, Matrix<const T> x, Matrix<const T> w, Op op, A* scratch);
 };
 
-constexpr Index kMostPanelBytes = 256;  // a row of a panel, of any instruction set
+// Of any instruction set
+constexpr Index kMostPanelBytes = 256, kMostLanes = 16;
 
 namespace avx2 {
 template <class T>

@@ -11,6 +11,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 #ifdef __linux__
+#include <linux/mempolicy.h>
 #include <sched.h>
 #include <sys/auxv.h>
 #include <sys/syscall.h>
@@ -27,6 +28,8 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -271,10 +274,10 @@ inline std::optional<double> cpu_quota(const fs::path& root = "/") {
 
 // --- Processors and threads ---
 
-// CPU time of the calling thread, to limit work on untrusted files.
-inline double processor_seconds() {
+// CPU time: of the calling thread, to limit work on untrusted files, or of all threads of this process.
+inline double processor_seconds(clockid_t of = CLOCK_THREAD_CPUTIME_ID) {
   timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  clock_gettime(of, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
@@ -293,17 +296,61 @@ inline Processors own_processors() {
   return own;
 }
 
+// What the system says about a processor.
+inline fs::path about_processor(std::size_t number, const fs::path& root) {
+  return root / "sys/devices/system/cpu" / ("cpu" + std::to_string(number));
+}
+
+// The cores of these processors. Two processors of a core share its arithmetic units, and products use all of those.
+inline int count_cores(const Processors& own, const fs::path& root = "/") {
+  std::set<std::string> cores;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (!own[i]) continue;
+    std::string processors = std::to_string(i);  // of this core: a list such as 3,67
+    std::ifstream(about_processor(i, root) / "topology/thread_siblings_list") >> processors;
+    cores.insert(processors);
+  }
+  return static_cast<int>(cores.size());
+}
+
+// The memory nodes (NUMA) of these processors.
+inline std::bitset<64> memory_nodes(const Processors& own, const fs::path& root = "/") {
+  std::bitset<64> nodes;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (!own[i]) continue;
+    std::error_code ignored;
+    for (std::size_t n = 0; n < nodes.size(); ++n)
+      if (fs::exists(about_processor(i, root) / ("node" + std::to_string(n)), ignored)) nodes.set(n);
+  }
+  return nodes;
+}
+
+// Spreads the pages of new memory over the memory nodes of this process. Any thread may write a page first and others read
+// it, so a page has no best node, but all nodes together have more bandwidth than one. If it fails, nothing changes.
+inline void spread_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
+#ifdef __linux__
+  const std::bitset<64> nodes = memory_nodes(own_processors());
+  const unsigned long mask = nodes.to_ulong();
+  if (nodes.count() > 1) syscall(SYS_mbind, data, bytes, MPOL_INTERLEAVE, &mask, 8 * sizeof mask + 1, 0);
+#endif
+}
+
 // The number of threads for a quota, rounded to nearest: with one thread too many, all wait for the throttled one.
 inline int threads_for(std::optional<double> quota, int at_most) {
   if (!quota || *quota >= at_most) return at_most;
   return std::max(1, static_cast<int>(std::lround(*quota)));
 }
 
-// OpenMP already respects the CPU affinity. OMP_NUM_THREADS overrides both, up to a number that libgomp can start.
-inline void respect_cpu_quota() {
+// A thread for each core that the CPU affinity and the quota allow. If OpenMP binds threads, this one is bound already, and
+// the affinity says nothing of the others. OMP_NUM_THREADS overrides all, up to a number that libgomp can start.
+inline void choose_threads() {
   constexpr int most = 4096;
-  const bool chosen = std::getenv("OMP_NUM_THREADS");
-  omp_set_num_threads(std::min(most, chosen ? omp_get_max_threads() : threads_for(cpu_quota(), omp_get_max_threads())));
+  int threads = omp_get_max_threads();
+  if (!std::getenv("OMP_NUM_THREADS")) {
+    if (omp_get_proc_bind() == omp_proc_bind_false) threads = std::min(threads, count_cores(own_processors()));
+    threads = threads_for(cpu_quota(), threads);
+  }
+  omp_set_num_threads(std::min(most, threads));
 }
 
 // How often a thread spins at a barrier before it sleeps. libgomp's default of 300,000 takes milliseconds: when another
