@@ -158,9 +158,11 @@ class BenchCommand : public Command {
                    double first_rate) {
     std::vector<double> rates = {first_rate};
     for (Index i = 0; i <= repeat; ++i) {
-      if (i == repeat && candidates.front().seconds.size() == static_cast<std::size_t>(repeat)) break;
+      auto done = [&](const Candidate& c) { return c.seconds.size() == static_cast<std::size_t>(repeat); };
+      if (std::ranges::all_of(candidates, done)) break;
       if (!gpu) rates.push_back(matmul_rate(settings.device, settings.dtype));
       for (Candidate& c : candidates) {
+        if (done(c)) continue;
         const double before = processor_seconds(CLOCK_PROCESS_CPUTIME_ID),
                      seconds = run_once(engine, batches, c.schedule);
         c.busy_seconds = processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - before;
@@ -282,12 +284,14 @@ class BenchCommand : public Command {
     std::sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.seconds > b.seconds; });
     double total = 0;
     for (const Work& w : work) total += w.seconds;
-    if (!gpu) {
+    if (const double threads = omp_get_max_threads(); !gpu && threads > 1) {
       // If threads wait only where one works alone, idle time is (threads - 1) times the time of that one.
-      const double threads = omp_get_max_threads(), run = c.seconds.back(), busy = c.busy_seconds / run;
-      print("%.2f of %.0f threads were busy: at most %.1f%% of the time is serial. Between operations: %.1f%%.\n", busy,
-            threads, 100 * std::clamp((threads - busy) / std::max(1.0, threads - 1), 0.0, 1.0),
-            100 * (1 - total / run));
+      const double run = c.seconds.back(), busy = c.busy_seconds / run;
+      print(
+          "%.2f of %.0f threads were busy (or spinning): %.1f%% of the time is serial, if that is why the others "
+          "wait.\n"
+          "%.1f%% of the time is between operations.\n",
+          busy, threads, 100 * std::clamp((threads - busy) / (threads - 1), 0.0, 1.0), 100 * (1 - total / run));
     }
     TextTable table({"operation", "calls", "seconds", "share", "GFLOP/s", "GB/s", "over floor"});
     for (const Work& w : work) {

@@ -4,6 +4,9 @@
 #include <fcntl.h>
 #include <signal.h>
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "data/files/unfinished.h"
 #include "kernels/base/system.h"
 
@@ -19,6 +22,12 @@ inline void open_standard_descriptors() {
 // Call first in main: it may execute the program again.
 inline void set_up_process(char** argv) {
   open_standard_descriptors();
+#ifdef __x86_64__
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+    std::fputs("streambp: this processor has no AVX2 and fused multiply-add; use one of 2013 or later\n", stderr);
+    std::exit(1);
+  }
+#endif
   signal(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG, and the file is cleaned up
   signal(SIGPIPE, SIG_IGN);  // the reader of the console may leave; files are written all the same
   limit_spinning(argv);

@@ -84,8 +84,8 @@ inline bool all_visible(Rows queries, Rows keys, const AttentionSpan& span) {
                                  visible(queries.end - 1, keys, span).size() == keys.size());
 }
 
-// A matrix of type M that can be the left operand of a product in T. If T is narrower, round() keeps a copy of its rows, best
-// while they are in the L1 cache; rounded() and operand() read this copy.
+// A matrix of type M that can be the left operand of a product in T. If T is narrower, round() keeps a copy of its rows,
+// best while they are in the L1 cache; rounded() and operand() read this copy.
 template <class M, class T>
 class OperandMatrix {
  public:
@@ -227,17 +227,17 @@ class AttentionTile {
     const Index dim = span.shape.head_dim, group = in.q.cols / dim;
     const ScoreScale<T> scale(span.shape);
     const Matrix<T> stacked = stack(queries_, in.q, dim, scale.of_queries);
-    const Left<T> q = queries_.operand(stacked, Op::as_is);
-    const bool few = q.rows <= kFewRows;  // as in decoding: then packing K and V would take longer than the products
-    const Matrix<A> o(output_.data(), q.rows, dim);
+    const bool few = stacked.rows <= kFewRows;  // as in decoding: packing K and V would take longer than the products
+    const Left<T> q = few ? Left<T>() : queries_.operand(stacked, Op::as_is);
+    const Matrix<A> o(output_.data(), stacked.rows, dim);
     std::fill_n(o.data, o.size(), A(0));
-    std::fill_n(running_, q.rows, RunningSoftmax<A>{});
+    std::fill_n(running_, stacked.rows, RunningSoftmax<A>{});
     for (Index t = first_tile_of_keys(queries.begin, span); document + t * kKeys < queries.end; ++t) {
       const Rows keys = keys_of_tile(t, document, queries.end), seeing = queries_of(queries, keys, span),
                  rows = {(seeing.begin - queries.begin) * group, (seeing.end - queries.begin) * group};
       const Index shift = in.pages.shift(keys.begin);
       const Rows of_cache = {keys.begin + shift, keys.end + shift};
-      const Matrix<A> s = scores_.matrix(q.rows, keys.size()).slice(rows);
+      const Matrix<A> s = scores_.matrix(stacked.rows, keys.size()).slice(rows);
       if (few) {
         for (Index i = 0; i < s.rows; ++i) std::fill_n(s.row(i), s.cols, A(0));
         multiply_few_rows<T>(s, stacked.slice(rows), in.k.slice(of_cache), Op::transposed);

@@ -35,10 +35,10 @@ std::string share_cores(MPI_Comm machine) {
   omp_set_num_threads(std::max(1, omp_get_max_threads() / sharing));
   Processors all;
   for (const Processors& of_rank : of_ranks) all |= of_rank;
-  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-  if (process.local_rank > 0 || static_cast<long>(all.count()) >= cores) return "";
-  return "the launcher gives the ranks " + std::to_string(all.count()) + " of the " + std::to_string(cores) +
-         " cores of this machine; with mpirun, --bind-to none gives them all";
+  const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+  if (process.local_rank > 0 || static_cast<long>(all.count()) >= processors) return "";
+  return "the launcher gives the ranks " + std::to_string(all.count()) + " of the " + std::to_string(processors) +
+         " processors of this machine; with mpirun, --bind-to none gives them all";
 }
 
 class MpiTransport : public Transport {

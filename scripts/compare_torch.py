@@ -25,7 +25,9 @@ fastest comparable row over the time of this program's row: full is compared wit
 torch-checkpoint and torch-chunked. "of its memory" compares with the same row.
 
 "kept" is the speed beside busy processes over the speed without them. --decode needs a model with weights: a folder that
-this program and transformers read. Both sample from all tokens; the prompt and the first tokens are not counted.
+this program and transformers read. Both sample from all tokens and end no sequence early. A step gives each sequence a
+token; streambp's is an average that includes its first and last steps, which have fewer sequences. "of bandwidth" is the
+time to read all weights once over the time of a step.
 
 On a GPU, memory counts weights, gradient, optimizer and activations, not the driver: what PyTorch's allocator handed out
 (peak) and holds (reserved; with expandable segments, unless PYTORCH_CUDA_ALLOC_CONF is set). On a CPU it is the peak of
@@ -62,7 +64,7 @@ TINY = {  # what `streambp train` trains by default; takes seconds on a CPU
     "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 352, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
     "hidden_act": "silu", "tie_word_embeddings": True,
 }  # fmt: skip
-DECODED = 128  # tokens of each sequence
+DECODED = 256  # tokens of each sequence
 INTEL = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"  # replaces MKL's check for an Intel CPU
 
 
@@ -165,7 +167,8 @@ class Row:
         answer, before = self.turn(), self.answer
         if self.busy and "seconds" in answer:
             with busy_processes(self.busy):
-                answer["beside"] = self.turn()["seconds"]
+                beside = self.turn()
+            answer = beside if "problem" in beside else answer | {"beside": beside["seconds"]}
         if "seconds" in answer and before:
             for seconds in ["seconds", "beside"] if self.busy else ["seconds"]:
                 answer[seconds] = before[seconds] + answer[seconds]
@@ -230,13 +233,26 @@ def compare(args, folder, config, length):
     return [{"row": row.label, **row.answer} for row in rows]
 
 
-def decode(args):
-    """Tokens a second of generation, in turns."""
-    print(f"\n{DECODED} more tokens of each sequence:\n")
-    say("", "sequences", "ms per token", "tokens/s", "speed-up", "of bandwidth")
+def without_end(model, folder):
+    """A copy of a model's folder, of links, that names no end token."""
+    folder.mkdir()
+    for file in Path(model).resolve().iterdir():
+        copy = folder / file.name
+        if file.name in ("config.json", "generation_config.json"):
+            copy.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": None}))
+        else:
+            copy.symlink_to(file)
+    return folder
+
+
+def decode(args, folder):
+    """The time of a step of generation, in turns."""
+    model = without_end(args.model, folder)
+    print(f"\n{DECODED} tokens of each sequence:\n")
+    say("", "sequences", "ms per step", "tokens/s", "speed-up", "of bandwidth")
     results = []
     for sequences in args.decode:
-        job = {"model": args.model, "sequences": sequences, "tokens": DECODED, "device": args.device,
+        job = {"model": str(model), "sequences": sequences, "tokens": DECODED, "device": args.device,
                "dtype": args.dtype, "preload": args.preload}  # fmt: skip
         torch, ours, bandwidth = [], [], []
         for _ in range(args.turns):
@@ -244,12 +260,14 @@ def decode(args):
             if "problem" in answer:
                 raise Mistake(f"PyTorch: {answer['problem']}")
             torch += answer["seconds"]
-            *_, said = run_streambp(args.streambp, "generate", "--model", args.model, "--prompt", "The", "--samples", sequences,
-                                "--length", DECODED, "--temperature", 1, "--top-p", 1, "--device", args.device,
+            *_, said = run_streambp(args.streambp, "generate", "--model", model, "--prompt", "The", "--samples", sequences,
+                                "--length", DECODED, "--temperature", 1, "--top-k", 0, "--top-p", 1, "--device", args.device,
                                 "--dtype", args.dtype, "--stats")  # fmt: skip
-            found = re.search(r"([\d.]+) ms per step, ([\d.]+) of memory bandwidth", said)
-            ours.append(float(found[1]) / 1e3)
-            bandwidth.append(float(found[2]))
+            found = re.search(r"then ([\d.]+) tokens/s.*\(([\d.]+) ms to read", said, re.DOTALL)
+            if not found:
+                raise Mistake(f"{args.streambp} generate --stats does not show its speed; rebuild it")
+            ours.append(sequences / float(found[1]))
+            bandwidth.append(float(found[2]) / 1e3 / ours[-1])
         torch, ours, share = map(statistics.median, (torch, ours, bandwidth))
         for label, seconds, *more in [("PyTorch", torch), ("streambp", ours, f"{torch / ours:.2f}", f"{share:.2f}")]:
             say(label, sequences, f"{1e3 * seconds:.2f}", f"{sequences / seconds:.1f}", *more)
@@ -327,8 +345,8 @@ def options():
     parser.add_argument("--memory-cap", help="also find the longest sequence in this memory, such as 80GiB; GPU only")
     parser.add_argument("--only", nargs="+", choices=[*TORCH, *MODES], default=[*TORCH, *MODES], help="only these rows")
     parser.add_argument("--busy", type=count(1024), help="CPU: measure each row also beside this many busy processes")
-    parser.add_argument("--decode", type=count(4096), nargs="+", metavar="SEQUENCES",
-                        help="only the speed of generation, for these numbers of sequences; --model is a folder")  # fmt: skip
+    parser.add_argument("--decode", type=count(256), nargs="+", metavar="SEQUENCES",
+                        help="only generation, for these numbers of sequences (CPU: at most 16); --model is a folder")  # fmt: skip
     parser.add_argument("--skip-agreement", action="store_true", help="skip the comparison of gradients")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     return parser.parse_args()
@@ -359,8 +377,13 @@ def prepare(args, folder):
     on_gpu = args.device == "cuda"
     if on_gpu and (args.unlock_mkl or args.busy):
         raise Mistake("--unlock-mkl and --busy are for --device cpu")
-    if args.decode and not os.path.isfile(os.path.join(args.model or "", "model.safetensors")):
-        raise Mistake("--decode needs --model, a folder with model.safetensors")
+    if args.decode:
+        if not args.model or not list(Path(args.model).glob("*.safetensors")):
+            raise Mistake("--decode needs --model, a folder with weights in safetensors")
+        if max(args.decode) > 16 and not on_gpu:
+            raise Mistake(f"--decode {max(args.decode)}: on a CPU this program generates at most 16 sequences at once")
+        if args.busy or args.memory_cap or args.compile or args.length:
+            raise Mistake("--busy, --memory-cap, --compile and --length do not go with --decode")
     if on_gpu and "gpu" not in versions:
         raise Mistake("--device cuda: PyTorch sees no GPU")
     args.dtype = args.dtype or ("bf16" if on_gpu else "f32")
@@ -402,7 +425,7 @@ def run(args, folder):
         print(f"PyTorch's matrix product in {args.dtype}: {versions['matmul_rate'] / 1e9:.0f} GFLOP/s"
               + (", MKL unlocked" if args.unlock_mkl else ""))  # fmt: skip
     if args.decode:
-        write(args.json, {"model": args.model, "dtype": args.dtype, **versions, "decode": decode(args)})
+        write(args.json, {"model": args.model, "dtype": args.dtype, **versions, "decode": decode(args, folder / "model")})
         return 0
     result = {"model": args.model, "config": config, "device": args.device, "dtype": args.dtype, "attention": kernels,
               "optimizer": args.optimizer, **versions, "lengths": [], "longest": [], "agreement": []}  # fmt: skip

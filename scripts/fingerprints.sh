@@ -78,9 +78,9 @@ if [ "$machine" = x86_64 ]; then
     [ "$mode" = --update ] || compute v3-O3 AVX2 g++ -O3 -march=x86-64-v3
     skipped+=("AVX-512 and AVX512_BF16: this processor does not have them")
   elif runs avx512_bf16; then
-    compute v4-O3 "AVX-512 AVX512_BF16" g++ -O3 -march=x86-64-v4
+    compute v4-O3 "AVX2 AVX-512 AVX512_BF16" g++ -O3 -march=x86-64-v4
   else
-    compute v4-O3 AVX-512 g++ -O3 -march=x86-64-v4
+    compute v4-O3 "AVX2 AVX-512" g++ -O3 -march=x86-64-v4
     skipped+=("AVX512_BF16: this processor does not multiply pairs of bfloat16")
   fi
 else
@@ -104,7 +104,7 @@ differ=0
 cmp -s <(cut -d' ' -f1-3 "$expected") <(cut -d' ' -f1-3 "$out/${names[0]}.txt") || {
   echo "fingerprints: $expected does not name the fingerprints of this version; --update writes it" >&2 && exit 1
 }
-row() { printf '%-20s %-16s' "$1" "$2" && shift 2 && printf '  %-16s' "$@" && echo; }
+row() { printf '%-20s %-16s' "$1" "$2" && shift 2 && printf '  %-18s' "$@" && echo; }
 row "" expected "${names[@]}"
 while read -r family dtype what fingerprint; do
   cells=()

@@ -121,14 +121,14 @@ class Training:
 
 
 def decode(job):
-    """Seconds per token of all sequences, after the prompt and some first tokens."""
+    """Seconds of a step, which gives each sequence a token, after the prompt and some first tokens."""
     model = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, DTYPES[job["dtype"]]))
     model.to(job["device"]).eval()
     prompt = torch.full([job["sequences"], 3], 1, device=job["device"])
 
     def seconds(tokens):
         start = time.perf_counter()
-        model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=True, top_k=0, pad_token_id=0,
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0,
                        min_new_tokens=tokens, max_new_tokens=tokens)  # fmt: skip
         return time.perf_counter() - start
 

@@ -203,7 +203,7 @@ void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const
       copy_elements(copies, {0, in_elements.cols}, row_of(x, i));
   }
   in_mode_of<T>([&] {
-    if (op == Op::as_is) return multiply_all_columns<4, 4>(y, in_elements, w);
+    if (op == Op::as_is) return multiply_all_columns<4, kVectors>(y, in_elements, w);
     x.rows <= 4 ? multiply_up_to_four<4>(y, in_elements, w)
                 : multiply_up_to_sixteen<kFewRows / kLanes<E>>(y, in_elements, w, copies);
   });

@@ -30,27 +30,33 @@ std::vector<InstructionSet> usable_instructions() {
 #endif
 }
 
-const std::vector<InstructionSet> usable = usable_instructions();
-const InstructionSet* used = &usable.back();
+const std::vector<InstructionSet>& usable() {
+  static const std::vector<InstructionSet> sets = usable_instructions();
+  return sets;
+}
+const InstructionSet*& used() {
+  static const InstructionSet* best = &usable().back();
+  return best;
+}
 
 template <class T>
 const Products<T>& chosen() {
-  if constexpr (std::is_same_v<T, BFloat16>) return used->bf16;
-  if constexpr (std::is_same_v<T, float>) return used->f32;
-  if constexpr (std::is_same_v<T, double>) return used->f64;
+  if constexpr (std::is_same_v<T, BFloat16>) return used()->bf16;
+  if constexpr (std::is_same_v<T, float>) return used()->f32;
+  if constexpr (std::is_same_v<T, double>) return used()->f64;
 }
 
 }  // namespace
 
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> names;
-  for (const InstructionSet& set : usable) names.push_back(set.name);
+  for (const InstructionSet& set : usable()) names.push_back(set.name);
   return names;
 }
 
 void use_instructions(const std::string& name) {
-  for (const InstructionSet& set : usable) {
-    if (name == set.name) return static_cast<void>(used = &set);
+  for (const InstructionSet& set : usable()) {
+    if (name == set.name) return static_cast<void>(used() = &set);
   }
   fail("this processor has no instructions named ", quote(name), "; it has ", join(instruction_sets()));
 }
@@ -115,8 +121,10 @@ void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const
   require(x.rows <= kFewRows && y.rows == x.rows && y.cols == cols && x.cols == inner,
           "product of few rows: the operands do not fit together");
   if (op == Op::as_is && cols % kMostLanes != 0) return gemm<T>(y, x, Op::as_is, w, op);
+  if (y.empty()) return;
   thread_local std::vector<Accumulator<T>> scratch;
-  scratch.resize(static_cast<std::size_t>(2 * kFewRows * round_up(x.cols, 2)));
+  const auto size = static_cast<std::size_t>(2 * kFewRows * round_up(x.cols, 2));
+  if (scratch.size() < size) scratch.resize(size);
   chosen<T>().multiply_few_rows(y, x, w, op, scratch.data());
 }
 

@@ -49,7 +49,7 @@ class Buffer {
 // The left operand of multiply(), op(a), in a LeftBlock.
 template <class T>
 struct Left {
-  const Accumulator<T>* data;  // for bfloat16, it depends on the processor what lies there
+  const Accumulator<T>* data;  // for bfloat16, what lies there depends on the instructions in use
   Op op;
   Index rows, inner;
 
@@ -111,8 +111,8 @@ constexpr Index kFewRows = 16;
 template <class T>
 void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w, Op op);
 
-// The instruction sets of this processor for which products are compiled. The last one is the best, and is used unless a
-// test chooses another one: all give the same bits.
+// The instruction sets of this processor for which products are compiled. The last one is the best, and is used unless
+// a test chooses another one: all give the same bits.
 std::vector<std::string> instruction_sets();
 void use_instructions(const std::string& name);
 

@@ -3,8 +3,8 @@
 //
 //   sum = fma(a[1], b[1], sum)        sum = fma(a[0], b[0], sum)        subnormal numbers, given or computed, become zero
 //
-// All products of bfloat16 are summed like this. Without the instruction, operands are packed as float32, in this order, and
-// subnormal numbers are flushed to zero.
+// All products of bfloat16 are summed like this. Without the instruction, operands are packed as float32, in this order,
+// and subnormal numbers are flushed to zero.
 #pragma once
 
 #include <array>

@@ -1,9 +1,10 @@
-// The inner loops of the products in gemm.h. products.cpp and few_rows.cpp are compiled once for each instruction set, in
-// a namespace of its name; gemm.cpp takes the best one that the processor has. All of them compute the same bits.
+// The inner loops of the products in gemm.h. products.cpp and few_rows.cpp are compiled once for each instruction set,
+// in a namespace of its name; gemm.cpp takes the best one that the processor has. All of them compute the same bits.
 //
 // What is compiled for new processors may not run on old ones. But the linker keeps one copy of a template or inline
 // function, whoever compiled it. So these files call none that is defined elsewhere, unless it is always inlined: no
-// containers, no slice(), which checks and throws. gemm.cpp checks operands and owns memory. A test looks at the symbols.
+// containers, and no slice(), which checks and throws. gemm.cpp checks operands and owns memory. A test looks at the
+// symbols.
 #pragma once
 
 #include "kernels/base/gemm.h"

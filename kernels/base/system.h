@@ -135,10 +135,10 @@ inline void place_near(const std::string& bus_address, void* data, std::size_t b
 #ifdef __linux__
   int node = -1;
   std::ifstream("/sys/bus/pci/devices/" + bus_address + "/numa_node") >> node;
-  constexpr int preferred = 1, most = 63;  // MPOL_PREFERRED
+  constexpr int most = 63;
   if (node < 0 || node >= most) return;
   const unsigned long nodes = 1ul << node;
-  syscall(SYS_mbind, data, bytes, preferred, &nodes, most, 0);
+  syscall(SYS_mbind, data, bytes, MPOL_PREFERRED, &nodes, most, 0);
 #else
   static_cast<void>(bus_address), static_cast<void>(data), static_cast<void>(bytes);
 #endif
@@ -325,13 +325,17 @@ inline std::bitset<64> memory_nodes(const Processors& own, const fs::path& root 
   return nodes;
 }
 
-// Spreads the pages of new memory over the memory nodes of this process. Any thread may write a page first and others read
-// it, so a page has no best node, but all nodes together have more bandwidth than one. If it fails, nothing changes.
+// Spreads the pages of new memory over the memory nodes of this process, unless it was started with another policy
+// (numactl). Any thread may write a page first and others read it, so a page has no best node, but all nodes together
+// have more bandwidth than one. If it fails, nothing changes.
 inline void spread_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef __linux__
   const std::bitset<64> nodes = memory_nodes(own_processors());
   const unsigned long mask = nodes.to_ulong();
-  if (nodes.count() > 1) syscall(SYS_mbind, data, bytes, MPOL_INTERLEAVE, &mask, 8 * sizeof mask + 1, 0);
+  int policy = -1;
+  syscall(SYS_get_mempolicy, &policy, nullptr, 0, nullptr, 0);
+  if (nodes.count() > 1 && policy == MPOL_DEFAULT)
+    syscall(SYS_mbind, data, bytes, MPOL_INTERLEAVE, &mask, 8 * sizeof mask + 1, 0);
 #endif
 }
 
@@ -341,13 +345,14 @@ inline int threads_for(std::optional<double> quota, int at_most) {
   return std::max(1, static_cast<int>(std::lround(*quota)));
 }
 
-// A thread for each core that the CPU affinity and the quota allow. If OpenMP binds threads, this one is bound already, and
-// the affinity says nothing of the others. OMP_NUM_THREADS overrides all, up to a number that libgomp can start.
+// A thread for each core that the CPU affinity and the quota allow. If OpenMP binds threads, this one is bound already,
+// and the affinity says nothing of the others. OMP_NUM_THREADS overrides all, up to a number that libgomp can start.
 inline void choose_threads() {
   constexpr int most = 4096;
   int threads = omp_get_max_threads();
   if (!std::getenv("OMP_NUM_THREADS")) {
-    if (omp_get_proc_bind() == omp_proc_bind_false) threads = std::min(threads, count_cores(own_processors()));
+    const Processors own = own_processors();  // none: unknown
+    if (omp_get_proc_bind() == omp_proc_bind_false && own.any()) threads = std::min(threads, count_cores(own));
     threads = threads_for(cpu_quota(), threads);
   }
   omp_set_num_threads(std::min(most, threads));

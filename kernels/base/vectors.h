@@ -11,6 +11,10 @@
 #include <immintrin.h>
 #endif
 
+#ifndef STREAMBP_INSTRUCTIONS
+#error "only files that are compiled for several instruction sets include this: see products.h"
+#endif
+
 namespace streambp::cpu::STREAMBP_INSTRUCTIONS {
 
 #if defined(__AVX512F__)
