@@ -287,11 +287,10 @@ class BenchCommand : public Command {
     if (const double threads = omp_get_max_threads(); !gpu && threads > 1) {
       // If threads wait only where one works alone, idle time is (threads - 1) times the time of that one.
       const double run = c.seconds.back(), busy = c.busy_seconds / run;
-      print(
-          "%.2f of %.0f threads were busy (or spinning): %.1f%% of the time is serial, if that is why the others "
-          "wait.\n"
-          "%.1f%% of the time is between operations.\n",
-          busy, threads, 100 * std::clamp((threads - busy) / (threads - 1), 0.0, 1.0), 100 * (1 - total / run));
+      const double serial = std::clamp((threads - busy) / (threads - 1), 0.0, 1.0), between = 1 - total / run;
+      print("%.2f of %.0f threads were busy (or spinning): ", busy, threads);
+      print("%.1f%% of the time is serial, if that is why the others wait.\n", 100 * serial);
+      print("%.1f%% of the time is between operations.\n", 100 * between);
     }
     TextTable table({"operation", "calls", "seconds", "share", "GFLOP/s", "GB/s", "over floor"});
     for (const Work& w : work) {

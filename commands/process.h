@@ -3,14 +3,23 @@
 
 #include <fcntl.h>
 #include <signal.h>
-
-#include <cstdio>
-#include <cstdlib>
+#include <unistd.h>
 
 #include "data/files/unfinished.h"
 #include "kernels/base/system.h"
 
 namespace streambp {
+
+#ifdef __x86_64__
+// Older processors run nothing else of this program: it ends before anything else is initialised.
+[[gnu::constructor(101), gnu::target("arch=x86-64")]] inline void require_vector_instructions() {
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return;
+  constexpr char message[] =
+      "streambp: this processor has no AVX2 or no fused multiply-add; use one of 2013 or later\n";
+  _exit(write(STDERR_FILENO, message, sizeof message - 1) > 0 ? 1 : 2);
+}
+#endif
 
 // Opens /dev/null on closed standard descriptors. Otherwise the next files opened would get their numbers and receive
 // what the program prints.
@@ -22,12 +31,6 @@ inline void open_standard_descriptors() {
 // Call first in main: it may execute the program again.
 inline void set_up_process(char** argv) {
   open_standard_descriptors();
-#ifdef __x86_64__
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
-    std::fputs("streambp: this processor has no AVX2 and fused multiply-add; use one of 2013 or later\n", stderr);
-    std::exit(1);
-  }
-#endif
   signal(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG, and the file is cleaned up
   signal(SIGPIPE, SIG_IGN);  // the reader of the console may leave; files are written all the same
   limit_spinning(argv);
