@@ -128,8 +128,8 @@ def decode(job):
 
     def seconds(tokens):
         start = time.perf_counter()
-        model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0,
-                       min_new_tokens=tokens, max_new_tokens=tokens)  # fmt: skip
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=1.0, top_k=0,
+                       top_p=1.0, pad_token_id=0, min_new_tokens=tokens, max_new_tokens=tokens).cpu()  # fmt: skip
         return time.perf_counter() - start
 
     seconds(16)  # warms up
