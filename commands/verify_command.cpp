@@ -8,6 +8,7 @@
 #include "commands/command.h"
 #include "commands/device_options.h"
 #include "commands/rank_options.h"
+#include "commands/referee.h"
 #include "commands/verify_input.h"
 #include "data/files/checkpoint.h"
 #include "data/files/file_key.h"
@@ -43,11 +44,14 @@ class VerifyCommand : public Command {
                  {&chunks_, "One or more chunks for stream mode (default: 256 512 768; on a GPU 2048 4096)"});
     options_.add("--tile", {&tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests"});
     ranks_.add_to(options_);
+    referee_.add_to(options_);
     options_.section("Output");
     options_.add("--run", {&run_, "Instead, check the files of this run's checkpoints against their hashes"});
-    options_.add("--save-gradient",
-                 {&gradient_file_, "Write the gradient of the last stream run to this safetensors file, in float32",
-                  checks::results_file(), Lasts::no, "none"});
+    options_.add(
+        "--save-gradient",
+        {&gradient_file_,
+         "Write the gradient of the last stream run to this safetensors file, in float32 (with --batch in --dtype)",
+         checks::results_file(), Lasts::no, "none"});
     options_.add(
         "--oracle",
         {&with_oracle_, "Compare with the independent oracle: slow, plain loops, memory quadratic in the length"});
@@ -61,6 +65,7 @@ class VerifyCommand : public Command {
             gradient_file_, ": a gradient is a safetensors file; name it .safetensors");
     require(gradient_file_.empty() || gradient_file_ != json_file_, "--json and --save-gradient name the same file");
     if (!run_.empty()) return check_run();
+    if (referee_.given()) return judge();
     settle_device();
     input_.prepare();
     const Ranks grid = ranks_.grid(input_.config, device_.kind());
@@ -84,6 +89,28 @@ class VerifyCommand : public Command {
     for (Index chunk : chunks_) verify_mode(Mode::stream, chunk);
     progress("");
     if (this_process().rank == 0) conclude();
+  }
+
+  // Judges another trainer's gradient.
+  void judge() {
+    options_.only({"--objective", "--length", "--documents", "--data", "--tokens", "--seed", "--chunk", "--oracle"},
+                  false, " does not go with --batch, which has all that it sets; leave it out");
+    require(this_process().count == 1, "--batch is for one process");
+    require(device_.device != "cuda", "--batch is judged on the CPU; leave out --device cuda");
+    require(device_.dtype != "bf16", "--dtype bf16 is not exact enough to judge a gradient; use f64 or f32");
+    device_.device = "cpu";
+    if (device_.dtype == "auto") device_.dtype = "f64";
+    input_.prepare_model();
+    require(!input_.weights.empty(), "--batch needs --model DIR, the model directory whose gradient was recorded");
+    settings_ = device_.settings(input_.config, 1);
+    const std::string description = describe(input_.config) + ", weights of " + input_.weights.string();
+    RefereeOptions::Outputs outputs{{}, json_file_};
+    if (!gradient_file_.empty())
+      outputs.save_gradient = [&](const HostTensors& values) {
+        settings_.dtype == DType::f64 ? save_gradient<double>(values) : save_gradient<float>(values);
+      };
+    exit_code =
+        referee_.run({input_.config, settings_.dtype, [this](Engine& engine) { fill(engine); }, description}, outputs);
   }
 
   // Are the files of all checkpoints as the run saved them?
@@ -218,7 +245,7 @@ class VerifyCommand : public Command {
   }
 
   void conclude() {
-    if (!gradient_file_.empty()) save_gradient();
+    if (!gradient_file_.empty()) save_gradient<float>(streamed_->values);
     table_.print();
     print("\n");
     if (oracle_error_) {
@@ -297,17 +324,19 @@ class VerifyCommand : public Command {
     };
   }
 
-  void save_gradient() const {
-    Tensors<float> tensors(input_.config);
-    const Table<float> rows = trained(table(input_.config, tensors));
+  // Writes the gradient of the trained parameters as numbers of type T.
+  template <class T>
+  void save_gradient(const HostTensors& gradient) const {
+    Tensors<T> tensors(input_.config);
+    const Table<T> rows = trained(table(input_.config, tensors));
     Plan size;
     allocate(size, rows, Kind::gradients);
     Cpu host(size.arena.peak());
     allocate(host, rows, Kind::gradients);
     std::size_t i = 0;
     for (auto& e : rows) {
-      const std::vector<double>& values = streamed_->values[i++];
-      host.upload(*e.matrix, std::vector<float>(values.begin(), values.end()).data());
+      const std::vector<double>& values = gradient[i++];
+      host.upload(*e.matrix, std::vector<T>(values.begin(), values.end()).data());
     }
     SafetensorsWriter writer(gradient_file_, {{"format", "pt"}, {"written_by", kWrittenBy}});
     write_tensors(host, writer, "", rows);
@@ -320,6 +349,7 @@ class VerifyCommand : public Command {
 
   OptionTable options_;
   VerifyInput input_;
+  RefereeOptions referee_;
   DeviceOptions device_{.optimizer = "none"};
   RankOptions ranks_;
   Index tile_ = kGpuTile;

@@ -56,13 +56,11 @@ class VerifyInput {
     options_->only({"--length"}, !tokens, " is for random documents and --data; leave it out");
     objective = objectives.settings(length_);
     if (objective.kind == ObjectiveKind::dpo && !options_->given("--documents")) documents_ = 4;
-    if (fs::is_directory(model.model)) model.model = model_directory(model.model);
     if (!tokens_file_.empty()) {
       batch = tokens_of_file();
       length_ = batch.size();
     }
-    config = model.config(length_);
-    choose_part();
+    prepare_model();
     if (!data_.empty()) first_then_others([&] { batch = documents_of_data(); });
     if (batch.size() == 0) {
       require(documents_ * 2 <= length_, "--documents ", documents_, " of two tokens or more do not fit --length ",
@@ -76,7 +74,13 @@ class VerifyInput {
     require(config.positions == Positions::rope || batch.size() <= config.max_length * documents, "--length ",
             batch.size(), " in ", documents, " documents is longer than the ", config.max_length,
             " positions of the model; give more --documents");
-    if (fs::is_directory(model.model)) weights = model.model;
+  }
+
+  // Without a batch.
+  void prepare_model() {
+    if (fs::is_directory(model.model)) weights = model.model = model_directory(model.model);
+    config = model.config(length_);
+    choose_part();
   }
 
   // One micro-batch per token stream: different random documents, or the same --data or --tokens for each.

@@ -54,6 +54,8 @@ struct RopeScaling {
   std::vector<double> short_factors = {}, long_factors = {};
   Index longest = 0;  // n
 
+  bool operator==(const RopeScaling&) const = default;
+
   bool depends_on_length() const { return type == RopeType::dynamic || type == RopeType::longrope; }
   // Whether positions of documents of this length were scaled as they should be.
   bool covers(Index length) const {

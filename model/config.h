@@ -28,6 +28,7 @@ enum class Base { plain, nf4 };
 struct AdapterSize {
   Index rank = 0;
   double scale = 0;
+  bool operator==(const AdapterSize&) const = default;
 };
 
 struct Config {
@@ -70,6 +71,8 @@ struct Config {
   std::optional<std::set<std::string>> trained = {};
   Base base = Base::plain;
   bool plain_scales = false;  // of weights in 4 bits: without double quantisation
+
+  bool operator==(const Config&) const = default;
 
   Index q_width() const { return heads * head_dim; }
   Index kv_width() const { return kv_heads * head_dim; }

@@ -1,0 +1,36 @@
+// The part of `streambp verify` that judges another trainer's gradient.
+#pragma once
+
+#include "commands/option_table.h"
+#include "training/verify/referee.h"
+
+namespace streambp {
+
+class RefereeOptions {
+ public:
+  void add_to(OptionTable& options);
+  bool given() const { return !batches_.empty() || !against_.empty() || !defect_.empty(); }
+
+  // The model whose gradient is judged.
+  struct Subject {
+    Config config;
+    DType dtype;  // of the exact gradient
+    CaseGradients::Fill fill;
+    std::string description;
+  };
+  // What is shown and saved. Returns the exit code.
+  struct Outputs {
+    std::function<void(const HostTensors&)> save_gradient;  // may be empty
+    std::string json;
+  };
+  int run(const Subject& subject, const Outputs& outputs) const;
+
+ private:
+  bool judge(Referee referee, const CaseGradients::Result& exact, const RecordedGradient& recorded, Json& json) const;
+
+  std::vector<std::string> batches_, against_;
+  std::string defect_, computed_in_ = "auto";
+  double minutes_ = 10;
+};
+
+}  // namespace streambp

@@ -1,0 +1,85 @@
+// Gradients of cases (defects.h), computed by the program itself in any type.
+#pragma once
+
+#include <memory>
+
+#include "training/engine.h"
+#include "training/plan.h"
+#include "training/verify/defects.h"
+
+namespace streambp {
+
+// A type of weights and activations, and of the gradient if the weights are bfloat16.
+struct Types {
+  DType dtype;
+  bool wide_gradient = true;
+  bool operator==(const Types&) const = default;
+
+  const char* name() const {
+    if (dtype != DType::bf16) return streambp::name(dtype);
+    return wide_gradient ? "bfloat16, gradient in float32" : "bfloat16";
+  }
+};
+
+class CaseGradients {
+ public:
+  using Fill = std::function<void(Engine&)>;
+
+  // fill: loads the weights
+  explicit CaseGradients(Fill fill) : fill_(std::move(fill)) {}
+
+  struct Result {
+    double loss;
+    std::vector<Parameter> parameters;
+    HostTensors values;
+  };
+
+  // The gradient of these parameters, or without any of all that are trained, times `scale`.
+  Result compute(const TrainingCase& c, const Types& types, const std::set<std::string>& only = {}, double scale = 1) {
+    std::vector<Batch> batches = weighted(c);
+    for (Batch& batch : batches)
+      for (double& weight : batch.advantages) weight *= scale;
+    prepare(c, types, only);
+    const double loss = engine_->accumulate(batches, schedule_).loss;
+    Result result{loss, trained_parameters(settings_.config), engine_->gradient()};
+    engine_->release_gradient();
+    return result;
+  }
+
+ private:
+  // The engine keeps its weights over cases that differ in their batches only.
+  void prepare(const TrainingCase& c, const Types& types, const std::set<std::string>& only) {
+    StepSettings s{c.config};
+    s.dtype = types.dtype, s.wide_gradient = types.dtype == DType::bf16 && types.wide_gradient;
+    s.optimizer = OptimizerKind::none, s.objective = weighted_log_probs();
+    s.micro_batches = std::ssize(c.step.batches);
+    if (!only.empty()) s.config.trained = only;
+    Index rows = 0;
+    for (const RecordedBatch& b : c.step.batches) rows = std::max(rows, b.batch.size());
+    const bool same = engine_ && s.config == settings_.config && types == types_ &&
+                      s.micro_batches == settings_.micro_batches && rows == rows_;
+    if (same) return;
+    engine_.reset();  // its memory first
+    settings_ = s, types_ = types, rows_ = rows;
+    schedule_ = schedule_for(Mode::stream, s, rows, default_chunk(s));
+    const Capacity capacity = plan(s, rows, schedule_).capacity();
+    require_free(capacity.near);
+    engine_ = make_engine(s, rows, capacity);
+    fill_(*engine_);
+  }
+
+  void require_free(std::size_t bytes) const {
+    const std::size_t free = free_memory(DeviceKind::cpu);
+    require(bytes <= free, "the gradient in ", types_.name(), " needs ", bytes >> 20, " MiB, and ", free >> 20,
+            " MiB are free; use --dtype f32, or record fewer parameters and --freeze the others");
+  }
+
+  Fill fill_;
+  std::unique_ptr<Engine> engine_;
+  StepSettings settings_;
+  Types types_{DType::f64};
+  Index rows_ = 0;
+  Schedule schedule_ = Schedule::full(0);
+};
+
+}  // namespace streambp

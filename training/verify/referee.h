@@ -1,0 +1,267 @@
+// Judges a gradient that another trainer recorded: compares it with ours in float64, computes what rounding explains on
+// this very batch, and if that is not enough, looks for the defect whose gradient it is (defects.h).
+#pragma once
+
+#include "data/files/recorded_gradient.h"
+#include "training/verify/case_gradients.h"
+
+namespace streambp {
+
+// The values of each tensor; fused ones part after part.
+using Gradient = std::map<std::string, std::vector<double>>;
+
+inline Gradient by_name(const CaseGradients::Result& from) {
+  Gradient result;
+  for (std::size_t i = 0; i < from.values.size(); ++i) {
+    std::vector<double>& all = result[from.parameters[i].name];
+    all.insert(all.end(), from.values[i].begin(), from.values[i].end());
+  }
+  return result;
+}
+
+// Inner products of a recorded tensor and ours.
+struct Products {
+  double ours = 0, theirs = 0, both = 0, difference = 0;  // squares of the norms, ⟨theirs, ours⟩, ‖theirs - ours‖²
+
+  Products() = default;
+  Products(const std::vector<double>& a, const std::vector<double>& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      theirs += a[i] * a[i], ours += b[i] * b[i], both += a[i] * b[i];
+      difference += (a[i] - b[i]) * (a[i] - b[i]);
+    }
+  }
+  Products& operator+=(const Products& more) {
+    ours += more.ours, theirs += more.theirs, both += more.both, difference += more.difference;
+    return *this;
+  }
+  double distance() const { return distance(1); }
+  // ‖theirs - factor ours‖ / ‖factor ours‖
+  double distance(double factor) const {
+    if (factor == 1) return ratio(difference, ours);
+    return ratio(std::max(theirs - 2 * factor * both + factor * factor * ours, 0.0), factor * factor * ours);
+  }
+  double cosine() const { return theirs > 0 && ours > 0 ? both / std::sqrt(theirs) / std::sqrt(ours) : 0; }
+  double norm_ratio() const { return ratio(theirs, ours); }
+  double best_factor() const { return ours > 0 ? both / ours : 0; }
+
+ private:
+  static double ratio(double a, double b) { return b > 0 ? std::sqrt(a / b) : a > 0 ? INFINITY : 0; }
+};
+
+// The error that a type of weights, activations and gradient has on this batch: ‖rounded - exact‖ of each tensor.
+struct Rounding {
+  const char* name;
+  std::map<std::string, double> error;
+};
+
+// A trainer's errors in the same type are of this size: another order of sums, other places where it rounds.
+constexpr double kOtherRounding = 4;
+
+struct Explanation {
+  std::vector<const Defect*> defects;  // none: a factor alone
+  double factor = 1;
+  std::string factor_meaning = "";  // empty: 1
+  double distance = 0;              // of what is compared, after the factor
+  std::size_t rounding = 0;         // which type explains the rest
+  bool named() const { return factor == 1 || !factor_meaning.empty(); }
+};
+
+class Referee {
+ public:
+  // exact: the type of the exact gradient
+  Referee(TrainingCase correct, DType exact, const RecordedGradient& recorded, CaseGradients& gradients)
+      : correct_(std::move(correct)), types_{exact}, recorded_(recorded), gradients_(gradients) {
+    for (const Parameter& p : trained_parameters(correct_.config)) {
+      if (!recorded.tensors().contains(p.name)) continue;
+      if (p.part == 0) order_.insert(order_.begin(), p.name);
+      parts_[p.name].push_back(p);
+    }
+  }
+
+  // The names of the compared tensors, in the order of backward: from the head to the embedding.
+  const std::vector<std::string>& order() const { return order_; }
+  const std::vector<Rounding>& roundings() const { return roundings_; }
+  const Products& products(const std::string& name) const { return products_.at(name); }
+
+  // How far the recorded gradient is from the exact one.
+  void compare(const CaseGradients::Result& exact) {
+    exact_ = by_name(exact);
+    for (const std::string& name : order_) products_[name] = {recorded_.values(parts_.at(name)), exact_.at(name)};
+  }
+
+  // The error of these types. Call with the narrowest last. For the type of the exact gradient, it is computed once more
+  // with a loss three times as large, which is rounded differently.
+  void compute_rounding(const Types& types) {
+    const double scale = types.dtype == types_.dtype ? 3 : 1;
+    Gradient rounded = by_name(gradients_.compute(correct_, types, {}, scale));
+    Rounding rounding{types.name(), {}};
+    std::vector<double> relative;
+    for (const std::string& name : order_) {
+      for (double& x : rounded.at(name)) x /= scale;
+      const Products p(rounded.at(name), exact_.at(name));
+      rounding.error[name] = std::sqrt(p.difference);
+      if (p.ours > 0) relative.push_back(std::sqrt(p.difference / p.ours));
+    }
+    // A tensor of few numbers can be right by luck, so its error counts at least as much as the median tensor's.
+    std::ranges::sort(relative);
+    const double usual = relative.empty() ? 0 : relative[relative.size() / 2];
+    for (auto& [name, error] : rounding.error) error = std::max(error, usual * std::sqrt(products_.at(name).ours));
+    roundings_.push_back(rounding);
+  }
+
+  // The first type whose rounding explains a distance from `factor` times these tensors; roundings().size(): none does.
+  std::size_t explained_by(const std::vector<std::string>& names, double distance) const {
+    std::size_t type = 0;
+    while (type < roundings_.size() && distance > limit(names, type)) ++type;
+    return type;
+  }
+  std::size_t explained_by(const std::string& name) const {
+    return explained_by({name}, products_.at(name).distance());
+  }
+  // The type that explains all tensors.
+  std::size_t explained() const {
+    std::size_t type = 0;
+    for (const std::string& name : order_) type = std::max(type, explained_by(name));
+    return type;
+  }
+
+  // Tensors that are this multiple of ours, if all others are right: 0 where a gradient is missing.
+  struct Multiple {
+    double factor = 1;
+    std::vector<std::string> names;
+  };
+  std::optional<Multiple> multiple() const {
+    Multiple found;
+    for (const std::string& name : order_) {
+      if (explained_by(name) < roundings_.size()) continue;
+      const Products& p = products_.at(name);
+      const double factor = p.theirs == 0 ? 0 : p.best_factor();
+      const double limit = this->limit({name}, roundings_.size() - 1);
+      if (found.names.empty())
+        found.factor = std::abs(factor - std::round(factor)) <= limit ? std::round(factor) : factor;
+      if (found.factor == 0 ? p.theirs > 0 : p.distance(found.factor) > limit) return {};
+      found.names.push_back(name);
+    }
+    if (found.names.empty() || found.names.size() == order_.size()) return {};
+    return found;
+  }
+
+  // What explains the recorded gradient, the best first; those after it explain it as well. on_try is called with what is
+  // tried, and returns whether to go on.
+  using OnTry = std::function<bool(const std::string&)>;
+  std::vector<Explanation> explain(const OnTry& on_try) {
+    std::vector<Explanation> found;
+    bool goes_on = true;
+    const auto test = [&](std::vector<const Defect*> defects) {
+      TrainingCase c = correct_;
+      std::string name;
+      for (const Defect* defect : defects) {
+        if (!defect->apply(c)) return;
+        name += (name.empty() ? "" : " and ") + std::string(defect->name);
+      }
+      if (!(goes_on = on_try(name))) return;
+      if (auto explanation = matches(c, std::move(defects))) found.push_back(*explanation);
+    };
+    const std::vector<Defect>& all = all_defects();
+    test({});
+    for (std::size_t i = 0; i < all.size() && goes_on; ++i) test({&all[i]});
+    if (std::ranges::none_of(found, [](const Explanation& e) { return e.named() && e.rounding == 0; })) {
+      for (std::size_t i = 0; i < all.size() && goes_on; ++i)
+        for (std::size_t j = i + 1; j < all.size() && goes_on; ++j) test({&all[i], &all[j]});
+    }
+    return best(std::move(found));
+  }
+
+  // The same for a gradient that the rounding of a narrow type explains: a factor, or a mean over other parts, may explain
+  // it up to a smaller rounding. Other defects are not tried.
+  std::vector<Explanation> explain_better() {
+    std::vector<Explanation> found;
+    const auto test = [&](const TrainingCase& c, std::vector<const Defect*> defects) {
+      const auto explanation = matches(c, std::move(defects));
+      if (explanation && explanation->named() && explanation->rounding < explained()) found.push_back(*explanation);
+    };
+    test(correct_, {});
+    for (const Defect& defect : all_defects()) {
+      TrainingCase c = correct_;
+      if (defect.apply(c) && c.mean != MeanOver::step) test(c, {&defect});
+    }
+    return best(std::move(found));
+  }
+
+ private:
+  double limit(const std::vector<std::string>& names, std::size_t type) const {
+    double error = 0, exact = 0;
+    for (const std::string& name : names) {
+      const double e = roundings_[type].error.at(name);
+      error += e * e, exact += products_.at(name).ours;
+    }
+    return exact > 0 ? kOtherRounding * std::sqrt(error / exact) : INFINITY;
+  }
+
+  // Those with the smallest rounding, and of these the simplest.
+  static std::vector<Explanation> best(std::vector<Explanation> found) {
+    const auto rank = [](const Explanation& e) {
+      return std::tuple(e.rounding, !e.named(), std::ssize(e.defects) + (e.factor != 1));
+    };
+    std::ranges::stable_sort(found, {}, [&](const Explanation& e) { return std::pair(rank(e), e.distance); });
+    std::erase_if(found, [first = found.empty() ? decltype(rank(Explanation()))() : rank(found.front()),
+                          &rank](const Explanation& e) { return rank(e) != first; });
+    return found;
+  }
+
+  // Whether the recorded gradient is that of a case, perhaps times a factor. Looks at the last norm first: any defect of
+  // the loss or of forward changes its gradient, which needs no backward pass through the layers.
+  std::optional<Explanation> matches(const TrainingCase& c, std::vector<const Defect*> defects) {
+    std::set<std::string> first;
+    Tensors<float> none(correct_.config);
+    for (const auto& e : head_table(correct_.config, none))
+      if (e.parameter.vector() && parts_.contains(e.parameter.name)) first.insert(e.parameter.name);
+    if (!first.empty() && !test(c, first, defects)) return {};
+    return test(c, {}, std::move(defects));
+  }
+
+  // The best factor for these tensors, or for all of them.
+  std::optional<Explanation> test(const TrainingCase& c, const std::set<std::string>& only,
+                                  std::vector<const Defect*> defects) {
+    const Gradient ours = by_name(gradients_.compute(c, types_, only));
+    std::map<std::string, Products> tensors;
+    Products sum;
+    for (const auto& [name, values] : ours) {
+      if (!parts_.contains(name) || !(only.empty() || only.contains(name))) continue;
+      sum += tensors[name] = Products(recorded_.values(parts_.at(name)), values);
+    }
+    std::optional<Explanation> result;
+    const auto test = [&](double factor, const std::string& meaning) {
+      Explanation e{defects, factor, meaning, sum.distance(factor)};
+      for (const auto& [name, products] : tensors)
+        e.rounding = std::max(e.rounding, explained_by({name}, products.distance(factor)));
+      if (e.rounding < (result ? result->rounding : roundings_.size())) result = e;
+    };
+    test(1, "");
+    for (const Factor& f : factors(c.step)) test(f.value, f.meaning);
+    const double norm = std::sqrt(sum.theirs), round = std::round(100 * norm) / 100;
+    const bool clipped = only.empty() && recorded_.missing().empty() && sum.theirs < sum.ours && round > 0 &&
+                         std::abs(norm / round - 1) < 1e-4;
+    test(sum.best_factor(), clipped ? "it is clipped to a norm of " + std::to_string(round).substr(0, 4) : "");
+    return result;
+  }
+
+  std::vector<Factor> factors(const RecordedStep& step) const {
+    std::vector<Factor> all = factors_of(step);
+    const auto whole = static_cast<double>(correct_.step.targets()), kept = static_cast<double>(step.targets());
+    if (kept != whole) all.push_back({kept / whole, "it is divided by all learned tokens of the step"});
+    return all;
+  }
+
+  TrainingCase correct_;
+  Types types_;
+  const RecordedGradient& recorded_;
+  CaseGradients& gradients_;
+  std::vector<std::string> order_;
+  std::map<std::string, std::vector<Parameter>> parts_;
+  Gradient exact_;
+  std::map<std::string, Products> products_;
+  std::vector<Rounding> roundings_;
+};
+
+}  // namespace streambp
