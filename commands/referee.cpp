@@ -6,6 +6,7 @@
 
 #include "commands/text.h"
 #include "data/files/results.h"
+#include "training/verify/random_documents.h"
 
 namespace streambp {
 namespace {
@@ -16,7 +17,39 @@ void progress(const std::string& what) {
 
 constexpr int kMostShown = 40;  // tensors of the table
 
-std::string percent(double part) { return part < 0.001 ? format("%.1e", part) : format("%.2g %%", 100 * part); }
+std::string percent(double part) {
+  if (part == 0) return "0";
+  return part < 0.001 ? format("%.1e", part) : format(part < 1 ? "%.2g %%" : "%.0f %%", 100 * part);
+}
+
+// "layer 3", or the name of a parameter outside the layers.
+std::string section_of(const Config& config, const Parameter& p) {
+  if (!p.in_layer) return p.name;
+  const std::size_t begin = module_name(config, family_of(config).modules.layers).size();
+  return "layer " + p.name.substr(begin, p.name.find('.', begin) - begin);
+}
+
+// What a defect does to the loss and to the gradient, from the head down to the embedding.
+void show_effect(const Config& config, const CaseGradients::Result& wrong, const CaseGradients::Result& correct,
+                 Json& json) {
+  std::vector<std::pair<std::string, Products>> sections;
+  Products all;
+  for (std::size_t i = wrong.values.size(); i-- > 0;) {
+    const std::string section = section_of(config, wrong.parameters[i]);
+    if (sections.empty() || sections.back().first != section) sections.emplace_back(section, Products());
+    const Products of_tensor(wrong.values[i], correct.values[i]);
+    sections.back().second += of_tensor, all += of_tensor;
+  }
+  sections.emplace_back("the whole gradient", all);
+  print("The correct loss is %.12g.\n\n", correct.loss);
+  TextTable table({"", "distance", "cosine", "norm ratio"});
+  for (const auto& [section, p] : sections) {
+    table.add({section, percent(p.distance()), format("%.6f", p.cosine()), format("%.5g", p.norm_ratio())});
+    json["effect"].push_back(
+        {{"section", section}, {"distance", p.distance()}, {"cosine", p.cosine()}, {"norm_ratio", p.norm_ratio()}});
+  }
+  table.print();
+}
 
 // The verdict on a recorded gradient, printed and as JSON.
 class Report {
@@ -79,6 +112,12 @@ class Report {
     print("WRONG, first in %s. The largest difference is %s, in %s.\n", first,
           percent(referee_.products(worst).distance()), worst);
     json_["verdict"] = "wrong", json_["first"] = first, json_["worst"] = worst;
+  }
+
+  void tied(const std::string& part) const {
+    print("Explained: all other tensors are right, and of the tied embedding's gradient %s is missing or wrong.\n",
+          part);
+    json_["explanation"] = {{"missing", part}, {"tensors", {referee_.order().back()}}};
   }
 
   void multiple(const Referee::Multiple& m) const {
@@ -152,8 +191,8 @@ void RefereeOptions::add_to(OptionTable& options) {
   std::vector<std::string> names;
   for (const Defect& d : all_defects()) names.push_back(d.name);
   options.add("--defect", {&defect_,
-                           "With --batch: give the step this defect. With --save-gradient, its gradient is what a "
-                           "trainer with the defect computes",
+                           "Show what this defect does to the loss and the gradient of --batch, or of a random step. "
+                           "--save-gradient then writes the gradient of a trainer with this defect",
                            checks::one_of(names)});
   options.add("--computed-in", {&computed_in_,
                                 "Type in which the trainer computes: f32, or bf16 for any narrower one, which explains "
@@ -163,55 +202,65 @@ void RefereeOptions::add_to(OptionTable& options) {
 }
 
 int RefereeOptions::run(const Subject& subject, const Outputs& outputs) const {
-  require(!batches_.empty(), against_.empty() ? "--defect" : "--against",
-          " needs --batch, the step whose gradient it is");
+  require(!batches_.empty() || against_.empty(), "--against needs --batch, the step whose gradient it is");
   require(defect_.empty() || against_.empty(), "--defect and --against cannot be combined; leave out one");
-  TrainingCase c{subject.config, RecordedStepReader(subject.config).read(batches_)};
-  c.config.rope_scaling.longest = c.step.longest();
-  const RecordedStep& step = c.step;
+  TrainingCase correct{subject.config, batches_.empty() ? random_step(subject.config, subject.seed)
+                                                        : RecordedStepReader(subject.config).read(batches_)};
+  correct.config.rope_scaling.longest = correct.step.longest();
+  print("%s\n", subject.description);
+  announce(correct.step);
+  TrainingCase judged = correct;
+  for (const Defect& defect : all_defects()) {
+    if (defect.name != defect_) continue;
+    require(defect.apply(judged), "--defect ", defect_, ": this model or step cannot have it");
+    print("The defect: %s\n", defect.meaning);
+  }
+  std::optional<RecordedGradient> recorded;
+  if (!against_.empty()) recorded.emplace(against_, subject.config);
+  std::fflush(stdout);
+  CaseGradients gradients(subject.fill);
+  const auto compute = [&](const TrainingCase& c) {
+    progress(std::string("the gradient in ") + name(subject.dtype));
+    CaseGradients::Result result = gradients.compute(c, {subject.dtype});
+    progress("");
+    return result;
+  };
+  CaseGradients::Result result = compute(judged);
+  print("The gradient in %s: loss %.12g\n", name(subject.dtype), result.loss);
+  Json json = {{"targets", correct.step.targets()}, {"dtype", name(subject.dtype)}, {"loss", result.loss}};
+  if (!defect_.empty()) show_effect(subject.config, result, compute(correct), json);
+  if (outputs.save_gradient) outputs.save_gradient(result.values);
+  const bool right =
+      !recorded || judge({correct, subject.dtype, *recorded, gradients}, std::move(result), *recorded, json);
+  if (!outputs.json.empty()) write_results(outputs.json, json);
+  return right ? 0 : 1;
+}
+
+void RefereeOptions::announce(const RecordedStep& step) const {
   Index tokens = 0, documents = 0;
   for (const RecordedBatch& b : step.batches) tokens += b.batch.size(), documents += std::ssize(b.batch.documents());
   const char* loss = step.reduction == Reduction::mean  ? "the mean over all learned tokens"
                      : step.reduction == Reduction::sum ? "the sum over all learned tokens"
                                                         : "given by d loss / d log-prob";
-  print("%s\n%s in %s: %s in %s (%s), %s learned; the loss is %s\n", subject.description,
-        counted(std::ssize(step.batches), "micro-batch"), counted(std::ssize(batches_), "file"),
-        counted(tokens, "token"), counted(documents, "document"), step.documents, counted(step.targets(), "token"),
-        loss);
+  print("%s in %s: %s in %s (%s), %s learned; the loss is %s\n", counted(std::ssize(step.batches), "micro-batch"),
+        batches_.empty() ? "a random step of 2 ranks" : counted(std::ssize(batches_), "file"), counted(tokens, "token"),
+        counted(documents, "document"), step.documents, counted(step.targets(), "token"), loss);
   if (step.outside > 0)
     print("%s of documents' first tokens are ignored: no token of the document predicts them\n",
           counted(step.outside, "label"));
-  if (!defect_.empty()) {
-    const auto& defect = *std::ranges::find_if(all_defects(), [&](const Defect& d) { return d.name == defect_; });
-    require(defect.apply(c), "--defect ", defect_, ": this model or step cannot have it");
-    print("with a defect: %s\n", defect.meaning);
-  }
-  std::optional<RecordedGradient> recorded;
-  if (!against_.empty()) recorded.emplace(against_, subject.config);
-  std::fflush(stdout);
-  Json json = {
-      {"tokens", tokens}, {"documents", documents}, {"targets", step.targets()}, {"dtype", name(subject.dtype)}};
-  CaseGradients gradients(subject.fill);
-  progress(std::string("the gradient in ") + name(subject.dtype));
-  const CaseGradients::Result exact = gradients.compute(c, {subject.dtype});
-  progress("");
-  print("The gradient in %s: loss %.12g\n\n", name(subject.dtype), exact.loss);
-  json["loss"] = exact.loss;
-  if (outputs.save_gradient) outputs.save_gradient(exact.values);
-  const bool right = !recorded || judge({c, subject.dtype, *recorded, gradients}, exact, *recorded, json);
-  if (!outputs.json.empty()) write_results(outputs.json, json);
-  return right ? 0 : 1;
 }
 
-bool RefereeOptions::judge(Referee referee, const CaseGradients::Result& exact, const RecordedGradient& recorded,
+bool RefereeOptions::judge(Referee referee, CaseGradients::Result exact, const RecordedGradient& recorded,
                            Json& json) const {
-  referee.compare(exact);
+  print("\n");
+  referee.compare(std::move(exact));
   std::vector<Types> all = {{DType::f32}, {DType::bf16, true}, {DType::bf16, false}};
   if (computed_in_ == "f32" || (computed_in_ == "auto" && recorded.computed_in() == "float32")) all.resize(1);
   for (const Types& types : all) {
     progress(std::string("what rounding explains: ") + types.name());
     referee.compute_rounding(types);
   }
+  referee.finish_rounding();
   progress("");
   Report report(referee, recorded, json);
   report.table();
@@ -221,6 +270,7 @@ bool RefereeOptions::judge(Referee referee, const CaseGradients::Result& exact, 
     return report.wrong(), report.explained(better), false;
   }
   report.wrong();
+  if (const std::string part = referee.missing_tied_part(); !part.empty()) return report.tied(part), false;
   if (const auto multiple = referee.multiple()) return report.multiple(*multiple), false;
   const auto start = std::chrono::steady_clock::now();
   int tried = 0;

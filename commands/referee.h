@@ -9,12 +9,14 @@ namespace streambp {
 class RefereeOptions {
  public:
   void add_to(OptionTable& options);
+  bool reads_a_step() const { return !batches_.empty() || !against_.empty(); }
   bool given() const { return !batches_.empty() || !against_.empty() || !defect_.empty(); }
 
   // The model whose gradient is judged.
   struct Subject {
     Config config;
-    DType dtype;  // of the exact gradient
+    DType dtype;         // of the exact gradient
+    std::uint64_t seed;  // of a random step
     CaseGradients::Fill fill;
     std::string description;
   };
@@ -26,7 +28,8 @@ class RefereeOptions {
   int run(const Subject& subject, const Outputs& outputs) const;
 
  private:
-  bool judge(Referee referee, const CaseGradients::Result& exact, const RecordedGradient& recorded, Json& json) const;
+  void announce(const RecordedStep& step) const;
+  bool judge(Referee referee, CaseGradients::Result exact, const RecordedGradient& recorded, Json& json) const;
 
   std::vector<std::string> batches_, against_;
   std::string defect_, computed_in_ = "auto";

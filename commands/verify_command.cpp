@@ -50,8 +50,11 @@ class VerifyCommand : public Command {
     options_.add(
         "--save-gradient",
         {&gradient_file_,
-         "Write the gradient of the last stream run to this safetensors file, in float32 (with --batch in --dtype)",
+         "Write the gradient of the last stream run to this safetensors file, in float32 (with --dtype f64 in float64)",
          checks::results_file(), Lasts::no, "none"});
+    options_.add("--save-batch",
+                 {&batch_file_, "Write the batch to this safetensors file, in the form of --batch, for another trainer",
+                  checks::results_file(), Lasts::no, "none"});
     options_.add(
         "--oracle",
         {&with_oracle_, "Compare with the independent oracle: slow, plain loops, memory quadratic in the length"});
@@ -61,9 +64,13 @@ class VerifyCommand : public Command {
 
  private:
   void run() {
-    require(gradient_file_.empty() || extension_of(gradient_file_) == ".safetensors", "--save-gradient ",
-            gradient_file_, ": a gradient is a safetensors file; name it .safetensors");
-    require(gradient_file_.empty() || gradient_file_ != json_file_, "--json and --save-gradient name the same file");
+    std::set<std::string> files;
+    for (const auto& [option, file] :
+         {std::pair{"--save-gradient", gradient_file_}, {"--save-batch", batch_file_}, {"--json", json_file_}}) {
+      require(file.empty() || std::string_view(option) == "--json" || extension_of(file) == ".safetensors", option, " ",
+              file, ": is a safetensors file; name it .safetensors");
+      require(file.empty() || files.insert(file).second, option, " ", file, ": another option names the same file");
+    }
     if (!run_.empty()) return check_run();
     if (referee_.given()) return judge();
     settle_device();
@@ -93,24 +100,24 @@ class VerifyCommand : public Command {
 
   // Judges another trainer's gradient.
   void judge() {
-    options_.only({"--objective", "--length", "--documents", "--data", "--tokens", "--seed", "--chunk", "--oracle"},
-                  false, " does not go with --batch, which has all that it sets; leave it out");
-    require(this_process().count == 1, "--batch is for one process");
-    require(device_.device != "cuda", "--batch is judged on the CPU; leave out --device cuda");
+    options_.only(
+        {"--objective", "--length", "--documents", "--data", "--tokens", "--chunk", "--oracle", "--save-batch"}, false,
+        " does not go with --batch and --defect; leave it out");
+    require(this_process().count == 1, "--batch and --defect are for one process");
+    require(device_.device != "cuda", "--batch and --defect run on the CPU; leave out --device cuda");
     require(device_.dtype != "bf16", "--dtype bf16 is not exact enough to judge a gradient; use f64 or f32");
     device_.device = "cpu";
     if (device_.dtype == "auto") device_.dtype = "f64";
     input_.prepare_model();
-    require(!input_.weights.empty(), "--batch needs --model DIR, the model directory whose gradient was recorded");
+    require(!referee_.reads_a_step() || !input_.weights.empty(),
+            "--batch needs --model DIR, the model directory whose gradient was recorded");
     settings_ = device_.settings(input_.config, 1);
-    const std::string description = describe(input_.config) + ", weights of " + input_.weights.string();
+    const std::string weights = input_.weights.empty() ? "random weights" : "weights of " + input_.weights.string(),
+                      description = describe(input_.config) + ", " + weights;
     RefereeOptions::Outputs outputs{{}, json_file_};
-    if (!gradient_file_.empty())
-      outputs.save_gradient = [&](const HostTensors& values) {
-        settings_.dtype == DType::f64 ? save_gradient<double>(values) : save_gradient<float>(values);
-      };
-    exit_code =
-        referee_.run({input_.config, settings_.dtype, [this](Engine& engine) { fill(engine); }, description}, outputs);
+    if (!gradient_file_.empty()) outputs.save_gradient = [&](const HostTensors& values) { save(values); };
+    exit_code = referee_.run(
+        {input_.config, settings_.dtype, input_.seed, [this](Engine& engine) { fill(engine); }, description}, outputs);
   }
 
   // Are the files of all checkpoints as the run saved them?
@@ -245,7 +252,8 @@ class VerifyCommand : public Command {
   }
 
   void conclude() {
-    if (!gradient_file_.empty()) save_gradient<float>(streamed_->values);
+    if (!batch_file_.empty()) write_recorded(batch_file_, input_.batch, kWrittenBy);
+    if (!gradient_file_.empty()) save(streamed_->values);
     table_.print();
     print("\n");
     if (oracle_error_) {
@@ -324,6 +332,9 @@ class VerifyCommand : public Command {
     };
   }
 
+  void save(const HostTensors& gradient) const {
+    settings_.dtype == DType::f64 ? save_gradient<double>(gradient) : save_gradient<float>(gradient);
+  }
   // Writes the gradient of the trained parameters as numbers of type T.
   template <class T>
   void save_gradient(const HostTensors& gradient) const {
@@ -354,7 +365,7 @@ class VerifyCommand : public Command {
   RankOptions ranks_;
   Index tile_ = kGpuTile;
   std::vector<Index> chunks_;
-  std::string run_, gradient_file_, json_file_;
+  std::string run_, gradient_file_, batch_file_, json_file_;
   bool with_oracle_ = false;
 
   StepSettings settings_, in_float64_;

@@ -52,7 +52,9 @@ class StepRecorder:
     def __init__(self, model, optimizer, path, names=None, reduction="mean"):
         self.model, self.path, self.names, self.reduction = model, path, names, reduction
         self.batches, self.given, self.computed_in = [], [], set()
+        leaf = next(m for m in model.modules() if list(m.parameters(recurse=False)))  # it runs within autocast
         self.hooks = [model.register_forward_pre_hook(self._called, with_kwargs=True),
+                      leaf.register_forward_pre_hook(lambda *_: self.computed_in.add(self._type())),
                       optimizer.register_step_pre_hook(lambda *_: self.write())]
 
     def add(self, **tensors):
@@ -62,7 +64,6 @@ class StepRecorder:
     def _called(self, _, args, kwargs):
         if not torch.is_grad_enabled():
             return
-        self.computed_in.add(self._type())
         inputs = dict(kwargs)
         if args:
             inputs["input_ids"] = args[0]

@@ -2,30 +2,11 @@
 #include "training/verify/referee.h"
 
 #include "tests/byte_model.h"
+#include "tests/recorded.h"
 #include "tests/support.cuh"
 
 namespace streambp {
 namespace {
-
-// A file of a recorded step.
-class StepFile {
- public:
-  explicit StepFile(const fs::path& path, const std::map<std::string, std::string>& metadata = {})
-      : writer_(path, metadata) {}
-
-  template <class V>
-  StepFile& add(const std::string& name, const std::vector<V>& values, std::vector<Index> shape = {}) {
-    if (shape.empty()) shape = {std::ssize(values)};
-    const char* type = sizeof(V) == 8 ? (std::is_integral_v<V> ? "I64" : "F64") : "I32";
-    std::string bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(V));
-    writer_.add(name, type, shape, [bytes](std::ostream& out) { out << bytes; });
-    return *this;
-  }
-  void write() { writer_.finish(); }
-
- private:
-  SafetensorsWriter writer_;
-};
 
 using Ints = std::vector<std::int64_t>;
 using Reals = std::vector<double>;
@@ -35,7 +16,9 @@ class RecordedSteps : public TemporaryDirectory {
   Config config = make_config("llama", {10, 16, 1, 2, 1, 8, 16, 0, false});
 
   std::string path(const std::string& name = "batch") const { return (dir / (name + ".safetensors")).string(); }
-  StepFile file(const std::map<std::string, std::string>& metadata = {}) const { return StepFile(path(), metadata); }
+  TensorFile file(const std::map<std::string, std::string>& metadata = {}) const {
+    return TensorFile(path(), metadata);
+  }
   RecordedStep step() const { return RecordedStepReader(config).read({path()}); }
   Batch batch() const { return step().batches.at(0).batch; }
 };
@@ -98,7 +81,7 @@ TEST_F(RecordedSteps, DocumentsOfARowAreFoundInEveryForm) {
 
 TEST_F(RecordedSteps, SeveralMicroBatchesAndRanks) {
   for (const char* name : {"a", "b"})
-    StepFile(path(name))
+    TensorFile(path(name))
         .add<std::int64_t>("0.input_ids", {1, 2})
         .add<std::int64_t>("0.labels", {1, 2})
         .add<std::int64_t>("1.input_ids", {3, 4, 5})
@@ -122,7 +105,7 @@ TEST_F(RecordedSteps, WeightsMayBeGiven) {
 }
 
 TEST_F(RecordedSteps, HostileFilesAreRefusedByName) {
-  const auto refused = [&](StepFile f, const std::string& said) {
+  const auto refused = [&](TensorFile f, const std::string& said) {
     f.write();
     EXPECT_ERROR(step(), said);
     EXPECT_ERROR(step(), path());
@@ -342,6 +325,29 @@ TEST_F(SmallReferees, NameTensorsThatAreMissingOrCountedTwice) {
     ASSERT_TRUE(multiple) << factor;
     EXPECT_NEAR(multiple->factor, factor, 1e-5);
     EXPECT_EQ(multiple->names.size(), changed);
+  }
+}
+
+// The head's part of a tied embedding is the whole gradient of rows that the step does not read.
+TEST_F(SmallReferees, NameThePartOfATiedEmbeddingThatIsMissing) {
+  correct.config = make_config("qwen2", {61, 16, 2, 2, 1, 8, 24, 0, true});
+  save_random_model(dir / "tied", correct.config);
+  CaseGradients of_tied([this](Engine& engine) { engine.load(dir / "tied"); });
+  std::set<std::int32_t> read;
+  for (RecordedBatch& b : correct.step.batches)
+    for (const std::int32_t token : b.batch.tokens) read.insert(token);
+  for (const std::string part : {"the head's part", "the embedding's part"}) {
+    CaseGradients::Result wrong = of_tied.compute(correct, {DType::f32});
+    for (std::size_t i = 0; i < wrong.values[0].size(); ++i) {
+      const bool is_read = read.contains(static_cast<std::int32_t>(i / 16));
+      wrong.values[0][i] *= is_read ? 0.5 : part == "the head's part" ? 0 : 1;
+    }
+    write(correct.config, wrong);
+    const RecordedGradient recorded({path()}, correct.config);
+    Referee referee(correct, DType::f64, recorded, of_tied);
+    referee.compare(of_tied.compute(correct, {DType::f64}));
+    referee.compute_rounding({DType::f32});
+    EXPECT_EQ(referee.missing_tied_part(), part);
   }
 }
 

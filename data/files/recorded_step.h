@@ -53,6 +53,18 @@ struct RecordedStep {
   }
 };
 
+// Writes a batch in this form: a row of documents, with shifted labels.
+inline void write_recorded(const fs::path& path, const Batch& batch, const std::string& written_by) {
+  SafetensorsWriter writer(path, {{"labels", "shifted"}, {"written_by", written_by}});
+  const std::vector<Index> shape = {1, batch.size()};
+  for (const auto& [name, numbers] : {std::pair{"input_ids", &batch.tokens},
+                                      {"labels", &batch.targets},
+                                      {"position_ids", &batch.positions},
+                                      {"document_ids", &batch.key_begin}})
+    writer.add(name, "I32", shape, numbers->data(), numbers->size() * sizeof(std::int32_t));
+  writer.finish();
+}
+
 // A micro-batch's tensors, checked.
 class RecordedTensors {
  public:

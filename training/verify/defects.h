@@ -280,6 +280,9 @@ inline std::vector<Factor> factors_of(const RecordedStep& step) {
     add(n, "it is the sum over the " + count + " learned tokens, not their mean");
     add(n / tokens, "the loss is divided by all tokens instead of the learned ones");
     add(n / positions, "the loss is divided by all positions, with padding, instead of the learned tokens");
+    if (step.outside > 0)
+      add(n / (n + static_cast<double>(step.outside)),
+          "labels of documents' first tokens are counted, but nothing predicts them");
     add(n / (n - 1), "the loss is divided by one learned token too few");
     add(n / (n + 1), "the loss is divided by one learned token too many");
   } else {

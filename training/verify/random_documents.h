@@ -1,7 +1,7 @@
 // A batch of random tokens for verification.
 #pragma once
 
-#include "data/batch.h"
+#include "data/files/recorded_step.h"
 #include "kernels/base/random.h"
 #include "model/config.h"
 
@@ -33,6 +33,23 @@ inline Batch random_documents(const Config& c, Index documents, Index length, st
     begin = end;
   }
   return result;
+}
+
+// A step of two ranks with two micro-batches each, as another trainer could record it: rows of one or two documents.
+inline RecordedStep random_step(const Config& c, std::uint64_t seed) {
+  RecordedStep step;
+  for (const Index length : {300, 500, 400, 700}) {
+    RecordedBatch b;
+    b.batch = random_documents(c, 3, length, seed++);
+    b.file = step.batches.size() / 2, b.positions = 2 * length;
+    const std::vector<Rows> documents = b.batch.documents();
+    for (Index t = 0; t < length; ++t) b.rows.push_back(t >= documents[2].begin);
+    for (const Rows& rows : documents) b.batch.targets[static_cast<std::size_t>(rows.end) - 1] = -1;
+    for (const std::int32_t target : b.batch.targets) b.batch.advantages.push_back(target >= 0);
+    step.batches.push_back(std::move(b));
+  }
+  step.files = 2, step.documents = "rows of one or two documents";
+  return step;
 }
 
 }  // namespace streambp

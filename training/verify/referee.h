@@ -10,11 +10,15 @@ namespace streambp {
 // The values of each tensor; fused ones part after part.
 using Gradient = std::map<std::string, std::vector<double>>;
 
-inline Gradient by_name(const CaseGradients::Result& from) {
+inline Gradient by_name(CaseGradients::Result from) {
   Gradient result;
   for (std::size_t i = 0; i < from.values.size(); ++i) {
     std::vector<double>& all = result[from.parameters[i].name];
-    all.insert(all.end(), from.values[i].begin(), from.values[i].end());
+    if (all.empty()) {
+      all = std::move(from.values[i]);  // of a large model there is no room for a copy
+    } else {
+      all.insert(all.end(), from.values[i].begin(), from.values[i].end());
+    }
   }
   return result;
 }
@@ -84,8 +88,8 @@ class Referee {
   const Products& products(const std::string& name) const { return products_.at(name); }
 
   // How far the recorded gradient is from the exact one.
-  void compare(const CaseGradients::Result& exact) {
-    exact_ = by_name(exact);
+  void compare(CaseGradients::Result exact) {
+    exact_ = by_name(std::move(exact));
     for (const std::string& name : order_) products_[name] = {recorded_.values(parts_.at(name)), exact_.at(name)};
   }
 
@@ -107,6 +111,12 @@ class Referee {
     const double usual = relative.empty() ? 0 : relative[relative.size() / 2];
     for (auto& [name, error] : rounding.error) error = std::max(error, usual * std::sqrt(products_.at(name).ours));
     roundings_.push_back(rounding);
+  }
+
+  // Frees the exact gradient, except of a tied embedding, before other gradients are computed.
+  void finish_rounding() {
+    std::erase_if(exact_,
+                  [&](const auto& tensor) { return tensor.first != parameters_of(correct_.config).front().name; });
   }
 
   // The first type whose rounding explains a distance from `factor` times these tensors; roundings().size(): none does.
@@ -144,6 +154,33 @@ class Referee {
     }
     if (found.names.empty() || found.names.size() == order_.size()) return {};
     return found;
+  }
+
+  // A tied embedding's gradient is a sum of two: the head's part is dense, and the embedding's has rows of the tokens that
+  // the step reads. What is missing, if everything else is right; empty: neither part is.
+  std::string missing_tied_part() const {
+    const std::string embedding = parameters_of(correct_.config).front().name;
+    const bool only_this = std::ranges::all_of(order_, [&](const std::string& name) {
+      return (name == embedding) == (explained_by(name) == roundings_.size());
+    });
+    if (!correct_.config.tied || !parts_.contains(embedding) || !only_this) return "";
+    std::vector<bool> read(static_cast<std::size_t>(correct_.config.vocab));
+    for (const RecordedBatch& b : correct_.step.batches)
+      for (const std::int32_t token : b.batch.tokens) read[static_cast<std::size_t>(token)] = true;
+    const std::vector<double> theirs = recorded_.values(parts_.at(embedding)), &ours = exact_.at(embedding);
+    Products unread;  // rows to which only the head adds
+    const auto width = static_cast<std::size_t>(correct_.config.hidden);
+    for (std::size_t token = 0; token < read.size(); ++token) {
+      if (read[token]) continue;
+      const auto row = [&](const std::vector<double>& all) {
+        return std::vector<double>(all.begin() + static_cast<Index>(token * width),
+                                   all.begin() + static_cast<Index>((token + 1) * width));
+      };
+      unread += Products(row(theirs), row(ours));
+    }
+    if (unread.ours == 0) return "";
+    if (unread.theirs == 0) return "the head's part";
+    return unread.distance() <= limit({embedding}, roundings_.size() - 1) ? "the embedding's part" : "";
   }
 
   // What explains the recorded gradient, the best first; those after it explain it as well. on_try is called with what is
@@ -210,20 +247,20 @@ class Referee {
   }
 
   // Whether the recorded gradient is that of a case, perhaps times a factor. Looks at the last norm first: any defect of
-  // the loss or of forward changes its gradient, which needs no backward pass through the layers.
+  // the loss or of forward changes its gradient, which needs no backward pass through the layers. float32 is enough for it.
   std::optional<Explanation> matches(const TrainingCase& c, std::vector<const Defect*> defects) {
     std::set<std::string> first;
     Tensors<float> none(correct_.config);
     for (const auto& e : head_table(correct_.config, none))
       if (e.parameter.vector() && parts_.contains(e.parameter.name)) first.insert(e.parameter.name);
-    if (!first.empty() && !test(c, first, defects)) return {};
-    return test(c, {}, std::move(defects));
+    if (!first.empty() && !test(c, {DType::f32}, first, defects)) return {};
+    return test(c, types_, {}, std::move(defects));
   }
 
   // The best factor for these tensors, or for all of them.
-  std::optional<Explanation> test(const TrainingCase& c, const std::set<std::string>& only,
+  std::optional<Explanation> test(const TrainingCase& c, const Types& types, const std::set<std::string>& only,
                                   std::vector<const Defect*> defects) {
-    const Gradient ours = by_name(gradients_.compute(c, types_, only));
+    const Gradient ours = by_name(gradients_.compute(c, types, only));
     std::map<std::string, Products> tensors;
     Products sum;
     for (const auto& [name, values] : ours) {

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Judges real trainers: records a step of each with dump_gradients.py, and compares the verdict with what is known.
+
+  scripts/check_referee.py                 all of them: transformers, TRL, PEFT, DDP and FSDP2 with two processes
+  scripts/check_referee.py trainer ddp     those whose names begin so
+  scripts/check_referee.py --random 100    random steps in float32 and bfloat16, which must all be right
+
+Needs torch, transformers, trl, peft and datasets, and build/streambp. With an older transformers, such as 4.45, `trainer`
+shows the mean of micro-batch means that it computed then.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from dump_gradients import StepRecorder, record_callback  # noqa: E402
+
+PROGRAM = Path(__file__).parent.parent / "build" / "streambp"
+RIGHT = "Right: rounding in float32"
+# name: what `verify` must say
+EXPECTED = {
+    "trainer": RIGHT,
+    "trainer-bf16": "Right: rounding in bfloat16",
+    "trainer-clipped": "it is clipped to a norm of 0.50",
+    "trainer-padding-learned": "padding has the label",
+    "peft": RIGHT,
+    "trl": RIGHT,
+    "trl-padding-free": RIGHT,
+    "loop": RIGHT,
+    "loop-means": "(micro-batch-means)",
+    "loop-sums": "(micro-batch-means), times 4: it is not divided by the 4 micro-batches",
+    "loop-cleared": "(last-micro-batch)",
+    "loop-scaled": "a loss scale of 1024 is left in it",
+    "loop-frozen-norm": "the gradient of 1 tensor is missing",
+    "ddp": RIGHT,
+    "ddp-means": "(rank-means)",
+    "fsdp": RIGHT,
+    "fsdp-means": "(rank-means)",
+}
+
+
+def documents(count, seed=1):
+    """Random documents of unequal length, of which the first third is a prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        length = int(torch.randint(10, 60, (1,), generator=generator))
+        ids = torch.randint(0, 256, (length,), generator=generator).tolist()
+        yield {"input_ids": ids, "labels": [-100] * (length // 3) + ids[length // 3:]}
+
+
+def padded(rows, label=-100):
+    longest = max(len(row["input_ids"]) for row in rows)
+    fill = lambda values, value: values + [value] * (longest - len(values))
+    return {"input_ids": torch.tensor([fill(row["input_ids"], 0) for row in rows]),
+            "labels": torch.tensor([fill(row["labels"], label) for row in rows]),
+            "attention_mask": torch.tensor([fill([1] * len(row["input_ids"]), 0) for row in rows])}
+
+
+def load(model):
+    from transformers import AutoModelForCausalLM
+    return AutoModelForCausalLM.from_pretrained(model).float()
+
+
+def run_trainer(name, model, out):
+    from transformers import Trainer, TrainingArguments
+    options = dict(output_dir=str(out) + ".run", per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=1,
+                   learning_rate=0.0, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
+                   bf16=name == "trainer-bf16", max_grad_norm=0.5 if name == "trainer-clipped" else 0.0)
+    data, module = list(documents(8)), load(model)
+    if name.startswith("trl"):
+        from datasets import Dataset
+        from transformers import AutoTokenizer
+        from trl import SFTConfig, SFTTrainer
+        args = SFTConfig(**options, padding_free=name == "trl-padding-free", max_length=None,
+                         dataset_kwargs={"skip_prepare_dataset": True})
+        trainer = SFTTrainer(module, args=args, train_dataset=Dataset.from_list(data),
+                             processing_class=AutoTokenizer.from_pretrained(model))
+    else:
+        if name == "peft":
+            from peft import LoraConfig, get_peft_model
+            module = get_peft_model(module, LoraConfig(r=4, lora_alpha=16, init_lora_weights=False,
+                                                       target_modules=["q_proj", "v_proj", "down_proj"]))
+            module.save_pretrained(str(out) + ".adapter")
+        label = 0 if name == "trainer-padding-learned" else -100
+        trainer = Trainer(module, TrainingArguments(**options, remove_unused_columns=False), train_dataset=data,
+                          data_collator=lambda rows: padded(rows, label))
+    trainer.add_callback(record_callback(str(out)))
+    trainer.train()
+
+
+def run_loop(name, model, out):
+    module = load(model).train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    StepRecorder(module, optimizer, str(out))
+    rows = list(documents(8))
+    batches = [padded(rows[i:i + 2]) for i in range(0, 8, 2)]
+    tokens = sum(int((batch["labels"][:, 1:] >= 0).sum()) for batch in batches)
+    if name == "loop-frozen-norm":
+        module.model.norm.weight.register_hook(torch.zeros_like)
+    for batch in batches:
+        own = int((batch["labels"][:, 1:] >= 0).sum())
+        share = {"loop-means": 1 / 4, "loop-sums": 1, "loop-cleared": 1}.get(name, own / tokens)
+        if name == "loop-cleared":
+            optimizer.zero_grad()
+        (module(**batch).loss * share * (1024 if name == "loop-scaled" else 1)).backward()
+    optimizer.step()
+
+
+def run_rank(name, model, out):
+    """One of two processes, with its own micro-batch."""
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    module = load(model).train()
+    if name.startswith("fsdp"):
+        from torch.distributed.fsdp import fully_shard
+        for layer in module.model.layers:
+            fully_shard(layer)
+        fully_shard(module)
+    else:
+        module = torch.nn.parallel.DistributedDataParallel(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    StepRecorder(module, optimizer, str(out))
+    batch = padded(list(documents(2 + dist.get_rank(), seed=dist.get_rank())))
+    own = (batch["labels"][:, 1:] >= 0).sum().float()
+    tokens = own.clone()
+    dist.all_reduce(tokens)
+    share = 1 if name.endswith("means") else 2 * own / tokens  # both average over the ranks
+    (module(**batch).loss * share).backward()
+    optimizer.step()
+    dist.destroy_process_group()
+
+
+def check_random(model, folder, count):
+    """Random padded and packed steps of a correct loop, half of them under autocast to bfloat16."""
+    module = load(model).train()
+    wrong = 0
+    for i in range(count):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+        optimizer.zero_grad()
+        out = Path(folder, "random")
+        StepRecorder(module, optimizer, str(out))
+        rows = list(documents(2 + i % 5, seed=i))
+        batches = [padded(rows[j:j + 2]) for j in range(0, len(rows), 2)]
+        tokens = sum(int((batch["labels"][:, 1:] >= 0).sum()) for batch in batches)
+        with torch.autocast("cpu", torch.bfloat16, enabled=i % 2 == 1):
+            losses = [module(**batch).loss * int((batch["labels"][:, 1:] >= 0).sum()) / tokens for batch in batches]
+        sum(losses).backward()
+        optimizer.step()
+        said = verdict(model, out, [])
+        if said.returncode != 0:
+            wrong += 1
+            print(f"step {i} of {count}: {said.stdout.strip().splitlines()[-1]}")
+    print(f"{count - wrong} of {count} correct steps are judged right")
+    return wrong
+
+
+def verdict(model, out, options):
+    batches = sorted(out.parent.glob(f"{out.name}.batch.*"))
+    return subprocess.run([PROGRAM, "verify", "--model", model, *options, "--batch", *batches, "--against",
+                           f"{out}.gradient.safetensors"], capture_output=True, text=True)
+
+
+def record(name, model, out):
+    if name.startswith(("ddp", "fsdp")):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", __file__]
+    else:
+        command = [sys.executable, __file__]
+    return subprocess.run(command + ["--record", name, model, out], capture_output=True, text=True)
+
+
+def main():
+    if sys.argv[1:2] == ["--record"]:
+        name, model, out = sys.argv[2:]
+        run = run_loop if name.startswith("loop") else run_rank if name.startswith(("ddp", "fsdp")) else run_trainer
+        return run(name, model, out)
+    wanted = tuple(sys.argv[1:]) or ("",)
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([PROGRAM, "train", "--family", "llama", "--hidden", "64", "--layers", "3", "--steps", "1", "--sample",
+                        "0", "--out", f"{folder}/model"], check=True, stdout=subprocess.DEVNULL)
+        model = next(Path(folder, "model").glob("step-*"))
+        if wanted[0] == "--random":
+            sys.exit(1 if check_random(model, folder, int(wanted[1])) else 0)
+        for name, expected in EXPECTED.items():
+            if not name.startswith(wanted):
+                continue
+            out = Path(folder, name)
+            recorded = record(name, model, out)
+            if recorded.returncode != 0:
+                print(f"{name:24} FAILED to record:\n{recorded.stderr[-2000:]}")
+                failed.append(name)
+                continue
+            adapter = ["--adapter", f"{out}.adapter"] if name == "peft" else []
+            outcome = verdict(model, out, adapter)
+            said = outcome.stdout + outcome.stderr
+            code = 0 if "Right" in expected else 2 if "padding has" in expected else 1
+            good = expected in said and outcome.returncode == code
+            print(f"{name:24} {'as expected' if good else 'NOT AS EXPECTED'}: {said.strip().splitlines()[-1]}", flush=True)
+            if not good:
+                failed.append(name)
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

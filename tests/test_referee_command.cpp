@@ -1,0 +1,111 @@
+// streambp verify --batch --against: judging another trainer's gradient.
+#include "tests/byte_model.h"
+#include "tests/commands.h"
+#include "tests/recorded.h"
+
+namespace streambp {
+namespace {
+
+class RefereeCommands : public Commands {
+ protected:
+  void SetUp() override {
+    Commands::SetUp();
+    save_random_model("model", make_config("llama", {40, 16, 2, 2, 1, 8, 24, 0, false}));
+    write_step("step.safetensors", 30);
+  }
+
+  // Two micro-batches of a row with two documents.
+  void write_step(const std::string& path, Index vocabulary) const {
+    TensorFile file(path);
+    for (int batch = 0; batch < 2; ++batch) {
+      const std::string prefix = std::to_string(batch) + ".";
+      std::vector<std::int64_t> ids, positions;
+      for (Index i = 0; i < 24 + 30 * batch; ++i) {
+        ids.push_back((7 * i * i + 3 * i + batch) % vocabulary);
+        positions.push_back(i < 10 ? i : i - 10);
+      }
+      file.add(prefix + "input_ids", ids).add(prefix + "labels", ids).add(prefix + "position_ids", positions);
+    }
+    file.write();
+  }
+};
+
+const std::string kJudge = "verify --model model --batch step.safetensors ";
+
+TEST_F(RefereeCommands, JudgeARightAndAWrongGradient) {
+  expect_ok(kJudge + "--save-gradient right.safetensors", "2 micro-batches in 1 file: 78 tokens in 4 documents");
+  expect_ok(kJudge + "--against right.safetensors --json right.json", "Right: rounding in float32 explains every");
+  EXPECT_EQ(parse_json_file("right.json")["verdict"], "right");
+  for (const std::string defect : {"micro-batch-means", "documents-joined", "rope-pairs"}) {
+    const std::string file = defect + ".safetensors";
+    expect_ok(kJudge + "--save-gradient " + file + " --defect " + defect, "the whole gradient");
+    expect_outcome(1, execute(kJudge + "--json wrong.json --against " + file), "WRONG, first in lm_head.weight",
+                   "(" + defect + ")");
+    const Json json = parse_json_file("wrong.json");
+    EXPECT_EQ(json["explanations"][0]["defects"], Json({defect}));
+    EXPECT_EQ(json["first"], "lm_head.weight");
+    EXPECT_EQ(json["tensors"].size(), 21u);
+  }
+}
+
+TEST_F(RefereeCommands, VerifyWritesAStepForOtherTrainers) {
+  for (const std::string dtype : {"f32", "f64", "bf16"}) {
+    expect_ok(
+        "verify --model model --length 300 --save-batch b.safetensors --save-gradient g.safetensors --dtype " + dtype,
+        "Verified");
+    expect_ok("verify --model model --batch b.safetensors --against g.safetensors",
+              "300 tokens in 3 documents (documents from document_ids)",
+              dtype == "bf16" ? "Right: rounding in bfloat16" : "Right: rounding in float32");
+  }
+  expect_refused("verify --save-batch x.safetensors --save-gradient x.safetensors",
+                 "another option names the same file");
+  expect_refused("verify --save-batch x.json", "name it .safetensors");
+}
+
+TEST_F(RefereeCommands, ShowWhatADefectDoesToASmallModel) {
+  expect_ok("verify --defect shifted-twice --hidden 32 --layers 2 --json effect.json", "layer 1", "the whole gradient");
+  EXPECT_EQ(parse_json_file("effect.json")["effect"].size(), 6u);
+  expect_refused("verify --defect window-short", "cannot have it");
+  expect_refused("verify --defect typo", "micro-batch-means");
+}
+
+TEST_F(RefereeCommands, AcceptAPartOfTheParametersInNarrowTypes) {
+  expect_ok(kJudge + "--save-gradient whole.safetensors");
+  const std::string name = "model.layers.1.mlp.up_proj.weight";
+  const std::vector<double> values = numbers<double>(SafetensorsFile("whole.safetensors").at(name));
+  std::vector<BFloat16> narrow;
+  for (const double x : values) narrow.push_back(BFloat16(static_cast<float>(x)));
+  SafetensorsWriter writer("part.safetensors", {});
+  writer.add("module._orig_mod." + name, "BF16", {24, 16}, narrow.data(), 2 * narrow.size());
+  writer.finish();
+  expect_ok(kJudge + "--against part.safetensors", "20 tensors without a recorded gradient",
+            "Right: rounding in bfloat16");
+  expect_outcome(1, execute(kJudge + "--against part.safetensors --computed-in f32"), "WRONG");
+}
+
+TEST_F(RefereeCommands, WrongOptionsAndFilesAreRefused) {
+  expect_ok(kJudge + "--save-gradient right.safetensors");
+  expect_refused("verify --against right.safetensors", "--against needs --batch");
+  expect_refused("verify --batch step.safetensors", "--model DIR");
+  expect_refused(kJudge + "--against nowhere.safetensors", "nowhere.safetensors");
+  expect_refused(kJudge + "--against step.safetensors", "none of its 6 tensors");
+  expect_refused(kJudge + "--against right.safetensors right.safetensors", "the second tensor of");
+  expect_refused(kJudge + "--against right.safetensors --defect rope-pairs", "cannot be combined");
+  expect_refused(kJudge + "--dtype bf16", "not exact enough");
+  expect_refused(kJudge + "--data x", "--data does not go with --batch");
+  expect_refused(kJudge + "--computed-in f16", "bf16");
+  const std::string bytes = read_file("right.safetensors");
+  for (const std::size_t size : {std::size_t{0}, std::size_t{7}, bytes.size() / 2, bytes.size() - 1}) {
+    write_file_atomically("cut.safetensors", bytes.substr(0, size));
+    expect_refused(kJudge + "--against cut.safetensors", "cut.safetensors");
+  }
+  TensorFile("nan.safetensors").add("model.norm.weight", std::vector<double>(16, NAN)).write();
+  expect_refused(kJudge + "--against nan.safetensors", "element 0 is nan");
+  TensorFile("shape.safetensors").add("model.norm.weight", std::vector<double>(17, 1)).write();
+  expect_refused(kJudge + "--against shape.safetensors", "has shape [17]");
+  write_step("step.safetensors", 50);
+  expect_refused(kJudge + "--against right.safetensors", "outside the model's vocabulary of 40");
+}
+
+}  // namespace
+}  // namespace streambp
