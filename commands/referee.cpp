@@ -15,11 +15,25 @@ void progress(const std::string& what) {
   if (isatty(STDERR_FILENO)) print_error("\r\033[K%s", what);
 }
 
-constexpr int kMostShown = 40;  // tensors of the table
+constexpr Index kMostRows = 50;  // of the table
 
 std::string percent(double part) {
   if (part == 0) return "0";
   return part < 0.001 ? format("%.1e", part) : format(part < 1 ? "%.2g %%" : "%.0f %%", 100 * part);
+}
+
+// Where RoPE's scaling depends on the length, transformers chooses it for each micro-batch.
+void require_one_scaling(const TrainingCase& c) {
+  const RopeScaling& rope = c.config.rope_scaling;
+  if (!rope.depends_on_length()) return;
+  std::set<Index> scalings;
+  for (const RecordedBatch& b : c.step.batches) {
+    const Index longest = b.batch.longest();
+    const bool is_long = static_cast<double>(longest) > rope.original_length;
+    scalings.insert(!is_long ? 0 : rope.type == RopeType::dynamic ? longest : 1);
+  }
+  require(scalings.size() == 1, "the micro-batches of the step have different RoPE scalings, because their longest ",
+          "documents differ; record a step of equal lengths");
 }
 
 // "layer 3", or the name of a parameter outside the layers.
@@ -54,39 +68,29 @@ void show_effect(const Config& config, const CaseGradients::Result& wrong, const
 // The verdict on a recorded gradient, printed and as JSON.
 class Report {
  public:
-  Report(Referee& referee, const RecordedGradient& recorded, Json& json)
-      : referee_(referee), recorded_(recorded), json_(json) {}
+  Report(const Config& config, Referee& referee, const RecordedGradient& recorded, Json& json)
+      : config_(config), referee_(referee), recorded_(recorded), json_(json) {}
 
+  // A row for each tensor; of a large model for each layer.
   void table() {
-    std::vector<std::string> header = {"tensor, in the order of backward", "distance", "cosine", "norm ratio"};
+    const bool large = std::ssize(referee_.order()) > kMostRows;
+    std::vector<std::string> header = {large ? "in the order of backward" : "tensor, in the order of backward",
+                                       "distance", "cosine", "norm ratio"};
     for (const Rounding& r : referee_.roundings()) header.push_back(r.name);
     header.push_back("");
     TextTable table(header);
-    int shown = 0, left = 0;
-    const bool all = std::ssize(referee_.order()) <= kMostShown;
-    for (const std::string& name : referee_.order()) {
-      const Products& p = referee_.products(name);
-      const bool right = is_right(name);
-      std::vector<std::string> row = {name, percent(p.distance()), format("%.6f", p.cosine()),
-                                      format("%.5g", p.norm_ratio())};
-      Json entry = {{"tensor", name},
-                    {"distance", p.distance()},
-                    {"cosine", p.cosine()},
-                    {"norm_ratio", p.norm_ratio()},
-                    {"right", right}};
-      for (const Rounding& r : referee_.roundings()) {
-        const double error = p.ours > 0 ? r.error.at(name) / std::sqrt(p.ours) : 0;
-        row.push_back(percent(error));
-        entry["rounding"][r.name] = error;
-      }
-      row.push_back(right ? "" : "WRONG");
-      json_["tensors"].push_back(entry);
-      const bool show = all || (!right && shown < kMostShown);
-      if (show) table.add(row);
-      show ? ++shown : ++left;
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < referee_.order().size(); ++i) {
+      const std::string& name = referee_.order()[i];
+      json_["tensors"].push_back(entry(name));
+      names.push_back(name);
+      const bool last = i + 1 == referee_.order().size();
+      if (!last && large && section(name) == section(referee_.order()[i + 1])) continue;
+      table.add(row(large ? section(name) : name, names));
+      names.clear();
     }
-    if (shown > 0) table.print();
-    if (left > 0) print("%s more; --json FILE has all of them.\n", counted(left, "tensor"));
+    table.print();
+    if (large) print("--json FILE has a row for each tensor.\n");
     list("without a recorded gradient", "missing", recorded_.missing());
     list("recorded, but of no trained parameter", "unknown", recorded_.unknown());
     print("\n");
@@ -99,6 +103,15 @@ class Report {
     print("Right: %s explains every difference of these %s.\n", rounding(r),
           counted(std::ssize(referee_.order()), "tensor"));
     json_["verdict"] = "right", json_["rounding"] = r.name;
+  }
+
+  void clipped(const Explanation& e) const {
+    print(
+        "Right, but %s: %s explains every difference from %.6g times the exact gradient. Record a step without "
+        "clipping "
+        "to compare the scale, too.\n",
+        e.factor_meaning, rounding(referee_.roundings()[e.rounding]), e.factor);
+    json_["verdict"] = "right", json_["clipped"] = e.factor, json_["rounding"] = referee_.roundings()[e.rounding].name;
   }
 
   void wrong() const {
@@ -114,17 +127,20 @@ class Report {
     json_["verdict"] = "wrong", json_["first"] = first, json_["worst"] = worst;
   }
 
-  void tied(const std::string& part) const {
-    print("Explained: all other tensors are right, and of the tied embedding's gradient %s is missing or wrong.\n",
-          part);
-    json_["explanation"] = {{"missing", part}, {"tensors", {referee_.order().back()}}};
+  void tied(Referee::TiedPart part) const {
+    const char* what = part == Referee::TiedPart::head ? "head" : "embedding";
+    print(
+        "Explained: all other tensors are right. The tied embedding lacks the gradient of the %s, or has a wrong "
+        "one.\n",
+        what);
+    json_["explanation"] = {{"part", what}, {"tensors", {referee_.order().back()}}};
   }
 
   void multiple(const Referee::Multiple& m) const {
-    const std::string what = m.factor == 0   ? "is missing: it is zero"
-                             : m.factor == 2 ? "is counted twice"
-                                             : format("is %.6g times what it should be", m.factor);
-    print("Explained: all other tensors are right, and the gradient of %s %s: %s\n",
+    const std::string what = m.factor == 0   ? "zero"
+                             : m.factor == 2 ? "counted twice"
+                                             : format("%.6g times what it should be", m.factor);
+    print("Explained: all other tensors are right, and the gradient of %s is %s (%s).\n",
           counted(std::ssize(m.names), "tensor"), what, in_words(m.names));
     json_["explanation"] = {{"factor", m.factor}, {"tensors", m.names}};
   }
@@ -154,6 +170,7 @@ class Report {
     std::string text;
     for (const Defect* d : e.defects)
       text += (text.empty() ? "" : ", and ") + std::string(d->meaning) + " (" + d->name + ")";
+    if (text.empty() && e.factor == 0) return "no step: it is zero";
     if (text.empty()) text = "the correct step";
     if (e.factor == 1) return text;
     return text + format(", times %.6g: ", e.factor) +
@@ -166,11 +183,38 @@ class Report {
     return text + (names.size() > 8 ? ", ..." : "");
   }
 
+  std::string section(const std::string& name) const { return section_of(config_, referee_.parameter(name)); }
+
+  Json entry(const std::string& name) const {
+    const Products& p = referee_.products(name);
+    Json result = {{"tensor", name},
+                   {"distance", p.distance()},
+                   {"cosine", p.cosine()},
+                   {"norm_ratio", p.norm_ratio()},
+                   {"right", is_right(name)}};
+    for (std::size_t type = 0; type < referee_.roundings().size(); ++type)
+      result["rounding"][referee_.roundings()[type].name] = referee_.rounding({name}, type);
+    return result;
+  }
+
+  std::vector<std::string> row(const std::string& label, const std::vector<std::string>& names) const {
+    Products sum;
+    for (const std::string& name : names) sum += referee_.products(name);
+    std::vector<std::string> row = {label, percent(sum.distance()), format("%.6f", sum.cosine()),
+                                    format("%.5g", sum.norm_ratio())};
+    for (std::size_t type = 0; type < referee_.roundings().size(); ++type)
+      row.push_back(percent(referee_.rounding(names, type)));
+    const auto wrong = std::ranges::count_if(names, [&](const std::string& name) { return !is_right(name); });
+    row.push_back(wrong == 0 ? "" : names.size() == 1 ? "WRONG" : format("%ld of %zu WRONG", wrong, names.size()));
+    return row;
+  }
+
   void list(const char* what, const char* key, const std::vector<std::string>& names) {
     json_[key] = names;
     if (!names.empty()) print("%s %s: %s\n", counted(std::ssize(names), "tensor"), what, in_words(names));
   }
 
+  const Config& config_;
   Referee& referee_;
   const RecordedGradient& recorded_;
   Json& json_;
@@ -192,7 +236,8 @@ void RefereeOptions::add_to(OptionTable& options) {
   for (const Defect& d : all_defects()) names.push_back(d.name);
   options.add("--defect", {&defect_,
                            "Show what this defect does to the loss and the gradient of --batch, or of a random step. "
-                           "--save-gradient then writes the gradient of a trainer with this defect",
+                           "--save-gradient then writes the gradient of a trainer with this defect: " +
+                               join(names),
                            checks::one_of(names)});
   options.add("--computed-in", {&computed_in_,
                                 "Type in which the trainer computes: f32, or bf16 for any narrower one, which explains "
@@ -207,6 +252,7 @@ int RefereeOptions::run(const Subject& subject, const Outputs& outputs) const {
   TrainingCase correct{subject.config, batches_.empty() ? random_step(subject.config, subject.seed)
                                                         : RecordedStepReader(subject.config).read(batches_)};
   correct.config.rope_scaling.longest = correct.step.longest();
+  require_one_scaling(correct);
   print("%s\n", subject.description);
   announce(correct.step);
   TrainingCase judged = correct;
@@ -244,10 +290,9 @@ void RefereeOptions::announce(const RecordedStep& step) const {
                                                         : "given by d loss / d log-prob";
   print("%s in %s: %s in %s (%s), %s learned; the loss is %s\n", counted(std::ssize(step.batches), "micro-batch"),
         batches_.empty() ? "a random step of 2 ranks" : counted(std::ssize(batches_), "file"), counted(tokens, "token"),
-        counted(documents, "document"), step.documents, counted(step.targets(), "token"), loss);
+        counted(documents, "document"), step.bounds, counted(step.targets(), "token"), loss);
   if (step.outside > 0)
-    print("%s of documents' first tokens are ignored: no token of the document predicts them\n",
-          counted(step.outside, "label"));
+    print("Ignored: %s of documents' first tokens, which no token predicts\n", counted(step.outside, "label"));
 }
 
 bool RefereeOptions::judge(Referee referee, CaseGradients::Result exact, const RecordedGradient& recorded,
@@ -262,27 +307,32 @@ bool RefereeOptions::judge(Referee referee, CaseGradients::Result exact, const R
   }
   referee.finish_rounding();
   progress("");
-  Report report(referee, recorded, json);
+  Report report(referee.config(), referee, recorded, json);
   report.table();
   if (referee.explained() < referee.roundings().size()) {
     const std::vector<Explanation> better = referee.explain_better();
     if (better.empty()) return report.right(), true;
+    if (better.front().only_clipped()) return report.clipped(better.front()), true;
     return report.wrong(), report.explained(better), false;
   }
-  report.wrong();
-  if (const std::string part = referee.missing_tied_part(); !part.empty()) return report.tied(part), false;
-  if (const auto multiple = referee.multiple()) return report.multiple(*multiple), false;
+  if (const auto part = referee.wrong_tied_part(); part != Referee::TiedPart::none)
+    return report.wrong(), report.tied(part), false;
+  if (const auto multiple = referee.multiple()) return report.wrong(), report.multiple(*multiple), false;
   const auto start = std::chrono::steady_clock::now();
   int tried = 0;
   bool in_time = true;
   const std::vector<Explanation> found = referee.explain([&](const std::string& defects) {
-    progress(format("%d tried; now ", ++tried) + (defects.empty() ? "factors" : defects));
+    progress(defects.empty() ? "factors" : format("%d defects tried; now ", tried) + defects);
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-    return in_time = passed.count() < 60 * minutes_;
+    in_time = passed.count() < 60 * minutes_;
+    if (in_time && !defects.empty()) ++tried;
+    return in_time;
   });
   progress("");
+  if (!found.empty() && found.front().only_clipped()) return report.clipped(found.front()), true;
+  report.wrong();
   if (!found.empty()) return report.explained(found), false;
-  print("Not explained by any of %d defects and pairs of defects%s.\n", tried,
+  print("Not explained by a factor or any of %d defects and pairs of defects%s.\n", tried,
         in_time ? "" : format("; the others were not tried within --minutes %g", minutes_));
   return false;
 }

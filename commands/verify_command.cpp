@@ -28,10 +28,13 @@ constexpr const char* kVerifyDescription =
     "Computes the gradient of a batch in full, checkpoint and stream mode. Every parameter must have the same bits in\n"
     "all modes. With --oracle, the float64 gradient must agree with an independent double-precision implementation to\n"
     "1e-10. The table also shows the rounding error: the largest distance of a tensor from float64, over the tensor's\n"
-    "largest entry. Exits with 0 if everything holds, else with 1.\n\n"
+    "largest entry. Exits with 0 if everything holds, with 1 if not.\n\n"
     "  streambp verify --family qwen3 --dtype f64 --oracle\n"
     "  streambp verify --objective dpo --oracle\n"
     "  streambp verify --model Qwen3-0.6B --data chats.jsonl --length 2000 --chunk 256 1024\n"
+    "  streambp verify --model DIR --batch step.batch.*.safetensors --against step.gradient.safetensors\n"
+    "                                                          judge another trainer's gradient: docs/defects.md\n"
+    "  streambp verify --defect micro-batch-means              what a defect does to loss and gradient\n"
     "  mpirun -n 4 streambp verify --sequence-ranks 2          several ranks give the bits of one process\n"
     "  streambp verify --run tuned                             check the files of a run's checkpoints";
 
@@ -74,7 +77,11 @@ class VerifyCommand : public Command {
     if (!run_.empty()) return check_run();
     if (referee_.given()) return judge();
     settle_device();
+    options_.only({"--computed-in", "--minutes"}, false, " is for --against; leave it out");
     input_.prepare();
+    require(
+        batch_file_.empty() || (input_.objective.kind == ObjectiveKind::sft && input_.objective.mean == Mean::tokens),
+        "--save-batch writes a step whose loss is the mean over its tokens; leave out --objective and --mean");
     const Ranks grid = ranks_.grid(input_.config, device_.kind());
     const Index tile = settings_.tile;
     settings_ = device_.settings(input_.config, grid.streams());
@@ -101,8 +108,11 @@ class VerifyCommand : public Command {
   // Judges another trainer's gradient.
   void judge() {
     options_.only(
-        {"--objective", "--length", "--documents", "--data", "--tokens", "--chunk", "--oracle", "--save-batch"}, false,
-        " does not go with --batch and --defect; leave it out");
+        {"--objective", "--mean",           "--preference", "--beta",           "--label-smoothing", "--margin",
+         "--clip-low",  "--clip-high",      "--kl",         "--length",         "--documents",       "--data",
+         "--tokens",    "--chat",           "--date",       "--trust-messages", "--chunk",           "--tile",
+         "--ranks",     "--sequence-ranks", "--lanes",      "--shard",          "--oracle",          "--save-batch"},
+        false, " does not go with --batch or --defect; leave it out");
     require(this_process().count == 1, "--batch and --defect are for one process");
     require(device_.device != "cuda", "--batch and --defect run on the CPU; leave out --device cuda");
     require(device_.dtype != "bf16", "--dtype bf16 is not exact enough to judge a gradient; use f64 or f32");

@@ -2,7 +2,7 @@
 
   streambp verify --model DIR --batch step.batch.*.safetensors --against step.gradient.safetensors
 
-In a training loop, before the step:
+In a training loop, before the first forward pass of the step:
 
   from dump_gradients import StepRecorder
   StepRecorder(model, optimizer, "step")
@@ -20,9 +20,11 @@ that is too large, record a part: names=["layers.0.", "norm"] keeps parameters w
 A trainer that computes its loss outside the model gives the labels itself: recorder.add(input_ids=..., labels=...).
 """
 
+import inspect
 import json
 import os
 import struct
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -52,10 +54,15 @@ class StepRecorder:
     def __init__(self, model, optimizer, path, names=None, reduction="mean"):
         self.model, self.path, self.names, self.reduction = model, path, names, reduction
         self.batches, self.given, self.computed_in = [], [], set()
-        leaf = next(m for m in model.modules() if list(m.parameters(recurse=False)))  # it runs within autocast
+        inner = getattr(model, "module", model)  # of DDP, of PEFT
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+        self.arguments = list(inspect.signature(inner.forward).parameters)
+        leaves = [module for module in model.modules() if list(module.parameters(recurse=False))]
         self.hooks = [model.register_forward_pre_hook(self._called, with_kwargs=True),
-                      leaf.register_forward_pre_hook(lambda *_: self.computed_in.add(self._type())),
                       optimizer.register_step_pre_hook(lambda *_: self.write())]
+        self.hooks += [leaf.register_forward_hook(self._computed) for leaf in leaves]
+        if any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules()):
+            warnings.warn("the model has dropout, so its gradient is random; set it to 0 to compare gradients")
 
     def add(self, **tensors):
         """Gives a micro-batch that the model is called with in another form."""
@@ -64,28 +71,25 @@ class StepRecorder:
     def _called(self, _, args, kwargs):
         if not torch.is_grad_enabled():
             return
-        inputs = dict(kwargs)
-        if args:
-            inputs["input_ids"] = args[0]
-        found = {INPUTS[name]: value.detach().cpu().clone() for name, value in inputs.items()
-                 if name in INPUTS and torch.is_tensor(value)}
+        inputs = dict(zip(self.arguments, args), **kwargs)
+        found = {INPUTS[name]: value.detach().cpu().to(torch.float64 if name == "loss_weights" else torch.int64)
+                 for name, value in inputs.items() if name in INPUTS and torch.is_tensor(value)}
         if found.get("attention_mask") is not None and found["attention_mask"].dim() > 2:
             raise ValueError("attention_mask has more than two dimensions; give documents as position_ids, or use add()")
         self.batches.append(found)
 
-    def _type(self):
-        parameter = next(p for p in self.model.parameters() if p.is_floating_point())
-        device = parameter.device.type
-        if torch.is_autocast_enabled(device):
-            return str(torch.get_autocast_dtype(device))
-        tf32 = device == "cuda" and torch.backends.cuda.matmul.allow_tf32
-        return "tf32" if tf32 and parameter.dtype == torch.float32 else str(parameter.dtype)
+    def _computed(self, _, __, output):
+        if torch.is_tensor(output):
+            tf32 = output.is_cuda and torch.backends.cuda.matmul.allow_tf32 and output.dtype == torch.float32
+            self.computed_in.add("tf32" if tf32 else str(output.dtype).removeprefix("torch."))
 
     def write(self):
         for hook in self.hooks:
             hook.remove()
         batches = self.given or self.batches
-        if not batches or any("labels" not in batch for batch in batches):
+        if not batches:
+            raise ValueError("the model was not called since the recorder was made; make it before the first forward pass")
+        if any("labels" not in batch for batch in batches):
             raise ValueError("the model was called without labels; give each micro-batch with recorder.add(input_ids=..., "
                              "labels=...), where labels are -100 for tokens that are not learned")
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
@@ -93,16 +97,16 @@ class StepRecorder:
         write_safetensors(f"{self.path}.batch.rank{rank}.safetensors", tensors, {"reduction": self.reduction})
         gradients = {}
         for name, parameter in self.model.named_parameters():
-            if parameter.grad is None or (self.names and not any(part in name for part in self.names)):
+            if not parameter.requires_grad or (self.names and not any(part in name for part in self.names)):
                 continue
-            gradient = parameter.grad
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             if hasattr(gradient, "full_tensor"):  # FSDP: all ranks must take part
                 gradient = gradient.full_tensor()
             if rank == 0:
                 gradients[name] = gradient
         if rank == 0:
-            types = " ".join(sorted(self.computed_in)).replace("torch.", "")
-            write_safetensors(f"{self.path}.gradient.safetensors", gradients, {"computed_in": types})
+            write_safetensors(f"{self.path}.gradient.safetensors", gradients,
+                              {"computed_in": " ".join(sorted(self.computed_in))})
 
 
 def record_callback(path, **options):

@@ -12,8 +12,8 @@ class TensorFile {
       : writer_(path, metadata) {}
 
   template <class V>
-  TensorFile& add(const std::string& name, const std::vector<V>& values, std::vector<Index> shape = {}) {
-    if (shape.empty()) shape = {std::ssize(values)};
+  TensorFile& add(const std::string& name, const std::vector<V>& values, std::vector<Index> shape = {-1}) {
+    if (shape == std::vector<Index>{-1}) shape = {std::ssize(values)};  // by default a row
     const char* type = sizeof(V) == 8 ? (std::is_integral_v<V> ? "I64" : "F64") : "I32";
     std::string bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(V));
     writer_.add(name, type, shape, [bytes](std::ostream& out) { out << bytes; });

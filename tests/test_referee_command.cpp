@@ -80,20 +80,23 @@ TEST_F(RefereeCommands, AcceptAPartOfTheParametersInNarrowTypes) {
   writer.finish();
   expect_ok(kJudge + "--against part.safetensors", "20 tensors without a recorded gradient",
             "Right: rounding in bfloat16");
-  expect_outcome(1, execute(kJudge + "--against part.safetensors --computed-in f32"), "WRONG");
+  expect_outcome(1, execute(kJudge + "--against part.safetensors --computed-in f32 --minutes 0.001"), "WRONG");
 }
 
 TEST_F(RefereeCommands, WrongOptionsAndFilesAreRefused) {
   expect_ok(kJudge + "--save-gradient right.safetensors");
-  expect_refused("verify --against right.safetensors", "--against needs --batch");
+  expect_refused("verify --model model --against right.safetensors", "--against needs --batch");
   expect_refused("verify --batch step.safetensors", "--model DIR");
   expect_refused(kJudge + "--against nowhere.safetensors", "nowhere.safetensors");
   expect_refused(kJudge + "--against step.safetensors", "none of its 6 tensors");
   expect_refused(kJudge + "--against right.safetensors right.safetensors", "the second tensor of");
   expect_refused(kJudge + "--against right.safetensors --defect rope-pairs", "cannot be combined");
   expect_refused(kJudge + "--dtype bf16", "not exact enough");
-  expect_refused(kJudge + "--data x", "--data does not go with --batch");
+  expect_refused(kJudge + "--data x", "--data does not go with --batch or --defect");
   expect_refused(kJudge + "--computed-in f16", "bf16");
+  expect_refused(kJudge + "--mean documents", "--mean does not go with --batch");
+  expect_refused("verify --computed-in f32", "--computed-in is for --against");
+  expect_refused("verify --mean documents --save-batch x.safetensors", "leave out --objective and --mean");
   const std::string bytes = read_file("right.safetensors");
   for (const std::size_t size : {std::size_t{0}, std::size_t{7}, bytes.size() / 2, bytes.size() - 1}) {
     write_file_atomically("cut.safetensors", bytes.substr(0, size));
@@ -102,7 +105,7 @@ TEST_F(RefereeCommands, WrongOptionsAndFilesAreRefused) {
   TensorFile("nan.safetensors").add("model.norm.weight", std::vector<double>(16, NAN)).write();
   expect_refused(kJudge + "--against nan.safetensors", "element 0 is nan");
   TensorFile("shape.safetensors").add("model.norm.weight", std::vector<double>(17, 1)).write();
-  expect_refused(kJudge + "--against shape.safetensors", "has shape [17]");
+  expect_refused(kJudge + "--against shape.safetensors", "has shape [17], but model.norm.weight has [16]");
   write_step("step.safetensors", 50);
   expect_refused(kJudge + "--against right.safetensors", "outside the model's vocabulary of 40");
 }

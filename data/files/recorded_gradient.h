@@ -71,14 +71,19 @@ class RecordedGradient {
  private:
   void match(const Config& config, const std::string& path) {
     std::set<std::string> used;
-    for (const Parameter& p : trained_parameters(config)) {
-      if (p.part > 0) continue;
-      const std::string found = find(p.name);
+    Tensors<float> none(config);
+    for (const Table<float>& parts : by_stored_tensor(trained(table(config, none)))) {
+      const std::string &name = parts.front().parameter.name, found = find(name);
       if (found.empty()) {
-        missing_.push_back(p.name);
-      } else {
-        tensors_[p.name] = stored_.at(found), used.insert(found);
+        missing_.push_back(name);
+        continue;
       }
+      const Tensor& tensor = *stored_.at(found);
+      require(used.insert(found).second, tensor.where, ": could be the gradient of several parameters, such as ", name,
+              "; give it its whole name");
+      require(tensor.shape == stored_shape(parts), tensor.where, ": has shape ", shown(tensor.shape), ", but ", name,
+              " has ", shown(stored_shape(parts)));
+      tensors_[name] = &tensor;
     }
     require(!tensors_.empty(), path, ": none of its ", stored_.size(),
             " tensors is the gradient of a trained parameter, such as ", trained_parameters(config).front().name,

@@ -63,7 +63,8 @@ class CaseGradients {
     settings_ = s, types_ = types, rows_ = rows;
     schedule_ = schedule_for(Mode::stream, s, rows, default_chunk(s));
     const Capacity capacity = plan(s, rows, schedule_).capacity();
-    require_free(capacity.near);
+    // Two gradients in float64 are outside the engine: this one, and what it is compared with.
+    require_free(capacity.near + 2 * sizeof(double) * static_cast<std::size_t>(trained_count(s.config)));
     engine_ = make_engine(s, rows, capacity);
     fill_(*engine_);
   }
@@ -71,7 +72,8 @@ class CaseGradients {
   void require_free(std::size_t bytes) const {
     const std::size_t free = free_memory(DeviceKind::cpu);
     require(bytes <= free, "the gradient in ", types_.name(), " needs ", bytes >> 20, " MiB, and ", free >> 20,
-            " MiB are free; use --dtype f32, or record fewer parameters and --freeze the others");
+            " MiB are free", types_.dtype == DType::f64 ? "; use --dtype f32, or " : "; ",
+            "judge a part of the parameters with --train");
   }
 
   Fill fill_;

@@ -82,9 +82,15 @@ inline Objective weighted_log_probs() {
 
 namespace defects {
 
+template <class V>
+bool change(V& field, const V& value) {
+  return std::exchange(field, value) != value;
+}
+
 inline bool average(TrainingCase& c, MeanOver mean, bool applies) {
-  c.mean = mean;
-  return applies && c.step.reduction == Reduction::mean;
+  applies = applies && c.mean == MeanOver::step && c.step.reduction == Reduction::mean;
+  if (applies) c.mean = mean;
+  return applies;
 }
 
 // The target of each token becomes target(batch, t), where that is not -1.
@@ -144,10 +150,29 @@ inline bool learn_next_document(TrainingCase& c) {
 // Keeps some micro-batches. Their loss is a mean over their own targets.
 template <class F>
 bool keep_batches(TrainingCase& c, F&& keep) {
-  const std::size_t before = c.step.batches.size(), last = before - 1;
-  std::size_t i = 0;
-  std::erase_if(c.step.batches, [&](const RecordedBatch& b) { return !keep(b, i++, last); });
-  return c.step.batches.size() < before && c.step.targets() > 0;
+  const std::vector<RecordedBatch> all = std::exchange(c.step.batches, {});
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (keep(all, i)) c.step.batches.push_back(all[i]);
+  return c.step.batches.size() < all.size() && c.step.targets() > 0;
+}
+using Batches = std::vector<RecordedBatch>;
+inline bool is_first_of_rank(const Batches& all, std::size_t i) { return i == 0 || all[i - 1].file != all[i].file; }
+inline bool is_last_of_rank(const Batches& all, std::size_t i) {
+  return i + 1 == all.size() || all[i + 1].file != all[i].file;
+}
+
+// Positions are columns of the padded row.
+inline bool count_padding(TrainingCase& c) {
+  bool any = false;
+  for (RecordedBatch& b : c.step.batches) {
+    for (std::size_t t = 0; t < b.rows.size(); ++t) {
+      const bool documents_of_a_row =
+          b.batch.key_begin[t] > 0 && b.rows[static_cast<std::size_t>(b.batch.key_begin[t]) - 1] == b.rows[t];
+      if (!documents_of_a_row) any = change(b.batch.positions[t], b.columns[t]) || any;
+    }
+  }
+  c.config.rope_scaling.longest = std::max(c.config.rope_scaling.longest, c.step.longest());
+  return any && (c.config.positions == Positions::rope || c.step.longest() <= c.config.max_length);
 }
 
 enum class Restart { attention = 1, positions = 2, both = 3 };
@@ -169,11 +194,6 @@ inline bool join_documents(TrainingCase& c, Restart ignored) {
   return any && (c.config.positions == Positions::rope || !is(Restart::positions));
 }
 
-template <class V>
-bool change(V& field, const V& value) {
-  return std::exchange(field, value) != value;
-}
-
 }  // namespace defects
 
 inline const std::vector<Defect>& all_defects() {
@@ -187,14 +207,14 @@ inline const std::vector<Defect>& all_defects() {
        [](TrainingCase& c) { return average(c, MeanOver::documents, true); }},
       {"row-means", "the mean of the rows' mean losses, instead of the mean over all learned tokens",
        [](TrainingCase& c) { return average(c, MeanOver::rows, true); }},
-      {"last-micro-batch", "the last micro-batch alone: the others' gradients were cleared",
-       [](TrainingCase& c) {
-         return keep_batches(c, [](auto&, std::size_t i, std::size_t last) { return i == last; });
-       }},
-      {"first-micro-batch", "the first micro-batch alone",
-       [](TrainingCase& c) { return keep_batches(c, [](auto&, std::size_t i, std::size_t) { return i == 0; }); }},
+      {"last-micro-batch", "the last micro-batch of each rank alone: the gradients of the others were cleared",
+       [](TrainingCase& c) { return keep_batches(c, is_last_of_rank); }},
+      {"first-micro-batch", "the first micro-batch of each rank alone",
+       [](TrainingCase& c) { return keep_batches(c, is_first_of_rank); }},
       {"first-rank", "the first rank alone: gradients were not exchanged",
-       [](TrainingCase& c) { return keep_batches(c, [](auto& b, std::size_t, std::size_t) { return b.file == 0; }); }},
+       [](TrainingCase& c) {
+         return keep_batches(c, [](const Batches& all, std::size_t i) { return all[i].file == 0; });
+       }},
       {"prompt-learned", "a loss over all tokens, also those whose labels say that they are not learned",
        learn_everything},
       {"end-not-learned", "a loss without the last learned token of each document, usually its end token", skip_last},
@@ -208,6 +228,7 @@ inline const std::vector<Defect>& all_defects() {
        [](TrainingCase& c) { return join_documents(c, Restart::attention); }},
       {"positions-joined", "packed documents at positions that do not restart",
        [](TrainingCase& c) { return join_documents(c, Restart::positions); }},
+      {"padding-positions", "positions that count the padding before a document", count_padding},
       {"window-ignored", "a model in which local layers attend to everything",
        [](TrainingCase& c) { return change(c.config.window, Index{0}); }},
       {"window-short", "a model with a window that is one token too short",
@@ -266,32 +287,34 @@ struct Factor {
 };
 
 inline std::vector<Factor> factors_of(const RecordedStep& step) {
-  const auto n = static_cast<double>(step.targets()), batches = static_cast<double>(step.batches.size()),
-             ranks = static_cast<double>(step.files);
-  double tokens = 0, positions = 0;
-  for (const RecordedBatch& b : step.batches)
-    tokens += static_cast<double>(b.batch.size()), positions += static_cast<double>(b.positions);
+  const auto batches = static_cast<double>(step.batches.size()), ranks = static_cast<double>(step.files);
+  double learned = 0, tokens = 0, padded = 0;
+  for (const RecordedBatch& b : step.batches) {
+    tokens += static_cast<double>(b.batch.size()), padded += static_cast<double>(b.padded_size);
+    for (const double factor : b.batch.advantages) learned += factor;
+  }
   std::vector<Factor> factors = {{-1, "it has the wrong sign"}};
   const auto add = [&](double value, const std::string& meaning) {
     if (value != 1) factors.push_back({value, meaning});
   };
-  const std::string count = std::to_string(step.targets());
   if (step.reduction == Reduction::mean) {
-    add(n, "it is the sum over the " + count + " learned tokens, not their mean");
-    add(n / tokens, "the loss is divided by all tokens instead of the learned ones");
-    add(n / positions, "the loss is divided by all positions, with padding, instead of the learned tokens");
-    if (step.outside > 0)
-      add(n / (n + static_cast<double>(step.outside)),
-          "labels of documents' first tokens are counted, but nothing predicts them");
-    add(n / (n - 1), "the loss is divided by one learned token too few");
-    add(n / (n + 1), "the loss is divided by one learned token too many");
-  } else {
-    add(1 / n, "it is the mean over the " + count + " learned tokens, not their sum");
+    const double outside = static_cast<double>(step.outside), labels = static_cast<double>(step.targets());
+    add(learned, "it is the sum over the learned tokens, not their mean");
+    add(learned / labels, "the loss is divided by the learned tokens, not by the sum of their weights");
+    add(learned / tokens, "the loss is divided by all tokens instead of the learned ones");
+    add(learned / padded, "the loss is divided by all positions, with padding, instead of the learned tokens");
+    add(learned / (learned + outside), "labels of documents' first tokens are counted, but nothing predicts them");
+    if (learned > 1) add(learned / (learned - 1), "the loss is divided by one learned token too few");
+    add(learned / (learned + 1), "the loss is divided by one learned token too many");
+  } else if (step.reduction == Reduction::sum) {
+    add(1 / learned, "it is the mean over the learned tokens, not their sum");
   }
-  add(batches, "it is not divided by the " + std::to_string(step.batches.size()) + " micro-batches");
-  add(1 / batches, "it is divided by the " + std::to_string(step.batches.size()) + " micro-batches once too often");
-  add(ranks, "it is summed over the " + std::to_string(step.files) + " ranks, not averaged");
-  add(1 / ranks, "it is divided by the " + std::to_string(step.files) + " ranks once too often");
+  const std::string of_batches = std::to_string(step.batches.size()) + " micro-batches",
+                    of_ranks = std::to_string(step.files) + " ranks";
+  add(batches, "it is not divided by the " + of_batches);
+  add(1 / batches, "it is divided by the " + of_batches + " once too often");
+  add(ranks, "it is summed over the " + of_ranks + ", not averaged");
+  add(1 / ranks, "it is divided by the " + of_ranks + " once too often");
   for (int power = 8; power <= 24; ++power)
     add(std::ldexp(1, power), "a loss scale of " + std::to_string(1 << power) + " is left in it");
   return factors;

@@ -41,14 +41,17 @@ inline RecordedStep random_step(const Config& c, std::uint64_t seed) {
   for (const Index length : {300, 500, 400, 700}) {
     RecordedBatch b;
     b.batch = random_documents(c, 3, length, seed++);
-    b.file = step.batches.size() / 2, b.positions = 2 * length;
+    b.file = step.batches.size() / 2, b.padded_size = 2 * length;
     const std::vector<Rows> documents = b.batch.documents();
-    for (Index t = 0; t < length; ++t) b.rows.push_back(t >= documents[2].begin);
+    for (Index t = 0; t < length; ++t) {
+      const bool second = t >= documents[2].begin;
+      b.rows.push_back(second), b.columns.push_back(static_cast<std::int32_t>(t - (second ? documents[2].begin : 0)));
+    }
     for (const Rows& rows : documents) b.batch.targets[static_cast<std::size_t>(rows.end) - 1] = -1;
     for (const std::int32_t target : b.batch.targets) b.batch.advantages.push_back(target >= 0);
     step.batches.push_back(std::move(b));
   }
-  step.files = 2, step.documents = "rows of one or two documents";
+  step.files = 2, step.bounds = "rows of one or two documents";
   return step;
 }
 

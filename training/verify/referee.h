@@ -67,7 +67,9 @@ struct Explanation {
   std::string factor_meaning = "";  // empty: 1
   double distance = 0;              // of what is compared, after the factor
   std::size_t rounding = 0;         // which type explains the rest
+  bool clipped = false;
   bool named() const { return factor == 1 || !factor_meaning.empty(); }
+  bool only_clipped() const { return defects.empty() && clipped; }
 };
 
 class Referee {
@@ -86,6 +88,17 @@ class Referee {
   const std::vector<std::string>& order() const { return order_; }
   const std::vector<Rounding>& roundings() const { return roundings_; }
   const Products& products(const std::string& name) const { return products_.at(name); }
+  const Config& config() const { return correct_.config; }
+  const Parameter& parameter(const std::string& name) const { return parts_.at(name).front(); }
+  // The error of a type in these tensors, as a part of their norm.
+  double rounding(const std::vector<std::string>& names, std::size_t type) const {
+    double error = 0, exact = 0;
+    for (const std::string& name : names) {
+      const double e = roundings_[type].error.at(name);
+      error += e * e, exact += products_.at(name).ours;
+    }
+    return exact > 0 ? std::sqrt(error / exact) : error > 0 ? INFINITY : 0;
+  }
 
   // How far the recorded gradient is from the exact one.
   void compare(CaseGradients::Result exact) {
@@ -122,7 +135,7 @@ class Referee {
   // The first type whose rounding explains a distance from `factor` times these tensors; roundings().size(): none does.
   std::size_t explained_by(const std::vector<std::string>& names, double distance) const {
     std::size_t type = 0;
-    while (type < roundings_.size() && distance > limit(names, type)) ++type;
+    while (type < roundings_.size() && !(distance <= limit(names, type))) ++type;
     return type;
   }
   std::size_t explained_by(const std::string& name) const {
@@ -142,9 +155,12 @@ class Referee {
   };
   std::optional<Multiple> multiple() const {
     Multiple found;
+    bool some_right = false;
     for (const std::string& name : order_) {
-      if (explained_by(name) < roundings_.size()) continue;
       const Products& p = products_.at(name);
+      const bool right = explained_by(name) < roundings_.size();
+      some_right = some_right || (right && p.ours > 0);
+      if (right) continue;
       const double factor = p.theirs == 0 ? 0 : p.best_factor();
       const double limit = this->limit({name}, roundings_.size() - 1);
       if (found.names.empty())
@@ -152,18 +168,19 @@ class Referee {
       if (found.factor == 0 ? p.theirs > 0 : p.distance(found.factor) > limit) return {};
       found.names.push_back(name);
     }
-    if (found.names.empty() || found.names.size() == order_.size()) return {};
+    if (found.names.empty() || !some_right) return {};
     return found;
   }
 
   // A tied embedding's gradient is a sum of two: the head's part is dense, and the embedding's has rows of the tokens that
-  // the step reads. What is missing, if everything else is right; empty: neither part is.
-  std::string missing_tied_part() const {
+  // the step reads. Which of them is wrong, if everything else is right?
+  enum class TiedPart { none, head, embedding };
+  TiedPart wrong_tied_part() const {
     const std::string embedding = parameters_of(correct_.config).front().name;
     const bool only_this = std::ranges::all_of(order_, [&](const std::string& name) {
       return (name == embedding) == (explained_by(name) == roundings_.size());
     });
-    if (!correct_.config.tied || !parts_.contains(embedding) || !only_this) return "";
+    if (!correct_.config.tied || !parts_.contains(embedding) || !only_this) return TiedPart::none;
     std::vector<bool> read(static_cast<std::size_t>(correct_.config.vocab));
     for (const RecordedBatch& b : correct_.step.batches)
       for (const std::int32_t token : b.batch.tokens) read[static_cast<std::size_t>(token)] = true;
@@ -178,9 +195,9 @@ class Referee {
       };
       unread += Products(row(theirs), row(ours));
     }
-    if (unread.ours == 0) return "";
-    if (unread.theirs == 0) return "the head's part";
-    return unread.distance() <= limit({embedding}, roundings_.size() - 1) ? "the embedding's part" : "";
+    if (unread.ours == 0) return TiedPart::none;
+    if (unread.theirs == 0) return TiedPart::head;
+    return unread.distance() <= limit({embedding}, roundings_.size() - 1) ? TiedPart::embedding : TiedPart::none;
   }
 
   // What explains the recorded gradient, the best first; those after it explain it as well. on_try is called with what is
@@ -202,7 +219,7 @@ class Referee {
     const std::vector<Defect>& all = all_defects();
     test({});
     for (std::size_t i = 0; i < all.size() && goes_on; ++i) test({&all[i]});
-    if (std::ranges::none_of(found, [](const Explanation& e) { return e.named() && e.rounding == 0; })) {
+    if (std::ranges::none_of(found, &Explanation::named)) {
       for (std::size_t i = 0; i < all.size() && goes_on; ++i)
         for (std::size_t j = i + 1; j < all.size() && goes_on; ++j) test({&all[i], &all[j]});
     }
@@ -227,12 +244,7 @@ class Referee {
 
  private:
   double limit(const std::vector<std::string>& names, std::size_t type) const {
-    double error = 0, exact = 0;
-    for (const std::string& name : names) {
-      const double e = roundings_[type].error.at(name);
-      error += e * e, exact += products_.at(name).ours;
-    }
-    return exact > 0 ? kOtherRounding * std::sqrt(error / exact) : INFINITY;
+    return kOtherRounding * rounding(names, type);
   }
 
   // Those with the smallest rounding, and of these the simplest.
@@ -268,19 +280,33 @@ class Referee {
       sum += tensors[name] = Products(recorded_.values(parts_.at(name)), values);
     }
     std::optional<Explanation> result;
-    const auto test = [&](double factor, const std::string& meaning) {
+    const auto test = [&](double factor, const std::string& meaning, bool clipped = false) {
       Explanation e{defects, factor, meaning, sum.distance(factor)};
+      e.clipped = clipped;
       for (const auto& [name, products] : tensors)
         e.rounding = std::max(e.rounding, explained_by({name}, products.distance(factor)));
       if (e.rounding < (result ? result->rounding : roundings_.size())) result = e;
     };
     test(1, "");
     for (const Factor& f : factors(c.step)) test(f.value, f.meaning);
-    const double norm = std::sqrt(sum.theirs), round = std::round(100 * norm) / 100;
-    const bool clipped = only.empty() && recorded_.missing().empty() && sum.theirs < sum.ours && round > 0 &&
-                         std::abs(norm / round - 1) < 1e-4;
-    test(sum.best_factor(), clipped ? "it is clipped to a norm of " + std::to_string(round).substr(0, 4) : "");
+    if (only.empty() && recorded_.missing().empty() && 0 < sum.theirs && sum.theirs < sum.ours) {
+      const double norm = std::sqrt(sum.theirs), limit = rounded_limit(norm);
+      const bool clipped = std::abs(norm / limit - 1) < 1e-5;
+      if (clipped) test(sum.best_factor(), "it is clipped to a norm of " + shown_number(limit), clipped);
+    }
+    test(sum.best_factor(), sum.theirs == 0 ? "it is zero" : "");
     return result;
+  }
+
+  // The next number with two digits: what people clip to.
+  static double rounded_limit(double norm) {
+    const double unit = std::pow(10, std::floor(std::log10(norm)) - 1);
+    return std::round(norm / unit) * unit;
+  }
+  static std::string shown_number(double x) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", x);
+    return text;
   }
 
   std::vector<Factor> factors(const RecordedStep& step) const {
