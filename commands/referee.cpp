@@ -15,7 +15,8 @@ void progress(const std::string& what) {
   if (isatty(STDERR_FILENO)) print_error("\r\033[K%s", what);
 }
 
-constexpr Index kMostRows = 50;  // of the table
+constexpr double kMoreMinutes = 1;  // from the start, for others that explain a gradient as well
+constexpr Index kMostRows = 50;     // of the table
 
 std::string percent(double part) {
   if (part == 0) return "0";
@@ -321,17 +322,21 @@ bool RefereeOptions::judge(Referee referee, CaseGradients::Result exact, const R
   const auto start = std::chrono::steady_clock::now();
   int tried = 0;
   bool in_time = true;
-  const std::vector<Explanation> found = referee.explain([&](const std::string& defects) {
+  const std::vector<Explanation> found = referee.explain([&](const std::string& defects, bool has_one) {
     progress(defects.empty() ? "factors" : format("%d defects tried; now ", tried) + defects);
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-    in_time = passed.count() < 60 * minutes_;
+    in_time = passed.count() < 60 * (has_one ? std::min(minutes_, kMoreMinutes) : minutes_);
     if (in_time && !defects.empty()) ++tried;
     return in_time;
   });
   progress("");
   if (!found.empty() && found.front().only_clipped()) return report.clipped(found.front()), true;
   report.wrong();
-  if (!found.empty()) return report.explained(found), false;
+  if (!found.empty()) {
+    report.explained(found);
+    if (!in_time) print("Other defects could explain it as well: only %d were tried.\n", tried);
+    return false;
+  }
   print("Not explained by a factor or any of %d defects and pairs of defects%s.\n", tried,
         in_time ? "" : format("; the others were not tried within --minutes %g", minutes_));
   return false;

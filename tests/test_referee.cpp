@@ -217,7 +217,7 @@ class Referees : public TemporaryDirectory {
     for (const Types& types : roundings) referee.compute_rounding(types);
     if (referee.explained() == 0) return {};
     if (referee.explained() < referee.roundings().size()) return referee.explain_better();
-    return referee.explain([](const std::string&) { return true; });
+    return referee.explain([](const std::string&, bool) { return true; });
   }
 };
 

@@ -55,11 +55,10 @@ struct Products {
 // The error that a type of weights, activations and gradient has on this batch: ‖rounded - exact‖ of each tensor.
 struct Rounding {
   const char* name;
+  double
+      allowed;  // how many times as large another trainer's error may be: it sums in other orders, and rounds elsewhere
   std::map<std::string, double> error;
 };
-
-// A trainer's errors in the same type are of this size: another order of sums, other places where it rounds.
-constexpr double kOtherRounding = 4;
 
 struct Explanation {
   std::vector<const Defect*> defects;  // none: a factor alone
@@ -111,7 +110,7 @@ class Referee {
   void compute_rounding(const Types& types) {
     const double scale = types.dtype == types_.dtype ? 3 : 1;
     Gradient rounded = by_name(gradients_.compute(correct_, types, {}, scale));
-    Rounding rounding{types.name(), {}};
+    Rounding rounding{types.name(), types.dtype == DType::bf16 ? 4.0 : 16.0, {}};
     std::vector<double> relative;
     for (const std::string& name : order_) {
       for (double& x : rounded.at(name)) x /= scale;
@@ -202,7 +201,7 @@ class Referee {
 
   // What explains the recorded gradient, the best first; those after it explain it as well. on_try is called with what is
   // tried, and returns whether to go on.
-  using OnTry = std::function<bool(const std::string&)>;
+  using OnTry = std::function<bool(const std::string& defects, bool found)>;
   std::vector<Explanation> explain(const OnTry& on_try) {
     std::vector<Explanation> found;
     bool goes_on = true;
@@ -213,7 +212,7 @@ class Referee {
         if (!defect->apply(c)) return;
         name += (name.empty() ? "" : " and ") + std::string(defect->name);
       }
-      if (!(goes_on = on_try(name))) return;
+      if (!(goes_on = on_try(name, !found.empty()))) return;
       if (auto explanation = matches(c, std::move(defects))) found.push_back(*explanation);
     };
     const std::vector<Defect>& all = all_defects();
@@ -244,7 +243,7 @@ class Referee {
 
  private:
   double limit(const std::vector<std::string>& names, std::size_t type) const {
-    return kOtherRounding * rounding(names, type);
+    return roundings_[type].allowed * rounding(names, type);
   }
 
   // Those with the smallest rounding, and of these the simplest.
