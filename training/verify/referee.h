@@ -55,8 +55,7 @@ struct Products {
 // The error that a type of weights, activations and gradient has on this batch: ‖rounded - exact‖ of each tensor.
 struct Rounding {
   const char* name;
-  double
-      allowed;  // how many times as large another trainer's error may be: it sums in other orders, and rounds elsewhere
+  double allowed;  // times this error: other trainers sum in other orders and round elsewhere
   std::map<std::string, double> error;
 };
 
