@@ -68,7 +68,7 @@ done | awk '$2 == "=>" { print $3 }' | sort -u | while read -r library; do
     *) cp -L "$library" "$partial/lib/" ;;
   esac
 done
-cp scripts/gpu_report.sh scripts/compare_torch.py scripts/torch_jobs.py "$partial/scripts/"
+cp scripts/gpu_report.sh scripts/compare_torch.py scripts/compare_decoding.py scripts/torch_jobs.py "$partial/scripts/"
 mkdir "$partial/tests"
 cp -r tests/golden "$partial/tests/"
 git rev-parse HEAD > "$partial/commit" 2> /dev/null || echo unknown > "$partial/commit"

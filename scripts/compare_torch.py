@@ -3,8 +3,6 @@
 
   scripts/compare_torch.py                                          on a GPU Qwen3-0.6B at 8192, else a tiny model
   scripts/compare_torch.py --busy 1                                 also beside a process that keeps one core busy
-  scripts/compare_torch.py --model out/run/step-000100 --decode 1 16
-                                                                    generation of 1 and of 16 sequences
   scripts/compare_torch.py --model gpt2 --compile                   GPT-2 124M at 1024, PyTorch also with torch.compile
   scripts/compare_torch.py --model qwen3-4b --length 6144 24576 --chunk 2048 4096
   scripts/compare_torch.py --model qwen3-8b --memory-cap 80GiB --only torch-checkpoint torch-chunked stream
@@ -24,10 +22,7 @@ in the machine's speed affects all of them. The figures are medians over all tur
 fastest comparable row over the time of this program's row: full is compared with torch, checkpoint and stream with
 torch-checkpoint and torch-chunked. "of its memory" compares with the same row.
 
-"kept" is the speed beside busy processes over the speed without them. --decode needs a model with weights: a folder that
-this program and transformers read. Both sample from all tokens and end no sequence early. A step gives each sequence a
-token; streambp's is an average that includes its first and last steps, which have fewer sequences. "of bandwidth" is the
-time to read all weights once over the time of a step.
+"kept" is the speed beside busy processes over the speed without them.
 
 On a GPU, memory counts weights, gradient, optimizer and activations, not the driver: what PyTorch's allocator handed out
 (peak) and holds (reserved; with expandable segments, unless PYTORCH_CUDA_ALLOC_CONF is set). On a CPU it is the peak of
@@ -64,7 +59,6 @@ TINY = {  # what `streambp train` trains by default; takes seconds on a CPU
     "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 352, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
     "hidden_act": "silu", "tie_word_embeddings": True,
 }  # fmt: skip
-DECODED = 256  # tokens of each sequence
 INTEL = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"  # replaces MKL's check for an Intel CPU
 
 
@@ -93,7 +87,7 @@ def in_child(do, **job):
 
 
 def run_streambp(program, *arguments):
-    """Runs the program. Returns its output, its peak resident memory, and what it reported beside the output."""
+    """Returns the program's output, its peak resident memory, and what it reported beside the output."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen([program, *map(str, arguments)], stdout=out, stderr=errors)
         _, status, usage = os.wait4(child.pid, 0)
@@ -233,51 +227,6 @@ def compare(args, folder, config, length):
     return [{"row": row.label, **row.answer} for row in rows]
 
 
-def without_end(model, folder):
-    """A copy of a model's folder, of links, that names no end token."""
-    folder.mkdir()
-    for file in Path(model).resolve().iterdir():
-        copy = folder / file.name
-        if file.name in ("config.json", "generation_config.json"):
-            copy.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": None}))
-        else:
-            copy.symlink_to(file)
-    return folder
-
-
-def decode(args, folder):
-    """The time of a step of generation, in turns."""
-    model = without_end(args.model, folder)
-    print(f"\n{DECODED} tokens of each sequence:\n")
-    say("", "sequences", "ms per step", "tokens/s", "speed-up", "of bandwidth")
-    results = []
-    for sequences in args.decode:
-        job = {"model": str(model), "sequences": sequences, "tokens": DECODED, "device": args.device,
-               "dtype": args.dtype, "preload": args.preload}  # fmt: skip
-        torch, ours, bandwidth = [], [], []
-        for _ in range(args.turns):
-            answer = in_child("decode", **job)
-            if "problem" in answer:
-                raise Mistake(f"PyTorch: {answer['problem']}")
-            torch += answer["seconds"]
-            *_, said = run_streambp(args.streambp, "generate", "--model", model, "--prompt", "The", "--samples", sequences,
-                                "--length", DECODED, "--temperature", 1, "--top-k", 0, "--top-p", 1, "--device", args.device,
-                                "--dtype", args.dtype, "--stats")  # fmt: skip
-            found = re.search(r"then ([\d.]+) tokens/s.*\(([\d.]+) ms to read", said, re.DOTALL)
-            if not found:
-                raise Mistake(f"{args.streambp} generate --stats does not show its speed; rebuild it")
-            ours.append(sequences / float(found[1]))
-            bandwidth.append(float(found[2]) / 1e3 / ours[-1])
-        torch, ours, share = map(statistics.median, (torch, ours, bandwidth))
-        for label, seconds, *more in [("PyTorch", torch), ("streambp", ours, f"{torch / ours:.2f}", f"{share:.2f}")]:
-            say(label, sequences, f"{1e3 * seconds:.2f}", f"{sequences / seconds:.1f}", *more)
-        results.append({"sequences": sequences, "torch": torch, "streambp": ours, "of_bandwidth": share})
-    return results
-
-
-# ---- The longest sequence, and the gradient ----
-
-
 def say(label, *cells):
     print((f"{label:48}" + "".join(f"{cell:>14}" for cell in cells)).rstrip(), flush=True)
 
@@ -345,8 +294,6 @@ def options():
     parser.add_argument("--memory-cap", help="also find the longest sequence in this memory, such as 80GiB; GPU only")
     parser.add_argument("--only", nargs="+", choices=[*TORCH, *MODES], default=[*TORCH, *MODES], help="only these rows")
     parser.add_argument("--busy", type=count(1024), help="CPU: measure each row also beside this many busy processes")
-    parser.add_argument("--decode", type=count(256), nargs="+", metavar="SEQUENCES",
-                        help="only generation, for these numbers of sequences (CPU: at most 16); --model is a folder")  # fmt: skip
     parser.add_argument("--skip-agreement", action="store_true", help="skip the comparison of gradients")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     return parser.parse_args()
@@ -362,8 +309,8 @@ def unlock_mkl(folder):
     return str(folder / "intel.so")
 
 
-def prepare(args, folder):
-    """Fills in defaults and checks the options. Returns the model's config, the memory cap, and versions."""
+def find_programs(args, folder):
+    """Checks both programs. Returns PyTorch's versions."""
     args.streambp = os.path.abspath(args.streambp)
     check_program(args.streambp)
     if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
@@ -373,17 +320,16 @@ def prepare(args, folder):
     if "problem" in versions:
         needs = "this needs torch, transformers 4.56 or later, safetensors and numpy; install them with pip"
         raise Mistake(f"{sys.executable}: {versions['problem'].removeprefix('failed: ')}: {needs}")
+    return versions
+
+
+def prepare(args, folder):
+    """Fills in defaults and checks the options. Returns the model's config, the memory cap, and versions."""
+    versions = find_programs(args, folder)
     args.device = args.device or ("cuda" if "gpu" in versions else "cpu")
     on_gpu = args.device == "cuda"
     if on_gpu and (args.unlock_mkl or args.busy):
         raise Mistake("--unlock-mkl and --busy are for --device cpu")
-    if args.decode:
-        if not args.model or not list(Path(args.model).glob("*.safetensors")):
-            raise Mistake("--decode needs --model, a folder with weights in safetensors")
-        if max(args.decode) > 16 and not on_gpu:
-            raise Mistake(f"--decode {max(args.decode)}: on a CPU this program generates at most 16 sequences at once")
-        if args.busy or args.memory_cap or args.compile or args.length:
-            raise Mistake("--busy, --memory-cap, --compile and --length do not go with --decode")
     if on_gpu and "gpu" not in versions:
         raise Mistake("--device cuda: PyTorch sees no GPU")
     args.dtype = args.dtype or ("bf16" if on_gpu else "f32")
@@ -397,7 +343,7 @@ def prepare(args, folder):
     model = folder / "tiny.json" if args.model == "tiny" else args.model
     planned = [plan(args, folder, model, "--chunk", chunk) for chunk in args.chunk]
     config = planned[0]["config"]  # as the program parsed it
-    if not args.decode and max(args.length) > config.get("n_positions", max(args.length)):
+    if max(args.length) > config.get("n_positions", max(args.length)):
         raise Mistake(f"--length {max(args.length)}: {args.model} has at most {config['n_positions']} positions")
     if args.memory_cap and not on_gpu:
         raise Mistake("--memory-cap needs a GPU: PyTorch can limit only the memory of a GPU")
@@ -424,9 +370,6 @@ def run(args, folder):
     if args.device == "cpu":
         print(f"PyTorch's matrix product in {args.dtype}: {versions['matmul_rate'] / 1e9:.0f} GFLOP/s"
               + (", MKL unlocked" if args.unlock_mkl else ""))  # fmt: skip
-    if args.decode:
-        write(args.json, {"model": args.model, "dtype": args.dtype, **versions, "decode": decode(args, folder / "model")})
-        return 0
     result = {"model": args.model, "config": config, "device": args.device, "dtype": args.dtype, "attention": kernels,
               "optimizer": args.optimizer, **versions, "lengths": [], "longest": [], "agreement": []}  # fmt: skip
     for length in args.length:
