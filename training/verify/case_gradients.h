@@ -63,8 +63,9 @@ class CaseGradients {
     settings_ = s, types_ = types, rows_ = rows;
     schedule_ = schedule_for(Mode::stream, s, rows, default_chunk(s));
     const Capacity capacity = plan(s, rows, schedule_).capacity();
-    // Two gradients in float64 are outside the engine: this one, and what it is compared with.
-    require_free(capacity.near + 2 * sizeof(double) * static_cast<std::size_t>(trained_count(s.config)));
+    // The gradient is copied in float64. Others are then compared with the exact one, which is the first.
+    const std::size_t copies = types.dtype == DType::f64 ? 1 : 2;
+    require_free(capacity.near + copies * sizeof(double) * static_cast<std::size_t>(trained_count(s.config)));
     engine_ = make_engine(s, rows, capacity);
     fill_(*engine_);
   }

@@ -257,20 +257,21 @@ class Referee {
   }
 
   // Whether the recorded gradient is that of a case, perhaps times a factor. Looks at the last norm first: any defect of
-  // the loss or of forward changes its gradient, which needs no backward pass through the layers. float32 is enough for it.
+  // the loss or of forward changes its gradient, which needs no backward pass through the layers. float32 is enough for
+  // the search: its error is smaller than what a trainer in float32 is allowed.
   std::optional<Explanation> matches(const TrainingCase& c, std::vector<const Defect*> defects) {
     std::set<std::string> first;
     Tensors<float> none(correct_.config);
     for (const auto& e : head_table(correct_.config, none))
       if (e.parameter.vector() && parts_.contains(e.parameter.name)) first.insert(e.parameter.name);
-    if (!first.empty() && !test(c, {DType::f32}, first, defects)) return {};
-    return test(c, types_, {}, std::move(defects));
+    if (!first.empty() && !test(c, first, defects)) return {};
+    return test(c, {}, std::move(defects));
   }
 
   // The best factor for these tensors, or for all of them.
-  std::optional<Explanation> test(const TrainingCase& c, const Types& types, const std::set<std::string>& only,
+  std::optional<Explanation> test(const TrainingCase& c, const std::set<std::string>& only,
                                   std::vector<const Defect*> defects) {
-    const Gradient ours = by_name(gradients_.compute(c, types, only));
+    const Gradient ours = by_name(gradients_.compute(c, {DType::f32}, only));
     std::map<std::string, Products> tensors;
     Products sum;
     for (const auto& [name, values] : ours) {
