@@ -15,7 +15,7 @@ void progress(const std::string& what) {
   if (isatty(STDERR_FILENO)) print_error("\r\033[K%s", what);
 }
 
-constexpr double kMoreMinutes = 1;  // from the start, for others that explain a gradient as well
+constexpr double kMoreMinutes = 3;  // from the start, for others that explain a gradient as well
 constexpr Index kMostRows = 50;     // of the table
 
 std::string percent(double part) {
@@ -334,7 +334,7 @@ bool RefereeOptions::judge(Referee referee, CaseGradients::Result exact, const R
   report.wrong();
   if (!found.empty()) {
     report.explained(found);
-    if (!in_time) print("Other defects could explain it as well: only %d were tried.\n", tried);
+    if (!in_time) print("Others may explain it as well: %s tried.\n", counted(tried, "defect"));
     return false;
   }
   print("Not explained by a factor or any of %d defects and pairs of defects%s.\n", tried,

@@ -228,6 +228,7 @@ class Referee {
   // it up to a smaller rounding. Other defects are not tried.
   std::vector<Explanation> explain_better() {
     std::vector<Explanation> found;
+    if (explained() == 0) return found;
     const auto test = [&](const TrainingCase& c, std::vector<const Defect*> defects) {
       const auto explanation = matches(c, std::move(defects));
       if (explanation && explanation->named() && explanation->rounding < explained()) found.push_back(*explanation);
