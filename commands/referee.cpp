@@ -248,7 +248,7 @@ void RefereeOptions::add_to(OptionTable& options) {
 }
 
 int RefereeOptions::run(const Subject& subject, const Outputs& outputs) const {
-  require(!batches_.empty() || against_.empty(), "--against needs --batch, the step whose gradient it is");
+  require(!batches_.empty() || against_.empty(), "--against needs --batch: the step that the gradient belongs to");
   require(defect_.empty() || against_.empty(), "--defect and --against cannot be combined; leave out one");
   TrainingCase correct{subject.config, batches_.empty() ? random_step(subject.config, subject.seed)
                                                         : RecordedStepReader(subject.config).read(batches_)};

@@ -81,7 +81,7 @@ class VerifyCommand : public Command {
     input_.prepare();
     require(
         batch_file_.empty() || (input_.objective.kind == ObjectiveKind::sft && input_.objective.mean == Mean::tokens),
-        "--save-batch writes a step whose loss is the mean over its tokens; leave out --objective and --mean");
+        "--save-batch is for the mean loss over all tokens; leave out --objective and --mean");
     const Ranks grid = ranks_.grid(input_.config, device_.kind());
     const Index tile = settings_.tile;
     settings_ = device_.settings(input_.config, grid.streams());
@@ -120,7 +120,7 @@ class VerifyCommand : public Command {
     if (device_.dtype == "auto") device_.dtype = "f64";
     input_.prepare_model();
     require(!referee_.reads_a_step() || !input_.weights.empty(),
-            "--batch needs --model DIR, the model directory whose gradient was recorded");
+            "--batch needs --model DIR: the model directory that was trained");
     settings_ = device_.settings(input_.config, 1);
     const std::string weights = input_.weights.empty() ? "random weights" : "weights of " + input_.weights.string(),
                       description = describe(input_.config) + ", " + weights;

@@ -2,7 +2,7 @@
 """Judges real trainers: records a step of each with dump_gradients.py, and compares the verdict with what is known.
 
   scripts/check_referee.py                 all of them: transformers, TRL, PEFT, DDP and FSDP2 with two processes
-  scripts/check_referee.py trainer ddp     those whose names begin so
+  scripts/check_referee.py trainer ddp     only these, by the beginning of the name
   scripts/check_referee.py --random 100    random steps in float32 and bfloat16, which must all be right
 
 Needs torch, transformers, trl, peft and datasets, and build/streambp. With an older transformers, such as 4.45, `trainer`
@@ -46,7 +46,7 @@ EXPECTED = {
 
 
 def documents(count, seed=1):
-    """Random documents of unequal length, of which the first third is a prompt."""
+    """Random documents of unequal length. The first third of each is a prompt."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         length = int(torch.randint(10, 60, (1,), generator=generator))

@@ -16,7 +16,7 @@ optimizer steps, it writes these micro-batches, in a file per rank, and the grad
 itself. DIR must hold the weights of this moment: save the model before the step, or record the first step from it.
 
 Gradients that are already clipped are recognised; without clipping (max_grad_norm=0) they are easier to read. Of a model
-that is too large, record a part: names=["layers.0.", "norm"] keeps parameters whose names contain one of these.
+that is too large, record a part: names=["layers.0.", "norm"] keeps the parameters with one of these in their names.
 A trainer that computes its loss outside the model gives the labels itself: recorder.add(input_ids=..., labels=...).
 """
 

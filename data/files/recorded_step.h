@@ -14,7 +14,6 @@
 // The loss is the mean over all learned tokens of the step (metadata "reduction": "sum": their sum).
 #pragma once
 
-#include <charconv>
 #include <map>
 #include <set>
 #include <string>

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -93,7 +92,7 @@ inline bool average(TrainingCase& c, MeanOver mean, bool applies) {
   return applies;
 }
 
-// The target of each token becomes target(batch, t), where that is not -1.
+// The target of each token becomes target(batch, t); -1: none.
 template <class F>
 bool retarget(TrainingCase& c, F&& target) {
   if (c.step.reduction == Reduction::given) return false;
