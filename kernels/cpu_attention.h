@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "kernels/attention_shape.h"
-#include "kernels/base/gemm.h"
+#include "kernels/base/inner_loops.h"
 #include "kernels/base/math.cuh"
 #include "kernels/base/row_sums.h"
 #include "kernels/elementwise.cuh"
@@ -84,8 +84,8 @@ inline bool all_visible(Rows queries, Rows keys, const AttentionSpan& span) {
                                  visible(queries.end - 1, keys, span).size() == keys.size());
 }
 
-// A matrix of type M that can be the left operand of a product in T. If T is narrower, round() keeps a copy of its rows,
-// best while they are in the L1 cache; rounded() and operand() read this copy.
+// A matrix of type M that can be the left operand of a product in T. If T is narrower, operand() takes the numbers of a
+// copy, rounded(), which the softmax writes row by row while they are in the L1 cache.
 template <class M, class T>
 class OperandMatrix {
  public:
@@ -98,15 +98,7 @@ class OperandMatrix {
     }
   }
 
-  // m: some of its rows
-  void round(Matrix<M> m) const {
-    if constexpr (!std::is_same_v<M, T>) {
-      const Matrix<T> to = rounded(m);
-      for (Index i = 0; i < m.rows; ++i) {
-        for (Index j = 0; j < m.cols; ++j) to(i, j) = m(i, j);
-      }
-    }
-  }
+  // of some of its rows
   Matrix<T> rounded(Matrix<M> m) const {
     if constexpr (std::is_same_v<M, T>)
       return m;
@@ -175,43 +167,12 @@ std::vector<Index> take_out_not_finite(Matrix<const T>& m, std::vector<T>& copy)
   return rows;
 }
 
-// Scales and caps the scores of a row that a query sees.
-template <class A>
-void cap_scores(A* s, Rows visible, A scale, A cap) {
-#pragma omp simd
-  for (Index j = visible.begin; j < visible.end; ++j) s[j] = soft_capped(s[j] * scale, cap);
-}
-
 // Queries of a tile, so few that every thread gets work. Results do not depend on it.
 inline Index queries_of_tile_for_threads(Index queries, const AttentionShape& shape) {
   constexpr Index few = 16;
   Index size = queries_of_tile(shape);
   while (size > few && queries * shape.kv_heads < 2 * omp_get_max_threads() * size) size /= 2;
   return size;
-}
-
-// The maximum of the scores of a row so far, and their Σ exp(score - maximum).
-template <class A>
-struct RunningSoftmax {
-  A maximum = -INFINITY, sum = 0;
-};
-
-// One row of scores: S becomes P = exp(scale S - maximum). If the maximum rises, the output so far is rescaled.
-template <class A>
-void online_softmax_row(A* s, Index n, Rows visible, A scale, RunningSoftmax<A>& running, A* output, Index dim) {
-  A maximum = running.maximum;
-#pragma omp simd reduction(max : maximum)
-  for (Index j = visible.begin; j < visible.end; ++j) maximum = s[j] * scale > maximum ? s[j] * scale : maximum;
-  if (maximum > running.maximum) {
-    const A shrink = running.sum == 0 ? A(0) : exponential(running.maximum - maximum);
-    running.sum *= shrink;
-    for (Index d = 0; d < dim; ++d) output[d] *= shrink;
-    running.maximum = maximum;
-  }
-  std::fill(s, s + visible.begin, A(0));
-  A* seen = s + visible.begin;
-  running.sum += replace_and_sum(seen, visible.size(), [=](A score) { return exponential(score * scale - maximum); });
-  std::fill(s + visible.end, s + n, A(0));
 }
 
 template <class T>
@@ -248,10 +209,8 @@ class AttentionTile {
       for (Index i = 0; i < s.rows; ++i) {
         const Index row = rows.begin + i;
         const Rows seen = visible(queries.begin + row / group, keys, span);
-        const A cap = static_cast<A>(span.shape.score_cap);
-        if (cap > 0) cap_scores(s.row(i), seen, scale.of_scores, cap);
-        online_softmax_row(s.row(i), s.cols, seen, cap > 0 ? A(1) : scale.of_scores, running_[row], o.row(row), dim);
-        scores_.round(s.slice({i, i + 1}));
+        inner_loops<T>().softmax_row({s.row(i), s.cols, seen, scale.of_scores, static_cast<A>(span.shape.score_cap)},
+                                     running_[row], o.row(row), dim, scores_.rounded(s).row(i));
       }
       Matrix<const T> v = in.v.slice(of_cache);
       std::vector<Index> not_finite;

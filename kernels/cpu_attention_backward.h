@@ -10,30 +10,6 @@
 
 namespace streambp::cpu {
 
-// row[j] = f(j) for visible columns, 0 elsewhere.
-template <class A, class F>
-void replace_row(A* row, Index n, Rows visible, F&& f) {
-  std::fill(row, row + visible.begin, A(0));
-#pragma omp simd
-  for (Index j = visible.begin; j < visible.end; ++j) row[j] = f(j);
-  std::fill(row + visible.end, row + n, A(0));
-}
-
-// A row of scores S becomes P, and the row of dP becomes dS.
-template <class A>
-void softmax_backward_row(Matrix<A> p, Matrix<A> ds, Rows visible, A lse, A delta, A scale, A cap) {
-  A *p_row = p.data, *ds_row = ds.data;
-  if (cap > 0) {
-    cap_scores(p_row, visible, scale, cap);
-    replace_row(ds_row, ds.cols, visible, [=](Index j) { return (ds_row[j] - delta) * soft_cap_slope(p_row[j], cap); });
-    replace_row(p_row, p.cols, visible, [=](Index j) { return exponential(p_row[j] - lse); });
-    replace_row(ds_row, ds.cols, visible, [=](Index j) { return p_row[j] * ds_row[j] * scale; });
-  } else {
-    replace_row(p_row, p.cols, visible, [=](Index j) { return exponential(p_row[j] * scale - lse); });
-    replace_row(ds_row, ds.cols, visible, [=](Index j) { return p_row[j] * (ds_row[j] - delta) * scale; });
-  }
-}
-
 // Keys of one document, as rows of the stream. number: the tile's index in the document. queries: the document's tiles
 // of queries.
 struct KeyTile {
@@ -97,11 +73,11 @@ class AttentionBackwardTile {
     multiply(p, q_.operand(scaled_q, Op::as_is), k_transposed_, Update::assign);
     multiply(ds, dout_.operand(dout, Op::as_is), v_transposed_, Update::assign);
     for (Index row = 0; row < p.rows; ++row) {
-      softmax_backward_row(p.slice({row, row + 1}), ds.slice({row, row + 1}),
-                           visible(span.rows.begin + row / group, keys, span), upstream.lse(row / group, row % group),
-                           upstream.delta(row / group, row % group), scale.of_scores,
-                           static_cast<A>(span.shape.score_cap));
-      p_.round(p.slice({row, row + 1})), ds_.round(ds.slice({row, row + 1}));
+      const Index query = row / group, head = row % group;
+      const Rows seen = visible(span.rows.begin + query, keys, span);
+      inner_loops<T>().softmax_backward_row(
+          {p.row(row), p.cols, seen, scale.of_scores, static_cast<A>(span.shape.score_cap)}, ds.row(row),
+          upstream.lse(query, head), upstream.delta(query, head), p_.rounded(p).row(row), ds_.rounded(ds).row(row));
     }
     right_.pack(dout, Op::as_is);
     multiply(dv, p_.operand(p, Op::transposed), right_, Update::add);

@@ -25,26 +25,26 @@ build() {
   local program=$1 begin=$SECONDS objects=() avx512=(-mavx512f -mavx512bw -mavx512dq -mavx512vl)
   shift
   local compile=("$@" -std=c++20 -DNDEBUG -fopenmp -Wall -Wextra -Werror -ffp-contract=off -I.)
-  products() { # INSTRUCTIONS FLAGS...: as in CMakeLists.txt
+  inner_loops() { # INSTRUCTIONS FLAGS...: as in CMakeLists.txt
     local instructions=$1 file
     shift
-    for file in products few_rows; do
+    for file in products few_rows softmax_rows; do
       objects+=("$program-$instructions-$file.o")
       "${compile[@]}" "$@" "-DSTREAMBP_INSTRUCTIONS=$instructions" -c "kernels/base/$file.cpp" -o "${objects[-1]}"
     done
   }
   if [[ $("$1" -dumpmachine) == x86_64* ]]; then
-    products avx2 -mavx2 -mfma -mno-avx512f
-    products avx512 "${avx512[@]}" -mno-avx512bf16
-    products avx512bf16 "${avx512[@]}" -mavx512bf16
+    inner_loops avx2 -mavx2 -mfma -mno-avx512f
+    inner_loops avx512 "${avx512[@]}" -mno-avx512bf16
+    inner_loops avx512bf16 "${avx512[@]}" -mavx512bf16
   else
-    products neon
+    inner_loops neon
   fi
-  "${compile[@]}" tests/fingerprints.cpp kernels/base/gemm.cpp "${objects[@]}" -o "$program"
+  "${compile[@]}" tests/fingerprints.cpp kernels/base/{gemm,inner_loops}.cpp "${objects[@]}" -o "$program"
   echo "fingerprints: $(basename "$program") built in $((SECONDS - begin)) s"
 }
 
-# compute NAME "INSTRUCTIONS..." COMPILER FLAGS... [-- EMULATOR...]: builds a program and runs it with the products of each
+# compute NAME "INSTRUCTIONS..." COMPILER FLAGS... [-- EMULATOR...]: builds a program and runs it with each
 # of these instruction sets, in the background, with as many programs at a time as there are processors.
 compute() {
   local instructions

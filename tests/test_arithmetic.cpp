@@ -2,7 +2,7 @@
 // are accurate.
 #include <numeric>
 
-#include "kernels/base/gemm.h"
+#include "kernels/base/inner_loops.h"
 #include "kernels/base/row_sums.h"
 #include "tests/support.cuh"
 
@@ -135,6 +135,67 @@ TEST(Gemm, RefusesOperandsThatDoNotFit) {
   EXPECT_THROW(block.copy(c.m, Op::as_is).slice({1, 3}), Error);
   const Owned<float> many(17, 8, 3), product(17, 4, 4);
   EXPECT_THROW(cpu::multiply_few_rows<float>(product.m, many.m, b.m, Op::transposed), Error);
+}
+
+template <class T>
+void expect_defined_softmax(Accumulator<T> cap, Accumulator<T> odd_one) {
+  using A = Accumulator<T>;
+  constexpr Index keys = 131, dim = 5, first = 3, last = 120;
+  const A scale = A(0.3), delta = A(0.1);
+  const auto same = [](A x, A y) { return x == y || (std::isnan(x) && std::isnan(y)); };
+  const auto some_scores = [&] {
+    const Owned<A> s(1, keys, 1, 9);
+    s.m(0, 40) = odd_one;
+    return s;
+  };
+  const Owned<A> scores = some_scores(), p = some_scores(), dp(1, keys, 2), ds(1, keys, 2), before(1, dim, 3),
+                 output(1, dim, 3);
+  const Owned<T> rounded(1, keys, 4), rounded_ds(1, keys, 5);
+  const auto score = [&](Index j) {
+    return cap > 0 ? soft_capped(scores.m(0, j) * scale, cap) : scores.m(0, j) * scale;
+  };
+
+  cpu::RunningSoftmax<A> running{A(0.5), A(7)};
+  A maximum = running.maximum;
+  for (Index j = first; j < last; ++j) maximum = score(j) > maximum ? score(j) : maximum;
+  const A shrink = exponential(A(0.5) - maximum);
+  const A sum =
+      A(7) * shrink + cpu::sum_of(last - first, [&](Index j) { return exponential(score(first + j) - maximum); });
+  const auto& loops = cpu::inner_loops<T>();
+  loops.softmax_row({p.m.data, keys, {first, last}, scale, cap}, running, output.m.data, dim, rounded.m.data);
+  EXPECT_EQ(running.maximum, maximum);
+  EXPECT_TRUE(same(running.sum, sum)) << running.sum << ", expected " << sum;
+  for (Index d = 0; d < dim; ++d) EXPECT_EQ(output.m(0, d), before.m(0, d) * shrink);
+  for (Index j = 0; j < keys; ++j) {
+    const A expected = first <= j && j < last ? exponential(score(j) - maximum) : A(0);
+    EXPECT_TRUE(same(p.m(0, j), expected)) << j;
+    EXPECT_TRUE((std::is_same_v<A, T>) || same(rounded.m(0, j), T(expected))) << j;
+  }
+
+  const Owned<A> again = some_scores();
+  loops.softmax_backward_row({again.m.data, keys, {first, last}, scale, cap}, ds.m.data, maximum, delta, rounded.m.data,
+                             rounded_ds.m.data);
+  for (Index j = 0; j < keys; ++j) {
+    const A slope = cap > 0 ? soft_cap_slope(score(j), cap) : A(1),
+            d = first <= j && j < last ? p.m(0, j) * ((dp.m(0, j) - delta) * slope) * scale : A(0);
+    EXPECT_TRUE(same(again.m(0, j), p.m(0, j)) && same(ds.m(0, j), d)) << j;
+    EXPECT_TRUE((std::is_same_v<A, T>) || (same(rounded.m(0, j), T(p.m(0, j))) && same(rounded_ds.m(0, j), T(d)))) << j;
+  }
+}
+
+TEST(Softmax, RowsHaveTheBitsOfTheirDefinition) {
+  for (const std::string& instructions : cpu::instruction_sets()) {
+    SCOPED_TRACE(instructions);
+    cpu::use_instructions(instructions);
+    for (const float cap : {0.0f, 2.0f}) {
+      for (const float odd_one : {1.0f, 1000.0f, -INFINITY, NAN}) {
+        SCOPED_TRACE(odd_one);
+        expect_defined_softmax<float>(cap, odd_one);
+        expect_defined_softmax<double>(cap, odd_one);
+        expect_defined_softmax<BFloat16>(cap, odd_one);
+      }
+    }
+  }
 }
 
 // A row of a matmul has the same bits alone, among other rows, and on any number of threads.

@@ -2,7 +2,7 @@
 
 #include <omp.h>
 
-#include "kernels/base/gemm.h"
+#include "kernels/base/inner_loops.h"
 #include "training/engine_instances.h"
 
 namespace streambp {

@@ -1,72 +1,14 @@
 #include "kernels/base/gemm.h"
 
-#include "kernels/base/products.h"
+#include "kernels/base/inner_loops.h"
 
 namespace streambp::cpu {
-namespace {
-
-// The same functions for each type. Of one instruction set, except that bfloat16 may have a better one.
-struct InstructionSet {
-  const char* name;
-  Products<float> f32;
-  Products<double> f64;
-  Products<BFloat16> bf16;
-};
-
-std::vector<InstructionSet> usable_instructions() {
-#ifdef __x86_64__
-  std::vector<InstructionSet> sets = {
-      {"AVX2", avx2::products<float>(), avx2::products<double>(), avx2::products<BFloat16>()}};
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    using namespace avx512;
-    sets.push_back({"AVX-512", products<float>(), products<double>(), products<BFloat16>()});
-    if (__builtin_cpu_supports("avx512bf16") && avx512bf16::multiplies_pairs())
-      sets.push_back({"AVX512_BF16", products<float>(), products<double>(), avx512bf16::products<BFloat16>()});
-  }
-  return sets;
-#else
-  return {{"NEON", neon::products<float>(), neon::products<double>(), neon::products<BFloat16>()}};
-#endif
-}
-
-const std::vector<InstructionSet>& usable() {
-  static const std::vector<InstructionSet> sets = usable_instructions();
-  return sets;
-}
-const InstructionSet*& used() {
-  static const InstructionSet* best = &usable().back();
-  return best;
-}
-
-template <class T>
-const Products<T>& chosen() {
-  if constexpr (std::is_same_v<T, BFloat16>) return used()->bf16;
-  if constexpr (std::is_same_v<T, float>) return used()->f32;
-  if constexpr (std::is_same_v<T, double>) return used()->f64;
-}
-
-}  // namespace
-
-std::vector<std::string> instruction_sets() {
-  std::vector<std::string> names;
-  for (const InstructionSet& set : usable()) names.push_back(set.name);
-  return names;
-}
-
-void use_instructions(const std::string& name) {
-  for (const InstructionSet& set : usable()) {
-    if (name == set.name) return static_cast<void>(used() = &set);
-  }
-  fail("this processor has no instructions named ", quote(name), "; it has ", join(instruction_sets()));
-}
-
 // --- Operands ---
 
 template <class T>
 Left<T> LeftBlock<T>::copy(Matrix<const T> m, Op op) const {
   require(m.rows <= kBlock && m.cols <= kBlock, "a block of ", m.rows, "x", m.cols, " is too large");
-  chosen<T>().copy_left(memory_.data(), m, op);
+  inner_loops<T>().copy_left(memory_.data(), m, op);
   return {memory_.data(), op, op == Op::as_is ? m.rows : m.cols, op == Op::as_is ? m.cols : m.rows};
 }
 
@@ -85,7 +27,7 @@ void RightPanels<T>::pack(Matrix<const T> b, Op op) {
   rows = op == Op::as_is ? b.rows : b.cols;
   cols = op == Op::as_is ? b.cols : b.rows;
   require(rows <= kBlock && cols <= most_cols_, "panels of ", rows, "x", cols, " are too large");
-  chosen<T>().pack_right(memory_.data(), b, op);
+  inner_loops<T>().pack_right(memory_.data(), b, op);
 }
 
 // --- Products ---
@@ -95,7 +37,7 @@ constexpr Index kPackedColumns = 128;  // of b, in some panels
 template <class T>
 void multiply(Matrix<Accumulator<T>> c, const Left<T>& a, const RightPanels<T>& b, Update update) {
   require(c.rows == a.rows && c.cols == b.cols && a.inner == b.rows, "gemm: the operands do not fit together");
-  chosen<T>().multiply(c, a.data, a.op, b.data(), b.rows, update);
+  inner_loops<T>().multiply(c, a.data, a.op, b.data(), b.rows, update);
 }
 
 template <class T>
@@ -125,7 +67,7 @@ void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const
   thread_local std::vector<Accumulator<T>> scratch;
   const auto size = static_cast<std::size_t>(2 * kFewRows * round_up(x.cols, 2));
   if (scratch.size() < size) scratch.resize(size);
-  chosen<T>().multiply_few_rows(y, x, w, op, scratch.data());
+  inner_loops<T>().multiply_few_rows(y, x, w, op, scratch.data());
 }
 
 #define STREAMBP_PRODUCTS(T)                                                                     \

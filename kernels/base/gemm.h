@@ -111,9 +111,4 @@ constexpr Index kFewRows = 16;
 template <class T>
 void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w, Op op);
 
-// The instruction sets of this processor for which products are compiled. The last one is the best, and is used unless
-// a test chooses another one: all give the same bits.
-std::vector<std::string> instruction_sets();
-void use_instructions(const std::string& name);
-
 }  // namespace streambp::cpu

@@ -12,7 +12,7 @@
 //
 // b must have its columns side by side in a vector. If it is given transposed, packing transposes it in registers.
 //
-// This file and few_rows.cpp are compiled once for each instruction set: see products.h.
+// This file is compiled once for each instruction set: see inner_loops.h.
 
 #include "kernels/base/pairs.h"
 
@@ -189,17 +189,24 @@ void copy_left(Accumulator<T>* block, Matrix<const T> m, Op op) {
 template <class T>  // in few_rows.cpp
 void multiply_few_rows(Matrix<Accumulator<T>> y, Matrix<const T> x, Matrix<const T> w, Op op, Accumulator<T>* scratch);
 
+template <class T>  // in softmax_rows.cpp
+void softmax_row(const ScoreRow<Accumulator<T>>& row, RunningSoftmax<Accumulator<T>>& running, Accumulator<T>* output,
+                 Index dim, T* rounded);
 template <class T>
-Products<T> products() {
-  return {copy_left<T>, pack_right<T>, multiply<T>, multiply_few_rows<T>};
+void softmax_backward_row(const ScoreRow<Accumulator<T>>& row, Accumulator<T>* ds, Accumulator<T> lse,
+                          Accumulator<T> delta, T* rounded_p, T* rounded_ds);
+
+template <class T>
+InnerLoops<T> inner_loops() {
+  return {copy_left<T>, pack_right<T>, multiply<T>, multiply_few_rows<T>, softmax_row<T>, softmax_backward_row<T>};
 }
 
 #ifdef __AVX512BF16__
 bool multiplies_pairs() { return has_the_order_of_pairs(); }
 #else
-template Products<float> products();
-template Products<double> products();
+template InnerLoops<float> inner_loops();
+template InnerLoops<double> inner_loops();
 #endif
-template Products<BFloat16> products();
+template InnerLoops<BFloat16> inner_loops();
 
 }  // namespace streambp::cpu::STREAMBP_INSTRUCTIONS

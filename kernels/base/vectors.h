@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "kernels/base/products.h"
+#include "kernels/base/inner_loops.h"
 
 #ifdef __aarch64__
 #include <arm_neon.h>
@@ -12,7 +12,7 @@
 #endif
 
 #ifndef STREAMBP_INSTRUCTIONS
-#error "only files that are compiled for several instruction sets include this: see products.h"
+#error "only files that are compiled for several instruction sets include this: see inner_loops.h"
 #endif
 
 namespace streambp::cpu::STREAMBP_INSTRUCTIONS {
