@@ -170,10 +170,10 @@ class BenchCommand : public Command {
         c.seconds.push_back(seconds);
         c.flops = engine.device().flops();
         c.work = engine.device().work();
-        if (isatty(STDERR_FILENO)) print_error("\r\033[K%s: %.3f s", c.label.c_str(), seconds);
+        show_work(format("%s: %.3f s", c.label.c_str(), seconds));
       }
     }
-    if (isatty(STDERR_FILENO)) print_error("\r\033[K");
+    show_work("");
     std::sort(rates.begin(), rates.end());
     return rates[rates.size() / 2];
   }

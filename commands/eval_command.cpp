@@ -123,14 +123,14 @@ class EvalCommand : public Command {
     for (File& file : files) {
       Packing packing(cut(file.tokens.lengths(), length, TooLong::split), length, 1);
       for (Index i = 0; i < packing.size(); ++i) {
-        progress(file.path, i, packing.size());
+        show_work(format("%s: %ld of %ld", file.path.c_str(), i, packing.size()));
         Batch batch;
         append(batch, file.tokens, packing.pack(i));
         if (batch.target_count() == 0) continue;
         count(file, batch, engine->evaluate({batch}, schedule(length)).front());
       }
     }
-    if (isatty(STDERR_FILENO)) print_error("\r\033[K");
+    show_work("");
   }
 
   void count(File& file, const Batch& batch, const std::vector<double>& logp) {
@@ -144,10 +144,6 @@ class EvalCommand : public Command {
       if (bucket >= buckets.size()) buckets.resize(bucket + 1);
       file.loss.add(loss), total.add(loss), buckets[bucket].add(loss);
     }
-  }
-
-  static void progress(const std::string& path, Index done, Index all) {
-    if (isatty(STDERR_FILENO)) print_error("\r\033[K%s: %ld of %ld", path.c_str(), done, all);
   }
 
   void report(const std::vector<File>& files) const {

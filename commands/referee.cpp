@@ -1,6 +1,7 @@
 #include "commands/referee.h"
 
 #include <unistd.h>
+#include "commands/step_progress.h"
 
 #include <chrono>
 
@@ -10,10 +11,6 @@
 
 namespace streambp {
 namespace {
-
-void progress(const std::string& what) {
-  if (isatty(STDERR_FILENO)) print_error("\r\033[K%s", what);
-}
 
 constexpr double kMoreMinutes = 3;  // from the start, for others that explain a gradient as well
 constexpr Index kMostRows = 50;     // of the table
@@ -267,9 +264,9 @@ int RefereeOptions::run(const Subject& subject, const Outputs& outputs) const {
   std::fflush(stdout);
   CaseGradients gradients(subject.fill);
   const auto compute = [&](const TrainingCase& c) {
-    progress(std::string("the gradient in ") + name(subject.dtype));
+    show_work(std::string("the gradient in ") + name(subject.dtype));
     CaseGradients::Result result = gradients.compute(c, {subject.dtype});
-    progress("");
+    show_work("");
     return result;
   };
   CaseGradients::Result result = compute(judged);
@@ -303,11 +300,11 @@ bool RefereeOptions::judge(Referee referee, CaseGradients::Result exact, const R
   std::vector<Types> all = {{DType::f32}, {DType::bf16, true}, {DType::bf16, false}};
   if (computed_in_ == "f32" || (computed_in_ == "auto" && recorded.computed_in() == "float32")) all.resize(1);
   for (const Types& types : all) {
-    progress(std::string("what rounding explains: ") + types.name());
+    show_work(std::string("what rounding explains: ") + types.name());
     referee.compute_rounding(types);
   }
   referee.finish_rounding();
-  progress("");
+  show_work("");
   Report report(referee.config(), referee, recorded, json);
   report.table();
   if (referee.explained() < referee.roundings().size()) {
@@ -323,13 +320,13 @@ bool RefereeOptions::judge(Referee referee, CaseGradients::Result exact, const R
   int tried = 0;
   bool in_time = true;
   const std::vector<Explanation> found = referee.explain([&](const std::string& defects, bool has_one) {
-    progress(defects.empty() ? "factors" : format("%d defects tried; now ", tried) + defects);
+    show_work(defects.empty() ? "factors" : format("%d defects tried; now ", tried) + defects);
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
     in_time = passed.count() < 60 * (has_one ? std::min(minutes_, kMoreMinutes) : minutes_);
     if (in_time && !defects.empty()) ++tried;
     return in_time;
   });
-  progress("");
+  show_work("");
   if (!found.empty() && found.front().only_clipped()) return report.clipped(found.front()), true;
   report.wrong();
   if (!found.empty()) {

@@ -45,6 +45,11 @@ inline void show_progress(const Progress& progress) {
   std::fflush(stdout);
 }
 
+// The same for work of unknown length, on standard error; nothing clears the line.
+inline void show_work(const std::string& work) {
+  if (isatty(STDERR_FILENO)) print_error("\r\033[K%s", work);
+}
+
 inline void show_reserved(double share) { show_progress({"reserving far memory", share}); }
 
 // While it exists, shows how much of a step is done: on a terminal, on one line; in a file, a line every ten minutes.

@@ -5,11 +5,12 @@
 //   planned     every mode uses exactly the planned memory
 //   rounding    the error against the float64 gradient. Full memory has the same error, so it is only reported; it is a
 //               failure only if rounding in this type cannot explain it
+#include "commands/certificate.h"
 #include "commands/command.h"
 #include "commands/device_options.h"
 #include "commands/rank_options.h"
 #include "commands/referee.h"
-#include "commands/verify_input.h"
+#include "commands/verify_output.h"
 #include "data/files/checkpoint.h"
 #include "data/files/file_key.h"
 #include "training/engine.h"
@@ -43,44 +44,38 @@ class VerifyCommand : public Command {
   explicit VerifyCommand(CLI::App& app) : options_(app, "verify", kVerifyDescription, [this] { run(); }) {
     input_.add_to(options_);
     device_.add_to(options_, {"auto", "f32", "f64", "bf16"}, {});
-    options_.add("--chunk",
-                 {&chunks_, "One or more chunks for stream mode (default: 256 512 768; on a GPU 2048 4096)"});
+    options_.add(
+        "--chunk",
+        {&chunks_, "One or more chunks for stream mode (default: 256 512 768; a certificate 256; on a GPU 2048 4096)"});
     options_.add("--tile", {&tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests"});
     ranks_.add_to(options_);
     referee_.add_to(options_);
-    options_.section("Output");
-    options_.add("--run", {&run_, "Instead, check the files of this run's checkpoints against their hashes"});
-    options_.add(
-        "--save-gradient",
-        {&gradient_file_,
-         "Write the gradient of the last stream run to this safetensors file, in float32 (with --dtype f64 in float64)",
-         checks::results_file(), Lasts::no, "none"});
-    options_.add("--save-batch",
-                 {&batch_file_, "Write the batch to this safetensors file, in the form of --batch, for another trainer",
-                  checks::results_file(), Lasts::no, "none"});
     options_.add(
         "--oracle",
         {&with_oracle_, "Compare with the independent oracle: slow, plain loops, memory quadratic in the length"});
-    options_.add("--json",
-                 {&json_file_, "Write the results to this JSON file", checks::results_file(), Lasts::no, "none"});
+    options_.add_with_optional_value(
+        "--certificate",
+        {&certificate_,
+         "What holds for this model, data and settings, in one table. quick: without what takes minutes for a large "
+         "model; full: everything; or the name of one line",
+         checks::one_of(certificate_choices()), Lasts::no, "none"});
+    output_.add_to(options_);
   }
 
  private:
   void run() {
-    std::set<std::string> files;
-    for (const auto& [option, file] :
-         {std::pair{"--save-gradient", gradient_file_}, {"--save-batch", batch_file_}, {"--json", json_file_}}) {
-      require(file.empty() || std::string_view(option) == "--json" || extension_of(file) == ".safetensors", option, " ",
-              file, ": is a safetensors file; name it .safetensors");
-      require(file.empty() || files.insert(file).second, option, " ", file, ": another option names the same file");
-    }
+    output_.check();
     if (!run_.empty()) return check_run();
     if (referee_.given()) return judge();
+    const bool certificate = options_.given("--certificate");
+    options_.only({"--oracle", "--save-gradient", "--save-batch", "--ranks", "--sequence-ranks", "--lanes", "--shard"},
+                  !certificate, " does not go with --certificate; leave it out");
+    require(!certificate || this_process().count == 1, "--certificate is for one process");
     settle_device();
     options_.only({"--computed-in", "--minutes"}, false, " is for --against; leave it out");
     input_.prepare();
     require(
-        batch_file_.empty() || (input_.objective.kind == ObjectiveKind::sft && input_.objective.mean == Mean::tokens),
+        output_.batch.empty() || (input_.objective.kind == ObjectiveKind::sft && input_.objective.mean == Mean::tokens),
         "--save-batch is for the mean loss over all tokens; leave out --objective and --mean");
     const Ranks grid = ranks_.grid(input_.config, device_.kind());
     const Index tile = settings_.tile;
@@ -97,22 +92,38 @@ class VerifyCommand : public Command {
     if (!input_.adapter.empty()) require_equal("the adapters", contents_key(input_.adapter));
     announce();
     add_objective_data();
+    if (certificate) return certify();
     if (this_process().rank == 0) compute_truth();
     verify_mode(Mode::full, 0);
     verify_mode(Mode::checkpoint, 0);
     for (Index chunk : chunks_) verify_mode(Mode::stream, chunk);
-    progress("");
+    show_work("");
     if (this_process().rank == 0) conclude();
+  }
+
+  // What holds for this model, data and settings.
+  void certify() {
+    const auto oracle_error = [this] {
+      GradientRun truth = gradient_in(in_float64_, Schedule::full(input_.batch.size()));
+      compare_with_oracle(truth);
+      return *oracle_error_;
+    };
+    const bool holds = print_certificate(certificate_.empty() ? "quick" : certificate_, input_,
+                                         {settings_, batches_[0], chunks_, [this](Engine& engine) { fill(engine); },
+                                          oracle_error, rounding_limit(settings_.dtype)},
+                                         json_);
+    if (!holds) exit_code = 1;
+    if (!output_.json.empty()) write_results(output_.json, json_);
   }
 
   // Judges another trainer's gradient.
   void judge() {
-    options_.only(
-        {"--objective", "--mean",           "--preference", "--beta",           "--label-smoothing", "--margin",
-         "--clip-low",  "--clip-high",      "--kl",         "--length",         "--documents",       "--data",
-         "--tokens",    "--chat",           "--date",       "--trust-messages", "--chunk",           "--tile",
-         "--ranks",     "--sequence-ranks", "--lanes",      "--shard",          "--oracle",          "--save-batch"},
-        false, " does not go with --batch or --defect; leave it out");
+    options_.only({"--objective",      "--mean",     "--preference", "--beta",       "--label-smoothing",
+                   "--margin",         "--clip-low", "--clip-high",  "--kl",         "--length",
+                   "--documents",      "--data",     "--tokens",     "--chat",       "--date",
+                   "--trust-messages", "--chunk",    "--tile",       "--ranks",      "--sequence-ranks",
+                   "--lanes",          "--shard",    "--oracle",     "--save-batch", "--certificate"},
+                  false, " does not go with --batch or --defect; leave it out");
     require(this_process().count == 1, "--batch and --defect are for one process");
     require(device_.device != "cuda", "--batch and --defect run on the CPU; leave out --device cuda");
     require(device_.dtype != "bf16", "--dtype bf16 is not exact enough to judge a gradient; use f64 or f32");
@@ -124,8 +135,8 @@ class VerifyCommand : public Command {
     settings_ = device_.settings(input_.config, 1);
     const std::string weights = input_.weights.empty() ? "random weights" : "weights of " + input_.weights.string(),
                       description = describe(input_.config) + ", " + weights;
-    RefereeOptions::Outputs outputs{{}, json_file_};
-    if (!gradient_file_.empty()) outputs.save_gradient = [&](const HostTensors& values) { save(values); };
+    RefereeOptions::Outputs outputs{{}, output_.json};
+    if (!output_.gradient.empty()) outputs.save_gradient = [&](const HostTensors& values) { save(values); };
     exit_code = referee_.run(
         {input_.config, settings_.dtype, input_.seed, [this](Engine& engine) { fill(engine); }, description}, outputs);
   }
@@ -149,7 +160,7 @@ class VerifyCommand : public Command {
 
   // The gradient in float64, and if there are several ranks, the one that they must equal.
   void compute_truth() {
-    progress("full, float64");
+    show_work("full, float64");
     truth_ = gradient_in(in_float64_, Schedule::full(input_.batch.size()));
     if (with_oracle_) compare_with_oracle(*truth_);
     if (settings_.ranks.all.size == 1) return;
@@ -165,9 +176,12 @@ class VerifyCommand : public Command {
     settings_.tile = gpu ? tile_ : kTile;
     require(settings_.tile > 0 && settings_.tile % kTile == 0, "--tile ", tile_, " is not a multiple of ", kTile,
             " rows");
-    if (chunks_.empty()) chunks_ = gpu ? std::vector<Index>{tile_, 2 * tile_} : std::vector<Index>{256, 512, 768};
+    const bool short_one = options_.given("--certificate") && !gpu;  // a minute for a model of 0.6B parameters
+    if (chunks_.empty() && gpu) chunks_ = {tile_, 2 * tile_};
+    if (chunks_.empty()) chunks_ = short_one ? std::vector<Index>{256} : std::vector<Index>{256, 512, 768};
     for (Index chunk : chunks_) check_chunk(chunk, settings_.tile);
-    input_.lengthen_to(3 * settings_.tile + kTile / 2);  // several tiles and chunks in every mode
+    if (gpu) input_.default_length(3 * settings_.tile + kTile / 2);  // several tiles and chunks in every mode
+    if (short_one) input_.default_length(300);
   }
 
   void announce() {
@@ -200,7 +214,7 @@ class VerifyCommand : public Command {
 
   // From here on, the oracle's gradient is the ground truth.
   void compare_with_oracle(GradientRun& truth) {
-    progress("oracle");
+    show_work("oracle");
     const auto start = std::chrono::steady_clock::now();
     const oracle::Result result =
         oracle_gradient(input_.config, end_to_end(batches_), weights_in_float64(), input_.objective);
@@ -218,7 +232,7 @@ class VerifyCommand : public Command {
   }
 
   void verify_mode(Mode mode, Index chunk) {
-    progress(mode == Mode::stream ? format("stream %ld", chunk) : name(mode));
+    show_work(mode == Mode::stream ? format("stream %ld", chunk) : name(mode));
     const Schedule schedule = schedule_for(mode, settings_, input_.batch.size(), chunk);
     const GradientRun run = gradient_in(settings_, schedule);
     require(std::isfinite(run.loss), "the loss is ", std::isnan(run.loss) ? "NaN" : "infinite",
@@ -262,8 +276,8 @@ class VerifyCommand : public Command {
   }
 
   void conclude() {
-    if (!batch_file_.empty()) write_recorded(batch_file_, input_.batch, kWrittenBy);
-    if (!gradient_file_.empty()) save(streamed_->values);
+    if (!output_.batch.empty()) write_recorded(output_.batch, input_.batch, kWrittenBy);
+    if (!output_.gradient.empty()) save(streamed_->values);
     table_.print();
     print("\n");
     if (oracle_error_) {
@@ -284,7 +298,7 @@ class VerifyCommand : public Command {
             fingerprint.c_str(), settings_.device == DeviceKind::cpu ? ", on any CPU." : ".");
     }
     json_["verified"] = problems_.empty();
-    if (!json_file_.empty()) write_results(json_file_, json_);
+    if (!output_.json.empty()) write_results(output_.json, json_);
   }
 
   void fail_with(const std::string& problem) {
@@ -342,31 +356,7 @@ class VerifyCommand : public Command {
     };
   }
 
-  void save(const HostTensors& gradient) const {
-    settings_.dtype == DType::f64 ? save_gradient<double>(gradient) : save_gradient<float>(gradient);
-  }
-  // Writes the gradient of the trained parameters as numbers of type T.
-  template <class T>
-  void save_gradient(const HostTensors& gradient) const {
-    Tensors<T> tensors(input_.config);
-    const Table<T> rows = trained(table(input_.config, tensors));
-    Plan size;
-    allocate(size, rows, Kind::gradients);
-    Cpu host(size.arena.peak());
-    allocate(host, rows, Kind::gradients);
-    std::size_t i = 0;
-    for (auto& e : rows) {
-      const std::vector<double>& values = gradient[i++];
-      host.upload(*e.matrix, std::vector<T>(values.begin(), values.end()).data());
-    }
-    SafetensorsWriter writer(gradient_file_, {{"format", "pt"}, {"written_by", kWrittenBy}});
-    write_tensors(host, writer, "", rows);
-    writer.finish();
-  }
-
-  static void progress(const std::string& what) {
-    if (isatty(STDERR_FILENO)) print_error("\r\033[K%s", what.c_str());
-  }
+  void save(const HostTensors& gradient) const { output_.save_gradient(settings_.config, settings_.dtype, gradient); }
 
   OptionTable options_;
   VerifyInput input_;
@@ -375,7 +365,8 @@ class VerifyCommand : public Command {
   RankOptions ranks_;
   Index tile_ = kGpuTile;
   std::vector<Index> chunks_;
-  std::string run_, gradient_file_, batch_file_, json_file_;
+  std::string run_, certificate_;  // quick if it has no value
+  VerifyOutput output_;
   bool with_oracle_ = false;
 
   StepSettings settings_, in_float64_;

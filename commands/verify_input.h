@@ -29,8 +29,9 @@ class VerifyInput {
     part.add_to(options);
     options.add("--adapter", {&adapter, "Load the adapters of this directory, in PEFT's layout, into --model"});
     options.section("Stream");
-    options.add("--length", {&length_, "Tokens of the stream, in documents of unequal length",
-                             checks::between(4, 1 << 24), Lasts::no, "1200; on a GPU more than three tiles"});
+    options.add("--length",
+                {&length_, "Tokens of the stream, in documents of unequal length", checks::between(4, 1 << 24),
+                 Lasts::no, "1200; a certificate 300; on a GPU more than three tiles"});
     options.add("--documents",
                 {&documents_, "Documents in the stream", checks::between(1, 1 << 20), Lasts::no, "3; for pairs 4"});
     options.add("--data",
@@ -42,9 +43,9 @@ class VerifyInput {
     options.add("--seed", {&seed, "Seed of random weights and tokens"});
   }
 
-  // Unless the options say how many tokens.
-  void lengthen_to(Index length) {
-    if (!options_->given("--length")) length_ = std::max(length_, length);
+  // Of the stream, unless the options say how many tokens.
+  void default_length(Index length) {
+    if (!options_->given("--length")) length_ = length;
   }
 
   // Reads or draws the batch, and checks it against the model.
@@ -82,6 +83,8 @@ class VerifyInput {
     config = model.config(length_);
     choose_part();
   }
+
+  bool reads_data() const { return !data_.empty(); }
 
   // One micro-batch per token stream: different random documents, or the same --data or --tokens for each.
   std::vector<Batch> batches(Index streams) const {

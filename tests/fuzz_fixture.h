@@ -12,11 +12,6 @@
 
 namespace streambp {
 
-inline Index from_environment(const char* name, Index otherwise) {
-  const char* value = std::getenv(name);
-  return value ? std::atoll(value) : otherwise;
-}
-
 class Fuzz : public Commands {
  protected:
   void SetUp() override {

@@ -30,6 +30,12 @@ template <class T>
 T sized(T full, T sanitized) {
   return kSanitized ? sanitized : full;
 }
+
+// For longer runs by hand
+inline Index from_environment(const char* name, Index otherwise) {
+  const char* value = std::getenv(name);
+  return value ? std::atoll(value) : otherwise;
+}
 using Lengths = std::vector<Index>;
 
 // Memory starts as NaN, on the emulated GPU as well.

@@ -62,7 +62,12 @@ class Engine {
   virtual void train_block(const BlockSettings& blocks, Index step) = 0;
   // Rounds every weight to bfloat16, so that all types start from the same weights.
   virtual void round_weights() = 0;
-  virtual HostTensors weights() = 0;
+  HostTensors weights() {
+    return all_of([&](const OnTensor& f) { read_weights(f); });
+  }
+  // Calls f with the values of each tensor, in the order of the table.
+  using OnTensor = std::function<void(std::vector<double> values)>;
+  virtual void read_weights(const OnTensor& f) = 0;
 
   // --- Training ---
 
@@ -74,7 +79,10 @@ class Engine {
   // Computes the gradient of a step with these micro-batches, which can be read afterwards.
   virtual Measures accumulate(const std::vector<Batch>& batches, const Schedule& schedule,
                               const OnLogps& on_logps = {}) = 0;
-  virtual HostTensors gradient() = 0;  // of the trained parameters
+  HostTensors gradient() {  // of the trained parameters
+    return all_of([&](const OnTensor& f) { read_gradient(f); });
+  }
+  virtual void read_gradient(const OnTensor& f) = 0;
   virtual void release_gradient() = 0;
   // The log-probs of the targets of each batch.
   virtual std::vector<std::vector<double>> evaluate(const std::vector<Batch>& batches, const Schedule& schedule) = 0;
@@ -91,6 +99,14 @@ class Engine {
   virtual std::vector<std::string> warnings() = 0;
   virtual double link_rate() = 0;             // bytes that a rank sends to the others per second
   virtual void time_operations(bool on) = 0;  // a GPU times them on request; a CPU always does
+
+ private:
+  template <class F>
+  static HostTensors all_of(F&& read) {
+    HostTensors all;
+    read([&](std::vector<double> values) { all.push_back(std::move(values)); });
+    return all;
+  }
 };
 
 // Creates an engine for a stream of `rows` tokens, in blocks of `capacity` bytes.

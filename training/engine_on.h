@@ -62,10 +62,11 @@ class EngineOn : public Engine {
       });
     }
   }
-  HostTensors weights() override {
+  void read_weights(const OnTensor& f) override {
     const auto& model = trainer.model;
-    return on_host(table(model.config, trainer.model.weights),
-                   [&](const Parameter& p) { return model.in_shards(p) ? model.shards : Group{}; });
+    on_host(
+        table(model.config, trainer.model.weights),
+        [&](const Parameter& p) { return model.in_shards(p) ? model.shards : Group{}; }, f);
   }
 
   StepResult step(const std::vector<Batch>& batches, const Schedule& schedule, const OptimizerSettings& s, Index step,
@@ -75,9 +76,9 @@ class EngineOn : public Engine {
   Measures accumulate(const std::vector<Batch>& batches, const Schedule& schedule, const OnLogps& on_logps) override {
     return trainer.accumulate(batches, schedule, in_double(on_logps));
   }
-  HostTensors gradient() override {
-    return on_host(trained(table(trainer.model.config, trainer.grad)),
-                   [&](const Parameter&) { return trainer.ranks.all; });
+  void read_gradient(const OnTensor& f) override {
+    on_host(
+        trained(table(trainer.model.config, trainer.grad)), [&](const Parameter&) { return trainer.ranks.all; }, f);
   }
   void release_gradient() override { trainer.release_gradient(); }
   std::vector<std::vector<double>> evaluate(const std::vector<Batch>& batches, const Schedule& schedule) override {
@@ -112,16 +113,14 @@ class EngineOn : public Engine {
     return [&](std::size_t i, const LogpsOfTrainer& logps) { on_logps(i, {logps.begin(), logps.end()}); };
   }
   template <class U, class F>
-  HostTensors on_host(const Table<U>& tensors, F&& ranks_of) {
-    HostTensors result;
+  void on_host(const Table<U>& tensors, F&& ranks_of, const OnTensor& f) {
     for (const Entry<U>& e : tensors) {
       const Parameter& p = e.parameter;
       const std::vector<U> numbers = e.quantised
                                          ? dequantised_on_host<U>(dev, *e.quantised, p.rows * p.cols)
                                          : e.with_matrix([&](auto m) { return rows_on_all<U>(dev, ranks_of(p), m); });
-      result.emplace_back(numbers.begin(), numbers.end());
+      f({numbers.begin(), numbers.end()});
     }
-    return result;
   }
 
   EngineFiles<Device, T, G> files() { return {dev, trainer}; }

@@ -1,0 +1,122 @@
+#include "commands/certificate.h"
+
+#include <fstream>
+
+namespace streambp {
+namespace {
+
+constexpr Index kLargeModel = 20'000'000;  // parameters
+
+// A word of a shell's command line.
+std::string quoted_for_shell(const std::string& word) {
+  const bool plain =
+      word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./=,:+@%") ==
+      std::string::npos;
+  if (plain && !word.empty()) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return quoted + "'";
+}
+
+// The command that runs now, without the options of the certificate.
+std::string this_command() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string result;
+  bool skip = false;
+  for (std::string word; std::getline(file, word, '\0');) {
+    const bool value = skip && !word.starts_with("--");
+    skip = word == "--certificate" || word == "--json";
+    if (value || skip || word.starts_with("--certificate=") || word.starts_with("--json=")) continue;
+    result += (result.empty() ? "" : " ") + quoted_for_shell(word);
+  }
+  return result;
+}
+
+std::string text_of(const Certificate::Result& result) {
+  const std::string note = result.note.empty() ? "" : " (" + result.note + ")";
+  switch (result.verdict) {
+    case Certificate::Verdict::same_bits:
+      return "same bits" + note;
+    case Certificate::Verdict::rounding:
+      return format("%.1e apart", result.error) + note;
+    case Certificate::Verdict::not_run:
+      return "not run: " + result.note;
+    default:
+      return "FAILS" + (result.error > 0 ? format(": %.1e apart", result.error) : ": " + result.note);
+  }
+}
+
+// The tokens in the loss, and what the first two documents learn.
+std::string describe_learned(const Batch& batch, const fs::path& tokenizer_of) {
+  const std::vector<Rows> documents = batch.documents();
+  std::string text = format("%ld of %ld, in %s", batch.target_count(), batch.size(),
+                            counted(std::ssize(documents), "document").c_str());
+  if (tokenizer_of.empty()) return text;
+  const Tokenizer tokenizer{tokenizer_of};
+  for (std::size_t d = 0; d < std::min<std::size_t>(2, documents.size()); ++d) {
+    Tokens learned;
+    for (Index t = documents[d].begin; t < documents[d].end; ++t) {
+      const std::int32_t target = batch.targets[static_cast<std::size_t>(t)];
+      if (target >= 0) learned.push_back(target);
+    }
+    text += (d == 0 ? ", such as " : " and ") + quote(tokenizer.decode(learned));
+  }
+  return text;
+}
+
+// Of checkpoints of this model, unless it is random and only adapters are trained.
+std::optional<ModelLayout> layout_of(const VerifyInput& input) {
+  const Config& c = input.config;
+  if (input.weights.empty() && !c.adapters.empty()) return std::nullopt;
+  ModelLayout layout = input.weights.empty() ? ModelLayout(c) : ModelLayout(input.weights);
+  if (c.adapters.empty()) return layout;
+  layout.base = fs::absolute(input.weights);
+  layout.adapter_config = input.adapter.empty() ? adapter_config(c, input.part.settings(), "base")
+                                                : AdapterDirectory(input.adapter).config_for("base");
+  return layout;
+}
+
+}  // namespace
+
+std::vector<std::string> certificate_choices() {
+  std::vector<std::string> names = {"quick", "full"};
+  for (const Certificate::Line& line : Certificate::lines()) names.emplace_back(line.name);
+  return names;
+}
+
+bool print_certificate(const std::string& which, const VerifyInput& input, Certificate::Subject subject, Json& json) {
+  subject.model = input.weights, subject.adapter = input.adapter, subject.layout = layout_of(input);
+  const std::string command = this_command();
+  const bool quick = which == "quick" && parameter_count(subject.settings.config) > kLargeModel;
+  const std::string learned = describe_learned(subject.batch, input.reads_data() ? input.weights : fs::path());
+  Certificate certificate(std::move(subject));
+  bool all_hold = true;
+  for (const Certificate::Line& line : Certificate::lines()) {
+    if (which != "quick" && which != "full" && which != line.name) continue;
+    const auto start = std::chrono::steady_clock::now();
+    std::string what;
+    Certificate::Result result{Certificate::Verdict::not_run, "it takes minutes; use --certificate full"};
+    show_work(line.name);
+    if (line.quick || !quick) result = certificate.compare(line, what);
+    show_work("");
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    print("%-13s %s%s\n", line.name, what + (what.empty() ? "" : ": "), text_of(result));
+    std::fflush(stdout);
+    const bool ran = result.verdict != Certificate::Verdict::not_run,
+               holds = result.verdict != Certificate::Verdict::fails;
+    json["certificate"].push_back({{"name", line.name},
+                                   {"what", what},
+                                   {"result", text_of(result)},
+                                   {"holds", ran ? Json(holds) : Json(nullptr)},
+                                   {"seconds", seconds},
+                                   {"command", command + " --certificate " + line.name}});
+    all_hold &= holds;
+  }
+  print("%-13s tokens in the loss: %s\n", "learned", learned);
+  print("\nTo repeat a line: %s --certificate NAME\nWith several ranks: mpirun -n 2 %s --sequence-ranks 2\n", command,
+        command);
+  json["learned"] = learned, json["command"] = command + " --certificate " + which, json["holds"] = all_hold;
+  return all_hold;
+}
+
+}  // namespace streambp

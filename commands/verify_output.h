@@ -1,0 +1,67 @@
+// The files that `streambp verify` writes.
+#pragma once
+
+#include <unistd.h>
+
+#include <set>
+
+#include "commands/option_table.h"
+#include "commands/print.h"
+#include "data/files/checkpoint.h"
+#include "data/files/recorded_step.h"
+#include "training/engine.h"
+
+namespace streambp {
+
+struct VerifyOutput {
+  std::string gradient, batch, json;
+
+  void add_to(OptionTable& options) {
+    options.section("Output");
+    options.add(
+        "--save-gradient",
+        {&gradient,
+         "Write the gradient of the last stream run to this safetensors file, in float32 (with --dtype f64 in float64)",
+         checks::results_file(), Lasts::no, "none"});
+    options.add("--save-batch",
+                {&batch, "Write the batch to this safetensors file, in the form of --batch, for another trainer",
+                 checks::results_file(), Lasts::no, "none"});
+    options.add("--json", {&json, "Write the results to this JSON file", checks::results_file(), Lasts::no, "none"});
+  }
+
+  void check() const {
+    std::set<std::string> files;
+    for (const auto& [option, file] :
+         {std::pair{"--save-gradient", gradient}, {"--save-batch", batch}, {"--json", json}}) {
+      require(file.empty() || std::string_view(option) == "--json" || extension_of(file) == ".safetensors", option, " ",
+              file, ": is a safetensors file; name it .safetensors");
+      require(file.empty() || files.insert(file).second, option, " ", file, ": another option names the same file");
+    }
+  }
+
+  void save_gradient(const Config& config, DType dtype, const HostTensors& values) const {
+    dtype == DType::f64 ? save_gradient_as<double>(config, values) : save_gradient_as<float>(config, values);
+  }
+
+ private:
+  // Writes the gradient of the trained parameters as numbers of type T.
+  template <class T>
+  void save_gradient_as(const Config& config, const HostTensors& gradients) const {
+    Tensors<T> tensors(config);
+    const Table<T> rows = trained(table(config, tensors));
+    Plan size;
+    allocate(size, rows, Kind::gradients);
+    Cpu host(size.arena.peak());
+    allocate(host, rows, Kind::gradients);
+    std::size_t i = 0;
+    for (auto& e : rows) {
+      const std::vector<double>& values = gradients[i++];
+      host.upload(*e.matrix, std::vector<T>(values.begin(), values.end()).data());
+    }
+    SafetensorsWriter writer(gradient, {{"format", "pt"}, {"written_by", kWrittenBy}});
+    write_tensors(host, writer, "", rows);
+    writer.finish();
+  }
+};
+
+}  // namespace streambp

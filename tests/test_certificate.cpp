@@ -1,0 +1,82 @@
+// streambp verify --certificate: its lines hold, and fail where something differs.
+#include "tests/support.cuh"
+#include "training/verify/certificate.h"
+#include "training/verify/random_documents.h"
+
+namespace streambp {
+namespace {
+
+Certificate::Subject subject(DType dtype) {
+  const Config c = make_config("qwen3", {50, 32, 2, 4, 2, 8, 40, 0, true});
+  StepSettings settings{c};
+  settings.dtype = dtype, settings.optimizer = OptimizerKind::none;
+  const Batch batch = random_documents(c, 3, 300, 1);
+  const auto fill = [](Engine& engine) { engine.initialise(1, 0.05); };
+  return {settings, batch, {256},         fill, [] { return Difference{1e-15, ""}; }, dtype == DType::bf16 ? 0.3 : 1e-3,
+          {},       {},    ModelLayout(c)};
+}
+
+Certificate::Result compare(Certificate::Subject subject, const std::string& name) {
+  Certificate certificate(std::move(subject));
+  std::string what;
+  for (const Certificate::Line& line : Certificate::lines())
+    if (name == line.name) return certificate.compare(line, what);
+  throw Error("no line has the name " + name);
+}
+
+using enum Certificate::Verdict;
+
+TEST(Certificate, EveryLineHolds) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+    Certificate certificate(subject(dtype));
+    for (const Certificate::Line& line : Certificate::lines()) {
+      std::string what;
+      const Certificate::Result result = certificate.compare(line, what);
+      const std::string name = line.name;
+      SCOPED_TRACE(std::string(streambp::name(dtype)) + ", " + what + ": " + result.note);
+      if (name == "merge" || (name == "sampling" && dtype == DType::f64)) {
+        EXPECT_EQ(result.verdict, not_run);
+      } else if (result.verdict != not_run) {  // far memory needs a disk, other instructions a processor that has them
+        EXPECT_EQ(result.verdict, name == "accumulation" || name == "oracle" ? rounding : same_bits);
+      }
+    }
+  }
+}
+
+TEST(Certificate, ALineFailsIfSomethingDiffers) {
+  Certificate::Subject other_weights = subject(DType::f32);
+  other_weights.fill = [seed = 0](Engine& engine) mutable {
+    engine.initialise(static_cast<std::uint64_t>(++seed), 0.05);
+  };
+  const Certificate::Result far = compare(other_weights, "far");
+  EXPECT_TRUE(far.verdict == fails || far.verdict == not_run) << far.note;
+
+  Certificate::Subject wrong = subject(DType::f32);
+  wrong.oracle = [] { return Difference{1e-6, ""}; };
+  EXPECT_EQ(compare(wrong, "oracle").verdict, fails);
+
+  Certificate::Subject strict = subject(DType::f32);
+  strict.rounding_limit = 1e-12;
+  EXPECT_EQ(compare(strict, "accumulation").verdict, fails);
+
+  Certificate::Subject without_a_disk = subject(DType::f32);
+  without_a_disk.layout = std::nullopt;
+  EXPECT_EQ(compare(without_a_disk, "resume").verdict, not_run);
+
+  Certificate::Subject infinite = subject(DType::f32);
+  infinite.fill = [](Engine& engine) { engine.initialise(1, 1e30); };
+  const Certificate::Result result = compare(infinite, "modes");
+  EXPECT_EQ(result.verdict, fails);
+  EXPECT_NE(result.note.find("the loss is not finite"), std::string::npos) << result.note;
+}
+
+TEST(Certificate, OneDocumentIsNotCompared) {
+  Certificate::Subject one = subject(DType::f32);
+  one.batch = random_documents(one.settings.config, 1, 300, 1);
+  EXPECT_EQ(compare(one, "packing").verdict, not_run);
+  EXPECT_EQ(compare(one, "accumulation").verdict, not_run);
+  EXPECT_EQ(compare(one, "modes").verdict, same_bits);
+}
+
+}  // namespace
+}  // namespace streambp
