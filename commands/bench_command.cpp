@@ -37,6 +37,11 @@ class BenchCommand : public Command {
     options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
     options.add("--inputs", {&inputs, "Stream mode: keep saved layer inputs near, far, or measure both",
                              checks::one_of({"near", "far"})});
+    options.add("--attention",
+                {&attention,
+                 "Stream mode: compute attention's outputs again in backward, keep them as train does where memory "
+                 "allows, or measure both",
+                 checks::one_of({"again", "kept"})});
     memory.add_directory_to(options);
     options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
     options.add("--json",
@@ -64,7 +69,7 @@ class BenchCommand : public Command {
 
   void run() {
     memory.check();
-    options.only({"--chunk", "--inputs"}, wanted(Mode::stream), " is for stream mode");
+    options.only({"--chunk", "--inputs", "--attention"}, wanted(Mode::stream), " is for stream mode");
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
     Config config = model.config(length);
     part.apply(config);
@@ -96,9 +101,9 @@ class BenchCommand : public Command {
     const Capacity room = {ranks.room(settings.device), far_room_of_each_rank(settings.device, memory.directory)};
     StepSettings planned = settings;  // of rank 0 on all ranks, so that all skip the same modes
     planned.ranks = ranks.planned(settings.config);
-    auto add = [&](std::string label, Mode mode, Index chunk, Place inputs = Place::near) {
+    auto add = [&](std::string label, Mode mode, Index chunk, const Places& places = {}) {
       if (!wanted(mode)) return;
-      planned.places.inputs = inputs;
+      planned.places = places;
       const Schedule schedule = schedule_for(mode, planned, length, chunk);
       const Usage usage = plan(planned, length, schedule);
       auto lacks = [&](std::size_t needed, std::size_t free, const char* what) {
@@ -114,9 +119,14 @@ class BenchCommand : public Command {
     add("checkpoint", Mode::checkpoint, 0);
     for (Index chunk : stream_chunks) {
       for (const std::string& place : inputs) {
-        const bool far = place == "far";
-        add(format("stream %ld%s", chunk, far ? ", inputs far" : ""), Mode::stream, chunk,
-            far ? Place::far : Place::near);
+        for (const std::string& again : attention) {
+          Places places;
+          places.inputs = place == "far" ? Place::far : Place::near;
+          places.attention = again == "kept" ? Place::near : Place::nowhere;
+          add(format("stream %ld%s%s", chunk, place == "far" ? ", inputs far" : "",
+                     again == "kept" ? ", attention kept" : ""),
+              Mode::stream, chunk, places);
+        }
       }
     }
     return candidates;
@@ -331,7 +341,7 @@ class BenchCommand : public Command {
   Index length = 1024, repeat = 5;
   Index steps = 0;  // taken
   std::vector<Index> stream_chunks;
-  std::vector<std::string> modes, inputs = {"near"};
+  std::vector<std::string> modes, inputs = {"near"}, attention = {"again"};
   MemoryOptions memory;
   std::string json_file;
   bool profile = false;

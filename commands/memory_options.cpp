@@ -60,8 +60,7 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
       "--far-memory",
       {&far_memory,
        "Budget of far memory of each rank, such as 200GiB: for a GPU pinned host memory, for a CPU a file. What "
-       "does not fit into near memory, that of the device, goes there; and attention's outputs are kept if that "
-       "saves time",
+       "does not fit into near memory, that of the device, goes there",
        checks::memory(), lasts, default_of_far_memory});
   options.add(
       "--keep",
@@ -69,7 +68,8 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
        "near or far: where a step keeps the saved inputs of layers, the optimizer's state, the layers' weights and "
        "their gradients. To choose one by one, write far weights=near or inputs=far; the names are inputs, optimizer, "
        "weights and gradients. Several processes divide far weights, as with --shard weights. attention=near or =far "
-       "also keeps attention's outputs, so that backward does not compute them again",
+       "keeps attention's outputs, so that backward does not compute them again; without --keep, train does this if "
+       "there is room",
        {},
        lasts,
        "what fits and is fastest"});
@@ -111,11 +111,11 @@ std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Samp
   };
 
   // In the order of what they cost: copies of inputs and weights hide behind the computation; the update waits for the
-  // optimizer's state and for gradients. Kept outputs of attention are worth considering where there is much memory.
+  // optimizer's state and for gradients. Outputs of attention that are kept save time if there is memory for them.
   const Place near = Place::near, far = Place::far;
   std::vector<Places> candidates;
   for (Place attention : {Place::nowhere, near, far}) {
-    if (attention != Place::nowhere && (far_memory.empty() || !keep.empty())) break;
+    if ((attention != Place::nowhere && !keep.empty()) || (attention == Place::far && far_memory.empty())) break;
     for (const auto& [inputs, optimizer, weights, gradients] : {std::array{near, near, near, near},
                                                                 {far, near, near, near},
                                                                 {near, far, near, near},

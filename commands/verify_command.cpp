@@ -50,6 +50,7 @@ class VerifyCommand : public Command {
     options_.add("--tile", {&tile_, "On a GPU: rows per sum of weight gradients; less than 2048 only for tests"});
     ranks_.add_to(options_);
     referee_.add_to(options_);
+    options_.add("--run", {&run_, "Instead, check the files of this run's checkpoints against their hashes"});
     options_.add(
         "--oracle",
         {&with_oracle_, "Compare with the independent oracle: slow, plain loops, memory quadratic in the length"});

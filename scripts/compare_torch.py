@@ -22,8 +22,6 @@ in the machine's speed affects all of them. The figures are medians over all tur
 fastest comparable row over the time of this program's row: full is compared with torch, checkpoint and stream with
 torch-checkpoint and torch-chunked. "of its memory" compares with the same row.
 
-"kept" is the speed beside busy processes over the speed without them.
-
 On a GPU, memory counts weights, gradient, optimizer and activations, not the driver: what PyTorch's allocator handed out
 (peak) and holds (reserved; with expandable segments, unless PYTORCH_CUDA_ALLOC_CONF is set). On a CPU it is the peak of
 the process's resident memory, libraries included.
@@ -122,8 +120,9 @@ def bench(args, folder, length, mode, chunk):
     try:
         _, resident, _ = run_streambp(
             args.streambp, "bench", "--model", folder / "config.json", "--length", length, "--mode", mode,
-            *(["--chunk", chunk] if mode == "stream" else []), "--repeat", args.repeat, "--optimizer", args.ours,
-            "--device", args.device, "--dtype", args.dtype, "--json", folder / "bench.json")  # fmt: skip
+            *(["--chunk", chunk, "--attention", args.attention] if mode == "stream" else []),
+            "--repeat", args.repeat, "--optimizer", args.ours, "--device", args.device, "--dtype", args.dtype,
+            "--json", folder / "bench.json")  # fmt: skip
     except Mistake as problem:
         return OUT_OF_MEMORY if "no mode fits" in str(problem) else {"problem": f"failed: {problem}"}
     results = json.loads((folder / "bench.json").read_text())
@@ -206,7 +205,7 @@ def compare(args, folder, config, length):
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     say("", "seconds", "tokens/s", "speed-up", "peak", "of its memory",
-        "reserved" if args.device == "cuda" else "kept" if args.busy else "")  # fmt: skip
+        "reserved" if args.device == "cuda" else "keeps" if args.busy else "")  # fmt: skip
     for row in rows:
         if row.seconds is None:
             say(row.label, row.answer["problem"])
@@ -288,12 +287,13 @@ def options():
     parser.add_argument("--dtype", choices=["f32", "bf16"], help="default: bf16 on a GPU, f32 on a CPU")
     parser.add_argument("--optimizer", choices=["none", "adamw"], help="default: none on a GPU, adamw on a CPU")
     parser.add_argument("--turns", type=count(1000), help="of each row (default: 3; on a GPU 1)")
+    parser.add_argument("--attention", choices=["again", "kept"], default="again", help="of the stream rows, as in bench")
     parser.add_argument("--repeat", type=count(1000), default=2, help="streambp's measured steps in a turn (default: 2)")
     parser.add_argument("--compile", action="store_true", help="also measure PyTorch's rows under torch.compile")
     parser.add_argument("--unlock-mkl", action="store_true", help="on a CPU: let MKL use its kernels for Intel's CPUs")
     parser.add_argument("--memory-cap", help="also find the longest sequence in this memory, such as 80GiB; GPU only")
     parser.add_argument("--only", nargs="+", choices=[*TORCH, *MODES], default=[*TORCH, *MODES], help="only these rows")
-    parser.add_argument("--busy", type=count(1024), help="CPU: measure each row also beside this many busy processes")
+    parser.add_argument("--busy", type=count(1024), help="CPU: also beside so many busy processes; each row keeps this share of its speed")
     parser.add_argument("--skip-agreement", action="store_true", help="skip the comparison of gradients")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     return parser.parse_args()

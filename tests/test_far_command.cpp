@@ -30,6 +30,18 @@ TEST_F(FarCommands, ARunHasTheSameBitsNearAndFar) {
   }
 }
 
+TEST_F(FarCommands, AttentionsOutputsAreKeptIfThereIsRoom) {
+  expect_ok(train("--out kept"), "mode stream, chunks of 512 rows, attention's outputs kept");
+  const std::string plain = expect_ok(train("--out plain --keep near"));
+  EXPECT_FALSE(contains(plain, "attention's outputs"));
+  expect_same_run("kept", "plain");
+  EXPECT_GT(metric("kept", "memory")[0], metric("plain", "memory")[0]);
+  const double least = metric("plain", "memory")[0];
+  expect_ok(train("--memory " + std::to_string(static_cast<std::size_t>(least)) + " --out tight"));
+  EXPECT_LE(metric("tight", "memory")[0], least);
+  expect_same_run("kept", "tight");
+}
+
 TEST_F(FarCommands, ARunResumesNearOrFar) {
   for (const char* dtype : {"f32", "bf16 --optimizer adamw-8bit"}) {
     const std::string common = std::string("--dtype ") + dtype + " --out ";
