@@ -18,7 +18,7 @@ std::string quoted_for_shell(const std::string& word) {
   return quoted + "'";
 }
 
-// The command that runs now, without the options of the certificate.
+// The command that runs now, without --certificate and --json and the values that may follow them.
 std::string this_command() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string result;
@@ -53,18 +53,20 @@ std::string describe_learned(const Batch& batch, const fs::path& tokenizer_of) {
                             counted(std::ssize(documents), "document").c_str());
   if (tokenizer_of.empty()) return text;
   const Tokenizer tokenizer{tokenizer_of};
+  int examples = 0;
   for (std::size_t d = 0; d < std::min<std::size_t>(2, documents.size()); ++d) {
     Tokens learned;
     for (Index t = documents[d].begin; t < documents[d].end; ++t) {
       const std::int32_t target = batch.targets[static_cast<std::size_t>(t)];
       if (target >= 0) learned.push_back(target);
     }
-    text += (d == 0 ? ", such as " : " and ") + quote(tokenizer.decode(learned));
+    if (learned.empty()) continue;
+    text += (examples++ == 0 ? ", such as " : " and ") + quote(tokenizer.decode(learned));
   }
   return text;
 }
 
-// Of checkpoints of this model, unless it is random and only adapters are trained.
+// How checkpoints of this model are laid out; nothing if it is random and only adapters are trained.
 std::optional<ModelLayout> layout_of(const VerifyInput& input) {
   const Config& c = input.config;
   if (input.weights.empty() && !c.adapters.empty()) return std::nullopt;
@@ -87,7 +89,7 @@ std::vector<std::string> certificate_choices() {
 bool print_certificate(const std::string& which, const VerifyInput& input, Certificate::Subject subject, Json& json) {
   subject.model = input.weights, subject.adapter = input.adapter, subject.layout = layout_of(input);
   const std::string command = this_command();
-  const bool quick = which == "quick" && parameter_count(subject.settings.config) > kLargeModel;
+  subject.quick = which == "quick" && parameter_count(subject.settings.config) > kLargeModel;
   const std::string learned = describe_learned(subject.batch, input.reads_data() ? input.weights : fs::path());
   Certificate certificate(std::move(subject));
   bool all_hold = true;
@@ -95,12 +97,11 @@ bool print_certificate(const std::string& which, const VerifyInput& input, Certi
     if (which != "quick" && which != "full" && which != line.name) continue;
     const auto start = std::chrono::steady_clock::now();
     std::string what;
-    Certificate::Result result{Certificate::Verdict::not_run, "it takes minutes; use --certificate full"};
     show_work(line.name);
-    if (line.quick || !quick) result = certificate.compare(line, what);
+    const Certificate::Result result = certificate.compare(line, what);
     show_work("");
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    print("%-13s %s%s\n", line.name, what + (what.empty() ? "" : ": "), text_of(result));
+    print("%-13s %s: %s\n", line.name, what, text_of(result));
     std::fflush(stdout);
     const bool ran = result.verdict != Certificate::Verdict::not_run,
                holds = result.verdict != Certificate::Verdict::fails;
@@ -113,8 +114,7 @@ bool print_certificate(const std::string& which, const VerifyInput& input, Certi
     all_hold &= holds;
   }
   print("%-13s tokens in the loss: %s\n", "learned", learned);
-  print("\nTo repeat a line: %s --certificate NAME\nWith several ranks: mpirun -n 2 %s --sequence-ranks 2\n", command,
-        command);
+  print("\nTo repeat a line: %s --certificate NAME\n", command);
   json["learned"] = learned, json["command"] = command + " --certificate " + which, json["holds"] = all_hold;
   return all_hold;
 }

@@ -45,7 +45,7 @@ inline void show_progress(const Progress& progress) {
   std::fflush(stdout);
 }
 
-// The same for work of unknown length, on standard error; nothing clears the line.
+// The same for work of unknown length, on standard error. An empty text clears the line.
 inline void show_work(const std::string& work) {
   if (isatty(STDERR_FILENO)) print_error("\r\033[K%s", work);
 }

@@ -43,7 +43,7 @@ class VerifyInput {
     options.add("--seed", {&seed, "Seed of random weights and tokens"});
   }
 
-  // Of the stream, unless the options say how many tokens.
+  // Sets the length of the stream, unless --length does.
   void default_length(Index length) {
     if (!options_->given("--length")) length_ = length;
   }

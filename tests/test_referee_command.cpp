@@ -110,5 +110,23 @@ TEST_F(RefereeCommands, WrongOptionsAndFilesAreRefused) {
   expect_refused(kJudge + "--against right.safetensors", "outside the model's vocabulary of 40");
 }
 
+TEST_F(RefereeCommands, CertifyAModel) {
+  const std::string certify = "verify --model model --certificate ";
+  const std::string table =
+      expect_ok(certify + "--json c.json", "modes         gradient in full", "same bits", "--certificate NAME");
+  const Json json = parse_json_file("c.json");
+  EXPECT_EQ(json["holds"], true);
+  ASSERT_EQ(json["certificate"].size(), 10u);
+  for (const Json& line : json["certificate"])
+    EXPECT_TRUE(line["holds"] == true || line["holds"].is_null()) << line.dump();
+  EXPECT_EQ(json["certificate"][9]["result"], "not run: no --adapter is given");
+  expect_ok("verify --model model --certificate modes", json["certificate"][0]["result"].get<std::string>());
+  EXPECT_PRED2(contains, json["certificate"][0]["command"].get<std::string>(),
+               "verify --model model --certificate modes");
+  expect_refused(certify + "everything", "\"everything\" is not one of quick, full, modes");
+  for (const std::string other : {"--oracle", "--save-gradient g.safetensors", "--lanes 2", "--batch step.safetensors"})
+    expect_refused(certify + other, "leave it out");
+}
+
 }  // namespace
 }  // namespace streambp

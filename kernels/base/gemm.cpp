@@ -3,6 +3,7 @@
 #include "kernels/base/inner_loops.h"
 
 namespace streambp::cpu {
+
 // --- Operands ---
 
 template <class T>

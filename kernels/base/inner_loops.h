@@ -1,11 +1,11 @@
 // The loops in which the program spends most of its time: matrix products (gemm.h) and the softmax of attention. Their
-// files, products.cpp, few_rows.cpp and softmax_rows.cpp, are compiled once for each instruction set, in a namespace of its
-// name, and inner_loops.cpp takes the best one that the processor has. All of them compute the same bits.
+// files, products.cpp, few_rows.cpp and softmax_rows.cpp, are compiled once for each instruction set, in a namespace named
+// after it, and inner_loops.cpp takes the best one that the processor has. All of them compute the same bits.
 //
 // What is compiled for new processors may not run on old ones. But the linker keeps one copy of a template or inline
-// function, whoever compiled it. So these files call none that is defined elsewhere, unless it is always inlined or takes
-// one of their lambdas: no containers, and no slice(), which checks and throws. Their callers check operands and own
-// memory. A test looks at the symbols.
+// function, perhaps that of a file like these. So these files call none that is defined elsewhere, unless it is always
+// inlined or takes one of their lambdas: no containers, and no slice(), which checks and throws. Their callers check
+// operands and own memory. A test looks at the symbols.
 #pragma once
 
 #include <cmath>
@@ -68,7 +68,7 @@ template <class T>
 InnerLoops<T> inner_loops();
 }
 
-// Those in use
+// The loops of the instruction set in use
 template <class T>
 const InnerLoops<T>& inner_loops();
 

@@ -24,10 +24,4 @@ auto sum_of(Index n, F&& f) {
   return sums[0];
 }
 
-// x[j] = f(x[j]), and the sum of the results
-template <class A, class F>
-A replace_and_sum(A* x, Index n, F&& f) {
-  return sum_of(n, [=](Index j) { return x[j] = f(x[j]); });
-}
-
 }  // namespace streambp::cpu
