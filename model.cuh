@@ -87,13 +87,14 @@ class TransformerLayer {
     mixer.keys_values(a.mixer, kv, a.mixer_input, positions);
   }
 
-  // Repeats forward for a chunk as far as backward needs it. K and V must exist, and kept outputs of attention too.
-  void recompute(const Chunk<T>& chunk, AttentionOutputs outputs) {
+  // Repeats forward for a chunk as far as backward needs it, and as far as it is not kept. K and V exist already.
+  void recompute(const Chunk<T>& chunk, const KeptParts& kept) {
     const Activations<T>& a = chunk.a;
-    before_mixer(a, chunk.x);
-    mixer.recompute(chunk.mixer(), outputs);
-    up_to_activated(a, chunk.x);
-    if (c.post_norms) linear(dev, a.feed_forward_output, a.feed_forward.activated, w.down);
+    if (!kept.have(Part::normed)) before_mixer(a, chunk.x);
+    mixer.recompute(chunk.mixer(), kept);
+    up_to_activated(a, chunk.x, kept);
+    if (c.post_norms && !kept.have(Part::feed_forward_output))
+      linear(dev, a.feed_forward_output, a.feed_forward.activated, w.down);
   }
 
   // dx is the gradient of the layer's output for the rows of a chunk; it becomes the gradient of the layer's input. Adds
@@ -134,12 +135,17 @@ class TransformerLayer {
 
   NormInput<T> normed(Matrix<T> x, const NormWeights<T>& weights) const { return {x, weights, c.norm_style()}; }
 
-  // middle = x + mixer, and the feed-forward of its norm
-  void up_to_activated(const Activations<T>& a, Matrix<T> x) {
-    end_branch(a.middle, x, a.mixer.attended.rows, {w.o, w.post_attention_norm}, a.mixer_output);
-    c.parallel ? begin_branch(a.feed_forward_input, x, w.attention_norm)
-               : begin_branch(a.feed_forward_input, a.middle, w.mlp_norm);
-    feed_forward.forward(a.feed_forward, a.feed_forward_input);
+  // middle = x + mixer, and the feed-forward of its norm. What is kept is not computed again.
+  void up_to_activated(const Activations<T>& a, Matrix<T> x, const KeptParts& kept = KeptParts::nothing()) {
+    const BranchEnd<T> end = {w.o, w.post_attention_norm};
+    if (!kept.have(Part::mixer_output))
+      project(c.post_norms ? a.mixer_output : a.middle, x, a.mixer.attended.rows, end);
+    if (!kept.have(Part::normed)) {
+      if (c.post_norms) add_normed(a.middle, x, a.mixer_output, end);
+      c.parallel ? begin_branch(a.feed_forward_input, x, w.attention_norm)
+                 : begin_branch(a.feed_forward_input, a.middle, w.mlp_norm);
+    }
+    feed_forward.forward(a.feed_forward, a.feed_forward_input, kept);
   }
 
   // y = norm(x), or x in models without these norms
@@ -154,9 +160,19 @@ class TransformerLayer {
   // y = residual + x wᵀ + bias; with post-norms y = residual + norm(x wᵀ + bias), and `projected` keeps the norm's input.
   // Some models scale what they add to the residual.
   void end_branch(Matrix<T> y, Matrix<T> residual, Matrix<T> x, const BranchEnd<T>& end, Matrix<T> projected) {
+    project(c.post_norms ? projected : y, residual, x, end);
+    if (c.post_norms) add_normed(y, residual, projected, end);
+  }
+  void project(Matrix<T> y, Matrix<T> residual, Matrix<T> x, const BranchEnd<T>& end) {
     if (!c.post_norms && c.residual_scale == 1) return linear(dev, y, x, end.projection, residual);
-    linear(dev, c.post_norms ? projected : y, x, end.projection);
-    if (c.post_norms) norm(dev, y, normed(projected, end.post_norm));
+    linear(dev, y, x, end.projection);
+    if (!c.post_norms) add_scaled(y, residual);
+  }
+  void add_normed(Matrix<T> y, Matrix<T> residual, Matrix<T> projected, const BranchEnd<T>& end) {
+    norm(dev, y, normed(projected, end.post_norm));
+    add_scaled(y, residual);
+  }
+  void add_scaled(Matrix<T> y, Matrix<T> residual) {
     if (c.residual_scale != 1) scale(dev, y, c.residual_scale);
     add(dev, y, residual);
   }

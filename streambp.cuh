@@ -94,7 +94,7 @@ class Walk {
 
   // The output of the last layer; nothing is kept for backward.
   Matrix<T> forward() {
-    Kept nothing(dev, c, division, {Keep::nothing, schedule.chunk, schedule.head_chunk}, ranks.sequence, 0);
+    Kept nothing(dev, c, division, {KeptParts::nothing(), schedule.chunk, schedule.head_chunk}, ranks.sequence, 0);
     return forward(nothing);
   }
 
@@ -132,16 +132,15 @@ class Walk {
     auto sum = sums.layer(l);
     {
       auto scope = dev.scope();
-      const bool recomputes = !kept.has_activations(l);
+      const KeptParts& parts = kept.parts(l);
       const KeysValues<T> kv = kept.memory_of_keys_values(l);
       const KeysValues<A> dkv = allocate_keys_values<A>(dev, c, division.rows, ranks.sequence.size);
-      if (recomputes) recompute_keys_values(l, kept, layer, kv);
+      if (!parts.have(Part::keys_values)) recompute_keys_values(l, kept, layer, kv);
       zero(dev, dkv);
       for (const DividedRows& chunk : last_to_first(chunks)) {
         auto chunk_scope = dev.scope();
         const Chunk<T> in = {stream.at(chunk), kept.input(l, chunk), kv, kept.take_chunk(l, chunk)};
-        if (recomputes)
-          layer.recompute(in, kept.has_attention(l) ? AttentionOutputs::kept : AttentionOutputs::computed);
+        layer.recompute(in, parts);
         layer.backward(sum.section, dx.slice(chunk.own), dkv, in);
       }
     }

@@ -37,11 +37,10 @@ class BenchCommand : public Command {
     options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
     options.add("--inputs", {&inputs, "Stream mode: keep saved layer inputs near, far, or measure both",
                              checks::one_of({"near", "far"})});
-    options.add("--attention",
-                {&attention,
-                 "Stream mode: compute attention's outputs again in backward, keep them as train does where memory "
-                 "allows, or measure both",
-                 checks::one_of({"again", "kept"})});
+    options.add("--kept",
+                {&kept,
+                 "Stream mode: what backward finds kept of a layer, beside its input, near: nothing (plain StreamBP), "
+                 "everything, or parts such as attention+gate-up (train --help names them); one or more"});
     memory.add_directory_to(options);
     options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
     options.add("--json",
@@ -69,7 +68,7 @@ class BenchCommand : public Command {
 
   void run() {
     memory.check();
-    options.only({"--chunk", "--inputs", "--attention"}, wanted(Mode::stream), " is for stream mode");
+    options.only({"--chunk", "--inputs", "--kept"}, wanted(Mode::stream), " is for stream mode");
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
     Config config = model.config(length);
     part.apply(config);
@@ -101,9 +100,10 @@ class BenchCommand : public Command {
     const Capacity room = {ranks.room(settings.device), far_room_of_each_rank(settings.device, memory.directory)};
     StepSettings planned = settings;  // of rank 0 on all ranks, so that all skip the same modes
     planned.ranks = ranks.planned(settings.config);
-    auto add = [&](std::string label, Mode mode, Index chunk, const Places& places = {}) {
+    auto add = [&](std::string label, Mode mode, Index chunk, Place inputs = Place::near,
+                   const KeptSets& kept = KeptParts::inputs()) {
       if (!wanted(mode)) return;
-      planned.places = places;
+      planned.places.inputs = inputs, planned.kept = kept;
       const Schedule schedule = schedule_for(mode, planned, length, chunk);
       const Usage usage = plan(planned, length, schedule);
       auto lacks = [&](std::size_t needed, std::size_t free, const char* what) {
@@ -119,13 +119,13 @@ class BenchCommand : public Command {
     add("checkpoint", Mode::checkpoint, 0);
     for (Index chunk : stream_chunks) {
       for (const std::string& place : inputs) {
-        for (const std::string& again : attention) {
-          Places places;
-          places.inputs = place == "far" ? Place::far : Place::near;
-          places.attention = again == "kept" ? Place::near : Place::nowhere;
+        for (const std::string& parts : kept) {
+          const auto set = kept_parts(parts);
+          require(set.has_value(), "--kept ", quote(parts), ": expected nothing, everything, or parts such as ",
+                  "attention+gate-up; train --help names them");
           add(format("stream %ld%s%s", chunk, place == "far" ? ", inputs far" : "",
-                     again == "kept" ? ", attention kept" : ""),
-              Mode::stream, chunk, places);
+                     (parts == "nothing" ? "" : ", kept: " + parts).c_str()),
+              Mode::stream, chunk, place == "far" ? Place::far : Place::near, *set);
         }
       }
     }
@@ -341,7 +341,7 @@ class BenchCommand : public Command {
   Index length = 1024, repeat = 5;
   Index steps = 0;  // taken
   std::vector<Index> stream_chunks;
-  std::vector<std::string> modes, inputs = {"near"}, attention = {"again"};
+  std::vector<std::string> modes, inputs = {"near"}, kept = {"nothing"};
   MemoryOptions memory;
   std::string json_file;
   bool profile = false;

@@ -8,7 +8,19 @@ namespace streambp {
 
 namespace {
 
-// What --keep can name.
+// Part::count if none has this name.
+Part part_named(const std::string& name) {
+  const auto found = std::find(kPartNames.begin() + 1, kPartNames.end(), name);
+  return static_cast<Part>(found == kPartNames.end() ? kParts : found - kPartNames.begin());
+}
+
+std::string all_parts() {
+  std::string names;
+  for (std::size_t i = 1; i < kParts; ++i) names += format("%s%s", i == 1 ? "" : ", ", kPartNames[i]);
+  return names;
+}
+
+// What --keep can name, beside the parts of a layer that backward may find kept.
 struct Thing {
   const char* name;
   Place Places::*place;
@@ -16,18 +28,15 @@ struct Thing {
 constexpr Thing kThings[] = {{"inputs", &Places::inputs},
                              {"optimizer", &Places::optimizer},
                              {"weights", &Places::weights},
-                             {"gradients", &Places::gradients},
-                             {"attention", &Places::attention}};
+                             {"gradients", &Places::gradients}};
 
 // What --keep says. Where it says nothing, memory decides.
 struct Kept {
   std::array<std::optional<Place>, std::size(kThings)> named;  // such as weights=far
-  std::optional<Place> others;  // near or far alone: all but attention's outputs, which need not be kept at all
+  std::optional<Place> others;                                 // near or far alone
+  std::optional<KeptParts> parts;                              // such as attention=near, or nothing
 
-  std::optional<Place> of(std::size_t thing) const {
-    const bool attention = kThings[thing].place == &Places::attention;
-    return named[thing] || attention ? named[thing] : others;
-  }
+  std::optional<Place> of(std::size_t thing) const { return named[thing] ? named[thing] : others; }
   bool all_near() const {
     return others == Place::near && std::find(named.begin(), named.end(), Place::far) == named.end();
   }
@@ -35,18 +44,38 @@ struct Kept {
 
 Kept kept(const std::vector<std::string>& words) {
   Kept result;
-  for (const std::string& word : words) {
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    const auto first = [&](bool is_first) {
+      require(is_first, "--keep ", quote(word), ": repeats or contradicts an earlier value; give one of them");
+    };
+    if (const auto parts = kept_parts(word)) {
+      first(!result.parts);
+      result.parts = parts;
+      continue;
+    }
     const std::size_t equals = word.find('=');
     const bool alone = equals == std::string::npos;
     const std::string what = alone ? "" : word.substr(0, equals), where = alone ? word : word.substr(equals + 1);
-    std::optional<Place>* place = alone ? &result.others : nullptr;
-    for (std::size_t i = 0; i < std::size(kThings); ++i)
-      if (what == kThings[i].name) place = &result.named[i];
-    require(place && (where == "near" || where == "far"), "--keep ", quote(word),
-            ": expected near, far, or NAME=near or NAME=far with inputs, optimizer, weights, gradients or attention as "
-            "NAME");
-    require(!*place, "--keep ", quote(word), ": repeats or contradicts an earlier value; give one of them");
-    *place = where == "far" ? Place::far : Place::near;
+    const bool placed = where == "near" || where == "far";
+    const Place place = where == "far" ? Place::far : Place::near;
+    std::optional<Place>* thing = alone ? &result.others : nullptr;
+    for (std::size_t t = 0; t < std::size(kThings); ++t)
+      if (what == kThings[t].name) thing = &result.named[t];
+    if (thing && placed) {
+      first(!*thing);
+      *thing = place;
+      continue;
+    }
+    const Part part = part_named(what);
+    require(placed && part != Part::count, "--keep ", quote(word),
+            ": expected near, far, nothing, everything, or "
+            "NAME=near or NAME=far; the names are inputs, optimizer, weights, gradients, ",
+            all_parts());
+    require(part != Part::keys_values || place == Place::near, "--keep ", quote(word), ": keys and values stay near");
+    if (!result.parts) result.parts = KeptParts::inputs();
+    first(!result.parts->have(part));
+    result.parts = result.parts->with(part, place);
   }
   return result;
 }
@@ -67,9 +96,10 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
       {&keep,
        "near or far: where a step keeps the saved inputs of layers, the optimizer's state, the layers' weights and "
        "their gradients. To choose one by one, write far weights=near or inputs=far; the names are inputs, optimizer, "
-       "weights and gradients. Several processes divide far weights, as with --shard weights. attention=near or =far "
-       "keeps attention's outputs, so that backward does not compute them again; without --keep, train does this if "
-       "there is room",
+       "weights and gradients. Several processes divide far weights, as with --shard weights. Beside a layer's input, "
+       "backward computes the layer again unless its parts are kept: nothing (plain StreamBP), everything, or only "
+       "PART=near or PART=far, with " +
+           all_parts() + " as PART",
        {},
        lasts,
        "what fits and is fastest"});
@@ -91,7 +121,6 @@ std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Samp
     bool applies;
     const char* why;
   } fixed[] = {{&Places::inputs, full, "full mode keeps all activations in near memory; use --mode stream"},
-               {&Places::attention, full, "full mode keeps all activations in near memory; use --mode stream"},
                {&Places::optimizer, s.optimizer == OptimizerKind::none, "--optimizer none has no state"},
                {&Places::weights, s.config.base == Base::nf4, "weights in 4 bits stay near"},
                {&Places::weights, ranks_sample, "GRPO that samples its completions needs all weights on every rank"}};
@@ -111,24 +140,59 @@ std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Samp
   };
 
   // In the order of what they cost: copies of inputs and weights hide behind the computation; the update waits for the
-  // optimizer's state and for gradients. Outputs of attention that are kept save time if there is memory for them.
+  // optimizer's state and for gradients.
   const Place near = Place::near, far = Place::far;
   std::vector<Places> candidates;
-  for (Place attention : {Place::nowhere, near, far}) {
-    if ((attention != Place::nowhere && !keep.empty()) || (attention == Place::far && far_memory.empty())) break;
-    for (const auto& [inputs, optimizer, weights, gradients] : {std::array{near, near, near, near},
-                                                                {far, near, near, near},
-                                                                {near, far, near, near},
-                                                                {far, far, near, near},
-                                                                {far, near, far, near},
-                                                                {far, far, far, near},
-                                                                {far, far, far, far}}) {
-      const Places candidate = decided({inputs, optimizer, attention, weights, gradients});
-      if (std::find(candidates.begin(), candidates.end(), candidate) == candidates.end())
-        candidates.push_back(candidate);
-    }
+  for (const auto& [inputs, optimizer, weights, gradients] : {std::array{near, near, near, near},
+                                                              {far, near, near, near},
+                                                              {near, far, near, near},
+                                                              {far, far, near, near},
+                                                              {far, near, far, near},
+                                                              {far, far, far, near},
+                                                              {far, far, far, far}}) {
+    const Places candidate = decided({inputs, optimizer, weights, gradients});
+    if (std::find(candidates.begin(), candidates.end(), candidate) == candidates.end()) candidates.push_back(candidate);
   }
   return candidates;
+}
+
+KeptChoice MemoryOptions::kept_choice(Mode mode) const {
+  const Kept insisted = kept(keep);
+  require(mode == Mode::stream || !insisted.parts, "--keep with parts of layers is for --mode stream");
+  return {insisted.parts, !far_memory.empty() && insisted.others != Place::near};
+}
+
+std::optional<KeptParts> kept_parts(const std::string& words) {
+  if (words == "everything") return KeptParts::everything();
+  KeptParts parts = KeptParts::inputs();
+  if (words == "nothing") return parts;
+  std::stringstream names(words);
+  for (std::string name; std::getline(names, name, '+');) {
+    const Part part = part_named(name);
+    if (part == Part::count) return {};
+    parts = parts.with(part);
+  }
+  return parts;
+}
+
+std::string describe(const KeptSets& kept, const Config& c) {
+  std::string text;
+  const Index lowest = lowest_trained_layer(c), layers = c.layers - lowest;
+  bool everything = true;
+  for (std::size_t i = 1; i < kParts; ++i) {
+    Index near = 0, far = 0;
+    for (Index l = lowest; l < c.layers; ++l) {
+      const Place place = kept.of(l).place(static_cast<Part>(i));
+      near += place == Place::near, far += place == Place::far;
+    }
+    everything &= near == layers;
+    for (const auto& [count, where] : {std::pair(near, ""), {far, " (far)"}}) {
+      if (count == 0) continue;
+      text += format("%s%s%s", text.empty() ? "" : ", ", kPartNames[i], where);
+      if (count < layers) text += format(" of %ld layers", count);
+    }
+  }
+  return everything ? "everything" : text.empty() ? "nothing" : text;
 }
 
 void MemoryOptions::check() const {

@@ -21,11 +21,19 @@ struct MemoryOptions {
   // others' shards of the weights.
   enum class Sampling { none, of_each_rank };
   std::vector<Places> places(Mode mode, const StepSettings& s, Sampling sampling = Sampling::none) const;
+  // Which parts of layers they let backward find kept.
+  KeptChoice kept_choice(Mode mode) const;
   // Refuses a directory in which far memory cannot be.
   void check() const;
   // "pinned host memory", or "a file in /tmp", and if it cannot be there, why.
   std::string far_place(DeviceKind device) const;
 };
+
+// Of "nothing", "everything", or names such as "attention+gate-up".
+std::optional<KeptParts> kept_parts(const std::string& words);
+
+// "keys-values, attention, gate-up of 12 layers", "nothing" or "everything".
+std::string describe(const KeptSets& kept, const Config& config);
 
 // The free far memory of each rank; ranks on a machine share it.
 std::size_t far_room_of_each_rank(DeviceKind device, const std::string& directory);

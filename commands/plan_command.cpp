@@ -113,6 +113,8 @@ class PlanCommand : public Command {
     places = {{}};
     if (room().far > 0) places = budget.places(Mode::stream, settings);
     settings.places = places.front();
+    kept = budget.kept_choice(Mode::stream);
+    settings.kept = fastest = kept.exactly.value_or(KeptSets());
   }
 
   // Prints what is planned.
@@ -155,6 +157,7 @@ class PlanCommand : public Command {
     measured = rates;
     if (!rates_file.empty()) return read_rates();
     if (device == DeviceKind::cuda) return;
+    measured.memory = copy_rate(device);
     if (matmul == 0)
       measured.matmul = matmul_rate(device, settings.dtype), measured.attention = share * measured.matmul;
     if (far_rate > 0 || room().far == 0) return;
@@ -177,6 +180,7 @@ class PlanCommand : public Command {
             "--profile --json");
     read("matmul_rate", measured.matmul, matmul > 0);
     read("attention_rate", measured.attention, false);
+    read("copy_rate", measured.memory, false);
     read("far_rate", measured.far, far_rate > 0);
     read("link_rate", measured.link, options.given("--link"));
   }
@@ -208,9 +212,18 @@ class PlanCommand : public Command {
 
   void usage(Index rows) {
     print("Peak memory and work of a step on a stream of %ld tokens%s:\n\n", rows, shared_out(rows).c_str());
-    TextTable table({"", "full", "checkpoint", "stream"});
-    std::array<Usage, 3> usages;
-    for (Mode mode : kModes) usages[static_cast<std::size_t>(mode)] = usage_in(mode, rows);
+    std::vector<std::string> header = {""};
+    std::vector<Usage> usages;
+    const auto column = [&](const char* name, Mode mode) {
+      header.push_back(name), usages.push_back(usage_in(mode, rows));
+      result["usage"][name] = to_json(rows, usages.back());
+    };
+    for (Mode mode : kModes) column(name(mode), mode);
+    if (fastest != settings.kept) {
+      std::swap(settings.kept, fastest);
+      column("fastest", Mode::stream);
+    }
+    TextTable table(header);
     auto add = [&](const std::string& name, auto&& value) {
       std::vector<std::string> row = {name};
       for (const Usage& u : usages) row.push_back(value(u));
@@ -235,8 +248,7 @@ class PlanCommand : public Command {
     table.print();
     const Schedule stream = schedule(Mode::stream, rows);
     print("\n(stream: chunks of %ld rows, logits of %ld rows)\n", stream.chunk, stream.head_chunk);
-    print_prediction(seconds(usages[static_cast<std::size_t>(Mode::stream)]));
-    for (Mode mode : kModes) result["usage"][name(mode)] = to_json(rows, usages[static_cast<std::size_t>(mode)]);
+    print_prediction(header.back(), seconds(usages.back()));
   }
 
   Json to_json(Index rows, const Usage& u) const {
@@ -262,18 +274,19 @@ class PlanCommand : public Command {
               {"send", s.sent}}}};
   }
 
-  void print_prediction(const Seconds& s) const {
+  void print_prediction(const std::string& step, const Seconds& s) const {
     std::string text = human_seconds(s.compute) + format(
                                                       " to compute at %.2f of the %.4g TFLOP/s of matrix products, "
-                                                      "and %.3g in attention",
-                                                      kEfficiency, measured.matmul / 1e12, measured.attention / 1e12);
+                                                      "%.3g in attention, and %.3g TB/s in the rest",
+                                                      kEfficiency, measured.matmul / 1e12, measured.attention / 1e12,
+                                                      kCopyEfficiency * measured.memory / 1e12);
     if (s.beside > 0) text += "; beside it " + human_seconds(s.beside) + " to copy what forward and backward need";
     if (s.waiting > 0) text += "; " + human_seconds(s.waiting) + " to copy what they wait for";
     if (s.beside + s.waiting > 0) text += format(" at %.3g GB/s", measured.far / 1e9);
     if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", measured.link / 1e9);
     const bool assumed = settings.device == DeviceKind::cuda && matmul == 0 && rates_file.empty();
     if (assumed) text += "; the rates are assumed, those of an H100: give measured ones with --rates";
-    print("(predicted time of stream: %s)\n", text.c_str());
+    print("(predicted time of %s: %s)\n", step.c_str(), text.c_str());
   }
 
   // Over all places; settles on those of the longest. Begins with those that need the least near memory, so that few others
@@ -281,7 +294,6 @@ class PlanCommand : public Command {
   Index longest_in(Mode mode, const Capacity& room) {
     Index longest = 0;
     for (std::size_t i = places.size(); i-- > 0;) {
-      if (places[i].attention != places.front().attention) continue;  // this takes more memory
       StepSettings s = settings;
       s.places = places[i];
       if (longest > 0 && !plan(s, longest, schedule_for(mode, s, longest, chunk)).fits(room)) continue;
@@ -322,7 +334,7 @@ class PlanCommand : public Command {
 
   void chunk_for(const Capacity& room) {
     settings.documents = documents_in(length);
-    const Fit found = fit(settings, Mode::stream, length, {up_to(kLongestStream), room, places}, rates);
+    const Fit found = fit(settings, Mode::stream, length, {up_to(chunk), room, places, kept}, rates);
     StepSettings least_near = settings;
     least_near.places = smallest(places);
     const Usage least = plan(least_near, length, schedule_for(Mode::stream, least_near, length, settings.tile));
@@ -331,10 +343,11 @@ class PlanCommand : public Command {
             human_bytes(room.near), far_room(room), " allowed; use more --memory",
             room.far > 0 ? ", more --far-memory" : "",
             " or a shorter --length (without --length, plan shows the longest)");
-    settings.places = found.places;
-    result["chunk"] = chunk = found.chunk;
-    print("Largest chunk in %s%s: %ld rows%s\n\n", human_bytes(room.near).c_str(), far_room(room).c_str(), chunk,
-          far_part(usage_in(Mode::stream, length)).c_str());
+    settings.places = found.places, fastest = found.kept;
+    result["chunk"] = chunk = found.chunk, result["kept"] = describe(fastest, settings.config);
+    print("Fastest in %s%s: chunks of %ld rows%s\nkept beside layer inputs: %s\n\n", human_bytes(room.near).c_str(),
+          far_room(room).c_str(), chunk, far_part(usage_in(Mode::stream, length)).c_str(),
+          describe(fastest, settings.config).c_str());
   }
 
   static std::string far_room(const Capacity& room) {
@@ -383,6 +396,8 @@ class PlanCommand : public Command {
   std::string sweep, timeline_file, json_file;
   StepSettings settings;
   std::vector<Places> places;  // that --keep allows
+  KeptChoice kept;             // and these parts of layers
+  KeptSets fastest;
   std::string rates_file;
   Rates rates = usual_rates(DeviceKind::cuda, 128), measured = rates;
   Usage stream;  // at the longest length

@@ -31,8 +31,7 @@ void TrainReport::begin(Index first_step) {
   first_step_ = first_step, start_ = Clock::now();
   const TrainOptions& o = options_;
   const StepSettings& s = run_.settings;
-  const std::string chunked = (o.mode == "stream" ? format(", chunks of %ld rows", run_.schedule.chunk) : "") +
-                              (run_.schedule.attention == Place::near ? ", attention's outputs kept" : "");
+  const std::string chunked = o.mode == "stream" ? format(", chunks of %ld rows", run_.schedule.chunk) : "";
   print("model    %s\n", describe(s.config).c_str());
   if (const std::string part = describe_trained(s.config); !part.empty()) print("trained  %s\n", part.c_str());
   print("data     %s\n", run_.source.description.c_str());
@@ -44,6 +43,10 @@ void TrainReport::begin(Index first_step) {
         counted(run_.micro_batches, "micro-batch").c_str());
   print("rate     %s\n", describe_rate(run_.optimizer, o.schedule).c_str());
   print("memory   %s, planned: mode %s%s\n", human_bytes(run_.memory.near).c_str(), o.mode.c_str(), chunked.c_str());
+  if (o.mode == "stream") {
+    print("kept     %s, beside layer inputs; without, a step would need %s\n",
+          describe(run_.schedule.kept, s.config).c_str(), human_bytes(task_.plain_memory).c_str());
+  }
   if (run_.memory.far > 0) {
     print("far      %s in %s\n", describe_far(plan(s, run_.rows(), run_.schedule).far_by_kind).c_str(),
           o.budget.far_place(s.device).c_str());

@@ -266,7 +266,8 @@ class Preparation {
     const Capacity room = budget();
     const auto places = this->places();
     auto fits = [&](Index n) {
-      return fit(s, mode, o.batch * n, {exactly(least_chunk()), room, places}, usual_rates(s.device, s.config.head_dim))
+      return fit(s, mode, o.batch * n, {exactly(least_chunk()), room, places, {KeptParts::inputs()}},
+                 usual_rates(s.device, s.config.head_dim))
                  .chunk > 0;
     };
     if (fits(wanted)) return wanted;
@@ -319,17 +320,19 @@ class Preparation {
     const Index rows = run.rows();
     const Mode mode = mode_named(o.mode);
     const auto places = this->places();
-    const ChunkRange chunks = !o.budget.memory.empty() ? up_to(rows + s.tile)
-                              : o.given("--chunk")     ? exactly(chunk())
-                                                       : up_to(chunk());
-    const Fit found = fit(s, mode, rows, {chunks, budget(), places}, usual_rates(s.device, s.config.head_dim));
-    s.places = found.chunk > 0 ? found.places : smallest(places);
+    const ChunkRange chunks = o.given("--chunk") ? exactly(chunk()) : up_to(chunk());
+    const KeptChoice kept = o.budget.kept_choice(mode);
+    const Fit found = fit(s, mode, rows, {chunks, budget(), places, kept}, usual_rates(s.device, s.config.head_dim));
+    s.places = found.chunk > 0 ? found.places : smallest(places), s.kept = found.kept;
     chosen_chunk = found.chunk > 0 ? found.chunk : chunk();
     if (found.chunk == 0) require_memory(usage(rows, s.places).peak);
     check_chunk(chosen_chunk, s.tile);
     run.schedule = schedule_for(mode, s, rows, chosen_chunk);
     require_room(s, mode, rows, chosen_chunk, plan(s, rows, run.schedule).peak, o.room);
     if (found.chunk == 0) refuse_far_memory(rows, places);
+    StepSettings plain = s;
+    plain.kept = KeptParts::inputs();
+    task.plain_memory = plan(plain, rows, schedule_for(mode, plain, rows, chosen_chunk)).peak;
     plan_memory();
     require_room_to_sample();
   }

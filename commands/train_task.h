@@ -9,6 +9,7 @@ namespace streambp {
 
 struct TrainTask {
   Run run;
+  std::size_t plain_memory = 0;    // of a step that keeps layer inputs only
   std::string prompt;              // of the sample at the end
   std::vector<std::string> parts;  // of the data, described, if there are several
   std::string first_learned;       // of the data

@@ -1,17 +1,14 @@
-// What forward keeps for backward, by layer, chunk and kind:
+// What forward keeps for backward, by layer, chunk and part of the layer (memory/schedule.h). From everything in near memory,
+// full-memory backpropagation, to the inputs of layers alone, which is checkpointing and StreamBP, every set is possible.
 //
-//   input          of a layer: its rows of the residual stream
-//   attention      outputs of attention and the log-sum-exp of its scores, so that backward need not repeat it
-//   activations    everything, with K and V of the layer: full mode, where the whole stream is one chunk
-//
-// Layers below `first`, which backward does not reach, keep nothing. Where the inputs of layers are not kept in near memory,
-// all layers work in place, in one matrix; far memory gets a chunk as soon as it is computed.
+// Layers below `first`, which backward does not reach, keep nothing. Where the input of a layer is not kept in near memory,
+// the layer works in place, in one matrix; far memory gets a chunk as soon as it is computed.
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "memory/kept_rows.h"
-#include "memory/schedule.h"
 #include "model/activations.h"
 
 namespace streambp {
@@ -28,27 +25,24 @@ class KeptValues {
         rows_({0, division.rows}, {0, division.own()}),
         ranks_(ranks),
         first_(first),
-        everything_(schedule.keep == Keep::activations),
+        sets_(schedule.kept),
         residual_(allocate<T>(dev, division.own(), c.hidden, Kind::saved)),
-        inputs_(dev, input_shape(division, schedule), KeptRows<Device, T>::Reading::first_to_last_and_back),
-        attended_(dev, attention_shape(division, schedule, c.q_width())),
-        lse_(dev, attention_shape(division, schedule, c.heads)),
-        leaving_(inputs_.far() ? chunks(division, schedule.chunk).size() : 0),
+        inputs_(dev, shape(division, schedule, Part::input, c.hidden, View::own_rows)),
+        leaving_(inputs_.any_far() ? chunks(division, schedule.chunk).size() : 0),
         layers_(static_cast<std::size_t>(c.layers)) {
-    require(!everything_ || (schedule.inputs == Place::near && schedule.attention == Place::nowhere),
-            "full mode keeps all activations in near memory; use stream mode");
+    Activations<T> none;
+    for_each_activation(c, ranks.size, none, [&]<class M>(Part part, Matrix<M>&, Index columns, View view) {
+      list<M>().emplace_back(dev, shape(division, schedule, part, columns, view));
+    });
   }
 
   // Allocates what a layer keeps. Returns the memory for its input.
   Matrix<T> open(Index layer) {
-    Layer& opened = at(layer) = {dev_.arena.mark(), dev_.far.mark(), {}, {}};
+    Layer& opened = at(layer) = {dev_.arena.mark(), dev_.far.mark()};
     inputs_.open(layer);
-    if (has_activations(layer)) {
-      opened.keys_values = allocate_keys_values<T>(dev_, c_, rows_.all.size(), ranks_.size);
-      opened.activations = allocate_activations<T>(dev_, c_, rows_, ranks_);
-    }
-    attended_.open(layer), lse_.open(layer);
-    return inputs_.keeps(layer) && !inputs_.far() ? inputs_.whole(layer) : residual_;
+    if (parts(layer).have(Part::keys_values)) opened.keys_values = allocate_keys_values();
+    for_each([&](auto& kept) { kept.open(layer); });
+    return inputs_.near(layer) ? inputs_.whole(layer) : residual_;
   }
   // Frees it, and all layers that were opened later.
   void close(Index layer) { dev_.arena.release(at(layer).mark), dev_.far.release(at(layer).far_mark); }
@@ -58,57 +52,78 @@ class KeptValues {
   Matrix<T> output() const { return residual_; }  // of the last layer
   // Call when these rows of a layer's input are computed, in the matrix of open(layer).
   void finish_input(Index layer, const DividedRows& chunk) {
-    if (inputs_.far() && inputs_.keeps(layer))
-      leaving_[chunk.number] = inputs_.put(layer, chunk.number, residual_.slice(chunk.own));
+    if (inputs_.far(layer)) leaving_[chunk.number] = inputs_.put(layer, chunk.number, residual_.slice(chunk.own));
   }
-  // Backward reads them twice: first to last for K and V, then last to first.
+  // Backward reads them last to first; first to last before that, if it computes K and V again.
   Matrix<T> input(Index layer, const DividedRows& chunk) { return inputs_.take(layer, chunk.number); }
 
-  // --- A layer's activations, kept or in the caller's scope ---
+  // --- A layer's activations ---
 
-  bool has_activations(Index layer) const { return everything_ && layer >= first_; }
-  bool has_attention(Index layer) const { return attended_.keeps(layer); }
+  const KeptParts& parts(Index layer) const { return layer < first_ ? nothing_ : sets_.of(layer); }
 
+  // K and V of the layer, kept or in the caller's scope.
   KeysValues<T> memory_of_keys_values(Index layer) {
-    return has_activations(layer) ? at(layer).keys_values
-                                  : allocate_keys_values<T>(dev_, c_, rows_.all.size(), ranks_.size);
+    return parts(layer).have(Part::keys_values) ? at(layer).keys_values : allocate_keys_values();
   }
   // Forward: memory for a chunk's activations. Call finish_chunk when they and the layer's output are computed.
   Activations<T> begin_chunk(Index layer, const DividedRows& chunk) {
-    if (inputs_.far()) leaving_[chunk.number].wait();  // the output may replace the input's rows
-    return activations(layer, chunk, {attended_.begin(layer, chunk.number), lse_.begin(layer, chunk.number)});
+    if (inputs_.any_far()) leaving_[chunk.number].wait();  // the output may replace the input's rows
+    return with_memory(chunk, [&](auto& kept) { return kept.begin(layer, chunk.number); });
   }
   void finish_chunk(Index layer, const DividedRows& chunk) {
     finish_input(layer + 1, chunk);
-    attended_.finish(layer, chunk.number), lse_.finish(layer, chunk.number);
+    for_each([&](auto& kept) { kept.finish(layer, chunk.number); });
   }
   // Backward: what is kept of them, and memory for the rest.
   Activations<T> take_chunk(Index layer, const DividedRows& chunk) {
-    return activations(layer, chunk, {attended_.take(layer, chunk.number), lse_.take(layer, chunk.number)});
+    return with_memory(chunk, [&](auto& kept) { return kept.take(layer, chunk.number); });
   }
 
  private:
   struct Layer {
     Arena::Mark mark, far_mark;
-    KeysValues<T> keys_values;
-    Activations<T> activations;
+    KeysValues<T> keys_values = {};
   };
-  Activations<T> activations(Index layer, const DividedRows& chunk, const AttentionOutput<T>& attention) {
-    return has_activations(layer) ? at(layer).activations : allocate_activations<T>(dev_, c_, chunk, ranks_, attention);
-  }
   Layer& at(Index layer) { return layers_[static_cast<std::size_t>(layer)]; }
 
-  KeptShape input_shape(const Division& division, const Schedule& schedule) const {
-    std::vector<Rows> rows;
-    for (const DividedRows& chunk : chunks(division, schedule.chunk)) rows.push_back(chunk.own);
-    const Place place = schedule.keep == Keep::nothing ? Place::nowhere : schedule.inputs;
-    return {std::move(rows), c_.hidden, c_.layers, first_, Kind::saved, place};
+  KeysValues<T> allocate_keys_values() {
+    return streambp::allocate_keys_values<T>(dev_, c_, rows_.all.size(), ranks_.size);
   }
-  // Ranks that share a stream have all rows of their heads.
-  KeptShape attention_shape(const Division& division, const Schedule& schedule, Index width) const {
-    std::vector<Rows> rows;
-    for (const DividedRows& chunk : chunks(division, schedule.chunk)) rows.push_back(chunk.all);
-    return {std::move(rows), width / ranks_.size, c_.layers, first_, Kind::attention, schedule.attention};
+
+  // Activations with the matrices that matrix_of(kept) returns, and memory for the others.
+  template <class F>
+  Activations<T> with_memory(const DividedRows& chunk, F&& matrix_of) {
+    Activations<T> a;
+    std::size_t value = 0, sum = 0;
+    for_each_activation(c_, ranks_.size, a, [&]<class M>(Part, Matrix<M>& matrix, Index, View) {
+      matrix = matrix_of(list<M>()[std::is_same_v<M, T> ? value++ : sum++]);
+    });
+    return allocate_activations<T>(dev_, c_, chunk, ranks_, a);
+  }
+  template <class F>
+  void for_each(F&& f) {
+    for (auto& kept : values_) f(kept);
+    for (auto& kept : sums_) f(kept);
+  }
+  // The kept matrices of this type.
+  template <class M>
+  auto& list() {
+    if constexpr (std::is_same_v<M, T>) {
+      return values_;
+    } else {
+      return sums_;
+    }
+  }
+
+  KeptShape shape(const Division& division, const Schedule& schedule, Part part, Index columns, View view) const {
+    KeptShape result = {{}, columns, part == Part::input ? Kind::saved : Kind::kept, {}};
+    for (const DividedRows& chunk : chunks(division, schedule.chunk))
+      result.chunks.push_back(view == View::own_rows ? chunk.own : chunk.all);
+    for (Index layer = 0; layer < c_.layers; ++layer) {
+      result.places.push_back(parts(layer).place(part));
+      result.read_twice.push_back(part == Part::input && !parts(layer).have(Part::keys_values));
+    }
+    return result;
   }
 
   Device& dev_;
@@ -116,11 +131,13 @@ class KeptValues {
   const DividedRows rows_;
   const Group ranks_;
   const Index first_;
-  const bool everything_;
+  const KeptParts nothing_ = KeptParts::nothing();
+  const KeptSets sets_;
   const Matrix<T> residual_;
-  KeptRows<Device, T> inputs_, attended_;
-  KeptRows<Device, A> lse_;
-  std::vector<PendingCopy> leaving_;  // of each chunk of inputs
+  KeptRows<Device, T> inputs_;
+  std::deque<KeptRows<Device, T>> values_;  // the matrices of activations
+  std::deque<KeptRows<Device, A>> sums_;    // those in the type of sums
+  std::vector<PendingCopy> leaving_;        // of each chunk of inputs
   std::vector<Layer> layers_;
 };
 

@@ -1,7 +1,8 @@
-// The settings of the walk: how many rows go through a layer at a time, and what is kept for backward, and where.
+// The settings of the walk: how many rows go through a layer at a time, and what each layer keeps for backward, and where.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "kernels/base/far.h"
@@ -9,25 +10,87 @@
 
 namespace streambp {
 
-// What stays in memory between forward and backward. `nothing` is for forward only.
-enum class Keep { nothing, inputs, activations };
+// What backward reads of a layer's forward pass. The input is always kept, or backward could not begin. Of the others, each is
+// kept or computed again; model/activations.h says which matrices belong to it.
+enum class Part {
+  input,
+  keys_values,
+  queries,
+  attention,
+  mixer_output,
+  gate_up,
+  feed_forward_output,
+  activated,
+  normed,
+  count
+};
+inline constexpr std::size_t kParts = static_cast<std::size_t>(Part::count);
+inline constexpr std::array<const char*, kParts> kPartNames = {
+    "inputs",  "keys-values",         "queries",   "attention", "mixer-output",
+    "gate-up", "feed-forward-output", "activated", "normed"};
+
+// Where a layer keeps each part.
+class KeptParts {
+ public:
+  constexpr explicit KeptParts(Place place) { places_.fill(place); }
+  constexpr static KeptParts nothing() { return KeptParts(Place::nowhere); }
+  constexpr static KeptParts everything() { return KeptParts(Place::near); }
+  constexpr static KeptParts inputs(Place place = Place::near) { return nothing().with(Part::input, place); }
+
+  constexpr Place place(Part part) const { return places_[static_cast<std::size_t>(part)]; }
+  constexpr bool have(Part part) const { return place(part) != Place::nowhere; }
+  constexpr KeptParts with(Part part, Place place = Place::near) const {
+    KeptParts result = *this;
+    result.places_[static_cast<std::size_t>(part)] = place;
+    return result;
+  }
+
+  bool operator==(const KeptParts&) const = default;
+
+ private:
+  std::array<Place, kParts> places_;
+};
+
+// The same for every layer of a model.
+class KeptSets {
+ public:
+  KeptSets(const KeptParts& all = KeptParts::inputs()) : all_(all) {}
+
+  const KeptParts& of(Index layer) const { return layers_.empty() ? all_ : layers_[static_cast<std::size_t>(layer)]; }
+  KeptSets with(Part part, Place place = Place::near) const {
+    KeptSets result = all_.with(part, place);
+    for (const KeptParts& layer : layers_) result.layers_.push_back(layer.with(part, place));
+    return result;
+  }
+  // In one of a model's layers.
+  KeptSets with(Index layer, Index layers, Part part, Place place = Place::near) const {
+    KeptSets result = *this;
+    result.layers_.resize(static_cast<std::size_t>(layers), all_);
+    KeptParts& parts = result.layers_[static_cast<std::size_t>(layer)];
+    parts = parts.with(part, place);
+    return result;
+  }
+
+  bool operator==(const KeptSets&) const = default;
+
+ private:
+  KeptParts all_;
+  std::vector<KeptParts> layers_;
+};
 
 // Where a step keeps its data.
 struct Places {
-  Place inputs = Place::near;     // saved inputs of layers
-  Place optimizer = Place::near;  // the optimizer's state
-  Place attention = Place::nowhere;
+  Place inputs = Place::near;                            // saved inputs of layers
+  Place optimizer = Place::near;                         // the optimizer's state
   Place weights = Place::near, gradients = Place::near;  // the matrices of layers
 
   bool operator==(const Places&) const = default;
 };
 
 struct Schedule {
-  Keep keep;
+  KeptSets kept;
   Index chunk;       // rows of a layer's activations that exist at once, a multiple of kTile
   Index head_chunk;  // rows of logits that exist at once
-  Place inputs = Place::near;
-  Place attention = Place::nowhere;  // attention's outputs; with Keep::inputs only
 
   // Chunks of whole tiles of this rank, as many for every lane.
   Schedule in_whole_tiles(const Division& d) const {
@@ -40,9 +103,11 @@ struct Schedule {
     return result;
   }
 
-  static Schedule full(Index rows) { return {Keep::activations, round_up(rows, kTile), round_up(rows, kTile)}; }
-  static Schedule checkpoint(Index rows) { return {Keep::inputs, round_up(rows, kTile), round_up(rows, kTile)}; }
-  static Schedule stream(Index chunk, Index head_chunk) { return {Keep::inputs, chunk, head_chunk}; }
+  static Schedule full(Index rows) { return {KeptParts::everything(), round_up(rows, kTile), round_up(rows, kTile)}; }
+  static Schedule checkpoint(Index rows) { return {KeptParts::inputs(), round_up(rows, kTile), round_up(rows, kTile)}; }
+  static Schedule stream(Index chunk, Index head_chunk, const KeptSets& kept = KeptParts::inputs()) {
+    return {kept, chunk, head_chunk};
+  }
 };
 
 // The chunks of a stream, first to last.

@@ -1,6 +1,7 @@
 // The activations of one layer for one chunk of rows.
 #pragma once
 
+#include "memory/schedule.h"
 #include "model/feed_forward.h"
 #include "model/softmax_attention.h"
 
@@ -18,37 +19,49 @@ struct Activations {
   Matrix<T> feed_forward_output;  // only with post-norms
 };
 
+// Which rows a matrix of a chunk has: this rank's, with all heads, or all rows, with this rank's heads.
+enum class View { own_rows, all_rows };
+
+// The matrices of a chunk's activations, by part. Calls f(part, matrix, columns, view).
+template <class T, class F>
+void for_each_activation(const Config& c, Index ranks, Activations<T>& a, F&& f) {
+  using enum Part;
+  AttentionActivations<T>& m = a.mixer;
+  const auto own = [&](Part part, Matrix<T>& matrix, Index columns) { f(part, matrix, columns, View::own_rows); };
+  own(normed, a.mixer_input, c.hidden);
+  if (c.has_qk_norm()) own(queries, m.k_projected, c.kv_width()), own(queries, m.q_projected, c.q_width());
+  f(c.has_qk_norm() ? normed : queries, m.q.heads, c.q_width() / ranks, View::all_rows);
+  f(attention, m.attended.heads, c.q_width() / ranks, View::all_rows);
+  f(attention, m.lse, c.heads / ranks, View::all_rows);
+  if (c.post_norms) own(mixer_output, a.mixer_output, c.hidden);
+  own(c.post_norms ? normed : mixer_output, a.middle, c.hidden);
+  own(normed, a.feed_forward_input, c.hidden);
+  if (c.gated()) own(gate_up, a.feed_forward.gate, c.mlp);
+  own(gate_up, a.feed_forward.up, c.mlp);
+  own(activated, a.feed_forward.activated, c.mlp);
+  if (c.post_norms) own(feed_forward_output, a.feed_forward_output, c.hidden);
+}
+
 // Only the activations that K and V are computed from.
 template <class T, class Device>
 Activations<T> allocate_key_value_activations(Device& dev, const Config& c, Index rows) {
-  auto matrix = [&](Index cols) { return allocate<T>(dev, rows, cols, Kind::chunk); };
   Activations<T> a;
-  a.mixer_input = matrix(c.hidden);
-  if (c.has_qk_norm()) a.mixer.k_projected = matrix(c.kv_width());
+  a.mixer_input = allocate<T>(dev, rows, c.hidden, Kind::chunk);
+  if (c.has_qk_norm()) a.mixer.k_projected = allocate<T>(dev, rows, c.kv_width(), Kind::chunk);
   return a;
 }
 
-// kept: attention's outputs, if they are kept elsewhere
+// Memory for the activations of a chunk, but for those that are kept elsewhere.
 template <class T, class Device>
 Activations<T> allocate_activations(Device& dev, const Config& c, const DividedRows& rows, const Group& ranks = {},
-                                    const AttentionOutput<T>& kept = {}) {
-  auto matrix = [&](Index cols) { return allocate<T>(dev, rows.own.size(), cols, Kind::chunk); };
+                                    const Activations<T>& kept = {}) {
+  Activations<T> a = kept;
+  for_each_activation(c, ranks.size, a, [&]<class M>(Part, Matrix<M>& matrix, Index columns, View view) {
+    const Index n = view == View::own_rows ? rows.own.size() : rows.all.size();
+    if (!matrix) matrix = allocate<M>(dev, n, columns, Kind::chunk);
+  });
   HeadExchange exchange(dev, ranks);
-  Activations<T> a = allocate_key_value_activations<T>(dev, c, rows.own.size());
-  AttentionActivations<T>& m = a.mixer;
-  if (c.has_qk_norm()) m.q_projected = matrix(c.q_width());
-  m.q = exchange.with_heads(matrix(c.q_width()), rows.all.size());
-  const bool is_kept = static_cast<bool>(kept.lse);
-  m.attended = exchange.with_rows(
-      is_kept ? kept.attended : allocate<T>(dev, rows.all.size(), exchange.share(c.q_width()), Kind::chunk),
-      rows.own.size());
-  m.lse = is_kept ? kept.lse : allocate<Accumulator<T>>(dev, rows.all.size(), exchange.share(c.heads), Kind::chunk);
-  if (c.post_norms) a.mixer_output = matrix(c.hidden), a.feed_forward_output = matrix(c.hidden);
-  a.middle = matrix(c.hidden);
-  a.feed_forward_input = matrix(c.hidden);
-  if (c.gated()) a.feed_forward.gate = matrix(c.mlp);
-  a.feed_forward.up = matrix(c.mlp);
-  a.feed_forward.activated = matrix(c.mlp);
+  for (Exchanged<T>* m : {&a.mixer.q, &a.mixer.attended}) *m = exchange.with_rows(m->heads, rows.own.size());
   return a;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/activation.cuh"
+#include "memory/schedule.h"
 #include "model/linear.h"
 #include "model/parameters.h"
 
@@ -23,10 +24,13 @@ class FeedForward {
 
   FeedForward(Device& dev, const Config& c, const Layer<T>& weights) : dev(dev), c(c), w(weights) {}
 
-  void forward(const FeedForwardActivations<T>& a, Matrix<T> x) {
-    if (c.gated()) linear(dev, a.gate, x, w.gate);
-    linear(dev, a.up, x, w.ups());
-    activation(dev, c.mlp_kind, a.activated, a.gate, a.up);
+  // What is kept is not computed again.
+  void forward(const FeedForwardActivations<T>& a, Matrix<T> x, const KeptParts& kept = KeptParts::nothing()) {
+    if (!kept.have(Part::gate_up)) {
+      if (c.gated()) linear(dev, a.gate, x, w.gate);
+      linear(dev, a.up, x, w.ups());
+    }
+    if (!kept.have(Part::activated)) activation(dev, c.mlp_kind, a.activated, a.gate, a.up);
   }
 
   // Returns dx, and adds to the gradients of the weights.

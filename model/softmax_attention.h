@@ -12,6 +12,7 @@
 #include "kernels/cached_attention.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
+#include "memory/schedule.h"
 #include "model/linear.h"
 #include "model/parameters.h"
 #include "model/stream.h"
@@ -70,9 +71,6 @@ struct AttentionChunk {
   AttentionActivations<T> a;
 };
 
-// Whether attention's outputs are computed, or kept since forward.
-enum class AttentionOutputs { computed, kept };
-
 template <class Device, class T>
 class SoftmaxAttention {
  public:
@@ -119,8 +117,8 @@ class SoftmaxAttention {
     exchange.to_heads(k), exchange.to_heads(v);
   }
 
-  void attend(const AttentionChunk<T>& chunk, AttentionOutputs outputs = AttentionOutputs::computed) {
-    if (outputs == AttentionOutputs::computed) attention(dev, output_of(chunk), input_of(chunk), span(chunk));
+  void attend(const AttentionChunk<T>& chunk, const KeptParts& kept = KeptParts::nothing()) {
+    if (!kept.have(Part::attention)) attention(dev, output_of(chunk), input_of(chunk), span(chunk));
     exchange.to_rows(chunk.a.attended);
   }
 
@@ -131,11 +129,12 @@ class SoftmaxAttention {
     cached_attention(dev, AttentionOutput<T>{a.attended.rows, a.lse}, {a.q.rows, cache.k, cache.v}, rows, shape);
   }
 
-  // Repeats forward as far as backward needs it. K and V exist already.
-  void recompute(const AttentionChunk<T>& chunk, AttentionOutputs outputs) {
-    if (c.has_qk_norm()) project_one(chunk.a.k_projected, chunk.x, w.keys(), chunk.at.positions, frequencies.keys);
-    queries(chunk.a, chunk.x, chunk.at.positions);
-    attend(chunk, outputs);
+  // Repeats forward as far as backward needs it, and as far as it is not kept. K and V exist already.
+  void recompute(const AttentionChunk<T>& chunk, const KeptParts& kept) {
+    if (c.has_qk_norm() && !kept.have(Part::queries))
+      project_one(chunk.a.k_projected, chunk.x, w.keys(), chunk.at.positions, frequencies.keys);
+    queries(chunk.a, chunk.x, chunk.at.positions, kept);
+    attend(chunk, kept);
   }
 
   // --- Backward ---
@@ -161,9 +160,11 @@ class SoftmaxAttention {
   }
 
  private:
-  void queries(const AttentionActivations<T>& a, Matrix<T> x, Matrix<const std::int32_t> positions) {
+  void queries(const AttentionActivations<T>& a, Matrix<T> x, Matrix<const std::int32_t> positions,
+               const KeptParts& kept = KeptParts::nothing()) {
     const Matrix<T> projected = c.has_qk_norm() ? a.q_projected : a.q.rows;
-    project_one(projected, x, w.q, positions, frequencies.queries);
+    if (!kept.have(Part::queries)) project_one(projected, x, w.q, positions, frequencies.queries);
+    if (kept.have(c.has_qk_norm() ? Part::normed : Part::queries)) return;
     norm_and_rope(a.q.rows, projected, w.q_norm, positions, frequencies.queries);
     exchange.to_heads(a.q);
   }

@@ -40,6 +40,7 @@ struct Task {
   OptimizerKind optimizer = OptimizerKind::adamw;
   Objective objective = {};
   Places places = {};
+  KeptSets kept = {};
 };
 
 // Two steps on a device with exactly the planned memory.
@@ -52,7 +53,7 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   s.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
   s.device = Device::kind, s.tile = kTile, s.wide_gradient = sizeof(G) > sizeof(T);
   s.optimizer = task.optimizer, s.objective = task.objective, s.ranks = ranks;
-  s.micro_batches = static_cast<Index>(task.batches.size()), s.places = task.places;
+  s.micro_batches = static_cast<Index>(task.batches.size()), s.places = task.places, s.kept = task.kept;
   const Schedule schedule = schedule_for(task.mode, s, own, task.chunk);
   const Usage planned = plan(s, rows, schedule);
   Device dev(planned.capacity(), device_settings...);

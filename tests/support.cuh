@@ -77,7 +77,7 @@ QuantisedMoments no_moments(Device& dev, Index rows, Index cols) {
 }
 
 inline Schedule with_far_inputs(Schedule schedule) {
-  schedule.inputs = Place::far;
+  schedule.kept = schedule.kept.with(Part::input, Place::far);
   return schedule;
 }
 

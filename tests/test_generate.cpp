@@ -37,7 +37,7 @@ struct Subject {
     dev.upload(stream.tokens, batch.tokens.data());
     dev.upload(stream.positions, batch.positions.data());
     dev.upload(stream.key_begin, batch.key_begin.data());
-    Walk<Cpu, T> walk(dev, model, stream, {Keep::nothing, kTile, kTile}, {});
+    Walk<Cpu, T> walk(dev, model, stream, {KeptParts::nothing(), kTile, kTile}, {});
     return Head<Cpu, T>(dev, model.config, model.weights).logits(walk.forward());
   }
 };

@@ -50,7 +50,7 @@ void expect_golden_case(const std::string& name, double tolerance) {
   Trainer<Cpu, T> trainer(dev, golden.config, batch.size(), OptimizerKind::none);
   golden.weights()(dev, trainer.model);
   trainer.load(batch);
-  Walk<Cpu, T> walk(dev, trainer.model, trainer.view, {Keep::nothing, kTile, kTile}, {});
+  Walk<Cpu, T> walk(dev, trainer.model, trainer.view, {KeptParts::nothing(), kTile, kTile}, {});
   const Matrix<T> computed = Head<Cpu, T>(dev, golden.config, trainer.model.weights).logits(walk.forward());
   for (std::size_t i = 0; i < logits.size(); ++i) {
     ASSERT_NEAR(

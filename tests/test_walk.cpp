@@ -10,6 +10,7 @@ const Lengths kDocuments = sized<Lengths>({5, 300, 1, 220, 60, 37}, {5, 270, 1, 
 class EveryFamily : public testing::TestWithParam<Family> {};
 INSTANTIATE_TEST_SUITE_P(Walk, EveryFamily, testing::ValuesIn(walked_families()), PrintFamily());
 
+// Every mode, and every way to keep parts of layers.
 std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
   std::vector<std::pair<std::string, Schedule>> schedules = {{"full", Schedule::full(rows)},
                                                              {"checkpoint", Schedule::checkpoint(rows)}};
@@ -19,12 +20,19 @@ std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
   }
   schedules.push_back({"stream by one tile, head by two", Schedule::stream(kTile, 2 * kTile)});
   for (Index tiles : sized<Lengths>({1, 2}, {1})) {
-    const Schedule near = Schedule::stream(tiles * kTile, kTile);
-    for (const auto& [inputs, attention] :
-         {std::pair(Place::far, Place::nowhere), {Place::near, Place::near}, {Place::far, Place::far}}) {
-      schedules.push_back({"far or kept, by " + std::to_string(tiles * kTile), near});
-      schedules.back().second.inputs = inputs, schedules.back().second.attention = attention;
-    }
+    const auto add = [&](const std::string& kept, const KeptSets& sets) {
+      schedules.push_back(
+          {kept + ", by " + std::to_string(tiles * kTile), Schedule::stream(tiles * kTile, kTile, sets)});
+    };
+    add("inputs far", KeptParts::inputs(Place::far));
+    add("everything", KeptParts::everything());
+    add("all that can be far", KeptParts(Place::far));
+  }
+  // Each part alone, in the last layer, and without it all others.
+  for (std::size_t i = 1; i < kParts; ++i) {
+    const auto part = static_cast<Part>(i);
+    const KeptSets others = KeptParts::everything().with(part, Place::nowhere);
+    schedules.push_back({std::string("without ") + kPartNames[i], Schedule::stream(kTile, kTile, others)});
   }
   return schedules;
 }

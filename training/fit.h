@@ -1,20 +1,23 @@
-// Chooses the chunk and what goes to far memory: of what fits, the step with the least predicted time.
+// Chooses the chunk, what backward finds kept, and what goes to far memory: of what fits, the step with the least predicted
+// time.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "training/plan.h"
 
 namespace streambp {
 
-// The share of the rate of large matrix products that the rest of a step reaches: measured on a CPU (docs/devices.md),
-// where attention, norms and small products are slower.
-constexpr double kEfficiency = 0.82;
+// The share of the rate of large matrix products that the products of a step reach, and the share of the rate of a copy
+// that norms, activations and the like reach: measured on a CPU (docs/devices.md).
+constexpr double kEfficiency = 0.92, kCopyEfficiency = 0.75;
 
 // How fast a machine is.
 struct Rates {
   double matmul;       // FLOP/s of large matrix products
   double attention;    // FLOP/s of attention
+  double memory;       // bytes per second that a copy within memory reads and writes
   double far;          // bytes per second to or from far memory
   double far_streams;  // 2 if both directions can have this rate at once
   double link = 50e9;  // bytes per second that a rank sends
@@ -22,8 +25,8 @@ struct Rates {
 // Orders of magnitude, for choices that must not depend on a measurement. For a GPU, those of an H100 on PCIe 5; attention
 // uses mma.sync there, whose best kernels reach about these rates. `bench --profile` measures the true ones.
 inline Rates usual_rates(DeviceKind device, Index head_dim) {
-  if (device == DeviceKind::cpu) return {400e9, kEfficiency * 400e9, 1e9, 1};
-  return {600e12, head_dim <= 64 ? 200e12 : head_dim <= 128 ? 300e12 : 150e12, 25e9, 2};
+  if (device == DeviceKind::cpu) return {400e9, 0.82 * 400e9, 35e9, 1e9, 1};
+  return {600e12, head_dim <= 64 ? 200e12 : head_dim <= 128 ? 300e12 : 150e12, 2.8e12, 25e9, 2};
 }
 
 // The predicted time of a step. What is saved for backward, and weights for a layer, are copied beside the computation.
@@ -35,34 +38,35 @@ struct Seconds {
 Seconds predict(const Usage& usage, const Rates& rates);
 
 // The places that need the least near memory, among those that options allow: all that can be far is far.
-inline Places smallest(const std::vector<Places>& places) {
-  Places result = places.front();
-  for (const Places& p : places)
-    if (p.attention == result.attention) result = p;
-  return result;
-}
+inline const Places& smallest(const std::vector<Places>& places) { return places.back(); }
 
-// Rows per chunk, 0 if nothing fits.
-struct Fit {
-  Index chunk = 0;
-  Places places = {};
-};
-
-// Which chunks to try, in stream mode. Beyond the default, a larger one saves little time.
+// Which chunks to try, in stream mode: of more rows than the default, only one that is given.
 struct ChunkRange {
   Index least, most;
 };
 inline ChunkRange exactly(Index chunk) { return {chunk, chunk}; }
 inline ChunkRange up_to(Index chunk) { return {0, chunk}; }
 
+// Which parts of a layer, beside its input, to keep: always the same, or what saves the most time in the memory there is.
+struct KeptChoice {
+  std::optional<KeptSets> exactly = {};
+  bool far = false;  // or may be in far memory
+};
+
 // What a step may use.
 struct Allowed {
   ChunkRange chunks;
   Capacity budget;
   std::vector<Places> places;  // near memory first
+  KeptChoice kept = {};
 };
 
-// Of what has about the same predicted time, prefers the larger chunk, up to the default, and then near memory.
+// The chosen step. Chunk 0: nothing fits.
+struct Fit {
+  Index chunk = 0;
+  Places places = {};
+  KeptSets kept = {};
+};
 Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, const Rates& rates);
 
 }  // namespace streambp

@@ -15,10 +15,14 @@ Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Ind
     Plan dev(s.device, s.tile);
     Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places}, s.objective, s.ranks);
     trainer.plan_step(micro_batches, schedule, s.optimizer, s.documents);
+    const auto total = [&](std::string_view start, double Work::*what) { return total_of(start, what, dev.work()); };
+    const double bytes_of_products = total("matmul", &Work::bytes) + total("attention", &Work::bytes);
     return {dev.arena.peak(),
             dev.arena.peak_by_kind(),
             dev.flops(),
-            total_of("attention", &Work::flops, dev.work()),
+            total("matmul", &Work::flops),
+            total("attention", &Work::flops),
+            total("", &Work::bytes) - bytes_of_products,
             dev.sent(),
             dev.far.peak(),
             dev.far.peak_by_kind(),
@@ -47,11 +51,12 @@ Usage plan(const StepSettings& s, Index rows, const Schedule& schedule) {
   Usage usage = plan_step(s, rows, schedule, two_rounds(s));
   if (const Index more = (s.micro_batches - two_rounds(s)) / s.ranks.streams(); more > 0) {
     const Usage next = plan_step(s, rows, schedule, two_rounds(s) + s.ranks.streams());
-    usage.flops += static_cast<double>(more) * (next.flops - usage.flops);
-    usage.attention_flops += static_cast<double>(more) * (next.attention_flops - usage.attention_flops);
-    usage.sent += static_cast<double>(more) * (next.sent - usage.sent);
+    const auto add = [&](double& sum, double of_next) { sum += static_cast<double>(more) * (of_next - sum); };
+    for (double Usage::*of :
+         {&Usage::flops, &Usage::matmul_flops, &Usage::attention_flops, &Usage::moved, &Usage::sent})
+      add(usage.*of, next.*of);
     for (std::size_t kind = 0; kind < usage.far_traffic.size(); ++kind)
-      usage.far_traffic[kind] += static_cast<double>(more) * (next.far_traffic[kind] - usage.far_traffic[kind]);
+      add(usage.far_traffic[kind], next.far_traffic[kind]);
   }
   return usage;
 }

@@ -10,7 +10,8 @@ namespace streambp {
 struct Usage {
   std::size_t peak = 0;
   Bytes by_kind{};
-  double flops = 0, attention_flops = 0;
+  double flops = 0, matmul_flops = 0, attention_flops = 0;
+  double moved = 0;     // bytes that all other operations read and write
   double sent = 0;      // bytes to other ranks
   std::size_t far = 0;  // peak of far memory
   Bytes far_by_kind{};

@@ -53,6 +53,7 @@ struct StepSettings {
   DeviceKind device = DeviceKind::cpu;
   Ranks ranks = {};
   Places places = {};
+  KeptSets kept = {};  // for backward, in checkpoint and stream mode
 };
 
 // Calls f.operator()<T, G>() with the types of weights and gradient.
@@ -90,7 +91,7 @@ inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk
 }
 inline Schedule schedule_for(Mode mode, const StepSettings& s, Index rows, Index chunk) {
   Schedule schedule = schedule_for(mode, s.config, rows, chunk, s.tile, s.dtype);
-  if (schedule.keep == Keep::inputs) schedule.inputs = s.places.inputs, schedule.attention = s.places.attention;
+  if (mode != Mode::full) schedule.kept = s.kept.with(Part::input, s.places.inputs);
   return schedule;
 }
 

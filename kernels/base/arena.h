@@ -13,10 +13,10 @@
 namespace streambp {
 
 // What memory is used for. `streambp plan` breaks the peak down by kind.
-enum class Kind { weights, gradients, optimizer, stream, saved, keys_values, chunk, logits, sums, attention, count };
+enum class Kind { weights, gradients, optimizer, stream, saved, keys_values, chunk, logits, sums, kept, count };
 inline constexpr std::array<const char*, static_cast<int>(Kind::count)> kKindNames = {
     "weights",         "gradients",         "optimizer", "token stream",          "saved layer inputs",
-    "keys and values", "chunk activations", "logits",    "float32 gradient sums", "attention outputs"};
+    "keys and values", "chunk activations", "logits",    "float32 gradient sums", "kept activations"};
 template <class T>
 using ByKind = std::array<T, static_cast<int>(Kind::count)>;
 using Bytes = ByKind<std::size_t>;

@@ -153,7 +153,8 @@ class Certificate {
 
   Result far(std::string& what) {
     StepSettings settings = s_.settings;
-    settings.places = {Place::far, Place::near, Place::far, Place::far, Place::far};
+    settings.places = {Place::far, Place::near, Place::far, Place::far};
+    settings.kept = KeptSets().with(Part::attention, Place::far).with(Part::gate_up);
     const bool four_bits = settings.config.base == Base::nf4;
     if (four_bits) settings.places.weights = Place::near;
     what = std::string("gradient with ") + (four_bits ? "" : "weights, ") +
