@@ -25,13 +25,17 @@
 // (memory/sums.h), and weights in shards come from all ranks (memory/weights.h). A rank without a micro-batch walks an
 // empty stream: it has no chunks, but takes part in every exchange.
 //
-// Other orders are possible. A step of backward, a cell (layer, chunk), needs the cell of the layer above, all later chunks
-// of its own layer, and the layer's K and V of earlier rows; every order that respects this gives the same bits. Layer by
-// layer keeps the inputs of all layers and K, V, dK, dV of one. Chunk by chunk through all layers would keep K, V, dK, dV
-// and the gradient sums of all layers, and layer inputs of one chunk.
+// The order. A step of backward, a cell (layer, chunk), needs the cell of the layer above, all later chunks of its own layer,
+// and the layer's K and V of earlier rows; every order that respects this gives the same bits. The stream is cut into blocks
+// of rows. A block goes through all layers, layer by layer, and blocks go last to first:
+//
+//   one block         layer by layer: keeps the inputs of all layers for all rows; K, V, dK, dV of one layer
+//   several blocks    keep the inputs for one block; K, V, dK, dV and the gradient sums of all layers (memory/summaries.h).
+//                     Before backward, each block but the last goes through all layers once more, for K and V
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "memory/kept.h"
 #include "memory/sums.h"
@@ -53,10 +57,7 @@ class Walk {
         frequencies(c),
         weights(dev, model),
         stream(stream),
-        division(stream.division),
-        schedule(schedule.in_whole_tiles(division)),
-        chunks(streambp::chunks(division, this->schedule.chunk)),
-        head_chunks(streambp::chunks(division, this->schedule.head_chunk)),
+        schedule(schedule.in_whole_tiles(stream.division)),
         ranks(ranks) {}
 
   // Adds the gradient of the loss to the step's gradient, which is allocated and zeroed on first use, and writes logp.
@@ -65,116 +66,139 @@ class Walk {
   template <class G>
   void gradient(const StepGradient<G>& step, const TokenWeights<A>& w, Matrix<A> logp,
                 const std::function<void()>& weigh = {}) {
+    using Sums = GradientSums<Device, G>;
     auto scope = dev.scope();
-    const GradientSums<Device, G> sums(dev, c, ranks, step);
-    const EmbeddingIndex rows = stream.embedding_index();
-    Kept kept(dev, c, division, schedule, ranks.sequence, lowest);
-    const Matrix<T> output = forward(kept);
-    if (weigh) {
-      head_forward(output, logp);
-      weigh();
+    const auto blocks = streambp::blocks(stream.division, schedule, stream.longest);
+    Sums sums(dev, c, ranks, step, blocks.size() > 1 ? Sums::Open::all : Sums::Open::one_at_a_time, lowest);
+    const Matrix<T> x =
+        residual_stream();  // of the last layer's output; then of the gradients, down to the first's input
+    Summaries<Device, T> summaries(dev, c, stream, blocks, ranks.sequence, lowest);
+    std::optional<Kept> kept;
+    const auto forward = [&](const Block& block, const KeptSets& sets) {
+      kept.reset();
+      kept.emplace(dev, c, summaries, block, sets, ranks.sequence, lowest, x.slice(block.rows.own));
+      this->forward(*kept);
+    };
+    for (const Block& block : blocks) {
+      forward(block, block.last ? schedule.kept : KeptParts::nothing());
+      if (weigh) head_forward(block, x, logp);
     }
-    const Matrix<T> dx = head_backward(sums, output, w, logp);
-    for (Index l = c.layers - 1; l >= lowest; --l) {
-      layer_backward(l, kept, sums, dx);
-      kept.close(l);
+    if (weigh) weigh();
+    for (const Block& block : last_to_first(blocks)) {
+      if (!block.last) forward(block, schedule.kept);
+      head_backward(block, sums, x, w, logp);
+      for (Index l = c.layers - 1; l >= lowest; --l) {
+        layer_backward(l, *kept, sums, x.slice(block.rows.own));
+        kept->close(l);
+      }
     }
-    auto sum = sums.embedding();
-    if (c.embedding_norm && sum.section.embedding.tokens)
-      embedding_norm_backward(dev, c, dx, rows, weights.take_embedding().weights.embedding);
-    embedding_backward(dev, sum.section.embedding, rows, dx, c.embedding_scale);
-    sum.finish();
+    sums.finish();
+    sums.embedding([&](const Tensors<A>& g) {
+      const EmbeddingIndex rows = stream.embedding_index();
+      if (c.embedding_norm && g.embedding.tokens)
+        embedding_norm_backward(dev, c, x, rows, weights.take_embedding().weights.embedding);
+      embedding_backward(dev, g.embedding, rows, x, c.embedding_scale);
+    });
   }
 
   // The log-probs of the targets, without a gradient.
   void evaluate(Matrix<A> logp) {
     auto scope = dev.scope();
-    head_forward(forward(), logp);
+    head_forward(one_block(), forward(), logp);
   }
 
   // The output of the last layer; nothing is kept for backward.
   Matrix<T> forward() {
-    Kept nothing(dev, c, division, {KeptParts::nothing(), schedule.chunk, schedule.head_chunk}, ranks.sequence, 0);
-    return forward(nothing);
+    const Matrix<T> x = residual_stream();
+    const Block all = one_block();
+    Summaries<Device, T> summaries(dev, c, stream, {all}, ranks.sequence, c.layers);
+    Kept nothing(dev, c, summaries, all, KeptParts::nothing(), ranks.sequence, 0, x);
+    forward(nothing);
+    return x;
   }
 
  private:
-  Matrix<T> forward(Kept& kept) {
+  Matrix<T> residual_stream() { return allocate<T>(dev, stream.size(), c.hidden, Kind::saved); }
+  Block one_block() const {
+    return blocks(stream.division, {schedule.kept, schedule.chunk, schedule.head_chunk}, 0).front();
+  }
+
+  void forward(Kept& kept) {
     Matrix<T> x = kept.open(0);
-    embed(dev, c, x, stream.embedding_index(), weights.take_embedding().weights.embedding);
-    for (const DividedRows& chunk : chunks) kept.finish_input(0, chunk);
+    embed(dev, c, x, stream.embedding_index(kept.block.rows.own), weights.take_embedding().weights.embedding);
+    for (const DividedRows& chunk : kept.block.chunks) kept.finish_input(0, chunk);
     for (Index l = 0; l < c.layers; ++l) {
       const Matrix<T> y = l + 1 < c.layers ? kept.open(l + 1) : kept.output();
       layer_forward(l, kept, y, x);
       x = y;
     }
-    return x;
   }
 
   void layer_forward(Index l, Kept& kept, Matrix<T> y, Matrix<T> x) {
     const auto leased = weights.take_layer(l, l + 1 < c.layers ? l + 1 : kNoLayer);
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
     auto scope = dev.scope();
-    const KeysValues<T> kv = kept.memory_of_keys_values(l);
-    for (const DividedRows& chunk : chunks) {
+    const KeysValues<T> kv = kept.keys_values(l);
+    for (const DividedRows& chunk : kept.block.chunks) {
       auto chunk_scope = dev.scope();
       const Activations<T> a = kept.begin_chunk(l, chunk);  // from here on y may replace x
-      layer.forward(y.slice(chunk.own), {stream.at(chunk), x.slice(chunk.own), kv, a});
+      layer.forward(y.slice(chunk.own), {kept.rows(l, chunk), x.slice(chunk.own), kv, a});
       kept.finish_chunk(l, chunk);
     }
+    kept.pass_on(l, kv);
   }
 
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
-  template <class G>
-  void layer_backward(Index l, Kept& kept, const GradientSums<Device, G>& sums, Matrix<T> dx) {
+  template <class Sums>
+  void layer_backward(Index l, Kept& kept, Sums& sums, Matrix<T> dx) {
     const auto leased = weights.take_layer(l, l > lowest ? l - 1 : kNoLayer);
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
-    auto sum = sums.layer(l);
-    {
+    sums.layer(l, [&](const Layer<A>& g) {
       auto scope = dev.scope();
-      const KeptParts& parts = kept.parts(l);
-      const KeysValues<T> kv = kept.memory_of_keys_values(l);
-      const KeysValues<A> dkv = allocate_keys_values<A>(dev, c, division.rows, ranks.sequence.size);
-      if (!parts.have(Part::keys_values)) recompute_keys_values(l, kept, layer, kv);
-      zero(dev, dkv);
-      for (const DividedRows& chunk : last_to_first(chunks)) {
-        auto chunk_scope = dev.scope();
-        const Chunk<T> in = {stream.at(chunk), kept.input(l, chunk), kv, kept.take_chunk(l, chunk)};
-        layer.recompute(in, parts);
-        layer.backward(sum.section, dx.slice(chunk.own), dkv, in);
+      const KeysValues<T> kv = kept.keys_values(l);
+      const KeysValues<A> dkv = kept.keys_values_gradient(l);
+      if (!kept.have_keys_values(l)) {
+        for (const DividedRows& chunk : kept.block.chunks)
+          recompute_keys_values(layer, kv, kept.input(l, chunk), kept.rows(l, chunk));
       }
-    }
-    sum.finish();
+      for (const DividedRows& chunk : last_to_first(kept.block.chunks)) {
+        auto chunk_scope = dev.scope();
+        const Chunk<T> in = {kept.rows(l, chunk), kept.input(l, chunk), kv, kept.take_chunk(l, chunk)};
+        layer.recompute(in, kept.parts(l));
+        layer.backward(g, dx.slice(chunk.own), dkv, in);
+      }
+      kept.pass_back(l, dkv);
+    });
   }
 
-  void recompute_keys_values(Index l, Kept& kept, TransformerLayer<Device, T>& layer, const KeysValues<T>& kv) {
-    for (const DividedRows& chunk : chunks) {
-      auto scope = dev.scope();
-      const auto a = allocate_key_value_activations<T>(dev, c, chunk.own.size());
-      layer.keys_values(a, kv.slice(chunk.all), kept.input(l, chunk), stream.at(chunk).positions);
-    }
+  void recompute_keys_values(TransformerLayer<Device, T>& layer, const KeysValues<T>& kv, Matrix<T> x,
+                             const StreamRows& at) {
+    auto scope = dev.scope();
+    const auto a = allocate_key_value_activations<T>(dev, c, x.rows);
+    layer.keys_values(a, kv.slice(at.rows), x, at.positions);
   }
 
-  // The head goes chunk by chunk too: logits exist for one chunk at a time.
-  void head_forward(Matrix<T> x, Matrix<A> logp) {
+  // The head goes chunk by chunk too: logits exist for one chunk at a time. x: the output of the last layer.
+  void head_forward(const Block& block, Matrix<T> x, Matrix<A> logp) {
     const auto leased = weights.take_head();
     Head<Device, T> head(dev, c, leased.weights);
-    for (const DividedRows& chunk : head_chunks)
-      head.forward(logp.columns(chunk.own), x.slice(chunk.own), stream.targets.columns(chunk.own));
+    for (const DividedRows& chunk : block.head_chunks) {
+      const Rows own = block.own(chunk);
+      head.forward(logp.columns(own), x.slice(own), stream.targets.columns(own));
+    }
   }
 
-  // Returns the gradient of the last layer's output, in the memory of that output.
-  template <class G>
-  Matrix<T> head_backward(const GradientSums<Device, G>& sums, Matrix<T> output, const TokenWeights<A>& w,
-                          Matrix<A> logp) {
+  // Replaces x, the output of the last layer, by its gradient.
+  template <class Sums>
+  void head_backward(const Block& block, Sums& sums, Matrix<T> x, const TokenWeights<A>& w, Matrix<A> logp) {
     const auto leased = weights.take_head();
     Head<Device, T> head(dev, c, leased.weights);
-    auto sum = sums.head();
-    for (const DividedRows& chunk : last_to_first(head_chunks))
-      head.backward(sum.section, logp.columns(chunk.own), output.slice(chunk.own), stream.targets.columns(chunk.own),
-                    w.columns(chunk.own));
-    sum.finish();
-    return output;  // its memory holds the gradient now
+    sums.head([&](const Tensors<A>& g) {
+      for (const DividedRows& chunk : last_to_first(block.head_chunks)) {
+        const Rows own = block.own(chunk);
+        head.backward(g, logp.columns(own), x.slice(own), stream.targets.columns(own), w.columns(own));
+      }
+    });
   }
 
   Device& dev;
@@ -183,9 +207,7 @@ class Walk {
   const Frequencies frequencies;
   Weights<Device, T> weights;
   const Stream& stream;
-  const Division& division;
   const Schedule schedule;
-  const std::vector<DividedRows> chunks, head_chunks;
   const Ranks ranks;
 };
 

@@ -1,4 +1,4 @@
-// What forward keeps for backward, by layer, chunk and part of the layer (memory/schedule.h). From everything in near memory,
+// What forward keeps of a block for its backward pass, by layer, chunk and part of the layer (memory/schedule.h). From everything in near memory,
 // full-memory backpropagation, to the inputs of layers alone, which is checkpointing and StreamBP, every set is possible.
 //
 // Layers below `first`, which backward does not reach, keep nothing. Where the input of a layer is not kept in near memory,
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory/kept_rows.h"
+#include "memory/summaries.h"
 #include "model/activations.h"
 
 namespace streambp {
@@ -18,21 +19,24 @@ class KeptValues {
   using A = Accumulator<T>;
 
  public:
-  KeptValues(Device& dev, const Config& c, const Division& division, const Schedule& schedule, const Group& ranks,
-             Index first)
-      : dev_(dev),
+  // x: the residual stream of the block's rows. Frees what it has allocated when it ends.
+  KeptValues(Device& dev, const Config& c, Summaries<Device, T>& summaries, const Block& block, const KeptSets& sets,
+             const Group& ranks, Index first, Matrix<T> x)
+      : block(block),
+        scope_(dev.scope()),
+        dev_(dev),
         c_(c),
-        rows_({0, division.rows}, {0, division.own()}),
+        summaries_(summaries),
         ranks_(ranks),
         first_(first),
-        sets_(schedule.kept),
-        residual_(allocate<T>(dev, division.own(), c.hidden, Kind::saved)),
-        inputs_(dev, shape(division, schedule, Part::input, c.hidden, View::own_rows)),
-        leaving_(inputs_.any_far() ? chunks(division, schedule.chunk).size() : 0),
+        sets_(sets),
+        residual_(x),
+        inputs_(dev, shape(Part::input, c.hidden, View::own_rows)),
+        leaving_(inputs_.any_far() ? block.chunks.size() : 0),
         layers_(static_cast<std::size_t>(c.layers)) {
     Activations<T> none;
     for_each_activation(c, ranks.size, none, [&]<class M>(Part part, Matrix<M>&, Index columns, View view) {
-      list<M>().emplace_back(dev, shape(division, schedule, part, columns, view));
+      list<M>().emplace_back(dev, shape(part, columns, view));
     });
   }
 
@@ -40,7 +44,7 @@ class KeptValues {
   Matrix<T> open(Index layer) {
     Layer& opened = at(layer) = {dev_.arena.mark(), dev_.far.mark()};
     inputs_.open(layer);
-    if (parts(layer).have(Part::keys_values)) opened.keys_values = allocate_keys_values();
+    if (parts(layer).have(Part::keys_values)) opened.keys_values = summaries_.keys_values(layer, block);
     for_each([&](auto& kept) { kept.open(layer); });
     return inputs_.near(layer) ? inputs_.whole(layer) : residual_;
   }
@@ -61,10 +65,6 @@ class KeptValues {
 
   const KeptParts& parts(Index layer) const { return layer < first_ ? nothing_ : sets_.of(layer); }
 
-  // K and V of the layer, kept or in the caller's scope.
-  KeysValues<T> memory_of_keys_values(Index layer) {
-    return parts(layer).have(Part::keys_values) ? at(layer).keys_values : allocate_keys_values();
-  }
   // Forward: memory for a chunk's activations. Call finish_chunk when they and the layer's output are computed.
   Activations<T> begin_chunk(Index layer, const DividedRows& chunk) {
     if (inputs_.any_far()) leaving_[chunk.number].wait();  // the output may replace the input's rows
@@ -79,16 +79,27 @@ class KeptValues {
     return with_memory(chunk, [&](auto& kept) { return kept.take(layer, chunk.number); });
   }
 
+  // --- The layer's causal summary and its gradient, for all rows that the block sees (memory/summaries.h) ---
+
+  bool have_keys_values(Index layer) const { return parts(layer).have(Part::keys_values) || summaries_.stays(layer); }
+  // Kept, or in the caller's scope.
+  KeysValues<T> keys_values(Index layer) {
+    return parts(layer).have(Part::keys_values) ? at(layer).keys_values : summaries_.keys_values(layer, block);
+  }
+  KeysValues<A> keys_values_gradient(Index layer) { return summaries_.gradient(layer, block); }
+  StreamRows rows(Index layer, const DividedRows& chunk) const { return summaries_.rows(layer, block, chunk); }
+  // Call when a pass through the layer is done: later blocks need K and V, earlier ones add to dK and dV.
+  void pass_on(Index layer, const KeysValues<T>& kv) { summaries_.pass_on(layer, block, kv); }
+  void pass_back(Index layer, const KeysValues<A>& dkv) { summaries_.pass_back(layer, block, dkv); }
+
+  const Block& block;
+
  private:
   struct Layer {
     Arena::Mark mark, far_mark;
     KeysValues<T> keys_values = {};
   };
   Layer& at(Index layer) { return layers_[static_cast<std::size_t>(layer)]; }
-
-  KeysValues<T> allocate_keys_values() {
-    return streambp::allocate_keys_values<T>(dev_, c_, rows_.all.size(), ranks_.size);
-  }
 
   // Activations with the matrices that matrix_of(kept) returns, and memory for the others.
   template <class F>
@@ -115,20 +126,22 @@ class KeptValues {
     }
   }
 
-  KeptShape shape(const Division& division, const Schedule& schedule, Part part, Index columns, View view) const {
-    KeptShape result = {{}, columns, part == Part::input ? Kind::saved : Kind::kept, {}};
-    for (const DividedRows& chunk : chunks(division, schedule.chunk))
-      result.chunks.push_back(view == View::own_rows ? chunk.own : chunk.all);
+  KeptShape shape(Part part, Index columns, View view) const {
+    KeptShape result = {{}, columns, part == Part::input ? Kind::saved : Kind::kept, {}, {}};
+    const Index first = block.rows.all.begin;
+    for (const auto& [all, own, number] : block.chunks)
+      result.chunks.push_back(view == View::own_rows ? own : Rows{all.begin - first, all.end - first});
     for (Index layer = 0; layer < c_.layers; ++layer) {
       result.places.push_back(parts(layer).place(part));
-      result.read_twice.push_back(part == Part::input && !parts(layer).have(Part::keys_values));
+      result.read_twice.push_back(part == Part::input && !have_keys_values(layer));
     }
     return result;
   }
 
+  decltype(std::declval<Device&>().scope()) scope_;
   Device& dev_;
   const Config& c_;
-  const DividedRows rows_;
+  Summaries<Device, T>& summaries_;
   const Group ranks_;
   const Index first_;
   const KeptParts nothing_ = KeptParts::nothing();

@@ -91,6 +91,7 @@ struct Schedule {
   KeptSets kept;
   Index chunk;       // rows of a layer's activations that exist at once, a multiple of kTile
   Index head_chunk;  // rows of logits that exist at once
+  Index block = 0;   // rows that go through all layers before the next ones do, in chunks; 0: all
 
   // Chunks of whole tiles of this rank, as many for every lane.
   Schedule in_whole_tiles(const Division& d) const {
@@ -100,6 +101,7 @@ struct Schedule {
               " rows, the tile by which this device sums weight gradients");
       if (d.lanes > 1) *size = round_up(*size, d.tile * d.lanes);
     }
+    if (block > 0) result.block = round_up(block, result.chunk);
     return result;
   }
 
@@ -117,16 +119,45 @@ inline std::vector<Rows> chunks(Index rows, Index chunk) {
   for (Index begin = 0; begin < rows; begin += chunk) result.push_back({begin, std::min(rows, begin + chunk)});
   return result;
 }
+// Rows that go through all layers before the next ones do.
+struct Block {
+  DividedRows rows;                              // number: its place among the blocks
+  bool last;                                     // of the stream
+  std::vector<DividedRows> chunks, head_chunks;  // own: counted from the block's own first row
+
+  // This rank's rows of a chunk, among all of its own.
+  Rows own(const DividedRows& chunk) const {
+    return {rows.own.begin + chunk.own.begin, rows.own.begin + chunk.own.end};
+  }
+};
+
 // Ranks that share a stream have `chunk` rows each of a chunk.
-inline std::vector<DividedRows> chunks(const Division& division, Index chunk) {
+inline std::vector<DividedRows> chunks(const Division& division, const DividedRows& block, Index chunk) {
   std::vector<DividedRows> result;
-  for (const Rows all : chunks(division.rows, chunk * division.ranks))
-    result.push_back({all, division.own(all), result.size()});
+  for (const Rows part : chunks(block.all.size(), chunk * division.ranks)) {
+    const Rows all = {block.all.begin + part.begin, block.all.begin + part.end}, own = division.own(all);
+    result.push_back({all, {own.begin - block.own.begin, own.end - block.own.begin}, result.size()});
+  }
   return result;
 }
-template <class Chunk>
-std::vector<Chunk> last_to_first(const std::vector<Chunk>& chunks) {
-  return {chunks.rbegin(), chunks.rend()};
+
+// The blocks of a stream, first to last. longest: of the streams of all ranks; they all have the same number of blocks, so
+// that they exchange weights equally often. The last blocks of a shorter stream are empty.
+inline std::vector<Block> blocks(const Division& division, const Schedule& schedule, Index longest) {
+  longest = std::max(longest, division.rows);
+  const Index size = schedule.block > 0 ? schedule.block * division.ranks : std::max<Index>(longest, 1);
+  std::vector<Block> result;
+  for (Index begin = 0; begin == 0 || begin < longest; begin += size) {
+    const Rows all = {std::min(begin, division.rows), std::min(begin + size, division.rows)};
+    const DividedRows rows = {all, division.own(all), result.size()};
+    result.push_back({rows, begin + size >= longest, chunks(division, rows, schedule.chunk),
+                      chunks(division, rows, schedule.head_chunk)});
+  }
+  return result;
+}
+template <class T>
+std::vector<T> last_to_first(const std::vector<T>& all) {
+  return {all.rbegin(), all.rend()};
 }
 
 }  // namespace streambp

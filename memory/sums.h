@@ -23,6 +23,8 @@
 // The owner adds the streams of this round in the order of their micro-batches, and the lanes of each stream in order.
 #pragma once
 
+#include <map>
+#include <memory>
 #include <utility>
 
 #include "kernels/elementwise.cuh"
@@ -187,32 +189,67 @@ class Sums {
   std::vector<bool> first_;  // of each tensor: nothing has been added to its gradient in far memory
 };
 
-// The sums of each section of a step's gradient.
+// The sums of each section of a step's gradient. Those of a section are open while it is computed. If several blocks of rows
+// add to each of them, those of all layers and of the head are open until finish().
 template <class Device, class G>
 class GradientSums {
   using A = Accumulator<G>;
 
  public:
-  GradientSums(Device& dev, const Config& config, const Ranks& ranks, const StepGradient<G>& step)
-      : dev_(dev), c_(config), ranks_(ranks), step_(step) {}
+  enum class Open { one_at_a_time, all };
 
-  Sums<Device, G, Layer<A>> layer(Index l) const {
+  // first: the lowest layer that backward reaches
+  GradientSums(Device& dev, const Config& config, const Ranks& ranks, const StepGradient<G>& step, Open open,
+               Index first)
+      : dev_(dev), c_(config), ranks_(ranks), step_(step) {
+    if (open == Open::one_at_a_time) return;
+    head_.reset(new OtherSums(of_head()));
+    for (Index l = c_.layers; l-- > first;) layers_.emplace(l, new LayerSums(of_layer(l)));
+  }
+
+  // Calls add(section) with the sums of a section.
+  template <class F>
+  void layer(Index l, F&& add) {
+    if (const auto open = layers_.find(l); open != layers_.end()) return add(open->second->section);
+    auto sum = of_layer(l);
+    add(sum.section);
+    sum.finish();
+  }
+  template <class F>
+  void head(F&& add) {
+    if (head_) return add(head_->section);
+    auto sum = of_head();
+    add(sum.section);
+    sum.finish();
+  }
+  template <class F>
+  void embedding(F&& add) {
+    auto sum = near([&](auto& section) { return embedding_table(c_, section); });
+    add(sum.section);
+    sum.finish();
+  }
+  // Of those that are open: the head's, then those of the layers, last to first.
+  void finish() {
+    if (head_) head_->finish();
+    for (auto& [l, sum] : layers_) sum->finish();
+  }
+
+ private:
+  using LayerSums = Sums<Device, G, Layer<A>>;
+  using OtherSums = Sums<Device, G, Tensors<A>>;
+
+  LayerSums of_layer(Index l) const {
     return {dev_,       ranks_,
             step_,      layer_table(c_, l, step_.tensors.layers[static_cast<std::size_t>(l)]),
             Layer<A>{}, [&](Layer<A>& section) { return layer_table(c_, l, section); }};
   }
-  Sums<Device, G, Tensors<A>> head() const {
+  OtherSums of_head() const {
     const bool several_additions = step_.micro_batch.count > 1 || ranks_.lanes * ranks_.sequence.size > 1;
     const TiedHead tied = several_additions ? TiedHead::apart : TiedHead::with_embedding;
     return near([&](auto& section) { return head_gradient_table(c_, section, tied); });
   }
-  Sums<Device, G, Tensors<A>> embedding() const {
-    return near([&](auto& section) { return embedding_table(c_, section); });
-  }
-
- private:
   template <class TableOf>
-  Sums<Device, G, Tensors<A>> near(TableOf&& table_of) const {
+  OtherSums near(TableOf&& table_of) const {
     StepGradient<G> step = step_;
     step.place = Place::near;
     return {dev_, ranks_, step, table_of(step.tensors), Tensors<A>(c_), table_of};
@@ -222,6 +259,8 @@ class GradientSums {
   const Config& c_;
   const Ranks& ranks_;
   const StepGradient<G> step_;
+  std::unique_ptr<OtherSums> head_;
+  std::map<Index, std::unique_ptr<LayerSums>, std::greater<>> layers_;
 };
 
 }  // namespace streambp

@@ -110,14 +110,14 @@ struct Stream {
   Matrix<std::int32_t> tokens, targets, positions, key_begin;
   Matrix<std::int32_t> rows_by_token, rows_by_position;  // lane by lane
   std::vector<std::int32_t> key_begin_on_host = {};
+  Index longest = 0;  // rows of the longest stream, of all ranks
 
   Index size() const { return tokens.cols; }
-  StreamRows at(const DividedRows& rows) const {
-    return {rows.all, positions.columns(rows.own.begin, rows.own.size()), {key_begin, key_begin_on_host}};
-  }
   EmbeddingIndex embedding_index() const {
     return {tokens, positions, rows_by_token, rows_by_position, division.lanes};
   }
+  // Of some rows, for forward.
+  EmbeddingIndex embedding_index(Rows own) const { return {tokens.columns(own), positions.columns(own), {}, {}, 1}; }
 };
 
 // The rows of a stream, lane by lane, sorted by index (token or position). Rows with equal index go from last to first.

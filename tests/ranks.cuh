@@ -41,6 +41,7 @@ struct Task {
   Objective objective = {};
   Places places = {};
   KeptSets kept = {};
+  Index block = 0;
 };
 
 // Two steps on a device with exactly the planned memory.
@@ -53,7 +54,8 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
   s.dtype = std::is_same_v<T, BFloat16> ? DType::bf16 : sizeof(T) == 4 ? DType::f32 : DType::f64;
   s.device = Device::kind, s.tile = kTile, s.wide_gradient = sizeof(G) > sizeof(T);
   s.optimizer = task.optimizer, s.objective = task.objective, s.ranks = ranks;
-  s.micro_batches = static_cast<Index>(task.batches.size()), s.places = task.places, s.kept = task.kept;
+  s.micro_batches = static_cast<Index>(task.batches.size()), s.places = task.places, s.kept = task.kept,
+  s.block = task.block;
   const Schedule schedule = schedule_for(task.mode, s, own, task.chunk);
   const Usage planned = plan(s, rows, schedule);
   Device dev(planned.capacity(), device_settings...);

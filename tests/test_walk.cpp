@@ -28,6 +28,11 @@ std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
     add("everything", KeptParts::everything());
     add("all that can be far", KeptParts(Place::far));
   }
+  for (const auto& [chunk, block] : {std::pair(1, 1), {1, 2}, {2, 2}}) {
+    schedules.push_back({"blocks of " + std::to_string(block * kTile) + ", by " + std::to_string(chunk * kTile),
+                         Schedule::stream(chunk * kTile, kTile)});
+    schedules.back().second.block = block * kTile;
+  }
   // Each part alone, in the last layer, and without it all others.
   for (std::size_t i = 1; i < kParts; ++i) {
     const auto part = static_cast<Part>(i);

@@ -18,19 +18,19 @@ double bytes(const Usage& usage, std::initializer_list<Kind> kinds) {
 struct Item {
   Index layer;
   Part part;
-  double seconds_per_byte;  // that keeping it saves
+  double bytes, seconds;  // that it takes, and that it saves
+  double value() const { return seconds / bytes; }
 };
 
-// The bytes of a row of a part, kept for backward.
-double bytes_per_row(const StepSettings& s, Part wanted) {
+// What this rank keeps of a part in one layer.
+double bytes_of(const StepSettings& s, Index rows, Part wanted) {
   return with_types(s, [&]<class T, class G>() {
-    double bytes = 0;
-    if (wanted == Part::keys_values) bytes = static_cast<double>(2 * s.config.kv_width()) * sizeof(T);
+    double bytes = wanted == Part::keys_values ? static_cast<double>(2 * s.config.kv_width()) * sizeof(T) : 0;
     Activations<T> a;
     for_each_activation(s.config, 1, a, [&]<class M>(Part part, Matrix<M>&, Index columns, View) {
       if (part == wanted) bytes += static_cast<double>(columns) * sizeof(M);
     });
-    return bytes;
+    return bytes * static_cast<double>(rows / s.ranks.sequence.size);
   });
 }
 
@@ -41,43 +41,87 @@ std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Ra
   const Config& c = s.config;
   std::vector<Item> result;
   for (const bool local : {false, true}) {
-    StepSettings one = s;
-    one.optimizer = OptimizerKind::none, one.micro_batches = s.ranks.streams(), one.places = {};
-    one.config.layers = 1, one.config.trained.reset(), one.config.without_rope.clear();
-    one.config.local = {local};
-    const auto seconds = [&](const KeptSets& kept) {
-      one.kept = kept;
-      return predict(plan(one, rows, schedule_for(Mode::stream, one, rows, chunk)), rates).compute;
-    };
     std::vector<Index> layers;
     for (Index layer = c.layers; layer-- > lowest_trained_layer(c);)
       if (c.is_local(layer) == local) layers.push_back(layer);
     if (layers.empty()) continue;
-    const double nothing = seconds(KeptParts::inputs());
+    StepSettings one = s;
+    one.optimizer = OptimizerKind::none, one.micro_batches = s.ranks.streams(), one.places = {};
+    one.config.layers = 1, one.config.trained.reset(), one.config.without_rope.clear(), one.config.local = {local};
+    const auto seconds = [&](const KeptSets& kept) {
+      one.kept = kept;
+      return predict(plan(one, rows, schedule_for(Mode::stream, one, rows, chunk)), rates).compute;
+    };
+    const double plain = seconds({});
     for (std::size_t i = 1; i < kParts; ++i) {
       const auto part = static_cast<Part>(i);
-      const double bytes = bytes_per_row(s, part) * static_cast<double>(rows);
-      if (bytes == 0) continue;
-      const double saved = nothing - seconds(KeptParts::inputs().with(part));
-      for (const Index layer : layers) result.push_back({layer, part, saved / bytes});
+      const Item item = {0, part, bytes_of(s, rows, part), plain - seconds(KeptSets().with(part))};
+      for (const Index layer : layers)
+        if (item.bytes > 0 && item.seconds > 0) result.push_back({layer, part, item.bytes, item.seconds});
     }
   }
-  std::ranges::stable_sort(result, std::greater(), &Item::seconds_per_byte);
+  std::ranges::stable_sort(result, std::greater(), &Item::value);
   return result;
 }
 
-// Parts that are kept: near ones, then far ones.
-KeptSets kept(const StepSettings& s, const std::vector<Item>& items, std::size_t near, std::size_t far) {
-  KeptSets result = s.kept;
-  std::size_t i = 0;
-  for (const auto& [layer, part, density] : items) {
-    if (density <= 0) break;
-    if (i >= near && part == Part::keys_values) continue;
-    if (i >= near + far) break;
-    result = result.with(layer, s.config.layers, part, i++ < near ? Place::near : Place::far);
+// A step that keeps some of the items.
+class KeptItems {
+ public:
+  KeptItems(const StepSettings& s, Mode mode, Index rows, Index chunk, const std::vector<Item>& items)
+      : s_(s), mode_(mode), rows_(rows), chunk_(chunk), items_(items), places_(items.size(), Place::nowhere) {}
+
+  // As many as fit, in their order; then those that fit into what is left. So more memory is never worse.
+  void keep_near(const Capacity& budget) {
+    const auto first = [&](Index count) {
+      std::fill_n(places_.begin(), count, Place::near);
+      std::fill(places_.begin() + count, places_.end(), Place::nowhere);
+      return usage();
+    };
+    const auto n = static_cast<Index>(items_.size());
+    const Index count = first(n).fits(budget) ? n : largest(n, [&](Index i) { return first(i).fits(budget); });
+    auto left = static_cast<double>(budget.near - first(count).peak);
+    for (std::size_t i = static_cast<std::size_t>(count); i < items_.size(); ++i) {
+      const double bytes = items_[i].bytes + kRounding;
+      if (bytes <= left) places_[i] = Place::near, left -= bytes;
+    }
   }
-  return result;
-}
+
+  // As many of the others as fit and arrive while the step computes.
+  void keep_far(const Capacity& budget, const Rates& rates) {
+    std::vector<std::size_t> others;
+    for (std::size_t i = 0; i < items_.size(); ++i)
+      if (places_[i] == Place::nowhere && items_[i].part != Part::keys_values) others.push_back(i);
+    const auto first = [&](Index count) {
+      for (std::size_t i = 0; i < others.size(); ++i)
+        places_[others[i]] = static_cast<Index>(i) < count ? Place::far : Place::nowhere;
+      const Usage u = usage();
+      return u.fits(budget) && predict(u, rates).beside <= predict(u, rates).compute;
+    };
+    first(largest(static_cast<Index>(others.size()), first));
+  }
+
+  KeptSets sets() const {
+    KeptSets result = s_.kept;
+    for (std::size_t i = 0; i < items_.size(); ++i)
+      if (places_[i] != Place::nowhere)
+        result = result.with(items_[i].layer, s_.config.layers, items_[i].part, places_[i]);
+    return result;
+  }
+  Usage usage() const {
+    StepSettings s = s_;
+    s.kept = sets();
+    return plan(s, rows_, schedule_for(mode_, s, rows_, chunk_));
+  }
+
+ private:
+  static constexpr double kRounding = 4 << 10;  // of the matrices of an item, to the alignment of memory
+
+  const StepSettings& s_;
+  const Mode mode_;
+  const Index rows_, chunk_;
+  const std::vector<Item>& items_;
+  std::vector<Place> places_;  // of each item
+};
 
 }  // namespace
 
@@ -104,24 +148,13 @@ Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, co
     if (mode == Mode::stream && !choice.exactly) all = items(s, rows, chunk, rates);
     for (const Places& p : places) {
       StepSettings with = s;
-      with.places = p, with.kept = choice.exactly.value_or(KeptParts::inputs());
-      const auto usage = [&](std::size_t near, std::size_t far) {
-        StepSettings richer = with;
-        richer.kept = kept(with, all, near, far);
-        return plan(richer, rows, schedule_for(mode, richer, rows, chunk));
-      };
-      if (!usage(0, 0).fits(budget)) continue;
-      const auto most = [&](Index limit, auto&& good) {
-        return static_cast<std::size_t>(good(limit) ? limit : largest(limit, good));
-      };
-      const auto n = static_cast<Index>(all.size());
-      const std::size_t near = most(n, [&](Index count) { return usage(count, 0).fits(budget); });
-      const std::size_t far = !choice.far ? 0 : most(n - near, [&](Index count) {
-        const Usage u = usage(near, count);
-        return u.fits(budget) && predict(u, rates).beside <= predict(u, rates).compute;
-      });
-      const double time = predict(usage(near, far), rates).total();
-      if (time < least) best = {chunk, p, kept(with, all, near, far)}, least = time;
+      with.places = p, with.kept = choice.exactly.value_or(KeptSets());
+      KeptItems kept(with, mode, rows, chunk, all);
+      if (!kept.usage().fits(budget)) continue;
+      kept.keep_near(budget);
+      if (choice.far) kept.keep_far(budget, rates);
+      const double time = predict(kept.usage(), rates).total();
+      if (time < least) best = {chunk, p, kept.sets()}, least = time;
     }
   }
   return best;

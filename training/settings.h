@@ -54,6 +54,7 @@ struct StepSettings {
   Ranks ranks = {};
   Places places = {};
   KeptSets kept = {};  // for backward, in checkpoint and stream mode
+  Index block = 0;     // of stream mode
 };
 
 // Calls f.operator()<T, G>() with the types of weights and gradient.
@@ -92,6 +93,7 @@ inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk
 inline Schedule schedule_for(Mode mode, const StepSettings& s, Index rows, Index chunk) {
   Schedule schedule = schedule_for(mode, s.config, rows, chunk, s.tile, s.dtype);
   if (mode != Mode::full) schedule.kept = s.kept.with(Part::input, s.places.inputs);
+  if (mode == Mode::stream) schedule.block = s.block;
   return schedule;
 }
 

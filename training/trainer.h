@@ -171,12 +171,13 @@ class Trainer {
             part(stream.key_begin, batch.key_begin),
             part(stream.rows_by_token, rows_by_index(tokens, division)),
             part(stream.rows_by_position, rows_by_index(positions, division)),
-            batch.key_begin};
+            batch.key_begin,
+            room};
   }
   // An empty stream, for a rank without a micro-batch in the last round.
   void load_nothing() {
     const Matrix<std::int32_t> none = stream.tokens.columns(0, 0);
-    view = {division_of(0), none, none, none, none, none, none};
+    view = {division_of(0), none, none, none, none, none, none, {}, stream.division.rows};
   }
 
   // Log-probs of the batch that was loaded last, of all its rows.

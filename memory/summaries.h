@@ -1,0 +1,145 @@
+// The causal summaries of layers, K and V of all rows that a block of rows attends to, and their gradients.
+//
+//   one block        a layer's K, V, dK, dV are the caller's: they exist while the layer is computed
+//   several blocks   a block attends to rows of blocks before it, and its backward pass adds to their dK, dV. So K, V, dK
+//                    and dV of all rows stay until the step's end. Of a layer with a window, shorter than a block, only the
+//                    rows in the window before each block stay, and dK, dV of those before the block in work
+//
+// In a layer with a window, attention then works on a part of the stream, {first row of the window, the block's end}, as if
+// it were the stream.
+#pragma once
+
+#include <vector>
+
+#include "kernels/elementwise.cuh"
+#include "memory/schedule.h"
+#include "model/softmax_attention.h"
+
+namespace streambp {
+
+template <class Device, class T>
+class Summaries {
+  using A = Accumulator<T>;
+
+ public:
+  // first: the lowest layer that backward reaches
+  Summaries(Device& dev, const Config& c, const Stream& stream, const std::vector<Block>& blocks, const Group& ranks,
+            Index first)
+      : dev_(dev),
+        c_(c),
+        stream_(stream),
+        ranks_(ranks),
+        several_(blocks.size() > 1),
+        before_(c.window > 0 ? round_up(c.window + kTileOfKeys, kTile) : 0),
+        short_window_(several_ && before_ < blocks.front().rows.all.size()),
+        layers_(several_ ? static_cast<std::size_t>(c.layers) : 0) {
+    for (Index l = 0; l < static_cast<Index>(layers_.size()); ++l) {
+      const Index rows = stays(l) ? stream.division.rows : before_;
+      const std::size_t copies = stays(l) ? 1 : blocks.size();
+      for (std::size_t i = 0; i < copies; ++i) at(l).kv.push_back(allocate<T>(i > 0 || stays(l) ? rows : 0));
+      if (l >= first) at(l).dkv = allocate<A>(rows);
+      if (l >= first && stays(l)) zero(dev, at(l).dkv);
+    }
+    for (const Block& block : blocks) masks_.push_back(mask_of(block));
+  }
+  Summaries(const Summaries&) = delete;
+
+  // Whether K and V of all rows of the layer stay.
+  bool stays(Index layer) const { return several_ && !(short_window_ && c_.is_local(layer)); }
+
+  // Rows of a chunk, and the mask, as attention sees them in this layer.
+  StreamRows rows(Index layer, const Block& block, const DividedRows& chunk) const {
+    const Index first = seen(layer, block).begin;
+    const Mask& mask = masks_[block.rows.number];
+    const DocumentMask whole = {stream_.key_begin, stream_.key_begin_on_host};
+    return {{chunk.all.begin - first, chunk.all.end - first},
+            stream_.positions.columns(block.own(chunk)),
+            first == 0 ? whole : DocumentMask{mask.key_begin, mask.on_host}};
+  }
+
+  // Memory for K and V of all rows that the block sees; those of rows before it are there.
+  KeysValues<T> keys_values(Index layer, const Block& block) {
+    if (stays(layer)) return at(layer).kv.front();
+    const Rows rows = seen(layer, block);
+    const KeysValues<T> kv = allocate<T>(rows.size());
+    if (rows.begin < block.rows.all.begin)
+      copy(kv.slice({0, block.rows.all.begin - rows.begin}), at(layer).kv[block.rows.number]);
+    return kv;
+  }
+  // Call when K and V of the block are computed.
+  void pass_on(Index layer, const Block& block, const KeysValues<T>& kv) {
+    if (is_followed(block) && !stays(layer)) copy(at(layer).kv[block.rows.number + 1], end_of(kv));
+  }
+
+  // dK and dV of these rows, with all that later blocks have added.
+  KeysValues<A> gradient(Index layer, const Block& block) {
+    if (stays(layer)) return at(layer).dkv;
+    const KeysValues<A> dkv = allocate<A>(seen(layer, block).size());
+    zero(dev_, dkv);
+    if (is_followed(block)) copy(end_of(dkv), at(layer).dkv);
+    return dkv;
+  }
+  // Call when the block has added to it.
+  void pass_back(Index layer, const Block& block, const KeysValues<A>& dkv) {
+    if (!stays(layer) && seen(layer, block).begin < block.rows.all.begin) copy(at(layer).dkv, dkv.slice({0, before_}));
+  }
+
+ private:
+  static constexpr Index kTileOfKeys = 128;  // of attention, which begins with the one that holds the first key
+
+  struct Layer {
+    std::vector<KeysValues<T>> kv;  // of all rows, or of the rows before each block
+    KeysValues<A> dkv;
+  };
+  struct Mask {
+    Matrix<std::int32_t> key_begin;
+    std::vector<std::int32_t> on_host;
+  };
+
+  Rows seen(Index layer, const Block& block) const {
+    const Rows all = block.rows.all;
+    const bool window = several_ && !stays(layer) && all.size() > 0 && all.begin > 0;
+    return {window ? all.begin - before_ : stays(layer) || !several_ ? 0 : all.begin, all.end};
+  }
+  bool is_followed(const Block& block) const { return several_ && block.rows.all.end < stream_.division.rows; }
+  template <class U>
+  KeysValues<U> end_of(const KeysValues<U>& kv) const {
+    return kv.slice({kv.k.rows - before_, kv.k.rows});
+  }
+
+  // The documents of the rows that a block sees through a window. A document that begins before them has a negative first
+  // row: attention's tiles of keys begin with documents, and the bits depend on them.
+  Mask mask_of(const Block& block) {
+    const Rows all = block.rows.all;
+    if (!short_window_ || all.size() == 0 || all.begin == 0) return {};
+    const Index first = all.begin - before_;
+    Mask mask = {streambp::allocate<std::int32_t>(dev_, 1, all.end - first, Kind::stream), {}};
+    for (Index row = first; row < all.end && !stream_.key_begin_on_host.empty(); ++row)
+      mask.on_host.push_back(stream_.key_begin_on_host[static_cast<std::size_t>(row)] -
+                             static_cast<std::int32_t>(first));
+    if constexpr (Device::computes) dev_.upload(mask.key_begin, mask.on_host.data());
+    return mask;
+  }
+
+  template <class U>
+  KeysValues<U> allocate(Index rows) {
+    return allocate_keys_values<U>(dev_, c_, rows, ranks_.size);
+  }
+  template <class U>
+  void copy(const KeysValues<U>& to, const KeysValues<U>& from) {
+    dev_.copy(to.k, from.k), dev_.copy(to.v, from.v);
+  }
+  Layer& at(Index layer) { return layers_[static_cast<std::size_t>(layer)]; }
+
+  Device& dev_;
+  const Config& c_;
+  const Stream& stream_;
+  const Group ranks_;
+  const bool several_;
+  const Index before_;  // rows before a block that a layer with a window sees
+  const bool short_window_;
+  std::vector<Layer> layers_;
+  std::vector<Mask> masks_;  // of each block
+};
+
+}  // namespace streambp
