@@ -70,33 +70,38 @@ class Walk {
     auto scope = dev.scope();
     const auto blocks = streambp::blocks(stream.division, schedule, stream.longest);
     Sums sums(dev, c, ranks, step, blocks.size() > 1 ? Sums::Open::all : Sums::Open::one_at_a_time, lowest);
-    const Matrix<T> x =
-        residual_stream();  // of the last layer's output; then of the gradients, down to the first's input
+    // The residual stream, then its gradient; of all rows, if the embedding is trained.
+    const bool all_rows = blocks.size() == 1 || trains_embedding(c);
+    const Matrix<T> x = residual_stream(all_rows ? stream.size() : blocks.front().rows.own.size());
+    const auto x_of = [&](const Block& block) {
+      return x.slice(all_rows ? block.rows.own : Rows{0, block.rows.own.size()});
+    };
     Summaries<Device, T> summaries(dev, c, stream, blocks, ranks.sequence, lowest);
     std::optional<Kept> kept;
     const auto forward = [&](const Block& block, const KeptSets& sets) {
       kept.reset();
-      kept.emplace(dev, c, summaries, block, sets, ranks.sequence, lowest, x.slice(block.rows.own));
+      kept.emplace(dev, c, summaries, block, sets, ranks.sequence, lowest, x_of(block));
       this->forward(*kept);
     };
     for (const Block& block : blocks) {
       forward(block, block.last ? schedule.kept : KeptParts::nothing());
-      if (weigh) head_forward(block, x, logp);
+      if (weigh) head_forward(block, x_of(block), logp);
     }
     if (weigh) weigh();
     for (const Block& block : last_to_first(blocks)) {
       if (!block.last) forward(block, schedule.kept);
-      head_backward(block, sums, x, w, logp);
+      const Matrix<T> dx = x_of(block);  // the same memory
+      head_backward(block, sums, dx, w, logp);
       for (Index l = c.layers - 1; l >= lowest; --l) {
-        layer_backward(l, *kept, sums, x.slice(block.rows.own));
+        layer_backward(l, *kept, sums, dx);
         kept->close(l);
       }
     }
     sums.finish();
+    if (!trains_embedding(c)) return;
     sums.embedding([&](const Tensors<A>& g) {
       const EmbeddingIndex rows = stream.embedding_index();
-      if (c.embedding_norm && g.embedding.tokens)
-        embedding_norm_backward(dev, c, x, rows, weights.take_embedding().weights.embedding);
+      if (c.embedding_norm) embedding_norm_backward(dev, c, x, rows, weights.take_embedding().weights.embedding);
       embedding_backward(dev, g.embedding, rows, x, c.embedding_scale);
     });
   }
@@ -109,7 +114,7 @@ class Walk {
 
   // The output of the last layer; nothing is kept for backward.
   Matrix<T> forward() {
-    const Matrix<T> x = residual_stream();
+    const Matrix<T> x = residual_stream(stream.size());
     const Block all = one_block();
     Summaries<Device, T> summaries(dev, c, stream, {all}, ranks.sequence, c.layers);
     Kept nothing(dev, c, summaries, all, KeptParts::nothing(), ranks.sequence, 0, x);
@@ -118,7 +123,7 @@ class Walk {
   }
 
  private:
-  Matrix<T> residual_stream() { return allocate<T>(dev, stream.size(), c.hidden, Kind::saved); }
+  Matrix<T> residual_stream(Index rows) { return allocate<T>(dev, rows, c.hidden, Kind::saved); }
   Block one_block() const {
     return blocks(stream.division, {schedule.kept, schedule.chunk, schedule.head_chunk}, 0).front();
   }
@@ -178,17 +183,17 @@ class Walk {
     layer.keys_values(a, kv.slice(at.rows), x, at.positions);
   }
 
-  // The head goes chunk by chunk too: logits exist for one chunk at a time. x: the output of the last layer.
+  // The head goes chunk by chunk too: logits exist for one chunk at a time. x: the output of the last layer for a block.
   void head_forward(const Block& block, Matrix<T> x, Matrix<A> logp) {
     const auto leased = weights.take_head();
     Head<Device, T> head(dev, c, leased.weights);
     for (const DividedRows& chunk : block.head_chunks) {
       const Rows own = block.own(chunk);
-      head.forward(logp.columns(own), x.slice(own), stream.targets.columns(own));
+      head.forward(logp.columns(own), x.slice(chunk.own), stream.targets.columns(own));
     }
   }
 
-  // Replaces x, the output of the last layer, by its gradient.
+  // Replaces x, this output, by its gradient.
   template <class Sums>
   void head_backward(const Block& block, Sums& sums, Matrix<T> x, const TokenWeights<A>& w, Matrix<A> logp) {
     const auto leased = weights.take_head();
@@ -196,7 +201,7 @@ class Walk {
     sums.head([&](const Tensors<A>& g) {
       for (const DividedRows& chunk : last_to_first(block.head_chunks)) {
         const Rows own = block.own(chunk);
-        head.backward(g, logp.columns(own), x.slice(own), stream.targets.columns(own), w.columns(own));
+        head.backward(g, logp.columns(own), x.slice(chunk.own), stream.targets.columns(own), w.columns(own));
       }
     });
   }

@@ -82,6 +82,14 @@ Kept kept(const std::vector<std::string>& words) {
 
 }  // namespace
 
+namespace {
+
+std::string is_block(const std::string& text) {
+  return text == "all" || checks::between(1, 1 << 24)(text).empty() ? "" : "expected all, or a number of rows";
+}
+
+}  // namespace
+
 void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
                            Lasts lasts) {
   options.add("--memory", {&memory, help_of_memory, checks::memory(), lasts, "none"});
@@ -103,6 +111,13 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
        {},
        lasts,
        "what fits and is fastest"});
+  options.add(
+      "--block",
+      {&block,
+       "Stream mode: rows that go through all layers, chunk by chunk, before the next ones do. Blocks keep K, V "
+       "and their gradients of all layers instead of layer inputs, of layers with a window only around the block; "
+       "all: the whole stream, layer by layer",
+       is_block, lasts, "what fits and is fastest"});
 }
 
 void MemoryOptions::add_directory_to(OptionTable& options, Lasts lasts) {
@@ -160,6 +175,11 @@ KeptChoice MemoryOptions::kept_choice(Mode mode) const {
   const Kept insisted = kept(keep);
   require(mode == Mode::stream || !insisted.parts, "--keep with parts of layers is for --mode stream");
   return {insisted.parts, !far_memory.empty() && insisted.others != Place::near};
+}
+
+std::optional<Index> MemoryOptions::chosen_block() const {
+  if (block.empty()) return {};
+  return block == "all" ? 0 : std::stol(block);
 }
 
 std::optional<KeptParts> kept_parts(const std::string& words) {

@@ -9,10 +9,10 @@
 namespace streambp {
 
 struct MemoryOptions {
-  std::string memory, far_memory, directory;
+  std::string memory, far_memory, directory, block;
   std::vector<std::string> keep;
 
-  static constexpr const char* kFlags[] = {"--memory", "--far-memory", "--keep"};
+  static constexpr const char* kFlags[] = {"--memory", "--far-memory", "--keep", "--block"};
   void add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
               Lasts lasts = Lasts::no);
   void add_directory_to(OptionTable& options, Lasts lasts = Lasts::no);
@@ -23,6 +23,7 @@ struct MemoryOptions {
   std::vector<Places> places(Mode mode, const StepSettings& s, Sampling sampling = Sampling::none) const;
   // Which parts of layers they let backward find kept.
   KeptChoice kept_choice(Mode mode) const;
+  std::optional<Index> chosen_block() const;
   // Refuses a directory in which far memory cannot be.
   void check() const;
   // "pinned host memory", or "a file in /tmp", and if it cannot be there, why.

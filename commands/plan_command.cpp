@@ -115,6 +115,7 @@ class PlanCommand : public Command {
     settings.places = places.front();
     kept = budget.kept_choice(Mode::stream);
     settings.kept = fastest = kept.exactly.value_or(KeptSets());
+    settings.block = budget.chosen_block().value_or(0);
   }
 
   // Prints what is planned.
@@ -247,7 +248,8 @@ class PlanCommand : public Command {
     add("predicted time", [&](const Usage& u) { return human_seconds(seconds(u).total()); });
     table.print();
     const Schedule stream = schedule(Mode::stream, rows);
-    print("\n(stream: chunks of %ld rows, logits of %ld rows)\n", stream.chunk, stream.head_chunk);
+    print("\n(stream: chunks of %ld rows%s, logits of %ld rows)\n", stream.chunk, blocks_part().c_str(),
+          stream.head_chunk);
     print_prediction(header.back(), seconds(usages.back()));
   }
 
@@ -262,7 +264,9 @@ class PlanCommand : public Command {
             {"peak", u.peak},
             {"far", u.far},
             {"flops", u.flops},
+            {"matmul_flops", u.matmul_flops},
             {"attention_flops", u.attention_flops},
+            {"moved", u.moved},
             {"sent", u.sent},
             {"by_kind", kinds},
             {"far_by_kind", far},
@@ -293,13 +297,22 @@ class PlanCommand : public Command {
   // have to be searched.
   Index longest_in(Mode mode, const Capacity& room) {
     Index longest = 0;
-    for (std::size_t i = places.size(); i-- > 0;) {
-      StepSettings s = settings;
-      s.places = places[i];
-      if (longest > 0 && !plan(s, longest, schedule_for(mode, s, longest, chunk)).fits(room)) continue;
-      longest = longest_for_budget(s, mode, chunk, room);
-      settings.places = places[i];
+    StepSettings s = settings, best = s;
+    const auto try_with = [&](const Places& p, Index block) {
+      s.places = p, s.block = block;
+      if (longest > 0 && !plan(s, longest + kTile, schedule_for(mode, s, longest + kTile, chunk)).fits(room)) return;
+      longest = longest_for_budget(s, mode, chunk, room, longest), best = s;
+    };
+    for (std::size_t i = places.size(); i-- > 0;) try_with(places[i], settings.block);
+    if (const auto blocks = blocks_to_try(mode, 8 * longest, chunk, budget.chosen_block()); longest > 0) {
+      const auto peak = [&](Index block) {
+        s.places = best.places, s.block = block;
+        return plan(s, 2 * longest, schedule_for(mode, s, 2 * longest, chunk)).peak;
+      };
+      const Index least = std::ranges::min(blocks, {}, peak);
+      if (least > 0) try_with(best.places, least);
     }
+    settings.places = best.places, settings.block = best.block;
     return longest;
   }
 
@@ -329,12 +342,13 @@ class PlanCommand : public Command {
       table.add(row);
     }
     table.print();
-    print("\n(stream: chunks of %ld rows%s)\n", chunk, far_part(stream).c_str());
+    print("\n(stream: chunks of %ld rows%s%s)\n", chunk, blocks_part().c_str(), far_part(stream).c_str());
   }
 
   void chunk_for(const Capacity& room) {
     settings.documents = documents_in(length);
-    const Fit found = fit(settings, Mode::stream, length, {up_to(chunk), room, places, kept}, rates);
+    const Fit found =
+        fit(settings, Mode::stream, length, {up_to(chunk), room, places, kept, budget.chosen_block()}, rates);
     StepSettings least_near = settings;
     least_near.places = smallest(places);
     const Usage least = plan(least_near, length, schedule_for(Mode::stream, least_near, length, settings.tile));
@@ -343,13 +357,14 @@ class PlanCommand : public Command {
             human_bytes(room.near), far_room(room), " allowed; use more --memory",
             room.far > 0 ? ", more --far-memory" : "",
             " or a shorter --length (without --length, plan shows the longest)");
-    settings.places = found.places, fastest = found.kept;
+    settings.places = found.places, settings.block = found.block, fastest = found.kept;
     result["chunk"] = chunk = found.chunk, result["kept"] = describe(fastest, settings.config);
-    print("Fastest in %s%s: chunks of %ld rows%s\nkept beside layer inputs: %s\n\n", human_bytes(room.near).c_str(),
-          far_room(room).c_str(), chunk, far_part(usage_in(Mode::stream, length)).c_str(),
+    print("Fastest in %s%s: chunks of %ld rows%s%s\nkept beside layer inputs: %s\n\n", human_bytes(room.near).c_str(),
+          far_room(room).c_str(), chunk, blocks_part().c_str(), far_part(usage_in(Mode::stream, length)).c_str(),
           describe(fastest, settings.config).c_str());
   }
 
+  std::string blocks_part() const { return settings.block > 0 ? format(" in blocks of %ld", settings.block) : ""; }
   static std::string far_room(const Capacity& room) {
     if (room.far == 0) return "";
     return room.far == Plan::kUnlimited ? " and far memory"

@@ -31,7 +31,8 @@ void TrainReport::begin(Index first_step) {
   first_step_ = first_step, start_ = Clock::now();
   const TrainOptions& o = options_;
   const StepSettings& s = run_.settings;
-  const std::string chunked = o.mode == "stream" ? format(", chunks of %ld rows", run_.schedule.chunk) : "";
+  std::string chunked = o.mode == "stream" ? format(", chunks of %ld rows", run_.schedule.chunk) : "";
+  if (run_.schedule.block > 0) chunked += format(" in blocks of %ld", run_.schedule.block);
   print("model    %s\n", describe(s.config).c_str());
   if (const std::string part = describe_trained(s.config); !part.empty()) print("trained  %s\n", part.c_str());
   print("data     %s\n", run_.source.description.c_str());

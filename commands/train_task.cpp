@@ -266,7 +266,7 @@ class Preparation {
     const Capacity room = budget();
     const auto places = this->places();
     auto fits = [&](Index n) {
-      return fit(s, mode, o.batch * n, {exactly(least_chunk()), room, places, {KeptParts::inputs()}},
+      return fit(s, mode, o.batch * n, {exactly(least_chunk()), room, places, {KeptSets()}, o.budget.chosen_block()},
                  usual_rates(s.device, s.config.head_dim))
                  .chunk > 0;
     };
@@ -275,7 +275,10 @@ class Preparation {
     for (const Places& p : places) {
       StepSettings with = s;
       with.places = p;
-      longest_that_fits = std::max(longest_that_fits, longest_for_budget(with, mode, least_chunk(), room));
+      for (const Index block : blocks_to_try(mode, wanted, least_chunk(), o.budget.chosen_block())) {
+        with.block = block;
+        longest_that_fits = std::max(longest_that_fits, longest_for_budget(with, mode, least_chunk(), room));
+      }
     }
     const Index fitting = longest_that_fits / o.batch / kTile * kTile;
     if (fitting > 0) return fitting;
@@ -322,8 +325,9 @@ class Preparation {
     const auto places = this->places();
     const ChunkRange chunks = o.given("--chunk") ? exactly(chunk()) : up_to(chunk());
     const KeptChoice kept = o.budget.kept_choice(mode);
-    const Fit found = fit(s, mode, rows, {chunks, budget(), places, kept}, usual_rates(s.device, s.config.head_dim));
-    s.places = found.chunk > 0 ? found.places : smallest(places), s.kept = found.kept;
+    const Fit found = fit(s, mode, rows, {chunks, budget(), places, kept, o.budget.chosen_block()},
+                          usual_rates(s.device, s.config.head_dim));
+    s.places = found.chunk > 0 ? found.places : smallest(places), s.kept = found.kept, s.block = found.block;
     chosen_chunk = found.chunk > 0 ? found.chunk : chunk();
     if (found.chunk == 0) require_memory(usage(rows, s.places).peak);
     check_chunk(chosen_chunk, s.tile);
@@ -331,7 +335,7 @@ class Preparation {
     require_room(s, mode, rows, chosen_chunk, plan(s, rows, run.schedule).peak, o.room);
     if (found.chunk == 0) refuse_far_memory(rows, places);
     StepSettings plain = s;
-    plain.kept = KeptParts::inputs();
+    plain.kept = {}, plain.block = 0;
     task.plain_memory = plan(plain, rows, schedule_for(mode, plain, rows, chosen_chunk)).peak;
     plan_memory();
     require_room_to_sample();

@@ -332,9 +332,13 @@ inline Index trained_count(const Config& c) {
 }
 
 // The lowest layer that backward has to reach: 0 if the embedding is trained, c.layers if only the head is.
+inline bool trains_embedding(const Config& c) {
+  Tensors<float> none(c);
+  return !c.trained || !trained(embedding_table(c, none)).empty();
+}
 inline Index lowest_trained_layer(const Config& c) {
   Tensors<float> none(c);
-  if (!c.trained || !trained(embedding_table(c, none)).empty()) return 0;
+  if (trains_embedding(c)) return 0;
   Index l = 0;
   while (l < c.layers && trained(layer_table(c, l, none.layers[static_cast<std::size_t>(l)])).empty()) ++l;
   return l;

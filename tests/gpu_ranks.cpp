@@ -56,7 +56,7 @@ TEST_F(GpuRanks, GridsGiveTheBitsOfOneGpu) {
 
 TEST_F(GpuRanks, FarMemoryGivesTheBitsOfOneGpu) {
   Task task{c, few_rows(c, 1), Mode::stream, kTile, OptimizerKind::adamw_bf16};
-  task.places = {Place::far, Place::far, Place::far, Place::far, Place::far};
+  task.places = {Place::far, Place::far, Place::far, Place::far};
   expect_bits_of_one_gpu<BFloat16>(1, 2, task);
 }
 

@@ -23,8 +23,11 @@ std::vector<std::pair<std::string, Schedule>> schedules(Index rows) {
                                          checkpoint = {"checkpoint", Schedule::checkpoint(rows)},
                                          wider = {"stream by two tiles", Schedule::stream(2 * kTile, kTile)},
                                          far = {"inputs far", with_far_inputs(wider.second)};
-  if (sized(true, false, false)) return {full, stream, checkpoint, wider, far};
-  return {full, stream};
+  const KeptSets some = KeptSets().with(Part::attention).with(Part::queries, Place::far).with(Part::gate_up);
+  std::pair<std::string, Schedule> blocks = {"blocks", Schedule::stream(kTile, kTile, some)};
+  blocks.second.block = sized<Index>(2, 1, 1) * kTile;
+  if (sized(true, false, false)) return {full, stream, checkpoint, wider, far, blocks};
+  return {full, blocks};
 }
 
 template <class T, class G>

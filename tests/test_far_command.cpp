@@ -30,16 +30,32 @@ TEST_F(FarCommands, ARunHasTheSameBitsNearAndFar) {
   }
 }
 
-TEST_F(FarCommands, AttentionsOutputsAreKeptIfThereIsRoom) {
-  expect_ok(train("--out kept"), "mode stream, chunks of 512 rows, attention's outputs kept");
-  const std::string plain = expect_ok(train("--out plain --keep near"));
-  EXPECT_FALSE(contains(plain, "attention's outputs"));
-  expect_same_run("kept", "plain");
-  EXPECT_GT(metric("kept", "memory")[0], metric("plain", "memory")[0]);
-  const double least = metric("plain", "memory")[0];
-  expect_ok(train("--memory " + std::to_string(static_cast<std::size_t>(least)) + " --out tight"));
-  EXPECT_LE(metric("tight", "memory")[0], least);
-  expect_same_run("kept", "tight");
+TEST_F(FarCommands, WhatSavesTimeIsKeptIfThereIsRoom) {
+  expect_ok(train("--out all"), "kept     everything, beside layer inputs");
+  expect_ok(train("--out plain --keep nothing"), "kept     nothing, beside layer inputs");
+  expect_same_run("all", "plain");
+  const double most = metric("all", "memory")[0], least = metric("plain", "memory")[0];
+  EXPECT_GT(most, 1.5 * least);
+  for (const double memory : {least, (least + most) / 2}) {
+    expect_ok(train("--memory " + std::to_string(static_cast<std::size_t>(memory)) + " --out some"));
+    EXPECT_LE(metric("some", "memory")[0], memory);
+    expect_same_run("all", "some");
+    fs::remove_all("some");
+  }
+  expect_ok(train("--out parts --keep attention=near gate-up=near"),
+            "kept     attention, gate-up, beside layer inputs");
+  expect_ok(train("--out blocks --keep nothing --block 256 --chunk 256", 900), "chunks of 256 rows in blocks of 256");
+  expect_ok(train("--out whole --keep nothing --block all", 900), "chunks of 512 rows\n");
+  expect_same_run("blocks", "whole");
+}
+
+// A run stops in one order and resumes in the other.
+TEST_F(FarCommands, ARunResumesInBlocks) {
+  expect_ok(train("--out whole --block all", 900));
+  expect_ok(train("--out mixed --stop-after 1 --block 256", 900));
+  expect_ok("train --out mixed --resume --stop-after 2");  // still in blocks
+  expect_ok("train --out mixed --resume --block all --keep nothing");
+  expect_same_run("whole", "mixed");
 }
 
 TEST_F(FarCommands, ARunResumesNearOrFar) {
@@ -105,9 +121,11 @@ TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
   EXPECT_NEAR(with_gradients["far_by_kind"]["gradients"], layers, 1e-3 * layers);
   const double waiting = (state + 1.5 * layers) / 20e9 + 2 * layers / 20e9;
   EXPECT_NEAR(with_gradients["seconds"]["copy_waiting"], waiting, 1e-2 * waiting);
-  const double flops = u["flops"], attention = u["attention_flops"];
+  const double flops = u["flops"], matmul = u["matmul_flops"], attention = u["attention_flops"], moved = u["moved"];
   EXPECT_GT(attention, 0.1 * flops);
-  EXPECT_NEAR(u["seconds"]["compute"], (flops - attention) / (kEfficiency * 500e12) + attention / 250e12, 1e-6);
+  EXPECT_NEAR(matmul + attention, flops, 0.01 * flops);
+  const double compute = matmul / (kEfficiency * 500e12) + attention / 250e12 + moved / (kCopyEfficiency * 2.8e12);
+  EXPECT_NEAR(u["seconds"]["compute"], compute, 1e-6);
 }
 
 TEST_F(FarCommands, BenchMeasuresBoth) {
@@ -144,6 +162,13 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused("bench --mode full --chunk 256", "--chunk is for stream mode");
   expect_refused("plan qwen3-8b --length 9000000 --memory 80GiB --far-memory 2TiB", "needs at least");
   expect_refused("bench --inputs middle", "--inputs");
+  expect_refused("bench --kept attention+sideways", "expected nothing, everything, or parts such as");
+  expect_refused(run + "--keep keys-values=far", "keys and values stay near");
+  expect_refused(run + "--keep attention=near attention=far", "repeats or contradicts");
+  expect_refused(run + "--keep nothing everything", "repeats or contradicts");
+  expect_refused(run + "--mode full --keep attention=near", "is for --mode stream");
+  for (const char* block : {"0", "-256", "some", "1e3", ""})
+    expect_refused(run + "--block " + std::string(block), "--block");
 }
 
 }  // namespace

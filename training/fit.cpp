@@ -14,6 +14,9 @@ double bytes(const Usage& usage, std::initializer_list<Kind> kinds) {
   return sum;
 }
 
+// Of the matrices of a part, to the alignment of memory.
+constexpr double kRounding = 4 << 10;
+
 // A part of one layer that can be kept.
 struct Item {
   Index layer;
@@ -55,9 +58,9 @@ std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Ra
     const double plain = seconds({});
     for (std::size_t i = 1; i < kParts; ++i) {
       const auto part = static_cast<Part>(i);
-      const Item item = {0, part, bytes_of(s, rows, part), plain - seconds(KeptSets().with(part))};
+      const Item item = {0, part, bytes_of(s, rows, part) + kRounding, plain - seconds(KeptSets().with(part))};
       for (const Index layer : layers)
-        if (item.bytes > 0 && item.seconds > 0) result.push_back({layer, part, item.bytes, item.seconds});
+        if (item.bytes > kRounding && item.seconds > 0) result.push_back({layer, part, item.bytes, item.seconds});
     }
   }
   std::ranges::stable_sort(result, std::greater(), &Item::value);
@@ -68,60 +71,83 @@ std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Ra
 class KeptItems {
  public:
   KeptItems(const StepSettings& s, Mode mode, Index rows, Index chunk, const std::vector<Item>& items)
-      : s_(s), mode_(mode), rows_(rows), chunk_(chunk), items_(items), places_(items.size(), Place::nowhere) {}
+      : s_(s), mode_(mode), rows_(rows), chunk_(chunk), items_(items), usage_(planned()) {
+    // Of several blocks, one at a time keeps them.
+    if (s.block > 0 && s.block < rows)
+      for (Item& item : items_) item.bytes *= static_cast<double>(s.block) / static_cast<double>(rows);
+  }
+
+  const Usage& usage() const { return usage_; }
+  const KeptSets& sets() const { return s_.kept; }
+
+  // A lower bound of the predicted time, whatever is kept.
+  double floor(const Rates& rates) const {
+    Seconds seconds = predict(usage_, rates);
+    for (const Item& item : items_) seconds.compute -= item.seconds;
+    return seconds.total();
+  }
 
   // As many as fit, in their order; then those that fit into what is left. So more memory is never worse.
   void keep_near(const Capacity& budget) {
-    const auto first = [&](Index count) {
-      std::fill_n(places_.begin(), count, Place::near);
-      std::fill(places_.begin() + count, places_.end(), Place::nowhere);
-      return usage();
-    };
-    const auto n = static_cast<Index>(items_.size());
-    const Index count = first(n).fits(budget) ? n : largest(n, [&](Index i) { return first(i).fits(budget); });
-    auto left = static_cast<double>(budget.near - first(count).peak);
-    for (std::size_t i = static_cast<std::size_t>(count); i < items_.size(); ++i) {
-      const double bytes = items_[i].bytes + kRounding;
-      if (bytes <= left) places_[i] = Place::near, left -= bytes;
+    std::size_t next = 0;
+    for (double left = left_near(budget); next < items_.size() && items_[next].bytes <= left;
+         left = left_near(budget)) {
+      for (; next < items_.size() && items_[next].bytes <= left; ++next)
+        left -= items_[next].bytes, keep(next, Place::near);
+      usage_ = planned();  // their peaks differ from the sum
     }
+    double left = left_near(budget);
+    for (; next < items_.size(); ++next) {
+      if (items_[next].bytes > left)
+        others_.push_back(next);
+      else
+        left -= items_[next].bytes, keep(next, Place::near);
+    }
+    usage_ = planned();
   }
 
   // As many of the others as fit and arrive while the step computes.
   void keep_far(const Capacity& budget, const Rates& rates) {
-    std::vector<std::size_t> others;
-    for (std::size_t i = 0; i < items_.size(); ++i)
-      if (places_[i] == Place::nowhere && items_[i].part != Part::keys_values) others.push_back(i);
-    const auto first = [&](Index count) {
-      for (std::size_t i = 0; i < others.size(); ++i)
-        places_[others[i]] = static_cast<Index>(i) < count ? Place::far : Place::nowhere;
-      const Usage u = usage();
-      return u.fits(budget) && predict(u, rates).beside <= predict(u, rates).compute;
-    };
-    first(largest(static_cast<Index>(others.size()), first));
-  }
-
-  KeptSets sets() const {
-    KeptSets result = s_.kept;
-    for (std::size_t i = 0; i < items_.size(); ++i)
-      if (places_[i] != Place::nowhere)
-        result = result.with(items_[i].layer, s_.config.layers, items_[i].part, places_[i]);
-    return result;
-  }
-  Usage usage() const {
-    StepSettings s = s_;
-    s.kept = sets();
-    return plan(s, rows_, schedule_for(mode_, s, rows_, chunk_));
+    const StepSettings before = s_;
+    Seconds seconds = predict(usage_, rates);
+    auto left = static_cast<double>(budget.far - usage_.far);
+    for (const std::size_t i : others_) {
+      const Item& item = items_[i];
+      const double copied = 2 * item.bytes * static_cast<double>(s_.micro_batches / s_.ranks.streams()) / rates.far;
+      seconds.beside += copied, seconds.compute -= item.seconds, left -= item.bytes;
+      if (left < 0 || seconds.beside > seconds.compute) break;
+      if (item.part != Part::keys_values) keep(i, Place::far);
+    }
+    const Usage usage = planned();
+    if (usage.fits(budget))
+      usage_ = usage;
+    else
+      s_ = before;
   }
 
  private:
-  static constexpr double kRounding = 4 << 10;  // of the matrices of an item, to the alignment of memory
+  double left_near(const Capacity& budget) const { return static_cast<double>(budget.near - usage_.peak); }
+  void keep(std::size_t item, Place place) {
+    s_.kept = s_.kept.with(items_[item].layer, s_.config.layers, items_[item].part, place);
+  }
+  Usage planned() const { return plan(s_, rows_, schedule_for(mode_, s_, rows_, chunk_)); }
 
-  const StepSettings& s_;
+  StepSettings s_;
   const Mode mode_;
   const Index rows_, chunk_;
-  const std::vector<Item>& items_;
-  std::vector<Place> places_;  // of each item
+  std::vector<Item> items_;
+  Usage usage_;
+  std::vector<std::size_t> others_;  // that are not near
 };
+
+// The default chunk, and halves of it.
+std::vector<Index> chunks_to_try(const StepSettings& s, Mode mode, Index rows, const ChunkRange& range) {
+  if (mode != Mode::stream || range.least == range.most) return {std::max(range.most, s.tile)};
+  std::vector<Index> chunks;
+  for (Index chunk = std::min({range.most, default_chunk(s), round_up(rows, s.tile)}); chunk >= s.tile; chunk /= 2)
+    chunks.push_back(chunk / s.tile * s.tile);
+  return chunks;
+}
 
 }  // namespace
 
@@ -133,28 +159,38 @@ Seconds predict(const Usage& usage, const Rates& rates) {
       bytes(usage, {Kind::gradients}) / rates.far + bytes(usage, {Kind::optimizer}) / (rates.far * rates.far_streams),
       usage.sent / rates.link};
 }
+std::vector<Index> blocks_to_try(Mode mode, Index rows, Index chunk, const std::optional<Index>& only) {
+  if (only || mode != Mode::stream) return {only.value_or(0)};
+  std::vector<Index> blocks = {0};
+  for (Index size = chunk; 2 * size < rows; size *= 4) blocks.push_back(size);
+  return blocks;
+}
+
 Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, const Rates& rates) {
-  const auto& [range, budget, places, choice] = allowed;
-  std::vector<Index> chunks = {std::max(range.most, s.tile)};
-  if (mode == Mode::stream && range.least < range.most) {
-    chunks.clear();
-    for (Index chunk = std::min({range.most, default_chunk(s), round_up(rows, s.tile)}); chunk >= s.tile; chunk /= 2)
-      chunks.push_back(chunk / s.tile * s.tile);
-  }
+  const auto& [range, budget, places, choice, only] = allowed;
   Fit best;
   double least = INFINITY;
-  for (const Index chunk : chunks) {
+  for (const Index chunk : chunks_to_try(s, mode, rows, range)) {
     std::vector<Item> all;
     if (mode == Mode::stream && !choice.exactly) all = items(s, rows, chunk, rates);
-    for (const Places& p : places) {
-      StepSettings with = s;
-      with.places = p, with.kept = choice.exactly.value_or(KeptSets());
-      KeptItems kept(with, mode, rows, chunk, all);
-      if (!kept.usage().fits(budget)) continue;
-      kept.keep_near(budget);
-      if (choice.far) kept.keep_far(budget, rates);
-      const double time = predict(kept.usage(), rates).total();
-      if (time < least) best = {chunk, p, kept.sets()}, least = time;
+    std::size_t peak = 0;  // of a step without blocks
+    for (const Index block : blocks_to_try(mode, rows, chunk, only)) {
+      StepSettings in_blocks = s;
+      in_blocks.block = block;
+      const std::size_t of_block = plan(in_blocks, rows, schedule_for(mode, in_blocks, rows, chunk)).peak;
+      if (block == 0) peak = of_block;
+      if (block > 0 && !only && of_block >= peak) continue;
+      for (const Places& p : places) {
+        if (block > 0 && p.inputs == Place::far && places.size() > 1) continue;  // a block has few inputs
+        StepSettings with = s;
+        with.places = p, with.kept = choice.exactly.value_or(KeptSets()), with.block = block;
+        KeptItems kept(with, mode, rows, chunk, all);
+        if (!kept.usage().fits(budget) || kept.floor(rates) >= least) continue;
+        kept.keep_near(budget);
+        if (choice.far) kept.keep_far(budget, rates);
+        const double time = predict(kept.usage(), rates).total();
+        if (time < least) best = {chunk, p, kept.sets(), block}, least = time;
+      }
     }
   }
   return best;

@@ -59,13 +59,18 @@ struct Allowed {
   Capacity budget;
   std::vector<Places> places;  // near memory first
   KeptChoice kept = {};
+  std::optional<Index> block = {};  // the only one to try
 };
+
+// Sizes of blocks that differ enough to matter, after 0, the whole stream.
+std::vector<Index> blocks_to_try(Mode mode, Index rows, Index chunk, const std::optional<Index>& only);
 
 // The chosen step. Chunk 0: nothing fits.
 struct Fit {
   Index chunk = 0;
   Places places = {};
   KeptSets kept = {};
+  Index block = 0;
 };
 Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, const Rates& rates);
 

@@ -113,13 +113,14 @@ Index chunk_for_budget(const StepSettings& s, Index rows, const Capacity& budget
          });
 }
 
-Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, const Capacity& budget) {
+Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, const Capacity& budget, Index known) {
   // Ranks that share a stream have the same number of tiles each.
   const Index unit = s.ranks.sequence.size > 1 ? s.ranks.sequence.size * s.tile : kTile;
-  return unit * largest(kLongestStream / unit, [&](Index units) {
-           const Index rows = units * unit;
-           return fits(s, rows, schedule_for(mode, s, rows, chunk), budget);
-         });
+  const auto fits_units = [&](Index units) {
+    const Index rows = units * unit;
+    return fits(s, rows, schedule_for(mode, s, rows, chunk), budget);
+  };
+  return unit * largest(kLongestStream / unit, fits_units, known / unit);
 }
 
 }  // namespace streambp

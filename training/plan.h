@@ -35,11 +35,11 @@ std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& s
 // The peak memory of the weights and generation; without slots, of the weights alone.
 std::size_t plan_generation(const StepSettings& s, const GenerationShape& generation);
 
-// The largest n in 1 .. limit for which fits(n), or 0. fits must be true up to some n and false beyond.
+// The largest n in 1 .. limit for which fits(n), or 0. fits must be true up to some n and false beyond. good: fits(good).
 template <class F>
-Index largest(Index limit, F&& fits) {
-  Index good = 0, bad = 1;
-  while (bad <= limit && fits(bad)) good = bad, bad *= 2;
+Index largest(Index limit, F&& fits, Index good = 0) {
+  Index step = std::max<Index>(1, good / 8), bad = good + step;
+  for (; bad <= limit && fits(bad); bad = good + step) good = bad, step *= 2;
   bad = std::min(bad, limit + 1);
   while (bad - good > 1) {
     const Index middle = good + (bad - good) / 2;
@@ -51,7 +51,7 @@ Index largest(Index limit, F&& fits) {
 // The largest chunk for which a step fits the budget, or 0.
 Index chunk_for_budget(const StepSettings& s, Index rows, const Capacity& budget);
 
-// The longest stream, in whole tiles, for which a step fits the budget, or 0.
-Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, const Capacity& budget);
+// The longest stream, in whole tiles, for which a step fits the budget, or 0. known: one that fits.
+Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, const Capacity& budget, Index known = 0);
 
 }  // namespace streambp

@@ -102,7 +102,8 @@ class DeviceBase {
 
  protected:
   Work& account(std::string_view name, double flops, double bytes, double sent, Index calls = 1) {
-    auto found = std::find_if(work_.begin(), work_.end(), [&](const Work& w) { return w.name == name; });
+    const auto same = [&](const Work& w) { return w.name.data() == name.data() || w.name == name; };
+    auto found = std::find_if(work_.begin(), work_.end(), same);
     Work& w = found != work_.end() ? *found : work_.emplace_back(Work{name});
     w.calls += calls;
     w.flops += flops;
