@@ -41,6 +41,9 @@ class BenchCommand : public Command {
                 {&kept,
                  "Stream mode: what backward finds kept of a layer, beside its input, near: nothing (plain StreamBP), "
                  "everything, or parts such as attention+gate-up (train --help names them); one or more"});
+    options.add("--memory", {&budgets,
+                             "Stream mode: also the fastest step that fits each of these budgets of near memory, "
+                             "such as 1GiB, as train chooses it"});
     memory.add_directory_to(options);
     options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
     options.add("--json",
@@ -68,7 +71,7 @@ class BenchCommand : public Command {
 
   void run() {
     memory.check();
-    options.only({"--chunk", "--inputs", "--kept"}, wanted(Mode::stream), " is for stream mode");
+    options.only({"--chunk", "--inputs", "--kept", "--memory"}, wanted(Mode::stream), " is for stream mode");
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
     Config config = model.config(length);
     part.apply(config);
@@ -100,10 +103,10 @@ class BenchCommand : public Command {
     const Capacity room = {ranks.room(settings.device), far_room_of_each_rank(settings.device, memory.directory)};
     StepSettings planned = settings;  // of rank 0 on all ranks, so that all skip the same modes
     planned.ranks = ranks.planned(settings.config);
-    auto add = [&](std::string label, Mode mode, Index chunk, Place inputs = Place::near,
-                   const KeptSets& kept = KeptParts::inputs()) {
+    auto add = [&](std::string label, Mode mode, Index chunk, Place inputs = Place::near, const KeptSets& kept = {},
+                   Index block = 0) {
       if (!wanted(mode)) return;
-      planned.places.inputs = inputs, planned.kept = kept;
+      planned.places.inputs = inputs, planned.kept = kept, planned.block = block;
       const Schedule schedule = schedule_for(mode, planned, length, chunk);
       const Usage usage = plan(planned, length, schedule);
       auto lacks = [&](std::size_t needed, std::size_t free, const char* what) {
@@ -129,6 +132,19 @@ class BenchCommand : public Command {
         }
       }
     }
+    for (const std::string& budget : budgets) {
+      planned.places = {}, planned.kept = {}, planned.block = 0;
+      const Fit found = fit(planned, Mode::stream, length, {up_to(default_chunk(settings)), parse_bytes(budget), {{}}},
+                            usual_rates(settings.device, settings.config.head_dim));
+      if (found.chunk == 0) {
+        print("no step fits %s: skipped\n", budget.c_str());
+        continue;
+      }
+      print("fastest in %s: chunks of %ld rows%s, kept beside layer inputs: %s\n", budget.c_str(), found.chunk,
+            found.block > 0 ? format(" in blocks of %ld", found.block).c_str() : "",
+            describe(found.kept, settings.config).c_str());
+      add("fastest in " + budget, Mode::stream, found.chunk, Place::near, found.kept, found.block);
+    }
     return candidates;
   }
 
@@ -140,7 +156,7 @@ class BenchCommand : public Command {
     }
     capacity.directory = memory.directory, capacity.on_reserved = show_reserved;
     const double first_rate = matmul_rate(settings.device, settings.dtype);
-    if (profile) bandwidth = copy_rate(settings.device);
+    bandwidth = copy_rate(settings.device);
     if (capacity.far > 0) far = far_rate(settings.device, memory.directory);
     if (gpu && profile) products = time_products(settings, std::min(length, stream_chunks.front()));
     const std::size_t free_before = free_memory(settings.device);
@@ -250,18 +266,23 @@ class BenchCommand : public Command {
     }
     if (far > 0) json["far_rate"] = far;
     if (gpu) json["driver_overhead"] = driver_overhead;
-    TextTable table({"mode", "seconds", "min", "max", "tokens/s", "GFLOP/s", "of matmul", "memory"});
+    TextTable table({"mode", "seconds", "min", "max", "tokens/s", "GFLOP/s", "of matmul", "predicted", "memory"});
+    Rates rates = usual_rates(settings.device, settings.config.head_dim);
+    rates.attention *= rate / rates.matmul, rates.matmul = rate, rates.memory = bandwidth;
+    if (far > 0) rates.far = far;
     for (const Candidate& c : candidates) {
-      const double seconds = c.median(), flops = c.flops / seconds;
+      const double seconds = c.median(), flops = c.flops / seconds, predicted = predict(c.planned, rates).total();
       const auto [least, most] = std::minmax_element(c.seconds.begin(), c.seconds.end());
       table.add({c.label, format("%.3f", seconds), format("%.3f", *least), format("%.3f", *most),
                  human_count(static_cast<double>(length * settings.ranks.streams()) / seconds),
-                 format("%.1f", flops / 1e9), format("%.2f", flops / rate), human_bytes(c.planned.peak)});
+                 format("%.1f", flops / 1e9), format("%.2f", flops / rate), human_seconds(predicted),
+                 human_bytes(c.planned.peak)});
       json["runs"].push_back({{"mode", c.label},
                               {"seconds", c.seconds},
                               {"median", seconds},
                               {"flops", c.flops},
                               {"of_matmul", flops / rate},
+                              {"predicted", predicted},
                               {"memory", c.planned.peak},
                               {"far_memory", c.planned.far}});
       if (gpu && profile) json["runs"].back()["launches"] = c.launches;
@@ -341,7 +362,7 @@ class BenchCommand : public Command {
   Index length = 1024, repeat = 5;
   Index steps = 0;  // taken
   std::vector<Index> stream_chunks;
-  std::vector<std::string> modes, inputs = {"near"}, kept = {"nothing"};
+  std::vector<std::string> modes, inputs = {"near"}, kept = {"nothing"}, budgets;
   MemoryOptions memory;
   std::string json_file;
   bool profile = false;

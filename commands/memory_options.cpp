@@ -85,7 +85,8 @@ Kept kept(const std::vector<std::string>& words) {
 namespace {
 
 std::string is_block(const std::string& text) {
-  return text == "all" || checks::between(1, 1 << 24)(text).empty() ? "" : "expected all, or a number of rows";
+  const bool digits = !text.empty() && text.size() < 9 && text.find_first_not_of("0123456789") == std::string::npos;
+  return text == "all" || (digits && std::stol(text) > 0) ? "" : "expected all, or a number of rows";
 }
 
 }  // namespace
@@ -200,6 +201,7 @@ std::string describe(const KeptSets& kept, const Config& c) {
   const Index lowest = lowest_trained_layer(c), layers = c.layers - lowest;
   bool everything = true;
   for (std::size_t i = 1; i < kParts; ++i) {
+    if (!has(c, static_cast<Part>(i))) continue;
     Index near = 0, far = 0;
     for (Index l = lowest; l < c.layers; ++l) {
       const Place place = kept.of(l).place(static_cast<Part>(i));
@@ -209,7 +211,7 @@ std::string describe(const KeptSets& kept, const Config& c) {
     for (const auto& [count, where] : {std::pair(near, ""), {far, " (far)"}}) {
       if (count == 0) continue;
       text += format("%s%s%s", text.empty() ? "" : ", ", kPartNames[i], where);
-      if (count < layers) text += format(" of %ld layers", count);
+      if (count < layers) text += " of " + counted(count, "layer");
     }
   }
   return everything ? "everything" : text.empty() ? "nothing" : text;

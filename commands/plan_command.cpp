@@ -5,12 +5,13 @@
 #include "commands/model_options.h"
 #include "commands/objective_options.h"
 #include "commands/part_options.h"
+#include "commands/plan_files.h"
 #include "commands/rank_options.h"
+#include "commands/rate_options.h"
 #include "data/files/config.h"
 #include "data/files/files.h"
 #include "data/files/results.h"
 #include "training/plan.h"
-#include "training/timeline.h"
 
 namespace streambp {
 namespace {
@@ -50,15 +51,8 @@ class PlanCommand : public Command {
                  "layer inputs; with more, the whole gradient stays in memory",
                  checks::between(1, 1 << 12), Lasts::no, "1; one per token stream"});
     ranks.add_planned_to(options);
-    options.add("--link", {&link, "With --ranks: how fast a rank can send, in GB/s", checks::positive()});
     device.add_to(options, {"bf16", "f32", "f64"}, DeviceOptions::Optimizers::optional);
-    options.section("Predicted time");
-    options.add("--rates",
-                {&rates_file, "Rates measured by bench --profile --json FILE; defaults for the options below"});
-    options.add("--matmul", {&matmul, "TFLOP/s of large matrix products", checks::positive(), Lasts::no,
-                             "600 for a GPU; measured on this CPU"});
-    options.add("--far-rate", {&far_rate, "GB/s to or from far memory", checks::positive(), Lasts::no,
-                               "25 for a GPU; measured with a file in --far"});
+    given_rates.add_to(options);
     budget.add_directory_to(options);
     objectives.add_to(options);
     options.add("--group",
@@ -72,6 +66,9 @@ class PlanCommand : public Command {
     options.add("--timeline",
                 {&timeline_file, "Write memory by kind through one step, in the three modes, to this JSON file",
                  checks::results_file(), Lasts::no, "none"});
+    options.add("--curve", {&curve,
+                            "Show what more memory buys: the fastest step, and what it keeps, from plain StreamBP to "
+                            "everything kept"});
     options.add("--json",
                 {&json_file, "Also write the answer to this JSON file", checks::results_file(), Lasts::no, "none"});
   }
@@ -79,7 +76,8 @@ class PlanCommand : public Command {
  private:
   void run() {
     settle();
-    settle_rates();
+    rates = given_rates.assumed(settings);
+    measured = given_rates.measured(settings, room().far > 0 ? FarRate::measured : FarRate::assumed, budget.directory);
     introduce();
     const Capacity room = this->room();
     const bool bounded = !budget.memory.empty();
@@ -87,8 +85,10 @@ class PlanCommand : public Command {
     if (bounded && length == 0) longest(room);
     if (bounded && length > 0) chunk_for(room);
     if (length > 0 || !bounded) usage(length > 0 ? length : default_length());
-    if (!sweep.empty()) write_sweep();
-    if (!timeline_file.empty()) write_timeline(length > 0 ? length : default_length());
+    if (curve) print_curve(length > 0 ? length : default_length());
+    const Planned planned = {settings, chunk, model.model, result};
+    if (!sweep.empty()) write_sweep(sweep, planned);
+    if (!timeline_file.empty()) write_timeline(timeline_file, length > 0 ? length : default_length(), planned);
     if (!json_file.empty()) write_results(json_file, result);
   }
 
@@ -147,44 +147,6 @@ class PlanCommand : public Command {
                                                                                          : 0};
   }
 
-  // Choices depend on what the options say, and not on a measurement.
-  void settle_rates() {
-    const DeviceKind device = settings.device;
-    rates = usual_rates(device, settings.config.head_dim);
-    const double share = rates.attention / rates.matmul;  // a machine with other rates is expected to have it, too
-    if (matmul > 0) rates.matmul = matmul * 1e12, rates.attention = share * rates.matmul;
-    if (far_rate > 0) rates.far = far_rate * 1e9;
-    rates.link = link * 1e9;
-    measured = rates;
-    if (!rates_file.empty()) return read_rates();
-    if (device == DeviceKind::cuda) return;
-    measured.memory = copy_rate(device);
-    if (matmul == 0)
-      measured.matmul = matmul_rate(device, settings.dtype), measured.attention = share * measured.matmul;
-    if (far_rate > 0 || room().far == 0) return;
-    try {
-      measured.far = streambp::far_rate(device, budget.directory);
-    } catch (const Error&) {  // a plan needs no disk
-    }
-  }
-  // Options override the file.
-  void read_rates() {
-    const Json file = parse_json_file(rates_file);
-    const auto read = [&](const char* name, double& rate, bool given) {
-      const auto found = file.find(name);
-      if (found == file.end() || given) return;
-      require(found->is_number() && *found >= 0, rates_file, ": ", name, " is not a rate; write the file with bench ",
-              "--profile --json");
-      if (*found > 0) rate = *found;
-    };
-    require(file.is_object() && file.contains("matmul_rate"), rates_file, ": holds no rates; write it with bench ",
-            "--profile --json");
-    read("matmul_rate", measured.matmul, matmul > 0);
-    read("attention_rate", measured.attention, false);
-    read("copy_rate", measured.memory, false);
-    read("far_rate", measured.far, far_rate > 0);
-    read("link_rate", measured.link, options.given("--link"));
-  }
   Seconds seconds(const Usage& u) const { return predict(u, measured); }
 
   // Work depends on the number of documents in the stream; memory does not.
@@ -288,8 +250,8 @@ class PlanCommand : public Command {
     if (s.waiting > 0) text += "; " + human_seconds(s.waiting) + " to copy what they wait for";
     if (s.beside + s.waiting > 0) text += format(" at %.3g GB/s", measured.far / 1e9);
     if (s.sent > 0) text += "; " + human_seconds(s.sent) + format(" to send at %g GB/s", measured.link / 1e9);
-    const bool assumed = settings.device == DeviceKind::cuda && matmul == 0 && rates_file.empty();
-    if (assumed) text += "; the rates are assumed, those of an H100: give measured ones with --rates";
+    if (given_rates.are_assumed(settings.device))
+      text += "; the rates are assumed, those of an H100: give measured ones with --rates";
     print("(predicted time of %s: %s)\n", step.c_str(), text.c_str());
   }
 
@@ -365,39 +327,33 @@ class PlanCommand : public Command {
   }
 
   std::string blocks_part() const { return settings.block > 0 ? format(" in blocks of %ld", settings.block) : ""; }
+  // From plain StreamBP to everything kept, in near memory.
+  void print_curve(Index rows) {
+    print("\nMore memory buys a faster step, of %ld tokens:\n\n", rows);
+    TextTable table({"memory", "predicted time", "chunk", "block", "kept beside layer inputs"}, TextTable::Last::text);
+    StepSettings s = settings;
+    s.documents = documents_in(rows), s.places = {};
+    const Allowed allowed = {up_to(default_chunk(s)), Plan::kUnlimited, {{}}, kept, budget.chosen_block()};
+    for (const auto& [found, usage] : fastest_by_memory(s, rows, allowed, rates, 8)) {
+      const std::string block = found.block > 0 ? std::to_string(found.block) : "all",
+                        kept = describe(found.kept, s.config);
+      table.add(
+          {human_bytes(usage.peak), human_seconds(seconds(usage).total()), std::to_string(found.chunk), block, kept});
+      result["curve"].push_back({{"peak", usage.peak},
+                                 {"seconds", seconds(usage).total()},
+                                 {"chunk", found.chunk},
+                                 {"block", found.block},
+                                 {"kept", kept}});
+    }
+    table.print();
+  }
+
   static std::string far_room(const Capacity& room) {
     if (room.far == 0) return "";
     return room.far == Plan::kUnlimited ? " and far memory"
                                         : format(" and %s of far memory", human_bytes(room.far).c_str());
   }
   static std::string far_part(const Usage& u) { return u.far > 0 ? "; far: " + describe_far(u.far_by_kind) : ""; }
-
-  void write_sweep() {
-    Json curve = result;
-    for (Mode mode : kModes) {
-      Json points = Json::array();
-      for (Index rows = 1024; rows <= (Index{1} << 18); rows = rows * 5 / 4 / kTile * kTile) {
-        points.push_back({{"length", rows}, {"peak", plan(settings, rows, schedule(mode, rows)).peak}});
-      }
-      curve["curve"][name(mode)] = points;
-    }
-    curve["chunk"] = chunk;
-    curve["name"] = model.model;
-    write_results(sweep, std::move(curve));
-    print("\nThe curve is in %s; scripts/plot.py draws it.\n", sweep.c_str());
-  }
-
-  void write_timeline(Index rows) {
-    constexpr std::size_t parts = 1000;  // more than a plot can show
-    Json file = result;
-    file.update({{"length", rows}, {"chunk", chunk}, {"name", model.model}, {"kinds", kKindNames}});
-    for (Mode mode : kModes) {
-      const Timeline line = timeline(settings, rows, schedule(mode, rows), parts);
-      file["timeline"][name(mode)] = {{"flops", line.flops}, {"bytes", line.parts}};
-    }
-    write_results(timeline_file, std::move(file), -1);
-    print("\nThe timeline is in %s; scripts/plot.py draws it.\n", timeline_file.c_str());
-  }
 
   OptionTable options;
   ModelOptions model;
@@ -406,14 +362,14 @@ class PlanCommand : public Command {
   RankOptions ranks;
   MemoryOptions budget;
   DeviceOptions device{.optimizer = "none", .planned = true};
-  double link = 50, matmul = 0, far_rate = 0;
   Index length = 0, chunk = 0, micro_batches = 1, group_size = 8, documents = 1;
   std::string sweep, timeline_file, json_file;
+  bool curve = false;
   StepSettings settings;
   std::vector<Places> places;  // that --keep allows
   KeptChoice kept;             // and these parts of layers
   KeptSets fastest;
-  std::string rates_file;
+  RateOptions given_rates;
   Rates rates = usual_rates(DeviceKind::cuda, 128), measured = rates;
   Usage stream;  // at the longest length
   Json result;

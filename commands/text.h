@@ -63,7 +63,9 @@ inline std::size_t parse_bytes(const std::string& text) {
 // A table with a header. All columns but the first are aligned to the right.
 class TextTable {
  public:
-  explicit TextTable(std::vector<std::string> header) : rows{std::move(header)} {}
+  // Columns of numbers, after a first one of text.
+  enum class Last { number, text };
+  explicit TextTable(std::vector<std::string> header, Last last = Last::number) : last(last), rows{std::move(header)} {}
   void add(std::vector<std::string> row) { rows.push_back(std::move(row)); }
   void print() const {
     std::vector<std::size_t> width(rows[0].size());
@@ -74,13 +76,15 @@ class TextTable {
       std::string line;
       for (std::size_t i = 0; i < row.size(); ++i) {
         const std::string space(width[i] - row[i].size(), ' ');
-        line += i == 0 ? row[i] + space : "  " + space + row[i];
+        const bool is_text = i == 0 || (i + 1 == row.size() && last == Last::text);
+        line += (i > 0 ? "  " : "") + (is_text ? row[i] + space : space + row[i]);
       }
       streambp::print("%s\n", line.substr(0, line.find_last_not_of(' ') + 1).c_str());
     }
   }
 
  private:
+  const Last last;
   std::vector<std::vector<std::string>> rows;
 };
 

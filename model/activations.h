@@ -42,6 +42,14 @@ void for_each_activation(const Config& c, Index ranks, Activations<T>& a, F&& f)
   if (c.post_norms) own(feed_forward_output, a.feed_forward_output, c.hidden);
 }
 
+// Whether a model's layers have this part.
+inline bool has(const Config& c, Part wanted) {
+  bool found = wanted == Part::keys_values;
+  Activations<float> a;
+  for_each_activation(c, 1, a, [&](Part part, auto&, Index, View) { found |= part == wanted; });
+  return found;
+}
+
 // Only the activations that K and V are computed from.
 template <class T, class Device>
 Activations<T> allocate_key_value_activations(Device& dev, const Config& c, Index rows) {

@@ -230,7 +230,17 @@ TEST_F(Commands, PlanAnswersItsThreeQuestions) {
   EXPECT_LT(modes["checkpoint"]["peak"], modes["full"]["peak"]);
   EXPECT_EQ(modes["checkpoint"]["flops"], modes["stream"]["flops"]);
   expect_ok("plan gpt2 --length 3000", "3000 tokens, 3 documents of 1000:");  // more than the model's 1024 positions
-  expect_ok("plan qwen3-8b --length 100000 --memory 70GiB", "Largest chunk");
+  expect_ok("plan qwen3-8b --length 100000 --memory 70GiB --json fast.json",
+            "Fastest in 70.00 GiB: chunks of 2048 rows\nkept beside layer inputs: attention");
+  const Json steps = parse_json_file("fast.json")["usage"];
+  EXPECT_LT(steps["fastest"]["seconds"]["total"], steps["stream"]["seconds"]["total"]);
+  expect_ok("plan qwen3-0.6b --length 20000 --curve --json curve.json", "More memory buys a faster step", "everything");
+  const Json curve = parse_json_file("curve.json")["curve"];
+  for (std::size_t i = 1; i < curve.size(); ++i) {
+    EXPECT_GT(curve[i]["peak"], curve[i - 1]["peak"]);
+    EXPECT_LE(curve[i]["seconds"], curve[i - 1]["seconds"]);
+  }
+  EXPECT_GT(curve.size(), 5u);
   expect_ok("plan qwen2.5-7b --sweep sweep.json");
   EXPECT_GT(parse_json_file("sweep.json")["curve"]["stream"].size(), 10u);
 }
@@ -250,11 +260,12 @@ TEST_F(Commands, PlanPredictsWithTheRatesOfTheMachine) {
     expect_ok("plan qwen3-0.6b --length 65536 --json plan.json " + options);
     return parse_json_file("plan.json")["usage"]["stream"]["seconds"]["total"].get<double>();
   };
-  write("rates.json", R"({"matmul_rate": 6e14, "attention_rate": 3e14})");
+  write("rates.json", R"({"matmul_rate": 6e14, "attention_rate": 3e14, "copy_rate": 2.8e12})");
   write("slow.json", R"({"matmul_rate": 6e14, "attention_rate": 1e14})");
   const double assumed = seconds(""), half = seconds("--matmul 300");
   EXPECT_EQ(seconds("--rates rates.json"), assumed);
-  EXPECT_NEAR(half, 2 * assumed, 1e-9 * half);
+  EXPECT_GT(half, 1.9 * assumed) << "little of this step is norms and the like";
+  EXPECT_LT(half, 2 * assumed);
   EXPECT_GT(seconds("--rates slow.json"), 2 * assumed) << "most of this step is attention";
   write("none.json", "{}");
   expect_refused("plan gpt2 --rates none.json", "none.json: holds no rates; write it with bench --profile --json");

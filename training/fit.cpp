@@ -87,8 +87,15 @@ class KeptItems {
     return seconds.total();
   }
 
-  // As many as fit, in their order; then those that fit into what is left. So more memory is never worse.
+  // All, or as many as fit, in their order, and then those that fit into what is left. So more memory is never worse.
   void keep_near(const Capacity& budget) {
+    const StepSettings plain = s_;
+    for (std::size_t i = 0; i < items_.size(); ++i) keep(i, Place::near);
+    if (const Usage all = planned(); all.fits(budget)) {
+      usage_ = all;
+      return;
+    }
+    s_ = plain;
     std::size_t next = 0;
     for (double left = left_near(budget); next < items_.size() && items_[next].bytes <= left;
          left = left_near(budget)) {
@@ -194,6 +201,31 @@ Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, co
     }
   }
   return best;
+}
+
+std::vector<Point> fastest_by_memory(const StepSettings& s, Index rows, Allowed allowed, const Rates& rates,
+                                     int steps) {
+  const auto usage = [&](const Fit& found) {
+    StepSettings with = s;
+    with.places = found.places, with.kept = found.kept, with.block = found.block;
+    return plan(with, rows, schedule_for(Mode::stream, with, rows, found.chunk));
+  };
+  std::size_t least = Plan::kUnlimited;
+  for (const Index block : blocks_to_try(Mode::stream, rows, s.tile, allowed.block)) {
+    const Fit plain = {s.tile, allowed.places.front(), allowed.kept.exactly.value_or(KeptSets()), block};
+    least = std::min(least, usage(plain).peak);
+  }
+  std::vector<Point> points;
+  allowed.budget = Plan::kUnlimited;
+  const std::size_t most = usage(fit(s, Mode::stream, rows, allowed, rates)).peak;
+  for (int i = 0; i <= steps; ++i) {
+    const double share = static_cast<double>(i) / steps, ratio = static_cast<double>(most) / static_cast<double>(least);
+    allowed.budget = i == steps ? most : static_cast<std::size_t>(static_cast<double>(least) * std::pow(ratio, share));
+    const Fit found = fit(s, Mode::stream, rows, allowed, rates);
+    const Usage used = usage(found);
+    if (found.chunk > 0 && (points.empty() || used.peak > points.back().usage.peak)) points.push_back({found, used});
+  }
+  return points;
 }
 
 }  // namespace streambp

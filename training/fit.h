@@ -74,4 +74,12 @@ struct Fit {
 };
 Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, const Rates& rates);
 
+// The fastest steps in near memory, from the one that needs the least to one that computes nothing twice, at about so many
+// budgets between them.
+struct Point {
+  Fit fit;
+  Usage usage;
+};
+std::vector<Point> fastest_by_memory(const StepSettings& s, Index rows, Allowed allowed, const Rates& rates, int steps);
+
 }  // namespace streambp

@@ -93,7 +93,7 @@ inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk
 inline Schedule schedule_for(Mode mode, const StepSettings& s, Index rows, Index chunk) {
   Schedule schedule = schedule_for(mode, s.config, rows, chunk, s.tile, s.dtype);
   if (mode != Mode::full) schedule.kept = s.kept.with(Part::input, s.places.inputs);
-  if (mode == Mode::stream) schedule.block = s.block;
+  if (mode == Mode::stream && s.block > 0) schedule.block = round_up(s.block, schedule.chunk);
   return schedule;
 }
 

@@ -1,0 +1,61 @@
+#include "commands/rate_options.h"
+
+#include "training/engine.h"
+
+namespace streambp {
+
+void RateOptions::add_to(OptionTable& options) {
+  options_ = &options;
+  options.section("Predicted time");
+  options.add("--rates", {&file_, "Rates measured by bench --profile --json FILE; defaults for the options below"});
+  options.add("--matmul", {&matmul_, "TFLOP/s of large matrix products", checks::positive(), Lasts::no,
+                           "600 for a GPU; measured on this CPU"});
+  options.add("--far-rate", {&far_, "GB/s to or from far memory", checks::positive(), Lasts::no,
+                             "25 for a GPU; measured with a file in --far"});
+  options.add("--link", {&link_, "With --ranks: how fast a rank can send, in GB/s", checks::positive()});
+}
+
+Rates RateOptions::assumed(const StepSettings& s) const {
+  Rates rates = usual_rates(s.device, s.config.head_dim);
+  const double share = rates.attention / rates.matmul;  // a machine with other rates is expected to have it, too
+  if (matmul_ > 0) rates.matmul = matmul_ * 1e12, rates.attention = share * rates.matmul;
+  if (far_ > 0) rates.far = far_ * 1e9;
+  rates.link = link_ * 1e9;
+  return rates;
+}
+
+Rates RateOptions::measured(const StepSettings& s, FarRate far, const std::string& far_directory) const {
+  Rates rates = assumed(s);
+  if (!file_.empty()) return read(rates);
+  if (s.device == DeviceKind::cuda) return rates;
+  const double share = rates.attention / rates.matmul;
+  try {
+    if (matmul_ == 0) rates.matmul = matmul_rate(s.device, s.dtype), rates.attention = share * rates.matmul;
+    rates.memory = copy_rate(s.device);
+    if (far_ == 0 && far == FarRate::measured) rates.far = far_rate(s.device, far_directory);
+  } catch (const Error&) {  // a plan needs neither much memory nor a disk
+  }
+  return rates;
+}
+
+// Options override the file.
+Rates RateOptions::read(Rates rates) const {
+  const Json file = parse_json_file(file_);
+  const auto set = [&](const char* name, double& rate, bool given) {
+    const auto found = file.find(name);
+    if (found == file.end() || given) return;
+    require(found->is_number() && *found >= 0, file_, ": ", name, " is not a rate; write the file with bench ",
+            "--profile --json");
+    if (*found > 0) rate = *found;
+  };
+  require(file.is_object() && file.contains("matmul_rate"), file_, ": holds no rates; write it with bench ",
+          "--profile --json");
+  set("matmul_rate", rates.matmul, matmul_ > 0);
+  set("attention_rate", rates.attention, false);
+  set("copy_rate", rates.memory, false);
+  set("far_rate", rates.far, far_ > 0);
+  set("link_rate", rates.link, options_->given("--link"));
+  return rates;
+}
+
+}  // namespace streambp
