@@ -5,7 +5,7 @@
 //                  chunk           head chunk      kept between forward and backward
 //   full           whole stream    whole stream    all activations of every layer
 //   checkpoint     whole stream    whole stream    the input of every layer
-//   stream         C rows          H rows          the input of every layer; optionally attention's outputs
+//   stream         C rows          H rows          the input of every layer, and any of its parts (memory/schedule.h)
 //
 // A row of a layer's output depends on other rows only through their keys and values. So a layer's backward pass can go
 // chunk by chunk, from the last to the first, and recompute only one chunk's activations at a time:
@@ -25,13 +25,13 @@
 // (memory/sums.h), and weights in shards come from all ranks (memory/weights.h). A rank without a micro-batch walks an
 // empty stream: it has no chunks, but takes part in every exchange.
 //
-// The order. A step of backward, a cell (layer, chunk), needs the cell of the layer above, all later chunks of its own layer,
-// and the layer's K and V of earlier rows; every order that respects this gives the same bits. The stream is cut into blocks
-// of rows. A block goes through all layers, layer by layer, and blocks go last to first:
+// The order: a cell (layer, chunk) of backward needs the cell of the layer above, all later chunks of its own layer, and the
+// layer's K and V of earlier rows. Every order that respects this gives the same bits. The stream is cut into blocks of
+// rows, walked from the last to the first; a block goes through all layers, layer by layer, in chunks:
 //
-//   one block         layer by layer: keeps the inputs of all layers for all rows; K, V, dK, dV of one layer
-//   several blocks    keep the inputs for one block; K, V, dK, dV and the gradient sums of all layers (memory/summaries.h).
-//                     Before backward, each block but the last goes through all layers once more, for K and V
+//   one block         keeps layer inputs for all rows; K, V, dK, dV and the gradient sums of one layer
+//   several blocks    keep layer inputs for one block; K, V, dK, dV and the gradient sums of all layers. First, all blocks
+//                     but the last go through all layers once more, for K and V (memory/summaries.h)
 #pragma once
 
 #include <functional>

@@ -22,7 +22,7 @@ constexpr const char* kPlanDescription =
     "memory block that a run allocates. It answers three questions:\n\n"
     "  streambp plan qwen3-8b --length 100000                 what does a step at this length need?\n"
     "  streambp plan qwen3-8b --memory 80GiB                  how long can the token stream be?\n"
-    "  streambp plan qwen3-8b --length 100000 --memory 80GiB  which chunk fits?\n\n"
+    "  streambp plan qwen3-8b --length 100000 --memory 80GiB  what is the fastest step?\n\n"
     "--far-memory lets saved layer inputs, weights, gradients and the optimizer's state move to a second, larger\n"
     "memory:\n\n"
     "  streambp plan qwen3-8b --memory 80GiB --far-memory 300GiB --optimizer adamw-bf16\n\n"
@@ -86,7 +86,7 @@ class PlanCommand : public Command {
     if (bounded && length > 0) chunk_for(room);
     if (length > 0 || !bounded) usage(length > 0 ? length : default_length());
     if (curve) print_curve(length > 0 ? length : default_length());
-    const Planned planned = {settings, chunk, model.model, result};
+    const Planned planned = {settings, chunk, result};
     if (!sweep.empty()) write_sweep(sweep, planned);
     if (!timeline_file.empty()) write_timeline(timeline_file, length > 0 ? length : default_length(), planned);
     if (!json_file.empty()) write_results(json_file, result);
@@ -131,6 +131,7 @@ class PlanCommand : public Command {
               {"objective", objectives.objective},
               {"documents", documents},
               {"optimizer", device.optimizer},
+              {"name", model.model},
               {"accumulate", micro_batches}};
     if (ranks.ranks == 1) return;
     print("Rank 0 of %ld: %s at a time, %s each\n\n", ranks.ranks,
@@ -185,6 +186,7 @@ class PlanCommand : public Command {
     if (fastest != settings.kept) {
       std::swap(settings.kept, fastest);
       column("fastest", Mode::stream);
+      std::swap(settings.kept, fastest);
     }
     TextTable table(header);
     auto add = [&](const std::string& name, auto&& value) {

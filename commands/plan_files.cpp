@@ -8,7 +8,7 @@
 namespace streambp {
 
 void write_sweep(const std::string& file, const Planned& planned) {
-  const auto& [settings, chunk, name, answers] = planned;
+  const auto& [settings, chunk, answers] = planned;
   Json sweep = answers;
   for (Mode mode : kModes) {
     Json points = Json::array();
@@ -16,21 +16,21 @@ void write_sweep(const std::string& file, const Planned& planned) {
       points.push_back(
           {{"length", rows}, {"peak", plan(settings, rows, schedule_for(mode, settings, rows, chunk)).peak}});
     }
-    sweep["curve"][streambp::name(mode)] = points;
+    sweep["curve"][name(mode)] = points;
   }
-  sweep["chunk"] = chunk, sweep["name"] = name;
+  sweep["chunk"] = chunk;
   write_results(file, std::move(sweep));
   print("\nThe curve is in %s; scripts/plot.py draws it.\n", file.c_str());
 }
 
 void write_timeline(const std::string& file, Index rows, const Planned& planned) {
-  const auto& [settings, chunk, name, answers] = planned;
+  const auto& [settings, chunk, answers] = planned;
   constexpr std::size_t parts = 1000;  // more than a plot can show
   Json all = answers;
-  all.update({{"length", rows}, {"chunk", chunk}, {"name", name}, {"kinds", kKindNames}});
+  all.update({{"length", rows}, {"chunk", chunk}, {"kinds", kKindNames}});
   for (Mode mode : kModes) {
     const Timeline line = timeline(settings, rows, schedule_for(mode, settings, rows, chunk), parts);
-    all["timeline"][streambp::name(mode)] = {{"flops", line.flops}, {"bytes", line.parts}};
+    all["timeline"][name(mode)] = {{"flops", line.flops}, {"bytes", line.parts}};
   }
   write_results(file, std::move(all), -1);
   print("\nThe timeline is in %s; scripts/plot.py draws it.\n", file.c_str());

@@ -10,7 +10,6 @@ namespace streambp {
 struct Planned {
   const StepSettings& settings;
   Index chunk;
-  const std::string& name;
   const Json& answers;
 };
 

@@ -11,8 +11,10 @@
 //   - backward visits the chunks from the LAST to the FIRST. Only later rows attend to a row, and they are done, so the
 //     dK and dV of a chunk are complete when backward leaves the attention of that chunk.
 //
-// Nothing is approximated. Both functions sum over rows from the last row to the first, so their gradients agree in
-// every bit. To keep the loops short, attention has one head, norms have no weights, and positions are not encoded.
+// streambp() goes layer by layer. chunk_by_chunk() takes the same steps in another order, and keeps other things.
+//
+// Nothing is approximated. All three sum over rows from the last row to the first, so their gradients agree in every
+// bit. To keep the loops short, attention has one head, norms have no weights, and positions are not encoded.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -166,15 +168,15 @@ void attention_backward(View dq, const KeysValues& dkv, View dy, const Activatio
 
 // --- One layer: middle = x + attention(norm(x)), y = middle + MLP(norm(middle)) ---
 
-void keys_values(const KeysValues& kv, View x, const Layer& w, Rows rows) {
+void keys_values(const KeysValues& kv, View x, const Layer& w, Rows rows) {  // x: of these rows
   Matrix normed(rows.size(), kHidden);
-  norm(normed, x[rows]);
+  norm(normed, x);
   linear(kv.k[rows], normed, w.k);
   linear(kv.v[rows], normed, w.v);
 }
 
 Activations layer_forward(View x, const KeysValues& kv, const Layer& w, Rows rows) {
-  Activations a{rows, x[rows]};
+  Activations a{rows, x};
   norm(a.normed, a.x);
   linear(a.q, a.normed, w.q);
   attention(a, kv);
@@ -214,8 +216,8 @@ void layer_backward(View dx, const Layer& dw, const KeysValues& dkv, const Activ
 
 using Tokens = std::vector<int>;  // kTokens + 1 of them: each token predicts the next
 
-void embed(View x, const Model& m, const Tokens& tokens) {
-  for (int t = 0; t < kTokens; ++t) std::copy_n(m.embedding[tokens[t]], kHidden, x[t]);
+void embed(View x, const Model& m, const Tokens& tokens, Rows rows) {
+  for (int r = 0; r < rows.size(); ++r) std::copy_n(m.embedding[tokens[rows.begin + r]], kHidden, x[r]);
 }
 
 void embed_backward(const Gradient& g, View dx, const Tokens& tokens) {
@@ -223,10 +225,10 @@ void embed_backward(const Gradient& g, View dx, const Tokens& tokens) {
     for (int i = 0; i < kHidden; ++i) g.embedding[tokens[t]][i] += dx[t][i];
 }
 
-// Adds these rows' share of the mean cross-entropy to the loss, and writes the gradient of their hidden state x to dx.
+// Adds these rows' share of the mean cross-entropy to the loss, and the gradient of their hidden state x to dx.
 void head(View dx, Gradient& g, View x, const Model& m, const Tokens& tokens, Rows rows) {
   Matrix normed(rows.size(), kHidden), dnormed(rows.size(), kHidden), logits(rows.size(), kVocab);
-  norm(normed, x[rows]);
+  norm(normed, x);
   linear(logits, normed, m.embedding);
   for (int r = rows.size() - 1; r >= 0; --r) {
     const int target = tokens[rows.begin + r + 1];
@@ -237,17 +239,17 @@ void head(View dx, Gradient& g, View x, const Model& m, const Tokens& tokens, Ro
   }
   const View dlogits = logits;  // (softmax(logits) - onehot(target)) / n, in the same memory
   linear_backward(dnormed, g.embedding, dlogits, normed, m.embedding);
-  norm_backward(dx[rows], dnormed, x[rows]);
+  norm_backward(dx, dnormed, x);
 }
 
-// --- Two ways to one gradient ---
+// --- Three ways to one gradient ---
 
 void full_memory(Gradient& g, const Model& m, const Tokens& tokens) {
   const Rows all{0, kTokens};
   std::vector<Matrix> x;  // the input of each layer, and the output of the last
   std::vector<KeysValues> kv(kLayers);
   std::vector<Activations> a;
-  embed(x.emplace_back(kTokens, kHidden), m, tokens);
+  embed(x.emplace_back(kTokens, kHidden), m, tokens, {0, kTokens});
   for (int l = 0; l < kLayers; ++l) {
     keys_values(kv[l], x[l], m.layers[l], all);
     a.push_back(layer_forward(x[l], kv[l], m.layers[l], all));
@@ -262,29 +264,61 @@ void full_memory(Gradient& g, const Model& m, const Tokens& tokens) {
   embed_backward(g, dx, tokens);
 }
 
-void streambp(Gradient& g, const Model& m, const Tokens& tokens, int chunk) {
+std::vector<Rows> chunks_of(int size) {
   std::vector<Rows> chunks;
-  for (int begin = 0; begin < kTokens; begin += chunk) chunks.push_back({begin, std::min(begin + chunk, kTokens)});
-  const std::vector<Rows> last_to_first(chunks.rbegin(), chunks.rend());
+  for (int begin = 0; begin < kTokens; begin += size) chunks.push_back({begin, std::min(begin + size, kTokens)});
+  return chunks;
+}
+
+void streambp(Gradient& g, const Model& m, const Tokens& tokens, int chunk) {
+  const std::vector<Rows> chunks = chunks_of(chunk), last_to_first(chunks.rbegin(), chunks.rend());
 
   std::vector<Matrix> x;  // the input of each layer, and the output of the last
-  embed(x.emplace_back(kTokens, kHidden), m, tokens);
+  embed(x.emplace_back(kTokens, kHidden), m, tokens, {0, kTokens});
   for (int l = 0; l < kLayers; ++l) {
     const KeysValues kv;
     x.emplace_back(kTokens, kHidden);
     for (Rows rows : chunks) {
-      keys_values(kv, x[l], m.layers[l], rows);
-      layer_output(x[l + 1][rows], layer_forward(x[l], kv, m.layers[l], rows), m.layers[l]);
+      keys_values(kv, x[l][rows], m.layers[l], rows);
+      layer_output(x[l + 1][rows], layer_forward(x[l][rows], kv, m.layers[l], rows), m.layers[l]);
     }
   }
   Matrix dx(kTokens, kHidden);
-  for (Rows rows : last_to_first) head(dx, g, x[kLayers], m, tokens, rows);
+  for (Rows rows : last_to_first) head(dx[rows], g, x[kLayers][rows], m, tokens, rows);
   for (int l = kLayers - 1; l >= 0; --l) {
     const KeysValues kv, dkv;
-    for (Rows rows : chunks) keys_values(kv, x[l], m.layers[l], rows);
+    for (Rows rows : chunks) keys_values(kv, x[l][rows], m.layers[l], rows);
     for (Rows rows : last_to_first) {
-      const Activations a = layer_forward(x[l], kv, m.layers[l], rows);
+      const Activations a = layer_forward(x[l][rows], kv, m.layers[l], rows);
       layer_backward(dx[rows], g.layers[l], dkv, a, kv, m.layers[l]);
+    }
+  }
+  embed_backward(g, dx, tokens);
+}
+
+// The other order: a chunk goes through all layers before the next one does. Backward of a chunk in a layer needs the layer
+// above, the later chunks of its own layer, and K and V of earlier rows; this order gives it all three. What stays for all
+// rows: K, V, dK, dV of every layer, instead of the layers' inputs.
+void chunk_by_chunk(Gradient& g, const Model& m, const Tokens& tokens, int chunk) {
+  const std::vector<Rows> chunks = chunks_of(chunk), last_to_first(chunks.rbegin(), chunks.rend());
+  const std::vector<KeysValues> kv(kLayers), dkv(kLayers);
+  const auto forward = [&](Rows rows, auto&& before_layer) {  // returns the inputs of the layers, and the last output
+    std::vector<Matrix> x;
+    embed(x.emplace_back(rows.size(), kHidden), m, tokens, rows);
+    for (int l = 0; l < kLayers; ++l) {
+      before_layer(l, x[l]);
+      layer_output(x.emplace_back(rows.size(), kHidden), layer_forward(x[l], kv[l], m.layers[l], rows), m.layers[l]);
+    }
+    return x;
+  };
+  for (Rows rows : chunks) forward(rows, [&](int l, View x) { keys_values(kv[l], x, m.layers[l], rows); });
+  Matrix dx(kTokens, kHidden);
+  for (Rows rows : last_to_first) {
+    const std::vector<Matrix> x = forward(rows, [](int, View) {});
+    head(dx[rows], g, x[kLayers], m, tokens, rows);
+    for (int l = kLayers - 1; l >= 0; --l) {
+      const Activations a = layer_forward(x[l], kv[l], m.layers[l], rows);
+      layer_backward(dx[rows], g.layers[l], dkv[l], a, kv[l], m.layers[l]);
     }
   }
   embed_backward(g, dx, tokens);
@@ -318,17 +352,20 @@ int main() {
   Tokens tokens(kTokens + 1);
   std::generate(tokens.begin(), tokens.end(), [&] { return random() % kVocab; });
 
-  std::printf("%d layers, %d tokens\n\n%29s   gradient\n", kLayers, kTokens, "peak memory");
+  std::printf("%d layers, %d tokens\n\n%41s   gradient\n", kLayers, kTokens, "peak memory");
   Gradient full;
-  std::printf("full memory   %7ld numbers\n", peak_of([&] { full_memory(full, model, tokens); }));
+  std::printf("%-26s%7ld numbers\n", "full memory", peak_of([&] { full_memory(full, model, tokens); }));
   bool good = true;
-  for (int chunk : {kTokens, 64, 10, 1}) {  // the first of these is gradient checkpointing
+  const auto compare = [&](auto&& gradient, const char* order, int chunk) {
     Gradient g;
-    const long peak = peak_of([&] { streambp(g, model, tokens, chunk); });
+    const long peak = peak_of([&] { gradient(g, model, tokens, chunk); });
     const bool equal = same_bits(g, full);
-    std::printf("chunks of %-4d%7ld numbers   %s\n", chunk, peak, equal ? "equal" : "DIFFERENT");
+    std::printf("%s, %-*d%7ld numbers   %s\n", order, 24 - int(std::strlen(order)), chunk, peak,
+                equal ? "equal" : "DIFFERENT");
     good = good && equal;
-  }
+  };
+  for (int chunk : {kTokens, 64, 10, 1}) compare(streambp, "layer by layer", chunk);  // first: gradient checkpointing
+  for (int chunk : {64, 10, 1}) compare(chunk_by_chunk, "chunk by chunk", chunk);
   // One finite difference: a key weight of the first layer, at the far end of backward.
   double& weight = model.layers[0].k[3][5];
   const double before = weight, step = 1e-5, slope = full.layers[0].k[3][5];

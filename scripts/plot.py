@@ -7,6 +7,9 @@
   streambp plan qwen3-8b --accumulate 2 --memory 80GiB --sweep sweep.json
   scripts/plot.py memory sweep.json docs/memory.png                 peak memory against length, in the three modes
 
+  streambp plan qwen3-8b --length 16384 --curve --json curve.json
+  scripts/plot.py curve curve.json docs/dial.png                    what more memory buys
+
   streambp train --out run
   scripts/plot.py loss run/metrics.jsonl loss.png                   loss; of several runs, name all of them
 
@@ -90,6 +93,8 @@ def draw_timeline(plt, args):
     fig, axes = plt.subplots(1, 3, figsize=(10.4, 4.6), sharex=True, sharey=True, layout="constrained")
     for ax, (mode, _, label) in zip(axes, MODES):
         columns = dict(zip(plan["kinds"], zip(*lines[mode])))
+        kept = columns.pop("kept activations")
+        columns["chunk activations"] = [a + b for a, b in zip(columns["chunk activations"], kept)]
         stack = [columns.pop(kind) for kind in KINDS]
         stack.append([sum(moment) for moment in zip(*columns.values())])
         flops = plan["timeline"][mode]["flops"] / peta
@@ -232,6 +237,33 @@ def draw_parts(plt, args):
     return fig
 
 
+def draw_curve(plt, args):
+    with open(args.input) as file:
+        plan = json.load(file)
+    gib = 2**30
+    fig, ax = plt.subplots(figsize=(8.6, 4.6))
+    curve = plan["curve"]
+    memory, seconds = [p["peak"] / gib for p in curve], [p["seconds"] for p in curve]
+    ax.plot(memory, seconds, "o-", color=MODES[2][1], linewidth=2.2, label="chunks of "
+            f"{curve[-1]['chunk']} rows, keeping what saves the most time")
+    for (mode, colour, label), size in zip(MODES, (9, 13, 7)):
+        usage = plan["usage"][mode]
+        ax.plot([usage["peak"] / gib], [usage["seconds"]["total"]], "D", color=colour, markersize=size, label=label, zorder=3)
+    for i, point in enumerate(curve):
+        words = point["kept"].replace(", ", "\n")
+        above = i % 2 == 0
+        ax.annotate(words, (memory[i], seconds[i]), xytext=(0, 9 if above else -9), textcoords="offset points", ha="center",
+                    va="bottom" if above else "top", fontsize=7, color="#555555")
+    low, high = min(seconds), max(seconds)
+    ax.set_ylim(low - 0.75 * (high - low), high + 0.45 * (high - low))
+    ax.set_xlabel("memory of a step, GiB")
+    ax.set_ylabel("predicted seconds of a step")
+    tokens = f"{plan['usage']['stream']['length']:,}".replace(",", "\u202f")
+    ax.set_title(f"{plan.get('name') or plan['config']['model_type']}, {plan['dtype']}, {tokens} tokens: memory buys time")
+    ax.legend(loc="upper right", frameon=False, fontsize=9)
+    return fig
+
+
 def draw_exchange(plt, args):
     blocks, heads, chunk = 12, 8, 8  # rows and heads are drawn as blocks
     fig, axes = plt.subplots(1, 3, figsize=(8.6, 4.4))
@@ -269,14 +301,14 @@ def draw_exchange(plt, args):
 
 
 DRAWINGS = {"timeline": draw_timeline, "memory": draw_memory, "loss": draw_loss, "preferences": draw_preferences, "rewards": draw_rewards,
-            "parts": draw_parts, "exchange": draw_exchange}
+            "parts": draw_parts, "curve": draw_curve, "exchange": draw_exchange}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=DRAWINGS, help="what to draw")
     parser.add_argument("inputs", metavar="input", nargs="*",
-                        help="timeline.json, sweep.json, metrics.jsonl (for loss one or more) or the folder of a demonstration; not for exchange")
+                        help="timeline.json, sweep.json, curve.json, metrics.jsonl (for loss one or more) or the folder of a demonstration; not for exchange")
     parser.add_argument("output", help="the picture; its extension (.png, .svg) sets the format")
     args = parser.parse_args()
     if args.kind == "exchange" and args.inputs:

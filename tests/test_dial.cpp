@@ -109,6 +109,13 @@ TEST(Dial, PairsInBlocks) {
   task.objective = {.kind = ObjectiveKind::dpo, .preference = Preference::simpo};
   expect_bits_of_one_block<float>(task);
 }
+TEST(Dial, RewardsInBlocks) {
+  Task task = windowed_task(0);
+  const Objective objective = {.kind = ObjectiveKind::grpo, .kl = 0.1};
+  for (Batch& batch : task.batches) batch = with_objective_data(batch, std::vector<double>(batch.tokens.size(), -2));
+  task.objective = objective;
+  expect_bits_of_one_block<float>(task);
+}
 TEST(Dial, AdaptersInBlocks) {
   Task task = windowed_task(0);
   task.config.trained.emplace();
