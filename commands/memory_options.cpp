@@ -42,47 +42,53 @@ struct Kept {
   }
 };
 
+// NAME=near or NAME=far, or near or far alone: then the name is empty.
+struct NameAndPlace {
+  std::string name;
+  std::optional<Place> place;
+
+  explicit NameAndPlace(const std::string& word) {
+    const std::size_t equals = word.find('=');
+    if (equals != std::string::npos) name = word.substr(0, equals);
+    const std::string where = equals == std::string::npos ? word : word.substr(equals + 1);
+    if (where == "near") place = Place::near;
+    if (where == "far") place = Place::far;
+  }
+};
+
 Kept kept(const std::vector<std::string>& words) {
   Kept result;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    const std::string& word = words[i];
-    const auto first = [&](bool is_first) {
-      require(is_first, "--keep ", quote(word), ": repeats or contradicts an earlier value; give one of them");
+  for (const std::string& word : words) {
+    const auto require_first = [&](bool first) {
+      require(first, "--keep ", quote(word), ": repeats or contradicts an earlier value; give one of them");
     };
     if (const auto parts = kept_parts(word)) {
-      first(!result.parts);
+      require_first(!result.parts);
       result.parts = parts;
       continue;
     }
-    const std::size_t equals = word.find('=');
-    const bool alone = equals == std::string::npos;
-    const std::string what = alone ? "" : word.substr(0, equals), where = alone ? word : word.substr(equals + 1);
-    const bool placed = where == "near" || where == "far";
-    const Place place = where == "far" ? Place::far : Place::near;
-    std::optional<Place>* thing = alone ? &result.others : nullptr;
-    for (std::size_t t = 0; t < std::size(kThings); ++t)
-      if (what == kThings[t].name) thing = &result.named[t];
-    if (thing && placed) {
-      first(!*thing);
-      *thing = place;
+    const NameAndPlace given(word);
+    const Part part = part_named(given.name);
+    std::optional<Place>* thing = given.name.empty() && !word.starts_with("=") ? &result.others : nullptr;
+    for (std::size_t i = 0; i < std::size(kThings); ++i)
+      if (given.name == kThings[i].name) thing = &result.named[i];
+    require(given.place && (thing || part != Part::count), "--keep ", quote(word),
+            ": expected near, far, nothing, everything, or NAME=near or NAME=far; the names are inputs, optimizer, "
+            "weights, gradients, ",
+            all_parts());
+    if (thing) {
+      require_first(!*thing);
+      *thing = given.place;
       continue;
     }
-    const Part part = part_named(what);
-    require(placed && part != Part::count, "--keep ", quote(word),
-            ": expected near, far, nothing, everything, or "
-            "NAME=near or NAME=far; the names are inputs, optimizer, weights, gradients, ",
-            all_parts());
-    require(part != Part::keys_values || place == Place::near, "--keep ", quote(word), ": keys and values stay near");
+    require(part != Part::keys_values || given.place == Place::near, "--keep ", quote(word),
+            ": keys and values stay near");
     if (!result.parts) result.parts = KeptParts::inputs();
-    first(!result.parts->have(part));
-    result.parts = result.parts->with(part, place);
+    require_first(!result.parts->have(part));
+    result.parts = result.parts->with(part, *given.place);
   }
   return result;
 }
-
-}  // namespace
-
-namespace {
 
 std::string is_block(const std::string& text) {
   const bool digits = !text.empty() && text.size() < 9 && text.find_first_not_of("0123456789") == std::string::npos;

@@ -268,13 +268,12 @@ class PlanCommand : public Command {
       longest = longest_for_budget(s, mode, chunk, room, longest), best = s;
     };
     for (std::size_t i = places.size(); i-- > 0;) try_with(places[i], settings.block);
-    if (const auto blocks = blocks_to_try(mode, 8 * longest, chunk, budget.chosen_block()); longest > 0) {
+    if (best.places.inputs == Place::near && longest > 0) {  // the block that needs the least memory
       const auto peak = [&](Index block) {
         s.places = best.places, s.block = block;
-        return plan(s, 2 * longest, schedule_for(mode, s, 2 * longest, chunk)).peak;
+        return plan(s, longest, schedule_for(mode, s, longest, chunk)).peak;
       };
-      const Index least = std::ranges::min(blocks, {}, peak);
-      if (least > 0) try_with(best.places, least);
+      try_with(best.places, std::ranges::min(blocks_to_try(mode, longest, chunk, budget.chosen_block()), {}, peak));
     }
     settings.places = best.places, settings.block = best.block;
     return longest;
@@ -311,8 +310,8 @@ class PlanCommand : public Command {
 
   void chunk_for(const Capacity& room) {
     settings.documents = documents_in(length);
-    const Fit found =
-        fit(settings, Mode::stream, length, {up_to(chunk), room, places, kept, budget.chosen_block()}, rates);
+    const Allowed allowed = {up_to(default_chunk(settings)), room, places, kept, budget.chosen_block()};
+    const Fit found = fit(settings, Mode::stream, length, allowed, rates);
     StepSettings least_near = settings;
     least_near.places = smallest(places);
     const Usage least = plan(least_near, length, schedule_for(Mode::stream, least_near, length, settings.tile));

@@ -42,23 +42,23 @@ std::vector<std::pair<std::string, Schedule>> all_schedules(Index rows) {
   return schedules;
 }
 
+// The other schedules have the same bits, below.
 TEST_P(EveryFamily, GradientInFloat64MatchesTheOracle) {
   const Config& c = GetParam().config;
   const Batch batch = packed(c, kDocuments);
   const oracle::Result truth = oracle_gradient(c, batch, random_weights());
-  for (const auto& [name, schedule] : all_schedules(batch.size())) {
-    expect_oracle(run_gradient<Cpu, double>(c, batch, schedule, random_weights()), truth, name);
-  }
+  for (const Schedule& schedule : {Schedule::full(batch.size()), Schedule::stream(kTile, kTile)})
+    expect_oracle(run_gradient<Cpu, double>(c, batch, schedule, random_weights()), truth);
 }
 
 TEST_P(EveryFamily, GradientInFloat32MatchesFloat64ToRounding) {
   const Config& c = GetParam().config;
   const Batch batch = packed(c, kDocuments);
   const GradientRun truth = run_gradient<Cpu, double>(c, batch, Schedule::full(batch.size()), random_weights());
-  for (const auto& [name, schedule] : all_schedules(batch.size())) {
+  for (const Schedule& schedule : {Schedule::full(batch.size()), Schedule::stream(kTile, kTile)}) {
     const Difference error =
         run_gradient<Cpu, float>(c, batch, schedule, random_weights()).gradient.difference(truth.gradient);
-    EXPECT_LE(error.relative, 1e-5) << name << ": " << error.tensor;
+    EXPECT_LE(error.relative, 1e-5) << error.tensor;
   }
 }
 
