@@ -78,18 +78,18 @@ class Walk {
     };
     Summaries<Device, T> summaries(dev, c, stream, blocks, ranks.sequence, lowest);
     std::optional<Kept> kept;
-    const auto forward = [&](const Block& block, const KeptSets& sets) {
-      kept.reset();
+    const auto forward_of = [&](const Block& block, const KeptSets& sets) {
+      kept.reset();  // frees what the block before it kept
       kept.emplace(dev, c, summaries, block, sets, ranks.sequence, lowest, x_of(block));
-      this->forward(*kept);
+      forward(*kept);
     };
     for (const Block& block : blocks) {
-      forward(block, block.last ? schedule.kept : KeptParts::nothing());
+      forward_of(block, block.last ? schedule.kept : KeptParts::nothing());
       if (weigh) head_forward(block, x_of(block), logp);
     }
     if (weigh) weigh();
     for (const Block& block : last_to_first(blocks)) {
-      if (!block.last) forward(block, schedule.kept);
+      if (!block.last) forward_of(block, schedule.kept);
       const Matrix<T> dx = x_of(block);  // the same memory
       head_backward(block, sums, dx, w, logp);
       for (Index l = c.layers - 1; l >= lowest; --l) {
@@ -98,12 +98,7 @@ class Walk {
       }
     }
     sums.finish();
-    if (!trains_embedding(c)) return;
-    sums.embedding([&](const Tensors<A>& g) {
-      const EmbeddingIndex rows = stream.embedding_index();
-      if (c.embedding_norm) embedding_norm_backward(dev, c, x, rows, weights.take_embedding().weights.embedding);
-      embedding_backward(dev, g.embedding, rows, x, c.embedding_scale);
-    });
+    if (trains_embedding(c)) embedding_gradient(sums, x);
   }
 
   // The log-probs of the targets, without a gradient.
@@ -203,6 +198,16 @@ class Walk {
         const Rows own = block.own(chunk);
         head.backward(g, logp.columns(own), x.slice(chunk.own), stream.targets.columns(own), w.columns(own));
       }
+    });
+  }
+
+  // dx: the gradient of the first layer's input, for all rows.
+  template <class Sums>
+  void embedding_gradient(Sums& sums, Matrix<T> dx) {
+    const EmbeddingIndex rows = stream.embedding_index();
+    sums.embedding([&](const Tensors<A>& g) {
+      if (c.embedding_norm) embedding_norm_backward(dev, c, dx, rows, weights.take_embedding().weights.embedding);
+      embedding_backward(dev, g.embedding, rows, dx, c.embedding_scale);
     });
   }
 

@@ -39,11 +39,12 @@ class BenchCommand : public Command {
                              checks::one_of({"near", "far"})});
     options.add("--kept",
                 {&kept,
-                 "Stream mode: what backward finds kept of a layer, beside its input, near: nothing (plain StreamBP), "
+                 "Stream mode: what is kept of a layer for backward, beside its input, near: nothing (plain StreamBP), "
                  "everything, or parts such as attention+gate-up (train --help names them); one or more"});
     options.add("--memory", {&budgets,
                              "Stream mode: also the fastest step that fits each of these budgets of near memory, "
-                             "such as 1GiB, as train chooses it"});
+                             "such as 1GiB",
+                             checks::memory()});
     memory.add_directory_to(options);
     options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
     options.add("--json",

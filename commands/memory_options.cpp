@@ -35,6 +35,7 @@ struct Kept {
   std::array<std::optional<Place>, std::size(kThings)> named;  // such as weights=far
   std::optional<Place> others;                                 // near or far alone
   std::optional<KeptParts> parts;                              // such as attention=near, or nothing
+  bool one_word = false;                                       // for all parts: nothing or everything
 
   std::optional<Place> of(std::size_t thing) const { return named[thing] ? named[thing] : others; }
   bool all_near() const {
@@ -62,9 +63,9 @@ Kept kept(const std::vector<std::string>& words) {
     const auto require_first = [&](bool first) {
       require(first, "--keep ", quote(word), ": repeats or contradicts an earlier value; give one of them");
     };
-    if (const auto parts = kept_parts(word)) {
+    if (word == "nothing" || word == "everything") {
       require_first(!result.parts);
-      result.parts = parts;
+      result.parts = kept_parts(word), result.one_word = true;
       continue;
     }
     const NameAndPlace given(word);
@@ -84,7 +85,7 @@ Kept kept(const std::vector<std::string>& words) {
     require(part != Part::keys_values || given.place == Place::near, "--keep ", quote(word),
             ": keys and values stay near");
     if (!result.parts) result.parts = KeptParts::inputs();
-    require_first(!result.parts->have(part));
+    require_first(!result.one_word && !result.parts->have(part));
     result.parts = result.parts->with(part, *given.place);
   }
   return result;
@@ -99,6 +100,7 @@ std::string is_block(const std::string& text) {
 
 void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
                            Lasts lasts) {
+  options_ = &options;
   options.add("--memory", {&memory, help_of_memory, checks::memory(), lasts, "none"});
   options.add(
       "--far-memory",
@@ -111,18 +113,18 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
       {&keep,
        "near or far: where a step keeps the saved inputs of layers, the optimizer's state, the layers' weights and "
        "their gradients. To choose one by one, write far weights=near or inputs=far; the names are inputs, optimizer, "
-       "weights and gradients. Several processes divide far weights, as with --shard weights. Beside a layer's input, "
-       "backward computes the layer again unless its parts are kept: nothing (plain StreamBP), everything, or only "
-       "PART=near or PART=far, with " +
+       "weights and gradients. Several processes divide far weights, as with --shard weights. Of each layer, parts "
+       "beside its input can be kept for backward, which then need not recompute them: nothing (plain StreamBP), "
+       "everything, or only PART=near or PART=far, with " +
            all_parts() + " as PART",
        {},
        lasts,
        "what fits and is fastest"});
   options.add(
-      "--block",
+      "--block-rows",
       {&block,
        "Stream mode: rows that go through all layers, chunk by chunk, before the next ones do. Blocks keep K, V "
-       "and their gradients of all layers instead of layer inputs, of layers with a window only around the block; "
+       "and their gradients of all layers instead of layer inputs, near the block where a layer has a window; "
        "all: the whole stream, layer by layer",
        is_block, lasts, "what fits and is fastest"});
 }
@@ -178,13 +180,29 @@ std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Samp
   return candidates;
 }
 
-KeptChoice MemoryOptions::kept_choice(Mode mode) const {
+KeptChoice MemoryOptions::kept_choice(Mode mode, const Config& config) const {
   const Kept insisted = kept(keep);
-  require(mode == Mode::stream || !insisted.parts, "--keep with parts of layers is for --mode stream");
+  if (mode != Mode::stream) {
+    require(!insisted.parts || !options_->given("--keep"), "--keep with parts of layers is for --mode stream");
+    return {KeptSets()};
+  }
+  for (std::size_t i = 1; i < kParts && insisted.parts && !insisted.one_word; ++i) {
+    const auto part = static_cast<Part>(i);
+    require(!insisted.parts->have(part) || has(config, part), "--keep ", kPartNames[i],
+            "=...: the layers of this model have no such part");
+  }
   return {insisted.parts, !far_memory.empty() && insisted.others != Place::near};
 }
 
-std::optional<Index> MemoryOptions::chosen_block() const {
+bool MemoryOptions::name_far_memory() const {
+  return std::ranges::any_of(keep, [](const std::string& word) { return NameAndPlace(word).place == Place::far; });
+}
+
+std::optional<Index> MemoryOptions::chosen_block(Mode mode) const {
+  if (mode != Mode::stream) {
+    require(!options_->given("--block-rows"), "--block-rows is for --mode stream");
+    return 0;
+  }
   if (block.empty()) return {};
   return block == "all" ? 0 : std::stol(block);
 }
@@ -193,6 +211,7 @@ std::optional<KeptParts> kept_parts(const std::string& words) {
   if (words == "everything") return KeptParts::everything();
   KeptParts parts = KeptParts::inputs();
   if (words == "nothing") return parts;
+  if (words.empty()) return {};
   std::stringstream names(words);
   for (std::string name; std::getline(names, name, '+');) {
     const Part part = part_named(name);
@@ -220,7 +239,7 @@ std::string describe(const KeptSets& kept, const Config& c) {
       if (count < layers) text += " of " + counted(count, "layer");
     }
   }
-  return everything ? "everything" : text.empty() ? "nothing" : text;
+  return text.empty() ? "nothing" : everything ? "everything" : text;
 }
 
 void MemoryOptions::check() const {

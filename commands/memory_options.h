@@ -12,7 +12,7 @@ struct MemoryOptions {
   std::string memory, far_memory, directory, block;
   std::vector<std::string> keep;
 
-  static constexpr const char* kFlags[] = {"--memory", "--far-memory", "--keep", "--block"};
+  static constexpr const char* kFlags[] = {"--memory", "--far-memory", "--keep", "--block-rows"};
   void add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
               Lasts lasts = Lasts::no);
   void add_directory_to(OptionTable& options, Lasts lasts = Lasts::no);
@@ -21,13 +21,17 @@ struct MemoryOptions {
   // others' shards of the weights.
   enum class Sampling { none, of_each_rank };
   std::vector<Places> places(Mode mode, const StepSettings& s, Sampling sampling = Sampling::none) const;
-  // Which parts of layers they let backward find kept.
-  KeptChoice kept_choice(Mode mode) const;
-  std::optional<Index> chosen_block() const;
+  // Which parts of layers may be kept for backward.
+  KeptChoice kept_choice(Mode mode, const Config& config) const;
+  std::optional<Index> chosen_block(Mode mode) const;
+  bool name_far_memory() const;
   // Refuses a directory in which far memory cannot be.
   void check() const;
   // "pinned host memory", or "a file in /tmp", and if it cannot be there, why.
   std::string far_place(DeviceKind device) const;
+
+ private:
+  const OptionTable* options_ = nullptr;
 };
 
 // Of "nothing", "everything", or names such as "attention+gate-up".

@@ -44,7 +44,7 @@ class PlanCommand : public Command {
                             {},
                             Lasts::no,
                             "none"});
-    budget.add_to(options, "Budget of the device's memory, such as 80GiB", "none, with --keep unlimited");
+    budget.add_to(options, "Budget of the device's memory, such as 80GiB", "none, with --keep far unlimited");
     options.add("--accumulate",
                 {&micro_batches,
                  "Micro-batches per step, of all ranks together. With one, the gradient reuses the memory of saved "
@@ -103,8 +103,6 @@ class PlanCommand : public Command {
     documents = objectives.objective == "dpo" ? 2 : objectives.objective == "grpo" ? group_size : 1;
     options.only({"--link"}, ranks.ranks > 1, " is for --ranks");
     options.only({"--group"}, objectives.objective == "grpo", " is for --objective grpo");
-    options.only({"--chunk"}, length == 0 || budget.memory.empty(),
-                 " is chosen by --length and --memory together; leave out --chunk, or one of them");
     if (!options.given("--chunk")) chunk = default_chunk(settings.tile);
     check_chunk(chunk, settings.tile);
     budget.check();
@@ -113,9 +111,10 @@ class PlanCommand : public Command {
     places = {{}};
     if (room().far > 0) places = budget.places(Mode::stream, settings);
     settings.places = places.front();
-    kept = budget.kept_choice(Mode::stream);
-    settings.kept = fastest = kept.exactly.value_or(KeptSets());
-    settings.block = budget.chosen_block().value_or(0);
+    kept = budget.kept_choice(Mode::stream, settings.config);
+    block = budget.chosen_block(Mode::stream);
+    settings.kept = kept.exactly.value_or(KeptSets()), settings.block = block.value_or(0);
+    require(!curve || !budget.name_far_memory(), "--curve shows near memory; leave out --keep with far");
   }
 
   // Prints what is planned.
@@ -139,22 +138,21 @@ class PlanCommand : public Command {
     result["ranks"] = ranks.ranks, result["sequence_ranks"] = ranks.sequence_ranks, result["shard"] = ranks.sharded;
   }
 
-  // Without --far-memory and --keep, a plan stays in near memory.
+  // Without --far-memory, or --keep with far, a plan stays in near memory.
   Capacity room() const {
-    const bool limited = !budget.far_memory.empty(), any = !budget.keep.empty();
-    return {budget.memory.empty() ? Plan::kUnlimited : parse_bytes(budget.memory), limited
-                                                                                       ? parse_bytes(budget.far_memory)
-                                                                                   : any ? Plan::kUnlimited
-                                                                                         : 0};
+    Capacity room = Plan::kUnlimited;
+    if (!budget.memory.empty()) room.near = parse_bytes(budget.memory);
+    if (budget.name_far_memory()) room.far = Plan::kUnlimited;
+    if (!budget.far_memory.empty()) room.far = parse_bytes(budget.far_memory);
+    return room;
   }
 
   Seconds seconds(const Usage& u) const { return predict(u, measured); }
 
   // Work depends on the number of documents in the stream; memory does not.
-  Usage usage_in(Mode mode, Index rows) const {
-    StepSettings s = settings;
+  Usage usage_in(Mode mode, Index rows, StepSettings s) const {
     s.documents = documents_in(rows);
-    return plan(s, rows, schedule(mode, rows));
+    return plan(s, rows, schedule_for(mode, s, rows, chunk));
   }
 
   // A longer stream than the model's learned positions holds several documents.
@@ -179,14 +177,13 @@ class PlanCommand : public Command {
     std::vector<std::string> header = {""};
     std::vector<Usage> usages;
     const auto column = [&](const char* name, Mode mode) {
-      header.push_back(name), usages.push_back(usage_in(mode, rows));
+      header.push_back(name), usages.push_back(usage_in(mode, rows, settings));
       result["usage"][name] = to_json(rows, usages.back());
     };
     for (Mode mode : kModes) column(name(mode), mode);
-    if (fastest != settings.kept) {
-      std::swap(settings.kept, fastest);
-      column("fastest", Mode::stream);
-      std::swap(settings.kept, fastest);
+    if (fastest.kept != settings.kept || fastest.block != settings.block) {
+      header.push_back("fastest"), usages.push_back(usage_in(Mode::stream, rows, fastest.settings(settings)));
+      result["usage"]["fastest"] = to_json(rows, usages.back());
     }
     TextTable table(header);
     auto add = [&](const std::string& name, auto&& value) {
@@ -212,7 +209,7 @@ class PlanCommand : public Command {
     add("predicted time", [&](const Usage& u) { return human_seconds(seconds(u).total()); });
     table.print();
     const Schedule stream = schedule(Mode::stream, rows);
-    print("\n(stream: chunks of %ld rows%s, logits of %ld rows)\n", stream.chunk, blocks_part().c_str(),
+    print("\n(stream: chunks of %ld rows%s, logits of %ld rows)\n", stream.chunk, in_blocks(stream.block).c_str(),
           stream.head_chunk);
     print_prediction(header.back(), seconds(usages.back()));
   }
@@ -259,7 +256,7 @@ class PlanCommand : public Command {
 
   // Over all places; settles on those of the longest. Begins with those that need the least near memory, so that few others
   // have to be searched.
-  Index longest_in(Mode mode, const Capacity& room) {
+  std::pair<Index, StepSettings> longest_in(Mode mode, const Capacity& room) {
     Index longest = 0;
     StepSettings s = settings, best = s;
     const auto try_with = [&](const Places& p, Index block) {
@@ -273,10 +270,10 @@ class PlanCommand : public Command {
         s.places = best.places, s.block = block;
         return plan(s, longest, schedule_for(mode, s, longest, chunk)).peak;
       };
-      try_with(best.places, std::ranges::min(blocks_to_try(mode, longest, chunk, budget.chosen_block()), {}, peak));
+      try_with(best.places, std::ranges::min(blocks_to_try(mode, longest, chunk, this->block), {}, peak));
     }
-    settings.places = best.places, settings.block = best.block;
-    return longest;
+    settings.places = best.places;
+    return std::pair(longest, best);
   }
 
   void longest(const Capacity& room) {
@@ -285,32 +282,34 @@ class PlanCommand : public Command {
     if (room.far > 0) header.insert(header.begin() + 3, "far");
     if (documents > 1) header.push_back("of each document");
     TextTable table(header);
+    Usage stream;
+    std::string blocks;
     for (Mode mode : kModes) {
-      const Index rows = longest_in(mode, room);
+      const auto [rows, best] = longest_in(mode, room);
       result["longest"][name(mode)] = rows;
       const char* limit = rows / kTile == kLongestStream / kTile ? " or more" : "";
       std::vector<std::string> row = {name(mode), std::to_string(rows) + limit};
       if (rows == 0) {
         row.push_back("does not fit");
       } else {
-        const Usage u = usage_in(mode, rows);
+        const Usage u = usage_in(mode, rows, best);
         row.push_back(human_bytes(u.peak));
         if (room.far > 0) row.push_back(human_bytes(u.far));
         row.push_back(human_count(u.flops));
         row.push_back(human_seconds(seconds(u).total()));
         if (documents > 1) row.push_back(std::to_string(rows / documents));
-        if (mode == Mode::stream) stream = u;
+        if (mode == Mode::stream) stream = u, blocks = in_blocks(best.block);
       }
       row.resize(header.size());
       table.add(row);
     }
     table.print();
-    print("\n(stream: chunks of %ld rows%s%s)\n", chunk, blocks_part().c_str(), far_part(stream).c_str());
+    print("\n(stream: chunks of %ld rows%s%s)\n", chunk, blocks.c_str(), far_part(stream).c_str());
   }
 
   void chunk_for(const Capacity& room) {
     settings.documents = documents_in(length);
-    const Allowed allowed = {up_to(default_chunk(settings)), room, places, kept, budget.chosen_block()};
+    const Allowed allowed = {chunks(), room, places, kept, block};
     const Fit found = fit(settings, Mode::stream, length, allowed, rates);
     StepSettings least_near = settings;
     least_near.places = smallest(places);
@@ -320,28 +319,30 @@ class PlanCommand : public Command {
             human_bytes(room.near), far_room(room), " allowed; use more --memory",
             room.far > 0 ? ", more --far-memory" : "",
             " or a shorter --length (without --length, plan shows the longest)");
-    settings.places = found.places, settings.block = found.block, fastest = found.kept;
-    result["chunk"] = chunk = found.chunk, result["kept"] = describe(fastest, settings.config);
+    settings.places = found.places, fastest = found;
+    const std::string parts = describe(found.kept, settings.config);
+    result["chunk"] = chunk = found.chunk, result["block"] = found.block, result["kept"] = parts;
     print("Fastest in %s%s: chunks of %ld rows%s%s\nkept beside layer inputs: %s\n\n", human_bytes(room.near).c_str(),
-          far_room(room).c_str(), chunk, blocks_part().c_str(), far_part(usage_in(Mode::stream, length)).c_str(),
-          describe(fastest, settings.config).c_str());
+          far_room(room).c_str(), chunk, in_blocks(found.block).c_str(), far_part(found.usage).c_str(), parts.c_str());
   }
 
-  std::string blocks_part() const { return settings.block > 0 ? format(" in blocks of %ld", settings.block) : ""; }
+  ChunkRange chunks() const { return options.given("--chunk") ? exactly(chunk) : up_to(default_chunk(settings)); }
+  static std::string in_blocks(Index block) { return block > 0 ? format(" in blocks of %ld", block) : ""; }
+
   // From plain StreamBP to everything kept, in near memory.
   void print_curve(Index rows) {
     print("\nMore memory buys a faster step, of %ld tokens:\n\n", rows);
     TextTable table({"memory", "predicted time", "chunk", "block", "kept beside layer inputs"}, TextTable::Last::text);
     StepSettings s = settings;
     s.documents = documents_in(rows), s.places = {};
-    const Allowed allowed = {up_to(default_chunk(s)), Plan::kUnlimited, {{}}, kept, budget.chosen_block()};
-    for (const auto& [found, usage] : fastest_by_memory(s, rows, allowed, rates, 8)) {
+    const Allowed allowed = {chunks(), Plan::kUnlimited, {{}}, kept, block};
+    for (const Fit& found : fastest_by_memory(s, rows, allowed, rates, 8)) {
       const std::string block = found.block > 0 ? std::to_string(found.block) : "all",
                         kept = describe(found.kept, s.config);
-      table.add(
-          {human_bytes(usage.peak), human_seconds(seconds(usage).total()), std::to_string(found.chunk), block, kept});
-      result["curve"].push_back({{"peak", usage.peak},
-                                 {"seconds", seconds(usage).total()},
+      table.add({human_bytes(found.usage.peak), human_seconds(seconds(found.usage).total()),
+                 std::to_string(found.chunk), block, kept});
+      result["curve"].push_back({{"peak", found.usage.peak},
+                                 {"seconds", seconds(found.usage).total()},
                                  {"chunk", found.chunk},
                                  {"block", found.block},
                                  {"kept", kept}});
@@ -369,10 +370,10 @@ class PlanCommand : public Command {
   StepSettings settings;
   std::vector<Places> places;  // that --keep allows
   KeptChoice kept;             // and these parts of layers
-  KeptSets fastest;
+  std::optional<Index> block;  // this one
+  Fit fastest;
   RateOptions given_rates;
   Rates rates = usual_rates(DeviceKind::cuda, 128), measured = rates;
-  Usage stream;  // at the longest length
   Json result;
 };
 

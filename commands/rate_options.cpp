@@ -1,5 +1,6 @@
 #include "commands/rate_options.h"
 
+#include "data/files/files.h"
 #include "training/engine.h"
 
 namespace streambp {
@@ -17,17 +18,17 @@ void RateOptions::add_to(OptionTable& options) {
 
 Rates RateOptions::assumed(const StepSettings& s) const {
   Rates rates = usual_rates(s.device, s.config.head_dim);
+  if (!file_.empty()) rates = read(rates);
   const double share = rates.attention / rates.matmul;  // a machine with other rates is expected to have it, too
   if (matmul_ > 0) rates.matmul = matmul_ * 1e12, rates.attention = share * rates.matmul;
   if (far_ > 0) rates.far = far_ * 1e9;
-  rates.link = link_ * 1e9;
+  if (file_.empty() || options_->given("--link")) rates.link = link_ * 1e9;
   return rates;
 }
 
 Rates RateOptions::measured(const StepSettings& s, FarRate far, const std::string& far_directory) const {
   Rates rates = assumed(s);
-  if (!file_.empty()) return read(rates);
-  if (s.device == DeviceKind::cuda) return rates;
+  if (!file_.empty() || s.device == DeviceKind::cuda) return rates;
   const double share = rates.attention / rates.matmul;
   try {
     if (matmul_ == 0) rates.matmul = matmul_rate(s.device, s.dtype), rates.attention = share * rates.matmul;
@@ -38,23 +39,22 @@ Rates RateOptions::measured(const StepSettings& s, FarRate far, const std::strin
   return rates;
 }
 
-// Options override the file.
 Rates RateOptions::read(Rates rates) const {
   const Json file = parse_json_file(file_);
-  const auto set = [&](const char* name, double& rate, bool given) {
+  const auto set = [&](const char* name, double& rate) {
     const auto found = file.find(name);
-    if (found == file.end() || given) return;
+    if (found == file.end()) return;
     require(found->is_number() && *found >= 0, file_, ": ", name, " is not a rate; write the file with bench ",
             "--profile --json");
     if (*found > 0) rate = *found;
   };
   require(file.is_object() && file.contains("matmul_rate"), file_, ": holds no rates; write it with bench ",
           "--profile --json");
-  set("matmul_rate", rates.matmul, matmul_ > 0);
-  set("attention_rate", rates.attention, false);
-  set("copy_rate", rates.memory, false);
-  set("far_rate", rates.far, far_ > 0);
-  set("link_rate", rates.link, options_->given("--link"));
+  set("matmul_rate", rates.matmul);
+  set("attention_rate", rates.attention);
+  set("copy_rate", rates.memory);
+  set("far_rate", rates.far);
+  set("link_rate", rates.link);
   return rates;
 }
 

@@ -12,9 +12,9 @@ class RateOptions {
  public:
   void add_to(OptionTable& options);
 
-  // What the options say, or orders of magnitude: choices do not depend on a measurement.
+  // What the options and the file say, or orders of magnitude: choices do not depend on a measurement made here.
   Rates assumed(const StepSettings& s) const;
-  // Those of the file, or measured on this CPU, where the options say nothing.
+  // The same, measured on this CPU where they say nothing.
   Rates measured(const StepSettings& s, FarRate far, const std::string& far_directory) const;
   // Whether a GPU's rates are neither given nor measured.
   bool are_assumed(DeviceKind device) const { return device == DeviceKind::cuda && matmul_ == 0 && file_.empty(); }

@@ -84,10 +84,9 @@ void TrainOptions::add_memory_options() {
                        checks::one_of({"stream", "checkpoint", "full"}), Lasts::kept});
   table.add("--chunk", whole(chunk, "Stream mode: rows per chunk, the unit of recomputation", 1, 1 << 24, Lasts::kept,
                              "512; on a GPU 2048, or up to 8192 for narrow models"));
-  budget.add_to(table, "Stream mode: memory budget, such as 512MiB; the run takes the fastest step that fits", "what is free",
-                Lasts::kept);
+  budget.add_to(table, "Stream mode: memory budget, such as 512MiB; the run takes the fastest step that fits",
+                "what is free", Lasts::kept);
   budget.add_directory_to(table, Lasts::kept);
-  table.exclude("--memory", "--chunk");
   table.keep_together({"--mode", "--chunk", "--memory"});
 }
 

@@ -265,8 +265,9 @@ class Preparation {
     const Mode mode = mode_named(o.mode);
     const Capacity room = budget();
     const auto places = this->places();
+    const KeptSets kept = o.budget.kept_choice(mode, s.config).exactly.value_or(KeptSets());
     auto fits = [&](Index n) {
-      return fit(s, mode, o.batch * n, {exactly(least_chunk()), room, places, {KeptSets()}, o.budget.chosen_block()},
+      return fit(s, mode, o.batch * n, {exactly(least_chunk()), room, places, {kept}, o.budget.chosen_block(mode)},
                  usual_rates(s.device, s.config.head_dim))
                  .chunk > 0;
     };
@@ -274,8 +275,8 @@ class Preparation {
     Index longest_that_fits = 0;
     for (const Places& p : places) {
       StepSettings with = s;
-      with.places = p;
-      for (const Index block : blocks_to_try(mode, wanted, least_chunk(), o.budget.chosen_block())) {
+      with.places = p, with.kept = kept;
+      for (const Index block : blocks_to_try(mode, wanted, least_chunk(), o.budget.chosen_block(mode))) {
         with.block = block;
         longest_that_fits = std::max(longest_that_fits, longest_for_budget(with, mode, least_chunk(), room));
       }
@@ -324,10 +325,13 @@ class Preparation {
     const Mode mode = mode_named(o.mode);
     const auto places = this->places();
     const ChunkRange chunks = o.given("--chunk") ? exactly(chunk()) : up_to(chunk());
-    const KeptChoice kept = o.budget.kept_choice(mode);
-    const Fit found = fit(s, mode, rows, {chunks, budget(), places, kept, o.budget.chosen_block()},
-                          usual_rates(s.device, s.config.head_dim));
-    s.places = found.chunk > 0 ? found.places : smallest(places), s.kept = found.kept, s.block = found.block;
+    const KeptChoice kept = o.budget.kept_choice(mode, s.config);
+    const std::optional<Index> block = o.budget.chosen_block(mode);
+    s.kept = kept.exactly.value_or(KeptSets()), s.block = block.value_or(0);
+    const Fit found =
+        fit(s, mode, rows, {chunks, budget(), places, kept, block}, usual_rates(s.device, s.config.head_dim));
+    s.places = smallest(places);
+    if (found.chunk > 0) s = found.settings(s);
     chosen_chunk = found.chunk > 0 ? found.chunk : chunk();
     if (found.chunk == 0) require_memory(usage(rows, s.places).peak);
     check_chunk(chosen_chunk, s.tile);

@@ -298,7 +298,7 @@ void streambp(Gradient& g, const Model& m, const Tokens& tokens, int chunk) {
 
 // The other order: a chunk goes through all layers before the next one does. Backward of a chunk in a layer needs the layer
 // above, the later chunks of its own layer, and K and V of earlier rows; this order gives it all three. What stays for all
-// rows: K, V, dK, dV of every layer, instead of the layers' inputs.
+// rows: K, V, dK, dV of every layer and one dx, instead of the layers' inputs.
 void chunk_by_chunk(Gradient& g, const Model& m, const Tokens& tokens, int chunk) {
   const std::vector<Rows> chunks = chunks_of(chunk), last_to_first(chunks.rbegin(), chunks.rend());
   const std::vector<KeysValues> kv(kLayers), dkv(kLayers);
@@ -307,7 +307,8 @@ void chunk_by_chunk(Gradient& g, const Model& m, const Tokens& tokens, int chunk
     embed(x.emplace_back(rows.size(), kHidden), m, tokens, rows);
     for (int l = 0; l < kLayers; ++l) {
       before_layer(l, x[l]);
-      layer_output(x.emplace_back(rows.size(), kHidden), layer_forward(x[l], kv[l], m.layers[l], rows), m.layers[l]);
+      x.emplace_back(rows.size(), kHidden);
+      layer_output(x[l + 1], layer_forward(x[l], kv[l], m.layers[l], rows), m.layers[l]);
     }
     return x;
   };

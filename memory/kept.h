@@ -1,5 +1,6 @@
-// What forward keeps of a block for its backward pass, by layer, chunk and part of the layer (memory/schedule.h). From everything in near memory,
-// full-memory backpropagation, to the inputs of layers alone, which is checkpointing and StreamBP, every set is possible.
+// What forward keeps of a block for its backward pass, by layer, chunk and part of the layer (memory/schedule.h). Any set of
+// parts can be kept: everything in near memory is full-memory backpropagation; the inputs of layers alone are checkpointing
+// and StreamBP.
 //
 // Layers below `first`, which backward does not reach, keep nothing. Where the input of a layer is not kept in near memory,
 // the layer works in place, in one matrix; far memory gets a chunk as soon as it is computed.

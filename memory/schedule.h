@@ -10,8 +10,8 @@
 
 namespace streambp {
 
-// What backward reads of a layer's forward pass. The input is always kept, or backward could not begin. Of the others, each is
-// kept or computed again; model/activations.h says which matrices belong to it.
+// What backward reads of a layer's forward pass. The input is always kept. Each of the others is kept or computed again.
+// model/activations.h says which matrices belong to a part.
 enum class Part {
   input,
   keys_values,
@@ -51,7 +51,7 @@ class KeptParts {
   std::array<Place, kParts> places_;
 };
 
-// The same for every layer of a model.
+// One for each layer of a model, or the same for all.
 class KeptSets {
  public:
   KeptSets(const KeptParts& all = KeptParts::inputs()) : all_(all) {}

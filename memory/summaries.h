@@ -17,6 +17,17 @@
 
 namespace streambp {
 
+// The rows before a block that layers with a window see: those of the window, and of the tile of keys that holds its first.
+inline Index rows_before_block(const Config& c) {
+  constexpr Index tile_of_keys = 128;
+  return c.window > 0 ? round_up(c.window + tile_of_keys, kTile) : 0;
+}
+
+// Whether K and V of all rows of the layer stay, of several blocks of so many rows.
+inline bool stays_in_blocks(const Config& c, Index layer, Index block) {
+  return !c.is_local(layer) || rows_before_block(c) >= block;
+}
+
 template <class Device, class T>
 class Summaries {
   using A = Accumulator<T>;
@@ -30,22 +41,23 @@ class Summaries {
         stream_(stream),
         ranks_(ranks),
         several_(blocks.size() > 1),
-        before_(c.window > 0 ? round_up(c.window + kTileOfKeys, kTile) : 0),
-        short_window_(several_ && before_ < blocks.front().rows.all.size()),
+        before_(rows_before_block(c)),
+        block_(blocks.front().rows.all.size()),
         layers_(several_ ? static_cast<std::size_t>(c.layers) : 0) {
     for (Index l = 0; l < static_cast<Index>(layers_.size()); ++l) {
       const Index rows = stays(l) ? stream.division.rows : before_;
-      const std::size_t copies = stays(l) ? 1 : blocks.size();
-      for (std::size_t i = 0; i < copies; ++i) at(l).kv.push_back(allocate<T>(i > 0 || stays(l) ? rows : 0));
+      if (stays(l)) at(l).kv = {allocate<T>(rows)};
+      for (std::size_t i = 1; i < blocks.size() && !stays(l); ++i) at(l).kv.push_back(allocate<T>(rows));
       if (l >= first) at(l).dkv = allocate<A>(rows);
       if (l >= first && stays(l)) zero(dev, at(l).dkv);
+      any_window_ |= !stays(l);
     }
     for (const Block& block : blocks) masks_.push_back(mask_of(block));
   }
   Summaries(const Summaries&) = delete;
 
   // Whether K and V of all rows of the layer stay.
-  bool stays(Index layer) const { return several_ && !(short_window_ && c_.is_local(layer)); }
+  bool stays(Index layer) const { return several_ && stays_in_blocks(c_, layer, block_); }
 
   // Rows of a chunk, and the mask, as attention sees them in this layer.
   StreamRows rows(Index layer, const Block& block, const DividedRows& chunk) const {
@@ -62,13 +74,12 @@ class Summaries {
     if (stays(layer)) return at(layer).kv.front();
     const Rows rows = seen(layer, block);
     const KeysValues<T> kv = allocate<T>(rows.size());
-    if (rows.begin < block.rows.all.begin)
-      copy(kv.slice({0, block.rows.all.begin - rows.begin}), at(layer).kv[block.rows.number]);
+    if (rows.begin < block.rows.all.begin) copy(kv.slice({0, before_}), before(layer, block.rows.number));
     return kv;
   }
   // Call when K and V of the block are computed.
   void pass_on(Index layer, const Block& block, const KeysValues<T>& kv) {
-    if (is_followed(block) && !stays(layer)) copy(at(layer).kv[block.rows.number + 1], end_of(kv));
+    if (is_followed(block) && !stays(layer)) copy(before(layer, block.rows.number + 1), end_of(kv));
   }
 
   // dK and dV of these rows, with all that later blocks have added.
@@ -85,10 +96,8 @@ class Summaries {
   }
 
  private:
-  static constexpr Index kTileOfKeys = 128;  // of attention, which begins with the one that holds the first key
-
   struct Layer {
-    std::vector<KeysValues<T>> kv;  // of all rows, or of the rows before each block
+    std::vector<KeysValues<T>> kv;  // of all rows, or of the rows before each block but the first
     KeysValues<A> dkv;
   };
   struct Mask {
@@ -96,11 +105,14 @@ class Summaries {
     std::vector<std::int32_t> on_host;
   };
 
+  // In a layer with a window; elsewhere, all rows.
   Rows seen(Index layer, const Block& block) const {
     const Rows all = block.rows.all;
-    const bool window = several_ && !stays(layer) && all.size() > 0 && all.begin > 0;
-    return {window ? all.begin - before_ : stays(layer) || !several_ ? 0 : all.begin, all.end};
+    if (!several_ || stays(layer)) return {0, all.end};
+    const bool sees_before = all.begin > 0 && all.size() > 0;
+    return {sees_before ? all.begin - before_ : all.begin, all.end};
   }
+  KeysValues<T> before(Index layer, std::size_t block) { return at(layer).kv[block - 1]; }
   bool is_followed(const Block& block) const { return several_ && block.rows.all.end < stream_.division.rows; }
   template <class U>
   KeysValues<U> end_of(const KeysValues<U>& kv) const {
@@ -111,7 +123,7 @@ class Summaries {
   // row: attention's tiles of keys begin with documents, and the bits depend on them.
   Mask mask_of(const Block& block) {
     const Rows all = block.rows.all;
-    if (!short_window_ || all.size() == 0 || all.begin == 0) return {};
+    if (!any_window_ || all.size() == 0 || all.begin == 0) return {};
     const Index first = all.begin - before_;
     Mask mask = {streambp::allocate<std::int32_t>(dev_, 1, all.end - first, Kind::stream), {}};
     for (Index row = first; row < all.end && !stream_.key_begin_on_host.empty(); ++row)
@@ -137,7 +149,8 @@ class Summaries {
   const Group ranks_;
   const bool several_;
   const Index before_;  // rows before a block that a layer with a window sees
-  const bool short_window_;
+  const Index block_;   // rows of a block
+  bool any_window_ = false;
   std::vector<Layer> layers_;
   std::vector<Mask> masks_;  // of each block
 };

@@ -228,7 +228,7 @@ class GradientSums {
     add(sum.section);
     sum.finish();
   }
-  // Of those that are open: the head's, then those of the layers, last to first.
+  // Finishes the sums that are open: the head, then the layers, last to first.
   void finish() {
     if (head_) head_->finish();
     for (auto& [l, sum] : layers_) sum->finish();

@@ -331,11 +331,12 @@ inline Index trained_count(const Config& c) {
   return parameter_count(c, [](const Parameter& p) { return p.trained; });
 }
 
-// The lowest layer that backward has to reach: 0 if the embedding is trained, c.layers if only the head is.
 inline bool trains_embedding(const Config& c) {
   Tensors<float> none(c);
   return !c.trained || !trained(embedding_table(c, none)).empty();
 }
+
+// The lowest layer that backward has to reach: 0 if the embedding is trained, c.layers if only the head is.
 inline Index lowest_trained_layer(const Config& c) {
   Tensors<float> none(c);
   if (trains_embedding(c)) return 0;

@@ -110,7 +110,7 @@ struct Stream {
   Matrix<std::int32_t> tokens, targets, positions, key_begin;
   Matrix<std::int32_t> rows_by_token, rows_by_position;  // lane by lane
   std::vector<std::int32_t> key_begin_on_host = {};
-  Index longest = 0;  // rows of the longest stream, of all ranks
+  Index longest = 0;  // rows of the longest stream that another rank may have
 
   Index size() const { return tokens.cols; }
   EmbeddingIndex embedding_index() const {

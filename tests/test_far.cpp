@@ -2,7 +2,6 @@
 #include "data/files/checkpoint.h"
 #include "tests/ranks.cuh"
 #include "tests/temporary.h"
-#include "training/fit.h"
 
 namespace streambp {
 namespace {
@@ -148,25 +147,6 @@ TEST(Far, KeptAttentionIsFreedLayerByLayer) {
     return plan(s, 30000, schedule_for(Mode::stream, s, 30000, 512)).peak;
   };
   EXPECT_LT(peak(Place::far), peak(Place::near));
-}
-
-// With more memory, the step is never slower.
-TEST(Far, MoreMemoryIsNeverWorse) {
-  StepSettings s{make_config("llama", {256, 256, 8, 4, 4, 64, 512, 0, true})};
-  const Rates rates = usual_rates(DeviceKind::cpu, 64);
-  double time = INFINITY;
-  for (std::size_t mib = 60; mib <= 700; mib += 20) {
-    const Capacity budget(mib << 20, std::size_t{1} << 31);
-    const std::vector<Places> places = {{Place::near}, {Place::far}};
-    const Fit found = fit(s, Mode::stream, 8192, {up_to(8192), budget, places, {{}, true}}, rates);
-    if (found.chunk == 0) continue;
-    s.places = found.places, s.kept = found.kept;
-    const Usage usage = plan(s, 8192, schedule_for(Mode::stream, s, 8192, found.chunk));
-    EXPECT_TRUE(usage.fits(budget));
-    EXPECT_LE(predict(usage, rates).total(), time) << mib;
-    time = predict(usage, rates).total();
-  }
-  EXPECT_LT(time, INFINITY);
 }
 
 TEST(Far, AdaptersGiveTheSameBits) {

@@ -31,8 +31,8 @@ TEST_F(FarCommands, ARunHasTheSameBitsNearAndFar) {
 }
 
 TEST_F(FarCommands, WhatSavesTimeIsKeptIfThereIsRoom) {
-  expect_ok(train("--out all"), "kept     everything, beside layer inputs");
-  expect_ok(train("--out plain --keep nothing"), "kept     nothing, beside layer inputs");
+  expect_ok(train("--out all"), "kept     layer inputs; everything (a step that keeps inputs only needs ");
+  expect_ok(train("--out plain --keep nothing"), "kept     layer inputs\n");
   expect_same_run("all", "plain");
   const double most = metric("all", "memory")[0], least = metric("plain", "memory")[0];
   EXPECT_GT(most, 1.5 * least);
@@ -42,19 +42,19 @@ TEST_F(FarCommands, WhatSavesTimeIsKeptIfThereIsRoom) {
     expect_same_run("all", "some");
     fs::remove_all("some");
   }
-  expect_ok(train("--out parts --keep attention=near gate-up=near"),
-            "kept     attention, gate-up, beside layer inputs");
-  expect_ok(train("--out blocks --keep nothing --block 256 --chunk 256", 900), "chunks of 256 rows in blocks of 256");
-  expect_ok(train("--out whole --keep nothing --block all", 900), "chunks of 512 rows\n");
+  expect_ok(train("--out parts --keep attention=near gate-up=near"), "kept     layer inputs; attention, gate-up (");
+  expect_ok(train("--out blocks --keep nothing --block-rows 256 --chunk 256", 900),
+            "chunks of 256 rows in blocks of 256\n");
+  expect_ok(train("--out whole --keep nothing --block-rows all", 900), "chunks of 512 rows\n");
   expect_same_run("blocks", "whole");
 }
 
 // A run stops in one order and resumes in the other.
 TEST_F(FarCommands, ARunResumesInBlocks) {
-  expect_ok(train("--out whole --block all", 900));
-  expect_ok(train("--out mixed --stop-after 1 --block 256", 900));
+  expect_ok(train("--out whole --block-rows all", 900));
+  expect_ok(train("--out mixed --stop-after 1 --block-rows 256", 900));
   expect_ok("train --out mixed --resume --stop-after 2");  // still in blocks
-  expect_ok("train --out mixed --resume --block all --keep nothing");
+  expect_ok("train --out mixed --resume --block-rows all --keep nothing");
   expect_same_run("whole", "mixed");
 }
 
@@ -167,8 +167,16 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused(run + "--keep attention=near attention=far", "repeats or contradicts");
   expect_refused(run + "--keep nothing everything", "repeats or contradicts");
   expect_refused(run + "--mode full --keep attention=near", "is for --mode stream");
+  expect_refused(run + "--mode full --block-rows 256", "is for --mode stream");
+  expect_refused(run + "--keep nothing attention=near", "repeats or contradicts");
+  expect_refused(run + "--keep attention=near nothing", "repeats or contradicts");
+  expect_refused(run + "--keep feed-forward-output=near", "the layers of this model have no such part");
+  expect_refused(run + "--keep everything --memory 700KiB", "a step needs at least");
+  expect_refused("bench --kept ''", "expected nothing, everything, or parts such as");
+  expect_refused("bench --memory some", "is not an amount of memory");
+  expect_refused("plan gpt2 --curve --keep attention=far", "--curve shows near memory");
   for (const char* block : {"0", "-256", "some", "1e3", ""})
-    expect_refused(run + "--block " + std::string(block), "--block");
+    expect_refused(run + "--block-rows " + std::string(block), "--block-rows");
 }
 
 }  // namespace

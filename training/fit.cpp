@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "model/activations.h"
+#include "memory/summaries.h"
 
 namespace streambp {
 
@@ -14,32 +14,35 @@ double bytes(const Usage& usage, std::initializer_list<Kind> kinds) {
   return sum;
 }
 
-// Of the matrices of a part, to the alignment of memory.
-constexpr double kRounding = 4 << 10;
-
 // A part of one layer that can be kept.
 struct Item {
   Index layer;
   Part part;
-  double bytes, seconds;  // that it takes, and that it saves
+  double bytes, seconds;  // that it takes, about, and that it saves in a step
   double value() const { return seconds / bytes; }
 };
 
 // What this rank keeps of a part in one layer.
 double bytes_of(const StepSettings& s, Index rows, Part wanted) {
+  const Group& ranks = s.ranks.sequence;
+  const auto all = static_cast<double>(rows);
+  const auto own = static_cast<double>(Division{rows, s.tile, ranks.rank, ranks.size}.own());
   return with_types(s, [&]<class T, class G>() {
-    double bytes = wanted == Part::keys_values ? static_cast<double>(2 * s.config.kv_width()) * sizeof(T) : 0;
+    double bytes = 0;
+    if (wanted == Part::keys_values)
+      bytes = all * static_cast<double>(2 * s.config.kv_width() / ranks.size) * sizeof(T);
     Activations<T> a;
-    for_each_activation(s.config, 1, a, [&]<class M>(Part part, Matrix<M>&, Index columns, View) {
-      if (part == wanted) bytes += static_cast<double>(columns) * sizeof(M);
+    for_each_activation(s.config, ranks.size, a, [&]<class M>(Part part, Matrix<M>&, Index columns, View view) {
+      if (part != wanted) return;
+      bytes += (view == View::own_rows ? own : all) * static_cast<double>(columns) * sizeof(M) + Arena::kAlignment;
     });
-    return bytes * static_cast<double>(rows / s.ranks.sequence.size);
+    return bytes;
   });
 }
 
 // The parts of all layers, those first that save the most time for their bytes. Layers with the same kind of attention are
-// alike, so a model of one layer is planned for each. Of equal layers, the last one comes first: backward begins with it,
-// and its memory is free again when gradients need it.
+// alike, so a model of one layer is planned for each kind. Among equal layers, later ones come first: backward begins with
+// them, and their memory is free again when gradients need it.
 std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Rates& rates) {
   const Config& c = s.config;
   std::vector<Item> result;
@@ -49,7 +52,7 @@ std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Ra
       if (c.is_local(layer) == local) layers.push_back(layer);
     if (layers.empty()) continue;
     StepSettings one = s;
-    one.optimizer = OptimizerKind::none, one.micro_batches = s.ranks.streams(), one.places = {};
+    one.optimizer = OptimizerKind::none, one.places = {};
     one.config.layers = 1, one.config.trained.reset(), one.config.without_rope.clear(), one.config.local = {local};
     const auto seconds = [&](const KeptSets& kept) {
       one.kept = kept;
@@ -58,9 +61,9 @@ std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Ra
     const double plain = seconds({});
     for (std::size_t i = 1; i < kParts; ++i) {
       const auto part = static_cast<Part>(i);
-      const Item item = {0, part, bytes_of(s, rows, part) + kRounding, plain - seconds(KeptSets().with(part))};
+      const Item item = {0, part, bytes_of(s, rows, part), plain - seconds(KeptSets().with(part))};
       for (const Index layer : layers)
-        if (item.bytes > kRounding && item.seconds > 0) result.push_back({layer, part, item.bytes, item.seconds});
+        if (item.bytes > 0 && item.seconds > 0) result.push_back({layer, part, item.bytes, item.seconds});
     }
   }
   std::ranges::stable_sort(result, std::greater(), &Item::value);
@@ -71,14 +74,21 @@ std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Ra
 class KeptItems {
  public:
   KeptItems(const StepSettings& s, Mode mode, Index rows, Index chunk, const std::vector<Item>& items)
-      : s_(s), mode_(mode), rows_(rows), chunk_(chunk), items_(items), usage_(planned()) {
-    // Of several blocks, one at a time keeps them.
-    if (s.block > 0 && s.block < rows)
-      for (Item& item : items_) item.bytes *= static_cast<double>(s.block) / static_cast<double>(rows);
+      : s_(s), mode_(mode), rows_(rows), chunk_(chunk), plain_(s.kept) {
+    const Index block = schedule_for(mode, s, rows, chunk).block;
+    for (Item item : items) {
+      if (block > 0 && item.part == Part::keys_values &&
+          stays_in_blocks(s.config, item.layer, block * s.ranks.sequence.size))
+        continue;
+      if (block > 0) item.bytes *= static_cast<double>(block) / static_cast<double>(rows);  // one block at a time
+      items_.push_back(item);
+    }
+    places_.assign(items_.size(), Place::nowhere);
+    update();
   }
 
   const Usage& usage() const { return usage_; }
-  const KeptSets& sets() const { return s_.kept; }
+  Fit fit() const { return {chunk_, s_.places, s_.kept, s_.block, usage_}; }
 
   // A lower bound of the predicted time, whatever is kept.
   double floor(const Rates& rates) const {
@@ -87,64 +97,77 @@ class KeptItems {
     return seconds.total();
   }
 
-  // All, or as many as fit, in their order, and then those that fit into what is left. So more memory is never worse.
+  // As many as fit, in their order; then those that fit into what is left. So with more memory, a step is never slower.
   void keep_near(const Capacity& budget) {
-    const StepSettings plain = s_;
-    for (std::size_t i = 0; i < items_.size(); ++i) keep(i, Place::near);
-    if (const Usage all = planned(); all.fits(budget)) {
-      usage_ = all;
-      return;
-    }
-    s_ = plain;
-    std::size_t next = 0;
-    for (double left = left_near(budget); next < items_.size() && items_[next].bytes <= left;
-         left = left_near(budget)) {
-      for (; next < items_.size() && items_[next].bytes <= left; ++next)
-        left -= items_[next].bytes, keep(next, Place::near);
-      usage_ = planned();  // their peaks differ from the sum
-    }
+    const auto first = [&](Index count) {
+      for (std::size_t i = 0; i < places_.size(); ++i)
+        places_[i] = static_cast<Index>(i) < count ? Place::near : Place::nowhere;
+      update();
+      return usage_.fits(budget);
+    };
+    const Index all = std::ssize(items_);
+    if (all == 0 || first(all)) return;
+    first(0);
+    Index guess = 0;
+    for (double left = left_near(budget); guess < all; ++guess)
+      if ((left -= items_[static_cast<std::size_t>(guess)].bytes) < 0) break;
+    first(largest(all, first, first(guess) ? guess : 0));
+    const std::vector<Place> fitting = places_;
     double left = left_near(budget);
-    for (; next < items_.size(); ++next) {
-      if (items_[next].bytes > left)
-        others_.push_back(next);
-      else
-        left -= items_[next].bytes, keep(next, Place::near);
-    }
-    usage_ = planned();
+    for (std::size_t i = 0; i < places_.size(); ++i)
+      if (places_[i] == Place::nowhere && items_[i].bytes <= left) places_[i] = Place::near, left -= items_[i].bytes;
+    update();
+    if (!usage_.fits(budget)) places_ = fitting, update();
   }
 
-  // As many of the others as fit and arrive while the step computes.
+  // Those that are not near, as many as fit and arrive while the step computes. Chunks of them take near memory, too, so
+  // the last near ones may have to leave.
   void keep_far(const Capacity& budget, const Rates& rates) {
-    const StepSettings before = s_;
-    Seconds seconds = predict(usage_, rates);
-    auto left = static_cast<double>(budget.far - usage_.far);
-    for (const std::size_t i : others_) {
+    const std::vector<Place> before = places_;
+    const Usage near = usage_;
+    Seconds seconds = predict(near, rates);
+    auto left = static_cast<double>(budget.far - near.far);
+    const double copies = 2 * static_cast<double>(ceil_div(s_.micro_batches, s_.ranks.streams())) / rates.far;
+    const auto try_far = [&](std::size_t i) {
       const Item& item = items_[i];
-      const double copied = 2 * item.bytes * static_cast<double>(s_.micro_batches / s_.ranks.streams()) / rates.far;
-      seconds.beside += copied, seconds.compute -= item.seconds, left -= item.bytes;
-      if (left < 0 || seconds.beside > seconds.compute) break;
-      if (item.part != Part::keys_values) keep(i, Place::far);
+      const bool arrives = seconds.beside + copies * item.bytes <= seconds.compute - item.seconds;
+      places_[i] = Place::nowhere;
+      if (item.part == Part::keys_values || item.bytes > left || !arrives) return;
+      seconds.beside += copies * item.bytes, seconds.compute -= item.seconds, left -= item.bytes;
+      places_[i] = Place::far;
+    };
+    for (std::size_t i = 0; i < places_.size(); ++i)
+      if (places_[i] == Place::nowhere) try_far(i);
+    update();
+    for (std::size_t i = places_.size(); i-- > 0 && !usage_.fits(budget);) {
+      if (places_[i] != Place::near) continue;
+      seconds.compute += items_[i].seconds;
+      try_far(i);
+      update();
     }
-    const Usage usage = planned();
-    if (usage.fits(budget))
-      usage_ = usage;
-    else
-      s_ = before;
+    if (!usage_.fits(budget) || predict(usage_, rates).total() > predict(near, rates).total())
+      places_ = before, update();
   }
 
  private:
-  double left_near(const Capacity& budget) const { return static_cast<double>(budget.near - usage_.peak); }
-  void keep(std::size_t item, Place place) {
-    s_.kept = s_.kept.with(items_[item].layer, s_.config.layers, items_[item].part, place);
+  double left_near(const Capacity& budget) const {
+    return static_cast<double>(budget.near) - static_cast<double>(usage_.peak);
   }
-  Usage planned() const { return plan(s_, rows_, schedule_for(mode_, s_, rows_, chunk_)); }
+  void update() {
+    s_.kept = plain_;
+    for (std::size_t i = 0; i < items_.size(); ++i)
+      if (places_[i] != Place::nowhere)
+        s_.kept = s_.kept.with(items_[i].layer, s_.config.layers, items_[i].part, places_[i]);
+    usage_ = plan(s_, rows_, schedule_for(mode_, s_, rows_, chunk_));
+  }
 
   StepSettings s_;
   const Mode mode_;
   const Index rows_, chunk_;
+  const KeptSets plain_;
   std::vector<Item> items_;
+  std::vector<Place> places_;  // of each item
   Usage usage_;
-  std::vector<std::size_t> others_;  // that are not near
 };
 
 // The default chunk, and halves of it.
@@ -175,55 +198,51 @@ std::vector<Index> blocks_to_try(Mode mode, Index rows, Index chunk, const std::
 
 Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, const Rates& rates) {
   const auto& [range, budget, places, choice, only] = allowed;
+  const bool inputs_may_be_near = std::ranges::any_of(places, [](const Places& p) { return p.inputs == Place::near; });
   Fit best;
-  double least = INFINITY;
   for (const Index chunk : chunks_to_try(s, mode, rows, range)) {
     std::vector<Item> all;
     if (mode == Mode::stream && !choice.exactly) all = items(s, rows, chunk, rates);
     std::size_t peak = 0;  // of a step without blocks
     for (const Index block : blocks_to_try(mode, rows, chunk, only)) {
-      StepSettings in_blocks = s;
-      in_blocks.block = block;
-      const std::size_t of_block = plan(in_blocks, rows, schedule_for(mode, in_blocks, rows, chunk)).peak;
+      StepSettings with = s;
+      with.kept = choice.exactly.value_or(KeptSets()), with.block = block;
+      const std::size_t of_block = plan(with, rows, schedule_for(mode, with, rows, chunk)).peak;
       if (block == 0) peak = of_block;
       if (block > 0 && !only && of_block >= peak) continue;
       for (const Places& p : places) {
-        if (block > 0 && p.inputs == Place::far && places.size() > 1) continue;  // a block has few inputs
-        StepSettings with = s;
-        with.places = p, with.kept = choice.exactly.value_or(KeptSets()), with.block = block;
+        if (block > 0 && p.inputs == Place::far && inputs_may_be_near) continue;  // a block has few inputs
+        with.places = p;
         KeptItems kept(with, mode, rows, chunk, all);
+        const double least = best.chunk > 0 ? predict(best.usage, rates).total() : INFINITY;
         if (!kept.usage().fits(budget) || kept.floor(rates) >= least) continue;
         kept.keep_near(budget);
-        if (choice.far) kept.keep_far(budget, rates);
-        const double time = predict(kept.usage(), rates).total();
-        if (time < least) best = {chunk, p, kept.sets(), block}, least = time;
+        if (choice.far && block == 0) kept.keep_far(budget, rates);
+        if (predict(kept.usage(), rates).total() < least) best = kept.fit();
       }
     }
   }
   return best;
 }
 
-std::vector<Point> fastest_by_memory(const StepSettings& s, Index rows, Allowed allowed, const Rates& rates,
-                                     int steps) {
-  const auto usage = [&](const Fit& found) {
-    StepSettings with = s;
-    with.places = found.places, with.kept = found.kept, with.block = found.block;
-    return plan(with, rows, schedule_for(Mode::stream, with, rows, found.chunk));
-  };
+std::vector<Fit> fastest_by_memory(const StepSettings& s, Index rows, Allowed allowed, const Rates& rates, int steps) {
+  Allowed plain = allowed;
+  plain.kept = {KeptSets(allowed.kept.exactly.value_or(KeptSets()))};
+  plain.chunks = exactly(allowed.chunks.least > 0 ? allowed.chunks.least : s.tile);
   std::size_t least = Plan::kUnlimited;
-  for (const Index block : blocks_to_try(Mode::stream, rows, s.tile, allowed.block)) {
-    const Fit plain = {s.tile, allowed.places.front(), allowed.kept.exactly.value_or(KeptSets()), block};
-    least = std::min(least, usage(plain).peak);
+  for (const Index block : blocks_to_try(Mode::stream, rows, plain.chunks.least, allowed.block)) {
+    plain.block = block, plain.budget = Plan::kUnlimited;
+    least = std::min(least, fit(s, Mode::stream, rows, plain, rates).usage.peak);
   }
-  std::vector<Point> points;
   allowed.budget = Plan::kUnlimited;
-  const std::size_t most = usage(fit(s, Mode::stream, rows, allowed, rates)).peak;
+  const auto most = static_cast<double>(fit(s, Mode::stream, rows, allowed, rates).usage.peak);
+  std::vector<Fit> points;
   for (int i = 0; i <= steps; ++i) {
-    const double share = static_cast<double>(i) / steps, ratio = static_cast<double>(most) / static_cast<double>(least);
-    allowed.budget = i == steps ? most : static_cast<std::size_t>(static_cast<double>(least) * std::pow(ratio, share));
+    const double ratio = most / static_cast<double>(least),
+                 budget = static_cast<double>(least) * std::pow(ratio, 1.0 * i / steps);
+    allowed.budget = static_cast<std::size_t>(i == 0 ? static_cast<double>(least) : i == steps ? most : budget);
     const Fit found = fit(s, Mode::stream, rows, allowed, rates);
-    const Usage used = usage(found);
-    if (found.chunk > 0 && (points.empty() || used.peak > points.back().usage.peak)) points.push_back({found, used});
+    if (found.chunk > 0 && (points.empty() || found.usage.peak > points.back().usage.peak)) points.push_back(found);
   }
   return points;
 }

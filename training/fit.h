@@ -65,21 +65,23 @@ struct Allowed {
 // Sizes of blocks that differ enough to matter, after 0, the whole stream.
 std::vector<Index> blocks_to_try(Mode mode, Index rows, Index chunk, const std::optional<Index>& only);
 
-// The chosen step. Chunk 0: nothing fits.
+// The chosen step, and what it uses. Chunk 0: nothing fits.
 struct Fit {
   Index chunk = 0;
   Places places = {};
   KeptSets kept = {};
   Index block = 0;
+  Usage usage = {};
+
+  StepSettings settings(StepSettings s) const {
+    s.places = places, s.kept = kept, s.block = block;
+    return s;
+  }
 };
 Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, const Rates& rates);
 
 // The fastest steps in near memory, from the one that needs the least to one that computes nothing twice, at about so many
 // budgets between them.
-struct Point {
-  Fit fit;
-  Usage usage;
-};
-std::vector<Point> fastest_by_memory(const StepSettings& s, Index rows, Allowed allowed, const Rates& rates, int steps);
+std::vector<Fit> fastest_by_memory(const StepSettings& s, Index rows, Allowed allowed, const Rates& rates, int steps);
 
 }  // namespace streambp

@@ -53,7 +53,7 @@ struct StepSettings {
   DeviceKind device = DeviceKind::cpu;
   Ranks ranks = {};
   Places places = {};
-  KeptSets kept = {};  // for backward, in checkpoint and stream mode
+  KeptSets kept = {};  // for backward, in stream mode
   Index block = 0;     // of stream mode
 };
 
@@ -92,8 +92,9 @@ inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk
 }
 inline Schedule schedule_for(Mode mode, const StepSettings& s, Index rows, Index chunk) {
   Schedule schedule = schedule_for(mode, s.config, rows, chunk, s.tile, s.dtype);
-  if (mode != Mode::full) schedule.kept = s.kept.with(Part::input, s.places.inputs);
-  if (mode == Mode::stream && s.block > 0) schedule.block = round_up(s.block, schedule.chunk);
+  if (mode == Mode::checkpoint) schedule.kept = KeptParts::inputs(s.places.inputs);
+  if (mode == Mode::stream) schedule.kept = s.kept.with(Part::input, s.places.inputs);
+  if (mode == Mode::stream && s.block > 0 && s.block < rows) schedule.block = round_up(s.block, schedule.chunk);
   return schedule;
 }
 

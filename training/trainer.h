@@ -172,7 +172,7 @@ class Trainer {
             part(stream.rows_by_token, rows_by_index(tokens, division)),
             part(stream.rows_by_position, rows_by_index(positions, division)),
             batch.key_begin,
-            room};
+            ranks.streams() > 1 ? room : batch.size()};
   }
   // An empty stream, for a rank without a micro-batch in the last round.
   void load_nothing() {
