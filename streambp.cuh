@@ -70,27 +70,21 @@ class Walk {
     auto scope = dev.scope();
     const auto blocks = streambp::blocks(stream.division, schedule, stream.longest);
     Sums sums(dev, c, ranks, step, blocks.size() > 1 ? Sums::Open::all : Sums::Open::one_at_a_time, lowest);
-    // The residual stream, then its gradient; of all rows, if the embedding is trained.
-    const bool all_rows = blocks.size() == 1 || trains_embedding(c);
-    const Matrix<T> x = residual_stream(all_rows ? stream.size() : blocks.front().rows.own.size());
-    const auto x_of = [&](const Block& block) {
-      return x.slice(all_rows ? block.rows.own : Rows{0, block.rows.own.size()});
-    };
     Summaries<Device, T> summaries(dev, c, stream, blocks, ranks.sequence, lowest);
     std::optional<Kept> kept;
     const auto forward_of = [&](const Block& block, const KeptSets& sets) {
       kept.reset();  // frees what the block before it kept
-      kept.emplace(dev, c, summaries, block, sets, ranks.sequence, lowest, x_of(block));
+      kept.emplace(dev, c, summaries, block, sets, ranks.sequence, lowest);
       forward(*kept);
     };
     for (const Block& block : blocks) {
       forward_of(block, block.last ? schedule.kept : KeptParts::nothing());
-      if (weigh) head_forward(block, x_of(block), logp);
+      if (weigh) head_forward(block, kept->output(), logp);
     }
     if (weigh) weigh();
     for (const Block& block : last_to_first(blocks)) {
       if (!block.last) forward_of(block, schedule.kept);
-      const Matrix<T> dx = x_of(block);  // the same memory
+      const Matrix<T> dx = kept->output();  // the same memory
       head_backward(block, sums, dx, w, logp);
       for (Index l = c.layers - 1; l >= lowest; --l) {
         layer_backward(l, *kept, sums, dx);
@@ -98,7 +92,7 @@ class Walk {
       }
     }
     sums.finish();
-    if (trains_embedding(c)) embedding_gradient(sums, x);
+    if (trains_embedding(c)) embedding_gradient(sums, summaries.residual());
   }
 
   // The log-probs of the targets, without a gradient.
@@ -109,16 +103,14 @@ class Walk {
 
   // The output of the last layer; nothing is kept for backward.
   Matrix<T> forward() {
-    const Matrix<T> x = residual_stream(stream.size());
     const Block all = one_block();
     Summaries<Device, T> summaries(dev, c, stream, {all}, ranks.sequence, c.layers);
-    Kept nothing(dev, c, summaries, all, KeptParts::nothing(), ranks.sequence, 0, x);
+    Kept nothing(dev, c, summaries, all, KeptParts::nothing(), ranks.sequence, 0);
     forward(nothing);
-    return x;
+    return nothing.output();
   }
 
  private:
-  Matrix<T> residual_stream(Index rows) { return allocate<T>(dev, rows, c.hidden, Kind::saved); }
   Block one_block() const {
     return blocks(stream.division, {schedule.kept, schedule.chunk, schedule.head_chunk}, 0).front();
   }

@@ -20,9 +20,9 @@ class KeptValues {
   using A = Accumulator<T>;
 
  public:
-  // x: the residual stream of the block's rows. Frees what it has allocated when it ends.
+  // Frees what it has allocated when it ends.
   KeptValues(Device& dev, const Config& c, Summaries<Device, T>& summaries, const Block& block, const KeptSets& sets,
-             const Group& ranks, Index first, Matrix<T> x)
+             const Group& ranks, Index first)
       : block(block),
         scope_(dev.scope()),
         dev_(dev),
@@ -31,7 +31,7 @@ class KeptValues {
         ranks_(ranks),
         first_(first),
         sets_(sets),
-        residual_(x),
+        residual_(summaries.residual(block)),
         inputs_(dev, shape(Part::input, c.hidden, View::own_rows)),
         leaving_(inputs_.any_far() ? block.chunks.size() : 0),
         layers_(static_cast<std::size_t>(c.layers)) {

@@ -1,12 +1,15 @@
-// The causal summaries of layers, K and V of all rows that a block of rows attends to, and their gradients.
+// What passes from block to block of a stream: the causal summaries of layers, K and V of all rows that a block attends to,
+// and their gradients; and the residual stream, whose memory holds its gradient in the end.
 //
 //   one block        a layer's K, V, dK, dV are the caller's: they exist while the layer is computed
 //   several blocks   a block attends to rows of blocks before it, and its backward pass adds to their dK, dV. So K, V, dK
 //                    and dV of all rows stay until the step's end. Of a layer with a window, shorter than a block, only the
 //                    rows in the window before each block stay, and dK, dV of those before the block in work
 //
-// In a layer with a window, attention then works on a part of the stream, {first row of the window, the block's end}, as if
-// it were the stream.
+// In a layer with a window, attention then works on a part of the stream as if it were the stream:
+//
+//   rows            0            block 1            block 2            N
+//   block 2 sees                          [ before  | its own rows     ]
 #pragma once
 
 #include <vector>
@@ -43,6 +46,9 @@ class Summaries {
         several_(blocks.size() > 1),
         before_(rows_before_block(c)),
         block_(blocks.front().rows.all.size()),
+        all_rows_(!several_ || trains_embedding(c)),
+        residual_(streambp::allocate<T>(dev, all_rows_ ? stream.size() : blocks.front().rows.own.size(), c.hidden,
+                                        Kind::saved)),
         layers_(several_ ? static_cast<std::size_t>(c.layers) : 0) {
     for (Index l = 0; l < static_cast<Index>(layers_.size()); ++l) {
       const Index rows = stays(l) ? stream.division.rows : before_;
@@ -55,6 +61,12 @@ class Summaries {
     for (const Block& block : blocks) masks_.push_back(mask_of(block));
   }
   Summaries(const Summaries&) = delete;
+
+  // The residual stream of all rows, if the embedding is trained, and of a block.
+  Matrix<T> residual() const { return residual_; }
+  Matrix<T> residual(const Block& block) const {
+    return residual_.slice(all_rows_ ? block.rows.own : Rows{0, block.rows.own.size()});
+  }
 
   // Whether K and V of all rows of the layer stay.
   bool stays(Index layer) const { return several_ && stays_in_blocks(c_, layer, block_); }
@@ -150,6 +162,8 @@ class Summaries {
   const bool several_;
   const Index before_;  // rows before a block that a layer with a window sees
   const Index block_;   // rows of a block
+  const bool all_rows_;
+  const Matrix<T> residual_;
   bool any_window_ = false;
   std::vector<Layer> layers_;
   std::vector<Mask> masks_;  // of each block
