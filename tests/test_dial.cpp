@@ -76,15 +76,18 @@ TEST(Dial, AnySetBlockAndChunkGivesTheBitsOfFullMemoryInBFloat16) { expect_bits_
 Task windowed_task(Index block) {
   Config c = models_for_ranks().back().config;
   c.window = 20, c.local = {true, false};
-  Task task{c, batches_of(c, 3, {700, 250}), Mode::stream};
+  Task task{c, batches_of(c, sized<std::size_t>(3, 1), {700, sized<Index>(250, 60)}), Mode::stream};
   task.block = block;
   return task;
 }
 
 // In the last round, one rank has blocks without rows.
 TEST(Dial, RanksInBlocksGiveTheBitsOfOneProcess) {
-  for (const auto& [streams, sequence] : {std::pair(2, 1), {1, 2}, {2, 2}})
+  for (const auto& [streams, sequence] : {std::pair(1, 2), {2, 1}, {2, 2}}) {
+    if (kSanitized && streams > 1) break;
     expect_bits_of_one_process<Cpu, float>(streams, sequence, windowed_task(sequence == 1 ? 2 * kTile : kTile));
+  }
+  if (kSanitized) return;
   Task task = windowed_task(2 * kTile);
   task.places = {Place::near, Place::far, Place::far, Place::far}, task.kept = KeptParts::everything();
   expect_bits_of_one_process<Cpu, BFloat16>(2, 1, task);
@@ -94,10 +97,12 @@ TEST(Dial, RanksInBlocksGiveTheBitsOfOneProcess) {
 template <class T, class G = T>
 void expect_bits_of_one_block(const Task& whole) {
   const Trained truth = train<Cpu, T, G>(whole, {});
-  for (const Index block : {kTile, 2 * kTile, 3 * kTile}) {
+  for (const Index block : sized<Lengths>({kTile, 2 * kTile, 3 * kTile}, {2 * kTile})) {
     Task task = whole;
     task.block = block;
-    EXPECT_TRUE((train<Cpu, T, G>(task, {}) == truth)) << block;
+    if (!kSanitized) {
+      EXPECT_TRUE((train<Cpu, T, G>(task, {}) == truth)) << block;
+    }
     task.kept = KeptParts::everything();
     EXPECT_TRUE((train<Cpu, T, G>(task, {}) == truth)) << block << ", everything kept";
   }
@@ -161,7 +166,7 @@ TEST(Dial, MoreMemoryIsNeverSlower) {
       const Rates rates = usual_rates(s.device, 64);
       const std::vector<Places> places = far ? std::vector<Places>{{}, {Place::far}} : std::vector<Places>{{}};
       double time = INFINITY;
-      for (std::size_t kib = 20 << 10; kib <= (std::size_t{1} << 20); kib = kib * 9 / 8) {
+      for (std::size_t kib = 20 << 10; kib <= (std::size_t{1} << 20); kib = kib * (kSanitized ? 16 : 9) / 8) {
         const Capacity budget(kib << 10, far ? std::size_t{1} << 31 : 0);
         const Fit found = fit(s, Mode::stream, 8000, {up_to(8000), budget, places, {{}, far}}, rates);
         if (found.chunk == 0) continue;

@@ -76,6 +76,7 @@ struct HostGradient {
   // Bit for bit: a NaN equals itself, and -0 is not 0.
   bool operator==(const HostGradient& other) const {
     auto equal = [](const std::vector<double>& a, const std::vector<double>& b) {
+      if (a.empty() || b.empty()) return a.size() == b.size();  // memcmp takes no null pointer
       return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
     };
     return std::equal(values.begin(), values.end(), other.values.begin(), other.values.end(), equal);
