@@ -20,7 +20,7 @@ std::string all_parts() {
   return names;
 }
 
-// What --keep can name, beside the parts of a layer that backward may find kept.
+// What --keep can name, beside the parts of a layer.
 struct Thing {
   const char* name;
   Place Places::*place;

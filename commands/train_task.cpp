@@ -266,12 +266,7 @@ class Preparation {
     const Capacity room = budget();
     const auto places = this->places();
     const KeptSets kept = o.budget.kept_choice(mode, s.config).exactly.value_or(KeptSets());
-    auto fits = [&](Index n) {
-      return fit(s, mode, o.batch * n, {exactly(least_chunk()), room, places, {kept}, o.budget.chosen_block(mode)},
-                 usual_rates(s.device, s.config.head_dim))
-                 .chunk > 0;
-    };
-    if (fits(wanted)) return wanted;
+    if (fit_of(o.batch * wanted, exactly(least_chunk()), {kept}).chunk > 0) return wanted;
     Index longest_that_fits = 0;
     for (const Places& p : places) {
       StepSettings with = s;
@@ -294,6 +289,13 @@ class Preparation {
   std::vector<Places> places() const {
     using Sampling = MemoryOptions::Sampling;
     return o.budget.places(mode_named(o.mode), run.settings, o.online_grpo() ? Sampling::of_each_rank : Sampling::none);
+  }
+
+  Fit fit_of(Index rows, const ChunkRange& chunks, const KeptChoice& kept) const {
+    const StepSettings& s = run.settings;
+    const Mode mode = mode_named(o.mode);
+    return fit(s, mode, rows, {chunks, budget(), places(), kept, o.budget.chosen_block(mode)},
+               usual_rates(s.device, s.config.head_dim));
   }
 
   // Near and far memory that a step may use. Some of what is free is left for tokens, buffers of files, and others.
@@ -324,12 +326,9 @@ class Preparation {
     const Index rows = run.rows();
     const Mode mode = mode_named(o.mode);
     const auto places = this->places();
-    const ChunkRange chunks = o.given("--chunk") ? exactly(chunk()) : up_to(chunk());
     const KeptChoice kept = o.budget.kept_choice(mode, s.config);
-    const std::optional<Index> block = o.budget.chosen_block(mode);
-    s.kept = kept.exactly.value_or(KeptSets()), s.block = block.value_or(0);
-    const Fit found =
-        fit(s, mode, rows, {chunks, budget(), places, kept, block}, usual_rates(s.device, s.config.head_dim));
+    s.kept = kept.exactly.value_or(KeptSets()), s.block = o.budget.chosen_block(mode).value_or(0);
+    const Fit found = fit_of(rows, o.given("--chunk") ? exactly(chunk()) : up_to(chunk()), kept);
     s.places = smallest(places);
     if (found.chunk > 0) s = found.settings(s);
     chosen_chunk = found.chunk > 0 ? found.chunk : chunk();
@@ -338,8 +337,7 @@ class Preparation {
     run.schedule = schedule_for(mode, s, rows, chosen_chunk);
     require_room(s, mode, rows, chosen_chunk, plan(s, rows, run.schedule).peak, o.room);
     if (found.chunk == 0) refuse_far_memory(rows, places);
-    StepSettings plain = s;
-    plain.kept = {}, plain.block = 0;
+    const StepSettings plain = Fit{.places = s.places}.settings(s);
     task.plain_memory = plan(plain, rows, schedule_for(mode, plain, rows, chosen_chunk)).peak;
     plan_memory();
     require_room_to_sample();
