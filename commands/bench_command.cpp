@@ -35,12 +35,11 @@ class BenchCommand : public Command {
     options.add("--chunk",
                 {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048 to 8192)"});
     options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
-    options.add("--inputs", {&inputs, "Stream mode: keep saved layer inputs near, far, or measure both",
-                             checks::one_of({"near", "far"})});
-    options.add("--kept",
-                {&kept,
-                 "Stream mode: what is kept of a layer for backward, beside its input, near: nothing (plain StreamBP), "
-                 "everything, or parts such as attention+gate-up (train --help names them); one or more"});
+    options.add(
+        "--keep",
+        {&keep,
+         "Stream mode: what is kept for backward, in the words of train --keep, joined by commas: nothing (plain "
+         "StreamBP), everything, inputs=far, attention=near,gate-up=near; one or more"});
     options.add("--memory", {&budgets,
                              "Stream mode: also the fastest step that fits each of these budgets of near memory, "
                              "such as 1GiB",
@@ -66,13 +65,13 @@ class BenchCommand : public Command {
     double median() const {
       std::vector<double> sorted = seconds;
       std::sort(sorted.begin(), sorted.end());
-      return sorted[sorted.size() / 2];
+      return (sorted[(sorted.size() - 1) / 2] + sorted[sorted.size() / 2]) / 2;
     }
   };
 
   void run() {
     memory.check();
-    options.only({"--chunk", "--inputs", "--kept", "--memory"}, wanted(Mode::stream), " is for stream mode");
+    options.only({"--chunk", "--keep", "--memory"}, wanted(Mode::stream), " is for stream mode");
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
     Config config = model.config(length);
     part.apply(config);
@@ -122,15 +121,10 @@ class BenchCommand : public Command {
     add("full", Mode::full, 0);
     add("checkpoint", Mode::checkpoint, 0);
     for (Index chunk : stream_chunks) {
-      for (const std::string& place : inputs) {
-        for (const std::string& parts : kept) {
-          const auto set = kept_parts(parts);
-          require(set.has_value(), "--kept ", quote(parts), ": expected nothing, everything, or parts such as ",
-                  "attention+gate-up; train --help names them");
-          add(format("stream %ld%s%s", chunk, place == "far" ? ", inputs far" : "",
-                     (parts == "nothing" ? "" : ", kept: " + parts).c_str()),
-              Mode::stream, chunk, place == "far" ? Place::far : Place::near, *set);
-        }
+      for (const std::string& set : keep) {
+        const KeepWords words = keep_words(set);
+        add(format("stream %ld%s", chunk, (set == "nothing" ? "" : ", " + set).c_str()), Mode::stream, chunk,
+            words.named("inputs").value_or(Place::near), words.parts().value_or(KeptParts::inputs()));
       }
     }
     for (const std::string& budget : budgets) {
@@ -147,6 +141,18 @@ class BenchCommand : public Command {
       add("fastest in " + budget, Mode::stream, found.chunk, Place::near, found.kept, found.block);
     }
     return candidates;
+  }
+
+  // Of words joined by commas.
+  KeepWords keep_words(const std::string& joined) const {
+    std::vector<std::string> words;
+    std::stringstream text(joined + ",");
+    for (std::string word; std::getline(text, word, ',');) words.push_back(word);
+    const KeepWords result(words);
+    result.require_parts_of(settings.config);
+    for (const char* other : {"", "optimizer", "weights", "gradients"})
+      require(!result.named(other), "--keep ", quote(joined), ": bench measures the places of inputs and of parts");
+    return result;
   }
 
   void measure(std::vector<Candidate>& candidates) {
@@ -185,15 +191,12 @@ class BenchCommand : public Command {
                    double first_rate) {
     std::vector<double> rates = {first_rate};
     for (Index i = 0; i <= repeat; ++i) {
-      auto done = [&](const Candidate& c) { return c.seconds.size() == static_cast<std::size_t>(repeat); };
-      if (std::ranges::all_of(candidates, done)) break;
       if (!gpu) rates.push_back(matmul_rate(settings.device, settings.dtype));
       for (Candidate& c : candidates) {
-        if (done(c)) continue;
         const double before = processor_seconds(CLOCK_PROCESS_CPUTIME_ID),
                      seconds = run_once(engine, batches, c.schedule);
         c.busy_seconds = processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - before;
-        if (i == 0 && seconds < 10) continue;  // a warm-up; long runs do not need it
+        if (i == 0) continue;  // a warm-up, in which the kernel also clears the pages of memory
         c.seconds.push_back(seconds);
         c.flops = engine.device().flops();
         c.work = engine.device().work();
@@ -363,7 +366,7 @@ class BenchCommand : public Command {
   Index length = 1024, repeat = 5;
   Index steps = 0;  // taken
   std::vector<Index> stream_chunks;
-  std::vector<std::string> modes, inputs = {"near"}, kept = {"nothing"}, budgets;
+  std::vector<std::string> modes, keep = {"nothing"}, budgets;
   MemoryOptions memory;
   std::string json_file;
   bool profile = false;

@@ -70,15 +70,4 @@ StepSettings DeviceOptions::settings(const Config& config, Index micro_batches) 
   return s;
 }
 
-void require_room(const StepSettings& s, Mode mode, Index rows, Index chunk, std::size_t wanted, const Capacity& room) {
-  if (wanted <= room.near) return;
-  const std::string needs =
-      format("this run needs %s, and %s are free", human_bytes(wanted).c_str(), human_bytes(room.near).c_str());
-  const Index longest = longest_for_budget(s, mode, chunk, room), fitting = chunk_for_budget(s, rows, room);
-  require(longest > 0, needs, "; use a smaller model, or a narrower --dtype or --optimizer");
-  fail(needs, ": in ", name(mode), " mode there is room for ", longest, " tokens at a time",
-       fitting > 0 ? format("; for these %ld use --mode stream --chunk %ld or less", rows, fitting)
-                   : "; use a smaller --length");
-}
-
 }  // namespace streambp

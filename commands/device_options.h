@@ -20,7 +20,4 @@ struct DeviceOptions {
   StepSettings settings(const Config& config, Index micro_batches) const;
 };
 
-// Refuses a step that needs more memory than is free, and says what would fit.
-void require_room(const StepSettings& s, Mode mode, Index rows, Index chunk, std::size_t wanted, const Capacity& room);
-
 }  // namespace streambp

@@ -8,12 +8,6 @@ namespace streambp {
 
 namespace {
 
-// Part::count if none has this name.
-Part part_named(const std::string& name) {
-  const auto found = std::find(kPartNames.begin() + 1, kPartNames.end(), name);
-  return static_cast<Part>(found == kPartNames.end() ? kParts : found - kPartNames.begin());
-}
-
 std::string all_parts() {
   std::string names;
   for (std::size_t i = 1; i < kParts; ++i) names += format("%s%s", i == 1 ? "" : ", ", kPartNames[i]);
@@ -30,65 +24,8 @@ constexpr Thing kThings[] = {{"inputs", &Places::inputs},
                              {"weights", &Places::weights},
                              {"gradients", &Places::gradients}};
 
-// What --keep says. Where it says nothing, memory decides.
-struct Kept {
-  std::array<std::optional<Place>, std::size(kThings)> named;  // such as weights=far
-  std::optional<Place> others;                                 // near or far alone
-  std::optional<KeptParts> parts;                              // such as attention=near, or nothing
-  bool one_word = false;                                       // for all parts: nothing or everything
-
-  std::optional<Place> of(std::size_t thing) const { return named[thing] ? named[thing] : others; }
-  bool all_near() const {
-    return others == Place::near && std::find(named.begin(), named.end(), Place::far) == named.end();
-  }
-};
-
-// NAME=near or NAME=far, or near or far alone: then the name is empty.
-struct NameAndPlace {
-  std::string name;
-  std::optional<Place> place;
-
-  explicit NameAndPlace(const std::string& word) {
-    const std::size_t equals = word.find('=');
-    if (equals != std::string::npos) name = word.substr(0, equals);
-    const std::string where = equals == std::string::npos ? word : word.substr(equals + 1);
-    if (where == "near") place = Place::near;
-    if (where == "far") place = Place::far;
-  }
-};
-
-Kept kept(const std::vector<std::string>& words) {
-  Kept result;
-  for (const std::string& word : words) {
-    const auto require_first = [&](bool first) {
-      require(first, "--keep ", quote(word), ": repeats or contradicts an earlier value; give one of them");
-    };
-    if (word == "nothing" || word == "everything") {
-      require_first(!result.parts);
-      result.parts = kept_parts(word), result.one_word = true;
-      continue;
-    }
-    const NameAndPlace given(word);
-    const Part part = part_named(given.name);
-    std::optional<Place>* thing = given.name.empty() && !word.starts_with("=") ? &result.others : nullptr;
-    for (std::size_t i = 0; i < std::size(kThings); ++i)
-      if (given.name == kThings[i].name) thing = &result.named[i];
-    require(given.place && (thing || part != Part::count), "--keep ", quote(word),
-            ": expected near, far, nothing, everything, or NAME=near or NAME=far; the names are inputs, optimizer, "
-            "weights, gradients, ",
-            all_parts());
-    if (thing) {
-      require_first(!*thing);
-      *thing = given.place;
-      continue;
-    }
-    require(part != Part::keys_values || given.place == Place::near, "--keep ", quote(word),
-            ": keys and values stay near");
-    if (!result.parts) result.parts = KeptParts::inputs();
-    require_first(!result.one_word && !result.parts->have(part));
-    result.parts = result.parts->with(part, *given.place);
-  }
-  return result;
+bool can_be_kept(const std::string& name) {
+  return name.empty() || std::ranges::count(kPartNames, name) + std::ranges::count(kThings, name, &Thing::name) > 0;
 }
 
 std::string is_block(const std::string& text) {
@@ -97,6 +34,51 @@ std::string is_block(const std::string& text) {
 }
 
 }  // namespace
+
+KeepWords::KeepWords(const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    const std::size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals == std::string::npos ? 0 : equals),
+                      place = word.substr(equals == std::string::npos ? 0 : equals + 1);
+    const bool of_all_parts = word == "nothing" || word == "everything";
+    require(of_all_parts || ((place == "near" || place == "far") && can_be_kept(name) && equals != 0), "--keep ",
+            quote(word), ": expected near, far, nothing, everything, or NAME=near or NAME=far; the names are inputs, ",
+            "optimizer, weights, gradients, ", all_parts());
+    require(word != "keys-values=far", "--keep ", quote(word), ": keys and values stay near");
+    const bool first =
+        of_all_parts ? !all_parts_ : places_.emplace(name, place == "near" ? Place::near : Place::far).second;
+    if (of_all_parts) all_parts_ = word == "nothing" ? KeptParts::inputs() : KeptParts::everything();
+    require(first && !(all_parts_ && names_part()), "--keep ", quote(word), ": repeats or contradicts an earlier ",
+            "value; give one of them");
+  }
+}
+
+std::optional<Place> KeepWords::named(const std::string& name) const {
+  const auto found = places_.find(name);
+  return found == places_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<KeptParts> KeepWords::parts() const {
+  std::optional<KeptParts> result = all_parts_;
+  for (std::size_t i = 1; i < kParts; ++i)
+    if (const auto place = named(kPartNames[i]))
+      result = result.value_or(KeptParts::inputs()).with(static_cast<Part>(i), *place);
+  return result;
+}
+
+void KeepWords::require_parts_of(const Config& config) const {
+  for (std::size_t i = 1; i < kParts; ++i)
+    require(!named(kPartNames[i]) || has(config, static_cast<Part>(i)), "--keep ", kPartNames[i],
+            "=...: the layers of this model have no such part");
+}
+
+bool KeepWords::names_part() const {
+  return std::any_of(kPartNames.begin() + 1, kPartNames.end(), [&](const char* name) { return named(name); });
+}
+
+bool KeepWords::name(Place place) const {
+  return std::ranges::any_of(places_, [&](const auto& named) { return named.second == place; });
+}
 
 void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
                            Lasts lasts) {
@@ -138,7 +120,7 @@ void MemoryOptions::add_directory_to(OptionTable& options, Lasts lasts) {
 }
 
 std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Sampling sampling) const {
-  const Kept insisted = kept(keep);
+  const KeepWords insisted(keep);
   const bool full = mode == Mode::full, ranks_sample = sampling == Sampling::of_each_rank && s.ranks.all.size > 1;
   const struct {
     Place Places::*thing;
@@ -150,14 +132,14 @@ std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Samp
                {&Places::weights, ranks_sample, "GRPO that samples its completions needs all weights on every rank"}};
   const Places usual = {};
   const auto decided = [&](Places p) {
-    for (std::size_t i = 0; i < std::size(kThings); ++i) {
-      Place& place = p.*kThings[i].place;
-      place = insisted.of(i).value_or(place);
+    for (const Thing& thing : kThings) {
+      Place& place = p.*thing.place;
+      place = insisted.of(thing.name).value_or(place);
       for (const auto& f : fixed) {
-        if (f.thing != kThings[i].place || !f.applies) continue;
+        if (f.thing != thing.place || !f.applies) continue;
         place = usual.*f.thing;
-        require(insisted.named[i].value_or(place) == place, "--keep ", kThings[i].name, "=",
-                *insisted.named[i] == Place::far ? "far: " : "near: ", f.why);
+        const Place named = insisted.named(thing.name).value_or(place);
+        require(named == place, "--keep ", thing.name, named == Place::far ? "=far: " : "=near: ", f.why);
       }
     }
     return p;
@@ -181,22 +163,16 @@ std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Samp
 }
 
 KeptChoice MemoryOptions::kept_choice(Mode mode, const Config& config) const {
-  const Kept insisted = kept(keep);
+  const KeepWords insisted(keep);
   if (mode != Mode::stream) {
-    require(!insisted.parts || !options_->given("--keep"), "--keep with parts of layers is for --mode stream");
+    require(!insisted.parts() || !options_->given("--keep"), "--keep with parts of layers is for --mode stream");
     return {KeptSets()};
   }
-  for (std::size_t i = 1; i < kParts && insisted.parts && !insisted.one_word; ++i) {
-    const auto part = static_cast<Part>(i);
-    require(!insisted.parts->have(part) || has(config, part), "--keep ", kPartNames[i],
-            "=...: the layers of this model have no such part");
-  }
-  return {insisted.parts, !far_memory.empty() && insisted.others != Place::near};
+  insisted.require_parts_of(config);
+  return {insisted.parts(), !far_memory.empty() && insisted.of("") != Place::near};
 }
 
-bool MemoryOptions::name_far_memory() const {
-  return std::ranges::any_of(keep, [](const std::string& word) { return NameAndPlace(word).place == Place::far; });
-}
+bool MemoryOptions::name_far_memory() const { return KeepWords(keep).name(Place::far); }
 
 std::optional<Index> MemoryOptions::chosen_block(Mode mode) const {
   if (mode != Mode::stream) {
@@ -205,20 +181,6 @@ std::optional<Index> MemoryOptions::chosen_block(Mode mode) const {
   }
   if (block.empty()) return {};
   return block == "all" ? 0 : std::stol(block);
-}
-
-std::optional<KeptParts> kept_parts(const std::string& words) {
-  if (words == "everything") return KeptParts::everything();
-  KeptParts parts = KeptParts::inputs();
-  if (words == "nothing") return parts;
-  if (words.empty()) return {};
-  std::stringstream names(words);
-  for (std::string name; std::getline(names, name, '+');) {
-    const Part part = part_named(name);
-    if (part == Part::count) return {};
-    parts = parts.with(part);
-  }
-  return parts;
 }
 
 std::string describe(const KeptSets& kept, const Config& c) {
@@ -243,7 +205,9 @@ std::string describe(const KeptSets& kept, const Config& c) {
 }
 
 void MemoryOptions::check() const {
-  if (kept(keep).all_near() || directory.empty()) return;
+  const KeepWords words(keep);
+  const bool all_near = words.of("") == Place::near && !words.name(Place::far);
+  if (all_near || directory.empty()) return;
   const std::string reason = why_not_far(directory);
   require(reason.empty(), "--far ", quote(directory), ": ", reason, "; name a directory on a fast disk");
 }

@@ -1,12 +1,33 @@
 // Options for memory: how much a step may use, and what it keeps in far memory.
 #pragma once
 
+#include <map>
 #include <optional>
 
 #include "commands/option_table.h"
 #include "training/fit.h"
 
 namespace streambp {
+
+// What --keep says. Where it says nothing, memory decides.
+class KeepWords {
+ public:
+  explicit KeepWords(const std::vector<std::string>& words);
+
+  std::optional<Place> named(const std::string& name) const;  // such as weights=far
+  std::optional<Place> of(const std::string& name) const {
+    return named(named(name) ? name : "");
+  }  // or near, far alone
+  bool name(Place place) const;
+  std::optional<KeptParts> parts() const;  // such as attention=near, or nothing
+  void require_parts_of(const Config& config) const;
+
+ private:
+  bool names_part() const;
+
+  std::map<std::string, Place> places_;  // without a name: near or far alone
+  std::optional<KeptParts> all_parts_;   // nothing or everything
+};
 
 struct MemoryOptions {
   std::string memory, far_memory, directory, block;
@@ -33,9 +54,6 @@ struct MemoryOptions {
  private:
   const OptionTable* options_ = nullptr;
 };
-
-// Of "nothing", "everything", or names such as "attention+gate-up".
-std::optional<KeptParts> kept_parts(const std::string& words);
 
 // "keys-values, attention, gate-up of 12 layers", "nothing" or "everything".
 std::string describe(const KeptSets& kept, const Config& config);

@@ -254,28 +254,6 @@ class PlanCommand : public Command {
     print("(predicted time of %s: %s)\n", step.c_str(), text.c_str());
   }
 
-  // Over all places; settles on those of the longest. Begins with those that need the least near memory, so that few others
-  // have to be searched.
-  std::pair<Index, StepSettings> longest_in(Mode mode, const Capacity& room) {
-    Index longest = 0;
-    StepSettings s = settings, best = s;
-    const auto try_with = [&](const Places& p, Index block) {
-      s.places = p, s.block = block;
-      if (longest > 0 && !plan(s, longest + kTile, schedule_for(mode, s, longest + kTile, chunk)).fits(room)) return;
-      longest = longest_for_budget(s, mode, chunk, room, longest), best = s;
-    };
-    for (std::size_t i = places.size(); i-- > 0;) try_with(places[i], settings.block);
-    if (best.places.inputs == Place::near && longest > 0) {  // the block that needs the least memory
-      const auto peak = [&](Index block) {
-        s.places = best.places, s.block = block;
-        return plan(s, longest, schedule_for(mode, s, longest, chunk)).peak;
-      };
-      try_with(best.places, std::ranges::min(blocks_to_try(mode, longest, chunk, this->block), {}, peak));
-    }
-    settings.places = best.places;
-    return std::pair(longest, best);
-  }
-
   void longest(const Capacity& room) {
     print("Longest token stream in %s%s:\n\n", human_bytes(room.near).c_str(), far_room(room).c_str());
     std::vector<std::string> header = {"mode", "tokens", "peak", "FLOPs", "predicted"};
@@ -285,7 +263,8 @@ class PlanCommand : public Command {
     Usage stream;
     std::string blocks;
     for (Mode mode : kModes) {
-      const auto [rows, best] = longest_in(mode, room);
+      const auto [rows, best] = longest_that_fits(settings, mode, {exactly(chunk), room, places, kept, block});
+      settings.places = best.places;
       result["longest"][name(mode)] = rows;
       const char* limit = rows / kTile == kLongestStream / kTile ? " or more" : "";
       std::vector<std::string> row = {name(mode), std::to_string(rows) + limit};

@@ -1,5 +1,6 @@
 #include "commands/train_task.h"
 
+#include "commands/train_memory.h"
 #include "data/documents/data_checks.h"
 #include "data/documents/reference_logps.h"
 #include "data/documents/stories.h"
@@ -45,17 +46,20 @@ class Preparation {
       prepare_documents();
     }
     settle_cooldown();
-    choose_schedule();
-    run.options = settled_options();
+    const Index chunk = TrainMemory(o, run).choose();
+    const StepSettings& chosen = run.settings;
+    const StepSettings plain = Fit{.places = chosen.places}.settings(chosen);
+    task.plain_memory = plan(plain, run.rows(), schedule_for(mode_named(o.mode), plain, run.rows(), chunk)).peak;
+    run.options = settled_options(chunk);
     return std::move(task);
   }
 
  private:
   // The options with the values that were left to this program.
-  Json settled_options() const {
+  Json settled_options(Index chunk) const {
     Json options = o.table.lasting();
     options["--dtype"] = run.settings.dtype == DType::bf16 ? "bf16" : "f32";
-    options["--length"] = run.length, options["--chunk"] = chosen_chunk;
+    options["--length"] = run.length, options["--chunk"] = chunk;
     options["--steps"] = run.optimizer.steps, options["--warmup"] = run.optimizer.warmup;
     options["--cooldown"] = run.optimizer.cooldown;
     return options;
@@ -85,6 +89,9 @@ class Preparation {
   StepSettings settings(const Config& config, Index micro_batches) const {
     StepSettings s = o.device.settings(config, micro_batches);
     s.ranks = o.ranks.planned(config);
+    const Mode mode = mode_named(o.mode);
+    s.kept = o.budget.kept_choice(mode, config).exactly.value_or(KeptSets());
+    s.block = o.budget.chosen_block(mode).value_or(0);
     return s;
   }
 
@@ -112,7 +119,7 @@ class Preparation {
     o.objectives.require_kind(file);
     run.settings.objective = o.objectives.settings(file.most_learned());
     if (const std::string skipped = file.skipped(); !skipped.empty()) task.notes.push_back(skipped);
-    if (!o.resumed && !o.given("--length")) run.length = length_for(file);
+    if (!o.resumed && !o.given("--length")) run.length = TrainMemory(o, run).length_for(file);
     run.documents = std::make_shared<Documents>(
         file, DocumentSettings{o.evaluation_fraction, run.length, longest_piece(), o.batch, o.micro_batches, o.seed,
                                too_long(), run.settings.objective.scale_rewards});
@@ -250,145 +257,11 @@ class Preparation {
     return o.too_long == "split" ? TooLong::split : o.too_long == "truncate" ? TooLong::truncate : TooLong::refuse;
   }
 
-  bool chunk_is_chosen() const { return o.given("--chunk") || (o.resumed && o.chunk % run.settings.tile == 0); }
-  Index chunk() const { return chunk_is_chosen() ? o.chunk : default_chunk(run.settings); }
-  Index least_chunk() const { return chunk_is_chosen() ? o.chunk : default_chunk(run.settings.tile); }
-
-  // The length of a pack: at least the longest document, and at least a few thousand tokens, so that a step has little
-  // overhead; but no more than fits into memory and no more than there is data.
-  Index length_for(const TokenFile& file) const {
-    constexpr Index usual = 4096;
-    const StepSettings& s = run.settings;
-    const Index all = round_up(file.token_count(), kTile), longest = round_up(file.longest_together(), kTile),
-                limit = s.config.max_length > 0 ? file.together() * s.config.max_length : kLongestStream,
-                wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / o.batch});
-    const Mode mode = mode_named(o.mode);
-    const Capacity room = budget();
-    const auto places = this->places();
-    const KeptSets kept = o.budget.kept_choice(mode, s.config).exactly.value_or(KeptSets());
-    if (fit_of(o.batch * wanted, exactly(least_chunk()), {kept}).chunk > 0) return wanted;
-    Index longest_that_fits = 0;
-    for (const Places& p : places) {
-      StepSettings with = s;
-      with.places = p, with.kept = kept;
-      for (const Index block : blocks_to_try(mode, wanted, least_chunk(), o.budget.chosen_block(mode))) {
-        with.block = block;
-        longest_that_fits = std::max(longest_that_fits, longest_for_budget(with, mode, least_chunk(), room));
-      }
-    }
-    const Index fitting = longest_that_fits / o.batch / kTile * kTile;
-    if (fitting > 0) return fitting;
-    const Usage least = usage(kTile, smallest(places));
-    require(least.peak <= room.near, "training this model needs ", human_bytes(least.peak),
-            " for the shortest documents, and ", human_bytes(room.near),
-            o.budget.memory.empty() ? " are free; use a smaller model, or a narrower --dtype or --optimizer"
-                                    : " are allowed by --memory; use more --memory or a smaller model");
-    refuse_far_memory(kTile, places);
-  }
-
-  std::vector<Places> places() const {
-    using Sampling = MemoryOptions::Sampling;
-    return o.budget.places(mode_named(o.mode), run.settings, o.online_grpo() ? Sampling::of_each_rank : Sampling::none);
-  }
-
-  Fit fit_of(Index rows, const ChunkRange& chunks, const KeptChoice& kept) const {
-    const StepSettings& s = run.settings;
-    const Mode mode = mode_named(o.mode);
-    return fit(s, mode, rows, {chunks, budget(), places(), kept, o.budget.chosen_block(mode)},
-               usual_rates(s.device, s.config.head_dim));
-  }
-
-  // Near and far memory that a step may use. Some of what is free is left for tokens, buffers of files, and others.
-  Capacity budget() const {
-    const MemoryOptions& b = o.budget;
-    return {b.memory.empty() ? o.room.near / 100 * 95 : parse_bytes(b.memory),
-            b.far_memory.empty() ? o.room.far : parse_bytes(b.far_memory)};
-  }
-
-  // What a step with the smallest chunk needs.
-  Usage usage(Index rows, const Places& places) const {
-    StepSettings s = run.settings;
-    s.places = places;
-    return plan(s, rows, schedule_for(mode_named(o.mode), s, rows, s.tile));
-  }
-
-  // Sampling may need more memory than a step, because it keeps the keys and values of all layers.
-  void require_room_to_sample() const {
-    const std::size_t free = o.room.near, allowed = budget().near;
-    require(run.memory.near <= std::min(free, allowed), run.grpo ? "sampling a completion" : "the sample at the end",
-            " brings the run to ", human_bytes(run.memory.near), ", and ", human_bytes(std::min(free, allowed)),
-            allowed < free ? " are allowed by --memory" : " are free",
-            run.grpo ? "; use a smaller --completion" : "; use --sample 0 or a shorter --length");
-  }
-
-  void choose_schedule() {
-    StepSettings& s = run.settings;
-    const Index rows = run.rows();
-    const Mode mode = mode_named(o.mode);
-    const auto places = this->places();
-    const KeptChoice kept = o.budget.kept_choice(mode, s.config);
-    s.kept = kept.exactly.value_or(KeptSets()), s.block = o.budget.chosen_block(mode).value_or(0);
-    const Fit found = fit_of(rows, o.given("--chunk") ? exactly(chunk()) : up_to(chunk()), kept);
-    s.places = smallest(places);
-    if (found.chunk > 0) s = found.settings(s);
-    chosen_chunk = found.chunk > 0 ? found.chunk : chunk();
-    if (found.chunk == 0) require_memory(usage(rows, s.places).peak);
-    check_chunk(chosen_chunk, s.tile);
-    run.schedule = schedule_for(mode, s, rows, chosen_chunk);
-    require_room(s, mode, rows, chosen_chunk, plan(s, rows, run.schedule).peak, o.room);
-    if (found.chunk == 0) refuse_far_memory(rows, places);
-    const StepSettings plain = Fit{.places = s.places}.settings(s);
-    task.plain_memory = plan(plain, rows, schedule_for(mode, plain, rows, chosen_chunk)).peak;
-    plan_memory();
-    require_room_to_sample();
-  }
-
-  void require_memory(std::size_t least) const {
-    require(o.budget.memory.empty() || least <= budget().near, "a step needs at least ", human_bytes(least),
-            ", more than --memory ", o.budget.memory, "; use more memory, or a smaller --batch, --length or model");
-  }
-  [[noreturn]] void refuse_far_memory(Index rows, const std::vector<Places>& places) const {
-    const Usage near = usage(rows, places.front()), least = usage(rows, smallest(places));
-    auto of = [](std::size_t bytes, bool free) { return human_bytes(bytes) + (free ? " free" : " allowed"); };
-    const std::string place = o.budget.far_memory.empty() ? ", in " + o.budget.far_place(run.settings.device) : "";
-    fail("a step needs ", near.far < least.far ? human_bytes(near.peak) + ", or " : "", human_bytes(least.peak),
-         " and ", human_bytes(least.far), " of far memory; there are ", of(budget().near, o.budget.memory.empty()),
-         " near and ", of(budget().far, o.budget.far_memory.empty()), " far", place, "; use ",
-         o.budget.far_memory.empty() ? "--far DIR, a directory on another disk" : "more --far-memory",
-         ", or a smaller --length");
-  }
-
-  // The memory of a step, an evaluation and a sample.
-  void plan_memory() {
-    GenerationShape shape = o.sample_length > 0 ? GenerationShape{1, run.length} : GenerationShape{};
-    if (run.grpo) {
-      run.grpo->parallel = parallel_completions();
-      shape = run.grpo->shape(run.grpo->parallel);
-    }
-    run.memory = plan_run(run.settings, run.rows(), run.schedule, shape);
-    run.memory.directory = o.budget.directory, run.memory.on_reserved = show_reserved;
-  }
-
-  // On-line GRPO samples as many completions in parallel as fit into the memory of a step with the smallest chunk, all of
-  // it near, and into the budget. Their number does not change their tokens.
-  Index parallel_completions() const {
-    StepSettings near = run.settings;
-    near.places = {};
-    auto planned = [&](const StepSettings& s, const GenerationShape& g) {
-      return plan_run(s, run.rows(), schedule_for(Mode::stream, s, run.rows(), s.tile), g).near;
-    };
-    const std::size_t room = std::min(planned(near, {}), budget().near);
-    return std::max<Index>(1, largest(run.grpo->completions(), [&](Index slots) {
-                             return planned(run.settings, run.grpo->shape(slots)) <= room;
-                           }));
-  }
-
   const TrainOptions& o;
   RunDirectory& directory;
   const fs::path checkpoint;
   TrainTask task;
   Run& run = task.run;
-  Index chosen_chunk = 0;
 };
 
 }  // namespace

@@ -120,7 +120,7 @@ def bench(args, folder, length, mode, chunk):
     try:
         _, resident, _ = run_streambp(
             args.streambp, "bench", "--model", folder / "config.json", "--length", length, "--mode", mode,
-            *(["--chunk", chunk, "--kept", args.kept] if mode == "stream" else []),
+            *(["--chunk", chunk, "--keep", args.keep] if mode == "stream" else []),
             "--repeat", args.repeat, "--optimizer", args.ours, "--device", args.device, "--dtype", args.dtype,
             "--json", folder / "bench.json")  # fmt: skip
     except Mistake as problem:
@@ -287,7 +287,7 @@ def options():
     parser.add_argument("--dtype", choices=["f32", "bf16"], help="default: bf16 on a GPU, f32 on a CPU")
     parser.add_argument("--optimizer", choices=["none", "adamw"], help="default: none on a GPU, adamw on a CPU")
     parser.add_argument("--turns", type=count(1000), help="of each row (default: 3; on a GPU 1)")
-    parser.add_argument("--kept", default="nothing", help="of the stream rows, as in bench")
+    parser.add_argument("--keep", default="nothing", help="of the stream rows, as in bench")
     parser.add_argument("--repeat", type=count(1000), default=2, help="streambp's measured steps in a turn (default: 2)")
     parser.add_argument("--compile", action="store_true", help="also measure PyTorch's rows under torch.compile")
     parser.add_argument("--unlock-mkl", action="store_true", help="on a CPU: let MKL use its kernels for Intel's CPUs")

@@ -87,8 +87,8 @@ TEST_F(FarCommands, TrainDecidesByMemory) {
   const std::string run = train("--memory " + std::to_string(between) + " --out ", 6000);
   expect_ok(run + "run", "far      saved layer inputs (");
   EXPECT_LE(metric("run", "memory")[0], static_cast<double>(between));
-  expect_refused(run + "refused --keep near", "a step needs at least");
-  expect_refused(run + "refused --far-memory 10KiB", "a step needs");
+  expect_refused(run + "refused --keep near", "tokens needs at least");
+  expect_refused(run + "refused --far-memory 10KiB", "use more --far-memory");
 }
 
 TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
@@ -130,9 +130,9 @@ TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
 
 TEST_F(FarCommands, BenchMeasuresBoth) {
   expect_ok(
-      "bench --hidden 16 --layers 2 --heads 2 --mlp 32 --vocab 50 --length 600 --mode stream --repeat 1 --inputs near "
-      "far --json bench.json",
-      "stream 512, inputs far");
+      "bench --hidden 16 --layers 2 --heads 2 --mlp 32 --vocab 50 --length 600 --mode stream --repeat 1 --keep nothing "
+      "inputs=far --json bench.json",
+      "stream 512, inputs=far");
   EXPECT_EQ(parse_json_file("bench.json")["runs"][0]["far_memory"], 0);
   EXPECT_GT(parse_json_file("bench.json")["runs"][1]["far_memory"], 0);
 }
@@ -150,7 +150,7 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused(run + "--keep far --far nowhere", "is not a directory");
   if (is_in_memory("/dev/shm")) {
     expect_outcome(2, execute(run + "--keep far", "TMPDIR=/dev/shm " + binary()),
-                   "0 B free far, in a file in /dev/shm, which is in memory");
+                   "0 B far are free in a file in /dev/shm, which is in memory");
   }
   expect_refused("plan gpt2 --keep optimizer=far", "has no state");
   expect_refused("plan gpt2 --keep near far", "repeats or contradicts");
@@ -158,11 +158,12 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_ok("plan qwen3-0.6b --lora 8 --base nf4 --keep far inputs=near attention=far");
   expect_refused("plan gpt2 --far-memory 1GiB", "give that too");
   if (is_in_memory("/dev/shm")) expect_refused(run + "--far /dev/shm", "is in memory");
-  expect_refused("bench --mode full --inputs far", "--inputs is for stream mode");
+  expect_refused("bench --mode full --keep inputs=far", "--keep is for stream mode");
   expect_refused("bench --mode full --chunk 256", "--chunk is for stream mode");
   expect_refused("plan qwen3-8b --length 9000000 --memory 80GiB --far-memory 2TiB", "needs at least");
-  expect_refused("bench --inputs middle", "--inputs");
-  expect_refused("bench --kept attention+sideways", "expected nothing, everything, or parts such as");
+  expect_refused("bench --keep inputs=middle", "expected near, far, nothing");
+  expect_refused("bench --keep attention=near,sideways", "expected near, far, nothing");
+  expect_refused("bench --keep weights=far", "bench measures the places of inputs and of parts");
   expect_refused(run + "--keep keys-values=far", "keys and values stay near");
   expect_refused(run + "--keep attention=near attention=far", "repeats or contradicts");
   expect_refused(run + "--keep nothing everything", "repeats or contradicts");
@@ -171,8 +172,8 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused(run + "--keep nothing attention=near", "repeats or contradicts");
   expect_refused(run + "--keep attention=near nothing", "repeats or contradicts");
   expect_refused(run + "--keep feed-forward-output=near", "the layers of this model have no such part");
-  expect_refused(run + "--keep everything --memory 700KiB", "a step needs at least");
-  expect_refused("bench --kept ''", "expected nothing, everything, or parts such as");
+  expect_refused(run + "--keep everything --memory 700KiB", "tokens needs at least");
+  expect_refused("bench --keep ''", "expected near, far, nothing");
   expect_refused("bench --memory some", "is not an amount of memory");
   expect_refused("plan gpt2 --curve --keep attention=far", "--curve shows near memory");
   for (const char* block : {"0", "-256", "some", "1e3", ""})

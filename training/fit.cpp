@@ -22,22 +22,10 @@ struct Item {
   double value() const { return seconds / bytes; }
 };
 
-// What this rank keeps of a part in one layer.
-double bytes_of(const StepSettings& s, Index rows, Part wanted) {
-  const Group& ranks = s.ranks.sequence;
-  const auto all = static_cast<double>(rows);
-  const auto own = static_cast<double>(Division{rows, s.tile, ranks.rank, ranks.size}.own());
-  return with_types(s, [&]<class T, class G>() {
-    double bytes = 0;
-    if (wanted == Part::keys_values)
-      bytes = all * static_cast<double>(2 * s.config.kv_width() / ranks.size) * sizeof(T);
-    Activations<T> a;
-    for_each_activation(s.config, ranks.size, a, [&]<class M>(Part part, Matrix<M>&, Index columns, View view) {
-      if (part != wanted) return;
-      bytes += (view == View::own_rows ? own : all) * static_cast<double>(columns) * sizeof(M) + Arena::kAlignment;
-    });
-    return bytes;
-  });
+// Of K and V of one layer on this rank, which always stay near.
+double bytes_of_keys_values(const StepSettings& s, Index rows) {
+  const Index values = rows * 2 * s.config.kv_width() / s.ranks.sequence.size;
+  return with_types(s, [&]<class T, class G>() { return static_cast<double>(values * sizeof(T)); });
 }
 
 // The parts of all layers, those first that save the most time for their bytes. Layers with the same kind of attention are
@@ -54,16 +42,18 @@ std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Ra
     StepSettings one = s;
     one.optimizer = OptimizerKind::none, one.places = {};
     one.config.layers = 1, one.config.trained.reset(), one.config.without_rope.clear(), one.config.local = {local};
-    const auto seconds = [&](const KeptSets& kept) {
+    const auto with = [&](const KeptSets& kept) {
       one.kept = kept;
-      return predict(plan(one, rows, schedule_for(Mode::stream, one, rows, chunk)), rates).compute;
+      return plan(one, rows, schedule_for(Mode::stream, one, rows, chunk));
     };
-    const double plain = seconds({});
+    const double plain = predict(with({}), rates).compute;
     for (std::size_t i = 1; i < kParts; ++i) {
       const auto part = static_cast<Part>(i);
-      const Item item = {0, part, bytes_of(s, rows, part), plain - seconds(KeptSets().with(part))};
+      const double seconds = plain - predict(with(KeptSets().with(part)), rates).compute,
+                   bytes = part == Part::keys_values ? bytes_of_keys_values(s, rows)
+                                                     : static_cast<double>(with(KeptSets().with(part, Place::far)).far);
       for (const Index layer : layers)
-        if (item.bytes > 0 && item.seconds > 0) result.push_back({layer, part, item.bytes, item.seconds});
+        if (bytes > 0 && seconds > 0) result.push_back({layer, part, bytes, seconds});
     }
   }
   std::ranges::stable_sort(result, std::greater(), &Item::value);
@@ -99,19 +89,20 @@ class KeptItems {
 
   // As many as fit, in their order; then those that fit into what is left. So with more memory, a step is never slower.
   void keep_near(const Capacity& budget) {
+    if (items_.empty()) return;
+    const Index all = std::ssize(items_);
+    Index guess = 0;
+    for (double left = left_near(budget); guess < all; ++guess)
+      if ((left -= items_[static_cast<std::size_t>(guess)].bytes) < 0) break;
     const auto first = [&](Index count) {
       for (std::size_t i = 0; i < places_.size(); ++i)
         places_[i] = static_cast<Index>(i) < count ? Place::near : Place::nowhere;
       update();
       return usage_.fits(budget);
     };
-    const Index all = std::ssize(items_);
-    if (all == 0 || first(all)) return;
-    first(0);
-    Index guess = 0;
-    for (double left = left_near(budget); guess < all; ++guess)
-      if ((left -= items_[static_cast<std::size_t>(guess)].bytes) < 0) break;
-    first(largest(all, first, first(guess) ? guess : 0));
+    const Index most = largest(all, first, guess);
+    if (most == all) return;
+    first(most);
     const std::vector<Place> fitting = places_;
     double left = left_near(budget);
     for (std::size_t i = 0; i < places_.size(); ++i)
@@ -222,6 +213,32 @@ Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, co
       }
     }
   }
+  return best;
+}
+
+Longest longest_that_fits(const StepSettings& s, Mode mode, const Allowed& allowed) {
+  const Index chunk = allowed.chunks.most;
+  const auto usage = [&](const StepSettings& with, Index rows) {
+    return plan(with, rows, schedule_for(mode, with, rows, chunk));
+  };
+  Longest best = {0, s};
+  const auto try_with = [&](const Places& places, Index block) {
+    StepSettings with = s;
+    with.places = places, with.block = block;
+    if (best.rows > 0 && !usage(with, best.rows + kTile).fits(allowed.budget)) return;
+    const Index rows = longest_for_budget(with, mode, chunk, allowed.budget);
+    if (rows > best.rows) best = {rows, with};
+  };
+  // The places that need the least near memory come first: then few others have to be searched.
+  for (std::size_t i = allowed.places.size(); i-- > 0;) try_with(allowed.places[i], allowed.block.value_or(0));
+  if (best.rows == 0 || best.settings.places.inputs == Place::far) return best;
+  const auto peak = [&](Index block) {
+    StepSettings with = best.settings;
+    with.block = block;
+    return usage(with, best.rows).peak;
+  };
+  const std::vector<Index> blocks = blocks_to_try(mode, best.rows, chunk, allowed.block);
+  try_with(best.settings.places, std::ranges::min(blocks, {}, peak));
   return best;
 }
 

@@ -80,6 +80,14 @@ struct Fit {
 };
 Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, const Rates& rates);
 
+// The longest stream, in whole tiles, for which a step with the largest of the chunks fits, and the settings of this step.
+// 0 rows: none fits.
+struct Longest {
+  Index rows;
+  StepSettings settings;
+};
+Longest longest_that_fits(const StepSettings& s, Mode mode, const Allowed& allowed);
+
 // The fastest steps in near memory, from the one that needs the least to one that computes nothing twice, at about so many
 // budgets between them.
 std::vector<Fit> fastest_by_memory(const StepSettings& s, Index rows, Allowed allowed, const Rates& rates, int steps);

@@ -36,10 +36,6 @@ Index two_rounds(const StepSettings& s) {
   return s.micro_batches <= 2 * streams ? s.micro_batches : 2 * streams + s.micro_batches % streams;
 }
 
-bool fits(const StepSettings& s, Index rows, const Schedule& schedule, const Capacity& budget) {
-  return plan_step(s, rows, schedule, two_rounds(s)).fits(budget);
-}
-
 template <class T>
 void plan(Plan& dev, const Model<T>& model, const GenerationShape& g) {
   if (g.slots > 0) Generator<Plan, T>(dev, model, g).plan();
@@ -107,20 +103,38 @@ std::size_t plan_generation(const StepSettings& s, const GenerationShape& genera
   });
 }
 
-Index chunk_for_budget(const StepSettings& s, Index rows, const Capacity& budget) {
-  return s.tile * largest(ceil_div(rows, s.tile), [&](Index tiles) {
-           return fits(s, rows, schedule_for(Mode::stream, s, rows, tiles * s.tile), budget);
-         });
-}
-
-Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, const Capacity& budget, Index known) {
+Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, const Capacity& budget) {
   // Ranks that share a stream have the same number of tiles each.
   const Index unit = s.ranks.sequence.size > 1 ? s.ranks.sequence.size * s.tile : kTile;
-  const auto fits_units = [&](Index units) {
-    const Index rows = units * unit;
-    return fits(s, rows, schedule_for(mode, s, rows, chunk), budget);
+  struct Point {
+    Index units;
+    double over;  // bytes more than the budget
   };
-  return unit * largest(kLongestStream / unit, fits_units, known / unit);
+  const auto point = [&](Index units) -> Point {
+    const Index rows = units * unit;
+    const Usage u = plan_step(s, rows, schedule_for(mode, s, rows, chunk), two_rounds(s));
+    const auto over = [](std::size_t used, std::size_t allowed) {
+      return static_cast<double>(used) - static_cast<double>(allowed);
+    };
+    return {units, std::max(over(u.peak, budget.near), u.far > 0 ? over(u.far, budget.far) : -INFINITY)};
+  };
+  // Memory is nearly linear in the length, so a line through two points says which length to try next. Up to the first
+  // that does not fit, the line goes on from the last two that do. After that, `good` and `bad` enclose the answer, and the
+  // line becomes steeper while only `good` moves (the Illinois method).
+  Point good = point(1), bad = {kLongestStream / unit + 1, INFINITY};
+  if (good.over > 0) return 0;
+  for (Index next = 8; bad.units - good.units > 1;) {
+    const Point last = good, found = point(std::clamp(next, good.units + 1, bad.units - 1));
+    const bool fits = found.over <= 0;
+    (fits ? good : bad) = found;
+    const bool enclosed = bad.over < INFINITY;
+    if (enclosed && fits) bad.over /= 2;
+    const Point &from = enclosed ? good : last, &to = enclosed ? bad : good;
+    const double units = -good.over * static_cast<double>(to.units - from.units) / (to.over - from.over);
+    const double most = 7 * static_cast<double>(good.units), beyond = 1.02 * units + 1;
+    next = good.units + static_cast<Index>(enclosed ? units : beyond < most ? beyond : most);
+  }
+  return unit * good.units;
 }
 
 }  // namespace streambp

@@ -1,5 +1,5 @@
 // Peak memory by kind and FLOPs of a training step, found by running the step itself on the Plan device, not by a
-// separate formula. Also the largest chunk and the longest stream for a memory budget.
+// separate formula. Also the longest stream for a memory budget.
 #pragma once
 
 #include "model/generate.h"
@@ -35,23 +35,20 @@ std::size_t plan_evaluation(const StepSettings& s, Index rows, const Schedule& s
 // The peak memory of the weights and generation; without slots, of the weights alone.
 std::size_t plan_generation(const StepSettings& s, const GenerationShape& generation);
 
-// The largest n in 1 .. limit for which fits(n), or 0. fits must be true up to some n and false beyond. good: fits(good).
+// The largest n in 1 .. limit for which fits(n), or 0. fits must be true up to some n and false beyond. The search gallops
+// away from the guess.
 template <class F>
-Index largest(Index limit, F&& fits, Index good = 0) {
-  Index step = std::max<Index>(1, good / 8), bad = good + step;
-  for (; bad <= limit && fits(bad); bad = good + step) good = bad, step *= 2;
-  bad = std::min(bad, limit + 1);
-  while (bad - good > 1) {
-    const Index middle = good + (bad - good) / 2;
-    (fits(middle) ? good : bad) = middle;
-  }
+Index largest(Index limit, F&& fits, Index guess = 0) {
+  Index good = 0, bad = limit + 1;
+  const auto fits_at = [&](Index n) { return fits(n) ? (good = n, true) : (bad = n, false); };
+  const bool up = guess == 0 || fits_at(std::min(guess, limit));
+  for (Index step = 1; bad - good > 1; step *= 2)
+    if (fits_at(up ? std::min(good + step, bad - 1) : std::max(bad - step, good + 1)) != up) break;
+  while (bad - good > 1) fits_at(good + (bad - good) / 2);
   return good;
 }
 
-// The largest chunk for which a step fits the budget, or 0.
-Index chunk_for_budget(const StepSettings& s, Index rows, const Capacity& budget);
-
-// The longest stream, in whole tiles, for which a step fits the budget, or 0. known: one that fits.
-Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, const Capacity& budget, Index known = 0);
+// The longest stream, in whole tiles, for which a step fits the budget, or 0.
+Index longest_for_budget(const StepSettings& s, Mode mode, Index chunk, const Capacity& budget);
 
 }  // namespace streambp
