@@ -46,7 +46,6 @@ TEST(Plan, MatchesThePeakOfTheArenaToTheByte) {
           expect_plan_is_the_arena<float>(family.config, rows, schedule, kind, micro_batches, what);
           if (rows != sized<Index>(600, 300)) continue;
           expect_plan_is_the_arena<BFloat16>(family.config, rows, schedule, kind, micro_batches, what);
-          expect_plan_is_the_arena<double>(family.config, rows, schedule, kind, micro_batches, what);
         }
       }
     }
