@@ -124,15 +124,19 @@ class BenchCommand : public Command {
       for (const std::string& set : keep) {
         const KeepWords words = keep_words(set);
         add(format("stream %ld%s", chunk, (set == "nothing" ? "" : ", " + set).c_str()), Mode::stream, chunk,
-            words.named("inputs").value_or(Place::near), words.parts().value_or(KeptParts::inputs()));
+            words.place("inputs").value_or(Place::near), words.parts().value_or(KeptParts::inputs()));
       }
     }
     for (const std::string& budget : budgets) {
       planned.places = {}, planned.kept = {}, planned.block = 0;
-      const Fit found = fit(planned, Mode::stream, length, {up_to(default_chunk(settings)), parse_bytes(budget), {{}}},
-                            usual_rates(settings.device, settings.config.head_dim));
+      const ChunkRange chunks =
+          options.given("--chunk") ? exactly(stream_chunks.front()) : up_to(stream_chunks.front());
+      const Allowed allowed = {chunks, parse_bytes(budget), {{}}};
+      const Rates rates = usual_rates(settings.device, settings.config.head_dim);
+      const Fit found = fit(planned, Mode::stream, length, allowed, rates);
       if (found.chunk == 0) {
-        print("no step fits %s: skipped\n", budget.c_str());
+        const std::size_t least = closest(planned, Mode::stream, length, allowed).usage.peak;
+        print("no step fits %s, the smallest needs %s: skipped\n", budget.c_str(), human_bytes(least).c_str());
         continue;
       }
       print("fastest in %s: chunks of %ld rows%s, kept beside layer inputs: %s\n", budget.c_str(), found.chunk,
@@ -151,7 +155,9 @@ class BenchCommand : public Command {
     const KeepWords result(words);
     result.require_parts_of(settings.config);
     for (const char* other : {"", "optimizer", "weights", "gradients"})
-      require(!result.named(other), "--keep ", quote(joined), ": bench measures the places of inputs and of parts");
+      require(!result.place(other), "--keep ", quote(joined),
+              ": bench takes nothing, everything, inputs=near, inputs=far, ",
+              "and parts such as attention=near; leave out the rest");
     return result;
   }
 

@@ -30,19 +30,22 @@ bool can_be_kept(const std::string& name) {
 
 std::string is_block(const std::string& text) {
   const bool digits = !text.empty() && text.size() < 9 && text.find_first_not_of("0123456789") == std::string::npos;
-  return text == "all" || (digits && std::stol(text) > 0) ? "" : "expected all, or a number of rows";
+  const bool fits = text == "auto" || text == "all" || (digits && std::stol(text) > 0);
+  return fits ? "" : quote(text) + ": expected auto, all, or from 1 to 99999999 rows";
 }
 
 }  // namespace
 
 KeepWords::KeepWords(const std::vector<std::string>& words) {
+  if (words == std::vector<std::string>{"auto"}) return;
   for (const std::string& word : words) {
     const std::size_t equals = word.find('=');
     const std::string name = word.substr(0, equals == std::string::npos ? 0 : equals),
                       place = word.substr(equals == std::string::npos ? 0 : equals + 1);
     const bool of_all_parts = word == "nothing" || word == "everything";
     require(of_all_parts || ((place == "near" || place == "far") && can_be_kept(name) && equals != 0), "--keep ",
-            quote(word), ": expected near, far, nothing, everything, or NAME=near or NAME=far; the names are inputs, ",
+            quote(word),
+            ": expected auto, near, far, nothing, everything, or NAME=near or NAME=far; the names are inputs, ",
             "optimizer, weights, gradients, ", all_parts());
     require(word != "keys-values=far", "--keep ", quote(word), ": keys and values stay near");
     const bool first =
@@ -53,30 +56,36 @@ KeepWords::KeepWords(const std::vector<std::string>& words) {
   }
 }
 
-std::optional<Place> KeepWords::named(const std::string& name) const {
+std::optional<Place> KeepWords::place(const std::string& name) const {
   const auto found = places_.find(name);
   return found == places_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<Place> KeepWords::place_or_all(const std::string& name) const {
+  const auto named = place(name);
+  return named ? named : place("");
 }
 
 std::optional<KeptParts> KeepWords::parts() const {
   std::optional<KeptParts> result = all_parts_;
   for (std::size_t i = 1; i < kParts; ++i)
-    if (const auto place = named(kPartNames[i]))
-      result = result.value_or(KeptParts::inputs()).with(static_cast<Part>(i), *place);
+    if (const auto where = place(kPartNames[i]))
+      result = result.value_or(KeptParts::inputs()).with(static_cast<Part>(i), *where);
   return result;
 }
 
 void KeepWords::require_parts_of(const Config& config) const {
   for (std::size_t i = 1; i < kParts; ++i)
-    require(!named(kPartNames[i]) || has(config, static_cast<Part>(i)), "--keep ", kPartNames[i],
+    require(!place(kPartNames[i]) || has(config, static_cast<Part>(i)), "--keep ", kPartNames[i],
             "=...: the layers of this model have no such part");
 }
 
 bool KeepWords::names_part() const {
-  return std::any_of(kPartNames.begin() + 1, kPartNames.end(), [&](const char* name) { return named(name); });
+  return std::any_of(kPartNames.begin() + 1, kPartNames.end(),
+                     [&](const char* name) { return place(name).has_value(); });
 }
 
-bool KeepWords::name(Place place) const {
+bool KeepWords::mention(Place place) const {
   return std::ranges::any_of(places_, [&](const auto& named) { return named.second == place; });
 }
 
@@ -98,16 +107,16 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
        "weights and gradients. Several processes divide far weights, as with --shard weights. Of each layer, parts "
        "beside its input can be kept for backward, which then need not recompute them: nothing (plain StreamBP), "
        "everything, or only PART=near or PART=far, with " +
-           all_parts() + " as PART",
+           all_parts() + " as PART. auto: what fits and is fastest",
        {},
        lasts,
        "what fits and is fastest"});
   options.add(
       "--block-rows",
       {&block,
-       "Stream mode: rows that go through all layers, chunk by chunk, before the next ones do. Blocks keep K, V "
+       "Stream mode: rows, in whole chunks, that go through all layers before the next ones do. Blocks keep K, V "
        "and their gradients of all layers instead of layer inputs, near the block where a layer has a window; "
-       "all: the whole stream, layer by layer",
+       "all: the whole stream, layer by layer; auto: what fits and is fastest",
        is_block, lasts, "what fits and is fastest"});
 }
 
@@ -134,11 +143,11 @@ std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Samp
   const auto decided = [&](Places p) {
     for (const Thing& thing : kThings) {
       Place& place = p.*thing.place;
-      place = insisted.of(thing.name).value_or(place);
+      place = insisted.place_or_all(thing.name).value_or(place);
       for (const auto& f : fixed) {
         if (f.thing != thing.place || !f.applies) continue;
         place = usual.*f.thing;
-        const Place named = insisted.named(thing.name).value_or(place);
+        const Place named = insisted.place(thing.name).value_or(place);
         require(named == place, "--keep ", thing.name, named == Place::far ? "=far: " : "=near: ", f.why);
       }
     }
@@ -165,21 +174,25 @@ std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Samp
 KeptChoice MemoryOptions::kept_choice(Mode mode, const Config& config) const {
   const KeepWords insisted(keep);
   if (mode != Mode::stream) {
-    require(!insisted.parts() || !options_->given("--keep"), "--keep with parts of layers is for --mode stream");
+    require(!insisted.parts() || !options_->given("--keep"),
+            "--keep with parts of layers is for --mode stream; leave it out");
     return {KeptSets()};
   }
   insisted.require_parts_of(config);
-  return {insisted.parts(), !far_memory.empty() && insisted.of("") != Place::near};
+  return {insisted.parts(), !far_memory.empty() && insisted.place("") != Place::near};
 }
 
-bool MemoryOptions::name_far_memory() const { return KeepWords(keep).name(Place::far); }
+std::string MemoryOptions::remedy() const {
+  const bool keeps = !keep.empty() && keep[0] != "auto", has_blocks = !block.empty() && block != "auto";
+  return std::string(keeps ? "--keep auto, " : "") + (has_blocks ? "--block-rows auto, " : "");
+}
 
 std::optional<Index> MemoryOptions::chosen_block(Mode mode) const {
   if (mode != Mode::stream) {
-    require(!options_->given("--block-rows"), "--block-rows is for --mode stream");
+    require(!options_->given("--block-rows"), "--block-rows is for --mode stream; leave it out");
     return 0;
   }
-  if (block.empty()) return {};
+  if (block.empty() || block == "auto") return {};
   return block == "all" ? 0 : std::stol(block);
 }
 
@@ -195,10 +208,11 @@ std::string describe(const KeptSets& kept, const Config& c) {
       near += place == Place::near, far += place == Place::far;
     }
     everything &= near == layers;
-    for (const auto& [count, where] : {std::pair(near, ""), {far, " (far)"}}) {
+    for (const auto& [count, where] : {std::pair(near, ""), {far, "far"}}) {
       if (count == 0) continue;
-      text += format("%s%s%s", text.empty() ? "" : ", ", kPartNames[i], where);
-      if (count < layers) text += " of " + counted(count, "layer");
+      std::string note = where;
+      if (count < layers) note += (note.empty() ? "" : ", ") + counted(count, "layer");
+      text += (text.empty() ? "" : ", ") + std::string(kPartNames[i]) + (note.empty() ? "" : " (" + note + ")");
     }
   }
   return text.empty() ? "nothing" : everything ? "everything" : text;
@@ -206,7 +220,7 @@ std::string describe(const KeptSets& kept, const Config& c) {
 
 void MemoryOptions::check() const {
   const KeepWords words(keep);
-  const bool all_near = words.of("") == Place::near && !words.name(Place::far);
+  const bool all_near = words.place("") == Place::near && !words.mention(Place::far);
   if (all_near || directory.empty()) return;
   const std::string reason = why_not_far(directory);
   require(reason.empty(), "--far ", quote(directory), ": ", reason, "; name a directory on a fast disk");

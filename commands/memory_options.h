@@ -14,11 +14,9 @@ class KeepWords {
  public:
   explicit KeepWords(const std::vector<std::string>& words);
 
-  std::optional<Place> named(const std::string& name) const;  // such as weights=far
-  std::optional<Place> of(const std::string& name) const {
-    return named(named(name) ? name : "");
-  }  // or near, far alone
-  bool name(Place place) const;
+  std::optional<Place> place(const std::string& name) const;         // such as weights=far
+  std::optional<Place> place_or_all(const std::string& name) const;  // the same, or near or far alone
+  bool mention(Place place) const;
   std::optional<KeptParts> parts() const;  // such as attention=near, or nothing
   void require_parts_of(const Config& config) const;
 
@@ -45,7 +43,9 @@ struct MemoryOptions {
   // Which parts of layers may be kept for backward.
   KeptChoice kept_choice(Mode mode, const Config& config) const;
   std::optional<Index> chosen_block(Mode mode) const;
-  bool name_far_memory() const;
+  bool name_far_memory() const { return KeepWords(keep).mention(Place::far); }
+  // For refusals: "--keep auto, ", if --keep rules out steps.
+  std::string remedy() const;
   // Refuses a directory in which far memory cannot be.
   void check() const;
   // "pinned host memory", or "a file in /tmp", and if it cannot be there, why.

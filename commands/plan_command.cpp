@@ -67,7 +67,7 @@ class PlanCommand : public Command {
                 {&timeline_file, "Write memory by kind through one step, in the three modes, to this JSON file",
                  checks::results_file(), Lasts::no, "none"});
     options.add("--curve", {&curve,
-                            "Show what more memory buys: the fastest step, and what it keeps, from plain StreamBP to "
+                            "Show what more memory buys: the fastest step, and what it keeps, from the least memory to "
                             "everything kept"});
     options.add("--json",
                 {&json_file, "Also write the answer to this JSON file", checks::results_file(), Lasts::no, "none"});
@@ -113,8 +113,8 @@ class PlanCommand : public Command {
     settings.places = places.front();
     kept = budget.kept_choice(Mode::stream, settings.config);
     block = budget.chosen_block(Mode::stream);
-    settings.kept = kept.exactly.value_or(KeptSets()), settings.block = block.value_or(0);
-    require(!curve || !budget.name_far_memory(), "--curve shows near memory; leave out --keep with far");
+    settings.kept = kept.only.value_or(KeptSets()), settings.block = block.value_or(0);
+    require(!curve || room().far == 0, "--curve shows near memory; leave out --far-memory, and --keep with far");
   }
 
   // Prints what is planned.
@@ -181,7 +181,7 @@ class PlanCommand : public Command {
       result["usage"][name] = to_json(rows, usages.back());
     };
     for (Mode mode : kModes) column(name(mode), mode);
-    if (fastest.kept != settings.kept || fastest.block != settings.block) {
+    if (fastest.chunk > 0 && (fastest.kept != settings.kept || fastest.block != settings.block)) {
       header.push_back("fastest"), usages.push_back(usage_in(Mode::stream, rows, fastest.settings(settings)));
       result["usage"]["fastest"] = to_json(rows, usages.back());
     }
@@ -290,14 +290,14 @@ class PlanCommand : public Command {
     settings.documents = documents_in(length);
     const Allowed allowed = {chunks(), room, places, kept, block};
     const Fit found = fit(settings, Mode::stream, length, allowed, rates);
-    StepSettings least_near = settings;
-    least_near.places = smallest(places);
-    const Usage least = plan(least_near, length, schedule_for(Mode::stream, least_near, length, settings.tile));
-    require(found.chunk > 0, "a step on ", length, " tokens needs at least ", human_bytes(least.peak),
-            least.far > 0 ? format(" and %s of far memory", human_bytes(least.far).c_str()) : "", ", more than the ",
-            human_bytes(room.near), far_room(room), " allowed; use more --memory",
-            room.far > 0 ? ", more --far-memory" : "",
-            " or a shorter --length (without --length, plan shows the longest)");
+    if (found.chunk == 0) {
+      const Usage least = closest(settings, Mode::stream, length, allowed).usage;
+      fail("a step on ", length, " tokens needs at least ", human_bytes(least.peak),
+           least.far > 0 ? format(" and %s of far memory", human_bytes(least.far).c_str()) : "", ", more than the ",
+           human_bytes(room.near), far_room(room), " allowed; use ", budget.remedy(), "more --memory",
+           room.far > 0 ? ", more --far-memory" : "",
+           " or a shorter --length (without --length, plan shows the longest)");
+    }
     settings.places = found.places, fastest = found;
     const std::string parts = describe(found.kept, settings.config);
     result["chunk"] = chunk = found.chunk, result["block"] = found.block, result["kept"] = parts;
@@ -308,7 +308,7 @@ class PlanCommand : public Command {
   ChunkRange chunks() const { return options.given("--chunk") ? exactly(chunk) : up_to(default_chunk(settings)); }
   static std::string in_blocks(Index block) { return block > 0 ? format(" in blocks of %ld", block) : ""; }
 
-  // From plain StreamBP to everything kept, in near memory.
+  // From the least near memory to everything kept.
   void print_curve(Index rows) {
     print("\nMore memory buys a faster step, of %ld tokens:\n\n", rows);
     TextTable table({"memory", "predicted time", "chunk", "block", "kept beside layer inputs"}, TextTable::Last::text);

@@ -10,7 +10,7 @@ Index TrainMemory::length_for(const TokenFile& file) const {
   const Index all = round_up(file.token_count(), kTile), longest = round_up(file.longest_together(), kTile),
               limit = s.config.max_length > 0 ? file.together() * s.config.max_length : kLongestStream,
               wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / o_.batch});
-  const Allowed plain = allowed(exactly(least_chunk()), {s.kept});
+  const Allowed plain = allowed(exactly(usual_chunk()), {s.kept});
   const Rates rates = usual_rates(s.device, s.config.head_dim);
   if (fit(s, mode_, o_.batch * wanted, plain, rates).chunk > 0) return wanted;
   const Index fitting = longest_that_fits(s, mode_, plain).rows / o_.batch / kTile * kTile;
@@ -56,7 +56,7 @@ Capacity TrainMemory::budget() const {
 bool TrainMemory::chunk_is_chosen() const {
   return o_.given("--chunk") || (o_.resumed && o_.chunk % run_.settings.tile == 0);
 }
-Index TrainMemory::least_chunk() const { return chunk_is_chosen() ? o_.chunk : default_chunk(run_.settings.tile); }
+Index TrainMemory::usual_chunk() const { return chunk_is_chosen() ? o_.chunk : default_chunk(run_.settings.tile); }
 
 // The memory of a step, an evaluation and a sample.
 void TrainMemory::plan_run() {
@@ -95,30 +95,24 @@ void TrainMemory::require_room_to_sample() const {
 
 // No step on so many rows fits: says what the smallest needs, and what there is.
 void TrainMemory::refuse(Index rows) const {
-  const Index chunk = o_.given("--chunk") ? o_.chunk : run_.settings.tile;
-  const std::vector<Places> places = this->places();
-  const auto usage = [&](const Places& p) {
-    StepSettings s = run_.settings;
-    s.places = p;
-    return plan(s, rows, schedule_for(mode_, s, rows, chunk));
-  };
-  const Usage near = usage(places.front()), least = usage(smallest(places));
+  const StepSettings& s = run_.settings;
+  const KeptChoice kept = o_.budget.kept_choice(mode_, s.config);
+  const Fit least = closest(s, mode_, rows, allowed(o_.given("--chunk") ? exactly(o_.chunk) : up_to(o_.chunk), kept));
   const Capacity room = budget();
-  const std::string there = human_bytes(room.near) + (is_bounded() ? " are allowed by --memory" : " are free");
-  const std::string needs = format("a step on %ld tokens needs at least %s", rows, human_bytes(least.peak).c_str());
-  if (least.peak > room.near) {
-    const Index longest = longest_that_fits(run_.settings, mode_, allowed(exactly(chunk), {run_.settings.kept})).rows;
-    const char* more = is_bounded() ? "more --memory, or " : "";
-    require(longest > 0, needs, ", and ", there, "; use ", more,
+  const std::string there = human_bytes(room.near) + (is_bounded() ? " are allowed by --memory" : " are free"),
+                    needs =
+                        format("a step on %ld tokens needs at least %s", rows, human_bytes(least.usage.peak).c_str()),
+                    remedy = (is_bounded() ? "more --memory, " : "") + o_.budget.remedy();
+  if (least.usage.peak > room.near) {
+    const Index longest = longest_that_fits(s, mode_, allowed(exactly(least.chunk), {s.kept})).rows;
+    require(longest > 0, needs, ", and ", there, "; use ", remedy,
             "a smaller model, or a narrower --dtype or --optimizer");
-    fail(needs, ", and ", there, ": room for ", longest, " tokens at a time in ", name(mode_), " mode; use ", more,
+    fail(needs, ", and ", there, ": room for ", longest, " tokens at a time in ", name(mode_), " mode; use ", remedy,
          mode_ == Mode::stream ? "" : "--mode stream, or ", "a smaller --batch or --length");
   }
   const bool far_is_bounded = !o_.budget.far_memory.empty();
-  fail(needs, " and ", human_bytes(least.far), " of far memory",
-       near.far < least.far ? ", or " + human_bytes(near.peak) + " without it" : "", "; ", there, ", and ",
-       human_bytes(room.far), far_is_bounded ? " far are allowed" : " far are free in ",
-       far_is_bounded ? "" : o_.budget.far_place(run_.settings.device), "; use ",
+  fail(needs, " and ", human_bytes(least.usage.far), " of far memory; ", there, ", and ", human_bytes(room.far),
+       far_is_bounded ? " far are allowed" : " far are free in " + o_.budget.far_place(s.device), "; use ", remedy,
        far_is_bounded ? "more --far-memory" : "--far DIR, a directory on another disk", ", or a smaller --length");
 }
 

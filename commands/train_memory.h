@@ -14,7 +14,7 @@ class TrainMemory {
   // overhead; but no more than fits into memory and no more than there is data.
   Index length_for(const TokenFile& file) const;
 
-  // Settles on the fastest step that fits, and plans the memory of the run. Returns the chunk.
+  // Chooses the fastest step that fits, and plans the memory of the run. Returns the chunk.
   Index choose();
 
  private:
@@ -23,7 +23,7 @@ class TrainMemory {
   bool is_bounded() const;
   Capacity budget() const;
   bool chunk_is_chosen() const;
-  Index least_chunk() const;
+  Index usual_chunk() const;
   void plan_run();
   Index parallel_completions() const;
   void require_room_to_sample() const;

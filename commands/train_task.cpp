@@ -48,7 +48,7 @@ class Preparation {
     settle_cooldown();
     const Index chunk = TrainMemory(o, run).choose();
     const StepSettings& chosen = run.settings;
-    const StepSettings plain = Fit{.places = chosen.places}.settings(chosen);
+    const StepSettings plain = Fit{.places = chosen.places, .block = chosen.block}.settings(chosen);
     task.plain_memory = plan(plain, run.rows(), schedule_for(mode_named(o.mode), plain, run.rows(), chunk)).peak;
     run.options = settled_options(chunk);
     return std::move(task);
@@ -90,7 +90,7 @@ class Preparation {
     StepSettings s = o.device.settings(config, micro_batches);
     s.ranks = o.ranks.planned(config);
     const Mode mode = mode_named(o.mode);
-    s.kept = o.budget.kept_choice(mode, config).exactly.value_or(KeptSets());
+    s.kept = o.budget.kept_choice(mode, config).only.value_or(KeptSets());
     s.block = o.budget.chosen_block(mode).value_or(0);
     return s;
   }

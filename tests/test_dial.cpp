@@ -199,5 +199,24 @@ TEST(Dial, BlocksTakeLessMemoryWhereMostLayersHaveWindows) {
   EXPECT_GE(longest(16384), 1.9 * longest(0));
 }
 
+TEST(Dial, TheLongestStreamMayBeInBlocks) {
+  Config c = make_config("gemma3", {300, 64, 12, 4, 2, 16, 128, 0, true});
+  c.window = 64, c.local.clear();
+  for (Index l = 0; l < c.layers; ++l) c.local.push_back((l + 1) % 6 != 0);
+  const StepSettings s{c, DType::f32, OptimizerKind::none};
+  const std::size_t budget = std::size_t{24} << 20;
+  Allowed allowed = {exactly(kTile), budget, {{}}};
+  const Longest longest = longest_that_fits(s, Mode::stream, allowed);
+  EXPECT_GT(longest.settings.block, 0);
+  EXPECT_GT(longest.rows, longest_for_budget(s, Mode::stream, kTile, budget));
+  EXPECT_EQ(longest.rows, longest_for_budget(longest.settings, Mode::stream, kTile, budget));
+  const auto fits = [&](Index rows) { return closest(s, Mode::stream, rows, allowed).usage.fits(budget); };
+  EXPECT_TRUE(fits(longest.rows));
+  EXPECT_FALSE(fits(2 * longest.rows));
+
+  allowed.budget = {budget, std::size_t{6} << 20}, allowed.places = {{}, {Place::far}};
+  EXPECT_GE(longest_that_fits(s, Mode::stream, allowed).rows, longest.rows) << "far memory makes no stream shorter";
+}
+
 }  // namespace
 }  // namespace streambp

@@ -54,7 +54,7 @@ TEST_F(FarCommands, ARunResumesInBlocks) {
   expect_ok(train("--out whole --block-rows all", 900));
   expect_ok(train("--out mixed --stop-after 1 --block-rows 256", 900));
   expect_ok("train --out mixed --resume --stop-after 2");  // still in blocks
-  expect_ok("train --out mixed --resume --block-rows all --keep nothing");
+  expect_ok("train --out mixed --resume --block-rows auto --keep auto");
   expect_same_run("whole", "mixed");
 }
 
@@ -88,7 +88,7 @@ TEST_F(FarCommands, TrainDecidesByMemory) {
   expect_ok(run + "run", "far      saved layer inputs (");
   EXPECT_LE(metric("run", "memory")[0], static_cast<double>(between));
   expect_refused(run + "refused --keep near", "tokens needs at least");
-  expect_refused(run + "refused --far-memory 10KiB", "use more --far-memory");
+  expect_refused(run + "refused --far-memory 10KiB", "more --far-memory, or a smaller --length");
 }
 
 TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
@@ -128,6 +128,18 @@ TEST_F(FarCommands, PlanCountsNearAndFarMemory) {
   EXPECT_NEAR(u["seconds"]["compute"], compute, 1e-6);
 }
 
+// Only a plan with --memory chooses.
+TEST_F(FarCommands, PlanShowsTheFastestStepIfItChoosesOne) {
+  const std::string plan =
+      "plan --hidden 64 --layers 2 --heads 2 --mlp 128 --vocab 100 --length 3000 --json plan.json ";
+  const auto has_fastest = [] { return parse_json_file("plan.json")["usage"].contains("fastest"); };
+  expect_ok(plan + "--keep everything --block-rows 2048");
+  EXPECT_FALSE(has_fastest());
+  expect_ok(plan + "--memory 1GiB");
+  EXPECT_TRUE(has_fastest());
+  expect_refused(plan + "--curve --memory 1GiB --far-memory 1GiB", "--curve shows near memory");
+}
+
 TEST_F(FarCommands, BenchMeasuresBoth) {
   expect_ok(
       "bench --hidden 16 --layers 2 --heads 2 --mlp 32 --vocab 50 --length 600 --mode stream --repeat 1 --keep nothing "
@@ -139,9 +151,9 @@ TEST_F(FarCommands, BenchMeasuresBoth) {
 
 TEST_F(FarCommands, RefusesMisuse) {
   const std::string run = train("--out run ");
-  expect_refused(run + "--keep sideways", "--keep \"sideways\": expected near, far");
-  expect_refused(run + "--keep activations=far", "expected near, far");
-  expect_refused(run + "--keep weights=", "expected near, far");
+  expect_refused(run + "--keep sideways", "--keep \"sideways\": expected auto, near, far");
+  expect_refused(run + "--keep activations=far", "expected auto, near, far");
+  expect_refused(run + "--keep weights=", "expected auto, near, far");
   expect_refused("plan qwen3-0.6b --lora 8 --base nf4 --keep weights=far", "weights in 4 bits stay near");
   expect_refused(run + "--mode full --keep inputs=far", "full mode keeps all activations in near memory");
   expect_refused(run + "--keep far --far-memory 1KiB", "more --far-memory");
@@ -161,9 +173,9 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused("bench --mode full --keep inputs=far", "--keep is for stream mode");
   expect_refused("bench --mode full --chunk 256", "--chunk is for stream mode");
   expect_refused("plan qwen3-8b --length 900000 --memory 80GiB --far-memory 100GiB", "needs at least");
-  expect_refused("bench --keep inputs=middle", "expected near, far, nothing");
-  expect_refused("bench --keep attention=near,sideways", "expected near, far, nothing");
-  expect_refused("bench --keep weights=far", "bench measures the places of inputs and of parts");
+  expect_refused("bench --keep inputs=middle", "expected auto, near, far, nothing");
+  expect_refused("bench --keep attention=near,sideways", "expected auto, near, far, nothing");
+  expect_refused("bench --keep weights=far", "leave out the rest");
   expect_refused(run + "--keep keys-values=far", "keys and values stay near");
   expect_refused(run + "--keep attention=near attention=far", "repeats or contradicts");
   expect_refused(run + "--keep nothing everything", "repeats or contradicts");
@@ -173,7 +185,7 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused(run + "--keep attention=near nothing", "repeats or contradicts");
   expect_refused(run + "--keep feed-forward-output=near", "the layers of this model have no such part");
   expect_refused(run + "--keep everything --memory 700KiB", "tokens needs at least");
-  expect_refused("bench --keep ''", "expected near, far, nothing");
+  expect_refused("bench --keep ''", "expected auto, near, far, nothing");
   expect_refused("bench --memory some", "is not an amount of memory");
   expect_refused("plan gpt2 --curve --keep attention=far", "--curve shows near memory");
   for (const char* block : {"0", "-256", "some", "1e3", ""})

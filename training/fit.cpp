@@ -1,5 +1,6 @@
 #include "training/fit.h"
 
+#include <bit>
 #include <cmath>
 
 #include "memory/summaries.h"
@@ -46,10 +47,14 @@ std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Ra
       one.kept = kept;
       return plan(one, rows, schedule_for(Mode::stream, one, rows, chunk));
     };
-    const double plain = predict(with({}), rates).compute;
+    const auto seconds_with = [&](const KeptSets& kept) {
+      const Seconds seconds = predict(with(kept), rates);
+      return seconds.compute + seconds.sent;
+    };
+    const double plain = seconds_with({});
     for (std::size_t i = 1; i < kParts; ++i) {
       const auto part = static_cast<Part>(i);
-      const double seconds = plain - predict(with(KeptSets().with(part)), rates).compute,
+      const double seconds = plain - seconds_with(KeptSets().with(part)),
                    bytes = part == Part::keys_values ? bytes_of_keys_values(s, rows)
                                                      : static_cast<double>(with(KeptSets().with(part, Place::far)).far);
       for (const Index layer : layers)
@@ -82,12 +87,12 @@ class KeptItems {
 
   // A lower bound of the predicted time, whatever is kept.
   double floor(const Rates& rates) const {
-    Seconds seconds = predict(usage_, rates);
-    for (const Item& item : items_) seconds.compute -= item.seconds;
-    return seconds.total();
+    double seconds = predict(usage_, rates).total();
+    for (const Item& item : items_) seconds -= item.seconds;
+    return seconds;
   }
 
-  // As many as fit, in their order; then those that fit into what is left. So with more memory, a step is never slower.
+  // As many as fit, in their order; then those that fit into what is left.
   void keep_near(const Capacity& budget) {
     if (items_.empty()) return;
     const Index all = std::ssize(items_);
@@ -180,6 +185,7 @@ Seconds predict(const Usage& usage, const Rates& rates) {
       bytes(usage, {Kind::gradients}) / rates.far + bytes(usage, {Kind::optimizer}) / (rates.far * rates.far_streams),
       usage.sent / rates.link};
 }
+
 std::vector<Index> blocks_to_try(Mode mode, Index rows, Index chunk, const std::optional<Index>& only) {
   if (only || mode != Mode::stream) return {only.value_or(0)};
   std::vector<Index> blocks = {0};
@@ -193,14 +199,14 @@ Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, co
   Fit best;
   for (const Index chunk : chunks_to_try(s, mode, rows, range)) {
     std::vector<Item> all;
-    if (mode == Mode::stream && !choice.exactly) all = items(s, rows, chunk, rates);
-    std::size_t peak = 0;  // of a step without blocks
+    if (mode == Mode::stream && !choice.only) all = items(s, rows, chunk, rates);
+    std::size_t peak_of_layers = 0;  // of a step without blocks
     for (const Index block : blocks_to_try(mode, rows, chunk, only)) {
       StepSettings with = s;
-      with.kept = choice.exactly.value_or(KeptSets()), with.block = block;
-      const std::size_t of_block = plan(with, rows, schedule_for(mode, with, rows, chunk)).peak;
-      if (block == 0) peak = of_block;
-      if (block > 0 && !only && of_block >= peak) continue;
+      with.kept = choice.only.value_or(KeptSets()), with.block = block;
+      const std::size_t peak = plan(with, rows, schedule_for(mode, with, rows, chunk)).peak;
+      if (block == 0) peak_of_layers = peak;
+      if (block > 0 && !only && peak >= peak_of_layers) continue;
       for (const Places& p : places) {
         if (block > 0 && p.inputs == Place::far && inputs_may_be_near) continue;  // a block has few inputs
         with.places = p;
@@ -216,48 +222,68 @@ Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, co
   return best;
 }
 
+Fit closest(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed) {
+  const Index chunk = allowed.chunks.least > 0 ? allowed.chunks.least : s.tile;
+  StepSettings with = s;
+  with.kept = allowed.kept.only.value_or(KeptSets());
+  Fit least;
+  for (const Places& places : allowed.places) {
+    for (const Index block : blocks_to_try(mode, rows, chunk, allowed.block)) {
+      if (block > 0 && !allowed.block && places.inputs == Place::far) continue;
+      with.places = places, with.block = block;
+      const Usage usage = plan(with, rows, schedule_for(mode, with, rows, chunk));
+      if (least.chunk == 0 || usage.peak < least.usage.peak) least = {chunk, places, with.kept, block, usage};
+    }
+    if (least.usage.peak <= allowed.budget.near) break;
+  }
+  return least;
+}
+
 Longest longest_that_fits(const StepSettings& s, Mode mode, const Allowed& allowed) {
   const Index chunk = allowed.chunks.most;
   const auto usage = [&](const StepSettings& with, Index rows) {
     return plan(with, rows, schedule_for(mode, with, rows, chunk));
   };
   Longest best = {0, s};
-  const auto try_with = [&](const Places& places, Index block) {
+  const auto improves = [&](const Places& places, Index block) {
     StepSettings with = s;
     with.places = places, with.block = block;
-    if (best.rows > 0 && !usage(with, best.rows + kTile).fits(allowed.budget)) return;
+    if (best.rows > 0 && !usage(with, best.rows + kTile).fits(allowed.budget)) return false;
     const Index rows = longest_for_budget(with, mode, chunk, allowed.budget);
-    if (rows > best.rows) best = {rows, with};
+    return rows > best.rows && (best = {rows, with}, true);
   };
   // The places that need the least near memory come first: then few others have to be searched.
-  for (std::size_t i = allowed.places.size(); i-- > 0;) try_with(allowed.places[i], allowed.block.value_or(0));
-  if (best.rows == 0 || best.settings.places.inputs == Place::far) return best;
-  const auto peak = [&](Index block) {
-    StepSettings with = best.settings;
-    with.block = block;
-    return usage(with, best.rows).peak;
-  };
-  const std::vector<Index> blocks = blocks_to_try(mode, best.rows, chunk, allowed.block);
-  try_with(best.settings.places, std::ranges::min(blocks, {}, peak));
+  for (std::size_t i = allowed.places.size(); i-- > 0;) improves(allowed.places[i], allowed.block.value_or(0));
+  if (mode != Mode::stream || allowed.block || best.rows == 0) return best;
+  for (const Places& places : allowed.places) {
+    if (places.inputs == Place::far) continue;  // a block has few inputs
+    const auto peak = [&](Index block) {
+      StepSettings with = s;
+      with.places = places, with.block = block;
+      return usage(with, best.rows).peak;
+    };
+    // With smaller blocks, memory falls first, then rises: its valley is about 8 chunks wide.
+    const auto smallest_block = [&]() -> Index {
+      const auto chunks = static_cast<std::size_t>(std::clamp<Index>(best.rows / chunk / 8, 1, 8));
+      const Index block = static_cast<Index>(std::bit_floor(chunks)) * chunk;
+      if (peak(block) >= peak(0)) return 0;
+      return std::ranges::min({std::max(chunk, block / 4), std::max(chunk, block / 2), block, 2 * block, 4 * block}, {},
+                              peak);
+    };
+    for (Index block; (block = smallest_block()) > 0 && improves(places, block);) {
+    }
+  }
   return best;
 }
 
 std::vector<Fit> fastest_by_memory(const StepSettings& s, Index rows, Allowed allowed, const Rates& rates, int steps) {
-  Allowed plain = allowed;
-  plain.kept = {KeptSets(allowed.kept.exactly.value_or(KeptSets()))};
-  plain.chunks = exactly(allowed.chunks.least > 0 ? allowed.chunks.least : s.tile);
-  std::size_t least = Plan::kUnlimited;
-  for (const Index block : blocks_to_try(Mode::stream, rows, plain.chunks.least, allowed.block)) {
-    plain.block = block, plain.budget = Plan::kUnlimited;
-    least = std::min(least, fit(s, Mode::stream, rows, plain, rates).usage.peak);
-  }
   allowed.budget = Plan::kUnlimited;
-  const auto most = static_cast<double>(fit(s, Mode::stream, rows, allowed, rates).usage.peak);
+  const auto least = static_cast<double>(closest(s, Mode::stream, rows, allowed).usage.peak),
+             most = static_cast<double>(fit(s, Mode::stream, rows, allowed, rates).usage.peak);
   std::vector<Fit> points;
   for (int i = 0; i <= steps; ++i) {
-    const double ratio = most / static_cast<double>(least),
-                 budget = static_cast<double>(least) * std::pow(ratio, 1.0 * i / steps);
-    allowed.budget = static_cast<std::size_t>(i == 0 ? static_cast<double>(least) : i == steps ? most : budget);
+    const double budget = i == steps ? most : least * std::pow(most / least, 1.0 * i / steps);
+    allowed.budget = static_cast<std::size_t>(budget);
     const Fit found = fit(s, Mode::stream, rows, allowed, rates);
     if (found.chunk > 0 && (points.empty() || found.usage.peak > points.back().usage.peak)) points.push_back(found);
   }

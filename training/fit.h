@@ -1,5 +1,5 @@
-// Chooses the chunk, what backward finds kept, and what goes to far memory: of what fits, the step with the least predicted
-// time.
+// Chooses the chunk, what is kept for backward, and what goes to far memory: of what fits, the step with the least
+// predicted time.
 #pragma once
 
 #include <optional>
@@ -37,9 +37,6 @@ struct Seconds {
 };
 Seconds predict(const Usage& usage, const Rates& rates);
 
-// The places that need the least near memory, among those that options allow: all that can be far is far.
-inline const Places& smallest(const std::vector<Places>& places) { return places.back(); }
-
 // Which chunks to try, in stream mode: of more rows than the default, only one that is given.
 struct ChunkRange {
   Index least, most;
@@ -49,7 +46,7 @@ inline ChunkRange up_to(Index chunk) { return {0, chunk}; }
 
 // Which parts of a layer, beside its input, to keep: always the same, or what saves the most time in the memory there is.
 struct KeptChoice {
-  std::optional<KeptSets> exactly = {};
+  std::optional<KeptSets> only = {};
   bool far = false;  // or may be in far memory
 };
 
@@ -57,7 +54,7 @@ struct KeptChoice {
 struct Allowed {
   ChunkRange chunks;
   Capacity budget;
-  std::vector<Places> places;  // near memory first
+  std::vector<Places> places;  // from all near to all far
   KeptChoice kept = {};
   std::optional<Index> block = {};  // the only one to try
 };
@@ -80,6 +77,10 @@ struct Fit {
 };
 Fit fit(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed, const Rates& rates);
 
+// Of all allowed steps, the one that comes closest to fitting: in the first places, near ones first, that leave few enough
+// bytes near, or in the last.
+Fit closest(const StepSettings& s, Mode mode, Index rows, const Allowed& allowed);
+
 // The longest stream, in whole tiles, for which a step with the largest of the chunks fits, and the settings of this step.
 // 0 rows: none fits.
 struct Longest {
@@ -88,8 +89,8 @@ struct Longest {
 };
 Longest longest_that_fits(const StepSettings& s, Mode mode, const Allowed& allowed);
 
-// The fastest steps in near memory, from the one that needs the least to one that computes nothing twice, at about so many
-// budgets between them.
+// The fastest steps in near memory, at so many budgets between the least that a step needs and that of a step that computes
+// nothing twice.
 std::vector<Fit> fastest_by_memory(const StepSettings& s, Index rows, Allowed allowed, const Rates& rates, int steps);
 
 }  // namespace streambp
