@@ -264,7 +264,6 @@ class PlanCommand : public Command {
     std::string blocks;
     for (Mode mode : kModes) {
       const auto [rows, best] = longest_that_fits(settings, mode, {exactly(chunk), room, places, kept, block});
-      settings.places = best.places;
       result["longest"][name(mode)] = rows;
       const char* limit = rows / kTile == kLongestStream / kTile ? " or more" : "";
       std::vector<std::string> row = {name(mode), std::to_string(rows) + limit};
@@ -277,7 +276,7 @@ class PlanCommand : public Command {
         row.push_back(human_count(u.flops));
         row.push_back(human_seconds(seconds(u).total()));
         if (documents > 1) row.push_back(std::to_string(rows / documents));
-        if (mode == Mode::stream) stream = u, blocks = in_blocks(best.block);
+        if (mode == Mode::stream) stream = u, blocks = in_blocks(best.block), settings.places = best.places;
       }
       row.resize(header.size());
       table.add(row);
@@ -352,7 +351,8 @@ class PlanCommand : public Command {
   std::optional<Index> block;  // this one
   Fit fastest;
   RateOptions given_rates;
-  Rates rates = usual_rates(DeviceKind::cuda, 128), measured = rates;
+  Rates rates = usual_rates(DeviceKind::cuda, 128);  // for choices, which depend on no measurement
+  Rates measured = rates;                            // for the times that are shown
   Json result;
 };
 

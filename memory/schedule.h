@@ -119,11 +119,12 @@ inline std::vector<Rows> chunks(Index rows, Index chunk) {
   for (Index begin = 0; begin < rows; begin += chunk) result.push_back({begin, std::min(rows, begin + chunk)});
   return result;
 }
+
 // Rows that go through all layers before the next ones do.
 struct Block {
-  DividedRows rows;                              // number: its place among the blocks
+  DividedRows rows;
   bool last;                                     // of the stream
-  std::vector<DividedRows> chunks, head_chunks;  // own: counted from the block's own first row
+  std::vector<DividedRows> chunks, head_chunks;  // their own rows count from the block's first own row
 
   // This rank's rows of a chunk, among all of its own.
   Rows own(const DividedRows& chunk) const {
@@ -155,6 +156,7 @@ inline std::vector<Block> blocks(const Division& division, const Schedule& sched
   }
   return result;
 }
+
 template <class T>
 std::vector<T> last_to_first(const std::vector<T>& all) {
   return {all.rbegin(), all.rend()};

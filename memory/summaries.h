@@ -3,8 +3,8 @@
 //
 //   one block        a layer's K, V, dK, dV are the caller's: they exist while the layer is computed
 //   several blocks   a block attends to rows of blocks before it, and its backward pass adds to their dK, dV. So K, V, dK
-//                    and dV of all rows stay until the step's end. Of a layer with a window, shorter than a block, only the
-//                    rows in the window before each block stay, and dK, dV of those before the block in work
+//                    and dV of all rows stay until the step's end. Of a layer with a window shorter than a block,
+//                    only the rows in the window before each block stay, and of dK and dV those before the current block
 //
 // In a layer with a window, attention then works on a part of the stream as if it were the stream:
 //
@@ -43,13 +43,13 @@ class Summaries {
         c_(c),
         stream_(stream),
         ranks_(ranks),
-        several_(blocks.size() > 1),
+        several_blocks_(blocks.size() > 1),
         before_(rows_before_block(c)),
         block_(blocks.front().rows.all.size()),
-        all_rows_(!several_ || trains_embedding(c)),
-        residual_(streambp::allocate<T>(dev, all_rows_ ? stream.size() : blocks.front().rows.own.size(), c.hidden,
-                                        Kind::saved)),
-        layers_(several_ ? static_cast<std::size_t>(c.layers) : 0) {
+        residual_of_all_rows_(!several_blocks_ || trains_embedding(c)),
+        residual_(streambp::allocate<T>(dev, residual_of_all_rows_ ? stream.size() : blocks.front().rows.own.size(),
+                                        c.hidden, Kind::saved)),
+        layers_(several_blocks_ ? static_cast<std::size_t>(c.layers) : 0) {
     for (Index l = 0; l < static_cast<Index>(layers_.size()); ++l) {
       const Index rows = stays(l) ? stream.division.rows : before_;
       if (stays(l)) at(l).kv = {allocate<T>(rows)};
@@ -65,11 +65,11 @@ class Summaries {
   // The residual stream of all rows, if the embedding is trained, and of a block.
   Matrix<T> residual() const { return residual_; }
   Matrix<T> residual(const Block& block) const {
-    return residual_.slice(all_rows_ ? block.rows.own : Rows{0, block.rows.own.size()});
+    return residual_.slice(residual_of_all_rows_ ? block.rows.own : Rows{0, block.rows.own.size()});
   }
 
   // Whether K and V of all rows of the layer stay.
-  bool stays(Index layer) const { return several_ && stays_in_blocks(c_, layer, block_); }
+  bool stays(Index layer) const { return several_blocks_ && stays_in_blocks(c_, layer, block_); }
 
   // Rows of a chunk, and the mask, as attention sees them in this layer.
   StreamRows rows(Index layer, const Block& block, const DividedRows& chunk) const {
@@ -120,12 +120,12 @@ class Summaries {
   // In a layer with a window; elsewhere, all rows.
   Rows seen(Index layer, const Block& block) const {
     const Rows all = block.rows.all;
-    if (!several_ || stays(layer)) return {0, all.end};
+    if (!several_blocks_ || stays(layer)) return {0, all.end};
     const bool sees_before = all.begin > 0 && all.size() > 0;
     return {sees_before ? all.begin - before_ : all.begin, all.end};
   }
   KeysValues<T> before(Index layer, std::size_t block) { return at(layer).kv[block - 1]; }
-  bool is_followed(const Block& block) const { return several_ && block.rows.all.end < stream_.division.rows; }
+  bool is_followed(const Block& block) const { return several_blocks_ && block.rows.all.end < stream_.division.rows; }
   template <class U>
   KeysValues<U> end_of(const KeysValues<U>& kv) const {
     return kv.slice({kv.k.rows - before_, kv.k.rows});
@@ -159,10 +159,10 @@ class Summaries {
   const Config& c_;
   const Stream& stream_;
   const Group ranks_;
-  const bool several_;
+  const bool several_blocks_;
   const Index before_;  // rows before a block that a layer with a window sees
   const Index block_;   // rows of a block
-  const bool all_rows_;
+  const bool residual_of_all_rows_;
   const Matrix<T> residual_;
   bool any_window_ = false;
   std::vector<Layer> layers_;

@@ -65,19 +65,26 @@ std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Ra
   return result;
 }
 
+// The same in blocks of a stream: parts exist for one block at a time, and some K and V stay anyway.
+std::vector<Item> in_blocks(std::vector<Item> items, const StepSettings& s, Index block, Index rows) {
+  if (block == 0) return items;
+  std::erase_if(items, [&](const Item& item) {
+    return item.part == Part::keys_values && stays_in_blocks(s.config, item.layer, block * s.ranks.sequence.size);
+  });
+  for (Item& item : items) item.bytes *= static_cast<double>(block) / static_cast<double>(rows);
+  return items;
+}
+
 // A step that keeps some of the items.
 class KeptItems {
  public:
   KeptItems(const StepSettings& s, Mode mode, Index rows, Index chunk, const std::vector<Item>& items)
-      : s_(s), mode_(mode), rows_(rows), chunk_(chunk), plain_(s.kept) {
-    const Index block = schedule_for(mode, s, rows, chunk).block;
-    for (Item item : items) {
-      if (block > 0 && item.part == Part::keys_values &&
-          stays_in_blocks(s.config, item.layer, block * s.ranks.sequence.size))
-        continue;
-      if (block > 0) item.bytes *= static_cast<double>(block) / static_cast<double>(rows);  // one block at a time
-      items_.push_back(item);
-    }
+      : s_(s),
+        mode_(mode),
+        rows_(rows),
+        chunk_(chunk),
+        plain_(s.kept),
+        items_(in_blocks(items, s, schedule_for(mode, s, rows, chunk).block, rows)) {
     places_.assign(items_.size(), Place::nowhere);
     update();
   }
@@ -161,7 +168,7 @@ class KeptItems {
   const Mode mode_;
   const Index rows_, chunk_;
   const KeptSets plain_;
-  std::vector<Item> items_;
+  const std::vector<Item> items_;
   std::vector<Place> places_;  // of each item
   Usage usage_;
 };
