@@ -102,11 +102,10 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
   options.add(
       "--keep",
       {&keep,
-       "near or far: where a step keeps the saved inputs of layers, the optimizer's state, the layers' weights and "
-       "their gradients. To choose one by one, write far weights=near or inputs=far; the names are inputs, optimizer, "
-       "weights and gradients. Several processes divide far weights, as with --shard weights. Of each layer, parts "
-       "beside its input can be kept for backward, which then need not recompute them: nothing (plain StreamBP), "
-       "everything, or only PART=near or PART=far, with " +
+       "What a step keeps, and where. near, far: where layer inputs, the optimizer's state, the layers' weights and "
+       "their gradients are; or one of them alone, inputs=far, optimizer=far, weights=far, gradients=far (several "
+       "processes divide far weights, as with --shard weights). nothing, everything: what is kept of each layer beside "
+       "its input, so that backward need not recompute it; or some parts, PART=near or PART=far, with " +
            all_parts() + " as PART. auto: what fits and is fastest",
        {},
        lasts,
@@ -114,9 +113,9 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
   options.add(
       "--block-rows",
       {&block,
-       "Stream mode: rows, in whole chunks, that go through all layers before the next ones do. Blocks keep K, V "
-       "and their gradients of all layers instead of layer inputs, near the block where a layer has a window; "
-       "all: the whole stream, layer by layer; auto: what fits and is fastest",
+       "Stream mode: how many rows, in whole chunks, go through all layers before the next rows do. all: the whole "
+       "stream, layer by layer. Smaller blocks keep K, V and their gradients of all layers in place of layer inputs, "
+       "which saves memory where most layers have windows (docs/dial.md). auto: what fits and is fastest",
        is_block, lasts, "what fits and is fastest"});
 }
 

@@ -31,6 +31,7 @@ TEST_F(FarCommands, ARunHasTheSameBitsNearAndFar) {
 }
 
 TEST_F(FarCommands, WhatSavesTimeIsKeptIfThereIsRoom) {
+  if (kSanitized) GTEST_SKIP() << "slow; without sanitizers, it runs";
   expect_ok(train("--out all"), "kept     layer inputs; everything (a step that keeps inputs only needs ");
   expect_ok(train("--out plain --keep nothing"), "kept     layer inputs\n");
   expect_same_run("all", "plain");
