@@ -241,7 +241,7 @@ def draw_curve(plt, args):
     with open(args.input) as file:
         plan = json.load(file)
     gib = 2**30
-    fig, ax = plt.subplots(figsize=(8.6, 4.6))
+    fig, ax = plt.subplots(figsize=(9.6, 4.8))
     curve = plan["curve"]
     memory, seconds = [p["peak"] / gib for p in curve], [p["seconds"] for p in curve]
     ax.plot(memory, seconds, "o-", color=MODES[2][1], linewidth=2.2, label="chunks of "
@@ -251,11 +251,13 @@ def draw_curve(plt, args):
         ax.plot([usage["peak"] / gib], [usage["seconds"]["total"]], "D", color=colour, markersize=size, label=label, zorder=3)
     for i, point in enumerate(curve):
         words = point["kept"].replace(", ", "\n")
-        above = i % 2 == 0
-        ax.annotate(words, (memory[i], seconds[i]), xytext=(0, 9 if above else -9), textcoords="offset points", ha="center",
-                    va="bottom" if above else "top", fontsize=7, color="#555555")
-    low, high = min(seconds), max(seconds)
-    ax.set_ylim(low - 0.75 * (high - low), high + 0.45 * (high - low))
+        above = i % 2 == 0  # the line falls, so there is room above to the right, and below to the left
+        ax.annotate(words, (memory[i], seconds[i]), xytext=(3, 5) if above else (-3, -5), textcoords="offset points",
+                    ha="left" if above else "right", va="bottom" if above else "top", fontsize=7, color="#555555")
+    shown = seconds + [plan["usage"][mode]["seconds"]["total"] for mode, *_ in MODES]
+    low, high = min(shown), max(shown)
+    ax.set_xlim(left=memory[0] - 0.18 * (memory[-1] - memory[0]))
+    ax.set_ylim(low - 0.6 * (high - low), high + 0.45 * (high - low))
     ax.set_xlabel("memory of a step, GiB")
     ax.set_ylabel("predicted seconds of a step")
     tokens = f"{plan['usage']['stream']['length']:,}".replace(",", "\u202f")
