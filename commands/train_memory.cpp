@@ -14,7 +14,7 @@ Index TrainMemory::length_for(const TokenFile& file) const {
   const Rates rates = usual_rates(s.device, s.config.head_dim);
   if (fit(s, mode_, o_.batch * wanted, plain, rates).chunk > 0) return wanted;
   const Index fitting = longest_that_fits(s, mode_, plain).rows / o_.batch / kTile * kTile;
-  if (fitting == 0) refuse(kTile);
+  if (fitting == 0) refuse(o_.batch * kTile);
   return fitting;
 }
 

@@ -190,6 +190,7 @@ TEST_F(FineTuning, RefusedRunsLeaveNoFiles) {
   expect_refused(on + "data.jsonl --too-long refuse --length 32" + out,
                  "more than the 32 that --length and the model allow; use a larger --length or --too-long truncate");
   expect_refused(on + "data.jsonl --memory 10KiB" + out, "use more --memory, a smaller model");
+  expect_refused(on + "data.jsonl --batch 64 --memory 1100KiB" + out, "use more --memory, a smaller --batch");
   expect_refused(train("--batch 4000000" + out), "--batch");
   expect_refused(on + "empty.jsonl" + out, "empty.jsonl");
   expect_refused(on + "bad.jsonl" + out, "bad.jsonl:1");

@@ -269,7 +269,7 @@ Longest longest_that_fits(const StepSettings& s, Mode mode, const Allowed& allow
       with.places = places, with.block = block;
       return usage(with, best.rows).peak;
     };
-    // With smaller blocks, memory falls first, then rises: its valley is about 8 chunks wide.
+    // Large blocks keep many inputs, and many small ones keep many windows: the best is usually near 8 chunks.
     const auto smallest_block = [&]() -> Index {
       const auto chunks = static_cast<std::size_t>(std::clamp<Index>(best.rows / chunk / 8, 1, 8));
       const Index block = static_cast<Index>(std::bit_floor(chunks)) * chunk;
