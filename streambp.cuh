@@ -132,7 +132,7 @@ class Walk {
     auto scope = dev.scope();
     const KeysValues<T> kv = kept.keys_values(l);
     for (const DividedRows& chunk : kept.block.chunks) {
-      auto chunk_scope = dev.scope();
+      auto cell = dev.scope({"forward", l, chunk.all});
       const Activations<T> a = kept.begin_chunk(l, chunk);  // from here on y may replace x
       layer.forward(y.slice(chunk.own), {kept.rows(l, chunk), x.slice(chunk.own), kv, a});
       kept.finish_chunk(l, chunk);
@@ -150,11 +150,13 @@ class Walk {
       const KeysValues<T> kv = kept.keys_values(l);
       const KeysValues<A> dkv = kept.keys_values_gradient(l);
       if (!kept.have_keys_values(l)) {
-        for (const DividedRows& chunk : kept.block.chunks)
+        for (const DividedRows& chunk : kept.block.chunks) {
+          auto cell = dev.scope({"keys and values", l, chunk.all});
           recompute_keys_values(layer, kv, kept.input(l, chunk), kept.rows(l, chunk));
+        }
       }
       for (const DividedRows& chunk : last_to_first(kept.block.chunks)) {
-        auto chunk_scope = dev.scope();
+        auto cell = dev.scope({"backward", l, chunk.all});
         const Chunk<T> in = {kept.rows(l, chunk), kept.input(l, chunk), kv, kept.take_chunk(l, chunk)};
         layer.recompute(in, kept.parts(l));
         layer.backward(g, dx.slice(chunk.own), dkv, in);
@@ -165,7 +167,6 @@ class Walk {
 
   void recompute_keys_values(TransformerLayer<Device, T>& layer, const KeysValues<T>& kv, Matrix<T> x,
                              const StreamRows& at) {
-    auto scope = dev.scope();
     const auto a = allocate_key_value_activations<T>(dev, c, x.rows);
     layer.keys_values(a, kv.slice(at.rows), x, at.positions);
   }
@@ -175,6 +176,7 @@ class Walk {
     const auto leased = weights.take_head();
     Head<Device, T> head(dev, c, leased.weights);
     for (const DividedRows& chunk : block.head_chunks) {
+      auto cell = dev.scope({"head forward", c.layers, chunk.all});
       const Rows own = block.own(chunk);
       head.forward(logp.columns(own), x.slice(chunk.own), stream.targets.columns(own));
     }
@@ -187,6 +189,7 @@ class Walk {
     Head<Device, T> head(dev, c, leased.weights);
     sums.head([&](const Tensors<A>& g) {
       for (const DividedRows& chunk : last_to_first(block.head_chunks)) {
+        auto cell = dev.scope({"head backward", c.layers, chunk.all});
         const Rows own = block.own(chunk);
         head.backward(g, logp.columns(own), x.slice(chunk.own), stream.targets.columns(own), w.columns(own));
       }

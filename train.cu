@@ -8,6 +8,7 @@
 #include "commands/command.h"
 #include "commands/display.h"
 #include "commands/process.h"
+#include "commands/report.h"
 #include "commands/train_report.h"
 
 namespace streambp {
@@ -34,8 +35,10 @@ class TrainCommand : public Command {
     engine = make_engine(run.settings, run.rows(), run.memory);
     const Ended ended = learn(machine_rate);
     results_are_saved = true;
-    if (ended.interrupted) return report_stop(ended.step);
-    if (options.sample_length > 0) sample();
+    if (ended.interrupted) report_stop(ended.step);
+    if (!ended.interrupted && options.sample_length > 0) sample(ended.step);
+    report->write_page();
+    print("report   %s\n", (directory->path() / kReportName).string());
   }
 
   // Rank 0 decides where the run is written and where it continues.
@@ -53,8 +56,13 @@ class TrainCommand : public Command {
   }
 
   Ended learn(double machine_rate) {
-    TrainReport report(*directory, options, task, machine_rate);
-    return train(*engine, task.run, *directory, report);
+    report.emplace(*directory, options, task, machine_rate);
+    try {
+      return train(*engine, task.run, *directory, *report);
+    } catch (const std::exception& error) {
+      report->failed(error.what());
+      throw;
+    }
   }
 
   void report_stop(Index step) {
@@ -66,7 +74,7 @@ class TrainCommand : public Command {
   }
 
   // Samples from a byte-level model.
-  void sample() {
+  void sample(Index step) {
     const std::string prompt = task.prompt.substr(0, static_cast<std::size_t>(task.run.length - 1));
     Tokens tokens;
     std::string shown;
@@ -74,12 +82,15 @@ class TrainCommand : public Command {
     print("\nA sample, continuing \"%s\":\n\n%s", shown.c_str(), Escape{shown.c_str()});
     GenerationSettings settings{{.temperature = options.temperature, .seed = options.seed}};
     settings.length = std::min(options.sample_length, task.run.length - static_cast<Index>(prompt.size()));
-    const auto show = [](std::size_t, const Continuation& text) {
-      print("%c", printable(text.tokens.back()));
+    std::string text;
+    const auto show = [&](std::size_t, const Continuation& continued) {
+      text += printable(continued.tokens.back());
+      print("%c", text.back());
       std::fflush(stdout);
     };
     engine->generator({1, task.run.length})->generate({tokens}, settings, show);
     print("\n");
+    report->record({{"step", step}, {"sample", {{"prompt", shown}, {"text", text}}}});
   }
 
   // The byte as a character; '?' if it is neither printable ASCII nor a newline or tab.
@@ -91,6 +102,7 @@ class TrainCommand : public Command {
   std::optional<RunDirectory> directory;
   TrainTask task;
   std::unique_ptr<Engine> engine;
+  std::optional<TrainReport> report;
 };
 
 }  // namespace

@@ -1,36 +1,11 @@
 #include "commands/certificate.h"
 
-#include <fstream>
+#include "commands/page.h"
 
 namespace streambp {
 namespace {
 
 constexpr Index kLargeModel = 20'000'000;  // parameters
-
-// A word of a shell's command line.
-std::string quoted_for_shell(const std::string& word) {
-  const bool plain =
-      word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./=,:+@%") ==
-      std::string::npos;
-  if (plain && !word.empty()) return word;
-  std::string quoted = "'";
-  for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
-  return quoted + "'";
-}
-
-// The command that runs now, without --certificate and --json and the values that may follow them.
-std::string this_command() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string result;
-  bool skip = false;
-  for (std::string word; std::getline(file, word, '\0');) {
-    const bool value = skip && !word.starts_with("--");
-    skip = word == "--certificate" || word == "--json";
-    if (value || skip || word.starts_with("--certificate=") || word.starts_with("--json=")) continue;
-    result += (result.empty() ? "" : " ") + quoted_for_shell(word);
-  }
-  return result;
-}
 
 std::string text_of(const Certificate::Result& result) {
   const std::string note = result.note.empty() ? "" : " (" + result.note + ")";
@@ -88,7 +63,7 @@ std::vector<std::string> certificate_choices() {
 
 bool print_certificate(const std::string& which, const VerifyInput& input, Certificate::Subject subject, Json& json) {
   subject.model = input.weights, subject.adapter = input.adapter, subject.layout = layout_of(input);
-  const std::string command = this_command();
+  const std::string command = command_line({"--certificate", "--html", "--json"});
   subject.quick = which == "quick" && parameter_count(subject.settings.config) > kLargeModel;
   const std::string learned = describe_learned(subject.batch, input.reads_data() ? input.weights : fs::path());
   Certificate certificate(std::move(subject));

@@ -21,6 +21,7 @@ std::unique_ptr<Command> plan_command(CLI::App& app);
 std::unique_ptr<Command> bench_command(CLI::App& app);
 std::unique_ptr<Command> tokenize_command(CLI::App& app);
 std::unique_ptr<Command> eval_command(CLI::App& app);
+std::unique_ptr<Command> report_command(CLI::App& app);
 std::unique_ptr<Command> generate_command(CLI::App& app);
 std::unique_ptr<Command> merge_command(CLI::App& app);
 std::unique_ptr<Command> examples_command(CLI::App& app);

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "commands/page.h"
 #include "commands/text.h"
 #include "data/files/hash.h"
 #include "data/files/results.h"
@@ -136,6 +137,7 @@ Check accepted_by(std::function<void(const std::string&)> f) {
 }  // namespace
 
 Check memory() { return accepted_by(parse_bytes); }
+Check page() { return accepted_by(require_replaceable_page); }
 Check results_file() { return accepted_by(require_replaceable); }
 
 }  // namespace checks

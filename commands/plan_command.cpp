@@ -63,9 +63,12 @@ class PlanCommand : public Command {
                             "Write peak memory against length for the three modes to this JSON file, with --memory "
                             "also the longest stream",
                             checks::results_file(), Lasts::no, "none"});
-    options.add("--timeline",
-                {&timeline_file, "Write memory by kind through one step, in the three modes, to this JSON file",
-                 checks::results_file(), Lasts::no, "none"});
+    options.add(
+        "--timeline",
+        {&timeline_file,
+         "Write a page (.html) that plays one step in the three modes: its memory, what lives in each layer and "
+         "chunk, and the operation that runs",
+         checks::page(), Lasts::no, "none"});
     options.add("--curve", {&curve,
                             "Show what more memory buys: the fastest step, and what it keeps, from the least memory to "
                             "everything kept"});
@@ -88,7 +91,9 @@ class PlanCommand : public Command {
     if (curve) print_curve(length > 0 ? length : default_length());
     const Planned planned = {settings, chunk, result};
     if (!sweep.empty()) write_sweep(sweep, planned);
-    if (!timeline_file.empty()) write_timeline(timeline_file, length > 0 ? length : default_length(), planned);
+    if (!timeline_file.empty())
+      write_timeline(timeline_file, length > 0 ? length : default_length(), planned,
+                     fastest.chunk > 0 ? fastest.settings(settings) : settings, measured);
     if (!json_file.empty()) write_results(json_file, result);
   }
 

@@ -1,8 +1,8 @@
-// Files of `plan` that scripts/plot.py draws.
+// Files of `plan`: a page that plays the step, and what scripts/plot.py draws.
 #pragma once
 
-#include "data/files/json.h"
-#include "training/settings.h"
+#include "commands/page.h"
+#include "training/fit.h"
 
 namespace streambp {
 
@@ -15,7 +15,8 @@ struct Planned {
 
 // Peak memory against length, in the three modes.
 void write_sweep(const std::string& file, const Planned& planned);
-// Memory by kind through one step, in the three modes.
-void write_timeline(const std::string& file, Index rows, const Planned& planned);
+// A step in the three modes, chunk by chunk, and with these settings if they are others, as a page that plays it.
+void write_timeline(const std::string& file, Index rows, const Planned& planned, const StepSettings& chosen,
+                    const Rates& rates);
 
 }  // namespace streambp

@@ -26,6 +26,7 @@ constexpr const char* kProgramDescription =
     "  streambp bench           measure the speed of a training step\n"
     "  streambp tokenize        turn data into tokens\n"
     "  streambp eval            measure a model's loss on documents, by file and by position\n"
+    "  streambp report RUN      show the curves of runs as a page, and compare them\n"
     "  streambp generate        continue prompts, or chat\n"
     "  streambp merge           make adapters part of a whole model\n"
     "  streambp examples        write example data\n"
@@ -84,7 +85,7 @@ void join_others(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) arguments += (i > 1 ? " " : "") + std::string(argv[i]);
   require_equal("the version", std::string(kVersion) + " (" + kCommit + ")");
   require_equal("the options", arguments);
-  for (const char* alone : {"plan", "tokenize", "eval", "generate", "merge", "examples", "devices"})
+  for (const char* alone : {"plan", "tokenize", "eval", "report", "generate", "merge", "examples", "devices"})
     require(command != alone, "streambp ", command, " runs in one process; start it without mpirun");
 }
 
@@ -95,7 +96,7 @@ int run_command(int argc, char** argv) {
   app.set_version_flag("--version", version);
   std::vector<std::unique_ptr<Command>> commands;
   for (const auto make : {train_command, verify_command, plan_command, bench_command, tokenize_command, eval_command,
-                          generate_command, merge_command, examples_command, devices_command}) {
+                          report_command, generate_command, merge_command, examples_command, devices_command}) {
     commands.push_back(make(app));
   }
   for (CLI::App* command : app.get_subcommands({})) command->group("");  // the description lists them

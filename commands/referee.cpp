@@ -276,7 +276,7 @@ int RefereeOptions::run(const Subject& subject, const Outputs& outputs) const {
   if (outputs.save_gradient) outputs.save_gradient(result.values);
   const bool right =
       !recorded || judge({correct, subject.dtype, *recorded, gradients}, std::move(result), *recorded, json);
-  if (!outputs.json.empty()) write_results(outputs.json, json);
+  outputs.write(json);
   return right ? 0 : 1;
 }
 

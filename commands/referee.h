@@ -23,7 +23,7 @@ class RefereeOptions {
   // What is shown and saved. Returns the exit code.
   struct Outputs {
     std::function<void(const HostTensors&)> save_gradient;  // may be empty
-    std::string json;
+    std::function<void(const Json&)> write;
   };
   int run(const Subject& subject, const Outputs& outputs) const;
 

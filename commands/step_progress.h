@@ -63,7 +63,7 @@ class StepProgress {
   // flops() is about as many as the step will take. It is called only if the step is long.
   StepProgress(DeviceBase& device, const std::string& name, const std::function<double()>& flops, Pace pace = usual())
       : device_(device), name_(name), flops_of_step_(flops), pace_(pace) {
-    device.on_work = [this] {
+    device.on_work = [this](const Work&) {
       if (const double now = elapsed(); now >= next_) show(now), next_ = now + pace_.then;
     };
   }

@@ -118,10 +118,12 @@ void TrainOptions::add_output_options() {
   table.section("Output");
   table.add("--out",
             {&out,
-             "New or empty directory for metrics.jsonl and checkpoints, each a directory of a model or of adapters",
+             "New or empty directory for metrics.jsonl, report.html and checkpoints, each a directory of a model or of "
+             "adapters",
              {},
              Lasts::no,
              "out/run-1, run-2, ..."});
+  table.add("--tensorboard", {&tensorboard, "Also write event files for TensorBoard to --out", {}, Lasts::kept});
   table.add("--save-dtype", {&save_dtype, "Type of saved weights; same: as loaded",
                              checks::one_of({"same", "f32", "bf16", "f16"}), Lasts::fixed});
   table.add("--eval-every",

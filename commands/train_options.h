@@ -37,7 +37,7 @@ struct TrainOptions {
   Index evaluation_interval = 100, checkpoint_interval = CheckpointTimer::kByTime;
   double epochs = 1, evaluation_fraction = 0.05, temperature = 0.5;
   std::uint64_t seed = 1;
-  bool resume = false, resumed = false;
+  bool resume = false, resumed = false, tensorboard = false;
   Capacity room = 0;  // how much memory each rank may use
 
   TrainOptions(CLI::App& program, std::function<void()> run);

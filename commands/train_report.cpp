@@ -1,5 +1,8 @@
 #include "commands/train_report.h"
 
+#include "commands/report.h"
+#include "commands/version.h"
+
 namespace streambp {
 
 namespace {
@@ -27,8 +30,64 @@ std::string describe_rate(const OptimizerSettings& s, const std::string& schedul
 
 }  // namespace
 
+// What the run's report says before its curves.
+Json TrainReport::beginning() const {
+  const TrainOptions& o = options_;
+  const StepSettings& s = run_.settings;
+  const std::string parts = describe(run_.schedule.kept, s.config), version = kVersion;
+  Json facts = {{"command", command_line()},
+                {"date", now_in_utc()},
+                {"version", version + ", commit " + kCommit},
+                {"machine", device_name(s.device)},
+                {"matmul_rate", machine_rate_},
+                {"model", describe(s.config)},
+                {"trained", describe_trained(s.config)},
+                {"trained_parts", trained_parts(s.config)},
+                {"data", run_.source.description},
+                {"data_fingerprint", run_.source.fingerprint},
+                {"objective", o.objectives.objective},
+                {"steps", run_.optimizer.steps},
+                {"tokens", run_.batch * run_.length * run_.micro_batches},
+                {"rate", describe_rate(run_.optimizer, o.schedule)},
+                {"clip", run_.optimizer.clip},
+                {"planned_memory", run_.memory.near},
+                {"mode", o.mode},
+                {"chunk", run_.schedule.chunk},
+                {"block", run_.schedule.block},
+                {"kept", parts},
+                {"ranks", s.ranks.all.size},
+                {"options", run_.options}};
+  return facts;
+}
+
+void TrainReport::record(const Json& line) {
+  directory_.write_metrics(line);
+  log_.add(line);
+  if (events_) events_->add(line);
+}
+
+void TrainReport::write_page() noexcept {
+  if (this_process().rank > 0) return;
+  try {
+    write_report(directory_.path() / kReportName, {report_of(log_, directory_.path())});
+  } catch (const std::exception& error) {
+    print_error("streambp: note: no report: %s\n", std::string(error.what()));
+  }
+}
+
+void TrainReport::failed(const std::string& error) noexcept {
+  try {
+    if (!log_.empty()) record({{"step", last_step_}, {"error", error}});
+  } catch (const std::exception&) {  // a full disk, perhaps
+  }
+  write_page();
+}
+
 void TrainReport::begin(Index first_step) {
-  first_step_ = first_step, start_ = Clock::now();
+  first_step_ = last_step_ = first_step, start_ = Clock::now();
+  if (first_step > 0 && this_process().rank == 0) log_ = RunLog(directory_.path() / "metrics.jsonl");
+  if (options_.tensorboard && this_process().rank == 0) events_.emplace(directory_.path(), first_step);
+  record({{"step", first_step}, {"begin", beginning()}});
   const TrainOptions& o = options_;
   const StepSettings& s = run_.settings;
   std::string chunked = o.mode == "stream" ? format(", chunks of %ld rows", run_.schedule.chunk) : "";
@@ -90,7 +149,8 @@ void TrainReport::step(const StepReport& report) {
                utilisation = device.flops() / seconds / machine_rate_;
   Json line = {{"step", step},
                {"loss", result.measures.loss},
-               {"gradient_norm", result.gradient_norm},
+               {"gradient_norm", result.gradient.norm},
+               {"gradient_fingerprint", hash_digits(result.gradient.fingerprint)},
                {"rate", learning_rate(run_.optimizer, step)},
                {"tokens_per_second", tokens_per_second},
                {"utilisation", utilisation},
@@ -98,7 +158,7 @@ void TrainReport::step(const StepReport& report) {
                {"far_memory", device.far.peak()},
                {"seconds", seconds}};
   for (const auto& [measure, value] : result.measures.others) line[measure] = value;
-  directory_.write_metrics(line);
+  record(line), last_step_ = step;
   if (step == 1) check_round(result.measures);
 
   // A terminal shows short steps on one line; a file gets about twenty lines of them.
@@ -110,7 +170,7 @@ void TrainReport::step(const StepReport& report) {
       static_cast<Index>(elapsed / static_cast<double>(step - first_step_) * static_cast<double>(last - step));
   print("%s%*ld/%ld  loss %.4f%s  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s", fresh_line(),
         static_cast<int>(std::to_string(last).size()), step, last, result.measures.loss, shown(result.measures).c_str(),
-        result.gradient_norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
+        result.gradient.norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
         human_bytes(device.arena.peak()).c_str(), left / 60, left % 60, Escape{lasting ? "\n" : ""});
   std::fflush(stdout);
 }
@@ -139,18 +199,19 @@ void TrainReport::evaluation(Index step, const Evaluation& e) {
     details = format(" (first half of documents %.4f, second %.4f)", e.halves->first, e.halves->second);
   }
   for (const auto& [measure, value] : e.measures.others) line["evaluation_" + measure] = value;
-  directory_.write_metrics(line);
+  record(line), write_page();
   print("%safter step %ld: held-out loss %.4f%s\n", fresh_line(), step, loss, details.c_str());
   std::fflush(stdout);
 }
 
 void TrainReport::reward(Index step, double reward) {
-  directory_.write_metrics({{"step", step}, {"evaluation_reward", reward}});
+  record({{"step", step}, {"evaluation_reward", reward}}), write_page();
   print("%safter step %ld: held-out reward %.3f\n", fresh_line(), step, reward);
   std::fflush(stdout);
 }
 
 void TrainReport::saved(Index step, const fs::path& checkpoint) {
+  write_page();
   if (step == run_.last_step()) print("saved    %s\n", checkpoint.c_str());
 }
 

@@ -1,4 +1,4 @@
-// Reports a training run: on the console, and in metrics.jsonl.
+// Reports a training run: on the console, in metrics.jsonl, and in report.html (commands/report.h).
 #pragma once
 
 #include <chrono>
@@ -7,6 +7,8 @@
 #include "commands/interruption.h"
 #include "commands/step_progress.h"
 #include "commands/train_task.h"
+#include "data/files/event_file.h"
+#include "data/files/run_log.h"
 
 namespace streambp {
 
@@ -30,7 +32,16 @@ class TrainReport : public Observer {
   void saved(Index step, const fs::path& checkpoint) override;
   void note(const std::string& text) override;
 
+  // A line of metrics.jsonl, which is also in the report.
+  void record(const Json& line);
+  // Writes report.html. A run goes on without it.
+  void write_page() noexcept;
+  // The page of a run that ends with an error says why.
+  void failed(const std::string& error) noexcept;
+
  private:
+  Json beginning() const;
+
   using Clock = std::chrono::steady_clock;
 
   RunDirectory& directory_;
@@ -38,10 +49,12 @@ class TrainReport : public Observer {
   const TrainTask& task_;
   const Run& run_;
   const double machine_rate_;
-  Index first_step_ = 0;
+  Index first_step_ = 0, last_step_ = 0;
   Clock::time_point start_;
   std::optional<Interruption> interruption_;
   std::optional<StepProgress> progress_;
+  RunLog log_;
+  std::optional<EventFile> events_;
 };
 
 }  // namespace streambp

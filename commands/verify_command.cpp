@@ -117,7 +117,7 @@ class VerifyCommand : public Command {
                                           oracle_error, rounding_limit(settings_.dtype)},
                                          json_);
     if (!holds) exit_code = 1;
-    if (!output_.json.empty()) write_results(output_.json, json_);
+    output_.write(json_, what_);
   }
 
   // Judges another trainer's gradient.
@@ -139,7 +139,7 @@ class VerifyCommand : public Command {
     settings_ = device_.settings(input_.config, 1);
     const std::string weights = input_.weights.empty() ? "random weights" : "weights of " + input_.weights.string(),
                       description = describe(input_.config) + ", " + weights;
-    RefereeOptions::Outputs outputs{{}, output_.json};
+    RefereeOptions::Outputs outputs{{}, [&](const Json& json) { output_.write(json, description); }};
     if (!output_.gradient.empty()) outputs.save_gradient = [&](const HostTensors& values) { save(values); };
     exit_code = referee_.run(
         {input_.config, settings_.dtype, input_.seed, [this](Engine& engine) { fill(engine); }, description}, outputs);
@@ -198,6 +198,9 @@ class VerifyCommand : public Command {
           counted(documents, "document").c_str(), counted(input_.batch.target_count(), "target").c_str(),
           input_.objectives.objective.c_str());
     std::fflush(stdout);
+    what_ =
+        format("%s, %s, %s, %s, objective %s", describe(input_.config).c_str(), weights.c_str(), name(settings_.dtype),
+               counted(input_.batch.size(), "token").c_str(), input_.objectives.objective.c_str());
     json_ = {{"config", config_to_json(input_.config)},
              {"dtype", name(settings_.dtype)},
              {"objective", input_.objectives.objective},
@@ -304,8 +307,10 @@ class VerifyCommand : public Command {
       print("Verified: every bit of the gradient is the same %s. Fingerprint: %s%s\n", where.c_str(),
             fingerprint.c_str(), settings_.device == DeviceKind::cpu ? ", on any CPU." : ".");
     }
-    json_["verified"] = problems_.empty();
-    if (!output_.json.empty()) write_results(output_.json, json_);
+    json_["verified"] = problems_.empty(), json_["problems"] = problems_;
+    for (const Difference& d : first_->gradient.differences(truth_->gradient).all())
+      json_["tensors"].push_back({{"tensor", d.tensor}, {"distance", d.relative}});
+    output_.write(json_, what_);
   }
 
   void fail_with(const std::string& problem) {
@@ -373,6 +378,7 @@ class VerifyCommand : public Command {
   Index tile_ = kGpuTile;
   std::vector<Index> chunks_;
   std::string run_, certificate_;  // quick if it has no value
+  std::string what_;               // is verified, in words
   VerifyOutput output_;
   bool with_oracle_ = false;
 

@@ -7,6 +7,7 @@
 
 #include "commands/option_table.h"
 #include "commands/print.h"
+#include "commands/report.h"
 #include "data/files/checkpoint.h"
 #include "data/files/recorded_step.h"
 #include "training/engine.h"
@@ -14,7 +15,7 @@
 namespace streambp {
 
 struct VerifyOutput {
-  std::string gradient, batch, json;
+  std::string gradient, batch, json, html;
 
   void add_to(OptionTable& options) {
     options.section("Output");
@@ -27,16 +28,26 @@ struct VerifyOutput {
                 {&batch, "Write the batch to this safetensors file, in the form of --batch, for another trainer",
                  checks::results_file(), Lasts::no, "none"});
     options.add("--json", {&json, "Write the results to this JSON file", checks::results_file(), Lasts::no, "none"});
+    options.add("--html", {&html, "Write the results to this page, with a map of all parameters", checks::page(),
+                           Lasts::no, "none"});
   }
 
   void check() const {
-    std::set<std::string> files;
-    for (const auto& [option, file] :
-         {std::pair{"--save-gradient", gradient}, {"--save-batch", batch}, {"--json", json}}) {
-      require(file.empty() || std::string_view(option) == "--json" || extension_of(file) == ".safetensors", option, " ",
-              file, ": is a safetensors file; name it .safetensors");
+    std::set<std::string> files = {json, html};
+    for (const auto& [option, file] : {std::pair{"--save-gradient", gradient}, {"--save-batch", batch}}) {
+      require(file.empty() || extension_of(file) == ".safetensors", option, " ", file,
+              ": is a safetensors file; name it .safetensors");
       require(file.empty() || files.insert(file).second, option, " ", file, ": another option names the same file");
     }
+  }
+
+  // Writes the results. what: the model and the batch, in words.
+  void write(Json results, const std::string& what) const {
+    if (!json.empty()) write_results(json, results);
+    if (html.empty()) return;
+    results["what"] = what, results["command"] = command_line(), results["date"] = now_in_utc();
+    write_page(html, "What was verified of a gradient", {"certificate.js"}, results);
+    print("The results are in %s; open it in a browser.\n", html);
   }
 
   void save_gradient(const Config& config, DType dtype, const HostTensors& values) const {

@@ -71,7 +71,7 @@ Trained train(const Task& task, const Ranks& ranks, auto... device_settings) {
       trained.logp.insert(trained.logp.end(), logp.begin(), logp.end());
     };
     const StepResult result = trainer.step(task.batches, schedule, {.warmup = 1, .steps = 4}, step, add_logps);
-    trained.loss = result.measures.loss, trained.norm = result.gradient_norm;
+    trained.loss = result.measures.loss, trained.norm = result.gradient.norm;
   }
   std::vector<std::vector<double>> weights;
   for (const auto& e : table(task.config, trainer.model.weights)) {

@@ -97,7 +97,7 @@ TEST(Trainer, StepsMatchAdamWOnTheOraclesGradient) {
     const double norm = std::sqrt(squares), scale = 0.05 / norm;
     ASSERT_LT(scale, 1) << "the test must clip";
     EXPECT_NEAR(result.measures.loss, loss, 1e-9);
-    EXPECT_NEAR(result.gradient_norm, norm, 1e-9);
+    EXPECT_NEAR(result.gradient.norm, norm, 1e-9);
     EXPECT_NEAR(learning_rate(s, step), rates[step - 1], 1e-15);
     for (auto& e : table(c, naive.weights)) {
       const std::string key = oracle::key(e.parameter);

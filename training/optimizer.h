@@ -348,47 +348,4 @@ class Optimizer {
   std::vector<State> states_;
 };
 
-// Sums of squares of the rows of a gradient in far memory.
-template <class Device, class G>
-void far_row_squares(Device& dev, Matrix<double> sums, FarMatrix<G> far) {
-  for (Index begin = 0; begin < far.rows; begin += kFarRows) {
-    auto scope = dev.scope();
-    const Rows part = {begin, least(begin + kFarRows, far.rows)};
-    const auto near = allocate<G>(dev, part.size(), far.cols, Kind::gradients);
-    dev.get(near, far.slice(part)).wait();
-    row_squares(dev, sums.columns(part.begin, part.size()), near);
-  }
-}
-
-// sqrt(Σ g²) over all trained parameters, row by row: the order does not depend on the shards. All ranks get it.
-template <class Device, class G>
-double global_norm(Device& dev, const Config& c, Tensors<G>& gradient, const Group& ranks) {
-  const auto entries = trained(table(c, gradient));
-  Index rows = 0;
-  const auto rows_of = [](const Entry<G>& e) { return e.with_matrix([](auto m) { return m.rows; }); };
-  for (const Entry<G>& e : entries) rows += rows_of(e);
-  auto scope = dev.scope();
-  const auto sums = allocate<double>(dev, 1, rows, Kind::sums);
-  Index first = 0;
-  std::vector<RowSquares<G>> near;
-  for (const Entry<G>& e : entries) {
-    const auto of_rows = sums.columns(first, rows_of(e));
-    if (e.is_far()) far_row_squares(dev, of_rows, *e.far);
-    if (!e.is_far()) near.push_back({of_rows, *e.matrix});
-    first += rows_of(e);
-  }
-  row_squares(dev, near);
-  if constexpr (!Device::computes) return 0;
-  const auto of_ranks = gather_on_host(ranks, to_host(dev, sums));
-  std::vector<std::size_t> next(of_ranks.size());
-  double sum = 0;
-  for (const Entry<G>& e : entries) {
-    for (Index rank = 0; rank < ranks.size; ++rank) {
-      const auto r = static_cast<std::size_t>(rank);
-      for (Index i = 0; i < shard(e.parameter.rows, ranks, rank).size(); ++i) sum += of_ranks[r][next[r]++];
-    }
-  }
-  return std::sqrt(sum);
-}
-
 }  // namespace streambp

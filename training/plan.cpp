@@ -15,18 +15,11 @@ Usage plan_step(const StepSettings& s, Index rows, const Schedule& schedule, Ind
     Plan dev(s.device, s.tile);
     Trainer<Plan, T, G> trainer(dev, s.config, rows, {s.optimizer, s.places}, s.objective, s.ranks);
     trainer.plan_step(micro_batches, schedule, s.optimizer, s.documents);
-    const auto total = [&](std::string_view start, double Work::*what) { return total_of(start, what, dev.work()); };
-    const double bytes_of_products = total("matmul", &Work::bytes) + total("attention", &Work::bytes);
-    return {dev.arena.peak(),
-            dev.arena.peak_by_kind(),
-            dev.flops(),
-            total("matmul", &Work::flops),
-            total("attention", &Work::flops),
-            total("", &Work::bytes) - bytes_of_products,
-            dev.sent(),
-            dev.far.peak(),
-            dev.far.peak_by_kind(),
-            dev.far_traffic()};
+    Usage usage;
+    usage.peak = dev.arena.peak(), usage.by_kind = dev.arena.peak_by_kind();
+    usage.far = dev.far.peak(), usage.far_by_kind = dev.far.peak_by_kind(), usage.far_traffic = dev.far_traffic();
+    for (const Work& work : dev.work()) usage.count(work);
+    return usage;
   });
 }
 

@@ -17,6 +17,16 @@ struct Usage {
   Bytes far_by_kind{};
   ByKind<double> far_traffic{};  // bytes to and from far memory
 
+  void count(const Work& work) {
+    flops += work.flops, sent += work.sent;
+    if (work.name.starts_with("matmul")) {
+      matmul_flops += work.flops;
+    } else if (work.name.starts_with("attention")) {
+      attention_flops += work.flops;
+    } else {
+      moved += work.bytes;
+    }
+  }
   Capacity capacity() const { return {peak, far}; }
   bool fits(const Capacity& budget) const { return peak <= budget.near && far <= budget.far; }
 };

@@ -6,6 +6,7 @@
 
 #include "data/batch.h"
 #include "streambp.cuh"
+#include "training/gradient_norm.h"
 #include "training/objectives.h"
 #include "training/optimizers.h"
 
@@ -13,7 +14,7 @@ namespace streambp {
 
 struct StepResult {
   Measures measures;
-  double gradient_norm = 0;
+  GradientNorm gradient = {};
 };
 
 // T: the type of weights and activations; G: of the gradient.
@@ -277,17 +278,17 @@ class Trainer {
   }
 
   void check(StepResult& result, Index step) {
-    result.gradient_norm = global_norm(dev, model.config, grad, ranks.all);
+    result.gradient = global_norm(dev, model.config, grad, ranks.all);
     const double loss = result.measures.loss;
-    require(std::isfinite(loss) && std::isfinite(result.gradient_norm), "step ", step, ": the loss is ", loss,
-            " and the gradient norm ", result.gradient_norm,
+    require(std::isfinite(loss) && std::isfinite(result.gradient.norm), "step ", step, ": the loss is ", loss,
+            " and the gradient norm ", result.gradient.norm,
             "; the weights were not changed. Try a lower --rate or a longer --warmup");
   }
 
   void update(const StepResult& result, const OptimizerSettings& s, Index step) {
     OptimizerStep settings{learning_rate(s, step), s.beta1, s.beta2, s.eps, s.decay};
     settings.step = step, settings.begun = step - step_of_turn(s.blocks, step), settings.seed = s.seed;
-    if (s.clip > 0 && result.gradient_norm > s.clip) settings.gradient_scale = s.clip / result.gradient_norm;
+    if (s.clip > 0 && result.gradient.norm > s.clip) settings.gradient_scale = s.clip / result.gradient.norm;
     updating = true;
     optimizer->update(dev, model, grad, settings);
     updating = false;

@@ -3,6 +3,8 @@
 //   run.json                  the options that the run started with
 //   metrics.jsonl             one line per step and evaluation
 //   completions.jsonl         on-line GRPO: the sampled groups
+//   report.html               the curves, as a page
+//   events.out.tfevents.*     the same for TensorBoard
 //   tokens-*.safetensors      fine-tuning: the data as tokens, cached
 //   reference-*.safetensors   reference log-probs, cached, if they cannot be stored beside the data
 //   step-000100/              checkpoints (data/files/checkpoint.h)
@@ -182,8 +184,8 @@ class RunDirectory {
            is_digits(name.substr(kind.size(), 16), "0123456789abcdef");
   }
   static bool is_file_of_a_run(std::string_view name) {
-    return name == "run.json" || name == "metrics.jsonl" || name == "completions.jsonl" || is_cache(name, "tokens-") ||
-           is_cache(name, "reference-");
+    return name == "run.json" || name == "metrics.jsonl" || name == "completions.jsonl" || name == "report.html" ||
+           is_cache(name, "tokens-") || is_cache(name, "reference-");
   }
   static bool is_checkpoint(const std::string& name) {
     const auto step = checkpoint_step(name);

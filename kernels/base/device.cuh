@@ -62,6 +62,13 @@ struct Capacity {
   Capacity(std::size_t near, std::size_t far = 0) : near(near), far(far) {}
 };
 
+// A part of a step: a pass through one layer (of the model's n; n is the head) for some rows of the stream.
+struct Cell {
+  const char* pass;
+  Index layer;
+  Rows rows;
+};
+
 // What all devices share: the arenas with their scopes, and the accounting of work.
 class DeviceBase {
  public:
@@ -84,8 +91,21 @@ class DeviceBase {
     };
     return Scope(*this);
   }
+  // The same for a part of a step, which on_cell is told of.
+  auto scope(const Cell& cell) {
+    auto memory = scope();
+    struct CellScope : decltype(memory) {
+      ~CellScope() {
+        if (this->dev && this->dev->on_cell) this->dev->on_cell(nullptr);
+      }
+    };
+    if (on_cell) on_cell(&cell);
+    return CellScope{std::move(memory)};
+  }
+  std::function<void(const Cell*)> on_cell;  // called when a part of a step begins, and with null when it ends
 
-  std::function<void()> on_work;  // called when an operation is counted; a GPU may not have begun it
+  // Called with one call of an operation when it is counted; a GPU may not have begun it.
+  std::function<void(const Work&)> on_work;
 
   // Kernels and matrix products that a GPU was told to run, since reset_work(). Each costs some microseconds.
   Index launches = 0;
@@ -109,7 +129,7 @@ class DeviceBase {
     w.flops += flops;
     w.bytes += bytes;
     w.sent += sent;
-    if (on_work) on_work();
+    if (on_work) on_work({name, calls, flops, bytes, 0, sent});
     return w;
   }
   template <class T>

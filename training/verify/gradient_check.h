@@ -37,20 +37,28 @@ class DifferenceOfTensors {
       error = std::max(error, std::isfinite(distance) ? distance : INFINITY);  // a NaN is an infinite error
       largest = std::max(largest, std::abs(truth[j]));
     }
+    if (!tensors_.contains(tensor)) order_.push_back(tensor);
     Sizes& sizes = tensors_[tensor];
     sizes.error = std::max(sizes.error, error), sizes.largest = std::max(sizes.largest, largest);
   }
 
-  Difference worst() const {
+  std::vector<Difference> all() const {
     double largest = 0;
     for (const auto& [name, sizes] : tensors_) largest = std::max(largest, sizes.largest);
-    Difference result;
-    for (const auto& [name, sizes] : tensors_) {
+    std::vector<Difference> result;
+    for (const std::string& name : order_) {
+      const Sizes& sizes = tensors_.at(name);
       const double scale = std::max(sizes.largest, kSmallTensor * largest);
       const double relative = !std::isfinite(sizes.error) ? INFINITY : scale > 0 ? sizes.error / scale : sizes.error;
-      if (relative > result.relative) result = {relative, name};
+      result.push_back({relative, name});
     }
     return result;
+  }
+  Difference worst() const {
+    Difference worst;
+    for (const Difference& difference : all())
+      if (difference.relative > worst.relative) worst = difference;
+    return worst;
   }
 
  private:
@@ -58,6 +66,7 @@ class DifferenceOfTensors {
     double error = 0, largest = 0;
   };
   std::map<std::string, Sizes> tensors_;
+  std::vector<std::string> order_;  // in which they came
 };
 
 // A copy of a gradient on the host, in double, part by part of the table.
@@ -91,11 +100,12 @@ struct HostGradient {
     return hash;
   }
 
-  Difference difference(const HostGradient& truth) const {
+  DifferenceOfTensors differences(const HostGradient& truth) const {
     DifferenceOfTensors all;
     for (std::size_t i = 0; i < values.size(); ++i) all.add(parameters[i].name, values[i], truth.values[i]);
-    return all.worst();
+    return all;
   }
+  Difference difference(const HostGradient& truth) const { return differences(truth).worst(); }
 };
 
 struct GradientRun {

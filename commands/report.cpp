@@ -1,0 +1,104 @@
+#include "commands/report.h"
+
+#include <ctime>
+
+#include "model/parameters.h"
+
+namespace streambp {
+
+namespace {
+
+constexpr std::size_t kMostText = 4000;  // bytes of a text to read
+
+std::string shortened(const std::string& text) {
+  if (text.size() <= kMostText) return text;
+  std::size_t end = kMostText;
+  while (end > 0 && (text[end] & 0xc0) == 0x80) --end;  // a character stays whole
+  return text.substr(0, end) + " [... " + std::to_string(text.size() - end) + " more bytes]";
+}
+
+// The whole lines at the beginning and the end of a file.
+std::vector<std::string> lines_of(const fs::path& path) {
+  constexpr std::streamoff part = 1 << 20;
+  std::vector<std::string> lines;
+  std::ifstream file(path, std::ios::binary);
+  const auto size = file ? static_cast<std::streamoff>(fs::file_size(path)) : 0;
+  std::string line;
+  while (file.tellg() < std::min(size, part) && std::getline(file, line) && !file.eof()) lines.push_back(line);
+  if (const std::streamoff rest = std::max(part, size - part); file && rest < size) {
+    file.seekg(rest - 1);
+    std::getline(file, line);  // up to the end of a line
+    while (std::getline(file, line) && !file.eof()) lines.push_back(line);
+  }
+  return lines;
+}
+
+// Groups of completions that on-line GRPO sampled, from the first to the last.
+Json completions_of(const fs::path& run) {
+  constexpr std::size_t most = 16;
+  const std::vector<std::string> lines = lines_of(run / "completions.jsonl");
+  Json groups = Json::array();
+  for (std::size_t i = 0; i < std::min(most, lines.size()); ++i) {
+    const std::size_t at = lines.size() <= most ? i : i * (lines.size() - 1) / (most - 1);
+    const Json line = Json::parse(lines[at], nullptr, false);
+    if (!line.is_object() || !line.contains("texts") || !line["texts"].is_array()) continue;
+    const Json& prompt = line.value("prompt", Json());
+    Json group = {{"step", line.value("step", 0)}, {"rewards", line.value("rewards", Json::array())}};
+    group["prompt"] = shortened(prompt.is_string() ? prompt.get<std::string>() : prompt.dump());
+    for (const Json& text : line["texts"])
+      if (text.is_string() && group["texts"].size() < 4) group["texts"].push_back(shortened(text));
+    groups.push_back(group);
+  }
+  return groups;
+}
+
+}  // namespace
+
+Json report_of(const RunLog& log, const fs::path& run) {
+  Json report = log.json();
+  report["name"] = run.filename().empty() ? run.parent_path().filename() : run.filename();
+  report["completions"] = completions_of(run);
+  for (Json& sample : report["samples"])
+    for (const char* text : {"prompt", "text"})
+      if (sample.contains(text) && sample[text].is_string()) sample[text] = shortened(sample[text]);
+  return report;
+}
+
+void write_report(const fs::path& page, const std::vector<Json>& runs) {
+  const std::string first = runs[0].at("name");
+  const std::string title =
+      runs.size() == 1 ? "Run " + first : "Runs " + first + " and " + std::to_string(runs.size() - 1) + " more";
+  write_page(page, title, {"report.js"}, {{"runs", runs}});
+}
+
+Json trained_parts(const Config& config) {
+  struct Part {
+    std::vector<Index> layers;
+    double numbers = 0;
+  };
+  std::map<std::string, Part> parts;
+  for (const Parameter& p : trained_parameters(config)) {
+    std::string kind = p.name;
+    std::vector<Index> layer;
+    if (const std::size_t digits = kind.find_first_of("0123456789"); p.in_layer && digits != std::string::npos) {
+      layer.push_back(std::stol(kind.substr(digits)));  // model.layers.12.self_attn.q_proj.weight
+      kind = kind.substr(kind.find('.', digits) + 1);
+    }
+    Part& part = parts[kind];
+    part.layers.insert(part.layers.end(), layer.begin(), layer.end());
+    part.numbers += static_cast<double>(p.rows * p.cols);
+  }
+  Json result = Json::array();
+  for (const auto& [kind, part] : parts) result.push_back({kind, part.layers, part.numbers});
+  return result;
+}
+
+std::string now_in_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc;
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", gmtime_r(&now, &utc));
+  return text;
+}
+
+}  // namespace streambp

@@ -1,0 +1,133 @@
+// What metrics.jsonl of a run says, in bounded memory: for report.html (commands/report.h), while the run goes on or from
+// the file of a run that is going on, was killed, or was resumed.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "data/files/hash.h"
+#include "data/files/lines.h"
+#include "kernels/base/matrix.cuh"
+
+namespace streambp {
+
+// A metric over steps. When there are too many points, neighbours are merged; each keeps the lowest and the highest of its
+// values, so no peak is lost.
+class MetricSeries {
+ public:
+  void add(Index step, double value) {
+    if (!std::isfinite(value)) return static_cast<void>(lost_.size() < kMost ? lost_.push_back(step) : void());
+    if (points_.empty() || points_.back().count == together_) points_.push_back({step, 0, 0, value, value});
+    points_.back().add(step, value);
+    if (points_.size() > kMost) merge();
+  }
+
+  Json json() const {
+    Json steps = Json::array(), means = Json::array(), lows = Json::array(), highs = Json::array();
+    for (const Point& p : points_) {
+      steps.push_back(p.step), means.push_back(shortened(p.sum / static_cast<double>(p.count)));
+      lows.push_back(shortened(p.low)), highs.push_back(shortened(p.high));
+    }
+    Json series = {{"steps", steps}, {"mean", means}};
+    if (together_ > 1) series["low"] = lows, series["high"] = highs;
+    if (!lost_.empty()) series["not_finite"] = lost_;
+    return series;
+  }
+
+ private:
+  static constexpr std::size_t kMost = 600;
+
+  struct Point {
+    Index step;  // the last one
+    Index count;
+    double sum, low, high;
+
+    void add(Index later, double value) {
+      step = later, ++count, sum += value;
+      low = std::min(low, value), high = std::max(high, value);
+    }
+  };
+
+  void merge() {
+    for (std::size_t i = 0; i < points_.size(); i += 2) {
+      Point& merged = points_[i / 2] = points_[i];
+      if (i + 1 == points_.size()) break;
+      const Point& next = points_[i + 1];
+      merged.step = next.step, merged.count += next.count, merged.sum += next.sum;
+      merged.low = std::min(merged.low, next.low), merged.high = std::max(merged.high, next.high);
+    }
+    points_.resize((points_.size() + 1) / 2);
+    together_ *= 2;
+  }
+
+  // Five digits are more than a chart shows.
+  static double shortened(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.5g", value);
+    return std::strtod(text, nullptr);
+  }
+
+  std::vector<Point> points_;
+  std::vector<Index> lost_;  // steps with NaN or infinity
+  Index together_ = 1;       // values in a point
+};
+
+class RunLog {
+ public:
+  RunLog() = default;
+  // Lines that are damaged, as a killed run may leave its last one, are counted and left out.
+  explicit RunLog(const fs::path& metrics) {
+    Lines lines(metrics, std::size_t{1} << 30);
+    for (std::string line; lines.next(line);) {
+      const Json json = Json::parse(line, nullptr, false);
+      const bool good = json.is_object() && json.contains("step") && json["step"].is_number_integer();
+      good ? add(json) : static_cast<void>(++damaged_);
+    }
+  }
+
+  void add(const Json& line) {
+    const Index step = line["step"];
+    for (const auto& [name, value] : line.items()) {
+      if (name == "begin") {
+        begins_.push_back(value), begins_.back()["step"] = step;
+      } else if (name == "sample") {
+        samples_.push_back(value), samples_.back()["step"] = step;
+      } else if (name == "error" && value.is_string()) {
+        error_ = {{"step", step}, {"text", value}};
+      } else if (name == "gradient_fingerprint" && value.is_string()) {
+        add_fingerprint(step, value);
+      } else if (name != "step" && (metrics_.contains(name) || metrics_.size() < kMostMetrics) &&
+                 (value.is_number() || value.is_null())) {  // JSON has no NaN
+        metrics_[name].add(step, value.is_null() ? NAN : value.get<double>());
+      }
+    }
+    last_ = std::max(last_, step);
+    if (line.contains("loss")) error_ = nullptr;  // the run went on
+  }
+
+  Json json() const {
+    Json series = Json::object();
+    for (const auto& [name, metric] : metrics_) series[name] = metric.json();
+    return {{"begins", begins_},   {"samples", samples_},           {"series", series}, {"last", last_},
+            {"damaged", damaged_}, {"fingerprints", fingerprints_}, {"error", error_}};
+  }
+  bool empty() const { return metrics_.empty() && begins_.empty(); }
+
+ private:
+  static constexpr std::size_t kMostMetrics = 64;
+
+  // Of the first steps; and of all steps up to each power of two, so that two runs show how long they are the same.
+  void add_fingerprint(Index step, const std::string& fingerprint) {
+    so_far_ = hash_of(so_far_ + fingerprint);
+    if (step <= 16 || (step & (step - 1)) == 0) fingerprints_.push_back({step, fingerprint, so_far_});
+  }
+
+  std::vector<Json> begins_, samples_, fingerprints_;
+  std::map<std::string, MetricSeries> metrics_;
+  Json error_;
+  std::string so_far_;
+  Index last_ = 0, damaged_ = 0;
+};
+
+}  // namespace streambp
