@@ -36,7 +36,7 @@ class TrainCommand : public Command {
     const Ended ended = learn(machine_rate);
     results_are_saved = true;
     if (ended.interrupted) report_stop(ended.step);
-    if (!ended.interrupted && options.sample_length > 0) sample(ended.step);
+    if (!ended.interrupted && options.sample_length > 0) show_sample(ended.step);
     report->write_page();
     print("report   %s\n", (directory->path() / kReportName).string());
   }
@@ -57,8 +57,13 @@ class TrainCommand : public Command {
 
   Ended learn(double machine_rate) {
     report.emplace(*directory, options, task, machine_rate);
+    const Index length = std::min<Index>(options.sample_length, 160);  // of the samples that only the report shows
+    if (!options.fine_tunes() && length > 0 && this_process().count == 1)
+      report->sample = [this, length] { return sample(length, [](char) {}); };
     try {
-      return train(*engine, task.run, *directory, *report);
+      const Ended ended = train(*engine, task.run, *directory, *report);
+      report->steps_ended();
+      return ended;
     } catch (const std::exception& error) {
       report->failed(error.what());
       throw;
@@ -73,26 +78,38 @@ class TrainCommand : public Command {
       print("         continue with streambp train --out %s --resume%s\n", options.out, options.grpo.resume_hint());
   }
 
-  // Samples from a byte-level model.
-  void sample(Index step) {
-    const std::string prompt = task.prompt.substr(0, static_cast<std::size_t>(task.run.length - 1));
-    Tokens tokens;
-    std::string shown;
-    for (const unsigned char byte : prompt) tokens.push_back(byte), shown += printable(byte);
-    print("\nA sample, continuing \"%s\":\n\n%s", shown.c_str(), Escape{shown.c_str()});
-    GenerationSettings settings{{.temperature = options.temperature, .seed = options.seed}};
-    settings.length = std::min(options.sample_length, task.run.length - static_cast<Index>(prompt.size()));
-    std::string text;
-    const auto show = [&](std::size_t, const Continuation& continued) {
-      text += printable(continued.tokens.back());
-      print("%c", text.back());
+  void show_sample(Index step) {
+    const std::string prompt = readable(this->prompt());
+    print("\nA sample, continuing \"%s\":\n\n%s", prompt, Escape{prompt.c_str()});
+    const Json sample = this->sample(options.sample_length, [](char c) {
+      print("%c", c);
       std::fflush(stdout);
-    };
-    engine->generator({1, task.run.length})->generate({tokens}, settings, show);
+    });
     print("\n");
-    report->record({{"step", step}, {"sample", {{"prompt", shown}, {"text", text}}}});
+    report->record({{"step", step}, {"sample", sample}});
   }
 
+  // A byte-level model continues the prompt.
+  Json sample(Index length, const std::function<void(char)>& show) {
+    const std::string prompt = this->prompt();
+    Tokens tokens;
+    for (const unsigned char byte : prompt) tokens.push_back(byte);
+    GenerationSettings settings{{.temperature = options.temperature, .seed = options.seed}};
+    settings.length = std::min(length, task.run.length - std::ssize(prompt));
+    std::string text;
+    const auto add = [&](std::size_t, const Continuation& continued) {
+      text += printable(continued.tokens.back());
+      show(text.back());
+    };
+    engine->generator({1, task.run.length})->generate({tokens}, settings, add);
+    return {{"prompt", readable(prompt)}, {"text", text}};
+  }
+
+  std::string prompt() const { return task.prompt.substr(0, static_cast<std::size_t>(task.run.length - 1)); }
+  static std::string readable(std::string text) {
+    for (char& c : text) c = printable(static_cast<unsigned char>(c));
+    return text;
+  }
   // The byte as a character; '?' if it is neither printable ASCII nor a newline or tab.
   static char printable(std::int32_t token) {
     return static_cast<char>((32 <= token && token < 127) || token == '\n' || token == '\t' ? token : '?');

@@ -89,6 +89,7 @@ class PlanCommand : public Command {
     if (bounded && length > 0) chunk_for(room);
     if (length > 0 || !bounded) usage(length > 0 ? length : default_length());
     if (curve) print_curve(length > 0 ? length : default_length());
+    settings.documents = documents_in(length > 0 ? length : default_length());
     const Planned planned = {settings, chunk, result};
     if (!sweep.empty()) write_sweep(sweep, planned);
     if (!timeline_file.empty())

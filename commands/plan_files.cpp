@@ -43,6 +43,7 @@ Json recorded(const Way& way, Index rows, Index chunk, const Rates& rates) {
                {"kept", describe(schedule.kept, s.config)},
                {"lowest", lowest_trained_layer(s.config)},
                {"far_inputs", schedule.kept.of(0).place(Part::input) == Place::far},
+               {"seconds", predict(plan(s, rows, schedule), rates).total()},
                {"timeline", timeline(s, rows, schedule, rates)}};
   for (Index layer = 0; layer < s.config.layers; ++layer) {
     const KeptParts& parts = schedule.kept.of(layer);
@@ -66,9 +67,10 @@ void write_timeline(const std::string& file, Index rows, const Planned& planned,
   std::vector<Way> ways = {
       {"Full memory", "Keeps the activations of every layer.", Mode::full, plain},
       {"Gradient checkpointing", "Keeps layer inputs; computes a whole layer again.", Mode::checkpoint, plain},
-      {"StreamBP", "Keeps layer inputs; computes one chunk of a layer again.", Mode::stream, plain},
-      {"StreamBP, chunk by chunk", "A chunk goes through all layers; keeps K and V of all layers.", Mode::stream,
-       in_blocks}};
+      {"StreamBP", "Keeps layer inputs; computes one chunk of a layer again.", Mode::stream, plain}};
+  if (chunk < rows)
+    ways.push_back({"StreamBP, chunk by chunk", "A chunk goes through all layers; keeps K and V of all layers.",
+                    Mode::stream, in_blocks});
   if (chosen.kept != plain.kept || (chosen.block != 0 && chosen.block != chunk))
     ways.push_back({"The chosen point of the dial", "Keeps what saves the most time in the memory there is.",
                     Mode::stream, chosen});

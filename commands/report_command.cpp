@@ -3,6 +3,7 @@
 #include "commands/option_table.h"
 #include "commands/print.h"
 #include "commands/report.h"
+#include "commands/step_progress.h"
 
 namespace streambp {
 namespace {
@@ -33,7 +34,7 @@ class ReportCommand : public Command {
       require(fs::is_directory(run), run.string(), ": no such directory of a run");
       const fs::path metrics = run / "metrics.jsonl";
       require(fs::exists(metrics), metrics.string(), ": no such file; is ", run.string(), " the directory of a run?");
-      const RunLog log(metrics);
+      const RunLog log(metrics, show_progress);
       require(!log.empty(), metrics.string(), ": holds no metrics yet");
       reports.push_back(report_of(log, run));
     }

@@ -199,7 +199,9 @@ void TrainReport::evaluation(Index step, const Evaluation& e) {
     details = format(" (first half of documents %.4f, second %.4f)", e.halves->first, e.halves->second);
   }
   for (const auto& [measure, value] : e.measures.others) line["evaluation_" + measure] = value;
-  record(line), write_page();
+  record(line);
+  if (sample && step < run_.last_step()) record({{"step", step}, {"sample", sample()}});
+  write_page();
   print("%safter step %ld: held-out loss %.4f%s\n", fresh_line(), step, loss, details.c_str());
   std::fflush(stdout);
 }

@@ -21,6 +21,7 @@ class TrainReport : public Observer {
   void progress(const Progress& progress) override { show_progress(progress); }
   void begin(Index first_step) override;
   void steps_begin() override { interruption_.emplace(); }
+  void steps_ended() { interruption_.reset(); }  // from here on, a signal ends the program
   bool interrupted() noexcept override { return Interruption::signal() != 0; }
   // Shows nothing for on-line GRPO: it samples its batches in the step, so how much it will compute is not known.
   void step_begins(Index step, const std::vector<Batch>& batches, DeviceBase& device) override;
@@ -31,6 +32,8 @@ class TrainReport : public Observer {
   void reward(Index step, double reward) override;
   void saved(Index step, const fs::path& checkpoint) override;
   void note(const std::string& text) override;
+
+  std::function<Json()> sample;  // of the model, for the report after an evaluation; may be empty
 
   // A line of metrics.jsonl, which is also in the report.
   void record(const Json& line);

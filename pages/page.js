@@ -1,8 +1,16 @@
-// What all pages share: elements, numbers in words, and pictures that draw themselves again when their size or the colours
-// change. Values of the program come as data; text is always text, never markup.
+// What all pages share: elements, numbers in words, and pictures that draw themselves again when their size or the
+// colours change. Values of the program come as data; text is always text, never markup.
 "use strict";
 
-const data = JSON.parse(document.getElementById("data")?.textContent ?? "{}");
+// Marks that reverse the direction of the text after them are shown as unknown characters.
+const embedded = document.getElementById("data")?.textContent ?? "{}";
+const data = JSON.parse(embedded.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd"));
+
+const sum = (values, of = (value) => value) => values.reduce((total, value) => total + of(value), 0);
+const largest = (values, of) => values.reduce((a, b) => (of(b) > of(a) ? b : a));
+const spaced = (name) => name.replaceAll("_", " ");
+const unique = (values) => [...new Set(values)];
+const missing = (x) => x === null || x === undefined || Number.isNaN(x);
 
 function element(tag, attributes = {}, ...children) {
   const result = document.createElement(tag);
@@ -10,78 +18,98 @@ function element(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) result.addEventListener(name.slice(2), value);
     else if (value !== undefined && value !== false) result.setAttribute(name, value === true ? "" : value);
   }
-  result.append(...children.flat(2));
+  result.append(...children.flat(Infinity));
   return result;
 }
+const div = (name, ...children) => element("div", { class: name }, ...children);
+const span = (name, ...children) => element("span", { class: name }, ...children);
+const paragraph = (...children) => element("p", {}, ...children);
+const soft = (...children) => element("p", { class: "soft" }, ...children);
+const bad = (text) => element("p", { class: "bad" }, text);
+const heading = (text) => element("h2", {}, text);
+const subheading = (text) => element("h3", {}, text);
+const monospace = (text) => element("code", {}, text);
+const caption = (...children) => element("figcaption", {}, ...children);
+const output = (text) => element("output", { "aria-live": "polite" }, text);
+const button = (text, onclick) => element("button", { onclick }, text);
+// A small square that tells something when it is pointed at, or reached with the Tab key.
+const field = (tell, attributes, text = "") =>
+  element("button", { class: "field", onpointerenter: tell, onfocus: tell, ...attributes }, text);
 
+// Columns of numbers are aligned at the right.
 function table(header, rows) {
-  const cells = (tag, values) =>
-    values.map((value, i) => element(tag, { class: i > 0 && rows.every((row) => /^[-\d]/.test(row[i])) ? "number" : "" }, value));
-  return element("div", { class: "wide" }, element("table", {},
-    header.length ? element("thead", {}, element("tr", {}, cells("th", header))) : [],
-    element("tbody", {}, rows.map((row) => element("tr", {}, cells("td", row))))));
+  const isNumber = (column) => column > 0 && rows.every((values) => /^[-\d]/.test(values[column]));
+  const cell = (tag) => (value, column) => element(tag, { class: isNumber(column) ? "number" : "" }, value);
+  const line = (tag, values) => element("tr", {}, values.map(cell(tag)));
+  const head = header.length ? element("thead", {}, line("th", header)) : [];
+  const body = element("tbody", {}, rows.map((values) => line("td", values)));
+  return div("wide", element("table", {}, head, body));
 }
 
-// Colours are the custom properties of page.css.
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-function key(name, text) {
-  const square = element("i");
-  square.style.background = `var(--${name})`;
-  return element("span", { class: "key" }, square, text);
+function page(title, ...parts) {
+  document.title = title;
+  document.querySelector("main").replaceChildren(element("h1", {}, title), ...parts.flat(Infinity));
 }
 
-const missing = (x) => x === null || x === undefined || Number.isNaN(x);
-function scaled(x, base, units, digits = 3) {
+const rounded = (x, digits = 3) => Number(x.toPrecision(digits));
+function scaled(x, base, units) {
   let unit = 0;
   while (Math.abs(x) >= 0.9995 * base && unit + 1 < units.length) x /= base, ++unit;
-  return `${Number(x.toPrecision(digits))} ${units[unit]}`.trim();
+  return `${rounded(x)} ${units[unit]}`.trim();
 }
 const format = {
   bytes: (x) => scaled(x, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]),
   count: (x) => scaled(x, 1000, ["", "k", "M", "G", "T", "P", "E"]),
+  flops: (x) => `${format.count(x)}FLOP`,
   whole: (x) => x.toLocaleString("en-US"),
-  number: (x) => (missing(x) ? "not a number" : String(Number(x.toPrecision(4)))),
-  percent: (x) => `${Number((100 * x).toPrecision(3))}%`,
-  seconds: (x) => (x < 1 ? scaled(1e6 * x, 1000, ["µs", "ms"]) : x < 180 ? `${Number(x.toPrecision(3))} s`
-    : x < 7200 ? `${Math.round(x / 60)} min` : `${(x / 3600).toFixed(1)} h`),
+  number: (x) => (missing(x) ? "not a number" : `${rounded(x, 4)}`),
+  percent: (x) => `${rounded(100 * x)}%`,
+  seconds(x) {
+    if (x < 1) return scaled(1e6 * x, 1000, ["µs", "ms"]);
+    if (x < 180) return `${rounded(x)} s`;
+    return x < 7200 ? `${Math.round(x / 60)} min` : `${(x / 3600).toFixed(1)} h`;
+  },
 };
+const unitOf = (bytes) => 1024 ** Math.floor(Math.log(Math.max(bytes, 1)) / Math.log(1024));
 
-const unitOf = (bytes) => 1024 ** Math.floor(Math.log(Math.max(bytes, 1)) / Math.log(1024));  // its unit in format.bytes
-
-// About n round numbers between two.
-function ticks(low, high, n = 5) {
-  const rough = (high - low) / n, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].find((m) => m * power >= rough) * power, result = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; ++i) result.push(i * step);
-  return result;
+// Colours are the custom properties of page.css.
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+function key(name, text) {
+  const square = element("i");
+  square.style.background = `var(--${name})`;
+  return span("key", square, text);
+}
+function path(context, ...points) {
+  context.beginPath();
+  for (const [x, y] of points) context.lineTo(x, y);
+}
+function fill(context, name, x, y, width, height) {
+  context.fillStyle = colour(name), context.fillRect(x, y, width, height);
+}
+function write(context, name, align, text, x, y) {
+  context.fillStyle = colour(name), context.textAlign = align, context.fillText(text, x, y);
 }
 
 // A canvas as wide as its place. draw(context, width, height) works in CSS pixels.
 const pictures = [];
 class Picture {
   constructor(height, label, draw) {
+    Object.assign(this, { height, draw });
     this.canvas = element("canvas", { role: "img", "aria-label": label });
-    this.height = height, this.draw = draw;
-    this.canvas.style.height = height + "px";
+    this.canvas.style.height = `${height}px`;
     pictures.push(this);
     new ResizeObserver(() => this.redraw()).observe(this.canvas);
   }
   redraw() {
-    if (!this.canvas.isConnected) return;
-    const ratio = window.devicePixelRatio || 1, width = this.canvas.clientWidth, context = this.canvas.getContext("2d");
-    if (width === 0) return;
-    this.canvas.width = Math.round(width * ratio), this.canvas.height = Math.round(this.height * ratio);
+    const { canvas, height } = this, width = canvas.clientWidth;
+    if (!canvas.isConnected || width === 0) return;
+    const ratio = window.devicePixelRatio || 1, context = canvas.getContext("2d");
+    canvas.width = Math.round(width * ratio), canvas.height = Math.round(height * ratio);
     context.scale(ratio, ratio);
     context.font = "12px system-ui, sans-serif";
-    this.draw(context, width, this.height);
+    this.draw(context, width, height);
   }
 }
 const redrawAll = () => pictures.forEach((picture) => picture.redraw());
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 window.addEventListener("beforeprint", redrawAll);
-
-// Shows the page: its title, and what to say before anything is touched.
-function page(title, introduction, ...parts) {
-  document.title = title;
-  document.querySelector("main").replaceChildren(element("h1", {}, title), ...introduction.map((text) => element("p", {}, text)), ...parts.flat(3));
-}

@@ -6,111 +6,156 @@ const runColours = ["blue", "red", "amber", "green", "violet", "teal", "grey3", 
 
 // A chart's title, its metrics, and how their values are written. All other metrics get a chart each.
 const groups = [
-  ["Loss, nats per token", ["loss", "evaluation_loss"]],
-  ["Held-out loss in each half of the documents", ["first_half", "second_half"]],
   ["Reward", ["reward", "evaluation_reward"]],
   ["Accuracy: the chosen document is preferred", ["accuracy", "evaluation_accuracy"], format.percent],
   ["Margin between chosen and rejected", ["margin", "evaluation_margin"]],
+  ["Loss", ["loss", "evaluation_loss"]],
+  ["Held-out loss in each half of the documents", ["first_half", "second_half"]],
   ["Length of completions, tokens", ["length", "evaluation_length"]],
   ["Entropy, nats per token", ["entropy", "evaluation_entropy"]],
   ["KL to the reference model", ["kl", "evaluation_kl"]],
   ["Clipped ratios", ["clip_fraction"], format.percent],
-  ["Gradient norm", ["gradient_norm"]],
-  ["Learning rate", ["rate"]],
+  ["Gradient norm", ["gradient_norm"]], ["Learning rate", ["rate"]],
   ["Tokens a second", ["tokens_per_second"], format.count],
   ["Share of the matrix products' rate", ["utilisation"], format.percent],
-  ["Memory", ["memory"], format.bytes],
-  ["Far memory", ["far_memory"], format.bytes],
+  ["Memory", ["memory"], format.bytes], ["Far memory", ["far_memory"], format.bytes],
   ["Seconds of a step", ["seconds"], format.seconds],
 ];
-const words = { evaluation_loss: "held-out", loss: "training", first_half: "first half", second_half: "second half" };
-const nameOf = (metric) => words[metric] ?? (metric.startsWith("evaluation_") ? "held-out" : metric.replaceAll("_", " "));
+const names = { evaluation_loss: "held-out", loss: "training", first_half: "first half", second_half: "second half" };
+const nameOf = (metric) => names[metric] ?? (metric.startsWith("evaluation_") ? "held-out" : spaced(metric));
 
-function chartOf(title, metrics, write = format.number) {
-  const series = runs.flatMap((run, i) => metrics.filter((metric) => run.series[metric]).map((metric, j) => {
-    const { steps, mean, low = mean, high = mean } = run.series[metric], heldOut = metric.startsWith("evaluation_") || title.startsWith("Held-out");
-    return { name: (runs.length > 1 ? `${run.name} ` : "") + nameOf(metric), colour: runColours[runs.length > 1 ? i : heldOut && j > 0 ? 1 : 0], x: steps, mean, low, high, dots: heldOut };
+function seriesOf(title, metrics) {
+  const one = runs.length === 1;
+  return runs.flatMap((run, i) => metrics.filter((metric) => run.series[metric]).map((metric, j) => {
+    const { steps, mean, low = mean, high = mean } = run.series[metric];
+    const heldOut = metric.startsWith("evaluation_") || title.startsWith("Held-out");
+    const name = one ? nameOf(metric) : `${run.name} ${nameOf(metric)}`;
+    return { name, colour: runColours[one ? Number(heldOut && j > 0) : i], x: steps, mean, low, high, heldOut };
   }));
-  if (series.length === 0 || (title === "Far memory" && series.every((s) => Math.max(...s.high) === 0))) return null;
-  const values = series.flatMap((s) => s.high).sort((a, b) => a - b), last = (run) => run.begins.at(-1) ?? {};
-  // A few huge values, as a gradient norm may have, would hide all others.
-  const log = metrics[0] === "gradient_norm" && values[0] > 0 && values.at(-1) > 20 * values[values.length >> 1];
-  const levels = runs.length > 1 ? [] : metrics[0] === "memory" ? [[last(runs[0]).planned_memory, "planned"]]
-    : metrics[0] === "gradient_norm" && last(runs[0]).clip > 0 ? [[last(runs[0]).clip, "above: clipped"]] : [];
-  const marks = runs.length > 1 ? [] : runs[0].begins.slice(1).map((b) => [b.step, "soft"]);
-  return seriesChart({ title, series, format: write, log, marks, smoothed: !["rate", "memory", "far_memory"].includes(metrics[0]), levels: levels.filter(([y]) => y > 0), low: metrics[0] === "memory" || write === format.percent ? 0 : undefined });
 }
+// What a metric of a single run is compared with.
+function levelsOf(metric, { planned_memory, clip } = {}) {
+  if (metric === "memory" && planned_memory > 0) return [[planned_memory, "planned"]];
+  return metric === "gradient_norm" && clip > 0 ? [[clip, "above: clipped"]] : [];
+}
+function chartOf(title, metrics, words = format.number) {
+  const series = seriesOf(title, metrics), [metric] = metrics;
+  const highs = series.flatMap((s) => s.high).sort((a, b) => a - b);
+  if (series.length === 0 || (metric === "far_memory" && highs.at(-1) === 0)) return null;
+  const begins = runs.length === 1 ? runs[0].begins : [];
+  return seriesChart({
+    title, series, words,
+    // A few huge values, as a gradient norm may have, would hide all others.
+    log: metric === "gradient_norm" && highs[0] > 0 && highs.at(-1) > 20 * highs[highs.length >> 1],
+    low: metric === "memory" || words === format.percent ? 0 : undefined,
+    marks: begins.slice(1).map((begin) => begin.step),
+    levels: levelsOf(metric, begins.at(-1)),
+    smoothed: !["rate", "memory", "far_memory"].includes(metric),
+  });
+}
+function curves() {
+  const known = groups.flatMap(([, metrics]) => metrics);
+  const others = unique(runs.flatMap((run) => Object.keys(run.series))).filter((metric) => !known.includes(metric));
+  const shown = groups.filter(([, [metric]]) => runs.length === 1 || metric !== "first_half");
+  const all = [...shown, ...others.map((metric) => [spaced(metric), [metric]])];
+  const words = "Pale: the values, where there are many; a band is their range in neighbouring steps, so no peak is " +
+    "hidden. Strong: smoothed. Point at a curve, or focus it and press the arrow keys, to read it.";
+  return [heading("Curves"), soft(words), div("panels", all.map((group) => chartOf(...group) ?? []))];
+}
+
+function memoryOf({ planned_memory, mode, chunk, block, kept }) {
+  const planned = `${format.bytes(planned_memory)} planned, mode ${mode}`;
+  if (mode !== "stream") return planned;
+  const blocks = block ? ` in blocks of ${block}` : "";
+  return `${planned}, chunks of ${chunk} rows${blocks}, keeps beside layer inputs: ${kept}`;
+}
+const machineOf = ({ machine, matmul_rate, ranks }) =>
+  `${machine}, matrix products at ${format.flops(matmul_rate)}/s${ranks > 1 ? `, ${ranks} ranks` : ""}`;
+const details = (title, open, ...parts) => element("details", { open }, element("summary", {}, title), ...parts);
 
 function facts(run) {
-  const begin = run.begins.at(-1), rows = [];
-  if (!begin) return element("p", { class: "soft" }, "An older version of the program wrote this run; its metrics do not say how it began.");
-  const say = (name, value) => value && rows.push([name, value]);
-  say("model", begin.model), say("trained", begin.trained), say("data", begin.data), say("fingerprint of the data", begin.data_fingerprint);
-  say("steps", `${format.whole(begin.steps)} of ${format.whole(begin.tokens)} tokens, objective ${begin.objective}`), say("learning rate", begin.rate);
-  say("memory", `${format.bytes(begin.planned_memory)} planned, mode ${begin.mode}${begin.mode === "stream" ? `, chunks of ${begin.chunk} rows${begin.block ? ` in blocks of ${begin.block}` : ""}, keeps beside layer inputs: ${begin.kept}` : ""}`);
-  say("machine", `${begin.machine}, matrix products at ${format.count(begin.matmul_rate)}FLOP/s${begin.ranks > 1 ? `, ${begin.ranks} ranks` : ""}`);
-  say("program", begin.version);
-  const first = run.fingerprints.find(([step]) => step === 1);
-  say("fingerprint of the first gradient", first && element("code", {}, first[1]));
-  run.begins.forEach((b) => rows.push([b.step > 0 ? `resumed after step ${format.whole(b.step)}` : "began", [element("code", {}, b.command), ` ${b.date}`]]));
-  return [table([], rows),
-    begin.trained ? element("details", {}, element("summary", {}, "What is trained"), table(["tensor", "layers", "numbers"],
-      begin.trained_parts.map(([kind, layers, numbers]) => [kind, ranges(layers), format.whole(numbers)]))) : [],
-    element("details", {}, element("summary", {}, "All options"), table([], Object.entries(begin.options).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)])))].flat();
+  const begin = run.begins.at(-1);
+  if (!begin) return soft("An older version of the program wrote this run; its metrics do not say how it began.");
+  const { steps, tokens, objective, trained } = begin, first = run.fingerprints.find(([step]) => step === 1);
+  const when = ({ step }) => (step > 0 ? `resumed after step ${format.whole(step)}` : "began");
+  const rows = [
+    ["model", begin.model], ["trained", trained],
+    ["data", begin.data], ["fingerprint of the data", begin.data_fingerprint],
+    ["steps", `${format.whole(steps)} of ${format.whole(tokens)} tokens, objective ${objective}`],
+    ["learning rate", begin.rate], ["memory", memoryOf(begin)], ["machine", machineOf(begin)],
+    ["program", begin.version], ["fingerprint of the first gradient", first && monospace(first[1])],
+    ...run.begins.map((b) => [when(b), [monospace(b.command), ` ${b.date}`]]),
+  ];
+  const parts = begin.trained_parts?.map(([kind, layers, count]) => [kind, ranges(layers), format.whole(count)]);
+  const words = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  const options = Object.entries(begin.options).map(([name, value]) => [name, words(value)]);
+  return [table([], rows.filter(([, value]) => value)),
+    trained ? details("What is trained", false, table(["tensor", "layers", "numbers"], parts)) : [],
+    details("All options", false, table([], options))];
 }
-
 // 0 1 2 5 -> "0 to 2, 5"
 function ranges(numbers) {
   const parts = [];
-  for (const n of [...new Set(numbers)].sort((a, b) => a - b)) parts.at(-1)?.[1] === n - 1 ? (parts.at(-1)[1] = n) : parts.push([n, n]);
-  return parts.map(([a, b]) => (a === b ? `${a}` : `${a} to ${b}`)).join(", ");
+  for (const n of unique(numbers).sort((a, b) => a - b)) {
+    if (parts.at(-1)?.to === n - 1) parts.at(-1).to = n;
+    else parts.push({ from: n, to: n });
+  }
+  return parts.map(({ from, to }) => (from === to ? `${from}` : `${from} to ${to}`)).join(", ");
 }
 
-function state(run) {
-  const steps = run.begins.at(-1)?.steps, lost = Object.entries(run.series).filter(([, s]) => s.not_finite);
-  const done = steps && run.last >= steps;
-  return [
-    element("p", {}, done ? "Complete: " : "", `step ${format.whole(run.last)}${steps ? ` of ${format.whole(steps)}` : ""}. ${done ? "" : "It goes on, was stopped or was killed; train --resume continues it."}`),
-    run.error ? element("p", { class: "bad" }, `Ended with an error: ${run.error.text}`) : [],
-    lost.length ? element("p", { class: "bad" }, "Not a finite number: " + lost.map(([name, s]) => `${name.replaceAll("_", " ")} at step ${s.not_finite.slice(0, 5).map(format.whole).join(", ")}${s.not_finite.length > 5 ? " and later" : ""}`).join("; ")) : [],
-    run.damaged ? element("p", { class: "bad" }, `${run.damaged} damaged line${run.damaged > 1 ? "s" : ""} in metrics.jsonl left out`) : [],
-  ].flat();
+function state({ begins, last, series, error, damaged }) {
+  const steps = begins.at(-1)?.steps;
+  const reached = `step ${format.whole(last)}${steps ? ` of ${format.whole(steps)}` : ""}.`;
+  const lost = Object.entries(series).filter(([, s]) => s.not_finite).map(([name, s]) => {
+    const shown = s.not_finite.slice(0, 5).map(format.whole).join(", ");
+    return `${spaced(name)} at step ${shown}${s.not_finite.length > 5 ? " and later" : ""}`;
+  });
+  return [steps && last >= steps ? paragraph(`Complete: ${reached}`)
+      : paragraph(`${reached} It goes on, was stopped or was killed; train --resume continues it.`),
+    error ? bad(`Ended with an error: ${error.text}`) : [],
+    lost.length ? bad(`Not a finite number: ${lost.join("; ")}`) : [],
+    damaged ? bad(`${damaged} damaged line${damaged > 1 ? "s" : ""} in metrics.jsonl left out`) : []];
 }
-
-function texts(run) {
-  const read = (title, text) => [element("h3", {}, title), element("pre", { class: "text", dir: "auto", tabindex: "0" }, text)];
-  return [
-    run.completions.length ? element("h2", {}, "Completions") : [],
-    run.completions.map((group, i) => element("details", { open: i === run.completions.length - 1 },
-      element("summary", {}, `Step ${format.whole(group.step)}: rewards ${group.rewards.map(format.number).join(", ")}`),
-      read("Prompt", group.prompt), (group.texts ?? []).map((text, j) => read(`Completion with reward ${format.number(group.rewards[j])}`, text)))),
-    run.samples.length ? element("h2", {}, "Samples") : [],
-    run.samples.map((sample) => [element("h3", {}, `After step ${format.whole(sample.step)}`), element("pre", { class: "text", dir: "auto", tabindex: "0" }, element("mark", {}, sample.prompt), sample.text)]),
-  ].flat(3);
+const text = (...parts) => element("pre", { class: "text", dir: "auto", tabindex: "0" }, ...parts);
+function completion({ step, prompt, texts, rewards }, open) {
+  const title = `Step ${format.whole(step)}: rewards ${rewards.map(format.number).join(", ")}`;
+  const head = (i) => subheading(`Completion with reward ${format.number(rewards[i])}`);
+  const parts = texts?.map((answer, i) => [head(i), text(answer)]) ?? [];
+  return details(title, open, subheading("Prompt"), text(prompt), parts);
+}
+function written({ completions, samples }) {
+  const sample = ({ step, prompt, text: rest }) =>
+    [subheading(`After step ${format.whole(step)}`), text(element("mark", {}, prompt), rest)];
+  return [completions.length ? heading("Completions") : [],
+    completions.map((group, i) => completion(group, i === completions.length - 1)),
+    samples.length ? [heading("Samples"), samples.map(sample)] : []];
 }
 
 // How long the gradients of two runs have the same bits.
 function sameBits(a, b) {
-  const pairs = a.fingerprints.flatMap(([step, , all]) => b.fingerprints.filter((f) => f[0] === step).map((f) => [step, f[2] === all]));
+  const pairs = a.fingerprints.flatMap(([step, , bits]) =>
+    b.fingerprints.filter(([other]) => other === step).map(([, , others]) => ({ step, same: others === bits })));
   if (pairs.length === 0) return "their metrics have no fingerprints of the same steps";
-  const first = pairs.find(([, same]) => !same), equal = pairs.filter(([, same]) => same).at(-1);
-  if (!first) return `the same bits in all steps up to ${format.whole(equal[0])}, as far as both have recorded them`;
-  return equal ? `the same bits up to step ${format.whole(equal[0])}, others at step ${format.whole(first[0])} at the latest` : `other bits from step ${format.whole(first[0])} on`;
+  const words = (pair) => format.whole(pair.step);
+  const first = pairs.find((pair) => !pair.same), equal = pairs.findLast((pair) => pair.same);
+  if (!first) return `the same bits in all steps up to ${words(equal)}, as far as both have recorded them`;
+  if (!equal) return `other bits from step ${words(first)} on`;
+  return `the same bits up to step ${words(equal)}, others at step ${words(first)} at the latest`;
+}
+function comparison() {
+  const titles = ["run", "steps", "last loss", "lowest held-out loss", "memory", "gradients beside the first run's"];
+  const rows = runs.map((run, i) => {
+    const { loss, evaluation_loss: heldOut, memory } = run.series;
+    return [key(runColours[i], run.name), format.whole(run.last), loss ? format.number(loss.mean.at(-1)) : "",
+      heldOut ? format.number(Math.min(...(heldOut.low ?? heldOut.mean))) : "",
+      memory ? format.bytes(Math.max(...(memory.high ?? memory.mean))) : "", i === 0 ? "" : sameBits(runs[0], run)];
+  });
+  const troubled = runs.filter((run) => run.error || run.damaged);
+  return [table(titles, rows), troubled.map((run) => [subheading(run.name), state(run)])];
 }
 
 if (runs.length > 0) {
-  const known = new Set(groups.flatMap(([, metrics]) => metrics));
-  const others = [...new Set(runs.flatMap((run) => Object.keys(run.series)))].filter((metric) => !known.has(metric));
-  const charts = [...groups, ...others.map((metric) => [metric.replaceAll("_", " "), [metric]])].map((group) => chartOf(...group)).filter((chart) => chart);
-  const summary = runs.length === 1 ? state(runs[0]) : [
-    table(["run", "steps", "last loss", "lowest held-out loss", "memory", "gradients beside the first run's"], runs.map((run, i) => {
-      const s = run.series, lowest = (metric) => (s[metric] ? format.number(Math.min(...(s[metric].low ?? s[metric].mean))) : "");
-      return [key(runColours[i], run.name), format.whole(run.last), s.loss ? format.number(s.loss.mean.at(-1)) : "", lowest("evaluation_loss"), s.memory ? format.bytes(Math.max(...(s.memory.high ?? s.memory.mean))) : "", i === 0 ? "" : sameBits(runs[0], run)];
-    })),
-    ...runs.flatMap((run) => (run.error || run.damaged ? [element("h3", {}, run.name), ...state(run)] : []))];
-  page(data.title, [], ...summary, element("h2", {}, "Curves"),
-    element("p", { class: "soft" }, "Pale: the values, where there are many; a band is their range in neighbouring steps, so no peak is hidden. Strong: smoothed. Point at a curve, or focus it and press the arrow keys, to read it."),
-    element("div", { class: "panels" }, charts),
-    ...runs.flatMap((run) => [element("h2", {}, runs.length > 1 ? `The run ${run.name}` : "The run"), ...facts(run)]),
-    ...(runs.length === 1 ? texts(runs[0]) : []));
+  const one = runs.length === 1, title = (run) => heading(one ? "The run" : `The run ${run.name}`);
+  page(data.title, one ? state(runs[0]) : comparison(), curves(), runs.map((run) => [title(run), facts(run)]),
+    one ? written(runs[0]) : []);
 }

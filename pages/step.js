@@ -1,20 +1,20 @@
-// `plan --timeline`: a training step, played. The program has recorded each walk as cells (training/timeline.h); this page
-// replays them: memory by kind over time, what lives in each layer and chunk, and the operation that runs.
+// `plan --timeline`: a training step, played. The program has recorded each walk as cells (training/timeline.h); this
+// page replays them: memory by kind over time, what lives in each layer and chunk, and the operation that runs.
 "use strict";
 
-const kinds = [  // from the bottom up
-  ["weights", "grey1"], ["token stream", "grey1"], ["optimizer", "grey2"], ["gradients", "grey3"], ["float32 gradient sums", "grey3"],
-  ["saved layer inputs", "blue"], ["kept activations", "violet"], ["keys and values", "teal"], ["chunk activations", "red"], ["logits", "amber"],
+const kinds = [  // from the bottom up: name, colour, and what the page calls it
+  ["weights", "grey1"], ["token stream", "grey1"], ["optimizer", "grey2"], ["gradients", "grey3"],
+  ["float32 gradient sums", "grey3"], ["saved layer inputs", "blue"], ["kept activations", "violet"],
+  ["keys and values", "teal", "K, V, dK, dV"], ["chunk activations", "red", "activations"], ["logits", "amber"],
 ];
-const kindNames = { "keys and values": "K, V, dK, dV", "chunk activations": "activations" };
+const keyOf = ([name, colour, called = name]) => key(colour, called);
+const indexOf = ([name]) => data.kinds.indexOf(name);
 
 const formulas = {
-  embedding: "x[t] = E[token of t]",
-  "embedding dw": "dE[token of t] += dx[t]",
+  embedding: "x[t] = E[token of t]", "embedding dw": "dE[token of t] += dx[t]",
   norm: "y = g · x / √(mean(x²) + ε)",
   "norm backward": "dx = (g·dy − x̂ · mean(g·dy·x̂)) / σ;   dg += Σ rows dy·x̂",
-  matmul: "y = x Wᵀ + b",
-  "matmul dx": "dx = dy W",
+  matmul: "y = x Wᵀ + b", "matmul dx": "dx = dy W",
   "matmul dw": "dW += dyᵀ x, in tiles of rows, the last one first",
   "bias gradient": "db += Σ rows dy",
   "norm and rope": "q, k ← rotate(norm(q), norm(k)) by angles position · θᵢ",
@@ -27,11 +27,8 @@ const formulas = {
   "activation backward": "dgate = da·up·silu′(gate);   dup = da·silu(gate)",
   softmax: "log p = logit of the target − log Σ exp(logits);   dlogits = w (1[target] − p)",
   "soft cap": "y = cap · tanh(x / cap)",
-  scale: "y = s · x",
-  add: "y += x",
-  zero: "y = 0",
-  transpose: "K, V, tile by tile, as attention reads them",
-  convert: "the same numbers in another type",
+  scale: "y = s · x", add: "y += x", zero: "y = 0",
+  transpose: "K, V, tile by tile, as attention reads them", convert: "the same numbers in another type",
   combine: "the parts of attention's heads in one matrix",
   dequantise: "W = value of 4 bits · scale of the block",
   "gradient norm": "‖g‖ = √Σ g²",
@@ -41,8 +38,7 @@ const formulas = {
   "heads to rows": "the way back",
   "share gradients": "each rank gets all ranks' sums of its shard",
   "share weights": "each rank sends the rows that it has updated",
-  "gather weights": "the layer's shards come from all ranks",
-  "wait for far memory": "until a copy has arrived",
+  "gather weights": "the layer's shards come from all ranks", "wait for far memory": "until a copy has arrived",
 };
 
 const passes = {  // colour, and the line of streambp.cuh
@@ -54,6 +50,7 @@ const passes = {  // colour, and the line of streambp.cuh
   "head backward": ["red", "head.backward(", "head: logits, and back"],
 };
 
+// Numbers are stored as runs of equal differences: difference, count, difference, count.
 function expand(runs) {
   const result = [];
   for (let i = 0, value = 0; i < runs.length; i += 2)
@@ -68,25 +65,24 @@ class Walk {
     this.operations = operations.map(([name, flops, micros, sent, copied, ...memory]) => {
       const delta = new Array(data.kinds.length).fill(0);
       for (let i = 0; i < memory.length; i += 2) delta[memory[i]] = memory[i + 1];
-      return { name: names[name], flops, seconds: micros / 1e6, sent, copied, delta, more: delta.reduce((a, b) => a + b) };
+      return { name: names[name], flops, seconds: micros / 1e6, sent, copied, delta, more: sum(delta) };
     });
     this.lists = lists.map((list) => {
-      const all = list.map((i) => this.operations[i]), sum = (what) => all.reduce((s, o) => s + o[what], 0);
-      return { all, flops: sum("flops"), seconds: sum("seconds"), sent: sum("sent"), copied: sum("copied"),
-        peak: all.reduce((a, b) => (b.more > a.more ? b : a)) };
+      const all = list.map((i) => this.operations[i]), total = (what) => sum(all, (o) => o[what]);
+      return { all, peak: largest(all, (o) => o.more), flops: total("flops"), seconds: total("seconds"),
+        sent: total("sent"), copied: total("copied") };
     });
     this.pass = expand(cells.pass).map((i) => passes[i]);
     for (const name of ["layer", "begin", "end"]) this[name] = expand(cells[name]);
     this.list = expand(cells.list).map((i) => this.lists[i]);
     this.memory = cells.memory.map(expand);
     this.size = this.pass.length;
-    for (const [name, so] of [["seconds", "time"], ["flops", "work"], ["sent", "wire"], ["copied", "far"]]) {
-      this[so] = [0];
-      this.list.forEach((list, i) => this[so].push(this[so][i] + list[name]));
-    }
-    this.total = this.list.map((list, i) => this.memory.reduce((s, of) => s + of[i], 0) + list.peak.more);
-    this.peak = this.total.reduce((a, b) => Math.max(a, b));
+    const upTo = (what) => this.list.reduce((all, list) => (all.push(all.at(-1) + list[what]), all), [0]);
+    this.time = upTo("seconds"), this.work = upTo("flops"), this.wire = upTo("sent"), this.far = upTo("copied");
+    this.total = this.list.map((list, i) => sum(this.memory, (of) => of[i]) + list.peak.more);
+    this.peak = largest(this.total, (bytes) => bytes);
     this.columns = Math.ceil(data.length / this.chunk);
+    this.blockRows = this.block > 0 ? this.block : data.length;
   }
   get duration() { return this.time[this.size]; }
 
@@ -95,11 +91,12 @@ class Walk {
     let low = 0, high = this.size - 1;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
-      this.time[middle] <= seconds ? (low = middle) : (high = middle - 1);
+      if (this.time[middle] <= seconds) low = middle;
+      else high = middle - 1;
     }
     let from = this.time[low], operation = 0;
-    const { all } = this.list[low];
-    while (operation + 1 < all.length && from + all[operation].seconds <= seconds + 1e-12) from += all[operation++].seconds;
+    const { all } = this.list[low], ended = () => from + all[operation].seconds <= seconds + 1e-12;
+    while (operation + 1 < all.length && ended()) from += all[operation++].seconds;
     return { cell: low, operation, from };
   }
   // Bytes of each kind while an operation runs; without one, at the cell's peak.
@@ -113,188 +110,234 @@ class Walk {
     return operation < first ? "recompute" : "backward";
   }
 
-  // What lives while a cell is computed, by layer and column, from the walk's rules (streambp.cuh): 1, or for dK, dV 2 where
-  // they are complete. freed: the layer that was closed just before.
+  // What lives while a cell is computed, by layer and column, from the walk's rules (streambp.cuh): 1, or for dK, dV 2
+  // where they are complete. freed: the layer that was closed just before.
   lives(upTo) {
-    const L = data.layers, grid = () => Array.from({ length: L }, () => new Uint8Array(this.columns));
-    const state = { input: grid(), kept: grid(), kv: grid(), dkv: grid(), freed: null };
-    const blocks = this.block > 0 ? this.block : data.length, last = Math.floor((data.length - 1) / blocks);
-    let group = null, keeps = false;
-    const range = (block) => [Math.floor((block * blocks) / this.chunk), Math.min(this.columns, Math.ceil(((block + 1) * blocks) / this.chunk))];
-    const close = () => {
-      if (!group) return;
-      const { layer, back, block } = group, [from, to] = range(block), stays = this.block > 0 && this.stays[layer];
-      if (!stays && !(!back && this.keeps_kv[layer])) state.kv[layer].fill(0);
-      if (back) state.input[layer].fill(0, from, to), state.kept[layer].fill(0, from, to);
-      if (back && !stays) state.dkv[layer].fill(0);
-      state.freed = { layer, from, to };
-      group = null;
-    };
-    for (let i = 0; i <= upTo; ++i) {
-      const pass = this.pass[i], layer = this.layer[i], back = pass !== "forward";
-      if (layer < 0 || layer >= L) { close(); continue; }
-      const block = Math.floor(this.begin[i] / blocks), column = Math.floor(this.begin[i] / this.chunk);
-      if (!group || group.layer !== layer || group.back !== back || group.block !== block) close(), (group = { layer, back, block });
-      else state.freed = null;
-      state.kv[layer][column] = 1;
-      if (pass === "forward") {
-        if (block === last) keeps = true;
-        if (layer === 0 && this.lowest === 0 && keeps) state.input[0][column] = 1;
-        if (layer + 1 < L && layer + 1 >= this.lowest && keeps) state.input[layer + 1][column] = 1;
-        if (this.keeps[layer] && layer >= this.lowest && keeps) state.kept[layer][column] = 1;
-      }
-      if (pass === "backward") {
-        for (let c = 0; c < column; ++c) state.dkv[layer][c] ||= 1;
-        state.dkv[layer][column] = 2;
-      }
+    const grid = () => Array.from({ length: data.layers }, () => new Uint8Array(this.columns));
+    const nothing = () => ({ input: grid(), kept: grid(), kv: grid(), dkv: grid() });
+    const state = { ...nothing(), freed: null };
+    const lastBlock = Math.floor((data.length - 1) / this.blockRows);
+    let visit = null, keeps = false;
+    for (let cell = 0; cell <= upTo; ++cell) {
+      const next = this.visitOf(cell);
+      const same = visit && ["layer", "back", "block"].every((name) => visit[name] === next?.[name]);
+      if (same) state.freed = null;
+      else if (visit) this.close(state, visit);
+      const done = !same && visit?.back && visit.layer === this.lowest && visit.block === 0;  // a micro-batch
+      if (done) Object.assign(state, nothing()), keeps = false;
+      visit = next;
+      keeps ||= visit?.back === false && visit.block === lastBlock;
+      if (visit) this.compute(state, cell, keeps);
     }
     return state;
+  }
+  // Cells of the same layer, direction and block follow each other; null outside of the layers.
+  visitOf(cell) {
+    const layer = this.layer[cell], back = this.pass[cell] !== "forward";
+    if (layer < 0 || layer >= data.layers) return null;
+    return { layer, back, block: Math.floor(this.begin[cell] / this.blockRows) };
+  }
+  // What a cell adds to what lives.
+  compute(state, cell, keeps) {
+    const pass = this.pass[cell], layer = this.layer[cell], column = Math.floor(this.begin[cell] / this.chunk);
+    state.kv[layer][column] = 1;
+    if (pass === "backward") {
+      for (let c = 0; c < column; ++c) state.dkv[layer][c] ||= 1;
+      state.dkv[layer][column] = 2;
+    }
+    if (pass !== "forward" || !keeps) return;
+    if (layer === 0 && this.lowest === 0) state.input[0][column] = 1;
+    if (layer + 1 < data.layers && layer + 1 >= this.lowest) state.input[layer + 1][column] = 1;
+    if (layer >= this.lowest && this.keeps[layer]) state.kept[layer][column] = 1;
+  }
+  // What goes when a layer is left.
+  close(state, { layer, back, block }) {
+    const from = Math.floor((block * this.blockRows) / this.chunk);
+    const to = Math.min(this.columns, Math.ceil(((block + 1) * this.blockRows) / this.chunk));
+    const stays = this.block > 0 && this.stays[layer];
+    if (!stays && (back || !this.keeps_kv[layer])) state.kv[layer].fill(0);
+    if (back && !stays) state.dkv[layer].fill(0);
+    if (back) state.input[layer].fill(0, from, to), state.kept[layer].fill(0, from, to);
+    state.freed = { layer, from, to };
   }
 }
 
 const walks = (data.walks ?? []).map((walk, i) => new Walk(walk, i));
 const now = { walk: walks.find((w) => w.selected) ?? walks[0], seconds: 0, playing: false, speed: 1 };
 
-// --- The parts of the page ---
-
-const longest = Math.max(...walks.map((w) => w.duration)), second = [...walks].map((w) => w.peak).sort((a, b) => a - b);
-const ceiling = Math.min(1.08 * second[second.length - 1], 1.5 * second[Math.max(0, second.length - 2)]);  // full memory may leave the picture
-
-const charts = walks.map((walk) => {
-  const chart = new Chart({
-    title: walk.name, height: 190,
-    label: `${walk.name}: memory over the step, at most ${format.bytes(walk.peak)}, ${format.seconds(walk.duration)}`,
-    x: { low: 0, high: longest, format: (x) => `${Number(x.toPrecision(3))}`, label: "predicted seconds" },
-    y: { low: 0, high: ceiling, format: format.bytes, unit: unitOf(ceiling) },
-    choose: (x) => go(Math.min(x, walk.duration - 1e-9), walk),
-    paint(chart, context) {
-      const fill = kinds.map(([name, c]) => [data.kinds.indexOf(name), colour(c)]);
-      let cell = 0;
-      for (let px = Math.floor(chart.left); px < chart.left + chart.width; ++px) {
-        const until = chart.inverse(px + 1);
-        let highest = cell;
-        while (cell + 1 < walk.size && walk.time[cell + 1] < until)
-          if (walk.total[++cell] > walk.total[highest]) highest = cell;
-        if (chart.inverse(px) > walk.duration) break;
-        let sum = 0;
-        const bytes = walk.bytes(highest);
-        for (const [kind, style] of fill) {
-          if (!bytes[kind]) continue;
-          context.fillStyle = style;
-          context.fillRect(px, chart.py(sum + bytes[kind]), 1, chart.py(sum) - chart.py(sum + bytes[kind]));
-          sum += bytes[kind];
-        }
-      }
-      context.fillStyle = colour("ink"), context.textAlign = "left", context.font = "600 12px system-ui";
-      const outside = walk.peak > ceiling, peak = format.bytes(walk.peak) + (outside ? " ↑" : "");
-      const at = chart.px(walk.time[walk.total.indexOf(walk.peak)]);
-      const x = Math.min(at + 4, chart.left + chart.width - context.measureText(peak).width - 2);
-      if (outside) context.fillStyle = colour("paper");
-      context.fillText(peak, x, outside ? 14 : Math.max(8, chart.py(walk.peak) - 9));
-      if (data.memory) {
-        context.fillStyle = colour("ink"), context.globalAlpha = 0.6;
-        for (let x = chart.left; x < chart.left + chart.width; x += 7) context.fillRect(x, chart.py(data.memory), 4, 1);
-        context.globalAlpha = 1;
-      }
-    },
-  });
-  chart.output.textContent = walk.what;
-  return chart;
-});
-
-const grid = new Picture(30 + Math.min(560, Math.max(180, 14 * (data.layers + 1))), "The model as a grid of layers by chunks", (context, width, height) => {
-  const { walk } = now, { cell, operation } = walk.at(now.seconds), state = walk.lives(cell), L = data.layers;
-  const left = 62, w = (width - left - 2) / walk.columns, h = (height - 30) / (L + 1), gap = Math.min(1, w / 5, h / 5);
-  const x = (column) => left + column * w, y = (layer) => (L - layer) * h;
-  const box = (layer, column, name, from, to, alpha = 1) => {
-    context.globalAlpha = alpha, context.fillStyle = colour(name);
-    context.fillRect(x(column) + gap, y(layer) + gap + from * (h - 2 * gap), Math.max(w - 2 * gap, 0.5), (to - from) * (h - 2 * gap));
-    context.globalAlpha = 1;
-  };
-  context.textBaseline = "middle", context.textAlign = "right", context.fillStyle = colour("soft");
-  context.fillText("head", left - 6, y(L) + h / 2);
-  for (let layer = 0; layer < L; ++layer)
-    if (layer % Math.ceil(14 / h) === 0) context.fillText(`layer ${layer}`, left - 6, y(layer) + h / 2);
-  for (let layer = 0; layer < L; ++layer)
-    for (let column = 0; column < walk.columns; ++column) {
-      box(layer, column, "raised", 0, 1);
-      if (state.input[layer][column]) box(layer, column, "blue", 0, 1, walk.far_inputs ? 0.25 : 0.55);
-      if (state.kept[layer][column]) box(layer, column, "violet", 0, 0.35);
-      if (state.kv[layer][column]) box(layer, column, "teal", 0.62, 1);
-      if (state.dkv[layer][column]) box(layer, column, "amber", 0.35, 0.66, state.dkv[layer][column] === 2 ? 1 : 0.45);
+// Full memory may leave the picture.
+const longest = Math.max(...walks.map((w) => w.duration)), peaks = walks.map((w) => w.peak).sort((a, b) => b - a);
+const ceiling = Math.min(1.08 * peaks[0], 1.5 * (peaks[1] ?? peaks[0]));
+// Each column of pixels shows the highest cell in it.
+function paintMemory(walk, chart, context) {
+  const layers = kinds.map((kind) => [indexOf(kind), colour(kind[1])]), right = chart.left + chart.width;
+  let cell = 0;
+  for (let px = Math.floor(chart.left); px < right && chart.inverse(px) <= walk.duration; ++px) {
+    let highest = cell, below = 0;
+    while (cell + 1 < walk.size && walk.time[cell + 1] < chart.inverse(px + 1))
+      if (walk.total[++cell] > walk.total[highest]) highest = cell;
+    const bytes = walk.bytes(highest);
+    for (const [kind, style] of layers) {
+      if (!bytes[kind]) continue;
+      const top = chart.py(below + bytes[kind]);
+      context.fillStyle = style, context.fillRect(px, top, 1, chart.py(below) - top);
+      below += bytes[kind];
     }
-  const layer = walk.layer[cell];
-  context.lineWidth = 1.5;
-  if (state.freed) {
-    context.setLineDash([3, 3]), context.strokeStyle = colour("soft");
-    context.strokeRect(x(state.freed.from), y(state.freed.layer) + 1, (state.freed.to - state.freed.from) * w, h - 2);
+  }
+}
+function paintPeak(walk, chart, context) {
+  const outside = walk.peak > ceiling, text = format.bytes(walk.peak) + (outside ? " ↑" : "");
+  context.font = "600 12px system-ui";
+  const right = chart.left + chart.width - context.measureText(text).width - 2;
+  const x = Math.min(chart.px(walk.time[walk.total.indexOf(walk.peak)]) + 4, right);
+  const y = outside ? 14 : Math.max(8, chart.py(walk.peak) - 9);
+  write(context, outside ? "paper" : "ink", "left", text, x, y);
+}
+function paintLimit(chart, context) {
+  context.globalAlpha = 0.6;
+  for (let x = chart.left; x < chart.left + chart.width; x += 7) fill(context, "ink", x, chart.py(data.memory), 4, 1);
+  context.globalAlpha = 1;
+}
+
+const charts = walks.map((walk) => new Chart({
+  title: walk.name, said: walk.what, height: 190,
+  label: `${walk.name}: memory over the step, at most ${format.bytes(walk.peak)}, ${format.seconds(walk.duration)}`,
+  x: { low: 0, high: longest, format: (x) => `${rounded(x)}`, label: "predicted seconds" },
+  y: { low: 0, high: ceiling, format: format.bytes, unit: unitOf(ceiling) },
+  choose: (x) => go(x, walk),
+  paint(chart, context) {
+    paintMemory(walk, chart, context), paintPeak(walk, chart, context);
+    if (data.memory) paintLimit(chart, context);
+  },
+}));
+
+// The model as a grid of layers by columns: layer 0 at the bottom, the head at the top.
+class Grid {
+  constructor(walk, context, width, height) {
+    const left = 62, w = (width - left - 2) / walk.columns, h = (height - 30) / (data.layers + 1);
+    Object.assign(this, { walk, context, left, w, h });
+  }
+  x(column) { return this.left + column * this.w; }
+  y(layer) { return (data.layers - layer) * this.h; }
+  paintNames() {
+    const say = (text, layer) => write(this.context, "soft", "right", text, this.left - 6, this.y(layer) + this.h / 2);
+    this.context.textBaseline = "middle";
+    say("head", data.layers);
+    for (let layer = 0; layer < data.layers; layer += Math.ceil(14 / this.h)) say(`layer ${layer}`, layer);
+  }
+  paintLiving({ input, kept, kv, dkv }) {
+    for (let layer = 0; layer < data.layers; ++layer)
+      for (let column = 0; column < this.walk.columns; ++column) {
+        const box = (...look) => this.paintBox(layer, column, ...look);
+        box("raised", 0, 1);
+        if (input[layer][column]) box("blue", 0, 1, this.walk.far_inputs ? 0.25 : 0.55);
+        if (kept[layer][column]) box("violet", 0, 0.35);
+        if (kv[layer][column]) box("teal", 0.62, 1);
+        if (dkv[layer][column]) box("amber", 0.35, 0.66, dkv[layer][column] === 2 ? 1 : 0.45);
+      }
+  }
+  // A part of a field, from and to in shares of its height.
+  paintBox(layer, column, name, from, to, alpha = 1) {
+    const { context, w, h } = this, gap = Math.min(1, w / 5, h / 5), inner = h - 2 * gap;
+    const x = this.x(column) + gap, y = this.y(layer) + gap + from * inner;
+    context.globalAlpha = alpha;
+    fill(context, name, x, y, Math.max(w - 2 * gap, 0.5), (to - from) * inner);
+    context.globalAlpha = 1;
+  }
+  paintFreed({ layer, from, to }) {
+    const { context } = this;
+    context.strokeStyle = colour("soft"), context.setLineDash([3, 3]);
+    context.strokeRect(this.x(from), this.y(layer) + 1, (to - from) * this.w, this.h - 2);
     context.setLineDash([]);
   }
-  if (layer < 0) return;
-  const part = walk.part(cell, operation), [name] = passes[part];
-  const [from, to] = [walk.begin[cell] / walk.chunk, walk.end[cell] / walk.chunk], middle = y(layer) + h / 2;
-  context.fillStyle = context.strokeStyle = colour(name);
-  context.fillRect(x(from), y(layer), Math.max((to - from) * w, 2), h);
-  if (layer === L || part === "keys and values") return;
-  // Attention reads K and V of earlier rows; backward adds to their dK and dV.
-  const reach = data.window > 0 && data.local[layer] ? Math.max(0, walk.begin[cell] - data.window) / walk.chunk : 0;
-  if (x(from) - x(reach) < 14) return;
-  const toLeft = part === "backward", [tip, tail] = toLeft ? [x(reach), x(from)] : [x(from), x(reach)], d = toLeft ? 1 : -1;
-  context.beginPath(), context.moveTo(tail, middle), context.lineTo(tip + d, middle), context.stroke();
-  context.beginPath(), context.moveTo(tip, middle), context.lineTo(tip + d * 8, middle - 4), context.lineTo(tip + d * 8, middle + 4), context.fill();
-  context.fillStyle = colour("ink"), context.textAlign = "center";
-  context.fillText(toLeft ? "dK, dV" : "K, V", (tip + tail) / 2, y(layer) + (layer === L - 1 ? h + 8 : -7));
+  paintRunning(cell, part) {
+    const { walk, context } = this, layer = walk.layer[cell], begin = walk.begin[cell], name = passes[part][0];
+    const from = this.x(begin / walk.chunk), to = this.x(walk.end[cell] / walk.chunk);
+    fill(context, name, from, this.y(layer), Math.max(to - from, 2), this.h);
+    if (layer === data.layers || part === "keys and values") return;
+    // Attention reads K and V of earlier rows; backward adds to their dK and dV.
+    const windowed = data.window > 0 && data.local[layer];
+    const reach = this.x(windowed ? Math.max(0, begin - data.window) / walk.chunk : 0);
+    if (from - reach < 14) return;
+    if (part === "backward") this.paintArrow(layer, name, "dK, dV", from, reach);
+    else this.paintArrow(layer, name, "K, V", reach, from);
+  }
+  paintArrow(layer, name, text, tail, tip) {
+    const { context, h } = this, y = this.y(layer), middle = y + 0.2 * h, back = tip < tail ? 1 : -1;
+    context.fillStyle = context.strokeStyle = colour(name);
+    path(context, [tail, middle], [tip + back, middle]), context.stroke();
+    path(context, [tip, middle], [tip + 8 * back, middle - 4], [tip + 8 * back, middle + 4]), context.fill();
+    write(context, "ink", "center", text, (tip + tail) / 2, y + (layer === data.layers - 1 ? h + 8 : -7));
+  }
+}
+const gridHeight = 30 + Math.min(560, Math.max(180, 14 * (data.layers + 1)));
+const grid = new Picture(gridHeight, "The model as a grid of layers by chunks", (context, width, height) => {
+  const { walk } = now, { cell, operation } = walk.at(now.seconds), state = walk.lives(cell);
+  const picture = new Grid(walk, context, width, height);
+  context.lineWidth = 1.5;
+  picture.paintNames(), picture.paintLiving(state);
+  if (state.freed) picture.paintFreed(state.freed);
+  if (walk.layer[cell] >= 0) picture.paintRunning(cell, walk.part(cell, operation));
 });
 
 const source = (data.source ?? "").split("\n");
 const lineOf = (snippet) => source.findIndex((text) => text.includes(snippet));
-
-function describe(walk, cell, part, operation) {
-  const { name } = operation, rows = `rows ${format.whole(walk.begin[cell])} to ${format.whole(walk.end[cell])}`;
-  if (walk.layer[cell] >= 0) return `${walk.layer[cell] === data.layers ? "" : `Layer ${walk.layer[cell]}: `}${passes[part][2]}, ${rows}`;
+function describe(walk, cell, part, { name }) {
+  const layer = walk.layer[cell], rows = `rows ${format.whole(walk.begin[cell])} to ${format.whole(walk.end[cell])}`;
+  if (layer >= 0) return `${layer === data.layers ? "" : `Layer ${layer}: `}${passes[part][2]}, ${rows}`;
   if (/adamw|momentum|direction|share weights|gradient norm/.test(name)) return "The optimizer's update";
   return name.startsWith("embedding") ? "The embedding" : "Between two passes: gradient sums begin or end";
 }
-
-const code = element("pre", { tabindex: "0", "aria-label": "the lines of streambp.cuh that run" }), what = element("h3"), formula = element("p"), numbers = element("div");
-const slider = element("input", { type: "range", min: 0, max: 100000, "aria-label": "time in the step", oninput: () => go((slider.value / 100000) * now.walk.duration) });
-const live = element("p", { class: "soft", "aria-live": "polite" });
-
 // The numbers at the cursor.
 function numbersAt(walk, seconds) {
   const { cell, operation, from } = walk.at(seconds), { all } = walk.list[cell], op = all[operation];
-  const before = (what, so) => walk[so][cell] + all.slice(0, operation).reduce((s, o) => s + o[what], 0);
-  return { cell, operation, from, op, part: walk.part(cell, operation), bytes: walk.bytes(cell, op), flops: before("flops", "work"),
-    sent: before("sent", "wire"), copied: before("copied", "far") };
+  const before = (what) => sum(all.slice(0, operation), (o) => o[what]);
+  return { cell, operation, from, op, part: walk.part(cell, operation), bytes: walk.bytes(cell, op),
+    flops: walk.work[cell] + before("flops"), sent: walk.wire[cell] + before("sent"),
+    copied: walk.far[cell] + before("copied") };
 }
 
+const what = subheading(""), formula = paragraph(), numbers = element("div");
+const code = element("pre", { tabindex: "0", "aria-label": "the lines of streambp.cuh that run" });
+const live = element("p", { class: "soft", "aria-live": "polite" });
+function showOperation({ name, flops, seconds, sent, copied }) {
+  const costs = [format.flops(flops), format.seconds(seconds)];
+  if (sent) costs.push(`sends ${format.bytes(sent)}`);
+  if (copied) costs.push(`copies ${format.bytes(copied)} from or to far memory`);
+  const soft = span("soft", costs.join(", "));
+  formula.replaceChildren(element("b", {}, name), `  ${formulas[name] ?? ""}`, element("br"), soft);
+}
+
+// The line that runs, with the lines around it.
+const snippets = { embedding: "embed(dev, c, x", "embedding dw": "embedding_gradient(sums, s" };
+function showCode({ part, op }) {
+  const snippet = passes[part]?.[1] ?? snippets[op.name], running = snippet ? lineOf(snippet) : -1;
+  if (running < 0) return code.replaceChildren("(memory/sums.h, memory/weights.h or training/optimizer.h)");
+  const lines = source.slice(running - 5, running + 4), numberOf = (i) => `${running - 4 + i}`.padStart(3);
+  const indent = Math.min(...lines.filter((text) => text).map((text) => text.search(/\S/)));
+  const shown = lines.map((text, i) => `${numberOf(i)}  ${text.slice(indent)}\n`);
+  code.replaceChildren(...shown.map((text, i) => element(i === 5 ? "mark" : "span", {}, text)));
+}
+function showNumbers(walk, at) {
+  const ever = (kind) => at.bytes[indexOf(kind)] > 0 || walk.memory[indexOf(kind)].some((bytes) => bytes > 0);
+  const rows = kinds.filter(ever).reverse().map((kind) => [keyOf(kind), format.bytes(at.bytes[indexOf(kind)])]);
+  rows.push([element("b", {}, "memory in use"), format.bytes(sum(at.bytes))],
+    ["work so far", `${format.flops(at.flops)} of ${format.flops(walk.work[walk.size])}`],
+    ["predicted time so far", `${format.seconds(now.seconds)} of ${format.seconds(walk.duration)}`]);
+  if (data.ranks > 1) rows.push(["sent to other ranks so far", format.bytes(at.sent)]);
+  if (walk.far[walk.size] > 0) rows.push(["copied to and from far memory so far", format.bytes(at.copied)]);
+  numbers.replaceChildren(table([], rows));
+}
 function show() {
-  const { walk } = now, at = numbersAt(walk, now.seconds), { op } = at;
-  what.textContent = describe(walk, at.cell, at.part, op);
-  formula.replaceChildren(element("b", {}, op.name), `  ${formulas[op.name] ?? ""}`, element("br"),
-    element("span", { class: "soft" }, `${format.count(op.flops)}FLOP, ${format.seconds(op.seconds)}` + (op.sent ? `, sends ${format.bytes(op.sent)}` : "") + (op.copied ? `, copies ${format.bytes(op.copied)} from or to far memory` : "")));
-  const snippet = passes[at.part]?.[1] ?? (op.name === "embedding" ? "embed(dev, c, x" : op.name === "embedding dw" ? "embedding_gradient(sums, s" : null);
-  const running = snippet ? lineOf(snippet) : -1;
-  const lines = source.slice(running - 5, running + 4), indent = Math.min(...lines.filter((text) => text).map((text) => text.search(/\S/)));
-  code.replaceChildren(...(running < 0 ? ["(memory/sums.h, memory/weights.h or training/optimizer.h)"]
-    : lines.map((text, i) => element(i === 5 ? "mark" : "span", {}, `${String(running - 4 + i).padStart(3)}  ${text.slice(indent)}\n`))));
-  const total = at.bytes.reduce((a, b) => a + b);
-  const rows = kinds.filter(([name]) => walk.memory[data.kinds.indexOf(name)].some((x) => x > 0) || at.bytes[data.kinds.indexOf(name)] > 0).reverse();
-  const fill = table([], [
-    ...rows.map(([name, c]) => [key(c, kindNames[name] ?? name), format.bytes(at.bytes[data.kinds.indexOf(name)])]),
-    [element("b", {}, "memory in use"), format.bytes(total)],
-    ["work so far", `${format.count(at.flops)}FLOP of ${format.count(walk.work[walk.size])}FLOP`],
-    ["predicted time so far", `${format.seconds(now.seconds)} of ${format.seconds(walk.duration)}`],
-    ...(data.ranks > 1 ? [["sent to other ranks so far", format.bytes(at.sent)]] : []),
-    ...(walk.far[walk.size] > 0 ? [["copied to and from far memory so far", format.bytes(at.copied)]] : []),
-  ]);
-  numbers.replaceChildren(fill);
+  const { walk } = now, at = numbersAt(walk, now.seconds), inUse = format.bytes(sum(at.bytes));
+  what.textContent = describe(walk, at.cell, at.part, at.op);
+  showOperation(at.op), showCode(at), showNumbers(walk, at);
   slider.value = Math.round((100000 * now.seconds) / walk.duration);
-  slider.setAttribute("aria-valuetext", `${what.textContent}, ${format.bytes(total)}`);
-  if (!now.playing) live.textContent = `${what.textContent}: ${op.name}. ${format.bytes(total)} in use.`;
+  slider.setAttribute("aria-valuetext", `${what.textContent}, ${inUse}`);
+  if (!now.playing) live.textContent = `${what.textContent}: ${at.op.name}. ${inUse} in use.`;
   for (const chart of charts) chart.cursor = now.seconds, chart.picture.redraw();
   grid.redraw();
-  choices.forEach((button, i) => button.setAttribute("aria-pressed", walk.number === i));
+  choices.forEach((choice, i) => choice.setAttribute("aria-pressed", walk.number === i));
 }
 
 function go(seconds, walk = now.walk) {
@@ -302,19 +345,16 @@ function go(seconds, walk = now.walk) {
   now.seconds = Math.min(Math.max(seconds, 0), walk.duration - 1e-9);
   show();
 }
-
 // Moves by whole operations or cells.
 function step(cells, operations) {
-  const { walk } = now, at = walk.at(now.seconds);
+  const { walk } = now, { cell, operation } = walk.at(now.seconds);
   play(false);
-  if (cells) return go(walk.time[Math.min(Math.max(at.cell + cells, 0), walk.size - 1)] + 1e-12);
-  const { all } = walk.list[at.cell], next = at.operation + operations;
+  if (cells) return go(walk.time[Math.min(Math.max(cell + cells, 0), walk.size - 1)] + 1e-12);
+  const { all } = walk.list[cell], next = operation + operations;
   if (next >= all.length) return step(1, 0);
-  if (next >= 0) return go(walk.time[at.cell] + all.slice(0, next).reduce((s, o) => s + o.seconds, 0) + 1e-12);
-  if (at.cell > 0) go(walk.time[at.cell] - walk.list[at.cell - 1].all.at(-1).seconds / 2);
+  if (next >= 0) return go(walk.time[cell] + sum(all.slice(0, next), (o) => o.seconds) + 1e-12);
+  if (cell > 0) go(walk.time[cell] - walk.list[cell - 1].all.at(-1).seconds / 2);
 }
-
-const playButton = element("button", { onclick: () => play(!now.playing) }, "Play");
 function play(on) {
   const starts = on && !now.playing;
   now.playing = on;
@@ -331,38 +371,52 @@ function play(on) {
   };
   requestAnimationFrame(frame);
 }
-
-const choices = walks.map((walk) => element("button", { onclick: () => go(Math.min(now.seconds / now.walk.duration, 1) * walk.duration, walk) }, walk.name));
+const choices = walks.map((walk) =>
+  button(walk.name, () => go(Math.min(now.seconds / now.walk.duration, 1) * walk.duration, walk)));
+const playButton = button("Play", () => play(!now.playing));
+const speeds = [["0.1", "slow"], ["1", "a minute"], ["4", "fast"]];
 const speed = element("select", { "aria-label": "speed", onchange: () => (now.speed = Number(speed.value)) },
-  [["0.1", "slow"], ["1", "a minute"], ["4", "fast"]].map(([value, text]) => element("option", { value, selected: value === "1" }, text)));
-
+  speeds.map(([value, text]) => element("option", { value, selected: value === "1" }, text)));
+const slider = element("input", { type: "range", min: 0, max: 100000, "aria-label": "time in the step",
+  oninput: () => go((slider.value / 100000) * now.walk.duration) });
+function overview() {
+  const shown = kinds.filter(([name]) => !["token stream", "float32 gradient sums"].includes(name));
+  const titles = ["", "peak", "predicted time", "work", "chunk", "keeps beside layer inputs"];
+  const rows = walks.map((w) => [w.name, format.bytes(w.peak), format.seconds(w.seconds),
+    format.flops(w.work[w.size]), w.columns === 1 ? "all rows" : `${format.whole(w.chunk)} rows`, w.kept]);
+  return [heading("Memory over the step"),
+    soft(shown.map(keyOf), data.memory ? `dashed: ${format.bytes(data.memory)}` : ""),
+    div("panels", charts.map((chart) => chart.figure)), table(titles, rows)];
+}
 // The charts, and the player below them.
 function player() {
-  return [
-    element("h2", {}, "Memory over the step"),
-    element("p", { class: "soft" }, kinds.filter(([name]) => !["token stream", "float32 gradient sums"].includes(name)).map(([name, c]) => key(c, kindNames[name] ?? name)), data.memory ? `dashed: ${format.bytes(data.memory)}` : ""),
-    element("div", { class: "panels" }, charts.map((chart) => chart.figure)),
-    table(["", "peak", "predicted time", "work", "chunk", "keeps beside layer inputs"], walks.map((w) => [w.name, format.bytes(w.peak), format.seconds(w.duration), `${format.count(w.work[w.size])}FLOP`, w.columns === 1 ? "all rows" : `${format.whole(w.chunk)} rows`, w.kept])),
-    element("h2", {}, "The step, played"),
-    element("div", { class: "sticky" },
-      element("div", { class: "controls", role: "group", "aria-label": "which way" }, choices),
-      element("div", { class: "controls" }, playButton, element("button", { onclick: () => step(-1, 0) }, "◀ cell"), element("button", { onclick: () => step(0, -1) }, "◀ operation"),
-        element("button", { onclick: () => step(0, 1) }, "operation ▶"), element("button", { onclick: () => step(1, 0) }, "cell ▶"), speed, slider)),
-    element("div", { class: "beside" },
-      element("figure", {}, grid.canvas, element("figcaption", {},
-        key("blue", "layer input kept"), key("violet", "more kept"), key("teal", "K, V"), key("amber", "dK, dV: pale until all later rows have added"), "dashed: just freed. ",
-        "Columns are chunks of rows, the first row at the left. Solid: what is computed now, ", key("green", "forward"), key("violet", "recomputed"), key("red", "backward"))),
-      element("div", {}, what, formula, code, numbers)),
-    live];
+  const words = caption(
+    key("blue", "layer input kept"), key("violet", "more kept"), key("teal", "K, V"),
+    key("amber", "dK, dV: pale until all later rows have added"), "dashed: just freed. ",
+    "Columns are chunks of rows, the first row at the left. Solid: what is computed now, ",
+    key("green", "forward"), key("violet", "recomputed"), key("red", "backward"));
+  const ways = element("div", { class: "controls", role: "group", "aria-label": "which way" }, choices);
+  const moves = div("controls", playButton,
+    button("◀ cell", () => step(-1, 0)), button("◀ operation", () => step(0, -1)),
+    button("operation ▶", () => step(0, 1)), button("cell ▶", () => step(1, 0)), speed, slider);
+  const picture = element("figure", {}, grid.canvas, words);
+  return [overview(), heading("The step, played"), div("sticky", ways, moves),
+    div("beside", picture, element("div", {}, what, formula, code, numbers)), live];
 }
 
+const introduction = ({ model, length, dtype, optimizer }) => [
+  paragraph(`${model}. One training step on ${format.whole(length)} tokens, ${dtype}, optimizer ${optimizer}, ` +
+    "recorded from the program's own walk, which runs on a device that only counts. All ways below compute the same " +
+    "gradient, bit for bit; they differ in what lives when."),
+  paragraph("A step goes up through the layers (forward), then down (backward). Backward needs the activations of " +
+    "forward: full memory keeps them, checkpointing computes a whole layer again, and StreamBP computes one chunk of " +
+    "a layer again, the last chunk first, because only later rows add to the dK and dV of a row."),
+];
+
 if (walks.length > 0 && data.title) {
-  page(data.title, [
-    `${data.model}. One training step on ${format.whole(data.length)} tokens, ${data.dtype}, optimizer ${data.optimizer}, recorded from the program's own walk, which runs on a device that only counts. All ways below compute the same gradient, bit for bit; they differ in what lives when.`,
-    "A step goes up through the layers (forward), then down (backward). Backward needs the activations of forward: full memory keeps them, checkpointing computes a whole layer again, and StreamBP computes one chunk of a layer again, the last chunk first, because only later rows add to the dK and dV of a row.",
-  ],
-    player(),
-    element("p", { class: "soft" }, "Made by ", element("code", {}, data.command), data.micro_batches > 2 ? `. Of ${data.micro_batches} micro-batches the first two are shown; the others are like the second.` : "."));
+  const two = `. Of ${data.micro_batches} micro-batches the first two are shown; the others are like the second.`;
+  const made = soft("Made by ", monospace(data.command), data.micro_batches > 2 ? two : ".");
+  page(data.title, introduction(data), player(), made);
   const [number, share] = location.hash.slice(1).split(":").map(Number);  // page.html#2:0.6
   const walk = (location.hash && walks[number]) || now.walk;
   go((share || 0) * walk.duration, walk);

@@ -35,4 +35,4 @@ printf '\n== Before DPO: answers sampled at temperature 1\n\n'
 ask "$out/answers"
 printf '\n== After DPO: the same random draws\n\n'
 ask "$out/preferred"
-printf '\nDraw the curve: scripts/plot.py preferences %s/preferred/metrics.jsonl dpo.png\n' "$out"
+printf "\nThe curves are in %s/preferred/report.html.\n" "$out"

@@ -30,4 +30,4 @@ printf '\n== Before GRPO: answers sampled at temperature 1\n\n'
 ask "$out/sft"
 printf '\n== After GRPO\n\n'
 ask "$out/rewarded"
-printf '\nDraw the curve: scripts/plot.py rewards %s/rewarded/metrics.jsonl grpo.png\n' "$out"
+printf "\nThe curves and completions are in %s/rewarded/report.html.\n" "$out"

@@ -32,4 +32,5 @@ printf '\n== The adapters become part of the model\n\n'
 build/streambp merge --adapter "$out/lora" --out "$out/merged"
 build/streambp generate --model "$out/merged" --prompt 'Tom left the red kite by the pond. Where was the red kite? ' \
   --temperature 0 --length 60
-printf '\nDraw the picture: scripts/plot.py parts %s parts.png\n' "$out"
+printf '\n== The four runs in one page\n\n'
+build/streambp report "$out"/{full,blocks,lora,lora-nf4} --html "$out/comparison.html"

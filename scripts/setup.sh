@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Installs the packages that building and testing streambp needs, on Debian and Ubuntu. Skips installed packages.
-#   scripts/setup.sh          what scripts/test.sh needs
-#   scripts/setup.sh --arm    also a cross compiler and an emulator for 64-bit Arm, for scripts/fingerprints.sh
+#   scripts/setup.sh             what scripts/test.sh needs
+#   scripts/setup.sh --arm       also a cross compiler and an emulator for 64-bit Arm, for scripts/fingerprints.sh
+#   scripts/setup.sh --browser   also Chromium, in which the tests open the pages that the program writes
 set -euo pipefail
 
 packages=(g++ make cmake libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libxxhash-dev zlib1g-dev libzstd-dev libgtest-dev libopenmpi-dev openmpi-bin)
 case "${1:-}" in
   "") ;;
   --arm) packages+=(g++-aarch64-linux-gnu qemu-user) ;;
-  *) echo "setup.sh: unknown option \"$1\"; use --arm" >&2 && exit 2 ;;
+  --browser) packages+=(chromium) ;;
+  *) echo "setup.sh: unknown option \"$1\"; use --arm or --browser" >&2 && exit 2 ;;
 esac
 
 if ! command -v apt-get > /dev/null; then

@@ -45,7 +45,7 @@ everything() {
     cat $log
   fi
   section "the same bits on other processors"
-  scripts/fingerprints.sh
+  scripts/fingerprints.sh --quick
   section "a short run"
   build/streambp verify --oracle
   build/streambp train --steps 5 --sample 40 --out "$(mktemp -d)/run"

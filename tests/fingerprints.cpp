@@ -1,14 +1,20 @@
-// Prints the fingerprints of this machine, with the products of an instruction set if it is named. See
-// scripts/fingerprints.sh.
+// Prints the fingerprints of this machine: all, or with the products of an instruction set, and of some families only.
+//   fingerprints [INSTRUCTIONS [FAMILY...]]
+// See scripts/fingerprints.sh.
 #include "tests/fingerprints.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <string>
+#include <vector>
 
 int main(int count, char** arguments) {
-  if (count == 2) streambp::cpu::use_instructions(arguments[1]);
+  if (count > 1) streambp::cpu::use_instructions(arguments[1]);
   const auto print = [](const std::string& what, std::uint64_t fingerprint) {
     std::printf("%s %016llx\n", what.c_str(), static_cast<unsigned long long>(fingerprint));
   };
-  for (const char* family : {"gpt2", "qwen3", "gemma3"}) streambp::for_each_fingerprint(family, print);
+  std::vector<std::string> families = {"gpt2", "qwen3", "gemma3"};
+  if (count > 2) families.assign(arguments + 2, arguments + count);
+  for (const std::string& family : families) streambp::for_each_fingerprint(family, print);
   print("products bf16 small", streambp::fingerprint_of_small_products());
 }

@@ -47,6 +47,7 @@ TEST_F(Pages, TheStepIsPlayedWithTheNumbersOfThePlan) {
     EXPECT_EQ(browser->evaluate(walk + ".peak"), usage[mode]["peak"]) << mode;
     EXPECT_EQ(browser->evaluate(walk + ".work.at(-1)").get<double>(), usage[mode]["flops"].get<double>()) << mode;
     EXPECT_NEAR(browser->evaluate(walk + ".duration").get<double>(), usage[mode]["seconds"]["compute"], 0.01) << mode;
+    EXPECT_EQ(browser->evaluate(walk + ".seconds"), usage[mode]["seconds"]["total"]) << mode;
   }
 }
 
@@ -89,6 +90,17 @@ TEST_F(Pages, TheStepCanBePlayedAndRead) {
   EXPECT_GT(browser->evaluate("now.seconds").get<double>(), 0);
   EXPECT_EQ(browser->evaluate("Object.keys(formulas).length > 20"), true);
   EXPECT_EQ(browser->errors, std::vector<std::string>());
+}
+
+// The second micro-batch keeps again what the first one kept, also chunk by chunk.
+TEST_F(Pages, MicroBatchesAreAlike) {
+  expect_ok("plan --family llama --layers 3 --length 6000 --device cuda --accumulate 2 --timeline step.html");
+  browser->open_page("step.html", {});
+  EXPECT_EQ(browser->evaluate(
+                "walks.map(w => new Set(w.pass.flatMap((pass, i) => pass === 'head backward' && "
+                "w.pass[i - 1] !== pass ? [w.lives(i).input.map(row => row.join('')).join(' ')] : [])))"
+                ".map((states, i) => walks[i].block > 0 ? states.size <= walks[i].columns : states.size === 1)"),
+            Json({true, true, true, true}));
 }
 
 // Every operation that a page can show has a formula, and every pass a line of streambp.cuh.

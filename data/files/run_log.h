@@ -8,7 +8,7 @@
 
 #include "data/files/hash.h"
 #include "data/files/lines.h"
-#include "kernels/base/matrix.cuh"
+#include "data/progress.h"
 
 namespace streambp {
 
@@ -77,9 +77,12 @@ class RunLog {
  public:
   RunLog() = default;
   // Lines that are damaged, as a killed run may leave its last one, are counted and left out.
-  explicit RunLog(const fs::path& metrics) {
+  explicit RunLog(
+      const fs::path& metrics, const OnProgress& progress = [](const Progress&) {}) {
     Lines lines(metrics, std::size_t{1} << 30);
+    Progress reading = {"reading " + metrics.string()};
     for (std::string line; lines.next(line);) {
+      reading.fraction = lines.fraction(), progress(reading);
       const Json json = Json::parse(line, nullptr, false);
       const bool good = json.is_object() && json.contains("step") && json["step"].is_number_integer();
       good ? add(json) : static_cast<void>(++damaged_);
