@@ -207,6 +207,13 @@ Json OptionTable::lasting() const {
   return options;
 }
 
+std::set<std::string> OptionTable::secrets() const {
+  std::set<std::string> flags;
+  for (const Entry& e : entries_)
+    if (e.row.lasts == Lasts::hashed) flags.insert(e.flag);
+  return flags;
+}
+
 void OptionTable::check_hashed(const Entry& entry, const std::string& stored, const std::string& run) const {
   const std::string here = *std::get<std::string*>(entry.row.value);
   const std::string started = ": the run in " + run + " was started with";

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -77,6 +78,8 @@ class OptionTable {
 
   // The values of the options that last, for a checkpoint.
   Json lasting() const;
+  // The options of which it has only a hash.
+  std::set<std::string> secrets() const;
   // Restores them from a checkpoint. Messages name `file` and `run`.
   void restore(const Json& options, const std::string& file, const std::string& run);
 

@@ -74,15 +74,17 @@ void write_page(const fs::path& path, const std::string& title, const std::vecto
   });
 }
 
-std::string command_line(const std::set<std::string>& without) {
+std::string command_line(const std::set<std::string>& without, const std::set<std::string>& secret) {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string result;
-  bool skip = false;
-  for (std::string word; std::getline(file, word, '\0');) {
-    const bool value = skip && !word.starts_with("--");
-    skip = without.contains(word);
-    if (value || skip || without.contains(word.substr(0, word.find('=')))) continue;
-    result += (result.empty() ? "" : " ") + quoted_for_shell(word);
+  std::string result, before;
+  for (std::string word; std::getline(file, word, '\0'); before = word) {
+    const std::string option = word.substr(0, word.find('='));
+    if (without.contains(option) || (without.contains(before) && !word.starts_with("--"))) continue;
+    const std::string shown = secret.contains(before) ? "..."
+                              : secret.contains(option)
+                                  ? word.substr(0, option.size() + 1) + (word == option ? "" : "...")
+                                  : quoted_for_shell(word);
+    result += (result.empty() ? "" : " ") + shown;
   }
   return result;
 }

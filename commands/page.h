@@ -25,8 +25,9 @@ const Resource& resource(std::string_view name);
 void write_page(const fs::path& path, const std::string& title, const std::vector<const char*>& scripts,
                 const Json& data);
 
-// The command that runs now, for a shell, without these options and the values that may follow them.
-std::string command_line(const std::set<std::string>& without = {});
+// The command that runs now, for a shell, without some options and the values that may follow them, and without the values
+// of others, which are secret.
+std::string command_line(const std::set<std::string>& without = {}, const std::set<std::string>& secret = {});
 
 // A new file, or an old page of this program.
 void require_replaceable_page(const fs::path& path);

@@ -35,7 +35,7 @@ Json TrainReport::beginning() const {
   const TrainOptions& o = options_;
   const StepSettings& s = run_.settings;
   const std::string parts = describe(run_.schedule.kept, s.config), version = kVersion;
-  Json facts = {{"command", command_line()},
+  Json facts = {{"command", command_line({}, o.table.secrets())},
                 {"date", now_in_utc()},
                 {"version", version + ", commit " + kCommit},
                 {"machine", device_name(s.device)},
@@ -76,8 +76,12 @@ void TrainReport::write_page() noexcept {
 }
 
 void TrainReport::failed(const std::string& error) noexcept {
+  if (log_.empty()) return;  // the run has not begun
   try {
-    if (!log_.empty()) record({{"step", last_step_}, {"error", error}});
+    std::string text = error;
+    const std::string secret = RewardProgram::shown(options_.grpo.program, 200);  // as such errors name the command
+    if (const std::size_t at = text.find(secret); at != std::string::npos) text.erase(at, secret.size());
+    record({{"step", last_step_}, {"error", text}});
   } catch (const std::exception&) {  // a full disk, perhaps
   }
   write_page();

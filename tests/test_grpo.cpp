@@ -187,6 +187,13 @@ TEST_F(Grpo, CommandsAreNeitherStoredNorRunFromAFile) {
   for (const auto& entry : fs::recursive_directory_iterator("run")) {
     EXPECT_FALSE(entry.is_regular_file() && contains(read_file(entry.path()), "secret")) << entry.path();
   }
+  const std::string failing = "--reward-cmd='key=secret; read -r line; exit 1' --steps 2";
+  expect_failed(run("failed", failing), "secret");
+  for (const char* file : {"failed/metrics.jsonl", "failed/report.html"}) {
+    EXPECT_PRED2(contains, read_file(file), "--reward-cmd=...");
+    EXPECT_PRED2(contains, read_file(file), "\"error\"");
+    EXPECT_FALSE(contains(read_file(file), "secret")) << file;
+  }
   const std::string resume = "train --resume --out run ";
   expect_refused(resume, "--reward-cmd: the run in run was started with this option, which is not");
   expect_refused(resume + letters(), "--reward-cmd: the run in run was started with another --reward-");
