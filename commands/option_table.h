@@ -28,8 +28,8 @@ Check between(double least, double most);
 Check positive();      // finite and above zero
 Check not_negative();  // finite
 Check memory();        // an amount such as 512MiB
-Check page();          // the same of pages
 Check results_file();  // a new file, or old results of this program
+Check page();          // the same of pages
 }  // namespace checks
 
 // What --resume does with an option.

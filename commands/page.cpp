@@ -64,7 +64,9 @@ void write_page(const fs::path& path, const std::string& title, const std::vecto
   all["title"] = title;
   write_file_atomically(path, [&](std::ostream& page) {
     page << "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n"
-         << kMark << "\n<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src "
+         << kMark
+         << "\n<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; base-uri 'none'; form-action "
+            "'none'; style-src "
          << allowed(style) << "; script-src " << policy << "\">\n"
          << "<meta name=viewport content=\"width=device-width, initial-scale=1\">\n<title>streambp</title>\n<style>"
          << style.text << "</style>\n<main><noscript>This page draws itself with JavaScript.</noscript></main>\n"

@@ -94,7 +94,7 @@ class PlanCommand : public Command {
     if (!sweep.empty()) write_sweep(sweep, planned);
     if (!timeline_file.empty())
       write_timeline(timeline_file, length > 0 ? length : default_length(), planned,
-                     fastest.chunk > 0 ? fastest.settings(settings) : settings, measured);
+                     {fastest.chunk > 0 ? fastest.settings(settings) : settings, kept.only || block}, measured);
     if (!json_file.empty()) write_results(json_file, result);
   }
 
@@ -120,6 +120,9 @@ class PlanCommand : public Command {
     kept = budget.kept_choice(Mode::stream, settings.config);
     block = budget.chosen_block(Mode::stream);
     settings.kept = kept.only.value_or(KeptSets()), settings.block = block.value_or(0);
+    std::set<std::string> files;
+    for (const std::string& file : {sweep, timeline_file, json_file})
+      require(file.empty() || files.insert(file).second, file, ": two options name this file; give each its own");
     require(!curve || room().far == 0, "--curve shows near memory; leave out --far-memory, and --keep with far");
   }
 

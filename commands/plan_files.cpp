@@ -36,6 +36,7 @@ struct Way {
 Json recorded(const Way& way, Index rows, Index chunk, const Rates& rates) {
   const StepSettings& s = way.settings;
   const Schedule schedule = schedule_for(way.mode, s, rows, chunk);
+  const Usage usage = plan(s, rows, schedule);
   Json walk = {{"name", way.name},
                {"what", way.what},
                {"chunk", std::min(schedule.chunk * s.ranks.sequence.size, rows)},
@@ -43,7 +44,8 @@ Json recorded(const Way& way, Index rows, Index chunk, const Rates& rates) {
                {"kept", describe(schedule.kept, s.config)},
                {"lowest", lowest_trained_layer(s.config)},
                {"far_inputs", schedule.kept.of(0).place(Part::input) == Place::far},
-               {"seconds", predict(plan(s, rows, schedule), rates).total()},
+               {"seconds", predict(usage, rates).total()},
+               {"flops", usage.flops},
                {"timeline", timeline(s, rows, schedule, rates)}};
   for (Index layer = 0; layer < s.config.layers; ++layer) {
     const KeptParts& parts = schedule.kept.of(layer);
@@ -56,7 +58,7 @@ Json recorded(const Way& way, Index rows, Index chunk, const Rates& rates) {
 
 }  // namespace
 
-void write_timeline(const std::string& file, Index rows, const Planned& planned, const StepSettings& chosen,
+void write_timeline(const std::string& file, Index rows, const Planned& planned, const ChosenStep& chosen,
                     const Rates& rates) {
   const auto& [settings, chunk, answers] = planned;
   const Config& c = settings.config;
@@ -69,11 +71,17 @@ void write_timeline(const std::string& file, Index rows, const Planned& planned,
       {"Gradient checkpointing", "Keeps layer inputs; computes a whole layer again.", Mode::checkpoint, plain},
       {"StreamBP", "Keeps layer inputs; computes one chunk of a layer again.", Mode::stream, plain}};
   if (chunk < rows)
-    ways.push_back({"StreamBP, chunk by chunk", "A chunk goes through all layers; keeps K and V of all layers.",
+    ways.push_back({"StreamBP, chunk by chunk",
+                    "A chunk goes through all layers; K and V stay, of layers with windows what later chunks see.",
                     Mode::stream, in_blocks});
-  if (chosen.kept != plain.kept || (chosen.block != 0 && chosen.block != chunk))
-    ways.push_back({"The chosen point of the dial", "Keeps what saves the most time in the memory there is.",
-                    Mode::stream, chosen});
+  std::size_t selected = 2;
+  if (const StepSettings& s = chosen.settings; s.kept != plain.kept || (s.block != 0 && s.block != chunk)) {
+    if (chosen.given) selected = ways.size();
+    ways.push_back(
+        {chosen.given ? "Your settings" : "The fastest step that fits",
+         chosen.given ? "What --keep and --block-rows say." : "Keeps what saves the most time in the memory there is.",
+         Mode::stream, s});
+  }
   Json page = answers;
   page.update({{"length", rows},
                {"model", describe(c)},
@@ -85,7 +93,7 @@ void write_timeline(const std::string& file, Index rows, const Planned& planned,
                {"source", resource("streambp.cuh").text}});
   for (Index layer = 0; layer < c.layers; ++layer) page["local"].push_back(c.is_local(layer));
   for (const Way& way : ways) page["walks"].push_back(recorded(way, rows, chunk, rates));
-  page["walks"][2]["selected"] = true;
+  page["walks"][selected]["selected"] = true;
   const std::string named = answers.at("name"), model = named.empty() ? "a " + c.family + " model" : named;
   write_page(file, "One step of " + model + ": StreamBP, played", {"step.js"}, page);
   print("\nThe step is in %s; open it in a browser.\n", file.c_str());

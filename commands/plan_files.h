@@ -15,8 +15,13 @@ struct Planned {
 
 // Peak memory against length, in the three modes.
 void write_sweep(const std::string& file, const Planned& planned);
-// A step in the three modes, chunk by chunk, and with these settings if they are others, as a page that plays it.
-void write_timeline(const std::string& file, Index rows, const Planned& planned, const StepSettings& chosen,
+// Another step: with settings that the user has given, or else the fastest that fits.
+struct ChosenStep {
+  StepSettings settings;
+  bool given;
+};
+// A step in the three modes, chunk by chunk, and as chosen if that differs, as a page that plays it.
+void write_timeline(const std::string& file, Index rows, const Planned& planned, const ChosenStep& chosen,
                     const Rates& rates);
 
 }  // namespace streambp

@@ -98,17 +98,15 @@ class Report {
 
   void right() const {
     const Rounding& r = referee_.roundings()[referee_.explained()];
-    print("Right: %s explains every difference of these %s.\n", rounding(r),
-          counted(std::ssize(referee_.order()), "tensor"));
+    say("Right: " + rounding(r) + " explains every difference of these " +
+        counted(std::ssize(referee_.order()), "tensor") + ".");
     json_["verdict"] = "right", json_["rounding"] = r.name;
   }
 
   void clipped(const Explanation& e) const {
-    print(
-        "Right, but %s: %s explains every difference from %.6g times the exact gradient. Record a step without "
-        "clipping "
-        "to compare the scale, too.\n",
-        e.factor_meaning, rounding(referee_.roundings()[e.rounding]), e.factor);
+    say("Right, but " + e.factor_meaning + ": " + rounding(referee_.roundings()[e.rounding]) +
+        " explains every difference from " + format("%.6g", e.factor) +
+        " times the exact gradient. Record a step without clipping to compare the scale, too.");
     json_["verdict"] = "right", json_["clipped"] = e.factor, json_["rounding"] = referee_.roundings()[e.rounding].name;
   }
 
@@ -120,17 +118,15 @@ class Report {
       if (first.empty()) first = name;
       if (worst.empty() || referee_.products(name).distance() > referee_.products(worst).distance()) worst = name;
     }
-    print("WRONG, first in %s. The largest difference is %s, in %s.\n", first,
-          percent(referee_.products(worst).distance()), worst);
+    say("WRONG, first in " + first + ". The largest difference is " + percent(referee_.products(worst).distance()) +
+        ", in " + worst + ".");
     json_["verdict"] = "wrong", json_["first"] = first, json_["worst"] = worst;
   }
 
   void tied(Referee::TiedPart part) const {
-    const char* what = part == Referee::TiedPart::head ? "head" : "embedding";
-    print(
-        "Explained: all other tensors are right. The tied embedding lacks the gradient of the %s, or has a wrong "
-        "one.\n",
-        what);
+    const std::string what = part == Referee::TiedPart::head ? "head" : "embedding";
+    say("Explained: all other tensors are right. The tied embedding lacks the gradient of the " + what +
+        ", or has a wrong one.");
     json_["explanation"] = {{"part", what}, {"tensors", {referee_.order().back()}}};
   }
 
@@ -138,15 +134,15 @@ class Report {
     const std::string what = m.factor == 0   ? "zero"
                              : m.factor == 2 ? "counted twice"
                                              : format("%.6g times what it should be", m.factor);
-    print("Explained: all other tensors are right, and the gradient of %s is %s (%s).\n",
-          counted(std::ssize(m.names), "tensor"), what, in_words(m.names));
+    say("Explained: all other tensors are right, and the gradient of " + counted(std::ssize(m.names), "tensor") +
+        " is " + what + " (" + in_words(m.names) + ").");
     json_["explanation"] = {{"factor", m.factor}, {"tensors", m.names}};
   }
 
   void explained(const std::vector<Explanation>& found) const {
     const Explanation& best = found.front();
-    print("Explained: up to %s (%s), your gradient is that of %s.\n", rounding(referee_.roundings()[best.rounding]),
-          percent(best.distance), meaning(best));
+    say("Explained: up to " + rounding(referee_.roundings()[best.rounding]) + " (" + percent(best.distance) +
+        "), your gradient is that of " + meaning(best) + ".");
     Json all = Json::array();
     for (const Explanation& e : found) {
       Json names = Json::array();
@@ -156,9 +152,15 @@ class Report {
                      {"factor_meaning", e.factor_meaning},
                      {"distance", e.distance},
                      {"rounding", referee_.roundings()[e.rounding].name}});
-      if (&e != &best) print("This step cannot tell it from %s.\n", meaning(e));
+      if (&e != &best) say("This step cannot tell it from " + meaning(e) + ".");
     }
     json_["explanations"] = all;
+  }
+
+  // A sentence for the console and the results.
+  void say(const std::string& sentence) const {
+    print("%s\n", sentence);
+    json_["said"].push_back(sentence);
   }
 
  private:
@@ -254,10 +256,12 @@ int RefereeOptions::run(const Subject& subject, const Outputs& outputs) const {
   print("%s\n", subject.description);
   announce(correct.step);
   TrainingCase judged = correct;
+  Json json;
   for (const Defect& defect : all_defects()) {
     if (defect.name != defect_) continue;
     require(defect.apply(judged), "--defect ", defect_, ": this model or step cannot have it");
     print("The defect: %s\n", defect.meaning);
+    json["said"].push_back(std::string("The defect: ") + defect.meaning);
   }
   std::optional<RecordedGradient> recorded;
   if (!against_.empty()) recorded.emplace(against_, subject.config);
@@ -271,7 +275,7 @@ int RefereeOptions::run(const Subject& subject, const Outputs& outputs) const {
   };
   CaseGradients::Result result = compute(judged);
   print("The gradient in %s: loss %.12g\n", name(subject.dtype), result.loss);
-  Json json = {{"targets", correct.step.targets()}, {"dtype", name(subject.dtype)}, {"loss", result.loss}};
+  json.update({{"targets", correct.step.targets()}, {"dtype", name(subject.dtype)}, {"loss", result.loss}});
   if (!defect_.empty()) show_effect(subject.config, result, compute(correct), json);
   if (outputs.save_gradient) outputs.save_gradient(result.values);
   const bool right =
@@ -331,11 +335,11 @@ bool RefereeOptions::judge(Referee referee, CaseGradients::Result exact, const R
   report.wrong();
   if (!found.empty()) {
     report.explained(found);
-    if (!in_time) print("Others may explain it as well: %s tried.\n", counted(tried, "defect"));
+    if (!in_time) report.say("Others may explain it as well: " + counted(tried, "defect") + " tried.");
     return false;
   }
-  print("Not explained by a factor or any of %d defects and pairs of defects%s.\n", tried,
-        in_time ? "" : format("; the others were not tried within --minutes %g", minutes_));
+  report.say(format("Not explained by a factor or any of %d defects and pairs of defects", tried) +
+             (in_time ? "." : format("; the others were not tried within --minutes %g.", minutes_)));
   return false;
 }
 

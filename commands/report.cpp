@@ -41,9 +41,12 @@ Json completions_of(const fs::path& run) {
   for (std::size_t i = 0; i < std::min(most, lines.size()); ++i) {
     const std::size_t at = lines.size() <= most ? i : i * (lines.size() - 1) / (most - 1);
     const Json line = Json::parse(lines[at], nullptr, false);
-    if (!line.is_object() || !line.contains("texts") || !line["texts"].is_array()) continue;
-    const Json& prompt = line.value("prompt", Json());
-    Json group = {{"step", line.value("step", 0)}, {"rewards", line.value("rewards", Json::array())}};
+    const bool whole = line.is_object() && line.contains("step") && line["step"].is_number() &&
+                       line.contains("prompt") && line.contains("texts") && line["texts"].is_array() &&
+                       line.contains("rewards") && line["rewards"].is_array();
+    if (!whole) continue;
+    const Json& prompt = line["prompt"];
+    Json group = {{"step", line["step"]}, {"rewards", line["rewards"]}};
     group["prompt"] = shortened(prompt.is_string() ? prompt.get<std::string>() : prompt.dump());
     for (const Json& text : line["texts"])
       if (text.is_string() && group["texts"].size() < 4) group["texts"].push_back(shortened(text));
@@ -56,11 +59,11 @@ Json completions_of(const fs::path& run) {
 
 Json report_of(const RunLog& log, const fs::path& run) {
   Json report = log.json();
-  report["name"] = run.filename().empty() ? run.parent_path().filename() : run.filename();
+  const fs::path path = fs::absolute(run).lexically_normal();
+  report["name"] = path.has_filename() ? path.filename() : path.parent_path().filename();
   report["completions"] = completions_of(run);
   for (Json& sample : report["samples"])
-    for (const char* text : {"prompt", "text"})
-      if (sample.contains(text) && sample[text].is_string()) sample[text] = shortened(sample[text]);
+    for (const char* text : {"prompt", "text"}) sample[text] = shortened(sample[text]);
   return report;
 }
 

@@ -38,6 +38,10 @@ class ReportCommand : public Command {
       require(!log.empty(), metrics.string(), ": holds no metrics yet");
       reports.push_back(report_of(log, run));
     }
+    std::map<std::string, int> names;
+    for (const Json& report : reports) ++names[report.at("name")];
+    for (std::size_t i = 0; i < runs.size(); ++i)
+      if (names[reports[i].at("name")] > 1) reports[i]["name"] = runs[i];
     if (page.empty()) page = runs.size() == 1 ? fs::path(runs[0]) / kReportName : fs::path("comparison.html");
     require_replaceable_page(page);
     write_report(page, reports);

@@ -68,10 +68,12 @@ void TrainReport::record(const Json& line) {
 
 void TrainReport::write_page() noexcept {
   if (this_process().rank > 0) return;
+  const fs::path page = directory_.path() / kReportName;
   try {
-    write_report(directory_.path() / kReportName, {report_of(log_, directory_.path())});
+    require_replaceable_page(page);
+    write_report(page, {report_of(log_, directory_.path())});
   } catch (const std::exception& error) {
-    print_error("streambp: note: no report: %s\n", std::string(error.what()));
+    if (!std::exchange(without_page_, true)) print_error("streambp: note: no report: %s\n", std::string(error.what()));
   }
 }
 
@@ -204,10 +206,21 @@ void TrainReport::evaluation(Index step, const Evaluation& e) {
   }
   for (const auto& [measure, value] : e.measures.others) line["evaluation_" + measure] = value;
   record(line);
-  if (sample && step < run_.last_step()) record({{"step", step}, {"sample", sample()}});
+  if (sample && step < run_.last_step()) add_sample(step);
   write_page();
   print("%safter step %ld: held-out loss %.4f%s\n", fresh_line(), step, loss, details.c_str());
   std::fflush(stdout);
+}
+
+// A run goes on without it.
+void TrainReport::add_sample(Index step) {
+  Json text;
+  try {
+    text = sample();
+  } catch (const std::exception& error) {
+    return note(std::string("no sample: ") + error.what());
+  }
+  record({{"step", step}, {"sample", text}});
 }
 
 void TrainReport::reward(Index step, double reward) {

@@ -44,6 +44,7 @@ class TrainReport : public Observer {
 
  private:
   Json beginning() const;
+  void add_sample(Index step);
 
   using Clock = std::chrono::steady_clock;
 
@@ -57,6 +58,7 @@ class TrainReport : public Observer {
   std::optional<Interruption> interruption_;
   std::optional<StepProgress> progress_;
   RunLog log_;
+  bool without_page_ = false;  // which the user knows
   std::optional<EventFile> events_;
 };
 

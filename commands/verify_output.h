@@ -33,12 +33,12 @@ struct VerifyOutput {
   }
 
   void check() const {
-    std::set<std::string> files = {json, html};
-    for (const auto& [option, file] : {std::pair{"--save-gradient", gradient}, {"--save-batch", batch}}) {
+    std::set<std::string> files;
+    for (const auto& [option, file] : {std::pair{"--save-gradient", gradient}, {"--save-batch", batch}})
       require(file.empty() || extension_of(file) == ".safetensors", option, " ", file,
               ": is a safetensors file; name it .safetensors");
-      require(file.empty() || files.insert(file).second, option, " ", file, ": another option names the same file");
-    }
+    for (const std::string& file : {gradient, batch, json, html})
+      require(file.empty() || files.insert(file).second, file, ": another option names the same file");
   }
 
   // Writes the results. what: the model and the batch, in words.
@@ -47,7 +47,7 @@ struct VerifyOutput {
     if (html.empty()) return;
     results["what"] = what, results["command"] = command_line(), results["date"] = now_in_utc();
     write_page(html, "What was verified of a gradient", {"certificate.js"}, results);
-    print("The results are in %s; open it in a browser.\n", html);
+    print("The page is %s; open it in a browser.\n", html);
   }
 
   void save_gradient(const Config& config, DType dtype, const HostTensors& values) const {

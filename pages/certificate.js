@@ -28,7 +28,7 @@ function scaleOf(tensors, limit) {
   return { shade, legend: right + (judged ? "more than rounding explains." : `more than ${limit.toExponential(0)}.`) };
 }
 function mapOf(tensors, limit) {
-  const said = output("Point at a field, or reach it with the Tab key, to read it.");
+  const said = output("Point at a square, or go there with Tab and the arrow keys, to read it.");
   const { shade, legend } = scaleOf(tensors, limit);
   const square = (t) => {
     const words = wordsOf(t), result = field(() => (said.textContent = words), { "aria-label": words });
@@ -48,7 +48,7 @@ function mapOf(tensors, limit) {
   });
   const head = element("thead", {}, element("tr", {}, element("th", {}, "layer"), titles));
   const map = element("table", { class: "map" }, head, element("tbody", {}, lines));
-  return element("figure", {}, said, div("wide", map), paragraph(others), caption(legend));
+  return oneTabStop(element("figure", {}, said, div("wide", map), paragraph(others), caption(legend)));
 }
 
 const verdicts = {  // if it holds, and if not
@@ -63,15 +63,12 @@ function verdict() {
   return element("p", { class: holds ? "good" : "bad" }, holds ? good : notGood);
 }
 function summary() {
-  const { fingerprint, oracle, first, worst, explanation, explanations = [] } = data;
+  const { fingerprint, oracle, loss } = data;
   const rows = [["model", data.what], ["command", monospace(data.command)]];
   if (fingerprint) rows.push(["fingerprint of the gradient", monospace(fingerprint)]);
   const error = oracle && `${oracle.error.toExponential(1)}, largest in ${oracle.tensor}`;
   if (oracle) rows.push(["distance from the independent oracle", error]);
-  if (first) rows.push(["first wrong tensor, in the order of backward", first], ["largest difference", worst]);
-  const words = ([name, value]) => `${spaced(name)}: ${typeof value === "object" ? JSON.stringify(value) : value}`;
-  for (const one of [explanation, ...explanations].filter((e) => e))
-    rows.push(["explained by", Object.entries(one).map(words).join("; ")]);
+  if (loss !== undefined) rows.push(["loss", `${loss}`]);
   return table([], [...rows, ["made", data.date]]);
 }
 
@@ -88,6 +85,11 @@ function modes(runs) {
     run.seconds.toFixed(2), run.error.toExponential(1), run.tensor, run.bits_equal ? "equal" : span("bad", "DIFFER")]);
   return [heading("Modes"), table(titles, rows)];
 }
+function effect(sections) {
+  const rows = sections.map(({ section, distance, cosine, norm_ratio }) =>
+    [section, format.percent(distance), cosine.toFixed(6), format.number(norm_ratio)]);
+  return [heading("What the defect does to the gradient"), table(["", "distance", "cosine", "norm ratio"], rows)];
+}
 function parameters(tensors) {
   const good = tensors.filter((t) => t.right !== false).map((t) => t.distance);
   const limit = data.rounding_limit ?? Math.max(1e-10, ...good);
@@ -95,8 +97,10 @@ function parameters(tensors) {
 }
 
 if (data.what) {
-  page(data.title, verdict(), (data.problems ?? []).map(bad), summary(),
+  const said = (data.said ?? []).map((text) => paragraph(text));
+  page(data.title, verdict(), (data.problems ?? []).map(bad), said, summary(),
     data.certificate ? certificate(data.certificate) : [],
     data.runs?.length ? modes(data.runs) : [],
+    data.effect ? effect(data.effect) : [],
     data.tensors?.length ? parameters(data.tensors) : []);
 }

@@ -41,7 +41,7 @@ class Chart {
   inverse(px) { return this.x.low + ((px - this.left) / this.width) * (this.x.high - this.x.low); }
 
   draw(context, width, height) {
-    Object.assign(this, { left: 58, width: width - 70, bottom: height - 36 });
+    Object.assign(this, { left: 58, width: width - 82, bottom: height - 36 });
     context.textBaseline = "middle";
     this.drawAxes(context);
     context.save();

@@ -74,7 +74,7 @@ function memory() {
     bars.replaceChildren(...["Full memory", "Checkpointing", "StreamBP"].map((name, i) =>
       memoryBar(name, bytes[i], Math.max(...totals))));
     said.textContent = `StreamBP needs ${format.percent(stream / checkpoint)} of checkpointing's memory, and ` +
-      `${format.percent(stream / full)} of full memory. The most of it, ${format.bytes(most)}, are ` +
+      `${format.percent(stream / full)} of full memory. Most of it, ${format.bytes(most)}, is for ` +
       `${lessonKinds[bytes[2].indexOf(most)][0]}.`;
   }
   const slide = (...given) => setting(settings, ...given, show);
@@ -91,21 +91,23 @@ function memory() {
 
 const rows = 12, rowsInChunk = 3;
 function attention() {
-  const said = output("Point at a row or a column, or reach it with the Tab key.");
-  const cells = count(rows, (i) => count(rows, (j) => element("td", { class: j > i ? "" : "reads" })));
-  const title = (number, chosen, text) => element("th", {}, field(() => {
+  const said = output("Point at a row or a column, or go there with Tab and the arrow keys.");
+  const mark = (chosen, text) => {
     cells.forEach((line, i) => line.forEach((cell, j) => cell.classList.toggle("chosen", j <= i && chosen(i, j))));
     said.textContent = text;
-  }, {}, `${number}`));
+  };
+  const title = (number, ...told) => element("th", {}, field(() => mark(...told), {}, `${number}`));
   const to = (a, b) => (a === b ? `row ${a}` : `rows ${a} to ${b}`);
   const column = (j) => title(j, (_, other) => other === j, `Column ${j}: ${to(j, rows - 1)} attend to row ${j}, ` +
     `so each of them adds a part to dK and dV of row ${j}.`);
-  const row = (i) => title(i, (other) => other === i, `Row ${i} reads K and V of ${to(0, i)}, and of no other. ` +
-    "Everything else in the layer, norms, projections and MLP, it does alone.");
+  const ofRow = (i) => [(other) => other === i, `Row ${i} reads K and V of ${to(0, i)}, and of no other. ` +
+    "Everything else in the layer, norms, projections and MLP, it does alone."];
+  const square = (i, j) => element("td", { class: j > i ? "" : "reads", onpointerenter: () => mark(...ofRow(i)) });
+  const cells = count(rows, (i) => count(rows, (j) => square(i, j)));
   const map = element("table", { class: "map attention" }, element("tr", {}, element("td"), count(rows, column)),
-    cells.map((line, i) => element("tr", {}, row(i), line)));
+    cells.map((line, i) => element("tr", {}, title(i, ...ofRow(i)), line)));
   const legend = caption("Rows: what a token reads. Columns: who reads a token.");
-  return element("figure", {}, said, div("wide", map), legend);
+  return oneTabStop(element("figure", {}, said, div("wide", map), legend));
 }
 
 // One head of attention in plain loops, to show what goes missing. Returns dK, of contributions that `counts` allows.
@@ -121,8 +123,8 @@ function keyGradient(counts) {
   }
   return dk;
 }
-// The share of dK that is wrong if each chunk uses only what it has added itself.
-function wrongShare() {
+// The error of dK beside its size if each chunk uses only what it has added itself.
+function relativeError() {
   const chunkOf = (row) => Math.floor(row / rowsInChunk);
   const truth = keyGradient(() => true).flat(), own = keyGradient((t, s) => chunkOf(t) === chunkOf(s)).flat();
   const size = (values) => Math.sqrt(sum(values, (x) => x * x));
@@ -146,7 +148,7 @@ function order() {
   function ending() {
     if (backwards) return "Every chunk's dK and dV were complete when they were used: the gradient is exact.";
     return "Three of four chunks used dK and dV that lacked the parts of later chunks. For this small attention, " +
-      `${format.percent(wrongShare())} of the gradient of K is wrong.`;
+      `the gradient of K is off by ${format.percent(relativeError())} of its size.`;
   }
   function show() {
     const sequence = backwards ? chunks.toReversed() : chunks;
@@ -163,7 +165,7 @@ function order() {
 
 // Sums in float32, by chunks and by tiles.
 function bits() {
-  const n = 2048, tile = 256, x = count(n, (i) => Math.fround(Math.sin(37 * i) * 10 ** (i % 5)));
+  const n = 2048, tile = 256, x = count(n, (i) => Math.fround(Math.sin(53 * i) * 10 ** (i % 5)));
   const add = (a, b) => Math.fround(a + b), part = (from, size) => x.slice(from, from + size).reduce(add, 0);
   const inChunks = (chunk) => count(n / chunk, (c) => part(c * chunk, chunk)).reduce(add, 0);
   const inTiles = (chunk) => {

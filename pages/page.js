@@ -29,10 +29,22 @@ const bad = (text) => element("p", { class: "bad" }, text);
 const heading = (text) => element("h2", {}, text);
 const subheading = (text) => element("h3", {}, text);
 const monospace = (text) => element("code", {}, text);
+// Of many squares, Tab reaches one; arrow keys go on from there.
+function oneTabStop(container) {
+  const squares = [...container.querySelectorAll(".field")];
+  squares.forEach((square, i) => (square.tabIndex = i === 0 ? 0 : -1));
+  container.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    squares[squares.indexOf(document.activeElement) + step]?.focus();
+  });
+  return container;
+}
 const caption = (...children) => element("figcaption", {}, ...children);
 const output = (text) => element("output", { "aria-live": "polite" }, text);
 const button = (text, onclick) => element("button", { onclick }, text);
-// A small square that tells something when it is pointed at, or reached with the Tab key.
+// A small square that tells something when it is pointed at, or reached with the keyboard.
 const field = (tell, attributes, text = "") =>
   element("button", { class: "field", onpointerenter: tell, onfocus: tell, ...attributes }, text);
 
@@ -60,9 +72,9 @@ function scaled(x, base, units) {
 const format = {
   bytes: (x) => scaled(x, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]),
   count: (x) => scaled(x, 1000, ["", "k", "M", "G", "T", "P", "E"]),
-  flops: (x) => `${format.count(x)}FLOP`,
+  flops: (x) => scaled(x, 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"]),
   whole: (x) => x.toLocaleString("en-US"),
-  number: (x) => (missing(x) ? "not a number" : `${rounded(x, 4)}`),
+  number: (x) => (Math.abs(x) >= 1e6 ? x.toExponential(2) : `${rounded(x, 4)}`),
   percent: (x) => `${rounded(100 * x)}%`,
   seconds(x) {
     if (x < 1) return scaled(1e6 * x, 1000, ["µs", "ms"]);
@@ -70,6 +82,8 @@ const format = {
     return x < 7200 ? `${Math.round(x / 60)} min` : `${(x / 3600).toFixed(1)} h`;
   },
 };
+for (const [name, words] of Object.entries(format))
+  format[name] = (x) => (typeof x === "number" ? words(x) : "not a number");
 const unitOf = (bytes) => 1024 ** Math.floor(Math.log(Math.max(bytes, 1)) / Math.log(1024));
 
 // Colours are the custom properties of page.css.

@@ -21,8 +21,13 @@ const groups = [
   ["Memory", ["memory"], format.bytes], ["Far memory", ["far_memory"], format.bytes],
   ["Seconds of a step", ["seconds"], format.seconds],
 ];
+const titles = {
+  stopped: "Share of completions that end by themselves", reward_deviation: "Standard deviation of the rewards",
+  without_advantage: "Share of groups with equal rewards", sampling_difference: "Log-probs: sampled beside recomputed",
+};
 const names = { evaluation_loss: "held-out", loss: "training", first_half: "first half", second_half: "second half" };
-const nameOf = (metric) => names[metric] ?? (metric.startsWith("evaluation_") ? "held-out" : spaced(metric));
+const plainName = (metric) => metric.replace(/^evaluation_/, "");
+const nameOf = (metric) => names[metric] ?? (metric === plainName(metric) ? spaced(metric) : "held-out");
 
 function seriesOf(title, metrics) {
   const one = runs.length === 1;
@@ -40,13 +45,14 @@ function levelsOf(metric, { planned_memory, clip } = {}) {
 }
 function chartOf(title, metrics, words = format.number) {
   const series = seriesOf(title, metrics), [metric] = metrics;
-  const highs = series.flatMap((s) => s.high).sort((a, b) => a - b);
+  const sorted = (name) => series.flatMap((s) => s[name]).sort((a, b) => a - b);
+  const highs = sorted("high"), means = sorted("mean"), median = means[(means.length - 1) >> 1];
   if (series.length === 0 || (metric === "far_memory" && highs.at(-1) === 0)) return null;
   const begins = runs.length === 1 ? runs[0].begins : [];
   return seriesChart({
     title, series, words,
     // A few huge values, as a gradient norm may have, would hide all others.
-    log: metric === "gradient_norm" && highs[0] > 0 && highs.at(-1) > 20 * highs[highs.length >> 1],
+    log: ["gradient_norm", "loss"].includes(metric) && sorted("low")[0] > 0 && highs.at(-1) > 20 * median,
     low: metric === "memory" || words === format.percent ? 0 : undefined,
     marks: begins.slice(1).map((begin) => begin.step),
     levels: levelsOf(metric, begins.at(-1)),
@@ -55,12 +61,13 @@ function chartOf(title, metrics, words = format.number) {
 }
 function curves() {
   const known = groups.flatMap(([, metrics]) => metrics);
-  const others = unique(runs.flatMap((run) => Object.keys(run.series))).filter((metric) => !known.includes(metric));
+  const all = unique(runs.flatMap((run) => Object.keys(run.series)));
+  const others = unique(all.filter((metric) => !known.includes(metric)).map(plainName));
   const shown = groups.filter(([, [metric]]) => runs.length === 1 || metric !== "first_half");
-  const all = [...shown, ...others.map((metric) => [spaced(metric), [metric]])];
+  const rest = others.map((metric) => [titles[metric] ?? spaced(metric), [metric, `evaluation_${metric}`]]);
   const words = "Pale: the values, where there are many; a band is their range in neighbouring steps, so no peak is " +
     "hidden. Strong: smoothed. Point at a curve, or focus it and press the arrow keys, to read it.";
-  return [heading("Curves"), soft(words), div("panels", all.map((group) => chartOf(...group) ?? []))];
+  return [heading("Curves"), soft(words), div("panels", [...shown, ...rest].map((group) => chartOf(...group) ?? []))];
 }
 
 function memoryOf({ planned_memory, mode, chunk, block, kept }) {
@@ -86,9 +93,9 @@ function facts(run) {
     ["program", begin.version], ["fingerprint of the first gradient", first && monospace(first[1])],
     ...run.begins.map((b) => [when(b), [monospace(b.command), ` ${b.date}`]]),
   ];
-  const parts = begin.trained_parts?.map(([kind, layers, count]) => [kind, ranges(layers), format.whole(count)]);
+  const parts = (begin.trained_parts ?? []).map(([kind, layers, count]) => [kind, ranges(layers), format.whole(count)]);
   const words = (value) => (typeof value === "string" ? value : JSON.stringify(value));
-  const options = Object.entries(begin.options).map(([name, value]) => [name, words(value)]);
+  const options = Object.entries(begin.options ?? {}).map(([name, value]) => [name, words(value)]);
   return [table([], rows.filter(([, value]) => value)),
     trained ? details("What is trained", false, table(["tensor", "layers", "numbers"], parts)) : [],
     details("All options", false, table([], options))];
@@ -105,13 +112,13 @@ function ranges(numbers) {
 
 function state({ begins, last, series, error, damaged }) {
   const steps = begins.at(-1)?.steps;
-  const reached = `step ${format.whole(last)}${steps ? ` of ${format.whole(steps)}` : ""}.`;
+  const reached = `step ${format.whole(last)}${steps ? ` of ${format.whole(steps)}` : ""}.`, done = last >= steps;
+  const goesOn = steps && !done && !error ? " It goes on, was stopped or was killed; train --resume continues it." : "";
   const lost = Object.entries(series).filter(([, s]) => s.not_finite).map(([name, s]) => {
     const shown = s.not_finite.slice(0, 5).map(format.whole).join(", ");
     return `${spaced(name)} at step ${shown}${s.not_finite.length > 5 ? " and later" : ""}`;
   });
-  return [steps && last >= steps ? paragraph(`Complete: ${reached}`)
-      : paragraph(`${reached} It goes on, was stopped or was killed; train --resume continues it.`),
+  return [paragraph(done ? `Complete: ${reached}` : `Reached ${reached}${goesOn}`),
     error ? bad(`Ended with an error: ${error.text}`) : [],
     lost.length ? bad(`Not a finite number: ${lost.join("; ")}`) : [],
     damaged ? bad(`${damaged} damaged line${damaged > 1 ? "s" : ""} in metrics.jsonl left out`) : []];
@@ -131,24 +138,26 @@ function written({ completions, samples }) {
     samples.length ? [heading("Samples"), samples.map(sample)] : []];
 }
 
-// How long the gradients of two runs have the same bits.
-function sameBits(a, b) {
-  const pairs = a.fingerprints.flatMap(([step, , bits]) =>
-    b.fingerprints.filter(([other]) => other === step).map(([, , others]) => ({ step, same: others === bits })));
-  if (pairs.length === 0) return "their metrics have no fingerprints of the same steps";
+// How long the gradients of two runs have the same fingerprints. A fingerprint is [step, of this step, of all steps from
+// the first one without a gap, this first step].
+function compared(a, b) {
+  const pairs = a.fingerprints.flatMap(([step, , all, first]) =>
+    b.fingerprints.filter((other) => other[0] === step && other[3] === first)
+      .map((other) => ({ step, same: other[2] === all })));
+  if (pairs.length === 0) return "they have no fingerprints of the same steps";
   const words = (pair) => format.whole(pair.step);
   const first = pairs.find((pair) => !pair.same), equal = pairs.findLast((pair) => pair.same);
-  if (!first) return `the same bits in all steps up to ${words(equal)}, as far as both have recorded them`;
-  if (!equal) return `other bits from step ${words(first)} on`;
-  return `the same bits up to step ${words(equal)}, others at step ${words(first)} at the latest`;
+  if (!first) return `the same fingerprints up to step ${words(equal)}`;
+  if (!equal) return `others from step ${words(first)} on`;
+  return `the same fingerprints up to step ${words(equal)}, others at step ${words(first)} at the latest`;
 }
 function comparison() {
   const titles = ["run", "steps", "last loss", "lowest held-out loss", "memory", "gradients beside the first run's"];
   const rows = runs.map((run, i) => {
     const { loss, evaluation_loss: heldOut, memory } = run.series;
     return [key(runColours[i], run.name), format.whole(run.last), loss ? format.number(loss.mean.at(-1)) : "",
-      heldOut ? format.number(Math.min(...(heldOut.low ?? heldOut.mean))) : "",
-      memory ? format.bytes(Math.max(...(memory.high ?? memory.mean))) : "", i === 0 ? "" : sameBits(runs[0], run)];
+      heldOut?.mean.length ? format.number(Math.min(...(heldOut.low ?? heldOut.mean))) : "",
+      memory ? format.bytes(Math.max(...(memory.high ?? memory.mean))) : "", i === 0 ? "" : compared(runs[0], run)];
   });
   const troubled = runs.filter((run) => run.error || run.damaged);
   return [table(titles, rows), troubled.map((run) => [subheading(run.name), state(run)])];

@@ -115,10 +115,11 @@ class Walk {
   lives(upTo) {
     const grid = () => Array.from({ length: data.layers }, () => new Uint8Array(this.columns));
     const nothing = () => ({ input: grid(), kept: grid(), kv: grid(), dkv: grid() });
-    const state = { ...nothing(), freed: null };
-    const lastBlock = Math.floor((data.length - 1) / this.blockRows);
-    let visit = null, keeps = false;
-    for (let cell = 0; cell <= upTo; ++cell) {
+    const lastBlock = Math.floor((data.length - 1) / this.blockRows), before = this.replayed;
+    // Goes on from where the last call ended, unless the cursor went back.
+    let { cell, visit, keeps, state } =
+      before?.cell <= upTo + 1 ? before : { cell: 0, visit: null, keeps: false, state: { ...nothing(), freed: null } };
+    for (; cell <= upTo; ++cell) {
       const next = this.visitOf(cell);
       const same = visit && ["layer", "back", "block"].every((name) => visit[name] === next?.[name]);
       if (same) state.freed = null;
@@ -129,6 +130,7 @@ class Walk {
       keeps ||= visit?.back === false && visit.block === lastBlock;
       if (visit) this.compute(state, cell, keeps);
     }
+    this.replayed = { cell, visit, keeps, state };
     return state;
   }
   // Cells of the same layer, direction and block follow each other; null outside of the layers.
@@ -142,7 +144,7 @@ class Walk {
     const pass = this.pass[cell], layer = this.layer[cell], column = Math.floor(this.begin[cell] / this.chunk);
     state.kv[layer][column] = 1;
     if (pass === "backward") {
-      for (let c = 0; c < column; ++c) state.dkv[layer][c] ||= 1;
+      for (let c = this.seenFrom(layer, this.begin[cell]); c < column; ++c) state.dkv[layer][c] ||= 1;
       state.dkv[layer][column] = 2;
     }
     if (pass !== "forward" || !keeps) return;
@@ -150,13 +152,20 @@ class Walk {
     if (layer + 1 < data.layers && layer + 1 >= this.lowest) state.input[layer + 1][column] = 1;
     if (layer >= this.lowest && this.keeps[layer]) state.kept[layer][column] = 1;
   }
+  // The first column that a row of the layer attends to.
+  seenFrom(layer, row) {
+    const local = data.window > 0 && data.local[layer];
+    return local ? Math.floor(Math.max(0, row - data.window) / this.chunk) : 0;
+  }
   // What goes when a layer is left.
   close(state, { layer, back, block }) {
     const from = Math.floor((block * this.blockRows) / this.chunk);
     const to = Math.min(this.columns, Math.ceil(((block + 1) * this.blockRows) / this.chunk));
     const stays = this.block > 0 && this.stays[layer];
-    if (!stays && (back || !this.keeps_kv[layer])) state.kv[layer].fill(0);
-    if (back && !stays) state.dkv[layer].fill(0);
+    // Of a layer with a window, what the next block sees of this one stays, and dK, dV of what this one sees before it.
+    const end = to < this.columns ? this.seenFrom(layer, to * this.chunk) : to;
+    if (!stays && (back || !this.keeps_kv[layer])) state.kv[layer].fill(0, from, end);
+    if (back && !stays) state.dkv[layer].fill(0, from, to);
     if (back) state.input[layer].fill(0, from, to), state.kept[layer].fill(0, from, to);
     state.freed = { layer, from, to };
   }
@@ -188,10 +197,11 @@ function paintMemory(walk, chart, context) {
 function paintPeak(walk, chart, context) {
   const outside = walk.peak > ceiling, text = format.bytes(walk.peak) + (outside ? " ↑" : "");
   context.font = "600 12px system-ui";
-  const right = chart.left + chart.width - context.measureText(text).width - 2;
+  const { width } = context.measureText(text), right = chart.left + chart.width - width - 2;
   const x = Math.min(chart.px(walk.time[walk.total.indexOf(walk.peak)]) + 4, right);
   const y = outside ? 14 : Math.max(8, chart.py(walk.peak) - 9);
-  write(context, outside ? "paper" : "ink", "left", text, x, y);
+  if (outside) fill(context, "paper", x - 3, y - 8, width + 6, 16);
+  write(context, "ink", "left", text, x, y);
 }
 function paintLimit(chart, context) {
   context.globalAlpha = 0.6;
@@ -382,16 +392,19 @@ const slider = element("input", { type: "range", min: 0, max: 100000, "aria-labe
 function overview() {
   const shown = kinds.filter(([name]) => !["token stream", "float32 gradient sums"].includes(name));
   const titles = ["", "peak", "predicted time", "work", "chunk", "keeps beside layer inputs"];
-  const rows = walks.map((w) => [w.name, format.bytes(w.peak), format.seconds(w.seconds),
-    format.flops(w.work[w.size]), w.columns === 1 ? "all rows" : `${format.whole(w.chunk)} rows`, w.kept]);
+  const rows = walks.map((w) => [w.name, format.bytes(w.peak), format.seconds(w.seconds), format.flops(w.flops),
+    w.columns === 1 ? "all rows" : `${format.whole(w.chunk)} rows`, w.kept]);
+  const far = walks.some((w) => w.far[w.size] > 0);
   return [heading("Memory over the step"),
     soft(shown.map(keyOf), data.memory ? `dashed: ${format.bytes(data.memory)}` : ""),
-    div("panels", charts.map((chart) => chart.figure)), table(titles, rows)];
+    div("panels", charts.map((chart) => chart.figure)), table(titles, rows),
+    far ? soft("The charts show the time of computing; waiting for far memory is only in the table.") : []];
 }
 // The charts, and the player below them.
 function player() {
   const words = caption(
-    key("blue", "layer input kept"), key("violet", "more kept"), key("teal", "K, V"),
+    key("blue", `layer input kept${walks.some((w) => w.far_inputs) ? " (pale: in far memory)" : ""}`),
+    key("violet", "more kept"), key("teal", "K, V"),
     key("amber", "dK, dV: pale until all later rows have added"), "dashed: just freed. ",
     "Columns are chunks of rows, the first row at the left. Solid: what is computed now, ",
     key("green", "forward"), key("violet", "recomputed"), key("red", "backward"));
@@ -404,19 +417,25 @@ function player() {
     div("beside", picture, element("div", {}, what, formula, code, numbers)), live];
 }
 
+// Of a step with many micro-batches, or on several ranks, a part is shown.
+function shownPart({ micro_batches, ranks = 1, sequence_ranks = 1 }) {
+  const shared = sequence_ranks > 1 ? ` A chunk has rows of the ${sequence_ranks} ranks that share a stream.` : "";
+  const two = "Two micro-batches are played; the others are like the second. The table has the whole step.";
+  return [micro_batches > 2 * (ranks / sequence_ranks) ? paragraph(two) : [],
+    ranks > 1 ? paragraph(`Memory and work are those of rank 0 of ${ranks}.${shared}`) : []];
+}
 const introduction = ({ model, length, dtype, optimizer }) => [
-  paragraph(`${model}. One training step on ${format.whole(length)} tokens, ${dtype}, optimizer ${optimizer}, ` +
-    "recorded from the program's own walk, which runs on a device that only counts. All ways below compute the same " +
-    "gradient, bit for bit; they differ in what lives when."),
+  paragraph(`${model}. One training step on ${format.whole(length)} tokens, ${dtype}, ` +
+    `${optimizer === "none" ? "no optimizer" : `optimizer ${optimizer}`}, recorded from the program's own walk, which ` +
+    "runs on a device that only counts. All ways below compute the same gradient, bit for bit; they differ in what is " +
+    "in memory, and when."),
   paragraph("A step goes up through the layers (forward), then down (backward). Backward needs the activations of " +
     "forward: full memory keeps them, checkpointing computes a whole layer again, and StreamBP computes one chunk of " +
-    "a layer again, the last chunk first, because only later rows add to the dK and dV of a row."),
+    "a layer again, the last chunk first, because only the row itself and later rows add to a row's dK and dV."),
 ];
 
 if (walks.length > 0 && data.title) {
-  const two = `. Of ${data.micro_batches} micro-batches the first two are shown; the others are like the second.`;
-  const made = soft("Made by ", monospace(data.command), data.micro_batches > 2 ? two : ".");
-  page(data.title, introduction(data), player(), made);
+  page(data.title, introduction(data), shownPart(data), player(), soft("Made by ", monospace(data.command)));
   const [number, share] = location.hash.slice(1).split(":").map(Number);  // page.html#2:0.6
   const walk = (location.hash && walks[number]) || now.walk;
   go((share || 0) * walk.duration, walk);

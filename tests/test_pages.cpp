@@ -151,8 +151,8 @@ TEST_F(Pages, RunsAreCompared) {
   expect_ok("report a b c", "comparison.html");
   look_at("comparison.html", "comparison");
   const std::string text = browser->evaluate("document.querySelector('main').textContent");
-  EXPECT_PRED2(contains, text, "the same bits in all steps up to 5");
-  EXPECT_PRED2(contains, text, "other bits from step 1 on");
+  EXPECT_PRED2(contains, text, "the same fingerprints up to step 5");
+  EXPECT_PRED2(contains, text, "others from step 1 on");
 }
 
 // What a run, its data or its model names contain is data.
@@ -184,6 +184,7 @@ TEST_F(Pages, HostileTextDoesNoHarm) {
   for (Index step = 1; step < 5; ++step) line({{"step", step}, {"loss", 1}, {bad, 2}, {"gradient_norm", nullptr}});
   line({{"step", 5}, {"sample", {{"prompt", bad}, {"text", std::string(10'000'000, '<')}}}});
   line({{"step", 5}, {"error", bad}});
+  line({{"step", 5}, {"error", {1}}, {"begin", 5}, {"sample", "x"}, {"gradient_fingerprint", 1}});
   metrics << "{\"step\": 6, \"lo";  // killed
   metrics.close();
   std::ofstream("run/completions.jsonl") << Json{{"step", 1},
@@ -191,7 +192,7 @@ TEST_F(Pages, HostileTextDoesNoHarm) {
                                                  {"texts", {bad, std::string(3'000'000, 'x')}},
                                                  {"rewards", {1, nullptr}}}
                                                 .dump(-1, ' ', false, Json::error_handler_t::replace)
-                                         << "\n{\"step\": [], \"texts\": 5}\nnot json\n";
+                                         << "\n{\"step\": [], \"texts\": []}\nnot json\n";
   expect_ok("report run");
   EXPECT_LE(fs::file_size("run/report.html"), 300'000u);
   look_at("run/report.html", "hostile");
@@ -208,7 +209,8 @@ TEST_F(Pages, HostileTextDoesNoHarm) {
 }
 
 TEST_F(Pages, ACertificateIsAPage) {
-  expect_ok("verify --family qwen3 --oracle --length 300 --html verified.html --json verified.json", "verified.html");
+  expect_ok("verify --family qwen3 --oracle --length 300 --html verified.html --json verified.json",
+            "The page is verified.html");
   look_at("verified.html", "verified");
   const Json tensors = parse_json_file("verified.json")["tensors"];
   EXPECT_EQ(browser->evaluate("document.querySelectorAll('.field').length"), tensors.size());
@@ -254,6 +256,7 @@ TEST_F(Pages, TheLessonIsRight) {
   EXPECT_EQ(browser->evaluate("data.source"), source) << "scripts/make_lesson.py updates it";
 
   browser->open_page(lesson, {});
+  EXPECT_NEAR(browser->evaluate("walks[2].flops / walks[0].flops").get<double>(), 1.21, 0.005) << "as section 4 says";
   const auto text = [&](const std::string& id) {
     return browser->evaluate("document.querySelector('" + id + "').textContent").get<std::string>();
   };
@@ -262,7 +265,7 @@ TEST_F(Pages, TheLessonIsRight) {
   EXPECT_EQ(browser->evaluate("document.querySelectorAll('.chosen').length"), 8);
   EXPECT_PRED2(contains, text("#order"), "the gradient is exact");
   browser->click("#order button:nth-child(2)");
-  EXPECT_PRED2(contains, text("#order"), "of the gradient of K is wrong");
+  EXPECT_PRED2(contains, text("#order"), "the gradient of K is off by");
   EXPECT_EQ(browser->evaluate("document.querySelectorAll('#order .bad').length"), 3);
   const Json sums = browser->evaluate(
       "[1, 2].map(column => new Set([...document.querySelectorAll('#bits tbody tr')].map(r => "

@@ -51,8 +51,6 @@ class EventFile {
   // A line of metrics.jsonl: numbers become scalars, a sample a text, the beginning of a run its hyperparameters.
   void add(const Json& line);
 
-  static bool is_name(std::string_view name) { return name.starts_with("events.out.tfevents."); }
-
  private:
   void write(Index step, int field, const ProtocolBuffer& content);
   void write_record(const std::string& event);

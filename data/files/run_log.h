@@ -92,10 +92,11 @@ class RunLog {
   void add(const Json& line) {
     const Index step = line["step"];
     for (const auto& [name, value] : line.items()) {
-      if (name == "begin") {
-        begins_.push_back(value), begins_.back()["step"] = step;
-      } else if (name == "sample") {
-        samples_.push_back(value), samples_.back()["step"] = step;
+      if (name == "begin" && value.is_object()) {
+        add_spread(begins_, value, step);
+      } else if (name == "sample" && value.is_object() && value.value("prompt", Json()).is_string() &&
+                 value.value("text", Json()).is_string()) {
+        add_spread(samples_, value, step);
       } else if (name == "error" && value.is_string()) {
         error_ = {{"step", step}, {"text", value}};
       } else if (name == "gradient_fingerprint" && value.is_string()) {
@@ -118,19 +119,31 @@ class RunLog {
   bool empty() const { return metrics_.empty() && begins_.empty(); }
 
  private:
-  static constexpr std::size_t kMostMetrics = 64;
+  static constexpr std::size_t kMostMetrics = 64, kMostOfThem = 32;
 
-  // Of the first steps; and of all steps up to each power of two, so that two runs show how long they are the same.
+  // Of the first steps and each power of two: [step, its fingerprint, a hash of those of all steps since `first` without a
+  // gap, first], so that two runs show how long they are the same.
   void add_fingerprint(Index step, const std::string& fingerprint) {
-    so_far_ = hash_of(so_far_ + fingerprint);
-    if (step <= 16 || (step & (step - 1)) == 0) fingerprints_.push_back({step, fingerprint, so_far_});
+    if (step != fingerprinted_ + 1) first_ = step, so_far_.clear();
+    fingerprinted_ = step, so_far_ = hash_of(so_far_ + fingerprint);
+    if (step <= 16 || (step & (step - 1)) == 0) fingerprints_.push_back({step, fingerprint, so_far_, first_});
+  }
+  // The first one, and others spread over the run.
+  static void add_spread(std::vector<Json>& all, Json one, Index step) {
+    one["step"] = step;
+    all.push_back(std::move(one));
+    if (all.size() <= kMostOfThem) return;
+    std::vector<Json> kept;
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (i % 2 == 0 || i + 1 == all.size()) kept.push_back(std::move(all[i]));
+    all = std::move(kept);
   }
 
   std::vector<Json> begins_, samples_, fingerprints_;
   std::map<std::string, MetricSeries> metrics_;
   Json error_;
   std::string so_far_;
-  Index last_ = 0, damaged_ = 0;
+  Index last_ = 0, damaged_ = 0, fingerprinted_ = 0, first_ = 0;
 };
 
 }  // namespace streambp
