@@ -1,6 +1,6 @@
 # Scripts, styles and sources that the program's pages show, as strings of the program (commands/page.h). A page allows
 # exactly these scripts, by their hashes.
-set(resources pages/page.css pages/page.js pages/chart.js pages/step.js pages/report.js pages/certificate.js streambp.cuh)
+set(resources pages/page.css pages/page.js pages/chart.js pages/walk.js pages/step.js pages/report.js pages/certificate.js streambp.cuh)
 set(strings "#include \"commands/page.h\"\n\nconst std::vector<streambp::Resource> streambp::kResources = {\n")
 foreach(resource ${resources})
   file(READ ${PROJECT_SOURCE_DIR}/${resource} text)

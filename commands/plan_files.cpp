@@ -95,7 +95,7 @@ void write_timeline(const std::string& file, Index rows, const Planned& planned,
   for (const Way& way : ways) page["walks"].push_back(recorded(way, rows, chunk, rates));
   page["walks"][selected]["selected"] = true;
   const std::string named = answers.at("name"), model = named.empty() ? "a " + c.family + " model" : named;
-  write_page(file, "One step of " + model + ": StreamBP, played", {"step.js"}, page);
+  write_page(file, "One step of " + model + ": StreamBP, played", {"walk.js", "step.js"}, page);
   print("\nThe step is in %s; open it in a browser.\n", file.c_str());
 }
 

@@ -91,7 +91,7 @@ void TrainReport::failed(const std::string& error) noexcept {
 
 void TrainReport::begin(Index first_step) {
   first_step_ = last_step_ = first_step, start_ = Clock::now();
-  if (first_step > 0 && this_process().rank == 0) log_ = RunLog(directory_.path() / "metrics.jsonl");
+  if (first_step > 0 && this_process().rank == 0) log_ = RunLog(directory_.path() / "metrics.jsonl", show_progress);
   if (options_.tensorboard && this_process().rank == 0) events_.emplace(directory_.path(), first_step);
   record({{"step", first_step}, {"begin", beginning()}});
   const TrainOptions& o = options_;
