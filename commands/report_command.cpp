@@ -15,7 +15,7 @@ constexpr const char* kReportDescription =
     "  streambp report out/run-1                       out/run-1/report.html\n"
     "  streambp report out/run-1 out/run-2             comparison.html\n\n"
     "The page needs no network. It shows the loss, rate, gradient norm, speed and memory of each step, metrics of the\n"
-    "objective, completions and samples, and whether the gradients of two runs have the same bits.";
+    "objective, completions and samples, and up to which step the gradients of runs have the same fingerprints.";
 
 class ReportCommand : public Command {
  public:

@@ -18,7 +18,8 @@ constexpr const char* kTrainDescription =
     "--model, train trains a small Llama on generated\n"
     "stories, in two minutes on two cores, and prints a sample. With your own text and half a gigabyte:\n\n"
     "  streambp train --data book.txt --length 4096 --memory 512MiB --steps 2000 --out book\n\n"
-    "A run writes metrics.jsonl and checkpoints to its output directory. --out DIR --resume continues it with the "
+    "A run writes metrics.jsonl, report.html and checkpoints to its output directory. --out DIR --resume continues it "
+    "with the "
     "same\n"
     "bits as if it had never stopped, in any mode and with any chunk. Ctrl-C finishes the step and saves a checkpoint.";
 
@@ -135,8 +136,11 @@ void TrainOptions::add_output_options() {
             {&resume, "Continue the run in --out from its newest checkpoint, or from the beginning if it has none"});
   table.add("--stop-after", whole(stop_after, "Stop after this step, with a checkpoint, as if interrupted; 0: never", 0,
                                   1 << 30, Lasts::no));
-  table.add("--sample",
-            whole(sample_length, "From scratch: tokens to sample at the end; 0: none", 0, 1 << 20, Lasts::kept));
+  table.add(
+      "--sample",
+      whole(sample_length,
+            "From scratch: tokens to sample at the end (and up to 160 for the report after each evaluation); 0: none",
+            0, 1 << 20, Lasts::kept));
   table.add("--prompt", {&prompt, "Prompt of the sample", {}, Lasts::kept, "a line of the held-out text"});
   table.add("--temperature",
             {&temperature, "Temperature of the sample; 0: greedy", checks::not_negative(), Lasts::kept});
