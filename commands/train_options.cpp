@@ -18,10 +18,9 @@ constexpr const char* kTrainDescription =
     "--model, train trains a small Llama on generated\n"
     "stories, in two minutes on two cores, and prints a sample. With your own text and half a gigabyte:\n\n"
     "  streambp train --data book.txt --length 4096 --memory 512MiB --steps 2000 --out book\n\n"
-    "A run writes metrics.jsonl, report.html and checkpoints to its output directory. --out DIR --resume continues it "
-    "with the "
-    "same\n"
-    "bits as if it had never stopped, in any mode and with any chunk. Ctrl-C finishes the step and saves a checkpoint.";
+    "A run writes metrics.jsonl, report.html and checkpoints to its output directory. --out DIR --resume continues\n"
+    "it with the same bits as if it had never stopped, in any mode and with any chunk. Ctrl-C finishes the step and\n"
+    "saves a checkpoint.";
 
 // A row for a whole number from `least` to `most`.
 Row whole(Index& value, const char* help, double least, double most, Lasts lasts, const char* shown = "") {
