@@ -118,9 +118,9 @@ inline void compute_cached_attention(Cuda& dev, const AttentionOutput<float>& ou
                cuda::kPlainThreads * sizeof(float), cuda::plain_input(in, {rows.mask, {0, 0}, shape}), rows.index, out);
 }
 
-inline void compute_cached_attention(Cuda& dev, const AttentionOutput<BFloat16>& out,
-                                     const AttentionInput<BFloat16>& in, const SequenceRows& rows,
-                                     const AttentionShape& shape) {
+template <std::same_as<BFloat16> T>
+void compute_cached_attention(Cuda& dev, const AttentionOutput<T>& out, const AttentionInput<T>& in,
+                              const SequenceRows& rows, const AttentionShape& shape) {
   const cuda::FlashInput input = cuda::flash_input(in, {rows.mask, {0, 0}, shape});
   const Index stacks = shape.kv_heads * cuda::HeadStack::per_group(shape);
   cuda::with_kernel_for(shape, [&](auto dim, auto capped) {

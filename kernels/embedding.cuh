@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/base/device.cuh"
+#include "kernels/base/math.cuh"
 #include "kernels/base/matrix.cuh"
 #ifdef STREAMBP_CUDA
 #include "kernels/base/packs.cuh"
@@ -138,7 +139,7 @@ void scatter_add_rows(Cuda& dev, const TableSums<G>& table, Matrix<T> dx, T tabl
     auto sum = cuda::load<n()>(table.sums.row(row) + j);
     for (Index slot = first; slot < table.sorted.cols && row_of(slot) == row; ++slot) {
       const auto term = cuda::load<n()>(dx.row(table.sorted(0, slot)) + j);
-      for (int k = 0; k < n(); ++k) sum.x[k] += scale * term.x[k];
+      for (int k = 0; k < n(); ++k) sum.x[k] = multiply_add(scale, term.x[k], sum.x[k]);
     }
     cuda::store(table.sums.row(row) + j, sum);
   };

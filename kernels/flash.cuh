@@ -5,6 +5,8 @@
 // one tile ahead.
 #pragma once
 
+#include <concepts>
+
 #include "kernels/flash/backward.cuh"
 #include "kernels/flash/forward.cuh"
 
@@ -50,8 +52,10 @@ struct TilesOf {
 
 }  // namespace cuda
 
-inline void compute_attention(Cuda& dev, const AttentionOutput<BFloat16>& out, const AttentionInput<BFloat16>& in,
-                              const AttentionSpan& span) {
+// Templates, so that nvcc compiles the kernels, which takes a minute, only where they are used.
+template <std::same_as<BFloat16> T>
+void compute_attention(Cuda& dev, const AttentionOutput<T>& out, const AttentionInput<T>& in,
+                       const AttentionSpan& span) {
   const AttentionShape& shape = span.shape;
   const cuda::FlashInput input = cuda::flash_input(in, span);
   cuda::with_kernel_for(shape, [&](auto dim, auto capped) {
@@ -62,9 +66,9 @@ inline void compute_attention(Cuda& dev, const AttentionOutput<BFloat16>& out, c
   });
 }
 
-inline void compute_attention_backward(Cuda& dev, const AttentionGradient<BFloat16>& gradient,
-                                       const AttentionUpstream<BFloat16>& upstream, const AttentionInput<BFloat16>& in,
-                                       const AttentionSpan& span) {
+template <std::same_as<BFloat16> T>
+void compute_attention_backward(Cuda& dev, const AttentionGradient<T>& gradient, const AttentionUpstream<T>& upstream,
+                                const AttentionInput<T>& in, const AttentionSpan& span) {
   const AttentionShape& shape = span.shape;
   const cuda::FlashInput input = cuda::flash_input(in, span, upstream.dout);
   cuda::with_kernel_for(shape, [&](auto dim, auto capped) {

@@ -289,8 +289,8 @@ struct NormBackwardRows {
         const auto value = load<N>(in.x.row(begin + r) + j), d = load<N>(dy.row(begin + r) + j);
         for (int k = 0; k < N; ++k) {
           const float g = d.x[k] * factors.x[k], distance = value.x[k] - mean[r];
-          sums[3 * r] += distance * distance;
-          sums[3 * r + 1] += g * distance;
+          sums[3 * r] = multiply_add(distance, distance, sums[3 * r]);
+          sums[3 * r + 1] = multiply_add(g, distance, sums[3 * r + 1]);
           sums[3 * r + 2] += g;
         }
       }
@@ -316,8 +316,9 @@ struct NormBackwardRows {
         auto result = update == Update::add ? load<N>(dx.row(i) + j) : Floats<N>();
         for (int k = 0; k < N; ++k) {
           const float normed = (value.x[k] - mean[r]) * scale[r];
-          result.x[k] += scale[r] * (d.x[k] * factors.x[k] - normed * mean_gx[r] - mean_g[r]);
-          dw.x[k] += d.x[k] * normed;
+          const float g = multiply_add(d.x[k], factors.x[k], -mean_g[r]);
+          result.x[k] = multiply_add(scale[r], multiply_add(-normed, mean_gx[r], g), result.x[k]);
+          dw.x[k] = multiply_add(d.x[k], normed, dw.x[k]);
           db.x[k] += d.x[k];
         }
         store(dx.row(i) + j, result);  // written last: dx may alias dy or x
@@ -373,8 +374,11 @@ void compute_norm_backward(Cuda& dev, Matrix<T> dx, const NormWeights<float>& gr
                            const NormInput<T>& in, Update update) {
   const Index cols = in.x.cols;
   const bool packed = cuda::packable(dx, group_sums.weight, group_sums.bias, dy, in.x, in.weights.weight);
-  const auto kernel = packed ? cuda::norm_backward_kernel<cuda::kPack, T> : cuda::norm_backward_kernel<1, T>;
-  const Index threads = least(cuda::kNormThreads, round_up(ceil_div(cols, packed ? cuda::kPack : 1), cuda::kWarp));
+  const Index pack = !packed ? 1 : cols < cuda::kWarp * cuda::kPack ? 4 : cuda::kPack;  // a head has work for all lanes
+  const auto kernel = pack == 1   ? cuda::norm_backward_kernel<1, T>
+                      : pack == 4 ? cuda::norm_backward_kernel<4, T>
+                                  : cuda::norm_backward_kernel<cuda::kPack, T>;
+  const Index threads = least(cuda::kNormThreads, round_up(ceil_div(cols, pack), cuda::kWarp));
   const Index sums = (group_sums.weight ? 1 : 0) + (group_sums.bias ? 1 : 0);
   const Index shared = sums * cols + threads / cuda::kWarp * 3 * cuda::kRowsAtOnce;
   require(shared * sizeof(float) <= 99 << 10, "norm backward: rows of ", cols, " are too wide for a GPU");

@@ -27,7 +27,7 @@ static_assert(kPage % kWarp == 0);
 
 __device__ inline float dot(const float* a, const float* b, Index n) {
   float sum = 0;
-  for (Index j = 0; j < n; ++j) sum += a[j] * b[j];
+  for (Index j = 0; j < n; ++j) sum = multiply_add(a[j], b[j], sum);
   return sum;
 }
 
@@ -62,13 +62,13 @@ __device__ inline void plain_attend(const PlainInput& in, Index i, Index h, cons
     const float s = visible ? in.score(dot(q, in.k.row(key + shift) + kv, dim)) : -INFINITY;
     const float now = fmaxf(maximum, warp_max(s)), shrink = maximum == -INFINITY ? 0 : exponential(maximum - now);
     p[lane] = visible ? exponential(s - now) : 0;
-    sum = sum * shrink + warp_sum(p[lane]);
+    sum = multiply_add(sum, shrink, warp_sum(p[lane]));
     maximum = now;
     __syncwarp();
     o.for_each(dim, [&](float& x, Index d) {
       x *= shrink;
       for (Index j = most(begin, keys.begin); j < least(begin + kWarp, keys.end); ++j) {
-        x += p[j - begin] * in.v(j + shift, kv + d);
+        x = multiply_add(p[j - begin], in.v(j + shift, kv + d), x);
       }
     });
     __syncwarp();
@@ -111,7 +111,7 @@ static __global__ void __launch_bounds__(kPlainThreads)
     __syncwarp();
     sum.for_each(dim, [&](float& x, Index d) {
       for (Index j = most(begin, keys.begin); j < least(begin + kWarp, keys.end); ++j) {
-        x += scores[j - begin].ds * in.k(j, kv + d);
+        x = multiply_add(scores[j - begin].ds, in.k(j, kv + d), x);
       }
     });
     __syncwarp();
@@ -139,7 +139,7 @@ static __global__ void __launch_bounds__(kPlainThreads)
       auto add_up = [&](HeadSum& sum, Matrix<const float> m, float Score::*weight) {
         sum.for_each(dim, [&](float& x, Index d) {
           for (Index j = last; j >= most(begin, first_row); --j) {
-            x += scores[j - begin].*weight * m(j - in.rows.begin, h * dim + d);
+            x = multiply_add(scores[j - begin].*weight, m(j - in.rows.begin, h * dim + d), x);
           }
         });
       };
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kPlainThreads)
   if (i >= delta.rows) return;
   float sum = 0;
   for (Index d = h * dim + threadIdx.x % kWarp; d < (h + 1) * dim; d += kWarp) {
-    sum += static_cast<float>(dout(i, d)) * static_cast<float>(out(i, d));
+    sum = multiply_add(static_cast<float>(dout(i, d)), static_cast<float>(out(i, d)), sum);
   }
   sum = warp_sum(sum);
   if (threadIdx.x % kWarp == 0) delta(i, h) = sum;

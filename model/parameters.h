@@ -11,6 +11,7 @@
 #include "kernels/base/device.cuh"
 #include "kernels/base/random.h"
 #include "kernels/embedding.cuh"
+#include "kernels/initial.cuh"
 #include "model/families.h"
 #include "model/linear.h"
 #include "model/quantised.h"
@@ -257,14 +258,13 @@ void allocate_weights(Device& dev, Model<T>& model) {
   allocate(dev, adapters(all), Kind::weights);
 }
 
-// The initial value of element n of a parameter. `spread` adds normal noise with this standard deviation, so that none
-// has a special value such as one or zero; gradient checks need this.
-inline double initial_value(const Parameter& p, Index layers, const Random& random, std::size_t n, double spread) {
-  if (p.init == Init::adapter_a) return (2 * random.uniform(n) - 1) / std::sqrt(static_cast<double>(p.cols));
+// The initial values of a parameter. `spread` adds normal noise with this standard deviation, so that none has a special
+// value such as one or zero; gradient checks need this.
+inline InitialValues initial_values(const Parameter& p, Index layers, const Random& random, double spread) {
+  if (p.init == Init::adapter_a) return {random, 0, 0, std::sqrt(static_cast<double>(p.cols))};
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(layers));
   const double std = p.init == Init::normal ? 0.02 : p.init == Init::residual ? residual_std : 0;
-  const double sigma = std + spread, mean = p.init == Init::ones ? 1 : 0;
-  return sigma == 0 ? mean : mean + sigma * random.normal(n);
+  return {random, p.init == Init::ones ? 1.0 : 0.0, std + spread};
 }
 
 // Sets some parameters to their initial values. `stream`: the first of their streams of random numbers.
@@ -273,24 +273,15 @@ void initialise(Device& dev, const Model<T>& model, const Table<T>& rows, std::u
                 double spread) {
   for (const Entry<T>& e : rows) {
     const Parameter& p = e.parameter;
-    const Random random(seed, stream++);
-    const auto first = static_cast<std::uint64_t>(model.in_shards(p) ? shard(p.rows, model.shards).begin * p.cols : 0);
-    // rounded to float32 for every type, so a float64 model has the same weights as a float32 model
-    const auto value = [=, layers = model.config.layers](std::size_t i) {
-      return static_cast<float>(initial_value(p, layers, random, first + i, spread));
-    };
-    const auto values = [&]<class V>(V, Index size) {
-      std::vector<V> values(static_cast<std::size_t>(size));
-#pragma omp parallel for
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<V>(value(i));
-      return values;
-    };
+    InitialValues values = initial_values(p, model.config.layers, Random(seed, stream++), spread);
+    if (model.in_shards(p)) values.first = static_cast<std::uint64_t>(shard(p.rows, model.shards).begin * p.cols);
     if (e.quantised) {
-      upload(dev, *e.quantised, quantise(values(float(), p.rows * p.cols)));
+      upload(dev, *e.quantised, quantise(on_host<float>(values, p.rows * p.cols)));
     } else {
-      e.with_matrix([&](auto m) { dev.upload(m, values(T(), m.size()).data()); });
+      e.with_matrix([&](auto m) { initialise(dev, m, values); });
     }
   }
+  dev.synchronize();
 }
 
 template <class Device, class T>

@@ -28,7 +28,7 @@ done
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-if ! nvcc -std=c++20 -O3 --expt-relaxed-constexpr --extended-lambda -Werror=all-warnings -DSTREAMBP_CUDA \
+if ! nvcc -std=c++20 -O3 --fmad=false --expt-relaxed-constexpr --extended-lambda -Werror=all-warnings -DSTREAMBP_CUDA \
   -I . -Xcompiler -fopenmp,-Wall,-Wextra,-Werror \
   "${targets[@]}" -Xptxas -v -c tests/all_kernels.cu -o "$work/all.o" > "$work/log" 2>&1; then
   cat "$work/log" >&2

@@ -38,6 +38,7 @@ TEST_F(CudaDevice, TimesProductsAgainstTheFreeChoice) {
   for (const ProductTiming& t : timings) {
     EXPECT_GT(t.ours.rate, 0) << t.name;
     EXPECT_GT(t.ours.waves, 0) << t.name;
+    EXPECT_GT(t.with_workspace.rate, 0) << t.name;
     EXPECT_GT(t.free_choice.rate, 0) << t.name;
     EXPECT_GT(t.free_choice.waves, 0) << t.name;
   }
@@ -89,8 +90,10 @@ void expect_same_bits_with_aligned_logits(Device&& dev) {
 }
 TEST_F(CudaDevice, AligningLogitsChangesNoBits) {
   constexpr std::size_t room = std::size_t{1} << 22;
-  expect_same_bits_with_aligned_logits<Cuda, float>(Cuda(room, kTile));
-  expect_same_bits_with_aligned_logits<Cuda, BFloat16>(Cuda(room, kTile));
+  if (kEmulated) {  // cuBLASLt may choose another algorithm for another stride
+    expect_same_bits_with_aligned_logits<Cuda, float>(Cuda(room, kTile));
+    expect_same_bits_with_aligned_logits<Cuda, BFloat16>(Cuda(room, kTile));
+  }
   expect_same_bits_with_aligned_logits<Cpu, float>(Cpu(room));
   expect_same_bits_with_aligned_logits<Cpu, double>(Cpu(room));
 }

@@ -4,6 +4,7 @@
 #include "model/generate.h"
 #include "tests/gpu.h"
 #include "tests/training.h"
+#include "training/products.cuh"
 
 namespace streambp {
 namespace {
@@ -40,6 +41,7 @@ void expect_gradient(const Config& c, double tolerance, const Objective& objecti
     batch = with_objective_data(batch, run_gradient<Cpu, double>(c, batch, whole, random_weights()).logp);
   }
   const GradientRun truth = run_gradient<Cpu, double>(c, batch, whole, random_weights(), objective);
+  if (!kEmulated) cuda::check_products<T>(c, kTestTile);  // as an engine does; the emulation has one algorithm
   std::optional<GradientRun> first;
   for (const auto& [name, schedule] : schedules(batch.size())) {
     const GradientRun run = run_gradient<Cuda, T, G>(c, batch, schedule, random_weights(), objective, kTestTile);

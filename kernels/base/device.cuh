@@ -159,8 +159,8 @@ FarMatrix<T> allocate_far(DeviceBase& dev, Index rows, Index cols, Kind kind, En
 }
 
 // A matrix with every row aligned to 128 bytes. Tensor cores need rows aligned to 16 bytes, which unpadded logits of
-// GPT-2 (vocabulary 50257) are not; their rows are padded to 50272 float32. No operation reads or writes
-// the padding, so no bit of a result changes.
+// GPT-2 (vocabulary 50257) are not; their rows are padded to 50272 float32. No operation of ours reads or writes the
+// padding. (cuBLASLt may choose another algorithm for another stride, but all runs have this one.)
 template <class T>
 constexpr Index aligned_width(Index cols) {
   return round_up(cols, 128 / static_cast<Index>(sizeof(T)));

@@ -106,7 +106,7 @@ class GraphCache<Cuda> {
   }
 
   std::map<Index, Entry> entries_;
-  bool refused_ = false;
+  bool refused_ = std::getenv("STREAMBP_NO_GRAPHS") != nullptr;  // by the user, to compare, or later by the driver
 };
 
 #endif

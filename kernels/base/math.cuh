@@ -1,6 +1,6 @@
 // Elementary functions with the same bits on every CPU, whatever its C library: they consist of additions,
 // multiplications and explicit fused multiply-adds. Compilers can vectorise those for rows of a matrix, because they
-// have no branches. They are accurate to 2 ulp. Those of float also run on GPUs.
+// have no branches. They are accurate to 2 ulp. GPUs run them too, where those of double give the same bits.
 #pragma once
 
 #include <bit>
@@ -120,7 +120,7 @@ STREAMBP_INLINE T soft_cap_slope(T y, T cap) {
 
 // log(x) = e ln 2 + log(m) with x = 2^e m and 1/√2 <= m < √2. With s = (m - 1) / (m + 1):
 // log(m) = 2 (s + s³/3 + s⁵/5 + ...)
-inline double logarithm(double x) {
+constexpr double logarithm(double x) {
   if (x > 0 && x < 0x1p-1022) return logarithm(x * 0x1p54) - 54 * 0.6931471805599453;  // subnormal
   if (!(x > 0 && x <= 0x1.fffffffffffffp1023)) return std::log(x);                     // zero, negative, infinite, NaN
   constexpr std::uint64_t root_half = 0x3fe6a09e667f3bcd;                              // the bits of 1/√2
@@ -156,7 +156,7 @@ struct SineCosine {
 };
 
 // The angle is reduced to r in -π/4 .. π/4 by a multiple n of π/2, which is given in three parts.
-inline SineCosine sine_cosine(double x) {
+constexpr SineCosine sine_cosine(double x) {
   const double shift = 6755399441055744.0;  // 1.5 * 2^52: adding it leaves the integer n in the low bits
   const double shifted = x * 0.6366197723675814 + shift, n = shifted - shift;
   const double r = multiply_add(n, 1.4973849048591698e-33,

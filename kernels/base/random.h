@@ -1,5 +1,5 @@
 // Counter-based random numbers: a pure function of (seed, stream, index). There is no state to save, every element can
-// be computed independently, and the values are the same on every machine and for any number of threads.
+// be computed independently, and the values are the same on every machine, on GPUs, and for any number of threads.
 #pragma once
 
 #include <cmath>
@@ -32,9 +32,10 @@ struct Random {
   }
   // Uniform in 0 .. n-1, with a negligible bias of n / 2^64.
   std::uint64_t below(std::uint64_t n, std::uint64_t index) const { return bits(index) % n; }
-  // Standard normal (Box-Muller).
-  double normal(std::uint64_t index) const {
-    const double radius = std::sqrt(-2 * logarithm(uniform(2 * index)));
+  // Standard normal (Box-Muller). A template, because Clang does not know std::sqrt in constants.
+  template <class Number = double>
+  constexpr Number normal(std::uint64_t index) const {
+    const Number radius = std::sqrt(-2 * logarithm(uniform(2 * index)));
     return radius * sine_cosine(6.283185307179586 * uniform(2 * index + 1)).cosine;
   }
 };

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kTileThreads)
     [[maybe_unused]] Numbers<M, KEYS / 8> slopes;
     if constexpr (CAPPED) cap_scores(p, in.cap), slopes = cap_slopes(p, in.cap);
     tile.hide_invisible(in, p, begin);
-    p.for_each([&](float& x, int m, int half, int) { x = ptx::exp2_approx(x * scale - lse.x[m][half]); });
+    p.for_each([&](float& x, int m, int half, int) { x = ptx::exp2_approx(fmaf(x, scale, -lse.x[m][half])); });
     if constexpr (CAPPED) multiply_by(p, slopes);
     ptx::cp_async_wait<1>();
     __syncthreads();  // v has arrived
