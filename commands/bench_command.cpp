@@ -21,6 +21,7 @@ constexpr const char* kBenchDescription =
     "counts as FLOPs. Modes that do not fit into memory are skipped.\n\n"
     "  streambp bench                                   GPT-2 124M, one sequence of 1024\n"
     "  streambp bench --chunk 256 512 1024 --profile    several chunks, and the time of each operation\n"
+    "  streambp bench --model qwen3-0.6b --length 4096 32768 --mode stream    two lengths\n"
     "  streambp bench --model qwen3-8b --length 32768 --optimizer none --mode stream    on a GPU, in bf16";
 
 class BenchCommand : public Command {
@@ -31,7 +32,8 @@ class BenchCommand : public Command {
     ranks.add_to(options);
     part.add_to(options);
     options.section("Measurement");
-    options.add("--length", {&length, "Tokens of the stream, one document", checks::between(1, 1 << 24)});
+    options.add("--length",
+                {&lengths, "Tokens of the stream, one document; one or more lengths", checks::between(1, 1 << 24)});
     options.add("--chunk",
                 {&stream_chunks, "One or more chunks for stream mode (default: 512; on a GPU 2048 to 8192)"});
     options.add("--mode", {&modes, "Only these modes", checks::one_of({"full", "checkpoint", "stream"})});
@@ -73,11 +75,12 @@ class BenchCommand : public Command {
     memory.check();
     options.only({"--chunk", "--keep", "--memory"}, wanted(Mode::stream), " is for stream mode");
     if (model.model.empty() && !model.sizes_given()) model.model = "gpt2";
-    Config config = model.config(length);
+    const Index longest = std::ranges::max(lengths);
+    Config config = model.config(longest);
     part.apply(config);
-    config.rope_scaling.longest = length;
+    config.rope_scaling.longest = longest;
     // Weights are random, so a table of learned positions can have any length.
-    if (config.positions == Positions::learned) config.max_length = std::max(config.max_length, length);
+    if (config.positions == Positions::learned) config.max_length = std::max(config.max_length, longest);
     gpu = device.kind() == DeviceKind::cuda;
     const Ranks grid = ranks.grid(config, device.kind());
     settings = device.settings(config, grid.streams());
@@ -85,13 +88,16 @@ class BenchCommand : public Command {
     if (stream_chunks.empty()) stream_chunks = {default_chunk(settings)};
     for (Index chunk : stream_chunks) check_chunk(chunk, settings.tile);
     const std::string trained = describe_trained(config);
-    print("%s\n%s%s%s on %s, %ld tokens, optimizer %s, median of %ld\n\n", describe(config).c_str(), trained.c_str(),
-          Escape{trained.empty() ? "" : "\n"}, name(settings.dtype), device_name(settings.device).c_str(), length,
+    print("%s\n%s%s%s on %s, optimizer %s, median of %ld\n", describe(config).c_str(), trained.c_str(),
+          Escape{trained.empty() ? "" : "\n"}, name(settings.dtype), device_name(settings.device).c_str(),
           device.optimizer.c_str(), repeat);
-    std::fflush(stdout);
-    std::vector<Candidate> candidates = candidates_that_fit();
-    require(!candidates.empty(), "no mode fits into memory; give a smaller --length or model");
-    measure(candidates);
+    for (const Index of_this_turn : lengths) {
+      length = of_this_turn;
+      print("\n%ld tokens:\n", length);
+      std::fflush(stdout);
+      if (std::vector<Candidate> candidates = candidates_that_fit(); !candidates.empty()) measure(candidates);
+    }
+    require(results.contains("runs"), "no mode fits into memory; give a smaller --length or model");
   }
 
   bool wanted(Mode mode) const {
@@ -171,7 +177,7 @@ class BenchCommand : public Command {
     const double first_rate = matmul_rate(settings.device, settings.dtype);
     bandwidth = copy_rate(settings.device);
     if (capacity.far > 0) far = far_rate(settings.device, memory.directory);
-    if (gpu && profile) products = time_products(settings, std::min(length, stream_chunks.front()));
+    if (gpu && profile && products.empty()) products = time_products(settings, std::min(length, stream_chunks.front()));
     const std::size_t free_before = free_memory(settings.device);
     const auto engine = make_engine(settings, length, capacity);
     engine->initialise(1);
@@ -243,8 +249,9 @@ class BenchCommand : public Command {
     return batch;
   }
 
-  void report(const std::vector<Candidate>& candidates) const {
-    Json json = table_of(candidates);
+  // Of this length, as soon as it is measured: a later one may take too long, or fail.
+  void report(const std::vector<Candidate>& candidates) {
+    print_table(candidates);
     const bool alone = settings.ranks.all.size == 1;
     print("\nMatmul rate of %s: %.1f GFLOP/s.%s\n", alone ? "this machine" : "rank 0", rate / 1e9,
           alone ? "" : " GFLOP/s and memory are those of rank 0; tokens/s are those of all ranks.");
@@ -255,27 +262,28 @@ class BenchCommand : public Command {
     for (const Candidate& c : candidates) {
       if (profile) print_profile(c);
     }
-    if (!products.empty()) print_products(json);
-    if (!json_file.empty()) write_results(json_file, std::move(json));
+    if (!products.empty() && !results.contains("products")) print_products();
+    std::fflush(stdout);
+    if (!json_file.empty()) write_results(json_file, results);
   }
 
-  // Prints the table, and returns it with all else that was measured.
-  Json table_of(const std::vector<Candidate>& candidates) const {
-    Json json = {{"config", config_to_json(settings.config)},
-                 {"device", device_name(settings.device)},
-                 {"dtype", name(settings.dtype)},
-                 {"optimizer", device.optimizer},
-                 {"length", length},
-                 {"ranks", settings.ranks.all.size},
-                 {"sequence_ranks", settings.ranks.sequence.size},
-                 {"matmul_rate", rate}};
+  // The table is also added to the results.
+  void print_table(const std::vector<Candidate>& candidates) {
+    results.update({{"config", config_to_json(settings.config)},
+                    {"device", device_name(settings.device)},
+                    {"dtype", name(settings.dtype)},
+                    {"optimizer", device.optimizer},
+                    {"ranks", settings.ranks.all.size},
+                    {"sequence_ranks", settings.ranks.sequence.size},
+                    {"matmul_rate", rate}});
     if (profile) {
       const std::vector<Work>& work = candidates.back().work;
-      json["copy_rate"] = bandwidth, json["link_rate"] = link;
-      json["attention_rate"] = total_of("attention", &Work::flops, work) / total_of("attention", &Work::seconds, work);
+      results["copy_rate"] = bandwidth, results["link_rate"] = link;
+      results["attention_rate"] =
+          total_of("attention", &Work::flops, work) / total_of("attention", &Work::seconds, work);
     }
-    if (far > 0) json["far_rate"] = far;
-    if (gpu) json["driver_overhead"] = driver_overhead;
+    if (far > 0) results["far_rate"] = far;
+    if (gpu) results["driver_overhead"] = driver_overhead;
     TextTable table({"mode", "seconds", "min", "max", "tokens/s", "GFLOP/s", "of matmul", "predicted", "memory"});
     Rates rates = usual_rates(settings.device, settings.config.head_dim);
     rates.attention *= rate / rates.matmul, rates.matmul = rate, rates.memory = bandwidth;
@@ -287,27 +295,27 @@ class BenchCommand : public Command {
                  human_count(static_cast<double>(length * settings.ranks.streams()) / seconds),
                  format("%.1f", flops / 1e9), format("%.2f", flops / rate), human_seconds(predicted),
                  human_bytes(c.planned.peak)});
-      json["runs"].push_back({{"mode", c.label},
-                              {"seconds", c.seconds},
-                              {"median", seconds},
-                              {"flops", c.flops},
-                              {"of_matmul", flops / rate},
-                              {"predicted", predicted},
-                              {"memory", c.planned.peak},
-                              {"far_memory", c.planned.far}});
-      if (gpu && profile) json["runs"].back()["launches"] = c.launches;
+      Json& run = results["runs"].emplace_back(Json{{"mode", c.label},
+                                                    {"length", length},
+                                                    {"seconds", c.seconds},
+                                                    {"median", seconds},
+                                                    {"flops", c.flops},
+                                                    {"of_matmul", flops / rate},
+                                                    {"predicted", predicted},
+                                                    {"memory", c.planned.peak},
+                                                    {"far_memory", c.planned.far}});
+      if (gpu && profile) run["launches"] = c.launches;
       for (const Work& w : c.work) {
         if (!profile) break;
-        json["runs"].back()["profile"].push_back({{"operation", w.name},
-                                                  {"calls", w.calls},
-                                                  {"seconds", w.seconds},
-                                                  {"flops", w.flops},
-                                                  {"bytes", w.bytes},
-                                                  {"sent", w.sent}});
+        run["profile"].push_back({{"operation", w.name},
+                                  {"calls", w.calls},
+                                  {"seconds", w.seconds},
+                                  {"flops", w.flops},
+                                  {"bytes", w.bytes},
+                                  {"sent", w.sent}});
       }
     }
     table.print();
-    return json;
   }
 
   // The time of an operation relative to its lower bound: FLOPs at the matmul rate, bytes at the copy rate, or bytes sent
@@ -343,18 +351,19 @@ class BenchCommand : public Command {
   }
 
   // Shows the cost of algorithms that do not split sums.
-  void print_products(Json& json) const {
-    print("\ncuBLASLt matrix products, compared with its own choice of algorithm and 32 MiB of workspace:\n");
-    TextTable table({"product", "GFLOP/s", "waves", "free choice", "waves", "ratio"});
+  void print_products() {
+    print("\ncuBLASLt matrix products, with 32 MiB of workspace, and with its own choice of algorithm in addition:\n");
+    TextTable table({"product", "GFLOP/s", "waves", "with workspace", "free choice", "waves", "ratio"});
     for (const ProductTiming& p : products) {
       table.add({p.name, format("%.1f", p.ours.rate / 1e9), format("%.2f", p.ours.waves),
-                 format("%.1f", p.free_choice.rate / 1e9), format("%.2f", p.free_choice.waves),
-                 format("%.2f", p.ours.rate / p.free_choice.rate)});
-      json["products"].push_back({{"product", p.name},
-                                  {"rate", p.ours.rate},
-                                  {"waves", p.ours.waves},
-                                  {"free_rate", p.free_choice.rate},
-                                  {"free_waves", p.free_choice.waves}});
+                 format("%.1f", p.with_workspace.rate / 1e9), format("%.1f", p.free_choice.rate / 1e9),
+                 format("%.2f", p.free_choice.waves), format("%.2f", p.ours.rate / p.free_choice.rate)});
+      results["products"].push_back({{"product", p.name},
+                                     {"rate", p.ours.rate},
+                                     {"waves", p.ours.waves},
+                                     {"workspace_rate", p.with_workspace.rate},
+                                     {"free_rate", p.free_choice.rate},
+                                     {"free_waves", p.free_choice.waves}});
     }
     table.print();
   }
@@ -369,7 +378,10 @@ class BenchCommand : public Command {
   double rate = 0, bandwidth = 0, link = 0, far = 0;  // of matmul, of copies, between ranks, and of far memory
   std::vector<ProductTiming> products;                // on a GPU
   std::size_t driver_overhead = 0;                    // beyond the planned memory: kernels and libraries
-  Index length = 1024, repeat = 5;
+  std::vector<Index> lengths = {1024};
+  Index length = 0;  // of the stream that is measured now
+  Index repeat = 5;
+  Json results;     // of all lengths so far
   Index steps = 0;  // taken
   std::vector<Index> stream_chunks;
   std::vector<std::string> modes, keep = {"nothing"}, budgets;
