@@ -4,15 +4,16 @@
 #   scripts/bundle.sh DIR                            DIR must not exist
 #   scripts/bundle.sh DIR --without-cublas           leaves out cuBLASLt (500 MB), for machines that have CUDA's libraries
 #   scripts/bundle.sh DIR --archive                  packs the folder into DIR.tar.xz as well
-#   scripts/bundle.sh DIR --architectures "80;90"    default: compute capability 8.0, 9.0, 10.0 and 12.0, if nvcc has them
+#   scripts/bundle.sh DIR --architectures 90-real    default: compute capability 8.0, 9.0, 10.0 and 12.0, if nvcc has them
 #   scripts/bundle.sh DIR --toolkit /usr/local/cuda-12.8    builds with this CUDA toolkit: CUDA 13 needs driver r580 or
 #                                                    newer, CUDA 12 runs on r525 (default: the one of nvcc in PATH)
-# On the machine: DIR/scripts/gpu_report.sh
+# After a change, a second bundle in another folder compiles only what changed. On the machine: DIR/scripts/gpu_report.sh,
+# or DIR/scripts/gpu_day.sh (docs/gpu-day.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 usage() {
-  sed -n '2,10s/^# //p' "$0" >&2
+  sed -n '2,11s/^# //p' "$0" >&2
   exit 2
 }
 bundle="" with_cublas=1 archive=0 architectures="" toolkit=""
@@ -49,7 +50,9 @@ echo "CUDA $version, compute capabilities $architectures"
 
 programs=(streambp test_gpu)
 build=build-bundle-$version
+export LD_LIBRARY_PATH=$(dirname "$nvcc")/../lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} # to run the programs here
 cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DSTREAMBP_CUDA=ON -DSTREAMBP_NCCL=OFF -DSTREAMBP_MPI=OFF -DSTREAMBP_TESTS=ON \
+  -DCMAKE_INSTALL_RPATH='$ORIGIN/../lib' -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
   -DCMAKE_CUDA_COMPILER="$nvcc" ${toolkit:+-DCUDAToolkit_ROOT="$toolkit"} \
   -DCMAKE_CUDA_ARCHITECTURES="$architectures" > /dev/null
 cmake --build "$build" -j "$(nproc)" --target "${programs[@]}"
@@ -59,7 +62,7 @@ partial=$bundle.partial
 rm -rf "$partial"
 mkdir -p "$partial/bin" "$partial/lib" "$partial/scripts"
 for program in "${programs[@]}"; do
-  cp "$build/$program" "$partial/bin/"
+  strip -o "$partial/bin/$program" "$build/$program"
   ldd "$build/$program"
 done | awk '$2 == "=>" { print $3 }' | sort -u | while read -r library; do
   case "$(basename "$library")" in
@@ -68,7 +71,7 @@ done | awk '$2 == "=>" { print $3 }' | sort -u | while read -r library; do
     *) cp -L "$library" "$partial/lib/" ;;
   esac
 done
-cp scripts/gpu_report.sh scripts/compare_torch.py scripts/compare_decoding.py scripts/torch_jobs.py "$partial/scripts/"
+cp scripts/gpu_{day,report,steps}.sh scripts/compare_{torch,decoding}.py scripts/torch_jobs.py "$partial/scripts/"
 mkdir "$partial/tests"
 cp -r tests/golden "$partial/tests/"
 git rev-parse HEAD > "$partial/commit" 2> /dev/null || echo unknown > "$partial/commit"

@@ -46,6 +46,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 TORCH = {"torch": "PyTorch", "torch-checkpoint": "PyTorch, checkpointing",
@@ -73,7 +74,10 @@ def in_child(do, **job):
     if job.get("preload"):
         environment["LD_PRELOAD"] = job["preload"]
     command = [sys.executable, Path(__file__).with_name("torch_jobs.py"), json.dumps({"do": do, **job})]
-    child = subprocess.run(command, capture_output=True, text=True, env=environment)
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=job.get("limit"))
+    except subprocess.TimeoutExpired:
+        return {"problem": f"stopped after {job['limit']} s (--limit)"}
     if child.returncode == -signal.SIGKILL:  # the system kills it when memory runs out
         return OUT_OF_MEMORY
     if child.returncode:
@@ -84,11 +88,17 @@ def in_child(do, **job):
     return json.loads(child.stdout.splitlines()[-1])
 
 
-def run_streambp(program, *arguments):
+def run_streambp(program, *arguments, limit=None):
     """Returns the program's output, its peak resident memory, and what it reported beside the output."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen([program, *map(str, arguments)], stdout=out, stderr=errors)
+        timer = threading.Timer(limit or 1e6, child.kill)
+        timer.start()
         _, status, usage = os.wait4(child.pid, 0)
+        stopped = timer.finished.is_set()
+        timer.cancel()
+        if stopped:
+            raise Mistake(f"stopped after {limit} s (--limit)")
         child.returncode = os.waitstatus_to_exitcode(status)
         for file in (out, errors):
             file.seek(0)
@@ -122,9 +132,10 @@ def bench(args, folder, length, mode, chunk):
             args.streambp, "bench", "--model", folder / "config.json", "--length", length, "--mode", mode,
             *(["--chunk", chunk, "--keep", args.keep] if mode == "stream" else []),
             "--repeat", args.repeat, "--optimizer", args.ours, "--device", args.device, "--dtype", args.dtype,
-            "--json", folder / "bench.json")  # fmt: skip
+            "--json", folder / "bench.json", limit=args.limit)  # fmt: skip
     except Mistake as problem:
-        return OUT_OF_MEMORY if "no mode fits" in str(problem) else {"problem": f"failed: {problem}"}
+        said = str(problem)
+        return OUT_OF_MEMORY if "no mode fits" in said else {"problem": said if said.startswith("stopped") else f"failed: {said}"}
     results = json.loads((folder / "bench.json").read_text())
     (run,) = results["runs"]
     return {"seconds": run["seconds"], "memory": run["memory"] if args.device == "cuda" else resident,
@@ -178,7 +189,7 @@ def rows_of(args, folder, config, length):
     for name, label in TORCH.items():
         for compiled in ["", " compiled"][: 2 if args.compile else 1]:
             job = {"row": name + compiled, "config": config, "length": length, "device": args.device,
-                   "dtype": args.dtype, "optimizer": args.optimizer, "preload": args.preload}  # fmt: skip
+                   "dtype": args.dtype, "optimizer": args.optimizer, "preload": args.preload, "limit": args.limit}  # fmt: skip
             if name in args.only:
                 rows.append(Row(label + (", compiled" if compiled else ""),
                                 "full" if name == "torch" else "checkpointing", False, args.busy,
@@ -294,6 +305,7 @@ def options():
     parser.add_argument("--memory-cap", help="also find the longest sequence in this memory, such as 80GiB; GPU only")
     parser.add_argument("--only", nargs="+", choices=[*TORCH, *MODES], default=[*TORCH, *MODES], help="only these rows")
     parser.add_argument("--busy", type=count(1024), help="CPU: also beside so many busy processes; each row keeps this share of its speed")
+    parser.add_argument("--limit", type=count(1 << 20), help="stop a turn of a row after so many seconds")
     parser.add_argument("--skip-agreement", action="store_true", help="skip the comparison of gradients")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     return parser.parse_args()

@@ -18,7 +18,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations import sdpa_attention
 
@@ -118,6 +118,40 @@ class Training:
         while sum(seconds) < SECONDS:
             seconds.append(self.step(length))
         return seconds
+
+
+def attention(job):
+    """SDPA alone: TFLOP/s of forward and backward in bfloat16, of every kernel that runs, also with a deterministic
+    backward. 4096 columns of queries, 8 key/value heads; backward counts as 2.5 forwards."""
+    length = job["length"]
+    for width in job["widths"]:
+        heads, flops = 4096 // width, 2 * length**2 * 4096
+        q, k, v = (torch.randn(1, h, length, width, device="cuda", dtype=torch.bfloat16, requires_grad=True) for h in (heads, 8, 8))
+        dout = torch.randn_like(q)
+
+        def step(events):
+            events[0].record()
+            out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            events[1].record()
+            torch.autograd.grad(out, (q, k, v), dout)
+            events[2].record()
+
+        for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            for deterministic in (False, True):
+                torch.use_deterministic_algorithms(deterministic)
+                label = f"SDPA {kernel.name.lower()}, heads of {width}" + (", deterministic" if deterministic else "")
+                try:
+                    runs = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(7)]
+                    with sdpa_kernel(kernel):
+                        for events in runs:
+                            step(events)
+                    torch.cuda.synchronize()
+                except RuntimeError as error:
+                    print(f"{label}: {str(error).splitlines()[0]}", flush=True)
+                    continue
+                forward, backward = (statistics.median(e[i].elapsed_time(e[i + 1]) for e in runs[2:]) / 1e3 for i in (0, 1))
+                print(f"{label}: forward {flops / forward / 1e12:.0f}, backward {2.5 * flops / backward / 1e12:.0f} TFLOP/s", flush=True)
+    return {}
 
 
 def decode(job):
