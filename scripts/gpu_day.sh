@@ -79,12 +79,13 @@ speed() {
 }
 
 rest() {
-  local tool sequences model=$work/model
+  local tool sequences model=$work/model shape="--hidden 1024 --layers 28 --heads 16 --kv-heads 8 --head-dim 128 --mlp 3072"
+  [ -z "${STREAMBP_SMALL_GPU:-}" ] || shape="--hidden 64 --layers 2"
   again
   for tool in memcheck racecheck initcheck; do sanitize $tool 60 & done
   wait
-  step model 30 "$bin/streambp" train --device cuda --family qwen3 --hidden 1024 --layers 28 --heads 16 --kv-heads 8 --head-dim 128 \
-    --mlp 3072 --length 256 --batch 1 --steps 1 --sample 0 --optimizer adamw-bf16 --eval-every 0 --out "$model"
+  step model 30 "$bin/streambp" train --device cuda --family qwen3 $shape --length 256 --batch 1 --steps 1 \
+    --sample 0 --optimizer adamw-bf16 --eval-every 0 --out "$model"
   for sequences in 1 64; do
     decode decode-$sequences $sequences
     STREAMBP_NO_GRAPHS=1 decode decode-$sequences-without-graphs $sequences
