@@ -31,6 +31,11 @@ class MachineLimits : public TemporaryDirectory {
 TEST_F(MachineLimits, MemoryWithoutGroupsIsThatOfTheMachine) {
   EXPECT_EQ(available_memory(root), 8192 * kMiB);
   EXPECT_GT(available_memory(), 0u);
+  setenv("STREAMBP_MEMORY_GIB", "1.5", 1);
+  EXPECT_EQ(available_memory(root), 1536 * kMiB) << "the user knows better";
+  setenv("STREAMBP_MEMORY_GIB", "much", 1);
+  EXPECT_ERROR(available_memory(root), "STREAMBP_MEMORY_GIB is \"much\"");
+  unsetenv("STREAMBP_MEMORY_GIB");
   std::filesystem::remove_all(root / "proc");
   EXPECT_EQ(available_memory(root), std::size_t{1} << 62);
 }

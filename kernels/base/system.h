@@ -234,6 +234,12 @@ inline std::size_t available_memory(const fs::path& root = "/") {
   for (std::string word; file >> word;) {
     if (double kib; word == "MemAvailable:" && file >> kib) available = kib * 1024;
   }
+  // A virtual machine whose memory grows on demand reports less than it can have. Its user may know better.
+  if (const char* gib = std::getenv("STREAMBP_MEMORY_GIB")) {
+    available = std::strtod(gib, nullptr) * 0x1p30;
+    require(available > 0, "STREAMBP_MEMORY_GIB is \"", gib,
+            "\"; set it to this machine's free memory in GiB, or unset it");
+  }
 
   const ControlGroups groups = control_groups("memory", root);
   for (const fs::path& group : groups.directories) {
