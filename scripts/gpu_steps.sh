@@ -160,7 +160,7 @@ summarise() {
     echo "-- $(basename "$name"): $(wc -l < "$name.passed") passed, $(wc -l < "$name.skipped") skipped, $(wc -l < "$name.failed") failed"
     sed 's/^/     failed: /' "$name.failed"
     [ ! -e "$name.flaky" ] || sed 's/^/     failed beside other tests, passed alone: /' "$name.flaky"
-    [ ! -s "$name.failed" ] || echo "     again: $0 speed OUT '$(paste -sd: "$name.failed")'"
+    [ ! -s "$name.failed" ] || echo "     again: $(dirname "$0")/gpu_day.sh speed OUT '$(paste -sd: "$name.failed")'"
   done
   while IFS=$'\t' read -r name said _; do
     log=$work/logs/$name.log
