@@ -17,19 +17,21 @@ std::string shortened(const std::string& text) {
   return text.substr(0, end) + " [... " + std::to_string(text.size() - end) + " more bytes]";
 }
 
-// The whole lines at the beginning and the end of a file.
+// The whole lines in the first and the last megabytes of a file.
 std::vector<std::string> lines_of(const fs::path& path) {
-  constexpr std::streamoff part = 1 << 20;
+  constexpr std::size_t part = 1 << 22;
+  std::error_code error;
+  if (fs::symlink_status(path, error).type() == fs::file_type::not_found) return {};
+  const std::size_t size = regular_file_size(path);
+  const FilePointer file = open_to_read(path);
+  std::string begin(std::min(size, part), '\0'), end(std::min(size - begin.size(), part), '\0');
+  begin.resize(read_block(file, begin, path));
+  std::fseek(file.get(), -static_cast<long>(end.size()), SEEK_END);
+  end.resize(read_block(file, end, path));
+  if (size > 2 * part) begin.resize(begin.rfind('\n') + 1), end.erase(0, end.find('\n') + 1);
   std::vector<std::string> lines;
-  std::ifstream file(path, std::ios::binary);
-  const auto size = file ? static_cast<std::streamoff>(fs::file_size(path)) : 0;
-  std::string line;
-  while (file.tellg() < std::min(size, part) && std::getline(file, line) && !file.eof()) lines.push_back(line);
-  if (const std::streamoff rest = std::max(part, size - part); file && rest < size) {
-    file.seekg(rest - 1);
-    std::getline(file, line);  // up to the end of a line
-    while (std::getline(file, line) && !file.eof()) lines.push_back(line);
-  }
+  std::istringstream text(begin + end);
+  for (std::string line; std::getline(text, line) && !text.eof();) lines.push_back(line);
   return lines;
 }
 
@@ -40,7 +42,7 @@ Json completions_of(const fs::path& run) {
   Json groups = Json::array();
   for (std::size_t i = 0; i < std::min(most, lines.size()); ++i) {
     const std::size_t at = lines.size() <= most ? i : i * (lines.size() - 1) / (most - 1);
-    const Json line = Json::parse(lines[at], nullptr, false);
+    const Json line = json_or_null(lines[at]);
     const bool whole = line.is_object() && line.contains("step") && line["step"].is_number() &&
                        line.contains("prompt") && line.contains("texts") && line["texts"].is_array() &&
                        line.contains("rewards") && line["rewards"].is_array();

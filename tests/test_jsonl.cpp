@@ -59,6 +59,42 @@ TEST(JsonParser, EnforcesItsLimits) {
   EXPECT_ERROR(parse_json("[\n\n1 2]"), "not valid JSON: line 3, column 3: syntax error");
 }
 
+TEST_F(LinesOfFiles, HaveNothingBesideTheirValue) {
+  const std::string nul(1, '\0'), one = "{\"text\": \"first\"}";
+  EXPECT_ERROR(parse_json(one + nul + one), "not valid JSON: byte 18 is NUL");
+  EXPECT_ERROR(parse_json(one + " \n" + nul), "byte 20 is NUL");
+  EXPECT_ERROR(parse_json("\"a" + nul + "b\""), "byte 3 is NUL");
+  EXPECT_ERROR(parse_json(nul), "byte 1 is NUL");
+  EXPECT_ERROR(parse_example(one + nul), "byte 18 is NUL");
+  EXPECT_ERROR(parse_json(one + nul, "config.json"),
+               "config.json: not valid JSON: byte 18 is NUL; is the file complete");
+  EXPECT_EQ(parse_json(one + " \t\r\n"), parse_json(one));
+  // A hole of zeros after a crash, between lines and in a list.
+  for (const std::string& text : {one + "\n" + std::string(100, '\0') + "\n", "[" + one + "," + nul + "]"}) {
+    JsonValues values(write("holes", text));
+    std::string first, second;
+    EXPECT_TRUE(values.next(first) && values.next(second));
+    EXPECT_EQ(error_of([&] { parse_json(first); }), "");
+    EXPECT_ERROR(parse_json(second), "byte 1 is NUL");
+  }
+  EXPECT_ERROR(
+      {
+        JsonValues values(write("holes", "[" + one + "]" + nul));
+        for (std::string value; values.next(value);) {
+        }
+      },
+      "is followed by text after the list");
+}
+
+TEST(JsonParser, IsTheOnlyOne) {
+  for (const char* folder : {"commands", "data", "kernels", "memory", "model", "parallel", "training"})
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(STREAMBP_SOURCE) / folder)) {
+      if (!entry.is_regular_file() || entry.path().filename() == "json.h") continue;
+      for (const char* other : {"Json::parse(", "json::parse(", "sax_parse("})
+        EXPECT_FALSE(contains(read_file(entry.path()), other)) << entry.path();
+    }
+}
+
 TEST(JsonMembers, HaveTheOrderOfTheText) {
   const std::string text = "\ufeff { \"b\" : [1, {\"x\": \"}\\\"],\"}],\n\"a\\u0041\":{\"b\": 2} , \"\": \":,\" } ";
   const std::vector<JsonMember> members = members_of(text);

@@ -250,6 +250,42 @@ TEST_F(LostWork, APipeInThePlaceOfMetricsIsRefused) {
   expect_refused("train --resume --out run", "metrics.jsonl: is not a regular file");
 }
 
+TEST_F(LostWork, AReportReadsRegularFilesOnly) {
+  const fs::path metrics = "run/metrics.jsonl", completions = "run/completions.jsonl";
+  fs::create_directories("run");
+  write_file_atomically(metrics, "{\"step\": 1, \"loss\": 2}\n");
+  ASSERT_EQ(mkfifo(completions.c_str(), 0600), 0);
+  expect_refused("report run", "completions.jsonl: is not a regular file");
+  for (const auto& [target, said] :
+       {std::pair{"/dev/zero", "is not a regular file"}, {".", "is a directory"}, {"missing", "no such file"}}) {
+    fs::remove(completions), fs::create_symlink(target, completions);
+    expect_refused("report run", completions.string() + ": " + said);
+  }
+  fs::remove(metrics), fs::create_symlink("/dev/zero", metrics);
+  expect_refused("report run", "metrics.jsonl: is not a regular file");
+}
+
+// Deep JSON is damage, in a run's own files, too; and of a huge file only both ends are read.
+TEST_F(LostWork, AReportReadsWholeGroupsAtBothEnds) {
+  const auto group = [](int step, std::size_t size) {
+    return Json{{"step", step}, {"prompt", std::string(size, 'p')}, {"texts", {"t"}}, {"rewards", {1}}}.dump() + "\n";
+  };
+  const auto steps = [&](const std::string& text) {
+    write_file_atomically("run/completions.jsonl", text);
+    expect_ok("report run");
+    const std::string page = read_file("run/report.html");
+    std::string found;
+    for (const char* step : {"11", "22", "33"})
+      if (contains(page, "\"rewards\":[1],\"step\":" + std::string(step))) found += step;
+    return found;
+  };
+  fs::create_directories("run");
+  write_file_atomically("run/metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n");
+  EXPECT_EQ(steps(group(11, 1) + std::string(300'000, '[') + "\n" + group(33, 1) + "{\"step\": 22"), "1133");
+  EXPECT_EQ(steps(group(11, 1) + group(22, 5 << 20) + group(33, 1)), "112233");  // read as a whole
+  EXPECT_EQ(steps(group(11, 1) + group(22, 10 << 20) + group(33, 1)), "1133");
+}
+
 // A checkpoint can be published as it is, even if the command names whole paths.
 TEST_F(LostWork, PublishedFilesNameNoDirectoryOfThisMachine) {
   expect_ok("train --model " + path("model") + " --data " + path("data.jsonl") + " --lora 2 --steps 1 --out " +

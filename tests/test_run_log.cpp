@@ -35,6 +35,16 @@ TEST(MetricSeries, KeepsTheValuesOfAShortRun) {
   EXPECT_EQ(json["mean"][2], 0.33333);
 }
 
+using RunLogs = TemporaryDirectory;
+
+TEST_F(RunLogs, LeaveOutLinesThatAreNestedDeeply) {
+  const std::string deep = "{\"step\": 2, \"x\": " + std::string(300'000, '[') + std::string(300'000, ']') + "}\n";
+  write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n" + deep + "{\"step\": 3, \"loss\": 1}\n");
+  const Json log = RunLog(dir / "metrics.jsonl").json();
+  EXPECT_EQ(log["damaged"], 1);
+  EXPECT_EQ(log["series"]["loss"]["steps"], Json({1, 3}));
+}
+
 // The records of an event file, with checked lengths.
 std::vector<std::string> records(const fs::path& directory) {
   fs::path path;

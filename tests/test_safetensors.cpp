@@ -156,6 +156,7 @@ TEST_F(Safetensors, DamageIsRefusedWithTheCause) {
       {"[]", "object"},
       {"7", "object"},
       {"{" + good + "} x", "header"},
+      {"{" + good + "}" + std::string(1, '\0'), "header: not valid JSON: byte 55 is NUL"},
       {"{\"\xff\":1}", "header"},
       {"{" + good + "," + good + "}", "duplicate key \"a\""},
       {R"({"a":7})", "\"a\""},

@@ -97,7 +97,7 @@ void EventFile::add_text(Index step, const std::string& tag, const std::string& 
 // The data of the HParams plugin: an experiment with these hyperparameters, and a session that has their values.
 void EventFile::add_hyperparameters(const Json& options) {
   ProtocolBuffer start;
-  const Json valid = Json::parse(options.dump(-1, ' ', false, Json::error_handler_t::replace));  // UTF-8
+  const Json valid = parse_json(options.dump(-1, ' ', false, Json::error_handler_t::replace));  // UTF-8
   for (const auto& [name, value] : valid.items()) {
     ProtocolBuffer of_type, entry;
     if (value.is_number()) {

@@ -106,6 +106,9 @@ class JsonBuilder final : public nlohmann::json_sax<J> {
 
 template <class J = Json>
 J parse_json(std::string_view text, const JsonLimits& limits = {}) {
+  // The parser takes a NUL byte for the end of the text.
+  const std::size_t nul = text.find('\0');
+  if (nul != text.npos) throw BadJson("not valid JSON: byte " + std::to_string(nul + 1) + " is NUL");
   JsonBuilder<J> builder(limits);
   if (!J::sax_parse(text, &builder)) throw BadJson(builder.error());
   return builder.take();
@@ -117,6 +120,15 @@ inline Json parse_json(std::string_view text, const std::string& file, const Jso
     return parse_json(text, limits);
   } catch (const BadJson& error) {
     fail(file, ": ", error.what(), "; is the file complete?");
+  }
+}
+
+// Null for what is not valid JSON, as the last line of a log may be that a killed run leaves.
+inline Json json_or_null(std::string_view text) {
+  try {
+    return parse_json(text);
+  } catch (const BadJson&) {
+    return nullptr;
   }
 }
 
@@ -152,7 +164,7 @@ inline std::vector<JsonMember> members_of(std::string_view object) {
       if (colon > begin) {  // else the object is empty
         const std::size_t key = colon - begin;
         members.push_back(
-            {Json::parse(text.substr(0, key)), without_spaces(text), without_spaces(text.substr(key + 1))});
+            {parse_json(text.substr(0, key)), without_spaces(text), without_spaces(text.substr(key + 1))});
       }
       begin = at + 1;
     }

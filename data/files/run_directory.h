@@ -117,7 +117,7 @@ class RunDirectory {
     if (step > 0 && fs::exists(path)) old.emplace(path, kLongestLine);
     write_file_atomically(path, [&](std::ostream& kept) {
       for (std::string line; old && old->next(line);) {
-        const Json json = Json::parse(line, nullptr, false);
+        const Json json = json_or_null(line);
         if (json.is_object() && json.contains("step") && json["step"].is_number() && json["step"] <= step)
           kept << line << "\n";
       }

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "data/files/hash.h"
+#include "data/files/json.h"
 #include "data/files/lines.h"
 #include "data/progress.h"
 
@@ -79,11 +80,11 @@ class RunLog {
   // Lines that are damaged, as a killed run may leave its last one, are counted and left out.
   explicit RunLog(
       const fs::path& metrics, const OnProgress& progress = [](const Progress&) {}) {
-    Lines lines(metrics, std::size_t{1} << 30);
+    Lines lines(metrics);
     Progress reading = {"reading " + metrics.string()};
     for (std::string line; lines.next(line);) {
       reading.fraction = lines.fraction(), progress(reading);
-      const Json json = Json::parse(line, nullptr, false);
+      const Json json = json_or_null(line);
       const bool good = json.is_object() && json.contains("step") && json["step"].is_number_integer();
       good ? add(json) : static_cast<void>(++damaged_);
     }

@@ -74,7 +74,7 @@ inline Json text_config(const Json& json, const Tower& tower, const std::string&
   for (const char* name : {"pixel_shuffle_factor", "perceiver_config", "neftune_noise_alpha"}) text.erase(name);
   for (const char* name : {"qk_layer_norms", "use_resampler"})
     if (text.value(name, Json()) == false) text.erase(name);
-  const Json usual = Json::parse(tower.usual);
+  const Json usual = parse_json(tower.usual);
   text.insert(usual.begin(), usual.end());
   remove_sections(text);
   const auto type = nested ? Fields(text, file).get<std::string>("model_type", tower.text) : std::string(tower.text);

@@ -5,8 +5,7 @@
 #include <map>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
+#include "data/files/json.h"
 #include "data/tokenizer/byte_characters.h"
 
 namespace streambp {
@@ -14,11 +13,11 @@ namespace streambp {
 inline std::string visible_byte(int byte) { return to_utf8(byte_characters()[byte]); }
 
 inline std::map<std::string, std::string> byte_tokenizer_files() {
-  using Json = nlohmann::ordered_json;
+  using Json = OrderedJson;
   const char* end_of_text = "<|endoftext|>";
   Json vocabulary;
   for (int byte = 0; byte < 256; ++byte) vocabulary[byte == 0 ? end_of_text : visible_byte(byte)] = byte;
-  Json tokenizer = Json::parse(R"({
+  Json tokenizer = parse_json<Json>(R"({
     "version": "1.0", "truncation": null, "padding": null,
     "added_tokens": [{"id": 0, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
                       "normalized": false, "special": true}],
