@@ -66,7 +66,7 @@ void TrainReport::record(const Json& line) {
   if (events_) events_->add(line);
 }
 
-void TrainReport::write_page() noexcept {
+void TrainReport::write_page() {
   if (this_process().rank > 0) return;
   const fs::path page = directory_.path() / kReportName;
   try {
@@ -84,9 +84,9 @@ void TrainReport::failed(const std::string& error) noexcept {
     const std::string secret = RewardProgram::shown(options_.grpo.program, 200);  // as such errors name the command
     if (const std::size_t at = text.find(secret); at != std::string::npos) text.erase(at, secret.size());
     record({{"step", last_step_}, {"error", text}});
-  } catch (const std::exception&) {  // a full disk, perhaps
+    write_page();
+  } catch (...) {  // a full disk, or a signal; the run ends with its error all the same
   }
-  write_page();
 }
 
 void TrainReport::begin(Index first_step) {

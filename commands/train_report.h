@@ -37,8 +37,8 @@ class TrainReport : public Observer {
 
   // A line of metrics.jsonl, which is also in the report.
   void record(const Json& line);
-  // Writes report.html. A run goes on without it.
-  void write_page() noexcept;
+  // Writes report.html. A run goes on without it, unless a signal ends both.
+  void write_page();
   // The page of a run that ends with an error says why.
   void failed(const std::string& error) noexcept;
 

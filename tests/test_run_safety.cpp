@@ -43,6 +43,26 @@ TEST_F(RunSafety, ASignalSavesACheckpointAndTheRunContinuesWithTheSameBits) {
   }
 }
 
+TEST_F(RunSafety, ASignalWhileThePageIsWrittenEndsTheRun) {
+  expect_ok("train --steps 1 --out run" + kSmall);
+  Json line = {{"step", 1}};
+  for (int metric = 0; metric < 60; ++metric) line["m" + std::to_string(metric)] = 0.123456;
+  std::ofstream metrics("run/metrics.jsonl", std::ios::app);
+  for (int i = 0; i < 500; ++i) metrics << line.dump() << "\n";  // the page takes a while
+  metrics.close();
+  const pid_t child = in_background("exec " + binary() + " train --resume --out run");
+  const auto unfinished = [] {
+    for (const auto& entry : fs::directory_iterator("run"))
+      if (entry.path().filename().string().starts_with("report.html.tmp")) return true;
+    return false;
+  };
+  while (!unfinished() && waitpid(child, nullptr, WNOHANG) == 0) {
+  }
+  kill(child, SIGTERM);
+  EXPECT_EQ(exit_code(child), -SIGTERM);
+  EXPECT_FALSE(unfinished());
+}
+
 TEST_F(RunSafety, ARunUnderNohupIgnoresSighup) {
   const pid_t child =
       in_background("trap '' HUP; exec " + binary() + " train" + kSmall + "--steps 200 --out run > /dev/null 2>&1");
