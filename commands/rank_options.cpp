@@ -110,9 +110,9 @@ Ranks RankOptions::grid(const Config& config, DeviceKind device) const {
 std::size_t RankOptions::room(DeviceKind device) const {
   check_streams(started(), sequence_ranks);
   check_devices(device);
-  const auto free = static_cast<Index>(free_memory(device, ranks_of_run(sequence_ranks)));
-  return static_cast<std::size_t>(
-      least_of_ranks(device == DeviceKind::cuda ? free : free / this_process().local_count));
+  const std::size_t room = device == DeviceKind::cuda ? free_memory(device, ranks_of_run(sequence_ranks))
+                                                      : memory_for_steps(this_process().local_count);
+  return static_cast<std::size_t>(least_of_ranks(static_cast<Index>(room)));
 }
 
 }  // namespace streambp

@@ -102,6 +102,17 @@ TEST_F(MachineLimits, MemoryInAContainer) {
   EXPECT_EQ(available_memory(root), 100 * kMiB);
 }
 
+TEST_F(MachineLimits, CodeAndDataTakeMemoryFromSteps) {
+  EXPECT_EQ(memory_for_steps(1, root), (8192 - 12) * kMiB);
+  write("proc/self/status", "Name:\tstreambp\nVmRSS:\t31776 kB\nVmExe:\t5120 kB\nVmLib:\t6144 kB\nVmPTE:\t124 kB\n");
+  write("proc/self/cgroup", "4:memory:/docker/0123abcd\n");
+  write_bytes("sys/fs/cgroup/memory/memory.limit_in_bytes", 64 * kMiB);
+  EXPECT_EQ(memory_for_steps(1, root), (64 - 12 - 11) * kMiB);
+  EXPECT_EQ(memory_for_steps(2, root), (32 - 12 - 11) * kMiB);
+  EXPECT_EQ(memory_for_steps(4, root), 0u);
+  EXPECT_LT(memory_for_steps(1), available_memory());
+}
+
 TEST_F(MachineLimits, DamagedGroupFilesLimitNothing) {
   write("sys/fs/cgroup/cgroup.controllers", "memory\n");
   write("sys/fs/cgroup/jobs/memory.max", "plenty\n");

@@ -260,6 +260,18 @@ inline std::size_t available_memory(const fs::path& root = "/") {
   return static_cast<std::size_t>(available);
 }
 
+// What each of these processes can use of it for a step: not what holds code and libraries, which the kernel counts as
+// cache, nor what data, metrics and the buffers of files will take.
+inline std::size_t memory_for_steps(std::int64_t processes, const fs::path& root = "/") {
+  std::size_t own = std::size_t{12} << 20;
+  std::ifstream file(root / "proc/self/status");
+  for (std::string word; file >> word;) {
+    if (std::size_t kib; (word == "VmExe:" || word == "VmLib:") && file >> kib) own += kib * 1024;
+  }
+  const std::size_t all = available_memory(root) / static_cast<std::size_t>(processes);
+  return all - std::min(all, own);
+}
+
 // The cgroup CPU quota, such as 1.5 CPUs; empty: no quota.
 inline std::optional<double> cpu_quota(const fs::path& root = "/") {
   const ControlGroups groups = control_groups("cpu", root);
