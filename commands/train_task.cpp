@@ -98,9 +98,9 @@ class Preparation {
   // From scratch: bytes of a text.
   void prepare_text() {
     const std::string name = o.data.empty() ? "generated stories" : o.data[0];
-    const auto text = std::make_shared<Text>(
-        o.data.empty() ? stories(o.seed, std::size_t{1} << 21) : read_text(data_files(o.data)[0], std::size_t{1} << 36),
-        o.evaluation_fraction, o.length, name);
+    const auto text = std::make_shared<Text>(o.data.empty() ? stories(o.seed, std::size_t{1} << 21)
+                                                            : read_text(data_files(o.data)[0], available_memory() / 4),
+                                             o.evaluation_fraction, o.length, name);
     ModelOptions sizes = o.model;
     sizes.vocab = Text::kVocabulary;
     run.settings = settings(sizes.config(o.length), o.micro_batches);

@@ -122,6 +122,9 @@ TEST_F(Commands, ErrorsNameUnusableFiles) {
   expect_refused("train --data missing.txt", "missing.txt");
   expect_refused("train --data " + dir.string(), "directory");
   expect_refused("train --data empty.txt", "empty.txt");
+  write_file_atomically("long.txt", "");
+  fs::resize_file("long.txt", std::uintmax_t{1} << 40);  // with holes; the 64 GiB that could be read took all memory
+  expect_refused("train --data long.txt", "long.txt: has more than", "too many for the memory that is free; split it");
   expect_refused("train --data short.txt", "short.txt");
   expect_refused("plan broken.json", "broken.json");
   expect_refused("verify --model model", "config.json");

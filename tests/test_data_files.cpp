@@ -59,6 +59,7 @@ TEST_F(CompressedFiles, AreReadAsTheTextTheyHold) {
   EXPECT_EQ(lines_of(write("c.zst", "")), Strings{});
   EXPECT_EQ(read_text(write("d.txt.gz", gzipped("\xef\xbb\xbf" + all)), 1 << 22), all);
   EXPECT_ERROR(read_text(dir / "d.txt.gz", 1000), "d.txt.gz: has more than 1000 bytes");
+  EXPECT_ERROR(read_text(write("e.txt.gz", gzipped(std::string(10 << 20, 'a'))), 2 << 20), "more than 2097152 bytes");
 }
 
 TEST_F(CompressedFiles, ThatAreDamagedAreRefused) {

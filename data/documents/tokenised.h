@@ -101,7 +101,7 @@ class Tokenising {
   void add_text(const fs::path& path) {
     require_kind({}, path.string() + ": ");
     forms_.insert("plain text");
-    std::string text = read_text(path, std::size_t{1} << 36);
+    std::string text = read_text(path, available_memory() / 16);  // its tokens take 13 bytes for each of its bytes
     try {
       require_data(is_utf8(text), "is not UTF-8; convert it, for example with iconv");
       for (const Document& d : encoder().encode({.kind = Example::text, .written = std::move(text)})) writer_.add(d);

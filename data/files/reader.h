@@ -94,14 +94,19 @@ class Reader {
   std::size_t at_ = 0, end_ = 0;  // of compressed_
 };
 
-// The whole text of a file, without a byte order mark.
+// The whole text of a file, without a byte order mark. The limit is that of memory: a compressed text can be very long.
 inline std::string read_text(const fs::path& path, std::size_t limit) {
+  const auto require_room = [&](std::size_t bytes) {
+    require(bytes <= limit, path.string(), ": has more than ", limit,
+            " bytes, too many for the memory that is free; split it");
+  };
+  require_room(regular_file_size(path));
   Reader reader(path);
   std::string text, block(1 << 20, '\0');
   for (std::size_t n = block.size(); n == block.size();) {
     n = reader.read(block);
     text.append(block, 0, n);
-    require(text.size() <= limit, path.string(), ": has more than ", limit, " bytes; split it");
+    require_room(text.size());
   }
   if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
   return text;
