@@ -71,8 +71,8 @@ Json report_of(const RunLog& log, const fs::path& run) {
 
 void write_report(const fs::path& page, const std::vector<Json>& runs) {
   const std::string first = runs[0].at("name");
-  const std::string title =
-      runs.size() == 1 ? "Run " + first : "Runs " + first + " and " + std::to_string(runs.size() - 1) + " more";
+  const std::string title = runs.size() == 1 ? "Run “" + first + "”"
+                                             : "Runs “" + first + "” and " + std::to_string(runs.size() - 1) + " more";
   write_page(page, title, {"report.js"}, {{"runs", runs}});
 }
 

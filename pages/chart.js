@@ -6,11 +6,11 @@ class Chart {
   // x, y: {low, high, format}; x also has a label, and y may have log, and the unit of which its ticks are multiples.
   // paint(chart, context) draws between the axes. read(x) returns the words for a cursor at x. With choose(x) instead,
   // the page moves the cursor, and the words are always those of said.
-  constructor({ title, height = 220, x, y, paint, read, said, label, choose }) {
+  constructor({ title, height = 220, x, y, paint, read, said, label, choose, legend = [] }) {
     Object.assign(this, { x, y, paint, read, choose, cursor: null });
     this.picture = new Picture(height, label ?? title, (...given) => this.draw(...given));
     this.output = output(read ? read(null) : said);
-    this.figure = element("figure", {}, subheading(title), this.output, this.picture.canvas);
+    this.figure = element("figure", {}, subheading(title), div("", legend), this.output, this.picture.canvas);
     if (read || choose) this.listen(this.picture.canvas);
   }
   listen(canvas) {
@@ -136,10 +136,9 @@ function paintSeries(chart, context, s, smoothed) {
   for (const [i, x] of s.x.entries())
     context.beginPath(), context.arc(chart.px(x), chart.py(s.mean[i]), 3, 0, 7), context.fill();
 }
-function paintLevel(chart, context, shown, [level, name]) {
-  const { left, width, bottom } = chart, y = chart.py(level);
-  fill(context, "soft", left, y, width, 1);
-  write(context, "soft", "right", name, left + width - 4, y + (y > bottom - 20 ? -9 : 9));
+function paintLevel(chart, context, shown, [exact]) {
+  const { left, width, bottom } = chart, level = rounded(exact, 5);  // as the values are
+  fill(context, "soft", left, chart.py(level), width, 1);
   context.fillStyle = colour("red");
   for (const s of shown) s.x.forEach((x, i) => s.high[i] > level && context.fillRect(chart.px(x), bottom - 5, 1, 5));
 }
@@ -163,9 +162,10 @@ function valueAxis(shown, levels, words, log, low) {
 function seriesChart({ title, series, words, log, low, marks, levels, smoothed }) {
   const shown = series.filter((s) => s.x.length > 0 && s.mean.some((y) => !missing(y)));
   if (shown.length === 0) return null;
+  const lines = shown.length > 1 ? shown.map((s) => key(s.colour, s.name)) : [];
   const ways = shown.map((s) => `${s.name} from ${words(s.mean[0])} to ${words(s.mean[lastOf(s)])}`);
   return new Chart({
-    title, label: `${title}: ${ways.join("; ")}`,
+    title, label: `${title}: ${ways.join("; ")}`, legend: [lines, levels.map(([, name]) => key("soft", name))],
     x: stepAxis(shown), y: valueAxis(shown, levels, words, log, low),
     read: (step) => readSeries(shown, words, step),
     paint(chart, context) {

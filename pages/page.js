@@ -41,6 +41,14 @@ function oneTabStop(container) {
   });
   return container;
 }
+// What cannot be shown leaves the rest of the page as it is.
+function part(make) {
+  try {
+    return make();
+  } catch (error) {
+    return bad(`This part cannot be shown, because its data is damaged: ${error.message}`);
+  }
+}
 const caption = (...children) => element("figcaption", {}, ...children);
 const output = (text) => element("output", { "aria-live": "polite" }, text);
 const button = (text, onclick) => element("button", { onclick }, text);

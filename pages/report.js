@@ -2,6 +2,9 @@
 "use strict";
 
 const runs = data.runs ?? [];
+// A metric can have any name, also that of a member that all objects have.
+const named = (members) => Object.assign(Object.create(null), members);
+for (const run of runs) run.series = named(run.series);
 const runColours = ["blue", "red", "amber", "green", "violet", "teal", "grey3", "ink"];
 
 // A chart's title, its metrics, and how their values are written. All other metrics get a chart each.
@@ -21,11 +24,12 @@ const groups = [
   ["Memory", ["memory"], format.bytes], ["Far memory", ["far_memory"], format.bytes],
   ["Seconds of a step", ["seconds"], format.seconds],
 ];
-const titles = {
+const titles = named({
   stopped: "Share of completions that end by themselves", reward_deviation: "Standard deviation of the rewards",
   without_advantage: "Share of groups with equal rewards", sampling_difference: "Log-probs: sampled beside recomputed",
-};
-const names = { evaluation_loss: "held-out", loss: "training", first_half: "first half", second_half: "second half" };
+});
+const names = named(
+  { evaluation_loss: "held-out", loss: "training", first_half: "first half", second_half: "second half" });
 const plainName = (metric) => metric.replace(/^evaluation_/, "");
 const nameOf = (metric) => names[metric] ?? (metric === plainName(metric) ? spaced(metric) : "held-out");
 
@@ -41,7 +45,7 @@ function seriesOf(title, metrics) {
 // What a metric of a single run is compared with.
 function levelsOf(metric, { planned_memory, clip } = {}) {
   if (metric === "memory" && planned_memory > 0) return [[planned_memory, "planned"]];
-  return metric === "gradient_norm" && clip > 0 ? [[clip, "above: clipped"]] : [];
+  return metric === "gradient_norm" && clip > 0 ? [[clip, "clipped above this line"]] : [];
 }
 function chartOf(title, metrics, words = format.number) {
   const series = seriesOf(title, metrics), [metric] = metrics;
@@ -67,7 +71,10 @@ function curves() {
   const rest = others.map((metric) => [titles[metric] ?? spaced(metric), [metric, `evaluation_${metric}`]]);
   const words = "Pale: the values, where there are many; a band is their range in neighbouring steps, so no peak is " +
     "hidden. Strong: smoothed. Point at a curve, or focus it and press the arrow keys, to read it.";
-  return [heading("Curves"), soft(words), div("panels", [...shown, ...rest].map((group) => chartOf(...group) ?? []))];
+  const busy = runs.some(({ series }) => series.utilisation?.mean.some((share) => share > 1)) ?
+    " A share above 100%: the machine was busy with something else when the products' rate was measured." : "";
+  const charts = [...shown, ...rest].map((group) => part(() => chartOf(...group) ?? []));
+  return [heading("Curves"), soft(words, busy), div("panels", charts)];
 }
 
 function memoryOf({ planned_memory, mode, chunk, block, kept }) {
@@ -93,11 +100,12 @@ function facts(run) {
     ["program", begin.version], ["fingerprint of the first gradient", first && monospace(first[1])],
     ...run.begins.map((b) => [when(b), [monospace(b.command), ` ${b.date}`]]),
   ];
-  const parts = (begin.trained_parts ?? []).map(([kind, layers, count]) => [kind, ranges(layers), format.whole(count)]);
+  const parts = () => table(["tensor", "layers", "numbers"],
+    (begin.trained_parts ?? []).map(([kind, layers, count]) => [kind, ranges(layers), format.whole(count)]));
   const words = (value) => (typeof value === "string" ? value : JSON.stringify(value));
   const options = Object.entries(begin.options ?? {}).map(([name, value]) => [name, words(value)]);
   return [table([], rows.filter(([, value]) => value)),
-    trained ? details("What is trained", false, table(["tensor", "layers", "numbers"], parts)) : [],
+    trained ? details("What is trained", false, part(parts)) : [],
     details("All options", false, table([], options))];
 }
 // 0 1 2 5 -> "0 to 2, 5"
@@ -134,7 +142,7 @@ function written({ completions, samples }) {
   const sample = ({ step, prompt, text: rest }) =>
     [subheading(`After step ${format.whole(step)}`), text(element("mark", {}, prompt), rest)];
   return [completions.length ? heading("Completions") : [],
-    completions.map((group, i) => completion(group, i === completions.length - 1)),
+    completions.map((group, i) => part(() => completion(group, i === completions.length - 1))),
     samples.length ? [heading("Samples"), samples.map(sample)] : []];
 }
 
@@ -164,7 +172,7 @@ function comparison() {
 }
 
 if (runs.length > 0) {
-  const one = runs.length === 1, title = (run) => heading(one ? "The run" : `The run ${run.name}`);
-  page(data.title, one ? state(runs[0]) : comparison(), curves(), runs.map((run) => [title(run), facts(run)]),
-    one ? written(runs[0]) : []);
+  const one = runs.length === 1, title = (run) => heading(one ? "The run" : `The run “${run.name}”`);
+  page(data.title, part(() => (one ? state(runs[0]) : comparison())), part(curves),
+    runs.map((run) => [title(run), part(() => facts(run))]), one ? part(() => written(runs[0])) : []);
 }

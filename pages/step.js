@@ -175,7 +175,7 @@ function describe(walk, cell, part, { name }) {
   const layer = walk.layer[cell], rows = `rows ${format.whole(walk.begin[cell])} to ${format.whole(walk.end[cell])}`;
   if (layer >= 0) return `${layer === data.layers ? "" : `Layer ${layer}: `}${passes[part][2]}, ${rows}`;
   if (/adamw|momentum|direction|share weights|gradient norm/.test(name)) return "The optimizer's update";
-  return name.startsWith("embedding") ? "The embedding" : "Between two passes: gradient sums begin or end";
+  return name.startsWith("embedding") ? "Below layer 0" : "Between two passes: gradient sums begin or end";
 }
 // The numbers at the cursor.
 function numbersAt(walk, seconds) {

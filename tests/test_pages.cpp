@@ -19,9 +19,17 @@ class Pages : public Commands {
     if (!IsSkipped()) Commands::TearDown();
   }
 
+  // What a narrow window does not show without scrolling.
+  Json cut_off(const fs::path& page) {
+    browser->open_page(page, {360, false});
+    return browser->evaluate(
+        "[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth)"
+        ".map(e => `${e.scrollWidth}: ${e.textContent}`)");
+  }
+
   // Opens the page in three widths and both themes, and takes pictures.
   void look_at(const fs::path& page, const std::string& name, const std::string& fragment = "") {
-    for (const int width : {390, 820, 1280}) {
+    for (const int width : {360, 820, 1280}) {
       for (const bool dark : {false, true}) {
         browser->open_page(page, {width, dark}, fragment);
         EXPECT_EQ(browser->errors, std::vector<std::string>());
@@ -38,6 +46,7 @@ TEST_F(Pages, TheStepIsPlayedWithTheNumbersOfThePlan) {
   expect_ok("plan qwen3-8b --length 100000 --memory 80GiB --optimizer adamw-bf16 --timeline step.html --json plan.json",
             "The step is in step.html");
   EXPECT_LE(fs::file_size("step.html"), 1'500'000u);
+  EXPECT_EQ(cut_off("step.html"), Json::array());
   look_at("step.html", "step", "#2:0.62");
   const Json usage = parse_json_file("plan.json")["usage"];
   const std::vector<std::pair<int, const char*>> walks = {
@@ -56,7 +65,7 @@ TEST_F(Pages, TheStepCanBePlayedAndRead) {
   expect_ok("plan qwen3-0.6b --length 5000 --memory 8GiB --keep attention=near --chunk 2048 --timeline step.html");
   browser->open_page("step.html", {});
   const auto text = [&](const std::string& expression) { return browser->evaluate(expression).get<std::string>(); };
-  EXPECT_EQ(text("what.textContent"), "The embedding");
+  EXPECT_EQ(text("what.textContent"), "Below layer 0");
   browser->evaluate("step(1, 0)");
   EXPECT_EQ(text("what.textContent"), "Layer 0: forward, rows 0 to 2,048");
   EXPECT_EQ(text("code.querySelector('mark').textContent.includes('layer.forward(') + ''"), "true");
@@ -208,6 +217,37 @@ TEST_F(Pages, HostileTextDoesNoHarm) {
             "undefined");
 }
 
+// A metric can have the name of a member of all objects; a field of the wrong type loses its part of the page only.
+TEST_F(Pages, ADamagedFieldLeavesTheRest) {
+  fs::create_directory("run"), fs::create_directory("other");
+  const Json begin = {{"steps", 9},     {"clip", 0.5},   {"planned_memory", 5000001},         {"trained", "all"},
+                      {"mode", "full"}, {"tokens", "x"}, {"trained_parts", {{"norm", 5, 1}}}, {"options", 5}};
+  const Json first = {{"step", 1},     {"loss", 2},        {"memory", 5000001}, {"gradient_norm", 0.5},
+                      {"toString", 1}, {"constructor", 2}, {"__proto__", 3},    {"evaluation_valueOf", 4}};
+  write_file_atomically("run/metrics.jsonl",
+                        Json{{"step", 0}, {"begin", begin}}.dump() + "\n" + first.dump() + "\n" +
+                            R"({"step": 2, "evaluation_loss": 1, "utilisation": 1.25, "memory": 5000001})" + "\n");
+  write_file_atomically("other/metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n");
+  expect_ok("report run");
+  look_at("run/report.html", "damaged");
+  const auto text = [&](const std::string& of) {
+    return browser->evaluate("document.querySelector('" + of + "').textContent").get<std::string>();
+  };
+  EXPECT_EQ(text("h1"), "Run “run”");
+  for (const char* part : {"Reached step 2 of 9.", "constructor", "proto", "clipped above this line"})
+    EXPECT_PRED2(contains, text("main"), part);
+  EXPECT_EQ(browser->evaluate("document.querySelectorAll('canvas').length"), 8);
+  EXPECT_PRED2(contains, text("main"), "A share above 100%: the machine was busy");
+  EXPECT_PRED2(contains, text("details"), "This part cannot be shown, because its data is damaged");
+  // The curves' colours have a key, and no step is above the planned memory or the limit of the norm.
+  EXPECT_PRED2(contains, text("figure"), "Losstrainingheld-out");
+  EXPECT_EQ(browser->evaluate("runs[0].series.memory.mean[0] > rounded(5000001, 5)"), false);
+  expect_ok("report run other");
+  browser->open_page("comparison.html", {});
+  EXPECT_EQ(browser->errors, std::vector<std::string>());
+  EXPECT_PRED2(contains, text("main"), "The run “other”");
+}
+
 TEST_F(Pages, ACertificateIsAPage) {
   expect_ok("verify --family qwen3 --oracle --length 300 --html verified.html --json verified.json",
             "The page is verified.html");
@@ -228,6 +268,7 @@ TEST_F(Pages, ACertificateIsAPage) {
 TEST_F(Pages, TheLessonIsRight) {
   const fs::path lesson = fs::path(STREAMBP_SOURCE) / "docs/lesson.html";
   look_at(lesson, "lesson");
+  EXPECT_EQ(cut_off(lesson), Json::array());
   for (const auto& [length, layers, heads, chunk, vocab] :
        std::vector<std::array<Index, 5>>{{16384, 12, 12, 512, 32000},
                                          {1024, 2, 4, 256, 256},
