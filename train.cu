@@ -130,5 +130,7 @@ std::unique_ptr<Command> train_command(CLI::App& app) { return std::make_unique<
 
 int main(int argc, char** argv) {
   streambp::set_up_process(argv);
-  return streambp::run_program(argc, argv);
+  const int exit_code = streambp::run_program(argc, argv);
+  streambp::main_has_ended = true;
+  return exit_code;
 }

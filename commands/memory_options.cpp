@@ -11,7 +11,7 @@ namespace {
 std::string all_parts() {
   std::string names;
   for (std::size_t i = 1; i < kParts; ++i) names += format("%s%s", i == 1 ? "" : ", ", kPartNames[i]);
-  return names;
+  return names + " (keys-values only near)";
 }
 
 // What --keep can name, beside the parts of a layer.
@@ -38,6 +38,8 @@ std::string is_block(const std::string& text) {
 
 KeepWords::KeepWords(const std::vector<std::string>& words) {
   if (words == std::vector<std::string>{"auto"}) return;
+  require(!std::ranges::count(words, "auto"),
+          "--keep auto decides on everything that is kept; give it alone, or leave ", "it out");
   for (const std::string& word : words) {
     const std::size_t equals = word.find('=');
     const std::string name = word.substr(0, equals == std::string::npos ? 0 : equals),

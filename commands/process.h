@@ -5,6 +5,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "data/files/unfinished.h"
 #include "kernels/base/system.h"
 
@@ -17,7 +20,8 @@ namespace streambp {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return;
   constexpr char message[] =
       "streambp: this processor has no AVX2 or no fused multiply-add; use one of 2013 or later\n";
-  _exit(write(STDERR_FILENO, message, sizeof message - 1) > 0 ? 1 : 2);
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
+  _exit(2);
 }
 #endif
 
@@ -28,12 +32,35 @@ inline void open_standard_descriptors() {
     if (fcntl(file, F_GETFD) < 0) open("/dev/null", O_RDWR);
 }
 
+// libgomp exits with 1 if it cannot start its threads, and 1 means that a verification failed. Only main may say that.
+inline bool main_has_ended = false;
+inline void exit_with_2_before_the_end() {
+#ifdef __GLIBC__
+  on_exit(
+      [](int code, void*) {
+        if (code == 1 && !main_has_ended) std::fflush(nullptr), _exit(2);
+      },
+      nullptr);
+#endif
+}
+
+inline void require_threads_that_can_start() {
+  constexpr int most = 4096;
+  if (omp_get_max_threads() <= most) return;
+  std::fprintf(stderr,
+               "streambp: OMP_NUM_THREADS asks for %d threads, and at most %d can start; use the number of cores\n",
+               omp_get_max_threads(), most);
+  _exit(2);
+}
+
 // Call first in main: it may execute the program again.
 inline void set_up_process(char** argv) {
   open_standard_descriptors();
   signal(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG, and the file is cleaned up
   signal(SIGPIPE, SIG_IGN);  // the reader of the console may leave; files are written all the same
   limit_spinning(argv);
+  exit_with_2_before_the_end();
+  require_threads_that_can_start();
   choose_threads();
   Unfinished::catch_signals();
 }

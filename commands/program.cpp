@@ -136,6 +136,8 @@ int run_program(int argc, char** argv) {
     return raise(cancelled.signal);
   } catch (const std::bad_alloc&) {
     return fail_with("out of host memory");
+  } catch (const fs::filesystem_error& e) {  // a path that no file system takes: too long, or links that loop
+    return fail_with(on_one_line(e.path1().string() + ": " + e.code().message() + "; check the path"));
   } catch (const std::exception& e) {
     return fail_with(on_one_line(e.what()));
   }

@@ -183,10 +183,13 @@ void TrainOptions::restore(const std::filesystem::path& state_file) {
                        options["--steps"].is_number_integer() && options["--steps"] < optimizer.steps;
   if (extends) {
     const Index last_full = options["--steps"].get<Index>() - options.value("--cooldown", Index{0});
-    require(
-        before != "wsd" || state.value("step", Index{0}) <= last_full, "--steps ", optimizer.steps,
-        ": the cool-down of the run in ", out, " began after step ", last_full,
-        ", so it cannot be extended; next time keep a checkpoint before it, with --checkpoint-every or --stop-after");
+    std::string remedy = "next time keep a checkpoint before it, with --checkpoint-every or --stop-after";
+    for (const std::filesystem::path& path : complete_checkpoints(out))
+      if (*checkpoint_step(path.filename().string()) <= last_full)
+        remedy = path.string() + " is from before it: move the later checkpoints away to start from that one";
+    require(before != "wsd" || state.value("step", Index{0}) <= last_full, "--steps ", optimizer.steps,
+            ": the cool-down of the run in ", out, " began after step ", last_full, ", so it cannot be extended; ",
+            remedy);
     options["--steps"] = optimizer.steps;
   }
   table.restore(options, state_file.string(), out);
@@ -266,7 +269,10 @@ void TrainOptions::check_ranks() const {
   require(!online_grpo() || ranks.sharded == "state", "--shard weights: GRPO that samples its completions needs all ",
           "weights on every rank; leave it out");
   require(micro_batches >= streams, "--accumulate ", micro_batches, ": a step has ",
-          counted(micro_batches, "micro-batch"), ", too few for ", streams, " token streams; start fewer processes");
+          counted(micro_batches, "micro-batch"), ", too few for ", streams, " token streams; start fewer processes",
+          ranks.lanes > 1
+              ? ", or let them share streams, as the run did: --sequence-ranks " + std::to_string(ranks.lanes)
+              : "");
 }
 
 }  // namespace streambp

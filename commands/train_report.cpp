@@ -61,7 +61,8 @@ Json TrainReport::beginning() const {
 }
 
 void TrainReport::record(const Json& line) {
-  directory_.write_metrics(line);
+  if (!directory_.write_metrics(line))
+    note("warning: metrics.jsonl was removed during the run; a new one has the lines from here on");
   log_.add(line);
   if (events_) events_->add(line);
 }

@@ -92,10 +92,11 @@ class Commands : public TemporaryDirectory {
   }
   // The command fails and leaves no new files.
   template <class... Said>
-  void expect_refused(const std::string& arguments, const Said&... said) const {
+  std::string expect_refused(const std::string& arguments, const Said&... said) const {
     const auto before = files();
-    expect_failed(arguments, said...);
+    const std::string output = expect_failed(arguments, said...);
     EXPECT_EQ(files(), before) << arguments;
+    return output;
   }
 
   static std::vector<Json> metrics(const std::string& run) { return json_lines(run + "/metrics.jsonl"); }

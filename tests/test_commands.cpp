@@ -137,6 +137,22 @@ TEST_F(Commands, ErrorsNameUnusableFiles) {
   expect_refused("train --out /proc/streambp" + kTiny, "/proc/streambp");
 }
 
+TEST_F(Commands, PathsThatNoFileSystemTakesAreNamed) {
+  const std::string name(300, 'x');
+  for (const std::string command : {"train --data ", "report ", "verify --model ", "train --out "}) {
+    const std::string said = expect_refused(command + name, name);
+    EXPECT_FALSE(contains(said, "filesystem error")) << said;
+  }
+  expect_refused("report " + name, name + ": File name too long; check the path");
+}
+
+// 1 means that a verification failed.
+TEST_F(Commands, ThreadsThatCannotStartAreAnErrorOfTheProgram) {
+  expect_outcome(2, shell("OMP_NUM_THREADS=1000000 " + binary() + " --version"), "OMP_NUM_THREADS asks for 1000000");
+  const std::string huge = "OMP_NUM_THREADS=200 OMP_STACKSIZE=1000G ";  // more than there are addresses
+  expect_outcome(2, shell(huge + binary() + " verify --length 64"), "libgomp: Thread creation failed");
+}
+
 TEST_F(Commands, DamagedCheckpointsAreRefused) {
   expect_ok("train --steps 2 --out run" + kTiny);
   const std::string checkpoint = "run/step-000002";
@@ -344,9 +360,11 @@ TEST_F(Commands, RunsOfAConstantRateCanBeExtended) {
             "0.004 after 1 step of warm-up, constant until step 4, then linear to 0.0004 at step 6");
   expect_ok(run + " --steps 5 --stop-after 3 --out part");
   expect_refused("train --resume --out part --steps 4", "--steps 4");
-  expect_refused("train --resume --out whole --steps 9", "cool-down");
+  expect_refused("train --resume --out whole --steps 9", "cool-down", "next time keep a checkpoint before it");
   expect_ok("train --resume --out part --steps 6");
   expect_same_checkpoint("whole/step-000006", "part/step-000006");
+  expect_refused("train --resume --out part --steps 9",
+                 "part/step-000003 is from before it: move the later checkpoints away to start from that one");
   expect_ok("train --schedule constant --warmup 0 --steps 2 --out constant" + kTiny, "0.004, then constant");
   expect_ok("train --resume --out constant --steps 3");
   EXPECT_TRUE(fs::exists("constant/step-000003"));

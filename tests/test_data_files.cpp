@@ -145,7 +145,7 @@ TEST_F(DataParts, AreFilesFoldersAndWeights) {
   EXPECT_ERROR(data_parts({base + "x:1", base + "y:1"}), "x:1: has no weight, unlike other data");
   EXPECT_ERROR(data_parts({base + "y:1"}), "the only data needs no weight");
   for (const char* weight : {"0", "-1", "nan", "inf", "1e9", "x", "", "1 "})
-    EXPECT_ERROR(data_parts({base + "y:" + weight, base + "x:1"}), "is no weight; give a positive number");
+    EXPECT_ERROR(data_parts({base + "y:" + weight, base + "x:1"}), "is not a number from 0.000001 to 1000000");
   EXPECT_ERROR(data_parts({base + "missing:0.5"}), "no such file");
   EXPECT_ERROR(data_parts({base + "empty"}), "no data in this folder");
   EXPECT_ERROR(data_parts({write("t.parquet", "PAR1")}),

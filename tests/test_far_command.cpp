@@ -178,6 +178,8 @@ TEST_F(FarCommands, RefusesMisuse) {
   expect_refused("bench --keep attention=near,sideways", "expected auto, near, far, nothing");
   expect_refused("bench --keep weights=far", "leave out the rest");
   expect_refused(run + "--keep keys-values=far", "keys and values stay near");
+  expect_refused(run + "--keep auto gate-up=near", "--keep auto decides on everything that is kept; give it alone");
+  expect_refused(run + "--keep fast", "(keys-values only near)");
   expect_refused(run + "--keep attention=near attention=far", "repeats or contradicts");
   expect_refused(run + "--keep nothing everything", "repeats or contradicts");
   expect_refused(run + "--mode full --keep attention=near", "is for --mode stream");

@@ -63,6 +63,17 @@ TEST_F(RunSafety, ASignalWhileThePageIsWrittenEndsTheRun) {
   EXPECT_FALSE(unfinished());
 }
 
+TEST_F(RunSafety, MetricsThatAreRemovedDuringARunBeginAgain) {
+  const pid_t child = start("train" + kSmall + "--steps 100000 --out run");
+  ASSERT_TRUE(reaches("run", 2));
+  fs::remove("run/metrics.jsonl");
+  ASSERT_TRUE(reaches("run", 4));
+  kill(child, SIGINT);
+  EXPECT_EQ(exit_code(child), 128 + SIGINT);
+  EXPECT_PRED2(contains, read_file("log"), "warning: metrics.jsonl was removed during the run");
+  EXPECT_EQ(steps("run"), checkpoint_step(newest_checkpoint("run").filename().string()));
+}
+
 TEST_F(RunSafety, ARunUnderNohupIgnoresSighup) {
   const pid_t child =
       in_background("trap '' HUP; exec " + binary() + " train" + kSmall + "--steps 200 --out run > /dev/null 2>&1");

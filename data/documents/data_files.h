@@ -56,8 +56,9 @@ inline std::optional<double> weight_of(const std::string& argument) {
   double weight = 0;
   const char *begin = argument.data() + colon + 1, *end = argument.data() + argument.size();
   const auto parsed = std::from_chars(begin, end, weight);
-  require(parsed.ec == std::errc() && parsed.ptr == end && 1e-6 <= weight && weight <= 1e6, argument, ": \"",
-          argument.substr(colon + 1), "\" is no weight; give a positive number, as in FILE:0.7");
+  require(parsed.ec == std::errc() && parsed.ptr == end && 1e-6 <= weight && weight <= 1e6, argument, ": the weight \"",
+          argument.substr(colon + 1), "\" is not a number from 0.000001 to 1000000; only the ratios ",
+          "of weights count, so 0.7 and 0.3 are as good as 7 and 3");
   return weight;
 }
 

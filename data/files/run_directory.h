@@ -103,10 +103,15 @@ class RunDirectory {
     opened_ = true;
   }
 
-  void write_metrics(const Json& line) {
-    if (!writes_) return;
+  // Returns whether the file is still there, with its earlier lines. If it is not, a new one begins with this line.
+  bool write_metrics(const Json& line) {
+    if (!writes_) return true;
+    const fs::path path = path_ / "metrics.jsonl";
+    const bool there = is_there(path);
+    if (!there) metrics_.close(), metrics_.open(path, std::ios::app);
     metrics_ << line.dump() << "\n" << std::flush;
-    require(metrics_.good(), (path_ / "metrics.jsonl").string(), ": cannot write: ", std::strerror(errno));
+    require(metrics_.good(), path.string(), ": cannot write: ", std::strerror(errno));
+    return there;
   }
 
   // Removes the lines for steps after `step` from a file.
