@@ -270,9 +270,7 @@ void TrainOptions::check_ranks() const {
           "weights on every rank; leave it out");
   require(micro_batches >= streams, "--accumulate ", micro_batches, ": a step has ",
           counted(micro_batches, "micro-batch"), ", too few for ", streams, " token streams; start fewer processes",
-          ranks.lanes > 1
-              ? ", or let them share streams, as the run did: --sequence-ranks " + std::to_string(ranks.lanes)
-              : "");
+          ranks.lanes > 1 ? ", or let them share streams with --sequence-ranks " + std::to_string(ranks.lanes) : "");
 }
 
 }  // namespace streambp
