@@ -49,7 +49,6 @@ struct DictLiteral final : Expression {
     std::vector<std::pair<Value, Value>> values;
     for (const auto& [key, value] : members) {
       Value name = key->value(run);  // before its value
-      run.spend(name.extent().weight * (1 + values.size() / 16));
       values.emplace_back(std::move(name), value->value(run));
     }
     return dict_of(std::move(values));
@@ -83,18 +82,17 @@ struct Comparison final : Expression {
     Value a = first->value(run);
     for (const auto& [compare, other] : others) {
       Value b = other->value(run);
-      run.spend(a), run.spend(b);
-      if (!holds(run, compare, a, b)) return false;
+      if (!holds(compare, a, b)) return false;
       a = std::move(b);
     }
     return true;
   }
 };
 
-inline Value repeated(Run& run, const Value& value, std::int64_t times) {
+inline Value repeated(const Value& value, std::int64_t times) {
   expect(times <= kMostRepeats, "a value is repeated more than ", kMostRepeats, " times");
   const auto n = static_cast<std::size_t>(std::max<std::int64_t>(times, 0));
-  run.spend(n * value.extent().weight);
+  limit(n * value.size());
   Text text;
   List list{{}, value.list() ? value.list()->kind : ListKind::list};
   for (std::size_t i = 0; i < n; ++i) {
@@ -110,22 +108,22 @@ struct Arithmetic final : Expression {
 
   Value evaluate(Run& run) const override {
     const Value a = left->value(run), b = right->value(run);
-    run.spend(a), run.spend(b);
-    const auto sequence = [](const Value& v) { return v.text() || v.list(); };
+    const auto is_list = [](const Value& v) { return v.list() && v.list()->kind <= ListKind::tuple; };
+    const auto sequence = [&](const Value& v) { return v.text() || is_list(v); };
     if (op == Operator::join) return joined({a, b}, {});
     if (a.integer() && b.integer() && op != Operator::divide && (op != Operator::power || b.to_integer() >= 0))
       return of_integers(op, a.to_integer(), b.to_integer());
     if (a.number() && b.number()) return of_reals(op, a.to_double(), b.to_double());
     if (op == Operator::modulo && a.text()) return formatted(*a.text(), b);
     if (op == Operator::plus && a.text() && b.text()) return sum_of(*a.text(), *b.text());
-    if (op == Operator::plus && a.list() && b.list() && a.list()->kind == b.list()->kind) {
+    if (op == Operator::plus && is_list(a) && is_list(b) && a.list()->kind == b.list()->kind) {
       List list = *a.list();
-      list.extent = {};
+      list.depth = 1;
       list.items.insert(list.items.end(), b.list()->items.begin(), b.list()->items.end());
       return list;
     }
-    if (op == Operator::times && sequence(a) && b.integer()) return repeated(run, a, b.to_integer());
-    if (op == Operator::times && sequence(b) && a.integer()) return repeated(run, b, a.to_integer());
+    if (op == Operator::times && sequence(a) && b.integer()) return repeated(a, b.to_integer());
+    if (op == Operator::times && sequence(b) && a.integer()) return repeated(b, a.to_integer());
     constexpr const char* symbols[] = {"+", "-", "*", "/", "//", "%", "**", "~"};
     refuse("the operator ", symbols[static_cast<int>(op)], " cannot be used with ", described(a), " and ",
            described(b));
@@ -150,9 +148,10 @@ struct Attribute final : Expression {
   Value evaluate(Run& run) const override {
     const Value v = object->value(run);
     expect(!v.undefined(), described(v));
+    spend(name.size());
     if (const Object* inner = v.object()) return inner->attribute(name);
-    if (Value method = method_of(run, v, name); !method.undefined()) return method;
-    return v.dict() ? item_of(run, v, Value(name)) : Undefined{"an attribute"};
+    if (Value method = method_of(v, name); !method.undefined()) return method;
+    return v.dict() ? item_of(v, Value(name)) : Undefined{"an attribute"};
   }
 };
 
@@ -162,10 +161,10 @@ struct Item final : Expression {
   Value evaluate(Run& run) const override {
     const Value v = object->value(run), i = index->value(run);
     expect(!v.undefined(), described(v));
-    if (!i.integer()) run.spend(i);
+    spend(i.size());
     if (const Object* inner = v.object()) return i.text() ? inner->attribute(*i.text()) : Value();
-    Value found = item_of(run, v, i);
-    return found.undefined() && i.text() ? method_of(run, v, *i.text()) : found;
+    Value found = item_of(v, i);
+    return found.undefined() && i.text() ? method_of(v, *i.text()) : found;
   }
 };
 
@@ -180,7 +179,6 @@ struct Slice final : Expression {
       return bound;
     };
     const Value first = part(from), last = part(to), stride = part(step);
-    run.spend(v);
     return slice_of(v, first, last, stride);
   }
 };
@@ -195,12 +193,13 @@ struct CallArguments {
     for (const auto& e : positional) all.positional.push_back(e->value(run));
     if (list)
       for (Value& v : elements_of(list->value(run))) all.positional.push_back(std::move(v));
-    for (const auto& [name, e] : named) all.named.emplace_back(name, e->value(run));
+    for (const auto& [name, e] : named) spend(name.size()), all.named.emplace_back(name, e->value(run));
     if (!dict) return all;
     const Value more = dict->value(run);
     expect(more.dict() && more.size() <= 1000, "** needs a dict of at most 1000 members");
     for (const auto& [key, value] : more.dict()->members) {
       expect(key.text(), "** needs names");
+      spend(key.size());
       all.named.emplace_back(*key.text(), value);
     }
     return all;
@@ -218,9 +217,7 @@ struct Call final : Expression {
     expect(v.object() && v.object()->callable(), v.undefined() ? described(v) : std::string(type_of(v)) + " is called");
     Arguments values = arguments.values(run);
     if (!caller.undefined()) values.named.emplace_back(to_text("caller"), caller);
-    for (const Value& argument : values.positional) run.spend(argument);
-    for (const auto& [name, argument] : values.named) run.spend(argument);
-    return run.made(v.object()->call(values));
+    return v.object()->call(values);
   }
 };
 

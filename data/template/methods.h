@@ -11,6 +11,7 @@ namespace streambp::jinja {
 inline Text text_at(const Arguments& a, std::size_t i, const char* name) {
   const Value v = a.at(i, name);
   expect(v.text(), "the argument ", quote(name), " is ", described(v), ", not a string");
+  spend(v.size());
   return *v.text();
 }
 inline std::int64_t integer_at(const Arguments& a, std::size_t i, const char* name, std::int64_t otherwise) {
@@ -24,18 +25,18 @@ template <class F>
 bool any_text(const Arguments& a, F&& f) {
   expect(a.positional.size() == 1, "startswith and endswith: one argument is supported");
   const Value v = a.at(0, "prefix");
-  if (v.text()) return f(*v.text());
-  return std::ranges::any_of(elements_of(v), [&](const Value& item) { return item.text() && f(*item.text()); });
+  const auto holds = [&](const Value& item) { return spend(item.size()), item.text() && f(*item.text()); };
+  return v.text() ? holds(v) : std::ranges::any_of(elements_of(v), holds);
 }
 
 inline bool every(TextView text, bool (*holds)(char32_t)) { return !text.empty() && std::ranges::all_of(text, holds); }
 
 inline Value place(std::size_t at) { return at == Text::npos ? std::int64_t{-1} : static_cast<std::int64_t>(at); }
 
-inline Value occurrences(Run& run, TextView text, TextView part) {
+inline Value occurrences(TextView text, TextView part) {
   expect(!part.empty(), "count: the substring is empty");
   std::int64_t count = 0;
-  for (std::size_t at = 0; (at = find(run, text, part, at)) != text.npos; at += part.size()) ++count;
+  for (std::size_t at = 0; (at = find(text, part, at)) != text.npos; at += part.size()) ++count;
   return count;
 }
 
@@ -71,8 +72,7 @@ inline Text with_fields(TextView form, const Arguments& a) {
 }
 
 template <class T>
-using Methods = std::map<std::string, Value (*)(Run&, const T&, const Arguments&)>;
-using R = Run&;
+using Methods = std::map<std::string, Value (*)(const T&, const Arguments&)>;
 using A = const Arguments&;
 
 inline const Methods<Text>& string_methods() {
@@ -81,49 +81,49 @@ inline const Methods<Text>& string_methods() {
   const auto most = [](A a) { return integer_at(a, 1, "maxsplit", -1); };
   const auto separator = [](A a) { return a.at(0, "sep", None{}); };
   static const Methods<Text> methods = {
-      {"strip", [](R run, S s, A a) -> Value { return stripped(run, s, decltype(chars){}(a), true, true); }},
-      {"lstrip", [](R run, S s, A a) -> Value { return stripped(run, s, decltype(chars){}(a), true, false); }},
-      {"rstrip", [](R run, S s, A a) -> Value { return stripped(run, s, decltype(chars){}(a), false, true); }},
-      {"split", [](R run, S s, A a) { return split(run, s, decltype(separator){}(a), decltype(most){}(a), false); }},
-      {"rsplit", [](R run, S s, A a) { return split(run, s, decltype(separator){}(a), decltype(most){}(a), true); }},
-      {"splitlines", [](R, S s, A a) -> Value { return lines_of(s, is_true(a.at(0, "keepends"))); }},
-      {"startswith", [](R, S s, A a) -> Value { return any_text(a, [&](S part) { return s.starts_with(part); }); }},
-      {"endswith", [](R, S s, A a) -> Value { return any_text(a, [&](S part) { return s.ends_with(part); }); }},
+      {"strip", [](S s, A a) -> Value { return stripped(s, decltype(chars){}(a), true, true); }},
+      {"lstrip", [](S s, A a) -> Value { return stripped(s, decltype(chars){}(a), true, false); }},
+      {"rstrip", [](S s, A a) -> Value { return stripped(s, decltype(chars){}(a), false, true); }},
+      {"split", [](S s, A a) { return split(s, decltype(separator){}(a), decltype(most){}(a), false); }},
+      {"rsplit", [](S s, A a) { return split(s, decltype(separator){}(a), decltype(most){}(a), true); }},
+      {"splitlines", [](S s, A a) -> Value { return lines_of(s, is_true(a.at(0, "keepends"))); }},
+      {"startswith", [](S s, A a) -> Value { return any_text(a, [&](S part) { return s.starts_with(part); }); }},
+      {"endswith", [](S s, A a) -> Value { return any_text(a, [&](S part) { return s.ends_with(part); }); }},
       {"removeprefix",
-       [](R, S s, A a) -> Value {
+       [](S s, A a) -> Value {
          const Text part = text_at(a, 0, "prefix");
          return s.substr(s.starts_with(part) ? part.size() : 0);
        }},
       {"removesuffix",
-       [](R, S s, A a) -> Value {
+       [](S s, A a) -> Value {
          const Text part = text_at(a, 0, "suffix");
          return s.substr(0, s.size() - (s.ends_with(part) ? part.size() : 0));
        }},
       {"replace",
-       [](R run, S s, A a) -> Value {
-         return replaced(run, s, text_at(a, 0, "old"), text_at(a, 1, "new"), integer_at(a, 2, "count", -1));
+       [](S s, A a) -> Value {
+         return replaced(s, text_at(a, 0, "old"), text_at(a, 1, "new"), integer_at(a, 2, "count", -1));
        }},
-      {"upper", [](R, S s, A) -> Value { return in_case(s, true); }},
-      {"lower", [](R, S s, A) -> Value { return in_case(s, false); }},
-      {"capitalize", [](R, S s, A) -> Value { return capitalised(s); }},
-      {"title", [](R, S s, A) -> Value { return titled(s); }},
-      {"find", [](R run, S s, A a) { return place(find(run, s, only_text(a, "sub"))); }},
-      {"rfind", [](R run, S s, A a) { return place(find_last(run, s, only_text(a, "sub"))); }},
+      {"upper", [](S s, A) -> Value { return in_case(s, Case::upper); }},
+      {"lower", [](S s, A) -> Value { return in_case(s, Case::lower); }},
+      {"capitalize", [](S s, A) -> Value { return capitalised(s); }},
+      {"title", [](S s, A) -> Value { return titled(s); }},
+      {"find", [](S s, A a) { return place(find(s, only_text(a, "sub"))); }},
+      {"rfind", [](S s, A a) { return place(find_last(s, only_text(a, "sub"))); }},
       {"index",
-       [](R run, S s, A a) {
-         const std::size_t at = find(run, s, only_text(a, "sub"));
+       [](S s, A a) {
+         const std::size_t at = find(s, only_text(a, "sub"));
          expect(at != Text::npos, "index: the substring is not found");
          return place(at);
        }},
-      {"count", [](R run, S s, A a) { return occurrences(run, s, only_text(a, "sub")); }},
+      {"count", [](S s, A a) { return occurrences(s, only_text(a, "sub")); }},
       {"join",
-       [](R, S s, A a) -> Value {
+       [](S s, A a) -> Value {
          const std::vector<Value> parts = elements_of(a.at(0, "iterable"));
          for (const Value& part : parts) expect(part.text(), "join: ", described(part), " is not a string");
          return joined(parts, s);
        }},
-      {"format", [](R, S s, A a) -> Value { return with_fields(s, a); }},
-      {"isdigit", [](R, S s, A) -> Value { return every(s, is_digit); }}};
+      {"format", [](S s, A a) -> Value { return with_fields(s, a); }},
+      {"isdigit", [](S s, A) -> Value { return every(s, is_digit); }}};
   return methods;
 }
 
@@ -135,20 +135,20 @@ inline std::vector<Value> pairs_of(const Dict& dict) {
 
 inline const Methods<Dict>& dict_methods() {
   using D = const Dict&;
-  static const Methods<Dict> methods = {{"items", [](R, D d, A) -> Value { return pairs_of(d); }},
-                                        {"keys", [](R, D d, A) -> Value { return elements_of(d); }},
+  static const Methods<Dict> methods = {{"items", [](D d, A) -> Value { return pairs_of(d); }},
+                                        {"keys", [](D d, A) -> Value { return elements_of(d); }},
                                         {"values",
-                                         [](R, D d, A) -> Value {
+                                         [](D d, A) -> Value {
                                            std::vector<Value> values;
                                            for (const auto& member : d.members) values.push_back(member.second);
                                            return values;
                                          }},
                                         {"get",
-                                         [](R, D d, A a) -> Value {
+                                         [](D d, A a) -> Value {
                                            const Value* found = d.find(a.at(0, "key"));
                                            return found ? *found : a.at(1, "default", None{});
                                          }},
-                                        {"copy", [](R, D d, A) -> Value { return d; }}};
+                                        {"copy", [](D d, A) -> Value { return d; }}};
   return methods;
 }
 
@@ -156,11 +156,11 @@ inline const Methods<List>& list_methods() {
   using L = const List&;
   static const Methods<List> methods = {
       {"count",
-       [](R, L l, A a) -> Value {
+       [](L l, A a) -> Value {
          const Value x = a.at(0, "value");
          return std::int64_t{std::ranges::count_if(l.items, [&](const Value& item) { return equal(item, x); })};
        }},
-      {"index", [](R, L l, A a) -> Value {
+      {"index", [](L l, A a) -> Value {
          const Value x = a.at(0, "value");
          const auto at = std::ranges::find_if(l.items, [&](const Value& item) { return equal(item, x); });
          expect(at != l.items.end(), "index: the list has no such item");
@@ -170,14 +170,14 @@ inline const Methods<List>& list_methods() {
 }
 
 // The method of a value, as a function, or an undefined value
-inline Value method_of(Run& run, const Value& v, TextView name) {
+inline Value method_of(const Value& v, TextView name) {
   const auto bound = [&]<class T>(const Methods<T>& methods) -> Value {
     const auto found = methods.find(to_utf8(name));
     if (found == methods.end()) return Undefined{"an attribute"};
     return function(
-        [&run, v, method = found->second](const Arguments& a) {
-          std::is_same_v<T, Dict> ? run.spend(v.size()) : run.spend(v);
-          return method(run, *v.get<T>(), a);
+        [v, method = found->second](const Arguments& a) {
+          spend(v.size());
+          return method(*v.get<T>(), a);
         },
         v);
   };

@@ -7,9 +7,6 @@ namespace streambp::jinja {
 
 constexpr std::int64_t kMostRepeats = 1'000'000;
 
-inline void limit(const Text& text) {
-  expect(text.size() <= kLongestText, "a text of more than ", kLongestText, " characters");
-}
 inline void limit(const std::vector<Value>& parts) {
   expect(parts.size() <= kMostElements, "a list of more than ", kMostElements, " items");
 }
@@ -69,13 +66,12 @@ inline Value of_reals(Operator op, double a, double b) {
       break;
   }
   const double rest = std::fmod(a, b);
-  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+  return rest == 0 ? std::copysign(0.0, b) : (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
 // v[i], or an undefined value
-inline Value item_of(Run& run, const Value& v, const Value& i) {
+inline Value item_of(const Value& v, const Value& i) {
   if (v.dict()) {
-    run.spend(v.dict()->members.size() * (1 + i.size() / 16));
     const Value* found = v.dict()->find(i);
     return found ? *found : Value(Undefined{"a member of a dict"});
   }
@@ -102,7 +98,7 @@ inline Value slice_of(const Value& v, const Value& from, const Value& to, const 
   };
   const std::int64_t begin = bound(from, stride > 0 ? 0 : size - 1), end = bound(to, stride > 0 ? size : -1);
   Text text;
-  List list{{}, v.list() ? v.list()->kind : ListKind::list};
+  List list{{}, !v.list() ? ListKind::list : v.list()->kind == ListKind::range ? ListKind::iterator : v.list()->kind};
   for (std::int64_t i = begin; stride > 0 ? i < end : i > end;) {
     if (v.text()) text += (*v.text())[static_cast<std::size_t>(i)];
     if (v.list()) list.items.push_back(v.list()->items[static_cast<std::size_t>(i)]);
@@ -113,20 +109,20 @@ inline Value slice_of(const Value& v, const Value& from, const Value& to, const 
 }
 
 // The first place of `part` at or after `from`, or the last place. Every compared character is paid for.
-inline std::size_t find(Run& run, TextView text, TextView part, std::size_t from = 0) {
+inline std::size_t find(TextView text, TextView part, std::size_t from = 0) {
   for (std::size_t at = from; at + part.size() <= text.size(); ++at) {
     std::size_t same = 0;
     while (same < part.size() && code_of(text[at + same]) == code_of(part[same])) ++same;
-    run.spend(1 + same);
+    spend(1 + same);
     if (same == part.size()) return at;
   }
   return text.npos;
 }
-inline std::size_t find_last(Run& run, TextView text, TextView part) {
+inline std::size_t find_last(TextView text, TextView part) {
   for (std::size_t end = text.size(); end >= part.size(); --end) {
     std::size_t same = 0;
     while (same < part.size() && code_of(text[end - 1 - same]) == code_of(part[part.size() - 1 - same])) ++same;
-    run.spend(1 + same);
+    spend(1 + same);
     if (same == part.size()) return end - same;
     if (end == 0) break;
   }
@@ -134,11 +130,11 @@ inline std::size_t find_last(Run& run, TextView text, TextView part) {
 }
 
 // x in whole
-inline bool is_in(Run& run, const Value& x, const Value& whole) {
-  if (whole.dict()) return !item_of(run, whole, x).undefined();
+inline bool is_in(const Value& x, const Value& whole) {
+  if (whole.dict()) return !item_of(whole, x).undefined();
   if (whole.text()) {
     expect(x.text(), "a string cannot contain ", described(x));
-    return find(run, *whole.text(), *x.text()) != Text::npos;
+    return find(*whole.text(), *x.text()) != Text::npos;
   }
   const std::vector<Value> elements = elements_of(whole);
   return std::ranges::any_of(elements, [&](const Value& element) { return equal(element, x); });
@@ -146,7 +142,7 @@ inline bool is_in(Run& run, const Value& x, const Value& whole) {
 
 enum class Comparator { equal_to, not_equal, less_than, less_or_equal, greater, greater_or_equal, in, not_in };
 
-inline bool holds(Run& run, Comparator compare, const Value& a, const Value& b) {
+inline bool holds(Comparator compare, const Value& a, const Value& b) {
   switch (compare) {
     case Comparator::equal_to:
       return equal(a, b);
@@ -161,29 +157,46 @@ inline bool holds(Run& run, Comparator compare, const Value& a, const Value& b) 
     case Comparator::greater_or_equal:
       return less(b, a) || equal(a, b);
     case Comparator::in:
-      return is_in(run, a, b);
+      return is_in(a, b);
     case Comparator::not_in:
-      return !is_in(run, a, b);
+      return !is_in(a, b);
   }
   return false;
 }
 
 // --- Strings ---
 
-inline char32_t with_case(char32_t c, bool upper) {
+enum class Case { lower, upper, title };
+
+// A letter in Python's upper, lower or title case. Some small letters become several, "ß" and ligatures such as "ﬁ".
+inline Text with_case(char32_t c, Case wanted) {
   const auto code = static_cast<utf8proc_int32_t>(code_of(c));
-  return static_cast<char32_t>(upper ? utf8proc_toupper(code) : utf8proc_tolower(code)) | (c & ~kCode);
-}
-inline Text in_case(TextView text, bool upper) {
-  Text out;
-  for (const char32_t c : text) {
-    if (upper && code_of(c) == 0xDF) out += 'S' | (c & ~kCode);  // ß
-    out += upper && code_of(c) == 0xDF ? 'S' | (c & ~kCode) : with_case(c, upper);
+  const bool lower = wanted == Case::lower, sharp = code == 0xDF;
+  const auto one = lower                   ? utf8proc_tolower(code)
+                   : wanted == Case::upper ? utf8proc_toupper(code)
+                                           : utf8proc_totitle(code);
+  utf8proc_int32_t parts[32] = {'s', 's'};
+  constexpr auto kParts = static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
+  int boundary = 0;
+  const bool several = !lower && utf8proc_category(code) == UTF8PROC_CATEGORY_LL && code >= 0x80 && one == code;
+  const auto count = sharp && !lower ? 2 : several ? utf8proc_decompose_char(code, parts, 32, kParts, &boundary) : 1;
+  if (lower && code == 0x130) return Text{'i' | (c & ~kCode), 0x307 | (c & ~kCode)};
+  if (count < 2) return Text(1, static_cast<char32_t>(one) | (c & ~kCode));
+  Text all;
+  for (utf8proc_ssize_t i = 0; i < count; ++i) {
+    const auto part = i == 0 || wanted == Case::upper ? utf8proc_toupper(parts[i]) : parts[i];
+    all += static_cast<char32_t>(part) | (c & ~kCode);
   }
+  return all;
+}
+inline Text in_case(TextView text, Case wanted) {
+  Text out;
+  for (const char32_t c : text) out += with_case(c, wanted);
   return out;
 }
 inline Text capitalised(TextView text) {
-  return in_case(text.substr(0, 1), true) + in_case(text.substr(std::min<std::size_t>(1, text.size())), false);
+  return in_case(text.substr(0, 1), Case::title) +
+         in_case(text.substr(std::min<std::size_t>(1, text.size())), Case::lower);
 }
 inline bool is_letter(char32_t c) {
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code_of(c)));
@@ -192,7 +205,7 @@ inline bool is_letter(char32_t c) {
 inline Text titled(TextView text) {
   Text out;
   bool inside = false;
-  for (const char32_t c : text) out += with_case(c, !inside), inside = is_letter(c);
+  for (const char32_t c : text) out += with_case(c, inside ? Case::lower : Case::title), inside = is_letter(c);
   return out;
 }
 inline bool is_digit(char32_t c) {
@@ -220,16 +233,16 @@ inline Text sum_of(const Text& a, const Text& b) {
 }
 
 // strip(characters): without them, or without white space
-inline Text stripped(Run& run, TextView text, const Value& characters, bool left, bool right) {
+inline Text stripped(TextView text, const Value& characters, bool left, bool right) {
   if (characters.none() || characters.undefined()) return Text(without_ends(text, left, right, is_white));
   expect(characters.text(), "strip: the characters are ", described(characters));
   return Text(without_ends(text, left, right, [&](char32_t c) {
-    run.spend(characters.text()->size());
+    spend(characters.text()->size());
     return characters.text()->find(c) != Text::npos;
   }));
 }
 
-inline Text replaced(Run& run, TextView text, TextView from, TextView to, std::int64_t most) {
+inline Text replaced(TextView text, TextView from, TextView to, std::int64_t most) {
   Text out;
   std::size_t done = 0;
   for (; most != 0; --most) {
@@ -240,7 +253,7 @@ inline Text replaced(Run& run, TextView text, TextView from, TextView to, std::i
       out += text[done++];
       continue;
     }
-    const std::size_t at = find(run, text, from, done);
+    const std::size_t at = find(text, from, done);
     if (at == text.npos) break;
     out += text.substr(done, at - done);
     out += to;
@@ -249,7 +262,7 @@ inline Text replaced(Run& run, TextView text, TextView from, TextView to, std::i
   return out += text.substr(done);
 }
 
-inline Value split(Run& run, TextView text, const Value& separator, std::int64_t most, bool from_right) {
+inline Value split(TextView text, const Value& separator, std::int64_t most, bool from_right) {
   std::vector<Value> parts;
   const bool spaces = separator.none();
   expect(spaces || (separator.text() && !separator.text()->empty()), "split: the separator is empty or no string");
@@ -267,7 +280,7 @@ inline Value split(Run& run, TextView text, const Value& separator, std::int64_t
   } else {
     const TextView mark = *separator.text();
     while (!limited()) {
-      const std::size_t at = from_right ? find_last(run, text, mark) : find(run, text, mark);
+      const std::size_t at = from_right ? find_last(text, mark) : find(text, mark);
       if (at == text.npos) break;
       limit(parts);
       const TextView after = text.substr(at + mark.size());
@@ -277,7 +290,6 @@ inline Value split(Run& run, TextView text, const Value& separator, std::int64_t
     parts.emplace_back(text);
   }
   if (from_right) std::ranges::reverse(parts);
-  run.spend(32 * parts.size());
   return parts;
 }
 
@@ -333,6 +345,8 @@ inline Text formatted(TextView form, const Value& values) {
     out += str(kind == 's' || !all[next].is<bool>() ? all[next] : Value(all[next].to_integer()));
     ++next;
   }
+  expect(next == all.size() || values.dict() || values.undefined() || (values.list() && !several),
+         "a format has more values than it prints");
   return out;
 }
 

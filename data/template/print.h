@@ -60,13 +60,14 @@ inline void append_repr(Text& out, const Value& v);
 
 // What str(v) gives.
 inline Text str(const Value& v) {
-  if (v.text()) return *v.text();
+  if (v.text()) return spend(v.text()->size()), *v.text();
   Text out;
   if (!v.undefined()) append_repr(out, v);
   return out;
 }
 
 inline void append_repr(Text& out, const Value& v) {
+  spend(kMade + v.size()), limit(out);
   const auto sequence = [&](const auto& items, const char* open, const char* close, auto&& append) {
     out += to_text(open);
     bool first = true;
@@ -81,6 +82,7 @@ inline void append_repr(Text& out, const Value& v) {
   } else if (const List* list = v.list()) {
     const bool tuple = list->kind == ListKind::tuple;
     expect(list->kind != ListKind::iterator, "an iterator is printed; make a list of it with |list");
+    if (list->kind == ListKind::range) return void(out += list->shown);
     sequence(list->items, tuple ? "(" : "[", tuple ? list->items.size() == 1 ? ",)" : ")" : "]",
              [&](const Value& item) { append_repr(out, item); });
   } else if (v.dict()) {
@@ -94,6 +96,7 @@ inline void append_repr(Text& out, const Value& v) {
   } else if (v.integer()) {
     out += to_text(std::to_string(v.to_integer()));
   } else {
+    if (v.big()) return void(out += to_text(v.big()->digits));
     expect(!v.object(), "a function or namespace is printed");
     out += to_text(v.none() ? "None" : "Undefined");
   }
@@ -130,6 +133,7 @@ inline void append_json_string(Text& out, TextView text, bool ascii) {
 
 // What json.dumps(v) gives.
 inline void append_json(Text& out, const Value& v, const JsonStyle& style, int level = 0) {
+  spend(kMade + v.size()), limit(out);
   const auto new_line = [&](int levels) {
     if (!style.indented) return;
     out += '\n';
@@ -139,7 +143,7 @@ inline void append_json(Text& out, const Value& v, const JsonStyle& style, int l
     out += open;
     bool first = true;
     for (const auto& item : items) {
-      expect(out.size() <= kLongestText, "JSON of more than ", kLongestText, " characters");
+      limit(out);
       if (!std::exchange(first, false)) out += style.comma;
       new_line(level + 1);
       append(item);
@@ -149,7 +153,7 @@ inline void append_json(Text& out, const Value& v, const JsonStyle& style, int l
   };
   if (v.text()) {
     append_json_string(out, *v.text(), style.ascii);
-  } else if (v.list() && v.list()->kind != ListKind::iterator) {
+  } else if (v.list() && v.list()->kind <= ListKind::tuple) {
     sequence(v.list()->items, '[', ']', [&](const Value& item) { append_json(out, item, style, level + 1); });
   } else if (v.dict()) {
     auto members = v.dict()->members;
@@ -165,6 +169,8 @@ inline void append_json(Text& out, const Value& v, const JsonStyle& style, int l
     });
   } else if (v.is<bool>() || v.none()) {
     out += to_text(v.none() ? "null" : v.to_integer() ? "true" : "false");
+  } else if (v.big()) {
+    out += str(v);
   } else {
     expect(v.number(), "tojson: ", type_of(v), " is not JSON");
     const double x = v.to_double();
@@ -189,8 +195,11 @@ inline Value from_json(const nlohmann::ordered_json& json, char32_t marks = kDat
   }
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_float()) return json.get<double>();
-  expect(!json.is_number_unsigned() || json.get<std::uint64_t>() <= INT64_MAX, "the integer ", json.dump(),
-         " is too large");
+  const auto big = [](std::string digits) -> std::shared_ptr<const Object> {
+    return std::make_shared<BigInteger>(std::move(digits));
+  };
+  if (json.is_binary()) return big({json.get_binary().begin(), json.get_binary().end()});
+  if (json.is_number_unsigned() && json.get<std::uint64_t>() > INT64_MAX) return big(json.dump());
   if (json.is_number()) return json.get<std::int64_t>();
   return None{};
 }

@@ -18,25 +18,17 @@ struct Scope {
 
 class Run {
  public:
-  // work: about the characters and values that the run may read and write.
-  explicit Run(std::size_t work) : work_(work), scope_(std::make_shared<Scope>()) {}
+  explicit Run(std::size_t work) : work_(work), scope_(std::make_shared<Scope>()) { budget = &work_; }
   Run(const Run&) = delete;
   ~Run() {
+    budget = nullptr;
     for (const auto& scope : captured_) scope->variables.clear();  // macros and their scopes hold each other
   }
-
-  void spend(std::size_t work) {
-    expect(work <= work_, "the template does too much work; does it repeat itself without end?");
-    work_ -= work;
-  }
-  void spend(const Value& value) { spend(value.extent().weight); }
-  // For a new value
-  Value made(Value value) { return spend((value.list() ? 32 : 4) * value.size()), value; }
 
   // The value of a variable, or null.
   const Value* find(int name) {
     for (const Scope* scope = scope_.get(); scope; scope = scope->outer.get()) {
-      spend(scope->variables.size() / 8);
+      spend(1 + scope->variables.size() / 8);
       for (const auto& [key, value] : scope->variables)
         if (key == name) return &value;
     }
@@ -72,7 +64,7 @@ class Run {
     explicit Level(Run& run) : run_(run) {
       expect(run.depth_ < 1000, "the template recurses more deeply than 1000 levels");
       ++run.depth_;
-      run.spend(16);
+      spend(16);
     }
     ~Level() { --run_.depth_; }
     Level(const Level&) = delete;
@@ -84,7 +76,7 @@ class Run {
   Namespace* new_namespace() { return namespaces_.emplace_back(std::make_unique<Namespace>()).get(); }
 
   void print(TextView text) {
-    spend(text.size());
+    spend(kMade * text.size());
     output_ += text;
   }
   // What f prints.

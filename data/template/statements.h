@@ -44,7 +44,6 @@ struct Output final : Statement {
   ExpressionPointer expression;
   Flow perform(Run& run) const override {
     const Value v = expression->value(run);
-    run.spend(v);
     run.print(str(v));
     return Flow::next;
   }
@@ -173,9 +172,9 @@ struct LoopState final : Object, std::enable_shared_from_this<LoopState> {
 inline void For::iterate(Run& run, const Value& all, std::int64_t depth) const {
   const auto state = std::make_shared<LoopState>();
   state->code = this, state->run = &run, state->depth = depth;
-  extend(state->extent, all);
+  deepen(state->Object::depth, all);
   for (Value& item : elements_of(all)) {
-    run.spend(16);
+    spend(16);
     if (condition) {
       const Run::Inner scope(run);
       target.assign(run, item);
@@ -188,6 +187,7 @@ inline void For::iterate(Run& run, const Value& all, std::int64_t depth) const {
     jinja::execute(otherwise, run);
   }
   for (state->at = 0; state->at < state->items.size(); ++state->at) {
+    spend(16);
     const Run::Inner scope(run);
     run.set(loop, std::shared_ptr<const Object>(state));
     target.assign(run, state->items[state->at]);
@@ -222,7 +222,7 @@ struct Macro final : Object {
     for (const auto& [name, value] : a.named) {
       if (name == to_text("caller"))
         run->set(code->caller, value);
-      else if (std::ranges::find(code->names, name) == code->names.end())
+      else if (std::ranges::none_of(code->names, [&](const Text& known) { return same(known, name); }))
         named.emplace_back(name, value);
     }
     run->set(code->varargs, Value(std::move(extra), ListKind::tuple));

@@ -30,7 +30,9 @@ Value range(const Arguments& a) {
     numbers.emplace_back(i);
     if (step > 0 ? i > INT64_MAX - step : i < INT64_MIN - step) break;
   }
-  return numbers;
+  const std::string by = step == 1 ? "" : ", " + std::to_string(step);
+  return List{std::move(numbers), ListKind::range, 1,
+              to_text("range(" + std::to_string(first) + ", " + std::to_string(last) + by + ")")};
 }
 
 // A function of every template
@@ -66,8 +68,16 @@ Value global(Run& run, std::string_view name, const std::tm& date) {
   });
 }
 
-// What data can add to the work of a run
-constexpr std::size_t kMostWork = 4'000'000'000;
+// Characters and values, for the work that the data is worth
+std::size_t size_of(const Value& v) {
+  std::size_t size = 8 + v.size();
+  if (v.list())
+    for (const Value& item : v.list()->items) size += size_of(item);
+  if (v.dict())
+    for (const auto& [key, value] : v.dict()->members) size += size_of(key) + size_of(value);
+  return size;
+}
+constexpr std::size_t kMostWork = 4'000'000'000;  // that the data can add
 
 }  // namespace
 
@@ -88,9 +98,9 @@ Template::Template(std::string_view source, const std::string& date) {
 bool Template::marks_answers() const { return program_->names.find(to_text(kGenerationMark)).has_value(); }
 
 Text Template::render(const Variables& variables, std::size_t work) const {
-  std::size_t weight = 0;
-  for (const auto& [name, value] : variables) weight += std::min(value.extent().weight, kMostWork);
-  Run run(work + std::min(200 * weight, kMostWork));
+  std::size_t size = 0;
+  for (const auto& [name, value] : variables) size += size_of(value);
+  Run run(work + std::min(100 * size, kMostWork));
   const auto set = [&](std::string_view name, auto&& value) {
     if (const auto number = program_->names.find(to_text(name))) run.set(*number, value());
   };

@@ -21,8 +21,8 @@ class Template {
   // Are there {% generation %} blocks?
   bool marks_answers() const;
 
-  // work: about the characters and values that a run may touch, besides reading the variables 200 times
-  Text render(const Variables& variables, std::size_t work = 100'000'000) const;
+  // work: about the characters and values that a run may touch, besides reading the variables 100 times
+  Text render(const Variables& variables, std::size_t work = 400'000'000) const;
 
  private:
   struct Program;

@@ -5,11 +5,11 @@
 
 namespace streambp::jinja {
 
-using ValueTest = bool (*)(Run&, const Value&, const Value&);
+using ValueTest = bool (*)(const Value&, const Value&);
 
 template <Comparator compare>
-bool compares(Run& run, const Value& v, const Value& x) {
-  return holds(run, compare, v, x);
+bool compares(const Value& v, const Value& x) {
+  return holds(compare, v, x);
 }
 
 inline const std::map<std::string, ValueTest>& tests() {
@@ -21,30 +21,32 @@ inline const std::map<std::string, ValueTest>& tests() {
     return n == -1 ? 0 : v.to_integer() % n;
   };
   static const std::map<std::string, ValueTest> all = {
-      {"defined", [](R, V v, V) { return !v.undefined(); }},
-      {"undefined", [](R, V v, V) { return v.undefined(); }},
-      {"none", [](R, V v, V) { return v.none(); }},
-      {"boolean", [](R, V v, V) { return v.is<bool>(); }},
-      {"true", [](R, V v, V) { return v.is<bool>() && is_true(v); }},
-      {"false", [](R, V v, V) { return v.is<bool>() && !is_true(v); }},
-      {"integer", [](R, V v, V) { return v.is<std::int64_t>(); }},
-      {"float", [](R, V v, V) { return v.is<double>(); }},
-      {"number", [](R, V v, V) { return v.number(); }},
-      {"string", [](R, V v, V) { return v.text() != nullptr; }},
-      {"mapping", [](R, V v, V) { return v.dict() != nullptr; }},
+      {"defined", [](V v, V) { return !v.undefined(); }},
+      {"undefined", [](V v, V) { return v.undefined(); }},
+      {"none", [](V v, V) { return v.none(); }},
+      {"boolean", [](V v, V) { return v.is<bool>(); }},
+      {"true", [](V v, V) { return v.is<bool>() && is_true(v); }},
+      {"false", [](V v, V) { return v.is<bool>() && !is_true(v); }},
+      {"integer", [](V v, V) { return v.is<std::int64_t>() || v.big(); }},
+      {"float", [](V v, V) { return v.is<double>(); }},
+      {"number", [](V v, V) { return v.number() || v.big(); }},
+      {"string", [](V v, V) { return v.text() != nullptr; }},
+      {"mapping", [](V v, V) { return v.dict() != nullptr; }},
       {"sequence",
-       [](R, V v, V) {
+       [](V v, V) {
          return v.text() || v.dict() || v.undefined() || (v.list() && v.list()->kind != ListKind::iterator);
        }},
-      {"iterable", [](R, V v, V) { return v.text() || v.list() || v.dict() || v.undefined(); }},
-      {"callable", [](R, V v, V) { return v.object() && v.object()->callable(); }},
-      {"odd", [](R, V v, V) { return remainder(v, 2) != 0; }},
-      {"even", [](R, V v, V) { return remainder(v, 2) == 0; }},
-      {"divisibleby", [](R, V v, V x) { return x.integer() && remainder(v, x.to_integer()) == 0; }},
-      {"lower", [](R, V v, V) { return str(v) == in_case(str(v), false) && str(v) != in_case(str(v), true); }},
-      {"upper", [](R, V v, V) { return str(v) == in_case(str(v), true) && str(v) != in_case(str(v), false); }},
+      {"iterable", [](V v, V) { return v.text() || v.list() || v.dict() || v.undefined(); }},
+      {"callable", [](V v, V) { return v.undefined() || (v.object() && v.object()->callable()); }},
+      {"odd", [](V v, V) { return remainder(v, 2) != 0; }},
+      {"even", [](V v, V) { return remainder(v, 2) == 0; }},
+      {"divisibleby", [](V v, V x) { return x.integer() && remainder(v, x.to_integer()) == 0; }},
+      {"lower",
+       [](V v, V) { return str(v) == in_case(str(v), Case::lower) && str(v) != in_case(str(v), Case::upper); }},
+      {"upper",
+       [](V v, V) { return str(v) == in_case(str(v), Case::upper) && str(v) != in_case(str(v), Case::lower); }},
       {"in", compares<Comparator::in>},
-      {"sameas", [](R, V v, V x) { return v.held.index() == x.held.index() && equal(v, x); }},
+      {"sameas", [](V v, V x) { return v.held.index() == x.held.index() && equal(v, x); }},
       {"eq", eq},
       {"equalto", eq},
       {"==", eq},
@@ -60,7 +62,7 @@ inline const std::map<std::string, ValueTest>& tests() {
       {">", gt},
       {"ge", ge},
       {">=", ge},
-      {"filter", [](R, V v, V) { return v.text() && filters().contains(to_utf8(*v.text())); }}};
+      {"filter", [](V v, V) { return v.text() && filters().contains(to_utf8(*v.text())); }}};
   return all;
 }
 
@@ -69,9 +71,8 @@ inline bool passes(Run& run, const Value& v, const std::string& name, const Argu
   expect(found != tests().end(), "no test is named ", quote(name));
   const Run::Level level(run);
   const Value argument = a.at(0, "other");
-  argument.undefined() ? run.spend(v.size()) : run.spend(v);
-  run.spend(argument);
-  return found->second(run, v, argument);
+  spend(v.size() + argument.size());
+  return found->second(v, argument);
 }
 
 }  // namespace streambp::jinja

@@ -14,6 +14,7 @@ constexpr char32_t kCode = 0x1FFFFF;
 constexpr char32_t kData = char32_t{1} << 30;     // from a conversation, not from the template
 constexpr char32_t kLearned = char32_t{1} << 31;  // in a {% generation %} block
 constexpr char32_t kAnswer = char32_t{1} << 28;   // from the last message of a conversation
+constexpr char32_t kSpoken = char32_t{1} << 27;   // from the content of an assistant's message
 constexpr char32_t kSafe = char32_t{1} << 29;     // Python's Markup: it escapes what is added to it
 
 constexpr char32_t code_of(char32_t c) { return c & kCode; }

@@ -35,6 +35,27 @@ void expect(bool condition, const Parts&... parts) {
   if (!condition) refuse(parts...);
 }
 
+// --- Work ---
+//
+// What a template may still do on this thread: one for about each character or value that it reads, kMade for each character
+// that it makes. It is counted here, where values are made, compared and printed, so a filter or method cannot forget it.
+inline constinit thread_local std::size_t* budget = nullptr;  // null: without limit
+constexpr std::size_t kMade = 4;
+
+inline void spend(std::size_t work) {
+  if (!budget) return;
+  expect(work <= *budget, "the template does too much work; does it repeat itself without end?");
+  *budget -= work;
+}
+// Refuses a text of more characters than can be paid for, before it is made.
+inline void limit(std::size_t characters) {
+  expect(!budget || characters <= *budget / kMade,
+         "the template does too much work; does it repeat itself without end?");
+}
+inline void limit(TextView text) { limit(text.size()); }
+
+inline bool same(TextView a, TextView b) { return spend(1 + (a.size() == b.size() ? a.size() : 0)), a == b; }
+
 struct Undefined {
   const char* what = "a value";
 };
@@ -42,27 +63,23 @@ struct None {};
 struct Value;
 struct Arguments;
 
-enum class ListKind { list, tuple, iterator };  // an iterator is what Python's generators give
-// How deeply values are nested, and about how long it takes to read them all.
-struct Extent {
-  int depth = 1;
-  std::size_t weight = 8;
-};
+enum class ListKind { list, tuple, iterator, range };  // an iterator is what Python's generators give
 struct List {
   std::vector<Value> items;
   ListKind kind = ListKind::list;
-  Extent extent = {};
+  int depth = 1;    // how deeply values are nested
+  Text shown = {};  // a range, printed
 };
 struct Dict {
   std::vector<std::pair<Value, Value>> members;  // in order
-  Extent extent = {};
+  int depth = 1;
 
   const Value* find(const Value& key) const;
   const Value* member(std::string_view name) const;
 };
 // Something with attributes, or that can be called.
 struct Object {
-  Extent extent = {};  // of the values that it holds
+  int depth = 1;
   virtual ~Object() = default;
   virtual Value attribute(TextView name) const;
   virtual Value call(const Arguments& arguments) const;
@@ -74,6 +91,13 @@ struct Namespace final : Object {
   Value attribute(TextView name) const override;
   void set(TextView name, Value value);
   bool callable() const override { return false; }
+};
+
+// An integer of more than 64 bits, which can be printed and compared.
+struct BigInteger final : Object {
+  explicit BigInteger(std::string digits) : digits(std::move(digits)) {}
+  bool callable() const override { return false; }
+  const std::string digits;
 };
 
 template <class T>
@@ -90,7 +114,7 @@ struct Value {
   Value(bool truth) : held(truth) {}
   Value(std::int64_t number) : held(number) {}
   Value(double number) : held(number) {}
-  Value(Text text) : held(std::make_shared<const Text>(std::move(text))) {}
+  Value(Text text) : held((spend(kMade * (2 + text.size())), std::make_shared<const Text>(std::move(text)))) {}
   Value(TextView text) : Value(Text(text)) {}
   Value(const char* text) : Value(to_text(text)) {}
   Value(List list);
@@ -113,6 +137,7 @@ struct Value {
   const List* list() const { return get<List>(); }
   const Dict* dict() const { return get<Dict>(); }
   const Object* object() const { return is<Namespace*>() ? std::get<Namespace*>(held) : get<Object>(); }
+  const BigInteger* big() const { return dynamic_cast<const BigInteger*>(object()); }
   bool undefined() const { return is<Undefined>(); }
   bool none() const { return is<None>(); }
   bool integer() const { return is<std::int64_t>() || is<bool>(); }
@@ -120,9 +145,9 @@ struct Value {
 
   std::int64_t to_integer() const { return is<bool>() ? std::get<bool>(held) : std::get<std::int64_t>(held); }
   double to_double() const { return is<double>() ? std::get<double>(held) : static_cast<double>(to_integer()); }
-  Extent extent() const {
-    if (const auto* shared = get<Object>()) return shared->extent;
-    return list() ? list()->extent : dict() ? dict()->extent : Extent{0, text() ? 8 + text()->size() : 8};
+  int depth() const {
+    if (const auto* shared = get<Object>()) return shared->depth;
+    return list() ? list()->depth : dict() ? dict()->depth : 0;
   }
   // Characters, items or members
   std::size_t size() const {
@@ -133,7 +158,7 @@ struct Value {
 inline const char* type_of(const Value& v) {
   constexpr const char* names[] = {"undefined", "none", "boolean", "integer",  "float",
                                    "string",    "list", "dict",    "function", "namespace"};
-  return names[v.held.index()];
+  return v.big() ? "integer of more than 64 bits" : names[v.held.index()];
 }
 
 // For messages.
@@ -143,26 +168,18 @@ inline std::string described(const Value& v) {
 
 // Deeper values could overflow the stack when they are compared, printed or freed.
 constexpr int kDeepest = 100;
-constexpr std::size_t kHeaviest = std::size_t{1} << 40;
-inline void extend(Extent& whole, const Value& part) {
-  const Extent extent = part.extent();
-  whole.depth = std::max(whole.depth, extent.depth + 1);
-  whole.weight = std::min(kHeaviest, whole.weight + extent.weight);
-  expect(whole.depth <= kDeepest, "values are nested more deeply than ", kDeepest, " levels");
+inline void deepen(int& depth, const Value& part) {
+  depth = std::max(depth, part.depth() + 1);
+  expect(depth <= kDeepest, "values are nested more deeply than ", kDeepest, " levels");
 }
 inline Value::Value(List list) {
-  for (const Value& item : list.items) extend(list.extent, item);
+  spend(8 * kMade * (1 + list.items.size()));
+  for (const Value& item : list.items) deepen(list.depth, item);
   held = std::make_shared<const List>(std::move(list));
 }
 inline Value::Value(Dict dict) {
-  std::size_t keys = 0;
-  for (const auto& [key, value] : dict.members) {
-    extend(dict.extent, key), extend(dict.extent, value);
-    keys += key.extent().weight;
-  }
-  // Members are found one by one.
-  dict.extent.weight =
-      std::min(kHeaviest, dict.extent.weight + dict.members.size() * std::min(keys, kHeaviest >> 20) / 8);
+  spend(16 * kMade * (1 + dict.members.size()));
+  for (const auto& [key, value] : dict.members) deepen(dict.depth, key), deepen(dict.depth, value);
   held = std::make_shared<const Dict>(std::move(dict));
 }
 inline Value pair_of(Value a, Value b) { return Value({std::move(a), std::move(b)}, ListKind::tuple); }
@@ -178,8 +195,10 @@ struct Arguments {
     return find(name) ? *find(name) : std::move(otherwise);
   }
   const Value* find(std::string_view name) const {
+    const Text wanted = to_text(name);
+    spend(wanted.size());
     for (const auto& [key, value] : named)
-      if (key == to_text(name)) return &value;
+      if (same(key, wanted)) return &value;
     return nullptr;
   }
 };
@@ -194,7 +213,7 @@ struct Function final : Object {
 // `bound`: the value that the function holds
 inline Value function(Function::Body body, const Value& bound = {}) {
   const auto made = std::make_shared<Function>(std::move(body));
-  extend(made->extent, bound);
+  deepen(made->depth, bound);
   return std::shared_ptr<const Object>(made);
 }
 
@@ -203,12 +222,12 @@ inline Value Object::call(const Arguments&) const { refuse("this value cannot be
 
 inline Value Namespace::attribute(TextView name) const {
   for (const auto& [key, value] : members)
-    if (key == name) return value;
+    if (same(key, name)) return value;
   return Undefined{"an attribute of a namespace"};
 }
 inline void Namespace::set(TextView name, Value value) {
   for (auto& [key, old] : members)
-    if (key == name) return void(old = std::move(value));
+    if (same(key, name)) return void(old = std::move(value));
   members.emplace_back(name, std::move(value));
 }
 
@@ -223,10 +242,11 @@ inline bool is_true(const Value& v) {
 }
 
 inline bool equal(const Value& a, const Value& b) {
+  spend(8);
   if (a.is<double>() || b.is<double>()) return a.number() && b.number() && a.to_double() == b.to_double();
   if (a.integer()) return b.integer() && a.to_integer() == b.to_integer();
   if (a.held.index() != b.held.index()) return false;
-  if (a.text()) return *a.text() == *b.text();
+  if (a.text()) return same(*a.text(), *b.text());
   if (a.list()) {
     return a.list()->kind == b.list()->kind &&
            std::ranges::equal(a.list()->items, b.list()->items, [](auto& x, auto& y) { return equal(x, y); });
@@ -238,14 +258,16 @@ inline bool equal(const Value& a, const Value& b) {
              return other && equal(member.second, *other);
            });
   }
+  if (a.big() && b.big()) return a.big()->digits == b.big()->digits;
   return a.object() == b.object();  // undefined and none too
 }
 
 inline bool less(const Value& a, const Value& b) {
+  spend(8 + std::min(a.size(), b.size()));
   if (a.integer() && b.integer()) return a.to_integer() < b.to_integer();
   if (a.number() && b.number()) return a.to_double() < b.to_double();
   if (a.text() && b.text()) return *a.text() < *b.text();
-  expect(a.list() && b.list(), "cannot order ", type_of(a), " and ", type_of(b));
+  expect(a.list() && b.list() && a.list()->kind == b.list()->kind, "cannot order ", type_of(a), " and ", type_of(b));
   return std::ranges::lexicographical_compare(a.list()->items, b.list()->items, less);
 }
 
@@ -264,11 +286,12 @@ inline Value dict_of(std::vector<std::pair<Value, Value>> members) {
   Dict dict;
   std::map<TextView, std::size_t> texts;  // the places of such keys
   for (auto& [key, value] : members) {
-    const auto same = [&](const auto& member) { return equal(member.first, key); };
+    spend(16 * (1 + key.size()));
+    const auto is_key = [&](const auto& member) { return equal(member.first, key); };
     const auto found =
         key.text() ? dict.members.begin() +
                          static_cast<std::ptrdiff_t>(texts.try_emplace(*key.text(), dict.members.size()).first->second)
-                   : std::ranges::find_if(dict.members, same);
+                   : std::ranges::find_if(dict.members, is_key);
     if (found == dict.members.end()) {
       dict.members.emplace_back(std::move(key), std::move(value));
     } else {
@@ -279,10 +302,10 @@ inline Value dict_of(std::vector<std::pair<Value, Value>> members) {
 }
 
 constexpr std::size_t kMostElements = 1'000'000;
-constexpr std::size_t kLongestText = 1 << 26;
 
 // The elements that a loop visits: of lists, characters of text, keys of dicts; none of an undefined value.
 inline std::vector<Value> elements_of(const Value& v) {
+  spend(v.size());
   if (v.list()) return v.list()->items;
   std::vector<Value> elements;
   expect(!v.text() || v.text()->size() <= kMostElements, "a text of more than ", kMostElements,
