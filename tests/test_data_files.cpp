@@ -150,6 +150,32 @@ TEST_F(DataParts, AreFilesFoldersAndWeights) {
   EXPECT_ERROR(data_parts({base + "empty"}), "no data in this folder");
   EXPECT_ERROR(data_parts({write("t.parquet", "PAR1")}),
                "t.parquet: Parquet is not read; convert it: python3 -c 'import datasets");
+  EXPECT_ERROR(data_parts({write("t.csv", "prompt,completion\n")}), ": CSV is not read; convert it: python3 -c");
+  EXPECT_ERROR(data_parts({write("t.tsv.gz", "")}), "t.tsv.gz: TSV is not read; convert it: python3 -c");
+}
+
+// Nothing that could be data is left out in silence.
+TEST_F(DataParts, OfFoldersHaveNoLinksThatLeadNowhere) {
+  const auto folder = [&](const std::string& name) {
+    fs::create_directories(dir / name);
+    write(name + "/a.jsonl", "{\"text\": \"a\"}");
+    return dir / name;
+  };
+  const fs::path good = folder("good"), dangling = folder("dangling"), looping = folder("looping"),
+                 nested = folder("nested"), pipe = folder("pipe"), table = folder("table");
+  fs::create_symlink(good / "a.jsonl", good / "b.jsonl");
+  fs::create_symlink(dir / "nowhere", good / ".hidden");
+  EXPECT_EQ(files_in(good).size(), 2u);
+  fs::create_symlink(dir / "nowhere", dangling / "b.jsonl");
+  EXPECT_ERROR(files_in(dangling), "dangling/b.jsonl: is a link to a file that is not there; remove it");
+  fs::create_symlink("b.jsonl", looping / "b.jsonl");
+  EXPECT_ERROR(files_in(looping), "looping/b.jsonl: is a link to a file that is not there");
+  fs::create_directory_symlink(good, nested / "more");
+  EXPECT_ERROR(files_in(nested), "nested/more: is a link to a folder, which is not followed; name that folder too");
+  ASSERT_EQ(mkfifo((pipe / "b.jsonl").c_str(), 0600), 0);
+  EXPECT_ERROR(data_parts({pipe.string()}), "b.jsonl: is not a regular file");
+  write("table/b.csv", "");
+  EXPECT_ERROR(data_parts({table.string()}), "b.csv: CSV is not read");
 }
 
 // --- Mixtures ---

@@ -20,18 +20,22 @@ struct DataPart {
 // Files in a folder that are data. Others, such as a README.md, are left alone.
 inline bool is_data(const fs::path& path) {
   const std::string type = content_type(path);
-  for (const char* known : {".jsonl", ".ndjson", ".json", ".txt", ".bin", ".safetensors", ".parquet", ".arrow"})
+  for (const char* known :
+       {".jsonl", ".ndjson", ".json", ".txt", ".bin", ".safetensors", ".parquet", ".arrow", ".csv", ".tsv"})
     if (type == known) return true;
   return false;
 }
 
 // Reading Parquet takes a library of a hundred megabytes, and converting it once takes one line.
 inline void refuse_tables(const fs::path& path) {
-  const std::string type = content_type(path);
-  const bool parquet = type == ".parquet";
-  require(!parquet && type != ".arrow", path.string(), ": ", parquet ? "Parquet" : "Arrow",
-          " is not read; convert it: python3 -c 'import datasets; datasets.Dataset.from_", parquet ? "parquet" : "file",
-          "(\"", path.string(), "\").to_json(\"", path.stem().string(), ".jsonl\")'");
+  constexpr const char* tables[][4] = {{".parquet", "Parquet", "parquet", ""},
+                                       {".arrow", "Arrow", "file", ""},
+                                       {".csv", "CSV", "csv", ""},
+                                       {".tsv", "TSV", "csv", ", sep=\"\\t\""}};
+  for (const auto& [type, name, reader, more] : tables)
+    require(content_type(path) != type, path.string(), ": ", name,
+            " is not read; convert it: python3 -c 'import datasets; datasets.Dataset.from_", reader, "(\"",
+            path.string(), "\"", more, ").to_json(\"", path.stem().string(), ".jsonl\")'");
 }
 
 inline std::vector<fs::path> files_in(const fs::path& folder) {
@@ -39,8 +43,14 @@ inline std::vector<fs::path> files_in(const fs::path& folder) {
   std::error_code error;
   for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const bool hidden = entry->path().filename().string().starts_with(".");
-    if (hidden && entry->is_directory()) entry.disable_recursion_pending();
-    if (!hidden && entry->is_regular_file() && is_data(entry->path())) files.push_back(entry->path());
+    std::error_code unknown;
+    const bool folder = entry->is_directory(unknown), link = entry->is_symlink(unknown);
+    if (hidden && folder) entry.disable_recursion_pending();
+    if (hidden || (folder && !link)) continue;
+    require(!folder, entry->path().string(), ": is a link to a folder, which is not followed; name that folder too");
+    require(!link || is_there(entry->path()), entry->path().string(),
+            ": is a link to a file that is not there; remove it");
+    if (is_data(entry->path())) files.push_back(entry->path());
   }
   require(!error, folder.string(), ": cannot list the folder: ", error.message(), "; check its permissions");
   require(!files.empty(), folder.string(), ": no data in this folder; .jsonl, .json, .txt, .bin and .safetensors ",
