@@ -77,6 +77,11 @@ MORE = [
     {"messages": [message(U, "One?"), message(A, None, tool_calls=[call({"city": "Bern"})])]},
     {"messages": [message(U, "One?"), message("judge", "x")]},
     {"messages": [message(U, "One?"), message(A, "1")], "date_string": "26 Jul 2024"},
+    # members that are null, as exported tables have them
+    {"messages": [message(U, "How warm is it?", name=None), message(A, None, tool_calls=[call({"city": "Bern"})]),
+                  message("tool", "21", tool_calls=None), message(A, "21.", tool_calls=None)], "tools": [WEATHER]},
+    {"messages": [message(U, "One?"), message(A, "1", tool_calls=None, reasoning_content=None), message(U, "Two?"),
+                  message(A, "2", tool_calls=None, reasoning_content="Easy.")]},
 ]
 
 
@@ -157,7 +162,7 @@ VARIABLES = {
     "n": 7, "x": -2.5, "big": 1e16, "small": 1.5e-5, "yes": True, "nothing": None, "s": " A b\u00e9\n", "quotes": "it's \"q\"",
     "list": [3, 1, 2], "words": ["b", "A", "c", "a"], "empty": [], "dict": {"b": 1, "a": [1, 2.0, None], "items": "own"},
     "people": [{"name": "Bo", "age": 3, "tags": ["x"]}, {"name": "al", "age": 1}, {"name": "Cy", "age": 2, "ok": False}],
-    "deep": {"a": {"b": [{"c": "d"}]}}, "wide": "\u65e5\u672c\u8a9e \U0001d11e\u0007",
+    "deep": {"a": {"b": [{"c": "d"}]}}, "us": "a\u2028b\x0bc\n\nd", "ligatures": "\ufb01ne \u00df \u0390 \u0130i \u01c6 \ufb13", "wide": "\u65e5\u672c\u8a9e \U0001d11e\u0007",
 }
 EXPRESSIONS = """
 1 + 2 * 3 - 4 / 2 | 7 // 2 | -7 // 2 | -7 % 3 | 7 % -3 | 2 ** 3 ** 2 | -2 ** 2 | 7.5 % 2 | -7.5 // 2 | 1 / 3 | 2 ** -1
@@ -202,6 +207,10 @@ n is gt 6 | n is ge 7 | n is lt 7 | n is le(7) | 3 is in list | 3 is in([1, 2]) 
 not n is odd | n is not odd | n is odd and yes | namespace(a=1).a | dict(a=1, b='c') | 'a'.missing is defined | n.real is string
 range(2)|map('string')|list | 'a'|replace('a', 'b')|upper ~ 'c' | (list|sort)[0] | list|sort|first + 1 | {'a': 1}.a | [1, [2, [3]]][1][1]
 '\\x41\\u00e9\\101\\q' | 'a\\'b' | "a\\"b" | 1_000 | 1.5e3 | 'a' * n | dict == {'b': 1} | [1, 2] == [1, 2] | (1, 2) == [1, 2]
+us|indent(2) | ligatures|upper | ligatures.title() | ligatures|capitalize | ligatures|lower | [1,2,3,4]|slice(2, 'x')|list
+[1]|slice(3, 'x')|list | 25|round(-1) | 35.5|round(-1) | -15|round(-1) | 1234567|round(-3) | -0.2|round(method='ceil') | x % 0.5
+range(3) | range(1, 9, 2) ~ '' | [range(2)] | range(2)|tojson | range(2) + range(2) | '1_000'|float | '1_000'|int | '1__0'|int(7) | 'abc' % 1
+'%s' % (1, 2) | [1] < (1,) | missing is callable
 raise_exception('no') | missing.x | missing['x'] | n() | nothing.x | nothing[0] | 1 + 'a' | 'a' + none | 1 / 0 | 1 % 0 | list < 3 | missing + 1
 list.append(1) | dict.update({}) | s|nosuchfilter | n is nosuchtest | 'a' in n | n[0] | n|length | 'abc'.nosuch() | [1] * 'a' | x|tojson(1) | missing|int
 """.replace("\n", " | ").split(" | ")
@@ -254,8 +263,10 @@ def main():
 
     def render(template, conversation, prompt):
         try:
-            return chat_template_utils._compile_jinja_template(template).render(
-                **{"tools": None, "documents": None} | conversation, add_generation_prompt=prompt, bos_token="<s>", eos_token="</s>")
+            messages = chat_template_utils._normalize_chat_messages(conversation["messages"])  # as apply_chat_template does
+            others = {k: v for k, v in conversation.items() if k != "messages"}
+            return chat_template_utils.render_jinja_template([messages], chat_template=template, add_generation_prompt=prompt,
+                                                             bos_token="<s>", eos_token="</s>", **others)[0][0]
         except Exception:
             return None
 

@@ -98,6 +98,30 @@ TEST_F(LearnedTurns, ThatAreRenderedDifferentlyLaterAreTheirOwnDocuments) {
             (Learned{"<think>\nHard.\n</think>\n\n2<|im_end|>", "<think>\nEasy.\n</think>\n\n1<|im_end|>"}));
 }
 
+// Marks of reasoning in an answer are the tokens that the template and the model write; in other messages they are text.
+TEST_F(LearnedTurns, HaveMarksOfReasoningAsTokens) {
+  const Tokens marks = {tokenizer_->find("<think>").value(), tokenizer_->find("</think>").value()};
+  const auto count = [&](const std::string& source, const char* user, const char* answer) {
+    const Encoder encoder(*tokenizer_, dir, Chat(source, "t", {"<s>", "</s>"}), "", Learn::answers);
+    const std::string line = R"({"messages": [{"role": "user", "content": ")" + std::string(user) +
+                             R"("}, {"role": "assistant", "content": ")" + answer + "\"}]}";
+    std::string all;
+    const std::vector<Document> documents = encoder.encode(parse_example(line));
+    for (const std::int32_t id : documents.at(0).tokens) all += id == marks[0] ? "<" : id == marks[1] ? ">" : "";
+    return all;
+  };
+  const std::string chatml = kChatml;
+  std::string opens = chatml;  // its prompt begins the reasoning
+  opens.insert(opens.find("assistant\n") + 10, "<think>\n");
+  for (const std::string& source : {chatml, opens}) {
+    EXPECT_EQ(count(source, "One?", "<think>\\nEasy.\\n</think>\\n\\n1"), "<>");
+    EXPECT_EQ(count(source, "<think>One?</think>", "<think>\\nEasy.</think>"), "<>") << "the user's are text";
+  }
+  // An answer that ends with a mark, and one without a question
+  EXPECT_EQ(learned("headers", R"({"messages": [{"role": "assistant", "content": "<think>a</think>"}]})"),
+            Learned{"<think>a</think><|eot_id|>"});
+}
+
 // The template has the system message in prompts only.
 TEST_F(LearnedTurns, FollowThePromptOfInference) {
   use("metaspace");
@@ -182,12 +206,78 @@ TEST(Chat, JoinsPartsForTemplatesThatReadText) {
   EXPECT_EQ(chat_of("parts").render(c).text, "<s><start_of_turn>user\nab<end_of_turn>\n");
 }
 
+// For each role alone: the first template writes no string, the second refuses one, the third reads strings of the assistant.
+TEST(Chat, MakesPartsForTemplatesThatReadNothingElse) {
+  const std::string user = R"({"role": "user", "content": "One?"}, )";
+  for (const char* answer : {R"("content": "1")", R"("content": [{"type": "text", "text": "1"}])"}) {
+    const Conversation c =
+        parse_example("{\"messages\": [" + user + "{\"role\": \"assistant\", " + answer + "}]}").chat;
+    for (const char* source :
+         {"{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor "
+          "%};{% endfor %}",
+          "{% for m in messages %}{{ m['content'][0]['text'] + ';' }}{% endfor %}",
+          "{% for m in messages %}{{ (m.content if m.role == 'assistant' else m.content[0].text) + ';' }}{% endfor %}"})
+      EXPECT_EQ(Chat(source, "parts", {}).render(c).text, "One?;1;") << source;
+  }
+}
+
+TEST(Chat, RefusesTemplatesThatLeaveOutAnAnswer) {
+  const auto refusal = [](const std::string& source, const std::string& message) {
+    const Conversation c =
+        parse_example(R"({"messages": [{"role": "user", "content": "One?"}, {"role": "assistant", )" + message + "}]}")
+            .chat;
+    return error_of<BadData>([&] { Chat(source, "t", {}).render(c); });
+  };
+  const std::string said =
+      R"(t: message 2: the template does not write the answer "One?"; name another template with --chat)";
+  EXPECT_EQ(refusal("{{ messages[0].content }}", R"("content": "One?")"), said);  // the user's words are not the answer
+  EXPECT_EQ(refusal("{{ messages[0].content }}{{ messages[1].content[0] }}", R"("content": "One?")"), said);
+  const char* first_part = "{{ messages[0].content[0].text }}{{ messages[1].content[0].text }}";
+  EXPECT_PRED2(contains,
+               refusal(first_part, R"("content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])"),
+               "does not write the answer \"b\"");
+  // A template may trim, leave out reasoning, and prefer calls.
+  const std::string last = "{{ messages[1].content.split('</think>')[-1]|trim }}";
+  EXPECT_EQ(refusal(last, R"("content": "<think>Easy.</think>\n One? ")"), "");
+  EXPECT_EQ(refusal("{{ messages[1].tool_calls|length }}", R"("content": "I look.", "tool_calls": [{}])"), "");
+}
+
+// As in transformers' apply_chat_template
+TEST(Chat, HasNoMembersThatAreNull) {
+  const Conversation c = parse_example(R"({"messages": [{"role": "user", "content": "a", "name": null},
+      {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": {"x": null}}}]}]})")
+                             .chat;
+  const char* source =
+      "{% for m in messages %}{{ m|list }}{{ m.content is defined }}{% endfor %}{{ messages[1].tool_calls|tojson }}";
+  EXPECT_EQ(Chat(source, "nulls", {}).render(c).text,
+            "['role', 'content']True['role', 'tool_calls']False"
+            R"([{"function": {"name": "f", "arguments": {"x": null}}}])");
+}
+
+TEST(Chat, PrintsNumbersBeyond64BitsAsTheyAre) {
+  const Conversation c =
+      parse_example(R"({"messages": [{"role": "user", "content": "1e400 9999999999999999999999999", "x":
+      [18446744073709551615, -123456789012345678901234567890, 1e400, -2.5E+999, 1e5]}]})")
+          .chat;
+  EXPECT_EQ(
+      Chat("{{ messages[0].x|tojson }} {{ messages[0].x }} {{ messages[0].content }}", "numbers", {}).render(c).text,
+      "[18446744073709551615, -123456789012345678901234567890, Infinity, -Infinity, 100000.0] "
+      "[18446744073709551615, -123456789012345678901234567890, inf, -inf, 100000.0] "
+      "1e400 9999999999999999999999999");
+  EXPECT_EQ(Chat("{{ messages[0].x[1] is integer and messages[0].x[1] == messages[0].x[1] }}", "", {}).render(c).text,
+            "True");
+  EXPECT_ERROR(Chat("{{ messages[0].x[0] + 1 }}", "", {}).render(c), "integer of more than 64 bits and integer");
+}
+
 TEST(Chat, GivesReasoningTheNameThatTheTemplateReads) {
   for (const char* given : {"reasoning", "thinking", "reasoning_content"}) {
     const std::string line =
         std::string(R"({"messages": [{"role": "assistant", "content": "a", ")") + given + "\": \"b\"}]}";
     for (const char* read : {"reasoning", "thinking", "reasoning_content"})
-      EXPECT_EQ(Chat("{{ messages[0]." + std::string(read) + " }}", "", {}).render(parse_example(line).chat).text, "b");
+      EXPECT_EQ(Chat("{{ messages[0].content + messages[0]." + std::string(read) + " }}", "", {})
+                    .render(parse_example(line).chat)
+                    .text,
+                "ab");
   }
 }
 

@@ -181,6 +181,8 @@ TEST(Examples, OfAllForms) {
   EXPECT_EQ(sharegpt.chat.messages[1], (Message{"user", "a"}));
   EXPECT_EQ(sharegpt.chat.messages[2], (Message{"assistant", "b"}));
   const Example alpaca = parse_example(R"({"instruction": "Add.", "input": "1 2", "output": "3"})");
+  EXPECT_EQ(parse_example(R"({"instruction": "Add.", "output": "3", "system": "", "history": [], "label": true})").kind,
+            Example::conversation);
   EXPECT_EQ(alpaca.chat.messages, (std::vector<Message>{{"user", "Add.\n\n1 2"}, {"assistant", "3"}}));
   const Example parts = parse_example(
       R"({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]})");
@@ -238,7 +240,7 @@ TEST(Examples, WithErrorsAreRefusedWithTheCause) {
       {"{}", "none of \"messages\""},
       {R"({"text": NaN})", "not valid JSON"},
       {R"({"text": 3})", "\"text\" is not a string"},
-      {R"({"text": 1e999})", "not valid JSON"},
+      {R"({"text": 1e999})", "\"text\" is not a string"},
       {R"({"text": "a)", "not valid JSON"},
       {"{\"text\": \"\xff\"}", "not valid JSON: column 11: syntax error while parsing value - invalid string"},
       {"{\"text\": \"\xed\xa0\x80\"}", "not valid JSON"},  // a surrogate in UTF-8
@@ -268,11 +270,24 @@ TEST(Examples, WithErrorsAreRefusedWithTheCause) {
       {R"({"messages": [], "tools": {}})", "\"tools\" is not a list"},
       {R"({"messages": [], "tools": "[1"})", "not valid JSON"},
       {R"({"messages": [], "chat_template_kwargs": 1})", "\"chat_template_kwargs\" is not an object"},
-      {R"({"messages": [{"role": "user", "content": "", "x": 18446744073709551615}]})", "is too large"},
       {R"({"conversations": [{"from": "nobody", "value": "a"}]})", "the role \"nobody\" is not known"},
       {R"({"conversations": [{"from": "gpt"}]})", "no \"from\" and \"value\""},
       {R"({"conversations": [3]})", "message 1: not an object"},
-      {R"({"instruction": "a"})", "\"output\" is not a string"},
+      {R"({"instruction": "a"})", "; name \"instruction\" \"prompt\""},
+      {R"({"instruction": "a", "output": 3})", "\"output\" is not a string"},
+      {R"({"instruction": "a", "output": "b", "system": "s"})", "\"system\" beside \"instruction\" is not read; write"},
+      {R"({"instruction": "a", "output": "b", "history": [["c", "d"]]})",
+       "\"history\" beside \"instruction\" is not read"},
+      {R"({"instruction": "a", "output": "b", "text": "c"})", "both \"instruction\" with \"output\""},
+      {R"({"question": "a", "answer": "b"})", "; name \"question\" \"prompt\" and \"answer\" \"completion\""},
+      {R"({"instruction": "a", "context": "", "response": "b"})",
+       "; name \"instruction\" \"prompt\" and \"response\" \"completion\""},
+      {R"({"prompt": "a", "completion": "b", "label": false})", "\"label\" is false: an answer to avoid (KTO)"},
+      {R"({"prompt": "a", "completion": "b", "label": 0})", "\"label\" is false"},
+      {R"({"messages": [], "label": false})", "\"label\" is false"},
+      {R"({"messages": [{"role": "assistant", "content": null, "function_call": {"name": "f"}}]})",
+       "message 1: \"function_call\" is not read by chat templates; write it as \"tool_calls\""},
+      {"{\"text\": 1" + std::string(400, '0') + "}", "number overflow"},
       {R"({"instruction": "a", "output": "b", "input": 3})", "\"input\" is not a string"},
       {R"({"messages": [], "chosen": [], "rejected": []})", "more than one of"},
       {R"({"prompt": "a", "completion": "b", "rejected": "c"})", "more than one of"},

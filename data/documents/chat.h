@@ -1,14 +1,18 @@
 // Conversations as text: the model's chat template, executed (data/template).
 //
-// A conversation reaches the template as transformers passes it, but for two things that published data and templates
-// disagree on. Arguments of tool calls are objects, as at inference, unless the template wants strings. Content in parts
-// becomes one string, unless the template reads parts.
+// A conversation reaches the template as transformers' apply_chat_template passes it, but for two things that published data
+// and templates disagree on. Arguments of tool calls are objects, as at inference, unless the template wants strings. Content
+// in parts becomes one string unless the template reads parts, and a string becomes a part if it reads nothing else.
+//
+// In an assistant's content the marks of reasoning, such as <think>, are the tokens that they are for the model. Other
+// special tokens in messages are text.
 #pragma once
 
 #include <ctime>
 #include <string>
 #include <vector>
 
+#include "data/documents/reasoning.h"
 #include "data/files/tokenizer_config.h"
 #include "data/template/template.h"
 
@@ -81,21 +85,31 @@ struct Conversation {
   }
 };
 
-// A rendered conversation. For each byte: does it come from the data, and is it in a {% generation %} block?
+// A rendered conversation. For each byte: is it the template's (0), text of the data (1), or a mark of reasoning in the data
+// (2)? And is it in a {% generation %} block?
 struct RenderedChat {
   std::string text, data, marked;
+  std::string answers;                     // what is from the content of the assistant's messages
   std::size_t answer = std::string::npos;  // the first byte from the last message, if that is wanted
 
   RenderedChat() = default;
   explicit RenderedChat(jinja::TextView rendered) {
     text.reserve(rendered.size());
+    std::string spoken;                                                           // 1 for each such byte
     for (std::size_t begin = 0, end = 0; begin < rendered.size(); begin = end) {  // a run of equal marks
       const char32_t marks = rendered[begin] & ~jinja::kCode;
       while (end < rendered.size() && (rendered[end] & ~jinja::kCode) == marks) ++end;
       if ((marks & jinja::kAnswer) != 0) answer = std::min(answer, text.size());
+      const std::size_t before = text.size();
       jinja::append_utf8(text, rendered.substr(begin, end - begin));
+      spoken.resize(text.size(), (marks & jinja::kSpoken) != 0);
+      if (spoken.back()) answers.append(text, before);
       data.resize(text.size(), (marks & jinja::kData) != 0), marked.resize(text.size(), (marks & jinja::kLearned) != 0);
     }
+    for (const auto& marks : kReasoningMarks)
+      for (const std::string mark : marks)
+        for (std::size_t at = 0; (at = text.find(mark, at)) != text.npos; at += mark.size())
+          if (spoken.find('\0', at) >= at + mark.size()) data.replace(at, mark.size(), mark.size(), '\2');
   }
 };
 
@@ -146,7 +160,8 @@ class Chat {
         name_(std::move(name)),
         own_(own),
         program_(source, options.date.empty() ? today() : options.date) {
-    reads_parts_ = reads_parts();
+    const Content user = content_of("user"), assistant = content_of("assistant"), system = content_of("system");
+    user_ = user, assistant_ = assistant, system_ = system;
     wants_argument_text_ = !reads_argument_objects();
   }
 
@@ -160,7 +175,9 @@ class Chat {
   RenderedChat render(const Conversation& c, End end = End::whole) const {
     require_data(!c.messages.empty(), "the conversation has no messages");
     try {
-      return RenderedChat(execute(c, end));
+      const RenderedChat chat(execute(c, end));
+      if (end == End::whole) require_answers(c, chat);
+      return chat;
     } catch (const jinja::TemplateError& error) {
       throw BadData(name_ + ": " + error.what());
     }
@@ -168,6 +185,32 @@ class Chat {
 
  private:
   using Value = jinja::Value;
+  enum class Content { as_given, text, parts };
+
+  // Answers that the template leaves out would be learned as nothing. It may drop reasoning, and text beside calls.
+  void require_answers(const Conversation& c, const RenderedChat& chat) const {
+    std::size_t from = 0;
+    for (std::size_t i = 0; i < c.messages.size(); ++i) {
+      const Value *content = c.messages[i].find("content"), *calls = c.messages[i].find("tool_calls");
+      if (!c.messages[i].has_role("assistant") || !content || (calls && jinja::is_true(*calls))) continue;
+      for (const Value& part : content->list() ? content->list()->items : std::vector<Value>{*content}) {
+        const Value* text = part.dict() ? part.dict()->member("text") : &part;
+        if (!text || !text->text()) continue;
+        const std::string answer = without_reasoning(*text->text());
+        const std::size_t at = chat.answers.find(answer, from);
+        require_data(at != std::string::npos, name_, ": message ", i + 1, ": the template does not write the answer ",
+                     quote(answer), "; name another template with --chat");
+        from = at + answer.size();
+      }
+    }
+  }
+  static std::string without_reasoning(jinja::TextView text) {
+    for (const auto& marks : kReasoningMarks) {
+      const jinja::Text close = jinja::to_text(marks[1]);
+      if (const std::size_t at = text.rfind(close); at != text.npos) text.remove_prefix(at + close.size());
+    }
+    return jinja::to_utf8(jinja::without_ends(text, true, true, jinja::is_white));
+  }
 
   jinja::Text execute(const Conversation& c, End end) const {
     std::vector<Value> messages;
@@ -199,13 +242,13 @@ class Chat {
       const std::string name = key.text() ? jinja::to_utf8(*key.text()) : "";
       if (name == "role" && value.text() && is_known_role(*value.text()))
         value = jinja::unmarked(value), changed = true;
-      if (name == "content" && value.list() && !reads_parts_) value = joined_parts(value), changed = true;
+      if (name == "content") value = in_form(value, message), changed = true;
       if (name == "tool_calls" && value.list()) value = with_arguments(value), changed = true;
     }
     // Reasoning has three names.
-    for (const char* name : {"reasoning_content", "reasoning", "thinking"}) {
+    for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
       if (const Value* reasoning = message.find(name); reasoning && reasoning->text()) {
-        for (const char* other : {"reasoning_content", "reasoning", "thinking"}) {
+        for (const char* other : {"reasoning_content", "thinking", "reasoning"}) {
           if (message.find(other) || source_.find(other) == source_.npos) continue;
           members.emplace_back(other, *reasoning), changed = true;
         }
@@ -215,7 +258,18 @@ class Chat {
     return changed ? Value(jinja::Dict{std::move(members)}) : message.value;
   }
 
-  static Value joined_parts(const Value& parts) {
+  Value in_form(const Value& content, const Message& message) const {
+    const bool assistant = message.has_role("assistant");
+    const Content form = assistant ? assistant_ : message.has_role("system") ? system_ : user_;
+    Value value = content;
+    if (value.list() && form == Content::text) value = joined_parts(value);
+    if (value.text() && form == Content::parts) value = one_part(value);
+    return assistant ? jinja::marked(value, jinja::kSpoken) : value;
+  }
+  static Value one_part(const Value& text) {
+    return std::vector<Value>{jinja::dict_of({{"type", "text"}, {"text", text}})};
+  }
+  static jinja::Text joined_parts(const Value& parts) {
     jinja::Text text;
     for (const Value& part : parts.list()->items) {
       const Value* content = part.dict() ? part.dict()->member("text") : nullptr;
@@ -271,15 +325,26 @@ class Chat {
       return "";
     }
   }
-  bool reads_parts() {
-    reads_parts_ = true;
-    const Value part = jinja::dict_of({{"type", "text"}, {"text", "x"}});
-    const Value parts(std::vector<Value>{part});
-    const auto message = [&](const char* role) {
-      return Message(jinja::dict_of({{"role", role}, {"content", parts}}));
+  Content content_of(const std::string& role) const {
+    const auto message = [](const std::string& role, const Value& content) {
+      return Message(jinja::dict_of({{"role", role.c_str()}, {"content", content}}));
     };
-    const std::string whole = tried({"user", "x"}, {"assistant", "x"});
-    return !whole.empty() && tried(message("user"), message("assistant")) == whole;
+    const auto rendered = [&](const Value& content) {
+      const Message probe = message(role, content);
+      std::string text;
+      for (const Value& other : {Value("x"), one_part("x")}) {  // the message beside it
+        if (text.empty())
+          text = role == "assistant" ? tried(message("user", other), probe)
+                                     : tried(probe, message(role == "user" ? "assistant" : "user", other));
+      }
+      return text;
+    };
+    const std::string text = rendered("probe"), parts = rendered(one_part("probe"));
+    const auto reads = [](const std::string& rendering) {
+      return rendering.find("probe") != rendering.npos &&
+             rendering.find("'text'") == rendering.npos;  // not printed as a dict
+    };
+    return !reads(text) && reads(parts) ? Content::parts : parts == text ? Content::as_given : Content::text;
   }
   bool reads_argument_objects() {
     const Value arguments = jinja::dict_of({{"probe", "text"}});
@@ -301,7 +366,8 @@ class Chat {
   std::string source_, name_;
   TextTokens own_;
   jinja::Template program_;
-  bool reads_parts_ = true, wants_argument_text_ = false;
+  Content user_ = Content::as_given, assistant_ = Content::as_given, system_ = Content::as_given;
+  bool wants_argument_text_ = false;
 };
 
 }  // namespace streambp

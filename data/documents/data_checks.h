@@ -45,6 +45,9 @@ class DataChecks {
          "no document has an end token in the loss, so the model does not learn to stop; end the template's "
          "{% generation %} blocks after the end of the turn, or the texts with the end token");
     if (!tokenizer_) return all;
+    for (const auto& [open, close] : kReasoningMarks)
+      if (chats && uses(open) && uses(close))
+        all.push_back(std::string("reasoning: ") + open + " and " + close + " in answers are tokens, not text");
     if (chats) check_template(warn);
     check_embeddings(warn);
     return all;
@@ -55,6 +58,11 @@ class DataChecks {
     return std::ranges::any_of(file_.parts, [&](const TokenPart& part) {
       return begin.empty() ? part.form.empty() : part.form.starts_with(begin) || part.form.ends_with("as " + begin);
     });
+  }
+
+  bool uses(const char* token) const {
+    const auto found = tokenizer_->added().find(token);
+    return found != tokenizer_->added().end() && used_[static_cast<std::size_t>(found->second)];
   }
 
   void count(const std::vector<bool>& ends) {

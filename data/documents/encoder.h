@@ -1,8 +1,8 @@
 // From examples to tokens, each with a flag: does the loss cover it?
 //
 // Special tokens are recognized where a chat template writes them and in rendered text. In a message they are ordinary
-// text, and so are the tokens that end a turn or that the template's generation prompt writes, whether the tokenizer calls
-// them special or not. Text is encoded in one go, template and messages together, as at inference, but split where an
+// text, and so are the tokens that end a turn or that the template's generation prompt writes, and marks of reasoning outside
+// of answers, whether the tokenizer calls them special or not. Text is encoded in one go, template and messages together, as at inference, but split where an
 // answer starts, because a prompt ends there.
 #pragma once
 
@@ -58,6 +58,10 @@ class Encoder {
     stop_ = {end_.begin(), end_.end()};
     for (const std::int32_t id : read_eos_tokens(model).ids) stop_.insert(id);
     markers_ = stop_;
+    for (const auto& marks : kReasoningMarks)
+      for (const char* mark : marks)
+        if (const auto found = tokenizer.added().find(mark); found != tokenizer.added().end())
+          markers_.insert(found->second);
     const std::string special = tokenizer.decode(Tokens{*stop_.begin()});
     const Tokens after = tokenizer.encode(special + "a", TextStart::continuation);
     const Tokens continued = tokenizer.encode_plain("a", TextStart::continuation);

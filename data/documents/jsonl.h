@@ -41,9 +41,38 @@ struct Example {
 
 constexpr JsonLimits kLineLimits = {.values = 2'000'000, .depth = 32};
 
+// Numbers beyond those of a double are infinite, as in Python. The parser refuses them; then it gets an integer instead that the
+// line does not have.
+inline OrderedJson parse_as_python(std::string_view line) {
+  try {
+    return parse_json<OrderedJson>(line, kLineLimits);
+  } catch (const BadJson& error) {
+    if (!std::string_view(error.what()).starts_with("not valid JSON: number overflow")) throw;
+  }
+  std::string infinity(25, '9'), text;
+  while (line.find(infinity) != line.npos) infinity += '9';
+  for (std::size_t at = 0, end; at < line.size(); at = end) {
+    end = at + 1;
+    if (line[at] == '"') {
+      while (end < line.size() && line[end] != '"') end += line[end] == '\\' ? 2 : 1;
+      end = std::min(end + 1, line.size());
+    } else if (const std::size_t sign = line[at] == '-';
+               at + sign < line.size() && line[at + sign] >= '0' && line[at + sign] <= '9') {
+      end = std::min(line.find_first_not_of("0123456789+-.eE", at), line.size());
+      const std::string number(line.substr(at + sign, end - at - sign));
+      if (number.find_first_of(".eE") != number.npos && std::isinf(std::strtod(number.c_str(), nullptr))) {
+        text += (sign ? "-" : "") + infinity;
+        continue;
+      }
+    }
+    text += line.substr(at, end - at);
+  }
+  return parse_json<OrderedJson>(text, {kLineLimits.values, kLineLimits.depth, infinity});
+}
+
 inline OrderedJson parse_line(std::string_view line) {
   try {
-    OrderedJson json = parse_json<OrderedJson>(line, kLineLimits);
+    OrderedJson json = parse_as_python(line);
     require_data(json.is_object(), "not a JSON object, {...}");
     return json;
   } catch (const BadJson& error) {
@@ -94,10 +123,14 @@ inline std::vector<Message> parse_messages(const OrderedJson& list, const char* 
     const std::string where = std::string(name) + ", message " + std::to_string(messages.size() + 1) + ": ";
     require_data(entry.is_object(), where, "not an object with role and content");
     require_data(has_member(entry, "role") && entry["role"].is_string(), where, "no \"role\"");
-    const bool calls = has_member(entry, "tool_calls") || has_member(entry, "function_call");
-    require_data(calls || has_member(entry, "content"), where, "no \"content\"");
+    require_data(!has_member(entry, "function_call"), where,
+                 "\"function_call\" is not read by chat templates; write it as ",
+                 R"("tool_calls": [{"type": "function", "function": {"name": ..., "arguments": {...}}}])");
+    require_data(has_member(entry, "tool_calls") || has_member(entry, "content"), where, "no \"content\"");
     if (entry.contains("content")) require_text(entry["content"], where);
-    messages.emplace_back(data_value(entry)).learned = is_learned(entry, where);
+    jinja::Dict message = *data_value(entry).dict();  // without nulls, as in transformers' apply_chat_template
+    std::erase_if(message.members, [](const auto& member) { return member.second.none(); });
+    messages.emplace_back(jinja::Dict{std::move(message.members)}).learned = is_learned(entry, where);
   }
   return messages;
 }
@@ -174,6 +207,10 @@ inline Example parse_alpaca(const OrderedJson& line) {
     const auto input = line["input"].get<std::string>();
     if (!input.empty()) question += "\n\n" + input;
   }
+  for (const char* name : {"system", "history"})
+    require_data(!has_member(line, name) || line[name].empty() || line[name] == "", "\"", name,
+                 "\" beside \"instruction\" is ",
+                 R"(not read; write the conversation as "messages": [{"role": ..., "content": ...}, ...])");
   return conversation_of(line, {{"user", question}, {"assistant", line["output"].get<std::string>()}});
 }
 
@@ -286,10 +323,27 @@ inline Example parse_group(const OrderedJson& json) {
   return example;
 }
 
+// What to name members that are not read.
+inline std::string other_names(const OrderedJson& json) {
+  constexpr const char* others[][2] = {{"question", "prompt"},   {"query", "prompt"},        {"instruction", "prompt"},
+                                       {"answer", "completion"}, {"response", "completion"}, {"output", "completion"}};
+  std::string all;
+  for (const auto& [name, known] : others)
+    if (has_member(json, name))
+      all += std::string(all.empty() ? "; name " : " and ") + quote(name) + " " + quote(known);
+  return all;
+}
+
 inline Example parse_form(const OrderedJson& json) {
   const auto has = [&](const char* name) { return has_member(json, name); };
   const auto has_list = [&](const char* name) { return has(name) && json[name].is_array(); };
   const bool preference = has("chosen") || has("rejected");
+  require_data(
+      !has("label") || (json["label"] != false && !(has("completion") && json["label"] == 0)), "\"label\" is false: ",
+      R"(an answer to avoid (KTO), which is not supported; leave it out, or make pairs of "chosen" and "rejected")");
+  require_data(!has("text") || !(has("instruction") && has("output")),
+               R"(both "instruction" with "output", of which the )",
+               R"(output is learned, and "text", of which all is learned; remove one of them)");
   // Published preference data often repeats the chosen conversation as "messages".
   const bool repeated = has("messages") && has_list("chosen") && json["messages"] == json["chosen"];
   const bool conversation = has("messages") && (!repeated || json["chosen"].empty());
@@ -308,13 +362,14 @@ inline Example parse_form(const OrderedJson& json) {
     for (const char* name : {"chosen", "rejected"}) require_data(has(name), "a preference without \"", name, "\"");
     return parse_preference(json);
   }
-  if (has("instruction") && !has("text")) return parse_alpaca(json);
+  if (has("instruction") && has("output")) return parse_alpaca(json);
   require_data(!has("prompt"),
                "a \"prompt\" without a completion; to sample completions, use train --objective grpo with --reward or "
                "--reward-cmd");
   require_data(has("text"),
                "none of \"messages\", \"conversations\", \"prompt\" and \"completion\", \"instruction\" and "
-               "\"output\", \"text\", \"chosen\" and \"rejected\"");
+               "\"output\", \"text\", \"chosen\" and \"rejected\"",
+               other_names(json));
   require_data(json["text"].is_string(), "\"text\" is not a string");
   return {.kind = Example::text, .written = json["text"].get<std::string>()};
 }

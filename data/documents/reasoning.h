@@ -12,14 +12,19 @@ struct ReasoningMarks {
   bool opened = false;                // the prompt has written the opening one
 };
 
+constexpr const char* kReasoningMarks[][2] = {{"<think>", "</think>"},
+                                              {"[THINK]", "[/THINK]"},
+                                              {"<seed:think>", "</seed:think>"},
+                                              {"<mm:think>", "</mm:think>"},
+                                              {"<|START_THINKING|>", "<|END_THINKING|>"},
+                                              {"<|thought_start|>", "<|thought_end|>"},
+                                              {"<thinking>", "</thinking>"},
+                                              {"<reasoning>", "</reasoning>"}};
+
 // The marks that a chat template knows.
 inline ReasoningMarks reasoning_marks(std::string_view chat_template) {
-  for (const char* close : {"</think>", "[/THINK]", "</seed:think>", "</thinking>", "</reasoning>"}) {
-    if (chat_template.find(close) == std::string_view::npos) continue;
-    std::string open = close;
-    open.erase(1, 1);
-    return {open, close};
-  }
+  for (const auto& [open, close] : kReasoningMarks)
+    if (chat_template.find(close) != std::string_view::npos) return {open, close};
   return {};
 }
 

@@ -37,7 +37,7 @@ class Turns {
   // The token that ends an answer.
   std::optional<std::int32_t> end_token() const {
     const RenderedChat chat = chat_.render({.messages = {{"user", "u"}, {"assistant", "a"}}});
-    const std::size_t end = end_after(chat, chat.data.rfind('\1') + 1);
+    const std::size_t end = end_after(chat, chat.data.find_last_not_of('\0') + 1);
     std::optional<std::int32_t> token;
     for_each_token(chat, 0, [&](std::int32_t id, std::size_t, std::size_t at) {
       if (at == end) token = id;
@@ -128,9 +128,8 @@ class Turns {
     } else {
       find_begin(t, c, i);
     }
-    const std::size_t last = t.chat.data.rfind('\1');
-    const std::size_t written = last == std::string::npos ? t.begin : std::max(t.begin, last + 1);
-    t.end = end_after(t.chat, written);
+    const std::size_t last = t.chat.data.find_last_not_of('\0') + 1;  // npos + 1 is 0
+    t.end = end_after(t.chat, std::max(t.begin, last));
     t.has_end = t.end != std::string::npos;
     if (!t.has_end) t.end = t.chat.text.size();
     return t;
@@ -138,10 +137,10 @@ class Turns {
 
   // The first data that is not the name of the role.
   static std::size_t first_data(const RenderedChat& chat) {
-    std::size_t begin = chat.data.find('\1');
+    std::size_t begin = chat.data.find_first_not_of('\0');
     if (begin == std::string::npos) return chat.text.size();
     const std::size_t end = chat.data.find('\0', begin);
-    if (chat.text.compare(begin, end - begin, "assistant") == 0) begin = chat.data.find('\1', end);
+    if (chat.text.compare(begin, end - begin, "assistant") == 0) begin = chat.data.find_first_not_of('\0', end);
     return std::min(begin, chat.text.size());
   }
 
@@ -167,7 +166,7 @@ class Turns {
     c.messages.back().value = jinja::marked(c.messages.back().value, jinja::kAnswer);
     const RenderedChat turn = chat_.render(c);
     const auto after_data = [](const RenderedChat& chat, std::size_t before) {
-      return chat.data.rfind('\1', before) + 1;  // npos + 1 is 0
+      return chat.data.find_last_not_of('\0', before) + 1;  // npos + 1 is 0
     };
     const std::string closing = prompt.text.substr(after_data(prompt, prompt.text.size()));
     const std::size_t begin = after_data(turn, turn.answer == 0 ? 0 : turn.answer - 1),
@@ -194,7 +193,13 @@ class Turns {
     for (const char c : closing.substr(last == closing.npos ? 0 : last + 1)) at += markup(at) && turn.text[at] == c;
     return at;
   }
-  static std::string around(const std::string& text, std::size_t at) { return text.substr(at < 40 ? 0 : at - 40, 80); }
+  static std::string_view around(std::string_view text, std::size_t at) {  // whole characters
+    const auto inside = [&](std::size_t i) { return i < text.size() && (text[i] & 0xC0) == 0x80; };
+    std::size_t begin = at < 40 ? 0 : at - 40, end = std::min(begin + 80, text.size());
+    while (inside(begin)) ++begin;
+    while (inside(end)) ++end;
+    return text.substr(begin, end - begin);
+  }
 
   // What the template marks: one run for each message of the assistant.
   TrainingText marked(const Conversation& c, std::size_t first) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@ using OrderedJson = nlohmann::ordered_json;  // keeps their order, and finds the
 struct JsonLimits {
   std::size_t values = 4'000'000;  // a large tokenizer.json has two million; an object takes about 150 bytes
   std::size_t depth = 64;          // callers may recurse into the result
+  std::string_view infinity = {};  // an integer that stands for it
 };
 
 // The text is not JSON, or exceeds the limits.
@@ -41,7 +43,13 @@ class JsonBuilder final : public nlohmann::json_sax<J> {
   bool boolean(bool value) override { return add(value); }
   bool number_integer(std::int64_t value) override { return add(value); }
   bool number_unsigned(std::uint64_t value) override { return add(value); }
-  bool number_float(double value, const std::string&) override { return add(value); }
+  bool number_float(double value, const std::string& text) override {
+    // An integer of more than 64 bits keeps its digits, as a binary value, which JSON cannot have.
+    const bool negative = text.starts_with('-');
+    if (text.substr(negative) == limits_.infinity) return add(negative ? -HUGE_VAL : HUGE_VAL);
+    if (!std::is_same_v<J, OrderedJson> || text.find_first_of(".eE") != text.npos) return add(value);
+    return add(J::binary({text.begin(), text.end()}));
+  }
   bool string(std::string& value) override { return add(std::move(value)); }
   bool binary(typename J::binary_t&) override { return refuse("binary values are not JSON"); }
   bool start_object(std::size_t) override { return open(J::value_t::object); }
