@@ -191,7 +191,7 @@ class Tokenising {
 
 // A key of everything that the tokens depend on.
 inline std::string data_key(const std::vector<DataPart>& data, const fs::path& model, const DataOptions& options) {
-  Json key = {{"version", 6},
+  Json key = {{"version", 7},
               {"chat", options.chat.given},
               {"trusts_messages", options.chat.trusts_messages},
               {"learn_all", options.learn == Learn::all},
