@@ -327,6 +327,27 @@ TEST_F(Checks, FindWhatCannotBeLearned) {
   EXPECT_PRED2(contains, warnings(chat, everything), "every token of the conversations is in the loss");
   const TokenFile file = tokenise({write("c.jsonl", chat)}, {.chat = {"chatml"}});
   EXPECT_EQ(DataChecks(file, dir / "model", {.chat = {"chatml"}}).first_learned(), "Yes.");
+  // A hundred tokens of bytes end within a character.
+  std::string wide = "a";
+  for (int i = 0; i < 60; ++i) wide += "世";
+  const TokenFile cut = tokenise({write("w.jsonl", "{\"text\": \"" + wide + "\"}")});
+  const std::string shown = DataChecks(cut, dir / "model", {}).first_learned();
+  EXPECT_GT(shown.size(), 80u);
+  EXPECT_EQ(wide.find(shown), 1u) << shown;  // the first token predicts nothing
+}
+
+TEST_F(Checks, SayThatMarksOfReasoningAreTokens) {
+  model("byte_level");
+  const auto notes = [&](const char* answer) {
+    const DataOptions options = {.chat = {"chatml"}};
+    const std::string line =
+        R"({"messages": [{"role": "user", "content": "<think>Hi.</think>"}, {"role": "assistant", "content": ")";
+    const TokenFile file = tokenise({write("r.jsonl", line + answer + "\"}]}")}, options);
+    return join(DataChecks(file, dir / "model", options).warnings());
+  };
+  EXPECT_PRED2(contains, notes("<think>Easy.</think>Yes."),
+               "reasoning: <think> and </think> in answers are tokens, not text");
+  EXPECT_FALSE(contains(notes("Yes."), "reasoning"));
 }
 
 TEST_F(Checks, FindTokensThatTheModelWasNotTrainedOn) {

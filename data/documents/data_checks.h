@@ -25,8 +25,11 @@ class DataChecks {
     const auto learn = file_.learn(0);
     const auto first = std::ranges::find(learn.subspan(1), 1) - learn.begin();
     const auto end = std::find(learn.begin() + first, learn.end(), 0) - learn.begin();
-    const Tokens tokens(file_.tokens(0).begin() + first, file_.tokens(0).begin() + std::min(end, first + 100));
-    const std::string text = tokenizer_->decode(tokens);
+    StreamingDecoder decoder(*tokenizer_);  // whole characters
+    std::string text;
+    for (auto t = first; t < std::min(end, first + 100); ++t)
+      text += decoder.add(file_.tokens(0)[static_cast<std::size_t>(t)]);
+    if (end <= first + 100) text += decoder.finish();
     const std::size_t sentence = text.find_first_of(".!?\n");
     return excerpt(text.substr(0, sentence == text.npos ? sentence : sentence + 1));
   }
