@@ -31,8 +31,8 @@ constexpr const char* kProgramDescription =
     "  streambp merge           make adapters part of a whole model\n"
     "  streambp examples        write example data\n"
     "  streambp devices         list this machine's CPU and GPUs, and why one cannot be used\n\n"
-    "Every command has its own --help. Exit codes: 0 done, 1 a verification failed, 2 an error; 128 + N: ended by\n"
-    "signal N.";
+    "Every command has its own --help. Exit codes: 0 done, 1 a verification failed, 2 an error, 3 a verification\n"
+    "that cannot decide; 128 + N: ended by signal N.";
 
 std::string version() {
   const std::string no_gpu = why_no_gpu();

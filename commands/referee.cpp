@@ -103,6 +103,16 @@ class Report {
     json_["verdict"] = "right", json_["rounding"] = r.name;
   }
 
+  void undecided() const {
+    const bool many =
+        referee_.roundings()[referee_.explained()].of_sums && referee_.micro_batches() > Referee::most_sums();
+    say("This step cannot decide: the distance is large, but " + rounding(referee_.roundings()[referee_.explained()]) +
+        " may explain it. Record one " +
+        (many ? format("of at most %ld micro-batches, or add them in float32.", Referee::most_sums())
+              : "that is computed in float32."));
+    json_["undecided"] = true;
+  }
+
   void clipped(const Explanation& e) const {
     say("Right, but " + e.factor_meaning + ": " + rounding(referee_.roundings()[e.rounding]) +
         " explains every difference from " + format("%.6g", e.factor) +
@@ -220,6 +230,31 @@ class Report {
   Json& json_;
 };
 
+// Looks for a defect that explains a wrong gradient, for so many minutes.
+Verdict search(Referee& referee, Report& report, double minutes) {
+  const auto start = std::chrono::steady_clock::now();
+  int tried = 0;
+  bool in_time = true;
+  const std::vector<Explanation> found = referee.explain([&](const std::string& defects, bool has_one) {
+    show_work(defects.empty() ? "factors" : format("%d defects tried; now ", tried) + defects);
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+    in_time = passed.count() < 60 * (has_one ? std::min(minutes, kMoreMinutes) : minutes);
+    if (in_time && !defects.empty()) ++tried;
+    return in_time;
+  });
+  show_work("");
+  if (!found.empty() && found.front().only_clipped()) return report.clipped(found.front()), Verdict::right;
+  report.wrong();
+  if (!found.empty()) {
+    report.explained(found);
+    if (!in_time) report.say("Others may explain it as well: " + counted(tried, "defect") + " tried.");
+    return Verdict::wrong;
+  }
+  report.say(format("Not explained by a factor or any of %d defects and pairs of defects", tried) +
+             (in_time ? "." : format("; the others were not tried within --minutes %g.", minutes)));
+  return Verdict::wrong;
+}
+
 }  // namespace
 
 void RefereeOptions::add_to(OptionTable& options) {
@@ -278,10 +313,10 @@ int RefereeOptions::run(const Subject& subject, const Outputs& outputs) const {
   json.update({{"targets", correct.step.targets()}, {"dtype", name(subject.dtype)}, {"loss", result.loss}});
   if (!defect_.empty()) show_effect(subject.config, result, compute(correct), json);
   if (outputs.save_gradient) outputs.save_gradient(result.values);
-  const bool right =
-      !recorded || judge({correct, subject.dtype, *recorded, gradients}, std::move(result), *recorded, json);
+  Verdict verdict = Verdict::right;
+  if (recorded) verdict = judge({correct, subject.dtype, *recorded, gradients}, std::move(result), *recorded, json);
   outputs.write(json);
-  return right ? 0 : 1;
+  return static_cast<int>(verdict);
 }
 
 void RefereeOptions::announce(const RecordedStep& step) const {
@@ -297,11 +332,12 @@ void RefereeOptions::announce(const RecordedStep& step) const {
     print("Ignored: %s of documents' first tokens, which no token predicts\n", counted(step.outside, "label"));
 }
 
-bool RefereeOptions::judge(Referee referee, CaseGradients::Result exact, const RecordedGradient& recorded,
-                           Json& json) const {
+Verdict RefereeOptions::judge(Referee referee, CaseGradients::Result exact, const RecordedGradient& recorded,
+                              Json& json) const {
   print("\n");
   referee.compare(std::move(exact));
   std::vector<Types> all = {{DType::f32}, {DType::bf16, true}, {DType::bf16, false}};
+  if (recorded.summed_in() == "float32") all.resize(2);
   if (computed_in_ == "f32" || (computed_in_ == "auto" && recorded.computed_in() == "float32")) all.resize(1);
   for (const Types& types : all) {
     show_work(std::string("what rounding explains: ") + types.name());
@@ -313,34 +349,15 @@ bool RefereeOptions::judge(Referee referee, CaseGradients::Result exact, const R
   report.table();
   if (referee.explained() < referee.roundings().size()) {
     const std::vector<Explanation> better = referee.explain_better();
-    if (better.empty()) return report.right(), true;
-    if (better.front().only_clipped()) return report.clipped(better.front()), true;
-    return report.wrong(), report.explained(better), false;
+    if (better.empty() && referee.undecided()) return report.undecided(), Verdict::undecided;
+    if (better.empty()) return report.right(), Verdict::right;
+    if (better.front().only_clipped()) return report.clipped(better.front()), Verdict::right;
+    return report.wrong(), report.explained(better), Verdict::wrong;
   }
   if (const auto part = referee.wrong_tied_part(); part != Referee::TiedPart::none)
-    return report.wrong(), report.tied(part), false;
-  if (const auto multiple = referee.multiple()) return report.wrong(), report.multiple(*multiple), false;
-  const auto start = std::chrono::steady_clock::now();
-  int tried = 0;
-  bool in_time = true;
-  const std::vector<Explanation> found = referee.explain([&](const std::string& defects, bool has_one) {
-    show_work(defects.empty() ? "factors" : format("%d defects tried; now ", tried) + defects);
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-    in_time = passed.count() < 60 * (has_one ? std::min(minutes_, kMoreMinutes) : minutes_);
-    if (in_time && !defects.empty()) ++tried;
-    return in_time;
-  });
-  show_work("");
-  if (!found.empty() && found.front().only_clipped()) return report.clipped(found.front()), true;
-  report.wrong();
-  if (!found.empty()) {
-    report.explained(found);
-    if (!in_time) report.say("Others may explain it as well: " + counted(tried, "defect") + " tried.");
-    return false;
-  }
-  report.say(format("Not explained by a factor or any of %d defects and pairs of defects", tried) +
-             (in_time ? "." : format("; the others were not tried within --minutes %g.", minutes_)));
-  return false;
+    return report.wrong(), report.tied(part), Verdict::wrong;
+  if (const auto multiple = referee.multiple()) return report.wrong(), report.multiple(*multiple), Verdict::wrong;
+  return search(referee, report, minutes_);
 }
 
 }  // namespace streambp

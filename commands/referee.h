@@ -6,6 +6,8 @@
 
 namespace streambp {
 
+enum class Verdict { right, wrong, undecided = 3 };  // and the exit code; 2: an error
+
 class RefereeOptions {
  public:
   void add_to(OptionTable& options);
@@ -29,7 +31,7 @@ class RefereeOptions {
 
  private:
   void announce(const RecordedStep& step) const;
-  bool judge(Referee referee, CaseGradients::Result exact, const RecordedGradient& recorded, Json& json) const;
+  Verdict judge(Referee referee, CaseGradients::Result exact, const RecordedGradient& recorded, Json& json) const;
 
   std::vector<std::string> batches_, against_;
   std::string defect_, computed_in_ = "auto";

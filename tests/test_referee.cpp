@@ -283,5 +283,45 @@ TEST_F(SmallReferees, NameThePartOfATiedEmbeddingThatIsMissing) {
   }
 }
 
+// bfloat16 sums lose more with every micro-batch. However many there are, that excuses neither a factor nor noise.
+TEST_F(SmallReferees, NoNumberOfMicroBatchesExcusesAWrongGradient) {
+  correct.config = make_config("qwen2", {13, 8, 1, 1, 1, 8, 8, 0, false});
+  save_random_model(dir / "model", correct.config);
+  struct Case {
+    int micro_batches;
+    bool different;
+    double factor;  // 0: noise
+  };
+  for (const auto& [micro_batches, different, factor] :
+       {Case{64, false, 0.9}, Case{64, false, 1}, Case{512, false, 2}, Case{1000, false, 0}, Case{1000, true, 1.5}}) {
+    correct.step = {};
+    for (int i = 0; i < micro_batches; ++i) {
+      RecordedBatch b;
+      b.batch = packed(correct.config, {3}, different ? i : 1);
+      for (const std::int32_t target : b.batch.targets) b.batch.advantages.push_back(target >= 0);
+      b.rows.assign(3, 0), b.columns = {0, 1, 2}, b.padded_size = 3;
+      correct.step.batches.push_back(b);
+    }
+    correct.step.files = 1;
+    // The trainer's rounding is not ours.
+    CaseGradients::Result theirs = gradients.compute(correct, {DType::f32});
+    for (std::size_t i = 0; i < theirs.values.size(); ++i) {
+      std::vector<double>& values = theirs.values[i];
+      const double size = std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0) /
+                                    static_cast<double>(values.size()));
+      for (std::size_t j = 0; j < values.size(); ++j)
+        values[j] = factor * values[j] + (factor > 0 ? 0.002 : 1) * size * Random(1, i).normal(j);
+    }
+    write(correct.config, theirs);
+    const RecordedGradient recorded({path()}, correct.config);
+    Referee referee(correct, DType::f64, recorded, gradients);
+    referee.compare(gradients.compute(correct, {DType::f64}));
+    for (const Types types : {Types{DType::f32}, Types{DType::bf16}, Types{DType::bf16, false}})
+      referee.compute_rounding(types);
+    const bool accepted = referee.explained() < referee.roundings().size() && !referee.undecided();
+    EXPECT_EQ(accepted, factor == 1) << micro_batches << " micro-batches times " << factor;
+  }
+}
+
 }  // namespace
 }  // namespace streambp

@@ -34,8 +34,9 @@ class RecordedGradient {
     files_.reserve(paths.size());  // stored_ points into them
     for (const std::string& path : paths) {
       files_.emplace_back(path);
-      const auto type = files_.back().metadata().find("computed_in");
-      if (type != files_.back().metadata().end()) computed_in_ = type->second;
+      for (const auto& [key, type] : {std::pair{"computed_in", &computed_in_}, {"summed_in", &summed_in_}})
+        if (const auto found = files_.back().metadata().find(key); found != files_.back().metadata().end())
+          *type = found->second;
       for (const auto& [stored, tensor] : files_.back().tensors()) {
         const std::string name = unwrapped(stored);
         require(!stored_.contains(name), tensor.where, ": is the second tensor of ", quote(name),
@@ -50,8 +51,9 @@ class RecordedGradient {
   const std::map<std::string, const Tensor*>& tensors() const { return tensors_; }
   const std::vector<std::string>& missing() const { return missing_; }
   const std::vector<std::string>& unknown() const { return unknown_; }
-  // The type of the trainer's products, such as float32; empty if the files don't say.
+  // The type of the trainer's products and of its sums over micro-batches, such as float32; empty if the files don't say.
   const std::string& computed_in() const { return computed_in_; }
+  const std::string& summed_in() const { return summed_in_; }
 
   // The values of a tensor's parts, one after another.
   std::vector<double> values(const std::vector<Parameter>& parts) const {
@@ -133,7 +135,7 @@ class RecordedGradient {
   std::vector<SafetensorsFile> files_;
   std::map<std::string, const Tensor*> stored_, tensors_;
   std::vector<std::string> missing_, unknown_;
-  std::string computed_in_;
+  std::string computed_in_, summed_in_;
 };
 
 }  // namespace streambp

@@ -52,9 +52,13 @@ struct Products {
   static double ratio(double a, double b) { return b > 0 ? std::sqrt(a / b) : a > 0 ? INFINITY : 0; }
 };
 
+// The largest part of a gradient that a verdict leaves to rounding in its scale, or of a tensor in sums in bfloat16.
+constexpr double kMostRounding = 0.05;
+
 // The error that a type of weights, activations and gradient has on this batch: ‖rounded - exact‖ of each tensor.
 struct Rounding {
   const char* name;
+  bool of_sums;    // also that of adding micro-batches in bfloat16, which grows with their number
   double allowed;  // times this error: other trainers sum in other orders and round elsewhere
   std::map<std::string, double> error;
 };
@@ -87,6 +91,7 @@ class Referee {
   const std::vector<Rounding>& roundings() const { return roundings_; }
   const Products& products(const std::string& name) const { return products_.at(name); }
   const Config& config() const { return correct_.config; }
+  Index micro_batches() const { return std::ssize(correct_.step.batches); }
   const Parameter& parameter(const std::string& name) const { return parts_.at(name).front(); }
   // The error of a type in these tensors, as a part of their norm.
   double rounding(const std::vector<std::string>& names, std::size_t type) const {
@@ -109,7 +114,8 @@ class Referee {
   void compute_rounding(const Types& types) {
     const double scale = types.dtype == types_.dtype ? 3 : 1;
     Gradient rounded = by_name(gradients_.compute(correct_, types, {}, scale));
-    Rounding rounding{types.name(), types.dtype == DType::bf16 ? 4.0 : 16.0, {}};
+    const bool narrow = types.dtype == DType::bf16;
+    Rounding rounding{types.name(), narrow && !types.wide_gradient, narrow ? kAllowedNarrow : 16.0, {}};
     std::vector<double> relative;
     for (const std::string& name : order_) {
       for (double& x : rounded.at(name)) x /= scale;
@@ -145,6 +151,20 @@ class Referee {
     for (const std::string& name : order_) type = std::max(type, explained_by(name));
     return type;
   }
+
+  // Whether the type that explains all tensors leaves too much to rounding to call the gradient right.
+  bool undecided() const {
+    Products all;
+    bool lost = false;
+    for (const std::string& name : order_) {
+      const Products& p = products_.at(name);
+      all += p;
+      lost = lost || (roundings_[explained_by(name)].of_sums && p.distance() > kMostRounding);
+    }
+    return lost || std::abs(all.best_factor() - 1) > kMostRounding || all.distance() > 2 * kMostRounding;
+  }
+  // So many micro-batches can be added in bfloat16. Each sum loses at most 2⁻⁹.
+  static constexpr Index most_sums() { return static_cast<Index>(kMostRounding / kAllowedNarrow * 512); }
 
   // Tensors that are this multiple of ours, if all others are right: 0 where a gradient is missing.
   struct Multiple {
@@ -225,13 +245,14 @@ class Referee {
   }
 
   // The same for a gradient that the rounding of a narrow type explains: a factor, or a mean over other parts, may explain
-  // it up to a smaller rounding. Other defects are not tried.
+  // it up to a smaller rounding; one without a meaning must up to the smallest. Other defects are not tried.
   std::vector<Explanation> explain_better() {
     std::vector<Explanation> found;
     if (explained() == 0) return found;
     const auto test = [&](const TrainingCase& c, std::vector<const Defect*> defects) {
       const auto explanation = matches(c, std::move(defects));
-      if (explanation && explanation->named() && explanation->rounding < explained()) found.push_back(*explanation);
+      if (!explanation || explanation->rounding >= explained()) return;
+      if (explanation->named() || explanation->rounding == 0) found.push_back(*explanation);
     };
     test(correct_, {});
     for (const Defect& defect : all_defects()) {
@@ -242,6 +263,8 @@ class Referee {
   }
 
  private:
+  static constexpr double kAllowedNarrow = 4;  // times our error in bfloat16
+
   double limit(const std::vector<std::string>& names, std::size_t type) const {
     return roundings_[type].allowed * rounding(names, type);
   }
