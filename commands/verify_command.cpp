@@ -368,7 +368,11 @@ class VerifyCommand : public Command {
     };
   }
 
-  void save(const HostTensors& gradient) const { output_.save_gradient(settings_.config, settings_.dtype, gradient); }
+  void save(const HostTensors& gradient) const {
+    StoredNames names;
+    if (!input_.weights.empty()) names = ModelFiles(input_.weights, input_.config.root).names();
+    output_.save_gradient(settings_.config, names, settings_.dtype, gradient);
+  }
 
   OptionTable options_;
   VerifyInput input_;

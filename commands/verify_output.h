@@ -50,16 +50,20 @@ struct VerifyOutput {
     print("The page is %s; open it in a browser.\n", html);
   }
 
-  void save_gradient(const Config& config, DType dtype, const HostTensors& values) const {
-    dtype == DType::f64 ? save_gradient_as<double>(config, values) : save_gradient_as<float>(config, values);
+  // names: of the tensors of the model's files
+  void save_gradient(const Config& config, const StoredNames& names, DType dtype, const HostTensors& values) const {
+    dtype == DType::f64 ? save_gradient_as<double>(config, names, values)
+                        : save_gradient_as<float>(config, names, values);
   }
 
  private:
   // Writes the gradient of the trained parameters as numbers of type T.
   template <class T>
-  void save_gradient_as(const Config& config, const HostTensors& gradients) const {
+  void save_gradient_as(const Config& config, const StoredNames& names, const HostTensors& gradients) const {
     Tensors<T> tensors(config);
-    const Table<T> rows = trained(table(config, tensors));
+    Table<T> rows = trained(table(config, tensors));
+    for (Entry<T>& e : rows)
+      if (!e.parameter.adapter()) e.parameter.name = names.of(e.parameter.name);
     Plan size;
     allocate(size, rows, Kind::gradients);
     Cpu host(size.arena.peak());

@@ -61,7 +61,11 @@ class StepRecorder:
         self.hooks = [model.register_forward_pre_hook(self._called, with_kwargs=True),
                       optimizer.register_step_pre_hook(lambda *_: self.write())]
         self.hooks += [leaf.register_forward_hook(self._computed) for leaf in leaves]
-        if any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules()):
+        config = inner.config.to_dict() if hasattr(getattr(inner, "config", None), "to_dict") else {}
+        rates = [value for name, value in config.items()  # of functional dropout
+                 if name.endswith(("dropout", "pdrop")) and isinstance(value, float)]
+        rates += [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+        if any(rate > 0 for rate in rates):
             warnings.warn("the model has dropout, so its gradient is random; set it to 0 to compare gradients")
 
     def add(self, **tensors):
@@ -74,8 +78,6 @@ class StepRecorder:
         inputs = dict(zip(self.arguments, args), **kwargs)
         found = {INPUTS[name]: value.detach().cpu().to(torch.float64 if name == "loss_weights" else torch.int64)
                  for name, value in inputs.items() if name in INPUTS and torch.is_tensor(value)}
-        if found.get("attention_mask") is not None and found["attention_mask"].dim() > 2:
-            raise ValueError("attention_mask has more than two dimensions; give documents as position_ids, or use add()")
         self.batches.append(found)
 
     def _computed(self, _, __, output):
@@ -92,6 +94,8 @@ class StepRecorder:
         if any("labels" not in batch for batch in batches):
             raise ValueError("the model was called without labels; give each micro-batch with recorder.add(input_ids=..., "
                              "labels=...), where labels are -100 for tokens that are not learned")
+        if any("attention_mask" in batch and batch["attention_mask"].dim() > 2 for batch in batches):
+            raise ValueError("attention_mask has more than two dimensions; give documents as position_ids, or use add()")
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         tensors = {f"{i}.{name}": tensor for i, batch in enumerate(batches) for name, tensor in batch.items()}
         write_safetensors(f"{self.path}.batch.rank{rank}.safetensors", tensors, {"reduction": self.reduction})
@@ -105,8 +109,9 @@ class StepRecorder:
             if rank == 0:
                 gradients[name] = gradient
         if rank == 0:
+            summed_in = {str(gradient.dtype).removeprefix("torch.") for gradient in gradients.values()}
             write_safetensors(f"{self.path}.gradient.safetensors", gradients,
-                              {"computed_in": " ".join(sorted(self.computed_in))})
+                              {"computed_in": " ".join(sorted(self.computed_in)), "summed_in": " ".join(sorted(summed_in))})
 
 
 def record_callback(path, **options):

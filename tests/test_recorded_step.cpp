@@ -146,7 +146,10 @@ TEST_F(RecordedSteps, HostileFilesAreRefusedByName) {
   refused(both().add<double>("loss_weights", {0, 0, 0, 0}, {2, 2}), "a weight of 0");
   refused(both().add<std::int64_t>("cu_seqlens", Ints(9, 0)), "more bounds than tokens");
   both().write();
-  EXPECT_ERROR(RecordedStepReader(config).read({path(), path()}), "names a file twice");
+  for (const std::string& same : {path(), (dir / "." / "batch.safetensors").string()})
+    EXPECT_ERROR(RecordedStepReader(config).read({path(), same}), "names this file twice");
+  for (const char* factor : {"weights", "loss_weights"})
+    refused(both().add<double>(factor, {1, 1e308, 1, 1}, {2, 2}), "row 0, column 1: a factor of 1e+308 is too large");
   refused(file({{"reduction", "average"}}).add<std::int64_t>("input_ids", {1}),
           "\"average\" is neither \"mean\" nor \"sum\"");
   write_file_atomically(path(), "");

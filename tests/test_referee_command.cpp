@@ -62,6 +62,47 @@ TEST_F(RefereeCommands, VerifyWritesAStepForOtherTrainers) {
   expect_refused("verify --save-batch x.json", "name it .safetensors");
 }
 
+// Published GPT-2s have names with and without "transformer.". The gradient has those of the model's files.
+TEST_F(RefereeCommands, WriteAGradientWithTheNamesOfTheModel) {
+  save_random_model("gpt2.files", make_config("gpt2", {40, 16, 1, 2, 2, 8, 24, 60, true}));
+  const SafetensorsFile plain("gpt2.files/model.safetensors");
+  SafetensorsWriter writer("renamed.safetensors", {});
+  for (const auto& [name, tensor] : plain.tensors())
+    writer.add("transformer." + name, tensor.dtype.c_str(), tensor.shape, tensor.data, tensor.bytes);
+  writer.finish();
+  fs::rename("renamed.safetensors", "gpt2.files/model.safetensors");
+  expect_ok("verify --model gpt2.files --batch step.safetensors --save-gradient g.safetensors");
+  EXPECT_TRUE(SafetensorsFile("g.safetensors").find("transformer.h.0.attn.c_attn.weight"));
+  expect_ok("verify --model gpt2.files --batch step.safetensors --against g.safetensors", "Right: rounding in float32");
+}
+
+// 64 micro-batches, added in bfloat16: a factor of 0.9 could be rounding, but nobody should rely on it.
+TEST_F(RefereeCommands, SayThatAStepCannotDecide) {
+  save_random_model("tiny", make_config("qwen2", {13, 8, 1, 1, 1, 8, 8, 0, false}));
+  TensorFile step("many.safetensors");
+  for (int i = 0; i < 64; ++i)
+    for (const char* name : {"input_ids", "labels"}) step.add<std::int64_t>(std::to_string(i) + "." + name, {3, 1, 4});
+  step.write();
+  const std::string judge = "verify --model tiny --batch many.safetensors ";
+  expect_ok(judge + "--save-gradient g.safetensors");
+  for (const bool known : {false, true}) {
+    const SafetensorsFile right("g.safetensors");
+    SafetensorsWriter writer("scaled.safetensors", {{"summed_in", known ? "float32" : "bfloat16"}});
+    std::vector<std::vector<double>> all;
+    std::uint64_t i = 0;
+    for (const auto& [name, tensor] : right.tensors()) {
+      std::vector<double>& values = all.emplace_back(numbers<double>(tensor));
+      for (double& x : values) x *= 0.9 + 0.002 * Random(1).normal(++i);
+      writer.add(name, "F64", tensor.shape, values.data(), 8 * values.size());
+    }
+    writer.finish();
+    const std::string command = judge + "--against scaled.safetensors --minutes 0.001 --json verdict.json";
+    if (known) expect_outcome(1, execute(command), "WRONG");
+    if (!known) expect_outcome(3, execute(command), "This step cannot decide", "one of at most 6 micro-batches");
+    EXPECT_EQ(parse_json_file("verdict.json").contains("undecided"), !known);
+  }
+}
+
 TEST_F(RefereeCommands, ShowWhatADefectDoesToASmallModel) {
   expect_ok("verify --defect shifted-twice --hidden 32 --layers 2 --json effect.json", "layer 1", "the whole gradient");
   EXPECT_EQ(parse_json_file("effect.json")["effect"].size(), 6u);

@@ -136,8 +136,11 @@ class RecordedStepReader {
   explicit RecordedStepReader(const Config& config) : config_(config) { config_.rope_scaling.longest = kLargestSize; }
 
   RecordedStep read(const std::vector<std::string>& paths) {
-    for (const std::string& path : paths) add(SafetensorsFile(path));
-    require(std::set<std::string>(paths.begin(), paths.end()).size() == paths.size(), "--batch names a file twice");
+    std::set<fs::path> files;
+    for (const std::string& path : paths) {
+      require(files.insert(fs::weakly_canonical(path)).second, path, ": --batch names this file twice");
+      add(SafetensorsFile(path));
+    }
     double factors = 0;
     for (const RecordedBatch& b : step_.batches)
       for (const double factor : b.batch.advantages) factors += std::abs(factor);
@@ -232,6 +235,9 @@ class RecordedStepReader {
       fail(from.tensor("labels").where, ": ", from.place(i), ": padding has the label ", label,
            ", so it is learned; set the labels of padding to -100, or drop attention_mask if these are tokens");
     if (!std::isfinite(factor)) fail(from.tensor(name_of_factor).where, ": ", from.place(i), ": is ", factor);
+    if (std::abs(factor) > kLargestFactor)
+      fail(from.tensor(name_of_factor).where, ": ", from.place(i), ": a factor of ", factor,
+           " is too large for a gradient in float32; the largest is ", kLargestFactor);
     if (factor < 0 && step_.reduction != Reduction::given)
       fail(from.tensor(name_of_factor).where, ": ", from.place(i), ": a factor of ", factor, " is negative");
   }
@@ -266,6 +272,7 @@ class RecordedStepReader {
     return begins;
   }
 
+  static constexpr double kLargestFactor = 1e20;
   static const inline std::set<std::string> kTensors = {"input_ids",  "labels",       "attention_mask", "document_ids",
                                                         "cu_seqlens", "position_ids", "loss_weights",   "weights"};
 
