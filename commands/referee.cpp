@@ -149,15 +149,37 @@ class Report {
     json_["explanation"] = {{"factor", m.factor}, {"tensors", m.names}};
   }
 
+  void zero(const std::string& name) const {
+    say("Explained: " + name + " is zero, and everything before it in backward is right. Is it detached there?");
+    json_["explanation"] = {{"factor", 0}, {"tensors", {name}}};
+  }
+
+  void stale() const {
+    say("Explained: the gradient was not zero before the first forward pass of the step. Is zero_grad() missing?");
+    json_["explanation"] = {{"began_with", "a gradient"}};
+  }
+
+  void factors(double least, double most) const {
+    say(format("Explained: every tensor is right up to a factor, from %.6g to %.6g. ", least, most) +
+        "Are they clipped or scaled one by one?");
+    json_["explanation"] = {{"least_factor", least}, {"largest_factor", most}};
+  }
+
   void explained(const std::vector<Explanation>& found) const {
     const Explanation& best = found.front();
-    say("Explained: up to " + rounding(referee_.roundings()[best.rounding]) + " (" + percent(best.distance) +
-        "), your gradient is that of " + meaning(best) + ".");
+    if (best.leading > 0) {
+      say("Explained in part: down to " + referee_.order()[best.leading - 1] + ", your gradient is that of " +
+          meaning(best) + ". What is wrong below, too, is not known.");
+    } else
+      say("Explained: up to " + rounding(referee_.roundings()[best.rounding]) + " (" + percent(best.distance) +
+          "), your gradient is that of " + meaning(best) + ".");
     Json all = Json::array();
     for (const Explanation& e : found) {
       Json names = Json::array();
       for (const Defect* d : e.defects) names.push_back(d->name);
       all.push_back({{"defects", names},
+                     {"detail", e.detail},
+                     {"in_part", e.leading > 0},
                      {"factor", e.factor},
                      {"factor_meaning", e.factor_meaning},
                      {"distance", e.distance},
@@ -180,6 +202,7 @@ class Report {
     std::string text;
     for (const Defect* d : e.defects)
       text += (text.empty() ? "" : ", and ") + std::string(d->meaning) + " (" + d->name + ")";
+    text += e.detail;
     if (text.empty() && e.factor == 0) return "no step: it is zero";
     if (text.empty()) text = "the correct step";
     if (e.factor == 1) return text;
@@ -357,6 +380,11 @@ Verdict RefereeOptions::judge(Referee referee, CaseGradients::Result exact, cons
   if (const auto part = referee.wrong_tied_part(); part != Referee::TiedPart::none)
     return report.wrong(), report.tied(part), Verdict::wrong;
   if (const auto multiple = referee.multiple()) return report.wrong(), report.multiple(*multiple), Verdict::wrong;
+  if (recorded.began_with_a_gradient()) return report.wrong(), report.stale(), Verdict::wrong;
+  if (referee.products(referee.first_wrong()).theirs == 0)
+    return report.wrong(), report.zero(referee.first_wrong()), Verdict::wrong;
+  if (const auto factors = referee.factors_of_tensors())
+    return report.wrong(), report.factors(factors->first, factors->second), Verdict::wrong;
   return search(referee, report, minutes_);
 }
 

@@ -4,6 +4,7 @@
   scripts/check_referee.py                 all of them: transformers, TRL, PEFT, DDP and FSDP2 with two processes
   scripts/check_referee.py trainer ddp     only these, by the beginning of the name
   scripts/check_referee.py --random 100    random steps in float32 and bfloat16, which must all be right
+  scripts/check_referee.py --foreign       wrong steps of transformers' models: how many are judged wrong, and named
 
 Needs torch, transformers, trl, peft and datasets, and build/streambp. With an older transformers, such as 4.45, `trainer`
 shows the mean of micro-batch means that it computed then.
@@ -161,6 +162,36 @@ def check_random(model, folder, count):
     return wrong
 
 
+def check_foreign(folder, wanted):
+    from foreign_defects import FAMILIES, FOREIGN, prepare, record_foreign
+    models = {}
+    for family, sizes in FAMILIES.items():
+        subprocess.run([PROGRAM, "train", "--family", family, *sizes.split(), "--steps", "1", "--sample", "0", "--out",
+                        f"{folder}/{family}"], check=True, stdout=subprocess.DEVNULL)
+        models[family] = next(Path(folder, family).glob("step-*"))
+        prepare(models[family])
+    counts = {"judged wrong": 0, "named": 0, "misnamed": 0, "false alarms": 0}
+    chosen = {name: case for name, case in FOREIGN.items() if name.startswith(tuple(wanted))}
+    for name, (family, defect, names) in chosen.items():
+        out = Path(folder, name)
+        record_foreign(defect, models[family], out, documents, padded)
+        said = verdict(models[family], out, ["--minutes", "1"])
+        last = [line for line in said.stdout.splitlines() if line.startswith(("Right", "WRONG", "Explained", "This step", "Not expl"))]
+        explained = [line for line in last if line.startswith(("Explained", "This step"))]
+        good = said.returncode == 0 if names == RIGHT else said.returncode == 1
+        named = names != RIGHT and any(part in line for part in names for line in explained)
+        counts["judged wrong"] += names != RIGHT and good
+        counts["named"] += named
+        counts["misnamed"] += names != RIGHT and bool(explained) and not named
+        counts["false alarms"] += names == RIGHT and not good
+        mark = "as expected" if named or (names == RIGHT and good) else "FALSE ALARM" if names == RIGHT else \
+            "NOT JUDGED WRONG" if not good else "MISNAMED" if explained else "not named"
+        print(f"{name:34} {mark}: {(last or [said.stderr.strip()])[-1][:260]}", flush=True)
+    wrong = sum(names != RIGHT for _, _, names in chosen.values())
+    print(f"of {wrong} wrong gradients: {counts}; {len(chosen) - wrong} right ones")
+    return counts["judged wrong"] < wrong or counts["misnamed"] or counts["false alarms"]
+
+
 def verdict(model, out, options):
     batches = sorted(out.parent.glob(f"{out.name}.batch.*"))
     return subprocess.run([PROGRAM, "verify", "--model", model, *options, "--batch", *batches, "--against",
@@ -183,6 +214,8 @@ def main():
     wanted = tuple(sys.argv[1:]) or ("",)
     failed = []
     with tempfile.TemporaryDirectory() as folder:
+        if wanted[0] == "--foreign":
+            sys.exit(1 if check_foreign(folder, wanted[1:] or ("",)) else 0)
         subprocess.run([PROGRAM, "train", "--family", "llama", "--hidden", "64", "--layers", "3", "--steps", "1", "--sample",
                         "0", "--out", f"{folder}/model"], check=True, stdout=subprocess.DEVNULL)
         model = next(Path(folder, "model").glob("step-*"))

@@ -53,7 +53,7 @@ def write_safetensors(path, tensors, metadata):
 class StepRecorder:
     def __init__(self, model, optimizer, path, names=None, reduction="mean"):
         self.model, self.path, self.names, self.reduction = model, path, names, reduction
-        self.batches, self.given, self.computed_in = [], [], set()
+        self.batches, self.given, self.computed_in, self.began_with = [], [], set(), "zero"
         inner = getattr(model, "module", model)  # of DDP, of PEFT
         inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         self.arguments = list(inspect.signature(inner.forward).parameters)
@@ -75,6 +75,9 @@ class StepRecorder:
     def _called(self, _, args, kwargs):
         if not torch.is_grad_enabled():
             return
+        if not self.batches:
+            grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+            self.began_with = "a gradient" if any(bool((grad != 0).any()) for grad in grads) else "zero"
         inputs = dict(zip(self.arguments, args), **kwargs)
         found = {INPUTS[name]: value.detach().cpu().to(torch.float64 if name == "loss_weights" else torch.int64)
                  for name, value in inputs.items() if name in INPUTS and torch.is_tensor(value)}
@@ -111,7 +114,8 @@ class StepRecorder:
         if rank == 0:
             summed_in = {str(gradient.dtype).removeprefix("torch.") for gradient in gradients.values()}
             write_safetensors(f"{self.path}.gradient.safetensors", gradients,
-                              {"computed_in": " ".join(sorted(self.computed_in)), "summed_in": " ".join(sorted(summed_in))})
+                              {"computed_in": " ".join(sorted(self.computed_in)), "summed_in": " ".join(sorted(summed_in)),
+                               "began_with": self.began_with})
 
 
 def record_callback(path, **options):

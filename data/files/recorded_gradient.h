@@ -34,7 +34,8 @@ class RecordedGradient {
     files_.reserve(paths.size());  // stored_ points into them
     for (const std::string& path : paths) {
       files_.emplace_back(path);
-      for (const auto& [key, type] : {std::pair{"computed_in", &computed_in_}, {"summed_in", &summed_in_}})
+      for (const auto& [key, type] :
+           {std::pair{"computed_in", &computed_in_}, {"summed_in", &summed_in_}, {"began_with", &began_with_}})
         if (const auto found = files_.back().metadata().find(key); found != files_.back().metadata().end())
           *type = found->second;
       for (const auto& [stored, tensor] : files_.back().tensors()) {
@@ -54,6 +55,8 @@ class RecordedGradient {
   // The type of the trainer's products and of its sums over micro-batches, such as float32; empty if the files don't say.
   const std::string& computed_in() const { return computed_in_; }
   const std::string& summed_in() const { return summed_in_; }
+  // Whether the trainer had a gradient before the first forward pass of the step.
+  bool began_with_a_gradient() const { return began_with_ == "a gradient"; }
 
   // The values of a tensor's parts, one after another.
   std::vector<double> values(const std::vector<Parameter>& parts) const {
@@ -135,7 +138,7 @@ class RecordedGradient {
   std::vector<SafetensorsFile> files_;
   std::map<std::string, const Tensor*> stored_, tensors_;
   std::vector<std::string> missing_, unknown_;
-  std::string computed_in_, summed_in_;
+  std::string computed_in_, summed_in_, began_with_;
 };
 
 }  // namespace streambp

@@ -6,6 +6,7 @@
 #include "training/engine.h"
 #include "training/plan.h"
 #include "training/verify/defects.h"
+#include "training/verify/gradient_check.h"
 
 namespace streambp {
 
@@ -40,6 +41,7 @@ class CaseGradients {
     for (Batch& batch : batches)
       for (double& weight : batch.advantages) weight *= scale;
     prepare(c, types, only);
+    if (c.needs_oracle()) return by_oracle(c, batches);
     const double loss = engine_->accumulate(batches, schedule_).loss;
     Result result{loss, trained_parameters(settings_.config), engine_->gradient()};
     engine_->release_gradient();
@@ -47,6 +49,34 @@ class CaseGradients {
   }
 
  private:
+  // What only the oracle computes, in float64 from the engine's weights.
+  Result by_oracle(const TrainingCase& c, const std::vector<Batch>& batches) {
+    const HostTensors weights = engine_->weights();
+    const std::vector<Parameter> all = parameters_of(c.config);
+    const auto fill = [&](Cpu& host, Model<double>& m) {
+      std::size_t i = 0;
+      for (auto& e : table(m.config, m.weights)) host.upload(*e.matrix, weights[i++].data());
+    };
+    Result result{0, trained_parameters(c.config), {}};
+    for (const Parameter& p : result.parameters) result.values.emplace_back(p.rows * p.cols);
+    for (const Batch& batch : batches) {
+      const oracle::Result part = oracle_gradient(c.config, batch, fill, oracle::linear(batch.advantages), c.wrong);
+      result.loss += part.loss;
+      for (std::size_t i = 0; i < result.values.size(); ++i) {
+        const std::vector<double>& values = part.gradient.at(oracle::key(result.parameters[i]));
+        for (std::size_t j = 0; j < values.size(); ++j) result.values[i][j] += values[j];
+      }
+    }
+    for (std::size_t i = 0, at = 0; i < result.values.size(); ++i, ++at) {
+      const Parameter& p = result.parameters[i];
+      while (oracle::key(all[at]) != oracle::key(p)) ++at;
+      const double decay =
+          c.wrong.strength_of("weight-decay") + (p.vector() ? 0 : c.wrong.strength_of("weight-decay-matrices"));
+      for (std::size_t j = 0; j < weights[at].size(); ++j) result.values[i][j] += decay * weights[at][j];
+    }
+    return result;
+  }
+
   // The engine keeps its weights over cases that differ in their batches only.
   void prepare(const TrainingCase& c, const Types& types, const std::set<std::string>& only) {
     StepSettings s{c.config};

@@ -8,6 +8,7 @@
 
 #include "data/files/recorded_step.h"
 #include "training/objectives.h"
+#include "training/verify/wrong.h"
 
 namespace streambp {
 
@@ -19,12 +20,24 @@ struct TrainingCase {
   Config config;
   RecordedStep step;
   MeanOver mean = MeanOver::step;
+  Wrong wrong = {};
+  Index scaled = -1;  // the micro-batch that counts 1 + wrong.strength times
+  bool needs_oracle() const { return wrong != Wrong() && scaled < 0; }
 };
+
+// Where a defect is, if its strength or its place follows from the gradient.
+enum class Where { everywhere, layers, micro_batches, windows };
 
 struct Defect {
   const char* name;
-  const char* meaning;                   // "the gradient of ..."
-  bool (*apply)(TrainingCase& correct);  // false: this model or step cannot have it
+  const char* meaning;                    // "the gradient of ..."
+  bool (*change)(TrainingCase& correct);  // false: this model or step cannot have it
+  std::optional<Where> solved = {};
+
+  bool apply(TrainingCase& correct) const {
+    if (solved && solved != Where::windows) correct.wrong.what = name;
+    return change(correct);
+  }
 };
 
 // The part of the step that a token belongs to.
@@ -59,6 +72,7 @@ inline std::vector<Batch> weighted(const TrainingCase& of) {
                                  ? 1
                                  : factors.at(parts[t]) * static_cast<double>(factors.size());
       batches[b].advantages[t] /= -of_part;
+      if (static_cast<Index>(b) == of.scaled) batches[b].advantages[t] *= 1 + of.wrong.strength;
     }
   }
   return batches;
@@ -84,6 +98,13 @@ namespace defects {
 template <class V>
 bool change(V& field, const V& value) {
   return std::exchange(field, value) != value;
+}
+
+// What only the oracle computes is for small models, in seconds.
+inline bool is_small(TrainingCase& c) {
+  Index tokens = 0;
+  for (const RecordedBatch& b : c.step.batches) tokens += b.batch.size();
+  return tokens * parameter_count(c.config) <= 1'000'000'000;
 }
 
 inline bool average(TrainingCase& c, MeanOver mean, bool applies) {
@@ -126,6 +147,20 @@ inline bool skip_last(TrainingCase& c) {
     return same_document(b.batch, t, next) ? b.batch.targets[t] : -1;
   });
 }
+inline bool skip_first(TrainingCase& c) {
+  return retarget(c, [](const RecordedBatch& b, std::size_t t) {
+    const bool first = t == 0 || !same_document(b.batch, t, t - 1) || b.batch.targets[t - 1] < 0;
+    return first ? -1 : b.batch.targets[t];
+  });
+}
+inline bool learn_first_again(TrainingCase& c) {
+  return retarget(c, [](const RecordedBatch& b, std::size_t t) {
+    if (same_row(b, t, t + 1)) return b.batch.targets[t];
+    std::size_t first = t;
+    while (first > 0 && same_row(b, t, first - 1)) --first;
+    return b.batch.tokens[first];
+  });
+}
 inline bool shift_twice(TrainingCase& c) {
   return retarget(
       c, [](const RecordedBatch& b, std::size_t t) { return same_row(b, t, t + 1) ? b.batch.targets[t + 1] : -1; });
@@ -145,6 +180,8 @@ inline bool learn_next_document(TrainingCase& c) {
                   }) &&
          any;
 }
+
+inline bool rotates(const TrainingCase& c) { return c.config.positions == Positions::rope; }
 
 // Keeps some micro-batches. Their loss is a mean over their own targets.
 template <class F>
@@ -217,6 +254,9 @@ inline const std::vector<Defect>& all_defects() {
       {"prompt-learned", "a loss over all tokens, also those whose labels say that they are not learned",
        learn_everything},
       {"end-not-learned", "a loss without the last learned token of each document, usually its end token", skip_last},
+      {"start-not-learned", "a loss without the first learned token of each document", skip_first},
+      {"labels-rolled", "labels that were rolled instead of shifted: a row's last token predicts its first",
+       learn_first_again},
       {"shifted-twice", "labels shifted twice: each token predicts the second one after it", shift_twice},
       {"not-shifted", "labels that were not shifted: each token predicts itself", shift_never},
       {"next-document-learned", "a loss in which the last token of a document predicts the first one of the next",
@@ -275,48 +315,55 @@ inline const std::vector<Defect>& all_defects() {
          for (auto& [name, size] : c.config.adapters) any |= change(size.scale, 1.0);
          return any;
        }},
+      {"scores-unscaled", "attention without a scale of its scores",
+       [](TrainingCase& c) { return change(c.config.score_scale, 1.0); }},
+      {"rope-reversed", "a model that rotates queries and keys the other way",
+       [](TrainingCase& c) { return rotates(c) && change(c.config.rope_reversed, !c.config.rope_reversed); }},
+      {"activation", "a model with the other activation: SiLU for GELU, or GELU for SiLU",
+       [](TrainingCase& c) {
+         return c.config.gated() &&
+                change(c.config.mlp_kind, c.config.mlp_kind == Mlp::swiglu ? Mlp::geglu : Mlp::swiglu);
+       }},
+      {"attention-everywhere", "attention without a causal mask: tokens see the whole document",
+       [](TrainingCase& c) { return is_small(c) && change(c.wrong.sees, Wrong::Sees::everything); }},
+      {"attention-peeks", "attention with a mask that is one token too long: tokens see the next one",
+       [](TrainingCase& c) { return is_small(c) && change(c.wrong.sees, Wrong::Sees::next); }},
+      {"attention-short", "attention with a mask that is one token too short: tokens do not see themselves",
+       [](TrainingCase& c) { return is_small(c) && change(c.wrong.sees, Wrong::Sees::before); }},
+      {"rope-of-queries", "a model that rotates queries only",
+       [](TrainingCase& c) { return is_small(c) && rotates(c) && change(c.wrong.rotates_keys, false); }},
+      {"rope-of-keys", "a model that rotates keys only",
+       [](TrainingCase& c) { return is_small(c) && rotates(c) && change(c.wrong.rotates_queries, false); }},
+      {"heads-in-turn", "query heads that share key/value heads in turn, instead of in groups",
+       [](TrainingCase& c) {
+         const bool differs = c.config.kv_heads > 1 && c.config.kv_heads < c.config.heads;
+         return is_small(c) && differs && change(c.wrong.heads_in_turn, true);
+       }},
+      {"micro-batch-scaled", "a step in which a micro-batch counts more or less than once",
+       [](TrainingCase& c) { return c.step.batches.size() > 1 && change(c.scaled, Index{0}); }, Where::micro_batches},
+      {"attention-window", "a model in which layers attend to a window",
+       [](TrainingCase& c) { return c.config.window == 0 && is_small(c); }, Where::windows},
+      {"label-smoothing", "a loss with label smoothing", is_small, Where::everywhere},
+      {"z-loss", "a loss with a z-loss, a multiple of log² of the softmax's denominator", is_small, Where::everywhere},
+      {"weight-decay", "a loss with weight decay of all parameters", is_small, Where::everywhere},
+      {"weight-decay-matrices", "a loss with weight decay of the matrices", is_small, Where::everywhere},
+      {"branch-attention", "another gradient of attention's output", is_small, Where::layers},
+      {"branch-attention-norm", "another gradient of attention's normed input", is_small, Where::layers},
+      {"branch-attention-input", "another gradient of attention's input, before its norm", is_small, Where::layers},
+      {"branch-attention-skip", "another gradient of the residual stream beside attention", is_small, Where::layers},
+      {"branch-queries", "another gradient of queries", is_small, Where::layers},
+      {"branch-keys", "another gradient of keys", is_small, Where::layers},
+      {"branch-scores", "another gradient of attention's scores", is_small, Where::layers},
+      {"branch-values", "another gradient of values", is_small, Where::layers},
+      {"branch-mlp", "another gradient of the MLP's output", is_small, Where::layers},
+      {"branch-mlp-norm", "another gradient of the MLP's normed input", is_small, Where::layers},
+      {"branch-mlp-input", "another gradient of the MLP's input, before its norm", is_small, Where::layers},
+      {"branch-mlp-skip", "another gradient of the residual stream beside the MLP", is_small, Where::layers},
+      {"branch-gate", "another gradient of the MLP's gate", is_small, Where::layers},
+      {"branch-up", "another gradient of what the MLP's gate multiplies", is_small, Where::layers},
+      {"branch-norms", "another gradient of the scale by which norms divide", is_small, Where::layers},
   };
   return all;
-}
-
-// A factor of the whole gradient, and what it means.
-struct Factor {
-  double value;
-  std::string meaning;
-};
-
-inline std::vector<Factor> factors_of(const RecordedStep& step) {
-  const auto batches = static_cast<double>(step.batches.size()), ranks = static_cast<double>(step.files);
-  double learned = 0, tokens = 0, padded = 0;
-  for (const RecordedBatch& b : step.batches) {
-    tokens += static_cast<double>(b.batch.size()), padded += static_cast<double>(b.padded_size);
-    for (const double factor : b.batch.advantages) learned += factor;
-  }
-  std::vector<Factor> factors = {{-1, "it has the wrong sign"}};
-  const auto add = [&](double value, const std::string& meaning) {
-    if (value != 1) factors.push_back({value, meaning});
-  };
-  if (step.reduction == Reduction::mean) {
-    const double outside = static_cast<double>(step.outside), labels = static_cast<double>(step.targets());
-    add(learned, "it is the sum over the learned tokens, not their mean");
-    add(learned / labels, "the loss is divided by the learned tokens, not by the sum of their weights");
-    add(learned / tokens, "the loss is divided by all tokens instead of the learned ones");
-    add(learned / padded, "the loss is divided by all positions, with padding, instead of the learned tokens");
-    add(learned / (learned + outside), "labels of documents' first tokens are counted, but nothing predicts them");
-    if (learned > 1) add(learned / (learned - 1), "the loss is divided by one learned token too few");
-    add(learned / (learned + 1), "the loss is divided by one learned token too many");
-  } else if (step.reduction == Reduction::sum) {
-    add(1 / learned, "it is the mean over the learned tokens, not their sum");
-  }
-  const std::string of_batches = std::to_string(step.batches.size()) + " micro-batches",
-                    of_ranks = std::to_string(step.files) + " ranks";
-  add(batches, "it is not divided by the " + of_batches);
-  add(1 / batches, "it is divided by the " + of_batches + " once too often");
-  add(ranks, "it is summed over the " + of_ranks + ", not averaged");
-  add(1 / ranks, "it is divided by the " + of_ranks + " once too often");
-  for (int power = 8; power <= 24; ++power)
-    add(std::ldexp(1, power), "a loss scale of " + std::to_string(1 << power) + " is left in it");
-  return factors;
 }
 
 }  // namespace streambp

@@ -138,13 +138,18 @@ inline Batch with_objective_data(Batch batch, const std::vector<double>& logp) {
 
 // The oracle's gradient, for the weights that fill(host, model) writes.
 template <class Fill>
-oracle::Result oracle_gradient(const Config& config, const Batch& batch, Fill&& fill, const Objective& objective = {}) {
+oracle::Result oracle_gradient(const Config& config, const Batch& batch, Fill&& fill, const oracle::LossOf& loss,
+                               const Wrong& wrong = {}) {
   Model<double> m{config, Tensors<double>(config)};
   std::list<std::vector<double>> memory;
   allocate(memory, table(config, m.weights));
   Cpu host(0);
   fill(host, m);
-  return oracle::gradient(config, m.weights, batch, oracle::loss_of(objective, batch));
+  return oracle::gradient(config, m.weights, batch, loss, wrong);
+}
+template <class Fill>
+oracle::Result oracle_gradient(const Config& config, const Batch& batch, Fill&& fill, const Objective& objective = {}) {
+  return oracle_gradient(config, batch, fill, oracle::loss_of(objective, batch));
 }
 
 }  // namespace streambp

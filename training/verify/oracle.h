@@ -66,9 +66,9 @@ struct LayerKind {
 inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenBatch& batch, const Layer<Number>& w,
                        Array x) {
   auto head = [&](Array a, Index h) { return columns(a, h * c.head_dim, c.head_dim); };
-  auto norm_and_rope = [&](Array y, Array norm_weight, double beta) {
+  auto norm_and_rope = [&](Array y, Array norm_weight, double beta, bool rotates) {
     if (c.qk_norm == QkNorm::heads) y = norm(tape, c, Norm::rms, y, norm_weight);
-    if (kind.rotates) y = rope(tape, c, kind.local, batch.positions, y, beta);
+    if (kind.rotates && rotates) y = rope(tape, c, kind.local, batch.positions, y, beta);
     if (c.qk_norm == QkNorm::heads_after_rope) y = norm(tape, c, Norm::rms, y, norm_weight);
     return y;
   };
@@ -76,13 +76,16 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
   Array k = linear(tape, x, w.keys());
   if (c.qk_norm == QkNorm::all) q = norm(tape, c, Norm::rms, q, w.q_norm.weight);
   if (c.qk_norm == QkNorm::all) k = norm(tape, c, Norm::rms, k, w.k_norm.weight);
-  const Array v = linear(tape, x, w.values());
+  const Array v = branch(tape, "branch-values", linear(tape, x, w.values()));
   Array sum = tape.zeros(x.rows, c.hidden);
   for (Index h = 0; h < c.heads; ++h) {
-    const Index shared = h / (c.heads / c.kv_heads);
-    const Array q_h = norm_and_rope(head(q, h), w.q_norm.weight, c.rope_scaling.query_beta);
-    const Array k_h = norm_and_rope(head(k, shared), w.k_norm.weight, 0);
-    Array s = product(tape, q_h, transpose(k_h));
+    const Index shared = tape.wrong.heads_in_turn ? h % c.kv_heads : h / (c.heads / c.kv_heads);
+    const Array q_h =
+        branch(tape, "branch-queries",
+               norm_and_rope(head(q, h), w.q_norm.weight, c.rope_scaling.query_beta, tape.wrong.rotates_queries));
+    const Array k_h =
+        branch(tape, "branch-keys", norm_and_rope(head(k, shared), w.k_norm.weight, 0, tape.wrong.rotates_keys));
+    Array s = branch(tape, "branch-scores", product(tape, q_h, transpose(k_h)));
     if (c.score_cap > 0) s = soft_cap(tape, s, c.score_cap * score_root(c));
     const Array p = attention_softmax(tape, c, kind.local, batch, s);
     const Array attended = product(tape, p, head(v, shared));
@@ -94,9 +97,9 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
 
 // down(f(gate(x)) * up(x)), without a gate down(f(up(x)))
 inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
-  const Array up = linear(tape, x, w.ups());
+  const Array up = branch(tape, "branch-up", linear(tape, x, w.ups()));
   if (!c.gated()) return linear(tape, activation(tape, c.mlp_kind, up), w.down);
-  const Array gate = activation(tape, c.mlp_kind, linear(tape, x, w.gate));
+  const Array gate = activation(tape, c.mlp_kind, branch(tape, "branch-gate", linear(tape, x, w.gate)));
   return linear(tape, multiply(tape, gate, up), w.down);
 }
 
@@ -108,13 +111,18 @@ inline Array layer(Tape& tape, const Config& c, LayerKind kind, const TokenBatch
   const auto normed = [&](Array y, const NormWeights<Number>& weights) {
     return c.pre_norms ? norm(tape, c, c.norm, y, weights.weight, weights.bias) : y;
   };
-  const Array x_norm = normed(x, w.attention_norm);
+  const Array x_norm =
+      branch(tape, "branch-attention-norm", normed(branch(tape, "branch-attention-input", x), w.attention_norm));
   Array attended = attention(tape, c, kind, batch, w, x_norm);
   if (c.post_norms) attended = norm(tape, c, c.norm, attended, w.post_attention_norm.weight);
-  const Array h = add(tape, x, scaled(attended));
-  Array y = mlp(tape, c, w, c.parallel ? x_norm : normed(h, w.mlp_norm));
+  const Array h =
+      add(tape, branch(tape, "branch-attention-skip", x), scaled(branch(tape, "branch-attention", attended)));
+  const auto own_norm = [&] {
+    return branch(tape, "branch-mlp-norm", normed(branch(tape, "branch-mlp-input", h), w.mlp_norm));
+  };
+  Array y = mlp(tape, c, w, c.parallel ? x_norm : own_norm());
   if (c.post_norms) y = norm(tape, c, c.norm, y, w.post_mlp_norm.weight);
-  return add(tape, h, scaled(y));
+  return add(tape, branch(tape, "branch-mlp-skip", h), scaled(branch(tape, "branch-mlp", y)));
 }
 
 // The logits of every token: N x vocab.
@@ -126,8 +134,10 @@ inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const T
   for (std::size_t l = 0; l < w.layers.size(); ++l) {
     const bool local = c.window > 0 && (c.local.empty() || c.local[l]);
     const bool rotates = c.positions == Positions::rope && (c.without_rope.empty() || !c.without_rope[l]);
+    tape.layer = static_cast<Index>(l);
     x = layer(tape, c, {local, rotates}, batch, w.layers[l], x);
   }
+  tape.layer = -1;
   x = norm(tape, c, c.norm, x, w.norm.weight, w.norm.bias);
   Array logits = linear(tape, x, c.tied ? w.embedding.tokens : w.head.weight);
   logits = multiply(tape, logits, tape.constant(logits.rows, logits.cols, c.logit_scale));
@@ -167,11 +177,13 @@ inline LossOf linear(const std::vector<double>& w) {
   };
 }
 
-// The loss and its gradient.
+// The loss and its gradient; with `wrong`, what a wrong trainer has instead.
 template <class T>
-Result gradient(const Config& c, Tensors<T>& weights, const TokenBatch& batch, const LossOf& loss_of) {
+Result gradient(const Config& c, Tensors<T>& weights, const TokenBatch& batch, const LossOf& loss_of,
+                const Wrong& wrong = {}) {
   validate(c, batch);
   Tape tape;
+  tape.wrong = wrong;
   Tensors<Number> copies = copy(tape, c, weights);
   const Array logits = model(tape, c, batch, copies);
   const Array logp = log_probability(tape, logits, batch.targets);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "model/stream.h"
+#include "training/verify/wrong.h"
 
 namespace streambp::oracle {
 
@@ -47,6 +48,8 @@ inline Array repeat(Array row, Index rows) { return {row.data, rows, row.cols, 0
 struct Tape {
   std::vector<std::vector<Number>> numbers;
   std::vector<std::function<void()>> steps;
+  Wrong wrong = {};  // the oracle is right unless it is asked not to be
+  Index layer = -1;  // in which operations are recorded
 
   Array zeros(Index rows, Index cols) {
     return {numbers.emplace_back(static_cast<std::size_t>(rows * cols)).data(), rows, cols, cols, 1};
@@ -94,6 +97,20 @@ inline Array multiply(Tape& tape, Array a, Array b) {
         b(t, i).grad += y(t, i).grad * a(t, i).value;
       }
     }
+  });
+  return y;
+}
+
+// y = x        dx += dy, in a wrong trainer a multiple of it
+inline Array branch(Tape& tape, const char* name, Array x) {
+  const double factor = 1 - tape.wrong.strength_of(name, tape.layer);
+  if (factor == 1 || x.rows == 0) return x;
+  const Array y = tape.zeros(x.rows, x.cols);
+  for (Index t = 0; t < y.rows; ++t)
+    for (Index i = 0; i < y.cols; ++i) y(t, i).value = x(t, i).value;
+  tape.on_the_way_back([=] {
+    for (Index t = 0; t < y.rows; ++t)
+      for (Index i = 0; i < y.cols; ++i) x(t, i).grad += factor * y(t, i).grad;
   });
   return y;
 }
@@ -146,7 +163,7 @@ inline Array look_up(Tape& tape, Array table, const std::vector<std::int32_t>& r
 // dx += (dy - mean(dy) - y mean(dy * y)) / σ, without mean(dy) in RMSNorm
 inline Array standardise(Tape& tape, Norm kind, double epsilon, Array x) {
   const Array y = tape.zeros(x.rows, x.cols), sigma = tape.zeros(x.rows, 1);
-  const double n = static_cast<double>(x.cols);
+  const double n = static_cast<double>(x.cols), kept = 1 - tape.wrong.strength_of("branch-norms", tape.layer);
   for (Index t = 0; t < x.rows; ++t) {
     double mu = 0, variance = 0;
     for (Index i = 0; i < x.cols; ++i) mu += kind == Norm::layer ? x(t, i).value / n : 0;
@@ -158,7 +175,7 @@ inline Array standardise(Tape& tape, Norm kind, double epsilon, Array x) {
     for (Index t = 0; t < x.rows; ++t) {
       double mean_dy = 0, mean_dy_y = 0;
       for (Index i = 0; i < x.cols; ++i) mean_dy += kind == Norm::layer ? y(t, i).grad / n : 0;
-      for (Index i = 0; i < x.cols; ++i) mean_dy_y += y(t, i).grad * y(t, i).value / n;
+      for (Index i = 0; i < x.cols; ++i) mean_dy_y += kept * y(t, i).grad * y(t, i).value / n;
       for (Index i = 0; i < x.cols; ++i) {
         x(t, i).grad += (y(t, i).grad - mean_dy - y(t, i).value * mean_dy_y) / sigma(t, 0).value;
       }
@@ -255,8 +272,10 @@ inline double log_sum_exp(Array x, Index t) {
 }
 
 // Does token i attend to token j? Not to the future, other documents, or tokens outside the window.
-inline bool visible(const Config& c, bool local, const TokenBatch& batch, Index i, Index j) {
-  return batch.key_begin[i] <= j && j <= i && (!local || i - j < c.window);
+inline bool visible(const Config& c, bool local, const TokenBatch& batch, Index i, Index j, Wrong::Sees sees) {
+  const bool future = sees == Wrong::Sees::everything || (sees == Wrong::Sees::next && j == i + 1);
+  const bool hidden = sees == Wrong::Sees::before && j == i && i > batch.key_begin[i];
+  return batch.key_begin[i] == batch.key_begin[j] && (j <= i || future) && !hidden && (!local || i - j < c.window);
 }
 
 // y = cap tanh(x / cap)        dx += dy (1 - tanh²)
@@ -286,7 +305,8 @@ inline Array attention_softmax(Tape& tape, const Config& c, bool local, const To
   const double root = score_root(c);
   constexpr double never = -std::numeric_limits<double>::infinity();
   for (Index i = 0; i < s.rows; ++i) {
-    for (Index j = 0; j < s.cols; ++j) p(i, j).value = visible(c, local, batch, i, j) ? s(i, j).value / root : never;
+    for (Index j = 0; j < s.cols; ++j)
+      p(i, j).value = visible(c, local, batch, i, j, tape.wrong.sees) ? s(i, j).value / root : never;
     const double total = log_sum_exp(p, i);
     for (Index j = 0; j < s.cols; ++j) p(i, j).value = std::exp(p(i, j).value - total);
   }
@@ -307,13 +327,16 @@ inline Array log_probability(Tape& tape, Array logits, const std::vector<std::in
   for (Index t = 0; t < logits.rows; ++t) {
     if (target[t] >= 0) logp(t, 0).value = logits(t, target[t]).value - log_sum_exp(logits, t);
   }
+  const double smoothed = tape.wrong.strength_of("label-smoothing"), z = tape.wrong.strength_of("z-loss"),
+               every = smoothed / static_cast<double>(logits.cols);
   tape.on_the_way_back([=] {
     for (Index t = 0; t < logits.rows; ++t) {
       if (target[t] < 0) continue;
       const double total = log_sum_exp(logits, t);
       for (Index v = 0; v < logits.cols; ++v) {
         const double softmax = std::exp(logits(t, v).value - total);
-        logits(t, v).grad += logp(t, 0).grad * ((v == target[t] ? 1 : 0) - softmax);
+        const double wanted = (v == target[t] ? 1 - smoothed : 0) + every;
+        logits(t, v).grad += logp(t, 0).grad * (wanted - softmax - 2 * z * total * softmax);
       }
     }
   });

@@ -3,76 +3,12 @@
 #pragma once
 
 #include "data/files/recorded_gradient.h"
-#include "training/verify/case_gradients.h"
+#include "training/verify/comparison.h"
+#include "training/verify/factors.h"
+
+#include <numeric>
 
 namespace streambp {
-
-// The values of each tensor; fused ones part after part.
-using Gradient = std::map<std::string, std::vector<double>>;
-
-inline Gradient by_name(CaseGradients::Result from) {
-  Gradient result;
-  for (std::size_t i = 0; i < from.values.size(); ++i) {
-    std::vector<double>& all = result[from.parameters[i].name];
-    if (all.empty()) {
-      all = std::move(from.values[i]);  // of a large model there is no room for a copy
-    } else {
-      all.insert(all.end(), from.values[i].begin(), from.values[i].end());
-    }
-  }
-  return result;
-}
-
-// Inner products of a recorded tensor and ours.
-struct Products {
-  double ours = 0, theirs = 0, both = 0, difference = 0;  // squares of the norms, ⟨theirs, ours⟩, ‖theirs - ours‖²
-
-  Products() = default;
-  Products(const std::vector<double>& a, const std::vector<double>& b) {
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      theirs += a[i] * a[i], ours += b[i] * b[i], both += a[i] * b[i];
-      difference += (a[i] - b[i]) * (a[i] - b[i]);
-    }
-  }
-  Products& operator+=(const Products& more) {
-    ours += more.ours, theirs += more.theirs, both += more.both, difference += more.difference;
-    return *this;
-  }
-  double distance() const { return distance(1); }
-  // ‖theirs - factor ours‖ / ‖factor ours‖
-  double distance(double factor) const {
-    if (factor == 1) return ratio(difference, ours);
-    return ratio(std::max(theirs - 2 * factor * both + factor * factor * ours, 0.0), factor * factor * ours);
-  }
-  double cosine() const { return theirs > 0 && ours > 0 ? both / std::sqrt(theirs) / std::sqrt(ours) : 0; }
-  double norm_ratio() const { return ratio(theirs, ours); }
-  double best_factor() const { return ours > 0 ? both / ours : 0; }
-
- private:
-  static double ratio(double a, double b) { return b > 0 ? std::sqrt(a / b) : a > 0 ? INFINITY : 0; }
-};
-
-// The largest part of a gradient that a verdict leaves to rounding in its scale, or of a tensor in sums in bfloat16.
-constexpr double kMostRounding = 0.05;
-
-// The error that a type of weights, activations and gradient has on this batch: ‖rounded - exact‖ of each tensor.
-struct Rounding {
-  const char* name;
-  bool of_sums;    // also that of adding micro-batches in bfloat16, which grows with their number
-  double allowed;  // times this error: other trainers sum in other orders and round elsewhere
-  std::map<std::string, double> error;
-};
-
-struct Explanation {
-  std::vector<const Defect*> defects;  // none: a factor alone
-  double factor = 1;
-  std::string factor_meaning = "";  // empty: 1
-  double distance = 0;              // of what is compared, after the factor
-  std::size_t rounding = 0;         // which type explains the rest
-  bool clipped = false;
-  bool named() const { return factor == 1 || !factor_meaning.empty(); }
-  bool only_clipped() const { return defects.empty() && clipped; }
-};
 
 class Referee {
  public:
@@ -190,6 +126,23 @@ class Referee {
     return found;
   }
 
+  // The tensor in which a gradient first goes wrong, in the order of backward.
+  const std::string& first_wrong() const {
+    return *std::ranges::find_if(order_, [&](const std::string& n) { return explained_by(n) == roundings_.size(); });
+  }
+  // The least and the largest factor, if every tensor is right up to one and the factors differ.
+  std::optional<std::pair<double, double>> factors_of_tensors() const {
+    double least = INFINITY, most = -INFINITY;
+    for (const std::string& name : order_) {
+      const Products& p = products_.at(name);
+      const double factor = p.best_factor();
+      if (p.ours == 0 || !(p.distance(factor) <= limit({name}, roundings_.size() - 1))) return {};
+      least = std::min(least, factor), most = std::max(most, factor);
+    }
+    if (!(least > 0 && most > 1.2 * least) || order_.size() < 3) return {};
+    return std::pair(least, most);
+  }
+
   // A tied embedding's gradient is a sum of two: the head's part is dense, and the embedding's has rows of the tokens that
   // the step reads. Which of them is wrong, if everything else is right?
   enum class TiedPart { none, head, embedding };
@@ -224,23 +177,28 @@ class Referee {
   std::vector<Explanation> explain(const OnTry& on_try) {
     std::vector<Explanation> found;
     bool goes_on = true;
-    const auto test = [&](std::vector<const Defect*> defects) {
+    const auto test = [&](std::vector<const Defect*> defects, bool by_oracle = false) {
       TrainingCase c = correct_;
       std::string name;
       for (const Defect* defect : defects) {
         if (!defect->apply(c)) return;
         name += (name.empty() ? "" : " and ") + std::string(defect->name);
       }
+      const bool solved = std::ranges::any_of(defects, [](const Defect* d) { return d->solved.has_value(); });
+      if (c.needs_oracle() != by_oracle || (solved && defects.size() > 1)) return;
       if (!(goes_on = on_try(name, !found.empty()))) return;
-      if (auto explanation = matches(c, std::move(defects))) found.push_back(*explanation);
+      auto explanation = solved ? solve(*defects[0], c) : matches(c, std::move(defects));
+      if (explanation) found.push_back(*explanation);
     };
     const std::vector<Defect>& all = all_defects();
+    const auto named = [&] { return std::ranges::any_of(found, &Explanation::named); };
     test({});
     for (std::size_t i = 0; i < all.size() && goes_on; ++i) test({&all[i]});
-    if (std::ranges::none_of(found, &Explanation::named)) {
-      for (std::size_t i = 0; i < all.size() && goes_on; ++i)
-        for (std::size_t j = i + 1; j < all.size() && goes_on; ++j) test({&all[i], &all[j]});
-    }
+    const bool single = named();
+    for (std::size_t i = 0; i < all.size() && goes_on && !single; ++i)
+      for (std::size_t j = i + 1; j < all.size() && goes_on; ++j) test({&all[i], &all[j]});
+    for (std::size_t i = 0; i < all.size() && goes_on && !named(); ++i) test({&all[i]}, true);
+    if (found.empty() && partly_.leading > 1) found.push_back(partly_);
     return best(std::move(found));
   }
 
@@ -269,6 +227,70 @@ class Referee {
     return roundings_[type].allowed * rounding(names, type);
   }
 
+  // The strength of a defect follows from the first tensor that it changes. Looks for it in every place that can change
+  // the first wrong tensor.
+  std::optional<Explanation> solve(const Defect& defect, TrainingCase c) {
+    for (const Index place : places_of(*defect.solved)) {
+      (defect.solved == Where::micro_batches ? c.scaled : c.wrong.layer) = place;
+      if (defect.solved == Where::windows) c.wrong = {}, c.config.window = place;
+      c.wrong.strength = 1;
+      const double solved = defect.solved == Where::windows ? 1 : strength_of(c);
+      for (const double strength : {std::copysign(rounded_limit(std::abs(solved)), solved), solved}) {
+        c.wrong.strength = strength;
+        auto found = solved == 0 ? std::nullopt : matches(c, {&defect});
+        if (!found) continue;
+        const std::string where = std::to_string(place);
+        found->detail =
+            defect.solved == Where::windows ? ", of " + where + " tokens"
+            : c.scaled >= 0                 ? ", micro-batch " + where + " " + shown_number(1 + strength) + " times"
+            : defect.solved == Where::everywhere
+                ? ", of strength " + shown_number(strength)
+                : ", times " + shown_number(1 - strength) + (place < 0 ? ", in all layers" : ", in layer " + where);
+        return found;
+      }
+    }
+    return {};
+  }
+
+  std::vector<Index> places_of(Where where) const {
+    const Index layer = layer_of(first_wrong()), layers = correct_.config.layers;
+    Index first = -1, last = -1;
+    if (where == Where::micro_batches) first = 0, last = micro_batches() - 1;
+    if (where == Where::windows) first = 1, last = correct_.step.longest() - 1;
+    std::vector<Index> places(static_cast<std::size_t>(std::max(last - first + 1, Index{0})));
+    std::iota(places.begin(), places.end(), first);
+    if (where == Where::layers)
+      for (Index l = layer; l <= std::min(layer + 1, layers - 1); ++l) places.push_back(l);
+    return places;
+  }
+
+  // Least squares of theirs - right = strength (wrong - right) in the first tensor that differs; 0: theirs is right there.
+  double strength_of(const TrainingCase& c) {
+    const std::set<std::string> only = c.scaled >= 0 ? head_vectors() : std::set<std::string>();
+    Gradient& right = right_[c.scaled >= 0];
+    if (right.empty()) right = by_name(gradients_.compute(correct_, {DType::f32}, only));
+    const Gradient wrong = by_name(gradients_.compute(c, {DType::f32}, only));
+    for (const std::string& name : order_) {
+      if (!wrong.contains(name) || Products(wrong.at(name), right.at(name)).distance() <= limit({name}, 0)) continue;
+      const std::vector<double> theirs = recorded_.values(parts_.at(name));
+      double both = 0, change = 0;
+      for (std::size_t i = 0; i < theirs.size(); ++i) {
+        const double d = wrong.at(name)[i] - right.at(name)[i];
+        both += (theirs[i] - right.at(name)[i]) * d, change += d * d;
+      }
+      return explained_by(name) == 0 ? 0 : both / change;
+    }
+    return 0;
+  }
+
+  Index layer_of(const std::string& name) const {
+    Tensors<float> none(correct_.config);
+    for (Index l = 0; l < correct_.config.layers; ++l)
+      for (const auto& e : layer_table(correct_.config, l, none.layers[static_cast<std::size_t>(l)]))
+        if (e.parameter.name == name) return l;
+    return parameter(name).name == parameters_of(correct_.config).front().name ? 0 : correct_.config.layers - 1;
+  }
+
   // Those with the smallest rounding, and of these the simplest.
   static std::vector<Explanation> best(std::vector<Explanation> found) {
     const auto rank = [](const Explanation& e) {
@@ -284,12 +306,16 @@ class Referee {
   // the loss or of forward changes its gradient, which needs no backward pass through the layers. float32 is enough for
   // the search: its error is smaller than what a trainer in float32 is allowed.
   std::optional<Explanation> matches(const TrainingCase& c, std::vector<const Defect*> defects) {
+    const std::set<std::string> first = head_vectors();
+    if (!c.needs_oracle() && !first.empty() && !test(c, first, defects)) return {};
+    return test(c, {}, std::move(defects));
+  }
+  std::set<std::string> head_vectors() const {
     std::set<std::string> first;
     Tensors<float> none(correct_.config);
     for (const auto& e : head_table(correct_.config, none))
       if (e.parameter.vector() && parts_.contains(e.parameter.name)) first.insert(e.parameter.name);
-    if (!first.empty() && !test(c, first, defects)) return {};
-    return test(c, {}, std::move(defects));
+    return first;
   }
 
   // The best factor for these tensors, or for all of them.
@@ -306,9 +332,17 @@ class Referee {
     const auto test = [&](double factor, const std::string& meaning, bool clipped = false) {
       Explanation e{defects, factor, meaning, sum.distance(factor)};
       e.clipped = clipped;
-      for (const auto& [name, products] : tensors)
-        e.rounding = std::max(e.rounding, explained_by({name}, products.distance(factor)));
+      std::size_t leading = 0;
+      for (const std::string& name : order_) {
+        if (!tensors.contains(name)) continue;
+        const std::size_t type = explained_by({name}, tensors.at(name).distance(factor));
+        leading += e.rounding < roundings_.size() && type < roundings_.size();
+        e.rounding = std::max(e.rounding, type);
+      }
       if (e.rounding < (result ? result->rounding : roundings_.size())) result = e;
+      if (!only.empty() || explained_by(order_.front()) < roundings_.size() || !e.named() || leading <= partly_.leading)
+        return;
+      partly_ = e, partly_.leading = leading, partly_.rounding = roundings_.size() - 1;
     };
     test(1, "");
     for (const Factor& f : factors(c.step)) test(f.value, f.meaning);
@@ -348,6 +382,8 @@ class Referee {
   Gradient exact_;
   std::map<std::string, Products> products_;
   std::vector<Rounding> roundings_;
+  std::map<bool, Gradient> right_;  // in float32, all of it or of the last norm
+  Explanation partly_;              // the best that explains only the first tensors
 };
 
 }  // namespace streambp

@@ -1,0 +1,77 @@
+// How a recorded gradient differs from another one, and what explains it.
+#pragma once
+
+#include "training/verify/case_gradients.h"
+
+namespace streambp {
+
+// The values of each tensor; fused ones part after part.
+using Gradient = std::map<std::string, std::vector<double>>;
+
+inline Gradient by_name(CaseGradients::Result from) {
+  Gradient result;
+  for (std::size_t i = 0; i < from.values.size(); ++i) {
+    std::vector<double>& all = result[from.parameters[i].name];
+    if (all.empty()) {
+      all = std::move(from.values[i]);  // of a large model there is no room for a copy
+    } else {
+      all.insert(all.end(), from.values[i].begin(), from.values[i].end());
+    }
+  }
+  return result;
+}
+
+// Inner products of a recorded tensor and ours.
+struct Products {
+  double ours = 0, theirs = 0, both = 0, difference = 0;  // squares of the norms, ⟨theirs, ours⟩, ‖theirs - ours‖²
+
+  Products() = default;
+  Products(const std::vector<double>& a, const std::vector<double>& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      theirs += a[i] * a[i], ours += b[i] * b[i], both += a[i] * b[i];
+      difference += (a[i] - b[i]) * (a[i] - b[i]);
+    }
+  }
+  Products& operator+=(const Products& more) {
+    ours += more.ours, theirs += more.theirs, both += more.both, difference += more.difference;
+    return *this;
+  }
+  double distance() const { return distance(1); }
+  // ‖theirs - factor ours‖ / ‖factor ours‖
+  double distance(double factor) const {
+    if (factor == 1) return ratio(difference, ours);
+    return ratio(std::max(theirs - 2 * factor * both + factor * factor * ours, 0.0), factor * factor * ours);
+  }
+  double cosine() const { return theirs > 0 && ours > 0 ? both / std::sqrt(theirs) / std::sqrt(ours) : 0; }
+  double norm_ratio() const { return ratio(theirs, ours); }
+  double best_factor() const { return ours > 0 ? both / ours : 0; }
+
+ private:
+  static double ratio(double a, double b) { return b > 0 ? std::sqrt(a / b) : a > 0 ? INFINITY : 0; }
+};
+
+// The largest part of a gradient that a verdict leaves to rounding in its scale, or of a tensor in sums in bfloat16.
+constexpr double kMostRounding = 0.05;
+
+// The error that a type of weights, activations and gradient has on this batch: ‖rounded - exact‖ of each tensor.
+struct Rounding {
+  const char* name;
+  bool of_sums;    // also that of adding micro-batches in bfloat16, which grows with their number
+  double allowed;  // times this error: other trainers sum in other orders and round elsewhere
+  std::map<std::string, double> error;
+};
+
+struct Explanation {
+  std::vector<const Defect*> defects;  // none: a factor alone
+  double factor = 1;
+  std::string factor_meaning = "";  // empty: 1
+  double distance = 0;              // of what is compared, after the factor
+  std::size_t rounding = 0;         // which type explains the rest
+  bool clipped = false;
+  std::string detail = "";  // the strength of the defect and its place
+  std::size_t leading = 0;  // tensors, in the order of backward, if it explains no more than these
+  bool named() const { return factor == 1 || !factor_meaning.empty(); }
+  bool only_clipped() const { return defects.empty() && clipped; }
+};
+
+}  // namespace streambp

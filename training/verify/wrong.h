@@ -1,0 +1,28 @@
+// What a wrong trainer computes otherwise than the model says, where no other step or configuration is the same. The
+// oracle computes it (oracle.h).
+#pragma once
+
+#include <string>
+
+#include "kernels/base/matrix.cuh"
+
+namespace streambp {
+
+struct Wrong {
+  enum class Sees { past, everything, before, next } sees = Sees::past;  // what a token attends to in its document
+  bool rotates_queries = true, rotates_keys = true;
+  bool heads_in_turn = false;  // query heads share key/value heads in turn, instead of in groups
+  // Where backward is wrong, or what is added; in one layer or in all (-1). Of strength 0 nothing, of 1 completely:
+  // backward multiplies a branch's gradient by 1 - strength.
+  std::string what = {};
+  Index layer = -1;
+  double strength = 1;
+
+  bool operator==(const Wrong&) const = default;
+
+  double strength_of(const char* name, Index in_layer = -1) const {
+    return what == name && (layer < 0 || layer == in_layer) ? strength : 0;
+  }
+};
+
+}  // namespace streambp
