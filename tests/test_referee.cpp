@@ -297,8 +297,7 @@ TEST_F(SmallReferees, SolveForTheStrengthAndThePlaceOfADefect) {
                                                     {"branch-mlp-skip", -1, -1.0, "times 2, in all layers"},
                                                     {"micro-batch-scaled", 1, 1.0, "micro-batch 1 2 times"},
                                                     {"attention-window", 3, 1.0, "of 3 tokens"},
-                                                    {"heads-in-turn", -1, 1.0, ""},
-                                                    {"attention-peeks", -1, 1.0, ""}}) {
+                                                    {"heads-in-turn", -1, 1.0, ""}}) {
     TrainingCase wrong = correct;
     ASSERT_TRUE(named(name).apply(wrong)) << name;
     wrong.wrong.strength = strength;
@@ -316,6 +315,7 @@ TEST_F(SmallReferees, SolveForTheStrengthAndThePlaceOfADefect) {
 
 // Of a pair of which only one is known, that one is named, with the last tensor that it explains.
 TEST_F(SmallReferees, NameTheKnownHalfOfAPair) {
+  correct.step.batches = {correct.step.batches[1], correct.step.batches[2]}, correct.step.files = 1;
   TrainingCase means = correct;
   ASSERT_TRUE(named("micro-batch-means").apply(means));
   CaseGradients::Result wrong = in_float32(means);
