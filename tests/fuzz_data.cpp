@@ -171,7 +171,7 @@ TEST_F(Fuzz, ChatAndGeneration) {
        {"config.json", R"({"model_type": "llama", "eos_token_id": [2, 1]})"},
        {"generation_config.json", R"({"do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 20})"}},
       {{"tokenizer_config.json",
-        R"({"chat_template": [{"name": "default", "template": "{{ x }}"}], "bos_token": "{bos}"})"},
+        R"({"chat_template": [{"name": "default", "template": "{{ messages[1].content }}"}], "bos_token": "{bos}"})"},
        {"special_tokens_map.json", R"({"bos_token": "<s>", "eos_token": "</s>"})"}},
       {{"chat_template.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}"},
        {"generation_config.json", R"({"eos_token_id": 2})"}},
