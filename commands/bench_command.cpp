@@ -352,7 +352,9 @@ class BenchCommand : public Command {
 
   // Shows the cost of algorithms that do not split sums.
   void print_products() {
-    print("\ncuBLASLt matrix products, with 32 MiB of workspace, and with its own choice of algorithm in addition:\n");
+    print(
+        "\ncuBLASLt matrix products of the first length, with 32 MiB of workspace, and with its own choice of "
+        "algorithm in addition:\n");
     TextTable table({"product", "GFLOP/s", "waves", "with workspace", "free choice", "waves", "ratio"});
     for (const ProductTiming& p : products) {
       table.add({p.name, format("%.1f", p.ours.rate / 1e9), format("%.2f", p.ours.waves),

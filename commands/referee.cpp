@@ -110,7 +110,7 @@ class Report {
         " may explain it. Record one " +
         (many ? format("of at most %ld micro-batches, or add them in float32.", Referee::most_sums())
               : "that is computed in float32."));
-    json_["undecided"] = true;
+    json_["verdict"] = "undecided";
   }
 
   void clipped(const Explanation& e) const {
@@ -155,8 +155,8 @@ class Report {
   }
 
   void stale() const {
-    say("Explained: the gradient was not zero before the first forward pass of the step. Is zero_grad() missing?");
-    json_["explanation"] = {{"began_with", "a gradient"}};
+    say("The gradient was not zero before the first forward pass of the step. Is zero_grad() missing?");
+    json_["began_with"] = "a gradient";
   }
 
   void factors(double least, double most) const {
@@ -257,12 +257,13 @@ class Report {
 Verdict search(Referee& referee, Report& report, double minutes) {
   const auto start = std::chrono::steady_clock::now();
   int tried = 0;
+  std::string last;
   bool in_time = true;
   const std::vector<Explanation> found = referee.explain([&](const std::string& defects, bool has_one) {
     show_work(defects.empty() ? "factors" : format("%d defects tried; now ", tried) + defects);
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
     in_time = passed.count() < 60 * (has_one ? std::min(minutes, kMoreMinutes) : minutes);
-    if (in_time && !defects.empty()) ++tried;
+    if (in_time && std::exchange(last, defects) != defects) ++tried;
     return in_time;
   });
   show_work("");
@@ -380,12 +381,13 @@ Verdict RefereeOptions::judge(Referee referee, CaseGradients::Result exact, cons
   if (const auto part = referee.wrong_tied_part(); part != Referee::TiedPart::none)
     return report.wrong(), report.tied(part), Verdict::wrong;
   if (const auto multiple = referee.multiple()) return report.wrong(), report.multiple(*multiple), Verdict::wrong;
-  if (recorded.began_with_a_gradient()) return report.wrong(), report.stale(), Verdict::wrong;
   if (referee.products(referee.first_wrong()).theirs == 0)
     return report.wrong(), report.zero(referee.first_wrong()), Verdict::wrong;
   if (const auto factors = referee.factors_of_tensors())
     return report.wrong(), report.factors(factors->first, factors->second), Verdict::wrong;
-  return search(referee, report, minutes_);
+  const Verdict verdict = search(referee, report, minutes_);
+  if (verdict == Verdict::wrong && recorded.began_with_a_gradient()) report.stale();
+  return verdict;
 }
 
 }  // namespace streambp

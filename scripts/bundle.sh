@@ -74,7 +74,7 @@ done
 cp scripts/gpu_{day,report,steps}.sh scripts/compare_{torch,decoding}.py scripts/torch_jobs.py "$partial/scripts/"
 mkdir "$partial/tests"
 cp -r tests/golden "$partial/tests/"
-git rev-parse HEAD > "$partial/commit" 2> /dev/null || echo unknown > "$partial/commit"
+git describe --always --dirty --abbrev=40 > "$partial/commit" 2> /dev/null || echo unknown > "$partial/commit"
 echo "$version" > "$partial/cuda"
 mv "$partial" "$bundle"
 du -sh "$bundle"

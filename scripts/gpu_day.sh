@@ -20,10 +20,7 @@ lengths=(4096 32768) layer=16384 long=131072 chunk=4096
 [ -z "${STREAMBP_SMALL_GPU:-}" ] || lengths=(300 600) layer=600 long=900 chunk=4096
 
 one_layer() { # NAME HEADS HEAD-DIM
-  local shape
-  shape=$(qwen3 8B 1)
-  [ -n "${STREAMBP_SMALL_GPU:-}" ] || shape="$shape --heads $2 --head-dim $3"
-  bench "$1" 30 $shape --length $layer --chunk $chunk --mode stream --repeat 3 --profile
+  bench "$1" 30 $(qwen3 8B 1 "$2" "$3") --length $layer --chunk $chunk --mode stream --repeat 3 --profile
 }
 
 # What one launch after the other, and cuBLASLt's log, say about a command that failed.
@@ -41,7 +38,7 @@ again() {
 
 correct() {
   local dtype test verify=("$bin/streambp" verify --device cuda --length 300 --tile 256)
-  step machine 10 sh -c 'nvidia-smi; lscpu; head -5 /proc/meminfo; uname -a; ldd "$STREAMBP_BINARY"; nvcc --version'
+  step machine 10 sh -c 'nvidia-smi; lscpu; head -5 /proc/meminfo; uname -a; ldd "$STREAMBP_BINARY"; nvcc --version; true'
   step devices 20 "$bin/streambp" devices
   for dtype in f32 bf16; do
     step verify-$dtype 30 "${verify[@]}" --dtype $dtype && continue
@@ -68,14 +65,14 @@ speed() {
         --keep nothing attention=near --repeat 2
     done
   done
-  for size in 0.6B 4B 8B; do
-    bench "$size-long" 25 $(qwen3 $size 1) --length $long --chunk $chunk --mode stream --repeat 1
-  done
   step torch-attention 40 python3 scripts/torch_jobs.py '{"do": "attention", "length": '$layer', "widths": [64, 128, 256]}'
-  step ncu 40 ncu --clock-control none --set full --kernel-name regex:flash --launch-count 6 -f -o "$out/ncu" \
+  step ncu 40 ncu --clock-control none --set full --kernel-name regex:flash --launch-skip 3 --launch-count 4 -f -o "$out/ncu" \
     "$bin/streambp" bench --device cuda $(qwen3 8B 1) --length $layer --chunk $chunk --mode stream --repeat 1
   step compare-torch 80 python3 scripts/compare_torch.py --streambp "$bin/streambp" --model qwen3-0.6b --length 8192 --chunk $chunk \
     --only torch-checkpoint torch-chunked stream --skip-agreement --limit 40 --json "$work/bench/compare-torch.json"
+  for size in 0.6B 4B 8B; do
+    bench "$size-long" 25 $(qwen3 $size 1) --length $long --chunk $chunk --mode stream --repeat 1
+  done
 }
 
 rest() {

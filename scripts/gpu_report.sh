@@ -29,8 +29,8 @@ if command -v compute-sanitizer > /dev/null; then
 fi
 
 # Fast
-for heads in "32 --head-dim 128" "64 --head-dim 64" "16 --head-dim 256"; do
-  bench "layer-of-${heads##* }" 60 $(qwen3 8B 1) --heads $heads --length 16384 --mode full stream --repeat 3 --profile
+for heads in "32 128" "64 64" "16 256"; do
+  bench "layer-of-${heads#* }" 60 $(qwen3 8B 1 $heads) --length 16384 --mode full stream --repeat 3 --profile
 done
 bench adamw 60 --model qwen3-0.6b --length 2048 --mode stream --repeat 3 --profile
 bench qwen3-0.6b 150 --model qwen3-0.6b --length 8192 32768 --optimizer none --mode checkpoint stream --chunk 4096 --repeat 2

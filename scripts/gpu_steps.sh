@@ -19,6 +19,8 @@ begin() {
   trap 'rm -rf "$work"' EXIT
   mkdir "$work/logs" "$work/bench"
   : > "$work/steps"
+  about="$(basename "$0" .sh) of commit $(cat commit 2> /dev/null || git describe --always --dirty --abbrev=40 2> /dev/null),"
+  about+=" $(date -u '+%Y-%m-%d %H:%M') UTC, $(timeout -k 1 10 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null | head -1)"
   find_cublas
 }
 
@@ -76,18 +78,18 @@ bench() {
   step "$name" "$limit" "$bin/streambp" bench --device cuda --json "$work/bench/$name.json" "$@"
 }
 
-# The options of a model like Qwen3 of this size, with so many layers.
-qwen3() { # SIZE LAYERS
-  local shape
+# The options of a model like Qwen3 of this size, with so many layers, and with other heads if they are given.
+qwen3() { # SIZE LAYERS [HEADS HEAD-DIM]
+  local shape heads
   case $1 in
-    0.6B) shape="--hidden 1024 --heads 16 --mlp 3072 --tied yes" ;;
-    4B) shape="--hidden 2560 --heads 32 --mlp 9728 --tied yes" ;;
-    8B) shape="--hidden 4096 --heads 32 --mlp 12288 --tied no" ;;
+    0.6B) shape="--hidden 1024 --mlp 3072 --tied yes" heads=16 ;;
+    4B) shape="--hidden 2560 --mlp 9728 --tied yes" heads=32 ;;
+    8B) shape="--hidden 4096 --mlp 12288 --tied no" heads=32 ;;
   esac
   if [ -n "${STREAMBP_SMALL_GPU:-}" ]; then # a rehearsal with emulated GPU code
     echo "--family qwen3 --layers $2 --vocab 300 --hidden 64 --heads 4 --kv-heads 2 --head-dim 16 --mlp 96 --optimizer none"
   else
-    echo "--family qwen3 --layers $2 --vocab 151936 $shape --kv-heads 8 --head-dim 128 --optimizer none"
+    echo "--family qwen3 --layers $2 --vocab 151936 $shape --heads ${3:-$heads} --kv-heads 8 --head-dim ${4:-128} --optimizer none"
   fi
 }
 
@@ -100,7 +102,7 @@ names_of() { tr '/' '-' <<< "$1"; } # for a log
 #   gpu_tests NAME PROCESSES SECONDS FILTER: writes $work/NAME.passed, .skipped and .failed
 gpu_tests() {
   local name=$1 processes=$2 limit=$3 i part test
-  "$bin/test_gpu" --gtest_list_tests --gtest_filter="$4" 2> /dev/null |
+  timeout -k 5 20 "$bin/test_gpu" --gtest_list_tests --gtest_filter="$4" 2> /dev/null |
     awk '/^[^ ]/ { suite = $1; next } { print suite $1 }' > "$work/$name.all"
   [ -s "$work/$name.all" ] || { printf '%s\tFAILED, no such test\t0\n' "$name" >> "$work/steps" && return 1; }
   for ((i = 0; i < processes; ++i)); do
@@ -144,15 +146,15 @@ sanitize() {
 # --- The summary ---
 
 pack() {
-  summarise > "$out/summary.txt"
+  summarise > "$out/summary.txt.new"
+  mv "$out/summary.txt.new" "$out/summary.txt"
   tar -C "$work" -czf "$out/logs.tar.gz" logs
   tar -C "$work" -czf "$out/bench.tar.gz" bench
 }
 
 summarise() {
   local name said log
-  echo "$(basename "$0" .sh) of commit $(cat commit 2> /dev/null || git rev-parse HEAD 2> /dev/null), $(date -u '+%Y-%m-%d %H:%M') UTC," \
-    "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null | head -1), $((SECONDS - started)) s"
+  echo "$about, $((SECONDS - started)) s"
   awk -F '\t' '!/-alone-.*\tok/ { printf "%5d s  %-42s %s\n", $3, $1, $2 }' "$work/steps"
   for name in "$work"/*.all; do
     [ -e "$name" ] || continue

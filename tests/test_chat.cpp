@@ -117,6 +117,9 @@ TEST_F(LearnedTurns, HaveMarksOfReasoningAsTokens) {
     EXPECT_EQ(count(source, "One?", "<think>\\nEasy.\\n</think>\\n\\n1"), "<>");
     EXPECT_EQ(count(source, "<think>One?</think>", "<think>\\nEasy.</think>"), "<>") << "the user's are text";
   }
+  EXPECT_EQ(count(opens, "One?", "Easy.</think>1"), ">") << "the prompt of inference opens it";
+  for (const char* alone : {"The tag <think> opens.", "Easy.</think>1", "</think> or <think>"})
+    EXPECT_EQ(count(chatml, "<think>", alone), "") << alone;
   // An answer that ends with a mark, and one without a question
   EXPECT_EQ(learned("headers", R"({"messages": [{"role": "assistant", "content": "<think>a</think>"}]})"),
             Learned{"<think>a</think><|eot_id|>"});
@@ -229,7 +232,7 @@ TEST(Chat, RefusesTemplatesThatLeaveOutAnAnswer) {
     return error_of<BadData>([&] { Chat(source, "t", {}).render(c); });
   };
   const std::string said =
-      R"(t: message 2: the template does not write the answer "One?"; name another template with --chat)";
+      R"(t: message 2: the template does not write the answer "One?" as it is; name another template with --chat)";
   EXPECT_EQ(refusal("{{ messages[0].content }}", R"("content": "One?")"), said);  // the user's words are not the answer
   EXPECT_EQ(refusal("{{ messages[0].content }}{{ messages[1].content[0] }}", R"("content": "One?")"), said);
   const char* first_part = "{{ messages[0].content[0].text }}{{ messages[1].content[0].text }}";

@@ -10,7 +10,10 @@ class GpuDay : public TemporaryDirectory {
     TemporaryDirectory::SetUp();
     for (const std::string script : {"gpu_day.sh", "gpu_steps.sh"})
       write("kit/scripts/" + script, read_file(STREAMBP_SOURCE "/scripts/" + script));
-    add_program("streambp", R"sh(case "$1" in
+    add_program(
+        "streambp",
+        R"sh([ -z "$(printf '%s\n' "$@" | grep '^--' | sort | uniq -d)" ] || { echo "an option twice: $*"; exit 2; }
+case "$1" in
   verify) [ -z "$WRONG" ] || { echo "the bits differ"; exit 1; } ;;
   bench) echo "stream 4096  0.123" ;;
 esac
@@ -19,11 +22,12 @@ esac
     add_program("test_gpu", R"sh(for argument; do
   case $argument in
     --gtest_filter=*) filter=${argument#*=} ;;
-    --gtest_list_tests)
-      printf 'Good.\n  One\n  Two\nBad/0.  # TypeParam = float\n  Hang\n  Crash\n  Wrong\nGood.\n  Last\n  Absent\n'
-      exit ;;
+    --gtest_list_tests) list=1 ;;
   esac
 done
+all=$(printf 'Good.\n  One\n  Two\nBad/0.  # TypeParam = float\n  Hang\n  Crash\n  Wrong\nGood.\n  Last\n  Absent')
+[ "$filter" = '*' ] || all=$(printf 'Good.\n  One\n  Two')
+[ -z "$list" ] || { echo "$all"; exit; }
 for test in $(echo $filter | tr : ' '); do
   echo "[ RUN      ] $test"
   [ -z "$broken" ] || { echo "[  FAILED  ] $test (0 ms)"; continue; }
@@ -58,6 +62,23 @@ TEST_F(GpuDay, AStepThatFailsCostsOnlyItself) {
   const std::string logs = execute("-tzf " + path("out/logs.tar.gz"), "tar").output;
   for (const char* log : {"logs/verify-f32.log", "logs/tests-alone-Bad-0.Crash.log", "logs/Bad-0.Wrong-blocking.log"})
     EXPECT_PRED2(contains, logs, log);
+}
+
+TEST_F(GpuDay, MeasuresEveryLayerAndModel) {
+  const std::string said =
+      day("speed " + path("out") + " Good.One:Good.Two", "PATH=" + path("kit/bin") + ":$PATH").output;
+  for (const char* step : {"layer-128", "layer-64", "layer-256", "0.6B-2-layers", "4B-6-layers", "8B-long"})
+    EXPECT_PRED2(contains, said, std::string(step) + ": stream 4096  0.123");
+  EXPECT_PRED2(contains, said, "-- again: 2 passed, 0 skipped, 0 failed");
+}
+
+// A GPU that fell off the bus.
+TEST_F(GpuDay, SurvivesAnNvidiaSmiThatHangs) {
+  add_program("nvidia-smi", "sleep 100\n");
+  const std::string script = path("kit/scripts/gpu_steps.sh"), text = read_file(script);
+  write("kit/scripts/gpu_steps.sh", std::string(text).replace(text.find("timeout -k 1 10"), 15, "timeout -k 1 1"));
+  expect_outcome(1, day("correct " + path("out"), "WRONG=1 PATH=" + path("kit/bin") + ":$PATH"), "STOPPED after 1 s",
+                 "the bits differ");
 }
 
 TEST_F(GpuDay, StopsWhereTheGradientIsWrong) {

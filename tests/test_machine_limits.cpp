@@ -34,7 +34,7 @@ TEST_F(MachineLimits, MemoryWithoutGroupsIsThatOfTheMachine) {
   setenv("STREAMBP_MEMORY_GIB", "1.5", 1);
   EXPECT_EQ(available_memory(root), 1536 * kMiB) << "the user knows better";
   setenv("STREAMBP_MEMORY_GIB", "much", 1);
-  EXPECT_ERROR(available_memory(root), "STREAMBP_MEMORY_GIB is \"much\"");
+  EXPECT_ERROR(available_memory(root), "STREAMBP_MEMORY_GIB: much is not free GiB");
   unsetenv("STREAMBP_MEMORY_GIB");
   std::filesystem::remove_all(root / "proc");
   EXPECT_EQ(available_memory(root), std::size_t{1} << 62);

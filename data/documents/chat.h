@@ -93,7 +93,8 @@ struct RenderedChat {
   std::size_t answer = std::string::npos;  // the first byte from the last message, if that is wanted
 
   RenderedChat() = default;
-  explicit RenderedChat(jinja::TextView rendered) {
+  // opened: the mark of reasoning that begins every answer, written by the generation prompt
+  explicit RenderedChat(jinja::TextView rendered, const std::string& opened = "") {
     text.reserve(rendered.size());
     std::string spoken;                                                           // 1 for each such byte
     for (std::size_t begin = 0, end = 0; begin < rendered.size(); begin = end) {  // a run of equal marks
@@ -106,10 +107,20 @@ struct RenderedChat {
       if (spoken.back()) answers.append(text, before);
       data.resize(text.size(), (marks & jinja::kData) != 0), marked.resize(text.size(), (marks & jinja::kLearned) != 0);
     }
-    for (const auto& marks : kReasoningMarks)
-      for (const std::string mark : marks)
-        for (std::size_t at = 0; (at = text.find(mark, at)) != text.npos; at += mark.size())
-          if (spoken.find('\0', at) >= at + mark.size()) data.replace(at, mark.size(), mark.size(), '\2');
+    for (const auto& [open, close] : kReasoningMarks) mark_reasoning(open, close, spoken, open == opened);
+  }
+
+ private:
+  // Marks come in pairs: one that is alone in an answer is text. The template may have written the opening one.
+  void mark_reasoning(const std::string& open, const std::string& close, const std::string& spoken, bool opened) {
+    for (std::size_t end = 0, from = 0; (end = text.find(close, from)) != text.npos; from = end + close.size()) {
+      const std::size_t back = std::string_view(text).substr(from, end - from).rfind(open), begin = from + back;
+      if ((back == text.npos && !opened) || spoken.find('\0', end) < end + close.size()) continue;
+      const bool in_answer = back != text.npos && spoken.find('\0', begin) > end;
+      if (!in_answer && !opened && data[begin] != '\0') continue;
+      data.replace(end, close.size(), close.size(), '\2');
+      if (in_answer) data.replace(begin, open.size(), open.size(), '\2');
+    }
   }
 };
 
@@ -163,6 +174,10 @@ class Chat {
     const Content user = content_of("user"), assistant = content_of("assistant"), system = content_of("system");
     user_ = user, assistant_ = assistant, system_ = system;
     wants_argument_text_ = !reads_argument_objects();
+    const std::string prompt = tried({.messages = {{"user", "x"}}}, End::prompt);
+    for (const auto& [open, close] : kReasoningMarks)
+      if (const std::size_t at = prompt.rfind(open); at != prompt.npos && prompt.find(close, at) == prompt.npos)
+        opened_ = open;
   }
 
   const std::string& name() const { return name_; }
@@ -175,7 +190,7 @@ class Chat {
   RenderedChat render(const Conversation& c, End end = End::whole) const {
     require_data(!c.messages.empty(), "the conversation has no messages");
     try {
-      const RenderedChat chat(execute(c, end));
+      const RenderedChat chat(execute(c, end), opened_);
       if (end == End::whole) require_answers(c, chat);
       return chat;
     } catch (const jinja::TemplateError& error) {
@@ -199,7 +214,7 @@ class Chat {
         const std::string answer = without_reasoning(*text->text());
         const std::size_t at = chat.answers.find(answer, from);
         require_data(at != std::string::npos, name_, ": message ", i + 1, ": the template does not write the answer ",
-                     quote(answer), "; name another template with --chat");
+                     quote(answer), " as it is; name another template with --chat");
         from = at + answer.size();
       }
     }
@@ -319,8 +334,11 @@ class Chat {
 
   // The text of a question and an answer, or "" if the template refuses it.
   std::string tried(const Message& question, const Message& answer) const {
+    return tried({.messages = {question, answer}}, End::whole);
+  }
+  std::string tried(const Conversation& c, End end) const {
     try {
-      return jinja::to_utf8(execute({.messages = {question, answer}}, End::whole));
+      return jinja::to_utf8(execute(c, end));
     } catch (const jinja::TemplateError&) {
       return "";
     }
@@ -368,6 +386,7 @@ class Chat {
   jinja::Template program_;
   Content user_ = Content::as_given, assistant_ = Content::as_given, system_ = Content::as_given;
   bool wants_argument_text_ = false;
+  std::string opened_ = "";
 };
 
 }  // namespace streambp

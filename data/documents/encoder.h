@@ -1,9 +1,9 @@
 // From examples to tokens, each with a flag: does the loss cover it?
 //
 // Special tokens are recognized where a chat template writes them and in rendered text. In a message they are ordinary
-// text, and so are the tokens that end a turn or that the template's generation prompt writes, and marks of reasoning outside
-// of answers, whether the tokenizer calls them special or not. Text is encoded in one go, template and messages together, as at inference, but split where an
-// answer starts, because a prompt ends there.
+// text, and so are the tokens that end a turn or that the template's generation prompt writes, and marks of reasoning
+// outside of answers, whether the tokenizer calls them special or not. Text is encoded in one go, template and messages
+// together, as at inference, but split where an answer starts, because a prompt ends there.
 #pragma once
 
 #include <map>

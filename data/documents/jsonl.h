@@ -41,8 +41,8 @@ struct Example {
 
 constexpr JsonLimits kLineLimits = {.values = 2'000'000, .depth = 32};
 
-// Numbers beyond those of a double are infinite, as in Python. The parser refuses them; then it gets an integer instead that the
-// line does not have.
+// Numbers beyond those of a double are infinite, as in Python, but the parser refuses them. So they are replaced by an
+// integer that stands for infinity and does not occur in the line.
 inline OrderedJson parse_as_python(std::string_view line) {
   try {
     return parse_json<OrderedJson>(line, kLineLimits);
@@ -338,9 +338,14 @@ inline Example parse_form(const OrderedJson& json) {
   const auto has = [&](const char* name) { return has_member(json, name); };
   const auto has_list = [&](const char* name) { return has(name) && json[name].is_array(); };
   const bool preference = has("chosen") || has("rejected");
-  require_data(
-      !has("label") || (json["label"] != false && !(has("completion") && json["label"] == 0)), "\"label\" is false: ",
-      R"(an answer to avoid (KTO), which is not supported; leave it out, or make pairs of "chosen" and "rejected")");
+  const bool answers = has("completion") || has("messages");
+  const bool avoided =
+      answers && has("label") && (json["label"] == false || json["label"] == 0 || json["label"] == "false");
+  require_data(!avoided, "\"label\" is false: an answer to avoid (KTO), which is not supported; ",
+               R"(leave it out, or make pairs of "chosen" and "rejected")");
+  require_data(!answers || !has("system") || json["system"].empty() || json["system"] == "",
+               R"("system" beside the conversation is not read; make it the first message: )",
+               R"({"role": "system", "content": ...})");
   require_data(!has("text") || !(has("instruction") && has("output")),
                R"(both "instruction" with "output", of which the )",
                R"(output is learned, and "text", of which all is learned; remove one of them)");

@@ -93,7 +93,7 @@ struct Namespace final : Object {
   bool callable() const override { return false; }
 };
 
-// An integer of more than 64 bits, which can be printed and compared.
+// An integer of more than 64 bits, which can be printed and tested for equality.
 struct BigInteger final : Object {
   explicit BigInteger(std::string digits) : digits(std::move(digits)) {}
   bool callable() const override { return false; }

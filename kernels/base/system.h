@@ -234,11 +234,10 @@ inline std::size_t available_memory(const fs::path& root = "/") {
   for (std::string word; file >> word;) {
     if (double kib; word == "MemAvailable:" && file >> kib) available = kib * 1024;
   }
-  // A virtual machine whose memory grows on demand reports less than it can have. Its user may know better.
-  if (const char* gib = std::getenv("STREAMBP_MEMORY_GIB")) {
-    available = std::strtod(gib, nullptr) * 0x1p30;
-    require(available > 0, "STREAMBP_MEMORY_GIB is \"", gib,
-            "\"; set it to this machine's free memory in GiB, or unset it");
+  if (const char* gib = std::getenv("STREAMBP_MEMORY_GIB")) {  // where the system reports less than there is
+    char* end = nullptr;
+    available = std::strtod(gib, &end) * 0x1p30;
+    require(*end == 0 && available > 0 && available < unlimited, "STREAMBP_MEMORY_GIB: ", gib, " is not free GiB");
   }
 
   const ControlGroups groups = control_groups("memory", root);

@@ -9,6 +9,12 @@
 
 namespace streambp {
 
+// Only templates print numbers of more than 64 bits as they are written. A reward program would get others.
+inline bool has_larger_numbers(const Json& json) {
+  if (json.is_structured()) return std::ranges::any_of(json, has_larger_numbers);
+  return json.is_binary() || (json.is_number_float() && std::isinf(json.get<double>()));
+}
+
 // All prompts of the JSON files.
 inline std::vector<Prompt> read_prompts(const std::vector<std::string>& data, Prompter& prompter,
                                         const GrpoSettings& settings) {
@@ -20,6 +26,9 @@ inline std::vector<Prompt> read_prompts(const std::vector<std::string>& data, Pr
       try {
         prompts.push_back(prompter.line(line));
         require_data(!prompts.back().tokens.empty(), "the prompt is empty");
+        require_data(
+            !has_larger_numbers(prompts.back().line),
+            "a number of more than 64 bits, which JSON gives a reward program as another one; write it as text");
         require_data(
             !need_answer || (prompts.back().line.contains("answer") && prompts.back().line["answer"].is_string()),
             "no text \"answer\", which --reward exact compares with");

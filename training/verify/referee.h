@@ -186,8 +186,9 @@ class Referee {
       }
       const bool solved = std::ranges::any_of(defects, [](const Defect* d) { return d->solved.has_value(); });
       if (c.needs_oracle() != by_oracle || (solved && defects.size() > 1)) return;
-      if (!(goes_on = on_try(name, !found.empty()))) return;
-      auto explanation = solved ? solve(*defects[0], c) : matches(c, std::move(defects));
+      if (!solved && !(goes_on = on_try(name, !found.empty()))) return;
+      const auto in_time = [&] { return goes_on = on_try(name, !found.empty()); };
+      auto explanation = solved ? solve(*defects[0], c, in_time) : matches(c, std::move(defects));
       if (explanation) found.push_back(*explanation);
     };
     const std::vector<Defect>& all = all_defects();
@@ -229,8 +230,9 @@ class Referee {
 
   // The strength of a defect follows from the first tensor that it changes. Looks for it in every place that can change
   // the first wrong tensor.
-  std::optional<Explanation> solve(const Defect& defect, TrainingCase c) {
+  std::optional<Explanation> solve(const Defect& defect, TrainingCase c, const std::function<bool()>& in_time) {
     for (const Index place : places_of(*defect.solved)) {
+      if (!in_time()) break;
       (defect.solved == Where::micro_batches ? c.scaled : c.wrong.layer) = place;
       if (defect.solved == Where::windows) c.wrong = {}, c.config.window = place;
       c.wrong.strength = 1;
