@@ -99,7 +99,7 @@ TEST_F(RefereeCommands, SayThatAStepCannotDecide) {
     const std::string command = judge + "--against scaled.safetensors --minutes 0.001 --json verdict.json";
     if (known) expect_outcome(1, execute(command), "WRONG");
     if (!known) expect_outcome(3, execute(command), "This step cannot decide", "one of at most 6 micro-batches");
-    EXPECT_EQ(parse_json_file("verdict.json").["verdict"] == "undecided", !known);
+    EXPECT_EQ(parse_json_file("verdict.json")["verdict"] == "undecided", !known);
   }
 }
 
