@@ -58,6 +58,7 @@ void compute_initial(Cpu&, Matrix<T> m, const InitialValues& values) {
 // A billion numbers take the host half a minute, and a GPU some milliseconds.
 template <class T>
 void compute_initial(Cuda& dev, Matrix<T> m, const InitialValues& values) {
+  if (m.empty()) return;  // the shard of a rank may have no rows
   const Matrix<T> all = m.reshape(m.size());
   auto f = [=] __device__(auto n, Index, Index j) {
     cuda::Floats<n()> numbers;
