@@ -313,7 +313,7 @@ TEST_F(SmallReferees, SolveForTheStrengthAndThePlaceOfADefect) {
   }
 }
 
-// Of a pair of which only one is known, that one is named, with the last tensor that it explains.
+// If only one defect of a pair is known, it is named, with the last tensor that it explains.
 TEST_F(SmallReferees, NameTheKnownHalfOfAPair) {
   correct.step.batches = {correct.step.batches[1], correct.step.batches[2]}, correct.step.files = 1;
   TrainingCase means = correct;
