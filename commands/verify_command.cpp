@@ -266,7 +266,7 @@ class VerifyCommand : public Command {
       fail_with(settings_.dtype == DType::f64 ? "the gradient is not exact" : "the error is too large for rounding");
     }
     for (const std::string& warning : run.warnings) json_["warnings"].push_back(warning);
-    if (!run.warnings.empty()) fail_with("cuBLASLt did not use one algorithm per shape; see the warnings above");
+    if (!run.warnings.empty()) fail_with(run.warnings.front());
     table_.add({label, chunk > 0 ? std::to_string(chunk) : "all", format("%.12f", run.loss),
                 human_bytes(run.peak) + (planned ? "" : " (planned " + human_bytes(run.planned) + ")"),
                 format("%.2f", run.seconds), format("%.1e", rounding.relative), rounding.tensor,

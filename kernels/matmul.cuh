@@ -165,19 +165,31 @@ void compute_matmul_backward_weight(Cpu&, Matrix<Accumulator<T>> dw, Matrix<T> d
 template <class Y, class T>
 void compute_matmul(Cuda& dev, Matrix<Y> y, Input<T> x, Input<T> w, Input<T> bias, Input<Y> residual) {
   const Update update = residual ? Update::add : Update::assign;
-  cuda::forward_product<T>(y, x, w, bias.data, residual ? residual : y, update).compute(dev);
+  for (const Rows part : cuda::parts_of(w.rows)) {
+    const auto of_part = [&](auto m) { return m ? m.columns(part) : m; };
+    const Matrix<Y> result = of_part(y);
+    cuda::forward_product<T>(result, x, w.slice(part), of_part(bias).data, residual ? of_part(residual) : result,
+                             update)
+        .compute(dev);
+  }
 }
 
 template <class T>
 void compute_matmul_backward_input(Cuda& dev, Matrix<T> dx, Input<T> dy, Input<T> w, Update update) {
-  cuda::input_product(dx, dy, w, dx, update).compute(dev);
+  for (const Rows part : cuda::parts_of(w.rows)) {
+    cuda::input_product<T>(dx, dy.columns(part), w.slice(part), dx, update).compute(dev);
+    update = Update::add;
+  }
 }
 
 template <class T>
 void compute_matmul_backward_weight(Cuda& dev, Matrix<float> dw, Matrix<T> dy, Input<T> x) {
   for (Index t = ceil_div(x.rows, dev.tile) - 1; t >= 0; --t) {  // last to first
     const Rows tile = piece(t, dev.tile, x.rows);
-    cuda::weight_product(dw, dy.slice(tile), x.slice(tile), Update::add).compute(dev);
+    for (const Rows part : cuda::parts_of(dw.rows)) {
+      const Matrix<T> dy_part = dy.slice(tile).columns(part);
+      cuda::weight_product<T>(dw.slice(part), dy_part, x.slice(tile), Update::add).compute(dev);
+    }
   }
 }
 

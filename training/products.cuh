@@ -36,7 +36,15 @@ inline std::vector<LinearShape> linear_shapes(const Config& c) {
     const Parameter& p = e.parameter;
     shapes.insert({.inputs = p.cols, .outputs = p.rows, .residual = p.init == Init::adapter_b, .adds = true});
   }
-  return {shapes.begin(), shapes.end()};
+  std::set<LinearShape> parts;
+  for (LinearShape s : shapes) {
+    const std::vector<Rows> outputs = parts_of(s.outputs);
+    for (const Rows part : outputs) {
+      s.outputs = part.size(), s.adds = s.adds || outputs.size() > 1;
+      parts.insert(s);
+    }
+  }
+  return {parts.begin(), parts.end()};
 }
 
 // Random numbers in -1 .. 1. To save host time on large matrices, a random pattern is repeated; its length is prime, so
@@ -183,7 +191,8 @@ void check_products(const Config& config, Index tile) {
 class ProductBenchmark {
  public:
   explicit ProductBenchmark(Cuda& dev) : dev(dev) {
-    workspace = allocate<std::byte>(dev, 1, static_cast<Index>(kFreeChoice.workspace), Kind::chunk);
+    const auto m = allocate<std::byte>(dev, 1, static_cast<Index>(kFreeChoice.workspace), Kind::chunk);
+    workspace = {m.data, kFreeChoice.workspace};
   }
 
   ProductTiming time(const Product& p) {
@@ -199,11 +208,11 @@ class ProductBenchmark {
     const auto unsplit = best({.workspace = kFreeChoice.workspace}), choice = best(kFreeChoice);
     const double flops = 2.0 * static_cast<double>(p.result.rows) * static_cast<double>(p.result.cols) *
                          static_cast<double>(p.along == Along::sum ? rows : p.a.rows * p.a.cols / p.result.rows);
-    auto speed = [&](const cublasLtMatmulAlgo_t& algorithm, float waves, Matrix<std::byte> space) {
+    auto speed = [&](const cublasLtMatmulAlgo_t& algorithm, float waves, std::span<std::byte> space) {
       return ProductSpeed{flops / seconds([&] { p.multiply(dev, description, layouts, algorithm, space); }), waves};
     };
-    return {p.to_string(rows), speed(ours, check.wavesCount, {}), speed(unsplit.algo, unsplit.wavesCount, workspace),
-            speed(choice.algo, choice.wavesCount, workspace)};
+    return {p.to_string(rows), speed(ours, check.wavesCount, {dev.counter, kCounterBytes}),
+            speed(unsplit.algo, unsplit.wavesCount, workspace), speed(choice.algo, choice.wavesCount, workspace)};
   }
 
  private:
@@ -222,7 +231,7 @@ class ProductBenchmark {
   }
 
   Cuda& dev;
-  Matrix<std::byte> workspace;
+  std::span<std::byte> workspace;
 };
 
 // The three products of every linear layer of the model for `rows` rows; the weight gradient for one tile. Shapes that

@@ -24,7 +24,10 @@ inline void check(cublasStatus_t status, const char* call, const char* file, int
   require(status == CUBLAS_STATUS_SUCCESS, file, ":", line, ": ", call, ": ", cublasLtGetStatusString(status));
 }
 
-// A block of the GPU's memory.
+// For the counter with which thread blocks of a product take the next tile of the result. Partial sums do not fit.
+constexpr std::size_t kCounterBytes = 256;
+
+// A block of the GPU's memory, and a few bytes for cuBLASLt.
 class Block {
  public:
   explicit Block(std::size_t bytes) {
@@ -38,12 +41,13 @@ class Block {
                                            " MiB are in use already (nvidia-smi lists the processes)"
                                      : "",
             "; use a smaller --chunk, --length or model");
-    if (bytes > 0) STREAMBP_CHECK(cudaMalloc(reinterpret_cast<void**>(&data), bytes));
+    STREAMBP_CHECK(cudaMalloc(reinterpret_cast<void**>(&data), bytes + kCounterBytes));
+    counter = data + bytes;
   }
   ~Block() { cudaFree(data); }
   Block(const Block&) = delete;
 
-  std::byte* data = nullptr;
+  std::byte *data = nullptr, *counter = nullptr;
 };
 
 }  // namespace cuda
@@ -130,6 +134,7 @@ class Cuda : private cuda::Block, public DeviceBase {
   // Records that a product could not use its one-tile algorithm. Its bits may depend on the chunk, so `verify` fails.
   void report_algorithm_change(std::string what) { algorithm_changes.push_back(std::move(what)); }
 
+  using Block::counter;
   cudaStream_t stream = nullptr;
   cublasLtHandle_t blas = nullptr;
   bool profile = false;

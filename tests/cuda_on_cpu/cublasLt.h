@@ -112,6 +112,9 @@ struct Product {
 };
 inline int candidates = 1;  // algorithms for each product; all give the same bits
 
+// Products of many columns need a workspace, for the counter with which thread blocks take tiles.
+inline std::size_t needed_workspace(const Product& p) { return p.n > 256 ? 4 : 0; }
+
 // Test hooks: products for which the library rejects an algorithm, or sums over descending k.
 inline std::function<bool(const Product&)> rejects, descends;
 
@@ -209,7 +212,7 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtM
   p.algorithm = algorithm->data[0];
   if (status == CUBLAS_STATUS_SUCCESS && cuda_on_cpu::rejects && cuda_on_cpu::rejects(p))
     status = CUBLAS_STATUS_NOT_SUPPORTED;
-  *result = {*algorithm, 0, status, 1, {}};
+  *result = {*algorithm, cuda_on_cpu::needed_workspace(p), status, 1, {}};
   return status;
 }
 
@@ -217,7 +220,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                                      const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                                      cublasLtMatrixLayout_t b_layout, const void* beta_pointer, const void* c,
                                      cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
-                                     const cublasLtMatmulAlgo_t* algorithm, void*, std::size_t, cudaStream_t) {
+                                     const cublasLtMatmulAlgo_t* algorithm, void* workspace, std::size_t bytes,
+                                     cudaStream_t) {
   using namespace cuda_on_cpu;
   using Four = float __attribute__((vector_size(16)));   // a vector that every processor has
   constexpr std::size_t kFours = 8, kRows = 4 * kFours;  // rows of D computed together, in registers
@@ -226,12 +230,13 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   const cublasStatus_t status = check_product(op, a_layout, b_layout, c_layout, d_layout, &p);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   if (!handle || !alpha_pointer || !a || !b || !beta_pointer || !d) return CUBLAS_STATUS_INVALID_VALUE;
+  if (bytes < needed_workspace(p) || (bytes > 0 && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
   const float alpha = *static_cast<const float*>(alpha_pointer), beta = *static_cast<const float*>(beta_pointer);
   if (recording) {  // with copies of everything that the caller destroys
     recording->push_back([=, op = *op, a_layout = *a_layout, b_layout = *b_layout, c_layout = *c_layout,
                           d_layout = *d_layout, algorithm = *algorithm]() mutable {
       const cublasStatus_t status = cublasLtMatmul(handle, &op, &alpha, a, &a_layout, b, &b_layout, &beta, c, &c_layout,
-                                                   d, &d_layout, &algorithm, nullptr, 0, nullptr);
+                                                   d, &d_layout, &algorithm, workspace, bytes, nullptr);
       return status == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorIllegalAddress;
     });
     return CUBLAS_STATUS_SUCCESS;
