@@ -18,7 +18,7 @@ class OnBothDevices : public testing::Test {
   using T = typename Tested::T;
 
   void SetUp() override {
-    constexpr std::size_t room = std::size_t{1} << 27;
+    constexpr std::size_t room = std::size_t{1} << 28;
     host = std::make_unique<Cpu>(2 * room);
     if constexpr (D::kind == DeviceKind::cpu) {
       gpu = std::make_unique<D>(room);

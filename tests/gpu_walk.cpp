@@ -34,7 +34,7 @@ std::vector<std::pair<std::string, Schedule>> schedules(Index rows) {
 template <class T, class G>
 void expect_gradient(const Config& c, double tolerance, const Objective& objective = {}) {
   const std::vector<Index> documents =
-      sized<std::vector<Index>>({5, 300, 1, 220, 60, 1037}, {5, 170, 1, 120}, {5, 170, 1, 120});
+      sized<std::vector<Index>>({5, 300, 1, 220, 60, 793}, {5, 170, 1, 120}, {5, 170, 1, 120});
   Batch batch = packed(c, documents);
   const Schedule whole = Schedule::full(batch.size());
   if (objective.kind != ObjectiveKind::sft) {
@@ -54,7 +54,7 @@ void expect_gradient(const Config& c, double tolerance, const Objective& objecti
 }
 
 TEST_P(GpuWalk, GradientInFloat32) { expect_gradient<float, float>(GetParam().config, 1e-5); }
-TEST_P(GpuWalk, GradientInBFloat16) { expect_gradient<BFloat16, BFloat16>(GetParam().config, 0.06); }
+TEST_P(GpuWalk, GradientInBFloat16) { expect_gradient<BFloat16, BFloat16>(GetParam().config, 0.1); }
 
 class GpuTraining : public GpuTest {};
 
@@ -220,7 +220,8 @@ void expect_repeats(const Config& c) {
       const Index before = subject.gpu.launches;
       const auto draws = generator.read(readings, {.temperature = step < 16 ? 1.0 : 0.8, .seed = 3});
       result.launches.push_back(subject.gpu.launches - before);
-      for (std::size_t i = 0; i < slots.size(); ++i) next[index(slots[i])] = {draws[i].token};
+      for (std::size_t i = 0; i < slots.size(); ++i)
+        next[index(slots[i])] = {static_cast<std::int32_t>(draws[i].token)};
       result.draws.insert(result.draws.end(), draws.begin(), draws.end());
     }
     result.work = subject.gpu.work();

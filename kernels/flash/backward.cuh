@@ -30,7 +30,7 @@ struct FlashQueriesMemory {
 };
 
 template <int DIM, bool CAPPED>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
     flash_queries_kernel(FlashInput in, AttentionUpstream<BFloat16> upstream, Matrix<BFloat16> dq, int last_tile) {
   using Size = Flash<DIM>;
   constexpr int M = Size::kM, KEYS = Size::kBackwardKeys;
@@ -136,7 +136,7 @@ struct FlashStep {
 };
 
 template <int DIM, bool CAPPED>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
     flash_keys_kernel(FlashInput in, AttentionUpstream<BFloat16> upstream, Matrix<float> dk, Matrix<float> dv) {
   using Size = Flash<DIM>;
   constexpr int QUERIES = Size::kQueriesAtOnce, COLS = Size::kColumns, N = QUERIES / 8;

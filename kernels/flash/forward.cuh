@@ -66,13 +66,17 @@ __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput
     Numbers<M, KEYS / 8> s;
     s.fill(0);
     multiply_transposed(s, q, warp_row, k);
-    ptx::cp_async_wait<0>();
-    __syncthreads();  // v has arrived; all warps are done with the old k
-    load_rows(k, keys, begin + KEYS);
-
+    const auto exchange = [&] {
+      ptx::cp_async_wait<0>();
+      __syncthreads();  // v has arrived; all warps are done with the old k
+      load_rows(k, keys, begin + KEYS);
+    };
+    if constexpr (Flash<DIM>::wide) exchange();
     if constexpr (CAPPED) cap_scores(s, in.cap);
     tile.hide_invisible(in, s, begin);
     online_softmax(s, maximum, sum, o, scale);
+    if constexpr (!Flash<DIM>::wide)
+      exchange();  // late, so that the softmax of a warp overlaps with products of others
     multiply(o, LeftOperand<M, KEYS / 16>(s), v);
   }
   ptx::cp_async_wait<0>();
@@ -91,7 +95,7 @@ __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput
 }
 
 template <int DIM, bool CAPPED>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, Flash<DIM>::kBlocks)
     flash_kernel(FlashInput in, AttentionOutput<BFloat16> out, int last_tile) {
   using Size = Flash<DIM>;
   const int h = blockIdx.y, number = last_tile - static_cast<int>(blockIdx.x);  // longest first

@@ -13,6 +13,7 @@ constexpr float kLog2E = 1.44269504f;
 template <int DIM>
 struct Flash {
   static constexpr bool wide = DIM > 128;
+  static constexpr int kBlocks = DIM <= 64 ? 3 : 2;  // at once on a multiprocessor; decides the number of registers
   // forward, and backward for dQ: a block of queries goes over keys
   static constexpr int kM = wide ? 1 : 2;                // 16 M queries per warp
   static constexpr int kQueries = kTileWarps * 16 * kM;  // queries per block
