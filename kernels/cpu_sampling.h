@@ -97,7 +97,7 @@ Draw draw(std::span<const A> logits, const Sampling& s, double uniform) {
   const auto softmax = cpu::softmax_of(x, n, [=](Index j, A term) { w[j] = static_cast<float>(term); });
   const auto largest = std::max_element(logits.begin(), logits.end());
   auto drawn = [&](std::size_t token) {
-    return Draw{static_cast<std::int32_t>(token), static_cast<double>(softmax.logp(logits[token]))};
+    return Draw{static_cast<std::int64_t>(token), static_cast<double>(softmax.logp(logits[token]))};
   };
   if (s.temperature == 0) return drawn(static_cast<std::size_t>(largest - logits.begin()));
 

@@ -131,9 +131,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   };
   const int bits = order.logit_bits + order.id_bits;
   const auto one = [](float, Index) { return 1.0f; };
-  const auto take = [&](Index id) {
-    finish({static_cast<std::int32_t>(id), static_cast<double>(softmax.logp(row.x[id]))});
-  };
+  const auto take = [&](Index id) { finish({id, static_cast<double>(softmax.logp(row.x[id]))}); };
   if (s.temperature == 0) return take(order.id(row.quantile(1, bits, by_logit, one) & order.by_id(0)));
   if (s.top_k > 0) last = row.quantile(static_cast<double>(s.top_k), bits, by_logit, one);
   if (s.top_p < 1) last = row.quantile(s.top_p * row.total(weight), bits, by_logit, weight);

@@ -364,7 +364,7 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
     }
     for (std::size_t i = 0; i < active.size(); ++i) {
       Continuation& text = texts[active[i].number];
-      const std::int32_t token = draws[i].token;
+      const auto token = static_cast<std::int32_t>(draws[i].token);
       text.tokens.push_back(token);
       text.logps.push_back(draws[i].logp);
       text.end = s.stop.count(token) > 0                              ? Ending::stop

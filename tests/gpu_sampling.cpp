@@ -85,7 +85,7 @@ TYPED_TEST(DeviceSampling, LogProbsAreThoseOfTraining) {
   const auto targets = allocate<std::int32_t>(dev, 1, rows, Kind::stream);
   const auto logps = allocate<float>(dev, 1, rows, Kind::stream);
   std::vector<std::int32_t> tokens;
-  for (const Draw& d : draws) tokens.push_back(d.token);
+  for (const Draw& d : draws) tokens.push_back(static_cast<std::int32_t>(d.token));
   dev.upload(m, logits.data());
   dev.upload(targets, tokens.data());
   log_probabilities(dev, logps, m, targets);

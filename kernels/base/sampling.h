@@ -24,13 +24,13 @@ inline void validate(const Sampling& s) {
 
 // A sampled token and its log-prob at temperature 1, before top-k and top-p.
 struct Draw {
-  std::int32_t token;
+  std::int64_t token;  // as long as logp: padding would count as uninitialized memory
   double logp;
 
   // A logit that is not finite, of some token.
-  static constexpr Draw of_bad_logit(Index id, double logit) { return {static_cast<std::int32_t>(-1 - id), logit}; }
+  static constexpr Draw of_bad_logit(Index id, double logit) { return {-1 - id, logit}; }
   bool is_bad() const { return token < 0; }
-  std::int32_t bad_token() const { return -1 - token; }
+  std::int32_t bad_token() const { return static_cast<std::int32_t>(-1 - token); }
 };
 
 }  // namespace streambp
