@@ -3,8 +3,8 @@
 #   scripts/gpu_day.sh correct [OUT]           gradients, all GPU tests, a first profile (230 s)
 #   scripts/gpu_day.sh speed [OUT] [TESTS]     what failed, again; layers, models, PyTorch, Nsight Compute (220 s)
 #   scripts/gpu_day.sh rest [OUT] [TESTS]      compute-sanitizer, decoding, far memory (140 s)
-# TESTS: a filter of GoogleTest, as the summary prints it. OUT (default: gpu-day) gets summary.txt, logs.tar.gz, bench.tar.gz
-# and ncu.ncu-rep. Run it in a folder of scripts/bundle.sh, or in a checkout built with CUDA.
+# TESTS: a filter of GoogleTest, as the summary prints it. OUT (default: gpu-day) gets summary.txt, logs.tar.gz and
+# bench.tar.gz. Run it in a folder of scripts/bundle.sh, or in a checkout built with CUDA.
 set -uo pipefail
 . "$(dirname "$0")/gpu_steps.sh"
 
@@ -66,8 +66,10 @@ speed() {
     done
   done
   step torch-attention 40 python3 scripts/torch_jobs.py '{"do": "attention", "length": '$layer', "widths": [64, 128, 256]}'
-  step ncu 40 ncu --clock-control none --set full --kernel-name regex:flash --launch-skip 3 --launch-count 4 -f -o "$out/ncu" \
-    "$bin/streambp" bench --device cuda $(qwen3 8B 1) --length $layer --chunk $chunk --mode stream --repeat 1
+  step ncu 50 ncu --clock-control none --set full --kernel-id "::regex:flash:[12]" -f -o "$work/ncu" "$bin/streambp" bench \
+    --device cuda $(qwen3 8B 1) --length $((2 * chunk)) --chunk $chunk --mode stream --repeat 1 # two chunks: with the diagonal, and below
+  step ncu-details 15 ncu --import "$work/ncu.ncu-rep" --page details --print-details all
+  step ncu-source 15 ncu --import "$work/ncu.ncu-rep" --page source --csv
   step compare-torch 80 python3 scripts/compare_torch.py --streambp "$bin/streambp" --model qwen3-0.6b --length 8192 --chunk $chunk \
     --only torch-checkpoint torch-chunked stream --skip-agreement --limit 40 --json "$work/bench/compare-torch.json"
   for size in 0.6B 4B 8B; do

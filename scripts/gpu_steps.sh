@@ -137,10 +137,16 @@ outcome_of_tests() { # NAME LOGS
 }
 
 # sanitize TOOL SECONDS: small tests of our kernels. Those that call cuBLASLt are left out: instrumenting its kernels takes
-# minutes, and without that initcheck takes their results for uninitialized memory.
+# minutes, and without that initcheck takes their results for uninitialized memory. In four processes, because racecheck
+# takes minutes in one.
 sanitize() {
-  STREAMBP_SMALL_TESTS=1 step "$1" "$2" compute-sanitizer --tool "$1" --kernel-name kns=streambp --error-exitcode 9 \
-    "$bin/test_gpu" --gtest_filter='Device*cuda*:GpuJobs*:GpuAdamW*-*MatrixProducts*:GpuJobs.AStep*'
+  local i
+  for i in 0 1 2 3; do
+    GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX=$i STREAMBP_SMALL_TESTS=1 step "$1-$i" "$2" compute-sanitizer --tool "$1" \
+      --kernel-name kns=streambp --error-exitcode 9 "$bin/test_gpu" \
+      --gtest_filter='Device*cuda*:GpuJobs*:GpuAdamW*-*MatrixProducts*:GpuJobs.AStep*' &
+  done
+  wait
 }
 
 # --- The summary ---

@@ -305,7 +305,7 @@ def agreement(job):
     return {"rows": rows}
 
 
-JOBS = {job.__name__: job for job in (about, measure, decode, longest, agreement)}
+JOBS = {job.__name__: job for job in (about, measure, attention, decode, longest, agreement)}
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
