@@ -1,7 +1,9 @@
 // Checks README.md and docs/*.md against the program: links, paths, options, and the size of streambp.cuh and
-// model.cuh.
+// model.cuh. Also that their paragraphs are short.
+#include <iterator>
 #include <regex>
 #include <set>
+#include <sstream>
 
 #include "data/files/files.h"
 #include "tests/commands.h"
@@ -63,6 +65,43 @@ TEST(Docs, ReadmeStatesTheSizeOfTheCore) {
     const double lines = static_cast<double>(std::count(file.begin(), file.end(), '\n'));
     EXPECT_NEAR(lines, std::stod(row[2]), 0.05 * lines) << row[1];
   }
+}
+
+Index count_words(const std::string& line) {
+  std::istringstream text(line);
+  return std::distance(std::istream_iterator<std::string>(text), std::istream_iterator<std::string>());
+}
+
+// Nobody reads a longer paragraph, or a longer item of a list, to its end.
+TEST(Docs, ParagraphsAreShort) {
+  constexpr Index kWords = 120;
+  const std::regex item(R"(^ *([-*]|[0-9]+\.) )");
+  for (const fs::path& document : documents()) {
+    std::istringstream text(read_file(document));
+    std::string line, first;
+    bool code = false;
+    Index words = 0;
+    const auto end_paragraph = [&] {
+      EXPECT_LE(words, kWords) << document << ": " << first;
+      words = 0;
+    };
+    while (std::getline(text, line)) {
+      const bool fence = line.starts_with("```");
+      if (fence) code = !code;
+      const bool prose = !fence && !code && !line.starts_with("|") && !line.starts_with("#");
+      if (!prose || line.empty() || std::regex_search(line, item)) end_paragraph();
+      if (words == 0) first = line;
+      if (prose) words += count_words(line);
+    }
+    end_paragraph();
+  }
+}
+
+TEST(Docs, TheReadmeCitesThePaper) {
+  const std::string text = read_file(kRoot / "README.md");
+  for (const char* part :
+       {"@misc{luo2025streambp,", "2506.03077", "Luo, Qijun", "docs/recipes.md", "docs/troubleshooting.md"})
+    EXPECT_NE(text.find(part), std::string::npos) << part;
 }
 
 }  // namespace
