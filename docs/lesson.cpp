@@ -11,10 +11,13 @@
 //   - backward visits the chunks from the LAST to the FIRST. Only later rows attend to a row, and they are done, so the
 //     dK and dV of a chunk are complete when backward leaves the attention of that chunk.
 //
-// streambp() goes layer by layer. chunk_by_chunk() takes the same steps in another order, and keeps other things.
+// Nothing is approximated. Both sum over rows from the last row to the first, so their gradients agree in every bit.
+// The appendix, chunk_by_chunk(), takes the same steps in another order, and keeps other things.
 //
-// Nothing is approximated. All three sum over rows from the last row to the first, so their gradients agree in every
-// bit. To keep the loops short, attention has one head, norms have no weights, and positions are not encoded.
+// The method is from Luo, Li, Zhao, Li: StreamBP: Memory-Efficient Exact Backpropagation for Long Sequence Training of
+// LLMs, arXiv 2506.03077 (2025). lesson.html, beside this file, explains it with pictures and exercises.
+//
+// To keep the loops short, attention has one head, norms have no weights, and positions are not encoded.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -134,7 +137,14 @@ struct Activations {  // of one layer, for some rows
   Matrix mlp_input{n, kHidden}, up{n, kMlp}, activated{n, kMlp};
 };
 
-// --- Causal attention: row r of the stream attends to rows 0 ... r. Backward recomputes p, as FlashAttention does ---
+// --- Causal attention: row r of the stream attends to rows 0 ... r ---
+//
+//   forward    p[r][j] = softmax over j of q[r]·k[j] / √d      y[r] = Σ_j p[r][j] v[j]             over rows j ≤ r
+//   backward   dp[r][j] = dy[r]·v[j]                           da[r][j] = p[r][j] (dp[r][j] - Σ_j p dp) / √d
+//              dq[r] = Σ_j da[r][j] k[j]                                                           over rows j ≤ r
+//              dk[j] = Σ_r da[r][j] q[r]                       dv[j] = Σ_r p[r][j] dy[r]           over rows r ≥ j
+//
+// Backward recomputes p, as FlashAttention does. Σ_j p dp of a row equals dy[r]·y[r].
 
 Matrix attention_weights(const double* q, View k, int count) {  // p = softmax(q Kᵀ / √d) over the first `count` keys
   Matrix p(1, count);
@@ -242,7 +252,7 @@ void head(View dx, Gradient& g, View x, const Model& m, const Tokens& tokens, Ro
   norm_backward(dx, dnormed, x);
 }
 
-// --- Three ways to one gradient ---
+// --- Two ways to one gradient ---
 
 void full_memory(Gradient& g, const Model& m, const Tokens& tokens) {
   const Rows all{0, kTokens};
@@ -296,36 +306,9 @@ void streambp(Gradient& g, const Model& m, const Tokens& tokens, int chunk) {
   embed_backward(g, dx, tokens);
 }
 
-// The other order: a chunk goes through all layers before the next one does. Backward of a chunk in a layer needs the layer
-// above, the later chunks of its own layer, and K and V of earlier rows; this order gives it all three. What stays for all
-// rows: K, V, dK, dV of every layer and one dx, instead of the layers' inputs.
-void chunk_by_chunk(Gradient& g, const Model& m, const Tokens& tokens, int chunk) {
-  const std::vector<Rows> chunks = chunks_of(chunk), last_to_first(chunks.rbegin(), chunks.rend());
-  const std::vector<KeysValues> kv(kLayers), dkv(kLayers);
-  const auto forward = [&](Rows rows, auto&& before_layer) {  // returns the inputs of the layers, and the last output
-    std::vector<Matrix> x;
-    embed(x.emplace_back(rows.size(), kHidden), m, tokens, rows);
-    for (int l = 0; l < kLayers; ++l) {
-      before_layer(l, x[l]);
-      x.emplace_back(rows.size(), kHidden);
-      layer_output(x[l + 1], layer_forward(x[l], kv[l], m.layers[l], rows), m.layers[l]);
-    }
-    return x;
-  };
-  for (Rows rows : chunks) forward(rows, [&](int l, View x) { keys_values(kv[l], x, m.layers[l], rows); });
-  Matrix dx(kTokens, kHidden);
-  for (Rows rows : last_to_first) {
-    const std::vector<Matrix> x = forward(rows, [](int, View) {});
-    head(dx[rows], g, x[kLayers], m, tokens, rows);
-    for (int l = kLayers - 1; l >= 0; --l) {
-      const Activations a = layer_forward(x[l], kv[l], m.layers[l], rows);
-      layer_backward(dx[rows], g.layers[l], dkv[l], a, kv[l], m.layers[l]);
-    }
-  }
-  embed_backward(g, dx, tokens);
-}
-
 // --- The proof ---
+
+void chunk_by_chunk(Gradient& g, const Model& m, const Tokens& tokens, int chunk);  // the appendix
 
 std::vector<View> tensors(const Model& m) {
   std::vector<View> all = {m.embedding};
@@ -379,4 +362,35 @@ int main() {
   const double measured = (loss_at(before + step) - loss_at(before - step)) / (2 * step);
   std::printf("\nd loss / d weight: %.12f by backpropagation, %.12f by finite difference\n", slope, measured);
   return good && std::abs(measured - slope) < 1e-6 * std::abs(slope) ? 0 : 1;
+}
+
+// --- Appendix: chunk by chunk ---
+//
+// A chunk goes through all layers before the next one does. Backward of a chunk in a layer needs the layer above, the
+// later chunks of the same layer, and K and V of earlier rows; this order gives it all three. What stays for all
+// rows: K, V, dK, dV of every layer and one dx, instead of the layers' inputs.
+void chunk_by_chunk(Gradient& g, const Model& m, const Tokens& tokens, int chunk) {
+  const std::vector<Rows> chunks = chunks_of(chunk), last_to_first(chunks.rbegin(), chunks.rend());
+  const std::vector<KeysValues> kv(kLayers), dkv(kLayers);
+  const auto forward = [&](Rows rows, auto&& before_layer) {  // returns the inputs of the layers, and the last output
+    std::vector<Matrix> x;
+    embed(x.emplace_back(rows.size(), kHidden), m, tokens, rows);
+    for (int l = 0; l < kLayers; ++l) {
+      before_layer(l, x[l]);
+      x.emplace_back(rows.size(), kHidden);
+      layer_output(x[l + 1], layer_forward(x[l], kv[l], m.layers[l], rows), m.layers[l]);
+    }
+    return x;
+  };
+  for (Rows rows : chunks) forward(rows, [&](int l, View x) { keys_values(kv[l], x, m.layers[l], rows); });
+  Matrix dx(kTokens, kHidden);
+  for (Rows rows : last_to_first) {
+    const std::vector<Matrix> x = forward(rows, [](int, View) {});
+    head(dx[rows], g, x[kLayers], m, tokens, rows);
+    for (int l = kLayers - 1; l >= 0; --l) {
+      const Activations a = layer_forward(x[l], kv[l], m.layers[l], rows);
+      layer_backward(dx[rows], g.layers[l], dkv[l], a, kv[l], m.layers[l]);
+    }
+  }
+  embed_backward(g, dx, tokens);
 }
