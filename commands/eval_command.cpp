@@ -122,8 +122,8 @@ class EvalCommand : public Command {
     engine->load(model, source.adapter);
     for (File& file : files) {
       Packing packing(cut(file.tokens.lengths(), length, TooLong::split), length, 1);
-      for (Index i = 0; i < packing.size(); ++i) {
-        show_work(format("%s: %ld of %ld", file.path.c_str(), i, packing.size()));
+      for (Index i = 0; i < packing.packs(); ++i) {
+        show_work(format("%s: %ld of %ld", file.path.c_str(), i, packing.packs()));
         Batch batch;
         append(batch, file.tokens, packing.pack(i));
         if (batch.target_count() == 0) continue;

@@ -123,7 +123,7 @@ class Preparation {
     run.documents = std::make_shared<Documents>(
         file, DocumentSettings{o.evaluation_fraction, run.length, longest_piece(), o.batch, o.micro_batches, o.seed,
                                too_long(), run.settings.objective.scale_rewards});
-    if (!o.resumed) settle_steps(run.documents->steps_per_epoch());
+    if (!o.resumed) settle_steps([&](double epochs) { return run.documents->steps(epochs); });
     run.source = document_source(run.documents, description(file), file.fingerprint());
     describe_parts(file);
     check_data(file);
@@ -195,7 +195,8 @@ class Preparation {
     run.settings = settings(config, o.micro_batches);
     if (run.length < all) run.settings.micro_batches = std::max(o.micro_batches, two_each);
     run.settings.objective = o.objectives.settings(o.grpo.completion);
-    if (!o.resumed) settle_steps(run.grpo->steps_per_epoch());
+    if (!o.resumed)
+      settle_steps([&](double epochs) { return epochs * static_cast<double>(run.grpo->steps_per_epoch()); });
     run.source.description = format("%s, %ld with %s each in a round", counted(run.grpo->prompts(), "prompt").c_str(),
                                     o.grpo.prompts, counted(o.grpo.group, "completion").c_str());
     run.source.fingerprint = run.grpo->fingerprint;
@@ -239,11 +240,12 @@ class Preparation {
     run.layout->require_writable();
   }
 
-  void settle_steps(Index of_an_epoch) {
+  // steps_of(epochs): how many that takes.
+  void settle_steps(const std::function<double(double)>& steps_of) {
     if (!o.given("--steps")) {
-      const double steps = std::ceil(o.epochs * static_cast<double>(of_an_epoch));
-      require(steps < 0x1p30, "--epochs ", o.epochs, " is more than 2^30 steps; use fewer");
-      run.optimizer.steps = round_up(std::max<Index>(1, static_cast<Index>(steps)), o.online_grpo() ? o.grpo.inner : 1);
+      require(o.epochs * steps_of(1) < 0x1p30, "--epochs ", o.epochs, " is more than 2^30 steps; use fewer");
+      const auto steps = static_cast<Index>(std::ceil(steps_of(o.epochs)));
+      run.optimizer.steps = round_up(std::max<Index>(1, steps), o.online_grpo() ? o.grpo.inner : 1);
     }
     if (!o.given("--warmup")) run.optimizer.warmup = std::min<Index>(20, run.optimizer.steps / 10);
   }

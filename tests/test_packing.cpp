@@ -25,16 +25,30 @@ std::vector<std::vector<Index>> packs_of(Packing& packing, Index from, Index cou
   return all;
 }
 
+// Packs that best fit makes of the longest pieces first: the fullest packs, and the worst order to learn from.
+Index packs_if_sorted(std::vector<Index> lengths, Index length) {
+  std::ranges::sort(lengths, std::greater());
+  std::multiset<Index> rooms;
+  for (const Index need : lengths) {
+    const auto found = rooms.lower_bound(need);
+    const Index room = found == rooms.end() ? length : *found;
+    if (found != rooms.end()) rooms.erase(found);
+    rooms.insert(room - need);
+  }
+  return std::ssize(rooms);
+}
+
 TEST(Packing, UsesEveryTokenOncePerEpochAndFillsThePacks) {
   const std::vector<Index> lengths = natural_lengths(20'000);
   constexpr Index length = 2048;
-  Packing packing(cut(lengths, length, TooLong::split), length, 3);
-  for (const Index epoch : {0, 1}) {
+  const auto pieces = cut(lengths, length, TooLong::split);
+  Packing packing(pieces, length, 3);
+  for (const Index epoch : {0, 1, 2}) {
     std::vector<Index> next(lengths.size(), 0);
     std::vector<std::vector<std::pair<Index, Index>>> spans(lengths.size());
-    for (Index n = 0; n < packing.size(); ++n) {
+    for (Index n = packing.packs(epoch); n < packing.packs(epoch + 1); ++n) {
       Index sum = 0;
-      for (const PackedPiece& piece : packing.pack(epoch * packing.size() + n)) {
+      for (const PackedPiece& piece : packing.pack(n)) {
         sum += piece.length;
         spans[static_cast<std::size_t>(piece.document)].push_back({piece.begin, piece.length});
       }
@@ -51,36 +65,75 @@ TEST(Packing, UsesEveryTokenOncePerEpochAndFillsThePacks) {
       ASSERT_EQ(end, lengths[d]);
     }
   }
-  const double fill = static_cast<double>(packing.tokens()) / static_cast<double>(packing.size() * length);
-  EXPECT_GE(fill, 0.98);
-  RecordProperty("fill", std::to_string(fill));
+  std::vector<Index> cut_lengths;
+  for (const PackedPiece& piece : pieces) cut_lengths.push_back(piece.length);
+  EXPECT_LE(static_cast<double>(packing.packs()), 1.015 * static_cast<double>(packs_if_sorted(cut_lengths, length)));
 }
 
-// {6, 5, 4, 3, 2} in packs of 10 become {6, 4} and {5, 3, 2}.
-TEST(Packing, IsBestFit) {
-  Packing packing(cut(std::vector<Index>{2, 3, 4, 5, 6}, 10, TooLong::split), 10, 1);
-  ASSERT_EQ(packing.size(), 2);
-  std::set<std::set<Index>> packs;
-  for (Index n : {0, 1}) {
-    std::set<Index> lengths;
-    for (const PackedPiece& piece : packing.pack(n)) lengths.insert(piece.length);
-    packs.insert(lengths);
+// Best fit opens a pack only for a piece that fits no other, so no two packs fit into one.
+TEST(Packing, OpensAPackOnlyIfNoOtherHasRoom) {
+  Packing packing(cut(natural_lengths(300), 700, TooLong::split), 700, 1);
+  std::vector<Index> sums;
+  for (Index n = 0; n < packing.packs(); ++n) {
+    sums.push_back(0);
+    for (const PackedPiece& piece : packing.pack(n)) sums.back() += piece.length;
   }
-  EXPECT_EQ(packs, (std::set<std::set<Index>>{{6, 4}, {5, 3, 2}}));
+  std::ranges::sort(sums);
+  EXPECT_GT(sums[0] + sums[1], 700);
+}
+
+// Packs of equal documents would make every step one of short or of long documents.
+TEST(Packing, MixesLengths) {
+  std::vector<Index> lengths(5000);
+  for (std::size_t i = 0; i < lengths.size(); ++i) lengths[i] = 20 + static_cast<Index>(i * 280 / lengths.size());
+  Packing packing(cut(lengths, 2048, TooLong::refuse), 2048, 1);
+  double mean = 0, all = 0, between = 0;
+  for (const Index length : lengths) mean += static_cast<double>(length) / static_cast<double>(lengths.size());
+  for (Index n = 0; n < packing.packs(); ++n) {
+    double sum = 0;
+    const auto pack = packing.pack(n);
+    for (const PackedPiece& piece : pack) {
+      const double length = static_cast<double>(piece.length);
+      sum += length - mean, all += (length - mean) * (length - mean);
+    }
+    between += sum * sum / static_cast<double>(pack.size());
+  }
+  EXPECT_LT(between / all, 0.2);  // 0.9 if the longest come first
+  RecordProperty("between", std::to_string(between / all));
 }
 
 TEST(Packing, IsAFunctionOfItsArguments) {
   const std::vector<Index> lengths = natural_lengths(1000);
   const auto pieces = cut(lengths, 1000, TooLong::split);
   Packing packing(pieces, 1000, 3), again(pieces, 1000, 3), other(pieces, 1000, 4);
-  const Index n = packing.size();
-  ASSERT_EQ(other.size(), n);
-  const auto all = packs_of(packing, 0, 3 * n);
-  const auto late = packs_of(again, n + n / 2, n);  // starts in the middle of the second epoch
-  EXPECT_TRUE(std::equal(late.begin(), late.end(), all.begin() + n + n / 2));
-  EXPECT_EQ(packs_of(packing, 0, n), std::vector(all.begin(), all.begin() + n));  // then back again
-  EXPECT_NE(packs_of(other, 0, n), packs_of(packing, 0, n));
-  EXPECT_NE(packs_of(packing, 0, n), packs_of(packing, n, n));
+  const auto epoch = [](Packing& p, Index e) { return packs_of(p, p.packs(e), p.packs(e + 1) - p.packs(e)); };
+  const auto all = packs_of(packing, 0, packing.packs(3));
+  const Index late = packing.packs() + 7;
+  EXPECT_EQ(packs_of(again, late, 30), std::vector(all.begin() + late, all.begin() + late + 30));  // a resumed run
+  EXPECT_EQ(packs_of(packing, 0, 50), std::vector(all.begin(), all.begin() + 50));                 // then back again
+  EXPECT_NE(epoch(other, 0), epoch(packing, 0));
+  std::set<std::vector<Index>> first;  // packs of several pieces
+  Index same = 0;
+  for (const auto& pack : epoch(packing, 0))
+    if (pack.size() > 3) first.insert(pack);
+  for (const auto& pack : epoch(packing, 1)) same += first.contains(pack);
+  EXPECT_GT(first.size(), 100u);
+  EXPECT_LT(same, 10);
+}
+
+// The number of packs differs from epoch to epoch, and a run counts them all.
+TEST(Packing, CountsThePacksOfEveryEpoch) {
+  const auto pieces = cut(natural_lengths(1000), 1000, TooLong::split);
+  Packing packing(pieces, 1000, 3);
+  std::set<Index> sizes;
+  for (Index e = 0; e < 20; ++e) sizes.insert(packing.packs(e + 1) - packing.packs(e));
+  EXPECT_GT(sizes.size(), 1u);
+  Mixture mixture({{Packing(pieces, 1000, 3), 1}}, 3);
+  EXPECT_EQ(mixture.packs(20), static_cast<double>(packing.packs(20)));
+  EXPECT_EQ(mixture.packs(2.5), 0.5 * static_cast<double>(packing.packs(2) + packing.packs(3)));
+  for (const Index n : {packing.packs(19), packing.packs(), Index{3}})
+    EXPECT_TRUE(
+        std::ranges::equal(mixture.pack(n), packing.pack(n), {}, &PackedPiece::document, &PackedPiece::document));
 }
 
 TEST(Packing, SplitsTruncatesOrRefusesLongDocuments) {
@@ -100,11 +153,11 @@ TEST(Packing, KeepsPairsTogetherInTheirOrder) {
   const auto pieces = cut_pairs(lengths, length, length, TooLong::truncate);
   ASSERT_EQ(pieces.size(), lengths.size());
   Packing packing(pieces, length, 3, 2), again(pieces, length, 3, 2);
-  const Index n = packing.size();
+  const Index n = packing.packs();
   for (const Index epoch : {0, 1}) {
     std::set<Index> seen;
-    for (Index i = 0; i < n; ++i) {
-      const auto pack = packing.pack(epoch * n + i);
+    for (Index i = packing.packs(epoch); i < packing.packs(epoch + 1); ++i) {
+      const auto pack = packing.pack(i);
       ASSERT_EQ(pack.size() % 2, 0u);
       Index sum = 0;
       for (std::size_t p = 0; p < pack.size(); p += 2) {
@@ -233,7 +286,7 @@ TEST_F(Preferences, ComeOncePerEpochOrAreHeldOut) {
     std::map<std::int32_t, int> learned, held_out;
     for (const Batch& batch : all.evaluation) look(batch, attached, held_out);
     EXPECT_GT(held_out.size(), 10u);
-    for (Index step = 1; step <= all.steps_per_epoch(); ++step) {
+    for (Index step = 1; static_cast<double>(step) <= std::ceil(all.steps()); ++step) {
       for (Index i = 0; i < 3; ++i) look(all.batch(step, i), attached, learned);
     }
     for (const auto& [pair, times] : held_out) EXPECT_FALSE(learned.contains(pair)) << times;
@@ -315,7 +368,7 @@ TEST_F(DataFiles, BatchesHaveEachTargetOnce) {
   Config config = make_config("llama", {token, 8, 1, 1, 1, 8, 8, 0, true});
   std::map<std::int32_t, int> predicted;
   Index tokens = 0;
-  for (Index n = 0; n < packing.size(); ++n) {
+  for (Index n = 0; n < packing.packs(); ++n) {
     Batch batch;
     append(batch, file, packing.pack(n));
     validate(config, batch);
@@ -380,7 +433,8 @@ TEST_F(GroupFiles, GiveBatchesTheirAdvantagesAndOldLogProbs) {
     for (const std::int32_t token : b.tokens) times[token] += token >= 100;
   };
   for (const Batch& b : split.evaluation) count(b, held_out);
-  for (Index step = 1; step <= split.steps_per_epoch(); ++step) count(split.batch(step, 0), trained);
+  for (Index step = 1; static_cast<double>(step) <= std::ceil(split.steps()); ++step)
+    count(split.batch(step, 0), trained);
   std::erase_if(held_out, [](const auto& x) { return x.second == 0; });
   std::erase_if(trained, [](const auto& x) { return x.second == 0; });
   EXPECT_GT(held_out.size(), 4u);

@@ -19,19 +19,29 @@ class Mixture {
 
   Mixture(std::vector<Part> parts, std::uint64_t seed) : parts_(std::move(parts)), seed_(seed) {
     double weights = 0;
-    for (const Part& part : parts_) weights += packs_for(part), size_ += part.packing.size();
-    for (const Part& part : parts_) {
+    for (Part& part : parts_) {
+      packs_.push_back(part.packing.packs());
+      weights += packs_for(packs_.size() - 1), size_ += packs_.back();
+    }
+    for (std::size_t part = 0; part < parts_.size(); ++part) {
       const double share = packs_for(part) / weights * static_cast<double>(size_);
       taken_.push_back(std::max<Index>(1, std::llround(share)));
     }
     size_ = std::accumulate(taken_.begin(), taken_.end(), Index{0});
   }
 
-  // The number of packs in an epoch.
-  Index size() const { return size_; }
-  // How often an epoch uses the documents of a part.
+  // The number of packs in so many epochs: of one part its own, which differ a little.
+  double packs(double epochs = 1) {
+    const double whole = std::floor(epochs), rest = epochs - whole;
+    if (parts_.size() > 1) return epochs * static_cast<double>(size_);
+    Packing& packing = parts_[0].packing;
+    const Index begin = packing.packs(static_cast<Index>(whole)),
+                end = packing.packs(static_cast<Index>(std::ceil(epochs)));
+    return static_cast<double>(begin) + rest * static_cast<double>(end - begin);
+  }
+  // How often an epoch uses the documents of a part, about.
   double passes(std::size_t part) const {
-    return static_cast<double>(taken_[part]) / static_cast<double>(parts_[part].packing.size());
+    return static_cast<double>(taken_[part]) / static_cast<double>(packs_[part]);
   }
   // The part's share of the tokens.
   double share(std::size_t part) const {
@@ -49,11 +59,11 @@ class Mixture {
 
  private:
   // Packs of one part differ little in their tokens.
-  static double tokens_per_pack(const Part& part) {
-    return static_cast<double>(part.packing.tokens()) / static_cast<double>(part.packing.size());
+  double tokens_per_pack(std::size_t part) const {
+    return static_cast<double>(parts_[part].packing.tokens()) / static_cast<double>(packs_[part]);
   }
-  static double packs_for(const Part& part) { return part.weight / tokens_per_pack(part); }
-  double tokens(std::size_t part) const { return static_cast<double>(taken_[part]) * tokens_per_pack(parts_[part]); }
+  double packs_for(std::size_t part) const { return parts_[part].weight / tokens_per_pack(part); }
+  double tokens(std::size_t part) const { return static_cast<double>(taken_[part]) * tokens_per_pack(part); }
 
   void arrange(Index epoch) {
     epoch_ = epoch;
@@ -75,7 +85,7 @@ class Mixture {
 
   std::vector<Part> parts_;
   std::uint64_t seed_;
-  std::vector<Index> taken_;  // packs of each part in an epoch
+  std::vector<Index> packs_, taken_;  // of each part: packs of its first epoch, and in an epoch of the mixture
   Index size_ = 0, epoch_ = -1;
   std::vector<Pick> order_;
 };

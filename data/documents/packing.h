@@ -1,9 +1,9 @@
 // Packing: groups documents into token streams (packs) of at most `length` tokens with little unused space.
 //
-// Best-fit decreasing: longest first, each piece goes into the pack where it leaves the least space. Every epoch
-// shuffles pieces of equal length and the order of the packs. Packs depend only on (pieces, length, seed, epoch), so a
-// resumed run needs no state; the number of packs depends only on the lengths. The two documents of a preference are
-// packed as one unit.
+// Best fit in random order: each piece goes into the pack where it leaves the least space. (Longest first fills packs about
+// 1 % more, but then all documents of a step have one length, and the model learns less: docs/log.md.) Every epoch has
+// new packs, which depend only on (pieces, length, seed, epoch), so a resumed run needs no state. Their number differs a
+// little from epoch to epoch. The two documents of a preference are packed as one unit.
 #pragma once
 
 #include <map>
@@ -73,16 +73,21 @@ class Packing {
     arrange(0);
   }
 
-  // The number of packs in an epoch.
-  Index size() const { return std::ssize(begin_) - 1; }
+  // The number of packs in the first epochs.
+  Index packs(Index epochs = 1) {
+    while (std::ssize(before_) <= epochs) arrange(std::ssize(before_) - 1);
+    return before_[epochs];
+  }
   Index tokens() const {
     return std::accumulate(pieces_.begin(), pieces_.end(), Index{0}, [](Index n, auto& p) { return n + p.length; });
   }
 
   // Pack n of the run, counted over all epochs.
   std::span<const PackedPiece> pack(Index n) {
-    if (n / size() != epoch_) arrange(n / size());
-    const Index at = order_[n % size()];
+    while (n >= before_.back()) arrange(std::ssize(before_) - 1);
+    const Index epoch = std::ranges::upper_bound(before_, n) - before_.begin() - 1;
+    if (epoch != epoch_) arrange(epoch);
+    const Index at = order_[n - before_[epoch]];
     return std::span<const PackedPiece>(packed_).subspan(begin_[at], begin_[at + 1] - begin_[at]);
   }
 
@@ -102,9 +107,9 @@ class Packing {
 
   void arrange(Index epoch) {
     epoch_ = epoch;
-    std::vector<Index> order = shuffled(std::ssize(pieces_) / together_, 1);
-    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return length_of(a) > length_of(b); });
+    const std::vector<Index> order = shuffled(std::ssize(pieces_) / together_, 1);
     const std::vector<Index> pack_of = best_fit(order);
+    if (epoch + 1 == std::ssize(before_)) before_.push_back(before_.back() + packs_);
 
     // The pieces of all packs, pack by pack.
     begin_.assign(packs_ + 1, 0);
@@ -144,6 +149,7 @@ class Packing {
   Index length_, together_;
   std::uint64_t seed_;
   std::vector<PackedPiece> pieces_;  // of all documents
+  std::vector<Index> before_ = {0};  // packs of all epochs before each one, as far as they are known
   // The current epoch.
   Index epoch_ = 0, packs_ = 0;
   std::vector<PackedPiece> packed_;  // pack by pack

@@ -70,7 +70,10 @@ class Documents {
     evaluate();
   }
 
-  Index steps_per_epoch() const { return ceil_div(packing->size(), settings.packs * settings.micro_batches); }
+  // The steps of so many epochs.
+  double steps(double epochs = 1) {
+    return packing->packs(epochs) / static_cast<double>(settings.packs * settings.micro_batches);
+  }
 
   // Steps count from one. Each step takes the next packs.
   Batch batch(Index step, Index micro_batch) {
@@ -163,7 +166,7 @@ class Documents {
 
   void evaluate() {
     evaluation.clear();
-    for (Index n = 0; held_out && n < std::min(held_out->size(), kEvaluationBatches * settings.packs); ++n) {
+    for (Index n = 0; held_out && n < std::min(held_out->packs(), kEvaluationBatches * settings.packs); ++n) {
       if (n % settings.packs == 0) evaluation.emplace_back();
       append(evaluation.back(), file, held_out->pack(n), known());
     }
