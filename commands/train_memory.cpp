@@ -5,17 +5,71 @@
 namespace streambp {
 
 Index TrainMemory::length_for(const TokenFile& file) const {
-  constexpr Index usual = 4096;
   const StepSettings& s = run_.settings;
-  const Index all = round_up(file.token_count(), kTile), longest = round_up(file.longest_together(), kTile),
+  const Index longest = round_up(std::max(file.longest_together(), run_.pack), kTile),
               limit = s.config.max_length > 0 ? file.together() * s.config.max_length : kLongestStream,
-              wanted = std::min({std::max(longest, usual), all, limit, kLongestStream / o_.batch});
-  const Allowed plain = allowed(exactly(usual_chunk()), {s.kept});
+              wanted = std::min({longest, limit, kLongestStream / o_.batch});
   const Rates rates = usual_rates(s.device, s.config.head_dim);
-  if (fit(s, mode_, o_.batch * wanted, plain, rates).chunk > 0) return wanted;
-  const Index fitting = longest_that_fits(s, mode_, plain).rows / o_.batch / kTile * kTile;
+  Index fitting = 0;
+  for (const Index chunk : {usual_chunk(), chunk_is_chosen() ? o_.chunk : s.tile}) {
+    const Allowed plain = allowed(exactly(chunk), {s.kept});
+    if (fit(s, mode_, o_.batch * wanted, plain, rates).chunk > 0) return wanted;
+    fitting = longest_that_fits(s, mode_, plain).rows / o_.batch / kTile * kTile;
+    if (fitting >= std::max<Index>(file.longest_whole(), 1)) return fitting;  // else smaller chunks may have more room
+  }
   if (fitting == 0) refuse(o_.batch * kTile);
   return fitting;
+}
+
+// Of all allowed steps, the one with the least memory.
+Fit TrainMemory::least(const StepSettings& s, Index rows) const {
+  const ChunkRange chunks = o_.given("--chunk") ? exactly(o_.chunk) : up_to(o_.chunk);
+  return closest(s, mode_, rows, allowed(chunks, o_.budget.kept_choice(mode_, s.config)));
+}
+
+std::string TrainMemory::remedy_for(Index tokens) const {
+  const StepSettings& s = run_.settings;
+  if (s.config.positions == Positions::learned && tokens > s.config.max_length) return "";  // of the model
+  const Index rows = o_.batch * round_up(tokens, kTile);
+  const Usage needed = least(s, rows).usage;
+  const Capacity room = budget();
+  const std::string length = "--length " + std::to_string(tokens);
+  if (needed.fits(room)) return "use " + length + (o_.given("--length") ? "" : ", which is beyond the model's context");
+  const auto amount = [](std::size_t bytes) { return format("%ldMiB", ceil_div(static_cast<Index>(bytes), 1 << 20)); };
+  std::vector<std::string> all;
+  if (needed.peak > room.near)
+    all.push_back(is_bounded() ? "--memory " + amount(needed.peak) : amount(needed.peak) + " of free memory");
+  if (needed.far > room.far)
+    all.push_back(o_.budget.far_memory.empty() ? "--far DIR, a directory with " + amount(needed.far) + " free"
+                                               : "--far-memory " + amount(needed.far));
+  for (const auto& [options, config] : smaller_parts()) {
+    StepSettings part = s;
+    part.config = config;
+    if (!least(part, rows).usage.fits(room)) continue;
+    all.push_back(options);
+    break;
+  }
+  std::string text = "they need ";
+  for (std::size_t i = 0; i < all.size(); ++i) text += (i == 0 ? "" : i + 1 < all.size() ? ", " : " or ") + all[i];
+  return text + (o_.given("--length") ? " with " + length : "");
+}
+
+// Options that train less of the model, in less memory, those first that change less.
+std::vector<std::pair<std::string, Config>> TrainMemory::smaller_parts() const {
+  std::vector<std::pair<std::string, Config>> all;
+  if (o_.part.blocks || !o_.part.train.empty()) return all;
+  Config config = run_.settings.config;
+  std::string options;
+  if (!o_.trains_adapters()) {
+    PartOptions part = o_.part;
+    part.lora.rank = 16, options = "--lora 16";
+    part.apply(config);
+    all.push_back({options, config});
+  }
+  if (config.base == Base::nf4) return all;
+  apply_base("nf4", config);
+  all.push_back({options + (options.empty() ? "" : " ") + "--base nf4", config});
+  return all;
 }
 
 Index TrainMemory::choose() {
@@ -96,8 +150,7 @@ void TrainMemory::require_room_to_sample() const {
 // No step on so many rows fits: says what the smallest needs, and what there is.
 void TrainMemory::refuse(Index rows) const {
   const StepSettings& s = run_.settings;
-  const KeptChoice kept = o_.budget.kept_choice(mode_, s.config);
-  const Fit least = closest(s, mode_, rows, allowed(o_.given("--chunk") ? exactly(o_.chunk) : up_to(o_.chunk), kept));
+  const Fit least = this->least(s, rows);
   const Capacity room = budget();
   const std::string there = human_bytes(room.near) + (is_bounded() ? " are allowed by --memory" : " are free"),
                     needs =

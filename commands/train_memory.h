@@ -10,9 +10,10 @@ class TrainMemory {
  public:
   TrainMemory(const TrainOptions& options, Run& run) : o_(options), run_(run), mode_(mode_named(options.mode)) {}
 
-  // The length of a pack: at least the longest document, and at least a few thousand tokens, so that a step has little
-  // overhead; but no more than fits into memory and no more than there is data.
+  // The length of a pack: what it is filled to, or the longest document, but no more than fits into memory.
   Index length_for(const TokenFile& file) const;
+  // What makes room for a document, pair or completion of so many tokens, which --length, the model or memory rule out.
+  std::string remedy_for(Index tokens) const;
 
   // Chooses the fastest step that fits, and plans the memory of the run. Returns the chunk.
   Index choose();
@@ -24,6 +25,8 @@ class TrainMemory {
   Capacity budget() const;
   bool chunk_is_chosen() const;
   Index usual_chunk() const;
+  Fit least(const StepSettings& s, Index rows) const;
+  std::vector<std::pair<std::string, Config>> smaller_parts() const;
   void plan_run();
   Index parallel_completions() const;
   void require_room_to_sample() const;

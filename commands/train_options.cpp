@@ -60,8 +60,12 @@ void TrainOptions::add_data_options() {
        "are the tokens (default: generated stories)",
        {},
        Lasts::fixed});
-  table.add("--length", whole(length, "Tokens of a document, or with --model of a pack of documents", 2, 1 << 24,
-                              Lasts::fixed, "768; with --model chosen by data and memory"));
+  table.add("--length", whole(length, "Tokens of a document, with --model at most", 2, 1 << 24, Lasts::fixed,
+                              "768; with --model those of the longest, if memory has room for them"));
+  table.add("--pack", whole(pack,
+                            "With --model: tokens that a pack is filled to, in whole documents; a longer document is a "
+                            "pack alone. A step has --batch x --accumulate packs",
+                            1, 1 << 24, Lasts::fixed, "a hundredth of the data, at most 4096; for grpo 4096"));
   table.add("--batch", whole(batch, "Documents, or packs, per micro-batch, laid end to end in one token stream", 1,
                              1 << 20, Lasts::fixed, "2; with --model 1"));
   table.add("--accumulate",
@@ -73,8 +77,10 @@ void TrainOptions::add_data_options() {
   table.add("--learn", {&learn, "Tokens in the loss: answers (completions and the assistant's messages) or all",
                         checks::one_of({"answers", "all"}), Lasts::fixed});
   table.add("--too-long",
-            {&too_long, "What to do with documents longer than --length; pairs and groups are never split, but refused",
-             checks::one_of({"split", "truncate", "refuse"}), Lasts::fixed});
+            {&too_long,
+             "What to do with documents, pairs and completions that are longer than --length: split (documents only), "
+             "truncate or drop them, or refuse to train. Texts (.txt) are always split",
+             checks::one_of({"split", "truncate", "drop", "refuse"}), Lasts::fixed});
   table.add("--skip-bad", {&tokens.skip_bad, "Skip unusable lines instead of stopping at the first", {}, Lasts::fixed});
 }
 
@@ -158,10 +164,10 @@ void TrainOptions::settle(const std::filesystem::path& state_file) {
       if (!given(flag)) value = to;
     };
     otherwise("--batch", batch, 1);
-    otherwise("--rate", optimizer.rate, objectives.objective == "sft" ? 1e-5 : 1e-6);
+    otherwise("--rate", optimizer.rate,
+              (objectives.objective == "sft" ? FineTuning::kRate : FineTuning::kRateOfObjectives) *
+                  (trains_adapters() ? FineTuning::kAdapters : 1));
     otherwise("--decay", optimizer.decay, 0.0);
-    // Adapters begin at zero, so they learn at ten to twenty times the rate.
-    if (trains_adapters() && !given("--rate")) optimizer.rate *= 20;
   }
   optimizer.schedule = static_cast<RateSchedule>(std::ranges::find(kSchedules, schedule) - kSchedules.begin());
   check();
@@ -177,6 +183,7 @@ void TrainOptions::restore(const std::filesystem::path& state_file) {
   // What checkpoints of earlier versions do not have.
   const Json usual = {{"--schedule", "cosine"}, {"--cooldown", 0}, {"--final-rate", 0.1}};
   if (options.is_object()) options.insert(usual.begin(), usual.end());
+  if (options.is_object() && !options.contains("--pack")) options["--pack"] = options.value("--length", Json(0));
   // The rate of the steps so far does not depend on how many follow, unless the cool-down has begun.
   const Json before = options.value("--schedule", Json());
   const bool extends = given("--steps") && (before == "constant" || before == "wsd") && options.contains("--steps") &&
@@ -198,6 +205,8 @@ void TrainOptions::restore(const std::filesystem::path& state_file) {
 void TrainOptions::check() const {
   require(batch <= kLongestStream / length, "--batch ", batch, " documents of --length ", length, " are more than the ",
           kLongestStream, " tokens that a stream may have; use --accumulate for larger batches");
+  require(pack <= length || !given("--pack") || !given("--length"), "--pack ", pack, " is more than --length ", length,
+          ", the tokens of a stream; use a larger --length");
   objectives.check();
   check_memory();
   check_data();
@@ -229,7 +238,7 @@ void TrainOptions::check_data() const {
              !all_tokens || !fine_tunes() || data.empty(), " is for text, but this data is already tokenised");
   table.only(PartOptions::kFlags, fine_tunes(), needs_model);
   table.only({"--chat", "--date", "--trust-messages", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype",
-              "--objective"},
+              "--objective", "--pack"},
              fine_tunes(), needs_model);
   table.only(PartOptions::kFlags, adapter.empty(),
              ": the adapters of --adapter already say what is trained; leave it out");
@@ -253,7 +262,7 @@ void TrainOptions::check_grpo() const {
   }
   grpo.check();
   if (!online_grpo()) return;
-  table.only({"--batch", "--learn", "--too-long", "--skip-bad"}, false,
+  table.only({"--batch", "--pack", "--learn", "--too-long", "--skip-bad"}, false,
              " has no meaning with --reward or --reward-cmd, where a round is a batch");
   for (const auto& [flag, steps] : {std::pair{"--steps", optimizer.steps},
                                     {"--stop-after", stop_after},

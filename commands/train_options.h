@@ -18,6 +18,18 @@ namespace streambp {
 // In the order of RateSchedule.
 inline const std::vector<std::string> kSchedules = {"cosine", "linear", "constant", "wsd"};
 
+// What fine-tuning takes where no option says otherwise.
+struct FineTuning {
+  static constexpr double kEpochs = 1;
+  static constexpr double kRate = 1e-5, kRateOfObjectives = 1e-6;  // of sft; of dpo and grpo
+  static constexpr double kAdapters =
+      20;  // times that rate: adapters begin at zero, so they learn at ten to twenty times
+  static constexpr Index kWarmup = 20, kWarmupShare = 10;  // steps, but at most one in ten
+  static constexpr Index kSteps = 100;                     // of these epochs: what small data is divided into
+  static constexpr Index kPack = 4096;                     // tokens, or the share of a step if that is less
+  static constexpr Index kFewSteps = 50;                   // in fewer, a run learns little
+};
+
 struct TrainOptions {
   OptionTable table;
   ModelOptions model;
@@ -31,11 +43,11 @@ struct TrainOptions {
   DataOptions tokens = {.progress = show_progress};
 
   std::vector<std::string> data;
-  std::string adapter, mode = "stream", out, prompt, too_long = "split", learn = "answers", save_dtype = "same",
+  std::string adapter, mode = "stream", out, prompt, too_long = "refuse", learn = "answers", save_dtype = "same",
                        schedule = "cosine";
-  Index length = 768, batch = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
+  Index length = 768, pack = 0, batch = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
   Index evaluation_interval = 100, checkpoint_interval = CheckpointTimer::kByTime;
-  double epochs = 1, evaluation_fraction = 0.05, temperature = 0.5;
+  double epochs = FineTuning::kEpochs, evaluation_fraction = 0.05, temperature = 0.5;
   std::uint64_t seed = 1;
   bool resume = false, resumed = false, tensorboard = false;
   Capacity room = 0;  // how much memory each rank may use

@@ -47,7 +47,7 @@ Json TrainReport::beginning() const {
                 {"data_fingerprint", run_.source.fingerprint},
                 {"objective", o.objectives.objective},
                 {"steps", run_.optimizer.steps},
-                {"tokens", run_.batch * run_.length * run_.micro_batches},
+                {"tokens", run_.batch * run_.pack_tokens() * run_.micro_batches},
                 {"rate", describe_rate(run_.optimizer, o.schedule)},
                 {"clip", run_.optimizer.clip},
                 {"planned_memory", run_.memory.near},
@@ -106,7 +106,7 @@ void TrainReport::begin(Index first_step) {
   if (!task_.first_learned.empty()) print("learns   first: %s\n", task_.first_learned.c_str());
   if (const std::string& program = o.grpo.program; !program.empty())
     print("reward   by the command %s\n", RewardProgram::shown(program, program.size()));
-  print("steps    %ld, of %ld x %ld tokens x %s\n", run_.optimizer.steps, run_.batch, run_.length,
+  print("steps    %ld, of %ld x %ld tokens x %s\n", run_.optimizer.steps, run_.batch, run_.pack_tokens(),
         counted(run_.micro_batches, "micro-batch").c_str());
   print("rate     %s\n", describe_rate(run_.optimizer, o.schedule).c_str());
   print("memory   %s, planned: mode %s%s\n", human_bytes(run_.memory.near).c_str(), o.mode.c_str(), chunked.c_str());
@@ -175,11 +175,18 @@ void TrainReport::step(const StepReport& report) {
   const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
   const auto left =
       static_cast<Index>(elapsed / static_cast<double>(step - first_step_) * static_cast<double>(last - step));
-  print("%s%*ld/%ld  loss %.4f%s  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s", fresh_line(),
-        static_cast<int>(std::to_string(last).size()), step, last, result.measures.loss, shown(result.measures).c_str(),
-        result.gradient.norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
+  print("%s%*ld/%ld%s  loss %.4f%s  norm %.2f  %s tok/s  %2.0f%% matmul  %s  %ld:%02ld left%s", fresh_line(),
+        static_cast<int>(std::to_string(last).size()), step, last, epoch_at(step).c_str(), result.measures.loss,
+        shown(result.measures).c_str(), result.gradient.norm, human_count(tokens_per_second).c_str(), 100 * utilisation,
         human_bytes(device.arena.peak()).c_str(), left / 60, left % 60, Escape{lasting ? "\n" : ""});
   std::fflush(stdout);
+}
+
+// "  epoch 1.3/3"
+std::string TrainReport::epoch_at(Index step) const {
+  if (run_.steps_per_epoch == 0) return "";
+  const auto epochs = [&](Index steps) { return static_cast<double>(steps) / run_.steps_per_epoch; };
+  return format("  epoch %.1f/%g", epochs(step), std::round(10 * epochs(run_.optimizer.steps)) / 10);
 }
 
 // On-line GRPO: a first round that teaches nothing.

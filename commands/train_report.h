@@ -44,6 +44,7 @@ class TrainReport : public Observer {
 
  private:
   Json beginning() const;
+  std::string epoch_at(Index step) const;
   void add_sample(Index step);
 
   using Clock = std::chrono::steady_clock;

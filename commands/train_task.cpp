@@ -59,7 +59,7 @@ class Preparation {
   Json settled_options(Index chunk) const {
     Json options = o.table.lasting();
     options["--dtype"] = run.settings.dtype == DType::bf16 ? "bf16" : "f32";
-    options["--length"] = run.length, options["--chunk"] = chunk;
+    options["--length"] = run.length, options["--pack"] = run.pack, options["--chunk"] = chunk;
     options["--steps"] = run.optimizer.steps, options["--warmup"] = run.optimizer.warmup;
     options["--cooldown"] = run.optimizer.cooldown;
     return options;
@@ -119,11 +119,15 @@ class Preparation {
     o.objectives.require_kind(file);
     run.settings.objective = o.objectives.settings(file.most_learned());
     if (const std::string skipped = file.skipped(); !skipped.empty()) task.notes.push_back(skipped);
-    if (!o.resumed && !o.given("--length")) run.length = TrainMemory(o, run).length_for(file);
+    run.pack = o.pack > 0 ? o.pack : usual_pack(file);
+    const TrainMemory memory(o, run);
+    if (!o.resumed && !o.given("--length")) run.length = memory.length_for(file);
+    run.pack = std::min(run.pack, run.length);
     run.documents = std::make_shared<Documents>(
         file, DocumentSettings{o.evaluation_fraction, run.length, longest_piece(), o.batch, o.micro_batches, o.seed,
-                               too_long(), run.settings.objective.scale_rewards});
-    if (!o.resumed) settle_steps([&](double epochs) { return run.documents->steps(epochs); });
+                               too_long(), run.settings.objective.scale_rewards, run.pack,
+                               [&](Index tokens) { return memory.remedy_for(tokens); }});
+    settle_steps([&](double epochs) { return run.documents->steps(epochs); });
     run.source = document_source(run.documents, description(file), file.fingerprint());
     describe_parts(file);
     check_data(file);
@@ -131,6 +135,14 @@ class Preparation {
     run.settings.config.rope_scaling.longest = longest;
     if (trained_for > 0 && longest > trained_for)
       task.notes.push_back(format("some documents are longer than the model's context of %ld tokens", trained_for));
+  }
+
+  // Small data gives enough steps; much data has steps of the usual size. The completions of a group stay together, if
+  // they can.
+  static Index usual_pack(const TokenFile& file) {
+    if (file.groups()) return FineTuning::kPack;
+    const double tokens = FineTuning::kEpochs * static_cast<double>(file.token_count());
+    return std::min(FineTuning::kPack, static_cast<Index>(std::ceil(tokens / FineTuning::kSteps)));
   }
 
   std::string description(const TokenFile& file) const {
@@ -141,7 +153,11 @@ class Preparation {
                    counted(file.documents() / file.together(), unit).c_str(), tokens, learned,
                    100 * static_cast<double>(learned) / static_cast<double>(tokens), file.longest_together());
     if (run.documents->left_out > 0) text += format("; %ld have no targets within --length", run.documents->left_out);
-    if (run.documents->cut_off > 0) text += format("; %ld are cut at --length", run.documents->cut_off);
+    if (const Index long_ones = run.documents->too_long; long_ones > 0)
+      text += format("; %ld longer than %ld %s", long_ones, longest_piece(),
+                     too_long() == TooLong::split  ? "are split"
+                     : too_long() == TooLong::drop ? "are dropped"
+                                                   : "are truncated");
     if (run.documents->evaluation.empty()) text += "; none are held out";
     return text;
   }
@@ -242,12 +258,25 @@ class Preparation {
 
   // steps_of(epochs): how many that takes.
   void settle_steps(const std::function<double(double)>& steps_of) {
+    run.steps_per_epoch = steps_of(1);
+    if (o.resumed) return;
     if (!o.given("--steps")) {
-      require(o.epochs * steps_of(1) < 0x1p30, "--epochs ", o.epochs, " is more than 2^30 steps; use fewer");
+      require(o.epochs * run.steps_per_epoch < 0x1p30, "--epochs ", o.epochs, " is more than 2^30 steps; use fewer");
       const auto steps = static_cast<Index>(std::ceil(steps_of(o.epochs)));
       run.optimizer.steps = round_up(std::max<Index>(1, steps), o.online_grpo() ? o.grpo.inner : 1);
+      warn_of_few_steps();
     }
-    if (!o.given("--warmup")) run.optimizer.warmup = std::min<Index>(20, run.optimizer.steps / 10);
+    if (!o.given("--warmup"))
+      run.optimizer.warmup = std::min(FineTuning::kWarmup, run.optimizer.steps / FineTuning::kWarmupShare);
+  }
+
+  void warn_of_few_steps() {
+    if (run.optimizer.steps >= FineTuning::kFewSteps) return;
+    const double epochs = std::ceil(static_cast<double>(FineTuning::kFewSteps) / run.steps_per_epoch);
+    task.notes.push_back(format("warning: only %s, in which a model learns little; --epochs %g gives %ld%s",
+                                counted(run.optimizer.steps, "step").c_str(), epochs, FineTuning::kFewSteps,
+                                o.online_grpo() ? ", and so do fewer --prompts a step"
+                                                : ", and so does less of --pack, --batch or --accumulate"));
   }
 
   void settle_cooldown() {
@@ -256,7 +285,11 @@ class Preparation {
   }
 
   TooLong too_long() const {
-    return o.too_long == "split" ? TooLong::split : o.too_long == "truncate" ? TooLong::truncate : TooLong::refuse;
+    const std::map<std::string, TooLong> choices = {{"split", TooLong::split},
+                                                    {"truncate", TooLong::truncate},
+                                                    {"drop", TooLong::drop},
+                                                    {"refuse", TooLong::refuse}};
+    return choices.at(o.too_long);
   }
 
   const TrainOptions& o;

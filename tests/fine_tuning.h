@@ -12,6 +12,7 @@ class FineTuning : public Commands {
     // A byte-level model with tokenizer files, in bfloat16 and float32.
     expect_ok("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out base");
     fs::rename("base/step-000002", "model");
+    change_config("max_position_embeddings", 4096);
     std::string lines;
     for (int i = 0; i < 40; ++i) {
       const std::string completion = std::string(static_cast<std::size_t>(i * 7 % 90), 'a') + " answer";

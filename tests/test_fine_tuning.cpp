@@ -115,7 +115,7 @@ TEST_F(DpoTraining, RefusesConflictingOptionsAndData) {
   expect_refused("verify" + on_pairs, "--objective dpo");
   expect_refused("verify --objective dpo --model model --data data.jsonl", "no preferences");
   expect_refused(train("--objective dpo" + out), "\"chosen\"");
-  expect_refused(prefer("--length 100" + out), "--too-long truncate");
+  expect_refused(prefer("--length 100" + out), "--too-long what to do with them: truncate or drop");
   expect_refused("train --objective dpo" + out, "--model");
   expect_refused(prefer("--mean documents" + out), "--mean");
   expect_refused(prefer("--margin 1" + out), "--margin is for --objective dpo with --preference simpo; leave it out");
@@ -175,6 +175,49 @@ TEST_F(FineTuning, RefusesInvalidOptions) {
   expect_refused(train(out), "model.safetensors");
 }
 
+// What the error suggests is enough, and what is cut by choice is counted.
+TEST_F(FineTuning, LongDocumentsAreRefusedOrCutByChoice) {
+  change_config("max_position_embeddings", 16384);
+  const Json line = {{"prompt", "a"}, {"completion", std::string(6000, 'a')}};
+  write_file_atomically("long.jsonl", read_file("data.jsonl") + line.dump() + "\n");
+  const std::string run = "train --model model --data long.jsonl --steps 1 --eval-fraction 0 ";
+  const std::string tail = "or say with --too-long what to do with them: split, truncate or drop";
+  expect_refused(
+      run + "--length 256 --out refused",
+      "long.jsonl: 1 of 41 documents is longer than the 256 tokens of a stream, the longest has 6002; use --length "
+      "6002, " +
+          tail);
+  const std::string refused =
+      expect_refused(run + "--memory 2200KiB --keep near --out refused", "; they need --memory ", tail);
+  const std::size_t memory = refused.find("--memory ");
+  expect_ok(run + "--keep near --out whole " +
+            refused.substr(memory, refused.find_first_of(", ", memory + 9) - memory));
+  expect_ok(run + "--length 6002 --out whole-too");
+  expect_same_run("whole", "whole-too");
+  const std::string says = "; 1 longer than 256 are ";
+  expect_ok(run + "--length 256 --too-long split --out split", says + "split");
+  expect_ok(run + "--length 256 --too-long drop --out drop", says + "dropped");
+  expect_ok(run + "--length 256 --too-long truncate --out truncate", says + "truncated");
+  EXPECT_PRED2(contains, read_file("truncate/report.html"), says + "truncated");
+}
+
+// Small data has about a hundred steps, however long a stream may be; fewer than 50 are a warning.
+TEST_F(FineTuning, SmallDataHasAHundredSteps) {
+  std::string lines;
+  for (int i = 0; i < 120; ++i)
+    lines +=
+        Json{{"prompt", "question " + std::to_string(i)}, {"completion", std::string(i * 7 % 90, 'a')}}.dump() + "\n";
+  write_file_atomically("small.jsonl", lines);
+  const std::string run = "train --model model --data small.jsonl ";
+  const std::string said = expect_ok(run + "--eval-every 0 --out small", "  epoch 0.5/1  loss");
+  EXPECT_FALSE(contains(said, "warning: only")) << said;
+  const Index steps = static_cast<Index>(json_lines("small/metrics.jsonl").back()["step"]);
+  EXPECT_GE(steps, 85);
+  EXPECT_LE(steps, 125);
+  expect_ok(run + "--pack 4096 --length 4096 --out few",
+            "warning: only 2 steps, in which a model learns little; --epochs 25 gives 50, and so does less of --pack");
+}
+
 TEST_F(FineTuning, RefusedRunsLeaveNoFiles) {
   write_file_atomically("empty.jsonl", "");
   write_file_atomically("bad.jsonl", "{\"prompt\": \"a\"\n");
@@ -187,8 +230,7 @@ TEST_F(FineTuning, RefusedRunsLeaveNoFiles) {
   expect_refused(train("--objective grpo" + out), "\"rewards\"");
   expect_refused(train("--epochs 1e300" + out), "--epochs");
   expect_refused(train("--chat nothing" + out), "nothing");
-  expect_refused(on + "data.jsonl --too-long refuse --length 32" + out,
-                 "more than the 32 that --length and the model allow; use a larger --length or --too-long truncate");
+  expect_refused(on + "data.jsonl --pack 300 --length 256" + out, "--pack 300 is more than --length 256");
   expect_refused(on + "data.jsonl --memory 10KiB" + out, "use more --memory, a smaller model");
   expect_refused(on + "data.jsonl --batch 64 --memory 1100KiB" + out, "use more --memory, a smaller --batch");
   expect_refused(train("--batch 4000000" + out), "--batch");

@@ -126,7 +126,7 @@ TEST_F(Grpo, OfflineTrainingMatchesOnline) {
 TEST_F(Grpo, OfflineIncreasesTheRewardAndResumesBitForBit) {
   expect_ok("examples groups --count 10 --out groups.jsonl");
   const auto offline = [&](const std::string& options) {
-    return "train --objective grpo --model base --data groups.jsonl --rate 3e-3 --steps 6 --length 6000 "
+    return "train --objective grpo --model base --data groups.jsonl --rate 3e-3 --steps 6 --length 6000 --pack 6000 "
            "--eval-fraction 0 --kl 0.1 " +
            options;
   };
@@ -150,7 +150,7 @@ TEST_F(Grpo, OfflineRefusesInvalidData) {
   expect_refused(groups, "--objective grpo");
   expect_refused(groups + "--objective dpo", "no preferences");
   expect_refused(groups + "--objective grpo --group 4", "--reward-cmd");
-  expect_refused(groups + "--objective grpo --length 60", "--too-long truncate");
+  expect_refused(groups + "--objective grpo --length 60", "--too-long what to do with them: truncate or drop");
   expect_refused(groups + "--objective grpo --learn all", "--learn all");
   write_file_atomically("text.jsonl", "{\"text\": \"a\"}\n");
   expect_refused("train --objective grpo --model base --data text.jsonl --out run", "\"rewards\"");

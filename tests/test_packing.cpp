@@ -141,10 +141,23 @@ TEST(Packing, SplitsTruncatesOrRefusesLongDocuments) {
   const auto count = [&](TooLong choice) { return Packing(cut(lengths, 10, choice), 10, 1).tokens(); };
   EXPECT_EQ(count(TooLong::split), 38);
   EXPECT_EQ(count(TooLong::truncate), 23);
-  EXPECT_ERROR(count(TooLong::refuse), "document 1 has 25 tokens, more than the 10");
+  EXPECT_EQ(count(TooLong::drop), 13);
+  EXPECT_ERROR(count(TooLong::refuse), "document 1 has 25 tokens, more than 10");
   EXPECT_ERROR(Packing({}, 10, 1), "no documents");
+  EXPECT_ERROR(Packing({{0, 0, 0}}, 10, 1), "a piece has no tokens");
   EXPECT_ERROR(cut(lengths, 0, TooLong::split), "into pieces of 0 tokens");
-  EXPECT_ERROR(Packing({{0, 0, 11}}, 10, 1), "does not fit a pack of 10");
+}
+
+// Packs may be filled to less than the longest document has.
+TEST(Packing, GivesALongDocumentAPackAlone) {
+  Packing packing(cut(std::vector<Index>{3, 25, 4, 2, 11}, 25, TooLong::refuse), 10, 1);
+  std::multiset<std::multiset<Index>> packs;
+  for (Index n = 0; n < packing.packs(); ++n) {
+    std::multiset<Index> pack;
+    for (const PackedPiece& piece : packing.pack(n)) pack.insert(piece.length);
+    packs.insert(pack);
+  }
+  EXPECT_EQ(packs, (std::multiset<std::multiset<Index>>{{2, 3, 4}, {11}, {25}}));
 }
 
 TEST(Packing, KeepsPairsTogetherInTheirOrder) {
@@ -195,10 +208,11 @@ TEST(Packing, OfLongPairsCutsTheLongerSide) {
   EXPECT_EQ(cut_to({20, 4}, 20, 8), (Lengths{8, 4}));
   EXPECT_EQ(cut_to({20, 30}, 20, 8), (Lengths{8, 8}));
   for (const TooLong choice : {TooLong::refuse, TooLong::split}) {
-    EXPECT_ERROR(cut_to({1, 1, 6, 5}, 10, 10, choice), "pair 2 has 11 tokens, 6 chosen and 5 rejected");
-    EXPECT_ERROR(cut_to({9, 5}, 20, 8, choice), "20 in all and 8 in each; use a larger --length");
+    EXPECT_ERROR(cut_to({1, 1, 6, 5}, 10, 10, choice), "pair 2 has 11 tokens, more than 10 in all");
+    EXPECT_ERROR(cut_to({9, 5}, 20, 8, choice), "more than 20 in all or 8 in a document");
   }
-  EXPECT_ERROR(Packing({{0, 0, 6}, {1, 0, 5}}, 10, 1, 2), "a piece of 11 tokens does not fit a pack of 10");
+  EXPECT_EQ(cut_to({6, 4}, 10, 10, TooLong::drop), (Lengths{6, 4}));
+  EXPECT_EQ(cut_to({6, 5}, 10, 10, TooLong::drop), (Lengths{}));
 }
 
 // Pairs of a prompt and two answers. All tokens differ except those of the shared prompts, and the reference log-prob of a
@@ -309,7 +323,13 @@ TEST_F(Preferences, ComeOncePerEpochOrAreHeldOut) {
 
 TEST_F(Preferences, ThatAreTooLongAreCutOrLeftOut) {
   make({{4, 3, 20}, {4, 3, 3}, {10, 5, 8}, {4, 30, 30}, {9, 1, 30}, {30, 4, 4}});
-  EXPECT_ERROR(documents(20, TooLong::split), "pair 1 has 31 tokens, 7 chosen and 24 rejected");
+  EXPECT_ERROR(documents(20, TooLong::split),
+               "5 of 6 pairs are longer than the 20 tokens of a stream, the longest has 68; "
+               "say with --too-long what to do with them: truncate or drop");
+  Documents dropped = documents(20, TooLong::drop);
+  EXPECT_EQ(dropped.too_long, 5);
+  EXPECT_EQ(dropped.left_out, 0);
+  EXPECT_EQ(dropped.cut_off, 0);
   EXPECT_ERROR(documents(5, TooLong::truncate), "no document has a target");
   Documents cut = documents(20, TooLong::truncate);
   EXPECT_EQ(cut.left_out, 1);  // the last: its prompt leaves no room
@@ -346,6 +366,39 @@ TEST_F(Preferences, BatchesHaveReferenceLogProbsForAllTokensOrNone) {
   Batch bad = good;
   bad.reference.pop_back();
   EXPECT_ERROR(require_shape(bad), "reference log-probs");
+}
+
+// A text in a file of its own is for training on pieces; an example is whole, unless the user chooses otherwise.
+TEST_F(DataFiles, TextsAreCutAndLongDocumentsRefused) {
+  TokenWriter writer(dir / "t.safetensors");
+  for (const std::size_t length : {4, 30, 5, 21}) writer.add({Tokens(length, 1), std::vector<std::uint8_t>(length, 1)});
+  const auto part = [](const char* form) {
+    return Json{{"name", form}, {"form", form}, {"documents", 2}, {"weight", 0}};
+  };
+  writer.finish({{"parts", Json{part("plain text"), part("text")}.dump()}});
+  const TokenFile file(dir / "t.safetensors");
+  const auto with = [&](TooLong too_long, Index length = 10) {
+    DocumentSettings s{0, length, length, 1, 1, 1, too_long};
+    s.remedy = [](Index tokens) { return "use " + std::to_string(tokens); };
+    return Documents(file, s);
+  };
+  EXPECT_EQ(file.longest_together(), 30);
+  EXPECT_EQ(file.longest_whole(), 21);
+  EXPECT_ERROR(with(TooLong::refuse),
+               "1 of 4 documents is longer than the 10 tokens of a stream, the longest has 21; use 21, "
+               "or say with --too-long what to do with them: split, truncate or drop");
+  EXPECT_EQ(with(TooLong::refuse, 21).too_long, 0);
+  // The last token of the long document is a piece alone, without a target.
+  const std::map<TooLong, Index> tokens = {{TooLong::split, 59}, {TooLong::truncate, 29}, {TooLong::drop, 9}};
+  for (const auto& [choice, all] : tokens) {
+    Documents documents = with(choice);
+    EXPECT_EQ(documents.too_long, 1);
+    EXPECT_EQ(documents.left_out, choice == TooLong::drop);
+    Index found = 0;
+    for (Index step = 1; static_cast<double>(step) <= documents.steps(); ++step)
+      found += documents.batch(step, 0).size();
+    EXPECT_EQ(found, all) << static_cast<int>(choice);
+  }
 }
 
 // Each learned token is a target exactly once per epoch, even where long documents are split.
@@ -444,7 +497,7 @@ TEST_F(GroupFiles, GiveBatchesTheirAdvantagesAndOldLogProbs) {
   // No completion is split.
   DocumentSettings narrow = settings;
   narrow.length = narrow.longest = 2;
-  EXPECT_ERROR(Documents(known, narrow), "completion 1 has 3 tokens");
+  EXPECT_ERROR(Documents(known, narrow), "1 of 2 completions is longer than the 2 tokens of a stream");
   narrow.too_long = TooLong::truncate;
   EXPECT_EQ(Documents(known, narrow).batch(1, 0).size(), 2);
 }

@@ -27,7 +27,9 @@ struct Run {
   StepSettings settings;
   Schedule schedule;
   OptimizerSettings optimizer;
-  Index batch = 1, length = 0, micro_batches = 1;  // documents or packs of a micro-batch, and their tokens
+  Index batch = 1, length = 0, micro_batches = 1;  // documents or packs of a micro-batch, and their tokens at most
+  Index pack = 0;                                  // documents: tokens that a pack is filled to; 0: `length`
+  double steps_per_epoch = 0;                      // about; 0: the data has no epochs
   Capacity memory = 0;                             // of the whole run
 
   // The data
@@ -48,6 +50,7 @@ struct Run {
   std::string reference;  // identifies the reference model, where the objective needs one
 
   Index rows() const { return batch * length; }  // of a micro-batch's stream
+  Index pack_tokens() const { return pack > 0 ? pack : length; }
   Index last_step() const { return stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps; }
   bool trains_adapters() const { return !settings.config.adapters.empty(); }
   // On-line GRPO samples at the beginning of a round, so a run can only resume between rounds.

@@ -1,4 +1,5 @@
-// Packing: groups documents into token streams (packs) of at most `length` tokens with little unused space.
+// Packing: groups documents into token streams (packs) of at most `length` tokens with little unused space. A longer
+// document is a pack alone.
 //
 // Best fit in random order: each piece goes into the pack where it leaves the least space. (Longest first fills packs about
 // 1 % more, but then all documents of a step have one length, and the model learns less: docs/log.md.) Every epoch has
@@ -17,8 +18,8 @@
 
 namespace streambp {
 
-// What to do with a document that is longer than a pack.
-enum class TooLong { split, truncate, refuse };
+// What to do with a document that is too long.
+enum class TooLong { split, truncate, drop, refuse };
 
 // Tokens begin .. begin + length of a document.
 struct PackedPiece {
@@ -26,14 +27,13 @@ struct PackedPiece {
 };
 
 // Cuts documents of these lengths into pieces of at most `longest` tokens.
-inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longest, TooLong too_long,
-                                    const char* unit = "document") {
+inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longest, TooLong too_long) {
   require(longest > 0, "cannot cut documents into pieces of ", longest, " tokens");
   std::vector<PackedPiece> pieces;
   for (Index d = 0; d < std::ssize(lengths); ++d) {
-    require(lengths[d] <= longest || too_long != TooLong::refuse, unit, " ", d + 1, " has ", lengths[d],
-            " tokens, more than the ", longest,
-            " that --length and the model allow; use a larger --length or --too-long truncate");
+    require(lengths[d] <= longest || too_long != TooLong::refuse, "document ", d + 1, " has ", lengths[d],
+            " tokens, more than ", longest);
+    if (lengths[d] > longest && too_long == TooLong::drop) continue;
     const Index end = too_long == TooLong::truncate ? std::min(lengths[d], longest) : lengths[d];
     for (Index begin = 0; begin < end; begin += longest) pieces.push_back({d, begin, std::min(longest, end - begin)});
   }
@@ -41,8 +41,7 @@ inline std::vector<PackedPiece> cut(std::span<const Index> lengths, Index longes
 }
 
 // Cuts pairs, documents 2i and 2i + 1, to at most `longest` tokens per document and `length` per pair. The longer
-// document loses its end, or both are cut to the same length. A pair is compared as a whole, so TooLong::split refuses
-// pairs that are too long.
+// document loses its end, or both are cut to the same length. A pair is compared as a whole, so it is never split.
 inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index length, Index longest,
                                           TooLong too_long) {
   require(longest > 0, "cannot cut documents into pieces of ", longest, " tokens");
@@ -52,10 +51,9 @@ inline std::vector<PackedPiece> cut_pairs(std::span<const Index> lengths, Index 
     const PackedPiece pair[] = {{d, 0, std::min(chosen, std::max(length / 2, length - rejected))},
                                 {d + 1, 0, std::min(rejected, std::max(length / 2, length - chosen))}};
     const bool whole = pair[0].length == lengths[d] && pair[1].length == lengths[d + 1];
-    require(whole || too_long == TooLong::truncate, "pair ", d / 2 + 1, " has ", lengths[d] + lengths[d + 1],
-            " tokens, ", lengths[d], " chosen and ", lengths[d + 1], " rejected; --length and the model allow ", length,
-            " in all and ", longest, " in each; use a larger --length, or --too-long truncate");
-    pieces.insert(pieces.end(), std::begin(pair), std::end(pair));
+    require(whole || too_long == TooLong::truncate || too_long == TooLong::drop, "pair ", d / 2 + 1, " has ",
+            lengths[d] + lengths[d + 1], " tokens, more than ", length, " in all or ", longest, " in a document");
+    if (whole || too_long == TooLong::truncate) pieces.insert(pieces.end(), std::begin(pair), std::end(pair));
   }
   return pieces;
 }
@@ -66,10 +64,7 @@ class Packing {
   Packing(std::vector<PackedPiece> pieces, Index length, std::uint64_t seed, Index together = 1)
       : length_(length), together_(together), seed_(seed), pieces_(std::move(pieces)) {
     require(!pieces_.empty(), "there are no documents to pack");
-    for (Index i = 0; i < std::ssize(pieces_); ++i) {
-      const Index all = length_of(i / together);
-      require(0 < pieces_[i].length && all <= length, "a piece of ", all, " tokens does not fit a pack of ", length);
-    }
+    for (const PackedPiece& piece : pieces_) require(piece.length > 0, "a piece has no tokens");
     arrange(0);
   }
 

@@ -34,12 +34,15 @@ inline Source text_source(std::shared_ptr<const Text> text, const std::string& n
 
 struct DocumentSettings {
   double evaluation_fraction;
-  Index length;   // tokens in a pack
+  Index length;   // tokens of a stream, which a document or a pair must fit into
   Index longest;  // tokens in a piece of a document
   Index packs, micro_batches;
   std::uint64_t seed;
-  TooLong too_long;
+  TooLong too_long;    // long texts (TokenPart::is_text) are never refused, but split
   bool scaled = true;  // divide advantages by the standard deviation of their group
+  Index pack = 0;      // tokens that a pack is filled to; a longer document or pair is a pack alone; 0: `length`
+  // What to do about documents of up to so many tokens, for the message that refuses them.
+  std::function<std::string(Index tokens)> remedy = {};
 };
 
 class Documents {
@@ -47,8 +50,9 @@ class Documents {
   Documents(TokenFile file, const DocumentSettings& s) : file(std::move(file)), settings(s) {
     const Index together = this->file.together();
     const auto unit = [&](const PackedPiece& piece) { return piece.document / together; };
+    count_too_long();
     const auto pieces = pieces_with_targets();
-    left_out = this->file.documents() / together;
+    left_out = this->file.documents() / together - (s.too_long == TooLong::drop ? too_long : 0);
     for (std::size_t i = 0; i < pieces.size(); ++i) left_out -= i == 0 || unit(pieces[i]) != unit(pieces[i - 1]);
     auto is_held_out = [&](const PackedPiece& piece) {
       return Random(s.seed, 0xe7a1).uniform(holdout_key(piece.document)) < s.evaluation_fraction;
@@ -90,8 +94,9 @@ class Documents {
   const TokenFile file;
   const DocumentSettings settings;
   std::vector<Batch> evaluation;
-  Index cut_off = 0;  // documents that lose their end
-  Index left_out;     // documents or pairs dropped: no target after cutting, or pairs that are equal after cutting
+  Index cut_off = 0;   // documents that lose their end
+  Index too_long = 0;  // documents, pairs or completions that are split, truncated or dropped, but not texts
+  Index left_out;      // of the others, those without a target after cutting, and pairs that are equal after cutting
 
  private:
   Known known() const {
@@ -122,23 +127,61 @@ class Documents {
       require(begin != next, part.name,
               ": none of its documents has a target within --length, or all are held out; use ",
               "a larger --length or a smaller --eval-fraction");
-      parts.push_back({Packing({begin, next}, settings.length, settings.seed + parts.size(), file.together()),
+      const Index pack = settings.pack > 0 ? settings.pack : settings.length;
+      parts.push_back({Packing({begin, next}, pack, settings.seed + parts.size(), file.together()),
                        file.mixes() ? part.weight : 1});
       if (!file.mixes()) break;
     }
     return parts;
   }
 
+  // Counts what does not fit, and refuses it unless the settings say what to do with it.
+  void count_too_long() {
+    const Index together = file.together();
+    Index longest = 0, document = 0;
+    for (const TokenPart& part : file.parts) {
+      const Index end = document + part.documents;
+      for (; document < end; document += together) {
+        Index all = 0, most = 0;
+        for (Index i = 0; i < together; ++i)
+          all += file.length(document + i), most = std::max(most, file.length(document + i));
+        const bool fits = all <= settings.length && most <= settings.longest;
+        if (!fits && !part.is_text()) ++too_long, longest = std::max(longest, all);
+      }
+    }
+    const bool splits = settings.too_long == TooLong::split && file.kind() == DataKind::documents;
+    if (too_long == 0 || splits || settings.too_long == TooLong::truncate || settings.too_long == TooLong::drop) return;
+    const std::string remedy = settings.remedy ? settings.remedy(longest) : "";
+    fail(file.name(), ": ", too_long, " of ", file.documents() / together, " ",
+         kDataUnits[static_cast<int>(file.kind())], "s ", too_long == 1 ? "is" : "are", " longer than the ",
+         file.preferences() ? settings.length : settings.longest, " tokens of a stream, the longest has ", longest,
+         "; ", remedy, remedy.empty() ? "" : ", or ", "say with --too-long what to do with them: ",
+         file.kind() == DataKind::documents ? "split, truncate or drop" : "truncate or drop");
+  }
+
+  // The pieces of all documents.
+  std::vector<PackedPiece> all_pieces() const {
+    const std::vector<Index> lengths = file.lengths();
+    if (file.preferences()) return cut_pairs(lengths, settings.length, settings.longest, settings.too_long);
+    std::vector<PackedPiece> all;
+    Index first = 0;
+    for (const TokenPart& part : file.parts) {
+      const bool splits = part.is_text() && settings.too_long == TooLong::refuse;
+      const auto of_part = std::span(lengths).subspan(first, part.documents);
+      for (const PackedPiece& piece : cut(of_part, settings.longest, splits ? TooLong::split : settings.too_long))
+        all.push_back({first + piece.document, piece.begin, piece.length});
+      first += part.documents;
+    }
+    return all;
+  }
+
   std::vector<PackedPiece> pieces_with_targets() {
-    // A reward is for the whole completion, so groups are never split.
-    const TooLong too_long = file.groups() && settings.too_long == TooLong::split ? TooLong::refuse : settings.too_long;
-    const std::vector<PackedPiece> all =
-        file.preferences() ? cut_pairs(file.lengths(), settings.length, settings.longest, settings.too_long)
-                           : cut(file.lengths(), settings.longest, too_long, kDataUnits[static_cast<int>(file.kind())]);
+    const std::vector<PackedPiece> all = all_pieces();
     const auto ends = [&](const PackedPiece& piece) {
       return piece.begin + piece.length == file.length(piece.document);
     };
-    cut_off = file.documents() - std::ranges::count_if(all, ends);
+    const Index dropped = settings.too_long == TooLong::drop ? too_long * file.together() : 0;
+    cut_off = file.documents() - dropped - std::ranges::count_if(all, ends);
     std::vector<PackedPiece> pieces;
     for (auto unit = all.begin(); unit != all.end(); unit += file.together()) {
       const auto next = unit + file.together();

@@ -28,11 +28,16 @@ enum class DataKind { documents, preferences, groups };
 constexpr const char* kDataKinds[] = {"documents", "preferences", "groups"};  // in files
 constexpr const char* kDataUnits[] = {"document", "pair", "completion"};      // in messages
 
+inline constexpr const char* kPlainText = "plain text";  // a form
+
 // A part of the data: a file, or a folder of files.
 struct TokenPart {
   std::string name, form;  // the form of its examples, such as "messages"; empty: unknown
   Index documents;
   double weight = 0;  // its share of the tokens, in proportion to other parts; 0: no weights are given
+
+  // Texts in files of their own are for training on pieces; a document is one example.
+  bool is_text() const { return form == kPlainText; }
 };
 
 struct Advantage {
@@ -125,10 +130,19 @@ class TokenFile {
     return lengths;
   }
   Index longest() const { return std::ranges::max(lengths()); }
-  // The most tokens of a document or pair, which must fit into one pack.
+  // The most tokens of a document or pair.
   Index longest_together() const {
     Index most = 0;
     for (Index i = 0; i < documents(); i += together()) most = std::max(most, ends_[i + together() - 1] - begin(i));
+    return most;
+  }
+  // The same without texts in files of their own: what must fit into a stream.
+  Index longest_whole() const {
+    if (preferences()) return longest_together();
+    Index most = 0, document = 0;
+    for (const TokenPart& part : parts)
+      for (const Index end = document + part.documents; document < end; ++document)
+        if (!part.is_text()) most = std::max(most, length(document));
     return most;
   }
   // The number of tokens in the loss. The first token of a document never counts, because nothing precedes it.

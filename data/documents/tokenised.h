@@ -100,7 +100,7 @@ class Tokenising {
 
   void add_text(const fs::path& path) {
     require_kind({}, path.string() + ": ");
-    forms_.insert("plain text");
+    forms_.insert(kPlainText);
     std::string text = read_text(path, available_memory() / 16);  // its tokens take 13 bytes for each of its bytes
     try {
       require_data(is_utf8(text), "is not UTF-8; convert it, for example with iconv");
