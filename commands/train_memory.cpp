@@ -38,7 +38,8 @@ std::string TrainMemory::remedy_for(Index tokens) const {
   const auto amount = [](std::size_t bytes) { return format("%ldMiB", ceil_div(static_cast<Index>(bytes), 1 << 20)); };
   std::vector<std::string> all;
   if (needed.peak > room.near)
-    all.push_back(is_bounded() ? "--memory " + amount(needed.peak) : amount(needed.peak) + " of free memory");
+    all.push_back(is_bounded() && needed.peak < o_.room.near ? "--memory " + amount(needed.peak)
+                                                             : "a machine with " + amount(needed.peak) + " free");
   if (needed.far > room.far)
     all.push_back(o_.budget.far_memory.empty() ? "--far DIR, a directory with " + amount(needed.far) + " free"
                                                : "--far-memory " + amount(needed.far));
@@ -49,7 +50,7 @@ std::string TrainMemory::remedy_for(Index tokens) const {
     all.push_back(options);
     break;
   }
-  std::string text = "they need ";
+  std::string text = "use ";
   for (std::size_t i = 0; i < all.size(); ++i) text += (i == 0 ? "" : i + 1 < all.size() ? ", " : " or ") + all[i];
   return text + (o_.given("--length") ? " with " + length : "");
 }

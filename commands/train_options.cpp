@@ -183,7 +183,8 @@ void TrainOptions::restore(const std::filesystem::path& state_file) {
   // What checkpoints of earlier versions do not have.
   const Json usual = {{"--schedule", "cosine"}, {"--cooldown", 0}, {"--final-rate", 0.1}};
   if (options.is_object()) options.insert(usual.begin(), usual.end());
-  if (options.is_object() && !options.contains("--pack")) options["--pack"] = options.value("--length", Json(0));
+  repacked = options.is_object() && !options.contains("--pack");
+  if (repacked) options["--pack"] = options.value("--length", Json(0));
   // The rate of the steps so far does not depend on how many follow, unless the cool-down has begun.
   const Json before = options.value("--schedule", Json());
   const bool extends = given("--steps") && (before == "constant" || before == "wsd") && options.contains("--steps") &&
@@ -250,6 +251,10 @@ void TrainOptions::check_data() const {
   require(!fine_tunes() || !data.empty(), "--model needs --data FILE to train on");
   require(fine_tunes() || data.empty() || (parts.size() == 1 && parts[0].files.size() == 1),
           "--data: training from scratch takes only one text, not several files or a directory of them");
+  for (const DataPart& part : parts)
+    require(fine_tunes() || content_type(part.name) == ".txt" || !is_data(part.name), part.name,
+            ": is not plain text; name the model to fine-tune on it with --model DIR. (Without one, a model is trained "
+            "from scratch on the bytes of a text)");
   require(!fine_tunes() || !model.sizes_given(), "--model already has its sizes; leave out the options of ",
           "models from scratch");
 }

@@ -50,7 +50,8 @@ struct TrainOptions {
   double epochs = FineTuning::kEpochs, evaluation_fraction = 0.05, temperature = 0.5;
   std::uint64_t seed = 1;
   bool resume = false, resumed = false, tensorboard = false;
-  Capacity room = 0;  // how much memory each rank may use
+  bool repacked = false;  // resumed from a version that packed documents in another order
+  Capacity room = 0;      // how much memory each rank may use
 
   TrainOptions(CLI::App& program, std::function<void()> run);
 

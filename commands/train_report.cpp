@@ -47,7 +47,7 @@ Json TrainReport::beginning() const {
                 {"data_fingerprint", run_.source.fingerprint},
                 {"objective", o.objectives.objective},
                 {"steps", run_.optimizer.steps},
-                {"tokens", run_.batch * run_.pack_tokens() * run_.micro_batches},
+                {"tokens", run_.tokens_per_step()},
                 {"rate", describe_rate(run_.optimizer, o.schedule)},
                 {"clip", run_.optimizer.clip},
                 {"planned_memory", run_.memory.near},
@@ -106,8 +106,12 @@ void TrainReport::begin(Index first_step) {
   if (!task_.first_learned.empty()) print("learns   first: %s\n", task_.first_learned.c_str());
   if (const std::string& program = o.grpo.program; !program.empty())
     print("reward   by the command %s\n", RewardProgram::shown(program, program.size()));
-  print("steps    %ld, of %ld x %ld tokens x %s\n", run_.optimizer.steps, run_.batch, run_.pack_tokens(),
-        counted(run_.micro_batches, "micro-batch").c_str());
+  if (run_.documents)
+    print("steps    %ld, of about %ld tokens in %s, in streams of up to %ld\n", run_.optimizer.steps,
+          run_.tokens_per_step(), counted(run_.batch * run_.micro_batches, "pack").c_str(), run_.rows());
+  else
+    print("steps    %ld, of %ld x %ld tokens x %s\n", run_.optimizer.steps, run_.batch, run_.length,
+          counted(run_.micro_batches, "micro-batch").c_str());
   print("rate     %s\n", describe_rate(run_.optimizer, o.schedule).c_str());
   print("memory   %s, planned: mode %s%s\n", human_bytes(run_.memory.near).c_str(), o.mode.c_str(), chunked.c_str());
   if (o.mode == "stream") {

@@ -119,6 +119,10 @@ class Preparation {
     o.objectives.require_kind(file);
     run.settings.objective = o.objectives.settings(file.most_learned());
     if (const std::string skipped = file.skipped(); !skipped.empty()) task.notes.push_back(skipped);
+    if (const std::string left_out = file.left_out(); !left_out.empty()) task.notes.push_back(left_out);
+    if (o.repacked)
+      task.notes.push_back(
+          "another version of streambp began this run, with other packs; from here on, its steps differ");
     run.pack = o.pack > 0 ? o.pack : usual_pack(file);
     const TrainMemory memory(o, run);
     if (!o.resumed && !o.given("--length")) run.length = memory.length_for(file);
@@ -273,10 +277,14 @@ class Preparation {
   void warn_of_few_steps() {
     if (run.optimizer.steps >= FineTuning::kFewSteps) return;
     const double epochs = std::ceil(static_cast<double>(FineTuning::kFewSteps) / run.steps_per_epoch);
-    task.notes.push_back(format("warning: only %s, in which a model learns little; --epochs %g gives %ld%s",
-                                counted(run.optimizer.steps, "step").c_str(), epochs, FineTuning::kFewSteps,
-                                o.online_grpo() ? ", and so do fewer --prompts a step"
-                                                : ", and so does less of --pack, --batch or --accumulate"));
+    std::string remedy = format("use --epochs %g", epochs);
+    if (run.batch * run.micro_batches > 1 && !o.online_grpo()) remedy += ", or less of --batch and --accumulate";
+    if (run.documents && run.documents->share_packs()) remedy += ", or a smaller --pack";
+    if (run.documents && run.documents->file.longest_whole() < run.documents->file.longest())
+      remedy += ", or a smaller --length, at which texts are cut";
+    if (o.online_grpo()) remedy += ", or fewer --prompts a step";
+    task.notes.push_back("warning: only " + counted(run.optimizer.steps, "step") +
+                         ", in which a model learns little; " + remedy);
   }
 
   void settle_cooldown() {

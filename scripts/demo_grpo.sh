@@ -20,7 +20,7 @@ build/streambp train --steps 300 --sample 0 --out "$out/base"
 
 printf '\n== SFT: learn to add from examples that forget the carry half the time\n\n'
 build/streambp examples arithmetic --count 3645 --out "$out/sums.jsonl"
-build/streambp train --model "$out/base" --data "$out/sums.jsonl" --length 2048 --rate 2e-3 --steps 500 --out "$out/sft"
+build/streambp train --model "$out/base" --data "$out/sums.jsonl" --length 2048 --pack 2048 --rate 2e-3 --steps 500 --out "$out/sft"
 
 printf '\n== GRPO: reward right answers\n\n'
 build/streambp train --model "$out/sft" --objective grpo --data "$out/sums.jsonl" --reward exact --completion 5 --prompts 8 \

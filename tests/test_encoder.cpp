@@ -193,6 +193,26 @@ TEST_F(Encoding, IsCachedUntilSomethingChanges) {
   EXPECT_TRUE(make());
 }
 
+// A role that the template does not know, or a message that it drops, is a warning with its line.
+TEST_F(Encoding, WarnsOfMessagesThatTheTemplateLeavesOut) {
+  model("byte_level");
+  write("some.jinja",
+        "{% for m in messages %}{% if m.role == 'system' %}{% elif m.role == 'user' %}U{{ m.content | upper }}"
+        "{% elif m.role == 'assistant' %}A{{ m.content }}</s>{% endif %}{% endfor %}");
+  const auto line = [](const std::string& role, const std::string& content) {
+    return R"({"messages": [{"role": ")" + role + R"(", "content": ")" + content +
+           R"("}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "one"}]})";
+  };
+  const auto left_out = [&](const std::string& name, const std::string& lines) {
+    return tokenise({write(name, lines)}, {.chat = {(dir / "some.jinja").string()}}).left_out();
+  };
+  EXPECT_EQ(left_out("good.jsonl", line("user", "written in capitals") + "\n" + line("system", " ")), "");
+  const std::string said =
+      left_out("bad.jsonl", line("user", "a") + "\n" + line("usr", "Hello!") + "\n" + line("system", "x"));
+  EXPECT_PRED2(contains, said, "warning: of 2 examples the chat template leaves out messages");
+  EXPECT_PRED2(contains, said, "bad.jsonl:2: message 1, of role \"usr\"; check the roles");
+}
+
 TEST_F(Encoding, StopsAtBadLinesOrCountsThem) {
   model("byte_level");
   const fs::path data =

@@ -188,7 +188,7 @@ TEST_F(FineTuning, LongDocumentsAreRefusedOrCutByChoice) {
       "6002, " +
           tail);
   const std::string refused =
-      expect_refused(run + "--memory 2200KiB --keep near --out refused", "; they need --memory ", tail);
+      expect_refused(run + "--memory 2200KiB --keep near --out refused", "; use --memory ", tail);
   const std::size_t memory = refused.find("--memory ");
   expect_ok(run + "--keep near --out whole " +
             refused.substr(memory, refused.find_first_of(", ", memory + 9) - memory));
@@ -215,7 +215,26 @@ TEST_F(FineTuning, SmallDataHasAHundredSteps) {
   EXPECT_GE(steps, 85);
   EXPECT_LE(steps, 125);
   expect_ok(run + "--pack 4096 --length 4096 --out few",
-            "warning: only 2 steps, in which a model learns little; --epochs 25 gives 50, and so does less of --pack");
+            "warning: only 2 steps, in which a model learns little; use --epochs 25, or a smaller --pack");
+}
+
+// A run of a version that packed documents by their length.
+TEST_F(FineTuning, ARunWithOtherPacksSaysSo) {
+  expect_ok(train("--steps 3 --stop-after 1 --out run"));
+  EXPECT_FALSE(contains(expect_ok("train --resume --stop-after 2 --out run"), "with other packs"));
+  const fs::path state_file = state_of("run/step-000002");
+  Json state = read_sealed_json(state_file);
+  state["options"].erase("--pack");
+  write_sealed_json(state_file, state);
+  expect_ok("train --resume --out run", "with other packs; from here on, its steps differ");
+}
+
+// Examples without a model to fine-tune are not text.
+TEST_F(FineTuning, ExamplesNeedAModel) {
+  fs::copy("data.jsonl", "data.json.gz");
+  for (const char* data : {"data.jsonl", "data.json.gz"})
+    expect_refused("train --steps 1 --out refused --data " + std::string(data),
+                   std::string(data) + ": is not plain text; name the model to fine-tune on it with --model DIR");
 }
 
 TEST_F(FineTuning, RefusedRunsLeaveNoFiles) {

@@ -98,7 +98,7 @@ TEST(Packing, MixesLengths) {
     }
     between += sum * sum / static_cast<double>(pack.size());
   }
-  EXPECT_LT(between / all, 0.2);  // 0.9 if the longest come first
+  EXPECT_LT(between / all, 0.2);  // 0.88 if the longest come first
   RecordProperty("between", std::to_string(between / all));
 }
 

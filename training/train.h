@@ -50,7 +50,9 @@ struct Run {
   std::string reference;  // identifies the reference model, where the objective needs one
 
   Index rows() const { return batch * length; }  // of a micro-batch's stream
-  Index pack_tokens() const { return pack > 0 ? pack : length; }
+  Index tokens_per_step() const {                // about
+    return documents ? std::llround(documents->tokens_per_step()) : batch * length * micro_batches;
+  }
   Index last_step() const { return stop_after > 0 ? std::min(stop_after, optimizer.steps) : optimizer.steps; }
   bool trains_adapters() const { return !settings.config.adapters.empty(); }
   // On-line GRPO samples at the beginning of a round, so a run can only resume between rounds.

@@ -108,6 +108,28 @@ class Encoder {
     return documents;
   }
 
+  // The first message with text of which the chat template writes nothing: "message 2, of role \"usr\""; empty: there is
+  // none. (Answers that it leaves out are errors.)
+  std::string left_out(const Example& example) const {
+    const Example& shown = example.sides.empty() ? example : example.sides[0];
+    if (!chat_ || shown.kind != Example::conversation) return "";
+    const std::string text = chat_->render(shown.chat).text;
+    for (std::size_t i = 0; i < shown.chat.messages.size(); ++i) {
+      const Message& message = shown.chat.messages[i];
+      const std::string content = message.content();
+      const std::size_t begin = content.find_first_not_of(" \t\r\n"), end = content.find_last_not_of(" \t\r\n");
+      if (message.has_role("assistant") || begin == content.npos) continue;
+      if (text.find(content.substr(begin, end + 1 - begin)) != text.npos) continue;
+      Conversation marked = shown.chat;  // the template may have changed the text
+      marked.messages[i].value = jinja::marked(message.value, jinja::kAnswer);
+      if (chat_->render(marked).answer != std::string::npos) continue;
+      const jinja::Value* role = message.find("role");
+      return "message " + std::to_string(i + 1) + ", of role " +
+             quote(role->text() ? jinja::to_utf8(*role->text()) : "");
+    }
+    return "";
+  }
+
   // The conversation as a prompt. If it begins with what `known` says, it keeps these tokens: those that the model has
   // read and written.
   Document prompt(const Conversation& c, const Tokens& known = {}) const {

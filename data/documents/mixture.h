@@ -44,10 +44,12 @@ class Mixture {
     return static_cast<double>(taken_[part]) / static_cast<double>(packs_[part]);
   }
   // The part's share of the tokens.
-  double share(std::size_t part) const {
+  double share(std::size_t part) const { return tokens(part) / tokens(); }
+  // Of an epoch.
+  double tokens() const {
     double all = 0;
-    for (std::size_t p = 0; p < parts_.size(); ++p) all += tokens(p);
-    return tokens(part) / all;
+    for (std::size_t part = 0; part < parts_.size(); ++part) all += tokens(part);
+    return all;
   }
 
   // Pack n of the run, counted over all epochs.

@@ -75,9 +75,10 @@ class Documents {
   }
 
   // The steps of so many epochs.
-  double steps(double epochs = 1) {
-    return packing->packs(epochs) / static_cast<double>(settings.packs * settings.micro_batches);
-  }
+  double steps(double epochs = 1) { return packing->packs(epochs) / packs_of_step(); }
+  double tokens_per_step() { return packing->tokens() / steps(); }
+  // Whether most documents share a pack with others.
+  bool share_packs() { return 2 * packing->packs() < static_cast<double>(file.documents() / file.together()); }
 
   // Steps count from one. Each step takes the next packs.
   Batch batch(Index step, Index micro_batch) {
@@ -99,6 +100,8 @@ class Documents {
   Index left_out;      // of the others, those without a target after cutting, and pairs that are equal after cutting
 
  private:
+  double packs_of_step() const { return static_cast<double>(settings.packs * settings.micro_batches); }
+
   Known known() const {
     const bool sampled_by_it = file.groups() && file.old().empty();
     return {reference, sampled_by_it ? std::span<const float>(reference) : file.old(), settings.scaled};

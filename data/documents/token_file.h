@@ -106,6 +106,11 @@ class TokenFile {
     if (count == metadata().end() || first == metadata().end() || count->second == "0") return "";
     return "examples skipped: " + count->second + ", the first: " + first->second;
   }
+  // A warning of messages that the chat template left out; empty: none.
+  std::string left_out() const {
+    const auto found = metadata().find("left_out");
+    return found == metadata().end() ? "" : found->second;
+  }
   std::vector<TokenPart> parts;  // at least one
   bool mixes() const { return parts[0].weight > 0; }
   DataKind kind() const { return kind_; }

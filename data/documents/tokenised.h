@@ -44,6 +44,13 @@ class Tokenising {
   const Json& parts() const { return parts_; }
   Index skipped() const { return skipped_; }
   const std::string& first_skipped() const { return first_skipped_; }
+  // Messages that the chat template leaves out.
+  std::string left_out() const {
+    if (left_out_ == 0) return "";
+    return "warning: of " + std::to_string(left_out_) + (left_out_ == 1 ? " example" : " examples") +
+           " the chat template leaves out messages, which the model does not read, the first: " + first_left_out_ +
+           "; check the roles";
+  }
 
  private:
   void add(const fs::path& path) {
@@ -115,7 +122,7 @@ class Tokenising {
     Form form = {};
     std::string form_name = {};
     std::vector<Document> documents = {};
-    std::string error = {};
+    std::string error = {}, left_out = {};
   };
 
   void add_examples(const fs::path& path) {
@@ -138,6 +145,7 @@ class Tokenising {
         if (form.empty()) form = line.form_name, first = line.where.substr(0, line.where.size() - 2);
         require(line.form_name == form, line.where, "has ", line.form_name, ", but ", first, " has ", form,
                 "; give each form its own file");
+        if (!line.left_out.empty() && ++left_out_ == 1) first_left_out_ = line.where + line.left_out;
         for (const Document& document : line.documents) writer_.add(document);
       }
       progress(path, lines.fraction());
@@ -157,6 +165,7 @@ class Tokenising {
                          !example.old.empty()};
         block[i].form_name = example.form;
         block[i].documents = encoder.encode(example);
+        block[i].left_out = encoder.left_out(example);
       } catch (const BadData& error) {
         block[i].error = error.what();
       } catch (...) {
@@ -185,13 +194,14 @@ class Tokenising {
   std::optional<Form> form_;     // empty until the first example
   std::set<std::string> forms_;  // of the current part
   Json parts_ = Json::array();
-  Index skipped_ = 0;
-  std::string first_skipped_;  // three of them
+  Index skipped_ = 0, left_out_ = 0;  // examples
+  std::string first_skipped_;         // three of them
+  std::string first_left_out_;
 };
 
 // A key of everything that the tokens depend on.
 inline std::string data_key(const std::vector<DataPart>& data, const fs::path& model, const DataOptions& options) {
-  Json key = {{"version", 7},
+  Json key = {{"version", 8},
               {"chat", options.chat.given},
               {"trusts_messages", options.chat.trusts_messages},
               {"learn_all", options.learn == Learn::all},
@@ -234,7 +244,8 @@ inline void write_tokens(const std::vector<DataPart>& data, const fs::path& mode
                  {"key", key},
                  {"fingerprint", writer.fingerprint(tokenising.kind())},
                  {"skipped", std::to_string(tokenising.skipped())},
-                 {"first_skipped", tokenising.first_skipped()}});
+                 {"first_skipped", tokenising.first_skipped()},
+                 {"left_out", tokenising.left_out()}});
 }
 
 // Creates a directory that only this user can read, if there is none.
