@@ -152,8 +152,7 @@ class EvalCommand : public Command {
           device_name(settings.device).c_str(), length);
     report_by_file(files, json);
     for (const File& file : files) {
-      for (const std::string& text : {file.tokens.skipped(), file.tokens.left_out()})
-        if (!text.empty()) print("%s\n", text.c_str());
+      if (const std::string skipped = file.tokens.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
     }
     print("\n");
     report_by_position(json);

@@ -82,8 +82,7 @@ class TokenizeCommand : public Command {
       print("%s: %s%s\n", part.name.c_str(), counted(part.documents / file.together(), unit).c_str(),
             part.form.empty() ? "" : (" with " + part.form).c_str());
     for (const std::string& text : DataChecks(file, model, data_options).warnings()) print("%s\n", text.c_str());
-    for (const std::string& text : {file.skipped(), file.left_out()})
-      if (!text.empty()) print("%s\n", text.c_str());
+    if (const std::string skipped = file.skipped(); !skipped.empty()) print("%s\n", skipped.c_str());
   }
 
   // A document as JSON: its text, the learned parts of it as [begin, end) in bytes, and its tokens.

@@ -80,7 +80,7 @@ void TrainOptions::add_data_options() {
             {&too_long,
              "What to do with documents, pairs and completions that are longer than --length: split (documents only), "
              "truncate or drop them, or refuse to train. Texts (.txt) are always split",
-             checks::one_of({"split", "truncate", "drop", "refuse"}), Lasts::fixed});
+             checks::one_of(kTooLong), Lasts::fixed});
   table.add("--skip-bad", {&tokens.skip_bad, "Skip unusable lines instead of stopping at the first", {}, Lasts::fixed});
 }
 

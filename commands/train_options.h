@@ -17,17 +17,18 @@ namespace streambp {
 
 // In the order of RateSchedule.
 inline const std::vector<std::string> kSchedules = {"cosine", "linear", "constant", "wsd"};
+// In the order of TooLong.
+inline const std::vector<std::string> kTooLong = {"split", "truncate", "drop", "refuse"};
 
 // What fine-tuning takes where no option says otherwise.
 struct FineTuning {
   static constexpr double kEpochs = 1;
   static constexpr double kRate = 1e-5, kRateOfObjectives = 1e-6;  // of sft; of dpo and grpo
-  static constexpr double kAdapters =
-      20;  // times that rate: adapters begin at zero, so they learn at ten to twenty times
-  static constexpr Index kWarmup = 20, kWarmupShare = 10;  // steps, but at most one in ten
-  static constexpr Index kSteps = 100;                     // of these epochs: what small data is divided into
-  static constexpr Index kPack = 4096;                     // tokens, or the share of a step if that is less
-  static constexpr Index kFewSteps = 50;                   // in fewer, a run learns little
+  static constexpr double kAdapters = 20;                          // times that rate, because they begin at zero
+  static constexpr Index kWarmup = 20, kWarmupShare = 10;          // steps, but at most one in ten
+  static constexpr Index kSteps = 100;                             // of these epochs: what small data is divided into
+  static constexpr Index kPack = 4096;                             // tokens, or the share of a step if that is less
+  static constexpr Index kFewSteps = 50;                           // in fewer, a run learns little
 };
 
 struct TrainOptions {

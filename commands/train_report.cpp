@@ -106,12 +106,9 @@ void TrainReport::begin(Index first_step) {
   if (!task_.first_learned.empty()) print("learns   first: %s\n", task_.first_learned.c_str());
   if (const std::string& program = o.grpo.program; !program.empty())
     print("reward   by the command %s\n", RewardProgram::shown(program, program.size()));
-  if (run_.documents)
-    print("steps    %ld, of about %ld tokens in %s, in streams of up to %ld\n", run_.optimizer.steps,
-          run_.tokens_per_step(), counted(run_.batch * run_.micro_batches, "pack").c_str(), run_.rows());
-  else
-    print("steps    %ld, of %ld x %ld tokens x %s\n", run_.optimizer.steps, run_.batch, run_.length,
-          counted(run_.micro_batches, "micro-batch").c_str());
+  print("steps    %ld, of %s%ld tokens in %s, in streams of up to %ld\n", run_.optimizer.steps,
+        run_.documents ? "about " : "", run_.tokens_per_step(), counted(run_.micro_batches, "micro-batch").c_str(),
+        run_.rows());
   print("rate     %s\n", describe_rate(run_.optimizer, o.schedule).c_str());
   print("memory   %s, planned: mode %s%s\n", human_bytes(run_.memory.near).c_str(), o.mode.c_str(), chunked.c_str());
   if (o.mode == "stream") {

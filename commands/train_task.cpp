@@ -119,7 +119,6 @@ class Preparation {
     o.objectives.require_kind(file);
     run.settings.objective = o.objectives.settings(file.most_learned());
     if (const std::string skipped = file.skipped(); !skipped.empty()) task.notes.push_back(skipped);
-    if (const std::string left_out = file.left_out(); !left_out.empty()) task.notes.push_back(left_out);
     if (o.repacked)
       task.notes.push_back(
           "another version of streambp began this run, with other packs; from here on, its steps differ");
@@ -157,11 +156,9 @@ class Preparation {
                    counted(file.documents() / file.together(), unit).c_str(), tokens, learned,
                    100 * static_cast<double>(learned) / static_cast<double>(tokens), file.longest_together());
     if (run.documents->left_out > 0) text += format("; %ld have no targets within --length", run.documents->left_out);
-    if (const Index long_ones = run.documents->too_long; long_ones > 0)
-      text += format("; %ld longer than %ld %s", long_ones, longest_piece(),
-                     too_long() == TooLong::split  ? "are split"
-                     : too_long() == TooLong::drop ? "are dropped"
-                                                   : "are truncated");
+    constexpr const char* done[] = {"split", "truncated", "dropped"};  // in the order of TooLong
+    if (const Index count = run.documents->too_long; count > 0)
+      text += format("; %ld longer than %ld tokens: %s", count, longest_piece(), done[static_cast<int>(too_long())]);
     if (run.documents->evaluation.empty()) text += "; none are held out";
     return text;
   }
@@ -215,8 +212,7 @@ class Preparation {
     run.settings = settings(config, o.micro_batches);
     if (run.length < all) run.settings.micro_batches = std::max(o.micro_batches, two_each);
     run.settings.objective = o.objectives.settings(o.grpo.completion);
-    if (!o.resumed)
-      settle_steps([&](double epochs) { return epochs * static_cast<double>(run.grpo->steps_per_epoch()); });
+    settle_steps([&](double epochs) { return epochs * static_cast<double>(run.grpo->steps_per_epoch()); });
     run.source.description = format("%s, %ld with %s each in a round", counted(run.grpo->prompts(), "prompt").c_str(),
                                     o.grpo.prompts, counted(o.grpo.group, "completion").c_str());
     run.source.fingerprint = run.grpo->fingerprint;
@@ -292,13 +288,7 @@ class Preparation {
       run.optimizer.cooldown = std::max<Index>(1, run.optimizer.steps / 5);
   }
 
-  TooLong too_long() const {
-    const std::map<std::string, TooLong> choices = {{"split", TooLong::split},
-                                                    {"truncate", TooLong::truncate},
-                                                    {"drop", TooLong::drop},
-                                                    {"refuse", TooLong::refuse}};
-    return choices.at(o.too_long);
-  }
+  TooLong too_long() const { return static_cast<TooLong>(std::ranges::find(kTooLong, o.too_long) - kTooLong.begin()); }
 
   const TrainOptions& o;
   RunDirectory& directory;

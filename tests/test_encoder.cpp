@@ -204,7 +204,7 @@ TEST_F(Encoding, WarnsOfMessagesThatTheTemplateLeavesOut) {
            R"("}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "one"}]})";
   };
   const auto left_out = [&](const std::string& name, const std::string& lines) {
-    return tokenise({write(name, lines)}, {.chat = {(dir / "some.jinja").string()}}).left_out();
+    return tokenise({write(name, lines)}, {.chat = {(dir / "some.jinja").string()}}).skipped();
   };
   EXPECT_EQ(left_out("good.jsonl", line("user", "written in capitals") + "\n" + line("system", " ")), "");
   const std::string said =

@@ -194,7 +194,7 @@ TEST_F(FineTuning, LongDocumentsAreRefusedOrCutByChoice) {
             refused.substr(memory, refused.find_first_of(", ", memory + 9) - memory));
   expect_ok(run + "--length 6002 --out whole-too");
   expect_same_run("whole", "whole-too");
-  const std::string says = "; 1 longer than 256 are ";
+  const std::string says = "; 1 longer than 256 tokens: ";
   expect_ok(run + "--length 256 --too-long split --out split", says + "split");
   expect_ok(run + "--length 256 --too-long drop --out drop", says + "dropped");
   expect_ok(run + "--length 256 --too-long truncate --out truncate", says + "truncated");

@@ -79,7 +79,7 @@ TEST_F(TrainPart, AdaptersResumeBitForBit) {
 TEST_F(TrainPart, PreferencesNeedNoSecondModel) {
   expect_ok("examples preferences --count 40 --out pairs.jsonl");
   const std::string prefer =
-      "train --objective dpo --model model --data pairs.jsonl --lora 4 --length 600 --rate 1e-2 ";
+      "train --objective dpo --model model --data pairs.jsonl --lora 4 --length 600 --pack 600 --rate 1e-2 ";
   expect_ok(prefer + "--steps 12 --eval-fraction 0.3 --out straight");
   EXPECT_EQ(metric("straight", "evaluation_margin").front(), 0);
   EXPECT_GT(metric("straight", "evaluation_margin").back(), 0.1);

@@ -38,7 +38,7 @@ struct DocumentSettings {
   Index longest;  // tokens in a piece of a document
   Index packs, micro_batches;
   std::uint64_t seed;
-  TooLong too_long;    // long texts (TokenPart::is_text) are never refused, but split
+  TooLong too_long;    // but texts (TokenPart::is_text) are always split
   bool scaled = true;  // divide advantages by the standard deviation of their group
   Index pack = 0;      // tokens that a pack is filled to; a longer document or pair is a pack alone; 0: `length`
   // What to do about documents of up to so many tokens, for the message that refuses them.
@@ -169,9 +169,9 @@ class Documents {
     std::vector<PackedPiece> all;
     Index first = 0;
     for (const TokenPart& part : file.parts) {
-      const bool splits = part.is_text() && settings.too_long == TooLong::refuse;
       const auto of_part = std::span(lengths).subspan(first, part.documents);
-      for (const PackedPiece& piece : cut(of_part, settings.longest, splits ? TooLong::split : settings.too_long))
+      for (const PackedPiece& piece :
+           cut(of_part, settings.longest, part.is_text() ? TooLong::split : settings.too_long))
         all.push_back({first + piece.document, piece.begin, piece.length});
       first += part.documents;
     }

@@ -100,16 +100,17 @@ class TokenFile {
   std::string path() const { return file_.path().string(); }
   const std::string& name() const { return name_; }
   const std::map<std::string, std::string>& metadata() const { return file_.metadata(); }
-  // How many unusable examples of the data were skipped, and the first of them; empty: none.
+  // How many unusable examples of the data were skipped, and the first of them, and messages that the chat template left
+  // out; empty: none.
   std::string skipped() const {
-    const auto count = metadata().find("skipped"), first = metadata().find("first_skipped");
-    if (count == metadata().end() || first == metadata().end() || count->second == "0") return "";
-    return "examples skipped: " + count->second + ", the first: " + first->second;
-  }
-  // A warning of messages that the chat template left out; empty: none.
-  std::string left_out() const {
-    const auto found = metadata().find("left_out");
-    return found == metadata().end() ? "" : found->second;
+    const auto of = [&](const char* name) {
+      const auto found = metadata().find(name);
+      return found == metadata().end() ? "" : found->second;
+    };
+    const std::string count = of("skipped"), left_out = of("left_out");
+    if (count.empty() || count == "0") return left_out;
+    return "examples skipped: " + count + ", the first: " + of("first_skipped") + (left_out.empty() ? "" : "; ") +
+           left_out;
   }
   std::vector<TokenPart> parts;  // at least one
   bool mixes() const { return parts[0].weight > 0; }
