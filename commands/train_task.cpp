@@ -143,7 +143,7 @@ class Preparation {
   // Small data gives enough steps; much data has steps of the usual size. The completions of a group stay together, if
   // they can.
   static Index usual_pack(const TokenFile& file) {
-    if (file.groups()) return FineTuning::kPack;
+    if (file.groups()) return std::min(FineTuning::kPack, file.token_count());
     const double tokens = FineTuning::kEpochs * static_cast<double>(file.token_count());
     return std::min(FineTuning::kPack, static_cast<Index>(std::ceil(tokens / FineTuning::kSteps)));
   }

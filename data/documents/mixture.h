@@ -32,12 +32,12 @@ class Mixture {
 
   // The number of packs in so many epochs: of one part its own, which differ a little.
   double packs(double epochs = 1) {
-    const double whole = std::floor(epochs), rest = epochs - whole;
     if (parts_.size() > 1) return epochs * static_cast<double>(size_);
+    const double known = std::min(epochs, 1000.0), whole = std::floor(known);  // counting more would take long
     Packing& packing = parts_[0].packing;
     const Index begin = packing.packs(static_cast<Index>(whole)),
-                end = packing.packs(static_cast<Index>(std::ceil(epochs)));
-    return static_cast<double>(begin) + rest * static_cast<double>(end - begin);
+                end = packing.packs(static_cast<Index>(std::ceil(known)));
+    return (static_cast<double>(begin) + (known - whole) * static_cast<double>(end - begin)) * (epochs / known);
   }
   // How often an epoch uses the documents of a part, about.
   double passes(std::size_t part) const {
