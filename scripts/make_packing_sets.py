@@ -48,6 +48,8 @@ def write(path, seed, length, items, count, questions):
             out.write(json.dumps(line) + "\n")
 
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 for name, length, items, count in [
     ("correlated", by_kind, 6, 96),
     ("uncorrelated", by_item, 6, 96),
