@@ -15,14 +15,12 @@ namespace {
 
 constexpr const char* kBenchDescription =
     "Measure the speed of a training step in the three modes.\n\n"
-    "Runs forward, backward and the optimizer on random tokens in each mode, and prints the median of several "
-    "runs.\n"
-    "The baseline is the machine's matmul rate, measured in the same run. Recomputation in checkpoint and stream mode\n"
+    "Runs forward, backward and the optimizer on random tokens in each mode, and prints the median of several runs. "
+    "The baseline is the machine's matmul rate, measured in the same run. Recomputation in checkpoint and stream mode "
     "counts as FLOPs. Modes that do not fit into memory are skipped.\n\n"
-    "  streambp bench                                   GPT-2 124M, one sequence of 1024\n"
-    "  streambp bench --chunk 256 512 1024 --profile    several chunks, and the time of each operation\n"
-    "  streambp bench --model qwen3-0.6b --length 4096 32768 --mode stream    two lengths\n"
-    "  streambp bench --model qwen3-8b --length 32768 --optimizer none --mode stream    on a GPU, in bf16";
+    "  streambp bench                                  GPT-2 124M, one sequence of 1024\n"
+    "  streambp bench --chunk 256 512 1024 --profile   chunks, and each operation's time\n"
+    "  streambp bench --model qwen3-0.6b --length 4096 32768 --mode stream";
 
 class BenchCommand : public Command {
  public:
@@ -51,6 +49,8 @@ class BenchCommand : public Command {
     options.add("--json",
                 {&json_file, "Also write the results to this JSON file", checks::results_file(), Lasts::no, "none"});
     options.add("--profile", {&profile, "Show the time per operation"});
+    options.first_page({"--model", "--length", "--mode", "--chunk", "--keep", "--memory", "--optimizer", "--dtype",
+                        "--device", "--lora", "--repeat", "--profile", "--json"});
   }
 
  private:

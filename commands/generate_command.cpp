@@ -21,10 +21,10 @@ constexpr const char* kGenerateDescription =
     "Continue prompts, or chat.\n\n"
     "  streambp generate --model qwen3-0.6b/                         a conversation\n"
     "  streambp generate --model gpt2/ --prompt \"Once upon a time\" --samples 3\n"
-    "  streambp generate --model qwen3-0.6b/ --chat --prompts questions.txt --json answers.json\n\n"
-    "Without prompts, it chats on a terminal, in the layout of the model's chat template; otherwise one prompt is\n"
-    "read from standard input. /reset starts a new conversation, /quit or Ctrl-D ends it. Sampling defaults come\n"
-    "from the model's generation_config.json. The same seed gives the same text. Reasoning is dim on a terminal, and\n"
+    "  streambp generate --model qwen3-0.6b/ --chat --prompts questions.txt\n\n"
+    "Without prompts, it chats on a terminal, in the layout of the model's chat template; otherwise one prompt is "
+    "read from standard input. /reset starts a new conversation, /quit or Ctrl-D ends it. Sampling defaults come "
+    "from the model's generation_config.json. The same seed gives the same text. Reasoning is dim on a terminal, and "
     "apart from the text with --json.";
 
 class GenerateCommand : public Command {
@@ -66,6 +66,8 @@ class GenerateCommand : public Command {
                            checks::results_file(), Lasts::no, "none"});
     options.add("--raw", {&raw, "Show special tokens and control characters"});
     options.add("--stats", {&stats, "Show how fast weights were loaded, and compare the speed with memory bandwidth"});
+    options.first_page({"--model", "--adapter", "--base", "--prompt", "--prompts", "--chat", "--system", "--samples",
+                        "--length", "--temperature", "--top-k", "--top-p", "--seed", "--json"});
   }
 
  private:

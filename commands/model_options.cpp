@@ -8,11 +8,11 @@ namespace streambp {
 void ModelOptions::add_to(OptionTable& options, const std::string& model_option, Vocabulary vocabulary, Lasts lasts) {
   options_ = &options;
   options.section("Model");
-  if (!model_option.empty()) {
-    std::vector<std::string> names;
-    for (const auto& [known, config] : known_models()) names.push_back(known);
-    options.add(model_option, {&model, "A config.json, a model directory, a run directory, or one of: " + join(names)});
-  }
+  if (!model_option.empty())
+    options.add(model_option,
+                {&model,
+                 "A config.json, a model directory, a run directory, or a name such as qwen3-8b that streambp "
+                 "list models shows"});
   const Check size = checks::between(1, kLargestSize);
   auto add = [&](const char* flag, Target value, const std::string& help, const Check& check, const char* shown = "") {
     size_flags_.push_back(flag);
@@ -20,7 +20,7 @@ void ModelOptions::add_to(OptionTable& options, const std::string& model_option,
   };
   std::vector<std::string> families;
   for (const ModelFamily& f : model_families()) families.push_back(f.name);
-  add("--family", &family, join(families), checks::one_of(families));
+  add("--family", &family, "A family that streambp list families shows", checks::one_of(families));
   add("--hidden", &hidden, "Width of the residual stream", size);
   add("--layers", &layers, "Number of layers", size);
   add("--heads", &heads, "Query heads", size);
@@ -42,7 +42,7 @@ Config ModelOptions::named() const {
   std::error_code error;
   require(
       fs::exists(model, error), quote(model),
-      " is neither the name of a known model (streambp plan --help lists them) nor a config.json or model directory");
+      " is neither the name of a known model (streambp list models shows them) nor a config.json or model directory");
   return read_config(fs::is_directory(model) ? model_directory(model) : model);
 }
 

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cmath>
 
+#include "commands/help.h"
+#include "commands/other_names.h"
 #include "commands/page.h"
 #include "commands/text.h"
 #include "data/files/hash.h"
@@ -69,6 +71,37 @@ Json stored_value(const Row& row) {
 }
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
+// Underscores and dashes are alike: "--a-b" becomes "--a-b,--a_b".
+std::string with_underscores(const std::string& names) {
+  std::string all = names;
+  std::istringstream each(names);
+  for (std::string name; std::getline(each, name, ',');) {
+    if (name.find('-', 2) == std::string::npos) continue;
+    std::replace(name.begin() + 2, name.end(), '-', '_');
+    all += "," + name;
+  }
+  return all;
+}
+
+// For --help.
+std::string type_of(const Target& target) {
+  return std::visit(
+      [](auto* value) -> std::string {
+        using V = std::decay_t<decltype(*value)>;
+        if constexpr (std::is_same_v<V, double>) return "FLOAT";
+        if constexpr (std::is_same_v<V, std::vector<std::string>>) return "TEXT ...";
+        if constexpr (std::is_same_v<V, std::vector<Index>>) return "INT ...";
+        return std::is_same_v<V, std::string> ? "TEXT" : "INT";
+      },
+      target);
+}
+std::string default_of(const Row& row, const Json& initial) {
+  if (!row.shown_default.empty()) return row.shown_default == "none" ? "" : row.shown_default;
+  if (initial.is_boolean() || initial.empty()) return "";
+  if (initial.is_number_float()) return format("%g", initial.get<double>());
+  return text_of(initial.is_array() ? initial.front() : initial);
+}
 
 // What is wrong with a value of the option, from the command line or a checkpoint.
 std::string wrong(const Row& row, const Json& value) {
@@ -146,6 +179,9 @@ OptionTable::OptionTable(CLI::App& program, const std::string& command, const st
                          std::function<void()> run)
     : app_(program.add_subcommand(command, description)) {
   app_->callback(std::move(run));
+  app_->formatter_fn([this](const CLI::App*, const std::string&, CLI::AppFormatMode mode) {
+    return help(mode == CLI::AppFormatMode::All || first_page_.empty() ? Pages::all : Pages::first);
+  });
 }
 
 void OptionTable::add(const std::string& flag, Row row) { add(flag, std::move(row), Value::required); }
@@ -154,31 +190,69 @@ void OptionTable::add_with_optional_value(const std::string& flag, Row row) {
 }
 
 void OptionTable::add(const std::string& flag, Row row, Value of_option) {
+  std::string names = flag;
+  for (const OtherName& other : other_names(app_->get_name(), flag)) {
+    if (other.value) {  // it must come before the option that gets its value
+      app_->add_flag_callback(with_underscores(other.name),
+                              [=, app = app_] { app->get_option(flag)->add_result(other.value); });
+    } else {
+      names += "," + std::string(other.name);
+    }
+  }
   CLI::Option* option = std::visit(
       [&](auto* value) {
         using V = std::decay_t<decltype(*value)>;
         if constexpr (std::is_same_v<V, bool>) {
-          return app_->add_flag(flag, *value, row.help);
+          return app_->add_flag(with_underscores(names), *value, "");
         } else {
-          return app_->add_option(flag, *value, row.help);
+          return app_->add_option(with_underscores(names), *value, "");
         }
       },
       row.value);
-  if (!section_.empty()) option->group(section_);
   if (of_option == Value::optional) option->expected(0, 1);
   const bool is_flag = std::holds_alternative<bool*>(row.value);
-  const Json initial = to_json(row.value);
-  if (!is_flag && !(initial.is_array() && initial.empty())) option->capture_default_str();
-  if (!row.shown_default.empty()) option->default_str(row.shown_default == "none" ? "" : row.shown_default);
   for (const Check& check : {check_of_type(row.value), row.check}) {
     if (check && !is_flag) option->check(CLI::Validator([=](std::string& text) { return check(text); }, ""));
   }
-  entries_.push_back({flag, std::move(row), initial});
+  const Json initial = to_json(row.value);
+  entries_.push_back({flag, std::move(row), initial, section_});
 }
 
-void OptionTable::require(const std::string& flag) { app_->get_option(flag)->required(); }
-void OptionTable::exclude(const std::string& flag, const std::string& other) {
-  app_->get_option(flag)->excludes(app_->get_option(other));
+void OptionTable::require(const std::string& flag) {
+  app_->get_option(flag)->required();
+  for (Entry& e : entries_) e.required |= e.flag == flag;
+}
+
+std::string OptionTable::help(Pages pages) const {
+  std::string positional, sections, section;
+  for (const Entry& e : entries_)
+    if (e.flag[0] != '-') positional += e.required ? " " + e.flag : " [" + e.flag + "]";
+  if (pages == Pages::all) {
+    for (const Entry& e : entries_) {
+      if (e.section != section) sections += "\n" + (section = e.section) + ":\n";
+      sections += help(e, pages);
+    }
+  } else {
+    sections = "\nOptions:\n";
+    for (const std::string& flag : first_page_)
+      sections += help(*std::ranges::find(entries_, flag, &Entry::flag), pages);
+    sections += help_entry("--help-all", "All " + std::to_string(entries_.size()) + " options: streambp " +
+                                             app_->get_name() + " --help-all");
+  }
+  return filled(app_->get_description()) + "\nUsage: streambp " + app_->get_name() + positional + " [OPTIONS]\n" +
+         sections;
+}
+
+std::string OptionTable::help(const Entry& e, Pages pages) const {
+  std::string name = e.flag, text = e.row.help, usual = default_of(e.row, e.initial);
+  if (!std::holds_alternative<bool*>(e.row.value)) name += " " + type_of(e.row.value);
+  if (e.required) text += " (required)";
+  if (!usual.empty()) text += " (default: " + usual + ")";
+  std::string also;
+  for (const OtherName& other : other_names(app_->get_name(), e.flag))
+    also += (also.empty() ? "; also " : ", ") + std::string(other.name) +
+            (other.value ? " for " + std::string(other.value) : "");
+  return help_entry(name, pages == Pages::all ? text + also : text);
 }
 
 // An option that the command does not have is not given.

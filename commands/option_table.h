@@ -64,8 +64,8 @@ class OptionTable {
   // The same, but the value of the option may be omitted.
   void add_with_optional_value(const std::string& flag, Row row);
   void require(const std::string& flag);
-  // Refuses to accept both options.
-  void exclude(const std::string& flag, const std::string& other);
+  // What --help shows, in this order; --help-all shows every option. Without it both show all.
+  void first_page(std::vector<std::string> flags) { first_page_ = std::move(flags); }
   // These options form one setting: if one of them is given, --resume restores none of them.
   void keep_together(std::vector<std::string> flags) { together_ = std::move(flags); }
 
@@ -88,16 +88,21 @@ class OptionTable {
     std::string flag;
     Row row;
     Json initial;  // the default
+    std::string section;
+    bool required = false;
   };
 
   enum class Value { required, optional };
   void add(const std::string& flag, Row row, Value of_option);
+  enum class Pages { first, all };
+  std::string help(Pages pages) const;
+  std::string help(const Entry& entry, Pages pages) const;
   void check_hashed(const Entry& entry, const std::string& stored, const std::string& run) const;
 
   CLI::App* app_;
-  std::string section_;
+  std::string section_ = "Options";
   std::vector<Entry> entries_;
-  std::vector<std::string> together_;
+  std::vector<std::string> together_, first_page_;
 };
 
 }  // namespace streambp

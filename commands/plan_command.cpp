@@ -18,19 +18,18 @@ namespace {
 
 constexpr const char* kPlanDescription =
     "Show the memory and FLOPs of a training step, without running it.\n\n"
-    "The real training step runs on a device that only counts, so the answer is exact: the size in bytes of the\n"
-    "memory block that a run allocates. It answers three questions:\n\n"
-    "  streambp plan qwen3-8b --length 100000                 what does a step at this length need?\n"
-    "  streambp plan qwen3-8b --memory 80GiB                  how long can the token stream be?\n"
-    "  streambp plan qwen3-8b --length 100000 --memory 80GiB  what is the fastest step?\n\n"
-    "--far-memory lets saved layer inputs, weights, gradients and the optimizer's state move to a second, larger\n"
-    "memory:\n\n"
-    "  streambp plan qwen3-8b --memory 80GiB --far-memory 300GiB --optimizer adamw-bf16\n\n"
-    "With --ranks it plans one process of several, and counts the bytes that it sends to the others:\n\n"
-    "  streambp plan qwen3-8b --memory 80GiB --ranks 8 --sequence-ranks 8 --optimizer adamw-bf16\n\n"
+    "The real training step runs on a device that only counts, so the answer is exact: the size in bytes of the "
+    "memory block that a run allocates. What does a step at this length need? How long can the stream be? What is the "
+    "fastest step?\n\n"
+    "  streambp plan qwen3-8b --length 100000\n"
+    "  streambp plan qwen3-8b --memory 80GiB\n"
+    "  streambp plan qwen3-8b --length 100000 --memory 80GiB\n\n"
+    "--far-memory is a second, larger memory. With --ranks it plans one process of several, and counts the bytes that "
+    "it sends to the others:\n\n"
+    "  streambp plan qwen3-8b --memory 80GiB --far-memory 300GiB\n"
+    "  streambp plan qwen3-8b --memory 80GiB --ranks 8 --sequence-ranks 8\n\n"
     "With --objective dpo the stream holds a pair of documents, with grpo the completions of a group; the answers "
-    "then\n"
-    "include the length of one document.";
+    "then include the length of one document.";
 
 class PlanCommand : public Command {
  public:
@@ -74,6 +73,8 @@ class PlanCommand : public Command {
                             "everything kept"});
     options.add("--json",
                 {&json_file, "Also write the answer to this JSON file", checks::results_file(), Lasts::no, "none"});
+    options.first_page({"model", "--length", "--memory", "--far-memory", "--optimizer", "--lora", "--accumulate",
+                        "--objective", "--ranks", "--sequence-ranks", "--curve", "--timeline", "--json"});
   }
 
  private:

@@ -8,6 +8,8 @@
 
 #include "commands/command.h"
 #include "commands/display.h"
+#include "commands/help.h"
+#include "commands/other_names.h"
 #include "commands/version.h"
 #include "data/files/mapped_file.h"
 #include "data/files/unfinished.h"
@@ -20,19 +22,21 @@ namespace {
 
 constexpr const char* kProgramDescription =
     "streambp: exact backpropagation of long sequences in little memory.\n\n"
-    "  streambp train           train a model (without options: a small one, in two minutes)\n"
-    "  streambp verify          prove that the gradient is the full-memory gradient, bit for bit\n"
-    "  streambp plan MODEL      show the memory and FLOPs of a training step at any length\n"
-    "  streambp bench           measure the speed of a training step\n"
-    "  streambp tokenize        turn data into tokens\n"
-    "  streambp eval            measure a model's loss on documents, by file and by position\n"
-    "  streambp report RUN      show the curves of runs as a page, and compare them\n"
-    "  streambp generate        continue prompts, or chat\n"
-    "  streambp merge           make adapters part of a whole model\n"
-    "  streambp examples        write example data\n"
-    "  streambp devices         list this machine's CPU and GPUs, and why one cannot be used\n\n"
-    "Every command has its own --help. Exit codes: 0 done, 1 a verification failed, 2 an error, 3 a verification\n"
-    "that cannot decide; 128 + N: ended by signal N.";
+    "  streambp train        train a model (alone: a small one, in two minutes)\n"
+    "  streambp verify       prove that the gradient is the full-memory gradient\n"
+    "  streambp plan MODEL   show the memory and FLOPs of a training step\n"
+    "  streambp bench        measure the speed of a training step\n"
+    "  streambp tokenize     turn data into tokens\n"
+    "  streambp eval         measure a model's loss, by file and by position\n"
+    "  streambp report RUN   show the curves of runs as a page, and compare them\n"
+    "  streambp generate     continue prompts, or chat\n"
+    "  streambp merge        make adapters part of a whole model\n"
+    "  streambp examples     write example data\n"
+    "  streambp devices      list the CPU and GPUs, and why one cannot be used\n"
+    "  streambp list         list model families, published models, or known defects\n\n"
+    "Every command has its own --help, and --help-all with all of its options; --version names the devices. "
+    "Exit codes: 0 done, 1 a verification failed, 2 an error, 3 a verification that cannot decide; 128 + N: ended by "
+    "signal N.";
 
 std::string version() {
   const std::string no_gpu = why_no_gpu();
@@ -65,11 +69,36 @@ void flush_output(const std::vector<std::unique_ptr<Command>>& commands) {
   if (!reader_left) std::cerr << "streambp: " << lost << " Everything else is saved.\n";
 }
 
-// The message for a command line that cannot be parsed.
+// The message for an argument that the command does not have.
+std::string explain(std::string argument, const CLI::App& command) {
+  const std::string where = "streambp " + command.get_name();
+  if (argument[0] != '-') return quote(argument) + " is not expected after " + where + "; options begin with --";
+  argument = argument.substr(0, argument.find('='));
+  std::string name = argument, names;
+  std::replace(name.begin(), name.end(), '_', '-');
+  if (const std::string why = why_no_option(name); !why.empty()) return why;
+  std::vector<std::string> choices;
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& known : option->get_lnames())
+      if (known.find('_') == std::string::npos) choices.push_back("--" + known);
+  const std::string guess = did_you_mean(name, choices);
+  return argument + " is not an option of " + where + "; " + (guess.empty() ? "see " + where + " --help-all" : guess);
+}
+
+// The message for a command line that cannot be parsed. An unknown option comes first: it may be a required one.
 std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::string& command) {
   if (command.empty()) return "no command is given; streambp --help lists the commands";
-  const bool known = !app.get_subcommands([&](const CLI::App* entry) { return entry->get_name() == command; }).empty();
-  if (!known) return quote(command) + " is not a command; streambp --help lists the commands";
+  if (app.get_subcommands().empty()) {
+    std::vector<std::string> commands;
+    for (const CLI::App* entry : app.get_subcommands({})) commands.push_back(entry->get_name());
+    const std::string guess = did_you_mean(command, commands);
+    return quote(command) + " is not a command; " + (guess.empty() ? "streambp --help lists the commands" : guess);
+  }
+  const CLI::App& chosen = *app.get_subcommands().front();
+  const std::vector<std::string> unknown = chosen.remaining();
+  const auto option = std::ranges::find_if(
+      unknown, [](const std::string& text) { return text.size() > 1 && text[0] == '-' && text[1] > '9'; });
+  if (!unknown.empty()) return explain(option != unknown.end() ? *option : unknown.front(), chosen);
   return std::string(error.what()) + "; see streambp " + command + " --help";
 }
 
@@ -85,18 +114,21 @@ void join_others(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) arguments += (i > 1 ? " " : "") + std::string(argv[i]);
   require_equal("the version", std::string(kVersion) + " (" + kCommit + ")");
   require_equal("the options", arguments);
-  for (const char* alone : {"plan", "tokenize", "eval", "report", "generate", "merge", "examples", "devices"})
+  for (const char* alone : {"plan", "tokenize", "eval", "report", "generate", "merge", "examples", "devices", "list"})
     require(command != alone, "streambp ", command, " runs in one process; start it without mpirun");
 }
 
 int run_command(int argc, char** argv) {
   CLI::App app{kProgramDescription};
   app.require_subcommand(1);
-  app.get_formatter()->column_width(28);
+  app.formatter_fn(
+      [](const CLI::App* all, const std::string&, CLI::AppFormatMode) { return filled(all->get_description()); });
+  app.set_help_all_flag("--help-all", "");
   app.set_version_flag("--version", version);
   std::vector<std::unique_ptr<Command>> commands;
-  for (const auto make : {train_command, verify_command, plan_command, bench_command, tokenize_command, eval_command,
-                          report_command, generate_command, merge_command, examples_command, devices_command}) {
+  for (const auto make :
+       {train_command, verify_command, plan_command, bench_command, tokenize_command, eval_command, report_command,
+        generate_command, merge_command, examples_command, devices_command, list_command}) {
     commands.push_back(make(app));
   }
   for (CLI::App* command : app.get_subcommands({})) command->group("");  // the description lists them

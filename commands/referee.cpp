@@ -295,8 +295,8 @@ void RefereeOptions::add_to(OptionTable& options) {
   for (const Defect& d : all_defects()) names.push_back(d.name);
   options.add("--defect", {&defect_,
                            "Show what this defect does to the loss and the gradient of --batch, or of a random step. "
-                           "--save-gradient then writes the gradient of a trainer with this defect: " +
-                               join(names),
+                           "--save-gradient then writes the gradient of a trainer with this defect. streambp list "
+                           "defects shows them",
                            checks::one_of(names)});
   options.add("--computed-in", {&computed_in_,
                                 "Type in which the trainer computes: f32, or bf16 for any narrower one, which explains "

@@ -10,17 +10,14 @@ namespace streambp {
 namespace {
 
 constexpr const char* kTrainDescription =
-    "Train a language model with exact gradients in little memory: fine-tune a model, or train one from scratch.\n\n"
-    "Fine-tuning takes a model directory in Hugging Face's layout and a file of conversations:\n\n"
-    "  streambp train --model Qwen3-0.6B --data chats.jsonl --out tuned\n\n"
-    "With --lora 32 it trains low-rank adapters beside the frozen model, which takes less memory and time.\n"
-    "Every checkpoint in --out is also a model directory, or a directory of adapters as PEFT writes them. Without "
-    "--model, train trains a small Llama on generated\n"
-    "stories, in two minutes on two cores, and prints a sample. With your own text and half a gigabyte:\n\n"
-    "  streambp train --data book.txt --length 4096 --memory 512MiB --steps 2000 --out book\n\n"
-    "A run writes metrics.jsonl, report.html and checkpoints to its output directory. --out DIR --resume continues\n"
-    "it with the same bits as if it had never stopped, in any mode and with any chunk. Ctrl-C finishes the step and\n"
-    "saves a checkpoint.";
+    "Train a language model with exact gradients in little memory: fine-tune a model directory in Hugging Face's "
+    "layout, all of it or adapters, or train a model from scratch.\n\n"
+    "  streambp train --model Qwen3-0.6B --data chats.jsonl --out tuned\n"
+    "  streambp train --model Qwen3-0.6B --data chats.jsonl --lora 32 --out adapters\n"
+    "  streambp train --data book.txt --length 4096 --memory 512MiB --out book\n\n"
+    "--out gets metrics.jsonl, report.html and checkpoints, each a model directory, or one of adapters as PEFT writes "
+    "them. Ctrl-C finishes the step and saves a checkpoint; --out DIR --resume continues with the same bits, in any "
+    "mode and with any chunk. Without options it trains a small model on generated stories, in two minutes.";
 
 // A row for a whole number from `least` to `most`.
 Row whole(Index& value, const char* help, double least, double most, Lasts lasts, const char* shown = "") {
@@ -47,6 +44,8 @@ TrainOptions::TrainOptions(CLI::App& program, std::function<void()> run)
   ranks.add_to(table, Lasts::fixed);
   add_optimizer_options();
   add_output_options();
+  table.first_page({"--model", "--data", "--out", "--epochs", "--rate", "--length", "--batch", "--accumulate", "--lora",
+                    "--base", "--memory", "--objective", "--resume"});
 }
 
 void TrainOptions::add_data_options() {
@@ -54,10 +53,9 @@ void TrainOptions::add_data_options() {
   table.add(
       "--data",
       {&data,
-       "Training data: files and folders. With --model: .jsonl or .json with messages, prompt and completion, or "
-       "text; for dpo prompt, chosen and rejected; for grpo prompt, completions and rewards, or prompts only; token "
-       "files; texts; also .gz and .zst. To mix by weight: a.jsonl:0.7 b.jsonl:0.3. From scratch: one text; its bytes "
-       "are the tokens (default: generated stories)",
+       "Files and folders: with --model conversations, prompts with completions or rewards, preferences, texts or "
+       "tokens, in the forms that streambp tokenize --help shows; to mix by weight: a.jsonl:0.7 b.jsonl:0.3. From "
+       "scratch: one text; its bytes are the tokens (default: generated stories)",
        {},
        Lasts::fixed});
   table.add("--length", whole(length, "Tokens of a document, with --model at most", 2, 1 << 24, Lasts::fixed,

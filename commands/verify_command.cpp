@@ -24,20 +24,18 @@ double rounding_limit(DType dtype) { return dtype == DType::f64 ? kExact : dtype
 
 constexpr const char* kVerifyDescription =
     "Prove that StreamBP's gradient is the full-memory gradient.\n\n"
-    "Computes the gradient of a batch in full, checkpoint and stream mode. Every parameter must have the same bits in\n"
-    "all modes. With --oracle, the float64 gradient must agree with an independent double-precision implementation to\n"
-    "1e-10. The table also shows the rounding error: the largest distance of a tensor from float64, over the tensor's\n"
+    "Computes the gradient of a batch in full, checkpoint and stream mode. Every parameter must have the same bits in "
+    "all modes. With --oracle, the float64 gradient must agree with an independent double-precision implementation to "
+    "1e-10. The table also shows the rounding error: the largest distance of a tensor from float64, over the tensor's "
     "largest entry. Exits with 0 if everything holds, with 1 if not.\n\n"
     "  streambp verify --family qwen3 --dtype f64 --oracle\n"
-    "  streambp verify --objective dpo --oracle\n"
-    "  streambp verify --model Qwen3-0.6B --data chats.jsonl --length 2000 --chunk 256 1024\n"
-    "  streambp verify --model DIR --batch step.batch.*.safetensors --against step.gradient.safetensors\n"
-    "                                                          judge another trainer's gradient: docs/defects.md\n"
-    "  streambp verify --defect micro-batch-means              what a defect does to loss and gradient\n"
-    "  streambp verify --model Qwen3-0.6B --certificate        what holds for a model, data and settings, in one "
-    "table\n"
-    "  mpirun -n 4 streambp verify --sequence-ranks 2          several ranks give the bits of one process\n"
-    "  streambp verify --run tuned                             check the files of a run's checkpoints";
+    "  streambp verify --model Qwen3-0.6B --data chats.jsonl --length 2000\n"
+    "  streambp verify --model Qwen3-0.6B --certificate   all that holds, in one table\n"
+    "  mpirun -n 4 streambp verify --sequence-ranks 2     ranks give the same bits\n"
+    "  streambp verify --run tuned                        files of a run's checkpoints\n"
+    "Another trainer's gradient (docs/defects.md):\n"
+    "  streambp verify --model DIR --batch step.*.safetensors --against grad.safetensors\n"
+    "  streambp verify --defect micro-batch-means         what a defect does";
 
 class VerifyCommand : public Command {
  public:
@@ -62,6 +60,8 @@ class VerifyCommand : public Command {
     options_.add("--run", {&run_, "Instead, check the files of this run's checkpoints against their hashes"});
     referee_.add_to(options_);
     output_.add_to(options_);
+    options_.first_page({"--model", "--data", "--length", "--chunk", "--dtype", "--objective", "--lora", "--oracle",
+                         "--certificate", "--run", "--batch", "--against", "--defect", "--json"});
   }
 
  private:

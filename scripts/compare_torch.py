@@ -111,9 +111,9 @@ def run_streambp(program, *arguments, limit=None):
 def check_program(program):
     if not (os.path.isfile(program) and os.access(program, os.X_OK)):
         raise Mistake(f"{program} is not a program; build it (see README.md), or pass its path: --streambp PATH")
-    needed = {"plan": ["--device"], "bench": ["--device", "--dtype", "--optimizer none"], "verify": ["--tokens", "--save-gradient"]}
+    needed = {"plan": ["--device"], "bench": ["--device", "--dtype", "--optimizer"], "verify": ["--tokens", "--save-gradient"]}
     for command, options in needed.items():
-        text, *_ = run_streambp(program, command, "--help")
+        text, *_ = run_streambp(program, command, "--help-all")
         for option in options:
             if option not in text:
                 raise Mistake(f"{program} is too old: its {command} has no {option}; rebuild it")

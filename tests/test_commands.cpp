@@ -7,13 +7,7 @@ namespace {
 
 const std::string kTiny = " --hidden 16 --layers 2 --heads 2 --mlp 32 --length 64 --batch 2 --sample 0 --eval-every 0";
 
-// --- help and misuse ---
-
-TEST_F(Commands, EveryCommandHasHelp) {
-  for (const char* command : {"", "train", "verify", "plan", "bench", "tokenize", "eval", "generate", "examples"}) {
-    expect_ok(std::string(command) + " --help", "streambp " + std::string(*command ? command : "train"));
-  }
-}
+// --- misuse ---
 
 TEST_F(Commands, MisuseExitsWith2AndNamesTheRemedy) {
   expect_refused("", "no command is given; streambp --help lists the commands");
@@ -297,7 +291,6 @@ TEST_F(Commands, RunDirectoriesAreModels) {
   for (const std::string command :
        {"plan --length 300 ", "bench --length 300 --repeat 1 --mode stream --model ", "verify --length 300 --model "})
     expect_ok(command + "run", "2 layers of width 16");
-  expect_ok("bench --help", "none: forward and backward only;");
 }
 
 // --- train ---

@@ -47,7 +47,7 @@ TEST(Docs, EveryOptionExists) {
     for (const std::smatch& line :
          matches(text, R"(streambp (train|verify|plan|bench|eval|generate|tokenize|examples)\b([^`\n#]*))")) {
       const std::string command = line[1], arguments = line[2];
-      if (!help.contains(command)) help[command] = execute(command + " --help").output;
+      if (!help.contains(command)) help[command] = execute(command + " --help-all").output;
       for (const std::smatch& option : matches(arguments, R"(--[a-z0-9-]+)")) {
         EXPECT_FALSE(matches(help[command], option.str() + "[^a-z0-9-]").empty())
             << document << ": " << command << " " << option.str();

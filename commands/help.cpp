@@ -1,0 +1,105 @@
+#include "commands/help.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+
+namespace streambp {
+
+namespace {
+
+// The columns of the terminal; 80 if standard output is none.
+std::size_t line_width() {
+  winsize size{};
+  const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? std::max<std::size_t>(size.ws_col, 40) : 80;
+}
+
+// `line` goes on with these words; further lines begin at a column.
+std::string wrapped(std::string line, const std::string& words, std::size_t column) {
+  std::string text;
+  std::istringstream stream(words);
+  bool first = true;
+  for (std::string word; stream >> word; first = false) {
+    if (!first && line.size() + 1 + word.size() > line_width()) {
+      text += line + "\n";
+      line = std::string(column, ' ') + word;
+    } else {
+      line += (first ? "" : " ") + word;
+    }
+  }
+  return text + line + "\n";
+}
+
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t changed = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string filled(const std::string& text) {
+  std::string result, paragraph;
+  const auto end_paragraph = [&] {
+    if (!paragraph.empty()) result += wrapped("", paragraph, 0);
+    paragraph.clear();
+  };
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    if (!line.empty() && line[0] != ' ') {
+      paragraph += line + " ";
+      continue;
+    }
+    end_paragraph();
+    result += line.size() <= line_width() ? line + "\n" : wrapped("  ", line, 6);
+  }
+  end_paragraph();
+  return result;
+}
+
+std::string help_entry(const std::string& name, const std::string& meaning) {
+  const std::size_t column = std::min<std::size_t>(26, line_width() / 3);
+  std::string line = "  " + name, text;
+  if (line.size() + 2 > column) text = std::exchange(line, "") + "\n";
+  line.resize(column, ' ');
+  return text + wrapped(line, meaning, column);
+}
+
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& choices) {
+  const auto bare = [](const std::string& name) {
+    return name.substr(std::min(name.find_first_not_of('-'), name.size()));
+  };
+  const auto common = [&](const std::string& choice) {  // letters at the beginning
+    const std::string a = bare(word), b = bare(choice);
+    return std::ranges::mismatch(a, b).in1 - a.begin();
+  };
+  const auto distance = [&](const std::string& choice) { return edit_distance(bare(word), bare(choice)); };
+  std::vector<std::string> nearest = choices;
+  std::ranges::sort(nearest, {}, distance);
+  std::erase_if(nearest, [&](const std::string& choice) { return distance(choice) > distance(nearest.front()); });
+  if (nearest.empty() || 3 * distance(nearest.front()) > bare(word).size() + 2) {
+    nearest = choices;  // none is similar, but some may begin alike
+    std::ranges::stable_sort(nearest, std::greater(), common);
+    const auto most = nearest.empty() ? 0 : common(nearest.front());
+    std::erase_if(nearest,
+                  [&](const std::string& choice) { return common(choice) < std::max<std::ptrdiff_t>(most, 4); });
+  }
+  std::string text;
+  for (std::size_t i = 0; i < std::min<std::size_t>(nearest.size(), 3); ++i)
+    text += (i == 0 ? "did you mean " : " or ") + nearest[i];
+  return text.empty() ? "" : text + "?";
+}
+
+}  // namespace streambp
