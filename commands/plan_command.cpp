@@ -190,7 +190,7 @@ class PlanCommand : public Command {
       header.push_back(name), usages.push_back(usage_in(mode, rows, settings));
       result["usage"][name] = to_json(rows, usages.back());
     };
-    for (Mode mode : kModes) column(name(mode), mode);
+    for (Mode mode : kPlannedModes) column(name(mode), mode);
     if (fastest.chunk > 0 && (fastest.kept != settings.kept || fastest.block != settings.block)) {
       header.push_back("fastest"), usages.push_back(usage_in(Mode::stream, rows, fastest.settings(settings)));
       result["usage"]["fastest"] = to_json(rows, usages.back());
@@ -221,6 +221,7 @@ class PlanCommand : public Command {
     const Schedule stream = schedule(Mode::stream, rows);
     print("\n(stream: chunks of %ld rows%s, logits of %ld rows)\n", stream.chunk, in_blocks(stream.block).c_str(),
           stream.head_chunk);
+    print("(chunked-loss: checkpointing of whole layers, with such logits, as in other trainers)\n");
     print_prediction(header.back(), seconds(usages.back()));
   }
 
@@ -272,7 +273,7 @@ class PlanCommand : public Command {
     TextTable table(header);
     Usage stream;
     std::string blocks;
-    for (Mode mode : kModes) {
+    for (Mode mode : kPlannedModes) {
       const auto [rows, best] = longest_that_fits(settings, mode, {exactly(chunk), room, places, kept, block});
       result["longest"][name(mode)] = rows;
       const char* limit = rows / kTile == kLongestStream / kTile ? " or more" : "";
@@ -293,6 +294,7 @@ class PlanCommand : public Command {
     }
     table.print();
     print("\n(stream: chunks of %ld rows%s%s)\n", chunk, blocks.c_str(), far_part(stream).c_str());
+    print("(chunked-loss: checkpointing of whole layers, logits in chunks, as in other trainers)\n");
   }
 
   void chunk_for(const Capacity& room) {

@@ -12,7 +12,7 @@ namespace streambp {
 void write_sweep(const std::string& file, const Planned& planned) {
   const auto& [settings, chunk, answers] = planned;
   Json sweep = answers;
-  for (Mode mode : kModes) {
+  for (Mode mode : kPlannedModes) {
     Json points = Json::array();
     for (Index rows = 1024; rows <= (Index{1} << 18); rows = rows * 5 / 4 / kTile * kTile) {
       points.push_back(
@@ -69,12 +69,13 @@ void write_timeline(const std::string& file, Index rows, const Planned& planned,
   std::vector<Way> ways = {
       {"Full memory", "Keeps the activations of every layer.", Mode::full, plain},
       {"Gradient checkpointing", "Keeps layer inputs; computes a whole layer again.", Mode::checkpoint, plain},
+      {"With a chunked loss", "Checkpointing, with some rows of logits at a time.", Mode::chunked_loss, plain},
       {"StreamBP", "Keeps layer inputs; computes one chunk of a layer again.", Mode::stream, plain}};
   if (chunk < rows)
     ways.push_back({"StreamBP, chunk by chunk",
                     "A chunk goes through all layers; K and V stay, of layers with windows what later chunks see.",
                     Mode::stream, in_blocks});
-  std::size_t selected = 2;
+  std::size_t selected = 3;
   if (const StepSettings& s = chosen.settings; s.kept != plain.kept || (s.block != 0 && s.block != chunk)) {
     if (chosen.given) selected = ways.size();
     ways.push_back(

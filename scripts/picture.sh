@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Takes a picture of the top of a page, for docs/. Needs Chromium (apt-get install chromium).
 #   scripts/picture.sh PAGE.html WIDTH HEIGHT PICTURE.png
-#   scripts/picture.sh step.html#2:0.62 1240 1840 docs/step.png      the step at 62% of the third way
+#   scripts/picture.sh step.html#3:0.62 1240 1870 docs/step.png      the step at 62% of the fourth way
 set -euo pipefail
 [ $# -eq 4 ] || { sed -n '2,4s/^# \{0,1\}//p' "$0" >&2 && exit 2; }
 page=$1 fragment=

@@ -2,7 +2,7 @@
 """Draw pictures for docs/ that no page shows.
 
   streambp plan qwen3-8b --accumulate 2 --memory 80GiB --sweep sweep.json
-  scripts/plot.py memory sweep.json docs/memory.png                 peak memory against length, in the three modes
+  scripts/plot.py memory sweep.json docs/memory.png                 peak memory against length, in four ways
 
   streambp plan qwen3-8b --length 16384 --curve --json curve.json
   scripts/plot.py curve curve.json docs/dial.png                    what more memory buys
@@ -20,6 +20,7 @@ import sys
 MODES = [
     ("full", "#b0413e", "full memory: all activations kept"),
     ("checkpoint", "#d9a441", "gradient checkpointing: layer inputs kept"),
+    ("chunked-loss", "#5b8c5a", "the same, with a chunked loss"),
     ("stream", "#2a6f97", "StreamBP: layer inputs kept, layers in chunks"),
 ]
 
@@ -35,8 +36,9 @@ def draw_memory(plt, args):
         if "longest" in sweep:
             longest, budget = sweep["longest"][mode], sweep["memory"] / gib
             ax.plot([longest], [budget], "o", color=colour)
-            ax.annotate(f"{longest:,}".replace(",", "\u202f"), (longest, budget), xytext=(7, -15), textcoords="offset points",
-                        color=colour, fontweight="bold")
+            last = mode == MODES[-1][0]  # below its line, where no other line is
+            ax.annotate(f"{longest:,}".replace(",", "\u202f"), (longest, budget), xytext=(7, -15) if last else (-5, 5),
+                        textcoords="offset points", ha="left" if last else "right", color=colour, fontweight="bold")
     if "longest" in sweep:
         budget = sweep["memory"] / gib
         ax.axhline(budget, color="#888888", linewidth=1, linestyle="--")
@@ -50,7 +52,7 @@ def draw_memory(plt, args):
     ax.set_xlabel("tokens in the stream")
     ax.set_ylabel("peak memory, GiB")
     ax.set_title(f"{sweep.get('name') or sweep['config']['model_type']}, {sweep['dtype']}, optimizer {sweep['optimizer']}: "
-                 "one gradient, three ways")
+                 "one gradient, four ways")
     ax.legend(loc="lower right", frameon=False)
     return fig
 
@@ -73,9 +75,9 @@ def draw_curve(plt, args):
     fig, ax = plt.subplots(figsize=(9.6, 4.8))
     curve = plan["curve"]
     memory, seconds = [p["peak"] / gib for p in curve], [p["seconds"] for p in curve]
-    ax.plot(memory, seconds, "o-", color=MODES[2][1], linewidth=2.2, label="chunks of "
+    ax.plot(memory, seconds, "o-", color=MODES[-1][1], linewidth=2.2, label="chunks of "
             f"{curve[-1]['chunk']} rows, keeping what saves the most time")
-    for (mode, colour, label), size in zip(MODES, (9, 13, 7)):
+    for (mode, colour, label), size in zip([MODES[0], MODES[1], MODES[-1]], (9, 13, 7)):
         usage = plan["usage"][mode]
         ax.plot([usage["peak"] / gib], [usage["seconds"]["total"]], "D", color=colour, markersize=size, label=label, zorder=3)
     for i, point in enumerate(curve):
@@ -83,7 +85,7 @@ def draw_curve(plt, args):
         above = i % 2 == 0  # the line falls, so there is room above to the right, and below to the left
         ax.annotate(words, (memory[i], seconds[i]), xytext=(3, 5) if above else (-3, -5), textcoords="offset points",
                     ha="left" if above else "right", va="bottom" if above else "top", fontsize=7, color="#555555")
-    shown = seconds + [plan["usage"][mode]["seconds"]["total"] for mode, *_ in MODES]
+    shown = seconds + [plan["usage"][mode]["seconds"]["total"] for mode in ("full", "checkpoint", "stream")]
     low, high = min(shown), max(shown)
     ax.set_xlim(left=memory[0] - 0.18 * (memory[-1] - memory[0]))
     ax.set_ylim(low - 0.6 * (high - low), high + 0.45 * (high - low))

@@ -52,6 +52,21 @@ TEST(Plan, MatchesThePeakOfTheArenaToTheByte) {
   }
 }
 
+// What other trainers do: the memory between that of checkpointing and of StreamBP, for the same work.
+TEST(Plan, KnowsCheckpointingWithAChunkedLoss) {
+  const Config c = families()[2].config;
+  const Schedule schedule = schedule_for(Mode::chunked_loss, c, 769, kTile);
+  expect_plan_is_the_arena<float>(c, 769, schedule, OptimizerKind::adamw, 2, "chunked loss");
+  StepSettings s{known_models().at("qwen3-8b"), DType::bf16, OptimizerKind::none, 1};
+  s.device = DeviceKind::cuda, s.tile = kGpuTile;
+  const auto of = [&](Mode mode) { return plan(s, 100000, schedule_for(mode, s, 100000, 2048)); };
+  const auto gib = [&](Mode mode) { return static_cast<double>(of(mode).peak) / (1 << 30); };
+  EXPECT_NEAR(gib(Mode::checkpoint), 105, 1);
+  EXPECT_NEAR(gib(Mode::chunked_loss), 61, 1);
+  EXPECT_NEAR(gib(Mode::stream), 48, 1);
+  EXPECT_NEAR(of(Mode::chunked_loss).flops, of(Mode::stream).flops, 1e-3 * of(Mode::stream).flops);
+}
+
 TEST(Plan, EstimatesTheFlopsOfAStep) {
   for (const Family& family : walked_families()) {
     const Config& c = family.config;

@@ -12,10 +12,14 @@
 
 namespace streambp {
 
-enum class Mode { full, checkpoint, stream };
+// chunked_loss: checkpointing of whole layers, with the logits of some rows at a time. No run needs it, because stream
+// mode takes less memory for the same work; it is planned for comparison with other trainers.
+enum class Mode { full, checkpoint, chunked_loss, stream };
 inline constexpr std::array<Mode, 3> kModes = {Mode::full, Mode::checkpoint, Mode::stream};
+inline constexpr std::array<Mode, 4> kPlannedModes = {Mode::full, Mode::checkpoint, Mode::chunked_loss, Mode::stream};
 inline const char* name(Mode mode) {
-  return mode == Mode::full ? "full" : mode == Mode::checkpoint ? "checkpoint" : "stream";
+  constexpr const char* names[] = {"full", "checkpoint", "chunked-loss", "stream"};
+  return names[static_cast<int>(mode)];
 }
 inline Mode mode_named(const std::string& mode) {
   return mode == "full" ? Mode::full : mode == "checkpoint" ? Mode::checkpoint : Mode::stream;
@@ -88,11 +92,13 @@ inline Schedule schedule_for(Mode mode, const Config& c, Index rows, Index chunk
   if (mode == Mode::full) return Schedule::full(rows);
   if (mode == Mode::checkpoint) return Schedule::checkpoint(rows);
   chunk = std::min(chunk, round_up(rows, kTile));
-  return Schedule::stream(chunk, head_chunk_for(c, chunk, tile, dtype));
+  const Schedule stream = Schedule::stream(chunk, head_chunk_for(c, chunk, tile, dtype));
+  if (mode == Mode::stream) return stream;
+  return {KeptParts::inputs(), round_up(rows, kTile), stream.head_chunk};
 }
 inline Schedule schedule_for(Mode mode, const StepSettings& s, Index rows, Index chunk) {
   Schedule schedule = schedule_for(mode, s.config, rows, chunk, s.tile, s.dtype);
-  if (mode == Mode::checkpoint) schedule.kept = KeptParts::inputs(s.places.inputs);
+  if (mode == Mode::checkpoint || mode == Mode::chunked_loss) schedule.kept = KeptParts::inputs(s.places.inputs);
   if (mode == Mode::stream) schedule.kept = s.kept.with(Part::input, s.places.inputs);
   if (mode == Mode::stream && s.block > 0 && s.block < rows) schedule.block = round_up(s.block, schedule.chunk);
   return schedule;
