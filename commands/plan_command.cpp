@@ -5,6 +5,7 @@
 #include "commands/model_options.h"
 #include "commands/objective_options.h"
 #include "commands/part_options.h"
+#include "commands/plan_alternatives.h"
 #include "commands/plan_files.h"
 #include "commands/rank_options.h"
 #include "commands/rate_options.h"
@@ -59,15 +60,14 @@ class PlanCommand : public Command {
     part.add_to(options);
     options.section("Output");
     options.add("--sweep", {&sweep,
-                            "Write peak memory against length for the three modes to this JSON file, with --memory "
+                            "Write peak memory against length for each mode to this JSON file, with --memory "
                             "also the longest stream",
                             checks::results_file(), Lasts::no, "none"});
-    options.add(
-        "--timeline",
-        {&timeline_file,
-         "Write a page (.html) that plays one step in the three modes: its memory, what lives in each layer and "
-         "chunk, and the operation that runs",
-         checks::page(), Lasts::no, "none"});
+    options.add("--timeline",
+                {&timeline_file,
+                 "Write a page (.html) that plays one step in each mode: its memory, what lives in each layer and "
+                 "chunk, and the operation that runs",
+                 checks::page(), Lasts::no, "none"});
     options.add("--curve", {&curve,
                             "Show what more memory buys: the fastest step, and what it keeps, from the least memory to "
                             "everything kept"});
@@ -86,8 +86,7 @@ class PlanCommand : public Command {
     const Capacity room = this->room();
     const bool bounded = !budget.memory.empty();
     if (bounded) result["memory"] = room.near, result["far_memory"] = room.far;
-    if (bounded && length == 0) longest(room);
-    if (bounded && length > 0) chunk_for(room);
+    if (bounded && !(length == 0 ? longest(room) : chunk_for(room))) return does_not_fit(room);
     if (length > 0 || !bounded) usage(length > 0 ? length : default_length());
     if (curve) print_curve(length > 0 ? length : default_length());
     settings.documents = documents_in(length > 0 ? length : default_length());
@@ -265,7 +264,8 @@ class PlanCommand : public Command {
     print("(predicted time of %s: %s)\n", step.c_str(), text.c_str());
   }
 
-  void longest(const Capacity& room) {
+  // False: no stream fits.
+  bool longest(const Capacity& room) {
     print("Longest token stream in %s%s:\n\n", human_bytes(room.near).c_str(), far_room(room).c_str());
     std::vector<std::string> header = {"mode", "tokens", "peak", "FLOPs", "predicted"};
     if (room.far > 0) header.insert(header.begin() + 3, "far");
@@ -295,25 +295,39 @@ class PlanCommand : public Command {
     table.print();
     print("\n(stream: chunks of %ld rows%s%s)\n", chunk, blocks.c_str(), far_part(stream).c_str());
     print("(chunked-loss: checkpointing of whole layers, logits in chunks, as in other trainers)\n");
+    return result["longest"]["stream"] > 0;
   }
 
-  void chunk_for(const Capacity& room) {
-    settings.documents = documents_in(length);
+  // False: no step fits.
+  bool chunk_for(const Capacity& room) {
     const Allowed allowed = {chunks(), room, places, kept, block};
+    settings.documents = documents_in(length);
     const Fit found = fit(settings, Mode::stream, length, allowed, rates);
     if (found.chunk == 0) {
       const Usage least = closest(settings, Mode::stream, length, allowed).usage;
-      fail("a step on ", length, " tokens needs at least ", human_bytes(least.peak),
-           least.far > 0 ? format(" and %s of far memory", human_bytes(least.far).c_str()) : "", ", more than the ",
-           human_bytes(room.near), far_room(room), " allowed; use ", budget.remedy(), "more --memory",
-           room.far > 0 ? ", more --far-memory" : "",
-           " or a shorter --length (without --length, plan shows the longest)");
+      print_error(
+          "streambp: a step on %ld tokens needs at least %s%s, more than the %s%s allowed; use %smore --memory%s "
+          "or a shorter --length\n",
+          length, human_bytes(least.peak),
+          least.far > 0 ? format(" and %s of far memory", human_bytes(least.far).c_str()) : "", human_bytes(room.near),
+          far_room(room), budget.remedy(), room.far > 0 ? ", more --far-memory" : "");
+      return false;
     }
     settings.places = found.places, fastest = found;
     const std::string parts = describe(found.kept, settings.config);
     result["chunk"] = chunk = found.chunk, result["block"] = found.block, result["kept"] = parts;
     print("Fastest in %s%s: chunks of %ld rows%s%s\nkept beside layer inputs: %s\n\n", human_bytes(room.near).c_str(),
           far_room(room).c_str(), chunk, in_blocks(found.block).c_str(), far_part(found.usage).c_str(), parts.c_str());
+    return true;
+  }
+
+  void does_not_fit(const Capacity& room) {
+    exit_code = 1;
+    if (length == 0)
+      print_error("streambp: no stream fits into %s%s\n", human_bytes(room.near), far_room(room)), print("\n");
+    result["fits"] = false;
+    result["alternatives"] = print_alternatives(settings, {exactly(chunk), room, places, kept, block}, length, budget);
+    if (!json_file.empty()) write_results(json_file, result);
   }
 
   ChunkRange chunks() const { return options.given("--chunk") ? exactly(chunk) : up_to(default_chunk(settings)); }

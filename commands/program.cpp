@@ -35,7 +35,8 @@ constexpr const char* kProgramDescription =
     "  streambp devices      list the CPU and GPUs, and why one cannot be used\n"
     "  streambp list         list model families, published models, or known defects\n\n"
     "Every command has its own --help, and --help-all with all of its options; --version names the devices. "
-    "Exit codes: 0 done, 1 a verification failed, 2 an error, 3 a verification that cannot decide; 128 + N: ended by "
+    "Exit codes: 0 done, 1 a verification failed or a plan does not fit, 2 an error, 3 a verification that cannot "
+    "decide; 128 + N: ended by "
     "signal N.";
 
 std::string version() {

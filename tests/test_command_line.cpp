@@ -162,5 +162,28 @@ TEST_F(CommandLine, NamesThatMeanSomethingElseAreExplained) {
   expect_refused("plan gpt2 --ranks 2 --gradient-accumulation-steps 2", "--accumulate counts those of all processes");
 }
 
+// --- a plan that does not fit ---
+
+TEST_F(CommandLine, APlanThatDoesNotFitSaysWhatWould) {
+  const std::string plan =
+      "plan --family qwen3 --layers 2 --heads 8 --hidden 1024 --vocab 32000 --memory 900MiB --optimizer ";
+  expect_outcome(1, execute(plan + "adamw --json none.json"), "no stream fits into 900.00 MiB", "would fit ");
+  const Json others = parse_json_file("none.json")["alternatives"];
+  ASSERT_EQ(others.size(), 5u);
+  for (const Json& other : others) {  // as a plan with these options says
+    const std::string options = other["options"], adamw = contains(options, "adamw") ? "" : "adamw ";
+    expect_ok(plan + adamw + options.substr(adamw.empty() ? 12 : 0) + " --json other.json");
+    EXPECT_EQ(parse_json_file("other.json")["longest"]["stream"], other["longest"]) << other;
+  }
+  const std::string said =
+      expect_outcome(1, execute(plan + "adamw --length 30000"), "needs at least 1.34 GiB", "--lora 32");
+  EXPECT_FALSE(contains(said, "adamw-bf16")) << "it has room for fewer tokens: " << others[0];
+  expect_outcome(1, execute(plan + "adamw-bf16 --length 30000"), "a shorter --length ");
+  // The least chunk is 2048 rows in bfloat16; a chunk of 256 would fit.
+  expect_outcome(1, execute("plan qwen3-8b --length 100000 --memory 47.3GiB"), "needs at least 48.16 GiB");
+  expect_outcome(1, execute("plan qwen3-8b --length 9000 --memory 1MiB"), "nothing of this fits");
+  expect_refused("plan qwen3-8b --memory 80", "\"80\" has no unit; write it like 80GiB");
+}
+
 }  // namespace
 }  // namespace streambp
