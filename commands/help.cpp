@@ -78,28 +78,18 @@ std::string help_entry(const std::string& name, const std::string& meaning) {
 }
 
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& choices) {
-  const auto bare = [](const std::string& name) {
-    return name.substr(std::min(name.find_first_not_of('-'), name.size()));
-  };
-  const auto common = [&](const std::string& choice) {  // letters at the beginning
+  const auto bare = [](const std::string& name) { return name.substr(name.find_last_of('-', 1) + 1); };
+  std::ptrdiff_t least = 0;
+  std::string nearest;
+  for (const std::string& choice : choices) {
     const std::string a = bare(word), b = bare(choice);
-    return std::ranges::mismatch(a, b).in1 - a.begin();
-  };
-  const auto distance = [&](const std::string& choice) { return edit_distance(bare(word), bare(choice)); };
-  std::vector<std::string> nearest = choices;
-  std::ranges::sort(nearest, {}, distance);
-  std::erase_if(nearest, [&](const std::string& choice) { return distance(choice) > distance(nearest.front()); });
-  if (nearest.empty() || 3 * distance(nearest.front()) > bare(word).size() + 2) {
-    nearest = choices;  // none is similar, but some may begin alike
-    std::ranges::stable_sort(nearest, std::greater(), common);
-    const auto most = nearest.empty() ? 0 : common(nearest.front());
-    std::erase_if(nearest,
-                  [&](const std::string& choice) { return common(choice) < std::max<std::ptrdiff_t>(most, 4); });
+    const std::ptrdiff_t alike = std::ranges::mismatch(a, b).in1 - a.begin();  // letters at the beginning
+    const std::ptrdiff_t distance = static_cast<std::ptrdiff_t>(edit_distance(a, b)) - 2 * alike;
+    if (distance > least || distance == 0) continue;
+    nearest = (distance < least ? "did you mean " : nearest + " or ") + choice;
+    least = distance;
   }
-  std::string text;
-  for (std::size_t i = 0; i < std::min<std::size_t>(nearest.size(), 3); ++i)
-    text += (i == 0 ? "did you mean " : " or ") + nearest[i];
-  return text.empty() ? "" : text + "?";
+  return nearest.empty() ? "" : nearest + "?";
 }
 
 }  // namespace streambp

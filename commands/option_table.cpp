@@ -84,25 +84,6 @@ std::string with_underscores(const std::string& names) {
   return all;
 }
 
-// For --help.
-std::string type_of(const Target& target) {
-  return std::visit(
-      [](auto* value) -> std::string {
-        using V = std::decay_t<decltype(*value)>;
-        if constexpr (std::is_same_v<V, double>) return "FLOAT";
-        if constexpr (std::is_same_v<V, std::vector<std::string>>) return "TEXT ...";
-        if constexpr (std::is_same_v<V, std::vector<Index>>) return "INT ...";
-        return std::is_same_v<V, std::string> ? "TEXT" : "INT";
-      },
-      target);
-}
-std::string default_of(const Row& row, const Json& initial) {
-  if (!row.shown_default.empty()) return row.shown_default == "none" ? "" : row.shown_default;
-  if (initial.is_boolean() || initial.empty()) return "";
-  if (initial.is_number_float()) return format("%g", initial.get<double>());
-  return text_of(initial.is_array() ? initial.front() : initial);
-}
-
 // What is wrong with a value of the option, from the command line or a checkpoint.
 std::string wrong(const Row& row, const Json& value) {
   if (value.is_array()) {
@@ -210,23 +191,22 @@ void OptionTable::add(const std::string& flag, Row row, Value of_option) {
       },
       row.value);
   if (of_option == Value::optional) option->expected(0, 1);
+  const Json initial = to_json(row.value);
   const bool is_flag = std::holds_alternative<bool*>(row.value);
+  if (!is_flag && !(initial.is_array() && initial.empty())) option->capture_default_str();
+  if (!row.shown_default.empty()) option->default_str(row.shown_default == "none" ? "" : row.shown_default);
   for (const Check& check : {check_of_type(row.value), row.check}) {
     if (check && !is_flag) option->check(CLI::Validator([=](std::string& text) { return check(text); }, ""));
   }
-  const Json initial = to_json(row.value);
   entries_.push_back({flag, std::move(row), initial, section_});
 }
 
-void OptionTable::require(const std::string& flag) {
-  app_->get_option(flag)->required();
-  for (Entry& e : entries_) e.required |= e.flag == flag;
-}
+void OptionTable::require(const std::string& flag) { app_->get_option(flag)->required(); }
 
 std::string OptionTable::help(Pages pages) const {
   std::string positional, sections, section;
   for (const Entry& e : entries_)
-    if (e.flag[0] != '-') positional += e.required ? " " + e.flag : " [" + e.flag + "]";
+    if (e.flag[0] != '-') positional += " " + e.flag;
   if (pages == Pages::all) {
     for (const Entry& e : entries_) {
       if (e.section != section) sections += "\n" + (section = e.section) + ":\n";
@@ -244,10 +224,12 @@ std::string OptionTable::help(Pages pages) const {
 }
 
 std::string OptionTable::help(const Entry& e, Pages pages) const {
-  std::string name = e.flag, text = e.row.help, usual = default_of(e.row, e.initial);
-  if (!std::holds_alternative<bool*>(e.row.value)) name += " " + type_of(e.row.value);
-  if (e.required) text += " (required)";
-  if (!usual.empty()) text += " (default: " + usual + ")";
+  const CLI::Option& option = *app_->get_option(e.flag);
+  std::string name = e.flag, text = e.row.help;
+  if (option.get_type_size() > 0) name += " " + option.get_type_name();
+  if (option.get_expected_max() > 1) name += " ...";
+  if (option.get_required()) text += " (required)";
+  if (!option.get_default_str().empty()) text += " (default: " + option.get_default_str() + ")";
   std::string also;
   for (const OtherName& other : other_names(app_->get_name(), e.flag))
     also += (also.empty() ? "; also " : ", ") + std::string(other.name) +

@@ -89,7 +89,6 @@ class OptionTable {
     Row row;
     Json initial;  // the default
     std::string section;
-    bool required = false;
   };
 
   enum class Value { required, optional };

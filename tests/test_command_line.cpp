@@ -116,13 +116,12 @@ TEST_F(CommandLine, UnknownOptionsAreNamedWithTheNearest) {
   refused("train --rat 1e-4", "--rat is not an option of streambp train; did you mean --rate?");
   refused("train --data x.txt --epoch 3 --length 0",
           "--epoch is not an option of streambp train; did you mean --epochs?");
-  refused("train --eval-interval=5",
-          "--eval-interval is not an option of streambp train; did you mean --eval-fraction or --eval-every?");
+  refused("train --eval-interval=5", "--eval-interval is not an option of streambp train; did you mean --eval-every?");
   refused("train --learning-rates 1e-4",
           "--learning-rates is not an option of streambp train; did you mean --learning-rate?");
   refused("merge --adaptor x", "--adaptor is not an option of streambp merge; did you mean --adapter?");
   refused("train -lr 1", "-lr is not an option of streambp train; did you mean --lr?");
-  refused("train --wings 2", "--wings is not an option of streambp train; see streambp train --help-all");
+  refused("train --qqq 2", "--qqq is not an option of streambp train; see streambp train --help-all");
   refused("train chats.jsonl", "\"chats.jsonl\" is not expected after streambp train");
   refused("trian", "\"trian\" is not a command; did you mean train?");
 }
