@@ -39,11 +39,16 @@ Config ModelOptions::named() const {
                  " sets a size of a new model, but " + quote(model) + " already has its sizes; leave out one of them");
   const auto known = known_models();
   if (known.contains(model)) return known.at(model);
+  const std::string path = local_model(model);
+  std::string name = model.substr(model.rfind('/') + 1);  // Qwen/Qwen3-8B is qwen3-8b
+  for (char& c : name) c = static_cast<char>(std::tolower(c));
   std::error_code error;
+  if (!fs::exists(path, error) && known.contains(name)) return known.at(name);
   require(
-      fs::exists(model, error), quote(model),
-      " is neither the name of a known model (streambp list models shows them) nor a config.json or model directory");
-  return read_config(fs::is_directory(model) ? model_directory(model) : model);
+      fs::exists(path, error), quote(model),
+      " is neither the name of a known model (streambp list models shows them) nor a config.json or model directory",
+      how_to_download(model));
+  return read_config(fs::is_directory(path) ? model_directory(path) : path);
 }
 
 Config ModelOptions::config(Index max_length) const {

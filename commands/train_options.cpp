@@ -150,6 +150,7 @@ void TrainOptions::add_output_options() {
 }
 
 void TrainOptions::settle(const std::filesystem::path& state_file) {
+  model.model = local_model(model.model);
   resumed = !state_file.empty();
   if (resumed) {
     restore(state_file);

@@ -14,6 +14,7 @@ namespace {
 std::string public_name(const fs::path& model) {
   fs::path path = model.lexically_normal();
   if (!path.has_filename()) path = path.parent_path();  // "models/Qwen3/"
+  if (const std::string name = hub_name(path); !name.empty()) return name;
   if (path.is_relative() && !path.string().starts_with(".")) return path.string();
   path = fs::absolute(path).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();

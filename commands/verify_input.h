@@ -79,6 +79,7 @@ class VerifyInput {
 
   // Without a batch.
   void prepare_model() {
+    model.model = local_model(model.model);
     if (fs::is_directory(model.model)) weights = model.model = model_directory(model.model);
     config = model.config(length_);
     choose_part();

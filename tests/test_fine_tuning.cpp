@@ -160,6 +160,36 @@ TEST_F(FineTuning, PlainNamesAreInTheWorkingDirectory) {
   EXPECT_TRUE(fs::exists("empty/step-000001/model.safetensors"));
 }
 
+// As Hugging Face's tools leave them: refs, and snapshots of links to blobs.
+TEST_F(FineTuning, DownloadedModelsHaveTheNamesOfTheHub) {
+  setenv("HF_HOME", (dir / "home").c_str(), 1);
+  unsetenv("HF_HUB_CACHE");
+  const std::string run =
+      "train --model Some-One/Tiny_Model.1 --data data.jsonl --length 256 --steps 1 --lora 2 --out tuned";
+  expect_refused(run, "is not a model directory", "not in " + (dir / "home/hub").string(),
+                 "hf download Some-One/Tiny_Model.1");
+  const fs::path cached = "home/hub/models--Some-One--Tiny_Model.1";
+  fs::create_directories(cached / "snapshots/abc"), fs::create_directories(cached / "blobs"),
+      fs::create_directories(cached / "refs");
+  for (const auto& entry : fs::directory_iterator("model")) {
+    fs::rename(entry, cached / "blobs" / entry.path().filename());
+    fs::create_symlink("../../blobs" / entry.path().filename(), cached / "snapshots/abc" / entry.path().filename());
+  }
+  write_file_atomically(cached / "refs/main", "abc");
+  expect_ok(run);
+  EXPECT_EQ(parse_json_file("tuned/step-000001/adapter_config.json")["base_model_name_or_path"],
+            "Some-One/Tiny_Model.1");
+  expect_ok("train --resume --out tuned");
+  const std::string model = " --model Some-One/Tiny_Model.1 ";
+  for (const char* command : {"eval --data data.jsonl --length 256", "generate --prompt a --length 1",
+                              "verify --length 64", "plan Some-One/Tiny_Model.1"})
+    expect_ok(command + (contains(command, "plan") ? "" : model), contains(command, "generate") ? "" : "2 layers");
+  expect_ok("plan Qwen/Qwen3-8B --length 1000", "8.19G parameters");
+  expect_ok("plan Qwen3-8B --length 1000", "8.19G parameters");
+  expect_refused("plan Some-One/Other", "hf download Some-One/Other");
+  unsetenv("HF_HOME");
+}
+
 TEST_F(FineTuning, RefusesInvalidOptions) {
   const std::string out = " --out refused";
   expect_refused("train --model nothing --data x" + out, "is not a model directory");

@@ -22,6 +22,7 @@
 
 #include "data/files/adapters.h"
 #include "data/files/hash.h"
+#include "data/files/hub.h"
 
 namespace streambp {
 
@@ -96,11 +97,13 @@ inline std::string directory_with(const char* kind, const std::string& name) {
   return newest.empty() ? name : newest.string();
 }
 
-// A model directory, or the newest model of a run.
-inline std::string model_directory(const std::string& name) {
+// A model directory, also one that Hugging Face's tools have downloaded, or the newest model of a run.
+inline std::string model_directory(const std::string& given) {
   std::error_code error;
+  const std::string name = local_model(given);
   require(fs::is_directory(name, error), excerpt(name),
-          ": is not a model directory; name one with config.json, the weights and tokenizer.json");
+          ": is not a model directory; name one with config.json, the weights and tokenizer.json",
+          how_to_download(name));
   const std::string found = directory_with("config.json", name);
   require(fs::exists(fs::path(found) / "config.json") || !has_adapters(found), excerpt(name),
           ": has adapters, not a whole model; name them with --adapter, and their base with --model");
