@@ -4,6 +4,7 @@
 #include "commands/command.h"
 #include "commands/part_options.h"
 #include "data/files/checkpoint.h"
+#include "data/files/file_key.h"
 #include "training/merge.h"
 
 namespace streambp {
@@ -37,6 +38,7 @@ class MergeCommand : public Command {
     for (const fs::path& path : {directory, temporary})
       require(!fs::exists(fs::symlink_status(path)), path.string(), ": exists; name a new directory with --out");
     source.resolve();
+    check_base();
     const Config config = source.config();
     ModelLayout layout{fs::path(source.model)};
     if (save_dtype == "same" && read_config(source.model).base == Base::nf4) save_dtype = "bf16";
@@ -45,6 +47,18 @@ class MergeCommand : public Command {
     Merge merged(source.model, source.adapter, config);
     create_directory_atomically(directory, temporary, [&](const fs::path&) { merged.save(temporary, layout); });
     print("%s: %s with the adapters of %s\n", out.c_str(), source.model.c_str(), source.adapter.c_str());
+  }
+
+  // Adapters that this program trained say what their base holds.
+  void check_base() const {
+    require(fs::exists(fs::path(source.model) / "tokenizer.json"), source.model,
+            ": has no tokenizer.json, without which ",
+            "nothing could use the merged model; copy the tokenizer's files of the base there");
+    const Json state = is_complete_checkpoint(source.adapter) ? read_sealed_json(state_of(source.adapter)) : Json();
+    require(!state.contains("base") || state["base"] == contents_key(source.model), source.model,
+            ": is not the base that the adapters of ", source.adapter,
+            " were trained on; name that one with --model, or ",
+            "copy the adapters alone to another directory to merge them all the same");
   }
 
   OptionTable options;

@@ -87,6 +87,27 @@ Index TrainMemory::choose() {
   return found.chunk;
 }
 
+std::string TrainMemory::check_disk(const std::filesystem::path& out) const {
+  const StepSettings& s = run_.settings;
+  const Usage u = plan(s, run_.rows(), run_.schedule);
+  const auto kind = static_cast<std::size_t>(Kind::optimizer);
+  const bool wide = !o_.fine_tunes() || o_.trains_adapters() || o_.save_dtype == "f32";  // or perhaps as it was loaded
+  const auto weights =
+      static_cast<std::size_t>(o_.trains_adapters() ? trained_count(s.config) : parameter_count(s.config));
+  const std::size_t each = static_cast<std::size_t>(s.ranks.all.size) * (u.by_kind[kind] + u.far_by_kind[kind]) +
+                           weights * (wide ? 4 : 2),
+                    free = std::filesystem::space(out).available;
+  const std::string takes = "a checkpoint takes at least " + human_bytes(each),
+                    there = human_bytes(free) + " are free in " + out.string();
+  require(each <= free, takes, ", and ", there, "; free some space, or choose another --out");
+  const Index every = o_.checkpoint_interval, steps = run_.optimizer.steps;
+  const Index count = every > 0    ? ceil_div(steps, every)
+                      : every == 0 ? 1
+                                   : 3;  // by time two are kept while one is saved
+  if (o_.resumed || static_cast<double>(each) * static_cast<double>(count) <= static_cast<double>(free)) return "";
+  return "warning: " + takes + ", and this run keeps " + std::to_string(count) + "; " + there;
+}
+
 std::vector<Places> TrainMemory::places() const {
   using Sampling = MemoryOptions::Sampling;
   return o_.budget.places(mode_, run_.settings, run_.grpo ? Sampling::of_each_rank : Sampling::none);

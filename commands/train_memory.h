@@ -18,6 +18,9 @@ class TrainMemory {
   // Chooses the fastest step that fits, and plans the memory of the run. Returns the chunk.
   Index choose();
 
+  // Refuses a run without room for a checkpoint in its directory. Warns if later ones have none.
+  std::string check_disk(const std::filesystem::path& out) const;
+
  private:
   std::vector<Places> places() const;
   Allowed allowed(const ChunkRange& chunks, const KeptChoice& kept) const;

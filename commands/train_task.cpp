@@ -47,7 +47,9 @@ class Preparation {
       prepare_documents();
     }
     settle_cooldown();
-    const Index chunk = TrainMemory(o, run).choose();
+    TrainMemory memory(o, run);
+    const Index chunk = memory.choose();
+    if (const std::string note = memory.check_disk(directory.path()); !note.empty()) task.notes.push_back(note);
     const StepSettings& chosen = run.settings;
     const StepSettings plain = Fit{.places = chosen.places, .block = chosen.block}.settings(chosen);
     task.plain_memory = plan(plain, run.rows(), schedule_for(mode_named(o.mode), plain, run.rows(), chunk)).peak;

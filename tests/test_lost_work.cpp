@@ -194,9 +194,23 @@ TEST_F(LostWork, AdaptersAreOfTheirBaseAlone) {
   damage("model/model.safetensors");
   for (const std::string command : {"eval --data data.jsonl", "merge --out merged"})
     expect_refused(command + " --adapter run", "has changed since the adapters of");
-  expect_ok("merge --adapter run --model model --out merged");
+  expect_refused("merge --adapter run --model model --out merged", "is not the base that the adapters of");
+  fs::create_directories("copied");
+  for (const std::string name : {"adapter_config.json", "adapter_model.safetensors"})
+    fs::copy("run/step-000001/" + name, "copied/" + name);
+  fs::rename("model/tokenizer.json", "tokenizer.json");
+  expect_refused("merge --adapter copied --model model --out merged", "has no tokenizer.json");
+  fs::rename("tokenizer.json", "model/tokenizer.json");
+  expect_ok("merge --adapter copied --model model --out merged");
   fs::copy("run/step-000001/adapter_config.json", "model/adapter_config.json");
   expect_refused("eval --data data.jsonl --model model", "a whole model and also adapters");
+}
+
+TEST_F(LostWork, CheckpointsToComeNeedRoomOnTheDisk) {
+  expect_ok("train" + kTinyRun + "--steps 1000000000 --checkpoint-every 1 --stop-after 1 --out many",
+            "warning: a checkpoint takes at least ", "and this run keeps 1000000000; ", " are free in ");
+  const std::string said = expect_ok("train" + kTinyRun + "--steps 2 --checkpoint-every 1 --out few");
+  EXPECT_FALSE(contains(said, "are free in")) << said;
 }
 
 TEST_F(LostWork, AModelBesideTheCheckpointsOfARunIsAmbiguous) {
