@@ -19,8 +19,9 @@ struct GrpoOptions : GrpoSettings {
     options.add("--completion",
                 {&completion, "Maximum tokens of a completion", checks::between(1, 1 << 20), Lasts::fixed});
     options.add("--inner", {&inner, "Optimizer steps per round", checks::between(1, 1 << 10), Lasts::fixed});
-    options.add("--reward", {&reward, "exact: 1 for a completion that equals the line's \"answer\", else 0",
-                             checks::one_of({"exact"}), Lasts::fixed});
+    options.add("--reward",
+                {&reward, "exact: 1 for a completion, without its reasoning, that equals the line's \"answer\", else 0",
+                 checks::one_of({"exact"}), Lasts::fixed});
     options.add(
         "--reward-cmd",
         {&program,

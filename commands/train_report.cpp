@@ -167,7 +167,7 @@ void TrainReport::step(const StepReport& report) {
                {"seconds", seconds}};
   for (const auto& [measure, value] : result.measures.others) line[measure] = value;
   record(line), last_step_ = step;
-  if (step == 1) check_round(result.measures);
+  if (options_.online_grpo() && run_.grpo->begins_round(step)) check_round(step, result.measures);
 
   // A terminal shows short steps on one line; a file gets about twenty lines of them.
   const Index last = run_.last_step(), interval = std::max<Index>(1, (last - first_step_) / 20);
@@ -190,17 +190,20 @@ std::string TrainReport::epoch_at(Index step) const {
   return format("  epoch %.1f/%g", epochs(step), std::round(10 * epochs(run_.optimizer.steps)) / 10);
 }
 
-// On-line GRPO: a first round that teaches nothing.
-void TrainReport::check_round(const Measures& measures) {
+// On-line GRPO: rounds that teach nothing.
+void TrainReport::check_round(Index step, const Measures& measures) {
   const auto is = [&](const char* name, double value) {
     const auto found = measures.others.find(name);
     return found != measures.others.end() && found->second == value;
   };
-  if (is("without_advantage", 1))
+  constexpr Index several = 5;
+  idle_rounds_ = is("without_advantage", 1) ? idle_rounds_ + 1 : 0;
+  if ((idle_rounds_ == 1 && step == 1) || idle_rounds_ == several)
     note(
-        "warning: in the first round the completions of each prompt have the same reward, so the model learns nothing "
-        "from it; check the rewards, or use easier or harder prompts or a larger --group");
-  if (is("stopped", 0))
+        format("warning: in the %s the completions of each prompt have the same reward, so the model learns nothing "
+               "from it; check the rewards, or use easier or harder prompts or a larger --group",
+               step == 1 ? "first round" : format("last %ld rounds", several).c_str()));
+  if (step == 1 && is("stopped", 0))
     note(format("warning: all completions of the first round were cut off at %ld tokens; use a larger --completion",
                 options_.grpo.completion));
 }

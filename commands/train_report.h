@@ -27,7 +27,7 @@ class TrainReport : public Observer {
   void step_begins(Index step, const std::vector<Batch>& batches, DeviceBase& device) override;
   void step_ends() noexcept override { progress_.reset(); }
   void step(const StepReport& report) override;
-  void check_round(const Measures& measures);
+  void check_round(Index step, const Measures& measures);
   void evaluation(Index step, const Evaluation& evaluation) override;
   void reward(Index step, double reward) override;
   void saved(Index step, const fs::path& checkpoint) override;
@@ -54,7 +54,7 @@ class TrainReport : public Observer {
   const TrainTask& task_;
   const Run& run_;
   const double machine_rate_;
-  Index first_step_ = 0, last_step_ = 0;
+  Index first_step_ = 0, last_step_ = 0, idle_rounds_ = 0;
   Clock::time_point start_;
   std::optional<Interruption> interruption_;
   std::optional<StepProgress> progress_;

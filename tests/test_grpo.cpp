@@ -222,9 +222,10 @@ TEST_F(Grpo, UsesEveryPromptOncePerEpoch) {
 }
 
 TEST_F(Grpo, EqualRewardsChangeNothing) {
-  expect_ok(run("run", "--reward-cmd 'while read -r line; do echo 3; done' --rate 1e-2 --steps 2"),
-            "in the first round the completions of each prompt have the same reward");
-  EXPECT_TRUE(read_file("run/step-000002/model.safetensors") == read_file("base/step-000002/model.safetensors"));
+  expect_ok(run("run", "--reward-cmd 'while read -r line; do echo 3; done' --rate 1e-2 --steps 6 --inner 1"),
+            "in the first round the completions of each prompt have the same reward",
+            "in the last 5 rounds the completions of each prompt have the same reward");
+  EXPECT_TRUE(read_file("run/step-000006/model.safetensors") == read_file("base/step-000002/model.safetensors"));
 }
 
 TEST_F(Grpo, FailingRewardsStopTheRun) {
@@ -236,8 +237,9 @@ TEST_F(Grpo, FailingRewardsStopTheRun) {
     const std::string limit = contains(program, "sleep") ? "--reward-seconds 1 " : "";
     expect_failed(run("run", limit + "--steps 2 --reward-cmd '" + program + "'"), said);
     EXPECT_FALSE(fs::exists("run/step-000002"));
-    fs::remove_all("run");
-  }
+  }  // the next one may have the same --out
+  expect_ok(run("run", letters() + "--steps 1"));
+  expect_refused(run("run", letters() + "--steps 1"), "holds a run already");
 }
 
 TEST_F(Grpo, RefusesInvalidOptions) {

@@ -195,6 +195,22 @@ TEST_F(RunDirectories, WithoutACheckpointResumeFromTheBeginning) {
   EXPECT_EQ(read_file(dir / "run/metrics.jsonl"), "");
 }
 
+// Such as by a mistyped reward program.
+TEST_F(RunDirectories, OfARunThatFailedBeforeItsFirstStepAreFree) {
+  for (const char* line : {"{\"step\": 1, \"loss\": 2}", "{\"step\": \"1\"}", "[]", "not json", ""}) {
+    RunDirectory(out(), RunBegin::fresh).open(0, {{"--seed", 7}});
+    add("metrics.jsonl", std::string("{\"begin\": {}}\n{\"error\": \"no\", \"step\": 0}\n") + line);
+    add("report.html", "");
+    if (*line) expect_refused(RunBegin::fresh, "by --resume"), fs::remove_all(dir / "run");
+  }
+  add("mine.txt", "");
+  expect_refused(RunBegin::fresh, "may be yours");
+  fs::remove(dir / "run/mine.txt");
+  RunDirectory run(out(), RunBegin::fresh);
+  run.open(0, {});
+  EXPECT_EQ(read_file(dir / "run/metrics.jsonl"), "");
+}
+
 TEST_F(RunDirectories, KeepMetricsUpToTheStep) {
   add_checkpoint(2);
   add("metrics.jsonl", "{\"step\":1}\n{\"step\":2}\nnot json\n{\"step\":3}\n[]\n{\"step\":\"1\"}\n{\"step\":4");

@@ -224,15 +224,33 @@ class RunDirectory {
     const std::string name = path_.string();
     require(newest_checkpoint(path_).empty(), name, ": holds a run already; continue it with --resume, or give ",
             "another --out");
-    require(!is_sealed_json(path_ / "run.json"), name,
+    const bool failed = failed_before_a_step();
+    require(failed || !is_sealed_json(path_ / "run.json"), name,
             ": holds a run that left no checkpoint; start it again with the ",
             "same options by --resume, or give another --out, or remove ", name);
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(path_, error)) {
       const std::string other = entry.path().filename().string();
-      require(is_unfinished(other) || is_cache(other, "tokens-") || is_cache(other, "reference-"), name, ": holds ",
-              quote(other), ", which may be yours; a new run needs a new or empty directory, so give another --out");
+      const std::set<std::string> own = {"run.json", "metrics.jsonl", "completions.jsonl", "report.html"};
+      require((failed && own.contains(other)) || is_unfinished(other) || is_cache(other, "tokens-") ||
+                  is_cache(other, "reference-"),
+              name, ": holds ", quote(other),
+              ", which may be yours; a new run needs a new or empty directory, so give another --out");
     }
+  }
+
+  // Such as by a mistyped reward program: nothing of the run is worth keeping.
+  bool failed_before_a_step() const {
+    std::error_code error;
+    if (!is_sealed_json(path_ / "run.json") || !fs::is_regular_file(path_ / "metrics.jsonl", error)) return false;
+    Lines lines(path_ / "metrics.jsonl", kLongestLine);
+    bool failed = false;
+    for (std::string line; lines.next(line);) {
+      const Json json = json_or_null(line);
+      if (!json.is_object() || json.value("step", Json(0)) > Json(0)) return false;
+      failed |= json.contains("error");
+    }
+    return failed;
   }
 
   void check_resume() const {

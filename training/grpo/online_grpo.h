@@ -200,6 +200,8 @@ class OnlineGrpo {
     }
     std::vector<double> rewards;
     on_first([&](Rewarder& rewarder) {
+      for (std::size_t i = 0; i < asked.size() && !settings_.reward.empty(); ++i)
+        texts[i] = prompter_.answer(*asked[i], texts[i]);
       rewards = rewarder.rewards(asked, texts);
       for (const double reward : rewards)
         require(is_advantage({reward, reward}), "a reward of ", reward, " is too large to compare; give smaller ones");

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "data/documents/encoder.h"
+#include "data/documents/reasoning.h"
 #include "data/files/generation_config.h"
 
 namespace streambp {
@@ -77,6 +78,13 @@ class Prompter {
       return prompt;
     }
     throw BadData("neither \"prompt\" nor \"messages\"");
+  }
+
+  // A completion without the reasoning of a model that reasons.
+  std::string answer(const Prompt& prompt, const std::string& completion) const {
+    if (!chat) return completion;
+    const ReasoningMarks marks = opened(reasoning_marks(chat->source()), tokenizer.decode(prompt.tokens));
+    return split_reasoning(completion, marks).answer;
   }
 
   const Tokenizer tokenizer;
