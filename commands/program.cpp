@@ -75,7 +75,7 @@ std::string explain(std::string argument, const CLI::App& command) {
   const std::string where = "streambp " + command.get_name();
   if (argument[0] != '-') return quote(argument) + " is not expected after " + where + "; options begin with --";
   argument = argument.substr(0, argument.find('='));
-  std::string name = argument, names;
+  std::string name = argument;
   std::replace(name.begin(), name.end(), '_', '-');
   if (const std::string why = why_no_option(name); !why.empty()) return why;
   std::vector<std::string> choices;
@@ -89,13 +89,14 @@ std::string explain(std::string argument, const CLI::App& command) {
 // The message for a command line that cannot be parsed. An unknown option comes first: it may be a required one.
 std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::string& command) {
   if (command.empty()) return "no command is given; streambp --help lists the commands";
-  if (app.get_subcommands().empty()) {
+  const std::vector<CLI::App*> parsed = app.get_subcommands();
+  if (parsed.empty() || parsed.front()->get_name() != command) {
     std::vector<std::string> commands;
     for (const CLI::App* entry : app.get_subcommands({})) commands.push_back(entry->get_name());
     const std::string guess = did_you_mean(command, commands);
     return quote(command) + " is not a command; " + (guess.empty() ? "streambp --help lists the commands" : guess);
   }
-  const CLI::App& chosen = *app.get_subcommands().front();
+  const CLI::App& chosen = *parsed.front();
   const std::vector<std::string> unknown = chosen.remaining();
   const auto option = std::ranges::find_if(
       unknown, [](const std::string& text) { return text.size() > 1 && text[0] == '-' && text[1] > '9'; });

@@ -123,6 +123,7 @@ TEST_F(CommandLine, UnknownOptionsAreNamedWithTheNearest) {
   refused("train -lr 1", "-lr is not an option of streambp train; did you mean --lr?");
   refused("train --qqq 2", "--qqq is not an option of streambp train; see streambp train --help-all");
   refused("train chats.jsonl", "\"chats.jsonl\" is not expected after streambp train");
+  refused("--fly train", "\"--fly\" is not a command; streambp --help lists the commands");
   refused("trian", "\"trian\" is not a command; did you mean train?");
 }
 
