@@ -26,7 +26,7 @@ def main():
         subprocess.run([program, "plan", *MODEL.split(), "--timeline", page], check=True, stdout=subprocess.DEVNULL)
         data = json.loads(DATA.search(page.read_text()).group(2))
     del data["title"]  # the lesson has its own
-    data["walks"] = data["walks"][:3]  # full memory, checkpointing, StreamBP; not chunk by chunk
+    del data["walks"][4], data["walks"][2]  # chunk by chunk, and checkpointing with a chunked loss
     data["command"] = f"streambp plan {MODEL}"
     text = json.dumps(data, separators=(",", ":"), sort_keys=True).replace("<", "\\u003c")
     lesson.write_text(DATA.sub(lambda found: found[1] + text + found[3], lesson.read_text()))
