@@ -1,6 +1,7 @@
 // The options of a training run.
 #pragma once
 
+#include <cmath>
 #include <filesystem>
 
 #include "commands/device_options.h"
@@ -22,13 +23,19 @@ inline const std::vector<std::string> kTooLong = {"split", "truncate", "drop", "
 
 // What fine-tuning takes where no option says otherwise.
 struct FineTuning {
-  static constexpr double kEpochs = 1;
-  static constexpr double kRate = 1e-5, kRateOfObjectives = 1e-6;  // of sft; of dpo and grpo
-  static constexpr double kAdapters = 20;                          // times that rate, because they begin at zero
-  static constexpr Index kWarmup = 20, kWarmupShare = 10;          // steps, but at most one in ten
-  static constexpr Index kSteps = 100;                             // of these epochs: what small data is divided into
-  static constexpr Index kPack = 4096;                             // tokens, or the share of a step if that is less
-  static constexpr Index kFewSteps = 50;                           // in fewer, a run learns little
+  static constexpr double kEpochs = 3, kEpochsOfObjectives = 1;  // of sft; of dpo and grpo
+  static constexpr double kObjectives = 0.1;                     // of the rate, for dpo and grpo
+  static constexpr Index kWarmup = 20, kWarmupShare = 10;        // steps, but at most one in ten
+  static constexpr Index kSteps = 100;                           // of an epoch: what small data is divided into
+  static constexpr Index kPack = 4096;                           // tokens, or the share of a step if that is less
+  static constexpr Index kFewSteps = 50;                         // in fewer, a run learns little
+
+  // The rate that learns best falls with a model's width, and of adapters, which begin at zero, more slowly: measured on
+  // small models, and near what others use for large ones (docs/log.md).
+  static double rate(Index width, bool adapters) {
+    const double narrower = 2048.0 / static_cast<double>(width);
+    return adapters ? 4e-4 * narrower : 4e-5 * narrower * std::sqrt(narrower);
+  }
 };
 
 struct TrainOptions {

@@ -64,6 +64,7 @@ class Preparation {
     options["--dtype"] = run.settings.dtype == DType::bf16 ? "bf16" : "f32";
     options["--length"] = run.length, options["--pack"] = run.pack, options["--chunk"] = chunk;
     options["--steps"] = run.optimizer.steps, options["--warmup"] = run.optimizer.warmup;
+    options["--rate"] = run.optimizer.rate;
     options["--cooldown"] = run.optimizer.cooldown;
     return options;
   }
@@ -147,8 +148,7 @@ class Preparation {
   // they can.
   static Index usual_pack(const TokenFile& file) {
     if (file.groups()) return std::min(FineTuning::kPack, file.token_count());
-    const double tokens = FineTuning::kEpochs * static_cast<double>(file.token_count());
-    return std::min(FineTuning::kPack, static_cast<Index>(std::ceil(tokens / FineTuning::kSteps)));
+    return std::min(FineTuning::kPack, ceil_div(file.token_count(), FineTuning::kSteps));
   }
 
   std::string description(const TokenFile& file) const {
@@ -263,6 +263,10 @@ class Preparation {
   void settle_steps(const std::function<double(double)>& steps_of) {
     run.steps_per_epoch = steps_of(1);
     if (o.resumed) return;
+    if (!o.given("--rate")) {
+      run.optimizer.rate = FineTuning::rate(run.settings.config.hidden, o.trains_adapters()) *
+                           (o.objectives.objective == "sft" ? 1 : FineTuning::kObjectives);
+    }
     if (!o.given("--steps")) {
       require(o.epochs * run.steps_per_epoch < 0x1p30, "--epochs ", o.epochs, " is more than 2^30 steps; use fewer");
       const auto steps = static_cast<Index>(std::ceil(steps_of(o.epochs)));
