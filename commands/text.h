@@ -46,7 +46,7 @@ inline std::string counted(std::ptrdiff_t n, const std::string& what) {
   return std::to_string(n) + " " + what + ending;
 }
 
-// "80GiB", "80G" and "80g" are 80 * 2^30 bytes, "80GB" is 80 * 10^9; a bare number is bytes.
+// "80GiB", "80G" and "80g" are 80 * 2^30 bytes, "80GB" is 80 * 10^9; a bare number is bytes, if there are many.
 inline std::size_t parse_bytes(const std::string& text) {
   double value = -1;
   std::string unit = std::from_chars(text.data(), text.data() + text.size(), value).ptr;
@@ -54,7 +54,8 @@ inline std::size_t parse_bytes(const std::string& text) {
   const std::size_t power = unit.empty() ? 0 : std::string("bkmgt").find(unit[0]);
   const bool decimal = unit.size() == 2 && unit[1] == 'b';
   const bool known = power != std::string::npos && (unit.size() <= 1 || decimal || unit.substr(1) == "ib");
-  require(!unit.empty() || value < 1 || value >= 0x1p20, "\"", text, "\" has no unit; write it like ", text, "GiB");
+  require(!unit.empty() || value < 1 || value >= 0x1p16, "\"", text, "\" has no unit; write it like ", text, "MiB or ",
+          text, "GiB");
   require(value > 0 && known, "\"", text, "\" is not an amount of memory; write it like 24GiB, 512MiB or 80GB");
   const double bytes = value * std::pow(decimal ? 1000.0 : 1024.0, static_cast<double>(power));
   require(bytes < 0x1p60, "\"", text, "\" is more memory than any machine has");

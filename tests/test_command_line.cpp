@@ -182,7 +182,7 @@ TEST_F(CommandLine, APlanThatDoesNotFitSaysWhatWould) {
   // The least chunk is 2048 rows in bfloat16; a chunk of 256 would fit.
   expect_outcome(1, execute("plan qwen3-8b --length 100000 --memory 47.3GiB"), "needs at least 48.16 GiB");
   expect_outcome(1, execute("plan qwen3-8b --length 9000 --memory 1MiB"), "nothing of this fits");
-  expect_refused("plan qwen3-8b --memory 80", "\"80\" has no unit; write it like 80GiB");
+  expect_refused("plan qwen3-8b --memory 80", "\"80\" has no unit; write it like 80MiB or 80GiB");
 }
 
 }  // namespace
