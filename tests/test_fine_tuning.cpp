@@ -239,13 +239,13 @@ TEST_F(FineTuning, SmallDataHasAHundredSteps) {
         Json{{"prompt", "question " + std::to_string(i)}, {"completion", std::string(i * 7 % 90, 'a')}}.dump() + "\n";
   write_file_atomically("small.jsonl", lines);
   const std::string run = "train --model model --data small.jsonl ";
-  const std::string said = expect_ok(run + "--eval-every 0 --out small", "  epoch 0.5/1  loss");
+  const std::string said = expect_ok(run + "--eval-every 0 --out small", "  epoch 1.0/3  loss");
   EXPECT_FALSE(contains(said, "warning: only")) << said;
   const Index steps = static_cast<Index>(json_lines("small/metrics.jsonl").back()["step"]);
-  EXPECT_GE(steps, 85);
-  EXPECT_LE(steps, 125);
+  EXPECT_GE(steps, 3 * 85);
+  EXPECT_LE(steps, 3 * 125);
   expect_ok(run + "--pack 4096 --length 4096 --out few",
-            "warning: only 2 steps, in which a model learns little; use --epochs 25, or a smaller --pack");
+            "warning: only 6 steps, in which a model learns little; use --epochs 25, or a smaller --pack");
 }
 
 // A run of a version that packed documents by their length.
