@@ -37,6 +37,7 @@ class TrainCommand : public Command {
     results_are_saved = true;
     if (ended.interrupted) report_stop(ended.step);
     if (!ended.interrupted && options.sample_length > 0) show_sample(ended.step);
+    report->end();
     report->write_page();
     print("report   %s\n", (directory->path() / kReportName).string());
   }

@@ -97,13 +97,14 @@ std::string TrainMemory::check_disk(const std::filesystem::path& out) const {
   const std::size_t each = static_cast<std::size_t>(s.ranks.all.size) * (u.by_kind[kind] + u.far_by_kind[kind]) +
                            weights * (wide ? 4 : 2),
                     free = std::filesystem::space(out).available;
+  run_.checkpoint_bytes = static_cast<double>(each);
   const std::string takes = "a checkpoint takes at least " + human_bytes(each),
                     there = human_bytes(free) + " are free in " + out.string();
   require(each <= free, takes, ", and ", there, "; free some space, or choose another --out");
   const Index every = o_.checkpoint_interval, steps = run_.optimizer.steps;
   const Index count = every > 0    ? ceil_div(steps, every)
                       : every == 0 ? 1
-                                   : 3;  // by time two are kept while one is saved
+                                   : 4;  // by time two and the best are kept while one is saved
   if (o_.resumed || static_cast<double>(each) * static_cast<double>(count) <= static_cast<double>(free)) return "";
   return "warning: " + takes + ", and this run keeps " + std::to_string(count) + "; " + there;
 }

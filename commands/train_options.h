@@ -29,6 +29,8 @@ struct FineTuning {
   static constexpr Index kSteps = 100;                           // of an epoch: what small data is divided into
   static constexpr Index kPack = 4096;                           // tokens, or the share of a step if that is less
   static constexpr Index kFewSteps = 50;                         // in fewer, a run learns little
+  static constexpr Index kEvaluations = 10;                      // of a run, at most, and after ten steps at least
+  static constexpr double kEvaluating = 0.05;                    // of a run's time, about, at most
 
   // The rate that learns best falls with a model's width, and of adapters, which begin at zero, more slowly: measured on
   // small models, and near what others use for large ones (docs/log.md).
@@ -50,11 +52,11 @@ struct TrainOptions {
   OptimizerSettings optimizer{.rate = 4e-3, .warmup = 20, .steps = 520};
   DataOptions tokens = {.progress = show_progress};
 
-  std::vector<std::string> data;
+  std::vector<std::string> data, evaluation_data;
   std::string adapter, mode = "stream", out, prompt, too_long = "refuse", learn = "answers", save_dtype = "same",
                        schedule = "cosine";
   Index length = 768, pack = 0, batch = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
-  Index evaluation_interval = 100, checkpoint_interval = CheckpointTimer::kByTime;
+  Index evaluation_interval = 100, stop_when_worse = 0, checkpoint_interval = CheckpointTimer::kByTime;
   double epochs = FineTuning::kEpochs, evaluation_fraction = 0.05, temperature = 0.5;
   std::uint64_t seed = 1;
   bool resume = false, resumed = false, tensorboard = false;
@@ -71,6 +73,9 @@ struct TrainOptions {
   // Starts from a model directory; otherwise a model is trained from scratch.
   bool fine_tunes() const { return !model.model.empty(); }
   bool trains_adapters() const { return part.adapters() || !adapter.empty(); }
+  // The data, and apart from it what is held out.
+  std::vector<DataPart> parts() const { return data_parts(data); }
+  std::vector<DataPart> held_out() const;
   // Samples completions itself.
   bool online_grpo() const { return objectives.objective == "grpo" && grpo.online(); }
 

@@ -243,7 +243,23 @@ void TrainReport::reward(Index step, double reward) {
 
 void TrainReport::saved(Index step, const fs::path& checkpoint) {
   write_page();
-  if (step == run_.last_step()) print("saved    %s\n", checkpoint.c_str());
+  if (step != run_.last_step()) return;
+  const fs::path last = directory_.path() / "last";
+  print("saved    %s%s\n", checkpoint.c_str(),
+        without_link(last) == checkpoint ? (", which is " + last.string()).c_str() : "");
+}
+
+void TrainReport::end() {
+  const RunDirectory::HeldOut best = directory_.best(), lowest = directory_.lowest();
+  if (!std::isfinite(best.loss)) return;
+  const char* what = options_.online_grpo() ? "reward" : "loss";
+  const auto shown = [&](double loss) { return format("%s %.4f", what, options_.online_grpo() ? -loss : loss); };
+  const fs::path link = directory_.path() / "best";
+  print("best     %s, held-out %s%s\n", best.path.c_str(), shown(best.loss).c_str(),
+        without_link(link) == best.path ? (", which is " + link.string()).c_str() : "");
+  if (lowest.loss < best.loss)
+    note(format("after step %ld it was %s, but that is no checkpoint: see --checkpoint-every", lowest.step,
+                shown(lowest.loss).c_str()));
 }
 
 void TrainReport::note(const std::string& text) { print("%snote     %s\n", fresh_line(), text.c_str()); }

@@ -32,6 +32,7 @@ class TrainReport : public Observer {
   void reward(Index step, double reward) override;
   void saved(Index step, const fs::path& checkpoint) override;
   void note(const std::string& text) override;
+  void end();  // names the best checkpoint
 
   std::function<Json()> sample;  // of the model, for the report after an evaluation; may be empty
 

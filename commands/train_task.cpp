@@ -30,7 +30,8 @@ class Preparation {
   TrainTask prepare() {
     run.length = o.length, run.batch = o.batch, run.micro_batches = o.micro_batches;
     run.optimizer = o.optimizer, run.seed = o.seed, run.stop_after = o.stop_after;
-    run.evaluation_interval = o.evaluation_interval, run.checkpoint_interval = o.checkpoint_interval;
+    run.evaluation_interval = o.evaluation_interval, run.stop_when_worse = o.stop_when_worse;
+    run.checkpoint_interval = o.checkpoint_interval;
     run.start = checkpoint;
     if (o.fine_tunes()) {
       run.model = o.model.model;
@@ -66,6 +67,7 @@ class Preparation {
     options["--steps"] = run.optimizer.steps, options["--warmup"] = run.optimizer.warmup;
     options["--rate"] = run.optimizer.rate;
     options["--cooldown"] = run.optimizer.cooldown;
+    options["--eval-every"] = run.evaluation_interval;
     return options;
   }
 
@@ -118,7 +120,7 @@ class Preparation {
   void prepare_documents() {
     run.settings = settings(config(), o.micro_batches);
     settle_layout();
-    const TokenFile file = tokenised(data_parts(o.data), run.start, o.tokens, directory.path());
+    const TokenFile file = tokenised(o.parts(), o.held_out(), run.start, o.tokens, directory.path());
     file.require_vocabulary(run.settings.config.vocab);
     o.objectives.require_kind(file);
     run.settings.objective = o.objectives.settings(file.most_learned());
@@ -135,6 +137,7 @@ class Preparation {
                                too_long(), run.settings.objective.scale_rewards, run.pack,
                                [&](Index tokens) { return memory.remedy_for(tokens); }});
     settle_steps([&](double epochs) { return run.documents->steps(epochs); });
+    settle_evaluations();
     run.source = document_source(run.documents, description(file), file.fingerprint());
     describe_parts(file);
     check_data(file);
@@ -147,8 +150,8 @@ class Preparation {
   // Small data gives enough steps; much data has steps of the usual size. The completions of a group stay together, if
   // they can.
   static Index usual_pack(const TokenFile& file) {
-    if (file.groups()) return std::min(FineTuning::kPack, file.token_count());
-    return std::min(FineTuning::kPack, ceil_div(file.token_count(), FineTuning::kSteps));
+    if (file.groups()) return std::min(FineTuning::kPack, file.training_tokens());
+    return std::min(FineTuning::kPack, ceil_div(file.training_tokens(), FineTuning::kSteps));
   }
 
   std::string description(const TokenFile& file) const {
@@ -169,7 +172,9 @@ class Preparation {
     const char* unit = kDataUnits[static_cast<int>(file.kind())];
     for (std::size_t i = 0; i < file.parts.size() && file.parts.size() > 1; ++i) {
       task.parts.push_back(shown(file.parts[i]) + ": " + counted(file.parts[i].documents / file.together(), unit));
-      if (file.mixes())
+      if (i >= file.parts.size() - file.held_out)
+        task.parts.back() += ", held out";
+      else if (file.mixes())
         task.parts.back() += format(", %.0f%% of an epoch's tokens, each used %.2f times",
                                     100 * run.documents->share(i), run.documents->passes(i));
     }
@@ -197,7 +202,8 @@ class Preparation {
     settle_layout();
     Config config = this->config();
     run.grpo = std::make_unique<OnlineGrpo>(
-        o.grpo, OnlineGrpo::Data{o.data, o.tokens.chat, o.evaluation_fraction, o.seed}, run.start, reference);
+        o.grpo, OnlineGrpo::Data{o.data, o.evaluation_data, o.tokens.chat, o.evaluation_fraction, o.seed}, run.start,
+        reference);
     const Index longest = run.grpo->longest(), all = run.grpo->completions() * longest;
     config.rope_scaling.longest = longest;
     require(config.positions == Positions::rope || longest <= config.max_length, "the longest prompt and --completion ",
@@ -275,6 +281,15 @@ class Preparation {
     }
     if (!o.given("--warmup"))
       run.optimizer.warmup = std::min(FineTuning::kWarmup, run.optimizer.steps / FineTuning::kWarmupShare);
+  }
+
+  // A forward pass takes a third of the time of a step on as many tokens.
+  void settle_evaluations() {
+    if (o.resumed || o.given("--eval-every")) return;
+    const double tokens = static_cast<double>(run.documents->evaluation_tokens()),
+                 step = 3 * run.documents->tokens_per_step();
+    run.evaluation_interval = std::max({FineTuning::kEvaluations, run.optimizer.steps / FineTuning::kEvaluations,
+                                        static_cast<Index>(std::ceil(tokens / step / FineTuning::kEvaluating))});
   }
 
   void warn_of_few_steps() {

@@ -298,5 +298,73 @@ TEST_F(FineTuning, DocumentsOutsideTheVocabularyAreRefused) {
   expect_refused(train("--out run"), "outside the model's vocabulary of 100");
 }
 
+// --- Held-out data, and the checkpoint that does best on it ---
+
+class HeldOut : public FineTuning {
+ protected:
+  // What training makes likelier, the held-out data has not.
+  void SetUp() override {
+    FineTuning::SetUp();
+    std::string lines;
+    for (int i = 0; i < 12; ++i)
+      lines += Json{{"prompt", "say " + std::to_string(i)}, {"completion", std::string(30, 'z')}}.dump() + "\n";
+    write_file_atomically("eval.jsonl", lines);
+  }
+  static std::string target(const char* link) { return fs::read_symlink(link).string(); }
+  static Index best_step(const std::string& run) {
+    const auto losses = metric(run, "evaluation_loss");
+    return steps_with(run,
+                      "evaluation_loss")[std::ranges::min_element(losses.begin() + 1, losses.end()) - losses.begin()];
+  }
+};
+
+TEST_F(HeldOut, EvalDataIsAllEvaluatedAndNeverTrainedOn) {
+  expect_ok(train("--steps 2 --eval-fraction 0 --out without"));
+  expect_ok(train("--steps 2 --eval-data eval.jsonl --out run"),
+            "eval.jsonl (prompt, completion): 12 documents, held out");
+  EXPECT_EQ(metric("run", "loss"), metric("without", "loss"));
+  expect_ok("eval --model run/last --data eval.jsonl --json loss.json");
+  const double loss = parse_json_file("loss.json")["files"][0]["loss"];
+  EXPECT_NEAR(metric("run", "evaluation_loss").back(), loss, 1e-5);
+  expect_refused(train("--eval-data eval.jsonl --eval-fraction 0.1 --out no"), "leave out --eval-fraction");
+  expect_refused(train("--eval-data gone.jsonl --out no"), "gone.jsonl");
+  expect_refused("train --eval-data eval.jsonl --out no", "--eval-data needs --model");
+  write_file_atomically("pairs.jsonl", R"({"prompt": "a", "chosen": "b", "rejected": "c"})");
+  expect_refused(train("--eval-data pairs.jsonl --out no"), "pairs.jsonl:1: a preference among documents");
+}
+
+TEST_F(HeldOut, TheBestCheckpointIsKeptAndARunThatGetsWorseStops) {
+  const std::string run =
+      "--rate 1e-2 --warmup 0 --eval-data eval.jsonl --eval-every 2 --steps 60 --stop-when-worse 3 --out ";
+  const std::string said = expect_ok(train(run + "run"), "stopped after step ", ", which is run/best");
+  const Index best = best_step("run"), last = steps("run");
+  EXPECT_GT(best, 0);
+  EXPECT_EQ(last, best + 6) << said;
+  EXPECT_EQ(target("run/best"), checkpoint_name(best));
+  EXPECT_EQ(target("run/last"), checkpoint_name(last));
+  EXPECT_EQ(complete_checkpoints("run"),
+            (std::vector<fs::path>{"run/" + checkpoint_name(best), "run/" + checkpoint_name(last)}));
+  expect_ok("train --resume --out run", "stopped after step " + std::to_string(last));
+  EXPECT_EQ(steps("run"), last);
+  expect_ok("generate --model run/best --prompt a --length 2");
+
+  // A run that is interrupted between evaluations counts on.
+  expect_ok(train(run + "parts --stop-after " + std::to_string(best + 3)));
+  expect_ok("train --resume --stop-after 0 --out parts", "stopped after step " + std::to_string(last));
+  EXPECT_EQ(target("parts/best"), checkpoint_name(best));
+  expect_same_run("run", "parts");
+}
+
+TEST_F(HeldOut, WithoutEvaluationsTheBestCheckpointIsTheLast) {
+  const std::string said =
+      expect_ok(train("--steps 2 --eval-fraction 0 --checkpoint-every 1 --out run"), "step-000002, which is run/last");
+  EXPECT_FALSE(contains(said, "held-out"));
+  EXPECT_EQ(target("run/best"), "step-000002");
+  expect_refused(train("--eval-fraction 0 --stop-when-worse 2 --out no"), "--stop-when-worse needs evaluations");
+  // The names stay where a run moves its links.
+  expect_ok("train --model run/last --data data.jsonl --length 256 --steps 1 --lora 2 --out adapters");
+  EXPECT_EQ(parse_json_file("adapters/last/adapter_config.json")["base_model_name_or_path"], "run/step-000002");
+}
+
 }  // namespace
 }  // namespace streambp

@@ -260,9 +260,73 @@ TEST_F(RunDirectories, KeepTheNewestTwoAutomaticCheckpointsAndAllOthers) {
   run.save(small, small.layout, small.state(5), RunKeep::newest_two);
   const std::set<std::string> kept = {"step-000003", "step-000004", "step-000005"};
   EXPECT_EQ(names(dir / "run/training"), kept);
-  EXPECT_EQ(names(), (std::set<std::string>{"metrics.jsonl", "run.json", "step-000003", "step-000004", "step-000005",
-                                            "training"}));
+  EXPECT_EQ(names(), (std::set<std::string>{"best", "last", "metrics.jsonl", "run.json", "step-000003", "step-000004",
+                                            "step-000005", "training"}));
   EXPECT_PRED2(contains, run.last_checkpoint(), "step-000005");
+}
+
+TEST_F(RunDirectories, NameTheNewestAndTheBestCheckpoint) {
+  SmallRun small;
+  const auto target = [&](const char* name) { return fs::read_symlink(dir / "run" / name).string(); };
+  const auto evaluate = [&](RunDirectory& run, Index step, double loss) {
+    run.write_metrics({{"step", step}, {"evaluation_loss", loss}});
+    run.evaluated(step, loss);
+    return run.is_better(loss);
+  };
+  {
+    RunDirectory run(out(), RunBegin::fresh);
+    run.open(0, {});
+    run.save(small, small.layout, small.state(1), RunKeep::newest_two);
+    EXPECT_EQ(target("best"), "step-000001");  // nothing is evaluated yet
+    for (const Index step : {2, 3, 4, 5}) {
+      run.save(small, small.layout, small.state(step), step == 4 ? RunKeep::best : RunKeep::newest_two);
+      const double loss = step == 3 ? 1.0 : 2.0;
+      const bool better = evaluate(run, step, loss);
+      EXPECT_EQ(better, step < 4);
+      if (better) run.name_best(loss);
+      EXPECT_EQ(target("last"), checkpoint_name(step));
+    }
+    EXPECT_EQ(target("best"), "step-000003");
+    EXPECT_EQ(run.worse(1), 2);
+    run.save(small, small.layout, small.state(6), RunKeep::newest_two);
+    const std::set<std::string> kept = {"step-000003", "step-000005", "step-000006"};  // 4 was never the best
+    EXPECT_EQ(names(dir / "run/training"), kept);
+    run.save(small, small.layout, small.state(7), RunKeep::best);
+    EXPECT_TRUE(evaluate(run, 7, 0.5));  // and here the run is killed, before it has made the link
+    fs::create_symlink("step-000007", dir / "run/best.tmp");
+  }
+  RunDirectory run(out(), RunBegin::resume);
+  EXPECT_EQ(run.checkpoint().filename(), "step-000007");
+  run.open(7, {});
+  EXPECT_EQ(target("best"), "step-000007");
+  EXPECT_FALSE(names().contains("best.tmp"));
+  EXPECT_EQ(run.worse(1), 0);
+  EXPECT_EQ(without_link(dir / "run/last/"), dir / "run/step-000007");
+}
+
+TEST_F(RunDirectories, DoNotReplaceWhatIsNotTheirLink) {
+  SmallRun small;
+  RunDirectory run(out(), RunBegin::fresh);
+  run.open(0, {});
+  add("last/notes.txt", "somebody's work");
+  fs::create_symlink("elsewhere", dir / "run/best");
+  const auto saved = run.save(small, small.layout, small.state(1), RunKeep::always);
+  EXPECT_PRED2(contains, saved.unlinked, "run/last is not a link of this run, so it does not name step-000001");
+  EXPECT_PRED2(contains, run.name_best(1), "run/best is not a link of this run");
+  EXPECT_EQ(fs::read_symlink(dir / "run/best"), "elsewhere");
+  EXPECT_TRUE(is_complete_checkpoint(saved.path));
+}
+
+TEST(CheckpointTimers, SaveTheBestWhereItTakesAtMostAShareOfTheTime) {
+  CheckpointTimer timer(CheckpointTimer::kByTime, 100, 3e9);  // about three seconds
+  EXPECT_FALSE(timer.affordable(159));
+  EXPECT_TRUE(timer.affordable(160));
+  timer.saved(160, 170);
+  EXPECT_FALSE(timer.affordable(369));
+  EXPECT_TRUE(timer.affordable(370));
+  timer.saved(370, 370.5);
+  EXPECT_TRUE(timer.affordable(371));
+  EXPECT_FALSE(CheckpointTimer(0, 0).affordable(1e9));
 }
 
 // Anything with the name of a new checkpoint is kept under another name.

@@ -78,7 +78,8 @@ class Training {
 
   Ended learn() {
     const Index last = run_.last_step();
-    CheckpointTimer timer(run_.checkpoint_interval, seconds());
+    CheckpointTimer timer(run_.checkpoint_interval, seconds(), run_.checkpoint_bytes);
+    if (first_step_ < last && stops(first_step_)) return {first_step_, interrupted()};
     for (Index step = first_step_ + 1; step <= last; ++step) {
       const double begun = seconds();
       rescue_.on_this_rank(step - 1, [&] { read_batches(step); });
@@ -107,7 +108,9 @@ class Training {
         timer.saved(saving, seconds());
       }
       if (!grpo_ && evaluated) evaluate(step);
+      if (evaluated) keep_best(step, timer);
       if (interrupted) return {step, true};
+      if (!at_end && is_evaluated(step) && run_.can_resume_after(step) && stops(step)) return end_early(step);
     }
     // A signal may have come during the last evaluation or checkpoint.
     return {std::max(first_step_, last), interrupted()};
@@ -154,9 +157,11 @@ class Training {
   }
 
   void evaluate(Index step) {
+    held_out_.reset();
     if (grpo_) {
       const double reward = rescue_.together(step, [&] { return grpo_->evaluate(engine_); });
       if (std::isnan(reward)) return;  // nothing is held out
+      held_out_ = -reward;
       return rescue_.on_this_rank(step, [&] { observer_.reward(step, reward); });
     }
     const Evaluation evaluation = rescue_.together(step, [&] {
@@ -169,7 +174,43 @@ class Training {
             directory_.has_saved(step)
                 ? directory_.checkpoint().string() + " holds them: remove it to continue from an earlier checkpoint"
                 : directory_.last_checkpoint());
+    held_out_ = loss;
     rescue_.on_this_rank(step, [&] { observer_.evaluation(step, evaluation); });
+  }
+
+  // Only rank 0 has read what an earlier run said.
+  static bool on_first(bool yes) { return largest_of_ranks(this_process().rank == 0 && yes) > 0; }
+
+  // Saves weights with the lowest held-out loss, and names them.
+  void keep_best(Index step, CheckpointTimer& timer) {
+    if (!held_out_) return;
+    directory_.evaluated(step, *held_out_);
+    const bool better = on_first(directory_.is_better(*held_out_)) && run_.can_resume_after(step);
+    const double begun = seconds();
+    if (better && !directory_.has_saved(step) && on_first(timer.affordable(begun))) {
+      rescue_.together(first_step_, [&] { save(step, RunDirectory::Keep::best); });
+      timer.saved(begun, seconds());
+    }
+    if (better && directory_.has_saved(step)) note_once(directory_.name_best(*held_out_));
+  }
+
+  bool stops(Index step) {
+    const Index most = run_.stop_when_worse, worse = most > 0 ? directory_.worse(run_.evaluation_interval) : 0;
+    const bool stop = on_first(most > 0 && worse >= most);
+    if (stop)
+      observer_.note("stopped after step " + std::to_string(step) + ": the last " + std::to_string(worse) +
+                     " evaluations were worse than the one after step " + std::to_string(directory_.lowest().step) +
+                     "; --resume with a larger --stop-when-worse goes on");
+    return stop;
+  }
+  Ended end_early(Index step) {
+    if (grpo_) rescue_.together(step, [&] { grpo_->finish(INFINITY); });
+    if (!directory_.has_saved(step)) rescue_.together(first_step_, [&] { save(step, RunDirectory::Keep::always); });
+    return {step, interrupted()};
+  }
+
+  void note_once(const std::string& text) {
+    if (!text.empty() && noted_.insert(text).second) observer_.note(text);
   }
 
   // --- Saving ---
@@ -183,6 +224,7 @@ class Training {
     if (!saved.aside.empty())
       observer_.note(saved.path.string() + " was not a complete checkpoint of this run; it is now " +
                      saved.aside.string());
+    note_once(saved.unlinked);
     observer_.saved(step, saved.path);
   }
 
@@ -213,6 +255,8 @@ class Training {
   Index first_step_ = 0;
   std::vector<Batch> batches_;  // of the step
   std::size_t warned_ = 0;
+  std::optional<double> held_out_;  // loss, or negative reward, of the last evaluation
+  std::set<std::string> noted_;
   const Rescue rescue_{[this](Index done) { return save_last(done); }, [this] { return directory_.last_checkpoint(); }};
 };
 

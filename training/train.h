@@ -41,7 +41,9 @@ struct Run {
   // When to evaluate, save and stop, in steps
   Index evaluation_interval = 100;  // 0: only at the end
   Index checkpoint_interval = CheckpointTimer::kByTime;
-  Index stop_after = 0;  // 0: after the last one
+  Index stop_after = 0;         // 0: after the last one
+  Index stop_when_worse = 0;    // stop after so many evaluations in a row without a lower held-out loss; 0: never
+  double checkpoint_bytes = 0;  // of a checkpoint, about
 
   // What checkpoints say
   std::optional<ModelLayout> layout;

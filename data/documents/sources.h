@@ -55,11 +55,14 @@ class Documents {
     left_out = this->file.documents() / together - (s.too_long == TooLong::drop ? too_long : 0);
     for (std::size_t i = 0; i < pieces.size(); ++i) left_out -= i == 0 || unit(pieces[i]) != unit(pieces[i - 1]);
     auto is_held_out = [&](const PackedPiece& piece) {
+      if (this->file.held_out > 0) return piece.document >= this->file.training_documents();
       return Random(s.seed, 0xe7a1).uniform(holdout_key(piece.document)) < s.evaluation_fraction;
     };
     std::vector<PackedPiece> training, evaluation;
     for (const PackedPiece& piece : pieces) (is_held_out(piece) ? evaluation : training).push_back(piece);
-    if (training.empty()) std::swap(training, evaluation);
+    if (training.empty() && this->file.held_out == 0) std::swap(training, evaluation);
+    require(!training.empty(), this->file.name(),
+            ": no document to train on has a target within --length; use a larger one");
     packing.emplace(parts_of(training), s.seed);
     if (!evaluation.empty()) held_out.emplace(evaluation, s.length, s.seed, together);
     evaluate();
@@ -77,6 +80,11 @@ class Documents {
   // The steps of so many epochs.
   double steps(double epochs = 1) { return packing->packs(epochs) / packs_of_step(); }
   double tokens_per_step() { return packing->tokens() / steps(); }
+  Index evaluation_tokens() const {
+    Index tokens = 0;
+    for (const Batch& batch : evaluation) tokens += batch.size();
+    return tokens;
+  }
   // Whether most documents share a pack with others.
   bool share_packs() { return 2 * packing->packs() < static_cast<double>(file.documents() / file.together()); }
 
@@ -122,8 +130,8 @@ class Documents {
   std::vector<Mixture::Part> parts_of(const std::vector<PackedPiece>& pieces) const {
     std::vector<Mixture::Part> parts;
     auto next = pieces.begin();
-    Index end = file.mixes() ? 0 : file.documents();
-    for (const TokenPart& part : file.parts) {
+    Index end = file.mixes() ? 0 : file.training_documents();
+    for (const TokenPart& part : std::span(file.parts).first(file.parts.size() - file.held_out)) {
       if (file.mixes()) end += part.documents;
       const auto begin = next;
       while (next != pieces.end() && next->document < end) ++next;
@@ -212,7 +220,9 @@ class Documents {
 
   void evaluate() {
     evaluation.clear();
-    for (Index n = 0; held_out && n < std::min(held_out->packs(), kEvaluationBatches * settings.packs); ++n) {
+    // Data that is given for it is evaluated as a whole.
+    const Index most = file.held_out > 0 ? INT64_MAX : kEvaluationBatches * settings.packs;
+    for (Index n = 0; held_out && n < std::min(held_out->packs(), most); ++n) {
       if (n % settings.packs == 0) evaluation.emplace_back();
       append(evaluation.back(), file, held_out->pack(n), known());
     }

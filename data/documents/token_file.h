@@ -113,6 +113,7 @@ class TokenFile {
            left_out;
   }
   std::vector<TokenPart> parts;  // at least one
+  std::size_t held_out = 0;      // of the parts, the last ones, which are for evaluation only
   bool mixes() const { return parts[0].weight > 0; }
   DataKind kind() const { return kind_; }
   bool preferences() const { return kind_ == DataKind::preferences; }
@@ -121,6 +122,13 @@ class TokenFile {
   Index together() const { return preferences() ? 2 : 1; }
   Index documents() const { return std::ssize(ends_); }
   Index token_count() const { return std::ssize(tokens_); }
+  // Those before the parts that are held out.
+  Index training_documents() const {
+    Index count = documents();
+    for (std::size_t i = 1; i <= held_out; ++i) count -= parts[parts.size() - i].documents;
+    return count;
+  }
+  Index training_tokens() const { return begin(training_documents()); }
   Index begin(Index i) const { return i == 0 ? 0 : ends_[i - 1]; }
   Index length(Index i) const { return ends_[i] - begin(i); }
   std::span<const std::int32_t> tokens(Index i) const { return part(tokens_, i); }

@@ -269,13 +269,16 @@ inline bool holds_tokens(const std::vector<DataPart>& data) {
 }
 
 // The data as tokens. A token file is used as it is; other data is tokenised into the directory `cache`, unless it is
-// cached there.
-inline TokenFile tokenised(const std::vector<DataPart>& data, const fs::path& model, const DataOptions& options,
-                           const fs::path& cache) {
+// cached there. `held_out`: parts after the data, for evaluation only.
+inline TokenFile tokenised(const std::vector<DataPart>& training, const std::vector<DataPart>& held_out,
+                           const fs::path& model, const DataOptions& options, const fs::path& cache) {
+  std::vector<DataPart> data = training;
+  data.insert(data.end(), held_out.begin(), held_out.end());
   if (holds_tokens(data)) return TokenFile(data[0].files[0]);
   const auto open = [&](const fs::path& path) {
     TokenFile file(path, listed(data));
     for (std::size_t i = 0; i < file.parts.size(); ++i) file.parts[i].weight = data.at(i).weight;
+    file.held_out = held_out.size();
     return file;
   };
   const std::string key = data_key(data, model, options);
@@ -296,6 +299,10 @@ inline TokenFile tokenised(const std::vector<DataPart>& data, const fs::path& mo
   for (DataPart& part : unweighted) part.weight = 0;
   write_tokens(unweighted, model, options, path);
   return open(path);
+}
+inline TokenFile tokenised(const std::vector<DataPart>& data, const fs::path& model, const DataOptions& options,
+                           const fs::path& cache) {
+  return tokenised(data, {}, model, options, cache);
 }
 
 }  // namespace streambp

@@ -7,6 +7,8 @@
 //                                                         model's files hold fewer bits
 //   OUT/training/step-000100/state.json                   the step, the options of the run, and a hash of every file
 //
+//   OUT/last, OUT/best                                    links to the newest checkpoint and to the best one
+//
 // A run that trains adapters has adapter_config.json and adapter_model.safetensors instead of the model.
 //
 // Both directories are written under temporary names and renamed once they are on disk, the model last. A checkpoint is
@@ -83,8 +85,31 @@ inline fs::path newest_checkpoint(const fs::path& out) {
   return all.empty() ? fs::path() : all.back();
 }
 
+// The checkpoint that OUT/last or OUT/best names, for a run moves these links. Other paths stay.
+inline fs::path without_link(const fs::path& path) {
+  std::error_code error;
+  const fs::path link = path.has_filename() ? path : path.parent_path(), target = fs::read_symlink(link, error);
+  return !error && checkpoint_step(target.string()) ? link.parent_path() / target : path;
+}
+
+// Makes OUT/name a link to a checkpoint. Returns why it cannot; empty: it did.
+inline std::string link_to_checkpoint(const fs::path& checkpoint, const char* name) {
+  const fs::path link = checkpoint.parent_path() / name, temporary = link.string() + ".tmp";
+  if (fs::exists(fs::symlink_status(link)) && without_link(link) == link)
+    return link.string() + " is not a link of this run, so it does not name " + checkpoint.filename().string();
+  try {
+    fs::remove(temporary);
+    fs::create_symlink(checkpoint.filename(), temporary);
+    rename_durably(temporary, link);
+    return "";
+  } catch (const std::system_error& error) {
+    return link.string() + ": cannot make a link here, so use the names of checkpoints: " + error.code().message();
+  }
+}
+
 // Resolves a directory with the file `kind`: `name` itself, or its newest checkpoint if `name` is a run directory.
-inline std::string directory_with(const char* kind, const std::string& name) {
+inline std::string directory_with(const char* kind, const std::string& given) {
+  const std::string name = without_link(given).string();
   std::error_code error;
   const fs::path newest = newest_checkpoint(name);
   const bool itself = fs::exists(fs::path(name) / kind, error);

@@ -9,6 +9,7 @@
 //   reference-*.safetensors   reference log-probs, cached, if they cannot be stored beside the data
 //   step-000100/              checkpoints (data/files/checkpoint.h)
 //   training/step-000100/     their training state
+//   last, best                links to the newest checkpoint, and to the one with the lowest held-out loss
 //
 // Only one process at a time writes here. It locks the directory until it ends. Of the ranks of a run, it is the first.
 // Files with other names are not the run's. A new run refuses a directory that has any, and no run removes them.
@@ -19,6 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <optional>
@@ -34,7 +36,7 @@ namespace streambp {
 class RunDirectory {
  public:
   enum class Begin { fresh, resume };
-  enum class Keep { always, newest_two };  // newest_two: for automatic checkpoints
+  enum class Keep { always, newest_two, best };  // newest_two: for automatic checkpoints; best: until another is better
 
   // Locks the directory if it exists, and decides where the run continues. Creates and changes nothing. With an empty
   // name, the directory is the first free out/run-N.
@@ -99,7 +101,9 @@ class RunDirectory {
     create();
     remove_temporary_files();
     if (step == 0) write_sealed_json(path_ / "run.json", {{"options", options}});
-    metrics_.open(keep_until(step, "metrics.jsonl"), std::ios::app);
+    const fs::path metrics = keep_until(step, "metrics.jsonl");
+    recall_best(metrics);
+    metrics_.open(metrics, std::ios::app);
     opened_ = true;
   }
 
@@ -132,16 +136,56 @@ class RunDirectory {
 
   struct Saved {
     fs::path path, aside;  // aside: where something else went that had the name of the checkpoint; usually empty
+    std::string unlinked;  // why a link to it is missing
   };
   // Saves the engine's weights and optimizer as checkpoint state["step"].
   template <class Engine>
   Saved save(Engine& engine, const ModelLayout& layout, Json state, Keep keep) {
-    if (keep == Keep::newest_two) state["automatic"] = true;
+    if (keep != Keep::always) state["automatic"] = keep == Keep::best ? Json("best") : Json(true);
     const fs::path saved = path_ / checkpoint_name(state.at("step").get<Index>());
     const fs::path aside = engine.save(path_, layout, state);
     checkpoint_ = saved;
-    if (keep == Keep::newest_two && writes_) remove_old_checkpoints();
-    return {checkpoint_, aside};
+    if (!writes_) return {checkpoint_, aside, ""};
+    std::string unlinked = link_to_checkpoint(saved, "last");
+    const bool is_evaluated = std::isfinite(best_.loss) && is_complete_checkpoint(best_.path);
+    if (const std::string other = is_evaluated ? "" : name_best(saved, INFINITY); unlinked.empty()) unlinked = other;
+    if (keep == Keep::newest_two) remove_old_checkpoints();
+    return {checkpoint_, aside, unlinked};
+  }
+
+  // --- Held-out losses ---
+
+  // Of on-line GRPO, negative rewards.
+  struct HeldOut {
+    Index step = 0;
+    double loss = INFINITY;
+    fs::path path = {};  // the checkpoint, if it is one
+  };
+  const HeldOut& best() const { return best_; }  // of all checkpoints; without evaluations the newest
+  bool is_better(double loss) const { return loss < best_.loss || !is_complete_checkpoint(best_.path); }
+
+  void evaluated(Index step, double loss) { evaluations_.push_back({step, loss}); }
+  HeldOut lowest() const {
+    const auto found = std::ranges::min_element(evaluations_, {}, &HeldOut::loss);
+    return found == evaluations_.end() ? HeldOut() : *found;
+  }
+  // How many evaluations in a row were worse than the best before them. Only those after every so many steps count, not
+  // where a run was stopped: so it stops at the same step.
+  Index worse(Index every) const {
+    HeldOut lowest;
+    Index count = 0;
+    for (const HeldOut& e : evaluations_) {
+      if (e.step % every != 0) continue;
+      count = e.loss < lowest.loss ? 0 : count + 1;
+      if (count == 0) lowest = e;
+    }
+    return count;
+  }
+  // The newest checkpoint is the best one. Returns why there is no link to it.
+  std::string name_best(double loss) {
+    const std::string unlinked = name_best(checkpoint_, loss);
+    if (writes_) remove_old_checkpoints();
+    return unlinked;
   }
 
   // Newer checkpoints with a missing part. They are skipped, with a note.
@@ -201,6 +245,7 @@ class RunDirectory {
     const std::size_t end = name.rfind(".tmp");
     if (end == std::string::npos) return false;
     const std::string whole = name.substr(0, end), number = name.substr(end + 4);
+    if (number.empty() && (whole == "last" || whole == "best")) return true;
     if (number.empty()) return is_checkpoint(whole.ends_with(".old") ? whole.substr(0, whole.size() - 4) : whole);
     return number[0] == '-' && is_digits(number.substr(1), "0123456789") && is_file_of_a_run(whole);
   }
@@ -282,20 +327,47 @@ class RunDirectory {
     for (const fs::path& path : stale) fs::remove_all(path, error);
   }
 
+  std::string name_best(const fs::path& checkpoint, double loss) {
+    best_ = {*checkpoint_step(checkpoint.filename().string()), loss, checkpoint};
+    return writes_ ? link_to_checkpoint(checkpoint, "best") : "";
+  }
+
+  // What the lines of an interrupted run say. It may have been killed before it made the link.
+  void recall_best(const fs::path& metrics) {
+    Lines lines(metrics, kLongestLine);
+    for (std::string line; lines.next(line);) {
+      const Json json = json_or_null(line), reward = json.value("evaluation_reward", Json()),
+                 loss = json.value("evaluation_loss", Json());
+      const auto step = json.value("step", Index{0});
+      if (step == 0 || !(loss.is_number() || reward.is_number())) continue;
+      const double held_out = loss.is_number() ? loss.get<double>() : -reward.get<double>();
+      const fs::path path = path_ / checkpoint_name(step);
+      evaluated(step, held_out);
+      if (held_out < best_.loss && is_complete_checkpoint(path)) best_ = {step, held_out, path};
+    }
+    if (!best_.path.empty()) link_to_checkpoint(best_.path, "best");
+  }
+
   void remove_old_checkpoints() const {
-    std::vector<fs::path> automatic;
+    std::vector<fs::path> automatic, once_best;
     for (const fs::path& path : complete_checkpoints(path_)) {
       try {
-        if (read_sealed_json(state_of(path)).contains("automatic")) automatic.push_back(path);
+        const Json state = read_sealed_json(state_of(path)), kept = state.value("automatic", Json());
+        if (!kept.is_null()) (kept == "best" ? once_best : automatic).push_back(path);
       } catch (const Error&) {  // damaged: leave it to the user
       }
     }
-    for (std::size_t i = 0; i + 2 < automatic.size(); ++i) remove_checkpoint(automatic[i]);
+    automatic.resize(std::max<std::size_t>(automatic.size(), 2) - 2);
+    automatic.insert(automatic.end(), once_best.begin(), once_best.end());
+    for (const fs::path& path : automatic)
+      if (path != best_.path && path != checkpoint_) remove_checkpoint(path);
   }
 
   static constexpr std::size_t kLongestLine = std::size_t{1} << 30;
 
   fs::path path_, checkpoint_;
+  HeldOut best_;
+  std::vector<HeldOut> evaluations_;
   bool resumes_, writes_ = true, opened_ = false;
   std::vector<fs::path> created_;
   std::set<fs::path> tokens_before_;

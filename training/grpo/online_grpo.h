@@ -23,7 +23,7 @@ struct RewardError : Error {
 class OnlineGrpo {
  public:
   struct Data {
-    std::vector<std::string> files;  // of prompts
+    std::vector<std::string> files, held_out_files;  // of prompts
     ChatOptions chat;
     double held_out = 0;  // fraction of the prompts
     std::uint64_t seed = 1;
@@ -34,12 +34,18 @@ class OnlineGrpo {
       : settings_(settings), reference_(reference), seed_(data.seed), prompter_(model, data.chat) {
     if (first_rank()) rewarder_.emplace(settings);
     std::uint64_t hash = 0;
-    for (Prompt& prompt : read_prompts(data.files, prompter_, settings)) {
+    const auto add = [&](Prompt& prompt, bool is_held_out) {
       const auto number = static_cast<std::uint64_t>(training_.size() + held_out_.size());
       hash ^= mix(number ^ text_hash(prompt.line.dump(-1, ' ', false, Json::error_handler_t::replace)));
       longest_ = std::max(longest_, static_cast<Index>(prompt.tokens.size()));
-      (Random(data.seed, 0xe7a1).uniform(number) < data.held_out ? held_out_ : training_).push_back(std::move(prompt));
-    }
+      (is_held_out ? held_out_ : training_).push_back(std::move(prompt));
+    };
+    const double held_out = data.held_out_files.empty() ? data.held_out : 0;
+    for (Index i = 0; Prompt & prompt : read_prompts(data.files, prompter_, settings))
+      add(prompt, Random(data.seed, 0xe7a1).uniform(static_cast<std::uint64_t>(i++)) < held_out);
+    if (!data.held_out_files.empty()) evaluated_ = SIZE_MAX;
+    if (!data.held_out_files.empty())
+      for (Prompt& prompt : read_prompts(data.held_out_files, prompter_, settings)) add(prompt, true);
     if (training_.empty()) std::swap(training_, held_out_);
     fingerprint = std::to_string(hash);
   }
@@ -98,9 +104,8 @@ class OnlineGrpo {
 
   // The mean reward of greedy completions of held-out prompts; NaN if there are no such prompts.
   double evaluate(Engine& engine) {
-    constexpr std::size_t most = 256;
     std::vector<const Prompt*> asked;
-    for (std::size_t i = 0; i < std::min(most, held_out_.size()); ++i) asked.push_back(&held_out_[i]);
+    for (std::size_t i = 0; i < std::min(evaluated_, held_out_.size()); ++i) asked.push_back(&held_out_[i]);
     return asked.empty() ? NAN : mean_reward(complete(engine, asked, {.temperature = 0}));
   }
 
@@ -292,7 +297,8 @@ class OnlineGrpo {
   Prompter prompter_;
   std::optional<Rewarder> rewarder_;  // on rank 0
   std::vector<Prompt> training_, held_out_;
-  std::vector<Index> order_;  // of the prompts in the epoch
+  std::size_t evaluated_ = 256;  // held-out prompts, at most
+  std::vector<Index> order_;     // of the prompts in the epoch
   Index longest_ = 0, epoch_ = -1;
   std::vector<Sample> samples_;             // of the round, group by group
   std::vector<std::vector<double>> logps_;  // of their tokens, in the round's first step
