@@ -242,13 +242,14 @@ void TrainOptions::check_memory() const {
 
 void TrainOptions::check_data() const {
   if (fine_tunes() && !resumed) model_directory(model.model);
-  auto parts = this->parts();
-  std::ranges::copy(held_out(), std::back_inserter(parts));
-  const bool all_tokens = std::ranges::all_of(parts, [](const DataPart& part) {
-    return std::ranges::all_of(part.files, [](const fs::path& file) {
-      return extension_of(file) == ".safetensors" || extension_of(file) == ".bin";
-    });
-  });
+  const auto parts = data_parts(data);
+  const auto held_out = data_files(evaluation_data);
+  const auto holds_tokens = [](const fs::path& file) {
+    return extension_of(file) == ".safetensors" || extension_of(file) == ".bin";
+  };
+  const bool all_tokens =
+      std::ranges::all_of(held_out, holds_tokens) &&
+      std::ranges::all_of(parts, [&](const DataPart& part) { return std::ranges::all_of(part.files, holds_tokens); });
   const std::string needs_model = " needs --model DIR, a model to fine-tune";
   table.only({"--chat", "--date", "--trust-messages", "--learn", "--skip-bad"},
              !all_tokens || !fine_tunes() || data.empty(), " is for text, but this data is already tokenised");
@@ -277,13 +278,6 @@ void TrainOptions::check_data() const {
             "from scratch on the bytes of a text)");
   require(!fine_tunes() || !model.sizes_given(), "--model already has its sizes; leave out the options of ",
           "models from scratch");
-}
-
-std::vector<DataPart> TrainOptions::held_out() const {
-  const std::vector<DataPart> parts = data_parts(evaluation_data);
-  for (const DataPart& part : parts)
-    require(part.weight == 0, part.name, ": held-out data has no weights; leave them out");
-  return parts;
 }
 
 // Every round begins with sampling, so checkpoints are only possible between rounds.

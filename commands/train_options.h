@@ -73,9 +73,6 @@ struct TrainOptions {
   // Starts from a model directory; otherwise a model is trained from scratch.
   bool fine_tunes() const { return !model.model.empty(); }
   bool trains_adapters() const { return part.adapters() || !adapter.empty(); }
-  // The data, and apart from it what is held out.
-  std::vector<DataPart> parts() const { return data_parts(data); }
-  std::vector<DataPart> held_out() const;
   // Samples completions itself.
   bool online_grpo() const { return objectives.objective == "grpo" && grpo.online(); }
 

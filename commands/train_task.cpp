@@ -120,7 +120,8 @@ class Preparation {
   void prepare_documents() {
     run.settings = settings(config(), o.micro_batches);
     settle_layout();
-    const TokenFile file = tokenised(o.parts(), o.held_out(), run.start, o.tokens, directory.path());
+    const TokenFile file =
+        tokenised(data_parts(o.data), run.start, o.tokens, directory.path(), data_parts(o.evaluation_data));
     file.require_vocabulary(run.settings.config.vocab);
     o.objectives.require_kind(file);
     run.settings.objective = o.objectives.settings(file.most_learned());
@@ -286,7 +287,7 @@ class Preparation {
   // A forward pass takes a third of the time of a step on as many tokens.
   void settle_evaluations() {
     if (o.resumed || o.given("--eval-every")) return;
-    const double tokens = static_cast<double>(run.documents->evaluation_tokens()),
+    const double tokens = static_cast<double>(run.documents->evaluation_tokens),
                  step = 3 * run.documents->tokens_per_step();
     run.evaluation_interval = std::max({FineTuning::kEvaluations, run.optimizer.steps / FineTuning::kEvaluations,
                                         static_cast<Index>(std::ceil(tokens / step / FineTuning::kEvaluating))});

@@ -109,10 +109,11 @@ TEST_F(Processes, RanksShareTheFusedTensorsOfGpt2) {
 TEST_F(Processes, OnlineGrpoGivesTheFilesOfOneProcess) {
   expect_ok("train --steps 2 --hidden 32 --layers 2 --length 64 --batch 1 --sample 0 --eval-fraction 0 --out base");
   expect_ok("examples arithmetic --count 20 --out sums.jsonl");
+  fs::copy("sums.jsonl", "held.jsonl");
   const std::string reward = "--reward-cmd 'while read -r line; do echo ${#line}; done' ";
   const std::string train =
       "train --objective grpo --model base --data sums.jsonl --completion 6 --prompts 3 --group 4 --steps 4 --inner 2 "
-      "--kl 0.1 --rate 1e-2 --eval-every 2 --eval-fraction 0.2 " +
+      "--kl 0.1 --rate 1e-2 --eval-every 2 --eval-data held.jsonl " +
       reward;
   expect_ok(train + "--accumulate 2 --out one");
   expect_runs(2, train + "--stop-after 2 --out ranks");
@@ -120,6 +121,8 @@ TEST_F(Processes, OnlineGrpoGivesTheFilesOfOneProcess) {
   expect_runs(2, "train --resume --keep far " + reward + "--out ranks");
   expect_same_run("one", "ranks");
   for (const char* name : {"reward", "evaluation_reward", "kl"}) EXPECT_EQ(metric("one", name), metric("ranks", name));
+  for (const std::string link : {"last", "best"})
+    EXPECT_EQ(fs::read_symlink("one/" + link), fs::read_symlink("ranks/" + link));
   EXPECT_EQ(read_file("one/completions.jsonl"), read_file("ranks/completions.jsonl"));
   EXPECT_GT(metric("one", "gradient_norm").at(0), 0);
   EXPECT_GT(metric("one", "kl").at(3), 0);

@@ -312,7 +312,7 @@ TEST_F(RunDirectories, DoNotReplaceWhatIsNotTheirLink) {
   fs::create_symlink("elsewhere", dir / "run/best");
   const auto saved = run.save(small, small.layout, small.state(1), RunKeep::always);
   EXPECT_PRED2(contains, saved.unlinked, "run/last is not a link of this run, so it does not name step-000001");
-  EXPECT_PRED2(contains, run.name_best(1), "run/best is not a link of this run");
+  run.name_best(1);
   EXPECT_EQ(fs::read_symlink(dir / "run/best"), "elsewhere");
   EXPECT_TRUE(is_complete_checkpoint(saved.path));
 }

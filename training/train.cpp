@@ -191,11 +191,11 @@ class Training {
       rescue_.together(first_step_, [&] { save(step, RunDirectory::Keep::best); });
       timer.saved(begun, seconds());
     }
-    if (better && directory_.has_saved(step)) note_once(directory_.name_best(*held_out_));
+    if (better && directory_.has_saved(step)) directory_.name_best(*held_out_);
   }
 
   bool stops(Index step) {
-    const Index most = run_.stop_when_worse, worse = most > 0 ? directory_.worse(run_.evaluation_interval) : 0;
+    const Index most = run_.stop_when_worse, worse = directory_.worse(run_.evaluation_interval);
     const bool stop = on_first(most > 0 && worse >= most);
     if (stop)
       observer_.note("stopped after step " + std::to_string(step) + ": the last " + std::to_string(worse) +
@@ -209,10 +209,6 @@ class Training {
     return {step, interrupted()};
   }
 
-  void note_once(const std::string& text) {
-    if (!text.empty() && noted_.insert(text).second) observer_.note(text);
-  }
-
   // --- Saving ---
 
   void save(Index step, RunDirectory::Keep keep) {
@@ -224,7 +220,7 @@ class Training {
     if (!saved.aside.empty())
       observer_.note(saved.path.string() + " was not a complete checkpoint of this run; it is now " +
                      saved.aside.string());
-    note_once(saved.unlinked);
+    if (!saved.unlinked.empty() && !std::exchange(is_unlinked_, true)) observer_.note(saved.unlinked);
     observer_.saved(step, saved.path);
   }
 
@@ -256,7 +252,7 @@ class Training {
   std::vector<Batch> batches_;  // of the step
   std::size_t warned_ = 0;
   std::optional<double> held_out_;  // loss, or negative reward, of the last evaluation
-  std::set<std::string> noted_;
+  bool is_unlinked_ = false;        // which the caller knows
   const Rescue rescue_{[this](Index done) { return save_last(done); }, [this] { return directory_.last_checkpoint(); }};
 };
 

@@ -61,8 +61,6 @@ class Documents {
     std::vector<PackedPiece> training, evaluation;
     for (const PackedPiece& piece : pieces) (is_held_out(piece) ? evaluation : training).push_back(piece);
     if (training.empty() && this->file.held_out == 0) std::swap(training, evaluation);
-    require(!training.empty(), this->file.name(),
-            ": no document to train on has a target within --length; use a larger one");
     packing.emplace(parts_of(training), s.seed);
     if (!evaluation.empty()) held_out.emplace(evaluation, s.length, s.seed, together);
     evaluate();
@@ -80,11 +78,6 @@ class Documents {
   // The steps of so many epochs.
   double steps(double epochs = 1) { return packing->packs(epochs) / packs_of_step(); }
   double tokens_per_step() { return packing->tokens() / steps(); }
-  Index evaluation_tokens() const {
-    Index tokens = 0;
-    for (const Batch& batch : evaluation) tokens += batch.size();
-    return tokens;
-  }
   // Whether most documents share a pack with others.
   bool share_packs() { return 2 * packing->packs() < static_cast<double>(file.documents() / file.together()); }
 
@@ -103,6 +96,7 @@ class Documents {
   const TokenFile file;
   const DocumentSettings settings;
   std::vector<Batch> evaluation;
+  Index evaluation_tokens = 0;
   Index cut_off = 0;   // documents that lose their end
   Index too_long = 0;  // documents, pairs or completions that are split, truncated or dropped, but not texts
   Index left_out;      // of the others, those without a target after cutting, and pairs that are equal after cutting
@@ -219,12 +213,13 @@ class Documents {
   }
 
   void evaluate() {
-    evaluation.clear();
+    evaluation.clear(), evaluation_tokens = 0;
     // Data that is given for it is evaluated as a whole.
     const Index most = file.held_out > 0 ? INT64_MAX : kEvaluationBatches * settings.packs;
     for (Index n = 0; held_out && n < std::min(held_out->packs(), most); ++n) {
       if (n % settings.packs == 0) evaluation.emplace_back();
       append(evaluation.back(), file, held_out->pack(n), known());
+      for (const PackedPiece& piece : held_out->pack(n)) evaluation_tokens += piece.length;
     }
   }
 

@@ -270,9 +270,8 @@ inline bool holds_tokens(const std::vector<DataPart>& data) {
 
 // The data as tokens. A token file is used as it is; other data is tokenised into the directory `cache`, unless it is
 // cached there. `held_out`: parts after the data, for evaluation only.
-inline TokenFile tokenised(const std::vector<DataPart>& training, const std::vector<DataPart>& held_out,
-                           const fs::path& model, const DataOptions& options, const fs::path& cache) {
-  std::vector<DataPart> data = training;
+inline TokenFile tokenised(std::vector<DataPart> data, const fs::path& model, const DataOptions& options,
+                           const fs::path& cache, const std::vector<DataPart>& held_out = {}) {
   data.insert(data.end(), held_out.begin(), held_out.end());
   if (holds_tokens(data)) return TokenFile(data[0].files[0]);
   const auto open = [&](const fs::path& path) {
@@ -299,10 +298,6 @@ inline TokenFile tokenised(const std::vector<DataPart>& training, const std::vec
   for (DataPart& part : unweighted) part.weight = 0;
   write_tokens(unweighted, model, options, path);
   return open(path);
-}
-inline TokenFile tokenised(const std::vector<DataPart>& data, const fs::path& model, const DataOptions& options,
-                           const fs::path& cache) {
-  return tokenised(data, {}, model, options, cache);
 }
 
 }  // namespace streambp

@@ -95,9 +95,9 @@ inline fs::path without_link(const fs::path& path) {
 // Makes OUT/name a link to a checkpoint. Returns why it cannot; empty: it did.
 inline std::string link_to_checkpoint(const fs::path& checkpoint, const char* name) {
   const fs::path link = checkpoint.parent_path() / name, temporary = link.string() + ".tmp";
-  if (fs::exists(fs::symlink_status(link)) && without_link(link) == link)
-    return link.string() + " is not a link of this run, so it does not name " + checkpoint.filename().string();
   try {
+    if (fs::exists(fs::symlink_status(link)) && without_link(link) == link)
+      return link.string() + " is not a link of this run, so it does not name " + checkpoint.filename().string();
     fs::remove(temporary);
     fs::create_symlink(checkpoint.filename(), temporary);
     rename_durably(temporary, link);

@@ -136,7 +136,7 @@ class RunDirectory {
 
   struct Saved {
     fs::path path, aside;  // aside: where something else went that had the name of the checkpoint; usually empty
-    std::string unlinked;  // why a link to it is missing
+    std::string unlinked;  // why OUT/last does not name it
   };
   // Saves the engine's weights and optimizer as checkpoint state["step"].
   template <class Engine>
@@ -146,9 +146,9 @@ class RunDirectory {
     const fs::path aside = engine.save(path_, layout, state);
     checkpoint_ = saved;
     if (!writes_) return {checkpoint_, aside, ""};
-    std::string unlinked = link_to_checkpoint(saved, "last");
+    const std::string unlinked = link_to_checkpoint(saved, "last");
     const bool is_evaluated = std::isfinite(best_.loss) && is_complete_checkpoint(best_.path);
-    if (const std::string other = is_evaluated ? "" : name_best(saved, INFINITY); unlinked.empty()) unlinked = other;
+    if (!is_evaluated) name_best(INFINITY);
     if (keep == Keep::newest_two) remove_old_checkpoints();
     return {checkpoint_, aside, unlinked};
   }
@@ -175,17 +175,16 @@ class RunDirectory {
     HeldOut lowest;
     Index count = 0;
     for (const HeldOut& e : evaluations_) {
-      if (e.step % every != 0) continue;
+      if (every == 0 || e.step % every != 0) continue;
       count = e.loss < lowest.loss ? 0 : count + 1;
       if (count == 0) lowest = e;
     }
     return count;
   }
-  // The newest checkpoint is the best one. Returns why there is no link to it.
-  std::string name_best(double loss) {
-    const std::string unlinked = name_best(checkpoint_, loss);
-    if (writes_) remove_old_checkpoints();
-    return unlinked;
+  // The newest checkpoint is the best one.
+  void name_best(double loss) {
+    best_ = {*checkpoint_step(checkpoint_.filename().string()), loss, checkpoint_};
+    if (writes_) link_to_checkpoint(checkpoint_, "best"), remove_old_checkpoints();
   }
 
   // Newer checkpoints with a missing part. They are skipped, with a note.
@@ -325,11 +324,6 @@ class RunDirectory {
       if (is_unfinished(name) || (has_no_model && is_of_killed_run(path_ / name))) stale.push_back(entry.path());
     }
     for (const fs::path& path : stale) fs::remove_all(path, error);
-  }
-
-  std::string name_best(const fs::path& checkpoint, double loss) {
-    best_ = {*checkpoint_step(checkpoint.filename().string()), loss, checkpoint};
-    return writes_ ? link_to_checkpoint(checkpoint, "best") : "";
   }
 
   // What the lines of an interrupted run say. It may have been killed before it made the link.

@@ -43,9 +43,10 @@ class OnlineGrpo {
     const double held_out = data.held_out_files.empty() ? data.held_out : 0;
     for (Index i = 0; Prompt & prompt : read_prompts(data.files, prompter_, settings))
       add(prompt, Random(data.seed, 0xe7a1).uniform(static_cast<std::uint64_t>(i++)) < held_out);
-    if (!data.held_out_files.empty()) evaluated_ = SIZE_MAX;
-    if (!data.held_out_files.empty())
+    if (!data.held_out_files.empty()) {
+      evaluated_ = SIZE_MAX;
       for (Prompt& prompt : read_prompts(data.held_out_files, prompter_, settings)) add(prompt, true);
+    }
     if (training_.empty()) std::swap(training_, held_out_);
     fingerprint = std::to_string(hash);
   }
