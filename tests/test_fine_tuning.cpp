@@ -355,6 +355,19 @@ TEST_F(HeldOut, TheBestCheckpointIsKeptAndARunThatGetsWorseStops) {
   expect_same_run("run", "parts");
 }
 
+// A few evaluations, unless they would take more than a twentieth of the time: 456 tokens, after steps of 61.
+TEST_F(HeldOut, ADefaultRunIsEvaluatedAFewTimes) {
+  expect_ok(train("--steps 40 --out usual"));
+  EXPECT_EQ(steps_with("usual", "evaluation_loss"), (std::vector<Index>{0, 20, 40}));
+  fs::copy("data.jsonl", "more.jsonl");
+  expect_ok(
+      "train --model model --data data.jsonl:1 more.jsonl:3 --length 256 --pack 61 --steps 40 --eval-data eval.jsonl "
+      "--out large",
+      "more.jsonl (prompt, completion): 40 documents, 74% of an epoch's tokens", ": 12 documents, held out");
+  EXPECT_EQ(steps_with("large", "evaluation_loss"), (std::vector<Index>{0, 40}));
+  expect_failed(train("--eval-data eval.jsonl:1 more.jsonl:1 --out no"), "weights are for training on documents");
+}
+
 TEST_F(HeldOut, WithoutEvaluationsTheBestCheckpointIsTheLast) {
   const std::string said =
       expect_ok(train("--steps 2 --eval-fraction 0 --checkpoint-every 1 --out run"), "step-000002, which is run/last");

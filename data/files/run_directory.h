@@ -340,6 +340,7 @@ class RunDirectory {
       if (held_out < best_.loss && is_complete_checkpoint(path)) best_ = {step, held_out, path};
     }
     if (!best_.path.empty()) link_to_checkpoint(best_.path, "best");
+    if (!checkpoint_.empty()) link_to_checkpoint(checkpoint_, "last");
   }
 
   void remove_old_checkpoints() const {
