@@ -233,13 +233,13 @@ TEST_F(RunDirectories, AreCleanedOfUnfinishedFiles) {
                             "step-000009.tmp/config.json", "training/step-000003/state.json"})
     add(stale);
   add("training/step-000008/state.json");  // somebody has moved its model
-  add("mine.tmp/file"), add_checkpoint(2);
+  add("mine.tmp/file"), add("last.tmp"), add_checkpoint(2);
   { RunDirectory looks(out(), RunBegin::resume); }
   EXPECT_TRUE(fs::exists(dir / "run/step-000004.tmp")) << "nothing is removed before the run starts";
   RunDirectory run(out(), RunBegin::resume);
   run.open(2, {});
   std::set<std::string> expected = others;
-  expected.insert({"mine.tmp", "step-000002", "metrics.jsonl", "training"});
+  expected.insert({"last", "last.tmp", "mine.tmp", "step-000002", "metrics.jsonl", "training"});
   EXPECT_EQ(names(), expected);
   EXPECT_EQ(names(dir / "run/training"), (std::set<std::string>{"step-000002", "step-000008"}));
 }
@@ -294,13 +294,13 @@ TEST_F(RunDirectories, NameTheNewestAndTheBestCheckpoint) {
     run.save(small, small.layout, small.state(7), RunKeep::best);
     EXPECT_TRUE(evaluate(run, 7, 0.5));  // and here the run is killed, before it has made the links
     fs::remove(dir / "run/last");
-    fs::create_symlink("step-000007", dir / "run/best.tmp");
+    fs::create_symlink("step-000007", dir / "run/best.tmp-12");
   }
   RunDirectory run(out(), RunBegin::resume);
   EXPECT_EQ(run.checkpoint().filename(), "step-000007");
   run.open(7, {});
   for (const char* name : {"best", "last"}) EXPECT_EQ(target(name), "step-000007");
-  EXPECT_FALSE(names().contains("best.tmp"));
+  EXPECT_FALSE(names().contains("best.tmp-12"));
   EXPECT_EQ(run.worse(1), 0);
   EXPECT_EQ(without_link(dir / "run/last/"), dir / "run/step-000007");
 }

@@ -21,9 +21,11 @@ class CheckpointTimer {
   bool due(Index step, double now) const { return by_time() ? now >= due_ : every_ > 0 && step % every_ == 0; }
   // Saving takes at most 5% of the time, even on a slow disk.
   void saved(double begun, double now) {
-    saved_ = now, cost_ = now - begun;
+    saved_best(begun, now);
     due_ = now + std::max(kSeconds, 20 * cost_);
   }
+  // The best checkpoint makes way for the next one, so the newest two are saved all the same.
+  void saved_best(double begun, double now) { saved_ = now, cost_ = now - begun; }
   // Whether that holds with one more checkpoint. Those that take less than a second always may be saved.
   bool affordable(double now) const { return every_ != 0 && (cost_ < 1 || now - saved_ >= 20 * cost_); }
 

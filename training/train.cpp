@@ -189,7 +189,7 @@ class Training {
     const double begun = seconds();
     if (better && !directory_.has_saved(step) && on_first(timer.affordable(begun))) {
       rescue_.together(first_step_, [&] { save(step, RunDirectory::Keep::best); });
-      timer.saved(begun, seconds());
+      timer.saved_best(begun, seconds());
     }
     if (better && directory_.has_saved(step)) directory_.name_best(*held_out_);
   }

@@ -15,6 +15,8 @@
 // complete if both are there.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <optional>
@@ -94,7 +96,7 @@ inline fs::path without_link(const fs::path& path) {
 
 // Makes OUT/name a link to a checkpoint. Returns why it cannot; empty: it did.
 inline std::string link_to_checkpoint(const fs::path& checkpoint, const char* name) {
-  const fs::path link = checkpoint.parent_path() / name, temporary = link.string() + ".tmp";
+  const fs::path link = checkpoint.parent_path() / name, temporary = link.string() + ".tmp-" + std::to_string(getpid());
   try {
     if (fs::exists(fs::symlink_status(link)) && without_link(link) == link)
       return link.string() + " is not a link of this run, so it does not name " + checkpoint.filename().string();

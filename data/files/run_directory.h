@@ -233,7 +233,7 @@ class RunDirectory {
   }
   static bool is_file_of_a_run(std::string_view name) {
     return name == "run.json" || name == "metrics.jsonl" || name == "completions.jsonl" || name == "report.html" ||
-           is_cache(name, "tokens-") || is_cache(name, "reference-");
+           name == "last" || name == "best" || is_cache(name, "tokens-") || is_cache(name, "reference-");
   }
   static bool is_checkpoint(const std::string& name) {
     const auto step = checkpoint_step(name);
@@ -244,7 +244,6 @@ class RunDirectory {
     const std::size_t end = name.rfind(".tmp");
     if (end == std::string::npos) return false;
     const std::string whole = name.substr(0, end), number = name.substr(end + 4);
-    if (number.empty() && (whole == "last" || whole == "best")) return true;
     if (number.empty()) return is_checkpoint(whole.ends_with(".old") ? whole.substr(0, whole.size() - 4) : whole);
     return number[0] == '-' && is_digits(number.substr(1), "0123456789") && is_file_of_a_run(whole);
   }
