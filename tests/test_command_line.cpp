@@ -116,7 +116,8 @@ TEST_F(CommandLine, UnknownOptionsAreNamedWithTheNearest) {
   refused("train --rat 1e-4", "--rat is not an option of streambp train; did you mean --rate?");
   refused("train --data x.txt --epoch 3 --length 0",
           "--epoch is not an option of streambp train; did you mean --epochs?");
-  refused("train --eval-interval=5", "--eval-interval is not an option of streambp train; did you mean --eval-every?");
+  refused("train --eval-interval=5",
+          "--eval-interval is not an option of streambp train; did you mean --eval-data or --eval-every?");
   refused("train --learning-rates 1e-4",
           "--learning-rates is not an option of streambp train; did you mean --learning-rate?");
   refused("merge --adaptor x", "--adaptor is not an option of streambp merge; did you mean --adapter?");
