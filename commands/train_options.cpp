@@ -72,8 +72,8 @@ void TrainOptions::add_data_options() {
   table.add("--eval-fraction",
             {&evaluation_fraction, "Held-out fraction of the data", checks::between(0, 0.5), Lasts::fixed});
   table.add("--eval-data", {&evaluation_data,
-                            "With --model: files and folders with the held-out data, all of which every evaluation "
-                            "reads, instead of a fraction of --data; of the same kind as --data",
+                            "With --model: held-out data in separate files or folders, instead of a fraction of "
+                            "--data. Every evaluation reads all of it",
                             {},
                             Lasts::fixed});
   add_chat_options(table, tokens.chat, Lasts::fixed);
@@ -147,9 +147,9 @@ void TrainOptions::add_output_options() {
                   0, 1 << 30, Lasts::kept));
   table.add("--checkpoint-every",
             whole(checkpoint_interval,
-                  "Steps between checkpoints, all of which are kept; 0: only at the end. Otherwise the one with the "
-                  "best held-out loss is saved and kept too, where saving takes 5 % of the time at most. Links in "
-                  "--out name it, best, and the newest one, last",
+                  "Steps between checkpoints, which are then all kept; 0: only at the end. By default the one with "
+                  "the best held-out loss is kept, too, if saving takes at most 5 % of the time. The links best and "
+                  "last in --out name it and the newest one",
                   0, 1 << 30, Lasts::kept, "about every 10 minutes; the newest two are kept"));
   table.add("--resume",
             {&resume, "Continue the run in --out from its newest checkpoint, or from the beginning if it has none"});

@@ -108,7 +108,7 @@ class Encoder {
     return documents;
   }
 
-  // The first message with text of which the chat template writes nothing: "message 2, of role \"usr\""; empty: there is
+  // The first message with text that the chat template leaves out: "message 2, of role \"usr\""; empty: there is
   // none. (Answers that it leaves out are errors.)
   std::string left_out(const Example& example) const {
     const Example& shown = example.sides.empty() ? example : example.sides[0];

@@ -66,17 +66,17 @@ __device__ void attend(const FlashMemory<DIM, QUERIES>& memory, const FlashInput
     Numbers<M, KEYS / 8> s;
     s.fill(0);
     multiply_transposed(s, q, warp_row, k);
-    const auto exchange = [&] {
+    const auto await_values = [&] {
       ptx::cp_async_wait<0>();
       __syncthreads();  // v has arrived; all warps are done with the old k
       load_rows(k, keys, begin + KEYS);
     };
-    if constexpr (Flash<DIM>::wide) exchange();
+    if constexpr (Flash<DIM>::wide) await_values();
     if constexpr (CAPPED) cap_scores(s, in.cap);
     tile.hide_invisible(in, s, begin);
     online_softmax(s, maximum, sum, o, scale);
     if constexpr (!Flash<DIM>::wide)
-      exchange();  // late, so that the softmax of a warp overlaps with products of others
+      await_values();  // late, so that the softmax of a warp overlaps with products of others
     multiply(o, LeftOperand<M, KEYS / 16>(s), v);
   }
   ptx::cp_async_wait<0>();
