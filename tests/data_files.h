@@ -1,6 +1,8 @@
 // Fixtures for tests of data files.
 #pragma once
 
+#include <cmath>
+
 #include "data/documents/sources.h"
 #include "data/documents/token_writer.h"
 #include "tests/support.cuh"
@@ -8,6 +10,15 @@
 namespace streambp {
 
 using Strings = std::vector<std::string>;
+
+// Realistic lengths: log-normal.
+inline std::vector<Index> natural_lengths(std::size_t n) {
+  std::vector<Index> lengths(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    lengths[i] = 2 + static_cast<Index>(std::exp(5.5 + 1.1 * Random(8).normal(i)));
+  }
+  return lengths;
+}
 
 class DataFiles : public TemporaryDirectory {
  protected:
