@@ -35,6 +35,39 @@ std::vector<std::string> lines_of(const fs::path& path) {
   return lines;
 }
 
+// What a part of a message says; of anything but text, its JSON.
+std::string words_of(const Json& part) {
+  std::string words;
+  if (part.is_array())
+    for (const Json& item : part) words += words_of(item);
+  else if (part.is_object() && part.contains("text"))
+    words = words_of(part["text"]);
+  else
+    words = part.is_string() ? part.get<std::string>() : part.dump();
+  return words;
+}
+
+// The roles and words of a prompt's messages; a text has no role.
+Json turns_of(const Json& prompt) {
+  Json turns = Json::array();
+  if (!prompt.is_array()) turns.push_back({"", shortened(words_of(prompt))});
+  std::size_t bytes = 0;
+  for (const Json& message : prompt.is_array() ? prompt : Json::array()) {
+    std::string role, words;
+    for (const auto& [name, value] : message.items()) {
+      if (name == "role") role = words_of(value);
+      if (name == "role" || value.is_null()) continue;
+      words += (words.empty() ? "" : "\n") + (name == "content" ? "" : name + ": ") + words_of(value);
+    }
+    turns.push_back({role, shortened(words)});
+    if ((bytes += words.size()) >= kMostText && turns.size() < prompt.size()) {
+      turns.push_back({"", "[... " + std::to_string(prompt.size() - turns.size()) + " more messages]"});
+      break;
+    }
+  }
+  return turns;
+}
+
 // Groups of completions that on-line GRPO sampled, from the first to the last.
 Json completions_of(const fs::path& run) {
   constexpr std::size_t most = 16;
@@ -47,9 +80,7 @@ Json completions_of(const fs::path& run) {
                        line.contains("prompt") && line.contains("texts") && line["texts"].is_array() &&
                        line.contains("rewards") && line["rewards"].is_array();
     if (!whole) continue;
-    const Json& prompt = line["prompt"];
-    Json group = {{"step", line["step"]}, {"rewards", line["rewards"]}};
-    group["prompt"] = shortened(prompt.is_string() ? prompt.get<std::string>() : prompt.dump());
+    Json group = {{"step", line["step"]}, {"rewards", line["rewards"]}, {"prompt", turns_of(line["prompt"])}};
     for (const Json& text : line["texts"])
       if (text.is_string() && group["texts"].size() < 4) group["texts"].push_back(shortened(text));
     groups.push_back(group);

@@ -41,18 +41,20 @@ class Chart {
   inverse(px) { return this.x.low + ((px - this.left) / this.width) * (this.x.high - this.x.low); }
 
   draw(context, width, height) {
-    Object.assign(this, { left: 58, width: width - 82, bottom: height - 36 });
+    const { y } = this, unit = y.unit ?? 1;
+    const levels = y.log ? logTicks(y.low, y.high) : ticks(y.low / unit, y.high / unit, 4).map((tick) => tick * unit);
+    const left = Math.max(58, ...levels.map((level) => context.measureText(y.format(level)).width + 10));
+    Object.assign(this, { left, width: width - left - 24, bottom: height - 36 });
     context.textBaseline = "middle";
-    this.drawAxes(context);
+    this.drawAxes(context, levels);
     context.save();
-    context.beginPath(), context.rect(this.left, 0, this.width + 1, this.bottom + 1), context.clip();
+    context.beginPath(), context.rect(this.left - 4, 0, this.width + 8, this.bottom + 4), context.clip();
     this.paint(this, context);
     if (this.cursor !== null) fill(context, "ink", this.px(this.cursor), 0, 1, this.bottom);
     context.restore();
   }
-  drawAxes(context) {
-    const { x, y, left, width, bottom } = this, unit = y.unit ?? 1;
-    const levels = y.log ? logTicks(y.low, y.high) : ticks(y.low / unit, y.high / unit, 4).map((tick) => tick * unit);
+  drawAxes(context, levels) {
+    const { x, y, left, width, bottom } = this;
     for (const level of levels) {
       fill(context, "line", left, this.py(level), width, 1);
       write(context, "soft", "right", y.format(level), left - 6, this.py(level));

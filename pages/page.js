@@ -82,7 +82,10 @@ const format = {
   count: (x) => scaled(x, 1000, ["", "k", "M", "G", "T", "P", "E"]),
   flops: (x) => scaled(x, 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"]),
   whole: (x) => x.toLocaleString("en-US"),
-  number: (x) => (Math.abs(x) >= 1e6 ? x.toExponential(2) : `${rounded(x, 4)}`),
+  number(x) {
+    if (Math.abs(x) >= 1e6) return x.toExponential(2);
+    return x !== 0 && Math.abs(x) < 1e-4 ? rounded(x, 4).toExponential() : `${rounded(x, 4)}`;
+  },
   percent: (x) => `${rounded(100 * x)}%`,
   seconds(x) {
     if (x < 1) return scaled(1e6 * x, 1000, ["µs", "ms"]);

@@ -136,7 +136,8 @@ function completion({ step, prompt, texts, rewards }, open) {
   const title = `Step ${format.whole(step)}: rewards ${rewards.map(format.number).join(", ")}`;
   const head = (i) => subheading(`Completion with reward ${format.number(rewards[i])}`);
   const parts = texts?.map((answer, i) => [head(i), text(answer)]) ?? [];
-  return details(title, open, subheading("Prompt"), text(prompt), parts);
+  const turns = prompt.map(([role, words]) => [role ? soft(role) : [], text(words)]);
+  return details(title, open, subheading("Prompt"), turns, parts);
 }
 function written({ completions, samples }) {
   const sample = ({ step, prompt, text: rest }) =>

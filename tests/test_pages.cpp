@@ -164,6 +164,49 @@ TEST_F(Pages, RunsAreCompared) {
   EXPECT_PRED2(contains, text, "others from step 1 on");
 }
 
+// On-line GRPO: prompts are conversations, and no number is cut off, however small it is.
+TEST_F(Pages, ARunOfGrpoIsReported) {
+  fs::create_directory("run");
+  std::ofstream metrics("run/metrics.jsonl"), completions("run/completions.jsonl");
+  for (Index step = 1; step <= 30; ++step)
+    metrics << Json{{"step", 41111 * step},
+                    {"loss", (step % 3 - 1) * 1.3e-17},
+                    {"rate", 2.5e-7 * double(step)},
+                    {"reward", 1}}
+            << "\n";
+  const Json call = {{"role", "assistant"}, {"content", nullptr}, {"tool_calls", {{{"name", "add"}}}}};
+  const Json conversation = {{{"role", "system"}, {"content", "Be <b>brief</b>."}},
+                             {{"role", "user"}, {"content", {{{"type", "text"}, {"text", "1 + 1?"}}}}},
+                             call};
+  const Json many(9, {{"role", "user"}, {"content", std::string(3000, 'x')}});
+  for (const Json& prompt : {conversation, Json("2 + 2 = "), many})
+    completions << Json{{"step", 1}, {"prompt", prompt}, {"texts", {"4"}}, {"rewards", {1}}} << "\n";
+  metrics.close(), completions.close();
+  expect_ok("report run");
+  browser->open_page("run/report.html", {});
+  const std::string text = browser->evaluate("document.querySelector('main').textContent");
+  EXPECT_PRED2(contains, text, "PromptsystemBe <b>brief</b>.user1 + 1?assistanttool_calls: {\"name\":\"add\"}Comp");
+  EXPECT_PRED2(contains, text, "Prompt2 + 2 = Completion with reward 14");
+  EXPECT_PRED2(contains, text, "xxx[... 7 more messages]Completion");
+  for (const int width : {360, 1280}) {
+    browser->open_page("run/report.html", {width});
+    browser->screenshot("grpo-" + std::to_string(width));
+    EXPECT_EQ(browser->errors, std::vector<std::string>());
+    EXPECT_EQ(browser->evaluate(R"((() => {
+      const cut = [], draw = CanvasRenderingContext2D.prototype.fillText;
+      CanvasRenderingContext2D.prototype.fillText = function (words, x, y) {
+        const size = this.measureText(words);
+        const left = x - size.actualBoundingBoxLeft, right = x + size.actualBoundingBoxRight;
+        if (left < 0 || right > this.canvas.clientWidth) cut.push(words);
+        draw.call(this, words, x, y);
+      };
+      redrawAll();
+      return cut;
+    })())"),
+              Json::array());
+  }
+}
+
 // What a run, its data or its model names contain is data.
 TEST_F(Pages, HostileTextDoesNoHarm) {
   const std::string bad = "</script><script>window.harm=1</script><img src=x onerror=harm=1>\"'&\u202e\u2028\xff";
