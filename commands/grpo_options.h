@@ -25,8 +25,8 @@ struct GrpoOptions : GrpoSettings {
     options.add(
         "--reward-cmd",
         {&program,
-         "A reward program: reads lines of JSON with prompt, completion and the data's other fields, and writes "
-         "one number per line; started once; not stored, so give it again with --resume",
+         "A reward program: reads lines of JSON with prompt, completion, completion_reasoning and the data's other "
+         "fields, and writes one number per line; started once; not stored, so give it again with --resume",
          {},
          Lasts::hashed});
     options.add("--reward-seconds",

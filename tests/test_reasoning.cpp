@@ -60,19 +60,23 @@ TEST_F(Encoding, KnownTokensOfAConversationAreKept) {
   EXPECT_EQ(prompter.conversation(c, known).tokens, prompter.conversation(c).tokens);
 }
 
-// What --reward exact compares.
-TEST_F(Encoding, AnswersAreCompletionsWithoutReasoning) {
+// What rewards are for.
+TEST_F(Encoding, CompletionsAreAnswersAndReasoning) {
   model("byte_level");
   const std::string messages = "{% for m in messages %}{{ m.content }}{% endfor %}";
   const auto answer = [&](const std::string& source, const char* completion) {
     Prompter prompter(dir / "model", {write("chat.jinja", source).string()});
-    return prompter.answer(prompter.conversation({.messages = {{"user", "Hi"}}}), completion);
+    const auto [reasoning, answer] =
+        prompter.reasoned(prompter.conversation({.messages = {{"user", "Hi"}}}), completion);
+    return reasoning + "|" + answer;
   };
-  EXPECT_EQ(answer(messages + "{# </think> #}", "<think>\nHm, 3?\n</think>\n\n4"), "4");
-  EXPECT_EQ(answer(messages + "{# </think> #}", "<think>\nHm, 4"), "") << "it is not done";
-  EXPECT_EQ(answer(messages + "{# </think> #}{{ '<think>\n' }}", "Hm, 3?</think>4"), "4") << "the prompt opens it";
-  EXPECT_EQ(answer(messages, "<think>3</think>4"), "<think>3</think>4") << "this model does not reason";
-  EXPECT_EQ(Prompter(dir / "model", {}).answer({}, "<think>3</think>4"), "<think>3</think>4") << "without a template";
+  EXPECT_EQ(answer(messages + "{# </think> #}", "<think>\nHm, 3?\n</think>\n\n4"), "Hm, 3?|4");
+  EXPECT_EQ(answer(messages + "{# </think> #}", "<think>\nHm, 4"), "Hm, 4|") << "it is not done";
+  EXPECT_EQ(answer(messages + "{# </think> #}{{ '<think>\n' }}", "Hm, 3?</think>4"), "Hm, 3?|4")
+      << "the prompt opens it";
+  EXPECT_EQ(answer(messages, "<think>3</think>4"), "|<think>3</think>4") << "this model does not reason";
+  EXPECT_EQ(Prompter(dir / "model", {}).reasoned({}, "<think>3</think>4").answer, "<think>3</think>4")
+      << "without a template";
 }
 
 TEST_F(Encoding, PromptsGetSystemMessageAndTools) {

@@ -91,11 +91,24 @@ TEST_F(RewardPrograms, AreAskedAgainAndAgain) {
 TEST_F(RewardPrograms, AreAskedForARoundAtMost) {
   const Prompt prompt{"", {}, {{"prompt", "a"}}};
   const std::vector<const Prompt*> prompts(10, &prompt);
-  const std::vector<std::string> completions(10, "b");
+  const std::vector<Reasoned> completions(10, {"", "b"});
   Rewarder counting({.prompts = 2, .group = 2, .program = "n=0; while read -r line; do n=$((n + 1)); echo $n; done"});
   EXPECT_EQ(counting.rewards(prompts, completions), (Numbers{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
   Rewarder ends({.prompts = 2, .group = 2, .program = "for n in 1 2 3 4 5; do read -r line; echo $n; done"});
   EXPECT_ERROR(ends.rewards(prompts, completions), "request 2 of 4");
+}
+
+// A field of the data that is also called reasoning stays.
+TEST_F(RewardPrograms, ReadAnswersAndReasoningApart) {
+  const Prompt prompt{"", {}, {{"prompt", "a"}, {"completion", "of the data"}, {"reasoning", "of the data"}}};
+  Rewarder rewarder(
+      {.prompts = 1, .group = 2, .program = "while read -r line; do echo \"$line\" >> seen; echo 1; done"});
+  EXPECT_EQ(rewarder.rewards({&prompt, &prompt}, {{"Hm.", "4"}, {"", "5"}}), (Numbers{1, 1}));
+  EXPECT_EQ(read_file("seen"),
+            R"({"completion":"4","completion_reasoning":"Hm.","prompt":"a","reasoning":"of the data"})"
+            "\n"
+            R"({"completion":"5","completion_reasoning":"","prompt":"a","reasoning":"of the data"})"
+            "\n");
 }
 
 TEST_F(RewardPrograms, NeedNotBeAsked) {

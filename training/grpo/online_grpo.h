@@ -198,16 +198,15 @@ class OnlineGrpo {
   std::vector<Sample> complete(Engine& engine, const std::vector<const Prompt*>& asked, const Sampling& sampling) {
     const std::vector<Continuation> completed = completions_of(engine, asked, sampling);
     std::vector<Sample> samples;
-    std::vector<std::string> texts;
+    std::vector<Reasoned> texts;
     for (std::size_t i = 0; i < asked.size(); ++i) {
       const bool stopped = completed[i].end == Ending::stop;
-      texts.push_back(prompter_.tokenizer.decode({completed[i].tokens.data(), completed[i].tokens.size() - stopped}));
-      samples.push_back({asked[i], completed[i].tokens, completed[i].logps, stopped, texts[i]});
+      samples.push_back({asked[i], completed[i].tokens, completed[i].logps, stopped});
+      samples[i].text = prompter_.tokenizer.decode({completed[i].tokens.data(), completed[i].tokens.size() - stopped});
+      texts.push_back(prompter_.reasoned(*asked[i], samples[i].text));
     }
     std::vector<double> rewards;
     on_first([&](Rewarder& rewarder) {
-      for (std::size_t i = 0; i < asked.size() && !settings_.reward.empty(); ++i)
-        texts[i] = prompter_.answer(*asked[i], texts[i]);
       rewards = rewarder.rewards(asked, texts);
       for (const double reward : rewards)
         require(is_advantage({reward, reward}), "a reward of ", reward, " is too large to compare; give smaller ones");

@@ -80,11 +80,11 @@ class Prompter {
     throw BadData("neither \"prompt\" nor \"messages\"");
   }
 
-  // A completion without the reasoning of a model that reasons.
-  std::string answer(const Prompt& prompt, const std::string& completion) const {
-    if (!chat) return completion;
+  // A completion as an answer and the reasoning before it.
+  Reasoned reasoned(const Prompt& prompt, const std::string& completion) const {
+    if (!chat) return {"", completion};
     const ReasoningMarks marks = opened(reasoning_marks(chat->source()), tokenizer.decode(prompt.tokens));
-    return split_reasoning(completion, marks).answer;
+    return split_reasoning(completion, marks);
   }
 
   const Tokenizer tokenizer;

@@ -48,11 +48,11 @@ class Rewarder {
     if (!settings.program.empty()) program_.emplace(settings.program, settings.seconds);
   }
 
-  std::vector<double> rewards(const std::vector<const Prompt*>& prompts, const std::vector<std::string>& completions) {
+  std::vector<double> rewards(const std::vector<const Prompt*>& prompts, const std::vector<Reasoned>& completions) {
     if (program_) return ask_program(prompts, completions);
     std::vector<double> rewards;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
-      rewards.push_back(trimmed(completions[i]) == trimmed(prompts[i]->line["answer"].get<std::string>()));
+      rewards.push_back(trimmed(completions[i].answer) == trimmed(prompts[i]->line["answer"].get<std::string>()));
     }
     return rewards;
   }
@@ -67,8 +67,7 @@ class Rewarder {
 
  private:
   // The program's time limit is for the completions of a round, so a call never asks for more.
-  std::vector<double> ask_program(const std::vector<const Prompt*>& prompts,
-                                  const std::vector<std::string>& completions) {
+  std::vector<double> ask_program(const std::vector<const Prompt*>& prompts, const std::vector<Reasoned>& completions) {
     std::vector<double> rewards;
     const auto all = static_cast<Index>(prompts.size());
     for (Index call = 0; call < ceil_div(all, round_); ++call) {
@@ -76,7 +75,8 @@ class Rewarder {
       std::vector<Json> requests;
       for (auto i = static_cast<std::size_t>(rows.begin); i < static_cast<std::size_t>(rows.end); ++i) {
         requests.push_back(prompts[i]->line);
-        requests.back()["completion"] = completions[i];
+        requests.back()["completion"] = completions[i].answer;
+        requests.back()["completion_reasoning"] = completions[i].reasoning;
       }
       const std::vector<double> answers = program_->rewards(requests);
       rewards.insert(rewards.end(), answers.begin(), answers.end());
