@@ -95,7 +95,7 @@ class TrainCommand : public Command {
     const std::string prompt = this->prompt();
     Tokens tokens;
     for (const unsigned char byte : prompt) tokens.push_back(byte);
-    GenerationSettings settings{{.temperature = options.temperature, .seed = options.seed}};
+    GenerationSettings settings{{.temperature = options.grpo.temperature, .seed = options.seed}};
     settings.length = std::min(length, task.run.length - std::ssize(prompt));
     std::string text;
     const auto add = [&](std::size_t, const Continuation& continued) {

@@ -2,13 +2,14 @@
 #pragma once
 
 #include "commands/option_table.h"
+#include "kernels/base/sampling.h"
 #include "training/grpo/settings.h"
 
 namespace streambp {
 
 struct GrpoOptions : GrpoSettings {
-  static constexpr const char* kFlags[] = {"--prompts", "--group",      "--completion",    "--inner",
-                                           "--reward",  "--reward-cmd", "--reward-seconds"};
+  static constexpr const char* kFlags[] = {"--prompts",    "--group",          "--completion", "--inner", "--reward",
+                                           "--reward-cmd", "--reward-seconds", "--top-p",      "--top-k"};
 
   void add_to(OptionTable& options) {
     options_ = &options;
@@ -18,6 +19,13 @@ struct GrpoOptions : GrpoSettings {
     options.add("--group", {&group, "Completions of a prompt", checks::between(2, 1 << 12), Lasts::fixed});
     options.add("--completion",
                 {&completion, "Maximum tokens of a completion", checks::between(1, 1 << 20), Lasts::fixed});
+    options.add("--temperature",
+                {&temperature,
+                 "Temperature of sampling and of all log-probs, 0.1 to 10; from scratch: of the sample, 0: greedy",
+                 checks::not_negative(), Lasts::fixed, "1; from scratch 0.5"});
+    options.add("--top-p", {&top_p, "Sample from the smallest set of tokens with this total probability",
+                            checks::positive(), Lasts::fixed});
+    options.add("--top-k", {&top_k, "Sample from the k most likely tokens; 0: all tokens", {}, Lasts::fixed});
     options.add("--inner", {&inner, "Optimizer steps per round", checks::between(1, 1 << 10), Lasts::fixed});
     options.add("--reward",
                 {&reward, "exact: 1 for a completion, without its reasoning, that equals the line's \"answer\", else 0",
@@ -39,6 +47,9 @@ struct GrpoOptions : GrpoSettings {
     require(reward.empty() || program.empty(), "--reward and --reward-cmd cannot be combined; give one of them");
     require(online() || !any_given(), "options such as --group are for completions that the program samples, with ",
             "--reward or --reward-cmd");
+    validate(Sampling{temperature, top_p, top_k});
+    require(temperature >= 0.1 && temperature <= 10, "--temperature ", temperature,
+            ": completions of a group must differ, and say what the model prefers; use one between 0.1 and 10");
   }
 
  private:

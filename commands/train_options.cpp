@@ -161,8 +161,6 @@ void TrainOptions::add_output_options() {
             "From scratch: tokens to sample at the end (and up to 160 for the report after each evaluation); 0: none",
             0, 1 << 20, Lasts::kept));
   table.add("--prompt", {&prompt, "Prompt of the sample", {}, Lasts::kept, "a line of the held-out text"});
-  table.add("--temperature",
-            {&temperature, "Temperature of the sample; 0: greedy", checks::not_negative(), Lasts::kept});
 }
 
 void TrainOptions::settle(const std::filesystem::path& state_file) {
@@ -174,10 +172,11 @@ void TrainOptions::settle(const std::filesystem::path& state_file) {
     if (!given("--accumulate")) micro_batches = this_process().count / ranks.sequence_ranks;
     if (ranks.lanes == 0) ranks.lanes = ranks.sequence_ranks;
   }
+  auto otherwise = [&](const char* flag, auto& value, auto to) {
+    if (!given(flag)) value = to;
+  };
+  if (!resumed && !fine_tunes()) otherwise("--temperature", grpo.temperature, 0.5);
   if (!resumed && fine_tunes()) {
-    auto otherwise = [&](const char* flag, auto& value, auto to) {
-      if (!given(flag)) value = to;
-    };
     otherwise("--batch", batch, 1);
     otherwise("--epochs", epochs,
               objectives.objective == "sft" ? FineTuning::kEpochs : FineTuning::kEpochsOfObjectives);
@@ -195,7 +194,10 @@ void TrainOptions::restore(const std::filesystem::path& state_file) {
   require(state.contains("options"), state_file.string(), ": not the state of a run; is the file complete?");
   Json options = state["options"];
   // What checkpoints of earlier versions do not have.
-  const Json usual = {{"--schedule", "cosine"}, {"--cooldown", 0}, {"--final-rate", 0.1}};
+  const Json usual = {{"--schedule", "cosine"}, {"--cooldown", 0}, {"--final-rate", 0.1},
+                      {"--top-p", 1.0},         {"--top-k", 0},    {"--temperature", 0.5}};
+  if (options.is_object() && !options.contains("--top-p") && options.value("--objective", Json()) == "grpo")
+    options["--temperature"] = 1.0;
   if (options.is_object()) options.insert(usual.begin(), usual.end());
   repacked = options.is_object() && !options.contains("--pack");
   if (repacked) options["--pack"] = options.value("--length", Json(0));
@@ -259,7 +261,9 @@ void TrainOptions::check_data() const {
              fine_tunes(), needs_model);
   table.only(PartOptions::kFlags, adapter.empty(),
              ": the adapters of --adapter already say what is trained; leave it out");
-  table.only({"--sample", "--prompt", "--temperature"}, !fine_tunes(),
+  std::vector<std::string> of_samples = {"--sample", "--prompt"};
+  if (objectives.objective != "grpo") of_samples.push_back("--temperature");
+  table.only(of_samples, !fine_tunes(),
              " is for models from scratch; sample from a fine-tuned one with streambp generate");
   require(fine_tunes() || adapter.empty(), "--adapter needs --model DIR, the base of the adapters");
   require(fine_tunes() || part.base == "plain", "--base nf4", needs_model);

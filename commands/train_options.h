@@ -57,7 +57,7 @@ struct TrainOptions {
                        schedule = "cosine";
   Index length = 768, pack = 0, batch = 2, micro_batches = 1, chunk = 512, stop_after = 0, sample_length = 700;
   Index evaluation_interval = 100, stop_when_worse = 0, checkpoint_interval = CheckpointTimer::kByTime;
-  double epochs = FineTuning::kEpochs, evaluation_fraction = 0.05, temperature = 0.5;
+  double epochs = FineTuning::kEpochs, evaluation_fraction = 0.05;
   std::uint64_t seed = 1;
   bool resume = false, resumed = false, tensorboard = false;
   bool repacked = false;  // resumed from a version that packed documents in another order

@@ -125,6 +125,7 @@ class Preparation {
     file.require_vocabulary(run.settings.config.vocab);
     o.objectives.require_kind(file);
     run.settings.objective = o.objectives.settings(file.most_learned());
+    run.settings.objective.temperature = o.grpo.temperature;
     if (const std::string skipped = file.skipped(); !skipped.empty()) task.notes.push_back(skipped);
     if (o.repacked)
       task.notes.push_back(
@@ -222,6 +223,7 @@ class Preparation {
     run.settings = settings(config, o.micro_batches);
     if (run.length < all) run.settings.micro_batches = std::max(o.micro_batches, two_each);
     run.settings.objective = o.objectives.settings(o.grpo.completion);
+    run.settings.objective.temperature = o.grpo.temperature;
     settle_steps([&](double epochs) { return epochs * static_cast<double>(run.grpo->steps_per_epoch()); });
     run.source.description = format("%s, %ld with %s each in a round", counted(run.grpo->prompts(), "prompt").c_str(),
                                     o.grpo.prompts, counted(o.grpo.group, "completion").c_str());

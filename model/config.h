@@ -90,6 +90,12 @@ struct Config {
   }
 };
 
+// The model with logits that are divided by this number, after their cap.
+inline Config with_temperature(Config c, double temperature) {
+  c.logit_scale /= temperature, c.logit_cap /= temperature;
+  return c;
+}
+
 // Limits what a malicious config file can make us allocate, and sizes of tensors that could overflow. Far above any real
 // model.
 constexpr Index kMostLayers = 1 << 12, kLargestSize = 1 << 24;

@@ -84,7 +84,7 @@ TEST_F(Grpo, FarMemoryGivesTheSameBits) {
 
 // The samples of a round are recorded as lines from which off-line training takes the same step.
 TEST_F(Grpo, OfflineTrainingMatchesOnline) {
-  expect_ok(run("online", letters() + "--rate 1e-2 --steps 1 --eval-fraction 0"));
+  expect_ok(run("online", letters() + "--rate 1e-2 --steps 1 --eval-fraction 0 --temperature 0.7 --top-p 0.9"));
   const std::vector<Json> groups = json_lines("online/completions.jsonl");
   double reward = 0;
   std::string without_logps;
@@ -100,7 +100,8 @@ TEST_F(Grpo, OfflineTrainingMatchesOnline) {
   EXPECT_NEAR(metric("online", "reward").at(0), reward, 1e-12);
   EXPECT_EQ(groups.size(), 3u);
   const std::string offline =
-      "train --objective grpo --model base --rate 1e-2 --steps 1 --length 512 --eval-fraction 0 --data ";
+      "train --objective grpo --model base --rate 1e-2 --steps 1 --length 512 --eval-fraction 0 --temperature 0.7 "
+      "--data ";
   expect_ok(offline + "online/completions.jsonl --out offline");
   // also without old log-probs, because the reference model sampled the tokens
   write_file_atomically("unknown.jsonl", without_logps);
@@ -161,7 +162,8 @@ TEST_F(Grpo, OfflineRefusesInvalidData) {
 
 // Several steps per round, clipping, a KL penalty, several micro-batches, and different modes.
 TEST_F(Grpo, ResumesBitForBit) {
-  const std::string options = letters() + "--rate 1e-2 --steps 6 --inner 2 --kl 0.1 --length 70 ";
+  const std::string options =
+      letters() + "--rate 1e-2 --steps 6 --inner 2 --kl 0.1 --length 70 --temperature 1.5 --top-p 0.95 --top-k 40 ";
   expect_ok(run("straight", options));
   expect_ok(run("stopped", options + "--stop-after 2 --mode full"));
   const std::string resume = "train --resume " + letters() + "--out stopped";
@@ -172,6 +174,7 @@ TEST_F(Grpo, ResumesBitForBit) {
   expect_ok(resume + " --chunk 512");
   expect_same_run("straight", "stopped");
   EXPECT_EQ(read_file("straight/completions.jsonl"), read_file("stopped/completions.jsonl"));
+  EXPECT_EQ(metric("straight", "sampling_difference"), std::vector<double>(6, 0.0)) << "at the same temperature";
   const auto kl = metric("straight", "kl");
   ASSERT_EQ(kl.size(), 6u);
   EXPECT_NEAR(kl[0], 0, 1e-6) << "still the reference model";
@@ -202,6 +205,13 @@ TEST_F(Grpo, CommandsAreNeitherStoredNorRunFromAFile) {
   const std::string before = read_file(state);
   Json edited = Json::parse(before);
   EXPECT_EQ(edited["options"]["--reward-cmd"].get<std::string>().size(), 16u);
+  // Earlier versions stored a temperature that was not that of completions.
+  for (const char* option : {"--top-p", "--top-k"}) edited["options"].erase(option);
+  edited["options"]["--temperature"] = 0.5;
+  write_sealed_json(state, edited);
+  expect_ok(resume + command);
+  EXPECT_EQ(Json::parse(read_file(state_of("run/step-000002")))["options"]["--temperature"], 1);
+  for (const char* old : {"run/step-000002", "run/training/step-000002"}) fs::remove_all(old);
   edited["options"]["--reward-cmd"] = ": > run-by-a-file; cat";
   write_sealed_json(state, edited);
   expect_refused(resume, "not stored");
@@ -251,6 +261,8 @@ TEST_F(Grpo, RefusesInvalidOptions) {
   expect_refused(run("run", "--reward exact --length 10"), "--length");
   expect_refused(run("run", "--reward exact --group 1"), "--group");
   expect_refused(run("run", "--reward exact --kl -1"), "--kl");
+  expect_refused(run("run", "--reward exact --temperature 0"), "use one between 0.1 and 10");
+  expect_refused(run("run", "--reward exact --top-p 1.5"), "at most 1");
   expect_refused("train --model base --data sums.jsonl --reward exact --out run", "--objective grpo");
   expect_refused("train --objective grpo --reward exact --out run", "--model");
   // A step fits; the keys and values of one completion do not.

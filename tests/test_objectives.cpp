@@ -41,10 +41,10 @@ struct Setting {
   Config config;
   Batch batch;
 };
-Setting setting(const char* family) {
+Setting setting(const char* family, const Lengths& lengths = kLengths) {
   for (const Family& f : families()) {
     if (f.name != family) continue;
-    const Batch batch = packed(f.config, kLengths);
+    const Batch batch = packed(f.config, lengths);
     const Schedule schedule = Schedule::stream(kTile, kTile);
     return {f.config,
             with_objective_data(batch, run_gradient<Cpu, double>(f.config, batch, schedule, random_weights()).logp)};
@@ -161,6 +161,25 @@ TEST_P(EveryObjective, ComputesLogitsOnlyAsOftenAsNeeded) {
   };
   const int passes = GetParam().objective.kind == ObjectiveKind::dpo ? 2 : 1;
   EXPECT_EQ(softmaxes(GetParam().objective), passes * softmaxes({}));
+}
+
+// A temperature divides logits after their cap, in log-probs and in their gradient.
+TEST(Objective, TemperatureDividesLogits) {
+  auto [c, batch] = setting("nanochat", {9, 24, 3, 12});
+  ASSERT_GT(c.logit_cap, 0);
+  const Objective objective{.kind = ObjectiveKind::grpo, .mean = Mean::documents, .kl = 0.1, .temperature = 0.4};
+  const GradientRun tempered =
+      run_gradient<Cpu, double>(c, batch, Schedule::stream(kTile, kTile), random_weights(), objective);
+  const oracle::Result plain = oracle_gradient(c, batch, random_weights(), Objective{});
+  for (std::size_t t = 0; t < batch.targets.size(); ++t) {
+    if (batch.targets[t] < 0) continue;
+    const double* logits = &plain.logits[t * static_cast<std::size_t>(c.vocab)];
+    double sum = 0;
+    for (Index v = 0; v < c.vocab; ++v) sum += std::exp(logits[v] / objective.temperature);
+    EXPECT_NEAR(tempered.logp[t], logits[batch.targets[t]] / objective.temperature - std::log(sum), 1e-9);
+  }
+  c.logit_cap /= objective.temperature, c.logit_scale /= objective.temperature;
+  expect_oracle(tempered, oracle_gradient(c, batch, random_weights(), objective));
 }
 
 TEST(Objective, EqualRewardsGiveAZeroGradient) {

@@ -47,6 +47,7 @@ struct Objective {
   // GRPO
   double clip_low = 0.2, clip_high = 0.2, kl = 0;
   bool scale_rewards = true;  // divide advantages by the standard deviation of their group
+  double temperature = 1;     // logits are divided by it: of log-probs, and of tokens that are sampled
 
   // own
   LossFunction loss = {};

@@ -31,8 +31,8 @@ class Trainer {
         objective(objective),
         ranks(ranks),
         places(choice.places),
-        model{config, Tensors<T>(config), ranks.shard_weights || places.weights == Place::far ? ranks.all : Group{},
-              places.weights},
+        model{with_temperature(config, objective.temperature), Tensors<T>(config),
+              ranks.shard_weights || places.weights == Place::far ? ranks.all : Group{}, places.weights},
         grad(config),
         optimizer(make_optimizer<Device, T, G>(choice, ranks.all)) {
     allocate_weights(dev, model);

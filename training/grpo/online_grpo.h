@@ -219,7 +219,10 @@ class OnlineGrpo {
   void sample(Engine& engine, const Objective& objective, const Schedule& schedule, Index rows, Index round) {
     std::vector<const Prompt*> asked;
     for (Index i = 0; i < completions(); ++i) asked.push_back(&prompt(round * settings_.prompts + i / settings_.group));
-    samples_ = complete(engine, asked, {.seed = mix(seed_ ^ mix(static_cast<std::uint64_t>(round) + 0x9290))});
+    samples_ = complete(engine, asked,  // the engine divides logits by the temperature
+                        {.top_p = settings_.top_p,
+                         .top_k = settings_.top_k,
+                         .seed = mix(seed_ ^ mix(static_cast<std::uint64_t>(round) + 0x9290))});
     std::vector<Rollout> rollouts;
     for (auto group = samples_.begin(); group != samples_.end(); group += settings_.group) {
       std::vector<double> rewards;

@@ -11,6 +11,8 @@ struct GrpoSettings {
   Index prompts = 4, group = 8;           // of a round: prompts, and completions of each
   Index completion = 64;                  // maximum tokens of a completion
   Index inner = 1;                        // optimizer steps per round
+  double temperature = 1, top_p = 1;      // of sampling; the temperature also of log-probs
+  Index top_k = 0;                        // 0: all tokens
   std::string reward = "", program = "";  // "exact", or a shell command
   double seconds = 60;                    // the program may take for a round
 
