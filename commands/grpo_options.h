@@ -17,8 +17,8 @@ struct GrpoOptions : GrpoSettings {
     options.add("--prompts", {&prompts, "Prompts in a round; each gets a group of completions",
                               checks::between(1, 1 << 16), Lasts::fixed});
     options.add("--group", {&group, "Completions of a prompt", checks::between(2, 1 << 12), Lasts::fixed});
-    options.add("--completion",
-                {&completion, "Maximum tokens of a completion", checks::between(1, 1 << 20), Lasts::fixed});
+    options.add("--completion", {&completion, "Maximum tokens of a completion", checks::between(1, 1 << 20),
+                                 Lasts::fixed, "512, or what the model's context and memory have room for"});
     options.add("--temperature",
                 {&temperature,
                  "Temperature of sampling and of all log-probs, 0.1 to 10; from scratch: of the sample, 0: greedy",
@@ -49,7 +49,7 @@ struct GrpoOptions : GrpoSettings {
             "--reward or --reward-cmd");
     validate(Sampling{temperature, top_p, top_k});
     require(temperature >= 0.1 && temperature <= 10, "--temperature ", temperature,
-            ": completions of a group must differ, and say what the model prefers; use one between 0.1 and 10");
+            ": use one between 0.1 and 10, so that completions differ and are no noise");
   }
 
  private:

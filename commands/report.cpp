@@ -37,13 +37,10 @@ std::vector<std::string> lines_of(const fs::path& path) {
 
 // What a part of a message says; of anything but text, its JSON.
 std::string words_of(const Json& part) {
+  if (part.is_string()) return part;
+  if (!part.is_array()) return part.is_object() && part.contains("text") ? words_of(part["text"]) : part.dump();
   std::string words;
-  if (part.is_array())
-    for (const Json& item : part) words += words_of(item);
-  else if (part.is_object() && part.contains("text"))
-    words = words_of(part["text"]);
-  else
-    words = part.is_string() ? part.get<std::string>() : part.dump();
+  for (const Json& item : part) words += words_of(item);
   return words;
 }
 

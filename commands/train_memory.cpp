@@ -8,16 +8,22 @@ Index TrainMemory::length_for(const TokenFile& file) const {
   const StepSettings& s = run_.settings;
   const Index longest = round_up(std::max(file.longest_together(), run_.pack), kTile),
               limit = s.config.max_length > 0 ? file.together() * s.config.max_length : kLongestStream,
-              wanted = std::min({longest, limit, kLongestStream / o_.batch});
+              wanted = std::min({longest, limit, kLongestStream / o_.batch}),
+              length = length_for(std::max<Index>(file.longest_whole(), 1), wanted);
+  if (length == 0) refuse(o_.batch * kTile);
+  return length;
+}
+
+Index TrainMemory::length_for(Index least, Index wanted) const {
+  const StepSettings& s = run_.settings;
   const Rates rates = usual_rates(s.device, s.config.head_dim);
   Index fitting = 0;
   for (const Index chunk : {usual_chunk(), chunk_is_chosen() ? o_.chunk : s.tile}) {
     const Allowed plain = allowed(exactly(chunk), {s.kept});
     if (fit(s, mode_, o_.batch * wanted, plain, rates).chunk > 0) return wanted;
     fitting = longest_that_fits(s, mode_, plain).rows / o_.batch / kTile * kTile;
-    if (fitting >= std::max<Index>(file.longest_whole(), 1)) return fitting;  // else smaller chunks may have more room
+    if (fitting >= least) return fitting;  // else smaller chunks may have more room
   }
-  if (fitting == 0) refuse(o_.batch * kTile);
   return fitting;
 }
 
@@ -85,6 +91,14 @@ Index TrainMemory::choose() {
   plan_run();
   require_room_to_sample();
   return found.chunk;
+}
+
+bool TrainMemory::fits() {
+  try {
+    return choose() > 0;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 std::string TrainMemory::check_disk(const std::filesystem::path& out) const {

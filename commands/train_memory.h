@@ -12,11 +12,14 @@ class TrainMemory {
 
   // The length of a pack: what it is filled to, or the longest document, but no more than fits into memory.
   Index length_for(const TokenFile& file) const;
+  // The wanted length of a pack, or what fits: `least` if it does, with any chunk. 0: nothing.
+  Index length_for(Index least, Index wanted) const;
   // What makes room for a document, pair or completion of so many tokens, which --length, the model or memory rule out.
   std::string remedy_for(Index tokens) const;
 
   // Chooses the fastest step that fits, and plans the memory of the run. Returns the chunk.
   Index choose();
+  bool fits();  // whether it finds one
 
   // Refuses a run without room for a checkpoint in its directory. Warns if later ones have none.
   std::string check_disk(const std::filesystem::path& out) const;

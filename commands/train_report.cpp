@@ -205,7 +205,7 @@ void TrainReport::check_round(Index step, const Measures& measures) {
                step == 1 ? "first round" : format("last %ld rounds", several).c_str()));
   if (step == 1 && is("stopped", 0))
     note(format("warning: all completions of the first round were cut off at %ld tokens; use a larger --completion",
-                options_.grpo.completion));
+                run_.grpo->completion()));
 }
 
 void TrainReport::evaluation(Index step, const Evaluation& e) {

@@ -68,6 +68,7 @@ class Preparation {
     options["--rate"] = run.optimizer.rate;
     options["--cooldown"] = run.optimizer.cooldown;
     options["--eval-every"] = run.evaluation_interval;
+    if (run.grpo) options["--completion"] = run.grpo->completion();
     return options;
   }
 
@@ -202,32 +203,63 @@ class Preparation {
   void prepare_prompts() {
     const fs::path reference = reference_model();
     settle_layout();
-    Config config = this->config();
+    const Config config = this->config();
     run.grpo = std::make_unique<OnlineGrpo>(
         o.grpo, OnlineGrpo::Data{o.data, o.evaluation_data, o.tokens.chat, o.evaluation_fraction, o.seed}, run.start,
         reference);
-    const Index longest = run.grpo->longest(), all = run.grpo->completions() * longest;
-    config.rope_scaling.longest = longest;
-    require(config.positions == Positions::rope || longest <= config.max_length, "the longest prompt and --completion ",
-            o.grpo.completion, " have ", longest, " tokens, more than the ", config.max_length,
-            " positions of the model");
-    if (!o.resumed && !o.given("--length")) run.length = std::min(all, std::max<Index>(longest, 4096));
-    require(run.length >= longest, "--length ", run.length, ": the longest prompt and its completion have ", longest,
-            " tokens");
     require(run.grpo->completions() >= o.micro_batches, "a round of ", run.grpo->completions(),
             " completions is too small for ", o.micro_batches,
             " micro-batches (--accumulate, by default one per token stream); use more --prompts, or fewer processes");
     run.grpo->micro_batches = o.micro_batches;
+    const bool settled = o.resumed || o.given("--completion");
+    settled ? settle_rounds(config, o.grpo.completion) : settle_completions(config);
+    settle_steps([&](double epochs) { return epochs * static_cast<double>(run.grpo->steps_per_epoch()); });
+    run.source.description =
+        format("%s, %ld with %s of up to %ld tokens each in a round", counted(run.grpo->prompts(), "prompt").c_str(),
+               o.grpo.prompts, counted(o.grpo.group, "completion").c_str(), run.grpo->completion());
+    run.source.fingerprint = run.grpo->fingerprint;
+  }
+
+  // Completions of the usual size, or what there is room for.
+  void settle_completions(const Config& config) {
+    const Index usual = o.grpo.completion, prompt = run.grpo->longest_prompt(),
+                context = config.max_length > 0 ? config.max_length : kLongestStream,
+                room = std::min({usual, context - prompt, o.given("--length") ? o.length - prompt : usual});
+    require(room > 0, "the longest prompt has ", prompt, " tokens, which leaves no room for a completion in ",
+            room == context - prompt ? "the model's context of " : "--length ", room + prompt,
+            " tokens; leave such prompts out");
+    const auto fits = [&](Index completion) {
+      settle_rounds(config, completion);
+      return TrainMemory(o, run).fits();
+    };
+    const Index completion = largest(room, fits, room);
+    settle_rounds(config, std::max<Index>(completion, 1));
+    if (completion < usual)
+      task.notes.push_back(format("completions have up to %ld tokens instead of %ld, for lack of room in %s",
+                                  completion, usual, completion < room ? "memory" : "the model's context or --length"));
+  }
+
+  // What rounds with completions of up to so many tokens need.
+  void settle_rounds(Config config, Index completion) {
+    run.grpo->set_completion(completion);
+    const Index longest = run.grpo->longest(), all = run.grpo->completions() * longest;
+    config.rope_scaling.longest = longest;
+    require(config.positions == Positions::rope || longest <= config.max_length, "the longest prompt and --completion ",
+            completion, " have ", longest, " tokens, more than the ", config.max_length, " positions of the model");
+    run.settings = settings(config, o.micro_batches);
+    run.settings.objective = o.objectives.settings(completion);
+    run.settings.objective.temperature = o.grpo.temperature;
     // A round has more micro-batches if its completions are long. Two rounds of the ranks have the memory of any more.
     const Index two_each = 2 * o.ranks.planned(config).streams();
-    run.settings = settings(config, o.micro_batches);
-    if (run.length < all) run.settings.micro_batches = std::max(o.micro_batches, two_each);
-    run.settings.objective = o.objectives.settings(o.grpo.completion);
-    run.settings.objective.temperature = o.grpo.temperature;
-    settle_steps([&](double epochs) { return epochs * static_cast<double>(run.grpo->steps_per_epoch()); });
-    run.source.description = format("%s, %ld with %s each in a round", counted(run.grpo->prompts(), "prompt").c_str(),
-                                    o.grpo.prompts, counted(o.grpo.group, "completion").c_str());
-    run.source.fingerprint = run.grpo->fingerprint;
+    const auto settle_length = [&](Index length) {
+      if ((run.length = length) < all) run.settings.micro_batches = std::max(o.micro_batches, two_each);
+    };
+    const bool settled = o.resumed || o.given("--length");
+    settle_length(settled ? o.length : std::min(all, std::max<Index>(longest, 4096)));
+    for (Index before = 0; !settled && before != run.length;)
+      settle_length(std::max(longest, TrainMemory(o, run).length_for(longest, before = run.length)));
+    require(run.length >= longest, "--length ", run.length, ": the longest prompt and its completion have ", longest,
+            " tokens");
   }
 
   // The reference model of --kl: the model that the run started from.

@@ -238,6 +238,30 @@ TEST_F(Grpo, EqualRewardsChangeNothing) {
   EXPECT_TRUE(read_file("run/step-000006/model.safetensors") == read_file("base/step-000002/model.safetensors"));
 }
 
+// Without --completion: 512 tokens, or what the model's context and memory have room for. A resumed run has the same.
+TEST_F(Grpo, CompletionsHaveTheRoomThatThereIs) {
+  const std::string train =
+      "train --objective grpo --model base --prompts 1 --group 2 --reward exact --eval-fraction 0 --data ";
+  const char *said = "40 prompts, 1 with 2 completions of up to 54 tokens each in a round",
+             *prompt =
+                 "{\"answer\": \"\", \"prompt\": \"0123456789012345678901234567890123456789012345678901234567890123\"}";
+  expect_ok(train + "sums.jsonl --steps 2 --stop-after 1 --out run", said,
+            "completions have up to 54 tokens instead of 512, for lack of room in the model's context");
+  expect_ok("train --resume --out run --memory 1GiB", said);
+  write_file_atomically("long.jsonl", prompt);
+  expect_refused(train + "long.jsonl --out long", "no room for a completion in the model's context of 64 tokens");
+
+  const std::string config = "base/step-000002/config.json";
+  Json longer = Json::parse(read_file(config));
+  longer["max_position_embeddings"] = 4096;
+  write_file_atomically(config, longer.dump());
+  expect_ok(train + "sums.jsonl --memory 600KiB --steps 1 --out small", "for lack of room in memory");
+  const Index fitting = Json::parse(read_file(state_of("small/step-000001")))["options"]["--completion"];
+  EXPECT_GT(fitting, 54);
+  const std::string more = "sums.jsonl --memory 600KiB --out more --completion ";
+  expect_refused(train + more + std::to_string(fitting + 1), "use more --memory");
+}
+
 TEST_F(Grpo, FailingRewardsStopTheRun) {
   for (const auto& [program, said] : {std::pair{"exit 3", "3"},
                                       {"read -r line; echo maybe", "maybe"},

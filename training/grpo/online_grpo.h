@@ -57,7 +57,10 @@ class OnlineGrpo {
   std::vector<Batch> batches;  // of the round
 
   Index prompts() const { return static_cast<Index>(training_.size()); }
-  Index completions() const { return settings_.completions(); }      // of a round
+  Index completions() const { return settings_.completions(); }     // of a round
+  Index completion() const { return settings_.completion; }         // maximum tokens of one
+  void set_completion(Index most) { settings_.completion = most; }  // before the first round
+  Index longest_prompt() const { return longest_; }
   Index longest() const { return longest_ + settings_.completion; }  // prompt and completion
   GenerationShape shape(Index parallel) const {
     return {.slots = parallel,
@@ -294,7 +297,7 @@ class OnlineGrpo {
               {"without_advantage", idle / n}};
   }
 
-  const GrpoSettings settings_;
+  GrpoSettings settings_;
   const fs::path reference_;
   const std::uint64_t seed_;
   Prompter prompter_;

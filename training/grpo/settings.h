@@ -9,7 +9,7 @@ namespace streambp {
 
 struct GrpoSettings {
   Index prompts = 4, group = 8;           // of a round: prompts, and completions of each
-  Index completion = 64;                  // maximum tokens of a completion
+  Index completion = 512;                 // maximum tokens of a completion
   Index inner = 1;                        // optimizer steps per round
   double temperature = 1, top_p = 1;      // of sampling; the temperature also of log-probs
   Index top_k = 0;                        // 0: all tokens
