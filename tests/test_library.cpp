@@ -79,11 +79,39 @@ TEST_F(Library, AnIncompleteRunIsRefused) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-// As docs/library.md shows it.
+// Steps with the core alone: it prints two losses.
+constexpr const char* kCoreProgram = R"(
+#include <cstdio>
+
+#include "training/trainer.h"
+
+using namespace streambp;
+
+int main() {
+  Cpu dev(std::size_t{1} << 23);
+  const Config config = make_config("llama", {256, 32, 1, 2, 1, 16, 64, 64, true});
+  Trainer<Cpu, float> trainer(dev, config, 64, {OptimizerKind::adamw});
+  trainer.initialise(1);
+  Batch batch;
+  batch.append(std::vector<std::int32_t>(64, 'a'));
+  for (Index step = 1; step <= 2; ++step)
+    std::printf("%f\n", trainer.step({batch}, Schedule::full(64), {}, step).measures.loss);
+}
+)";
+
+// As docs/library.md shows it; and a program that uses the core, for which no other library must be there.
 TEST_F(Library, TheInstalledPackageBuildsTheExample) {
   const std::string source = STREAMBP_SOURCE, page = read_file(source + "/docs/library.md");
   const std::size_t begin = page.find("```cmake\n") + 9;
-  write("own/CMakeLists.txt", page.substr(begin, page.find("```", begin) - begin));
+  write("own/CMakeLists.txt", page.substr(begin, page.find("```", begin) - begin) + R"(
+add_executable(steps steps.cpp)
+target_include_directories(steps BEFORE PRIVATE absent)
+target_link_libraries(steps PRIVATE streambp::core)
+)");
+  write("own/steps.cpp", kCoreProgram);
+  for (const char* header : {"nlohmann/json.hpp", "nlohmann/json_fwd.hpp", "CLI/CLI.hpp", "pcre2.h", "utf8proc.h",
+                             "zlib.h", "zstd.h", "xxhash.h", "mpi.h"})
+    write(std::string("own/absent/") + header, "#error the core includes it\n");
   fs::copy_file(source + "/docs/your-own-loss.cpp", path("own/your-own-loss.cpp"));
   expect_ok("train --layers 1 --hidden 32 --heads 2 --steps 1 --length 64 --sample 0 --out " + path("run"));
   for (const std::string& command :
@@ -106,6 +134,11 @@ TEST_F(Library, TheInstalledPackageBuildsTheExample) {
   expect_outcome(2, execute(path("run") + " text", example), "your-own-loss: ");
   expect_outcome(2, execute(path("run/step-000001") + " a", example), "at least two tokens");
   EXPECT_EQ(execute(path("installed/bin/streambp") + " --version", "env").exit_code, 0);
+  const std::string core = path("build/steps"), steps = execute("", core).output;
+  EXPECT_GT(std::stod(steps), std::stod(steps.substr(steps.find('\n')))) << steps;
+  const std::string libraries = execute(core, "ldd").output;
+  EXPECT_TRUE(contains(libraries, "libc.so")) << libraries;
+  EXPECT_FALSE(std::regex_search(libraries, std::regex("pcre|utf8proc|libz|xxhash|mpi"))) << libraries;
 }
 
 // The linker keeps one copy of a template that several files define, perhaps one that an old processor cannot run. So
@@ -114,8 +147,9 @@ TEST_F(Library, NothingButInnerLoopsIsCompiledForNewProcessors) {
 #ifndef NDEBUG
   GTEST_SKIP() << "only an optimised build inlines everything that it should";
 #endif
-  const fs::path library = fs::path(binary()).parent_path() / "libstreambp.a";
-  const Outcome symbols = execute("--demangle --defined-only " + library.string(), "nm");
+  const std::string folder = fs::path(binary()).parent_path().string();
+  const Outcome symbols =
+      execute("--demangle --defined-only " + folder + "/libstreambp_core.a " + folder + "/libstreambp.a", "nm");
   ASSERT_EQ(symbols.exit_code, 0) << symbols.output;
   std::istringstream lines(symbols.output);
   Index own = 0;

@@ -23,8 +23,8 @@
 #include <map>
 #include <string>
 
-#include "data/batch.h"
 #include "kernels/token_weights.h"
+#include "model/batch.h"
 
 namespace streambp {
 

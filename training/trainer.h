@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "data/batch.h"
+#include "model/batch.h"
 #include "streambp.cuh"
 #include "training/gradient_norm.h"
 #include "training/objectives.h"

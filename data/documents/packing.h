@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
-#include "data/batch.h"
 #include "data/documents/token_file.h"
 #include "kernels/base/random.h"
+#include "model/batch.h"
 
 namespace streambp {
 

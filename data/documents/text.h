@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
-#include "data/batch.h"
 #include "data/files/hash.h"
+#include "model/batch.h"
 
 namespace streambp {
 

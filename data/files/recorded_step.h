@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "data/batch.h"
 #include "data/files/safetensors.h"
+#include "model/batch.h"
 
 namespace streambp {
 

@@ -1,0 +1,32 @@
+# fetch(NAME URL SHA256): unpacks ${STREAMBP_ARCHIVES}/NAME.tar.gz, with the folder NAME in it, into ${fetched}. Downloads the
+# archive if it is not there.
+function(fetch name url sha256)
+  set(archive ${STREAMBP_ARCHIVES}/${name}.tar.gz)
+  if(EXISTS ${fetched}/${name})
+    return()
+  endif()
+  if(NOT EXISTS ${archive})
+    message(STATUS "Libraries: fetching ${url}")
+    file(DOWNLOAD ${url} ${archive}.new STATUS status INACTIVITY_TIMEOUT 60)
+    list(GET status 0 failed)
+    list(GET status 1 reason)
+    if(failed)
+      file(REMOVE ${archive}.new)
+      message(FATAL_ERROR "${url} cannot be downloaded: ${reason}. Install the library (scripts/setup.sh), or download "
+                          "the file elsewhere and put it here as ${archive} (STREAMBP_ARCHIVES names another folder).")
+    endif()
+    file(RENAME ${archive}.new ${archive})
+  endif()
+  file(SHA256 ${archive} actual)
+  if(NOT actual STREQUAL sha256)
+    message(FATAL_ERROR "${archive} is not the file that was at ${url}: its SHA-256 is ${actual}, not ${sha256}. "
+                        "Remove it, and configure again.")
+  endif()
+  file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${fetched}/new)
+  file(GLOB templates ${fetched}/new/${name}/src/*.h.generic ${fetched}/new/${name}/src/*.c.dist)  # of PCRE2
+  foreach(template ${templates})
+    string(REGEX REPLACE "[.][a-z]+$" "" file ${template})
+    file(RENAME ${template} ${file})
+  endforeach()
+  file(RENAME ${fetched}/new/${name} ${fetched}/${name})
+endfunction()
