@@ -122,6 +122,7 @@ TEST_F(CommandLine, UnknownOptionsAreNamedWithTheNearest) {
           "--learning-rates is not an option of streambp train; did you mean --learning-rate?");
   refused("merge --adaptor x", "--adaptor is not an option of streambp merge; did you mean --adapter?");
   refused("train -lr 1", "-lr is not an option of streambp train; did you mean --lr?");
+  refused("train --modle x", "--modle is not an option of streambp train; did you mean --model or --mode?");
   refused("train --qqq 2", "--qqq is not an option of streambp train; see streambp train --help-all");
   refused("train chats.jsonl", "\"chats.jsonl\" is not expected after streambp train");
   refused("--fly train", "\"--fly\" is not a command; streambp --help lists the commands");
