@@ -4,6 +4,9 @@
 //   top-k      keep the k most likely tokens; 0: all
 //   top-p      of these keep the smallest set of most likely tokens with a total probability of at least top-p
 //
+// Before that, a repetition penalty divides the positive logits of all tokens of the text so far, and multiplies the
+// negative ones (transformers' RepetitionPenaltyLogitsProcessor).
+//
 // Ties go to the smaller token id. The kept set is found by selection, not by sorting. The draw scans tokens in order
 // of id, so a rounding error can only move the border between two neighbours.
 #pragma once
@@ -84,6 +87,17 @@ inline Candidate last_candidate(std::span<const float> weights, const Sampling& 
   return *std::max_element(left.begin(), left.end());
 }
 
+template <class A>
+std::vector<A> penalised(std::span<const A> logits, std::span<const std::int32_t> text, double penalty) {
+  std::vector<A> changed(logits.begin(), logits.end());
+  const auto p = static_cast<A>(penalty);
+  for (const std::int32_t token : text) {  // a token that occurs twice gets the same value twice
+    const auto i = static_cast<std::size_t>(token);
+    changed[i] = logits[i] < 0 ? logits[i] * p : logits[i] / p;
+  }
+  return changed;
+}
+
 // Samples with a uniform random number from (0, 1).
 template <class A>
 Draw draw(std::span<const A> logits, const Sampling& s, double uniform) {
@@ -118,6 +132,15 @@ Draw draw(std::span<const A> logits, const Sampling& s, double uniform) {
     if ((left -= static_cast<double>(weights[i])) <= 0) break;
   }
   return drawn(token);
+}
+
+// The same after a text, with the repetition penalty. The log-prob is the one without it.
+template <class A>
+Draw draw(std::span<const A> logits, std::span<const std::int32_t> text, const Sampling& s, double uniform) {
+  Draw drawn = draw<A>(penalised(logits, text, s.repetition_penalty), s, uniform);
+  const auto softmax = cpu::softmax_of(logits.data(), static_cast<Index>(logits.size()), [](Index, A) {});
+  if (!drawn.is_bad()) drawn.logp = static_cast<double>(softmax.logp(logits[static_cast<std::size_t>(drawn.token)]));
+  return drawn;
 }
 
 }  // namespace streambp

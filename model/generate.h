@@ -91,6 +91,7 @@ class Generator {
 
   // The same, but returns the token that is sampled after each reading.
   std::vector<Draw> read(const std::vector<Reading>& readings, const Sampling& sampling) {
+    if (sampling.repetition_penalty != 1) return read_penalised(readings, sampling);
     std::vector<Draw> result(readings.size());
     const Matrix<Draw> of_readings = draws.columns(0, static_cast<Index>(readings.size()));
     if (std::exchange(sampling_before, sampling) != sampling) graphs.forget();
@@ -144,6 +145,19 @@ class Generator {
   }
 
  private:
+  // The tokens of the texts are on the CPU, so it draws.
+  std::vector<Draw> read_penalised(const std::vector<Reading>& readings, const Sampling& s) {
+    const std::vector<A> logits = read(readings);
+    std::vector<Draw> result(readings.size());
+#pragma omp parallel for if (readings.size() > 1)
+    for (std::size_t i = 0; i < readings.size(); ++i) {
+      const Tokens& text = this->text(readings[i].slot);
+      result[i] = draw(std::span(logits).subspan(i * index(c.vocab), index(c.vocab)), std::span(text), s,
+                       Random(s.seed, readings[i].completion).uniform(text.size()));
+    }
+    return result;
+  }
+
   // The rows that are read at once: for each its token, its position and its slot.
   struct Chunk {
     std::vector<SequencePiece> pieces;
@@ -312,7 +326,7 @@ struct GenerationSettings {
   std::size_t first = 0;          // the number of the first prompt
 };
 
-enum class Ending { none, stop, length, room };
+enum class Ending { none, stop, length, room, text };  // text: on_token found a stop text
 
 // The completion of a prompt, with its stop token if it has one.
 struct Continuation {
@@ -329,7 +343,7 @@ struct Active {
 };
 
 // Completes the prompts, as many in parallel as the generator has slots. When a sequence ends, the next prompt takes
-// its slot. Calls on_token(prompt number, continuation) after every token. A completion depends on the prompt, its
+// its slot. Calls on_token(prompt number, continuation) after every token; it may set the end. A completion depends on the prompt, its
 // number and the seed, not on the other sequences.
 template <class Device, class T, class F>
 std::vector<Continuation> generate(Generator<Device, T>& generator, const std::vector<Tokens>& prompts,
@@ -371,12 +385,12 @@ std::vector<Continuation> generate(Generator<Device, T>& generator, const std::v
                  : static_cast<Index>(text.tokens.size()) == s.length ? Ending::length
                  : length_of(active[i]) == generator.room             ? Ending::room
                                                                       : Ending::none;
+      on_token(active[i].number, text);
       if (text.end == Ending::none) {
         still_active.push_back({active[i].number, active[i].slot, {token}});
       } else {
         free.push_back(active[i].slot);
       }
-      on_token(active[i].number, text);
     }
     active = std::move(still_active);
   }

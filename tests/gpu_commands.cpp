@@ -131,6 +131,8 @@ TEST_F(GpuCommands, GeneratesAndEvaluatesLikeTheCpu) {
     EXPECT_NEAR(gpu_loss["total"]["loss"].get<double>(), cpu_loss["total"]["loss"].get<double>(),
                 dtype == "f32" ? 1e-4 : 0.1);
   }
+  const auto [gpu, cpu] = both("generate --prompt Hello --length 4 --seed 3 --repetition-penalty 1.3", "f32");
+  EXPECT_EQ(gpu["texts"][0]["tokens"], cpu["texts"][0]["tokens"]);
 }
 
 TEST_F(GpuCommands, ListsTheDevices) {

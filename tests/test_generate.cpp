@@ -172,7 +172,8 @@ template <class T>
 void expect_logps_of_training(const Config& c) {
   Subject<T> subject(c);
   const std::vector<Tokens> prompts = related_prompts(c);
-  const Sampling samplings[] = {{}, {.temperature = 0}, {.temperature = 0.5, .top_p = 0.9, .top_k = 5}};
+  const Sampling samplings[] = {
+      {}, {.temperature = 0}, {.temperature = 0.5, .top_p = 0.9, .top_k = 5, .repetition_penalty = 1.3}};
   Cpu dev(std::size_t{1} << 28);
   Trainer<Cpu, T> trainer(dev, c, 800, OptimizerKind::none);
   initialise(dev, trainer.model, 3, 0.15);
@@ -207,6 +208,44 @@ TEST_P(EveryGenerator, PolicyRatiosOfSampledTokensAreOne) {
   const GradientRun with = run_gradient<Cpu, float>(c, batch, schedule, random_weights(), objective);
   EXPECT_TRUE(with.gradient == without.gradient && with.loss == without.loss);
   EXPECT_EQ(with.others.at("clip_fraction"), 0);
+}
+
+// A repetition penalty counts the tokens of the prompt, in the cache or not, and of the completion; for any slots and chunks.
+TEST(Generate, PenalisesTheTokensOfPromptAndCompletion) {
+  const Config c = families()[3].config;
+  Subject<float> subject(c);
+  const std::vector<Tokens> prompts = related_prompts(c);
+  const GenerationSettings settings{{.temperature = 0, .repetition_penalty = 4}, 5};
+  Generator<Cpu, float> one(subject.dev, subject.model, {1, 320, 64});
+  const auto completions = generate(one, prompts, settings, kQuietly);
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    Generator<Cpu, float> truth(subject.dev, subject.model, {1, 320, 320});
+    Tokens text = prompts[i], unread = text;
+    for (const std::int32_t token : completions[i].tokens) {
+      const auto logits = penalised<float>(truth.read({{0, unread}}), text, 4);
+      EXPECT_EQ(token, std::ranges::max_element(logits) - logits.begin());
+      unread = {token}, text.push_back(token);
+    }
+  }
+  Generator<Cpu, float> three(subject.dev, subject.model, {3, 320, 256});
+  const auto again = generate(three, prompts, settings, kQuietly);
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(again[i].tokens, completions[i].tokens);
+    EXPECT_EQ(again[i].logps, completions[i].logps);
+  }
+}
+
+TEST(Generate, OnTokenMayEndAText) {
+  const Config c = families()[3].config;
+  Subject<float> subject(c);
+  Generator<Cpu, float> generator(subject.dev, subject.model, {1, 50, 16});
+  const std::vector<Tokens> prompts = {random_tokens(c, 5, 1), random_tokens(c, 9, 2)};
+  const auto texts = generate(generator, prompts, {{}, 8}, [](std::size_t i, Continuation& text) {
+    if (i == 0 && text.tokens.size() == 3) text.end = Ending::text;
+  });
+  EXPECT_EQ(texts[0].tokens.size(), 3u);
+  EXPECT_EQ(texts[0].end, Ending::text);
+  EXPECT_EQ(texts[1].tokens.size(), 8u);
 }
 
 TEST(Generate, ReusesPrefixesOfAnySlot) {

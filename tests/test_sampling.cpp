@@ -125,13 +125,31 @@ TEST(Draw, FollowsTheDistribution) {
   }
 }
 
+// The values of transformers' RepetitionPenaltyLogitsProcessor in float64.
+TEST(Draw, PenalisesTheTokensOfTheText) {
+  const std::vector<double> logits = {2, -1.5, 0, 0.75, -0.25, 3};
+  const Tokens text = {0, 1, 5, 1, 2, 0};
+  const auto of = [&](double penalty) { return penalised<double>(logits, text, penalty); };
+  EXPECT_EQ(of(1.3),
+            (std::vector<double>{1.5384615384615383, -1.9500000000000002, 0, 0.75, -0.25, 2.3076923076923075}));
+  EXPECT_EQ(of(0.8), (std::vector<double>{2.5, -1.2000000000000002, 0, 0.75, -0.25, 3.75}));
+  EXPECT_EQ(of(1), logits);
+  const Draw drawn = draw<double>(logits, text, {.temperature = 0, .repetition_penalty = 9}, 0.5);
+  EXPECT_EQ(drawn.token, 3);
+  double sum = 0;
+  for (const double x : logits) sum += std::exp(x);
+  EXPECT_NEAR(drawn.logp, 0.75 - std::log(sum), 1e-12) << "of the logits without it";
+}
+
 TEST(Draw, RefusesInvalidSettings) {
   for (const Sampling& s : {Sampling{.temperature = -1},
                             {.temperature = NAN},
                             {.top_p = 0},
                             {.top_p = 1.1},
                             {.top_p = NAN},
-                            {.top_k = -1}}) {
+                            {.top_k = -1},
+                            {.repetition_penalty = 0},
+                            {.repetition_penalty = NAN}}) {
     EXPECT_THROW(validate(s), Error);
   }
   EXPECT_NO_THROW(validate(Sampling{}));

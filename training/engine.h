@@ -27,7 +27,7 @@ struct ModelLayout;
 // Completes prompts, with a prefix cache. Must not outlive its engine.
 class TextGenerator {
  public:
-  using OnToken = std::function<void(std::size_t prompt, const Continuation&)>;
+  using OnToken = std::function<void(std::size_t prompt, Continuation&)>;
 
   virtual ~TextGenerator() = default;
   virtual std::vector<Continuation> generate(const std::vector<Tokens>& prompts, const GenerationSettings& settings,

@@ -1,5 +1,5 @@
 // DIR/generation_config.json: the recommended sampling settings of a model, and the tokens that end a sequence.
-// Supports temperature, top_k, top_p, do_sample (false: greedy decoding) and eos_token_id.
+// Supports temperature, top_k, top_p, repetition_penalty, do_sample (false: greedy decoding) and eos_token_id.
 #pragma once
 
 #include <filesystem>
@@ -48,11 +48,13 @@ inline GenerationDefaults read_generation_defaults(const fs::path& model) {
   const Json json = read_model_json(file);
   if (json.is_null()) return defaults;
   const Fields f(json, file);
-  if (!f.has("temperature") && !f.has("top_k") && !f.has("top_p") && !f.has("do_sample")) return defaults;
   Sampling& s = defaults.sampling;
-  s.temperature = f.get<bool>("do_sample", true) ? f.get<double>("temperature", 1) : 0;
-  s.top_k = f.get<Index>("top_k", 0);
-  s.top_p = f.get<double>("top_p", 1);
+  s.repetition_penalty = f.get<double>("repetition_penalty", 1);
+  if (f.has("temperature") || f.has("top_k") || f.has("top_p") || f.has("do_sample")) {
+    s.temperature = f.get<bool>("do_sample", true) ? f.get<double>("temperature", 1) : 0;
+    s.top_k = f.get<Index>("top_k", 0);
+    s.top_p = f.get<double>("top_p", 1);
+  }
   try {
     validate(s);
   } catch (const Error& error) {
