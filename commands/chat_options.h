@@ -6,13 +6,15 @@
 
 namespace streambp {
 
-constexpr const char* kChatFlags[] = {"--chat", "--date", "--trust-messages"};
 constexpr const char* kChatHelp = "Chat template to use instead of the model's: a Jinja file, or chatml";
 
 // All but --chat
 inline void add_rendering_options(OptionTable& options, ChatOptions& chat, Lasts lasts = Lasts::no) {
   if (chat.date.empty()) chat.date = today();
   options.add("--date", {&chat.date, "The date that chat templates see, YYYY-MM-DD", {}, lasts, "today"});
+  options.add(
+      "--template-arg",
+      {&chat.arguments, "Variables of the chat template: NAME=VALUE, such as enable_thinking=false", {}, lasts});
   options.add("--trust-messages",
               {&chat.trusts_messages,
                "Special tokens in messages are tokens, as in transformers; without this option they are text",

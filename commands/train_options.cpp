@@ -194,8 +194,9 @@ void TrainOptions::restore(const std::filesystem::path& state_file) {
   require(state.contains("options"), state_file.string(), ": not the state of a run; is the file complete?");
   Json options = state["options"];
   // What checkpoints of earlier versions do not have.
-  const Json usual = {{"--schedule", "cosine"}, {"--cooldown", 0}, {"--final-rate", 0.1},
-                      {"--top-p", 1.0},         {"--top-k", 0},    {"--temperature", 0.5}};
+  const Json usual = {
+      {"--schedule", "cosine"},          {"--cooldown", 0}, {"--final-rate", 0.1}, {"--eval-data", Json::array()},
+      {"--template-arg", Json::array()}, {"--top-p", 1.0},  {"--top-k", 0},        {"--temperature", 0.5}};
   if (options.is_object() && !options.contains("--top-p") && options.value("--objective", Json()) == "grpo")
     options["--temperature"] = 1.0;
   if (options.is_object()) options.insert(usual.begin(), usual.end());
@@ -253,11 +254,11 @@ void TrainOptions::check_data() const {
       std::ranges::all_of(held_out, holds_tokens) &&
       std::ranges::all_of(parts, [&](const DataPart& part) { return std::ranges::all_of(part.files, holds_tokens); });
   const std::string needs_model = " needs --model DIR, a model to fine-tune";
-  table.only({"--chat", "--date", "--trust-messages", "--learn", "--skip-bad"},
+  table.only({"--chat", "--date", "--template-arg", "--trust-messages", "--learn", "--skip-bad"},
              !all_tokens || !fine_tunes() || data.empty(), " is for text, but this data is already tokenised");
   table.only(PartOptions::kFlags, fine_tunes(), needs_model);
-  table.only({"--chat", "--date", "--trust-messages", "--learn", "--too-long", "--skip-bad", "--epochs", "--save-dtype",
-              "--objective", "--pack"},
+  table.only({"--chat", "--date", "--template-arg", "--trust-messages", "--learn", "--too-long", "--skip-bad",
+              "--epochs", "--save-dtype", "--objective", "--pack"},
              fine_tunes(), needs_model);
   table.only(PartOptions::kFlags, adapter.empty(),
              ": the adapters of --adapter already say what is trained; leave it out");

@@ -103,7 +103,7 @@ void TrainReport::begin(Index first_step) {
   if (const std::string part = describe_trained(s.config); !part.empty()) print("trained  %s\n", part.c_str());
   print("data     %s\n", run_.source.description.c_str());
   for (const std::string& part : task_.parts) print("         %s\n", part.c_str());
-  if (!task_.first_learned.empty()) print("learns   first: %s\n", task_.first_learned.c_str());
+  if (!task_.first_learned.empty()) print("learns   to write, in its first document: %s\n", task_.first_learned);
   if (const std::string& program = o.grpo.program; !program.empty())
     print("reward   by the command %s\n", RewardProgram::shown(program, program.size()));
   print("steps    %ld, of %s%ld tokens in %s, in streams of up to %ld\n", run_.optimizer.steps,
@@ -121,7 +121,8 @@ void TrainReport::begin(Index first_step) {
     print("far      %s in %s\n", describe_far(plan(s, run_.rows(), run_.schedule).far_by_kind).c_str(),
           o.budget.far_place(s.device).c_str());
   }
-  print("machine  %s, %s, matmul at %.0f GFLOP/s\n", device_name(s.device).c_str(), name(s.dtype), machine_rate_ / 1e9);
+  print("machine  %s, %s, matmul at %.0f GFLOP/s; \"%% matmul\" of a step is its share of that\n",
+        device_name(s.device), name(s.dtype), machine_rate_ / 1e9);
   if (const Ranks& r = s.ranks; r.all.size > 1) {
     print("ranks    %ld: %s at a time, %s each\n", r.all.size, counted(r.streams(), "token stream").c_str(),
           counted(r.sequence.size, "rank").c_str());
@@ -214,7 +215,8 @@ void TrainReport::evaluation(Index step, const Evaluation& e) {
   std::string details = shown(e.measures);
   if (run_.settings.objective.kind == ObjectiveKind::sft && e.halves) {
     line["first_half"] = e.halves->first, line["second_half"] = e.halves->second;
-    details = format(" (first half of documents %.4f, second %.4f)", e.halves->first, e.halves->second);
+    details = format(" (tokens in the first half of each document %.4f, in the second %.4f)", e.halves->first,
+                     e.halves->second);
   }
   for (const auto& [measure, value] : e.measures.others) line["evaluation_" + measure] = value;
   record(line);

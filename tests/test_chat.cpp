@@ -284,6 +284,22 @@ TEST(Chat, GivesReasoningTheNameThatTheTemplateReads) {
   }
 }
 
+TEST(Chat, GivesTemplatesTheArgumentsOfTheUser) {
+  const std::string source = "{{ messages[0].content }} {{ think is false }} {{ name }} {{ list }}";
+  const auto chat = [&](const std::vector<std::string>& arguments) {
+    return Chat(source, "t", {}, {.arguments = arguments});
+  };
+  Conversation c = {.messages = {{"user", "a"}}};
+  const Chat given = chat({"think=false", "name=x = y", "list=[1, \"b\"]"});
+  EXPECT_EQ(given.render(c).text, "a True x = y [1, 'b']");
+  EXPECT_EQ(chat({}).render(c).text, "a False  ");
+  c.variables = {{"name", "line"}};
+  EXPECT_EQ(given.render(c).text, "a True line [1, 'b']") << "a line of the data comes first";
+  EXPECT_ERROR(chat({"thinking=false"}), "t has no variable of this name");
+  for (const char* wrong : {"think", "=false", ""}) EXPECT_ERROR(chat({wrong}), "write it like enable_thinking=false");
+  EXPECT_ERROR(chat({"messages=[]"}), "--template-arg cannot set \"messages\"");
+}
+
 class ModelDirectory : public TemporaryDirectory {
  protected:
   void expect_refused(const std::string& said, const std::string& given = "") {
@@ -348,6 +364,9 @@ TEST_F(ModelDirectory, HasEosTokensInOneOfTwoFiles) {
   write("generation_config.json", R"({"eos_token_id": [5, 3]})");
   EXPECT_EQ(read_eos_tokens(dir).ids, (Ids{5, 3})) << "in the order of the file";
   EXPECT_EQ(read_generation_defaults(dir).stop, (std::set<std::int32_t>{3, 5}));
+  write("generation_config.json", R"({"eos_token_id": [5, 3], "repetition_penalty": 1.25})");
+  EXPECT_EQ(read_generation_defaults(dir).sampling, (Sampling{0.8, 0.95, 0, 1, 1.25}))
+      << "the others are the usual ones";
   for (const char* wrong : {"-1", "2147483648", "9223372036854775809", "1e3", "\"</s>\"", "[true]", "[3, null]"}) {
     write("generation_config.json", std::string("{\"eos_token_id\": ") + wrong + "}");
     EXPECT_THROW(read_eos_tokens(dir), Error) << wrong;

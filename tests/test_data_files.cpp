@@ -336,6 +336,17 @@ TEST_F(Checks, FindWhatCannotBeLearned) {
   EXPECT_EQ(wide.find(shown), 1u) << shown;  // the first token predicts nothing
 }
 
+// The template drops the reasoning of the first answer once the second follows.
+TEST_F(Checks, SayWhyThereAreMoreDocumentsThanExamples) {
+  model("byte_level");
+  const std::string turn =
+      R"({"role": "user", "content": "Hi."}, {"role": "assistant", "content": "<think>a</think>b"})";
+  const std::string one = "{\"messages\": [" + turn + "]}\n", two = "{\"messages\": [" + turn + ", " + turn + "]}\n";
+  const DataOptions options = {.chat = {chat_template("turns")}};
+  EXPECT_PRED2(contains, warnings(one + two + one, options), "4 documents from 3 examples: an answer is a separate");
+  EXPECT_FALSE(contains(warnings(one + one, options), "examples"));
+}
+
 TEST_F(Checks, SayThatMarksOfReasoningAreTokens) {
   model("byte_level");
   const auto notes = [&](const char* answer) {

@@ -270,7 +270,7 @@ TEST(Examples, WithErrorsAreRefusedWithTheCause) {
       {R"({"messages": [], "tools": {}})", "\"tools\" is not a list"},
       {R"({"messages": [], "tools": "[1"})", "not valid JSON"},
       {R"({"messages": [], "chat_template_kwargs": 1})", "\"chat_template_kwargs\" is not an object"},
-      {R"({"conversations": [{"from": "nobody", "value": "a"}]})", "the role \"nobody\" is not known"},
+      {R"({"conversations": [{"from": "nobody", "value": "a"}]})", "the role \"nobody\" is not known; name it"},
       {R"({"conversations": [{"from": "gpt"}]})", "no \"from\" and \"value\""},
       {R"({"conversations": [3]})", "message 1: not an object"},
       {R"({"instruction": "a"})", "; name \"instruction\" \"prompt\""},

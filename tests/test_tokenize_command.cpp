@@ -77,6 +77,15 @@ TEST_F(TokenizeCommandTest, WritesRenderings) {
   expect_refused(arguments("chats.jsonl", "--chat chatml --render seen.jsonl"), "exists already");
 }
 
+TEST_F(TokenizeCommandTest, RefusesUnknownRolesWithTheLine) {
+  write_file_atomically("share.jsonl",
+                        R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+{"conversations": [{"from": "human", "value": "a"}, {"from": "robot", "value": "b"}]}
+)");
+  expect_refused(arguments("share.jsonl", "--chat chatml"),
+                 "share.jsonl:2: conversations, message 2: the role \"robot\" is not known; name it human, gpt");
+}
+
 TEST_F(TokenizeCommandTest, CountsWhatItSkips) {
   expect_refused(arguments("bad.jsonl"), "bad.jsonl:2: not valid JSON");
   expect_ok(arguments("bad.jsonl", "--skip-bad"), "examples skipped: 1, the first: ");

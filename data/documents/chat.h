@@ -37,9 +37,10 @@ inline void require_repeatable(const char* what, std::size_t bytes, std::size_t 
 }
 
 struct ChatOptions {
-  std::string given = "";        // a chat template to use instead of the model's: a file, or "chatml"
-  std::string date = "";         // that templates see, "YYYY-MM-DD"; empty: today
-  bool trusts_messages = false;  // special tokens in messages are tokens, as in transformers
+  std::string given = "";                   // a chat template to use instead of the model's: a file, or "chatml"
+  std::string date = "";                    // that templates see, "YYYY-MM-DD"; empty: today
+  bool trusts_messages = false;             // special tokens in messages are tokens, as in transformers
+  std::vector<std::string> arguments = {};  // variables of the template: "NAME=VALUE", JSON or text
 };
 
 inline std::string today() {
@@ -124,6 +125,12 @@ struct RenderedChat {
   }
 };
 
+// What the conversation sets is no variable of the user's.
+inline void require_free_variable(const std::string& name, const char* where) {
+  for (const char* own : {"messages", "tools", "documents", "add_generation_prompt"})
+    require_data(name != own, where, " cannot set \"", own, "\"; the conversation does");
+}
+
 // For models without a template.
 constexpr const char* kChatml =
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% "
@@ -171,6 +178,7 @@ class Chat {
         name_(std::move(name)),
         own_(own),
         program_(source, options.date.empty() ? today() : options.date) {
+    for (const std::string& argument : options.arguments) add_argument(argument);
     const Content user = content_of("user"), assistant = content_of("assistant"), system = content_of("system");
     user_ = user, assistant_ = assistant, system_ = system;
     wants_argument_text_ = !reads_argument_objects();
@@ -200,6 +208,22 @@ class Chat {
 
  private:
   using Value = jinja::Value;
+
+  void add_argument(const std::string& argument) {
+    const std::size_t end = argument.find('=');
+    require(end != 0 && end != argument.npos, "--template-arg ", excerpt(argument),
+            ": has no name and value; write it like enable_thinking=false");
+    const std::string name = argument.substr(0, end), text = argument.substr(end + 1);
+    require_free_variable(name, "--template-arg");
+    require(program_.reads(name), "--template-arg ", excerpt(argument), ": the chat template ", name_,
+            " has no variable of this name; look there for its spelling");
+    OrderedJson value = text;
+    try {
+      value = parse_json<OrderedJson>(text, kArgumentLimits);
+    } catch (const BadJson&) {  // it is text
+    }
+    arguments_.emplace_back(name, jinja::from_json(value));
+  }
   enum class Content { as_given, text, parts };
 
   // Answers that the template leaves out would be learned as nothing. It may drop reasoning, and text beside calls.
@@ -239,6 +263,7 @@ class Chat {
     };
     token("bos_token", own_.bos), token("eos_token", own_.eos);
     token("unk_token", own_.unk), token("pad_token", own_.pad);
+    variables.insert(variables.end(), arguments_.begin(), arguments_.end());
     variables.insert(variables.end(), c.variables.begin(), c.variables.end());
     return program_.render(variables);
   }
@@ -384,6 +409,7 @@ class Chat {
   std::string source_, name_;
   TextTokens own_;
   jinja::Template program_;
+  jinja::Variables arguments_ = {};
   Content user_ = Content::as_given, assistant_ = Content::as_given, system_ = Content::as_given;
   bool wants_argument_text_ = false;
   std::string opened_ = "";

@@ -41,6 +41,12 @@ class DataChecks {
     };
     const bool tokens = form("tokens") || form(""), chats = form("messages") || form("conv") || form("instruction");
     const Index learned = file_.learned_count();
+    Index apart = 0;
+    for (const TokenPart& part : file_.parts) apart += part.apart;
+    if (apart > 0)
+      all.push_back(std::to_string(file_.documents()) + " documents from " + std::to_string(file_.documents() - apart) +
+                    " examples: an answer is a separate document where the chat template writes it differently once "
+                    "others follow");
     warn(single_ == file_.documents(), "every document has only one token in the loss, so there is little to learn");
     warn(chats && options_.learn == Learn::answers && learned == file_.token_count() - file_.documents(),
          "every token of the conversations is in the loss, questions too; see streambp tokenize --show 3");

@@ -157,8 +157,7 @@ inline Conversation parse_surroundings(const OrderedJson& json) {
   const OrderedJson& variables = json["chat_template_kwargs"];
   require_data(variables.is_object(), "\"chat_template_kwargs\" is not an object");
   for (const auto& [name, value] : variables.items()) {
-    for (const char* own : {"messages", "tools", "documents", "add_generation_prompt"})
-      require_data(name != own, "\"chat_template_kwargs\" cannot set \"", own, "\"; the conversation does");
+    require_free_variable(name, "\"chat_template_kwargs\"");
     chat.variables.emplace_back(name, data_value(value));
   }
   return chat;
@@ -189,7 +188,8 @@ inline Example parse_sharegpt(const OrderedJson& line) {
     require_data(has_member(entry, "from") && entry["from"].is_string() && has_member(entry, "value"), where,
                  "no \"from\" and \"value\"");
     const auto role = roles.find(entry["from"].get<std::string>());
-    require_data(role != roles.end(), where, "the role ", entry["from"].dump(), " is not known");
+    require_data(role != roles.end(), where, "the role ", entry["from"].dump(),
+                 " is not known; name it human, gpt, system or tool");
     OrderedJson message = {{"role", role->second}, {"content", entry["value"]}};
     for (const char* name : {"weight", "train"})
       if (entry.contains(name)) message[name] = entry[name];

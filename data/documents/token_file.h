@@ -5,7 +5,7 @@
 //   "learn"    U8  [N]           1: the loss covers this token
 //
 // The metadata's "parts" are what the documents were made from, in order: a JSON list of {"name", "form", "documents",
-// "weight"}. Training mixes parts with weights by them.
+// "weight", "apart"}. Training mixes parts with weights by them.
 //
 // If the metadata has "kind": "preferences", documents 2i and 2i + 1 are a pair: two answers to one prompt, the chosen
 // one first. If it has "kind": "groups", documents are completions with rewards, and there are also
@@ -35,6 +35,7 @@ struct TokenPart {
   std::string name, form;  // the form of its examples, such as "messages"; empty: unknown
   Index documents;
   double weight = 0;  // its share of the tokens, in proportion to other parts; 0: no weights are given
+  Index apart = 0;    // documents that are further answers of an example
 
   // Texts in files of their own are for training on pieces; a document is one example.
   bool is_text() const { return form == kPlainText; }
@@ -228,11 +229,11 @@ class TokenFile {
     for (const Json& entry : list) {
       const Fields part(entry, where);
       parts.push_back({part.get<std::string>("name"), part.get<std::string>("form"), part.get<Index>("documents"),
-                       part.get<double>("weight")});
-      const auto& [name, form, count, weight] = parts.back();
-      require(
-          0 < count && count <= documents() - all && weight >= 0 && std::isfinite(weight) && (weight > 0) == mixes(),
-          where, ": ", entry.dump(), " does not fit the file", kRemedy);
+                       part.get<double>("weight"), part.get<Index>("apart", 0)});
+      const auto& [name, form, count, weight, apart] = parts.back();
+      require(0 < count && count <= documents() - all && weight >= 0 && std::isfinite(weight) &&
+                  (weight > 0) == mixes() && 0 <= apart && apart < count,
+              where, ": ", entry.dump(), " does not fit the file", kRemedy);
       all += count;
     }
     require(all == documents(), where, ": are ", all, " documents, but there are ", documents(), kRemedy);

@@ -29,7 +29,7 @@ class Tokenising {
       : model_(model), options_(options), writer_(writer) {}
 
   void add(const DataPart& part) {
-    forms_.clear();
+    forms_.clear(), apart_ = 0;
     const Index before = writer_.documents();
     for (const fs::path& file : part.files) add(file);
     const Index documents = writer_.documents() - before;
@@ -37,7 +37,8 @@ class Tokenising {
             skipped_ > 0 ? "examples were skipped, the first: " + first_skipped_ : "it is empty");
     std::string forms;
     for (const std::string& form : forms_) forms += (forms.empty() ? "" : "; ") + form;
-    parts_.push_back({{"name", part.name}, {"form", forms}, {"documents", documents}, {"weight", part.weight}});
+    parts_.push_back(
+        {{"name", part.name}, {"form", forms}, {"documents", documents}, {"weight", part.weight}, {"apart", apart_}});
   }
 
   DataKind kind() const { return form_ ? form_->kind : DataKind::documents; }
@@ -147,6 +148,7 @@ class Tokenising {
                 "; give each form its own file");
         if (!line.left_out.empty() && ++left_out_ == 1) first_left_out_ = line.where + line.left_out;
         for (const Document& document : line.documents) writer_.add(document);
+        if (line.form.kind == DataKind::documents) apart_ += std::ssize(line.documents) - 1;
       }
       progress(path, lines.fraction());
     }
@@ -193,6 +195,7 @@ class Tokenising {
   std::optional<Encoder> encoder_;
   std::optional<Form> form_;     // empty until the first example
   std::set<std::string> forms_;  // of the current part
+  Index apart_ = 0;              // documents that are further answers of an example, in the current part
   Json parts_ = Json::array();
   Index skipped_ = 0, left_out_ = 0;  // examples
   std::string first_skipped_;         // three of them
@@ -211,6 +214,7 @@ inline std::string data_key(const std::vector<DataPart>& data, const fs::path& m
     for (const fs::path& file : part.files) files.push_back(file_key(file));
     key["parts"].push_back(files);
   }
+  if (!options.chat.arguments.empty()) key["arguments"] = options.chat.arguments;
   if (fs::is_regular_file(options.chat.given)) key["chat"] = file_key(options.chat.given);
   if (Chat::reads_date(model, options.chat.given)) key["date"] = options.chat.date;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",

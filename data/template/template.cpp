@@ -96,6 +96,7 @@ Template::Template(std::string_view source, const std::string& date) {
 }
 
 bool Template::marks_answers() const { return program_->names.find(to_text(kGenerationMark)).has_value(); }
+bool Template::reads(const std::string& name) const { return program_->names.find(to_text(name)).has_value(); }
 
 Text Template::render(const Variables& variables, std::size_t work) const {
   std::size_t size = 0;
