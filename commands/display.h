@@ -30,27 +30,42 @@ inline std::string note(const Continuation& text, Index room) {
 }
 
 // The text of a completion during generation, without its stop token; raw: with all special tokens. `before`: the
-// tokens that precede it; `reasoning`: the marks of reasoning, if it can begin with some.
+// tokens that precede it; `reasoning`: the marks of reasoning, if it can begin with some. It ends before the first of the
+// texts `stops`.
 class GrowingText {
  public:
-  GrowingText(const Tokenizer& tokenizer, bool raw, const Tokens& before, const ReasoningMarks& reasoning = {})
-      : decoder(tokenizer, raw ? Skip::none : Skip::special), tokenizer(tokenizer), raw(raw), marks(reasoning) {
+  GrowingText(const Tokenizer& tokenizer, bool raw, const Tokens& before, const ReasoningMarks& reasoning = {},
+              const std::vector<std::string>& stops = {})
+      : decoder(tokenizer, raw ? Skip::none : Skip::special),
+        tokenizer(tokenizer),
+        raw(raw),
+        marks(reasoning),
+        stops(stops) {
     for (const std::int32_t token : before) decoder.add(token);
   }
 
-  // Decodes the newest token. Text is missing while a character is incomplete.
-  void add(const Continuation& text) {
+  // Decodes the newest token. Text is missing while a character is incomplete. A stop text ends it.
+  void add(Continuation& text) {
     const std::int32_t token = text.tokens.back();
+    const std::size_t before = all.size();
     if (raw || text.end != Ending::stop)
       all += is_mark(token) && !raw ? tokenizer.decode({&token, 1}) : decoder.add(token);
     if (text.end != Ending::none) all += decoder.finish();
+    std::size_t end = std::string::npos;
+    for (const std::string& stop : stops) end = std::min(end, all.find(stop, before - std::min(before, stop.size())));
+    if (end != std::string::npos) all.resize(end), text.end = Ending::text;
+    ended = text.end != Ending::none;
   }
-  const std::string& text() const { return all; }
   Reasoned reasoned() const { return split_reasoning(all, marks); }
 
-  // Prints the text from here on. On a terminal, reasoning is dim.
-  void show_from(std::size_t begin) const {
-    const std::string_view more = std::string_view(all).substr(begin);
+  // Prints what is new, but nothing that may begin a stop text. On a terminal, reasoning is dim.
+  void show_more() {
+    std::size_t size = all.size();
+    for (const std::string& stop : stops)
+      for (std::size_t n = std::min(stop.size(), all.size()); n > 0 && !ended; --n)
+        if (all.ends_with(std::string_view(stop).substr(0, n))) size = std::min(size, all.size() - n);
+    const std::size_t begin = std::exchange(shown, size);
+    const std::string_view more = std::string_view(all).substr(begin, size - begin);
     const std::size_t end = reasoning_end(all, marks), dim = end <= begin ? 0 : std::min(end - begin, more.size());
     const bool dims = dim > 0 && !raw && isatty(STDOUT_FILENO);
     if (dims) print("\033[2m");
@@ -69,7 +84,10 @@ class GrowingText {
   const Tokenizer& tokenizer;
   bool raw;
   ReasoningMarks marks;
+  std::vector<std::string> stops;
   std::string all;
+  std::size_t shown = 0;  // bytes
+  bool ended = false;
 };
 
 // Prints parallel completions in order, each under its heading. The first unfinished one is streamed; the others are
@@ -80,7 +98,7 @@ class Display {
 
   void open(const std::string& heading, GrowingText text) { texts.push_back({heading, std::move(text)}); }
 
-  void add(std::size_t number, const Continuation& text) {
+  void add(std::size_t number, Continuation& text) {
     Entry& entry = texts[number];
     entry.text.add(text);
     entry.ended = text.end != Ending::none;
@@ -93,7 +111,6 @@ class Display {
   struct Entry {
     std::string heading;
     GrowingText text;
-    std::size_t shown = 0;
     std::string note = "";
     bool ended = false;
   };
@@ -101,9 +118,8 @@ class Display {
   // Prints the new part of the first unfinished completion. Returns whether it is now finished.
   bool show_front() {
     Entry& entry = texts[front];
-    if (entry.shown == 0 && !opened) show(entry.heading, raw), opened = true;
-    entry.text.show_from(entry.shown);
-    entry.shown = entry.text.text().size();
+    if (!opened) show(entry.heading, raw), opened = true;
+    entry.text.show_more();
     if (!entry.ended) return false;
     show("\n", raw);
     if (!entry.note.empty()) print_error("%s\n", entry.note.c_str());

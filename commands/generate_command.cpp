@@ -3,15 +3,14 @@
 #include <numeric>
 #include <optional>
 
+#include "commands/chat.h"
 #include "commands/chat_options.h"
 #include "commands/command.h"
 #include "commands/device_options.h"
 #include "commands/display.h"
-#include "commands/generation_time.h"
 #include "commands/part_options.h"
 #include "data/files/checkpoint.h"
 #include "data/files/results.h"
-#include "training/grpo/prompts.h"
 #include "training/plan.h"
 
 namespace streambp {
@@ -23,9 +22,9 @@ constexpr const char* kGenerateDescription =
     "  streambp generate --model gpt2/ --prompt \"Once upon a time\" --samples 3\n"
     "  streambp generate --model qwen3-0.6b/ --chat --prompts questions.txt\n\n"
     "Without prompts, it chats on a terminal, in the layout of the model's chat template; otherwise one prompt is "
-    "read from standard input. /reset starts a new conversation, /quit or Ctrl-D ends it. Sampling defaults come "
-    "from the model's generation_config.json. The same seed gives the same text. Reasoning is dim on a terminal, and "
-    "apart from the text with --json.";
+    "read from standard input. In a chat, /help lists the commands. Sampling defaults come from the "
+    "model's generation_config.json. The same seed gives the same text. Reasoning is dim on a terminal, and apart "
+    "from the text with --json.";
 
 class GenerateCommand : public Command {
  public:
@@ -59,6 +58,14 @@ class GenerateCommand : public Command {
                             {},
                             Lasts::no,
                             "from generation_config.json, else 0.95"});
+    options.add("--repetition-penalty",
+                {&sampling.repetition_penalty,
+                 "Divides the positive logits of tokens that the text has already, and multiplies the negative ones",
+                 {},
+                 Lasts::no,
+                 "from generation_config.json, else 1"});
+    options.add("--stop", {&stop_texts, "Texts before which a completion ends, such as $'\\n'",
+                           [](const std::string& text) { return text.empty() ? "is empty; write a text" : ""; }});
     options.add("--seed", {&sampling.seed, "Random seed"});
 
     options.section("Output");
@@ -67,7 +74,7 @@ class GenerateCommand : public Command {
     options.add("--raw", {&raw, "Show special tokens and control characters"});
     options.add("--stats", {&stats, "Show how fast weights were loaded, and compare the speed with memory bandwidth"});
     options.first_page({"--model", "--adapter", "--base", "--prompt", "--prompts", "--chat", "--system", "--samples",
-                        "--length", "--temperature", "--top-k", "--top-p", "--seed", "--json"});
+                        "--length", "--temperature", "--top-k", "--top-p", "--stop", "--seed", "--json"});
   }
 
  private:
@@ -83,6 +90,9 @@ class GenerateCommand : public Command {
     for (const std::int32_t id : prompter->stop)
       require(id < config.vocab, model, ": \"eos_token_id\" ", id, " in generation_config.json or config.json is ",
               "outside the model's vocabulary of ", config.vocab, "; mend the file");
+    for (const std::string& text : stop_texts)  // the texts of special tokens are not shown
+      if (const auto id = prompter->tokenizer.find(text); id && prompter->tokenizer.special(*id))
+        prompter->stop.insert(*id);
     const bool converses = prompts.empty() && prompt_file.empty() && isatty(STDIN_FILENO);
     if (options.given("--chat") || !system.empty() || !tools_file.empty() ||
         (converses && !read_template(model).text.empty())) {
@@ -107,6 +117,7 @@ class GenerateCommand : public Command {
     if (!options.given("--temperature")) sampling.temperature = defaults.sampling.temperature;
     if (!options.given("--top-k")) sampling.top_k = defaults.sampling.top_k;
     if (!options.given("--top-p")) sampling.top_p = defaults.sampling.top_p;
+    if (!options.given("--repetition-penalty")) sampling.repetition_penalty = defaults.sampling.repetition_penalty;
     validate(sampling);
   }
 
@@ -136,7 +147,9 @@ class GenerateCommand : public Command {
       require(!all.empty(), prompt_file, ": has no prompts; write one per line");
     }
     if (all.empty()) {
-      add(prompter->text(read_input()), "standard input");
+      std::string text = read_input();  // its last line may have an end
+      if (text.ends_with('\n')) text.resize(text.size() - (text.ends_with("\r\n") ? 2 : 1));
+      add(prompter->text(text), "standard input");
     }
     return all;
   }
@@ -199,7 +212,7 @@ class GenerateCommand : public Command {
         display.open(headings[i], growing(tokens[i]));
       }
       GenerationTime watch;
-      const auto texts = generator.generate(tokens, settings(), [&](std::size_t number, const Continuation& text) {
+      const auto texts = generator.generate(tokens, settings(), [&](std::size_t number, Continuation& text) {
         watch.drawn(generator.steps());
         display.add(number, text);
       });
@@ -211,8 +224,9 @@ class GenerateCommand : public Command {
 
   // The answer to a prompt.
   GrowingText growing(const Tokens& prompt) const {
-    if (!prompter->chat) return {prompter->tokenizer, raw, prompt};
-    return {prompter->tokenizer, raw, {}, opened(reasoning, prompter->tokenizer.decode(prompt))};
+    const bool chats = prompter->chat.has_value();
+    return {prompter->tokenizer, raw, chats ? Tokens() : prompt,
+            chats ? opened(reasoning, prompter->tokenizer.decode(prompt)) : ReasoningMarks(), stop_texts};
   }
 
   GenerationSettings settings() const { return {sampling, length, prompter->stop}; }
@@ -250,10 +264,11 @@ class GenerateCommand : public Command {
 
   void write_json(const std::vector<Prompt>& asked, const std::vector<Continuation>& texts,
                   const Display& display) const {
-    const char* endings[] = {"", "stop", "length", "context"};
+    const char* endings[] = {"", "stop", "length", "context", "stop_text"};
     Json json = {{"model", model},          {"temperature", sampling.temperature},
                  {"top_k", sampling.top_k}, {"top_p", sampling.top_p},
-                 {"seed", sampling.seed},   {"texts", Json::array()}};
+                 {"seed", sampling.seed},   {"repetition_penalty", sampling.repetition_penalty},
+                 {"texts", Json::array()}};
     for (std::size_t i = 0; i < texts.size(); ++i) {
       const Prompt& p = asked[i / index(samples)];
       const auto [thought, answer] = display.text(i);
@@ -279,66 +294,18 @@ class GenerateCommand : public Command {
     const Index room = largest(wanted, [&](Index n) { return memory_of_one(n) <= free; });
     if (room < std::min(least, wanted)) fitting_slots(1, {1, std::min(least, wanted), chunk});  // reports the shortage
     with_generator({1, room, chunk}, [&](TextGenerator& generator) {
-      print("%s%s, context of %ld tokens. /reset starts a new conversation, /quit or Ctrl-D ends%s.\n", model.c_str(),
-            prompter->chat ? (", chat template " + prompter->chat->name()).c_str()
-                           : ": no chat template, so each line is a prompt",
-            room, tools_file.empty() ? "" : "; /tool TEXT answers a tool call");
-      Conversation conversation;
-      std::vector<Message>& messages = conversation.messages;
-      Tokens known;  // what the model has read and written
-      for (std::string line; show("\n> ", raw), std::getline(std::cin, line);) {
-        if (line == "/quit") return;
-        if (line == "/reset" || !prompter->chat) messages.clear(), known.clear();
-        if (line.empty() || line == "/reset") continue;
-        const bool of_tool = line.starts_with("/tool ");
-        messages.push_back({of_tool ? "tool" : "user", of_tool ? line.substr(6) : line});
-        if (const std::optional<Message> reply = turn(generator, conversation, known)) {
-          messages.push_back(*reply);
-        } else {
-          messages.pop_back();
-        }
-      }
-      print("\n");
+      print(
+          "%s%s, context of %ld tokens. /help lists the commands.\n", model,
+          prompter->chat ? ", chat template " + prompter->chat->name() : ": no chat template, so each line is a prompt",
+          room);
+      const auto check = [&](const Tokens& tokens) { this->check(tokens, "the line"); };
+      const auto growing = [&](const Tokens& prompt) { return this->growing(prompt); };
+      const auto report = [&](const GenerationTime& watch) {
+        if (stats) this->report(watch);
+      };
+      TerminalChat{generator, *prompter, settings(), check, growing, report}.run();
     });
   }
-
-  // The model's answer to the last message; empty if the message is unusable. Its tokens become known.
-  std::optional<Message> turn(TextGenerator& generator, const Conversation& conversation, Tokens& known) {
-    Tokens tokens;
-    try {
-      tokens = (prompter->chat ? prompter->conversation(conversation, known)
-                               : prompter->text(conversation.messages.back().content()))
-                   .tokens;
-      check(tokens, "the line");
-    } catch (const Error& error) {
-      print("[%s]\n", error.what());
-      return {};
-    }
-    if (static_cast<Index>(tokens.size()) > generator.room()) {
-      print("[%zu tokens exceed the context of %ld; /reset starts a new conversation]\n", tokens.size(),
-            generator.room());
-      return {};
-    }
-    GrowingText text = growing(tokens);
-    GenerationTime watch;
-    const auto reply = generator.generate({tokens}, settings(), [&](std::size_t, const Continuation& more) {
-      watch.drawn(generator.steps());
-      const std::size_t shown = text.text().size();
-      text.add(more);
-      text.show_from(shown);
-    });
-    watch.stop(generator.steps());
-    const std::string said = note(reply.front(), generator.room());
-    print("\n%s%s", said.c_str(), Escape{said.empty() ? "" : "\n"});
-    if (stats) report(watch);
-    known = tokens;
-    known.insert(known.end(), reply.front().tokens.begin(), reply.front().tokens.end());
-    const auto [thought, answer] = text.reasoned();
-    std::vector<std::pair<jinja::Value, jinja::Value>> members = {{"role", "assistant"}, {"content", data(answer)}};
-    if (!thought.empty()) members.emplace_back("reasoning_content", data(thought));
-    return Message(jinja::dict_of(std::move(members)));
-  }
-  static jinja::Value data(const std::string& text) { return jinja::to_text(text, jinja::kData); }
 
   // --- Speed ---
 
@@ -374,7 +341,7 @@ class GenerateCommand : public Command {
   ModelSource source;
   std::string model, prompt_file, system, tools_file, json_file;
   ChatOptions chat;
-  std::vector<std::string> prompts;
+  std::vector<std::string> prompts, stop_texts;
   DeviceOptions device;
   Sampling sampling;
   Index length = 256, samples = 1, chunk = 512;

@@ -22,19 +22,19 @@ sudo=""
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 case $manager in
   apt-get)
-    program=(g++ make cmake libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libxxhash-dev zlib1g-dev libzstd-dev)
+    program=(g++ make cmake libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libxxhash-dev zlib1g-dev libzstd-dev libedit-dev)
     tests=(libgtest-dev libopenmpi-dev openmpi-bin) arm=(g++-aarch64-linux-gnu qemu-user) browser=(chromium)
     install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends)
     is_installed() { dpkg-query -W -f '${Status}' "$1" 2> /dev/null | grep -q "ok installed"; }
     ;;
   dnf)
-    program=(gcc-c++ make cmake cli11-devel json-devel pcre2-devel utf8proc-devel xxhash-devel zlib-devel libzstd-devel)
+    program=(gcc-c++ make cmake cli11-devel json-devel pcre2-devel utf8proc-devel xxhash-devel zlib-devel libzstd-devel libedit-devel)
     tests=(gtest-devel openmpi-devel) arm=(gcc-c++-aarch64-linux-gnu qemu-user) browser=(chromium)
     install=(dnf install -y -q)
     is_installed() { rpm -q --whatprovides "$1" > /dev/null 2>&1; }
     ;;
   pacman)
-    program=(gcc make cmake cli11 nlohmann-json pcre2 libutf8proc xxhash zlib zstd)
+    program=(gcc make cmake cli11 nlohmann-json pcre2 libutf8proc xxhash zlib zstd libedit)
     tests=(gtest openmpi) arm=(aarch64-linux-gnu-gcc qemu-user) browser=(chromium)
     install=(pacman -S --noconfirm --needed)
     is_installed() { pacman -T "$1" > /dev/null; }

@@ -82,8 +82,14 @@ TEST_F(Generation, ReadsPromptsFromEverySource) {
   EXPECT_EQ(texts("--prompt first 'second, longer' --samples 2 --length 5"), lines);
   EXPECT_EQ(texts("--length 5 --prompt first < /dev/null")[0], lines[0]);
 
-  expect_outcome(0, shell("printf first | " + binary() + " generate --model model --json out.json --length 5"));
-  EXPECT_EQ(parse_json_file("out.json")["texts"][0], lines[0]);
+  // of a piped prompt, the end of its last line is no part
+  const std::pair<const char*, const char*> piped[] = {
+      {"first", "first"}, {"first\\n", "first"}, {"first\\r\\n", "first"}, {"first\\n\\n", "first\n"}};
+  for (const auto& [input, prompt] : piped) {
+    const std::string command = " generate --model model --json out.json --length 5";
+    expect_outcome(0, shell("printf '" + std::string(input) + "' | " + binary() + command));
+    EXPECT_EQ(parse_json_file("out.json")["texts"][0]["prompt"], prompt) << input;
+  }
 
   // each completion appears under its prompt, in the order of the prompts
   const std::string shown =
@@ -111,6 +117,10 @@ TEST_F(Generation, RendersConversations) {
   EXPECT_EQ(thought["prompt_tokens"].size(), std::string("search Hello<think>").size());
   EXPECT_EQ(thought["text"], "");
   EXPECT_EQ(thought["tokens"].size(), 4u);
+  const std::string count = "--chat thinking.jinja --tools tools.json --prompt Hello --length 1 --template-arg x=";
+  EXPECT_EQ(texts(count + "true")[0]["prompt_tokens"].size(), std::string("search Hello</think><think>").size());
+  EXPECT_EQ(texts(count + "false")[0]["prompt_tokens"], thought["prompt_tokens"]);
+  expect_generate_refused("--chat thinking.jinja --prompt Hello --template-arg y=1", "has no variable of this name");
   expect_generate_refused("--tools missing.json --prompt Hello", "missing.json: no such file");
   write_file_atomically("tools.json", "{}");
   expect_generate_refused("--chat chatml --tools tools.json --prompt Hello", "tools.json: not a list of tools");
@@ -138,6 +148,67 @@ TEST_F(Generation, StopsAtStopTokensAndWhenTheContextIsFull) {
   // RoPE goes on, if that is asked for.
   EXPECT_EQ(texts(almost_full + " --length 50")[0]["tokens"].size(), 50u);
   EXPECT_EQ(texts("--length 5 --prompt " + std::string(301, 'a'))[0]["tokens"].size(), 5u);
+}
+
+// The model writes letters only.
+class Letters : public Generation {
+ protected:
+  void SetUp() override {
+    Commands::SetUp();
+    save_chat_model("model", config(), [](auto& m) {
+      for (Index token = 0; token < kVocabulary; ++token)
+        for (Index i = 0; i < 32 && (token < 'a' || token > 'z'); ++i) m.weights.head.weight(token, i) = 0;
+    });
+  }
+};
+
+TEST_F(Letters, EndBeforeAStopText) {
+  const std::string greedy = "--prompt ab --length 9 --temperature 0 --repetition-penalty 100";
+  const Json whole = texts(greedy)[0];
+  const std::string text = whole["text"], stop = text.substr(4, 3);
+  ASSERT_EQ(text.size(), 9u);
+  const Json stopped = texts(greedy + " --stop 0 " + stop + " --prompt cd")[0];
+  EXPECT_EQ(stopped["text"], text.substr(0, text.find(stop)));
+  EXPECT_EQ(stopped["end"], "stop_text");
+  EXPECT_EQ(stopped["tokens"].size(), text.find(stop) + 3) << "with the tokens that made it";
+  EXPECT_EQ(whole["end"], "length");
+  const std::string shown = expect_ok("generate --model model " + greedy + " --stop " + stop + " 2> /dev/null");
+  EXPECT_EQ(shown, text.substr(0, text.find(stop)) + "\n");
+  expect_generate_refused("--prompt a --stop ''", "--stop");
+}
+
+TEST_F(Letters, RepeatLessWithAPenalty) {
+  const std::string greedy = "--prompt ab --length 9 --temperature 0";
+  const std::string text = texts(greedy + " --repetition-penalty 100")[0]["text"];
+  EXPECT_EQ(std::set<char>(text.begin(), text.end()).size(), 9u) << text;
+  EXPECT_EQ(text.find_first_of("ab"), text.npos) << "letters of the prompt";
+  write("generation_config.json", {{"repetition_penalty", 100}, {"temperature", 0}});
+  EXPECT_EQ(texts(greedy)[0]["text"], text);
+  EXPECT_EQ(parse_json_file("out.json")["repetition_penalty"], 100);
+  EXPECT_NE(texts(greedy + " --repetition-penalty 1")[0]["text"], text);
+  expect_generate_refused("--prompt a --repetition-penalty 0", "repetition penalty must be between");
+}
+
+// What may begin a stop text is not shown before it is clear.
+TEST_F(Generation, StopTextsAreNeverShown) {
+  const Tokenizer tokenizer{fs::path("model")};
+  const auto shown = [&](const std::string& written) {
+    GrowingText text(tokenizer, false, {}, {}, {"END.", "NDX"});
+    testing::internal::CaptureStdout();
+    Continuation all;
+    for (const char c : written) {
+      all.tokens.push_back(c);
+      if (all.tokens.size() == written.size()) all.end = Ending::length;
+      text.add(all), text.show_more();
+      if (all.end == Ending::text) break;
+    }
+    EXPECT_EQ(text.reasoned().answer, testing::internal::GetCapturedStdout()) << written;
+    return text.reasoned().answer + (all.end == Ending::text ? "|" : "");
+  };
+  EXPECT_EQ(shown("The EN END. more"), "The EN |");
+  EXPECT_EQ(shown("The ENDX more"), "The E|");
+  EXPECT_EQ(shown("The ENEND"), "The ENEND");
+  EXPECT_EQ(shown("The ENEND."), "The EN|");
 }
 
 TEST_F(Generation, RefusesInvalidInputWithARemedy) {
@@ -262,12 +333,13 @@ std::string why_no_terminal() {
   return {};
 }
 
-// Runs the program on a pseudo-terminal and types `input`. The outcome holds what the terminal shows.
-Outcome on_terminal(const std::string& arguments, const std::string& input) {
+// Runs the program on a pseudo-terminal and types `input`. The outcome holds what the terminal shows. Without echo, lines
+// cannot be edited.
+Outcome on_terminal(const std::string& arguments, const std::string& input, const std::string& echo = "-echo") {
   int terminal = -1;
   const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
   if (child == 0) {
-    execl("/bin/sh", "sh", "-c", ("stty -echo; exec " + binary() + " " + arguments).c_str(), nullptr);
+    execl("/bin/sh", "sh", "-c", ("stty " + echo + "; TERM=dumb exec " + binary() + " " + arguments).c_str(), nullptr);
     _exit(127);
   }
   Outcome outcome{arguments, -1, ""};
@@ -307,6 +379,19 @@ TEST_F(Generation, ChatsOnATerminal) {
 
   expect_outcome(0, on_terminal("generate" + greedy, std::string(290, 'x') + "\n/quit\n"),
                  " tokens exceed the context of 300; /reset");
+
+  // what looks like a command does not reach the model
+  const std::string help = expect_outcome(
+      0, on_terminal("generate" + greedy, "/rest\n/help\n/quit\n"),
+      "[/rest is not a command; did you mean /reset? With a space before it, the line goes to the model]",
+      "  /quit or Ctrl-D         end the chat");
+  EXPECT_FALSE(contains(help, "[stopped")) << help;
+
+  // an earlier line is recalled and edited: ä is deleted as one character
+  const std::string echoed = expect_outcome(
+      0, on_terminal("generate" + greedy, "Hello\n/help\n\x1b[A\x1b[A\xc3\xa4\x7f\n/quit\n", "echo iutf8"));
+  const bool edits = contains(echoed, "recall earlier lines");
+  EXPECT_TRUE(!edits || contains(echoed, twice[2].substr(0, twice[2].find("\r\n\r\n")))) << echoed;
 }
 
 }  // namespace
