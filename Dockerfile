@@ -11,7 +11,7 @@ RUN cmake -S /streambp -B /build -DSTREAMBP_CUDA=OFF -DSTREAMBP_MPI=OFF -DSTREAM
 
 FROM debian:bookworm-slim
 RUN apt-get update -qq \
- && apt-get install -y -qq --no-install-recommends libgomp1 libpcre2-8-0 libutf8proc2 libxxhash0 libzstd1 zlib1g \
+ && apt-get install -y -qq --no-install-recommends libedit2 libgomp1 libpcre2-8-0 libutf8proc2 libxxhash0 libzstd1 zlib1g \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /installed/bin/streambp /usr/local/bin/streambp
 WORKDIR /data

@@ -32,8 +32,7 @@ struct LineReader {
 #endif
 
   bool next(std::string& line) const {
-    print("\n%s", Escape{edits ? "" : "> "});
-    std::fflush(stdout);
+    show(edits ? "\n" : "\n> ", false);
 #ifdef STREAMBP_EDITLINE
     if (edits) {
       const std::unique_ptr<char, void (*)(void*)> typed(readline("> "), std::free);

@@ -30,8 +30,7 @@ inline std::string note(const Continuation& text, Index room) {
 }
 
 // The text of a completion during generation, without its stop token; raw: with all special tokens. `before`: the
-// tokens that precede it; `reasoning`: the marks of reasoning, if it can begin with some. It ends before the first of the
-// texts `stops`.
+// tokens that precede it; `reasoning`: the marks of reasoning, if it can begin with some; `stops`: texts that end it.
 class GrowingText {
  public:
   GrowingText(const Tokenizer& tokenizer, bool raw, const Tokens& before, const ReasoningMarks& reasoning = {},

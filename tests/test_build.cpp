@@ -102,11 +102,12 @@ TEST_F(Build, IsSetUpByEveryPackageManager) {
     const std::string said = execute("PATH=" + path("bin") + " /bin/bash " + setup, "env").output;
     return said + read_file(path("ran"));
   };
-  const std::string dnf = "cli11-devel json-devel pcre2-devel utf8proc-devel xxhash-devel zlib-devel libzstd-devel";
+  const std::string dnf =
+      "cli11-devel json-devel pcre2-devel utf8proc-devel xxhash-devel zlib-devel libzstd-devel libedit-devel";
   EXPECT_EQ(said_with("dnf", "--program"),
             "setup: the package names for dnf are untested\nsetup: installing gcc-c++ make " + dnf +
                 "\nsetup: done\ninstall -y -q gcc-c++ make " + dnf + "\n");
-  const std::string pacman = "gcc make cli11 nlohmann-json pcre2 libutf8proc xxhash zlib zstd gtest openmpi";
+  const std::string pacman = "gcc make cli11 nlohmann-json pcre2 libutf8proc xxhash zlib zstd libedit gtest openmpi";
   EXPECT_PRED2(contains, said_with("pacman", ""), "untested\nsetup: installing " + pacman);
   EXPECT_PRED2(contains, said_with("pacman", "--arm"), "-S --noconfirm --needed " + pacman + " aarch64-linux-gnu-gcc");
   EXPECT_PRED2(contains, said_with("brew", "--browser"), "install -q libomp cli11 nlohmann-json pcre2 utf8proc");

@@ -20,8 +20,7 @@ class Template {
 
   // Are there {% generation %} blocks?
   bool marks_answers() const;
-  // Does it name this variable?
-  bool reads(const std::string& name) const;
+  bool reads(const std::string& name) const;  // does it name this variable?
 
   // work: about the characters and values that a run may touch, besides reading the variables 100 times
   Text render(const Variables& variables, std::size_t work = 400'000'000) const;
