@@ -214,7 +214,8 @@ TEST_P(EveryGenerator, PolicyRatiosOfSampledTokensAreOne) {
 TEST(Generate, PenalisesTheTokensOfPromptAndCompletion) {
   const Config c = families()[3].config;
   Subject<float> subject(c);
-  const std::vector<Tokens> prompts = related_prompts(c);
+  std::vector<Tokens> prompts = related_prompts(c);
+  prompts.erase(prompts.begin());  // the longest
   const GenerationSettings settings{{.temperature = 0, .repetition_penalty = 4}, 5};
   Generator<Cpu, float> one(subject.dev, subject.model, {1, 320, 64});
   const auto completions = generate(one, prompts, settings, kQuietly);
