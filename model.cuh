@@ -7,22 +7,17 @@
 //
 // Some models norm the outputs of both branches, before or instead of their inputs. In some, both branches start at x.
 //
-// A layer is two residual branches. The mixer is the only part that mixes rows: here softmax attention
-// (model/softmax_attention.h). Everything else treats each row alone: norms, projections, and the feed-forward
-// (model/feed_forward.h). What a layer and the walk need of a mixer:
-//
-//   a causal summary      what must exist of earlier rows before a chunk can be computed: K, V, made by keys_values
-//   forward               of a chunk; it also writes the chunk's part of the summary
-//   recompute, backward   of a chunk, once all later chunks of the layer are done
-//   its gradient          what backward of a chunk hands to the chunks before it: dK, dV
+// A layer is two residual branches (model/residual_branch.h): a mixer, the only part that mixes rows (model/mixer.h), and a
+// feed-forward (model/feed_forward.h), which treats each row alone, as norms and projections do.
 //
 // docs/contributing.md shows how other mixers and feed-forwards fit. Memory: activations are assigned, gradients of weights
 // are added to, the gradient of the residual stream is updated in place, and backward may overwrite the chunk's activations
-// and its dK, dV.
+// and the gradient of its summary.
 #pragma once
 
 #include "kernels/head.cuh"
 #include "model/activations.h"
+#include "model/residual_branch.h"
 
 namespace streambp {
 
@@ -30,11 +25,11 @@ namespace streambp {
 template <class T>
 struct Chunk {
   StreamRows at;
-  Matrix<T> x;       // the layer's input, for this rank's rows of the chunk
-  KeysValues<T> kv;  // of the whole stream
+  Matrix<T> x;      // the layer's input, for this rank's rows of the chunk
+  Summary<T> past;  // of the whole stream
   Activations<T> a;
 
-  AttentionChunk<T> mixer() const { return {at, a.mixer_input, kv, a.mixer}; }
+  MixerChunk<T, MixerActivations<T>> mixer() const { return {at, a.mixer_input, past, a.mixer}; }
 };
 
 // The input of the first layer.
@@ -59,144 +54,90 @@ class TransformerLayer {
  public:
   using A = Accumulator<T>;
 
-  TransformerLayer(Device& dev, const Config& c, const Frequencies& frequencies, Index number, const Layer<T>& weights,
+  TransformerLayer(Device& dev, const Config& c, const Frequencies& frequencies, Index number, const Layer<T>& w,
                    const Group& sequence = {})
-      : mixer(dev, c, frequencies, number, weights, sequence),
-        feed_forward(dev, c, weights),
-        dev(dev),
+      : dev(dev),
         c(c),
-        w(weights) {}
+        mixer(dev, c, frequencies, number, w, sequence),
+        feed_forward(dev, c, w),
+        mixer_branch(dev, c, w.attention_norm, w.post_attention_norm),
+        feed_forward_branch(dev, c, c.parallel ? w.attention_norm : w.mlp_norm, w.post_mlp_norm) {}
 
-  // y = layer(x) for the rows of a chunk. kv holds K and V of earlier rows and receives those of these rows. y may be x.
+  // y = layer(x) for the rows of a chunk. Reads the summary of earlier rows and writes that of these rows. y may be x.
   void forward(Matrix<T> y, const Chunk<T>& chunk) {
-    before_mixer(chunk.a, chunk.x);
-    mixer.forward(chunk.mixer());
-    after_mixer(y, chunk.a, chunk.x);
+    forward(y, chunk.x, chunk.a, [&] { mixer.forward(chunk.mixer()); });
+  }
+  // The same in generation, where a cache has the summaries of all sequences.
+  void decode(Matrix<T> y, Matrix<T> x, const Activations<T>& a, const Summary<T>& cache, const SequenceRows& rows) {
+    forward(y, x, a, [&] { mixer.decode(a.mixer, a.mixer_input, cache, rows); });
   }
 
-  void before_mixer(const Activations<T>& a, Matrix<T> x) { begin_branch(a.mixer_input, x, w.attention_norm); }
-  void after_mixer(Matrix<T> y, const Activations<T>& a, Matrix<T> x) {
-    up_to_activated(a, x);
-    end_branch(y, a.middle, a.feed_forward.activated, {w.down, w.post_mlp_norm}, a.feed_forward_output);
+  // Writes the summary of some rows. x: of this rank's.
+  void summarise(const StreamRows& at, Matrix<T> x, const Summary<T>& past) {
+    auto scope = dev.scope();
+    const auto input = allocate<T>(dev, x.rows, x.cols, Kind::chunk);
+    mixer_branch.begin(input, x);
+    mixer.summarise(at, input, past);
   }
 
-  // K and V of some rows. kv: their slices of these rows.
-  void keys_values(const Activations<T>& a, const KeysValues<T>& kv, Matrix<T> x,
-                   Matrix<const std::int32_t> positions) {
-    before_mixer(a, x);
-    mixer.keys_values(a.mixer, kv, a.mixer_input, positions);
-  }
-
-  // Repeats forward for a chunk as far as backward needs it, and as far as it is not kept. K and V exist already.
+  // Repeats forward for a chunk as far as backward needs it, and as far as it is not kept. The summary exists already.
   void recompute(const Chunk<T>& chunk, const KeptParts& kept) {
     const Activations<T>& a = chunk.a;
-    if (!kept.have(Part::normed)) before_mixer(a, chunk.x);
+    const Matrix<T> x = chunk.x;
+    if (!kept.have(Part::normed)) mixer_branch.begin(a.mixer_input, x);
     mixer.recompute(chunk.mixer(), kept);
-    up_to_activated(a, chunk.x, kept);
-    if (c.post_norms && !kept.have(Part::feed_forward_output))
-      linear(dev, a.feed_forward_output, a.feed_forward.activated, w.down);
+    if (!kept.have(Part::mixer_output)) mixer_branch.compute_output(a.middle, a.mixer_output, x, mixer, a.mixer);
+    if (!kept.have(Part::normed)) {
+      mixer_branch.end(a.middle, a.mixer_output, x);
+      feed_forward_branch.begin(a.feed_forward_input, second_input(x, a));
+    }
+    feed_forward.forward(a.feed_forward, a.feed_forward_input, kept);
+    if (!kept.have(Part::feed_forward_output))
+      feed_forward_branch.recompute_output(a.feed_forward_output, feed_forward, a.feed_forward);
   }
 
   // dx is the gradient of the layer's output for the rows of a chunk; it becomes the gradient of the layer's input. Adds
-  // to the gradients of the weights, and to dK, dV of all rows up to the chunk's end. Later chunks must be done.
-  void backward(const Layer<A>& g, Matrix<T> dx, const KeysValues<A>& dkv, const Chunk<T>& chunk) {
+  // to the gradients of the weights, and to those of the summaries of all rows up to the chunk's end. Later chunks must be
+  // done.
+  void backward(const Layer<A>& g, Matrix<T> dx, const Summary<A>& dpast, const Chunk<T>& chunk) {
     const Activations<T>& a = chunk.a;
     auto scope = dev.scope();
-    Matrix<T> dnormed_of_both;  // only in parallel branches
-    {                           // y = middle + feed_forward(norm(middle))
-      if (c.parallel) dnormed_of_both = allocate<T>(dev, dx.rows, dx.cols, Kind::chunk);
+    const auto dshared = allocate_shared_gradient<T>(dev, c, dx);
+    {  // y = middle + feed_forward(norm(middle))
       auto scope = dev.scope();
-      const auto dactivated = end_branch_backward({g.down, g.post_mlp_norm}, dx, a.feed_forward.activated,
-                                                  {w.down, w.post_mlp_norm}, a.feed_forward_output);
-      const auto dnormed = feed_forward.backward(g, dactivated, a.feed_forward, a.feed_forward_input);
-      c.parallel ? dev.copy(dnormed_of_both, dnormed)
-                 : begin_branch_backward(dx, g.mlp_norm, dnormed, a.middle, w.mlp_norm);
+      const auto doutput = feed_forward_branch.end_backward(g.post_mlp_norm, dx, a.feed_forward_output);
+      const auto dinput = feed_forward.backward(g, doutput, a.feed_forward, a.feed_forward_input);
+      dshared ? dev.copy(dshared, dinput) : feed_forward_branch.begin_backward(dx, g.mlp_norm, dinput, a.middle);
     }
     {  // middle = x + mixer(norm(x))
       auto scope = dev.scope();
-      const auto dattended = end_branch_backward({g.o, g.post_attention_norm}, dx, a.mixer.attended.rows,
-                                                 {w.o, w.post_attention_norm}, a.mixer_output);
-      const auto dnormed = mixer.backward(g, dattended, dkv, chunk.mixer());
-      if (c.parallel) add(dev, dnormed, dnormed_of_both);
-      begin_branch_backward(dx, g.attention_norm, dnormed, chunk.x, w.attention_norm);
+      const auto doutput = mixer_branch.end_backward(g.post_attention_norm, dx, a.mixer_output);
+      const auto dinput = mixer.backward(g, doutput, dpast, chunk.mixer());
+      if (dshared) add(dev, dinput, dshared);
+      mixer_branch.begin_backward(dx, g.attention_norm, dinput, chunk.x);
     }
   }
-
-  SoftmaxAttention<Device, T> mixer;
-  FeedForward<Device, T> feed_forward;
 
  private:
-  // The end of a branch: a projection back to the residual stream, in some models with a norm.
-  template <class U>
-  struct BranchEnd {
-    const Linear<U>& projection;
-    const NormWeights<U>& post_norm;
-  };
-
-  NormInput<T> normed(Matrix<T> x, const NormWeights<T>& weights) const { return {x, weights, c.norm_style()}; }
-
-  // middle = x + mixer, and the feed-forward of its norm. What is kept is not computed again.
-  void up_to_activated(const Activations<T>& a, Matrix<T> x, const KeptParts& kept = KeptParts::nothing()) {
-    const BranchEnd<T> end = {w.o, w.post_attention_norm};
-    if (!kept.have(Part::mixer_output))
-      project(c.post_norms ? a.mixer_output : a.middle, x, a.mixer.attended.rows, end);
-    if (!kept.have(Part::normed)) {
-      if (c.post_norms) add_normed(a.middle, x, a.mixer_output, end);
-      c.parallel ? begin_branch(a.feed_forward_input, x, w.attention_norm)
-                 : begin_branch(a.feed_forward_input, a.middle, w.mlp_norm);
-    }
-    feed_forward.forward(a.feed_forward, a.feed_forward_input, kept);
+  template <class Mix>
+  void forward(Matrix<T> y, Matrix<T> x, const Activations<T>& a, Mix&& mix) {
+    mixer_branch.begin(a.mixer_input, x);
+    mix();
+    mixer_branch.compute_output(a.middle, a.mixer_output, x, mixer, a.mixer);
+    mixer_branch.end(a.middle, a.mixer_output, x);
+    feed_forward_branch.begin(a.feed_forward_input, second_input(x, a));
+    feed_forward.forward(a.feed_forward, a.feed_forward_input);
+    feed_forward_branch.compute_output(y, a.feed_forward_output, a.middle, feed_forward, a.feed_forward);
+    feed_forward_branch.end(y, a.feed_forward_output, a.middle);
   }
-
-  // y = norm(x), or x in models without these norms
-  void begin_branch(Matrix<T> y, Matrix<T> x, const NormWeights<T>& weights) {
-    c.pre_norms ? norm(dev, y, normed(x, weights)) : dev.copy(y, x);
-  }
-  void begin_branch_backward(Matrix<T> dx, const NormWeights<A>& g, Matrix<T> dy, Matrix<T> x,
-                             const NormWeights<T>& weights) {
-    c.pre_norms ? norm_backward(dev, dx, g, dy, normed(x, weights), Update::add) : add(dev, dx, dy);
-  }
-
-  // y = residual + x wᵀ + bias; with post-norms y = residual + norm(x wᵀ + bias), and `projected` keeps the norm's input.
-  // Some models scale what they add to the residual.
-  void end_branch(Matrix<T> y, Matrix<T> residual, Matrix<T> x, const BranchEnd<T>& end, Matrix<T> projected) {
-    project(c.post_norms ? projected : y, residual, x, end);
-    if (c.post_norms) add_normed(y, residual, projected, end);
-  }
-  void project(Matrix<T> y, Matrix<T> residual, Matrix<T> x, const BranchEnd<T>& end) {
-    if (!c.post_norms && c.residual_scale == 1) return linear(dev, y, x, end.projection, residual);
-    linear(dev, y, x, end.projection);
-    if (!c.post_norms) add_scaled(y, residual);
-  }
-  void add_normed(Matrix<T> y, Matrix<T> residual, Matrix<T> projected, const BranchEnd<T>& end) {
-    norm(dev, y, normed(projected, end.post_norm));
-    add_scaled(y, residual);
-  }
-  void add_scaled(Matrix<T> y, Matrix<T> residual) {
-    if (c.residual_scale != 1) scale(dev, y, c.residual_scale);
-    add(dev, y, residual);
-  }
-
-  // Returns dx; the gradient of the residual is dy itself.
-  Matrix<T> end_branch_backward(const BranchEnd<A>& g, Matrix<T> dy, Matrix<T> x, const BranchEnd<T>& end,
-                                Matrix<T> projected) {
-    const auto dx = allocate<T>(dev, x.rows, x.cols, Kind::chunk);
-    auto scope = dev.scope();
-    Matrix<T> dprojected = dy;
-    if (c.post_norms || c.residual_scale != 1) dprojected = allocate<T>(dev, dy.rows, dy.cols, Kind::chunk);
-    if (c.residual_scale != 1) {
-      dev.copy(dprojected, dy);
-      scale(dev, dprojected, c.residual_scale);
-      dy = dprojected;
-    }
-    if (c.post_norms) norm_backward(dev, dprojected, g.post_norm, dy, normed(projected, end.post_norm), Update::assign);
-    linear_backward(dev, dx, x, {LinearBackward<T, A>{g.projection, dprojected, end.projection}}, Update::assign);
-    return dx;
-  }
+  // Where the second branch begins.
+  Matrix<T> second_input(Matrix<T> x, const Activations<T>& a) const { return c.parallel ? x : a.middle; }
 
   Device& dev;
   const Config& c;
-  const Layer<T>& w;
+  LayerMixer<Device, T> mixer;
+  FeedForward<Device, T> feed_forward;
+  ResidualBranch<Device, T> mixer_branch, feed_forward_branch;
 };
 
 // From the output of the last layer to logits and log-probs, and back. Logits have the type of the sums: rounded to

@@ -130,14 +130,14 @@ class Walk {
     const auto leased = weights.take_layer(l, l + 1 < c.layers ? l + 1 : kNoLayer);
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
     auto scope = dev.scope();
-    const KeysValues<T> kv = kept.keys_values(l);
+    const Summary<T> past = kept.summary(l);
     for (const DividedRows& chunk : kept.block.chunks) {
       auto cell = dev.scope({"forward", l, chunk.all});
       const Activations<T> a = kept.begin_chunk(l, chunk);  // from here on y may replace x
-      layer.forward(y.slice(chunk.own), {kept.rows(l, chunk), x.slice(chunk.own), kv, a});
+      layer.forward(y.slice(chunk.own), {kept.rows(l, chunk), x.slice(chunk.own), past, a});
       kept.finish_chunk(l, chunk);
     }
-    kept.pass_on(l, kv);
+    kept.pass_on(l, past);
   }
 
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
@@ -147,28 +147,22 @@ class Walk {
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
     sums.layer(l, [&](const Layer<A>& g) {
       auto scope = dev.scope();
-      const KeysValues<T> kv = kept.keys_values(l);
-      const KeysValues<A> dkv = kept.keys_values_gradient(l);
-      if (!kept.have_keys_values(l)) {
+      const Summary<T> past = kept.summary(l);
+      const Summary<A> dpast = kept.summary_gradient(l);
+      if (!kept.have_summary(l)) {
         for (const DividedRows& chunk : kept.block.chunks) {
           auto cell = dev.scope({"keys and values", l, chunk.all});
-          recompute_keys_values(layer, kv, kept.input(l, chunk), kept.rows(l, chunk));
+          layer.summarise(kept.rows(l, chunk), kept.input(l, chunk), past);
         }
       }
       for (const DividedRows& chunk : last_to_first(kept.block.chunks)) {
         auto cell = dev.scope({"backward", l, chunk.all});
-        const Chunk<T> in = {kept.rows(l, chunk), kept.input(l, chunk), kv, kept.take_chunk(l, chunk)};
+        const Chunk<T> in = {kept.rows(l, chunk), kept.input(l, chunk), past, kept.take_chunk(l, chunk)};
         layer.recompute(in, kept.parts(l));
-        layer.backward(g, dx.slice(chunk.own), dkv, in);
+        layer.backward(g, dx.slice(chunk.own), dpast, in);
       }
-      kept.pass_back(l, dkv);
+      kept.pass_back(l, dpast);
     });
-  }
-
-  void recompute_keys_values(TransformerLayer<Device, T>& layer, const KeysValues<T>& kv, Matrix<T> x,
-                             const StreamRows& at) {
-    const auto a = allocate_key_value_activations<T>(dev, c, x.rows);
-    layer.keys_values(a, kv.slice(at.rows), x, at.positions);
   }
 
   // The head goes chunk by chunk too: logits exist for one chunk at a time. x: the output of the last layer for a block.

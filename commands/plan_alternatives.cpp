@@ -15,8 +15,9 @@ struct Alternative {
 
 // The most ranks, up to eight, that can share the heads of a model.
 Index sequence_ranks(const Config& c) {
-  Index ranks = std::min<Index>(c.kv_heads, 8);
-  while (c.kv_heads % ranks != 0) --ranks;
+  const Index heads = sequence_divisor(c);
+  Index ranks = std::min<Index>(heads, 8);
+  while (heads % ranks != 0) --ranks;
   return ranks;
 }
 

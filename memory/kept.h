@@ -7,6 +7,8 @@
 #pragma once
 
 #include <deque>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "memory/kept_rows.h"
@@ -35,18 +37,21 @@ class KeptValues {
         inputs_(dev, shape(Part::input, c.hidden, View::own_rows)),
         leaving_(inputs_.any_far() ? block.chunks.size() : 0),
         layers_(static_cast<std::size_t>(c.layers)) {
-    Activations<T> none;
-    for_each_activation(c, ranks.size, none, [&]<class M>(Part part, Matrix<M>&, Index columns, View view) {
-      list<M>().emplace_back(dev, shape(part, columns, view));
-    });
+    for (Index layer = 0; layer < c.layers; ++layer) {
+      if (matrices_.contains(c.mixer(layer))) continue;
+      Activations<T> none;
+      for_each_activation(c, layer, ranks.size, none, [&]<class M>(Part part, Matrix<M>&, Index columns, View view) {
+        list<M>(layer).emplace_back(dev, shape(part, columns, view, c.mixer(layer)));
+      });
+    }
   }
 
   // Allocates what a layer keeps. Returns the memory for its input.
   Matrix<T> open(Index layer) {
     Layer& opened = at(layer) = {dev_.arena.mark(), dev_.far.mark()};
     inputs_.open(layer);
-    if (parts(layer).have(Part::keys_values)) opened.keys_values = summaries_.keys_values(layer, block);
-    for_each([&](auto& kept) { kept.open(layer); });
+    if (parts(layer).have(Part::keys_values)) opened.summary = summaries_.summary(layer, block);
+    for_each(layer, [&](auto& kept) { kept.open(layer); });
     return inputs_.near(layer) ? inputs_.whole(layer) : residual_;
   }
   // Frees it, and all layers that were opened later.
@@ -69,72 +74,82 @@ class KeptValues {
   // Forward: memory for a chunk's activations. Call finish_chunk when they and the layer's output are computed.
   Activations<T> begin_chunk(Index layer, const DividedRows& chunk) {
     if (inputs_.any_far()) leaving_[chunk.number].wait();  // the output may replace the input's rows
-    return with_memory(chunk, [&](auto& kept) { return kept.begin(layer, chunk.number); });
+    return with_memory(layer, chunk, [&](auto& kept) { return kept.begin(layer, chunk.number); });
   }
   void finish_chunk(Index layer, const DividedRows& chunk) {
     finish_input(layer + 1, chunk);
-    for_each([&](auto& kept) { kept.finish(layer, chunk.number); });
+    for_each(layer, [&](auto& kept) { kept.finish(layer, chunk.number); });
   }
   // Backward: what is kept of them, and memory for the rest.
   Activations<T> take_chunk(Index layer, const DividedRows& chunk) {
-    return with_memory(chunk, [&](auto& kept) { return kept.take(layer, chunk.number); });
+    return with_memory(layer, chunk, [&](auto& kept) { return kept.take(layer, chunk.number); });
   }
 
   // --- The layer's causal summary and its gradient, for all rows that the block sees (memory/summaries.h) ---
 
-  bool have_keys_values(Index layer) const { return parts(layer).have(Part::keys_values) || summaries_.stays(layer); }
+  bool have_summary(Index layer) const { return parts(layer).have(Part::keys_values) || summaries_.stays(layer); }
   // Kept, or in the caller's scope.
-  KeysValues<T> keys_values(Index layer) {
-    return parts(layer).have(Part::keys_values) ? at(layer).keys_values : summaries_.keys_values(layer, block);
+  Summary<T> summary(Index layer) {
+    return parts(layer).have(Part::keys_values) ? at(layer).summary : summaries_.summary(layer, block);
   }
-  KeysValues<A> keys_values_gradient(Index layer) { return summaries_.gradient(layer, block); }
+  Summary<A> summary_gradient(Index layer) { return summaries_.gradient(layer, block); }
   StreamRows rows(Index layer, const DividedRows& chunk) const { return summaries_.rows(layer, block, chunk); }
-  // Call when a pass through the layer is done: later blocks need K and V, earlier ones add to dK and dV.
-  void pass_on(Index layer, const KeysValues<T>& kv) { summaries_.pass_on(layer, block, kv); }
-  void pass_back(Index layer, const KeysValues<A>& dkv) { summaries_.pass_back(layer, block, dkv); }
+  // Call when a pass through the layer is done: later blocks need its summary, earlier ones add to the gradient of it.
+  void pass_on(Index layer, const Summary<T>& summary) { summaries_.pass_on(layer, block, summary); }
+  void pass_back(Index layer, const Summary<A>& gradient) { summaries_.pass_back(layer, block, gradient); }
 
   const Block& block;
 
  private:
   struct Layer {
     Arena::Mark mark, far_mark;
-    KeysValues<T> keys_values = {};
+    Summary<T> summary = {};
   };
   Layer& at(Index layer) { return layers_[static_cast<std::size_t>(layer)]; }
 
+  // The matrices of activations of all layers with one kind of mixer, by place in for_each_activation.
+  struct Matrices {
+    std::deque<KeptRows<Device, T>> values;
+    std::deque<KeptRows<Device, A>> sums;  // those in the type of sums
+  };
+
   // Activations with the matrices that matrix_of(kept) returns, and memory for the others.
   template <class F>
-  Activations<T> with_memory(const DividedRows& chunk, F&& matrix_of) {
+  Activations<T> with_memory(Index layer, const DividedRows& chunk, F&& matrix_of) {
     Activations<T> a;
     std::size_t value = 0, sum = 0;
-    for_each_activation(c_, ranks_.size, a, [&]<class M>(Part, Matrix<M>& matrix, Index, View) {
-      matrix = matrix_of(list<M>()[std::is_same_v<M, T> ? value++ : sum++]);
+    for_each_activation(c_, layer, ranks_.size, a, [&]<class M>(Part, Matrix<M>& matrix, Index, View) {
+      matrix = matrix_of(list<M>(layer)[std::is_same_v<M, T> ? value++ : sum++]);
     });
-    return allocate_activations<T>(dev_, c_, chunk, ranks_, a);
+    return allocate_activations<T>(dev_, c_, layer, chunk, ranks_, a);
   }
   template <class F>
-  void for_each(F&& f) {
-    for (auto& kept : values_) f(kept);
-    for (auto& kept : sums_) f(kept);
+  void for_each(Index layer, F&& f) {
+    Matrices& all = matrices_[c_.mixer(layer)];
+    for (auto& kept : all.values) f(kept);
+    for (auto& kept : all.sums) f(kept);
   }
   // The kept matrices of this type.
   template <class M>
-  auto& list() {
+  auto& list(Index layer) {
+    Matrices& all = matrices_[c_.mixer(layer)];
     if constexpr (std::is_same_v<M, T>) {
-      return values_;
+      return all.values;
     } else {
-      return sums_;
+      return all.sums;
     }
   }
 
-  KeptShape shape(Part part, Index columns, View view) const {
+  // Of a part of the layers with this mixer, or of all.
+  KeptShape shape(Part part, Index columns, View view, std::optional<MixerKind> mixer = {}) const {
     KeptShape result = {{}, columns, part == Part::input ? Kind::saved : Kind::kept, {}, {}};
     const Index first = block.rows.all.begin;
     for (const auto& [all, own, number] : block.chunks)
       result.chunks.push_back(view == View::own_rows ? own : Rows{all.begin - first, all.end - first});
     for (Index layer = 0; layer < c_.layers; ++layer) {
-      result.places.push_back(parts(layer).place(part));
-      result.read_twice.push_back(part == Part::input && !have_keys_values(layer));
+      const bool has = !mixer || c_.mixer(layer) == *mixer;
+      result.places.push_back(has ? parts(layer).place(part) : Place::nowhere);
+      result.read_twice.push_back(part == Part::input && !have_summary(layer));
     }
     return result;
   }
@@ -149,9 +164,8 @@ class KeptValues {
   const KeptSets sets_;
   const Matrix<T> residual_;
   KeptRows<Device, T> inputs_;
-  std::deque<KeptRows<Device, T>> values_;  // the matrices of activations
-  std::deque<KeptRows<Device, A>> sums_;    // those in the type of sums
-  std::vector<PendingCopy> leaving_;        // of each chunk of inputs
+  std::map<MixerKind, Matrices> matrices_;
+  std::vector<PendingCopy> leaving_;  // of each chunk of inputs
   std::vector<Layer> layers_;
 };
 

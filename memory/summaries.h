@@ -1,34 +1,29 @@
-// What passes from block to block of a stream: the causal summaries of layers, K and V of all rows that a block attends to,
-// and their gradients; and the residual stream, whose memory holds its gradient in the end.
+// What passes from block to block of a stream: the causal summaries of layers, such as K and V, of all rows that a block
+// sees, and their gradients; and the residual stream, whose memory holds its gradient in the end.
 //
-//   one block        a layer's K, V, dK, dV are the caller's: they exist while the layer is computed
-//   several blocks   a block attends to rows of blocks before it, and its backward pass adds to their dK, dV. So K, V, dK
-//                    and dV of all rows stay until the step's end. Of a layer with a window shorter than a block,
-//                    only the rows in the window before each block stay, and of dK and dV those before the current block
+//   one block        a layer's summary and its gradient are the caller's: they exist while the layer is computed
+//   several blocks   a block needs the summary of rows before it, and its backward pass adds to the gradient of that. So both
+//                    stay for all rows until the step's end. Of a layer with a window shorter than a block, only the
+//                    summaries of the windows before each block stay, and the gradient of the one before the current block
 //
-// In a layer with a window, attention then works on a part of the stream as if it were the stream:
+// The mixer of a layer with a window then works on a part of the stream as if it were the stream:
 //
 //   rows            0            block 1            block 2            N
 //   block 2 sees                          [ before  | its own rows     ]
 #pragma once
 
+#include <map>
 #include <vector>
 
-#include "kernels/elementwise.cuh"
 #include "memory/schedule.h"
-#include "model/softmax_attention.h"
+#include "model/parameters.h"
 
 namespace streambp {
 
-// The rows before a block that layers with a window see: those of the window, and of the tile of keys that holds its first.
-inline Index rows_before_block(const Config& c) {
-  constexpr Index tile_of_keys = 128;
-  return c.window > 0 ? round_up(c.window + tile_of_keys, kTile) : 0;
-}
-
-// Whether K and V of all rows of the layer stay, of several blocks of so many rows.
+// Whether a layer's summary of all rows stays, of several blocks of so many rows.
 inline bool stays_in_blocks(const Config& c, Index layer, Index block) {
-  return !c.is_local(layer) || rows_before_block(c) >= block;
+  const std::optional<Index> window = summary_shape(c, layer).window;
+  return !window || *window >= block;
 }
 
 template <class Device, class T>
@@ -44,21 +39,21 @@ class Summaries {
         stream_(stream),
         ranks_(ranks),
         several_blocks_(blocks.size() > 1),
-        before_(rows_before_block(c)),
         block_(blocks.front().rows.all.size()),
         residual_of_all_rows_(!several_blocks_ || trains_embedding(c)),
         residual_(streambp::allocate<T>(dev, residual_of_all_rows_ ? stream.size() : blocks.front().rows.own.size(),
                                         c.hidden, Kind::saved)),
         layers_(several_blocks_ ? static_cast<std::size_t>(c.layers) : 0) {
     for (Index l = 0; l < static_cast<Index>(layers_.size()); ++l) {
-      const Index rows = stays(l) ? stream.division.rows : before_;
-      if (stays(l)) at(l).kv = {allocate<T>(rows)};
-      for (std::size_t i = 1; i < blocks.size() && !stays(l); ++i) at(l).kv.push_back(allocate<T>(rows));
-      if (l >= first) at(l).dkv = allocate<A>(rows);
-      if (l >= first && stays(l)) zero(dev, at(l).dkv);
-      any_window_ |= !stays(l);
+      const Index rows = stays(l) ? stream.division.rows : window(l);
+      if (stays(l)) at(l).summaries = {allocate<T>(l, rows)};
+      for (std::size_t i = 1; i < blocks.size() && !stays(l); ++i) at(l).summaries.push_back(allocate<T>(l, rows));
+      if (l >= first) at(l).gradient = allocate<A>(l, rows);
+      if (l >= first && stays(l)) zero(dev, at(l).gradient);
+      if (!stays(l)) masks_.try_emplace(rows);
     }
-    for (const Block& block : blocks) masks_.push_back(mask_of(block));
+    for (auto& [rows, masks] : masks_)
+      for (const Block& block : blocks) masks.push_back(mask_of(block, rows));
   }
   Summaries(const Summaries&) = delete;
 
@@ -68,49 +63,53 @@ class Summaries {
     return residual_.slice(residual_of_all_rows_ ? block.rows.own : Rows{0, block.rows.own.size()});
   }
 
-  // Whether K and V of all rows of the layer stay.
+  // Whether the layer's summary of all rows stays.
   bool stays(Index layer) const { return several_blocks_ && stays_in_blocks(c_, layer, block_); }
 
-  // Rows of a chunk, and the mask, as attention sees them in this layer.
+  // Rows of a chunk, and the mask, as the layer's mixer sees them.
   StreamRows rows(Index layer, const Block& block, const DividedRows& chunk) const {
     const Index first = seen(layer, block).begin;
-    const Mask& mask = masks_[block.rows.number];
-    const DocumentMask whole = {stream_.key_begin, stream_.key_begin_on_host};
-    return {{chunk.all.begin - first, chunk.all.end - first},
-            stream_.positions.columns(block.own(chunk)),
-            first == 0 ? whole : DocumentMask{mask.key_begin, mask.on_host}};
+    DocumentMask mask = {stream_.key_begin, stream_.key_begin_on_host};
+    if (first > 0) {
+      const Mask& of_seen = masks_.at(window(layer))[block.rows.number];
+      mask = {of_seen.key_begin, of_seen.on_host};
+    }
+    return {{chunk.all.begin - first, chunk.all.end - first}, stream_.positions.columns(block.own(chunk)), mask};
   }
 
-  // Memory for K and V of all rows that the block sees; those of rows before it are there.
-  KeysValues<T> keys_values(Index layer, const Block& block) {
-    if (stays(layer)) return at(layer).kv.front();
+  // Memory for the summary of all rows that the block sees; that of rows before it is there.
+  Summary<T> summary(Index layer, const Block& block) {
+    if (stays(layer)) return at(layer).summaries.front();
     const Rows rows = seen(layer, block);
-    const KeysValues<T> kv = allocate<T>(rows.size());
-    if (rows.begin < block.rows.all.begin) copy(kv.slice({0, before_}), before(layer, block.rows.number));
-    return kv;
+    const Summary<T> summary = allocate<T>(layer, rows.size());
+    if (rows.begin < block.rows.all.begin)
+      copy(dev_, summary.slice({0, window(layer)}), before(layer, block.rows.number));
+    return summary;
   }
-  // Call when K and V of the block are computed.
-  void pass_on(Index layer, const Block& block, const KeysValues<T>& kv) {
-    if (is_followed(block) && !stays(layer)) copy(before(layer, block.rows.number + 1), end_of(kv));
+  // Call when the summary of the block's rows is computed.
+  void pass_on(Index layer, const Block& block, const Summary<T>& summary) {
+    if (is_followed(block) && !stays(layer))
+      copy(dev_, before(layer, block.rows.number + 1), summary.slice(end_of(layer, block)));
   }
 
-  // dK and dV of these rows, with all that later blocks have added.
-  KeysValues<A> gradient(Index layer, const Block& block) {
-    if (stays(layer)) return at(layer).dkv;
-    const KeysValues<A> dkv = allocate<A>(seen(layer, block).size());
-    zero(dev_, dkv);
-    if (is_followed(block)) copy(end_of(dkv), at(layer).dkv);
-    return dkv;
+  // The gradient of this summary, with all that later blocks have added.
+  Summary<A> gradient(Index layer, const Block& block) {
+    if (stays(layer)) return at(layer).gradient;
+    const Summary<A> gradient = allocate<A>(layer, seen(layer, block).size());
+    zero(dev_, gradient);
+    if (is_followed(block)) copy(dev_, gradient.slice(end_of(layer, block)), at(layer).gradient);
+    return gradient;
   }
   // Call when the block has added to it.
-  void pass_back(Index layer, const Block& block, const KeysValues<A>& dkv) {
-    if (!stays(layer) && seen(layer, block).begin < block.rows.all.begin) copy(at(layer).dkv, dkv.slice({0, before_}));
+  void pass_back(Index layer, const Block& block, const Summary<A>& gradient) {
+    if (!stays(layer) && seen(layer, block).begin < block.rows.all.begin)
+      copy(dev_, at(layer).gradient, gradient.slice({0, window(layer)}));
   }
 
  private:
   struct Layer {
-    std::vector<KeysValues<T>> kv;  // of all rows, or of the rows before each block but the first
-    KeysValues<A> dkv;
+    std::vector<Summary<T>> summaries;  // of all rows, or of the windows before each block but the first
+    Summary<A> gradient;
   };
   struct Mask {
     Matrix<std::int32_t> key_begin;
@@ -122,21 +121,24 @@ class Summaries {
     const Rows all = block.rows.all;
     if (!several_blocks_ || stays(layer)) return {0, all.end};
     const bool sees_before = all.begin > 0 && all.size() > 0;
-    return {sees_before ? all.begin - before_ : all.begin, all.end};
+    return {sees_before ? all.begin - window(layer) : all.begin, all.end};
   }
-  KeysValues<T> before(Index layer, std::size_t block) { return at(layer).kv[block - 1]; }
+  // The rows before a block that a layer sees whose summary does not stay.
+  Index window(Index layer) const { return *summary_shape(c_, layer).window; }
+  Summary<T> before(Index layer, std::size_t block) { return at(layer).summaries[block - 1]; }
   bool is_followed(const Block& block) const { return several_blocks_ && block.rows.all.end < stream_.division.rows; }
-  template <class U>
-  KeysValues<U> end_of(const KeysValues<U>& kv) const {
-    return kv.slice({kv.k.rows - before_, kv.k.rows});
+  // The last rows that the block sees, which the next block sees before its own.
+  Rows end_of(Index layer, const Block& block) const {
+    const Index rows = seen(layer, block).size();
+    return {rows - window(layer), rows};
   }
 
   // The documents of the rows that a block sees through a window. A document that begins before them has a negative first
   // row: attention's tiles of keys begin with documents, and the bits depend on them.
-  Mask mask_of(const Block& block) {
+  Mask mask_of(const Block& block, Index window) {
     const Rows all = block.rows.all;
-    if (!any_window_ || all.size() == 0 || all.begin == 0) return {};
-    const Index first = all.begin - before_;
+    if (all.size() == 0 || all.begin == 0) return {};
+    const Index first = all.begin - window;
     Mask mask = {streambp::allocate<std::int32_t>(dev_, 1, all.end - first, Kind::stream), {}};
     for (Index row = first; row < all.end && !stream_.key_begin_on_host.empty(); ++row)
       mask.on_host.push_back(stream_.key_begin_on_host[static_cast<std::size_t>(row)] -
@@ -146,12 +148,8 @@ class Summaries {
   }
 
   template <class U>
-  KeysValues<U> allocate(Index rows) {
-    return allocate_keys_values<U>(dev_, c_, rows, ranks_.size);
-  }
-  template <class U>
-  void copy(const KeysValues<U>& to, const KeysValues<U>& from) {
-    dev_.copy(to.k, from.k), dev_.copy(to.v, from.v);
+  Summary<U> allocate(Index layer, Index rows) {
+    return allocate_summary<U>(dev_, summary_shape(c_, layer), rows, ranks_.size);
   }
   Layer& at(Index layer) { return layers_[static_cast<std::size_t>(layer)]; }
 
@@ -160,13 +158,11 @@ class Summaries {
   const Stream& stream_;
   const Group ranks_;
   const bool several_blocks_;
-  const Index before_;  // rows before a block that a layer with a window sees
-  const Index block_;   // rows of a block
+  const Index block_;  // rows of a block
   const bool residual_of_all_rows_;
   const Matrix<T> residual_;
-  bool any_window_ = false;
   std::vector<Layer> layers_;
-  std::vector<Mask> masks_;  // of each block
+  std::map<Index, std::vector<Mask>> masks_;  // by window: of each block
 };
 
 }  // namespace streambp

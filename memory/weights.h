@@ -20,31 +20,23 @@ struct Lease {
 
 constexpr Index kNoLayer = -1;
 
-// The weights must not change while this object lives. If a model is in shards or in far memory, a lease has memory for the whole weights. All ranks take the same leases in
-// the same order. For layers there is memory for two: one in use, and the next one, which arrives meanwhile. If both apply,
-// a rank waits for its shard to come from far memory before it sends it to the others.
+// The weights must not change while this object lives. If a model is in 4 bits, in shards or in far memory, a lease has memory
+// for the whole weights. All ranks take the same leases in the same order. What is fetched has memory for two layers: one in
+// use, and the next one, which arrives meanwhile. A shard in far memory arrives before it is sent to the others.
 template <class Device, class T>
 class Weights {
  public:
   Weights(Device& dev, const Model<T>& model) : dev_(dev), model_(model) {
-    if (model.config.base == Base::nf4) {
-      require(model.shards.size == 1, "--shard weights: weights in 4 bits cannot be sharded; leave it out");
-      scope_.emplace(dev.scope());
-      for (const Entry<T>& e : layer_table(model.config, 0, dequantised_))
-        if (e.quantised) *e.matrix = allocate<T>(dev, e.parameter.rows, e.parameter.cols, Kind::weights);
-    }
-    if (!fetches()) return;
+    const bool quantised = model.config.base == Base::nf4;
+    require(!quantised || model.shards.size == 1, "--shard weights: weights in 4 bits cannot be sharded; leave it out");
+    if (!quantised && !fetches()) return;
     scope_.emplace(dev.scope());
-    Layer<T> first = model.weights.layers[0];
-    const Table<T> stored = layer_table(model.config, 0, first);
-    for (Gathered& g : gathered_) {
-      const Table<T> whole = layer_table(model.config, 0, g.weights);
-      for (std::size_t i = 0; i < whole.size(); ++i) {
-        const Parameter& p = whole[i].parameter;
-        if (stored[i].is_far() || model.in_shards(p))
-          *whole[i].matrix = allocate<T>(dev, p.rows, p.cols, Kind::weights);
-      }
+    Index largest = 0;
+    for (Index layer = 0; layer < model.config.layers; ++layer) {
+      Layer<T> any = stored(layer);
+      largest = std::max(largest, place(layer_table(model.config, layer, any), {}));
     }
+    for (Index i = 0; i < (quantised ? 1 : 2); ++i) slots_[i].memory = allocate<T>(dev, 1, largest, Kind::weights);
   }
 
   // Whether the weights of a lease are always in the same memory.
@@ -66,8 +58,10 @@ class Weights {
   }
 
  private:
-  struct Gathered {
+  // Memory for a layer that is in use or arrives.
+  struct Slot {
     Index layer = -1;
+    Matrix<T> memory;
     Layer<T> weights;
     std::vector<PendingCopy> copies;  // from far memory
   };
@@ -77,50 +71,61 @@ class Weights {
     return model_.config.base != Base::nf4 && (model_.shards.size > 1 || model_.place == Place::far);
   }
 
+  const Layer<T>& stored(Index layer) const { return model_.weights.layers[static_cast<std::size_t>(layer)]; }
+
   const Layer<T>& weights_of(Index layer, Index next) {
     if (model_.config.base == Base::nf4) return dequantise(layer);
-    if (!fetches()) return model_.weights.layers[static_cast<std::size_t>(layer)];
-    gather(layer);
-    wait_for(gathered_[layer % 2].copies);
+    if (!fetches()) return stored(layer);
+    Slot& slot = gather(layer);
+    wait_for(slot.copies);
     if (arriving_) finish_exchange(dev_, "gather weights", model_.shards);
     arriving_ = false;
     if (next != kNoLayer) gather(next);
-    return gathered_[layer % 2].weights;
+    return slot.weights;
   }
 
-  // Quantised weights have memory for one layer.
-  const Layer<T>& dequantise(Index number) {
-    Layer<T> layer = model_.weights.layers[static_cast<std::size_t>(number)];
-    const Table<T> stored = layer_table(model_.config, number, layer),
-                   memory = layer_table(model_.config, number, dequantised_);
-    for (std::size_t i = 0; i < stored.size(); ++i) {
-      if (!stored[i].quantised) continue;
-      *stored[i].matrix = *memory[i].matrix;
-      streambp::dequantise(dev_, *stored[i].matrix, *stored[i].quantised);
-    }
-    return dequantised_ = layer;
+  const Layer<T>& dequantise(Index layer) {
+    for (const Entry<T>& e : open(slots_[0], layer))
+      if (e.quantised) streambp::dequantise(dev_, *e.matrix, *e.quantised);
+    return slots_[0].weights;
   }
 
-  void gather(Index layer) {
-    Gathered& g = gathered_[layer % 2];
-    if (g.layer == layer) return;
-    g.layer = layer;
-    auto stored = model_.weights.layers[static_cast<std::size_t>(layer)];
-    const Table<T> whole = layer_table(model_.config, layer, g.weights),
-                   mine = layer_table(model_.config, layer, stored);
+  Slot& gather(Index layer) {
+    Slot& slot = slots_[layer % 2];
+    if (slot.layer == layer) return slot;
+    const Table<T> whole = open(slot, layer);
+    Layer<T> stored = this->stored(layer);
+    const Table<T> mine = layer_table(model_.config, layer, stored);
     for (std::size_t i = 0; i < whole.size(); ++i) {
       const Parameter& p = whole[i].parameter;
-      if (mine[i].is_far()) {
-        const Matrix<T> m = *whole[i].matrix;
-        g.copies.push_back(dev_.get(model_.in_shards(p) ? m.slice(shard(p.rows, model_.shards)) : m, *mine[i].far));
-      } else if (!model_.in_shards(p)) {
-        *whole[i].matrix = *mine[i].matrix;
-      }
+      const Matrix<T> m = *whole[i].matrix;
+      if (mine[i].is_far())
+        slot.copies.push_back(dev_.get(model_.in_shards(p) ? m.slice(shard(p.rows, model_.shards)) : m, *mine[i].far));
     }
-    if (model_.shards.size == 1) return;
-    wait_for(g.copies);
+    if (model_.shards.size == 1) return slot;
+    wait_for(slot.copies);
     start_exchange(dev_, "gather weights", model_.shards, gathering(without_adapters(whole), without_adapters(mine)));
     arriving_ = true;
+    return slot;
+  }
+
+  // Gives a slot to a layer.
+  Table<T> open(Slot& slot, Index layer) {
+    slot.layer = layer, slot.weights = stored(layer);
+    const Table<T> table = layer_table(model_.config, layer, slot.weights);
+    place(table, slot.memory);
+    return table;
+  }
+  // Places the tensors of a layer that are not stored whole in the memory, one after the other. Returns how many numbers
+  // they take.
+  Index place(const Table<T>& table, Matrix<T> memory) const {
+    Index used = 0;
+    for (const auto& [p, matrix, quantised, far] : table) {
+      if (!quantised && !model_.in_shards(p) && !(far && far->cols > 0)) continue;
+      if (memory) *matrix = memory.columns(used, p.rows * p.cols).reshape(p.cols);
+      used += round_up(p.rows * p.cols, static_cast<Index>(Arena::kAlignment / sizeof(T)));
+    }
+    return used;
   }
 
   template <class Section, class TableOf>
@@ -148,8 +153,7 @@ class Weights {
   Device& dev_;
   const Model<T>& model_;
   std::optional<decltype(std::declval<Device&>().scope())> scope_;
-  Layer<T> dequantised_;
-  Gathered gathered_[2];   // layers with even and with odd numbers
+  Slot slots_[2];          // of layers with even and with odd numbers; of weights in 4 bits, the first
   bool arriving_ = false;  // exchanges of layers were started
 };
 

@@ -12,6 +12,7 @@
 #include "kernels/attention_shape.h"
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
+#include "kernels/short_convolution.cuh"
 
 namespace streambp {
 
@@ -20,6 +21,9 @@ enum class Positions { learned, rope };
 
 // A norm of queries and keys: of each head before or after RoPE, or of all heads together, before RoPE.
 enum class QkNorm { none, heads, heads_after_rope, all };
+
+// The part of a layer that mixes rows (model/mixer.h).
+enum class MixerKind { attention, convolution };
 
 // How the weights of linear layers are stored: as they are, or in 4 bits (kernels/nf4.cuh).
 enum class Base { plain, nf4 };
@@ -66,6 +70,9 @@ struct Config {
   std::vector<bool> local = {};  // local[l]: layer l is local; empty: all are
   double local_rope_theta = 0;   // RoPE theta of local layers, without scaling; 0: the same as in other layers
 
+  std::vector<MixerKind> mixers = {};  // of each layer; empty: attention
+  Index convolution_width = 3;         // of short convolutions
+
   // What is trained: adapters always; other parameters if they are in this set, by name. Without a set: all of them.
   std::map<std::string, AdapterSize> adapters = {};  // by the name of the linear layer
   std::optional<std::set<std::string>> trained = {};
@@ -82,6 +89,17 @@ struct Config {
   bool is_local(Index layer) const { return window > 0 && (local.empty() || local[static_cast<std::size_t>(layer)]); }
   bool has_rope(Index layer) const {
     return positions == Positions::rope && (without_rope.empty() || !without_rope[static_cast<std::size_t>(layer)]);
+  }
+  // A model of this layer alone.
+  Config only(Index layer) const {
+    Config one = *this;
+    one.layers = 1, one.local = {is_local(layer)};
+    if (!mixers.empty()) one.mixers = {mixer(layer)};
+    if (!without_rope.empty()) one.without_rope = {without_rope[static_cast<std::size_t>(layer)]};
+    return one;
+  }
+  MixerKind mixer(Index layer) const {
+    return mixers.empty() ? MixerKind::attention : mixers[static_cast<std::size_t>(layer)];
   }
   NormStyle norm_style() const { return {.eps = norm_eps, .centered = norm == Norm::layer, .offset = norm_offset}; }
   NormStyle head_norm_style() const { return {.eps = norm_eps, .centered = false, .offset = norm_offset}; }
@@ -131,6 +149,10 @@ inline void validate(const Config& c) {
           c.rotary_share);
   require(c.positions == Positions::rope || c.max_length > 0,
           "model: learned positions need a positive maximum length");
+  require(c.mixers.empty() || static_cast<Index>(c.mixers.size()) == c.layers, "model: ", c.mixers.size(),
+          " layers have a mixer, but the model has ", c.layers);
+  require(c.convolution_width >= 2 && c.convolution_width <= kMostTaps, "model: short convolutions of width ",
+          c.convolution_width, " are not supported; 2 to ", kMostTaps, " are");
   require(c.window >= 0, "model: the attention window must not be negative");
   require(c.norm_eps > 0 && c.rope_theta > 0 && c.local_rope_theta >= 0,
           "model: norm epsilon and rope theta must be positive");

@@ -1,12 +1,13 @@
 // The feed-forward of a transformer layer, row by row. x: the residual stream after its norm.
 //
-//   activated = act(x gateᵀ) * (x upᵀ)        or act(x upᵀ) without a gate; the layer projects it down (model.cuh)
+//   activated = act(x gateᵀ) * (x upᵀ)        or act(x upᵀ) without a gate
+//   output    = activated downᵀ
 #pragma once
 
 #include "kernels/activation.cuh"
-#include "memory/schedule.h"
 #include "model/linear.h"
 #include "model/parameters.h"
+#include "model/parts.h"
 
 namespace streambp {
 
@@ -33,8 +34,15 @@ class FeedForward {
     if (!kept.have(Part::activated)) activation(dev, c.mlp_kind, a.activated, a.gate, a.up);
   }
 
-  // Returns dx, and adds to the gradients of the weights.
-  Matrix<T> backward(const Layer<A>& g, Matrix<T> dactivated, const FeedForwardActivations<T>& a, Matrix<T> x) {
+  // y = residual + activated downᵀ
+  void output(Matrix<T> y, const FeedForwardActivations<T>& a, Input<T> residual = {}) {
+    linear(dev, y, a.activated, w.down, residual);
+  }
+
+  // dy: of the output. Returns dx, and adds to the gradients of the weights.
+  Matrix<T> backward(const Layer<A>& g, Matrix<T> dy, const FeedForwardActivations<T>& a, Matrix<T> x) {
+    const auto dactivated = allocate<T>(dev, x.rows, a.activated.cols, Kind::chunk);
+    linear_backward(dev, dactivated, a.activated, {Back{g.down, dy, w.down}}, Update::assign);
     // From here on the memory of gate and up holds their gradients.
     const auto [dgate, dup] = activation_backward(dev, c.mlp_kind, a.gate, a.up, dactivated);
     const auto dx = allocate<T>(dev, x.rows, x.cols, Kind::chunk);

@@ -63,12 +63,19 @@ class Generator {
         key_begin(allocate<std::int32_t>(dev, 1, room, Kind::stream)),
         draws(allocate<Draw>(dev, 1, shape.slots, Kind::stream)),
         pages(shape.pages(), shape.slots),
-        texts(index(shape.slots)) {
+        texts(index(shape.slots)),
+        snapshot_at(index(shape.slots), -1) {
     require(c.positions == Positions::rope || room <= c.max_length, "a sequence of ", room,
             " tokens is longer than the ", c.max_length, " positions of the model");
     require(c.rope_scaling.covers(room), "a sequence of ", room, " tokens is longer than the ", c.rope_scaling.longest,
             " that RoPE is scaled for");
-    for (Index l = 0; l < c.layers; ++l) cache.push_back(allocate_keys_values<T>(dev, c, shape.pages() * kPage));
+    for (Index l = 0; l < c.layers; ++l) {
+      const SummaryShape summary = summary_shape(c, l);
+      has_edges |= summary.edge > 0;
+      cache.push_back(
+          allocate_summary<T>(dev, summary, summary.edge > 0 ? shape.slots * kTile : shape.pages() * kPage));
+      snapshots.push_back(summary.edge > 0 ? allocate_summary<T>(dev, summary, shape.slots * kTile) : Summary<T>());
+    }
     dev.upload(key_begin, std::vector<std::int32_t>(static_cast<std::size_t>(room)).data());
   }
 
@@ -90,7 +97,8 @@ class Generator {
   }
 
   // The same, but returns the token that is sampled after each reading.
-  std::vector<Draw> read(const std::vector<Reading>& readings, const Sampling& sampling) {
+  std::vector<Draw> read(std::vector<Reading> readings, const Sampling& sampling) {
+    if (has_edges) read_all_but_last(readings);
     if (sampling.repetition_penalty != 1) return read_penalised(readings, sampling);
     std::vector<Draw> result(readings.size());
     const Matrix<Draw> of_readings = draws.columns(0, static_cast<Index>(readings.size()));
@@ -106,12 +114,13 @@ class Generator {
   // If too few pages are free, it takes those of idle slots; if these are too few, it returns nothing.
   std::optional<Index> start(Index slot, std::span<const std::int32_t> text, Index length,
                              std::span<const Index> idle) {
-    Index best = slot, known = shared(slot, text);
+    Index best = slot, known = reusable(slot, text);
     for (Index other = 0; other < slots(); ++other) {
-      if (shared(other, text) > known) best = other, known = shared(other, text);
+      if (reusable(other, text) > known) best = other, known = reusable(other, text);
     }
     PageTables::Table prefix = pages.of(best);
     prefix.resize(index(ceil_div(known, kPage)));
+    if (has_edges) reuse_edges(slot, best, known);
     texts[index(slot)].assign(text.begin(), text.begin() + known);
     pages.share(slot, prefix);
     // The slot will write to the last page if only a part of it is reused.
@@ -224,16 +233,64 @@ class Generator {
            own.begin();
   }
 
+  // The prefix of the text whose summaries the slot still has. Those of convolutions exist for two lengths only.
+  Index reusable(Index slot, std::span<const std::int32_t> text) const {
+    const Index known = shared(slot, text), snapshot = snapshot_at[index(slot)];
+    if (!has_edges || known == static_cast<Index>(texts[index(slot)].size())) return known;
+    return snapshot >= 0 && known >= snapshot ? snapshot : 0;
+  }
+
   void clear(Index slot) {
     pages.release(slot);
     texts[index(slot)].clear();
+    snapshot_at[index(slot)] = -1;
   }
+
+  // --- Convolutions: their last rows of each slot, and a snapshot of them before the last token of a prompt ---
+
+  // Calls copy(to, from) for the rows of two slots in each layer.
+  void copy_edges(const std::vector<Summary<T>>& to, Index to_slot, const std::vector<Summary<T>>& from, Index slot) {
+    for (std::size_t l = 0; l < to.size(); ++l)
+      if (to[l].edge > 0)
+        dev.copy(to[l].slice(piece(to_slot, kTile, kTile * slots())).edges,
+                 from[l].slice(piece(slot, kTile, kTile * slots())).edges);
+  }
+  // Prepares a slot to continue `from` after so many tokens.
+  void reuse_edges(Index slot, Index from, Index known) {
+    const bool at_end = known == static_cast<Index>(texts[index(from)].size());
+    if (known > 0 && !at_end) {
+      copy_edges(cache, slot, snapshots, from);
+      if (slot != from) copy_edges(snapshots, slot, snapshots, from);
+      snapshot_at[index(slot)] = known;
+    } else {
+      if (known > 0 && slot != from) copy_edges(cache, slot, cache, from);
+      if (slot != from || known == 0) snapshot_at[index(slot)] = -1;
+    }
+  }
+  // Reads prompts up to their last token, for which other completions of the prompt will begin.
+  void read_all_but_last(std::vector<Reading>& readings) {
+    std::vector<Reading> all_but_last;
+    for (Reading& r : readings) {
+      if (r.tokens.size() < 2) continue;
+      all_but_last.push_back({r.slot, r.tokens.first(r.tokens.size() - 1), r.completion});
+      r.tokens = r.tokens.last(1);
+    }
+    if (all_but_last.empty()) return;
+    compute(all_but_last, Repeated::no, [](Matrix<A>, const DrawIndex&) {});
+    for (const Reading& r : all_but_last) {
+      copy_edges(snapshots, r.slot, cache, r.slot);
+      snapshot_at[index(r.slot)] = static_cast<Index>(text(r.slot).size());
+    }
+  }
+
+  // --- Pages ---
 
   void copy_page(Index to, Index from) {
     const auto copy = [&](Matrix<T> m) {
       dev.copy(m.slice(piece(to, kPage, m.rows)), m.slice(piece(from, kPage, m.rows)));
     };
-    for (const KeysValues<T>& kv : cache) copy(kv.k), copy(kv.v);
+    for (const Summary<T>& of_layer : cache)
+      if (of_layer.edge == 0) copy(of_layer.k), copy(of_layer.v);
   }
 
   void append(Chunk& rows, Index slot, std::span<const std::int32_t> tokens) {
@@ -284,17 +341,13 @@ class Generator {
     const Index rows = tokens.cols;
     auto scope = dev.scope();
     const auto x = allocate<T>(dev, rows, c.hidden, Kind::chunk);
-    const Activations<T> a = allocate_activations<T>(dev, c, Rows{0, rows});
-    auto matrix = [&] { return allocate<T>(dev, rows, c.kv_width(), Kind::chunk); };
-    const KeysValues<T> kv = {matrix(), matrix()};
     embed(dev, c, x, {tokens, positions}, weights.take_embedding().weights.embedding);
     for (Index l = 0; l < c.layers; ++l) {
       const auto leased = weights.take_layer(l, l + 1 < c.layers ? l + 1 : kNoLayer);
+      auto of_layer = dev.scope();
       TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights);
-      layer.before_mixer(a, x);
-      layer.mixer.project(a.mixer, kv, a.mixer_input, positions);
-      layer.mixer.attend(a.mixer, kv, cache[index(l)], chunk.sequences);
-      layer.after_mixer(x, a, x);
+      const Activations<T> a = allocate_activations<T>(dev, c, l, Rows{0, rows});
+      layer.decode(x, x, a, cache[index(l)], chunk.sequences);
     }
     embedding(dev, ends, {last, last, {}, {}}, EmbeddingTables<T>{x, {}}, 1);  // row i is row last[i] of x
   }
@@ -309,10 +362,12 @@ class Generator {
   const Matrix<std::int32_t> tables;     // of the pages of each slot
   const Matrix<std::int32_t> key_begin;  // zeros: every slot is one document
   const Matrix<Draw> draws;              // of the readings
-  std::vector<KeysValues<T>> cache;      // of each layer
+  bool has_edges = false;
+  std::vector<Summary<T>> cache, snapshots;  // of each layer
   PageTables pages;
   std::vector<Tokens> texts;
-  GraphCache<Device> graphs;  // of a token in each of so many sequences
+  std::vector<Index> snapshot_at;  // of each slot: how many tokens its snapshot is after; -1: none
+  GraphCache<Device> graphs;       // of a token in each of so many sequences
   // What the graphs were recorded with.
   Sampling sampling_before;
   T* last_before = nullptr;

@@ -5,168 +5,23 @@
 #include <algorithm>
 #include <cmath>
 #include <list>
-#include <string>
-#include <vector>
 
 #include "kernels/base/device.cuh"
 #include "kernels/base/random.h"
-#include "kernels/embedding.cuh"
 #include "kernels/initial.cuh"
-#include "model/families.h"
-#include "model/linear.h"
-#include "model/quantised.h"
+#include "model/mixer.h"
 #include "parallel/group.h"
 
 namespace streambp {
-
-// Initial values: matrices are normal (with a smaller standard deviation if they write to the residual stream), norm
-// weights are one, biases are zero. Of an adapter, a is uniform and b is zero, so that it changes nothing at first.
-enum class Init { normal, residual, ones, zeros, adapter_a, adapter_b };
-
-// A row of the table.
-struct Parameter {
-  std::string name;  // in the Hugging Face checkpoint
-  Index rows, cols;  // a vector has one row
-  Init init;
-  const char* group = "";   // of a linear layer's weight: attention or mlp
-  bool transposed = false;  // in files
-  Index part = 0;           // in files, parameters of one name are the parts of one tensor, side by side
-  bool trained = true;
-  bool in_layer = false;  // else of the embedding, the last norm or the head
-
-  bool vector() const { return init == Init::ones || init == Init::zeros; }
-  Index length() const { return vector() ? cols : rows; }
-  bool adapter() const { return init == Init::adapter_a || init == Init::adapter_b; }
-};
-
-// The tensors of a layer. Tensors that the model does not have stay empty.
-template <class T>
-struct Layer {
-  NormWeights<T> attention_norm, q_norm, k_norm, post_attention_norm, mlp_norm, post_mlp_norm;
-  Linear<T> q, k, v, o, gate, up, down;
-
-  // Where q, k and v are one tensor in files, as in GPT-2, their adapters share q's a; so do gate and up in Phi-3.
-  Linear<T> keys() const { return with_shared_a(k, q); }
-  Linear<T> values() const { return with_shared_a(v, q); }
-  Linear<T> ups() const { return with_shared_a(up, gate); }
-
- private:
-  static Linear<T> with_shared_a(Linear<T> w, const Linear<T>& first) {
-    if (!w.adapter.a) w.adapter.a = first.adapter.a;
-    return w;
-  }
-};
-
-// A full set of tensors: the weights, their gradient, or a moment of the optimizer.
-template <class T>
-struct Tensors {
-  EmbeddingTables<T> embedding;
-  std::vector<Layer<T>> layers;
-  NormWeights<T> norm;
-  Linear<T> head;
-
-  explicit Tensors(const Config& c) : layers(static_cast<std::size_t>(c.layers)) {}
-
-  // The head's linear layer. A tied head has no tensor: it is the embedding's table.
-  Linear<T> output() const { return head.weight ? head : Linear<T>{embedding.tokens, {}}; }
-};
-
-// A row of the table and its tensor. If that is quantised or in far memory, the matrix is empty.
-template <class T>
-struct Entry {
-  Parameter parameter;
-  Matrix<T>* matrix;
-  Nf4* quantised = nullptr;
-  FarMatrix<T>* far = nullptr;  // where it can be far
-
-  bool is_far() const { return far && far->cols > 0; }
-  // Calls f with the matrix, near or far.
-  template <class F>
-  auto with_matrix(F&& f) const {
-    return is_far() ? f(*far) : f(*matrix);
-  }
-};
-template <class T>
-using Table = std::vector<Entry<T>>;
-
-template <class T, class F>
-Table<T> rows_where(Table<T> table, F&& holds) {
-  std::erase_if(table, [&](const Entry<T>& e) { return !holds(e.parameter); });
-  return table;
-}
-template <class T>
-Table<T> trained(const Table<T>& table) {
-  return rows_where(table, [](const Parameter& p) { return p.trained; });
-}
-template <class T>
-Table<T> plain(Table<T> table) {
-  std::erase_if(table, [](const Entry<T>& e) { return e.quantised; });
-  return table;
-}
-template <class T>
-Table<T> adapters(const Table<T>& table) {
-  return rows_where(table, [](const Parameter& p) { return p.adapter(); });
-}
-template <class T>
-Table<T> without_adapters(const Table<T>& table) {
-  return rows_where(table, [](const Parameter& p) { return !p.adapter(); });
-}
-
-struct TensorShape {
-  Index rows, cols;
-};
-
-// Builds a section of the table from the tensors of modules. `prefix`: of the names, in a layer.
-template <class T>
-struct Section {
-  const Config& c;
-  const std::string prefix = "";
-  Table<T> table = {};
-
-  Parameter& row(Matrix<T>& w, const std::string& module, const char* tensor, TensorShape shape, Init init) {
-    Parameter p = {prefix + module + tensor, shape.rows, shape.cols, init};
-    p.in_layer = !prefix.empty();
-    for (const Entry<T>& e : table) p.part += e.parameter.name == p.name;
-    p.trained = p.adapter() || !c.trained || c.trained->contains(p.name);
-    return table.emplace_back(Entry<T>{p, &w}).parameter;
-  }
-  void norm(NormWeights<T>& w, const std::string& module, Index width, Norm kind) {
-    if (!c.norm_weight) return;
-    row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : Init::ones);
-    if (kind == Norm::layer && c.norm_bias) row(w.bias, module, ".bias", {1, width}, Init::zeros);
-  }
-  void linear(const char* group, Linear<T>& w, const char* module, TensorShape shape, Init init, bool bias) {
-    Parameter& weight = row(w.weight, module, ".weight", shape, init);
-    const Index part = weight.part;
-    weight.group = group, weight.transposed = family_of(c).modules.transposed;
-    table.back().far = &w.far;
-    if (c.base == Base::nf4) table.back().quantised = &w.quantised;
-    if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros);
-    const auto adapter = c.adapters.find(prefix + module);
-    if (adapter == c.adapters.end()) return;
-    const auto [rank, scale] = adapter->second;
-    w.adapter.scale = scale;  // not a tensor, but set with them
-    if (part == 0) row(w.adapter.a, module, ".lora_A.weight", {rank, shape.cols}, Init::adapter_a);
-    row(w.adapter.b, module, ".lora_B.weight", {shape.rows, rank}, Init::adapter_b);
-  }
-};
 
 // The table has three sections: embedding, layers, head.
 template <class T>
 Table<T> layer_table(const Config& c, Index l, Layer<T>& w) {
   const Modules& names = family_of(c).modules;
-  const Index d = c.hidden, q = c.q_width(), kv = c.kv_width(), m = c.mlp;
+  const Index d = c.hidden, m = c.mlp;
   Section<T> rows = {c, module_name(c, names.layers) + std::to_string(l) + "."};
   if (c.pre_norms) rows.norm(w.attention_norm, names.attention_norm, d, c.norm);
-  rows.linear("attention", w.q, names.q, {q, d}, Init::normal, c.qkv_bias);
-  rows.linear("attention", w.k, names.k, {kv, d}, Init::normal, c.qkv_bias);
-  rows.linear("attention", w.v, names.v, {kv, d}, Init::normal, c.qkv_bias);
-  if (c.has_qk_norm()) {
-    const bool all = c.qk_norm == QkNorm::all;
-    rows.norm(w.q_norm, names.q_norm, all ? q : c.head_dim, Norm::rms);
-    rows.norm(w.k_norm, names.k_norm, all ? kv : c.head_dim, Norm::rms);
-  }
-  rows.linear("attention", w.o, names.o, {d, q}, Init::residual, c.output_bias);
+  with_mixer(c, l, [&](auto mixer) { mixer.parameters(rows, w); });
   if (c.post_norms) rows.norm(w.post_attention_norm, names.post_attention_norm, d, Norm::rms);
   if (c.pre_norms && !c.parallel) rows.norm(w.mlp_norm, names.mlp_norm, d, c.norm);
   if (c.gated()) rows.linear("mlp", w.gate, names.gate, {m, d}, Init::normal, c.mlp_bias);

@@ -12,10 +12,10 @@
 #include "kernels/cached_attention.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"
-#include "memory/schedule.h"
-#include "model/linear.h"
-#include "model/parameters.h"
+#include "model/parts.h"
 #include "model/stream.h"
+#include "model/summary.h"
+#include "model/tensors.h"
 #include "parallel/head_exchange.h"
 
 namespace streambp {
@@ -41,18 +41,6 @@ struct Frequencies {
         local(c.local_rope_theta > 0 ? LayerFrequencies(c, c.local_rope_theta, {}) : global) {}
 };
 
-// K and V of this rank's heads, for some rows of the stream.
-template <class T, class Device>
-KeysValues<T> allocate_keys_values(Device& dev, const Config& c, Index rows, Index ranks = 1) {
-  const auto k = allocate<T>(dev, rows, c.kv_width() / ranks, Kind::keys_values);
-  return {k, allocate<T>(dev, rows, c.kv_width() / ranks, Kind::keys_values)};
-}
-
-template <class Device, class T>
-void zero(Device& dev, const KeysValues<T>& kv) {
-  zero(dev, std::vector{kv.k, kv.v});
-}
-
 // The activations of a chunk, in the order in which forward computes them.
 template <class T>
 struct AttentionActivations {
@@ -62,13 +50,56 @@ struct AttentionActivations {
   Matrix<Accumulator<T>> lse;  // log Σ exp of the attention scores, a column for each of this rank's heads
 };
 
-// A chunk of rows on its way through attention.
-template <class T>
-struct AttentionChunk {
-  StreamRows at;
-  Matrix<T> x;       // of this rank's rows of the chunk
-  KeysValues<T> kv;  // of the whole stream
-  AttentionActivations<T> a;
+// What the rest of the program must know of softmax attention without computing it.
+struct Attention {
+  // In a layer with a window, a block needs K and V of the window before it, and of the tile that holds its first key.
+  static SummaryShape summary(const Config& c, Index layer) {
+    constexpr Index tile_of_keys = 128;
+    if (!c.is_local(layer)) return {.columns = c.kv_width()};
+    return {.columns = c.kv_width(), .window = round_up(c.window + tile_of_keys, kTile)};
+  }
+
+  // The number of ranks that share a stream divides this number.
+  static Index divisor(const Config& c) { return c.kv_heads; }
+
+  template <class T>
+  static void parameters(Section<T>& rows, Layer<T>& w) {
+    const Config& c = rows.c;
+    const Modules& names = family_of(c).modules;
+    const Index d = c.hidden, q = c.q_width(), kv = c.kv_width();
+    rows.linear("attention", w.q, names.q, {q, d}, Init::normal, c.qkv_bias);
+    rows.linear("attention", w.k, names.k, {kv, d}, Init::normal, c.qkv_bias);
+    rows.linear("attention", w.v, names.v, {kv, d}, Init::normal, c.qkv_bias);
+    if (c.has_qk_norm()) {
+      const bool all = c.qk_norm == QkNorm::all;
+      rows.norm(w.q_norm, names.q_norm, all ? q : c.head_dim, Norm::rms);
+      rows.norm(w.k_norm, names.k_norm, all ? kv : c.head_dim, Norm::rms);
+    }
+    rows.linear("attention", w.o, names.o, {d, q}, Init::residual, c.output_bias);
+  }
+
+  // Its activations, of all that MixerActivations has.
+  static auto& of(auto& all) { return all.attention; }
+
+  // By part. Calls f(part, matrix, columns, view).
+  template <class T, class F>
+  static void for_each_activation(const Config& c, Index ranks, AttentionActivations<T>& a, F&& f) {
+    using enum Part;
+    if (c.has_qk_norm()) {
+      f(queries, a.k_projected, c.kv_width(), View::own_rows);
+      f(queries, a.q_projected, c.q_width(), View::own_rows);
+    }
+    f(c.has_qk_norm() ? normed : queries, a.q.heads, c.q_width() / ranks, View::all_rows);
+    f(attention, a.attended.heads, c.q_width() / ranks, View::all_rows);
+    f(attention, a.lse, c.heads / ranks, View::all_rows);
+  }
+
+  // Call when these matrices have memory.
+  template <class Device, class T>
+  static void complete(Device& dev, const Group& ranks, AttentionActivations<T>& a, Index own_rows) {
+    HeadExchange exchange(dev, ranks);
+    for (Exchanged<T>* m : {&a.q, &a.attended}) *m = exchange.with_rows(m->heads, own_rows);
+  }
 };
 
 template <class Device, class T>
@@ -76,6 +107,9 @@ class SoftmaxAttention {
  public:
   using A = Accumulator<T>;
   using Back = LinearBackward<T, A>;
+  using Description = Attention;
+  using Activations = AttentionActivations<T>;
+  using Chunk = MixerChunk<T, Activations>;
 
   SoftmaxAttention(Device& dev, const Config& c, const Frequencies& frequencies, Index layer, const Layer<T>& weights,
                    const Group& sequence)
@@ -93,44 +127,36 @@ class SoftmaxAttention {
   // --- Forward ---
 
   // Reads K and V of earlier rows and writes those of the chunk's rows.
-  void forward(const AttentionChunk<T>& chunk) {
-    project(chunk.a, chunk.kv.slice(chunk.at.rows), chunk.x, chunk.at.positions);
+  void forward(const Chunk& chunk) {
+    keys_values(chunk.a, chunk.past.slice(chunk.at.rows), chunk.x, chunk.at.positions);
+    queries(chunk.a, chunk.x, chunk.at.positions);
     attend(chunk);
   }
 
-  // Q, K and V of some rows. kv: their slices of these rows.
-  void project(const AttentionActivations<T>& a, const KeysValues<T>& kv, Matrix<T> x,
-               Matrix<const std::int32_t> positions) {
-    keys_values(a, kv, x, positions);
-    queries(a, x, positions);
+  // Writes K and V of some rows.
+  void summarise(const StreamRows& at, Matrix<T> x, const Summary<T>& past) {
+    Activations a;
+    if (c.has_qk_norm()) a.k_projected = matrix(x.rows, c.kv_width());
+    keys_values(a, past.slice(at.rows), x, at.positions);
   }
 
-  // K and V of some rows.
-  void keys_values(const AttentionActivations<T>& a, const KeysValues<T>& kv, Matrix<T> x,
-                   Matrix<const std::int32_t> positions) {
-    auto scope = dev.scope();
-    const Exchanged<T> k = exchange.with_rows(kv.k, x.rows), v = exchange.with_rows(kv.v, x.rows);
-    const Matrix<T> projected = c.has_qk_norm() ? a.k_projected : k.rows;
-    project_one(projected, x, w.keys(), positions, frequencies.keys);
-    norm_and_rope(k.rows, projected, w.k_norm, positions, frequencies.keys);
-    linear(dev, v.rows, x, w.values());
-    exchange.to_heads(k), exchange.to_heads(v);
-  }
-
-  void attend(const AttentionChunk<T>& chunk, const KeptParts& kept = KeptParts::nothing()) {
-    if (!kept.have(Part::attention)) attention(dev, output_of(chunk), input_of(chunk), span(chunk));
-    exchange.to_rows(chunk.a.attended);
+  // y = residual + attended oᵀ
+  void output(Matrix<T> y, const Activations& a, Input<T> residual = {}) {
+    linear(dev, y, a.attended.rows, w.o, residual);
   }
 
   // In generation: appends the K and V of a chunk to the cache of its sequences, and attends to it.
-  void attend(const AttentionActivations<T>& a, const KeysValues<T>& kv, const KeysValues<T>& cache,
-              const SequenceRows& rows) {
-    append_to_cache(dev, cache, kv, rows);
+  void decode(const Activations& a, Matrix<T> x, const Summary<T>& cache, const SequenceRows& rows) {
+    const Matrix<const std::int32_t> positions = rows.index.positions;
+    const Summary<T> kv = {matrix(x.rows, cache.k.cols), matrix(x.rows, cache.v.cols)};
+    keys_values(a, kv, x, positions);
+    queries(a, x, positions);
+    append_to_cache(dev, KeysValues<T>{cache.k, cache.v}, {kv.k, kv.v}, rows);
     cached_attention(dev, AttentionOutput<T>{a.attended.rows, a.lse}, {a.q.rows, cache.k, cache.v}, rows, shape);
   }
 
   // Repeats forward as far as backward needs it, and as far as it is not kept. K and V exist already.
-  void recompute(const AttentionChunk<T>& chunk, const KeptParts& kept) {
+  void recompute(const Chunk& chunk, const KeptParts& kept) {
     if (c.has_qk_norm() && !kept.have(Part::queries))
       project_one(chunk.a.k_projected, chunk.x, w.keys(), chunk.at.positions, frequencies.keys);
     queries(chunk.a, chunk.x, chunk.at.positions, kept);
@@ -139,13 +165,15 @@ class SoftmaxAttention {
 
   // --- Backward ---
 
-  // Returns dx. Adds to the gradients of the weights, and to dK, dV of all rows up to the chunk's end. Later chunks must be
-  // done: only then are dK, dV of the chunk's own rows complete.
-  Matrix<T> backward(const Layer<A>& g, Matrix<T> dattended, const KeysValues<A>& dkv, const AttentionChunk<T>& chunk) {
-    const AttentionActivations<T>& a = chunk.a;
+  // dy: of the output. Returns dx. Adds to the gradients of the weights, and to dK, dV of all rows up to the chunk's end.
+  // Later chunks must be done: only then are dK, dV of the chunk's own rows complete.
+  Matrix<T> backward(const Layer<A>& g, Matrix<T> dy, const Summary<A>& dkv, const Chunk& chunk) {
+    const Activations& a = chunk.a;
+    const Matrix<T> dattended = matrix(dy.rows, a.attended.rows.cols);
+    linear_backward(dev, dattended, a.attended.rows, {Back{g.o, dy, w.o}}, Update::assign);
     const Matrix<T> dq = matrix(dattended.rows, dattended.cols);
     attention_gradient(dq, dattended, dkv, chunk);
-    const KeysValues<A> dkv_of_chunk = dkv.slice(chunk.at.rows);  // complete now
+    const Summary<A> dkv_of_chunk = dkv.slice(chunk.at.rows);  // complete now
     const Matrix<T> dk = keys_gradient(dkv_of_chunk.k, chunk), dv = own_rows(dkv_of_chunk.v, chunk.x.rows);
     const auto rotate_queries_back = [&] { rope_backward(dq, dq, chunk.at.positions, frequencies.queries); };
     if (!norm_after_rope) rotate_queries_back();
@@ -160,7 +188,16 @@ class SoftmaxAttention {
   }
 
  private:
-  void queries(const AttentionActivations<T>& a, Matrix<T> x, Matrix<const std::int32_t> positions,
+  void keys_values(const Activations& a, const Summary<T>& kv, Matrix<T> x, Matrix<const std::int32_t> positions) {
+    auto scope = dev.scope();
+    const Exchanged<T> k = exchange.with_rows(kv.k, x.rows), v = exchange.with_rows(kv.v, x.rows);
+    const Matrix<T> projected = c.has_qk_norm() ? a.k_projected : k.rows;
+    project_one(projected, x, w.keys(), positions, frequencies.keys);
+    norm_and_rope(k.rows, projected, w.k_norm, positions, frequencies.keys);
+    linear(dev, v.rows, x, w.values());
+    exchange.to_heads(k), exchange.to_heads(v);
+  }
+  void queries(const Activations& a, Matrix<T> x, Matrix<const std::int32_t> positions,
                const KeptParts& kept = KeptParts::nothing()) {
     const Matrix<T> projected = c.has_qk_norm() ? a.q_projected : a.q.rows;
     if (!kept.have(Part::queries)) project_one(projected, x, w.q, positions, frequencies.queries);
@@ -169,8 +206,13 @@ class SoftmaxAttention {
     exchange.to_heads(a.q);
   }
 
+  void attend(const Chunk& chunk, const KeptParts& kept = KeptParts::nothing()) {
+    if (!kept.have(Part::attention)) attention(dev, output_of(chunk), input_of(chunk), span(chunk));
+    exchange.to_rows(chunk.a.attended);
+  }
+
   // From dattended to dq, and to dK, dV of all rows that the chunk attends to.
-  void attention_gradient(Matrix<T> dq, Matrix<T> dattended, const KeysValues<A>& dkv, const AttentionChunk<T>& chunk) {
+  void attention_gradient(Matrix<T> dq, Matrix<T> dattended, const Summary<A>& dkv, const Chunk& chunk) {
     auto scope = dev.scope();
     const Index rows = chunk.at.rows.size();
     const Exchanged<T> dout = exchange.with_heads(dattended, rows), dqueries = exchange.with_heads(dq, rows);
@@ -181,7 +223,7 @@ class SoftmaxAttention {
   }
 
   // dK of this rank's rows, before RoPE unless a norm follows it. A rank alone converts and rotates in one pass.
-  Matrix<T> keys_gradient(Matrix<A> heads, const AttentionChunk<T>& chunk) {
+  Matrix<T> keys_gradient(Matrix<A> heads, const Chunk& chunk) {
     if (norm_after_rope) return own_rows(heads, chunk.x.rows);
     if (exchange.alone() && rotates) {
       const Matrix<T> dk = memory_for(heads);
@@ -240,9 +282,9 @@ class SoftmaxAttention {
     if (rotates) rope(dev, y, x, positions, f, Direction::backward);
   }
 
-  AttentionInput<T> input_of(const AttentionChunk<T>& chunk) const { return {chunk.a.q.heads, chunk.kv.k, chunk.kv.v}; }
-  AttentionOutput<T> output_of(const AttentionChunk<T>& chunk) const { return {chunk.a.attended.heads, chunk.a.lse}; }
-  AttentionSpan span(const AttentionChunk<T>& chunk) const { return {chunk.at.mask, chunk.at.rows, shape}; }
+  AttentionInput<T> input_of(const Chunk& chunk) const { return {chunk.a.q.heads, chunk.past.k, chunk.past.v}; }
+  AttentionOutput<T> output_of(const Chunk& chunk) const { return {chunk.a.attended.heads, chunk.a.lse}; }
+  AttentionSpan span(const Chunk& chunk) const { return {chunk.at.mask, chunk.at.rows, shape}; }
   Matrix<T> matrix(Index rows, Index cols) { return allocate<T>(dev, rows, cols, Kind::chunk); }
 
   Device& dev;

@@ -23,26 +23,35 @@ struct Item {
   double value() const { return seconds / bytes; }
 };
 
-// Of K and V of one layer on this rank, which always stay near.
-double bytes_of_keys_values(const StepSettings& s, Index rows) {
-  const Index values = rows * 2 * s.config.kv_width() / s.ranks.sequence.size;
-  return with_types(s, [&]<class T, class G>() { return static_cast<double>(values * sizeof(T)); });
+// Of the summary of one layer on this rank, such as K and V, which always stays near.
+double bytes_of_summary(const StepSettings& s, Index layer, Index rows) {
+  return with_types(s, [&]<class T, class G>() {
+    Plan dev;
+    double bytes = 0;
+    const SummaryShape shape = summary_shape(s.config, layer);
+    for (const auto& m : allocate_summary<T>(dev, shape, rows, s.ranks.sequence.size).matrices())
+      bytes += static_cast<double>(m.size() * sizeof(T));
+    return bytes;
+  });
 }
 
-// The parts of all layers, those first that save the most time for their bytes. Layers with the same kind of attention are
-// alike, so a model of one layer is planned for each kind. Among equal layers, later ones come first: backward begins with
-// them, and their memory is free again when gradients need it.
+// The parts of all layers, those first that save the most time for their bytes. Many layers are alike, so a model of one
+// layer is planned for each kind. Among equal layers, later ones come first: backward begins with them, and their memory is
+// free again when gradients need it.
 std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Rates& rates) {
   const Config& c = s.config;
+  std::vector<std::pair<Config, std::vector<Index>>> kinds;
+  for (Index layer = c.layers; layer-- > lowest_trained_layer(c);) {
+    const Config only = c.only(layer);
+    auto kind = std::ranges::find(kinds, only, [](const auto& k) { return k.first; });
+    if (kind == kinds.end()) kind = kinds.insert(kind, {only, {}});
+    kind->second.push_back(layer);
+  }
   std::vector<Item> result;
-  for (const bool local : {false, true}) {
-    std::vector<Index> layers;
-    for (Index layer = c.layers; layer-- > lowest_trained_layer(c);)
-      if (c.is_local(layer) == local) layers.push_back(layer);
-    if (layers.empty()) continue;
+  for (const auto& [config, layers] : kinds) {
     StepSettings one = s;
     one.optimizer = OptimizerKind::none, one.places = {};
-    one.config.layers = 1, one.config.trained.reset(), one.config.without_rope.clear(), one.config.local = {local};
+    one.config = config, one.config.trained.reset();
     const auto with = [&](const KeptSets& kept) {
       one.kept = kept;
       return plan(one, rows, schedule_for(Mode::stream, one, rows, chunk));
@@ -55,7 +64,7 @@ std::vector<Item> items(const StepSettings& s, Index rows, Index chunk, const Ra
     for (std::size_t i = 1; i < kParts; ++i) {
       const auto part = static_cast<Part>(i);
       const double seconds = plain - seconds_with(KeptSets().with(part)),
-                   bytes = part == Part::keys_values ? bytes_of_keys_values(s, rows)
+                   bytes = part == Part::keys_values ? bytes_of_summary(s, layers.front(), rows)
                                                      : static_cast<double>(with(KeptSets().with(part, Place::far)).far);
       for (const Index layer : layers)
         if (bytes > 0 && seconds > 0) result.push_back({layer, part, bytes, seconds});

@@ -23,18 +23,19 @@ struct LinearShape {
 };
 
 inline std::vector<LinearShape> linear_shapes(const Config& c) {
-  const Index q = c.q_width(), kv = c.kv_width();
-  const bool residual = !c.post_norms && c.residual_scale == 1;  // else it is added later
-  std::set<LinearShape> shapes = {{.inputs = c.hidden, .outputs = q, .bias = c.qkv_bias, .adds = true},
-                                  {.inputs = c.hidden, .outputs = kv, .bias = c.qkv_bias, .adds = true},
-                                  {.inputs = q, .outputs = c.hidden, .bias = c.output_bias, .residual = residual},
-                                  {.inputs = c.hidden, .outputs = c.mlp, .bias = c.mlp_bias, .adds = true},
-                                  {.inputs = c.mlp, .outputs = c.hidden, .bias = c.mlp_bias, .residual = residual},
-                                  {.inputs = c.hidden, .outputs = c.vocab, .logits = true}};
+  const bool plain = !c.post_norms && c.residual_scale == 1;  // else the residual is added later
+  std::set<LinearShape> shapes = {{.inputs = c.hidden, .outputs = c.vocab, .logits = true}};
   Tensors<float> tensors(c);
-  for (const Entry<float>& e : adapters(table(c, tensors))) {  // a thin matrix is a linear layer
-    const Parameter& p = e.parameter;
-    shapes.insert({.inputs = p.cols, .outputs = p.rows, .residual = p.init == Init::adapter_b, .adds = true});
+  const Table<float> all = table(c, tensors);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Parameter& p = all[i].parameter;
+    if (*p.group) {
+      const std::string bias = p.name.substr(0, p.name.rfind('.')) + ".bias";
+      const bool has_bias = i + 1 < all.size() && all[i + 1].parameter.name == bias, residual = p.init == Init::residual;
+      shapes.insert({p.cols, p.rows, has_bias, residual && plain, !residual});
+    } else if (p.adapter()) {  // a thin matrix is a linear layer
+      shapes.insert({.inputs = p.cols, .outputs = p.rows, .residual = p.init == Init::adapter_b, .adds = true});
+    }
   }
   std::set<LinearShape> parts;
   for (LinearShape s : shapes) {

@@ -1,0 +1,405 @@
+// A gated short convolution along the token stream, for each channel alone. u[t] is rounded to the type of activations.
+//
+//   u[t] = b[t] * x[t]          z[t] = Σ_k w[k] u[t - k]          y[t] = c[t] * z[t]          0 <= k < width
+//
+//   backward         dz[t] = dy[t] * c[t]        dc[t] = dy[t] * z[t]        dw[k] += Σ_t dz[t] u[t - k]
+//                    du[t] = Σ_k w[k] dz[t + k]  db[t] = du[t] * x[t]        dx[t] = du[t] * b[t]
+//
+// Terms from other documents are left out. Tiles of kTile rows depend on each other only through their edges: u of the
+// last width - 1 rows of a tile, which the next tile reads, and the terms of du that the next tile adds to these rows. A sum
+// over k adds the farthest row first, so a document's numbers do not depend on its place among tiles.
+//
+// In files, taps(channel, i) is w[width - 1 - i].
+#pragma once
+
+#include "kernels/attention_shape.h"
+#include "kernels/base/device.cuh"
+#include "kernels/base/math.cuh"
+#include "kernels/base/matrix.cuh"
+#ifdef STREAMBP_CUDA
+#include "kernels/base/cuda.cuh"
+#endif
+
+namespace streambp {
+
+constexpr Index kMostTaps = 4;
+
+// A chunk of rows on its way through a convolution: b, c and x of this rank's rows.
+template <class T>
+struct ConvolutionChunk {
+  Matrix<T> b, c, x;
+  Matrix<const T> taps;
+  Matrix<const T> edges = {};                 // of all tiles of the stream up to the chunk's end
+  Matrix<const std::int32_t> key_begin = {};  // of all rows of the stream
+  Index first = 0;                            // row of the chunk in the stream
+  Index tile = kTile, rank = 0, ranks = 1;    // tile i of the chunk is one of rank i mod ranks
+
+  constexpr Index width() const { return taps.cols; }
+  // The place in the stream of one of this rank's rows.
+  constexpr Index place(Index row) const { return first + (row / tile * ranks + rank) * tile + row % tile; }
+};
+
+// Edges: their rows, of a tile.
+constexpr Rows edge_rows(Index tile, Index width) { return {tile * (width - 1), (tile + 1) * (width - 1)}; }
+
+// u = b * x
+template <class Device, class T>
+void convolution_inputs(Device& dev, Matrix<T> u, Input<T> b, Input<T> x) {
+  require_shape("convolution inputs", "b", b, u.rows, u.cols);
+  require_shape("convolution inputs", "x", x, u.rows, u.cols);
+  auto op = dev.operation("convolution inputs", 1.0 * u.size(), 3.0 * sizeof(T) * u.size());
+  if constexpr (Device::computes) compute_convolution_inputs(dev, u, b, x);
+}
+
+template <class Device, class T>
+void convolution(Device& dev, Matrix<T> y, const std::type_identity_t<ConvolutionChunk<T>>& in) {
+  require_shape("convolution", "output", y, in.x.rows, in.x.cols);
+  auto op = dev.operation("convolution", (2.0 + 2 * in.width()) * y.size(), 4.0 * sizeof(T) * y.size());
+  if constexpr (Device::computes) compute_convolution(dev, y, in);
+}
+
+// For each of this rank's tiles, the terms of du that it adds to the edge of the tile before it.
+template <class Device, class T>
+void convolution_edges_backward(Device& dev, Matrix<Accumulator<T>> dedges, const ConvolutionChunk<T>& in,
+                                Input<T> dy) {
+  auto op = dev.operation("convolution edges backward", 4.0 * dedges.size(), (2.0 * sizeof(T) + 4) * dedges.size());
+  if constexpr (Device::computes) compute_convolution_edges_backward(dev, dedges, in, dy);
+}
+
+// The gradients of b, c and x overwrite them. dtaps is added to, in one or several lanes; empty: the taps are frozen.
+// dedges: of all tiles of the stream up to the chunk's end, complete.
+template <class Device, class T>
+void convolution_backward(Device& dev, Matrix<Accumulator<T>> dtaps, const ConvolutionChunk<T>& in, Input<T> dy,
+                          Matrix<const Accumulator<T>> dedges) {
+  require_shape("convolution backward", "dy", dy, in.x.rows, in.x.cols);
+  const double size = static_cast<double>(dy.size());
+  auto scope = dev.scope();
+  const auto partial =
+      allocate<Accumulator<T>>(dev, ceil_div(dy.rows, kTile) * in.width(), dtaps ? dy.cols : 0, Kind::chunk);
+  auto op = dev.operation("convolution backward", (4.0 + 6 * in.width()) * size, 7.0 * sizeof(T) * size);
+  if constexpr (Device::computes) {
+    compute_convolution_backward(dev, partial, in, dy, dedges);
+    if (dtaps) compute_add_taps(dev, dtaps, partial, in.width());
+  }
+}
+
+// In generation. cache: u of the last width - 1 tokens of each sequence, which the chunk's rows replace.
+template <class Device, class T>
+void cached_convolution(Device& dev, Matrix<T> y, const std::type_identity_t<ConvolutionChunk<T>>& in, Matrix<T> cache,
+                        const SequenceRows& rows) {
+  require_shape("cached convolution", "output", y, rows.index.positions.cols, in.x.cols);
+  auto op = dev.operation("convolution", (2.0 + 2 * in.width()) * y.size(), 4.0 * sizeof(T) * y.size());
+  if constexpr (Device::computes) compute_cached_convolution(dev, y, in, cache, rows.index);
+}
+
+// --- N columns of a tile, on CPUs and GPUs ---
+
+template <Index N, class A>
+struct Columns {
+  A at[N] = {};
+};
+
+template <Index N, class A, class T>
+STREAMBP_INLINE Columns<N, A> load_columns(const T* from) {
+  Columns<N, A> result;
+  for (Index n = 0; n < N; ++n) result.at[n] = static_cast<A>(from[n]);
+  return result;
+}
+template <Index N, class A, class T>
+STREAMBP_INLINE void store_columns(T* to, const Columns<N, A>& from) {
+  for (Index n = 0; n < N; ++n) to[n] = from.at[n];
+}
+template <Index N, class A>
+STREAMBP_INLINE void add_product(Columns<N, A>& sum, const Columns<N, A>& a, const Columns<N, A>& b) {
+  for (Index n = 0; n < N; ++n) sum.at[n] = multiply_add(a.at[n], b.at[n], sum.at[n]);
+}
+template <Index N, class A>
+STREAMBP_INLINE Columns<N, A> product(const Columns<N, A>& a, const Columns<N, A>& b) {
+  Columns<N, A> result;
+  for (Index n = 0; n < N; ++n) result.at[n] = a.at[n] * b.at[n];
+  return result;
+}
+
+// u, rounded to T
+template <Index N, class A, class T>
+STREAMBP_INLINE Columns<N, A> convolved(const T* b, const T* x) {
+  Columns<N, A> result;
+  for (Index n = 0; n < N; ++n) {
+    T rounded;
+    rounded = static_cast<A>(b[n]) * static_cast<A>(x[n]);
+    result.at[n] = static_cast<A>(rounded);
+  }
+  return result;
+}
+
+// Columns j .. j + N of one of this rank's tiles.
+template <Index N, class T>
+struct ConvolutionTile {
+  using A = Accumulator<T>;
+  using Numbers = Columns<N, A>;
+
+  const ConvolutionChunk<T>& in;
+  Index j, begin, end;  // rows
+  Index place;          // of the first in the stream
+  Numbers w[kMostTaps];
+
+  STREAMBP_INLINE ConvolutionTile(const ConvolutionChunk<T>& in, Index tile, Index j)
+      : in(in), j(j), begin(tile * kTile), end(least(begin + kTile, in.x.rows)), place(in.place(begin)) {
+    for (Index k = 0; k < in.width(); ++k)
+      for (Index n = 0; n < N; ++n) w[k].at[n] = static_cast<A>(in.taps(j + n, in.width() - 1 - k));
+  }
+
+  STREAMBP_INLINE Index number() const { return place / kTile; }  // in the stream
+  STREAMBP_INLINE Index document(Index row) const { return in.key_begin(0, place + row - begin); }
+  // How many rows before this one its sum has.
+  STREAMBP_INLINE Index reach(Index row) const { return least(in.width() - 1, place + row - begin - document(row)); }
+  // u of a row of this tile, or of the edge before it.
+  STREAMBP_INLINE Numbers u(Index row) const {
+    if (row >= begin) return convolved<N, A>(in.b.row(row) + j, in.x.row(row) + j);
+    return load_columns<N, A>(in.edges.row(edge_rows(number(), in.width()).begin + row - begin) + j);
+  }
+  STREAMBP_INLINE Numbers z(Index row) const {
+    Numbers sum;
+    for (Index k = reach(row); k >= 0; --k) add_product(sum, w[k], u(row - k));
+    return sum;
+  }
+  STREAMBP_INLINE Numbers dz(Input<T> dy, Index row) const {
+    return product(load_columns<N, A>(dy.row(row) + j), load_columns<N, A>(in.c.row(row) + j));
+  }
+
+  STREAMBP_INLINE void forward(Matrix<T> y) const {
+    for (Index row = begin; row < end; ++row)
+      store_columns(y.row(row) + j, product(load_columns<N, A>(in.c.row(row) + j), z(row)));
+  }
+
+  // The terms of du for the rows before the tile.
+  STREAMBP_INLINE void edge_backward(Matrix<A> dedges, Index tile, Input<T> dy) const {
+    const Index width = in.width();
+    for (Index before = 1; before < width; ++before) {
+      Numbers sum;
+      for (Index i = least(width - 1 - before, end - begin - 1); i >= 0; --i)
+        if (document(begin + i) <= place - before) add_product(sum, w[i + before], dz(dy, begin + i));
+      store_columns(dedges.row(edge_rows(tile + 1, width).begin - before) + j, sum);
+    }
+  }
+
+  // Goes through the rows from the last to the first, so that u of earlier rows is still there.
+  STREAMBP_INLINE void backward(Matrix<A> dtaps, Input<T> dy, Matrix<const A> dedges) const {
+    const Index width = in.width();
+    Numbers later[kMostTaps];  // dz of this row and the rows after it
+    Numbers dw[kMostTaps];
+    for (Index row = end - 1; row >= begin; --row) {
+      for (Index k = width - 1; k > 0; --k) later[k] = later[k - 1];
+      later[0] = dz(dy, row);
+      Numbers du;
+      const Index after = end - 1 - row;  // rows of this tile
+      if (after < width - 1 && end - begin == kTile)
+        du = load_columns<N, A>(dedges.row(edge_rows(number() + 1, width).begin - 1 - after) + j);
+      for (Index k = least(width - 1, after); k >= 0; --k)
+        if (document(row + k) <= place + row - begin) add_product(du, w[k], later[k]);
+      for (Index k = reach(row); k >= 0; --k) add_product(dw[k], later[0], u(row - k));
+      const Numbers dc = product(load_columns<N, A>(dy.row(row) + j), z(row));
+      const Numbers b = load_columns<N, A>(in.b.row(row) + j), x = load_columns<N, A>(in.x.row(row) + j);
+      store_columns(in.c.row(row) + j, dc);
+      store_columns(in.b.row(row) + j, product(du, x));
+      store_columns(in.x.row(row) + j, product(du, b));
+    }
+    if (!dtaps) return;
+    for (Index k = 0; k < width; ++k) store_columns(dtaps.row(begin / kTile * width + k) + j, dw[k]);
+  }
+};
+
+// The rows of several sequences in generation, column j.
+template <class T>
+struct CachedConvolution {
+  using A = Accumulator<T>;
+
+  ConvolutionChunk<T> in;
+  Matrix<T> cache;
+  SequenceIndex rows;
+
+  // How many of the rows before row i belong to its sequence, up to a number.
+  STREAMBP_INLINE Index before(Index i, Index most) const {
+    Index n = 0;
+    while (n < most && i > n && rows.sequences(0, i - n - 1) == rows.sequences(0, i)) ++n;
+    return n;
+  }
+  STREAMBP_INLINE T* cached(Index i, Index back, Index j) const {
+    return cache.row(edge_rows(rows.sequences(0, i) + 1, in.width()).begin - back) + j;
+  }
+  STREAMBP_INLINE Columns<1, A> u(Index i, Index j) const { return convolved<1, A>(in.b.row(i) + j, in.x.row(i) + j); }
+
+  STREAMBP_INLINE void forward(Matrix<T> y, Index i, Index j) const {
+    const Index width = in.width(), here = before(i, width - 1);
+    Columns<1, A> sum;
+    for (Index k = least(width - 1, rows.positions(0, i)); k >= 0; --k) {
+      const Columns<1, A> w = {{static_cast<A>(in.taps(j, width - 1 - k))}};
+      add_product(sum, w, k <= here ? u(i - k, j) : load_columns<1, A>(cached(i, k - here, j)));
+    }
+    y(i, j) = static_cast<A>(in.c(i, j)) * sum.at[0];
+  }
+  // Row i is the last of its sequence: its rows replace the oldest ones in the cache.
+  STREAMBP_INLINE void update(Index i, Index j) const {
+    const Index kept = in.width() - 1, added = before(i, kept - 1) + 1;
+    for (Index back = kept; back > added; --back) *cached(i, back, j) = *cached(i, back - added, j);
+    for (Index back = 1; back <= added; ++back) *cached(i, back, j) = u(i - back + 1, j).at[0];
+  }
+  STREAMBP_INLINE bool is_last(Index i) const {
+    return i + 1 == rows.positions.cols || rows.sequences(0, i + 1) != rows.sequences(0, i);
+  }
+};
+
+// --- CPU ---
+
+namespace cpu {
+
+constexpr Index kConvolutionColumns = 16;
+
+// Calls f(tile, columns, j) for all columns of all tiles.
+template <class F>
+void for_each_columns(Index rows, Index cols, F&& f) {
+  const Index tiles = ceil_div(rows, kTile), blocks = ceil_div(cols, kConvolutionColumns);
+#pragma omp parallel for
+  for (Index i = 0; i < tiles * blocks; ++i) {
+    const Index tile = i / blocks;
+    const Rows columns = piece(i % blocks, kConvolutionColumns, cols);
+    if (columns.size() == kConvolutionColumns) {
+      f(tile, std::integral_constant<Index, kConvolutionColumns>(), columns.begin);
+    } else {
+      for (Index j = columns.begin; j < columns.end; ++j) f(tile, std::integral_constant<Index, 1>(), j);
+    }
+  }
+}
+
+}  // namespace cpu
+
+template <class T>
+void compute_convolution_inputs(Cpu&, Matrix<T> u, Input<T> b, Input<T> x) {
+  for (Index i = 0; i < u.rows; ++i)
+    for (Index j = 0; j < u.cols; ++j) u(i, j) = convolved<1, Accumulator<T>>(b.row(i) + j, x.row(i) + j).at[0];
+}
+
+template <class T>
+void compute_convolution(Cpu&, Matrix<T> y, const ConvolutionChunk<T>& in) {
+  cpu::for_each_columns(y.rows, y.cols,
+                        [&](Index tile, auto n, Index j) { ConvolutionTile<n(), T>(in, tile, j).forward(y); });
+}
+
+template <class T>
+void compute_convolution_edges_backward(Cpu&, Matrix<Accumulator<T>> dedges, const ConvolutionChunk<T>& in,
+                                        Input<T> dy) {
+  cpu::for_each_columns(dy.rows, dy.cols, [&](Index tile, auto n, Index j) {
+    ConvolutionTile<n(), T>(in, tile, j).edge_backward(dedges, tile, dy);
+  });
+}
+
+template <class T>
+void compute_convolution_backward(Cpu&, Matrix<Accumulator<T>> dtaps, const ConvolutionChunk<T>& in, Input<T> dy,
+                                  Matrix<const Accumulator<T>> dedges) {
+  cpu::for_each_columns(dy.rows, dy.cols, [&](Index tile, auto n, Index j) {
+    ConvolutionTile<n(), T>(in, tile, j).backward(dtaps, dy, dedges);
+  });
+}
+
+// One channel's sums over tiles, from the last to the first.
+template <class A>
+STREAMBP_INLINE void add_taps(Matrix<A> dtaps, Matrix<A> partial, Index channel, Index lane, Index tiles_of_lane,
+                              Index tap) {
+  const Index width = dtaps.cols, lanes = dtaps.rows / partial.cols, tiles = partial.rows / width;
+  A& sum = dtaps(lane * partial.cols + channel, width - 1 - tap);
+  for (Index tile = tiles - 1; tile >= 0; --tile)
+    if (tile / tiles_of_lane % lanes == lane) sum += partial(tile * width + tap, channel);
+}
+
+template <class A>
+void compute_add_taps(Cpu& dev, Matrix<A> dtaps, Matrix<A> partial, Index width) {
+#pragma omp parallel for
+  for (Index row = 0; row < dtaps.rows; ++row)
+    for (Index tap = 0; tap < width; ++tap)
+      add_taps(dtaps, partial, row % partial.cols, row / partial.cols, dev.tile / kTile, tap);
+}
+
+template <class T>
+void compute_cached_convolution(Cpu&, Matrix<T> y, const ConvolutionChunk<T>& in, Matrix<T> cache,
+                                const SequenceIndex& rows) {
+  const CachedConvolution<T> cached = {in, cache, rows};
+#pragma omp parallel for
+  for (Index j = 0; j < y.cols; ++j) {
+    for (Index i = 0; i < y.rows; ++i) cached.forward(y, i, j);
+    for (Index i = 0; i < y.rows; ++i)
+      if (cached.is_last(i)) cached.update(i, j);
+  }
+}
+
+// --- CUDA: a thread for each column of a tile ---
+
+#ifdef STREAMBP_CUDA
+
+namespace cuda {
+
+constexpr int kColumns = 128;
+
+template <class F>
+__global__ void __launch_bounds__(kColumns) convolution_kernel(Index rows, Index cols, F f) {
+  const Index j = static_cast<Index>(blockIdx.x) * kColumns + threadIdx.x;
+  for (Index i = blockIdx.y; i < rows && j < cols; i += gridDim.y) f(i, j);
+}
+
+// Calls f(i, j) for all columns j of `rows` rows, tiles, or sequences.
+template <class F>
+void for_each_column(Cuda& dev, Index rows, Index cols, F f) {
+  if (rows == 0) return;
+  launch(dev, convolution_kernel<F>, grid_of(ceil_div(cols, kColumns), std::min<Index>(rows, 65535)), kColumns, 0, rows,
+         cols, f);
+}
+
+}  // namespace cuda
+
+template <class T>
+void compute_convolution_inputs(Cuda& dev, Matrix<T> u, Input<T> b, Input<T> x) {
+  cuda::for_each_column(dev, u.rows, u.cols, [=] __device__(Index i, Index j) {
+    u(i, j) = convolved<1, float>(b.row(i) + j, x.row(i) + j).at[0];
+  });
+}
+
+template <class T>
+void compute_convolution(Cuda& dev, Matrix<T> y, const ConvolutionChunk<T>& in) {
+  cuda::for_each_column(dev, ceil_div(y.rows, kTile), y.cols,
+                        [=] __device__(Index tile, Index j) { ConvolutionTile<1, T>(in, tile, j).forward(y); });
+}
+
+template <class T>
+void compute_convolution_edges_backward(Cuda& dev, Matrix<float> dedges, const ConvolutionChunk<T>& in, Input<T> dy) {
+  cuda::for_each_column(dev, ceil_div(dy.rows, kTile), dy.cols, [=] __device__(Index tile, Index j) {
+    ConvolutionTile<1, T>(in, tile, j).edge_backward(dedges, tile, dy);
+  });
+}
+
+template <class T>
+void compute_convolution_backward(Cuda& dev, Matrix<float> dtaps, const ConvolutionChunk<T>& in, Input<T> dy,
+                                  Matrix<const float> dedges) {
+  cuda::for_each_column(dev, ceil_div(dy.rows, kTile), dy.cols, [=] __device__(Index tile, Index j) {
+    ConvolutionTile<1, T>(in, tile, j).backward(dtaps, dy, dedges);
+  });
+}
+
+inline void compute_add_taps(Cuda& dev, Matrix<float> dtaps, Matrix<float> partial, Index width) {
+  const Index tiles_of_lane = dev.tile / kTile;
+  cuda::for_each_column(dev, dtaps.rows / partial.cols, partial.cols, [=] __device__(Index lane, Index channel) {
+    for (Index tap = 0; tap < width; ++tap) add_taps(dtaps, partial, channel, lane, tiles_of_lane, tap);
+  });
+}
+
+template <class T>
+void compute_cached_convolution(Cuda& dev, Matrix<T> y, const ConvolutionChunk<T>& in, Matrix<T> cache,
+                                const SequenceIndex& rows) {
+  const CachedConvolution<T> cached = {in, cache, rows};
+  cuda::for_each_column(dev, y.rows, y.cols, [=] __device__(Index i, Index j) { cached.forward(y, i, j); });
+  cuda::for_each_column(dev, y.rows, y.cols, [=] __device__(Index i, Index j) {
+    if (cached.is_last(i)) cached.update(i, j);
+  });
+}
+
+#endif
+
+}  // namespace streambp

@@ -1,0 +1,169 @@
+// A gated short convolution, the mixer of some layers.
+//
+//   b, c, x   = projections of the input
+//   convolved = c * convolution(b * x)          kernels/short_convolution.cuh
+//   output    = convolved oᵀ
+//
+// A row reads only a few rows before it. So the causal summary is the edge of each tile: b * x of the tile's last rows.
+// Where ranks share a stream, each has all channels of its own rows, and edges of all tiles.
+#pragma once
+
+#include "kernels/short_convolution.cuh"
+#include "model/linear.h"
+#include "model/parts.h"
+#include "model/stream.h"
+#include "model/summary.h"
+#include "model/tensors.h"
+#include "parallel/tile_exchange.h"
+
+namespace streambp {
+
+// The activations of a chunk.
+template <class T>
+struct ConvolutionActivations {
+  Matrix<T> b, c, x;
+  Matrix<T> convolved;
+};
+
+// What the rest of the program must know of a short convolution without computing it.
+struct Convolution {
+  static SummaryShape summary(const Config& c, Index) {
+    return {.edge = c.convolution_width - 1, .columns = c.hidden, .window = kTile};
+  }
+  static Index divisor(const Config&) { return 0; }  // any number of ranks
+
+  template <class T>
+  static void parameters(Section<T>& rows, Layer<T>& w) {
+    const Config& c = rows.c;
+    const Modules& names = family_of(c).modules;
+    const TensorShape square = {c.hidden, c.hidden};
+    for (Linear<T>* part : {&w.b, &w.c, &w.x})
+      rows.linear("attention", *part, names.convolution_in, square, Init::normal, false);
+    rows.row(w.taps, names.convolution, ".weight", {c.hidden, c.convolution_width}, Init::normal).per_channel = true;
+    rows.linear("attention", w.o, names.convolution_out, square, Init::residual, false);
+  }
+
+  // Its activations, of all that MixerActivations has.
+  static auto& of(auto& all) { return all.convolution; }
+
+  template <class T, class F>
+  static void for_each_activation(const Config& c, Index, ConvolutionActivations<T>& a, F&& f) {
+    for (Matrix<T>* m : {&a.b, &a.c, &a.x}) f(Part::queries, *m, c.hidden, View::own_rows);
+    f(Part::attention, a.convolved, c.hidden, View::own_rows);
+  }
+  template <class Device, class T>
+  static void complete(Device&, const Group&, ConvolutionActivations<T>&, Index) {}
+};
+
+template <class Device, class T>
+class ShortConvolution {
+ public:
+  using A = Accumulator<T>;
+  using Back = LinearBackward<T, A>;
+  using Description = Convolution;
+  using Activations = ConvolutionActivations<T>;
+  using Chunk = MixerChunk<T, Activations>;
+
+  ShortConvolution(Device& dev, const Config& c, const Layer<T>& weights, const Group& sequence)
+      : dev(dev), c(c), w(weights), exchange(dev, sequence), edge(c.convolution_width - 1) {}
+
+  // Writes the edges of some rows. Only the last rows of each tile are needed.
+  void summarise(const StreamRows& at, Matrix<T> x, const Summary<T>& past) {
+    auto scope = dev.scope();
+    const Matrix<T> last = last_rows(x);
+    const auto b = matrix(last.rows), projected = matrix(last.rows);
+    linear(dev, b, last, w.b);
+    linear(dev, projected, last, w.x_part());
+    write_edges(at, past, [&](Matrix<T> edges) { convolution_inputs(dev, edges, b, projected); });
+  }
+
+  // Reads the edges of earlier tiles and writes those of the chunk's tiles.
+  void forward(const Chunk& chunk) {
+    project(chunk.a, chunk.x);
+    write_edges(chunk.at, chunk.past,
+                [&](Matrix<T> edges) { convolution_inputs(dev, edges, last_rows(chunk.a.b), last_rows(chunk.a.x)); });
+    convolution(dev, chunk.a.convolved, rows_of(chunk));
+  }
+
+  // y = residual + convolved oᵀ
+  void output(Matrix<T> y, const Activations& a, Input<T> residual = {}) { linear(dev, y, a.convolved, w.o, residual); }
+
+  // In generation, where the cache has the last rows of each sequence.
+  void decode(const Activations& a, Matrix<T> x, const Summary<T>& cache, const SequenceRows& rows) {
+    project(a, x);
+    cached_convolution(dev, a.convolved, {a.b, a.c, a.x, w.taps}, cache.edges, rows);
+  }
+
+  // Repeats forward as far as backward needs it, and as far as it is not kept. The edges exist already.
+  void recompute(const Chunk& chunk, const KeptParts& kept) {
+    if (!kept.have(Part::queries)) project(chunk.a, chunk.x);
+    if (!kept.have(Part::attention)) convolution(dev, chunk.a.convolved, rows_of(chunk));
+  }
+
+  // dy: of the output. Returns the gradient of the input. Adds to the gradients of the weights, and to those of the edges of
+  // tiles before the chunk's. Later chunks must be done: only then are those of the chunk's own tiles complete.
+  Matrix<T> backward(const Layer<A>& g, Matrix<T> dy, const Summary<A>& dpast, const Chunk& chunk) {
+    const Activations& a = chunk.a;
+    const auto dconvolved = matrix(dy.rows);
+    linear_backward(dev, dconvolved, a.convolved, {Back{g.o, dy, w.o}}, Update::assign);
+    edges_backward(dpast, dconvolved, chunk);
+    convolution_backward<Device, T>(dev, g.taps, rows_of(chunk), dconvolved, dpast.edges);
+    const Matrix<T> db = a.b, dc = a.c, dx = a.x;  // the same memory
+    const auto dinput = matrix(dy.rows);
+    linear_backward(dev, dinput, chunk.x, {Back{g.b, db, w.b}, Back{g.c, dc, w.c}, Back{g.x, dx, w.x}}, Update::assign);
+    return dinput;
+  }
+
+ private:
+  void project(const Activations& a, Matrix<T> x) {
+    linear(dev, a.b, x, w.b);
+    linear(dev, a.c, x, w.c_part());
+    linear(dev, a.x, x, w.x_part());
+  }
+
+  // A copy of the last rows of each whole tile.
+  Matrix<T> last_rows(Matrix<T> x) {
+    const Index tiles = x.rows / kTile, tile = kTile * x.cols, last = edge * x.cols;
+    const auto copy = matrix(tiles * edge);
+    convert(dev, copy.reshape(last), x.slice({0, tiles * kTile}).reshape(tile).columns(tile - last, last));
+    return copy;
+  }
+
+  // Calls write(edges) with memory for the edges of this rank's tiles, and shares them.
+  template <class F>
+  void write_edges(const StreamRows& at, const Summary<T>& past, F&& write) {
+    auto scope = dev.scope();
+    const Index tiles = at.rows.size() / kTile;  // whole ones
+    const Matrix<T> all = past.slice(at.rows).edges.slice({0, tiles * edge});
+    const Index own = Division{tiles * kTile, dev.tile, exchange.rank(), exchange.ranks()}.own() / kTile;
+    const Matrix<T> mine = exchange.own(all, own * edge);
+    write(mine);
+    exchange.share(all, mine, edge);
+  }
+
+  void edges_backward(const Summary<A>& dpast, Matrix<T> dconvolved, const Chunk& chunk) {
+    auto scope = dev.scope();
+    const Index first = chunk.at.rows.begin / kTile, tiles = ceil_div(chunk.at.rows.size(), kTile);
+    const auto all = allocate<A>(dev, tiles * edge, dconvolved.cols, Kind::chunk);
+    const Matrix<A> mine = exchange.own(all, ceil_div(dconvolved.rows, kTile) * edge);
+    convolution_edges_backward<Device, T>(dev, mine, rows_of(chunk), dconvolved);
+    exchange.share(all, mine, edge);
+    const Index none = first == 0 ? edge : 0;  // the stream's first tile has no tile before it
+    if (all.rows > none)
+      dev.copy(dpast.edges.slice({(first - 1) * edge + none, (first + tiles - 1) * edge}), all.slice({none, all.rows}));
+  }
+
+  ConvolutionChunk<T> rows_of(const Chunk& chunk) const {
+    return {chunk.a.b,           chunk.a.c, chunk.a.x,       w.taps,          chunk.past.edges, chunk.at.mask.key_begin,
+            chunk.at.rows.begin, dev.tile,  exchange.rank(), exchange.ranks()};
+  }
+  Matrix<T> matrix(Index rows) { return allocate<T>(dev, rows, c.hidden, Kind::chunk); }
+
+  Device& dev;
+  const Config& c;
+  const Layer<T>& w;
+  TileExchange<Device> exchange;
+  const Index edge;  // rows of the edge of a tile
+};
+
+}  // namespace streambp

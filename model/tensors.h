@@ -1,0 +1,154 @@
+// The tensors of a model, and the rows of the table that names them (model/parameters.h).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/base/far.h"
+#include "kernels/embedding.cuh"
+#include "model/families.h"
+#include "model/linear.h"
+#include "model/quantised.h"
+
+namespace streambp {
+
+// Initial values: matrices are normal (with a smaller standard deviation if they write to the residual stream), norm
+// weights are one, biases are zero. Of an adapter, a is uniform and b is zero, so that it changes nothing at first.
+enum class Init { normal, residual, ones, zeros, adapter_a, adapter_b };
+
+// A row of the table.
+struct Parameter {
+  std::string name;  // in the Hugging Face checkpoint
+  Index rows, cols;  // a vector has one row
+  Init init;
+  const char* group = "";   // of a linear layer's weight: attention or mlp
+  bool transposed = false;  // in files
+  Index part = 0;           // in files, parameters of one name are the parts of one tensor, side by side
+  bool trained = true;
+  bool per_channel = false;  // a filter for each row; in files, (rows x 1 x cols)
+  bool in_layer = false;     // else of the embedding, the last norm or the head
+
+  bool vector() const { return init == Init::ones || init == Init::zeros; }
+  Index length() const { return vector() ? cols : rows; }
+  bool adapter() const { return init == Init::adapter_a || init == Init::adapter_b; }
+};
+
+// The tensors of a layer. Tensors that the model does not have stay empty.
+template <class T>
+struct Layer {
+  NormWeights<T> attention_norm, q_norm, k_norm, post_attention_norm, mlp_norm, post_mlp_norm;
+  Linear<T> q, k, v, gate, up, down;
+  Linear<T> o;        // of any mixer
+  Linear<T> b, c, x;  // of a short convolution
+  Matrix<T> taps;
+
+  // Where q, k and v are one tensor in files, as in GPT-2, their adapters share q's a; so do gate and up in Phi-3, and b, c
+  // and x of a convolution.
+  Linear<T> keys() const { return with_shared_a(k, q); }
+  Linear<T> values() const { return with_shared_a(v, q); }
+  Linear<T> ups() const { return with_shared_a(up, gate); }
+  Linear<T> c_part() const { return with_shared_a(c, b); }
+  Linear<T> x_part() const { return with_shared_a(x, b); }
+
+ private:
+  static Linear<T> with_shared_a(Linear<T> w, const Linear<T>& first) {
+    if (!w.adapter.a) w.adapter.a = first.adapter.a;
+    return w;
+  }
+};
+
+// A full set of tensors: the weights, their gradient, or a moment of the optimizer.
+template <class T>
+struct Tensors {
+  EmbeddingTables<T> embedding;
+  std::vector<Layer<T>> layers;
+  NormWeights<T> norm;
+  Linear<T> head;
+
+  explicit Tensors(const Config& c) : layers(static_cast<std::size_t>(c.layers)) {}
+
+  // The head's linear layer. A tied head has no tensor: it is the embedding's table.
+  Linear<T> output() const { return head.weight ? head : Linear<T>{embedding.tokens, {}}; }
+};
+
+// A row of the table and its tensor. If that is quantised or in far memory, the matrix is empty.
+template <class T>
+struct Entry {
+  Parameter parameter;
+  Matrix<T>* matrix;
+  Nf4* quantised = nullptr;
+  FarMatrix<T>* far = nullptr;  // where it can be far
+
+  bool is_far() const { return far && far->cols > 0; }
+  // Calls f with the matrix, near or far.
+  template <class F>
+  auto with_matrix(F&& f) const {
+    return is_far() ? f(*far) : f(*matrix);
+  }
+};
+template <class T>
+using Table = std::vector<Entry<T>>;
+
+template <class T, class F>
+Table<T> rows_where(Table<T> table, F&& holds) {
+  std::erase_if(table, [&](const Entry<T>& e) { return !holds(e.parameter); });
+  return table;
+}
+template <class T>
+Table<T> trained(const Table<T>& table) {
+  return rows_where(table, [](const Parameter& p) { return p.trained; });
+}
+template <class T>
+Table<T> plain(Table<T> table) {
+  std::erase_if(table, [](const Entry<T>& e) { return e.quantised; });
+  return table;
+}
+template <class T>
+Table<T> adapters(const Table<T>& table) {
+  return rows_where(table, [](const Parameter& p) { return p.adapter(); });
+}
+template <class T>
+Table<T> without_adapters(const Table<T>& table) {
+  return rows_where(table, [](const Parameter& p) { return !p.adapter(); });
+}
+
+struct TensorShape {
+  Index rows, cols;
+};
+
+// Builds a section of the table from the tensors of modules. `prefix`: of the names, in a layer.
+template <class T>
+struct Section {
+  const Config& c;
+  const std::string prefix = "";
+  Table<T> table = {};
+
+  Parameter& row(Matrix<T>& w, const std::string& module, const char* tensor, TensorShape shape, Init init) {
+    Parameter p = {prefix + module + tensor, shape.rows, shape.cols, init};
+    p.in_layer = !prefix.empty();
+    for (const Entry<T>& e : table) p.part += e.parameter.name == p.name;
+    p.trained = p.adapter() || !c.trained || c.trained->contains(p.name);
+    return table.emplace_back(Entry<T>{p, &w}).parameter;
+  }
+  void norm(NormWeights<T>& w, const std::string& module, Index width, Norm kind) {
+    if (!c.norm_weight) return;
+    row(w.weight, module, ".weight", {1, width}, c.norm_offset == 1 ? Init::zeros : Init::ones);
+    if (kind == Norm::layer && c.norm_bias) row(w.bias, module, ".bias", {1, width}, Init::zeros);
+  }
+  void linear(const char* group, Linear<T>& w, const char* module, TensorShape shape, Init init, bool bias) {
+    Parameter& weight = row(w.weight, module, ".weight", shape, init);
+    const Index part = weight.part;
+    weight.group = group, weight.transposed = family_of(c).modules.transposed;
+    table.back().far = &w.far;
+    if (c.base == Base::nf4) table.back().quantised = &w.quantised;
+    if (bias) row(w.bias, module, ".bias", {1, shape.rows}, Init::zeros);
+    const auto adapter = c.adapters.find(prefix + module);
+    if (adapter == c.adapters.end()) return;
+    const auto [rank, scale] = adapter->second;
+    w.adapter.scale = scale;  // not a tensor, but set with them
+    if (part == 0) row(w.adapter.a, module, ".lora_A.weight", {rank, shape.cols}, Init::adapter_a);
+    row(w.adapter.b, module, ".lora_B.weight", {shape.rows, rank}, Init::adapter_b);
+  }
+};
+
+}  // namespace streambp
