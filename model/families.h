@@ -8,17 +8,18 @@
 #include <string>
 #include <vector>
 
+#include "model/families/lfm2.h"
 #include "model/families/variants.h"
 
 namespace streambp {
 
 // All families. A program may add its own.
 inline std::deque<ModelFamily>& model_families() {
-  static std::deque<ModelFamily> all = {gpt2(),   llama(),   mistral(),  ministral(), ministral3(),     qwen2(),
-                                        qwen3(),  gemma(),   gemma2(),   gemma3(),    nanochat(),       phi3(),
-                                        olmo2(),  olmo3(),   smollm3(),  granite(),   granite_hybrid(), exaone4(),
-                                        cohere(), cohere2(), glm(),      glm4(),      hunyuan(),        ernie4_5(),
-                                        helium(), arcee(),   seed_oss(), starcoder2()};
+  static std::deque<ModelFamily> all = {
+      gpt2(),           llama(),   mistral(),  ministral(),  ministral3(), qwen2(), qwen3(),   gemma(),
+      gemma2(),         gemma3(),  nanochat(), phi3(),       olmo2(),      olmo3(), smollm3(), granite(),
+      granite_hybrid(), exaone4(), cohere(),   cohere2(),    glm(),        glm4(),  hunyuan(), ernie4_5(),
+      helium(),         arcee(),   seed_oss(), starcoder2(), lfm2()};
   return all;
 }
 inline const ModelFamily& family_named(const std::string& name) {
@@ -69,6 +70,8 @@ inline Config make_config(const std::string& family, const Sizes& s) {
     const auto* scale = std::get_if<InverseSquare>(&field.meaning);
     if (scale) c.*scale->member = 1 / std::sqrt(static_cast<double>(s.head_dim));
   }
+  for (Index l = 1; f.attention_every > 0 && l <= s.layers; ++l)
+    c.mixers.push_back(l % f.attention_every == 0 ? MixerKind::attention : MixerKind::convolution);
   if (f.local == LocalLayers::most) c.local = all_but_every_layer(f.global_every, s.layers);
   if (f.without_rope_every > 0) c.without_rope = every_layer(f.without_rope_every, s.layers);
   if (f.local_rope) c.without_rope = without(c.local);

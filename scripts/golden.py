@@ -16,13 +16,13 @@ from safetensors.torch import save
 # Their names in model_type, where these are not those of the classes in lower case.
 FAMILIES = [
     "Arcee", "Cohere", "Cohere2", "Ernie4_5", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Granite", "GraniteMoeHybrid",
-    "Helium", "HunYuanDenseV1", "Llama", "Ministral", "Ministral3", "Mistral", "NanoChat", "Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "SeedOss",
+    "Helium", "HunYuanDenseV1", "Lfm2", "Llama", "Ministral", "Ministral3", "Mistral", "NanoChat", "Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen3", "SeedOss",
     "SmolLM3", "Starcoder2",
 ]  # fmt: skip
 TYPES = {"Gemma3": "gemma3_text", "HunYuanDenseV1": "hunyuan_v1_dense", "SeedOss": "seed_oss"}
 ACTIVATIONS = {"Arcee": "relu2", "Gemma": "gelu", "Gemma2": "gelu_pytorch_tanh", "Gemma3": "gelu_pytorch_tanh",
                "NanoChat": "relu2", "Starcoder2": "gelu_pytorch_tanh"}  # fmt: skip
-EPSILONS = {"Cohere": "layer_norm_eps", "Cohere2": "layer_norm_eps", "Starcoder2": "norm_epsilon"}
+EPSILONS = {"Cohere": "layer_norm_eps", "Cohere2": "layer_norm_eps", "Lfm2": "norm_eps", "Starcoder2": "norm_epsilon"}
 GEMMA = ("gemma", "gemma2", "gemma3_text")  # their norms multiply by 1 + weight
 # They must be loaded before `everything_in_float64` changes the meaning of torch.float32.
 MODELS = {
@@ -54,7 +54,7 @@ def gpt2(vocab, hidden, heads, mlp):
 
 def llama_like(family, vocab, hidden, heads, kv_heads, mlp, **more):
     return {
-        "hidden_activation" if family in ("Gemma2", "Gemma3") else "hidden_act": ACTIVATIONS.get(family, "silu"),
+        **({} if family == "Lfm2" else {"hidden_activation" if family in ("Gemma2", "Gemma3") else "hidden_act": ACTIVATIONS.get(family, "silu")}),
         "architectures": [family + "ForCausalLM"],
         "hidden_size": hidden,
         "intermediate_size": mlp,
@@ -131,7 +131,8 @@ def forward(model, stream, lengths):
 
 def check_norm(model, config):
     """Compares the final norm with its formula in plain Python floats (float64)."""
-    norm = model.transformer.ln_f if "n_embd" in config else model.model.norm
+    lfm2 = config["model_type"] == "lfm2"
+    norm = model.transformer.ln_f if "n_embd" in config else model.model.embedding_norm if lfm2 else model.model.norm
     x = [math.sin(i) for i in range(config.get("n_embd") or config["hidden_size"])]
     weight = norm.weight.tolist() if hasattr(norm, "weight") else [1] * len(x)
     bias, offset = [0] * len(x), 1 if config["model_type"] in GEMMA else 0

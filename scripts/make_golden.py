@@ -237,6 +237,15 @@ CASES = {
     "helium": case(
         [18, 2, 22], "Helium", vocab=43, hidden=24, heads=3, kv_heads=1, mlp=36, head_dim=8, rope_theta=500.0,
         attention_bias=False, mlp_bias=False, pad_token_id=None, tie_word_embeddings=False),
+    # The published form, in which the MLP's width is adjusted (40 becomes 32), and the newer form.
+    "lfm2": case(
+        [23, 2, 17], "Lfm2", vocab=53, hidden=24, heads=3, kv_heads=1, mlp=44, block_ff_dim=40, block_multiple_of=8,
+        full_attn_idxs=[1], conv_L_cache=3, conv_bias=False, rope_theta=300.0, tie_embedding=True, pad_token_id=None,
+        num_heads=3),
+    "lfm2_wide": case(
+        [1, 19, 3, 12], "Lfm2", vocab=41, hidden=20, heads=2, kv_heads=1, mlp=28, block_auto_adjust_ff_dim=False,
+        layer_types=["full_attention", "conv"], conv_L_cache=4, pad_token_id=None, tie_word_embeddings=False,
+        rope_parameters={"rope_theta": 200.0, "rope_type": "default"}),
     "arcee": case(
         [17, 3, 20], "Arcee", vocab=41, hidden=24, heads=3, kv_heads=1, mlp=52, head_dim=8, rope_theta=500.0,
         attention_bias=False, mlp_bias=False, rope_scaling=None, tie_word_embeddings=False),

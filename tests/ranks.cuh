@@ -16,6 +16,8 @@ inline std::vector<Family> models_for_ranks() {
   add("qwen2", make_config("qwen2", {71, 32, 1, 8, 4, 8, 36, 0, false}));
   Config* c = add("gemma3", make_config("gemma3", {89, 26, 2, 4, 4, 10, 44, 0, true}));
   c->window = 20, c->local = {true, false}, c->local_rope_theta = 100;
+  add("lfm2", make_config("lfm2", {61, 26, 3, 4, 4, 6, 38, 0, true}))->mixers = {
+      MixerKind::convolution, MixerKind::attention, MixerKind::convolution};
   if (kSanitized) all.erase(all.begin() + 2, all.end());
   return all;
 }

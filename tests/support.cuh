@@ -140,13 +140,14 @@ inline std::vector<Family> families() {
   add("nanochat", make_config("nanochat", {53, 22, 2, 3, 1, 12, 38, 0, false}))->logit_cap = 0.5;
   c = add("hunyuan_relu2", make_config("hunyuan", {51, 24, 2, 3, 1, 14, 42, 0, false}));
   c->mlp_kind = Mlp::relu2;
+  add("lfm2", make_config("lfm2", {47, 26, 3, 4, 2, 10, 38, 0, true}));
   return all;
 }
 
 // One of each kind of layer.
 inline std::vector<Family> distinct_families() {
-  static const std::set<std::string> distinct = {"gpt2", "gemma2",         "gemma3",  "phi3",    "olmo2",
-                                                 "glm4", "granite_hybrid", "cohere2", "nanochat"};
+  static const std::set<std::string> distinct = {"gpt2", "gemma2",         "gemma3",  "phi3",     "olmo2",
+                                                 "glm4", "granite_hybrid", "cohere2", "nanochat", "lfm2"};
   std::vector<Family> all = families();
   std::erase_if(all, [](const Family& family) { return !distinct.contains(family.name); });
   return all;

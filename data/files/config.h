@@ -98,6 +98,42 @@ inline void read_layers_without_rope(const Fields& f, const ModelFamily& family,
   for (Index l = 0; l < c.layers; ++l) c.without_rope[l] = with_rope[l] == 0;
 }
 
+// Which layers are short convolutions: given by "layer_types", or by "full_attn_idxs", which lists the others.
+inline void read_convolutions(const Fields& f, Config& c) {
+  c.mixers.assign(static_cast<std::size_t>(c.layers), MixerKind::convolution);
+  if (f.has("layer_types")) {
+    const Json& types = f.list("layer_types");
+    require(std::ssize(types) == c.layers, f.file, ": \"layer_types\" must name a type for each of the ", c.layers,
+            " layers");
+    for (std::size_t l = 0; l < types.size(); ++l) {
+      const bool attention = types[l] == "full_attention";
+      require(attention || types[l] == "conv", f.file, ": \"layer_types\": ", shown(types[l]),
+              " is not supported; \"full_attention\" and \"conv\" are");
+      if (attention) c.mixers[l] = MixerKind::attention;
+    }
+    f.has("full_attn_idxs");
+  } else if (f.has("full_attn_idxs")) {
+    for (const double l : f.numbers("full_attn_idxs")) {
+      require(l >= 0 && l < static_cast<double>(c.layers) && l == std::floor(l), f.file,
+              ": \"full_attn_idxs\": there is no layer ", l);
+      c.mixers[static_cast<std::size_t>(l)] = MixerKind::attention;
+    }
+  } else {
+    c.mixers.assign(static_cast<std::size_t>(c.layers), MixerKind::attention);
+  }
+}
+
+// In LFM2's files the width of the MLP is that of one without a gate. It becomes two thirds, rounded up.
+inline void adjust_mlp(const Fields& f, Config& c) {
+  c.mlp = f.get<Index>("block_ff_dim", c.mlp);
+  const auto multiple = f.get<Index>("block_multiple_of", 256);
+  const auto factor = f.get<double>("block_ffn_dim_multiplier", 1.0);
+  if (!f.get<bool>("block_auto_adjust_ff_dim", true)) return;
+  require(c.mlp <= kLargestSize && multiple > 0 && multiple <= kLargestSize && factor > 0 && factor < 1e3, f.file,
+          ": \"block_multiple_of\" and \"block_ffn_dim_multiplier\" must be positive, and not huge");
+  c.mlp = round_up(static_cast<Index>(factor * static_cast<double>(2 * c.mlp / 3)), multiple);
+}
+
 // The value of a field in the file, or else the one that the family gives it.
 template <class V>
 V read_value(const Fields& f, const Field& field, const Config& c) {
@@ -188,8 +224,8 @@ inline std::string reason_against(const std::string& type) {
        {"dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "gpt_oss", "jetmoe", "kimi_k2", "llama4",
         "llama4_text", "minimax", "minimax_m2", "mixtral"}},
       {"they have layers of linear attention, state spaces or convolutions",
-       {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "nemotron_h",
-        "qwen3_5", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba2"}}};
+       {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "qwen3_5",
+        "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba2"}}};
   for (const auto& [reason, types] : reasons)
     if (types.contains(type)) return reason;
   return type.find("moe") != type.npos ? "they are mixtures of experts" : "";
@@ -223,6 +259,7 @@ inline Config config_from_json(const Json& json, const std::string& file, const 
   require(c.score_scale > 0 || !varies(*found, "attention_multiplier"), file,
           ": \"attention_multiplier\" must be positive");
   if (found->local != LocalLayers::none) read_windows(f, *found, c);
+  if (found->attention_every > 0) read_convolutions(f, c), adjust_mlp(f, c);
   if (found->without_rope_every > 0) read_layers_without_rope(f, *found, c);
   if (c.positions == Positions::rope) read_rope(f, *found, c);
   read_base(f, c, root);
@@ -250,6 +287,9 @@ inline Json config_to_json(const Config& c) {
   if (all || family.local == LocalLayers::most || c.window > 0)
     json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
   if (family.local == LocalLayers::upper && c.window > 0) json["use_sliding_window"] = true;
+  if (family.attention_every > 0) json["block_auto_adjust_ff_dim"] = false;
+  for (const MixerKind mixer : c.mixers)
+    json["layer_types"].push_back(mixer == MixerKind::convolution ? "conv" : "full_attention");
   for (const bool local : c.local) json["layer_types"].push_back(local ? "sliding_attention" : "full_attention");
   for (const bool without : family.local_rope ? std::vector<bool>() : c.without_rope)
     json["no_rope_layers"].push_back(without ? 0 : 1);

@@ -33,6 +33,7 @@ std::vector<std::int64_t> stored_shape(const Table<T>& parts) {
   Index length = 0;
   for (const Entry<T>& e : parts) length += e.parameter.length();
   if (p.vector()) return {length};
+  if (p.per_channel) return {length, 1, p.cols};
   if (p.transposed) return {p.cols, length};
   return {length, p.cols};
 }

@@ -252,6 +252,7 @@ inline ModelFamily nanochat() {
       .modules = {.up = "mlp.fc1", .down = "mlp.fc2"},
       .published = {{"nanochat-d32", {65536, 2048, 32, 16, 16, 128, 8192, 2048, false}}}};
 }
+
 // clang-format on
 
 }  // namespace streambp

@@ -57,7 +57,7 @@ class MuonOptimizer : public Optimizer<Device, T, G> {
   using A = Accumulator<T>;
   static constexpr double kMomentum = 0.95;
 
-  static bool is_matrix(const Parameter& p) { return p.in_layer && !p.vector(); }
+  static bool is_matrix(const Parameter& p) { return p.in_layer && !p.vector() && !p.per_channel; }
   static Index second_moment(const Parameter& p) { return is_matrix(p) ? 0 : p.cols; }
   Matrix<A> momentum(const Updated<T, G>& u) const { return this->template state<A>(0, u); }
 

@@ -339,6 +339,10 @@ inline const std::vector<Defect>& all_defects() {
          const bool differs = c.config.kv_heads > 1 && c.config.kv_heads < c.config.heads;
          return is_small(c) && differs && change(c.wrong.heads_in_turn, true);
        }},
+      {"convolution-leaks", "short convolutions that read the tokens before a document's start",
+       [](TrainingCase& c) {
+         return is_small(c) && !c.config.mixers.empty() && change(c.wrong.convolution_leaks, true);
+       }},
       {"micro-batch-scaled", "a step in which a micro-batch counts more or less than once",
        [](TrainingCase& c) { return c.step.batches.size() > 1 && change(c.scaled, Index{0}); }, Where::micro_batches},
       {"attention-window", "a model in which layers attend to a window",

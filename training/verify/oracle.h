@@ -57,7 +57,7 @@ inline Array norm(Tape& tape, const Config& c, Norm kind, Array x, Array w, Arra
 }
 
 struct LayerKind {
-  bool local, rotates;
+  bool convolution, local, rotates;
 };
 
 // Σ_h softmax(q_h k_hᵀ / sqrt(dim)) v_h o_hᵀ + b, where head h has its columns of q, k, v and of the weight o. Several
@@ -95,6 +95,18 @@ inline Array attention(Tape& tape, const Config& c, LayerKind kind, const TokenB
   return w.o.bias ? add(tape, sum, repeat(w.o.bias, sum.rows)) : sum;
 }
 
+// o(c * Σ_k w_k * (b * x)[t - k]), where b, c and x are projections of the input
+inline Array short_convolution(Tape& tape, const TokenBatch& batch, const Layer<Number>& w, Array input) {
+  const Array b = linear(tape, input, w.b), c = linear(tape, input, w.c_part());
+  const Array u = multiply(tape, b, linear(tape, input, w.x_part())), taps = transpose(w.taps);
+  Array sum = tape.zeros(u.rows, u.cols);
+  for (Index k = 0; k < taps.rows; ++k) {
+    const Array tap = {&taps(taps.rows - 1 - k, 0), 1, taps.cols, taps.row_stride, taps.col_stride};
+    sum = add(tape, sum, multiply(tape, delayed(tape, batch, u, k), repeat(tap, u.rows)));
+  }
+  return linear(tape, multiply(tape, c, sum), w.o);
+}
+
 // down(f(gate(x)) * up(x)), without a gate down(f(up(x)))
 inline Array mlp(Tape& tape, const Config& c, const Layer<Number>& w, Array x) {
   const Array up = branch(tape, "branch-up", linear(tape, x, w.ups()));
@@ -113,7 +125,8 @@ inline Array layer(Tape& tape, const Config& c, LayerKind kind, const TokenBatch
   };
   const Array x_norm =
       branch(tape, "branch-attention-norm", normed(branch(tape, "branch-attention-input", x), w.attention_norm));
-  Array attended = attention(tape, c, kind, batch, w, x_norm);
+  Array attended =
+      kind.convolution ? short_convolution(tape, batch, w, x_norm) : attention(tape, c, kind, batch, w, x_norm);
   if (c.post_norms) attended = norm(tape, c, c.norm, attended, w.post_attention_norm.weight);
   const Array h =
       add(tape, branch(tape, "branch-attention-skip", x), scaled(branch(tape, "branch-attention", attended)));
@@ -135,7 +148,8 @@ inline Array model(Tape& tape, const Config& c, const TokenBatch& batch, const T
     const bool local = c.window > 0 && (c.local.empty() || c.local[l]);
     const bool rotates = c.positions == Positions::rope && (c.without_rope.empty() || !c.without_rope[l]);
     tape.layer = static_cast<Index>(l);
-    x = layer(tape, c, {local, rotates}, batch, w.layers[l], x);
+    const bool convolution = !c.mixers.empty() && c.mixers[l] == MixerKind::convolution;
+    x = layer(tape, c, {convolution, local, rotates}, batch, w.layers[l], x);
   }
   tape.layer = -1;
   x = norm(tape, c, c.norm, x, w.norm.weight, w.norm.bias);

@@ -278,6 +278,19 @@ inline bool visible(const Config& c, bool local, const TokenBatch& batch, Index 
   return batch.key_begin[i] == batch.key_begin[j] && (j <= i || future) && !hidden && (!local || i - j < c.window);
 }
 
+// y[t] = x[t - k], 0 before the document's first token        dx[t - k] += dy[t]
+inline Array delayed(Tape& tape, const TokenBatch& batch, Array x, Index k) {
+  const Array y = tape.zeros(x.rows, x.cols);
+  const bool leaks = tape.wrong.convolution_leaks;
+  const auto for_each_number = [=, begin = batch.key_begin](auto&& f) {
+    for (Index t = k; t < x.rows; ++t)
+      for (Index i = 0; i < x.cols && (leaks || t - k >= begin[t]); ++i) f(y(t, i), x(t - k, i));
+  };
+  for_each_number([](Number& to, Number& from) { to.value = from.value; });
+  tape.on_the_way_back([=] { for_each_number([](Number& to, Number& from) { from.grad += to.grad; }); });
+  return y;
+}
+
 // y = cap tanh(x / cap)        dx += dy (1 - tanh²)
 inline Array soft_cap(Tape& tape, Array x, double cap) {
   const Array y = tape.zeros(x.rows, x.cols);

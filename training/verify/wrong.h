@@ -11,7 +11,8 @@ namespace streambp {
 struct Wrong {
   enum class Sees { past, everything, before, next } sees = Sees::past;  // what a token attends to in its document
   bool rotates_queries = true, rotates_keys = true;
-  bool heads_in_turn = false;  // query heads share key/value heads in turn, instead of in groups
+  bool convolution_leaks = false;  // short convolutions read the document before
+  bool heads_in_turn = false;      // query heads share key/value heads in turn, instead of in groups
   // Where backward is wrong, or what is added; in one layer or in all (-1). Of strength 0 nothing, of 1 completely:
   // backward multiplies a branch's gradient by 1 - strength.
   std::string what = {};
