@@ -7,8 +7,9 @@
 //   checkpoint     whole stream    whole stream    the input of every layer
 //   stream         C rows          H rows          the input of every layer, and any of its parts (memory/schedule.h)
 //
-// A row of a layer's output depends on other rows only through their keys and values. So a layer's backward pass can go
-// chunk by chunk, from the last to the first, and recompute only one chunk's activations at a time:
+// A row of a layer's output depends on earlier rows only through their causal summary: in attention, their keys and values
+// (model/mixer.h). So a layer's backward pass can go chunk by chunk, from the last to the first, and recompute only one
+// chunk's activations at a time. In a layer of attention:
 //
 //   recompute K, V of the layer for all rows               K, V, dK, dV: the only full-length matrices of a layer
 //   for each chunk, last to first:
@@ -20,18 +21,19 @@
 // All modes give the same bits: a row's numbers do not depend on the chunk, and sums over rows add tiles (256 rows; 2048
 // on a GPU) from the last to the first. Chunks are whole tiles, visited from the last to the first.
 //
-// Several ranks can share a stream; every chunk has rows of each of them (parallel/division.h). Three places notice:
-// attention exchanges rows for heads (parallel/head_exchange.h), gradient sums add those of all ranks, in lanes
-// (memory/sums.h), and weights in shards come from all ranks (memory/weights.h). A rank without a micro-batch walks an
-// empty stream: it has no chunks, but takes part in every exchange.
+// Several ranks can share a stream. Every chunk has rows of each (parallel/division.h), and `own` are those of this rank. What
+// ranks exchange is out of sight: mixers get what they need of other ranks' rows (parallel/head_exchange.h), gradient sums
+// add those of all ranks, in lanes (memory/sums.h), and weights in shards come from all ranks (memory/weights.h). A rank
+// without a micro-batch walks an empty stream: it has no chunks, but takes part in every exchange.
 //
 // The order: a cell (layer, chunk) of backward needs the cell of the layer above, all later chunks of its own layer, and the
-// layer's K and V of earlier rows. Every order that respects this gives the same bits. The stream is cut into blocks of
-// rows, walked from the last to the first; a block goes through all layers, layer by layer, in chunks:
+// layer's summary of earlier rows. Every order that respects this gives the same bits. The stream is cut into blocks of
+// rows; backward goes through them from the last to the first, and through all layers of a block, layer by layer, in chunks:
 //
-//   one block         keeps layer inputs for all rows; K, V, dK, dV and the gradient sums of one layer
-//   several blocks    keep layer inputs for one block; K, V, dK, dV and the gradient sums of all layers. First, all blocks
-//                     but the last go through all layers once more, for K and V (memory/summaries.h)
+//   one block         keeps layer inputs for all rows; the summary, its gradient and the gradient sums of one layer
+//   several blocks    keep layer inputs for one block; summaries, their gradients and the gradient sums of all layers. So
+//                     forward goes through all blocks for their summaries, and through each again before its backward
+//                     (memory/summaries.h)
 #pragma once
 
 #include <functional>
@@ -66,14 +68,13 @@ class Walk {
   template <class G>
   void gradient(const StepGradient<G>& step, const TokenWeights<A>& w, Matrix<A> logp,
                 const std::function<void()>& weigh = {}) {
-    using Sums = GradientSums<Device, G>;
     auto scope = dev.scope();
     const auto blocks = streambp::blocks(stream.division, schedule, stream.longest);
-    Sums sums(dev, c, ranks, step, blocks.size() > 1 ? Sums::Open::all : Sums::Open::one_at_a_time, lowest);
+    GradientSums<Device, G> sums(dev, c, ranks, step, blocks.size() > 1 ? OpenSums::all : OpenSums::one, lowest);
     Summaries<Device, T> summaries(dev, c, stream, blocks, ranks.sequence, lowest);
-    std::optional<Kept> kept;
+    std::optional<Kept> kept;  // of the block that forward went through last
     const auto forward_of = [&](const Block& block, const KeptSets& sets) {
-      kept.reset();  // frees what the block before it kept
+      kept.reset();  // frees memory for the next one
       kept.emplace(dev, c, summaries, block, sets, ranks.sequence, lowest);
       forward(*kept);
     };
@@ -83,8 +84,8 @@ class Walk {
     }
     if (weigh) weigh();
     for (const Block& block : last_to_first(blocks)) {
-      if (!block.last) forward_of(block, schedule.kept);
-      const Matrix<T> dx = kept->output();  // the same memory
+      if (!block.last) forward_of(block, schedule.kept);  // of the last block, everything is there
+      const Matrix<T> dx = kept->output();                // the same memory
       head_backward(block, sums, dx, w, logp);
       for (Index l = c.layers - 1; l >= lowest; --l) {
         layer_backward(l, *kept, sums, dx);
@@ -105,7 +106,7 @@ class Walk {
   Matrix<T> forward() {
     const Block all = one_block();
     Summaries<Device, T> summaries(dev, c, stream, {all}, ranks.sequence, c.layers);
-    Kept nothing(dev, c, summaries, all, KeptParts::nothing(), ranks.sequence, 0);
+    Kept nothing(dev, c, summaries, all, KeptParts::nothing(), ranks.sequence, c.layers);
     forward(nothing);
     return nothing.output();
   }
@@ -133,7 +134,7 @@ class Walk {
     const Summary<T> past = kept.summary(l);
     for (const DividedRows& chunk : kept.block.chunks) {
       auto cell = dev.scope({"forward", l, chunk.all});
-      const Activations<T> a = kept.begin_chunk(l, chunk);  // from here on y may replace x
+      const Activations<T> a = kept.begin_chunk(l, chunk);  // has waited until y may replace x
       layer.forward(y.slice(chunk.own), {kept.rows(l, chunk), x.slice(chunk.own), past, a});
       kept.finish_chunk(l, chunk);
     }
@@ -141,8 +142,8 @@ class Walk {
   }
 
   // dx: the gradient of the layer's output, replaced by the gradient of its input.
-  template <class Sums>
-  void layer_backward(Index l, Kept& kept, Sums& sums, Matrix<T> dx) {
+  template <class G>
+  void layer_backward(Index l, Kept& kept, GradientSums<Device, G>& sums, Matrix<T> dx) {
     const auto leased = weights.take_layer(l, l > lowest ? l - 1 : kNoLayer);
     TransformerLayer<Device, T> layer(dev, c, frequencies, l, leased.weights, ranks.sequence);
     sums.layer(l, [&](const Layer<A>& g) {
@@ -151,7 +152,7 @@ class Walk {
       const Summary<A> dpast = kept.summary_gradient(l);
       if (!kept.have_summary(l)) {
         for (const DividedRows& chunk : kept.block.chunks) {
-          auto cell = dev.scope({"keys and values", l, chunk.all});
+          auto cell = dev.scope({"summary", l, chunk.all});
           layer.summarise(kept.rows(l, chunk), kept.input(l, chunk), past);
         }
       }
@@ -177,8 +178,9 @@ class Walk {
   }
 
   // Replaces x, this output, by its gradient.
-  template <class Sums>
-  void head_backward(const Block& block, Sums& sums, Matrix<T> x, const TokenWeights<A>& w, Matrix<A> logp) {
+  template <class G>
+  void head_backward(const Block& block, GradientSums<Device, G>& sums, Matrix<T> x, const TokenWeights<A>& w,
+                     Matrix<A> logp) {
     const auto leased = weights.take_head();
     Head<Device, T> head(dev, c, leased.weights);
     sums.head([&](const Tensors<A>& g) {
@@ -191,8 +193,8 @@ class Walk {
   }
 
   // dx: the gradient of the first layer's input, for all rows.
-  template <class Sums>
-  void embedding_gradient(Sums& sums, Matrix<T> dx) {
+  template <class G>
+  void embedding_gradient(GradientSums<Device, G>& sums, Matrix<T> dx) {
     const EmbeddingIndex rows = stream.embedding_index();
     sums.embedding([&](const Tensors<A>& g) {
       if (c.embedding_norm) embedding_norm_backward(dev, c, dx, rows, weights.take_embedding().weights.embedding);

@@ -2,7 +2,7 @@
 // parts can be kept: everything in near memory is full-memory backpropagation; the inputs of layers alone are checkpointing
 // and StreamBP.
 //
-// Layers below `first`, which backward does not reach, keep nothing. Where the input of a layer is not kept in near memory,
+// Layers below `lowest`, which backward does not reach, keep nothing. Where the input of a layer is not kept in near memory,
 // the layer works in place, in one matrix; far memory gets a chunk as soon as it is computed.
 #pragma once
 
@@ -24,14 +24,14 @@ class KeptValues {
  public:
   // Frees what it has allocated when it ends.
   KeptValues(Device& dev, const Config& c, Summaries<Device, T>& summaries, const Block& block, const KeptSets& sets,
-             const Group& ranks, Index first)
+             const Group& ranks, Index lowest)
       : block(block),
         scope_(dev.scope()),
         dev_(dev),
         c_(c),
         summaries_(summaries),
         ranks_(ranks),
-        first_(first),
+        lowest_(lowest),
         sets_(sets),
         residual_(summaries.residual(block)),
         inputs_(dev, shape(Part::input, c.hidden, View::own_rows)),
@@ -69,7 +69,7 @@ class KeptValues {
 
   // --- A layer's activations ---
 
-  const KeptParts& parts(Index layer) const { return layer < first_ ? nothing_ : sets_.of(layer); }
+  const KeptParts& parts(Index layer) const { return layer < lowest_ ? nothing_ : sets_.of(layer); }
 
   // Forward: memory for a chunk's activations. Call finish_chunk when they and the layer's output are computed.
   Activations<T> begin_chunk(Index layer, const DividedRows& chunk) {
@@ -159,7 +159,7 @@ class KeptValues {
   const Config& c_;
   Summaries<Device, T>& summaries_;
   const Group ranks_;
-  const Index first_;
+  const Index lowest_;
   const KeptParts nothing_ = KeptParts::nothing();
   const KeptSets sets_;
   const Matrix<T> residual_;

@@ -31,9 +31,9 @@ class Summaries {
   using A = Accumulator<T>;
 
  public:
-  // first: the lowest layer that backward reaches
+  // lowest: the lowest layer that backward reaches; c.layers: none
   Summaries(Device& dev, const Config& c, const Stream& stream, const std::vector<Block>& blocks, const Group& ranks,
-            Index first)
+            Index lowest)
       : dev_(dev),
         c_(c),
         stream_(stream),
@@ -48,8 +48,8 @@ class Summaries {
       const Index rows = stays(l) ? stream.division.rows : window(l);
       if (stays(l)) at(l).summaries = {allocate<T>(l, rows)};
       for (std::size_t i = 1; i < blocks.size() && !stays(l); ++i) at(l).summaries.push_back(allocate<T>(l, rows));
-      if (l >= first) at(l).gradient = allocate<A>(l, rows);
-      if (l >= first && stays(l)) zero(dev, at(l).gradient);
+      if (l >= lowest) at(l).gradient = allocate<A>(l, rows);
+      if (l >= lowest && stays(l)) zero(dev, at(l).gradient);
       if (!stays(l)) masks_.try_emplace(rows);
     }
     for (auto& [rows, masks] : masks_)

@@ -54,14 +54,14 @@ struct StepGradient {
 // The sums of one section, in its tensors. The gradient's tensors are allocated and zeroed on first use. In the simplest
 // case, the first micro-batch on one rank and one lane with a gradient in float32, chunks add to the gradient itself.
 template <class Device, class G, class Section>
-class Sums {
+class SectionSums {
   using A = Accumulator<G>;
 
  public:
   // gradient: the section's table of the step's gradient. table_of(section): the same table of the sums.
   template <class TableOf>
-  Sums(Device& dev, const Ranks& ranks, const StepGradient<G>& step, const Table<G>& gradient, const Section& empty,
-       TableOf&& table_of)
+  SectionSums(Device& dev, const Ranks& ranks, const StepGradient<G>& step, const Table<G>& gradient,
+              const Section& empty, TableOf&& table_of)
       : section(empty),
         dev_(dev),
         ranks_(ranks),
@@ -82,7 +82,7 @@ class Sums {
       all.push_back(*matrix = allocate<A>(dev, ranks.lanes * p.rows, p.cols, Kind::sums));
     zero(dev, all);
   }
-  Sums(const Sums&) = delete;
+  SectionSums(const SectionSums&) = delete;
 
   Section section;  // backward adds to its tensors
 
@@ -189,6 +189,9 @@ class Sums {
   std::vector<bool> first_;  // of each tensor: nothing has been added to its gradient in far memory
 };
 
+// Which sections have sums at a time: the one that is computed, or all layers and the head.
+enum class OpenSums { one, all };
+
 // The sums of each section of a step's gradient. Those of a section are open while it is computed. If several blocks of rows
 // add to each of them, those of all layers and of the head are open until finish().
 template <class Device, class G>
@@ -196,15 +199,13 @@ class GradientSums {
   using A = Accumulator<G>;
 
  public:
-  enum class Open { one_at_a_time, all };
-
-  // first: the lowest layer that backward reaches
-  GradientSums(Device& dev, const Config& config, const Ranks& ranks, const StepGradient<G>& step, Open open,
-               Index first)
+  // lowest: the lowest layer that backward reaches
+  GradientSums(Device& dev, const Config& config, const Ranks& ranks, const StepGradient<G>& step, OpenSums open,
+               Index lowest)
       : dev_(dev), c_(config), ranks_(ranks), step_(step) {
-    if (open == Open::one_at_a_time) return;
+    if (open == OpenSums::one) return;
     head_.reset(new OtherSums(of_head()));
-    for (Index l = c_.layers; l-- > first;) layers_.emplace(l, new LayerSums(of_layer(l)));
+    for (Index l = c_.layers; l-- > lowest;) layers_.emplace(l, new LayerSums(of_layer(l)));
   }
 
   // Calls add(section) with the sums of a section.
@@ -235,8 +236,8 @@ class GradientSums {
   }
 
  private:
-  using LayerSums = Sums<Device, G, Layer<A>>;
-  using OtherSums = Sums<Device, G, Tensors<A>>;
+  using LayerSums = SectionSums<Device, G, Layer<A>>;
+  using OtherSums = SectionSums<Device, G, Tensors<A>>;
 
   LayerSums of_layer(Index l) const {
     return {dev_,       ranks_,

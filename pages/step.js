@@ -43,7 +43,7 @@ const formulas = {
 
 const passes = {  // colour, and the line of streambp.cuh
   forward: ["green", "layer.forward(", "forward"],
-  "keys and values": ["teal", "recompute_keys_values(layer, kv,", "recompute K, V"],
+  summary: ["teal", "layer.summarise(", "recompute the summary: K, V"],
   recompute: ["violet", "layer.recompute(", "recompute the chunk"],
   backward: ["red", "layer.backward(", "backward"],
   "head forward": ["green", "head.forward(", "head: logits and log-probs"],
@@ -143,7 +143,7 @@ class Grid {
     const { walk, context } = this, layer = walk.layer[cell], begin = walk.begin[cell], name = passes[part][0];
     const from = this.x(begin / walk.chunk), to = this.x(walk.end[cell] / walk.chunk);
     fill(context, name, from, this.y(layer), Math.max(to - from, 2), this.h);
-    if (layer === data.layers || part === "keys and values") return;
+    if (layer === data.layers || part === "summary") return;
     // Attention reads K and V of earlier rows; backward adds to their dK and dV.
     const windowed = data.window > 0 && data.local[layer];
     const reach = this.x(windowed ? Math.max(0, begin - data.window) / walk.chunk : 0);

@@ -97,7 +97,7 @@ TEST(Timeline, CellsAreThoseOfTheWalk) {
   }
   std::vector<std::string> expected = {"forward 0 0", "forward 0 512", "forward 1 0", "forward 1 512"};
   for (const char* l : {"1", "0"})
-    for (const char* pass : {"keys and values L 0", "keys and values L 512", "backward L 512", "backward L 0"})
+    for (const char* pass : {"summary L 0", "summary L 512", "backward L 512", "backward L 0"})
       expected.push_back(std::string(pass).replace(std::string(pass).find('L'), 1, l));
   EXPECT_EQ(walk, expected);
 }

@@ -20,7 +20,7 @@ using Index = std::int64_t;
 constexpr Index kTile = 256;
 
 // The GPU sums weight gradients over larger tiles: reading and writing a gradient takes as long as multiplying about
-// 700 rows (on an H200). 2048 rows of an 8B model's activations take 0.4 GB.
+// 700 rows on an H100. 2048 rows of an 8B model's activations take 0.4 GB.
 constexpr Index kGpuTile = 2048;
 
 // A sum over the rows of a tile first sums groups of this many rows, then adds the groups from last to first.
