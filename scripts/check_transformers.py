@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers import (
     ArceeConfig, Cohere2Config, CohereConfig, Ernie4_5Config, Exaone4Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config, GlmConfig, GPT2Config,
-    GraniteConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
+    GraniteConfig, GraniteMoeHybridConfig, HeliumConfig, HunYuanDenseV1Config, Lfm2Config, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig,
     NanoChatConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, SeedOssConfig, SmolLM3Config, Starcoder2Config,
     Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3VLConfig, SmolVLMConfig,
 )  # fmt: skip
@@ -67,6 +67,7 @@ CONFIGS = {
         layer_types=3 * ["full_attention"], mamba_n_heads=4),
     "cohere": CohereConfig(**SIZES),
     "cohere2": Cohere2Config(**SIZES, sliding_window=48, sliding_window_pattern=3),
+    "lfm2": Lfm2Config(**SIZES, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
     "hunyuan": HunYuanDenseV1Config(**SIZES, head_dim=32, rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=20.0, factor=1.0)),
     "ernie4_5": Ernie4_5Config(**SIZES, head_dim=32, use_bias=True),
     "helium": HeliumConfig(**SIZES, head_dim=16),
