@@ -100,13 +100,7 @@ class Generator {
   std::vector<Draw> read(std::vector<Reading> readings, const Sampling& sampling) {
     if (has_edges) read_all_but_last(readings);
     if (sampling.repetition_penalty != 1) return read_penalised(readings, sampling);
-    std::vector<Draw> result(readings.size());
-    const Matrix<Draw> of_readings = draws.columns(0, static_cast<Index>(readings.size()));
-    if (std::exchange(sampling_before, sampling) != sampling) graphs.forget();
-    compute(readings, Repeated::yes,
-            [&](Matrix<A> logits, const DrawIndex& rows) { sample(dev, of_readings, logits, rows, sampling); });
-    dev.download(result.data(), of_readings);
-    return result;
+    return draw(readings, sampling);
   }
 
   // Prepares a slot for a text that grows to at most `length` tokens. Reuses the longest cached prefix found in any slot
@@ -150,7 +144,7 @@ class Generator {
       readings.push_back({slots() - 1 - slots_left, std::span(tokens).first(index(length))});
       rows -= length, free -= ceil_div(length, kPage);
     }
-    read(readings, Sampling());
+    draw(readings, Sampling());
   }
 
  private:
@@ -177,6 +171,16 @@ class Generator {
 
   // Whether later calls do the same operations on the same memory.
   enum class Repeated { no, yes };
+
+  std::vector<Draw> draw(const std::vector<Reading>& readings, const Sampling& sampling) {
+    std::vector<Draw> result(readings.size());
+    const Matrix<Draw> of_readings = draws.columns(0, static_cast<Index>(readings.size()));
+    if (std::exchange(sampling_before, sampling) != sampling) graphs.forget();
+    compute(readings, Repeated::yes,
+            [&](Matrix<A> logits, const DrawIndex& rows) { sample(dev, of_readings, logits, rows, sampling); });
+    dev.download(result.data(), of_readings);
+    return result;
+  }
 
   // Appends tokens to slots and calls use(logits, index), with one row for each reading.
   template <class F>
