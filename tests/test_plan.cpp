@@ -209,7 +209,8 @@ TEST(Plan, ParameterCountsMatchPublishedModels) {
       {"phi-3-mini-4k", 3821.1e6}, {"phi-4", 14659.5e6},          {"olmo-2-7b", 7298.6e6},
       {"glm-4-9b", 9400.0e6},      {"granite-3.3-2b", 2533.5e6},  {"granite-3.3-8b", 8170.8e6},
       {"command-r", 34980.8e6},    {"aya-expanse-8b", 8028.0e6},  {"exaone-4.0-1.2b", 1279.4e6},
-      {"ernie-4.5-0.3b", 360.7e6}, {"seed-oss-36b", 36151.1e6}};
+      {"ernie-4.5-0.3b", 360.7e6}, {"seed-oss-36b", 36151.1e6},   {"lfm2-350m", 354.5e6},
+      {"lfm2-700m", 742.5e6},      {"lfm2-1.2b", 1170.3e6},       {"lfm2-2.6b", 2569.3e6}};
   for (const auto& [model, count] : published) {
     EXPECT_NEAR(static_cast<double>(parameter_count(known_models().at(model))), count, 0.1e6) << model;
   }
