@@ -10,7 +10,7 @@
 #include "commands/print.h"
 #include "data/documents/reasoning.h"
 #include "data/tokenizer/tokenizer.h"
-#include "model/generate.h"
+#include "generation/generate.h"
 
 namespace streambp {
 

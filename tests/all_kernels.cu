@@ -1,6 +1,6 @@
 // Instantiates every kernel: a training step in each combination of types, and generation. scripts/kernel_resources.sh compiles it;
 // nothing runs it.
-#include "model/generate.h"
+#include "generation/generate.h"
 #include "training/trainer.h"
 
 namespace streambp {

@@ -1,7 +1,7 @@
 // The walk on the Cuda device: every family in every mode against the CPU's float64, with equal bits in all modes and
 // chunks, within the planned memory. And training.
 #include "data/files/adapters.h"
-#include "model/generate.h"
+#include "generation/generate.h"
 #include "tests/gpu.h"
 #include "tests/training.h"
 #include "training/products.cuh"

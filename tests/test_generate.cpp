@@ -1,7 +1,7 @@
 // Generation: logits match the walk over whole sequences for any batching, and log-probs of sampled tokens are those of
 // training.
 #include "data/files/checkpoint.h"
-#include "model/generate.h"
+#include "generation/generate.h"
 #include "tests/support.cuh"
 #include "training/grpo/rollouts.h"
 

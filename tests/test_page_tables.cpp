@@ -1,5 +1,5 @@
 // Pages of the key/value cache: shared prefixes, and no page with two owners that write to it.
-#include "memory/page_tables.h"
+#include "generation/page_tables.h"
 #include "tests/support.cuh"
 
 namespace streambp {

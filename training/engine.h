@@ -12,7 +12,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 
-#include "model/generate.h"
+#include "generation/generate.h"
 #include "parallel/processes.h"
 #include "training/product_timing.h"
 #include "training/settings.h"

@@ -2,7 +2,7 @@
 // separate formula. Also the longest stream for a memory budget.
 #pragma once
 
-#include "model/generate.h"
+#include "generation/generate.h"
 #include "training/settings.h"
 
 namespace streambp {

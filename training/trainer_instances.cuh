@@ -1,7 +1,7 @@
 // The trainers and generators that the engines and the plan compile. A file that includes this links to them.
 #pragma once
 
-#include "model/generate.h"
+#include "generation/generate.h"
 #include "training/trainer.h"
 
 namespace streambp {

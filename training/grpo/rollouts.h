@@ -2,7 +2,7 @@
 #pragma once
 
 #include "data/documents/advantages.h"
-#include "model/generate.h"
+#include "generation/generate.h"
 
 namespace streambp {
 
