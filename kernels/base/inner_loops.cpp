@@ -12,7 +12,10 @@ struct InstructionSet {
 };
 
 std::vector<InstructionSet> usable_instructions() {
-#ifdef __x86_64__
+#ifdef STREAMBP_INSTRUCTIONS  // the only ones that are compiled
+  return {{"the compiled ones", STREAMBP_INSTRUCTIONS::inner_loops<float>(),
+           STREAMBP_INSTRUCTIONS::inner_loops<double>(), STREAMBP_INSTRUCTIONS::inner_loops<BFloat16>()}};
+#elif defined(__x86_64__)
   std::vector<InstructionSet> sets = {
       {"AVX2", avx2::inner_loops<float>(), avx2::inner_loops<double>(), avx2::inner_loops<BFloat16>()}};
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
