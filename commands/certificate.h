@@ -2,7 +2,7 @@
 #pragma once
 
 #include "commands/verify_input.h"
-#include "training/verify/certificate.h"
+#include "referee/certificate.h"
 
 namespace streambp {
 

@@ -4,7 +4,7 @@
 #include "commands/text.h"
 #include "model/families.h"
 #include "model/parameters.h"
-#include "training/verify/defects.h"
+#include "referee/defects.h"
 
 namespace streambp {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "commands/text.h"
 #include "data/files/results.h"
-#include "training/verify/random_documents.h"
+#include "referee/random_documents.h"
 
 namespace streambp {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "commands/option_table.h"
-#include "training/verify/referee.h"
+#include "referee/referee.h"
 
 namespace streambp {
 

@@ -13,9 +13,9 @@
 #include "commands/verify_output.h"
 #include "data/files/checkpoint.h"
 #include "data/files/file_key.h"
+#include "referee/gradient_check.h"
 #include "training/engine.h"
 #include "training/plan.h"
-#include "training/verify/gradient_check.h"
 
 namespace streambp {
 namespace {

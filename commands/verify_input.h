@@ -10,7 +10,7 @@
 #include "data/documents/tokenised.h"
 #include "data/files/checkpoint.h"
 #include "parallel/processes.h"
-#include "training/verify/random_documents.h"
+#include "referee/random_documents.h"
 
 namespace streambp {
 

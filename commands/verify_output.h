@@ -9,7 +9,7 @@
 #include "commands/print.h"
 #include "commands/report.h"
 #include "data/files/checkpoint.h"
-#include "data/files/recorded_step.h"
+#include "referee/recorded_step.h"
 #include "training/engine.h"
 
 namespace streambp {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up, builds, and runs all tests.
 #   scripts/test.sh              the release build
-#   scripts/test.sh --all        also everything else that a change must pass: the formatting, the tests under
+#   scripts/test.sh --all        also everything else that a change must pass: the formatting, budgets of lines, the tests under
 #                                AddressSanitizer and UBSan, the GPU code if there is nvcc, the fingerprints, a short run
 #   scripts/test.sh sanitize     the sanitizer build only
 #   scripts/test.sh debug        a build for a debugger, with assertions in the standard library
@@ -32,6 +32,8 @@ everything() {
     section "formatting"
     git ls-files '*.cu' '*.cuh' '*.cpp' '*.h' | xargs clang-format --dry-run -Werror
   fi
+  section "lines"
+  scripts/size.sh
   build_and_test release -DSTREAMBP_CUDA=OFF
   build_and_test sanitize
   if command -v nvcc > /dev/null; then

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "data/files/config.h"
+#include "referee/gradient_check.h"
+#include "referee/random_documents.h"
 #include "training/trainer.h"
-#include "training/verify/gradient_check.h"
-#include "training/verify/random_documents.h"
 
 namespace streambp {
 

@@ -12,10 +12,10 @@
 
 #include "data/files/checkpoint.h"
 #include "data/files/config.h"
+#include "referee/gradient_check.h"
 #include "tests/temporary.h"
 #include "training/plan.h"
 #include "training/trainer_instances.cuh"
-#include "training/verify/gradient_check.h"
 
 namespace streambp {
 

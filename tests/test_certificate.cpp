@@ -1,7 +1,7 @@
 // streambp verify --certificate: its lines hold, and fail where something differs.
+#include "referee/certificate.h"
+#include "referee/random_documents.h"
 #include "tests/support.cuh"
-#include "training/verify/certificate.h"
-#include "training/verify/random_documents.h"
 
 namespace streambp {
 namespace {

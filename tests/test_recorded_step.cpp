@@ -1,8 +1,8 @@
 // Another trainer's step, read from files in all their forms.
-#include "data/files/recorded_gradient.h"
+#include "referee/defects.h"
+#include "referee/recorded_gradient.h"
 #include "tests/recorded.h"
 #include "tests/support.cuh"
-#include "training/verify/defects.h"
 
 namespace streambp {
 namespace {

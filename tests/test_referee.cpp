@@ -1,5 +1,5 @@
 // The referee: which defect explains another trainer's gradient.
-#include "training/verify/referee.h"
+#include "referee/referee.h"
 
 #include "tests/byte_model.h"
 #include "tests/recorded.h"

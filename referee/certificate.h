@@ -8,10 +8,10 @@
 #include "data/files/checkpoint.h"
 #include "kernels/base/far_file.h"
 #include "kernels/base/inner_loops.h"
+#include "referee/gradient_check.h"
 #include "training/engine.h"
 #include "training/merge.h"
 #include "training/plan.h"
-#include "training/verify/gradient_check.h"
 
 namespace streambp {
 

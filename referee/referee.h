@@ -2,9 +2,9 @@
 // this very batch, and if that is not enough, looks for the defect whose gradient it is (defects.h).
 #pragma once
 
-#include "data/files/recorded_gradient.h"
-#include "training/verify/comparison.h"
-#include "training/verify/factors.h"
+#include "referee/comparison.h"
+#include "referee/factors.h"
+#include "referee/recorded_gradient.h"
 
 #include <numeric>
 

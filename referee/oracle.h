@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "model/parameters.h"
-#include "training/verify/oracle_operations.h"
+#include "referee/oracle_operations.h"
 
 namespace streambp::oracle {
 

@@ -3,10 +3,10 @@
 
 #include <memory>
 
+#include "referee/defects.h"
+#include "referee/gradient_check.h"
 #include "training/engine.h"
 #include "training/plan.h"
-#include "training/verify/defects.h"
-#include "training/verify/gradient_check.h"
 
 namespace streambp {
 

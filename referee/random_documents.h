@@ -1,9 +1,9 @@
 // A batch of random tokens for verification.
 #pragma once
 
-#include "data/files/recorded_step.h"
 #include "kernels/base/random.h"
 #include "model/config.h"
+#include "referee/recorded_step.h"
 
 namespace streambp {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "training/verify/oracle_objectives.h"
+#include "referee/oracle_objectives.h"
 
 namespace streambp {
 

@@ -2,8 +2,8 @@
 // derivative along, so no hand-derived gradient is shared with the program.
 #pragma once
 
+#include "referee/oracle.h"
 #include "training/objectives.h"
-#include "training/verify/oracle.h"
 
 namespace streambp::oracle {
 

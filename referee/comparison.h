@@ -1,7 +1,7 @@
 // How a recorded gradient differs from another one, and what explains it.
 #pragma once
 
-#include "training/verify/case_gradients.h"
+#include "referee/case_gradients.h"
 
 namespace streambp {
 

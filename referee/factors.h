@@ -1,7 +1,7 @@
 // Factors of a whole gradient that have a meaning.
 #pragma once
 
-#include "data/files/recorded_step.h"
+#include "referee/recorded_step.h"
 
 namespace streambp {
 

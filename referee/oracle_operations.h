@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "model/stream.h"
-#include "training/verify/wrong.h"
+#include "referee/wrong.h"
 
 namespace streambp::oracle {
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "data/files/recorded_step.h"
+#include "referee/recorded_step.h"
+#include "referee/wrong.h"
 #include "training/objectives.h"
-#include "training/verify/wrong.h"
 
 namespace streambp {
 
