@@ -28,7 +28,7 @@ inline Config fingerprint_model(const std::string& family, Index length) {
 // Adapters on all linear layers; the base is frozen.
 inline Config adapted(Config c) {
   for (const Parameter& p : parameters_of(c)) {
-    if (p.in_layer && !p.vector()) c.adapters[p.name.substr(0, p.name.rfind('.'))] = {4, 2};
+    if (*p.group) c.adapters[p.name.substr(0, p.name.rfind('.'))] = {4, 2};
   }
   c.trained.emplace();
   return c;
