@@ -1,137 +1,209 @@
-// A training run from top to bottom: parse, prepare, train, sample. And main, at the end.
+// A training run: { batch, gradient, update, report, save, evaluate } until the last step.
 //
-// Its parts: commands/train_options.h (options), commands/train_task.h (data, settings, memory), training/engine.h (the
-// model on its device), training/train.h (the loop), commands/train_report.h (console and metrics).
-#include <algorithm>
-#include <cstdio>
+// `streambp train` (commands/train_command.cpp) parses options and prepares the run before, and shows a sample after it.
+// The parts of the loop: training/batch_source.h (batches), training/engine.h (the model on its device, which computes the
+// gradient as streambp.cuh says), training/train.h (the run and its Observer), training/begin_run.cpp (its beginning).
+#include "training/train.h"
 
-#include "commands/command.h"
-#include "commands/display.h"
-#include "commands/process.h"
-#include "commands/report.h"
-#include "commands/train_report.h"
+#include <algorithm>
+#include <chrono>
 
 namespace streambp {
 
 namespace {
 
-class TrainCommand : public Command {
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+class Training {
  public:
-  explicit TrainCommand(CLI::App& app) : options(app, [this] { run(); }) {}
+  Training(Engine& engine, Run& run, RunDirectory& directory, Observer& observer)
+      : engine_(engine), run_(run), directory_(directory), observer_(observer) {}
+
+  Ended run() {
+    first_ = begin_run(engine_, run_, directory_, observer_);
+    if (first_ == 0) evaluate(0);
+    observer_.steps_begin();
+    timer_.emplace(run_.checkpoint_interval, seconds(), run_.checkpoint_bytes);
+
+    const Index last = run_.last_step();
+    if (first_ < last && stops_after(first_)) return {first_, interrupted()};
+    for (Index step = first_ + 1; step <= last; ++step) {
+      const std::vector<Batch>& batches = batches_of(step);
+      const StepResult result = gradient_and_update(step, batches);
+      report(step, batches, result);
+
+      const bool at_end = step == last, interrupted = run_.can_resume_after(step) && this->interrupted(),
+                 due = is_due(step), evaluated = !interrupted && (at_end || is_evaluated(step));
+      if (evaluated && source_.evaluates_first()) evaluate(step);
+      if (at_end || interrupted) finish(step, interrupted ? ShellProgram::kMoment : INFINITY);
+      if (at_end || interrupted || due)
+        save(step, at_end || (due && !timer_->by_time()) ? Keep::always : Keep::newest_two);
+      if (evaluated && !source_.evaluates_first()) evaluate(step);
+      if (evaluated) keep_best(step);
+      if (interrupted) return {step, true};
+      if (is_evaluated(step) && !at_end && stops_after(step)) return end_early(step);
+    }
+    return {std::max(first_, last), interrupted()};  // a signal may have come during the last evaluation or checkpoint
+  }
 
  private:
-  void run() {
-    open_directory();
-    options.room = {options.ranks.room(options.device.kind()),
-                    far_room_of_each_rank(options.device.kind(), options.budget.directory)};
-    first_then_others([&] { task = prepare(options, *directory); });
-    Run& run = task.run;
-    require_equal("the data", run.source.fingerprint);
-    for (const auto& [what, files] : {std::pair{"the model", run.start}, {"the adapters", run.adapters}})
-      if (this_process().count > 1 && !files.empty()) require_equal(what, contents_key(files));
-    run.settings.ranks = options.ranks.grid(run.settings.config, run.settings.device);
+  using Keep = RunDirectory::Keep;
 
-    const double machine_rate = matmul_rate(run.settings.device, run.settings.dtype);
-    engine = make_engine(run.settings, run.rows(), run.memory);
-    const Ended ended = learn(machine_rate);
-    results_are_saved = true;
-    if (ended.interrupted) report_stop(ended.step);
-    if (!ended.interrupted && options.sample_length > 0) show_sample(ended.step);
-    report->end();
-    report->write_page();
-    print("report   %s\n", (directory->path() / kReportName).string());
+  // --- A step ---
+
+  const std::vector<Batch>& batches_of(Index step) {
+    begun_ = seconds();
+    engine_.device().reset_work();
+    return rescued(step - 1, [&]() -> const std::vector<Batch>& { return source_.batches(trainee_, step); });
   }
 
-  // Rank 0 decides where the run is written and where it continues.
-  void open_directory() {
-    const auto begin = options.resume ? RunDirectory::Begin::resume : RunDirectory::Begin::fresh;
-    const bool first = this_process().rank == 0;
-    auto settle = [&] {
-      options.settle(directory->resumes() ? directory->state_file() : fs::path());
-      directory->create();
-      options.out = directory->path();
+  StepResult gradient_and_update(Index step, const std::vector<Batch>& batches) {
+    struct Announced {
+      Observer& observer;
+      ~Announced() { observer.step_ends(); }
     };
-    if (first) directory.emplace(options.out, begin), settle();
-    const std::string path = from_first(options.out), checkpoint = from_first(first ? directory->checkpoint() : "");
-    if (!first) directory.emplace(path, checkpoint, begin), settle();
+    StepResult result = rescued(step - 1, [&] {
+      const Announced announced{observer_};
+      observer_.step_begins(step, batches, engine_.device());
+      return engine_.step(batches, run_.schedule, run_.optimizer, step, source_.on_logps());
+    });
+    rescued(step, [&] { source_.learned(step, result.measures); });
+    engine_.synchronize();
+    return result;
   }
 
-  Ended learn(double machine_rate) {
-    report.emplace(*directory, options, task, machine_rate);
-    const Index length = std::min<Index>(options.sample_length, 160);  // of the samples that only the report shows
-    if (!options.fine_tunes() && length > 0 && this_process().count == 1)
-      report->sample = [this, length] { return sample(length, [](char) {}); };
+  void report(Index step, const std::vector<Batch>& batches, const StepResult& result) {
+    rescued(step, [&] {
+      on_each_rank([&] {
+        observer_.step({step, batches, result, engine_.device(), seconds() - begun_});
+        const std::vector<std::string> warnings = engine_.warnings();
+        for (; warned_ < warnings.size(); ++warned_) observer_.note(warnings[warned_]);
+      });
+    });
+  }
+
+  // --- What follows it: all ranks agree, also on rank 0's clock and on what it has read of an earlier run ---
+
+  static bool on_first(bool yes) { return largest_of_ranks(this_process().rank == 0 && yes) > 0; }
+  bool interrupted() const { return largest_of_ranks(observer_.interrupted()) > 0; }
+  bool is_evaluated(Index step) const { return run_.evaluation_interval > 0 && step % run_.evaluation_interval == 0; }
+  bool is_due(Index step) const { return run_.can_resume_after(step) && on_first(timer_->due(step, seconds())); }
+
+  bool stops_after(Index step) const {
+    const Index most = run_.stop_when_worse, worse = directory_.worse(run_.evaluation_interval);
+    const bool stop = run_.can_resume_after(step) && on_first(most > 0 && worse >= most);
+    if (stop)
+      observer_.note("stopped after step " + std::to_string(step) + ": the last " + std::to_string(worse) +
+                     " evaluations were worse than the one after step " + std::to_string(directory_.lowest().step) +
+                     "; --resume with a larger --stop-when-worse goes on");
+    return stop;
+  }
+  Ended end_early(Index step) {
+    finish(step, INFINITY);
+    if (!directory_.has_saved(step)) save(step, Keep::always);
+    return {step, interrupted()};
+  }
+
+  // --- Evaluating ---
+
+  void evaluate(Index step) {
+    held_out_.reset();
+    const Evaluation evaluation = rescued(step, [&] { return source_.evaluate(trainee_); });
+    if (evaluation.empty) return;
+    const double loss = evaluation.reward ? -*evaluation.reward : evaluation.measures.loss;
+    require(std::isfinite(loss), "after step ", step, " the held-out loss is ", loss,
+            "; the weights have diverged. Try a lower --rate or a longer --warmup; ",
+            directory_.has_saved(step)
+                ? directory_.checkpoint().string() + " holds them: remove it to continue from an earlier checkpoint"
+                : directory_.last_checkpoint());
+    held_out_ = loss;
+    rescued(step, [&] { on_each_rank([&] { observer_.evaluation(step, evaluation); }); });
+  }
+
+  // Saves weights with the lowest held-out loss, and names them.
+  void keep_best(Index step) {
+    if (!held_out_) return;
+    directory_.evaluated(step, *held_out_);
+    const bool better = on_first(directory_.is_better(*held_out_)) && run_.can_resume_after(step);
+    if (better && !directory_.has_saved(step) && on_first(timer_->affordable(seconds()))) save(step, Keep::best);
+    if (better && directory_.has_saved(step)) directory_.name_best(*held_out_);
+  }
+
+  // --- Saving ---
+
+  void finish(Index step, double seconds) {
+    rescued(step, [&] { source_.finish(seconds); });
+  }
+
+  void save(Index step, Keep keep) {
+    const double begun = seconds();
+    rescued({}, [&] { write(step, keep); });
+    keep == Keep::best ? timer_->saved_best(begun, seconds()) : timer_->saved(begun, seconds());
+  }
+
+  void write(Index step, Keep keep) {
+    Json state = {{"step", step}, {"data", run_.source.fingerprint}, {"options", run_.options}};
+    if (run_.settings.dtype == DType::bf16) state["bf16_version"] = kBFloat16Version;
+    if (!run_.reference.empty()) state["reference"] = run_.reference;
+    if (run_.trains_adapters()) {
+      state["base"] = run_.base;
+      state["base_directory"] = run_.layout->base.string();
+    }
+    const RunDirectory::Saved saved = directory_.save(engine_, *run_.layout, state, keep);
+    if (!saved.aside.empty())
+      observer_.note(saved.path.string() + " was not a complete checkpoint of this run; it is now " +
+                     saved.aside.string());
+    if (!saved.unlinked.empty() && !std::exchange(is_unlinked_, true)) observer_.note(saved.unlinked);
+    observer_.saved(step, saved.path);
+  }
+
+  // Returns f(), in which all ranks take part. If it fails, the run ends; before that, the weights after step `good` are
+  // saved, if there is one.
+  template <class F>
+  std::invoke_result_t<F> rescued(std::optional<Index> good, F&& f) {
     try {
-      const Ended ended = train(*engine, task.run, *directory, *report);
-      report->steps_ended();
-      return ended;
+      return f();
     } catch (const std::exception& error) {
-      report->failed(error.what());
-      throw;
+      // Saving needs all ranks, and after most errors the others have not failed.
+      const bool all_failed = this_process().count == 1 || dynamic_cast<const SharedError*>(&error) != nullptr;
+      const std::string why = reason(error), not_saved = good && all_failed ? save_last(*good) : "";
+      const bool known = not_saved.empty() || not_saved == why;
+      fail(why, "; ", directory_.last_checkpoint(), known ? "" : "; the last step could not be saved: " + not_saved);
     }
   }
 
-  void report_stop(Index step) {
-    exit_code = 128 + static_cast<int>(largest_of_ranks(Interruption::signal()));
-    print("%sstopped  after step %ld by a signal; the checkpoint is %s\n", fresh_line(), step,
-          directory->checkpoint().c_str());
-    if (step < task.run.last_step())
-      print("         continue with streambp train --out %s --resume%s\n", options.out, options.grpo.resume_hint());
+  // Returns why it cannot; empty: it did, or there is nothing new to save.
+  std::string save_last(Index step) {
+    if (step <= first_ || !run_.can_resume_after(step) || directory_.has_saved(step)) return "";
+    try {
+      engine_.release_gradient();
+      source_.finish_after_error(trainee_);
+      write(step, Keep::always);
+      return "";
+    } catch (const std::exception& error) {  // disk full or device lost
+      return reason(error);
+    }
   }
 
-  void show_sample(Index step) {
-    const std::string prompt = readable(this->prompt());
-    print("\nA sample, continuing \"%s\":\n\n%s", prompt, Escape{prompt.c_str()});
-    const Json sample = this->sample(options.sample_length, [](char c) {
-      print("%c", c);
-      std::fflush(stdout);
-    });
-    print("\n");
-    report->record({{"step", step}, {"sample", sample}});
-  }
-
-  // A byte-level model continues the prompt.
-  Json sample(Index length, const std::function<void(char)>& show) {
-    const std::string prompt = this->prompt();
-    Tokens tokens;
-    for (const unsigned char byte : prompt) tokens.push_back(byte);
-    GenerationSettings settings{{.temperature = options.grpo.temperature, .seed = options.seed}};
-    settings.length = std::min(length, task.run.length - std::ssize(prompt));
-    std::string text;
-    const auto add = [&](std::size_t, const Continuation& continued) {
-      text += printable(continued.tokens.back());
-      show(text.back());
-    };
-    engine->generator({1, task.run.length})->generate({tokens}, settings, add);
-    return {{"prompt", readable(prompt)}, {"text", text}};
-  }
-
-  std::string prompt() const { return task.prompt.substr(0, static_cast<std::size_t>(task.run.length - 1)); }
-  static std::string readable(std::string text) {
-    for (char& c : text) c = printable(static_cast<unsigned char>(c));
-    return text;
-  }
-  // The byte as a character; '?' if it is neither printable ASCII nor a newline or tab.
-  static char printable(std::int32_t token) {
-    return static_cast<char>((32 <= token && token < 127) || token == '\n' || token == '\t' ? token : '?');
-  }
-
-  TrainOptions options;
-  std::optional<RunDirectory> directory;
-  TrainTask task;
-  std::unique_ptr<Engine> engine;
-  std::optional<TrainReport> report;
+  Engine& engine_;
+  Run& run_;
+  RunDirectory& directory_;
+  Observer& observer_;
+  DataBatches data_{run_.source, run_.documents.get(), run_.micro_batches};
+  BatchSource& source_ = run_.grpo ? static_cast<BatchSource&>(*run_.grpo) : data_;
+  const BatchSource::Trainee trainee_{engine_, run_.settings, run_.schedule, run_.rows()};
+  Index first_ = 0;   // steps that were done before
+  double begun_ = 0;  // the step, in seconds
+  std::size_t warned_ = 0;
+  std::optional<CheckpointTimer> timer_;
+  std::optional<double> held_out_;  // loss, or negative reward, of the last evaluation
+  bool is_unlinked_ = false;        // which the caller knows
 };
 
 }  // namespace
 
-std::unique_ptr<Command> train_command(CLI::App& app) { return std::make_unique<TrainCommand>(app); }
+Ended train(Engine& engine, Run& run, RunDirectory& directory, Observer& observer) {
+  return Training(engine, run, directory, observer).run();
+}
 
 }  // namespace streambp
-
-int main(int argc, char** argv) {
-  streambp::set_up_process(argv);
-  const int exit_code = streambp::run_program(argc, argv);
-  streambp::main_has_ended = true;
-  return exit_code;
-}

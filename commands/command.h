@@ -28,7 +28,4 @@ std::unique_ptr<Command> examples_command(CLI::App& app);
 std::unique_ptr<Command> devices_command(CLI::App& app);
 std::unique_ptr<Command> list_command(CLI::App& app);
 
-// Parses the command line and runs its command. Returns the exit code.
-int run_program(int argc, char** argv);
-
 }  // namespace streambp

@@ -10,6 +10,7 @@
 #include "commands/display.h"
 #include "commands/help.h"
 #include "commands/other_names.h"
+#include "commands/process.h"
 #include "commands/version.h"
 #include "data/files/mapped_file.h"
 #include "data/files/unfinished.h"
@@ -157,8 +158,7 @@ int fail_with(const std::string& message) {
   end_processes(2);
 }
 
-}  // namespace
-
+// Returns the exit code.
 int run_program(int argc, char** argv) {
   try {
     join_others(argc, argv);
@@ -168,13 +168,20 @@ int run_program(int argc, char** argv) {
   } catch (const Cancelled& cancelled) {  // what was unfinished is removed
     signal(cancelled.signal, SIG_DFL);
     return raise(cancelled.signal);
-  } catch (const std::bad_alloc&) {
-    return fail_with("out of host memory");
   } catch (const fs::filesystem_error& e) {  // a path that no file system takes: too long, or links that loop
     return fail_with(on_one_line(e.path1().string() + ": " + e.code().message() + "; check the path"));
   } catch (const std::exception& e) {
-    return fail_with(on_one_line(e.what()));
+    return fail_with(on_one_line(reason(e)));
   }
 }
 
+}  // namespace
+
 }  // namespace streambp
+
+int main(int argc, char** argv) {
+  streambp::set_up_process(argv);
+  const int exit_code = streambp::run_program(argc, argv);
+  streambp::main_has_ended = true;
+  return exit_code;
+}

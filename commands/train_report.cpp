@@ -34,30 +34,28 @@ std::string describe_rate(const OptimizerSettings& s, const std::string& schedul
 Json TrainReport::beginning() const {
   const TrainOptions& o = options_;
   const StepSettings& s = run_.settings;
-  const std::string parts = describe(run_.schedule.kept, s.config), version = kVersion;
-  Json facts = {{"command", command_line({}, o.table.secrets())},
-                {"date", now_in_utc()},
-                {"version", version + ", commit " + kCommit},
-                {"machine", device_name(s.device)},
-                {"matmul_rate", machine_rate_},
-                {"model", describe(s.config)},
-                {"trained", describe_trained(s.config)},
-                {"trained_parts", trained_parts(s.config)},
-                {"data", run_.source.description},
-                {"data_fingerprint", run_.source.fingerprint},
-                {"objective", o.objectives.objective},
-                {"steps", run_.optimizer.steps},
-                {"tokens", run_.tokens_per_step()},
-                {"rate", describe_rate(run_.optimizer, o.schedule)},
-                {"clip", run_.optimizer.clip},
-                {"planned_memory", run_.memory.near},
-                {"mode", o.mode},
-                {"chunk", run_.schedule.chunk},
-                {"block", run_.schedule.block},
-                {"kept", parts},
-                {"ranks", s.ranks.all.size},
-                {"options", run_.options}};
-  return facts;
+  return {{"command", command_line({}, o.table.secrets())},
+          {"date", now_in_utc()},
+          {"version", std::string(kVersion) + ", commit " + kCommit},
+          {"machine", device_name(s.device)},
+          {"matmul_rate", machine_rate_},
+          {"model", describe(s.config)},
+          {"trained", describe_trained(s.config)},
+          {"trained_parts", trained_parts(s.config)},
+          {"data", run_.source.description},
+          {"data_fingerprint", run_.source.fingerprint},
+          {"objective", o.objectives.objective},
+          {"steps", run_.optimizer.steps},
+          {"tokens", run_.tokens_per_step()},
+          {"rate", describe_rate(run_.optimizer, o.schedule)},
+          {"clip", run_.optimizer.clip},
+          {"planned_memory", run_.memory.near},
+          {"mode", o.mode},
+          {"chunk", run_.schedule.chunk},
+          {"block", run_.schedule.block},
+          {"kept", describe(run_.schedule.kept, s.config)},
+          {"ranks", s.ranks.all.size},
+          {"options", run_.options}};
 }
 
 void TrainReport::record(const Json& line) {
@@ -91,7 +89,8 @@ void TrainReport::failed(const std::string& error) noexcept {
 }
 
 void TrainReport::begin(Index first_step) {
-  first_step_ = last_step_ = first_step, start_ = Clock::now();
+  first_step_ = last_step_ = first_step;
+  start_ = Clock::now();
   if (first_step > 0 && this_process().rank == 0) log_ = RunLog(directory_.path() / "metrics.jsonl", show_progress);
   if (options_.tensorboard && this_process().rank == 0) events_.emplace(directory_.path(), first_step);
   record({{"step", first_step}, {"begin", beginning()}});
@@ -140,7 +139,7 @@ void TrainReport::begin(Index first_step) {
 }
 
 void TrainReport::step_begins(Index step, const std::vector<Batch>& batches, DeviceBase& device) {
-  if (batches.empty()) return;
+  if (run_.grpo) return;  // most of its work, the sampling, is done
   const auto flops = [this, step, &batches] {
     StepSettings s = run_.settings;
     if (const BlockSettings& blocks = run_.optimizer.blocks)
@@ -167,7 +166,8 @@ void TrainReport::step(const StepReport& report) {
                {"far_memory", device.far.peak()},
                {"seconds", seconds}};
   for (const auto& [measure, value] : result.measures.others) line[measure] = value;
-  record(line), last_step_ = step;
+  record(line);
+  last_step_ = step;
   if (options_.online_grpo() && run_.grpo->begins_round(step)) check_round(step, result.measures);
 
   // A terminal shows short steps on one line; a file gets about twenty lines of them.
@@ -193,28 +193,26 @@ std::string TrainReport::epoch_at(Index step) const {
 
 // On-line GRPO: rounds that teach nothing.
 void TrainReport::check_round(Index step, const Measures& measures) {
-  const auto is = [&](const char* name, double value) {
-    const auto found = measures.others.find(name);
-    return found != measures.others.end() && found->second == value;
-  };
   constexpr Index several = 5;
-  idle_rounds_ = is("without_advantage", 1) ? idle_rounds_ + 1 : 0;
+  idle_rounds_ = measures.others.at("without_advantage") == 1 ? idle_rounds_ + 1 : 0;
   if ((idle_rounds_ == 1 && step == 1) || idle_rounds_ == several)
     note(
         format("warning: in the %s the completions of each prompt have the same reward, so the model learns nothing "
                "from it; check the rewards, or use easier or harder prompts or a larger --group",
                step == 1 ? "first round" : format("last %ld rounds", several).c_str()));
-  if (step == 1 && is("stopped", 0))
+  if (step == 1 && measures.others.at("stopped") == 0)
     note(format("warning: all completions of the first round were cut off at %ld tokens; use a larger --completion",
                 run_.grpo->completion()));
 }
 
 void TrainReport::evaluation(Index step, const Evaluation& e) {
-  const double loss = e.measures.loss;
-  Json line = {{"step", step}, {"evaluation_loss", loss}};
+  const double value = e.reward ? *e.reward : e.measures.loss;
+  const std::string what = e.reward ? "reward" : "loss";
+  Json line = {{"step", step}, {"evaluation_" + what, value}};
   std::string details = shown(e.measures);
   if (run_.settings.objective.kind == ObjectiveKind::sft && e.halves) {
-    line["first_half"] = e.halves->first, line["second_half"] = e.halves->second;
+    line["first_half"] = e.halves->first;
+    line["second_half"] = e.halves->second;
     details = format(" (tokens in the first half of each document %.4f, in the second %.4f)", e.halves->first,
                      e.halves->second);
   }
@@ -222,7 +220,7 @@ void TrainReport::evaluation(Index step, const Evaluation& e) {
   record(line);
   if (sample && step < run_.last_step()) add_sample(step);
   write_page();
-  print("%safter step %ld: held-out loss %.4f%s\n", fresh_line(), step, loss, details.c_str());
+  print("%safter step %ld: held-out %s %.*f%s\n", fresh_line(), step, what, e.reward ? 3 : 4, value, details);
   std::fflush(stdout);
 }
 
@@ -235,12 +233,6 @@ void TrainReport::add_sample(Index step) {
     return note(std::string("no sample: ") + error.what());
   }
   record({{"step", step}, {"sample", text}});
-}
-
-void TrainReport::reward(Index step, double reward) {
-  record({{"step", step}, {"evaluation_reward", reward}}), write_page();
-  print("%safter step %ld: held-out reward %.3f\n", fresh_line(), step, reward);
-  std::fflush(stdout);
 }
 
 void TrainReport::saved(Index step, const fs::path& checkpoint) {

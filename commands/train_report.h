@@ -23,13 +23,11 @@ class TrainReport : public Observer {
   void steps_begin() override { interruption_.emplace(); }
   void steps_ended() { interruption_.reset(); }  // from here on, a signal ends the program
   bool interrupted() noexcept override { return Interruption::signal() != 0; }
-  // Shows nothing for on-line GRPO: it samples its batches in the step, so how much it will compute is not known.
   void step_begins(Index step, const std::vector<Batch>& batches, DeviceBase& device) override;
   void step_ends() noexcept override { progress_.reset(); }
   void step(const StepReport& report) override;
   void check_round(Index step, const Measures& measures);
   void evaluation(Index step, const Evaluation& evaluation) override;
-  void reward(Index step, double reward) override;
   void saved(Index step, const fs::path& checkpoint) override;
   void note(const std::string& text) override;
   void end();  // names the best checkpoint

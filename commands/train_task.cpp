@@ -38,7 +38,8 @@ class Preparation {
       run.reference_caches = {fs::absolute(o.data[0]).parent_path(), directory.path()};
       if (checkpoint.empty() || o.trains_adapters()) run.start = model_directory(o.model.model);
     }
-    if (o.trains_adapters()) run.adapters = !checkpoint.empty() ? checkpoint : first_adapters();
+    if (o.trains_adapters() && !checkpoint.empty()) run.adapters = checkpoint;
+    if (run.adapters.empty() && !o.adapter.empty()) run.adapters = adapter_directory(o.adapter);
     if (!o.fine_tunes()) {
       prepare_text();
     } else if (o.online_grpo()) {
@@ -47,7 +48,8 @@ class Preparation {
       directory.create();  // the tokens are kept there
       prepare_documents();
     }
-    settle_cooldown();
+    if (o.schedule == "wsd" && !o.resumed && !o.given("--cooldown"))
+      run.optimizer.cooldown = std::max<Index>(1, run.optimizer.steps / 5);
     TrainMemory memory(o, run);
     const Index chunk = memory.choose();
     if (const std::string note = memory.check_disk(directory.path()); !note.empty()) task.notes.push_back(note);
@@ -77,8 +79,6 @@ class Preparation {
     const Config& c = run.settings.config;
     return c.positions == Positions::learned ? std::min(run.length, c.max_length) : run.length;
   }
-
-  fs::path first_adapters() const { return o.adapter.empty() ? fs::path() : fs::path(adapter_directory(o.adapter)); }
 
   // The model, and what of it is trained.
   Config config() const {
@@ -113,7 +113,7 @@ class Preparation {
     run.settings = settings(sizes.config(o.length), o.micro_batches);
     run.layout.emplace(run.settings.config);
     run.layout->others = byte_tokenizer_files();
-    task.prompt = o.prompt.empty() ? text->prompt() : o.prompt;
+    task.prompt = (o.prompt.empty() ? text->prompt() : o.prompt).substr(0, static_cast<std::size_t>(o.length - 1));
     run.source = text_source(text, name, o.seed, o.batch, o.length);
   }
 
@@ -153,8 +153,7 @@ class Preparation {
   // Small data gives enough steps; much data has steps of the usual size. The completions of a group stay together, if
   // they can.
   static Index usual_pack(const TokenFile& file) {
-    if (file.groups()) return std::min(FineTuning::kPack, file.training_tokens());
-    return std::min(FineTuning::kPack, ceil_div(file.training_tokens(), FineTuning::kSteps));
+    return std::min(FineTuning::kPack, ceil_div(file.training_tokens(), file.groups() ? 1 : FineTuning::kSteps));
   }
 
   std::string description(const TokenFile& file) const {
@@ -340,11 +339,6 @@ class Preparation {
                          ", in which a model learns little; " + remedy);
   }
 
-  void settle_cooldown() {
-    if (o.schedule == "wsd" && !o.resumed && !o.given("--cooldown"))
-      run.optimizer.cooldown = std::max<Index>(1, run.optimizer.steps / 5);
-  }
-
   TooLong too_long() const { return static_cast<TooLong>(std::ranges::find(kTooLong, o.too_long) - kTooLong.begin()); }
 
   const TrainOptions& o;
@@ -354,10 +348,35 @@ class Preparation {
   Run& run = task.run;
 };
 
+// Rank 0 decides where the run is written and where it continues.
+void open_directory(TrainOptions& options, std::optional<RunDirectory>& directory) {
+  const auto begin = options.resume ? RunDirectory::Begin::resume : RunDirectory::Begin::fresh;
+  const bool first = this_process().rank == 0;
+  const auto open = [&](const auto&... where) {
+    directory.emplace(where..., begin);
+    options.settle(directory->resumes() ? directory->state_file() : fs::path());
+    directory->create();
+    options.out = directory->path();
+  };
+  if (first) open(options.out);
+  const std::string path = from_first(options.out), checkpoint = from_first(first ? directory->checkpoint() : "");
+  if (!first) open(path, checkpoint);
+}
+
 }  // namespace
 
-TrainTask prepare(const TrainOptions& options, RunDirectory& directory) {
-  return Preparation(options, directory).prepare();
+TrainTask prepare(TrainOptions& options, std::optional<RunDirectory>& directory) {
+  open_directory(options, directory);
+  options.room = {options.ranks.room(options.device.kind()),
+                  far_room_of_each_rank(options.device.kind(), options.budget.directory)};
+  TrainTask task;
+  first_then_others([&] { task = Preparation(options, *directory).prepare(); });
+  StepSettings& settings = task.run.settings;
+  require_equal("the data", task.run.source.fingerprint);
+  for (const auto& [what, files] : {std::pair{"the model", task.run.start}, {"the adapters", task.run.adapters}})
+    if (this_process().count > 1 && !files.empty()) require_equal(what, contents_key(files));
+  settings.ranks = options.ranks.grid(settings.config, settings.device);
+  return task;
 }
 
 }  // namespace streambp

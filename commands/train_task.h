@@ -16,7 +16,7 @@ struct TrainTask {
   std::vector<std::string> notes;  // for the user
 };
 
-// Decides everything that the options leave open. A refused run leaves no files behind.
-TrainTask prepare(const TrainOptions& options, RunDirectory& directory);
+// Opens the run's directory, and decides everything that the options leave open. A refused run leaves no files behind.
+TrainTask prepare(TrainOptions& options, std::optional<RunDirectory>& directory);
 
 }  // namespace streambp

@@ -2,6 +2,7 @@
 // is a run of one process.
 #pragma once
 
+#include <new>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,28 @@ void require_different(const std::string& what, const std::string& text, const s
 // The smallest and the largest of all ranks' numbers.
 Index least_of_ranks(Index number);
 Index largest_of_ranks(Index number);
+
+// An error that all ranks throw, so that they can still work together.
+struct SharedError : Error {
+  using Error::Error;
+};
+
+inline std::string reason(const std::exception& error) {
+  return dynamic_cast<const std::bad_alloc*>(&error) ? "out of host memory" : error.what();
+}
+
+// Calls f, which needs no other rank. If it fails on any of them, all throw its error.
+template <class F>
+void on_each_rank(F&& f) {
+  std::string failure;
+  try {
+    f();
+  } catch (const std::exception& error) {
+    failure = reason(error);
+  }
+  failure = any_of_ranks(failure);
+  if (!failure.empty()) throw SharedError(failure);
+}
 
 // Calls f on rank 0, then on the others: rank 0 writes files that the others then find.
 template <class F>

@@ -25,7 +25,10 @@ class CheckpointTimer {
     due_ = now + std::max(kSeconds, 20 * cost_);
   }
   // The best checkpoint makes way for the next one, so the newest two are saved all the same.
-  void saved_best(double begun, double now) { saved_ = now, cost_ = now - begun; }
+  void saved_best(double begun, double now) {
+    saved_ = now;
+    cost_ = now - begun;
+  }
   // Whether that holds with one more checkpoint. Those that take less than a second always may be saved.
   bool affordable(double now) const { return every_ != 0 && (cost_ < 1 || now - saved_ >= 20 * cost_); }
 

@@ -1,5 +1,5 @@
-// A training run. Fill in a Run, make its engine, and call train(); an Observer is told what happens. The program does the
-// same: commands/train_task.cpp makes a Run from options, and commands/train_report.h is its Observer.
+// A training run. Fill in a Run, make its engine, and call train(), the loop in train.cu; an Observer is told what happens.
+// The program does the same: commands/train_task.cpp makes a Run from options, and commands/train_report.h is its Observer.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,6 @@
 #include "data/files/run_directory.h"
 #include "data/progress.h"
 #include "training/checkpoint_timer.h"
-#include "training/evaluation.h"
 #include "training/grpo/online_grpo.h"
 
 namespace streambp {
@@ -74,7 +73,7 @@ struct StepReport {
   double seconds;
 };
 
-// What a run tells its caller, on every rank. An error thrown by step(), evaluation() or reward() ends the run, which saves
+// What a run tells its caller, on every rank. An error thrown by step() or evaluation() ends the run, which saves
 // a checkpoint first.
 class Observer {
  public:
@@ -86,12 +85,11 @@ class Observer {
   // From here on, the run asks whether to stop: at the end of a step, with a checkpoint.
   virtual void steps_begin() {}
   virtual bool interrupted() noexcept { return false; }
-  // Between these two calls, the device computes the step. On-line GRPO has no batches yet: it samples them.
+  // Between these two calls, the device computes the step.
   virtual void step_begins(Index /*step*/, const std::vector<Batch>&, DeviceBase&) {}
   virtual void step_ends() noexcept {}
   virtual void step(const StepReport&) {}
   virtual void evaluation(Index /*step*/, const Evaluation&) {}
-  virtual void reward(Index /*step*/, double /*mean*/) {}  // of held-out prompts
   virtual void saved(Index /*step*/, const fs::path&) {}
   virtual void note(const std::string&) {}  // worth the user's attention
 };
@@ -104,8 +102,8 @@ struct Ended {
 // Runs the steps that are left, from the checkpoint in `directory` if there is one. All ranks must call it.
 Ended train(Engine& engine, Run& run, RunDirectory& directory, Observer& observer);
 
-// Attaches reference log-probs to the documents: from the cache of an earlier run, or computed by `engine`, which has
-// the weights that the run starts from. train() calls it where the objective needs them.
-void attach_reference_logps(Engine& engine, Run& run, const RunDirectory& directory, Observer& observer);
+// Its beginning: loads or initialises the weights and the optimizer, attaches reference log-probs where the objective needs
+// them, and opens the directory. Returns the number of steps that are done already.
+Index begin_run(Engine& engine, Run& run, RunDirectory& directory, Observer& observer);
 
 }  // namespace streambp

@@ -9,18 +9,13 @@
 #include "data/documents/text.h"
 #include "data/files/checkpoint.h"
 #include "parallel/processes.h"
-#include "training/engine.h"
+#include "training/batch_source.h"
 #include "training/grpo/rewards.h"
 #include "training/grpo/rollouts.h"
 
 namespace streambp {
 
-// All ranks throw it, so they can still save the weights together.
-struct RewardError : Error {
-  using Error::Error;
-};
-
-class OnlineGrpo {
+class OnlineGrpo : public BatchSource {
  public:
   struct Data {
     std::vector<std::string> files, held_out_files;  // of prompts
@@ -31,8 +26,7 @@ class OnlineGrpo {
 
   // model: provides the tokenizer. reference: the reference model of --kl.
   OnlineGrpo(const GrpoSettings& settings, const Data& data, const fs::path& model, const fs::path& reference)
-      : settings_(settings), reference_(reference), seed_(data.seed), prompter_(model, data.chat) {
-    if (first_rank()) rewarder_.emplace(settings);
+      : settings_(settings), reference_(reference), seed_(data.seed), prompter_(model, data.chat), rewarder_(settings) {
     std::uint64_t hash = 0;
     const auto add = [&](Prompt& prompt, bool is_held_out) {
       const auto number = static_cast<std::uint64_t>(training_.size() + held_out_.size());
@@ -51,10 +45,9 @@ class OnlineGrpo {
     fingerprint = std::to_string(hash);
   }
 
-  std::string fingerprint;     // of the prompts
-  Index parallel = 1;          // completions sampled at once
-  Index micro_batches = 1;     // of a round, at least
-  std::vector<Batch> batches;  // of the round
+  std::string fingerprint;  // of the prompts
+  Index parallel = 1;       // completions sampled at once
+  Index micro_batches = 1;  // of a round, at least
 
   Index prompts() const { return static_cast<Index>(training_.size()); }
   Index completions() const { return settings_.completions(); }     // of a round
@@ -72,56 +65,54 @@ class OnlineGrpo {
   Index steps_per_epoch() const { return ceil_div(prompts(), settings_.prompts) * settings_.inner; }
   bool begins_round(Index step) const { return (step - 1) % settings_.inner == 0; }
 
-  StepResult step(Engine& engine, const Objective& objective, const Schedule& schedule, Index rows,
-                  const OptimizerSettings& optimizer, Index step) {
-    const bool begins = begins_round(step);
-    if (begins) sample(engine, objective, schedule, rows, (step - 1) / settings_.inner);
-    double entropy = 0;
-    std::vector<std::vector<double>> logps(batches.size());  // per token of the batch
-    StepResult result =
-        engine.step(batches, schedule, optimizer, step, [&](std::size_t i, const std::vector<double>& logp) {
-          logps[i] = logp;
-          for (double x : logp) entropy -= x;
-        });
-    if (begins) {
-      logps_ = by_completion(logps);
+  const std::vector<Batch>& batches(const Trainee& trainee, Index step) override {
+    if (begins_round(step)) sample(trainee, (step - 1) / settings_.inner);
+    step_logps_.resize(batches_.size());
+    return batches_;
+  }
+
+  Engine::OnLogps on_logps() override {
+    return [this](std::size_t i, const std::vector<double>& logps) { step_logps_[i] = logps; };
+  }
+
+  void learned(Index step, Measures& measures) override {
+    if (begins_round(step)) {
+      logps_ = by_completion(step_logps_);
       round_["sampling_difference"] = sampling_difference();
+      for (std::size_t i = 0; i < batches_.size() && settings_.inner > 1; ++i) batches_[i].old = step_logps_[i];
     }
-    for (std::size_t i = 0; i < batches.size() && begins && settings_.inner > 1; ++i) batches[i].old = logps[i];
-    Counts counts;
-    for (const Batch& batch : batches) counts += Counts(batch);
-    result.measures.others["entropy"] = entropy / static_cast<double>(counts.targets);
-    for (const auto& [name, value] : round_) result.measures.others[name] = value;
-    return result;
+    measures.others["entropy"] = entropy();
+    for (const auto& [name, value] : round_) measures.others[name] = value;
+    // The rewards that the weights were trained with may belong to other completions.
+    on_each_rank([&] {
+      rewarder_.check_quiet();
+      if (begins_round(step) && this_process().rank == 0) record(step);
+    });
   }
 
-  // Fails if the rewards that the weights were trained with may belong to other completions. Call it before the weights
-  // are saved.
-  void check_rewards() {
-    on_first([](Rewarder& rewarder) { rewarder.check_quiet(); });
-  }
-
-  // The same after the last rewards of the run: waits at most this long for the end of the reward program.
-  void finish(double seconds) {
-    on_first([&](Rewarder& rewarder) { rewarder.finish(seconds); });
-  }
-
-  // The mean reward of greedy completions of held-out prompts; NaN if there are no such prompts.
-  double evaluate(Engine& engine) {
+  // The mean reward of greedy completions of held-out prompts.
+  Evaluation evaluate(const Trainee& trainee) override {
     std::vector<const Prompt*> asked;
     for (std::size_t i = 0; i < std::min(evaluated_, held_out_.size()); ++i) asked.push_back(&held_out_[i]);
-    return asked.empty() ? NAN : mean_reward(complete(engine, asked, {.temperature = 0}));
+    if (asked.empty()) return {};
+    return {.reward = mean_reward(complete(trainee.engine, asked, {.temperature = 0})), .empty = false};
   }
+  bool evaluates_first() const override { return true; }  // it asks the reward program, which finish() ends
 
-  // The file for record(); off-line training can read it.
+  // Checks what the reward program still writes until it ends.
+  void finish(double seconds) override {
+    on_each_rank([&] { rewarder_.finish(seconds); });
+  }
+  void finish_after_error(const Trainee&) override { finish(ShellProgram::kMoment); }
+
+  // The file for the groups of every round; off-line training can read it.
   void record_in(const fs::path& path) {
     record_path_ = path;
-    if (first_rank()) record_.open(path, std::ios::app);
+    if (this_process().rank == 0) record_.open(path, std::ios::app);
   }
 
-  // After a step that begins a round: writes the groups of the round, with the log-probs that the step computed.
+  // Writes the groups of the round that begins with this step, which has computed their log-probs.
   void record(Index step) {
-    if (!begins_round(step) || !first_rank()) return;
     for (std::size_t i = 0; i < samples_.size(); i += index(settings_.group)) {
       const Json& line = samples_[i].prompt->line;
       Json group = {{"step", step}, {"prompt", line[line.contains("messages") ? "messages" : "prompt"]}};
@@ -138,12 +129,9 @@ class OnlineGrpo {
   }
 
  private:
-  struct Sample {
+  struct Sample : Continuation {
     const Prompt* prompt;
-    Tokens tokens;
-    std::vector<double> logps;  // of the tokens, as they were sampled
-    bool stopped;
-    std::string text = "";
+    std::string text;
     double reward = 0;
   };
 
@@ -153,21 +141,6 @@ class OnlineGrpo {
     if (epoch != epoch_) order_ = shuffled(training_.size(), Random(seed_, mix(static_cast<std::uint64_t>(epoch))));
     epoch_ = epoch;
     return training_[index(order_[index(n % prompts())])];
-  }
-
-  static bool first_rank() { return this_process().rank == 0; }
-
-  // Calls f with the rewarder of rank 0. If that fails, all ranks fail.
-  template <class F>
-  void on_first(F&& f) {
-    std::string failure;
-    try {
-      if (rewarder_) f(*rewarder_);
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
-    failure = from_first(failure);
-    if (!failure.empty()) throw RewardError(failure);
   }
 
   // A completion for each of these prompts. Every rank samples some of them and gets all.
@@ -199,18 +172,17 @@ class OnlineGrpo {
 
   // Samples and rewards one completion for each of these prompts.
   std::vector<Sample> complete(Engine& engine, const std::vector<const Prompt*>& asked, const Sampling& sampling) {
-    const std::vector<Continuation> completed = completions_of(engine, asked, sampling);
     std::vector<Sample> samples;
     std::vector<Reasoned> texts;
-    for (std::size_t i = 0; i < asked.size(); ++i) {
-      const bool stopped = completed[i].end == Ending::stop;
-      samples.push_back({asked[i], completed[i].tokens, completed[i].logps, stopped});
-      samples[i].text = prompter_.tokenizer.decode({completed[i].tokens.data(), completed[i].tokens.size() - stopped});
-      texts.push_back(prompter_.reasoned(*asked[i], samples[i].text));
+    for (const Continuation& c : completions_of(engine, asked, sampling)) {
+      const Prompt& prompt = *asked[samples.size()];
+      const std::size_t without_stop = c.tokens.size() - (c.end == Ending::stop);
+      samples.push_back({c, &prompt, prompter_.tokenizer.decode({c.tokens.data(), without_stop})});
+      texts.push_back(prompter_.reasoned(prompt, samples.back().text));
     }
     std::vector<double> rewards;
-    on_first([&](Rewarder& rewarder) {
-      rewards = rewarder.rewards(asked, texts);
+    on_each_rank([&] {
+      rewards = rewarder_.rewards(asked, texts);
       for (const double reward : rewards)
         require(is_advantage({reward, reward}), "a reward of ", reward, " is too large to compare; give smaller ones");
     });
@@ -219,10 +191,10 @@ class OnlineGrpo {
     return samples;
   }
 
-  void sample(Engine& engine, const Objective& objective, const Schedule& schedule, Index rows, Index round) {
+  void sample(const Trainee& trainee, Index round) {
     std::vector<const Prompt*> asked;
     for (Index i = 0; i < completions(); ++i) asked.push_back(&prompt(round * settings_.prompts + i / settings_.group));
-    samples_ = complete(engine, asked,  // the engine divides logits by the temperature
+    samples_ = complete(trainee.engine, asked,  // the engine divides logits by the temperature
                         {.top_p = settings_.top_p,
                          .top_k = settings_.top_k,
                          .seed = mix(seed_ ^ mix(static_cast<std::uint64_t>(round) + 0x9290))});
@@ -230,37 +202,48 @@ class OnlineGrpo {
     for (auto group = samples_.begin(); group != samples_.end(); group += settings_.group) {
       std::vector<double> rewards;
       for (Index i = 0; i < settings_.group; ++i) rewards.push_back(group[i].reward);
-      const std::vector<double> better = advantages(rewards, objective.scale_rewards ? Scaled::yes : Scaled::no);
+      const std::vector<double> better =
+          advantages(rewards, trainee.settings.objective.scale_rewards ? Scaled::yes : Scaled::no);
       for (Index i = 0; i < settings_.group; ++i) {
         Rollout rollout{group[i].prompt->tokens, static_cast<Index>(group[i].prompt->tokens.size()), better[index(i)]};
         rollout.tokens.insert(rollout.tokens.end(), group[i].tokens.begin(), group[i].tokens.end());
         rollouts.push_back(std::move(rollout));
       }
     }
-    batches = batches_of(rollouts, rows, micro_batches);
-    if (objective.kl > 0) compute_reference_logps(engine, schedule);
+    batches_ = batches_of(rollouts, trainee.rows, micro_batches);
+    if (trainee.settings.objective.kl > 0) compute_reference_logps(trainee);
     describe(rollouts);
   }
 
   // Computes the reference log-probs of the round. Meanwhile the reference model replaces the trained one on the
   // device.
-  void compute_reference_logps(Engine& engine, const Schedule& schedule) {
-    engine.with_weights_of(reference_, [&] {
-      const std::vector<std::vector<double>> logps = engine.evaluate(batches, schedule);
-      for (std::size_t i = 0; i < batches.size(); ++i) batches[i].reference = logps[i];
+  void compute_reference_logps(const Trainee& trainee) {
+    trainee.engine.with_weights_of(reference_, [&] {
+      const std::vector<std::vector<double>> logps = trainee.engine.evaluate(batches_, trainee.schedule);
+      for (std::size_t i = 0; i < batches_.size(); ++i) batches_[i].reference = logps[i];
     });
   }
 
   // Log-probs per token of the batches become log-probs per token of each completion.
   std::vector<std::vector<double>> by_completion(const std::vector<std::vector<double>>& logps) const {
     std::vector<std::vector<double>> result;
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-      for (const Rows rows : batches[i].documents()) {
+    for (std::size_t i = 0; i < batches_.size(); ++i) {
+      for (const Rows rows : batches_[i].documents()) {
         result.emplace_back();
-        for_each_target(batches[i], rows, [&](std::size_t t) { result.back().push_back(logps[i][t]); });
+        for_each_target(batches_[i], rows, [&](std::size_t t) { result.back().push_back(logps[i][t]); });
       }
     }
     return result;
+  }
+
+  // Of the step, per token.
+  double entropy() const {
+    Counts counts;
+    double sum = 0;
+    for (const Batch& batch : batches_) counts += Counts(batch);
+    for (const std::vector<double>& logps : step_logps_)
+      for (const double logp : logps) sum -= logp;
+    return sum / static_cast<double>(counts.targets);
   }
 
   // The largest difference between log-probs in sampling and in the round's first step. On a CPU it is 0.
@@ -274,40 +257,39 @@ class OnlineGrpo {
     return largest;
   }
 
-  static double mean_reward(const std::vector<Sample>& samples) {
+  template <class T, class F>
+  static double mean(const std::vector<T>& all, F&& f) {
     double sum = 0;
-    for (const Sample& s : samples) sum += s.reward;
-    return sum / static_cast<double>(samples.size());
+    for (const T& one : all) sum += static_cast<double>(f(one));
+    return sum / static_cast<double>(all.size());
+  }
+  static double mean_reward(const std::vector<Sample>& samples) {
+    return mean(samples, [](const Sample& s) { return s.reward; });
   }
 
   void describe(const std::vector<Rollout>& rollouts) {
-    const auto n = static_cast<double>(samples_.size());
-    const double mean = mean_reward(samples_);
-    double squares = 0, tokens = 0, stopped = 0, idle = 0;
-    for (const Sample& s : samples_) {
-      squares += (s.reward - mean) * (s.reward - mean);
-      tokens += static_cast<double>(s.tokens.size());
-      stopped += s.stopped;
-    }
-    for (const Rollout& rollout : rollouts) idle += rollout.advantage == 0;
-    round_ = {{"reward", mean},
-              {"reward_deviation", std::sqrt(squares / n)},
-              {"length", tokens / n},
-              {"stopped", stopped / n},
-              {"without_advantage", idle / n}};
+    const double reward = mean_reward(samples_);
+    const auto square = [&](const Sample& s) { return (s.reward - reward) * (s.reward - reward); };
+    round_ = {{"reward", reward},
+              {"reward_deviation", std::sqrt(mean(samples_, square))},
+              {"length", mean(samples_, [](const Sample& s) { return s.tokens.size(); })},
+              {"stopped", mean(samples_, [](const Sample& s) { return s.end == Ending::stop; })},
+              {"without_advantage", mean(rollouts, [](const Rollout& r) { return r.advantage == 0; })}};
   }
 
   GrpoSettings settings_;
   const fs::path reference_;
   const std::uint64_t seed_;
   Prompter prompter_;
-  std::optional<Rewarder> rewarder_;  // on rank 0
+  Rewarder rewarder_;
   std::vector<Prompt> training_, held_out_;
   std::size_t evaluated_ = 256;  // held-out prompts, at most
   std::vector<Index> order_;     // of the prompts in the epoch
   Index longest_ = 0, epoch_ = -1;
-  std::vector<Sample> samples_;             // of the round, group by group
-  std::vector<std::vector<double>> logps_;  // of their tokens, in the round's first step
+  std::vector<Sample> samples_;                  // of the round, group by group
+  std::vector<Batch> batches_;                   // of the round
+  std::vector<std::vector<double>> step_logps_;  // of the batches, in the last step
+  std::vector<std::vector<double>> logps_;       // of the samples, in the round's first step
   std::map<std::string, double> round_;
   std::ofstream record_;
   fs::path record_path_;

@@ -43,7 +43,10 @@ class Prompter {
         tools_(std::move(tools)) {}
 
   // From now on, each prompt is a user message.
-  void open_chat() { prepare_chat(), talks_ = true; }
+  void open_chat() {
+    prepare_chat();
+    talks_ = true;
+  }
 
   // `known`: the tokens with which it probably begins, because the model has read and written them.
   Prompt conversation(Conversation c, const Tokens& known = {}) {

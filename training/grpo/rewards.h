@@ -3,6 +3,7 @@
 
 #include "data/documents/data_files.h"
 #include "data/documents/jsonl.h"
+#include "parallel/processes.h"
 #include "training/grpo/prompts.h"
 #include "training/grpo/reward_program.h"
 #include "training/grpo/settings.h"
@@ -41,14 +42,15 @@ inline std::vector<Prompt> read_prompts(const std::vector<std::string>& data, Pr
   return prompts;
 }
 
-// Rewards completions, by the reward program or by comparing with the answer.
+// Rewards completions, by the reward program or by comparing with the answer. Of the ranks, the first one does.
 class Rewarder {
  public:
   explicit Rewarder(const GrpoSettings& settings) : round_(settings.completions()) {
-    if (!settings.program.empty()) program_.emplace(settings.program, settings.seconds);
+    if (!settings.program.empty() && this_process().rank == 0) program_.emplace(settings.program, settings.seconds);
   }
 
   std::vector<double> rewards(const std::vector<const Prompt*>& prompts, const std::vector<Reasoned>& completions) {
+    if (this_process().rank > 0) return {};
     if (program_) return ask_program(prompts, completions);
     std::vector<double> rewards;
     for (std::size_t i = 0; i < prompts.size(); ++i) {

@@ -31,7 +31,10 @@ inline std::vector<Batch> batches_of(const std::vector<Rollout>& rollouts, Index
     const auto length = static_cast<Index>(rollout.tokens.size()) - 1;
     require(length <= rows, "a completion with its prompt of ", length, " tokens does not fit into a stream of ", rows);
     size += length;
-    if (size > rows) packs.emplace_back(&rollout, 0), size = length;
+    if (size > rows) {
+      packs.emplace_back(&rollout, 0);
+      size = length;
+    }
     packs.back() = {packs.back().data(), packs.back().size() + 1};
   }
   const auto shorter = [](const auto& a, const auto& b) { return a.size() < b.size(); };

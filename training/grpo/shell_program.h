@@ -156,7 +156,8 @@ class ShellProgram {
   void make_pipe(Descriptor& reading, Descriptor& writing) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) fail(name_, "cannot create a pipe: ", std::strerror(errno));
-    reading.file = ends[0], writing.file = ends[1];
+    reading.file = ends[0];
+    writing.file = ends[1];
   }
 
   bool ended_within(pid_t process, double seconds) {
