@@ -112,9 +112,8 @@ void TrainReport::begin(Index first_step) {
   print("memory   %s, planned: mode %s%s\n", human_bytes(run_.memory.near).c_str(), o.mode.c_str(), chunked.c_str());
   if (o.mode == "stream") {
     const std::string parts = describe(run_.schedule.kept, s.config);
-    const std::string more =
-        "; " + parts + " (a step that keeps inputs only needs " + human_bytes(task_.plain_memory) + ")";
-    print("kept     layer inputs%s\n", parts == "nothing" ? "" : more.c_str());
+    const std::string plain = " (a step that keeps inputs only needs " + human_bytes(task_.plain_memory) + ")";
+    print("kept     layer inputs%s\n", parts == "nothing" ? "" : "; " + parts + plain);
   }
   if (run_.memory.far > 0) {
     print("far      %s in %s\n", describe_far(plan(s, run_.rows(), run_.schedule).far_by_kind).c_str(),

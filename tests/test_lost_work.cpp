@@ -325,6 +325,20 @@ TEST_F(LostWork, EscapeSequencesOfFilesDoNotReachTheTerminal) {
 
 // --- Several ranks ---
 
+TEST(EachRank, ThrowsAnErrorThatAllShare) {
+  const auto error = [](auto&& f) -> std::string {
+    try {
+      on_each_rank(f);
+      return "";
+    } catch (const SharedError& shared) {
+      return shared.what();
+    }
+  };
+  EXPECT_EQ(error([] {}), "");
+  EXPECT_EQ(error([] { fail("the disk is full"); }), "the disk is full");
+  EXPECT_EQ(error([] { throw std::bad_alloc(); }), "out of host memory");
+}
+
 class LostWorkOfRanks : public WithMpi<LostWork> {
  protected:
   const std::string two_ = "timeout -s KILL 150 mpirun -n 2 ";

@@ -78,18 +78,6 @@ Index restore(Engine& engine, const Run& run, const RunDirectory& directory, Obs
   return step;
 }
 
-// Loads or initialises the weights and the optimizer. Returns the number of steps already done.
-Index load(Engine& engine, const Run& run, const RunDirectory& directory, Observer& observer) {
-  if (!directory.checkpoint().empty()) return restore(engine, run, directory, observer);
-  if (run.start.empty()) {
-    engine.initialise(run.seed);
-  } else {
-    engine.load(run.start, run.adapters);
-    if (run.adapters.empty()) engine.initialise_adapters(run.seed);
-  }
-  return 0;
-}
-
 }  // namespace
 
 Index begin_run(Engine& engine, Run& run, RunDirectory& directory, Observer& observer) {
@@ -97,7 +85,15 @@ Index begin_run(Engine& engine, Run& run, RunDirectory& directory, Observer& obs
   require(run.grpo || run.source.batch, "the run has no batches; set Run::source");
   require(run.documents || !run.needs_reference_logps(),
           "this objective needs reference log-probs, which are those of Run::documents; set it");
-  const Index step = load(engine, run, directory, observer);
+  Index step = 0;
+  if (!directory.checkpoint().empty()) {
+    step = restore(engine, run, directory, observer);
+  } else if (run.start.empty()) {
+    engine.initialise(run.seed);
+  } else {
+    engine.load(run.start, run.adapters);
+    if (run.adapters.empty()) engine.initialise_adapters(run.seed);
+  }
   if (run.needs_reference_logps()) attach_reference_logps(engine, run, directory, observer);
   directory.open(step, run.options);
   if (run.grpo) run.grpo->record_in(directory.keep_until(step, "completions.jsonl"));
