@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "data/files/safetensors.h"
+#include "parallel/processes.h"
 #include "tests/fine_tuning.h"
 #include "tests/processes.h"
 
