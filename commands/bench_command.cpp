@@ -46,8 +46,8 @@ class BenchCommand : public Command {
                              checks::memory()});
     memory.add_directory_to(options);
     options.add("--repeat", {&repeat, "Measured runs of each mode, after a warm-up", checks::between(1, 1000)});
-    options.add("--json",
-                {&json_file, "Also write the results to this JSON file", checks::results_file(), Lasts::no, "none"});
+    options.add("--json", {&json_file, "Also write the results to this JSON file", checks::results_file(),
+                           OnResume::forgotten, "none"});
     options.add("--profile", {&profile, "Show the time per operation"});
     options.first_page({"--model", "--length", "--mode", "--chunk", "--keep", "--memory", "--optimizer", "--dtype",
                         "--device", "--lora", "--repeat", "--profile", "--json"});
@@ -128,7 +128,7 @@ class BenchCommand : public Command {
     add("checkpoint", Mode::checkpoint, 0);
     for (Index chunk : stream_chunks) {
       for (const std::string& set : keep) {
-        const KeepWords words = keep_words(set);
+        const KeepOption words = keep_words(set);
         add(format("stream %ld%s", chunk, (set == "nothing" ? "" : ", " + set).c_str()), Mode::stream, chunk,
             words.place("inputs").value_or(Place::near), words.parts().value_or(KeptParts::inputs()));
       }
@@ -154,11 +154,11 @@ class BenchCommand : public Command {
   }
 
   // Of words joined by commas.
-  KeepWords keep_words(const std::string& joined) const {
+  KeepOption keep_words(const std::string& joined) const {
     std::vector<std::string> words;
     std::stringstream text(joined + ",");
     for (std::string word; std::getline(text, word, ',');) words.push_back(word);
-    const KeepWords result(words);
+    const KeepOption result(words);
     result.require_parts_of(settings.config);
     for (const char* other : {"", "optimizer", "weights", "gradients"})
       require(!result.place(other), "--keep ", quote(joined),

@@ -9,22 +9,22 @@ namespace streambp {
 constexpr const char* kChatHelp = "Chat template to use instead of the model's: a Jinja file, or chatml";
 
 // All but --chat
-inline void add_rendering_options(OptionTable& options, ChatOptions& chat, Lasts lasts = Lasts::no) {
+inline void add_rendering_options(OptionTable& options, ChatOptions& chat, OnResume on_resume = OnResume::forgotten) {
   if (chat.date.empty()) chat.date = today();
-  options.add("--date", {&chat.date, "The date that chat templates see, YYYY-MM-DD", {}, lasts, "today"});
+  options.add("--date", {&chat.date, "The date that chat templates see, YYYY-MM-DD", {}, on_resume, "today"});
   options.add(
       "--template-arg",
-      {&chat.arguments, "Variables of the chat template: NAME=VALUE, such as enable_thinking=false", {}, lasts});
+      {&chat.arguments, "Variables of the chat template: NAME=VALUE, such as enable_thinking=false", {}, on_resume});
   options.add("--trust-messages",
               {&chat.trusts_messages,
                "Special tokens in messages are tokens, as in transformers; without this option they are text",
                {},
-               lasts});
+               on_resume});
 }
 
-inline void add_chat_options(OptionTable& options, ChatOptions& chat, Lasts lasts = Lasts::no) {
-  options.add("--chat", {&chat.given, kChatHelp, {}, lasts, "the model's"});
-  add_rendering_options(options, chat, lasts);
+inline void add_chat_options(OptionTable& options, ChatOptions& chat, OnResume on_resume = OnResume::forgotten) {
+  options.add("--chat", {&chat.given, kChatHelp, {}, on_resume, "the model's"});
+  add_rendering_options(options, chat, on_resume);
 }
 
 }  // namespace streambp

@@ -5,7 +5,7 @@
 namespace streambp {
 
 void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>& types, Optimizers optimizers,
-                           Lasts lasts) {
+                           OnResume on_resume) {
   dtype = types.front();
   options.section("Device");
   options.add("--device", {&device,
@@ -15,12 +15,12 @@ void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>&
   options.add(
       "--dtype",
       {&dtype, "Type of weights and activations: " + join(types) + (planned ? "" : "; auto: bf16 on a GPU, else f32"),
-       checks::one_of(types), lasts});
+       checks::one_of(types), on_resume});
   if (optimizers == Optimizers::none) return;
   options.add("--grad-dtype", {&gradient,
                                "Type of the accumulated gradient for bf16 weights; auto: f32 for adapters and from "
                                "--accumulate 16 on, else bf16",
-                               checks::one_of({"auto", "f32", "bf16"}), lasts});
+                               checks::one_of({"auto", "f32", "bf16"}), on_resume});
   const bool optional = optimizers == Optimizers::optional;
   std::vector<std::string> names;
   for (const auto& [name, kind] : kOptimizers)
@@ -31,7 +31,7 @@ void DeviceOptions::add_to(OptionTable& options, const std::vector<std::string>&
                    "adamw: float32 moments, and master weights for bf16; adamw-bf16: bf16 moments, no master weights, "
                    "stochastic rounding; adamw-8bit: 8-bit moments, no master weights; muon: orthogonalised momentum "
                    "for the matrices of the layers, adamw for all others",
-               checks::one_of(names), lasts});
+               checks::one_of(names), on_resume});
 }
 
 DeviceKind DeviceOptions::kind() const {

@@ -11,9 +11,9 @@ struct DeviceOptions {
   bool planned = false;  // the device need not exist
 
   enum class Optimizers { none, optional, required };
-  // Commands support different types, the default first. `lasts` applies to the type options.
+  // Commands support different types, the default first. `on_resume` applies to the type options.
   void add_to(OptionTable& options, const std::vector<std::string>& types, Optimizers optimizers,
-              Lasts lasts = Lasts::no);
+              OnResume on_resume = OnResume::forgotten);
 
   DeviceKind kind() const;
   DType type_on(DeviceKind kind) const;

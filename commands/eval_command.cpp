@@ -29,9 +29,9 @@ class EvalCommand : public Command {
     add_chat_options(options, data_options.chat);
     options.add("--skip-bad", {&data_options.skip_bad, "Skip unusable lines"});
     options.add("--length", {&length, "Maximum tokens of a stream (default: chosen by model and memory)",
-                             checks::between(2, kLongestStream), Lasts::no, "none"});
-    options.add("--json",
-                {&json_file, "Also write the results to this JSON file", checks::results_file(), Lasts::no, "none"});
+                             checks::between(2, kLongestStream), OnResume::forgotten, "none"});
+    options.add("--json", {&json_file, "Also write the results to this JSON file", checks::results_file(),
+                           OnResume::forgotten, "none"});
     device.add_to(options, {"auto", "f32", "bf16"}, DeviceOptions::Optimizers::none);
     device.optimizer = "none";
   }

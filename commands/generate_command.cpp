@@ -46,23 +46,23 @@ class GenerateCommand : public Command {
 
     options.section("Sampling");
     options.add("--length", {&length, "Maximum tokens of a completion", checks::between(1, 1 << 24)});
-    options.add("--temperature", {&sampling.temperature, "0: greedy decoding", checks::not_negative(), Lasts::no,
-                                  "from generation_config.json, else 0.8"});
+    options.add("--temperature", {&sampling.temperature, "0: greedy decoding", checks::not_negative(),
+                                  OnResume::forgotten, "from generation_config.json, else 0.8"});
     options.add("--top-k", {&sampling.top_k,
                             "Sample from the k most likely tokens; 0: all tokens",
                             {},
-                            Lasts::no,
+                            OnResume::forgotten,
                             "from generation_config.json, else 0"});
     options.add("--top-p", {&sampling.top_p,
                             "Sample from the smallest set of tokens with this total probability",
                             {},
-                            Lasts::no,
+                            OnResume::forgotten,
                             "from generation_config.json, else 0.95"});
     options.add("--repetition-penalty",
                 {&sampling.repetition_penalty,
                  "Divides the positive logits of tokens that the text has already, and multiplies the negative ones",
                  {},
-                 Lasts::no,
+                 OnResume::forgotten,
                  "from generation_config.json, else 1"});
     options.add("--stop", {&stop_texts, "Texts before which a completion ends, such as $'\\n'",
                            [](const std::string& text) { return text.empty() ? "is empty; write a text" : ""; }});
@@ -70,7 +70,7 @@ class GenerateCommand : public Command {
 
     options.section("Output");
     options.add("--json", {&json_file, "Write prompts, completions, tokens and log-probs to this file",
-                           checks::results_file(), Lasts::no, "none"});
+                           checks::results_file(), OnResume::forgotten, "none"});
     options.add("--raw", {&raw, "Show special tokens and control characters"});
     options.add("--stats", {&stats, "Show how fast weights were loaded, and compare the speed with memory bandwidth"});
     options.first_page({"--model", "--adapter", "--base", "--prompt", "--prompts", "--chat", "--system", "--samples",
@@ -85,7 +85,7 @@ class GenerateCommand : public Command {
     model = source.model;
     require(fs::exists(fs::path(model) / "tokenizer.json"), model,
             ": has no tokenizer.json, so text cannot become tokens; copy the model's tokenizer.json there");
-    settle_sampling();
+    choose_sampling();
     prompter.emplace(model, chat, system, read_tools(tools_file));
     for (const std::int32_t id : prompter->stop)
       require(id < config.vocab, model, ": \"eos_token_id\" ", id, " in generation_config.json or config.json is ",
@@ -112,7 +112,7 @@ class GenerateCommand : public Command {
 
   // --- Sampling and prompts ---
 
-  void settle_sampling() {
+  void choose_sampling() {
     const GenerationDefaults defaults = read_generation_defaults(model);
     if (!options.given("--temperature")) sampling.temperature = defaults.sampling.temperature;
     if (!options.given("--top-k")) sampling.top_k = defaults.sampling.top_k;

@@ -15,17 +15,18 @@ std::string all_parts() {
 }
 
 // What --keep can name, beside the parts of a layer.
-struct Thing {
+struct StepData {
   const char* name;
   Place Places::*place;
 };
-constexpr Thing kThings[] = {{"inputs", &Places::inputs},
-                             {"optimizer", &Places::optimizer},
-                             {"weights", &Places::weights},
-                             {"gradients", &Places::gradients}};
+constexpr StepData kStepData[] = {{"inputs", &Places::inputs},
+                                  {"optimizer", &Places::optimizer},
+                                  {"weights", &Places::weights},
+                                  {"gradients", &Places::gradients}};
 
 bool can_be_kept(const std::string& name) {
-  return name.empty() || std::ranges::count(kPartNames, name) + std::ranges::count(kThings, name, &Thing::name) > 0;
+  return name.empty() ||
+         std::ranges::count(kPartNames, name) + std::ranges::count(kStepData, name, &StepData::name) > 0;
 }
 
 std::string is_block(const std::string& text) {
@@ -36,7 +37,7 @@ std::string is_block(const std::string& text) {
 
 }  // namespace
 
-KeepWords::KeepWords(const std::vector<std::string>& words) {
+KeepOption::KeepOption(const std::vector<std::string>& words) {
   if (words == std::vector<std::string>{"auto"}) return;
   require(!std::ranges::count(words, "auto"),
           "--keep auto decides on everything that is kept; give it alone, or leave ", "it out");
@@ -58,17 +59,17 @@ KeepWords::KeepWords(const std::vector<std::string>& words) {
   }
 }
 
-std::optional<Place> KeepWords::place(const std::string& name) const {
+std::optional<Place> KeepOption::place(const std::string& name) const {
   const auto found = places_.find(name);
   return found == places_.end() ? std::nullopt : std::optional(found->second);
 }
 
-std::optional<Place> KeepWords::place_or_all(const std::string& name) const {
+std::optional<Place> KeepOption::place_or_all(const std::string& name) const {
   const auto named = place(name);
   return named ? named : place("");
 }
 
-std::optional<KeptParts> KeepWords::parts() const {
+std::optional<KeptParts> KeepOption::parts() const {
   std::optional<KeptParts> result = all_parts_;
   for (std::size_t i = 1; i < kParts; ++i)
     if (const auto where = place(kPartNames[i]))
@@ -76,31 +77,31 @@ std::optional<KeptParts> KeepWords::parts() const {
   return result;
 }
 
-void KeepWords::require_parts_of(const Config& config) const {
+void KeepOption::require_parts_of(const Config& config) const {
   for (std::size_t i = 1; i < kParts; ++i)
     require(!place(kPartNames[i]) || has(config, static_cast<Part>(i)), "--keep ", kPartNames[i],
             "=...: the layers of this model have no such part");
 }
 
-bool KeepWords::names_part() const {
+bool KeepOption::names_part() const {
   return std::any_of(kPartNames.begin() + 1, kPartNames.end(),
                      [&](const char* name) { return place(name).has_value(); });
 }
 
-bool KeepWords::mention(Place place) const {
+bool KeepOption::mention(Place place) const {
   return std::ranges::any_of(places_, [&](const auto& named) { return named.second == place; });
 }
 
 void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
-                           Lasts lasts) {
+                           OnResume on_resume) {
   options_ = &options;
-  options.add("--memory", {&memory, help_of_memory, checks::memory(), lasts, "none"});
+  options.add("--memory", {&memory, help_of_memory, checks::memory(), on_resume, "none"});
   options.add(
       "--far-memory",
       {&far_memory,
        "Budget of far memory of each rank, such as 200GiB: for a GPU pinned host memory, for a CPU a file. What "
        "does not fit into near memory, that of the device, goes there",
-       checks::memory(), lasts, default_of_far_memory});
+       checks::memory(), on_resume, default_of_far_memory});
   options.add(
       "--keep",
       {&keep,
@@ -110,7 +111,7 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
        "its input, so that backward need not recompute it; or some parts, PART=near or PART=far, with " +
            all_parts() + " as PART. auto: what fits and is fastest",
        {},
-       lasts,
+       on_resume,
        "what fits and is fastest"});
   options.add(
       "--block-rows",
@@ -118,19 +119,19 @@ void MemoryOptions::add_to(OptionTable& options, const char* help_of_memory, con
        "Stream mode: how many rows, in whole chunks, go through all layers before the next rows do. all: the whole "
        "stream, layer by layer. Smaller blocks keep K, V and their gradients of all layers in place of layer inputs, "
        "which saves memory where most layers have windows (docs/dial.md). auto: what fits and is fastest",
-       is_block, lasts, "what fits and is fastest"});
+       is_block, on_resume, "what fits and is fastest"});
 }
 
-void MemoryOptions::add_directory_to(OptionTable& options, Lasts lasts) {
+void MemoryOptions::add_directory_to(OptionTable& options, OnResume on_resume) {
   options.add("--far", {&directory,
                         "On a CPU: directory of far memory, on a fast disk and not in memory (tmpfs)",
                         {},
-                        lasts,
+                        on_resume,
                         "TMPDIR or /tmp"});
 }
 
 std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Sampling sampling) const {
-  const KeepWords insisted(keep);
+  const KeepOption insisted(keep);
   const bool full = mode == Mode::full, ranks_sample = sampling == Sampling::of_each_rank && s.ranks.all.size > 1;
   const struct {
     Place Places::*thing;
@@ -142,7 +143,7 @@ std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Samp
                {&Places::weights, ranks_sample, "GRPO that samples its completions needs all weights on every rank"}};
   const Places usual = {};
   const auto decided = [&](Places p) {
-    for (const Thing& thing : kThings) {
+    for (const StepData& thing : kStepData) {
       Place& place = p.*thing.place;
       place = insisted.place_or_all(thing.name).value_or(place);
       for (const auto& f : fixed) {
@@ -173,7 +174,7 @@ std::vector<Places> MemoryOptions::places(Mode mode, const StepSettings& s, Samp
 }
 
 KeptChoice MemoryOptions::kept_choice(Mode mode, const Config& config) const {
-  const KeepWords insisted(keep);
+  const KeepOption insisted(keep);
   if (mode != Mode::stream) {
     require(!insisted.parts() || !options_->given("--keep"),
             "--keep with parts of layers is for --mode stream; leave it out");
@@ -220,7 +221,7 @@ std::string describe(const KeptSets& kept, const Config& c) {
 }
 
 void MemoryOptions::check() const {
-  const KeepWords words(keep);
+  const KeepOption words(keep);
   const bool all_near = words.place("") == Place::near && !words.mention(Place::far);
   if (all_near || directory.empty()) return;
   const std::string reason = why_not_far(directory);

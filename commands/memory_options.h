@@ -10,9 +10,9 @@
 namespace streambp {
 
 // What --keep says. Where it says nothing, memory decides.
-class KeepWords {
+class KeepOption {
  public:
-  explicit KeepWords(const std::vector<std::string>& words);
+  explicit KeepOption(const std::vector<std::string>& words);
 
   std::optional<Place> place(const std::string& name) const;         // such as weights=far
   std::optional<Place> place_or_all(const std::string& name) const;  // the same, or near or far alone
@@ -33,8 +33,8 @@ struct MemoryOptions {
 
   static constexpr const char* kFlags[] = {"--memory", "--far-memory", "--keep", "--block-rows"};
   void add_to(OptionTable& options, const char* help_of_memory, const char* default_of_far_memory,
-              Lasts lasts = Lasts::no);
-  void add_directory_to(OptionTable& options, Lasts lasts = Lasts::no);
+              OnResume on_resume = OnResume::forgotten);
+  void add_directory_to(OptionTable& options, OnResume on_resume = OnResume::forgotten);
 
   // The places that the options allow, near memory first. Ranks that sample do so at their own pace, so none may need the
   // others' shards of the weights.
@@ -43,7 +43,7 @@ struct MemoryOptions {
   // Which parts of layers may be kept for backward.
   KeptChoice kept_choice(Mode mode, const Config& config) const;
   std::optional<Index> chosen_block(Mode mode) const;
-  bool name_far_memory() const { return KeepWords(keep).mention(Place::far); }
+  bool name_far_memory() const { return KeepOption(keep).mention(Place::far); }
   // For refusals: "--keep auto, ", if --keep rules out steps.
   std::string remedy() const;
   // Refuses a directory in which far memory cannot be.

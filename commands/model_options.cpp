@@ -5,7 +5,8 @@
 
 namespace streambp {
 
-void ModelOptions::add_to(OptionTable& options, const std::string& model_option, Vocabulary vocabulary, Lasts lasts) {
+void ModelOptions::add_to(OptionTable& options, const std::string& model_option, Vocabulary vocabulary,
+                          OnResume on_resume) {
   options_ = &options;
   options.section("Model");
   if (!model_option.empty())
@@ -16,7 +17,7 @@ void ModelOptions::add_to(OptionTable& options, const std::string& model_option,
   const Check size = checks::between(1, kLargestSize);
   auto add = [&](const char* flag, Target value, const std::string& help, const Check& check, const char* shown = "") {
     size_flags_.push_back(flag);
-    options.add(flag, {value, help, check, lasts, shown});
+    options.add(flag, {value, help, check, on_resume, shown});
   };
   std::vector<std::string> families;
   for (const ModelFamily& f : model_families()) families.push_back(f.name);

@@ -67,7 +67,8 @@ std::string hash_or_empty(const std::string& text) { return text.empty() ? "" : 
 
 // What a checkpoint holds.
 Json stored_value(const Row& row) {
-  return row.lasts == Lasts::hashed ? Json(hash_or_empty(*std::get<std::string*>(row.value))) : to_json(row.value);
+  return row.on_resume == OnResume::hashed ? Json(hash_or_empty(*std::get<std::string*>(row.value)))
+                                           : to_json(row.value);
 }
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
@@ -258,7 +259,7 @@ void OptionTable::require_alone(const std::string& flag) const {
 Json OptionTable::lasting() const {
   Json options = Json::object();
   for (const Entry& e : entries_) {
-    if (e.row.lasts != Lasts::no) options[e.flag] = stored_value(e.row);
+    if (e.row.on_resume != OnResume::forgotten) options[e.flag] = stored_value(e.row);
   }
   return options;
 }
@@ -266,7 +267,7 @@ Json OptionTable::lasting() const {
 std::set<std::string> OptionTable::secrets() const {
   std::set<std::string> flags;
   for (const Entry& e : entries_)
-    if (e.row.lasts == Lasts::hashed) flags.insert(e.flag);
+    if (e.row.on_resume == OnResume::hashed) flags.insert(e.flag);
   return flags;
 }
 
@@ -284,9 +285,9 @@ void OptionTable::restore(const Json& options, const std::string& file, const st
   streambp::require(options.is_object(), file, ": \"options\" is not an object; is the file complete?");
   const bool one_of_these_given = any_given(together_);
   for (const Entry& e : entries_) {
-    if (e.row.lasts == Lasts::no) continue;
+    if (e.row.on_resume == OnResume::forgotten) continue;
     const bool is_together = std::find(together_.begin(), together_.end(), e.flag) != together_.end();
-    if (e.row.lasts == Lasts::kept && (given(e.flag) || !options.contains(e.flag))) continue;
+    if (e.row.on_resume == OnResume::kept && (given(e.flag) || !options.contains(e.flag))) continue;
     if (is_together && one_of_these_given) continue;
     streambp::require(options.contains(e.flag), file, ": the option ", e.flag, " is missing");
     const Json& stored = options[e.flag];
@@ -295,7 +296,7 @@ void OptionTable::restore(const Json& options, const std::string& file, const st
         (stored.is_number() && here.is_number() && (stored.is_number_integer() || !here.is_number_integer())) ||
         stored.type() == here.type();
     streambp::require(alike, file, ": the option ", e.flag, " has a value of the wrong type");
-    if (e.row.lasts == Lasts::hashed) {
+    if (e.row.on_resume == OnResume::hashed) {
       check_hashed(e, stored.get<std::string>(), run);
       continue;
     }

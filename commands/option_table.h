@@ -32,12 +32,12 @@ Check results_file();  // a new file, or old results of this program
 Check page();          // the same of pages
 }  // namespace checks
 
-// What --resume does with an option.
-enum class Lasts {
-  no,      // applies to this invocation only
-  kept,    // restored, unless the command line changes it
-  fixed,   // restored; the command line cannot change it, because it affects the bits of the result
-  hashed,  // fixed, but stored as a hash, so it must be given again: for commands, which may contain a key
+// What --resume does with an option. What it is in checkpoints that are older than the option says TrainOptions::restore.
+enum class OnResume {
+  forgotten,  // applies to this invocation only
+  kept,       // restored, unless the command line changes it
+  fixed,      // restored; the command line cannot change it, because it affects the bits of the result
+  hashed,     // fixed, but stored as a hash, so it must be given again: for commands, which may contain a key
 };
 
 // Where an option's value is stored. Its initial value is the default.
@@ -48,7 +48,7 @@ struct Row {
   Target value;
   std::string help;
   Check check = {};
-  Lasts lasts = Lasts::no;
+  OnResume on_resume = OnResume::forgotten;
   std::string shown_default = {};  // the default shown by --help, if it differs from the value
 };
 

@@ -13,7 +13,7 @@ struct PartOptions {
   BlockSettings blocks;
   std::string block_order = "random", base = "plain";
 
-  void add_to(OptionTable& options, Lasts lasts = Lasts::no);
+  void add_to(OptionTable& options, OnResume on_resume = OnResume::forgotten);
   static inline const std::vector<std::string> kFlags = {"--lora",  "--lora-alpha", "--lora-on",     "--rslora",
                                                          "--train", "--blocks",     "--block-steps", "--block-order"};
 
@@ -31,7 +31,7 @@ struct PartOptions {
 };
 
 // Declares --base, and says what it stands for.
-void add_base_option(OptionTable& options, std::string& base, Lasts lasts = Lasts::no);
+void add_base_option(OptionTable& options, std::string& base, OnResume on_resume = OnResume::forgotten);
 void apply_base(const std::string& base, Config& c);
 
 // "17.4M of 8.2B parameters are trained"; empty if all are.

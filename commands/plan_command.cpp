@@ -37,19 +37,19 @@ class PlanCommand : public Command {
   explicit PlanCommand(CLI::App& app) : options(app, "plan", kPlanDescription, [this] { run(); }) {
     model.add_to(options, "model", ModelOptions::Vocabulary::an_option);
     options.section("Step");
-    options.add("--length",
-                {&length, "Tokens of a micro-batch's stream", checks::between(1, kLongestStream), Lasts::no, "none"});
+    options.add("--length", {&length, "Tokens of a micro-batch's stream", checks::between(1, kLongestStream),
+                             OnResume::forgotten, "none"});
     options.add("--chunk", {&chunk,
                             "Stream mode: rows per chunk, the unit of recomputation (default: 512; on a GPU 2048)",
                             {},
-                            Lasts::no,
+                            OnResume::forgotten,
                             "none"});
     budget.add_to(options, "Budget of the device's memory, such as 80GiB", "none, with --keep far unlimited");
     options.add("--accumulate",
                 {&micro_batches,
                  "Micro-batches per step, of all ranks together. With one, the gradient reuses the memory of saved "
                  "layer inputs; with more, the whole gradient stays in memory",
-                 checks::between(1, 1 << 12), Lasts::no, "1; one per token stream"});
+                 checks::between(1, 1 << 12), OnResume::forgotten, "1; one per token stream"});
     ranks.add_planned_to(options);
     device.add_to(options, {"bf16", "f32", "f64"}, DeviceOptions::Optimizers::optional);
     given_rates.add_to(options);
@@ -62,24 +62,24 @@ class PlanCommand : public Command {
     options.add("--sweep", {&sweep,
                             "Write peak memory against length for each mode to this JSON file, with --memory "
                             "also the longest stream",
-                            checks::results_file(), Lasts::no, "none"});
+                            checks::results_file(), OnResume::forgotten, "none"});
     options.add("--timeline",
                 {&timeline_file,
                  "Write a page (.html) that plays one step in each mode: its memory, what lives in each layer and "
                  "chunk, and the operation that runs",
-                 checks::page(), Lasts::no, "none"});
+                 checks::page(), OnResume::forgotten, "none"});
     options.add("--curve", {&curve,
                             "Show what more memory buys: the fastest step, and what it keeps, from the least memory to "
                             "everything kept"});
-    options.add("--json",
-                {&json_file, "Also write the answer to this JSON file", checks::results_file(), Lasts::no, "none"});
+    options.add("--json", {&json_file, "Also write the answer to this JSON file", checks::results_file(),
+                           OnResume::forgotten, "none"});
     options.first_page({"model", "--length", "--memory", "--far-memory", "--optimizer", "--lora", "--accumulate",
                         "--objective", "--ranks", "--sequence-ranks", "--curve", "--timeline", "--json"});
   }
 
  private:
   void run() {
-    settle();
+    complete();
     rates = given_rates.assumed(settings);
     measured = given_rates.measured(settings, room().far > 0 ? FarRate::measured : FarRate::assumed, budget.directory);
     introduce();
@@ -98,7 +98,7 @@ class PlanCommand : public Command {
     if (!json_file.empty()) write_results(json_file, result);
   }
 
-  void settle() {
+  void complete() {
     Config config = model.config(std::max<Index>(length, 1024));
     part.apply(config);
     const Ranks grid = ranks.planned(config, ranks.ranks);

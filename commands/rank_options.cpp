@@ -73,13 +73,13 @@ void RankOptions::add_planned_to(OptionTable& options) {
   add_division(options, *this, count);
 }
 
-void RankOptions::add_to(OptionTable& options, Lasts lasts) {
+void RankOptions::add_to(OptionTable& options, OnResume on_resume) {
   options.section("Several processes (mpirun -n N streambp ...)");
   const Check count = checks::between(1, 1 << 12);
-  options.add("--ranks", {&ranks, "Require this number of processes", count, Lasts::no, "as started"});
+  options.add("--ranks", {&ranks, "Require this number of processes", count, OnResume::forgotten, "as started"});
   add_division(options, *this, count);
   options.add("--lanes", {&lanes, "Sum weight gradients as this number of sequence ranks does, for the same bits",
-                          count, lasts, "--sequence-ranks"});
+                          count, on_resume, "--sequence-ranks"});
 }
 
 Index RankOptions::started() const {

@@ -21,7 +21,7 @@ class ReportCommand : public Command {
  public:
   explicit ReportCommand(CLI::App& app) : options(app, "report", kReportDescription, [this] { run(); }) {
     options.add("runs", {&runs, "Directories of runs"});
-    options.add("--html", {&page, "The page to write", checks::page(), Lasts::no,
+    options.add("--html", {&page, "The page to write", checks::page(), OnResume::forgotten,
                            "report.html of the run; of several comparison.html"});
   }
 

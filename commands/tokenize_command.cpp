@@ -41,7 +41,7 @@ class TokenizeCommand : public Command {
     options.add("--render", {&rendered,
                              "Also write each document's text, learned spans and tokens to this JSONL file",
                              {},
-                             Lasts::no,
+                             OnResume::forgotten,
                              "none"});
   }
 

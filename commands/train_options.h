@@ -67,7 +67,7 @@ struct TrainOptions {
 
   // Completes the options, from `state_file` (the checkpoint or run.json of the run to resume) or with the defaults of
   // fine-tuning. Then refuses combinations that make no sense.
-  void settle(const std::filesystem::path& state_file);
+  void complete(const std::filesystem::path& state_file);
 
   bool given(const std::string& flag) const { return table.given(flag); }
   // Starts from a model directory; otherwise a model is trained from scratch.

@@ -56,13 +56,13 @@ class Preparation {
     const StepSettings& chosen = run.settings;
     const StepSettings plain = Fit{.places = chosen.places, .block = chosen.block}.settings(chosen);
     task.plain_memory = plan(plain, run.rows(), schedule_for(mode_named(o.mode), plain, run.rows(), chunk)).peak;
-    run.options = settled_options(chunk);
+    run.options = options_of_run(chunk);
     return std::move(task);
   }
 
  private:
   // The options with the values that were left to this program.
-  Json settled_options(Index chunk) const {
+  Json options_of_run(Index chunk) const {
     Json options = o.table.lasting();
     options["--dtype"] = run.settings.dtype == DType::bf16 ? "bf16" : "f32";
     options["--length"] = run.length, options["--pack"] = run.pack, options["--chunk"] = chunk;
@@ -120,7 +120,7 @@ class Preparation {
   // Fine-tuning: documents in the model's tokens.
   void prepare_documents() {
     run.settings = settings(config(), o.micro_batches);
-    settle_layout();
+    choose_layout();
     const TokenFile file =
         tokenised(data_parts(o.data), run.start, o.tokens, directory.path(), data_parts(o.evaluation_data));
     file.require_vocabulary(run.settings.config.vocab);
@@ -139,8 +139,8 @@ class Preparation {
         file, DocumentSettings{o.evaluation_fraction, run.length, longest_piece(), o.batch, o.micro_batches, o.seed,
                                too_long(), run.settings.objective.scale_rewards, run.pack,
                                [&](Index tokens) { return memory.remedy_for(tokens); }});
-    settle_steps([&](double epochs) { return run.documents->steps(epochs); });
-    settle_evaluations();
+    choose_steps([&](double epochs) { return run.documents->steps(epochs); });
+    choose_evaluations();
     run.source = document_source(run.documents, description(file), file.fingerprint());
     describe_parts(file);
     check_data(file);
@@ -201,7 +201,7 @@ class Preparation {
   // On-line GRPO: prompts for which the model samples completions.
   void prepare_prompts() {
     const fs::path reference = reference_model();
-    settle_layout();
+    choose_layout();
     const Config config = this->config();
     run.grpo = std::make_unique<OnlineGrpo>(
         o.grpo, OnlineGrpo::Data{o.data, o.evaluation_data, o.tokens.chat, o.evaluation_fraction, o.seed}, run.start,
@@ -210,9 +210,9 @@ class Preparation {
             " completions is too small for ", o.micro_batches,
             " micro-batches (--accumulate, by default one per token stream); use more --prompts, or fewer processes");
     run.grpo->micro_batches = o.micro_batches;
-    const bool settled = o.resumed || o.given("--completion");
-    settled ? settle_rounds(config, o.grpo.completion) : settle_completions(config);
-    settle_steps([&](double epochs) { return epochs * static_cast<double>(run.grpo->steps_per_epoch()); });
+    const bool given = o.resumed || o.given("--completion");
+    given ? choose_rounds(config, o.grpo.completion) : choose_completions(config);
+    choose_steps([&](double epochs) { return epochs * static_cast<double>(run.grpo->steps_per_epoch()); });
     run.source.description =
         format("%s, %ld with %s of up to %ld tokens each in a round", counted(run.grpo->prompts(), "prompt").c_str(),
                o.grpo.prompts, counted(o.grpo.group, "completion").c_str(), run.grpo->completion());
@@ -220,7 +220,7 @@ class Preparation {
   }
 
   // Completions of the usual size, or what there is room for.
-  void settle_completions(const Config& config) {
+  void choose_completions(const Config& config) {
     const Index usual = o.grpo.completion, prompt = run.grpo->longest_prompt(),
                 context = config.max_length > 0 ? config.max_length : kLongestStream,
                 room = std::min({usual, context - prompt, o.given("--length") ? o.length - prompt : usual});
@@ -228,18 +228,18 @@ class Preparation {
             room == context - prompt ? "the model's context of " : "--length ", room + prompt,
             " tokens; leave such prompts out");
     const auto fits = [&](Index completion) {
-      settle_rounds(config, completion);
+      choose_rounds(config, completion);
       return TrainMemory(o, run).fits();
     };
     const Index completion = largest(room, fits, room);
-    settle_rounds(config, std::max<Index>(completion, 1));
+    choose_rounds(config, std::max<Index>(completion, 1));
     if (completion < usual)
       task.notes.push_back(format("completions have up to %ld tokens instead of %ld, for lack of room in %s",
                                   completion, usual, completion < room ? "memory" : "the model's context or --length"));
   }
 
   // What rounds with completions of up to so many tokens need.
-  void settle_rounds(Config config, Index completion) {
+  void choose_rounds(Config config, Index completion) {
     run.grpo->set_completion(completion);
     const Index longest = run.grpo->longest(), all = run.grpo->completions() * longest;
     config.rope_scaling.longest = longest;
@@ -250,13 +250,13 @@ class Preparation {
     run.settings.objective.temperature = o.grpo.temperature;
     // A round has more micro-batches if its completions are long. Two rounds of the ranks have the memory of any more.
     const Index two_each = 2 * o.ranks.planned(config).streams();
-    const auto settle_length = [&](Index length) {
+    const auto choose_length = [&](Index length) {
       if ((run.length = length) < all) run.settings.micro_batches = std::max(o.micro_batches, two_each);
     };
-    const bool settled = o.resumed || o.given("--length");
-    settle_length(settled ? o.length : std::min(all, std::max<Index>(longest, 4096)));
-    for (Index before = 0; !settled && before != run.length;)
-      settle_length(std::max(longest, TrainMemory(o, run).length_for(longest, before = run.length)));
+    const bool given = o.resumed || o.given("--length");
+    choose_length(given ? o.length : std::min(all, std::max<Index>(longest, 4096)));
+    for (Index before = 0; !given && before != run.length;)
+      choose_length(std::max(longest, TrainMemory(o, run).length_for(longest, before = run.length)));
     require(run.length >= longest, "--length ", run.length, ": the longest prompt and its completion have ", longest,
             " tokens");
   }
@@ -279,7 +279,7 @@ class Preparation {
   }
 
   // Checkpoints have the layout of the model, or of the adapters, that were loaded.
-  void settle_layout() {
+  void choose_layout() {
     run.layout.emplace(run.start);
     const ChatOptions& chat = o.tokens.chat;
     if (!chat.given.empty()) run.layout->others["chat_template.jinja"] = Chat::of(run.start, chat).source();
@@ -300,7 +300,7 @@ class Preparation {
   }
 
   // steps_of(epochs): how many that takes.
-  void settle_steps(const std::function<double(double)>& steps_of) {
+  void choose_steps(const std::function<double(double)>& steps_of) {
     run.steps_per_epoch = steps_of(1);
     if (o.resumed) return;
     if (!o.given("--rate")) {
@@ -318,7 +318,7 @@ class Preparation {
   }
 
   // A forward pass takes a third of the time of a step on as many tokens.
-  void settle_evaluations() {
+  void choose_evaluations() {
     if (o.resumed || o.given("--eval-every")) return;
     const double tokens = static_cast<double>(run.documents->evaluation_tokens),
                  step = 3 * run.documents->tokens_per_step();
@@ -354,7 +354,7 @@ void open_directory(TrainOptions& options, std::optional<RunDirectory>& director
   const bool first = this_process().rank == 0;
   const auto open = [&](const auto&... where) {
     directory.emplace(where..., begin);
-    options.settle(directory->resumes() ? directory->state_file() : fs::path());
+    options.complete(directory->resumes() ? directory->state_file() : fs::path());
     directory->create();
     options.out = directory->path();
   };

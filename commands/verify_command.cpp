@@ -56,7 +56,7 @@ class VerifyCommand : public Command {
                           "What holds for this model, data and settings, in one table. Without a value: all that takes "
                           "no more than a few minutes; or one of " +
                               join(certificate_choices()),
-                          checks::one_of(certificate_choices()), Lasts::no, "none"});
+                          checks::one_of(certificate_choices()), OnResume::forgotten, "none"});
     options_.add("--run", {&run_, "Instead, check the files of this run's checkpoints against their hashes"});
     referee_.add_to(options_);
     output_.add_to(options_);
@@ -73,7 +73,7 @@ class VerifyCommand : public Command {
     options_.only({"--oracle", "--save-gradient", "--save-batch", "--ranks", "--sequence-ranks", "--lanes", "--shard"},
                   !certificate, " does not go with --certificate; leave it out");
     require(!certificate || this_process().count == 1, "--certificate is for one process");
-    settle_device();
+    choose_device();
     options_.only({"--computed-in", "--minutes"}, false, " is for --against; leave it out");
     input_.prepare();
     require(
@@ -174,7 +174,7 @@ class VerifyCommand : public Command {
     check("one process", chunks_[0], gradient_in(alone, schedule));
   }
 
-  void settle_device() {
+  void choose_device() {
     const bool gpu = device_.kind() == DeviceKind::cuda;
     require(gpu || !options_.given("--tile"), "--tile is for GPUs; on a CPU the tile is always ", kTile, " rows");
     settings_.tile = gpu ? tile_ : kTile;

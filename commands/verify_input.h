@@ -31,9 +31,9 @@ class VerifyInput {
     options.section("Stream");
     options.add("--length",
                 {&length_, "Tokens of the stream, in documents of unequal length", checks::between(4, 1 << 24),
-                 Lasts::no, "1200; a certificate 300; on a GPU more than three tiles"});
-    options.add("--documents",
-                {&documents_, "Documents in the stream", checks::between(1, 1 << 20), Lasts::no, "3; for pairs 4"});
+                 OnResume::forgotten, "1200; a certificate 300; on a GPU more than three tiles"});
+    options.add("--documents", {&documents_, "Documents in the stream", checks::between(1, 1 << 20),
+                                OnResume::forgotten, "3; for pairs 4"});
     options.add("--data",
                 {&data_,
                  "Use documents (dpo: pairs) from these files and folders; needs a --model directory with a tokenizer. "

@@ -23,13 +23,14 @@ struct VerifyOutput {
         "--save-gradient",
         {&gradient,
          "Write the gradient of the last stream run to this safetensors file, in float32 (with --dtype f64 in float64)",
-         checks::results_file(), Lasts::no, "none"});
+         checks::results_file(), OnResume::forgotten, "none"});
     options.add("--save-batch",
                 {&batch, "Write the batch to this safetensors file, in the form of --batch, for another trainer",
-                 checks::results_file(), Lasts::no, "none"});
-    options.add("--json", {&json, "Write the results to this JSON file", checks::results_file(), Lasts::no, "none"});
+                 checks::results_file(), OnResume::forgotten, "none"});
+    options.add("--json",
+                {&json, "Write the results to this JSON file", checks::results_file(), OnResume::forgotten, "none"});
     options.add("--html", {&html, "Write the results to this page, with a map of all parameters", checks::page(),
-                           Lasts::no, "none"});
+                           OnResume::forgotten, "none"});
   }
 
   void check() const {
