@@ -21,10 +21,10 @@
 // All modes give the same bits: a row's numbers do not depend on the chunk, and sums over rows add tiles (256 rows; 2048
 // on a GPU) from the last to the first. Chunks are whole tiles, visited from the last to the first.
 //
-// Several ranks can share a stream. Every chunk has rows of each (parallel/division.h), and `own` are those of this rank. What
-// ranks exchange is out of sight: mixers get what they need of other ranks' rows (parallel/head_exchange.h), gradient sums
-// add those of all ranks, in lanes (memory/sums.h), and weights in shards come from all ranks (memory/weights.h). A rank
-// without a micro-batch walks an empty stream: it has no chunks, but takes part in every exchange.
+// Several ranks can share a stream. Every chunk has rows of each rank (parallel/division.h); `own` means the rows of this one.
+// The walk does not see what ranks exchange: mixers get what they need of other ranks' rows (parallel/head_exchange.h,
+// parallel/tile_exchange.h), gradient sums add up all ranks, in lanes (memory/sums.h), and sharded weights are gathered
+// (memory/weights.h). A rank without a micro-batch walks an empty stream: it has no chunks, but takes part in every exchange.
 //
 // The order: a cell (layer, chunk) of backward needs the cell of the layer above, all later chunks of its own layer, and the
 // layer's summary of earlier rows. Every order that respects this gives the same bits. The stream is cut into blocks of

@@ -91,6 +91,10 @@ struct TerminalChat {
            false);
       return true;
     }
+    if (line == "/tool") {
+      print("[write the answer of the tool after it: /tool TEXT]\n");
+      return true;
+    }
     const std::string guess = did_you_mean(word, {"/help", "/reset", "/quit", "/tool"});
     print("[%s is not a command; %s With a space before it, the line goes to the model]\n", line,
           guess.empty() ? "/help lists them." : guess);

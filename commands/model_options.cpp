@@ -77,12 +77,13 @@ Config ModelOptions::config(Index max_length) const {
 }
 
 std::string describe(const Config& c) {
+  const Index convolutions = std::ranges::count(c.mixers, MixerKind::convolution);
   return format(
-      "%s, %s parameters: %ld layers of width %ld, %ld query and %ld key/value heads of %ld, MLP %ld, vocabulary "
+      "%s, %s parameters: %ld layers of width %ld%s, %ld query and %ld key/value heads of %ld, MLP %ld, vocabulary "
       "%ld%s%s%s",
-      c.family.c_str(), human_count(static_cast<double>(parameter_count(c))).c_str(), c.layers, c.hidden, c.heads,
-      c.kv_heads, c.head_dim, c.mlp, c.vocab, c.tied ? " (tied)" : "",
-      c.window ? format(", window %ld", c.window).c_str() : "",
+      c.family.c_str(), human_count(static_cast<double>(parameter_count(c))).c_str(), c.layers, c.hidden,
+      convolutions > 0 ? format(" (%ld of them short convolutions)", convolutions).c_str() : "", c.heads, c.kv_heads,
+      c.head_dim, c.mlp, c.vocab, c.tied ? " (tied)" : "", c.window ? format(", window %ld", c.window).c_str() : "",
       c.root.empty() ? "" : "; text model of a multimodal checkpoint; the other tensors stay unchanged");
 }
 

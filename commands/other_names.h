@@ -32,6 +32,7 @@ inline constexpr OtherName kOtherNames[] = {
     {"train", "--completion", "--max-completion-length"},
     {"generate", "--length", "--max-new-tokens"},
     {"", "--group", "--num-generations"},
+    {"", "--lora", "--lora-r"},
     {"", "--base", "--load-in-4bit", "nf4"},
 };
 
@@ -49,6 +50,9 @@ inline std::vector<OtherName> other_names(const std::string& command, const std:
 // Why an option of other trainers is none here; empty if it is not known.
 inline std::string why_no_option(const std::string& name) {
   const std::pair<const char*, const char*> reasons[] = {
+      {"--fp16", ": use --dtype bf16, or f32"},
+      {"--bf16", ": it is --dtype bf16, the default on a GPU"},
+      {"--use-liger-kernel", ": logits are never whole, and need no option"},
       {"--warmup-ratio", " is a share of the steps; --warmup takes a number of steps"},
       {"--load-in-8bit", ": weights have 4 bits (--base nf4) or their type in the model's files"},
       {"--gradient-accumulation-steps",

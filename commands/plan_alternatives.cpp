@@ -16,7 +16,7 @@ struct Alternative {
 // The most ranks, up to eight, that can share the heads of a model.
 Index sequence_ranks(const Config& c) {
   const Index heads = sequence_divisor(c);
-  Index ranks = std::min<Index>(heads, 8);
+  Index ranks = 8;
   while (heads % ranks != 0) --ranks;
   return ranks;
 }

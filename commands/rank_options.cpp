@@ -45,8 +45,9 @@ void check_streams(Index ranks, Index sequence_ranks) {
 void check_grid(const Config& config, Index ranks, Index sequence_ranks, Index lanes) {
   check_streams(ranks, sequence_ranks);
   const Index heads = sequence_divisor(config);
-  require(heads % sequence_ranks == 0, "--sequence-ranks ", sequence_ranks,
-          ": every rank attends with its share of the ", heads, " key/value heads of the model; use ", divisors(heads));
+  if (heads % sequence_ranks != 0)
+    fail("--sequence-ranks ", sequence_ranks, ": every rank attends with its share of the ", heads,
+         " key/value heads of the model; use ", divisors(heads));
   require(sequence_ranks == 1 || lanes == 0 || lanes == sequence_ranks, "--sequence-ranks ", sequence_ranks,
           ": weight gradients are summed in ", counted(lanes, "lane"), ", by --lanes or since the run began; use ",
           lanes == 1 ? "" : std::to_string(lanes) + " sequence ranks, or ", "one sequence rank");

@@ -4,7 +4,7 @@
 //       kernels/base/{gemm,inner_loops,products,few_rows,softmax_rows}.cpp -o minimal && ./minimal README.md
 #include <cstdio>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 
 #include "generation/generate.h"
 #include "training/trainer.h"
@@ -14,8 +14,10 @@ using namespace streambp;
 int main(int argc, char** argv) {
   // The bytes of a text are its tokens.
   const char* file = argc > 1 ? argv[1] : "README.md";
-  std::ifstream in(file, std::ios::binary);
-  const std::vector<unsigned char> text{std::istreambuf_iterator<char>(in), {}};
+  std::ostringstream bytes;
+  bytes << std::ifstream(file, std::ios::binary).rdbuf();
+  const std::string characters = bytes.str();
+  const std::vector<unsigned char> text(characters.begin(), characters.end());
   constexpr Index length = 1024, steps = 200;
   if (text.size() <= length) return std::fprintf(stderr, "minimal: %s has too few bytes\n", file), 2;
 
@@ -42,7 +44,7 @@ int main(int argc, char** argv) {
     batch.append(Tokens(text.begin() + static_cast<std::ptrdiff_t>(begin),
                         text.begin() + static_cast<std::ptrdiff_t>(begin) + length));
     const StepResult result = trainer.step({batch}, schedule, adamw, step);  // gradient, then update
-    if (step % 20 == 0) std::printf("step %3ld  loss %.4f\n", step, result.measures.loss);
+    if (step % 20 == 0) std::printf("step %3ld  loss %.4f\n", step, result.measures.loss), std::fflush(stdout);
   }
 
   // A sample that continues the text's first bytes.

@@ -1,11 +1,11 @@
-// A gated short convolution along the token stream, for each channel alone. u[t] is rounded to the type of activations.
+// A gated short convolution along the token stream, for each channel alone:
 //
 //   u[t] = b[t] * x[t]          z[t] = Σ_k w[k] u[t - k]          y[t] = c[t] * z[t]          0 <= k < width
 //
 //   backward         dz[t] = dy[t] * c[t]        dc[t] = dy[t] * z[t]        dw[k] += Σ_t dz[t] u[t - k]
 //                    du[t] = Σ_k w[k] dz[t + k]  db[t] = du[t] * x[t]        dx[t] = du[t] * b[t]
 //
-// Terms from other documents are left out. Tiles of kTile rows depend on each other only through their edges: u of the
+// u is rounded to the type of activations. Terms from other documents are left out. Tiles of kTile rows depend on each other only through their edges: u of the
 // last width - 1 rows of a tile, which the next tile reads, and the terms of du that the next tile adds to these rows. A sum
 // over k adds the farthest row first, so a document's numbers do not depend on its place among tiles.
 //
@@ -39,7 +39,7 @@ struct ConvolutionChunk {
   constexpr Index place(Index row) const { return first + (row / tile * ranks + rank) * tile + row % tile; }
 };
 
-// Edges: their rows, of a tile.
+// The rows of a tile's edge, among the edges of all tiles.
 constexpr Rows edge_rows(Index tile, Index width) { return {tile * (width - 1), (tile + 1) * (width - 1)}; }
 
 // u = b * x
@@ -83,7 +83,7 @@ void convolution_backward(Device& dev, Matrix<Accumulator<T>> dtaps, const Convo
   }
 }
 
-// In generation. cache: u of the last width - 1 tokens of each sequence, which the chunk's rows replace.
+// In generation. cache: u of the last width - 1 tokens of each sequence. The chunk's rows become the last ones.
 template <class Device, class T>
 void cached_convolution(Device& dev, Matrix<T> y, const std::type_identity_t<ConvolutionChunk<T>>& in, Matrix<T> cache,
                         const SequenceRows& rows) {
@@ -122,7 +122,7 @@ STREAMBP_INLINE Columns<N, A> product(const Columns<N, A>& a, const Columns<N, A
 
 // u, rounded to T
 template <Index N, class A, class T>
-STREAMBP_INLINE Columns<N, A> convolved(const T* b, const T* x) {
+STREAMBP_INLINE Columns<N, A> rounded_product(const T* b, const T* x) {
   Columns<N, A> result;
   for (Index n = 0; n < N; ++n) {
     T rounded;
@@ -155,7 +155,7 @@ struct ConvolutionTile {
   STREAMBP_INLINE Index reach(Index row) const { return least(in.width() - 1, place + row - begin - document(row)); }
   // u of a row of this tile, or of the edge before it.
   STREAMBP_INLINE Numbers u(Index row) const {
-    if (row >= begin) return convolved<N, A>(in.b.row(row) + j, in.x.row(row) + j);
+    if (row >= begin) return rounded_product<N, A>(in.b.row(row) + j, in.x.row(row) + j);
     return load_columns<N, A>(in.edges.row(edge_rows(number(), in.width()).begin + row - begin) + j);
   }
   STREAMBP_INLINE Numbers z(Index row) const {
@@ -227,7 +227,9 @@ struct CachedConvolution {
   STREAMBP_INLINE T* cached(Index i, Index back, Index j) const {
     return cache.row(edge_rows(rows.sequences(0, i) + 1, in.width()).begin - back) + j;
   }
-  STREAMBP_INLINE Columns<1, A> u(Index i, Index j) const { return convolved<1, A>(in.b.row(i) + j, in.x.row(i) + j); }
+  STREAMBP_INLINE Columns<1, A> u(Index i, Index j) const {
+    return rounded_product<1, A>(in.b.row(i) + j, in.x.row(i) + j);
+  }
 
   STREAMBP_INLINE void forward(Matrix<T> y, Index i, Index j) const {
     const Index width = in.width(), here = before(i, width - 1);
@@ -238,7 +240,7 @@ struct CachedConvolution {
     }
     y(i, j) = static_cast<A>(in.c(i, j)) * sum.at[0];
   }
-  // Row i is the last of its sequence: its rows replace the oldest ones in the cache.
+  // Row i is the last of its sequence: the rows of the sequence replace the oldest ones in the cache.
   STREAMBP_INLINE void update(Index i, Index j) const {
     const Index kept = in.width() - 1, added = before(i, kept - 1) + 1;
     for (Index back = kept; back > added; --back) *cached(i, back, j) = *cached(i, back - added, j);
@@ -276,7 +278,7 @@ void for_each_columns(Index rows, Index cols, F&& f) {
 template <class T>
 void compute_convolution_inputs(Cpu&, Matrix<T> u, Input<T> b, Input<T> x) {
   for (Index i = 0; i < u.rows; ++i)
-    for (Index j = 0; j < u.cols; ++j) u(i, j) = convolved<1, Accumulator<T>>(b.row(i) + j, x.row(i) + j).at[0];
+    for (Index j = 0; j < u.cols; ++j) u(i, j) = rounded_product<1, Accumulator<T>>(b.row(i) + j, x.row(i) + j).at[0];
 }
 
 template <class T>
@@ -358,7 +360,7 @@ void for_each_column(Cuda& dev, Index rows, Index cols, F f) {
 template <class T>
 void compute_convolution_inputs(Cuda& dev, Matrix<T> u, Input<T> b, Input<T> x) {
   cuda::for_each_column(dev, u.rows, u.cols, [=] __device__(Index i, Index j) {
-    u(i, j) = convolved<1, float>(b.row(i) + j, x.row(i) + j).at[0];
+    u(i, j) = rounded_product<1, float>(b.row(i) + j, x.row(i) + j).at[0];
   });
 }
 

@@ -1,5 +1,5 @@
 // What passes from block to block of a stream: the causal summaries of layers, such as K and V, of all rows that a block
-// sees, and their gradients; and the residual stream, whose memory holds its gradient in the end.
+// sees, and their gradients; and the residual stream. In backward, its gradient takes its memory.
 //
 //   one block        a layer's summary and its gradient are the caller's: they exist while the layer is computed
 //   several blocks   a block needs the summary of rows before it, and its backward pass adds to the gradient of that. So both
@@ -20,7 +20,7 @@
 
 namespace streambp {
 
-// Whether a layer's summary of all rows stays, of several blocks of so many rows.
+// Whether the summary of all rows of a layer is kept from block to block, where blocks have so many rows.
 inline bool stays_in_blocks(const Config& c, Index layer, Index block) {
   const std::optional<Index> window = summary_shape(c, layer).window;
   return !window || *window >= block;
@@ -63,7 +63,7 @@ class Summaries {
     return residual_.slice(residual_of_all_rows_ ? block.rows.own : Rows{0, block.rows.own.size()});
   }
 
-  // Whether the layer's summary of all rows stays.
+  // Whether the summary of all rows of the layer is kept from block to block.
   bool stays(Index layer) const { return several_blocks_ && stays_in_blocks(c_, layer, block_); }
 
   // Rows of a chunk, and the mask, as the layer's mixer sees them.
@@ -77,7 +77,7 @@ class Summaries {
     return {{chunk.all.begin - first, chunk.all.end - first}, stream_.positions.columns(block.own(chunk)), mask};
   }
 
-  // Memory for the summary of all rows that the block sees; that of rows before it is there.
+  // Memory for the summary of all rows that the block sees. The part of the rows before the block is filled in.
   Summary<T> summary(Index layer, const Block& block) {
     if (stays(layer)) return at(layer).summaries.front();
     const Rows rows = seen(layer, block);

@@ -8,8 +8,9 @@
 //                and of earlier ones
 //   decode       in generation: the summary of each sequence is in a cache
 //
-// Mixer says this in code. A new one is a file with two classes like those of model/softmax_attention.h, a value of
-// MixerKind, and a line in each of with_mixer, MixerActivations and LayerMixer.
+// The concept Mixer says this in code. A new mixer is a file with two classes like those of model/softmax_attention.h (a
+// description, and what computes), a value of MixerKind, and a line in each of with_mixer, MixerActivations and LayerMixer;
+// if its summary has matrices of other shapes, a field of Summary.
 #pragma once
 
 #include <concepts>
@@ -31,7 +32,7 @@ inline SummaryShape summary_shape(const Config& c, Index layer) {
   return with_mixer(c, layer, [&](auto mixer) { return mixer.summary(c, layer); });
 }
 
-// The numbers of ranks that can share a stream divide this number.
+// Numbers of ranks that divide this number can share a stream; all can, if it is 0.
 inline Index sequence_divisor(const Config& c) {
   Index divisor = 0;
   for (Index layer = 0; layer < c.layers; ++layer)
@@ -39,21 +40,27 @@ inline Index sequence_divisor(const Config& c) {
   return divisor;
 }
 
-// Those of a layer's mixer are used.
+// The activations of a layer's mixer; those of the others are empty.
 template <class T>
 struct MixerActivations {
   AttentionActivations<T> attention;
   ConvolutionActivations<T> convolution;
 };
 
+struct ForEachMatrix {
+  void operator()(Part, auto&, Index /*columns*/, View) const {}
+};
+
 template <class M, class T, class A = Accumulator<T>>
 concept Mixer = requires(M m, typename M::Activations& a, const typename M::Chunk& chunk, const StreamRows& at,
                          const KeptParts& kept, Matrix<T> x, const Summary<T>& past, const Summary<A>& dpast,
                          const Layer<A>& g, const SequenceRows& rows, const Config& c, Section<T>& table, Layer<T>& w,
-                         void (*each)(Part, Matrix<T>&, Index columns, View)) {
+                         MixerActivations<T>& all) {
   { M::Description::summary(c, Index()) } -> std::same_as<SummaryShape>;
   { M::Description::divisor(c) } -> std::same_as<Index>;
   M::Description::parameters(table, w);
+  { M::Description::of(all) } -> std::same_as<typename M::Activations&>;
+  M::Description::for_each_activation(c, Index(), a, ForEachMatrix());
   m.summarise(at, x, past);
   m.forward(chunk);
   m.recompute(chunk, kept);

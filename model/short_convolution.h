@@ -18,7 +18,7 @@
 
 namespace streambp {
 
-// The activations of a chunk.
+// The activations of a chunk. Among the parts of a layer, b, c and x are its `queries` and `convolved` is its `attention`.
 template <class T>
 struct ConvolutionActivations {
   Matrix<T> b, c, x;
@@ -100,8 +100,8 @@ class ShortConvolution {
     if (!kept.have(Part::attention)) convolution(dev, chunk.a.convolved, rows_of(chunk));
   }
 
-  // dy: of the output. Returns the gradient of the input. Adds to the gradients of the weights, and to those of the edges of
-  // tiles before the chunk's. Later chunks must be done: only then are those of the chunk's own tiles complete.
+  // dy: of the output. Returns the gradient of the input. Adds to the gradients of the weights, and writes those of the edges
+  // before each of its tiles: no other tile contributes to them. Later chunks must be done: they complete those of its own.
   Matrix<T> backward(const Layer<A>& g, Matrix<T> dy, const Summary<A>& dpast, const Chunk& chunk) {
     const Activations& a = chunk.a;
     const auto dconvolved = matrix(dy.rows);

@@ -59,7 +59,7 @@ struct Attention {
     return {.columns = c.kv_width(), .window = round_up(c.window + tile_of_keys, kTile)};
   }
 
-  // The number of ranks that share a stream divides this number.
+  // Numbers of ranks that divide it can share a stream.
   static Index divisor(const Config& c) { return c.kv_heads; }
 
   template <class T>

@@ -14,15 +14,15 @@ namespace streambp {
 struct SummaryShape {
   Index edge = 0;                    // rows for each tile; 0: a row for each row of the stream
   Index columns;                     // of each matrix
-  std::optional<Index> window = {};  // the rows before a block of which it is needed; none: all
+  std::optional<Index> window = {};  // how many rows before a block it must cover; none: all
 };
 
-// What a mixer does not have is empty.
+// Each mixer uses its own matrices; the others are empty.
 template <class T>
 struct Summary {
   Matrix<T> k, v;        // of attention: a row for each row of the stream
   Matrix<T> edges = {};  // of a convolution: some rows for each tile
-  Index edge = 0;        // ... so many
+  Index edge = 0;        // rows of edges for each tile
 
   // The summary of some rows, which begin with a tile.
   Summary slice(Rows rows) const {

@@ -21,7 +21,7 @@ class TileExchange {
     return ranks_.size == 1 ? all : allocate<T>(dev_, rows, all.cols, Kind::chunk);
   }
 
-  // per_tile: rows for each kTile rows of the stream.
+  // per_tile: rows for each kTile rows of the stream. Ranks take turns with tiles of dev.tile rows.
   template <class T>
   void share(Matrix<T> all, Matrix<T> own, Index per_tile) {
     if (ranks_.size == 1) return;

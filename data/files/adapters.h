@@ -48,23 +48,31 @@ inline bool ends_with_name(const std::string& whole, const std::string& name) {
   return whole == name || whole.ends_with("." + name);
 }
 
+// What comes after the layer's number in the names of linear layers, of all kinds of layers.
+inline std::vector<std::string> in_layers(const Config& c, const std::vector<std::string>& linear_layers) {
+  const std::size_t prefix = module_name(c, family_of(c).modules.layers).size();
+  std::vector<std::string> names;
+  for (const std::string& whole : linear_layers) {
+    const std::string name = whole.substr(whole.find('.', prefix) + 1);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  }
+  return names;
+}
+
 // The names that groups stand for: their last parts, if no other layer has them, or what comes after a layer's number.
 inline std::vector<std::string> written_out(const Config& c, const std::vector<std::string>& on) {
   std::vector<std::string> names;
   auto add = [&](const std::string& name) {
     if (std::ranges::find(names, name) == names.end()) names.push_back(name);
   };
-  Config one = c;
-  one.layers = 1;
-  const std::size_t prefix = module_name(c, family_of(c).modules.layers).size() + std::string("0.").size();
-  const std::vector<std::string> all = linear_layers(one);
+  const std::vector<std::string> all = in_layers(c, linear_layers(c));
   for (const std::string& name : on) {
-    const std::vector<std::string> group = linear_layers(one, name);
+    const std::vector<std::string> group = in_layers(c, linear_layers(c, name));
     const bool clear = std::ranges::all_of(group, [&](const std::string& layer) {
       const auto has_same_end = [&](const std::string& other) { return last_part(other) == last_part(layer); };
       return std::ranges::count_if(group, has_same_end) == std::ranges::count_if(all, has_same_end);
     });
-    for (const std::string& layer : group) add(clear ? last_part(layer) : layer.substr(prefix));
+    for (const std::string& layer : group) add(clear ? last_part(layer) : layer);
     if (group.empty()) add(name);
   }
   return names;

@@ -44,7 +44,9 @@ inline ModelFamily lfm2() {
                   .convolution_in = "conv.in_proj", .convolution = "conv.conv", .convolution_out = "conv.out_proj",
                   .gate = "feed_forward.w1", .up = "feed_forward.w3", .down = "feed_forward.w2"},
       //                         vocab hidden layers heads kv dim   mlp  length  tied
-      .published = {{"lfm2-350m", {65536, 1024, 16, 16, 8, 64,  4608, 128000, true}, 1e6, {}, attention_of_16_layers},
+      .published = {{"lfm2.5-350m", {65536, 1024, 16, 16, 8, 64, 4608, 128000, true}, 1e6, {}, attention_of_16_layers},
+                    {"lfm2.5-1.2b", {65536, 2048, 16, 32, 8, 64, 8192, 128000, true}, 1e6, {}, attention_of_16_layers},
+                    {"lfm2-350m", {65536, 1024, 16, 16, 8, 64,  4608, 128000, true}, 1e6, {}, attention_of_16_layers},
                     {"lfm2-700m", {65536, 1536, 16, 24, 8, 64,  6912, 128000, true}, 1e6, {}, attention_of_16_layers},
                     {"lfm2-1.2b", {65536, 2048, 16, 32, 8, 64,  8192, 128000, true}, 1e6, {}, attention_of_16_layers},
                     {"lfm2-2.6b", {65536, 2048, 30, 32, 8, 64, 10752, 128000, true}, 1e6, {}, attention_of_30_layers}}};
