@@ -200,7 +200,7 @@ TEST_F(Commands, DamagedCheckpointsAreRefused) {
 TEST_F(Commands, VerifyProvesEveryFamilyAndWritesItsTable) {
   using Names = std::vector<std::string>;
   for (const std::string& family : sized<Names>(
-           {"gpt2", "qwen3", "gemma3", "starcoder2", "phi3", "olmo2", "glm4", "granitemoehybrid", "cohere2", "hunyuan"},
+           {"gpt2", "qwen3", "gemma3", "starcoder2", "phi3", "olmo2", "glm4", "granitemoehybrid", "cohere2", "lfm2"},
            {"gpt2", "gemma3", "glm4", "cohere2"})) {
     expect_ok(
         "verify --length 600 --hidden 32 --layers 2 --dtype f64 --oracle --family " + family + " --json verify.json",

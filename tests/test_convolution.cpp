@@ -1,5 +1,6 @@
 // Short convolutions: documents that begin beside the edges of tiles, in all modes and on ranks, in decoding, and against
 // the oracle.
+#include "data/files/adapters.h"
 #include "tests/ranks.cuh"
 
 namespace streambp {
@@ -58,6 +59,16 @@ TEST(Convolution, RanksAndLanesGiveTheBitsOfOneProcess) {
   Task far = task;
   far.places = {Place::far, Place::far, Place::far, Place::far}, far.block = kTile;
   expect_bits_of_one_process<Cpu, BFloat16>(1, 2, far);
+}
+
+TEST(Convolution, AdaptersAreOnAllKindsOfLayers) {
+  const Config c = hybrid();
+  const auto adapters = new_adapters(c, {.rank = 2, .alpha = 4});
+  EXPECT_EQ(adapters.size(), 2u * (2 + 3) + (4 + 3));
+  for (const char* name : {"conv.in_proj", "feed_forward.w2"})
+    EXPECT_TRUE(adapters.contains(std::string("model.layers.2.") + name)) << name;
+  EXPECT_TRUE(adapters.contains("model.layers.1.self_attn.q_proj"));
+  EXPECT_EQ(new_adapters(c, {.rank = 2, .alpha = 4, .on = {"attention"}}).size(), 2u * 2 + 4);
 }
 
 TEST(Convolution, AConvolutionAloneNeedsNoDivisorOfRanks) {
