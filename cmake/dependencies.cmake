@@ -3,8 +3,8 @@
 #   STREAMBP_FETCH=AUTO       fetches what the system lacks; ON fetches all of them, OFF none
 #   STREAMBP_ARCHIVES=DIR     the folder of the archives; what is not there is downloaded into it
 #
-# Makes the target `dependencies`. The fetched versions are those of Debian 12, with which everything is tested:
-# tokenizers depend on their Unicode tables.
+# Makes the target `dependencies`, and one for each of them. The fetched versions are those of Debian 12, with which
+# everything is tested: tokenizers depend on their Unicode tables.
 
 set(STREAMBP_FETCH AUTO CACHE STRING "Build libraries from fetched sources: AUTO (those that are not installed), ON or OFF")
 set(STREAMBP_ARCHIVES ${CMAKE_BINARY_DIR}/archives CACHE PATH "The folder of these sources; what is not there is downloaded")
@@ -38,18 +38,23 @@ function(dependency name)
       endif()
     endif()
   endif()
+  add_library(${short} INTERFACE)
+  target_link_libraries(dependencies INTERFACE ${short})
+  set(dependencies ${dependencies} ${short} PARENT_SCOPE)
   if(found)
     if(arg_LIBRARY OR short STREQUAL "json")
-      target_include_directories(dependencies SYSTEM INTERFACE ${found})
-      target_link_libraries(dependencies INTERFACE ${${prefix}_LIBRARY})
+      target_include_directories(${short} SYSTEM INTERFACE ${found})
+      target_link_libraries(${short} INTERFACE ${${prefix}_LIBRARY})
     else()  # only the program needs it
-      target_include_directories(dependencies SYSTEM INTERFACE $<BUILD_INTERFACE:${found}>)
+      target_include_directories(${short} SYSTEM INTERFACE $<BUILD_INTERFACE:${found}>)
     endif()
     return()
   elseif(STREAMBP_FETCH STREQUAL "OFF")
     missing(${short} ${arg_PACKAGE})
   endif()
   fetch(${name} ${arg_URL} ${arg_SHA256})
+  target_include_directories(${short} SYSTEM INTERFACE $<BUILD_INTERFACE:${fetched}/include>
+                                                       $<INSTALL_INTERFACE:include/streambp/fetched>)
   list(TRANSFORM arg_HEADERS PREPEND ${fetched}/${name}/)
   list(TRANSFORM arg_SOURCES PREPEND ${fetched}/${name}/)
   get_filename_component(folder ${fetched}/include/${arg_HEADER} DIRECTORY)
@@ -60,6 +65,7 @@ function(dependency name)
     if(arg_EXCEPT)
       list(FILTER sources EXCLUDE REGEX "${arg_EXCEPT}")
     endif()
+    target_link_libraries(${short} INTERFACE fetched)
     set_source_files_properties(${sources} PROPERTIES COMPILE_DEFINITIONS "${arg_DEFINITIONS}")
   endif()
   set(fetched_names ${fetched_names} ${name} PARENT_SCOPE)
@@ -117,12 +123,9 @@ dependency(xxHash-0.8.1 PACKAGE libxxhash-dev HEADER xxhash.h LIBRARY xxhash HEA
 if(fetched_names)
   list(JOIN fetched_names ", " names)
   message(STATUS "Libraries: built from sources: ${names}")
-  target_include_directories(dependencies SYSTEM INTERFACE $<BUILD_INTERFACE:${fetched}/include>
-                                                           $<INSTALL_INTERFACE:include/streambp/fetched>)
 endif()
 if(fetched_sources)
   add_library(fetched STATIC ${fetched_sources})
   target_compile_options(fetched PRIVATE -w)
-  target_link_libraries(dependencies INTERFACE fetched)
   set_target_properties(fetched PROPERTIES OUTPUT_NAME streambp_fetched)
 endif()

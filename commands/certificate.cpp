@@ -1,6 +1,7 @@
 #include "commands/certificate.h"
 
 #include "commands/page.h"
+#include "data/files/tokenizer_file.h"
 
 namespace streambp {
 namespace {
@@ -27,7 +28,7 @@ std::string describe_learned(const Batch& batch, const fs::path& tokenizer_of) {
   std::string text = format("%ld of %ld, in %s", batch.target_count(), batch.size(),
                             counted(std::ssize(documents), "document").c_str());
   if (tokenizer_of.empty()) return text;
-  const Tokenizer tokenizer{tokenizer_of};
+  const Tokenizer tokenizer = read_tokenizer(tokenizer_of);
   int examples = 0;
   for (std::size_t d = 0; d < std::min<std::size_t>(2, documents.size()); ++d) {
     Tokens learned;

@@ -9,8 +9,8 @@
 
 #include "commands/print.h"
 #include "data/documents/reasoning.h"
-#include "data/tokenizer/tokenizer.h"
 #include "generation/generate.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace streambp {
 

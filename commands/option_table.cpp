@@ -10,7 +10,7 @@
 #include "commands/text.h"
 #include "data/files/hash.h"
 #include "data/files/results.h"
-#include "data/tokenizer/utf8.h"
+#include "text/utf8.h"
 
 namespace streambp {
 

@@ -10,8 +10,8 @@
 #include <variant>
 #include <vector>
 
-#include "data/files/json.h"
 #include "kernels/base/matrix.cuh"
+#include "text/json.h"
 
 namespace CLI {
 class App;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "data/files/files.h"
-#include "data/files/json.h"
+#include "text/json.h"
 
 namespace streambp {
 

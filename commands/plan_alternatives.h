@@ -2,7 +2,7 @@
 #pragma once
 
 #include "commands/memory_options.h"
-#include "data/files/json.h"
+#include "text/json.h"
 
 namespace streambp {
 

@@ -8,8 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "data/files/unfinished.h"
 #include "kernels/base/system.h"
+#include "kernels/base/unfinished.h"
 
 namespace streambp {
 

@@ -13,7 +13,7 @@
 #include "commands/process.h"
 #include "commands/version.h"
 #include "data/files/mapped_file.h"
-#include "data/files/unfinished.h"
+#include "kernels/base/unfinished.h"
 #include "parallel/processes.h"
 #include "training/engine.h"
 

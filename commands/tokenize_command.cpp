@@ -61,7 +61,7 @@ class TokenizeCommand : public Command {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
     const TokenFile file(out);
-    const Tokenizer tokenizer{std::filesystem::path(model)};
+    const Tokenizer tokenizer = read_tokenizer(model);
     file.require_vocabulary(file.groups() ? INT32_MAX : tokenizer.size());  // sampled tokens may have no text
     const Index units = file.documents() / file.together();
     for (Index i = 0; i < std::min(shown, units) * file.together(); ++i) show(tokenizer, file, i);

@@ -4,7 +4,7 @@
 #include "data/documents/data_checks.h"
 #include "data/documents/reference_logps.h"
 #include "data/documents/stories.h"
-#include "data/tokenizer/byte_tokenizer.h"
+#include "text/tokenizer/byte_tokenizer.h"
 
 namespace streambp {
 

@@ -7,7 +7,7 @@
 #include <cstdio>
 
 #include "data/files/model_directory.h"
-#include "data/tokenizer/tokenizer.h"
+#include "data/files/tokenizer_file.h"
 #include "training/engine.h"
 #include "training/plan.h"
 
@@ -30,7 +30,7 @@ int main(int argc, char** argv) try {
   const std::filesystem::path model = argv[1];
 
   Batch batch;  // documents end to end; here only one
-  batch.append(Tokenizer(model).encode(argv[2]));
+  batch.append(read_tokenizer(model).encode(argv[2]));
   require(batch.target_count() > 0, "the text needs at least two tokens");
 
   StepSettings settings;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes data/tokenizer/unicode_versions.h: where the `tokenizers` library and our libraries know different versions
+"""Writes text/tokenizer/unicode_versions.h: where the `tokenizers` library and our libraries know different versions
 of Unicode.
 
 A model was trained on the library's tokens, so the library decides. Its regular expressions know Unicode 16, PCRE2 10.42
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-OUT = Path(__file__).resolve().parent.parent / "data" / "tokenizer" / "unicode_versions.h"
+OUT = Path(__file__).resolve().parent.parent / "text" / "tokenizer" / "unicode_versions.h"
 CODES = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co".split()
 SCRIPTS = "Arabic Cyrillic Devanagari Greek Han Hangul Hebrew Hiragana Katakana Latin Thai".split()

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "data/files/checkpoint.h"
-#include "data/tokenizer/byte_tokenizer.h"
+#include "text/tokenizer/byte_tokenizer.h"
 
 namespace streambp {
 

@@ -10,7 +10,7 @@ class Encoding : public TemporaryDirectory {
  protected:
   void model(const std::string& tokenizer) {
     make_tokenizer_directory(dir / "model", tokenizer);
-    tokens_.emplace(dir / "model");
+    tokens_ = read_tokenizer(dir / "model");
   }
   Encoder encoder(const std::string& chat = "", Learn learn = Learn::answers) const {
     std::optional<Chat> layout;

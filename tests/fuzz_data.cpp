@@ -35,7 +35,7 @@ const char* const kLines[] = {
 
 TEST_F(Fuzz, Examples) {
   make_tokenizer_directory(dir / "model", "metaspace");
-  const Tokenizer tokenizer(dir / "model");
+  const Tokenizer tokenizer = read_tokenizer(dir / "model");
   std::vector<Encoder> encoders;
   for (const char* name : {"turns", "marked", "brackets"})
     encoders.emplace_back(tokenizer, dir / "model", Chat::of(dir / "model", {chat_template(name)}), "", Learn::answers);
@@ -165,7 +165,7 @@ TEST_F(Fuzz, TemplatePrograms) {
 
 TEST_F(Fuzz, ChatAndGeneration) {
   make_tokenizer_directory(dir / "model", "byte_level");
-  const Tokenizer tokenizer(dir / "model");
+  const Tokenizer tokenizer = read_tokenizer(dir / "model");
   std::vector<Files> seeds = {
       {{"tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": null})"},
        {"config.json", R"({"model_type": "llama", "eos_token_id": [2, 1]})"},

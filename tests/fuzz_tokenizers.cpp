@@ -1,6 +1,6 @@
 // Fuzz tests of tokenizers: tokenizer.json, texts, token ids and regular expressions.
 #include "data/files/hash.h"
-#include "data/tokenizer/tokenizer.h"
+#include "data/files/tokenizer_file.h"
 #include "tests/fuzz_fixture.h"
 #include "tests/golden.h"
 
@@ -90,7 +90,7 @@ TEST_F(Fuzz, Tokenizer) {
                      {"text", texts[seeds.size() * 7 % texts.size()]}});
   }
   fuzz(seeds, [&](const Files& files) {
-    const Tokenizer tokenizer((*folder)(files) / "tokenizer.json");
+    const Tokenizer tokenizer = read_tokenizer((*folder)(files) / "tokenizer.json");
     if (files.contains("text")) use(tokenizer, files.at("text"));
     for (const std::int32_t token : tokenizer.prefix()) ensure(token < tokenizer.size(), "tokens before a text exist");
   });
@@ -98,7 +98,7 @@ TEST_F(Fuzz, Tokenizer) {
 
 TEST_F(Fuzz, TextsAndTokens) {
   std::vector<Tokenizer> tokenizers;
-  for (const fs::path& path : golden_tokenizers()) tokenizers.emplace_back(path);
+  for (const fs::path& path : golden_tokenizers()) tokenizers.push_back(read_tokenizer(path));
   std::vector<Files> seeds;
   for (const std::string& text : golden_texts()) {
     const Tokenizer& tokenizer = tokenizers[seeds.size() % tokenizers.size()];

@@ -1,6 +1,7 @@
 // Conversations rendered by chat templates (tests/golden/chat_templates), against transformers
 // (scripts/make_chat_golden.py); and what is learned of them.
 #include "data/documents/encoder.h"
+#include "data/files/tokenizer_file.h"
 #include "tests/chat_models.h"
 
 namespace streambp {
@@ -52,7 +53,7 @@ class LearnedTurns : public TemporaryDirectory {
   }
   void use(const std::string& tokenizer) {
     make_tokenizer_directory(dir, tokenizer);
-    tokenizer_.emplace(dir);
+    tokenizer_ = read_tokenizer(dir);
   }
   // The learned texts of each document, between bars.
   std::vector<std::string> learned(const std::string& name, const std::string& line) {

@@ -14,7 +14,7 @@ namespace {
 const fs::path kRoot = STREAMBP_SOURCE;
 
 std::vector<fs::path> documents() {
-  std::vector<fs::path> files = {kRoot / "README.md"};
+  std::vector<fs::path> files = {kRoot / "README.md", kRoot / "text/README.md"};
   for (const auto& entry : fs::directory_iterator(kRoot / "docs")) {
     if (entry.path().extension() == ".md") files.push_back(entry.path());
   }
@@ -33,7 +33,7 @@ TEST(Docs, EveryLinkAndPathExists) {
       EXPECT_TRUE(fs::exists(document.parent_path() / link[1].str())) << document << ": " << link[1];
     }
     for (const std::smatch& path :
-         matches(text, R"([ `]((?:scripts|tests|kernels|training|model|memory|data|commands)/)"
+         matches(text, R"([ `]((?:scripts|tests|kernels|training|model|memory|text|data|commands)/)"
                        R"([a-z_/]+\.(?:cuh|cpp|cu|h|py|sh)))")) {
       EXPECT_TRUE(fs::exists(kRoot / path[1].str())) << document << ": " << path[1];
     }
@@ -94,6 +94,33 @@ TEST(Docs, ParagraphsAreShort) {
       if (prose) words += count_words(line);
     }
     end_paragraph();
+  }
+}
+
+// docs/contributing.md has the arrows. What a room may include beside itself:
+TEST(Docs, IncludesPointOneWay) {
+  const std::map<std::string, std::string> rooms = {
+      {"kernels", "-"},
+      {"parallel", "kernels/"},
+      {"model", "parallel/|kernels/"},
+      {"memory", "model/|parallel/|kernels/"},
+      {"generation", "memory/|model[./]|parallel/|kernels/"},
+      {"text", "kernels/base/(error|unfinished)[.]h"},
+      {"data", "text/|model/|parallel/|kernels/base/"},
+      {"training", "generation/|streambp[.]|memory/|model[./]|parallel/|kernels/|data/|text/"},
+      {"referee", "training/|generation/|streambp[.]|memory/|model[./]|parallel/|kernels/|data/|text/"}};
+  for (const auto& [room, others] : rooms) {
+    std::size_t includes = 0;
+    const std::regex allowed("(" + room + "/|" + others + ").*");
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / room)) {
+      if (!entry.is_regular_file()) continue;
+      const std::string source = read_file(entry.path());
+      for (const std::smatch& include : matches(source, "\n#include \"([^\"]+)\"")) {
+        EXPECT_TRUE(std::regex_match(include[1].str(), allowed)) << entry.path() << " includes " << include[1];
+        ++includes;
+      }
+    }
+    EXPECT_GT(includes, 4u) << room;
   }
 }
 

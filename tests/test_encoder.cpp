@@ -70,7 +70,7 @@ TEST_F(Encoding, TreatsTheTemplatesTokensInMessagesAsText) {
   Json json = Json::parse(read_file(dir / "model/tokenizer.json"));
   for (Json& token : json["added_tokens"]) token["special"] = false;
   write("model/tokenizer.json", json.dump());
-  tokens_.emplace(dir / "model");
+  tokens_ = read_tokenizer(dir / "model");
   const Document document = encoder("chatml").encode(chat).at(0);
   EXPECT_EQ(document.tokens, plain);
   EXPECT_EQ(count(document, "<|im_start|>"), 2);
@@ -99,14 +99,14 @@ TEST_F(Encoding, EndsTextWithOneEndToken) {
 TEST_F(Encoding, StartsTextWithOnePrefix) {
   make_tokenizer_directory(dir / "model", "byte_level");
   Json json = Json::parse(read_file(dir / "model/tokenizer.json"));
-  const Json id = Tokenizer(dir / "model").find("<s>").value();
+  const Json id = read_tokenizer(dir / "model").find("<s>").value();
   json["post_processor"] = {
       {"type", "TemplateProcessing"},
       {"single", {{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
       {"pair", Json::array()},
       {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {id}}, {"tokens", {"<s>"}}}}}}};
   write("model/tokenizer.json", json.dump());
-  tokens_.emplace(dir / "model");
+  tokens_ = read_tokenizer(dir / "model");
   for (const char* written : {"One?", "<s>One?"}) {
     EXPECT_EQ(text(encoder().encode({.kind = Example::text, .written = written}).at(0).tokens), "<s>One?</s>");
   }

@@ -2,6 +2,7 @@
 #include <pty.h>
 
 #include "commands/display.h"
+#include "data/files/tokenizer_file.h"
 #include "tests/byte_model.h"
 #include "tests/commands.h"
 
@@ -191,7 +192,7 @@ TEST_F(Letters, RepeatLessWithAPenalty) {
 
 // What may begin a stop text is not shown before it is clear.
 TEST_F(Generation, StopTextsAreNeverShown) {
-  const Tokenizer tokenizer{fs::path("model")};
+  const Tokenizer tokenizer = read_tokenizer("model");
   const auto shown = [&](const std::string& written) {
     GrowingText text(tokenizer, false, {}, {}, {"END.", "NDX"});
     testing::internal::CaptureStdout();

@@ -79,7 +79,8 @@ TEST_F(Library, AnIncompleteRunIsRefused) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-// As docs/library.md shows it; and docs/minimal.cpp with the core, for which no other library must be there.
+// As docs/library.md shows it; docs/minimal.cpp with the core, for which no other library must be there; and the programs
+// of text/README.md, for which no header outside of text/ must be there but two.
 TEST_F(Library, TheInstalledPackageBuildsTheExample) {
   const std::string source = STREAMBP_SOURCE, page = read_file(source + "/docs/library.md");
   const std::size_t begin = page.find("```cmake\n") + 9;
@@ -88,7 +89,16 @@ add_executable(minimal minimal.cpp)
 target_include_directories(minimal BEFORE PRIVATE absent)
 target_link_libraries(minimal PRIVATE streambp::core)
 target_compile_options(minimal PRIVATE -O1)
+foreach(name tokenizer template)
+  add_executable(${name} EXCLUDE_FROM_ALL ${name}.cpp)
+  target_link_libraries(${name} PRIVATE streambp::${name})
+endforeach()
 )");
+  const std::string libraries_of_text = read_file(source + "/text/README.md");
+  for (const std::string name : {"tokenizer", "template"}) {
+    const std::size_t program = libraries_of_text.find("```cpp\n", libraries_of_text.find("## `" + name)) + 7;
+    write("own/" + name + ".cpp", libraries_of_text.substr(program, libraries_of_text.find("```", program) - program));
+  }
   write("text", read_file(source + "/README.md").substr(0, 2000));
   std::string minimal = read_file(source + "/docs/minimal.cpp");
   EXPECT_LE(std::ranges::count(minimal, '\n'), 100);
@@ -127,6 +137,21 @@ target_compile_options(minimal PRIVATE -O1)
   const std::string libraries = execute(core, "ldd").output;
   EXPECT_TRUE(contains(libraries, "libc.so")) << libraries;
   EXPECT_FALSE(std::regex_search(libraries, std::regex("pcre|utf8proc|libz|xxhash|mpi"))) << libraries;
+
+  const fs::path headers = path("installed/include/streambp");
+  for (const char* name : {"error.h", "unfinished.h"})
+    write(std::string("kept/") + name, read_file(headers / "kernels/base" / name));
+  for (const auto& entry : fs::directory_iterator(headers))
+    if (entry.path().filename() != "text" && entry.path().filename() != "fetched") fs::remove_all(entry.path());
+  fs::create_directory(headers / "kernels");
+  fs::rename(path("kept"), headers / "kernels/base");
+  const Outcome built = execute("--build " + path("build") + " -j2 --target tokenizer template", "cmake");
+  ASSERT_EQ(built.exit_code, 0) << built.output;
+  const std::string llama = source + "/tests/golden/tokenizers/llama3.tokenizer.json";
+  EXPECT_EQ(execute(llama + " 'Hi you'", path("build/tokenizer")).output,
+            "39 \"H\"\n72 \"i\"\n220 \" \"\n88 \"y\"\n341 \"ou\"\n");
+  EXPECT_EQ(execute("", path("build/template")).output,
+            "<|user|>Hi<|end|><|system|>Obey.<|end|>\n  ^^^^  " + std::string(24, '^') + std::string(7, ' ') + "\n");
 }
 
 // The linker keeps one copy of a template that several files define, perhaps one that an old processor cannot run. So

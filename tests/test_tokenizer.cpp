@@ -46,7 +46,7 @@ std::string repaired(const std::string& bytes) {
 class Layout : public testing::TestWithParam<const char*> {
  protected:
   const std::string name = GetParam();
-  const Tokenizer tokenizer{golden_tokenizer(name + ".tokenizer.json")};
+  const Tokenizer tokenizer = read_tokenizer(golden_tokenizer(name + ".tokenizer.json"));
   const Json cases = parse_json_file(golden_tokenizer(name + ".json"));
   const Json texts = parse_json_file(golden_tokenizer("texts.json"));
 };
@@ -225,8 +225,8 @@ Ids merged_by_definition(const Json& model, const std::vector<std::string>& symb
 }
 
 TEST(LongWords, MergeAccordingToTheDefinition) {
-  const Tokenizer bytes(golden_tokenizer("gpt2_prefix_space.tokenizer.json")),
-      characters(golden_tokenizer("gemma.tokenizer.json"));
+  const Tokenizer bytes = read_tokenizer(golden_tokenizer("gpt2_prefix_space.tokenizer.json")),
+                  characters = read_tokenizer(golden_tokenizer("gemma.tokenizer.json"));
   Json byte_model = tokenizer_definition("gpt2_prefix_space")["model"],
        character_model = tokenizer_definition("gemma")["model"];
   for (Json& merge : byte_model["merges"]) {
@@ -263,7 +263,7 @@ TEST(LongTexts, OfManyShapes) {
   std::string letters;
   for (std::size_t i = 0; i < size; ++i) letters += static_cast<char>('a' + Random(1).below(26, i));
   for (const std::string layout : {"gpt2", "llama3", "qwen2", "o200k", "deepseek", "llama2", "mistral", "gemma"}) {
-    const Tokenizer tokenizer(golden_tokenizer(layout + ".tokenizer.json"));
+    const Tokenizer tokenizer = read_tokenizer(golden_tokenizer(layout + ".tokenizer.json"));
     for (const std::string& text :
          {repeat("a"), repeat(" "), repeat("\n"), repeat("7"), repeat("!"), repeat(" a"), repeat("a1"), repeat("\n "),
           repeat(" \t"), repeat("😀"), repeat("e\u0301"), repeat("'s"), repeat("\u0301\u0323"), repeat(" ") + "x",
@@ -281,7 +281,7 @@ TEST(LongTexts, OfManyShapes) {
 }
 
 TEST(Threads, ShareATokenizer) {
-  const Tokenizer tokenizer(golden_tokenizer("llama3.tokenizer.json"));
+  const Tokenizer tokenizer = read_tokenizer(golden_tokenizer("llama3.tokenizer.json"));
   const std::vector<std::string> texts = from_hex(parse_json_file(golden_tokenizer("texts.json"))["texts"]);
   const auto encode_all = [&] {
     std::vector<Ids> all;
@@ -299,7 +299,7 @@ TEST(Threads, ShareATokenizer) {
 // --- Additions to the library's interface ---
 
 TEST(Tokens, AreFoundByTheirText) {
-  const Tokenizer tokenizer(golden_tokenizer("llama3.tokenizer.json"));
+  const Tokenizer tokenizer = read_tokenizer(golden_tokenizer("llama3.tokenizer.json"));
   const Json json = tokenizer_definition("llama3");
   for (const Json& token : json["added_tokens"]) {
     EXPECT_EQ(tokenizer.find(token["content"].get<std::string>()), token["id"].get<std::int32_t>());
@@ -315,7 +315,7 @@ TEST(Tokens, AreFoundByTheirText) {
 // A continuation gets no space before it, but text after a special token in it does.
 TEST(Continuation, GetsNoSpaceBefore) {
   for (const std::string layout : {"gpt2_prefix_space", "llama2", "mistral"}) {
-    const Tokenizer tokenizer(golden_tokenizer(layout + ".tokenizer.json"));
+    const Tokenizer tokenizer = read_tokenizer(golden_tokenizer(layout + ".tokenizer.json"));
     const Ids whole = tokenizer.encode("x y");
     const Ids rest = tokenizer.encode(" y", TextStart::continuation);
     ASSERT_GE(whole.size(), rest.size()) << layout;
@@ -325,9 +325,9 @@ TEST(Continuation, GetsNoSpaceBefore) {
         << layout;
     EXPECT_EQ(tokenizer.encode("", TextStart::continuation), Ids()) << layout;
   }
-  const Tokenizer tokenizer(golden_tokenizer("llama2.tokenizer.json"));
+  const Tokenizer tokenizer = read_tokenizer(golden_tokenizer("llama2.tokenizer.json"));
   EXPECT_EQ(tokenizer.encode("<s>x", TextStart::continuation), tokenizer.encode("<s>x"));
-  const Tokenizer plain(golden_tokenizer("gpt2.tokenizer.json"));
+  const Tokenizer plain = read_tokenizer(golden_tokenizer("gpt2.tokenizer.json"));
   EXPECT_EQ(plain.encode("x y", TextStart::continuation), plain.encode("x y"));
 }
 

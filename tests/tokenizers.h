@@ -6,7 +6,9 @@
 #include <filesystem>
 #include <string>
 
-#include "data/tokenizer/tokenizer.h"
+#include "data/files/json_file.h"
+#include "data/files/tokenizer_file.h"
+#include "kernels/base/matrix.cuh"
 
 namespace streambp {
 

@@ -8,7 +8,7 @@
 // differences.
 #pragma once
 
-#include "data/files/json.h"
+#include "text/json.h"
 #include "training/fit.h"
 
 namespace streambp {

@@ -1,4 +1,4 @@
-// Conversations as text: the model's chat template, executed (data/template).
+// Conversations as text: the model's chat template, executed (text/template).
 //
 // A conversation reaches the template as transformers' apply_chat_template passes it, but for two things that published data
 // and templates disagree on. Arguments of tool calls are objects, as at inference, unless the template wants strings. Content
@@ -14,7 +14,7 @@
 
 #include "data/documents/reasoning.h"
 #include "data/files/tokenizer_config.h"
-#include "data/template/template.h"
+#include "text/template/template.h"
 
 namespace streambp {
 

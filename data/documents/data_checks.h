@@ -11,7 +11,7 @@ class DataChecks {
   DataChecks(const TokenFile& file, const fs::path& model, const DataOptions& options)
       : file_(file), model_(model), options_(options) {
     if (!fs::exists(model / "tokenizer.json")) return;
-    tokenizer_.emplace(model);
+    tokenizer_ = read_tokenizer(model);
     const std::vector<std::int32_t> stop = read_eos_tokens(model).ids;
     std::vector<bool> ends;
     for (std::int32_t id = 0; id < tokenizer_->size(); ++id)

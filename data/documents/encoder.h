@@ -14,8 +14,8 @@
 #include "data/documents/token_file.h"
 #include "data/documents/turns.h"
 #include "data/files/generation_config.h"
-#include "data/tokenizer/tokenizer.h"
 #include "model/stream.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace streambp {
 

@@ -18,9 +18,9 @@
 #include <optional>
 #include <span>
 
-#include "data/files/fields.h"
 #include "data/files/safetensors.h"
 #include "kernels/base/random.h"
+#include "text/fields.h"
 
 namespace streambp {
 

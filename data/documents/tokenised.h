@@ -12,6 +12,7 @@
 #include "data/documents/llmc_file.h"
 #include "data/files/file_key.h"
 #include "data/files/results.h"
+#include "data/files/tokenizer_file.h"
 #include "data/progress.h"
 
 namespace streambp {
@@ -77,7 +78,7 @@ class Tokenising {
   // Loaded on first use, because data that is already tokenised needs no tokenizer.
   const Encoder& encoder() {
     if (!encoder_) {
-      tokenizer_.emplace(model_);
+      tokenizer_ = read_tokenizer(model_);
       std::optional<Chat> chat;
       std::string no_chat;
       try {

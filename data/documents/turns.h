@@ -15,8 +15,8 @@
 #include <set>
 
 #include "data/documents/chat.h"
-#include "data/tokenizer/tokenizer.h"
 #include "model/stream.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace streambp {
 

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "data/files/fields.h"
-#include "data/files/regular_expression.h"
 #include "kernels/base/matrix.cuh"
+#include "text/fields.h"
+#include "text/regular_expression.h"
 
 namespace streambp {
 
@@ -43,12 +43,12 @@ class NamePatterns {
 
  private:
   void check_time() const {
-    require(processor_seconds() < latest_, where_, ": matching takes too long; write fewer or simpler expressions");
+    require(thread_seconds() < latest_, where_, ": matching takes too long; write fewer or simpler expressions");
   }
 
   std::string where_;
   std::vector<NamePattern> patterns_;
-  const double latest_ = processor_seconds() + 10;
+  const double latest_ = thread_seconds() + 10;
 };
 
 // The strings of a list, or one string; null has none.

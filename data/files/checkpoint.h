@@ -27,6 +27,7 @@
 #include "data/files/adapters.h"
 #include "data/files/hash.h"
 #include "data/files/hub.h"
+#include "data/files/json_file.h"
 
 namespace streambp {
 

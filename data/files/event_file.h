@@ -8,8 +8,8 @@
 #include <fstream>
 
 #include "data/files/files.h"
-#include "data/files/json.h"
 #include "kernels/base/matrix.cuh"
+#include "text/json.h"
 
 namespace streambp {
 

@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "data/files/hash.h"
-#include "data/files/json.h"
+#include "text/json.h"
 
 namespace streambp {
 

@@ -12,7 +12,7 @@
 #include <system_error>
 
 #include "data/files/mapped_file.h"
-#include "data/files/unfinished.h"
+#include "kernels/base/unfinished.h"
 
 namespace streambp {
 

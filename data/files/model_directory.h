@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "data/files/config.h"
+#include "data/files/json_file.h"
 #include "data/files/tensors.h"
 
 namespace streambp {

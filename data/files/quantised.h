@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "data/files/fields.h"
 #include "data/files/tensors.h"
 #include "model/quantised.h"
+#include "text/fields.h"
 
 namespace streambp {
 

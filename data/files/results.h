@@ -1,7 +1,7 @@
 // Files of results: JSON, tokens, gradients. They are marked, so that a typing error cannot replace another file.
 #pragma once
 
-#include "data/files/fields.h"
+#include "data/files/json_file.h"
 #include "data/files/safetensors.h"
 
 namespace streambp {

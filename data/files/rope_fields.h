@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "data/files/fields.h"
 #include "model/families.h"
+#include "text/fields.h"
 
 namespace streambp {
 

@@ -7,9 +7,9 @@
 #include <map>
 
 #include "data/files/hash.h"
-#include "data/files/json.h"
 #include "data/files/lines.h"
 #include "data/progress.h"
+#include "text/json.h"
 
 namespace streambp {
 

@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "data/files/files.h"
-#include "data/files/json.h"
 #include "kernels/base/matrix.cuh"
+#include "text/json.h"
 
 namespace streambp {
 

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "data/files/fields.h"
+#include "data/files/json_file.h"
 
 namespace streambp {
 

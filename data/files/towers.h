@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <string>
 
-#include "data/files/fields.h"
 #include "model/config.h"
+#include "text/fields.h"
 
 namespace streambp {
 

@@ -291,13 +291,6 @@ inline std::optional<double> cpu_quota(const fs::path& root = "/") {
 
 // --- Processors and threads ---
 
-// CPU time: of the calling thread, to limit work on untrusted files, or of all threads of this process.
-inline double processor_seconds(clockid_t of = CLOCK_THREAD_CPUTIME_ID) {
-  timespec time{};
-  clock_gettime(of, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 // The processors that this process may use, by number. Only Linux binds processes to some of them.
 using Processors = std::bitset<1024>;
 inline Processors own_processors() {

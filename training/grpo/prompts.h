@@ -7,6 +7,7 @@
 #include "data/documents/encoder.h"
 #include "data/documents/reasoning.h"
 #include "data/files/generation_config.h"
+#include "data/files/tokenizer_file.h"
 
 namespace streambp {
 
@@ -35,7 +36,7 @@ class Prompter {
   // system, tools: of conversations without them.
   Prompter(const std::filesystem::path& model, ChatOptions options, std::string system = "",
            jinja::Value tools = jinja::None{})
-      : tokenizer(model),
+      : tokenizer(read_tokenizer(model)),
         stop(read_generation_defaults(model).stop),
         model_(model),
         options_(std::move(options)),

@@ -17,7 +17,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "data/files/fields.h"
+#include "text/fields.h"
 #include "training/grpo/shell_program.h"
 
 namespace streambp {
