@@ -12,7 +12,8 @@ namespace {
 
 class Fingerprint : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Families, Fingerprint,
-                         testing::ValuesIn(sized<std::vector<const char*>>({"gpt2", "qwen3", "gemma3", "lfm2"}, {"gpt2"})),
+                         testing::ValuesIn(sized<std::vector<const char*>>({"gpt2", "qwen3", "gemma3", "lfm2"},
+                                                                           {"gpt2"})),
                          [](const auto& info) { return std::string(info.param); });
 
 void expect_fingerprint(const std::string& what, std::uint64_t fingerprint) {

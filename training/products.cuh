@@ -31,7 +31,8 @@ inline std::vector<LinearShape> linear_shapes(const Config& c) {
     const Parameter& p = all[i].parameter;
     if (*p.group) {
       const std::string bias = p.name.substr(0, p.name.rfind('.')) + ".bias";
-      const bool has_bias = i + 1 < all.size() && all[i + 1].parameter.name == bias, residual = p.init == Init::residual;
+      const bool has_bias = i + 1 < all.size() && all[i + 1].parameter.name == bias,
+                 residual = p.init == Init::residual;
       shapes.insert({p.cols, p.rows, has_bias, residual && plain, !residual});
     } else if (p.adapter()) {  // a thin matrix is a linear layer
       shapes.insert({.inputs = p.cols, .outputs = p.rows, .residual = p.init == Init::adapter_b, .adds = true});

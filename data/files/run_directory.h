@@ -89,7 +89,8 @@ class RunDirectory {
     } else {
       make(path_, error);
     }
-    require(!error, path_.empty() ? "out" : path_.string(), ": cannot create the output directory: ", error.message(), "; give another --out");
+    require(!error, path_.empty() ? "out" : path_.string(), ": cannot create the output directory: ", error.message(),
+            "; give another --out");
     lock();
     if (!resumes_) check_fresh();  // again, under the lock: another run may have started meanwhile
   }
