@@ -101,6 +101,8 @@ class GenerateCommand : public Command {
       require(tools_file.empty() || prompter->chat->source().find("tools") != std::string::npos, "--tools: the chat ",
               "template ", prompter->chat->name(), " writes no tools; use a model that was trained with them");
     }
+    require(prompter->chat || chat.arguments.empty(),
+            "--template-arg: prompts are plain text here, without a chat template; add --chat");
     step = device.settings(config, 1);
     chunk = default_chunk(step.tile);
     if (converses) {

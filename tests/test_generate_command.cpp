@@ -122,6 +122,7 @@ TEST_F(Generation, RendersConversations) {
   EXPECT_EQ(texts(count + "true")[0]["prompt_tokens"].size(), std::string("search Hello</think><think>").size());
   EXPECT_EQ(texts(count + "false")[0]["prompt_tokens"], thought["prompt_tokens"]);
   expect_generate_refused("--chat thinking.jinja --prompt Hello --template-arg y=1", "has no variable of this name");
+  expect_generate_refused("--prompt Hello --template-arg x=1", "add --chat");
   expect_generate_refused("--tools missing.json --prompt Hello", "missing.json: no such file");
   write_file_atomically("tools.json", "{}");
   expect_generate_refused("--chat chatml --tools tools.json --prompt Hello", "tools.json: not a list of tools");

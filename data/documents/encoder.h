@@ -96,7 +96,8 @@ class Encoder {
         const Turns turns(*chat_, tokenizer_, stop_, markers_);
         for (const TrainingText& text : turns.of(example.chat, example.first)) documents.push_back(encode(text));
       }
-      require_data(!documents.empty(), "no answer of the assistant to train on");
+      require_data(!documents.empty(),
+                   "no answer of the assistant to train on (with GRPO, prompts alone need --reward or --reward-cmd)");
     } else {
       documents.push_back(text(example.prompt, example.written, InLoss{example.kind == Example::text}));
     }
