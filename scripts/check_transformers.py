@@ -220,7 +220,7 @@ def check(name, dtype, folder, binary, data, documents):
 
     # bitsandbytes transposes GPT-2's weights, and quantises vision too
     if name not in MULTIMODAL and name != "gpt2":
-        fused = name in ("phi3", "glm", "glm4", "granite_hybrid")  # layers that are one tensor have other scales here
+        fused = name in ("phi3", "glm", "glm4", "granite_hybrid", "lfm2")  # layers that are one tensor have other scales here
         nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=not fused,
                                  bnb_4bit_compute_dtype=torch.float32)  # fmt: skip
         quantised = auto.from_pretrained(base, quantization_config=nf4, dtype=dtype)
