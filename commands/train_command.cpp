@@ -82,7 +82,7 @@ class TrainCommand : public Command {
     return {{"prompt", readable(prompt)}, {"text", text}};
   }
 
-  // With '?' in the place of what is neither printable ASCII nor a newline or tab.
+  // Replaces all but printable ASCII, newlines and tabs by '?'.
   static std::string readable(std::string text) {
     for (char& c : text)
       if ((c < ' ' || c > '~') && c != '\n' && c != '\t') c = '?';

@@ -31,8 +31,8 @@ struct Active {
 };
 
 // Completes the prompts, as many in parallel as the generator has slots. When a sequence ends, the next prompt takes
-// its slot. Calls on_token(prompt number, continuation) after every token; it may set the end. A completion depends on the prompt, its
-// number and the seed, not on the other sequences.
+// its slot. Calls on_token(prompt number, continuation) after every token; it may set the end. A completion depends on the
+// prompt, its number and the seed, not on the other sequences.
 template <class Device, class T, class F>
 std::vector<Continuation> generate(Generator<Device, T>& generator, const std::vector<Tokens>& prompts,
                                    const GenerationSettings& s, F&& on_token) {

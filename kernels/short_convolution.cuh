@@ -5,9 +5,10 @@
 //   backward         dz[t] = dy[t] * c[t]        dc[t] = dy[t] * z[t]        dw[k] += Σ_t dz[t] u[t - k]
 //                    du[t] = Σ_k w[k] dz[t + k]  db[t] = du[t] * x[t]        dx[t] = du[t] * b[t]
 //
-// u is rounded to the type of activations. Terms from other documents are left out. Tiles of kTile rows depend on each other only through their edges: u of the
-// last width - 1 rows of a tile, which the next tile reads, and the terms of du that the next tile adds to these rows. A sum
-// over k adds the farthest row first, so a document's numbers do not depend on its place among tiles.
+// u is rounded to the type of activations. Terms from other documents are left out. Tiles of kTile rows depend on each other
+// only through their edges: u of the last width - 1 rows of a tile, which the next tile reads, and the terms of du that the
+// next tile adds to these rows. A sum over k adds the farthest row first, so a document's numbers do not depend on its place
+// among tiles.
 //
 // In files, taps(channel, i) is w[width - 1 - i].
 #pragma once

@@ -1,8 +1,8 @@
 // The oracle: a slow, naive and independent implementation of log-probs and gradients, in double precision.
 //
 // Tests and `verify` measure against it, so it shares no arithmetic with the program: plain loops, one head at a time,
-// and every intermediate result kept, including the N x N attention probabilities and the logits of the whole stream. The operations
-// are in oracle_operations.h.
+// and every intermediate result kept, including the N x N attention probabilities and the logits of the whole stream. The
+// operations are in oracle_operations.h.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Packing: which pieces of which documents share a stream.
+// Packing: pieces of documents share token streams.
 #include <set>
 
 #include "tests/data_files.h"
